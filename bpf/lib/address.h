@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Addresses of both families as 16 bytes. */
+#pragma once
+
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+
+#include "types.h"
+
+static __always_inline __u32 *address_words(struct address *a)
+{
+	return (__u32 *)a->bytes;
+}
+
+static __always_inline const __u32 *address_words_const(const struct address *a)
+{
+	return (const __u32 *)a->bytes;
+}
+
+/* `v4` in network byte order, as everywhere in the kernel. */
+static __always_inline void address_from_v4(struct address *a, __be32 v4)
+{
+	__u32 *w = address_words(a);
+
+	w[0] = 0;
+	w[1] = 0;
+	w[2] = bpf_htonl(0xffff);
+	w[3] = v4;
+}
+
+static __always_inline __be32 address_to_v4(const struct address *a)
+{
+	return address_words_const(a)[3];
+}
+
+static __always_inline int address_is_v4(const struct address *a)
+{
+	const __u32 *w = address_words_const(a);
+
+	return w[0] == 0 && w[1] == 0 && w[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline int address_equal(const struct address *a, const struct address *b)
+{
+	const __u32 *x = address_words_const(a), *y = address_words_const(b);
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+}
+
+/* 0.0.0.0, ::ffff:0.0.0.0 or :: */
+static __always_inline int address_is_unspecified(const struct address *a)
+{
+	const __u32 *w = address_words_const(a);
+
+	return w[0] == 0 && w[1] == 0 && (w[2] == 0 || w[2] == bpf_htonl(0xffff)) && w[3] == 0;
+}

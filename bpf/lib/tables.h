@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The tables that all programs share, and how to look something up in them.
+ *
+ * The agent is the only writer of all but `affinity` and `connected`. What a
+ * reader can reach never changes under it:
+ *
+ *   frontends: key -> row number   turned by one hash update, last of all
+ *   frontend_rows                  filled while nothing leads to the row
+ *   slots                          filled while no row names the range
+ *   backends                       filled while no slot names the id
+ *
+ * and each is used again only after every program that could have been reading
+ * has ended. So no reader sees a half-made set, and an agent that is killed
+ * between two steps leaves the old state or the new one. Sizes are set by the
+ * loader (datapath.Limits).
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "address.h"
+#include "types.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct frontend_key);
+	__type(value, __u32);
+} frontends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct frontend);
+} frontend_rows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backend);
+} backends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct service_name);
+} services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct source_range_key);
+	__type(value, __u32);
+} source_ranges SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct network_key);
+	__type(value, enum network);
+} networks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity_entry);
+} affinity SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct connected);
+} connected SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct socket_counters);
+} socket_counts SEC(".maps");
+
+/* Adds one to a field of struct socket_counters. Atomic, since a hook can be
+ * preempted by another task's hook on the same CPU. */
+#define COUNT(field)                                                                        \
+	do {                                                                                \
+		__u32 zero_ = 0;                                                            \
+		struct socket_counters *c_ = bpf_map_lookup_elem(&socket_counts, &zero_);   \
+		if (c_)                                                                     \
+			__sync_fetch_and_add(&c_->field, 1);                                \
+	} while (0)
+
+static __always_inline int frontend_key_equal(const struct frontend_key *a,
+					      const struct frontend_key *b)
+{
+	return address_equal(&a->address, &b->address) && a->port == b->port &&
+	       a->protocol == b->protocol;
+}
+
+/* A hash element is used again for another key without a grace period, so the
+ * number read from it can be another key's. The key in the row tells; looking
+ * again then finds the element that has replaced it. */
+static __always_inline struct frontend *frontend_at(const struct frontend_key *key)
+{
+	for (int attempt = 0; attempt < 3; attempt++) {
+		__u32 *index = bpf_map_lookup_elem(&frontends, key);
+		struct frontend *row;
+		__u32 number;
+
+		if (!index)
+			return 0;
+		number = *(volatile __u32 *)index;
+		row = bpf_map_lookup_elem(&frontend_rows, &number);
+		if (row && frontend_key_equal(&row->key, key))
+			return row;
+	}
+	return 0;
+}
+
+/* The frontend for what a client asks for, or the one that stands for all the
+ * other ports of its address, or none. */
+static __always_inline struct frontend *frontend_lookup(const struct frontend_key *asked)
+{
+	struct frontend *row = frontend_at(asked);
+	struct frontend_key any_port = { .address = asked->address };
+
+	return row ? row : frontend_at(&any_port);
+}
+
+/* Whether a service, now or later, has this address (R21). */
+static __always_inline int in_service_network(const struct address *address)
+{
+	struct network_key key = { .prefixlen = 128, .address = *address };
+	enum network *network = bpf_map_lookup_elem(&networks, &key);
+
+	return network && *network == NETWORK_SERVICE;
+}
+
+/* loadBalancerSourceRanges (R25). */
+static __always_inline int source_admitted(__u32 source_set, const struct address *source)
+{
+	struct source_range_key key = {
+		.prefixlen = 32 + 128,
+		.source_set = source_set,
+		.address = *source,
+	};
+
+	return bpf_map_lookup_elem(&source_ranges, &key) != 0;
+}

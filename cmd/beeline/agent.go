@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/datapath"
+)
+
+func newAgentCommand() *cobra.Command {
+	var config agent.Config
+	cmd := &cobra.Command{
+		Use:   "agent --manifests PATH",
+		Short: "Run the agent of this node",
+		Long: `Runs the agent of this node in the foreground: reads Services from manifests,
+follows their changes, and attaches the datapath. Stopping it leaves everything
+attached and serving; "beeline cleanup" takes it away.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := config.Complete(cmd.Flags()); err != nil {
+				return exitError{exitUsage, err}
+			}
+			return agent.Run(cmd.Context(), config, version, newLogger(config))
+		},
+	}
+	config.AddFlags(cmd.Flags())
+	return cmd
+}
+
+func newLogger(config agent.Config) *slog.Logger {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(config.LogLevel)); err != nil {
+		level = slog.LevelInfo
+	}
+	options := &slog.HandlerOptions{Level: level}
+	if config.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, options))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, options))
+}
+
+func newCleanupCommand() *cobra.Command {
+	var bpffs string
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Detach everything and leave the node as it was found",
+		Long: `Detaches all programs and removes all tables, pins and mounts that an agent made.
+Refused while an agent is running. Services are not translated any more
+afterwards; connections that were made through them live on.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := datapath.Cleanup(bpffs); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "nothing of Beeline is left under %s\n", bpffs)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
+	return cmd
+}

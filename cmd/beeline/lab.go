@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"beeline.io/beeline/test/lab"
+	"github.com/spf13/cobra"
+)
+
+// defaultLab is the lab of commands without --name.
+const defaultLab = "demo"
+
+// newLabCommand is `beeline lab`. Its process calls lab.Main first of all, for
+// the servers are the same program.
+func newLabCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "Small clusters of network namespaces on this machine",
+		Long: `A lab is two nodes with three pods each, a client outside and a routing fabric
+between them: network namespaces and cgroups on this machine, in both address
+families. It does not touch the machine's own network. Needs root.`,
+	}
+	cmd.AddCommand(newLabUpCommand(), newLabDownCommand(), newLabExecCommand(), newLabListCommand())
+	return cmd
+}
+
+func newLabUpCommand() *cobra.Command {
+	var config lab.Config
+	var servers bool
+	layouts := []string{string(lab.LayoutSystemd), string(lab.LayoutCgroupfs)}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Make a lab, or complete one that is half made",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := lab.Up(config)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if l.Reused {
+				fmt.Fprintf(out, "lab %s is up already\n", l.Name)
+			} else {
+				fmt.Fprintf(out, "lab %s is up: %d hosts\n", l.Name, len(l.Hosts()))
+			}
+			if servers {
+				if err := l.StartServers(); err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "servers run in %d pods: TCP %d, HTTP %d, UDP %d\n", len(l.Pods()), lab.PortTCP, lab.PortHTTP, lab.PortUDP)
+			}
+			return nil
+		},
+	}
+	addLabName(cmd, &config.Name)
+	cmd.Flags().BoolVar(&servers, "servers", false, "start a small TCP, HTTP and UDP server in every pod")
+	cmd.Flags().StringVar((*string)(&config.CgroupLayout), "cgroup-layout", layouts[0],
+		"name the pods' cgroups as the kubelet's cgroup driver does: "+strings.Join(layouts, " or "))
+	cmd.RegisterFlagCompletionFunc("cgroup-layout", cobra.FixedCompletions(layouts, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func newLabDownCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Remove a lab and all that runs in it; fine if there is none",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return lab.Down(name)
+		},
+	}
+	addLabName(cmd, &name)
+	return cmd
+}
+
+func newLabExecCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "exec HOST -- COMMAND [ARGUMENT...]",
+		Short: "Run a command on a host of a lab",
+		Long: `Runs a command in the network namespace and cgroup of a host. The exit status is
+that of the command, 127 if it is not found and 126 if it cannot be run.`,
+		Example: `  beeline lab exec a1 -- curl -s http://10.10.2.11:8081/
+  beeline lab exec node-a -- bash`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := lab.Open(name)
+			if err != nil {
+				return err
+			}
+			host := l.Host(args[0])
+			if host == nil {
+				return fmt.Errorf("lab %s has no host %q: it has %s", name, args[0], strings.Join(hostNames(l), ", "))
+			}
+			argv := args[1:]
+			if argv[0] == "--" {
+				argv = argv[1:]
+			}
+			err = host.Exec(argv)
+			if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+				return labExit{127, err}
+			}
+			return labExit{126, err}
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			l, err := lab.Open(name)
+			if err != nil || len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return hostNames(l), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	addLabName(cmd, &name)
+	// What follows the host is the command's, options too.
+	cmd.Flags().SetInterspersed(false)
+	return cmd
+}
+
+// labExit is an error with an exit status of its own.
+type labExit struct {
+	code int
+	err  error
+}
+
+func (e labExit) Error() string { return e.err.Error() }
+func (e labExit) Unwrap() error { return e.err }
+func (e labExit) ExitCode() int { return e.code }
+
+func addLabName(cmd *cobra.Command, name *string) {
+	cmd.Flags().StringVar(name, "name", defaultLab, "name of the lab")
+	cmd.RegisterFlagCompletionFunc("name", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		var names []string
+		labs, _ := lab.List() // nothing to complete then
+		for _, l := range labs {
+			names = append(names, l.Name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+func hostNames(l *lab.Lab) []string {
+	var names []string
+	for _, h := range l.Hosts() {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+// labView is a lab as `lab list -o json` shows it.
+type labView struct {
+	Name         string           `json:"name"`
+	Complete     bool             `json:"complete"`
+	Problem      string           `json:"problem,omitempty"`
+	Temporary    bool             `json:"temporary"`
+	Created      *time.Time       `json:"created,omitempty"`
+	CgroupLayout lab.CgroupLayout `json:"cgroupLayout,omitempty"`
+	CgroupRoot   string           `json:"cgroupRoot,omitempty"`
+	Hosts        []labHostView    `json:"hosts"`
+}
+
+type labHostView struct {
+	Name       string     `json:"name"`
+	Role       lab.Role   `json:"role"`
+	Node       string     `json:"node,omitempty"`
+	IPv4       netip.Addr `json:"ipv4"`
+	IPv6       netip.Addr `json:"ipv6"`
+	Server     bool       `json:"server"`
+	NetNS      string     `json:"netns"`
+	Cgroup     string     `json:"cgroup"`
+	CgroupRoot string     `json:"cgroupRoot,omitempty"`
+	BPFFS      string     `json:"bpffs,omitempty"`
+	RunDir     string     `json:"runDir,omitempty"`
+}
+
+func newLabListCommand() *cobra.Command {
+	formats := []string{"table", "json"}
+	output := formats[0]
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "Show all labs and their hosts",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains(formats, output) {
+				return fmt.Errorf("unknown output format %q: use %s", output, strings.Join(formats, " or "))
+			}
+			labs, err := lab.List()
+			if err != nil {
+				return err
+			}
+			views := []labView{}
+			for _, l := range labs {
+				views = append(views, viewLab(l))
+			}
+			if output == "json" {
+				encoder := json.NewEncoder(cmd.OutOrStdout())
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(views)
+			}
+			return printLabs(cmd.OutOrStdout(), views)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "output format: "+strings.Join(formats, " or "))
+	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func viewLab(s lab.Status) labView {
+	view := labView{Name: s.Name, Hosts: []labHostView{}}
+	if s.Lab == nil {
+		view.Problem = s.Err.Error()
+		return view
+	}
+	view.Complete = true
+	view.Temporary, view.Created = s.Lab.Temporary, &s.Lab.Created
+	view.CgroupLayout, view.CgroupRoot = s.Lab.CgroupLayout, s.Lab.CgroupRoot
+	for _, h := range s.Lab.Hosts() {
+		host := labHostView{
+			Name: h.Name, Role: h.Role, IPv4: h.Addr4, IPv6: h.Addr6, Server: h.ServerRunning(),
+			NetNS: h.NetNS, Cgroup: h.Cgroup, CgroupRoot: h.CgroupRoot, BPFFS: h.BPFFS, RunDir: h.RunDir,
+		}
+		if h.Node != nil {
+			host.Node = h.Node.Name
+		}
+		view.Hosts = append(view.Hosts, host)
+	}
+	return view
+}
+
+func printLabs(out io.Writer, labs []labView) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "LAB\tHOST\tROLE\tNODE\tIPV4\tIPV6\tSERVER")
+	var problems []string
+	for _, l := range labs {
+		if !l.Complete {
+			problems = append(problems, l.Problem)
+			fmt.Fprintf(table, "%s\tincomplete\t\t\t\t\t\n", l.Name)
+		}
+		for _, h := range l.Hosts {
+			server := "-"
+			if h.Server {
+				server = "runs"
+			}
+			node := h.Node
+			if node == "" {
+				node = "-"
+			}
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", l.Name, h.Name, h.Role, node, h.IPv4, h.IPv6, server)
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, p := range problems {
+		fmt.Fprintln(out, p)
+	}
+	return nil
+}

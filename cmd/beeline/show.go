@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+)
+
+// lookup is where the commands that show something get it from: the agent, or
+// the pinned tables.
+type lookup struct {
+	socket   string
+	bpffs    string
+	fromMaps bool
+	output   string
+}
+
+func (l *lookup) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&l.socket, "socket", agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&l.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins, for --from-maps")
+	cmd.Flags().BoolVar(&l.fromMaps, "from-maps", false, "read the pinned tables, and do not ask the agent")
+	addOutputFlag(cmd, &l.output)
+}
+
+func (l *lookup) tables(ctx context.Context) (*observe.Tables, error) {
+	if l.fromMaps {
+		tables, err := datapath.OpenTables(l.bpffs)
+		if err != nil {
+			return nil, err
+		}
+		return observe.ReadTables(tables)
+	}
+	var tables observe.Tables
+	return &tables, l.ask(ctx, agent.TablesPath, &tables)
+}
+
+func (l *lookup) status(ctx context.Context) (*observe.Status, error) {
+	if l.fromMaps {
+		tables, err := l.tables(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return observe.ReadStatus(l.bpffs, version, tables)
+	}
+	var status observe.Status
+	return &status, l.ask(ctx, agent.StatusPath, &status)
+}
+
+func (l *lookup) ask(ctx context.Context, path string, value any) error {
+	err := agent.NewClient(l.socket).Get(ctx, path, value)
+	if errors.Is(err, agent.ErrNotRunning) {
+		return fmt.Errorf("no agent answers on %s: name its --socket, or read its tables with --from-maps --bpffs", l.socket)
+	}
+	return err
+}
+
+func newServiceCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "service", Short: "Show Services as the tables have them", Aliases: []string{"services", "svc"},
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	var l lookup
+	list := &cobra.Command{
+		Use: "list", Short: "List all addresses of all Services, and what each kind of client meets there",
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			tables, err := l.tables(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return write(cmd.OutOrStdout(), l.output, tables.Services, func(w io.Writer) { serviceTable(w, tables.Services) })
+		},
+	}
+	l.addFlags(list)
+	var s lookup
+	show := &cobra.Command{
+		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
+		Args: usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			tables, err := s.tables(cmd.Context())
+			if err != nil {
+				return err
+			}
+			found, err := tables.Find(args[0])
+			if err != nil {
+				return err
+			}
+			return write(cmd.OutOrStdout(), s.output, found, func(w io.Writer) { serviceDetails(w, found) })
+		},
+	}
+	s.addFlags(show)
+	cmd.AddCommand(list, show)
+	return cmd
+}
+
+func newBackendCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "backend", Short: "Show backends as the tables have them", Aliases: []string{"backends"},
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	var l lookup
+	list := &cobra.Command{
+		Use: "list", Short: "List all backends and the Services that lead to them",
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			tables, err := l.tables(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return write(cmd.OutOrStdout(), l.output, tables.Backends, func(w io.Writer) { backendTable(w, tables.Backends) })
+		},
+	}
+	l.addFlags(list)
+	cmd.AddCommand(list)
+	return cmd
+}
+
+func newStatusCommand() *cobra.Command {
+	var l lookup
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show how the agent and its datapath are",
+		Long: `Shows what is attached where, what the kernel has, how full the tables are, when
+they were last brought up to date, and what is wrong. Exit code 3 if something is.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			status, err := l.status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := write(cmd.OutOrStdout(), l.output, status, func(w io.Writer) { statusText(w, status) }); err != nil {
+				return err
+			}
+			if len(status.Complaints()) > 0 {
+				return exitError{code: exitDegraded}
+			}
+			return nil
+		},
+	}
+	l.addFlags(cmd)
+	return cmd
+}
+
+func serviceTable(w io.Writer, services []observe.Service) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tKIND\tADDRESS\tPROTOCOL\tFROM PODS\tFROM NODE\tFROM OUTSIDE\tSTATE")
+	for i := range services {
+		s := &services[i]
+		for _, f := range s.Frontends {
+			address := f.Address
+			if f.Kind == service.ClusterIPOther {
+				address += " (other ports)"
+			}
+			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, shortKind(f.Kind), address, f.Protocol,
+				f.Pod, f.Node, f.Outside, s.State)
+		}
+		if len(s.Frontends) == 0 {
+			fmt.Fprintf(t, "%s/%s\t-\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.State)
+		}
+	}
+	t.Flush()
+}
+
+func shortKind(k service.FrontendKind) string {
+	if k == service.ClusterIPOther {
+		return service.ClusterIP.String()
+	}
+	return k.String()
+}
+
+func serviceDetails(w io.Writer, s *observe.Service) {
+	fmt.Fprintf(w, "%s\n", s.Ref())
+	if s.State != "" {
+		fmt.Fprintf(w, "  state: %s\n", s.State)
+	}
+	for _, reason := range s.Reasons {
+		fmt.Fprintf(w, "  failed: %s\n", reason)
+	}
+	for _, problem := range s.Problems {
+		fmt.Fprintf(w, "  problem: %s\n", problem)
+	}
+	for _, f := range s.Frontends {
+		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)
+		if f.Port != "" {
+			fmt.Fprintf(w, " (port %s)", f.Port)
+		}
+		fmt.Fprintln(w)
+		if f.AffinitySeconds > 0 {
+			fmt.Fprintf(w, "    session affinity: %s\n", time.Duration(f.AffinitySeconds)*time.Second)
+		}
+		if f.Restricted {
+			fmt.Fprintf(w, "    admitted sources: %s\n", strings.Join(f.SourceRanges, ", "))
+		}
+		decisions(w, f)
+	}
+}
+
+// decisions prints classes that meet the same together.
+func decisions(w io.Writer, f observe.Frontend) {
+	texts := map[string][]string{}
+	var order []string
+	for _, d := range []struct {
+		class    service.SourceClass
+		decision observe.Decision
+	}{{service.FromPod, f.Pod}, {service.FromNode, f.Node}, {service.FromOutside, f.Outside}} {
+		text := decisionText(d.decision)
+		if texts[text] == nil {
+			order = append(order, text)
+		}
+		name := d.class.String()
+		if d.decision.Masquerade {
+			name += " (masqueraded)"
+		}
+		texts[text] = append(texts[text], name)
+	}
+	for _, text := range order {
+		fmt.Fprintf(w, "    from %s: %s\n", strings.Join(texts[text], ", "), text)
+	}
+}
+
+func decisionText(d observe.Decision) string {
+	if len(d.Backends) == 0 {
+		return d.Verdict
+	}
+	slots := 0
+	for _, b := range d.Backends {
+		slots += b.Slots
+	}
+	lines := []string{d.String()}
+	for _, b := range d.Backends {
+		local := ""
+		if b.Local {
+			local = ", on this node"
+		}
+		lines = append(lines, fmt.Sprintf("      %-24s share %d/%d, id %d%s", b.Address, b.Slots, slots, b.ID, local))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func backendTable(w io.Writer, backends []observe.Backend) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tADDRESS\tPROTOCOL\tON THIS NODE\tSERVICES")
+	for _, b := range backends {
+		local := "no"
+		if b.Local {
+			local = "yes"
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\n", b.ID, b.Address, b.Protocol, local, strings.Join(b.Services, ", "))
+	}
+	t.Flush()
+}

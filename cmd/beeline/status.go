@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"beeline.io/beeline/internal/observe"
+)
+
+// statusText prints a status for people: what is wrong first.
+func statusText(w io.Writer, s *observe.Status) {
+	complaints := s.Complaints()
+	if len(complaints) == 0 {
+		fmt.Fprintln(w, "All is well.")
+	}
+	for _, c := range complaints {
+		fmt.Fprintf(w, "! %s\n", c)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t)
+	if s.Running {
+		fmt.Fprintf(t, "Agent:\t%s, pid %d, for %s\n", s.Version, s.PID, time.Since(s.Started).Round(time.Second))
+		fmt.Fprintf(t, "Node:\t%s\n", s.Node)
+		fmt.Fprintf(t, "Source:\t%s %s, %s\n", s.Source.Kind, s.Source.Location, sourceState(s.Source))
+		fmt.Fprintf(t, "Last sync:\t%s\n", ago(s.Sync.LastSync))
+		fmt.Fprintf(t, "Last audit:\t%s, %d repairs since the start\n", ago(s.Sync.LastAudit), s.Sync.Repairs)
+	}
+	fmt.Fprintf(t, "Services:\t%d, with %d frontends and %d backends\n", s.Counts.Services, s.Counts.Frontends, s.Counts.Backends)
+	fmt.Fprintf(t, "Pins:\t%s\n", s.BPFFS)
+	t.Flush()
+
+	for _, p := range s.Source.Problems {
+		fmt.Fprintf(w, "  %s\n", p)
+	}
+	for _, o := range s.Objects {
+		fmt.Fprintf(w, "%s: %s\n", o.Owner, o.State)
+		for _, r := range append(o.Reasons, o.Problems...) {
+			fmt.Fprintf(w, "  %s\n", r)
+		}
+	}
+	statusAttachments(w, s)
+	statusTables(w, s)
+	statusFeatures(w, s)
+}
+
+func sourceState(s observe.Source) string {
+	switch {
+	case !s.Synced:
+		return "never read without errors"
+	case s.Errors > 0:
+		return fmt.Sprintf("%d errors, last good state from %s", s.Errors, ago(s.LastGood))
+	}
+	return "last change " + ago(s.LastGood)
+}
+
+func statusAttachments(w io.Writer, s *observe.Status) {
+	fmt.Fprintln(w, "\nAttached:")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, a := range s.Attachments {
+		fmt.Fprintf(t, "  %s\tprogram %d\t%s\n", a.Hook, a.ProgramID, a.Cgroup)
+	}
+	t.Flush()
+	if len(s.Attachments) == 0 {
+		fmt.Fprintln(w, "  nothing")
+	}
+	if c := s.Counters; c != nil {
+		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d left alone; session affinity kept %d\n",
+			c.ConnectBalance, c.ConnectReject, c.ConnectDrop, c.ConnectPass, c.AffinityHit)
+		if c.ConnectFault+c.AffinityFailed+c.RecordFailed > 0 {
+			fmt.Fprintf(w, "! %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
+				c.ConnectFault, c.AffinityFailed, c.RecordFailed)
+		}
+	}
+}
+
+func statusTables(w io.Writer, s *observe.Status) {
+	if len(s.Tables) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nTables:")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range s.Tables {
+		fmt.Fprintf(t, "  %s\t%d of %d\t--%s\n", f.Table, f.Used, f.Limit, f.Flag)
+	}
+	t.Flush()
+}
+
+func statusFeatures(w io.Writer, s *observe.Status) {
+	fmt.Fprintln(w, "\nKernel:")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range s.Features {
+		if f.Present {
+			fmt.Fprintf(t, "  found\t%s\t(Linux %s)\n", f.Name, f.Since)
+		} else {
+			fmt.Fprintf(t, "  MISSING\t%s\t(Linux %s): %s\n", f.Name, f.Since, f.Cost)
+		}
+	}
+	t.Flush()
+}
+
+func ago(at time.Time) string {
+	if at.IsZero() {
+		return "never"
+	}
+	return time.Since(at).Round(time.Second).String() + " ago"
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent is the one program that runs on a node: it takes objects from
+// a source, lets package service decide, and keeps the datapath's tables in
+// agreement. It owns no traffic: what it attached goes on without it.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	gosync "sync"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/source/manifest"
+	"beeline.io/beeline/internal/sync"
+)
+
+// Agent is a running agent.
+type Agent struct {
+	config  Config
+	log     *slog.Logger
+	version string
+	started time.Time
+
+	datapath *datapath.Datapath
+	syncer   *sync.Syncer
+	table    *service.Table
+
+	mu     gosync.Mutex
+	source observe.Source // what the socket's requests see of the source
+	synced bool           // the complete state has been handed to the syncer
+}
+
+// Run runs an agent until ctx ends. It leaves everything attached.
+//
+// On a node where nothing is attached yet it fails if the manifests are bad,
+// before it has touched anything. Where an earlier agent's programs serve, it
+// reports what is bad and serves on with what is there.
+func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
+	objects := manifest.New(config.Manifests)
+	if _, err := objects.Load(); err != nil {
+		if !datapath.Attached(config.BPFFS) {
+			return fmt.Errorf("nothing is attached, because the manifests cannot be used:\n%w", err)
+		}
+		log.Error("the manifests cannot be used; what an earlier agent left serves on")
+	}
+	a := &Agent{config: config, log: log, version: version, started: time.Now()}
+	a.source = observe.Source{Kind: "manifests", Location: config.Manifests}
+	a.table = service.NewTable(config.Service)
+
+	var err error
+	a.datapath, err = datapath.Open(datapath.Options{
+		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
+	})
+	if err != nil {
+		return err
+	}
+	defer a.datapath.Close()
+	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
+		return err
+	}
+	if datapath.Attached(config.BPFFS) {
+		if err := a.datapath.Attach(); err != nil {
+			return err
+		}
+		log.Info("took over from an earlier agent", "cgroup", a.datapath.CgroupPath())
+	}
+	return a.serve(ctx, objects)
+}
+
+// serve runs what goes on side by side until ctx ends or one of it fails.
+func (a *Agent) serve(ctx context.Context, objects source.Source) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	listener, err := listen(a.config.Socket)
+	if err != nil {
+		return err
+	}
+	events := make(chan source.Event)
+	addresses := make(chan struct{}, 1)
+	var group gosync.WaitGroup
+	failed := make(chan error, 3)
+	run := func(what string, f func() error) {
+		group.Go(func() {
+			if err := f(); err != nil && ctx.Err() == nil {
+				failed <- fmt.Errorf("%s: %w", what, err)
+				cancel()
+			}
+		})
+	}
+	run("socket", func() error { return a.answer(ctx, listener) })
+	run("source", func() error { return objects.Run(ctx, events) })
+	run("addresses of the node", func() error { return followAddresses(ctx, addresses) })
+	err = a.loop(ctx, events, addresses)
+	cancel()
+	group.Wait()
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-failed:
+		return err
+	default:
+		a.log.Info("stopping; what is attached stays attached and serves on")
+		return nil
+	}
+}
+
+// collectInterval is how long what an update gave back waits for its grace
+// period, so that many updates share one.
+const collectInterval = time.Second
+
+// loop is the only place from which the plan and the tables change.
+func (a *Agent) loop(ctx context.Context, events <-chan source.Event, addresses <-chan struct{}) error {
+	collect := time.NewTicker(collectInterval)
+	defer collect.Stop()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	var audit <-chan time.Time
+	if a.config.AuditInterval > 0 {
+		ticker := time.NewTicker(a.config.AuditInterval)
+		defer ticker.Stop()
+		audit = ticker.C
+	}
+	a.updateAddresses()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case ev := <-events:
+			if err := a.take(ev); err != nil {
+				return err
+			}
+			retry.Reset(0)
+		case <-addresses:
+			a.updateAddresses()
+			retry.Reset(0)
+		case now := <-retry.C:
+			next, err := a.syncer.Retry(now)
+			if err != nil {
+				a.log.Error("still not in the tables", "error", err, "retry", time.Until(next).Round(time.Millisecond))
+			}
+			if !next.IsZero() {
+				retry.Reset(time.Until(next))
+			}
+		case <-collect.C:
+			if _, err := a.syncer.Collect(); err != nil {
+				a.log.Error("could not give table space back; trying again", "error", err)
+			}
+		case <-audit:
+			a.audit()
+		}
+	}
+}
+
+func (a *Agent) audit() {
+	repairs, err := a.syncer.Audit()
+	if repairs > 0 {
+		a.log.Warn("the tables were not what they should be, and were mended: does another program write to them?", "differences", repairs)
+	}
+	if err != nil {
+		a.log.Error("comparing the tables failed", "error", err)
+	}
+}
+
+// take brings one event of the source into the tables. Until the source is
+// complete, nothing is programmed and nothing removed (R4).
+func (a *Agent) take(ev source.Event) error {
+	a.noteSource(ev)
+	delta := a.table.Apply(ev.Changes)
+	if !ev.Synced {
+		return nil
+	}
+	first := !a.synced
+	if first {
+		delta = completeState(a.table)
+	}
+	begin := time.Now()
+	if err := a.syncer.Apply(delta); err != nil {
+		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
+	}
+	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
+	if first {
+		return a.becomeReady(len(delta.Plans))
+	}
+	return nil
+}
+
+// becomeReady attaches the programs, unless an earlier agent did: they find the
+// complete state in the tables.
+func (a *Agent) becomeReady(objects int) error {
+	if !datapath.Attached(a.config.BPFFS) {
+		if err := a.datapath.Attach(); err != nil {
+			return err
+		}
+	}
+	a.mu.Lock()
+	a.synced = true
+	a.mu.Unlock()
+	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
+	return nil
+}
+
+func completeState(table *service.Table) service.Delta {
+	cidrs := table.ServiceCIDRs()
+	delta := service.Delta{Plans: map[service.Ref]*service.Plan{}, ServiceCIDRs: &cidrs}
+	for owner, plan := range table.Owners() {
+		delta.Plans[owner] = plan
+	}
+	return delta
+}
+
+func (a *Agent) noteSource(ev source.Event) {
+	for _, p := range ev.Problems {
+		if p.Warning {
+			a.log.Warn("manifest: " + p.String())
+		} else {
+			a.log.Error("manifest: " + p.String())
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.source.Problems = nil
+	for _, p := range ev.Problems {
+		a.source.Problems = append(a.source.Problems, p.String())
+	}
+	a.source.Errors = ev.Problems.Errors()
+	a.source.Synced = ev.Synced
+	if ev.Synced && a.source.Errors == 0 {
+		a.source.LastGood = time.Now()
+	}
+}
+
+// updateAddresses reads the addresses of this node's interfaces anew (R22).
+func (a *Agent) updateAddresses() {
+	addresses, err := localAddresses()
+	if err != nil {
+		a.log.Error("the addresses of this node cannot be read; those known so far are used", "error", err)
+		return
+	}
+	delta := a.table.SetLocalAddresses(addresses)
+	if !a.synced {
+		return
+	}
+	if err := a.syncer.Apply(delta); err != nil {
+		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
+	}
+}

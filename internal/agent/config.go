@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// Where an agent lives unless it is told otherwise.
+const (
+	DefaultBPFFS  = "/sys/fs/bpf/beeline"
+	DefaultSocket = "/run/beeline/agent.sock"
+)
+
+// Config is all that an agent can be told. The flags and the keys of the
+// configuration file have the same names.
+type Config struct {
+	Manifests     string
+	NodeName      string
+	BPFFS         string
+	CgroupRoot    string
+	Socket        string
+	Limits        datapath.Limits
+	AuditInterval time.Duration
+	LogLevel      string
+	LogFormat     string
+
+	Service service.Config
+
+	file              string
+	nodePortAddresses []string
+}
+
+// AddFlags defines the flags with their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	host, _ := os.Hostname()
+	c.Service = service.DefaultConfig()
+	l := datapath.DefaultLimits
+	fs.StringVar(&c.file, "config", "", "file of settings in YAML; its keys are the names of these flags, which win over it")
+	fs.StringVar(&c.Manifests, "manifests", "", "file or folder of Kubernetes manifests to take Services from, followed as it changes")
+	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")
+	fs.StringVar(&c.BPFFS, "bpffs", DefaultBPFFS, "directory on a BPF file system that keeps programs, tables and links while no agent is running; mounted if need be")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose processes get the socket shortcut (default: the root, mounted at "+datapath.OwnCgroup+" if need be)")
+	fs.StringVar(&c.Socket, "socket", DefaultSocket, "unix socket on which the agent answers the other commands")
+	fs.Uint32Var(&c.Limits.Frontends, "max-frontends", l.Frontends, "addresses and ports of Services that fit into the tables")
+	fs.Uint32Var(&c.Limits.Backends, "max-backends", l.Backends, "distinct endpoints that fit into the tables")
+	fs.Uint32Var(&c.Limits.Slots, "max-slots", l.Slots, "members of all backend sets together, by weight, that fit into the tables")
+	fs.Uint32Var(&c.Limits.Services, "max-services", l.Services, "service ports that fit into the tables")
+	fs.Uint32Var(&c.Limits.SourceRanges, "max-source-ranges", l.SourceRanges, "loadBalancerSourceRanges that fit into the tables")
+	fs.Uint32Var(&c.Limits.Affinity, "max-affinity", l.Affinity, "clients that session affinity remembers; the longest unused make room")
+	fs.DurationVar(&c.AuditInterval, "audit-interval", time.Minute, "how often the tables are compared with what they should hold; 0 for never")
+	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "take Services with this value of the label service.kubernetes.io/service-proxy-name, too")
+	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks whose addresses of this node serve NodePorts (default: the node's primary address of each family)")
+	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
+	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
+	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")
+}
+
+// Complete reads the configuration file, if one was named, and checks
+// everything.
+func (c *Config) Complete(fs *pflag.FlagSet) error {
+	if c.file != "" {
+		if err := readConfigFile(c.file, fs); err != nil {
+			return err
+		}
+	}
+	c.Service.NodeName = c.NodeName
+	for _, text := range c.nodePortAddresses {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return fmt.Errorf("--nodeport-addresses: %q is not a network such as 192.0.2.0/24", text)
+		}
+		c.Service.NodePortAddresses = append(c.Service.NodePortAddresses, p.Masked())
+	}
+	switch {
+	case c.Manifests == "":
+		return errors.New("no source of Services: give --manifests with a file or folder")
+	case c.NodeName == "":
+		return errors.New("--node-name is empty")
+	case c.AuditInterval < 0:
+		return errors.New("--audit-interval is negative: 0 turns the comparison off")
+	case !slices.Contains([]string{"debug", "info", "warn", "error"}, c.LogLevel):
+		return fmt.Errorf("--log-level %q: debug, info, warn or error", c.LogLevel)
+	case !slices.Contains([]string{"text", "json"}, c.LogFormat):
+		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
+	}
+	return c.Limits.Check()
+}
+
+// readConfigFile sets the flags that the command line did not.
+func readConfigFile(path string, fs *pflag.FlagSet) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	settings := map[string]any{}
+	if err := yaml.UnmarshalStrict(text, &settings); err != nil {
+		return fmt.Errorf("--config %s: %w", path, err)
+	}
+	var errs []error
+	for key, value := range settings {
+		flag := fs.Lookup(key)
+		if flag == nil || key == "config" || key == "help" {
+			errs = append(errs, fmt.Errorf("--config %s: no setting is called %q%s", path, key, DidYouMean(key, FlagNames(fs))))
+			continue
+		}
+		if flag.Changed {
+			continue
+		}
+		if err := fs.Set(key, settingText(value)); err != nil {
+			errs = append(errs, fmt.Errorf("--config %s: %s: %w", path, key, err))
+		}
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+func settingText(value any) string {
+	switch v := value.(type) {
+	case []any:
+		parts := make([]string, len(v))
+		for i, p := range v {
+			parts[i] = settingText(p)
+		}
+		return strings.Join(parts, ",")
+	case float64:
+		if v == float64(int64(v)) {
+			return fmt.Sprint(int64(v))
+		}
+	case nil:
+		return ""
+	}
+	return fmt.Sprint(value)
+}
+
+// FlagNames lists the flags of a set.
+func FlagNames(fs *pflag.FlagSet) (names []string) {
+	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return names
+}
+
+// DidYouMean is ", did you mean "x"?" for the nearest of the names, or empty if
+// none is near.
+func DidYouMean(word string, names []string) string {
+	best, distance := "", len(word)/3+2
+	for _, name := range names {
+		if d := editDistance(word, name); d < distance {
+			best, distance = name, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(", did you mean %q?", best)
+}
+
+// editDistance is Levenshtein's.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}

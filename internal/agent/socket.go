@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/sync"
+)
+
+// The paths of the socket's HTTP interface. Each answers a GET with JSON.
+const (
+	StatusPath = "/v1/status" // observe.Status
+	TablesPath = "/v1/tables" // observe.Tables
+)
+
+// listen makes the unix socket, only for root. One that an earlier agent left
+// is replaced: the lock of the bpffs directory says that it does not run.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("--socket: %w", err)
+	}
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("--socket %s: another agent answers there: give this one its own --socket", path)
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("--socket %s: there is something that is not a socket", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("--socket: %w", err)
+		}
+	}
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("--socket: %w", err)
+	}
+	return l, nil
+}
+
+// answer serves requests until ctx ends.
+func (a *Agent) answer(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+StatusPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.status) })
+	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.tables) })
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func reply[T any](w http.ResponseWriter, ask func() (T, error)) {
+	value, err := ask()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(value) // an error means that the client has gone
+}
+
+// tables reads the tables and says of each object how far it has come. Objects
+// that have nothing in the tables yet are there without frontends.
+func (a *Agent) tables() (*observe.Tables, error) {
+	tables, err := observe.ReadTables(a.datapath.Tables)
+	if err != nil {
+		return nil, err
+	}
+	at := map[service.Ref]int{}
+	for i := range tables.Services {
+		at[tables.Services[i].Ref()] = i
+	}
+	for _, st := range a.syncer.Status() {
+		i, ok := at[st.Owner]
+		if !ok {
+			i = len(tables.Services)
+			tables.Services = append(tables.Services, observe.Service{
+				Kind: st.Owner.Kind, Namespace: st.Owner.Namespace, Name: st.Owner.Name, Frontends: []observe.Frontend{},
+			})
+		}
+		s := &tables.Services[i]
+		s.State, s.Reasons, s.Problems = st.State, st.Reasons, st.Problems
+	}
+	return tables, nil
+}
+
+func (a *Agent) status() (*observe.Status, error) {
+	tables, err := observe.ReadTables(a.datapath.Tables)
+	if err != nil {
+		return nil, err
+	}
+	s, err := observe.ReadStatus(a.config.BPFFS, a.version, tables)
+	if err != nil {
+		return nil, err
+	}
+	s.Running, s.PID, s.Started = true, os.Getpid(), a.started
+	s.Node, s.Cgroup = a.config.NodeName, a.datapath.CgroupPath()
+	s.Sync, s.Tables = a.syncer.Stats(), a.syncer.Fills()
+	for _, st := range a.syncer.Status() {
+		if st.State != sync.Applied || len(st.Problems) > 0 {
+			s.Objects = append(s.Objects, st)
+		}
+	}
+	a.mu.Lock()
+	s.Source = a.source
+	a.mu.Unlock()
+	return s, nil
+}
+
+// Client asks a running agent.
+type Client struct{ http.Client }
+
+// NewClient returns a client of the agent that listens on a unix socket.
+func NewClient(socket string) *Client {
+	return &Client{http.Client{
+		Timeout: time.Minute,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}},
+	}}
+}
+
+// ErrNotRunning: nothing answers on the socket.
+var ErrNotRunning = errors.New("no agent is running there")
+
+// Get reads one of the paths above into value.
+func (c *Client) Get(ctx context.Context, path string, value any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := c.Do(request)
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
+		return ErrNotRunning
+	}
+	if err != nil {
+		return fmt.Errorf("ask the agent: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		var text [512]byte
+		n, _ := response.Body.Read(text[:])
+		return fmt.Errorf("the agent answers %s: %s", response.Status, text[:n])
+	}
+	return json.NewDecoder(response.Body).Decode(value)
+}

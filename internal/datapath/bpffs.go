@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountedByUs is a directory in the bpffs directory that says that the file
+// system was mounted for it, so that Cleanup unmounts it.
+const mountedByUs = "mounted_by_beeline"
+
+// A LockedError says which process has the bpffs directory.
+type LockedError struct {
+	Path string
+	// PID of the agent, 0 if it is in another PID namespace.
+	PID int
+}
+
+func (e *LockedError) Error() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("another agent is using %s: stop it, or give this one its own --bpffs", e.Path)
+	}
+	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --bpffs", e.Path, e.PID)
+}
+
+// prepareBPFFS makes sure that path is a directory in a BPF file system,
+// mounting one where there is none: at the nearest parent that Linux makes for
+// this purpose (/sys/fs/bpf), else at path itself.
+func prepareBPFFS(path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("--bpffs %s: not an absolute path", path)
+	}
+	if strings.Contains(path[1:], ".") {
+		// The file system refuses names with dots ("reserved for future extensions").
+		if on, _ := isFS(existingParent(path), unix.BPF_FS_MAGIC); on {
+			return fmt.Errorf("--bpffs %s: a BPF file system takes no names with dots", path)
+		}
+	}
+	on, err := isFS(existingParent(path), unix.BPF_FS_MAGIC)
+	if err != nil {
+		return fmt.Errorf("--bpffs %s: %w", path, err)
+	}
+	mounted := false
+	if !on {
+		at := path
+		if strings.HasPrefix(path, "/sys/fs/bpf/") {
+			at = "/sys/fs/bpf"
+		} else if err := os.MkdirAll(path, 0o700); err != nil {
+			return fmt.Errorf("--bpffs: %w", err)
+		}
+		if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+			return fmt.Errorf("mount a BPF file system at %s: %w", at, err)
+		}
+		mounted = true
+	}
+	for _, dir := range []string{"", "tables", "links", "programs"} {
+		if err := os.MkdirAll(filepath.Join(path, dir), 0o700); err != nil {
+			return fmt.Errorf("--bpffs: %w", err)
+		}
+	}
+	if mounted {
+		return os.Mkdir(filepath.Join(path, mountedByUs), 0o700)
+	}
+	return nil
+}
+
+func existingParent(path string) string {
+	for path != "/" {
+		if _, err := os.Stat(path); err == nil {
+			break
+		}
+		path = filepath.Dir(path)
+	}
+	return path
+}
+
+func isFS(path string, magic int64) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return false, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return int64(st.Type) == magic, nil
+}
+
+// lockBPFFS takes the directory for this process; it is free again when the
+// file is closed or the process ends, however it ends.
+func lockBPFFS(path string) (*os.File, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		defer dir.Close()
+		return nil, &LockedError{Path: path, PID: lockHolder(dir)}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return dir, nil
+}
+
+// lockHolder looks the owner of a flock up in /proc/locks, whose lines read
+// "1: FLOCK ADVISORY WRITE 4711 00:1c:1234 0 EOF" (proc(5)).
+func lockHolder(f *os.File) int {
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil {
+		return 0
+	}
+	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	locks, err := os.Open("/proc/locks")
+	if err != nil {
+		return 0
+	}
+	defer locks.Close()
+	for lines := bufio.NewScanner(locks); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) >= 6 && fields[1] == "FLOCK" && fields[5] == inode {
+			pid, _ := strconv.Atoi(fields[4])
+			return max(pid, 0)
+		}
+	}
+	return 0
+}
+
+// removeBPFFS removes a directory with all its pins, and the mount if
+// prepareBPFFS made it. A BPF file system has no rmdir of its own for full
+// directories, so RemoveAll does it pin by pin.
+func removeBPFFS(path string) error {
+	_, err := os.Stat(filepath.Join(path, mountedByUs))
+	mounted := err == nil
+	at := path
+	if strings.HasPrefix(path, "/sys/fs/bpf/") {
+		at = "/sys/fs/bpf"
+	}
+	if at == path && mounted {
+		return errors.Join(removeChildren(path), unix.Unmount(path, 0), os.Remove(path))
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return err
+	}
+	if mounted {
+		if left, err := os.ReadDir(at); err == nil && len(left) == 0 {
+			return unix.Unmount(at, 0)
+		}
+	}
+	return nil
+}
+
+func removeChildren(path string) error {
+	entries, err := os.ReadDir(path)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(path, e.Name())))
+	}
+	return err
+}

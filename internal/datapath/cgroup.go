@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// systemCgroup is where the distributions mount cgroups (v2, or v1 in a tmpfs).
+	systemCgroup = "/sys/fs/cgroup"
+	// OwnCgroup is where Beeline mounts cgroup v2 if systemCgroup is not that:
+	// on a node with v1 hierarchies ("hybrid") the v2 one beside them may be
+	// mounted anywhere or nowhere.
+	OwnCgroup = "/run/beeline/cgroup2"
+)
+
+// initialCgroupNamespace is the inode of the first cgroup namespace
+// (PROC_CGROUP_INIT_INO of linux/proc_ns.h): in any other one the root of a
+// mount is not the root of the hierarchy.
+const initialCgroupNamespace = 0xEFFFFFFB
+
+// CgroupRoot returns the directory to attach at: root if it is not empty, else
+// the root of the machine's cgroup v2 hierarchy, mounted at OwnCgroup if need
+// be.
+func CgroupRoot(root string) (string, error) {
+	if root != "" {
+		v2, err := isFS(root, unix.CGROUP2_SUPER_MAGIC)
+		if err != nil {
+			return "", fmt.Errorf("--cgroup-root: %w", err)
+		}
+		if !v2 {
+			return "", fmt.Errorf("--cgroup-root %s: not a cgroup v2 directory", root)
+		}
+		return root, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/cgroup", &st); err == nil && st.Ino != initialCgroupNamespace {
+		return "", fmt.Errorf("the agent runs in a cgroup namespace of its own, where pods of the node cannot be seen: " +
+			"mount the node's cgroup v2 hierarchy into its container and name it with --cgroup-root")
+	}
+	for _, path := range []string{systemCgroup, OwnCgroup} {
+		if v2, err := isFS(path, unix.CGROUP2_SUPER_MAGIC); err == nil && v2 {
+			return path, nil
+		}
+	}
+	if err := os.MkdirAll(OwnCgroup, 0o755); err != nil {
+		return "", fmt.Errorf("make the mount point for cgroup v2: %w", err)
+	}
+	if err := unix.Mount("none", OwnCgroup, "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return "", fmt.Errorf("mount cgroup v2 at %s: %w", OwnCgroup, err)
+	}
+	return OwnCgroup, nil
+}
+
+// cgroupID is the kernel's id of a cgroup directory: its inode number.
+func cgroupID(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return st.Ino, nil
+}
+
+// unmountOwnCgroup undoes what CgroupRoot did.
+func unmountOwnCgroup() error {
+	if v2, err := isFS(OwnCgroup, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
+		return nil
+	}
+	if err := unix.Unmount(OwnCgroup, 0); err != nil {
+		return fmt.Errorf("unmount %s: %w", OwnCgroup, err)
+	}
+	return os.Remove(OwnCgroup)
+}
+
+// HostNetNSCookie is the cookie of the calling thread's network namespace
+// (SO_NETNS_COOKIE, Linux 5.14).
+func HostNetNSCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("SO_NETNS_COOKIE (Linux 5.14): %w", err)
+	}
+	return cookie, nil
+}
+
+// cgroupName finds the path of a cgroup by its id, below the mounts that this
+// process sees; the id itself if the directory is gone or out of sight.
+func cgroupName(id uint64) string {
+	if id == 0 {
+		return "(removed)"
+	}
+	handle := unix.NewFileHandle(fileidKernfs, binary.NativeEndian.AppendUint64(nil, id))
+	for _, mount := range []string{systemCgroup, OwnCgroup, systemCgroup + "/unified"} {
+		if v2, err := isFS(mount, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
+			continue
+		}
+		at, err := unix.Open(mount, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			continue
+		}
+		fd, err := unix.OpenByHandleAt(at, handle, unix.O_PATH|unix.O_CLOEXEC)
+		unix.Close(at)
+		if err != nil {
+			continue
+		}
+		path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		unix.Close(fd)
+		if err == nil {
+			return path
+		}
+	}
+	return fmt.Sprintf("(id %d)", id)
+}
+
+// fileidKernfs is FILEID_KERNFS of linux/exportfs.h: a file handle that is the
+// node's 64-bit id.
+const fileidKernfs = 0xfe

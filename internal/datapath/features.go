@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+)
+
+// Feature is something of the kernel that Beeline uses.
+type Feature struct {
+	Name    string `json:"name"`
+	Since   string `json:"since"` // first kernel version that has it
+	Present bool   `json:"present"`
+	// Cost is what its absence costs.
+	Cost string `json:"cost,omitempty"`
+	// Required: without it the agent does not start.
+	Required bool `json:"required"`
+}
+
+type featureProbe struct {
+	Feature
+	probe func() error
+}
+
+func socketHelper(fn asm.BuiltinFunc) func() error {
+	return func() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, fn) }
+}
+
+var featureProbes = []featureProbe{
+	{Feature{Name: "cgroup socket hooks", Since: "4.17", Required: true, Cost: "no socket shortcut"},
+		func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
+	{Feature{Name: "memory-mapped arrays", Since: "5.5", Required: true, Cost: "no atomic tables"},
+		func() error { return features.HaveMapFlag(features.BPF_F_MMAPABLE) }},
+	{Feature{Name: "network namespace cookies", Since: "5.7", Required: true, Cost: "pods and host cannot be told apart"},
+		socketHelper(asm.FnGetNetnsCookie)},
+	{Feature{Name: "socket storage in socket hooks", Since: "5.8", Required: true, Cost: "getpeername cannot answer the Service address"},
+		socketHelper(asm.FnSkStorageGet)},
+	{Feature{Name: "bpf_loop", Since: "5.17", Required: true, Cost: "session affinity cannot search a set"},
+		socketHelper(asm.FnLoop)},
+	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "a Service without endpoints cannot answer ECONNREFUSED"},
+		socketHelper(asm.FnSetRetval)},
+	{Feature{Name: "membarrier", Since: "4.3", Cost: "table space is used again only after 21 s"}, haveMembarrier},
+}
+
+func haveMembarrier() error {
+	commands, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, 0 /* MEMBARRIER_CMD_QUERY */, 0, 0)
+	if errno != 0 || commands&1 == 0 {
+		return ebpf.ErrNotSupported
+	}
+	return nil
+}
+
+// Features probes the running kernel. A probe that could not tell counts as
+// present: loading the programs then says what is wrong.
+func Features() []Feature {
+	var all []Feature
+	for _, p := range featureProbes {
+		f := p.Feature
+		f.Present = !errors.Is(p.probe(), ebpf.ErrNotSupported)
+		if f.Present {
+			f.Cost = ""
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// RequiredFeatures is an error that names what the running kernel lacks.
+func RequiredFeatures() error {
+	var errs []error
+	for _, f := range Features() {
+		if f.Required && !f.Present {
+			errs = append(errs, fmt.Errorf("the kernel lacks %s (Linux %s): %s", f.Name, f.Since, f.Cost))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Options say where the datapath lives.
+type Options struct {
+	// BPFFS is the directory of the pins, on a BPF file system or to become one.
+	BPFFS string
+	// CgroupRoot is the cgroup v2 directory to attach at; empty: the root.
+	CgroupRoot string
+	Limits     Limits
+}
+
+// Datapath is the loaded programs and their tables. It holds the lock of its
+// bpffs directory until Close.
+type Datapath struct {
+	Tables *Tables
+
+	options    Options
+	cgroup     string
+	lock       *os.File
+	collection *ebpf.Collection
+	resized    []string // tables whose pin still is the smaller or larger old one
+}
+
+// Open loads the programs over the tables that are pinned in the directory, or
+// new ones where there are none. Nothing is attached or replaced yet. A table
+// whose limit has changed is copied into a new one.
+//
+// Errors: *LockedError if another agent has the directory; *ebpf.VerifierError
+// if the kernel refuses a program.
+func Open(o Options) (d *Datapath, err error) {
+	o.Limits = o.Limits.WithDefaults()
+	d = &Datapath{options: o}
+	defer func() {
+		if err != nil {
+			d.Close()
+			d = nil
+		}
+	}()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return d, fmt.Errorf("lift the limit of locked memory: %w", err)
+	}
+	if err := RequiredFeatures(); err != nil {
+		return d, err
+	}
+	if err := prepareBPFFS(o.BPFFS); err != nil {
+		return d, err
+	}
+	if d.lock, err = lockBPFFS(o.BPFFS); err != nil {
+		return d, err
+	}
+	if d.cgroup, err = CgroupRoot(o.CgroupRoot); err != nil {
+		return d, err
+	}
+	if err := d.load(); err != nil {
+		return d, err
+	}
+	d.Tables, err = newTables(d.collection.Maps)
+	return d, err
+}
+
+// Close gives the directory free. What is attached stays attached.
+func (d *Datapath) Close() {
+	if d.collection != nil {
+		d.collection.Close()
+	}
+	if d.lock != nil {
+		d.lock.Close()
+	}
+}
+
+// CgroupPath is the directory that the hooks are, or will be, attached to.
+func (d *Datapath) CgroupPath() string { return d.cgroup }
+
+func (d *Datapath) load() error {
+	spec, err := LoadSock()
+	if err != nil {
+		return err
+	}
+	cookie, err := HostNetNSCookie()
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables[SockVarHostNetnsCookie].Set(cookie); err != nil {
+		return err
+	}
+	for name, entries := range d.options.Limits.entries() {
+		spec.Maps[name].MaxEntries = entries
+	}
+	tables, err := d.pinnedTables(spec)
+	defer func() {
+		for _, m := range tables {
+			m.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+	if err != nil {
+		return fmt.Errorf("load the programs: %w", err)
+	}
+	for name, m := range d.collection.Maps {
+		if tables[name] != nil || strings.HasPrefix(name, ".") {
+			continue
+		}
+		if err := m.Pin(d.tablePath(name)); err != nil {
+			return fmt.Errorf("pin table %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) tablePath(name string) string {
+	return filepath.Join(d.options.BPFFS, "tables", name)
+}
+
+// pinnedTables finds the tables of an earlier agent that the programs can go
+// on with, as they are or copied to another size.
+func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	found := map[string]*ebpf.Map{}
+	for name, s := range spec.Maps {
+		if strings.HasPrefix(name, ".") {
+			continue // constants of the object: new with each load
+		}
+		m, err := ebpf.LoadPinnedMap(d.tablePath(name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return found, fmt.Errorf("open pinned table %s: %w", name, err)
+		}
+		if name == SockMapSocketCounts && s.Compatible(m) != nil {
+			m.Close() // counters begin anew when there are more of them
+			if err := os.Remove(d.tablePath(name)); err != nil {
+				return found, err
+			}
+			continue
+		}
+		if m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize {
+			m.Close()
+			return found, fmt.Errorf("pinned table %s has another layout than this version of Beeline writes: "+
+				"run `beeline cleanup --bpffs %s` and start the agent again; Services are not translated in between",
+				name, d.options.BPFFS)
+		}
+		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 {
+			larger, err := d.resize(name, s, m)
+			m.Close()
+			if err != nil {
+				return found, err
+			}
+			m = larger
+			d.resized = append(d.resized, name)
+		}
+		found[name] = m
+	}
+	return found, nil
+}
+
+// resize copies a table into one of another size, pinned beside it. The agent
+// is the only writer, so both are equal until the first change; session
+// affinity, which the programs write, may lose what is written meanwhile.
+func (d *Datapath) resize(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(s)
+	if err != nil {
+		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
+	}
+	if err := copyTable(m, old); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
+			name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
+	}
+	path := d.tablePath(name) + "_new"
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		m.Close()
+		return nil, err
+	}
+	if err := m.Pin(path); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin table %s: %w", name, err)
+	}
+	return m, nil
+}
+
+// copyTable copies all entries; of an array those that are not zero.
+func copyTable(to, from *ebpf.Map) error {
+	if from.Type() == ebpf.Array {
+		return copyArray(to, from)
+	}
+	var key, value []byte
+	it := from.Iterate()
+	for it.Next(&key, &value) {
+		if err := to.Put(key, value); err != nil {
+			return err
+		}
+	}
+	return it.Err()
+}
+
+func copyArray(to, from *ebpf.Map) error {
+	source, err := mapArray[byte](from)
+	if err != nil {
+		return err
+	}
+	defer source.unmap()
+	target, err := mapArray[byte](to)
+	if err != nil {
+		return err
+	}
+	defer target.unmap()
+	used := source.memory
+	for len(used) > 0 && used[len(used)-1] == 0 {
+		used = used[:len(used)-1]
+	}
+	if len(used) > int(target.stride)*int(target.length) {
+		return fmt.Errorf("entry %d is in use", (len(used)-1)/int(source.stride))
+	}
+	copy(target.memory, used)
+	return nil
+}
+
+// swapResized makes the copies the pinned tables, once the attached programs
+// use them.
+func (d *Datapath) swapResized() error {
+	for len(d.resized) > 0 {
+		path := d.tablePath(d.resized[0])
+		if err := os.Rename(path+"_new", path); err != nil {
+			return err
+		}
+		d.resized = d.resized[1:]
+	}
+	return nil
+}
+
+// OpenTables opens the pinned tables of a directory for reading what they hold,
+// whether an agent is running there or not.
+func OpenTables(bpffs string) (*Tables, error) {
+	maps := map[string]*ebpf.Map{}
+	for name := range (Limits{}).entries() {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, "tables", name), nil)
+		if err != nil {
+			return nil, fmt.Errorf("open pinned table %s under %s (has an agent ever run with this --bpffs?): %w", name, bpffs, err)
+		}
+		maps[name] = m
+	}
+	return newTables(maps)
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// An Array is a table of rows by number, stored without a system call.
+type Array[V any] interface {
+	// Len is the number of rows.
+	Len() uint32
+	// Load reads a row. It panics if i >= Len(), as a slice does.
+	Load(i uint32) V
+	// Store writes a row, not atomically: no reader may know it yet.
+	Store(i uint32, v V) error
+	// All reads every row that is not zero.
+	All() (map[uint32]V, error)
+}
+
+// A Hash is a table by key.
+type Hash[K comparable, V any] interface {
+	// Max is the number of entries that it can hold.
+	Max() uint32
+	// Put stores an entry in one atomic step; *FullError if there is no room.
+	Put(K, V) error
+	// Delete removes an entry; one that is not there is no error.
+	Delete(K) error
+	// All reads every entry. One that changes meanwhile may be missing.
+	All() (map[K]V, error)
+}
+
+// Tables are the maps of bpf/lib/tables.h.
+type Tables struct {
+	Frontends    Hash[FrontendKey, uint32]
+	FrontendRows Array[Frontend]
+	Slots        Array[uint32]
+	Backends     Array[Backend]
+	Services     Hash[uint32, ServiceName]
+	SourceRanges Hash[SourceRangeKey, uint32]
+	Networks     Hash[NetworkKey, Network]
+	Affinity     Hash[AffinityKey, AffinityEntry]
+	// WaitForReaders returns when every program has ended that was running at
+	// the call. What no table leads to any more can be used again then.
+	WaitForReaders func() error
+}
+
+// kernelArray is a BPF_F_MMAPABLE array map.
+type kernelArray[V comparable] struct {
+	m      *ebpf.Map
+	memory []byte
+	stride uintptr
+	length uint32
+}
+
+// mapArray maps the array's memory. It stays mapped until unmap.
+func mapArray[V comparable](m *ebpf.Map) (*kernelArray[V], error) {
+	a := &kernelArray[V]{
+		m:      m,
+		stride: uintptr(m.ValueSize()+7) &^ 7, // as the kernel lays array elements out
+		length: m.MaxEntries(),
+	}
+	page := uintptr(unix.Getpagesize())
+	size := (a.stride*uintptr(a.length) + page - 1) &^ (page - 1)
+	var err error
+	a.memory, err = unix.Mmap(m.FD(), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", m, err)
+	}
+	return a, nil
+}
+
+func (a *kernelArray[V]) at(i uint32) *V {
+	return (*V)(unsafe.Pointer(&a.memory[uintptr(i)*a.stride]))
+}
+
+func (a *kernelArray[V]) Len() uint32     { return a.length }
+func (a *kernelArray[V]) Load(i uint32) V { return *a.at(i) }
+
+func (a *kernelArray[V]) Store(i uint32, v V) error {
+	if i >= a.length {
+		return fmt.Errorf("row %d of %d", i, a.length)
+	}
+	*a.at(i) = v
+	return nil
+}
+
+func (a *kernelArray[V]) unmap() error { return unix.Munmap(a.memory) }
+
+// All reads through a mapping of its own, so that the pages it touches do not
+// stay resident.
+func (a *kernelArray[V]) All() (map[uint32]V, error) {
+	whole, err := mapArray[V](a.m)
+	if err != nil {
+		return nil, err
+	}
+	all := map[uint32]V{}
+	var zero V
+	for i := range whole.length {
+		if v := whole.Load(i); v != zero {
+			all[i] = v
+		}
+	}
+	return all, whole.unmap()
+}
+
+// kernelHash is a hash, LRU hash or longest-prefix map.
+type kernelHash[K comparable, V any] struct {
+	name string
+	m    *ebpf.Map
+}
+
+func (h kernelHash[K, V]) Max() uint32 { return h.m.MaxEntries() }
+
+func (h kernelHash[K, V]) Put(k K, v V) error {
+	err := h.m.Put(&k, &v)
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+		return NewFullError(h.name, h.m.MaxEntries())
+	}
+	return err
+}
+
+func (h kernelHash[K, V]) Delete(k K) error {
+	err := h.m.Delete(&k)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (h kernelHash[K, V]) All() (map[K]V, error) {
+	if h.m.Type() == ebpf.LPMTrie {
+		return h.one()
+	}
+	return h.batched()
+}
+
+// one reads entry by entry: longest-prefix maps know no batches before 6.x.
+func (h kernelHash[K, V]) one() (map[K]V, error) {
+	all := map[K]V{}
+	var k K
+	var v V
+	it := h.m.Iterate()
+	for it.Next(&k, &v) {
+		all[k] = v
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("read table %s: %w", h.name, err)
+	}
+	return all, nil
+}
+
+func (h kernelHash[K, V]) batched() (map[K]V, error) {
+	const size = 4096 // larger than any hash bucket, which a batch has to hold whole
+	all := map[K]V{}
+	keys, values := make([]K, size), make([]V, size)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := h.m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			all[keys[i]] = values[i]
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read table %s: %w", h.name, err)
+		}
+	}
+}
+
+// waitForReaders waits for an RCU grace period: programs run in RCU read-side
+// sections, and membarrier(2) waits for all of them. A kernel with
+// nohz_full CPUs refuses (EINVAL); a grace period never takes as long as the
+// stall timeout of 21 seconds, after which the kernel itself complains.
+func waitForReaders() error {
+	const cmdGlobal = 1 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h (4.3)
+	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, cmdGlobal, 0, 0)
+	switch errno {
+	case 0:
+		return nil
+	case unix.EINVAL, unix.ENOSYS:
+		time.Sleep(21 * time.Second)
+		return nil
+	}
+	return fmt.Errorf("membarrier: %w", errno)
+}
+
+func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
+	rows, err := mapArray[Frontend](maps[SockMapFrontendRows])
+	if err != nil {
+		return nil, err
+	}
+	slots, err := mapArray[uint32](maps[SockMapSlots])
+	if err != nil {
+		return nil, err
+	}
+	backends, err := mapArray[Backend](maps[SockMapBackends])
+	if err != nil {
+		return nil, err
+	}
+	return &Tables{
+		Frontends:      kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
+		FrontendRows:   rows,
+		Slots:          slots,
+		Backends:       backends,
+		Services:       kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
+		SourceRanges:   kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
+		Networks:       kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
+		Affinity:       kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
+		WaitForReaders: waitForReaders,
+	}, nil
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package datapath loads the BPF programs, keeps their tables and attaches
+// them. It knows addresses, rows and links, and nothing of Kubernetes.
+package datapath
+
+import (
+	"encoding/json"
+	"math/bits"
+	"net/netip"
+	"reflect"
+	"strings"
+)
+
+// The structures of bpf/lib/types.h. Addresses are 16 bytes in network byte
+// order with IPv4 mapped into them, ports are in network byte order
+// (NetworkOrder), everything else is in host byte order.
+type (
+	Address        = SockAddress
+	FrontendKey    = SockFrontendKey
+	Frontend       = SockFrontend
+	Decision       = SockDecision
+	Backend        = SockBackend
+	AffinityKey    = SockAffinityKey
+	AffinityEntry  = SockAffinityEntry
+	SourceRangeKey = SockSourceRangeKey
+	NetworkKey     = SockNetworkKey
+	Network        = SockNetwork
+	ServiceName    = SockServiceName
+	SocketCounters = SockSocketCounters
+	Verdict        = SockVerdict
+)
+
+// What a Decision without slots says.
+const (
+	Pass   = SockVerdictVERDICT_PASS
+	Reject = SockVerdictVERDICT_REJECT
+	Drop   = SockVerdictVERDICT_DROP
+)
+
+// NetworkService marks a network whose addresses belong to Services.
+const NetworkService = SockNetworkNETWORK_SERVICE
+
+// The owner kinds of a ServiceName.
+const (
+	OwnerService = 0
+	OwnerPod     = 1
+)
+
+// AddressFrom maps an address of either family into 16 bytes.
+func AddressFrom(a netip.Addr) Address { return Address{Bytes: a.As16()} }
+
+// Addr is the inverse of AddressFrom.
+func (a SockAddress) Addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap() }
+
+// NetworkOrder turns a port from host to network byte order, and back. The
+// programs are built for little-endian machines only.
+func NetworkOrder(port uint16) uint16 { return bits.ReverseBytes16(port) }
+
+// AddrPort is the backend's address and port.
+func (b SockBackend) AddrPort() netip.AddrPort {
+	return netip.AddrPortFrom(b.Address.Addr(), NetworkOrder(b.Port))
+}
+
+// PrefixLen is the length that a prefix has once its address is 16 bytes.
+func PrefixLen(p netip.Prefix) uint32 {
+	if p.Addr().Is4() {
+		return uint32(p.Bits()) + 96
+	}
+	return uint32(p.Bits())
+}
+
+// Prefix is the prefix of a network key.
+func (k SockNetworkKey) Prefix() netip.Prefix { return prefixFrom(k.Address, k.Prefixlen) }
+
+// Prefix is the admitted source of a range key.
+func (k SockSourceRangeKey) Prefix() netip.Prefix { return prefixFrom(k.Address, k.Prefixlen-32) }
+
+func prefixFrom(a Address, bits uint32) netip.Prefix {
+	addr := a.Addr()
+	if addr.Is4() && bits >= 96 {
+		bits -= 96
+	}
+	return netip.PrefixFrom(addr, int(bits))
+}
+
+// MarshalJSON names the counters in lower camel case, as all other JSON here.
+func (c SockSocketCounters) MarshalJSON() ([]byte, error) {
+	named := map[string]uint64{}
+	for field, value := range reflect.ValueOf(c).Fields() {
+		if field.IsExported() {
+			named[strings.ToLower(field.Name[:1])+field.Name[1:]] = value.Uint()
+		}
+	}
+	return json.Marshal(named)
+}

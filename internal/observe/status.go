@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"fmt"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/sync"
+)
+
+// Status is how the agent and its datapath are.
+type Status struct {
+	// Running is false if this was read from the tables alone.
+	Running bool      `json:"running"`
+	Version string    `json:"version"`
+	PID     int       `json:"pid,omitempty"`
+	Started time.Time `json:"started,omitzero"`
+	Node    string    `json:"node,omitempty"`
+	BPFFS   string    `json:"bpffs"`
+	Cgroup  string    `json:"cgroup,omitempty"`
+
+	Source      Source                   `json:"source,omitzero"`
+	Sync        sync.Stats               `json:"sync,omitzero"`
+	Attachments []datapath.Attachment    `json:"attachments"`
+	Features    []datapath.Feature       `json:"features"`
+	Counts      Counts                   `json:"counts"`
+	Tables      []sync.Fill              `json:"tables,omitempty"`
+	Counters    *datapath.SocketCounters `json:"counters"`
+	// Objects are those with a failure or a problem.
+	Objects []sync.Status `json:"objects,omitempty"`
+}
+
+// Source is where the objects come from.
+type Source struct {
+	Kind     string    `json:"kind"`
+	Location string    `json:"location"`
+	Synced   bool      `json:"synced"`
+	LastGood time.Time `json:"lastGood,omitzero"` // when its state was last taken in
+	Problems []string  `json:"problems,omitempty"`
+	// Errors is the number of problems that keep its present state out of force.
+	Errors int `json:"errors"`
+}
+
+// Counts are the numbers of things in the tables.
+type Counts struct {
+	Services  int `json:"services"`
+	Frontends int `json:"frontends"`
+	Backends  int `json:"backends"`
+}
+
+// CountsOf counts.
+func CountsOf(t *Tables) Counts {
+	c := Counts{Services: len(t.Services), Backends: len(t.Backends)}
+	for i := range t.Services {
+		c.Frontends += len(t.Services[i].Frontends)
+	}
+	return c
+}
+
+// nearlyFull is when a table is worth a warning.
+const nearlyFull = 0.9
+
+// Complaints are the reasons why not all is well, empty if it is.
+func (s *Status) Complaints() []string {
+	var all []string
+	if !s.Running {
+		all = append(all, "no agent is running: the tables serve on as they are, and nothing follows changes")
+	} else if !s.Sync.Synced {
+		all = append(all, "no complete state has been read yet: what an earlier agent left serves on")
+	}
+	if s.Source.Errors > 0 {
+		all = append(all, fmt.Sprintf("the source has %d errors: its last good state is in force", s.Source.Errors))
+	}
+	if s.Sync.Failing > 0 {
+		all = append(all, fmt.Sprintf("%d frontends could not be brought into the tables", s.Sync.Failing))
+	}
+	if len(s.Attachments) < datapath.Hooks {
+		all = append(all, fmt.Sprintf("%d of %d hooks are attached", len(s.Attachments), datapath.Hooks))
+	}
+	for _, a := range s.Attachments {
+		if a.Detached {
+			all = append(all, fmt.Sprintf("hook %s: its cgroup is gone, nothing passes through it", a.Hook))
+		}
+	}
+	for _, f := range s.Tables {
+		if float64(f.Used) > nearlyFull*float64(f.Limit) {
+			all = append(all, fmt.Sprintf("table %s is nearly full (%d of %d): raise --%s", f.Table, f.Used, f.Limit, f.Flag))
+		}
+	}
+	return all
+}
+
+// ReadStatus reads what the pins of a bpffs directory tell. The rest of a
+// Status only a running agent knows.
+func ReadStatus(bpffs, version string, tables *Tables) (*Status, error) {
+	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
+	var err error
+	if s.Attachments, err = datapath.Attachments(bpffs); err != nil {
+		return nil, err
+	}
+	s.Counters, err = datapath.ReadCounters(bpffs)
+	return s, err
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package observe shows people what the datapath is doing: what the tables
+// say, and what the agent thinks of it. Everything here has a JSON form, which
+// is what the agent's socket serves and `-o json` prints.
+package observe
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/sync"
+)
+
+// Service is an object with all addresses that lead to it.
+type Service struct {
+	// Kind is Service, or Pod for hostPorts.
+	Kind      service.Kind `json:"kind"`
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	// State, Reasons and Problems are the agent's; empty if read from the tables
+	// alone.
+	State     sync.State `json:"state,omitempty"`
+	Reasons   []string   `json:"reasons,omitempty"`
+	Problems  []string   `json:"problems,omitempty"`
+	Frontends []Frontend `json:"frontends"`
+}
+
+// Ref identifies the object.
+func (s *Service) Ref() service.Ref {
+	return service.Ref{Kind: s.Kind, Namespace: s.Namespace, Name: s.Name}
+}
+
+// Frontend is one address that clients ask for, as the tables have it.
+type Frontend struct {
+	// Address is address:port, or the address alone for all other ports.
+	Address  string               `json:"address"`
+	Protocol service.Protocol     `json:"protocol"`
+	Kind     service.FrontendKind `json:"kind"`
+	Port     string               `json:"port,omitempty"` // name of the service port
+	// ServiceID is the number of the service port in the tables.
+	ServiceID       uint32   `json:"serviceID"`
+	AffinitySeconds uint32   `json:"affinitySeconds,omitempty"`
+	SourceRanges    []string `json:"sourceRanges,omitempty"`
+	Restricted      bool     `json:"restricted,omitempty"` // only SourceRanges are admitted
+	Pod             Decision `json:"pod"`
+	Node            Decision `json:"node"`
+	Outside         Decision `json:"outside"`
+
+	key datapath.FrontendKey
+}
+
+// Decision is what one class of clients meets.
+type Decision struct {
+	Verdict    string   `json:"verdict"`
+	Masquerade bool     `json:"masquerade,omitempty"`
+	Backends   []Member `json:"backends,omitempty"`
+}
+
+// Member is a backend of a set. Its share of new connections is Slots of the
+// sum of Slots.
+type Member struct {
+	ID      uint32 `json:"id"`
+	Address string `json:"address"`
+	Local   bool   `json:"local"`
+	Slots   int    `json:"slots"`
+}
+
+func (d Decision) String() string {
+	if d.Verdict != service.Balance.String() {
+		return d.Verdict
+	}
+	if len(d.Backends) == 1 {
+		return "1 backend"
+	}
+	return fmt.Sprintf("%d backends", len(d.Backends))
+}
+
+// Backend is an endpoint that some frontend leads to.
+type Backend struct {
+	ID       uint32           `json:"id"`
+	Address  string           `json:"address"`
+	Protocol service.Protocol `json:"protocol"`
+	Local    bool             `json:"local"`
+	Services []string         `json:"services"` // namespace/name of those that lead to it
+}
+
+// Tables is what the datapath's tables say.
+type Tables struct {
+	Services []Service `json:"services"`
+	Backends []Backend `json:"backends"`
+	// Networks are the ServiceCIDRs.
+	Networks []string `json:"networks"`
+}
+
+// ReadTables reads them all. A change that goes on meanwhile may be seen by
+// half.
+func ReadTables(t *datapath.Tables) (*Tables, error) {
+	r := reader{tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}}
+	index, err := t.Frontends.All()
+	if err != nil {
+		return nil, err
+	}
+	if r.names, err = t.Services.All(); err != nil {
+		return nil, err
+	}
+	ranges, err := t.SourceRanges.All()
+	if err != nil {
+		return nil, err
+	}
+	for key := range ranges {
+		r.ranges[key.SourceSet] = append(r.ranges[key.SourceSet], key.Prefix().String())
+	}
+	networks, err := t.Networks.All()
+	if err != nil {
+		return nil, err
+	}
+	all := &Tables{Services: r.services(index), Networks: []string{}}
+	for key := range networks {
+		all.Networks = append(all.Networks, key.Prefix().String())
+	}
+	slices.Sort(all.Networks)
+	all.Backends = r.sortedBackends()
+	return all, nil
+}
+
+type reader struct {
+	tables   *datapath.Tables
+	names    map[uint32]datapath.ServiceName
+	ranges   map[uint32][]string
+	backends map[uint32]*Backend
+}
+
+func (r *reader) services(index map[datapath.FrontendKey]uint32) []Service {
+	byRef := map[service.Ref]*Service{}
+	for key, number := range index {
+		if number >= r.tables.FrontendRows.Len() {
+			continue
+		}
+		row := r.tables.FrontendRows.Load(number)
+		port := sync.PortOf(r.names[row.Service])
+		s := byRef[port.Owner]
+		if s == nil {
+			s = &Service{Kind: port.Owner.Kind, Namespace: port.Owner.Namespace, Name: port.Owner.Name}
+			byRef[port.Owner] = s
+		}
+		s.Frontends = append(s.Frontends, r.frontend(key, row, port))
+	}
+	all := make([]Service, 0, len(byRef))
+	for _, s := range byRef {
+		slices.SortFunc(s.Frontends, compareFrontends)
+		all = append(all, *s)
+	}
+	slices.SortFunc(all, func(a, b Service) int { return a.Ref().Compare(b.Ref()) })
+	return all
+}
+
+// compareFrontends orders by kind first: the ClusterIP before what is made of it.
+func compareFrontends(a, b Frontend) int {
+	return cmp.Or(cmp.Compare(a.Kind, b.Kind),
+		slices.Compare(a.key.Address.Bytes[:], b.key.Address.Bytes[:]),
+		cmp.Compare(datapath.NetworkOrder(a.key.Port), datapath.NetworkOrder(b.key.Port)),
+		cmp.Compare(a.Protocol, b.Protocol))
+}
+
+func (r *reader) frontend(key datapath.FrontendKey, row datapath.Frontend, port service.Port) Frontend {
+	f := Frontend{
+		Address:         key.Address.Addr().String(),
+		Protocol:        service.Protocol(key.Protocol),
+		Kind:            service.FrontendKind(row.Kind),
+		Port:            port.Name,
+		ServiceID:       row.Service,
+		AffinitySeconds: row.AffinitySeconds,
+		Restricted:      row.SourceSet != 0,
+		SourceRanges:    slices.Sorted(slices.Values(r.ranges[row.SourceSet])),
+		key:             key,
+	}
+	if key.Port != 0 {
+		f.Address = netip.AddrPortFrom(key.Address.Addr(), datapath.NetworkOrder(key.Port)).String()
+	}
+	owner := port.Owner.Namespace + "/" + port.Owner.Name
+	for class, d := range []*Decision{&f.Pod, &f.Node, &f.Outside} {
+		*d = r.decision(row.Decisions[class], owner)
+		d.Masquerade = row.Masquerade&(1<<class) != 0
+	}
+	return f
+}
+
+func (r *reader) decision(d datapath.Decision, owner string) Decision {
+	if d.Count == 0 {
+		return Decision{Verdict: service.Verdict(d.First).String()}
+	}
+	decision := Decision{Verdict: service.Balance.String()}
+	for n := d.First; n < d.First+d.Count && n < r.tables.Slots.Len(); n++ {
+		id := r.tables.Slots.Load(n)
+		at := slices.IndexFunc(decision.Backends, func(m Member) bool { return m.ID == id })
+		if at < 0 {
+			b := r.backend(id, owner)
+			at = len(decision.Backends)
+			decision.Backends = append(decision.Backends, Member{ID: id, Address: b.Address, Local: b.Local})
+		}
+		decision.Backends[at].Slots++
+	}
+	return decision
+}
+
+func (r *reader) backend(id uint32, owner string) *Backend {
+	b := r.backends[id]
+	if b == nil {
+		b = &Backend{ID: id, Address: "(no such backend)"}
+		if id < r.tables.Backends.Len() {
+			row := r.tables.Backends.Load(id)
+			b.Address, b.Protocol, b.Local = row.AddrPort().String(), service.Protocol(row.Protocol), row.Local != 0
+		}
+		r.backends[id] = b
+	}
+	if !slices.Contains(b.Services, owner) {
+		b.Services = append(b.Services, owner)
+		slices.Sort(b.Services)
+	}
+	return b
+}
+
+func (r *reader) sortedBackends() []Backend {
+	all := make([]Backend, 0, len(r.backends))
+	for _, b := range r.backends {
+		all = append(all, *b)
+	}
+	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Find returns the object called namespace/name, or name in any namespace if
+// only one has it.
+func (t *Tables) Find(name string) (*Service, error) {
+	var found []*Service
+	for i := range t.Services {
+		s := &t.Services[i]
+		if s.Namespace+"/"+s.Name == name || (!strings.Contains(name, "/") && s.Name == name) {
+			found = append(found, s)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, fmt.Errorf("no Service %s is in the tables: `beeline service list` names those that are", name)
+	case 1:
+		return found[0], nil
+	}
+	return nil, fmt.Errorf("%d objects are called %s: give namespace/name", len(found), name)
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import "net/netip"
+
+// Config is what the operator of a node decides, apart from all objects. It
+// does not change while a Table lives.
+type Config struct {
+	// NodeName is the name of this node's Node object. Endpoints and pods that
+	// name it are local; without it nothing is local (R11).
+	NodeName string
+	// ServiceProxyName admits Services whose label
+	// service.kubernetes.io/service-proxy-name has this value, beside those
+	// without the label (R1). Empty admits the latter only.
+	ServiceProxyName string
+	// NodePortAddresses select, by prefix, the addresses of this node on which
+	// NodePorts are served. A family with no prefix here is served on the node's
+	// primary address of that family (R22).
+	NodePortAddresses []netip.Prefix
+	// LocalhostNodePorts serves NodePorts on 127.0.0.1 and ::1 to clients in the
+	// node's own network namespace (R22).
+	LocalhostNodePorts bool
+	// MasqueradeAll masquerades pods that ask for a ClusterIP, too (R19).
+	MasqueradeAll bool
+	// RefuseOutsideClusterIP rejects clients outside of the cluster that ask for
+	// a ClusterIP (R20).
+	RefuseOutsideClusterIP bool
+	// RefuseForeignExternalIPs rejects pods and nodes that ask for an externalIP
+	// that is no node's address: whoever may create a Service could else intercept
+	// what they send to any address (CVE-2020-8554, R26).
+	RefuseForeignExternalIPs bool
+}
+
+// DefaultConfig is what kube-proxy 1.36 does by default in its nftables mode,
+// with NodePorts on the loopback addresses besides.
+func DefaultConfig() Config {
+	return Config{LocalhostNodePorts: true}
+}

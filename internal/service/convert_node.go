@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// ConvertNode copies out of a v1 Node what the rules read.
+func ConvertNode(in *corev1.Node) (*Node, error) {
+	var errs fieldErrors
+	n := &Node{Name: in.Name, Zone: in.Labels[corev1.LabelTopologyZone]}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for i, addr := range in.Status.Addresses {
+			if addr.Type != kind {
+				continue
+			}
+			if a, ok := errs.addr(fmt.Sprintf("status.addresses[%d].address", i), addr.Address); ok {
+				n.Addresses = append(n.Addresses, a)
+			}
+		}
+	}
+	cidrs, field := in.Spec.PodCIDRs, "spec.podCIDRs"
+	if len(cidrs) == 0 {
+		cidrs, field = []string{in.Spec.PodCIDR}, "spec.podCIDR"
+	}
+	n.PodCIDRs = errs.prefixes(field, cidrs)
+	return n, errs.join()
+}
+
+// ConvertPod copies out of a v1 Pod what the rules read (R33). As the kubelet
+// does, it takes hostPorts of spec.containers only, not of init containers.
+func ConvertPod(in *corev1.Pod) (*Pod, error) {
+	var errs fieldErrors
+	p := &Pod{
+		Namespace:   in.Namespace,
+		Name:        in.Name,
+		UID:         string(in.UID),
+		Created:     in.CreationTimestamp.Time,
+		Node:        in.Spec.NodeName,
+		HostNetwork: in.Spec.HostNetwork,
+		Finished:    in.Status.Phase == corev1.PodSucceeded || in.Status.Phase == corev1.PodFailed,
+		Deleting:    in.DeletionTimestamp != nil,
+	}
+	ips, field := in.Status.PodIPs, "status.podIPs"
+	if len(ips) == 0 {
+		ips, field = []corev1.PodIP{{IP: in.Status.PodIP}}, "status.podIP"
+	}
+	for i, ip := range ips {
+		if a, ok := errs.addr(fmt.Sprintf("%s[%d]", field, i), ip.IP); ok {
+			p.IPs = append(p.IPs, a)
+		}
+	}
+	for i := range in.Spec.Containers {
+		for j, port := range in.Spec.Containers[i].Ports {
+			if port.HostPort == 0 {
+				continue
+			}
+			field := fmt.Sprintf("spec.containers[%d].ports[%d]", i, j)
+			if hp, ok := podPort(&errs, field, port); ok {
+				p.HostPorts = append(p.HostPorts, hp)
+			}
+		}
+	}
+	return p, errs.join()
+}
+
+func podPort(errs *fieldErrors, field string, in corev1.ContainerPort) (PodPort, bool) {
+	hostPort := errs.port(field+".hostPort", in.HostPort)
+	protocol, known := errs.protocol(field+".protocol", string(in.Protocol))
+	if in.ContainerPort < 1 || in.ContainerPort > 65535 {
+		errs.add(field+".containerPort", in.ContainerPort, "a port from 1 to 65535")
+		return PodPort{}, false
+	}
+	p := PodPort{HostPort: hostPort, ContainerPort: uint16(in.ContainerPort), Protocol: protocol}
+	if in.HostIP != "" {
+		a, ok := parseAddr(in.HostIP)
+		if !ok || a.IsMulticast() {
+			errs.add(field+".hostIP", in.HostIP, "a unicast IPv4 or IPv6 address")
+			return PodPort{}, false
+		}
+		if !a.IsUnspecified() {
+			p.HostIP = a
+		}
+	}
+	return p, known && hostPort != 0
+}
+
+// ConvertServiceCIDR copies out of a ServiceCIDR what the rules read (R21).
+func ConvertServiceCIDR(in *networkingv1.ServiceCIDR) (*ServiceCIDR, error) {
+	var errs fieldErrors
+	c := &ServiceCIDR{Name: in.Name, CIDRs: errs.prefixes("spec.cidrs", in.Spec.CIDRs)}
+	return c, errs.join()
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// candidate is one address and port that slices name for a service port.
+type candidate struct {
+	addr netip.AddrPort
+	// endpoint is the entry whose conditions count.
+	endpoint *Endpoint
+	// weight is the largest that any slice gives this address.
+	weight uint8
+}
+
+// ready: takes new connections (R10). An endpoint of weight zero is treated as
+// one that neither is ready nor serves.
+func (c candidate) ready() bool { return c.weight > 0 && c.endpoint.Ready }
+
+// fallback: may take new connections if no endpoint is ready (KEP-1669).
+func (c candidate) fallback() bool {
+	return c.weight > 0 && c.endpoint.Serving && c.endpoint.Terminating
+}
+
+func (c candidate) local(node string) bool { return node != "" && c.endpoint.Node == node }
+
+// mergeEndpoints collects the endpoints of a service port from all its slices,
+// each address and port once, sorted (R5, R6). The slices must be in a fixed
+// order, for that decides between entries which are equally good.
+func mergeEndpoints(endpointSlices []*EndpointSlice, port ServicePort, family Family) []candidate {
+	var all []candidate
+	for _, s := range endpointSlices {
+		if s.Family != family {
+			continue
+		}
+		for _, p := range s.Ports {
+			if p.Name != port.Name || p.Protocol != port.Protocol {
+				continue
+			}
+			all = slices.Grow(all, len(s.Endpoints))
+			for i := range s.Endpoints {
+				e := &s.Endpoints[i]
+				all = append(all, candidate{netip.AddrPortFrom(e.Addr, p.Port), e, e.Weight})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	merged := all[:0]
+	for _, c := range all {
+		if last := len(merged) - 1; last >= 0 && merged[last].addr == c.addr {
+			if better(c.endpoint, merged[last].endpoint) {
+				merged[last].endpoint = c.endpoint
+			}
+			merged[last].weight = max(merged[last].weight, c.weight)
+			continue
+		}
+		merged = append(merged, c)
+	}
+	return merged
+}
+
+// better says which of two entries for one address counts: two pods can share an
+// address when a network reuses that of a terminating one (R6). Beyond that
+// kube-proxy leaves the choice to chance; here the more willing entry counts.
+func better(a, b *Endpoint) bool {
+	switch {
+	case a.Terminating != b.Terminating:
+		return !a.Terminating
+	case a.Ready != b.Ready:
+		return a.Ready
+	}
+	return a.Serving && !b.Serving
+}
+
+// portSets are the endpoints that a service port may send new connections to.
+type portSets struct {
+	cluster, local []Backend
+	// anywhere: there is a usable endpoint on some node, in reach or not. It makes
+	// the difference between Drop and Reject (R16, R18).
+	anywhere bool
+}
+
+// selectEndpoints chooses from all endpoints of a port (R10 to R13).
+func selectEndpoints(all []candidate, node *nodeFacts) portSets {
+	wanted := byTopology(all, node)
+	s := portSets{
+		cluster: backends(all, node, func(c candidate) bool { return c.ready() && wanted(c) }),
+		local:   backends(all, node, func(c candidate) bool { return c.ready() && c.local(node.name) }),
+	}
+	if len(s.cluster) == 0 {
+		s.cluster = backends(all, node, candidate.fallback)
+	}
+	if len(s.local) == 0 {
+		s.local = backends(all, node, func(c candidate) bool { return c.fallback() && c.local(node.name) })
+	}
+	// Topology never hides the last ready endpoint, so an empty cluster set means
+	// that there is nothing anywhere.
+	s.anywhere = len(s.cluster) > 0
+	return s
+}
+
+func (s *portSets) of(scope Scope) []Backend {
+	if scope == Local {
+		return s.local
+	}
+	return s.cluster
+}
+
+func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Backend {
+	n := 0
+	for _, c := range all {
+		if admit(c) {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	bs := make([]Backend, 0, n)
+	for _, c := range all {
+		if admit(c) {
+			bs = append(bs, Backend{Addr: c.addr, Local: c.local(node.name), Weight: c.weight})
+		}
+	}
+	return bs
+}
+
+// byTopology returns which endpoints the hints leave to this node (R13, KEP-2433,
+// KEP-3015). Hints of one kind count only if every ready endpoint has some and
+// one of them names this node or zone.
+func byTopology(all []candidate, node *nodeFacts) func(candidate) bool {
+	ready, nodeHints, zoneHints := 0, 0, 0
+	thisNode, thisZone := false, false
+	forNode := func(c candidate) bool { return slices.Contains(c.endpoint.NodeHints, node.name) }
+	forZone := func(c candidate) bool { return slices.Contains(c.endpoint.ZoneHints, node.zone) }
+	for _, c := range all {
+		if !c.ready() {
+			continue
+		}
+		ready++
+		if len(c.endpoint.NodeHints) > 0 {
+			nodeHints++
+			thisNode = thisNode || forNode(c)
+		}
+		if len(c.endpoint.ZoneHints) > 0 {
+			zoneHints++
+			thisZone = thisZone || forZone(c)
+		}
+	}
+	switch {
+	case nodeHints == ready && thisNode:
+		return forNode
+	case zoneHints == ready && thisZone:
+		return forZone
+	}
+	return func(candidate) bool { return true }
+}
+
+// draining are the endpoints that serve although no set holds them: what they
+// have they keep (R12, R29).
+func draining(all []candidate, node *nodeFacts, sets []BackendSet) []Backend {
+	return backends(all, node, func(c candidate) bool {
+		if !c.endpoint.Serving {
+			return false
+		}
+		for _, s := range sets {
+			if _, in := slices.BinarySearchFunc(s.Backends, c.addr, func(b Backend, a netip.AddrPort) int {
+				return b.Addr.Compare(a)
+			}); in {
+				return false
+			}
+		}
+		return true
+	})
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// nodeFacts are what the rules read of this node, and of other nodes.
+type nodeFacts struct {
+	name, zone string
+	// primary has the node's first address of each family, as the Node object
+	// orders them.
+	primary []netip.Addr
+	// local has every address of this node: its interfaces' and its Node object's.
+	local []netip.Addr
+	// nodePorts has the addresses on which NodePorts are served (R22).
+	nodePorts []netip.Addr
+	// nodes counts who has an address: each Node object, and this node's
+	// interfaces.
+	nodes map[netip.Addr]int
+}
+
+// newNodeFacts combines what is known of this node. The Node object can be
+// missing.
+func newNodeFacts(config *Config, node *Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
+	f := nodeFacts{name: config.NodeName, nodes: nodes}
+	all := slices.Clone(interfaces)
+	if node != nil {
+		f.zone = node.Zone
+		for _, a := range node.Addresses {
+			if a.IsLoopback() {
+				continue
+			}
+			all = append(all, a)
+			if !f.primaryOf(FamilyOf(a)).IsValid() {
+				f.primary = append(f.primary, a)
+			}
+		}
+	}
+	f.local = sortedAddrs(all)
+	for _, family := range []Family{IPv4, IPv6} {
+		f.nodePorts = append(f.nodePorts, f.selectNodePorts(family, config.NodePortAddresses)...)
+	}
+	return f
+}
+
+// primaryOf returns the node's primary address of a family, or the zero Addr.
+func (f *nodeFacts) primaryOf(family Family) netip.Addr {
+	for _, a := range f.primary {
+		if FamilyOf(a) == family {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// selectNodePorts returns the addresses of one family that the prefixes select.
+func (f *nodeFacts) selectNodePorts(family Family, prefixes []netip.Prefix) []netip.Addr {
+	contains := func(a netip.Addr) func(netip.Prefix) bool {
+		return func(p netip.Prefix) bool { return p.Contains(a) }
+	}
+	if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return familyOfPrefix(p) == family }) {
+		if a := f.primaryOf(family); a.IsValid() {
+			return []netip.Addr{a}
+		}
+		return nil
+	}
+	var selected []netip.Addr
+	for _, a := range f.local {
+		if FamilyOf(a) == family && slices.ContainsFunc(prefixes, contains(a)) {
+			selected = append(selected, a)
+		}
+	}
+	return selected
+}
+
+// isLocal says whether an address is one of this node's.
+func (f *nodeFacts) isLocal(a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(f.local, a, netip.Addr.Compare)
+	return found
+}
+
+// ofFamily keeps the addresses of one family.
+func ofFamily(addrs []netip.Addr, family Family) []netip.Addr {
+	var kept []netip.Addr
+	for _, a := range addrs {
+		if FamilyOf(a) == family {
+			kept = append(kept, a)
+		}
+	}
+	return kept
+}
+
+// loopback is the loopback address that a family's clients name.
+func loopback(family Family) netip.Addr {
+	if family == IPv4 {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
+}
+
+// sortedAddrs returns each address once, sorted, in the form that a FrontendKey
+// has.
+func sortedAddrs(addrs []netip.Addr) []netip.Addr {
+	out := make([]netip.Addr, 0, len(addrs))
+	for _, a := range addrs {
+		out = append(out, a.Unmap().WithZone(""))
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+// sortedPrefixes returns each prefix once, sorted.
+func sortedPrefixes(prefixes []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.Compact(prefixes)
+}

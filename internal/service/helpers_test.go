@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The tests' world: this node is "here", another one "there", in zones "east"
+// and "west". Endpoints have one-letter names: "a" is 10.1.0.1, or fd01::1, and
+// serves on port 8080.
+const (
+	webIP, webIP6   = "10.0.0.1", "fd00::1"
+	hereIP, hereIP6 = "192.0.2.1", "2001:db8::1"
+	thereIP         = "192.0.2.2"
+)
+
+var (
+	web  = Ref{KindService, "default", "web"}
+	here = &Node{Name: "here", Zone: "east", Addresses: addrs(hereIP, hereIP6)}
+)
+
+func testConfig() Config {
+	c := DefaultConfig()
+	c.NodeName = "here"
+	return c
+}
+
+// cluster is a Table that holds the objects and node "here".
+func cluster(config Config, objects ...Object) *Table {
+	t := NewTable(config)
+	t.Apply(changes(append([]Object{here}, objects...)...))
+	return t
+}
+
+func changes(objects ...Object) []Change {
+	cs := make([]Change, len(objects))
+	for i, o := range objects {
+		cs[i] = Change{o.Ref(), o}
+	}
+	return cs
+}
+
+func gone(o Object) Change { return Change{Ref: o.Ref()} }
+
+func addrs(list ...string) []netip.Addr {
+	var as []netip.Addr
+	for _, s := range list {
+		as = append(as, netip.MustParseAddr(s))
+	}
+	return as
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, s := range list {
+		ps = append(ps, netip.MustParsePrefix(s))
+	}
+	return ps
+}
+
+// must is for objects that a test means to be right.
+func must[T any](o T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return o
+}
+
+// Services
+
+type serviceOption func(*corev1.Service)
+
+// service makes default/<name> with ClusterIP 10.0.0.1 and port http 80/TCP.
+func service(name string, options ...serviceOption) *Service {
+	return must(ConvertService(v1Service(name, options...)))
+}
+
+func v1Service(name string, options ...serviceOption) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	clusterIP(webIP)(s)
+	s.Spec.Ports = []corev1.ServicePort{{Name: "http", Port: 80}}
+	for _, o := range options {
+		o(s)
+	}
+	return s
+}
+
+func clusterIP(ips ...string) serviceOption {
+	return func(s *corev1.Service) {
+		s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = ips[0], ips, nil
+		for _, ip := range ips {
+			family := corev1.IPv4Protocol
+			if strings.Contains(ip, ":") {
+				family = corev1.IPv6Protocol
+			}
+			s.Spec.IPFamilies = append(s.Spec.IPFamilies, family)
+		}
+	}
+}
+
+func dualStack(s *corev1.Service) { clusterIP(webIP, webIP6)(s) }
+
+func created(second int64) serviceOption {
+	return func(s *corev1.Service) { s.CreationTimestamp = metav1.Unix(second, 0) }
+}
+
+func ports(ps ...corev1.ServicePort) serviceOption {
+	return func(s *corev1.Service) { s.Spec.Ports = ps }
+}
+
+func protocol(p corev1.Protocol) serviceOption {
+	return func(s *corev1.Service) { s.Spec.Ports[0].Protocol = p }
+}
+
+func nodePort(port int32) serviceOption {
+	return func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = port
+	}
+}
+
+func loadBalancer(ips ...string) serviceOption {
+	return func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		for _, ip := range ips {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+		}
+	}
+}
+
+func sources(ranges ...string) serviceOption {
+	return func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges }
+}
+
+func externalIPs(ips ...string) serviceOption {
+	return func(s *corev1.Service) { s.Spec.ExternalIPs = ips }
+}
+
+func eTPLocal(s *corev1.Service) {
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+}
+
+func iTPLocal(s *corev1.Service) {
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	s.Spec.InternalTrafficPolicy = &local
+}
+
+func clientIP(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
+
+// EndpointSlices
+
+type sliceOption func(*discoveryv1.EndpointSlice)
+
+// endpoints makes the slice default/web-1 of Service web with port http
+// 8080/TCP. Each endpoint is a line such as "a here notready zone=east": its
+// letter, its node ("here" or "there") and what is not the default.
+func endpoints(lines ...string) *EndpointSlice { return slice("web-1", lines) }
+
+func slice(name string, lines []string, options ...sliceOption) *EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:   "default",
+			Name:        name,
+			Labels:      map[string]string{discoveryv1.LabelServiceName: "web"},
+			Annotations: map[string]string{},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+	}
+	for _, o := range options {
+		o(s)
+	}
+	for _, line := range lines {
+		s.Endpoints = append(s.Endpoints, endpointFrom(line, s.AddressType == discoveryv1.AddressTypeIPv6))
+	}
+	return must(ConvertEndpointSlice(s))
+}
+
+func ipv6(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }
+
+func udp(s *discoveryv1.EndpointSlice) { s.Ports[0].Protocol = new(corev1.ProtocolUDP) }
+
+func weight(w string) sliceOption {
+	return func(s *discoveryv1.EndpointSlice) { s.Annotations[AnnotationWeight] = w }
+}
+
+func of(service string) sliceOption {
+	return func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = service }
+}
+
+func endpointFrom(line string, v6 bool) discoveryv1.Endpoint {
+	words := strings.Fields(line)
+	e := discoveryv1.Endpoint{Addresses: []string{address(words[0], v6)}, Hints: &discoveryv1.EndpointHints{}}
+	for _, w := range words[1:] {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "here", "there":
+			e.NodeName = new(key)
+		case "notready":
+			e.Conditions.Ready = new(false)
+		case "notserving":
+			e.Conditions.Ready, e.Conditions.Serving = new(false), new(false)
+		case "terminating": // and serving, unless it says otherwise
+			e.Conditions.Ready, e.Conditions.Terminating = new(false), new(true)
+		case "zone":
+			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: value})
+		case "node":
+			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: value})
+		default:
+			panic("no such word in an endpoint: " + w)
+		}
+	}
+	return e
+}
+
+func address(letter string, v6 bool) string {
+	if len(letter) != 1 {
+		return letter
+	}
+	if v6 {
+		return fmt.Sprintf("fd01::%x", letter[0]-'a'+1)
+	}
+	return fmt.Sprintf("10.1.0.%d", letter[0]-'a'+1)
+}
+
+// What the plans say, in words
+
+// names of backends: letters for those on port 8080, else address and port; a
+// weight that is not 1 follows.
+func names(bs []Backend) string {
+	var words []string
+	for _, b := range bs {
+		word := b.Addr.String()
+		if raw := b.Addr.Addr().AsSlice(); b.Addr.Port() == 8080 && raw[len(raw)-2] == 0 {
+			word = string(rune('a' + raw[len(raw)-1] - 1))
+		}
+		if b.Weight != 1 {
+			word += fmt.Sprintf("*%d", b.Weight)
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+func inWords(p *Plan, d Decision) string {
+	if d.Verdict != Balance {
+		return d.Verdict.String()
+	}
+	i := slices.IndexFunc(p.Sets, func(s BackendSet) bool { return s.Key == d.Set })
+	if i < 0 {
+		return "balance to a set that is missing"
+	}
+	s := names(p.Sets[i].Backends)
+	if d.Masquerade {
+		s += " masq"
+	}
+	return s
+}
+
+func frontendKey(at string) FrontendKey {
+	addrPort, proto, hasProto := strings.Cut(at, "/")
+	if a, err := netip.ParseAddr(addrPort); err == nil {
+		return FrontendKey{Addr: a}
+	}
+	ap := netip.MustParseAddrPort(addrPort)
+	p := TCP
+	if hasProto {
+		p = map[string]Protocol{"TCP": TCP, "UDP": UDP, "SCTP": SCTP}[proto]
+	}
+	return FrontendKey{ap.Addr(), ap.Port(), p}
+}
+
+// find returns the frontend at an address such as "10.0.0.1:80" or
+// "10.0.0.1:53/UDP", and its plan.
+func find(t *Table, at string) (*Plan, *Frontend) {
+	key := frontendKey(at)
+	for _, p := range t.Owners() {
+		for i := range p.Frontends {
+			if p.Frontends[i].Key == key {
+				return p, &p.Frontends[i]
+			}
+		}
+	}
+	return nil, nil
+}
+
+// verdicts says what the classes meet at an address: "all reject", or
+// "pod a b, node a b masq, outside drop", or "none" without a frontend.
+func verdicts(t *Table, at string) string {
+	p, f := find(t, at)
+	if f == nil {
+		return "none"
+	}
+	var parts []string
+	for class, d := range f.Decisions {
+		parts = append(parts, inWords(p, d))
+		if class > 0 && parts[class] != parts[0] {
+			parts[0] += "\x00"
+		}
+	}
+	if !strings.HasSuffix(parts[0], "\x00") {
+		return "all " + parts[0]
+	}
+	parts[0] = strings.TrimRight(parts[0], "\x00")
+	return fmt.Sprintf("pod %s, node %s, outside %s", parts[0], parts[1], parts[2])
+}
+
+// expect maps addresses to verdicts.
+type expect map[string]string
+
+func check(t *testing.T, table *Table, want expect) {
+	t.Helper()
+	for at, w := range want {
+		if got := verdicts(table, at); got != w {
+			t.Errorf("at %s: %s; want %s", at, got, w)
+		}
+	}
+}
+
+// rule is a case of a rule: objects, and what clients meet then.
+type rule struct {
+	name    string
+	config  func(*Config)
+	objects []Object
+	want    expect
+}
+
+func runRules(t *testing.T, rules []rule) {
+	t.Helper()
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			t.Helper()
+			config := testConfig()
+			if r.config != nil {
+				r.config(&config)
+			}
+			check(t, cluster(config, r.objects...), r.want)
+		})
+	}
+}
+
+func everywhere(backends string) string {
+	return fmt.Sprintf("pod %s, node %[1]s masq, outside %[1]s masq", backends)
+}
+
+// Pods
+
+func pod(name string, second int64, ports ...corev1.ContainerPort) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.Time{Time: time.Unix(second, 0)}}}
+	p.Spec.NodeName = "here"
+	p.Spec.Containers = []corev1.Container{{Ports: ports}}
+	p.Status.Phase = corev1.PodRunning
+	p.Status.PodIPs = []corev1.PodIP{{IP: "10.1.0.1"}}
+	return p
+}
+
+func serviceCIDR(name string, cidrs ...string) *ServiceCIDR {
+	return must(ConvertServiceCIDR(&networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+	}))
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	netutils "k8s.io/utils/net"
+)
+
+// parseAddr reads an address as Kubernetes has always stored it: with white
+// space around it and leading zeros in its numbers, which are decimal all the
+// same (R8). IPv4-mapped IPv6 becomes IPv4; there are no zones.
+func parseAddr(s string) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(strings.TrimSpace(s)))
+	return a.Unmap(), ok
+}
+
+// parsePrefix reads a CIDR with the same tolerance and clears its host bits.
+func parsePrefix(s string) (netip.Prefix, bool) {
+	addr, length, found := strings.Cut(strings.TrimSpace(s), "/")
+	a, ok := parseAddr(addr)
+	bits, err := strconv.ParseUint(length, 10, 8)
+	if !found || !ok || err != nil {
+		return netip.Prefix{}, false
+	}
+	if a.Is4() && strings.Contains(addr, ":") {
+		if bits < 96 {
+			return netip.Prefix{}, false
+		}
+		bits -= 96
+	}
+	p := netip.PrefixFrom(a, int(bits)).Masked()
+	return p, p.IsValid()
+}
+
+// familyOfPrefix is the family of a prefix's addresses.
+func familyOfPrefix(p netip.Prefix) Family { return FamilyOf(p.Addr()) }
+
+// fieldErrors collects what is wrong with the fields of one object.
+type fieldErrors struct{ errs []error }
+
+// add names the field, what it says and what it should say.
+func (e *fieldErrors) add(field string, value any, expected string) {
+	e.errs = append(e.errs, fmt.Errorf("%s: %#v: expected %s", field, value, expected))
+}
+
+func (e *fieldErrors) join() error { return errors.Join(e.errs...) }
+
+// addr parses an address. An empty one is none, and no error either: the API
+// has let them through.
+func (e *fieldErrors) addr(field, value string) (netip.Addr, bool) {
+	if strings.TrimSpace(value) == "" {
+		return netip.Addr{}, false
+	}
+	a, ok := parseAddr(value)
+	if !ok {
+		e.add(field, value, "an IPv4 or IPv6 address")
+		return netip.Addr{}, false
+	}
+	if a.IsUnspecified() || a.IsMulticast() {
+		e.add(field, value, "a unicast address")
+		return netip.Addr{}, false
+	}
+	return a, true
+}
+
+// serviceAddr parses an address that clients may be sent away from: a loopback
+// one is refused, because every process that talks to itself would meet it.
+func (e *fieldErrors) serviceAddr(field, value string) (netip.Addr, bool) {
+	a, ok := e.addr(field, value)
+	if ok && a.IsLoopback() {
+		e.add(field, value, "an address that is not a loopback address")
+		return netip.Addr{}, false
+	}
+	return a, ok
+}
+
+// prefixes parses a list of CIDRs and leaves out what is none.
+func (e *fieldErrors) prefixes(field string, values []string) []netip.Prefix {
+	var ps []netip.Prefix
+	for i, v := range values {
+		if strings.TrimSpace(v) == "" {
+			continue
+		}
+		p, ok := parsePrefix(v)
+		if !ok {
+			e.add(fmt.Sprintf("%s[%d]", field, i), v, "a CIDR such as 192.0.2.0/24 or 2001:db8::/32")
+			continue
+		}
+		ps = append(ps, p)
+	}
+	return ps
+}
+
+// port checks a port number; zero stands for none and is left to the caller.
+func (e *fieldErrors) port(field string, value int32) uint16 {
+	if value < 0 || value > 65535 {
+		e.add(field, value, "a port from 1 to 65535")
+		return 0
+	}
+	return uint16(value)
+}
+
+// protocol reads a protocol; empty is TCP, the API's default.
+func (e *fieldErrors) protocol(field, value string) (Protocol, bool) {
+	switch value {
+	case "", "TCP":
+		return TCP, true
+	case "UDP":
+		return UDP, true
+	case "SCTP":
+		return SCTP, true
+	}
+	e.add(field, value, "TCP, UDP or SCTP")
+	return 0, false
+}

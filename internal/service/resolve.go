@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// proxied says whether a Service is Beeline's to implement (R1, R3).
+func proxied(s *Service, config *Config) bool {
+	if s.HasProxyName && (config.ServiceProxyName == "" || s.ProxyName != config.ServiceProxyName) {
+		return false
+	}
+	if s.Type == "ExternalName" || len(s.ClusterIPs) == 0 {
+		return false
+	}
+	return s.ClusterIPs[0] != "" && s.ClusterIPs[0] != "None"
+}
+
+// clusterIP returns the Service's ClusterIP of a family, the zero Addr if it has
+// none (R7). Objects from before dual stack lack ipFamilies: there the address
+// itself says its family.
+func (s *Service) clusterIP(family Family) netip.Addr {
+	for i, ip := range s.ClusterIPs {
+		a, ok := parseAddr(ip)
+		if !ok || FamilyOf(a) != family {
+			continue
+		}
+		if len(s.IPFamilies) == 0 || i < len(s.IPFamilies) && s.IPFamilies[i] == family {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// servicePlan is a Plan in the making. What a packet alone can tell is not in
+// it: that a pod reaches itself through the Service (hairpin) is seen where the
+// backend is chosen, and is always masqueraded (R19).
+type servicePlan struct {
+	config *Config
+	node   *nodeFacts
+	svc    *Service
+	slices []*EndpointSlice
+	plan   *Plan
+}
+
+// resolveService computes what a Service asks for, as if no other object did.
+// It returns nil for one that is not proxied. The slices must be sorted by name.
+func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config, node *nodeFacts) *Plan {
+	if !proxied(s, config) {
+		return nil
+	}
+	p := servicePlan{config, node, s, endpointSlices, &Plan{}}
+	for _, family := range []Family{IPv4, IPv6} {
+		if ip := s.clusterIP(family); ip.IsValid() {
+			p.addFamily(family, ip)
+		}
+	}
+	if len(p.plan.Frontends) == 0 {
+		return nil
+	}
+	p.plan.finish()
+	return p.plan
+}
+
+func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
+	reject := Decision{Verdict: Reject}
+	p.plan.Frontends = append(p.plan.Frontends, Frontend{
+		Key:       FrontendKey{Addr: clusterIP},
+		Kind:      ClusterIPOther,
+		Port:      Port{Owner: p.svc.Ref()},
+		Decisions: [SourceClasses]Decision{reject, reject, reject},
+	})
+	ingress := ofFamily(p.svc.IngressIPs, family)
+	external := ofFamily(p.svc.ExternalIPs, family)
+	ranges := sourceRanges(p.svc.SourceRanges, ingress, p.node.primaryOf(family), family)
+	for i, port := range p.svc.Ports {
+		if slices.ContainsFunc(p.svc.Ports[:i], func(o ServicePort) bool {
+			return o.Name == port.Name && o.Protocol == port.Protocol
+		}) {
+			p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
+				"port %d/%s: another %s port of this Service has the name %q: give it its own", port.Port, port.Protocol, port.Protocol, port.Name))
+			continue
+		}
+		first := len(p.plan.Frontends)
+		all := mergeEndpoints(p.slices, port, family)
+		f := portPlan{p, Port{p.svc.Ref(), port.Name, port.Protocol}, family, selectEndpoints(all, p.node)}
+		f.add(ClusterIP, clusterIP, port.Port, f.internal(), nil)
+		f.addNodePorts(port.NodePort)
+		for _, ip := range ingress {
+			f.add(LoadBalancer, ip, port.Port, f.external(), ranges)
+		}
+		for _, ip := range external {
+			f.add(ExternalIP, ip, port.Port, f.externalIP(ip), nil)
+		}
+		f.addSets(all, p.plan.Frontends[first:])
+	}
+}
+
+// portPlan is one service port in one family.
+type portPlan struct {
+	*servicePlan
+	port   Port
+	family Family
+	sets   portSets
+}
+
+// add appends a frontend.
+func (p *portPlan) add(kind FrontendKind, addr netip.Addr, port uint16, ds [SourceClasses]Decision, ranges []netip.Prefix) {
+	p.plan.Frontends = append(p.plan.Frontends, Frontend{
+		Key:          FrontendKey{addr, port, p.port.Protocol},
+		Kind:         kind,
+		Port:         p.port,
+		Decisions:    ds,
+		Affinity:     p.svc.Affinity,
+		SourceRanges: ranges,
+	})
+}
+
+// addNodePorts serves a NodePort on this node's addresses; that of another node
+// is left to it (R22, R23). On loopback it exists for the node itself alone.
+func (p *portPlan) addNodePorts(port uint16) {
+	if port == 0 {
+		return
+	}
+	external := p.external()
+	for _, addr := range ofFamily(p.node.nodePorts, p.family) {
+		p.add(NodePort, addr, port, external, nil)
+	}
+	if p.config.LocalhostNodePorts {
+		p.add(NodePort, loopback(p.family), port, [SourceClasses]Decision{FromNode: external[FromNode]}, nil)
+	}
+}
+
+// decide chooses among the endpoints of a scope. None in reach, but some on
+// other nodes, is a Drop: the client shall try again elsewhere; none at all is a
+// Reject (R16, R18).
+func (p *portPlan) decide(scope Scope, masquerade bool) Decision {
+	switch {
+	case len(p.sets.of(scope)) > 0:
+		return Decision{Balance, SetKey{p.port, p.family, scope}, masquerade}
+	case p.sets.anywhere:
+		return Decision{Verdict: Drop}
+	}
+	return Decision{Verdict: Reject}
+}
+
+// internal decides for a ClusterIP (R16, R19, R20).
+func (p *portPlan) internal() [SourceClasses]Decision {
+	scope := Cluster
+	if p.svc.InternalLocal {
+		scope = Local
+	}
+	ds := [SourceClasses]Decision{
+		FromPod:     p.decide(scope, p.config.MasqueradeAll),
+		FromNode:    p.decide(scope, true),
+		FromOutside: p.decide(scope, true),
+	}
+	if p.config.RefuseOutsideClusterIP {
+		ds[FromOutside] = Decision{Verdict: Reject}
+	}
+	return ds
+}
+
+// external decides for NodePorts, load balancers and external IPs (R17 to R19).
+// With policy Local, clients inside the cluster are treated as if they had come
+// back in through a load balancer, which may choose any node.
+func (p *portPlan) external() [SourceClasses]Decision {
+	if !p.svc.ExternalLocal {
+		d := p.decide(Cluster, true)
+		return [SourceClasses]Decision{d, d, d}
+	}
+	return [SourceClasses]Decision{
+		FromPod:     p.decide(Cluster, false),
+		FromNode:    p.decide(Cluster, true),
+		FromOutside: p.decide(Local, false),
+	}
+}
+
+// externalIP is external, unless the operator distrusts the address (R26).
+func (p *portPlan) externalIP(ip netip.Addr) [SourceClasses]Decision {
+	ds := p.external()
+	if p.config.RefuseForeignExternalIPs && p.node.nodes[ip] == 0 {
+		ds[FromPod] = Decision{Verdict: Reject}
+		ds[FromNode] = Decision{Verdict: Reject}
+	}
+	return ds
+}
+
+// addSets appends the sets that the port's frontends use (R14), and for UDP what
+// drains: TCP connections stay whatever happens (R29, R30).
+func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
+	first := len(p.plan.Sets)
+	for _, scope := range []Scope{Cluster, Local} {
+		key := SetKey{p.port, p.family, scope}
+		if bs := p.sets.of(scope); len(bs) > 0 && usesSet(frontends, key) {
+			p.plan.Sets = append(p.plan.Sets, BackendSet{key, bs})
+		}
+	}
+	if p.port.Protocol != UDP {
+		return
+	}
+	if bs := draining(all, p.node, p.plan.Sets[first:]); len(bs) > 0 {
+		p.plan.Draining = append(p.plan.Draining, BackendSet{SetKey{p.port, p.family, Cluster}, bs})
+	}
+}
+
+// sourceRanges returns the clients of one family that loadBalancerSourceRanges
+// admit, nil for all: where the ranges have none of the family, or its /0
+// (R25). A node that is admitted can reach the VIP from the VIP itself, which
+// its kernel chooses as source where the VIP is on one of its interfaces.
+func sourceRanges(ranges []netip.Prefix, vips []netip.Addr, node netip.Addr, family Family) []netip.Prefix {
+	var admitted []netip.Prefix
+	nodeAdmitted := false
+	for _, r := range ranges {
+		if familyOfPrefix(r) != family {
+			continue
+		}
+		if r.Bits() == 0 {
+			return nil
+		}
+		admitted = append(admitted, r)
+		nodeAdmitted = nodeAdmitted || r.Contains(node)
+	}
+	if nodeAdmitted {
+		for _, vip := range vips {
+			admitted = append(admitted, netip.PrefixFrom(vip, vip.BitLen()))
+		}
+	}
+	return sortedPrefixes(admitted)
+}

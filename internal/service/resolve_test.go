@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	vip, vip6 = "203.0.113.1", "2001:db8:1::1"
+	vipHTTP   = vip + ":80"
+	nodeHTTP  = hereIP + ":30080"
+)
+
+// nowhere, elsewhere, both: where a Service's endpoints are.
+var (
+	nowhere   = endpoints("a here notserving", "b there notserving")
+	elsewhere = endpoints("a here notserving", "b there")
+	both      = endpoints("a here", "b there")
+)
+
+func TestR16ClusterIPFollowsInternalTrafficPolicy(t *testing.T) {
+	local := service("web", iTPLocal, nodePort(30080))
+	runRules(t, []rule{
+		{"Cluster", nil, []Object{service("web"), both}, expect{webHTTP: everywhere("a b")}},
+		{"Cluster, only elsewhere", nil, []Object{service("web"), elsewhere}, expect{webHTTP: everywhere("b")}},
+		{"Cluster, nowhere", nil, []Object{service("web"), nowhere}, expect{webHTTP: "all reject"}},
+		{"Cluster, no slice at all", nil, []Object{service("web")}, expect{webHTTP: "all reject"}},
+		{"Local", nil, []Object{local, both}, expect{webHTTP: everywhere("a")}},
+		{"Local, only elsewhere", nil, []Object{local, elsewhere}, expect{webHTTP: "all drop"}},
+		{"Local, only elsewhere and terminating", nil, []Object{local, endpoints("b there terminating")}, expect{webHTTP: "all drop"}},
+		{"Local, nowhere", nil, []Object{local, nowhere}, expect{webHTTP: "all reject"}},
+		{"eTP does not matter", nil, []Object{service("web", nodePort(30080), eTPLocal), elsewhere}, expect{webHTTP: everywhere("b")}},
+	})
+}
+
+func TestR17ExternalAddressesFollowExternalTrafficPolicy(t *testing.T) {
+	external := func(s *corev1.Service) {
+		loadBalancer(vip)(s)
+		externalIPs("203.0.113.2")(s)
+		s.Spec.Ports[0].NodePort = 30080
+	}
+	at := func(verdict string) expect {
+		return expect{nodeHTTP: verdict, vipHTTP: verdict, "203.0.113.2:80": verdict}
+	}
+	runRules(t, []rule{
+		{"iTP Local does not matter", nil, []Object{service("web", external, iTPLocal), elsewhere}, at("all b masq")},
+		{"eTP Local", nil, []Object{service("web", external, eTPLocal), both}, at("pod a b, node a b masq, outside a")},
+		{"nowhere", nil, []Object{service("web", external), nowhere}, at("all reject")},
+	})
+}
+
+func TestR18ExternalTrafficPolicyLocal(t *testing.T) {
+	local := service("web", nodePort(30080), eTPLocal)
+	runRules(t, []rule{
+		{"only outside clients are kept on this node", nil, []Object{local, both}, expect{nodeHTTP: "pod a b, node a b masq, outside a"}},
+		{"only elsewhere", nil, []Object{local, elsewhere}, expect{nodeHTTP: "pod b, node b masq, outside drop"}},
+		{"nowhere", nil, []Object{local, nowhere}, expect{nodeHTTP: "all reject"}},
+		{"the last one here terminates", nil, []Object{local, endpoints("a here terminating", "b there")},
+			expect{nodeHTTP: "pod b, node b masq, outside a"}},
+	})
+}
+
+func TestR19Masquerade(t *testing.T) {
+	all := func(c *Config) { c.MasqueradeAll = true }
+	runRules(t, []rule{
+		{"ClusterIP: all but pods", nil, []Object{service("web"), both}, expect{webHTTP: "pod a b, node a b masq, outside a b masq"}},
+		{"ClusterIP, masqueradeAll", all, []Object{service("web"), both}, expect{webHTTP: "all a b masq"}},
+		{"eTP Cluster: all", nil, []Object{service("web", nodePort(30080)), both}, expect{nodeHTTP: "all a b masq"}},
+		{"eTP Local: the node itself", nil, []Object{service("web", nodePort(30080), eTPLocal), both},
+			expect{nodeHTTP: "pod a b, node a b masq, outside a"}},
+		{"masqueradeAll is for ClusterIPs", all, []Object{service("web", nodePort(30080), eTPLocal), both},
+			expect{nodeHTTP: "pod a b, node a b masq, outside a"}},
+	})
+}
+
+func TestR20ClusterIPFromOutside(t *testing.T) {
+	refuse := func(c *Config) { c.RefuseOutsideClusterIP = true }
+	w := service("web", nodePort(30080))
+	runRules(t, []rule{
+		{"is served", nil, []Object{w, both}, expect{webHTTP: everywhere("a b")}},
+		{"unless refused", refuse, []Object{w, both}, expect{webHTTP: "pod a b, node a b masq, outside reject", nodeHTTP: "all a b masq"}},
+		{"refused with Local policy and none here", refuse, []Object{service("web", iTPLocal), elsewhere},
+			expect{webHTTP: "pod drop, node drop, outside reject"}},
+	})
+}
+
+func TestR21OtherPortsOfAClusterIP(t *testing.T) {
+	runRules(t, []rule{
+		{"are rejected", nil, []Object{service("web", dualStack), both}, expect{webIP: "all reject", webIP6: "all reject"}},
+		{"also without endpoints", nil, []Object{service("web")}, expect{webIP: "all reject"}},
+		{"are nobody's at other addresses", nil, []Object{service("web", nodePort(30080), externalIPs(vip)), both},
+			expect{vip: "none", hereIP: "none"}},
+	})
+	_, f := find(cluster(testConfig(), service("web")), webIP)
+	if f.Kind != ClusterIPOther || f.Key.Port != 0 || f.Key.Protocol != 0 || f.Port.Owner != web {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestR21ServiceCIDRs(t *testing.T) {
+	table := cluster(testConfig())
+	list := func(d Delta) []string {
+		if d.ServiceCIDRs == nil {
+			return nil
+		}
+		out := []string{}
+		for _, p := range *d.ServiceCIDRs {
+			out = append(out, p.String())
+		}
+		return out
+	}
+	steps := []struct {
+		change Change
+		want   []string
+	}{
+		{changes(serviceCIDR("kubernetes", "10.0.0.7/16", "fd00::/108"))[0], []string{"10.0.0.0/16", "fd00::/108"}},
+		{changes(serviceCIDR("kubernetes", "fd00::/108", "10.0.0.0/16"))[0], nil},
+		{changes(serviceCIDR("more", "10.0.0.0/16", "172.16.0.0/20"))[0], []string{"10.0.0.0/16", "172.16.0.0/20", "fd00::/108"}},
+		{gone(serviceCIDR("kubernetes")), []string{"10.0.0.0/16", "172.16.0.0/20"}},
+		{changes(service("web"))[0], nil},
+		{gone(serviceCIDR("more")), []string{}},
+	}
+	for i, s := range steps {
+		if diff := cmp.Diff(s.want, list(table.Apply([]Change{s.change}))); diff != "" {
+			t.Errorf("step %d: %s", i, diff)
+		}
+	}
+}
+
+func TestR22NodePortAddresses(t *testing.T) {
+	const second, second6 = "198.51.100.1", "2001:db8:2::1"
+	w := service("web", dualStack, nodePort(30080))
+	dual := []Object{w, both, slice("web-6", []string{"c there"}, ipv6)}
+	served, served6 := "all a b masq", "all c masq"
+	addressesOf := func(list ...string) func(*Config) {
+		return func(c *Config) { c.NodePortAddresses = prefixes(list...) }
+	}
+	for _, c := range []struct {
+		name   string
+		config func(*Config)
+		want   expect
+	}{
+		{"default: the primary of each family", func(*Config) {},
+			expect{nodeHTTP: served, "[2001:db8::1]:30080": served6, second + ":30080": "none", "[2001:db8:2::1]:30080": "none"}},
+		{"a prefix of one family leaves the other at its default", addressesOf("198.51.100.0/24"),
+			expect{nodeHTTP: "none", second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": "none"}},
+		{"all of both families", addressesOf("0.0.0.0/0", "::/0"),
+			expect{nodeHTTP: served, second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": served6}},
+		{"a prefix that has none of the addresses", addressesOf("10.9.0.0/16"), expect{nodeHTTP: "none", second + ":30080": "none"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := testConfig()
+			c.config(&config)
+			table := cluster(config, append(dual, &Node{Name: "there", Addresses: addrs(thereIP)})...)
+			table.SetLocalAddresses(addrs(hereIP, second, second6, "127.0.0.1", "fe80::1%eth0"))
+			check(t, table, c.want)
+			check(t, table, expect{
+				thereIP + ":30080": "none", // is for that node to serve
+				"[fe80::1]:30080":  "none",
+				"127.0.0.1:30080":  "pod pass, node a b masq, outside pass",
+				"[::1]:30080":      "pod pass, node c masq, outside pass",
+			})
+		})
+	}
+}
+
+func TestR22LoopbackHasItsOwnSwitch(t *testing.T) {
+	off := func(c *Config) { c.LocalhostNodePorts = false }
+	w := service("web", nodePort(30080), eTPLocal)
+	runRules(t, []rule{
+		{"on", nil, []Object{w, elsewhere}, expect{"127.0.0.1:30080": "pod pass, node b masq, outside pass", "[::1]:30080": "none"}},
+		{"on, nowhere", nil, []Object{w, nowhere}, expect{"127.0.0.1:30080": "pod pass, node reject, outside pass"}},
+		{"off", off, []Object{w, both}, expect{"127.0.0.1:30080": "none", nodeHTTP: "pod a b, node a b masq, outside a"}},
+	})
+}
+
+func TestR22AddressChangesAreFollowed(t *testing.T) {
+	table := NewTable(testConfig())
+	table.Apply(changes(service("web", nodePort(30080)), service("plain", clusterIP("10.0.0.2")), both))
+	check(t, table, expect{nodeHTTP: "none", webHTTP: everywhere("a b")})
+	if d := table.Apply(changes(here)); d.Resolved != 1 || len(d.Plans) != 1 {
+		t.Errorf("the node came: resolved %d, changed %d, want only the Service with a NodePort", d.Resolved, len(d.Plans))
+	}
+	check(t, table, expect{nodeHTTP: "all a b masq"})
+	table.Apply(changes(&Node{Name: "here", Addresses: addrs("192.0.2.9", hereIP)}))
+	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all a b masq"})
+	table.Apply([]Change{gone(here)})
+	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "none"})
+}
+
+func TestR23NodePortsIgnoreSourceRanges(t *testing.T) {
+	ranged := func(s *corev1.Service) {
+		loadBalancer(vip)(s)
+		sources("198.51.100.0/24")(s)
+		s.Spec.Ports[0].NodePort = 30080
+	}
+	table := cluster(testConfig(), service("web", ranged), both)
+	for _, at := range []string{nodeHTTP, "127.0.0.1:30080", webHTTP} {
+		if _, f := find(table, at); f.SourceRanges != nil {
+			t.Errorf("%s: ranges %v", at, f.SourceRanges)
+		}
+	}
+}
+
+func TestR23NoNodePortWithoutANumber(t *testing.T) {
+	unallocated := func(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = new(false) }
+	asked := func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 30080 }
+	table := cluster(testConfig(), service("web", loadBalancer(vip), unallocated), both)
+	for _, f := range table.Plan(web).Frontends {
+		if f.Kind == NodePort {
+			t.Errorf("there is %s", f.Key)
+		}
+	}
+	// The API: "requests for specific NodePorts will be respected, regardless".
+	check(t, cluster(testConfig(), service("web", loadBalancer(vip), unallocated, asked), both), expect{nodeHTTP: "all a b masq"})
+}
+
+func TestR24LoadBalancerIngress(t *testing.T) {
+	proxy, vipMode := corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP
+	ingress := func(list ...corev1.LoadBalancerIngress) serviceOption {
+		return func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Status.LoadBalancer.Ingress = list
+		}
+	}
+	runRules(t, []rule{
+		{"no mode", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{IP: vip})), both}, expect{vipHTTP: "all a b masq"}},
+		{"VIP", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{IP: vip, IPMode: &vipMode})), both}, expect{vipHTTP: "all a b masq"}},
+		{"Proxy", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{IP: vip, IPMode: &proxy})), both}, expect{vipHTTP: "none"}},
+		{"a host name beside", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{Hostname: "lb.example"}, corev1.LoadBalancerIngress{IP: vip})), both},
+			expect{vipHTTP: "all a b masq"}},
+	})
+}
+
+func TestR25SourceRanges(t *testing.T) {
+	lb := func(ranges ...string) *Service {
+		return service("web", dualStack, loadBalancer(vip, "203.0.113.2", vip6), sources(ranges...))
+	}
+	const at, at6 = vipHTTP, "[2001:db8:1::1]:80"
+	for _, c := range []struct {
+		name   string
+		ranges []string
+		at     string
+		want   []string
+	}{
+		{"none", nil, at, nil},
+		{"sorted, canonical, once each", []string{"198.51.100.7/24", " 10.0.0.0/8 ", "010.0.0.0/8"}, at, []string{"10.0.0.0/8", "198.51.100.0/24"}},
+		{"only those of the family", []string{"198.51.100.0/24", "2001:db8:5::/48"}, at6, []string{"2001:db8:5::/48"}},
+		{"those of the other family alone restrict nothing", []string{"198.51.100.0/24"}, at6, nil},
+		{"all addresses of the family", []string{"198.51.100.0/24", "0.0.0.0/0", "2001:db8:5::/48"}, at, nil},
+		{"all addresses of the other family", []string{"198.51.100.0/24", "::/0"}, at, []string{"198.51.100.0/24"}},
+		{"with the node, its VIPs", []string{"192.0.2.0/24"}, at, []string{"192.0.2.0/24", vip + "/32", "203.0.113.2/32"}},
+		{"with the node's IPv6 address, its IPv6 VIP", []string{"2001:db8::/64"}, at6, []string{"2001:db8::/64", vip6 + "/128"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, f := find(cluster(testConfig(), lb(c.ranges...), both), c.at)
+			if want := prefixes(c.want...); !slices.Equal(f.SourceRanges, want) || (f.SourceRanges == nil) != (want == nil) {
+				t.Errorf("%v, want %v", f.SourceRanges, want)
+			}
+		})
+	}
+	// An external IP has none, and the decisions are those of R17.
+	table := cluster(testConfig(), service("web", loadBalancer(vip), sources("198.51.100.0/24"), externalIPs("203.0.113.9")), both)
+	if _, f := find(table, "203.0.113.9:80"); f.SourceRanges != nil {
+		t.Errorf("external IP: %v", f.SourceRanges)
+	}
+	check(t, table, expect{vipHTTP: "all a b masq"})
+}
+
+func TestR25TheNodesAddressIsFollowed(t *testing.T) {
+	table := NewTable(testConfig())
+	table.Apply(changes(service("web", loadBalancer(vip), sources("192.0.2.0/24")), both))
+	ranges := func() int { _, f := find(table, vipHTTP); return len(f.SourceRanges) }
+	if n := ranges(); n != 1 {
+		t.Errorf("%d ranges without a node", n)
+	}
+	if table.Apply(changes(here)); ranges() != 2 {
+		t.Errorf("%d ranges with a node inside", ranges())
+	}
+}
+
+func TestR26ExternalIPs(t *testing.T) {
+	refuse := func(c *Config) { c.RefuseForeignExternalIPs = true }
+	w := service("web", externalIPs(vip, thereIP, hereIP), loadBalancer("203.0.113.2"))
+	there := &Node{Name: "there", Addresses: addrs(thereIP)}
+	const at, atThere, atHere, atLB = vipHTTP, thereIP + ":80", hereIP + ":80", "203.0.113.2:80"
+	served, refused := "all a b masq", "pod reject, node reject, outside a b masq"
+	runRules(t, []rule{
+		{"as Kubernetes has them", nil, []Object{w, both, there}, expect{at: served, atThere: served, atHere: served, atLB: served}},
+		{"those that are no node's refused from inside", refuse, []Object{w, both, there},
+			expect{at: refused, atThere: served, atHere: served, atLB: served}},
+		{"an ingress IP is trusted", refuse, []Object{service("web", externalIPs(vip), loadBalancer(vip)), both}, expect{at: served}},
+	})
+
+	config := testConfig()
+	refuse(&config)
+	table := cluster(config, w, both, service("plain", clusterIP("10.0.0.2"), externalIPs("203.0.113.77")))
+	check(t, table, expect{atThere: refused})
+	if d := table.Apply(changes(there)); d.Resolved != 1 {
+		t.Errorf("node there came: resolved %d, want 1", d.Resolved)
+	}
+	check(t, table, expect{atThere: served})
+	if d := table.Apply(changes(&Node{Name: "there", Zone: "west", Addresses: addrs("192.0.2.77", thereIP)})); d.Resolved != 0 {
+		t.Errorf("node there changed nothing that matters: resolved %d", d.Resolved)
+	}
+	table.Apply([]Change{gone(there)})
+	check(t, table, expect{atThere: refused})
+	table.SetLocalAddresses(addrs(vip))
+	check(t, table, expect{at: served})
+}
+
+func TestR27Affinity(t *testing.T) {
+	timeout := func(seconds int32) serviceOption {
+		return func(s *corev1.Service) {
+			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+		}
+	}
+	// Every address of a service port has its timeout, and names the same port.
+	table := cluster(testConfig(), service("web", nodePort(30080), loadBalancer(vip), externalIPs("203.0.113.2"), clientIP, timeout(60)), both)
+	for _, at := range []string{webHTTP, nodeHTTP, vipHTTP, "203.0.113.2:80"} {
+		_, f := find(table, at)
+		if want := (Port{web, "http", TCP}); f.Affinity != time.Minute || f.Port != want {
+			t.Errorf("%s: %s by %s", at, f.Affinity, f.Port)
+		}
+	}
+	// The default; and it can be switched on and off.
+	for _, c := range []struct {
+		s    *Service
+		want time.Duration
+	}{{service("web", clientIP), 3 * time.Hour}, {service("web"), 0}, {service("web", timeout(60)), 0}, {service("web", clientIP), 3 * time.Hour}} {
+		table.Apply(changes(c.s))
+		if _, f := find(table, webHTTP); f.Affinity != c.want {
+			t.Errorf("%s, want %s", f.Affinity, c.want)
+		}
+	}
+}
+
+func TestR28ProtocolsOnOnePortAreIndependent(t *testing.T) {
+	dns := ports(
+		corev1.ServicePort{Name: "tcp", Port: 53, Protocol: "TCP", NodePort: 30053},
+		corev1.ServicePort{Name: "udp", Port: 53, Protocol: "UDP", NodePort: 30053},
+		corev1.ServicePort{Name: "sctp", Port: 53, Protocol: "SCTP"},
+	)
+	named := func(name string, p corev1.Protocol) sliceOption {
+		return func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name, s.Ports[0].Protocol = &name, &p }
+	}
+	check(t, cluster(testConfig(), service("web", dns),
+		slice("t", []string{"a"}, named("tcp", "TCP")), slice("u", []string{"b"}, named("udp", "UDP"))), expect{
+		"10.0.0.1:53":         everywhere("a"),
+		"10.0.0.1:53/UDP":     everywhere("b"),
+		"10.0.0.1:53/SCTP":    "all reject",
+		"192.0.2.1:30053":     "all a masq",
+		"192.0.2.1:30053/UDP": "all b masq",
+	})
+}
+
+func TestR29WhatDrains(t *testing.T) {
+	drains := func(objects ...Object) string {
+		var all []Backend
+		for _, s := range cluster(testConfig(), objects...).Plan(web).Draining {
+			all = append(all, s.Backends...)
+		}
+		return names(all)
+	}
+	lines := func(l ...string) []string { return l }
+	w := service("web", protocol("UDP"))
+	for _, c := range []struct {
+		name, got, want string
+	}{
+		{"all in the set", drains(w, slice("s", lines("a", "b"), udp)), ""},
+		{"terminating, but serving", drains(w, slice("s", lines("a", "b terminating"), udp)), "b"},
+		{"not serving any more", drains(w, slice("s", lines("a", "b terminating notserving", "c notserving"), udp)), ""},
+		{"in another zone", drains(w, slice("s", lines("a zone=east", "b zone=west"), udp)), "b"},
+		{"on another node", drains(service("web", protocol("UDP"), iTPLocal), slice("s", lines("a here", "b there"), udp)), "b"},
+		{"weight 0", drains(w, slice("s", lines("a"), udp), slice("r", lines("b"), udp, weight("0"))), "b*0"},
+		{"none left", drains(w), ""},
+		{"in either set", drains(service("web", protocol("UDP"), nodePort(30080), eTPLocal), slice("s", lines("a here terminating", "b there"), udp)), ""},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %q drains, want %q", c.name, c.got, c.want)
+		}
+	}
+}
+
+func TestR30TCPNeedsNoDraining(t *testing.T) {
+	p := cluster(testConfig(), service("web"), endpoints("a", "b terminating")).Plan(web)
+	if len(p.Draining) != 0 {
+		t.Errorf("%+v", p.Draining)
+	}
+}
+
+func TestR31HostNetworkEndpointsAreOrdinary(t *testing.T) {
+	check(t, cluster(testConfig(), service("web"), endpoints(hereIP+" here", thereIP+" there")),
+		expect{webHTTP: everywhere("192.0.2.1:8080 192.0.2.2:8080")})
+}
+
+func TestR32FieldsThatAreNotRead(t *testing.T) {
+	unread := func(s *corev1.Service) {
+		s.Spec.Ports[0].AppProtocol = new("kubernetes.io/h2c")
+		s.Spec.LoadBalancerClass = new("example.com/lb")
+		s.Spec.TrafficDistribution = new(corev1.ServiceTrafficDistributionPreferSameNode)
+	}
+	slice := endpoints("a here", "b there")
+	with := cluster(testConfig(), service("web", loadBalancer(vip), unread), slice).Plan(web)
+	without := cluster(testConfig(), service("web", loadBalancer(vip)), slice).Plan(web)
+	if !equalPlans(with, without) {
+		t.Errorf("plans differ: %+v, %+v", with, without)
+	}
+}
+
+func TestAPortNamedTwice(t *testing.T) {
+	twice := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "http", Port: 81})
+	table := cluster(testConfig(), service("web", twice), both)
+	check(t, table, expect{webHTTP: everywhere("a b"), "10.0.0.1:81": "none"})
+	if p := table.Plan(web).Problems; len(p) != 1 {
+		t.Errorf("problems: %q", p)
+	}
+}
+
+func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
+	table := cluster(testConfig(), service("web", loadBalancer(vip), externalIPs(vip, webIP)), both)
+	if p := table.Plan(web).Problems; len(p) != 0 {
+		t.Errorf("the same port at the same address is no problem: %q", p)
+	}
+	if _, f := find(table, vipHTTP); f.Kind != LoadBalancer {
+		t.Errorf("%s is a %s", vipHTTP, f.Kind)
+	}
+	check(t, table, expect{webHTTP: everywhere("a b")})
+
+	same := ports(corev1.ServicePort{Name: "http", Port: 80, NodePort: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
+	table = cluster(testConfig(), service("web", same), both)
+	check(t, table, expect{nodeHTTP: "all a b masq"})
+	if p := table.Plan(web).Problems; len(p) != 2 {
+		t.Errorf("problems, one an address: %q", p)
+	}
+}

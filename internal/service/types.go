@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package service decides, for every address that a Kubernetes Service can be
+// reached at, what happens to a client that asks for it.
+//
+// Objects go in (Service, EndpointSlice, Node, Pod, ServiceCIDR), frontends
+// and backend sets come out. Everything here is a function of values: no
+// clock, no kernel, no API client. The rules are those of kube-proxy 1.36,
+// numbered R1 to R33 in docs/semantics.md; each decision names its rule.
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Protocol is an IP protocol number (IANA "Assigned Internet Protocol Numbers").
+type Protocol uint8
+
+// The protocols a Service port can have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+func (p Protocol) String() string {
+	switch p {
+	case 0:
+		return "any"
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return fmt.Sprintf("protocol(%d)", uint8(p))
+}
+
+// MarshalText writes the name that Kubernetes uses.
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText.
+func (p *Protocol) UnmarshalText(text []byte) error {
+	for _, known := range []Protocol{0, TCP, UDP, SCTP} {
+		if known.String() == string(text) {
+			*p = known
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not a protocol: TCP, UDP or SCTP", text)
+}
+
+// Family is an IP address family.
+type Family uint8
+
+// The two families; the values are the IP version numbers.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
+
+// FamilyOf returns the family of an address; IPv4-mapped IPv6 counts as IPv4.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Kind names an object kind, as in its YAML.
+type Kind string
+
+// The kinds that decide where Service traffic goes.
+const (
+	KindService       Kind = "Service"
+	KindEndpointSlice Kind = "EndpointSlice"
+	KindNode          Kind = "Node"
+	KindPod           Kind = "Pod"
+	KindServiceCIDR   Kind = "ServiceCIDR"
+)
+
+// Ref identifies one object. Namespace is empty for cluster-wide kinds.
+type Ref struct {
+	Kind      Kind
+	Namespace string
+	Name      string
+}
+
+func (r Ref) String() string {
+	if r.Namespace == "" {
+		return string(r.Kind) + " " + r.Name
+	}
+	return string(r.Kind) + " " + r.Namespace + "/" + r.Name
+}
+
+// Compare orders by kind, namespace and name.
+func (r Ref) Compare(o Ref) int {
+	return cmp.Or(cmp.Compare(r.Kind, o.Kind), strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
+}
+
+// Port identifies one port of the object that owns frontends: a Service, or a
+// Pod for its hostPorts (R5: object, port *name*, protocol).
+type Port struct {
+	Owner    Ref
+	Name     string
+	Protocol Protocol
+}
+
+func (p Port) String() string {
+	s := p.Owner.Namespace + "/" + p.Owner.Name
+	if p.Name != "" {
+		s += ":" + p.Name
+	}
+	return s + "/" + p.Protocol.String()
+}
+
+// Compare orders by owner, name and protocol.
+func (p Port) Compare(o Port) int {
+	return cmp.Or(p.Owner.Compare(o.Owner), strings.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol))
+}
+
+// SourceClass says from where a client asks. It is all that the rules R16 to
+// R20 want to know of a client.
+type SourceClass uint8
+
+// The classes, in the order of Frontend.Decisions.
+const (
+	// FromPod: a pod of the cluster.
+	FromPod SourceClass = iota
+	// FromNode: the node's own network namespace, hostNetwork pods included.
+	FromNode
+	// FromOutside: anything else.
+	FromOutside
+	SourceClasses = 3
+)
+
+func (c SourceClass) String() string {
+	switch c {
+	case FromPod:
+		return "pod"
+	case FromNode:
+		return "node"
+	case FromOutside:
+		return "outside"
+	}
+	return fmt.Sprintf("class(%d)", uint8(c))
+}
+
+// Verdict says what happens to a new connection or flow.
+type Verdict uint8
+
+const (
+	// Pass leaves it alone, as if there were no Service.
+	Pass Verdict = iota
+	// Reject answers at once: ECONNREFUSED at a socket, TCP RST or ICMP port
+	// unreachable for a packet.
+	Reject
+	// Drop answers nothing to a packet, and EPERM at a socket.
+	Drop
+	// Balance sends it to a backend of the decision's set.
+	Balance
+)
+
+func (v Verdict) String() string {
+	switch v {
+	case Pass:
+		return "pass"
+	case Reject:
+		return "reject"
+	case Drop:
+		return "drop"
+	case Balance:
+		return "balance"
+	}
+	return fmt.Sprintf("verdict(%d)", uint8(v))
+}
+
+// Scope tells the two sets that a Service port can have (R10, R11).
+type Scope uint8
+
+const (
+	// Cluster is the set of usable endpoints anywhere (R10).
+	Cluster Scope = iota
+	// Local is the set of usable endpoints of this node (R11).
+	Local
+)
+
+func (s Scope) String() string {
+	if s == Local {
+		return "local"
+	}
+	return "cluster"
+}
+
+// SetKey identifies a backend set.
+type SetKey struct {
+	Port   Port
+	Family Family
+	Scope  Scope
+}
+
+func (k SetKey) String() string {
+	return fmt.Sprintf("%s (%s, %s)", k.Port, k.Family, k.Scope)
+}
+
+// Compare orders by port, family and scope.
+func (k SetKey) Compare(o SetKey) int {
+	return cmp.Or(k.Port.Compare(o.Port), cmp.Compare(k.Family, o.Family), cmp.Compare(k.Scope, o.Scope))
+}
+
+// Decision is what one source class meets at a frontend.
+type Decision struct {
+	Verdict Verdict
+	// Set is meant only if Verdict is Balance. It is never empty then: no
+	// endpoint is a Reject or a Drop.
+	Set SetKey
+	// Masquerade: the packet path gives the flow this node's address as source
+	// (R18, R19). The socket path ignores it: there the kernel picks the source
+	// after the rewrite.
+	Masquerade bool
+}
+
+// FrontendKind says which field of an object asked for a frontend.
+type FrontendKind uint8
+
+// The kinds, in order of precedence: of two objects that ask for one address
+// and port, the lower kind has it.
+const (
+	ClusterIP FrontendKind = iota + 1
+	// ClusterIPOther is every port and protocol of a ClusterIP that no Service
+	// port names (R21). Port and Protocol of its key are zero.
+	ClusterIPOther
+	NodePort
+	LoadBalancer
+	ExternalIP
+	HostPort
+)
+
+func (k FrontendKind) String() string {
+	switch k {
+	case ClusterIP:
+		return "ClusterIP"
+	case ClusterIPOther:
+		return "ClusterIP (other ports)"
+	case NodePort:
+		return "NodePort"
+	case LoadBalancer:
+		return "LoadBalancer"
+	case ExternalIP:
+		return "ExternalIP"
+	case HostPort:
+		return "HostPort"
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// MarshalText writes the field's name.
+func (k FrontendKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText.
+func (k *FrontendKind) UnmarshalText(text []byte) error {
+	for known := ClusterIP; known <= HostPort; known++ {
+		if known.String() == string(text) {
+			*k = known
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not a kind of frontend", text)
+}
+
+// FrontendKey is the address that a client asks for. Addr is never an
+// IPv4-mapped IPv6 address and has no zone. Port is in host byte order; zero
+// stands for every port, Protocol zero for every protocol.
+type FrontendKey struct {
+	Addr     netip.Addr
+	Port     uint16
+	Protocol Protocol
+}
+
+func (k FrontendKey) String() string {
+	if k.Port == 0 {
+		return k.Addr.String() + " (other ports)"
+	}
+	return netip.AddrPortFrom(k.Addr, k.Port).String() + "/" + k.Protocol.String()
+}
+
+// Compare orders by address, port and protocol.
+func (k FrontendKey) Compare(o FrontendKey) int {
+	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol))
+}
+
+// Frontend is one address that clients ask for, and what each class of them
+// meets there.
+type Frontend struct {
+	Key       FrontendKey
+	Kind      FrontendKind
+	Port      Port
+	Decisions [SourceClasses]Decision
+	// Affinity is the sessionAffinity ClientIP timeout in whole seconds; zero
+	// is no affinity (R27).
+	Affinity time.Duration
+	// SourceRanges are the clients admitted, sorted; nil admits all (R25).
+	// A client outside of them meets Drop, whatever Decisions say.
+	SourceRanges []netip.Prefix
+}
+
+// Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone;
+// the port is in host byte order.
+type Backend struct {
+	Addr netip.AddrPort
+	// Local: on this node (its nodeName is this node's name).
+	Local bool
+	// Weight is the backend's share of new connections relative to the others
+	// of its set, 1 to 255.
+	Weight uint8
+}
+
+// BackendSet is what a Balance decision chooses from. Backends are sorted by
+// address, each address and port once, at least one.
+type BackendSet struct {
+	Key      SetKey
+	Backends []Backend
+}
+
+// Plan is all that one object (Service, or Pod with hostPorts) asks of the
+// datapath.
+type Plan struct {
+	// Frontends the object has, sorted by key. One that another object has
+	// already is not here but in Problems.
+	Frontends []Frontend
+	// Sets that Frontends refer to, sorted by key.
+	Sets []BackendSet
+	// Draining are endpoints of UDP ports that serve, but that no set holds any
+	// more: flows that they have stay, new ones never reach them. Flows to any
+	// other address end at once (R29). Sorted by key; Scope is Cluster.
+	Draining []BackendSet
+	// Problems say in words what the object asked for and did not get.
+	Problems []string
+}
+
+// Delta is what a batch of changes altered.
+type Delta struct {
+	// Plans by object: the new plan of each object whose plan changed, nil if it
+	// has none any more.
+	Plans map[Ref]*Plan
+	// ServiceCIDRs is the new sorted list if it changed, else nil. An address
+	// inside that no frontend has is a Drop (R21).
+	ServiceCIDRs *[]netip.Prefix
+	// Resolved counts the objects whose plan was computed anew, changed or not.
+	Resolved int
+}

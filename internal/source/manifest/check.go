@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// The checks refuse what an API server would have refused, as far as Beeline
+// reads it; what the converters of package service complain of is not repeated.
+
+const (
+	wantLabel     = "want at most 63 lower-case letters, digits and '-', a letter or digit at both ends"
+	wantSubdomain = "want lower-case letters, digits, '-' and '.', a letter or digit at both ends of each part, at most 253 in all"
+)
+
+// checkMeta looks at what all kinds have in common, and sets the namespace that
+// an object without one is in.
+func checkMeta(c *complaints, m metav1.Object, k service.Kind, namespaced bool) {
+	switch name := m.GetName(); {
+	case name == "" && m.GetGenerateName() != "":
+		c.errorf("metadata.name", "missing; generateName needs an API server, so write a name")
+	case name == "":
+		c.errorf("metadata.name", "missing; write a name")
+	case k == service.KindService && validation.IsDNS1123Label(name) != nil:
+		c.errorf("metadata.name", "%q: %s", name, wantLabel)
+	case validation.IsDNS1123Subdomain(name) != nil:
+		c.errorf("metadata.name", "%q: %s", name, wantSubdomain)
+	}
+	switch namespace := m.GetNamespace(); {
+	case !namespaced && namespace != "":
+		c.errorf("metadata.namespace", "%q: a %s has no namespace; remove it", namespace, k)
+	case !namespaced:
+	case namespace == "":
+		m.SetNamespace(metav1.NamespaceDefault)
+	case validation.IsDNS1123Label(namespace) != nil:
+		c.errorf("metadata.namespace", "%q: %s", namespace, wantLabel)
+	}
+}
+
+// defaultEndpointSlice does what the API server does before it stores a slice:
+// a port without a name has the empty name.
+func defaultEndpointSlice(in *discoveryv1.EndpointSlice) {
+	for i := range in.Ports {
+		if in.Ports[i].Name == nil {
+			in.Ports[i].Name = new(string)
+		}
+	}
+}
+
+func checkEndpointSlice(c *complaints, in *discoveryv1.EndpointSlice) {
+	if in.Labels[discoveryv1.LabelServiceName] == "" {
+		c.warnf("metadata.labels", "no label %s, so its endpoints serve no Service; write the Service's name there", discoveryv1.LabelServiceName)
+	}
+	names := firstOf{}
+	for i, p := range in.Ports {
+		field := fmt.Sprintf("ports[%d].name", i)
+		if *p.Name != "" && validation.IsDNS1123Label(*p.Name) != nil {
+			c.errorf(field, "%q: %s", *p.Name, wantLabel)
+		}
+		names.check(c, *p.Name, field, fmt.Sprintf("%q", *p.Name), "give each port a name of its own")
+	}
+	if in.AddressType == discoveryv1.AddressTypeFQDN {
+		return
+	}
+	for i := range in.Endpoints {
+		checkEndpoint(c, fmt.Sprintf("endpoints[%d]", i), &in.Endpoints[i], in.AddressType)
+	}
+}
+
+func checkEndpoint(c *complaints, field string, in *discoveryv1.Endpoint, t discoveryv1.AddressType) {
+	if len(in.Addresses) == 0 {
+		c.errorf(field+".addresses", "empty; write the endpoint's address, or remove the endpoint")
+	}
+	for i, s := range in.Addresses {
+		at := fmt.Sprintf("%s.addresses[%d]", field, i)
+		a, err := netip.ParseAddr(strings.TrimSpace(s))
+		switch {
+		case s == "":
+			c.errorf(at, "empty; write an %s address", t)
+		case err != nil && i > 0:
+			// The converter reads only the first, and more leniently (R8).
+			c.errorf(at, "%q: want an %s address", s, t)
+		case err != nil:
+		case service.FamilyOf(a).String() != string(t):
+			c.errorf(at, "%q: want an %s address, as addressType says; put other addresses into a slice of their own", s, t)
+		case a.IsLoopback() || a.IsLinkLocalUnicast():
+			// On each node they would be another host: the API server refuses them.
+			c.errorf(at, "%q: an endpoint cannot have a loopback or link-local address; write the address that other nodes reach it at", s)
+		}
+	}
+	if in.NodeName != nil && validation.IsDNS1123Subdomain(*in.NodeName) != nil {
+		c.errorf(field+".nodeName", "%q: %s", *in.NodeName, wantSubdomain)
+	}
+}
+
+func checkNode(c *complaints, in *corev1.Node) {
+	if cidrs := in.Spec.PodCIDRs; len(cidrs) > 0 && in.Spec.PodCIDR != "" && cidrs[0] != in.Spec.PodCIDR {
+		c.errorf("spec.podCIDR", "%q: want the first of spec.podCIDRs, %q, or remove it", in.Spec.PodCIDR, cidrs[0])
+	}
+	checkPrefixes(c, "spec.podCIDRs", in.Spec.PodCIDRs)
+}
+
+func checkPod(c *complaints, in *corev1.Pod) {
+	ports := firstOf{}
+	for i, container := range in.Spec.Containers {
+		for j, p := range container.Ports {
+			if p.HostPort == 0 {
+				continue
+			}
+			key := fmt.Sprintf("%s %d/%s", p.HostIP, p.HostPort, orTCP(p.Protocol))
+			ports.check(c, key, fmt.Sprintf("spec.containers[%d].ports[%d].hostPort", i, j),
+				fmt.Sprint(p.HostPort), "choose another port, protocol or hostIP")
+		}
+	}
+}
+
+func checkServiceCIDR(c *complaints, in *networkingv1.ServiceCIDR) {
+	if len(in.Spec.CIDRs) == 0 {
+		c.errorf("spec.cidrs", "empty; write the range of the Services' addresses, as in 10.96.0.0/16")
+	}
+	checkPrefixes(c, "spec.cidrs", in.Spec.CIDRs)
+}
+
+// checkPrefixes wants at most one prefix for each family, without host bits.
+func checkPrefixes(c *complaints, field string, prefixes []string) {
+	families := firstOf{}
+	for i, s := range prefixes {
+		p, err := netip.ParsePrefix(strings.TrimSpace(s))
+		if err != nil {
+			continue // the converter's, which is more lenient (R8)
+		}
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if m := p.Masked(); m != p {
+			c.errorf(at, "%q: has bits set after the first %d; write %s", s, p.Bits(), m)
+		}
+		families.check(c, service.FamilyOf(p.Addr()).String(), at, fmt.Sprintf("%q", s), "at most one prefix for each family")
+	}
+}
+
+// firstOf remembers which field had a value first.
+type firstOf map[string]string
+
+// check complains if an earlier field has the same value.
+func (f firstOf) check(c *complaints, value, field, shown, advice string) {
+	if first, ok := f[value]; ok {
+		c.errorf(field, "%s: the same as %s; %s", shown, first, advice)
+		return
+	}
+	f[value] = field
+}
+
+func orTCP(p corev1.Protocol) corev1.Protocol {
+	if p == "" {
+		return corev1.ProtocolTCP
+	}
+	return p
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// defaultService does what the API server does before it stores a Service:
+// clusterIP alone stands for the list, and the addresses tell the families. It
+// cannot allocate: an address or port that is not written is none.
+func defaultService(in *corev1.Service) {
+	spec := &in.Spec
+	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
+		spec.ClusterIPs = []string{spec.ClusterIP}
+	}
+	for i := len(spec.IPFamilies); i < len(spec.ClusterIPs); i++ {
+		a, err := netip.ParseAddr(strings.TrimSpace(spec.ClusterIPs[i]))
+		if err != nil {
+			return // "None", or the converter's complaint
+		}
+		spec.IPFamilies = append(spec.IPFamilies, corev1.IPFamily(service.FamilyOf(a).String()))
+	}
+}
+
+func checkService(c *complaints, in *corev1.Service) {
+	spec := &in.Spec
+	switch spec.Type {
+	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+	case corev1.ServiceTypeExternalName:
+		return // not proxied (R3)
+	default:
+		c.errorf("spec.type", "%q: want ClusterIP, NodePort, LoadBalancer or ExternalName", spec.Type)
+	}
+	checkPolicies(c, spec)
+	checkClusterIPs(c, spec)
+	checkServicePorts(c, spec)
+	for i, ip := range spec.ExternalIPs {
+		if strings.TrimSpace(ip) == "" {
+			c.errorf(fmt.Sprintf("spec.externalIPs[%d]", i), "empty; write an address, or remove it")
+		}
+	}
+}
+
+func checkPolicies(c *complaints, spec *corev1.ServiceSpec) {
+	const want = "%q: want Cluster or Local"
+	switch spec.ExternalTrafficPolicy {
+	case "":
+	case corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal:
+		if (spec.Type == "" || spec.Type == corev1.ServiceTypeClusterIP) && len(spec.ExternalIPs) == 0 {
+			c.errorf("spec.externalTrafficPolicy", "means nothing for a Service of type ClusterIP without externalIPs; remove it")
+		}
+	default:
+		c.errorf("spec.externalTrafficPolicy", want, spec.ExternalTrafficPolicy)
+	}
+	if p := spec.InternalTrafficPolicy; p != nil && *p != corev1.ServiceInternalTrafficPolicyCluster &&
+		*p != corev1.ServiceInternalTrafficPolicyLocal {
+		c.errorf("spec.internalTrafficPolicy", want, *p)
+	}
+}
+
+func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
+	ips := spec.ClusterIPs
+	switch {
+	case len(ips) == 0:
+		c.warnf("spec.clusterIP", "missing, and nobody allocates one for a file: the Service has no cluster IP; write one, or None")
+	case spec.ClusterIP == "":
+		c.errorf("spec.clusterIP", "missing; write %q, the first of spec.clusterIPs", ips[0])
+	case spec.ClusterIP != ips[0]:
+		c.errorf("spec.clusterIP", "%q: want the first of spec.clusterIPs, %q", spec.ClusterIP, ips[0])
+	}
+	families := firstOf{}
+	for i, f := range spec.IPFamilies {
+		families.check(c, string(f), fmt.Sprintf("spec.ipFamilies[%d]", i), string(f), "each family once")
+	}
+	if len(ips) > 2 {
+		c.errorf("spec.clusterIPs", "%d addresses; want at most one for each family", len(ips))
+		return
+	}
+	for i, ip := range ips {
+		a, err := netip.ParseAddr(strings.TrimSpace(ip))
+		field := fmt.Sprintf("spec.clusterIPs[%d]", i)
+		switch {
+		case ip == "":
+			c.errorf(field, "empty; write an address, or remove it")
+		case ip == corev1.ClusterIPNone && len(ips) > 1:
+			c.errorf(field, "None stands alone; remove the other")
+		case err == nil && i < len(spec.IPFamilies) && string(spec.IPFamilies[i]) != service.FamilyOf(a).String():
+			c.errorf(field, "%q: want an %s address, as spec.ipFamilies[%d] says", ip, spec.IPFamilies[i], i)
+		}
+	}
+}
+
+func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
+	if len(spec.Ports) == 0 && spec.ClusterIP != corev1.ClusterIPNone {
+		c.errorf("spec.ports", "empty; write at least one port")
+	}
+	names, numbers, nodePorts := firstOf{}, firstOf{}, firstOf{}
+	external := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer
+	for i, p := range spec.Ports {
+		field := fmt.Sprintf("spec.ports[%d]", i)
+		switch {
+		case p.Name == "" && len(spec.Ports) > 1:
+			c.errorf(field+".name", "missing; several ports need a name each")
+		case p.Name != "" && validation.IsDNS1123Label(p.Name) != nil:
+			c.errorf(field+".name", "%q: %s", p.Name, wantLabel)
+		case p.Name != "":
+			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "give each port a name of its own")
+		}
+		protocol := string(orTCP(p.Protocol))
+		if p.Port != 0 { // missing: the converter's complaint
+			numbers.check(c, fmt.Sprint(p.Port, protocol), field+".port",
+				fmt.Sprintf("%d/%s", p.Port, protocol), "choose another port or protocol")
+		}
+		switch {
+		case p.NodePort == 0 && spec.Type == corev1.ServiceTypeNodePort:
+			c.warnf(field+".nodePort", "missing, and nobody allocates one for a file: the port has no node port; write one, as in 30080")
+		case p.NodePort == 0:
+		case !external:
+			c.errorf(field+".nodePort", "%d: a Service of type ClusterIP has no node ports; remove it, or write type: NodePort", p.NodePort)
+		default:
+			nodePorts.check(c, fmt.Sprint(p.NodePort, protocol), field+".nodePort",
+				fmt.Sprintf("%d/%s", p.NodePort, protocol), "choose another port or protocol")
+		}
+	}
+}

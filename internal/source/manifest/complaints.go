@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// complaint is what is wrong with one field of an object. Its path is written
+// as the Kubernetes API writes it, with keys of maps in brackets:
+// spec.ports[0].port, metadata.annotations[beeline.io/weight].
+type complaint struct {
+	path    string // empty: the object as such
+	reason  string
+	warning bool
+	line    int // 0: to be found from the path
+}
+
+// complaints collects what is wrong with one object.
+type complaints struct {
+	list  []complaint
+	wrong map[string]bool // paths with an error
+}
+
+// add notes an error, unless there is one for the same field or for one around
+// it: that is then but a consequence.
+func (c *complaints) add(path string, line int, format string, args ...any) {
+	for p := path; c.wrong != nil; p = parentPath(p) {
+		if c.wrong[p] && (p != "" || path == "") {
+			return
+		}
+		if p == "" {
+			break
+		}
+	}
+	if c.wrong == nil {
+		c.wrong = make(map[string]bool)
+	}
+	c.wrong[path] = true
+	c.list = append(c.list, complaint{path: path, line: line, reason: fmt.Sprintf(format, args...)})
+}
+
+// errorf notes an error whose line is that of its path.
+func (c *complaints) errorf(path, format string, args ...any) { c.add(path, 0, format, args...) }
+
+// warnf notes what is allowed, but looks like an oversight.
+func (c *complaints) warnf(path, format string, args ...any) {
+	c.list = append(c.list, complaint{path: path, reason: fmt.Sprintf(format, args...), warning: true})
+}
+
+// addConverted takes over the errors of a converter, which are "path: reason",
+// joined.
+func (c *complaints) addConverted(err error) {
+	if err == nil {
+		return
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			c.addConverted(e)
+		}
+		return
+	}
+	path, reason, ok := strings.Cut(err.Error(), ": ")
+	if !ok || strings.ContainsAny(path, " ") {
+		path, reason = "", err.Error()
+	}
+	c.errorf(path, "%s", reason)
+}
+
+// ok says that there is no error.
+func (c *complaints) ok() bool { return len(c.wrong) == 0 }
+
+// parentPath cuts the last step off a path: a.b[c] to a.b to a.
+func parentPath(path string) string {
+	if strings.HasSuffix(path, "]") {
+		return path[:max(0, strings.LastIndexByte(path, '['))]
+	}
+	return path[:max(0, strings.LastIndexByte(path, '.'))]
+}
+
+// lineOf finds the line of a path in an object, or of as much of the path as is
+// there.
+func lineOf(n *yaml.Node, path string) int {
+	line := n.Line
+	for path != "" {
+		var step string
+		if strings.HasPrefix(path, "[") {
+			step, path, _ = strings.Cut(path[1:], "]")
+		} else {
+			end := strings.IndexAny(path, ".[")
+			if end < 0 {
+				end = len(path)
+			}
+			step, path = path[:end], path[end:]
+		}
+		path = strings.TrimPrefix(path, ".")
+		next, at := descend(n, step)
+		if next == nil {
+			return line
+		}
+		n, line = next, at
+	}
+	return line
+}
+
+// descend takes one step of a path. The line of a field is that of its name,
+// not of what follows it.
+func descend(n *yaml.Node, step string) (*yaml.Node, int) {
+	n = target(n)
+	if n.Kind == yaml.SequenceNode {
+		i, err := strconv.Atoi(step)
+		if err != nil || i < 0 || i >= len(n.Content) {
+			return nil, 0
+		}
+		return n.Content[i], n.Content[i].Line
+	}
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == step {
+				return n.Content[i+1], n.Content[i].Line
+			}
+		}
+	}
+	return nil, 0
+}

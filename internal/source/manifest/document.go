@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// document is a part of a file that stands for itself: what a line "---" ends.
+// Documents are cut out before they are parsed, so that one with a syntax error
+// does not hide the errors of the next, and so that they are parsed in parallel.
+type document struct {
+	data []byte
+	line int // of the file, where data starts; from 1
+}
+
+// split cuts a YAML file at its "---" lines. YAML knows no other meaning of such
+// a line, not even inside a block of text (YAML 1.2.2, section 9.1.2). The
+// line goes with the document that follows it. Parts with nothing but comments
+// and directives (%YAML) go with it too.
+func split(data []byte) []document {
+	var docs []document
+	start, startLine, line, empty := 0, 1, 0, true
+	for pos := 0; pos < len(data); {
+		line++
+		end := len(data)
+		if i := bytes.IndexByte(data[pos:], '\n'); i >= 0 {
+			end = pos + i + 1
+		}
+		text := data[pos:end]
+		if marker := isMarker(text); marker && !empty {
+			docs = append(docs, document{data[start:pos], startLine})
+			start, startLine, empty = pos, line, true
+			text = text[3:]
+		} else if marker {
+			text = text[3:]
+		}
+		if rest := bytes.TrimSpace(text); len(rest) > 0 && rest[0] != '#' && rest[0] != '%' {
+			empty = false
+		}
+		pos = end
+	}
+	if !empty {
+		docs = append(docs, document{data[start:], startLine})
+	}
+	return docs
+}
+
+// isMarker says whether a line starts a document.
+func isMarker(line []byte) bool {
+	rest, ok := bytes.CutPrefix(line, []byte("---"))
+	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
+}
+
+// syntaxError is text that is not YAML or JSON at all.
+type syntaxError struct {
+	line   int // of the file
+	reason string
+}
+
+func (e *syntaxError) Error() string { return e.reason }
+
+// parseYAML parses a document into trees whose lines are those of the file.
+// There may be several, because a line "..." ends one too, and none.
+func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
+	trees, err := parseTrees(doc.data)
+	if err != nil {
+		line, message := locate(doc.data, err)
+		return nil, &syntaxError{doc.line + line - 1, "not YAML: " + message + hints[message]}
+	}
+	for i, t := range trees {
+		if t.Kind == yaml.DocumentNode && len(t.Content) == 1 {
+			trees[i] = t.Content[0]
+		}
+		if err := prepare(trees[i], doc.line-1, left); err != nil {
+			return nil, err
+		}
+	}
+	return trees, nil
+}
+
+func parseTrees(data []byte) (trees []*yaml.Node, err error) {
+	// The parser panics on what it calls internal errors. A file must not be
+	// able to take the agent down.
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("yaml: %v", r)
+		}
+	}()
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	for {
+		var n yaml.Node
+		if err := dec.Decode(&n); errors.Is(err, io.EOF) {
+			return trees, nil
+		} else if err != nil {
+			return nil, err
+		}
+		trees = append(trees, &n)
+	}
+}
+
+var yamlError = regexp.MustCompile(`(?s)^yaml: (?:line (\d+): )?(.*)$`)
+
+// hints say what most often causes a message of the parser.
+var hints = map[string]string{
+	"mapping values are not allowed in this context":        " (is the line indented too far, or does a value with \": \" in it need quotes?)",
+	"did not find expected key":                             " (is the line indented as the lines above it are?)",
+	"did not find expected '-' indicator":                   " (is the line indented as the list above it is?)",
+	"could not find expected ':'":                           " (a field is written \"name: value\")",
+	"found character that cannot start any token":           " (put the value in quotes; indent with spaces, not tabs)",
+	"found a tab character that violates indentation":       " (indent with spaces)",
+	"found unexpected end of stream":                        " (a quote that is never closed?)",
+	"did not find expected ',' or ']'":                      " (a bracket that is never closed?)",
+	"did not find expected ',' or '}'":                      " (a bracket that is never closed?)",
+	"did not find expected alphabetic or numeric character": " (put the value in quotes)",
+}
+
+// locate finds the line, from 1, on which the parser stumbled. The parser names
+// the start of the block around it, or nothing. Since it stops at the first
+// error, the document fails in the same way when it is cut off anywhere after
+// that line, and otherwise when cut off before: the line is found by bisection.
+func locate(data []byte, err error) (int, string) {
+	m := yamlError.FindStringSubmatch(err.Error())
+	if m == nil {
+		return 1, err.Error()
+	}
+	message := m[2]
+	// Each step is another parse: not worth it for very large documents.
+	if len(data) > 256<<10 {
+		line, _ := strconv.Atoi(m[1])
+		return max(line, 1), message
+	}
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	fails := func(n int) bool {
+		_, err := parseTrees(bytes.Join(lines[:n], nil))
+		return err != nil && strings.HasSuffix(err.Error(), message)
+	}
+	low, high := 0, len(lines) // fails(high), not fails(low)
+	for high-low > 1 {
+		if mid := (low + high) / 2; fails(mid) {
+			high = mid
+		} else {
+			low = mid
+		}
+	}
+	return high, message
+}
+
+// structureMarks bounds from above, within a factor of two, the values that a
+// parser makes of text; each costs some 200 bytes of memory until the document
+// is done.
+func structureMarks(data []byte) int {
+	n := 0
+	for _, mark := range []string{"\n", ",", ":"} {
+		n += bytes.Count(data, []byte(mark))
+	}
+	return n
+}

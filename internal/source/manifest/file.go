@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+
+	"beeline.io/beeline/internal/source"
+)
+
+// parse decodes the content of a file. It does not stop at the first problem.
+func parse(name string, data []byte, lim limits) *file {
+	f := &file{name: name}
+	if !utf8.Valid(data) {
+		f.problems = source.Problems{{File: name, Line: invalidLine(data), Reason: "not UTF-8 text; save the file as UTF-8"}}
+		return f
+	}
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	var left atomic.Int64
+	left.Store(lim.alias)
+
+	docs := []document{{data, 1}}
+	parseDocument := func(doc document) ([]*yaml.Node, *syntaxError) { return parseYAML(doc, &left) }
+	if strings.EqualFold(filepath.Ext(name), ".json") {
+		parseDocument = func(doc document) ([]*yaml.Node, *syntaxError) { return parseJSON(doc.data) }
+	} else {
+		docs = split(data)
+	}
+	contents := make([]content, len(docs))
+	parallel(len(docs), func(i int) {
+		r := treeReader{file: name, left: &left}
+		if structureMarks(docs[i].data) > lim.marks {
+			r.problem(docs[i].line, "", "the document is too large to be read at once; split it with \"---\" lines, or into several files")
+		} else if trees, err := parseDocument(docs[i]); err != nil {
+			r.problem(err.line, "", "%s", err.reason)
+		} else {
+			for _, t := range trees {
+				r.read(t, 0)
+			}
+		}
+		contents[i] = r.content
+	})
+	f.gather(contents, lim.report)
+	return f
+}
+
+// gather joins the documents of a file. A kind that is not read is named once.
+func (f *file) gather(contents []content, report int) {
+	type seen struct{ line, count int }
+	kinds := make(map[string]seen)
+	for _, c := range contents {
+		f.objects = append(f.objects, c.objects...)
+		f.problems = append(f.problems, c.problems...)
+		for _, s := range c.skipped {
+			k := kinds[s.kind]
+			if k.count == 0 {
+				k.line = s.line
+			}
+			k.count++
+			kinds[s.kind] = k
+		}
+	}
+	for name, k := range kinds {
+		reason := "a kind that does not decide where Service traffic goes; skipped"
+		if k.count > 1 {
+			reason += fmt.Sprintf(", %d of them", k.count)
+		}
+		f.problems = append(f.problems, source.Problem{File: f.name, Line: k.line, Object: name, Reason: reason, Warning: true})
+	}
+	slices.SortStableFunc(f.problems, comparePlace)
+	f.problems = truncate(f.problems, report)
+}
+
+// truncate keeps errors rather than warnings: a bad file must not pass for a
+// good one.
+func truncate(problems source.Problems, most int) source.Problems {
+	if len(problems) <= most {
+		return problems
+	}
+	slices.SortStableFunc(problems, func(a, b source.Problem) int {
+		switch {
+		case a.Warning == b.Warning:
+			return 0
+		case b.Warning:
+			return -1
+		}
+		return 1
+	})
+	last := problems[most]
+	rest := source.Problem{File: last.File, Warning: last.Warning, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-most)}
+	problems = append(slices.Clone(problems[:most]), rest)
+	slices.SortStableFunc(problems, comparePlace)
+	return problems
+}
+
+func comparePlace(a, b source.Problem) int {
+	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line),
+		cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
+}
+
+// invalidLine finds the line of the first byte that is not UTF-8.
+func invalidLine(data []byte) int {
+	line := 1
+	for len(data) > 0 {
+		r, size := utf8.DecodeRune(data)
+		if r == utf8.RuneError && size == 1 {
+			return line
+		}
+		if r == '\n' {
+			line++
+		}
+		data = data[size:]
+	}
+	return line
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxDepth of nested values. The deepest Kubernetes object has about 20.
+const maxDepth = 100
+
+// jsonReader makes of JSON the trees that the YAML parser makes of YAML. YAML
+// contains JSON almost, but not its surrogate pairs, and not two values in a
+// row without "---".
+type jsonReader struct {
+	dec  *json.Decoder
+	data []byte
+	line int   // the line that offset is on, from 1
+	at   int64 // offset up to which lines are counted
+}
+
+// parseJSON returns one tree for each value in the file.
+func parseJSON(data []byte) ([]*yaml.Node, *syntaxError) {
+	r := &jsonReader{dec: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1}
+	r.dec.UseNumber()
+	var trees []*yaml.Node
+	for {
+		n, err := r.value(0)
+		if errors.Is(err, io.EOF) {
+			return trees, nil
+		}
+		if err != nil {
+			return nil, r.syntaxError(err)
+		}
+		trees = append(trees, n)
+	}
+}
+
+func (r *jsonReader) token() (json.Token, error) {
+	tok, err := r.dec.Token()
+	if err == nil {
+		// No token has a line end inside, so its last byte is on its line.
+		r.advance(r.dec.InputOffset())
+	}
+	return tok, err
+}
+
+func (r *jsonReader) advance(to int64) {
+	to = min(to, int64(len(r.data)))
+	if to > r.at {
+		r.line += bytes.Count(r.data[r.at:to], []byte("\n"))
+		r.at = to
+	}
+}
+
+func (r *jsonReader) value(depth int) (*yaml.Node, error) {
+	tok, err := r.token()
+	if err != nil {
+		return nil, err
+	}
+	return r.node(tok, depth)
+}
+
+func (r *jsonReader) node(tok json.Token, depth int) (*yaml.Node, error) {
+	n := &yaml.Node{Kind: yaml.ScalarNode, Line: r.line}
+	switch t := tok.(type) {
+	case json.Delim:
+		return n, r.collection(n, t, depth+1)
+	case string:
+		n.Tag, n.Value, n.Style = "!!str", t, yaml.DoubleQuotedStyle
+	case json.Number:
+		n.Tag, n.Value = "!!int", t.String()
+		if strings.ContainsAny(n.Value, ".eE") {
+			n.Tag = "!!float"
+		}
+	case bool:
+		n.Tag, n.Value = "!!bool", fmt.Sprint(t)
+	case nil:
+		n.Tag, n.Value = "!!null", "null"
+	}
+	return n, nil
+}
+
+// collection reads an object or a list up to its closing bracket.
+func (r *jsonReader) collection(n *yaml.Node, open json.Delim, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("more than %d values inside one another", maxDepth)
+	}
+	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
+	if open == '{' {
+		n.Kind, n.Tag = yaml.MappingNode, "!!map"
+	}
+	for {
+		// Names and values alternate in an object, and the decoder sees to it
+		// that names are strings.
+		tok, err := r.token()
+		if errors.Is(err, io.EOF) {
+			return io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
+		}
+		if d, ok := tok.(json.Delim); ok && (d == ']' || d == '}') {
+			return nil
+		}
+		c, err := r.node(tok, depth)
+		if err != nil {
+			return err
+		}
+		n.Content = append(n.Content, c)
+	}
+}
+
+func (r *jsonReader) syntaxError(err error) *syntaxError {
+	var se *json.SyntaxError
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		r.advance(int64(len(bytes.TrimRight(r.data, " \t\r\n"))))
+		return &syntaxError{r.line, "not JSON: it ends in the middle of a value"}
+	case errors.As(err, &se):
+		// The offset is that of the offending byte or of the one after it; the
+		// difference counts only if that byte is itself a line end.
+		to := se.Offset
+		if strings.Contains(se.Error(), `'\n'`) {
+			to--
+		}
+		r.advance(to)
+		return &syntaxError{r.line, "not JSON: " + err.Error()}
+	}
+	return &syntaxError{r.line, err.Error()}
+}

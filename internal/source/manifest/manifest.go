@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manifest is the source that reads ordinary Kubernetes YAML and JSON
+// from a file or a folder, and follows its changes.
+//
+// The folder is one state. If anything in it is bad, nothing of it counts and
+// the last good state stays in force, while every problem is reported with
+// file, line, object and reason. Once all is good again, the difference is one
+// event. docs/manifests.md tells users the same.
+//
+// A read goes: list and read files (read.go), split them into documents
+// (document.go, json.go), decode these strictly (decode.go), check them
+// (check.go, checkservice.go) and convert them (object.go), and join the files
+// (manifest.go). Around that, watch.go says when to read again.
+package manifest
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/source"
+)
+
+// Source is a file or a folder of manifests.
+type Source struct {
+	path   string
+	limits limits
+	timing timing
+
+	mu sync.Mutex
+	// files holds the last read of each file by name, so that a file with the
+	// same content is not decoded again and its objects stay the same pointers.
+	files map[string]*file
+}
+
+var _ source.Source = (*Source)(nil)
+
+// State is the content of a folder without errors.
+type State struct {
+	// Objects are sorted by their Ref, each once.
+	Objects []service.Object
+	// Warnings name what was left out, or looks like an oversight.
+	Warnings source.Problems
+}
+
+// New returns a source of the manifests in path: one file, or all *.yaml, *.yml
+// and *.json in a folder, not in the folders below it. Nothing is read yet.
+func New(path string) *Source {
+	return &Source{path: path, limits: defaultLimits, timing: defaultTiming}
+}
+
+// Load reads the manifests once. The error is of type source.Problems and holds
+// all that is wrong, warnings included.
+func (s *Source) Load() (State, error) {
+	r := s.read()
+	if r.problems.Errors() > 0 {
+		return State{}, r.problems
+	}
+	st := State{Warnings: r.problems, Objects: make([]service.Object, 0, len(r.objects))}
+	for _, o := range r.objects {
+		st.Objects = append(st.Objects, o)
+	}
+	slices.SortFunc(st.Objects, func(a, b service.Object) int { return a.Ref().Compare(b.Ref()) })
+	return st, nil
+}
+
+// Run sends the manifests and then each change of them, until ctx ends; it
+// always returns nil. The first event comes at once, also if the manifests are
+// bad: then with Problems and without Synced.
+func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
+	w := newWatcher(s.timing)
+	defer w.close()
+	var sent sequence
+	for {
+		// Watch first, then read: what changes from here on is heard of.
+		w.watch(watchPoints(s.path))
+		r := s.read()
+		r.problems = append(r.problems, w.problems(s.path)...)
+		if ev, ok := sent.next(r); ok {
+			select {
+			case events <- ev:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		if !w.wait(ctx) {
+			return nil
+		}
+	}
+}
+
+// reading is what one read of all files gave.
+type reading struct {
+	// objects is meant only if no problem is an error.
+	objects  map[service.Ref]service.Object
+	problems source.Problems
+}
+
+// sequence makes events out of readings: it remembers what was sent.
+type sequence struct {
+	started, synced bool
+	objects         map[service.Ref]service.Object
+	problems        source.Problems
+}
+
+// next returns the event that r means, or false if it says nothing new.
+func (q *sequence) next(r reading) (source.Event, bool) {
+	var changes []service.Change
+	news := !q.started || !slices.Equal(q.problems, r.problems)
+	if r.problems.Errors() == 0 {
+		changes = diff(q.objects, r.objects)
+		news = news || !q.synced || len(changes) > 0
+		q.synced, q.objects = true, r.objects
+	}
+	q.started, q.problems = true, r.problems
+	return source.Event{Changes: changes, Synced: q.synced, Problems: slices.Clone(r.problems)}, news
+}
+
+// diff lists what leads from one state to the other, by value.
+func diff(from, to map[service.Ref]service.Object) []service.Change {
+	var changes []service.Change
+	for ref, o := range to {
+		// The pointers are equal if the file is unchanged: no need to look inside.
+		if old, ok := from[ref]; !ok || old != o && !reflect.DeepEqual(old, o) {
+			changes = append(changes, service.Change{Ref: ref, Object: o})
+		}
+	}
+	for ref := range from {
+		if _, ok := to[ref]; !ok {
+			changes = append(changes, service.Change{Ref: ref})
+		}
+	}
+	slices.SortFunc(changes, func(a, b service.Change) int { return a.Ref.Compare(b.Ref) })
+	return changes
+}
+
+// read reads all files. Files that change while it reads would mix two states,
+// so it looks at them before and after, and starts again if they did.
+func (s *Source) read() reading {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const attempts = 8
+	for i := range attempts {
+		time.Sleep(time.Duration(i) * s.timing.retry)
+		before, err := list(s.path)
+		if err != nil {
+			return reading{problems: source.Problems{{File: s.path, Reason: describeListError(err)}}}
+		}
+		r := s.readEntries(before)
+		if after, err := list(s.path); err == nil && slices.Equal(before, after) {
+			return r
+		}
+	}
+	return reading{problems: source.Problems{{
+		File: s.path,
+		Reason: fmt.Sprintf("changed each of %d times while it was being read; "+
+			"write files under a hidden name and rename them when they are complete", attempts),
+	}}}
+}
+
+// readEntries reads and joins the files listed, in the order of their names.
+func (s *Source) readEntries(entries []entry) reading {
+	if size := totalSize(entries); size > s.limits.folder {
+		return reading{problems: source.Problems{{
+			File:   s.path,
+			Reason: fmt.Sprintf("files of %d bytes together; at most %d are read: remove what is not needed", size, s.limits.folder),
+		}}}
+	}
+	files := make([]*file, len(entries))
+	parallel(len(entries), func(i int) {
+		files[i] = readEntry(entries[i], s.files[entries[i].name], s.limits)
+	})
+	s.files = make(map[string]*file, len(files))
+	for _, f := range files {
+		s.files[f.name] = f
+	}
+	return join(files)
+}
+
+// join puts the files together. An object that two of them have is an error,
+// because nothing says which is meant.
+func join(files []*file) reading {
+	type place struct {
+		file string
+		line int
+	}
+	r := reading{objects: make(map[service.Ref]service.Object)}
+	first := make(map[service.Ref]place)
+	for _, f := range files {
+		r.problems = append(r.problems, f.problems...)
+		for _, o := range f.objects {
+			ref := o.object.Ref()
+			if at, ok := first[ref]; ok {
+				r.problems = append(r.problems, source.Problem{
+					File: f.name, Line: o.line, Object: ref.String(),
+					Reason: fmt.Sprintf("is in %s:%d already; remove one of the two", at.file, at.line),
+				})
+				continue
+			}
+			first[ref] = place{f.name, o.line}
+			r.objects[ref] = o.object
+		}
+	}
+	slices.SortStableFunc(r.problems, comparePlace)
+	return r
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"sync/atomic"
+
+	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/source"
+)
+
+// placed is an object and the line that it starts on.
+type placed struct {
+	object service.Object
+	line   int
+}
+
+// kind is how objects of one kind are read.
+type kind struct {
+	group, version string
+	namespaced     bool
+	// read returns an object that counts only if d has no error.
+	read func(d *decoder, n *yaml.Node, namespaced bool) service.Object
+}
+
+func (k kind) apiVersion() string { return strings.TrimPrefix(k.group+"/"+k.version, "/") }
+
+// kinds are those that decide where Service traffic goes.
+var kinds = map[service.Kind]kind{
+	service.KindService: {"", "v1", true,
+		reader(defaultService, checkService, service.ConvertService)},
+	service.KindEndpointSlice: {"discovery.k8s.io", "v1", true,
+		reader(defaultEndpointSlice, checkEndpointSlice, service.ConvertEndpointSlice)},
+	service.KindNode: {"", "v1", false,
+		reader(nil, checkNode, service.ConvertNode)},
+	service.KindPod: {"", "v1", true,
+		reader(nil, checkPod, service.ConvertPod)},
+	service.KindServiceCIDR: {"networking.k8s.io", "v1", false,
+		reader(nil, checkServiceCIDR, service.ConvertServiceCIDR)},
+}
+
+// reader puts the steps together that make of a tree an object of one kind.
+func reader[In any, Out service.Object](
+	setDefaults func(*In), check func(*complaints, *In), convert func(*In) (Out, error),
+) func(*decoder, *yaml.Node, bool) service.Object {
+	return func(d *decoder, n *yaml.Node, namespaced bool) service.Object {
+		var in In
+		d.decode(n, reflect.ValueOf(&in).Elem())
+		d.path = nil
+		checkMeta(d.complaints, any(&in).(metav1.Object), service.Kind(text(n, "kind")), namespaced)
+		if setDefaults != nil {
+			setDefaults(&in)
+		}
+		// The converter comes last: for one field, the first complaint stays.
+		check(d.complaints, &in)
+		out, err := convert(&in)
+		d.addConverted(err)
+		return out
+	}
+}
+
+// content is what one document holds.
+type content struct {
+	objects  []placed
+	problems source.Problems
+	skipped  []skipped
+}
+
+// skipped is an object of a kind that is not read.
+type skipped struct {
+	kind string
+	line int
+}
+
+// treeReader reads the objects in the trees of one file.
+type treeReader struct {
+	file string
+	left *atomic.Int64 // values that aliases may still repeat
+	// aliases that the present tree lies in
+	aliases int
+	content
+}
+
+// read takes one object, or a List of them.
+func (r *treeReader) read(n *yaml.Node, depth int) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+		r.aliases++
+		defer func() { r.aliases-- }()
+	}
+	if isNull(n) {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		r.problem(n.Line, "", "want a Kubernetes object, have %s", describeNode(n))
+		return
+	}
+	apiVersion, name := text(n, "apiVersion"), service.Kind(text(n, "kind"))
+	if apiVersion == "" || name == "" {
+		r.problem(n.Line, string(name), "apiVersion or kind is missing; every object begins with both, as in \"apiVersion: v1\" and \"kind: Service\"")
+		return
+	}
+	if name == "List" && apiVersion == "v1" {
+		r.readList(n, depth)
+		return
+	}
+	group, _, grouped := strings.Cut(apiVersion, "/")
+	if !grouped {
+		group = ""
+	}
+	k, known := kinds[name]
+	switch {
+	case known && apiVersion == k.apiVersion():
+		r.readObject(n, k)
+	case known && isKubernetesGroup(group):
+		r.problem(lineOf(n, "apiVersion"), refOf(n, k).String(), "apiVersion: %s is not read; write %s", apiVersion, k.apiVersion())
+	default:
+		r.skipped = append(r.skipped, skipped{kindName(string(name), group), n.Line})
+	}
+}
+
+// isKubernetesGroup tells a Service with a slip in its apiVersion from another
+// project's kind of the same name, such as Knative's Service.
+func isKubernetesGroup(group string) bool {
+	for _, k := range kinds {
+		if group == k.group {
+			return true
+		}
+	}
+	return false
+}
+
+func kindName(name, group string) string {
+	if group == "" {
+		return name
+	}
+	return fmt.Sprintf("%s (%s)", name, group)
+}
+
+func (r *treeReader) readObject(n *yaml.Node, k kind) {
+	d := &decoder{complaints: new(complaints), left: r.left, aliases: r.aliases}
+	object := k.read(d, n, k.namespaced)
+	for _, c := range d.list {
+		p := source.Problem{File: r.file, Line: c.line, Object: refOf(n, k).String(), Reason: c.reason, Warning: c.warning}
+		if p.Line == 0 {
+			p.Line = lineOf(n, c.path)
+		}
+		if c.path != "" {
+			p.Reason = c.path + ": " + c.reason
+		}
+		r.problems = append(r.problems, p)
+	}
+	if d.ok() {
+		r.objects = append(r.objects, placed{object, n.Line})
+	}
+}
+
+// readList reads the items of a v1 List, as "kubectl get -o yaml" writes it.
+func (r *treeReader) readList(n *yaml.Node, depth int) {
+	items := child(n, "items")
+	switch {
+	case depth >= 3:
+		r.problem(n.Line, "List", "more than 3 Lists inside one another; put the objects into one")
+		return
+	case items == nil || isNull(items):
+		return
+	case items.Kind != yaml.SequenceNode:
+		r.problem(lineOf(n, "items"), "List", "items: want a list, have %s", describeNode(items))
+		return
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		switch name := n.Content[i]; name.Value {
+		case "apiVersion", "kind", "metadata", "items":
+		default:
+			r.problem(name.Line, "List", "%s: unknown field; remove it, or correct its name or indentation", name.Value)
+		}
+	}
+	for _, item := range items.Content {
+		r.read(item, depth+1)
+		if r.left.Load() < 0 {
+			return // said already, where it ran out
+		}
+	}
+}
+
+func (r *treeReader) problem(line int, object, format string, args ...any) {
+	r.problems = append(r.problems, source.Problem{File: r.file, Line: line, Object: object, Reason: fmt.Sprintf(format, args...)})
+}
+
+// refOf says which object a tree is meant to be.
+func refOf(n *yaml.Node, k kind) service.Ref {
+	metadata := child(n, "metadata")
+	ref := service.Ref{Kind: service.Kind(text(n, "kind")), Name: text(metadata, "name")}
+	if ref.Name == "" {
+		ref.Name = "without a name"
+	} else if k.namespaced {
+		if ref.Namespace = text(metadata, "namespace"); ref.Namespace == "" {
+			ref.Namespace = metav1.NamespaceDefault
+		}
+	}
+	return ref
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// target is what an alias stands for, or the node itself.
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode && n.Alias != nil {
+		return n.Alias
+	}
+	return n
+}
+
+// prepare makes a parsed document ready: its lines become those of the file, and
+// merge keys ("<<: *anchor") are replaced by what they stand for.
+func prepare(n *yaml.Node, addLines int, left *atomic.Int64) *syntaxError {
+	n.Line += addLines
+	// Children first: a merge key names an earlier mapping, which is then done.
+	for _, c := range n.Content {
+		if err := prepare(c, addLines, left); err != nil {
+			return err
+		}
+	}
+	if n.Kind == yaml.MappingNode && slices.ContainsFunc(n.Content, isMerge) {
+		return expandMerges(n, left)
+	}
+	return nil
+}
+
+// expandMerges gives a mapping the fields of the mappings that its merge keys
+// name; its own fields have precedence, then earlier mappings.
+func expandMerges(n *yaml.Node, left *atomic.Int64) *syntaxError {
+	var content, merges []*yaml.Node
+	have := make(map[string]bool)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		if isMerge(name) {
+			merges = append(merges, value)
+			continue
+		}
+		content = append(content, name, value)
+		have[name.Value] = true
+	}
+	for _, m := range merges {
+		mappings := []*yaml.Node{m}
+		if m = target(m); m.Kind == yaml.SequenceNode {
+			mappings = m.Content
+		}
+		for _, mapping := range mappings {
+			mapping = target(mapping)
+			if mapping.Kind != yaml.MappingNode {
+				return &syntaxError{m.Line, "<<: want a mapping or a list of mappings, have " + describeNode(mapping)}
+			}
+			if left.Add(-int64(len(mapping.Content))) < 0 {
+				return &syntaxError{m.Line, tooManyAliases}
+			}
+			for i := 0; i+1 < len(mapping.Content); i += 2 {
+				name, value := mapping.Content[i], mapping.Content[i+1]
+				if have[name.Value] || isMerge(name) {
+					continue
+				}
+				have[name.Value] = true
+				// As an alias, so that it is counted as one, and a mapping that
+				// merges one around it makes no endless tree.
+				content = append(content, name, &yaml.Node{Kind: yaml.AliasNode, Alias: target(value), Line: value.Line})
+			}
+		}
+	}
+	n.Content = content
+	return nil
+}
+
+func isMerge(name *yaml.Node) bool {
+	return name.Kind == yaml.ScalarNode && name.Tag == "!!merge"
+}
+
+// child returns a field's value, or nil.
+func child(n *yaml.Node, name string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == name {
+			return target(n.Content[i+1])
+		}
+	}
+	return nil
+}
+
+// text returns a field's text, or "" if it has none.
+func text(n *yaml.Node, name string) string {
+	if v := child(n, name); v != nil && v.Kind == yaml.ScalarNode && !isNull(v) {
+		return v.Value
+	}
+	return ""
+}
+
+// isNull says whether a value is absent: null, ~, or nothing at all.
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
+
+// isBool reads true and false. Unquoted yes, no, on and off are booleans too,
+// as they are for kubectl, which reads YAML 1.1: a file must mean the same here.
+func isBool(n *yaml.Node) (value, ok bool) {
+	if n.Kind != yaml.ScalarNode || len(n.Value) > len("false") {
+		return false, false
+	}
+	if n.Tag != "!!bool" && (n.Tag != "!!str" || n.Style != 0) {
+		return false, false
+	}
+	switch n.Value {
+	case "y", "Y", "n", "N":
+		return n.Value == "y" || n.Value == "Y", true
+	}
+	switch v := n.Value; v {
+	case strings.ToLower(v), strings.ToUpper(v), strings.ToUpper(v[:1]) + strings.ToLower(v[1:]):
+		switch strings.ToLower(v) {
+		case "true", "yes", "on":
+			return true, true
+		case "false", "no", "off":
+			return false, true
+		}
+	}
+	return false, false
+}
+
+// describeNode says what a value is, for a person who expected another kind.
+func describeNode(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	shown := n.Value
+	if r := []rune(shown); len(r) > 60 {
+		shown = string(r[:60]) + "..."
+	}
+	if _, ok := isBool(n); ok {
+		return "the boolean " + shown
+	}
+	switch n.Tag {
+	case "!!int", "!!float":
+		return "the number " + shown
+	case "!!null":
+		return "nothing"
+	case "!!str", "!!timestamp":
+		return "the text " + quote(shown)
+	}
+	return "a value with the tag " + n.Tag
+}
+
+func quote(s string) string { return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"` }

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"errors"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// releasable is something with an id that entries refer to.
+type releasable interface {
+	references() int
+	// free gives the id back and removes what the tables hold of it.
+	free(*Syncer) error
+}
+
+func (p *port) references() int    { return p.refs }
+func (b *backend) references() int { return b.refs }
+func (x *set) references() int     { return x.refs }
+func (x *source) references() int  { return x.refs }
+
+// retire puts away an entry that the index does not lead to (any more).
+func (s *Syncer) retire(e *entry) { s.retired = append(s.retired, e) }
+
+// release gives up an entry's references. What has none left becomes unused.
+func (s *Syncer) release(e *entry) {
+	if e.row != 0 {
+		s.rowNumbers.put(e.row)
+	}
+	if e.port != nil {
+		if e.port.refs--; e.port.refs == 0 {
+			s.unused = append(s.unused, e.port)
+		}
+	}
+	if e.source != nil {
+		if e.source.refs--; e.source.refs == 0 {
+			s.unused = append(s.unused, e.source)
+		}
+	}
+	for _, set := range e.sets {
+		if set == nil {
+			continue
+		}
+		if set.refs--; set.refs == 0 {
+			s.unused = append(s.unused, set)
+		}
+	}
+}
+
+// Collect gives back what was retired, after a grace period, and what nothing
+// refers to. Call it now and then: once a second is plenty. It reports whether
+// anything is left to do.
+func (s *Syncer) Collect() (left bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.retired) == 0 && len(s.unused) == 0 {
+		return false, nil
+	}
+	err = s.collect()
+	return len(s.retired) > 0 || len(s.unused) > 0, err
+}
+
+func (s *Syncer) collect() error {
+	if err := s.tables.WaitForReaders(); err != nil {
+		return err
+	}
+	for _, e := range s.retired {
+		s.release(e)
+	}
+	s.retired = nil
+	return s.freeUnused()
+}
+
+// freeUnused frees what still has no reference: sets first, since their
+// backends become unused with them; then affinity entries, which name ports
+// and backends; then these.
+func (s *Syncer) freeUnused() error {
+	dead := map[releasable]bool{}
+	for len(s.unused) > 0 {
+		x := s.unused[0]
+		s.unused = s.unused[1:]
+		if x.references() > 0 || dead[x] {
+			continue
+		}
+		if set, ok := x.(*set); ok {
+			s.freeSet(set)
+			continue
+		}
+		dead[x] = true
+	}
+	errs := []error{s.sweepAffinity(dead)}
+	for x := range dead {
+		if errs[0] == nil {
+			err := x.free(s)
+			if err == nil {
+				continue
+			}
+			errs = append(errs, err)
+		}
+		s.unused = append(s.unused, x)
+	}
+	return errors.Join(errs...)
+}
+
+// freeSet gives a set's slots back. It may have been put into unused twice.
+func (s *Syncer) freeSet(x *set) {
+	if x.extent.count == 0 {
+		return
+	}
+	s.slots.put(x.extent)
+	x.extent = extent{}
+	if s.sets[x.key] == x {
+		delete(s.sets, x.key)
+	}
+	for _, b := range x.members {
+		if b.refs--; b.refs == 0 {
+			s.unused = append(s.unused, b)
+		}
+	}
+}
+
+// sweepAffinity forgets clients whose service port or backend is about to lose
+// its id.
+func (s *Syncer) sweepAffinity(dead map[releasable]bool) error {
+	ports, backends := map[uint32]bool{}, map[uint32]bool{}
+	for x := range dead {
+		switch x := x.(type) {
+		case *port:
+			ports[x.id] = true
+		case *backend:
+			backends[x.id] = true
+		}
+	}
+	if len(ports) == 0 && len(backends) == 0 {
+		return nil
+	}
+	all, err := s.tables.Affinity.All()
+	if err != nil {
+		return err
+	}
+	for key, e := range all {
+		if ports[key.Service] || backends[e.Backend] {
+			if err := s.tables.Affinity.Delete(key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (p *port) free(s *Syncer) error {
+	if err := s.tables.Services.Delete(p.id); err != nil {
+		return err
+	}
+	s.portIDs.put(p.id)
+	if s.ports[p.key] == p {
+		delete(s.ports, p.key)
+	}
+	return nil
+}
+
+func (b *backend) free(s *Syncer) error {
+	if err := s.tables.Backends.Store(b.id, datapath.Backend{}); err != nil {
+		return err
+	}
+	s.backendIDs.put(b.id)
+	if s.backends[b.key] == b {
+		delete(s.backends, b.key)
+	}
+	return nil
+}
+
+// free of a set is freeSet: it touches no table.
+func (x *set) free(s *Syncer) error {
+	s.freeSet(x)
+	return nil
+}
+
+func (x *source) free(s *Syncer) error {
+	for _, p := range x.prefixes {
+		if err := s.tables.SourceRanges.Delete(sourceKey(x.id, p)); err != nil {
+			return err
+		}
+	}
+	s.sourceIDs.put(x.id)
+	if name := sourceName(x.prefixes); s.sources[name] == x {
+		delete(s.sources, name)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/service"
+)
+
+func ref(name string) service.Ref {
+	return service.Ref{Kind: service.KindService, Namespace: "default", Name: name}
+}
+
+// randomPlan makes a plan as package service would: a ClusterIP and some other
+// addresses over a cluster and a local set, or verdicts.
+func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
+	port := service.Port{Owner: owner, Name: "http", Protocol: service.TCP}
+	plan := &service.Plan{}
+	cluster := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Cluster}
+	local := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Local}
+	decisions := []service.Decision{{Verdict: service.Pass}, {Verdict: service.Reject}, {Verdict: service.Drop}}
+	for _, key := range []service.SetKey{cluster, local} {
+		if backends := randomBackends(r); len(backends) > 0 {
+			plan.Sets = append(plan.Sets, service.BackendSet{Key: key, Backends: backends})
+			decisions = append(decisions, service.Decision{Verdict: service.Balance, Set: key, Masquerade: r.IntN(2) == 0},
+				service.Decision{Verdict: service.Balance, Set: key})
+		}
+	}
+	for i := range 1 + r.IntN(3) {
+		f := service.Frontend{
+			Key:      service.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, byte(number), byte(i + 1)}), Port: 80, Protocol: service.TCP},
+			Kind:     service.ClusterIP,
+			Port:     port,
+			Affinity: time.Duration(r.IntN(2)*3600) * time.Second,
+		}
+		for class := range f.Decisions {
+			f.Decisions[class] = decisions[r.IntN(len(decisions))]
+		}
+		if r.IntN(4) == 0 {
+			f.SourceRanges = []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("192.0.%d.0/24", r.IntN(3)))}
+		}
+		plan.Frontends = append(plan.Frontends, f)
+	}
+	return plan
+}
+
+func randomBackends(r *rand.Rand) []service.Backend {
+	var all []service.Backend
+	weight := func() uint8 { return 1 }
+	if r.IntN(3) == 0 {
+		weight = func() uint8 { return uint8(1 + r.IntN(4)) }
+	}
+	for i := range 6 {
+		if r.IntN(2) == 0 {
+			all = append(all, service.Backend{
+				Addr:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 10, byte(i % 2), byte(i + 1)}), 8080),
+				Local:  i%2 == 0,
+				Weight: weight(),
+			})
+		}
+	}
+	slices.SortFunc(all, func(a, b service.Backend) int { return a.Addr.Compare(b.Addr) })
+	return all
+}
+
+func randomPlans(r *rand.Rand, services int) map[service.Ref]*service.Plan {
+	plans := map[service.Ref]*service.Plan{}
+	for i := range services {
+		if r.IntN(4) > 0 {
+			owner := ref(fmt.Sprintf("s%d", i))
+			plans[owner] = randomPlan(r, owner, i)
+		}
+	}
+	return plans
+}
+
+// difference is the delta from one state to another.
+func difference(from, to map[service.Ref]*service.Plan) service.Delta {
+	d := service.Delta{Plans: map[service.Ref]*service.Plan{}}
+	for owner := range from {
+		d.Plans[owner] = nil
+	}
+	for owner, plan := range to {
+		d.Plans[owner] = plan
+	}
+	return d
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// State says how far an object has come.
+type State string
+
+const (
+	// Applied: the tables hold all that the object asks for.
+	Applied State = "applied"
+	// Pending: a change is on its way.
+	Pending State = "pending"
+	// Failed: some of it could not be brought into the tables; it is retried,
+	// and what was there before goes on.
+	Failed State = "failed"
+)
+
+// Status is the state of one object.
+type Status struct {
+	Owner service.Ref `json:"owner"`
+	State State       `json:"state"`
+	// Reasons say what failed, a line for each frontend.
+	Reasons []string `json:"reasons,omitempty"`
+	// Problems say what the object asks for and does not get, though all is
+	// well with the tables: an address that belongs to another object.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// Stats count what the Syncer did.
+type Stats struct {
+	Synced    bool      `json:"synced"` // the complete state has been applied once
+	LastSync  time.Time `json:"lastSync"`
+	LastAudit time.Time `json:"lastAudit"`
+	Updates   uint64    `json:"updates"`  // frontends changed in the tables
+	Failures  uint64    `json:"failures"` // steps that failed
+	Retries   uint64    `json:"retries"`
+	Repairs   uint64    `json:"repairs"` // differences that Audit found
+	Failing   int       `json:"failing"` // frontends that differ from what is wanted now
+}
+
+// Fill is how full a table is.
+type Fill struct {
+	Table string `json:"table"`
+	Used  uint32 `json:"used"`
+	Limit uint32 `json:"limit"`
+	Flag  string `json:"flag"` // that raises the limit
+}
+
+// Stats returns the counts so far.
+func (s *Syncer) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stats := s.stats
+	stats.Failing = len(s.failures)
+	return stats
+}
+
+// Status returns the state of every object that has a plan, and of frontends
+// that could not be removed after their object went; sorted by owner.
+func (s *Syncer) Status() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Status
+	for owner, plan := range s.plans {
+		st := Status{Owner: owner, State: Applied, Problems: plan.Problems}
+		for i := range plan.Frontends {
+			key := plan.Frontends[i].Key
+			if err := s.failures[key]; err != nil {
+				st.State = Failed
+				st.Reasons = append(st.Reasons, key.String()+": "+err.Error())
+			} else if s.dirty[key] && st.State == Applied {
+				st.State = Pending
+			}
+		}
+		all = append(all, st)
+	}
+	for key, err := range s.failures {
+		if e := s.applied[key]; s.wanted[key].frontend == nil && e != nil && e.port != nil && s.plans[e.port.key.Owner] == nil {
+			all = append(all, Status{Owner: e.port.key.Owner, State: Failed,
+				Reasons: []string{key.String() + ": cannot be removed: " + err.Error()}})
+		}
+	}
+	slices.SortFunc(all, func(a, b Status) int { return a.Owner.Compare(b.Owner) })
+	return all
+}
+
+// Fills returns how full the tables are, those that the programs write
+// excepted.
+func (s *Syncer) Fills() []Fill {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ranges := uint32(0)
+	for x := range maps.Values(s.sources) {
+		ranges += uint32(len(x.prefixes))
+	}
+	t := s.tables
+	return []Fill{
+		{datapath.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max(), "max-frontends"},
+		{datapath.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len(), "max-slots"},
+		{datapath.SockMapBackends, uint32(len(s.backends)), t.Backends.Len() - 1, "max-backends"},
+		{datapath.SockMapServices, uint32(len(s.ports)), t.Services.Max(), "max-services"},
+		{datapath.SockMapSourceRanges, ranges, t.SourceRanges.Max(), "max-source-ranges"},
+	}
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sync brings what package service planned into the datapath's tables.
+//
+// It is level-triggered: it knows what is wanted and what the tables hold, and
+// works on the difference until there is none. Whatever a program can reach
+// never changes under it; an update fills free rows, slots and ids, turns one
+// index entry, and gives the old ones back after a grace period. An agent that
+// is killed between any two steps leaves every frontend as it was or as it
+// should be, and the next agent finds ids and sets again from the tables.
+package sync
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// What failed is tried again after these times.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// Syncer keeps the tables in agreement with the plans. All methods may be
+// called from any goroutine; the tables have no other writer.
+type Syncer struct {
+	mu     sync.Mutex
+	tables *datapath.Tables
+
+	// What is wanted.
+	plans  map[service.Ref]*service.Plan
+	wanted map[service.FrontendKey]want
+	cidrs  map[netip.Prefix]bool
+
+	// What may differ from the tables, and what does because a step failed.
+	dirty    map[service.FrontendKey]bool
+	failures map[service.FrontendKey]error
+	networks struct {
+		applied map[netip.Prefix]bool
+		err     error
+	}
+	retry struct {
+		delay time.Duration // since the last failure; zero: none
+		at    time.Time
+	}
+
+	// What the tables hold.
+	applied  map[service.FrontendKey]*entry
+	ports    map[service.Port]*port
+	sets     map[service.SetKey]*set
+	backends map[backendKey]*backend
+	sources  map[string]*source
+	restored map[portFamily][]*set // found in the tables, whose scope is not known yet
+
+	// What is free.
+	rowNumbers, portIDs, backendIDs, sourceIDs pool
+	slots                                      extents
+
+	// What is given back once no program can be using it.
+	retired []*entry
+	unused  []releasable // what had no reference when it was put here
+
+	stats Stats
+}
+
+// want is a frontend and the plan that it is of.
+type want struct {
+	frontend *service.Frontend
+	plan     *service.Plan
+	owner    service.Ref
+}
+
+// New finds out what the tables hold. It changes nothing.
+func New(tables *datapath.Tables) (*Syncer, error) {
+	s := &Syncer{
+		tables:   tables,
+		plans:    map[service.Ref]*service.Plan{},
+		wanted:   map[service.FrontendKey]want{},
+		dirty:    map[service.FrontendKey]bool{},
+		failures: map[service.FrontendKey]error{},
+		applied:  map[service.FrontendKey]*entry{},
+		ports:    map[service.Port]*port{},
+		sets:     map[service.SetKey]*set{},
+		backends: map[backendKey]*backend{},
+		sources:  map[string]*source{},
+		restored: map[portFamily][]*set{},
+	}
+	s.networks.applied = map[netip.Prefix]bool{}
+	if err := s.restore(); err != nil {
+		return nil, fmt.Errorf("read the tables of the earlier agent: %w", err)
+	}
+	return s, nil
+}
+
+// Apply takes in what changed and brings it into the tables. The first delta
+// has to be the complete state (R4): what is left over from an earlier agent
+// and is not in it is removed.
+//
+// An error says that some of it is not in the tables; Status says which, and
+// Retry tries again.
+func (s *Syncer) Apply(delta service.Delta) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.take(delta)
+	s.retry.delay = 0
+	return s.reconcile()
+}
+
+// Retry tries again what failed, if its time has come: after 100 ms first, then
+// after twice the time before, at most 30 s; a new delta begins anew. It
+// returns when to call again, the zero time if there is nothing to retry.
+func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.retry.delay > 0 && !now.Before(s.retry.at) {
+		s.stats.Retries++
+		for key := range s.failures {
+			s.dirty[key] = true
+		}
+		err = s.reconcile()
+	}
+	if s.retry.delay == 0 {
+		return time.Time{}, nil
+	}
+	return s.retry.at, err
+}
+
+// take turns a delta into wanted and dirty frontends. A frontend that goes from
+// one owner to another within a delta is only changed, never taken away.
+func (s *Syncer) take(delta service.Delta) {
+	for owner := range delta.Plans {
+		if old := s.plans[owner]; old != nil {
+			for i := range old.Frontends {
+				key := old.Frontends[i].Key
+				s.dirty[key] = true
+				if s.wanted[key].owner == owner {
+					delete(s.wanted, key)
+				}
+			}
+		}
+		delete(s.plans, owner)
+	}
+	for owner, plan := range delta.Plans {
+		if plan == nil {
+			continue
+		}
+		s.plans[owner] = plan
+		for i := range plan.Frontends {
+			f := &plan.Frontends[i]
+			s.dirty[f.Key] = true
+			s.wanted[f.Key] = want{f, plan, owner}
+		}
+	}
+	if delta.ServiceCIDRs != nil {
+		s.cidrs = map[netip.Prefix]bool{}
+		for _, p := range *delta.ServiceCIDRs {
+			s.cidrs[p] = true
+		}
+	}
+	if !s.stats.Synced {
+		s.stats.Synced = true
+		for key := range s.applied { // left over from an earlier agent
+			s.dirty[key] = true
+		}
+	}
+}
+
+// reconcile works off all that is dirty. If a table is full it makes what was
+// given back free and tries once more.
+func (s *Syncer) reconcile() error {
+	full := s.pass()
+	if full && len(s.retired) > 0 {
+		if err := s.collect(); err == nil {
+			for key := range s.failures {
+				s.dirty[key] = true
+			}
+			s.pass()
+		}
+	}
+	s.reconcileNetworks()
+	s.stats.LastSync = time.Now()
+	if len(s.failures) == 0 && s.networks.err == nil {
+		s.retry.delay = 0
+		return nil
+	}
+	s.retry.delay = min(max(2*s.retry.delay, firstRetry), lastRetry)
+	s.retry.at = s.stats.LastSync.Add(s.retry.delay)
+	return s.failed()
+}
+
+// failed puts the first failures into words.
+func (s *Syncer) failed() error {
+	errs := []error{s.networks.err}
+	for _, key := range slices.SortedFunc(maps.Keys(s.failures), service.FrontendKey.Compare) {
+		errs = append(errs, fmt.Errorf("%s: %w", key, s.failures[key]))
+		if len(errs) > 10 {
+			errs = append(errs, fmt.Errorf("and %d more", len(s.failures)-10))
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// pass goes once over the dirty frontends, in the order of their keys.
+func (s *Syncer) pass() (full bool) {
+	for _, key := range slices.SortedFunc(maps.Keys(s.dirty), service.FrontendKey.Compare) {
+		err := s.reconcileFrontend(key)
+		delete(s.dirty, key)
+		if err == nil {
+			delete(s.failures, key)
+			continue
+		}
+		s.failures[key] = err
+		s.stats.Failures++
+		var fullErr *datapath.FullError
+		full = full || errors.As(err, &fullErr)
+	}
+	return full
+}
+
+// reconcileFrontend makes one frontend what is wanted of it. Its last step is
+// the one that programs see.
+func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
+	old := s.applied[key]
+	w, ok := s.wanted[key]
+	if !ok {
+		if old == nil {
+			return nil
+		}
+		if err := s.tables.Frontends.Delete(tableKey(key)); err != nil {
+			return err
+		}
+		s.retire(old)
+		delete(s.applied, key)
+		s.stats.Updates++
+		return nil
+	}
+	e, err := s.build(w)
+	if err == nil && old != nil && old.content == e.content {
+		s.release(e) // the old one holds the same
+		return nil
+	}
+	if err == nil {
+		err = s.publish(key, e)
+	}
+	if err != nil {
+		s.retire(e)
+		return err
+	}
+	if old != nil {
+		s.retire(old)
+	}
+	s.applied[key] = e
+	s.stats.Updates++
+	return nil
+}
+
+// publish fills a free row and turns the index to it.
+func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
+	row, ok := s.rowNumbers.take()
+	if !ok {
+		return datapath.NewFullError(datapath.SockMapFrontendRows, s.tables.FrontendRows.Len())
+	}
+	e.row = row
+	if err := s.tables.FrontendRows.Store(row, e.content); err != nil {
+		return err
+	}
+	return s.tables.Frontends.Put(tableKey(key), row)
+}
+
+// reconcileNetworks makes the ServiceCIDRs known: new ones before old ones go.
+func (s *Syncer) reconcileNetworks() {
+	var errs []error
+	for p := range s.cidrs {
+		if s.networks.applied[p] {
+			continue
+		}
+		if err := s.tables.Networks.Put(networkKey(p), datapath.NetworkService); err != nil {
+			errs = append(errs, fmt.Errorf("ServiceCIDR %s: %w", p, err))
+			continue
+		}
+		s.networks.applied[p] = true
+	}
+	for p := range s.networks.applied {
+		if s.cidrs[p] {
+			continue
+		}
+		if err := s.tables.Networks.Delete(networkKey(p)); err != nil {
+			errs = append(errs, fmt.Errorf("ServiceCIDR %s: %w", p, err))
+			continue
+		}
+		delete(s.networks.applied, p)
+	}
+	s.networks.err = errors.Join(errs...)
+}
+
+func tableKey(k service.FrontendKey) datapath.FrontendKey {
+	return datapath.FrontendKey{
+		Address:  datapath.AddressFrom(k.Addr),
+		Port:     datapath.NetworkOrder(k.Port),
+		Protocol: uint8(k.Protocol),
+	}
+}
+
+func networkKey(p netip.Prefix) datapath.NetworkKey {
+	return datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Masked().Addr())}
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Helpers are this same program started again under a name of their own; the
+// name says which part it plays. An argument and not the environment carries
+// it, so that a helper's own children cannot inherit it.
+const (
+	helperPrefix = "beeline-lab-"
+	helperSocket = helperPrefix + "socket"
+	helperServer = helperPrefix + "server"
+)
+
+// errNoMain protects from a program that would run itself again and again.
+var errNoMain = errors.New("lab.Main was not called: call it first of all in main or TestMain")
+
+var mainCalled atomic.Bool
+
+// Main turns the process into a lab's helper if it was started as one, and does
+// not return then. Otherwise it returns at once. Programs that use
+// Host.Socket, Host.Dial, Host.Listen or servers call it first of all.
+func Main() {
+	mainCalled.Store(true)
+	var err error
+	switch {
+	case !strings.HasPrefix(os.Args[0], helperPrefix):
+		return
+	case os.Args[0] == helperSocket:
+		err = serveSockets(helperFD)
+	case os.Args[0] == helperServer && len(os.Args) == 2:
+		err = runServer(os.Args[1])
+	default:
+		err = fmt.Errorf("unknown helper %q", os.Args)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, os.Args[0]+":", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// helperFD is the descriptor that a helper talks to its parent by.
+const helperFD = 3
+
+// helperCommand prepares this program as a helper of the host. A bound helper
+// ends with this process, whatever ends it.
+func (h *Host) helperCommand(bound bool, argv ...string) (*Cmd, error) {
+	if !mainCalled.Load() {
+		return nil, errNoMain
+	}
+	// Not the file's name: a test binary may be gone or replaced by now.
+	cmd := h.Command(context.Background(), "/proc/self/exe")
+	cmd.Args = argv
+	cmd.Dir = "/" // keeps no directory of the caller in use
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if bound {
+		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+	} else {
+		cmd.SysProcAttr.Setsid = true
+	}
+	return cmd, nil
+}
+
+// setProcessName sets what ps shows instead of "exe".
+func setProcessName(name string) {
+	os.WriteFile("/proc/self/comm", []byte(name), 0) // for display only
+}

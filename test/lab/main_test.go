@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Tests that need a process to be killed start this binary again in one of
+// these parts, named like lab.Main's helpers by the first argument.
+const (
+	partUp    = "test-up"    // makes lab argv[1], kills itself at step argv[2]
+	partOwner = "test-owner" // makes lab argv[1] with all that can run in it, and waits
+)
+
+func TestMain(m *testing.M) {
+	Main()
+	switch os.Args[0] {
+	case partUp:
+		upAndDie(os.Args[1], os.Args[2])
+	case partOwner:
+		ownAndWait(os.Args[1])
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+// part starts this binary in one of the parts above.
+func part(t *testing.T, argv ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Args, cmd.Stderr = argv, os.Stderr
+	return cmd
+}
+
+func upAndDie(name, last string) {
+	left, err := strconv.Atoi(last)
+	if err == nil {
+		_, err = Up(Config{Name: name, progress: func() {
+			if left--; left == 0 {
+				unix.Kill(os.Getpid(), unix.SIGKILL)
+				select {}
+			}
+		}})
+	}
+	exitOn(err)
+	os.Exit(0)
+}
+
+func ownAndWait(name string) {
+	l, err := Up(Config{Name: name, Temporary: true})
+	exitOn(err)
+	exitOn(l.StartServers())
+	_, err = l.Host("a1").Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	exitOn(err)
+	exitOn(l.Host("node-a").Command(context.Background(), "sleep", "600").Start())
+	fmt.Println("ready")
+	io.ReadAll(os.Stdin)
+}
+
+func exitOn(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// withTimeout is a context that ends with the test or after d.
+func withTimeout(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually fails the test unless ok becomes true within d.
+func eventually(t *testing.T, d time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(d); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", d, what)
+		}
+	}
+}
+
+// newName reserves a random name for a lab that the test makes by itself.
+func newName(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("the lab needs root: network namespaces, mounts and cgroups")
+	}
+	cfg := Config{}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := Down(cfg.Name); err != nil {
+			t.Errorf("taking lab %s down: %v", cfg.Name, err)
+		}
+	})
+	return cfg.Name
+}

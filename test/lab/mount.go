@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountPoint is one line of /proc/self/mountinfo, see proc_pid_mountinfo(5).
+type mountPoint struct {
+	path   string
+	fstype string
+}
+
+// mounts lists the mounts that this process sees, oldest first.
+func mounts() ([]mountPoint, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var list []mountPoint
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		// id parent major:minor root path options [tags...] - fstype source options
+		before, after, ok := strings.Cut(lines.Text(), " - ")
+		fields, types := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 6 || len(types) < 1 {
+			return nil, fmt.Errorf("/proc/self/mountinfo: cannot read line %q", lines.Text())
+		}
+		list = append(list, mountPoint{path: unescapeMount(fields[4]), fstype: types[0]})
+	}
+	return list, lines.Err()
+}
+
+// unescapeMount undoes the octal escapes of mountinfo.
+func unescapeMount(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+// mountBPF gives dir a BPF file system of its own: what is pinned there is not
+// seen at /sys/fs/bpf, and ends with the mount.
+func mountBPF(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mounting a BPF file system at %s (needs CAP_SYS_ADMIN and CONFIG_BPF_SYSCALL): %w", dir, err)
+	}
+	return nil
+}
+
+// unmountBelow unmounts everything below dir, newest first. Whoever still uses
+// a mount keeps it until he lets go.
+func unmountBelow(dir string) error {
+	list, err := mounts()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range slices.Backward(list) {
+		if !strings.HasPrefix(m.path, dir+"/") {
+			continue
+		}
+		err := unix.Unmount(m.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m.path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hasFileSystem says whether path lies on a file system with that magic number.
+func hasFileSystem(path string, magic int64) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(path, &fs) == nil && int64(fs.Type) == magic
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// sysctl is a path below /proc/sys/net and its value.
+type sysctl struct{ path, value string }
+
+// hostSysctls are set in every new namespace, before its first device: a new
+// namespace copies IPv4 settings from the machine it is made on, so each one
+// that matters is stated.
+func hostSysctls(router bool) []sysctl {
+	forward := "0"
+	if router {
+		forward = "1"
+	}
+	return []sysctl{
+		{"ipv4/ip_forward", forward},
+		{"ipv6/conf/all/forwarding", forward},
+		{"ipv6/conf/default/forwarding", forward},
+		{"ipv6/conf/all/disable_ipv6", "0"},
+		{"ipv6/conf/default/disable_ipv6", "0"},
+		// Addresses are usable at once: no duplicate address detection,
+		// no router discovery.
+		{"ipv6/conf/all/accept_dad", "0"},
+		{"ipv6/conf/default/accept_dad", "0"},
+		{"ipv6/conf/all/accept_ra", "0"},
+		{"ipv6/conf/default/accept_ra", "0"},
+		// Replies that leave by another way than the request came are
+		// legitimate here (direct server return).
+		{"ipv4/conf/all/rp_filter", "0"},
+		{"ipv4/conf/default/rp_filter", "0"},
+		{"ipv4/conf/all/send_redirects", "0"},
+		{"ipv4/conf/default/send_redirects", "0"},
+		// Tests send many packets to unreachable destinations.
+		{"ipv4/icmp_ratemask", "0"},
+		{"ipv6/icmp/ratelimit", "0"},
+	}
+}
+
+// optionalSysctls exist only where bridge netfilter is loaded.
+var optionalSysctls = []sysctl{
+	{"bridge/bridge-nf-call-iptables", "0"},
+	{"bridge/bridge-nf-call-ip6tables", "0"},
+	{"bridge/bridge-nf-call-arptables", "0"},
+}
+
+// writeSysctls applies to the network namespace of the calling thread.
+func writeSysctls(settings []sysctl) error {
+	for _, s := range settings {
+		if err := os.WriteFile(filepath.Join("/proc/sys/net", s.path), []byte(s.value), 0o644); err != nil {
+			return fmt.Errorf("setting sysctl net/%s=%s: %w", s.path, s.value, err)
+		}
+	}
+	return nil
+}
+
+// createHost makes the host's namespace, without devices but lo.
+func createHost(lab string, h *hostPlan) error {
+	return createNetNS(netnsPath(lab, h.name), func() error {
+		if err := writeSysctls(hostSysctls(h.router)); err != nil {
+			return err
+		}
+		if err := writeSysctls(optionalSysctls); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer nl.Close()
+		return setUp(nl, "lo")
+	})
+}
+
+// applyNetwork builds the plan's links, addresses and routes in the lab's
+// existing namespaces. Every device is created inside the lab: none is ever
+// seen in the caller's namespace.
+func applyNetwork(lab string, p *topologyPlan, progress func()) error {
+	handles := map[string]*netlink.Handle{}
+	defer func() {
+		for _, nl := range handles {
+			nl.Close()
+		}
+	}()
+	spaces := map[string]netns.NsHandle{}
+	defer func() {
+		for _, ns := range spaces {
+			ns.Close()
+		}
+	}()
+	for _, h := range p.hosts {
+		ns, err := netns.GetFromPath(netnsPath(lab, h.name))
+		if err != nil {
+			return fmt.Errorf("host %s: opening its network namespace: %w", h.name, err)
+		}
+		spaces[h.name] = ns
+		nl, err := netlinkAt(netnsPath(lab, h.name))
+		if err != nil {
+			return fmt.Errorf("host %s: opening netlink: %w", h.name, err)
+		}
+		handles[h.name] = nl
+	}
+	for _, l := range p.links {
+		if err := addLink(lab, l, handles, spaces); err != nil {
+			return fmt.Errorf("link %s/%s to %s/%s: %w", l.host, l.device, l.peerHost, l.peerDevice, err)
+		}
+		progress()
+	}
+	for _, h := range p.hosts {
+		if err := h.configure(handles[h.name]); err != nil {
+			return fmt.Errorf("host %s: %w", h.name, err)
+		}
+		progress()
+	}
+	for _, h := range p.hosts {
+		if err := h.awaitAddresses(lab, handles[h.name]); err != nil {
+			return fmt.Errorf("host %s: %w", h.name, err)
+		}
+	}
+	return nil
+}
+
+// netlinkAt opens a routing socket in the namespace at path. The library's own
+// NewHandleAt may pass through the process's first thread; this does not.
+func netlinkAt(path string) (nl *netlink.Handle, err error) {
+	err = inNetNS(path, func() error {
+		nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	return nl, err
+}
+
+func addLink(lab string, l linkPlan, handles map[string]*netlink.Handle, spaces map[string]netns.NsHandle) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = l.device
+	veth := &netlink.Veth{
+		LinkAttrs:     attrs,
+		PeerName:      l.peerDevice,
+		PeerNamespace: netlink.NsFd(spaces[l.peerHost]),
+	}
+	if err := handles[l.host].LinkAdd(veth); err != nil {
+		return fmt.Errorf("creating the veth pair (needs CONFIG_VETH): %w", err)
+	}
+	if l.proxyARP {
+		// A delay of 0 answers at once; the default waits up to 0.8 s.
+		err := inNetNS(netnsPath(lab, l.host), func() error {
+			return writeSysctls([]sysctl{
+				{"ipv4/conf/" + l.device + "/proxy_arp", "1"},
+				{"ipv4/neigh/" + l.device + "/proxy_delay", "0"},
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := setUp(handles[l.host], l.device); err != nil {
+		return err
+	}
+	return setUp(handles[l.peerHost], l.peerDevice)
+}
+
+func setUp(nl *netlink.Handle, device string) error {
+	link, err := nl.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", device, err)
+	}
+	if err := nl.LinkSetUp(link); err != nil {
+		return fmt.Errorf("setting device %s up: %w", device, err)
+	}
+	return nil
+}
+
+// configure adds the host's addresses and routes; its devices are up.
+func (h *hostPlan) configure(nl *netlink.Handle) error {
+	links, err := nl.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing devices: %w", err)
+	}
+	byName := map[string]netlink.Link{}
+	for _, link := range links {
+		byName[link.Attrs().Name] = link
+	}
+	for _, a := range h.addresses {
+		addr := &netlink.Addr{IPNet: ipNet(a.prefix)}
+		if a.prefix.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := nl.AddrAdd(byName[a.device], addr); err != nil {
+			return fmt.Errorf("adding address %s to %s: %w", a.prefix, a.device, err)
+		}
+	}
+	for _, r := range h.routes {
+		if err := nl.RouteAdd(r.route(byName)); err != nil {
+			return fmt.Errorf("adding route %s via %v dev %q: %w", r.to, r.via, r.device, err)
+		}
+	}
+	return nil
+}
+
+func (r routePlan) route(links map[string]netlink.Link) *netlink.Route {
+	route := &netlink.Route{Dst: ipNet(r.to)}
+	if r.device == "" {
+		route.Type = unix.RTN_UNREACHABLE
+		return route
+	}
+	route.LinkIndex = links[r.device].Attrs().Index
+	if r.via.IsValid() {
+		route.Gw = r.via.AsSlice()
+	} else if r.to.Addr().Is4() {
+		route.Scope = netlink.SCOPE_LINK
+	}
+	if r.source.IsValid() {
+		route.Src = r.source.AsSlice()
+	}
+	return route
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

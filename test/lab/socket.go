@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// A socket belongs to the namespace and the cgroup of the process that creates
+// it, for all its life and whoever uses it. So one small process per host
+// creates sockets on request and hands them over; connect, getpeername and all
+// else are then done by the caller, on the host's socket.
+
+// socketHelper is the caller's end of a host's socket process.
+type socketHelper struct {
+	mu      sync.Mutex
+	conn    *os.File      // sequenced packets to the process, nil if none runs
+	cmd     *Cmd          // the process
+	stopped chan struct{} // closed when cmd has been waited for
+}
+
+// Sizes of the messages on the socket pair: a request is family, type and
+// protocol, an answer an errno with the socket beside it if that is 0. All are
+// 32 bits in the byte order of the machine.
+const (
+	requestSize = 12
+	answerSize  = 4
+)
+
+// Socket creates a socket that belongs to the host, see socket(2). It is
+// close-on-exec; kind may carry SOCK_NONBLOCK. The caller closes it. If the
+// kernel refuses the socket, the error wraps its errno.
+func (h *Host) Socket(family, kind, protocol int) (fd int, err error) {
+	h.helper.mu.Lock()
+	defer h.helper.mu.Unlock()
+	if h.helper.conn == nil {
+		if err := h.startSocketHelper(); err != nil {
+			return -1, fmt.Errorf("host %s: starting its socket process: %w", h.Name, err)
+		}
+	}
+	fd, err = requestSocket(int(h.helper.conn.Fd()), family, kind, protocol)
+	if err != nil {
+		return -1, fmt.Errorf("host %s: %w", h.Name, err)
+	}
+	return fd, nil
+}
+
+// startSocketHelper is called with the helper's lock held.
+func (h *Host) startSocketHelper() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	mine, theirs := os.NewFile(uintptr(pair[0]), "socket helper"), os.NewFile(uintptr(pair[1]), "socket helper")
+	defer theirs.Close()
+	cmd, err := h.helperCommand(true, helperSocket)
+	if err == nil {
+		cmd.Stderr = os.Stderr
+		cmd.ExtraFiles = []*os.File{theirs} // helperFD
+		err = cmd.Start()
+	}
+	if err != nil {
+		mine.Close()
+		return err
+	}
+	stopped := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(stopped)
+	}()
+	h.helper.conn, h.helper.cmd, h.helper.stopped = mine, cmd, stopped
+	return nil
+}
+
+// stop ends the socket process; the next Socket starts another.
+func (s *socketHelper) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		return
+	}
+	s.conn.Close()
+	s.cmd.Process.Kill()
+	<-s.stopped
+	s.conn = nil
+}
+
+func requestSocket(conn, family, kind, protocol int) (int, error) {
+	request := make([]byte, 0, requestSize)
+	for _, v := range []int{family, kind, protocol} {
+		request = binary.NativeEndian.AppendUint32(request, uint32(v))
+	}
+	if err := unix.Sendto(conn, request, unix.MSG_NOSIGNAL, nil); err != nil {
+		return -1, fmt.Errorf("asking its socket process (has the lab been taken down?): %w", err)
+	}
+	answer, control := make([]byte, answerSize), make([]byte, unix.CmsgSpace(4))
+	n, controlSize, err := recvmsg(conn, answer, control)
+	if err != nil {
+		return -1, fmt.Errorf("reading from its socket process: %w", err)
+	}
+	if n != answerSize {
+		return -1, errors.New("its socket process has ended (has the lab been taken down?)")
+	}
+	if errno := unix.Errno(binary.NativeEndian.Uint32(answer)); errno != 0 {
+		return -1, os.NewSyscallError("socket", errno)
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:controlSize])
+	if err != nil || len(messages) != 1 {
+		return -1, fmt.Errorf("reading from its socket process: no socket came: %w", err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return -1, fmt.Errorf("reading from its socket process: no socket came: %w", err)
+	}
+	return fds[0], nil
+}
+
+func recvmsg(fd int, data, control []byte) (n, controlSize int, err error) {
+	for {
+		n, controlSize, _, _, err = unix.Recvmsg(fd, data, control, unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			return n, controlSize, err
+		}
+	}
+}
+
+// serveSockets is the socket process: it answers requests until its parent
+// closes the other end, by ending or otherwise.
+func serveSockets(conn int) error {
+	setProcessName(helperSocket)
+	unix.CloseOnExec(conn)
+	request := make([]byte, requestSize)
+	for {
+		n, _, err := recvmsg(conn, request, nil)
+		if err != nil || n == 0 {
+			return err
+		}
+		if n != requestSize {
+			return fmt.Errorf("request of %d bytes, want %d", n, requestSize)
+		}
+		if err := serveSocket(conn, request); err != nil {
+			return err
+		}
+	}
+}
+
+func serveSocket(conn int, request []byte) error {
+	number := func(i int) int { return int(int32(binary.NativeEndian.Uint32(request[4*i:]))) }
+	fd, err := unix.Socket(number(0), number(1)|unix.SOCK_CLOEXEC, number(2))
+	var errno unix.Errno
+	var rights []byte
+	if err == nil {
+		defer unix.Close(fd)
+		rights = unix.UnixRights(fd)
+	} else if !errors.As(err, &errno) {
+		return err
+	}
+	answer := binary.NativeEndian.AppendUint32(nil, uint32(errno))
+	return unix.Sendmsg(conn, answer, rights, nil, unix.MSG_NOSIGNAL)
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Role says what kind of machine a host stands for.
+type Role string
+
+const (
+	RoleNode   Role = "node"   // runs an agent and pods, and routes for its pods
+	RolePod    Role = "pod"    // one pod: one address per family, one cgroup
+	RoleClient Role = "client" // a host outside the cluster
+	RoleFabric Role = "fabric" // the router between nodes and client
+)
+
+// The Service ranges of the lab's cluster. No host has a route to them other
+// than its default route, and the fabric has none at all: a connection to a
+// Service that nobody translates ends at the fabric as ENETUNREACH.
+var (
+	ServiceRange4 = netip.MustParsePrefix("10.96.0.0/16")
+	ServiceRange6 = netip.MustParsePrefix("fd00:96::/112")
+)
+
+// podGateway4 is the pods' default gateway. No device owns it: the node
+// answers ARP for it (proxy_arp), so that no extra address becomes local to
+// the node. podGateway6 is a link-local address on every pod device of a node.
+var (
+	podGateway4 = netip.MustParseAddr("169.254.1.1")
+	podGateway6 = netip.MustParsePrefix("fe80::1/64")
+)
+
+// hostPlan is everything that is configured inside one host's namespace.
+type hostPlan struct {
+	name         string
+	role         Role
+	node         string // name of the node that a pod belongs to
+	addr4, addr6 netip.Addr
+	router       bool
+	addresses    []addressPlan
+	routes       []routePlan
+}
+
+// device0 is the one device of a pod, and the uplink of nodes and client.
+const device0 = "eth0"
+
+type addressPlan struct {
+	device string
+	prefix netip.Prefix
+}
+
+// routePlan is one route. Without via the destination is on the link; with
+// neither device nor via it is unreachable.
+type routePlan struct {
+	to     netip.Prefix
+	device string
+	via    netip.Addr
+	source netip.Addr // preferred source address, optional
+}
+
+// linkPlan is one veth pair; each end is created inside its host's namespace.
+type linkPlan struct {
+	host, device         string
+	peerHost, peerDevice string
+	proxyARP             bool // the host's end answers ARP for podGateway4
+}
+
+// topologyPlan is the whole lab as values; applying it is network.go's part.
+type topologyPlan struct {
+	hosts []*hostPlan
+	links []linkPlan
+}
+
+func (p *topologyPlan) host(name string) *hostPlan {
+	for _, h := range p.hosts {
+		if h.name == name {
+			return h
+		}
+	}
+	return nil
+}
+
+// edgePlan describes a host that hangs on the fabric by an uplink.
+type edgePlan struct {
+	name              string
+	addr4, addr6      string
+	gateway4          string // the fabric's address on the uplink
+	gateway6          string
+	podRange4         string // the node's pod range, "" for the client
+	podRange6         string
+	pod4, pod6, short string // prefixes of the pods' addresses and names
+}
+
+const podsPerNode = 3
+
+var edges = []edgePlan{
+	{
+		name: "node-a", short: "a",
+		addr4: "192.168.100.1", gateway4: "192.168.100.254", podRange4: "10.10.1.0/24", pod4: "10.10.1.1",
+		addr6: "fd00:100::1", gateway6: "fd00:100::fe", podRange6: "fd00:10:1::/64", pod6: "fd00:10:1::1",
+	},
+	{
+		name: "node-b", short: "b",
+		addr4: "192.168.100.2", gateway4: "192.168.100.254", podRange4: "10.10.2.0/24", pod4: "10.10.2.1",
+		addr6: "fd00:100::2", gateway6: "fd00:100::fe", podRange6: "fd00:10:2::/64", pod6: "fd00:10:2::1",
+	},
+	{
+		name:  "client",
+		addr4: "192.168.200.1", gateway4: "192.168.200.254",
+		addr6: "fd00:200::1", gateway6: "fd00:200::fe",
+	},
+}
+
+// plan computes the lab's only topology: two nodes with three pods each and a
+// client around a routing fabric.
+func plan() *topologyPlan {
+	p := &topologyPlan{}
+	fabric := &hostPlan{
+		name: "fabric", role: RoleFabric, router: true,
+		addr4: netip.MustParseAddr(edges[0].gateway4),
+		addr6: netip.MustParseAddr(edges[0].gateway6),
+	}
+	for _, e := range edges {
+		host := p.addEdge(e)
+		fabric.connect(e)
+		p.links = append(p.links, linkPlan{host: fabric.name, device: e.name, peerHost: e.name, peerDevice: device0})
+		if e.podRange4 == "" {
+			continue
+		}
+		for i := 1; i <= podsPerNode; i++ {
+			p.addPod(host, e, i)
+		}
+	}
+	p.hosts = append(p.hosts, fabric)
+	return p
+}
+
+// connect gives the fabric its end of e's uplink and the routes behind it.
+func (fabric *hostPlan) connect(e edgePlan) {
+	for _, f := range []struct{ gateway, addr, pods string }{
+		{e.gateway4, e.addr4, e.podRange4},
+		{e.gateway6, e.addr6, e.podRange6},
+	} {
+		addr := netip.MustParseAddr(f.addr)
+		fabric.addresses = append(fabric.addresses, addressPlan{e.name, single(netip.MustParseAddr(f.gateway))})
+		fabric.routes = append(fabric.routes, routePlan{to: single(addr), device: e.name})
+		if f.pods != "" {
+			fabric.routes = append(fabric.routes, routePlan{to: netip.MustParsePrefix(f.pods), device: e.name, via: addr})
+		}
+	}
+}
+
+// addEdge adds a node or the client, without pods.
+func (p *topologyPlan) addEdge(e edgePlan) *hostPlan {
+	h := &hostPlan{
+		name: e.name, role: RoleClient,
+		addr4: netip.MustParseAddr(e.addr4),
+		addr6: netip.MustParseAddr(e.addr6),
+	}
+	for _, f := range []struct{ addr, gateway, pods string }{
+		{e.addr4, e.gateway4, e.podRange4},
+		{e.addr6, e.gateway6, e.podRange6},
+	} {
+		gateway := netip.MustParseAddr(f.gateway)
+		h.addresses = append(h.addresses, addressPlan{device0, single(netip.MustParseAddr(f.addr))})
+		h.routes = append(h.routes,
+			routePlan{to: single(gateway), device: device0},
+			routePlan{to: anywhere(gateway), device: device0, via: gateway})
+		if f.pods != "" {
+			h.role, h.router = RoleNode, true
+			// Without it a packet to a pod that does not exist would
+			// go back by the default route, and round until its hop
+			// limit ends it.
+			h.routes = append(h.routes, routePlan{to: netip.MustParsePrefix(f.pods)})
+		}
+	}
+	p.hosts = append(p.hosts, h)
+	return h
+}
+
+// addPod adds the i-th pod (from 1) of a node.
+func (p *topologyPlan) addPod(node *hostPlan, e edgePlan, i int) {
+	pod := &hostPlan{
+		name: fmt.Sprintf("%s%d", e.short, i), role: RolePod, node: node.name,
+		addr4: netip.MustParseAddr(fmt.Sprintf("%s%d", e.pod4, i)),
+		addr6: netip.MustParseAddr(fmt.Sprintf("%s%d", e.pod6, i)),
+	}
+	pod.addresses = []addressPlan{{device0, single(pod.addr4)}, {device0, single(pod.addr6)}}
+	pod.routes = []routePlan{
+		{to: single(podGateway4), device: device0},
+		{to: anywhere(podGateway4), device: device0, via: podGateway4},
+		{to: anywhere(podGateway6.Addr()), device: device0, via: podGateway6.Addr()},
+	}
+	node.addresses = append(node.addresses, addressPlan{pod.name, podGateway6})
+	node.routes = append(node.routes,
+		routePlan{to: single(pod.addr4), device: pod.name, source: node.addr4},
+		routePlan{to: single(pod.addr6), device: pod.name, source: node.addr6})
+	p.hosts = append(p.hosts, pod)
+	p.links = append(p.links, linkPlan{
+		host: node.name, device: pod.name,
+		peerHost: pod.name, peerDevice: device0, proxyARP: true,
+	})
+}
+
+// single is the prefix that holds addr alone.
+func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
+
+// anywhere is the default route's destination in addr's family.
+func anywhere(addr netip.Addr) netip.Prefix {
+	if addr.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
