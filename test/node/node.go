@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node runs the beeline program on the nodes of a lab, each agent with
+// manifests, pins and socket of its own.
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+)
+
+// startTimeout bounds the time until an agent is ready; software-emulated
+// machines need much of it.
+const startTimeout = 30 * time.Second
+
+// Agent is an agent on a node of a lab: the process, or where it was and will
+// be again.
+type Agent struct {
+	Host *lab.Host
+	// Program is the beeline binary.
+	Program string
+	// Manifests is the folder or file it reads.
+	Manifests string
+	// Flags are added to its command line.
+	Flags []string
+	// Log receives what it prints; nil for nowhere.
+	Log io.Writer
+
+	cmd  *lab.Cmd
+	done chan error
+	last *tail
+}
+
+// BPFFS is the directory of the agent's pins.
+func (a *Agent) BPFFS() string { return filepath.Join(a.Host.BPFFS, "beeline") }
+
+// Socket is the unix socket the agent answers on.
+func (a *Agent) Socket() string { return filepath.Join(a.Host.RunDir, "agent.sock") }
+
+// Command prepares the agent's process.
+func (a *Agent) Command(ctx context.Context) *lab.Cmd {
+	args := append([]string{a.Program, "agent",
+		"--manifests", a.Manifests,
+		"--node-name", a.Host.Name,
+		"--bpffs", a.BPFFS(),
+		"--socket", a.Socket(),
+		"--cgroup-root", a.Host.CgroupRoot,
+	}, a.Flags...)
+	return a.Host.Command(ctx, args...)
+}
+
+// Start starts the agent and returns when it has brought its manifests into the
+// tables, or has ended.
+func (a *Agent) Start() error {
+	if err := a.StartOnly(); err != nil {
+		return err
+	}
+	return a.WaitFor("ready", func(s *observe.Status) bool { return s.Sync.Synced })
+}
+
+// StartOnly starts the agent and does not wait.
+func (a *Agent) StartOnly() error {
+	if a.Running() {
+		return fmt.Errorf("the agent on %s runs already", a.Host.Name)
+	}
+	a.last = &tail{}
+	a.cmd = a.Command(context.Background())
+	var out io.Writer = a.last
+	if a.Log != nil {
+		out = io.MultiWriter(a.last, a.Log)
+	}
+	a.cmd.Stdout, a.cmd.Stderr = out, out
+	if err := a.cmd.Start(); err != nil {
+		return err
+	}
+	a.done = make(chan error, 1)
+	go func() { a.done <- a.cmd.Wait() }()
+	return nil
+}
+
+// Running says whether the process has been started and not been waited for.
+func (a *Agent) Running() bool { return a.cmd != nil }
+
+// PID of the running agent.
+func (a *Agent) PID() int { return a.cmd.Process.Pid }
+
+// Wait waits until the process ends by itself. The error holds what it printed.
+func (a *Agent) Wait() error {
+	err := <-a.done
+	a.cmd = nil
+	if err != nil {
+		return fmt.Errorf("%w; it printed:\n%s", err, a.last)
+	}
+	return nil
+}
+
+// Stop ends the agent as a service manager does. What it attached stays.
+func (a *Agent) Stop() error { return a.end(syscall.SIGTERM) }
+
+// Kill ends the agent as a crash does.
+func (a *Agent) Kill() error {
+	err := a.end(syscall.SIGKILL)
+	if err != nil && strings.HasPrefix(err.Error(), "signal: killed") {
+		return nil
+	}
+	return err
+}
+
+func (a *Agent) end(signal syscall.Signal) error {
+	if !a.Running() {
+		return nil
+	}
+	if err := a.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return a.Wait()
+}
+
+// Status asks the running agent.
+func (a *Agent) Status() (*observe.Status, error) {
+	var s observe.Status
+	return &s, agent.NewClient(a.Socket()).Get(context.Background(), agent.StatusPath, &s)
+}
+
+// Tables asks the running agent what the tables hold.
+func (a *Agent) Tables() (*observe.Tables, error) {
+	var t observe.Tables
+	return &t, agent.NewClient(a.Socket()).Get(context.Background(), agent.TablesPath, &t)
+}
+
+// WaitFor waits until the agent's status is as wanted. what says in words what
+// that is.
+func (a *Agent) WaitFor(what string, ok func(*observe.Status) bool) error {
+	return a.poll(what, func() (bool, error) {
+		s, err := a.Status()
+		return err == nil && ok(s), err
+	})
+}
+
+// WaitForTables waits until the tables are as wanted.
+func (a *Agent) WaitForTables(what string, ok func(*observe.Tables) bool) error {
+	return a.poll(what, func() (bool, error) {
+		t, err := a.Tables()
+		return err == nil && ok(t), err
+	})
+}
+
+func (a *Agent) poll(what string, ok func() (bool, error)) error {
+	for deadline := time.Now().Add(startTimeout); ; time.Sleep(5 * time.Millisecond) {
+		good, err := ok()
+		if good {
+			return nil
+		}
+		select {
+		case end := <-a.done:
+			a.cmd = nil
+			return fmt.Errorf("the agent on %s ended (%v) before it was %s; it printed:\n%s", a.Host.Name, end, what, a.last)
+		default:
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the agent on %s is not %s after %s (last error: %v); it printed:\n%s", a.Host.Name, what, startTimeout, err, a.last)
+		}
+	}
+}
+
+// CLI runs another command of the program against this agent and returns what
+// it printed. The error is an *exec.ExitError with Stderr if it failed.
+func (a *Agent) CLI(args ...string) (string, error) {
+	args = append([]string{a.Program}, args...)
+	if !slices.Contains(args, "cleanup") {
+		args = append(args, "--socket", a.Socket())
+	}
+	args = append(args, "--bpffs", a.BPFFS())
+	out, err := a.Host.Command(context.Background(), args...).Output()
+	return string(out), err
+}
+
+// WriteManifest writes objects into a file of a folder, in one step. API types
+// carry their TypeMeta.
+func WriteManifest(folder, name string, objects ...runtime.Object) error {
+	var text bytes.Buffer
+	for _, o := range objects {
+		document, err := yaml.Marshal(o)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&text, "---\n%s", document)
+	}
+	return WriteFile(folder, name, text.Bytes())
+}
+
+// WriteFile writes a file of a folder in one step, so that nobody reads half.
+func WriteFile(folder, name string, text []byte) error {
+	hidden := filepath.Join(folder, "."+name)
+	if err := os.WriteFile(hidden, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(hidden, filepath.Join(folder, name))
+}
+
+// tail keeps the last 64 KiB written to it.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	if len(t.text) > 64<<10 {
+		t.text = t.text[len(t.text)-64<<10:]
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.text)
+}
