@@ -1,9 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
+#
+# make demo     build, and see Services work in a lab of network namespaces
+# make test     everything that has to pass before a change is merged
+# make          build bin/beeline
+
 SHELL := /bin/bash
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+
 CLANG ?= clang-19
+CLANG_FORMAT ?= clang-format-19
+# A Go older than go.mod asks for fetches the toolchain named there.
+export GOTOOLCHAIN ?= auto
+# BPF objects are compiled against the kernel's UAPI headers of this machine.
 export BPF_CLANG := $(CLANG)
 export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
-MULTIARCH := $(shell gcc -print-multiarch 2>/dev/null)
-export BPF_CFLAGS := -O2 -g -mcpu=v3 -Wall -Wextra -Werror -I/usr/include/$(MULTIARCH) -I$(CURDIR)/bpf
-generate:
-	go generate ./...
+export BPF_CFLAGS = -O2 -g -mcpu=v3 -Wall -Wextra -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+BPF_SOURCES := $(wildcard bpf/*.c bpf/lib/*.h)
+C_SOURCES := $(BPF_SOURCES)
+GENERATED := internal/datapath/sock_bpfel.go
+SCRIPTS := scripts/setup .ci/run
+
+.PHONY: help setup generate build demo test test-full lint bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: ## install what the build and the tests need (Debian 12, root)
+	@scripts/setup
+
+$(GENERATED): $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup
+	go generate ./internal/datapath
+
+generate: $(GENERATED) ## compile bpf/ and make the Go types of its structures
+
+build: $(GENERATED) ## build bin/beeline, statically linked
+	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline
+
+demo: build ## show Services at work in a lab (root)
+	CGO_ENABLED=0 go build -o bin/demo ./test/demo
+	bin/demo --program bin/beeline --manifests examples
+
+test: build lint ## lint, and all tests but the slow ones (root)
+	go test -timeout 15m ./...
+
+test-full: build lint ## all tests, with the race detector where it tells something (root)
+	go test -timeout 30m -race ./internal/...
+	go test -timeout 60m -count=1 ./...
+
+lint: $(GENERATED) ## vet, staticcheck, shellcheck, formats
+	@unformatted=$$(gofmt -l cmd internal test) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
+	$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)
+	go vet ./...
+	go tool staticcheck ./...
+	shellcheck $(SCRIPTS)
+
+bench: build ## measure, and print figures with their spread (root)
+	CGO_ENABLED=0 go build -o bin/bench ./test/bench
+	bin/bench --program bin/beeline
+
+clean: ## remove what was built
+	rm -rf bin build internal/datapath/*_bpfel.go internal/datapath/*_bpfel.o

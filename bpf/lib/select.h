@@ -39,9 +39,10 @@ static long slot_search_step(__u32 slot, struct slot_search *search)
 
 /* Affinity holds as long as the backend is in the set (R27). Where it was seen
  * last is nearly always where it still is. */
-static __always_inline int affinity_holds(struct affinity_entry *entry, const struct decision *decision)
+static __always_inline int affinity_holds(struct affinity_entry *entry,
+					  const struct decision *decision)
 {
-	struct slot_search search = { .backend = entry->backend, .first = decision->first };
+	struct slot_search search = {.backend = entry->backend, .first = decision->first};
 
 	if (entry->slot < decision->count &&
 	    slot_backend(decision->first + entry->slot) == entry->backend)
@@ -65,7 +66,7 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 						  const struct decision *decision,
 						  const struct address *client)
 {
-	struct affinity_key key = { .client = *client, .service = frontend->service };
+	struct affinity_key key = {.client = *client, .service = frontend->service};
 	__u32 now = now_seconds();
 	struct affinity_entry chosen = {};
 
@@ -89,8 +90,7 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 		chosen.slot = random_slot(decision);
 		chosen.backend = slot_backend(decision->first + chosen.slot);
 		chosen.last_used = now;
-		err = bpf_map_update_elem(&affinity, &key, &chosen,
-					  stored ? BPF_ANY : BPF_NOEXIST);
+		err = bpf_map_update_elem(&affinity, &key, &chosen, stored ? BPF_ANY : BPF_NOEXIST);
 		if (!err)
 			return chosen.backend;
 	}

@@ -101,12 +101,12 @@ struct {
 
 /* Adds one to a field of struct socket_counters. Atomic, since a hook can be
  * preempted by another task's hook on the same CPU. */
-#define COUNT(field)                                                                        \
-	do {                                                                                \
-		__u32 zero_ = 0;                                                            \
-		struct socket_counters *c_ = bpf_map_lookup_elem(&socket_counts, &zero_);   \
-		if (c_)                                                                     \
-			__sync_fetch_and_add(&c_->field, 1);                                \
+#define COUNT(field)                                                                      \
+	do {                                                                              \
+		__u32 zero_ = 0;                                                          \
+		struct socket_counters *c_ = bpf_map_lookup_elem(&socket_counts, &zero_); \
+		if (c_)                                                                   \
+			__sync_fetch_and_add(&c_->field, 1);                              \
 	} while (0)
 
 static __always_inline int frontend_key_equal(const struct frontend_key *a,
@@ -141,7 +141,7 @@ static __always_inline struct frontend *frontend_at(const struct frontend_key *k
 static __always_inline struct frontend *frontend_lookup(const struct frontend_key *asked)
 {
 	struct frontend *row = frontend_at(asked);
-	struct frontend_key any_port = { .address = asked->address };
+	struct frontend_key any_port = {.address = asked->address};
 
 	return row ? row : frontend_at(&any_port);
 }
@@ -149,7 +149,7 @@ static __always_inline struct frontend *frontend_lookup(const struct frontend_ke
 /* Whether a service, now or later, has this address (R21). */
 static __always_inline int in_service_network(const struct address *address)
 {
-	struct network_key key = { .prefixlen = 128, .address = *address };
+	struct network_key key = {.prefixlen = 128, .address = *address};
 	enum network *network = bpf_map_lookup_elem(&networks, &key);
 
 	return network && *network == NETWORK_SERVICE;

@@ -54,12 +54,12 @@ struct decision {
  * update fills another row and then turns the index, in one step. */
 struct frontend {
 	struct frontend_key key; /* proves that the index led to the right row */
-	__u32 service;           /* id in `services` */
-	__u32 affinity_seconds;  /* 0: none */
-	__u32 source_set;        /* id in `source_ranges`; 0: any source is admitted */
+	__u32 service;		 /* id in `services` */
+	__u32 affinity_seconds;	 /* 0: none */
+	__u32 source_set;	 /* id in `source_ranges`; 0: any source is admitted */
 	struct decision decisions[SOURCE_CLASSES];
-	__u8 kind;               /* service.FrontendKind; for people */
-	__u8 masquerade;         /* one bit for each source class */
+	__u8 kind;	 /* service.FrontendKind; for people */
+	__u8 masquerade; /* one bit for each source class */
 	__u8 reserved[6];
 };
 
@@ -83,7 +83,7 @@ struct affinity_key {
 
 struct affinity_entry {
 	__u32 backend;
-	__u32 slot;      /* where in the set it was last seen: a hint */
+	__u32 slot;	 /* where in the set it was last seen: a hint */
 	__u32 last_used; /* seconds, CLOCK_MONOTONIC */
 };
 
@@ -132,6 +132,7 @@ struct socket_counters {
 	__u64 connect_fault;   /* no backend behind a slot: the tables are damaged */
 	__u64 affinity_hit;    /* of the balanced: sent where the client was before */
 	__u64 affinity_failed; /* an affinity entry could not be stored */
-	__u64 record_failed;   /* a socket's record could not be stored: getpeername shows the backend */
-	__u64 peer_name;       /* getpeername answered with the service address */
+	__u64 record_failed; /* a socket's record could not be stored: getpeername shows the backend
+			      */
+	__u64 peer_name;     /* getpeername answered with the service address */
 };

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,3 +110,5 @@ func newName(t *testing.T) string {
 	})
 	return cfg.Name
 }
+
+func contains(err error, text string) bool { return strings.Contains(err.Error(), text) }

@@ -145,7 +145,7 @@ func netlinkAt(path string) (nl *netlink.Handle, err error) {
 
 func addLink(lab string, l linkPlan, handles map[string]*netlink.Handle, spaces map[string]netns.NsHandle) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = l.device
+	attrs.Name, attrs.Index = l.device, l.index
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      l.peerDevice,

@@ -36,20 +36,39 @@ func (h *hostPlan) awaitAddresses(lab string, nl *netlink.Handle) error {
 	}
 }
 
-// unreadyAddress returns an address that is tentative or whose solicited-node
-// group has not been joined, "" if there is none.
+// unreadyAddress returns an address that is tentative, missing or whose
+// solicited-node group has not been joined, "" if there is none.
 func (h *hostPlan) unreadyAddress(lab string, nl *netlink.Handle) (string, error) {
 	addresses, err := nl.AddrList(nil, netlink.FAMILY_V6)
 	if err != nil {
 		return "", err
 	}
+	linkLocal := map[int]bool{} // devices that have made their own address
 	for _, a := range addresses {
 		if a.Flags&unix.IFA_F_TENTATIVE != 0 {
 			return a.IP.String(), nil
 		}
+		if a.IP.IsLinkLocalUnicast() && !a.IP.Equal(podGateway6.Addr().AsSlice()) {
+			linkLocal[a.LinkIndex] = true
+		}
 	}
+	links, err := nl.LinkList()
+	if err != nil {
+		return "", err
+	}
+	for _, link := range links {
+		if attrs := link.Attrs(); link.Type() == "veth" && !linkLocal[attrs.Index] {
+			return "fe80::/64 of " + attrs.Name, nil
+		}
+	}
+	return h.unjoinedAddress(lab)
+}
+
+// unjoinedAddress returns an address whose solicited-node group has not been
+// joined.
+func (h *hostPlan) unjoinedAddress(lab string) (string, error) {
 	var groups []byte
-	err = inNetNS(netnsPath(lab, h.name), func() error {
+	err := inNetNS(netnsPath(lab, h.name), func() (err error) {
 		// /proc/net would show the namespace of the process's first thread.
 		groups, err = os.ReadFile("/proc/thread-self/net/igmp6")
 		return err

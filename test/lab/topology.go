@@ -63,10 +63,19 @@ type routePlan struct {
 
 // linkPlan is one veth pair; each end is created inside its host's namespace.
 type linkPlan struct {
-	host, device         string
+	host, device string
+	// index is the interface index of the host's end. It is not that of the
+	// peer: the kernel takes a device whose index is that of its lower
+	// device for a physical one and lets a change of its carrier wait for
+	// up to a second, and IPv6 with it.
+	index                int
 	peerHost, peerDevice string
 	proxyARP             bool // the host's end answers ARP for podGateway4
 }
+
+// firstIndex is beyond the indices that the kernel gives by itself: each
+// namespace has lo and one peer device, 1 and 2.
+const firstIndex = 11
 
 // topologyPlan is the whole lab as values; applying it is network.go's part.
 type topologyPlan struct {
@@ -135,6 +144,9 @@ func plan() *topologyPlan {
 		}
 	}
 	p.hosts = append(p.hosts, fabric)
+	for i := range p.links {
+		p.links[i].index = firstIndex + i
+	}
 	return p
 }
 

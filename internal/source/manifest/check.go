@@ -50,7 +50,7 @@ func checkMeta(c *complaints, m metav1.Object, k service.Kind, namespaced bool) 
 
 // defaultEndpointSlice does what the API server does before it stores a slice:
 // a port without a name has the empty name.
-func defaultEndpointSlice(in *discoveryv1.EndpointSlice) {
+func defaultEndpointSlice(_ *complaints, in *discoveryv1.EndpointSlice) {
 	for i := range in.Ports {
 		if in.Ports[i].Name == nil {
 			in.Ports[i].Name = new(string)
@@ -64,14 +64,17 @@ func checkEndpointSlice(c *complaints, in *discoveryv1.EndpointSlice) {
 	}
 	names := firstOf{}
 	for i, p := range in.Ports {
-		field := fmt.Sprintf("ports[%d].name", i)
-		if *p.Name != "" && validation.IsDNS1123Label(*p.Name) != nil {
-			c.errorf(field, "%q: %s", *p.Name, wantLabel)
+		field, name := fmt.Sprintf("ports[%d].name", i), ""
+		if p.Name != nil {
+			name = *p.Name
 		}
-		names.check(c, *p.Name, field, fmt.Sprintf("%q", *p.Name), "give each port a name of its own")
+		if name != "" && validation.IsDNS1123Label(name) != nil {
+			c.errorf(field, "%q: %s", name, wantLabel)
+		}
+		names.check(c, name, field, fmt.Sprintf("%q", name), "%s has this name already; give each port a name of its own")
 	}
-	if in.AddressType == discoveryv1.AddressTypeFQDN {
-		return
+	if in.AddressType != discoveryv1.AddressTypeIPv4 && in.AddressType != discoveryv1.AddressTypeIPv6 {
+		return // host names, or the converter's complaint
 	}
 	for i := range in.Endpoints {
 		checkEndpoint(c, fmt.Sprintf("endpoints[%d]", i), &in.Endpoints[i], in.AddressType)
@@ -120,7 +123,7 @@ func checkPod(c *complaints, in *corev1.Pod) {
 			}
 			key := fmt.Sprintf("%s %d/%s", p.HostIP, p.HostPort, orTCP(p.Protocol))
 			ports.check(c, key, fmt.Sprintf("spec.containers[%d].ports[%d].hostPort", i, j),
-				fmt.Sprint(p.HostPort), "choose another port, protocol or hostIP")
+				fmt.Sprint(p.HostPort), "%s is the same already; choose another port, protocol or hostIP")
 		}
 	}
 }
@@ -144,17 +147,18 @@ func checkPrefixes(c *complaints, field string, prefixes []string) {
 		if m := p.Masked(); m != p {
 			c.errorf(at, "%q: has bits set after the first %d; write %s", s, p.Bits(), m)
 		}
-		families.check(c, service.FamilyOf(p.Addr()).String(), at, fmt.Sprintf("%q", s), "at most one prefix for each family")
+		families.check(c, service.FamilyOf(p.Addr()).String(), at, fmt.Sprintf("%q", s), "%s is of the same family already; write one prefix for each family")
 	}
 }
 
 // firstOf remembers which field had a value first.
 type firstOf map[string]string
 
-// check complains if an earlier field has the same value.
-func (f firstOf) check(c *complaints, value, field, shown, advice string) {
+// check complains if an earlier field has the same value; in reason, %s stands
+// for that field.
+func (f firstOf) check(c *complaints, value, field, shown, reason string) {
 	if first, ok := f[value]; ok {
-		c.errorf(field, "%s: the same as %s; %s", shown, first, advice)
+		c.errorf(field, "%s: "+reason, shown, first)
 		return
 	}
 	f[value] = field

@@ -16,10 +16,11 @@ import (
 // defaultService does what the API server does before it stores a Service:
 // clusterIP alone stands for the list, and the addresses tell the families. It
 // cannot allocate: an address or port that is not written is none.
-func defaultService(in *corev1.Service) {
+func defaultService(c *complaints, in *corev1.Service) {
 	spec := &in.Spec
 	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
 		spec.ClusterIPs = []string{spec.ClusterIP}
+		c.written = map[string]string{"spec.clusterIPs[0]": "spec.clusterIP"}
 	}
 	for i := len(spec.IPFamilies); i < len(spec.ClusterIPs); i++ {
 		a, err := netip.ParseAddr(strings.TrimSpace(spec.ClusterIPs[i]))
@@ -69,8 +70,10 @@ func checkPolicies(c *complaints, spec *corev1.ServiceSpec) {
 func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
 	ips := spec.ClusterIPs
 	switch {
-	case len(ips) == 0:
+	case len(ips) == 0 && spec.ClusterIP == "":
 		c.warnf("spec.clusterIP", "missing, and nobody allocates one for a file: the Service has no cluster IP; write one, or None")
+	case len(ips) == 0:
+		checkFamily(c, "spec.clusterIP", spec.ClusterIP, spec.IPFamilies, 0)
 	case spec.ClusterIP == "":
 		c.errorf("spec.clusterIP", "missing; write %q, the first of spec.clusterIPs", ips[0])
 	case spec.ClusterIP != ips[0]:
@@ -78,24 +81,36 @@ func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
 	}
 	families := firstOf{}
 	for i, f := range spec.IPFamilies {
-		families.check(c, string(f), fmt.Sprintf("spec.ipFamilies[%d]", i), string(f), "each family once")
+		families.check(c, string(f), fmt.Sprintf("spec.ipFamilies[%d]", i), string(f), "%s is the same already; write each family once")
 	}
-	if len(ips) > 2 {
-		c.errorf("spec.clusterIPs", "%d addresses; want at most one for each family", len(ips))
-		return
-	}
+	families = firstOf{}
 	for i, ip := range ips {
-		a, err := netip.ParseAddr(strings.TrimSpace(ip))
 		field := fmt.Sprintf("spec.clusterIPs[%d]", i)
 		switch {
 		case ip == "":
 			c.errorf(field, "empty; write an address, or remove it")
 		case ip == corev1.ClusterIPNone && len(ips) > 1:
-			c.errorf(field, "None stands alone; remove the other")
-		case err == nil && i < len(spec.IPFamilies) && string(spec.IPFamilies[i]) != service.FamilyOf(a).String():
-			c.errorf(field, "%q: want an %s address, as spec.ipFamilies[%d] says", ip, spec.IPFamilies[i], i)
+			c.errorf(field, "None stands alone; remove the others")
+		}
+		if f := checkFamily(c, field, ip, spec.IPFamilies, i); f != "" {
+			families.check(c, f, field, fmt.Sprintf("%q", ip), "%s is of the same family already; write one address for each family")
 		}
 	}
+}
+
+// checkFamily compares an address with the family at its place in ipFamilies,
+// and returns its own. An address that is none is left to the converter.
+func checkFamily(c *complaints, field, ip string, families []corev1.IPFamily, i int) string {
+	a, err := netip.ParseAddr(strings.TrimSpace(ip))
+	if err != nil {
+		return ""
+	}
+	f := service.FamilyOf(a).String()
+	known := i < len(families) && (families[i] == corev1.IPv4Protocol || families[i] == corev1.IPv6Protocol)
+	if known && string(families[i]) != f {
+		c.errorf(field, "%q: want an %s address, as spec.ipFamilies[%d] says", ip, families[i], i)
+	}
+	return f
 }
 
 func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
@@ -112,12 +127,12 @@ func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
 		case p.Name != "" && validation.IsDNS1123Label(p.Name) != nil:
 			c.errorf(field+".name", "%q: %s", p.Name, wantLabel)
 		case p.Name != "":
-			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "give each port a name of its own")
+			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "%s has this name already; give each port a name of its own")
 		}
 		protocol := string(orTCP(p.Protocol))
 		if p.Port != 0 { // missing: the converter's complaint
 			numbers.check(c, fmt.Sprint(p.Port, protocol), field+".port",
-				fmt.Sprintf("%d/%s", p.Port, protocol), "choose another port or protocol")
+				fmt.Sprintf("%d/%s", p.Port, protocol), "%s is the same already; choose another port or protocol")
 		}
 		switch {
 		case p.NodePort == 0 && spec.Type == corev1.ServiceTypeNodePort:
@@ -127,7 +142,7 @@ func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
 			c.errorf(field+".nodePort", "%d: a Service of type ClusterIP has no node ports; remove it, or write type: NodePort", p.NodePort)
 		default:
 			nodePorts.check(c, fmt.Sprint(p.NodePort, protocol), field+".nodePort",
-				fmt.Sprintf("%d/%s", p.NodePort, protocol), "choose another port or protocol")
+				fmt.Sprintf("%d/%s", p.NodePort, protocol), "%s is the same already; choose another port or protocol")
 		}
 	}
 }

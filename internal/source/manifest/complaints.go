@@ -24,24 +24,36 @@ type complaint struct {
 type complaints struct {
 	list  []complaint
 	wrong map[string]bool // paths with an error
+	// written is where the file writes what a converter finds at another path,
+	// because a default put it there.
+	written map[string]string
 }
 
-// add notes an error, unless there is one for the same field or for one around
-// it: that is then but a consequence.
+// add notes an error, unless it is but a consequence of another.
 func (c *complaints) add(path string, line int, format string, args ...any) {
-	for p := path; c.wrong != nil; p = parentPath(p) {
-		if c.wrong[p] && (p != "" || path == "") {
-			return
-		}
-		if p == "" {
-			break
-		}
+	if !c.known(path) {
+		c.expect(path)
+		c.list = append(c.list, complaint{path: path, line: line, reason: fmt.Sprintf(format, args...)})
 	}
+}
+
+// expect says that what follows from an error of that field is not to be
+// reported.
+func (c *complaints) expect(path string) {
 	if c.wrong == nil {
 		c.wrong = make(map[string]bool)
 	}
 	c.wrong[path] = true
-	c.list = append(c.list, complaint{path: path, line: line, reason: fmt.Sprintf(format, args...)})
+}
+
+// known says whether there is an error for the same field or for one around it.
+func (c *complaints) known(path string) bool {
+	for p := path; p != ""; p = parentPath(p) {
+		if c.wrong[p] {
+			return true
+		}
+	}
+	return path == "" && c.wrong[path]
 }
 
 // errorf notes an error whose line is that of its path.
@@ -49,7 +61,9 @@ func (c *complaints) errorf(path, format string, args ...any) { c.add(path, 0, f
 
 // warnf notes what is allowed, but looks like an oversight.
 func (c *complaints) warnf(path, format string, args ...any) {
-	c.list = append(c.list, complaint{path: path, reason: fmt.Sprintf(format, args...), warning: true})
+	if !c.known(path) {
+		c.list = append(c.list, complaint{path: path, reason: fmt.Sprintf(format, args...), warning: true})
+	}
 }
 
 // addConverted takes over the errors of a converter, which are "path: reason",
@@ -67,6 +81,9 @@ func (c *complaints) addConverted(err error) {
 	path, reason, ok := strings.Cut(err.Error(), ": ")
 	if !ok || strings.ContainsAny(path, " ") {
 		path, reason = "", err.Error()
+	}
+	if at, ok := c.written[path]; ok {
+		path = at
 	}
 	c.errorf(path, "%s", reason)
 }

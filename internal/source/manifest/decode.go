@@ -12,9 +12,12 @@ import (
 	"sync/atomic"
 
 	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const tooManyAliases = "aliases (*name) and merge keys (<<) of this file repeat too many values; write them out"
+
+const unknownField = "unknown field; remove it, or correct its name or indentation"
 
 // decoder fills an API type from a tree, strictly: unknown and repeated fields
 // and values of a wrong type are errors. It goes on after each error and knows
@@ -126,12 +129,20 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 	}
 	known := fieldsOf(v.Type())
 	d.eachField(n, false, func(name, value *yaml.Node) {
-		index, ok := known[name.Value]
-		if !ok {
-			d.fail(name, "unknown field; %s", advice(name.Value, known))
+		if index, ok := known[name.Value]; ok {
+			d.decode(value, v.FieldByIndex(index))
 			return
 		}
-		d.decode(value, v.FieldByIndex(index))
+		meant := known.nearest(name.Value)
+		if meant == "" {
+			d.fail(name, unknownField)
+			return
+		}
+		d.fail(name, "unknown field; is %q meant?", meant)
+		if child(n, meant) == nil {
+			d.path[len(d.path)-1].name = meant
+			d.expect(d.pathString()) // that it is missing is no news then
+		}
 	})
 }
 
@@ -224,8 +235,15 @@ func (d *decoder) unmarshal(n *yaml.Node, u json.Unmarshaler) {
 	if err == nil {
 		err = u.UnmarshalJSON(data)
 	}
-	if err != nil {
-		d.fail(n, "%s: %v", describeNode(n), err)
+	switch u.(type) {
+	case *metav1.Time, *metav1.MicroTime:
+		if err != nil {
+			d.wrongType(n, "a time such as 2006-01-02T15:04:05Z")
+		}
+	default:
+		if err != nil {
+			d.fail(n, "%s: %v", describeNode(n), err)
+		}
 	}
 }
 

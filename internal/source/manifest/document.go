@@ -120,6 +120,7 @@ var hints = map[string]string{
 	"found a tab character that violates indentation":       " (indent with spaces)",
 	"found unexpected end of stream":                        " (a quote that is never closed?)",
 	"did not find expected ',' or ']'":                      " (a bracket that is never closed?)",
+	"did not find expected node content":                    " (a bracket that is never closed?)",
 	"did not find expected ',' or '}'":                      " (a bracket that is never closed?)",
 	"did not find expected alphabetic or numeric character": " (put the value in quotes)",
 }

@@ -3,7 +3,6 @@
 package manifest
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -39,11 +38,12 @@ func fieldsOf(t reflect.Type) fieldIndex {
 	return known
 }
 
-// advice on an unknown field: the known one that looks like it, or to remove it.
-func advice(name string, known fieldIndex) string {
+// nearest returns the known field that an unknown one was probably meant to be,
+// or "".
+func (known fieldIndex) nearest(name string) string {
 	best, bestDistance := "", 3
 	if len(name) > 64 { // no field's name, and the distance takes time
-		known = nil
+		return ""
 	}
 	for _, k := range slices.Sorted(maps.Keys(known)) {
 		distance := editDistance(strings.ToLower(name), strings.ToLower(k))
@@ -51,10 +51,7 @@ func advice(name string, known fieldIndex) string {
 			best, bestDistance = k, distance
 		}
 	}
-	if best != "" {
-		return fmt.Sprintf("is %q meant?", best)
-	}
-	return "remove it, or correct its name or indentation"
+	return best
 }
 
 // editDistance counts the letters to insert, remove or replace (Levenshtein).

@@ -34,31 +34,31 @@ func (k kind) apiVersion() string { return strings.TrimPrefix(k.group+"/"+k.vers
 // kinds are those that decide where Service traffic goes.
 var kinds = map[service.Kind]kind{
 	service.KindService: {"", "v1", true,
-		reader(defaultService, checkService, service.ConvertService)},
+		reader(checkService, defaultService, service.ConvertService)},
 	service.KindEndpointSlice: {"discovery.k8s.io", "v1", true,
-		reader(defaultEndpointSlice, checkEndpointSlice, service.ConvertEndpointSlice)},
+		reader(checkEndpointSlice, defaultEndpointSlice, service.ConvertEndpointSlice)},
 	service.KindNode: {"", "v1", false,
-		reader(nil, checkNode, service.ConvertNode)},
+		reader(checkNode, nil, service.ConvertNode)},
 	service.KindPod: {"", "v1", true,
-		reader(nil, checkPod, service.ConvertPod)},
+		reader(checkPod, nil, service.ConvertPod)},
 	service.KindServiceCIDR: {"networking.k8s.io", "v1", false,
-		reader(nil, checkServiceCIDR, service.ConvertServiceCIDR)},
+		reader(checkServiceCIDR, nil, service.ConvertServiceCIDR)},
 }
 
 // reader puts the steps together that make of a tree an object of one kind.
 func reader[In any, Out service.Object](
-	setDefaults func(*In), check func(*complaints, *In), convert func(*In) (Out, error),
+	check, setDefaults func(*complaints, *In), convert func(*In) (Out, error),
 ) func(*decoder, *yaml.Node, bool) service.Object {
 	return func(d *decoder, n *yaml.Node, namespaced bool) service.Object {
 		var in In
 		d.decode(n, reflect.ValueOf(&in).Elem())
 		d.path = nil
 		checkMeta(d.complaints, any(&in).(metav1.Object), service.Kind(text(n, "kind")), namespaced)
-		if setDefaults != nil {
-			setDefaults(&in)
-		}
 		// The converter comes last: for one field, the first complaint stays.
 		check(d.complaints, &in)
+		if setDefaults != nil {
+			setDefaults(d.complaints, &in)
+		}
 		out, err := convert(&in)
 		d.addConverted(err)
 		return out
@@ -102,8 +102,12 @@ func (r *treeReader) read(n *yaml.Node, depth int) {
 		return
 	}
 	apiVersion, name := text(n, "apiVersion"), service.Kind(text(n, "kind"))
-	if apiVersion == "" || name == "" {
-		r.problem(n.Line, string(name), "apiVersion or kind is missing; every object begins with both, as in \"apiVersion: v1\" and \"kind: Service\"")
+	switch {
+	case name == "":
+		r.problem(n.Line, "", "kind: missing; every object says what it is, as in \"kind: Service\"")
+		return
+	case apiVersion == "":
+		r.problem(n.Line, string(name), "apiVersion: missing; every object says of which version it is, as in \"apiVersion: v1\"")
 		return
 	}
 	if name == "List" && apiVersion == "v1" {
@@ -163,6 +167,13 @@ func (r *treeReader) readObject(n *yaml.Node, k kind) {
 
 // readList reads the items of a v1 List, as "kubectl get -o yaml" writes it.
 func (r *treeReader) readList(n *yaml.Node, depth int) {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		switch name := n.Content[i]; name.Value {
+		case "apiVersion", "kind", "metadata", "items":
+		default:
+			r.problem(name.Line, "List", "%s: %s", name.Value, unknownField)
+		}
+	}
 	items := child(n, "items")
 	switch {
 	case depth >= 3:
@@ -173,13 +184,6 @@ func (r *treeReader) readList(n *yaml.Node, depth int) {
 	case items.Kind != yaml.SequenceNode:
 		r.problem(lineOf(n, "items"), "List", "items: want a list, have %s", describeNode(items))
 		return
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		switch name := n.Content[i]; name.Value {
-		case "apiVersion", "kind", "metadata", "items":
-		default:
-			r.problem(name.Line, "List", "%s: unknown field; remove it, or correct its name or indentation", name.Value)
-		}
 	}
 	for _, item := range items.Content {
 		r.read(item, depth+1)
