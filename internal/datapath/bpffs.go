@@ -8,11 +8,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
+
+// systemBPFFS is where Linux has a directory for a BPF file system.
+const systemBPFFS = "/sys/fs/bpf/"
+
+// pinDirectories are what the bpffs directory consists of.
+var pinDirectories = []string{"tables", "links", "programs"}
 
 // mountedByUs is a directory in the bpffs directory that says that the file
 // system was mounted for it, so that Cleanup unmounts it.
@@ -52,8 +59,8 @@ func prepareBPFFS(path string) error {
 	mounted := false
 	if !on {
 		at := path
-		if strings.HasPrefix(path, "/sys/fs/bpf/") {
-			at = "/sys/fs/bpf"
+		if strings.HasPrefix(path, systemBPFFS) {
+			at = systemBPFFS
 		} else if err := os.MkdirAll(path, 0o700); err != nil {
 			return fmt.Errorf("--bpffs: %w", err)
 		}
@@ -62,7 +69,7 @@ func prepareBPFFS(path string) error {
 		}
 		mounted = true
 	}
-	for _, dir := range []string{"", "tables", "links", "programs"} {
+	for _, dir := range pinDirectories {
 		if err := os.MkdirAll(filepath.Join(path, dir), 0o700); err != nil {
 			return fmt.Errorf("--bpffs: %w", err)
 		}
@@ -133,34 +140,29 @@ func lockHolder(f *os.File) int {
 	return 0
 }
 
-// removeBPFFS removes a directory with all its pins, and the mount if
-// prepareBPFFS made it. A BPF file system has no rmdir of its own for full
-// directories, so RemoveAll does it pin by pin.
+// removeBPFFS removes an agent's pins, its directory if nothing else is in it,
+// and the mount if prepareBPFFS made it and nobody else has pinned anything
+// there.
 func removeBPFFS(path string) error {
 	_, err := os.Stat(filepath.Join(path, mountedByUs))
 	mounted := err == nil
-	at := path
-	if strings.HasPrefix(path, "/sys/fs/bpf/") {
-		at = "/sys/fs/bpf"
+	if mounted && !strings.HasPrefix(path, systemBPFFS) {
+		return errors.Join(unix.Unmount(path, 0), os.Remove(path)) // the pins go with the mount
 	}
-	if at == path && mounted {
-		return errors.Join(removeChildren(path), unix.Unmount(path, 0), os.Remove(path))
-	}
-	if err := os.RemoveAll(path); err != nil {
-		return err
-	}
-	if mounted {
-		if left, err := os.ReadDir(at); err == nil && len(left) == 0 {
-			return unix.Unmount(at, 0)
+	for _, dir := range slices.Concat(pinDirectories, []string{mountedByUs}) {
+		if err := os.RemoveAll(filepath.Join(path, dir)); err != nil {
+			return err
 		}
 	}
-	return nil
-}
-
-func removeChildren(path string) error {
-	entries, err := os.ReadDir(path)
-	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(path, e.Name())))
+	os.Remove(path) // fails if others have pins in it, which is as it should be
+	if !mounted {
+		return nil
 	}
-	return err
+	left, err := os.ReadDir(systemBPFFS)
+	for _, e := range left {
+		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's own, in every such mount
+			return err
+		}
+	}
+	return errors.Join(err, unix.Unmount(systemBPFFS, 0))
 }

@@ -283,8 +283,9 @@ func frontendKey(at string) FrontendKey {
 
 // find returns the frontend at an address such as "10.0.0.1:80" or
 // "10.0.0.1:53/UDP", and its plan.
-func find(t *Table, at string) (*Plan, *Frontend) {
-	key := frontendKey(at)
+func find(t *Table, address string) (*Plan, *Frontend) { return at(t, frontendKey(address)) }
+
+func at(t *Table, key FrontendKey) (*Plan, *Frontend) {
 	for _, p := range t.Owners() {
 		for i := range p.Frontends {
 			if p.Frontends[i].Key == key {

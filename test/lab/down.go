@@ -28,10 +28,9 @@ func Down(name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	lock, err := lockLab(name, false, true)
-	if errors.Is(err, fs.ErrNotExist) {
-		return removeContents(name)
-	}
+	// Made if it is missing: without the lock it could be another Up's lab
+	// that is removed.
+	lock, err := lockLab(name, true, true)
 	if err != nil {
 		return err
 	}

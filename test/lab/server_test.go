@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 func TestConnectionCarriesManyRequests(t *testing.T) {
@@ -47,7 +48,8 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	}
 	for _, extra := range []string{"192.0.2.7", "2001:db8::7"} {
 		addr := netip.MustParseAddr(extra)
-		if err := nl.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(single(addr))}); err != nil {
+		// Without the flag the address is tentative for a moment.
+		if err := nl.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(single(addr)), Flags: unix.IFA_F_NODAD}); err != nil {
 			t.Fatal(err)
 		}
 		answer, err := l.Host("a1").Request(withTimeout(t, 5*time.Second), "udp", port(addr, PortUDP), "x")

@@ -297,7 +297,7 @@ func TestBadJSON(t *testing.T) {
 		{"not JSON", "{\n\"a\": b\n}", "2: not JSON: invalid character 'b' looking for beginning of value"},
 		{"no comma", edit(t, object, `"v1",`, `"v1"`), "3: not JSON: invalid character '\"' after object key:value pair"},
 		{"line end in a text", edit(t, object, `"web"`, "\"we\nb\""), "4: not JSON: invalid character '\\n' in string literal"},
-		{"half", object[:100] + "\n\n", "6: not JSON: it ends in the middle of a value"},
+		{"half", object[:strings.Index(object, "80}")] + "\n\n", "7: not JSON: it ends in the middle of a value"},
 		{"too deep", "\n" + strings.Repeat("[", 500), "2: more than 100 values inside one another"},
 		{"repeated", edit(t, object, `"port": 80`, "\"port\": 80,\n\"port\": 80"),
 			"8: Service default/web: spec.ports[0].port: given twice, first on line 7; remove one of the two"},

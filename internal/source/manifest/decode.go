@@ -15,9 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-const tooManyAliases = "aliases (*name) and merge keys (<<) of this file repeat too many values; write them out"
-
-const unknownField = "unknown field; remove it, or correct its name or indentation"
+const (
+	tooManyAliases = "aliases (*name) and merge keys (<<) of this file repeat too many values; write them out"
+	tooDeep        = "more than %d values inside one another"
+	unknownField   = "unknown field; remove it, or correct its name or indentation"
+)
 
 // decoder fills an API type from a tree, strictly: unknown and repeated fields
 // and values of a wrong type are errors. It goes on after each error and knows
@@ -116,7 +118,7 @@ func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 		return n, leave, false
 	}
 	if len(d.path) > maxDepth {
-		d.fail(n, "more than %d values inside one another", maxDepth)
+		d.add("", n.Line, tooDeep, maxDepth)
 		return n, leave, false
 	}
 	return target(n), leave, true

@@ -77,12 +77,12 @@ func (f *file) gather(contents []content, report int) {
 		f.problems = append(f.problems, source.Problem{File: f.name, Line: k.line, Object: name, Reason: reason, Warning: true})
 	}
 	slices.SortStableFunc(f.problems, comparePlace)
-	f.problems = truncate(f.problems, report)
+	f.problems = truncate(f.problems, report, f.name)
 }
 
 // truncate keeps errors rather than warnings: a bad file must not pass for a
 // good one.
-func truncate(problems source.Problems, most int) source.Problems {
+func truncate(problems source.Problems, most int, file string) source.Problems {
 	if len(problems) <= most {
 		return problems
 	}
@@ -95,8 +95,7 @@ func truncate(problems source.Problems, most int) source.Problems {
 		}
 		return 1
 	})
-	last := problems[most]
-	rest := source.Problem{File: last.File, Warning: last.Warning, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-most)}
+	rest := source.Problem{File: file, Warning: problems[most].Warning, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-most)}
 	problems = append(slices.Clone(problems[:most]), rest)
 	slices.SortStableFunc(problems, comparePlace)
 	return problems

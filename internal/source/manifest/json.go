@@ -91,7 +91,7 @@ func (r *jsonReader) node(tok json.Token, depth int) (*yaml.Node, error) {
 // collection reads an object or a list up to its closing bracket.
 func (r *jsonReader) collection(n *yaml.Node, open json.Delim, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("more than %d values inside one another", maxDepth)
+		return fmt.Errorf(tooDeep, maxDepth)
 	}
 	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
 	if open == '{' {

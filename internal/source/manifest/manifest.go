@@ -179,7 +179,9 @@ func (s *Source) readEntries(entries []entry) reading {
 	for _, f := range files {
 		s.files[f.name] = f
 	}
-	return join(files)
+	r := join(files)
+	r.problems = truncate(r.problems, s.limits.report, s.path)
+	return r
 }
 
 // join puts the files together. An object that two of them have is an error,

@@ -52,7 +52,9 @@ func reader[In any, Out service.Object](
 	return func(d *decoder, n *yaml.Node, namespaced bool) service.Object {
 		var in In
 		d.decode(n, reflect.ValueOf(&in).Elem())
-		d.path = nil
+		if d.known("") {
+			return nil // not decoded to its end
+		}
 		checkMeta(d.complaints, any(&in).(metav1.Object), service.Kind(text(n, "kind")), namespaced)
 		// The converter comes last: for one field, the first complaint stays.
 		check(d.complaints, &in)
@@ -93,6 +95,13 @@ func (r *treeReader) read(n *yaml.Node, depth int) {
 		n = n.Alias
 		r.aliases++
 		defer func() { r.aliases-- }()
+	}
+	if r.aliases > 0 {
+		if left := r.left.Add(-1); left == -1 {
+			r.problem(n.Line, "", "%s", tooManyAliases)
+		} else if left < 0 {
+			return
+		}
 	}
 	if isNull(n) {
 		return
@@ -188,7 +197,7 @@ func (r *treeReader) readList(n *yaml.Node, depth int) {
 	for _, item := range items.Content {
 		r.read(item, depth+1)
 		if r.left.Load() < 0 {
-			return // said already, where it ran out
+			return // reported where they ran out
 		}
 	}
 }

@@ -25,7 +25,7 @@ type limits struct {
 	folder int64 // bytes of all files together
 	marks  int   // line ends, commas and colons of one document: see structureMarks
 	alias  int64 // values that YAML aliases of one file may repeat
-	report int   // problems that one file may report
+	report int   // problems, of one file and of all together
 }
 
 // The defaults. 5,000 Services with 10 endpoints each are 12 MB in one file,

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// within fails a test whose f does not return in time: a file must not be able
+// to stop the agent.
+func within(t *testing.T, limit time.Duration, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(limit):
+		t.Fatalf("not done after %s", limit)
+	}
+}
+
+// What is no regular file is an error; opening it could block or do harm.
+func TestSpecialFiles(t *testing.T) {
+	const rest = "; only regular files are read: remove it, or give it a name that does not end in .yaml, .yml or .json"
+	for _, test := range []struct {
+		name string
+		make func(path string) error
+		want string
+	}{
+		{"named pipe", func(path string) error { return syscall.Mkfifo(path, 0o644) }, "is a named pipe" + rest},
+		{"link to a device", func(path string) error { return os.Symlink("/dev/zero", path) }, "is a device" + rest},
+		{"socket", func(path string) error {
+			l, err := net.Listen("unix", path)
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}, "is a socket" + rest},
+		{"link to nothing", func(path string) error { return os.Symlink("nothing", path) },
+			"cannot be read: the file that it links to does not exist; restore that, or remove the link"},
+		{"link to itself", func(path string) error { return os.Symlink(filepath.Base(path), path) },
+			"cannot be read: it links to itself; remove the link"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			// Not t.TempDir, whose name can be too long for a socket.
+			dir, err := os.MkdirTemp("", "beeline")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			path := filepath.Join(dir, "x.yaml")
+			if err := test.make(path); err != nil {
+				t.Fatal(err)
+			}
+			within(t, 10*time.Second, func() {
+				if got := problemsOf(t, dir).Error(); got != "x.yaml: "+test.want {
+					t.Errorf("in a folder: %s", got)
+				}
+				if test.name == "link to nothing" || test.name == "link to itself" {
+					return // then there is no such file at all
+				}
+				if got := problemsOf(t, path).Error(); got != path+": "+test.want {
+					t.Errorf("alone: %s", got)
+				}
+			})
+		})
+	}
+}
+
+func TestLimits(t *testing.T) {
+	many := strings.Repeat("---\n"+edit(t, web, "port: 80", "port: 0"), 20)
+	for _, test := range []struct {
+		name string
+		set  func(*limits)
+		in   map[string]string
+		want string
+	}{
+		{"a large file", func(l *limits) { l.file = 100 }, map[string]string{"a.yaml": strings.Repeat("#", 101)},
+			"a.yaml: larger than 100 bytes, the most that is read of one file; split it"},
+		{"just not too large", func(l *limits) { l.file = 100 }, map[string]string{"a.yaml": strings.Repeat("#", 100)}, ""},
+		{"large together", func(l *limits) { l.folder = 100 }, map[string]string{"a.yaml": strings.Repeat("#", 51), "b.yaml": strings.Repeat("#", 50)},
+			"DIR: files of 101 bytes together; at most 100 are read: remove what is not needed"},
+		{"a large document", func(l *limits) { l.marks = 16 }, map[string]string{"a.yaml": "# one\n---\nnull\n---\n" + web},
+			"a.yaml:4: the document is too large to be read at once; split it with \"---\" lines, or into several files"},
+		{"aliases", func(l *limits) { l.alias = 10 }, map[string]string{"a.yaml": edit(t, web, "  ports", "  externalIPs:\n  - &a 1.2.3.4\n"+strings.Repeat("  - *a\n", 20)+"  ports")},
+			"a.yaml:19: Service default/web: " + tooManyAliases},
+		{"just not too many", func(l *limits) { l.alias = 10 }, map[string]string{"a.yaml": edit(t, web, "  ports", "  externalIPs:\n  - &a 1.2.3.4\n"+strings.Repeat("  - *a\n", 10)+"  ports")}, ""},
+		{"merges", func(l *limits) { l.alias = 10 }, map[string]string{"a.yaml": "a: &a {a: 1, b: 2}\nb:\n" + strings.Repeat("- <<: *a\n", 3)},
+			"a.yaml:1: " + tooManyAliases},
+		{"problems", func(l *limits) { l.report = 3 }, map[string]string{"a.yaml": "kind: X\napiVersion: v1\n" + many},
+			strings.ReplaceAll("a.yaml: 18 more problems are not shown\n"+
+				"a.yaml:11P\na.yaml:20P\na.yaml:29P", "P", ": Service default/web: spec.ports[0].port: 0: expected a port from 1 to 65535")},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := folder(t, test.in)
+			s := New(dir)
+			test.set(&s.limits)
+			_, err := s.Load()
+			if got := strings.ReplaceAll(fmt.Sprint(err), dir, "DIR"); got != test.want && (err != nil || test.want != "") {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
+
+// Text that stands for, or nests, far more than it seems costs neither time nor
+// memory.
+func TestBombs(t *testing.T) {
+	laughs := func(format string) string {
+		s := "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+		for i := 1; i < 30; i++ {
+			s += fmt.Sprintf("a%d: &a%d "+format+"\n", i, i, i-1)
+		}
+		return s
+	}
+	const list = "[*a%[3]d, *a%[3]d, *a%[3]d, *a%[3]d, *a%[3]d, *a%[3]d, *a%[3]d, *a%[3]d, *a%[3]d]"
+	item := "- &s {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: None}}\n"
+	for name, in := range map[string]string{
+		"laughs in an object": web + strings.ReplaceAll("status:\n"+laughs(list), "\na", "\n  a"),
+		"laughs in fields": edit(t, web, "name: web", "name: web\n  managedFields:\n  - fieldsV1:\n      "+
+			strings.ReplaceAll(laughs(list), "\n", "\n      ")),
+		"merged laughs":   laughs("{<<: [*a%[3]d], b%[3]d: *a%[3]d, c%[3]d: *a%[3]d}"),
+		"wide merges":     "a: &a {" + strings.Repeat("a: 1, ", 1<<16) + "}\nb:\n" + strings.Repeat("- <<: *a\n", 1<<16),
+		"many aliases":    "apiVersion: v1\nkind: List\nitems:\n" + item + strings.Repeat("- *s\n", 1<<18),
+		"Lists of a List": "apiVersion: v1\nkind: List\nitems:\n- &l {apiVersion: v1, kind: List, items: [" + strings.Repeat("{}, ", 1<<14) + "]}\n" + strings.Repeat("- *l\n", 1<<14),
+		"cycle":           "apiVersion: v1\nkind: List\nitems: &i\n- {apiVersion: v1, kind: List, items: *i}\n- {apiVersion: v1, kind: List, items: *i}\n",
+		"cycle in fields": edit(t, web, "name: web", "name: web\n  managedFields: [{fieldsV1: &f {a: *f, b: *f}}]"),
+		"merged cycle":    "a: &a\n  b: &b {<<: *a}\n  c: {<<: [*a, *b]}\n",
+		"deep":            strings.Repeat("[", 1<<20),
+		"deeper":          strings.Repeat("{a: ", 5000) + strings.Repeat("}", 5000),
+		"deep block":      strings.Repeat("- ", 1<<20),
+		"errors":          "apiVersion: v1\nkind: List\nitems:\n" + strings.Repeat("- x\n", 1<<18),
+		"fields":          web + strings.Repeat("a: b\n", 1<<18),
+		"names":           web + strings.Repeat(strings.Repeat("a", 1<<10)+": b\n", 1<<10),
+		"half of a list":  "apiVersion: v1\nkind: List\nitems:\n" + strings.Repeat("- {a: b}\n", 1<<15) + "- {a",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := folder(t, map[string]string{"x.yaml": in})
+			within(t, 30*time.Second, func() {
+				problems := problemsOf(t, dir)
+				if problems.Errors() == 0 || len(problems) > defaultLimits.report+1 {
+					t.Errorf("%d errors, %d problems", problems.Errors(), len(problems))
+				}
+			})
+		})
+	}
+}
+
+// Every field of the kinds that are read has a type that the decoder knows.
+func TestFieldTypes(t *testing.T) {
+	seen := make(map[reflect.Type]bool)
+	var look func(reflect.Type, string)
+	look = func(typ reflect.Type, path string) {
+		if seen[typ] || reflect.PointerTo(typ).Implements(reflect.TypeFor[json.Unmarshaler]()) {
+			return
+		}
+		seen[typ] = true
+		switch typ.Kind() {
+		case reflect.Struct:
+			for name, index := range fieldsOf(typ) {
+				look(typ.FieldByIndex(index).Type, path+"."+name)
+			}
+		case reflect.Map:
+			if typ.Key().Kind() != reflect.String {
+				t.Errorf("%s has keys of type %s", path, typ.Key())
+			}
+			look(typ.Elem(), path+"[]")
+		case reflect.Slice, reflect.Pointer:
+			look(typ.Elem(), path)
+		case reflect.String, reflect.Bool, reflect.Int32, reflect.Int64:
+		default:
+			t.Errorf("%s is of type %s", path, typ)
+		}
+	}
+	for _, typ := range []reflect.Type{
+		reflect.TypeFor[corev1.Service](), reflect.TypeFor[discoveryv1.EndpointSlice](), reflect.TypeFor[corev1.Node](),
+		reflect.TypeFor[corev1.Pod](), reflect.TypeFor[networkingv1.ServiceCIDR](),
+	} {
+		look(typ, typ.Name())
+	}
+	if len(seen) < 100 {
+		t.Errorf("only %d types seen", len(seen))
+	}
+}
