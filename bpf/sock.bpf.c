@@ -102,7 +102,11 @@ static __always_inline void bound_address(const struct bpf_sock_addr *ctx, struc
 	}
 }
 
-static __always_inline void client_of_namespace(__u64 netns_cookie, struct address *client)
+/* The client that a socket is of. A network namespace is one client in each
+ * family, as a pod is with an address of each: a backend of one family is in no
+ * set of the other, and would end the affinity there. */
+static __always_inline void client_of_namespace(__u64 netns_cookie, int is_v4,
+						struct address *client)
 {
 	__u32 *words = address_words(client);
 
@@ -111,6 +115,7 @@ static __always_inline void client_of_namespace(__u64 netns_cookie, struct addre
 	words[2] = netns_cookie >> 32;
 	words[3] = (__u32)netns_cookie;
 	client->bytes[0] = 0xff;
+	client->bytes[1] = is_v4 ? 4 : 6;
 }
 
 /* The decision for a destination; a verdict other than BALANCE is final. */
@@ -148,7 +153,7 @@ static __always_inline enum verdict balance(struct bpf_sock_addr *ctx,
 	struct backend *backend;
 	struct connected *record;
 
-	client_of_namespace(netns_cookie, &client);
+	client_of_namespace(netns_cookie, address_is_v4(&d->address), &client);
 	backend = backend_lookup(select_backend(frontend, decision, &client));
 	if (!backend) {
 		COUNT(connect_fault);

@@ -77,7 +77,9 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 		if (stored) {
 			struct affinity_entry entry = *stored;
 
-			if (now - entry.last_used < frontend->affinity_seconds &&
+			/* Whole seconds: it may last up to one longer, never less.
+			 * Negative if another CPU was here after `now` was read. */
+			if ((__s32)(now - entry.last_used) <= (__s32)frontend->affinity_seconds &&
 			    affinity_holds(&entry, decision)) {
 				COUNT(affinity_hit);
 				if (entry.last_used == now && entry.slot == stored->slot)

@@ -74,8 +74,8 @@ struct backend {
 };
 
 /* A client of a service with session affinity: an address, or for a socket the
- * cookie of its network namespace (byte 0 is 0xff then, which no source
- * address has; RFC 4291 section 2.7). */
+ * cookie of its network namespace and the IP version (byte 0 is 0xff then,
+ * which no source address has; RFC 4291 section 2.7). */
 struct affinity_key {
 	struct address client;
 	__u32 service;

@@ -3,24 +3,29 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"net/netip"
 	"os/exec"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"beeline.io/beeline/test/lab"
 	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/test/lab"
 )
 
 // defaultLab is the lab of commands without --name.
 const defaultLab = "demo"
+
+// The exit codes of `lab exec` for commands that did not run, as of a shell.
+const (
+	exitNotRun   = 126
+	exitNotFound = 127
+)
 
 // newLabCommand is `beeline lab`. Its process calls lab.Main first of all, for
 // the servers are the same program.
@@ -43,7 +48,7 @@ func newLabUpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Make a lab, or complete one that is half made",
-		Args:  cobra.NoArgs,
+		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := lab.Up(config)
 			if err != nil {
@@ -77,7 +82,7 @@ func newLabDownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Remove a lab and all that runs in it; fine if there is none",
-		Args:  cobra.NoArgs,
+		Args:  usage(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			return lab.Down(name)
 		},
@@ -95,7 +100,7 @@ func newLabExecCommand() *cobra.Command {
 that of the command, 127 if it is not found and 126 if it cannot be run.`,
 		Example: `  beeline lab exec a1 -- curl -s http://10.10.2.11:8081/
   beeline lab exec node-a -- bash`,
-		Args: cobra.MinimumNArgs(2),
+		Args: usage(cobra.MinimumNArgs(2)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			l, err := lab.Open(name)
 			if err != nil {
@@ -103,17 +108,17 @@ that of the command, 127 if it is not found and 126 if it cannot be run.`,
 			}
 			host := l.Host(args[0])
 			if host == nil {
-				return fmt.Errorf("lab %s has no host %q: it has %s", name, args[0], strings.Join(hostNames(l), ", "))
+				return exitError{exitUsage, fmt.Errorf("lab %s has no host %q: it has %s", name, args[0], strings.Join(hostNames(l), ", "))}
 			}
 			argv := args[1:]
 			if argv[0] == "--" {
 				argv = argv[1:]
 			}
-			err = host.Exec(argv)
+			err = host.Exec(argv) // returns only if it failed
 			if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
-				return labExit{127, err}
+				return exitError{exitNotFound, err}
 			}
-			return labExit{126, err}
+			return exitError{exitNotRun, err}
 		},
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			l, err := lab.Open(name)
@@ -128,16 +133,6 @@ that of the command, 127 if it is not found and 126 if it cannot be run.`,
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
-
-// labExit is an error with an exit status of its own.
-type labExit struct {
-	code int
-	err  error
-}
-
-func (e labExit) Error() string { return e.err.Error() }
-func (e labExit) Unwrap() error { return e.err }
-func (e labExit) ExitCode() int { return e.code }
 
 func addLabName(cmd *cobra.Command, name *string) {
 	cmd.Flags().StringVar(name, "name", defaultLab, "name of the lab")
@@ -159,7 +154,7 @@ func hostNames(l *lab.Lab) []string {
 	return names
 }
 
-// labView is a lab as `lab list -o json` shows it.
+// labView is a lab as `lab list` shows it.
 type labView struct {
 	Name         string           `json:"name"`
 	Complete     bool             `json:"complete"`
@@ -186,16 +181,12 @@ type labHostView struct {
 }
 
 func newLabListCommand() *cobra.Command {
-	formats := []string{"table", "json"}
-	output := formats[0]
+	var format string
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "Show all labs and their hosts",
-		Args:  cobra.NoArgs,
+		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains(formats, output) {
-				return fmt.Errorf("unknown output format %q: use %s", output, strings.Join(formats, " or "))
-			}
 			labs, err := lab.List()
 			if err != nil {
 				return err
@@ -204,16 +195,10 @@ func newLabListCommand() *cobra.Command {
 			for _, l := range labs {
 				views = append(views, viewLab(l))
 			}
-			if output == "json" {
-				encoder := json.NewEncoder(cmd.OutOrStdout())
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(views)
-			}
-			return printLabs(cmd.OutOrStdout(), views)
+			return write(cmd.OutOrStdout(), format, views, func(out io.Writer) { printLabs(out, views) })
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", output, "output format: "+strings.Join(formats, " or "))
-	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	addOutputFlag(cmd, &format)
 	return cmd
 }
 
@@ -239,32 +224,28 @@ func viewLab(s lab.Status) labView {
 	return view
 }
 
-func printLabs(out io.Writer, labs []labView) error {
+func printLabs(out io.Writer, labs []labView) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "LAB\tHOST\tROLE\tNODE\tIPV4\tIPV6\tSERVER")
-	var problems []string
 	for _, l := range labs {
 		if !l.Complete {
-			problems = append(problems, l.Problem)
 			fmt.Fprintf(table, "%s\tincomplete\t\t\t\t\t\n", l.Name)
 		}
 		for _, h := range l.Hosts {
-			server := "-"
+			node, server := "-", "-"
+			if h.Node != "" {
+				node = h.Node
+			}
 			if h.Server {
 				server = "runs"
-			}
-			node := h.Node
-			if node == "" {
-				node = "-"
 			}
 			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", l.Name, h.Name, h.Role, node, h.IPv4, h.IPv6, server)
 		}
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	table.Flush()
+	for _, l := range labs {
+		if !l.Complete {
+			fmt.Fprintln(out, l.Problem)
+		}
 	}
-	for _, p := range problems {
-		fmt.Fprintln(out, p)
-	}
-	return nil
 }

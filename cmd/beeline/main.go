@@ -75,22 +75,25 @@ ever translated.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 (status) not all is well.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			var names []string
-			for _, c := range cmd.Commands() {
-				names = append(names, c.Name())
-			}
-			return exitError{exitUsage, fmt.Errorf("no command is called %q%s", args[0], agent.DidYouMean(args[0], names))}
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:          knownCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(usageError)
 	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(),
 		newCleanupCommand(), newVersionCommand(), newLabCommand())
 	return root
+}
+
+// knownCommand is the Args of commands that only have others below them.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return exitError{exitUsage, fmt.Errorf("%s has no command %q%s", cmd.CommandPath(), args[0], agent.DidYouMean(args[0], names))}
 }
 
 // usageError gives wrong flags their exit code, and names the flag that was

@@ -70,7 +70,7 @@ func (l *lookup) ask(ctx context.Context, path string, value any) error {
 func newServiceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "service", Short: "Show Services as the tables have them", Aliases: []string{"services", "svc"},
-		Args: usage(cobra.NoArgs),
+		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var l lookup
@@ -110,7 +110,7 @@ func newServiceCommand() *cobra.Command {
 func newBackendCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "backend", Short: "Show backends as the tables have them", Aliases: []string{"backends"},
-		Args: usage(cobra.NoArgs),
+		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var l lookup
@@ -157,7 +157,7 @@ they were last brought up to date, and what is wrong. Exit code 3 if something i
 
 func serviceTable(w io.Writer, services []observe.Service) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tKIND\tADDRESS\tPROTOCOL\tFROM PODS\tFROM NODE\tFROM OUTSIDE\tSTATE")
+	fmt.Fprintln(t, "NAME\tKIND\tADDRESS\tPROTOCOL\tFROM PODS\tFROM NODE\tSTATE")
 	for i := range services {
 		s := &services[i]
 		for _, f := range s.Frontends {
@@ -165,14 +165,25 @@ func serviceTable(w io.Writer, services []observe.Service) {
 			if f.Kind == service.ClusterIPOther {
 				address += " (other ports)"
 			}
-			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, shortKind(f.Kind), address, f.Protocol,
-				f.Pod, f.Node, f.Outside, s.State)
+			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, shortKind(f.Kind), address, f.Protocol,
+				atSocket(f, f.Pod), atSocket(f, f.Node), s.State)
 		}
 		if len(s.Frontends) == 0 {
-			fmt.Fprintf(t, "%s/%s\t-\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.State)
+			fmt.Fprintf(t, "%s/%s\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.State)
 		}
 	}
 	t.Flush()
+}
+
+// notServed is printed for what is decided, but has no program yet that acts on
+// it: the socket hooks serve TCP from pods and from the node.
+const notServed = "not served yet"
+
+func atSocket(f observe.Frontend, d observe.Decision) string {
+	if f.Protocol != service.TCP && f.Protocol != 0 {
+		return notServed
+	}
+	return d.String()
 }
 
 func shortKind(k service.FrontendKind) string {
@@ -211,36 +222,33 @@ func serviceDetails(w io.Writer, s *observe.Service) {
 
 // decisions prints classes that meet the same together.
 func decisions(w io.Writer, f observe.Frontend) {
-	texts := map[string][]string{}
+	classes := map[string][]string{}
 	var order []string
 	for _, d := range []struct {
 		class    service.SourceClass
 		decision observe.Decision
 	}{{service.FromPod, f.Pod}, {service.FromNode, f.Node}, {service.FromOutside, f.Outside}} {
-		text := decisionText(d.decision)
-		if texts[text] == nil {
+		note := ""
+		if d.class == service.FromOutside || atSocket(f, d.decision) == notServed {
+			note = " (" + notServed + ")"
+		}
+		text := decisionText(d.decision, note)
+		if classes[text] == nil {
 			order = append(order, text)
 		}
-		name := d.class.String()
-		if d.decision.Masquerade {
-			name += " (masqueraded)"
-		}
-		texts[text] = append(texts[text], name)
+		classes[text] = append(classes[text], d.class.String())
 	}
 	for _, text := range order {
-		fmt.Fprintf(w, "    from %s: %s\n", strings.Join(texts[text], ", "), text)
+		fmt.Fprintf(w, "    from %s: %s\n", strings.Join(classes[text], ", "), text)
 	}
 }
 
-func decisionText(d observe.Decision) string {
-	if len(d.Backends) == 0 {
-		return d.Verdict
-	}
+func decisionText(d observe.Decision, note string) string {
 	slots := 0
 	for _, b := range d.Backends {
 		slots += b.Slots
 	}
-	lines := []string{d.String()}
+	lines := []string{d.String() + note}
 	for _, b := range d.Backends {
 		local := ""
 		if b.Local {

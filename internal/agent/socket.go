@@ -112,7 +112,10 @@ func (a *Agent) status() (*observe.Status, error) {
 	}
 	s.Running, s.PID, s.Started = true, os.Getpid(), a.started
 	s.Node, s.Cgroup = a.config.NodeName, a.datapath.CgroupPath()
-	s.Sync, s.Tables = a.syncer.Stats(), a.syncer.Fills()
+	s.Sync = a.syncer.Stats()
+	if s.Tables, err = a.syncer.Fills(); err != nil {
+		return nil, err
+	}
 	for _, st := range a.syncer.Status() {
 		if st.State != sync.Applied || len(st.Problems) > 0 {
 			s.Objects = append(s.Objects, st)

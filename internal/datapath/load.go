@@ -71,8 +71,12 @@ func Open(o Options) (d *Datapath, err error) {
 	return d, err
 }
 
-// Close gives the directory free. What is attached stays attached.
+// Close gives the directory free. What is attached stays attached; copies of
+// tables that no attached program uses go.
 func (d *Datapath) Close() {
+	for _, name := range d.resized {
+		os.Remove(d.tablePath(name) + "_new") // the next Open would, too
+	}
 	if d.collection != nil {
 		d.collection.Close()
 	}
@@ -135,6 +139,10 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map
 		if strings.HasPrefix(name, ".") {
 			continue // constants of the object: new with each load
 		}
+		// What an agent left that was killed while it changed a table's size.
+		if err := os.Remove(d.tablePath(name) + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return found, err
+		}
 		m, err := ebpf.LoadPinnedMap(d.tablePath(name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -182,12 +190,7 @@ func (d *Datapath) resize(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Ma
 		return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
 			name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
 	}
-	path := d.tablePath(name) + "_new"
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		m.Close()
-		return nil, err
-	}
-	if err := m.Pin(path); err != nil {
+	if err := m.Pin(d.tablePath(name) + "_new"); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("pin table %s: %w", name, err)
 	}
@@ -250,8 +253,11 @@ func OpenTables(bpffs string) (*Tables, error) {
 	maps := map[string]*ebpf.Map{}
 	for name := range (Limits{}).entries() {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, "tables", name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet", bpffs)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("open pinned table %s under %s (has an agent ever run with this --bpffs?): %w", name, bpffs, err)
+			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
 		}
 		maps[name] = m
 	}

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/netip"
 	"strings"
@@ -27,6 +28,12 @@ func convert[In, Out any](t *testing.T, manifest string, f func(*In) (Out, error
 	if err := yaml.UnmarshalStrict([]byte(manifest), in); err != nil {
 		t.Fatal(err)
 	}
+	before := must(json.Marshal(in))
+	defer func() {
+		if !bytes.Equal(before, must(json.Marshal(in))) {
+			t.Error("the converter changed its input")
+		}
+	}()
 	return f(in)
 }
 

@@ -53,10 +53,11 @@ func TestR2HeadlessLabelOnTheSliceDecides(t *testing.T) {
 func TestR3NoClusterIPNoService(t *testing.T) {
 	externalName := func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }
 	for name, s := range map[string]*Service{
-		"empty":        service("web", clusterIP(""), externalIPs("203.0.113.1")),
-		"None":         service("web", clusterIP("None"), externalIPs("203.0.113.1")),
-		"no list":      {Namespace: "default", Name: "web"},
-		"ExternalName": service("web", externalName, externalIPs("203.0.113.1")),
+		"empty":            service("web", clusterIP(""), externalIPs("203.0.113.1")),
+		"None":             service("web", clusterIP("None"), externalIPs("203.0.113.1")),
+		"None, but a list": service("web", func(s *corev1.Service) { s.Spec.ClusterIP = "None" }, externalIPs("203.0.113.1")),
+		"no list":          {Namespace: "default", Name: "web"},
+		"ExternalName":     service("web", externalName, externalIPs("203.0.113.1")),
 	} {
 		if table := cluster(testConfig(), s, endpoints("a here")); table.Plan(web) != nil {
 			t.Errorf("%s: %+v", name, table.Plan(web))
@@ -103,7 +104,9 @@ func TestR6SlicesAreMerged(t *testing.T) {
 	merged(endpoints("a terminating"), slice("web-2", lines("a")), everywhere("a"))
 	// The entry that is not terminating counts, even if it is not ready.
 	merged(endpoints("a terminating", "b terminating"), slice("web-2", lines("a notserving")), everywhere("b"))
+	// Of equally live ones the more willing.
 	merged(endpoints("a notready"), slice("web-2", lines("a")), everywhere("a"))
+	merged(endpoints("a terminating notserving"), slice("web-2", lines("a terminating")), everywhere("a"))
 }
 
 func TestR6AnEndpointThatMovesNeverVanishes(t *testing.T) {
@@ -216,6 +219,14 @@ func TestR11LocalSet(t *testing.T) {
 		{"without a node name nothing is local", func(c *Config) { c.NodeName = "" },
 			[]Object{local, endpoints("a", "b there")}, expect{webHTTP: "all drop"}},
 	})
+}
+
+func TestR11BackendsKnowWhetherTheyAreLocal(t *testing.T) {
+	for _, b := range cluster(testConfig(), service("web"), endpoints("a here", "b there", "c")).Plan(web).Sets[0].Backends {
+		if b.Local != (names([]Backend{b}) == "a") {
+			t.Errorf("%s: local %t", b.Addr, b.Local)
+		}
+	}
 }
 
 func TestR12TerminatingAndNotServingTakesNothingNew(t *testing.T) {

@@ -40,9 +40,7 @@ func newNodeFacts(config *Config, node *Node, interfaces []netip.Addr, nodes map
 		}
 	}
 	f.local = sortedAddrs(all)
-	for _, family := range []Family{IPv4, IPv6} {
-		f.nodePorts = append(f.nodePorts, f.selectNodePorts(family, config.NodePortAddresses)...)
-	}
+	f.nodePorts = f.selectNodePorts(config.NodePortAddresses)
 	return f
 }
 
@@ -56,20 +54,17 @@ func (f *nodeFacts) primaryOf(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// selectNodePorts returns the addresses of one family that the prefixes select.
-func (f *nodeFacts) selectNodePorts(family Family, prefixes []netip.Prefix) []netip.Addr {
-	contains := func(a netip.Addr) func(netip.Prefix) bool {
-		return func(p netip.Prefix) bool { return p.Contains(a) }
-	}
-	if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return familyOfPrefix(p) == family }) {
-		if a := f.primaryOf(family); a.IsValid() {
-			return []netip.Addr{a}
-		}
-		return nil
-	}
+// selectNodePorts returns the addresses that the prefixes select, and the primary
+// one of a family that has no prefix.
+func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
 	var selected []netip.Addr
+	for _, a := range f.primary {
+		if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return familyOfPrefix(p) == FamilyOf(a) }) {
+			selected = append(selected, a)
+		}
+	}
 	for _, a := range f.local {
-		if FamilyOf(a) == family && slices.ContainsFunc(prefixes, contains(a)) {
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			selected = append(selected, a)
 		}
 	}

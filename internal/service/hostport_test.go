@@ -62,6 +62,10 @@ func TestR33HostPorts(t *testing.T) {
 		{"on loopback", convertPod(pod("p", 1, hostPort("127.0.0.1", 8000, 8080, "TCP"))), expect{
 			"127.0.0.1:8000": onNode, hereIP + ":8000": "none",
 		}},
+		{"on one hostIP of a family that the pod lacks", convertPod(pod("p", 1, hostPort(hereIP6, 8000, 8080, ""))), expect{"[2001:db8::1]:8000": "none"}},
+		{"on one hostIP with a pod of both families", convertPod(pod("p", 1, hostPort(hereIP6, 8000, 8080, "")), podIPs("10.1.0.1", "fd01::2")), expect{
+			"[2001:db8::1]:8000": "all b", hereIP + ":8000": "none",
+		}},
 		{"on nobody's address", convertPod(pod("p", 1, hostPort("8.8.8.8", 53, 53, "UDP"))), expect{"8.8.8.8:53/UDP": "none"}},
 		{"UDP", convertPod(pod("p", 1, hostPort("", 8000, 8080, "UDP"))), expect{hereIP + ":8000/UDP": "all a", hereIP + ":8000": "none"}},
 		{"without an address yet", convertPod(pod("p", 1, http8000), podIPs()), expect{hereIP + ":8000": "none"}},
@@ -72,7 +76,9 @@ func TestR33HostPorts(t *testing.T) {
 		{"being deleted", convertPod(pod("p", 1, http8000), func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(2, 0)} }), expect{hereIP + ":8000": "none"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			check(t, withSecond(c.pod), c.want)
+			table := withSecond(c.pod)
+			check(t, table, c.want)
+			checkSound(t, table)
 		})
 	}
 	p := withSecond(convertPod(pod("p", 1, hostPort("8.8.8.8", 53, 53, "UDP")))).Plan(Ref{KindPod, "default", "p"})
@@ -123,6 +129,11 @@ func TestR33HostPortsFollowAddressChanges(t *testing.T) {
 	if d := table.SetLocalAddresses(addrs("198.51.100.1", "127.0.0.1")); d.Resolved != 0 {
 		t.Errorf("nothing new, resolved %d", d.Resolved)
 	}
+}
+
+func TestR33WithoutANodeNameNoPodIsLocal(t *testing.T) {
+	p := convertPod(pod("p", 1, http8000), func(p *corev1.Pod) { p.Spec.NodeName = "" })
+	check(t, cluster(DefaultConfig(), p), expect{"127.0.0.1:8000": "none"})
 }
 
 func TestR33OneSetAPort(t *testing.T) {

@@ -16,7 +16,7 @@ func (t *Table) SetLocalAddresses(addrs []netip.Addr) Delta {
 	t.interfaces = slices.DeleteFunc(sortedAddrs(addrs), func(a netip.Addr) bool { return !a.IsGlobalUnicast() })
 	t.count(b, t.interfaces, 1)
 	t.count(b, old, -1)
-	b.thisNode = !slices.Equal(old, t.interfaces)
+	b.thisNode = true
 	return t.commit(b)
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -87,6 +88,9 @@ func (r random) slice() Object {
 	}
 	if r.maybe(30) {
 		options = append(options, udp)
+	}
+	if r.maybe(20) {
+		options = append(options, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = new("dns") })
 	}
 	if r.maybe(30) {
 		options = append(options, weight(r.oneOf("0", "1", "7")))

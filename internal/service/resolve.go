@@ -8,19 +8,15 @@ import (
 	"slices"
 )
 
-// proxied says whether a Service is Beeline's to implement (R1, R3).
+// proxied says whether a Service with a ClusterIP is Beeline's to implement (R1,
+// R3).
 func proxied(s *Service, config *Config) bool {
-	if s.HasProxyName && (config.ServiceProxyName == "" || s.ProxyName != config.ServiceProxyName) {
-		return false
-	}
-	if s.Type == "ExternalName" || len(s.ClusterIPs) == 0 {
-		return false
-	}
-	return s.ClusterIPs[0] != "" && s.ClusterIPs[0] != "None"
+	ours := config.ServiceProxyName != "" && s.ProxyName == config.ServiceProxyName
+	return s.Type != "ExternalName" && (!s.HasProxyName || ours)
 }
 
 // clusterIP returns the Service's ClusterIP of a family, the zero Addr if it has
-// none (R7). Objects from before dual stack lack ipFamilies: there the address
+// none or is headless (R3, R7). Objects from before dual stack lack ipFamilies: there the address
 // itself says its family.
 func (s *Service) clusterIP(family Family) netip.Addr {
 	for i, ip := range s.ClusterIPs {

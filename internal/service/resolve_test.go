@@ -192,6 +192,8 @@ func TestR22AddressChangesAreFollowed(t *testing.T) {
 	check(t, table, expect{nodeHTTP: "all a b masq"})
 	table.Apply(changes(&Node{Name: "here", Addresses: addrs("192.0.2.9", hereIP)}))
 	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all a b masq"})
+	table.Apply(changes(&Node{Name: "here", Addresses: addrs("127.0.0.1", hereIP)}))
+	check(t, table, expect{nodeHTTP: "all a b masq", "127.0.0.1:30080": "pod pass, node a b masq, outside pass"})
 	table.Apply([]Change{gone(here)})
 	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "none"})
 }
@@ -284,6 +286,9 @@ func TestR25TheNodesAddressIsFollowed(t *testing.T) {
 	}
 	if table.Apply(changes(here)); ranges() != 2 {
 		t.Errorf("%d ranges with a node inside", ranges())
+	}
+	if d := table.Apply(changes(&Node{Name: "here", Zone: "east", Addresses: addrs(hereIP, hereIP6, "192.0.2.200")})); d.Resolved != 0 {
+		t.Errorf("an address that is not the primary one: resolved %d", d.Resolved)
 	}
 }
 
@@ -441,4 +446,11 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	if p := table.Plan(web).Problems; len(p) != 2 {
 		t.Errorf("problems, one an address: %q", p)
 	}
+
+	// A port that gets no address at all leaves no set behind.
+	shadowed := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "admin", Port: 80})
+	admin := slice("s", []string{"c"}, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = new("admin") })
+	table = cluster(testConfig(), service("web", shadowed), both, admin)
+	check(t, table, expect{webHTTP: everywhere("a b")})
+	checkSound(t, table)
 }

@@ -123,9 +123,10 @@ func (t *Table) setSlice(b *batch, c Change) {
 		delete(t.slices, c.Ref)
 		b.dirty[ref] = struct{}{}
 	}
-	// R2, R5: what is headless, of another address type or nobody's does not count.
+	// R2, R5: what is headless, or of an address type that is no family, does not
+	// count.
 	s, ok := c.Object.(*EndpointSlice)
-	if !ok || s.Headless || s.Family == 0 || s.Service == "" {
+	if !ok || s.Headless || s.Family == 0 {
 		return
 	}
 	t.slices[c.Ref] = s
@@ -139,12 +140,8 @@ func (t *Table) setSlice(b *batch, c Change) {
 func (s *EndpointSlice) serviceRef() Ref { return Ref{KindService, s.Namespace, s.Service} }
 
 func (t *Table) setPod(b *batch, c Change) {
-	p, ok := c.Object.(*Pod)
-	if !ok || !hasHostPorts(p, t.config.NodeName) {
+	if p, ok := c.Object.(*Pod); ok && !hasHostPorts(p, t.config.NodeName) {
 		c.Object = nil
-		if _, known := t.pods[c.Ref]; !known {
-			return
-		}
 	}
 	set(t.pods, c.Ref, c.Object)
 	b.dirty[c.Ref] = struct{}{}

@@ -216,10 +216,10 @@ func TestAPlanStaysAsItIs(t *testing.T) {
 func TestNodeViews(t *testing.T) {
 	table := cluster(testConfig(), &Node{Name: "there", Addresses: addrs(thereIP), PodCIDRs: prefixes("10.1.1.0/24")})
 	table.Apply(changes(&Node{Name: "here", Addresses: addrs(hereIP), PodCIDRs: prefixes("10.1.0.0/24", "fd01::/64")}))
-	table.SetLocalAddresses(addrs("198.51.100.1", "127.0.0.1", "169.254.1.1", "fe80::1%eth0", "::ffff:198.51.100.1"))
+	table.SetLocalAddresses(addrs("198.51.100.1", "127.0.0.1", "169.254.1.1", "fe80::1%eth0", "::ffff:198.51.100.1", "2001:db8:9::1%eth0"))
 	for name, c := range map[string][2]string{
-		"LocalAddresses": {fmt.Sprint(table.LocalAddresses()), "[192.0.2.1 198.51.100.1]"},
-		"NodeAddresses":  {fmt.Sprint(table.NodeAddresses()), "[192.0.2.1 192.0.2.2 198.51.100.1]"},
+		"LocalAddresses": {fmt.Sprint(table.LocalAddresses()), "[192.0.2.1 198.51.100.1 2001:db8:9::1]"},
+		"NodeAddresses":  {fmt.Sprint(table.NodeAddresses()), "[192.0.2.1 192.0.2.2 198.51.100.1 2001:db8:9::1]"},
 		"PodCIDRs":       {fmt.Sprint(table.PodCIDRs()), "[10.1.0.0/24 10.1.1.0/24 fd01::/64]"},
 	} {
 		if c[0] != c[1] {

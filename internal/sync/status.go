@@ -93,9 +93,9 @@ func (s *Syncer) Status() []Status {
 	return all
 }
 
-// Fills returns how full the tables are, those that the programs write
-// excepted.
-func (s *Syncer) Fills() []Fill {
+// Fills returns how full the tables are. Session affinity that does not fit
+// any more pushes out the clients that were away longest.
+func (s *Syncer) Fills() ([]Fill, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ranges := uint32(0)
@@ -103,11 +103,13 @@ func (s *Syncer) Fills() []Fill {
 		ranges += uint32(len(x.prefixes))
 	}
 	t := s.tables
+	clients, err := t.Affinity.All()
 	return []Fill{
 		{datapath.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max(), "max-frontends"},
 		{datapath.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len(), "max-slots"},
 		{datapath.SockMapBackends, uint32(len(s.backends)), t.Backends.Len() - 1, "max-backends"},
 		{datapath.SockMapServices, uint32(len(s.ports)), t.Services.Max(), "max-services"},
 		{datapath.SockMapSourceRanges, ranges, t.SourceRanges.Max(), "max-source-ranges"},
-	}
+		{datapath.SockMapAffinity, uint32(len(clients)), t.Affinity.Max(), "max-affinity"},
+	}, err
 }

@@ -33,7 +33,7 @@ func TestUpKilledAfterEachStep(t *testing.T) {
 			wantNothingLeft(t, name)
 			continue
 		}
-		l, err := Up(Config{Name: name})
+		l, err := Up(Config{Name: name, Temporary: true})
 		if err != nil || l.Reused {
 			t.Fatalf("step %d: Up: %v, want a new lab", steps+1, err)
 		}

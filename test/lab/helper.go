@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -18,9 +17,8 @@ import (
 // name says which part it plays. An argument and not the environment carries
 // it, so that a helper's own children cannot inherit it.
 const (
-	helperPrefix = "beeline-lab-"
-	helperSocket = helperPrefix + "socket"
-	helperServer = helperPrefix + "server"
+	helperSocket = "beeline-lab-socket"
+	helperServer = "beeline-lab-server"
 )
 
 // errNoMain protects from a program that would run itself again and again.
@@ -35,14 +33,12 @@ func Main() {
 	mainCalled.Store(true)
 	var err error
 	switch {
-	case !strings.HasPrefix(os.Args[0], helperPrefix):
-		return
 	case os.Args[0] == helperSocket:
 		err = serveSockets(helperFD)
 	case os.Args[0] == helperServer && len(os.Args) == 2:
 		err = runServer(os.Args[1])
 	default:
-		err = fmt.Errorf("unknown helper %q", os.Args)
+		return
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, os.Args[0]+":", err)

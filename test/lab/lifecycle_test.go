@@ -51,7 +51,7 @@ func TestUpDoesNotTouchTheMachinesNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Up(Config{Name: name})
+	l, err := Up(Config{Name: name, Temporary: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestUpDoesNotTouchTheMachinesNetwork(t *testing.T) {
 
 func TestUpTwice(t *testing.T) {
 	name := newName(t)
-	first, err := Up(Config{Name: name})
+	first, err := Up(Config{Name: name, Temporary: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestUpTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := Up(Config{Name: name})
+	second, err := Up(Config{Name: name, Temporary: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestUpMakesADamagedLabAnew(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			l, err := Up(Config{Name: newName(t)})
+			l, err := Up(Config{Name: newName(t), Temporary: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,7 +120,7 @@ func TestUpMakesADamagedLabAnew(t *testing.T) {
 			if _, err := Open(l.Name); !errors.Is(err, ErrIncomplete) {
 				t.Errorf("Open: %v, want ErrIncomplete", err)
 			}
-			l, err = Up(Config{Name: l.Name})
+			l, err = Up(Config{Name: l.Name, Temporary: true})
 			if err != nil || l.Reused {
 				t.Fatalf("Up: reused=%v, %v, want a new one", l != nil && l.Reused, err)
 			}
@@ -156,7 +156,7 @@ func TestDownOfNothing(t *testing.T) {
 
 // Down finds everything by the lab's name, also if its files are gone.
 func TestDownWithoutState(t *testing.T) {
-	l, err := Up(Config{Name: newName(t)})
+	l, err := Up(Config{Name: newName(t), Temporary: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestUpAndDownOfOneNameAtOnce(t *testing.T) {
 	for i := range 8 {
 		go func() {
 			if i%2 == 0 {
-				_, err := Up(Config{Name: name})
+				_, err := Up(Config{Name: name, Temporary: true})
 				results <- err
 			} else {
 				results <- Down(name)
@@ -230,7 +230,7 @@ func TestUpAndDownOfOneNameAtOnce(t *testing.T) {
 
 // On a machine that uses only cgroup v1 a lab brings its own cgroup2 mount.
 func TestOwnCgroup2Mount(t *testing.T) {
-	l, err := Up(Config{Name: newName(t), ownCgroup2: true})
+	l, err := Up(Config{Name: newName(t), ownCgroup2: true, Temporary: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 	if err := os.MkdirAll(obstacle, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Up(Config{Name: name})
+	_, err := Up(Config{Name: name, Temporary: true})
 	if removeErr := os.RemoveAll(filepath.Dir(obstacle)); removeErr != nil {
 		t.Fatal(removeErr)
 	}

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -85,48 +84,61 @@ func createHost(lab string, h *hostPlan) error {
 	})
 }
 
+// hostHandle is an open namespace: ns to put devices into it, nl to configure it.
+type hostHandle struct {
+	ns *os.File
+	nl *netlink.Handle
+}
+
+func (h hostHandle) close() {
+	h.ns.Close()
+	h.nl.Close()
+}
+
+func openHost(lab, name string) (hostHandle, error) {
+	nl, err := netlinkAt(netnsPath(lab, name))
+	if err != nil {
+		return hostHandle{}, fmt.Errorf("host %s: opening netlink: %w", name, err)
+	}
+	ns, err := os.Open(netnsPath(lab, name))
+	if err != nil {
+		nl.Close()
+		return hostHandle{}, fmt.Errorf("host %s: opening its network namespace: %w", name, err)
+	}
+	return hostHandle{ns, nl}, nil
+}
+
 // applyNetwork builds the plan's links, addresses and routes in the lab's
 // existing namespaces. Every device is created inside the lab: none is ever
 // seen in the caller's namespace.
 func applyNetwork(lab string, p *topologyPlan, progress func()) error {
-	handles := map[string]*netlink.Handle{}
-	defer func() {
-		for _, nl := range handles {
-			nl.Close()
-		}
-	}()
-	spaces := map[string]netns.NsHandle{}
-	defer func() {
-		for _, ns := range spaces {
-			ns.Close()
-		}
-	}()
+	handles := map[string]hostHandle{}
 	for _, h := range p.hosts {
-		ns, err := netns.GetFromPath(netnsPath(lab, h.name))
+		handle, err := openHost(lab, h.name)
 		if err != nil {
-			return fmt.Errorf("host %s: opening its network namespace: %w", h.name, err)
+			return err
 		}
-		spaces[h.name] = ns
-		nl, err := netlinkAt(netnsPath(lab, h.name))
-		if err != nil {
-			return fmt.Errorf("host %s: opening netlink: %w", h.name, err)
-		}
-		handles[h.name] = nl
+		defer handle.close()
+		handles[h.name] = handle
 	}
 	for _, l := range p.links {
-		if err := addLink(lab, l, handles, spaces); err != nil {
+		if err := l.create(lab, handles[l.host], handles[l.peerHost]); err != nil {
 			return fmt.Errorf("link %s/%s to %s/%s: %w", l.host, l.device, l.peerHost, l.peerDevice, err)
 		}
 		progress()
 	}
 	for _, h := range p.hosts {
-		if err := h.configure(handles[h.name]); err != nil {
+		if err := h.configure(handles[h.name].nl); err != nil {
 			return fmt.Errorf("host %s: %w", h.name, err)
 		}
 		progress()
 	}
 	for _, h := range p.hosts {
-		if err := h.awaitAddresses(lab, handles[h.name]); err != nil {
+		var addresses []netip.Addr
+		for _, a := range h.addresses {
+			addresses = append(addresses, a.prefix.Addr())
+		}
+		if err := awaitAddresses(handles[h.name].nl, addresses...); err != nil {
 			return fmt.Errorf("host %s: %w", h.name, err)
 		}
 	}
@@ -143,15 +155,16 @@ func netlinkAt(path string) (nl *netlink.Handle, err error) {
 	return nl, err
 }
 
-func addLink(lab string, l linkPlan, handles map[string]*netlink.Handle, spaces map[string]netns.NsHandle) error {
+// create makes the veth pair between two open hosts and sets it up.
+func (l linkPlan) create(lab string, host, peer hostHandle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = l.device, l.index
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      l.peerDevice,
-		PeerNamespace: netlink.NsFd(spaces[l.peerHost]),
+		PeerNamespace: netlink.NsFd(int(peer.ns.Fd())),
 	}
-	if err := handles[l.host].LinkAdd(veth); err != nil {
+	if err := host.nl.LinkAdd(veth); err != nil {
 		return fmt.Errorf("creating the veth pair (needs CONFIG_VETH): %w", err)
 	}
 	if l.proxyARP {
@@ -166,10 +179,10 @@ func addLink(lab string, l linkPlan, handles map[string]*netlink.Handle, spaces 
 			return err
 		}
 	}
-	if err := setUp(handles[l.host], l.device); err != nil {
+	if err := setUp(host.nl, l.device); err != nil {
 		return err
 	}
-	return setUp(handles[l.peerHost], l.peerDevice)
+	return setUp(peer.nl, l.peerDevice)
 }
 
 func setUp(nl *netlink.Handle, device string) error {
@@ -194,12 +207,8 @@ func (h *hostPlan) configure(nl *netlink.Handle) error {
 		byName[link.Attrs().Name] = link
 	}
 	for _, a := range h.addresses {
-		addr := &netlink.Addr{IPNet: ipNet(a.prefix)}
-		if a.prefix.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		if err := nl.AddrAdd(byName[a.device], addr); err != nil {
-			return fmt.Errorf("adding address %s to %s: %w", a.prefix, a.device, err)
+		if err := addAddress(nl, byName[a.device], a.prefix); err != nil {
+			return err
 		}
 	}
 	for _, r := range h.routes {

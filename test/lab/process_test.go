@@ -151,6 +151,8 @@ func TestDownKillsProcesses(t *testing.T) {
 	if err := l.Down(); err != nil {
 		t.Fatal(err)
 	}
+	survivor := time.AfterFunc(10*time.Second, func() { cmd.Process.Signal(unix.SIGABRT) })
+	defer survivor.Stop()
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(unixWaitStatus).Signal() != unix.SIGKILL {
 		t.Errorf("the process ended with %v, want SIGKILL", err)

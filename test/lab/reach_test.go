@@ -284,6 +284,9 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	for _, addr := range l.Host("b3").addrs() {
 		conn, err := l.Host("client").Dial(ctx, "tcp", port(addr, 7000))
 		if err != nil {

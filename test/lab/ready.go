@@ -3,11 +3,9 @@
 package lab
 
 import (
-	"encoding/hex"
 	"fmt"
+	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -17,13 +15,45 @@ import (
 // addressTimeout bounds the wait for IPv6 addresses.
 const addressTimeout = 10 * time.Second
 
-// awaitAddresses waits until the host answers for all its IPv6 addresses. The
-// kernel finishes them in the background, also without duplicate address
-// detection: until then it answers no neighbour solicitation, and a connection
-// that comes first loses a second.
-func (h *hostPlan) awaitAddresses(lab string, nl *netlink.Handle) error {
+// AddAddress adds an address to one of the host's devices, and returns when the
+// host answers for it.
+func (h *Host) AddAddress(device string, prefix netip.Prefix) error {
+	nl, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	link, err := nl.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("host %s: device %s: %w", h.Name, device, err)
+	}
+	if err := addAddress(nl, link, prefix); err != nil {
+		return fmt.Errorf("host %s: %w", h.Name, err)
+	}
+	if err := awaitAddresses(nl, prefix.Addr()); err != nil {
+		return fmt.Errorf("host %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+func addAddress(nl *netlink.Handle, link netlink.Link, prefix netip.Prefix) error {
+	addr := &netlink.Addr{IPNet: ipNet(prefix)}
+	if prefix.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	if err := nl.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("adding address %s to %s: %w", prefix, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// awaitAddresses waits until the host answers for the addresses and each of its
+// veth devices has a link-local one. The kernel finishes IPv6 addresses in the
+// background, also without duplicate address detection: a connection that comes
+// before loses a second, for it or its neighbour solicitation is dropped.
+func awaitAddresses(nl *netlink.Handle, addresses ...netip.Addr) error {
 	for deadline := time.Now().Add(addressTimeout); ; time.Sleep(time.Millisecond) {
-		waiting, err := h.unreadyAddress(lab, nl)
+		waiting, err := unreadyAddress(nl, addresses)
 		if err != nil {
 			return fmt.Errorf("waiting for its IPv6 addresses: %w", err)
 		}
@@ -36,20 +66,46 @@ func (h *hostPlan) awaitAddresses(lab string, nl *netlink.Handle) error {
 	}
 }
 
-// unreadyAddress returns an address that is tentative, missing or whose
-// solicited-node group has not been joined, "" if there is none.
-func (h *hostPlan) unreadyAddress(lab string, nl *netlink.Handle) (string, error) {
+// unreadyAddress returns an address that is not usable yet, "" if all are.
+func unreadyAddress(nl *netlink.Handle, addresses []netip.Addr) (string, error) {
+	device, err := withoutLinkLocal(nl)
+	if err != nil {
+		return "", err
+	}
+	if device != "" {
+		return "fe80::/64 of " + device, nil
+	}
+	// The route to the host itself is the last thing that the kernel makes
+	// of an address.
+	routes, err := nl.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return "", err
+	}
+	local := map[netip.Addr]bool{}
+	for _, r := range routes {
+		if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok && r.Type == unix.RTN_LOCAL {
+			local[addr] = true
+		}
+	}
+	for _, addr := range addresses {
+		if addr.Is6() && !local[addr] {
+			return addr.String(), nil
+		}
+	}
+	return "", nil
+}
+
+// withoutLinkLocal returns the name of a veth device that has not made itself a
+// usable link-local address, without which it cannot ask for its neighbours.
+func withoutLinkLocal(nl *netlink.Handle) (string, error) {
 	addresses, err := nl.AddrList(nil, netlink.FAMILY_V6)
 	if err != nil {
 		return "", err
 	}
-	linkLocal := map[int]bool{} // devices that have made their own address
+	made := map[int]bool{}
 	for _, a := range addresses {
-		if a.Flags&unix.IFA_F_TENTATIVE != 0 {
-			return a.IP.String(), nil
-		}
-		if a.IP.IsLinkLocalUnicast() && !a.IP.Equal(podGateway6.Addr().AsSlice()) {
-			linkLocal[a.LinkIndex] = true
+		if a.IP.IsLinkLocalUnicast() && !a.IP.Equal(podGateway6.Addr().AsSlice()) && a.Flags&unix.IFA_F_TENTATIVE == 0 {
+			made[a.LinkIndex] = true
 		}
 	}
 	links, err := nl.LinkList()
@@ -57,50 +113,9 @@ func (h *hostPlan) unreadyAddress(lab string, nl *netlink.Handle) (string, error
 		return "", err
 	}
 	for _, link := range links {
-		if attrs := link.Attrs(); link.Type() == "veth" && !linkLocal[attrs.Index] {
-			return "fe80::/64 of " + attrs.Name, nil
-		}
-	}
-	return h.unjoinedAddress(lab)
-}
-
-// unjoinedAddress returns an address whose solicited-node group has not been
-// joined.
-func (h *hostPlan) unjoinedAddress(lab string) (string, error) {
-	var groups []byte
-	err := inNetNS(netnsPath(lab, h.name), func() (err error) {
-		// /proc/net would show the namespace of the process's first thread.
-		groups, err = os.ReadFile("/proc/thread-self/net/igmp6")
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	for _, a := range h.addresses {
-		if a.prefix.Addr().Is6() && !joined(string(groups), a.device, solicitedNode(a.prefix.Addr())) {
-			return a.prefix.Addr().String(), nil
+		if attrs := link.Attrs(); link.Type() == "veth" && attrs.Flags&net.FlagUp != 0 && !made[attrs.Index] {
+			return attrs.Name, nil
 		}
 	}
 	return "", nil
-}
-
-// joined looks a group up in the format of /proc/net/igmp6: index, device,
-// group in hexadecimal digits, and more.
-func joined(groups, device string, group netip.Addr) bool {
-	for line := range strings.Lines(groups) {
-		fields := strings.Fields(line)
-		if len(fields) > 2 && fields[1] == device && fields[2] == hex.EncodeToString(group.AsSlice()) {
-			return true
-		}
-	}
-	return false
-}
-
-// solicitedNode is the group that neighbour solicitations for addr are sent to,
-// RFC 4291 section 2.7.1.
-func solicitedNode(addr netip.Addr) netip.Addr {
-	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
-	of := addr.As16()
-	copy(group[13:], of[13:])
-	return netip.AddrFrom16(group)
 }

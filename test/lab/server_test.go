@@ -9,9 +9,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 func TestConnectionCarriesManyRequests(t *testing.T) {
@@ -37,19 +34,9 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	if err := node.StartServer(ServerOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	nl, err := node.Netlink()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, extra := range []string{"192.0.2.7", "2001:db8::7"} {
 		addr := netip.MustParseAddr(extra)
-		// Without the flag the address is tentative for a moment.
-		if err := nl.AddrAdd(lo, &netlink.Addr{IPNet: ipNet(single(addr)), Flags: unix.IFA_F_NODAD}); err != nil {
+		if err := node.AddAddress("lo", single(addr)); err != nil {
 			t.Fatal(err)
 		}
 		answer, err := l.Host("a1").Request(withTimeout(t, 5*time.Second), "udp", port(addr, PortUDP), "x")

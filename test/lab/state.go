@@ -114,7 +114,9 @@ func lockLab(lab string, create, wait bool) (*os.File, error) {
 	}
 	for {
 		if create {
-			if err := os.MkdirAll(dir, 0o755); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			// Both of these errors mean that the last lab has just taken
+			// the root along.
+			if err := os.MkdirAll(dir, 0o755); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 				return nil, err
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/test/lab"
 )
@@ -42,6 +43,9 @@ type Agent struct {
 	Flags []string
 	// Log receives what it prints; nil for nowhere.
 	Log io.Writer
+	// Detached is a file that receives what it prints instead. The agent then
+	// runs on when this program ends; in a temporary lab it ends all the same.
+	Detached string
 
 	cmd  *lab.Cmd
 	done chan error
@@ -67,12 +71,14 @@ func (a *Agent) Command(ctx context.Context) *lab.Cmd {
 }
 
 // Start starts the agent and returns when it has brought its manifests into the
-// tables, or has ended.
+// tables and attached its programs, or has ended.
 func (a *Agent) Start() error {
 	if err := a.StartOnly(); err != nil {
 		return err
 	}
-	return a.WaitFor("ready", func(s *observe.Status) bool { return s.Sync.Synced })
+	return a.WaitFor("ready", func(s *observe.Status) bool {
+		return s.Sync.Synced && len(s.Attachments) == datapath.Hooks
+	})
 }
 
 // StartOnly starts the agent and does not wait.
@@ -87,6 +93,13 @@ func (a *Agent) StartOnly() error {
 		out = io.MultiWriter(a.last, a.Log)
 	}
 	a.cmd.Stdout, a.cmd.Stderr = out, out
+	if a.Detached != "" {
+		log, err := a.detach()
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+	}
 	if err := a.cmd.Start(); err != nil {
 		return err
 	}
@@ -215,23 +228,29 @@ func WriteFile(folder, name string, text []byte) error {
 	return os.Rename(hidden, filepath.Join(folder, name))
 }
 
-// tail keeps the last 64 KiB written to it.
+const tailSize = 64 << 10
+
+// tail keeps the last 64 KiB written to it, or shows those of a file.
 type tail struct {
 	mu   sync.Mutex
 	text []byte
+	file string
 }
 
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.text = append(t.text, p...)
-	if len(t.text) > 64<<10 {
-		t.text = t.text[len(t.text)-64<<10:]
+	if len(t.text) > tailSize {
+		t.text = t.text[len(t.text)-tailSize:]
 	}
 	return len(p), nil
 }
 
 func (t *tail) String() string {
+	if t.file != "" {
+		return endOf(t.file)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(t.text)

@@ -23,6 +23,9 @@ type document struct {
 	line int // of the file, where data starts; from 1
 }
 
+// blank is what counts as nothing in YAML and JSON.
+const blank = " \t\r\n"
+
 // split cuts a YAML file at its "---" lines. YAML knows no other meaning of such
 // a line, not even inside a block of text (YAML 1.2.2, section 9.1.2). The
 // line goes with the document that follows it. Parts with nothing but comments
@@ -44,7 +47,7 @@ func split(data []byte) []document {
 		} else if marker {
 			text = text[3:]
 		}
-		if rest := bytes.TrimSpace(text); len(rest) > 0 && rest[0] != '#' && rest[0] != '%' {
+		if rest := bytes.Trim(text, blank); len(rest) > 0 && rest[0] != '#' && rest[0] != '%' {
 			empty = false
 		}
 		pos = end
@@ -58,16 +61,14 @@ func split(data []byte) []document {
 // isMarker says whether a line starts a document.
 func isMarker(line []byte) bool {
 	rest, ok := bytes.CutPrefix(line, []byte("---"))
-	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
+	return ok && (len(rest) == 0 || strings.IndexByte(blank, rest[0]) >= 0)
 }
 
-// syntaxError is text that is not YAML or JSON at all.
+// syntaxError says that text is not YAML or JSON at all, and where.
 type syntaxError struct {
 	line   int // of the file
 	reason string
 }
-
-func (e *syntaxError) Error() string { return e.reason }
 
 // parseYAML parses a document into trees whose lines are those of the file.
 // There may be several, because a line "..." ends one too, and none.

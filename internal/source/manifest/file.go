@@ -80,7 +80,7 @@ func (f *file) gather(contents []content, report int) {
 	f.problems = truncate(f.problems, report, f.name)
 }
 
-// truncate keeps errors rather than warnings: a bad file must not pass for a
+// truncate leaves at most so many problems. It keeps errors rather than warnings: a bad file must not pass for a
 // good one.
 func truncate(problems source.Problems, most int, file string) source.Problems {
 	if len(problems) <= most {
@@ -95,8 +95,9 @@ func truncate(problems source.Problems, most int, file string) source.Problems {
 		}
 		return 1
 	})
-	rest := source.Problem{File: file, Warning: problems[most].Warning, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-most)}
-	problems = append(slices.Clone(problems[:most]), rest)
+	shown := most - 1
+	rest := source.Problem{File: file, Warning: problems[shown].Warning, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-shown)}
+	problems = append(slices.Clone(problems[:shown]), rest)
 	slices.SortStableFunc(problems, comparePlace)
 	return problems
 }

@@ -130,13 +130,7 @@ func TestSpellings(t *testing.T) {
 		"comments between":         {"web.yaml": "# a\n---\n# b\n---\n\n---\n" + web + "---\n# c\n---\n"},
 		"directive":                {"web.yaml": "%YAML 1.1\n---\n" + web},
 		"document end":             {"web.yaml": web + "...\n# the end\n"},
-		"documents by ends":        {"web.yaml": "null
-...
----
-" + web + "...
----
-...
-"},
+		"documents by ends":        {"web.yaml": "null\n...\n---\n" + web + "...\n---\n...\n"},
 		"content after the marker": {"web.yaml": "--- {apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}}"},
 		"marker in a text": {"web.yaml": edit(t, web, "name: web", `name: web
   annotations:

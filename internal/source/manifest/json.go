@@ -122,7 +122,7 @@ func (r *jsonReader) syntaxError(err error) *syntaxError {
 	var se *json.SyntaxError
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		r.advance(int64(len(bytes.TrimRight(r.data, " \t\r\n"))))
+		r.advance(int64(len(bytes.TrimRight(r.data, blank))))
 		return &syntaxError{r.line, "not JSON: it ends in the middle of a value"}
 	case errors.As(err, &se):
 		// The offset is that of the offending byte or of the one after it; the

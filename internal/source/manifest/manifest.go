@@ -22,6 +22,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -31,6 +33,7 @@ type Source struct {
 	path   string
 	limits limits
 	timing timing
+	notify func() (*fsnotify.Watcher, error)
 
 	mu sync.Mutex
 	// files holds the last read of each file by name, so that a file with the
@@ -51,7 +54,7 @@ type State struct {
 // New returns a source of the manifests in path: one file, or all *.yaml, *.yml
 // and *.json in a folder, not in the folders below it. Nothing is read yet.
 func New(path string) *Source {
-	return &Source{path: path, limits: defaultLimits, timing: defaultTiming}
+	return &Source{path: path, limits: defaultLimits, timing: defaultTiming, notify: fsnotify.NewWatcher}
 }
 
 // Load reads the manifests once. The error is of type source.Problems and holds
@@ -73,7 +76,7 @@ func (s *Source) Load() (State, error) {
 // always returns nil. The first event comes at once, also if the manifests are
 // bad: then with Problems and without Synced.
 func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
-	w := newWatcher(s.timing)
+	w := &watcher{timing: s.timing, open: s.notify}
 	defer w.close()
 	var sent sequence
 	for {

@@ -108,6 +108,7 @@ func trail(path string) (names []string, end string) {
 // watcher wakes up when files change.
 type watcher struct {
 	timing timing
+	open   func() (*fsnotify.Watcher, error)
 	points points
 	notify *fsnotify.Watcher // nil if there is none
 	events chan fsnotify.Event
@@ -115,14 +116,12 @@ type watcher struct {
 	err    error // why changes are not heard of at once
 }
 
-func newWatcher(t timing) *watcher { return &watcher{timing: t} }
-
 // watch sets what is watched from now on. Where that fails, the periodic read
 // remains, and it is tried again next time.
 func (w *watcher) watch(p points) {
 	w.err = nil
 	if w.notify == nil {
-		if w.notify, w.err = fsnotify.NewWatcher(); w.err != nil {
+		if w.notify, w.err = w.open(); w.err != nil {
 			w.notify = nil
 			return
 		}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpoint
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The system calls of the measured loops. They do not tell the Go scheduler,
+// which would wake another thread when one of them blocks: here nobody else has
+// anything to do.
+
+// A sockaddr is an address as the kernel wants it, made once.
+type sockaddr struct {
+	family int
+	v4     unix.RawSockaddrInet4
+	v6     unix.RawSockaddrInet6
+}
+
+func sockaddrOf(a netip.AddrPort) *sockaddr {
+	port := a.Port()<<8 | a.Port()>>8 // programs and tables are for little-endian machines
+	if a.Addr().Is4() {
+		return &sockaddr{family: unix.AF_INET, v4: unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port, Addr: a.Addr().As4()}}
+	}
+	return &sockaddr{family: unix.AF_INET6, v6: unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: port, Addr: a.Addr().As16()}}
+}
+
+func (s *sockaddr) raw() (unsafe.Pointer, uintptr) {
+	if s.family == unix.AF_INET {
+		return unsafe.Pointer(&s.v4), unix.SizeofSockaddrInet4
+	}
+	return unsafe.Pointer(&s.v6), unix.SizeofSockaddrInet6
+}
+
+func socket(family, kind int) (int, unix.Errno) {
+	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), uintptr(kind), 0)
+	return int(fd), errno
+}
+
+func connect(fd int, to *sockaddr) unix.Errno {
+	p, size := to.raw()
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(p), size)
+	return errno
+}
+
+func accept(fd int) (int, unix.Errno) {
+	conn, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), 0, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	return int(conn), errno
+}
+
+func send(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_NOSIGNAL, 0, 0)
+	return int(n), errno
+}
+
+func receive(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0)
+	return int(n), errno
+}
+
+func closeFD(fd int) { unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
+
+// lingerZero makes close(2) end a connection by a reset.
+var lingerZero = unix.Linger{Onoff: 1, Linger: 0}
+
+func resetOnClose(fd int) unix.Errno {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_LINGER,
+		uintptr(unsafe.Pointer(&lingerZero)), unsafe.Sizeof(lingerZero), 0)
+	return errno
+}
+
+func epollAdd(epoll, fd int, events uint32, data int32) unix.Errno {
+	event := unix.EpollEvent{Events: events, Fd: data}
+	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), unix.EPOLL_CTL_ADD, uintptr(fd),
+		uintptr(unsafe.Pointer(&event)), 0, 0)
+	return errno
+}
+
+// epollWait returns 0 events after the timeout in milliseconds; -1 is none.
+func epollWait(epoll int, events []unix.EpollEvent, timeout int) (int, unix.Errno) {
+	for {
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])),
+			uintptr(len(events)), uintptr(timeout), 0, 0)
+		if errno != unix.EINTR {
+			return int(n), errno
+		}
+	}
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpoint
+
+import (
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A window is the measured time of a client.
+type window struct {
+	processes []int
+	start     time.Time // of the measured time
+	end       time.Time
+
+	started, ended bool
+	began, last    time.Time
+	cpuBefore, cpu time.Duration
+}
+
+func (w *window) warmUp(warmup, measure time.Duration, processes []int) {
+	w.processes = processes
+	w.start = time.Now().Add(warmup)
+	w.end = w.start.Add(measure)
+}
+
+// count says whether an operation that ends now belongs to the measured time,
+// and notes when that begins and ends.
+func (w *window) count(now time.Time) bool {
+	if !w.started {
+		if now.Before(w.start) {
+			return false
+		}
+		// This operation began before. Measuring begins with its end.
+		w.started, w.cpuBefore = true, w.cpuTime()
+		w.began = time.Now()
+		w.end = w.began.Add(w.end.Sub(w.start))
+		return false
+	}
+	if w.ended {
+		return false
+	}
+	if now.After(w.end) {
+		w.ended, w.last = true, now
+		w.cpu = w.cpuTime() - w.cpuBefore
+	}
+	return true
+}
+
+// cpuTime is what this process and the others have used so far, exactly.
+func (w *window) cpuTime() time.Duration {
+	sum := clock(unix.CLOCK_PROCESS_CPUTIME_ID)
+	for _, pid := range w.processes {
+		sum += clock(cpuClock(pid))
+	}
+	return sum
+}
+
+// cpuClock is the clock of a process's CPU time, as clock_getcpuclockid(3)
+// makes it: the complement of the pid, and CPUCLOCK_SCHED.
+func cpuClock(pid int) int32 { return int32(^pid<<3 | 2) }
+
+func clock(id int32) time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(id, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// CPUTime is the CPU time that a process has used so far.
+func CPUTime(pid int) time.Duration { return clock(cpuClock(pid)) }
+
+// result is what the client has measured.
+func (c *client) result() Result {
+	slices.Sort(c.samples)
+	at := func(q float64) time.Duration {
+		if len(c.samples) == 0 {
+			return 0
+		}
+		return time.Duration(c.samples[min(int(q*float64(len(c.samples))), len(c.samples)-1)])
+	}
+	return Result{
+		Connected: c.connected, Operations: uint64(len(c.samples)), Elapsed: c.window.last.Sub(c.window.began),
+		CPU: c.window.cpu, P50: at(0.50), P90: at(0.90), P99: at(0.99),
+	}
+}

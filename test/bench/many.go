@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"beeline.io/beeline/test/node"
+)
+
+// many is a folder of many Services, a file for each, with endpoints that do not
+// exist.
+type many struct {
+	folder    string
+	services  int
+	endpoints int // of each Service, and family
+	families  []string
+}
+
+const manyPort = 80
+
+// The addresses of the endpoints are of ranges that nothing else in the lab has.
+var endpointRange = map[string]netip.Prefix{
+	"IPv4": netip.MustParsePrefix("10.32.0.0/12"),
+	"IPv6": netip.MustParsePrefix("fd00:32::/64"),
+}
+
+// The first address of the Services in each family; the lab's own are before.
+var firstService = map[string]netip.Addr{
+	"IPv4": netip.MustParseAddr("10.96.8.0"),
+	"IPv6": netip.MustParseAddr("fd00:96::800"),
+}
+
+// plus counts addresses on from one.
+func plus(a netip.Addr, n int) netip.Addr {
+	if a.Is4() {
+		b := a.As4()
+		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+		return netip.AddrFrom4(b)
+	}
+	b := a.As16()
+	binary.BigEndian.PutUint64(b[8:], binary.BigEndian.Uint64(b[8:])+uint64(n))
+	return netip.AddrFrom16(b)
+}
+
+// address is where clients ask for a Service.
+func (m *many) address(family string, service int) netip.AddrPort {
+	return netip.AddrPortFrom(plus(firstService[family], service), manyPort)
+}
+
+// endpoint is an endpoint of a Service. Those with a number from m.endpoints on
+// are not in use yet.
+func (m *many) endpoint(family string, service, number int) netip.Addr {
+	return plus(endpointRange[family].Addr(), 1+service*(m.endpoints+1)+number)
+}
+
+func (m *many) write() error {
+	for service := range m.services {
+		if err := m.writeOne(service, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeOne writes a Service; the first of its endpoints is the one numbered so.
+func (m *many) writeOne(service, first int) error {
+	var text strings.Builder
+	name := fmt.Sprintf("many-%d", service)
+	fmt.Fprintf(&text, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: %s\n  clusterIPs:\n",
+		name, quoted(m.address(m.families[0], service).Addr()))
+	for _, family := range m.families {
+		fmt.Fprintf(&text, "    - %s\n", quoted(m.address(family, service).Addr()))
+	}
+	fmt.Fprintf(&text, "  ipFamilies: [%s]\n  ipFamilyPolicy: PreferDualStack\n  ports:\n    - name: http\n      port: %d\n",
+		strings.Join(m.families, ", "), manyPort)
+	for _, family := range m.families {
+		fmt.Fprintf(&text, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: %s-%s\n  labels:\n"+
+			"    kubernetes.io/service-name: %s\naddressType: %s\nports:\n  - name: http\n    port: 8080\nendpoints:\n",
+			name, strings.ToLower(family), name, family)
+		for number := range m.endpoints {
+			if number == 0 {
+				number = first
+			}
+			fmt.Fprintf(&text, "  - addresses: [%s]\n    nodeName: node-%c\n", quoted(m.endpoint(family, service, number)), 'a'+number%2)
+		}
+	}
+	return node.WriteFile(m.folder, name+".yaml", []byte(text.String()))
+}
+
+// quoted keeps YAML from reading an address as something else.
+func quoted(a netip.Addr) string { return `"` + a.String() + `"` }

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// view reads single frontends from the pinned tables, as the programs do.
+type view struct {
+	frontends *ebpf.Map
+	tables    *datapath.Tables
+}
+
+func openView(bpffs string) (*view, error) {
+	tables, err := datapath.OpenTables(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	frontends, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, "tables", datapath.SockMapFrontends), nil)
+	return &view{frontends, tables}, err
+}
+
+// has says whether a frontend sends pods to a backend.
+func (v *view) has(frontend netip.AddrPort, backend netip.Addr) (bool, error) {
+	key := datapath.FrontendKey{
+		Address: datapath.AddressFrom(frontend.Addr()), Port: datapath.NetworkOrder(frontend.Port()), Protocol: uint8(service.TCP),
+	}
+	var row uint32
+	if err := v.frontends.Lookup(key, &row); err != nil {
+		return false, fmt.Errorf("look up %s: %w", frontend, err)
+	}
+	set := v.tables.FrontendRows.Load(row).Decisions[service.FromPod]
+	for slot := set.First; slot < set.First+set.Count; slot++ {
+		if v.tables.Backends.Load(v.tables.Slots.Load(slot)).Address.Addr() == backend {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// await waits until a frontend sends pods to a backend.
+func (v *view) await(ctx context.Context, frontend netip.AddrPort, backend netip.Addr) error {
+	for deadline := time.Now().Add(controlTimeout); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+		has, err := v.has(frontend, backend)
+		if has || err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return errors.New("the change is not in the tables after " + controlTimeout.String())
+}
+
+// A lineWatch notes when text first came by.
+type lineWatch struct {
+	want []byte
+	seen chan time.Time
+	text []byte
+}
+
+func (l *lineWatch) Write(p []byte) (int, error) {
+	l.text = append(l.text, p...)
+	if bytes.Contains(l.text, l.want) {
+		select {
+		case l.seen <- time.Now():
+		default:
+		}
+		l.text = l.text[:0]
+	}
+	return len(p), nil
+}

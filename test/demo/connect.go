@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+)
+
+// patience bounds one connection, and whatever else is waited for. What is in
+// order takes milliseconds.
+const patience = 10 * time.Second
+
+// The Services of the manifests that the demo speaks of.
+const (
+	webService    = "default/web"
+	stickyService = "default/sticky"
+	emptyService  = "default/empty"
+	publicService = "default/public"
+)
+
+// A serviceView is what the tables say of a Service.
+type serviceView struct {
+	addresses []netip.AddrPort // of its ClusterIPs
+	pods      []string         // behind the first of them
+}
+
+func family(a netip.AddrPort) string {
+	if a.Addr().Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// view asks an agent for a Service.
+func (d *demo) view(name string) (serviceView, error) {
+	var v serviceView
+	tables, err := d.agents[0].Tables()
+	if err != nil {
+		return v, err
+	}
+	s, err := tables.Find(name)
+	if err != nil {
+		return v, fmt.Errorf("the demo needs it in the manifests: %w", err)
+	}
+	for _, f := range s.Frontends {
+		if f.Kind != service.ClusterIP || f.Protocol != service.TCP {
+			continue
+		}
+		address, err := netip.ParseAddrPort(f.Address)
+		if err != nil {
+			return v, err
+		}
+		v.addresses = append(v.addresses, address)
+		if len(v.addresses) == 1 {
+			v.pods = d.podsOf(f.Pod.Backends)
+		}
+	}
+	if len(v.addresses) == 0 {
+		return v, fmt.Errorf("the demo needs a ClusterIP with a TCP port for Service %s", name)
+	}
+	return v, nil
+}
+
+// podsOf names the pods that have the backends' addresses.
+func (d *demo) podsOf(backends []observe.Member) []string {
+	var pods []string
+	for _, b := range backends {
+		address, err := netip.ParseAddrPort(b.Address)
+		if err != nil {
+			continue
+		}
+		for _, pod := range d.lab.Pods() {
+			if pod.Addr4 == address.Addr() || pod.Addr6 == address.Addr() {
+				pods = append(pods, pod.Name)
+			}
+		}
+	}
+	slices.Sort(pods)
+	return pods
+}
+
+// ask connects once, asks the server who it is, and closes.
+func ask(ctx context.Context, from *lab.Host, to netip.AddrPort) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return from.Request(ctx, "tcp", to.String(), "who are you")
+}
+
+// askOften makes n connections, one after another.
+func askOften(ctx context.Context, title string, from *lab.Host, to netip.AddrPort, n int) *tally {
+	t := &tally{title: title}
+	for range n {
+		answer, err := ask(ctx, from, to)
+		t.add(answer.Pod, err)
+	}
+	return t
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// beeline is the program of BEELINE_PROGRAM, or one built from this tree.
+func beeline(t *testing.T) string {
+	t.Helper()
+	if program := os.Getenv("BEELINE_PROGRAM"); program != "" {
+		return program
+	}
+	program := filepath.Join(t.TempDir(), "beeline")
+	if out, err := exec.Command("go", "build", "-o", program, "beeline.io/beeline/cmd/beeline").CombinedOutput(); err != nil {
+		t.Fatalf("go build of the beeline program: %v\n%s", err, out)
+	}
+	return program
+}
+
+// The demo works twice in a row over the lab that the first run left, and
+// leaves nothing when it is told to.
+func TestDemo(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the lab needs root")
+	}
+	if testing.Short() {
+		t.Skip("takes ten seconds")
+	}
+	o := options{program: beeline(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
+	t.Cleanup(func() {
+		if err := lab.Down(o.name); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, down := range []bool{false, true} {
+		var out bytes.Buffer
+		o.down = down
+		if err := run(t.Context(), o, &out); err != nil {
+			t.Fatalf("%v; it printed:\n%s", err, &out)
+		}
+		if !strings.Contains(out.String(), "none failed") {
+			t.Errorf("no summary in:\n%s", &out)
+		}
+		if _, err := lab.Open(o.name); (err != nil) != down {
+			t.Errorf("after a run with down=%v, the lab: %v", down, err)
+		}
+	}
+}
+
+func TestWithoutEndpoints(t *testing.T) {
+	const text = `# kept
+kind: Service
+metadata:
+  name: web
+---
+kind: EndpointSlice
+metadata:
+  labels:
+    kubernetes.io/service-name: web
+endpoints:
+  - addresses: [10.10.1.12] # stays
+  - addresses: [10.10.2.11]
+---
+kind: EndpointSlice
+metadata:
+  labels:
+    kubernetes.io/service-name: sticky
+endpoints:
+  - addresses: [10.10.2.11]
+`
+	edited, removed, err := withoutEndpoints([]byte(text), "web", "10.10.2.11", "fd00:10:2::11")
+	if err != nil || removed != 1 {
+		t.Fatalf("removed %d endpoints (%v), want 1 of the Service's own", removed, err)
+	}
+	for _, want := range []string{"# kept", "# stays"} {
+		if !strings.Contains(string(edited), want) {
+			t.Errorf("%q is missing in:\n%s", want, edited)
+		}
+	}
+	if n := strings.Count(string(edited), "10.10.2.11"); n != 1 {
+		t.Errorf("the address is there %d times, want once, in the slice of the other Service:\n%s", n, edited)
+	}
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+)
+
+const (
+	// leaver is the pod that is taken away.
+	leaver = "b1"
+	// drainTime is how long a server that stops serves what is open.
+	drainTime = 5 * time.Second
+	// phaseConnections is how many connections each client makes in a phase,
+	// at least.
+	phaseConnections = 150
+)
+
+func showDrain(ctx context.Context, d *demo) error {
+	web, err := d.view(webService)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(web.pods, leaver) {
+		return fmt.Errorf("the demo needs pod %s behind Service %s: %v are", leaver, webService, web.pods)
+	}
+	l := d.startLoad(ctx, leaver+" serves", web.addresses)
+	defer l.stop()
+	if err := l.await(ctx, phaseConnections); err != nil {
+		return err
+	}
+	removed, err := d.takeAway(ctx, l, web.addresses[0])
+	if err != nil {
+		return err
+	}
+	if err := l.await(ctx, phaseConnections); err != nil {
+		return err
+	}
+	if err := d.putBack(l, removed, web.pods); err != nil {
+		return err
+	}
+	if err := l.await(ctx, phaseConnections); err != nil {
+		return err
+	}
+	l.stop()
+	if err := d.count(web.pods, l.phases...); err != nil {
+		return err
+	}
+	before, without, after := l.phases[0].byPod[leaver], l.phases[1].byPod[leaver], l.phases[2].byPod[leaver]
+	err = d.claim(before > 0 && without == 0 && after > 0,
+		"%s got %d new connections, then none, then %d again; no connection failed", leaver, before, after)
+	if err != nil {
+		return err
+	}
+	return d.claim(true, "a connection that was open to %s was answered after it had left", leaver)
+}
+
+// takeAway removes the pod's endpoint from the manifests, and stops its server
+// once nobody is on the way to it: the order in which Kubernetes ends a pod.
+func (d *demo) takeAway(ctx context.Context, l *load, address netip.AddrPort) (*change, error) {
+	open, err := d.connectTo(ctx, leaver, address)
+	if err != nil {
+		return nil, err
+	}
+	defer open.Close()
+	removed, err := removeEndpoints(d.folder, webService, d.lab.Host(leaver))
+	if err != nil {
+		return nil, err
+	}
+	if err := d.awaitPods(webService, func(pods []string) bool { return !slices.Contains(pods, leaver) }); err != nil {
+		return nil, err
+	}
+	l.next(leaver + " has left")
+	if err := l.await(ctx, 1); err != nil {
+		return nil, err
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- d.lab.Host(leaver).StopServer() }()
+	for range 2 {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		answer, err := lab.Ask(ctx, open, "are you still there")
+		cancel()
+		if err != nil || answer.Pod != leaver {
+			return nil, fmt.Errorf("the connection open to %s: answer of %q: %w", leaver, answer.Pod, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	open.Close()
+	return removed, <-stopped
+}
+
+// putBack is takeAway backwards.
+func (d *demo) putBack(l *load, removed *change, pods []string) error {
+	if err := d.lab.Host(leaver).StartServer(lab.ServerOptions{Drain: drainTime}); err != nil {
+		return err
+	}
+	l.next(leaver + " is back")
+	if err := removed.undo(); err != nil {
+		return err
+	}
+	return d.awaitPods(webService, func(now []string) bool { return slices.Equal(now, pods) })
+}
+
+// connectTo opens a connection that a certain pod answers on.
+func (d *demo) connectTo(ctx context.Context, pod string, address netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for ctx.Err() == nil {
+		d.attempts++
+		conn, err := d.lab.Host("a1").Dial(ctx, "tcp", address.String())
+		if err != nil {
+			return nil, err
+		}
+		answer, err := lab.Ask(ctx, conn, "who are you")
+		if err == nil && answer.Pod == pod {
+			return conn, nil
+		}
+		conn.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("no connection to %s reached %s in %s", address, pod, patience)
+}
+
+// awaitPods waits until the tables of both nodes have the pods wanted behind
+// all addresses of a Service.
+func (d *demo) awaitPods(name string, wanted func([]string) bool) error {
+	for _, a := range d.agents {
+		err := a.WaitForTables("following the manifests", func(t *observe.Tables) bool {
+			s, err := t.Find(name)
+			if err != nil {
+				return false
+			}
+			return !slices.ContainsFunc(s.Frontends, func(f observe.Frontend) bool {
+				return len(f.Pod.Backends) > 0 && !wanted(d.podsOf(f.Pod.Backends))
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

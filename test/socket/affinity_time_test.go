@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// A watch knows between which two times the last connection to a Service was
+// made. Tests compare affinities only where that leaves no doubt, however slow
+// the machine is.
+type watch struct {
+	w      *world
+	from   *lab.Host
+	f      family
+	n      uint8
+	pod    string
+	before time.Time // of the last connection
+	after  time.Time
+}
+
+// connect makes a connection and says whether affinity chose its backend, and
+// between which bounds the time since the one before lies.
+func (c *watch) connect(t *testing.T) (kept bool, atLeast, atMost time.Duration) {
+	t.Helper()
+	hits := c.w.counters(c.w.agent()).AffinityHit
+	begin := time.Now()
+	c.pod = pick(t, c.from, c.f, c.f.clusterIP(c.n))
+	end := time.Now()
+	atLeast, atMost = begin.Sub(c.after), end.Sub(c.before)
+	c.before, c.after = begin, end
+	return c.w.counters(c.w.agent()).AffinityHit > hits, atLeast, atMost
+}
+
+// R27: affinity ends so many seconds after the last connection. The clock has
+// whole seconds, so it may last up to one longer; it never ends too early.
+func TestAffinityTimeout(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slices := w.sticky("web", 1, stickyPods, 1)
+	w.apply("web", objects(s, slices)...)
+	for _, f := range []family{ipv4, ipv6} {
+		c := &watch{w: w, from: w.Host("a1"), f: f, n: 1}
+		if kept, _, _ := c.connect(t); kept {
+			t.Errorf("%s: the first connection found an affinity", f.name)
+		}
+		time.Sleep(2500 * time.Millisecond)
+		if kept, idle, _ := c.connect(t); kept {
+			t.Errorf("%s: affinity of 1 s was kept after %v without a connection", f.name, idle)
+		}
+	}
+}
+
+// R27: the seconds are whole ones. A connection late in one second of the clock
+// and one early in the next are a fraction of a second apart.
+func TestAffinityTimeoutIsNotCutShort(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slices := w.sticky("web", 1, stickyPods, 1)
+	w.apply("web", objects(s, slices)...)
+	c := &watch{w: w, from: w.Host("a1"), f: ipv4, n: 1}
+	sure := 0
+	for range 4 {
+		awaitFraction(t, 900*time.Millisecond)
+		c.connect(t)
+		awaitFraction(t, 50*time.Millisecond)
+		kept, _, idle := c.connect(t)
+		if idle >= time.Second {
+			continue // the machine was too slow to tell
+		}
+		sure++
+		if !kept {
+			t.Errorf("affinity of 1 s had ended after less than %v", idle)
+		}
+	}
+	if sure == 0 {
+		t.Skip("each pair of connections took longer than the timeout of 1 s")
+	}
+}
+
+// awaitFraction waits for this part of a second of CLOCK_MONOTONIC, which is the
+// clock of affinity.
+func awaitFraction(t *testing.T, fraction time.Duration) {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	wait := fraction - time.Duration(now.Nsec)
+	if wait < 0 {
+		wait += time.Second
+	}
+	time.Sleep(wait)
+}
+
+// R27: each connection begins the timeout anew.
+func TestAffinityTimeoutBeginsAnew(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slices := w.sticky("web", 1, stickyPods, 2)
+	w.apply("web", objects(s, slices)...)
+	c := &watch{w: w, from: w.Host("a1"), f: ipv4, n: 1}
+	c.connect(t)
+	pod, begin := c.pod, time.Now()
+	for time.Since(begin) < 4*time.Second {
+		time.Sleep(700 * time.Millisecond)
+		kept, _, idle := c.connect(t)
+		if idle >= 2*time.Second {
+			t.Skipf("the machine took %v where 0.7 s were meant", idle)
+		}
+		if !kept || c.pod != pod {
+			t.Fatalf("%v after the first connection, and less than %v after the last one, affinity of 2 s sends to %s, want %s",
+				time.Since(begin), idle, c.pod, pod)
+		}
+	}
+}
+
+// R27: an affinity is void once its endpoint takes no new connections, and does
+// not come back with it.
+func TestAffinityEndsWithItsEndpoint(t *testing.T) {
+	w := startWorld(t, "node-a")
+	a1 := w.Host("a1")
+	for _, f := range []family{ipv4, ipv6} {
+		s, slices := w.sticky("web", 1, "b1", 600)
+		w.apply("web", objects(s, slices)...)
+		if got := pick(t, a1, f, f.clusterIP(1)); got != "b1" {
+			t.Fatalf("connection goes to %s, want b1", got)
+		}
+		for _, step := range []struct{ pods, want string }{
+			{"a2", "a2"},          // b1 has gone
+			{"a2 b1", "a2"},       // and come back
+			{"a2 a3 b1 b2", "a2"}, // more endpoints take no client away
+			{"a2", "a2"},
+		} {
+			_, slices := w.sticky("web", 1, step.pods, 600)
+			w.apply("web", objects(s, slices)...)
+			for range 20 {
+				if got := pick(t, a1, f, f.clusterIP(1)); got != step.want {
+					t.Fatalf("%s: with endpoints %s a connection goes to %s, want %s", f.name, step.pods, got, step.want)
+				}
+			}
+		}
+		_, slices = w.sticky("web", 1, "a2 a3", 600)
+		endpoints(slices, w.Host("a2"), draining)
+		w.apply("web", objects(s, slices)...)
+		w.wantMeet(t, "a1", f, f.clusterIP(1), "a3")
+	}
+}
+
+// R27: affinity is switched on and off, and its timeout changed, while clients
+// connect.
+func TestAffinityIsSwitchedLive(t *testing.T) {
+	w := startWorld(t, "node-a")
+	a1 := w.Host("a1")
+	for _, f := range []family{ipv4, ipv6} {
+		on, slices := w.sticky("web", 1, stickyPods, 600)
+		off, _ := w.balanced("web", 1, stickyPods)
+		for range 2 {
+			w.apply("web", objects(off, slices)...)
+			w.wantMeet(t, "a1", f, f.clusterIP(1), stickyPods)
+			w.apply("web", objects(on, slices)...)
+			w.wantMeet(t, "a1", f, f.clusterIP(1), pick(t, a1, f, f.clusterIP(1)))
+		}
+		short, _ := w.sticky("web", 1, stickyPods, 1)
+		w.apply("web", objects(short, slices)...)
+		c := &watch{w: w, from: a1, f: f, n: 1}
+		c.connect(t)
+		time.Sleep(2500 * time.Millisecond)
+		if kept, idle, _ := c.connect(t); kept {
+			t.Errorf("%s: a timeout changed to 1 s was not over after %v", f.name, idle)
+		}
+	}
+}
+
+// R27, R37: affinity outlives the agent.
+func TestAffinityOutlivesTheAgent(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.applySticky(stickyPods, nil)
+	a1 := w.Host("a1")
+	before := picks(t, a1, ipv4)
+	w.must(w.agent().Kill())
+	wantSame(t, "without the agent", picks(t, a1, ipv4), before)
+	w.start()
+	wantSame(t, "with a new agent", picks(t, a1, ipv4), before)
+}

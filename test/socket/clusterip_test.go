@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// Both kinds of client that have sockets on a node: pods, and the node itself.
+const clients = "a1 node-a"
+
+// R16: a Service without endpoints refuses, at once, whatever the reason is.
+func TestNoEndpointsIsRefused(t *testing.T) {
+	w := startWorld(t, "node-a")
+	alone, _ := w.web("alone", 1, "")
+	w.write("alone", alone)
+	w.write("empty", objects(w.web("empty", 2, ""))...)
+	// R5: endpoints belong to the port by its name, targetPort says nothing.
+	other, slices := w.web("other", 3, "b1")
+	for _, slice := range slices {
+		*slice.Ports[0].Name = "other"
+	}
+	w.write("other", objects(other, slices)...)
+	// R2: since 1.36 the label on the slice decides.
+	headless, slices := w.web("headless", 4, "b1")
+	for _, slice := range slices {
+		slice.Labels[corev1.IsHeadlessService] = ""
+	}
+	w.apply("headless", objects(headless, slices)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		for n := range uint8(4) {
+			w.wantMeet(t, clients, f, f.clusterIP(n+1), rejected)
+		}
+	})
+}
+
+// R21: a ClusterIP refuses ports and protocols that it does not have.
+func TestUnknownPortIsRefused(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slices := w.web("web", 1, "b1")
+	s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 53})
+	w.apply("web", objects(s, slices)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		ip := f.clusterIP(1).Addr()
+		for _, port := range []uint16{81, lab.PortTCP, 53, 65535} {
+			w.wantMeet(t, clients, f, netip.AddrPortFrom(ip, port), rejected)
+		}
+	})
+}
+
+// R21: an address of a ServiceCIDR that no Service has is dropped. It follows
+// Services and ServiceCIDRs as they come and go.
+func TestUnallocatedAddressIsDropped(t *testing.T) {
+	w := startWorld(t, "node-a")
+	check := func(what, want string) {
+		t.Run(what, func(t *testing.T) {
+			inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(9), want) })
+		})
+	}
+	check("no Service", dropped)
+	w.apply("web", objects(w.web("web", 9, "b1"))...)
+	check("a Service", "b1")
+	w.remove("web")
+	check("deleted", dropped)
+	w.apply("cluster", node.Cluster(w.Lab)[1:]...)
+	check("no ServiceCIDR", alone)
+}
+
+// R16: with internalTrafficPolicy Local the endpoints of the client's own node
+// count, and where there are only others the connection is dropped.
+func TestInternalTrafficPolicyLocal(t *testing.T) {
+	w := startWorld(t, "node-a", "node-b")
+	policy := corev1.ServiceInternalTrafficPolicyLocal
+	for _, c := range []struct{ name, pods, onA, onB string }{
+		{"both", "a2 b1 b2", "a2", "b1 b2"},
+		{"elsewhere", "b1 b2", dropped, "b1 b2"},
+		{"nowhere", "", rejected, rejected},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, slices := w.web("web", 1, c.pods)
+			s.Spec.InternalTrafficPolicy = &policy
+			w.apply("web", objects(s, slices)...)
+			inEachFamily(t, func(t *testing.T, f family) {
+				w.wantMeet(t, "a1 node-a", f, f.clusterIP(1), c.onA)
+				w.wantMeet(t, "b3 node-b", f, f.clusterIP(1), c.onB)
+			})
+		})
+	}
+}
+
+// R1: a Service that names another proxy is that one's. The label counts when it
+// comes and when it goes, and the agent can be given a name of its own.
+func TestServiceOfAnotherProxy(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags []string
+		label string
+		want  string
+	}{
+		"no name":      {nil, "another", dropped},
+		"another name": {[]string{"--service-proxy-name=beeline"}, "another", dropped},
+		"our name":     {[]string{"--service-proxy-name=beeline"}, "beeline", "b1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "node-a")
+			w.agent().Flags = c.flags
+			w.start()
+			for _, step := range []struct{ label, want string }{
+				{c.label, c.want}, {"", "b1"}, {c.label, c.want},
+			} {
+				s, slices := w.web("web", 1, "b1")
+				if step.label != "" {
+					s.Labels = map[string]string{service.LabelServiceProxyName: step.label}
+				}
+				w.apply("web", objects(s, slices)...)
+				w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), step.want)
+				w.wantMeet(t, clients, ipv6, ipv6.clusterIP(1), step.want)
+			}
+		})
+	}
+}
+
+// R3: Services without a ClusterIP have nothing to be reached at; they take
+// nothing from others either.
+func TestServicesWithoutClusterIP(t *testing.T) {
+	w := startWorld(t, "node-a")
+	headless, slices := w.web("headless", 1, "b2")
+	headless.Spec.ClusterIP, headless.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
+	w.write("headless", objects(headless, slices)...)
+	name, _ := w.web("name", 2, "")
+	name.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
+	w.write("name", name)
+	w.apply("web", objects(w.web("web", 3, "b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.clusterIP(1), dropped)
+		w.wantMeet(t, clients, f, f.clusterIP(2), dropped)
+		w.wantMeet(t, clients, f, f.clusterIP(3), "b1")
+		w.wantMeet(t, clients, f, f.pod(w.Host("b2")), "b2")
+	})
+}
+
+// R7: families are served each for itself.
+func TestFamiliesAreIndependent(t *testing.T) {
+	w := startWorld(t, "node-a")
+	half, slices := w.web("half", 1, "b1")
+	slices[1].Endpoints = []discoveryv1.Endpoint{}
+	w.write("half", objects(half, slices)...)
+	single, slices := w.web("single", 2, "b1")
+	single.Spec.ClusterIPs, single.Spec.IPFamilies = single.Spec.ClusterIPs[:1], single.Spec.IPFamilies[:1]
+	w.apply("single", objects(single, slices)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		half, single := rejected, dropped
+		if f.v4 {
+			half, single = "b1", "b1"
+		}
+		w.wantMeet(t, clients, f, f.clusterIP(1), half)
+		w.wantMeet(t, clients, f, f.clusterIP(2), single)
+	})
+}
+
+// UDP is none of the TCP hooks' business: neither the addresses of Services nor
+// the ServiceCIDR. R28: nor is a TCP port that has the same number.
+func TestUDPIsLeftAlone(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slices := w.web("web", 1, "b1")
+	s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80})
+	for _, slice := range slices {
+		name, port, protocol := "udp", int32(lab.PortUDP), corev1.ProtocolUDP
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &protocol})
+	}
+	w.apply("web", objects(s, slices)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		before := w.counters(w.agent())
+		for _, n := range []uint8{1, 9} {
+			to := f.clusterIP(n).String()
+			conn, err := w.Host("a1").DialWith(t.Context(), lab.DialOptions{V4Mapped: f.mapped}, "udp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := conn.RemoteAddr().String(); got != to {
+				t.Errorf("getpeername: %s, want %s", got, to)
+			}
+			conn.Close()
+		}
+		if after := w.counters(w.agent()); after != before {
+			t.Errorf("the hooks counted %+v, want %+v", after, before)
+		}
+		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
+	})
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// What programs do around connect(2), on Services 1 (pod b1), 2 (pod b2), 3 (no
+// endpoints) and 4 (two endpoints that never answer).
+func startConnectWorld(t *testing.T) *world {
+	t.Helper()
+	w := startWorld(t, "node-a")
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	w.write("other", objects(w.web("other", 2, "b2"))...)
+	w.write("empty", objects(w.web("empty", 3, ""))...)
+	silent, slices := w.web("silent", 4, "b1 b2")
+	slices[0].Endpoints[0].Addresses = []string{"192.0.2.1"}
+	slices[0].Endpoints[1].Addresses = []string{"192.0.2.2"}
+	slices[1].Endpoints[0].Addresses = []string{"2001:db8::1"}
+	slices[1].Endpoints[1].Addresses = []string{"2001:db8::2"}
+	w.silence("192.0.2.0/24", "2001:db8::/32")
+	w.apply("silent", objects(silent, slices)...)
+	return w
+}
+
+// silence makes the fabric drop packets to networks without an answer.
+func (w *world) silence(networks ...string) {
+	w.t.Helper()
+	nl, err := w.Host("fabric").Netlink()
+	w.must(err)
+	defer nl.Close()
+	for _, n := range networks {
+		to, err := netlink.ParseIPNet(n)
+		w.must(err)
+		w.must(nl.RouteAdd(&netlink.Route{Dst: to, Type: unix.RTN_BLACKHOLE}))
+	}
+}
+
+// A second connect of a connected socket is the program's mistake; the kernel
+// says so, and nothing changes.
+func TestConnectTwice(t *testing.T) {
+	w := startConnectWorld(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		s := f.socket(t, w.Host("a1"), 0)
+		s.reach(f.clusterIP(1))
+		before := w.counters(w.agent())
+		for _, to := range []netip.AddrPort{f.clusterIP(1), f.clusterIP(2), f.pod(w.Host("b3"))} {
+			if err := s.connect(to); err != unix.EISCONN {
+				t.Errorf("connect to %s when connected: %v, want EISCONN", to, err)
+			}
+		}
+		if after := w.counters(w.agent()); after != before {
+			t.Errorf("the hooks counted %+v, want %+v: the kernel refuses before them", after, before)
+		}
+		s.wantPeer(f.clusterIP(1))
+		if got := s.ask(); got.Pod != "b1" {
+			t.Errorf("%s answers, want b1", got.Pod)
+		}
+	})
+}
+
+// A socket whose connect was refused, by the hook or by a host, can be connected
+// again; its peer is that of the last connect.
+func TestConnectAfterRefusal(t *testing.T) {
+	w := startConnectWorld(t)
+	b1 := w.Host("b1")
+	inEachFamily(t, func(t *testing.T, f family) {
+		nothing := netip.AddrPortFrom(f.of(b1), 9) // nobody listens
+		for _, refused := range []netip.AddrPort{f.clusterIP(3), nothing} {
+			for _, then := range []netip.AddrPort{f.clusterIP(1), f.pod(b1)} {
+				s := f.socket(t, w.Host("a1"), 0)
+				if err := s.connect(refused); err != unix.ECONNREFUSED {
+					t.Errorf("connect to %s: %v, want ECONNREFUSED", refused, err)
+				}
+				if _, err := unix.Getpeername(s.fd); err != unix.ENOTCONN {
+					t.Errorf("getpeername after a refusal by %s: %v, want ENOTCONN", refused, err)
+				}
+				s.reach(then)
+				s.wantPeer(then)
+				if got := s.ask(); got.Pod != "b1" {
+					t.Errorf("%s answers on %s, want b1", got.Pod, then)
+				}
+			}
+		}
+	})
+}
+
+// AF_UNSPEC makes a socket a new one. What it was connected to before is
+// forgotten, even if the next peer is the very backend that the Service chose.
+func TestDisconnectAndReconnect(t *testing.T) {
+	w := startConnectWorld(t)
+	b1, b2 := w.Host("b1"), w.Host("b2")
+	inEachFamily(t, func(t *testing.T, f family) {
+		s := f.socket(t, w.Host("a1"), 0)
+		for _, next := range []struct {
+			to  netip.AddrPort
+			pod string
+		}{
+			{f.clusterIP(1), "b1"},
+			{f.pod(b1), "b1"},
+			{f.clusterIP(2), "b2"},
+			{f.clusterIP(1), "b1"},
+			{f.pod(b2), "b2"},
+			{f.pod(b1), "b1"},
+		} {
+			s.reach(next.to)
+			s.wantPeer(next.to)
+			if got := s.ask(); got.Pod != next.pod {
+				t.Errorf("%s answers on %s, want %s", got.Pod, next.to, next.pod)
+			}
+			s.disconnect()
+			if _, err := unix.Getpeername(s.fd); err != unix.ENOTCONN {
+				t.Errorf("getpeername when disconnected: %v, want ENOTCONN", err)
+			}
+		}
+		// A refusal between the two does not bring the old peer back either.
+		s.reach(f.clusterIP(1))
+		s.disconnect()
+		if err := s.connect(f.clusterIP(3)); err != unix.ECONNREFUSED {
+			t.Errorf("connect without endpoints: %v, want ECONNREFUSED", err)
+		}
+		s.reach(f.pod(b1))
+		s.wantPeer(f.pod(b1))
+	})
+}
+
+// A non-blocking connect is one decision, however often the program asks how
+// far it is.
+func TestNonBlockingConnect(t *testing.T) {
+	w := startConnectWorld(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		s := f.socket(t, w.Host("a1"), unix.SOCK_NONBLOCK)
+		before := w.counters(w.agent())
+		if err := s.connect(f.clusterIP(1)); err != unix.EINPROGRESS {
+			t.Fatalf("connect: %v, want EINPROGRESS", err)
+		}
+		if err := s.await(); err != nil {
+			t.Fatalf("SO_ERROR: %v, want 0", err)
+		}
+		s.wantPeer(f.clusterIP(1))
+		// Linux tells of the success once, and then that it is connected.
+		if err := s.connect(f.clusterIP(1)); err != nil {
+			t.Errorf("connect again: %v, want success", err)
+		}
+		if err := s.connect(f.clusterIP(1)); err != unix.EISCONN {
+			t.Errorf("connect once more: %v, want EISCONN", err)
+		}
+		s.wantPeer(f.clusterIP(1))
+		w.wantBalanced(t, before, 1)
+	})
+}
+
+// An attempt that hangs stays with the backend that was chosen for it.
+func TestNonBlockingConnectInProgress(t *testing.T) {
+	w := startConnectWorld(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		s := f.socket(t, w.Host("a1"), unix.SOCK_NONBLOCK)
+		before := w.counters(w.agent())
+		if err := s.connect(f.clusterIP(4)); err != unix.EINPROGRESS {
+			t.Fatalf("connect: %v, want EINPROGRESS", err)
+		}
+		for range 20 {
+			if err := s.connect(f.clusterIP(4)); err != unix.EALREADY {
+				t.Fatalf("connect again: %v, want EALREADY", err)
+			}
+		}
+		if _, err := unix.Getpeername(s.fd); err != unix.ENOTCONN {
+			t.Errorf("getpeername in between: %v, want ENOTCONN", err)
+		}
+		w.wantBalanced(t, before, 1)
+		// Given up and aimed at a Service that answers.
+		s.disconnect()
+		s.reach(f.clusterIP(1))
+		s.wantPeer(f.clusterIP(1))
+		w.wantBalanced(t, before, 2)
+	})
+}
+
+// wantBalanced checks how many connections the hooks have sent to a backend.
+func (w *world) wantBalanced(t *testing.T, before counters, want uint64) {
+	t.Helper()
+	if got := w.counters(w.agent()).ConnectBalance - before.ConnectBalance; got != want {
+		t.Errorf("the hooks sent %d connections to a backend, want %d", got, want)
+	}
+}
+
+// SO_SNDTIMEO bounds a blocking connect. It ends as in progress, and goes on.
+func TestBlockingConnectWithTimeout(t *testing.T) {
+	w := startConnectWorld(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		connect := func(to netip.AddrPort, timeout unix.Timeval) (*tcpSocket, error) {
+			s := f.socket(t, w.Host("a1"), 0)
+			if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
+				t.Fatal(err)
+			}
+			return s, s.connect(to)
+		}
+		s, err := connect(f.clusterIP(1), unix.NsecToTimeval(patience.Nanoseconds()))
+		if err != nil {
+			t.Fatalf("connect: %v", err)
+		}
+		s.wantPeer(f.clusterIP(1))
+		if _, err := connect(f.clusterIP(3), unix.NsecToTimeval(patience.Nanoseconds())); err != unix.ECONNREFUSED {
+			t.Errorf("connect without endpoints: %v, want ECONNREFUSED", err)
+		}
+		before := w.counters(w.agent())
+		s, err = connect(f.clusterIP(4), unix.Timeval{Usec: 50_000})
+		if err != unix.EINPROGRESS {
+			t.Errorf("connect to what does not answer: %v, want EINPROGRESS", err)
+		}
+		if err = s.connect(f.clusterIP(4)); err != unix.EALREADY {
+			t.Errorf("connect again: %v, want EALREADY", err)
+		}
+		w.wantBalanced(t, before, 1)
+	})
+}
+
+// TCP Fast Open (RFC 7413) connects by sending.
+func TestFastOpen(t *testing.T) {
+	w := startConnectWorld(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		s := f.socket(t, w.Host("a1"), 0)
+		err := unix.Sendto(s.fd, []byte("first"), unix.MSG_FASTOPEN, f.sockaddr(f.clusterIP(1)))
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			t.Skip("net.ipv4.tcp_fastopen does not allow clients to use it")
+		}
+		if err != nil {
+			t.Fatalf("sendto with MSG_FASTOPEN: %v", err)
+		}
+		s.wantPeer(f.clusterIP(1))
+		if got, want := s.ask(), (lab.Answer{Pod: "b1", Peer: s.local(), Local: f.pod(w.Host("b1")), Payload: "first"}); got != want {
+			t.Errorf("the server says %+v, want %+v", got, want)
+		}
+		refused := f.socket(t, w.Host("a1"), 0)
+		err = unix.Sendto(refused.fd, []byte("first\n"), unix.MSG_FASTOPEN, f.sockaddr(f.clusterIP(3)))
+		if err != unix.ECONNREFUSED {
+			t.Errorf("sendto without endpoints: %v, want ECONNREFUSED", err)
+		}
+	})
+}

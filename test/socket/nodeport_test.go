@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"beeline.io/beeline/test/lab"
+)
+
+const nodePort = 30080
+
+// public is a Service of type NodePort.
+func (w *world) public(name string, n uint8, pods string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	w.t.Helper()
+	s, slices := w.web(name, n, pods)
+	s.Spec.Type = corev1.ServiceTypeNodePort
+	s.Spec.Ports[0].NodePort = nodePort
+	return s, slices
+}
+
+// ownServer runs a server on the node port of a host: what answers where Beeline
+// leaves a connection alone.
+func (w *world) ownServer(names string) {
+	w.t.Helper()
+	for _, h := range w.hosts(names) {
+		w.must(h.StopServer())
+		w.must(h.StartServer(lab.ServerOptions{TCP: nodePort, HTTP: nodePort + 1, UDP: nodePort}))
+	}
+}
+
+func (f family) loopbacks() []netip.AddrPort {
+	if f.v4 {
+		return []netip.AddrPort{f.choose("127.0.0.1", "", nodePort), f.choose("127.0.0.2", "", nodePort), f.choose("127.255.255.254", "", nodePort)}
+	}
+	return []netip.AddrPort{f.choose("", "::1", nodePort)}
+}
+
+// R17, R22: the node's own address has the NodePort for pods and for the node;
+// other ports and other addresses do not.
+func TestNodePortOnOwnAddress(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		own := f.of(w.Host("node-a"))
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(own, nodePort), "a2 b1")
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(own, 80), closed)
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("a2")), nodePort), closed)
+		w.wantMeet(t, clients, f, f.clusterIP(1), "a2 b1")
+	})
+}
+
+// R22: loopback has NodePorts in the host's network namespace alone, on all of
+// 127.0.0.0/8. A pod's loopback is its own.
+func TestNodePortOnLoopback(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.ownServer("a1")
+	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, to := range f.loopbacks() {
+			w.wantMeet(t, "node-a", f, to, "a2 b1")
+			w.wantMeet(t, "a1", f, to, "a1")
+			w.wantMeet(t, "a3", f, to, closed)
+			s := f.socket(t, w.Host("node-a"), 0)
+			s.reach(to)
+			s.wantPeer(to)
+		}
+	})
+}
+
+// R22: the switch for it.
+func TestNodePortOnLoopbackSwitchedOff(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--localhost-nodeports=false"}
+	w.start()
+	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, to := range f.loopbacks() {
+			w.wantMeet(t, clients, f, to, closed)
+		}
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), "a2 b1")
+	})
+}
+
+// R22: another node decides for itself what its NodePorts are. The connection
+// reaches that node, whatever answers there.
+func TestNodePortOfAnotherNodeIsLeftAlone(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-b")), nodePort), closed)
+	})
+	w.ownServer("node-b")
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-b")), nodePort), "node-b")
+	})
+}
+
+// R18: externalTrafficPolicy Local is for traffic from outside; pods and nodes
+// use all endpoints of the cluster.
+func TestNodePortWithExternalTrafficPolicyLocal(t *testing.T) {
+	w := startWorld(t, "node-a")
+	for _, c := range []struct{ name, pods, want string }{
+		{"some here", "a2 b1", "a2 b1"},
+		{"elsewhere", "b1 b2", "b1 b2"},
+		{"nowhere", "", rejected},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, slices := w.public("web", 1, c.pods)
+			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			w.apply("web", objects(s, slices)...)
+			inEachFamily(t, func(t *testing.T, f family) {
+				w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), c.want)
+				w.wantMeet(t, "node-a", f, f.loopbacks()[0], c.want)
+				w.wantMeet(t, clients, f, f.clusterIP(1), c.want)
+			})
+		})
+	}
+}
+
+// R17: a NodePort follows externalTrafficPolicy only, also where the ClusterIP
+// has internalTrafficPolicy Local.
+func TestNodePortWithInternalTrafficPolicyLocal(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slices := w.public("web", 1, "b1 b2")
+	policy := corev1.ServiceInternalTrafficPolicyLocal
+	s.Spec.InternalTrafficPolicy = &policy
+	w.apply("web", objects(s, slices)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.clusterIP(1), dropped)
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), "b1 b2")
+	})
+}
+
+// R22: nodePortAddresses choose the addresses; a list of one family leaves the
+// other at its default. Addresses are followed as they come and go.
+func TestNodePortAddresses(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--nodeport-addresses=203.0.113.0/24"}
+	w.start()
+	w.apply("web", objects(w.public("web", 1, "b1"))...)
+	own, extra := w.Host("node-a"), netip.MustParseAddr("203.0.113.7")
+	w.wantMeet(t, clients, ipv4, netip.AddrPortFrom(own.Addr4, nodePort), closed)
+	w.wantMeet(t, clients, ipv6, netip.AddrPortFrom(own.Addr6, nodePort), "b1")
+	w.wantMeet(t, clients, ipv4, netip.AddrPortFrom(extra, nodePort), alone)
+
+	nl, err := own.Netlink()
+	w.must(err)
+	defer nl.Close()
+	lo, err := nl.LinkByName("lo")
+	w.must(err)
+	address, err := netlink.ParseAddr(extra.String() + "/32")
+	w.must(err)
+	w.must(nl.AddrAdd(lo, address))
+	w.eventually("the NodePort is on the new address", func() bool {
+		answer, err := ask(own, ipv4, netip.AddrPortFrom(extra, nodePort))
+		return err == nil && answer.Pod == "b1"
+	})
+	w.wantMeet(t, clients, ipv4, netip.AddrPortFrom(extra, nodePort), "b1")
+	w.must(nl.AddrDel(lo, address))
+	w.eventually("the NodePort has gone with the address", func() bool {
+		return meet(t, own, ipv4, netip.AddrPortFrom(extra, nodePort), netip.Addr{}) == alone
+	})
+}
+
+// A NodePort that two Services ask for is the first one's, of Services of one age
+// the first by name, and goes to the other when that is deleted.
+func TestNodePortOfTwoServices(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.write("first", objects(w.public("first", 1, "b1"))...)
+	w.apply("second", objects(w.public("second", 2, "b2"))...)
+	to := func(f family) netip.AddrPort { return netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort) }
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, to(f), "b1")
+		w.wantMeet(t, clients, f, f.clusterIP(2), "b2")
+	})
+	w.remove("first")
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, to(f), "b2") })
+}

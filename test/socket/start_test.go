@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+const badManifest = `apiVersion: v1
+kind: Service
+metadata:
+  name: bad
+spec:
+  clusterIP: 10.96.0.77
+  ports:
+    - port: 99999
+`
+
+// attached counts the programs on a node's cgroup, of whatever owner.
+func (w *world) attached(host *lab.Host) int {
+	w.t.Helper()
+	dir, err := os.Open(host.CgroupRoot)
+	w.must(err)
+	defer dir.Close()
+	n := 0
+	for _, hook := range []ebpf.AttachType{
+		ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect,
+		ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername,
+	} {
+		found, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: hook})
+		w.must(err)
+		n += len(found.Programs)
+	}
+	return n
+}
+
+// wantNothingLeft checks that a node is as if there never was an agent.
+func (w *world) wantNothingLeft(t *testing.T, a *node.Agent) {
+	t.Helper()
+	if n := w.attached(a.Host); n != 0 {
+		t.Errorf("%d programs are attached to %s, want none", n, a.Host.CgroupRoot)
+	}
+	if pins := w.pins(a); len(pins) != 0 {
+		t.Errorf("pins are left under %s: %v", a.BPFFS(), pins)
+	}
+}
+
+// wantExit checks the exit code of a process that has ended, and that it said
+// all of the texts.
+func wantExit(t *testing.T, err error, code int, texts ...string) {
+	t.Helper()
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.ExitCode() != code {
+		t.Errorf("it ended with %v, want exit code %d", err, code)
+		return
+	}
+	said := err.Error() + string(exit.Stderr)
+	for _, text := range texts {
+		if !strings.Contains(said, text) {
+			t.Errorf("it said nothing of %q:\n%s", text, said)
+		}
+	}
+}
+
+// Bad manifests at the very first start: the agent ends, says why, and has
+// touched nothing.
+func TestBadManifestsAtFirstStart(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	w.must(w.folder.Write("bad", []byte(badManifest)))
+	w.must(w.agent().StartOnly())
+	wantExit(t, w.agent().Wait(), 1, "bad.yaml:8", "Service default/bad", "99999")
+	w.wantNothingLeft(t, w.agent())
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), alone)
+
+	w.must(w.folder.Remove("bad"))
+	w.start()
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "b1")
+}
+
+// Bad manifests at a restart: what the earlier agent left serves on, status
+// says that not all is well, and as soon as they are good they are followed.
+func TestBadManifestsAtRestart(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.web("web", 1, "b1"))...)
+	w.must(w.agent().Stop())
+	w.write("web", objects(w.web("web", 1, "b2"))...)
+	w.write("new", objects(w.web("new", 2, "a2"))...)
+	w.must(w.folder.Write("bad", []byte(badManifest)))
+	w.must(w.agent().StartOnly())
+	w.must(w.agent().WaitFor("answering that its source is bad", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
+		w.wantMeet(t, clients, f, f.clusterIP(2), dropped)
+	})
+	out, err := w.agent().CLI("status")
+	wantExit(t, err, 3)
+	for _, text := range []string{"no complete state has been read yet", "bad.yaml:8", "99999"} {
+		if !strings.Contains(out, text) {
+			t.Errorf("status says nothing of %q:\n%s", text, out)
+		}
+	}
+
+	w.remove("bad")
+	if out, err := w.agent().CLI("status"); err != nil {
+		t.Errorf("status with good manifests: %v\n%s", err, out)
+	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.clusterIP(1), "b2")
+		w.wantMeet(t, clients, f, f.clusterIP(2), "a2")
+	})
+}
+
+// A file that goes bad while the agent runs changes nothing, whatever else
+// changes with it: the folder is one state.
+func TestBadManifestsWhileRunning(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.web("web", 1, "b1"))...)
+	w.must(w.folder.Write("bad", []byte(badManifest)))
+	w.write("web", objects(w.web("web", 1, "b2"))...)
+	w.must(w.agent().WaitFor("answering that its source is bad", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	_, err := w.agent().CLI("status")
+	wantExit(t, err, 3)
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+	w.remove("bad")
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b2") })
+}
+
+// Two agents on one bpffs directory would work against each other: the second
+// one names the first and ends, and the first goes on.
+func TestSecondAgentIsRefused(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.web("web", 1, "b1"))...)
+	before := w.observe()
+	second := w.newAgent(w.Host("node-a"))
+	second.Flags = []string{"--socket", w.Host("node-a").RunDir + "/second.sock"}
+	w.must(second.StartOnly())
+	wantExit(t, second.Wait(), 1, fmt.Sprintf("pid %d", w.agent().PID()), "--bpffs")
+	if after := w.observe(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("the first agent shows %+v, want %+v as before", after, before)
+	}
+	w.apply("web", objects(w.web("web", 1, "b2"))...)
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b2") })
+}
+
+// R37: cleanup takes all of it away, but not from under a running agent.
+// Connections that were made before go on; they have a backend's address.
+func TestCleanup(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.web("web", 1, "b1"))...)
+	before := w.hold(clients, 1)
+	_, err := w.agent().CLI("cleanup")
+	wantExit(t, err, 1, fmt.Sprintf("pid %d", w.agent().PID()))
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+	w.wantAlive(t, "after a cleanup that was refused", before)
+
+	w.must(w.agent().Stop())
+	for range 2 { // nothing to clean up is no error
+		if out, err := w.agent().CLI("cleanup"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		w.wantNothingLeft(t, w.agent())
+	}
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), alone) })
+	for _, h := range before {
+		if got := w.served(h.Conn); got != h.pod {
+			t.Errorf("%s, after the cleanup: %s answers, want %s", h.what, got, h.pod)
+		}
+	}
+	w.start()
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+}
