@@ -3,7 +3,6 @@
 package service
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -135,193 +134,6 @@ func TestR21ServiceCIDRs(t *testing.T) {
 	}
 }
 
-func TestR22NodePortAddresses(t *testing.T) {
-	const second, second6 = "198.51.100.1", "2001:db8:2::1"
-	w := service("web", dualStack, nodePort(30080))
-	dual := []Object{w, both, slice("web-6", []string{"c there"}, ipv6)}
-	served, served6 := "all a b masq", "all c masq"
-	addressesOf := func(list ...string) func(*Config) {
-		return func(c *Config) { c.NodePortAddresses = prefixes(list...) }
-	}
-	for _, c := range []struct {
-		name   string
-		config func(*Config)
-		want   expect
-	}{
-		{"default: the primary of each family", func(*Config) {},
-			expect{nodeHTTP: served, "[2001:db8::1]:30080": served6, second + ":30080": "none", "[2001:db8:2::1]:30080": "none"}},
-		{"a prefix of one family leaves the other at its default", addressesOf("198.51.100.0/24"),
-			expect{nodeHTTP: "none", second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": "none"}},
-		{"all of both families", addressesOf("0.0.0.0/0", "::/0"),
-			expect{nodeHTTP: served, second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": served6}},
-		{"a prefix that has none of the addresses", addressesOf("10.9.0.0/16"), expect{nodeHTTP: "none", second + ":30080": "none"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			config := testConfig()
-			c.config(&config)
-			table := cluster(config, append(dual, &Node{Name: "there", Addresses: addrs(thereIP)})...)
-			table.SetLocalAddresses(addrs(hereIP, second, second6, "127.0.0.1", "fe80::1%eth0"))
-			check(t, table, c.want)
-			check(t, table, expect{
-				thereIP + ":30080": "none", // is for that node to serve
-				"[fe80::1]:30080":  "none",
-				"127.0.0.1:30080":  "pod pass, node a b masq, outside pass",
-				"[::1]:30080":      "pod pass, node c masq, outside pass",
-			})
-		})
-	}
-}
-
-func TestR22LoopbackHasItsOwnSwitch(t *testing.T) {
-	off := func(c *Config) { c.LocalhostNodePorts = false }
-	w := service("web", nodePort(30080), eTPLocal)
-	runRules(t, []rule{
-		{"on", nil, []Object{w, elsewhere}, expect{"127.0.0.1:30080": "pod pass, node b masq, outside pass", "[::1]:30080": "none"}},
-		{"on, nowhere", nil, []Object{w, nowhere}, expect{"127.0.0.1:30080": "pod pass, node reject, outside pass"}},
-		{"off", off, []Object{w, both}, expect{"127.0.0.1:30080": "none", nodeHTTP: "pod a b, node a b masq, outside a"}},
-	})
-}
-
-func TestR22AddressChangesAreFollowed(t *testing.T) {
-	table := NewTable(testConfig())
-	table.Apply(changes(service("web", nodePort(30080)), service("plain", clusterIP("10.0.0.2")), both))
-	check(t, table, expect{nodeHTTP: "none", webHTTP: everywhere("a b")})
-	if d := table.Apply(changes(here)); d.Resolved != 1 || len(d.Plans) != 1 {
-		t.Errorf("the node came: resolved %d, changed %d, want only the Service with a NodePort", d.Resolved, len(d.Plans))
-	}
-	check(t, table, expect{nodeHTTP: "all a b masq"})
-	table.Apply(changes(&Node{Name: "here", Addresses: addrs("192.0.2.9", hereIP)}))
-	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all a b masq"})
-	table.Apply(changes(&Node{Name: "here", Addresses: addrs("127.0.0.1", hereIP)}))
-	check(t, table, expect{nodeHTTP: "all a b masq", "127.0.0.1:30080": "pod pass, node a b masq, outside pass"})
-	table.Apply([]Change{gone(here)})
-	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "none"})
-}
-
-func TestR23NodePortsIgnoreSourceRanges(t *testing.T) {
-	ranged := func(s *corev1.Service) {
-		loadBalancer(vip)(s)
-		sources("198.51.100.0/24")(s)
-		s.Spec.Ports[0].NodePort = 30080
-	}
-	table := cluster(testConfig(), service("web", ranged), both)
-	for _, at := range []string{nodeHTTP, "127.0.0.1:30080", webHTTP} {
-		if _, f := find(table, at); f.SourceRanges != nil {
-			t.Errorf("%s: ranges %v", at, f.SourceRanges)
-		}
-	}
-}
-
-func TestR23NoNodePortWithoutANumber(t *testing.T) {
-	unallocated := func(s *corev1.Service) { s.Spec.AllocateLoadBalancerNodePorts = new(false) }
-	asked := func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 30080 }
-	table := cluster(testConfig(), service("web", loadBalancer(vip), unallocated), both)
-	for _, f := range table.Plan(web).Frontends {
-		if f.Kind == NodePort {
-			t.Errorf("there is %s", f.Key)
-		}
-	}
-	// The API: "requests for specific NodePorts will be respected, regardless".
-	check(t, cluster(testConfig(), service("web", loadBalancer(vip), unallocated, asked), both), expect{nodeHTTP: "all a b masq"})
-}
-
-func TestR24LoadBalancerIngress(t *testing.T) {
-	proxy, vipMode := corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP
-	ingress := func(list ...corev1.LoadBalancerIngress) serviceOption {
-		return func(s *corev1.Service) {
-			s.Spec.Type = corev1.ServiceTypeLoadBalancer
-			s.Status.LoadBalancer.Ingress = list
-		}
-	}
-	runRules(t, []rule{
-		{"no mode", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{IP: vip})), both}, expect{vipHTTP: "all a b masq"}},
-		{"VIP", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{IP: vip, IPMode: &vipMode})), both}, expect{vipHTTP: "all a b masq"}},
-		{"Proxy", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{IP: vip, IPMode: &proxy})), both}, expect{vipHTTP: "none"}},
-		{"a host name beside", nil, []Object{service("web", ingress(corev1.LoadBalancerIngress{Hostname: "lb.example"}, corev1.LoadBalancerIngress{IP: vip})), both},
-			expect{vipHTTP: "all a b masq"}},
-	})
-}
-
-func TestR25SourceRanges(t *testing.T) {
-	lb := func(ranges ...string) *Service {
-		return service("web", dualStack, loadBalancer(vip, "203.0.113.2", vip6), sources(ranges...))
-	}
-	const at, at6 = vipHTTP, "[2001:db8:1::1]:80"
-	for _, c := range []struct {
-		name   string
-		ranges []string
-		at     string
-		want   []string
-	}{
-		{"none", nil, at, nil},
-		{"sorted, canonical, once each", []string{"198.51.100.7/24", " 10.0.0.0/8 ", "010.0.0.0/8"}, at, []string{"10.0.0.0/8", "198.51.100.0/24"}},
-		{"only those of the family", []string{"198.51.100.0/24", "2001:db8:5::/48"}, at6, []string{"2001:db8:5::/48"}},
-		{"those of the other family alone restrict nothing", []string{"198.51.100.0/24"}, at6, nil},
-		{"all addresses of the family", []string{"198.51.100.0/24", "0.0.0.0/0", "2001:db8:5::/48"}, at, nil},
-		{"all addresses of the other family", []string{"198.51.100.0/24", "::/0"}, at, []string{"198.51.100.0/24"}},
-		{"with the node, its VIPs", []string{"192.0.2.0/24"}, at, []string{"192.0.2.0/24", vip + "/32", "203.0.113.2/32"}},
-		{"with the node's IPv6 address, its IPv6 VIP", []string{"2001:db8::/64"}, at6, []string{"2001:db8::/64", vip6 + "/128"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			_, f := find(cluster(testConfig(), lb(c.ranges...), both), c.at)
-			if want := prefixes(c.want...); !slices.Equal(f.SourceRanges, want) || (f.SourceRanges == nil) != (want == nil) {
-				t.Errorf("%v, want %v", f.SourceRanges, want)
-			}
-		})
-	}
-	// An external IP has none, and the decisions are those of R17.
-	table := cluster(testConfig(), service("web", loadBalancer(vip), sources("198.51.100.0/24"), externalIPs("203.0.113.9")), both)
-	if _, f := find(table, "203.0.113.9:80"); f.SourceRanges != nil {
-		t.Errorf("external IP: %v", f.SourceRanges)
-	}
-	check(t, table, expect{vipHTTP: "all a b masq"})
-}
-
-func TestR25TheNodesAddressIsFollowed(t *testing.T) {
-	table := NewTable(testConfig())
-	table.Apply(changes(service("web", loadBalancer(vip), sources("192.0.2.0/24")), both))
-	ranges := func() int { _, f := find(table, vipHTTP); return len(f.SourceRanges) }
-	if n := ranges(); n != 1 {
-		t.Errorf("%d ranges without a node", n)
-	}
-	if table.Apply(changes(here)); ranges() != 2 {
-		t.Errorf("%d ranges with a node inside", ranges())
-	}
-	if d := table.Apply(changes(&Node{Name: "here", Zone: "east", Addresses: addrs(hereIP, hereIP6, "192.0.2.200")})); d.Resolved != 0 {
-		t.Errorf("an address that is not the primary one: resolved %d", d.Resolved)
-	}
-}
-
-func TestR26ExternalIPs(t *testing.T) {
-	refuse := func(c *Config) { c.RefuseForeignExternalIPs = true }
-	w := service("web", externalIPs(vip, thereIP, hereIP), loadBalancer("203.0.113.2"))
-	there := &Node{Name: "there", Addresses: addrs(thereIP)}
-	const at, atThere, atHere, atLB = vipHTTP, thereIP + ":80", hereIP + ":80", "203.0.113.2:80"
-	served, refused := "all a b masq", "pod reject, node reject, outside a b masq"
-	runRules(t, []rule{
-		{"as Kubernetes has them", nil, []Object{w, both, there}, expect{at: served, atThere: served, atHere: served, atLB: served}},
-		{"those that are no node's refused from inside", refuse, []Object{w, both, there},
-			expect{at: refused, atThere: served, atHere: served, atLB: served}},
-		{"an ingress IP is trusted", refuse, []Object{service("web", externalIPs(vip), loadBalancer(vip)), both}, expect{at: served}},
-	})
-
-	config := testConfig()
-	refuse(&config)
-	table := cluster(config, w, both, service("plain", clusterIP("10.0.0.2"), externalIPs("203.0.113.77")))
-	check(t, table, expect{atThere: refused})
-	if d := table.Apply(changes(there)); d.Resolved != 1 {
-		t.Errorf("node there came: resolved %d, want 1", d.Resolved)
-	}
-	check(t, table, expect{atThere: served})
-	if d := table.Apply(changes(&Node{Name: "there", Zone: "west", Addresses: addrs("192.0.2.77", thereIP)})); d.Resolved != 0 {
-		t.Errorf("node there changed nothing that matters: resolved %d", d.Resolved)
-	}
-	table.Apply([]Change{gone(there)})
-	check(t, table, expect{atThere: refused})
-	table.SetLocalAddresses(addrs(vip))
-	check(t, table, expect{at: served})
-}
-
 func TestR27Affinity(t *testing.T) {
 	timeout := func(seconds int32) serviceOption {
 		return func(s *corev1.Service) {
@@ -445,6 +257,13 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	check(t, table, expect{nodeHTTP: "all a b masq"})
 	if p := table.Plan(web).Problems; len(p) != 2 {
 		t.Errorf("problems, one an address: %q", p)
+	}
+
+	// The order of fields counts here, too.
+	fields := ports(corev1.ServicePort{Name: "http", Port: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
+	table = cluster(testConfig(), service("web", fields, externalIPs(hereIP)), both)
+	if _, f := find(table, nodeHTTP); f.Kind != NodePort || f.Port.Name != "admin" {
+		t.Errorf("%s is the %s of %s", nodeHTTP, f.Kind, f.Port)
 	}
 
 	// A port that gets no address at all leaves no set behind.

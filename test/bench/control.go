@@ -108,13 +108,9 @@ func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err er
 	if err := a.StartOnly(); err != nil {
 		return 0, err
 	}
-	select {
-	case at := <-ready.seen:
-		ms = float64(at.Sub(begin).Microseconds()) / 1e3
-	case <-time.After(controlTimeout):
-		return 0, fmt.Errorf("not ready after %s", controlTimeout)
-	case <-ctx.Done():
-		return 0, ctx.Err()
+	at, err := ready.await(ctx, a)
+	if err != nil {
+		return 0, err
 	}
 	status, err := a.Status()
 	if err != nil {
@@ -125,7 +121,7 @@ func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err er
 	if !status.Sync.Synced || c.Services != m.services || c.Frontends != 2*m.services || c.Backends != m.services*m.endpoints {
 		return 0, fmt.Errorf("ready with %+v in the tables; the manifests have %d Services with %d endpoints each", c, m.services, m.endpoints)
 	}
-	return ms, nil
+	return float64(at.Sub(begin).Microseconds()) / 1e3, nil
 }
 
 // memory notes what the agent holds a second after its start.

@@ -127,7 +127,7 @@ func run(ctx context.Context, s settings, out io.Writer) error {
 	if b.one, b.two, err = chooseCPUs(); err != nil {
 		return err
 	}
-	begin := time.Now()
+	begin, used := time.Now(), usageNow()
 	if b.results, err = newResults(ctx, s); err != nil {
 		return err
 	}
@@ -139,14 +139,15 @@ func run(ctx context.Context, s settings, out io.Writer) error {
 		b.say("\n== %s: %s", p.name, p.text)
 		if err := p.run(ctx, b); err != nil {
 			if ctx.Err() != nil {
-				return errors.New("interrupted; nothing is left behind")
+				return fmt.Errorf("interrupted (%w)", err)
 			}
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
-	b.results.LoadAfter = loadAverage()
+	b.results.LoadAfter, b.results.Noise = loadAverage(), noiseBetween(used, usageNow())
 	b.results.Took = time.Since(begin).Seconds()
 	b.say("\nDone in %s. Load average %s before, %s after.", time.Since(begin).Round(time.Second), b.results.LoadBefore, b.results.LoadAfter)
+	b.results.Noise.print(b)
 	if s.output != "" {
 		return b.results.write(s.output)
 	}

@@ -22,6 +22,7 @@ type results struct {
 	Machine    machine   `json:"machine"`
 	LoadBefore string    `json:"loadBefore"`
 	LoadAfter  string    `json:"loadAfter"`
+	Noise      noise     `json:"noise"`
 	Program    string    `json:"program"` // its version, which names the commit
 	Runs       int       `json:"runs"`
 	Slice      float64   `json:"sliceSeconds"`
@@ -48,7 +49,7 @@ func newResults(ctx context.Context, s settings) (results, error) {
 func (r *results) print(b *bench) {
 	b.say("%s, %s", r.Program, r.Started.Format(time.DateTime))
 	b.say("%s", r.Machine)
-	b.say("Load average %s; what else runs is noise here.", r.LoadBefore)
+	b.say("Load average %s.", r.LoadBefore)
 	if r.Smoke {
 		b.say("A smoke test: the figures mean nothing.")
 	}

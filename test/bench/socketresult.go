@@ -14,6 +14,7 @@ import (
 type sample struct {
 	Operations uint64  `json:"operations"`
 	Connected  uint64  `json:"connected"`
+	P10        float64 `json:"p10"`
 	P50        float64 `json:"p50"`
 	P90        float64 `json:"p90"`
 	P99        float64 `json:"p99"`
@@ -24,7 +25,7 @@ type sample struct {
 func sampleOf(r endpoint.Result) sample {
 	return sample{
 		Operations: r.Operations, Connected: r.Connected,
-		P50: micros(r.P50), P90: micros(r.P90), P99: micros(r.P99),
+		P10: micros(r.P10), P50: micros(r.P50), P90: micros(r.P90), P99: micros(r.P99),
 		Rate: float64(r.Operations) / r.Elapsed.Seconds(),
 		CPU:  micros(r.CPU) / float64(r.Operations),
 	}
@@ -39,12 +40,17 @@ type metric struct {
 }
 
 var (
+	metricP10  = metric{"p10", func(s sample) float64 { return s.P10 }}
 	metricP50  = metric{"p50", func(s sample) float64 { return s.P50 }}
 	metricP90  = metric{"p90", func(s sample) float64 { return s.P90 }}
 	metricP99  = metric{"p99", func(s sample) float64 { return s.P99 }}
-	metricRate = metric{"rate", func(s sample) float64 { return s.Rate }}
-	metricCPU  = metric{"cpu", func(s sample) float64 { return s.CPU }}
+	metricRate = metric{"operations per second", func(s sample) float64 { return s.Rate }}
+	metricCPU  = metric{"CPU per operation", func(s sample) float64 { return s.CPU }}
 )
+
+// The metrics that are compared. The tenth percentile is that of operations that
+// nothing disturbed: on a busy machine it alone may tell something.
+var ratioMetrics = []metric{metricP10, metricP50, metricRate, metricCPU}
 
 // socketResult is all about one scenario.
 type socketResult struct {
@@ -79,7 +85,7 @@ func (r *socketResult) summarize() {
 	r.Ratios = map[string]map[string]stat.Interval{}
 	for _, p := range pairs {
 		r.Ratios[p.name] = map[string]stat.Interval{}
-		for _, m := range []metric{metricP50, metricRate, metricCPU} {
+		for _, m := range ratioMetrics {
 			r.Ratios[p.name][m.name] = stat.MedianInterval(stat.Ratios(r.values(p.side, m), r.values(p.by, m)))
 		}
 	}
@@ -87,19 +93,18 @@ func (r *socketResult) summarize() {
 
 func (r *socketResult) print(b *bench) {
 	b.say("\n%s; client on CPU %d, server on CPU %d", r.Scenario, r.CPUs.Client, r.CPUs.Server)
-	b.say("  %-24s %8s %8s %8s %10s %8s", "", "p50 us", "p90 us", "p99 us", "per second", "CPU us")
+	b.say("  %-24s %8s %8s %8s %8s %10s %8s", "", "p10 us", "p50 us", "p90 us", "p99 us", "per second", "CPU us")
 	for i, name := range sideNames {
 		median := func(m metric) float64 { return stat.Median(r.values(i, m)) }
-		b.say("  %-24s %8.1f %8.1f %8.1f %10.0f %8.1f", name,
+		b.say("  %-24s %8.1f %8.1f %8.1f %8.1f %10.0f %8.1f", name, median(metricP10),
 			median(metricP50), median(metricP90), median(metricP99), median(metricRate), median(metricCPU))
 	}
 }
 
 // printSocketSummary puts the ratios of all scenarios side by side.
 func printSocketSummary(b *bench, all []socketResult) {
-	for _, m := range []metric{metricP50, metricRate, metricCPU} {
-		title := map[string]string{"p50": "p50", "rate": "operations per second", "cpu": "CPU per operation"}[m.name]
-		b.say("\nRatios of %s, median of %d paired slices [95 %% interval]", title, b.runs)
+	for _, m := range ratioMetrics {
+		b.say("\nRatios of %s, median of %d paired slices [95 %% interval]", m.name, b.runs)
 		line := fmt.Sprintf("  %-57s", "")
 		for _, p := range pairs {
 			line += fmt.Sprintf(" %-22s", p.name)

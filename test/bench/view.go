@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -62,23 +61,4 @@ func (v *view) await(ctx context.Context, frontend netip.AddrPort, backend netip
 		}
 	}
 	return errors.New("the change is not in the tables after " + controlTimeout.String())
-}
-
-// A lineWatch notes when text first came by.
-type lineWatch struct {
-	want []byte
-	seen chan time.Time
-	text []byte
-}
-
-func (l *lineWatch) Write(p []byte) (int, error) {
-	l.text = append(l.text, p...)
-	if bytes.Contains(l.text, l.want) {
-		select {
-		case l.seen <- time.Now():
-		default:
-		}
-		l.text = l.text[:0]
-	}
-	return len(p), nil
 }

@@ -36,10 +36,14 @@ func newWorld() (*world, error) {
 	}
 	w := &world{Lab: l, servers: map[string]*endpoint.Server{}}
 	w.folder = filepath.Join(l.Host("node-a").RunDir, "manifests")
-	if err := os.Mkdir(w.folder, 0o755); err != nil {
+	err = os.Mkdir(w.folder, 0o755)
+	if err == nil {
+		err = node.WriteManifest(w.folder, "cluster.yaml", node.Cluster(l)...)
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.Down())
 	}
-	return w, node.WriteManifest(w.folder, "cluster.yaml", node.Cluster(l)...)
+	return w, nil
 }
 
 // end takes the lab down.

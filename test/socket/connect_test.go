@@ -246,3 +246,35 @@ func TestFastOpen(t *testing.T) {
 		}
 	})
 }
+
+// Multipath TCP (RFC 8684) connects by a socket within its socket. It comes to
+// Services and their refusals as TCP does. Only getpeername, which is asked of
+// the outer one, knows the backend and not the Service.
+func TestMultipathTCP(t *testing.T) {
+	w := startConnectWorld(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		open := func() *tcpSocket {
+			fd, err := w.Host("a1").Socket(f.domain, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
+			if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT) {
+				t.Skip("the kernel has no multipath TCP, or net.mptcp.enabled is off")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &tcpSocket{t, f, fd}
+			t.Cleanup(s.close)
+			return s
+		}
+		s := open()
+		s.reach(f.clusterIP(1))
+		if got := s.ask(); got.Pod != "b1" {
+			t.Errorf("%s answers, want b1", got.Pod)
+		}
+		if err := open().connect(f.clusterIP(3)); err != unix.ECONNREFUSED {
+			t.Errorf("connect without endpoints: %v, want ECONNREFUSED", err)
+		}
+		if err := open().connect(f.clusterIP(9)); err != unix.EPERM {
+			t.Errorf("connect to no Service: %v, want EPERM", err)
+		}
+	})
+}

@@ -20,8 +20,10 @@ func TestLimitsChangeUnderLoad(t *testing.T) {
 	stuck := pick(t, w.Host("a3"), ipv6, ipv6.clusterIP(2))
 	l := w.startLoad("a Service", w.hosts("a1 a2 node-a"), ipv4, ipv4.clusterIP(1), "a2 b1")
 	for _, flags := range [][]string{
-		{"--max-frontends=100000", "--max-backends=300000", "--max-slots=600000", "--max-services=70000", "--max-source-ranges=70000", "--max-affinity=70000"},
-		{"--max-frontends=64", "--max-backends=300", "--max-slots=300", "--max-services=300", "--max-source-ranges=64", "--max-affinity=1000"},
+		{"--max-frontends=100000", "--max-backends=300000", "--max-slots=600000",
+			"--max-services=70000", "--max-source-ranges=70000", "--max-affinity=70000"},
+		{"--max-frontends=64", "--max-backends=300", "--max-slots=300",
+			"--max-services=300", "--max-source-ranges=64", "--max-affinity=1000"},
 		{"--max-frontends=1000"},
 	} {
 		l.awaitMore(w, 50)

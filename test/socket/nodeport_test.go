@@ -36,7 +36,9 @@ func (w *world) ownServer(names string) {
 
 func (f family) loopbacks() []netip.AddrPort {
 	if f.v4 {
-		return []netip.AddrPort{f.choose("127.0.0.1", "", nodePort), f.choose("127.0.0.2", "", nodePort), f.choose("127.255.255.254", "", nodePort)}
+		return []netip.AddrPort{
+			f.choose("127.0.0.1", "", nodePort), f.choose("127.0.0.2", "", nodePort), f.choose("127.255.255.254", "", nodePort),
+		}
 	}
 	return []netip.AddrPort{f.choose("", "::1", nodePort)}
 }

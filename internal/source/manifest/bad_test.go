@@ -89,6 +89,8 @@ func TestBadInputs(t *testing.T) {
 			[]string{"5" + svc + "metadata: want a name before the colon, have a list"}},
 		{"tag in a nested value", service("name: web", "name: web\n  managedFields: [{fieldsV1: {a: [!x b]}}]"),
 			[]string{"5" + svc + "metadata.managedFields[0].fieldsV1[a][0]: a value with the tag !x is not read"}},
+		{"too deep", service("name: web", "name: web\n  managedFields: [{fieldsV1: "+strings.Repeat("{a: ", 100)+strings.Repeat("}", 100)+"}]"),
+			[]string{"5" + svc + "more than 100 values inside one another"}},
 		{"bad time", service("name: web", "name: web\n  creationTimestamp: yesterday"),
 			[]string{`5` + svc + `metadata.creationTimestamp: want a time such as 2006-01-02T15:04:05Z, have the text "yesterday"`}},
 		{"bad merge", service("spec:", "spec:\n  <<: 3"), []string{"6: <<: want a mapping or a list of mappings, have the number 3"}},

@@ -80,6 +80,20 @@ func TestSpecialFiles(t *testing.T) {
 	}
 }
 
+// Between a look at a file and its opening the name may come to mean another.
+func TestFileReplacedByPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.yaml")
+	if err := syscall.Mkfifo(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, func() {
+		stale := entry{name: "x.yaml", path: path}
+		if _, err := readFile(stale, 1); err == nil || !strings.Contains(err.Error(), "is a named pipe") {
+			t.Error(err)
+		}
+	})
+}
+
 func TestLimits(t *testing.T) {
 	many := strings.Repeat("---\n"+edit(t, web, "port: 80", "port: 0"), 20)
 	for _, test := range []struct {

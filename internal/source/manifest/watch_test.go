@@ -209,8 +209,21 @@ func TestHalfWrittenFile(t *testing.T) {
 	f.want("+c")
 }
 
-// Many writes are few events, the last write counts, and writes that never end
-// do not put off the event for ever.
+// Changes that follow one another closely are one event.
+func TestQuietTime(t *testing.T) {
+	dir := t.TempDir()
+	s := New(dir)
+	s.timing.quiet, s.timing.atMost = 2*time.Second, time.Minute
+	f := follow(t, s)
+	f.want("")
+	for _, name := range []string{"a", "b", "c"} {
+		write(t, dir, name+".yaml", named(name, "10.96.0.1"))
+		time.Sleep(20 * time.Millisecond)
+	}
+	f.want("+a +b +c")
+}
+
+// Many writes are few events, and the last write counts.
 func TestFlood(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	f := follow(t, New(dir))
@@ -224,7 +237,15 @@ func TestFlood(t *testing.T) {
 	if f.count > writes/20 {
 		t.Errorf("%d events for %d writes", f.count, writes)
 	}
+}
 
+// Writes that never end do not put off the event for ever.
+func TestEndlessFlood(t *testing.T) {
+	dir := folder(t, map[string]string{"web.yaml": web})
+	s := New(dir)
+	s.timing.quiet = 5 * time.Second
+	f := follow(t, s)
+	f.want("+web")
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -232,12 +253,12 @@ func TestFlood(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(10 * time.Millisecond): // shorter than the quiet time
+			case <-time.After(10 * time.Millisecond):
 				write(t, dir, "web.yaml", named("web", fmt.Sprintf("10.97.%d.%d", i/250, i%250)))
 			}
 		}
 	}()
-	f.until("a write of those that do not end", func() bool { return strings.HasPrefix(f.clusterIP("web"), "10.97") })
+	f.want("~web")
 	close(stop)
 	<-done
 }

@@ -39,6 +39,7 @@ type Result struct {
 	Operations uint64        `json:"operations"`
 	Elapsed    time.Duration `json:"elapsed"`
 	CPU        time.Duration `json:"cpu"`
+	P10        time.Duration `json:"p10"`
 	P50        time.Duration `json:"p50"`
 	P90        time.Duration `json:"p90"`
 	P99        time.Duration `json:"p99"`

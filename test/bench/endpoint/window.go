@@ -84,6 +84,6 @@ func (c *client) result() Result {
 	}
 	return Result{
 		Connected: c.connected, Operations: uint64(len(c.samples)), Elapsed: c.window.last.Sub(c.window.began),
-		CPU: c.window.cpu, P50: at(0.50), P90: at(0.90), P99: at(0.99),
+		CPU: c.window.cpu, P10: at(0.10), P50: at(0.50), P90: at(0.90), P99: at(0.99),
 	}
 }
