@@ -69,16 +69,19 @@ static __always_inline void destination_write6(struct bpf_sock_addr *ctx,
 	ctx->user_port = d->port;
 }
 
-/* 127.0.0.0/8 is one address to Services: the tables hold 127.0.0.1. */
-static __always_inline void frontend_key_of(const struct destination *d, __u8 protocol,
-					    struct frontend_key *key)
+/* The frontend for a destination, or none. 127.0.0.0/8 is one address to what is
+ * served on all of it: the tables hold 127.0.0.1. A hostPort can be on another
+ * address of it alone. */
+static __always_inline struct frontend *frontend_of(const struct destination *d, __u8 protocol)
 {
-	key->address = d->address;
-	key->port = d->port;
-	key->protocol = protocol;
-	key->reserved = 0;
-	if (address_is_v4(&key->address) && key->address.bytes[12] == 127)
-		address_from_v4(&key->address, bpf_htonl(INADDR_LOOPBACK));
+	struct frontend_key key = {.address = d->address, .port = d->port, .protocol = protocol};
+	struct frontend *frontend = frontend_lookup(&key);
+
+	if (frontend || !address_is_v4(&key.address) || key.address.bytes[12] != 127 ||
+	    address_to_v4(&key.address) == bpf_htonl(INADDR_LOOPBACK))
+		return frontend;
+	address_from_v4(&key.address, bpf_htonl(INADDR_LOOPBACK));
+	return frontend_lookup(&key);
 }
 
 /* The address the socket is bound to, which is all that can be known of its
@@ -179,13 +182,10 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 						    struct destination *d)
 {
 	const struct decision *decision = 0;
-	struct frontend *frontend;
-	struct frontend_key key;
+	struct frontend *frontend = frontend_of(d, ctx->protocol);
 	enum verdict verdict;
 	__u64 netns_cookie;
 
-	frontend_key_of(d, ctx->protocol, &key);
-	frontend = frontend_lookup(&key);
 	if (!frontend)
 		return in_service_network(&d->address) ? VERDICT_DROP : VERDICT_PASS;
 	netns_cookie = bpf_get_netns_cookie(ctx);

@@ -46,7 +46,7 @@ type Problem struct {
 	// Line counts from 1; 0 if no line can be named.
 	Line int
 	// Object is the object as service.Ref writes it ("Service default/web"), or
-	// less if less is known ("Service", ""), or more ("Ingress (networking.k8s.io/v1)").
+	// as much as is known of it; empty if it is not about one object.
 	Object string
 	// Reason names the field, what it says, and what to change.
 	Reason string

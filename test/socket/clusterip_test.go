@@ -195,3 +195,25 @@ func TestUDPIsLeftAlone(t *testing.T) {
 		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
 	})
 }
+
+// R8: addresses as old objects have them, with leading zeros, are decimal. R32:
+// fields that are others' business change nothing.
+func TestObjectsOfAllAges(t *testing.T) {
+	w := startWorld(t, "node-a")
+	old, slices := w.web("old", 1, "b1")
+	old.Spec.ClusterIP, old.Spec.ClusterIPs, old.Spec.IPFamilies = "010.096.000.001", nil, nil
+	slices[0].Endpoints[0].Addresses[0] = "010.010.002.011"
+	w.write("old", objects(old, slices)...)
+	modern, slices := w.web("modern", 2, "a2 b1")
+	distribution, protocol := corev1.ServiceTrafficDistributionPreferSameNode, "kubernetes.io/h2c"
+	modern.Spec.TrafficDistribution = &distribution
+	modern.Spec.Ports[0].AppProtocol = &protocol
+	for _, slice := range slices {
+		slice.Ports[0].AppProtocol = &protocol
+	}
+	w.apply("modern", objects(modern, slices)...)
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "b1")
+	w.wantMeet(t, clients, v4Mapped, v4Mapped.clusterIP(1), "b1")
+	w.wantMeet(t, clients, ipv6, ipv6.clusterIP(1), dropped)
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(2), "a2 b1") })
+}

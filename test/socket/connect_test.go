@@ -5,7 +5,9 @@ package socket
 import (
 	"errors"
 	"net/netip"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -196,31 +198,48 @@ func (w *world) wantBalanced(t *testing.T, before counters, want uint64) {
 func TestBlockingConnectWithTimeout(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
-		connect := func(to netip.AddrPort, timeout unix.Timeval) (*tcpSocket, error) {
-			s := f.socket(t, w.Host("a1"), 0)
-			if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
+		socket := func(timeout time.Duration) *tcpSocket {
+			s, value := f.socket(t, w.Host("a1"), 0), unix.NsecToTimeval(timeout.Nanoseconds())
+			if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &value); err != nil {
 				t.Fatal(err)
 			}
-			return s, s.connect(to)
+			return s
 		}
-		s, err := connect(f.clusterIP(1), unix.NsecToTimeval(patience.Nanoseconds()))
-		if err != nil {
+		s := socket(patience)
+		if err := s.connectUndisturbed(f.clusterIP(1)); err != nil {
 			t.Fatalf("connect: %v", err)
 		}
 		s.wantPeer(f.clusterIP(1))
-		if _, err := connect(f.clusterIP(3), unix.NsecToTimeval(patience.Nanoseconds())); err != unix.ECONNREFUSED {
+		if err := socket(patience).connectUndisturbed(f.clusterIP(3)); err != unix.ECONNREFUSED {
 			t.Errorf("connect without endpoints: %v, want ECONNREFUSED", err)
 		}
 		before := w.counters(w.agent())
-		s, err = connect(f.clusterIP(4), unix.Timeval{Usec: 50_000})
-		if err != unix.EINPROGRESS {
+		s = socket(50 * time.Millisecond)
+		if err := s.connectUndisturbed(f.clusterIP(4)); err != unix.EINPROGRESS {
 			t.Errorf("connect to what does not answer: %v, want EINPROGRESS", err)
 		}
-		if err = s.connect(f.clusterIP(4)); err != unix.EALREADY {
+		if err := s.connectUndisturbed(f.clusterIP(4)); err != unix.EALREADY {
 			t.Errorf("connect again: %v, want EALREADY", err)
 		}
 		w.wantBalanced(t, before, 1)
 	})
+}
+
+// connectUndisturbed is connect without the signals by which the Go runtime
+// interrupts threads: a connect with a timeout is not restarted after one
+// (signal(7)).
+func (s *tcpSocket) connectUndisturbed(to netip.AddrPort) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, before unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^uint64(0)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &all, &before); err != nil {
+		return err
+	}
+	defer unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)
+	return s.connect(to)
 }
 
 // TCP Fast Open (RFC 7413) connects by sending.

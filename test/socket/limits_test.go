@@ -109,3 +109,18 @@ func TestTableBecomesFull(t *testing.T) {
 		w.wantMeet(t, clients, f, f.clusterIP(3), "b1")
 	})
 }
+
+// An affinity table that is too small for its clients costs affinity, and never
+// a connection.
+func TestAffinityTableIsTooSmall(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--max-affinity=1"}
+	w.start()
+	w.applySticky(stickyPods, nil)
+	for range 4 {
+		for _, from := range w.hosts("a1 a2 a3 node-a") {
+			picks(t, from, ipv4)
+			picks(t, from, ipv6)
+		}
+	}
+}

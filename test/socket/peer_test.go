@@ -56,6 +56,27 @@ func TestPodReachesItself(t *testing.T) {
 	})
 }
 
+// R31: endpoints on the host network are endpoints as others are, on this node
+// and on another. They see the pod that connects.
+func TestHostNetworkEndpoint(t *testing.T) {
+	w := startWorld(t, "node-a")
+	for n, name := range []string{"node-a", "node-b"} {
+		host := w.Host(name)
+		w.must(host.StartServer(lab.ServerOptions{}))
+		number := uint8(n + 1)
+		w.apply(name, objects(w.web(name, number, name))...)
+		inEachFamily(t, func(t *testing.T, f family) {
+			s := f.socket(t, w.Host("a1"), 0)
+			s.reach(f.clusterIP(number))
+			s.wantPeer(f.clusterIP(number))
+			want := lab.Answer{Pod: name, Peer: s.local(), Local: f.pod(host)}
+			if got := s.ask(); got != want || s.local().Addr() != f.of(w.Host("a1")) {
+				t.Errorf("the server says %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
 // S1: a connection to a pod's address is none of ours, also if the pod is a
 // Service's backend.
 func TestDirectConnectionIsUntouched(t *testing.T) {
@@ -127,10 +148,10 @@ func TestBoundSocketKeepsItsAddress(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		a1 := w.Host("a1")
 		s := f.socket(t, a1, 0)
-		bound := netip.AddrPortFrom(f.of(a1), 4711)
-		if err := s.bindReused(bound); err != nil {
+		if err := s.bindReused(netip.AddrPortFrom(f.of(a1), 0)); err != nil {
 			t.Fatal(err)
 		}
+		bound := s.local()
 		s.reach(f.clusterIP(1))
 		s.wantPeer(f.clusterIP(1))
 		if local, got := s.local(), s.ask(); local != bound || got.Peer != bound {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -181,4 +182,61 @@ func TestCleanup(t *testing.T) {
 	}
 	w.start()
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+}
+
+// K6: the shortcut is for the processes below --cgroup-root. A restart with
+// another one moves it; connections are looked up once, not by both.
+func TestCgroupRootIsChangedByARestart(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	roots := map[string][2]string{ // what a1 and a3 meet
+		w.Host("a1").Cgroup:         {"b1", alone},
+		w.Host("a3").Cgroup:         {alone, "b1"},
+		w.Host("node-a").CgroupRoot: {"b1", "b1"},
+	}
+	for root, want := range roots {
+		w.agent().Flags = []string{"--cgroup-root", root} // the last one counts
+		w.start()
+		before := w.counters(w.agent())
+		for _, f := range []family{ipv4, ipv6} {
+			w.wantMeet(t, "a1", f, f.clusterIP(1), want[0])
+			w.wantMeet(t, "a3", f, f.clusterIP(1), want[1])
+		}
+		now, connections := w.counters(w.agent()), uint64(0)
+		for _, met := range want {
+			if met == "b1" {
+				connections += 2 * (tries + 1)
+			}
+		}
+		if got := now.ConnectBalance - before.ConnectBalance; got != connections || now.ConnectPass != before.ConnectPass {
+			t.Errorf("root %s: %d connections sent to a backend, %d left alone; want %d and 0",
+				root, got, now.ConnectPass-before.ConnectPass, connections)
+		}
+		w.must(w.agent().Stop())
+	}
+}
+
+// A cgroup that is removed takes the hooks with it; status says so, and a new
+// agent attaches anew.
+func TestCgroupRootIsRemoved(t *testing.T) {
+	w := newWorld(t, "node-a")
+	root := filepath.Join(w.Host("node-a").CgroupRoot, "short-lived")
+	w.must(os.Mkdir(root, 0o755))
+	w.agent().Flags = []string{"--cgroup-root", root}
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	w.start()
+	w.must(os.Remove(root))
+	w.must(w.agent().WaitFor("without its cgroup", func(s *observe.Status) bool {
+		return len(s.Attachments) > 0 && s.Attachments[0].Detached
+	}))
+	out, err := w.agent().CLI("status")
+	wantExit(t, err, 3)
+	if !strings.Contains(out, "its cgroup is gone") {
+		t.Errorf("status does not say that the cgroup is gone:\n%s", out)
+	}
+	w.must(w.agent().Stop())
+	w.agent().Flags = nil
+	w.start()
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "b1")
+	w.wantMeet(t, clients, ipv6, ipv6.clusterIP(1), "b1")
 }

@@ -27,7 +27,7 @@ import (
 
 // patience bounds whatever a test waits for. It decides nothing: what is in
 // order takes milliseconds.
-const patience = 20 * time.Second
+const patience = 30 * time.Second
 
 // A world is a lab with a server in every pod, and agents that read one folder.
 type world struct {
@@ -212,6 +212,8 @@ func askFrom(bound netip.Addr, from *lab.Host, f family, to netip.AddrPort) (lab
 		return lab.Answer{}, err
 	}
 	defer conn.Close()
+	// Without TIME_WAIT afterwards: a load would use up the ports of its host.
+	conn.(*net.TCPConn).SetLinger(0)
 	return lab.Ask(ctx, conn, "")
 }
 

@@ -93,6 +93,8 @@ func TestBadInputs(t *testing.T) {
 			[]string{"5" + svc + "more than 100 values inside one another"}},
 		{"bad time", service("name: web", "name: web\n  creationTimestamp: yesterday"),
 			[]string{`5` + svc + `metadata.creationTimestamp: want a time such as 2006-01-02T15:04:05Z, have the text "yesterday"`}},
+		{"empty key", service("name: web", "name: web\n  labels: {'': 1}"),
+			[]string{"5" + svc + "metadata.labels[]: want a text, have the number 1; write it in quotes"}},
 		{"bad merge", service("spec:", "spec:\n  <<: 3"), []string{"6: <<: want a mapping or a list of mappings, have the number 3"}},
 
 		// Names.
@@ -305,6 +307,8 @@ func TestBadJSON(t *testing.T) {
 		{"not JSON", "{\n\"a\": b\n}", "2: not JSON: invalid character 'b' looking for beginning of value"},
 		{"no comma", edit(t, object, `"v1",`, `"v1"`), "3: not JSON: invalid character '\"' after object key:value pair"},
 		{"line end in a text", edit(t, object, `"web"`, "\"we\nb\""), "4: not JSON: invalid character '\\n' in string literal"},
+		{"no value", edit(t, object, `"10.96.0.10"`, "\n10.96.0.10"), "7: not JSON: invalid character '.' after object key:value pair"},
+		{"bad value", edit(t, object, `"10.96.0.10"`, "\ntrue\n1"), "8: not JSON: invalid character '1' after object key:value pair"},
 		{"half", object[:strings.Index(object, "80}")] + "\n\n", "7: not JSON: it ends in the middle of a value"},
 		{"too deep", "\n" + strings.Repeat("[", 500), "2: more than 100 values inside one another"},
 		{"repeated", edit(t, object, `"port": 80`, "\"port\": 80,\n\"port\": 80"),

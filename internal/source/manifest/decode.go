@@ -45,10 +45,10 @@ func (d *decoder) pathString() string {
 	var b strings.Builder
 	for _, s := range d.path {
 		switch {
-		case s.name == "":
-			fmt.Fprintf(&b, "[%d]", s.index)
 		case s.key:
 			b.WriteString("[" + s.name + "]")
+		case s.name == "":
+			fmt.Fprintf(&b, "[%d]", s.index)
 		default:
 			if b.Len() > 0 {
 				b.WriteByte('.')

@@ -23,7 +23,7 @@ type document struct {
 	line int // of the file, where data starts; from 1
 }
 
-// blank is what counts as nothing in YAML and JSON.
+// blank is what counts as nothing, in YAML and in JSON.
 const blank = " \t\r\n"
 
 // split cuts a YAML file at its "---" lines. YAML knows no other meaning of such

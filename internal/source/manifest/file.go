@@ -56,20 +56,20 @@ func parse(name string, data []byte, lim limits) *file {
 // gather joins the documents of a file. A kind that is not read is named once.
 func (f *file) gather(contents []content, report int) {
 	type seen struct{ line, count int }
-	kinds := make(map[string]seen)
+	counts := make(map[string]seen)
 	for _, c := range contents {
 		f.objects = append(f.objects, c.objects...)
 		f.problems = append(f.problems, c.problems...)
 		for _, s := range c.skipped {
-			k := kinds[s.kind]
+			k := counts[s.kind]
 			if k.count == 0 {
 				k.line = s.line
 			}
 			k.count++
-			kinds[s.kind] = k
+			counts[s.kind] = k
 		}
 	}
-	for name, k := range kinds {
+	for name, k := range counts {
 		reason := "a kind that does not decide where Service traffic goes; skipped"
 		if k.count > 1 {
 			reason += fmt.Sprintf(", %d of them", k.count)

@@ -22,8 +22,8 @@ const maxDepth = 100
 type jsonReader struct {
 	dec  *json.Decoder
 	data []byte
-	line int   // the line that offset is on, from 1
-	at   int64 // offset up to which lines are counted
+	line int   // that byte at is on, from 1
+	at   int64 // up to where lines are counted
 }
 
 // parseJSON returns one tree for each value in the file.
@@ -32,9 +32,13 @@ func parseJSON(data []byte) ([]*yaml.Node, *syntaxError) {
 	r.dec.UseNumber()
 	var trees []*yaml.Node
 	for {
-		n, err := r.value(0)
+		tok, err := r.token()
 		if errors.Is(err, io.EOF) {
 			return trees, nil
+		}
+		var n *yaml.Node
+		if err == nil {
+			n, err = r.node(tok, 0)
 		}
 		if err != nil {
 			return nil, r.syntaxError(err)
@@ -47,25 +51,16 @@ func (r *jsonReader) token() (json.Token, error) {
 	tok, err := r.dec.Token()
 	if err == nil {
 		// No token has a line end inside, so its last byte is on its line.
-		r.advance(r.dec.InputOffset())
+		r.countLines()
 	}
 	return tok, err
 }
 
-func (r *jsonReader) advance(to int64) {
-	to = min(to, int64(len(r.data)))
-	if to > r.at {
-		r.line += bytes.Count(r.data[r.at:to], []byte("\n"))
-		r.at = to
-	}
-}
-
-func (r *jsonReader) value(depth int) (*yaml.Node, error) {
-	tok, err := r.token()
-	if err != nil {
-		return nil, err
-	}
-	return r.node(tok, depth)
+// countLines brings line up to where the decoder is.
+func (r *jsonReader) countLines() {
+	to := r.dec.InputOffset()
+	r.line += bytes.Count(r.data[r.at:to], []byte("\n"))
+	r.at = to
 }
 
 func (r *jsonReader) node(tok json.Token, depth int) (*yaml.Node, error) {
@@ -122,16 +117,11 @@ func (r *jsonReader) syntaxError(err error) *syntaxError {
 	var se *json.SyntaxError
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		r.advance(int64(len(bytes.TrimRight(r.data, blank))))
 		return &syntaxError{r.line, "not JSON: it ends in the middle of a value"}
 	case errors.As(err, &se):
-		// The offset is that of the offending byte or of the one after it; the
-		// difference counts only if that byte is itself a line end.
-		to := se.Offset
-		if strings.Contains(se.Error(), `'\n'`) {
-			to--
-		}
-		r.advance(to)
+		// Where the offending token starts; what SyntaxError.Offset counts from
+		// depends on the kind of token.
+		r.countLines()
 		return &syntaxError{r.line, "not JSON: " + err.Error()}
 	}
 	return &syntaxError{r.line, err.Error()}

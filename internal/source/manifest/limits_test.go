@@ -3,20 +3,14 @@
 package manifest
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 )
 
 // within fails a test whose f does not return in time: a file must not be able
@@ -170,42 +164,5 @@ func TestBombs(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// Every field of the kinds that are read has a type that the decoder knows.
-func TestFieldTypes(t *testing.T) {
-	seen := make(map[reflect.Type]bool)
-	var look func(reflect.Type, string)
-	look = func(typ reflect.Type, path string) {
-		if seen[typ] || reflect.PointerTo(typ).Implements(reflect.TypeFor[json.Unmarshaler]()) {
-			return
-		}
-		seen[typ] = true
-		switch typ.Kind() {
-		case reflect.Struct:
-			for name, index := range fieldsOf(typ) {
-				look(typ.FieldByIndex(index).Type, path+"."+name)
-			}
-		case reflect.Map:
-			if typ.Key().Kind() != reflect.String {
-				t.Errorf("%s has keys of type %s", path, typ.Key())
-			}
-			look(typ.Elem(), path+"[]")
-		case reflect.Slice, reflect.Pointer:
-			look(typ.Elem(), path)
-		case reflect.String, reflect.Bool, reflect.Int32, reflect.Int64:
-		default:
-			t.Errorf("%s is of type %s", path, typ)
-		}
-	}
-	for _, typ := range []reflect.Type{
-		reflect.TypeFor[corev1.Service](), reflect.TypeFor[discoveryv1.EndpointSlice](), reflect.TypeFor[corev1.Node](),
-		reflect.TypeFor[corev1.Pod](), reflect.TypeFor[networkingv1.ServiceCIDR](),
-	} {
-		look(typ, typ.Name())
-	}
-	if len(seen) < 100 {
-		t.Errorf("only %d types seen", len(seen))
 	}
 }

@@ -3,6 +3,7 @@
 package manifest
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ type limits struct {
 var defaultLimits = limits{
 	file:   64 << 20,
 	folder: 256 << 20,
-	marks:  8 << 20,
+	marks:  4 << 20,
 	alias:  100_000,
 	report: 1000,
 }
@@ -167,14 +168,15 @@ func readFile(e entry, limit int64) ([]byte, error) {
 	if fi.Size() > limit {
 		return nil, tooLarge
 	}
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
+	// The size is only what to expect: the file may grow.
+	data := bytes.NewBuffer(make([]byte, 0, fi.Size()+bytes.MinRead))
+	if _, err := data.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, errors.New(describe(err))
 	}
-	if int64(len(data)) > limit {
+	if int64(data.Len()) > limit {
 		return nil, tooLarge
 	}
-	return data, nil
+	return data.Bytes(), nil
 }
 
 func checkRegular(mode fs.FileMode) error {

@@ -31,9 +31,11 @@ type follower struct {
 	count   int
 }
 
-// follow runs a source until the end of the test.
+// follow runs a source until the end of the test. Such tests mostly wait, so
+// they do it side by side.
 func follow(t *testing.T, s *Source) *follower {
 	t.Helper()
+	t.Parallel()
 	f := &follower{t: t, events: make(chan source.Event), objects: make(map[service.Ref]service.Object)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -87,15 +87,15 @@ func trail(path string) (names []string, end string) {
 	for links := 0; len(rest) > 0; {
 		name := filepath.Join(end, rest[0])
 		rest = rest[1:]
-		target, err := os.Readlink(name)
+		to, err := os.Readlink(name)
 		switch {
 		case err == nil && links < 40: // as many as Linux follows (path_resolution(7))
 			links++
 			names = append(names, name)
-			if filepath.IsAbs(target) {
+			if filepath.IsAbs(to) {
 				end = "/"
 			}
-			rest = append(strings.Split(target, "/"), rest...)
+			rest = append(strings.Split(to, "/"), rest...)
 			continue
 		case err == nil, errors.Is(err, fs.ErrNotExist):
 			return append(names, name), name
