@@ -60,7 +60,11 @@ func (w *world) objectsOf(v variant) []runtime.Object {
 // families: none fails, and as soon as a change is in force none meets what was
 // before.
 func TestChangesAreAtomic(t *testing.T) {
-	w := startWorld(t, "node-a", "node-b")
+	w := newWorld(t, "node-a", "node-b")
+	// Room for two variants and no more: on this node what one change gives up is
+	// needed at once for the next.
+	w.agent().Flags = []string{"--max-slots=16", "--max-backends=8", "--max-services=4", "--max-frontends=8"}
+	w.start()
 	w.apply("web", w.objectsOf(variants[0])...)
 	var loads []*load
 	for i, f := range families {

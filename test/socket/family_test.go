@@ -103,12 +103,18 @@ func (s *tcpSocket) close() {
 	s.fd = -1
 }
 
-// bindReused is bind(2) with SO_REUSEADDR: a connection of an earlier test may linger there.
+// bindReused is bind(2) with SO_REUSEADDR. Connections of an earlier socket may
+// linger there, and for a moment even those that forbid it.
 func (s *tcpSocket) bindReused(to netip.AddrPort) error {
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return err
 	}
-	return unix.Bind(s.fd, s.f.sockaddr(to))
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Bind(s.fd, s.f.sockaddr(to))
+		if err != unix.EADDRINUSE || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // connect is one connect(2).

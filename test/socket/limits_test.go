@@ -65,7 +65,7 @@ func TestLimitBelowWhatIsInUse(t *testing.T) {
 		w.agent().Flags = []string{"--max-frontends=1000", "--max-backends=1000", "--max-slots=1000", "--max-services=1000",
 			"--max-affinity=1000", "--max-source-ranges=1000", "--" + flag + "=1"}
 		w.must(w.agent().StartOnly())
-		wantExit(t, w.agent().Wait(), 1, "--"+flag)
+		wantEnd(t, w.agent(), 1, "--"+flag)
 		for _, f := range []family{ipv4, ipv6} {
 			w.wantMeet(t, clients, f, f.clusterIP(1), "a2 b1 b2")
 		}

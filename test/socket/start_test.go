@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -75,6 +77,22 @@ func wantExit(t *testing.T, err error, code int, texts ...string) {
 	}
 }
 
+// wantEnd waits until a process that has been started ends by itself, and checks
+// how.
+func wantEnd(t *testing.T, a *node.Agent, code int, texts ...string) {
+	t.Helper()
+	pid, ended := a.PID(), make(chan error, 1)
+	go func() { ended <- a.Wait() }()
+	select {
+	case err := <-ended:
+		wantExit(t, err, code, texts...)
+	case <-time.After(patience):
+		syscall.Kill(pid, syscall.SIGKILL)
+		<-ended
+		t.Fatalf("it still runs after %v, want exit code %d", patience, code)
+	}
+}
+
 // Bad manifests at the very first start: the agent ends, says why, and has
 // touched nothing.
 func TestBadManifestsAtFirstStart(t *testing.T) {
@@ -82,7 +100,7 @@ func TestBadManifestsAtFirstStart(t *testing.T) {
 	w.write("web", objects(w.web("web", 1, "b1"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	wantExit(t, w.agent().Wait(), 1, "bad.yaml:8", "Service default/bad", "99999")
+	wantEnd(t, w.agent(), 1, "bad.yaml:8", "Service default/bad", "99999")
 	w.wantNothingLeft(t, w.agent())
 	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), alone)
 
@@ -148,7 +166,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	second := w.newAgent(w.Host("node-a"))
 	second.Flags = []string{"--socket", w.Host("node-a").RunDir + "/second.sock"}
 	w.must(second.StartOnly())
-	wantExit(t, second.Wait(), 1, fmt.Sprintf("pid %d", w.agent().PID()), "--bpffs")
+	wantEnd(t, second, 1, fmt.Sprintf("pid %d", w.agent().PID()), "--bpffs")
 	if after := w.observe(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("the first agent shows %+v, want %+v as before", after, before)
 	}
