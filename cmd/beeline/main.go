@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -93,14 +94,14 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	for _, c := range cmd.Commands() {
 		names = append(names, c.Name())
 	}
-	return exitError{exitUsage, fmt.Errorf("%s has no command %q%s", cmd.CommandPath(), args[0], agent.DidYouMean(args[0], names))}
+	return exitError{exitUsage, fmt.Errorf("%s has no command %q%s", cmd.CommandPath(), args[0], nearest.Question(args[0], names))}
 }
 
 // usageError gives wrong flags their exit code, and names the flag that was
 // probably meant.
 func usageError(cmd *cobra.Command, err error) error {
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
-		err = fmt.Errorf("%w%s", err, agent.DidYouMean(name, agent.FlagNames(cmd.Flags())))
+		err = fmt.Errorf("%w%s", err, nearest.Question(name, agent.FlagNames(cmd.Flags())))
 	}
 	return exitError{exitUsage, fmt.Errorf("%w; `%s --help` lists them", err, cmd.CommandPath())}
 }

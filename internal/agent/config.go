@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -113,7 +114,7 @@ func readConfigFile(path string, fs *pflag.FlagSet) error {
 	for key, value := range settings {
 		flag := fs.Lookup(key)
 		if flag == nil || key == "config" || key == "help" {
-			errs = append(errs, fmt.Errorf("--config %s: no setting is called %q%s", path, key, DidYouMean(key, FlagNames(fs))))
+			errs = append(errs, fmt.Errorf("--config %s: no setting is called %q%s", path, key, nearest.Question(key, FlagNames(fs))))
 			continue
 		}
 		if flag.Changed {
@@ -149,40 +150,4 @@ func settingText(value any) string {
 func FlagNames(fs *pflag.FlagSet) (names []string) {
 	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return names
-}
-
-// DidYouMean is ", did you mean "x"?" for the nearest of the names, or empty if
-// none is near.
-func DidYouMean(word string, names []string) string {
-	best, distance := "", len(word)/3+2
-	for _, name := range names {
-		if d := editDistance(word, name); d < distance {
-			best, distance = name, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf(", did you mean %q?", best)
-}
-
-// editDistance is Levenshtein's.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }

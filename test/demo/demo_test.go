@@ -6,12 +6,11 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 func TestMain(m *testing.M) {
@@ -19,15 +18,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beeline is the program of BEELINE_PROGRAM, or one built from this tree.
+// beeline is the program to test.
 func beeline(t *testing.T) string {
 	t.Helper()
-	if program := os.Getenv("BEELINE_PROGRAM"); program != "" {
-		return program
-	}
-	program := filepath.Join(t.TempDir(), "beeline")
-	if out, err := exec.Command("go", "build", "-o", program, "beeline.io/beeline/cmd/beeline").CombinedOutput(); err != nil {
-		t.Fatalf("go build of the beeline program: %v\n%s", err, out)
+	program, err := node.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return program
 }

@@ -8,16 +8,14 @@ package socket
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
-// program is the beeline binary that all tests run: that of BEELINE_PROGRAM, or
-// one that is built from this tree.
-var program = os.Getenv("BEELINE_PROGRAM")
+// program is the beeline binary that all tests run.
+var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
@@ -28,17 +26,14 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	if program == "" && os.Geteuid() == 0 {
+	if os.Geteuid() == 0 {
 		dir, err := os.MkdirTemp("", "beeline-socket-test-")
+		if err == nil {
+			defer os.RemoveAll(dir)
+			program, err = node.Build(dir)
+		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		program = filepath.Join(dir, "beeline")
-		build := exec.Command("go", "build", "-o", program, "beeline.io/beeline/cmd/beeline")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "go build of the beeline program (after `make generate`?): %v\n%s", err, out)
 			return 1
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"beeline.io/beeline/internal/nearest"
 )
 
 // fieldIndex finds the Go fields of an API type by their JSON names, as
@@ -41,35 +43,5 @@ func fieldsOf(t reflect.Type) fieldIndex {
 // nearest returns the known field that an unknown one was probably meant to be,
 // or "".
 func (known fieldIndex) nearest(name string) string {
-	best, bestDistance := "", 3
-	if len(name) > 64 { // no field's name, and the distance takes time
-		return ""
-	}
-	for _, k := range slices.Sorted(maps.Keys(known)) {
-		distance := editDistance(strings.ToLower(name), strings.ToLower(k))
-		if distance < bestDistance && distance < len(k) {
-			best, bestDistance = k, distance
-		}
-	}
-	return best
-}
-
-// editDistance counts the letters to insert, remove or replace (Levenshtein).
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
+	return nearest.Of(name, slices.Collect(maps.Keys(known)))
 }

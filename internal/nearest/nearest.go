@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nearest finds the name that somebody probably meant.
+package nearest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Of returns the known name that differs from word in at most two letters,
+// whatever their case, or "" if none does. Of several it is the nearest, then the
+// first in the alphabet.
+func Of(word string, known []string) string {
+	if len(word) > 64 { // no name is that long, and the distance takes time
+		return ""
+	}
+	best, distance := "", 3
+	for _, k := range slices.Sorted(slices.Values(known)) {
+		if d := editDistance(strings.ToLower(word), strings.ToLower(k)); d < distance && d < len(k) {
+			best, distance = k, d
+		}
+	}
+	return best
+}
+
+// Question is `, did you mean "x"?` for the end of an error, or "".
+func Question(word string, known []string) string {
+	if meant := Of(word, known); meant != "" {
+		return fmt.Sprintf(", did you mean %q?", meant)
+	}
+	return ""
+}
+
+// editDistance counts the letters to insert, remove or replace (Levenshtein).
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
