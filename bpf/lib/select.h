@@ -37,15 +37,21 @@ static long slot_search_step(__u32 slot, struct slot_search *search)
 	return 1;
 }
 
-/* Affinity holds as long as the backend is in the set (R27). Where it was seen
- * last is nearly always where it still is. */
+/* Whether a backend is where it was seen last, which is nearly always so. */
+static __always_inline int affinity_hint_holds(const struct affinity_entry *entry,
+					       const struct decision *decision)
+{
+	return entry->slot < decision->count &&
+	       slot_backend(decision->first + entry->slot) == entry->backend;
+}
+
+/* Affinity holds as long as the backend is in the set (R27). */
 static __always_inline int affinity_holds(struct affinity_entry *entry,
 					  const struct decision *decision)
 {
 	struct slot_search search = {.backend = entry->backend, .first = decision->first};
 
-	if (entry->slot < decision->count &&
-	    slot_backend(decision->first + entry->slot) == entry->backend)
+	if (affinity_hint_holds(entry, decision))
 		return 1;
 	bpf_loop(decision->count, slot_search_step, &search, 0);
 	if (!search.found)
@@ -59,42 +65,61 @@ static __always_inline __u32 now_seconds(void)
 	return bpf_ktime_get_ns() / 1000000000ull;
 }
 
-/* The backend this client had within the timeout, else a new one, remembered.
- * Each new connection begins the timeout anew (R27). Of two first connections
- * at once one stores its choice, and the other follows it. */
+static __always_inline __u32 affinity_tag(const struct affinity_key *key)
+{
+	const __u32 *client = address_words_const(&key->client);
+
+	return client[0] ^ client[1] ^ client[2] ^ client[3] ^ key->service;
+}
+
+/* The backend this client had within the timeout, or 0. Each new connection
+ * begins the timeout anew (R27). */
+static __always_inline __u32 affinity_backend(const struct affinity_key *key, __u32 timeout,
+					      const struct decision *decision, __u32 now,
+					      struct affinity_entry *stored)
+{
+	struct affinity_entry entry = *stored;
+
+	if (entry.tag != affinity_tag(key) || now - entry.last_used >= timeout ||
+	    !affinity_holds(&entry, decision))
+		return 0;
+	/* Should the element have become another client's meanwhile, then that one's
+	 * timeout begins anew, and the slot is only a hint. */
+	if (stored->last_used != now)
+		stored->last_used = now;
+	if (stored->slot != entry.slot)
+		stored->slot = entry.slot;
+	return entry.backend;
+}
+
+/* Of two first connections at once one stores its choice, and the other follows
+ * it. Where an old entry is replaced, the last one to do so is followed. */
 static __always_inline __u32 select_with_affinity(const struct frontend *frontend,
 						  const struct decision *decision,
 						  const struct address *client)
 {
 	struct affinity_key key = {.client = *client, .service = frontend->service};
-	__u32 now = now_seconds();
-	struct affinity_entry chosen = {};
+	struct affinity_entry chosen = {.tag = affinity_tag(&key), .last_used = now_seconds()};
+	struct affinity_entry *stored = bpf_map_lookup_elem(&affinity, &key);
+	__u32 flags = stored ? BPF_ANY : BPF_NOEXIST;
 
-	for (int attempt = 0; attempt < 2; attempt++) {
-		struct affinity_entry *stored = bpf_map_lookup_elem(&affinity, &key);
-		long err;
+	if (stored) {
+		__u32 backend = affinity_backend(&key, frontend->affinity_seconds, decision,
+						 chosen.last_used, stored);
 
-		if (stored) {
-			struct affinity_entry entry = *stored;
-
-			/* Whole seconds: it may last up to one longer, never less.
-			 * Negative if another CPU was here after `now` was read. */
-			if ((__s32)(now - entry.last_used) <= (__s32)frontend->affinity_seconds &&
-			    affinity_holds(&entry, decision)) {
-				COUNT(affinity_hit);
-				if (entry.last_used == now && entry.slot == stored->slot)
-					return entry.backend;
-				entry.last_used = now;
-				bpf_map_update_elem(&affinity, &key, &entry, BPF_ANY);
-				return entry.backend;
-			}
+		if (backend) {
+			COUNT(affinity_hit);
+			return backend;
 		}
-		chosen.slot = random_slot(decision);
-		chosen.backend = slot_backend(decision->first + chosen.slot);
-		chosen.last_used = now;
-		err = bpf_map_update_elem(&affinity, &key, &chosen, stored ? BPF_ANY : BPF_NOEXIST);
-		if (!err)
-			return chosen.backend;
+	}
+	chosen.slot = random_slot(decision);
+	chosen.backend = slot_backend(decision->first + chosen.slot);
+	if (!bpf_map_update_elem(&affinity, &key, &chosen, flags))
+		return chosen.backend;
+	stored = bpf_map_lookup_elem(&affinity, &key);
+	if (stored && stored->tag == chosen.tag && affinity_hint_holds(stored, decision)) {
+		COUNT(affinity_hit);
+		return stored->backend;
 	}
 	COUNT(affinity_failed);
 	return chosen.backend;

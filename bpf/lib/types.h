@@ -85,6 +85,7 @@ struct affinity_entry {
 	__u32 backend;
 	__u32 slot;	 /* where in the set it was last seen: a hint */
 	__u32 last_used; /* seconds, CLOCK_MONOTONIC */
+	__u32 tag;	 /* of the key: an LRU element is used again for another at any time */
 };
 
 /* Kept with a connected socket, and gone with it. This layout never changes:

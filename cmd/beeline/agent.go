@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +47,7 @@ func newLogger(config agent.Config) *slog.Logger {
 }
 
 func newCleanupCommand() *cobra.Command {
-	var bpffs string
+	var bpffs, socket string
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Detach everything and leave the node as it was found",
@@ -55,13 +56,18 @@ Refused while an agent is running. Services are not translated any more
 afterwards; connections that were made through them live on.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !filepath.IsAbs(bpffs) {
+				return exitError{exitUsage, fmt.Errorf("--bpffs %q: not an absolute path", bpffs)}
+			}
 			if err := datapath.Cleanup(bpffs); err != nil {
 				return err
 			}
+			agent.RemoveSocket(socket)
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "nothing of Beeline is left under %s\n", bpffs)
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
+	cmd.Flags().StringVar(&socket, "socket", agent.DefaultSocket, "unix socket that a killed agent may have left")
 	return cmd
 }

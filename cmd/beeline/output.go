@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -55,6 +56,8 @@ func write(w io.Writer, format string, value any, table func(io.Writer)) error {
 		}
 		return err
 	}
-	table(w)
-	return nil
+	var text bytes.Buffer
+	table(&text)
+	_, err := w.Write(text.Bytes())
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -33,6 +34,18 @@ func (l *lookup) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&l.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins, for --from-maps")
 	cmd.Flags().BoolVar(&l.fromMaps, "from-maps", false, "read the pinned tables, and do not ask the agent")
 	addOutputFlag(cmd, &l.output)
+	cmd.PreRunE = l.check
+}
+
+// check refuses a flag that would have no effect.
+func (l *lookup) check(cmd *cobra.Command, _ []string) error {
+	if l.fromMaps && cmd.Flags().Changed("socket") {
+		return exitError{exitUsage, errors.New("--socket has no effect with --from-maps: leave one of them out")}
+	}
+	if !l.fromMaps && cmd.Flags().Changed("bpffs") {
+		return exitError{exitUsage, errors.New("--bpffs has an effect only with --from-maps: add that, or name the agent's --socket")}
+	}
+	return nil
 }
 
 func (l *lookup) tables(ctx context.Context) (*observe.Tables, error) {
@@ -63,6 +76,9 @@ func (l *lookup) ask(ctx context.Context, path string, value any) error {
 	err := agent.NewClient(l.socket).Get(ctx, path, value)
 	if errors.Is(err, agent.ErrNotRunning) {
 		return fmt.Errorf("no agent answers on %s: name its --socket, or read its tables with --from-maps --bpffs", l.socket)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("the agent on %s does not answer: read its tables with --from-maps --bpffs", l.socket)
 	}
 	return err
 }

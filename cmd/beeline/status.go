@@ -23,7 +23,10 @@ func statusText(w io.Writer, s *observe.Status) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t)
 	if s.Running {
-		fmt.Fprintf(t, "Agent:\t%s, pid %d, for %s\n", s.Version, s.PID, time.Since(s.Started).Round(time.Second))
+		fmt.Fprintf(t, "Agent:\t%s, pid %d\n", s.Version, s.PID)
+	}
+	if s.Answered {
+		fmt.Fprintf(t, "Running for:\t%s\n", time.Since(s.Started).Round(time.Second))
 		fmt.Fprintf(t, "Node:\t%s\n", s.Node)
 		fmt.Fprintf(t, "Source:\t%s %s, %s\n", s.Source.Kind, s.Source.Location, sourceState(s.Source))
 		fmt.Fprintf(t, "Last sync:\t%s\n", ago(s.Sync.LastSync))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -35,13 +36,8 @@ func localAddresses() ([]netip.Addr, error) {
 // read, it subscribes again.
 func followAddresses(ctx context.Context, changed chan<- struct{}) error {
 	for {
-		updates := make(chan netlink.AddrUpdate)
-		if err := netlink.AddrSubscribe(updates, ctx.Done()); err != nil {
-			return fmt.Errorf("subscribe: %w", err)
-		}
-		notify(changed) // of what changed before
-		for range updates {
-			notify(changed)
+		if err := subscribe(ctx, changed); err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -49,6 +45,23 @@ func followAddresses(ctx context.Context, changed chan<- struct{}) error {
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// subscribe is one subscription, from beginning to end.
+func subscribe(ctx context.Context, changed chan<- struct{}) error {
+	updates, done := make(chan netlink.AddrUpdate), make(chan struct{})
+	if err := netlink.AddrSubscribe(updates, done); err != nil {
+		return fmt.Errorf("subscribe: %w", err)
+	}
+	ended := sync.OnceFunc(func() { close(done) }) // closes the socket, too
+	defer ended()
+	stop := context.AfterFunc(ctx, ended)
+	defer stop()
+	notify(changed) // of what changed before
+	for range updates {
+		notify(changed)
+	}
+	return nil
 }
 
 // notify leaves a note. One is enough: all addresses are read anew.

@@ -7,6 +7,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	gosync "sync"
@@ -31,9 +32,11 @@ type Agent struct {
 	syncer   *sync.Syncer
 	table    *service.Table
 
-	mu     gosync.Mutex
-	source observe.Source // what the socket's requests see of the source
-	synced bool           // the complete state has been handed to the syncer
+	synced bool // the complete state is in the tables and attached; only loop looks
+
+	mu          gosync.Mutex
+	source      observe.Source // what the socket's requests see of the source
+	unknownNode bool
 }
 
 // Run runs an agent until ctx ends. It leaves everything attached.
@@ -98,7 +101,7 @@ func (a *Agent) serve(ctx context.Context, objects source.Source) error {
 	run("addresses of the node", func() error { return followAddresses(ctx, addresses) })
 	err = a.loop(ctx, events, addresses)
 	cancel()
-	group.Wait()
+	wait(&group)
 	if err != nil {
 		return err
 	}
@@ -108,6 +111,20 @@ func (a *Agent) serve(ctx context.Context, objects source.Source) error {
 	default:
 		a.log.Info("stopping; what is attached stays attached and serves on")
 		return nil
+	}
+}
+
+// wait waits for what goes on beside the loop, but not for a file system that
+// does not answer.
+func wait(group *gosync.WaitGroup) {
+	ended := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(3 * time.Second):
 	}
 }
 
@@ -152,13 +169,26 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, addresses 
 			if _, err := a.syncer.Collect(); err != nil {
 				a.log.Error("could not give table space back; trying again", "error", err)
 			}
+			retry.Reset(0)
 		case <-audit:
 			a.audit()
+			retry.Reset(0)
 		}
 	}
 }
 
+// audit mends the tables, and what was taken from under the agent: pins and
+// links.
 func (a *Agent) audit() {
+	if a.synced {
+		mended, err := a.datapath.Mend()
+		for _, what := range mended {
+			a.log.Error("mended what somebody else has taken away", "what", what)
+		}
+		if err != nil {
+			a.log.Error("the datapath is damaged and cannot be mended", "error", err)
+		}
+	}
 	repairs, err := a.syncer.Audit()
 	if repairs > 0 {
 		a.log.Warn("the tables were not what they should be, and were mended: does another program write to them?", "differences", repairs)
@@ -173,6 +203,7 @@ func (a *Agent) audit() {
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
 	delta := a.table.Apply(ev.Changes)
+	a.noteNode()
 	if !ev.Synced {
 		return nil
 	}
@@ -182,6 +213,9 @@ func (a *Agent) take(ev source.Event) error {
 	}
 	begin := time.Now()
 	if err := a.syncer.Apply(delta); err != nil {
+		if first && !datapath.Attached(a.config.BPFFS) {
+			return a.giveUp(fmt.Errorf("nothing is attached, because not all Services fit into the tables: %w", err))
+		}
 		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
 	}
 	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
@@ -196,14 +230,18 @@ func (a *Agent) take(ev source.Event) error {
 func (a *Agent) becomeReady(objects int) error {
 	if !datapath.Attached(a.config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
-			return err
+			return a.giveUp(err)
 		}
 	}
-	a.mu.Lock()
 	a.synced = true
-	a.mu.Unlock()
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	return nil
+}
+
+// giveUp leaves a node on which nothing was attached as it was found.
+func (a *Agent) giveUp(err error) error {
+	a.datapath.Close()
+	return errors.Join(err, datapath.Cleanup(a.config.BPFFS))
 }
 
 func completeState(table *service.Table) service.Delta {
@@ -213,6 +251,17 @@ func completeState(table *service.Table) service.Delta {
 		delta.Plans[owner] = plan
 	}
 	return delta
+}
+
+// noteNode says so if this node's name is none of the Nodes'.
+func (a *Agent) noteNode() {
+	unknown := a.table.UnknownNode()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if unknown && !a.unknownNode {
+		a.log.Warn("no Node has this node's name: no endpoint counts as local, and there are no NodePorts; is --node-name right?", "node", a.config.NodeName)
+	}
+	a.unknownNode = unknown
 }
 
 func (a *Agent) noteSource(ev source.Event) {

@@ -65,6 +65,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "take Services with this value of the label service.kubernetes.io/service-proxy-name, too")
 	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks whose addresses of this node serve NodePorts (default: the node's primary address of each family)")
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
+	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "refuse pods and the node at external IPs that are no node's address: whoever may create a Service could else intercept what they send to any address")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")
 }

@@ -31,6 +31,9 @@ func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("--socket: %w", err)
 	}
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("--socket %s: longer than %d characters, which a unix socket's path cannot be", path, maxSocketPath)
+	}
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
 		return nil, fmt.Errorf("--socket %s: another agent answers there: give this one its own --socket", path)
@@ -50,6 +53,18 @@ func listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("--socket: %w", err)
 	}
 	return l, nil
+}
+
+// maxSocketPath is what fits into sun_path (unix(7)) with its final zero.
+const maxSocketPath = 107
+
+// RemoveSocket removes a socket that an agent left when it was killed, and the
+// directory if that is empty then.
+func RemoveSocket(path string) {
+	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+		os.Remove(path)
+	}
+	os.Remove(filepath.Dir(path)) // fails if anything else is in it
 }
 
 // answer serves requests until ctx ends.
@@ -110,7 +125,7 @@ func (a *Agent) status() (*observe.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Running, s.PID, s.Started = true, os.Getpid(), a.started
+	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup = a.config.NodeName, a.datapath.CgroupPath()
 	s.Sync = a.syncer.Stats()
 	if s.Tables, err = a.syncer.Fills(); err != nil {
@@ -122,7 +137,7 @@ func (a *Agent) status() (*observe.Status, error) {
 		}
 	}
 	a.mu.Lock()
-	s.Source = a.source
+	s.Source, s.UnknownNode = a.source, a.unknownNode
 	a.mu.Unlock()
 	return s, nil
 }
@@ -133,7 +148,7 @@ type Client struct{ http.Client }
 // NewClient returns a client of the agent that listens on a unix socket.
 func NewClient(socket string) *Client {
 	return &Client{http.Client{
-		Timeout: time.Minute,
+		Timeout: 10 * time.Second,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}},

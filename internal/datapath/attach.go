@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // A hook is one program and the place it belongs to.
@@ -29,9 +30,7 @@ var hooks = []hook{
 	{"connect6", SockProgBeelineConnect6, ebpf.AttachCGroupInet6Connect},
 }
 
-func (d *Datapath) linkPath(h hook) string {
-	return filepath.Join(d.options.BPFFS, "links", h.name)
-}
+func linkPath(bpffs string, h hook) string { return filepath.Join(bpffs, "links", h.name) }
 
 func (d *Datapath) programPath(h hook) string {
 	return filepath.Join(d.options.BPFFS, "programs", h.name)
@@ -41,7 +40,7 @@ func (d *Datapath) programPath(h hook) string {
 // traffic depends on them, and Attach replaces their programs without a gap.
 func Attached(bpffs string) bool {
 	return slices.ContainsFunc(hooks, func(h hook) bool {
-		_, err := os.Stat(filepath.Join(bpffs, "links", h.name))
+		_, err := os.Stat(linkPath(bpffs, h))
 		return err == nil
 	})
 }
@@ -52,6 +51,9 @@ func Attached(bpffs string) bool {
 func (d *Datapath) Attach() error {
 	id, err := cgroupID(d.cgroup)
 	if err != nil {
+		return err
+	}
+	if err := d.refuseForeign(); err != nil {
 		return err
 	}
 	for _, h := range hooks {
@@ -67,26 +69,70 @@ func (d *Datapath) Attach() error {
 }
 
 func (d *Datapath) attach(h hook, program *ebpf.Program, cgroup uint64) error {
-	old, err := link.LoadPinnedLink(d.linkPath(h), nil)
+	old, err := link.LoadPinnedLink(linkPath(d.options.BPFFS, h), nil)
 	if err == nil {
-		defer old.Close()
 		if at, err := linkedCgroup(old); err == nil && at == cgroup {
-			return old.Update(program)
+			return errors.Join(old.Update(program), old.Close())
 		}
-		if err := old.Unpin(); err != nil {
+		if err := takeDown(old); err != nil {
 			return err
 		}
-		old.Close()
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: d.cgroup, Attach: h.attach, Program: program})
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: another program is attached there for itself alone (`bpftool cgroup show %s`)", err, d.cgroup)
+	}
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	return l.Pin(d.linkPath(h))
+	return l.Pin(linkPath(d.options.BPFFS, h))
 }
+
+// refuseForeign looks for hooks of another Beeline: of two that look a Service
+// up the first one wins, and whoever looks after the second wonders.
+func (d *Datapath) refuseForeign() error {
+	ours := map[ebpf.ProgramID]bool{}
+	attached, err := Attachments(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	for _, a := range attached {
+		ours[ebpf.ProgramID(a.ProgramID)] = true
+	}
+	for _, h := range hooks {
+		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.attach})
+		if err != nil {
+			continue // a cgroup that has been removed; attaching says more
+		}
+		for _, p := range found.Programs {
+			if !ours[p.ID] && programName(p.ID) == truncated(h.program) {
+				return fmt.Errorf("another Beeline is attached there (program %d): "+
+					"stop it and run `beeline cleanup` with its --bpffs, or give this agent another --cgroup-root", p.ID)
+			}
+		}
+	}
+	return nil
+}
+
+func programName(id ebpf.ProgramID) string {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
+}
+
+// truncated is what the kernel keeps of a program's or map's name
+// (BPF_OBJ_NAME_LEN).
+func truncated(name string) string { return name[:min(len(name), 15)] }
 
 func linkedCgroup(l link.Link) (uint64, error) {
 	info, err := l.Info()
@@ -129,7 +175,7 @@ var Hooks = len(hooks)
 func Attachments(bpffs string) ([]Attachment, error) {
 	var all []Attachment
 	for _, h := range hooks {
-		l, err := link.LoadPinnedLink(filepath.Join(bpffs, "links", h.name), nil)
+		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -154,7 +200,7 @@ func Attachments(bpffs string) ([]Attachment, error) {
 
 // ReadCounters adds up what the socket hooks counted on all CPUs.
 func ReadCounters(bpffs string) (*SocketCounters, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, "tables", SockMapSocketCounts), nil)
+	m, err := ebpf.LoadPinnedMap(tablePath(bpffs, SockMapSocketCounts), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the counters under %s: %w", bpffs, err)
 	}
@@ -176,32 +222,4 @@ func ReadCounters(bpffs string) (*SocketCounters, error) {
 		sum.PeerName += c.PeerName
 	}
 	return sum, nil
-}
-
-// Cleanup detaches everything and removes the directory, its tables and the
-// mounts that Open made. It refuses (*LockedError) while an agent is running.
-func Cleanup(bpffs string) error {
-	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
-		return unmountOwnCgroup()
-	}
-	lock, err := lockBPFFS(bpffs)
-	if err != nil {
-		return err
-	}
-	for _, h := range slices.Backward(hooks) {
-		l, err := link.LoadPinnedLink(filepath.Join(bpffs, "links", h.name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			err = l.Unpin()
-			l.Close()
-		}
-		if err != nil {
-			lock.Close()
-			return fmt.Errorf("detach %s: %w", h.name, err)
-		}
-	}
-	lock.Close() // an open directory would keep its mount busy
-	return errors.Join(removeBPFFS(bpffs), unmountOwnCgroup())
 }

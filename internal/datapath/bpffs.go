@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -16,10 +15,10 @@ import (
 )
 
 // systemBPFFS is where Linux has a directory for a BPF file system.
-const systemBPFFS = "/sys/fs/bpf/"
+const systemBPFFS = "/sys/fs/bpf"
 
 // pinDirectories are what the bpffs directory consists of.
-var pinDirectories = []string{"tables", "links", "programs"}
+var pinDirectories = []string{tablesDirectory, "links", "programs"}
 
 // mountedByUs is a directory in the bpffs directory that says that the file
 // system was mounted for it, so that Cleanup unmounts it.
@@ -43,8 +42,8 @@ func (e *LockedError) Error() string {
 // mounting one where there is none: at the nearest parent that Linux makes for
 // this purpose (/sys/fs/bpf), else at path itself.
 func prepareBPFFS(path string) error {
-	if !filepath.IsAbs(path) {
-		return fmt.Errorf("--bpffs %s: not an absolute path", path)
+	if !filepath.IsAbs(path) || path != filepath.Clean(path) {
+		return fmt.Errorf("--bpffs %s: not an absolute path in its shortest form", path)
 	}
 	if strings.Contains(path[1:], ".") {
 		// The file system refuses names with dots ("reserved for future extensions").
@@ -58,11 +57,11 @@ func prepareBPFFS(path string) error {
 	}
 	mounted := false
 	if !on {
-		at := path
-		if strings.HasPrefix(path, systemBPFFS) {
-			at = systemBPFFS
-		} else if err := os.MkdirAll(path, 0o700); err != nil {
-			return fmt.Errorf("--bpffs: %w", err)
+		at := mountPoint(path)
+		if at == path && path != systemBPFFS {
+			if err := os.MkdirAll(path, 0o700); err != nil {
+				return fmt.Errorf("--bpffs: %w", err)
+			}
 		}
 		if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 			return fmt.Errorf("mount a BPF file system at %s: %w", at, err)
@@ -78,6 +77,14 @@ func prepareBPFFS(path string) error {
 		return os.Mkdir(filepath.Join(path, mountedByUs), 0o700)
 	}
 	return nil
+}
+
+// mountPoint is where a BPF file system for a directory is mounted.
+func mountPoint(path string) string {
+	if strings.HasPrefix(path+"/", systemBPFFS+"/") {
+		return systemBPFFS
+	}
+	return path
 }
 
 func existingParent(path string) string {
@@ -108,7 +115,8 @@ func lockBPFFS(path string) (*os.File, error) {
 	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		defer dir.Close()
-		return nil, &LockedError{Path: path, PID: lockHolder(dir)}
+		_, pid := lockHolder(dir)
+		return nil, &LockedError{Path: path, PID: pid}
 	}
 	if err != nil {
 		dir.Close()
@@ -117,52 +125,36 @@ func lockBPFFS(path string) (*os.File, error) {
 	return dir, nil
 }
 
+// AgentRunning says whether an agent has a bpffs directory, and its pid, which
+// is 0 if that is in another PID namespace.
+func AgentRunning(bpffs string) (running bool, pid int) {
+	dir, err := os.Open(bpffs)
+	if err != nil {
+		return false, 0
+	}
+	defer dir.Close()
+	return lockHolder(dir)
+}
+
 // lockHolder looks the owner of a flock up in /proc/locks, whose lines read
 // "1: FLOCK ADVISORY WRITE 4711 00:1c:1234 0 EOF" (proc(5)).
-func lockHolder(f *os.File) int {
+func lockHolder(f *os.File) (held bool, pid int) {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil {
-		return 0
+		return false, 0
 	}
 	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	locks, err := os.Open("/proc/locks")
 	if err != nil {
-		return 0
+		return false, 0
 	}
 	defer locks.Close()
 	for lines := bufio.NewScanner(locks); lines.Scan(); {
 		fields := strings.Fields(lines.Text())
 		if len(fields) >= 6 && fields[1] == "FLOCK" && fields[5] == inode {
 			pid, _ := strconv.Atoi(fields[4])
-			return max(pid, 0)
+			return true, max(pid, 0)
 		}
 	}
-	return 0
-}
-
-// removeBPFFS removes an agent's pins, its directory if nothing else is in it,
-// and the mount if prepareBPFFS made it and nobody else has pinned anything
-// there.
-func removeBPFFS(path string) error {
-	_, err := os.Stat(filepath.Join(path, mountedByUs))
-	mounted := err == nil
-	if mounted && !strings.HasPrefix(path, systemBPFFS) {
-		return errors.Join(unix.Unmount(path, 0), os.Remove(path)) // the pins go with the mount
-	}
-	for _, dir := range slices.Concat(pinDirectories, []string{mountedByUs}) {
-		if err := os.RemoveAll(filepath.Join(path, dir)); err != nil {
-			return err
-		}
-	}
-	os.Remove(path) // fails if others have pins in it, which is as it should be
-	if !mounted {
-		return nil
-	}
-	left, err := os.ReadDir(systemBPFFS)
-	for _, e := range left {
-		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's own, in every such mount
-			return err
-		}
-	}
-	return errors.Join(err, unix.Unmount(systemBPFFS, 0))
+	return false, 0
 }

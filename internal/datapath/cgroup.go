@@ -36,6 +36,9 @@ func CgroupRoot(root string) (string, error) {
 		if !v2 {
 			return "", fmt.Errorf("--cgroup-root %s: not a cgroup v2 directory", root)
 		}
+		if info, err := os.Stat(root); err != nil || !info.IsDir() {
+			return "", fmt.Errorf("--cgroup-root %s: not a directory", root)
+		}
 		return root, nil
 	}
 	var st unix.Stat_t
@@ -64,17 +67,6 @@ func cgroupID(path string) (uint64, error) {
 		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	return st.Ino, nil
-}
-
-// unmountOwnCgroup undoes what CgroupRoot did.
-func unmountOwnCgroup() error {
-	if v2, err := isFS(OwnCgroup, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
-		return nil
-	}
-	if err := unix.Unmount(OwnCgroup, 0); err != nil {
-		return fmt.Errorf("unmount %s: %w", OwnCgroup, err)
-	}
-	return os.Remove(OwnCgroup)
 }
 
 // HostNetNSCookie is the cookie of the calling thread's network namespace

@@ -205,7 +205,7 @@ func TestLimitsCanChange(t *testing.T) {
 func TestOtherLayoutIsRefused(t *testing.T) {
 	o := options(t)
 	mustOpen(t, o).Close()
-	path := filepath.Join(o.BPFFS, "tables", SockMapBackends)
+	path := tablePath(o.BPFFS, SockMapBackends)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -281,6 +281,102 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 	}
 	if _, err := os.Stat(o.BPFFS); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after cleanup: %v", err)
+	}
+}
+
+// TestMendsWhatIsTakenAway: pins and links that somebody removes come back, with
+// the tables that the programs use.
+func TestMendsWhatIsTakenAway(t *testing.T) {
+	o := options(t)
+	d := mustOpen(t, o)
+	if err := d.Attach(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Tables.Frontends.Put(frontendKey(1), 5); err != nil {
+		t.Fatal(err)
+	}
+	if mended, err := d.Mend(); len(mended) != 0 || err != nil {
+		t.Fatalf("nothing is missing: %v, %v", mended, err)
+	}
+	for _, path := range []string{tablePath(o.BPFFS, SockMapFrontends), linkPath(o.BPFFS, hooks[2])} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if mended, err := d.Mend(); len(mended) != 2 || err != nil {
+		t.Errorf("mended %v, %v", mended, err)
+	}
+	if all, err := Attachments(o.BPFFS); len(all) != Hooks || err != nil {
+		t.Errorf("attached: %+v, %v", all, err)
+	}
+	d.Close()
+
+	// Nobody was there to mend it, but programs are attached.
+	for _, name := range []string{SockMapFrontends, SockMapConnected, SockMapAffinity} {
+		if err := os.Remove(tablePath(o.BPFFS, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	index, err := mustOpen(t, o).Tables.Frontends.All()
+	if len(index) != 1 || err != nil {
+		t.Errorf("the tables of the attached programs were not found again: %v, %v", index, err)
+	}
+}
+
+// TestOtherBeelineIsRefused: two of them at one cgroup would both rewrite.
+func TestOtherBeelineIsRefused(t *testing.T) {
+	o := options(t)
+	first := mustOpen(t, o)
+	if err := first.Attach(); err != nil {
+		t.Fatal(err)
+	}
+	other := o
+	other.BPFFS += "_other"
+	second := mustOpen(t, other)
+	if err := second.Attach(); err == nil || !strings.Contains(err.Error(), "another Beeline") {
+		t.Errorf("second: %v", err)
+	}
+	first.Close()
+	if err := Cleanup(o.BPFFS); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Attach(); err != nil {
+		t.Errorf("after the first is gone: %v", err)
+	}
+}
+
+// TestCleanupTouchesNothingElse: what is not Beeline's by name stays.
+func TestCleanupTouchesNothingElse(t *testing.T) {
+	folder := t.TempDir()
+	mine := filepath.Join(folder, "links")
+	if err := os.Mkdir(mine, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Cleanup(folder); err == nil || !strings.Contains(err.Error(), "not on a BPF file system") {
+		t.Errorf("an ordinary folder: %v", err)
+	}
+	o := options(t)
+	d := mustOpen(t, o)
+	foreign := filepath.Join(o.BPFFS, "links", "foreign")
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Pin(foreign); err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	if err := Cleanup(o.BPFFS); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{mine, foreign} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("%s is gone: %v", path, err)
+		}
+	}
+	if _, err := os.Stat(tablePath(o.BPFFS, SockMapSlots)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the tables are still there: %v", err)
 	}
 }
 

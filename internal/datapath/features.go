@@ -9,7 +9,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
-	"golang.org/x/sys/unix"
 )
 
 // Feature is something of the kernel that Beeline uses.
@@ -45,15 +44,6 @@ var featureProbes = []featureProbe{
 		socketHelper(asm.FnLoop)},
 	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "a Service without endpoints cannot answer ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
-	{Feature{Name: "membarrier", Since: "4.3", Cost: "table space is used again only after 21 s"}, haveMembarrier},
-}
-
-func haveMembarrier() error {
-	commands, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, 0 /* MEMBARRIER_CMD_QUERY */, 0, 0)
-	if errno != 0 || commands&1 == 0 {
-		return ebpf.ErrNotSupported
-	}
-	return nil
 }
 
 // Features probes the running kernel. A probe that could not tell counts as

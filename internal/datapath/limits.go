@@ -16,7 +16,7 @@ type Limits struct {
 	Affinity     uint32 // clients remembered by session affinity: about 100 bytes
 }
 
-// DefaultLimits hold a large cluster: 17 MiB of kernel memory and what is used.
+// DefaultLimits hold a large cluster: 25 MiB of kernel memory and what is used.
 var DefaultLimits = Limits{
 	Frontends:    65536,
 	Backends:     262144,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // Options say where the datapath lives.
@@ -29,9 +30,27 @@ type Datapath struct {
 
 	options    Options
 	cgroup     string
+	cgroupDir  *os.File
 	lock       *os.File
 	collection *ebpf.Collection
 	resized    []string // tables whose pin still is the smaller or larger old one
+}
+
+// tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
+// changes with anything that an older or newer agent would read wrongly.
+const tablesDirectory = "tables_v1"
+
+func tablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
+
+// checkLayout refuses tables of another version.
+func (d *Datapath) checkLayout() error {
+	others, err := filepath.Glob(filepath.Join(d.options.BPFFS, "tables_v*"))
+	for _, path := range others {
+		if name := filepath.Base(path); name != tablesDirectory {
+			return d.layoutError(name)
+		}
+	}
+	return err
 }
 
 // Open loads the programs over the tables that are pinned in the directory, or
@@ -61,7 +80,16 @@ func Open(o Options) (d *Datapath, err error) {
 	if d.lock, err = lockBPFFS(o.BPFFS); err != nil {
 		return d, err
 	}
+	if err := d.checkLayout(); err != nil {
+		return d, err
+	}
+	if err := recoverPins(o.BPFFS); err != nil {
+		return d, err
+	}
 	if d.cgroup, err = CgroupRoot(o.CgroupRoot); err != nil {
+		return d, err
+	}
+	if d.cgroupDir, err = os.Open(d.cgroup); err != nil { // a mount that is in use stays
 		return d, err
 	}
 	if err := d.load(); err != nil {
@@ -79,6 +107,9 @@ func (d *Datapath) Close() {
 	}
 	if d.collection != nil {
 		d.collection.Close()
+	}
+	if d.cgroupDir != nil {
+		d.cgroupDir.Close()
 	}
 	if d.lock != nil {
 		d.lock.Close()
@@ -128,7 +159,7 @@ func (d *Datapath) load() error {
 }
 
 func (d *Datapath) tablePath(name string) string {
-	return filepath.Join(d.options.BPFFS, "tables", name)
+	return tablePath(d.options.BPFFS, name)
 }
 
 // pinnedTables finds the tables of an earlier agent that the programs can go
@@ -150,42 +181,46 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map
 		if err != nil {
 			return found, fmt.Errorf("open pinned table %s: %w", name, err)
 		}
-		if name == SockMapSocketCounts && s.Compatible(m) != nil {
-			m.Close() // counters begin anew when there are more of them
-			if err := os.Remove(d.tablePath(name)); err != nil {
-				return found, err
-			}
+		if name == SockMapSocketCounts && s.Compatible(m) == nil {
+			found[name] = m
 			continue
 		}
-		if m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize {
+		if name != SockMapSocketCounts && (m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize) {
 			m.Close()
-			return found, fmt.Errorf("pinned table %s has another layout than this version of Beeline writes: "+
-				"run `beeline cleanup --bpffs %s` and start the agent again; Services are not translated in between",
-				name, d.options.BPFFS)
+			return found, d.layoutError("table " + name)
 		}
-		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 {
-			larger, err := d.resize(name, s, m)
+		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 || name == SockMapSocketCounts {
+			other, err := d.replace(name, s, m)
 			m.Close()
 			if err != nil {
 				return found, err
 			}
-			m = larger
-			d.resized = append(d.resized, name)
+			m = other
 		}
 		found[name] = m
 	}
 	return found, nil
 }
 
-// resize copies a table into one of another size, pinned beside it. The agent
+// layoutError is for pins that this version cannot go on with.
+func (d *Datapath) layoutError(what string) error {
+	return fmt.Errorf("pinned %s has another layout than this version of Beeline writes: "+
+		"run `beeline cleanup --bpffs %s` and start the agent again; Services are not translated in between",
+		what, d.options.BPFFS)
+}
+
+// replace copies a table into one of another size, pinned beside it. The agent
 // is the only writer, so both are equal until the first change; session
 // affinity, which the programs write, may lose what is written meanwhile.
-func (d *Datapath) resize(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
+// Counters that there are now more of begin anew.
+func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(s)
 	if err != nil {
 		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
 	}
-	if err := copyTable(m, old); err != nil {
+	if name == SockMapSocketCounts {
+		err = nil
+	} else if err = copyTable(m, old); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
 			name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
@@ -194,18 +229,28 @@ func (d *Datapath) resize(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Ma
 		m.Close()
 		return nil, fmt.Errorf("pin table %s: %w", name, err)
 	}
+	d.resized = append(d.resized, name)
 	return m, nil
 }
 
 // copyTable copies all entries; of an array those that are not zero.
 func copyTable(to, from *ebpf.Map) error {
-	if from.Type() == ebpf.Array {
+	switch from.Type() {
+	case ebpf.Array:
 		return copyArray(to, from)
+	case ebpf.LRUHash: // affinity: the programs change it meanwhile, and what does not fit makes room
+		entries, err := kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, from}.All()
+		for k, v := range entries {
+			err = errors.Join(err, to.Put(&k, &v))
+		}
+		return err
 	}
 	var key, value []byte
 	it := from.Iterate()
 	for it.Next(&key, &value) {
-		if err := to.Put(key, value); err != nil {
+		if err := to.Put(key, value); errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+			return errors.New("there are more in use")
+		} else if err != nil {
 			return err
 		}
 	}
@@ -228,7 +273,7 @@ func copyArray(to, from *ebpf.Map) error {
 		used = used[:len(used)-1]
 	}
 	if len(used) > int(target.stride)*int(target.length) {
-		return fmt.Errorf("entry %d is in use", (len(used)-1)/int(source.stride))
+		return fmt.Errorf("entry %d is in use, and entries are not moved", (len(used)-1)/int(source.stride))
 	}
 	copy(target.memory, used)
 	return nil
@@ -252,7 +297,7 @@ func (d *Datapath) swapResized() error {
 func OpenTables(bpffs string) (*Tables, error) {
 	maps := map[string]*ebpf.Map{}
 	for name := range (Limits{}).entries() {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, "tables", name), nil)
+		m, err := ebpf.LoadPinnedMap(tablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet", bpffs)
 		}

@@ -5,7 +5,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -175,21 +174,26 @@ func (h kernelHash[K, V]) batched() (map[K]V, error) {
 	}
 }
 
-// waitForReaders waits for an RCU grace period: programs run in RCU read-side
-// sections, and membarrier(2) waits for all of them. A kernel with
-// nohz_full CPUs refuses (EINVAL); a grace period never takes as long as the
-// stall timeout of 21 seconds, after which the kernel itself complains.
-func waitForReaders() error {
-	const cmdGlobal = 1 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h (4.3)
-	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, cmdGlobal, 0, 0)
-	switch errno {
-	case 0:
-		return nil
-	case unix.EINVAL, unix.ENOSYS:
-		time.Sleep(21 * time.Second)
-		return nil
+// newGracePeriod returns a function that waits for an RCU grace period: programs
+// run in RCU read-side sections. The kernel waits for one whenever a map inside
+// a map is replaced (maybe_wait_bpf_programs in kernel/bpf/syscall.c, Linux
+// 5.0), on any number of CPUs; membarrier(2) does not on one, nor with nohz_full.
+func newGracePeriod() (func() error, error) {
+	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	m, err := ebpf.NewMap(inner)
+	if err != nil {
+		return nil, fmt.Errorf("make a map to wait for grace periods: %w", err)
 	}
-	return fmt.Errorf("membarrier: %w", errno)
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+	if err != nil {
+		return nil, fmt.Errorf("make a map to wait for grace periods: %w", err)
+	}
+	return func() error {
+		if err := outer.Put(uint32(0), m); err != nil {
+			return fmt.Errorf("wait for a grace period: %w", err)
+		}
+		return nil
+	}, nil
 }
 
 func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
@@ -205,6 +209,10 @@ func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
 	if err != nil {
 		return nil, err
 	}
+	wait, err := newGracePeriod()
+	if err != nil {
+		return nil, err
+	}
 	return &Tables{
 		Frontends:      kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
 		FrontendRows:   rows,
@@ -214,6 +222,6 @@ func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
 		SourceRanges:   kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
 		Networks:       kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
 		Affinity:       kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
-		WaitForReaders: waitForReaders,
+		WaitForReaders: wait,
 	}, nil
 }

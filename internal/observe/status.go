@@ -12,14 +12,18 @@ import (
 
 // Status is how the agent and its datapath are.
 type Status struct {
-	// Running is false if this was read from the tables alone.
-	Running bool      `json:"running"`
-	Version string    `json:"version"`
-	PID     int       `json:"pid,omitempty"`
-	Started time.Time `json:"started,omitzero"`
-	Node    string    `json:"node,omitempty"`
-	BPFFS   string    `json:"bpffs"`
-	Cgroup  string    `json:"cgroup,omitempty"`
+	// Running: an agent holds the bpffs directory. Answered: it said all this;
+	// else only what the pins tell is known.
+	Running  bool      `json:"running"`
+	Answered bool      `json:"answered"`
+	Version  string    `json:"version"`
+	PID      int       `json:"pid,omitempty"`
+	Started  time.Time `json:"started,omitzero"`
+	Node     string    `json:"node,omitempty"`
+	// UnknownNode: there are Nodes, and none has this node's name.
+	UnknownNode bool   `json:"unknownNode,omitempty"`
+	BPFFS       string `json:"bpffs"`
+	Cgroup      string `json:"cgroup,omitempty"`
 
 	Source      Source                   `json:"source,omitzero"`
 	Sync        sync.Stats               `json:"sync,omitzero"`
@@ -67,35 +71,59 @@ func (s *Status) Complaints() []string {
 	var all []string
 	if !s.Running {
 		all = append(all, "no agent is running: the tables serve on as they are, and nothing follows changes")
-	} else if !s.Sync.Synced {
+	}
+	if s.Answered && !s.Sync.Synced {
 		all = append(all, "no complete state has been read yet: what an earlier agent left serves on")
 	}
 	if s.Source.Errors > 0 {
-		all = append(all, fmt.Sprintf("the source has %d errors: its last good state is in force", s.Source.Errors))
+		all = append(all, fmt.Sprintf("the source has errors (%d): its last good state is in force", s.Source.Errors))
 	}
 	if s.Sync.Failing > 0 {
-		all = append(all, fmt.Sprintf("%d frontends could not be brought into the tables", s.Sync.Failing))
+		all = append(all, fmt.Sprintf("frontends that could not be brought into the tables: %d", s.Sync.Failing))
+	}
+	if s.Sync.Networks != "" {
+		all = append(all, "not all ServiceCIDRs could be brought into the tables: "+s.Sync.Networks)
+	}
+	if lost := s.withProblems(); lost > 0 {
+		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d", lost))
+	}
+	if s.UnknownNode {
+		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
 	}
 	if len(s.Attachments) < datapath.Hooks {
 		all = append(all, fmt.Sprintf("%d of %d hooks are attached", len(s.Attachments), datapath.Hooks))
 	}
 	for _, a := range s.Attachments {
 		if a.Detached {
-			all = append(all, fmt.Sprintf("hook %s: its cgroup is gone, nothing passes through it", a.Hook))
+			all = append(all, fmt.Sprintf("hook %s is detached, because its cgroup is gone or by somebody's hand", a.Hook))
 		}
 	}
 	for _, f := range s.Tables {
 		if float64(f.Used) > nearlyFull*float64(f.Limit) {
-			all = append(all, fmt.Sprintf("table %s is nearly full (%d of %d): raise --%s", f.Table, f.Used, f.Limit, f.Flag))
+			text := fmt.Sprintf("table %s is nearly full (%d of %d)", f.Table, f.Used, f.Limit)
+			if f.Flag != "" {
+				text += ": raise --" + f.Flag
+			}
+			all = append(all, text)
 		}
 	}
 	return all
+}
+
+func (s *Status) withProblems() (n int) {
+	for _, o := range s.Objects {
+		if len(o.Problems) > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // ReadStatus reads what the pins of a bpffs directory tell. The rest of a
 // Status only a running agent knows.
 func ReadStatus(bpffs, version string, tables *Tables) (*Status, error) {
 	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
+	s.Running, s.PID = datapath.AgentRunning(bpffs)
 	var err error
 	if s.Attachments, err = datapath.Attachments(bpffs); err != nil {
 		return nil, err

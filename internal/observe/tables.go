@@ -196,12 +196,14 @@ func (r *reader) decision(d datapath.Decision, owner string) Decision {
 		return Decision{Verdict: service.Verdict(d.First).String()}
 	}
 	decision := Decision{Verdict: service.Balance.String()}
+	seen := map[uint32]int{} // id to its place in the decision
 	for n := d.First; n < d.First+d.Count && n < r.tables.Slots.Len(); n++ {
 		id := r.tables.Slots.Load(n)
-		at := slices.IndexFunc(decision.Backends, func(m Member) bool { return m.ID == id })
-		if at < 0 {
+		at, known := seen[id]
+		if !known {
 			b := r.backend(id, owner)
 			at = len(decision.Backends)
+			seen[id] = at
 			decision.Backends = append(decision.Backends, Member{ID: id, Address: b.Address, Local: b.Local})
 		}
 		decision.Backends[at].Slots++

@@ -98,6 +98,11 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice) bool 
 	})
 }
 
+// UnknownNode says that there are Nodes, and none has this node's name.
+func (t *Table) UnknownNode() bool {
+	return len(t.nodes) > 0 && t.nodes[t.config.NodeName] == nil
+}
+
 // LocalAddresses returns the addresses of this node, sorted: those of its
 // interfaces and of its Node object.
 func (t *Table) LocalAddresses() []netip.Addr { return t.node.local }

@@ -16,6 +16,8 @@ import (
 // what differs. It returns the number of differences. Nothing but damage makes
 // any: another program that writes to the pinned tables, or a fault of ours.
 func (s *Syncer) Audit() (repairs int, err error) {
+	s.writer.Lock()
+	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.stats.Synced {

@@ -43,17 +43,13 @@ type backend struct {
 	refs int
 }
 
-// A set is one filling of a range of slots. It never changes.
+// A set is one filling of a range of slots. It never changes. One that an earlier
+// agent left has no key until a frontend that uses it asks for the same members.
 type set struct {
 	key     service.SetKey
 	extent  extent
 	members []*backend // as often as in the slots
 	refs    int
-}
-
-type portFamily struct {
-	port   *port
-	family service.Family
 }
 
 // A source is a list of admitted sources and its id. Equal lists share one.
@@ -65,7 +61,7 @@ type source struct {
 
 // build makes what a frontend's row will name and fills the row's content. On
 // error the entry holds what had been made by then: retire it.
-func (s *Syncer) build(w want) (*entry, error) {
+func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	f, e := w.frontend, &entry{}
 	var err error
 	if e.port, err = s.ensurePort(f.Port); err != nil {
@@ -93,7 +89,11 @@ func (s *Syncer) build(w want) (*entry, error) {
 			e.content.Decisions[class] = datapath.Decision{First: uint32(verdicts[d.Verdict])}
 			continue
 		}
-		set, err := s.ensureSet(e.port, d.Set, w.plan)
+		var inUse *set
+		if old != nil {
+			inUse = old.sets[class]
+		}
+		set, err := s.ensureSet(d.Set, w.plan, inUse)
 		if err != nil {
 			return e, err
 		}
@@ -163,8 +163,8 @@ func backendRow(key backendKey) datapath.Backend {
 }
 
 // ensureSet finds the set as it is in the tables, or writes it beside the one
-// that is in use.
-func (s *Syncer) ensureSet(p *port, key service.SetKey, plan *service.Plan) (*set, error) {
+// that the frontend uses now, nil for none.
+func (s *Syncer) ensureSet(key service.SetKey, plan *service.Plan, inUse *set) (*set, error) {
 	at, ok := slices.BinarySearchFunc(plan.Sets, key, func(set service.BackendSet, key service.SetKey) int {
 		return set.Key.Compare(key)
 	})
@@ -178,12 +178,10 @@ func (s *Syncer) ensureSet(p *port, key service.SetKey, plan *service.Plan) (*se
 	if current := s.sets[key]; current != nil && slices.Equal(current.members, members) {
 		return current, nil
 	}
-	for _, found := range s.restored[portFamily{p, key.Family}] {
-		if found.extent.count > 0 && slices.Equal(found.members, members) {
-			found.key = key
-			s.sets[key] = found
-			return found, nil
-		}
+	if inUse != nil && inUse.key == (service.SetKey{}) && slices.Equal(inUse.members, members) {
+		inUse.key = key // found in the tables, where sets have no names
+		s.sets[key] = inUse
+		return inUse, nil
 	}
 	return s.writeSet(key, members)
 }

@@ -4,6 +4,7 @@ package sync
 
 import (
 	"errors"
+	"time"
 
 	"beeline.io/beeline/internal/datapath"
 )
@@ -26,6 +27,8 @@ func (s *Syncer) retire(e *entry) { s.retired = append(s.retired, e) }
 // release gives up an entry's references. What has none left becomes unused.
 func (s *Syncer) release(e *entry) {
 	if e.row != 0 {
+		// Not to be found in use when the table is to become smaller.
+		s.tables.FrontendRows.Store(e.row, datapath.Frontend{})
 		s.rowNumbers.put(e.row)
 	}
 	if e.port != nil {
@@ -52,17 +55,28 @@ func (s *Syncer) release(e *entry) {
 // refers to. Call it now and then: once a second is plenty. It reports whether
 // anything is left to do.
 func (s *Syncer) Collect() (left bool, err error) {
+	s.writer.Lock()
+	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.retired) == 0 && len(s.unused) == 0 {
 		return false, nil
 	}
 	err = s.collect()
+	if s.freed && err == nil {
+		s.freed = false
+		s.retry.at = time.Now() // there may be room now for what failed
+	}
 	return len(s.retired) > 0 || len(s.unused) > 0, err
 }
 
+// collect is called by a writer. Who only wants to look need not wait for the
+// grace period.
 func (s *Syncer) collect() error {
-	if err := s.tables.WaitForReaders(); err != nil {
+	s.mu.Unlock()
+	err := s.tables.WaitForReaders()
+	s.mu.Lock()
+	if err != nil {
 		return err
 	}
 	for _, e := range s.retired {
@@ -107,6 +121,9 @@ func (s *Syncer) freeUnused() error {
 func (s *Syncer) freeSet(x *set) {
 	if x.extent.count == 0 {
 		return
+	}
+	for n := x.extent.first; n < x.extent.end(); n++ {
+		s.tables.Slots.Store(n, 0) // as with rows
 	}
 	s.slots.put(x.extent)
 	x.extent = extent{}
@@ -178,14 +195,14 @@ func (x *set) free(s *Syncer) error {
 }
 
 func (x *source) free(s *Syncer) error {
+	if name := sourceName(x.prefixes); s.sources[name] == x {
+		delete(s.sources, name) // first: half of it is not to be used again
+	}
 	for _, p := range x.prefixes {
 		if err := s.tables.SourceRanges.Delete(sourceKey(x.id, p)); err != nil {
 			return err
 		}
 	}
 	s.sourceIDs.put(x.id)
-	if name := sourceName(x.prefixes); s.sources[name] == x {
-		delete(s.sources, name)
-	}
 	return nil
 }

@@ -24,8 +24,10 @@ func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 	cluster := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Cluster}
 	local := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Local}
 	decisions := []service.Decision{{Verdict: service.Pass}, {Verdict: service.Reject}, {Verdict: service.Drop}}
-	for _, key := range []service.SetKey{cluster, local} {
-		if backends := randomBackends(r); len(backends) > 0 {
+	all := randomBackends(r)
+	onNode := slices.DeleteFunc(slices.Clone(all), func(b service.Backend) bool { return !b.Local })
+	for key, backends := range map[service.SetKey][]service.Backend{cluster: all, local: onNode} {
+		if len(backends) > 0 {
 			plan.Sets = append(plan.Sets, service.BackendSet{Key: key, Backends: backends})
 			decisions = append(decisions, service.Decision{Verdict: service.Balance, Set: key, Masquerade: r.IntN(2) == 0},
 				service.Decision{Verdict: service.Balance, Set: key})
@@ -38,11 +40,15 @@ func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 			Port:     port,
 			Affinity: time.Duration(r.IntN(2)*3600) * time.Second,
 		}
+		slices.SortFunc(plan.Sets, func(a, b service.BackendSet) int { return a.Key.Compare(b.Key) })
 		for class := range f.Decisions {
 			f.Decisions[class] = decisions[r.IntN(len(decisions))]
 		}
 		if r.IntN(4) == 0 {
-			f.SourceRanges = []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("192.0.%d.0/24", r.IntN(3)))}
+			f.SourceRanges = []netip.Prefix{
+				netip.MustParsePrefix(fmt.Sprintf("192.0.%d.0/24", r.IntN(3))),
+				netip.MustParsePrefix("198.51.100.0/24"),
+			}
 		}
 		plan.Frontends = append(plan.Frontends, f)
 	}
@@ -55,8 +61,9 @@ func randomBackends(r *rand.Rand) []service.Backend {
 	if r.IntN(3) == 0 {
 		weight = func() uint8 { return uint8(1 + r.IntN(4)) }
 	}
+	nodes := 1 + r.IntN(2) // on one node alone, both sets are equal
 	for i := range 6 {
-		if r.IntN(2) == 0 {
+		if r.IntN(2) == 0 && i%2 < nodes {
 			all = append(all, service.Backend{
 				Addr:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 10, byte(i % 2), byte(i + 1)}), 8080),
 				Local:  i%2 == 0,

@@ -4,21 +4,29 @@ package sync
 
 import "slices"
 
-// A pool hands out the numbers first to last. A number that came back is used
-// again only when 128 others have come back after it: what still names it by
-// mistake, a log line or a trace, is then old.
+// A pool hands out the numbers 1 to last. A number that came back is used again
+// only when rest others have come back after it: an id that people have seen in
+// a log line or a table does not name something else a second later.
 type pool struct {
 	next, last uint32
+	rest       int
 	free       []uint32 // oldest first
 }
 
-const rest = 128
+// idRest is the rest of ids; row numbers, which nobody sees, need none.
+const idRest = 128
 
-// restore makes a pool of which some numbers are taken.
-func newPool(first, last uint32, taken func(uint32) bool, highest uint32) pool {
-	p := pool{next: max(first, highest+1), last: last}
-	for n := first; n < p.next; n++ {
-		if !taken(n) {
+// poolOf makes a pool of which some numbers are taken. Those beyond last are
+// nobody's: damage, or what a larger table had.
+func poolOf[V any](taken map[uint32]V, last uint32, rest int) pool {
+	p := pool{next: 1, last: last, rest: rest}
+	for n := range taken {
+		if n <= last {
+			p.next = max(p.next, n+1)
+		}
+	}
+	for n := uint32(1); n < p.next; n++ {
+		if _, ok := taken[n]; !ok {
 			p.free = append(p.free, n)
 		}
 	}
@@ -26,7 +34,7 @@ func newPool(first, last uint32, taken func(uint32) bool, highest uint32) pool {
 }
 
 func (p *pool) take() (uint32, bool) {
-	if len(p.free) > rest || (p.next > p.last && len(p.free) > 0) {
+	if len(p.free) > p.rest || (p.next > p.last && len(p.free) > 0) {
 		n := p.free[0]
 		p.free = p.free[1:]
 		return n, true
@@ -48,25 +56,18 @@ func (e extent) end() uint32 { return e.first + e.count }
 // extents are the free parts of the slot array: sorted, apart from each other.
 type extents struct {
 	free []extent
-	next uint32 // where the next search begins, so that freed slots rest
 }
 
-func newExtents(length uint32) extents { return extents{free: []extent{{0, length}}} }
+func newExtents(length uint32) extents { return extents{[]extent{{0, length}}} }
 
-// take finds count slots in a row.
+// take finds count slots in a row, the lowest there are: what is in use stays
+// together, so that the table can be made smaller.
 func (x *extents) take(count uint32) (extent, bool) {
-	begin, _ := slices.BinarySearchFunc(x.free, x.next, func(e extent, next uint32) int {
-		if e.first < next {
-			return -1
-		}
-		return 1
-	})
-	for i := range x.free {
-		at := (begin + i) % len(x.free)
-		if e := x.free[at]; e.count >= count {
-			x.cut(at, extent{e.first, count})
-			x.next = e.first + count
-			return extent{e.first, count}, true
+	for i, e := range x.free {
+		if e.count >= count {
+			taken := extent{e.first, count}
+			x.cut(i, taken)
+			return taken, true
 		}
 	}
 	return extent{}, false

@@ -50,19 +50,11 @@ func (s *Syncer) restore() error {
 	for key := range networks {
 		s.networks.applied[key.Prefix()] = true
 	}
-	s.rowNumbers = poolOf(r.rows, s.tables.FrontendRows.Len()-1)
-	s.portIDs = poolOf(r.portByID, s.tables.Services.Max())
-	s.backendIDs = poolOf(r.backendByID, s.tables.Backends.Len()-1)
-	s.sourceIDs = poolOf(r.sourceByID, s.tables.SourceRanges.Max())
+	s.rowNumbers = poolOf(r.rows, s.tables.FrontendRows.Len()-1, 0)
+	s.portIDs = poolOf(r.portByID, s.tables.Services.Max(), idRest)
+	s.backendIDs = poolOf(r.backendByID, s.tables.Backends.Len()-1, idRest)
+	s.sourceIDs = poolOf(r.sourceByID, s.tables.SourceRanges.Max(), idRest)
 	return nil
-}
-
-func poolOf[V any](taken map[uint32]V, last uint32) pool {
-	highest := uint32(0)
-	for n := range taken {
-		highest = max(highest, n)
-	}
-	return newPool(1, last, func(n uint32) bool { _, ok := taken[n]; return ok }, highest)
 }
 
 func (r *restorer) readPorts() error {
@@ -130,7 +122,7 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 		if d.Count == 0 {
 			continue
 		}
-		if sets[class] = r.readSet(extent{d.First, d.Count}, portFamily{p, service.FamilyOf(name.Addr)}); sets[class] == nil {
+		if sets[class] = r.readSet(extent{d.First, d.Count}); sets[class] == nil {
 			return
 		}
 	}
@@ -148,7 +140,7 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 }
 
 // readSet reads the slots of a set, nil if they are not a set.
-func (r *restorer) readSet(at extent, of portFamily) *set {
+func (r *restorer) readSet(at extent) *set {
 	if known := r.setAt[at]; known != nil {
 		return known
 	}
@@ -170,7 +162,6 @@ func (r *restorer) readSet(at extent, of portFamily) *set {
 		b.refs++
 	}
 	r.setAt[at] = found
-	r.restored[of] = append(r.restored[of], found)
 	r.unused = append(r.unused, found)
 	return found
 }

@@ -45,6 +45,8 @@ type Stats struct {
 	Retries   uint64    `json:"retries"`
 	Repairs   uint64    `json:"repairs"` // differences that Audit found
 	Failing   int       `json:"failing"` // frontends that differ from what is wanted now
+	// Networks says why the ServiceCIDRs in the tables are not those wanted.
+	Networks string `json:"networks,omitempty"`
 }
 
 // Fill is how full a table is.
@@ -52,7 +54,7 @@ type Fill struct {
 	Table string `json:"table"`
 	Used  uint32 `json:"used"`
 	Limit uint32 `json:"limit"`
-	Flag  string `json:"flag"` // that raises the limit
+	Flag  string `json:"flag,omitempty"` // that raises the limit; none: it is fixed
 }
 
 // Stats returns the counts so far.
@@ -61,6 +63,9 @@ func (s *Syncer) Stats() Stats {
 	defer s.mu.Unlock()
 	stats := s.stats
 	stats.Failing = len(s.failures)
+	if s.networks.err != nil {
+		stats.Networks = s.networks.err.Error()
+	}
 	return stats
 }
 
@@ -96,6 +101,7 @@ func (s *Syncer) Status() []Status {
 // Fills returns how full the tables are. Session affinity that does not fit
 // any more pushes out the clients that were away longest.
 func (s *Syncer) Fills() ([]Fill, error) {
+	clients, err := s.tables.Affinity.All() // may be many: nobody has to wait for that
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ranges := uint32(0)
@@ -103,13 +109,13 @@ func (s *Syncer) Fills() ([]Fill, error) {
 		ranges += uint32(len(x.prefixes))
 	}
 	t := s.tables
-	clients, err := t.Affinity.All()
 	return []Fill{
 		{datapath.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max(), "max-frontends"},
 		{datapath.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len(), "max-slots"},
 		{datapath.SockMapBackends, uint32(len(s.backends)), t.Backends.Len() - 1, "max-backends"},
 		{datapath.SockMapServices, uint32(len(s.ports)), t.Services.Max(), "max-services"},
 		{datapath.SockMapSourceRanges, ranges, t.SourceRanges.Max(), "max-source-ranges"},
+		{datapath.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max(), ""},
 		{datapath.SockMapAffinity, uint32(len(clients)), t.Affinity.Max(), "max-affinity"},
 	}, err
 }

@@ -11,6 +11,7 @@
 package sync
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -32,8 +33,12 @@ const (
 // Syncer keeps the tables in agreement with the plans. All methods may be
 // called from any goroutine; the tables have no other writer.
 type Syncer struct {
-	mu     sync.Mutex
 	tables *datapath.Tables
+	// writer is held by whoever changes anything, from beginning to end; mu by
+	// whoever looks at a field. A long change lets go of mu now and then, so that
+	// Status shows how far it is.
+	writer sync.Mutex
+	mu     sync.Mutex
 
 	// What is wanted.
 	plans  map[service.Ref]*service.Plan
@@ -58,7 +63,6 @@ type Syncer struct {
 	sets     map[service.SetKey]*set
 	backends map[backendKey]*backend
 	sources  map[string]*source
-	restored map[portFamily][]*set // found in the tables, whose scope is not known yet
 
 	// What is free.
 	rowNumbers, portIDs, backendIDs, sourceIDs pool
@@ -67,6 +71,7 @@ type Syncer struct {
 	// What is given back once no program can be using it.
 	retired []*entry
 	unused  []releasable // what had no reference when it was put here
+	freed   bool         // some of what was retired had been in use
 
 	stats Stats
 }
@@ -91,7 +96,6 @@ func New(tables *datapath.Tables) (*Syncer, error) {
 		sets:     map[service.SetKey]*set{},
 		backends: map[backendKey]*backend{},
 		sources:  map[string]*source{},
-		restored: map[portFamily][]*set{},
 	}
 	s.networks.applied = map[netip.Prefix]bool{}
 	if err := s.restore(); err != nil {
@@ -107,17 +111,27 @@ func New(tables *datapath.Tables) (*Syncer, error) {
 // An error says that some of it is not in the tables; Status says which, and
 // Retry tries again.
 func (s *Syncer) Apply(delta service.Delta) error {
+	s.writer.Lock()
+	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.take(delta)
-	s.retry.delay = 0
-	return s.reconcile()
+	err := s.reconcile()
+	s.stats.Synced = true // not before: reconcile lets others read the status in between
+	if s.retry.delay == 0 && err != nil {
+		s.retry.delay = firstRetry
+		s.retry.at = time.Now().Add(firstRetry)
+	}
+	return err
 }
 
 // Retry tries again what failed, if its time has come: after 100 ms first, then
-// after twice the time before, at most 30 s; a new delta begins anew. It
-// returns when to call again, the zero time if there is nothing to retry.
+// after twice the time before, at most 30 s; at once when Collect has given
+// table space back. It returns when to call again, the zero time if there is
+// nothing to retry.
 func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
+	s.writer.Lock()
+	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.retry.delay > 0 && !now.Before(s.retry.at) {
@@ -125,7 +139,10 @@ func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
 		for key := range s.failures {
 			s.dirty[key] = true
 		}
-		err = s.reconcile()
+		if err = s.reconcile(); err != nil {
+			s.retry.delay = min(2*s.retry.delay, lastRetry)
+			s.retry.at = now.Add(s.retry.delay)
+		}
 	}
 	if s.retry.delay == 0 {
 		return time.Time{}, nil
@@ -166,7 +183,6 @@ func (s *Syncer) take(delta service.Delta) {
 		}
 	}
 	if !s.stats.Synced {
-		s.stats.Synced = true
 		for key := range s.applied { // left over from an earlier agent
 			s.dirty[key] = true
 		}
@@ -177,9 +193,9 @@ func (s *Syncer) take(delta service.Delta) {
 // given back free and tries once more.
 func (s *Syncer) reconcile() error {
 	full := s.pass()
-	if full && len(s.retired) > 0 {
+	if len(full) > 0 && len(s.retired) > 0 {
 		if err := s.collect(); err == nil {
-			for key := range s.failures {
+			for _, key := range full {
 				s.dirty[key] = true
 			}
 			s.pass()
@@ -191,8 +207,6 @@ func (s *Syncer) reconcile() error {
 		s.retry.delay = 0
 		return nil
 	}
-	s.retry.delay = min(max(2*s.retry.delay, firstRetry), lastRetry)
-	s.retry.at = s.stats.LastSync.Add(s.retry.delay)
 	return s.failed()
 }
 
@@ -209,9 +223,15 @@ func (s *Syncer) failed() error {
 	return errors.Join(errs...)
 }
 
-// pass goes once over the dirty frontends, in the order of their keys.
-func (s *Syncer) pass() (full bool) {
-	for _, key := range slices.SortedFunc(maps.Keys(s.dirty), service.FrontendKey.Compare) {
+// pass goes once over the dirty frontends, those that stand for all other ports
+// of an address last: a Service that comes or goes has its ports before, and
+// after, these are refused. It returns those for which a table was full.
+func (s *Syncer) pass() (full []service.FrontendKey) {
+	for i, key := range slices.SortedFunc(maps.Keys(s.dirty), inOrder) {
+		if i%64 == 63 {
+			s.mu.Unlock() // whoever waits for it takes its turn
+			s.mu.Lock()
+		}
 		err := s.reconcileFrontend(key)
 		delete(s.dirty, key)
 		if err == nil {
@@ -221,9 +241,18 @@ func (s *Syncer) pass() (full bool) {
 		s.failures[key] = err
 		s.stats.Failures++
 		var fullErr *datapath.FullError
-		full = full || errors.As(err, &fullErr)
+		if errors.As(err, &fullErr) {
+			full = append(full, key)
+		}
 	}
 	return full
+}
+
+func inOrder(a, b service.FrontendKey) int {
+	if (a.Port == 0) != (b.Port == 0) {
+		return cmp.Compare(b.Port, a.Port)
+	}
+	return a.Compare(b)
 }
 
 // reconcileFrontend makes one frontend what is wanted of it. Its last step is
@@ -239,11 +268,12 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 			return err
 		}
 		s.retire(old)
+		s.freed = true
 		delete(s.applied, key)
 		s.stats.Updates++
 		return nil
 	}
-	e, err := s.build(w)
+	e, err := s.build(w, old)
 	if err == nil && old != nil && old.content == e.content {
 		s.release(e) // the old one holds the same
 		return nil
@@ -257,6 +287,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	}
 	if old != nil {
 		s.retire(old)
+		s.freed = true
 	}
 	s.applied[key] = e
 	s.stats.Updates++

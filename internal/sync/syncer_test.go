@@ -419,6 +419,60 @@ func TestGarbageAtStart(t *testing.T) {
 	}
 }
 
+// TestRestartChangesNothing: with the objects of before, a new agent touches no
+// frontend, also where two sets are equal.
+func TestRestartChangesNothing(t *testing.T) {
+	r := newRand(t)
+	for range 50 {
+		k := newFakeKernel(t, datapath.Limits{Frontends: 64, Slots: 400, Backends: 64})
+		plans := randomPlans(r, 6)
+		mustApply(t, newSyncer(t, k), difference(nil, plans))
+		s := newSyncer(t, k)
+		mustApply(t, s, difference(nil, plans))
+		if n := s.Stats().Updates; n != 0 {
+			t.Fatalf("%d frontends were changed", n)
+		}
+	}
+}
+
+// TestStatusDuringChange: whoever asks while a large change goes on learns what
+// is applied and what is still pending.
+func TestStatusDuringChange(t *testing.T) {
+	k := newFakeKernel(t, datapath.Limits{Frontends: 1024, Slots: 1024, Backends: 1024})
+	s := newSyncer(t, k)
+	plans := map[service.Ref]*service.Plan{}
+	for i := range 200 {
+		owner := ref(fmt.Sprintf("s%03d", i))
+		plans[owner] = simplePlan(owner, i, 1)
+	}
+	seen := map[State]int{}
+	asked, answered := make(chan bool, 1), make(chan bool)
+	k.after = func() {
+		select {
+		case asked <- true: // the first operation: from here on somebody waits for an answer
+			go func() {
+				for _, st := range s.Status() {
+					seen[st.State]++
+				}
+				close(answered)
+			}()
+			time.Sleep(50 * time.Millisecond)
+		default:
+			time.Sleep(time.Millisecond)
+		}
+	}
+	mustApply(t, s, difference(nil, plans))
+	<-answered
+	if seen[Applied] == 0 || seen[Pending] == 0 || seen[Applied]+seen[Pending] != 200 {
+		t.Errorf("states during the change: %v", seen)
+	}
+	for _, st := range s.Status() {
+		if st.State != Applied {
+			t.Errorf("after the change: %+v", st)
+		}
+	}
+}
+
 // TestServiceCIDRs follow the plan, and a restart.
 func TestServiceCIDRs(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})

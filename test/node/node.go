@@ -197,10 +197,14 @@ func (a *Agent) poll(what string, ok func() (bool, error)) error {
 // it printed. The error is an *exec.ExitError with Stderr if it failed.
 func (a *Agent) CLI(args ...string) (string, error) {
 	args = append([]string{a.Program}, args...)
-	if !slices.Contains(args, "cleanup") {
+	switch {
+	case slices.Contains(args, "cleanup"):
+		args = append(args, "--socket", a.Socket(), "--bpffs", a.BPFFS())
+	case slices.Contains(args, "--from-maps"):
+		args = append(args, "--bpffs", a.BPFFS())
+	default:
 		args = append(args, "--socket", a.Socket())
 	}
-	args = append(args, "--bpffs", a.BPFFS())
 	out, err := a.Host.Command(context.Background(), args...).Output()
 	return string(out), err
 }

@@ -155,6 +155,20 @@ func TestAffinityIsSharedByAllAddresses(t *testing.T) {
 	})
 }
 
+// Endpoints that come and go take no client away from one that stays, wherever
+// it then is among them.
+func TestAffinityStaysAsOthersComeAndGo(t *testing.T) {
+	w := startWorld(t, "node-a")
+	a1 := w.Host("a1")
+	w.applySticky("b1", nil)
+	v4, v6 := picks(t, a1, ipv4), picks(t, a1, ipv6)
+	for _, pods := range []string{"a2 b1", "a2 a3 b1 b2", "b1 b2", "a3 b1"} {
+		w.applySticky(pods, nil)
+		wantSame(t, "IPv4, with endpoints "+pods, picks(t, a1, ipv4), v4)
+		wantSame(t, "IPv6, with endpoints "+pods, picks(t, a1, ipv6), v6)
+	}
+}
+
 // Two ports of one Service are two choices.
 func TestAffinityIsPerPort(t *testing.T) {
 	w := startWorld(t, "node-a")

@@ -3,11 +3,15 @@
 package socket
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -147,6 +151,48 @@ func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 		w.apply("web", objects(s, slices)...)
 		w.wantMeet(t, "a1", f, f.clusterIP(1), "a3")
 	}
+}
+
+// R27: nor does it pass to an endpoint that gets the number of the one that has
+// gone. There are three numbers, so that the third endpoint after b1 has its.
+func TestAffinityDoesNotPassToAnotherEndpoint(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--max-backends=3"}
+	w.start()
+	apply := func(pods string) {
+		t.Helper()
+		s, slices := w.sticky("web", 1, pods, 600)
+		w.apply("web", objects(s, slices[:1])...) // IPv4
+	}
+	apply("b1")
+	c := &watch{w: w, from: w.Host("a1"), f: ipv4, n: 1}
+	c.connect(t)
+	old := w.backendID(t, "b1")
+	apply("b2")
+	w.must(w.agent().WaitFor("done with b1", func(s *observe.Status) bool {
+		return slices.ContainsFunc(s.Tables, func(f sync.Fill) bool { return f.Table == datapath.SockMapBackends && f.Used == 1 })
+	}))
+	apply("a2 a3")
+	if got := []uint32{w.backendID(t, "a2"), w.backendID(t, "a3")}; !slices.Contains(got, old) {
+		t.Fatalf("the endpoints have numbers %v, want one of them %d, as b1 had", got, old)
+	}
+	if kept, _, _ := c.connect(t); kept {
+		t.Errorf("an affinity for b1 was kept, and leads to %s", c.pod)
+	}
+}
+
+// backendID is the number that the tables have for a pod's IPv4 endpoint.
+func (w *world) backendID(t *testing.T, pod string) uint32 {
+	t.Helper()
+	tables, err := w.agent().Tables()
+	w.must(err)
+	for _, b := range tables.Backends {
+		if b.Address == ipv4.pod(w.Host(pod)).String() {
+			return b.ID
+		}
+	}
+	t.Fatalf("the tables have no endpoint on %s", pod)
+	return 0
 }
 
 // R27: affinity is switched on and off, and its timeout changed, while clients

@@ -40,6 +40,9 @@ func podObject(host *lab.Host, hostIP string) *corev1.Pod {
 // loopback for the node alone. It goes with its pod.
 func TestHostPort(t *testing.T) {
 	w := startWorld(t, "node-a")
+	elsewhere := podObject(w.Host("b2"), "") // is no rival on this node
+	elsewhere.CreationTimestamp = metav1.NewTime(elsewhere.CreationTimestamp.Add(time.Hour))
+	w.write("b2", elsewhere)
 	w.apply("a2", podObject(w.Host("a2"), ""))
 	own, other := w.Host("node-a"), w.Host("node-b")
 	inEachFamily(t, func(t *testing.T, f family) {

@@ -149,7 +149,7 @@ func TestSpellings(t *testing.T) {
 		"nulls":            {"web.yaml": edit(t, web, "  ports:", "  type:\n  externalIPs: ~\n  internalTrafficPolicy: null\n  ports:")},
 		"others beside": {"web.yaml": web, ".hidden.yaml": "{", "web.yaml~": "{", "#web.yaml#": "{", ".web.yaml.swp": "{",
 			"web.yaml.bak": "{", "README.md": "{", "4913": "{"},
-		"empty files beside": {"web.yaml": web, "a.yaml": "", "b.json": "\n", "c.yml": "# nothing\n"},
+		"files without objects beside": {"web.yaml": web, "a.yaml": "---\n", "b.json": "\n", "c.yml": "# nothing\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(want, mustLoad(t, folder(t, files)).Objects, byValue); diff != "" {
@@ -217,7 +217,7 @@ func TestOrder(t *testing.T) {
 	for i := range 40 {
 		var b strings.Builder
 		for j := range 10 {
-			fmt.Fprintf(&b, "---\n%s", named(fmt.Sprintf("s%02d-%d", i, j), "10.96.0.10"))
+			fmt.Fprintf(&b, "---\n%s", named(fmt.Sprintf("s%02d-%d", i, j), fmt.Sprintf("10.96.%d.%d", i, j+1)))
 			want = append(want, fmt.Sprintf("Service default/s%02d-%d", i, j))
 		}
 		files[fmt.Sprintf("%02d.yaml", i)] = b.String()

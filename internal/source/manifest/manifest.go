@@ -211,6 +211,55 @@ func join(files []*file) reading {
 			r.objects[ref] = o.object
 		}
 	}
+	r.problems = append(r.problems, sharedAddresses(files)...)
 	slices.SortStableFunc(r.problems, comparePlace)
 	return r
+}
+
+// allocation is what an API server gives to one Service only.
+type allocation struct{ field, value string }
+
+// allocated lists each allocation of a Service once.
+func allocated(s *service.Service) []allocation {
+	var all []allocation
+	for _, ip := range s.ClusterIPs {
+		if ip != "" && ip != "None" {
+			all = append(all, allocation{"spec.clusterIPs", ip})
+		}
+	}
+	for _, p := range s.Ports {
+		if c := (allocation{"spec.ports[].nodePort", fmt.Sprintf("%d/%s", p.NodePort, p.Protocol)}); p.NodePort != 0 && !slices.Contains(all, c) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// sharedAddresses finds ClusterIPs and NodePorts that two Services have, which
+// an API server would not allocate twice. Nothing says which Service is meant,
+// and one that works must not lose them to one that is new.
+func sharedAddresses(files []*file) (problems source.Problems) {
+	type holder struct {
+		ref   service.Ref
+		place string
+	}
+	first := map[allocation]holder{}
+	for _, f := range files {
+		for _, o := range f.objects {
+			s, ok := o.object.(*service.Service)
+			if !ok {
+				continue
+			}
+			for _, c := range allocated(s) {
+				other, taken := first[c]
+				if !taken {
+					first[c] = holder{s.Ref(), fmt.Sprintf("%s:%d", f.name, o.line)}
+				} else if other.ref != s.Ref() { // an object given twice is said to be that
+					problems = append(problems, source.Problem{File: f.name, Line: o.line, Object: s.Ref().String(),
+						Reason: fmt.Sprintf("%s: %s belongs to %s (%s) already; choose another", c.field, c.value, other.ref, other.place)})
+				}
+			}
+		}
+	}
+	return problems
 }

@@ -119,7 +119,7 @@ func (r *treeReader) read(n *yaml.Node, depth int) {
 		r.problem(n.Line, string(name), "apiVersion: missing; every object says of which version it is, as in \"apiVersion: v1\"")
 		return
 	}
-	if name == "List" && apiVersion == "v1" {
+	if name == "List" && apiVersion == "v1" || isTypedList(name, apiVersion) {
 		r.readList(n, depth)
 		return
 	}
@@ -174,7 +174,16 @@ func (r *treeReader) readObject(n *yaml.Node, k kind) {
 	}
 }
 
-// readList reads the items of a v1 List, as "kubectl get -o yaml" writes it.
+// isTypedList knows the lists that the API server itself answers with, such as
+// ServiceList.
+func isTypedList(name service.Kind, apiVersion string) bool {
+	item, isList := strings.CutSuffix(string(name), "List")
+	k, known := kinds[service.Kind(item)]
+	return isList && known && apiVersion == k.apiVersion()
+}
+
+// readList reads the items of a v1 List, as "kubectl get -o yaml" writes it, or
+// of a typed list, whose items need not say what they are.
 func (r *treeReader) readList(n *yaml.Node, depth int) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		switch name := n.Content[i]; name.Value {
@@ -194,12 +203,21 @@ func (r *treeReader) readList(n *yaml.Node, depth int) {
 		r.problem(lineOf(n, "items"), "List", "items: want a list, have %s", describeNode(items))
 		return
 	}
+	typed, _ := strings.CutSuffix(text(n, "kind"), "List")
 	for _, item := range items.Content {
+		if typed != "" && item.Kind == yaml.MappingNode && child(item, "kind") == nil && child(item, "apiVersion") == nil {
+			item.Content = append(item.Content, scalar("kind", item.Line), scalar(typed, item.Line),
+				scalar("apiVersion", item.Line), scalar(text(n, "apiVersion"), item.Line))
+		}
 		r.read(item, depth+1)
 		if r.left.Load() < 0 {
 			return // reported where they ran out
 		}
 	}
+}
+
+func scalar(value string, line int) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: value, Line: line}
 }
 
 func (r *treeReader) problem(line int, object, format string, args ...any) {

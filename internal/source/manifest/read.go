@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"beeline.io/beeline/internal/source"
 )
@@ -121,6 +122,8 @@ func totalSize(entries []entry) int64 {
 // file is what one file holds.
 type file struct {
 	name     string
+	stat     stat
+	read     time.Time
 	sum      [sha256.Size]byte // of the content; zero if it could not be read
 	objects  []placed
 	problems source.Problems
@@ -128,18 +131,36 @@ type file struct {
 
 // readEntry reads and decodes a file, or returns old if that has the same content.
 func readEntry(e entry, old *file, lim limits) *file {
+	if old != nil && old.unchanged(e) {
+		return old
+	}
+	now := time.Now()
 	data, err := readFile(e, lim.file)
 	if err != nil {
 		return &file{name: e.name, problems: source.Problems{{File: e.name, Reason: err.Error()}}}
 	}
 	sum := sha256.Sum256(data)
 	if old != nil && old.sum == sum {
-		return old
+		same := *old
+		same.stat, same.read = e.stat, now
+		return &same
 	}
 	f := parse(e.name, data, lim)
-	f.sum = sum
+	f.stat, f.read, f.sum = e.stat, now, sum
 	return f
 }
+
+// unchanged says that the file need not be read again: it was read, and stat
+// says the same of it as then. The times of a file that has just been written
+// may not tell a second write from the first.
+func (f *file) unchanged(e entry) bool {
+	const granularity = 2 * time.Second
+	return f.sum != [sha256.Size]byte{} && f.stat == e.stat &&
+		f.read.Sub(time.Unix(f.stat.ctime.Unix())) > granularity
+}
+
+// readTimeout bounds the wait for a file's content.
+const readTimeout = 5 * time.Second
 
 // readFile reads a regular file. Anything else could block for ever (a named
 // pipe) or do something by being opened (a device), so it looks first; it looks
@@ -157,6 +178,9 @@ func readFile(e entry, limit int64) ([]byte, error) {
 		return nil, errors.New(describe(err))
 	}
 	defer f.Close()
+	// Some files of /proc look regular and never end to wait. Those of a disk know
+	// no deadline, and need none.
+	_ = f.SetReadDeadline(time.Now().Add(readTimeout))
 	fi, err := f.Stat()
 	if err != nil {
 		return nil, errors.New(describe(err))
@@ -175,6 +199,10 @@ func readFile(e entry, limit int64) ([]byte, error) {
 	}
 	if int64(data.Len()) > limit {
 		return nil, tooLarge
+	}
+	if data.Len() == 0 {
+		// So does a file look whose writer has just begun.
+		return nil, errors.New("is empty: remove it if that is meant, or write a comment into it")
 	}
 	return data.Bytes(), nil
 }

@@ -48,8 +48,10 @@ func TestSingleFileReplaced(t *testing.T) {
 	f.until("written in place", func() bool { return f.clusterIP("web") == "10.96.0.3" })
 	rename(t, path, path+"~")
 	f.want("", path+": no such file or folder")
-	overwrite(t, path, "")
-	f.until("empty", func() bool { return len(f.objects) == 0 && len(f.last.Problems) == 0 })
+	overwrite(t, path, "") // as "kubectl get ... > web.yaml" begins
+	f.want("", path+": is empty: remove it if that is meant, or write a comment into it")
+	overwrite(t, path, "# nothing\n")
+	f.want("-web")
 	rename(t, path+"~", path)
 	f.want("+web")
 }
@@ -87,8 +89,8 @@ func TestQuietTime(t *testing.T) {
 	s.timing.quiet, s.timing.atMost = 2*time.Second, time.Minute
 	f := follow(t, s)
 	f.want("")
-	for _, name := range []string{"a", "b", "c"} {
-		write(t, dir, name+".yaml", named(name, "10.96.0.1"))
+	for i, name := range []string{"a", "b", "c"} {
+		write(t, dir, name+".yaml", named(name, fmt.Sprintf("10.96.0.%d", i+1)))
 		time.Sleep(20 * time.Millisecond)
 	}
 	f.want("+a +b +c")
@@ -140,8 +142,8 @@ func TestSlowReceiver(t *testing.T) {
 	s := New(dir)
 	f := follow(t, s)
 	f.want("+web")
-	for _, name := range []string{"a", "b", "c"} {
-		write(t, dir, name+".yaml", named(name, "10.96.0.1"))
+	for i, name := range []string{"a", "b", "c"} {
+		write(t, dir, name+".yaml", named(name, fmt.Sprintf("10.96.0.%d", i+1)))
 		time.Sleep(2 * s.timing.quiet) // only makes it likely that an event waits
 	}
 	f.until("all", func() bool { return len(f.objects) == 4 })

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// Mend puts back what was taken away while the agent ran: pins of tables, links,
+// attachments. It returns what it put back.
+func (d *Datapath) Mend() (mended []string, err error) {
+	for name, m := range d.collection.Maps {
+		if strings.HasPrefix(name, ".") {
+			continue
+		}
+		if _, err := os.Stat(d.tablePath(name)); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := pinCopy(m, d.tablePath(name)); err != nil {
+			return mended, fmt.Errorf("pin table %s: %w", name, err)
+		}
+		mended = append(mended, "pin of table "+name)
+	}
+	attached, err := Attachments(d.options.BPFFS)
+	if err != nil {
+		return mended, err
+	}
+	missing := map[string]bool{}
+	for _, h := range hooks {
+		missing[h.name] = true
+	}
+	for _, a := range attached {
+		missing[a.Hook] = a.Detached
+	}
+	again := len(mended)
+	for _, h := range hooks {
+		if missing[h.name] {
+			mended = append(mended, "hook "+h.name)
+		}
+	}
+	if len(mended) == again {
+		return mended, nil
+	}
+	if err := d.reopenCgroup(); err != nil {
+		return nil, err
+	}
+	return mended, d.Attach()
+}
+
+// reopenCgroup takes a directory that was removed and made again.
+func (d *Datapath) reopenCgroup() error {
+	dir, err := os.Open(d.cgroup)
+	if err != nil {
+		return err
+	}
+	d.cgroupDir.Close()
+	d.cgroupDir = dir
+	return nil
+}
+
+// pinCopy pins a map without a mark on the one that is used.
+func pinCopy(m *ebpf.Map, path string) error {
+	c, err := m.Clone()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Pin(path)
+}
+
+// recoverPins pins the tables of programs that are attached although somebody
+// has removed the pins: to begin with empty tables would take them from traffic.
+func recoverPins(bpffs string) error {
+	for _, h := range hooks {
+		if err := recoverFrom(bpffs, h); err != nil {
+			return fmt.Errorf("tables of the attached program %s: %w", h.name, err)
+		}
+	}
+	return nil
+}
+
+func recoverFrom(bpffs string, h hook) error {
+	l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	program, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return nil // detached, so nothing depends on it
+	}
+	defer program.Close()
+	programInfo, err := program.Info()
+	if err != nil {
+		return err
+	}
+	ids, _ := programInfo.MapIDs()
+	for _, id := range ids {
+		if err := recoverTable(bpffs, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func recoverTable(bpffs string, id ebpf.MapID) error {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return err
+	}
+	for _, name := range tableNames {
+		path := tablePath(bpffs, name)
+		if truncated(name) != info.Name {
+			continue
+		}
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			return m.Pin(path)
+		}
+	}
+	return nil
+}
+
+// tableNames are the tables that are pinned.
+var tableNames = []string{
+	SockMapFrontends, SockMapFrontendRows, SockMapSlots, SockMapBackends, SockMapServices, SockMapSourceRanges,
+	SockMapNetworks, SockMapAffinity, SockMapConnected, SockMapSocketCounts,
+}
