@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -108,7 +109,7 @@ func (d *Datapath) refuseForeign() error {
 			continue // a cgroup that has been removed; attaching says more
 		}
 		for _, p := range found.Programs {
-			if !ours[p.ID] && programName(p.ID) == truncated(h.program) {
+			if name := programName(p.ID); !ours[p.ID] && name != "" && strings.HasPrefix(h.program, name) {
 				return fmt.Errorf("another Beeline is attached there (program %d): "+
 					"stop it and run `beeline cleanup` with its --bpffs, or give this agent another --cgroup-root", p.ID)
 			}

@@ -254,18 +254,17 @@ func TestCLICompletion(t *testing.T) {
 // What goes wrong with one object is told where people look for it.
 func TestCLIShowsProblems(t *testing.T) {
 	w := startWorld(t, "node-a")
-	w.write("first", objects(w.public("first", 1, "b1"))...)
-	w.apply("second", objects(w.public("second", 2, "b2"))...)
+	w.sameExternalIP()
 	out, err := w.agent().CLI("service", "show", "second")
 	if err != nil || !strings.Contains(out, "belongs to Service default/first") {
-		t.Errorf("service show (%v) does not say who has the node port:\n%s", err, out)
+		t.Errorf("service show (%v) does not say who has the external IP:\n%s", err, out)
 	}
 	var status observe.Status
 	out, err = w.agent().CLI("status", "-o", "json")
-	if err == nil {
-		err = json.Unmarshal([]byte(out), &status)
+	if exit := (&exec.ExitError{}); !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Errorf("status of an agent with an object that does not get what it asks for: %v", err)
 	}
-	if err != nil || len(status.Objects) != 1 || status.Objects[0].Owner.Name != "second" {
+	if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Objects) != 1 || status.Objects[0].Owner.Name != "second" {
 		t.Errorf("status (%v) names %+v, want the Service default/second", err, status.Objects)
 	}
 }

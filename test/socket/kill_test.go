@@ -150,7 +150,8 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	w.must(fresh.StartOnly())
 	var status observe.Status
 	w.eventually("the fresh agent is ready", func() bool {
-		return agent.NewClient(socket).Get(context.Background(), agent.StatusPath, &status) == nil && status.Sync.Synced
+		return agent.NewClient(socket).Get(context.Background(), agent.StatusPath, &status) == nil &&
+			status.Sync.Synced && len(status.Attachments) == datapath.Hooks
 	})
 	want, err := tablesOf(socket)
 	w.must(err)

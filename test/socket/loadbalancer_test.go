@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -74,6 +75,44 @@ func TestLoadBalancerThatIsNotOurs(t *testing.T) {
 		w.wantMeet(t, clients, f, f.vip(), alone)
 		w.wantMeet(t, clients, f, f.otherVIP(), "b1")
 		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), closed)
+	})
+}
+
+// sameExternalIP makes two Services of one age that ask for one external IP.
+func (w *world) sameExternalIP() {
+	w.t.Helper()
+	for n, name := range []string{"first", "second"} {
+		s, slices := w.web(name, uint8(n+1), fmt.Sprintf("b%d", n+1))
+		s.Spec.ExternalIPs = []string{ipv4.vip().Addr().String(), ipv6.vip().Addr().String()}
+		w.apply(name, objects(s, slices)...)
+	}
+}
+
+// An external IP that two Services ask for is the older one's, of Services of
+// one age the first's by name, and goes to the other when that is deleted.
+func TestExternalIPOfTwoServices(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.sameExternalIP()
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.vip(), "b1")
+		w.wantMeet(t, clients, f, f.clusterIP(2), "b2")
+	})
+	w.remove("first")
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.vip(), "b2") })
+}
+
+// R26: pods and the node can be kept from external IPs that are no node's.
+func TestForeignExternalIPIsRefused(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--refuse-foreign-external-ips"}
+	w.start()
+	node := w.Host("node-a")
+	s, slices := w.web("web", 1, "a2 b1")
+	s.Spec.ExternalIPs = []string{ipv4.vip().Addr().String(), ipv6.vip().Addr().String(), node.Addr4.String(), node.Addr6.String()}
+	w.apply("web", objects(s, slices)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.vip(), rejected)
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(node), 80), "a2 b1")
 	})
 }
 

@@ -169,18 +169,3 @@ func TestNodePortAddresses(t *testing.T) {
 		return meet(t, own, ipv4, netip.AddrPortFrom(extra, nodePort), netip.Addr{}) == alone
 	})
 }
-
-// A NodePort that two Services ask for is the first one's, of Services of one age
-// the first by name, and goes to the other when that is deleted.
-func TestNodePortOfTwoServices(t *testing.T) {
-	w := startWorld(t, "node-a")
-	w.write("first", objects(w.public("first", 1, "b1"))...)
-	w.apply("second", objects(w.public("second", 2, "b2"))...)
-	to := func(f family) netip.AddrPort { return netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort) }
-	inEachFamily(t, func(t *testing.T, f family) {
-		w.wantMeet(t, clients, f, to(f), "b1")
-		w.wantMeet(t, clients, f, f.clusterIP(2), "b2")
-	})
-	w.remove("first")
-	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, to(f), "b2") })
-}

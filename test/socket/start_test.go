@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -200,6 +201,19 @@ func TestCleanup(t *testing.T) {
 	}
 	w.start()
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+}
+
+// When cleanup has ended, nothing runs any more, and a new agent finds the node
+// as if it were the first one. It is called here without its program, whose end
+// would give the kernel time.
+func TestCleanupTakesEffectAtOnce(t *testing.T) {
+	w := newWorld(t, "node-a")
+	for range 5 {
+		w.start()
+		w.must(w.agent().Kill())
+		w.must(datapath.Cleanup(w.agent().BPFFS()))
+		w.wantNothingLeft(t, w.agent())
+	}
 }
 
 // K6: the shortcut is for the processes below --cgroup-root. A restart with
