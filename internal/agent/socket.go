@@ -59,12 +59,12 @@ func listen(path string) (net.Listener, error) {
 const maxSocketPath = 107
 
 // RemoveSocket removes a socket that an agent left when it was killed, and the
-// directory if that is empty then.
+// agent's own directory if that is empty then.
 func RemoveSocket(path string) {
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
 		os.Remove(path)
 	}
-	os.Remove(filepath.Dir(path)) // fails if anything else is in it
+	os.Remove(filepath.Dir(DefaultSocket)) // fails if anything else is in it
 }
 
 // answer serves requests until ctx ends.
