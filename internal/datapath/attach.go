@@ -201,7 +201,7 @@ func Attachments(bpffs string) ([]Attachment, error) {
 
 // ReadCounters adds up what the socket hooks counted on all CPUs.
 func ReadCounters(bpffs string) (*SocketCounters, error) {
-	m, err := ebpf.LoadPinnedMap(tablePath(bpffs, SockMapSocketCounts), nil)
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, SockMapSocketCounts), nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the counters under %s: %w", bpffs, err)
 	}

@@ -205,7 +205,7 @@ func TestLimitsCanChange(t *testing.T) {
 func TestOtherLayoutIsRefused(t *testing.T) {
 	o := options(t)
 	mustOpen(t, o).Close()
-	path := tablePath(o.BPFFS, SockMapBackends)
+	path := TablePath(o.BPFFS, SockMapBackends)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func TestMendsWhatIsTakenAway(t *testing.T) {
 	if mended, err := d.Mend(); len(mended) != 0 || err != nil {
 		t.Fatalf("nothing is missing: %v, %v", mended, err)
 	}
-	for _, path := range []string{tablePath(o.BPFFS, SockMapFrontends), linkPath(o.BPFFS, hooks[2])} {
+	for _, path := range []string{TablePath(o.BPFFS, SockMapFrontends), linkPath(o.BPFFS, hooks[2])} {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
@@ -313,7 +313,7 @@ func TestMendsWhatIsTakenAway(t *testing.T) {
 
 	// Nobody was there to mend it, but programs are attached.
 	for _, name := range []string{SockMapFrontends, SockMapConnected, SockMapAffinity} {
-		if err := os.Remove(tablePath(o.BPFFS, name)); err != nil {
+		if err := os.Remove(TablePath(o.BPFFS, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -375,7 +375,7 @@ func TestCleanupTouchesNothingElse(t *testing.T) {
 			t.Errorf("%s is gone: %v", path, err)
 		}
 	}
-	if _, err := os.Stat(tablePath(o.BPFFS, SockMapSlots)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(TablePath(o.BPFFS, SockMapSlots)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the tables are still there: %v", err)
 	}
 }

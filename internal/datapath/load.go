@@ -40,7 +40,8 @@ type Datapath struct {
 // changes with anything that an older or newer agent would read wrongly.
 const tablesDirectory = "tables_v1"
 
-func tablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
+// TablePath is where a table is pinned.
+func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
 
 // checkLayout refuses tables of another version.
 func (d *Datapath) checkLayout() error {
@@ -159,7 +160,7 @@ func (d *Datapath) load() error {
 }
 
 func (d *Datapath) tablePath(name string) string {
-	return tablePath(d.options.BPFFS, name)
+	return TablePath(d.options.BPFFS, name)
 }
 
 // pinnedTables finds the tables of an earlier agent that the programs can go
@@ -297,7 +298,7 @@ func (d *Datapath) swapResized() error {
 func OpenTables(bpffs string) (*Tables, error) {
 	maps := map[string]*ebpf.Map{}
 	for name := range (Limits{}).entries() {
-		m, err := ebpf.LoadPinnedMap(tablePath(bpffs, name), nil)
+		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet", bpffs)
 		}

@@ -127,7 +127,7 @@ func recoverTable(bpffs string, id ebpf.MapID) error {
 		return err
 	}
 	for _, name := range tableNames {
-		path := tablePath(bpffs, name)
+		path := TablePath(bpffs, name)
 		if truncated(name) != info.Name {
 			continue
 		}

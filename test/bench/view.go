@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -27,7 +26,7 @@ func openView(bpffs string) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	frontends, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, "tables", datapath.SockMapFrontends), nil)
+	frontends, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, datapath.SockMapFrontends), nil)
 	return &view{frontends, tables}, err
 }
 
