@@ -80,8 +80,9 @@ static __always_inline __u32 affinity_backend(const struct affinity_key *key, __
 {
 	struct affinity_entry entry = *stored;
 
-	/* Whole seconds: what is 1 s apart may have been a moment. */
-	if (entry.tag != affinity_tag(key) || now - entry.last_used > timeout ||
+	/* Whole seconds: what is 1 s apart may have been a moment. Signed: another CPU
+	 * may have stored a later second than the one read here. */
+	if (entry.tag != affinity_tag(key) || (__s32)(now - entry.last_used) > (__s32)timeout ||
 	    !affinity_holds(&entry, decision))
 		return 0;
 	/* Should the element have become another client's meanwhile, then that one's

@@ -219,12 +219,12 @@ func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.M
 	if err != nil {
 		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
 	}
-	if name == SockMapSocketCounts {
-		err = nil
-	} else if err = copyTable(m, old); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
-			name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
+	if name != SockMapSocketCounts {
+		if err := copyTable(m, old); err != nil {
+			m.Close()
+			return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
+				name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
+		}
 	}
 	if err := m.Pin(d.tablePath(name) + "_new"); err != nil {
 		m.Close()

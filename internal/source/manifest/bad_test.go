@@ -109,6 +109,8 @@ func TestBadInputs(t *testing.T) {
 			[]string{`5: Service Shop/web: metadata.namespace: "Shop": want at most 63 lower-case letters, digits and '-', a letter or digit at both ends`}},
 		{"namespace of a Node", "apiVersion: v1\nkind: Node\nmetadata:\n  name: a\n  namespace: default\n",
 			[]string{`5: Node a: metadata.namespace: "default": a Node has no namespace; remove it`}},
+		{"the ClusterIP of another", web + "---\n" + named("second", "10.96.0.10"),
+			[]string{"10: Service default/second: spec.clusterIPs: 10.96.0.10 belongs to Service default/web (x.yaml:1) already; choose another"}},
 		{"twice in a file", web + "---\n" + web, []string{"10" + svc + "is in x.yaml:1 already; remove one of the two"}},
 		{"several documents", port("port: -1") + "---\n" + slice("IPv4", "ipv4"), []string{
 			"8" + svc + "spec.ports[0].port: -1: expected a port from 1 to 65535",
