@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,6 +109,29 @@ func TestBadManifestsAtFirstStart(t *testing.T) {
 	w.must(w.folder.Remove("bad"))
 	w.start()
 	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "b1")
+}
+
+// Where not all Services fit into the tables of a fresh node, the agent ends,
+// names the flag, and leaves the node as it was.
+func TestFullTableAtFirstStart(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	w.agent().Flags = []string{"--max-frontends=1"}
+	w.must(w.agent().StartOnly())
+	wantEnd(t, w.agent(), 1, "nothing is attached", "--max-frontends")
+	w.wantNothingLeft(t, w.agent())
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), alone)
+}
+
+// A node name that no Node has is said to be wrong.
+func TestUnknownNodeName(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--node-name=nobody"}
+	w.start()
+	status, err := w.agent().Status()
+	if err != nil || !slices.ContainsFunc(status.Complaints(), func(c string) bool { return strings.Contains(c, `"nobody"`) }) {
+		t.Errorf("status (%v) complains of %q", err, status.Complaints())
+	}
 }
 
 // Bad manifests at a restart: what the earlier agent left serves on, status
