@@ -20,7 +20,7 @@ export BPF_CFLAGS = -O2 -g -mcpu=v3 -Wall -Wextra -Werror -I/usr/include/$(shell
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 BPF_SOURCES := $(wildcard bpf/*.c bpf/lib/*.h)
 C_SOURCES := $(BPF_SOURCES)
-GENERATED := internal/datapath/sock_bpfel.go
+GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sweep_bpfel.go
 SCRIPTS := scripts/setup .ci/run
 
 .PHONY: help setup generate build demo test test-full lint bench clean
@@ -31,7 +31,7 @@ help: ## list the targets
 setup: ## install what the build and the tests need (Debian 12, root)
 	@scripts/setup
 
-$(GENERATED): $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup
+$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup
 	go generate ./internal/datapath
 
 generate: $(GENERATED) ## compile bpf/ and make the Go types of its structures

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* The socket shortcut: a Service address becomes a backend's when a program
- * connects, once, and no packet is ever translated.
+ * connects, or sends a datagram, and no packet is ever translated.
  *
- *   connect4, connect6           look up, decide, choose, rewrite
- *   getpeername4, getpeername6   answer the address that was asked for
+ *   connect4, connect6           look up, decide, choose, rewrite: TCP, UDP
+ *   sendmsg4, sendmsg6           the same for each datagram of an unconnected
+ *                                socket: a socket's datagrams to one Service
+ *                                have one backend as long as that serves
+ *   recvmsg4, recvmsg6           answer the address that was asked for
+ *   getpeername4, getpeername6   likewise
  *
- * An AF_INET6 socket that connects to ::ffff:a.b.c.d comes through connect6
- * and needs no care of its own: tables hold IPv4 in that form.
+ * An AF_INET6 socket that asks for ::ffff:a.b.c.d comes through connect6,
+ * sendmsg4 and recvmsg6, and needs no care of its own: tables and records hold
+ * IPv4 in that form.
  *
- * Errors are those that connect(2) documents, since the kernel's own clients
- * (NFS, CIFS) come through here too.
+ * Errors are those that connect(2) and sendto(2) document, since the kernel's
+ * own clients (NFS, CIFS) come through here too. SCTP and UDP-Lite are left
+ * alone.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -17,19 +23,17 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "lib/flow.h"
+#include "lib/frontend.h"
 #include "lib/select.h"
 #include "lib/tables.h"
 
-/* SO_NETNS_COOKIE of the host's network namespace, set by the loader. */
-const volatile __u64 host_netns_cookie = 0;
+#define AF_INET 2
+
+/* For the agent's types: nothing here has it as a type. */
+const enum frontend_flag *unused_frontend_flag __attribute__((unused));
 
 enum { HOOK_REFUSE = 0, HOOK_PROCEED = 1 };
-
-/* Where a socket call goes, in the form of the tables. */
-struct destination {
-	struct address address;
-	__be16 port;
-};
 
 static __always_inline void destination_read4(const struct bpf_sock_addr *ctx,
 					      struct destination *d)
@@ -69,39 +73,60 @@ static __always_inline void destination_write6(struct bpf_sock_addr *ctx,
 	ctx->user_port = d->port;
 }
 
-/* The frontend for a destination, or none. 127.0.0.0/8 is one address to what is
- * served on all of it: the tables hold 127.0.0.1. A hostPort can be on another
- * address of it alone. */
-static __always_inline struct frontend *frontend_of(const struct destination *d, __u8 protocol)
+/* An address of a socket, of which both forms have been read: the verifier wants
+ * them read at fixed offsets, in no branch. */
+static __always_inline void address_of_socket(struct address *a, __u32 family, __be32 v4,
+					      const __u32 v6[4])
 {
-	struct frontend_key key = {.address = d->address, .port = d->port, .protocol = protocol};
-	struct frontend *frontend = frontend_lookup(&key);
+	__u32 *words = address_words(a);
+	int is_v4 = family == AF_INET;
 
-	if (frontend || !address_is_v4(&key.address) || key.address.bytes[12] != 127 ||
-	    address_to_v4(&key.address) == bpf_htonl(INADDR_LOOPBACK))
-		return frontend;
-	address_from_v4(&key.address, bpf_htonl(INADDR_LOOPBACK));
-	return frontend_lookup(&key);
+	words[0] = is_v4 ? 0 : v6[0];
+	words[1] = is_v4 ? 0 : v6[1];
+	words[2] = is_v4 ? bpf_htonl(0xffff) : v6[2];
+	words[3] = is_v4 ? v4 : v6[3];
 }
 
-/* The address the socket is bound to, which is all that can be known of its
- * source before the route is chosen; unspecified if it is not bound. */
-static __always_inline void bound_address(const struct bpf_sock_addr *ctx, struct address *source)
+/* The address a socket is bound to; unspecified if it is not. */
+static __always_inline void socket_address(const struct bpf_sock *sk, struct address *a)
 {
-	const struct bpf_sock *sk = ctx->sk;
+	__u32 v6[4] = {sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]};
+	__u32 v4 = sk->src_ip4;
 
-	address_from_v4(source, 0);
-	if (!sk)
+	barrier();
+	address_of_socket(a, sk->family, v4, v6);
+}
+
+/* Whether a socket is connected to an address at present. */
+static __always_inline int connected_to(const struct bpf_sock *sk, const struct address *address,
+					__be16 port)
+{
+	__u32 v6[4] = {sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2], sk->dst_ip6[3]};
+	__u32 v4 = sk->dst_ip4;
+	struct address peer;
+
+	barrier();
+	address_of_socket(&peer, sk->family, v4, v6);
+	return sk->dst_port == port && address_equal(&peer, address);
+}
+
+/* The unspecified address means this host: the one the socket is bound to, or
+ * loopback (ip_route_output_key, tcp_v6_connect, udpv6_sendmsg). */
+static __always_inline void destination_meant(struct destination *d, const struct address *source)
+{
+	__u32 *words = address_words(&d->address);
+
+	if (!address_is_unspecified(&d->address))
 		return;
-	if (ctx->family == 2 /* AF_INET */) {
-		address_from_v4(source, sk->src_ip4);
+	if (!address_is_v4(&d->address)) {
+		if (address_is_v4(source))
+			address_from_v4(&d->address, bpf_htonl(INADDR_LOOPBACK));
+		else
+			words[3] = bpf_htonl(1);
+	} else if (address_is_v4(source) && !address_is_unspecified(source)) {
+		d->address = *source;
 	} else {
-		__u32 *words = address_words(source);
-
-		words[0] = sk->src_ip6[0];
-		words[1] = sk->src_ip6[1];
-		words[2] = sk->src_ip6[2];
-		words[3] = sk->src_ip6[3];
+		address_from_v4(&d->address, bpf_htonl(INADDR_LOOPBACK));
 	}
 }
 
@@ -121,19 +146,18 @@ static __always_inline void client_of_namespace(__u64 netns_cookie, int is_v4,
 	client->bytes[1] = is_v4 ? 4 : 6;
 }
 
-/* The decision for a destination; a verdict other than BALANCE is final. */
-static __always_inline enum verdict decide(struct bpf_sock_addr *ctx,
-					   const struct frontend *frontend, __u64 netns_cookie,
+/* The decision for a destination; a verdict other than BALANCE is final. The
+ * source is what is known of it before the route is chosen: unspecified where
+ * the socket is not bound. */
+static __always_inline enum verdict decide(const struct frontend *frontend,
+					   const struct address *source, __u64 netns_cookie,
 					   const struct decision **decision)
 {
 	if (frontend->source_set) {
-		struct address source;
-
 		/* An unbound socket's source is not known yet: the packet tells. */
-		bound_address(ctx, &source);
-		if (address_is_unspecified(&source))
+		if (address_is_unspecified(source))
 			return VERDICT_PASS;
-		if (!source_admitted(frontend->source_set, &source))
+		if (!source_admitted(frontend->source_set, source))
 			return VERDICT_DROP;
 	}
 	if (netns_cookie == host_netns_cookie)
@@ -145,54 +169,115 @@ static __always_inline enum verdict decide(struct bpf_sock_addr *ctx,
 	return (*decision)->verdict;
 }
 
-/* Chooses a backend, remembers the question with the socket and puts the
- * answer into `d`. */
-static __always_inline enum verdict balance(struct bpf_sock_addr *ctx,
-					    const struct frontend *frontend,
-					    const struct decision *decision, __u64 netns_cookie,
-					    struct destination *d)
+/* What no frontend has: nobody's business, or an address that belongs to
+ * Services (R21). */
+static __always_inline enum verdict verdict_without_frontend(struct bpf_sock_addr *ctx,
+							     const struct destination *d)
 {
-	struct address client;
-	struct backend *backend;
-	struct connected *record;
+	if (!in_service_network(&d->address))
+		return VERDICT_PASS;
+	return has_opted_out(bpf_get_netns_cookie(ctx)) ? VERDICT_PASS : VERDICT_DROP;
+}
 
-	client_of_namespace(netns_cookie, address_is_v4(&d->address), &client);
-	backend = backend_lookup(select_backend(frontend, decision, &client));
-	if (!backend) {
-		COUNT(connect_fault);
-		return VERDICT_REJECT;
-	}
-	record = ctx->sk ? bpf_sk_storage_get(&connected, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE)
-			 : 0;
-	if (record) {
-		record->service = d->address;
-		record->service_port = d->port;
-		record->backend = backend->address;
-		record->backend_port = backend->port;
-	} else {
-		COUNT(record_failed); /* the connection works all the same */
-	}
+static __always_inline void destination_from(struct destination *d, const struct backend *backend)
+{
 	d->address = backend->address;
 	d->port = backend->port;
-	return VERDICT_BALANCE;
+}
+
+/* Remembers the question of a connect() with the socket. */
+static __always_inline void record_connect(struct bpf_sock *sk, const struct destination *service,
+					   const struct destination *backend)
+{
+	struct connected *record =
+		bpf_sk_storage_get(&connected, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!record) {
+		COUNT(record_failed); /* the connection works all the same */
+		return;
+	}
+	record->service = service->address;
+	record->service_port = service->port;
+	record->backend = backend->address;
+	record->backend_port = backend->port;
+}
+
+/* The backend that a UDP socket's last connect() to a service got, if it still
+ * serves. */
+static __always_inline int backend_of_connect(const struct connected *record,
+					      const struct frontend *frontend,
+					      const struct destination *service,
+					      struct destination *backend)
+{
+	__u32 slot = 0;
+
+	if (!record || !destination_is(service, &record->service, record->service_port))
+		return 0;
+	backend->address = record->backend;
+	backend->port = record->backend_port;
+	return serves(frontend, backend, &slot);
+}
+
+/* The backend that a UDP socket has for a service, by connect() or by its
+ * datagrams, if it still serves (R29). */
+static __always_inline int backend_of_socket(struct bpf_sock *sk, const struct frontend *frontend,
+					     const struct destination *service,
+					     struct destination *backend)
+{
+	struct flow_set set;
+	struct flow *flow;
+
+	if (backend_of_connect(bpf_sk_storage_get(&connected, sk, 0, 0), frontend, service,
+			       backend))
+		return 1;
+	flows_of(sk, &set);
+	flow = set.few ? flow_by_service(&set, service) : 0;
+	if (!flow)
+		return 0;
+	backend->address = flow->backend;
+	backend->port = flow->backend_port;
+	return serves(frontend, backend, &flow->slot);
 }
 
 /* VERDICT_BALANCE: `d` has been rewritten. */
 static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 						    struct destination *d)
 {
+	struct destination service, chosen;
 	const struct decision *decision = 0;
-	struct frontend *frontend = frontend_of(d, ctx->protocol);
+	struct address source, client;
+	struct frontend *frontend;
+	struct backend *backend;
 	enum verdict verdict;
 	__u64 netns_cookie;
 
+	socket_address(ctx->sk, &source);
+	destination_meant(d, &source);
+	frontend = frontend_of(d, ctx->protocol);
 	if (!frontend)
-		return in_service_network(&d->address) ? VERDICT_DROP : VERDICT_PASS;
+		return verdict_without_frontend(ctx, d);
 	netns_cookie = bpf_get_netns_cookie(ctx);
-	verdict = decide(ctx, frontend, netns_cookie, &decision);
-	if (verdict != VERDICT_BALANCE || !decision)
-		return verdict;
-	return balance(ctx, frontend, decision, netns_cookie, d);
+	if (has_opted_out(netns_cookie)) {
+		COUNT(opted_out);
+		return VERDICT_PASS;
+	}
+	service = *d;
+	if (ctx->protocol != IPPROTO_UDP ||
+	    !backend_of_socket(ctx->sk, frontend, &service, &chosen)) {
+		verdict = decide(frontend, &source, netns_cookie, &decision);
+		if (verdict != VERDICT_BALANCE || !decision)
+			return verdict;
+		client_of_namespace(netns_cookie, address_is_v4(&d->address), &client);
+		backend = backend_lookup(select_backend(frontend, decision, &client));
+		if (!backend) {
+			COUNT(connect_fault);
+			return VERDICT_REJECT;
+		}
+		destination_from(&chosen, backend);
+	}
+	record_connect(ctx->sk, &service, &chosen);
+	*d = chosen;
+	return VERDICT_BALANCE;
 }
 
 /* `write` puts a rewritten destination back. Whatever an earlier connect() of
@@ -203,7 +288,7 @@ static __always_inline int connect_hook(struct bpf_sock_addr *ctx, struct destin
 {
 	enum verdict verdict;
 
-	if (ctx->protocol != IPPROTO_TCP)
+	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return HOOK_PROCEED;
 	verdict = connect_verdict(ctx, d);
 	if (verdict == VERDICT_BALANCE) {
@@ -211,8 +296,7 @@ static __always_inline int connect_hook(struct bpf_sock_addr *ctx, struct destin
 		write(ctx, d);
 		return HOOK_PROCEED;
 	}
-	if (ctx->sk)
-		bpf_sk_storage_delete(&connected, ctx->sk);
+	bpf_sk_storage_delete(&connected, ctx->sk);
 	switch (verdict) {
 	case VERDICT_REJECT:
 		COUNT(connect_reject);
@@ -230,21 +314,216 @@ static __always_inline int connect_hook(struct bpf_sock_addr *ctx, struct destin
 	}
 }
 
+/* A datagram to a plain address, of a socket that asks Services too: if the same
+ * address is also a backend of one of these, its answers have to be told apart. */
+static __always_inline void note_plain(struct bpf_sock *sk, struct flow_set *set,
+				       const struct destination *d)
+{
+	struct flow *flow = flow_by_service(set, d), *other;
+
+	if (flow && flow_plain(flow)) {
+		flow_ask(set, flow);
+		return;
+	}
+	if (flow)
+		flow_clear(flow); /* the address is no Service's any more */
+	other = flow_by_backend(set, d);
+	if (!other)
+		return;
+	if (flow_holds(other))
+		flow_begin(sk, set, d, d);
+	else
+		flow_clear(other);
+}
+
+/* How often a backend that another flow of the socket has is passed over. */
+#define OTHER_CHOICES 3
+
+/* Chooses a backend for a socket's first datagram to a service, another one than
+ * those that the socket asks already if there is one: answers are told apart by
+ * where they come from. */
+static __always_inline int choose_for_flow(const struct frontend *frontend,
+					   const struct decision *decision,
+					   const struct address *client, struct flow_set *set,
+					   struct destination *chosen)
+{
+	for (int i = 0; i <= OTHER_CHOICES; i++) {
+		struct backend *backend =
+			backend_lookup(select_backend(frontend, decision, client));
+
+		if (!backend)
+			return 0;
+		destination_from(chosen, backend);
+		if (frontend->affinity_seconds || !set->few || !flow_by_backend(set, chosen))
+			return 1;
+	}
+	return 1;
+}
+
+static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
+						    struct destination *d, struct address *source)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
+	const struct decision *decision = 0;
+	struct destination service, chosen;
+	struct frontend *frontend;
+	struct address client;
+	struct flow_set set;
+	enum verdict verdict;
+	__u64 netns_cookie;
+	struct flow *flow;
+
+	if (address_is_unspecified(source))
+		socket_address(ctx->sk, source);
+	destination_meant(d, source);
+	if (record && destination_is(d, &record->service, record->service_port) &&
+	    connected_to(ctx->sk, &record->backend, record->backend_port)) {
+		d->address = record->backend; /* a connected socket that names its peer */
+		d->port = record->backend_port;
+		return VERDICT_BALANCE;
+	}
+	flows_of(ctx->sk, &set);
+	frontend = frontend_of(d, IPPROTO_UDP);
+	if (!frontend) {
+		verdict = verdict_without_frontend(ctx, d);
+		if (set.few && verdict == VERDICT_PASS)
+			note_plain(ctx->sk, &set, d);
+		return verdict;
+	}
+	netns_cookie = bpf_get_netns_cookie(ctx);
+	if (has_opted_out(netns_cookie)) {
+		COUNT(opted_out);
+		return VERDICT_PASS;
+	}
+	service = *d;
+	flow = set.few ? flow_by_service(&set, &service) : 0;
+	if (flow) {
+		chosen.address = flow->backend;
+		chosen.port = flow->backend_port;
+		if (!flow_plain(flow) && serves(frontend, &chosen, &flow->slot)) {
+			flow_ask(&set, flow);
+			*d = chosen;
+			return VERDICT_BALANCE;
+		}
+		flow_clear(flow);
+	}
+	if (!backend_of_connect(record, frontend, &service, &chosen)) {
+		verdict = decide(frontend, source, netns_cookie, &decision);
+		if (verdict != VERDICT_BALANCE || !decision)
+			return verdict;
+		client_of_namespace(netns_cookie, address_is_v4(&d->address), &client);
+		if (!choose_for_flow(frontend, decision, &client, &set, &chosen)) {
+			COUNT(datagram_fault);
+			return VERDICT_REJECT;
+		}
+	}
+	COUNT(flow_new);
+	flow_begin(ctx->sk, &set, &service, &chosen);
+	*d = chosen;
+	return VERDICT_BALANCE;
+}
+
+static __always_inline int
+sendmsg_hook(struct bpf_sock_addr *ctx, struct destination *d, struct address *source,
+	     void (*write)(struct bpf_sock_addr *, const struct destination *))
+{
+	if (ctx->protocol != IPPROTO_UDP)
+		return HOOK_PROCEED;
+	switch (sendmsg_verdict(ctx, d, source)) {
+	case VERDICT_BALANCE:
+		COUNT(datagram_balance);
+		write(ctx, d);
+		return HOOK_PROCEED;
+	case VERDICT_REJECT:
+		COUNT(datagram_reject);
+		bpf_set_retval(-ECONNREFUSED);
+		return HOOK_REFUSE;
+	case VERDICT_DROP:
+		COUNT(datagram_drop);
+		bpf_set_retval(-EPERM);
+		return HOOK_REFUSE;
+	default:
+		COUNT(datagram_pass);
+		return HOOK_PROCEED;
+	}
+}
+
+/* A service address that has ceased to exist is nobody's name any more. */
+static __always_inline int name_holds(const struct connected *record, __u8 protocol)
+{
+	struct destination service = {.address = record->service, .port = record->service_port};
+
+	return protocol != IPPROTO_UDP || frontend_of(&service, protocol);
+}
+
 /* The record speaks of the latest connect() only; comparing it with the peer
- * costs nothing and keeps a wrong answer impossible. */
+ * costs nothing and keeps a wrong answer impossible. TCP keeps the name it asked
+ * for as long as it lives. */
+static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct destination *d)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
+
+	if (!record || !destination_is(d, &record->backend, record->backend_port) ||
+	    !connected_to(ctx->sk, &record->backend, record->backend_port))
+		return 0;
+	if (!name_holds(record, ctx->protocol)) {
+		bpf_sk_storage_delete(&connected, ctx->sk);
+		COUNT(flow_stale);
+		return 0;
+	}
+	d->address = record->service;
+	d->port = record->service_port;
+	return 1;
+}
+
 static __always_inline int getpeername_hook(struct bpf_sock_addr *ctx, struct destination *d,
 					    void (*write)(struct bpf_sock_addr *,
 							  const struct destination *))
 {
-	struct connected *record;
-
-	record = ctx->sk ? bpf_sk_storage_get(&connected, ctx->sk, 0, 0) : 0;
-	if (record && record->backend_port == d->port &&
-	    address_equal(&record->backend, &d->address)) {
-		d->address = record->service;
-		d->port = record->service_port;
+	if (connected_name(ctx, d)) {
 		write(ctx, d);
 		COUNT(peer_name);
+	}
+	return HOOK_PROCEED; /* the kernel accepts nothing else here */
+}
+
+/* The service address behind the backend that a datagram came from. A question
+ * that was asked while the backend served is still answered under the name it
+ * was asked, once; a Service that is gone has no name. */
+static __always_inline int flow_name(struct bpf_sock_addr *ctx, struct destination *d)
+{
+	struct destination service, backend;
+	struct frontend *frontend;
+	struct flow_set set;
+	struct flow *flow;
+	int holds, asked;
+
+	flows_of(ctx->sk, &set);
+	flow = set.few ? flow_by_backend(&set, d) : 0;
+	if (!flow)
+		return 0;
+	asked = flow->asked != 0;
+	flow->asked = 0;
+	if (flow_plain(flow))
+		return 0;
+	flow_ends(flow, &service, &backend);
+	frontend = frontend_of(&service, IPPROTO_UDP);
+	holds = frontend && serves(frontend, &backend, &flow->slot);
+	if (!holds)
+		flow_clear(flow);
+	if (!frontend || (!holds && !asked))
+		return 0;
+	*d = service;
+	return 1;
+}
+
+static __always_inline int recvmsg_hook(struct bpf_sock_addr *ctx, struct destination *d,
+					void (*write)(struct bpf_sock_addr *,
+						      const struct destination *))
+{
+	if (ctx->protocol == IPPROTO_UDP && (connected_name(ctx, d) || flow_name(ctx, d))) {
+		write(ctx, d);
+		COUNT(datagram_name);
 	}
 	return HOOK_PROCEED; /* the kernel accepts nothing else here */
 }
@@ -265,6 +544,50 @@ int beeline_connect6(struct bpf_sock_addr *ctx)
 
 	destination_read6(ctx, &d);
 	return connect_hook(ctx, &d, destination_write6);
+}
+
+SEC("cgroup/sendmsg4")
+int beeline_sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct address source;
+	struct destination d;
+
+	destination_read4(ctx, &d);
+	address_from_v4(&source, ctx->msg_src_ip4); /* of IP_PKTINFO, if there is one */
+	return sendmsg_hook(ctx, &d, &source, destination_write4);
+}
+
+SEC("cgroup/sendmsg6")
+int beeline_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct address source;
+	__u32 *words = address_words(&source);
+	struct destination d;
+
+	destination_read6(ctx, &d);
+	words[0] = ctx->msg_src_ip6[0];
+	words[1] = ctx->msg_src_ip6[1];
+	words[2] = ctx->msg_src_ip6[2];
+	words[3] = ctx->msg_src_ip6[3];
+	return sendmsg_hook(ctx, &d, &source, destination_write6);
+}
+
+SEC("cgroup/recvmsg4")
+int beeline_recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct destination d;
+
+	destination_read4(ctx, &d);
+	return recvmsg_hook(ctx, &d, destination_write4);
+}
+
+SEC("cgroup/recvmsg6")
+int beeline_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct destination d;
+
+	destination_read6(ctx, &d);
+	return recvmsg_hook(ctx, &d, destination_write6);
 }
 
 SEC("cgroup/getpeername4")

@@ -128,10 +128,11 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 }
 
 /* A backend's id, or 0 if the tables are damaged. */
-static __always_inline __u32 select_backend(const struct frontend *frontend,
-					    const struct decision *decision,
-					    const struct address *client)
+__noinline __u32 select_backend(const struct frontend *frontend, const struct decision *decision,
+				const struct address *client)
 {
+	if (!frontend || !decision || !client)
+		return 0;
 	if (frontend->affinity_seconds)
 		return select_with_affinity(frontend, decision, client);
 	return slot_backend(decision->first + random_slot(decision));

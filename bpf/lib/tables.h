@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The tables that all programs share, and how to look something up in them.
  *
- * The agent is the only writer of all but `affinity` and `connected`. What a
- * reader can reach never changes under it:
+ * The agent is the only writer of all but `affinity`, the counters and what is
+ * kept with sockets. What a reader can reach never changes under it:
  *
  *   frontends: key -> row number   turned by one hash update, last of all
  *   frontend_rows                  filled while nothing leads to the row
@@ -93,6 +93,55 @@ struct {
 } connected SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct flows);
+} udp_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct more_flows);
+} more_udp_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct unnamed_port);
+} unnamed_ports SEC(".maps");
+
+/* What bind() is refused (service.Frontend kinds NodePort and HostPort). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct reserved_port_key);
+	__type(value, __u32);
+} reserved_ports SEC(".maps");
+
+/* Cookies of the network namespaces of pods that have opted out of the socket
+ * shortcut. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, __u32);
+} opted_out SEC(".maps");
+
+/* Cookies of TCP sockets that the next sweep ends. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, __u32);
+} doomed SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
@@ -108,43 +157,6 @@ struct {
 		if (c_)                                                                   \
 			__sync_fetch_and_add(&c_->field, 1);                              \
 	} while (0)
-
-static __always_inline int frontend_key_equal(const struct frontend_key *a,
-					      const struct frontend_key *b)
-{
-	return address_equal(&a->address, &b->address) && a->port == b->port &&
-	       a->protocol == b->protocol;
-}
-
-/* A hash element is used again for another key without a grace period, so the
- * number read from it can be another key's. The key in the row tells; looking
- * again then finds the element that has replaced it. */
-static __always_inline struct frontend *frontend_at(const struct frontend_key *key)
-{
-	for (int attempt = 0; attempt < 3; attempt++) {
-		__u32 *index = bpf_map_lookup_elem(&frontends, key);
-		struct frontend *row;
-		__u32 number;
-
-		if (!index)
-			return 0;
-		number = *(volatile __u32 *)index;
-		row = bpf_map_lookup_elem(&frontend_rows, &number);
-		if (row && frontend_key_equal(&row->key, key))
-			return row;
-	}
-	return 0;
-}
-
-/* The frontend for what a client asks for, or the one that stands for all the
- * other ports of its address, or none. */
-static __always_inline struct frontend *frontend_lookup(const struct frontend_key *asked)
-{
-	struct frontend *row = frontend_at(asked);
-	struct frontend_key any_port = {.address = asked->address};
-
-	return row ? row : frontend_at(&any_port);
-}
 
 /* Whether a service, now or later, has this address (R21). */
 static __always_inline int in_service_network(const struct address *address)
@@ -165,4 +177,10 @@ static __always_inline int source_admitted(__u32 source_set, const struct addres
 	};
 
 	return bpf_map_lookup_elem(&source_ranges, &key) != 0;
+}
+
+/* Whether a pod's calls are left to the packet path. */
+static __always_inline int has_opted_out(__u64 netns_cookie)
+{
+	return bpf_map_lookup_elem(&opted_out, &netns_cookie) != 0;
 }

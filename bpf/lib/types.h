@@ -24,6 +24,16 @@ struct frontend_key {
 	__u8 reserved;
 };
 
+/* Which field of an object asked for a frontend. Matches service.FrontendKind. */
+enum frontend_kind {
+	FRONTEND_CLUSTER_IP = 1,
+	FRONTEND_CLUSTER_IP_OTHER,
+	FRONTEND_NODE_PORT,
+	FRONTEND_LOAD_BALANCER,
+	FRONTEND_EXTERNAL_IP,
+	FRONTEND_HOST_PORT,
+};
+
 /* From where a client asks. Matches service.SourceClass. */
 enum source_class {
 	FROM_POD,
@@ -58,9 +68,15 @@ struct frontend {
 	__u32 affinity_seconds;	 /* 0: none */
 	__u32 source_set;	 /* id in `source_ranges`; 0: any source is admitted */
 	struct decision decisions[SOURCE_CLASSES];
-	__u8 kind;	 /* service.FrontendKind; for people */
-	__u8 masquerade; /* one bit for each source class */
-	__u8 reserved[6];
+	__u8 kind;	  /* enum frontend_kind */
+	__u8 flags;	  /* enum frontend_flag */
+	__u16 kept_count; /* slots from kept_first: backends that serve, though not in every set */
+	__u32 kept_first; /* above: a UDP flow keeps its backend as long as it serves (R29) */
+};
+
+enum frontend_flag {
+	FRONTEND_MASQUERADE = 1,  /* shifted left by the source class */
+	FRONTEND_ONE_ADDRESS = 8, /* 127.0.0.1 alone, where 127.0.0.0/8 is meant otherwise */
 };
 
 /* A row never changes while a slot or an affinity entry names it. A row of
@@ -95,6 +111,66 @@ struct connected {
 	struct address backend;
 	__be16 service_port;
 	__be16 backend_port;
+};
+
+/* What an unconnected UDP socket asked a Service, and of whom: its datagrams to
+ * that Service go to one backend, and what comes from there has the Service's
+ * address. Where both are the same it is a plain address that is also some
+ * Service's backend for this socket. An entry of zeros is free. */
+struct flow {
+	struct address service;
+	struct address backend;
+	__be16 service_port;
+	__be16 backend_port;
+	__u32 slot;  /* where in the set the backend was last seen: a hint */
+	__u32 asked; /* struct flows.clock at the first question without an answer; 0: none */
+	__u32 used;  /* struct flows.clock at the last question */
+};
+
+/* Kept with an unconnected UDP socket, and gone with it. Few sockets ask more
+ * Services than this; those that do have a struct more_flows, too. */
+#define FLOWS 4
+struct flows {
+	__u32 clock; /* questions so far, from 1 */
+	__u32 more;  /* 1: there is a struct more_flows */
+	struct flow flow[FLOWS];
+};
+
+/* As much as the kernel grants one socket (net.core.optmem_max was 20 KiB until
+ * Linux 6.7). */
+#define MORE_FLOWS 256
+struct more_flows {
+	struct flow flow[MORE_FLOWS];
+};
+
+/* A port on which this node serves a NodePort or HostPort of one IP version. */
+struct reserved_port_key {
+	__be16 port;
+	__u8 protocol;
+	__u8 ip_version; /* 4 or 6 */
+};
+
+/* What a bind() to port 0 leaves for the moment at which the kernel has chosen
+ * a port. */
+struct unnamed_port {
+	__u16 pending;
+	__u16 ipv6_only;
+};
+
+/* A socket that is to be ended, and why: what the sweep tells. Addresses as the
+ * socket has them. */
+struct stale_socket {
+	__u64 cookie;
+	struct address local;
+	struct address backend;
+	struct address service;
+	__be16 local_port;
+	__be16 backend_port;
+	__be16 service_port;
+	__u8 protocol;
+	__u8 ended; /* 1: the program has ended it, 0: to be done */
+	__u32 family;
+	__u32 reserved;
 };
 
 /* Longest-prefix keys: prefixlen counts the bits of all that follows it. */
@@ -136,4 +212,17 @@ struct socket_counters {
 	__u64 record_failed; /* a socket's record could not be stored: getpeername shows the backend
 			      */
 	__u64 peer_name;     /* getpeername answered with the service address */
+	__u64 datagram_pass; /* the same for datagrams of unconnected sockets */
+	__u64 datagram_balance;
+	__u64 datagram_reject;
+	__u64 datagram_drop;
+	__u64 datagram_fault;
+	__u64 datagram_name; /* recvmsg answered with the service address */
+	__u64 flow_new;	     /* a socket asked a service for the first time, or another backend */
+	__u64 flow_stale;    /* records removed, since the tables no longer bear them out */
+	__u64 flow_failed;   /* a flow's record could not be stored: the next datagram may go
+				elsewhere */
+	__u64 flow_evicted;  /* records that made room: a socket asks more services than fit */
+	__u64 opted_out;     /* calls of pods that have opted out */
+	__u64 bind_refused;  /* EADDRINUSE */
 };

@@ -126,7 +126,7 @@ func (a *Agent) status() (*observe.Status, error) {
 		return nil, err
 	}
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
-	s.Node, s.Cgroup = a.config.NodeName, a.datapath.CgroupPath()
+	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
 	s.Sync = a.syncer.Stats()
 	if s.Tables, err = a.syncer.Fills(); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -20,16 +21,36 @@ type hook struct {
 	name    string // of its pins
 	program string
 	attach  ebpf.AttachType
+	// wanted says whether the options ask for it; nil: always.
+	wanted func(Options) bool
 }
 
-// hooks in the order of attachment: who asks for a peer's name must find the
-// answer as soon as a connection has been rewritten.
-var hooks = []hook{
-	{"getpeername4", SockProgBeelineGetpeername4, ebpf.AttachCgroupInet4GetPeername},
-	{"getpeername6", SockProgBeelineGetpeername6, ebpf.AttachCgroupInet6GetPeername},
-	{"connect4", SockProgBeelineConnect4, ebpf.AttachCGroupInet4Connect},
-	{"connect6", SockProgBeelineConnect6, ebpf.AttachCGroupInet6Connect},
+// allHooks in the order of attachment: who asks for a peer's name must find the
+// answer as soon as a connection or datagram has been rewritten.
+var allHooks = []hook{
+	{"getpeername4", SockProgBeelineGetpeername4, ebpf.AttachCgroupInet4GetPeername, nil},
+	{"getpeername6", SockProgBeelineGetpeername6, ebpf.AttachCgroupInet6GetPeername, nil},
+	{"recvmsg4", SockProgBeelineRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg, nil},
+	{"recvmsg6", SockProgBeelineRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg, nil},
+	{"post_bind4", BindProgBeelinePostBind4, ebpf.AttachCGroupInet4PostBind, bindProtection},
+	{"post_bind6", BindProgBeelinePostBind6, ebpf.AttachCGroupInet6PostBind, bindProtection},
+	{"bind4", BindProgBeelineBind4, ebpf.AttachCGroupInet4Bind, bindProtection},
+	{"bind6", BindProgBeelineBind6, ebpf.AttachCGroupInet6Bind, bindProtection},
+	{"connect4", SockProgBeelineConnect4, ebpf.AttachCGroupInet4Connect, nil},
+	{"connect6", SockProgBeelineConnect6, ebpf.AttachCGroupInet6Connect, nil},
+	{"sendmsg4", SockProgBeelineSendmsg4, ebpf.AttachCGroupUDP4Sendmsg, nil},
+	{"sendmsg6", SockProgBeelineSendmsg6, ebpf.AttachCGroupUDP6Sendmsg, nil},
 }
+
+func bindProtection(o Options) bool { return o.BindProtection }
+
+// hooks are those that the options ask for.
+func (o Options) hooks() []hook {
+	return slices.DeleteFunc(slices.Clone(allHooks), func(h hook) bool { return h.wanted != nil && !h.wanted(o) })
+}
+
+// Hooks is the number of attachments when all is well.
+func (d *Datapath) Hooks() int { return len(d.options.hooks()) }
 
 func linkPath(bpffs string, h hook) string { return filepath.Join(bpffs, "links", h.name) }
 
@@ -40,7 +61,7 @@ func (d *Datapath) programPath(h hook) string {
 // Attached says whether an earlier agent left links in a bpffs directory: then
 // traffic depends on them, and Attach replaces their programs without a gap.
 func Attached(bpffs string) bool {
-	return slices.ContainsFunc(hooks, func(h hook) bool {
+	return slices.ContainsFunc(allHooks, func(h hook) bool {
 		_, err := os.Stat(linkPath(bpffs, h))
 		return err == nil
 	})
@@ -57,8 +78,8 @@ func (d *Datapath) Attach() error {
 	if err := d.refuseForeign(); err != nil {
 		return err
 	}
-	for _, h := range hooks {
-		program := d.collection.Programs[h.program]
+	for _, h := range d.options.hooks() {
+		program := d.programs[h.program]
 		if err := d.attach(h, program, id); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.name, d.cgroup, err)
 		}
@@ -66,7 +87,33 @@ func (d *Datapath) Attach() error {
 			return fmt.Errorf("pin program %s: %w", h.name, err)
 		}
 	}
+	if err := d.detachUnwanted(); err != nil {
+		return err
+	}
 	return d.swapResized()
+}
+
+// detachUnwanted takes down what an earlier agent with other options attached.
+func (d *Datapath) detachUnwanted() error {
+	for _, h := range allHooks {
+		if h.wanted == nil || h.wanted(d.options) {
+			continue
+		}
+		l, err := link.LoadPinnedLink(linkPath(d.options.BPFFS, h), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = takeDown(l)
+		}
+		if err == nil {
+			err = os.Remove(d.programPath(h))
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("detach %s: %w", h.name, err)
+		}
+	}
+	return nil
 }
 
 func (d *Datapath) attach(h hook, program *ebpf.Program, cgroup uint64) error {
@@ -103,7 +150,7 @@ func (d *Datapath) refuseForeign() error {
 	for _, a := range attached {
 		ours[ebpf.ProgramID(a.ProgramID)] = true
 	}
-	for _, h := range hooks {
+	for _, h := range allHooks {
 		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.attach})
 		if err != nil {
 			continue // a cgroup that has been removed; attaching says more
@@ -169,13 +216,10 @@ type Attachment struct {
 	Detached bool `json:"detached,omitempty"`
 }
 
-// Hooks is the number of attachments when all is well.
-var Hooks = len(hooks)
-
 // Attachments lists what the links of a bpffs directory hold.
 func Attachments(bpffs string) ([]Attachment, error) {
 	var all []Attachment
-	for _, h := range hooks {
+	for _, h := range allHooks {
 		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -211,16 +255,13 @@ func ReadCounters(bpffs string) (*SocketCounters, error) {
 		return nil, fmt.Errorf("read the counters: %w", err)
 	}
 	sum := &SocketCounters{}
+	total := reflect.ValueOf(sum).Elem()
 	for _, c := range perCPU {
-		sum.ConnectPass += c.ConnectPass
-		sum.ConnectBalance += c.ConnectBalance
-		sum.ConnectReject += c.ConnectReject
-		sum.ConnectDrop += c.ConnectDrop
-		sum.ConnectFault += c.ConnectFault
-		sum.AffinityHit += c.AffinityHit
-		sum.AffinityFailed += c.AffinityFailed
-		sum.RecordFailed += c.RecordFailed
-		sum.PeerName += c.PeerName
+		for i := range total.NumField() {
+			if field := total.Field(i); field.CanSet() {
+				field.SetUint(field.Uint() + reflect.ValueOf(c).Field(i).Uint())
+			}
+		}
 	}
 	return sum, nil
 }

@@ -47,7 +47,7 @@ func Cleanup(bpffs string) error {
 // removePins removes what Open and Attach pinned: the links first, connect
 // before getpeername, in the opposite order of attachment.
 func removePins(bpffs string) error {
-	for _, h := range slices.Backward(hooks) {
+	for _, h := range slices.Backward(allHooks) {
 		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -60,7 +60,7 @@ func removePins(bpffs string) error {
 		}
 	}
 	var paths []string
-	for _, h := range hooks {
+	for _, h := range allHooks {
 		paths = append(paths, filepath.Join(bpffs, "programs", h.name), filepath.Join(bpffs, "programs", h.name+"_new"))
 	}
 	tables, err := filepath.Glob(filepath.Join(bpffs, "tables_v*")) // of whatever version

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 func options(t *testing.T) Options {
 	t.Helper()
 	node := lab.New(t).Nodes()[0]
-	return Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot}
+	return Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true}
 }
 
 func mustOpen(t *testing.T, o Options) *Datapath {
@@ -238,8 +238,8 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 		all, err := Attachments(o.BPFFS)
-		if err != nil || len(all) != Hooks {
-			t.Fatalf("%d attachments of %d, %v", len(all), Hooks, err)
+		if err != nil || len(all) != d.Hooks() {
+			t.Fatalf("%d attachments of %d, %v", len(all), d.Hooks(), err)
 		}
 		return all
 	}
@@ -298,7 +298,7 @@ func TestMendsWhatIsTakenAway(t *testing.T) {
 	if mended, err := d.Mend(); len(mended) != 0 || err != nil {
 		t.Fatalf("nothing is missing: %v, %v", mended, err)
 	}
-	for _, path := range []string{TablePath(o.BPFFS, SockMapFrontends), linkPath(o.BPFFS, hooks[2])} {
+	for _, path := range []string{TablePath(o.BPFFS, SockMapFrontends), linkPath(o.BPFFS, allHooks[2])} {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +306,7 @@ func TestMendsWhatIsTakenAway(t *testing.T) {
 	if mended, err := d.Mend(); len(mended) != 2 || err != nil {
 		t.Errorf("mended %v, %v", mended, err)
 	}
-	if all, err := Attachments(o.BPFFS); len(all) != Hooks || err != nil {
+	if all, err := Attachments(o.BPFFS); len(all) != d.Hooks() || err != nil {
 		t.Errorf("attached: %+v, %v", all, err)
 	}
 	d.Close()

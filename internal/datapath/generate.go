@@ -2,7 +2,10 @@
 
 package datapath
 
-// The object and the Go types of the structures in bpf/lib/types.h are made
+// The objects and the Go types of the structures in bpf/lib/types.h are made
 // from bpf/ by `make generate`, which sets BPF_CLANG, BPF_STRIP and BPF_CFLAGS.
+// The objects share their tables: those of sock.bpf.c.
 //
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -type address -type frontend_key -type frontend -type decision -type backend -type affinity_key -type affinity_entry -type source_range_key -type network_key -type network -type service_name -type socket_counters -type verdict Sock ../../bpf/sock.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -type address -type frontend_key -type frontend -type frontend_flag -type decision -type backend -type affinity_key -type affinity_entry -type source_range_key -type network_key -type network -type service_name -type reserved_port_key -type socket_counters -type verdict Sock ../../bpf/sock.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types Bind ../../bpf/bind.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type stale_socket Sweep ../../bpf/sweep.bpf.c

@@ -26,7 +26,13 @@ var DefaultLimits = Limits{
 	Affinity:     65536,
 }
 
-const networkLimit = 1024
+// What nobody sets, since it costs only what is used.
+const (
+	networkLimit      = 1024
+	reservedPortLimit = 4 * 65536
+	optedOutLimit     = 65536
+	doomedLimit       = 65536
+)
 
 // WithDefaults replaces zeros.
 func (l Limits) WithDefaults() Limits {
@@ -58,6 +64,10 @@ func (l Limits) entries() map[string]uint32 {
 		SockMapSourceRanges: l.SourceRanges,
 		SockMapNetworks:     networkLimit,
 		SockMapAffinity:     l.Affinity,
+
+		SockMapReservedPorts: reservedPortLimit,
+		SockMapOptedOut:      optedOutLimit,
+		SockMapDoomed:        doomedLimit,
 	}
 }
 

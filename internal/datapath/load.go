@@ -21,6 +21,9 @@ type Options struct {
 	// CgroupRoot is the cgroup v2 directory to attach at; empty: the root.
 	CgroupRoot string
 	Limits     Limits
+	// BindProtection: a bind() that would take a served NodePort or HostPort in
+	// the host's network namespace is refused.
+	BindProtection bool
 }
 
 // Datapath is the loaded programs and their tables. It holds the lock of its
@@ -28,17 +31,18 @@ type Options struct {
 type Datapath struct {
 	Tables *Tables
 
-	options    Options
-	cgroup     string
-	cgroupDir  *os.File
-	lock       *os.File
-	collection *ebpf.Collection
-	resized    []string // tables whose pin still is the smaller or larger old one
+	options   Options
+	cgroup    string
+	cgroupDir *os.File
+	lock      *os.File
+	maps      map[string]*ebpf.Map
+	programs  map[string]*ebpf.Program
+	resized   []string // tables whose pin still is the smaller or larger old one
 }
 
 // tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
 // changes with anything that an older or newer agent would read wrongly.
-const tablesDirectory = "tables_v1"
+const tablesDirectory = "tables_v2"
 
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
@@ -96,7 +100,7 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := d.load(); err != nil {
 		return d, err
 	}
-	d.Tables, err = newTables(d.collection.Maps)
+	d.Tables, err = newTables(d.maps)
 	return d, err
 }
 
@@ -106,8 +110,11 @@ func (d *Datapath) Close() {
 	for _, name := range d.resized {
 		os.Remove(d.tablePath(name) + "_new") // the next Open would, too
 	}
-	if d.collection != nil {
-		d.collection.Close()
+	for _, p := range d.programs {
+		p.Close()
+	}
+	for _, m := range d.maps {
+		m.Close()
 	}
 	if d.cgroupDir != nil {
 		d.cgroupDir.Close()
@@ -120,40 +127,79 @@ func (d *Datapath) Close() {
 // CgroupPath is the directory that the hooks are, or will be, attached to.
 func (d *Datapath) CgroupPath() string { return d.cgroup }
 
+// load loads the programs that are wanted over one set of tables.
 func (d *Datapath) load() error {
-	spec, err := LoadSock()
+	sock, err := LoadSock()
 	if err != nil {
-		return err
-	}
-	cookie, err := HostNetNSCookie()
-	if err != nil {
-		return err
-	}
-	if err := spec.Variables[SockVarHostNetnsCookie].Set(cookie); err != nil {
 		return err
 	}
 	for name, entries := range d.options.Limits.entries() {
-		spec.Maps[name].MaxEntries = entries
+		sock.Maps[name].MaxEntries = entries
 	}
-	tables, err := d.pinnedTables(spec)
+	pinned, err := d.pinnedTables(sock)
 	defer func() {
-		for _, m := range tables {
+		for _, m := range pinned {
 			m.Close()
 		}
 	}()
 	if err != nil {
 		return err
 	}
-	d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
-	if err != nil {
-		return fmt.Errorf("load the programs: %w", err)
+	d.maps, d.programs = map[string]*ebpf.Map{}, map[string]*ebpf.Program{}
+	if err := d.loadObject(sock, pinned); err != nil {
+		return err
 	}
-	for name, m := range d.collection.Maps {
-		if tables[name] != nil || strings.HasPrefix(name, ".") {
+	if d.options.BindProtection {
+		bind, err := LoadBind()
+		if err != nil {
+			return err
+		}
+		if err := d.loadObject(bind, d.maps); err != nil {
+			return err
+		}
+	}
+	for name, m := range d.maps {
+		if pinned[name] != nil {
 			continue
 		}
 		if err := m.Pin(d.tablePath(name)); err != nil {
 			return fmt.Errorf("pin table %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// loadObject loads the programs of one file over tables that exist, and makes
+// those that do not.
+func (d *Datapath) loadObject(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map) error {
+	cookie, err := HostNetNSCookie()
+	if err != nil {
+		return err
+	}
+	if v := spec.Variables[SockVarHostNetnsCookie]; v != nil {
+		if err := v.Set(cookie); err != nil {
+			return err
+		}
+	}
+	for name, m := range tables {
+		if spec.Maps[name] != nil {
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+	if err != nil {
+		return fmt.Errorf("load the programs: %w", err)
+	}
+	defer c.Close()
+	for name := range c.Programs {
+		d.programs[name] = c.DetachProgram(name)
+	}
+	for name := range c.Maps {
+		if strings.HasPrefix(name, ".") {
+			continue // constants of the object
+		}
+		if d.maps[name] == nil {
+			d.maps[name] = c.DetachMap(name)
 		}
 	}
 	return nil

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -15,10 +14,7 @@ import (
 // Mend puts back what was taken away while the agent ran: pins of tables, links,
 // attachments. It returns what it put back.
 func (d *Datapath) Mend() (mended []string, err error) {
-	for name, m := range d.collection.Maps {
-		if strings.HasPrefix(name, ".") {
-			continue
-		}
+	for name, m := range d.maps {
 		if _, err := os.Stat(d.tablePath(name)); !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -32,14 +28,14 @@ func (d *Datapath) Mend() (mended []string, err error) {
 		return mended, err
 	}
 	missing := map[string]bool{}
-	for _, h := range hooks {
+	for _, h := range d.options.hooks() {
 		missing[h.name] = true
 	}
 	for _, a := range attached {
 		missing[a.Hook] = a.Detached
 	}
 	again := len(mended)
-	for _, h := range hooks {
+	for _, h := range d.options.hooks() {
 		if missing[h.name] {
 			mended = append(mended, "hook "+h.name)
 		}
@@ -77,15 +73,19 @@ func pinCopy(m *ebpf.Map, path string) error {
 // recoverPins pins the tables of programs that are attached although somebody
 // has removed the pins: to begin with empty tables would take them from traffic.
 func recoverPins(bpffs string) error {
-	for _, h := range hooks {
-		if err := recoverFrom(bpffs, h); err != nil {
+	spec, err := LoadSock()
+	if err != nil {
+		return err
+	}
+	for _, h := range allHooks {
+		if err := recoverFrom(bpffs, h, spec.Maps); err != nil {
 			return fmt.Errorf("tables of the attached program %s: %w", h.name, err)
 		}
 	}
 	return nil
 }
 
-func recoverFrom(bpffs string, h hook) error {
+func recoverFrom(bpffs string, h hook, tables map[string]*ebpf.MapSpec) error {
 	l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -109,14 +109,14 @@ func recoverFrom(bpffs string, h hook) error {
 	}
 	ids, _ := programInfo.MapIDs()
 	for _, id := range ids {
-		if err := recoverTable(bpffs, id); err != nil {
+		if err := recoverTable(bpffs, id, tables); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func recoverTable(bpffs string, id ebpf.MapID) error {
+func recoverTable(bpffs string, id ebpf.MapID, tables map[string]*ebpf.MapSpec) error {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func recoverTable(bpffs string, id ebpf.MapID) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range tableNames {
+	for name := range tables {
 		path := TablePath(bpffs, name)
 		if truncated(name) != info.Name {
 			continue
@@ -136,10 +136,4 @@ func recoverTable(bpffs string, id ebpf.MapID) error {
 		}
 	}
 	return nil
-}
-
-// tableNames are the tables that are pinned.
-var tableNames = []string{
-	SockMapFrontends, SockMapFrontendRows, SockMapSlots, SockMapBackends, SockMapServices, SockMapSourceRanges,
-	SockMapNetworks, SockMapAffinity, SockMapConnected, SockMapSocketCounts,
 }

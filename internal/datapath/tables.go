@@ -45,6 +45,10 @@ type Tables struct {
 	SourceRanges Hash[SourceRangeKey, uint32]
 	Networks     Hash[NetworkKey, Network]
 	Affinity     Hash[AffinityKey, AffinityEntry]
+	// ReservedPorts are those that bind() is refused.
+	ReservedPorts Hash[ReservedPort, uint32]
+	// OptedOut has the cookies of network namespaces without the socket shortcut.
+	OptedOut Hash[uint64, uint32]
 	// WaitForReaders returns when every program has ended that was running at
 	// the call. What no table leads to any more can be used again then.
 	WaitForReaders func() error
@@ -222,6 +226,8 @@ func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
 		SourceRanges:   kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
 		Networks:       kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
 		Affinity:       kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
+		ReservedPorts:  kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
+		OptedOut:       kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
 		WaitForReaders: wait,
 	}, nil
 }

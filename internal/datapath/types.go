@@ -29,6 +29,10 @@ type (
 	ServiceName    = SockServiceName
 	SocketCounters = SockSocketCounters
 	Verdict        = SockVerdict
+	// ReservedPort is a port at which bind() is refused on the host.
+	ReservedPort = SockReservedPortKey
+	// StaleSocket is what the sweep says of a socket.
+	StaleSocket = SweepStaleSocket
 )
 
 // What a Decision without slots says.
@@ -36,6 +40,12 @@ const (
 	Pass   = SockVerdictVERDICT_PASS
 	Reject = SockVerdictVERDICT_REJECT
 	Drop   = SockVerdictVERDICT_DROP
+)
+
+// The flags of a Frontend. FlagMasquerade is shifted left by the source class.
+const (
+	FlagMasquerade = SockFrontendFlagFRONTEND_MASQUERADE
+	FlagOneAddress = SockFrontendFlagFRONTEND_ONE_ADDRESS
 )
 
 // NetworkService marks a network whose addresses belong to Services.

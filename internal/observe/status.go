@@ -25,13 +25,15 @@ type Status struct {
 	BPFFS       string `json:"bpffs"`
 	Cgroup      string `json:"cgroup,omitempty"`
 
-	Source      Source                   `json:"source,omitzero"`
-	Sync        sync.Stats               `json:"sync,omitzero"`
-	Attachments []datapath.Attachment    `json:"attachments"`
-	Features    []datapath.Feature       `json:"features"`
-	Counts      Counts                   `json:"counts"`
-	Tables      []sync.Fill              `json:"tables,omitempty"`
-	Counters    *datapath.SocketCounters `json:"counters"`
+	Source      Source                `json:"source,omitzero"`
+	Sync        sync.Stats            `json:"sync,omitzero"`
+	Attachments []datapath.Attachment `json:"attachments"`
+	// Hooks is how many attachments there should be; 0: only the agent knows.
+	Hooks    int                      `json:"hooks,omitempty"`
+	Features []datapath.Feature       `json:"features"`
+	Counts   Counts                   `json:"counts"`
+	Tables   []sync.Fill              `json:"tables,omitempty"`
+	Counters *datapath.SocketCounters `json:"counters"`
 	// Objects are those with a failure or a problem.
 	Objects []sync.Status `json:"objects,omitempty"`
 }
@@ -90,8 +92,8 @@ func (s *Status) Complaints() []string {
 	if s.UnknownNode {
 		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
 	}
-	if len(s.Attachments) < datapath.Hooks {
-		all = append(all, fmt.Sprintf("%d of %d hooks are attached", len(s.Attachments), datapath.Hooks))
+	if len(s.Attachments) < s.Hooks {
+		all = append(all, fmt.Sprintf("%d of %d hooks are attached", len(s.Attachments), s.Hooks))
 	}
 	for _, a := range s.Attachments {
 		if a.Detached {

@@ -186,7 +186,7 @@ func (r *reader) frontend(key datapath.FrontendKey, row datapath.Frontend, port 
 	owner := port.Owner.Namespace + "/" + port.Owner.Name
 	for class, d := range []*Decision{&f.Pod, &f.Node, &f.Outside} {
 		*d = r.decision(row.Decisions[class], owner)
-		d.Masquerade = row.Masquerade&(1<<class) != 0
+		d.Masquerade = row.Flags&(uint8(datapath.FlagMasquerade)<<class) != 0
 	}
 	return f
 }

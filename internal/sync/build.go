@@ -83,7 +83,7 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	}
 	for class, d := range f.Decisions {
 		if d.Masquerade {
-			e.content.Masquerade |= 1 << class
+			e.content.Flags |= uint8(datapath.FlagMasquerade) << class
 		}
 		if d.Verdict != service.Balance {
 			e.content.Decisions[class] = datapath.Decision{First: uint32(verdicts[d.Verdict])}

@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/test/lab"
 )
@@ -77,7 +76,7 @@ func (a *Agent) Start() error {
 		return err
 	}
 	return a.WaitFor("ready", func(s *observe.Status) bool {
-		return s.Sync.Synced && len(s.Attachments) == datapath.Hooks
+		return s.Sync.Synced && len(s.Attachments) == s.Hooks
 	})
 }
 

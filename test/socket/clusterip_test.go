@@ -165,37 +165,6 @@ func TestFamiliesAreIndependent(t *testing.T) {
 	})
 }
 
-// UDP is none of the TCP hooks' business: neither the addresses of Services nor
-// the ServiceCIDR. R28: nor is a TCP port that has the same number.
-func TestUDPIsLeftAlone(t *testing.T) {
-	w := startWorld(t, "node-a")
-	s, slices := w.web("web", 1, "b1")
-	s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80})
-	for _, slice := range slices {
-		name, port, protocol := "udp", int32(lab.PortUDP), corev1.ProtocolUDP
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &protocol})
-	}
-	w.apply("web", objects(s, slices)...)
-	inEachFamily(t, func(t *testing.T, f family) {
-		before := w.counters(w.agent())
-		for _, n := range []uint8{1, 9} {
-			to := f.clusterIP(n).String()
-			conn, err := w.Host("a1").DialWith(t.Context(), lab.DialOptions{V4Mapped: f.mapped}, "udp", to)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := conn.RemoteAddr().String(); got != to {
-				t.Errorf("getpeername: %s, want %s", got, to)
-			}
-			conn.Close()
-		}
-		if after := w.counters(w.agent()); after != before {
-			t.Errorf("the hooks counted %+v, want %+v", after, before)
-		}
-		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
-	})
-}
-
 // R8: addresses as old objects have them, with leading zeros, are decimal. R32:
 // fields that are others' business change nothing.
 func TestObjectsOfAllAges(t *testing.T) {

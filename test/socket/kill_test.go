@@ -151,7 +151,7 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	var status observe.Status
 	w.eventually("the fresh agent is ready", func() bool {
 		return agent.NewClient(socket).Get(context.Background(), agent.StatusPath, &status) == nil &&
-			status.Sync.Synced && len(status.Attachments) == datapath.Hooks
+			status.Sync.Synced && len(status.Attachments) == status.Hooks
 	})
 	want, err := tablesOf(socket)
 	w.must(err)

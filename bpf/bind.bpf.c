@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Bind protection: on the host, a program that takes the port of a NodePort or
+ * HostPort would wait for connections that never come. bind(2) tells it at once.
+ *
+ *   bind4, bind6             a port that the program names
+ *   post_bind4, post_bind6   a port that the kernel has chosen
+ */
+#include <linux/bpf.h>
+#include <linux/errno.h>
+#include <linux/in.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lib/frontend.h"
+#include "lib/tables.h"
+
+enum { BIND_REFUSE = 0, BIND_PROCEED = 1 };
+
+/* include/net/sock.h */
+struct sock_common {
+	unsigned char skc_reuse : 4;
+	unsigned char skc_reuseport : 1;
+	unsigned char skc_ipv6only : 1;
+} __attribute__((preserve_access_index));
+
+static __always_inline int port_reserved(__be16 port, __u8 protocol, __u8 ip_version)
+{
+	struct reserved_port_key key = {
+		.port = port, .protocol = protocol, .ip_version = ip_version};
+
+	return bpf_map_lookup_elem(&reserved_ports, &key) != 0;
+}
+
+/* Whether this node serves the address and port as a NodePort or HostPort. */
+static __always_inline int address_served(const struct destination *d, __u8 protocol)
+{
+	struct frontend *frontend = frontend_of(d, protocol);
+
+	return frontend && frontend->key.port == d->port &&
+	       (frontend->kind == FRONTEND_NODE_PORT || frontend->kind == FRONTEND_HOST_PORT);
+}
+
+/* Whether a bind to an address would take a port that is served. The wildcard
+ * address takes it on every address. */
+static __always_inline int bind_takes(const struct destination *d, __u8 protocol, int ipv6_only)
+{
+	if (address_is_v4(&d->address)) {
+		if (!port_reserved(d->port, protocol, 4))
+			return 0;
+	} else if (!port_reserved(d->port, protocol, 6) &&
+		   (ipv6_only || !port_reserved(d->port, protocol, 4))) {
+		return 0;
+	}
+	return address_is_unspecified(&d->address) || address_served(d, protocol);
+}
+
+static __always_inline int bind_refused(void)
+{
+	COUNT(bind_refused);
+	bpf_set_retval(-EADDRINUSE);
+	return BIND_REFUSE;
+}
+
+static __always_inline int is_ipv6_only(struct bpf_sock *sk, __u32 protocol)
+{
+	struct sock_common *common = 0;
+
+	if (protocol == IPPROTO_TCP)
+		common = (struct sock_common *)bpf_skc_to_tcp6_sock(sk);
+	else if (protocol == IPPROTO_UDP)
+		common = (struct sock_common *)bpf_skc_to_udp6_sock(sk);
+	return common && BPF_CORE_READ_BITFIELD(common, skc_ipv6only);
+}
+
+static __always_inline int bind_hook(struct bpf_sock_addr *ctx, const struct destination *d,
+				     int ipv6_only)
+{
+	struct unnamed_port *unnamed;
+
+	if (bpf_get_netns_cookie(ctx) != host_netns_cookie)
+		return BIND_PROCEED;
+	if (d->port)
+		return bind_takes(d, ctx->protocol, ipv6_only) ? bind_refused() : BIND_PROCEED;
+	unnamed = bpf_sk_storage_get(&unnamed_ports, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (unnamed) {
+		unnamed->pending = 1;
+		unnamed->ipv6_only = ipv6_only;
+	}
+	return BIND_PROCEED;
+}
+
+/* A named port has been judged before. */
+static __always_inline int post_bind_hook(struct bpf_sock *sk, const struct destination *d)
+{
+	struct unnamed_port *unnamed = bpf_sk_storage_get(&unnamed_ports, sk, 0, 0);
+
+	if (!unnamed || !unnamed->pending)
+		return BIND_PROCEED;
+	unnamed->pending = 0;
+	return bind_takes(d, sk->protocol, unnamed->ipv6_only) ? bind_refused() : BIND_PROCEED;
+}
+
+SEC("cgroup/bind4")
+int beeline_bind4(struct bpf_sock_addr *ctx)
+{
+	struct destination d;
+
+	address_from_v4(&d.address, ctx->user_ip4);
+	d.port = ctx->user_port;
+	return bind_hook(ctx, &d, 0);
+}
+
+SEC("cgroup/bind6")
+int beeline_bind6(struct bpf_sock_addr *ctx)
+{
+	struct destination d;
+	__u32 *words = address_words(&d.address);
+
+	words[0] = ctx->user_ip6[0];
+	words[1] = ctx->user_ip6[1];
+	words[2] = ctx->user_ip6[2];
+	words[3] = ctx->user_ip6[3];
+	d.port = ctx->user_port;
+	return bind_hook(ctx, &d, is_ipv6_only(ctx->sk, ctx->protocol));
+}
+
+SEC("cgroup/post_bind4")
+int beeline_post_bind4(struct bpf_sock *sk)
+{
+	struct destination d;
+
+	address_from_v4(&d.address, sk->src_ip4);
+	d.port = bpf_htons(sk->src_port);
+	return post_bind_hook(sk, &d);
+}
+
+SEC("cgroup/post_bind6")
+int beeline_post_bind6(struct bpf_sock *sk)
+{
+	struct destination d;
+	__u32 *words = address_words(&d.address);
+
+	words[0] = sk->src_ip6[0];
+	words[1] = sk->src_ip6[1];
+	words[2] = sk->src_ip6[2];
+	words[3] = sk->src_ip6[3];
+	d.port = bpf_htons(sk->src_port);
+	return post_bind_hook(sk, &d);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

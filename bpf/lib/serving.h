@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Whether a backend still serves a frontend: what a UDP flow hangs on (R29), and
+ * a TCP connection that is to be reset after its drain time. */
+#pragma once
+
+#include "frontend.h"
+#include "select.h"
+
+struct backend_search {
+	struct address address;
+	__be16 port;
+	__u32 first;
+	__u32 slot;
+	__u32 found;
+};
+
+static __always_inline int slot_has(__u32 slot, const struct address *address, __be16 port)
+{
+	struct backend *backend = backend_lookup(slot_backend(slot));
+
+	return backend && backend->port == port && address_equal(&backend->address, address);
+}
+
+static long backend_search_step(__u32 i, struct backend_search *search)
+{
+	if (!slot_has(search->first + i, &search->address, search->port))
+		return 0;
+	search->slot = search->first + i;
+	search->found = 1;
+	return 1;
+}
+
+static __always_inline int within(__u32 slot, __u32 first, __u32 count)
+{
+	return slot - first < count;
+}
+
+/* Whether one of the frontend's sets has a backend, or those it keeps. `slot` is
+ * where it was last seen, which is nearly always right, and then where it is.
+ *
+ * Not static, as others below: the verifier looks at such a function once, and
+ * not again for each way that leads to a call of it. */
+__noinline int serves(const struct frontend *frontend, const struct destination *backend,
+		      __u32 *slot)
+{
+	const struct decision *pod, *node, *outside;
+	struct backend_search search = {};
+
+	if (!frontend || !backend || !slot)
+		return 0;
+	pod = &frontend->decisions[FROM_POD];
+	node = &frontend->decisions[FROM_NODE];
+	outside = &frontend->decisions[FROM_OUTSIDE];
+	if ((within(*slot, pod->first, pod->count) || within(*slot, node->first, node->count) ||
+	     within(*slot, outside->first, outside->count) ||
+	     within(*slot, frontend->kept_first, frontend->kept_count)) &&
+	    slot_has(*slot, &backend->address, backend->port))
+		return 1;
+	search.address = backend->address;
+	search.port = backend->port;
+	search.first = pod->first;
+	bpf_loop(pod->count, backend_search_step, &search, 0);
+	if (!search.found && node->first != pod->first) {
+		search.first = node->first;
+		bpf_loop(node->count, backend_search_step, &search, 0);
+	}
+	if (!search.found && outside->first != node->first) {
+		search.first = outside->first;
+		bpf_loop(outside->count, backend_search_step, &search, 0);
+	}
+	if (!search.found) {
+		search.first = frontend->kept_first;
+		bpf_loop(frontend->kept_count, backend_search_step, &search, 0);
+	}
+	*slot = search.slot;
+	return search.found != 0;
+}
+
+/* Whether the tables still bear a record out. */
+__noinline int still_serves(const struct destination *service, __u32 protocol,
+			    const struct destination *backend, __u32 *slot)
+{
+	struct frontend *frontend;
+
+	if (!service || !backend || !slot)
+		return 0;
+	frontend = frontend_of(service, protocol);
+	return frontend && serves(frontend, backend, slot);
+}

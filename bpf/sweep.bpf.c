@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The sweep: iterators over the sockets of one network namespace that find those
+ * whose backend serves no more (R29), tell the agent, and end them where the
+ * kernel can (bpf_sock_destroy, Linux 6.5). UDP sockets end at once, TCP sockets
+ * only if the agent has doomed them (R30).
+ *
+ * Reads as a sequence of struct stale_socket.
+ */
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <stdbool.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lib/serving.h"
+
+#define AF_INET 2
+
+/* For the agent's types: nothing here has it as a type. */
+const struct stale_socket *unused_stale_socket __attribute__((unused));
+
+/* include/net/sock.h, include/linux/bpf.h, net/ipv4/udp.c, net/ipv4/tcp_ipv4.c */
+struct in6_address {
+	__u32 words[4];
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
+	struct in6_address skc_v6_daddr;
+	struct in6_address skc_v6_rcv_saddr;
+} __attribute__((preserve_access_index));
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct udp_sock;
+
+struct bpf_iter__udp {
+	struct bpf_iter_meta *meta;
+	struct udp_sock *udp_sk;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+} __attribute__((preserve_access_index));
+
+extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak;
+
+static __always_inline void address_from_v6(struct address *a, const struct in6_address *from)
+{
+	__u32 *words = address_words(a);
+
+	words[0] = from->words[0];
+	words[1] = from->words[1];
+	words[2] = from->words[2];
+	words[3] = from->words[3];
+}
+
+static __always_inline void socket_ends(struct sock_common *sk, struct stale_socket *stale)
+{
+	stale->family = sk->skc_family;
+	stale->local_port = bpf_htons(sk->skc_num);
+	stale->backend_port = sk->skc_dport;
+	if (stale->family == AF_INET) {
+		address_from_v4(&stale->local, sk->skc_rcv_saddr);
+		address_from_v4(&stale->backend, sk->skc_daddr);
+	} else {
+		address_from_v6(&stale->local, &sk->skc_v6_rcv_saddr);
+		address_from_v6(&stale->backend, &sk->skc_v6_daddr);
+	}
+}
+
+/* Whether a socket is connected to a backend that does not serve any more. */
+static __always_inline int is_stale(struct sock_common *sk, const struct connected *record,
+				    __u8 protocol, struct stale_socket *stale)
+{
+	struct destination service = {.address = record->service, .port = record->service_port};
+	struct destination backend = {.address = record->backend, .port = record->backend_port};
+	__u32 slot = 0;
+
+	socket_ends(sk, stale);
+	if (!destination_is(&backend, &stale->backend, stale->backend_port) ||
+	    still_serves(&service, protocol, &backend, &slot))
+		return 0;
+	stale->service = service.address;
+	stale->service_port = service.port;
+	stale->protocol = protocol;
+	return 1;
+}
+
+/* A sequence without room is read on from this very socket: it is told before it
+ * is ended. */
+static __always_inline int tell(struct bpf_iter_meta *meta, struct stale_socket *stale)
+{
+	return bpf_seq_write(meta->seq, stale, sizeof(*stale)) == 0;
+}
+
+SEC("iter/udp")
+int beeline_sweep_udp(struct bpf_iter__udp *ctx)
+{
+	struct stale_socket stale = {};
+	struct udp_sock *udp = ctx->udp_sk;
+	struct connected *record;
+
+	if (!udp)
+		return 0;
+	record = bpf_sk_storage_get(&connected, (void *)udp, 0, 0);
+	if (!record || !is_stale((struct sock_common *)udp, record, IPPROTO_UDP, &stale))
+		return 0;
+	stale.cookie = bpf_get_socket_cookie(udp);
+	stale.ended = bpf_sock_destroy ? 1 : 0;
+	if (tell(ctx->meta, &stale) && bpf_sock_destroy)
+		bpf_sock_destroy((struct sock_common *)udp);
+	return 0;
+}
+
+SEC("iter/tcp")
+int beeline_sweep_tcp(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct stale_socket stale = {};
+	struct connected *record;
+	struct tcp_sock *tcp;
+
+	if (!sk)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk); /* not in TIME_WAIT */
+	if (!tcp)
+		return 0;
+	record = bpf_sk_storage_get(&connected, (void *)tcp, 0, 0);
+	if (!record || !is_stale(sk, record, IPPROTO_TCP, &stale))
+		return 0;
+	stale.cookie = bpf_get_socket_cookie(tcp);
+	stale.ended = bpf_sock_destroy && bpf_map_lookup_elem(&doomed, &stale.cookie);
+	if (tell(ctx->meta, &stale) && stale.ended && bpf_sock_destroy)
+		bpf_sock_destroy(sk);
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
