@@ -148,7 +148,7 @@ func (c *claims) award(o *owner) *Plan {
 	}
 	plan := &Plan{
 		Sets:     slices.Clone(o.wanted.Sets),
-		Draining: o.wanted.Draining,
+		Kept:     o.wanted.Kept,
 		Problems: slices.Clone(o.wanted.Problems),
 	}
 	for _, f := range o.wanted.Frontends {

@@ -21,6 +21,9 @@ type Config struct {
 	// LocalhostNodePorts serves NodePorts on 127.0.0.1 and ::1 to clients in the
 	// node's own network namespace (R22).
 	LocalhostNodePorts bool
+	// KeepTCP plans which endpoints of TCP ports serve though no new connection
+	// reaches them, as is always done for UDP (Plan.Kept).
+	KeepTCP bool
 	// MasqueradeAll masquerades pods that ask for a ClusterIP, too (R19).
 	MasqueradeAll bool
 	// RefuseOutsideClusterIP rejects clients outside of the cluster that ask for

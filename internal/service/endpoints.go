@@ -158,21 +158,3 @@ func byTopology(all []candidate, node *nodeFacts) func(candidate) bool {
 	}
 	return func(candidate) bool { return true }
 }
-
-// draining are the endpoints that serve although no set holds them: what they
-// have they keep (R12, R29).
-func draining(all []candidate, node *nodeFacts, sets []BackendSet) []Backend {
-	return backends(all, node, func(c candidate) bool {
-		if !c.endpoint.Serving {
-			return false
-		}
-		for _, s := range sets {
-			if _, in := slices.BinarySearchFunc(s.Backends, c.addr, func(b Backend, a netip.AddrPort) int {
-				return b.Addr.Compare(a)
-			}); in {
-				return false
-			}
-		}
-		return true
-	})
-}

@@ -67,6 +67,8 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 			Kind:      HostPort,
 			Port:      port,
 			Decisions: ds,
+			// A hostIP means itself; none means every address.
+			OneAddress: hp.HostIP.IsValid() && addr.IsLoopback(),
 		})
 	}
 	backend := Backend{Addr: netip.AddrPortFrom(podIP, hp.ContainerPort), Local: true, Weight: 1}

@@ -31,7 +31,7 @@ func (p *Plan) finish() {
 	}
 	bySet := func(a, b BackendSet) int { return a.Key.Compare(b.Key) }
 	slices.SortFunc(p.Sets, bySet)
-	slices.SortFunc(p.Draining, bySet)
+	slices.SortFunc(p.Kept, bySet)
 	slices.Sort(p.Problems)
 	p.Problems = slices.Compact(p.Problems)
 }
@@ -54,13 +54,13 @@ func equalPlans(a, b *Plan) bool {
 	}
 	return slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) &&
 		slices.EqualFunc(a.Sets, b.Sets, equalSets) &&
-		slices.EqualFunc(a.Draining, b.Draining, equalSets) &&
+		slices.EqualFunc(a.Kept, b.Kept, equalSets) &&
 		slices.Equal(a.Problems, b.Problems)
 }
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Key == b.Key && a.Kind == b.Kind && a.Port == b.Port && a.Decisions == b.Decisions &&
-		a.Affinity == b.Affinity && slices.Equal(a.SourceRanges, b.SourceRanges)
+		a.Affinity == b.Affinity && a.OneAddress == b.OneAddress && slices.Equal(a.SourceRanges, b.SourceRanges)
 }
 
 func equalSets(a, b BackendSet) bool { return a.Key == b.Key && slices.Equal(a.Backends, b.Backends) }

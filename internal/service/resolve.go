@@ -185,22 +185,40 @@ func (p *portPlan) externalIP(ip netip.Addr) [SourceClasses]Decision {
 	return ds
 }
 
-// addSets appends the sets that the port's frontends use (R14), and for UDP what
-// drains: TCP connections stay whatever happens (R29, R30).
+// addSets appends the sets that the port's frontends use (R14), and what keeps
+// the flows it has (R29). TCP connections stay whatever happens (R30).
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
-	first := len(p.plan.Sets)
 	for _, scope := range []Scope{Cluster, Local} {
 		key := SetKey{p.port, p.family, scope}
 		if bs := p.sets.of(scope); len(bs) > 0 && usesSet(frontends, key) {
 			p.plan.Sets = append(p.plan.Sets, BackendSet{key, bs})
 		}
 	}
-	if p.port.Protocol != UDP {
+	if p.port.Protocol != UDP && !(p.port.Protocol == TCP && p.config.KeepTCP) {
 		return
 	}
-	if bs := draining(all, p.node, p.plan.Sets[first:]); len(bs) > 0 {
-		p.plan.Draining = append(p.plan.Draining, BackendSet{SetKey{p.port, p.family, Cluster}, bs})
+	kept := backends(all, p.node, func(c candidate) bool {
+		return c.endpoint.Serving && !p.inEveryFrontend(c, frontends)
+	})
+	for i := range kept {
+		kept[i].Weight = 1
 	}
+	if len(kept) > 0 {
+		p.plan.Kept = append(p.plan.Kept, BackendSet{SetKey{p.port, p.family, Kept}, kept})
+	}
+}
+
+// inEveryFrontend says whether each of the port's frontends has a set with the
+// endpoint.
+func (p *portPlan) inEveryFrontend(c candidate, frontends []Frontend) bool {
+	var in [2]bool
+	for scope := range in {
+		_, in[scope] = slices.BinarySearchFunc(p.sets.of(Scope(scope)), c.addr,
+			func(b Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
+	}
+	return !slices.ContainsFunc(frontends, func(f Frontend) bool {
+		return !slices.ContainsFunc(f.Decisions[:], func(d Decision) bool { return d.Verdict == Balance && in[d.Set.Scope] })
+	})
 }
 
 // sourceRanges returns the clients of one family that loadBalancerSourceRanges

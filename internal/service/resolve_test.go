@@ -179,38 +179,48 @@ func TestR28ProtocolsOnOnePortAreIndependent(t *testing.T) {
 	})
 }
 
-func TestR29WhatDrains(t *testing.T) {
-	drains := func(objects ...Object) string {
+func TestR29WhatIsKept(t *testing.T) {
+	keeps := func(config Config, objects ...Object) string {
 		var all []Backend
-		for _, s := range cluster(testConfig(), objects...).Plan(web).Draining {
+		for _, s := range cluster(config, objects...).Plan(web).Kept {
 			all = append(all, s.Backends...)
 		}
 		return names(all)
 	}
+	kept := func(objects ...Object) string { return keeps(testConfig(), objects...) }
 	lines := func(l ...string) []string { return l }
 	w := service("web", protocol("UDP"))
 	for _, c := range []struct {
 		name, got, want string
 	}{
-		{"all in the set", drains(w, slice("s", lines("a", "b"), udp)), ""},
-		{"terminating, but serving", drains(w, slice("s", lines("a", "b terminating"), udp)), "b"},
-		{"not serving any more", drains(w, slice("s", lines("a", "b terminating notserving", "c notserving"), udp)), ""},
-		{"in another zone", drains(w, slice("s", lines("a zone=east", "b zone=west"), udp)), "b"},
-		{"on another node", drains(service("web", protocol("UDP"), iTPLocal), slice("s", lines("a here", "b there"), udp)), "b"},
-		{"weight 0", drains(w, slice("s", lines("a"), udp), slice("r", lines("b"), udp, weight("0"))), "b*0"},
-		{"none left", drains(w), ""},
-		{"in either set", drains(service("web", protocol("UDP"), nodePort(30080), eTPLocal), slice("s", lines("a here terminating", "b there"), udp)), ""},
+		{"all in the set", kept(w, slice("s", lines("a", "b"), udp)), ""},
+		{"terminating, but serving", kept(w, slice("s", lines("a", "b terminating"), udp)), "b"},
+		{"not serving any more", kept(w, slice("s", lines("a", "b terminating notserving", "c notserving"), udp)), ""},
+		{"in another zone", kept(w, slice("s", lines("a zone=east", "b zone=west"), udp)), "b"},
+		{"on another node", kept(service("web", protocol("UDP"), iTPLocal), slice("s", lines("a here", "b there"), udp)), "b"},
+		{"on another node only", kept(service("web", protocol("UDP"), iTPLocal), slice("s", lines("b there"), udp)), "b"},
+		{"weight 0", kept(w, slice("s", lines("a"), udp), slice("r", lines("b"), udp, weight("0"))), "b"},
+		{"none left", kept(w), ""},
+		{"reached from pods by either address", kept(service("web", protocol("UDP"), nodePort(30080), eTPLocal), slice("s", lines("a here", "b there"), udp)), ""},
+		{"not by the ClusterIP, but by the NodePort", kept(service("web", protocol("UDP"), nodePort(30080), iTPLocal), slice("s", lines("a here", "b there"), udp)), "b"},
 	} {
 		if c.got != c.want {
-			t.Errorf("%s: %q drains, want %q", c.name, c.got, c.want)
+			t.Errorf("%s: %q is kept, want %q", c.name, c.got, c.want)
 		}
 	}
 }
 
-func TestR30TCPNeedsNoDraining(t *testing.T) {
-	p := cluster(testConfig(), service("web"), endpoints("a", "b terminating")).Plan(web)
-	if len(p.Draining) != 0 {
-		t.Errorf("%+v", p.Draining)
+// R30: TCP connections stay whatever happens. Only who means to reset them after
+// a drain time wants to know which backends serve.
+func TestR30TCPKeepsNothing(t *testing.T) {
+	objects := []Object{service("web"), endpoints("a", "b terminating", "c notserving")}
+	if p := cluster(testConfig(), objects...).Plan(web); len(p.Kept) != 0 {
+		t.Errorf("%+v", p.Kept)
+	}
+	config := testConfig()
+	config.KeepTCP = true
+	if p := cluster(config, objects...).Plan(web); len(p.Kept) != 1 || names(p.Kept[0].Backends) != "b" {
+		t.Errorf("with a drain time: %+v", p.Kept)
 	}
 }
 

@@ -182,7 +182,7 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("verdict(%d)", uint8(v))
 }
 
-// Scope tells the two sets that a Service port can have (R10, R11).
+// Scope tells the sets that a Service port can have (R10, R11).
 type Scope uint8
 
 const (
@@ -190,11 +190,16 @@ const (
 	Cluster Scope = iota
 	// Local is the set of usable endpoints of this node (R11).
 	Local
+	// Kept are those of Plan.Kept, which no decision names.
+	Kept
 )
 
 func (s Scope) String() string {
-	if s == Local {
+	switch s {
+	case Local:
 		return "local"
+	case Kept:
+		return "kept"
 	}
 	return "cluster"
 }
@@ -306,6 +311,9 @@ type Frontend struct {
 	// Affinity is the sessionAffinity ClientIP timeout in whole seconds; zero
 	// is no affinity (R27).
 	Affinity time.Duration
+	// OneAddress: a frontend on 127.0.0.1 is there alone. Else that address stands
+	// for all of 127.0.0.0/8.
+	OneAddress bool
 	// SourceRanges are the clients admitted, sorted; nil admits all (R25).
 	// A client outside of them meets Drop, whatever Decisions say.
 	SourceRanges []netip.Prefix
@@ -337,10 +345,12 @@ type Plan struct {
 	Frontends []Frontend
 	// Sets that Frontends refer to, sorted by key.
 	Sets []BackendSet
-	// Draining are endpoints of UDP ports that serve, but that no set holds any
-	// more: flows that they have stay, new ones never reach them. Flows to any
-	// other address end at once (R29). Sorted by key; Scope is Cluster.
-	Draining []BackendSet
+	// Kept are endpoints that serve, but are not in a set of every frontend of
+	// their port: one that terminates, that another node has, or that topology
+	// hides. New flows do not reach them there; a UDP flow that has one keeps it,
+	// as flows to anything that does not serve end at once (R29). For UDP ports,
+	// and for TCP ports if Config.KeepTCP. Sorted by key, each of weight 1.
+	Kept []BackendSet
 	// Problems say in words what the object asked for and did not get.
 	Problems []string
 }

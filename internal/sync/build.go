@@ -4,6 +4,7 @@ package sync
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,14 +15,17 @@ import (
 )
 
 // An entry is a frontend in the tables, with a reference to all that its row
-// names. row is 0 while it has none.
+// names. row is 0 while it has none. sets are those of the decisions, and last
+// what the frontend keeps.
 type entry struct {
 	row     uint32
 	content datapath.Frontend
 	port    *port
 	source  *source
-	sets    [service.SourceClasses]*set
+	sets    [keptSet + 1]*set
 }
+
+const keptSet = service.SourceClasses
 
 // A port is a service port and its id.
 type port struct {
@@ -74,6 +78,9 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 		AffinitySeconds: uint32(f.Affinity / time.Second),
 		Kind:            uint8(f.Kind),
 	}
+	if f.OneAddress {
+		e.content.Flags |= uint8(datapath.FlagOneAddress)
+	}
 	if f.SourceRanges != nil {
 		if e.source, err = s.ensureSource(f.SourceRanges); err != nil {
 			return e, err
@@ -89,19 +96,52 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 			e.content.Decisions[class] = datapath.Decision{First: uint32(verdicts[d.Verdict])}
 			continue
 		}
-		var inUse *set
-		if old != nil {
-			inUse = old.sets[class]
-		}
-		set, err := s.ensureSet(d.Set, w.plan, inUse)
+		set, err := s.useSet(e, class, d.Set, w.plan.Sets, old)
 		if err != nil {
 			return e, err
 		}
-		set.refs++
-		e.sets[class] = set
 		e.content.Decisions[class] = datapath.Decision{First: set.extent.first, Count: set.extent.count}
 	}
-	return e, nil
+	return e, s.buildKept(e, w, old)
+}
+
+// buildKept makes what the frontend keeps (service.Plan.Kept).
+func (s *Syncer) buildKept(e *entry, w want, old *entry) error {
+	key := service.SetKey{Port: w.frontend.Port, Family: service.FamilyOf(w.frontend.Key.Addr), Scope: service.Kept}
+	if _, ok := findSet(w.plan.Kept, key); !ok {
+		return nil
+	}
+	set, err := s.useSet(e, keptSet, key, w.plan.Kept, old)
+	if err != nil {
+		return err
+	}
+	if set.extent.count > math.MaxUint16 {
+		return fmt.Errorf("%s serves, but not here, with %d endpoints, more than %d: flows to them cannot be kept",
+			w.frontend.Port, set.extent.count, math.MaxUint16)
+	}
+	e.content.KeptFirst, e.content.KeptCount = set.extent.first, uint16(set.extent.count)
+	return nil
+}
+
+// useSet finds or makes a set and lets an entry refer to it.
+func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.BackendSet, old *entry) (*set, error) {
+	var inUse *set
+	if old != nil {
+		inUse = old.sets[at]
+	}
+	set, err := s.ensureSet(key, plan, inUse)
+	if err != nil {
+		return nil, err
+	}
+	set.refs++
+	e.sets[at] = set
+	return set, nil
+}
+
+func findSet(sets []service.BackendSet, key service.SetKey) (int, bool) {
+	return slices.BinarySearchFunc(sets, key, func(set service.BackendSet, key service.SetKey) int {
+		return set.Key.Compare(key)
+	})
 }
 
 var verdicts = map[service.Verdict]datapath.Verdict{
@@ -164,14 +204,12 @@ func backendRow(key backendKey) datapath.Backend {
 
 // ensureSet finds the set as it is in the tables, or writes it beside the one
 // that the frontend uses now, nil for none.
-func (s *Syncer) ensureSet(key service.SetKey, plan *service.Plan, inUse *set) (*set, error) {
-	at, ok := slices.BinarySearchFunc(plan.Sets, key, func(set service.BackendSet, key service.SetKey) int {
-		return set.Key.Compare(key)
-	})
+func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, inUse *set) (*set, error) {
+	at, ok := findSet(plan, key)
 	if !ok {
 		return nil, fmt.Errorf("the plan has no set %s", key)
 	}
-	members, err := s.members(plan.Sets[at])
+	members, err := s.members(plan[at])
 	if err != nil {
 		return nil, err
 	}

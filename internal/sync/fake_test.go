@@ -82,7 +82,9 @@ func (k *fakeKernel) reachable(key datapath.FrontendKey) (uses []use) {
 		return nil
 	}
 	uses = append(uses, use{k.rows.name, row})
-	for _, d := range k.rows.rows[row].Decisions {
+	content := k.rows.rows[row]
+	ranges := append(content.Decisions[:], datapath.Decision{First: content.KeptFirst, Count: uint32(content.KeptCount)})
+	for _, d := range ranges {
 		for n := range d.Count {
 			if uint64(d.First)+uint64(n) >= uint64(k.slots.Len()) {
 				break
@@ -177,6 +179,7 @@ var errFault = errors.New("planted fault")
 // the backends with their shares; and all else that the row says.
 type behaviour struct {
 	decisions [service.SourceClasses]string
+	kept      string
 	service   service.Port
 	affinity  uint32
 	sources   string
@@ -197,13 +200,10 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 			b.decisions[class] = fmt.Sprint(service.Verdict(d.First))
 			continue
 		}
-		var members []string
-		for n := range d.Count {
-			backend := k.backends.rows[k.slots.rows[d.First+n]]
-			members = append(members, fmt.Sprint(backend.AddrPort(), backend.Protocol, backend.Local))
-		}
-		slices.Sort(members)
-		b.decisions[class] = fmt.Sprint(members)
+		b.decisions[class] = k.members(d.First, d.Count)
+	}
+	if content.KeptCount > 0 {
+		b.kept = k.members(content.KeptFirst, uint32(content.KeptCount))
 	}
 	name, known := k.services.entries[content.Service]
 	if !known {
@@ -211,6 +211,16 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	}
 	b.service, b.affinity, b.sources = PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
 	return b, true
+}
+
+func (k *fakeKernel) members(first, count uint32) string {
+	var members []string
+	for n := range count {
+		backend := k.backends.rows[k.slots.rows[first+n]]
+		members = append(members, fmt.Sprint(backend.AddrPort(), backend.Protocol, backend.Local))
+	}
+	slices.Sort(members)
+	return fmt.Sprint(members)
 }
 
 func (k *fakeKernel) admitted(id uint32) string {
@@ -227,6 +237,25 @@ func (k *fakeKernel) admitted(id uint32) string {
 	return fmt.Sprint(all)
 }
 
+func plannedMembers(set service.BackendSet) string {
+	divisor := uint8(0)
+	for _, backend := range set.Backends {
+		divisor = gcd(divisor, backend.Weight)
+	}
+	var members []string
+	for _, backend := range set.Backends {
+		local := 0
+		if backend.Local {
+			local = 1
+		}
+		for range backend.Weight / divisor {
+			members = append(members, fmt.Sprint(backend.Addr, uint8(set.Key.Port.Protocol), local))
+		}
+	}
+	slices.Sort(members)
+	return fmt.Sprint(members)
+}
+
 // planned is what a client should meet.
 func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
 	for class, d := range f.Decisions {
@@ -235,25 +264,14 @@ func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
 			continue
 		}
 		for _, set := range plan.Sets {
-			if set.Key != d.Set {
-				continue
+			if set.Key == d.Set {
+				b.decisions[class] = plannedMembers(set)
 			}
-			divisor := uint8(0)
-			for _, backend := range set.Backends {
-				divisor = gcd(divisor, backend.Weight)
-			}
-			var members []string
-			for _, backend := range set.Backends {
-				local := 0
-				if backend.Local {
-					local = 1
-				}
-				for range backend.Weight / divisor {
-					members = append(members, fmt.Sprint(backend.Addr, uint8(set.Key.Port.Protocol), local))
-				}
-			}
-			slices.Sort(members)
-			b.decisions[class] = fmt.Sprint(members)
+		}
+	}
+	for _, set := range plan.Kept {
+		if set.Key.Port == f.Port && set.Key.Family == service.FamilyOf(f.Key.Addr) {
+			b.kept = plannedMembers(set)
 		}
 	}
 	b.service, b.affinity, b.sources = f.Port, uint32(f.Affinity.Seconds()), "all"

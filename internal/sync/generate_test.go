@@ -33,6 +33,13 @@ func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 				service.Decision{Verdict: service.Balance, Set: key})
 		}
 	}
+	if backends := randomBackends(r); len(backends) > 0 && r.IntN(2) == 0 {
+		for i := range backends {
+			backends[i].Weight = 1
+		}
+		key := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Kept}
+		plan.Kept = append(plan.Kept, service.BackendSet{Key: key, Backends: backends})
+	}
 	for i := range 1 + r.IntN(3) {
 		f := service.Frontend{
 			Key:      service.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, byte(number), byte(i + 1)}), Port: 80, Protocol: service.TCP},

@@ -117,12 +117,16 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 	if content.Key != key || p == nil {
 		return
 	}
-	var sets [service.SourceClasses]*set
+	extents := [keptSet + 1]extent{keptSet: {content.KeptFirst, uint32(content.KeptCount)}}
 	for class, d := range content.Decisions {
-		if d.Count == 0 {
+		extents[class] = extent{d.First, d.Count}
+	}
+	var sets [keptSet + 1]*set
+	for i, at := range extents {
+		if at.count == 0 {
 			continue
 		}
-		if sets[class] = r.readSet(extent{d.First, d.Count}); sets[class] == nil {
+		if sets[i] = r.readSet(at); sets[i] == nil {
 			return
 		}
 	}

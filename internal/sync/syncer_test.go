@@ -405,6 +405,7 @@ func TestGarbageAtStart(t *testing.T) {
 			if r.IntN(4) == 0 {
 				k.slots.rows[i] = r.Uint32N(70)
 				k.rows.rows[i].Decisions[r.IntN(3)] = datapath.Decision{First: r.Uint32(), Count: r.Uint32N(5)}
+				k.rows.rows[i].KeptFirst, k.rows.rows[i].KeptCount = r.Uint32N(90), uint16(r.Uint32N(5))
 				k.rows.rows[i].Service = r.Uint32N(9)
 			}
 		}
