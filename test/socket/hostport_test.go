@@ -92,3 +92,20 @@ func TestHostPortFollowsTheNewestPod(t *testing.T) {
 	w.apply("a3", newer)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, to(f), "a2") })
 }
+
+// R33: a hostIP of 127.0.0.1 is that address alone; UDP and TCP are two
+// hostPorts.
+func TestHostPortOfOneLoopbackAddress(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.write("a1", podObject(w.Host("a1"), "127.0.0.1"))
+	udp := podObject(w.Host("a2"), "127.0.0.1")
+	port := &udp.Spec.Containers[0].Ports[0]
+	port.Protocol, port.ContainerPort = corev1.ProtocolUDP, lab.PortUDP
+	w.apply("a2", udp)
+	for _, f := range []family{ipv4, v4Mapped} {
+		w.wantMeet(t, "node-a", f, f.choose("127.0.0.1", "", hostPort), "a1")
+		w.wantMeetUDP(t, "node-a", f, f.choose("127.0.0.1", "", hostPort), "a2")
+		w.wantMeet(t, "node-a", f, f.choose("127.0.0.2", "", hostPort), closed)
+	}
+	w.wantMeet(t, "node-a", ipv6, ipv6.choose("", "::1", hostPort), closed)
+}
