@@ -192,11 +192,11 @@ func serviceTable(w io.Writer, services []observe.Service) {
 }
 
 // notServed is printed for what is decided, but has no program yet that acts on
-// it: the socket hooks serve TCP from pods and from the node.
+// it: the socket hooks serve TCP and UDP from pods and from the node.
 const notServed = "not served yet"
 
 func atSocket(f observe.Frontend, d observe.Decision) string {
-	if f.Protocol != service.TCP && f.Protocol != 0 {
+	if f.Protocol == service.SCTP {
 		return notServed
 	}
 	return d.String()
@@ -233,6 +233,9 @@ func serviceDetails(w io.Writer, s *observe.Service) {
 			fmt.Fprintf(w, "    admitted sources: %s\n", strings.Join(f.SourceRanges, ", "))
 		}
 		decisions(w, f)
+		for _, b := range f.Kept {
+			fmt.Fprintf(w, "    flows stay with %s%s, id %d\n", b.Address, onThisNode(b), b.ID)
+		}
 	}
 }
 
@@ -266,11 +269,7 @@ func decisionText(d observe.Decision, note string) string {
 	}
 	lines := []string{d.String() + note}
 	for _, b := range d.Backends {
-		local := ""
-		if b.Local {
-			local = ", on this node"
-		}
-		lines = append(lines, fmt.Sprintf("      %-24s share %d/%d, id %d%s", b.Address, b.Slots, slots, b.ID, local))
+		lines = append(lines, fmt.Sprintf("      %-24s share %d/%d, id %d%s", b.Address, b.Slots, slots, b.ID, onThisNode(b)))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -286,4 +285,11 @@ func backendTable(w io.Writer, backends []observe.Backend) {
 		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\n", b.ID, b.Address, b.Protocol, local, strings.Join(b.Services, ", "))
 	}
 	t.Flush()
+}
+
+func onThisNode(b observe.Member) string {
+	if b.Local {
+		return ", on this node"
+	}
+	return ""
 }

@@ -286,7 +286,10 @@ func (s *udpSocket) awaitDatagrams(n int) {
 	for range n {
 		// Without asking where it came from: that would be answered, and count.
 		buffer := make([]byte, 4096)
-		_, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(s.fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)), unix.MSG_PEEK, 0, 0)
+		errno := unix.EINTR
+		for errno == unix.EINTR {
+			_, _, errno = unix.Syscall6(unix.SYS_RECVFROM, uintptr(s.fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)), unix.MSG_PEEK, 0, 0)
+		}
 		if errno != 0 {
 			s.t.Fatalf("wait for a datagram: %v", errno)
 		}

@@ -73,6 +73,9 @@ func (s *udpSocket) receive() (lab.Answer, netip.AddrPort, error) {
 	var answer lab.Answer
 	buffer := make([]byte, 4096)
 	n, sa, err := unix.Recvfrom(s.fd, buffer, 0)
+	for err == unix.EINTR { // with SO_RCVTIMEO the kernel does not go on by itself, see signal(7)
+		n, sa, err = unix.Recvfrom(s.fd, buffer, 0)
+	}
 	if err != nil {
 		return answer, netip.AddrPort{}, err
 	}
@@ -264,6 +267,9 @@ func (s *udpSocket) receivePacketInfo() (answer lab.Answer, from netip.AddrPort,
 	s.t.Helper()
 	buffer, control := make([]byte, 4096), make([]byte, 256)
 	n, size, _, sa, err := unix.Recvmsg(s.fd, buffer, control, 0)
+	for err == unix.EINTR {
+		n, size, _, sa, err = unix.Recvmsg(s.fd, buffer, control, 0)
+	}
 	if err == nil {
 		err = json.Unmarshal(buffer[:n], &answer)
 	}
