@@ -4,6 +4,9 @@
  *
  *   bind4, bind6             a port that the program names
  *   post_bind4, post_bind6   a port that the kernel has chosen
+ *
+ * The kernel calls neither for SCTP, which has a bind() of its own, nor for a
+ * listen() without bind().
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -37,7 +40,7 @@ static __always_inline int address_served(const struct destination *d, __u8 prot
 {
 	struct frontend *frontend = frontend_of(d, protocol);
 
-	return frontend && frontend->key.port == d->port &&
+	return frontend &&
 	       (frontend->kind == FRONTEND_NODE_PORT || frontend->kind == FRONTEND_HOST_PORT);
 }
 
@@ -80,17 +83,17 @@ static __always_inline int bind_hook(struct bpf_sock_addr *ctx, const struct des
 
 	if (bpf_get_netns_cookie(ctx) != host_netns_cookie)
 		return BIND_PROCEED;
-	if (d->port)
-		return bind_takes(d, ctx->protocol, ipv6_only) ? bind_refused() : BIND_PROCEED;
-	unnamed = bpf_sk_storage_get(&unnamed_ports, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	unnamed = bpf_sk_storage_get(&unnamed_ports, ctx->sk, 0,
+				     d->port ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (unnamed) {
-		unnamed->pending = 1;
+		unnamed->pending = !d->port; /* else: of an earlier bind() that failed */
 		unnamed->ipv6_only = ipv6_only;
 	}
-	return BIND_PROCEED;
+	return d->port && bind_takes(d, ctx->protocol, ipv6_only) ? bind_refused() : BIND_PROCEED;
 }
 
-/* A named port has been judged before. */
+/* A named port has been judged before. Not called for a port that connect() or
+ * a datagram takes: nobody waits for connections there. */
 static __always_inline int post_bind_hook(struct bpf_sock *sk, const struct destination *d)
 {
 	struct unnamed_port *unnamed = bpf_sk_storage_get(&unnamed_ports, sk, 0, 0);

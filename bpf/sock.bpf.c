@@ -376,12 +376,6 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 	if (address_is_unspecified(source))
 		socket_address(ctx->sk, source);
 	destination_meant(d, source);
-	if (record && destination_is(d, &record->service, record->service_port) &&
-	    connected_to(ctx->sk, &record->backend, record->backend_port)) {
-		d->address = record->backend; /* a connected socket that names its peer */
-		d->port = record->backend_port;
-		return VERDICT_BALANCE;
-	}
 	flows_of(ctx->sk, &set);
 	frontend = frontend_of(d, IPPROTO_UDP);
 	if (!frontend) {

@@ -54,6 +54,9 @@ struct bpf_iter__tcp {
 
 extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak;
 
+/* Whether to end what is found, or only to tell it; set by the loader. */
+const volatile __u8 may_end = 0;
+
 static __always_inline void address_from_v6(struct address *a, const struct in6_address *from)
 {
 	__u32 *words = address_words(a);
@@ -116,8 +119,8 @@ int beeline_sweep_udp(struct bpf_iter__udp *ctx)
 	if (!record || !is_stale((struct sock_common *)udp, record, IPPROTO_UDP, &stale))
 		return 0;
 	stale.cookie = bpf_get_socket_cookie(udp);
-	stale.ended = bpf_sock_destroy ? 1 : 0;
-	if (tell(ctx->meta, &stale) && bpf_sock_destroy)
+	stale.ended = may_end && bpf_sock_destroy;
+	if (tell(ctx->meta, &stale) && may_end && bpf_sock_destroy)
 		bpf_sock_destroy((struct sock_common *)udp);
 	return 0;
 }
@@ -139,7 +142,7 @@ int beeline_sweep_tcp(struct bpf_iter__tcp *ctx)
 	if (!record || !is_stale(sk, record, IPPROTO_TCP, &stale))
 		return 0;
 	stale.cookie = bpf_get_socket_cookie(tcp);
-	stale.ended = bpf_sock_destroy && bpf_map_lookup_elem(&doomed, &stale.cookie);
+	stale.ended = may_end && bpf_sock_destroy && bpf_map_lookup_elem(&doomed, &stale.cookie);
 	if (tell(ctx->meta, &stale) && stale.ended && bpf_sock_destroy)
 		bpf_sock_destroy(sk);
 	return 0;

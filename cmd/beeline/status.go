@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/terminate"
 )
 
 // statusText prints a status for people: what is wrong first.
@@ -30,6 +31,7 @@ func statusText(w io.Writer, s *observe.Status) {
 		fmt.Fprintf(t, "Node:\t%s\n", s.Node)
 		fmt.Fprintf(t, "Source:\t%s %s, %s\n", s.Source.Kind, s.Source.Location, sourceState(s.Source))
 		fmt.Fprintf(t, "Last sync:\t%s\n", ago(s.Sync.LastSync))
+		socketsText(t, s.Sockets)
 		fmt.Fprintf(t, "Last audit:\t%s, %d repairs since the start\n", ago(s.Sync.LastAudit), s.Sync.Repairs)
 	}
 	fmt.Fprintf(t, "Services:\t%d, with %d frontends and %d backends\n", s.Counts.Services, s.Counts.Frontends, s.Counts.Backends)
@@ -45,9 +47,35 @@ func statusText(w io.Writer, s *observe.Status) {
 			fmt.Fprintf(w, "  %s\n", r)
 		}
 	}
+	for _, h := range s.HeldPorts {
+		fmt.Fprintln(w, h)
+	}
+	if s.HeldPortsUnknown != "" {
+		fmt.Fprintf(w, "Which sockets hold ports of Services and Pods is not known: %s\n", s.HeldPortsUnknown)
+	}
+	statusOptedOut(w, s)
 	statusAttachments(w, s)
 	statusTables(w, s)
 	statusFeatures(w, s)
+}
+
+// socketsText says how sockets end whose backend is gone.
+func socketsText(w io.Writer, st terminate.Status) {
+	fmt.Fprintf(w, "Sockets of backends that are gone:\t%s (%s)\n", st.Method, st.Why)
+	if st.Method == terminate.Off {
+		return
+	}
+	tcp := "TCP connections are left alone"
+	if st.TCPDrainSeconds > 0 {
+		drain := time.Duration(st.TCPDrainSeconds * float64(time.Second))
+		tcp = fmt.Sprintf("%d of TCP, after %v; %d backends are draining", st.EndedTCP, drain, st.Draining)
+	}
+	fmt.Fprintf(w, "\tended %d of UDP; %s\n", st.EndedUDP, tcp)
+	took := time.Duration(st.LastSeconds * float64(time.Second)).Round(10 * time.Microsecond)
+	fmt.Fprintf(w, "\tlast sweep %s, took %v for %d network namespaces\n", ago(st.LastSweep), took, st.Namespaces)
+	if st.Unreadable > 0 {
+		fmt.Fprintf(w, "\t%d processes may not be looked into (CAP_SYS_PTRACE)\n", st.Unreadable)
+	}
 }
 
 func sourceState(s observe.Source) string {
@@ -73,6 +101,9 @@ func statusAttachments(w io.Writer, s *observe.Status) {
 	if c := s.Counters; c != nil {
 		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d left alone; session affinity kept %d\n",
 			c.ConnectBalance, c.ConnectReject, c.ConnectDrop, c.ConnectPass, c.AffinityHit)
+		if c.BindRefused > 0 {
+			fmt.Fprintf(w, "Ports of Services and Pods that bind() was refused: %d\n", c.BindRefused)
+		}
 		if c.ConnectFault+c.AffinityFailed+c.RecordFailed > 0 {
 			fmt.Fprintf(w, "! %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
 				c.ConnectFault, c.AffinityFailed, c.RecordFailed)
@@ -87,7 +118,11 @@ func statusTables(w io.Writer, s *observe.Status) {
 	fmt.Fprintln(w, "\nTables:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range s.Tables {
-		fmt.Fprintf(t, "  %s\t%d of %d\t--%s\n", f.Table, f.Used, f.Limit, f.Flag)
+		flag := ""
+		if f.Flag != "" {
+			flag = "--" + f.Flag
+		}
+		fmt.Fprintf(t, "  %s\t%d of %d\t%s\n", f.Table, f.Used, f.Limit, flag)
 	}
 	t.Flush()
 }

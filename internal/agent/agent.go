@@ -15,10 +15,12 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/source/manifest"
 	"beeline.io/beeline/internal/sync"
+	"beeline.io/beeline/internal/terminate"
 )
 
 // Agent is a running agent.
@@ -31,12 +33,17 @@ type Agent struct {
 	datapath *datapath.Datapath
 	syncer   *sync.Syncer
 	table    *service.Table
+	optOuts  *service.OptOuts
+	pods     *pods.Tracker
+	sockets  *terminate.Job
 
 	synced bool // the complete state is in the tables and attached; only loop looks
 
 	mu          gosync.Mutex
 	source      observe.Source // what the socket's requests see of the source
 	unknownNode bool
+	// optOutProblems are those of objects that ask for no socket shortcut.
+	optOutProblems []service.OptOutProblem
 }
 
 // Run runs an agent until ctx ends. It leaves everything attached.
@@ -55,10 +62,12 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	a.source = observe.Source{Kind: "manifests", Location: config.Manifests}
 	a.table = service.NewTable(config.Service)
+	a.optOuts = service.NewOptOuts(config.NodeName)
 
 	var err error
 	a.datapath, err = datapath.Open(datapath.Options{
 		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
+		BindProtection: config.BindProtection,
 	})
 	if err != nil {
 		return err
@@ -67,6 +76,13 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
 		return err
 	}
+	if a.pods, err = pods.New(a.datapath.Tables.OptedOut, config.PodCgroups, a.datapath.CgroupPath(), log); err != nil {
+		return err
+	}
+	a.sockets = terminate.New(a.datapath, terminate.Config{
+		Method: terminate.Method(config.Terminate), TCPDrain: config.TCPDrain, Serves: a.serves, Log: log,
+	})
+	defer a.sockets.Close()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err
@@ -87,7 +103,7 @@ func (a *Agent) serve(ctx context.Context, objects source.Source) error {
 	events := make(chan source.Event)
 	addresses := make(chan struct{}, 1)
 	var group gosync.WaitGroup
-	failed := make(chan error, 3)
+	failed := make(chan error, 5)
 	run := func(what string, f func() error) {
 		group.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
@@ -98,6 +114,8 @@ func (a *Agent) serve(ctx context.Context, objects source.Source) error {
 	}
 	run("socket", func() error { return a.answer(ctx, listener) })
 	run("source", func() error { return objects.Run(ctx, events) })
+	run("sockets of backends that are gone", func() error { return a.sockets.Run(ctx) })
+	run("pods", func() error { return a.pods.Run(ctx) })
 	run("addresses of the node", func() error { return followAddresses(ctx, addresses) })
 	err = a.loop(ctx, events, addresses)
 	cancel()
@@ -159,6 +177,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, addresses 
 			retry.Reset(0)
 		case now := <-retry.C:
 			next, err := a.syncer.Retry(now)
+			a.lookAfterSockets()
 			if err != nil {
 				a.log.Error("still not in the tables", "error", err, "retry", time.Until(next).Round(time.Millisecond))
 			}
@@ -191,11 +210,13 @@ func (a *Agent) audit() {
 	}
 	repairs, err := a.syncer.Audit()
 	if repairs > 0 {
+		a.sockets.Changed(true, true) // nobody knows what the tables said meanwhile
 		a.log.Warn("the tables were not what they should be, and were mended: does another program write to them?", "differences", repairs)
 	}
 	if err != nil {
 		a.log.Error("comparing the tables failed", "error", err)
 	}
+	a.auditOptOuts()
 }
 
 // take brings one event of the source into the tables. Until the source is
@@ -203,6 +224,7 @@ func (a *Agent) audit() {
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
 	delta := a.table.Apply(ev.Changes)
+	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
 	if !ev.Synced {
 		return nil
@@ -211,6 +233,9 @@ func (a *Agent) take(ev source.Event) error {
 	if first {
 		delta = completeState(a.table)
 	}
+	if first || optOuts {
+		a.applyOptOuts()
+	}
 	begin := time.Now()
 	if err := a.syncer.Apply(delta); err != nil {
 		if first && !datapath.Attached(a.config.BPFFS) {
@@ -218,6 +243,7 @@ func (a *Agent) take(ev source.Event) error {
 		}
 		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
 	}
+	a.lookAfterSockets()
 	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
 	if first {
 		return a.becomeReady(len(delta.Plans))
@@ -234,6 +260,7 @@ func (a *Agent) becomeReady(objects int) error {
 		}
 	}
 	a.synced = true
+	a.sockets.Changed(true, true) // of what happened while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	return nil
 }
@@ -299,4 +326,5 @@ func (a *Agent) updateAddresses() {
 	if err := a.syncer.Apply(delta); err != nil {
 		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
 	}
+	a.lookAfterSockets()
 }

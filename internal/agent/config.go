@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/terminate"
 )
 
 // Where an agent lives unless it is told otherwise.
@@ -32,11 +34,16 @@ type Config struct {
 	NodeName      string
 	BPFFS         string
 	CgroupRoot    string
+	PodCgroups    []string
 	Socket        string
 	Limits        datapath.Limits
 	AuditInterval time.Duration
-	LogLevel      string
-	LogFormat     string
+	// BindProtection is datapath.Options.BindProtection.
+	BindProtection bool
+	Terminate      string        // terminate.Method
+	TCPDrain       time.Duration // 0: TCP connections outlive their backend
+	LogLevel       string
+	LogFormat      string
 
 	Service service.Config
 
@@ -54,6 +61,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")
 	fs.StringVar(&c.BPFFS, "bpffs", DefaultBPFFS, "directory on a BPF file system that keeps programs, tables and links while no agent is running; mounted if need be")
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose processes get the socket shortcut (default: the root, mounted at "+datapath.OwnCgroup+" if need be)")
+	fs.StringSliceVar(&c.PodCgroups, "pod-cgroups", nil, "directories to search for the kubelet's cgroup directory (kubepods.slice or kubepods), or that directory itself (default: all cgroup hierarchies)")
 	fs.StringVar(&c.Socket, "socket", DefaultSocket, "unix socket on which the agent answers the other commands")
 	fs.Uint32Var(&c.Limits.Frontends, "max-frontends", l.Frontends, "addresses and ports of Services that fit into the tables")
 	fs.Uint32Var(&c.Limits.Backends, "max-backends", l.Backends, "distinct endpoints that fit into the tables")
@@ -62,10 +70,13 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.Limits.SourceRanges, "max-source-ranges", l.SourceRanges, "loadBalancerSourceRanges that fit into the tables")
 	fs.Uint32Var(&c.Limits.Affinity, "max-affinity", l.Affinity, "clients that session affinity remembers; the longest unused make room")
 	fs.DurationVar(&c.AuditInterval, "audit-interval", time.Minute, "how often the tables are compared with what they should hold; 0 for never")
+	fs.StringVar(&c.Terminate, "terminate-sockets", string(terminate.Auto), "how connected UDP sockets end whose backend is gone, in all pods and on the node: "+strings.Join(terminate.Methods, ", "))
+	fs.DurationVar(&c.TCPDrain, "tcp-drain-timeout", 0, "reset TCP connections whose backend has not served for so long; 0 for never")
 	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "take Services with this value of the label service.kubernetes.io/service-proxy-name, too")
 	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks whose addresses of this node serve NodePorts (default: the node's primary address of each family)")
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "refuse pods and the node at external IPs that are no node's address: whoever may create a Service could else intercept what they send to any address")
+	fs.BoolVar(&c.BindProtection, "bind-protection", true, "refuse bind() of a served NodePort or HostPort in the node's own network namespace: the program would wait for connections that never come")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")
 }
@@ -79,6 +90,7 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		}
 	}
 	c.Service.NodeName = c.NodeName
+	c.Service.KeepTCP = c.TCPDrain > 0
 	for _, text := range c.nodePortAddresses {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {
@@ -91,8 +103,16 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return errors.New("no source of Services: give --manifests with a file or folder")
 	case c.NodeName == "":
 		return errors.New("--node-name is empty")
+	case slices.ContainsFunc(c.PodCgroups, func(path string) bool { return !filepath.IsAbs(path) }):
+		return fmt.Errorf("--pod-cgroups %q: not absolute paths", c.PodCgroups)
 	case c.AuditInterval < 0:
 		return errors.New("--audit-interval is negative: 0 turns the comparison off")
+	case !slices.Contains(terminate.Methods, c.Terminate):
+		return fmt.Errorf("--terminate-sockets %q: one of %s", c.Terminate, strings.Join(terminate.Methods, ", "))
+	case c.TCPDrain < 0:
+		return errors.New("--tcp-drain-timeout is negative: 0 leaves TCP connections alone")
+	case c.TCPDrain > 0 && c.Terminate == string(terminate.Off):
+		return errors.New("--tcp-drain-timeout needs another --terminate-sockets than off")
 	case !slices.Contains([]string{"debug", "info", "warn", "error"}, c.LogLevel):
 		return fmt.Errorf("--log-level %q: debug, info, warn or error", c.LogLevel)
 	case !slices.Contains([]string{"text", "json"}, c.LogFormat):

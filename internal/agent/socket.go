@@ -127,9 +127,12 @@ func (a *Agent) status() (*observe.Status, error) {
 	}
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
-	s.Sync = a.syncer.Stats()
+	s.Sync, s.Sockets = a.syncer.Stats(), a.sockets.Status()
 	if s.Tables, err = a.syncer.Fills(); err != nil {
 		return nil, err
+	}
+	if s.HeldPorts, err = observe.HeldPorts(tables); err != nil {
+		s.HeldPortsUnknown = err.Error()
 	}
 	for _, st := range a.syncer.Status() {
 		if st.State != sync.Applied || len(st.Problems) > 0 {
@@ -138,6 +141,7 @@ func (a *Agent) status() (*observe.Status, error) {
 	}
 	a.mu.Lock()
 	s.Source, s.UnknownNode = a.source, a.unknownNode
+	a.optOutStatus(s)
 	a.mu.Unlock()
 	return s, nil
 }

@@ -44,6 +44,19 @@ var featureProbes = []featureProbe{
 		socketHelper(asm.FnLoop)},
 	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "a Service without endpoints cannot answer ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
+	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to backends that are gone"},
+		kernelFunction(socketIterator)},
+	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of backends that are gone are ended by netlink, more slowly"},
+		kernelFunction(sockDestroy)},
+}
+
+func kernelFunction(name string) func() error {
+	return func() error {
+		if !kernelFunctions()[name] {
+			return ebpf.ErrNotSupported
+		}
+		return nil
+	}
 }
 
 // Features probes the running kernel. A probe that could not tell counts as

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/sync"
+	"beeline.io/beeline/internal/terminate"
 )
 
 // Status is how the agent and its datapath are.
@@ -27,6 +29,7 @@ type Status struct {
 
 	Source      Source                `json:"source,omitzero"`
 	Sync        sync.Stats            `json:"sync,omitzero"`
+	Sockets     terminate.Status      `json:"sockets,omitzero"`
 	Attachments []datapath.Attachment `json:"attachments"`
 	// Hooks is how many attachments there should be; 0: only the agent knows.
 	Hooks    int                      `json:"hooks,omitempty"`
@@ -36,6 +39,14 @@ type Status struct {
 	Counters *datapath.SocketCounters `json:"counters"`
 	// Objects are those with a failure or a problem.
 	Objects []sync.Status `json:"objects,omitempty"`
+	// OptedOut are the pods without the socket shortcut: they get no Services
+	// from Beeline yet.
+	OptedOut pods.Status `json:"optedOut,omitzero"`
+	// HeldPorts are sockets of the node that wait at NodePorts and HostPorts:
+	// bound before these were served, or with bind protection off.
+	HeldPorts []HeldPort `json:"heldPorts,omitempty"`
+	// HeldPortsUnknown says why HeldPorts could not be found out.
+	HeldPortsUnknown string `json:"heldPortsUnknown,omitempty"`
 }
 
 // Source is where the objects come from.
@@ -89,9 +100,16 @@ func (s *Status) Complaints() []string {
 	if lost := s.withProblems(); lost > 0 {
 		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d", lost))
 	}
+	if s.Sockets.LastError != "" {
+		all = append(all, "sockets whose backend is gone may live on: "+s.Sockets.LastError)
+	}
+	if n := len(s.HeldPorts); n > 0 {
+		all = append(all, fmt.Sprintf("sockets of this node at ports of Services and Pods (%d): what connects there goes to these", n))
+	}
 	if s.UnknownNode {
 		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
 	}
+	all = append(all, s.optOutComplaints()...)
 	if len(s.Attachments) < s.Hooks {
 		all = append(all, fmt.Sprintf("%d of %d hooks are attached", len(s.Attachments), s.Hooks))
 	}

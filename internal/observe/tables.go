@@ -51,8 +51,12 @@ type Frontend struct {
 	Pod             Decision `json:"pod"`
 	Node            Decision `json:"node"`
 	Outside         Decision `json:"outside"`
+	// Kept are backends that serve, though not in every set above: they keep the
+	// UDP flows that they have.
+	Kept []Member `json:"kept,omitempty"`
 
-	key datapath.FrontendKey
+	key        datapath.FrontendKey
+	oneAddress bool // FlagOneAddress
 }
 
 // Decision is what one class of clients meets.
@@ -179,6 +183,7 @@ func (r *reader) frontend(key datapath.FrontendKey, row datapath.Frontend, port 
 		Restricted:      row.SourceSet != 0,
 		SourceRanges:    slices.Sorted(slices.Values(r.ranges[row.SourceSet])),
 		key:             key,
+		oneAddress:      row.Flags&uint8(datapath.FlagOneAddress) != 0,
 	}
 	if key.Port != 0 {
 		f.Address = netip.AddrPortFrom(key.Address.Addr(), datapath.NetworkOrder(key.Port)).String()
@@ -187,6 +192,9 @@ func (r *reader) frontend(key datapath.FrontendKey, row datapath.Frontend, port 
 	for class, d := range []*Decision{&f.Pod, &f.Node, &f.Outside} {
 		*d = r.decision(row.Decisions[class], owner)
 		d.Masquerade = row.Flags&(uint8(datapath.FlagMasquerade)<<class) != 0
+	}
+	if row.KeptCount > 0 {
+		f.Kept = r.decision(datapath.Decision{First: row.KeptFirst, Count: uint32(row.KeptCount)}, owner).Backends
 	}
 	return f
 }

@@ -31,8 +31,9 @@ func ConvertNode(in *corev1.Node) (*Node, error) {
 	return n, errs.join()
 }
 
-// ConvertPod copies out of a v1 Pod what the rules read (R33). As the kubelet
-// does, it takes hostPorts of spec.containers only, not of init containers.
+// ConvertPod copies out of a v1 Pod what the rules read (R33, OptOuts). As the
+// kubelet does, it takes hostPorts of spec.containers only, not of init
+// containers.
 func ConvertPod(in *corev1.Pod) (*Pod, error) {
 	var errs fieldErrors
 	p := &Pod{
@@ -44,6 +45,13 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 		HostNetwork: in.Spec.HostNetwork,
 		Finished:    in.Status.Phase == corev1.PodSucceeded || in.Status.Phase == corev1.PodFailed,
 		Deleting:    in.DeletionTimestamp != nil,
+		Shortcut:    shortcut(in.Annotations),
+	}
+	if in.Spec.RuntimeClassName != nil {
+		p.RuntimeClass = *in.Spec.RuntimeClassName
+	}
+	if _, mirror := in.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		p.StaticUID = in.Annotations[annotationConfigHash]
 	}
 	ips, field := in.Status.PodIPs, "status.podIPs"
 	if len(ips) == 0 {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Object is an input: one of *Service, *EndpointSlice, *Node, *Pod and
-// *ServiceCIDR, trimmed to what the rules read. Objects are immutable once
-// they have been handed over.
+// Object is an input: one of *Service, *EndpointSlice, *Node, *Pod,
+// *ServiceCIDR, *Namespace and *RuntimeClass, trimmed to what the rules read.
+// Objects are immutable once they have been handed over.
 type Object interface {
 	Ref() Ref
 }
@@ -91,17 +91,33 @@ type Node struct {
 	Zone      string // label topology.kubernetes.io/zone
 }
 
-// Pod is a v1 Pod with hostPorts as the rules read it (R33).
+// Pod is a v1 Pod as the rules read it: its hostPorts (R33), and whether it has
+// opted out of the socket shortcut (OptOuts).
 type Pod struct {
 	Namespace, Name, UID string
-	Created              time.Time
-	Node                 string
-	HostNetwork          bool
+	// StaticUID is set for a mirror pod: the UID by which the kubelet knows the
+	// static pod that it stands for, and names its cgroup.
+	StaticUID   string
+	Created     time.Time
+	Node        string
+	HostNetwork bool
 	// Finished: phase Succeeded or Failed.
 	Finished, Deleting bool
 	IPs                []netip.Addr
 	HostPorts          []PodPort
+	RuntimeClass       string // spec.runtimeClassName; empty: none
+	Shortcut           Shortcut
 }
+
+// Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn,
+// ShortcutOff, empty where there is none, or what is written there by mistake.
+type Shortcut string
+
+// The values that mean something.
+const (
+	ShortcutOn  Shortcut = "on"
+	ShortcutOff Shortcut = "off"
+)
 
 // PodPort is one container port with a hostPort. HostIP is the zero Addr where
 // the object gives none, or an unspecified address.
@@ -118,6 +134,18 @@ type ServiceCIDR struct {
 	CIDRs []netip.Prefix
 }
 
+// Namespace is a v1 Namespace as the rules read it.
+type Namespace struct {
+	Name     string
+	Shortcut Shortcut
+}
+
+// RuntimeClass is a node.k8s.io/v1 RuntimeClass as the rules read it.
+type RuntimeClass struct {
+	Name     string
+	Shortcut Shortcut
+}
+
 // Ref identifies the object.
 func (s *Service) Ref() Ref { return Ref{KindService, s.Namespace, s.Name} }
 
@@ -132,3 +160,9 @@ func (p *Pod) Ref() Ref { return Ref{KindPod, p.Namespace, p.Name} }
 
 // Ref identifies the object.
 func (c *ServiceCIDR) Ref() Ref { return Ref{KindServiceCIDR, "", c.Name} }
+
+// Ref identifies the object.
+func (n *Namespace) Ref() Ref { return Ref{KindNamespace, "", n.Name} }
+
+// Ref identifies the object.
+func (c *RuntimeClass) Ref() Ref { return Ref{KindRuntimeClass, "", c.Name} }

@@ -84,6 +84,10 @@ const (
 	KindNode          Kind = "Node"
 	KindPod           Kind = "Pod"
 	KindServiceCIDR   Kind = "ServiceCIDR"
+
+	// These say only which pods have opted out of the socket shortcut.
+	KindNamespace    Kind = "Namespace"
+	KindRuntimeClass Kind = "RuntimeClass"
 )
 
 // Ref identifies one object. Namespace is empty for cluster-wide kinds.

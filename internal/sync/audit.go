@@ -29,6 +29,7 @@ func (s *Syncer) Audit() (repairs int, err error) {
 	a.setsAndBackends()
 	a.frontends()
 	a.networks()
+	a.reservedPorts()
 	s.stats.LastAudit = time.Now()
 	s.stats.Repairs += uint64(a.repairs)
 	if a.repairs > 0 {

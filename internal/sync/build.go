@@ -22,6 +22,7 @@ type entry struct {
 	content datapath.Frontend
 	port    *port
 	source  *source
+	taken   *reservation // NodePort and HostPort
 	sets    [keptSet + 1]*set
 }
 
@@ -80,6 +81,9 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	}
 	if f.OneAddress {
 		e.content.Flags |= uint8(datapath.FlagOneAddress)
+	}
+	if err := s.reserve(e); err != nil {
+		return e, err
 	}
 	if f.SourceRanges != nil {
 		if e.source, err = s.ensureSource(f.SourceRanges); err != nil {

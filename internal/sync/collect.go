@@ -41,6 +41,11 @@ func (s *Syncer) release(e *entry) {
 			s.unused = append(s.unused, e.source)
 		}
 	}
+	if e.taken != nil {
+		if e.taken.refs--; e.taken.refs == 0 {
+			s.unused = append(s.unused, e.taken)
+		}
+	}
 	for _, set := range e.sets {
 		if set == nil {
 			continue

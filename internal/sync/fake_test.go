@@ -32,6 +32,7 @@ type fakeKernel struct {
 	ranges   *fakeHash[datapath.SourceRangeKey, uint32]
 	networks *fakeHash[datapath.NetworkKey, datapath.Network]
 	affinity *fakeHash[datapath.AffinityKey, datapath.AffinityEntry]
+	reserved *fakeHash[datapath.ReservedPort, uint32]
 }
 
 // use is one thing that a program can reach: a row, a slot or a backend.
@@ -51,9 +52,11 @@ func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
 	k.ranges = newFakeHash[datapath.SourceRangeKey, uint32](k, datapath.SockMapSourceRanges, l.SourceRanges)
 	k.networks = newFakeHash[datapath.NetworkKey, datapath.Network](k, datapath.SockMapNetworks, 64)
 	k.affinity = newFakeHash[datapath.AffinityKey, datapath.AffinityEntry](k, datapath.SockMapAffinity, l.Affinity)
+	k.reserved = newFakeHash[datapath.ReservedPort, uint32](k, datapath.SockMapReservedPorts, 64)
 	k.tables = &datapath.Tables{
 		Frontends: k.index, FrontendRows: k.rows, Slots: k.slots, Backends: k.backends,
 		Services: k.services, SourceRanges: k.ranges, Networks: k.networks, Affinity: k.affinity,
+		ReservedPorts: k.reserved,
 		WaitForReaders: func() error {
 			return k.do("wait for readers", func() { k.reading = nil })
 		},
@@ -180,6 +183,7 @@ var errFault = errors.New("planted fault")
 type behaviour struct {
 	decisions [service.SourceClasses]string
 	kept      string
+	kind      service.FrontendKind
 	service   service.Port
 	affinity  uint32
 	sources   string
@@ -209,7 +213,7 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	if !known {
 		k.t.Errorf("frontend %s names service id %d, which has no name", key, content.Service)
 	}
-	b.service, b.affinity, b.sources = PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
+	b.kind, b.service, b.affinity, b.sources = service.FrontendKind(content.Kind), PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
 	return b, true
 }
 
@@ -274,7 +278,7 @@ func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
 			b.kept = plannedMembers(set)
 		}
 	}
-	b.service, b.affinity, b.sources = f.Port, uint32(f.Affinity.Seconds()), "all"
+	b.kind, b.service, b.affinity, b.sources = f.Kind, f.Port, uint32(f.Affinity.Seconds()), "all"
 	if f.SourceRanges != nil {
 		var all []string
 		for _, p := range f.SourceRanges {

@@ -42,8 +42,8 @@ func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 	}
 	for i := range 1 + r.IntN(3) {
 		f := service.Frontend{
-			Key:      service.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, byte(number), byte(i + 1)}), Port: 80, Protocol: service.TCP},
-			Kind:     service.ClusterIP,
+			Key:      service.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, byte(number), byte(i + 1)}), Port: uint16(80 + i), Protocol: service.TCP},
+			Kind:     []service.FrontendKind{service.ClusterIP, service.NodePort, service.HostPort}[r.IntN(3)],
 			Port:     port,
 			Affinity: time.Duration(r.IntN(2)*3600) * time.Second,
 		}

@@ -33,6 +33,9 @@ func (s *Syncer) restore() error {
 	if err := r.readBackends(); err != nil {
 		return err
 	}
+	if err := r.readReservedPorts(); err != nil {
+		return err
+	}
 	index, err := s.tables.Frontends.All()
 	if err != nil {
 		return err
@@ -132,6 +135,7 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 	}
 	e.content, e.port, e.sets = content, p, sets
 	p.refs++
+	r.refer(e)
 	for _, set := range sets {
 		if set != nil {
 			set.refs++

@@ -117,5 +117,6 @@ func (s *Syncer) Fills() ([]Fill, error) {
 		{datapath.SockMapSourceRanges, ranges, t.SourceRanges.Max(), "max-source-ranges"},
 		{datapath.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max(), ""},
 		{datapath.SockMapAffinity, uint32(len(clients)), t.Affinity.Max(), "max-affinity"},
+		{datapath.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max(), ""},
 	}, err
 }

@@ -63,6 +63,10 @@ type Syncer struct {
 	sets     map[service.SetKey]*set
 	backends map[backendKey]*backend
 	sources  map[string]*source
+	reserved map[datapath.ReservedPort]*reservation
+
+	// Protocols of which backends have left since Left was asked.
+	left map[service.Protocol]bool
 
 	// What is free.
 	rowNumbers, portIDs, backendIDs, sourceIDs pool
@@ -96,6 +100,8 @@ func New(tables *datapath.Tables) (*Syncer, error) {
 		sets:     map[service.SetKey]*set{},
 		backends: map[backendKey]*backend{},
 		sources:  map[string]*source{},
+		reserved: map[datapath.ReservedPort]*reservation{},
+		left:     map[service.Protocol]bool{},
 	}
 	s.networks.applied = map[netip.Prefix]bool{}
 	if err := s.restore(); err != nil {
@@ -267,6 +273,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 		if err := s.tables.Frontends.Delete(tableKey(key)); err != nil {
 			return err
 		}
+		s.noteLeft(key, old, nil)
 		s.retire(old)
 		s.freed = true
 		delete(s.applied, key)
@@ -286,6 +293,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 		return err
 	}
 	if old != nil {
+		s.noteLeft(key, old, e)
 		s.retire(old)
 		s.freed = true
 	}

@@ -73,8 +73,10 @@ func TestTablesHoldThePlan(t *testing.T) {
 			if diff := cmp.Diff(stateOf(plans), k.state(), compare); diff != "" {
 				t.Fatalf("planned (-) and met (+):\n%s", diff)
 			}
+			k.mustReserve(t)
 			if r.IntN(2) == 0 {
 				mustCollect(t, s)
+				k.mustReserveOnly(t)
 			}
 			if r.IntN(3) == 0 {
 				s = newSyncer(t, k)
@@ -83,8 +85,8 @@ func TestTablesHoldThePlan(t *testing.T) {
 		}
 		mustApply(t, s, difference(plans, nil))
 		mustCollect(t, s)
-		if len(k.index.entries)+len(k.services.entries)+len(k.ranges.entries) != 0 {
-			t.Fatalf("left behind: %v %v %v", k.index.entries, k.services.entries, k.ranges.entries)
+		if len(k.index.entries)+len(k.services.entries)+len(k.ranges.entries)+len(k.reserved.entries) != 0 {
+			t.Fatalf("left behind: %v %v %v %v", k.index.entries, k.services.entries, k.ranges.entries, k.reserved.entries)
 		}
 		for id, b := range k.backends.rows {
 			if b != (datapath.Backend{}) {
@@ -122,7 +124,10 @@ func TestKilledAfterEachOperation(t *testing.T) {
 				}
 				return nil
 			}
-			k.after = func() { oldOrNew(t, k, oldState, newState) }
+			k.after = func() {
+				oldOrNew(t, k, oldState, newState)
+				k.mustReserve(t)
+			}
 			err := s.Apply(difference(before, after))
 			if err == nil {
 				_, err = s.Collect()
@@ -142,6 +147,7 @@ func TestKilledAfterEachOperation(t *testing.T) {
 				t.Fatalf("killed after operation %d; planned (-) and met (+):\n%s", stop, diff)
 			}
 			sameIDs(t, k, services, backends)
+			k.mustReserveOnly(t)
 			if n, err := s.Audit(); n != 0 || err != nil {
 				t.Fatalf("audit: %d repairs, %v", n, err)
 			}
@@ -359,6 +365,12 @@ func TestAuditMendsDamage(t *testing.T) {
 		"foreign source range": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
 			k.ranges.entries[datapath.SourceRangeKey{SourceSet: 99, Prefixlen: 32 + 96}] = 1
 		},
+		"reserved port removed": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
+			delete(k.reserved.entries, reservedHere)
+		},
+		"foreign reserved port": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
+			k.reserved.entries[datapath.ReservedPort{Port: 7, Protocol: 6, IpVersion: 4}] = 1
+		},
 		"foreign service": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
 			k.services.entries[4711] = datapath.ServiceName{}
 		},
@@ -368,6 +380,7 @@ func TestAuditMendsDamage(t *testing.T) {
 			s := newSyncer(t, k)
 			plans := randomPlans(r, 6)
 			plans[ref("simple")] = simplePlan(ref("simple"), 99, 3)
+			plans[ref("open")] = publicPlan(ref("open"), 98, 30080)
 			mustApply(t, s, difference(nil, plans))
 			key := tableKey(plans[ref("simple")].Frontends[0].Key)
 			damage(k, key, k.index.entries[key])
@@ -379,6 +392,7 @@ func TestAuditMendsDamage(t *testing.T) {
 			if diff := cmp.Diff(stateOf(plans), k.state(), compare); diff != "" {
 				t.Errorf("planned (-) and met (+):\n%s", diff)
 			}
+			k.mustReserveOnly(t)
 			if n, err := s.Audit(); n != 0 || err != nil {
 				t.Errorf("second audit: %d repairs, %v", n, err)
 			}
@@ -401,6 +415,12 @@ func TestGarbageAtStart(t *testing.T) {
 				k.index.entries[key] = r.Uint32N(8)
 			}
 		}
+		for key := range k.reserved.entries {
+			if r.IntN(2) == 0 {
+				delete(k.reserved.entries, key)
+				k.reserved.entries[datapath.ReservedPort{Port: uint16(r.IntN(65536))}] = r.Uint32N(2)
+			}
+		}
 		for i := range 40 {
 			if r.IntN(4) == 0 {
 				k.slots.rows[i] = r.Uint32N(70)
@@ -414,6 +434,7 @@ func TestGarbageAtStart(t *testing.T) {
 		mustApply(t, s, difference(nil, plans))
 		mustCollect(t, s)
 		k.t = t
+		k.mustReserveOnly(t)
 		if diff := cmp.Diff(stateOf(plans), k.state(), compare); diff != "" {
 			t.Fatalf("planned (-) and met (+):\n%s", diff)
 		}

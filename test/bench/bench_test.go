@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,15 +56,21 @@ func TestSmoke(t *testing.T) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		t.Fatalf("%v in the results:\n%s", err, text)
 	}
-	if len(r.Sockets) != len(scenarios()) || len(r.Hook) != 2*2*4 || len(r.Control) != 1 {
-		t.Errorf("%d socket, %d hook and %d control results", len(r.Sockets), len(r.Hook), len(r.Control))
+	// Two numbers of Services, two families, and the cases of three hooks.
+	if len(r.Hook) != 2*2*(4+5+3) || len(r.Control) != 1 {
+		t.Errorf("%d hook and %d control results", len(r.Hook), len(r.Control))
 	}
+	var measured []scenario
 	for _, sockets := range r.Sockets {
+		measured = append(measured, sockets.Scenario)
 		for i, samples := range sockets.Samples {
 			if len(samples) != s.runs || samples[0].Operations == 0 || samples[0].P50 <= 0 || samples[0].CPU <= 0 {
 				t.Errorf("%s, %s: %+v", sockets.Scenario, sideNames[i], samples)
 			}
 		}
+	}
+	if !slices.Equal(measured, scenarios()) {
+		t.Errorf("the results have the scenarios %v", measured)
 	}
 	for _, hook := range r.Hook {
 		if len(hook.Samples) != s.runs || hook.Samples[0] <= 0 {
@@ -72,29 +79,48 @@ func TestSmoke(t *testing.T) {
 	}
 }
 
+// What the hooks counted is what they should have, or the run fails.
 func TestProve(t *testing.T) {
-	before := datapath.SocketCounters{ConnectPass: 5, ConnectBalance: 7, ConnectReject: 1}
-	after := func(pass, balance, reject uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{ConnectPass: 5 + pass, ConnectBalance: 7 + balance, ConnectReject: 1 + reject}
-	}
+	before := datapath.SocketCounters{ConnectPass: 5, ConnectBalance: 7, ConnectReject: 1, DatagramPass: 3}
+	const tcp, sendto, send = endpoint.RequestResponse, endpoint.UDPUnconnected, endpoint.UDPConnected
+	connections := endpoint.Result{Connected: 10}
+	datagrams := endpoint.Result{Sent: 20, Received: 20}
+	lossy := endpoint.Result{Sent: 20, Received: 18, Resent: 2}
+	connected := endpoint.Result{Connected: 4, Sent: 20, Received: 20}
+	type counters = datapath.SocketCounters
 	for _, c := range []struct {
-		what  string
-		after datapath.SocketCounters
-		path  path
-		n     uint64
-		wrong string // empty if it is proved
+		what   string
+		counts counters
+		path   path
+		mode   endpoint.Mode
+		result endpoint.Result
+		wrong  string // empty if it is proved
 	}{
-		{"every connection balanced", after(0, 10, 0), balanced, 10, ""},
-		{"every connection passed", after(10, 0, 0), passed, 10, ""},
-		{"nothing seen", after(0, 0, 0), unhooked, 10, ""},
-		{"the hook did not run", after(0, 0, 0), balanced, 10, "0 sent to a backend"},
-		{"one connection missed", after(0, 9, 0), balanced, 10, "9 sent to a backend"},
-		{"the direct side was balanced", after(0, 10, 0), passed, 10, "10 sent to a backend"},
-		{"the bare side was hooked", after(10, 0, 0), unhooked, 10, "10 left alone"},
-		{"somebody else connected, too", after(1, 10, 0), balanced, 10, "1 left alone"},
-		{"one was refused", after(0, 10, 1), balanced, 10, "refused"},
+		{"every connection balanced", counters{ConnectBalance: 10}, balanced, tcp, connections, ""},
+		{"every connection passed", counters{ConnectPass: 10}, passed, tcp, connections, ""},
+		{"nothing seen", counters{}, unhooked, tcp, connections, ""},
+		{"the hook did not run", counters{}, balanced, tcp, connections, "ConnectBalance 0 times instead of 10"},
+		{"one connection missed", counters{ConnectBalance: 9}, balanced, tcp, connections, "ConnectBalance 9 times"},
+		{"the direct side was balanced", counters{ConnectBalance: 10}, passed, tcp, connections, "ConnectBalance 10 times"},
+		{"the bare side was hooked", counters{ConnectPass: 10}, unhooked, tcp, connections, "ConnectPass 10 times"},
+		{"somebody else connected, too", counters{ConnectPass: 1, ConnectBalance: 10}, balanced, tcp, connections, "ConnectPass 1 times"},
+		{"one was refused", counters{ConnectBalance: 10, ConnectReject: 1}, balanced, tcp, connections, "ConnectReject 1 times"},
+
+		{"every datagram and its answer passed", counters{DatagramPass: 40}, passed, sendto, datagrams, ""},
+		{"every datagram balanced", counters{DatagramBalance: 20, DatagramName: 20, FlowNew: 4, DatagramPass: 20}, balanced, sendto, datagrams, ""},
+		{"datagrams of another were balanced", counters{DatagramBalance: 1}, unhooked, sendto, datagrams, "DatagramBalance 1 times"},
+		{"an answer without its name", counters{DatagramBalance: 20, DatagramName: 19, FlowNew: 4, DatagramPass: 20}, balanced, sendto, datagrams, "DatagramName 19"},
+		{"a flow was forgotten", counters{DatagramBalance: 20, DatagramName: 20, FlowNew: 5, FlowStale: 1, DatagramPass: 20}, balanced, sendto, datagrams, "FlowStale 1"},
+		{"a server's answer is missing", counters{DatagramPass: 39}, passed, sendto, datagrams, "DatagramPass 39 times instead of 40"},
+		{"two lost on the way there", counters{DatagramPass: 38}, passed, sendto, lossy, ""},
+		{"two lost on the way back", counters{DatagramPass: 40}, passed, sendto, lossy, ""},
+		{"more lost than sent again", counters{DatagramPass: 37}, passed, sendto, lossy, "DatagramPass 37"},
+		{"connected sockets balanced", counters{ConnectBalance: 4, DatagramPass: 20}, balanced, send, connected, ""},
+		{"connected sockets passed", counters{ConnectPass: 4, DatagramPass: 20}, passed, send, connected, ""},
+		{"a connected socket's datagrams were looked up", counters{ConnectBalance: 4, DatagramPass: 40}, balanced, send, connected, "DatagramPass 40"},
 	} {
-		err := prove(before, c.after, c.path, c.n)
+		after := combine(before, c.counts, func(a, b uint64) uint64 { return a + b })
+		err := prove(before, after, countersOf(c.path, c.mode, 4, c.result), c.result.Resent)
 		if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
 			t.Errorf("%s: %v, want an error with %q", c.what, err, c.wrong)
 		}

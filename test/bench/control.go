@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"beeline.io/beeline/test/bench/endpoint"
 	"beeline.io/beeline/test/bench/stat"
 	"beeline.io/beeline/test/node"
@@ -46,7 +48,7 @@ func runControl(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.end()) }()
-	m := &many{folder: w.folder, services: manyMost, endpoints: endpointsOf, families: []string{"IPv4"}}
+	m := &many{folder: w.folder, services: manyMost, endpoints: endpointsOf, families: []string{"IPv4"}, protocol: corev1.ProtocolTCP}
 	starts, count := coldStarts, changes
 	if b.smoke {
 		m.services, starts, count = 50, 1, 2

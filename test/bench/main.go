@@ -42,7 +42,7 @@ type part struct {
 
 var parts = []part{
 	{"sockets", "requests through a ClusterIP beside the direct way", runSockets},
-	{"hook", "what the program at connect(2) itself costs", runHook},
+	{"hook", "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", runHook},
 	{"control", "start, change and memory of the agent with many Services", runControl},
 }
 

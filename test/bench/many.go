@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"beeline.io/beeline/test/node"
 )
 
@@ -18,6 +20,7 @@ type many struct {
 	services  int
 	endpoints int // of each Service, and family
 	families  []string
+	protocol  corev1.Protocol
 }
 
 const manyPort = 80
@@ -75,12 +78,12 @@ func (m *many) writeOne(service, first int) error {
 	for _, family := range m.families {
 		fmt.Fprintf(&text, "    - %s\n", quoted(m.address(family, service).Addr()))
 	}
-	fmt.Fprintf(&text, "  ipFamilies: [%s]\n  ipFamilyPolicy: PreferDualStack\n  ports:\n    - name: http\n      port: %d\n",
-		strings.Join(m.families, ", "), manyPort)
+	fmt.Fprintf(&text, "  ipFamilies: [%s]\n  ipFamilyPolicy: PreferDualStack\n  ports:\n    - name: main\n      protocol: %s\n      port: %d\n",
+		strings.Join(m.families, ", "), m.protocol, manyPort)
 	for _, family := range m.families {
 		fmt.Fprintf(&text, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: %s-%s\n  labels:\n"+
-			"    kubernetes.io/service-name: %s\naddressType: %s\nports:\n  - name: http\n    port: 8080\nendpoints:\n",
-			name, strings.ToLower(family), name, family)
+			"    kubernetes.io/service-name: %s\naddressType: %s\nports:\n  - name: main\n    protocol: %s\n    port: 8080\nendpoints:\n",
+			name, strings.ToLower(family), name, family, m.protocol)
 		for number := range m.endpoints {
 			if number == 0 {
 				number = first

@@ -18,8 +18,9 @@ type sample struct {
 	P50        float64 `json:"p50"`
 	P90        float64 `json:"p90"`
 	P99        float64 `json:"p99"`
-	Rate       float64 `json:"rate"` // operations per second
-	CPU        float64 `json:"cpu"`  // per operation: client, server, kernel threads
+	Rate       float64 `json:"rate"`             // operations per second
+	CPU        float64 `json:"cpu"`              // per operation: client, server, kernel threads
+	Resent     uint64  `json:"resent,omitempty"` // datagrams
 }
 
 func sampleOf(r endpoint.Result) sample {
@@ -27,7 +28,7 @@ func sampleOf(r endpoint.Result) sample {
 		Operations: r.Operations, Connected: r.Connected,
 		P10: micros(r.P10), P50: micros(r.P50), P90: micros(r.P90), P99: micros(r.P99),
 		Rate: float64(r.Operations) / r.Elapsed.Seconds(),
-		CPU:  micros(r.CPU) / float64(r.Operations),
+		CPU:  micros(r.CPU) / float64(r.Operations), Resent: r.Resent,
 	}
 }
 
@@ -57,6 +58,7 @@ type socketResult struct {
 	Scenario scenario        `json:"scenario"`
 	CPUs     cpuPair         `json:"cpus"`
 	Samples  [sides][]sample `json:"samples"` // by side, then by round
+	Resent   uint64          `json:"resent"`  // datagrams, for want of an answer
 	// Ratios are of paired slices, those of one round: A/A, direct and
 	// ClusterIP to the bare node, and ClusterIP to direct on the same node.
 	Ratios map[string]map[string]stat.Interval `json:"ratios"`
@@ -98,6 +100,9 @@ func (r *socketResult) print(b *bench) {
 		median := func(m metric) float64 { return stat.Median(r.values(i, m)) }
 		b.say("  %-24s %8.1f %8.1f %8.1f %8.1f %10.0f %8.1f", name, median(metricP10),
 			median(metricP50), median(metricP90), median(metricP99), median(metricRate), median(metricCPU))
+	}
+	if r.Resent > 0 {
+		b.say("  %d datagrams had no answer and were sent again.", r.Resent)
 	}
 }
 

@@ -9,67 +9,12 @@ import (
 	"net/netip"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/runtime"
+	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/test/bench/endpoint"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
-
-// A scenario is a kind of traffic.
-type scenario struct {
-	Mode        string `json:"mode"`    // "connect-request-close" or "request-response"
-	Family      string `json:"family"`  // "IPv4" or "IPv6"
-	Backend     string `json:"backend"` // "local" or "remote", as seen from the client's node
-	Connections int    `json:"connections"`
-}
-
-const (
-	connectRequestClose = "connect-request-close"
-	requestResponse     = "request-response"
-)
-
-func (s scenario) String() string {
-	return fmt.Sprintf("%s, %s, %s backend, %d at a time", s.Mode, s.Family, s.Backend, s.Connections)
-}
-
-func scenarios() []scenario {
-	var all []scenario
-	for _, mode := range []string{connectRequestClose, requestResponse} {
-		for _, connections := range []int{1, 64} {
-			for _, family := range []string{"IPv4", "IPv6"} {
-				for _, backend := range []string{"local", "remote"} {
-					all = append(all, scenario{mode, family, backend, connections})
-				}
-			}
-		}
-	}
-	return all
-}
-
-// The Services of this part, by the number of their addresses; each has one
-// backend, so that all sides speak with the same server.
-var backends = map[string]struct {
-	number uint8
-	server string // the pod, for clients on node-a
-	again  string // the same kind of pod, for clients on node-b
-}{
-	"local":  {101, "a2", "b1"},
-	"remote": {102, "b1", "a2"},
-}
-
-// The sides of each comparison. The first is the limit that nothing can beat;
-// the second is the same, between other pods: what differs between these two is
-// what the instrument cannot see.
-const (
-	sideBare = iota
-	sideAgain
-	sideDirect
-	sideService
-	sides
-)
-
-var sideNames = [sides]string{"direct, bare node", "direct, bare node (A/A)", "direct, Beeline node", "ClusterIP"}
 
 // A side is one way to a server.
 type side struct {
@@ -111,11 +56,10 @@ func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	for name, backend := range backends {
-		objects := []runtime.Object{node.Service(name, backend.number)}
-		for _, slice := range node.Slices(name, rig.hooked.Host(backend.server)) {
-			objects = append(objects, slice)
-		}
-		if err := node.WriteManifest(rig.hooked.folder, name+".yaml", objects...); err != nil {
+		err := rig.hooked.addService(name, backend.number, rig.hooked.Host(backend.server),
+			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
+			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+		if err != nil {
 			return err
 		}
 	}
@@ -154,7 +98,7 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 		address = func(h *lab.Host) netip.Addr { return h.Addr6 }
 	}
 	direct := func(w *world, client, server string, p path) side {
-		to := netip.AddrPortFrom(address(w.Host(server)), lab.PortTCP)
+		to := netip.AddrPortFrom(address(w.Host(server)), serverPort)
 		return side{w.Host(client), w.servers[server], to, p}
 	}
 	all := [sides]side{
@@ -163,7 +107,7 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 		sideDirect:  direct(rig.hooked, "a1", b.server, passed),
 		sideService: direct(rig.hooked, "a1", b.server, balanced),
 	}
-	all[sideService].target = netip.AddrPortFrom(netip.MustParseAddr(service), 80)
+	all[sideService].target = netip.AddrPortFrom(netip.MustParseAddr(service), servicePort)
 	return all
 }
 
@@ -191,6 +135,9 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) (socket
 				return r, fmt.Errorf("%s: %w", sideNames[i], err)
 			}
 			r.Samples[i] = append(r.Samples[i], sample)
+			if r.Resent += sample.Resent; r.Resent > endpoint.LostMost {
+				return r, fmt.Errorf("%d datagrams were sent again, which is too many for devices that lose none", r.Resent)
+			}
 		}
 	}
 	r.summarize()
@@ -205,7 +152,7 @@ func (rig *socketRig) slice(ctx context.Context, b *bench, r *socketResult, side
 		return sample{}, err
 	}
 	result, err := endpoint.RunClient(ctx, side.client, endpoint.ClientConfig{
-		Target: side.target, Connections: r.Scenario.Connections, Close: r.Scenario.Mode == connectRequestClose,
+		Mode: r.Scenario.Mode, Target: side.target, Connections: r.Scenario.Connections,
 		Warmup: b.slice / 10, Measure: b.slice, CPU: r.CPUs.Client,
 		Processes: append([]int{side.server.PID()}, rig.softirq...),
 	})
@@ -219,5 +166,6 @@ func (rig *socketRig) slice(ctx context.Context, b *bench, r *socketResult, side
 	if result.Operations == 0 {
 		return sample{}, errors.New("nothing was answered in the measured time")
 	}
-	return sampleOf(result), prove(before, after, side.path, result.Connected)
+	want := countersOf(side.path, r.Scenario.Mode, r.Scenario.Connections, result)
+	return sampleOf(result), prove(before, after, want, result.Resent)
 }

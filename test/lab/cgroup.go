@@ -90,6 +90,9 @@ func podUID(lab, pod string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
 
+// PodUID is the UID of a pod, as in the name of its cgroup.
+func (h *Host) PodUID() string { return podUID(h.lab.Name, h.Name) }
+
 func containerID(lab, pod string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte("container/"+lab+"/"+pod)))
 }

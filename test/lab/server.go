@@ -44,6 +44,8 @@ type ServerOptions struct {
 	// Drain is how long established connections live on after StopServer,
 	// unless their clients close them before.
 	Drain time.Duration `json:"drain"`
+	// DNS is a name server beside them.
+	DNS DNSOptions `json:"dns"`
 }
 
 // serverConfig is the argument of a server's process.
@@ -58,6 +60,10 @@ type server struct {
 	lines    net.Listener
 	web      net.Listener
 	datagram *net.UDPConn
+	dns      struct {
+		streams  net.Listener // nil: there is none
+		datagram *net.UDPConn
+	}
 
 	open atomic.Int64 // TCP connections, of both servers
 }
@@ -84,7 +90,14 @@ func runServer(argument string) error {
 	web := &http.Server{Handler: http.HandlerFunc(s.serveHTTP), ConnContext: withConn}
 	go s.serveLines()
 	go web.Serve(s.web)
-	go s.serveDatagrams()
+	go serveDatagrams(s.datagram, s.answerDatagram)
+	if s.dns.streams != nil {
+		names := &nameServer{s.DNS, s.Pod}
+		go names.serveStreams(s.dns.streams)
+		go serveDatagrams(s.dns.datagram, func(request []byte, _, _ net.Addr) ([]byte, error) {
+			return names.answer(request, plainSize, true)
+		})
+	}
 	<-terminate
 	s.drain()
 	return nil
@@ -97,7 +110,13 @@ func (s *server) listen() (err error) {
 	if s.web, err = s.listenTCP(s.HTTP); err != nil {
 		return err
 	}
-	s.datagram, err = listenUDP(s.UDP)
+	if s.datagram, err = listenUDP(s.UDP); err != nil || s.DNS.Port == 0 {
+		return err
+	}
+	if s.dns.streams, err = s.listenTCP(s.DNS.Port); err != nil {
+		return err
+	}
+	s.dns.datagram, err = listenUDP(s.DNS.Port)
 	return err
 }
 
@@ -107,6 +126,9 @@ func (s *server) listen() (err error) {
 func (s *server) drain() {
 	s.lines.Close()
 	s.web.Close()
+	if s.dns.streams != nil {
+		s.dns.streams.Close()
+	}
 	deadline := time.Now().Add(s.Drain)
 	for s.open.Load() > 0 && time.Now().Before(deadline) {
 		time.Sleep(5 * time.Millisecond)
@@ -216,10 +238,15 @@ func listenUDP(port uint16) (*net.UDPConn, error) {
 	return conn.(*net.UDPConn), nil
 }
 
-func (s *server) serveDatagrams() {
+// serveDatagrams answers each datagram from the address that it came to.
+func serveDatagrams(conn *net.UDPConn, answerTo func(request []byte, peer, local net.Addr) ([]byte, error)) {
+	port := conn.LocalAddr().(*net.UDPAddr).Port
 	request, control := make([]byte, 65536), make([]byte, 256)
 	for {
-		n, controlSize, _, peer, err := s.datagram.ReadMsgUDPAddrPort(request, control)
+		n, controlSize, _, peer, err := conn.ReadMsgUDPAddrPort(request, control)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "reading a datagram:", err)
 			continue
@@ -229,15 +256,19 @@ func (s *server) serveDatagrams() {
 			fmt.Fprintln(os.Stderr, "reading a datagram:", err)
 			continue
 		}
-		local := &net.UDPAddr{IP: to, Port: int(s.UDP)}
-		answer, err := json.Marshal(s.answer(net.UDPAddrFromAddrPort(peer), local, string(request[:n])))
+		answer, err := answerTo(request[:n], net.UDPAddrFromAddrPort(peer), &net.UDPAddr{IP: to, Port: port})
 		if err == nil {
-			_, _, err = s.datagram.WriteMsgUDPAddrPort(append(answer, '\n'), info, peer)
+			_, _, err = conn.WriteMsgUDPAddrPort(answer, info, peer)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "answering a datagram:", err)
 		}
 	}
+}
+
+func (s *server) answerDatagram(request []byte, peer, local net.Addr) ([]byte, error) {
+	answer, err := json.Marshal(s.answer(peer, local, string(request)))
+	return append(answer, '\n'), err
 }
 
 // packetInfo returns the control message that sends an answer from the address

@@ -78,6 +78,10 @@ func (h *Host) startSocketHelper() error {
 	return nil
 }
 
+// StopSockets ends the process that creates the host's sockets. Those that it
+// has created live on; the next Socket starts another.
+func (h *Host) StopSockets() { h.helper.stop() }
+
 // stop ends the socket process; the next Socket starts another.
 func (s *socketHelper) stop() {
 	s.mu.Lock()

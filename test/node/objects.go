@@ -74,6 +74,30 @@ func Service(name string, n uint8) *corev1.Service {
 	}
 }
 
+// Port is a port of a Service, and where its endpoints serve it.
+type Port struct {
+	Name         string
+	Protocol     corev1.Protocol
+	Port, Target int32
+}
+
+// SetPorts gives a Service and its EndpointSlices these ports in place of those
+// that they have.
+func SetPorts(service *corev1.Service, slices []*discoveryv1.EndpointSlice, ports ...Port) {
+	service.Spec.Ports = nil
+	for _, p := range ports {
+		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{
+			Name: p.Name, Protocol: p.Protocol, Port: p.Port, TargetPort: intstr.FromInt32(p.Target),
+		})
+	}
+	for _, slice := range slices {
+		slice.Ports = nil
+		for _, p := range ports {
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &p.Target, Protocol: &p.Protocol})
+		}
+	}
+}
+
 // Slices are the EndpointSlices of a Service, one for each family, with the
 // pods as ready endpoints on the lab's TCP port.
 func Slices(service string, pods ...*lab.Host) []*discoveryv1.EndpointSlice {

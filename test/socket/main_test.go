@@ -19,8 +19,13 @@ var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	if os.Args[0] == partHeir {
+	switch os.Args[0] {
+	case partHeir:
 		inherit()
+	case partEtc:
+		runWithEtc(os.Args[1], os.Args[2], os.Args[3:])
+	case partGoClient:
+		goClient(os.Args[1:])
 	}
 	os.Exit(run(m))
 }

@@ -134,13 +134,19 @@ func TestUDPMoreFlowsThanFit(t *testing.T) {
 	}
 	for i := range ports {
 		c.exchange(to(i))
+		for _, often := range []int{4, 100, min(i, 259)} { // wherever they are kept
+			c.exchange(to(often))
+		}
 	}
 	n := w.counters(w.agent())
 	if n.FlowEvicted == 0 || n.FlowEvicted > ports || n.FlowFailed != 0 {
 		t.Errorf("%d flows: %d evicted, %d failed", ports, n.FlowEvicted, n.FlowFailed)
 	}
-	if c.exchange(to(ports - 1)); w.counters(w.agent()).FlowNew != n.FlowNew {
-		t.Error("the flow used last was forgotten")
+	for _, often := range []int{4, 100, 259, ports - 1} {
+		c.exchange(to(often))
+	}
+	if w.counters(w.agent()).FlowNew != n.FlowNew {
+		t.Error("a flow that was used just before has been forgotten")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -32,7 +33,7 @@ func checkMeta(c *complaints, m metav1.Object, k service.Kind, namespaced bool) 
 		c.errorf("metadata.name", "missing; generateName needs an API server, so write a name")
 	case name == "":
 		c.errorf("metadata.name", "missing; write a name")
-	case k == service.KindService && validation.IsDNS1123Label(name) != nil:
+	case (k == service.KindService || k == service.KindNamespace) && validation.IsDNS1123Label(name) != nil:
 		c.errorf("metadata.name", "%q: %s", name, wantLabel)
 	case validation.IsDNS1123Subdomain(name) != nil:
 		c.errorf("metadata.name", "%q: %s", name, wantSubdomain)
@@ -115,6 +116,7 @@ func checkNode(c *complaints, in *corev1.Node) {
 }
 
 func checkPod(c *complaints, in *corev1.Pod) {
+	checkShortcut(c, in.Annotations)
 	ports := firstOf{}
 	for i, container := range in.Spec.Containers {
 		for j, p := range container.Ports {
@@ -124,6 +126,27 @@ func checkPod(c *complaints, in *corev1.Pod) {
 			key := fmt.Sprintf("%s %d/%s", p.HostIP, p.HostPort, orTCP(p.Protocol))
 			ports.check(c, key, fmt.Sprintf("spec.containers[%d].ports[%d].hostPort", i, j),
 				fmt.Sprint(p.HostPort), "%s is the same already; choose another port, protocol or hostIP")
+		}
+	}
+}
+
+func checkNamespace(c *complaints, in *corev1.Namespace) { checkShortcut(c, in.Annotations) }
+
+func checkRuntimeClass(c *complaints, in *nodev1.RuntimeClass) {
+	checkShortcut(c, in.Annotations)
+	if in.Handler == "" {
+		c.errorf("handler", "missing; write the name by which the nodes' container runtimes know it")
+	}
+}
+
+// checkShortcut warns only: the object counts without the annotation, as it does
+// from an API server, which takes any value.
+func checkShortcut(c *complaints, annotations map[string]string) {
+	switch v, given := annotations[service.AnnotationSocketShortcut]; service.Shortcut(v) {
+	case service.ShortcutOn, service.ShortcutOff:
+	default:
+		if given {
+			c.warnf("metadata.annotations["+service.AnnotationSocketShortcut+"]", "%.40q: want \"on\" or \"off\"; ignored", v)
 		}
 	}
 }

@@ -71,15 +71,29 @@ endpoints: [{addresses: ["fd00::1"], conditions: {ready: no}, nodeName: node-a}]
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: a1, uid: "1"}
+metadata: {name: a1, uid: "1", annotations: {beeline.io/socket-shortcut: "off"}}
 spec:
   nodeName: node-a
+  runtimeClassName: careful
   containers:
   - name: c
     resources: {limits: {cpu: 0.5}}
     livenessProbe: {httpGet: {port: 80}}
     ports: [{containerPort: 8080, hostPort: 80}]
 status: {podIP: 10.10.1.11}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, annotations: {beeline.io/socket-shortcut: "off"}}
+spec: {finalizers: [kubernetes]}
+status: {phase: Active}
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: careful, annotations: {beeline.io/socket-shortcut: "on"}}
+handler: runc
+overhead: {podFixed: {cpu: 250m}}
+scheduling: {nodeSelector: {a: b}}
 `[1:]}))
 	want := []service.Object{
 		&service.EndpointSlice{
@@ -87,14 +101,17 @@ status: {podIP: 10.10.1.11}
 			Ports:     []service.EndpointPort{{Protocol: service.TCP, Port: 8080}},
 			Endpoints: []service.Endpoint{{Addr: addr("fd00::1"), Node: "node-a", Serving: true, Weight: 7}},
 		},
+		&service.Namespace{Name: "shop", Shortcut: service.ShortcutOff},
 		&service.Node{
 			Name: "node-a", Zone: "zone-a", Addresses: []netip.Addr{addr("192.168.100.1")},
 			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.10.1.0/24"), netip.MustParsePrefix("fd00:10:1::/64")},
 		},
 		&service.Pod{
 			Namespace: "default", Name: "a1", UID: "1", Node: "node-a", IPs: []netip.Addr{addr("10.10.1.11")},
-			HostPorts: []service.PodPort{{HostPort: 80, ContainerPort: 8080, Protocol: service.TCP}},
+			HostPorts:    []service.PodPort{{HostPort: 80, ContainerPort: 8080, Protocol: service.TCP}},
+			RuntimeClass: "careful", Shortcut: service.ShortcutOff,
 		},
+		&service.RuntimeClass{Name: "careful", Shortcut: service.ShortcutOn},
 		&service.Service{
 			Namespace: "default", Name: "web", Created: time.Date(2024, 5, 6, 7, 8, 9, 0, time.UTC),
 			Type: "ClusterIP", ClusterIPs: []string{"10.96.0.10"}, IPFamilies: []service.Family{service.IPv4},

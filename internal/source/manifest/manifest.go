@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,7 +61,7 @@ func New(path string) *Source {
 // Load reads the manifests once. The error is of type source.Problems and holds
 // all that is wrong, warnings included.
 func (s *Source) Load() (State, error) {
-	r := s.read()
+	r := s.read(news{all: true})
 	if r.problems.Errors() > 0 {
 		return State{}, r.problems
 	}
@@ -79,10 +80,11 @@ func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 	w := &watcher{timing: s.timing, open: s.notify}
 	defer w.close()
 	var sent sequence
+	heard := news{all: true}
 	for {
 		// Watch first, then read: what changes from here on is heard of.
 		w.watch(watchPoints(s.path))
-		r := s.read()
+		r := s.read(heard)
 		r.problems = append(r.problems, w.problems(s.path)...)
 		if ev, ok := sent.next(r); ok {
 			select {
@@ -91,7 +93,7 @@ func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 				return nil
 			}
 		}
-		if !w.wait(ctx) {
+		if heard = w.wait(ctx); ctx.Err() != nil {
 			return nil
 		}
 	}
@@ -142,22 +144,46 @@ func diff(from, to map[service.Ref]service.Object) []service.Change {
 	return changes
 }
 
+// A read looks for a moment in which no file changes.
+const (
+	attempts      = 8 // if files change in place, which may be seen half written
+	stillAttempts = 3 // if they are only added, replaced and removed
+)
+
 // read reads all files. Files that change while it reads would mix two states,
-// so it looks at them before and after, and starts again if they did.
-func (s *Source) read() reading {
+// so it looks at them before and after, and reads those that did again. Where
+// whole files come and go all the time it takes what it has: each file is one
+// that was there, the next read follows at once, and to stand still would be
+// worse.
+func (s *Source) read(heard news) reading {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	const attempts = 8
-	for i := range attempts {
-		time.Sleep(time.Duration(i) * s.timing.retry)
-		before, err := list(s.path)
+	before, err := list(s.path)
+	for i := 0; i < attempts; i++ {
 		if err != nil {
 			return reading{problems: source.Problems{{File: s.path, Reason: describeListError(err)}}}
 		}
-		r := s.readEntries(before)
-		if after, err := list(s.path); err == nil && slices.Equal(before, after) {
+		if size := totalSize(before); size > s.limits.folder {
+			return reading{problems: source.Problems{{
+				File:   s.path,
+				Reason: fmt.Sprintf("files of %d bytes together; at most %d are read: remove what is not needed", size, s.limits.folder),
+			}}}
+		}
+		files := s.readEntries(before, heard)
+		heard = news{} // what looks the same from here on is the same
+		var after []entry
+		after, err = list(s.path)
+		written := changedInPlace(before, after)
+		if err == nil && (slices.Equal(before, after) || i+1 >= stillAttempts && !written) {
+			r := join(files)
+			r.problems = truncate(r.problems, s.limits.report, s.path)
 			return r
 		}
+		if written {
+			time.Sleep(time.Duration(i+1) * s.timing.retry)
+			after, err = list(s.path)
+		}
+		before = after
 	}
 	return reading{problems: source.Problems{{
 		File: s.path,
@@ -166,25 +192,29 @@ func (s *Source) read() reading {
 	}}}
 }
 
-// readEntries reads and joins the files listed, in the order of their names.
-func (s *Source) readEntries(entries []entry) reading {
-	if size := totalSize(entries); size > s.limits.folder {
-		return reading{problems: source.Problems{{
-			File:   s.path,
-			Reason: fmt.Sprintf("files of %d bytes together; at most %d are read: remove what is not needed", size, s.limits.folder),
-		}}}
+// changedInPlace says whether a file of both lists is the same one and has been
+// written to. The lists are sorted by name.
+func changedInPlace(before, after []entry) bool {
+	for _, e := range before {
+		at, found := slices.BinarySearchFunc(after, e.name, func(e entry, name string) int { return strings.Compare(e.name, name) })
+		if found && after[at].stat != e.stat && after[at].stat.ino == e.stat.ino {
+			return true
+		}
 	}
+	return false
+}
+
+// readEntries reads the files listed, in the order of their names.
+func (s *Source) readEntries(entries []entry, heard news) []*file {
 	files := make([]*file, len(entries))
 	parallel(len(entries), func(i int) {
-		files[i] = readEntry(entries[i], s.files[entries[i].name], s.limits)
+		files[i] = readEntry(entries[i], s.files[entries[i].name], heard, s.limits)
 	})
 	s.files = make(map[string]*file, len(files))
 	for _, f := range files {
 		s.files[f.name] = f
 	}
-	r := join(files)
-	r.problems = truncate(r.problems, s.limits.report, s.path)
-	return r
+	return files
 }
 
 // join puts the files together. An object that two of them have is an error,

@@ -43,6 +43,10 @@ var kinds = map[service.Kind]kind{
 		reader(checkPod, nil, service.ConvertPod)},
 	service.KindServiceCIDR: {"networking.k8s.io", "v1", false,
 		reader(checkServiceCIDR, nil, service.ConvertServiceCIDR)},
+	service.KindNamespace: {"", "v1", false,
+		reader(checkNamespace, nil, service.ConvertNamespace)},
+	service.KindRuntimeClass: {"node.k8s.io", "v1", false,
+		reader(checkRuntimeClass, nil, service.ConvertRuntimeClass)},
 }
 
 // reader puts the steps together that make of a tree an object of one kind.

@@ -130,8 +130,8 @@ type file struct {
 }
 
 // readEntry reads and decodes a file, or returns old if that has the same content.
-func readEntry(e entry, old *file, lim limits) *file {
-	if old != nil && old.unchanged(e) {
+func readEntry(e entry, old *file, heard news, lim limits) *file {
+	if old != nil && old.unchanged(e, heard) {
 		return old
 	}
 	now := time.Now()
@@ -152,11 +152,11 @@ func readEntry(e entry, old *file, lim limits) *file {
 
 // unchanged says that the file need not be read again: it was read, and stat
 // says the same of it as then. The times of a file that has just been written
-// may not tell a second write from the first.
-func (f *file) unchanged(e entry) bool {
+// may not tell a second write from the first; but that would be heard of.
+func (f *file) unchanged(e entry, heard news) bool {
 	const granularity = 2 * time.Second
 	return f.sum != [sha256.Size]byte{} && f.stat == e.stat &&
-		f.read.Sub(time.Unix(f.stat.ctime.Unix())) > granularity
+		(!heard.of(e.name) || f.read.Sub(time.Unix(f.stat.ctime.Unix())) > granularity)
 }
 
 // readTimeout bounds the wait for a file's content.

@@ -28,7 +28,7 @@ type timing struct {
 
 var defaultTiming = timing{
 	quiet:  50 * time.Millisecond,
-	atMost: 500 * time.Millisecond,
+	atMost: 50 * time.Millisecond,
 	resync: 30 * time.Second,
 	retry:  5 * time.Millisecond,
 }
@@ -153,26 +153,42 @@ func (w *watcher) problems(path string) source.Problems {
 	}}
 }
 
-// wait returns true when it is time to read again, and false when ctx has ended.
-func (w *watcher) wait(ctx context.Context) bool {
+// news says which files may have changed.
+type news struct {
+	all   bool
+	names map[string]bool // of files in the folder
+}
+
+func (n news) of(name string) bool { return n.all || n.names[name] }
+
+// wait returns when it is time to read again, with what was heard meanwhile, or
+// when ctx has ended.
+func (w *watcher) wait(ctx context.Context) news {
 	resync := time.NewTimer(w.timing.resync)
 	defer resync.Stop()
 	var quiet, atMost <-chan time.Time
+	heard := news{all: w.err != nil, names: make(map[string]bool)}
 	for {
 		select {
 		case <-ctx.Done():
-			return false
+			return heard
 		case ev := <-w.events:
 			if !w.points.matter(ev.Name) {
 				continue
 			}
+			if w.points.names[ev.Name] || filepath.Dir(ev.Name) != w.points.folder {
+				heard.all = true // links and folders: any file may be another one now
+			}
+			heard.names[filepath.Base(ev.Name)] = true
 		case <-w.errors: // the kernel's queue overflowed: anything may have changed
+			heard.all = true
 		case <-quiet:
-			return true
+			return heard
 		case <-atMost:
-			return true
+			return heard
 		case <-resync.C:
-			return true
+			heard.all = true
+			return heard
 		}
 		quiet = time.After(w.timing.quiet)
 		if atMost == nil {

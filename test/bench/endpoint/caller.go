@@ -13,12 +13,14 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// CallerConfig is what a caller does: connect(2) calls that are to fail for want
-// of a route, so that nothing but the call itself happens.
+// CallerConfig is what a caller does: connect(2) or sendto(2) calls that are to
+// fail for want of a route, so that nothing but the call itself happens.
 type CallerConfig struct {
-	Targets []netip.AddrPort `json:"targets"` // in turn
-	Calls   int              `json:"calls"`
-	CPU     int              `json:"cpu"`
+	Datagrams bool             `json:"datagrams"` // sendto(2) on UDP sockets
+	OneSocket bool             `json:"oneSocket"` // for all calls, in place of one for each
+	Targets   []netip.AddrPort `json:"targets"`   // in turn
+	Calls     int              `json:"calls"`
+	CPU       int              `json:"cpu"`
 }
 
 // RunCaller runs a caller on a host. A call that does not fail with
@@ -36,16 +38,28 @@ func runCaller(config CallerConfig) error {
 	for i, t := range config.Targets {
 		targets[i] = sockaddrOf(t)
 	}
+	kind, name, call := unix.SOCK_STREAM, "connect", connect
+	if config.Datagrams {
+		var b [1]byte
+		kind, name = unix.SOCK_DGRAM, "sendto"
+		call = func(fd int, to *sockaddr) unix.Errno { return sendTo(fd, b[:], to) }
+	}
+	fd := -1
 	for i := range config.Calls {
 		to := targets[i%len(targets)]
-		fd, errno := socket(to.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC)
-		if errno != 0 {
-			return os.NewSyscallError("socket", errno)
+		if fd < 0 {
+			var errno unix.Errno
+			if fd, errno = socket(to.family, kind|unix.SOCK_CLOEXEC); errno != 0 {
+				return os.NewSyscallError("socket", errno)
+			}
 		}
-		if errno := connect(fd, to); errno != unix.EHOSTUNREACH {
-			return fmt.Errorf("connect to %s: %q instead of %q", config.Targets[i%len(targets)], errno, unix.EHOSTUNREACH)
+		if errno := call(fd, to); errno != unix.EHOSTUNREACH {
+			return fmt.Errorf("%s to %s: %q instead of %q", name, config.Targets[i%len(targets)], errno, unix.EHOSTUNREACH)
 		}
-		closeFD(fd)
+		if !config.OneSocket {
+			closeFD(fd)
+			fd = -1
+		}
 	}
 	return printJSON(struct{}{})
 }

@@ -27,10 +27,11 @@ import (
 
 // The parts that this program plays when it is started again, by its name.
 const (
-	prefix     = "beeline-bench-"
-	partServer = prefix + "server"
-	partClient = prefix + "client"
-	partCaller = prefix + "caller"
+	prefix       = "beeline-bench-"
+	partServer   = prefix + "server"
+	partClient   = prefix + "client"
+	partCaller   = prefix + "caller"
+	partReceiver = prefix + "receiver"
 )
 
 var mainCalled atomic.Bool
@@ -50,6 +51,8 @@ func Main() {
 		err = play(runClient)
 	case partCaller:
 		err = play(runCaller)
+	case partReceiver:
+		err = play(runReceiver)
 	default:
 		err = fmt.Errorf("unknown part %q", os.Args[0])
 	}

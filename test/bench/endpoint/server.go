@@ -34,8 +34,8 @@ type Server struct {
 	input io.Closer
 }
 
-// StartServer starts a server on a host, in both families, and returns when it
-// listens. It ends with ctx, with Stop, or with this program.
+// StartServer starts a server on a host, for TCP and UDP in both families, and
+// returns when it listens. It ends with ctx, with Stop, or with this program.
 func StartServer(ctx context.Context, host *lab.Host, port uint16, cpu int) (*Server, error) {
 	cmd, err := command(ctx, host, partServer)
 	if err != nil {
@@ -88,75 +88,100 @@ func runServer(config serverConfig) error {
 	if err != nil {
 		return err
 	}
-	listening := map[int]bool{}
+	s := server{epoll: epoll, listening: map[int]bool{}, clients: map[int]*sockaddr{}}
 	for _, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		fd, err := listen(any, config.Port)
-		if err != nil {
-			return err
-		}
-		listening[fd] = true
-		if errno := epollAdd(epoll, fd, unix.EPOLLIN, int32(fd)); errno != 0 {
-			return errno
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			if err := s.open(netip.AddrPortFrom(any, config.Port), kind); err != nil {
+				return err
+			}
 		}
 	}
 	if errno := epollAdd(epoll, unix.Stdin, unix.EPOLLIN, int32(unix.Stdin)); errno != 0 {
 		return errno
 	}
 	fmt.Println()
-	return serve(epoll, listening)
+	return s.serve()
 }
 
-func listen(addr netip.Addr, port uint16) (int, error) {
-	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(port)})
-	if addr.Is6() {
-		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(port)}
+// server is the server's process.
+type server struct {
+	epoll     int
+	listening map[int]bool
+	clients   map[int]*sockaddr // of the latest datagram, by socket
+	buffer    [1]byte
+}
+
+func (s *server) open(at netip.AddrPort, kind int) error {
+	fd, err := bound(at, kind|unix.SOCK_NONBLOCK)
+	if err != nil {
+		return err
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if kind == unix.SOCK_DGRAM {
+		s.clients[fd] = &sockaddr{family: sockaddrOf(at).family}
+	} else {
+		s.listening[fd] = true
+		if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+			return os.NewSyscallError("listen", err)
+		}
+	}
+	return os.NewSyscallError("epoll_ctl", errnoOrNil(epollAdd(s.epoll, fd, unix.EPOLLIN, int32(fd))))
+}
+
+// bound makes a socket with an address of its own, of one family only.
+func bound(at netip.AddrPort, kind int) (int, error) {
+	family, sa := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()})
+	if at.Addr().Is4() {
+		family, sa = unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return -1, os.NewSyscallError("setsockopt", err)
+	if kind&^unix.SOCK_NONBLOCK == unix.SOCK_STREAM {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return -1, os.NewSyscallError("setsockopt", err)
+		}
 	}
 	if family == unix.AF_INET6 {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return -1, os.NewSyscallError("setsockopt", err)
 		}
 	}
-	if err := unix.Bind(fd, sa); err != nil {
-		return -1, os.NewSyscallError("bind", err)
-	}
-	return fd, os.NewSyscallError("listen", unix.Listen(fd, unix.SOMAXCONN))
+	return fd, os.NewSyscallError("bind", unix.Bind(fd, sa))
 }
 
-func serve(epoll int, listening map[int]bool) error {
+func (s *server) serve() error {
 	events := make([]unix.EpollEvent, 256)
 	for {
-		n, errno := epollWait(epoll, events, -1)
+		n, errno := epollWait(s.epoll, events, -1)
 		if errno != 0 {
 			return os.NewSyscallError("epoll_wait", errno)
 		}
 		for _, event := range events[:n] {
 			fd := int(event.Fd)
+			var err error
 			switch {
 			case fd == unix.Stdin:
 				return nil
-			case listening[fd]:
-				if err := welcome(epoll, fd); err != nil {
-					return err
-				}
+			case s.listening[fd]:
+				err = s.welcome(fd)
+			case s.clients[fd] != nil:
+				err = s.answerDatagram(fd, s.clients[fd])
 			default:
-				answer(fd)
+				s.answer(fd)
+			}
+			if err != nil {
+				return err
 			}
 		}
 	}
 }
 
-func welcome(epoll, listener int) error {
+func (s *server) welcome(listener int) error {
 	conn, errno := accept(listener)
 	switch errno {
 	case 0:
-		if errno := epollAdd(epoll, conn, unix.EPOLLIN, int32(conn)); errno != 0 {
+		if errno := epollAdd(s.epoll, conn, unix.EPOLLIN, int32(conn)); errno != 0 {
 			return os.NewSyscallError("epoll_ctl", errno)
 		}
 	case unix.EAGAIN, unix.ECONNABORTED: // the client has gone
@@ -166,17 +191,27 @@ func welcome(epoll, listener int) error {
 	return nil
 }
 
-var buffer [1]byte
-
-func answer(fd int) {
-	n, errno := receive(fd, buffer[:])
+func (s *server) answer(fd int) {
+	n, errno := receive(fd, s.buffer[:])
 	if errno == unix.EAGAIN {
 		return
 	}
 	if n == 1 && errno == 0 {
-		if _, errno = send(fd, buffer[:]); errno == 0 && buffer[0] == requestKeep {
+		if _, errno = send(fd, s.buffer[:]); errno == 0 && s.buffer[0] == requestKeep {
 			return
 		}
 	}
 	closeFD(fd)
+}
+
+// answerDatagram sends a datagram back.
+func (s *server) answerDatagram(fd int, client *sockaddr) error {
+	switch _, errno := receiveFrom(fd, s.buffer[:], client); errno {
+	case 0:
+	case unix.EAGAIN:
+		return nil
+	default:
+		return os.NewSyscallError("recvfrom", errno)
+	}
+	return os.NewSyscallError("sendto", errnoOrNil(sendTo(fd, s.buffer[:], client)))
 }

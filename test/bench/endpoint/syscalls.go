@@ -18,6 +18,7 @@ type sockaddr struct {
 	family int
 	v4     unix.RawSockaddrInet4
 	v6     unix.RawSockaddrInet6
+	size   uint32 // for the kernel to fill in
 }
 
 func sockaddrOf(a netip.AddrPort) *sockaddr {
@@ -33,6 +34,21 @@ func (s *sockaddr) raw() (unsafe.Pointer, uintptr) {
 		return unsafe.Pointer(&s.v4), unix.SizeofSockaddrInet4
 	}
 	return unsafe.Pointer(&s.v6), unix.SizeofSockaddrInet6
+}
+
+// is says whether two have the same address and port.
+func (s *sockaddr) is(other *sockaddr) bool {
+	return s.family == other.family && s.v4.Addr == other.v4.Addr && s.v4.Port == other.v4.Port &&
+		s.v6.Addr == other.v6.Addr && s.v6.Port == other.v6.Port
+}
+
+// addrPort is for messages.
+func (s *sockaddr) addrPort() netip.AddrPort {
+	addr, port := netip.AddrFrom16(s.v6.Addr), s.v6.Port
+	if s.family == unix.AF_INET {
+		addr, port = netip.AddrFrom4(s.v4.Addr), s.v4.Port
+	}
+	return netip.AddrPortFrom(addr, port<<8|port>>8)
 }
 
 func socket(family, kind int) (int, unix.Errno) {
@@ -58,6 +74,23 @@ func send(fd int, b []byte) (int, unix.Errno) {
 
 func receive(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0)
+	return int(n), errno
+}
+
+func sendTo(fd int, b []byte, to *sockaddr) unix.Errno {
+	p, size := to.raw()
+	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		unix.MSG_NOSIGNAL, uintptr(p), size)
+	return errno
+}
+
+// receiveFrom fills in where a datagram came from. The family of `from` is the
+// socket's.
+func receiveFrom(fd int, b []byte, from *sockaddr) (int, unix.Errno) {
+	p, size := from.raw()
+	from.size = uint32(size)
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		0, uintptr(p), uintptr(unsafe.Pointer(&from.size)))
 	return int(n), errno
 }
 

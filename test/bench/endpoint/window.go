@@ -73,17 +73,36 @@ func clock(id int32) time.Duration {
 // CPUTime is the CPU time that a process has used so far.
 func CPUTime(pid int) time.Duration { return clock(cpuClock(pid)) }
 
-// result is what the client has measured.
-func (c *client) result() Result {
-	slices.Sort(c.samples)
+// A meter keeps the times of a client's operations.
+type meter struct {
+	window  window
+	samples []uint32 // ns of each operation
+}
+
+func newMeter(measure time.Duration) meter {
+	m := meter{samples: make([]uint32, 0, int(measure.Seconds()*500_000)+1000)}
+	for i := range m.samples[:cap(m.samples)] {
+		m.samples[:cap(m.samples)][i] = 1 // so that no page is missing later
+	}
+	return m
+}
+
+// note counts an operation that ends now.
+func (m *meter) note(begun, now time.Time) {
+	if m.window.count(now) {
+		m.samples = append(m.samples, uint32(min(now.Sub(begun), 1<<32-1)))
+	}
+}
+
+// report fills in what has been measured.
+func (m *meter) report(r *Result) {
+	slices.Sort(m.samples)
 	at := func(q float64) time.Duration {
-		if len(c.samples) == 0 {
+		if len(m.samples) == 0 {
 			return 0
 		}
-		return time.Duration(c.samples[min(int(q*float64(len(c.samples))), len(c.samples)-1)])
+		return time.Duration(m.samples[min(int(q*float64(len(m.samples))), len(m.samples)-1)])
 	}
-	return Result{
-		Connected: c.connected, Operations: uint64(len(c.samples)), Elapsed: c.window.last.Sub(c.window.began),
-		CPU: c.window.cpu, P10: at(0.10), P50: at(0.50), P90: at(0.90), P99: at(0.99),
-	}
+	r.Operations, r.Elapsed, r.CPU = uint64(len(m.samples)), m.window.last.Sub(m.window.began), m.window.cpu
+	r.P10, r.P50, r.P90, r.P99 = at(0.10), at(0.50), at(0.90), at(0.99)
 }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"beeline.io/beeline/internal/observe"
+)
+
+// optOutWords say whose annotation decides.
+var optOutWords = map[string]string{
+	"pod": "its own annotation", "namespace": "that of its namespace", "runtimeClass": "that of its RuntimeClass",
+}
+
+func statusOptedOut(w io.Writer, s *observe.Status) {
+	if len(s.OptedOut.Pods) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nPods without the socket shortcut, which get no Services from Beeline yet")
+	if c := s.Counters; c != nil {
+		fmt.Fprintf(w, " (calls left alone so far: %d)", c.OptedOut)
+	}
+	fmt.Fprintln(w, ":")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, p := range s.OptedOut.Pods {
+		state := "in force"
+		if !p.Found {
+			state = "not found"
+		}
+		state += " for " + time.Since(p.Since).Round(time.Second).String()
+		if p.Problem != "" {
+			state += ": " + p.Problem
+		}
+		fmt.Fprintf(t, "  %s/%s\tby %s\t%s\n", p.Namespace, p.Name, optOutWords[p.Because], state)
+	}
+	t.Flush()
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Sweep finds the sockets of a network namespace that are connected to a
+// backend that serves no more (R29, R30).
+type Sweep struct {
+	collection *ebpf.Collection
+	udp, tcp   *link.Iter
+	doomed     Hash[uint64, uint32]
+}
+
+// OpenSweep loads the sweep over the tables. With end it ends the sockets that
+// it finds, which needs bpf_sock_destroy (HaveSockDestroy); else it only tells.
+// An error says that this kernel cannot; all else works without.
+func (d *Datapath) OpenSweep(end bool) (s *Sweep, err error) {
+	spec, err := LoadSweep()
+	if err != nil {
+		return nil, err
+	}
+	var mayEnd uint8
+	if end {
+		mayEnd = 1
+	}
+	if err := spec.Variables[SweepVarMayEnd].Set(mayEnd); err != nil {
+		return nil, err
+	}
+	for name, m := range d.maps {
+		spec.Maps[name].MaxEntries = m.MaxEntries()
+	}
+	s = &Sweep{}
+	defer func() {
+		if err != nil {
+			s.Close()
+			s = nil
+		}
+	}()
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.maps})
+	if err != nil {
+		return s, fmt.Errorf("load the socket iterators: %w", err)
+	}
+	s.doomed = kernelHash[uint64, uint32]{SweepMapDoomed, s.collection.Maps[SweepMapDoomed]}
+	if s.udp, err = attachIterator(s.collection.Programs[SweepProgBeelineSweepUdp]); err != nil {
+		return s, err
+	}
+	if s.tcp, err = attachIterator(s.collection.Programs[SweepProgBeelineSweepTcp]); err != nil {
+		return s, err
+	}
+	return s, s.pardon() // whom an agent doomed that was killed before it could sweep
+}
+
+func attachIterator(p *ebpf.Program) (*link.Iter, error) {
+	it, err := link.AttachIter(link.IterOptions{Program: p})
+	if err != nil {
+		return nil, fmt.Errorf("attach %s: %w", p, err)
+	}
+	return it, nil
+}
+
+// Close unloads the sweep.
+func (s *Sweep) Close() {
+	for _, it := range []*link.Iter{s.udp, s.tcp} {
+		if it != nil {
+			it.Close()
+		}
+	}
+	if s.collection != nil {
+		s.collection.Close()
+	}
+}
+
+// UDP goes once over the UDP sockets of the calling thread's network namespace.
+// It returns those that it has ended (Ended is 1), or that are to be ended.
+// After sockets have ended a pass may have missed others (before Linux 6.16 it
+// continues in a list by counting): go on until one finds none.
+func (s *Sweep) UDP() ([]StaleSocket, error) { return readIterator(s.udp) }
+
+// TCP goes once over the TCP sockets likewise, and ends those among doomed, which
+// are socket cookies.
+func (s *Sweep) TCP(doomed ...uint64) (found []StaleSocket, err error) {
+	defer func() {
+		for _, cookie := range doomed {
+			err = errors.Join(err, s.doomed.Delete(cookie))
+		}
+	}()
+	for _, cookie := range doomed {
+		if err := s.doomed.Put(cookie, 1); err != nil {
+			return nil, err
+		}
+	}
+	return readIterator(s.tcp)
+}
+
+// pardon empties the table of the doomed.
+func (s *Sweep) pardon() error {
+	all, err := s.doomed.All()
+	for cookie := range all {
+		err = errors.Join(err, s.doomed.Delete(cookie))
+	}
+	return err
+}
+
+const staleSocketSize = int(unsafe.Sizeof(StaleSocket{}))
+
+// readIterator runs an iterator over the calling thread's network namespace.
+func readIterator(it *link.Iter) ([]StaleSocket, error) {
+	sequence, err := it.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer sequence.Close()
+	var all []StaleSocket
+	buffer := make([]StaleSocket, 256)
+	memory := unsafe.Slice((*byte)(unsafe.Pointer(&buffer[0])), len(buffer)*staleSocketSize)
+	for {
+		n, err := sequence.Read(memory) // whole records, as they are written
+		all = append(all, buffer[:n/staleSocketSize]...)
+		switch {
+		case errors.Is(err, io.EOF):
+			return all, nil
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // a million sockets, and none of them is told
+		case err != nil:
+			return all, fmt.Errorf("read the socket iterator: %w", err)
+		case n%staleSocketSize != 0:
+			return all, fmt.Errorf("read the socket iterator: %d bytes are no whole records of %d", n, staleSocketSize)
+		}
+	}
+}
+
+// HaveSockDestroy says whether the kernel has bpf_sock_destroy (Linux 6.5).
+func HaveSockDestroy() bool { return kernelFunctions()[sockDestroy] }
+
+// Functions of the kernel that the sweep needs or can use.
+const (
+	socketIterator = "bpf_iter_udp"
+	sockDestroy    = "bpf_sock_destroy"
+)
+
+// kernelFunctions looks those up in the kernel's types (CONFIG_DEBUG_INFO_BTF),
+// once, since that takes some MiB and ms.
+var kernelFunctions = sync.OnceValue(func() map[string]bool {
+	found := map[string]bool{}
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		return found
+	}
+	for _, name := range []string{socketIterator, sockDestroy} {
+		var f *btf.Func
+		found[name] = spec.TypeByName(name, &f) == nil
+	}
+	return found
+})
+
+// Connection is the service that a socket asked for and the backend that it is
+// connected to.
+type Connection struct {
+	Protocol         uint8
+	Service, Backend netip.AddrPort
+}
+
+// Connection is what the socket is connected to.
+func (s *SweepStaleSocket) Connection() Connection {
+	return Connection{
+		Protocol: s.Protocol,
+		Service:  addrPort(s.Service.Bytes, s.ServicePort),
+		Backend:  addrPort(s.Backend.Bytes, s.BackendPort),
+	}
+}
+
+// LocalAddr is the socket's own address.
+func (s *SweepStaleSocket) LocalAddr() netip.AddrPort { return addrPort(s.Local.Bytes, s.LocalPort) }
+
+func addrPort(address [16]byte, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), NetworkOrder(port))
+}

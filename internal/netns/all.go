@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netns
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// All goes through the network namespaces that any thread of the machine is in
+// or that are mounted somewhere, each once. A namespace is open during its step
+// of the loop and closed after it. What vanishes meanwhile is passed over; a
+// namespace that is made meanwhile may be.
+//
+// Not found: namespaces that only an open file or a socket keeps alive; without
+// the machine's PID namespace, those of processes outside of the own one
+// (HostPID). An error (with a nil Namespace) does not end the loop: the others
+// follow. *UnreadableError comes last.
+func All() iter.Seq2[*Namespace, error] {
+	return func(yield func(*Namespace, error) bool) {
+		w := &walk{seen: map[string]bool{}, yield: yield}
+		if w.mounts("/proc/self/mountinfo", "") && w.otherMounts() {
+			w.tasks()
+		}
+	}
+}
+
+// UnreadableError counts processes whose namespace nobody tells: for those of
+// other users, or with more capabilities, it takes CAP_SYS_PTRACE, and a security
+// module may keep it secret all the same.
+type UnreadableError struct{ Processes int }
+
+func (e *UnreadableError) Error() string {
+	return fmt.Sprintf("the network namespaces of %d processes cannot be read (CAP_SYS_PTRACE)", e.Processes)
+}
+
+// initialPIDNamespace is the inode of the first PID namespace
+// (PROC_PID_INIT_INO of linux/proc_ns.h).
+const initialPIDNamespace = 0xEFFFFFFC
+
+// HostPID says whether this process sees all tasks of the machine.
+func HostPID() bool {
+	var st unix.Stat_t
+	return unix.Stat("/proc/self/ns/pid", &st) == nil && st.Ino == initialPIDNamespace
+}
+
+// walk is one pass of All. Its methods return false if the loop was left.
+type walk struct {
+	seen  map[string]bool // what nsfs calls a namespace: net:[INODE]
+	yield func(*Namespace, error) bool
+}
+
+// visit opens a namespace that was seen behind a path, unless it was visited.
+func (w *walk) visit(name, path string) bool {
+	if w.seen[name] {
+		return true
+	}
+	n, err := Open(path)
+	if errors.Is(err, ErrVanished) {
+		return true
+	}
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	defer n.Close()
+	name = nsfsName(n.Inode) // the path may have come to lead elsewhere
+	if w.seen[name] {
+		return true
+	}
+	w.seen[name] = true
+	return w.yield(n, nil)
+}
+
+func nsfsName(inode uint64) string { return "net:[" + strconv.FormatUint(inode, 10) + "]" }
+
+// mounts visits what a mountinfo file (proc_pid_mountinfo(5)) shows of nsfs,
+// below a root directory.
+func (w *walk) mounts(file, root string) bool {
+	f, err := os.Open(file)
+	if err != nil {
+		return w.yield(nil, fmt.Errorf("list mounted network namespaces: %w", err))
+	}
+	defer f.Close()
+	lines := bufio.NewReader(f)
+	for {
+		line, err := lines.ReadString('\n')
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[3], "net:[") {
+			if !w.visit(fields[3], root+unescape(fields[4])) {
+				return false
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return true
+		}
+		if err != nil {
+			return w.yield(nil, fmt.Errorf("list mounted network namespaces: %w", err))
+		}
+	}
+}
+
+// otherMounts visits what is mounted where process 1 sees it, if this process
+// has mounts of its own: as an agent in a container has.
+func (w *walk) otherMounts() bool {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	first, err := os.Readlink("/proc/1/ns/mnt")
+	if errors.Is(err, fs.ErrPermission) {
+		return true // tasks finds it unreadable, too
+	}
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	return own == first || w.mounts("/proc/1/mountinfo", "/proc/1/root")
+}
+
+// unescape undoes what the kernel does to blanks in a path: \ooo, in octal.
+func unescape(path string) string {
+	var out strings.Builder
+	for i := 0; i < len(path); i++ {
+		if path[i] == '\\' && i+3 < len(path) {
+			if c, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(path[i])
+	}
+	return out.String()
+}
+
+// tasks visits the namespaces of all threads.
+func (w *walk) tasks() bool {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	defer proc.Close()
+	processes, err := proc.Readdirnames(-1)
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	unreadable := 0
+	for _, pid := range processes {
+		if pid[0] < '0' || pid[0] > '9' {
+			continue
+		}
+		more, err := w.process(int(proc.Fd()), pid)
+		if errors.Is(err, fs.ErrPermission) {
+			unreadable++
+		} else if err != nil && !vanished(err) && !w.yield(nil, fmt.Errorf("/proc/%s: %w", pid, err)) {
+			return false
+		}
+		if !more {
+			return false
+		}
+	}
+	if unreadable > 0 {
+		return w.yield(nil, &UnreadableError{unreadable})
+	}
+	return true
+}
+
+// process visits the namespaces of one process's threads. Most processes have
+// one thread, which costs two system calls.
+func (w *walk) process(proc int, pid string) (more bool, err error) {
+	more, err = w.task(proc, pid, "/proc/")
+	if !more || err != nil && !vanished(err) { // the first thread may be the first to end
+		return more, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(proc, pid+"/task", &st, 0); err != nil || st.Nlink == 2+1 {
+		return true, err
+	}
+	path := "/proc/" + pid + "/task/"
+	dir, err := os.Open(path)
+	if err != nil {
+		return true, err
+	}
+	defer dir.Close()
+	ids, err := dir.Readdirnames(-1)
+	if err != nil {
+		return true, err
+	}
+	for _, id := range ids {
+		if id == pid {
+			continue
+		}
+		if more, err = w.task(int(dir.Fd()), id, path); !more || err != nil && !vanished(err) {
+			return more, err
+		}
+	}
+	return true, nil
+}
+
+// task visits the namespace of one task: a folder of /proc or /proc/PID/task.
+func (w *walk) task(dir int, id, path string) (more bool, err error) {
+	var name [32]byte
+	n, err := unix.Readlinkat(dir, id+"/ns/net", name[:])
+	if err != nil || w.seen[string(name[:n])] {
+		return true, err
+	}
+	return w.visit(string(name[:n]), path+id+"/ns/net"), nil
+}

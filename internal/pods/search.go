@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of a search: the kubelet's directory is near the top, and a machine has
+// some hundred cgroups.
+const (
+	searchDepth       = 5    // below where a search begins
+	searchDirectories = 5000 // that are read below one beginning
+)
+
+// hierarchies lists where a mountinfo file (proc_pid_mountinfo(5)) shows cgroup
+// hierarchies, v2 first.
+func hierarchies(mountinfo io.Reader) ([]string, error) {
+	var v1, v2 []string
+	lines := bufio.NewScanner(mountinfo)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		before, after, ok := strings.Cut(lines.Text(), " - ")
+		fields, kind := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 5 || len(kind) == 0 {
+			continue
+		}
+		switch path := unescape(fields[4]); kind[0] {
+		case "cgroup":
+			v1 = append(v1, path)
+		case "cgroup2":
+			v2 = append(v2, path)
+		}
+	}
+	return append(v2, v1...), lines.Err()
+}
+
+// unescape undoes what the kernel does to blanks in a path: \ooo, in octal.
+func unescape(path string) string {
+	var out strings.Builder
+	for i := 0; i < len(path); i++ {
+		if path[i] == '\\' && i+3 < len(path) {
+			if c, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(path[i])
+	}
+	return out.String()
+}
+
+// beginnings are where a search begins: the directories named by hand or, if
+// there are none, the agent's own cgroup directory and all hierarchies.
+func beginnings(byHand []string, cgroupRoot string) ([]string, error) {
+	if len(byHand) > 0 {
+		return byHand, nil
+	}
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	mounted, err := hierarchies(f)
+	if cgroupRoot != "" {
+		mounted = append([]string{cgroupRoot}, mounted...)
+	}
+	return mounted, err
+}
+
+// inode tells directories apart that several paths lead to.
+type inode struct{ device, number uint64 }
+
+// search finds the kubelets' directories below some others, near ones first.
+// Below a kubelet's directory it does not look, nor behind links. The error says
+// which beginning has more directories than are read; the roots found count.
+func search(beginnings []string) (roots []string, err error) {
+	seen := map[inode]bool{}
+	for _, from := range beginnings {
+		if resolved, e := filepath.EvalSymlinks(from); e == nil {
+			from = resolved
+		}
+		found, complete := searchBelow(from, seen)
+		roots = append(roots, found...)
+		if !complete {
+			err = fmt.Errorf("%s has more than %d directories within %d levels, and not all were looked at: "+
+				"name the kubelet's directory (.../kubepods.slice or .../kubepods) with --pod-cgroups", from, searchDirectories, searchDepth)
+		}
+	}
+	return roots, err
+}
+
+func searchBelow(from string, seen map[inode]bool) (roots []string, complete bool) {
+	if isRoot(filepath.Base(from)) {
+		if firstSight(from, seen) {
+			roots = append(roots, from)
+		}
+		return roots, true
+	}
+	level, read := []string{from}, 0
+	for range searchDepth {
+		var next []string
+		for _, dir := range level {
+			if !firstSight(dir, seen) {
+				continue
+			}
+			if read++; read > searchDirectories {
+				return roots, false
+			}
+			entries, _ := os.ReadDir(dir) // sorted; what is gone, or not ours to read, has none
+			for _, e := range entries {
+				path := filepath.Join(dir, e.Name())
+				switch {
+				case !e.IsDir():
+				case !isRoot(e.Name()):
+					next = append(next, path)
+				case firstSight(path, seen):
+					roots = append(roots, path)
+				}
+			}
+		}
+		level = next
+	}
+	return roots, true
+}
+
+// firstSight says whether a directory has not been looked at by another path.
+func firstSight(dir string, seen map[inode]bool) bool {
+	var st unix.Stat_t
+	if unix.Lstat(dir, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return false
+	}
+	id := inode{uint64(st.Dev), st.Ino}
+	if seen[id] {
+		return false
+	}
+	seen[id] = true
+	return true
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+)
+
+// optOutPod is a Pod of this node.
+func optOutPod(name string, s Shortcut, change ...func(*Pod)) *Pod {
+	p := &Pod{Namespace: "shop", Name: name, UID: "uid-" + name, Node: "here", Shortcut: s}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func optOutsOf(objects ...Object) *OptOuts {
+	o := NewOptOuts("here")
+	o.Apply(changes(objects...))
+	return o
+}
+
+// The Pod's own annotation wins, then its Namespace's, then its RuntimeClass's;
+// what means nothing is as if it were not there.
+func TestOptOutPrecedence(t *testing.T) {
+	all := []Shortcut{"", ShortcutOn, ShortcutOff, "maybe"}
+	for _, pod := range all {
+		for _, namespace := range all {
+			for _, class := range all {
+				var want Kind
+				switch {
+				case pod == ShortcutOn || pod == ShortcutOff:
+					if pod == ShortcutOff {
+						want = KindPod
+					}
+				case namespace == ShortcutOn || namespace == ShortcutOff:
+					if namespace == ShortcutOff {
+						want = KindNamespace
+					}
+				case class == ShortcutOff:
+					want = KindRuntimeClass
+				}
+				o := optOutsOf(optOutPod("a", pod, func(p *Pod) { p.RuntimeClass = "c" }), &Namespace{"shop", namespace}, &RuntimeClass{"c", class},
+					&Namespace{"other", ShortcutOff}, &RuntimeClass{"", ShortcutOff})
+				var got Kind
+				for _, out := range o.Pods() {
+					got = out.Because
+				}
+				if got != want {
+					t.Errorf("pod %q, namespace %q, class %q: opted out by %q, want %q", pod, namespace, class, got, want)
+				}
+				mistakes := 0
+				for _, s := range []Shortcut{pod, namespace, class} {
+					if s == "maybe" {
+						mistakes++
+					}
+				}
+				if len(o.Problems()) != mistakes {
+					t.Errorf("pod %q, namespace %q, class %q: %d problems, want %d: %v", pod, namespace, class, len(o.Problems()), mistakes, o.Problems())
+				}
+			}
+		}
+	}
+}
+
+func TestOptOutOfWhichPods(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(*Pod)
+		want    []OptOut
+		problem string
+	}{
+		"running":          {func(*Pod) {}, []OptOut{{UID: "uid-a"}}, ""},
+		"another node's":   {func(p *Pod) { p.Node = "there" }, nil, ""},
+		"not scheduled":    {func(p *Pod) { p.Node = "" }, nil, ""},
+		"finished":         {func(p *Pod) { p.Finished = true }, nil, ""},
+		"being deleted":    {func(p *Pod) { p.Deleting = true }, []OptOut{{UID: "uid-a", Deleting: true}}, ""},
+		"static":           {func(p *Pod) { p.StaticUID = "0123abcd" }, []OptOut{{UID: "0123abcd"}}, ""},
+		"on the host's":    {func(p *Pod) { p.HostNetwork = true }, nil, "host's network"},
+		"without a UID":    {func(p *Pod) { p.UID = "" }, nil, "no metadata.uid"},
+		"with a host port": {func(p *Pod) { p.HostPorts = []PodPort{{HostPort: 1}} }, []OptOut{{UID: "uid-a"}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := optOutPod("a", ShortcutOff, test.change)
+			for i := range test.want {
+				test.want[i].Pod, test.want[i].Because = p.Ref(), KindPod
+			}
+			o := optOutsOf(p)
+			if diff := cmp.Diff(test.want, o.Pods()); diff != "" {
+				t.Error(diff)
+			}
+			if problems := o.Problems(); test.problem == "" && len(problems) > 0 ||
+				test.problem != "" && (len(problems) != 1 || problems[0].Object != p.Ref() || !strings.Contains(problems[0].Reason, test.problem)) {
+				t.Errorf("problems %v, want %q", problems, test.problem)
+			}
+		})
+	}
+}
+
+// A problem names the object whose annotation decides.
+func TestOptOutProblemNamesWhoAsks(t *testing.T) {
+	host := func(p *Pod) { p.HostNetwork, p.RuntimeClass = true, "c" }
+	for want, objects := range map[string][]Object{
+		"Namespace shop asks": {optOutPod("a", "", host), &Namespace{"shop", ShortcutOff}},
+		"RuntimeClass c asks": {optOutPod("a", "", host), &RuntimeClass{"c", ShortcutOff}},
+		"its annotation asks": {optOutPod("a", ShortcutOff, host)},
+	} {
+		if p := optOutsOf(objects...).Problems(); len(p) != 1 || !strings.HasPrefix(p[0].Reason, want) {
+			t.Errorf("%v, want %q", p, want)
+		}
+	}
+}
+
+// Only what alters the answer is a change.
+func TestOptOutChanges(t *testing.T) {
+	o := NewOptOuts("here")
+	pod, uid2 := optOutPod("a", ""), optOutPod("a", "", func(p *Pod) { p.UID = "uid-2" })
+	for i, step := range []struct {
+		change Change
+		want   bool
+		uids   string
+	}{
+		{Change{pod.Ref(), pod}, false, ""},
+		{Change{Ref{KindNamespace, "", "shop"}, &Namespace{"shop", ""}}, false, ""},
+		{Change{Ref{KindNamespace, "", "shop"}, &Namespace{"shop", ShortcutOff}}, true, "uid-a"},
+		{Change{Ref{KindService, "shop", "web"}, &Service{Namespace: "shop", Name: "web"}}, false, "uid-a"},
+		{Change{pod.Ref(), uid2}, true, "uid-2"},
+		{gone(&Namespace{Name: "shop"}), true, ""},
+		{Change{pod.Ref(), optOutPod("a", ShortcutOff)}, true, "uid-a"},
+		{gone(pod), true, ""},
+		{gone(pod), false, ""},
+	} {
+		changed := o.Apply([]Change{step.change})
+		uids := ""
+		for _, out := range o.Pods() {
+			uids += out.UID
+		}
+		if changed != step.want || uids != step.uids {
+			t.Errorf("step %d: changed %v, %q have opted out; want %v, %q", i, changed, uids, step.want, step.uids)
+		}
+	}
+}
+
+// The answer depends on the objects that are left, not on their order.
+func TestOptOutInAnyOrder(t *testing.T) {
+	values := []Shortcut{"", ShortcutOn, ShortcutOff, "x"}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		state, o := map[Ref]Object{}, NewOptOuts("here")
+		for range 40 {
+			v := values[r.IntN(len(values))]
+			var object Object
+			switch r.IntN(3) {
+			case 0:
+				object = optOutPod(string(rune('a'+r.IntN(3))), v, func(p *Pod) {
+					p.RuntimeClass, p.HostNetwork, p.Node = []string{"", "c"}[r.IntN(2)], r.IntN(5) == 0, []string{"here", "there"}[r.IntN(2)]
+				})
+			case 1:
+				object = &Namespace{"shop", v}
+			default:
+				object = &RuntimeClass{"c", v}
+			}
+			if r.IntN(4) == 0 {
+				delete(state, object.Ref())
+				o.Apply([]Change{gone(object)})
+			} else {
+				state[object.Ref()] = object
+				o.Apply([]Change{{object.Ref(), object}})
+			}
+		}
+		var objects []Object
+		for _, object := range state {
+			objects = append(objects, object)
+		}
+		fresh := optOutsOf(objects...)
+		if diff := cmp.Diff(fresh.Pods(), o.Pods()) + cmp.Diff(fresh.Problems(), o.Problems()); diff != "" {
+			t.Fatalf("of %v:\n%s", objects, diff)
+		}
+	}
+}
+
+func TestConvertShortcut(t *testing.T) {
+	got, err := convert(t, `
+metadata: {namespace: kube-system, name: etcd-here, uid: mirror, annotations: {beeline.io/socket-shortcut: "off",
+  kubernetes.io/config.mirror: 0123abcd, kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.source: file}}
+spec: {nodeName: here, runtimeClassName: careful}
+`, ConvertPod)
+	checkErrors(t, err)
+	want := &Pod{Namespace: "kube-system", Name: "etcd-here", UID: "mirror", StaticUID: "0123abcd", Node: "here", RuntimeClass: "careful", Shortcut: ShortcutOff}
+	if diff := cmp.Diff(want, got, compareValues); diff != "" {
+		t.Error(diff)
+	}
+	// The hash alone is anybody's.
+	got, err = convert(t, `{metadata: {name: a, uid: u, annotations: {kubernetes.io/config.hash: 0123abcd}}}`, ConvertPod)
+	checkErrors(t, err)
+	if got.StaticUID != "" {
+		t.Errorf("%+v is no mirror pod", got)
+	}
+	for value, want := range map[string]Shortcut{
+		"on": ShortcutOn, "off": ShortcutOff, "Off": "Off", "": " ", strings.Repeat("x", 1000): Shortcut(strings.Repeat("x", 64)),
+	} {
+		in := map[string]string{AnnotationSocketShortcut: value}
+		n, class := new(corev1.Namespace), new(nodev1.RuntimeClass)
+		n.Name, n.Annotations, class.Name, class.Annotations = "n", in, "c", in
+		if got := must(ConvertNamespace(n)); *got != (Namespace{"n", want}) {
+			t.Errorf("%q is %+v", value, got)
+		}
+		if got := must(ConvertRuntimeClass(class)); *got != (RuntimeClass{"c", want}) {
+			t.Errorf("%q is %+v", value, got)
+		}
+		if wrong := want.problem() != ""; wrong != (want != ShortcutOn && want != ShortcutOff) {
+			t.Errorf("%q: problem %q", value, want.problem())
+		}
+	}
+}

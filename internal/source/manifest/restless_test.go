@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// restless calls change again and again until the test ends.
+func restless(t *testing.T, change func(i int) error) {
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if err := change(i); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Files that are replaced without end, each as a whole, do not keep the others
+// from being read.
+func TestFilesReplacedWithoutEnd(t *testing.T) {
+	files := map[string]string{}
+	for i := range 200 {
+		files[fmt.Sprintf("%d.yaml", i)] = named(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.96.1.%d", i))
+	}
+	dir := folder(t, files)
+	restless(t, func(i int) error {
+		hidden := filepath.Join(dir, ".next")
+		name := fmt.Sprintf("%d.yaml", i%100)
+		if err := os.WriteFile(hidden, []byte(files[name]), 0o644); err != nil {
+			return err
+		}
+		return os.Rename(hidden, filepath.Join(dir, name))
+	})
+	s := New(dir)
+	for range 20 {
+		state, err := s.Load()
+		if err != nil || len(state.Objects) != len(files) {
+			t.Fatalf("%d objects (%v), want %d", len(state.Objects), err, len(files))
+		}
+	}
+}
+
+// A file that is written in place is not taken for one that was replaced: it may
+// look complete at any line.
+func TestFileWrittenWithoutEnd(t *testing.T) {
+	dir := folder(t, map[string]string{"a.yaml": web})
+	f, err := os.OpenFile(filepath.Join(dir, "a.yaml"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	s := New(dir)
+	s.timing.retry = time.Microsecond
+	restless(t, func(int) error {
+		time.Sleep(10 * time.Microsecond)
+		_, err := f.WriteString("# more\n")
+		return err
+	})
+	const want = "changed each of 8 times while it was being read; write files under a hidden name and rename them when they are complete"
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		_, err := s.Load()
+		if err != nil && err.Error() == dir+": "+want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("last problem: %v, want %q", err, want)
+		}
+	}
+}
+
+// A second write that stat does not tell from the first is noticed, because it
+// was heard of.
+func TestWriteThatStatDoesNotTell(t *testing.T) {
+	dir := folder(t, map[string]string{"a.yaml": named("a", "10.96.0.1"), "b.yaml": named("b", "10.96.0.2")})
+	s := New(dir)
+	entries, err := list(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := s.readEntries(entries, news{all: true})
+	write(t, dir, "a.yaml", named("a", "10.96.0.3"))
+	write(t, dir, "b.yaml", named("b", "10.96.0.4"))
+	second := s.readEntries(entries, news{names: map[string]bool{"a.yaml": true}})
+	if second[0].sum == first[0].sum {
+		t.Error("a.yaml was heard of and not read again")
+	}
+	if second[1] != first[1] {
+		t.Error("b.yaml looks the same, nothing was heard of it, and it was read again")
+	}
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"net/netip"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// Left says whether a backend that served a frontend serves it no more, by
+// protocol, since the last call: the sockets that are connected to it are to be
+// looked after (R29). An earlier agent's tables count as what was there before.
+func (s *Syncer) Left() (udp, tcp bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	udp, tcp = s.left[service.UDP], s.left[service.TCP]
+	clear(s.left)
+	return udp, tcp
+}
+
+// noteLeft compares the backends of a frontend before and after a change; now is
+// nil if it is gone.
+func (s *Syncer) noteLeft(key service.FrontendKey, before, now *entry) {
+	if before == nil || s.left[key.Protocol] {
+		return
+	}
+	serving := map[netip.AddrPort]bool{}
+	if now != nil {
+		if now.sets == before.sets {
+			return
+		}
+		for b := range now.backends {
+			serving[b.key.addr] = true
+		}
+	}
+	for b := range before.backends {
+		if !serving[b.key.addr] {
+			s.left[key.Protocol] = true
+			return
+		}
+	}
+}
+
+// backends goes through the members of the entry's sets, each as often as it is
+// in slots.
+func (e *entry) backends(yield func(*backend) bool) {
+	for _, set := range e.sets {
+		if set == nil {
+			continue
+		}
+		for _, b := range set.members {
+			if !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// Serves says whether the tables hold a backend for a service address, as the
+// programs read them (bpf/lib/serving.h).
+func (s *Syncer) Serves(protocol service.Protocol, address, backend netip.AddrPort) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.applied[service.FrontendKey{Addr: address.Addr(), Port: address.Port(), Protocol: protocol}]
+	if e == nil && address.Addr().Is4() && address.Addr().IsLoopback() {
+		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		e = s.applied[service.FrontendKey{Addr: loopback, Port: address.Port(), Protocol: protocol}]
+		if e != nil && e.content.Flags&uint8(datapath.FlagOneAddress) != 0 {
+			e = nil
+		}
+	}
+	if e == nil {
+		return false
+	}
+	for b := range e.backends {
+		if b.key.addr == backend {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"beeline.io/beeline/test/bench/endpoint"
+)
+
+// A scenario is a kind of traffic.
+type scenario struct {
+	Mode        endpoint.Mode `json:"mode"`
+	Family      string        `json:"family"`      // "IPv4" or "IPv6"
+	Backend     string        `json:"backend"`     // "local" or "remote", as seen from the client's node
+	Connections int           `json:"connections"` // or UDP sockets
+}
+
+func (s scenario) String() string {
+	return fmt.Sprintf("%s, %s, %s backend, %d at a time", s.Mode, s.Family, s.Backend, s.Connections)
+}
+
+var modes = []endpoint.Mode{
+	endpoint.ConnectRequestClose, endpoint.RequestResponse, endpoint.UDPUnconnected, endpoint.UDPConnected,
+}
+
+func scenarios() []scenario {
+	var all []scenario
+	for _, mode := range modes {
+		for _, connections := range []int{1, 64} {
+			for _, family := range bothFamilies {
+				for _, backend := range []string{"local", "remote"} {
+					all = append(all, scenario{mode, family, backend, connections})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// The Services of this part, by the number of their addresses; each has one
+// backend, so that all sides speak with the same server.
+var backends = map[string]struct {
+	number uint8
+	server string // the pod, for clients on node-a
+	again  string // the same kind of pod, for clients on node-b
+}{
+	"local":  {101, "a2", "b1"},
+	"remote": {102, "b1", "a2"},
+}
+
+// The sides of each comparison. The first is the limit that nothing can beat;
+// the second is the same, between other pods: what differs between these two is
+// what the instrument cannot see.
+const (
+	sideBare = iota
+	sideAgain
+	sideDirect
+	sideService
+	sides
+)
+
+var sideNames = [sides]string{"direct, bare node", "direct, bare node (A/A)", "direct, Beeline node", "ClusterIP"}

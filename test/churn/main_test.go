@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package churn changes the endpoints of many Services as fast as a large
+// cluster does, while clients ask all of them: none of their requests may fail,
+// and nothing may be left over at the end.
+package churn
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// lasting is how long endpoints change.
+var lasting = flag.Duration("churn", 30*time.Second, "how long endpoints change")
+
+// program is the beeline binary that is tested.
+var program string
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	if os.Args[0] == partPod {
+		servePod(os.Args[1:])
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Geteuid() == 0 {
+		dir, err := os.MkdirTemp("", "beeline-churn-test-")
+		if err == nil {
+			defer os.RemoveAll(dir)
+			program, err = node.Build(dir)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return m.Run()
+}

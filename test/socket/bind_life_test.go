@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+)
+
+// K5: protection needs no agent. The next one may be told to end it, and the
+// one after that to begin again; each finds the ports as they are.
+func TestBindWithoutAnAgent(t *testing.T) {
+	w := startWorld(t, "node-a")
+	host, a := w.Host("node-a"), w.agent()
+	w.apply("web", w.publicBoth("web", 1, nodePort))
+	want := func(err error) {
+		t.Helper()
+		for _, f := range families {
+			wantBind(t, host, f, f.everywhere(nodePort), err)
+			wantBind(t, host, f, f.on(host, nodePort), err)
+			wantBind(t, host, f, f.everywhere(nodePort+1), allowed)
+		}
+	}
+	want(refused)
+	w.must(a.Kill())
+	want(refused)
+
+	a.Flags = []string{"--bind-protection=false"}
+	w.must(a.Start())
+	want(allowed)
+	status, err := a.Status()
+	w.must(err)
+	isBind := func(pin string) bool { return strings.Contains(pin, "bind") }
+	if hooks := hookNames(status); slices.ContainsFunc(hooks, isBind) || !slices.Contains(hooks, "connect4") {
+		t.Errorf("attached without bind protection: %v", hooks)
+	}
+	if pins := w.pins(a); slices.ContainsFunc(pins, isBind) {
+		t.Errorf("pinned without bind protection: %v", pins)
+	}
+
+	w.must(a.Kill())
+	a.Flags = nil
+	w.must(a.Start())
+	want(refused)
+	status, err = a.Status()
+	w.must(err)
+	for _, name := range []string{"bind4", "bind6", "post_bind4", "post_bind6"} {
+		if !slices.Contains(hookNames(status), name) {
+			t.Errorf("%s is not attached: %v", name, hookNames(status))
+		}
+	}
+
+	// What has gone while no agent was running is free when the next one has come.
+	w.must(a.Kill())
+	w.must(w.folder.Remove("web"))
+	w.must(a.Start())
+	w.eventually("the ports are free", func() bool {
+		return tcp.try(t, host, ipv6, ipv6.everywhere(nodePort)) == allowed && udp.try(t, host, ipv6, ipv6.everywhere(nodePort)) == allowed
+	})
+	want(allowed)
+}
+
+func hookNames(s *observe.Status) (names []string) {
+	for _, a := range s.Attachments {
+		names = append(names, a.Hook)
+	}
+	return names
+}
+
+// heldPorts is what status says of ports that programs hold.
+func (w *world) heldPorts() []observe.HeldPort {
+	w.t.Helper()
+	s, err := w.agent().Status()
+	w.must(err)
+	if s.HeldPortsUnknown != "" {
+		w.t.Errorf("sockets could not be listed: %s", s.HeldPortsUnknown)
+	}
+	return s.HeldPorts
+}
+
+// K5: programs that had the port before a Service came, or although protection
+// is off, are named until they close it; those that do not stand in the way are
+// not: other addresses, other ports, sockets that do not wait, pods.
+func TestStatusNamesWhoHoldsAPort(t *testing.T) {
+	for _, flag := range []string{"--bind-protection=true", "--bind-protection=false"} {
+		t.Run(flag, func(t *testing.T) { testStatusNamesWhoHoldsAPort(t, flag) })
+	}
+}
+
+func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{flag}
+	host, extra := w.Host("node-a"), netip.MustParseAddr("203.0.113.7")
+	w.addAddress(host, extra)
+	comm, err := os.ReadFile("/proc/self/comm")
+	w.must(err)
+	process := strings.TrimSpace(string(comm))
+
+	bind := func(tr transport, on string, f family, to netip.AddrPort, options ...sockopt) *tcpSocket {
+		t.Helper()
+		s, err := tr.bind(t, w.Host(on), f, to, append(options, reusePort)...)
+		w.must(err)
+		if tr.kind == unix.SOCK_STREAM {
+			w.must(unix.Listen(s.fd, 1))
+		}
+		return s
+	}
+	web, pod := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}, service.Ref{Kind: service.KindPod, Namespace: "default", Name: "a1"}
+	type holder struct {
+		*tcpSocket
+		what  service.Protocol
+		at    string
+		owner service.Ref
+	}
+	holders := []holder{
+		{bind(udp, "node-a", ipv4, ipv4.everywhere(nodePort)), service.UDP, "0.0.0.0:30080", web},
+		{bind(udp, "node-a", ipv6, ipv6.everywhere(nodePort), v6Only), service.UDP, "[::]:30080", web},
+		{bind(tcp, "node-a", v4Mapped, v4Mapped.on(host, nodePort)), service.TCP, "[::ffff:192.168.100.1]:30080", web},
+		{bind(tcp, "node-a", ipv4, ipv4.choose("127.0.0.9", "", nodePort)), service.TCP, "127.0.0.9:30080", web},
+		{bind(tcp, "node-a", ipv6, ipv6.everywhere(hostPort)), service.TCP, fmt.Sprintf("[::]:%d", hostPort), pod},
+	}
+	bind(tcp, "node-a", ipv4, ipv4.on(host, hostPort))                      // the Pod's is another address
+	bind(udp, "node-a", ipv6, ipv6.on(host, hostPort))                      // of IPv6, and the Pod's of IPv4
+	bind(udp, "node-a", ipv6, ipv6.everywhere(hostPort), v6Only)            // the same
+	bind(tcp, "node-a", ipv4, ipv4.everywhere(nodePort+1))                  // another port
+	bind(tcp, "a1", ipv4, ipv4.everywhere(nodePort))                        // a pod's own
+	if _, err := tcp.bind(t, host, ipv6, ipv6.loopbacks()[0]); err != nil { // does not listen
+		t.Fatal(err)
+	}
+	busy := bind(udp, "node-a", ipv4, ipv4.choose("127.0.0.1", "", nodePort))
+	w.must(busy.connect(ipv4.choose("127.0.0.1", "", 9))) // waits for nobody but that
+	client, err := tcp.bind(t, host, ipv4, ipv4.on(host, nodePort), reusePort)
+	w.must(err)
+	client.reach(ipv4.pod(w.Host("b1"))) // a connection
+
+	w.write("web", w.publicBoth("web", 1, nodePort))
+	w.write("a1", podWithPort(w.Host("a1"), extra.String(), hostPort))
+	w.start()
+	for len(holders) > 0 {
+		var want []observe.HeldPort
+		for _, h := range holders {
+			want = append(want, observe.HeldPort{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: process})
+		}
+		wantHeld(t, w.heldPorts(), want)
+		out, err := w.beeline("status", "--socket="+w.agent().Socket())
+		wantExit(t, err, 3)
+		for _, text := range []string{holders[0].at, holders[0].what.String() + " ", holders[0].owner.String(), process, fmt.Sprintf("pid %d", os.Getpid())} {
+			if !strings.Contains(out, text) {
+				t.Errorf("status does not say %q:\n%s", text, out)
+			}
+		}
+		holders[0].close()
+		holders = holders[1:]
+	}
+	wantHeld(t, w.heldPorts(), nil)
+	if out, err := w.beeline("status", "--socket="+w.agent().Socket()); err != nil {
+		t.Errorf("with nobody in the way: %v\n%s", err, out)
+	}
+}
+
+func wantHeld(t *testing.T, got, want []observe.HeldPort) {
+	t.Helper()
+	text := func(all []observe.HeldPort) string {
+		var lines []string
+		for _, h := range all {
+			lines = append(lines, h.String())
+		}
+		slices.Sort(lines)
+		return strings.Join(lines, "\n")
+	}
+	if text(got) != text(want) {
+		t.Errorf("status names\n%s\nwant\n%s", text(got), text(want))
+	}
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/terminate"
+)
+
+// withEachMethod runs a test once for each way of ending sockets, with an agent
+// on node-a that is not started yet.
+func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Helper()
+	for _, method := range []terminate.Method{terminate.Iterator, terminate.Netlink} {
+		t.Run(string(method), func(t *testing.T) {
+			w := newWorld(t, "node-a")
+			w.agent().Flags = []string{"--terminate-sockets", string(method)}
+			test(t, w)
+			if got := w.sockets().Method; got != method {
+				t.Errorf("the status says that sockets end by %q, want %q", got, method)
+			}
+		})
+	}
+}
+
+// askers are where sockets are: two pods and the node itself.
+const askers = "a1 a3 node-a"
+
+// R29, K7: when a backend goes, every connected UDP socket that has it ends at
+// once, in pods and on the node. Sockets of other backends, and those that were
+// connected to the very same pod by its own address, never notice.
+func TestUDPSocketEndsWithItsBackend(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		for _, f := range families {
+			w.apply("dns", objects(w.udp("dns", 1, "a2 b1"))...)
+			w.apply("other", objects(w.udp("other", 2, "b1"))...)
+			var gone, stay []*connectedSocket
+			for _, host := range w.hosts(askers) {
+				for range 10 {
+					s := w.connectUDP(t, f, host, f.clusterIP(1))
+					if s.pod == "b1" {
+						gone = append(gone, s)
+					} else {
+						stay = append(stay, s)
+					}
+				}
+				stay = append(stay, w.connectUDP(t, f, host, f.clusterIP(2)))
+				stay = append(stay, w.connectUDP(t, f, host, f.pod(w.Host("b1"))))
+			}
+			if len(gone) == 0 {
+				t.Fatal("of 30 sockets none has the backend that will go")
+			}
+			w.sweepsAfter(func() { w.apply("dns", objects(w.udp("dns", 1, "a2"))...) })
+			for _, s := range gone {
+				s.wantEnded()
+				s.mustConnect(s.to) // the program's own remedy
+				if got := s.exchangeConnected(s.to).Pod; got != "a2" {
+					t.Errorf("%s, connected again, has %s, want a2", s.what, got)
+				}
+			}
+			wantUntouched(stay)
+		}
+	})
+}
+
+// R29: it does not matter how a backend goes: with all others, with the Service,
+// or by conditions. R12: one that terminates and serves has not gone.
+func TestUDPSocketEndsHoweverItsBackendGoes(t *testing.T) {
+	w := startWorld(t, "node-a")
+	original := func() (*corev1.Service, []*discoveryv1.EndpointSlice) { return w.udp("dns", 1, "b1 b2") }
+	condition := func(pod string, how func(*discoveryv1.Endpoint)) {
+		s, slices := original()
+		endpoints(slices, w.Host(pod), how)
+		w.apply("dns", objects(s, slices)...)
+	}
+	notServing := func(e *discoveryv1.Endpoint) {
+		e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false)}
+	}
+	for name, test := range map[string]struct {
+		change func()
+		all    bool // b2 goes, too
+	}{
+		"replaced":     {change: func() { w.apply("dns", objects(w.udp("dns", 1, "b2 b3"))...) }},
+		"no endpoints": {change: func() { w.apply("dns", objects(w.udp("dns", 1, ""))...) }, all: true},
+		"deleted":      {change: func() { w.remove("dns") }, all: true},
+		"not serving":  {change: func() { condition("b1", notServing) }},
+		"other port": {change: func() {
+			s, slices := original()
+			s.Spec.Ports[0].Port = 81
+			w.apply("dns", objects(s, slices)...)
+		}, all: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.apply("dns", objects(original())...)
+			first, second := w.connectToEach(t, 1, "b1", "b2")
+			w.sweepsAfter(test.change)
+			wantAllEnded(first)
+			if test.all {
+				wantAllEnded(second)
+			} else {
+				wantUntouched(second)
+			}
+		})
+	}
+	t.Run("terminating", func(t *testing.T) {
+		w.apply("dns", objects(original())...)
+		first, second := w.connectToEach(t, 1, "b1", "b2")
+		condition("b1", draining)
+		w.quiet()
+		wantUntouched(first)
+		w.sweepsAfter(func() { condition("b1", dying) })
+		wantAllEnded(first)
+		wantUntouched(second)
+	})
+}
+
+// R29: a program that waits in recv(2) is woken.
+func TestUDPSocketThatWaitsIsWoken(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		s := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1))
+		result := make(chan error, 1)
+		go func() {
+			_, err := unix.Read(s.fd, make([]byte, 1))
+			result <- err
+		}()
+		w.remove("dns")
+		if err := <-result; err != unix.ECONNABORTED {
+			t.Errorf("recv: %v, want ECONNABORTED", err)
+		}
+	})
+}
+
+// R29, R37: what happened while no agent was running is made good for by the
+// next one.
+func TestUDPSocketEndsAtTheAgentsStart(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1 b2"))...)
+		first, second := w.connectToEach(t, 1, "b1", "b2")
+		w.must(w.agent().Kill())
+		w.write("dns", objects(w.udp("dns", 1, "b2"))...)
+		wantUntouched(first)
+		w.start()
+		w.quiet()
+		wantAllEnded(first)
+		wantUntouched(second)
+	})
+}
+
+// R29: sockets of a namespace that no process is in, and that is only mounted.
+func TestUDPSocketEndsInANamespaceWithoutProcesses(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		pod := w.Host("a3")
+		var all []*connectedSocket
+		for _, f := range families {
+			all = append(all, w.connectUDP(t, f, pod, f.clusterIP(1)))
+		}
+		w.must(pod.KillServer())
+		pod.StopSockets()
+		w.sweepsAfter(func() { w.remove("dns") })
+		wantAllEnded(all)
+	})
+}
+
+// R29: more sockets than one read of the iterator tells of.
+func TestManyUDPSocketsEnd(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		const many = 2000
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		w.quiet()
+		var all []*connectedSocket
+		for i := range many {
+			f := families[i%len(families)]
+			s := &connectedSocket{udpSocket: f.datagrams(t, w.Host("a1")), what: "one of many", to: f.clusterIP(1)}
+			s.mustConnect(s.to)
+			all = append(all, s)
+		}
+		w.sweepsAfter(func() { w.remove("dns") })
+		wantAllEnded(all)
+		if got := w.sockets().EndedUDP; got != many {
+			t.Errorf("the status counts %d sockets, want %d", got, many)
+		}
+	})
+}
+
+// R29: namespaces that come and go meanwhile do no harm.
+func TestUDPSocketEndsWhileNamespacesComeAndGo(t *testing.T) {
+	w := startWorld(t, "node-a")
+	stop := w.churnNamespaces()
+	defer stop()
+	for range 10 {
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		s := w.connectUDP(t, ipv6, w.Host("a1"), ipv6.clusterIP(1))
+		w.sweepsAfter(func() { w.remove("dns") })
+		s.wantEnded()
+		if st := w.sockets(); st.LastError != "" {
+			t.Errorf("the sweep says: %s", st.LastError)
+		}
+	}
+}
+
+// --terminate-sockets=off leaves everything alone, and the status says so.
+func TestUDPSocketsStayIfTurnedOff(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--terminate-sockets", "off"}
+	w.start()
+	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+	s := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1))
+	w.apply("dns", objects(w.udp("dns", 1, "b2"))...)
+	if got := s.exchangeConnected(s.to).Pod; got != "b1" {
+		t.Errorf("%s has %s, want b1", s.what, got)
+	}
+	if st := w.sockets(); st.Method != terminate.Off || st.Sweeps != 0 || st.Why == "" {
+		t.Errorf("the status says %+v", st)
+	}
+}
+
+// R29: a socket that is bound to a device ends, too: netlink finds it only there.
+func TestUDPSocketOfADeviceEnds(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		for _, f := range families {
+			s := &connectedSocket{udpSocket: f.datagrams(t, w.Host("a1")), to: f.clusterIP(1), what: "the socket of a device"}
+			w.must(unix.BindToDevice(s.fd, "eth0"))
+			s.mustConnect(s.to)
+			s.exchangeConnected(s.to)
+			w.sweepsAfter(func() { w.remove("dns") })
+			s.wantEnded()
+			w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		}
+	})
+}
+
+// A kernel that does not tell its types cannot load the sweep. The agent serves
+// all the same, and the status says what is missing.
+func TestAgentServesWithoutTheSweep(t *testing.T) {
+	w := newWorld(t, "node-a")
+	script := filepath.Join(t.TempDir(), "beeline")
+	w.must(os.WriteFile(script, []byte("#!/bin/sh\nexec unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"' "+
+		program+" \"$@\"\n"), 0o755))
+	w.agent().Program = script
+	w.agent().Flags = []string{"--bind-protection=false"} // which needs the kernel's types, too
+	w.start()
+	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+	s := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1))
+	w.apply("dns", objects(w.udp("dns", 1, "b2"))...)
+	if got := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1)).pod; got != "b2" {
+		t.Errorf("a new socket has %s, want b2", got)
+	}
+	wantUntouched([]*connectedSocket{s})
+	status, err := w.agent().Status()
+	w.must(err)
+	if st := status.Sockets; st.Method != terminate.Off || st.LastError == "" {
+		t.Errorf("the status says %+v", st)
+	}
+	missing := map[string]bool{}
+	for _, f := range status.Features {
+		missing[f.Name] = !f.Present
+	}
+	if !missing["socket iterators"] || !missing["bpf_sock_destroy"] {
+		t.Errorf("the status does not say that the kernel lacks socket iterators: %+v", status.Features)
+	}
+}

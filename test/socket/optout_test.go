@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// shortcut is the annotation with a value; none if that is empty.
+func shortcut(value string) map[string]string {
+	if value == "" {
+		return nil
+	}
+	return map[string]string{service.AnnotationSocketShortcut: value}
+}
+
+// runningPod is the object of a pod of the lab, with its UID there.
+func runningPod(host *lab.Host, annotation string) *corev1.Pod {
+	p := podObject(host, "")
+	p.UID, p.Annotations = types.UID(host.PodUID()), shortcut(annotation)
+	p.Spec.Containers[0].Ports = nil
+	return p
+}
+
+func namespaceObject(name, annotation string) *corev1.Namespace {
+	return &corev1.Namespace{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: shortcut(annotation)},
+	}
+}
+
+func runtimeClass(name, annotation string) *nodev1.RuntimeClass {
+	return &nodev1.RuntimeClass{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: shortcut(annotation)},
+		Handler:    "handler",
+	}
+}
+
+// serveWeb serves ClusterIPs 1 by TCP and 2 by UDP, each by b1.
+func (w *world) serveWeb() {
+	w.t.Helper()
+	w.write("udp", objects(w.udp("udp", 2, "b1"))...)
+	w.apply("web", objects(w.web("web", 1, "b1"))...)
+}
+
+// wantShortcut checks what Services are to a pod: served at the socket, or left
+// alone. The counters tell which hook has decided.
+func (w *world) wantShortcut(t *testing.T, pod string, on bool) {
+	t.Helper()
+	inEachFamily(t, func(t *testing.T, f family) {
+		if on {
+			w.wantMeet(t, pod, f, f.clusterIP(1), "b1")
+			f.datagrams(t, w.Host(pod)).exchange(f.clusterIP(2))
+			return
+		}
+		w.wantMeet(t, pod, f, f.clusterIP(1), alone)
+		before := w.counters(w.agent())
+		if got := meetNobody(t, w.Host(pod), f, f.clusterIP(2)); got != unix.ENETUNREACH {
+			t.Errorf("a datagram of %s to %s meets %v, want %s", pod, f.clusterIP(2), got, alone)
+		}
+		after := w.counters(w.agent())
+		if after.OptedOut == before.OptedOut || after.DatagramBalance != before.DatagramBalance {
+			t.Errorf("the hooks counted %+v, before %+v: want more of optedOut and no more datagrams balanced", after, before)
+		}
+	})
+}
+
+// meetNobody returns the error that datagrams to an address bring back. The
+// kernel sends few of these to one host, so they are asked for until one comes.
+func meetNobody(t *testing.T, from *lab.Host, f family, to netip.AddrPort) error {
+	t.Helper()
+	s := f.datagrams(t, from)
+	defer s.close()
+	s.reportUnreachable()
+	s.timeout(100 * time.Millisecond)
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if err := s.sendTo("who", to); err != nil {
+			return err
+		}
+		if _, _, err := s.receive(); err != unix.EAGAIN {
+			return err
+		}
+	}
+	return unix.EAGAIN
+}
+
+// awaitOptedOut waits for what the status says of the pods that have opted out.
+func (w *world) awaitOptedOut(what string, ok func([]pods.Pod) bool) *observe.Status {
+	w.t.Helper()
+	var last *observe.Status
+	w.must(w.agent().WaitFor(what, func(s *observe.Status) bool {
+		last = s
+		return ok(s.OptedOut.Pods)
+	}))
+	return last
+}
+
+type optedOutPod = pods.Pod
+
+// optedOutTable opens the table that the hooks look up.
+func (w *world) optedOutTable() *ebpf.Map {
+	w.t.Helper()
+	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent().BPFFS(), datapath.SockMapOptedOut), nil)
+	w.must(err)
+	return m
+}
+
+// cookies are those of the namespaces that have opted out.
+func (w *world) cookies() (all []uint64) {
+	w.t.Helper()
+	m := w.optedOutTable()
+	defer m.Close()
+	var cookie uint64
+	var one uint32
+	entries := m.Iterate()
+	for entries.Next(&cookie, &one) {
+		all = append(all, cookie)
+	}
+	w.must(entries.Err())
+	return all
+}
+
+// cookieOf asks a socket of the host.
+func (w *world) cookieOf(host *lab.Host) uint64 {
+	w.t.Helper()
+	fd, err := host.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	w.must(err)
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	w.must(err)
+	return cookie
+}
+
+func found(n int) func([]pods.Pod) bool {
+	return func(all []pods.Pod) bool {
+		for _, p := range all {
+			if !p.Found {
+				return false
+			}
+		}
+		return len(all) == n
+	}
+}
+
+// A pod that has opted out is left alone, at once; another on its node is not,
+// and all that is no new call to a Service goes on.
+func TestOptOutOfOnePod(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.serveWeb()
+	before := w.hold("a1 a2", 1)
+	connected := map[string]*udpSocket{}
+	for _, f := range families {
+		s := f.datagrams(t, w.Host("a1"))
+		s.mustConnect(f.clusterIP(2))
+		s.exchangeConnected(f.clusterIP(2))
+		connected[f.name] = s
+	}
+	for range 2 {
+		w.apply("a1", runningPod(w.Host("a1"), "off"))
+		w.wantShortcut(t, "a1", false)
+		w.wantShortcut(t, "a2", true)
+		w.wantAlive(t, "after the pod has opted out", before)
+		inEachFamily(t, func(t *testing.T, f family) {
+			connected[f.name].wantPeer(f.clusterIP(2))
+			connected[f.name].exchangeConnected(f.clusterIP(2))
+			w.wantMeet(t, "a1", f, f.pod(w.Host("b1")), "b1")
+			w.wantMeet(t, "node-a", f, f.clusterIP(1), "b1")
+			// An address of Services that nobody has is left alone, too (R21).
+			w.wantMeet(t, "a2", f, f.clusterIP(77), dropped)
+		})
+		w.apply("a1", runningPod(w.Host("a1"), ""))
+		w.wantShortcut(t, "a1", true)
+		w.wantAlive(t, "after the annotation is gone", before)
+	}
+	w.apply("a1", runningPod(w.Host("a1"), "off"))
+	w.remove("a1") // the object, not the pod
+	w.wantShortcut(t, "a1", true)
+}
+
+// The Pod's own annotation wins, then its Namespace's, then its RuntimeClass's,
+// in whichever order they come.
+func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.serveWeb()
+	class, pod := "careful", runningPod(w.Host("a1"), "")
+	pod.Spec.RuntimeClassName = &class
+	w.write("a2", runningPod(w.Host("a2"), "on"))
+	w.apply("a1", pod)
+	w.wantShortcut(t, "a1", true)
+	w.apply("namespace", namespaceObject("default", "off"))
+	w.wantShortcut(t, "a1", false)
+	w.wantShortcut(t, "a2", true)
+	w.apply("class", runtimeClass(class, "off"))
+	w.apply("namespace", namespaceObject("default", "on"))
+	w.wantShortcut(t, "a1", true)
+	w.apply("namespace", namespaceObject("default", ""))
+	w.wantShortcut(t, "a1", false)
+	w.apply("class", runtimeClass(class, "maybe"))
+	w.wantShortcut(t, "a1", true)
+	s, err := w.agent().Status()
+	w.must(err)
+	if len(s.Objects) != 1 || s.Objects[0].Owner.String() != "RuntimeClass careful" || !strings.Contains(s.Objects[0].Problems[0], `"maybe"`) {
+		t.Errorf("the status names %+v, want RuntimeClass careful and its value", s.Objects)
+	}
+}
+
+// The kubelet's other way to name cgroups.
+func TestOptOutWithTheCgroupfsDriver(t *testing.T) {
+	w := newWorldOf(t, lab.Config{Temporary: true, CgroupLayout: lab.LayoutCgroupfs}, "node-a")
+	w.start()
+	w.serveWeb()
+	w.apply("a1", runningPod(w.Host("a1"), "off"))
+	w.wantShortcut(t, "a1", false)
+	w.wantShortcut(t, "a2", true)
+}
+
+// A pod on the host's network keeps the shortcut, and so does the node; the
+// status says so of the pod.
+func TestOptOutOnTheHostNetwork(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.serveWeb()
+	pod := runningPod(w.Host("a1"), "off")
+	pod.Spec.HostNetwork = true
+	w.apply("a1", pod)
+	w.wantShortcut(t, "node-a", true)
+	out, err := w.agent().CLI("status")
+	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 3 {
+		t.Errorf("status ends with %v, want exit code 3", err)
+	}
+	if want := "Pod default/a1: applied\n  its annotation asks"; !strings.Contains(out, want) {
+		t.Errorf("status prints\n%s\nwant %q in it", out, want)
+	}
+}
+
+// What people are told: who has opted out, why, whether it is in force, and what
+// that means. It is nothing to complain about.
+func TestOptOutInStatus(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.serveWeb()
+	w.write("namespace", namespaceObject("default", "off"))
+	w.apply("pods", runningPod(w.Host("a1"), ""), runningPod(w.Host("a2"), "off"), runningPod(w.Host("b2"), "off"))
+	s := w.awaitOptedOut("with two pods found", found(2))
+	for i, want := range []pods.Pod{
+		{Namespace: "default", Name: "a1", UID: w.Host("a1").PodUID(), Because: "namespace", Found: true},
+		{Namespace: "default", Name: "a2", UID: w.Host("a2").PodUID(), Because: "pod", Found: true},
+	} {
+		got := s.OptedOut.Pods[i]
+		if got.NetNSCookie == 0 || got.Since.IsZero() {
+			t.Errorf("%+v has no cookie or time", got)
+		}
+		got.NetNSCookie, got.Since = 0, time.Time{}
+		if got != want {
+			t.Errorf("the status says %+v, want %+v", got, want)
+		}
+	}
+	out, err := w.agent().CLI("status")
+	w.must(err)
+	for _, want := range []string{"All is well.", "get no Services from Beeline yet", "default/a1  by that of its namespace  in force", "default/a2  by its own annotation"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("status prints\n%s\nwant %q in it", out, want)
+		}
+	}
+	w.write("a3", func() *corev1.Pod {
+		p := runningPod(w.Host("a3"), "")
+		p.UID = "no-such-uid"
+		return p
+	}())
+	s = w.awaitOptedOut("that complains of a3", func(all []pods.Pod) bool { return len(all) == 3 && all[2].Late })
+	if got := s.OptedOut.Pods[2]; got.Found || got.Problem != "no cgroup bears its UID" {
+		t.Errorf("the status says %+v of a pod without a cgroup", got)
+	}
+	if all := strings.Join(s.Complaints(), "\n"); !strings.Contains(all, "because they are not found: 1") {
+		t.Errorf("the complaints are %q, want one about a3", all)
+	}
+	w.wantShortcut(t, "a3", true)
+}
+
+// newWorldOf is newWorld in a lab of one's own making.
+func newWorldOf(t *testing.T, config lab.Config, nodes ...string) *world {
+	t.Helper()
+	t.Parallel()
+	l, err := lab.Up(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Down(); err != nil {
+			t.Errorf("taking lab %s down: %v", l.Name, err)
+		}
+	})
+	w := &world{Lab: l, t: t, folder: &node.Folder{Path: t.TempDir()}}
+	if err := w.StartServers(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range nodes {
+		w.agents = append(w.agents, w.newAgent(w.Host(name)))
+	}
+	w.write("cluster", node.Cluster(w.Lab)...)
+	return w
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// wantProgram ends the test if a program is missing that it is about.
+func wantProgram(t *testing.T, name, debianPackage string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Fatalf("%v: install the package %s, or all that tests need with scripts/setup", err, debianPackage)
+	}
+}
+
+// etc are the files that a program finds in /etc in place of the machine's.
+type etc map[string]string
+
+// partEtc is the name of the process that puts them there, in a mount namespace
+// of its own, and then becomes the program.
+const partEtc = "beeline-test-etc"
+
+// execute runs a program on a host to its end. If it failed, what it printed is
+// in the error too.
+func execute(t *testing.T, from *lab.Host, files etc, argv ...string) (out, errOut string, err error) {
+	t.Helper()
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return executeAs(t, from, files, path, argv...)
+}
+
+// executeAs is execute with the program's file apart from its name, argv[0].
+func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...string) (out, errOut string, err error) {
+	t.Helper()
+	folder := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := from.Command(ctx, "/proc/self/exe")
+	cmd.Args = append([]string{partEtc, folder, path}, argv...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // its mounts are private, then
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err = cmd.Run(); err != nil {
+		err = fmt.Errorf("%s on %s: %w; it printed:\n%s%s", strings.Join(argv, " "), from.Name, err, &stdout, &stderr)
+	}
+	return stdout.String(), stderr.String(), err
+}
+
+// runWithEtc is the process.
+func runWithEtc(folder, path string, argv []string) {
+	runtime.LockOSThread()
+	files, err := os.ReadDir(folder)
+	for _, f := range files {
+		target := filepath.Join("/etc", f.Name())
+		if _, missing := os.Stat(target); errors.Is(missing, fs.ErrNotExist) && f.Name() == "nsswitch.conf" {
+			continue // the C library's default is to ask DNS
+		}
+		if err == nil {
+			err = os.NewSyscallError("mount "+target, unix.Mount(filepath.Join(folder, f.Name()), target, "", unix.MS_BIND, ""))
+		}
+	}
+	if err == nil {
+		err = os.NewSyscallError("execve "+path, unix.Exec(path, argv, os.Environ()))
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
