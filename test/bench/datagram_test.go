@@ -35,8 +35,8 @@ func TestDatagramClient(t *testing.T) {
 		name   string
 		mode   endpoint.Mode
 		answer func(n uint64, conn net.PacketConn, question []byte, client net.Addr) // the n-th datagram
-		resent uint64 // at least
-		wrong  string // part of the error; empty for none
+		resent uint64                                                                // at least
+		wrong  string                                                                // part of the error; empty for none
 	}{
 		{"loses one", endpoint.UDPUnconnected, func(n uint64, conn net.PacketConn, question []byte, client net.Addr) {
 			if n != 1 {

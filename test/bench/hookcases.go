@@ -53,8 +53,13 @@ const (
 	caseFlow    = "one Service, established flow"
 	caseNewFlow = "one Service, a new socket each time"
 	caseAllNew  = "all Services, a new socket each time"
+	caseMany    = "all Services, in turn on one socket"
 	caseAnswer  = "an answer of an established flow"
 )
+
+// socketFlows is how many flows a socket can have (FLOWS and MORE_FLOWS in
+// bpf/lib/types.h).
+const socketFlows = 4 + 256
 
 func (rig *hookRig) connectCases(h hook) []*hookCase {
 	call := func(to []netip.AddrPort) endpoint.CallerConfig { return endpoint.CallerConfig{Targets: to} }
@@ -84,11 +89,20 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 		return datapath.SocketCounters{DatagramBalance: n, FlowNew: n}
 	}
 	plain, all := rig.targets(h.family)
+	many := func(n uint64) datapath.SocketCounters {
+		c := datapath.SocketCounters{DatagramBalance: n, FlowNew: min(n, uint64(len(all)))}
+		if len(all) > socketFlows {
+			// Each flow is forgotten before its turn comes again.
+			c.FlowNew, c.FlowEvicted = n, max(n, socketFlows)-socketFlows
+		}
+		return c
+	}
 	return []*hookCase{
 		{name: caseEmpty, bare: true, call: rig.caller(one(plain)), counted: nothing},
 		{name: casePlain, call: rig.caller(one(plain)), counted: pass},
 		{name: caseFlow, call: rig.caller(one(all[:1])), counted: flow},
 		{name: caseNewFlow, call: rig.caller(each(all[:1])), counted: flows},
+		{name: caseMany, call: rig.caller(one(all)), counted: many},
 		{name: caseAllNew, call: rig.caller(each(all)), counted: flows},
 	}
 }

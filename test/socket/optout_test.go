@@ -4,6 +4,7 @@ package socket
 
 import (
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -22,7 +23,6 @@ import (
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/node"
 )
 
 // shortcut is the annotation with a value; none if that is empty.
@@ -226,7 +226,20 @@ func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
 
 // The kubelet's other way to name cgroups.
 func TestOptOutWithTheCgroupfsDriver(t *testing.T) {
-	w := newWorldOf(t, lab.Config{Temporary: true, CgroupLayout: lab.LayoutCgroupfs}, "node-a")
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("the lab needs root: network namespaces, mounts and cgroups")
+	}
+	l, err := lab.Up(lab.Config{Temporary: true, CgroupLayout: lab.LayoutCgroupfs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Down(); err != nil {
+			t.Errorf("taking lab %s down: %v", l.Name, err)
+		}
+	})
+	w := newWorldIn(t, l, "node-a")
 	w.start()
 	w.serveWeb()
 	w.apply("a1", runningPod(w.Host("a1"), "off"))
@@ -293,28 +306,4 @@ func TestOptOutInStatus(t *testing.T) {
 		t.Errorf("the complaints are %q, want one about a3", all)
 	}
 	w.wantShortcut(t, "a3", true)
-}
-
-// newWorldOf is newWorld in a lab of one's own making.
-func newWorldOf(t *testing.T, config lab.Config, nodes ...string) *world {
-	t.Helper()
-	t.Parallel()
-	l, err := lab.Up(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Down(); err != nil {
-			t.Errorf("taking lab %s down: %v", l.Name, err)
-		}
-	})
-	w := &world{Lab: l, t: t, folder: &node.Folder{Path: t.TempDir()}}
-	if err := w.StartServers(); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range nodes {
-		w.agents = append(w.agents, w.newAgent(w.Host(name)))
-	}
-	w.write("cluster", node.Cluster(w.Lab)...)
-	return w
 }

@@ -42,7 +42,13 @@ type world struct {
 func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	t.Parallel()
-	w := &world{Lab: lab.New(t), t: t, folder: &node.Folder{Path: t.TempDir()}}
+	return newWorldIn(t, lab.New(t), nodes...)
+}
+
+// newWorldIn is newWorld in a lab that is there.
+func newWorldIn(t *testing.T, l *lab.Lab, nodes ...string) *world {
+	t.Helper()
+	w := &world{Lab: l, t: t, folder: &node.Folder{Path: t.TempDir()}}
 	if err := w.StartServers(); err != nil {
 		t.Fatal(err)
 	}

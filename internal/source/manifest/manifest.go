@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -146,7 +145,7 @@ func diff(from, to map[service.Ref]service.Object) []service.Change {
 
 // A read looks for a moment in which no file changes.
 const (
-	attempts      = 8 // if files change in place, which may be seen half written
+	attempts      = 8 // if files change in place or many at once, which may be seen half done
 	stillAttempts = 3 // if they are only added, replaced and removed
 )
 
@@ -173,13 +172,13 @@ func (s *Source) read(heard news) reading {
 		heard = news{} // what looks the same from here on is the same
 		var after []entry
 		after, err = list(s.path)
-		written := changedInPlace(before, after)
-		if err == nil && (slices.Equal(before, after) || i+1 >= stillAttempts && !written) {
+		oneByOne := replacedOneByOne(before, after)
+		if err == nil && (slices.Equal(before, after) || i+1 >= stillAttempts && oneByOne) {
 			r := join(files)
 			r.problems = truncate(r.problems, s.limits.report, s.path)
 			return r
 		}
-		if written {
+		if !oneByOne {
 			time.Sleep(time.Duration(i+1) * s.timing.retry)
 			after, err = list(s.path)
 		}
@@ -192,16 +191,34 @@ func (s *Source) read(heard news) reading {
 	}}}
 }
 
-// changedInPlace says whether a file of both lists is the same one and has been
-// written to. The lists are sorted by name.
-func changedInPlace(before, after []entry) bool {
+// replacedOneByOne says whether all that differs between two lists is whole
+// files that came, went or took another's place, each by itself. It is not so
+// where a file was written to, and where a link or the folder is another one now
+// and changes many files at once. The lists are sorted by name.
+func replacedOneByOne(before, after []entry) bool {
+	if len(before) > 0 && len(after) > 0 && before[0].folder != after[0].folder {
+		return false
+	}
+	old := map[string]entry{}
 	for _, e := range before {
-		at, found := slices.BinarySearchFunc(after, e.name, func(e entry, name string) int { return strings.Compare(e.name, name) })
-		if found && after[at].stat != e.stat && after[at].stat.ino == e.stat.ino {
-			return true
+		old[e.name] = e
+	}
+	for _, e := range after {
+		was, known := old[e.name]
+		delete(old, e.name)
+		if known && was == e {
+			continue
+		}
+		if e.linked || known && (was.linked || was.stat.ino == e.stat.ino) {
+			return false
 		}
 	}
-	return false
+	for _, e := range old {
+		if e.linked {
+			return false
+		}
+	}
+	return true
 }
 
 // readEntries reads the files listed, in the order of their names.

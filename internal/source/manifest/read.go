@@ -46,6 +46,9 @@ type entry struct {
 	name string // as problems call it: the name in the folder
 	path string
 	stat stat
+	// linked: the name is a symbolic link, and others may change together with it.
+	linked bool
+	folder uint64 // the inode of the folder; 0: it is the one file
 }
 
 type stat struct {
@@ -65,6 +68,7 @@ func list(path string) ([]entry, error) {
 	if !fi.IsDir() {
 		return []entry{{name: path, path: path, stat: statOf(fi)}}, nil
 	}
+	folder := statOf(fi).ino
 	des, err := os.ReadDir(path)
 	if err != nil {
 		return nil, err
@@ -74,7 +78,7 @@ func list(path string) ([]entry, error) {
 		if !isManifest(de.Name()) {
 			continue
 		}
-		e := entry{name: de.Name(), path: filepath.Join(path, de.Name())}
+		e := entry{name: de.Name(), path: filepath.Join(path, de.Name()), folder: folder, linked: de.Type()&fs.ModeSymlink != 0}
 		// Symbolic links are followed: a mounted ConfigMap consists of them.
 		switch fi, err := os.Stat(e.path); {
 		case err != nil:

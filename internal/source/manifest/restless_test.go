@@ -108,3 +108,48 @@ func TestWriteThatStatDoesNotTell(t *testing.T) {
 		t.Error("b.yaml looks the same, nothing was heard of it, and it was read again")
 	}
 }
+
+// A folder that is exchanged by its link, again and again, is read as it was at
+// one moment: never some files of one and some of the other.
+func TestFolderIsReadWhole(t *testing.T) {
+	root := t.TempDir()
+	const files = 30
+	for version := range 2 {
+		dir := filepath.Join(root, fmt.Sprint(version))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for i := range files {
+			write(t, dir, fmt.Sprintf("%d-%d.yaml", version, i), named(fmt.Sprintf("web-%d-%d", version, i), fmt.Sprintf("10.96.%d.%d", version, i)))
+		}
+	}
+	current := filepath.Join(root, "current")
+	if err := os.Symlink("0", current); err != nil {
+		t.Fatal(err)
+	}
+	restless(t, func(i int) error {
+		next := filepath.Join(root, "next")
+		if err := os.Symlink(fmt.Sprint((i+1)%2), next); err != nil {
+			return err
+		}
+		return os.Rename(next, current)
+	})
+	s, seen := New(current), 0
+	for end := time.Now().Add(deadline); seen < 20 && time.Now().Before(end); {
+		state, err := s.Load()
+		if err != nil {
+			continue // it found no quiet moment, and says so
+		}
+		seen++
+		versions := map[byte]int{}
+		for _, o := range state.Objects {
+			versions[o.Ref().Name[len("web-")]]++
+		}
+		if len(versions) != 1 || len(state.Objects) != files {
+			t.Fatalf("a mixture: %v", versions)
+		}
+	}
+	if seen == 0 {
+		t.Error("the folder was never read")
+	}
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/terminate"
+)
+
+// R29: a socket that is not connected any more, by its own will or because it has
+// been ended, is left alone.
+func TestUDPSocketThatHasDisconnectedIsLeftAlone(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		var free, gone []*connectedSocket
+		for i, f := range families {
+			for j, all := range []*[]*connectedSocket{&free, &gone} {
+				s := &connectedSocket{udpSocket: f.datagrams(t, w.Host("a1")), to: f.clusterIP(1), what: "a bound socket"}
+				// What is bound to a port stays in the kernel's table without a peer.
+				w.must(unix.Bind(s.fd, f.sockaddr(f.choose("0.0.0.0", "::", uint16(20000+2*i+j)))))
+				s.mustConnect(s.to)
+				s.exchangeConnected(s.to)
+				*all = append(*all, s)
+			}
+			free[i].disconnect()
+		}
+		w.sweepsAfter(func() { w.remove("dns") })
+		wantAllEnded(gone)
+		for _, s := range free {
+			if errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || errno != 0 {
+				t.Errorf("a socket without a peer has the error %v (%v)", unix.Errno(errno), err)
+			}
+		}
+		if st := w.sockets(); st.LastError != "" || st.EndedUDP != uint64(len(gone)) {
+			t.Errorf("the status says %+v", st)
+		}
+	})
+}
+
+// --terminate-sockets=off leaves everything alone, and the status says so.
+func TestUDPSocketsStayIfTurnedOff(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.agent().Flags = []string{"--terminate-sockets", "off"}
+	w.start()
+	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+	s := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1))
+	w.apply("dns", objects(w.udp("dns", 1, "b2"))...)
+	if got := s.exchangeConnected(s.to).Pod; got != "b1" {
+		t.Errorf("%s has %s, want b1", s.what, got)
+	}
+	if st := w.sockets(); st.Method != terminate.Off || st.Sweeps != 0 || st.Why == "" {
+		t.Errorf("the status says %+v", st)
+	}
+}
+
+// R29: a socket that is bound to a device ends, too: netlink finds it only there.
+func TestUDPSocketOfADeviceEnds(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		for _, f := range families {
+			s := &connectedSocket{udpSocket: f.datagrams(t, w.Host("a1")), to: f.clusterIP(1), what: "the socket of a device"}
+			w.must(unix.BindToDevice(s.fd, "eth0"))
+			s.mustConnect(s.to)
+			s.exchangeConnected(s.to)
+			w.sweepsAfter(func() { w.remove("dns") })
+			s.wantEnded()
+			w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+		}
+	})
+}
+
+// A kernel that does not tell its types cannot load the sweep. The agent serves
+// all the same, and the status says what is missing.
+func TestAgentServesWithoutTheSweep(t *testing.T) {
+	w := newWorld(t, "node-a")
+	script := filepath.Join(t.TempDir(), "beeline")
+	w.must(os.WriteFile(script, []byte("#!/bin/sh\nexec unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"' "+
+		program+" \"$@\"\n"), 0o755))
+	w.agent().Program = script
+	w.agent().Flags = []string{"--bind-protection=false"} // which needs the kernel's types, too
+	w.start()
+	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+	s := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1))
+	w.apply("dns", objects(w.udp("dns", 1, "b2"))...)
+	if got := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1)).pod; got != "b2" {
+		t.Errorf("a new socket has %s, want b2", got)
+	}
+	wantUntouched([]*connectedSocket{s})
+	status, err := w.agent().Status()
+	w.must(err)
+	if st := status.Sockets; st.Method != terminate.Off || st.LastError == "" {
+		t.Errorf("the status says %+v", st)
+	}
+	missing := map[string]bool{}
+	for _, f := range status.Features {
+		missing[f.Name] = !f.Present
+	}
+	if !missing["socket iterators"] || !missing["bpf_sock_destroy"] {
+		t.Errorf("the status does not say that the kernel lacks socket iterators: %+v", status.Features)
+	}
+}
