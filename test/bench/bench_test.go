@@ -57,7 +57,7 @@ func TestSmoke(t *testing.T) {
 		t.Fatalf("%v in the results:\n%s", err, text)
 	}
 	// Two numbers of Services, two families, and the cases of three hooks.
-	if len(r.Hook) != 2*2*(4+6+3) || len(r.Control) != 1 {
+	if len(r.Hook) != 2*2*(4+7+3) || len(r.Control) != 1 {
 		t.Errorf("%d hook and %d control results", len(r.Hook), len(r.Control))
 	}
 	var measured []scenario

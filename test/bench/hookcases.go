@@ -50,6 +50,7 @@ const (
 	casePlain   = "not a Service"
 	caseOne     = "one Service, again and again"
 	caseAll     = "all Services in random order"
+	casePlainOf = "not a Service, a socket with 5 flows"
 	caseFlow    = "one Service, established flow"
 	caseNewFlow = "one Service, a new socket each time"
 	caseAllNew  = "all Services, a new socket each time"
@@ -57,9 +58,12 @@ const (
 	caseAnswer  = "an answer of an established flow"
 )
 
-// socketFlows is how many flows a socket can have (FLOWS and MORE_FLOWS in
-// bpf/lib/types.h).
-const socketFlows = 4 + 256
+// How many flows a socket can have, and from where on a look at them is long
+// (FLOWS and MORE_FLOWS in bpf/lib/types.h).
+const (
+	socketFlows = 4 + 256
+	longFlows   = 4 + 1
+)
 
 func (rig *hookRig) connectCases(h hook) []*hookCase {
 	call := func(to []netip.AddrPort) endpoint.CallerConfig { return endpoint.CallerConfig{Targets: to} }
@@ -89,6 +93,11 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 		return datapath.SocketCounters{DatagramBalance: n, FlowNew: n}
 	}
 	plain, all := rig.targets(h.family)
+	busy := one(plain)
+	busy.First = all[:longFlows]
+	passBusy := func(n uint64) datapath.SocketCounters {
+		return datapath.SocketCounters{DatagramPass: n - longFlows, DatagramBalance: longFlows, FlowNew: longFlows}
+	}
 	many := func(n uint64) datapath.SocketCounters {
 		c := datapath.SocketCounters{DatagramBalance: n, FlowNew: min(n, uint64(len(all)))}
 		if len(all) > socketFlows {
@@ -100,6 +109,7 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 	return []*hookCase{
 		{name: caseEmpty, bare: true, call: rig.caller(one(plain)), counted: nothing},
 		{name: casePlain, call: rig.caller(one(plain)), counted: pass},
+		{name: casePlainOf, call: rig.caller(busy), counted: passBusy},
 		{name: caseFlow, call: rig.caller(one(all[:1])), counted: flow},
 		{name: caseNewFlow, call: rig.caller(each(all[:1])), counted: flows},
 		{name: caseMany, call: rig.caller(one(all)), counted: many},

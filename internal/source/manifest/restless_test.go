@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"beeline.io/beeline/internal/service"
 )
 
 // restless calls change again and again until the test ends.
@@ -113,43 +116,50 @@ func TestWriteThatStatDoesNotTell(t *testing.T) {
 // one moment: never some files of one and some of the other.
 func TestFolderIsReadWhole(t *testing.T) {
 	root := t.TempDir()
-	const files = 30
-	for version := range 2 {
-		dir := filepath.Join(root, fmt.Sprint(version))
+	const files, folders = 30, 100
+	current := filepath.Join(root, "current")
+	for n := range folders {
+		dir := filepath.Join(root, fmt.Sprint(n))
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 		for i := range files {
-			write(t, dir, fmt.Sprintf("%d-%d.yaml", version, i), named(fmt.Sprintf("web-%d-%d", version, i), fmt.Sprintf("10.96.%d.%d", version, i)))
+			write(t, dir, fmt.Sprintf("%d.yaml", i), named(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.96.%d.%d", n, i)))
 		}
 	}
-	current := filepath.Join(root, "current")
-	if err := os.Symlink("0", current); err != nil {
-		t.Fatal(err)
-	}
-	restless(t, func(i int) error {
+	exchange := func(i int) error {
 		next := filepath.Join(root, "next")
-		if err := os.Symlink(fmt.Sprint((i+1)%2), next); err != nil {
+		if err := os.Symlink(fmt.Sprint(i%folders), next); err != nil {
 			return err
 		}
 		return os.Rename(next, current)
+	}
+	if err := exchange(0); err != nil {
+		t.Fatal(err)
+	}
+	restless(t, func(i int) error {
+		time.Sleep(200 * time.Microsecond)
+		return exchange(i + 1)
 	})
-	s, seen := New(current), 0
-	for end := time.Now().Add(deadline); seen < 20 && time.Now().Before(end); {
+	s, seen := New(current), map[string]bool{}
+	for end := time.Now().Add(deadline); len(seen) < 20 && time.Now().Before(end); {
 		state, err := s.Load()
 		if err != nil {
 			continue // it found no quiet moment, and says so
 		}
-		seen++
-		versions := map[byte]int{}
+		versions := map[string]int{}
 		for _, o := range state.Objects {
-			versions[o.Ref().Name[len("web-")]]++
+			ip := o.(*service.Service).ClusterIPs[0]
+			versions[ip[:strings.LastIndex(ip, ".")]]++
 		}
 		if len(versions) != 1 || len(state.Objects) != files {
 			t.Fatalf("a mixture: %v", versions)
 		}
+		for v := range versions {
+			seen[v] = true
+		}
 	}
-	if seen == 0 {
-		t.Error("the folder was never read")
+	if len(seen) < 20 {
+		t.Errorf("only %d states seen", len(seen))
 	}
 }

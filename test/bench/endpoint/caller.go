@@ -18,7 +18,8 @@ import (
 type CallerConfig struct {
 	Datagrams bool             `json:"datagrams"` // sendto(2) on UDP sockets
 	OneSocket bool             `json:"oneSocket"` // for all calls, in place of one for each
-	Targets   []netip.AddrPort `json:"targets"`   // in turn
+	First     []netip.AddrPort `json:"first"`     // the targets of the first calls
+	Targets   []netip.AddrPort `json:"targets"`   // in turn, of the others
 	Calls     int              `json:"calls"`
 	CPU       int              `json:"cpu"`
 }
@@ -34,10 +35,7 @@ func runCaller(config CallerConfig) error {
 	if err := pin(os.Getpid(), config.CPU); err != nil {
 		return err
 	}
-	targets := make([]*sockaddr, len(config.Targets))
-	for i, t := range config.Targets {
-		targets[i] = sockaddrOf(t)
-	}
+	first, targets := sockaddrsOf(config.First), sockaddrsOf(config.Targets)
 	kind, name, call := unix.SOCK_STREAM, "connect", connect
 	if config.Datagrams {
 		var b [1]byte
@@ -47,6 +45,9 @@ func runCaller(config CallerConfig) error {
 	fd := -1
 	for i := range config.Calls {
 		to := targets[i%len(targets)]
+		if i < len(first) {
+			to = first[i]
+		}
 		if fd < 0 {
 			var errno unix.Errno
 			if fd, errno = socket(to.family, kind|unix.SOCK_CLOEXEC); errno != 0 {
@@ -54,7 +55,7 @@ func runCaller(config CallerConfig) error {
 			}
 		}
 		if errno := call(fd, to); errno != unix.EHOSTUNREACH {
-			return fmt.Errorf("%s to %s: %q instead of %q", name, config.Targets[i%len(targets)], errno, unix.EHOSTUNREACH)
+			return fmt.Errorf("%s to %s: %q instead of %q", name, to.addrPort(), errno, unix.EHOSTUNREACH)
 		}
 		if !config.OneSocket {
 			closeFD(fd)
@@ -62,4 +63,12 @@ func runCaller(config CallerConfig) error {
 		}
 	}
 	return printJSON(struct{}{})
+}
+
+func sockaddrsOf(addresses []netip.AddrPort) []*sockaddr {
+	all := make([]*sockaddr, len(addresses))
+	for i, a := range addresses {
+		all[i] = sockaddrOf(a)
+	}
+	return all
 }
