@@ -40,7 +40,10 @@ func family(a netip.AddrPort) string {
 }
 
 // view asks an agent for a Service.
-func (d *demo) view(name string) (serviceView, error) {
+func (d *demo) view(name string) (serviceView, error) { return d.viewOf(name, service.TCP) }
+
+// viewOf is view for the ports of one protocol.
+func (d *demo) viewOf(name string, protocol service.Protocol) (serviceView, error) {
 	var v serviceView
 	tables, err := d.agents[0].Tables()
 	if err != nil {
@@ -51,7 +54,7 @@ func (d *demo) view(name string) (serviceView, error) {
 		return v, fmt.Errorf("the demo needs it in the manifests: %w", err)
 	}
 	for _, f := range s.Frontends {
-		if f.Kind != service.ClusterIP || f.Protocol != service.TCP {
+		if f.Kind != service.ClusterIP || f.Protocol != protocol {
 			continue
 		}
 		address, err := netip.ParseAddrPort(f.Address)
@@ -64,7 +67,7 @@ func (d *demo) view(name string) (serviceView, error) {
 		}
 	}
 	if len(v.addresses) == 0 {
-		return v, fmt.Errorf("the demo needs a ClusterIP with a TCP port for Service %s", name)
+		return v, fmt.Errorf("the demo needs a ClusterIP with a %s port for Service %s", protocol, name)
 	}
 	return v, nil
 }

@@ -49,6 +49,11 @@ but these two: no packet is translated.`, showNames},
 	{"Session affinity", `
 The Service "sticky" sends each client to one pod, always the same. Other
 clients may have another one.`, showAffinity},
+	{"Datagrams", `
+The same for UDP, where there are no connections: each socket keeps its pod, and
+sees answers come from the address it asked. When the pod goes, the socket moves
+on, or is told if it was connected. And on the node nobody can bind a port that
+Beeline serves.`, showDatagrams},
 	{"Nobody there", `
 A Service without endpoints refuses at once, and so does an address of the
 Services' range that no Service has. Nobody has to wait for a time-out.`, showRefusals},

@@ -66,7 +66,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		d.say("\nFAILED: %v", err)
 		d.showLogs()
 	} else {
-		d.say("\n%d connections through Services, none failed; %d refused, as they should be.\nAll %d claims were observed, in %s.",
+		d.say("\n%d connections and datagrams through Services, none failed; %d refused, as they should be.\nAll %d claims were observed, in %s.",
 			d.attempts, d.refusals, d.claims, time.Since(begin).Round(100*time.Millisecond))
 	}
 	if o.down || err != nil && !o.keep {
