@@ -363,7 +363,6 @@ static __always_inline int choose_for_flow(const struct frontend *frontend,
 static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 						    struct destination *d, struct address *source)
 {
-	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
 	const struct decision *decision = 0;
 	struct destination service, chosen;
 	struct frontend *frontend;
@@ -401,7 +400,8 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 		}
 		flow_clear(flow);
 	}
-	if (!backend_of_connect(record, frontend, &service, &chosen)) {
+	if (!backend_of_connect(bpf_sk_storage_get(&connected, ctx->sk, 0, 0), frontend, &service,
+				&chosen)) {
 		verdict = decide(frontend, source, netns_cookie, &decision);
 		if (verdict != VERDICT_BALANCE || !decision)
 			return verdict;

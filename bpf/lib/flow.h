@@ -107,7 +107,7 @@ __noinline __u32 flow_index_by_service(const struct flows *few, const struct mor
 		return 0;
 	search.wanted = *service;
 	search.more = more;
-	bpf_loop(MORE_FLOWS, flow_search_step, &search, 0);
+	bpf_loop(few->more, flow_search_step, &search, 0);
 	return search.found;
 }
 
@@ -134,7 +134,7 @@ __noinline __u32 flow_index_by_backend(const struct flows *few, const struct mor
 	search.found = best;
 	search.wanted = *backend;
 	search.more = more;
-	bpf_loop(MORE_FLOWS, flow_search_step, &search, 0);
+	bpf_loop(few->more, flow_search_step, &search, 0);
 	return search.found;
 }
 
@@ -182,7 +182,7 @@ static __always_inline void flow_ask(struct flow_set *set, struct flow *flow)
 struct room_search {
 	const struct more_flows *more;
 	__u32 index;
-	__u32 used;
+	__u32 age;
 	__u32 clock;
 };
 
@@ -199,22 +199,27 @@ static long room_search_step(__u32 i, struct room_search *search)
 		return 1;
 	}
 	age = search->clock - flow->used;
-	if (age > search->used) {
-		search->used = age;
+	if (age > search->age) {
+		search->age = age;
 		search->index = i;
 	}
 	return 0;
 }
 
-/* Where there is room: the index of a free entry, or of the flow that was used
- * longest ago. */
-__noinline __u32 room_index(const struct more_flows *more, __u32 clock)
+/* Where there is room: the index of an entry that was given up or never used,
+ * or of the flow that was used longest ago. */
+__noinline __u32 room_index(const struct flows *few, const struct more_flows *more)
 {
-	struct room_search search = {.more = more, .clock = clock};
+	struct room_search search = {};
 
-	if (!more)
+	if (!few || !more)
 		return 0;
-	bpf_loop(MORE_FLOWS, room_search_step, &search, 0);
+	search.index = few->more;
+	search.clock = few->clock;
+	search.more = more;
+	if (search.index < MORE_FLOWS)
+		search.age = ~0U; /* only what was given up is better than a new one */
+	bpf_loop(few->more, room_search_step, &search, 0);
 	return search.index;
 }
 
@@ -235,8 +240,9 @@ static __always_inline struct flow *flow_room(struct bpf_sock *sk, struct flow_s
 		set->more = bpf_sk_storage_get(&more_udp_flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!set->more)
 		return 0;
-	set->few->more = 1;
-	index = room_index(set->more, set->few->clock);
+	index = room_index(set->few, set->more);
+	if (index >= set->few->more && index < MORE_FLOWS)
+		set->few->more = index + 1;
 	barrier_var(index);
 	flow = &set->more->flow[index & (MORE_FLOWS - 1)];
 	if (!flow_free(flow))

@@ -132,7 +132,7 @@ struct flow {
 #define FLOWS 4
 struct flows {
 	__u32 clock; /* questions so far, from 1 */
-	__u32 more;  /* 1: there is a struct more_flows */
+	__u32 more;  /* entries of struct more_flows that have been used; 0: there is none */
 	struct flow flow[FLOWS];
 };
 
