@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/terminate"
 )
 
@@ -21,6 +22,7 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	for _, method := range []terminate.Method{terminate.Iterator, terminate.Netlink} {
 		t.Run(string(method), func(t *testing.T) {
+			needs(t, method)
 			w := newWorld(t, "node-a")
 			w.agent().Flags = []string{"--terminate-sockets", string(method)}
 			test(t, w)
@@ -28,6 +30,14 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 				t.Errorf("the status says that sockets end by %q, want %q", got, method)
 			}
 		})
+	}
+}
+
+// needs skips a test on a kernel that lacks a way of ending sockets.
+func needs(t *testing.T, method terminate.Method) {
+	t.Helper()
+	if method == terminate.Iterator && !datapath.HaveSockDestroy() {
+		t.Skip("the kernel lacks bpf_sock_destroy (Linux 6.5)")
 	}
 }
 
