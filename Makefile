@@ -24,8 +24,14 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 SCRIPTS := scripts/setup .ci/run
 # test/churn stands for a node under a load of its own, so nothing runs beside it.
 MOST_PACKAGES = $(filter-out %/test/churn,$(shell go list ./...))
+# A module of its own, for Kubernetes is large. Linters and vet leave its program
+# out: they would analyse all of Kubernetes for two short files.
+CLUSTER = test/cluster
+CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
+CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -vet=off $(CLUSTER_PACKAGES)
+KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build demo test test-full lint bench clean
+.PHONY: help setup generate build controlplane demo test test-full lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -41,24 +47,34 @@ generate: $(GENERATED) ## compile bpf/ and make the Go types of its structures
 build: $(GENERATED) ## build bin/beeline, statically linked
 	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline
 
+build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go)
+	go -C $(CLUSTER) build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)' \
+		-o $(CURDIR)/$@ ./cmd/controlplane
+	@touch $@
+
+controlplane: build/controlplane ## build the Kubernetes that test/cluster runs (minutes, once)
+
 demo: build ## show Services at work in a lab (root)
 	CGO_ENABLED=0 go build -o bin/demo ./test/demo
 	bin/demo --program bin/beeline --manifests examples
 
-test: build lint ## lint, and all tests but the slow ones (root)
+test: build lint controlplane ## lint, and all tests but the slow ones (root)
 	go test -timeout 15m $(MOST_PACKAGES)
 	go test -timeout 5m ./test/churn
+	$(CLUSTER_TEST) -timeout 15m
 
-test-full: build lint ## all tests, with the race detector where it tells something (root)
+test-full: build lint controlplane ## all tests, with the race detector where it tells something (root)
 	go test -timeout 30m -race ./internal/...
 	go test -timeout 60m -count=1 $(MOST_PACKAGES)
 	go test -timeout 5m -count=1 ./test/churn
+	$(CLUSTER_TEST) -timeout 30m -count=1
 
 lint: $(GENERATED) ## vet, staticcheck, shellcheck, formats
 	@unformatted=$$(gofmt -l cmd internal test) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
 	$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)
 	go vet ./...
 	go tool staticcheck ./...
+	cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)
 	shellcheck $(SCRIPTS)
 
 bench: build ## measure, and print figures with their spread (root)

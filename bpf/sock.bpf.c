@@ -185,6 +185,19 @@ static __always_inline void destination_from(struct destination *d, const struct
 	d->port = backend->port;
 }
 
+/* Keeps what a UDP socket is connected to: it stays so if the kernel refuses the
+ * connect() that is under way. */
+static __always_inline void record_before(struct bpf_sock *sk, const struct connected *record)
+{
+	struct connected *before;
+
+	if (!connected_to(sk, &record->backend, record->backend_port))
+		return;
+	before = bpf_sk_storage_get(&connected_before, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (before)
+		*before = *record;
+}
+
 /* Remembers the question of a connect() with the socket. */
 static __always_inline void record_connect(struct bpf_sock *sk, const struct destination *service,
 					   const struct destination *backend)
@@ -196,18 +209,33 @@ static __always_inline void record_connect(struct bpf_sock *sk, const struct des
 		COUNT(record_failed); /* the connection works all the same */
 		return;
 	}
+	if (sk->protocol == IPPROTO_UDP)
+		record_before(sk, record);
 	record->service = service->address;
 	record->service_port = service->port;
 	record->backend = backend->address;
 	record->backend_port = backend->port;
 }
 
-/* The backend that a UDP socket's last connect() to a service got, if it still
- * serves. */
-static __always_inline int backend_of_connect(const struct connected *record,
-					      const struct frontend *frontend,
-					      const struct destination *service,
-					      struct destination *backend)
+/* A connect() to a plain address takes a Service's name from it. Other records
+ * stay: nobody believes one that is not of the socket's peer. */
+static __always_inline void forget_connect(struct bpf_sock *sk, const struct destination *d)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
+
+	if (!record)
+		return;
+	if (destination_is(d, &record->backend, record->backend_port))
+		bpf_sk_storage_delete(&connected, sk);
+	record = bpf_sk_storage_get(&connected_before, sk, 0, 0);
+	if (record && destination_is(d, &record->backend, record->backend_port))
+		bpf_sk_storage_delete(&connected_before, sk);
+}
+
+static __always_inline int backend_of_record(const struct connected *record,
+					     const struct frontend *frontend,
+					     const struct destination *service,
+					     struct destination *backend)
 {
 	__u32 slot = 0;
 
@@ -216,6 +244,21 @@ static __always_inline int backend_of_connect(const struct connected *record,
 	backend->address = record->backend;
 	backend->port = record->backend_port;
 	return serves(frontend, backend, &slot);
+}
+
+/* The backend that a UDP socket's last connect() to a service got, or the one
+ * before, if it still serves. */
+static __always_inline int backend_of_connect(struct bpf_sock *sk, const struct frontend *frontend,
+					      const struct destination *service,
+					      struct destination *backend)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
+
+	if (!record)
+		return 0;
+	return backend_of_record(record, frontend, service, backend) ||
+	       backend_of_record(bpf_sk_storage_get(&connected_before, sk, 0, 0), frontend, service,
+				 backend);
 }
 
 /* The backend that a UDP socket has for a service, by connect() or by its
@@ -227,8 +270,7 @@ static __always_inline int backend_of_socket(struct bpf_sock *sk, const struct f
 	struct flow_set set;
 	struct flow *flow;
 
-	if (backend_of_connect(bpf_sk_storage_get(&connected, sk, 0, 0), frontend, service,
-			       backend))
+	if (backend_of_connect(sk, frontend, service, backend))
 		return 1;
 	flows_of(sk, &set);
 	flow = set.few ? flow_by_service(&set, service) : 0;
@@ -261,6 +303,11 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 		COUNT(opted_out);
 		return VERDICT_PASS;
 	}
+	/* A UDP socket's connect() sends nothing. Programs use it to learn their own
+	 * address, whatever the port (getaddrinfo, RFC 6724 section 5): what they send
+	 * then is refused. */
+	if (ctx->protocol == IPPROTO_UDP && frontend->kind == FRONTEND_CLUSTER_IP_OTHER)
+		return VERDICT_PASS;
 	service = *d;
 	if (ctx->protocol != IPPROTO_UDP ||
 	    !backend_of_socket(ctx->sk, frontend, &service, &chosen)) {
@@ -280,8 +327,7 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 	return VERDICT_BALANCE;
 }
 
-/* `write` puts a rewritten destination back. Whatever an earlier connect() of
- * this socket left behind goes: the record is that of the latest one. */
+/* `write` puts a rewritten destination back. */
 static __always_inline int connect_hook(struct bpf_sock_addr *ctx, struct destination *d,
 					void (*write)(struct bpf_sock_addr *,
 						      const struct destination *))
@@ -296,7 +342,6 @@ static __always_inline int connect_hook(struct bpf_sock_addr *ctx, struct destin
 		write(ctx, d);
 		return HOOK_PROCEED;
 	}
-	bpf_sk_storage_delete(&connected, ctx->sk);
 	switch (verdict) {
 	case VERDICT_REJECT:
 		COUNT(connect_reject);
@@ -309,6 +354,7 @@ static __always_inline int connect_hook(struct bpf_sock_addr *ctx, struct destin
 		bpf_set_retval(-EPERM);
 		return HOOK_REFUSE;
 	default:
+		forget_connect(ctx->sk, d);
 		COUNT(connect_pass);
 		return HOOK_PROCEED;
 	}
@@ -375,6 +421,10 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 	if (address_is_unspecified(source))
 		socket_address(ctx->sk, source);
 	destination_meant(d, source);
+	/* A connected socket stays with its peer. One of AF_INET6 with an IPv4 peer
+	 * comes through here with each send(2) (udpv6_sendmsg). */
+	if (connected_to(ctx->sk, &d->address, d->port))
+		return VERDICT_PASS;
 	flows_of(ctx->sk, &set);
 	frontend = frontend_of(d, IPPROTO_UDP);
 	if (!frontend) {
@@ -393,15 +443,14 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 	if (flow) {
 		chosen.address = flow->backend;
 		chosen.port = flow->backend_port;
-		if (!flow_plain(flow) && serves(frontend, &chosen, &flow->slot)) {
+		if (serves(frontend, &chosen, &flow->slot)) {
 			flow_ask(&set, flow);
 			*d = chosen;
 			return VERDICT_BALANCE;
 		}
 		flow_clear(flow);
 	}
-	if (!backend_of_connect(bpf_sk_storage_get(&connected, ctx->sk, 0, 0), frontend, &service,
-				&chosen)) {
+	if (!backend_of_connect(ctx->sk, frontend, &service, &chosen)) {
 		verdict = decide(frontend, source, netns_cookie, &decision);
 		if (verdict != VERDICT_BALANCE || !decision)
 			return verdict;
@@ -442,28 +491,34 @@ sendmsg_hook(struct bpf_sock_addr *ctx, struct destination *d, struct address *s
 	}
 }
 
-/* A service address that has ceased to exist is nobody's name any more. */
-static __always_inline int name_holds(const struct connected *record, __u8 protocol)
+/* Whether a record speaks of what the socket is connected to, and its name still
+ * stands: an address that has ceased to be a Service's is nobody's name. TCP
+ * keeps the name it asked for as long as it lives. */
+static __always_inline int record_names(const struct connected *record, struct bpf_sock_addr *ctx,
+					const struct destination *d)
 {
-	struct destination service = {.address = record->service, .port = record->service_port};
+	struct destination service;
 
-	return protocol != IPPROTO_UDP || frontend_of(&service, protocol);
+	if (!record || !destination_is(d, &record->backend, record->backend_port))
+		return 0;
+	service.address = record->service;
+	service.port = record->service_port;
+	return ctx->protocol != IPPROTO_UDP || frontend_of(&service, IPPROTO_UDP);
 }
 
-/* The record speaks of the latest connect() only; comparing it with the peer
- * costs nothing and keeps a wrong answer impossible. TCP keeps the name it asked
- * for as long as it lives. */
+/* The name of what the socket is connected to. The record of the latest connect()
+ * need not be that: the kernel may have refused it, or not have come to it. Records
+ * stay, also without a name: by them the sweep finds the socket. */
 static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct destination *d)
 {
 	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
 
-	if (!record || !destination_is(d, &record->backend, record->backend_port) ||
-	    !connected_to(ctx->sk, &record->backend, record->backend_port))
+	if (!record || !connected_to(ctx->sk, &d->address, d->port))
 		return 0;
-	if (!name_holds(record, ctx->protocol)) {
-		bpf_sk_storage_delete(&connected, ctx->sk);
-		COUNT(flow_stale);
-		return 0;
+	if (!record_names(record, ctx, d)) {
+		record = bpf_sk_storage_get(&connected_before, ctx->sk, 0, 0);
+		if (!record || !record_names(record, ctx, d))
+			return 0;
 	}
 	d->address = record->service;
 	d->port = record->service_port;
@@ -490,14 +545,15 @@ static __always_inline int flow_name(struct bpf_sock_addr *ctx, struct destinati
 	struct frontend *frontend;
 	struct flow_set set;
 	struct flow *flow;
-	int holds, asked;
+	__u32 asked;
+	int holds;
 
 	flows_of(ctx->sk, &set);
 	flow = set.few ? flow_by_backend(&set, d) : 0;
-	if (!flow)
+	if (!flow || connected_to(ctx->sk, &d->address, d->port))
 		return 0;
-	asked = flow->asked != 0;
-	flow->asked = 0;
+	asked = flow->waiting;
+	flow_answered(flow);
 	if (flow_plain(flow))
 		return 0;
 	flow_ends(flow, &service, &backend);

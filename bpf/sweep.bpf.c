@@ -81,17 +81,24 @@ static __always_inline void socket_ends(struct sock_common *sk, struct stale_soc
 	}
 }
 
-/* Whether a socket is connected to a backend that does not serve any more. */
-static __always_inline int is_stale(struct sock_common *sk, const struct connected *record,
-				    __u8 protocol, struct stale_socket *stale)
+/* Whether a record speaks of the socket's peer. */
+static __always_inline int connects(const struct connected *record,
+				    const struct stale_socket *stale)
+{
+	return record->backend_port == stale->backend_port &&
+	       address_equal(&record->backend, &stale->backend);
+}
+
+/* Whether a record says that the socket is connected to a backend that serves no
+ * more. */
+static __always_inline int is_stale(const struct connected *record, __u8 protocol,
+				    struct stale_socket *stale)
 {
 	struct destination service = {.address = record->service, .port = record->service_port};
 	struct destination backend = {.address = record->backend, .port = record->backend_port};
 	__u32 slot = 0;
 
-	socket_ends(sk, stale);
-	if (!destination_is(&backend, &stale->backend, stale->backend_port) ||
-	    still_serves(&service, protocol, &backend, &slot))
+	if (!connects(record, stale) || still_serves(&service, protocol, &backend, &slot))
 		return 0;
 	stale->service = service.address;
 	stale->service_port = service.port;
@@ -116,7 +123,12 @@ int beeline_sweep_udp(struct bpf_iter__udp *ctx)
 	if (!udp)
 		return 0;
 	record = bpf_sk_storage_get(&connected, (void *)udp, 0, 0);
-	if (!record || !is_stale((struct sock_common *)udp, record, IPPROTO_UDP, &stale))
+	if (!record)
+		return 0;
+	socket_ends((struct sock_common *)udp, &stale);
+	if (!connects(record, &stale)) /* the kernel has refused the latest connect() */
+		record = bpf_sk_storage_get(&connected_before, (void *)udp, 0, 0);
+	if (!record || !is_stale(record, IPPROTO_UDP, &stale))
 		return 0;
 	stale.cookie = bpf_get_socket_cookie(udp);
 	stale.ended = may_end && bpf_sock_destroy;
@@ -139,7 +151,10 @@ int beeline_sweep_tcp(struct bpf_iter__tcp *ctx)
 	if (!tcp)
 		return 0;
 	record = bpf_sk_storage_get(&connected, (void *)tcp, 0, 0);
-	if (!record || !is_stale(sk, record, IPPROTO_TCP, &stale))
+	if (!record)
+		return 0;
+	socket_ends(sk, &stale);
+	if (!is_stale(record, IPPROTO_TCP, &stale))
 		return 0;
 	stale.cookie = bpf_get_socket_cookie(tcp);
 	stale.ended = may_end && bpf_sock_destroy && bpf_map_lookup_elem(&doomed, &stale.cookie);

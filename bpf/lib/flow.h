@@ -50,15 +50,35 @@ static __always_inline int flow_plain(const struct flow *flow)
 	       address_equal(&flow->service, &flow->backend);
 }
 
+/* An answer that has not come by then will not come, or was none to expect. */
+#define ANSWER_SECONDS 5
+
+static __always_inline int flow_waits(const struct flow *flow, __u32 now)
+{
+	return flow->waiting && now - flow->second <= ANSWER_SECONDS;
+}
+
 /* Whether `a` is likelier to have been answered than `b`: its question has
  * waited longer; of two without a question it was used later. */
-static __always_inline int flow_likelier(const struct flow *a, const struct flow *b)
+static __always_inline int flow_likelier(const struct flow *a, const struct flow *b, __u32 now)
 {
-	if (a->asked && b->asked)
+	int a_waits = flow_waits(a, now), b_waits = flow_waits(b, now);
+
+	if (a_waits && b_waits)
 		return (__s32)(a->asked - b->asked) < 0;
-	if (a->asked || b->asked)
-		return a->asked != 0;
+	if (a_waits || b_waits)
+		return a_waits;
 	return (__s32)(a->used - b->used) > 0;
+}
+
+/* Takes an answer. When the questions that still wait were asked is known only
+ * of the last; they are taken to be evenly spaced. */
+static __always_inline void flow_answered(struct flow *flow)
+{
+	if (flow->waiting > 1)
+		flow->asked += (flow->used - flow->asked) / (flow->waiting - 1);
+	if (flow->waiting)
+		flow->waiting--;
 }
 
 struct flow_search {
@@ -66,8 +86,17 @@ struct flow_search {
 	struct destination wanted;
 	__u32 by_backend;
 	__u32 found; /* as flow_at counts */
+	__u32 now;
 	struct flow best;
 };
+
+static __always_inline void flow_copy_times(struct flow *to, const struct flow *from)
+{
+	to->waiting = from->waiting;
+	to->asked = from->asked;
+	to->used = from->used;
+	to->second = from->second;
+}
 
 static long flow_search_step(__u32 i, struct flow_search *search)
 {
@@ -83,11 +112,10 @@ static long flow_search_step(__u32 i, struct flow_search *search)
 		return 1;
 	}
 	if (!flow_answers(flow, &search->wanted) ||
-	    (search->found && !flow_likelier(flow, &search->best)))
+	    (search->found && !flow_likelier(flow, &search->best, search->now)))
 		return 0;
 	search->found = FLOWS + i + 1;
-	search->best.asked = flow->asked;
-	search->best.used = flow->used;
+	flow_copy_times(&search->best, flow);
 	return 0;
 }
 
@@ -120,14 +148,15 @@ __noinline __u32 flow_index_by_backend(const struct flows *few, const struct mor
 
 	if (!few || !backend)
 		return 0;
+	search.now = now_seconds();
 	for (int i = 0; i < FLOWS; i++) {
 		const struct flow *flow = &few->flow[i];
 
-		if (!flow_answers(flow, backend) || (best && !flow_likelier(flow, &search.best)))
+		if (!flow_answers(flow, backend) ||
+		    (best && !flow_likelier(flow, &search.best, search.now)))
 			continue;
 		best = i + 1;
-		search.best.asked = flow->asked;
-		search.best.used = flow->used;
+		flow_copy_times(&search.best, flow);
 	}
 	if (!more)
 		return best;
@@ -171,12 +200,15 @@ static __always_inline struct flow *flow_by_backend(struct flow_set *set,
 /* Notes a question. */
 static __always_inline void flow_ask(struct flow_set *set, struct flow *flow)
 {
-	set->few->clock++;
-	if (!set->few->clock)
-		set->few->clock = 1;
-	flow->used = set->few->clock;
-	if (!flow->asked)
+	__u32 now = now_seconds();
+
+	flow->used = ++set->few->clock;
+	if (!flow_waits(flow, now)) {
 		flow->asked = flow->used;
+		flow->waiting = 0;
+	}
+	flow->waiting++;
+	flow->second = now;
 }
 
 struct room_search {
@@ -223,19 +255,27 @@ __noinline __u32 room_index(const struct flows *few, const struct more_flows *mo
 	return search.index;
 }
 
-/* An entry for a new flow. 0 if the kernel has no memory for one. */
+/* An entry for a new flow among the first few, which are looked at first: a free
+ * one, or that of the flow used longest ago, which moves to the others. 0 if the
+ * kernel has no memory for these. */
 static __always_inline struct flow *flow_room(struct bpf_sock *sk, struct flow_set *set)
 {
-	struct flow *flow;
+	struct flow *oldest, *moved;
 	__u32 index;
 
 	if (!set->few)
 		set->few = bpf_sk_storage_get(&udp_flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!set->few)
 		return 0;
-	for (int i = 0; i < FLOWS; i++)
-		if (flow_free(&set->few->flow[i]))
-			return &set->few->flow[i];
+	oldest = &set->few->flow[0];
+	for (int i = 0; i < FLOWS; i++) {
+		struct flow *flow = &set->few->flow[i];
+
+		if (flow_free(flow))
+			return flow;
+		if ((__s32)(flow->used - oldest->used) < 0)
+			oldest = flow;
+	}
 	if (!set->more)
 		set->more = bpf_sk_storage_get(&more_udp_flows, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!set->more)
@@ -244,10 +284,11 @@ static __always_inline struct flow *flow_room(struct bpf_sock *sk, struct flow_s
 	if (index >= set->few->more && index < MORE_FLOWS)
 		set->few->more = index + 1;
 	barrier_var(index);
-	flow = &set->more->flow[index & (MORE_FLOWS - 1)];
-	if (!flow_free(flow))
+	moved = &set->more->flow[index & (MORE_FLOWS - 1)];
+	if (!flow_free(moved))
 		COUNT(flow_evicted);
-	return flow;
+	*moved = *oldest;
+	return oldest;
 }
 
 /* Makes a flow and notes its first question. */
@@ -266,7 +307,7 @@ static __always_inline void flow_begin(struct bpf_sock *sk, struct flow_set *set
 	flow->backend = backend->address;
 	flow->backend_port = backend->port;
 	flow->slot = 0;
-	flow->asked = 0;
+	flow->waiting = 0;
 	flow_ask(set, flow);
 }
 

@@ -62,7 +62,7 @@ static __always_inline int affinity_holds(struct affinity_entry *entry,
 
 static __always_inline __u32 now_seconds(void)
 {
-	return bpf_ktime_get_ns() / 1000000000ull;
+	return bpf_ktime_get_coarse_ns() / 1000000000ull; /* Linux 5.11 */
 }
 
 static __always_inline __u32 affinity_tag(const struct affinity_key *key)

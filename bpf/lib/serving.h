@@ -30,6 +30,12 @@ static long backend_search_step(__u32 i, struct backend_search *search)
 	return 1;
 }
 
+/* Without a set `first` is a verdict, so the counts have to be equal too. */
+static __always_inline int same_set(const struct decision *a, const struct decision *b)
+{
+	return a->first == b->first && a->count == b->count;
+}
+
 static __always_inline int within(__u32 slot, __u32 first, __u32 count)
 {
 	return slot - first < count;
@@ -60,11 +66,11 @@ __noinline int serves(const struct frontend *frontend, const struct destination 
 	search.port = backend->port;
 	search.first = pod->first;
 	bpf_loop(pod->count, backend_search_step, &search, 0);
-	if (!search.found && node->first != pod->first) {
+	if (!search.found && !same_set(node, pod)) {
 		search.first = node->first;
 		bpf_loop(node->count, backend_search_step, &search, 0);
 	}
-	if (!search.found && outside->first != node->first) {
+	if (!search.found && !same_set(outside, node)) {
 		search.first = outside->first;
 		bpf_loop(outside->count, backend_search_step, &search, 0);
 	}

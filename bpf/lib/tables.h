@@ -92,6 +92,15 @@ struct {
 	__type(value, struct connected);
 } connected SEC(".maps");
 
+/* The connection that a UDP socket had when it was connected anew: it goes on if
+ * the kernel refuses the new one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct connected);
+} connected_before SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

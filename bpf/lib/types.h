@@ -122,16 +122,18 @@ struct flow {
 	struct address backend;
 	__be16 service_port;
 	__be16 backend_port;
-	__u32 slot;  /* where in the set the backend was last seen: a hint */
-	__u32 asked; /* struct flows.clock at the first question without an answer; 0: none */
-	__u32 used;  /* struct flows.clock at the last question */
+	__u32 slot;    /* where in the set the backend was last seen: a hint */
+	__u32 waiting; /* questions without an answer */
+	__u32 asked;   /* struct flows.clock at the first of them, or about then */
+	__u32 used;    /* struct flows.clock at the last question */
+	__u32 second;  /* of the last question, CLOCK_MONOTONIC */
 };
 
 /* Kept with an unconnected UDP socket, and gone with it. Few sockets ask more
  * Services than this; those that do have a struct more_flows, too. */
 #define FLOWS 4
 struct flows {
-	__u32 clock; /* questions so far, from 1 */
+	__u32 clock; /* questions so far */
 	__u32 more;  /* entries of struct more_flows that have been used; 0: there is none */
 	struct flow flow[FLOWS];
 };

@@ -17,11 +17,12 @@ import (
 func newAgentCommand() *cobra.Command {
 	var config agent.Config
 	cmd := &cobra.Command{
-		Use:   "agent --manifests PATH",
+		Use:   "agent [--kubeconfig FILE | --manifests PATH]",
 		Short: "Run the agent of this node",
-		Long: `Runs the agent of this node in the foreground: reads Services from manifests,
-follows their changes, and attaches the datapath. Stopping it leaves everything
-attached and serving; "beeline cleanup" takes it away.`,
+		Long: `Runs the agent of this node in the foreground: reads Services from the API
+server or from manifests, follows their changes, and attaches the datapath.
+Stopping it leaves everything attached and serving; "beeline cleanup" takes it
+away.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := config.Complete(cmd.Flags()); err != nil {

@@ -66,7 +66,7 @@ func (l *lookup) status(ctx context.Context) (*observe.Status, error) {
 		if err != nil {
 			return nil, err
 		}
-		return observe.ReadStatus(l.bpffs, version, tables)
+		return observe.ReadStatus(l.bpffs, version, tables), nil
 	}
 	var status observe.Status
 	return &status, l.ask(ctx, agent.StatusPath, &status)

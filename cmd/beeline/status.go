@@ -5,10 +5,12 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/terminate"
 )
 
@@ -30,6 +32,7 @@ func statusText(w io.Writer, s *observe.Status) {
 		fmt.Fprintf(t, "Running for:\t%s\n", time.Since(s.Started).Round(time.Second))
 		fmt.Fprintf(t, "Node:\t%s\n", s.Node)
 		fmt.Fprintf(t, "Source:\t%s %s, %s\n", s.Source.Kind, s.Source.Location, sourceState(s.Source))
+		connectionText(t, s.Source.Connection)
 		fmt.Fprintf(t, "Last sync:\t%s\n", ago(s.Sync.LastSync))
 		socketsText(t, s.Sockets)
 		fmt.Fprintf(t, "Last audit:\t%s, %d repairs since the start\n", ago(s.Sync.LastAudit), s.Sync.Repairs)
@@ -78,8 +81,28 @@ func socketsText(w io.Writer, st terminate.Status) {
 	}
 }
 
+// connectionText says how a source stands with its server.
+func connectionText(w io.Writer, c *source.Connection) {
+	if c == nil {
+		return
+	}
+	state := "connected"
+	if !c.Connected {
+		state = "not connected"
+	}
+	fmt.Fprintf(w, "\t%s for %s, last heard %s\n", state, time.Since(c.Since).Round(time.Second), ago(c.LastHeard))
+	if c.Error != "" {
+		fmt.Fprintf(w, "\t%s\n", c.Error)
+	}
+	if len(c.WaitingFor) > 0 {
+		fmt.Fprintf(w, "\twaiting for %s\n", strings.Join(c.WaitingFor, ", "))
+	}
+}
+
 func sourceState(s observe.Source) string {
 	switch {
+	case !s.Synced && s.Connection != nil:
+		return "not complete yet"
 	case !s.Synced:
 		return "never read without errors"
 	case s.Errors > 0:
@@ -101,12 +124,17 @@ func statusAttachments(w io.Writer, s *observe.Status) {
 	if c := s.Counters; c != nil {
 		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d left alone; session affinity kept %d\n",
 			c.ConnectBalance, c.ConnectReject, c.ConnectDrop, c.ConnectPass, c.AffinityHit)
+		fmt.Fprintf(w, "Datagrams of unconnected sockets: %d to Services (%d flows begun), %d rejected, %d dropped, %d left alone; %d answers named\n",
+			c.DatagramBalance, c.FlowNew, c.DatagramReject, c.DatagramDrop, c.DatagramPass, c.DatagramName)
+		if c.FlowEvicted > 0 {
+			fmt.Fprintf(w, "Flows forgotten, because one socket asks more Services than fit: %d\n", c.FlowEvicted)
+		}
 		if c.BindRefused > 0 {
 			fmt.Fprintf(w, "Ports of Services and Pods that bind() was refused: %d\n", c.BindRefused)
 		}
-		if c.ConnectFault+c.AffinityFailed+c.RecordFailed > 0 {
+		if c.ConnectFault+c.DatagramFault+c.AffinityFailed+c.RecordFailed+c.FlowFailed > 0 {
 			fmt.Fprintf(w, "! %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
-				c.ConnectFault, c.AffinityFailed, c.RecordFailed)
+				c.ConnectFault+c.DatagramFault, c.AffinityFailed, c.RecordFailed+c.FlowFailed)
 		}
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/source/manifest"
 	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/internal/terminate"
 )
@@ -30,6 +29,7 @@ type Agent struct {
 	version string
 	started time.Time
 
+	objects  source.Source
 	datapath *datapath.Datapath
 	syncer   *sync.Syncer
 	table    *service.Table
@@ -49,22 +49,18 @@ type Agent struct {
 // Run runs an agent until ctx ends. It leaves everything attached.
 //
 // On a node where nothing is attached yet it fails if the manifests are bad,
-// before it has touched anything. Where an earlier agent's programs serve, it
-// reports what is bad and serves on with what is there.
+// before it has touched anything, and waits for an API server before it attaches
+// anything. Where an earlier agent's programs serve, it reports what is bad and
+// serves on with what is there.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
-	objects := manifest.New(config.Manifests)
-	if _, err := objects.Load(); err != nil {
-		if !datapath.Attached(config.BPFFS) {
-			return fmt.Errorf("nothing is attached, because the manifests cannot be used:\n%w", err)
-		}
-		log.Error("the manifests cannot be used; what an earlier agent left serves on")
-	}
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
-	a.source = observe.Source{Kind: "manifests", Location: config.Manifests}
+	var err error
+	if a.objects, a.source, err = newSource(config, version, log); err != nil {
+		return err
+	}
 	a.table = service.NewTable(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
 
-	var err error
 	a.datapath, err = datapath.Open(datapath.Options{
 		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
 		BindProtection: config.BindProtection,
@@ -73,6 +69,9 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	defer a.datapath.Close()
+	if a.datapath.Unprotected != "" {
+		log.Error(a.datapath.Unprotected)
+	}
 	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
 		return err
 	}
@@ -89,14 +88,21 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		}
 		log.Info("took over from an earlier agent", "cgroup", a.datapath.CgroupPath())
 	}
-	return a.serve(ctx, objects)
+	err = a.serve(ctx)
+	if err == nil && !a.synced && !datapath.Attached(config.BPFFS) {
+		return a.giveUp(nil) // stopped while it waited for the source
+	}
+	return err
 }
 
 // serve runs what goes on side by side until ctx ends or one of it fails.
-func (a *Agent) serve(ctx context.Context, objects source.Source) error {
+func (a *Agent) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	listener, err := listen(a.config.Socket)
+	if err != nil && !datapath.Attached(a.config.BPFFS) {
+		return a.giveUp(err)
+	}
 	if err != nil {
 		return err
 	}
@@ -113,7 +119,7 @@ func (a *Agent) serve(ctx context.Context, objects source.Source) error {
 		})
 	}
 	run("socket", func() error { return a.answer(ctx, listener) })
-	run("source", func() error { return objects.Run(ctx, events) })
+	run("source", func() error { return a.objects.Run(ctx, events) })
 	run("sockets of backends that are gone", func() error { return a.sockets.Run(ctx) })
 	run("pods", func() error { return a.pods.Run(ctx) })
 	run("addresses of the node", func() error { return followAddresses(ctx, addresses) })
@@ -289,27 +295,6 @@ func (a *Agent) noteNode() {
 		a.log.Warn("no Node has this node's name: no endpoint counts as local, and there are no NodePorts; is --node-name right?", "node", a.config.NodeName)
 	}
 	a.unknownNode = unknown
-}
-
-func (a *Agent) noteSource(ev source.Event) {
-	for _, p := range ev.Problems {
-		if p.Warning {
-			a.log.Warn("manifest: " + p.String())
-		} else {
-			a.log.Error("manifest: " + p.String())
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.source.Problems = nil
-	for _, p := range ev.Problems {
-		a.source.Problems = append(a.source.Problems, p.String())
-	}
-	a.source.Errors = ev.Problems.Errors()
-	a.source.Synced = ev.Synced
-	if ev.Synced && a.source.Errors == 0 {
-		a.source.LastGood = time.Now()
-	}
 }
 
 // updateAddresses reads the addresses of this node's interfaces anew (R22).

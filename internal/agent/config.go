@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/source/kube"
 	"beeline.io/beeline/internal/terminate"
 )
 
@@ -30,7 +31,10 @@ const (
 // Config is all that an agent can be told. The flags and the keys of the
 // configuration file have the same names.
 type Config struct {
+	// Manifests is a path; empty for the API server. Kubeconfig says where that
+	// is; empty for the one of the cluster that the agent runs in.
 	Manifests     string
+	Kubeconfig    string
 	NodeName      string
 	BPFFS         string
 	CgroupRoot    string
@@ -57,7 +61,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.Service = service.DefaultConfig()
 	l := datapath.DefaultLimits
 	fs.StringVar(&c.file, "config", "", "file of settings in YAML; its keys are the names of these flags, which win over it")
-	fs.StringVar(&c.Manifests, "manifests", "", "file or folder of Kubernetes manifests to take Services from, followed as it changes")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "file that says how to reach the API server to take Services from (default: as the service account of the pod that the agent runs in)")
+	fs.StringVar(&c.Manifests, "manifests", "", "file or folder of Kubernetes manifests to take Services from, followed as it changes, in place of an API server")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")
 	fs.StringVar(&c.BPFFS, "bpffs", DefaultBPFFS, "directory on a BPF file system that keeps programs, tables and links while no agent is running; mounted if need be")
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose processes get the socket shortcut (default: the root, mounted at "+datapath.OwnCgroup+" if need be)")
@@ -99,8 +104,11 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		c.Service.NodePortAddresses = append(c.Service.NodePortAddresses, p.Masked())
 	}
 	switch {
-	case c.Manifests == "":
-		return errors.New("no source of Services: give --manifests with a file or folder")
+	case c.Manifests != "" && c.Kubeconfig != "":
+		return errors.New("--manifests and --kubeconfig: Services come from one of them, not from both; remove one")
+	case c.Manifests == "" && c.Kubeconfig == "" && !kube.InCluster():
+		return errors.New("no source of Services: give --kubeconfig with the way to an API server, or --manifests with a file or folder; " +
+			"in a pod with a service account neither is needed")
 	case c.NodeName == "":
 		return errors.New("--node-name is empty")
 	case slices.ContainsFunc(c.PodCgroups, func(path string) bool { return !filepath.IsAbs(path) }):

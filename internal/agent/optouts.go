@@ -33,10 +33,11 @@ func (a *Agent) auditOptOuts() {
 	}
 }
 
-// optOutStatus adds what is known of pods without the socket shortcut. The
-// caller holds mu.
+// optOutStatus adds what is known of pods without the socket shortcut.
 func (a *Agent) optOutStatus(s *observe.Status) {
-	s.OptedOut = a.pods.Status()
+	s.OptedOut = a.pods.Status() // first: it may wait for a look at all pods
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, p := range a.optOutProblems {
 		s.AddProblem(p.Object, p.Reason)
 	}

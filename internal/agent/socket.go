@@ -121,12 +121,10 @@ func (a *Agent) status() (*observe.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := observe.ReadStatus(a.config.BPFFS, a.version, tables)
-	if err != nil {
-		return nil, err
-	}
+	s := observe.ReadStatus(a.config.BPFFS, a.version, tables)
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
+	s.Unprotected = a.datapath.Unprotected
 	s.Sync, s.Sockets = a.syncer.Stats(), a.sockets.Status()
 	if s.Tables, err = a.syncer.Fills(); err != nil {
 		return nil, err
@@ -139,9 +137,10 @@ func (a *Agent) status() (*observe.Status, error) {
 			s.Objects = append(s.Objects, st)
 		}
 	}
-	a.mu.Lock()
-	s.Source, s.UnknownNode = a.source, a.unknownNode
 	a.optOutStatus(s)
+	s.Source = a.sourceStatus()
+	a.mu.Lock()
+	s.UnknownNode = a.unknownNode
 	a.mu.Unlock()
 	return s, nil
 }

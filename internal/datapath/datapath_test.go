@@ -309,6 +309,20 @@ func TestMendsWhatIsTakenAway(t *testing.T) {
 	if all, err := Attachments(o.BPFFS); len(all) != d.Hooks() || err != nil {
 		t.Errorf("attached: %+v, %v", all, err)
 	}
+	for _, lost := range []string{filepath.Join(o.BPFFS, "links"), o.BPFFS} {
+		if err := os.RemoveAll(lost); err != nil {
+			t.Fatal(err)
+		}
+		if mended, err := d.Mend(); len(mended) == 0 || err != nil {
+			t.Errorf("%s was removed: mended %v, %v", lost, mended, err)
+		}
+		if all, err := Attachments(o.BPFFS); len(all) != d.Hooks() || err != nil || all[0].Detached {
+			t.Errorf("%s was removed, and this is attached: %+v, %v", lost, all, err)
+		}
+		if running, _ := AgentRunning(o.BPFFS); !running {
+			t.Errorf("%s was removed, and nobody holds the lock", lost)
+		}
+	}
 	d.Close()
 
 	// Nobody was there to mend it, but programs are attached.

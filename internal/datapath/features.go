@@ -44,15 +44,17 @@ var featureProbes = []featureProbe{
 		socketHelper(asm.FnLoop)},
 	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "a Service without endpoints cannot answer ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
+	{Feature{Name: "types of the kernel (CONFIG_DEBUG_INFO_BTF)", Since: "5.2", Cost: "no bind protection, and none of the following"},
+		kernelTold(kernelTypes)},
 	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to backends that are gone"},
-		kernelFunction(socketIterator)},
+		kernelTold(socketIterator)},
 	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of backends that are gone are ended by netlink, more slowly"},
-		kernelFunction(sockDestroy)},
+		kernelTold(sockDestroy)},
 }
 
-func kernelFunction(name string) func() error {
+func kernelTold(name string) func() error {
 	return func() error {
-		if !kernelFunctions()[name] {
+		if !kernelHas()[name] {
 			return ebpf.ErrNotSupported
 		}
 		return nil

@@ -30,6 +30,9 @@ type Options struct {
 // bpffs directory until Close.
 type Datapath struct {
 	Tables *Tables
+	// Unprotected says why there is no bind protection although it was asked
+	// for; empty: there is, or it was not.
+	Unprotected string
 
 	options   Options
 	cgroup    string
@@ -149,14 +152,8 @@ func (d *Datapath) load() error {
 	if err := d.loadObject(sock, pinned); err != nil {
 		return err
 	}
-	if d.options.BindProtection {
-		bind, err := LoadBind()
-		if err != nil {
-			return err
-		}
-		if err := d.loadObject(bind, d.maps); err != nil {
-			return err
-		}
+	if err := d.loadBind(); err != nil {
+		return err
 	}
 	for name, m := range d.maps {
 		if pinned[name] != nil {
@@ -167,6 +164,25 @@ func (d *Datapath) load() error {
 		}
 	}
 	return nil
+}
+
+// loadBind loads what protects served ports, if that is wanted. Without the
+// kernel's types all else works.
+func (d *Datapath) loadBind() error {
+	if !d.options.BindProtection {
+		return nil
+	}
+	if !kernelHas()[kernelTypes] {
+		d.options.BindProtection = false
+		d.Unprotected = "bind() of NodePorts and HostPorts is not refused, because this kernel does not tell its types (CONFIG_DEBUG_INFO_BTF): " +
+			"use another kernel, or --bind-protection=false if that is all right"
+		return nil
+	}
+	spec, err := LoadBind()
+	if err != nil {
+		return err
+	}
+	return d.loadObject(spec, d.maps)
 }
 
 // loadObject loads the programs of one file over tables that exist, and makes

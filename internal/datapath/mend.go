@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -14,6 +15,9 @@ import (
 // Mend puts back what was taken away while the agent ran: pins of tables, links,
 // attachments. It returns what it put back.
 func (d *Datapath) Mend() (mended []string, err error) {
+	if mended, err = d.mendDirectory(); err != nil {
+		return mended, err
+	}
 	for name, m := range d.maps {
 		if _, err := os.Stat(d.tablePath(name)); !errors.Is(err, os.ErrNotExist) {
 			continue
@@ -34,19 +38,63 @@ func (d *Datapath) Mend() (mended []string, err error) {
 	for _, a := range attached {
 		missing[a.Hook] = a.Detached
 	}
-	again := len(mended)
+	var again []string
 	for _, h := range d.options.hooks() {
 		if missing[h.name] {
-			mended = append(mended, "hook "+h.name)
+			again = append(again, "hook "+h.name)
 		}
 	}
-	if len(mended) == again {
+	if len(again) == 0 {
 		return mended, nil
 	}
 	if err := d.reopenCgroup(); err != nil {
+		return mended, err
+	}
+	if err := d.Attach(); err != nil {
+		return mended, err
+	}
+	return append(mended, again...), nil
+}
+
+// mendDirectory makes the bpffs directory again if somebody has removed it, or
+// what it consists of. The lock went with it.
+func (d *Datapath) mendDirectory() (mended []string, err error) {
+	lost := d.lostDirectories()
+	if len(lost) == 0 {
+		return nil, nil
+	}
+	if err := prepareBPFFS(d.options.BPFFS); err != nil {
 		return nil, err
 	}
-	return mended, d.Attach()
+	if lost[0] == d.options.BPFFS {
+		lock, err := lockBPFFS(d.options.BPFFS)
+		if err != nil {
+			return nil, err
+		}
+		d.lock.Close()
+		d.lock = lock
+	}
+	for _, dir := range lost {
+		mended = append(mended, "directory "+dir)
+	}
+	return mended, nil
+}
+
+// lostDirectories are those that are not there any more; the bpffs directory
+// itself is first, also if there is another one by now.
+func (d *Datapath) lostDirectories() (lost []string) {
+	held, err := d.lock.Stat()
+	now, statErr := os.Stat(d.options.BPFFS)
+	if err != nil || statErr != nil || !os.SameFile(held, now) {
+		lost = append(lost, d.options.BPFFS)
+	}
+	for _, dir := range pinDirectories {
+		path := filepath.Join(d.options.BPFFS, dir)
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			lost = append(lost, path)
+		}
+	}
+	return lost
 }
 
 // reopenCgroup takes a directory that was removed and made again.

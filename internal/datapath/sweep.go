@@ -142,22 +142,24 @@ func readIterator(it *link.Iter) ([]StaleSocket, error) {
 }
 
 // HaveSockDestroy says whether the kernel has bpf_sock_destroy (Linux 6.5).
-func HaveSockDestroy() bool { return kernelFunctions()[sockDestroy] }
+func HaveSockDestroy() bool { return kernelHas()[sockDestroy] }
 
-// Functions of the kernel that the sweep needs or can use.
+// What the kernel's types tell of it.
 const (
+	kernelTypes    = "types"
 	socketIterator = "bpf_iter_udp"
 	sockDestroy    = "bpf_sock_destroy"
 )
 
-// kernelFunctions looks those up in the kernel's types (CONFIG_DEBUG_INFO_BTF),
-// once, since that takes some MiB and ms.
-var kernelFunctions = sync.OnceValue(func() map[string]bool {
+// kernelHas looks these up in the kernel's types (CONFIG_DEBUG_INFO_BTF), once,
+// since that takes some MiB and ms.
+var kernelHas = sync.OnceValue(func() map[string]bool {
 	found := map[string]bool{}
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
 		return found
 	}
+	found[kernelTypes] = true
 	for _, name := range []string{socketIterator, sockDestroy} {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil

@@ -80,6 +80,17 @@ func (w *walk) visit(name, path string) bool {
 	return w.yield(n, nil)
 }
 
+// ParseName reads the name of a namespace, as /proc/PID/ns/net and the nsfs
+// mounts have it: net:[INODE].
+func ParseName(name string) (inode uint64, err error) {
+	number, ok := strings.CutPrefix(name, "net:[")
+	inode, err = strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("%q is no network namespace", name)
+	}
+	return inode, nil
+}
+
 func nsfsName(inode uint64) string { return "net:[" + strconv.FormatUint(inode, 10) + "]" }
 
 // mounts visits what a mountinfo file (proc_pid_mountinfo(5)) shows of nsfs,
@@ -94,7 +105,7 @@ func (w *walk) mounts(file, root string) bool {
 	for {
 		line, err := lines.ReadString('\n')
 		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[3], "net:[") {
-			if !w.visit(fields[3], root+unescape(fields[4])) {
+			if !w.visit(fields[3], root+Unescape(fields[4])) {
 				return false
 			}
 		}
@@ -124,8 +135,9 @@ func (w *walk) otherMounts() bool {
 	return own == first || w.mounts("/proc/1/mountinfo", "/proc/1/root")
 }
 
-// unescape undoes what the kernel does to blanks in a path: \ooo, in octal.
-func unescape(path string) string {
+// Unescape undoes what the kernel does to blanks in a path of
+// /proc/PID/mountinfo: \ooo, in octal.
+func Unescape(path string) string {
 	var out strings.Builder
 	for i := 0; i < len(path); i++ {
 		if path[i] == '\\' && i+3 < len(path) {

@@ -3,11 +3,13 @@
 package observe
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/internal/terminate"
 )
@@ -22,6 +24,10 @@ type Status struct {
 	PID      int       `json:"pid,omitempty"`
 	Started  time.Time `json:"started,omitzero"`
 	Node     string    `json:"node,omitempty"`
+	// Unreadable says which pins cannot be read: somebody has removed them.
+	Unreadable string `json:"unreadable,omitempty"`
+	// Unprotected says why ports are not protected although that was asked for.
+	Unprotected string `json:"unprotected,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
 	UnknownNode bool   `json:"unknownNode,omitempty"`
 	BPFFS       string `json:"bpffs"`
@@ -58,6 +64,25 @@ type Source struct {
 	Problems []string  `json:"problems,omitempty"`
 	// Errors is the number of problems that keep its present state out of force.
 	Errors int `json:"errors"`
+	// Connection to a server; nil for manifests.
+	Connection *source.Connection `json:"connection,omitempty"`
+}
+
+// awayTooLong is how long an API server may be away before it is worth a
+// complaint: the restart of one is not.
+const awayTooLong = 30 * time.Second
+
+// away complains of a server that does not answer.
+func (s *Source) away() string {
+	c := s.Connection
+	if c == nil || c.Connected || time.Since(c.Since) < awayTooLong {
+		return ""
+	}
+	text := fmt.Sprintf("the API server has not answered for %s, and changes are not heard of: the last state is in force", time.Since(c.Since).Round(time.Second))
+	if c.Error != "" {
+		text += ": " + c.Error
+	}
+	return text
 }
 
 // Counts are the numbers of things in the tables.
@@ -86,7 +111,14 @@ func (s *Status) Complaints() []string {
 		all = append(all, "no agent is running: the tables serve on as they are, and nothing follows changes")
 	}
 	if s.Answered && !s.Sync.Synced {
-		all = append(all, "no complete state has been read yet: what an earlier agent left serves on")
+		serves := "what an earlier agent left serves on"
+		if len(s.Attachments) == 0 {
+			serves = "nothing is attached"
+		}
+		all = append(all, "no complete state has been read yet: "+serves)
+	}
+	if away := s.Source.away(); away != "" {
+		all = append(all, away)
 	}
 	if s.Source.Errors > 0 {
 		all = append(all, fmt.Sprintf("the source has errors (%d): its last good state is in force", s.Source.Errors))
@@ -105,6 +137,12 @@ func (s *Status) Complaints() []string {
 	}
 	if n := len(s.HeldPorts); n > 0 {
 		all = append(all, fmt.Sprintf("sockets of this node at ports of Services and Pods (%d): what connects there goes to these", n))
+	}
+	if s.Unreadable != "" {
+		all = append(all, "pins are missing, and a running agent makes them again within its --audit-interval: "+s.Unreadable)
+	}
+	if s.Unprotected != "" {
+		all = append(all, s.Unprotected)
 	}
 	if s.UnknownNode {
 		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
@@ -141,13 +179,14 @@ func (s *Status) withProblems() (n int) {
 
 // ReadStatus reads what the pins of a bpffs directory tell. The rest of a
 // Status only a running agent knows.
-func ReadStatus(bpffs, version string, tables *Tables) (*Status, error) {
+func ReadStatus(bpffs, version string, tables *Tables) *Status {
 	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
 	s.Running, s.PID = datapath.AgentRunning(bpffs)
-	var err error
-	if s.Attachments, err = datapath.Attachments(bpffs); err != nil {
-		return nil, err
+	var attachments, counters error
+	s.Attachments, attachments = datapath.Attachments(bpffs)
+	s.Counters, counters = datapath.ReadCounters(bpffs)
+	if err := errors.Join(attachments, counters); err != nil {
+		s.Unreadable = err.Error()
 	}
-	s.Counters, err = datapath.ReadCounters(bpffs)
-	return s, err
+	return s
 }

@@ -182,7 +182,7 @@ func (kernel) process(pid int) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	number, err := nsfsInode(name)
+	number, err := netns.ParseName(name)
 	if err != nil {
 		return process{}, fmt.Errorf("%s/ns/net: %w", dir, err)
 	}
@@ -210,21 +210,11 @@ func hostNamespaces() ([]uint64, error) {
 	defer own.Close()
 	host := []uint64{own.Inode}
 	if name, err := os.Readlink("/proc/1/ns/net"); err == nil {
-		if number, err := nsfsInode(name); err == nil {
+		if number, err := netns.ParseName(name); err == nil {
 			host = append(host, number)
 		}
 	}
 	return host, nil
-}
-
-// nsfsInode reads the name of a namespace: net:[INODE].
-func nsfsInode(name string) (uint64, error) {
-	number, ok := strings.CutPrefix(name, "net:[")
-	inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
-	if !ok || err != nil {
-		return 0, fmt.Errorf("%q is no network namespace", name)
-	}
-	return inode, nil
 }
 
 // startTime is field 22 of proc_pid_stat(5). The second is a name in brackets

@@ -8,10 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netns"
 )
 
 // Bounds of a search: the kubelet's directory is near the top, and a machine has
@@ -33,7 +34,7 @@ func hierarchies(mountinfo io.Reader) ([]string, error) {
 		if !ok || len(fields) < 5 || len(kind) == 0 {
 			continue
 		}
-		switch path := unescape(fields[4]); kind[0] {
+		switch path := netns.Unescape(fields[4]); kind[0] {
 		case "cgroup":
 			v1 = append(v1, path)
 		case "cgroup2":
@@ -41,22 +42,6 @@ func hierarchies(mountinfo io.Reader) ([]string, error) {
 		}
 	}
 	return append(v2, v1...), lines.Err()
-}
-
-// unescape undoes what the kernel does to blanks in a path: \ooo, in octal.
-func unescape(path string) string {
-	var out strings.Builder
-	for i := 0; i < len(path); i++ {
-		if path[i] == '\\' && i+3 < len(path) {
-			if c, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
-				out.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		out.WriteByte(path[i])
-	}
-	return out.String()
 }
 
 // beginnings are where a search begins: the directories named by hand or, if

@@ -33,7 +33,7 @@ type Pod struct {
 	Found       bool      `json:"found"`
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"`
 	Since       time.Time `json:"since"` // it is found, or not found
-	// Late: not found for more than a moment, though it is not being deleted.
+	// Late: not found for more than a moment, though it runs.
 	Late bool `json:"late,omitempty"`
 	// Problem says why it is not found or cannot be brought into the tables.
 	Problem string `json:"problem,omitempty"`
@@ -78,7 +78,7 @@ func (p *pod) status(now time.Time) Pod {
 		Namespace: p.Pod.Namespace, Name: p.Pod.Name, UID: p.UID, Because: because[p.Because],
 		Found: p.cookie != 0, NetNSCookie: p.cookie, Since: p.since,
 	}
-	s.Late = !s.Found && !p.Deleting && now.Sub(p.since) > moment
+	s.Late = !s.Found && !p.Deleting && !p.Pending && now.Sub(p.since) > moment
 	switch {
 	case p.err != nil:
 		s.Problem = p.err.Error()

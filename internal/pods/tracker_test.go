@@ -257,6 +257,7 @@ func TestLate(t *testing.T) {
 		"just now":      {pod{since: now}, false},
 		"long":          {pod{since: now.Add(-time.Minute)}, true},
 		"found":         {pod{since: now.Add(-time.Minute), cookie: 1}, false},
+		"pending":       {pod{since: now.Add(-time.Minute), OptOut: service.OptOut{Pending: true}}, false},
 		"being deleted": {pod{since: now.Add(-time.Minute), OptOut: service.OptOut{Deleting: true}}, false},
 	} {
 		if got := test.pod.status(now); got.Late != test.want {

@@ -4,9 +4,12 @@ package service
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // ConvertNode copies out of a v1 Node what the rules read.
@@ -45,14 +48,13 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 		HostNetwork: in.Spec.HostNetwork,
 		Finished:    in.Status.Phase == corev1.PodSucceeded || in.Status.Phase == corev1.PodFailed,
 		Deleting:    in.DeletionTimestamp != nil,
+		Pending:     in.Status.Phase == corev1.PodPending,
 		Shortcut:    shortcut(in.Annotations),
 	}
 	if in.Spec.RuntimeClassName != nil {
 		p.RuntimeClass = *in.Spec.RuntimeClassName
 	}
-	if _, mirror := in.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		p.StaticUID = in.Annotations[annotationConfigHash]
-	}
+	p.StaticUID = staticUID(in)
 	ips, field := in.Status.PodIPs, "status.podIPs"
 	if len(ips) == 0 {
 		ips, field = []corev1.PodIP{{IP: in.Status.PodIP}}, "status.podIP"
@@ -74,6 +76,23 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 		}
 	}
 	return p, errs.join()
+}
+
+// staticUID is the UID of the static pod that a mirror pod stands for, or none.
+// Whoever may create Pods can write the annotations: with another pod's UID they
+// would speak for that. UIDs of the API server have hyphens, those that the
+// kubelet makes (a hash, in hexadecimal) have none; and the kubelet says that its
+// Node owns the mirror pod.
+func staticUID(in *corev1.Pod) string {
+	uid := in.Annotations[annotationConfigHash]
+	_, mirror := in.Annotations[corev1.MirrorPodAnnotationKey]
+	ofNode := slices.ContainsFunc(in.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.Kind == string(KindNode) && o.Name == in.Spec.NodeName
+	})
+	if !mirror || !ofNode || strings.Trim(uid, "0123456789abcdef") != "" {
+		return ""
+	}
+	return uid
 }
 
 func podPort(errs *fieldErrors, field string, in corev1.ContainerPort) (PodPort, bool) {

@@ -103,6 +103,7 @@ type Pod struct {
 	HostNetwork bool
 	// Finished: phase Succeeded or Failed.
 	Finished, Deleting bool
+	Pending            bool // phase Pending: it may have no process yet
 	IPs                []netip.Addr
 	HostPorts          []PodPort
 	RuntimeClass       string // spec.runtimeClassName; empty: none

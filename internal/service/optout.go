@@ -64,8 +64,8 @@ type OptOut struct {
 	// Because is the kind of the object that says so: the Pod itself, its
 	// Namespace or its RuntimeClass.
 	Because Kind
-	// Deleting: its processes may have ended already.
-	Deleting bool
+	// Deleting: its processes may have ended already. Pending: it may have none yet.
+	Deleting, Pending bool
 }
 
 // OptOutProblem is what an object asks for about the socket shortcut and does
@@ -173,7 +173,7 @@ func (o *OptOuts) decide() (list []OptOut, problems []OptOutProblem) {
 		if !off {
 			continue
 		}
-		out := OptOut{ref, cmp.Or(p.StaticUID, p.UID), because, p.Deleting}
+		out := OptOut{ref, cmp.Or(p.StaticUID, p.UID), because, p.Deleting, p.Pending}
 		if reason := cannotOptOut(p, out); reason != "" {
 			note(ref, reason)
 			continue

@@ -81,6 +81,7 @@ func TestOptOutOfWhichPods(t *testing.T) {
 		"not scheduled":    {func(p *Pod) { p.Node = "" }, nil, ""},
 		"finished":         {func(p *Pod) { p.Finished = true }, nil, ""},
 		"being deleted":    {func(p *Pod) { p.Deleting = true }, []OptOut{{UID: "uid-a", Deleting: true}}, ""},
+		"not started":      {func(p *Pod) { p.Pending = true }, []OptOut{{UID: "uid-a", Pending: true}}, ""},
 		"static":           {func(p *Pod) { p.StaticUID = "0123abcd" }, []OptOut{{UID: "0123abcd"}}, ""},
 		"on the host's":    {func(p *Pod) { p.HostNetwork = true }, nil, "host's network"},
 		"without a UID":    {func(p *Pod) { p.UID = "" }, nil, "no metadata.uid"},
@@ -188,7 +189,8 @@ func TestOptOutInAnyOrder(t *testing.T) {
 func TestConvertShortcut(t *testing.T) {
 	got, err := convert(t, `
 metadata: {namespace: kube-system, name: etcd-here, uid: mirror, annotations: {beeline.io/socket-shortcut: "off",
-  kubernetes.io/config.mirror: 0123abcd, kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.source: file}}
+  kubernetes.io/config.mirror: 0123abcd, kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.source: file},
+  ownerReferences: [{apiVersion: v1, kind: Node, name: here, uid: n, controller: true}]}
 spec: {nodeName: here, runtimeClassName: careful}
 `, ConvertPod)
 	checkErrors(t, err)
@@ -196,11 +198,19 @@ spec: {nodeName: here, runtimeClassName: careful}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {
 		t.Error(diff)
 	}
-	// The hash alone is anybody's.
-	got, err = convert(t, `{metadata: {name: a, uid: u, annotations: {kubernetes.io/config.hash: 0123abcd}}}`, ConvertPod)
-	checkErrors(t, err)
-	if got.StaticUID != "" {
-		t.Errorf("%+v is no mirror pod", got)
+	// The hash alone is anybody's, and nobody speaks for a pod of the API server.
+	for _, metadata := range []string{
+		`annotations: {kubernetes.io/config.hash: 0123abcd}, ownerReferences: [{kind: Node, name: here}]`,
+		`annotations: {kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.mirror: x}`,
+		`annotations: {kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.mirror: x}, ownerReferences: [{kind: Node, name: there}]`,
+		`annotations: {kubernetes.io/config.hash: 01-23-ab, kubernetes.io/config.mirror: x}, ownerReferences: [{kind: Node, name: here}]`,
+		`annotations: {kubernetes.io/config.hash: 01_23_ab, kubernetes.io/config.mirror: x}, ownerReferences: [{kind: Node, name: here}]`,
+	} {
+		got, err = convert(t, `{metadata: {name: a, uid: u, `+metadata+`}, spec: {nodeName: here}}`, ConvertPod)
+		checkErrors(t, err)
+		if got.StaticUID != "" {
+			t.Errorf("%s: %+v is no mirror pod", metadata, got)
+		}
 	}
 	for value, want := range map[string]Shortcut{
 		"on": ShortcutOn, "off": ShortcutOff, "Off": "Off", "": " ", strings.Repeat("x", 1000): Shortcut(strings.Repeat("x", 64)),

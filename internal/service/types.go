@@ -92,9 +92,9 @@ const (
 
 // Ref identifies one object. Namespace is empty for cluster-wide kinds.
 type Ref struct {
-	Kind      Kind
-	Namespace string
-	Name      string
+	Kind      Kind   `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
 }
 
 func (r Ref) String() string {

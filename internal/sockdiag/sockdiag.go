@@ -106,23 +106,24 @@ var ErrNoDestroy = errors.New("the kernel cannot end such a socket (CONFIG_INET_
 
 // Destroy ends a socket that List returned (SOCK_DESTROY, Linux 4.5): whoever
 // waits for it gets ECONNABORTED, and the peer of a TCP connection a reset. The
-// cookie keeps another socket of the same addresses from harm. A socket that is
-// gone is no error; nor is one that the kernel does not find since another has
-// the same addresses (SO_REUSEPORT): it finds one of them.
+// cookie keeps another socket of the same addresses from harm. It is no error,
+// but ended is false, if the socket is gone, or if the kernel does not find it
+// since others have the same addresses (SO_REUSEPORT): it finds one of them, and
+// another one when that has ended.
 //
 // Errors: ErrNoDestroy; those of netlink. It needs CAP_NET_ADMIN.
-func Destroy(s Socket) error {
+func Destroy(s Socket) (ended bool, err error) {
 	r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 	r.AddData(requestFor(s))
-	_, err := r.Execute(unix.NETLINK_INET_DIAG, 0)
+	_, err = r.Execute(unix.NETLINK_INET_DIAG, 0)
 	if errors.Is(err, unix.ENOENT) {
-		return nil
+		return false, nil
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		err = ErrNoDestroy
 	}
 	if err != nil {
-		return fmt.Errorf("end %s: %w", s, err)
+		return false, fmt.Errorf("end %s: %w", s, err)
 	}
-	return nil
+	return true, nil
 }

@@ -171,11 +171,11 @@ func TestDestroy(t *testing.T) {
 		}
 		wrong := s
 		wrong.Cookie++
-		must(t, Destroy(wrong)) // another socket of these addresses: it is gone
+		mustDestroy(t, wrong, false) // another socket of these addresses: it is gone
 		if _, found := find(t, client, protocol, Established); !found {
 			t.Errorf("%s: a wrong cookie ended the socket", c.to)
 		}
-		must(t, Destroy(s))
+		mustDestroy(t, s, true)
 		must(t, unix.SetNonblock(client, true))
 		if _, err := unix.Read(client, make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
 			t.Errorf("%s: read gives %v, want ECONNABORTED", c.to, err)
@@ -186,12 +186,21 @@ func TestDestroy(t *testing.T) {
 		if _, found := find(t, other, protocol, Established); !found {
 			t.Errorf("%s: the other connection is gone, too", c.to)
 		}
-		must(t, Destroy(s)) // gone
+		mustDestroy(t, s, false) // gone
 		unix.Close(server)
 	}
 }
 
 // TestNoProtocol: what the kernel cannot list has a named error.
+func mustDestroy(t *testing.T, s Socket, want bool) {
+	t.Helper()
+	ended, err := Destroy(s)
+	must(t, err)
+	if ended != want {
+		t.Errorf("ended %s: %t, want %t", s, ended, want)
+	}
+}
+
 func TestNoProtocol(t *testing.T) {
 	ownNamespace(t)
 	if _, err := List(unix.IPPROTO_DCCP, AllStates); !errors.Is(err, ErrNoProtocol) {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"beeline.io/beeline/internal/service"
 )
@@ -19,6 +20,25 @@ type Source interface {
 	// receiver: while an event is not taken, the next one gathers all that
 	// happens. A bad input is not a reason to return, but an event with Problems.
 	Run(ctx context.Context, events chan<- Event) error
+}
+
+// Remote is a source that follows a server.
+type Remote interface {
+	// Remote may be called at any time.
+	Remote() Connection
+}
+
+// Connection is how such a source stands with its server.
+type Connection struct {
+	Connected bool `json:"connected"`
+	// Since is when Connected became what it is.
+	Since time.Time `json:"since"`
+	// Error says why it is not connected; empty if it is, or nothing was tried yet.
+	Error string `json:"error,omitempty"`
+	// LastHeard is when the server last sent an object or a sign of life.
+	LastHeard time.Time `json:"lastHeard,omitzero"`
+	// WaitingFor lists the kinds that have not been read yet.
+	WaitingFor []string `json:"waitingFor,omitempty"`
 }
 
 // Event is one step of a source. The events of one Run are a chain that starts

@@ -119,11 +119,8 @@ func (s *Syncer) buildKept(e *entry, w want, old *entry) error {
 	if err != nil {
 		return err
 	}
-	if set.extent.count > math.MaxUint16 {
-		return fmt.Errorf("%s serves, but not here, with %d endpoints, more than %d: flows to them cannot be kept",
-			w.frontend.Port, set.extent.count, math.MaxUint16)
-	}
-	e.content.KeptFirst, e.content.KeptCount = set.extent.first, uint16(set.extent.count)
+	// Of more, flows to the rest choose anew.
+	e.content.KeptFirst, e.content.KeptCount = set.extent.first, uint16(min(set.extent.count, math.MaxUint16))
 	return nil
 }
 

@@ -23,8 +23,15 @@ func (s *Syncer) Left() (udp, tcp bool) {
 // noteLeft compares the backends of a frontend before and after a change; now is
 // nil if it is gone.
 func (s *Syncer) noteLeft(key service.FrontendKey, before, now *entry) {
-	if before == nil || s.left[key.Protocol] {
+	if s.left[key.Protocol] {
 		return
+	}
+	if before == nil || now != nil && before.content.Flags != now.content.Flags {
+		// On one loopback address it takes that from a frontend that stands for all.
+		s.left[key.Protocol] = key.Addr.Is4() && key.Addr.IsLoopback()
+		if before == nil {
+			return
+		}
 	}
 	serving := map[netip.AddrPort]bool{}
 	if now != nil {

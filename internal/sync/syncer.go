@@ -292,8 +292,8 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 		s.retire(e)
 		return err
 	}
+	s.noteLeft(key, old, e)
 	if old != nil {
-		s.noteLeft(key, old, e)
 		s.retire(old)
 		s.freed = true
 	}

@@ -305,7 +305,7 @@ func TestJobDrainsTCP(t *testing.T) {
 func TestDrainIsNotOfABackendThatServes(t *testing.T) {
 	s := stale(unix.IPPROTO_TCP, 1)
 	serves := true
-	d := drain{timeout: time.Second, since: map[datapath.Connection]time.Time{}, serves: func(datapath.Connection) bool { return serves }}
+	d := drain{timeout: time.Second, since: map[datapath.Connection]time.Time{}, met: map[datapath.Connection]time.Time{}, serves: func(datapath.Connection) bool { return serves }}
 	now := time.Now()
 	if d.found(s.Connection(), now) || len(d.since) != 0 {
 		t.Errorf("it is draining: %v", d.since)

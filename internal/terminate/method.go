@@ -5,6 +5,7 @@ package terminate
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -77,9 +78,9 @@ func endByNetlink(protocol uint8, stale []datapath.StaleSocket) (ended int, err 
 	if len(stale) == 0 {
 		return 0, nil
 	}
-	wanted := map[uint64]bool{}
+	wanted := map[uint64]netip.AddrPort{} // the backend, by the socket's cookie
 	for i := range stale {
-		wanted[stale[i].Cookie] = true
+		wanted[stale[i].Cookie] = stale[i].Connection().Backend
 	}
 	states := sockdiag.AllStates &^ sockdiag.Listening
 	if protocol == unix.IPPROTO_UDP {
@@ -91,14 +92,16 @@ func endByNetlink(protocol uint8, stale []datapath.StaleSocket) (ended int, err 
 	}
 	var errs []error
 	for _, s := range sockets {
-		if !wanted[s.Cookie] {
-			continue
+		backend, found := wanted[s.Cookie]
+		if !found || netip.AddrPortFrom(s.Remote.Addr().Unmap(), s.Remote.Port()) != backend {
+			continue // or it has been connected anew, which leaves it its cookie
 		}
-		if err := sockdiag.Destroy(s); err != nil {
+		done, err := sockdiag.Destroy(s)
+		if err != nil {
 			errs = append(errs, err)
-			continue
+		} else if done {
+			ended++
 		}
-		ended++
 	}
 	return ended, errors.Join(errs...)
 }

@@ -15,11 +15,25 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// passes bounds how often one namespace is gone over: until nothing is found any
-// more, since a pass that ends sockets may miss others.
-const passes = 8
+// A namespace is gone over until nothing is found any more: a pass that ends
+// sockets may miss others. passes bounds it, and idlePasses those that end none.
+const (
+	passes     = 1000
+	idlePasses = 3
+)
 
-var errStubborn = fmt.Errorf("sockets whose backend serves no more are there after %d attempts to end them", passes)
+var errStubborn = errors.New("sockets whose backend serves no more are there after several attempts to end them")
+
+// again says whether there is to be another pass after one that ended so many.
+type again struct{ passes, idle int }
+
+func (a *again) after(ended int) bool {
+	a.passes++
+	if ended == 0 {
+		a.idle++
+	}
+	return a.passes < passes && a.idle < idlePasses
+}
 
 // doomedAtOnce is how many TCP sockets one pass ends: what surely fits into the
 // table.
@@ -58,9 +72,9 @@ func (s *sweep) run(ctx context.Context) {
 			s.errs = append(s.errs, fmt.Errorf("network namespace %d: %w", ns.Inode, err))
 		}
 	}
-	if s.protocol == unix.IPPROTO_TCP && len(s.errs) == 0 {
+	if s.protocol == unix.IPPROTO_TCP {
 		s.job.mu.Lock()
-		s.job.drain.keep(s.left)
+		s.job.drain.keep(s.left, len(s.errs) == 0, s.now)
 		s.job.mu.Unlock()
 	}
 }
@@ -74,7 +88,7 @@ func (s *sweep) visit() error {
 }
 
 func (s *sweep) udp() error {
-	for range passes {
+	for a := (again{}); ; {
 		found, err := s.job.finder.UDP()
 		ended := len(found)
 		if s.job.method == Netlink {
@@ -87,13 +101,15 @@ func (s *sweep) udp() error {
 		if err != nil || len(found) == 0 {
 			return err
 		}
+		if !a.after(ended) {
+			return errStubborn
+		}
 	}
-	return errStubborn
 }
 
 // tcp ends the connections that have had their time.
 func (s *sweep) tcp() error {
-	for range passes {
+	for a := (again{}); ; {
 		found, err := s.job.finder.TCP()
 		if err != nil {
 			return err
@@ -108,8 +124,10 @@ func (s *sweep) tcp() error {
 		if err != nil {
 			return err
 		}
+		if !a.after(ended) {
+			return errStubborn
+		}
 	}
-	return errStubborn
 }
 
 // timeOver notes what was found, and picks the connections that have had their

@@ -36,8 +36,10 @@ type Agent struct {
 	Host *lab.Host
 	// Program is the beeline binary.
 	Program string
-	// Manifests is the folder or file it reads.
-	Manifests string
+	// Manifests is the folder or file it reads; empty if it follows the API server
+	// of Kubeconfig.
+	Manifests  string
+	Kubeconfig string
 	// Flags are added to its command line.
 	Flags []string
 	// Log receives what it prints; nil for nowhere.
@@ -59,8 +61,11 @@ func (a *Agent) Socket() string { return filepath.Join(a.Host.RunDir, "agent.soc
 
 // Command prepares the agent's process.
 func (a *Agent) Command(ctx context.Context) *lab.Cmd {
-	args := append([]string{a.Program, "agent",
-		"--manifests", a.Manifests,
+	from := []string{"--manifests", a.Manifests}
+	if a.Manifests == "" {
+		from = []string{"--kubeconfig", a.Kubeconfig}
+	}
+	args := append([]string{a.Program, "agent", from[0], from[1],
 		"--node-name", a.Host.Name,
 		"--bpffs", a.BPFFS(),
 		"--socket", a.Socket(),

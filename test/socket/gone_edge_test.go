@@ -5,11 +5,16 @@ package socket
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/terminate"
+	"beeline.io/beeline/test/lab"
 )
 
 // R29: a socket that is not connected any more, by its own will or because it has
@@ -84,7 +89,6 @@ func TestAgentServesWithoutTheSweep(t *testing.T) {
 	w.must(os.WriteFile(script, []byte("#!/bin/sh\nexec unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"' "+
 		program+" \"$@\"\n"), 0o755))
 	w.agent().Program = script
-	w.agent().Flags = []string{"--bind-protection=false"} // which needs the kernel's types, too
 	w.start()
 	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
 	s := w.connectUDP(t, ipv4, w.Host("a1"), ipv4.clusterIP(1))
@@ -98,6 +102,9 @@ func TestAgentServesWithoutTheSweep(t *testing.T) {
 	if st := status.Sockets; st.Method != terminate.Off || st.LastError == "" {
 		t.Errorf("the status says %+v", st)
 	}
+	if !slices.ContainsFunc(status.Complaints(), func(c string) bool { return strings.Contains(c, "CONFIG_DEBUG_INFO_BTF") }) {
+		t.Errorf("the status does not say that ports are not protected: %q", status.Complaints())
+	}
 	missing := map[string]bool{}
 	for _, f := range status.Features {
 		missing[f.Name] = !f.Present
@@ -105,4 +112,52 @@ func TestAgentServesWithoutTheSweep(t *testing.T) {
 	if !missing["socket iterators"] || !missing["bpf_sock_destroy"] {
 		t.Errorf("the status does not say that the kernel lacks socket iterators: %+v", status.Features)
 	}
+}
+
+// R29: a socket that asks for its peer's name just when its Service goes is found
+// all the same.
+func TestUDPSocketEndsThoughItAsksForNames(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		method := w.agent().Flags
+		w.agent().Flags = []string{"--terminate-sockets", "off"}
+		w.start()
+		for _, f := range families {
+			w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+			s := w.connectUDP(t, f, w.Host("a1"), f.clusterIP(1))
+			w.remove("dns")
+			w.must(s.send("who"))
+			if _, from, err := s.receive(); err != nil || from != f.pod(w.Host("b1")) {
+				t.Errorf("an answer came from %s (%v), but its Service is gone", from, err)
+			}
+			s.wantPeer(f.pod(w.Host("b1")))
+			w.must(w.agent().Kill())
+			w.agent().Flags = method
+			w.start()
+			s.wantEnded()
+			w.must(w.agent().Kill())
+			w.agent().Flags = []string{"--terminate-sockets", "off"}
+			w.start()
+		}
+		w.must(w.agent().Kill())
+		w.agent().Flags = method
+		w.start()
+	})
+}
+
+// R29, R33: a hostPort of one loopback address takes that from a NodePort of all
+// of them, and its sockets with it.
+func TestUDPSocketEndsWhenItsAddressIsTaken(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slicesOf := w.udp("dns", 1, "b1")
+	s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
+	w.apply("dns", objects(s, slicesOf)...)
+	taken, other := ipv4.loopbacks()[1], ipv4.loopbacks()[0]
+	gone, stays := w.connectUDP(t, ipv4, w.Host("node-a"), taken), w.connectUDP(t, ipv4, w.Host("node-a"), other)
+	pod := podObject(w.Host("a2"), taken.Addr().String())
+	port := &pod.Spec.Containers[0].Ports[0]
+	port.HostPort, port.ContainerPort, port.Protocol = nodePort, int32(lab.PortUDP), corev1.ProtocolUDP
+	w.apply("pod", pod)
+	gone.wantEnded()
+	w.quiet()
+	wantUntouched([]*connectedSocket{stays})
 }

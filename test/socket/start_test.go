@@ -199,6 +199,16 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b2") })
 }
 
+// An agent that cannot answer on its socket leaves a fresh node as it was.
+func TestSocketOfAnotherAgentIsRefused(t *testing.T) {
+	w := startWorld(t, "node-a")
+	other := w.newAgent(w.Host("node-b"))
+	other.Flags = []string{"--socket", w.agent().Socket()}
+	w.must(other.StartOnly())
+	wantEnd(t, other, 1, "another agent answers there")
+	w.wantNothingLeft(t, other)
+}
+
 // R37: cleanup takes all of it away, but not from under a running agent.
 // Connections that were made before go on; they have a backend's address.
 func TestCleanup(t *testing.T) {

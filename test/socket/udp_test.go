@@ -3,6 +3,8 @@
 package socket
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/test/lab"
@@ -238,6 +241,9 @@ func TestUDPRefusals(t *testing.T) {
 			f.clusterIP(9): "EPERM",
 		} {
 			w.wantMeetUDP(t, clients, f, to, want)
+			if to == unknown {
+				continue // connect sends nothing there: TestUDPConnectToAnUnknownPort...
+			}
 			if got := errnoName(f.datagrams(t, w.Host("a1")).connect(to)); got != want {
 				t.Errorf("connect to %s: %s, want %s", to, got, want)
 			}
@@ -572,6 +578,190 @@ func TestUDPSourceRanges(t *testing.T) {
 			if c.want == nil {
 				bound.wantAnswer("who", to)
 				told.wantAnswer("who", to)
+			}
+		}
+	})
+}
+
+// R29, K3: a set that lies first of all in the tables is found like any other,
+// also where pods have no decision: on loopback.
+func TestUDPFlowOfTheFirstSet(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slicesOf := w.udp("dns", 1, "a2 b1")
+	s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
+	w.apply("dns", objects(s, slicesOf)...)
+	to := ipv4.loopbacks()[0]
+	var connected []*connectedSocket
+	for range 8 {
+		c := ipv4.datagrams(t, w.Host("node-a"))
+		first := c.exchange(to).Pod
+		for range 20 {
+			if got := c.exchange(to).Pod; got != first {
+				t.Fatalf("the flow went from %s to %s", first, got)
+			}
+		}
+		connected = append(connected, w.connectUDP(t, ipv4, w.Host("node-a"), to))
+	}
+	w.apply("other", objects(w.udp("other", 2, "b1 b2"))...)
+	w.sweepsAfter(func() { w.apply("other", objects(w.udp("other", 2, "b1"))...) })
+	wantUntouched(connected)
+}
+
+// K3: an external IP can be the address of one of its backends.
+func TestUDPServiceIsItsOwnBackend(t *testing.T) {
+	w := startWorld(t, "node-a")
+	s, slicesOf := w.udp("dns", 1, "b1 b2")
+	s.Spec.Ports[0].Port = int32(lab.PortUDP)
+	s.Spec.ExternalIPs = []string{w.Host("b1").Addr4.String(), w.Host("b1").Addr6.String()}
+	w.apply("dns", objects(s, slicesOf)...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		for range 10 {
+			c := f.datagrams(t, w.Host("a1"))
+			first := c.exchange(f.pod(w.Host("b1"))).Pod
+			for range 10 {
+				if got := c.exchange(f.pod(w.Host("b1"))).Pod; got != first {
+					t.Fatalf("the flow went from %s to %s", first, got)
+				}
+			}
+		}
+	})
+}
+
+// K2: a socket that is connected to a pod has that pod's name, whatever it asked
+// before.
+func TestUDPConnectedToAPodAfterItsService(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		c := f.datagrams(t, w.Host("a1"))
+		c.exchange(f.clusterIP(1))
+		pod := f.pod(w.Host("b1"))
+		c.mustConnect(pod)
+		c.wantPeer(pod)
+		c.exchangeConnected(pod)
+	})
+}
+
+// K3: a socket that is connected to a plain address stays with its peer, also
+// when that becomes a Service's address: an AF_INET6 socket with an IPv4 peer
+// passes the hook with each send(2).
+func TestUDPConnectedSocketStaysWithItsPeer(t *testing.T) {
+	w := startWorld(t, "node-a")
+	inEachFamily(t, func(t *testing.T, f family) {
+		pod := f.pod(w.Host("b1"))
+		s := f.datagrams(t, w.Host("a1"))
+		s.mustConnect(pod)
+		s.exchangeConnected(pod)
+		svc, slicesOf := w.udp("dns", 1, "b2")
+		svc.Spec.Ports[0].Port = int32(lab.PortUDP)
+		svc.Spec.ExternalIPs = []string{w.Host("b1").Addr4.String(), w.Host("b1").Addr6.String()}
+		w.apply("dns", objects(svc, slicesOf)...)
+		if got := s.exchangeConnected(pod).Pod; got != "b1" {
+			t.Errorf("connected to b1, the socket asked %s", got)
+		}
+		if got := s.exchange(pod).Pod; got != "b1" {
+			t.Errorf("connected to b1, sendto asked %s", got)
+		}
+		// A backend that is itself a Service's address.
+		w.apply("other", objects(w.udp("other", 2, "b1"))...)
+		c := f.datagrams(t, w.Host("a1"))
+		c.mustConnect(f.clusterIP(2))
+		if got := c.exchangeConnected(f.clusterIP(2)).Pod; got != "b1" {
+			t.Errorf("connected by way of a Service of b1, the socket asked %s", got)
+		}
+		w.remove("other")
+		w.remove("dns")
+	})
+}
+
+// K2: a connect() that fails leaves a UDP socket with what it was connected to,
+// and with its name, whether Beeline or the kernel refuses.
+func TestUDPConnectThatFails(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("one", objects(w.udp("one", 1, "a2 a3 b1 b2"))...)
+	w.apply("empty", objects(w.udp("empty", 2, ""))...)
+	unreachable, slicesOf := w.udp("unreachable", 3, "b1")
+	slicesOf[0].Endpoints[0].Addresses[0], slicesOf[1].Endpoints[0].Addresses[0] = "10.99.0.1", "fd00:99::1"
+	w.apply("unreachable", objects(unreachable, slicesOf)...)
+	a1 := w.Host("a1")
+	w.unroute(a1, "10.99.0.0/24")
+	w.unroute(a1, "fd00:99::/64")
+	inEachFamily(t, func(t *testing.T, f family) {
+		one := f.clusterIP(1)
+		for to, want := range map[netip.AddrPort]error{
+			f.clusterIP(2): unix.ECONNREFUSED,
+			f.clusterIP(9): unix.EPERM,
+			f.clusterIP(3): unix.EHOSTUNREACH,
+		} {
+			s := f.datagrams(t, a1)
+			s.mustConnect(one)
+			first := s.exchangeConnected(one).Pod
+			if err := s.connect(to); err != want {
+				t.Errorf("connect to %s: %v, want %v", to, err, want)
+			}
+			s.wantPeer(one)
+			if got := s.exchangeConnected(one).Pod; got != first {
+				t.Errorf("the socket went from %s to %s", first, got)
+			}
+			if got := s.exchange(one).Pod; got != first {
+				t.Errorf("sendto on the socket went to %s, send to %s", got, first)
+			}
+		}
+	})
+}
+
+// unroute lets a host find no way to a network: connect(2) says so.
+func (w *world) unroute(host *lab.Host, network string) {
+	w.t.Helper()
+	nl, err := host.Netlink()
+	w.must(err)
+	defer nl.Close()
+	p := netip.MustParsePrefix(network)
+	w.must(nl.RouteAdd(&netlink.Route{
+		Dst:  &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		Type: unix.RTN_UNREACHABLE,
+	}))
+}
+
+// R21: connect(2) of a UDP socket sends nothing, and programs use it to learn
+// which address they have towards a Service, whatever its ports are. What is
+// sent to such a port is refused.
+func TestUDPConnectToAnUnknownPortTellsTheSource(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.web("web", 1, "b1"))...) // TCP alone
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, port := range []uint16{80, 81, 53} {
+			to := netip.AddrPortFrom(f.clusterIP(1).Addr(), port)
+			s := f.datagrams(t, w.Host("a1"))
+			s.mustConnect(to)
+			s.wantPeer(to)
+			if got := s.local().Addr(); got != f.of(w.Host("a1")) {
+				t.Errorf("towards %s the address is %s", to, got)
+			}
+			if err := f.datagrams(t, w.Host("a1")).sendTo("who", to); err != unix.ECONNREFUSED {
+				t.Errorf("sendto %s: %v", to, err)
+			}
+		}
+	})
+}
+
+// K2: of two Services with the same only backend, answers count in the order of
+// the questions, however many each of them was asked.
+func TestUDPManyQuestionsInFlight(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("a", objects(w.udp("a", 1, "b1"))...)
+	w.apply("b", objects(w.udp("b", 2, "b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		at := map[rune]netip.AddrPort{'a': f.clusterIP(1), 'b': f.clusterIP(2), 'p': f.pod(w.Host("b1"))}
+		for _, order := range []string{"aabb", "abab", "ababab", "aab", "aap", "papapa", "aaaabbbb"} {
+			s := f.datagrams(t, w.Host("a1"))
+			s.exchange(at['a']) // the flow that makes the others be noted
+			s.exchange(at['b'])
+			for i, c := range order {
+				w.must(s.sendTo(fmt.Sprint(order, i), at[c]))
+			}
+			for i, c := range order {
+				s.wantAnswer(fmt.Sprint(order, i), at[c])
 			}
 		}
 	})

@@ -27,7 +27,7 @@ type timing struct {
 }
 
 var defaultTiming = timing{
-	quiet:  50 * time.Millisecond,
+	quiet:  10 * time.Millisecond,
 	atMost: 50 * time.Millisecond,
 	resync: 30 * time.Second,
 	retry:  5 * time.Millisecond,

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/source/kube"
+	"beeline.io/beeline/internal/source/manifest"
+)
+
+// newSource makes the source that is configured.
+//
+// Manifests are read once before anything is touched, and it is an error if they
+// are bad, unless an earlier agent's programs serve. An API server need not
+// answer yet.
+func newSource(config Config, version string, log *slog.Logger) (source.Source, observe.Source, error) {
+	if config.Manifests == "" {
+		objects, err := kube.New(kube.Options{
+			Kubeconfig: config.Kubeconfig, Version: version, NodeName: config.NodeName,
+			ServiceProxyName: config.Service.ServiceProxyName, Log: log,
+		})
+		if err != nil {
+			return nil, observe.Source{}, err
+		}
+		log.Info("waiting for the API server's objects", "server", objects.Server(), "node", config.NodeName)
+		return objects, observe.Source{Kind: "kubernetes", Location: objects.Server()}, nil
+	}
+	objects := manifest.New(config.Manifests)
+	if _, err := objects.Load(); err != nil {
+		if !datapath.Attached(config.BPFFS) {
+			return nil, observe.Source{}, fmt.Errorf("nothing is attached, because the manifests cannot be used:\n%w", err)
+		}
+		log.Error("the manifests cannot be used; what an earlier agent left serves on")
+	}
+	return objects, observe.Source{Kind: "manifests", Location: config.Manifests}, nil
+}
+
+// noteSource keeps for the socket what an event says of the source, and logs the
+// problems that are new.
+func (a *Agent) noteSource(ev source.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old := a.source.Problems
+	a.source.Problems = nil
+	for _, p := range ev.Problems {
+		text := p.String()
+		a.source.Problems = append(a.source.Problems, text)
+		switch {
+		case slices.Contains(old, text):
+		case p.Warning:
+			a.log.Warn(a.source.Kind + ": " + text)
+		default:
+			a.log.Error(a.source.Kind + ": " + text)
+		}
+	}
+	a.source.Errors = ev.Problems.Errors()
+	a.source.Synced = ev.Synced
+	if ev.Synced && a.source.Errors == 0 {
+		a.source.LastGood = time.Now()
+	}
+}
+
+// sourceStatus is what is known of the source at present.
+func (a *Agent) sourceStatus() observe.Source {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.source
+	if remote, ok := a.objects.(source.Remote); ok {
+		connection := remote.Remote()
+		s.Connection = &connection
+	}
+	return s
+}

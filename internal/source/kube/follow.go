@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"beeline.io/beeline/internal/source"
+)
+
+// follower follows one kind.
+type follower struct {
+	kind   *kind
+	client rest.Interface
+	timing timing
+	link   *link
+	state  *state
+
+	noFields atomic.Bool // the server does not know the field selector
+}
+
+func (s *Source) follower(k *kind) *follower {
+	return &follower{kind: k, client: s.client[k.resource.GroupVersion()], timing: s.timing, link: s.link, state: s.state}
+}
+
+// run lists and watches until ctx ends. The reflector starts a watch that has
+// ended anew by itself; it returns where a list has failed or is needed.
+func (f *follower) run(ctx context.Context) {
+	// What the reflector would log is in Problems and in the link's messages.
+	quiet := logr.Discard()
+	ctx = klog.NewContext(ctx, quiet)
+	lists := &cache.ListWatch{ListWithContextFunc: f.List, WatchFuncWithContext: f.Watch}
+	reflector := cache.NewReflectorWithOptions(lists, &item{}, &store{kind: f.kind, state: f.state}, cache.ReflectorOptions{
+		Logger: &quiet,
+		Name:   f.kind.resource.Resource,
+		Clock:  linkClock{ctx: ctx, link: f.link},
+		Backoff: &wait.Backoff{
+			Duration: f.timing.first, Factor: 2, Jitter: 0.5, Steps: 30, Cap: f.timing.most,
+		},
+	})
+	delay := f.timing.first
+	for {
+		begin := time.Now()
+		err := reflector.ListAndWatchWithContext(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		most := f.timing.most
+		if err != nil && f.failed(err) {
+			most = f.timing.mostRefused
+		}
+		if time.Since(begin) > f.timing.mostRefused {
+			delay = f.timing.first
+		}
+		f.link.pause(ctx, delay+rand.N(delay/2+1))
+		delay = min(2*delay, most)
+	}
+}
+
+// failed notes what is wrong with a list, and says whether it is that the server
+// refuses it. If the server cannot be reached, the link says so.
+func (f *follower) failed(err error) (refused bool) {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		code := status.Status().Code
+		refused = code >= 400 && code < 500 && code != http.StatusTooManyRequests
+	}
+	if refused || f.link.connection().Connected {
+		f.state.failed(f.kind, f.complaint(err), refused && f.kind.lost != "" && !apierrors.IsUnauthorized(err))
+	}
+	return refused
+}
+
+func (f *follower) complaint(err error) source.Problem {
+	name, resource := string(f.kind.name), f.kind.resource.GroupResource().String()
+	p := source.Problem{Object: name, Warning: f.kind.lost != ""}
+	lost := "no Service is served, or the last state stays in force"
+	if f.kind.lost != "" {
+		lost = f.kind.lost
+	}
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return source.Problem{Reason: fmt.Sprintf("the API server does not accept the credentials (%v): renew the token or certificate", err)}
+	case apierrors.IsForbidden(err):
+		p.Reason = fmt.Sprintf("may not be read (%v): %s; grant the verbs list and watch on %s", err, lost, resource)
+	case apierrors.IsNotFound(err):
+		p.Reason = fmt.Sprintf("the API server does not have %s of %s: %s", resource, f.kind.resource.GroupVersion(), lost)
+	default:
+		p.Reason = fmt.Sprintf("cannot be read (%v): %s", err, lost)
+	}
+	return p
+}

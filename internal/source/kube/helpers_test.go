@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/source"
+)
+
+// deadline bounds what a test waits for. It decides nothing.
+const deadline = time.Minute
+
+// quickly is patience for tests.
+var quickly = timing{first: 10 * time.Millisecond, most: 100 * time.Millisecond, mostRefused: 200 * time.Millisecond, answer: deadline}
+
+func svc(name, clusterIP string, labels ...string) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{}},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+	for i := 0; i < len(labels); i += 2 {
+		s.Labels[labels[i]] = labels[i+1]
+	}
+	return s
+}
+
+func slice(name string, addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(8080)), Protocol: new(corev1.ProtocolTCP)}},
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, NodeName: new("node-a")})
+	}
+	return s
+}
+
+func node(name, address string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}},
+	}
+}
+
+func pod(name, node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: "uid"},
+		Spec:       corev1.PodSpec{NodeName: node},
+	}
+}
+
+// receiver applies the events of a source as a receiver does.
+type receiver struct {
+	t       *testing.T
+	source  *Source
+	events  chan source.Event
+	log     *safeBuffer
+	objects map[service.Ref]service.Object
+	last    source.Event
+	count   int
+}
+
+// safeBuffer is what a log writes to.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func kubeconfig(t testing.TB, server string) string {
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "%s"}}]
+users: [{name: u, user: {token: secret}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`, server)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// newSource makes a source of a server without running it.
+func newSource(t testing.TB, s *apiServer, change func(*Options)) (*Source, *safeBuffer) {
+	t.Helper()
+	log := &safeBuffer{}
+	o := Options{Kubeconfig: kubeconfig(t, "http://"+s.address), Version: "test", NodeName: "node-a", Log: slog.New(slog.NewTextHandler(log, nil))}
+	if change != nil {
+		change(&o)
+	}
+	src, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.timing = quickly
+	return src, log
+}
+
+// receive runs a source of the server. Events are taken only when the test asks.
+func receive(t *testing.T, s *apiServer, change func(*Options)) *receiver {
+	t.Helper()
+	src, log := newSource(t, s, change)
+	r := &receiver{t: t, source: src, events: make(chan source.Event), log: log, objects: map[service.Ref]service.Object{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- src.Run(ctx, r.events) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return r
+}
+
+// next takes one event, and checks what holds of every event.
+func (r *receiver) next() source.Event {
+	r.t.Helper()
+	select {
+	case r.last = <-r.events:
+	case <-time.After(deadline):
+		r.t.Fatalf("no event within %v; the source logged:\n%s", deadline, r.log)
+	}
+	r.count++
+	if !r.last.Synced && len(r.last.Changes) > 0 {
+		r.t.Fatalf("R4: changes before all is there: %v", r.last.Changes)
+	}
+	if !slices.IsSortedFunc(r.last.Changes, func(a, b service.Change) int { return a.Ref.Compare(b.Ref) }) {
+		r.t.Fatalf("not sorted: %v", r.last.Changes)
+	}
+	for _, c := range r.last.Changes {
+		if c.Object == nil && r.objects[c.Ref] == nil {
+			r.t.Fatalf("%s goes, and was not there", c.Ref)
+		}
+		if r.objects[c.Ref] = c.Object; c.Object == nil {
+			delete(r.objects, c.Ref)
+		}
+	}
+	return r.last
+}
+
+// want takes one event, which has to bring these changes: +Kind/name that comes
+// or changes, -Kind/name that goes.
+func (r *receiver) want(changes ...string) {
+	r.t.Helper()
+	ev := r.next()
+	var got []string
+	for _, c := range ev.Changes {
+		sign := "+"
+		if c.Object == nil {
+			sign = "-"
+		}
+		got = append(got, sign+string(c.Ref.Kind)+"/"+c.Ref.Name)
+	}
+	if !slices.Equal(got, changes) {
+		r.t.Fatalf("got %v, want %v; problems:\n%v", got, changes, ev.Problems)
+	}
+}
+
+// until takes events until ok holds.
+func (r *receiver) until(what string, ok func() bool) {
+	r.t.Helper()
+	end := time.Now().Add(deadline)
+	for !ok() {
+		if time.Now().After(end) {
+			r.t.Fatalf("not within %v: %s", deadline, what)
+		}
+		r.next()
+	}
+}
+
+// wait waits without taking events.
+func (r *receiver) wait(what string, ok func() bool) {
+	r.t.Helper()
+	for end := time.Now().Add(deadline); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			r.t.Fatalf("not within %v: %s", deadline, what)
+		}
+	}
+}
+
+// problem waits for a problem with all these words.
+func (r *receiver) problem(words ...string) {
+	r.t.Helper()
+	r.until("a problem with "+strings.Join(words, ", "), func() bool {
+		return slices.ContainsFunc(r.last.Problems, func(p source.Problem) bool {
+			return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(p.String(), w) })
+		})
+	})
+}
+
+func (r *receiver) has(kind service.Kind, name string) bool {
+	for ref := range r.objects {
+		if ref.Kind == kind && ref.Name == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"beeline.io/beeline/internal/source"
+)
+
+// link knows whether the server answers: the last request to be answered or to
+// fail says so, of whatever kind it was.
+type link struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	known bool // some request has ended
+	up    bool
+	since time.Time
+	err   string
+	// back is closed when the server answers again.
+	back chan struct{}
+}
+
+func newLink(log *slog.Logger) *link {
+	return &link{log: log, since: time.Now(), back: make(chan struct{})}
+}
+
+// roundTripper is a function as an http.RoundTripper.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// observe wraps a transport so that the link hears of each request. A server that
+// is there and cannot do anything, or a proxy in front of none, answers 5xx.
+func (l *link) observe(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		response, err := next.RoundTrip(r)
+		switch {
+		case err == nil && response.StatusCode < http.StatusInternalServerError:
+			l.answered()
+		case err == nil:
+			l.failed(fmt.Sprintf("it answers %s", response.Status))
+		case !errors.Is(r.Context().Err(), context.Canceled):
+			l.failed(err.Error())
+		}
+		return response, err
+	})
+}
+
+func (l *link) answered() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.up {
+		return
+	}
+	if l.known {
+		l.log.Info("the API server answers again", "after", time.Since(l.since).Round(time.Millisecond))
+	}
+	l.known, l.up, l.since, l.err = true, true, time.Now(), ""
+	close(l.back)
+}
+
+func (l *link) failed(err string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == "" {
+		l.log.Warn("the API server does not answer; the last state stays in force until it does", "error", err)
+	}
+	if l.up {
+		l.since, l.back = time.Now(), make(chan struct{})
+	}
+	l.known, l.up, l.err = true, false, err
+}
+
+func (l *link) connection() source.Connection {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return source.Connection{Connected: l.up, Since: l.since, Error: l.err}
+}
+
+// pause waits before another attempt, but no longer than until the server
+// answers somebody, if it does not now.
+func (l *link) pause(ctx context.Context, d time.Duration) {
+	l.mu.Lock()
+	back := l.back
+	if l.up {
+		back = nil
+	}
+	l.mu.Unlock()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-back:
+	}
+}
+
+// linkClock is for a reflector: its waits are pauses.
+type linkClock struct {
+	clock.RealClock
+	ctx  context.Context
+	link *link
+}
+
+func (c linkClock) After(d time.Duration) <-chan time.Time {
+	done := make(chan time.Time, 1)
+	go func() {
+		c.link.pause(c.ctx, d)
+		done <- time.Now()
+	}()
+	return done
+}

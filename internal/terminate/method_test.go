@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package terminate
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A socket keeps its cookie when its program connects it anew, which is what it
+// should do when its backend is gone: between finding and ending it has become
+// another one.
+func TestNetlinkSparesWhatIsConnectedAnew(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a network namespace needs root")
+	}
+	const before, now = 1111, 2222
+	loopback := [4]byte{127, 0, 0, 1}
+	inOwnNamespace(t, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+		if err != nil {
+			return err
+		}
+		stale := datapath.StaleSocket{Cookie: cookie, BackendPort: datapath.NetworkOrder(before)}
+		stale.Backend.Bytes = [16]byte{10: 0xff, 0xff, 127, 0, 0, 1}
+		for _, step := range []struct {
+			port  int
+			ended int
+		}{{now, 0}, {before, 1}} {
+			if err := unix.Connect(fd, &unix.SockaddrInet4{Port: step.port, Addr: loopback}); err != nil {
+				return err
+			}
+			ended, err := endByNetlink(unix.IPPROTO_UDP, []datapath.StaleSocket{stale})
+			if err != nil {
+				return err
+			}
+			errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if want := step.ended != 0; err != nil || ended != step.ended || (errno == int(unix.ECONNABORTED)) != want {
+				t.Errorf("connected to port %d: %d ended, SO_ERROR %v (%v)", step.port, ended, unix.Errno(errno), err)
+			}
+		}
+		return nil
+	})
+}
+
+// inOwnNamespace runs a function in a network namespace whose loopback is up.
+func inOwnNamespace(t *testing.T, f func() error) {
+	t.Helper()
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = errors.Join(loopbackUp(), f())
+		}
+		result <- err
+	}()
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
