@@ -276,12 +276,12 @@ func TestExamples(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"web", "sticky", "public", "empty", "canary"} {
+	for _, name := range []string{"web", "sticky", "public", "empty", "canary", "datagrams"} {
 		if !services[name] {
 			t.Errorf("no Service %s", name)
 		}
 	}
-	if slices != 8 {
+	if slices != 10 {
 		t.Errorf("%d slices", slices)
 	}
 }
