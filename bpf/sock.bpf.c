@@ -25,10 +25,10 @@
 
 #include "lib/flow.h"
 #include "lib/frontend.h"
+#include "lib/record.h"
 #include "lib/select.h"
+#include "lib/socket.h"
 #include "lib/tables.h"
-
-#define AF_INET 2
 
 /* For the agent's types: nothing here has it as a type. */
 const enum frontend_flag *unused_frontend_flag __attribute__((unused));
@@ -73,79 +73,6 @@ static __always_inline void destination_write6(struct bpf_sock_addr *ctx,
 	ctx->user_port = d->port;
 }
 
-/* An address of a socket, of which both forms have been read: the verifier wants
- * them read at fixed offsets, in no branch. */
-static __always_inline void address_of_socket(struct address *a, __u32 family, __be32 v4,
-					      const __u32 v6[4])
-{
-	__u32 *words = address_words(a);
-	int is_v4 = family == AF_INET;
-
-	words[0] = is_v4 ? 0 : v6[0];
-	words[1] = is_v4 ? 0 : v6[1];
-	words[2] = is_v4 ? bpf_htonl(0xffff) : v6[2];
-	words[3] = is_v4 ? v4 : v6[3];
-}
-
-/* The address a socket is bound to; unspecified if it is not. */
-static __always_inline void socket_address(const struct bpf_sock *sk, struct address *a)
-{
-	__u32 v6[4] = {sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]};
-	__u32 v4 = sk->src_ip4;
-
-	barrier();
-	address_of_socket(a, sk->family, v4, v6);
-}
-
-/* Whether a socket is connected to an address at present. */
-static __always_inline int connected_to(const struct bpf_sock *sk, const struct address *address,
-					__be16 port)
-{
-	__u32 v6[4] = {sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2], sk->dst_ip6[3]};
-	__u32 v4 = sk->dst_ip4;
-	struct address peer;
-
-	barrier();
-	address_of_socket(&peer, sk->family, v4, v6);
-	return sk->dst_port == port && address_equal(&peer, address);
-}
-
-/* The unspecified address means this host: the one the socket is bound to, or
- * loopback (ip_route_output_key, tcp_v6_connect, udpv6_sendmsg). */
-static __always_inline void destination_meant(struct destination *d, const struct address *source)
-{
-	__u32 *words = address_words(&d->address);
-
-	if (!address_is_unspecified(&d->address))
-		return;
-	if (!address_is_v4(&d->address)) {
-		if (address_is_v4(source))
-			address_from_v4(&d->address, bpf_htonl(INADDR_LOOPBACK));
-		else
-			words[3] = bpf_htonl(1);
-	} else if (address_is_v4(source) && !address_is_unspecified(source)) {
-		d->address = *source;
-	} else {
-		address_from_v4(&d->address, bpf_htonl(INADDR_LOOPBACK));
-	}
-}
-
-/* The client that a socket is of. A network namespace is one client in each
- * family, as a pod is with an address of each: a backend of one family is in no
- * set of the other, and would end the affinity there. */
-static __always_inline void client_of_namespace(__u64 netns_cookie, int is_v4,
-						struct address *client)
-{
-	__u32 *words = address_words(client);
-
-	words[0] = 0;
-	words[1] = 0;
-	words[2] = netns_cookie >> 32;
-	words[3] = (__u32)netns_cookie;
-	client->bytes[0] = 0xff;
-	client->bytes[1] = is_v4 ? 4 : 6;
-}
-
 /* The decision for a destination; a verdict other than BALANCE is final. The
  * source is what is known of it before the route is chosen: unspecified where
  * the socket is not bound. */
@@ -183,82 +110,6 @@ static __always_inline void destination_from(struct destination *d, const struct
 {
 	d->address = backend->address;
 	d->port = backend->port;
-}
-
-/* Keeps what a UDP socket is connected to: it stays so if the kernel refuses the
- * connect() that is under way. */
-static __always_inline void record_before(struct bpf_sock *sk, const struct connected *record)
-{
-	struct connected *before;
-
-	if (!connected_to(sk, &record->backend, record->backend_port))
-		return;
-	before = bpf_sk_storage_get(&connected_before, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (before)
-		*before = *record;
-}
-
-/* Remembers the question of a connect() with the socket. */
-static __always_inline void record_connect(struct bpf_sock *sk, const struct destination *service,
-					   const struct destination *backend)
-{
-	struct connected *record =
-		bpf_sk_storage_get(&connected, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-
-	if (!record) {
-		COUNT(record_failed); /* the connection works all the same */
-		return;
-	}
-	if (sk->protocol == IPPROTO_UDP)
-		record_before(sk, record);
-	record->service = service->address;
-	record->service_port = service->port;
-	record->backend = backend->address;
-	record->backend_port = backend->port;
-}
-
-/* A connect() to a plain address takes a Service's name from it. Other records
- * stay: nobody believes one that is not of the socket's peer. */
-static __always_inline void forget_connect(struct bpf_sock *sk, const struct destination *d)
-{
-	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
-
-	if (!record)
-		return;
-	if (destination_is(d, &record->backend, record->backend_port))
-		bpf_sk_storage_delete(&connected, sk);
-	record = bpf_sk_storage_get(&connected_before, sk, 0, 0);
-	if (record && destination_is(d, &record->backend, record->backend_port))
-		bpf_sk_storage_delete(&connected_before, sk);
-}
-
-static __always_inline int backend_of_record(const struct connected *record,
-					     const struct frontend *frontend,
-					     const struct destination *service,
-					     struct destination *backend)
-{
-	__u32 slot = 0;
-
-	if (!record || !destination_is(service, &record->service, record->service_port))
-		return 0;
-	backend->address = record->backend;
-	backend->port = record->backend_port;
-	return serves(frontend, backend, &slot);
-}
-
-/* The backend that a UDP socket's last connect() to a service got, or the one
- * before, if it still serves. */
-static __always_inline int backend_of_connect(struct bpf_sock *sk, const struct frontend *frontend,
-					      const struct destination *service,
-					      struct destination *backend)
-{
-	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
-
-	if (!record)
-		return 0;
-	return backend_of_record(record, frontend, service, backend) ||
-	       backend_of_record(bpf_sk_storage_get(&connected_before, sk, 0, 0), frontend, service,
-				 backend);
 }
 
 /* The backend that a UDP socket has for a service, by connect() or by its
@@ -489,40 +340,6 @@ sendmsg_hook(struct bpf_sock_addr *ctx, struct destination *d, struct address *s
 		COUNT(datagram_pass);
 		return HOOK_PROCEED;
 	}
-}
-
-/* Whether a record speaks of what the socket is connected to, and its name still
- * stands: an address that has ceased to be a Service's is nobody's name. TCP
- * keeps the name it asked for as long as it lives. */
-static __always_inline int record_names(const struct connected *record, struct bpf_sock_addr *ctx,
-					const struct destination *d)
-{
-	struct destination service;
-
-	if (!record || !destination_is(d, &record->backend, record->backend_port))
-		return 0;
-	service.address = record->service;
-	service.port = record->service_port;
-	return ctx->protocol != IPPROTO_UDP || frontend_of(&service, IPPROTO_UDP);
-}
-
-/* The name of what the socket is connected to. The record of the latest connect()
- * need not be that: the kernel may have refused it, or not have come to it. Records
- * stay, also without a name: by them the sweep finds the socket. */
-static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct destination *d)
-{
-	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
-
-	if (!record || !connected_to(ctx->sk, &d->address, d->port))
-		return 0;
-	if (!record_names(record, ctx, d)) {
-		record = bpf_sk_storage_get(&connected_before, ctx->sk, 0, 0);
-		if (!record || !record_names(record, ctx, d))
-			return 0;
-	}
-	d->address = record->service;
-	d->port = record->service_port;
-	return 1;
 }
 
 static __always_inline int getpeername_hook(struct bpf_sock_addr *ctx, struct destination *d,
