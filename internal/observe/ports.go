@@ -48,12 +48,14 @@ func (h HeldPort) String() string {
 }
 
 // HeldPorts looks for sockets of the calling thread's network namespace that
-// wait at NodePorts and HostPorts: listening TCP and SCTP, unconnected UDP. The
-// calling process's own are left out.
+// wait at NodePorts and HostPorts: listening TCP and SCTP, unconnected UDP other
+// than on ports that the kernel gives to clients. The calling process's own are
+// left out.
 //
 // Errors: sockdiag.ErrNoProtocol for a kernel that cannot list sockets.
 func HeldPorts(t *Tables) ([]HeldPort, error) {
 	served := servedPorts(t)
+	first, last := ephemeralPorts()
 	held := map[uint32]HeldPort{} // by inode
 	for protocol, states := range map[uint8]sockdiag.States{
 		unix.IPPROTO_TCP:  sockdiag.Listening,
@@ -71,6 +73,9 @@ func HeldPorts(t *Tables) ([]HeldPort, error) {
 			return nil, err
 		}
 		for _, s := range sockets {
+			if protocol == unix.IPPROTO_UDP && first <= s.Local.Port() && s.Local.Port() <= last {
+				continue // a client's, most likely: its port is one that the kernel chooses
+			}
 			if owners := served.owners(s); len(owners) > 0 {
 				held[s.Inode] = HeldPort{Address: s.Local.String(), Protocol: service.Protocol(protocol), Owners: owners}
 			}
@@ -86,6 +91,16 @@ func HeldPorts(t *Tables) ([]HeldPort, error) {
 	return slices.SortedFunc(maps.Values(held), func(a, b HeldPort) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Address, b.Address), cmp.Compare(a.PID, b.PID))
 	}), nil
+}
+
+// ephemeralPorts are those that the kernel chooses from (ip(7)); its default if
+// it does not tell.
+func ephemeralPorts() (first, last uint16) {
+	first, last = 32768, 60999
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		fmt.Sscan(string(text), &first, &last)
+	}
+	return first, last
 }
 
 // served are the frontends that reserve ports, by these.
