@@ -44,7 +44,7 @@ func showDrain(ctx context.Context, d *demo) error {
 	if err := l.await(ctx, phaseConnections); err != nil {
 		return err
 	}
-	if err := d.putBack(l, removed, web.pods); err != nil {
+	if err := d.putBack(ctx, l, removed, web.pods); err != nil {
 		return err
 	}
 	if err := l.await(ctx, phaseConnections); err != nil {
@@ -98,11 +98,14 @@ func (d *demo) takeAway(ctx context.Context, l *load, address netip.AddrPort) (*
 }
 
 // putBack is takeAway backwards.
-func (d *demo) putBack(l *load, removed *change, pods []string) error {
+func (d *demo) putBack(ctx context.Context, l *load, removed *change, pods []string) error {
 	if err := d.lab.Host(leaver).StartServer(lab.ServerOptions{Drain: drainTime}); err != nil {
 		return err
 	}
 	l.next(leaver + " is back")
+	if err := l.await(ctx, 1); err != nil { // nobody is on the way who began before
+		return err
+	}
 	if err := removed.undo(); err != nil {
 		return err
 	}
