@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"runtime/debug"
 	gosync "sync"
 	"time"
 
@@ -46,6 +48,10 @@ type Agent struct {
 	optOutProblems []service.OptOutProblem
 }
 
+// garbagePercent is how much garbage may lie beside what is in use: memory of a
+// node is dearer than the little time that the collector takes.
+const garbagePercent = 25
+
 // Run runs an agent until ctx ends. It leaves everything attached.
 //
 // On a node where nothing is attached yet it fails if the manifests are bad,
@@ -53,6 +59,9 @@ type Agent struct {
 // anything. Where an earlier agent's programs serve, it reports what is bad and
 // serves on with what is there.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbagePercent)
+	}
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	var err error
 	if a.objects, a.source, err = newSource(config, version, log); err != nil {
@@ -266,6 +275,8 @@ func (a *Agent) becomeReady(objects int) error {
 		}
 	}
 	a.synced = true
+	// Reading it all took more than keeping it does.
+	time.AfterFunc(collectInterval, debug.FreeOSMemory)
 	a.sockets.Changed(true, true) // of what happened while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	return nil

@@ -55,6 +55,8 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("--kubeconfig %s: the current-context %q is none of its contexts", kubeconfig, content.CurrentContext)
 	case content.Clusters[context.Cluster] == nil || content.Clusters[context.Cluster].Server == "":
 		return nil, fmt.Errorf("--kubeconfig %s: no server is given for the cluster %q of context %q", kubeconfig, context.Cluster, content.CurrentContext)
+	case context.AuthInfo != "" && content.AuthInfos[context.AuthInfo] == nil:
+		return nil, fmt.Errorf("--kubeconfig %s: the user %q of context %q is none of its users", kubeconfig, context.AuthInfo, content.CurrentContext)
 	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*content, content.CurrentContext, nil, nil).ClientConfig()
 	if err != nil {

@@ -101,6 +101,23 @@ func TestServerAway(t *testing.T) {
 	}
 }
 
+// A server that is there and can do nothing, or a proxy in front of none, is away.
+func TestServerUnwell(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	s.fail(func(request) http.HandlerFunc { return refuse(apierrors.NewServiceUnavailable("etcd is away")) })
+	r := receive(t, s, nil)
+	r.wait("the source knows", func() bool { return strings.Contains(r.source.Remote().Error, "503") })
+	if r.source.Remote().Connected {
+		t.Error("connected")
+	}
+	s.fail(nil)
+	r.want(allOfWorld...)
+	if c := r.source.Remote(); !c.Connected {
+		t.Errorf("%+v", c)
+	}
+}
+
 // A server that is not there at first is waited for.
 func TestServerComesLater(t *testing.T) {
 	s := startServer(t)
@@ -271,6 +288,24 @@ func TestOptionalKinds(t *testing.T) {
 	r.problem("warning: RuntimeClass: ")
 	s.fail(nil)
 	r.until("all of it", func() bool { return len(r.objects) == len(allOfWorld) && len(r.last.Problems) == 0 })
+}
+
+// A server that starts forbids everything until it has read its roles. That is
+// no reason to go on without anything.
+func TestStartingServer(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	forbid := func(q request) http.HandlerFunc {
+		return refuse(apierrors.NewForbidden(schema.GroupResource{Resource: q.resource}, "", errors.New("no")))
+	}
+	s.fail(forbid)
+	r := receiveWith(t, s, func(s *Source) { s.timing.starting = time.Hour })
+	r.wait("several attempts", func() bool { return len(s.requests()) > 50 })
+	s.fail(nil)
+	r.want(allOfWorld...)
+	if len(r.last.Problems) > 0 {
+		t.Error(r.last.Problems)
+	}
 }
 
 // Credentials that are not accepted are one problem, not seven.

@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,9 @@ type follower struct {
 	state  *state
 
 	noFields atomic.Bool // the server does not know the field selector
+	// forbidden is since when every list has been; zero if the last was not. Only
+	// run looks.
+	forbidden time.Time
 }
 
 func (s *Source) follower(k *kind) *follower {
@@ -59,7 +63,7 @@ func (f *follower) run(ctx context.Context) {
 			return
 		}
 		most := f.timing.most
-		if err != nil && f.failed(err) {
+		if f.failed(err) {
 			most = f.timing.mostRefused
 		}
 		if time.Since(begin) > f.timing.mostRefused {
@@ -73,24 +77,37 @@ func (f *follower) run(ctx context.Context) {
 // failed notes what is wrong with a list, and says whether it is that the server
 // refuses it. If the server cannot be reached, the link says so.
 func (f *follower) failed(err error) (refused bool) {
+	if !apierrors.IsForbidden(err) {
+		f.forbidden = time.Time{}
+	}
+	if err == nil {
+		return false
+	}
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
 		code := status.Status().Code
 		refused = code >= 400 && code < 500 && code != http.StatusTooManyRequests
+		// Without what the client says of earlier attempts.
+		err = &apierrors.StatusError{ErrStatus: status.Status()}
 	}
-	if refused || f.link.connection().Connected {
-		f.state.failed(f.kind, f.complaint(err), refused && f.kind.lost != "" && !apierrors.IsUnauthorized(err))
+	switch {
+	case apierrors.IsForbidden(err) && f.forbidden.IsZero():
+		f.forbidden = time.Now()
+		return false
+	case apierrors.IsForbidden(err) && time.Since(f.forbidden) < f.timing.starting:
+		return false
+	case refused:
+		f.state.failed(f.kind, f.complaint(err), f.kind.lost != "" && !apierrors.IsUnauthorized(err))
+	case f.link.connection().Connected:
+		f.state.failed(f.kind, f.complaint(err), false)
 	}
 	return refused
 }
 
 func (f *follower) complaint(err error) source.Problem {
-	name, resource := string(f.kind.name), f.kind.resource.GroupResource().String()
-	p := source.Problem{Object: name, Warning: f.kind.lost != ""}
-	lost := "no Service is served, or the last state stays in force"
-	if f.kind.lost != "" {
-		lost = f.kind.lost
-	}
+	resource := f.kind.resource.GroupResource().String()
+	p := source.Problem{Object: string(f.kind.name), Warning: f.kind.lost != ""}
+	lost := cmp.Or(f.kind.lost, "the last state stays in force if there is one, and else nothing is served")
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return source.Problem{Reason: fmt.Sprintf("the API server does not accept the credentials (%v): renew the token or certificate", err)}

@@ -27,7 +27,7 @@ import (
 const deadline = time.Minute
 
 // quickly is patience for tests.
-var quickly = timing{first: 10 * time.Millisecond, most: 100 * time.Millisecond, mostRefused: 200 * time.Millisecond, answer: deadline}
+var quickly = timing{first: 10 * time.Millisecond, most: 100 * time.Millisecond, mostRefused: 200 * time.Millisecond, answer: deadline, starting: 50 * time.Millisecond}
 
 func svc(name, clusterIP string, labels ...string) *corev1.Service {
 	s := &corev1.Service{
@@ -133,6 +133,18 @@ func newSource(t testing.TB, s *apiServer, change func(*Options)) (*Source, *saf
 func receive(t *testing.T, s *apiServer, change func(*Options)) *receiver {
 	t.Helper()
 	src, log := newSource(t, s, change)
+	return run(t, src, log)
+}
+
+// receiveWith is receive of a source that is changed before it runs.
+func receiveWith(t *testing.T, s *apiServer, change func(*Source)) *receiver {
+	t.Helper()
+	src, log := newSource(t, s, nil)
+	change(src)
+	return run(t, src, log)
+}
+
+func run(t *testing.T, src *Source, log *safeBuffer) *receiver {
 	r := &receiver{t: t, source: src, events: make(chan source.Event), log: log, objects: map[service.Ref]service.Object{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

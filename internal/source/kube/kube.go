@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"sync"
 	"time"
@@ -62,11 +63,14 @@ type timing struct {
 	first, most, mostRefused time.Duration
 	// answer is how long a list may take, or the beginning of a watch.
 	answer time.Duration
+	// starting is how long "forbidden" means nothing: an API server that starts
+	// says so until it has read its roles.
+	starting time.Duration
 }
 
 var defaultTiming = timing{
 	first: 500 * time.Millisecond, most: 10 * time.Second, mostRefused: 2 * time.Minute,
-	answer: time.Minute,
+	answer: time.Minute, starting: 3 * time.Second,
 }
 
 // New returns a source. Nothing is asked of the server yet; the error is about
@@ -82,6 +86,9 @@ func New(o Options) (*Source, error) {
 	}
 	config.UserAgent = "beeline/" + o.Version
 	config.Wrap(s.link.observe)
+	if config.Dial == nil {
+		config.Dial = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext
+	}
 	s.kinds = kindsFor(o.NodeName, o.ServiceProxyName)
 	if s.client, err = clients(config, s.kinds); err != nil {
 		return nil, fmt.Errorf("the API server %s: %w", s.server, err)

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// beeline is the program whose agents the tests run.
+var beeline string
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	if os.Args[0] == partOwner {
+		if err := ownAndWait(os.Args[1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // the tests say why they are skipped
+	}
+	folder, err := os.MkdirTemp("", "beeline-cluster-test-")
+	if err == nil {
+		defer os.RemoveAll(folder)
+		beeline, err = BuildBeeline(folder)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// patience bounds whatever a test waits for. It decides nothing.
+const patience = time.Minute
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually waits for what nothing announces.
+func eventually(t *testing.T, what string, ok func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(pollInterval) {
+		err := ok()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not after %v: %s: %v", patience, what, err)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

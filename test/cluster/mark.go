@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A Mark is a change of a Service that nothing else uses. A proxy sees all
+// Services in the order of their changes, and all EndpointSlices likewise, and
+// it applies what it has seen together. So one whose tables have the mark has
+// every change of a Service and of an EndpointSlice that was made before. It
+// says nothing of Nodes, and nothing of what controllers have still to make. The
+// next mark takes its place, so wait for one before making another.
+type Mark int64
+
+const markService = "mark"
+
+// port is the name of the Service's port. Only where Service and EndpointSlice
+// both have it is there a backend.
+func (m Mark) port() string { return fmt.Sprintf("m%d", m) }
+
+// backends are addresses of the range for tests of network devices (RFC 2544,
+// RFC 5180), so of nothing in the lab.
+func (m Mark) backends() map[discoveryv1.AddressType]string {
+	high, low := int64(m)>>8&0xff, int64(m)&0xff
+	return map[discoveryv1.AddressType]string{
+		discoveryv1.AddressTypeIPv4: fmt.Sprintf("198.18.%d.%d", high, low),
+		discoveryv1.AddressTypeIPv6: fmt.Sprintf("2001:2::%x:%x", high+1, low+1),
+	}
+}
+
+// Mark makes the next mark. Its writes go on side by side, for their order says
+// nothing.
+func (c *Cluster) Mark(ctx context.Context) (Mark, error) {
+	c.marking.Lock()
+	defer c.marking.Unlock()
+	c.mark++
+	m := c.mark
+	service, slices := NewService(markService, 254, nil), node.Slices(markService)
+	service.Spec.Ports[0].Name = m.port()
+	errs := make([]error, 1+len(slices))
+	var writing sync.WaitGroup
+	writing.Go(func() { errs[0] = put(ctx, c.Client.CoreV1().Services(Namespace), service) })
+	for i, slice := range slices {
+		name := m.port()
+		slice.Ports[0].Name = &name
+		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{m.backends()[slice.AddressType]}}}
+		writing.Go(func() { errs[1+i] = put(ctx, c.Client.DiscoveryV1().EndpointSlices(Namespace), slice) })
+	}
+	writing.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return m, fmt.Errorf("%v: %w", m, err)
+	}
+	return m, nil
+}
+
+func (m Mark) String() string { return fmt.Sprintf("mark %d", int64(m)) }
+
+// writer is a client for objects of one kind.
+type writer[T any] interface {
+	Create(context.Context, T, metav1.CreateOptions) (T, error)
+	Update(context.Context, T, metav1.UpdateOptions) (T, error)
+}
+
+// put updates an object, or creates it. Without a resource version an update
+// replaces whatever is there.
+func put[T any](ctx context.Context, client writer[T], object T) error {
+	_, err := client.Update(ctx, object, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = client.Create(ctx, object, metav1.CreateOptions{})
+	}
+	return err
+}
+
+// Await waits until kube-proxy's rules of both families have the mark.
+func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
+	return p.cluster.await(ctx, p.process, fmt.Sprintf("at %v", m), func(ctx context.Context) error {
+		rules, err := p.Host.Command(ctx, "nft", "list", "ruleset").Output()
+		if err != nil {
+			return fmt.Errorf("nft list ruleset: %w", err)
+		}
+		for _, addr := range m.backends() {
+			// As in "dnat ip to numgen random mod 1 map { 0 : 198.18.0.1 . 8080 }".
+			target := fmt.Sprintf(" %s . %d ", addr, lab.PortTCP)
+			if !bytes.Contains(rules, []byte(target)) {
+				return fmt.Errorf("no rule of nftables has the target%s", target)
+			}
+		}
+		return nil
+	})
+}
+
+// AwaitAgent waits until a Beeline agent's tables have the mark.
+func (m Mark) AwaitAgent(a *node.Agent) error {
+	return a.WaitForTables(m.String(), func(t *observe.Tables) bool {
+		found := 0
+		for _, backend := range t.Backends {
+			for _, addr := range m.backends() {
+				if backend.Address == net.JoinHostPort(addr, strconv.Itoa(lab.PortTCP)) {
+					found++
+				}
+			}
+		}
+		return found == len(m.backends())
+	})
+}
