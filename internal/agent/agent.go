@@ -59,9 +59,6 @@ const garbagePercent = 25
 // anything. Where an earlier agent's programs serve, it reports what is bad and
 // serves on with what is there.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(garbagePercent)
-	}
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	var err error
 	if a.objects, a.source, err = newSource(config, version, log); err != nil {
@@ -275,7 +272,11 @@ func (a *Agent) becomeReady(objects int) error {
 		}
 	}
 	a.synced = true
-	// Reading it all took more than keeping it does.
+	// Reading it all took more than keeping it does; and while it was read, to
+	// collect garbage so often would have taken time.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbagePercent)
+	}
 	time.AfterFunc(collectInterval, debug.FreeOSMemory)
 	a.sockets.Changed(true, true) // of what happened while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
