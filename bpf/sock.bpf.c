@@ -155,8 +155,8 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 		return VERDICT_PASS;
 	}
 	/* A UDP socket's connect() sends nothing. Programs use it to learn their own
-	 * address, whatever the port (getaddrinfo, RFC 6724 section 5): what they send
-	 * then is refused. */
+	 * address, whatever the port (getaddrinfo, RFC 6724 section 5). What they send
+	 * then is for the packet path to reject. */
 	if (ctx->protocol == IPPROTO_UDP && frontend->kind == FRONTEND_CLUSTER_IP_OTHER)
 		return VERDICT_PASS;
 	service = *d;
