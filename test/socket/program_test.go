@@ -50,6 +50,9 @@ func execute(t *testing.T, from *lab.Host, files etc, argv ...string) (out, errO
 // executeAs is execute with the program's file apart from its name, argv[0].
 func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...string) (out, errOut string, err error) {
 	t.Helper()
+	if !rootIsMounted(t) {
+		t.Skip("the root directory is no mount point (a chroot), so that a process cannot have an /etc of its own")
+	}
 	folder := t.TempDir()
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
@@ -67,6 +70,21 @@ func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...str
 		err = fmt.Errorf("%s on %s: %w; it printed:\n%s%s", strings.Join(argv, " "), from.Name, err, &stdout, &stderr)
 	}
 	return stdout.String(), stderr.String(), err
+}
+
+// rootIsMounted says whether mounts below / can be made private.
+func rootIsMounted(t *testing.T) bool {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == "/" {
+			return true
+		}
+	}
+	return false
 }
 
 // runWithEtc is the process.
