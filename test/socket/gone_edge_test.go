@@ -84,6 +84,7 @@ func TestUDPSocketOfADeviceEnds(t *testing.T) {
 // A kernel that does not tell its types cannot load the sweep. The agent serves
 // all the same, and the status says what is missing.
 func TestAgentServesWithoutTheSweep(t *testing.T) {
+	needsPrivateMounts(t)
 	w := newWorld(t, "node-a")
 	script := filepath.Join(t.TempDir(), "beeline")
 	w.must(os.WriteFile(script, []byte("#!/bin/sh\nexec unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"' "+

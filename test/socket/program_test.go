@@ -50,9 +50,7 @@ func execute(t *testing.T, from *lab.Host, files etc, argv ...string) (out, errO
 // executeAs is execute with the program's file apart from its name, argv[0].
 func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...string) (out, errOut string, err error) {
 	t.Helper()
-	if !rootIsMounted(t) {
-		t.Skip("the root directory is no mount point (a chroot), so that a process cannot have an /etc of its own")
-	}
+	needsPrivateMounts(t)
 	folder := t.TempDir()
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
@@ -72,8 +70,8 @@ func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...str
 	return stdout.String(), stderr.String(), err
 }
 
-// rootIsMounted says whether mounts below / can be made private.
-func rootIsMounted(t *testing.T) bool {
+// needsPrivateMounts skips a test where a process cannot have mounts of its own.
+func needsPrivateMounts(t *testing.T) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -81,10 +79,10 @@ func rootIsMounted(t *testing.T) bool {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == "/" {
-			return true
+			return
 		}
 	}
-	return false
+	t.Skip("the root directory is no mount point (chroot), so mounts cannot be kept from others")
 }
 
 // runWithEtc is the process.
