@@ -150,6 +150,14 @@ func (d *Datapath) refuseForeign() error {
 	for _, a := range attached {
 		ours[ebpf.ProgramID(a.ProgramID)] = true
 	}
+	// A link whose pin somebody has removed holds its program for a moment yet.
+	for _, p := range d.programs {
+		if info, err := p.Info(); err == nil {
+			if id, ok := info.ID(); ok {
+				ours[id] = true
+			}
+		}
+	}
 	for _, h := range allHooks {
 		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.attach})
 		if err != nil {
