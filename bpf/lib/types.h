@@ -214,7 +214,8 @@ struct socket_counters {
 	__u64 record_failed; /* a socket's record could not be stored: getpeername shows the backend
 			      */
 	__u64 peer_name;     /* getpeername answered with the service address */
-	__u64 datagram_pass; /* the same for datagrams of unconnected sockets */
+	__u64 datagram_pass; /* as connect_pass to connect_fault, for each datagram of a socket
+				that is not connected */
 	__u64 datagram_balance;
 	__u64 datagram_reject;
 	__u64 datagram_drop;

@@ -69,21 +69,6 @@ func cgroupID(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// HostNetNSCookie is the cookie of the calling thread's network namespace
-// (SO_NETNS_COOKIE, Linux 5.14).
-func HostNetNSCookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("socket: %w", err)
-	}
-	defer unix.Close(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("SO_NETNS_COOKIE (Linux 5.14): %w", err)
-	}
-	return cookie, nil
-}
-
 // cgroupName finds the path of a cgroup by its id, below the mounts that this
 // process sees; the id itself if the directory is gone or out of sight.
 func cgroupName(id uint64) string {

@@ -11,7 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netns"
 )
 
 // Options say where the datapath lives.
@@ -91,7 +92,11 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := d.checkLayout(); err != nil {
 		return d, err
 	}
-	if err := recoverPins(o.BPFFS); err != nil {
+	sock, err := LoadSock()
+	if err != nil {
+		return d, err
+	}
+	if err := recoverPins(o.BPFFS, sock.Maps); err != nil {
 		return d, err
 	}
 	if d.cgroup, err = CgroupRoot(o.CgroupRoot); err != nil {
@@ -100,7 +105,7 @@ func Open(o Options) (d *Datapath, err error) {
 	if d.cgroupDir, err = os.Open(d.cgroup); err != nil { // a mount that is in use stays
 		return d, err
 	}
-	if err := d.load(); err != nil {
+	if err := d.load(sock); err != nil {
 		return d, err
 	}
 	d.Tables, err = newTables(d.maps)
@@ -131,11 +136,7 @@ func (d *Datapath) Close() {
 func (d *Datapath) CgroupPath() string { return d.cgroup }
 
 // load loads the programs that are wanted over one set of tables.
-func (d *Datapath) load() error {
-	sock, err := LoadSock()
-	if err != nil {
-		return err
-	}
+func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	for name, entries := range d.options.Limits.entries() {
 		sock.Maps[name].MaxEntries = entries
 	}
@@ -188,7 +189,7 @@ func (d *Datapath) loadBind() error {
 // loadObject loads the programs of one file over tables that exist, and makes
 // those that do not.
 func (d *Datapath) loadObject(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map) error {
-	cookie, err := HostNetNSCookie()
+	cookie, err := netns.CurrentCookie()
 	if err != nil {
 		return err
 	}
@@ -270,89 +271,6 @@ func (d *Datapath) layoutError(what string) error {
 	return fmt.Errorf("pinned %s has another layout than this version of Beeline writes: "+
 		"run `beeline cleanup --bpffs %s` and start the agent again; Services are not translated in between",
 		what, d.options.BPFFS)
-}
-
-// replace copies a table into one of another size, pinned beside it. The agent
-// is the only writer, so both are equal until the first change; session
-// affinity, which the programs write, may lose what is written meanwhile.
-// Counters that there are now more of begin anew.
-func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
-	m, err := ebpf.NewMap(s)
-	if err != nil {
-		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
-	}
-	if name != SockMapSocketCounts {
-		if err := copyTable(m, old); err != nil {
-			m.Close()
-			return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
-				name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
-		}
-	}
-	if err := m.Pin(d.tablePath(name) + "_new"); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("pin table %s: %w", name, err)
-	}
-	d.resized = append(d.resized, name)
-	return m, nil
-}
-
-// copyTable copies all entries; of an array those that are not zero.
-func copyTable(to, from *ebpf.Map) error {
-	switch from.Type() {
-	case ebpf.Array:
-		return copyArray(to, from)
-	case ebpf.LRUHash: // affinity: the programs change it meanwhile, and what does not fit makes room
-		entries, err := kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, from}.All()
-		for k, v := range entries {
-			err = errors.Join(err, to.Put(&k, &v))
-		}
-		return err
-	}
-	var key, value []byte
-	it := from.Iterate()
-	for it.Next(&key, &value) {
-		if err := to.Put(key, value); errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-			return errors.New("there are more in use")
-		} else if err != nil {
-			return err
-		}
-	}
-	return it.Err()
-}
-
-func copyArray(to, from *ebpf.Map) error {
-	source, err := mapArray[byte](from)
-	if err != nil {
-		return err
-	}
-	defer source.unmap()
-	target, err := mapArray[byte](to)
-	if err != nil {
-		return err
-	}
-	defer target.unmap()
-	used := source.memory
-	for len(used) > 0 && used[len(used)-1] == 0 {
-		used = used[:len(used)-1]
-	}
-	if len(used) > int(target.stride)*int(target.length) {
-		return fmt.Errorf("entry %d is in use, and entries are not moved", (len(used)-1)/int(source.stride))
-	}
-	copy(target.memory, used)
-	return nil
-}
-
-// swapResized makes the copies the pinned tables, once the attached programs
-// use them.
-func (d *Datapath) swapResized() error {
-	for len(d.resized) > 0 {
-		path := d.tablePath(d.resized[0])
-		if err := os.Rename(path+"_new", path); err != nil {
-			return err
-		}
-		d.resized = d.resized[1:]
-	}
-	return nil
 }
 
 // OpenTables opens the pinned tables of a directory for reading what they hold,

@@ -120,13 +120,9 @@ func pinCopy(m *ebpf.Map, path string) error {
 
 // recoverPins pins the tables of programs that are attached although somebody
 // has removed the pins: to begin with empty tables would take them from traffic.
-func recoverPins(bpffs string) error {
-	spec, err := LoadSock()
-	if err != nil {
-		return err
-	}
+func recoverPins(bpffs string, tables map[string]*ebpf.MapSpec) error {
 	for _, h := range allHooks {
-		if err := recoverFrom(bpffs, h, spec.Maps); err != nil {
+		if err := recoverFrom(bpffs, h, tables); err != nil {
 			return fmt.Errorf("tables of the attached program %s: %w", h.name, err)
 		}
 	}

@@ -115,16 +115,22 @@ func (n *Namespace) onThread(f func() error) error {
 // machine runs (SO_NETNS_COOKIE, Linux 5.14).
 func (n *Namespace) Cookie() (cookie uint64, err error) {
 	err = n.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("socket: %w", err)
-		}
-		defer unix.Close(fd)
-		cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if err != nil {
-			return fmt.Errorf("SO_NETNS_COOKIE (Linux 5.14): %w", err)
-		}
-		return nil
+		cookie, err = CurrentCookie()
+		return err
 	})
 	return cookie, err
+}
+
+// CurrentCookie is the Cookie of the calling thread's namespace.
+func CurrentCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("SO_NETNS_COOKIE (Linux 5.14): %w", err)
+	}
+	return cookie, nil
 }

@@ -86,7 +86,7 @@ func newJob(config Config, method Method, finder finder, why string, err error) 
 		namespaces: netns.All,
 		log:        config.Log,
 		wake:       make(chan struct{}, 1),
-		drain:      drain{timeout: config.TCPDrain, since: map[datapath.Connection]time.Time{}, met: map[datapath.Connection]time.Time{}, serves: config.Serves},
+		drain:      drain{timeout: config.TCPDrain, gone: map[datapath.Connection]gone{}, serves: config.Serves},
 	}
 	j.status = Status{Method: method, Why: why, TCPDrainSeconds: config.TCPDrain.Seconds()}
 	if err != nil {

@@ -305,10 +305,10 @@ func TestJobDrainsTCP(t *testing.T) {
 func TestDrainIsNotOfABackendThatServes(t *testing.T) {
 	s := stale(unix.IPPROTO_TCP, 1)
 	serves := true
-	d := drain{timeout: time.Second, since: map[datapath.Connection]time.Time{}, met: map[datapath.Connection]time.Time{}, serves: func(datapath.Connection) bool { return serves }}
+	d := drain{timeout: time.Second, gone: map[datapath.Connection]gone{}, serves: func(datapath.Connection) bool { return serves }}
 	now := time.Now()
-	if d.found(s.Connection(), now) || len(d.since) != 0 {
-		t.Errorf("it is draining: %v", d.since)
+	if d.found(s.Connection(), now) || len(d.gone) != 0 {
+		t.Errorf("it is draining: %v", d.gone)
 	}
 	serves = false
 	if d.found(s.Connection(), now.Add(time.Hour)) {

@@ -54,7 +54,7 @@ func (j *Job) Status() Status {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	status := j.status
-	status.Draining = len(j.drain.since)
+	status.Draining = len(j.drain.gone)
 	status.Pending = j.sweeping || !earlier(j.udp.next(), j.tcp.next()).IsZero()
 	if err := errors.Join(j.udp.err, j.tcp.err); err != nil {
 		status.LastError = err.Error()

@@ -112,7 +112,7 @@ func (s *udpSocket) exchange(to netip.AddrPort) lab.Answer {
 	return s.wantAnswer(q, to)
 }
 
-// connected asks on a connected socket.
+// exchangeConnected is exchange with send, on a connected socket.
 func (s *udpSocket) exchangeConnected(peer netip.AddrPort) lab.Answer {
 	s.t.Helper()
 	q := s.question()

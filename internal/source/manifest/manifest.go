@@ -172,8 +172,9 @@ func (s *Source) read(heard news) reading {
 		heard = news{} // what looks the same from here on is the same
 		var after []entry
 		after, err = list(s.path)
-		oneByOne := replacedOneByOne(before, after)
-		if err == nil && (slices.Equal(before, after) || i+1 >= stillAttempts && oneByOne) {
+		still := err == nil && slices.Equal(before, after)
+		oneByOne := still || replacedOneByOne(before, after)
+		if still || err == nil && i+1 >= stillAttempts && oneByOne {
 			r := join(files)
 			r.problems = truncate(r.problems, s.limits.report, s.path)
 			return r
