@@ -106,12 +106,6 @@ static __always_inline enum verdict verdict_without_frontend(struct bpf_sock_add
 	return has_opted_out(bpf_get_netns_cookie(ctx)) ? VERDICT_PASS : VERDICT_DROP;
 }
 
-static __always_inline void destination_from(struct destination *d, const struct backend *backend)
-{
-	d->address = backend->address;
-	d->port = backend->port;
-}
-
 /* The backend that a UDP socket has for a service, by connect() or by its
  * datagrams, if it still serves (R29). */
 static __always_inline int backend_of_socket(struct bpf_sock *sk, const struct frontend *frontend,
@@ -127,8 +121,7 @@ static __always_inline int backend_of_socket(struct bpf_sock *sk, const struct f
 	flow = set.few ? flow_by_service(&set, service) : 0;
 	if (!flow)
 		return 0;
-	backend->address = flow->backend;
-	backend->port = flow->backend_port;
+	destination_set(backend, &flow->backend, flow->backend_port);
 	return serves(frontend, backend, &flow->slot);
 }
 
@@ -171,7 +164,7 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 			COUNT(connect_fault);
 			return VERDICT_REJECT;
 		}
-		destination_from(&chosen, backend);
+		destination_set(&chosen, &backend->address, backend->port);
 	}
 	record_connect(ctx->sk, &service, &chosen);
 	*d = chosen;
@@ -250,7 +243,7 @@ static __always_inline int choose_for_flow(const struct frontend *frontend,
 
 		if (!backend)
 			return 0;
-		destination_from(chosen, backend);
+		destination_set(chosen, &backend->address, backend->port);
 		if (frontend->affinity_seconds || !set->few || !flow_by_backend(set, chosen))
 			return 1;
 	}
@@ -292,8 +285,7 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 	service = *d;
 	flow = set.few ? flow_by_service(&set, &service) : 0;
 	if (flow) {
-		chosen.address = flow->backend;
-		chosen.port = flow->backend_port;
+		destination_set(&chosen, &flow->backend, flow->backend_port);
 		if (serves(frontend, &chosen, &flow->slot)) {
 			flow_ask(&set, flow);
 			*d = chosen;

@@ -314,10 +314,8 @@ static __always_inline void flow_begin(struct bpf_sock *sk, struct flow_set *set
 static __always_inline void flow_ends(const struct flow *flow, struct destination *service,
 				      struct destination *backend)
 {
-	service->address = flow->service;
-	service->port = flow->service_port;
-	backend->address = flow->backend;
-	backend->port = flow->backend_port;
+	destination_set(service, &flow->service, flow->service_port);
+	destination_set(backend, &flow->backend, flow->backend_port);
 }
 
 /* Whether the tables still bear a flow out. */

@@ -18,6 +18,13 @@ struct destination {
 	__be16 port;
 };
 
+static __always_inline void destination_set(struct destination *d, const struct address *address,
+					    __be16 port)
+{
+	d->address = *address;
+	d->port = port;
+}
+
 static __always_inline int destination_is(const struct destination *d,
 					  const struct address *address, __be16 port)
 {

@@ -62,8 +62,7 @@ static __always_inline int backend_of_record(const struct connected *record,
 
 	if (!record || !destination_is(service, &record->service, record->service_port))
 		return 0;
-	backend->address = record->backend;
-	backend->port = record->backend_port;
+	destination_set(backend, &record->backend, record->backend_port);
 	return serves(frontend, backend, &slot);
 }
 
@@ -92,8 +91,7 @@ static __always_inline int record_names(const struct connected *record, struct b
 
 	if (!record || !destination_is(d, &record->backend, record->backend_port))
 		return 0;
-	service.address = record->service;
-	service.port = record->service_port;
+	destination_set(&service, &record->service, record->service_port);
 	return ctx->protocol != IPPROTO_UDP || frontend_of(&service, IPPROTO_UDP);
 }
 
@@ -111,7 +109,6 @@ static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct dest
 		if (!record || !record_names(record, ctx, d))
 			return 0;
 	}
-	d->address = record->service;
-	d->port = record->service_port;
+	destination_set(d, &record->service, record->service_port);
 	return 1;
 }

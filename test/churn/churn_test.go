@@ -66,7 +66,7 @@ func must(t *testing.T, err error) {
 
 func startAgent(t *testing.T, host *lab.Host, folder *node.Folder) *node.Agent {
 	t.Helper()
-	log := &logBuffer{}
+	log := &node.Log{}
 	a := &node.Agent{Host: host, Program: program, Manifests: folder.Path, Log: log,
 		Flags: []string{"--audit-interval", auditInterval.String()}}
 	must(t, a.Start())
@@ -79,24 +79,6 @@ func startAgent(t *testing.T, host *lab.Host, folder *node.Folder) *node.Agent {
 		}
 	})
 	return a
-}
-
-// logBuffer gathers what an agent prints.
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // running are all clients.

@@ -7,7 +7,6 @@ package churn
 
 import (
 	"flag"
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -27,20 +26,5 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == partPod {
 		servePod(os.Args[1:])
 	}
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	if os.Geteuid() == 0 {
-		dir, err := os.MkdirTemp("", "beeline-churn-test-")
-		if err == nil {
-			defer os.RemoveAll(dir)
-			program, err = node.Build(dir)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
-	return m.Run()
+	os.Exit(node.Run(m, &program))
 }

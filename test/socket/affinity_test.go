@@ -228,7 +228,7 @@ func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 // other, and returns which pods answer.
 func (w *world) connectAtOnce(t *testing.T, to netip.AddrPort) (pods [2]string) {
 	t.Helper()
-	var sockets [2]*tcpSocket
+	var sockets [2]*hostSocket
 	for i := range sockets {
 		sockets[i] = ipv4.socket(t, w.Host("a1"), unix.SOCK_NONBLOCK)
 	}

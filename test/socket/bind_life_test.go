@@ -105,7 +105,7 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w.must(err)
 	process := strings.TrimSpace(string(comm))
 
-	bind := func(tr transport, on string, f family, to netip.AddrPort, options ...sockopt) *tcpSocket {
+	bind := func(tr transport, on string, f family, to netip.AddrPort, options ...sockopt) *hostSocket {
 		t.Helper()
 		s, err := tr.bind(t, w.Host(on), f, to, append(options, reusePort)...)
 		w.must(err)
@@ -116,7 +116,7 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	}
 	web, pod := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}, service.Ref{Kind: service.KindPod, Namespace: "default", Name: "a1"}
 	type holder struct {
-		*tcpSocket
+		*hostSocket
 		what  service.Protocol
 		at    string
 		owner service.Ref

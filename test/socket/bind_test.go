@@ -40,7 +40,7 @@ var (
 
 // bind makes a socket of a host, sets the options and binds it. The socket is
 // open until the end of the test; err is bind(2)'s.
-func (tr transport) bind(t *testing.T, host *lab.Host, f family, to netip.AddrPort, options ...sockopt) (s *tcpSocket, err error) {
+func (tr transport) bind(t *testing.T, host *lab.Host, f family, to netip.AddrPort, options ...sockopt) (s *hostSocket, err error) {
 	t.Helper()
 	fd, err := host.Socket(f.domain, tr.kind, tr.protocol)
 	if tr == mptcp && (errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT)) {
@@ -49,7 +49,7 @@ func (tr transport) bind(t *testing.T, host *lab.Host, f family, to netip.AddrPo
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = &tcpSocket{t, f, fd}
+	s = &hostSocket{t, f, fd}
 	t.Cleanup(s.close)
 	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, o.level, o.option, 1); err != nil {

@@ -75,7 +75,7 @@ func TestBindToPortZeroWithoutAFreePort(t *testing.T) {
 			for _, bound := range []bool{false, true} {
 				fd, err := host.Socket(f.domain, tr.kind, tr.protocol)
 				w.must(err)
-				s := &tcpSocket{t, f, fd}
+				s := &hostSocket{t, f, fd}
 				t.Cleanup(s.close)
 				if bound {
 					w.must(unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1))

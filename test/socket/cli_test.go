@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/node"
 )
 
 // beeline runs the program on node-a, without the flags of any agent.
@@ -221,7 +222,7 @@ func TestCLIConfigurationFile(t *testing.T) {
 	}
 	w.wantMeet(t, "node-a", ipv4, ipv4.loopbacks()[0], closed)
 	w.wantMeet(t, "node-a", ipv4, ipv4.choose(w.Host("node-a").Addr4.String(), "", nodePort), "b1")
-	if log := a.Log.(*logBuffer).String(); !json.Valid([]byte(strings.Split(log, "\n")[0])) {
+	if log := a.Log.(*node.Log).String(); !json.Valid([]byte(strings.Split(log, "\n")[0])) {
 		t.Errorf("the log is not JSON, as the file says: %s", log)
 	}
 }

@@ -198,7 +198,7 @@ func (w *world) wantBalanced(t *testing.T, before counters, want uint64) {
 func TestBlockingConnectWithTimeout(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
-		socket := func(timeout time.Duration) *tcpSocket {
+		socket := func(timeout time.Duration) *hostSocket {
 			s, value := f.socket(t, w.Host("a1"), 0), unix.NsecToTimeval(timeout.Nanoseconds())
 			if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &value); err != nil {
 				t.Fatal(err)
@@ -228,7 +228,7 @@ func TestBlockingConnectWithTimeout(t *testing.T) {
 // connectUndisturbed is connect without the signals by which the Go runtime
 // interrupts threads: a connect with a timeout is not restarted after one
 // (signal(7)).
-func (s *tcpSocket) connectUndisturbed(to netip.AddrPort) error {
+func (s *hostSocket) connectUndisturbed(to netip.AddrPort) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var all, before unix.Sigset_t
@@ -272,7 +272,7 @@ func TestFastOpen(t *testing.T) {
 func TestMultipathTCP(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
-		open := func() *tcpSocket {
+		open := func() *hostSocket {
 			fd, err := w.Host("a1").Socket(f.domain, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
 			if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT) {
 				t.Skip("the kernel has no multipath TCP, or net.mptcp.enabled is off")
@@ -280,7 +280,7 @@ func TestMultipathTCP(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := &tcpSocket{t, f, fd}
+			s := &hostSocket{t, f, fd}
 			t.Cleanup(s.close)
 			return s
 		}

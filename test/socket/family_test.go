@@ -77,26 +77,26 @@ func (f family) sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// A tcpSocket is a socket of a host whose system calls the test makes itself.
-type tcpSocket struct {
+// A hostSocket is a socket of a host whose system calls the test makes itself.
+type hostSocket struct {
 	t  *testing.T
 	f  family
 	fd int
 }
 
 // socket makes one; flags are those of socket(2).
-func (f family) socket(t *testing.T, host *lab.Host, flags int) *tcpSocket {
+func (f family) socket(t *testing.T, host *lab.Host, flags int) *hostSocket {
 	t.Helper()
 	fd, err := host.Socket(f.domain, unix.SOCK_STREAM|flags, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &tcpSocket{t, f, fd}
+	s := &hostSocket{t, f, fd}
 	t.Cleanup(s.close)
 	return s
 }
 
-func (s *tcpSocket) close() {
+func (s *hostSocket) close() {
 	if s.fd >= 0 {
 		unix.Close(s.fd)
 	}
@@ -105,7 +105,7 @@ func (s *tcpSocket) close() {
 
 // bindReused is bind(2) with SO_REUSEADDR. Connections of an earlier socket may
 // linger there, and for a moment even those that forbid it.
-func (s *tcpSocket) bindReused(to netip.AddrPort) error {
+func (s *hostSocket) bindReused(to netip.AddrPort) error {
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return err
 	}
@@ -118,10 +118,10 @@ func (s *tcpSocket) bindReused(to netip.AddrPort) error {
 }
 
 // connect is one connect(2).
-func (s *tcpSocket) connect(to netip.AddrPort) error { return unix.Connect(s.fd, s.f.sockaddr(to)) }
+func (s *hostSocket) connect(to netip.AddrPort) error { return unix.Connect(s.fd, s.f.sockaddr(to)) }
 
 // disconnect is connect(2) to AF_UNSPEC, which makes the socket a new one.
-func (s *tcpSocket) disconnect() {
+func (s *hostSocket) disconnect() {
 	s.t.Helper()
 	unspec := unix.RawSockaddr{Family: unix.AF_UNSPEC}
 	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(s.fd), uintptr(unsafe.Pointer(&unspec)), unsafe.Sizeof(unspec))
@@ -133,7 +133,7 @@ func (s *tcpSocket) disconnect() {
 // reportUnreachable makes an ICMP error end a connection attempt at once, and
 // not only when the SYN is sent again after a second: an error that comes while
 // connect(2) still holds the socket is queued, too.
-func (s *tcpSocket) reportUnreachable() {
+func (s *hostSocket) reportUnreachable() {
 	s.t.Helper()
 	err := unix.SetsockoptInt(s.fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1)
 	if err == nil && s.f.domain == unix.AF_INET6 {
@@ -146,7 +146,7 @@ func (s *tcpSocket) reportUnreachable() {
 
 // await waits with poll(2) until a connection attempt has ended, and returns
 // its SO_ERROR.
-func (s *tcpSocket) await() error {
+func (s *hostSocket) await() error {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		poll := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}
@@ -172,7 +172,7 @@ func (s *tcpSocket) await() error {
 }
 
 // reach connects a socket of either kind, blocking or not.
-func (s *tcpSocket) reach(to netip.AddrPort) {
+func (s *hostSocket) reach(to netip.AddrPort) {
 	s.t.Helper()
 	err := s.connect(to)
 	if err == unix.EINPROGRESS || err == unix.EINTR {
@@ -184,7 +184,7 @@ func (s *tcpSocket) reach(to netip.AddrPort) {
 }
 
 // wantPeer checks getpeername(2), and that it speaks the socket's family.
-func (s *tcpSocket) wantPeer(want netip.AddrPort) {
+func (s *hostSocket) wantPeer(want netip.AddrPort) {
 	s.t.Helper()
 	sa, err := unix.Getpeername(s.fd)
 	got, err := addrPort(sa, err)
@@ -198,7 +198,7 @@ func (s *tcpSocket) wantPeer(want netip.AddrPort) {
 }
 
 // ask asks the server at the other end who it is.
-func (s *tcpSocket) ask() lab.Answer {
+func (s *hostSocket) ask() lab.Answer {
 	s.t.Helper()
 	answer, err := askOn(s.fd)
 	if err != nil {
@@ -226,7 +226,7 @@ func askOn(fd int) (lab.Answer, error) {
 }
 
 // local is getsockname(2).
-func (s *tcpSocket) local() netip.AddrPort {
+func (s *hostSocket) local() netip.AddrPort {
 	s.t.Helper()
 	a, err := addrPort(unix.Getsockname(s.fd))
 	if err != nil {

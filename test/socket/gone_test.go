@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/terminate"
+	"beeline.io/beeline/test/node"
 )
 
 // withEachMethod runs a test once for each way of ending sockets, with an agent
@@ -222,7 +223,7 @@ func TestManyUDPSocketsEnd(t *testing.T) {
 		if got := w.sockets().EndedUDP; got != many {
 			t.Errorf("the status counts %d sockets, want %d", got, many)
 		}
-		if want := fmt.Sprintf("sockets=%d ", many); !strings.Contains(w.agent().Log.(*logBuffer).String(), want) {
+		if want := fmt.Sprintf("sockets=%d ", many); !strings.Contains(w.agent().Log.(*node.Log).String(), want) {
 			t.Errorf("they did not end in one sweep: the log has no %q", want)
 		}
 	})

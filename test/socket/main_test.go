@@ -6,7 +6,6 @@
 package socket
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -27,20 +26,5 @@ func TestMain(m *testing.M) {
 	case partGoClient:
 		goClient(os.Args[1:])
 	}
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	if os.Geteuid() == 0 {
-		dir, err := os.MkdirTemp("", "beeline-socket-test-")
-		if err == nil {
-			defer os.RemoveAll(dir)
-			program, err = node.Build(dir)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
-	return m.Run()
+	os.Exit(node.Run(m, &program))
 }

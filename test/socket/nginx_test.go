@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 // nginxConfig proxies /name to the name in the zone, on a port for each family
@@ -51,7 +52,7 @@ func (w *dnsWorld) startNginx(t *testing.T, on *lab.Host) *http.Client {
 	folder := t.TempDir()
 	config := fmt.Sprintf(nginxConfig, folder, ipv4.clusterIP(nameserver).Addr(), ipv6.clusterIP(nameserver).Addr(), zone)
 	w.must(os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(config), 0o644))
-	log := &logBuffer{}
+	log := &node.Log{}
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := on.Command(ctx, "nginx", "-e", "stderr", "-p", folder, "-c", filepath.Join(folder, "nginx.conf"))
 	cmd.Stdout, cmd.Stderr = log, log

@@ -132,7 +132,7 @@ func TestAcceptedSocketIsUntouched(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		accepted := &tcpSocket{t, f, fd}
+		accepted := &hostSocket{t, f, fd}
 		defer accepted.close()
 		if peer, err := addrPort(from, nil); err != nil || peer != client.local() {
 			t.Errorf("accept: %v (%v), want %v", peer, err, client.local())
@@ -172,7 +172,7 @@ func TestDuplicateAndChildSeeTheSamePeer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		copied := &tcpSocket{t, f, fd}
+		copied := &hostSocket{t, f, fd}
 		defer copied.close()
 		copied.wantPeer(f.clusterIP(1))
 		s.close()
@@ -198,7 +198,7 @@ type legacy struct {
 }
 
 // bequeath forks a child on a host and returns what it found.
-func bequeath(t *testing.T, host *lab.Host, s *tcpSocket) legacy {
+func bequeath(t *testing.T, host *lab.Host, s *hostSocket) legacy {
 	t.Helper()
 	fd, err := unix.Dup(s.fd)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 // A udpSocket is a datagram socket of a host whose system calls the test makes
 // itself. Receiving waits at most patience.
 type udpSocket struct {
-	tcpSocket
+	hostSocket
 	questions int
 }
 
@@ -37,7 +37,7 @@ func (f family) datagrams(t *testing.T, host *lab.Host) *udpSocket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &udpSocket{tcpSocket: tcpSocket{t, f, fd}}
+	s := &udpSocket{hostSocket: hostSocket{t, f, fd}}
 	t.Cleanup(s.close)
 	s.timeout(patience)
 	return s

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -69,7 +68,7 @@ func startWorld(t *testing.T, nodes ...string) *world {
 
 // newAgent prepares an agent whose log is shown if the test fails.
 func (w *world) newAgent(host *lab.Host) *node.Agent {
-	log := &logBuffer{}
+	log := &node.Log{}
 	a := &node.Agent{Host: host, Program: program, Manifests: w.folder.Path, Log: log}
 	w.t.Cleanup(func() {
 		if err := a.Kill(); err != nil {
@@ -268,22 +267,4 @@ func reach(from *lab.Host, f family, to netip.AddrPort, bound netip.Addr) string
 	}
 	slices.Sort(names)
 	return strings.Join(names, " ")
-}
-
-// logBuffer gathers what processes print.
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
