@@ -15,7 +15,7 @@
  *
  * Errors are those that connect(2) and sendto(2) document, since the kernel's
  * own clients (NFS, CIFS) come through here too. SCTP and UDP-Lite are left
- * alone.
+ * alone: of SCTP the packets are served (lib/edge.h).
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -27,11 +27,18 @@
 #include "lib/frontend.h"
 #include "lib/record.h"
 #include "lib/select.h"
+#include "lib/snat.h"
 #include "lib/socket.h"
 #include "lib/tables.h"
 
 /* For the agent's types: nothing here has it as a type. */
 const enum frontend_flag *unused_frontend_flag __attribute__((unused));
+const enum socket_mark *unused_socket_mark __attribute__((unused));
+const enum dsr *unused_dsr __attribute__((unused));
+const enum history_word *unused_history_word __attribute__((unused));
+
+/* Whether packets are served, too (lib/edge.h). Set by the loader. */
+const volatile __u8 edge_serves = 0;
 
 enum { HOOK_REFUSE = 0, HOOK_PROCEED = 1 };
 
@@ -80,17 +87,20 @@ static __always_inline enum verdict decide(const struct frontend *frontend,
 					   const struct address *source, __u64 netns_cookie,
 					   const struct decision **decision)
 {
+	int node = netns_cookie == host_netns_cookie;
+
 	if (frontend->source_set) {
-		/* An unbound socket's source is not known yet: the packet tells. */
+		/* The node asks its own address from that address. Else an unbound
+		 * socket's source is not known yet: the packet tells. */
+		if (address_is_unspecified(source) && node &&
+		    frontend->flags & FRONTEND_OWN_ADDRESS)
+			source = &frontend->key.address;
 		if (address_is_unspecified(source))
 			return VERDICT_PASS;
 		if (!source_admitted(frontend->source_set, source))
 			return VERDICT_DROP;
 	}
-	if (netns_cookie == host_netns_cookie)
-		*decision = &frontend->decisions[FROM_NODE];
-	else
-		*decision = &frontend->decisions[FROM_POD];
+	*decision = &frontend->decisions[node ? FROM_NODE : FROM_POD];
 	if ((*decision)->count)
 		return VERDICT_BALANCE;
 	return (*decision)->verdict;
@@ -137,6 +147,8 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 	enum verdict verdict;
 	__u64 netns_cookie;
 
+	if (ctx->sk->mark == MARK_PROBE)
+		return VERDICT_PASS;
 	socket_address(ctx->sk, &source);
 	destination_meant(d, &source);
 	frontend = frontend_of(d, ctx->protocol);
@@ -159,7 +171,8 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 		if (verdict != VERDICT_BALANCE || !decision)
 			return verdict;
 		client_of_namespace(netns_cookie, address_is_v4(&d->address), &client);
-		backend = backend_lookup(select_backend(frontend, decision, &client));
+		backend = backend_lookup(
+			select_backend(frontend, decision, &client, bpf_get_prandom_u32()));
 		if (!backend) {
 			COUNT(connect_fault);
 			return VERDICT_REJECT;
@@ -238,8 +251,8 @@ static __always_inline int choose_for_flow(const struct frontend *frontend,
 					   struct destination *chosen)
 {
 	for (int i = 0; i <= OTHER_CHOICES; i++) {
-		struct backend *backend =
-			backend_lookup(select_backend(frontend, decision, client));
+		struct backend *backend = backend_lookup(
+			select_backend(frontend, decision, client, bpf_get_prandom_u32()));
 
 		if (!backend)
 			return 0;
@@ -282,6 +295,10 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 		COUNT(opted_out);
 		return VERDICT_PASS;
 	}
+	/* An answer to a client of this node whom the edge has lent the Service's name
+	 * (lib/outbound.h); of what is none the packet path says so. */
+	if (edge_serves && frontend->kind == FRONTEND_CLUSTER_IP_OTHER && snat_has(d->port))
+		return VERDICT_PASS;
 	service = *d;
 	flow = set.few ? flow_by_service(&set, &service) : 0;
 	if (flow) {

@@ -47,10 +47,29 @@ static __always_inline int address_equal(const struct address *a, const struct a
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
 }
 
+/* 127.0.0.0/8 or ::1 */
+static __always_inline int address_is_loopback(const struct address *a)
+{
+	const __u32 *w = address_words_const(a);
+
+	if (address_is_v4(a))
+		return a->bytes[12] == 127;
+	return w[0] == 0 && w[1] == 0 && w[2] == 0 && w[3] == bpf_htonl(1);
+}
+
 /* 0.0.0.0, ::ffff:0.0.0.0 or :: */
 static __always_inline int address_is_unspecified(const struct address *a)
 {
 	const __u32 *w = address_words_const(a);
 
 	return w[0] == 0 && w[1] == 0 && (w[2] == 0 || w[2] == bpf_htonl(0xffff)) && w[3] == 0;
+}
+
+/* What no packet on a network comes from: loopback, multicast, reserved ones, "this
+ * network" (RFC 6890, RFC 4291 section 2.7). */
+static __always_inline int address_is_no_source(const struct address *a)
+{
+	if (address_is_v4(a))
+		return a->bytes[12] == 0 || a->bytes[12] == 127 || a->bytes[12] >= 224;
+	return a->bytes[0] == 0xff || address_is_loopback(a) || address_is_unspecified(a);
 }

@@ -14,11 +14,13 @@ struct backend_search {
 	__u32 found;
 };
 
+/* Port 0 is any. */
 static __always_inline int slot_has(__u32 slot, const struct address *address, __be16 port)
 {
 	struct backend *backend = backend_lookup(slot_backend(slot));
 
-	return backend && backend->port == port && address_equal(&backend->address, address);
+	return backend && (!port || backend->port == port) &&
+	       address_equal(&backend->address, address);
 }
 
 static long backend_search_step(__u32 i, struct backend_search *search)
@@ -49,34 +51,35 @@ static __always_inline int within(__u32 slot, __u32 first, __u32 count)
 __noinline int serves(const struct frontend *frontend, const struct destination *backend,
 		      __u32 *slot)
 {
-	const struct decision *pod, *node, *outside;
+	struct decision pod, node, outside, kept;
 	struct backend_search search = {};
 
 	if (!frontend || !backend || !slot)
 		return 0;
-	pod = &frontend->decisions[FROM_POD];
-	node = &frontend->decisions[FROM_NODE];
-	outside = &frontend->decisions[FROM_OUTSIDE];
-	if ((within(*slot, pod->first, pod->count) || within(*slot, node->first, node->count) ||
-	     within(*slot, outside->first, outside->count) ||
-	     within(*slot, frontend->kept_first, frontend->kept_count)) &&
+	members_of(frontend, &frontend->decisions[FROM_POD], &pod);
+	members_of(frontend, &frontend->decisions[FROM_NODE], &node);
+	members_of(frontend, &frontend->decisions[FROM_OUTSIDE], &outside);
+	kept_by(frontend, &kept);
+	if ((within(*slot, pod.first, pod.count) || within(*slot, node.first, node.count) ||
+	     within(*slot, outside.first, outside.count) ||
+	     within(*slot, kept.first, kept.count)) &&
 	    slot_has(*slot, &backend->address, backend->port))
 		return 1;
 	search.address = backend->address;
 	search.port = backend->port;
-	search.first = pod->first;
-	bpf_loop(pod->count, backend_search_step, &search, 0);
-	if (!search.found && !same_set(node, pod)) {
-		search.first = node->first;
-		bpf_loop(node->count, backend_search_step, &search, 0);
+	search.first = pod.first;
+	bpf_loop(pod.count, backend_search_step, &search, 0);
+	if (!search.found && !same_set(&node, &pod)) {
+		search.first = node.first;
+		bpf_loop(node.count, backend_search_step, &search, 0);
 	}
-	if (!search.found && !same_set(outside, node)) {
-		search.first = outside->first;
-		bpf_loop(outside->count, backend_search_step, &search, 0);
+	if (!search.found && !same_set(&outside, &node)) {
+		search.first = outside.first;
+		bpf_loop(outside.count, backend_search_step, &search, 0);
 	}
 	if (!search.found) {
-		search.first = frontend->kept_first;
-		bpf_loop(frontend->kept_count, backend_search_step, &search, 0);
+		search.first = kept.first;
+		bpf_loop(kept.count, backend_search_step, &search, 0);
 	}
 	*slot = search.slot;
 	return search.found != 0;

@@ -22,6 +22,10 @@
 #include "address.h"
 #include "types.h"
 
+/* Set by the loader: the programs say what they would do and write nothing that
+ * outlives the packet. What depends on it is not even loaded where it is not so. */
+const volatile __u8 dry_run = 0;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -121,6 +125,16 @@ struct {
 	__type(key, int);
 	__type(value, struct unnamed_port);
 } unnamed_ports SEC(".maps");
+
+/* 1 while there is a frontend with FRONTEND_UNTRACKED or FRONTEND_HISTORY: else the edge need
+ * not look for one before it looks for a flow. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} untracked_frontends SEC(".maps");
 
 /* What bind() is refused (service.Frontend kinds NodePort and HostPort). */
 struct {

@@ -16,7 +16,8 @@ struct address {
 } __attribute__((aligned(4)));
 
 /* What a client asks for. Port 0 with protocol 0 is every port and protocol
- * of the address that no other key names. */
+ * of the address that no other key names; port 0 with ICMP's or ICMPv6's number
+ * are its echo requests. */
 struct frontend_key {
 	struct address address;
 	__be16 port;
@@ -32,6 +33,7 @@ enum frontend_kind {
 	FRONTEND_LOAD_BALANCER,
 	FRONTEND_EXTERNAL_IP,
 	FRONTEND_HOST_PORT,
+	FRONTEND_ECHO, /* of a load balancer's or external IP */
 };
 
 /* From where a client asks. Matches service.SourceClass. */
@@ -48,10 +50,26 @@ enum verdict {
 	VERDICT_REJECT,
 	VERDICT_DROP,
 	VERDICT_BALANCE,
+	VERDICT_ANSWER, /* an ICMP echo request */
 };
 
+/* SO_MARK of the agent's health checks: they mean the address that they name, also
+ * where that is a Service's. The bits are none of those that Kubernetes, Calico and
+ * Tailscale use. */
+enum socket_mark {
+	MARK_PROBE = 0x101e,
+};
+
+/* What the edge has put around packets bears this on its way from tc ingress to egress; marks
+ * do not outlive a packet's way out of a pod. */
+#define MARK_ENCAPSULATED 0x111e
+
 /* What one class of clients meets: a backend set, that is `count` slots from
- * slot `first`; or, where count is 0, a verdict other than BALANCE. */
+ * slot `first`; or, where count is 0, a verdict other than BALANCE.
+ *
+ * A Maglev table (FRONTEND_MAGLEV) has thousands of slots. Who looks for a backend in the
+ * set takes the list of its members, each once, that stands before the table: slot
+ * first - 1 says how many there are, and they end with slot first - 2. */
 struct decision {
 	union {
 		__u32 first;
@@ -68,25 +86,58 @@ struct frontend {
 	__u32 affinity_seconds;	 /* 0: none */
 	__u32 source_set;	 /* id in `source_ranges`; 0: any source is admitted */
 	struct decision decisions[SOURCE_CLASSES];
-	__u8 kind;	  /* enum frontend_kind */
-	__u8 flags;	  /* enum frontend_flag */
-	__u16 kept_count; /* slots from kept_first: backends that serve, though not in every set */
-	__u32 kept_first; /* above: a UDP flow keeps its backend as long as it serves (R29) */
+	__u8 kind;   /* enum frontend_kind */
+	__u8 dsr;    /* enum dsr: how packets reach a backend of another node */
+	__u16 flags; /* enum frontend_flag */
+	/* The first slot of a list of backends that flows keep, though they are not in each of
+	 * the sets above: those of UDP while they serve (R29), those of connections without a
+	 * record while they are there (R30). The slot before it says how many they are; 0: there is
+	 * none. With FRONTEND_HISTORY there is one, and before that number stand, in this order, a
+	 * word for each slot of an earlier table (enum history_word), how many these are, and the
+	 * frontend's enum dsr at that time. */
+	__u32 kept_first;
 };
 
 enum frontend_flag {
-	FRONTEND_MASQUERADE = 1,  /* shifted left by the source class */
-	FRONTEND_ONE_ADDRESS = 8, /* 127.0.0.1 alone, where 127.0.0.0/8 is meant otherwise */
+	FRONTEND_MASQUERADE = 1,   /* shifted left by the source class */
+	FRONTEND_ONE_ADDRESS = 8,  /* 127.0.0.1 alone, where 127.0.0.0/8 is meant otherwise */
+	FRONTEND_OWN_ADDRESS = 16, /* this node's, where `source_set` is not 0 */
+	FRONTEND_MAGLEV = 32,	   /* the sets of `decisions` are Maglev tables */
+	/* Packets of clients outside go to backends of other nodes without a record of the flow,
+	 * unless their slot of the table is contested. */
+	FRONTEND_UNTRACKED = 64,
+	/* Slots are contested: flows without records may be at other backends than the table has.
+	 */
+	FRONTEND_HISTORY = 128,
 };
 
-/* A row never changes while a slot or an affinity entry names it. A row of
- * zeros is free; id 0 is never used. */
+/* What is remembered of a slot: the backend that flows without a record have, 0 for that of
+ * the table; and whether there may be such flows, or records of other backends. Where the table
+ * has another size by now, or the frontend is not untracked any more, all slots are contested. */
+enum history_word {
+	HISTORY_BACKEND = 0x7fffffff,
+	HISTORY_CONTESTED = 0x80000000,
+};
+
+/* How a packet of a client outside gets to a backend of another node with the client's
+ * address, so that the answer goes straight to the client (direct server return). dsr.h has
+ * what they look like. */
+enum dsr {
+	DSR_NONE, /* it does not: in this node's name (SNAT) */
+	DSR_IPIP,
+	DSR_GENEVE,
+	DSR_OPT,
+};
+
+/* One cache line. A row never changes while a slot or an affinity entry names it. A row
+ * of zeros is free; id 0 is never used. */
 struct backend {
 	struct address address;
 	__be16 port;
 	__u8 protocol;
-	__u8 local; /* 1: on this node */
-	__u32 reserved[3];
+	__u8 local;	     /* 1: on this node */
+	struct address node; /* of its node; its own where no node is known */
+	__u32 reserved[7];
 };
 
 /* A client of a service with session affinity: an address, or for a socket the
@@ -99,7 +150,7 @@ struct affinity_key {
 
 struct affinity_entry {
 	__u32 backend;
-	__u32 slot;	 /* where in the set it was last seen: a hint */
+	__u32 slot;	 /* where among the members it was last seen: a hint */
 	__u32 last_used; /* seconds, CLOCK_MONOTONIC */
 	__u32 tag;	 /* of the key: an LRU element is used again for another at any time */
 };
@@ -190,6 +241,7 @@ struct network_key {
 /* What is known of a network. */
 enum network {
 	NETWORK_SERVICE = 1, /* a ServiceCIDR: what no frontend has is dropped */
+	NETWORK_POD,	     /* of pods, on any node: these are no clients from outside */
 };
 
 /* The name behind a service id: for people, and to find the ids again after a

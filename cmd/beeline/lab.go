@@ -73,6 +73,10 @@ func newLabUpCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&servers, "servers", false, "start a small TCP, HTTP and UDP server in every pod")
 	cmd.Flags().StringVar((*string)(&config.CgroupLayout), "cgroup-layout", layouts[0],
 		"name the pods' cgroups as the kubelet's cgroup driver does: "+strings.Join(layouts, " or "))
+	cmd.Flags().StringVar((*string)(&config.Network), "network", lab.Networks[0], "how pods reach those of other nodes: "+strings.Join(lab.Networks, " or "))
+	cmd.Flags().BoolVar(&config.TwoNICs, "two-nics", false, "give node-a a second device, eth1, and a client behind it, client2")
+	cmd.Flags().BoolVar(&config.ThreeNodes, "three-nodes", false, "add a third node, node-c, with three pods")
+	cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions(lab.Networks, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RegisterFlagCompletionFunc("cgroup-layout", cobra.FixedCompletions(layouts, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

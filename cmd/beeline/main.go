@@ -80,7 +80,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 (status) not all is well.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(usageError)
-	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(),
+	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(), newFlowCommand(), newMonitorCommand(), newExplainCommand(),
 		newCleanupCommand(), newVersionCommand(), newLabCommand())
 	return root
 }
@@ -103,7 +103,7 @@ func usageError(cmd *cobra.Command, err error) error {
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
 		err = fmt.Errorf("%w%s", err, nearest.Question(name, agent.FlagNames(cmd.Flags())))
 	}
-	return exitError{exitUsage, fmt.Errorf("%w; `%s --help` lists them", err, cmd.CommandPath())}
+	return exitError{exitUsage, fmt.Errorf("%w; `%s --help` lists them", agent.PlainValue(err), cmd.CommandPath())}
 }
 
 // usage turns a complaint about arguments into a usage error.

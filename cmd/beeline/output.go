@@ -14,7 +14,10 @@ import (
 )
 
 // outputFormat is the value of -o.
-type outputFormat struct{ format *string }
+type outputFormat struct {
+	format *string
+	wide   bool // there is a second table
+}
 
 var _ pflag.Value = outputFormat{}
 
@@ -25,21 +28,34 @@ func (o outputFormat) String() string {
 	return *o.format
 }
 
-func (outputFormat) Type() string { return "table|json|yaml" }
+func (o outputFormat) Type() string {
+	if o.wide {
+		return "table|wide|json|yaml"
+	}
+	return "table|json|yaml"
+}
 
 func (o outputFormat) Set(text string) error {
-	switch text {
-	case "table", "json", "yaml":
+	switch {
+	case text == "table", text == "json", text == "yaml", text == "wide" && o.wide:
 		*o.format = text
 		return nil
+	case o.wide:
+		return fmt.Errorf("table, wide, json or yaml")
 	}
 	return fmt.Errorf("table, json or yaml")
 }
 
 func addOutputFlag(cmd *cobra.Command, format *string) {
 	*format = "table"
-	cmd.Flags().VarP(outputFormat{format}, "output", "o", "how to print")
+	cmd.Flags().VarP(outputFormat{format: format}, "output", "o", "how to print")
 	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// addWideOutput adds to the formats one for a table with what is counted.
+func addWideOutput(cmd *cobra.Command, format *string) {
+	f := cmd.Flags().Lookup("output")
+	f.Value, f.Usage = outputFormat{format: format, wide: true}, "how to print; wide: what clients outside of the cluster have asked and got"
 }
 
 // write prints a value in the format asked for; table prints it for people.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -54,7 +55,11 @@ func (l *lookup) tables(ctx context.Context) (*observe.Tables, error) {
 		if err != nil {
 			return nil, err
 		}
-		return observe.ReadTables(tables)
+		read, err := observe.ReadTables(tables)
+		if err == nil {
+			read.OutsideServed = datapath.HasEdge(l.bpffs)
+		}
+		return read, err
 	}
 	var tables observe.Tables
 	return &tables, l.ask(ctx, agent.TablesPath, &tables)
@@ -94,14 +99,21 @@ func newServiceCommand() *cobra.Command {
 		Use: "list", Short: "List all addresses of all Services, and what each kind of client meets there",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, err := l.tables(cmd.Context())
+			tables, err := l.countedTables(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return write(cmd.OutOrStdout(), l.output, tables.Services, func(w io.Writer) { serviceTable(w, tables.Services) })
+			return write(cmd.OutOrStdout(), l.output, tables.Services, func(w io.Writer) {
+				if l.output == "wide" {
+					counterTable(w, tables)
+				} else {
+					serviceTable(w, tables)
+				}
+			})
 		},
 	}
 	l.addFlags(list)
+	addWideOutput(list, &l.output)
 	var s lookup
 	show := &cobra.Command{
 		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
@@ -115,7 +127,7 @@ func newServiceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return write(cmd.OutOrStdout(), s.output, found, func(w io.Writer) { serviceDetails(w, found) })
+			return write(cmd.OutOrStdout(), s.output, found, func(w io.Writer) { serviceDetails(w, found, tables.OutsideServed) })
 		},
 	}
 	s.addFlags(show)
@@ -171,36 +183,43 @@ they were last brought up to date, and what is wrong. Exit code 3 if something i
 	return cmd
 }
 
-func serviceTable(w io.Writer, services []observe.Service) {
+func serviceTable(w io.Writer, tables *observe.Tables) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tKIND\tADDRESS\tPROTOCOL\tFROM PODS\tFROM NODE\tSTATE")
-	for i := range services {
-		s := &services[i]
+	fmt.Fprintln(t, "NAME\tKIND\tADDRESS\tPROTOCOL\tFROM PODS\tFROM NODE\tFROM OUTSIDE\tSTATE")
+	for i := range tables.Services {
+		s := &tables.Services[i]
 		for _, f := range s.Frontends {
 			address := f.Address
 			if f.Kind == service.ClusterIPOther {
 				address += " (other ports)"
 			}
-			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, shortKind(f.Kind), address, f.Protocol,
-				atSocket(f, f.Pod), atSocket(f, f.Node), s.State)
+			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, shortKind(f.Kind), address, f.Protocol,
+				served(f, f.Pod, service.FromPod, tables.OutsideServed), served(f, f.Node, service.FromNode, tables.OutsideServed),
+				served(f, f.Outside, service.FromOutside, tables.OutsideServed), s.State)
 		}
 		if len(s.Frontends) == 0 {
-			fmt.Fprintf(t, "%s/%s\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.State)
+			fmt.Fprintf(t, "%s/%s\t-\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.State)
 		}
 	}
 	t.Flush()
 }
 
-// notServed is printed for what is decided, but has no program yet that acts on
-// it: the socket hooks serve TCP and UDP from pods and from the node.
-const notServed = "not served yet"
+// notServed is printed for what is decided, but has no program that acts on it: clients
+// from outside, and all of SCTP and ICMP echo, where the agent's --edge-mode is off; and SCTP where
+// each backend has another port, for its ports are never translated.
+const notServed = "not served"
 
-func atSocket(f observe.Frontend, d observe.Decision) string {
-	if f.Protocol == service.SCTP {
+func served(f observe.Frontend, d observe.Decision, class service.SourceClass, outside bool) string {
+	if !outside && (class == service.FromOutside || f.Protocol == service.SCTP || f.Kind == service.Echo) {
+		return notServed
+	}
+	if f.Protocol == service.SCTP && len(d.Backends) > 0 && !slices.ContainsFunc(d.Backends, func(b observe.Member) bool { return portOf(b.Address) == portOf(f.Address) }) {
 		return notServed
 	}
 	return d.String()
 }
+
+func portOf(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
 
 func shortKind(k service.FrontendKind) string {
 	if k == service.ClusterIPOther {
@@ -209,10 +228,13 @@ func shortKind(k service.FrontendKind) string {
 	return k.String()
 }
 
-func serviceDetails(w io.Writer, s *observe.Service) {
+func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 	fmt.Fprintf(w, "%s\n", s.Ref())
 	if s.State != "" {
 		fmt.Fprintf(w, "  state: %s\n", s.State)
+	}
+	if s.Algorithm != "" {
+		fmt.Fprintf(w, "  algorithm: %s\n", algorithmText(s))
 	}
 	for _, reason := range s.Reasons {
 		fmt.Fprintf(w, "  failed: %s\n", reason)
@@ -220,6 +242,7 @@ func serviceDetails(w io.Writer, s *observe.Service) {
 	for _, problem := range s.Problems {
 		fmt.Fprintf(w, "  problem: %s\n", problem)
 	}
+	serviceHealth(w, s.Health)
 	for _, f := range s.Frontends {
 		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)
 		if f.Port != "" {
@@ -232,15 +255,25 @@ func serviceDetails(w io.Writer, s *observe.Service) {
 		if f.Restricted {
 			fmt.Fprintf(w, "    admitted sources: %s\n", strings.Join(f.SourceRanges, ", "))
 		}
-		decisions(w, f)
+		if f.DSR != "" {
+			fmt.Fprintf(w, "    backends on other nodes answer clients outside themselves: DSR (%s)\n", f.DSR)
+		}
+		decisions(w, f, outside)
 		for _, b := range f.Kept {
 			fmt.Fprintf(w, "    flows stay with %s%s, id %d\n", b.Address, onThisNode(b), b.ID)
 		}
 	}
 }
 
+func algorithmText(s *observe.Service) string {
+	if s.Algorithm != service.Maglev {
+		return string(s.Algorithm)
+	}
+	return fmt.Sprintf("%s, tables of %d slots", s.Algorithm, s.TableSize)
+}
+
 // decisions prints classes that meet the same together.
-func decisions(w io.Writer, f observe.Frontend) {
+func decisions(w io.Writer, f observe.Frontend, outside bool) {
 	classes := map[string][]string{}
 	var order []string
 	for _, d := range []struct {
@@ -248,7 +281,7 @@ func decisions(w io.Writer, f observe.Frontend) {
 		decision observe.Decision
 	}{{service.FromPod, f.Pod}, {service.FromNode, f.Node}, {service.FromOutside, f.Outside}} {
 		note := ""
-		if d.class == service.FromOutside || atSocket(f, d.decision) == notServed {
+		if served(f, d.decision, d.class, outside) == notServed {
 			note = " (" + notServed + ")"
 		}
 		text := decisionText(d.decision, note)
@@ -287,9 +320,13 @@ func backendTable(w io.Writer, backends []observe.Backend) {
 	t.Flush()
 }
 
+// onThisNode says whether a backend is; and on which else, if that matters.
 func onThisNode(b observe.Member) string {
-	if b.Local {
+	switch {
+	case b.Local:
 		return ", on this node"
+	case b.Node != "":
+		return ", on the node " + b.Node
 	}
 	return ""
 }

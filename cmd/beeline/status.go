@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/terminate"
 )
@@ -38,6 +39,13 @@ func statusText(w io.Writer, s *observe.Status) {
 		fmt.Fprintf(t, "Last audit:\t%s, %d repairs since the start\n", ago(s.Sync.LastAudit), s.Sync.Repairs)
 	}
 	fmt.Fprintf(t, "Services:\t%d, with %d frontends and %d backends\n", s.Counts.Services, s.Counts.Frontends, s.Counts.Backends)
+	if s.Algorithm != "" {
+		fmt.Fprintf(t, "Algorithm:\t%s unless a Service says otherwise; Services with Maglev tables of %d slots: %d\n", s.Algorithm, s.TableSize, s.Counts.Maglev)
+		if s.Sync.Untracked > 0 {
+			fmt.Fprintf(t, "Untracked:\t%d frontends need no records of flows to other nodes; slots have changed of %d, and need them for now\n", s.Sync.Untracked, s.Sync.Remembering)
+		}
+	}
+	dsrText(t, s)
 	fmt.Fprintf(t, "Pins:\t%s\n", s.BPFFS)
 	t.Flush()
 
@@ -56,10 +64,24 @@ func statusText(w io.Writer, s *observe.Status) {
 	if s.HeldPortsUnknown != "" {
 		fmt.Fprintf(w, "Which sockets hold ports of Services and Pods is not known: %s\n", s.HeldPortsUnknown)
 	}
+	statusHealth(w, s.Health)
 	statusOptedOut(w, s)
 	statusAttachments(w, s)
+	statusEdge(w, s)
 	statusTables(w, s)
 	statusFeatures(w, s)
+}
+
+// dsrText says which Services' backends answer clients outside themselves.
+func dsrText(w io.Writer, s *observe.Status) {
+	if s.DSR == "" || s.DSR == service.DSROff && s.Counts.DSR == 0 {
+		return
+	}
+	protocols := ""
+	if s.DSRHybrid {
+		protocols = " (TCP alone)"
+	}
+	fmt.Fprintf(w, "DSR:\t%s%s unless a Service says otherwise; Services with DSR: %d\n", s.DSR, protocols, s.Counts.DSR)
 }
 
 // socketsText says how sockets end whose backend is gone.

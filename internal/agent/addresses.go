@@ -3,11 +3,8 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
-	"sync"
-	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -29,45 +26,4 @@ func localAddresses() ([]netip.Addr, error) {
 		all = append(all, addr)
 	}
 	return all, nil
-}
-
-// followAddresses says when an address came or went, until ctx ends. When the
-// kernel ends the subscription, as it does if notes come faster than they are
-// read, it subscribes again.
-func followAddresses(ctx context.Context, changed chan<- struct{}) error {
-	for {
-		if err := subscribe(ctx, changed); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
-}
-
-// subscribe is one subscription, from beginning to end.
-func subscribe(ctx context.Context, changed chan<- struct{}) error {
-	updates, done := make(chan netlink.AddrUpdate), make(chan struct{})
-	if err := netlink.AddrSubscribe(updates, done); err != nil {
-		return fmt.Errorf("subscribe: %w", err)
-	}
-	ended := sync.OnceFunc(func() { close(done) }) // closes the socket, too
-	defer ended()
-	stop := context.AfterFunc(ctx, ended)
-	defer stop()
-	notify(changed) // of what changed before
-	for range updates {
-		notify(changed)
-	}
-	return nil
-}
-
-// notify leaves a note. One is enough: all addresses are read anew.
-func notify(changed chan<- struct{}) {
-	select {
-	case changed <- struct{}{}:
-	default:
-	}
 }

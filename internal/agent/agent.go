@@ -15,9 +15,15 @@ import (
 	gosync "sync"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/probe"
+	"beeline.io/beeline/internal/rtnetlink"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/sync"
@@ -38,6 +44,8 @@ type Agent struct {
 	optOuts  *service.OptOuts
 	pods     *pods.Tracker
 	sockets  *terminate.Job
+	edge     *edge.Edge // nil: off
+	prober   *probe.Prober
 
 	synced bool // the complete state is in the tables and attached; only loop looks
 
@@ -46,6 +54,8 @@ type Agent struct {
 	unknownNode bool
 	// optOutProblems are those of objects that ask for no socket shortcut.
 	optOutProblems []service.OptOutProblem
+	// checked are the endpoints with health checks.
+	checked map[service.Ref][]service.Checked
 }
 
 // garbagePercent is how much garbage may lie beside what is in use: memory of a
@@ -66,10 +76,11 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	}
 	a.table = service.NewTable(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
+	a.prober = a.newProber()
 
 	a.datapath, err = datapath.Open(datapath.Options{
 		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
-		BindProtection: config.BindProtection,
+		BindProtection: config.BindProtection, Edge: config.edgeOptions(),
 	})
 	if err != nil {
 		return err
@@ -77,6 +88,9 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	defer a.datapath.Close()
 	if a.datapath.Unprotected != "" {
 		log.Error(a.datapath.Unprotected)
+	}
+	if config.noEdge != "" {
+		log.Error(config.noEdge)
 	}
 	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
 		return err
@@ -88,6 +102,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		Method: terminate.Method(config.Terminate), TCPDrain: config.TCPDrain, Serves: a.serves, Log: log,
 	})
 	defer a.sockets.Close()
+	a.edge = a.newEdge()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err
@@ -112,10 +127,10 @@ func (a *Agent) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	events := make(chan source.Event)
+	events, health := make(chan source.Event), make(chan []probe.Change)
 	addresses := make(chan struct{}, 1)
 	var group gosync.WaitGroup
-	failed := make(chan error, 5)
+	failed := make(chan error, 7)
 	run := func(what string, f func() error) {
 		group.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
@@ -127,9 +142,13 @@ func (a *Agent) serve(ctx context.Context) error {
 	run("socket", func() error { return a.answer(ctx, listener) })
 	run("source", func() error { return a.objects.Run(ctx, events) })
 	run("sockets of backends that are gone", func() error { return a.sockets.Run(ctx) })
+	run("health checks", func() error { return a.prober.Run(ctx, health) })
+	run("edge", func() error { return a.edge.Run(ctx) })
 	run("pods", func() error { return a.pods.Run(ctx) })
-	run("addresses of the node", func() error { return followAddresses(ctx, addresses) })
-	err = a.loop(ctx, events, addresses)
+	run("addresses of the node", func() error {
+		return rtnetlink.Follow(ctx, addresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	})
+	err = a.loop(ctx, events, health, addresses)
 	cancel()
 	wait(&group)
 	if err != nil {
@@ -139,6 +158,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	default:
+		a.tellManager(daemon.SdNotifyStopping)
 		a.log.Info("stopping; what is attached stays attached and serves on")
 		return nil
 	}
@@ -163,7 +183,7 @@ func wait(group *gosync.WaitGroup) {
 const collectInterval = time.Second
 
 // loop is the only place from which the plan and the tables change.
-func (a *Agent) loop(ctx context.Context, events <-chan source.Event, addresses <-chan struct{}) error {
+func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-chan []probe.Change, addresses <-chan struct{}) error {
 	collect := time.NewTicker(collectInterval)
 	defer collect.Stop()
 	retry := time.NewTimer(0)
@@ -183,6 +203,9 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, addresses 
 			if err := a.take(ev); err != nil {
 				return err
 			}
+			retry.Reset(0)
+		case changes := <-health:
+			a.takeHealth(changes)
 			retry.Reset(0)
 		case <-addresses:
 			a.updateAddresses()
@@ -213,7 +236,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, addresses 
 func (a *Agent) audit() {
 	if a.synced {
 		mended, err := a.datapath.Mend()
-		for _, what := range mended {
+		for _, what := range append(mended, a.edge.Mend()...) {
 			a.log.Error("mended what somebody else has taken away", "what", what)
 		}
 		if err != nil {
@@ -222,7 +245,7 @@ func (a *Agent) audit() {
 	}
 	repairs, err := a.syncer.Audit()
 	if repairs > 0 {
-		a.sockets.Changed(true, true) // nobody knows what the tables said meanwhile
+		a.changed(true, true) // nobody knows what the tables said meanwhile
 		a.log.Warn("the tables were not what they should be, and were mended: does another program write to them?", "differences", repairs)
 	}
 	if err != nil {
@@ -238,10 +261,15 @@ func (a *Agent) take(ev source.Event) error {
 	delta := a.table.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
+	a.edge.SetNode(a.table.OwnAddresses())
+	a.edge.SetPods(a.podsByPacket())
 	if !ev.Synced {
 		return nil
 	}
 	first := !a.synced
+	if first || delta.Targets {
+		a.wantHealth(&delta)
+	}
 	if first {
 		delta = completeState(a.table)
 	}
@@ -249,12 +277,14 @@ func (a *Agent) take(ev source.Event) error {
 		a.applyOptOuts()
 	}
 	begin := time.Now()
+	a.edge.Reach(elsewhere(delta))
 	if err := a.syncer.Apply(delta); err != nil {
 		if first && !datapath.Attached(a.config.BPFFS) {
 			return a.giveUp(fmt.Errorf("nothing is attached, because not all Services fit into the tables: %w", err))
 		}
 		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
 	}
+	a.edge.FollowDSR(goesByDSR(delta))
 	a.lookAfterSockets()
 	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
 	if first {
@@ -266,6 +296,7 @@ func (a *Agent) take(ev source.Event) error {
 // becomeReady attaches the programs, unless an earlier agent did: they find the
 // complete state in the tables.
 func (a *Agent) becomeReady(objects int) error {
+	a.edge.Start()
 	if !datapath.Attached(a.config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return a.giveUp(err)
@@ -278,9 +309,17 @@ func (a *Agent) becomeReady(objects int) error {
 		debug.SetGCPercent(garbagePercent)
 	}
 	time.AfterFunc(collectInterval, debug.FreeOSMemory)
-	a.sockets.Changed(true, true) // of what happened while no agent was running
+	a.changed(true, true) // of what happened while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
+	a.tellManager(daemon.SdNotifyReady)
 	return nil
+}
+
+// tellManager tells the service manager, if it wants to know (sd_notify(3)).
+func (a *Agent) tellManager(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		a.log.Warn("the service manager could not be told", "state", state, "error", err)
+	}
 }
 
 // giveUp leaves a node on which nothing was attached as it was found.
@@ -290,8 +329,8 @@ func (a *Agent) giveUp(err error) error {
 }
 
 func completeState(table *service.Table) service.Delta {
-	cidrs := table.ServiceCIDRs()
-	delta := service.Delta{Plans: map[service.Ref]*service.Plan{}, ServiceCIDRs: &cidrs}
+	cidrs, pods, balancers := table.ServiceCIDRs(), table.PodNetworks(), table.Balancers()
+	delta := service.Delta{Plans: map[service.Ref]*service.Plan{}, ServiceCIDRs: &cidrs, PodNetworks: &pods, Balancers: &balancers}
 	for owner, plan := range table.Owners() {
 		delta.Plans[owner] = plan
 	}
@@ -317,11 +356,18 @@ func (a *Agent) updateAddresses() {
 		return
 	}
 	delta := a.table.SetLocalAddresses(addresses)
-	if !a.synced {
-		return
+	a.edge.SetPods(a.podsByPacket())
+	if a.synced {
+		a.program(delta)
 	}
+}
+
+// program brings a change of the table into the datapath's.
+func (a *Agent) program(delta service.Delta) {
+	a.edge.Reach(elsewhere(delta))
 	if err := a.syncer.Apply(delta); err != nil {
 		a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
 	}
+	a.edge.FollowDSR(goesByDSR(delta))
 	a.lookAfterSockets()
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/edge"
+	"beeline.io/beeline/internal/maglev"
 	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source/kube"
@@ -46,6 +49,8 @@ type Config struct {
 	BindProtection bool
 	Terminate      string        // terminate.Method
 	TCPDrain       time.Duration // 0: TCP connections outlive their backend
+	Edge           edge.Config
+	SNATPorts      []datapath.PortRange
 	LogLevel       string
 	LogFormat      string
 
@@ -53,6 +58,16 @@ type Config struct {
 
 	file              string
 	nodePortAddresses []string
+	edgeMode          string
+	snatPorts         []string
+	noEdge            string // why there is none although it was asked for
+	icmpRate          uint32
+	dispatcher        bool // datapath.EdgeOptions.Dispatcher
+	acceptDSR         bool
+	podNetworks       []string
+	dsr               string
+	dsrBalancers      []string
+	algorithm         string
 }
 
 // AddFlags defines the flags with their defaults.
@@ -74,6 +89,11 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.Limits.Services, "max-services", l.Services, "service ports that fit into the tables")
 	fs.Uint32Var(&c.Limits.SourceRanges, "max-source-ranges", l.SourceRanges, "loadBalancerSourceRanges that fit into the tables")
 	fs.Uint32Var(&c.Limits.Affinity, "max-affinity", l.Affinity, "clients that session affinity remembers; the longest unused make room")
+	fs.Uint32Var(&c.Limits.Flows, "max-flows", l.Flows, "records of clients' flows, two for each flow; the longest unused make room (default: by the machine's memory)")
+	c.addEdgeFlags(fs)
+	c.addDSRFlags(fs)
+	fs.StringVar(&c.algorithm, "algorithm", string(service.Random), "how backends are chosen for Services without the annotation "+service.AnnotationAlgorithm+": random, or maglev (the same backend for a flow on every node, and few other choices when backends come and go)")
+	fs.Uint32Var(&c.Service.TableSize, "maglev-table-size", maglev.DefaultSize, "slots of each Maglev table, a prime number: at least 100 times as many as a Service has endpoints")
 	fs.DurationVar(&c.AuditInterval, "audit-interval", time.Minute, "how often the tables are compared with what they should hold; 0 for never")
 	fs.StringVar(&c.Terminate, "terminate-sockets", string(terminate.Auto), "how connected UDP sockets end whose backend is gone, in all pods and on the node: "+strings.Join(terminate.Methods, ", "))
 	fs.DurationVar(&c.TCPDrain, "tcp-drain-timeout", 0, "reset TCP connections whose backend has not served for so long; 0 for never")
@@ -81,6 +101,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks whose addresses of this node serve NodePorts (default: the node's primary address of each family)")
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "refuse pods and the node at external IPs that are no node's address: whoever may create a Service could else intercept what they send to any address")
+	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "refuse clients outside of the cluster at ClusterIPs: with a route to this node they reach them else, as with kube-proxy")
 	fs.BoolVar(&c.BindProtection, "bind-protection", true, "refuse bind() of a served NodePort or HostPort in the node's own network namespace: the program would wait for connections that never come")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")
@@ -94,7 +115,13 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 			return err
 		}
 	}
-	c.Service.NodeName = c.NodeName
+	if err := c.completeEdge(); err != nil {
+		return err
+	}
+	if err := c.completeDSR(); err != nil {
+		return err
+	}
+	c.Service.NodeName, c.Service.Algorithm = c.NodeName, service.Algorithm(c.algorithm)
 	c.Service.KeepTCP = c.TCPDrain > 0
 	for _, text := range c.nodePortAddresses {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
@@ -113,6 +140,8 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return errors.New("--node-name is empty")
 	case slices.ContainsFunc(c.PodCgroups, func(path string) bool { return !filepath.IsAbs(path) }):
 		return fmt.Errorf("--pod-cgroups %q: not absolute paths", c.PodCgroups)
+	case !slices.Contains(service.Algorithms, c.algorithm):
+		return fmt.Errorf("--algorithm %q: one of %s", c.algorithm, strings.Join(service.Algorithms, ", "))
 	case c.AuditInterval < 0:
 		return errors.New("--audit-interval is negative: 0 turns the comparison off")
 	case !slices.Contains(terminate.Methods, c.Terminate):
@@ -125,6 +154,9 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return fmt.Errorf("--log-level %q: debug, info, warn or error", c.LogLevel)
 	case !slices.Contains([]string{"text", "json"}, c.LogFormat):
 		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
+	}
+	if err := maglev.CheckSize(c.Service.TableSize); err != nil {
+		return fmt.Errorf("--maglev-table-size: %w", err)
 	}
 	return c.Limits.Check()
 }
@@ -149,8 +181,11 @@ func readConfigFile(path string, fs *pflag.FlagSet) error {
 		if flag.Changed {
 			continue
 		}
+		if b, ok := value.(bool); ok && flag.Value.Type() == "string" {
+			value = map[bool]string{false: "off", true: "on"}[b] // YAML takes these words for booleans
+		}
 		if err := fs.Set(key, settingText(value)); err != nil {
-			errs = append(errs, fmt.Errorf("--config %s: %s: %w", path, key, err))
+			errs = append(errs, fmt.Errorf("--config %s: %s: %w", path, key, PlainValue(err)))
 		}
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
@@ -173,6 +208,25 @@ func settingText(value any) string {
 		return ""
 	}
 	return fmt.Sprint(value)
+}
+
+// PlainValue says of a flag's value that is no number, or none of its kind, what may be
+// there, where pflag names a function of Go.
+func PlainValue(err error) error {
+	number := (*strconv.NumError)(nil)
+	if !errors.As(err, &number) {
+		return err
+	}
+	want := "not a number"
+	switch {
+	case number.Func == "ParseBool":
+		want = "neither true nor false"
+	case errors.Is(number, strconv.ErrRange):
+		want = "too large"
+	case strings.HasPrefix(number.Num, "-"):
+		want = "negative"
+	}
+	return errors.New(strings.Replace(err.Error(), number.Error(), want, 1))
 }
 
 // FlagNames lists the flags of a set.

@@ -3,10 +3,16 @@
 package agent
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
 )
 
 // Services come from one source, and it is said how to name one.
@@ -24,16 +30,148 @@ func TestSourceOfServices(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", test.inCluster)
 			t.Setenv("KUBERNETES_SERVICE_PORT", "443")
-			var c Config
-			fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-			c.AddFlags(fs)
-			if err := fs.Parse(append(strings.Fields(test.args), "--node-name", "n")); err != nil {
-				t.Fatal(err)
-			}
-			err := c.Complete(fs)
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v, want %q", err, test.want)
-			}
+			wantComplete(t, test.args, test.want)
 		})
+	}
+}
+
+// wantComplete wants a command line to be accepted, or an error with these words.
+func wantComplete(t *testing.T, args, want string) (c Config) {
+	t.Helper()
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	if err := fs.Parse(append(strings.Fields(args), "--node-name", "n")); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Complete(fs)
+	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		t.Errorf("%s: %v, want %q", args, err, want)
+	}
+	return c
+}
+
+// A value of the wrong kind is told in words, by the command line and by the file.
+func TestValuesOfTheWrongKind(t *testing.T) {
+	for setting, want := range map[string]string{
+		"max-flows=99999999999":  "too large",
+		"icmp-rate=4294967296":   "too large",
+		"max-slots=-1":           "negative",
+		"max-slots=many":         "not a number",
+		"bind-protection=maybe":  "neither true nor false",
+		"audit-interval=forever": "invalid duration",
+	} {
+		name, value, _ := strings.Cut(setting, "=")
+		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+		new(Config).AddFlags(fs)
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(path, []byte(name+": "+value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{PlainValue(fs.Parse([]string{"--" + setting})), readConfigFile(path, fs)} {
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "strconv") {
+				t.Errorf("%s: %v, want %q", setting, err, want)
+			}
+		}
+	}
+}
+
+// What is said of the edge has to make sense, and is checked before anything is
+// touched.
+func TestEdgeFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--edge-mode=auto":                         "",
+		"--edge-mode=off --snat-ports=30000-40000": "",
+		"--edge-mode=fast":                         "--edge-mode \"fast\": one of auto, xdp, tc, off",
+		"--edge-mode=tc --edge-xdp-generic":        "--edge-xdp-generic has no effect with --edge-mode=tc",
+		"--devices=eth[":                           "not a name or shell pattern",
+		"--flow-timeout-udp=0s":                    "--flow-timeout-udp 0s: at least 1s",
+		"--flow-timeout-udp=-1h":                   "--flow-timeout-udp -1h0m0s: at least 1s",
+		"--flow-timeout-tcp=1ns":                   "--flow-timeout-tcp 1ns: at least 1s, such as",
+		"--flow-timeout-tcp=999ms":                 "flows are timed in seconds",
+		"--flow-timeout-tcp=1s":                    "",
+		"--flow-timeout-udp=1s":                    "",
+		"--pod-networks=0.0.0.0/0":                 "--pod-networks 0.0.0.0/0: clients outside of the cluster would count as pods",
+		"--pod-networks=0.0.0.0/1,128.0.0.0/1":     "name the networks that pods have their addresses from, such as 10.244.0.0/16",
+		"--pod-networks=10.0.0.0/8,::/0":           "--pod-networks ::/0: clients",
+		"--pod-networks=::ffff:0.0.0.0/96":         "--pod-networks 0.0.0.0/0: clients",
+		"--pod-networks=2000::/3":                  "(a prefix of /7 or longer)",
+		"--pod-networks=10.0.0.0/8,fd00::/8":       "",
+		"--pod-networks=fc00::/7":                  "",
+		"--pod-networks=10.244.0.0":                "is not a network such as 10.244.0.0/16",
+		"--snat-ports=30000-30001":                 "--snat-ports: 30000-30001 overlaps the NodePorts 30000-32767",
+		"--snat-ports=many":                        "--snat-ports many: \"many\" is not a range of ports",
+		"--max-flows=0":                            "--max-flows 0: between 64 and",
+		"--max-flows=1":                            "a quarter of the records is for flows that begin",
+		"--max-flows=4":                            "--max-flows 4: between 64 and",
+		"--max-flows=63":                           "--max-flows 63: between 64 and",
+		"--max-flows=64":                           "",
+		"--max-flows=67108865":                     "--max-flows 67108865: between 64 and 67108864",
+		"--max-slots=0":                            "--max-slots 0: between 1 and",
+	} {
+		wantComplete(t, "--manifests /m "+args, want)
+	}
+	c := wantComplete(t, "--manifests /m --pod-networks=10.244.3.0/16 --snat-ports=2000-2999", "")
+	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" || c.edgeOptions().SNATPorts[0] != (datapath.PortRange{First: 2000, Last: 2999}) {
+		t.Errorf("networks %v, ports %v", c.Service.PodNetworks, c.edgeOptions())
+	}
+	if off := wantComplete(t, "--manifests /m --edge-mode=off", ""); off.edgeOptions() != nil {
+		t.Errorf("an edge that is off has %v", off.edgeOptions())
+	}
+}
+
+// "off" is a boolean to YAML, and means itself.
+func TestOffInTheFile(t *testing.T) {
+	for _, text := range []string{"edge-mode: off\n", "dsr: off\n", "dsr: 'off'\n", "terminate-sockets: off\n", "dsr-hybrid: off\n"} {
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		wantComplete(t, "--manifests /m --config "+path, "")
+	}
+}
+
+// How packets get to backends elsewhere, and from whom they are taken, on the command line
+// and in the file.
+func TestDSRFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--dsr=off --edge-mode=off":                  "",
+		"--dsr=opt --dsr-hybrid":                     "",
+		"--dsr=vxlan":                                "--dsr \"vxlan\": one of off, ipip, geneve, opt",
+		"--dsr=ipip --edge-mode=off":                 "--dsr=ipip has no effect with --edge-mode=off",
+		"--dsr-hybrid --edge-mode=off":               "--dsr-hybrid has no effect with --edge-mode=off",
+		"--dsr-balancers=10.0.0.0/8 --edge-mode=off": "--dsr-balancers has no effect with --edge-mode=off",
+		"--dsr-balancers=192.0.2.7":                  "\"192.0.2.7\" is not a network such as 192.0.2.0/24, or 192.0.2.7/32 for one balancer",
+		"--dsr-balancers=192.0.2.7/33":               "is not a network",
+		"--dsr-balancers=0.0.0.0/0":                  "--dsr-balancers 0.0.0.0/0: who is there can speak to backends of this node in any client's name",
+		"--dsr-balancers=10.0.0.0/8,2000::/3":        "(a prefix of /7 or longer)",
+		"--dsr-balancers=::ffff:0.0.0.0/96":          "--dsr-balancers 0.0.0.0/0",
+	} {
+		wantComplete(t, "--manifests /m "+args, want)
+	}
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	text := "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := wantComplete(t, "--manifests /m --config "+path, "").Service
+	if c.DSR != service.DSRGeneve || !c.DSRHybrid || fmt.Sprint(c.Balancers) != "[192.0.2.0/24 2001:db8::/64]" {
+		t.Errorf("the file's: %s, hybrid %t, balancers %v", c.DSR, c.DSRHybrid, c.Balancers)
+	}
+	if c := wantComplete(t, "--manifests /m --dsr=ipip --dsr-hybrid=false --config "+path, "").Service; c.DSR != service.DSRIPIP || c.DSRHybrid {
+		t.Errorf("the command line wins: %s, hybrid %t", c.DSR, c.DSRHybrid)
+	}
+}
+
+// The algorithm is one that there is, and tables have a prime number of slots.
+func TestAlgorithmFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                   "",
+		"--algorithm=maglev": "",
+		"--algorithm=maglev --maglev-table-size=65537": "",
+		"--algorithm=source-hash":                      "--algorithm \"source-hash\": one of random, maglev",
+		"--maglev-table-size=16384":                    "--maglev-table-size: 16384 slots: this is no prime number; the next ones are 16381 and 16411",
+		"--maglev-table-size=7":                        "choose a prime number from 251 to 1048573",
+	} {
+		wantComplete(t, "--manifests /m "+args, want)
 	}
 }

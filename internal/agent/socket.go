@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sync"
@@ -23,6 +25,8 @@ import (
 const (
 	StatusPath = "/v1/status" // observe.Status
 	TablesPath = "/v1/tables" // observe.Tables
+	// CountedTablesPath is TablesPath with what the edge counts by Service.
+	CountedTablesPath = TablesPath + "/counted"
 )
 
 // listen makes the unix socket, only for root. One that an earlier agent left
@@ -72,6 +76,10 @@ func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+StatusPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.status) })
 	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.tables) })
+	mux.HandleFunc("GET "+CountedTablesPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.countedTables) })
+	watchers := newWatchers(a.datapath, a.log)
+	defer watchers.close()
+	mux.HandleFunc("GET "+EventsPath, watchers.stream)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: time.Minute}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
@@ -98,6 +106,7 @@ func (a *Agent) tables() (*observe.Tables, error) {
 	if err != nil {
 		return nil, err
 	}
+	tables.OutsideServed = datapath.HasEdge(a.config.BPFFS)
 	at := map[service.Ref]int{}
 	for i := range tables.Services {
 		at[tables.Services[i].Ref()] = i
@@ -112,8 +121,21 @@ func (a *Agent) tables() (*observe.Tables, error) {
 		}
 		s := &tables.Services[i]
 		s.State, s.Reasons, s.Problems = st.State, st.Reasons, st.Problems
+		s.Health = a.health(st.Owner)
 	}
 	return tables, nil
+}
+
+func (a *Agent) countedTables() (*observe.Tables, error) {
+	tables, err := a.tables()
+	if err != nil {
+		return nil, err
+	}
+	names, err := a.datapath.Tables.Services.All()
+	if err != nil {
+		return nil, err
+	}
+	return tables, tables.AddCounters(a.config.BPFFS, names)
 }
 
 func (a *Agent) status() (*observe.Status, error) {
@@ -124,7 +146,9 @@ func (a *Agent) status() (*observe.Status, error) {
 	s := observe.ReadStatus(a.config.BPFFS, a.version, tables)
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
-	s.Unprotected = a.datapath.Unprotected
+	s.Algorithm, s.TableSize = a.config.Service.Algorithm, a.config.Service.TableSize
+	s.DSR, s.DSRHybrid = a.config.Service.DSR, a.config.Service.DSRHybrid
+	s.Unprotected, s.Unserved = a.datapath.Unprotected, a.config.noEdge
 	s.Sync, s.Sockets = a.syncer.Stats(), a.sockets.Status()
 	if s.Tables, err = a.syncer.Fills(); err != nil {
 		return nil, err
@@ -138,6 +162,8 @@ func (a *Agent) status() (*observe.Status, error) {
 		}
 	}
 	a.optOutStatus(s)
+	s.Health = a.healthStatus()
+	s.Edge = a.edge.Complete(s.Edge)
 	s.Source = a.sourceStatus()
 	a.mu.Lock()
 	s.UnknownNode = a.unknownNode
@@ -163,22 +189,35 @@ var ErrNotRunning = errors.New("no agent is running there")
 
 // Get reads one of the paths above into value.
 func (c *Client) Get(ctx context.Context, path string, value any) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	response, err := c.request(ctx, path)
 	if err != nil {
 		return err
 	}
+	defer response.Body.Close()
+	return json.NewDecoder(response.Body).Decode(value)
+}
+
+// request asks for one of the paths, and returns an answer that is one.
+func (c *Client) request(ctx context.Context, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return nil, err
+	}
 	response, err := c.Do(request)
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
-		return ErrNotRunning
+		return nil, ErrNotRunning
 	}
 	if err != nil {
-		return fmt.Errorf("ask the agent: %w", err)
+		return nil, fmt.Errorf("ask the agent: %w", err)
 	}
-	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
+		defer response.Body.Close()
 		var text [512]byte
 		n, _ := response.Body.Read(text[:])
-		return fmt.Errorf("the agent answers %s: %s", response.Status, text[:n])
+		if response.StatusCode == http.StatusUnprocessableEntity {
+			return nil, observe.NewQuestionError(string(bytes.TrimSpace(text[:n])))
+		}
+		return nil, fmt.Errorf("the agent answers %s: %s", response.Status, bytes.TrimSpace(text[:n]))
 	}
-	return json.NewDecoder(response.Body).Decode(value)
+	return response, nil
 }

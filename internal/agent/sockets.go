@@ -11,8 +11,14 @@ import (
 // tables took out of service.
 func (a *Agent) lookAfterSockets() {
 	if a.synced {
-		a.sockets.Changed(a.syncer.Left())
+		a.changed(a.syncer.Left())
 	}
+}
+
+// changed has connections and flows ended of which the backend may have left.
+func (a *Agent) changed(udp, tcp bool) {
+	a.sockets.Changed(udp, tcp)
+	a.edge.Changed(udp)
 }
 
 // serves says whether a connection's backend serves its service at present.

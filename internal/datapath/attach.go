@@ -90,6 +90,9 @@ func (d *Datapath) Attach() error {
 	if err := d.detachUnwanted(); err != nil {
 		return err
 	}
+	if err := d.replaceEdge(); err != nil {
+		return err
+	}
 	return d.swapResized()
 }
 

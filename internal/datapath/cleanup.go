@@ -47,6 +47,9 @@ func Cleanup(bpffs string) error {
 // removePins removes what Open and Attach pinned: the links first, connect
 // before getpeername, in the opposite order of attachment.
 func removePins(bpffs string) error {
+	if err := removeEdge(bpffs); err != nil {
+		return err
+	}
 	for _, h := range slices.Backward(allHooks) {
 		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 		if errors.Is(err, os.ErrNotExist) {

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
 )
 
 // Feature is something of the kernel that Beeline uses.
@@ -50,6 +51,18 @@ var featureProbes = []featureProbe{
 		kernelTold(socketIterator)},
 	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of backends that are gone are ended by netlink, more slowly"},
 		kernelTold(sockDestroy)},
+	{Feature{Name: "programs that replace functions (freplace)", Since: "5.10", Cost: "XDP programs cannot share a device: tc serves where another one is"},
+		haveReplacement},
+}
+
+// haveReplacement probes what a dispatcher needs. Some kernels have it and allow it to
+// nobody.
+func haveReplacement() error {
+	err := features.HaveProgramType(ebpf.Extension)
+	if errors.Is(err, unix.EPERM) {
+		return ebpf.ErrNotSupported
+	}
+	return err
 }
 
 func kernelTold(name string) func() error {

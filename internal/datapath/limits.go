@@ -2,7 +2,11 @@
 
 package datapath
 
-import "fmt"
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
 
 // Limits are the numbers of entries that the tables can hold. Zero takes the
 // default. The comment is what one entry costs in kernel memory; tables marked
@@ -11,9 +15,10 @@ type Limits struct {
 	Frontends    uint32 // addresses and ports that clients ask for: 72 bytes, and about 100 on use
 	Backends     uint32 // distinct endpoints: 32 bytes
 	Slots        uint32 // members of all backend sets together, by weight: 8 bytes
-	Services     uint32 // service ports: about 450 bytes on use
+	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
 	Affinity     uint32 // clients remembered by session affinity: about 100 bytes
+	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes
 }
 
 // DefaultLimits hold a large cluster: 25 MiB of kernel memory and what is used.
@@ -24,15 +29,39 @@ var DefaultLimits = Limits{
 	Services:     65536,
 	SourceRanges: 65536,
 	Affinity:     65536,
+	Flows:        flowsFor(memory()),
 }
 
 // What nobody sets. An entry costs 16 bytes, and about 80 on use.
 const (
-	networkLimit      = 1024
+	networkLimit      = 32768 // ServiceCIDRs, and the podCIDRs of all Nodes; and balancers
 	reservedPortLimit = 32768 // all NodePorts, of each protocol and family
 	optedOutLimit     = 4096
 	doomedLimit       = 8192
+	fragmentLimit     = 8192
+	edgeDeviceLimit   = 4096
 )
+
+const (
+	mostFlows     = 262144
+	fewestFlows   = 16384
+	bytesForFlow  = 230
+	flowsOfMemory = 128 // a part in so many of the machine's memory
+)
+
+// flowsFor is the default of Flows on a machine with so many bytes of memory.
+func flowsFor(memory uint64) uint32 {
+	return uint32(min(max(memory/flowsOfMemory/bytesForFlow, fewestFlows), mostFlows))
+}
+
+// memory of the machine in bytes; unknown is as if there were enough.
+func memory() uint64 {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 1 << 40
+	}
+	return uint64(info.Totalram) * uint64(info.Unit)
+}
 
 // WithDefaults replaces zeros.
 func (l Limits) WithDefaults() Limits {
@@ -43,6 +72,7 @@ func (l Limits) WithDefaults() Limits {
 		{&l.Services, &DefaultLimits.Services},
 		{&l.SourceRanges, &DefaultLimits.SourceRanges},
 		{&l.Affinity, &DefaultLimits.Affinity},
+		{&l.Flows, &DefaultLimits.Flows},
 	} {
 		if *f.value == 0 {
 			*f.value = *f.def
@@ -65,9 +95,25 @@ func (l Limits) entries() map[string]uint32 {
 		SockMapNetworks:     networkLimit,
 		SockMapAffinity:     l.Affinity,
 
+		SockMapUntrackedFrontends: 1,
+
 		SockMapReservedPorts: reservedPortLimit,
 		SockMapOptedOut:      optedOutLimit,
 		SockMapDoomed:        doomedLimit,
+	}
+}
+
+// edgeEntries is entries for the edge's tables.
+func (l Limits) edgeEntries() map[string]uint32 {
+	return map[string]uint32{
+		EdgeTCMapTracks:      l.Flows,
+		EdgeTCMapHalfOpen:    max(l.Flows/4, 1),
+		EdgeTCMapFragments:   fragmentLimit,
+		EdgeTCMapEdgeDevices: edgeDeviceLimit,
+		EdgeTCMapBalancers:   networkLimit,
+
+		EdgeTCMapServiceCounts: l.Services,
+		EdgeTCMapServiceGone:   l.Services,
 	}
 }
 
@@ -80,6 +126,10 @@ var limitFlags = map[string]string{
 	SockMapServices:     "max-services",
 	SockMapSourceRanges: "max-source-ranges",
 	SockMapAffinity:     "max-affinity",
+	EdgeTCMapTracks:     "max-flows",
+	EdgeTCMapHalfOpen:   "max-flows",
+
+	EdgeTCMapServiceGone: "max-services",
 }
 
 // FullError says which table has no room, and the flag to raise.
@@ -92,6 +142,8 @@ func (e *FullError) Error() string {
 	s := fmt.Sprintf("table %s is full at %d entries", e.Table, e.Limit)
 	if flag := limitFlags[e.Table]; flag != "" {
 		s += fmt.Sprintf(": raise --%s and restart the agent", flag)
+	} else if e.Table == EdgeTCMapBalancers {
+		s += ": let --dsr-balancers name the nodes' networks, which stand for the addresses inside"
 	}
 	return s
 }
@@ -99,9 +151,17 @@ func (e *FullError) Error() string {
 // NewFullError is for a table that ran out of room before the kernel said so.
 func NewFullError(table string, limit uint32) *FullError { return &FullError{table, limit} }
 
-// Check refuses sizes that the kernel would refuse, or that nobody means.
+// leastFlows leave room for eight flows that begin at the same time: a quarter is for
+// these. With fewer records a flow may push itself out, and with 4 each one does.
+const leastFlows = 64
+
+// Check refuses sizes that the kernel would refuse, that serve nobody, or that nobody
+// means.
 func (l Limits) Check() error {
 	const most = 1 << 26 // entries; the largest table is then 4 GiB
+	if l.Flows < leastFlows || l.Flows > most {
+		return fmt.Errorf("--max-flows %d: between %d and %d; a quarter of the records is for flows that begin, two for each, and with fewer these push one another out", l.Flows, leastFlows, most)
+	}
 	for flag, n := range map[string]uint32{
 		"max-frontends": l.Frontends, "max-backends": l.Backends, "max-slots": l.Slots,
 		"max-services": l.Services, "max-source-ranges": l.SourceRanges, "max-affinity": l.Affinity,

@@ -25,6 +25,8 @@ type Options struct {
 	// BindProtection: a bind() that would take a served NodePort or HostPort in
 	// the host's network namespace is refused.
 	BindProtection bool
+	// Edge is nil if clients outside of the cluster are not served.
+	Edge *EdgeOptions
 }
 
 // Datapath is the loaded programs and their tables. It holds the lock of its
@@ -42,11 +44,13 @@ type Datapath struct {
 	maps      map[string]*ebpf.Map
 	programs  map[string]*ebpf.Program
 	resized   []string // tables whose pin still is the smaller or larger old one
+	// replacement says why XDP programs cannot share a device under this kernel.
+	replacement func() error
 }
 
 // tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
 // changes with anything that an older or newer agent would read wrongly.
-const tablesDirectory = "tables_v2"
+const tablesDirectory = "tables_v4"
 
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
@@ -70,7 +74,7 @@ func (d *Datapath) checkLayout() error {
 // if the kernel refuses a program.
 func Open(o Options) (d *Datapath, err error) {
 	o.Limits = o.Limits.WithDefaults()
-	d = &Datapath{options: o}
+	d = &Datapath{options: o, replacement: haveReplacement}
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -108,8 +112,17 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := d.load(sock); err != nil {
 		return d, err
 	}
-	d.Tables, err = newTables(d.maps)
-	return d, err
+	if d.Tables, err = NewTables(d.maps); err != nil {
+		return d, err
+	}
+	if o.Edge != nil {
+		d.Tables.Balancers = d.Balancers()
+	}
+	if events := d.Events(); events != nil {
+		d.Tables.Services = countedServices{d.Tables.Services, d.maps[EdgeTCMapServiceCounts], d.maps[EdgeTCMapServiceGone]}
+		return d, events.quiet()
+	}
+	return d, nil
 }
 
 // Close gives the directory free. What is attached stays attached; copies of
@@ -156,8 +169,17 @@ func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	if err := d.loadBind(); err != nil {
 		return err
 	}
+	pinnedEdge, err := d.loadEdge()
+	defer func() {
+		for _, m := range pinnedEdge {
+			m.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
 	for name, m := range d.maps {
-		if pinned[name] != nil {
+		if pinned[name] != nil || pinnedEdge[name] != nil {
 			continue
 		}
 		if err := m.Pin(d.tablePath(name)); err != nil {
@@ -198,6 +220,11 @@ func (d *Datapath) loadObject(spec *ebpf.CollectionSpec, tables map[string]*ebpf
 			return err
 		}
 	}
+	if v := spec.Variables[SockVarEdgeServes]; v != nil && d.options.Edge != nil {
+		if err := errors.Join(v.Set(uint8(1)), d.setEdgeConstants(spec, false)); err != nil {
+			return err
+		}
+	}
 	for name, m := range tables {
 		if spec.Maps[name] != nil {
 			spec.Maps[name].MaxEntries = m.MaxEntries()
@@ -212,8 +239,8 @@ func (d *Datapath) loadObject(spec *ebpf.CollectionSpec, tables map[string]*ebpf
 		d.programs[name] = c.DetachProgram(name)
 	}
 	for name := range c.Maps {
-		if strings.HasPrefix(name, ".") {
-			continue // constants of the object
+		if isScratch(name, spec.Maps[name]) {
+			continue
 		}
 		if d.maps[name] == nil {
 			d.maps[name] = c.DetachMap(name)
@@ -245,15 +272,16 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map
 		if err != nil {
 			return found, fmt.Errorf("open pinned table %s: %w", name, err)
 		}
-		if name == SockMapSocketCounts && s.Compatible(m) == nil {
+		counters := isCounters(name)
+		if counters && s.Compatible(m) == nil {
 			found[name] = m
 			continue
 		}
-		if name != SockMapSocketCounts && (m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize) {
+		if !counters && (m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize) {
 			m.Close()
 			return found, d.layoutError("table " + name)
 		}
-		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 || name == SockMapSocketCounts {
+		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 || counters {
 			other, err := d.replace(name, s, m)
 			m.Close()
 			if err != nil {
@@ -287,5 +315,14 @@ func OpenTables(bpffs string) (*Tables, error) {
 		}
 		maps[name] = m
 	}
-	return newTables(maps)
+	tables, err := NewTables(maps)
+	if err != nil {
+		return nil, err
+	}
+	balancers, err := ebpf.LoadPinnedMap(TablePath(bpffs, EdgeTCMapBalancers), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return tables, nil
+	}
+	tables.Balancers = kernelHash[NetworkKey, uint32]{EdgeTCMapBalancers, balancers}
+	return tables, err
 }

@@ -142,7 +142,12 @@ func recoverFrom(bpffs string, h hook, tables map[string]*ebpf.MapSpec) error {
 	if err != nil {
 		return err
 	}
-	program, err := ebpf.NewProgramFromID(info.Program)
+	return recoverProgram(bpffs, info.Program, tables)
+}
+
+// recoverProgram pins the tables of a program that is attached.
+func recoverProgram(bpffs string, id ebpf.ProgramID, tables map[string]*ebpf.MapSpec) error {
+	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return nil // detached, so nothing depends on it
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.M
 	if err != nil {
 		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
 	}
-	if name != SockMapSocketCounts {
+	if !isCounters(name) {
 		if err := copyTable(m, old); err != nil {
 			m.Close()
 			return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
@@ -40,12 +41,8 @@ func copyTable(to, from *ebpf.Map) error {
 	switch from.Type() {
 	case ebpf.Array:
 		return copyArray(to, from)
-	case ebpf.LRUHash: // affinity: the programs change it meanwhile, and what does not fit makes room
-		entries, err := kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, from}.All()
-		for k, v := range entries {
-			err = errors.Join(err, to.Put(&k, &v))
-		}
-		return err
+	case ebpf.LRUHash: // the programs change it meanwhile, and what does not fit makes room
+		return copyLRU(to, from)
 	}
 	var key, value []byte
 	it := from.Iterate()
@@ -57,6 +54,26 @@ func copyTable(to, from *ebpf.Map) error {
 		}
 	}
 	return it.Err()
+}
+
+func copyLRU(to, from *ebpf.Map) error {
+	switch from.KeySize() {
+	case uint32(unsafe.Sizeof(AffinityKey{})):
+		return copyEntries[AffinityKey, AffinityEntry](to, from)
+	case uint32(unsafe.Sizeof(Tuple{})):
+		if from.ValueSize() == uint32(unsafe.Sizeof(Track{})) {
+			return copyEntries[Tuple, Track](to, from)
+		}
+	}
+	return nil // fragments: of a moment
+}
+
+func copyEntries[K comparable, V any](to, from *ebpf.Map) error {
+	entries, err := kernelHash[K, V]{"", from}.All()
+	for k, v := range entries {
+		err = errors.Join(err, to.Put(&k, &v))
+	}
+	return err
 }
 
 func copyArray(to, from *ebpf.Map) error {

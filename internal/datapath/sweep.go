@@ -39,7 +39,8 @@ func (d *Datapath) OpenSweep(end bool) (s *Sweep, err error) {
 	if err := spec.Variables[SweepVarMayEnd].Set(mayEnd); err != nil {
 		return nil, err
 	}
-	for name, m := range d.maps {
+	tables := tablesOf(spec, d.maps)
+	for name, m := range tables {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
 	s = &Sweep{}
@@ -49,7 +50,7 @@ func (d *Datapath) OpenSweep(end bool) (s *Sweep, err error) {
 			s = nil
 		}
 	}()
-	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.maps})
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
 	if err != nil {
 		return s, fmt.Errorf("load the socket iterators: %w", err)
 	}

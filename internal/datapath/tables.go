@@ -45,10 +45,15 @@ type Tables struct {
 	SourceRanges Hash[SourceRangeKey, uint32]
 	Networks     Hash[NetworkKey, Network]
 	Affinity     Hash[AffinityKey, AffinityEntry]
+	// UntrackedFrontends has one row: 1 while a frontend has FlagUntracked or FlagHistory.
+	UntrackedFrontends Array[uint32]
 	// ReservedPorts are those that bind() is refused.
 	ReservedPorts Hash[ReservedPort, uint32]
 	// OptedOut has the cookies of network namespaces without the socket shortcut.
 	OptedOut Hash[uint64, uint32]
+	// Balancers are networks whose encapsulated packets are for backends of this node; nil
+	// where there is no edge.
+	Balancers Hash[NetworkKey, uint32]
 	// WaitForReaders returns when every program has ended that was running at
 	// the call. What no table leads to any more can be used again then.
 	WaitForReaders func() error
@@ -200,7 +205,8 @@ func newGracePeriod() (func() error, error) {
 	}, nil
 }
 
-func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
+// NewTables are the tables in maps, by their names; the edge has more.
+func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 	rows, err := mapArray[Frontend](maps[SockMapFrontendRows])
 	if err != nil {
 		return nil, err
@@ -213,21 +219,26 @@ func newTables(maps map[string]*ebpf.Map) (*Tables, error) {
 	if err != nil {
 		return nil, err
 	}
+	untracked, err := mapArray[uint32](maps[SockMapUntrackedFrontends])
+	if err != nil {
+		return nil, err
+	}
 	wait, err := newGracePeriod()
 	if err != nil {
 		return nil, err
 	}
 	return &Tables{
-		Frontends:      kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
-		FrontendRows:   rows,
-		Slots:          slots,
-		Backends:       backends,
-		Services:       kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
-		SourceRanges:   kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
-		Networks:       kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
-		Affinity:       kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
-		ReservedPorts:  kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
-		OptedOut:       kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
-		WaitForReaders: wait,
+		Frontends:          kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
+		FrontendRows:       rows,
+		Slots:              slots,
+		Backends:           backends,
+		Services:           kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
+		SourceRanges:       kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
+		Networks:           kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
+		Affinity:           kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
+		ReservedPorts:      kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
+		OptedOut:           kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
+		UntrackedFrontends: untracked,
+		WaitForReaders:     wait,
 	}, nil
 }

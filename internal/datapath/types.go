@@ -40,16 +40,44 @@ const (
 	Pass   = SockVerdictVERDICT_PASS
 	Reject = SockVerdictVERDICT_REJECT
 	Drop   = SockVerdictVERDICT_DROP
+	Answer = SockVerdictVERDICT_ANSWER
 )
 
 // The flags of a Frontend. FlagMasquerade is shifted left by the source class.
 const (
 	FlagMasquerade = SockFrontendFlagFRONTEND_MASQUERADE
 	FlagOneAddress = SockFrontendFlagFRONTEND_ONE_ADDRESS
+	FlagOwnAddress = SockFrontendFlagFRONTEND_OWN_ADDRESS
+	FlagMaglev     = SockFrontendFlagFRONTEND_MAGLEV
+	FlagUntracked  = SockFrontendFlagFRONTEND_UNTRACKED
+	FlagHistory    = SockFrontendFlagFRONTEND_HISTORY
 )
 
-// NetworkService marks a network whose addresses belong to Services.
-const NetworkService = SockNetworkNETWORK_SERVICE
+// The parts of a word of a frontend's history.
+const (
+	HistoryBackend   = SockHistoryWordHISTORY_BACKEND
+	HistoryContested = SockHistoryWordHISTORY_CONTESTED
+)
+
+// DSR is how packets reach a backend of another node.
+type DSR = SockDsr
+
+// The values of a Frontend's Dsr.
+const (
+	DSRNone   = SockDsrDSR_NONE
+	DSRIPIP   = SockDsrDSR_IPIP
+	DSRGeneve = SockDsrDSR_GENEVE
+	DSROpt    = SockDsrDSR_OPT
+)
+
+// ProbeMark is the SO_MARK of sockets whose connections no Service takes.
+const ProbeMark = SockSocketMarkMARK_PROBE
+
+// What is known of a network.
+const (
+	NetworkService = SockNetworkNETWORK_SERVICE // its addresses belong to Services
+	NetworkPod     = SockNetworkNETWORK_POD     // its addresses belong to pods
+)
 
 // The owner kinds of a ServiceName.
 const (

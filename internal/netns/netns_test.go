@@ -6,236 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// needRoot skips where namespaces cannot be made.
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-}
-
-// A resident is a thread in a network namespace of its own.
-type resident struct {
-	inode, cookie uint64
-	path          string // /proc/PID/task/TID/ns/net
-	leave         func() // ends the thread
-}
-
-// settle starts one; prepare runs in its namespace.
-func settle(t testing.TB, prepare func(path string) error) *resident {
-	t.Helper()
-	r, ready, end, gone := &resident{}, make(chan error, 1), make(chan struct{}), make(chan struct{})
-	go onOwnThread(func() {
-		defer close(gone)
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		r.path = fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
-		if err == nil {
-			r.inode, r.cookie, err = here()
-		}
-		if err == nil && prepare != nil {
-			err = prepare(r.path)
-		}
-		ready <- err
-		<-end
-	})
-	r.leave = func() {
-		close(end)
-		<-gone
-		awaitEnd(t, r.path) // the thread ends after the goroutine
-	}
-	if err := <-ready; err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-// onOwnThread runs a function on a thread that ends with it: the first thread of
-// a process does not.
-func onOwnThread(f func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != unix.Getpid() {
-		f()
-		return
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		onOwnThread(f)
-	}()
-	<-ended
-	runtime.UnlockOSThread()
-}
-
-// awaitEnd waits until a path is no more.
-func awaitEnd(t testing.TB, path string) {
-	t.Helper()
-	for range 1000 {
-		if _, err := os.Readlink(path); errors.Is(err, os.ErrNotExist) {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("%s is there still", path)
-}
-
-// here is the inode and the cookie of the calling thread's namespace.
-func here() (inode, cookie uint64, err error) {
-	var st unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
-		return 0, 0, err
-	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer unix.Close(fd)
-	cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	return st.Ino, cookie, err
-}
-
-// all collects what All finds, by inode, and fails if one comes twice.
-func all(t testing.TB) map[uint64]uint64 {
-	t.Helper()
-	found := map[uint64]uint64{}
-	for ns, err := range All() {
-		var unreadable *UnreadableError
-		if errors.As(err, &unreadable) {
-			continue // the machine's business
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		cookie, err := ns.Cookie()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, twice := found[ns.Inode]; twice {
-			t.Errorf("namespace %d comes twice", ns.Inode)
-		}
-		found[ns.Inode] = cookie
-	}
-	return found
-}
-
-func (r *resident) want(t *testing.T, when string) {
-	t.Helper()
-	if got, ok := all(t)[r.inode]; !ok || got != r.cookie {
-		t.Errorf("%s: namespace %d has cookie %d (found: %t), want %d", when, r.inode, got, ok, r.cookie)
-	}
-}
-
-func TestAllFindsNamespacesOfThreads(t *testing.T) {
-	needRoot(t)
-	r := settle(t, nil)
-	defer r.leave()
-	r.want(t, "a thread is in it")
-	own, cookie, err := here()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, ok := all(t)[own]; !ok || got != cookie {
-		t.Errorf("the test's own namespace %d has cookie %d (found: %t), want %d", own, got, ok, cookie)
-	}
-}
-
-// The first thread of a process has ended, another lives on in a namespace.
-func TestAllFindsNamespacesOfHeadlessProcesses(t *testing.T) {
-	needRoot(t)
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), headless+"=1")
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	}()
-	r := &resident{}
-	if _, err := fmt.Fscan(out, &r.inode, &r.cookie); err != nil {
-		t.Fatal(err)
-	}
-	awaitEnd(t, fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)) // it ends after it has said so
-	r.want(t, "the first thread has ended")
-}
-
-// headless in the environment makes this program one without a first thread.
-const headless = "BEELINE_TEST_HEADLESS"
-
-func init() {
-	if os.Getenv(headless) == "" {
-		return
-	}
-	runtime.LockOSThread() // init runs on the first thread
-	told := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		inode, cookie, hereErr := here()
-		if err = errors.Join(err, hereErr); err == nil {
-			_, err = fmt.Println(inode, cookie)
-		}
-		told <- err
-		select {}
-	}()
-	if err := <-told; err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
-}
-
-// A namespace that is only mounted, at a path with characters that the kernel
-// escapes.
-func TestAllFindsMountedNamespaces(t *testing.T) {
-	needRoot(t)
-	mount := filepath.Join(t.TempDir(), "a b\tc\\d")
-	if err := os.WriteFile(mount, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := settle(t, func(path string) error { return unix.Mount(path, mount, "", unix.MS_BIND, "") })
-	r.want(t, "a thread is in it, and it is mounted")
-	r.leave()
-	r.want(t, "it is only mounted")
-	if err := unix.Unmount(mount, 0); err != nil {
-		t.Fatal(err)
-	}
-	for inode, cookie := range all(t) {
-		if cookie == r.cookie {
-			t.Errorf("namespace %d is still found after it has been unmounted", inode)
-		}
-	}
-}
-
-// The namespace is open while the loop looks at it: nobody's leaving takes it
-// away.
-func TestNamespaceOutlivesItsResidents(t *testing.T) {
-	needRoot(t)
-	r := settle(t, nil)
-	for ns, err := range All() {
-		if err != nil || ns.Inode != r.inode {
-			continue
-		}
-		r.leave()
-		if cookie, err := ns.Cookie(); err != nil || cookie != r.cookie {
-			t.Errorf("the cookie is %d (%v), want %d", cookie, err, r.cookie)
-		}
-		return
-	}
-	t.Errorf("namespace %d was not found", r.inode)
-}
 
 func TestOpenSaysWhatHasVanished(t *testing.T) {
 	needRoot(t)
@@ -252,39 +27,13 @@ func TestOpenSaysWhatHasVanished(t *testing.T) {
 	}
 }
 
-// While namespaces come and go, All has no error and goes on to the end.
-func TestAllWhileNamespacesComeAndGo(t *testing.T) {
-	needRoot(t)
-	r, stop, stopped := settle(t, nil), make(chan struct{}), make(chan struct{})
-	defer r.leave()
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				settle(t, nil).leave()
-			}
-		}
-	}()
-	for range 20 {
-		r.want(t, "while others come and go")
-	}
-	close(stop)
-	<-stopped
-}
-
 // Do runs on a thread of the namespace, and gives its error back; no thread
 // stays there.
 func TestDo(t *testing.T) {
 	needRoot(t)
 	r := settle(t, nil)
 	defer r.leave()
-	ns, err := Open(r.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := r.open(t)
 	defer ns.Close()
 	failure := errors.New("failure")
 	for range 50 {
@@ -322,13 +71,10 @@ func TestDoDiscardsAThreadThatIsLost(t *testing.T) {
 	needRoot(t)
 	r := settle(t, nil)
 	defer r.leave()
-	ns, err := Open(r.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := r.open(t)
 	defer ns.Close()
 	var lost int
-	err = ns.Do(func() error {
+	err := ns.Do(func() error {
 		lost = unix.Gettid()
 		return unix.Setresuid(-1, nobody, -1) // this thread alone loses its capabilities
 	})
@@ -342,43 +88,3 @@ func TestDoDiscardsAThreadThatIsLost(t *testing.T) {
 }
 
 const nobody = 65534
-
-// BenchmarkAll is one pass over 500 processes and 100 namespaces more than this
-// machine has, without and with entering each.
-func BenchmarkAll(b *testing.B) {
-	needRoot(b)
-	for range 100 {
-		defer settle(b, nil).leave()
-	}
-	for range 500 {
-		cmd := exec.Command("sleep", "infinity")
-		if err := cmd.Start(); err != nil {
-			b.Fatal(err)
-		}
-		defer func() {
-			cmd.Process.Kill()
-			cmd.Wait()
-		}()
-	}
-	for name, visit := range map[string]func(*Namespace) error{
-		"find":  func(*Namespace) error { return nil },
-		"enter": func(ns *Namespace) error { return ns.Do(func() error { return nil }) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			n := 0
-			for b.Loop() {
-				n = 0
-				for ns, err := range All() {
-					if err != nil {
-						continue
-					}
-					if err := visit(ns); err != nil {
-						b.Fatal(err)
-					}
-					n++
-				}
-			}
-			b.ReportMetric(float64(n), "namespaces")
-		})
-	}
-}

@@ -5,10 +5,13 @@ package observe
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/internal/terminate"
@@ -28,6 +31,9 @@ type Status struct {
 	Unreadable string `json:"unreadable,omitempty"`
 	// Unprotected says why ports are not protected although that was asked for.
 	Unprotected string `json:"unprotected,omitempty"`
+	// Unserved says why clients outside of the cluster are not served although that
+	// was asked for.
+	Unserved string `json:"unserved,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
 	UnknownNode bool   `json:"unknownNode,omitempty"`
 	BPFFS       string `json:"bpffs"`
@@ -38,11 +44,23 @@ type Status struct {
 	Sockets     terminate.Status      `json:"sockets,omitzero"`
 	Attachments []datapath.Attachment `json:"attachments"`
 	// Hooks is how many attachments there should be; 0: only the agent knows.
-	Hooks    int                      `json:"hooks,omitempty"`
-	Features []datapath.Feature       `json:"features"`
-	Counts   Counts                   `json:"counts"`
-	Tables   []sync.Fill              `json:"tables,omitempty"`
-	Counters *datapath.SocketCounters `json:"counters"`
+	Hooks    int                `json:"hooks,omitempty"`
+	Features []datapath.Feature `json:"features"`
+	Counts   Counts             `json:"counts"`
+	// Algorithm is that of Services that ask for none; TableSize the number of slots of
+	// each Maglev table.
+	Algorithm service.Algorithm `json:"algorithm,omitempty"`
+	TableSize uint32            `json:"tableSize,omitempty"`
+	// DSR is that of Services that ask for none; DSRHybrid: of these only TCP goes by it,
+	// unless they say otherwise.
+	DSR       service.DSR              `json:"dsr,omitempty"`
+	DSRHybrid bool                     `json:"dsrHybrid,omitempty"`
+	Tables    []sync.Fill              `json:"tables,omitempty"`
+	Counters  *datapath.SocketCounters `json:"counters"`
+	// Edge is how clients outside of the cluster are served; nil: they are not.
+	Edge *edge.Status `json:"edge,omitempty"`
+	// Health is how the backends are that have health checks; nil: none has.
+	Health *HealthStatus `json:"health,omitempty"`
 	// Objects are those with a failure or a problem.
 	Objects []sync.Status `json:"objects,omitempty"`
 	// OptedOut are the pods without the socket shortcut: they get no Services
@@ -90,6 +108,8 @@ type Counts struct {
 	Services  int `json:"services"`
 	Frontends int `json:"frontends"`
 	Backends  int `json:"backends"`
+	Maglev    int `json:"maglev"` // Services with Maglev tables
+	DSR       int `json:"dsr"`    // Services with DSR
 }
 
 // CountsOf counts.
@@ -97,6 +117,12 @@ func CountsOf(t *Tables) Counts {
 	c := Counts{Services: len(t.Services), Backends: len(t.Backends)}
 	for i := range t.Services {
 		c.Frontends += len(t.Services[i].Frontends)
+		if t.Services[i].Algorithm == service.Maglev {
+			c.Maglev++
+		}
+		if slices.ContainsFunc(t.Services[i].Frontends, func(f Frontend) bool { return f.DSR != "" }) {
+			c.DSR++
+		}
 	}
 	return c
 }
@@ -127,7 +153,13 @@ func (s *Status) Complaints() []string {
 		all = append(all, fmt.Sprintf("frontends that could not be brought into the tables: %d", s.Sync.Failing))
 	}
 	if s.Sync.Networks != "" {
-		all = append(all, "not all ServiceCIDRs could be brought into the tables: "+s.Sync.Networks)
+		all = append(all, "not all ServiceCIDRs and networks of pods could be brought into the tables: "+s.Sync.Networks)
+	}
+	if s.Sync.Balancers != "" {
+		all = append(all, "packets of some balancers may be refused, which could not be brought into the tables: "+s.Sync.Balancers)
+	}
+	for _, p := range s.Sync.BothNetworks {
+		all = append(all, fmt.Sprintf("%s is a ServiceCIDR and a network of pods: it counts as the former, and pods there as clients from outside; change the Nodes' podCIDRs or --pod-networks", p))
 	}
 	if lost := s.withProblems(); lost > 0 {
 		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d", lost))
@@ -141,13 +173,19 @@ func (s *Status) Complaints() []string {
 	if s.Unreadable != "" {
 		all = append(all, "pins are missing, and a running agent makes them again within its --audit-interval: "+s.Unreadable)
 	}
-	if s.Unprotected != "" {
-		all = append(all, s.Unprotected)
+	for _, why := range []string{s.Unprotected, s.Unserved} {
+		if why != "" {
+			all = append(all, why)
+		}
 	}
 	if s.UnknownNode {
 		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
 	}
+	all = append(all, s.healthComplaints()...)
 	all = append(all, s.optOutComplaints()...)
+	if s.Edge != nil {
+		all = append(all, s.Edge.Complaints()...)
+	}
 	if len(s.Attachments) < s.Hooks {
 		all = append(all, fmt.Sprintf("%d of %d hooks are attached", len(s.Attachments), s.Hooks))
 	}
@@ -185,7 +223,9 @@ func ReadStatus(bpffs, version string, tables *Tables) *Status {
 	var attachments, counters error
 	s.Attachments, attachments = datapath.Attachments(bpffs)
 	s.Counters, counters = datapath.ReadCounters(bpffs)
-	if err := errors.Join(attachments, counters); err != nil {
+	var edgeErr error
+	s.Edge, edgeErr = edge.ReadStatus(bpffs)
+	if err := errors.Join(attachments, counters, edgeErr); err != nil {
 		s.Unreadable = err.Error()
 	}
 	return s

@@ -29,6 +29,14 @@ type Service struct {
 	Reasons   []string   `json:"reasons,omitempty"`
 	Problems  []string   `json:"problems,omitempty"`
 	Frontends []Frontend `json:"frontends"`
+	// Algorithm is how backends are chosen; empty where there are none. TableSize is
+	// the number of slots of its Maglev tables.
+	Algorithm service.Algorithm `json:"algorithm,omitempty"`
+	TableSize uint32            `json:"tableSize,omitempty"`
+	// Counters are those of the edge by port; nil where there is none.
+	Counters []PortCounters `json:"counters,omitempty"`
+	// Health is the agent's; nil where no health check is asked for.
+	Health *Health `json:"health,omitempty"`
 }
 
 // Ref identifies the object.
@@ -48,15 +56,19 @@ type Frontend struct {
 	AffinitySeconds uint32   `json:"affinitySeconds,omitempty"`
 	SourceRanges    []string `json:"sourceRanges,omitempty"`
 	Restricted      bool     `json:"restricted,omitempty"` // only SourceRanges are admitted
-	Pod             Decision `json:"pod"`
-	Node            Decision `json:"node"`
-	Outside         Decision `json:"outside"`
+	// DSR is how packets of clients outside get to backends on other nodes; empty: in this
+	// node's name.
+	DSR     service.DSR `json:"dsr,omitempty"`
+	Pod     Decision    `json:"pod"`
+	Node    Decision    `json:"node"`
+	Outside Decision    `json:"outside"`
 	// Kept are backends that serve, though not in every set above: they keep the
 	// UDP flows that they have.
 	Kept []Member `json:"kept,omitempty"`
 
 	key        datapath.FrontendKey
 	oneAddress bool // FlagOneAddress
+	ownAddress bool // FlagOwnAddress
 }
 
 // Decision is what one class of clients meets.
@@ -64,15 +76,6 @@ type Decision struct {
 	Verdict    string   `json:"verdict"`
 	Masquerade bool     `json:"masquerade,omitempty"`
 	Backends   []Member `json:"backends,omitempty"`
-}
-
-// Member is a backend of a set. Its share of new connections is Slots of the
-// sum of Slots.
-type Member struct {
-	ID      uint32 `json:"id"`
-	Address string `json:"address"`
-	Local   bool   `json:"local"`
-	Slots   int    `json:"slots"`
 }
 
 func (d Decision) String() string {
@@ -85,27 +88,24 @@ func (d Decision) String() string {
 	return fmt.Sprintf("%d backends", len(d.Backends))
 }
 
-// Backend is an endpoint that some frontend leads to.
-type Backend struct {
-	ID       uint32           `json:"id"`
-	Address  string           `json:"address"`
-	Protocol service.Protocol `json:"protocol"`
-	Local    bool             `json:"local"`
-	Services []string         `json:"services"` // namespace/name of those that lead to it
-}
-
 // Tables is what the datapath's tables say.
 type Tables struct {
 	Services []Service `json:"services"`
 	Backends []Backend `json:"backends"`
 	// Networks are the ServiceCIDRs.
 	Networks []string `json:"networks"`
+	// PodNetworks are where pods are, which are no clients from outside.
+	PodNetworks []string `json:"podNetworks"`
+	// Balancers are networks whose encapsulated packets are for backends of this node.
+	Balancers []string `json:"balancers,omitempty"`
+	// OutsideServed: there are programs for clients from outside.
+	OutsideServed bool `json:"outsideServed"`
 }
 
 // ReadTables reads them all. A change that goes on meanwhile may be seen by
 // half.
 func ReadTables(t *datapath.Tables) (*Tables, error) {
-	r := reader{tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}}
+	r := reader{tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{}}
 	index, err := t.Frontends.All()
 	if err != nil {
 		return nil, err
@@ -124,13 +124,33 @@ func ReadTables(t *datapath.Tables) (*Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := &Tables{Services: r.services(index), Networks: []string{}}
-	for key := range networks {
-		all.Networks = append(all.Networks, key.Prefix().String())
+	all := &Tables{Services: r.services(index), Networks: []string{}, PodNetworks: []string{}}
+	for key, network := range networks {
+		to := &all.Networks
+		if network == datapath.NetworkPod {
+			to = &all.PodNetworks
+		}
+		*to = append(*to, key.Prefix().String())
+	}
+	if all.Balancers, err = balancers(t); err != nil {
+		return nil, err
 	}
 	slices.Sort(all.Networks)
+	slices.Sort(all.PodNetworks)
 	all.Backends = r.sortedBackends()
 	return all, nil
+}
+
+func balancers(t *datapath.Tables) (all []string, err error) {
+	if t.Balancers == nil {
+		return nil, nil
+	}
+	networks, err := t.Balancers.All()
+	for key := range networks {
+		all = append(all, key.Prefix().String())
+	}
+	slices.Sort(all)
+	return all, err
 }
 
 type reader struct {
@@ -138,6 +158,13 @@ type reader struct {
 	names    map[uint32]datapath.ServiceName
 	ranges   map[uint32][]string
 	backends map[uint32]*Backend
+	sets     map[setKey][]Member // read already: most have several frontends
+}
+
+type setKey struct {
+	decision datapath.Decision
+	maglev   bool
+	owner    string
 }
 
 func (r *reader) services(index map[datapath.FrontendKey]uint32) []Service {
@@ -154,6 +181,7 @@ func (r *reader) services(index map[datapath.FrontendKey]uint32) []Service {
 			byRef[port.Owner] = s
 		}
 		s.Frontends = append(s.Frontends, r.frontend(key, row, port))
+		s.noteAlgorithm(row)
 	}
 	all := make([]Service, 0, len(byRef))
 	for _, s := range byRef {
@@ -162,6 +190,19 @@ func (r *reader) services(index map[datapath.FrontendKey]uint32) []Service {
 	}
 	slices.SortFunc(all, func(a, b Service) int { return a.Ref().Compare(b.Ref()) })
 	return all
+}
+
+// noteAlgorithm takes over what a row says of it.
+func (s *Service) noteAlgorithm(row datapath.Frontend) {
+	for _, d := range row.Decisions {
+		switch {
+		case d.Count == 0:
+		case row.Flags&uint16(datapath.FlagMaglev) != 0:
+			s.Algorithm, s.TableSize = service.Maglev, d.Count
+		default:
+			s.Algorithm = service.Random
+		}
+	}
 }
 
 // compareFrontends orders by kind first: the ClusterIP before what is made of it.
@@ -181,68 +222,35 @@ func (r *reader) frontend(key datapath.FrontendKey, row datapath.Frontend, port 
 		ServiceID:       row.Service,
 		AffinitySeconds: row.AffinitySeconds,
 		Restricted:      row.SourceSet != 0,
+		DSR:             sync.DSROf(datapath.DSR(row.Dsr)),
 		SourceRanges:    slices.Sorted(slices.Values(r.ranges[row.SourceSet])),
 		key:             key,
-		oneAddress:      row.Flags&uint8(datapath.FlagOneAddress) != 0,
+		oneAddress:      row.Flags&uint16(datapath.FlagOneAddress) != 0,
+		ownAddress:      row.Flags&uint16(datapath.FlagOwnAddress) != 0,
 	}
 	if key.Port != 0 {
 		f.Address = netip.AddrPortFrom(key.Address.Addr(), datapath.NetworkOrder(key.Port)).String()
 	}
 	owner := port.Owner.Namespace + "/" + port.Owner.Name
 	for class, d := range []*Decision{&f.Pod, &f.Node, &f.Outside} {
-		*d = r.decision(row.Decisions[class], owner)
-		d.Masquerade = row.Flags&(uint8(datapath.FlagMasquerade)<<class) != 0
+		*d = r.decision(row.Decisions[class], row.Flags&uint16(datapath.FlagMaglev) != 0, owner)
+		d.Masquerade = row.Flags&(uint16(datapath.FlagMasquerade)<<class) != 0
 	}
-	if row.KeptCount > 0 {
-		f.Kept = r.decision(datapath.Decision{First: row.KeptFirst, Count: uint32(row.KeptCount)}, owner).Backends
+	if first := row.KeptFirst; first > 0 && first <= r.tables.Slots.Len() {
+		f.Kept = r.decision(datapath.Decision{First: first, Count: r.tables.Slots.Load(first - 1)}, false, owner).Backends
 	}
 	return f
 }
 
-func (r *reader) decision(d datapath.Decision, owner string) Decision {
+func (r *reader) decision(d datapath.Decision, maglev bool, owner string) Decision {
 	if d.Count == 0 {
 		return Decision{Verdict: service.Verdict(d.First).String()}
 	}
-	decision := Decision{Verdict: service.Balance.String()}
-	seen := map[uint32]int{} // id to its place in the decision
-	for n := d.First; n < d.First+d.Count && n < r.tables.Slots.Len(); n++ {
-		id := r.tables.Slots.Load(n)
-		at, known := seen[id]
-		if !known {
-			b := r.backend(id, owner)
-			at = len(decision.Backends)
-			seen[id] = at
-			decision.Backends = append(decision.Backends, Member{ID: id, Address: b.Address, Local: b.Local})
-		}
-		decision.Backends[at].Slots++
+	key := setKey{d, maglev, owner}
+	if _, known := r.sets[key]; !known {
+		r.sets[key] = r.members(d, maglev, owner)
 	}
-	return decision
-}
-
-func (r *reader) backend(id uint32, owner string) *Backend {
-	b := r.backends[id]
-	if b == nil {
-		b = &Backend{ID: id, Address: "(no such backend)"}
-		if id < r.tables.Backends.Len() {
-			row := r.tables.Backends.Load(id)
-			b.Address, b.Protocol, b.Local = row.AddrPort().String(), service.Protocol(row.Protocol), row.Local != 0
-		}
-		r.backends[id] = b
-	}
-	if !slices.Contains(b.Services, owner) {
-		b.Services = append(b.Services, owner)
-		slices.Sort(b.Services)
-	}
-	return b
-}
-
-func (r *reader) sortedBackends() []Backend {
-	all := make([]Backend, 0, len(r.backends))
-	for _, b := range r.backends {
-		all = append(all, *b)
-	}
-	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.ID, b.ID) })
-	return all
+	return Decision{Verdict: service.Balance.String(), Backends: slices.Clone(r.sets[key])}
 }
 
 // Find returns the object called namespace/name, or name in any namespace if

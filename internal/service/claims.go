@@ -147,13 +147,17 @@ func (c *claims) award(o *owner) *Plan {
 		return o.wanted
 	}
 	plan := &Plan{
-		Sets:     slices.Clone(o.wanted.Sets),
-		Kept:     o.wanted.Kept,
-		Problems: slices.Clone(o.wanted.Problems),
+		Sets:      slices.Clone(o.wanted.Sets),
+		TableSize: o.wanted.TableSize,
+		Kept:      o.wanted.Kept,
+		Problems:  slices.Clone(o.wanted.Problems),
 	}
 	for _, f := range o.wanted.Frontends {
 		if !lost(f) {
 			plan.Frontends = append(plan.Frontends, f)
+			continue
+		}
+		if f.Kind == Echo {
 			continue
 		}
 		holder := c.holder[f.Key]

@@ -21,6 +21,20 @@ type Config struct {
 	// LocalhostNodePorts serves NodePorts on 127.0.0.1 and ::1 to clients in the
 	// node's own network namespace (R22).
 	LocalhostNodePorts bool
+	// PodNetworks are where pods are; empty: the podCIDRs of all Nodes.
+	PodNetworks []netip.Prefix
+	// Algorithm is that of Services without the annotation beeline.io/algorithm;
+	// empty: Random.
+	Algorithm Algorithm
+	// TableSize is the number of slots of each Maglev table: a prime number.
+	TableSize uint32
+	// DSR is that of Services without the annotation beeline.io/dsr; empty: DSROff.
+	DSR DSR
+	// DSRHybrid: where a Service does not say otherwise, only TCP goes by DSR.
+	DSRHybrid bool
+	// Balancers are networks of others than the cluster's nodes whose encapsulated packets
+	// are for backends of this node.
+	Balancers []netip.Prefix
 	// KeepTCP plans which endpoints of TCP ports serve though no new connection
 	// reaches them, as is always done for UDP (Plan.Kept).
 	KeepTCP bool

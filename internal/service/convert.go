@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,8 @@ const (
 	// AnnotationWeight on an EndpointSlice is the weight of each of its
 	// endpoints, an integer from 0 to 255. Zero drains them.
 	AnnotationWeight = "beeline.io/weight"
+	// AnnotationAlgorithm on a Service is how backends are chosen for it.
+	AnnotationAlgorithm = "beeline.io/algorithm"
 )
 
 // ConvertService copies out of a v1 Service what the rules read, with the API
@@ -47,6 +50,10 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 			in.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		InternalLocal: in.Spec.InternalTrafficPolicy != nil &&
 			*in.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		Algorithm: algorithm(&errs, in.Annotations),
+		DSR:       dsr(&errs, in.Annotations),
+		DSRHybrid: annotatedSwitch(&errs, in.Annotations, AnnotationDSRHybrid),
+		Stateless: annotatedSwitch(&errs, in.Annotations, AnnotationStateless),
 	}
 	for i, f := range in.Spec.IPFamilies {
 		switch f {
@@ -70,6 +77,7 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 	if s.Type == string(corev1.ServiceTypeLoadBalancer) && s.ExternalLocal {
 		s.HealthCheckNodePort = errs.port("spec.healthCheckNodePort", in.Spec.HealthCheckNodePort)
 	}
+	s.Check, s.CheckErrors = ParseHealthCheck(in.Annotations)
 	return s, errs.join()
 }
 
@@ -92,6 +100,15 @@ func clusterIPs(errs *fieldErrors, spec *corev1.ServiceSpec) []string {
 		}
 	}
 	return ips
+}
+
+func algorithm(errs *fieldErrors, annotations map[string]string) Algorithm {
+	v, ok := annotations[AnnotationAlgorithm]
+	if ok && !slices.Contains(Algorithms, v) {
+		errs.add("metadata.annotations["+AnnotationAlgorithm+"]", v, strings.Join(Algorithms, " or "))
+		return ""
+	}
+	return Algorithm(v)
 }
 
 func affinity(errs *fieldErrors, spec *corev1.ServiceSpec) time.Duration {

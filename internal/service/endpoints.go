@@ -12,17 +12,23 @@ type candidate struct {
 	addr netip.AddrPort
 	// endpoint is the entry whose conditions count.
 	endpoint *Endpoint
+	// slice has the entry.
+	slice *EndpointSlice
 	// weight is the largest that any slice gives this address.
 	weight uint8
+	// down: its health check fails (H1).
+	down bool
+	// node is Backend.Node.
+	node netip.Addr
 }
 
-// ready: takes new connections (R10). An endpoint of weight zero is treated as
-// one that neither is ready nor serves.
-func (c candidate) ready() bool { return c.weight > 0 && c.endpoint.Ready }
+// ready: takes new connections (R10). An endpoint of weight zero, or whose health
+// check fails, is treated as one that neither is ready nor serves.
+func (c candidate) ready() bool { return c.weight > 0 && !c.down && c.endpoint.Ready }
 
 // fallback: may take new connections if no endpoint is ready (KEP-1669).
 func (c candidate) fallback() bool {
-	return c.weight > 0 && c.endpoint.Serving && c.endpoint.Terminating
+	return c.weight > 0 && !c.down && c.endpoint.Serving && c.endpoint.Terminating
 }
 
 func (c candidate) local(node string) bool { return node != "" && c.endpoint.Node == node }
@@ -43,7 +49,7 @@ func mergeEndpoints(endpointSlices []*EndpointSlice, port ServicePort, family Fa
 			all = slices.Grow(all, len(s.Endpoints))
 			for i := range s.Endpoints {
 				e := &s.Endpoints[i]
-				all = append(all, candidate{netip.AddrPortFrom(e.Addr, p.Port), e, e.Weight})
+				all = append(all, candidate{addr: netip.AddrPortFrom(e.Addr, p.Port), endpoint: e, slice: s, weight: e.Weight})
 			}
 		}
 	}
@@ -51,8 +57,8 @@ func mergeEndpoints(endpointSlices []*EndpointSlice, port ServicePort, family Fa
 	merged := all[:0]
 	for _, c := range all {
 		if last := len(merged) - 1; last >= 0 && merged[last].addr == c.addr {
-			if better(c.endpoint, merged[last].endpoint) {
-				merged[last].endpoint = c.endpoint
+			if c.over(&merged[last]) {
+				merged[last].endpoint, merged[last].slice = c.endpoint, c.slice
 			}
 			merged[last].weight = max(merged[last].weight, c.weight)
 			continue
@@ -62,12 +68,17 @@ func mergeEndpoints(endpointSlices []*EndpointSlice, port ServicePort, family Fa
 	return merged
 }
 
-// better says which of two entries for one address counts: two pods can share an
-// address when a network reuses that of a terminating one (R6). Beyond that
-// kube-proxy leaves the choice to chance; here the more willing entry counts.
-func better(a, b *Endpoint) bool {
+// over says whether an entry counts in place of an earlier one for the same
+// address: two pods can share an address when a network reuses that of a
+// terminating one, or when both are the host's (R6). Within a slice the last
+// entry that does not terminate counts, as with kube-proxy. Of several slices
+// kube-proxy leaves the rest to chance; here the more willing entry counts.
+func (c *candidate) over(earlier *candidate) bool {
+	a, b := c.endpoint, earlier.endpoint
 	switch {
 	case a.Terminating != b.Terminating:
+		return !a.Terminating
+	case c.slice == earlier.slice:
 		return !a.Terminating
 	case a.Ready != b.Ready:
 		return a.Ready
@@ -109,6 +120,14 @@ func (s *portSets) of(scope Scope) []Backend {
 	return s.cluster
 }
 
+// elsewhere is the candidate's node, unless it is this one.
+func (c candidate) elsewhere(here bool) netip.Addr {
+	if here {
+		return netip.Addr{}
+	}
+	return c.node
+}
+
 func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Backend {
 	n := 0
 	for _, c := range all {
@@ -122,7 +141,8 @@ func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Ba
 	bs := make([]Backend, 0, n)
 	for _, c := range all {
 		if admit(c) {
-			bs = append(bs, Backend{Addr: c.addr, Local: c.local(node.name), Weight: c.weight})
+			here := c.local(node.name) || c.endpoint.Node == "" && node.has(c.addr.Addr())
+			bs = append(bs, Backend{Addr: c.addr, Local: here, Node: c.elsewhere(here), Weight: c.weight})
 		}
 	}
 	return bs

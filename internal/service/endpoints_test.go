@@ -109,6 +109,24 @@ func TestR6SlicesAreMerged(t *testing.T) {
 	merged(endpoints("a terminating notserving"), slice("web-2", lines("a terminating")), everywhere("a"))
 }
 
+// In one slice kube-proxy lets the last entry count that does not terminate, or
+// else the first.
+func TestR6LastEntryOfASliceCounts(t *testing.T) {
+	for _, c := range []struct {
+		entries []string
+		want    string
+	}{
+		{[]string{"a", "a notready", "b"}, everywhere("b")},
+		{[]string{"a notready", "a", "b"}, everywhere("a b")},
+		{[]string{"a", "a terminating", "b"}, everywhere("a b")},
+		{[]string{"a notserving", "a terminating"}, "all reject"},
+		{[]string{"a terminating notserving", "a terminating", "b terminating"}, everywhere("b")},
+		{[]string{"a terminating", "a terminating notserving", "b terminating"}, everywhere("a b")},
+	} {
+		check(t, cluster(testConfig(), service("web"), endpoints(c.entries...)), expect{webHTTP: c.want})
+	}
+}
+
 func TestR6AnEndpointThatMovesNeverVanishes(t *testing.T) {
 	table := cluster(testConfig(), service("web"), endpoints("a", "b"))
 	second := slice("web-2", []string{"b"})

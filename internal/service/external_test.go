@@ -76,6 +76,24 @@ func TestR25TheNodesAddressIsFollowed(t *testing.T) {
 	}
 }
 
+// R25: the node asks an address of its own from that address.
+func TestR25TheNodesOwnAddresses(t *testing.T) {
+	table := cluster(testConfig(), service("web", loadBalancer(vip), sources("198.51.100.0/24")), both)
+	own := func() bool { _, f := find(table, vipHTTP); return f.OwnAddress }
+	if own() {
+		t.Error("an address that is no node's is said to be this one's")
+	}
+	if d := table.SetLocalAddresses(addrs("192.0.2.200")); d.Resolved != 0 {
+		t.Errorf("another address: resolved %d", d.Resolved)
+	}
+	if table.SetLocalAddresses(addrs(vip)); !own() {
+		t.Error("the address came to this node, and is not said to be its own")
+	}
+	if table.SetLocalAddresses(nil); own() {
+		t.Error("the address left, and is said to be this node's own")
+	}
+}
+
 func TestR26ExternalIPs(t *testing.T) {
 	refuse := func(c *Config) { c.RefuseForeignExternalIPs = true }
 	w := service("web", externalIPs(vip, thereIP, hereIP), loadBalancer("203.0.113.2"))

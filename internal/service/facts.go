@@ -17,18 +17,23 @@ type nodeFacts struct {
 	local []netip.Addr
 	// nodePorts has the addresses on which NodePorts are served (R22).
 	nodePorts []netip.Addr
+	// pods are the networks of this node's pods, by its Node object.
+	pods []netip.Prefix
 	// nodes counts who has an address: each Node object, and this node's
 	// interfaces.
 	nodes map[netip.Addr]int
+	// objects are all Nodes by their names.
+	objects map[string]*Node
 }
 
 // newNodeFacts combines what is known of this node. The Node object can be
 // missing.
-func newNodeFacts(config *Config, node *Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
-	f := nodeFacts{name: config.NodeName, nodes: nodes}
+func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
+	f := nodeFacts{name: config.NodeName, nodes: nodes, objects: objects}
+	node := objects[config.NodeName]
 	all := slices.Clone(interfaces)
 	if node != nil {
-		f.zone = node.Zone
+		f.zone, f.pods = node.Zone, node.PodCIDRs
 		for _, a := range node.Addresses {
 			if a.IsLoopback() {
 				continue
@@ -54,6 +59,24 @@ func (f *nodeFacts) primaryOf(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
+// addressOf returns the address by which others reach a node, the zero Addr if none is
+// known of the family.
+func (f *nodeFacts) addressOf(name string, family Family) netip.Addr {
+	return f.objects[name].addressOf(family)
+}
+
+// addressOf is the first address of a family; a node that is nil has none.
+func (n *Node) addressOf(family Family) netip.Addr {
+	if n == nil {
+		return netip.Addr{}
+	}
+	i := slices.IndexFunc(n.Addresses, func(a netip.Addr) bool { return FamilyOf(a) == family && !a.IsLoopback() })
+	if i < 0 {
+		return netip.Addr{}
+	}
+	return n.Addresses[i]
+}
+
 // selectNodePorts returns the addresses that the prefixes select, and the primary
 // one of a family that has no prefix.
 func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
@@ -75,6 +98,11 @@ func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
 func (f *nodeFacts) isLocal(a netip.Addr) bool {
 	_, found := slices.BinarySearchFunc(f.local, a, netip.Addr.Compare)
 	return found
+}
+
+// has says whether an address is this node's or that of a pod on it.
+func (f *nodeFacts) has(a netip.Addr) bool {
+	return f.isLocal(a) || slices.ContainsFunc(f.pods, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // ofFamily keeps the addresses of one family.

@@ -55,6 +55,10 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 			"HostPort %d/%s: hostIP %s is no address of this node: choose one, or none for all of them", hp.HostPort, hp.Protocol, hp.HostIP))
 		return
 	}
+	if hp.Protocol == SCTP && hp.HostPort != hp.ContainerPort {
+		plan.Problems = append(plan.Problems, sctpProblem(fmt.Sprintf("HostPort %d/SCTP: the container has", hp.HostPort),
+			fmt.Sprint(hp.ContainerPort), "let hostPort and containerPort be the same"))
+	}
 	for _, addr := range addrs {
 		// A source on loopback means nothing to a pod.
 		ds := [SourceClasses]Decision{FromNode: {Balance, set, addr.IsLoopback()}}

@@ -29,7 +29,27 @@ func (t *Table) setNode(b *batch, c Change) {
 	if old != nil {
 		t.count(b, old.Addresses, -1)
 	}
+	now := t.nodes[c.Ref.Name]
+	if old.addressOf(IPv4) != now.addressOf(IPv4) || old.addressOf(IPv6) != now.addressOf(IPv6) {
+		b.renumbered[c.Ref.Name] = true
+	}
+	b.nodes = b.nodes || !slices.Equal(addressesOf(old), addressesOf(now))
+	b.podCIDRs = b.podCIDRs || !slices.Equal(podCIDRs(old), podCIDRs(t.nodes[c.Ref.Name]))
 	b.thisNode = b.thisNode || c.Ref.Name == t.config.NodeName
+}
+
+func addressesOf(n *Node) []netip.Addr {
+	if n == nil {
+		return nil
+	}
+	return n.Addresses
+}
+
+func podCIDRs(n *Node) []netip.Prefix {
+	if n == nil {
+		return nil
+	}
+	return n.PodCIDRs
 }
 
 // count notes that a Node or this node's interfaces gained or lost addresses.
@@ -49,7 +69,7 @@ func (t *Table) count(b *batch, addrs []netip.Addr, by int) {
 func (t *Table) updateNode(b *batch) {
 	old := t.node
 	if b.thisNode {
-		t.node = newNodeFacts(&t.config, t.nodes[t.config.NodeName], t.interfaces, t.nodeAddrs)
+		t.node = newNodeFacts(&t.config, t.nodes, t.interfaces, t.nodeAddrs)
 	}
 	moved := map[netip.Addr]bool{}
 	for a, before := range b.knew {
@@ -61,13 +81,13 @@ func (t *Table) updateNode(b *batch) {
 		nodePorts: !slices.Equal(old.nodePorts, t.node.nodePorts),
 		primary:   !slices.Equal(old.primary, t.node.primary),
 		zone:      old.zone != t.node.zone,
+		here:      !slices.Equal(old.local, t.node.local) || !slices.Equal(old.pods, t.node.pods),
+		turned:    func(a netip.Addr) bool { return old.isLocal(a) != t.node.isLocal(a) },
 	}
-	if t.config.RefuseForeignExternalIPs {
-		changed.moved = moved
-	}
-	if changed.nodePorts || changed.primary || changed.zone || len(changed.moved) > 0 {
+	changed.moved, changed.renumbered = moved, b.renumbered
+	if changed.nodePorts || changed.primary || changed.zone || changed.here || len(changed.moved) > 0 || len(changed.renumbered) > 0 {
 		for ref, s := range t.services {
-			if t.owners[ref] != nil && changed.concerns(s, t.byService[ref]) {
+			if t.owners[ref] != nil && changed.concerns(s, t.byService[ref], &t.config) {
 				b.dirty[ref] = struct{}{}
 			}
 		}
@@ -81,20 +101,31 @@ func (t *Table) updateNode(b *batch) {
 
 // nodeChange says which of the facts that Services depend on have changed.
 type nodeChange struct {
-	nodePorts, primary, zone bool
+	nodePorts, primary, zone, here bool
 	// moved has the addresses that became, or ceased to be, a node's.
 	moved map[netip.Addr]bool
+	// turned says whether an address became, or ceased to be, this node's.
+	turned func(netip.Addr) bool
+	// renumbered has the Nodes that others reach at another address.
+	renumbered map[string]bool
 }
 
-func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice) bool {
+func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, config *Config) bool {
 	switch {
 	case n.nodePorts && slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort != 0 }),
 		n.primary && len(s.SourceRanges) > 0 && len(s.IngressIPs) > 0,
-		len(n.moved) > 0 && slices.ContainsFunc(s.ExternalIPs, func(a netip.Addr) bool { return n.moved[a] }):
+		n.here && len(s.SourceRanges) > 0 && slices.ContainsFunc(s.IngressIPs, n.turned),
+		len(n.moved) > 0 && slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.IngressIPs), func(a netip.Addr) bool { return n.moved[a] }):
 		return true
 	}
-	return n.zone && slices.ContainsFunc(endpointSlices, func(s *EndpointSlice) bool {
-		return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return len(e.ZoneHints) > 0 })
+	renumbered := len(n.renumbered) > 0 && config.sentToNodes(s)
+	if !n.zone && !n.here && !renumbered {
+		return false
+	}
+	return slices.ContainsFunc(endpointSlices, func(s *EndpointSlice) bool {
+		return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool {
+			return n.zone && len(e.ZoneHints) > 0 || n.here && e.Node == "" || renumbered && n.renumbered[e.Node]
+		})
 	})
 }
 
@@ -106,6 +137,14 @@ func (t *Table) UnknownNode() bool {
 // LocalAddresses returns the addresses of this node, sorted: those of its
 // interfaces and of its Node object.
 func (t *Table) LocalAddresses() []netip.Addr { return t.node.local }
+
+// OwnAddresses returns the addresses of this node's Node object, in its order.
+func (t *Table) OwnAddresses() []netip.Addr {
+	if n := t.nodes[t.config.NodeName]; n != nil {
+		return n.Addresses
+	}
+	return nil
+}
 
 // NodeAddresses returns the addresses of all nodes, this one included, sorted.
 func (t *Table) NodeAddresses() []netip.Addr {
@@ -141,6 +180,48 @@ func (t *Table) updateServiceCIDRs(b *batch) *[]netip.Prefix {
 	return &all
 }
 
+// PodNetworks returns where pods are: the configured networks, else the pod ranges
+// of all nodes; sorted.
+func (t *Table) PodNetworks() []netip.Prefix { return t.podNetworks }
+
+// updatePodNetworks returns the new list if the batch changed it.
+func (t *Table) updatePodNetworks(b *batch) *[]netip.Prefix {
+	if !b.podCIDRs || len(t.config.PodNetworks) > 0 {
+		return nil
+	}
+	all := t.PodCIDRs()
+	if slices.Equal(all, t.podNetworks) {
+		return nil
+	}
+	t.podNetworks = all
+	return &all
+}
+
+// Balancers returns the networks whose encapsulated packets are for backends of this node:
+// those configured, and the addresses of all Nodes; sorted.
+func (t *Table) Balancers() []netip.Prefix { return t.balancers }
+
+// updateBalancers returns the new list if the batch changed it.
+func (t *Table) updateBalancers(b *batch) *[]netip.Prefix {
+	if !b.nodes {
+		return nil
+	}
+	all := slices.Clone(t.config.Balancers)
+	for _, n := range t.nodes {
+		for _, a := range n.Addresses {
+			named := slices.ContainsFunc(t.config.Balancers, func(p netip.Prefix) bool { return p.Contains(a) })
+			if !a.IsLoopback() && !named {
+				all = append(all, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+	}
+	if all = sortedPrefixes(all); slices.Equal(all, t.balancers) {
+		return nil
+	}
+	t.balancers = all
+	return &all
+}
+
 // LocalReadyEndpoints counts the distinct addresses of one family at which ready
 // endpoints of a Service run on this node: what healthCheckNodePort reports on
 // the node's addresses of that family (R34).
@@ -154,7 +235,9 @@ func (t *Table) LocalReadyEndpoints(service Ref, family Family) int {
 				continue
 			}
 			merged[port] = struct{}{}
-			for _, c := range mergeEndpoints(t.byService[service], port, family) {
+			all := mergeEndpoints(t.byService[service], port, family)
+			t.health.of(service).mark(all, port)
+			for _, c := range all {
 				if c.ready() && c.local(t.node.name) {
 					ready[c.addr.Addr()] = struct{}{}
 				}

@@ -41,8 +41,18 @@ type Service struct {
 	Affinity      time.Duration // zero: none
 	ExternalLocal bool          // externalTrafficPolicy: Local
 	InternalLocal bool          // internalTrafficPolicy: Local
+	// Algorithm is the annotation beeline.io/algorithm; empty: Config.Algorithm.
+	Algorithm Algorithm
+	// DSR is the annotation beeline.io/dsr; empty: Config.DSR. DSRHybrid is beeline.io/dsr-hybrid;
+	// empty: Config.DSRHybrid. Stateless is beeline.io/stateless.
+	DSR                  DSR
+	DSRHybrid, Stateless Switch
 	// HealthCheckNodePort of a LoadBalancer with externalTrafficPolicy Local.
 	HealthCheckNodePort uint16
+	// Check is how its endpoints' health is asked after; the zero value where
+	// CheckErrors say that the annotations are wrong.
+	Check       HealthCheck
+	CheckErrors []AnnotationError
 }
 
 // ServicePort is one entry of spec.ports. Ports are in host byte order.

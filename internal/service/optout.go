@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -66,6 +67,8 @@ type OptOut struct {
 	Because Kind
 	// Deleting: its processes may have ended already. Pending: it may have none yet.
 	Deleting, Pending bool
+	// IPs has one of each family, or the zero Addr.
+	IPs [2]netip.Addr
 }
 
 // OptOutProblem is what an object asks for about the socket shortcut and does
@@ -173,7 +176,8 @@ func (o *OptOuts) decide() (list []OptOut, problems []OptOutProblem) {
 		if !off {
 			continue
 		}
-		out := OptOut{ref, cmp.Or(p.StaticUID, p.UID), because, p.Deleting, p.Pending}
+		out := OptOut{Pod: ref, UID: cmp.Or(p.StaticUID, p.UID), Because: because, Deleting: p.Deleting, Pending: p.Pending}
+		copy(out.IPs[:], p.IPs)
 		if reason := cannotOptOut(p, out); reason != "" {
 			note(ref, reason)
 			continue

@@ -93,7 +93,7 @@ func TestOptOutOfWhichPods(t *testing.T) {
 				test.want[i].Pod, test.want[i].Because = p.Ref(), KindPod
 			}
 			o := optOutsOf(p)
-			if diff := cmp.Diff(test.want, o.Pods()); diff != "" {
+			if diff := cmp.Diff(test.want, o.Pods(), compareValues); diff != "" {
 				t.Error(diff)
 			}
 			if problems := o.Problems(); test.problem == "" && len(problems) > 0 ||
@@ -180,7 +180,7 @@ func TestOptOutInAnyOrder(t *testing.T) {
 			objects = append(objects, object)
 		}
 		fresh := optOutsOf(objects...)
-		if diff := cmp.Diff(fresh.Pods(), o.Pods()) + cmp.Diff(fresh.Problems(), o.Problems()); diff != "" {
+		if diff := cmp.Diff(fresh.Pods(), o.Pods(), compareValues) + cmp.Diff(fresh.Problems(), o.Problems()); diff != "" {
 			t.Fatalf("of %v:\n%s", objects, diff)
 		}
 	}

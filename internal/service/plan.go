@@ -55,12 +55,14 @@ func equalPlans(a, b *Plan) bool {
 	return slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) &&
 		slices.EqualFunc(a.Sets, b.Sets, equalSets) &&
 		slices.EqualFunc(a.Kept, b.Kept, equalSets) &&
+		a.TableSize == b.TableSize &&
 		slices.Equal(a.Problems, b.Problems)
 }
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Key == b.Key && a.Kind == b.Kind && a.Port == b.Port && a.Decisions == b.Decisions &&
-		a.Affinity == b.Affinity && a.OneAddress == b.OneAddress && slices.Equal(a.SourceRanges, b.SourceRanges)
+		a.Affinity == b.Affinity && a.OneAddress == b.OneAddress && a.OwnAddress == b.OwnAddress &&
+		a.DSR == b.DSR && a.Untracked == b.Untracked && slices.Equal(a.SourceRanges, b.SourceRanges)
 }
 
 func equalSets(a, b BackendSet) bool { return a.Key == b.Key && slices.Equal(a.Backends, b.Backends) }

@@ -57,7 +57,7 @@ func (r random) batch() []Change {
 func snapshot(t *Table) map[Ref]*Plan {
 	plans := map[Ref]*Plan{}
 	for ref, p := range t.Owners() {
-		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), slices.Clone(p.Kept), slices.Clone(p.Problems)}
+		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Kept), slices.Clone(p.Problems)}
 	}
 	return plans
 }
@@ -152,13 +152,13 @@ func TestIncrementalEqualsFull(t *testing.T) {
 		config := r.config()
 		w := world{objects: map[Ref]Object{}}
 		table := NewTable(config)
-		before, cidrs := snapshot(table), table.ServiceCIDRs()
+		before, cidrs, pods, balancers := snapshot(table), table.ServiceCIDRs(), table.PodNetworks(), table.Balancers()
 		for range 60 {
 			var d Delta
 			var concerned map[Ref]bool
 			if r.maybe(10) {
 				w.local = r.localAddresses()
-				concerned = w.withRivals(config, w.dependOnNodes())
+				concerned = w.withRivals(config, w.dependOnNodes(config))
 				d = table.SetLocalAddresses(w.local)
 			} else {
 				batch := r.batch()
@@ -178,12 +178,24 @@ func TestIncrementalEqualsFull(t *testing.T) {
 			if (d.ServiceCIDRs != nil) != !slices.Equal(cidrs, table.ServiceCIDRs()) {
 				t.Fatalf("ServiceCIDRs from %v to %v: delta %v", cidrs, table.ServiceCIDRs(), d.ServiceCIDRs)
 			}
+			if diff := cmp.Diff(full.PodNetworks(), table.PodNetworks(), compareValues); diff != "" {
+				t.Fatal(diff)
+			}
+			if (d.PodNetworks != nil) != !slices.Equal(pods, table.PodNetworks()) {
+				t.Fatalf("networks of pods from %v to %v: delta %v", pods, table.PodNetworks(), d.PodNetworks)
+			}
+			if diff := cmp.Diff(full.Balancers(), table.Balancers(), compareValues); diff != "" {
+				t.Fatal(diff)
+			}
+			if (d.Balancers != nil) != !slices.Equal(balancers, table.Balancers()) {
+				t.Fatalf("balancers from %v to %v: delta %v", balancers, table.Balancers(), d.Balancers)
+			}
 			checkDelta(t, before, after, d)
 			if d.Resolved > len(concerned) {
 				t.Fatalf("resolved %d, but only %d are concerned: %v", d.Resolved, len(concerned), concerned)
 			}
 			checkSound(t, table)
-			before, cidrs = after, table.ServiceCIDRs()
+			before, cidrs, pods, balancers = after, table.ServiceCIDRs(), table.PodNetworks(), table.Balancers()
 			if t.Failed() {
 				return
 			}
@@ -220,7 +232,7 @@ func (w *world) concerned(config Config, batch []Change) map[Ref]bool {
 		case KindService, KindPod:
 			direct[c.Ref] = true
 		case KindNode:
-			maps.Copy(direct, w.dependOnNodes())
+			maps.Copy(direct, w.dependOnNodes(config))
 		case KindEndpointSlice:
 			for _, o := range []Object{c.Object, w.objects[c.Ref]} {
 				if s, ok := o.(*EndpointSlice); ok {
@@ -244,7 +256,7 @@ func (w *world) withRivals(config Config, direct map[Ref]bool) map[Ref]bool {
 	return all
 }
 
-func (w *world) dependOnNodes() map[Ref]bool {
+func (w *world) dependOnNodes(config Config) map[Ref]bool {
 	all := map[Ref]bool{}
 	for ref, o := range w.objects {
 		switch o := o.(type) {
@@ -257,7 +269,9 @@ func (w *world) dependOnNodes() map[Ref]bool {
 				all[ref] = true
 			}
 		case *EndpointSlice:
-			if slices.ContainsFunc(o.Endpoints, func(e Endpoint) bool { return len(e.ZoneHints) > 0 }) {
+			s, _ := w.objects[o.serviceRef()].(*Service)
+			geneve := s != nil && config.sentToNodes(s)
+			if slices.ContainsFunc(o.Endpoints, func(e Endpoint) bool { return len(e.ZoneHints) > 0 || e.Node == "" || geneve }) {
 				all[o.serviceRef()] = true
 			}
 		}

@@ -59,6 +59,13 @@ func (r random) service() Object {
 			options = append(options, o)
 		}
 	}
+	for annotation, values := range map[string][]string{
+		AnnotationDSR: DSRs, AnnotationDSRHybrid: {"true", "false"}, AnnotationStateless: {"true", "false"}, AnnotationAlgorithm: Algorithms,
+	} {
+		if r.maybe(40) {
+			options = append(options, note(annotation, r.oneOf(values...)))
+		}
+	}
 	return service(fmt.Sprintf("s%d", i), options...)
 }
 
@@ -107,6 +114,7 @@ func (r random) node() Object {
 		Name:      r.oneOf("here", "there"),
 		Zone:      r.oneOf("", "east", "west"),
 		Addresses: addrs(r.some(3, func() string { return r.oneOf(hereIP, hereIP6, thereIP, vip) })...),
+		PodCIDRs:  prefixes(r.some(2, func() string { return r.oneOf("10.1.0.0/24", "10.1.1.0/24", "fd01::/64") })...),
 	}
 }
 
@@ -132,6 +140,9 @@ func (r random) config() Config {
 	c := testConfig()
 	c.RefuseForeignExternalIPs, c.RefuseOutsideClusterIP = r.maybe(50), r.maybe(30)
 	c.LocalhostNodePorts, c.MasqueradeAll = r.maybe(50), r.maybe(30)
+	c.DSR, c.DSRHybrid = DSR(r.oneOf(DSRs...)), r.maybe(30)
+	c.Balancers = prefixes(r.some(2, func() string { return r.oneOf("192.0.2.0/24", "203.0.113.7/32", "2001:db8::/64") })...)
+	c.TableSize = 251
 	c.ServiceProxyName = r.oneOf("", "beeline")
 	c.NodePortAddresses = prefixes(r.some(2, func() string { return r.oneOf("192.0.2.0/24", "198.51.100.0/24", "::/0") })...)
 	return c

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,16 +40,21 @@ type servicePlan struct {
 	node   *nodeFacts
 	svc    *Service
 	slices []*EndpointSlice
+	health *serviceHealth
 	plan   *Plan
 }
 
 // resolveService computes what a Service asks for, as if no other object did.
 // It returns nil for one that is not proxied. The slices must be sorted by name.
-func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config, node *nodeFacts) *Plan {
+func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config, node *nodeFacts, health *serviceHealth) *Plan {
 	if !proxied(s, config) {
 		return nil
 	}
-	p := servicePlan{config, node, s, endpointSlices, &Plan{}}
+	p := servicePlan{config, node, s, endpointSlices, health, &Plan{Problems: checkProblems(s, health != nil)}}
+	if cmp.Or(s.Algorithm, config.Algorithm) == Maglev {
+		p.plan.TableSize = config.TableSize
+	}
+	p.complainOfDSR()
 	for _, family := range []Family{IPv4, IPv6} {
 		if ip := s.clusterIP(family); ip.IsValid() {
 			p.addFamily(family, ip)
@@ -72,6 +78,7 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 	ingress := ofFamily(p.svc.IngressIPs, family)
 	external := ofFamily(p.svc.ExternalIPs, family)
 	ranges := sourceRanges(p.svc.SourceRanges, ingress, p.node.primaryOf(family), family)
+	firstOfFamily := len(p.plan.Frontends)
 	for i, port := range p.svc.Ports {
 		if slices.ContainsFunc(p.svc.Ports[:i], func(o ServicePort) bool {
 			return o.Name == port.Name && o.Protocol == port.Protocol
@@ -82,6 +89,10 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 		}
 		first := len(p.plan.Frontends)
 		all := mergeEndpoints(p.slices, port, family)
+		if problem := p.health.mark(all, port); problem != "" {
+			p.plan.Problems = append(p.plan.Problems, problem)
+		}
+		p.withNodes(all, port)
 		f := portPlan{p, Port{p.svc.Ref(), port.Name, port.Protocol}, family, selectEndpoints(all, p.node)}
 		f.add(ClusterIP, clusterIP, port.Port, f.internal(), nil)
 		f.addNodePorts(port.NodePort)
@@ -92,7 +103,12 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 			f.add(ExternalIP, ip, port.Port, f.externalIP(ip), nil)
 		}
 		f.addSets(all, p.plan.Frontends[first:])
+		if port.Protocol == SCTP {
+			f.complainOfSCTP(p.plan.Frontends[first:])
+		}
+		f.complainOfSharedAddresses()
 	}
+	p.addEchoes(family, p.plan.Frontends[firstOfFamily:])
 }
 
 // portPlan is one service port in one family.
@@ -105,13 +121,17 @@ type portPlan struct {
 
 // add appends a frontend.
 func (p *portPlan) add(kind FrontendKind, addr netip.Addr, port uint16, ds [SourceClasses]Decision, ranges []netip.Prefix) {
+	dsr := p.dsr(kind, addr)
 	p.plan.Frontends = append(p.plan.Frontends, Frontend{
 		Key:          FrontendKey{addr, port, p.port.Protocol},
 		Kind:         kind,
 		Port:         p.port,
 		Decisions:    ds,
 		Affinity:     p.svc.Affinity,
+		OwnAddress:   ranges != nil && p.node.isLocal(addr),
 		SourceRanges: ranges,
+		DSR:          dsr,
+		Untracked:    p.untracked(dsr),
 	})
 }
 
@@ -186,7 +206,8 @@ func (p *portPlan) externalIP(ip netip.Addr) [SourceClasses]Decision {
 }
 
 // addSets appends the sets that the port's frontends use (R14), and what keeps
-// the flows it has (R29). TCP connections stay whatever happens (R30).
+// the flows it has (R29). TCP connections stay whatever happens (R30); those without a
+// record, as long as their endpoint is there, be it ready or not.
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 	for _, scope := range []Scope{Cluster, Local} {
 		key := SetKey{p.port, p.family, scope}
@@ -194,11 +215,12 @@ func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 			p.plan.Sets = append(p.plan.Sets, BackendSet{key, bs})
 		}
 	}
-	if p.port.Protocol != UDP && !(p.port.Protocol == TCP && p.config.KeepTCP) {
+	untracked := func(f Frontend) bool { return f.Untracked }
+	if p.stays() && !slices.ContainsFunc(frontends, untracked) {
 		return
 	}
 	kept := backends(all, p.node, func(c candidate) bool {
-		return c.endpoint.Serving && !p.inEveryFrontend(c, frontends)
+		return (p.stays() || c.endpoint.Serving && !c.down) && !p.inEveryFrontend(c, frontends)
 	})
 	for i := range kept {
 		kept[i].Weight = 1
@@ -206,6 +228,11 @@ func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 	if len(kept) > 0 {
 		p.plan.Kept = append(p.plan.Kept, BackendSet{SetKey{p.port, p.family, Kept}, kept})
 	}
+}
+
+// stays says whether connections outlive that their endpoint serves (R30).
+func (p *portPlan) stays() bool {
+	return p.port.Protocol != UDP && !(p.port.Protocol == TCP && p.config.KeepTCP)
 }
 
 // inEveryFrontend says whether each of the port's frontends has a set with the

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -222,6 +223,12 @@ func TestR30TCPKeepsNothing(t *testing.T) {
 	if p := cluster(config, objects...).Plan(web); len(p.Kept) != 1 || names(p.Kept[0].Backends) != "b" {
 		t.Errorf("with a drain time: %+v", p.Kept)
 	}
+	// Connections without a record find their endpoint among these, be it ready or not.
+	config = testConfig()
+	config.DSR, config.Algorithm, config.TableSize = DSRIPIP, Maglev, 251
+	if p := cluster(config, objects...).Plan(web); len(p.Kept) != 1 || names(p.Kept[0].Backends) != "b c" {
+		t.Errorf("with connections that have no record: %+v", p.Kept)
+	}
 }
 
 func TestR31HostNetworkEndpointsAreOrdinary(t *testing.T) {
@@ -282,4 +289,25 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	table = cluster(testConfig(), service("web", shadowed), both, admin)
 	check(t, table, expect{webHTTP: everywhere("a b")})
 	checkSound(t, table)
+}
+
+// R11: an endpoint that does not say on which node it is counts as local to no
+// traffic policy, but the packet path knows it by the addresses of this node and its
+// pods.
+func TestR11EndpointWithoutNode(t *testing.T) {
+	self := &Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("192.168.100.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.10.1.0/24")}}
+	facts := newNodeFacts(&Config{NodeName: "here"}, map[string]*Node{"here": self}, nil, nil)
+	var all []candidate
+	for _, addr := range []string{"10.10.1.7:80", "10.10.2.7:80", "192.168.100.1:80", "192.168.100.2:80"} {
+		all = append(all, candidate{addr: netip.MustParseAddrPort(addr), endpoint: &Endpoint{Ready: true}, weight: 1})
+	}
+	sets := selectEndpoints(all, &facts)
+	if len(sets.local) > 0 {
+		t.Errorf("the local set has %v", sets.local)
+	}
+	for i, b := range sets.cluster {
+		if want := i%2 == 0; b.Local != want {
+			t.Errorf("%s is on this node: %t", b.Addr, b.Local)
+		}
+	}
 }

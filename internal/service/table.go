@@ -13,7 +13,8 @@ import (
 
 // Table holds the objects of a cluster as one node sees them, and the plan of
 // each object that has one. What it holds after a series of changes depends on
-// the objects that are left, not on the order in which they came.
+// the objects that are left, not on the order in which they came; but a Service
+// whose annotations about health become wrong keeps the check that it had (H5).
 //
 // It is told nothing before the objects of all kinds are known (R4); the source
 // sees to that. A Table is for one goroutine. What it returns must not be
@@ -37,8 +38,13 @@ type Table struct {
 	node       nodeFacts
 
 	serviceCIDRs []netip.Prefix
+	podNetworks  []netip.Prefix
+	balancers    []netip.Prefix
 	claims       claims
 	owners       map[Ref]*owner
+	// ownRestricted counts the plans with a frontend that has OwnAddress.
+	ownRestricted int
+	health        health
 }
 
 // NewTable returns a Table without objects.
@@ -54,8 +60,11 @@ func NewTable(config Config) *Table {
 		nodeAddrs: map[netip.Addr]int{},
 		claims:    newClaims(),
 		owners:    map[Ref]*owner{},
+		health:    newHealth(),
 	}
-	t.node = newNodeFacts(&t.config, nil, nil, t.nodeAddrs)
+	t.podNetworks = sortedPrefixes(slices.Clone(config.PodNetworks))
+	t.balancers = sortedPrefixes(slices.Clone(config.Balancers))
+	t.node = newNodeFacts(&t.config, t.nodes, nil, t.nodeAddrs)
 	return t
 }
 
@@ -85,14 +94,16 @@ func (t *Table) Apply(changes []Change) Delta {
 type batch struct {
 	// dirty objects are resolved again.
 	dirty map[Ref]struct{}
-	// thisNode, serviceCIDRs: there may be a change.
-	thisNode, serviceCIDRs bool
+	// thisNode, serviceCIDRs, podCIDRs, nodes: there may be a change.
+	thisNode, serviceCIDRs, podCIDRs, nodes bool
+	// renumbered are Nodes that others reach at another address than before.
+	renumbered map[string]bool
 	// knew says of each address counted up or down whether some node had it before.
 	knew map[netip.Addr]bool
 }
 
 func newBatch() *batch {
-	return &batch{dirty: map[Ref]struct{}{}, knew: map[netip.Addr]bool{}}
+	return &batch{dirty: map[Ref]struct{}{}, renumbered: map[string]bool{}, knew: map[netip.Addr]bool{}}
 }
 
 // set stores an object by its key, or removes it if it is nil.
@@ -106,6 +117,7 @@ func set[K comparable, T any](m map[K]T, key K, object Object) {
 
 func (t *Table) setService(b *batch, c Change) {
 	set(t.services, c.Ref, c.Object)
+	t.health.setCheck(c.Ref, t.services[c.Ref])
 	b.dirty[c.Ref] = struct{}{}
 }
 
@@ -150,7 +162,9 @@ func (t *Table) setPod(b *batch, c Change) {
 // commit resolves what the batch made dirty and lets the claims settle.
 func (t *Table) commit(b *batch) Delta {
 	t.updateNode(b)
-	d := Delta{Plans: map[Ref]*Plan{}, ServiceCIDRs: t.updateServiceCIDRs(b)}
+	d := Delta{
+		Plans: map[Ref]*Plan{}, ServiceCIDRs: t.updateServiceCIDRs(b), PodNetworks: t.updatePodNetworks(b), Balancers: t.updateBalancers(b),
+	}
 	concerned := make(map[*owner]struct{}, len(b.dirty))
 	for ref := range b.dirty {
 		wanted, created, exists := t.resolve(ref)
@@ -174,6 +188,7 @@ func (t *Table) commit(b *batch) Delta {
 			d.Resolved++
 		}
 	}
+	d.Targets, t.health.changed = t.health.changed, false
 	for o := range concerned {
 		if t.award(o) {
 			d.Plans[o.ref] = o.plan
@@ -190,6 +205,7 @@ func (t *Table) award(o *owner) bool {
 		delete(t.owners, o.ref)
 	}
 	if !equalPlans(o.plan, plan) {
+		t.ownRestricted += restrictsOwn(plan) - restrictsOwn(o.plan)
 		o.plan = plan
 		return true
 	}
@@ -200,14 +216,30 @@ func (t *Table) award(o *owner) bool {
 	return false
 }
 
+// restrictsOwn is 1 if a plan has a frontend with OwnAddress.
+func restrictsOwn(p *Plan) int {
+	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.OwnAddress }) {
+		return 1
+	}
+	return 0
+}
+
+// RestrictsOwnAddress says whether some frontend at an address of this node admits
+// only some sources.
+func (t *Table) RestrictsOwnAddress() bool { return t.ownRestricted > 0 }
+
 // resolve computes what an object wants; exists is false if it is gone.
 func (t *Table) resolve(ref Ref) (wanted *Plan, created time.Time, exists bool) {
 	if p := t.pods[ref]; p != nil {
 		return resolvePod(p, &t.node), p.Created, true
 	}
 	if s := t.services[ref]; s != nil {
-		return resolveService(s, t.byService[ref], &t.config, &t.node), s.Created, true
+		h := t.health.of(ref)
+		wanted = resolveService(s, t.byService[ref], &t.config, &t.node, h)
+		t.health.replace(ref, h.asked())
+		return wanted, s.Created, true
 	}
+	t.health.replace(ref, nil)
 	return nil, time.Time{}, false
 }
 

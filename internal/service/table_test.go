@@ -21,6 +21,7 @@ func checkSound(t *testing.T, table *Table) {
 		if !slices.IsSortedFunc(p.Frontends, func(a, b Frontend) int { return a.Key.Compare(b.Key) }) {
 			t.Errorf("%s: frontends are not sorted", ref)
 		}
+		checkDSR(t, table, p)
 		for _, f := range p.Frontends {
 			if other, taken := seen[f.Key]; taken {
 				t.Errorf("%s has %s, so has %s", ref, f.Key, other)
@@ -29,7 +30,7 @@ func checkSound(t *testing.T, table *Table) {
 			if a := f.Key.Addr; !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
 				t.Errorf("%s: address %s", ref, a)
 			}
-			if (f.Key.Port == 0) != (f.Kind == ClusterIPOther) || (f.Key.Protocol == 0) != (f.Kind == ClusterIPOther) {
+			if (f.Key.Port == 0) != (f.Kind == ClusterIPOther || f.Kind == Echo) || (f.Key.Protocol == 0) != (f.Kind == ClusterIPOther) {
 				t.Errorf("%s: %s is a %s", ref, f.Key, f.Kind)
 			}
 			if f.Key.Addr.IsLoopback() && (f.Decisions[FromPod].Verdict != Pass || f.Decisions[FromOutside].Verdict != Pass) {

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 )
 
 // Protocol is an IP protocol number (IANA "Assigned Internet Protocol Numbers").
@@ -27,6 +26,12 @@ const (
 	SCTP Protocol = 132
 )
 
+// The protocols of an Echo frontend, one for each family.
+const (
+	ICMP   Protocol = 1
+	ICMPv6 Protocol = 58
+)
+
 func (p Protocol) String() string {
 	switch p {
 	case 0:
@@ -37,6 +42,10 @@ func (p Protocol) String() string {
 		return "UDP"
 	case SCTP:
 		return "SCTP"
+	case ICMP:
+		return "ICMP"
+	case ICMPv6:
+		return "ICMPv6"
 	}
 	return fmt.Sprintf("protocol(%d)", uint8(p))
 }
@@ -46,7 +55,7 @@ func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil
 
 // UnmarshalText is the inverse of MarshalText.
 func (p *Protocol) UnmarshalText(text []byte) error {
-	for _, known := range []Protocol{0, TCP, UDP, SCTP} {
+	for _, known := range []Protocol{0, TCP, UDP, SCTP, ICMP, ICMPv6} {
 		if known.String() == string(text) {
 			*p = known
 			return nil
@@ -170,6 +179,8 @@ const (
 	Drop
 	// Balance sends it to a backend of the decision's set.
 	Balance
+	// Answer answers an ICMP echo request.
+	Answer
 )
 
 func (v Verdict) String() string {
@@ -182,6 +193,8 @@ func (v Verdict) String() string {
 		return "drop"
 	case Balance:
 		return "balance"
+	case Answer:
+		return "answer"
 	}
 	return fmt.Sprintf("verdict(%d)", uint8(v))
 }
@@ -234,139 +247,4 @@ type Decision struct {
 	// (R18, R19). The socket path ignores it: there the kernel picks the source
 	// after the rewrite.
 	Masquerade bool
-}
-
-// FrontendKind says which field of an object asked for a frontend.
-type FrontendKind uint8
-
-// The kinds, in order of precedence: of two objects that ask for one address
-// and port, the lower kind has it.
-const (
-	ClusterIP FrontendKind = iota + 1
-	// ClusterIPOther is every port and protocol of a ClusterIP that no Service
-	// port names (R21). Port and Protocol of its key are zero.
-	ClusterIPOther
-	NodePort
-	LoadBalancer
-	ExternalIP
-	HostPort
-)
-
-func (k FrontendKind) String() string {
-	switch k {
-	case ClusterIP:
-		return "ClusterIP"
-	case ClusterIPOther:
-		return "ClusterIP (other ports)"
-	case NodePort:
-		return "NodePort"
-	case LoadBalancer:
-		return "LoadBalancer"
-	case ExternalIP:
-		return "ExternalIP"
-	case HostPort:
-		return "HostPort"
-	}
-	return fmt.Sprintf("kind(%d)", uint8(k))
-}
-
-// MarshalText writes the field's name.
-func (k FrontendKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-
-// UnmarshalText is the inverse of MarshalText.
-func (k *FrontendKind) UnmarshalText(text []byte) error {
-	for known := ClusterIP; known <= HostPort; known++ {
-		if known.String() == string(text) {
-			*k = known
-			return nil
-		}
-	}
-	return fmt.Errorf("%q is not a kind of frontend", text)
-}
-
-// FrontendKey is the address that a client asks for. Addr is never an
-// IPv4-mapped IPv6 address and has no zone. Port is in host byte order; zero
-// stands for every port, Protocol zero for every protocol.
-type FrontendKey struct {
-	Addr     netip.Addr
-	Port     uint16
-	Protocol Protocol
-}
-
-func (k FrontendKey) String() string {
-	if k.Port == 0 {
-		return k.Addr.String() + " (other ports)"
-	}
-	return netip.AddrPortFrom(k.Addr, k.Port).String() + "/" + k.Protocol.String()
-}
-
-// Compare orders by address, port and protocol.
-func (k FrontendKey) Compare(o FrontendKey) int {
-	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol))
-}
-
-// Frontend is one address that clients ask for, and what each class of them
-// meets there.
-type Frontend struct {
-	Key       FrontendKey
-	Kind      FrontendKind
-	Port      Port
-	Decisions [SourceClasses]Decision
-	// Affinity is the sessionAffinity ClientIP timeout in whole seconds; zero
-	// is no affinity (R27).
-	Affinity time.Duration
-	// OneAddress: a frontend on 127.0.0.1 is there alone. Else that address stands
-	// for all of 127.0.0.0/8.
-	OneAddress bool
-	// SourceRanges are the clients admitted, sorted; nil admits all (R25).
-	// A client outside of them meets Drop, whatever Decisions say.
-	SourceRanges []netip.Prefix
-}
-
-// Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone;
-// the port is in host byte order.
-type Backend struct {
-	Addr netip.AddrPort
-	// Local: on this node (its nodeName is this node's name).
-	Local bool
-	// Weight is the backend's share of new connections relative to the others
-	// of its set, 1 to 255.
-	Weight uint8
-}
-
-// BackendSet is what a Balance decision chooses from. Backends are sorted by
-// address, each address and port once, at least one.
-type BackendSet struct {
-	Key      SetKey
-	Backends []Backend
-}
-
-// Plan is all that one object (Service, or Pod with hostPorts) asks of the
-// datapath.
-type Plan struct {
-	// Frontends the object has, sorted by key. One that another object has
-	// already is not here but in Problems.
-	Frontends []Frontend
-	// Sets that Frontends refer to, sorted by key.
-	Sets []BackendSet
-	// Kept are endpoints that serve, but are not in a set of every frontend of
-	// their port: one that terminates, that another node has, or that topology
-	// hides. New flows do not reach them there; a UDP flow that has one keeps it,
-	// as flows to anything that does not serve end at once (R29). For UDP ports,
-	// and for TCP ports if Config.KeepTCP. Sorted by key, each of weight 1.
-	Kept []BackendSet
-	// Problems say in words what the object asked for and did not get.
-	Problems []string
-}
-
-// Delta is what a batch of changes altered.
-type Delta struct {
-	// Plans by object: the new plan of each object whose plan changed, nil if it
-	// has none any more.
-	Plans map[Ref]*Plan
-	// ServiceCIDRs is the new sorted list if it changed, else nil. An address
-	// inside that no frontend has is a Drop (R21).
-	ServiceCIDRs *[]netip.Prefix
-	// Resolved counts the objects whose plan was computed anew, changed or not.
-	Resolved int
 }

@@ -47,7 +47,7 @@ func inWords(p *Plan, d Decision) string {
 func frontendKey(at string) FrontendKey {
 	addrPort, proto, hasProto := strings.Cut(at, "/")
 	if a, err := netip.ParseAddr(addrPort); err == nil {
-		return FrontendKey{Addr: a}
+		return FrontendKey{Addr: a, Protocol: map[string]Protocol{"ICMP": ICMP, "ICMPv6": ICMPv6}[proto]}
 	}
 	ap := netip.MustParseAddrPort(addrPort)
 	p := TCP

@@ -4,8 +4,6 @@ package sync
 
 import (
 	"errors"
-	"maps"
-	"net/netip"
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
@@ -28,8 +26,10 @@ func (s *Syncer) Audit() (repairs int, err error) {
 	a.sourceRanges()
 	a.setsAndBackends()
 	a.frontends()
-	a.networks()
+	auditNetworks(&a, &s.networks)
+	auditNetworks(&a, &s.balancers)
 	a.reservedPorts()
+	a.untrackedFrontends()
 	s.stats.LastAudit = time.Now()
 	s.stats.Repairs += uint64(a.repairs)
 	if a.repairs > 0 {
@@ -109,10 +109,18 @@ func (a *auditor) sourceRanges() {
 // should have held all the time.
 func (a *auditor) setsAndBackends() {
 	for _, set := range a.liveSets() {
-		for i, b := range set.members {
+		if set.table != nil {
+			a.table(set)
+			continue
+		}
+		content, err := set.content()
+		if err != nil {
+			a.errs = append(a.errs, err)
+		}
+		for i, id := range content {
 			slot := set.extent.first + uint32(i)
-			if a.tables.Slots.Load(slot) != b.id {
-				a.repaired(a.tables.Slots.Store(slot, b.id))
+			if a.tables.Slots.Load(slot) != id {
+				a.repaired(a.tables.Slots.Store(slot, id))
 			}
 		}
 	}
@@ -149,30 +157,11 @@ func (a *auditor) frontends() {
 		if ok && row == e.row && a.tables.FrontendRows.Load(row) == e.content {
 			continue
 		}
-		e.content = datapath.Frontend{}
+		e.content.Key = datapath.FrontendKey{} // another row; the rest says how packets have gone (remember)
 		a.dirty[key] = true
 		a.repairs++
 	}
 	for key := range index {
 		a.repaired(a.tables.Frontends.Delete(key))
 	}
-}
-
-func (a *auditor) networks() {
-	want := map[datapath.NetworkKey]datapath.Network{}
-	for p := range a.Syncer.networks.applied {
-		want[networkKey(p)] = datapath.NetworkService
-	}
-	auditHash(a, a.tables.Networks, want)
-}
-
-// ServiceCIDRs are the networks in the tables.
-func (s *Syncer) ServiceCIDRs() []netip.Prefix {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []netip.Prefix
-	for p := range maps.Keys(s.networks.applied) {
-		all = append(all, p)
-	}
-	return all
 }

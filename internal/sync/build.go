@@ -4,7 +4,6 @@ package sync
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -24,6 +23,8 @@ type entry struct {
 	source  *source
 	taken   *reservation // NodePort and HostPort
 	sets    [keptSet + 1]*set
+	// tracked says why every flow of an untracked frontend is recorded all the same.
+	tracked error
 }
 
 const keptSet = service.SourceClasses
@@ -35,25 +36,15 @@ type port struct {
 	refs int
 }
 
-type backendKey struct {
-	addr     netip.AddrPort
-	protocol service.Protocol
-	local    bool
-}
-
-// A backend is an endpoint and its id; each set that holds it has a reference.
-type backend struct {
-	id   uint32
-	key  backendKey
-	refs int
-}
-
 // A set is one filling of a range of slots. It never changes. One that an earlier
 // agent left has no key until a frontend that uses it asks for the same members.
 type set struct {
 	key     service.SetKey
 	extent  extent
-	members []*backend // as often as in the slots
+	members []*backend // as often as in the slots; with a table each once
+	table   *table     // Maglev; nil: the slots hold the members
+	counted bool       // the slot before the members says how many they are
+	past    *past      // what stands before that; only where counted
 	refs    int
 }
 
@@ -78,9 +69,16 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 		Service:         e.port.id,
 		AffinitySeconds: uint32(f.Affinity / time.Second),
 		Kind:            uint8(f.Kind),
+		Dsr:             uint8(dsrs[f.DSR]),
+	}
+	if f.Untracked {
+		e.content.Flags |= uint16(datapath.FlagUntracked)
 	}
 	if f.OneAddress {
-		e.content.Flags |= uint8(datapath.FlagOneAddress)
+		e.content.Flags |= uint16(datapath.FlagOneAddress)
+	}
+	if f.OwnAddress {
+		e.content.Flags |= uint16(datapath.FlagOwnAddress)
 	}
 	if err := s.reserve(e); err != nil {
 		return e, err
@@ -94,43 +92,52 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	}
 	for class, d := range f.Decisions {
 		if d.Masquerade {
-			e.content.Flags |= uint8(datapath.FlagMasquerade) << class
+			e.content.Flags |= uint16(datapath.FlagMasquerade) << class
 		}
 		if d.Verdict != service.Balance {
 			e.content.Decisions[class] = datapath.Decision{First: uint32(verdicts[d.Verdict])}
 			continue
 		}
-		set, err := s.useSet(e, class, d.Set, w.plan.Sets, old)
+		set, err := s.useSet(e, class, d.Set, w.plan.Sets, w.plan.TableSize, old)
 		if err != nil {
 			return e, err
 		}
-		e.content.Decisions[class] = datapath.Decision{First: set.extent.first, Count: set.extent.count}
+		e.content.Decisions[class] = set.decision()
+		if set.table != nil {
+			e.content.Flags |= uint16(datapath.FlagMaglev)
+		}
 	}
 	return e, s.buildKept(e, w, old)
 }
 
-// buildKept makes what the frontend keeps (service.Plan.Kept).
+// buildKept makes what the frontend keeps (service.Plan.Kept), and what it remembers of
+// earlier tables.
 func (s *Syncer) buildKept(e *entry, w want, old *entry) error {
 	key := service.SetKey{Port: w.frontend.Port, Family: service.FamilyOf(w.frontend.Key.Addr), Scope: service.Kept}
+	if remembered := s.remember(e, old); remembered != nil {
+		err := s.buildPast(e, key, w.plan.Kept, remembered, old)
+		if !e.mayBeTracked(remembered, err) {
+			return err
+		}
+	}
 	if _, ok := findSet(w.plan.Kept, key); !ok {
 		return nil
 	}
-	set, err := s.useSet(e, keptSet, key, w.plan.Kept, old)
+	set, err := s.useSet(e, keptSet, key, w.plan.Kept, 0, old)
 	if err != nil {
 		return err
 	}
-	// Of more, flows to the rest choose anew.
-	e.content.KeptFirst, e.content.KeptCount = set.extent.first, uint16(min(set.extent.count, math.MaxUint16))
+	e.content.KeptFirst = set.decision().First
 	return nil
 }
 
 // useSet finds or makes a set and lets an entry refer to it.
-func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.BackendSet, old *entry) (*set, error) {
+func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.BackendSet, tableSize uint32, old *entry) (*set, error) {
 	var inUse *set
 	if old != nil {
 		inUse = old.sets[at]
 	}
-	set, err := s.ensureSet(key, plan, inUse)
+	set, err := s.ensureSet(key, plan, tableSize, inUse)
 	if err != nil {
 		return nil, err
 	}
@@ -149,6 +156,7 @@ var verdicts = map[service.Verdict]datapath.Verdict{
 	service.Pass:   datapath.Pass,
 	service.Reject: datapath.Reject,
 	service.Drop:   datapath.Drop,
+	service.Answer: datapath.Answer,
 }
 
 func (s *Syncer) ensurePort(key service.Port) (*port, error) {
@@ -173,97 +181,76 @@ func (s *Syncer) ensurePort(key service.Port) (*port, error) {
 	return p, nil
 }
 
-func (s *Syncer) ensureBackend(key backendKey) (*backend, error) {
-	if b := s.backends[key]; b != nil {
-		return b, nil
-	}
-	id, ok := s.backendIDs.take()
-	if !ok {
-		return nil, datapath.NewFullError(datapath.SockMapBackends, s.tables.Backends.Len()-1)
-	}
-	if err := s.tables.Backends.Store(id, backendRow(key)); err != nil {
-		s.backendIDs.put(id)
-		return nil, err
-	}
-	b := &backend{id: id, key: key}
-	s.backends[key] = b
-	s.unused = append(s.unused, b)
-	return b, nil
-}
-
-func backendRow(key backendKey) datapath.Backend {
-	b := datapath.Backend{
-		Address:  datapath.AddressFrom(key.addr.Addr()),
-		Port:     datapath.NetworkOrder(key.addr.Port()),
-		Protocol: uint8(key.protocol),
-	}
-	if key.local {
-		b.Local = 1
-	}
-	return b
-}
-
 // ensureSet finds the set as it is in the tables, or writes it beside the one
 // that the frontend uses now, nil for none.
-func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, inUse *set) (*set, error) {
+func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableSize uint32, inUse *set) (*set, error) {
 	at, ok := findSet(plan, key)
 	if !ok {
 		return nil, fmt.Errorf("the plan has no set %s", key)
 	}
-	members, err := s.members(plan[at])
+	members, table, err := s.layOut(plan[at], tableSize)
 	if err != nil {
 		return nil, err
 	}
-	if current := s.sets[key]; current != nil && slices.Equal(current.members, members) {
+	counted := key.Scope == service.Kept
+	if current := s.sets[key]; current != nil && current.holds(members, table) {
 		return current, nil
 	}
-	if inUse != nil && inUse.key == (service.SetKey{}) && slices.Equal(inUse.members, members) {
+	if inUse != nil && inUse.key == (service.SetKey{}) && inUse.counted == counted && inUse.past == nil && inUse.holds(members, table) {
 		inUse.key = key // found in the tables, where sets have no names
 		s.sets[key] = inUse
 		return inUse, nil
 	}
-	return s.writeSet(key, members)
+	return s.writeSet(&set{key: key, members: members, table: table, counted: counted})
 }
 
-func (s *Syncer) writeSet(key service.SetKey, members []*backend) (*set, error) {
-	at, ok := s.slots.take(uint32(len(members)))
+func (s *Syncer) writeSet(x *set) (*set, error) {
+	content, err := x.content()
+	if err != nil {
+		return nil, err
+	}
+	at, ok := s.slots.take(uint32(len(content)))
 	if !ok {
 		return nil, datapath.NewFullError(datapath.SockMapSlots, s.tables.Slots.Len())
 	}
-	for i, b := range members {
-		if err := s.tables.Slots.Store(at.first+uint32(i), b.id); err != nil {
+	for i, id := range content {
+		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
 			s.slots.put(at)
 			return nil, err
 		}
 	}
-	set := &set{key: key, extent: at, members: members}
-	for _, b := range members {
+	x.extent = at
+	if x.table != nil {
+		x.table.sum = sumOf(x.table.size, func(slot uint32) uint32 { return content[x.head()+slot] })
+	}
+	for _, b := range x.backends() {
 		b.refs++
 	}
-	s.sets[key] = set
-	s.unused = append(s.unused, set)
-	return set, nil
+	if x.past != nil {
+		s.pasts[x.key] = append(s.pasts[x.key], x)
+	} else {
+		s.sets[x.key] = x
+	}
+	s.unused = append(s.unused, x)
+	return x, nil
 }
 
-// members lays a set out in slots: each backend as often as its weight divided
-// by the greatest common divisor of all weights, so that an even choice of
-// slots is the weighted choice of backends.
-func (s *Syncer) members(bs service.BackendSet) ([]*backend, error) {
+// members are the backends of a set, and their weights divided by the greatest common
+// divisor of all.
+func (s *Syncer) members(bs service.BackendSet) (members []*backend, weights []uint8, err error) {
 	divisor := uint8(0)
 	for _, b := range bs.Backends {
 		divisor = gcd(divisor, max(b.Weight, 1))
 	}
-	members := make([]*backend, 0, len(bs.Backends))
 	for _, b := range bs.Backends {
-		known, err := s.ensureBackend(backendKey{b.Addr, bs.Key.Port.Protocol, b.Local})
+		known, err := s.ensureBackend(backendKeyOf(b, bs.Key.Port.Protocol))
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		for range max(b.Weight, 1) / divisor {
-			members = append(members, known)
-		}
+		members = append(members, known)
+		weights = append(weights, max(b.Weight, 1)/divisor)
 	}
-	return members, nil
+	return members, weights, nil
 }
 
 func gcd(a, b uint8) uint8 {
@@ -309,44 +296,4 @@ func sourceName(prefixes []netip.Prefix) string {
 	}
 	slices.Sort(names)
 	return strings.Join(slices.Compact(names), " ")
-}
-
-// serviceName is a port's row in the services table.
-func serviceName(key service.Port) (datapath.ServiceName, error) {
-	name := datapath.ServiceName{Protocol: uint8(key.Protocol)}
-	if key.Owner.Kind == service.KindPod {
-		name.OwnerKind = datapath.OwnerPod
-	}
-	for _, f := range []struct {
-		what, text string
-		field      []byte
-	}{
-		{"namespace", key.Owner.Namespace, name.Namespace[:]},
-		{"name", key.Owner.Name, name.Name[:]},
-		{"port name", key.Name, name.Port[:]},
-	} {
-		if len(f.text) >= len(f.field) {
-			return name, fmt.Errorf("%s: the %s has %d characters, more than %d", key.Owner, f.what, len(f.text), len(f.field)-1)
-		}
-		copy(f.field, f.text)
-	}
-	return name, nil
-}
-
-// PortOf is the inverse of serviceName.
-func PortOf(name datapath.ServiceName) service.Port {
-	kind := service.KindService
-	if name.OwnerKind == datapath.OwnerPod {
-		kind = service.KindPod
-	}
-	return service.Port{
-		Owner:    service.Ref{Kind: kind, Namespace: text(name.Namespace[:]), Name: text(name.Name[:])},
-		Name:     text(name.Port[:]),
-		Protocol: service.Protocol(name.Protocol),
-	}
-}
-
-func text(field []byte) string {
-	s, _, _ := strings.Cut(string(field), "\x00")
-	return s
 }

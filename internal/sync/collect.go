@@ -135,7 +135,8 @@ func (s *Syncer) freeSet(x *set) {
 	if s.sets[x.key] == x {
 		delete(s.sets, x.key)
 	}
-	for _, b := range x.members {
+	s.dropPast(x)
+	for _, b := range x.backends() {
 		if b.refs--; b.refs == 0 {
 			s.unused = append(s.unused, b)
 		}

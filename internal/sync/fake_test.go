@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // fakeKernel holds tables in memory. Each operation that would change one asks
@@ -33,6 +31,9 @@ type fakeKernel struct {
 	networks *fakeHash[datapath.NetworkKey, datapath.Network]
 	affinity *fakeHash[datapath.AffinityKey, datapath.AffinityEntry]
 	reserved *fakeHash[datapath.ReservedPort, uint32]
+
+	balancers *fakeHash[datapath.NetworkKey, uint32]
+	untracked *fakeArray[uint32]
 }
 
 // use is one thing that a program can reach: a row, a slot or a backend.
@@ -53,15 +54,22 @@ func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
 	k.networks = newFakeHash[datapath.NetworkKey, datapath.Network](k, datapath.SockMapNetworks, 64)
 	k.affinity = newFakeHash[datapath.AffinityKey, datapath.AffinityEntry](k, datapath.SockMapAffinity, l.Affinity)
 	k.reserved = newFakeHash[datapath.ReservedPort, uint32](k, datapath.SockMapReservedPorts, 64)
+	k.balancers = newFakeHash[datapath.NetworkKey, uint32](k, datapath.EdgeTCMapBalancers, 8)
+	k.untracked = newFakeArray[uint32](k, datapath.SockMapUntrackedFrontends, 1)
 	k.tables = &datapath.Tables{
 		Frontends: k.index, FrontendRows: k.rows, Slots: k.slots, Backends: k.backends,
 		Services: k.services, SourceRanges: k.ranges, Networks: k.networks, Affinity: k.affinity,
-		ReservedPorts: k.reserved,
+		ReservedPorts: k.reserved, Balancers: k.balancers, UntrackedFrontends: k.untracked,
 		WaitForReaders: func() error {
 			return k.do("wait for readers", func() { k.reading = nil })
 		},
 	}
 	return k
+}
+
+// smallKernel has room for a few random plans.
+func smallKernel(t *testing.T) *fakeKernel {
+	return newFakeKernel(t, datapath.Limits{Frontends: 64, Slots: 600, Backends: 64})
 }
 
 // do runs one operation, or makes it fail without effect.
@@ -86,7 +94,20 @@ func (k *fakeKernel) reachable(key datapath.FrontendKey) (uses []use) {
 	}
 	uses = append(uses, use{k.rows.name, row})
 	content := k.rows.rows[row]
-	ranges := append(content.Decisions[:], datapath.Decision{First: content.KeptFirst, Count: uint32(content.KeptCount)})
+	ranges := append(content.Decisions[:], k.keptBy(content))
+	if content.KeptFirst > 0 && content.KeptFirst <= k.slots.Len() {
+		uses = append(uses, use{k.slots.name, content.KeptFirst - 1})
+	}
+	uses = append(uses, k.remembered(content)...)
+	if content.Flags&uint16(datapath.FlagMaglev) != 0 {
+		for _, d := range content.Decisions {
+			if d.Count > 0 && d.First > 0 && d.First <= k.slots.Len() {
+				n := min(k.slots.rows[d.First-1], d.First-1)
+				uses = append(uses, use{k.slots.name, d.First - 1})
+				ranges = append(ranges, datapath.Decision{First: d.First - 1 - n, Count: n})
+			}
+		}
+	}
 	for _, d := range ranges {
 		for n := range d.Count {
 			if uint64(d.First)+uint64(n) >= uint64(k.slots.Len()) {
@@ -96,6 +117,31 @@ func (k *fakeKernel) reachable(key datapath.FrontendKey) (uses []use) {
 		}
 	}
 	return uses
+}
+
+// remembered lists what a program gets to by way of a row's history.
+func (k *fakeKernel) remembered(content datapath.Frontend) (uses []use) {
+	if content.Flags&uint16(datapath.FlagHistory) == 0 || content.KeptFirst < 3 {
+		return nil
+	}
+	end := content.KeptFirst - 3
+	uses = append(uses, use{k.slots.name, end}, use{k.slots.name, end + 1})
+	for n := range min(k.slots.rows[end], end) {
+		slot := end - 1 - n
+		uses = append(uses, use{k.slots.name, slot})
+		if id := k.slots.rows[slot] & uint32(datapath.HistoryBackend); id != 0 {
+			uses = append(uses, use{k.backends.name, id})
+		}
+	}
+	return uses
+}
+
+// keptBy is where the list stands of what a frontend keeps, as bpf/lib/select.h has it.
+func (k *fakeKernel) keptBy(content datapath.Frontend) datapath.Decision {
+	if content.KeptFirst == 0 || content.KeptFirst > k.slots.Len() {
+		return datapath.Decision{}
+	}
+	return datapath.Decision{First: content.KeptFirst, Count: k.slots.rows[content.KeptFirst-1]}
 }
 
 // mustBeFree fails the test if a program could be reading what is overwritten.
@@ -153,7 +199,8 @@ func newFakeArray[V comparable](k *fakeKernel, name string, length uint32) *fake
 	return &fakeArray[V]{k, name, make([]V, length)}
 }
 
-func (a *fakeArray[V]) Len() uint32     { return uint32(len(a.rows)) }
+func (a *fakeArray[V]) Len() uint32 { return uint32(len(a.rows)) }
+
 func (a *fakeArray[V]) Load(i uint32) V { return a.rows[i] }
 
 func (a *fakeArray[V]) All() (map[uint32]V, error) {
@@ -177,143 +224,3 @@ func (a *fakeArray[V]) Store(i uint32, v V) error {
 }
 
 var errFault = errors.New("planted fault")
-
-// behaviour is what a client of one class meets at a frontend: a verdict, or
-// the backends with their shares; and all else that the row says.
-type behaviour struct {
-	decisions [service.SourceClasses]string
-	kept      string
-	kind      service.FrontendKind
-	service   service.Port
-	affinity  uint32
-	sources   string
-}
-
-// meets looks a frontend up as the programs do.
-func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
-	row, ok := k.index.entries[tableKey(key)]
-	if !ok {
-		return b, false
-	}
-	content := k.rows.rows[row]
-	if content.Key != tableKey(key) {
-		k.t.Errorf("the index leads from %s to another frontend's row", key)
-	}
-	for class, d := range content.Decisions {
-		if d.Count == 0 {
-			b.decisions[class] = fmt.Sprint(service.Verdict(d.First))
-			continue
-		}
-		b.decisions[class] = k.members(d.First, d.Count)
-	}
-	if content.KeptCount > 0 {
-		b.kept = k.members(content.KeptFirst, uint32(content.KeptCount))
-	}
-	name, known := k.services.entries[content.Service]
-	if !known {
-		k.t.Errorf("frontend %s names service id %d, which has no name", key, content.Service)
-	}
-	b.kind, b.service, b.affinity, b.sources = service.FrontendKind(content.Kind), PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
-	return b, true
-}
-
-func (k *fakeKernel) members(first, count uint32) string {
-	var members []string
-	for n := range count {
-		backend := k.backends.rows[k.slots.rows[first+n]]
-		members = append(members, fmt.Sprint(backend.AddrPort(), backend.Protocol, backend.Local))
-	}
-	slices.Sort(members)
-	return fmt.Sprint(members)
-}
-
-func (k *fakeKernel) admitted(id uint32) string {
-	if id == 0 {
-		return "all"
-	}
-	var all []string
-	for key := range k.ranges.entries {
-		if key.SourceSet == id {
-			all = append(all, key.Prefix().String())
-		}
-	}
-	slices.Sort(all)
-	return fmt.Sprint(all)
-}
-
-func plannedMembers(set service.BackendSet) string {
-	divisor := uint8(0)
-	for _, backend := range set.Backends {
-		divisor = gcd(divisor, backend.Weight)
-	}
-	var members []string
-	for _, backend := range set.Backends {
-		local := 0
-		if backend.Local {
-			local = 1
-		}
-		for range backend.Weight / divisor {
-			members = append(members, fmt.Sprint(backend.Addr, uint8(set.Key.Port.Protocol), local))
-		}
-	}
-	slices.Sort(members)
-	return fmt.Sprint(members)
-}
-
-// planned is what a client should meet.
-func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
-	for class, d := range f.Decisions {
-		if d.Verdict != service.Balance {
-			b.decisions[class] = fmt.Sprint(d.Verdict)
-			continue
-		}
-		for _, set := range plan.Sets {
-			if set.Key == d.Set {
-				b.decisions[class] = plannedMembers(set)
-			}
-		}
-	}
-	for _, set := range plan.Kept {
-		if set.Key.Port == f.Port && set.Key.Family == service.FamilyOf(f.Key.Addr) {
-			b.kept = plannedMembers(set)
-		}
-	}
-	b.kind, b.service, b.affinity, b.sources = f.Kind, f.Port, uint32(f.Affinity.Seconds()), "all"
-	if f.SourceRanges != nil {
-		var all []string
-		for _, p := range f.SourceRanges {
-			all = append(all, p.String())
-		}
-		slices.Sort(all)
-		b.sources = fmt.Sprint(all)
-	}
-	return b
-}
-
-// state is what every frontend should meet.
-type state map[service.FrontendKey]behaviour
-
-func stateOf(plans map[service.Ref]*service.Plan) state {
-	all := state{}
-	for _, plan := range plans {
-		for _, f := range plan.Frontends {
-			all[f.Key] = planned(plan, f)
-		}
-	}
-	return all
-}
-
-func (k *fakeKernel) state() state {
-	all := state{}
-	for key := range k.index.entries {
-		name := service.FrontendKey{Addr: key.Address.Addr(), Port: datapath.NetworkOrder(key.Port), Protocol: service.Protocol(key.Protocol)}
-		all[name], _ = k.meets(name)
-	}
-	return all
-}
-
-func newRand(t *testing.T) *rand.Rand {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"testing"
 	"time"
 
 	"beeline.io/beeline/internal/service"
@@ -16,11 +17,49 @@ func ref(name string) service.Ref {
 	return service.Ref{Kind: service.KindService, Namespace: "default", Name: name}
 }
 
+func newRand(t *testing.T) *rand.Rand {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// simplePlan is a ClusterIP over some backends of its own.
+func simplePlan(owner service.Ref, number, backends int) *service.Plan {
+	port := service.Port{Owner: owner, Protocol: service.TCP}
+	set := service.BackendSet{Key: service.SetKey{Port: port, Family: service.IPv4}}
+	for i := range backends {
+		addr := netip.AddrFrom4([4]byte{10, 10, byte(number), byte(i + 1)})
+		set.Backends = append(set.Backends, service.Backend{Addr: netip.AddrPortFrom(addr, 8080), Weight: 1})
+	}
+	f := service.Frontend{
+		Key:  service.FrontendKey{Addr: netip.AddrFrom4([4]byte{10, 96, byte(number), 1}), Port: 80, Protocol: service.TCP},
+		Kind: service.ClusterIP,
+		Port: port,
+	}
+	for class := range f.Decisions {
+		f.Decisions[class] = service.Decision{Verdict: service.Balance, Set: set.Key}
+	}
+	return &service.Plan{Frontends: []service.Frontend{f}, Sets: []service.BackendSet{set}}
+}
+
+// simplePlans are such of s0, s1 and so on.
+func simplePlans(services, backends int) map[service.Ref]*service.Plan {
+	plans := map[service.Ref]*service.Plan{}
+	for i := range services {
+		owner := ref(fmt.Sprintf("s%d", i))
+		plans[owner] = simplePlan(owner, i, backends)
+	}
+	return plans
+}
+
 // randomPlan makes a plan as package service would: a ClusterIP and some other
 // addresses over a cluster and a local set, or verdicts.
 func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 	port := service.Port{Owner: owner, Name: "http", Protocol: service.TCP}
 	plan := &service.Plan{}
+	if r.IntN(3) == 0 {
+		plan.TableSize = 7
+	}
 	cluster := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Cluster}
 	local := service.SetKey{Port: port, Family: service.IPv4, Scope: service.Local}
 	decisions := []service.Decision{{Verdict: service.Pass}, {Verdict: service.Reject}, {Verdict: service.Drop}}
@@ -51,6 +90,8 @@ func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 		for class := range f.Decisions {
 			f.Decisions[class] = decisions[r.IntN(len(decisions))]
 		}
+		f.DSR = []service.DSR{"", "", service.DSRIPIP, service.DSRGeneve, service.DSROpt}[r.IntN(5)]
+		f.Untracked = f.DSR != "" && plan.TableSize > 0 && f.Affinity == 0
 		if r.IntN(4) == 0 {
 			f.SourceRanges = []netip.Prefix{
 				netip.MustParsePrefix(fmt.Sprintf("192.0.%d.0/24", r.IntN(3))),
@@ -71,7 +112,9 @@ func randomBackends(r *rand.Rand) []service.Backend {
 	nodes := 1 + r.IntN(2) // on one node alone, both sets are equal
 	for i := range 6 {
 		if r.IntN(2) == 0 && i%2 < nodes {
+			node := []netip.Addr{{}, {}, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}[r.IntN(4)]
 			all = append(all, service.Backend{
+				Node:   node,
 				Addr:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 10, byte(i % 2), byte(i + 1)}), 8080),
 				Local:  i%2 == 0,
 				Weight: weight(),

@@ -74,7 +74,7 @@ func (s *Syncer) Serves(protocol service.Protocol, address, backend netip.AddrPo
 	if e == nil && address.Addr().Is4() && address.Addr().IsLoopback() {
 		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 		e = s.applied[service.FrontendKey{Addr: loopback, Port: address.Port(), Protocol: protocol}]
-		if e != nil && e.content.Flags&uint8(datapath.FlagOneAddress) != 0 {
+		if e != nil && e.content.Flags&uint16(datapath.FlagOneAddress) != 0 {
 			e = nil
 		}
 	}

@@ -16,7 +16,7 @@ func (k *fakeKernel) serving() map[service.FrontendKey]map[netip.AddrPort]bool {
 	all := map[service.FrontendKey]map[netip.AddrPort]bool{}
 	for key, row := range k.index.entries {
 		content, backends := k.rows.rows[row], map[netip.AddrPort]bool{}
-		ranges := []datapath.Decision{{First: content.KeptFirst, Count: uint32(content.KeptCount)}}
+		ranges := []datapath.Decision{k.keptBy(content)}
 		for _, d := range append(ranges, content.Decisions[:]...) {
 			for n := range d.Count {
 				backends[k.backends.rows[k.slots.rows[d.First+n]].AddrPort()] = true
@@ -33,7 +33,7 @@ func (k *fakeKernel) serving() map[service.FrontendKey]map[netip.AddrPort]bool {
 func TestLeftTellsWhetherABackendServesNoMore(t *testing.T) {
 	r, outcomes := newRand(t), map[bool]int{}
 	for range 200 {
-		k := newFakeKernel(t, datapath.Limits{Frontends: 64, Slots: 400, Backends: 64})
+		k := smallKernel(t)
 		s, plans := newSyncer(t, k), map[service.Ref]*service.Plan{}
 		for range 5 {
 			next, before := randomPlans(r, 1), k.serving()

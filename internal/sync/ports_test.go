@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
-	"github.com/google/go-cmp/cmp"
 )
 
 // shouldReserve are the ports of the NodePorts and HostPorts that a program can

@@ -3,6 +3,8 @@
 package sync
 
 import (
+	"errors"
+
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
 )
@@ -14,7 +16,7 @@ type restorer struct {
 	portByID    map[uint32]*port
 	backendByID map[uint32]*backend
 	sourceByID  map[uint32]*source
-	setAt       map[extent]*set
+	setAt       map[layout]*set
 	rows        map[uint32]bool
 }
 
@@ -22,7 +24,7 @@ func (s *Syncer) restore() error {
 	if err := s.tables.WaitForReaders(); err != nil { // of what the earlier agent retired
 		return err
 	}
-	r := restorer{s, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*source{}, map[extent]*set{}, map[uint32]bool{}}
+	r := restorer{s, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*source{}, map[layout]*set{}, map[uint32]bool{}}
 	s.slots = newExtents(s.tables.Slots.Len())
 	if err := r.readPorts(); err != nil {
 		return err
@@ -46,12 +48,8 @@ func (s *Syncer) restore() error {
 	if err := r.readAffinity(); err != nil {
 		return err
 	}
-	networks, err := s.tables.Networks.All()
-	if err != nil {
+	if err := errors.Join(s.networks.restore(), s.balancers.restore()); err != nil {
 		return err
-	}
-	for key := range networks {
-		s.networks.applied[key.Prefix()] = true
 	}
 	s.rowNumbers = poolOf(r.rows, s.tables.FrontendRows.Len()-1, 0)
 	s.portIDs = poolOf(r.portByID, s.tables.Services.Max(), idRest)
@@ -120,16 +118,23 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 	if content.Key != key || p == nil {
 		return
 	}
-	extents := [keptSet + 1]extent{keptSet: {content.KeptFirst, uint32(content.KeptCount)}}
-	for class, d := range content.Decisions {
-		extents[class] = extent{d.First, d.Count}
-	}
+	maglev := content.Flags&uint16(datapath.FlagMaglev) != 0
+	remembers := content.Flags&uint16(datapath.FlagHistory) != 0
 	var sets [keptSet + 1]*set
-	for i, at := range extents {
-		if at.count == 0 {
+	for i, d := range content.Decisions {
+		if d.Count == 0 {
 			continue
 		}
-		if sets[i] = r.readSet(at); sets[i] == nil {
+		if sets[i] = r.readSet(layout{decision: d, maglev: maglev}); sets[i] == nil {
+			return
+		}
+	}
+	if content.KeptFirst != 0 || remembers {
+		kept := r.kept(content)
+		if kept.First == 0 || kept.Count == 0 && !remembers {
+			return
+		}
+		if sets[keptSet] = r.readSet(layout{decision: kept, counted: true, past: remembers}); sets[keptSet] == nil {
 			return
 		}
 	}
@@ -147,30 +152,59 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 	}
 }
 
+// kept is where the list stands of what a frontend keeps.
+func (r *restorer) kept(content datapath.Frontend) datapath.Decision {
+	if content.KeptFirst == 0 || content.KeptFirst > r.tables.Slots.Len() {
+		return datapath.Decision{}
+	}
+	return datapath.Decision{First: content.KeptFirst, Count: r.tables.Slots.Load(content.KeptFirst - 1)}
+}
+
+// layout is where a set is, and what stands before what a row names.
+type layout struct {
+	decision              datapath.Decision
+	maglev, counted, past bool
+}
+
 // readSet reads the slots of a set, nil if they are not a set.
-func (r *restorer) readSet(at extent) *set {
-	if known := r.setAt[at]; known != nil {
+func (r *restorer) readSet(l layout) *set {
+	if known := r.setAt[l]; known != nil {
 		return known
 	}
-	if at.end() < at.first || at.end() > r.tables.Slots.Len() {
+	var found *set
+	if l.maglev {
+		found = r.readTable(l.decision)
+	} else {
+		found = r.readMembers(l.decision, l.counted)
+	}
+	if found == nil || l.past && !r.readPast(found) || !r.slots.reserve(found.extent) {
 		return nil
 	}
-	found := &set{extent: at}
-	for n := at.first; n < at.end(); n++ {
+	for _, b := range found.backends() {
+		b.refs++
+	}
+	r.setAt[l] = found
+	r.unused = append(r.unused, found)
+	return found
+}
+
+// readMembers reads a set without a table.
+func (r *restorer) readMembers(d datapath.Decision, counted bool) *set {
+	end := d.First + d.Count
+	if end < d.First || end > r.tables.Slots.Len() {
+		return nil
+	}
+	found := &set{extent: extent{d.First, d.Count}, counted: counted}
+	if counted {
+		found.extent = extent{d.First - 1, d.Count + 1}
+	}
+	for n := d.First; n < end; n++ {
 		b := r.backendByID[r.tables.Slots.Load(n)]
 		if b == nil {
 			return nil
 		}
 		found.members = append(found.members, b)
 	}
-	if !r.slots.reserve(at) {
-		return nil
-	}
-	for _, b := range found.members {
-		b.refs++
-	}
-	r.setAt[at] = found
-	r.unused = append(r.unused, found)
 	return found
 }
 
@@ -180,7 +214,7 @@ func (r *restorer) readBackends() error {
 		return err
 	}
 	for id, row := range rows {
-		b := &backend{id: id, key: backendKey{row.AddrPort(), service.Protocol(row.Protocol), row.Local != 0}}
+		b := &backend{id: id, key: backendKey{row.AddrPort(), service.Protocol(row.Protocol), row.Local != 0, row.Node.Addr()}}
 		r.backendByID[id] = b
 		r.unused = append(r.unused, b)
 		if other := r.backends[b.key]; other == nil || other.id > id {

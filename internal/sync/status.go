@@ -45,8 +45,17 @@ type Stats struct {
 	Retries   uint64    `json:"retries"`
 	Repairs   uint64    `json:"repairs"` // differences that Audit found
 	Failing   int       `json:"failing"` // frontends that differ from what is wanted now
-	// Networks says why the ServiceCIDRs in the tables are not those wanted.
+	// Untracked are frontends whose flows to other nodes need no records, Remembering
+	// those that remember an earlier table: slots that changed need records all the same.
+	Untracked   int `json:"untracked"`
+	Remembering int `json:"remembering"`
+	// Networks says why the ServiceCIDRs and networks of pods in the tables are not
+	// those wanted.
 	Networks string `json:"networks,omitempty"`
+	// Balancers says why those in the tables are not those wanted.
+	Balancers string `json:"balancers,omitempty"`
+	// BothNetworks are networks of pods that are ServiceCIDRs, too, and count as these.
+	BothNetworks []string `json:"bothNetworks,omitempty"`
 }
 
 // Fill is how full a table is.
@@ -63,8 +72,22 @@ func (s *Syncer) Stats() Stats {
 	defer s.mu.Unlock()
 	stats := s.stats
 	stats.Failing = len(s.failures)
+	for _, e := range s.applied {
+		if e.untracked() {
+			stats.Untracked++
+		}
+		if e.past() != nil {
+			stats.Remembering++
+		}
+	}
 	if s.networks.err != nil {
 		stats.Networks = s.networks.err.Error()
+	}
+	if s.balancers.err != nil {
+		stats.Balancers = s.balancers.err.Error()
+	}
+	for _, p := range s.conflict {
+		stats.BothNetworks = append(stats.BothNetworks, p.String())
 	}
 	return stats
 }
@@ -109,7 +132,7 @@ func (s *Syncer) Fills() ([]Fill, error) {
 		ranges += uint32(len(x.prefixes))
 	}
 	t := s.tables
-	return []Fill{
+	fills := []Fill{
 		{datapath.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max(), "max-frontends"},
 		{datapath.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len(), "max-slots"},
 		{datapath.SockMapBackends, uint32(len(s.backends)), t.Backends.Len() - 1, "max-backends"},
@@ -118,5 +141,9 @@ func (s *Syncer) Fills() ([]Fill, error) {
 		{datapath.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max(), ""},
 		{datapath.SockMapAffinity, uint32(len(clients)), t.Affinity.Max(), "max-affinity"},
 		{datapath.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max(), ""},
-	}, err
+	}
+	if t.Balancers != nil {
+		fills = append(fills, Fill{datapath.EdgeTCMapBalancers, uint32(len(s.balancers.applied)), t.Balancers.Max(), ""})
+	}
+	return fills, err
 }

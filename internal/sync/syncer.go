@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/history"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -43,27 +44,36 @@ type Syncer struct {
 	// What is wanted.
 	plans  map[service.Ref]*service.Plan
 	wanted map[service.FrontendKey]want
-	cidrs  map[netip.Prefix]bool
+	cidrs  []netip.Prefix // ServiceCIDRs
+	pods   []netip.Prefix // networks of pods
+	// wantedBalancers are networks whose encapsulated packets are for this node's backends.
+	wantedBalancers []netip.Prefix
 
 	// What may differ from the tables, and what does because a step failed.
 	dirty    map[service.FrontendKey]bool
 	failures map[service.FrontendKey]error
-	networks struct {
-		applied map[netip.Prefix]bool
-		err     error
-	}
-	retry struct {
+	conflict []netip.Prefix // networks of pods that are ServiceCIDRs, too
+	retry    struct {
 		delay time.Duration // since the last failure; zero: none
 		at    time.Time
 	}
 
 	// What the tables hold.
-	applied  map[service.FrontendKey]*entry
-	ports    map[service.Port]*port
-	sets     map[service.SetKey]*set
-	backends map[backendKey]*backend
-	sources  map[string]*source
-	reserved map[datapath.ReservedPort]*reservation
+	applied   map[service.FrontendKey]*entry
+	networks  networkTable[datapath.Network]
+	balancers networkTable[uint32]
+	ports     map[service.Port]*port
+	sets      map[service.SetKey]*set
+	pasts     map[service.SetKey][]*set // those with a past
+	backends  map[backendKey]*backend
+	sources   map[string]*source
+	reserved  map[datapath.ReservedPort]*reservation
+
+	// What sweeps have found out of histories that are in use, while it is brought into
+	// the tables; and the histories that frontends of one port share, of one pass.
+	settled map[*history.History]*history.History
+	next    map[step]*history.History
+	seconds func() uint32 // now: CLOCK_MONOTONIC
 
 	// Protocols of which backends have left since Left was asked.
 	left map[service.Protocol]bool
@@ -88,7 +98,11 @@ type want struct {
 }
 
 // New finds out what the tables hold. It changes nothing.
-func New(tables *datapath.Tables) (*Syncer, error) {
+func New(tables *datapath.Tables) (*Syncer, error) { return NewAt(tables, datapath.Now) }
+
+// NewAt is New with a clock of its own for what becomes of flows: in seconds, and as that
+// of their last_seen.
+func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
 		tables:   tables,
 		plans:    map[service.Ref]*service.Plan{},
@@ -98,12 +112,14 @@ func New(tables *datapath.Tables) (*Syncer, error) {
 		applied:  map[service.FrontendKey]*entry{},
 		ports:    map[service.Port]*port{},
 		sets:     map[service.SetKey]*set{},
+		pasts:    map[service.SetKey][]*set{},
 		backends: map[backendKey]*backend{},
 		sources:  map[string]*source{},
 		reserved: map[datapath.ReservedPort]*reservation{},
 		left:     map[service.Protocol]bool{},
+		seconds:  seconds,
 	}
-	s.networks.applied = map[netip.Prefix]bool{}
+	s.networks.table, s.balancers.table = tables.Networks, tables.Balancers
 	if err := s.restore(); err != nil {
 		return nil, fmt.Errorf("read the tables of the earlier agent: %w", err)
 	}
@@ -124,11 +140,16 @@ func (s *Syncer) Apply(delta service.Delta) error {
 	s.take(delta)
 	err := s.reconcile()
 	s.stats.Synced = true // not before: reconcile lets others read the status in between
+	s.retryAfter(err)
+	return err
+}
+
+// retryAfter has Retry try again what has failed for the first time.
+func (s *Syncer) retryAfter(err error) {
 	if s.retry.delay == 0 && err != nil {
 		s.retry.delay = firstRetry
 		s.retry.at = time.Now().Add(firstRetry)
 	}
-	return err
 }
 
 // Retry tries again what failed, if its time has come: after 100 ms first, then
@@ -183,10 +204,13 @@ func (s *Syncer) take(delta service.Delta) {
 		}
 	}
 	if delta.ServiceCIDRs != nil {
-		s.cidrs = map[netip.Prefix]bool{}
-		for _, p := range *delta.ServiceCIDRs {
-			s.cidrs[p] = true
-		}
+		s.cidrs = *delta.ServiceCIDRs
+	}
+	if delta.PodNetworks != nil {
+		s.pods = *delta.PodNetworks
+	}
+	if delta.Balancers != nil {
+		s.wantedBalancers = *delta.Balancers
 	}
 	if !s.stats.Synced {
 		for key := range s.applied { // left over from an earlier agent
@@ -209,7 +233,7 @@ func (s *Syncer) reconcile() error {
 	}
 	s.reconcileNetworks()
 	s.stats.LastSync = time.Now()
-	if len(s.failures) == 0 && s.networks.err == nil {
+	if len(s.failures) == 0 && s.networks.err == nil && s.balancers.err == nil {
 		s.retry.delay = 0
 		return nil
 	}
@@ -218,7 +242,7 @@ func (s *Syncer) reconcile() error {
 
 // failed puts the first failures into words.
 func (s *Syncer) failed() error {
-	errs := []error{s.networks.err}
+	errs := []error{s.networks.err, s.balancers.err}
 	for _, key := range slices.SortedFunc(maps.Keys(s.failures), service.FrontendKey.Compare) {
 		errs = append(errs, fmt.Errorf("%s: %w", key, s.failures[key]))
 		if len(errs) > 10 {
@@ -233,6 +257,8 @@ func (s *Syncer) failed() error {
 // of an address last: a Service that comes or goes has its ports before, and
 // after, these are refused. It returns those for which a table was full.
 func (s *Syncer) pass() (full []service.FrontendKey) {
+	s.next = map[step]*history.History{}
+	defer s.forgetUntracked()
 	for i, key := range slices.SortedFunc(maps.Keys(s.dirty), inOrder) {
 		if i%64 == 63 {
 			s.mu.Unlock() // whoever waits for it takes its turn
@@ -283,7 +309,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	e, err := s.build(w, old)
 	if err == nil && old != nil && old.content == e.content {
 		s.release(e) // the old one holds the same
-		return nil
+		return e.tracked
 	}
 	if err == nil {
 		err = s.publish(key, e)
@@ -299,7 +325,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	}
 	s.applied[key] = e
 	s.stats.Updates++
-	return nil
+	return e.tracked
 }
 
 // publish fills a free row and turns the index to it.
@@ -312,33 +338,10 @@ func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
 	if err := s.tables.FrontendRows.Store(row, e.content); err != nil {
 		return err
 	}
+	if err := s.noteUntracked(e); err != nil {
+		return err
+	}
 	return s.tables.Frontends.Put(tableKey(key), row)
-}
-
-// reconcileNetworks makes the ServiceCIDRs known: new ones before old ones go.
-func (s *Syncer) reconcileNetworks() {
-	var errs []error
-	for p := range s.cidrs {
-		if s.networks.applied[p] {
-			continue
-		}
-		if err := s.tables.Networks.Put(networkKey(p), datapath.NetworkService); err != nil {
-			errs = append(errs, fmt.Errorf("ServiceCIDR %s: %w", p, err))
-			continue
-		}
-		s.networks.applied[p] = true
-	}
-	for p := range s.networks.applied {
-		if s.cidrs[p] {
-			continue
-		}
-		if err := s.tables.Networks.Delete(networkKey(p)); err != nil {
-			errs = append(errs, fmt.Errorf("ServiceCIDR %s: %w", p, err))
-			continue
-		}
-		delete(s.networks.applied, p)
-	}
-	s.networks.err = errors.Join(errs...)
 }
 
 func tableKey(k service.FrontendKey) datapath.FrontendKey {
@@ -347,8 +350,4 @@ func tableKey(k service.FrontendKey) datapath.FrontendKey {
 		Port:     datapath.NetworkOrder(k.Port),
 		Protocol: uint8(k.Protocol),
 	}
-}
-
-func networkKey(p netip.Prefix) datapath.NetworkKey {
-	return datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Masked().Addr())}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -83,4 +84,44 @@ func loopbackUp() error {
 	}
 	request.SetUint16(unix.IFF_UP)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
+
+func TestChoose(t *testing.T) {
+	able := func(end bool) (finder, error) { return &world{takes: map[bool]time.Duration{true: 1}[end]}, nil }
+	never := func(bool) (finder, error) { return nil, errors.New("no iterators") }
+	onlyTold := func(end bool) (finder, error) {
+		if end {
+			return never(end)
+		}
+		return able(end)
+	}
+	for _, c := range []struct {
+		asked  Method
+		canEnd bool
+		open   opener
+		want   Method
+		fails  bool
+	}{
+		{Auto, true, able, Iterator, false},
+		{Auto, false, able, Netlink, false},
+		{Auto, true, onlyTold, Netlink, false},
+		{Auto, true, never, Off, true},
+		{Iterator, true, able, Iterator, false},
+		{Iterator, false, able, Off, true},
+		{Iterator, true, onlyTold, Off, true},
+		{Netlink, true, able, Netlink, false},
+		{Netlink, true, never, Off, true},
+		{Off, true, able, Off, false},
+	} {
+		method, f, why, err := choose(c.asked, c.canEnd, c.open)
+		if method != c.want || (err != nil) != c.fails || why == "" {
+			t.Errorf("%s of a kernel that can end sockets %t: %s, %q, %v; want %s", c.asked, c.canEnd, method, why, err, c.want)
+		}
+		if f != nil && (f.(*world).takes == 1) != (method == Iterator) {
+			t.Errorf("%s: the finder ends sockets by itself, which is not for %s", c.asked, method)
+		}
+		if (f == nil) != (method == Off) {
+			t.Errorf("%s: finder %v for %s", c.asked, f, method)
+		}
+	}
 }

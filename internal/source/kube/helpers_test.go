@@ -202,6 +202,22 @@ func (r *receiver) want(changes ...string) {
 	}
 }
 
+// wantNothing checks that no event waits.
+func (r *receiver) wantNothing(when string) {
+	r.t.Helper()
+	select {
+	case ev := <-r.events:
+		r.t.Fatalf("an event %s: %+v", when, ev)
+	default:
+	}
+}
+
+// untilWhole takes events until all of world is there, without a problem.
+func (r *receiver) untilWhole() {
+	r.t.Helper()
+	r.until("all of it", func() bool { return len(r.objects) == len(allOfWorld) && len(r.last.Problems) == 0 })
+}
+
 // until takes events until ok holds.
 func (r *receiver) until(what string, ok func() bool) {
 	r.t.Helper()

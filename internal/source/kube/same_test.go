@@ -83,7 +83,7 @@ func fullService() *corev1.Service {
 	s := svc("full", "10.96.0.77")
 	s.CreationTimestamp = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	s.UID = types.UID("0c4e7e0e-7a0e-4a2a-9c6f-0d1c2b3a4f5e")
-	s.Annotations = map[string]string{"long": "and not read"}
+	s.Annotations = map[string]string{"long": "and not read", service.AnnotationHealthCheck: "https", service.AnnotationHealthCheckPort: "9000"}
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, "fd00:96::77")
 	s.Spec.IPFamilies = append(s.Spec.IPFamilies, corev1.IPv6Protocol)

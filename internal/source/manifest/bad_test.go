@@ -115,6 +115,8 @@ func TestBadInputs(t *testing.T) {
 			[]string{"1: RuntimeClass a: handler: missing; write the name by which the nodes' container runtimes know it"}},
 		{"shortcut neither on nor off", "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n  annotations:\n    beeline.io/socket-shortcut: disabled\n",
 			[]string{`6: warning: Namespace a: metadata.annotations[beeline.io/socket-shortcut]: "disabled": want "on" or "off"; ignored`}},
+		{"health check", "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    beeline.io/health-check: http\n    beeline.io/health-check-path: x\nspec:\n  clusterIP: 10.96.0.10\n  ports: [{port: 80}]\n",
+			[]string{`7: warning: Service default/a: metadata.annotations[beeline.io/health-check-path]: "x": write a path such as /healthz, with a slash at its beginning`}},
 		{"shortcut without quotes", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  annotations:\n    beeline.io/socket-shortcut: off\n",
 			[]string{`6: Pod default/a: metadata.annotations[beeline.io/socket-shortcut]: want a text, have the boolean off; write it in quotes`}},
 		{"the ClusterIP of another", web + "---\n" + named("second", "10.96.0.10"),

@@ -33,6 +33,7 @@ func defaultService(c *complaints, in *corev1.Service) {
 
 func checkService(c *complaints, in *corev1.Service) {
 	spec := &in.Spec
+	checkHealth(c, in.Annotations)
 	switch spec.Type {
 	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
 	case corev1.ServiceTypeExternalName:
@@ -47,6 +48,15 @@ func checkService(c *complaints, in *corev1.Service) {
 		if strings.TrimSpace(ip) == "" {
 			c.errorf(fmt.Sprintf("spec.externalIPs[%d]", i), "empty; write an address, or remove it")
 		}
+	}
+}
+
+// checkHealth warns only, as checkShortcut does: a slip in how a Service is watched
+// does not take away what it serves.
+func checkHealth(c *complaints, annotations map[string]string) {
+	_, errs := service.ParseHealthCheck(annotations)
+	for _, e := range errs {
+		c.warnf("metadata.annotations["+e.Annotation+"]", "%s", e.Reason)
 	}
 }
 

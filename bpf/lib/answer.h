@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets that answer a packet: TCP RST, and ICMP errors. The packet becomes its own
+ * answer and goes back by the way it came. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "packet.h"
+
+#define ANSWER_HOPS 64
+
+/* How many ICMP errors a CPU sends in a second, and at once. 0 in a second: as many as
+ * there are. Set by the loader. */
+const volatile __u32 icmp_per_second = 1000;
+const volatile __u32 icmp_burst = 50;
+
+/* linux/icmp.h needs a C library's headers for the target. The first 8 octets of
+ * ICMP and ICMPv6 messages (RFC 792, RFC 4443 section 2.1). */
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__sum16 checksum;
+	__be32 rest;
+};
+
+/* The errors that are sent. */
+enum icmp_error {
+	ICMP_PORT_UNREACHABLE,
+	ICMP_HOST_UNREACHABLE, /* IPv6: address unreachable */
+	ICMP_TIME_EXCEEDED,
+	ICMP_TOO_BIG, /* IPv4: fragmentation needed */
+};
+
+/* An error quotes as much of a packet as fits into the shortest packet that each way
+ * takes (RFC 4443 section 3.1; RFC 1812 section 4.3.2.3 for IPv4). */
+#define ICMPV6_LENGTH 1280
+#define ICMP_LENGTH   576
+
+/* bpf_csum_diff takes so many bytes at once (until Linux 6.13). */
+#define SUM_MAX	      512
+
+struct answer {
+	__u8 bytes[ICMPV6_LENGTH + SUM_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct answer);
+} answers SEC(".maps");
+
+/* When all errors sent so far would have been sent if they had kept to the rate:
+ * nanoseconds, CLOCK_MONOTONIC. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} icmp_sent SEC(".maps");
+
+/* What became of an answer. */
+enum answered {
+	ANSWERED,
+	ANSWER_FAILED,	/* the packet may be half changed */
+	ANSWER_NOT_DUE, /* there have been too many */
+	ANSWER_NO_ROOM, /* the packet is unchanged, for it cannot be made longer */
+};
+
+static __always_inline __sum16 checksum_of(__s64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* The header of an answer. Returns the sum of the pseudo header (RFC 9293 section 3.1,
+ * RFC 8200 section 8.1). A whole datagram needs no identification (RFC 6864). */
+static __always_inline __s64 answer_v4(const struct packet *p, void *at,
+				       const struct address *source, __u8 protocol, __u32 length)
+{
+	__be32 rest[2] = {bpf_htonl(length), bpf_htonl(protocol)};
+	struct iphdr *ip = at;
+
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tot_len = bpf_htons(sizeof(*ip) + length);
+	ip->frag_off = bpf_htons(IP_DONT_FRAGMENT);
+	ip->ttl = ANSWER_HOPS;
+	ip->protocol = protocol;
+	ip->saddr = address_to_v4(source);
+	ip->daddr = address_to_v4(&p->tuple.source);
+	ip->check = checksum_of(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0));
+	return bpf_csum_diff(0, 0, rest, sizeof(rest),
+			     bpf_csum_diff(0, 0, (__be32 *)&ip->saddr, 8, 0));
+}
+
+static __always_inline __s64 answer_v6(const struct packet *p, void *at,
+				       const struct address *source, __u8 protocol, __u32 length)
+{
+	__be32 rest[2] = {bpf_htonl(length), bpf_htonl(protocol)};
+	struct ipv6hdr *ip = at;
+
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 6;
+	ip->payload_len = bpf_htons(length);
+	ip->hop_limit = ANSWER_HOPS;
+	ip->nexthdr = protocol;
+	__builtin_memcpy(&ip->saddr, source, sizeof(struct address));
+	__builtin_memcpy(&ip->daddr, &p->tuple.source, sizeof(struct address));
+	return bpf_csum_diff(0, 0, rest, sizeof(rest),
+			     bpf_csum_diff(0, 0, (__be32 *)&ip->saddr, 32, 0));
+}
+
+/* The header in the packet's own family. Returns as these do. */
+static __always_inline __s64 answer_header(const struct packet *p, struct answer *answer,
+					   const struct address *source, __u8 protocol,
+					   __u32 length)
+{
+	if (p->is_v6)
+		return answer_v6(p, answer->bytes, source, protocol, length);
+	return answer_v4(p, answer->bytes, source, protocol, length);
+}
+
+/* Puts what has been built in place of the packet. `p` is that, or one that it quotes. */
+static __always_inline enum answered answer_send(struct context *ctx, const struct packet *p,
+						 const struct answer *answer, __u32 length)
+{
+	struct ethhdr eth;
+	__u8 mac[ETH_ALEN];
+
+	if (packet_load(ctx, 0, &eth, sizeof(eth)))
+		return ANSWER_FAILED;
+	__builtin_memcpy(mac, eth.h_dest, ETH_ALEN);
+	__builtin_memcpy(eth.h_dest, eth.h_source, ETH_ALEN);
+	__builtin_memcpy(eth.h_source, mac, ETH_ALEN);
+	if (length > ICMPV6_LENGTH)
+		return ANSWER_FAILED;
+	if (packet_resize(ctx, p, sizeof(eth) + length))
+		return ANSWER_NO_ROOM;
+	if (packet_store(ctx, sizeof(eth), answer, length_between(length, 28, ICMPV6_LENGTH)) ||
+	    packet_store(ctx, 0, &eth, sizeof(eth)))
+		return ANSWER_FAILED;
+	return ANSWERED;
+}
+
+/* RFC 9293 section 3.10.7.1. */
+static __always_inline enum answered answer_reset(struct context *ctx, const struct packet *p)
+{
+	__u32 ip_length = p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), zero = 0;
+	struct answer *answer = bpf_map_lookup_elem(&answers, &zero);
+	struct tcphdr asked, *tcp;
+	__u32 payload;
+	__s64 pseudo;
+
+	if (!answer || packet_load(ctx, p->l4, &asked, sizeof(asked)))
+		return ANSWER_FAILED;
+	payload = p->length - (p->l4 - p->l3) - asked.doff * 4;
+	tcp = (void *)(p->is_v6 ? answer->bytes + sizeof(struct ipv6hdr)
+				: answer->bytes + sizeof(struct iphdr));
+	__builtin_memset(tcp, 0, sizeof(*tcp));
+	tcp->source = asked.dest;
+	tcp->dest = asked.source;
+	tcp->doff = sizeof(*tcp) / 4;
+	tcp->rst = 1;
+	if (asked.ack) {
+		tcp->seq = asked.ack_seq;
+	} else {
+		tcp->ack = 1;
+		tcp->ack_seq = bpf_htonl(bpf_ntohl(asked.seq) + asked.syn + asked.fin + payload);
+	}
+	pseudo = answer_header(p, answer, &p->tuple.destination, IPPROTO_TCP, sizeof(*tcp));
+	tcp->check = checksum_of(bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), pseudo));
+	return answer_send(ctx, p, answer, ip_length + sizeof(*tcp));
+}
+
+/* Whether one more error keeps to the rate (a bucket of icmp_burst tokens). No other
+ * packet is worked on meanwhile on the same CPU. */
+static __always_inline int icmp_due(void)
+{
+	__u64 now = bpf_ktime_get_ns(), each;
+	__u32 zero = 0;
+	__u64 *sent = bpf_map_lookup_elem(&icmp_sent, &zero);
+
+	if (!icmp_per_second)
+		return 1;
+	each = 1000000000ull / icmp_per_second;
+	if (!sent || *sent + each > now + icmp_burst * each)
+		return 0;
+	*sent = (*sent > now ? *sent : now) + each;
+	return 1;
+}
+
+static __always_inline void icmp_header_of(struct icmp_header *icmp, int is_v6,
+					   enum icmp_error error, __u32 mtu)
+{
+	__builtin_memset(icmp, 0, sizeof(*icmp));
+	switch (error) {
+	case ICMP_PORT_UNREACHABLE:
+		icmp->type = is_v6 ? 1 : 3;
+		icmp->code = is_v6 ? 4 : 3;
+		break;
+	case ICMP_HOST_UNREACHABLE:
+		icmp->type = is_v6 ? 1 : 3;
+		icmp->code = is_v6 ? 3 : 1;
+		break;
+	case ICMP_TIME_EXCEEDED:
+		icmp->type = is_v6 ? 3 : 11;
+		break;
+	case ICMP_TOO_BIG:
+		icmp->type = is_v6 ? 2 : 3;
+		icmp->code = is_v6 ? 0 : 4;
+		icmp->rest = bpf_htonl(mtu);
+		break;
+	}
+}
+
+/* The sum of a message in a buffer that goes on for SUM_MAX after it. */
+static __always_inline __s64 sum_of(void *at, __u32 length, __s64 sum)
+{
+	__u32 done = 0;
+
+	/* A last piece that is no word is summed with zeros. */
+	if (length > ICMPV6_LENGTH)
+		return -1;
+	__builtin_memset(at + length_between(length, 0, ICMPV6_LENGTH), 0, sizeof(__u32));
+	for (int i = 0; i < (ICMPV6_LENGTH + SUM_MAX - 1) / SUM_MAX; i++) {
+		__u32 left = (length - done + 3) & ~3u;
+
+		if (left > SUM_MAX)
+			left = SUM_MAX;
+		if (done < length)
+			sum = bpf_csum_diff(0, 0, at + done, length_between(left, 0, SUM_MAX), sum);
+		done += SUM_MAX;
+		if (done >= length || sum < 0)
+			break;
+	}
+	return sum;
+}
+
+/* RFC 792, RFC 4443 section 3. A function of its own: there are several reasons for an
+ * error, and one way to send it. */
+static __noinline int answer_error(struct context *ctx, const struct packet *p,
+				   const struct address *source, enum icmp_error error, __u32 mtu)
+{
+	__u32 ip_length = p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), zero = 0;
+	__u32 most =
+		(p->is_v6 ? ICMPV6_LENGTH : ICMP_LENGTH) - ip_length - sizeof(struct icmp_header);
+	struct answer *answer = bpf_map_lookup_elem(&answers, &zero);
+	__u32 quoted = p->length, length;
+	struct icmp_header *icmp;
+	__s64 sum;
+
+	if (!icmp_due())
+		return ANSWER_NOT_DUE;
+	if (quoted > most)
+		quoted = most;
+	if (!answer || quoted < 28 || quoted > ICMPV6_LENGTH)
+		return ANSWER_FAILED;
+	icmp = (void *)(p->is_v6 ? answer->bytes + sizeof(struct ipv6hdr)
+				 : answer->bytes + sizeof(struct iphdr));
+	icmp_header_of(icmp, p->is_v6, error, mtu);
+	if (packet_load(ctx, p->l3, icmp + 1, length_between(quoted, 28, ICMPV6_LENGTH)))
+		return ANSWER_FAILED;
+	length = sizeof(*icmp) + quoted;
+	sum = answer_header(p, answer, source, p->is_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP, length);
+	/* Only ICMPv6 sums a pseudo header. */
+	sum = sum_of(icmp, length, p->is_v6 ? sum : 0);
+	if (sum < 0)
+		return ANSWER_FAILED;
+	icmp->checksum = checksum_of(sum);
+	return answer_send(ctx, p, answer, ip_length + length);
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the edge keeps beside the tables that the agent writes. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "edge_types.h"
+
+/* Flows of which both sides have been heard. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct tuple);
+	__type(value, struct track);
+} tracks SEC(".maps");
+
+/* The others: a flood of them displaces no established flow. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct tuple);
+	__type(value, struct track);
+} half_open SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment);
+} fragments SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct edge_device);
+} edge_devices SEC(".maps");
+
+/* Networks of those whose encapsulated packets are for backends of this node: 1. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct network_key);
+	__type(value, __u32);
+} balancers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct edge_counters);
+} edge_counts SEC(".maps");
+
+/* 1 while somebody reads `edge_events`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} edge_watched SEC(".maps");
+
+/* struct edge_event; what finds no room is not told. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} edge_events SEC(".maps");
+
+/* By service id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct service_counters);
+} service_counts SEC(".maps");
+
+/* What is added to `service_counts`, by service id. Written by the agent alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct service_traffic);
+} service_gone SEC(".maps");
+
+/* Of a dry run. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct explanation);
+} explanations SEC(".maps");
+
+static __always_inline struct explanation *explanation_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&explanations, &zero);
+}
+
+static const struct service_counters no_counts;
+
+/* Nobody else counts here meanwhile: programs of tc and XDP are not preempted by
+ * another packet on the same CPU, since bottom halves are off. */
+static __always_inline struct service_counters *counters_of(__u32 service)
+{
+	struct service_counters *counters = bpf_map_lookup_elem(&service_counts, &service);
+
+	if (counters || !service)
+		return counters;
+	bpf_map_update_elem(&service_counts, &service, &no_counts, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&service_counts, &service);
+}
+
+static __always_inline struct edge_counters *edge_counters_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&edge_counts, &zero);
+}

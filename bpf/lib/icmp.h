@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* ICMP errors about packets that have been translated: whoever sent the packet in
+ * question learns of it in his own terms (RFC 792, RFC 4443; RFC 5508 section 4 for
+ * what a translator does). */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "answer.h"
+#include "packet.h"
+#include "track.h"
+
+/* What of the quoted packet is translated: an IP header with options or a few
+ * extension headers, and the first 8 octets of layer 4. */
+#define QUOTE_MAX 128
+
+struct quote {
+	__u8 before[QUOTE_MAX];
+	__u8 after[QUOTE_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct quote);
+} quotes SEC(".maps");
+
+static __always_inline int is_icmp(const struct packet *p)
+{
+	return p->tuple.protocol == (p->is_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
+}
+
+/* Errors quote the packet that they are about; other messages do not. */
+static __always_inline int is_icmp_error(__u8 protocol, __u8 type)
+{
+	if (protocol == IPPROTO_ICMPV6)
+		return type >= 1 && type <= 4;
+	return type == 3 || type == 4 || type == 5 || type == 11 || type == 12;
+}
+
+/* Reads the quoted packet's ends. Of layer 4 there may be 8 octets and no more. Of one
+ * without ports l3 is set, all the same; of what is none it is 0. */
+static __always_inline int quote_parse(struct context *ctx, const struct packet *outer,
+				       struct packet *quoted)
+{
+	const struct icmp_header *icmp = packet_bytes(ctx, outer->l4, sizeof(*icmp));
+	const __be16 *ports;
+	enum parsed parsed;
+
+	if (!icmp || !is_icmp_error(outer->tuple.protocol, icmp->type))
+		return 0;
+	quoted->l3 = outer->l4 + sizeof(*icmp);
+	parsed = outer->is_v6 ? parse_v6(ctx, quoted) : parse_v4(ctx, quoted);
+	if (parsed == PARSED_OTHER)
+		return 0;
+	ports = packet_bytes(ctx, quoted->l4, 8);
+	if (parsed != PARSED || quoted->fragment == FRAGMENT_LATER || !ports) {
+		quoted->l3 = 0;
+		return 0;
+	}
+	quoted->tuple.source_port = ports[0];
+	quoted->tuple.destination_port = ports[1];
+	return 1;
+}
+
+/* Writes the ends that the quoted packet had before it was translated. */
+static __always_inline int quote_rewrite(const struct packet *quoted, const struct tuple *was,
+					 struct quote *quote)
+{
+	__u32 at = quoted->l4 - quoted->l3;
+	__s64 addresses;
+	__u8 *l4;
+
+	__builtin_memcpy(quote->after, quote->before, QUOTE_MAX);
+	if (quoted->is_v6) {
+		struct ipv6hdr *ip = (void *)quote->after;
+
+		__builtin_memcpy(&ip->saddr, &was->source, sizeof(struct address));
+		__builtin_memcpy(&ip->daddr, &was->destination, sizeof(struct address));
+	} else {
+		struct iphdr *ip = (void *)quote->after;
+
+		addresses = bpf_csum_diff((__be32 *)&quoted->tuple.source, 32,
+					  (__be32 *)&was->source, 32, 0);
+		if (addresses < 0)
+			return -1;
+		ip->saddr = address_to_v4(&was->source);
+		ip->daddr = address_to_v4(&was->destination);
+		ip->check = checksum_plus(ip->check, addresses);
+	}
+	if (at > QUOTE_MAX - 8)
+		return -1;
+	l4 = quote->after + length_between(at, 0, QUOTE_MAX - 8);
+	__builtin_memcpy(l4, &was->source_port, 4);
+	if (quoted->tuple.protocol == IPPROTO_UDP) {
+		__sum16 *check = (void *)(l4 + offsetof(struct udphdr, check));
+		__s64 all = bpf_csum_diff((__be32 *)&quoted->tuple, 36, (__be32 *)was, 36, 0);
+
+		if (*check && all >= 0)
+			*check = checksum_plus(*check, all);
+	}
+	return 0;
+}
+
+/* Translates an error. `key` is the tuple of the direction that the error goes in,
+ * `track` its record. On error the packet is not to leave: it may be half changed. */
+static __always_inline int icmp_translate(struct context *ctx, struct workspace *w,
+					  const struct tuple *key, const struct track *track)
+{
+	struct packet *outer = &w->packet;
+	__u32 length = w->quoted.l4 - w->quoted.l3 + 8, zero = 0;
+	struct quote *quote = bpf_map_lookup_elem(&quotes, &zero);
+	struct tuple was;
+	__s64 sum;
+
+	if (!quote || length < 28 || length > QUOTE_MAX)
+		return -1;
+	__builtin_memset(quote->before, 0, QUOTE_MAX);
+	if (packet_load(ctx, w->quoted.l3, quote->before, length_between(length, 28, QUOTE_MAX)))
+		return -1;
+	tuple_reverse(&track->becomes, &was);
+	if (quote_rewrite(&w->quoted, &was, quote))
+		return -1;
+	sum = bpf_csum_diff((__be32 *)quote->before, QUOTE_MAX, (__be32 *)quote->after, QUOTE_MAX,
+			    0);
+	w->to = outer->tuple;
+	w->to.destination = track->becomes.destination;
+	/* Whoever reported it is a stranger to the other side where addresses of both
+	 * ends change; and the backend speaks as the Service. */
+	if (!(track->flags & TRACK_LOCAL) || address_equal(&outer->tuple.source, &key->source))
+		w->to.source = track->becomes.source;
+	if (sum < 0 ||
+	    packet_store(ctx, w->quoted.l3, quote->after, length_between(length, 28, QUOTE_MAX)) ||
+	    packet_checksum(ctx, outer->l4 + offsetof(struct icmp_header, checksum), sum))
+		return -1;
+	if (!outer->is_v6)
+		return 0;
+	sum = bpf_csum_diff((__be32 *)&outer->tuple.source, 32, (__be32 *)&w->to.source, 32, 0);
+	return packet_checksum(ctx, outer->l4 + offsetof(struct icmp_header, checksum), sum);
+}

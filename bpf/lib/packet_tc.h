@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets as tc has them: in pieces, perhaps with a checksum that a device is yet
+ * to make. Only the kernel knows, so headers are changed by its helpers. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_packet.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#define context __sk_buff
+#define IS_XDP	0
+
+#include "headers.h"
+
+/* BPF_F_PSEUDO_HDR for IPv6: with BPF_F_IPV6, where the kernel has it (Linux
+ * 6.16). Set by the loader. */
+const volatile __u64 pseudo_header_v6 = BPF_F_PSEUDO_HDR;
+
+static __always_inline const void *linear_bytes(struct __sk_buff *ctx, __u32 offset, __u32 length)
+{
+	void *data = PACKET_POINTER(ctx, data), *end = PACKET_POINTER(ctx, data_end);
+
+	/* Compared here, whatever the compiler knows of it: the verifier of Linux 6.1 forgets
+	 * the bounds of what has been on the stack. */
+	barrier_var(offset);
+	if (offset > HEADERS_END)
+		return 0;
+	data += offset;
+	return data + length <= end ? data : 0;
+}
+
+static __always_inline const void *packet_bytes(struct __sk_buff *ctx, __u32 offset, __u32 length)
+{
+	const void *bytes = linear_bytes(ctx, offset, length);
+
+	if (bytes || offset > HEADERS_END || offset + length > ctx->len)
+		return bytes;
+	if (bpf_skb_pull_data(ctx, offset + length))
+		return 0;
+	return linear_bytes(ctx, offset, length);
+}
+
+static __always_inline __u32 packet_length(const struct __sk_buff *ctx)
+{
+	return ctx->len;
+}
+
+static __always_inline int packet_reaches(const struct __sk_buff *ctx, __u32 end)
+{
+	return end <= packet_length(ctx);
+}
+
+static __always_inline __u32 packet_segment(const struct __sk_buff *ctx)
+{
+	return ctx->gso_size;
+}
+
+static __always_inline int packet_tagged(const struct __sk_buff *ctx)
+{
+	return ctx->vlan_present;
+}
+
+static __always_inline int packet_load(struct __sk_buff *ctx, __u32 offset, void *to, __u32 length)
+{
+	return bpf_skb_load_bytes(ctx, offset, to, length);
+}
+
+#include "packet.h"
+
+static __always_inline int packet_ours(const struct __sk_buff *ctx, struct own_mac *own)
+{
+	return ctx->pkt_type == PACKET_HOST;
+}
+
+static __always_inline int translate_ports(struct __sk_buff *ctx, const struct packet *p,
+					   const struct tuple *to, __u32 addresses)
+{
+	__u32 at = checksum_offset(p);
+	__u64 zero = p->tuple.protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u64 pseudo = p->is_v6 ? pseudo_header_v6 : BPF_F_PSEUDO_HDR;
+	__be32 before, after;
+
+	__builtin_memcpy(&before, &p->tuple.source_port, 4);
+	__builtin_memcpy(&after, &to->source_port, 4);
+	if (bpf_l4_csum_replace(ctx, at, 0, addresses, pseudo | zero) ||
+	    bpf_l4_csum_replace(ctx, at, before, after, sizeof(after) | zero))
+		return -1;
+	return bpf_skb_store_bytes(ctx, p->l4, &after, sizeof(after), 0);
+}
+
+/* Gives the packet other ends, and takes hops off. On error it is not to leave: it may
+ * be half changed. */
+static __always_inline int packet_translate(struct __sk_buff *ctx, const struct packet *p,
+					    const struct tuple *to, int hops)
+{
+	__u32 addresses = checksum_difference(&p->tuple.source, &to->source, 8, 0);
+	/* A device may have summed the packet up. That stays right where a checksum in the
+	 * packet changes with it; nothing in an IPv6 header makes up for the header. */
+	__u64 no_checksum =
+		!ports_change(p) && has_ports(p->tuple.protocol) ? BPF_F_RECOMPUTE_CSUM : 0;
+	__u8 left = p->hops - hops;
+	__be32 v4[2];
+
+	if (ports_change(p) && translate_ports(ctx, p, to, addresses))
+		return -1;
+	if (p->is_v6)
+		return bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, saddr),
+					   &to->source, 2 * sizeof(struct address), no_checksum) ||
+		       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left,
+					   sizeof(left), BPF_F_RECOMPUTE_CSUM);
+	v4[0] = address_to_v4(&to->source);
+	v4[1] = address_to_v4(&to->destination);
+	return bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), 0, addresses, 0) ||
+	       bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check),
+				   bpf_htons(p->hops << 8), bpf_htons(left << 8), 2) ||
+	       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, saddr), v4, sizeof(v4), 0) ||
+	       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, ttl), &left, sizeof(left),
+				   0);
+}
+
+/* Makes room for what takes the packet's place. Its sender may have left the checksum
+ * to the device, which would make it of other bytes then: the kernel forgets that as it
+ * takes more away after the bytes that were to be summed. */
+static __always_inline int packet_resize(struct __sk_buff *ctx, const struct packet *p,
+					 __u32 length)
+{
+	__s32 away = p->l4 + 1;
+
+	return bpf_skb_change_tail(ctx, length + away + 1, 0) ||
+	       bpf_skb_adjust_room(ctx, -away, BPF_ADJ_ROOM_MAC, 0) ||
+	       bpf_skb_adjust_room(ctx, -1, BPF_ADJ_ROOM_MAC, 0);
+}
+
+static __always_inline int packet_trim(struct __sk_buff *ctx, __u32 length)
+{
+	return bpf_skb_change_tail(ctx, length, 0);
+}
+
+static __always_inline int packet_store(struct __sk_buff *ctx, __u32 offset, const void *from,
+					__u32 length)
+{
+	return bpf_skb_store_bytes(ctx, offset, from, length, 0);
+}
+
+/* FIXED_GSO: the segments that GRO has put together keep their length. */
+static __always_inline int packet_cut(struct __sk_buff *ctx, __u32 kept, __u32 length)
+{
+	__u32 mode = kept == sizeof(struct ethhdr) ? BPF_ADJ_ROOM_MAC : BPF_ADJ_ROOM_NET;
+
+	return bpf_skb_adjust_room(ctx, -(__s32)length, mode, BPF_F_ADJ_ROOM_FIXED_GSO);
+}
+
+/* Adds a difference to a checksum in the packet. */
+static __always_inline int packet_checksum(struct __sk_buff *ctx, __u32 offset, __s64 difference)
+{
+	return difference < 0 ? -1 : bpf_l4_csum_replace(ctx, offset, 0, difference, 0);
+}
+
+static __always_inline int packet_put(struct __sk_buff *ctx, __u32 offset, const void *from,
+				      __u32 length)
+{
+	return bpf_skb_store_bytes(ctx, offset, from, length, BPF_F_RECOMPUTE_CSUM);
+}
+
+static __always_inline __be32 packet_age(struct __sk_buff *ctx, const struct packet *p)
+{
+	__u8 left = p->hops - 1;
+	struct iphdr ip;
+	__be32 word;
+
+	if (packet_load(ctx, p->l3, &ip, sizeof(ip)))
+		return 0;
+	if (p->is_v6 && packet_put(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left, 1))
+		return 0;
+	if (!p->is_v6) {
+		ip.ttl = left;
+		ip.check = checksum_plus(ip.check, (__u16)~bpf_htons(0x0100));
+		if (packet_store(ctx, p->l3, &ip, sizeof(ip)))
+			return 0;
+	}
+	__builtin_memcpy(&word, &ip, sizeof(word));
+	return word;
+}
+
+/* The segments of what has been put together stay as long as they are: that they fit is
+ * known. */
+static __always_inline void *packet_push(struct __sk_buff *ctx, void *buffer, __u32 length,
+					 enum room_kind kind)
+{
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+
+	flags |= kind & ROOM_IPV6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
+	if (kind & ROOM_UDP)
+		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
+	return bpf_skb_adjust_room(ctx, length, BPF_ADJ_ROOM_MAC, flags) ? 0 : buffer;
+}
+
+static __always_inline int packet_pushed(struct __sk_buff *ctx, const void *at, __u32 length)
+{
+	return packet_put(ctx, sizeof(struct ethhdr), at, length);
+}
+
+/* The header is that of the packet's family, without options. */
+static __always_inline int packet_insert(struct __sk_buff *ctx, void *buffer, __u32 header,
+					 __u32 length)
+{
+	return bpf_skb_adjust_room(ctx, length, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO);
+}
+
+static __always_inline __u32 packet_device(const struct __sk_buff *ctx)
+{
+	return ctx->ifindex;
+}
+
+static __always_inline int packet_pass(struct __sk_buff *ctx)
+{
+	return TC_ACT_UNSPEC; /* whoever comes next */
+}
+
+static __always_inline int packet_drop(struct __sk_buff *ctx)
+{
+	return TC_ACT_SHOT;
+}
+
+/* Back to where it came from; the MAC addresses are already right. */
+static __always_inline int packet_bounce(struct __sk_buff *ctx)
+{
+	return bpf_redirect(ctx->ifindex, 0);
+}
+
+/* In by the device that it was about to leave by: to the node itself, or to what is
+ * behind it. The MAC addresses are already right. */
+static __always_inline int packet_return(struct __sk_buff *ctx)
+{
+	return bpf_redirect(ctx->ifindex, BPF_F_INGRESS);
+}
+
+/* The same of a packet whose MAC addresses are those of its way out. */
+static __always_inline int packet_turn_in(struct __sk_buff *ctx)
+{
+	__u8 own[ETH_ALEN];
+
+	if (bpf_skb_load_bytes(ctx, offsetof(struct ethhdr, h_source), own, sizeof(own)) ||
+	    bpf_skb_store_bytes(ctx, offsetof(struct ethhdr, h_dest), own, sizeof(own), 0))
+		return TC_ACT_SHOT;
+	return packet_return(ctx);
+}
+
+/* Has egress know that it is this node which has put something around the packet. */
+static __always_inline void packet_vouch(struct __sk_buff *ctx)
+{
+	ctx->mark = MARK_ENCAPSULATED;
+}
+
+/* Out of a device, to the next hop that the kernel finds. */
+static __always_inline int packet_forward(struct __sk_buff *ctx, __u32 device,
+					  const struct bpf_fib_lookup *fib)
+{
+	return bpf_redirect_neigh(device, 0, 0, 0);
+}

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets as XDP has them: before the stack, whole, with all checksums. Of a packet in
+ * several pieces the headers are in the first. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define context	 xdp_md
+#define EDGE_XDP 1
+#define IS_XDP	 1
+
+#include <linux/if_ether.h>
+
+#include "edge_tables.h"
+#include "headers.h"
+
+static __always_inline void *packet_at(struct xdp_md *ctx, __u32 offset, __u32 length)
+{
+	void *data = PACKET_POINTER(ctx, data), *end = PACKET_POINTER(ctx, data_end);
+
+	barrier_var(offset); /* as in packet_tc.h */
+	if (offset > HEADERS_END)
+		return 0;
+	data += offset;
+	return data + length <= end ? data : 0;
+}
+
+static __always_inline const void *packet_bytes(struct xdp_md *ctx, __u32 offset, __u32 length)
+{
+	return packet_at(ctx, offset, length);
+}
+
+static __always_inline __u32 packet_length(struct xdp_md *ctx)
+{
+	return bpf_xdp_get_buff_len(ctx);
+}
+
+/* Whether the packet goes so far. Nearly always what comes first of it does. */
+static __always_inline int packet_reaches(struct xdp_md *ctx, __u32 end)
+{
+	void *data = PACKET_POINTER(ctx, data), *last = PACKET_POINTER(ctx, data_end);
+
+	barrier_var(end); /* as in packet_tc.h */
+	return (end <= 0xffff && data + end <= last) || end <= packet_length(ctx);
+}
+
+static __always_inline __u32 packet_segment(const struct xdp_md *ctx)
+{
+	return 0;
+}
+
+static __always_inline int packet_tagged(const struct xdp_md *ctx)
+{
+	return 0; /* the tag is in the packet still */
+}
+
+static __always_inline int packet_load(struct xdp_md *ctx, __u32 offset, void *to, __u32 length)
+{
+	return bpf_xdp_load_bytes(ctx, offset, to, length);
+}
+
+#include "packet.h"
+
+static __always_inline int mac_equal(const struct ethhdr *eth, const __u8 *mac)
+{
+	return !__builtin_memcmp(eth->h_dest, mac, ETH_ALEN);
+}
+
+/* A device may hear frames that are for others. Only the first frame after one of
+ * another device, or for another address, is looked up. */
+static __always_inline int packet_ours(struct xdp_md *ctx, struct own_mac *own)
+{
+	const struct ethhdr *eth = packet_at(ctx, 0, sizeof(*eth));
+	__u32 device = ctx->ingress_ifindex;
+	const struct edge_device *known;
+
+	if (!eth)
+		return 0;
+	if (own->device == device && mac_equal(eth, own->mac))
+		return 1;
+	known = bpf_map_lookup_elem(&edge_devices, &device);
+	if (!known || !mac_equal(eth, known->mac))
+		return 0;
+	own->device = device;
+	__builtin_memcpy(own->mac, known->mac, ETH_ALEN);
+	return 1;
+}
+
+static __always_inline int translate_ports(struct xdp_md *ctx, const struct packet *p,
+					   const struct tuple *to, __u32 addresses)
+{
+	__u32 at = checksum_offset(p);
+	__u32 all = checksum_difference(&p->tuple.source_port, &to->source_port, 1, addresses);
+	__be32 *ports = packet_at(ctx, p->l4, 4);
+	__sum16 *check = packet_at(ctx, at, 2);
+
+	if (!ports || !check)
+		return -1;
+	__builtin_memcpy(ports, &to->source_port, 4);
+	if (p->tuple.protocol == IPPROTO_UDP && !*check)
+		return 0; /* IPv4: the sender has made none (RFC 768) */
+	*check = checksum_plus(*check, all);
+	if (p->tuple.protocol == IPPROTO_UDP && !*check)
+		*check = 0xffff;
+	return 0;
+}
+
+/* Gives the packet other ends, and takes hops off. On error it is not to leave: it may
+ * be half changed. */
+static __always_inline int packet_translate(struct xdp_md *ctx, const struct packet *p,
+					    const struct tuple *to, int hops)
+{
+	__u8 left = p->hops - hops;
+	__u32 addresses = checksum_difference(&p->tuple.source, &to->source, 8, 0);
+
+	if (ports_change(p) && translate_ports(ctx, p, to, addresses))
+		return -1;
+	if (p->is_v6) {
+		struct ipv6hdr *ip = packet_at(ctx, p->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		__builtin_memcpy(&ip->saddr, &to->source, sizeof(struct address));
+		__builtin_memcpy(&ip->daddr, &to->destination, sizeof(struct address));
+		ip->hop_limit = left;
+	} else {
+		struct iphdr *ip = packet_at(ctx, p->l3, sizeof(*ip));
+
+		if (!ip)
+			return -1;
+		ip->saddr = address_to_v4(&to->source);
+		ip->daddr = address_to_v4(&to->destination);
+		ip->ttl = left;
+		/* The TTL is the high byte of a word. */
+		ip->check = checksum_plus(
+			ip->check, (__u64)addresses + (hops ? (__u16)~bpf_htons(p->hops << 8) +
+								       bpf_htons(left << 8)
+							    : 0));
+	}
+	return 0;
+}
+
+/* Since Linux 6.13 a program that does this replaces only what does it, too, which the
+ * dispatchers of libxdp do from 2025 on. One that may come into an older one leaves it
+ * to tc. */
+static __always_inline int packet_resize(struct xdp_md *ctx, const struct packet *p, __u32 length)
+{
+#ifdef FIXED_SIZE
+	return -1;
+#else
+	return bpf_xdp_adjust_tail(ctx, (int)length - (int)packet_length(ctx));
+#endif
+}
+
+/* As above. What is behind a packet harms nobody; the pieces that tc makes have it, and those
+ * do not come to a driver. */
+static __always_inline int packet_trim(struct xdp_md *ctx, __u32 length)
+{
+#ifdef FIXED_SIZE
+	return 0;
+#else
+	return bpf_xdp_adjust_tail(ctx, (int)length - (int)packet_length(ctx));
+#endif
+}
+
+static __always_inline int packet_store(struct xdp_md *ctx, __u32 offset, const void *from,
+					__u32 length)
+{
+	return bpf_xdp_store_bytes(ctx, offset, (void *)from, length);
+}
+
+/* The bytes that are kept move behind those that go: a frame grows shorter at its ends
+ * alone. */
+static __always_inline int packet_cut(struct xdp_md *ctx, __u32 kept, __u32 length)
+{
+#ifdef FIXED_SIZE /* as above */
+	return -1;
+#else
+	__u8 head[sizeof(struct ethhdr) + sizeof(struct ipv6hdr)];
+
+	return packet_load(ctx, 0, head, kept) || bpf_xdp_adjust_head(ctx, (int)length) ||
+	       packet_store(ctx, 0, head, kept);
+#endif
+}
+
+/* Adds a difference to a checksum in the packet. */
+static __always_inline int packet_checksum(struct xdp_md *ctx, __u32 offset, __s64 difference)
+{
+	__sum16 *check = packet_at(ctx, offset, sizeof(*check));
+
+	if (!check || difference < 0)
+		return -1;
+	*check = checksum_plus(*check, difference);
+	return 0;
+}
+
+static __always_inline __be32 packet_age(struct xdp_md *ctx, const struct packet *p)
+{
+	struct ipv6hdr *ip6;
+	struct iphdr *ip;
+
+	if (p->is_v6) {
+		ip6 = packet_at(ctx, sizeof(struct ethhdr), sizeof(*ip6));
+		if (!ip6)
+			return 0;
+		ip6->hop_limit = p->hops - 1;
+		return *(__be32 *)ip6;
+	}
+	ip = packet_at(ctx, sizeof(struct ethhdr), sizeof(*ip));
+	if (!ip)
+		return 0;
+	ip->ttl = p->hops - 1;
+	ip->check = checksum_plus(ip->check, (__u16)~bpf_htons(0x0100));
+	return *(__be32 *)ip;
+}
+
+/* As with packet_resize. */
+#ifdef FIXED_SIZE
+#define FIXED_HEAD 1
+#else
+#define FIXED_HEAD 0
+#endif
+
+static __always_inline int packet_lengthen(struct xdp_md *ctx, __u32 length)
+{
+#ifdef FIXED_SIZE
+	return -1;
+#else
+	return bpf_xdp_adjust_head(ctx, -(int)length);
+#endif
+}
+
+/* MAC addresses are written as the packet leaves. */
+static __always_inline void *packet_push(struct xdp_md *ctx, void *buffer, __u32 length,
+					 enum room_kind kind)
+{
+	struct ethhdr *eth;
+
+	if (packet_lengthen(ctx, length))
+		return 0;
+	eth = packet_at(ctx, 0, sizeof(*eth) + length);
+	if (!eth)
+		return 0;
+	eth->h_proto = kind & ROOM_IPV6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	return eth + 1;
+}
+
+static __always_inline int packet_pushed(struct xdp_md *ctx, const void *at, __u32 length)
+{
+	return 0;
+}
+
+static __always_inline int packet_put(struct xdp_md *ctx, __u32 offset, const void *from,
+				      __u32 length)
+{
+	return packet_store(ctx, offset, from, length);
+}
+
+static __always_inline int packet_insert(struct xdp_md *ctx, void *buffer, __u32 header,
+					 __u32 length)
+{
+	return packet_load(ctx, 0, buffer, sizeof(struct ethhdr) + header) ||
+	       packet_lengthen(ctx, length) ||
+	       packet_store(ctx, 0, buffer, sizeof(struct ethhdr) + header);
+}
+
+static __always_inline __u32 packet_device(const struct xdp_md *ctx)
+{
+	return ctx->ingress_ifindex;
+}
+
+static __always_inline int packet_pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+static __always_inline int packet_drop(struct xdp_md *ctx)
+{
+	return XDP_DROP;
+}
+
+/* Back to where it came from; the MAC addresses are already right. */
+static __always_inline int packet_bounce(struct xdp_md *ctx)
+{
+	return XDP_TX;
+}
+
+/* XDP sees nothing that leaves. */
+static __always_inline int packet_return(struct xdp_md *ctx)
+{
+	return XDP_DROP;
+}
+
+/* XDP's packets do not come to egress. */
+static __always_inline void packet_vouch(struct xdp_md *ctx)
+{
+}
+
+/* Out of a device, to the next hop that the route gives. */
+static __always_inline int packet_forward(struct xdp_md *ctx, __u32 device,
+					  const struct bpf_fib_lookup *fib)
+{
+	struct ethhdr *eth = packet_at(ctx, 0, sizeof(*eth));
+
+	if (!eth)
+		return XDP_DROP;
+	__builtin_memcpy(eth->h_dest, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
+	return device == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(device, 0);
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets that need no record of their flow (just enough tracking): those of clients outside
+ * for a frontend with FRONTEND_UNTRACKED, while their slot of its table is not contested. Every
+ * packet of such a slot goes to the slot's backend, and always has. docs/architecture.md says
+ * when a slot is contested; internal/history decides it. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "client.h"
+#include "direct.h"
+#include "frontend.h"
+#include "past.h"
+#include "select.h"
+#include "tell.h"
+#include "track.h"
+#include "workspace.h"
+
+static __always_inline int some_untracked(void)
+{
+	__u32 zero = 0;
+	__u32 *some = bpf_map_lookup_elem(&untracked_frontends, &zero);
+
+	return some && *some;
+}
+
+/* Whether a packet needs a record after all. Of UDP there is nothing to keep together (its
+ * Service is annotated so): what flows have records from before goes by these, and no flow
+ * gets another one. */
+static __always_inline int needs_record(const struct workspace *w, const struct frontend *frontend,
+					__u32 hash)
+{
+	int half;
+
+	if (!past_contested(frontend, hash))
+		return 0;
+	return w->packet.tuple.protocol != IPPROTO_UDP || track_find(&w->packet.tuple, hash, &half);
+}
+
+/* The id of the backend of a packet that needs no record; 0: it may need one, or meet something
+ * else than a backend of another node. */
+static __always_inline __u32 untracked_backend(const struct workspace *w,
+					       const struct frontend *frontend, __u32 hash)
+{
+	const struct decision *decision = &frontend->decisions[FROM_OUTSIDE];
+	const struct tuple *asked = &w->packet.tuple;
+	struct backend *backend;
+	__u32 id;
+
+	if (!(frontend->flags & FRONTEND_UNTRACKED) || !decision->count ||
+	    needs_record(w, frontend, hash))
+		return 0;
+	id = slot_backend(decision->first + chosen_slot(decision, hash));
+	backend = backend_lookup(id);
+	if (!backend || backend->local ||
+	    (asked->protocol == IPPROTO_SCTP && backend->port != asked->destination_port) ||
+	    (frontend->source_set && !source_admitted(frontend->source_set, &asked->source)) ||
+	    address_is_no_source(&asked->source) ||
+	    !dsr_of(frontend->dsr, backend, class_of(&asked->source), &asked->source))
+		return 0;
+	return id;
+}
+
+/* What is known of flows without records: how much they send, and when they begin. */
+static __always_inline void untracked_count(struct context *ctx, struct workspace *w)
+{
+	struct service_counters *counters;
+
+	if (dry_run)
+		return;
+	if (w->packet.tcp_flags & TCP_SYN)
+		tell(ctx, w, EDGE_UNTRACKED);
+	counters = counters_of(w->service);
+	if (!counters)
+		return;
+	counters->sent_packets++;
+	counters->sent_bytes += w->packet.length;
+}
+
+/* The id of the backend of a packet of a hash that needs no record, or 0; w->dsr is the way there.
+ * Not static: the verifier looks at it once. It looks for the workspace itself, since until Linux
+ * 6.2 no argument can be a map's key. */
+__noinline __u32 untracked(__u32 hash)
+{
+	__u32 zero = 0;
+	struct workspace *w = bpf_map_lookup_elem(&workspaces, &zero);
+	struct frontend_key key = {};
+	struct frontend *frontend;
+
+	if (!w)
+		return 0;
+	key.address = w->packet.tuple.destination;
+	key.port = w->packet.tuple.destination_port;
+	key.protocol = w->packet.tuple.protocol;
+	frontend = frontend_at(&key);
+	w->track.backend = frontend ? untracked_backend(w, frontend, hash) : 0;
+	if (!frontend || !w->track.backend)
+		return 0;
+	w->service = frontend->service;
+	w->dsr = frontend->dsr;
+	if (dry_run)
+		explain_choice(frontend, FROM_OUTSIDE);
+	return w->track.backend;
+}
+
+static __always_inline int send_untracked(struct context *ctx, struct workspace *w,
+					  const struct backend *backend)
+{
+	dsr_to(w, w->dsr, &backend->address, backend->port);
+	if (dsr_way(ctx, w, &backend->node, 1))
+		return w->result;
+	untracked_count(ctx, w);
+	return dsr_send(ctx, w, EDGE_UNTRACKED);
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Runs several XDP programs at one device, one after the other, by the protocol of
+ * libxdp, version 2 (lib/libxdp/protocol.org of xdp-tools): its tools find the programs
+ * in here, and bring or take others. Names, numbers and layout are the protocol's. */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define VERSION	     2
+#define SLOTS	     10
+#define NOT_REPLACED 31 /* what a slot returns whose program has been detached */
+
+/* Set by the loader. */
+const volatile struct xdp_dispatcher_config {
+	__u8 magic;
+	__u8 dispatcher_version;
+	__u8 num_progs_enabled;
+	__u8 is_xdp_frags;
+	__u32 chain_call_actions[SLOTS]; /* bits: after which actions the next one runs */
+	__u32 run_prios[SLOTS];
+	__u32 program_flags[SLOTS];
+} conf = {};
+
+/* A function that a program replaces. It runs only in the moment in which its program
+ * goes. The call, which changes nothing, has the verifier take it for one that moves the
+ * packet's ends: only such may be replaced by programs that do (since Linux 6.13). */
+#define SLOT(n)                                                   \
+	__attribute__((noinline)) int prog##n(struct xdp_md *ctx) \
+	{                                                         \
+		volatile int action = NOT_REPLACED;               \
+                                                                  \
+		if (!ctx)                                         \
+			return XDP_ABORTED;                       \
+		bpf_xdp_adjust_tail(ctx, 0);                      \
+		return action;                                    \
+	}
+
+SLOT(0)
+SLOT(1)
+SLOT(2)
+SLOT(3)
+SLOT(4)
+SLOT(5)
+SLOT(6)
+SLOT(7)
+SLOT(8)
+SLOT(9)
+
+/* The verifier leaves out what is behind the last program. */
+#define RUN(n)                                                             \
+	do {                                                               \
+		__u32 action;                                              \
+                                                                           \
+		if (conf.num_progs_enabled <= n)                           \
+			return XDP_PASS;                                   \
+		action = prog##n(ctx);                                     \
+		if (!(conf.chain_call_actions[n] & (1u << (action & 31)))) \
+			return action;                                     \
+	} while (0)
+
+SEC("xdp")
+int xdp_dispatcher(struct xdp_md *ctx)
+{
+	RUN(0);
+	RUN(1);
+	RUN(2);
+	RUN(3);
+	RUN(4);
+	RUN(5);
+	RUN(6);
+	RUN(7);
+	RUN(8);
+	RUN(9);
+	return XDP_PASS;
+}
+
+/* Older versions of libxdp read the version out of the program's types. */
+__uint(dispatcher_version, VERSION) SEC("xdp_metadata");
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestProgramsAreReplacedInPlace: the links stay, their programs change. A link
+// whose cgroup is gone, or another one, is made anew.
+func TestProgramsAreReplacedInPlace(t *testing.T) {
+	o := options(t)
+	attach := func() []Attachment {
+		t.Helper()
+		d := mustOpen(t, o)
+		defer d.Close()
+		must(t, d.Attach())
+		all, err := Attachments(o.BPFFS)
+		if err != nil || len(all) != d.Hooks() {
+			t.Fatalf("%d attachments of %d, %v", len(all), d.Hooks(), err)
+		}
+		return all
+	}
+	first, second := attach(), attach()
+	for i := range first {
+		if first[i].LinkID != second[i].LinkID || first[i].ProgramID == second[i].ProgramID || second[i].Cgroup != o.CgroupRoot {
+			t.Errorf("replaced: %+v by %+v", first[i], second[i])
+		}
+	}
+	child := filepath.Join(o.CgroupRoot, "child")
+	must(t, os.Mkdir(child, 0o755))
+	root := o.CgroupRoot
+	o.CgroupRoot = child
+	if moved := attach(); moved[0].Cgroup != child {
+		t.Errorf("moved to %s: %+v", child, moved)
+	}
+	must(t, os.Remove(child))
+	detached := false
+	for deadline := time.Now().Add(10 * time.Second); !detached && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		all, err := Attachments(o.BPFFS) // the kernel detaches when it gets round to it
+		must(t, err)
+		detached = all[0].Detached
+	}
+	if !detached {
+		t.Error("the links of a removed cgroup are not seen to be detached")
+	}
+	o.CgroupRoot = root
+	if again := attach(); again[0].Detached || again[0].Cgroup != root {
+		t.Errorf("attached again: %+v", again)
+	}
+	must(t, Cleanup(o.BPFFS))
+	wantGone(t, o.BPFFS)
+}
+
+// TestOtherBeelineIsRefused: two of them at one cgroup would both rewrite.
+func TestOtherBeelineIsRefused(t *testing.T) {
+	o := options(t)
+	first := mustOpen(t, o)
+	must(t, first.Attach())
+	other := o
+	other.BPFFS += "_other"
+	second := mustOpen(t, other)
+	if err := second.Attach(); err == nil || !strings.Contains(err.Error(), "another Beeline") {
+		t.Errorf("second: %v", err)
+	}
+	first.Close()
+	must(t, Cleanup(o.BPFFS))
+	if err := second.Attach(); err != nil {
+		t.Errorf("after the first is gone: %v", err)
+	}
+}

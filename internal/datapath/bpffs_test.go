@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMountsOwnBPFFS: where there is no BPF file system the agent mounts one,
+// and cleanup takes it away again.
+func TestMountsOwnBPFFS(t *testing.T) {
+	o := options(t)
+	o.BPFFS = filepath.Join(t.TempDir(), "pins")
+	mustOpen(t, o).Close()
+	if on, err := isFS(o.BPFFS, unix.BPF_FS_MAGIC); !on || err != nil {
+		t.Fatalf("not mounted: %v", err)
+	}
+	mustOpen(t, o).Close() // a second start does not mount again
+	must(t, Cleanup(o.BPFFS))
+	wantGone(t, o.BPFFS)
+	for path, reason := range map[string]string{"relative/path": "absolute", "/sys/fs/bpf/with.dot": "dots"} {
+		if err := prepareBPFFS(path); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestCgroupRoot (K6): a cgroup v2 hierarchy beside v1 ones is mounted for the
+// agent. Everything happens in a mount namespace of its own.
+func TestCgroupRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+	if _, err := CgroupRoot("/proc"); err == nil || !strings.Contains(err.Error(), "not a cgroup v2 directory") {
+		t.Errorf("/proc: %v", err)
+	}
+	if _, err := CgroupRoot("/nowhere"); err == nil {
+		t.Error("/nowhere was taken")
+	}
+	done := make(chan struct{})
+	skip := ""
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlock: the thread ends with its namespace
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); errors.Is(err, unix.EINVAL) {
+			skip = "the root directory is no mount point (chroot), so mounts cannot be kept from others"
+			return
+		}
+		for _, step := range []error{
+			unix.Mount("none", "/sys/fs/cgroup", "tmpfs", 0, ""), // as systemd does for v1
+			unix.Mount("none", "/run", "tmpfs", 0, ""),
+		} {
+			if step != nil {
+				t.Error(step)
+				return
+			}
+		}
+		for range 2 {
+			if root, err := CgroupRoot(""); root != OwnCgroup || err != nil {
+				t.Errorf("beside v1: %s, %v", root, err)
+			}
+		}
+		if _, err := os.Stat(filepath.Join(OwnCgroup, "cgroup.procs")); err != nil {
+			t.Errorf("not the root of a cgroup v2 hierarchy: %v", err)
+		}
+		if err := unmountOwnCgroup(); err != nil {
+			t.Error(err)
+		}
+		if err := unix.Mount("none", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
+			t.Error(err)
+		}
+		if root, err := CgroupRoot(""); root != "/sys/fs/cgroup" || err != nil {
+			t.Errorf("pure v2: %s, %v", root, err)
+		}
+	}()
+	<-done
+	if skip != "" {
+		t.Skip(skip)
+	}
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// EdgeHook is where at a device a program of the edge is attached.
+type EdgeHook string
+
+// The hooks, in the order of attachment: what brings flows to backends comes
+// after what brings answers back.
+const (
+	EdgeEgress  EdgeHook = "egress"
+	EdgeIngress EdgeHook = "ingress"
+	EdgeXDP     EdgeHook = "xdp"
+)
+
+var edgeHooks = []EdgeHook{EdgeEgress, EdgeIngress, EdgeXDP}
+
+// edgePrograms by hook.
+var edgePrograms = map[EdgeHook]string{
+	EdgeEgress:  EdgeTCProgBeelineEdgeEgress,
+	EdgeIngress: EdgeTCProgBeelineEdgeIngress,
+	EdgeXDP:     EdgeXDPProgBeelineEdgeXdp,
+}
+
+var tcxTypes = map[EdgeHook]ebpf.AttachType{EdgeEgress: ebpf.AttachTCXEgress, EdgeIngress: ebpf.AttachTCXIngress}
+
+// XDPMode says who runs an XDP program.
+type XDPMode string
+
+const (
+	// XDPNative: the device's driver.
+	XDPNative XDPMode = "native"
+	// XDPGeneric: the kernel, once it has made a packet buffer; slower than tc.
+	XDPGeneric XDPMode = "generic"
+)
+
+// EdgeAttachment is a program of the edge where it is attached.
+type EdgeAttachment struct {
+	Device    int      `json:"device"` // index
+	Hook      EdgeHook `json:"hook"`
+	ProgramID uint32   `json:"programID"`
+	LinkID    uint32   `json:"linkID,omitempty"` // 0: a filter
+	// Detached: the device is gone, or somebody took the program down.
+	Detached bool `json:"detached,omitempty"`
+	// Chain are the programs that share the device, in the order in which they run,
+	// if it has a dispatcher.
+	Chain []ChainProgram `json:"chain,omitempty"`
+	// filter is set if there is no link.
+	filter *netlink.BpfFilter
+}
+
+func edgeLinkPath(bpffs string, device int, hook EdgeHook) string {
+	return filepath.Join(bpffs, "links", fmt.Sprintf("edge-%d-%s", device, hook))
+}
+
+// parseEdgeLink is the inverse of edgeLinkPath.
+func parseEdgeLink(path string) (device int, hook EdgeHook, ok bool) {
+	parts := strings.Split(filepath.Base(path), "-")
+	if len(parts) != 3 || parts[0] != "edge" || !slices.Contains(edgeHooks, EdgeHook(parts[2])) {
+		return 0, "", false
+	}
+	device, err := strconv.Atoi(parts[1])
+	return device, EdgeHook(parts[2]), err == nil
+}
+
+// EdgeAttachments lists what is attached to devices of this network namespace, by
+// the pinned links of a bpffs directory or as filters, in the order of devices
+// and attachment.
+func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
+	paths, err := filepath.Glob(filepath.Join(bpffs, "links", "edge-*"))
+	if err != nil {
+		return nil, err
+	}
+	var all []EdgeAttachment
+	for _, path := range paths {
+		device, hook, ok := parseEdgeLink(path)
+		if !ok {
+			continue
+		}
+		l, err := link.LoadPinnedLink(path, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
+		}
+		all = append(all, EdgeAttachment{
+			Device: device, Hook: hook, ProgramID: uint32(info.Program), LinkID: uint32(info.ID), Detached: linkedDevice(info) != device,
+		})
+	}
+	filters, err := edgeFilters(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, filters...)
+	shared, err := dispatcherAttachments(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, shared...)
+	slices.SortFunc(all, func(a, b EdgeAttachment) int {
+		if a.Device != b.Device {
+			return a.Device - b.Device
+		}
+		return slices.Index(edgeHooks, a.Hook) - slices.Index(edgeHooks, b.Hook)
+	})
+	return all, nil
+}
+
+// linkedDevice is the index of the device that a link is attached to; 0: to none
+// any more.
+func linkedDevice(info *link.Info) int {
+	if i := info.TCX(); i != nil {
+		return int(i.Ifindex)
+	}
+	if i := info.XDP(); i != nil {
+		return int(i.Ifindex)
+	}
+	return 0
+}
+
+func (a *EdgeAttachment) takeDown(bpffs string) error {
+	if a.filter != nil {
+		return removeFilter(a.filter)
+	}
+	if a.Chain != nil {
+		return leaveDispatcher(bpffs, a.Device)
+	}
+	l, err := link.LoadPinnedLink(edgeLinkPath(bpffs, a.Device, a.Hook), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return takeDown(l)
+}
+
+// AttachEdgeTC attaches the edge to a device's tc hooks, or replaces the programs
+// of an earlier agent there.
+func (d *Datapath) AttachEdgeTC(device int) error {
+	for _, hook := range []EdgeHook{EdgeEgress, EdgeIngress} {
+		program := d.programs[edgePrograms[hook]]
+		err := d.attachEdge(device, hook, func() (link.Link, error) {
+			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook]})
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			err = attachFilter(d.options.BPFFS, device, hook, program)
+		}
+		if err != nil {
+			return fmt.Errorf("attach to tc %s: %w", hook, err)
+		}
+	}
+	return nil
+}
+
+// attachEdge replaces the program in the pinned link, or makes one.
+func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func() (link.Link, error)) error {
+	path := edgeLinkPath(d.options.BPFFS, device, hook)
+	old, err := link.LoadPinnedLink(path, nil)
+	if err == nil {
+		info, err := old.Info()
+		if err == nil && linkedDevice(info) == device && old.Update(d.programs[edgePrograms[hook]]) == nil {
+			return old.Close()
+		}
+		if err := takeDown(old); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	l, err := attach()
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Pin(path)
+}
+
+// DetachEdge takes hooks of the edge down from a device; all, if none is named. The
+// device may be gone.
+func (d *Datapath) DetachEdge(device int, hooks ...EdgeHook) error {
+	attached, err := EdgeAttachments(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	for _, a := range slices.Backward(attached) {
+		if a.Device != device || len(hooks) > 0 && !slices.Contains(hooks, a.Hook) {
+			continue
+		}
+		if err := a.takeDown(d.options.BPFFS); err != nil {
+			return fmt.Errorf("detach from %s: %w", a.Hook, err)
+		}
+	}
+	return nil
+}
+
+// EdgeAttachments lists what is attached to devices.
+func (d *Datapath) EdgeAttachments() ([]EdgeAttachment, error) {
+	return EdgeAttachments(d.options.BPFFS)
+}
+
+// WaitForReaders is Tables.WaitForReaders.
+func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
+
+// replaceEdge replaces the programs of an earlier agent where they are attached, or
+// takes them down if there is to be no edge.
+func (d *Datapath) replaceEdge() error {
+	if d.options.Edge == nil {
+		return removeEdge(d.options.BPFFS)
+	}
+	if err := recoverChanges(d.options.BPFFS); err != nil {
+		return err
+	}
+	all, err := EdgeAttachments(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		if err := d.replaceEdgeProgram(a); err != nil {
+			return fmt.Errorf("replace %s of device %d: %w", a.Hook, a.Device, err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
+	program := d.programs[edgePrograms[a.Hook]]
+	if a.filter != nil {
+		return attachFilter(d.options.BPFFS, a.Device, a.Hook, program)
+	}
+	if a.Detached {
+		return a.takeDown(d.options.BPFFS)
+	}
+	if a.Chain != nil {
+		if xdp := xdpOf(a.Device); xdp != nil {
+			_, err := d.joinDispatcher(a.Device, xdp.AttachMode)
+			return err
+		}
+		return nil // gone by now
+	}
+	l, err := link.LoadPinnedLink(edgeLinkPath(d.options.BPFFS, a.Device, a.Hook), nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Update(program)
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+)
+
+// EdgeEvent is what the edge tells of a packet: a new flow, a refusal or a drop.
+type EdgeEvent = EdgeTCEdgeEvent
+
+// Events is what the edge tells whoever watches. One at a time can read it.
+type Events struct{ ring, watched, counts *ebpf.Map }
+
+// Events are those of this datapath; nil if there is no edge.
+func (d *Datapath) Events() *Events {
+	if d.options.Edge == nil {
+		return nil
+	}
+	return &Events{d.maps[EdgeTCMapEdgeEvents], d.maps[EdgeTCMapEdgeWatched], d.maps[EdgeTCMapEdgeCounts]}
+}
+
+// OpenEvents opens the pinned events of a directory in which no agent is running, and
+// keeps other readers away until Close. os.ErrNotExist if there is no edge.
+func OpenEvents(bpffs string) (*Events, func(), error) {
+	dir, err := os.Open(filepath.Join(bpffs, tablesDirectory))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil, fmt.Errorf("nothing is pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet: %w", bpffs, err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		dir.Close()
+		return nil, nil, fmt.Errorf("another `beeline monitor` reads the events under %s: without an agent there can be one", bpffs)
+	}
+	e, opened := &Events{}, []*ebpf.Map{}
+	closeAll := func() {
+		for _, m := range opened {
+			m.Close()
+		}
+		dir.Close()
+	}
+	for name, to := range map[string]**ebpf.Map{EdgeTCMapEdgeEvents: &e.ring, EdgeTCMapEdgeWatched: &e.watched, EdgeTCMapEdgeCounts: &e.counts} {
+		if *to, err = ebpf.LoadPinnedMap(TablePath(bpffs, name), nil); err != nil {
+			closeAll()
+			return nil, nil, fmt.Errorf("open pinned table %s under %s (none if --edge-mode is off): %w", name, bpffs, err)
+		}
+		opened = append(opened, *to)
+	}
+	return e, closeAll, nil
+}
+
+// quiet takes back what an agent left that was killed while somebody watched.
+func (e *Events) quiet() error { return e.watch(0) }
+
+func (e *Events) watch(on uint32) error {
+	if err := e.watched.Put(uint32(0), on); err != nil {
+		return fmt.Errorf("write table %s: %w", EdgeTCMapEdgeWatched, err)
+	}
+	return nil
+}
+
+// lostInterval is how often it is looked whether events found no room.
+const lostInterval = 200 * time.Millisecond
+
+// Read has the programs tell what they do, until ctx ends. It calls ready when they
+// do, event for each event, and lost with the number of those that found no room.
+func (e *Events) Read(ctx context.Context, ready func(), event func(*EdgeEvent), lost func(uint64)) (err error) {
+	reader, err := ringbuf.NewReader(e.ring)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", EdgeTCMapEdgeEvents, err)
+	}
+	defer reader.Close()
+	stop := context.AfterFunc(ctx, func() { reader.Close() })
+	defer stop()
+	missed, err := e.lost()
+	if err != nil {
+		return err
+	}
+	begin := monotonic()
+	if err := e.watch(1); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.watch(0)) }()
+	ready()
+	var record ringbuf.Record
+	for {
+		reader.SetDeadline(time.Now().Add(lostInterval))
+		switch err := reader.ReadInto(&record); {
+		case errors.Is(err, ringbuf.ErrClosed):
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			now, err := e.lost()
+			if err != nil {
+				return err
+			}
+			if now > missed {
+				lost(now - missed)
+			}
+			missed = now
+		case err != nil:
+			return fmt.Errorf("read %s: %w", EdgeTCMapEdgeEvents, err)
+		default:
+			// What is older was written for another reader.
+			if ev := eventOf(record.RawSample); ev != nil && ev.Time >= begin {
+				event(ev)
+			}
+		}
+	}
+}
+
+func eventOf(sample []byte) *EdgeEvent {
+	if len(sample) < int(unsafe.Sizeof(EdgeEvent{})) {
+		return nil
+	}
+	e := *(*EdgeEvent)(unsafe.Pointer(unsafe.SliceData(sample)))
+	return &e
+}
+
+// lost is how many events found no room so far.
+func (e *Events) lost() (n uint64, err error) {
+	perCPU, err := countersIn(e.counts)
+	if err != nil {
+		return 0, fmt.Errorf("read table %s: %w", EdgeTCMapEdgeCounts, err)
+	}
+	for _, c := range perCPU {
+		n += c.Lost
+	}
+	return n, nil
+}
+
+// monotonic is bpf_ktime_get_ns.
+func monotonic() uint64 {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails only for clocks that do not exist
+	return uint64(now.Nano())
+}
+
+// Age is how long ago an event was.
+func (e *EdgeTCEdgeEvent) Age() time.Duration { return time.Duration(monotonic() - e.Time) }
+
+// ReasonNames are all of ReasonName.
+func ReasonNames() ([]string, error) { return edgeReasonNames() }
+
+// ReasonName is the name of enum edge_reason in lower case without its prefix, as
+// "drop_no_port".
+func ReasonName(reason uint8) string {
+	names, err := edgeReasonNames()
+	if err != nil || int(reason) >= len(names) {
+		return fmt.Sprintf("reason_%d", reason)
+	}
+	return names[reason]
+}

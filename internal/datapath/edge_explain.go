@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+// Explanation is what a dry run tells of a packet.
+type Explanation = EdgeTCExplanation
+
+// Key is that of the frontend that has been found; zeros: none.
+func (e *EdgeTCExplanation) Key() FrontendKey {
+	return FrontendKey{Address: Address(e.Frontend.Address), Port: e.Frontend.Port, Protocol: e.Frontend.Protocol}
+}
+
+// Next is the address of the next hop.
+func (e *EdgeTCExplanation) Next() netip.Addr { return Address(e.NextHop).Addr() }
+
+// A DryRun runs a program of the edge on packets that nobody sent: a second instance
+// of it, over the pinned tables and with the constants of what is attached, that
+// writes nothing which outlives the packet.
+type DryRun struct {
+	// Other says that the attached program is of another version than this one.
+	Other bool
+
+	hook    EdgeHook
+	program string
+	object  func() (*ebpf.CollectionSpec, error)
+	loaded  *ebpf.Collection
+	closers []func()
+}
+
+// OpenDryRun loads the program of a hook over the tables of a bpffs directory, for the
+// devices of this network namespace. os.ErrNotExist if it is attached to none.
+func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
+	attached, err := EdgeAttachments(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(attached, func(a EdgeAttachment) bool { return a.Hook == hook && !a.Detached })
+	if i < 0 {
+		return nil, fmt.Errorf("no program of %s is attached to a device of this network namespace by what is pinned under %s: "+
+			"name the agent's --bpffs, and run this where the agent runs: %w", hook, bpffs, os.ErrNotExist)
+	}
+	d := &DryRun{hook: hook, program: edgePrograms[hook], object: LoadEdgeTC}
+	if hook == EdgeXDP {
+		d.object = LoadEdgeXDP
+	}
+	if attached[i].Chain != nil {
+		d.program, d.object = EdgeSlotProgBeelineEdge, LoadEdgeSlot
+	}
+	if err := d.load(bpffs, ebpf.ProgramID(attached[i].ProgramID)); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("load the program of %s for a dry run: %w", hook, err)
+	}
+	return d, nil
+}
+
+// Close lets go of the programs.
+func (d *DryRun) Close() {
+	for _, f := range d.closers {
+		f()
+	}
+}
+
+func (d *DryRun) load(bpffs string, attached ebpf.ProgramID) error {
+	spec, err := d.object()
+	if err != nil {
+		return err
+	}
+	spec.Programs = map[string]*ebpf.ProgramSpec{d.program: spec.Programs[d.program]}
+	if err := copyConstants(spec, attached); err != nil {
+		return err
+	}
+	if err := spec.Variables[EdgeTCVarDryRun].Set(uint8(1)); err != nil {
+		return err
+	}
+	tables := map[string]*ebpf.Map{}
+	for name, s := range spec.Maps {
+		if isScratch(name, s) || isCounters(name) {
+			continue // nothing is counted, and another version's may have another size
+		}
+		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // of another version; this one makes itself an empty one
+		}
+		if err != nil {
+			return fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
+		}
+		d.closers = append(d.closers, func() { m.Close() })
+		tables[name], s.MaxEntries = m, m.MaxEntries()
+	}
+	d.loaded, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, d.loaded.Close)
+	return d.compare(d.loaded.Programs[d.program], attached)
+}
+
+// compare notes whether a program is the same as the attached one, by the hash of
+// their instructions.
+func (d *DryRun) compare(p *ebpf.Program, attached ebpf.ProgramID) error {
+	running, err := ebpf.NewProgramFromID(attached)
+	if err != nil {
+		return err
+	}
+	defer running.Close()
+	own, err := p.Info()
+	if err != nil {
+		return err
+	}
+	its, err := running.Info()
+	if err != nil {
+		return err
+	}
+	d.Other = d.Other || own.Tag != its.Tag
+	return nil
+}
+
+// copyConstants gives a spec the constants that an attached program was loaded with.
+func copyConstants(spec *ebpf.CollectionSpec, attached ebpf.ProgramID) error {
+	p, err := ebpf.NewProgramFromID(attached)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return err
+	}
+	section, contents, err := readConstants(info)
+	if err != nil {
+		return fmt.Errorf("the constants of the attached program: %w", err)
+	}
+	for _, v := range section.Vars {
+		name := v.Type.TypeName()
+		to := spec.Variables[name]
+		if to == nil || to.Size() != v.Size || int(v.Offset+v.Size) > len(contents) {
+			continue
+		}
+		if err := to.Set(contents[v.Offset : v.Offset+v.Size]); err != nil {
+			return fmt.Errorf("the constant %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// constantsName is the section and the map that have the constants.
+const constantsName = ".rodata"
+
+// readConstants finds the constants of a program, and what is where in them.
+func readConstants(info *ebpf.ProgramInfo) (*btf.Datasec, []byte, error) {
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return nil, nil, err
+		}
+		section, contents, err := constantsIn(m)
+		m.Close()
+		if section != nil || err != nil {
+			return section, contents, err
+		}
+	}
+	return nil, nil, errors.New("there are none")
+}
+
+// constantsIn reads a map, if that has the constants.
+func constantsIn(m *ebpf.Map) (*btf.Datasec, []byte, error) {
+	info, err := m.Info()
+	if err != nil || info.Name != constantsName {
+		return nil, nil, err
+	}
+	id, ok := info.BTFID()
+	if !ok {
+		return nil, nil, errors.New("they do not tell their types")
+	}
+	handle, err := btf.NewHandleFromID(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer handle.Close()
+	types, err := handle.Spec(nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	var section *btf.Datasec
+	if err := types.TypeByName(constantsName, &section); err != nil {
+		return nil, nil, err
+	}
+	contents, err := m.LookupBytes(uint32(0))
+	return section, contents, err
+}
+
+// Run has a device receive a frame, or send one that has come in by device `from`; 0:
+// of the node's own. The frame begins with an Ethernet header. The calling thread is in the device's network namespace.
+func (d *DryRun) Run(device, from int, frame []byte) (*Explanation, error) {
+	if err := d.clear(); err != nil {
+		return nil, err
+	}
+	options := ebpf.RunOptions{Data: frame}
+	if d.hook == EdgeXDP {
+		// struct xdp_md: data_end, ingress_ifindex.
+		options.Context = [6]uint32{1: uint32(len(frame)), 3: uint32(device)}
+	} else {
+		// struct __sk_buff: ingress_ifindex, ifindex.
+		options.Context = [48]uint32{9: uint32(from), 10: uint32(device)}
+	}
+	if _, err := d.loaded.Programs[d.program].Run(&options); err != nil {
+		return nil, fmt.Errorf("run the program of %s on a packet of device %d: %w", d.hook, device, err)
+	}
+	var perCPU []Explanation
+	if err := d.loaded.Maps[EdgeTCMapExplanations].Lookup(uint32(0), &perCPU); err != nil {
+		return nil, err
+	}
+	for _, e := range perCPU {
+		if e.Done != 0 {
+			return &e, nil
+		}
+	}
+	return &Explanation{}, nil
+}
+
+// clear forgets the run before.
+func (d *DryRun) clear() error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{EdgeTCMapExplanations, EdgeTCMapWorkspaces} {
+		m := d.loaded.Maps[name]
+		zeros := make([][]byte, cpus)
+		for i := range zeros {
+			zeros[i] = make([]byte, m.ValueSize())
+		}
+		if err := m.Put(uint32(0), zeros); err != nil {
+			return fmt.Errorf("clear %s: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Where the kernel has no links for tc, filters serve: replaced in place, found
+// again, and removed with their qdisc unless somebody else has a filter there.
+func TestFilters(t *testing.T) {
+	w := newEdgeWorld(t)
+	attach := func(p *ebpf.Program) {
+		w.do(func() error {
+			return errors.Join(attachFilter(w.options.BPFFS, w.device, EdgeEgress, p), attachFilter(w.options.BPFFS, w.device, EdgeIngress, p))
+		})
+	}
+	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress", w.device)
+	for range 2 {
+		p := anyProgram(t, ebpf.SchedCLS)
+		attach(p)
+		w.want(hooks)
+		for _, a := range w.attached() {
+			if a.ProgramID != idOf(t, p) {
+				t.Errorf("%s has program %d, want %d", a.Hook, a.ProgramID, idOf(t, p))
+			}
+		}
+	}
+	foreign := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: w.device, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          anyProgram(t, ebpf.SchedCLS).FD(), Name: "other", DirectAction: true,
+	}
+	w.do(func() error { return netlink.FilterAdd(foreign) })
+	w.do(func() error { return removeEdge(w.options.BPFFS + "_other") })
+	w.want(hooks)
+	w.do(func() error { return removeEdge(w.options.BPFFS) })
+	w.want("")
+	if n := w.clsacts(); n != 1 {
+		t.Fatalf("%d qdiscs, and another program's filter was there", n)
+	}
+	attach(anyProgram(t, ebpf.SchedCLS))
+	w.do(func() error { return errors.Join(netlink.FilterDel(foreign), removeEdge(w.options.BPFFS)) })
+	if n := w.clsacts(); n != 0 {
+		t.Errorf("%d qdiscs are left", n)
+	}
+}
+
+func (w *edgeWorld) clsacts() (n int) {
+	w.t.Helper()
+	w.do(func() error {
+		all, err := netlink.QdiscList(nil)
+		for _, q := range all {
+			if q.Type() == "clsact" {
+				n++
+			}
+		}
+		return err
+	})
+	return n
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+)
+
+// Flags of bpf_l4_csum_replace (include/uapi/linux/bpf.h).
+const (
+	pseudoHeaderFlag = 1 << 4 // BPF_F_PSEUDO_HDR
+	ipv6Flag         = 1 << 7 // BPF_F_IPV6, Linux 6.16
+)
+
+// pseudoHeaderV6 is what says that the pseudo header of an IPv6 packet has
+// changed. Without BPF_F_IPV6 the checksum that a device has computed becomes
+// wrong where an address alone changes (Linux commit ead7f9b8de65, 6.16).
+var pseudoHeaderV6 = sync.OnceValue(func() uint64 {
+	if acceptsChecksumFlags(pseudoHeaderFlag | ipv6Flag) {
+		return pseudoHeaderFlag | ipv6Flag
+	}
+	return pseudoHeaderFlag
+})
+
+// PseudoHeaderV6 is what this kernel wants for EdgeTCVarPseudoHeaderV6, if not Datapath
+// loads the programs.
+func PseudoHeaderV6() uint64 { return pseudoHeaderV6() }
+
+// acceptsChecksumFlags has a program try them on a packet of its own.
+func acceptsChecksumFlags(flags int64) bool {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R2, 32), // offset
+			asm.Mov.Imm(asm.R3, 0),
+			asm.Mov.Imm(asm.R4, 1), // difference
+			asm.Mov.Imm(asm.R5, int32(flags)),
+			asm.FnL4CsumReplace.Call(),
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	result, _, err := p.Test(make([]byte, 64))
+	return err == nil && result == 0
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// edgeWorld is a node with a datapath that has an edge.
+type edgeWorld struct {
+	t       *testing.T
+	node    *lab.Host
+	options Options
+	device  int // eth0
+}
+
+func newEdgeWorld(t *testing.T) *edgeWorld {
+	t.Helper()
+	w := &edgeWorld{t: t, node: lab.New(t).Nodes()[0]}
+	w.options = Options{
+		BPFFS: w.node.BPFFS + "/beeline", CgroupRoot: w.node.CgroupRoot,
+		Edge: &EdgeOptions{SNATPorts: []PortRange{{1024, 29999}, {61000, 65535}}},
+	}
+	w.do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil {
+			w.device = link.Attrs().Index
+		}
+		return err
+	})
+	return w
+}
+
+// do acts in the node's network namespace.
+func (w *edgeWorld) do(f func() error) {
+	w.t.Helper()
+	must(w.t, w.node.Do(f))
+}
+
+func (w *edgeWorld) attached() (all []EdgeAttachment) {
+	w.t.Helper()
+	w.do(func() (err error) {
+		all, err = EdgeAttachments(w.options.BPFFS)
+		return err
+	})
+	return all
+}
+
+// want compares what is attached: "2 egress, 2 ingress detached".
+func (w *edgeWorld) want(want string) {
+	w.t.Helper()
+	var got []string
+	for _, a := range w.attached() {
+		text := fmt.Sprint(a.Device, " ", a.Hook)
+		if a.Detached {
+			text += " detached"
+		}
+		got = append(got, text)
+	}
+	if got := strings.Join(got, ", "); got != want {
+		w.t.Errorf("attached: %s, want %s", got, want)
+	}
+}
+
+// The edge's links stay when another agent replaces the programs, at once and
+// without knowing the devices; no edge takes all of it away; and so does cleanup.
+func TestEdgeIsReplacedInPlace(t *testing.T) {
+	w := newEdgeWorld(t)
+	d := mustOpen(t, w.options)
+	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), attachXDP(d, w.device, XDPNative)) })
+	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress, %[1]d xdp", w.device)
+	w.want(hooks)
+	before := w.attached()
+	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), attachXDP(d, w.device, XDPNative)) })
+	if again := w.attached(); !slices.EqualFunc(before, again, func(a, b EdgeAttachment) bool { return a.LinkID == b.LinkID }) {
+		t.Errorf("attached twice: %v, then %v", before, again)
+	}
+	d.Close()
+	d = mustOpen(t, w.options)
+	w.do(d.Attach)
+	for i, a := range w.attached() {
+		if a.LinkID != before[i].LinkID || a.ProgramID == before[i].ProgramID {
+			t.Errorf("%s was %+v and is %+v", a.Hook, before[i], a)
+		}
+	}
+	d.Close()
+	off := w.options
+	off.Edge = nil
+	d = mustOpen(t, off)
+	w.do(d.Attach)
+	w.want("")
+	wantGone(t, TablePath(w.options.BPFFS, EdgeTCMapTracks))
+	d.Close()
+	d = mustOpen(t, w.options)
+	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
+	d.Close()
+	w.do(func() error { return Cleanup(w.options.BPFFS) })
+	w.want("")
+	wantGone(t, w.options.BPFFS)
+}
+
+// newVeth is a pair of devices of which one has the index 100.
+func newVeth() *netlink.Veth {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "veth0", 100
+	return &netlink.Veth{LinkAttrs: attrs, PeerName: "veth1"}
+}
+
+// The links of a device that is gone are seen to be detached, and are removed.
+func TestEdgeOfDeviceThatIsGone(t *testing.T) {
+	w := newEdgeWorld(t)
+	d := mustOpen(t, w.options)
+	w.do(func() error { return errors.Join(netlink.LinkAdd(newVeth()), d.AttachEdgeTC(100)) })
+	w.want("100 egress, 100 ingress")
+	w.do(func() error { return netlink.LinkDel(newVeth()) })
+	w.want("100 egress detached, 100 ingress detached")
+	// One of the same index is another one.
+	w.do(func() error { return errors.Join(netlink.LinkAdd(newVeth()), d.AttachEdgeTC(100)) })
+	w.want("100 egress, 100 ingress")
+	w.do(func() error { return errors.Join(netlink.LinkDel(newVeth()), d.DetachEdge(100)) })
+	w.want("")
+}
+
+// A device whose XDP hook another program has, natively or not, keeps that, and the
+// error names it. A device whose driver has no XDP says so.
+func TestOtherXDPProgram(t *testing.T) {
+	w := newEdgeWorld(t)
+	d := mustOpen(t, w.options)
+	other := anyProgram(t, ebpf.XDP)
+	for mode, flags := range map[string]int{"native": nl.XDP_FLAGS_DRV_MODE, "generic": nl.XDP_FLAGS_SKB_MODE} {
+		w.do(func() error {
+			device, err := netlink.LinkByIndex(w.device)
+			must(t, err)
+			must(t, netlink.LinkSetXdpFdWithFlags(device, other.FD(), flags))
+			defer netlink.LinkSetXdpFdWithFlags(device, -1, flags)
+			var refused *OtherXDPError
+			if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &refused) || refused.ProgramID != idOf(t, other) {
+				t.Errorf("beside another %s program: %v, want its id %d", mode, err, idOf(t, other))
+			}
+			return nil
+		})
+	}
+	w.do(func() error {
+		const loopback = 1
+		if err := attachXDP(d, loopback, XDPNative); !errors.Is(err, ebpf.ErrNotSupported) {
+			t.Errorf("native XDP at lo: %v, want %v", err, ebpf.ErrNotSupported)
+		}
+		return attachXDP(d, loopback, XDPGeneric)
+	})
+	w.want("1 xdp")
+}
+
+// From generic XDP to native and back, the other one is taken down first.
+func TestXDPModeChanges(t *testing.T) {
+	w := newEdgeWorld(t)
+	d := mustOpen(t, w.options)
+	for _, mode := range []XDPMode{XDPGeneric, XDPNative, XDPGeneric} {
+		w.do(func() error { return attachXDP(d, w.device, mode) })
+		want := map[XDPMode]uint32{XDPNative: nl.XDP_ATTACHED_DRV, XDPGeneric: nl.XDP_ATTACHED_SKB}[mode]
+		w.do(func() error {
+			if xdp := xdpOf(w.device); xdp == nil || xdp.AttachMode != want {
+				t.Errorf("asked for %s XDP: %+v", mode, xdp)
+			}
+			return nil
+		})
+	}
+}
+
+// attachXDP attaches the edge where nobody else is.
+func attachXDP(d *Datapath, device int, mode XDPMode) error {
+	_, err := d.AttachEdgeXDP(device, mode)
+	return err
+}
+
+// anyProgram leaves packets alone.
+func anyProgram(t *testing.T, kind ebpf.ProgramType) *ebpf.Program {
+	t.Helper()
+	verdict := int32(2) // XDP_PASS
+	if kind == ebpf.SchedCLS {
+		verdict = -1 // TC_ACT_UNSPEC
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "Dual BSD/GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R0, verdict), asm.Return(),
+	}})
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func idOf(t *testing.T, p *ebpf.Program) uint32 {
+	t.Helper()
+	info, err := p.Info()
+	must(t, err)
+	id, _ := info.ID()
+	return uint32(id)
+}
+
+// Flows outlive another --max-flows, and the tables' names are what the programs
+// count by.
+func TestEdgeTablesAreResized(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.options.Limits.Flows = 1024
+	d := mustOpen(t, w.options)
+	key := Tuple{Protocol: 6, SourcePort: 1}
+	track := Track{Becomes: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
+	must(t, d.maps[EdgeTCMapTracks].Put(&key, &track))
+	w.do(d.Attach)
+	d.Close()
+	w.options.Limits.Flows = 4096
+	d = mustOpen(t, w.options)
+	w.do(d.Attach)
+	flows, err := OpenFlows(w.options.BPFFS)
+	must(t, err)
+	found, err := flows.Tracks.Get(key)
+	if err != nil || found == nil || *found != track {
+		t.Errorf("the flow is %+v, %v, want %+v", found, err, track)
+	}
+	if flows.Tracks.Max() != 4096 || flows.HalfOpen.Max() != 1024 {
+		t.Errorf("room for %d and %d records, want 4096 and 1024", flows.Tracks.Max(), flows.HalfOpen.Max())
+	}
+	counters, err := ReadEdgeCounters(w.options.BPFFS)
+	if err != nil || len(counters) != int(EdgeTCEdgeReasonEDGE_REASONS) {
+		t.Errorf("counters %v, %v", slices.Sorted(maps.Keys(counters)), err)
+	}
+	if _, named := counters["drop_no_port"]; !named {
+		t.Errorf("no counter is called drop_no_port: %v", counters)
+	}
+}
+
+// Over the programs of a version that knows fewer reasons the commands of this one say
+// so, a dry run works, and the next agent begins to count anew.
+func TestCountersOfAnotherVersion(t *testing.T) {
+	w := newEdgeWorld(t)
+	d := mustOpen(t, w.options)
+	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
+	d.Close()
+	path := TablePath(w.options.BPFFS, EdgeTCMapEdgeCounts)
+	must(t, os.Remove(path))
+	pinMap(t, path, 8)
+	if c, err := ReadEdgeCounters(w.options.BPFFS); !errors.Is(err, ErrOtherCounters) {
+		t.Errorf("counters %v, %v, want %v", c, err, ErrOtherCounters)
+	}
+	events, done, err := OpenEvents(w.options.BPFFS)
+	must(t, err)
+	defer done()
+	if err := events.Read(t.Context(), func() {}, func(*EdgeEvent) {}, func(uint64) {}); !errors.Is(err, ErrOtherCounters) {
+		t.Errorf("events: %v, want %v", err, ErrOtherCounters)
+	}
+	w.do(func() error {
+		dry, err := OpenDryRun(w.options.BPFFS, EdgeIngress)
+		if err == nil {
+			dry.Close()
+		}
+		return err
+	})
+	d = mustOpen(t, w.options)
+	w.do(d.Attach)
+	if c, err := ReadEdgeCounters(w.options.BPFFS); err != nil || len(c) == 0 {
+		t.Errorf("with another agent: counters %v, %v", c, err)
+	}
+}
+
+// The kernel says which flags bpf_l4_csum_replace has.
+func TestChecksumFlags(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading programs needs root")
+	}
+	if !acceptsChecksumFlags(pseudoHeaderFlag) {
+		t.Error("the flag BPF_F_PSEUDO_HDR of Linux 3.18 is refused")
+	}
+	if acceptsChecksumFlags(pseudoHeaderFlag | 1<<12) {
+		t.Error("a flag that does not exist is accepted")
+	}
+}
+
+func TestFlowsForMemory(t *testing.T) {
+	for memory, want := range map[uint64]uint32{1 << 30: 36472, 256 << 20: fewestFlows, 1 << 40: mostFlows} {
+		if got := flowsFor(memory); got != want {
+			t.Errorf("%d bytes of memory: %d flows, want %d", memory, got, want)
+		}
+	}
+}

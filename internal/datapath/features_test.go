@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"testing"
+)
+
+// TestFeatures: this kernel has what the tests need, and the names of what is
+// lacking come with their cost.
+func TestFeatures(t *testing.T) {
+	for _, f := range Features() {
+		if f.Required && !f.Present {
+			t.Errorf("missing: %+v", f)
+		}
+		if f.Present != (f.Cost == "") {
+			t.Errorf("a feature costs something just if it is missing: %+v", f)
+		}
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// attach brings a device to the entry that is wanted, if it is not there yet.
+func (e *Edge) attach(d Device) {
+	old := e.devices[d.Index]
+	if old != nil && old.failed == nil && !old.entry.retry && old.Kind == d.Kind && old.XDP == d.XDP && old.TakesTags == d.TakesTags && old.onlyPods() == d.onlyPods() && old.Lingers == d.Lingers {
+		old.Device = d
+		return
+	}
+	a := &attached{Device: d}
+	a.failed = e.enter(a)
+	e.devices[d.Index] = a
+	if a.failed != nil {
+		if old == nil || old.failed == nil || old.failed.Error() != a.failed.Error() {
+			e.config.Log.Error("a device is not served", "device", d.Name, "for", d.role(), "error", a.failed)
+		}
+		return
+	}
+	if old != nil && old.failed == nil && old.entry == a.entry && old.Name == a.Name {
+		return // tried again, in vain
+	}
+	log := e.config.Log.Info
+	if a.entry.refused {
+		log = e.config.Log.Error
+	}
+	log("serving a device", "device", d.Name, "for", d.role(), "mode", a.entry.mode, "why", a.entry.why)
+}
+
+// An entry is how packets of a device come to the edge.
+type entry struct {
+	mode string // xdp, generic xdp or tc
+	why  string
+	// refused: it is not the one that was asked for.
+	refused bool
+	// retry: what is in the way, as another program, may go.
+	retry bool
+}
+
+// errNoEthernet: the programs look for IP headers behind those of Ethernet.
+var errNoEthernet = errors.New("its packets have no Ethernet header, and the edge reads none without: use a device that has MAC addresses (VXLAN, Geneve) for the overlay")
+
+// enter attaches the edge to a device. tc comes first: XDP leaves to it what it
+// cannot send itself.
+func (e *Edge) enter(a *attached) error {
+	if !a.Ethernet {
+		return errNoEthernet
+	}
+	if err := e.datapath.AttachEdgeTC(a.Index); err != nil {
+		return err
+	}
+	mode, why, try := wantedEntry(e.config, a.Device)
+	if !try {
+		refused := a.TakesTags && e.config.Mode == XDP && !slices.Contains(softwareKinds, a.Kind)
+		a.entry = entry{mode: "tc", why: why, refused: refused}
+		return e.datapath.DetachEdge(a.Index, datapath.EdgeXDP)
+	}
+	chain, err := e.datapath.AttachEdgeXDP(a.Index, mode)
+	if err == nil {
+		a.entry, a.chain = entry{mode: xdpName(mode), why: why + chainText(chain)}, chain
+		return nil
+	}
+	if errors.As(err, new(*datapath.AloneError)) {
+		a.entry = entry{mode: xdpName(mode), why: err.Error(), refused: true}
+		return nil
+	}
+	a.entry = entry{mode: "tc", why: refusal(err), refused: e.config.Mode == XDP, retry: !errors.Is(err, ebpf.ErrNotSupported)}
+	return nil
+}
+
+// chainText tells who shares a device with the edge.
+func chainText(chain []datapath.ChainProgram) string {
+	if len(chain) == 0 {
+		return ""
+	}
+	var names []string
+	for _, p := range chain {
+		name := fmt.Sprintf("%s (program %d, priority %d)", p.Name, p.ID, p.Priority)
+		if p.Own {
+			name = fmt.Sprintf("Beeline (priority %d)", p.Priority)
+		}
+		names = append(names, name)
+	}
+	return "; in a dispatcher: " + strings.Join(names, ", then ")
+}
+
+// wantedEntry says whether XDP is to be tried at a device, in which mode, and why.
+func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try bool) {
+	switch {
+	case c.Mode == TC:
+		return "", "--edge-mode=tc", false
+	case d.Lingers:
+		return "", "flows go on of who is behind it; it is left when they are over", false
+	case !d.Clients && !d.Backends:
+		return "", "pods behind it ask the node's own addresses without the socket shortcut", false
+	case slices.Contains(softwareKinds, d.Kind):
+		return "", "a " + d.Kind + " device gets its packets from other devices: XDP has nothing to gain here", false
+	case d.TakesTags:
+		return "", "there are VLAN devices above, and the driver takes the tags away before XDP sees them: `ethtool -K " + d.Name + " rxvlan off` lets XDP serve", false
+	case c.Generic:
+		return datapath.XDPGeneric, "--edge-xdp-generic", true
+	case c.Mode == XDP:
+		return datapath.XDPNative, "--edge-mode=xdp", true
+	case d.Kind == "veth":
+		// It loses what XDP sends, unless its peer has GRO or XDP, and has no whole
+		// checksums.
+		return "", "a veth does not always take what XDP sends; --edge-mode=xdp uses it all the same", false
+	}
+	return datapath.XDPNative, "its driver has XDP", true
+}
+
+func xdpName(mode datapath.XDPMode) string {
+	if mode == datapath.XDPGeneric {
+		return "generic xdp"
+	}
+	return "xdp"
+}
+
+func refusal(err error) string {
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return "no native XDP: " + err.Error()
+	}
+	return "no XDP: " + err.Error()
+}
+
+// findLost forgets the devices at which something is not attached any more.
+func (e *Edge) findLost() (lost []string) {
+	all, err := e.datapath.EdgeAttachments()
+	if err != nil {
+		e.problem("what is attached cannot be read: %v", err)
+		return nil
+	}
+	for index, a := range e.devices {
+		if a.failed != nil {
+			continue
+		}
+		want := []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
+		if a.entry.mode != "tc" {
+			want = append(want, datapath.EdgeXDP)
+		}
+		for _, hook := range want {
+			if !slices.ContainsFunc(all, func(x datapath.EdgeAttachment) bool {
+				return x.Device == index && x.Hook == hook && !x.Detached
+			}) {
+				lost = append(lost, fmt.Sprintf("%s of device %s", hook, a.Name))
+				delete(e.devices, index)
+			}
+		}
+	}
+	return lost
+}
+
+// detachOthers takes the edge down from all other devices, and what is left of
+// those that are gone.
+func (e *Edge) detachOthers(keep map[int]bool) {
+	all, err := e.datapath.EdgeAttachments()
+	if err != nil {
+		e.problem("what is attached cannot be read: %v", err)
+		return
+	}
+	gone := map[int]bool{}
+	for _, a := range all {
+		if !keep[a.Device] {
+			gone[a.Device] = true
+		}
+	}
+	for index := range e.devices {
+		if !keep[index] {
+			delete(e.devices, index)
+		}
+	}
+	for index := range gone {
+		if err := e.datapath.DetachEdge(index); err != nil {
+			e.problem("device %d: %v", index, err)
+			continue
+		}
+		e.config.Log.Info("a device is not served any more", "index", index)
+	}
+}

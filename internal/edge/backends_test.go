@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// An overlay is a world of eth0 and, while there is one, a device of an overlay that
+// leads to 10.10.2.0/24.
+type overlayWorld struct {
+	*world
+	remote []netip.Addr // backends of Services
+}
+
+const overlayIndex = 5
+
+func newOverlayWorld(t *testing.T, c Config, kind string) *overlayWorld {
+	o := &overlayWorld{}
+	c.Timeouts, c.Backends = DefaultTimeouts, func() []netip.Addr { return o.remote }
+	o.world = newWorld(t, c)
+	overlay := device(overlayIndex, "flannel.1", func(d *Device) { d.Kind, d.Ethernet = kind, kind != "ipip" })
+	pods := netip.MustParsePrefix("10.10.2.0/24")
+	o.Edge.read = func(backends []netip.Addr) ([]Device, error) {
+		overlay.Backends = slices.ContainsFunc(backends, pods.Contains)
+		return []Device{hardware, overlay}, nil
+	}
+	o.wayTo = func(a netip.Addr) (int, error) {
+		if pods.Contains(a) {
+			return overlayIndex, nil
+		}
+		return 2, nil
+	}
+	return o
+}
+
+// roles are the devices and what is behind them.
+func (o *overlayWorld) roles() string {
+	var all []string
+	for _, d := range o.Complete(nil).Devices {
+		all = append(all, fmt.Sprint(d.Name, " ", d.Mode, " ", d.Role))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (o *overlayWorld) wantRoles(want string) {
+	o.t.Helper()
+	if got := o.roles(); got != want {
+		o.t.Errorf("the edge is at %q, want %q", got, want)
+	}
+}
+
+// The edge comes to a device that leads to a backend before that is chosen, and stays
+// while a Service or a flow has the backend.
+func TestDeviceThatLeadsToBackends(t *testing.T) {
+	o := newOverlayWorld(t, Config{Mode: XDP}, "vxlan")
+	o.Start()
+	o.wantRoles("eth0 xdp clients")
+	o.Reach(addrs("10.10.2.11"))
+	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
+	if c := o.Complete(nil).Complaints(); len(c) > 0 {
+		t.Errorf("complaints of a device that has no XDP of its own: %q", c)
+	}
+	// It is a Service's.
+	o.remote = addrs("10.10.2.11")
+	o.sweep()
+	o.lookAgain()
+	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
+	// It has left the Service, and a flow goes on.
+	put(o.kernel.flows.Tracks.(flowTable), tcp, client, backend, [2]int{both, both}, [2]uint32{datapath.Now(), datapath.Now()})
+	o.remote = nil
+	o.sweep() // it may have served until now
+	o.sweep()
+	o.lookAgain()
+	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
+	// The flow is over.
+	clear(o.kernel.flows.Tracks.(flowTable))
+	o.sweep()
+	o.lookAgain()
+	o.wantRoles("eth0 xdp clients, flannel.1 tc flows") // clients may have come by it until now
+	o.sweep()
+	o.lookAgain()
+	o.wantRoles("eth0 xdp clients")
+}
+
+// The flows of an earlier agent count, too.
+func TestDeviceOfAnEarlierAgentsFlows(t *testing.T) {
+	o := newOverlayWorld(t, Config{Mode: TC}, "vxlan")
+	// Of two records one may have been lost.
+	put(o.kernel.flows.Tracks.(flowTable), tcp, client, backend, [2]int{both, lost}, [2]uint32{datapath.Now(), 0})
+	o.Start()
+	o.wantRoles("eth0 tc clients, flannel.1 tc backends")
+}
+
+// A flow to a backend of this node says nothing of devices.
+func TestBackendOfThisNodeLeadsNowhere(t *testing.T) {
+	key := tuple(unix.IPPROTO_TCP, client, asked)
+	if addr, ok := flowBackend(key, &datapath.Track{Flags: uint8(datapath.TrackLocal)}); ok {
+		t.Errorf("it is at %s", addr)
+	}
+}
+
+// R19: neither does that of a pod that is its own backend, by either record: its device
+// is one of pods, however long the flow goes on.
+func TestHairpinLeadsNowhere(t *testing.T) {
+	const pod = "10.10.1.11"
+	table := flowTable{}
+	put(table, tcp, pod+":40000", pod+":8080", [2]int{both, both}, [2]uint32{1, 1})
+	if len(table) != 2 {
+		t.Fatalf("%d records, want 2", len(table))
+	}
+	for key, track := range table {
+		if addr, ok := flowBackend(key, &track); ok {
+			t.Errorf("by the record of %v it is at %s, elsewhere", key, addr)
+		}
+	}
+}
+
+// A backend that is reached by a device that is known costs one look-up, and no look at
+// the devices.
+func TestReachLooksOnce(t *testing.T) {
+	o := newOverlayWorld(t, Config{Mode: TC}, "vxlan")
+	looks, read := 0, o.Edge.read
+	o.Edge.read = func(b []netip.Addr) ([]Device, error) { looks++; return read(b) }
+	asked := 0
+	way := o.wayTo
+	o.wayTo = func(a netip.Addr) (int, error) { asked++; return way(a) }
+	o.Start()
+	for range 2 {
+		o.Reach(addrs("10.10.2.11", "10.10.2.12", "10.10.2.13"))
+	}
+	if looks != 2 || asked != 1 {
+		t.Errorf("the devices were looked at %d times after %d questions, want once at the start and once for three backends", looks, asked)
+	}
+	o.Reach(addrs("10.10.2.14"))
+	if looks != 2 || asked != 2 {
+		t.Errorf("a fourth backend: %d looks, %d questions", looks, asked)
+	}
+	o.wayTo = func(netip.Addr) (int, error) { return 0, errors.New("no way") }
+	o.Reach(addrs("203.0.113.1"))
+	if looks != 3 {
+		t.Errorf("a backend without a way: %d looks", looks)
+	}
+}
+
+// A device without Ethernet cannot be served; status names it and says why.
+func TestOverlayWithoutEthernet(t *testing.T) {
+	o := newOverlayWorld(t, Config{Mode: Auto}, "ipip")
+	o.Start()
+	o.Reach(addrs("10.10.2.11"))
+	o.want("eth0 xdp", "flannel.1 none",
+		"! answers of backends behind device flannel.1 do not reach clients from outside: its packets have no Ethernet header")
+}

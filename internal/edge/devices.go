@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"cmp"
+	"net/netip"
+	"path"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A Device is a network device of the node, as far as the edge wants to know.
+type Device struct {
+	Index int
+	Name  string
+	Kind  string // as `ip -details link` names it; "device" for hardware
+	Up    bool
+	// Ethernet: frames begin with MAC addresses; those for the node have this one.
+	Ethernet, Loopback bool
+	MAC                [6]byte
+	// Enslaved to a bridge, bond or team, which has its packets.
+	Enslaved bool
+	// TakesTags: the driver takes VLAN tags from frames before XDP sees them, and
+	// there are VLAN devices above, whose frames XDP would take for its own.
+	TakesTags bool
+	// DefaultRoute: the way to all else leads here. Routed: some way does.
+	DefaultRoute, Routed bool
+	// Direct are the networks that are on the device itself, behind no gateway.
+	Direct []netip.Prefix
+	// XDP is the number of its XDP program, 0 for none.
+	XDP uint32
+	// Addresses that others can reach, those that the kernel prefers first.
+	Addresses []netip.Addr
+	// Backends: the way to backends on other nodes leads here. Sources are what its
+	// routes say packets to them are to come from.
+	Backends bool
+	Sources  []netip.Addr
+	// Ways are the routes to these, and MTU is how long a packet can be that leaves here, in
+	// octets from the IP header on.
+	Ways []Way
+	MTU  int
+	// Pods are behind it that the edge has to meet there (Edge.SetPods).
+	Pods bool
+	// Clients may be behind it: chosen, and not read.
+	Clients bool
+	// Lingers: nothing asks for it any more, and flows of clients or pods behind it may
+	// go on. Chosen, and not read.
+	Lingers bool
+}
+
+// choose says which devices are served: those that clients may be behind, and before
+// them those that only lead to backends, by which these answer, and to pods; and those
+// of which flows may go on.
+func choose(devices []Device, patterns []string, node []netip.Addr, flows map[int]struct{}) []Device {
+	var chosen []Device
+	for _, d := range devices {
+		d.Clients = mayHaveClients(d, patterns, node)
+		_, entered := flows[d.Index]
+		d.Lingers = entered && !d.Clients && !d.Backends && !d.Pods
+		if d.Clients || d.inUse() && !d.Loopback && (d.Backends || d.Ethernet && (d.Pods || d.Lingers)) {
+			chosen = append(chosen, d)
+		}
+	}
+	slices.SortFunc(chosen, func(a, b Device) int {
+		return cmp.Or(compareBool(a.Clients, b.Clients), cmp.Compare(a.Index, b.Index))
+	})
+	return chosen
+}
+
+// choosePods marks the devices that the pods are behind that have an address in one of
+// the networks; of a single address it is the device with the longest route.
+func choosePods(devices []Device, networks []netip.Prefix) {
+	for _, n := range networks {
+		longest, behind := -1, -1
+		for i, d := range devices {
+			for _, p := range d.Direct {
+				if !n.IsSingleIP() && p.Overlaps(n) {
+					devices[i].Pods = true
+				}
+				if n.IsSingleIP() && p.Contains(n.Addr()) && p.Bits() > longest {
+					longest, behind = p.Bits(), i
+				}
+			}
+		}
+		if behind >= 0 {
+			devices[behind].Pods = true
+		}
+	}
+}
+
+// onlyPods says that nobody else is behind a device that is to be served anew: of one
+// that lingers nobody is.
+func (d *Device) onlyPods() bool { return (d.Pods || d.Lingers) && !d.Clients && !d.Backends }
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// mayHaveClients says whether clients may be behind a device: behind those that patterns
+// name, else behind those with a default route or one of the Node's addresses.
+func mayHaveClients(d Device, patterns []string, node []netip.Addr) bool {
+	if d.Loopback || !d.Ethernet {
+		return false
+	}
+	if len(patterns) > 0 {
+		return matches(d.Name, patterns)
+	}
+	return d.inUse() && (d.DefaultRoute ||
+		slices.ContainsFunc(d.Addresses, func(a netip.Addr) bool { return slices.Contains(node, a) }))
+}
+
+// inUse says whether packets come by the device itself. A dummy has addresses, and
+// nobody behind it.
+func (d *Device) inUse() bool { return d.Up && !d.Enslaved && d.Kind != "dummy" }
+
+// softwareKinds are those whose packets have come by another device, which is where XDP
+// would gain something.
+var softwareKinds = []string{"vxlan", "geneve", "gretap", "ip6gretap", "vlan", "bridge", "macvlan"}
+
+func matches(name string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		ok, _ := path.Match(p, name)
+		return ok
+	})
+}
+
+// unmatched are the patterns that no device has.
+func unmatched(devices []Device, patterns []string) []string {
+	return slices.DeleteFunc(slices.Clone(patterns), func(p string) bool {
+		return slices.ContainsFunc(devices, func(d Device) bool { return !d.Loopback && d.Ethernet && matches(d.Name, []string{p}) })
+	})
+}
+
+// ownAddresses are, for the devices that packets may come by or leave by, the MAC
+// address, and the addresses that they leave with in the node's name: the Node's own on
+// the device, else the device's first, else what routes there say, else the Node's. What is put
+// around packets (DSR) has the Node's wherever there is one: other nodes know no other.
+func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint32]datapath.EdgeDevice {
+	all := map[uint32]datapath.EdgeDevice{}
+	for _, d := range devices {
+		at := slices.IndexFunc(chosen, func(c Device) bool { return c.Index == d.Index })
+		if d.Loopback || !d.Routed && at < 0 {
+			continue
+		}
+		e := datapath.EdgeDevice{Mac: d.MAC}
+		if at >= 0 && chosen[at].onlyPods() {
+			e.Pods = 1
+		}
+		if a := ownAddress(d, node, netip.Addr.Is4); a.IsValid() {
+			e.Source4 = datapath.AddressFrom(a)
+			e.Outer4 = datapath.AddressFrom(outerAddress(a, node))
+		}
+		if a := ownAddress(d, node, netip.Addr.Is6); a.IsValid() {
+			e.Source6 = datapath.AddressFrom(a)
+			e.Outer6 = datapath.AddressFrom(outerAddress(a, node))
+		}
+		if e != (datapath.EdgeDevice{}) {
+			all[uint32(d.Index)] = e
+		}
+	}
+	return all
+}
+
+// outerAddress is the Node's first of a family, or what is sent in the node's name has.
+func outerAddress(own netip.Addr, node []netip.Addr) netip.Addr {
+	if i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == own.Is4() }); i >= 0 {
+		return node[i]
+	}
+	return own
+}
+
+func ownAddress(d Device, node []netip.Addr, family func(netip.Addr) bool) netip.Addr {
+	shared := slices.DeleteFunc(slices.Clone(d.Addresses), func(a netip.Addr) bool { return !slices.Contains(node, a) })
+	for _, from := range [][]netip.Addr{shared, d.Addresses, d.Sources, node} {
+		if i := slices.IndexFunc(from, family); i >= 0 {
+			return from[i]
+		}
+	}
+	return netip.Addr{}
+}

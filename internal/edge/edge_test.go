@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+var (
+	hardware = device(2, "eth0", func(d *Device) { d.DefaultRoute = true })
+	veth     = device(2, "eth0", func(d *Device) { d.DefaultRoute, d.Kind = true, "veth" })
+	tagged   = device(2, "eth0", func(d *Device) { d.DefaultRoute, d.TakesTags = true, true })
+	bridge   = device(2, "br0", func(d *Device) { d.DefaultRoute, d.Kind = true, "bridge" })
+)
+
+var errNoDriver = fmt.Errorf("its driver refuses XDP (%w): %w", unix.EOPNOTSUPP, ebpf.ErrNotSupported)
+
+// Each mode at each kind of device: how the edge is entered, and whether somebody
+// has to be told that it is not as asked.
+func TestModes(t *testing.T) {
+	other := &datapath.OtherXDPError{ProgramID: 77, Name: "filter"}
+	for _, c := range []struct {
+		name     string
+		config   Config
+		device   Device
+		refuse   error
+		want     []string
+		attached string
+	}{
+		{"auto, hardware", Config{Mode: Auto}, hardware, nil, []string{"eth0 xdp"}, "2 egress ingress xdp"},
+		{"auto, no native XDP", Config{Mode: Auto}, hardware, errNoDriver, []string{"eth0 tc"}, "2 egress ingress"},
+		{"auto, another XDP program", Config{Mode: Auto}, hardware, other, []string{"eth0 tc"}, "2 egress ingress"},
+		{"auto, veth", Config{Mode: Auto}, veth, nil, []string{"eth0 tc"}, "2 egress ingress"},
+		{"xdp, veth", Config{Mode: XDP}, veth, nil, []string{"eth0 xdp"}, "2 egress ingress xdp"},
+		{"auto, VLAN tags are taken", Config{Mode: Auto}, tagged, nil, []string{"eth0 tc"}, "2 egress ingress"},
+		{"xdp, VLAN tags are taken", Config{Mode: XDP}, tagged, nil,
+			[]string{"eth0 tc", "! device eth0 is served by tc and not by what --edge-mode=xdp asks for: there are VLAN devices above"}, "2 egress ingress"},
+		{"xdp, bridge", Config{Mode: XDP}, bridge, nil, []string{"br0 tc"}, "2 egress ingress"},
+		{"xdp, no native XDP", Config{Mode: XDP}, hardware, errNoDriver,
+			[]string{"eth0 tc", "! device eth0 is served by tc and not by what --edge-mode=xdp asks for: no native XDP"}, "2 egress ingress"},
+		{"xdp, another XDP program", Config{Mode: XDP}, hardware, other,
+			[]string{"eth0 tc", "! device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program has the device (filter, program 77)"}, "2 egress ingress"},
+		{"tc", Config{Mode: TC}, hardware, nil, []string{"eth0 tc"}, "2 egress ingress"},
+		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &datapath.AloneError{},
+			[]string{"eth0 xdp", "! device eth0 is served by xdp, though not as --edge-xdp-dispatcher asks for: Beeline is alone there"}, "2 egress ingress xdp"},
+		{"generic XDP", Config{Mode: Auto, Generic: true}, veth, nil, []string{"eth0 generic xdp"}, "2 egress ingress xdp"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, c.config, c.device)
+			w.kernel.refuse[2] = c.refuse
+			w.Start()
+			s := w.want(c.want...)
+			if got := w.kernel.attachedTo(); !slices.Equal(got, []string{c.attached}) {
+				t.Errorf("attached: %v, want %s", got, c.attached)
+			}
+			if len(s.Devices) != 1 || s.Devices[0].Why == "" {
+				t.Errorf("no reason given: %+v", s.Devices)
+			}
+		})
+	}
+}
+
+// XDP is tried again where another program was in the way, and not where the driver
+// has none.
+func TestXDPIsTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		refuse error
+		want   string
+	}{{&datapath.OtherXDPError{ProgramID: 77}, "eth0 xdp"}, {errNoDriver, "eth0 tc"}} {
+		w := newWorld(t, Config{Mode: Auto}, hardware)
+		w.kernel.refuse[2] = c.refuse
+		w.Start()
+		w.want("eth0 tc")
+		w.kernel.refuse = nil
+		if again := w.failing(); again != (c.want == "eth0 xdp") {
+			t.Errorf("after %v it is tried again: %v", c.refuse, again)
+		}
+		w.lookAgain()
+		w.want(c.want)
+	}
+}
+
+// A device at which nothing can be attached is complained of, and tried again.
+func TestDeviceThatCannotBeServed(t *testing.T) {
+	w := newWorld(t, Config{Mode: Auto}, hardware)
+	w.kernel.tcError = errors.New("no such luck")
+	w.Start()
+	w.want("eth0 none", "! clients behind device eth0 are not served: no such luck")
+	w.kernel.tcError = nil
+	w.lookAgain()
+	w.want("eth0 xdp")
+}
+
+// Devices come, go, are renamed and enslaved; what does not change is left alone.
+func TestDevicesThatChange(t *testing.T) {
+	w := newWorld(t, Config{Mode: Auto}, hardware)
+	w.lookAgain()
+	w.want() // the tables are not complete yet
+	w.Start()
+	second := device(3, "eth1", func(d *Device) { d.Addresses = addrs("192.0.2.1") })
+	w.devices = []Device{hardware, second}
+	w.lookAgain()
+	w.want("eth0 xdp", "eth1 xdp")
+	if w.kernel.attach != 2 {
+		t.Errorf("attached %d times to two devices", w.kernel.attach)
+	}
+	renamed := second
+	renamed.Name = "wan"
+	w.devices = []Device{hardware, renamed}
+	w.lookAgain()
+	w.want("eth0 xdp", "wan xdp")
+	enslaved := renamed
+	enslaved.Enslaved = true
+	w.devices = []Device{hardware, enslaved}
+	w.lookAgain()
+	w.want("eth0 xdp")
+	w.devices = nil
+	w.lookAgain()
+	w.want()
+	if left := w.kernel.attachedTo(); len(left) > 0 || len(w.kernel.table) > 0 {
+		t.Errorf("left: %v, %v", left, w.kernel.table)
+	}
+}
+
+// A device that --devices names and that is not there yet is asked for and cannot
+// be had.
+func TestDeviceThatIsNotThere(t *testing.T) {
+	w := newWorld(t, Config{Mode: Auto, Devices: []string{"wan*"}}, hardware)
+	w.Start()
+	w.want("! the edge: --devices wan*: no such device")
+	w.devices = append(w.devices, device(3, "wan1", nil))
+	w.lookAgain()
+	w.want("wan1 xdp")
+}
+
+// What somebody takes down is attached again, and what an earlier agent left at
+// other devices is taken down.
+func TestMend(t *testing.T) {
+	w := newWorld(t, Config{Mode: Auto}, hardware)
+	w.kernel.hooks[9] = []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
+	w.Start()
+	if got := w.kernel.attachedTo(); !slices.Equal(got, []string{"2 egress ingress xdp"}) {
+		t.Errorf("attached: %v", got)
+	}
+	if mended := w.Mend(); len(mended) > 0 {
+		t.Errorf("mended %v of what was in order", mended)
+	}
+	w.kernel.DetachEdge(2, datapath.EdgeXDP)
+	delete(w.kernel.table, 2)
+	if mended := w.Mend(); !slices.Equal(mended, []string{"xdp of device eth0"}) {
+		t.Errorf("mended %v", mended)
+	}
+	if !slices.Contains(w.kernel.hooks[2], datapath.EdgeXDP) || len(w.kernel.table) != 1 {
+		t.Errorf("attached %v, addresses of %v", w.kernel.hooks, w.kernel.table)
+	}
+}
+
+// The edge is at the device of a pod when SetPods returns, for what comes after leaves
+// the pod's packets to it.
+func TestDeviceOfPodsIsServedAtOnce(t *testing.T) {
+	const index = 7
+	pod := device(index, "veth7", func(d *Device) {
+		d.Kind, d.DefaultRoute, d.Addresses = "veth", false, nil
+		d.Direct = prefixes("10.10.1.11/32")
+	})
+	w := newWorld(t, Config{Mode: TC, Timeouts: DefaultTimeouts}, hardware, pod)
+	w.Start()
+	w.SetPods(prefixes("10.10.1.11/32"))
+	want := []string{"2 egress ingress", "7 egress ingress"}
+	if got := w.kernel.attachedTo(); !slices.Equal(got, want) {
+		t.Errorf("attached: %v, want %v", got, want)
+	}
+	if w.kernel.table[index].Pods != 1 {
+		t.Errorf("the programs are told %+v of the device, not that pods are behind it", w.kernel.table[index])
+	}
+}

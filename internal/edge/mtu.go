@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/service"
+)
+
+// clientMTU is the largest packet that is expected of clients: few networks on the way
+// carry more (RFC 894).
+const clientMTU = 1500
+
+// overheads are the octets that packets of IPv4 and of IPv6 grow by (bpf/lib/dsr.h).
+var overheads = map[service.DSR][2]int{
+	service.DSRIPIP:   {20, 40},
+	service.DSRGeneve: {20 + 8 + 8 + 4 + 8, 40 + 8 + 8 + 4 + 20},
+	service.DSROpt:    {8, 24},
+}
+
+func overhead(kind service.DSR, family service.Family) int {
+	if family == service.IPv6 {
+		return overheads[kind][1]
+	}
+	return overheads[kind][0]
+}
+
+// A Way is a route by a device to some backends. MTU is the route's, 0 for the device's.
+type Way struct {
+	To  netip.Prefix
+	MTU int
+}
+
+// DSRStatus says which packets of clients of one family get to all backends on other nodes by
+// one kind of DSR. Sizes are in octets from the IP header on.
+type DSRStatus struct {
+	Kind     service.DSR    `json:"kind"`
+	Family   service.Family `json:"family"` // 4 or 6
+	Fits     int            `json:"fits"`
+	Wanted   int            `json:"wanted"` // what clients may send
+	Overhead int            `json:"overhead"`
+	// Device and MTU are those of the narrowest way to a backend. Route is the network that
+	// has this MTU of its own, empty if the device has it.
+	Device string `json:"device"`
+	MTU    int    `json:"mtu"`
+	Route  string `json:"route,omitempty"`
+}
+
+func (s DSRStatus) String() string {
+	text := fmt.Sprintf("DSR (%s), %s: clients' packets up to %d octets", s.Kind, s.Family, s.Fits)
+	if s.Fits >= s.Wanted {
+		return text
+	}
+	narrow := s.Device
+	if s.Route != "" {
+		narrow = fmt.Sprintf("the route to %s by %s", s.Route, s.Device)
+	}
+	return fmt.Sprintf("%s; larger ones are answered with ICMP: raise the MTU of %s from %d to %d, and that of all on the way to the backends", text, narrow, s.MTU, s.Wanted+s.Overhead)
+}
+
+// planDSR says what fits on the way to the backends, or to their nodes, by kind.
+func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr) (all []DSRStatus) {
+	wanted := 0
+	for _, d := range chosen {
+		if d.Clients {
+			wanted = max(wanted, min(d.MTU, clientMTU))
+		}
+	}
+	ways := newWaysOut(devices)
+	for kind, addrs := range destinations {
+		narrowest := map[service.Family]DSRStatus{}
+		for _, a := range addrs {
+			family := service.FamilyOf(a)
+			s, ok := ways.to(a)
+			if known, met := narrowest[family]; ok && (!met || s.MTU < known.MTU) {
+				s.Kind, s.Family, s.Overhead, s.Wanted = kind, family, overhead(kind, family), cmp.Or(wanted, clientMTU)
+				s.Fits = s.MTU - s.Overhead
+				narrowest[family] = s
+			}
+		}
+		for _, s := range narrowest {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b DSRStatus) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Family, b.Family))
+	})
+	return all
+}
+
+// waysOut finds the way to an address: the longest network that has it, and of several ways
+// there the narrowest.
+type waysOut struct {
+	lengths [2][]int // of networks of IPv4 and IPv6, longest first
+	ways    map[netip.Prefix]DSRStatus
+}
+
+func newWaysOut(devices []Device) *waysOut {
+	w := &waysOut{ways: map[netip.Prefix]DSRStatus{}}
+	for _, d := range devices {
+		for _, way := range d.Ways {
+			s := DSRStatus{Device: d.Name, MTU: d.MTU}
+			if way.MTU > 0 && way.MTU < d.MTU {
+				s.MTU, s.Route = way.MTU, way.To.String()
+			}
+			if known, met := w.ways[way.To]; !met || s.MTU < known.MTU || s.MTU == known.MTU && s.Device < known.Device {
+				w.ways[way.To] = s
+			}
+			lengths := w.of(way.To.Addr())
+			if !slices.Contains(*lengths, way.To.Bits()) {
+				*lengths = append(*lengths, way.To.Bits())
+			}
+		}
+	}
+	for i := range w.lengths {
+		slices.SortFunc(w.lengths[i], func(a, b int) int { return cmp.Compare(b, a) })
+	}
+	return w
+}
+
+func (w *waysOut) of(a netip.Addr) *[]int {
+	if a.Is4() {
+		return &w.lengths[0]
+	}
+	return &w.lengths[1]
+}
+
+func (w *waysOut) to(a netip.Addr) (s DSRStatus, ok bool) {
+	for _, bits := range *w.of(a) {
+		if s, ok = w.ways[netip.PrefixFrom(a, bits).Masked()]; ok {
+			return s, true
+		}
+	}
+	return s, false
+}
+
+// FollowDSR is told that what goes by DSR has changed; more: some Service goes by it.
+func (e *Edge) FollowDSR(more bool) {
+	if e == nil {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if more || len(e.dsr) > 0 {
+		rtnetlink.Notify(e.changed)
+	}
+}
+
+// noteDSR finds out what fits, and logs what is new.
+func (e *Edge) noteDSR(devices, chosen []Device) {
+	if e.config.DSR == nil {
+		return
+	}
+	all := planDSR(devices, chosen, e.config.DSR())
+	for _, s := range all {
+		switch {
+		case slices.Contains(e.dsr, s):
+		case s.Fits < s.Wanted:
+			e.config.Log.Warn(s.String())
+		default:
+			e.config.Log.Info(s.String())
+		}
+	}
+	e.dsr = all
+}

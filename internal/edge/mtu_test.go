@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// with gives a device an MTU and ways.
+func (d Device) with(mtu int, ways ...Way) Device {
+	d.MTU, d.Ways = mtu, ways
+	return d
+}
+
+func way(network string, mtu int) Way { return Way{netip.MustParsePrefix(network), mtu} }
+
+// What fits is what the narrowest way to a backend leaves; nobody is told to raise it beyond
+// what clients send.
+func TestWhatFitsByDSR(t *testing.T) {
+	clients := device(2, "eth0", func(d *Device) { d.Clients = true })
+	overlay := device(5, "vxlan0", func(*Device) {})
+	default4, default6 := way("0.0.0.0/0", 0), way("::/0", 0)
+	for _, c := range []struct {
+		name         string
+		devices      []Device
+		destinations map[service.DSR][]netip.Addr
+		want         string // "; " between
+	}{
+		{"nothing goes by DSR", []Device{clients.with(1500, default4)}, nil, ""},
+		{"nobody is elsewhere", []Device{clients.with(1500)}, map[service.DSR][]netip.Addr{service.DSRIPIP: nil}, ""},
+		{"no way there", []Device{clients.with(1500, way("10.0.0.0/8", 0))}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("192.0.2.7", "fd00::1")}, ""},
+		{"ipip", []Device{clients.with(1500, default4, default6)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11", "fd00::1")},
+			"DSR (ipip), IPv4: clients' packets up to 1480 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520; " +
+				"DSR (ipip), IPv6: clients' packets up to 1460 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1540"},
+		{"geneve and opt", []Device{clients.with(1500, default4, default6)},
+			map[service.DSR][]netip.Addr{service.DSRGeneve: addrs("192.0.2.2", "2001:db8::2"), service.DSROpt: addrs("10.10.2.11", "fd00::1")},
+			"DSR (geneve), IPv4: clients' packets up to 1452 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1548; " +
+				"DSR (geneve), IPv6: clients' packets up to 1420 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1580; " +
+				"DSR (opt), IPv4: clients' packets up to 1492 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1508; " +
+				"DSR (opt), IPv6: clients' packets up to 1476 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1524"},
+		{"large enough", []Device{clients.with(1520, default4)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11")},
+			"DSR (ipip), IPv4: clients' packets up to 1500 octets"},
+		{"jumbo frames", []Device{clients.with(9000, default4)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11")},
+			"DSR (ipip), IPv4: clients' packets up to 8980 octets"},
+		{"clients of a narrow network", []Device{clients.with(1400, default6), overlay.with(1450, way("10.10.0.0/16", 0))},
+			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11"), service.DSRGeneve: addrs("10.10.2.11")},
+			"DSR (geneve), IPv4: clients' packets up to 1402 octets; DSR (ipip), IPv4: clients' packets up to 1430 octets"},
+		{"the longest network is the way", []Device{clients.with(1600, default4), overlay.with(1450, way("10.10.0.0/16", 0))},
+			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11"), service.DSRGeneve: addrs("192.0.2.2")},
+			"DSR (geneve), IPv4: clients' packets up to 1552 octets; " +
+				"DSR (ipip), IPv4: clients' packets up to 1430 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
+		{"the narrowest backend", []Device{clients.with(1600, default4), overlay.with(1450, way("10.10.2.0/24", 0))},
+			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.1.11", "10.10.2.11", "10.10.3.11")},
+			"DSR (ipip), IPv4: clients' packets up to 1430 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
+		{"the route's own MTU", []Device{clients.with(1600, default4, way("10.10.2.0/24", 1510), way("10.10.3.0/24", 9000))},
+			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11", "10.10.3.11")},
+			"DSR (ipip), IPv4: clients' packets up to 1490 octets; larger ones are answered with ICMP: raise the MTU of the route to 10.10.2.0/24 by eth0 from 1510 to 1520"},
+		{"two ways of one length", []Device{clients.with(1600, default4), overlay.with(1450, default4)},
+			map[service.DSR][]netip.Addr{service.DSROpt: addrs("10.10.2.11")},
+			"DSR (opt), IPv4: clients' packets up to 1442 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1508"},
+	} {
+		var got []string
+		for _, s := range planDSR(c.devices, c.devices[:1], c.destinations) {
+			got = append(got, strings.TrimSuffix(s.String(), ", and that of all on the way to the backends"))
+		}
+		if got := strings.Join(got, "; "); got != c.want {
+			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
+		}
+	}
+}
+
+// What fits follows devices and backends, is no complaint, and is logged once.
+func TestWhatFitsIsFollowed(t *testing.T) {
+	destinations := map[service.DSR][]netip.Addr{}
+	w := newWorld(t, Config{Mode: TC, DSR: func() map[service.DSR][]netip.Addr { return destinations }}, hardware.with(1500, way("0.0.0.0/0", 0)))
+	fits := func() (all []int) {
+		for _, s := range w.want("eth0 tc").DSR {
+			all = append(all, s.Fits)
+		}
+		return all
+	}
+	notified := func() bool {
+		select {
+		case <-w.changed:
+			return true
+		default:
+			return false
+		}
+	}
+	w.Start()
+	if w.FollowDSR(false); notified() || fits() != nil {
+		t.Errorf("without DSR: %v", fits())
+	}
+	destinations[service.DSRIPIP] = addrs("10.10.2.11")
+	if w.FollowDSR(true); !notified() {
+		t.Error("nobody looks for what fits")
+	}
+	var log strings.Builder
+	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
+	w.lookAgain()
+	w.lookAgain()
+	if got := fits(); len(got) != 1 || got[0] != 1480 || strings.Count(log.String(), "up to 1480 octets") != 1 {
+		t.Errorf("with ipip: %v; logged:\n%s", got, log.String())
+	}
+	w.devices[0].MTU = 1520
+	w.lookAgain()
+	if got := fits(); len(got) != 1 || got[0] != 1500 {
+		t.Errorf("with a larger MTU: %v", got)
+	}
+	delete(destinations, service.DSRIPIP)
+	if w.FollowDSR(false); !notified() {
+		t.Error("nobody sees that DSR has ended")
+	}
+	if w.lookAgain(); fits() != nil {
+		t.Errorf("without DSR again: %v", fits())
+	}
+}

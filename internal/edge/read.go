@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// dumpAttempts: a list that changed while the kernel gave it is asked for again.
+const dumpAttempts = 10
+
+func dump[T any](list func() ([]T, error)) (all []T, err error) {
+	for range dumpAttempts {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
+}
+
+// readDevices reads the devices of this network namespace. Backends are those on other
+// nodes, sorted.
+func readDevices(backends []netip.Addr) ([]Device, error) {
+	links, err := dump(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	masters := map[int]string{}
+	for _, l := range links {
+		masters[l.Attrs().Index] = l.Type()
+	}
+	var all []Device
+	at := map[int]int{} // place in all by index
+	for _, l := range links {
+		a := l.Attrs()
+		at[a.Index] = len(all)
+		d := Device{
+			Index: a.Index, Name: a.Name, Kind: l.Type(),
+			MTU:      a.MTU,
+			Up:       a.RawFlags&unix.IFF_UP != 0,
+			Ethernet: a.EncapType == "ether", Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
+			// A VRF only chooses the routes of what its devices receive.
+			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf",
+		}
+		copy(d.MAC[:], a.HardwareAddr)
+		if a.Xdp != nil && a.Xdp.Attached {
+			d.XDP = a.Xdp.ProgId
+		}
+		all = append(all, d)
+	}
+	if err := readAddresses(all, at); err != nil {
+		return nil, err
+	}
+	readTags(all, at, links)
+	return all, readRoutes(all, at, backends)
+}
+
+// readTags finds the devices that have VLAN devices above them and do not leave the tags
+// to these.
+func readTags(all []Device, at map[int]int, links []netlink.Link) {
+	for _, l := range links {
+		i, known := at[l.Attrs().ParentIndex]
+		if l.Type() == "vlan" && known && l.Attrs().NetNsID < 0 {
+			all[i].TakesTags = takesTags(all[i].Name)
+		}
+	}
+}
+
+// takesTags says whether a driver takes VLAN tags from frames. One that does not say is
+// taken for one that does not.
+func takesTags(device string) bool {
+	const ethtoolGFlags, rxVLAN = unix.ETHTOOL_GFLAGS, 1 << 8 // ETH_FLAG_RXVLAN
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	value := struct{ command, data uint32 }{command: ethtoolGFlags}
+	request := struct {
+		name  [unix.IFNAMSIZ]byte
+		value unsafe.Pointer
+		_     [16]byte
+	}{value: unsafe.Pointer(&value)}
+	copy(request.name[:unix.IFNAMSIZ-1], device)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	return errno == 0 && value.data&rxVLAN != 0
+}
+
+// unusable addresses are not what a packet in the node's name may have.
+const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
+
+func readAddresses(all []Device, at map[int]int) error {
+	list, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	var secondary []netlink.Addr
+	add := func(a netlink.Addr) {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		i, known := at[a.LinkIndex]
+		if addr = addr.Unmap(); ok && known && addr.IsGlobalUnicast() {
+			all[i].Addresses = append(all[i].Addresses, addr)
+		}
+	}
+	for _, a := range list {
+		switch {
+		case a.Flags&unusable != 0:
+		case a.Flags&unix.IFA_F_SECONDARY != 0: // IPv6: of privacy extensions
+			secondary = append(secondary, a)
+		default:
+			add(a)
+		}
+	}
+	for _, a := range secondary {
+		add(a)
+	}
+	return nil
+}
+
+// refusing are the types of routes that lead nowhere.
+var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
+
+func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
+	list, err := dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	ways := routes{backends: backends}
+	for _, r := range list {
+		way, ok := routeOf(&r)
+		if !ok {
+			continue
+		}
+		ways.add(way)
+		if a := way.to.Addr(); a.IsLinkLocalUnicast() && way.to.Bits() > 0 {
+			continue // every device has it
+		}
+		if i, known := at[r.LinkIndex]; known && r.Type == unix.RTN_UNICAST && way.to.Bits() > 0 && r.Gw == nil && r.Via == nil {
+			all[i].Direct = append(all[i].Direct, way.to)
+		}
+		for _, index := range way.devices {
+			if i, known := at[index]; known {
+				all[i].Routed = true
+				all[i].DefaultRoute = all[i].DefaultRoute || way.to.Bits() == 0
+			}
+		}
+	}
+	ways.leads(func(way route) {
+		for _, index := range way.devices {
+			i, known := at[index]
+			if !known {
+				continue
+			}
+			all[i].Backends = true
+			all[i].Ways = append(all[i].Ways, Way{way.to, way.mtu})
+			if way.source.IsValid() && !slices.Contains(all[i].Sources, way.source) {
+				all[i].Sources = append(all[i].Sources, way.source)
+			}
+		}
+	})
+	return nil
+}
+
+// routeOf leaves out what is no way for packets of others: to the node itself, and to
+// all at once.
+func routeOf(r *netlink.Route) (way route, ok bool) {
+	way.table, way.mtu = r.Table, r.MTU
+	switch {
+	case r.Type == unix.RTN_UNICAST:
+		way.devices = append(way.devices, r.LinkIndex)
+		for _, hop := range r.MultiPath {
+			way.devices = append(way.devices, hop.LinkIndex)
+		}
+	case !slices.Contains(refusing, r.Type):
+		return way, false
+	}
+	way.source, _ = netip.AddrFromSlice(r.Src)
+	way.source = way.source.Unmap()
+	if r.Dst == nil {
+		way.to = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if r.Family == netlink.FAMILY_V6 {
+			way.to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		return way, true
+	}
+	addr, ok := netip.AddrFromSlice(r.Dst.IP)
+	ones, _ := r.Dst.Mask.Size()
+	way.to = netip.PrefixFrom(addr.Unmap(), ones)
+	return way, ok && way.to.IsValid()
+}

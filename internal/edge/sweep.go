@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/rtnetlink"
+)
+
+// Timeouts say how long a flow is remembered that nobody uses.
+type Timeouts struct {
+	TCP, UDP time.Duration // of flows of which both sides have been heard; SCTP has TCP's
+}
+
+// LeastTimeout is what a flow's age is told apart by.
+const LeastTimeout = time.Second
+
+// DefaultTimeouts outlive TCP keepalive's default of two hours, and a UDP client
+// that asks each minute.
+var DefaultTimeouts = Timeouts{TCP: 8 * time.Hour, UDP: 3 * time.Minute}
+
+// What nobody sets.
+const (
+	halfOpenTCP = 60 * time.Second
+	halfOpenUDP = 30 * time.Second
+	closingTCP  = 60 * time.Second // a FIN of one side; with DSR there is none but the client's
+	closedTCP   = 10 * time.Second
+)
+
+// of is how long a flow in a state is remembered.
+func (t Timeouts) of(protocol uint8, state datapath.TrackState) time.Duration {
+	tcp := protocol != unix.IPPROTO_UDP
+	switch {
+	case state == datapath.TrackClosed:
+		return closedTCP
+	case state == datapath.TrackClosing:
+		return closingTCP
+	case state == datapath.TrackNew && tcp:
+		return halfOpenTCP
+	case state == datapath.TrackNew:
+		return halfOpenUDP
+	case tcp:
+		return t.TCP
+	}
+	return t.UDP
+}
+
+// least is the shortest time that a flow may be remembered of which one record is
+// known: the other may say more.
+func (t Timeouts) least(protocol uint8, state datapath.TrackState) time.Duration {
+	if state == datapath.TrackClosing {
+		return closedTCP
+	}
+	return t.of(protocol, state)
+}
+
+// StateOf is the state of a flow by its two records; other is nil if it is lost.
+func StateOf(one, other *datapath.Track) datapath.TrackState {
+	if other == nil {
+		return datapath.TrackState(one.State)
+	}
+	if one.Flags&other.Flags&uint8(datapath.TrackFIN) != 0 {
+		return datapath.TrackClosed
+	}
+	return datapath.TrackState(max(one.State, other.State))
+}
+
+// expired says whether a flow's time has come; now is in seconds as last_seen is.
+func (t Timeouts) expired(key datapath.Tuple, one, other *datapath.Track, now uint32) bool {
+	return idle(lastSeen(one, other), now) >= t.of(key.Protocol, StateOf(one, other))
+}
+
+// lastSeen is the later one of two records.
+func lastSeen(one, other *datapath.Track) uint32 {
+	if other != nil && int32(other.LastSeen-one.LastSeen) > 0 {
+		return other.LastSeen
+	}
+	return one.LastSeen
+}
+
+// Idle is how long ago either side of a flow was heard; other is nil if it is lost.
+func Idle(one, other *datapath.Track) time.Duration {
+	return idle(lastSeen(one, other), datapath.Now())
+}
+
+// idle is how long ago something was seen; a packet may be ahead of the clock that
+// was read before it.
+func idle(seen, now uint32) time.Duration {
+	return time.Duration(max(int32(now-seen), 0)) * time.Second
+}
+
+// sweepInterval is the time between sweeps; one that takes long makes the next ones
+// rarer.
+const (
+	sweepInterval   = 10 * time.Second
+	sweepShare      = 100 // a sweep takes at most a part in so many of the time
+	longestInterval = time.Minute
+)
+
+// sweeps are what is known of them.
+type sweeps struct {
+	last    time.Time
+	took    time.Duration
+	expired uint64 // flows so far
+	ended   uint64 // UDP flows of backends that serve no more
+	err     error
+}
+
+// sweep ends the flows whose time has come, and says when to call it again.
+func (e *Edge) sweep() time.Duration {
+	begin := time.Now()
+	serving, found := e.serving(), newInFlows()
+	e.mu.Lock()
+	e.elsewhere.begin(serving)
+	e.entered.begin(e.asked())
+	e.mu.Unlock()
+	ended, err := e.sweepFlows(found.note)
+	took := time.Since(begin)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		backends, devices := e.elsewhere.end(found.backends), e.entered.end(found.devices)
+		if backends || devices {
+			rtnetlink.Notify(e.changed)
+		}
+	}
+	e.noteSweep(err)
+	e.sweeps.last, e.sweeps.took = begin, took
+	e.sweeps.expired += ended
+	return min(max(sweepInterval, sweepShare*took), longestInterval)
+}
+
+// sweepFlows ends flows, and has those look on who wait for some to have gone. These see
+// what every program has stored that was running before.
+func (e *Edge) sweepFlows(note func(datapath.Tuple, *datapath.Track)) (ended uint64, err error) {
+	visit, settle := note, func() error { return nil }
+	if e.config.Contested != nil {
+		if contested, settled := e.config.Contested(); contested != nil {
+			visit = func(key datapath.Tuple, t *datapath.Track) { note(key, t); contested(key, t) }
+			settle = settled
+			if err := e.datapath.WaitForReaders(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	ended, err = Sweep(e.datapath.Flows(), e.config.Timeouts, datapath.Now(), visit)
+	if err == nil {
+		err = settle()
+	}
+	return ended, err
+}
+
+// Idle is how long an established flow of a protocol is remembered on which nothing is sent.
+func (t Timeouts) Idle(protocol uint8) time.Duration {
+	return t.of(protocol, datapath.TrackEstablished)
+}
+
+func (e *Edge) noteSweep(err error) {
+	if err != nil && (e.sweeps.err == nil || e.sweeps.err.Error() != err.Error()) {
+		e.config.Log.Error("flows that are over may be remembered longer than they should", "error", err)
+	}
+	e.sweeps.err = err
+}
+
+// Sweep ends the flows whose time has come; now is in seconds of CLOCK_MONOTONIC.
+// Of two records the later counts, and both go. Each record is shown to visit, unless
+// that is nil.
+func Sweep(flows *datapath.Flows, timeouts Timeouts, now uint32, visit func(datapath.Tuple, *datapath.Track)) (ended uint64, err error) {
+	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
+		var failed error
+		n, err := End(table, func(key datapath.Tuple, t *datapath.Track) bool {
+			if visit != nil {
+				visit(key, t)
+			}
+			if idle(t.LastSeen, now) < timeouts.least(key.Protocol, datapath.TrackState(t.State)) {
+				return false
+			}
+			other, err := otherOf(table, t)
+			failed = errors.Join(failed, err)
+			return err == nil && timeouts.expired(key, t, other, now)
+		})
+		ended += n
+		if err = errors.Join(err, failed); err != nil {
+			return ended, err
+		}
+	}
+	return ended, nil
+}
+
+// End deletes both records of the flows of which one is over. It counts flows.
+func End(table datapath.FlowTable, over func(datapath.Tuple, *datapath.Track) bool) (ended uint64, err error) {
+	var failed error
+	err = table.Walk(func(key datapath.Tuple, t *datapath.Track) bool {
+		if over(key, t) {
+			failed = deleteFlow(table, key, t, &ended)
+		}
+		return failed == nil
+	})
+	return ended, errors.Join(err, failed)
+}
+
+// otherOf is the other record of a flow; nil if it is lost, or the flow has one alone.
+func otherOf(table datapath.FlowTable, t *datapath.Track) (*datapath.Track, error) {
+	if t.IsAlone() {
+		return nil, nil
+	}
+	return table.Get(t.Becomes.Reverse())
+}
+
+// deleteFlow counts a flow once, though a walk may come by both of its records.
+func deleteFlow(table datapath.FlowTable, key datapath.Tuple, t *datapath.Track, ended *uint64) error {
+	if !t.IsAlone() {
+		if _, err := table.Delete(t.Becomes.Reverse()); err != nil {
+			return err
+		}
+	}
+	existed, err := table.Delete(key)
+	if existed {
+		*ended++
+	}
+	return err
+}
+
+// Changed has the UDP flows ended whose backend no longer serves (R29). TCP
+// connections go on (R30).
+func (e *Edge) Changed(udp bool) {
+	if e != nil && udp {
+		rtnetlink.Notify(e.left)
+	}
+}
+
+func (e *Edge) endLeft() {
+	ended, err := EndLeft(e.datapath.Flows(), e.config.Serves, e.datapath.WaitForReaders)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.noteSweep(err)
+	e.sweeps.ended += ended
+}
+
+// EndLeft ends the UDP flows whose backend does not serve their service. wait
+// returns when the programs have ended that may have chosen such a backend yet,
+// or be moving a flow from one table to the other.
+func EndLeft(flows *datapath.Flows, serves func(datapath.Connection) bool, wait func() error) (ended uint64, err error) {
+	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
+		if err := wait(); err != nil {
+			return ended, err
+		}
+		n, err := End(table, func(key datapath.Tuple, t *datapath.Track) bool {
+			return key.Protocol == unix.IPPROTO_UDP && !serves(t.Connection(key))
+		})
+		ended += n
+		if err != nil {
+			return ended, err
+		}
+	}
+	return ended, nil
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestNothingChanges: what stays as it is keeps its history.
+func TestNothingChanges(t *testing.T) {
+	table := []uint32{1, 2, 3}
+	s := State{Table: table, Untracked: true}
+	if h := s.Next(slices.Clone(table), true, 5); h != nil {
+		t.Errorf("the same table has a history: %v", h)
+	}
+	s.History = s.Next([]uint32{1, 2, 4}, true, 5)
+	s.Table = []uint32{1, 2, 4}
+	if h := s.Next([]uint32{1, 2, 5}, true, 6); h != s.History {
+		t.Errorf("another change of a contested slot makes another history: %v", h)
+	}
+}
+
+// TestChange goes through the changes of one slot by name.
+func TestChange(t *testing.T) {
+	const a, b, c = 1, 2, 3
+	free := func(uint32) bool { return false }
+	for _, test := range []struct {
+		name   string
+		tables []uint32
+		stable uint32
+		wait   Seconds // until it is uncontested with no record in it
+	}{
+		{"A, B", []uint32{a, b}, a, timeout},
+		{"A, B, C keeps A", []uint32{a, b, c}, a, timeout},
+		{"A, B, A is contested: records may have B", []uint32{a, b, a}, a, 0},
+	} {
+		s := State{Table: test.tables[:1], Untracked: true}
+		for _, backend := range test.tables[1:] {
+			s = State{[]uint32{backend}, true, s.Next([]uint32{backend}, true, 1000)}
+		}
+		if s.History == nil || !s.Contested(7) || s.Stable(7) != test.stable {
+			t.Errorf("%s: %+v", test.name, s.History)
+			continue
+		}
+		if h := s.Settle(timeout, 1000+test.wait, func(uint32) bool { return true }); h == nil {
+			t.Errorf("%s: uncontested in spite of a record elsewhere", test.name)
+		}
+		if test.wait > 0 && s.Settle(timeout, 1000+test.wait-1, free) == nil {
+			t.Errorf("%s: uncontested too early", test.name)
+		}
+		if h := s.Settle(timeout, 1000+test.wait, free); h != nil {
+			t.Errorf("%s: still contested after %d s: %+v", test.name, test.wait, h)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package maglev
+
+// group is the claimants of one weight, whose turns come at the same times: at
+// turn/weight.
+type group struct {
+	weight  uint64
+	turn    uint64
+	members []*claimant
+}
+
+// before orders by time, and those of one moment by weight, the larger one first.
+func (g *group) before(o *group) bool {
+	a, b := g.turn*o.weight, o.turn*g.weight
+	return a < b || a == b && g.weight > o.weight
+}
+
+// queue is a heap: the group whose turn is next stands first.
+type queue []*group
+
+// newQueue begins with the second turn of each.
+func newQueue(all []claimant) queue {
+	byWeight := [256]*group{}
+	var q queue
+	for i := range all {
+		c := &all[i]
+		if byWeight[c.weight] == nil {
+			byWeight[c.weight] = &group{weight: uint64(c.weight), turn: 2}
+			q = append(q, byWeight[c.weight])
+		}
+		byWeight[c.weight].members = append(byWeight[c.weight].members, c)
+	}
+	for i := len(q)/2 - 1; i >= 0; i-- {
+		q.sink(i)
+	}
+	return q
+}
+
+// next ends the turn of the first group.
+func (q queue) next() {
+	q[0].turn++
+	q.sink(0)
+}
+
+func (q queue) sink(i int) {
+	for {
+		first := 2*i + 1
+		if first >= len(q) {
+			return
+		}
+		if second := first + 1; second < len(q) && q[second].before(q[first]) {
+			first = second
+		}
+		if !q[first].before(q[i]) {
+			return
+		}
+		q[i], q[first] = q[first], q[i]
+		i = first
+	}
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package maglev
+
+import (
+	"fmt"
+	"slices"
+)
+
+// DefaultSize keeps 163 equal backends within 1 % of their share.
+const DefaultSize = 16381
+
+// Sizes are those to choose from unless there is a reason for another one: the
+// largest prime numbers below powers of two.
+var Sizes = []uint32{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071, 262139, 524287, 1048573}
+
+// CheckSize says what is wrong with a table size that somebody has chosen, and what
+// to choose in place of it.
+func CheckSize(size uint32) error {
+	least, most := Sizes[0], Sizes[len(Sizes)-1]
+	if size < least || size > most {
+		return fmt.Errorf("%d slots: choose a prime number from %d to %d, such as %d", size, least, most, DefaultSize)
+	}
+	if isPrime(size) {
+		return nil
+	}
+	below, above := size, size
+	for !isPrime(below) {
+		below--
+	}
+	for !isPrime(above) {
+		above++
+	}
+	at, _ := slices.BinarySearch(Sizes, size)
+	return fmt.Errorf("%d slots: this is no prime number; the next ones are %d and %d, and usual are %d and %d",
+		size, below, above, Sizes[at-1], Sizes[at])
+}
+
+func isPrime(n uint32) bool {
+	if n < 2 {
+		return false
+	}
+	for d := uint32(2); d*d <= n; d++ {
+		if n%d == 0 {
+			return false
+		}
+	}
+	return true
+}

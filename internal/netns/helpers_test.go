@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// needRoot skips where namespaces cannot be made.
+func needRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+}
+
+// A resident is a thread in a network namespace of its own.
+type resident struct {
+	inode, cookie uint64
+	path          string // /proc/PID/task/TID/ns/net
+	leave         func() // ends the thread
+}
+
+// settle starts one; prepare runs in its namespace.
+func settle(t testing.TB, prepare func(path string) error) *resident {
+	t.Helper()
+	r, ready, end, gone := &resident{}, make(chan error, 1), make(chan struct{}), make(chan struct{})
+	go onOwnThread(func() {
+		defer close(gone)
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		r.path = fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+		if err == nil {
+			r.inode, r.cookie, err = here()
+		}
+		if err == nil && prepare != nil {
+			err = prepare(r.path)
+		}
+		ready <- err
+		<-end
+	})
+	r.leave = func() {
+		close(end)
+		<-gone
+		awaitEnd(t, r.path) // the thread ends after the goroutine
+	}
+	if err := <-ready; err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *resident) open(t *testing.T) *Namespace {
+	t.Helper()
+	ns, err := Open(r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// onOwnThread runs a function on a thread that ends with it: the first thread of
+// a process does not.
+func onOwnThread(f func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		onOwnThread(f)
+	}()
+	<-ended
+	runtime.UnlockOSThread()
+}
+
+// awaitEnd waits until a path is no more.
+func awaitEnd(t testing.TB, path string) {
+	t.Helper()
+	for range 1000 {
+		if _, err := os.Readlink(path); errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s is there still", path)
+}
+
+// here is the inode and the cookie of the calling thread's namespace.
+func here() (inode, cookie uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		return 0, 0, err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer unix.Close(fd)
+	cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	return st.Ino, cookie, err
+}

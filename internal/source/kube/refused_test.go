@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// Without what is required the source says which permission is missing, and
+// begins when it is given.
+func TestForbidden(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	s.fail(func(q request) http.HandlerFunc {
+		if q.resource != "endpointslices" {
+			return nil
+		}
+		return refuse(apierrors.NewForbidden(schema.GroupResource{Group: "discovery.k8s.io", Resource: q.resource}, "", errors.New("User \"u\" cannot list")))
+	})
+	r := receive(t, s, nil)
+	r.problem("EndpointSlice: ", "forbidden", "grant the verbs list and watch on endpointslices.discovery.k8s.io")
+	if r.last.Synced || r.last.Problems.Errors() != 1 {
+		t.Fatalf("synced %v, problems %v", r.last.Synced, r.last.Problems)
+	}
+	s.fail(nil)
+	r.until("synced", func() bool { return r.last.Synced })
+	if len(r.objects) != len(allOfWorld) || len(r.last.Problems) > 0 {
+		t.Errorf("%d objects, problems %v", len(r.objects), r.last.Problems)
+	}
+}
+
+// What the rest works without is warned of once, and taken when it is there.
+func TestOptionalKinds(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	s.fail(func(q request) http.HandlerFunc {
+		switch q.resource {
+		case "servicecidrs":
+			return http.NotFound // as the server answers for a version that it does not have
+		case "namespaces", "runtimeclasses":
+			return refuse(forbidden(q.resource))
+		}
+		return nil
+	})
+	r := receive(t, s, nil)
+	r.until("synced", func() bool { return r.last.Synced })
+	if len(r.objects) != 4 || r.last.Problems.Errors() > 0 {
+		t.Fatalf("%d objects, problems %v", len(r.objects), r.last.Problems)
+	}
+	r.problem("warning: ServiceCIDR: ", "does not have servicecidrs.networking.k8s.io", "not refused")
+	r.problem("warning: Namespace: ", "grant the verbs list and watch on namespaces", service.AnnotationSocketShortcut)
+	r.problem("warning: RuntimeClass: ")
+	s.fail(nil)
+	r.untilWhole()
+}
+
+// A server that starts forbids everything until it has read its roles. That is
+// no reason to go on without anything.
+func TestStartingServer(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	s.fail(func(q request) http.HandlerFunc { return refuse(forbidden(q.resource)) })
+	r := receiveWith(t, s, func(s *Source) { s.timing.starting = time.Hour })
+	r.wait("several attempts", func() bool { return len(s.requests()) > 50 })
+	s.fail(nil)
+	r.want(allOfWorld...)
+	if len(r.last.Problems) > 0 {
+		t.Error(r.last.Problems)
+	}
+}
+
+// Credentials that are not accepted are one problem, not seven.
+func TestUnauthorized(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	s.fail(func(request) http.HandlerFunc { return refuse(apierrors.NewUnauthorized("no")) })
+	r := receive(t, s, nil)
+	r.problem("does not accept the credentials")
+	r.wait("all kinds are refused", func() bool { return len(s.requests()) > 60 })
+	if len(r.last.Problems) != 1 || r.last.Synced {
+		t.Errorf("synced %v: %v", r.last.Synced, r.last.Problems)
+	}
+	s.fail(nil)
+	r.until("synced", func() bool { return r.last.Synced && len(r.last.Problems) == 0 })
+}
+
+// A list that cannot be understood is a problem, and is tried again.
+func TestGarbageList(t *testing.T) {
+	s := startServer(t)
+	s.noWatchList = true
+	s.apply(world()...)
+	s.fail(func(q request) http.HandlerFunc {
+		if q.resource != "nodes" || q.watch {
+			return nil
+		}
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
+			io.WriteString(w, "k8s\x00garbage")
+		}
+	})
+	r := receive(t, s, nil)
+	r.problem("Node: cannot be read")
+	s.fail(nil)
+	r.untilWhole()
+}
+
+// A server that refuses is asked ever more seldom.
+func TestBackoff(t *testing.T) {
+	s := startServer(t)
+	s.fail(func(q request) http.HandlerFunc { return refuse(forbidden(q.resource)) })
+	r := receiveWith(t, s, func(s *Source) { s.timing.first, s.timing.mostRefused = 50*time.Millisecond, time.Hour })
+	end := time.After(3 * time.Second)
+	for done := false; !done; {
+		select {
+		case <-r.events:
+		case <-end:
+			done = true
+		}
+	}
+	// After 50, 100, ... ms: seven attempts at most, of two requests each.
+	if n := len(s.requests()); n < 7*2 || n > 7*2*7 {
+		t.Errorf("%d requests", n)
+	}
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// networkTable is a table of networks and what it holds. A nil table holds nothing, and
+// nothing is missing there: the datapath has no such table.
+type networkTable[V comparable] struct {
+	table   datapath.Hash[datapath.NetworkKey, V]
+	applied map[netip.Prefix]V
+	err     error // why it is not what is wanted
+}
+
+func (n *networkTable[V]) restore() error {
+	n.applied = map[netip.Prefix]V{}
+	if n.table == nil {
+		return nil
+	}
+	all, err := n.table.All()
+	for key, v := range all {
+		n.applied[key.Prefix()] = v
+	}
+	return err
+}
+
+// reconcile makes the table what is wanted: what is new comes before what is old goes.
+func (n *networkTable[V]) reconcile(what string, want map[netip.Prefix]V) {
+	if n.table == nil {
+		return
+	}
+	var errs []error
+	for p, v := range want {
+		if have, ok := n.applied[p]; ok && have == v {
+			continue
+		}
+		if err := n.table.Put(networkKey(p), v); err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, p, err))
+			continue
+		}
+		n.applied[p] = v
+	}
+	for p := range n.applied {
+		if _, ok := want[p]; ok {
+			continue
+		}
+		if err := n.table.Delete(networkKey(p)); err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, p, err))
+			continue
+		}
+		delete(n.applied, p)
+	}
+	n.err = errors.Join(errs...)
+}
+
+// auditNetworks mends a table of networks.
+func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
+	if n.table == nil {
+		return
+	}
+	want := map[datapath.NetworkKey]V{}
+	for p, v := range n.applied {
+		want[networkKey(p)] = v
+	}
+	auditHash(a, n.table, want)
+}
+
+// wantedNetworks are the ServiceCIDRs and the networks of pods. Of what is both the
+// ServiceCIDR wins: addresses of Services are what clients ask for.
+func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, conflict []netip.Prefix) {
+	want = map[netip.Prefix]datapath.Network{}
+	for _, p := range s.cidrs {
+		want[p] = datapath.NetworkService
+	}
+	for _, p := range s.pods {
+		if want[p] == datapath.NetworkService {
+			conflict = append(conflict, p)
+			continue
+		}
+		want[p] = datapath.NetworkPod
+	}
+	return want, conflict
+}
+
+// reconcileNetworks makes ServiceCIDRs, networks of pods and balancers known.
+func (s *Syncer) reconcileNetworks() {
+	networks, conflict := s.wantedNetworks()
+	s.networks.reconcile("network", networks)
+	s.conflict = conflict
+	balancers := map[netip.Prefix]uint32{}
+	for _, p := range s.wantedBalancers {
+		balancers[p] = 1
+	}
+	s.balancers.reconcile("balancer", balancers)
+}
+
+// ServiceCIDRs are those in the tables.
+func (s *Syncer) ServiceCIDRs() []netip.Prefix {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []netip.Prefix
+	for p, network := range s.networks.applied {
+		if network == datapath.NetworkService {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func networkKey(p netip.Prefix) datapath.NetworkKey {
+	return datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Masked().Addr())}
+}

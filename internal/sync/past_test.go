@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// TestHistoryInTables: a slot that has another backend is contested, with the one that it had
+// as stable; others are not. It stays so until flows have been idle for too long and no record
+// leads elsewhere, and then nothing is left of it, in slots neither.
+func TestHistoryInTables(t *testing.T) {
+	m := settledMemory(t, 2000, 1, 2, 3)
+	used := m.s.slots.used(m.k.slots.Len())
+	before := m.table()
+	plan := untrackedPlan(slotsOfTable, 1, 2, 4)
+	plan.Kept = keptOf(3)
+	m.apply(plan)
+	changed := -1
+	for slot, word := range m.words() {
+		contested := word&uint32(datapath.HistoryContested) != 0
+		if contested != (m.table()[slot] != before[slot]) {
+			t.Fatalf("slot %d went from %d to %d; contested: %v", slot, before[slot], m.table()[slot], contested)
+		}
+		if contested && m.stable(word) != before[slot] {
+			t.Fatalf("slot %d went from %d to %d; stable: %d", slot, before[slot], m.table()[slot], m.stable(word))
+		}
+		if contested {
+			changed = slot
+		}
+	}
+	m.k.mustHold(t, map[service.Ref]*service.Plan{untrackedOwner: plan}, "with a history")
+	m.now += 50
+	m.sweep(nil)
+	if m.words()[changed] == 0 {
+		t.Fatal("uncontested before flows without records have been idle for too long")
+	}
+	m.now += 60
+	m.sweep(map[uint32]byte{uint32(changed): before[changed]})
+	if w := m.words(); w == nil || w[changed] == 0 || slices.Max(w) != w[changed] {
+		t.Fatal("the one slot with a record that leads elsewhere is to be contested")
+	}
+	m.sweep(map[uint32]byte{uint32(changed): m.table()[changed]})
+	if m.words() != nil {
+		t.Fatal("still contested, though no record leads elsewhere")
+	}
+	m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
+	mustCollect(t, m.s)
+	if now := m.s.slots.used(m.k.slots.Len()); now != used {
+		t.Errorf("%d slots are in use, and %d were before", now, used)
+	}
+}
+
+func keptOf(backends ...byte) []service.BackendSet {
+	kept := service.BackendSet{Key: service.SetKey{Port: service.Port{Owner: untrackedOwner, Protocol: service.TCP}, Family: service.IPv4, Scope: service.Kept}}
+	for _, n := range backends {
+		kept.Backends = append(kept.Backends, backendOf(n))
+	}
+	return []service.BackendSet{kept}
+}
+
+// TestStableThatServesNoMore: its flows go to the current backend, until it serves again. Its id
+// is nobody else's meanwhile.
+func TestStableThatServesNoMore(t *testing.T) {
+	m := settledMemory(t, 3000, 1, 2)
+	slot := slices.Index(m.table(), 2)
+	m.apply(untrackedPlan(slotsOfTable, 1))
+	if w := m.words()[slot]; w != uint32(datapath.HistoryContested) {
+		t.Fatalf("word %#x, want contested and no backend", w)
+	}
+	for range 3 {
+		mustCollect(t, m.s)
+	}
+	plan := untrackedPlan(slotsOfTable, 1)
+	plan.Kept = keptOf(2)
+	m.apply(plan)
+	if w := m.words()[slot]; m.stable(w) != 2 {
+		t.Fatalf("word %#x leads to %d, want 2, which serves again", w, m.stable(w))
+	}
+	mustCollect(t, m.s)
+}
+
+// TestHistoryAfterRestart: the next agent finds the history in the tables, begins to wait anew,
+// and writes nothing.
+func TestHistoryAfterRestart(t *testing.T) {
+	m := settledMemory(t, 3000, 1, 2)
+	m.apply(untrackedPlan(slotsOfTable, 1, 2, 3))
+	words := slices.Clone(m.words())
+	m.now += 99
+	m.restart()
+	m.apply(m.plan)
+	if n := m.s.Stats().Updates; n != 0 || !slices.Equal(m.words(), words) {
+		t.Fatalf("%d frontends have changed", n)
+	}
+	mustCollect(t, m.s)
+	if !slices.Equal(m.words(), words) {
+		t.Fatal("what the history has is taken for free")
+	}
+	m.now += 50
+	m.sweep(nil)
+	if m.words() == nil {
+		t.Fatal("uncontested before flows without records have been idle for too long: nobody knows since when")
+	}
+	m.now += 60
+	m.sweep(nil)
+	if m.words() != nil {
+		t.Fatal("still contested")
+	}
+}
+
+// TestOtherSizeAndRandom: with a table of another size, and without one, packets find where
+// they belong by the old table, until flows without records have been idle for too long.
+func TestOtherSizeAndRandom(t *testing.T) {
+	random := untrackedPlan(0, 1, 2)
+	random.Frontends[0].Untracked, random.Frontends[0].DSR = false, ""
+	for name, plan := range map[string]*service.Plan{"another size": untrackedPlan(257, 1, 2), "random": random} {
+		m := settledMemory(t, 3000, 1, 2)
+		before := m.table()
+		m.apply(plan)
+		words := m.words()
+		if len(words) != len(before) {
+			t.Fatalf("%s: %d words, want the %d of the old table", name, len(words), len(before))
+		}
+		for slot, word := range words {
+			if m.stable(word) != before[slot] || word&uint32(datapath.HistoryContested) == 0 {
+				t.Fatalf("%s: slot %d had %d; word %#x leads to %d", name, slot, before[slot], word, m.stable(word))
+			}
+		}
+		if kind := m.k.slots.rows[m.row().KeptFirst-2]; kind != uint32(datapath.DSRIPIP) {
+			t.Errorf("%s: packets of flows without records go by kind %d, want IPIP", name, kind)
+		}
+		m.now += 50
+		m.sweep(nil)
+		if m.words() == nil {
+			t.Fatalf("%s: forgotten too early", name)
+		}
+		m.now += 60
+		m.sweep(nil)
+		if m.words() != nil {
+			t.Fatalf("%s: not forgotten", name)
+		}
+		if on := m.k.untracked.rows[0] != 0; on != (plan != random) {
+			t.Errorf("%s: the edge looks for untracked frontends: %v", name, on)
+		}
+	}
+}
+
+// TestSweepOfEarlierTable: what a sweep has found of a table that has changed meanwhile says
+// nothing of the new one.
+func TestSweepOfEarlierTable(t *testing.T) {
+	m := newMemory(t, 3000)
+	m.apply(untrackedPlan(slotsOfTable, 1, 2))
+	m.now += 2
+	w := m.s.BeginSweep()
+	m.apply(untrackedPlan(slotsOfTable, 1, 3))
+	if err := m.s.EndSweep(w, func(service.Protocol) time.Duration { return idle }); err != nil {
+		t.Fatal(err)
+	}
+	if m.words() == nil {
+		t.Fatal("uncontested by a sweep that began before the change")
+	}
+}
+
+// TestSettlingIsNoMatterOfOthers: that another Service cannot be served is no failure of a sweep.
+func TestSettlingIsNoMatterOfOthers(t *testing.T) {
+	m := newMemory(t, 2000)
+	m.apply(untrackedPlan(slotsOfTable, 1, 2))
+	other := ref("other")
+	broken := maglevPlan(other, 2, 0, 4) // no prime number
+	broken.Sets[0].Backends = []service.Backend{backendOf(1)}
+	if err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{other: broken}}); err == nil {
+		t.Fatal("a table of 4 slots is served")
+	}
+	m.now += 2
+	m.sweep(nil) // fails the test on an error
+	if m.words() != nil {
+		t.Error("still contested")
+	}
+}
+
+// TestFrontendsShareHistory: those of one port remember the same slots, once.
+func TestFrontendsShareHistory(t *testing.T) {
+	m := newMemory(t, 2000)
+	two := func(backends ...byte) *service.Plan {
+		plan := untrackedPlan(slotsOfTable, backends...)
+		f := plan.Frontends[0]
+		f.Key.Port++
+		plan.Frontends = append(plan.Frontends, f)
+		return plan
+	}
+	m.apply(two(1, 2))
+	m.now += 2
+	m.sweep(nil)
+	mustCollect(t, m.s)
+	m.apply(two(1, 3))
+	firsts := map[uint32]bool{}
+	for _, row := range m.k.index.entries {
+		firsts[m.k.rows.rows[row].KeptFirst] = true
+	}
+	if len(firsts) != 1 || firsts[0] {
+		t.Errorf("two frontends remember at %v", firsts)
+	}
+	mustCollect(t, m.s)
+	// A record of either keeps the slot contested for both: what they share is looked at together.
+	m.now += 200
+	m.sweep(nil)
+	if m.words() != nil {
+		t.Error("still contested")
+	}
+}
+
+// TestAuditMendsHistory: what somebody else writes into a history is put right, and so is the
+// word that has the edge look for untracked frontends.
+func TestAuditMendsHistory(t *testing.T) {
+	m := settledMemory(t, 2000, 1, 2)
+	m.apply(untrackedPlan(slotsOfTable, 1, 3))
+	want := slices.Clone(m.words())
+	m.k.slots.rows[m.row().KeptFirst-7] ^= 1 << 31
+	m.k.slots.rows[m.row().KeptFirst-3]--
+	m.k.untracked.rows[0] = 0
+	m.k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+	if n, err := m.s.Audit(); n != 3 || err != nil {
+		t.Errorf("%d repairs, %v; want 3", n, err)
+	}
+	m.k.t = t
+	if !slices.Equal(m.words(), want) || m.k.untracked.rows[0] != 1 {
+		t.Error("not mended")
+	}
+}
+
+// TestAuditForgetsNoHistory: a damaged row is written anew, and flows that have no records are
+// where they were: the slots that change afterwards have their backends as stable ones.
+func TestAuditForgetsNoHistory(t *testing.T) {
+	m := settledMemory(t, 3000, 1, 2)
+	slot := slices.Index(m.table(), 2)
+	m.k.rows.rows[m.k.index.entries[tableKey(m.plan.Frontends[0].Key)]].SourceSet++
+	m.k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+	if n, err := m.s.Audit(); n != 1 || err != nil {
+		t.Errorf("%d repairs, %v; want 1", n, err)
+	}
+	m.k.t = t
+	if m.words() != nil {
+		t.Error("slots are contested, and nothing has changed")
+	}
+	plan := untrackedPlan(slotsOfTable, 1)
+	plan.Kept = keptOf(2)
+	m.apply(plan)
+	if words := m.words(); words == nil || m.stable(words[slot]) != 2 {
+		t.Error("a slot has another backend now, and its stable one, which serves, is forgotten")
+	}
+}
+
+// TestHistoryDoesNotFit: a new frontend for whose history there is no room has every flow recorded,
+// says so with the name of the flag, and is untracked as soon as there is room.
+func TestHistoryDoesNotFit(t *testing.T) {
+	m := newMemory(t, slotsOfTable*2+10)
+	other := ref("other")
+	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: maglevPlan(other, 2, 2, slotsOfTable)}})
+	plan := untrackedPlan(slotsOfTable, 1, 2)
+	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: plan}})
+	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is recorded") {
+		t.Errorf("want an error that names --max-slots and says what happens: %v", err)
+	}
+	if flags := m.row().Flags; m.row().Decisions[service.FromOutside].Count != slotsOfTable || flags&uint16(datapath.FlagUntracked) != 0 {
+		t.Errorf("the frontend is to be served, and tracked; its flags are %#x", flags)
+	}
+	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: nil, untrackedOwner: plan}})
+	mustCollect(t, m.s)
+	if _, err := m.s.Retry(time.Now().Add(time.Hour)); err != nil {
+		t.Error(err)
+	}
+	if m.row().Flags&uint16(datapath.FlagUntracked) == 0 {
+		t.Error("there is room, and the frontend is tracked still")
+	}
+}
+
+// TestChangeThatDoesNotFit: where flows without records could lose their backend, the change
+// waits, and what was there serves on.
+func TestChangeThatDoesNotFit(t *testing.T) {
+	m := settledMemory(t, slotsOfTable*2+10, 1, 2)
+	before := m.row()
+	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: untrackedPlan(slotsOfTable, 1, 3)}})
+	if err == nil || !strings.Contains(err.Error(), "--max-slots") {
+		t.Errorf("want an error that names --max-slots: %v", err)
+	}
+	if m.row() != before {
+		t.Error("the frontend has changed")
+	}
+}
