@@ -15,23 +15,28 @@ export GOTOOLCHAIN ?= auto
 # BPF objects are compiled against the kernel's UAPI headers of this machine.
 export BPF_CLANG := $(CLANG)
 export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
-export BPF_CFLAGS = -O2 -g -mcpu=v3 -Wall -Wextra -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
+export BPF_CFLAGS = -O2 -g -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 BPF_SOURCES := $(wildcard bpf/*.c bpf/lib/*.h)
-C_SOURCES := $(BPF_SOURCES) $(wildcard test/*/testdata/*.c)
-GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sweep_bpfel.go
-SCRIPTS := scripts/setup .ci/run
+BENCH_SOURCES := $(wildcard test/bench/bpf/*.c test/bench/bpf/*.h)
+C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c)
+GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sweep_bpfel.go \
+	internal/datapath/edgetc_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/edgeslot_bpfel.go \
+	internal/datapath/xdpdispatcher_bpfel.go
+BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go
+SCRIPTS := scripts/setup scripts/kernels test/kernels/guest .ci/run test/edge/testdata/systemd
 # test/churn stands for a node under a load of its own, so nothing runs beside it.
 MOST_PACKAGES = $(filter-out %/test/churn,$(shell go list ./...))
 # A module of its own, for Kubernetes is large. Linters and vet leave its program
 # out: they would analyse all of Kubernetes for two short files.
 CLUSTER = test/cluster
 CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
-CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -vet=off $(CLUSTER_PACKAGES)
+# -v, for they print figures: cases, memory, times.
+CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -v -p 1 -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build controlplane demo test test-full lint bench clean
+.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -42,9 +47,12 @@ setup: ## install what the build and the tests need (Debian 12, root)
 $(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup
 	go generate ./internal/datapath
 
-generate: $(GENERATED) ## compile bpf/ and make the Go types of its structures
+$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) test/bench/generate.go go.mod Makefile | setup
+	go generate ./test/bench
 
-build: $(GENERATED) ## build bin/beeline, statically linked
+generate: $(GENERATED) $(BENCH_GENERATED) ## compile bpf/ and make the Go types of its structures
+
+build: generate ## build bin/beeline, statically linked
 	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go)
@@ -59,17 +67,23 @@ demo: build ## show Services at work in a lab (root)
 	bin/demo --program bin/beeline --manifests examples
 
 test: build lint controlplane ## lint, and all tests but the slow ones (root)
-	go test -timeout 15m $(MOST_PACKAGES)
+	go test -timeout 30m $(MOST_PACKAGES)
 	go test -timeout 5m ./test/churn
-	$(CLUSTER_TEST) -timeout 15m
+	scripts/kernels --smoke
+	$(CLUSTER_TEST) -timeout 20m $(CLUSTER_PACKAGES)
 
 test-full: build lint controlplane ## all tests, with the race detector where it tells something (root)
 	go test -timeout 30m -race ./internal/...
 	go test -timeout 60m -count=1 $(MOST_PACKAGES)
 	go test -timeout 5m -count=1 ./test/churn
-	$(CLUSTER_TEST) -timeout 30m -count=1
+	$(CLUSTER_TEST) -timeout 30m -count=1 $(CLUSTER_PACKAGES)
+	$(CLUSTER_TEST) -timeout 30m ./judge -run TheSame -seed=0 -scenarios=650
+	scripts/kernels
 
-lint: $(GENERATED) ## vet, staticcheck, shellcheck, formats
+test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
+	scripts/kernels
+
+lint: generate ## vet, staticcheck, shellcheck, formats
 	@unformatted=$$(gofmt -l cmd internal test) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
 	$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)
 	go vet ./...
@@ -82,4 +96,4 @@ bench: build ## measure, and print figures with their spread (root)
 	bin/bench --program bin/beeline
 
 clean: ## remove what was built
-	rm -rf bin build internal/datapath/*_bpfel.go internal/datapath/*_bpfel.o
+	rm -rf bin build internal/datapath/*_bpfel.* test/bench/*_bpfel.*

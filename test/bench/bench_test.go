@@ -60,6 +60,23 @@ func TestSmoke(t *testing.T) {
 	if len(r.Hook) != 2*2*(4+7+3) || len(r.Control) != 1 {
 		t.Errorf("%d hook and %d control results", len(r.Hook), len(r.Control))
 	}
+	// Of each family, with few flows and with many; with DSR of IPv4 both, of IPv6 few.
+	if want := 2*(24+9) + 24 + 4 + 8; len(r.Edge) != want {
+		t.Errorf("%d edge results, want %d", len(r.Edge), want)
+	}
+	for _, edge := range r.Edge {
+		if len(edge.Net) != s.runs || len(edge.Minimal) != s.runs {
+			t.Errorf("%+v", edge)
+		}
+	}
+	if len(r.Balancer) != 8 {
+		t.Errorf("%d ways in the results of balancers", len(r.Balancer))
+	}
+	for _, way := range r.Balancer {
+		if len(way.Samples) != s.runs || way.Samples[0].PerSecond <= 0 || way.Samples[0].P50 <= 0 || way.Samples[0].CPU <= 0 {
+			t.Errorf("%+v", way)
+		}
+	}
 	var measured []scenario
 	for _, sockets := range r.Sockets {
 		measured = append(measured, sockets.Scenario)

@@ -43,6 +43,8 @@ type part struct {
 var parts = []part{
 	{"sockets", "requests through a ClusterIP beside the direct way", runSockets},
 	{"hook", "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", runHook},
+	{"edge", "what the programs at devices cost for each packet", runEdge},
+	{"balancer", "a client and two web servers, by Beeline and by other balancers", runBalancer},
 	{"control", "start, change and memory of the agent with many Services", runControl},
 }
 

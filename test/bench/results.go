@@ -28,9 +28,11 @@ type results struct {
 	Slice      float64   `json:"sliceSeconds"`
 	Smoke      bool      `json:"smoke,omitempty"`
 
-	Sockets []socketResult  `json:"sockets,omitempty"`
-	Hook    []hookResult    `json:"hook,omitempty"`
-	Control []controlResult `json:"control,omitempty"`
+	Sockets  []socketResult   `json:"sockets,omitempty"`
+	Hook     []hookResult     `json:"hook,omitempty"`
+	Edge     []edgeResult     `json:"edge,omitempty"`
+	Balancer []balancerResult `json:"balancer,omitempty"`
+	Control  []controlResult  `json:"control,omitempty"`
 }
 
 func newResults(ctx context.Context, s settings) (results, error) {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"beeline.io/beeline/test/bench/endpoint"
 )
@@ -61,3 +62,16 @@ const (
 )
 
 var sideNames = [sides]string{"direct, bare node", "direct, bare node (A/A)", "direct, Beeline node", "ClusterIP"}
+
+// turns is the order of so many sides in a round, which changes with the round: whatever
+// drifts touches all of them.
+func turns(round, sides int) []int {
+	order := make([]int, 0, sides)
+	for i := range sides {
+		order = append(order, (i+round)%sides)
+	}
+	if round%2 == 1 {
+		slices.Reverse(order)
+	}
+	return order
+}

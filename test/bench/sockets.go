@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -122,14 +121,7 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) (socket
 		}
 	}
 	for round := range b.runs {
-		order := make([]int, 0, sides)
-		for i := range all {
-			order = append(order, (i+round)%len(all))
-		}
-		if round%2 == 1 {
-			slices.Reverse(order)
-		}
-		for _, i := range order {
+		for _, i := range turns(round, len(all)) {
 			sample, err := rig.slice(ctx, b, &r, all[i])
 			if err != nil {
 				return r, fmt.Errorf("%s: %w", sideNames[i], err)

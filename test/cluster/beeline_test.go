@@ -3,8 +3,6 @@
 package cluster
 
 import (
-	"bytes"
-	"sync"
 	"testing"
 
 	"beeline.io/beeline/test/node"
@@ -37,7 +35,7 @@ func TestTwoProxies(t *testing.T) {
 // startAgent starts Beeline on a node. What it prints is shown if the test fails.
 func (c *Cluster) startAgent(t *testing.T, name string) *node.Agent {
 	t.Helper()
-	agent, log := c.NewAgent(beeline, c.Lab.Host(name)), &lockedBuffer{}
+	agent, log := c.NewAgent(beeline, c.Lab.Host(name)), &node.Log{}
 	agent.Log = log
 	t.Cleanup(func() {
 		if err := agent.Kill(); err != nil {
@@ -57,22 +55,4 @@ func (c *Cluster) awaitBoth(t *testing.T, proxy *KubeProxy, agent *node.Agent) {
 	must(t, err)
 	must(t, proxy.Await(t.Context(), mark))
 	must(t, mark.AwaitAgent(agent))
-}
-
-// lockedBuffer is written by one goroutine and read by another.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }

@@ -81,8 +81,8 @@ func Start(ctx context.Context, l *lab.Lab) (c *Cluster, err error) {
 	return c, c.createObjects(ctx)
 }
 
-// address is where the API server serves, for all hosts of the lab.
-func (c *Cluster) address() netip.AddrPort {
+// Address is where the API server serves, for all hosts of the lab.
+func (c *Cluster) Address() netip.AddrPort {
 	return netip.AddrPortFrom(c.Lab.Host("fabric").Addr4, apiServerPort)
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 // beeline is the program whose agents the tests run.
@@ -24,23 +25,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	if os.Geteuid() != 0 {
-		return m.Run() // the tests say why they are skipped
-	}
-	folder, err := os.MkdirTemp("", "beeline-cluster-test-")
-	if err == nil {
-		defer os.RemoveAll(folder)
-		beeline, err = BuildBeeline(folder)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
+	os.Exit(node.Run(m, &beeline))
 }
 
 // patience bounds whatever a test waits for. It decides nothing.

@@ -24,7 +24,7 @@ const (
 
 // writeFiles writes what the programs read, and makes the client.
 func (c *Cluster) writeFiles() (err error) {
-	if c.credentials, err = newCredentials(c.address().Addr()); err != nil {
+	if c.credentials, err = newCredentials(c.Address().Addr()); err != nil {
 		return err
 	}
 	for name, text := range map[string][]byte{
@@ -58,7 +58,7 @@ func (c *Cluster) apiServerFlags() []string {
 	return []string{
 		"--etcd-servers=http://" + etcdAddress,
 		fmt.Sprintf("--secure-port=%d", apiServerPort),
-		"--advertise-address=" + c.address().Addr().String(),
+		"--advertise-address=" + c.Address().Addr().String(),
 		"--tls-cert-file=" + c.path("server.crt"),
 		"--tls-private-key-file=" + c.path("server.key"),
 		"--token-auth-file=" + c.path("tokens.csv"),

@@ -89,7 +89,7 @@ func TestAgentFollows(t *testing.T) {
 
 	status, err := a.Status()
 	must(t, err)
-	if s := status.Source; s.Kind != "kubernetes" || !strings.Contains(s.Location, c.address().String()) || !s.Synced ||
+	if s := status.Source; s.Kind != "kubernetes" || !strings.Contains(s.Location, c.Address().String()) || !s.Synced ||
 		s.Connection == nil || !s.Connection.Connected || s.Errors != 0 {
 		t.Errorf("source: %+v, connection: %+v", s, s.Connection)
 	}

@@ -48,7 +48,7 @@ func (c *Cluster) Kubeconfig(user string) string { return c.path(user + ".kubeco
 func (c *Cluster) writeKubeconfig(user, token string) error {
 	config := api.NewConfig()
 	config.Clusters["lab"] = &api.Cluster{
-		Server:                   "https://" + c.address().String(),
+		Server:                   "https://" + c.Address().String(),
 		CertificateAuthorityData: c.credentials.certificate,
 	}
 	config.AuthInfos[user] = &api.AuthInfo{Token: token}
@@ -60,7 +60,7 @@ func (c *Cluster) writeKubeconfig(user, token string) error {
 // newClient makes the test's own client, whose connections begin on the fabric.
 func (c *Cluster) newClient() (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(&rest.Config{
-		Host:            "https://" + c.address().String(),
+		Host:            "https://" + c.Address().String(),
 		BearerToken:     c.tokens[UserAdmin],
 		TLSClientConfig: rest.TLSClientConfig{CAData: c.credentials.certificate},
 		ContentConfig: rest.ContentConfig{

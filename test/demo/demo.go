@@ -57,6 +57,11 @@ Beeline serves.`, showDatagrams},
 	{"Nobody there", `
 A Service without endpoints refuses at once, and so does an address of the
 Services' range that no Service has. Nobody has to wait for a time-out.`, showRefusals},
+	{"A client outside", `
+A machine that is not of the cluster asks node-a for the NodePort of the Service
+"public". Here there is a packet to translate, and it is done at the node's
+device, before the node's own network stack; one of the pods is on the other
+node.`, showOutside},
 	{"A pod is taken away under load", `
 Four clients connect without pause, while pod b1 leaves the Service and its
 server stops, and while it comes back. No connection fails, and one that was

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"strconv"
 	"testing"
-	"time"
 )
 
 // Killed after any step of its making, a lab is made anew by the next Up, and
@@ -84,7 +83,7 @@ func TestSweepRemovesLabsOfTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	owner.Wait()
-	eventually(t, 10*time.Second, "the processes of the killed owner end", func() bool {
+	eventually(t, "the processes of the killed owner end", func() bool {
 		pids, err := cgroupPIDs(l.CgroupRoot)
 		if err != nil {
 			t.Fatal(err)

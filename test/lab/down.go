@@ -71,7 +71,7 @@ func removeContents(name string) error {
 		mount = filepath.Join(stateDir(name), "cgroup2")
 	}
 	errs = append(errs, removeCgroups(labCgroup(mount, name)))
-	for _, h := range plan().hosts {
+	for _, h := range plan(largest).hosts {
 		errs = append(errs, removeNetNS(netnsPath(name, h.name)))
 	}
 	if err := unmountBelow(stateDir(name)); err != nil {

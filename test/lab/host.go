@@ -64,8 +64,9 @@ func (h *Host) Do(f func() error) error {
 	return nil
 }
 
-// Netlink opens a handle for links, addresses and routes of the host. The
-// caller closes it.
+// Netlink opens a handle for links, addresses and routes of the host, and for
+// nothing else: what other netlink families are asked for through it, they do in
+// the caller's own network namespace. Use Do for these. The caller closes it.
 func (h *Host) Netlink() (*netlink.Handle, error) {
 	nl, err := netlinkAt(h.NetNS)
 	if err != nil {

@@ -41,6 +41,7 @@ type Config struct {
 	Name string
 	// CgroupLayout is LayoutSystemd if empty.
 	CgroupLayout CgroupLayout
+	Shape
 	// Temporary ties the lab to this process: its servers end with it, and
 	// the next temporary lab on the machine removes what it left behind.
 	Temporary bool
@@ -55,8 +56,9 @@ type Config struct {
 type Lab struct {
 	Name         string
 	CgroupLayout CgroupLayout
-	Created      time.Time
-	Temporary    bool
+	Shape
+	Created   time.Time
+	Temporary bool
 	// Reused is set by Up if it found the lab complete and changed nothing.
 	Reused bool
 	// CgroupRoot is the directory of all cgroups of the lab.
@@ -91,6 +93,9 @@ func Up(cfg Config) (*Lab, error) {
 			return nil, fmt.Errorf("lab %s is up with cgroup layout %s: take it down before it can be made with %s",
 				l.Name, l.CgroupLayout, cfg.CgroupLayout)
 		}
+		if l.Shape != cfg.Shape {
+			return nil, fmt.Errorf("lab %s is up with %s: take it down before it can be made with %s", l.Name, l.Shape, cfg.Shape)
+		}
 		l.Reused = true
 		return l, nil
 	}
@@ -121,6 +126,9 @@ func (cfg *Config) complete() error {
 	if cfg.CgroupLayout != LayoutSystemd && cfg.CgroupLayout != LayoutCgroupfs {
 		return fmt.Errorf("lab %s: unknown cgroup layout %q: use %s or %s", cfg.Name, cfg.CgroupLayout, LayoutSystemd, LayoutCgroupfs)
 	}
+	if err := cfg.Shape.complete(); err != nil {
+		return fmt.Errorf("lab %s: %w", cfg.Name, err)
+	}
 	return checkName(cfg.Name)
 }
 
@@ -133,7 +141,7 @@ func checkName(name string) error {
 
 // build makes everything below an empty, locked state directory.
 func build(cfg Config) error {
-	s := state{Layout: cfg.CgroupLayout, Created: time.Now().UTC()}
+	s := state{Layout: cfg.CgroupLayout, Shape: cfg.Shape, Created: time.Now().UTC()}
 	var err error
 	if s.BootID, err = bootID(); err != nil {
 		return err
@@ -161,7 +169,7 @@ func build(cfg Config) error {
 			return err
 		}
 	}
-	p := plan()
+	p := plan(s.Shape)
 	l := assemble(cfg.Name, s, p)
 	for i, h := range l.hosts {
 		if err := h.create(p.hosts[i]); err != nil {
@@ -208,7 +216,7 @@ func Open(name string) (*Lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lab %s: %w: %w", name, ErrIncomplete, err)
 	}
-	l := assemble(name, s, plan())
+	l := assemble(name, s, plan(s.Shape))
 	if err := l.check(s); err != nil {
 		return nil, fmt.Errorf("lab %s: %w (%w): `beeline lab up --name %s` makes it anew", name, ErrIncomplete, err, name)
 	}
@@ -220,6 +228,7 @@ func assemble(name string, s state, p *topologyPlan) *Lab {
 	l := &Lab{
 		Name:         name,
 		CgroupLayout: s.Layout,
+		Shape:        s.Shape,
 		Created:      s.Created,
 		Temporary:    s.Owner != nil,
 		CgroupRoot:   labCgroup(s.Cgroup2, name),

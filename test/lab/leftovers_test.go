@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -124,7 +123,7 @@ func useEverything(t *testing.T, l *Lab) {
 		t.Fatal(err)
 	}
 	for _, h := range l.Hosts() {
-		conn, err := h.Dial(withTimeout(t, 5*time.Second), "tcp", port(l.Host("b1").Addr4, PortTCP))
+		conn, err := h.Dial(withTimeout(t, patience), "tcp", port(l.Host("b1").Addr4, PortTCP))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,7 +33,7 @@ func TestDownLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			wantNothingLeft(t, l.Name)
-			eventually(t, 10*time.Second, "the kernel destroys the lab's namespaces and devices", func() bool { return left() == 0 })
+			eventually(t, "the kernel destroys the lab's namespaces and devices", func() bool { return left() == 0 })
 		})
 	}
 }
@@ -139,7 +139,7 @@ func wantWorking(t *testing.T, l *Lab) {
 		t.Fatal(err)
 	}
 	for _, addr := range l.Host("b3").addrs() {
-		if answer, err := l.Host("a1").Request(withTimeout(t, 5*time.Second), "tcp", port(addr, PortTCP), "x"); err != nil || answer.Pod != "b3" {
+		if answer, err := l.Host("a1").Request(withTimeout(t, patience), "tcp", port(addr, PortTCP), "x"); err != nil || answer.Pod != "b3" {
 			t.Errorf("a1 to b3: answer %v (%v)", answer, err)
 		}
 	}
@@ -181,10 +181,10 @@ func TestTwoLabsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, addr := range one.Host("b1").addrs() {
-		if _, err := one.Host("a1").Request(withTimeout(t, 5*time.Second), "tcp", port(addr, PortTCP), "x"); err != nil {
+		if _, err := one.Host("a1").Request(withTimeout(t, patience), "tcp", port(addr, PortTCP), "x"); err != nil {
 			t.Error(err)
 		}
-		_, err := two.Host("a1").Request(withTimeout(t, 5*time.Second), "tcp", port(addr, PortTCP), "x")
+		_, err := two.Host("a1").Request(withTimeout(t, patience), "tcp", port(addr, PortTCP), "x")
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("the other lab reached the server: %v, want ECONNREFUSED", err)
 		}

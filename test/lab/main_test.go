@@ -75,6 +75,10 @@ func exitOn(err error) {
 	}
 }
 
+// patience is how long a test waits for what has to come: far longer than it
+// takes, for a busy machine may keep a process waiting for many seconds.
+const patience = time.Minute
+
 // withTimeout is a context that ends with the test or after d.
 func withTimeout(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
@@ -83,12 +87,14 @@ func withTimeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// eventually fails the test unless ok becomes true within d.
-func eventually(t *testing.T, d time.Duration, what string, ok func() bool) {
+// eventually fails the test unless ok becomes true within twice the patience:
+// a connection that was cut off keeps the kernel from destroying its namespace
+// until it has been retransmitted in vain (tcp_orphan_retries, about 100 s).
+func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(d); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", d, what)
+			t.Fatalf("not within %v: %s", 2*patience, what)
 		}
 	}
 }

@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountPoint is one line of /proc/self/mountinfo, see proc_pid_mountinfo(5).
+// mountPoint is one line of mountinfo, see proc_pid_mountinfo(5).
 type mountPoint struct {
 	path   string
 	fstype string
 }
 
-// mounts lists the mounts that this process sees, oldest first.
+// mounts lists the mounts that this thread sees, oldest first. /proc/self shows the
+// first thread, which may have left for a mount namespace of its own.
 func mounts() ([]mountPoint, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +34,7 @@ func mounts() ([]mountPoint, error) {
 		before, after, ok := strings.Cut(lines.Text(), " - ")
 		fields, types := strings.Fields(before), strings.Fields(after)
 		if !ok || len(fields) < 6 || len(types) < 1 {
-			return nil, fmt.Errorf("/proc/self/mountinfo: cannot read line %q", lines.Text())
+			return nil, fmt.Errorf("/proc/thread-self/mountinfo: cannot read line %q", lines.Text())
 		}
 		list = append(list, mountPoint{path: unescapeMount(fields[4]), fstype: types[0]})
 	}

@@ -128,6 +128,11 @@ func applyNetwork(lab string, p *topologyPlan, progress func()) error {
 		progress()
 	}
 	for _, h := range p.hosts {
+		if h.overlay != nil {
+			if err := h.overlay.create(handles[h.name].nl); err != nil {
+				return fmt.Errorf("host %s: %w", h.name, err)
+			}
+		}
 		if err := h.configure(handles[h.name].nl); err != nil {
 			return fmt.Errorf("host %s: %w", h.name, err)
 		}
@@ -158,11 +163,12 @@ func netlinkAt(path string) (nl *netlink.Handle, err error) {
 // create makes the veth pair between two open hosts and sets it up.
 func (l linkPlan) create(lab string, host, peer hostHandle) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index = l.device, l.index
+	attrs.Name, attrs.Index, attrs.MTU = l.device, l.index, l.mtu
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      l.peerDevice,
 		PeerNamespace: netlink.NsFd(int(peer.ns.Fd())),
+		PeerMTU:       uint32(l.mtu),
 	}
 	if err := host.nl.LinkAdd(veth); err != nil {
 		return fmt.Errorf("creating the veth pair (needs CONFIG_VETH): %w", err)
@@ -220,7 +226,7 @@ func (h *hostPlan) configure(nl *netlink.Handle) error {
 }
 
 func (r routePlan) route(links map[string]netlink.Link) *netlink.Route {
-	route := &netlink.Route{Dst: ipNet(r.to)}
+	route := &netlink.Route{Dst: ipNet(r.to), Priority: r.metric}
 	if r.device == "" {
 		route.Type = unix.RTN_UNREACHABLE
 		return route
@@ -230,6 +236,9 @@ func (r routePlan) route(links map[string]netlink.Link) *netlink.Route {
 		route.Gw = r.via.AsSlice()
 	} else if r.to.Addr().Is4() {
 		route.Scope = netlink.SCOPE_LINK
+	}
+	if r.onLink {
+		route.Flags = unix.RTNH_F_ONLINK
 	}
 	if r.source.IsValid() {
 		route.Src = r.source.AsSlice()

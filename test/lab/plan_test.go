@@ -14,7 +14,7 @@ import (
 func TestPlanHasUniqueNamesAndAddresses(t *testing.T) {
 	owner := map[netip.Addr]string{}
 	names := map[string]bool{}
-	for _, h := range plan().hosts {
+	for _, h := range plan(largest).hosts {
 		if names[h.name] {
 			t.Errorf("two hosts are named %s", h.name)
 		}
@@ -26,15 +26,15 @@ func TestPlanHasUniqueNamesAndAddresses(t *testing.T) {
 			owner[addr] = h.name
 		}
 	}
-	if len(names) != 10 {
-		t.Errorf("%d hosts, want 2 nodes, 6 pods, client and fabric", len(names))
+	if len(names) != 15 {
+		t.Errorf("%d hosts, want 3 nodes, 9 pods, two clients and fabric", len(names))
 	}
 }
 
 // No two labs may meet in one namespace name, whatever they are called.
 func TestHostNamesAreNoSuffixOfEachOther(t *testing.T) {
-	for _, a := range plan().hosts {
-		for _, b := range plan().hosts {
+	for _, a := range plan(largest).hosts {
+		for _, b := range plan(largest).hosts {
 			if strings.HasSuffix(a.name, "-"+b.name) {
 				t.Errorf("%s ends like %s: lab x and lab x-%s would share a namespace",
 					a.name, b.name, strings.TrimSuffix(a.name, "-"+b.name))
@@ -44,7 +44,7 @@ func TestHostNamesAreNoSuffixOfEachOther(t *testing.T) {
 }
 
 func TestServiceRangesAreRoutedNowhere(t *testing.T) {
-	for _, h := range plan().hosts {
+	for _, h := range plan(largest).hosts {
 		for _, r := range h.routes {
 			isDefault := r.to.Bits() == 0
 			if !isDefault && (r.to.Overlaps(ServiceRange4) || r.to.Overlaps(ServiceRange6)) {
@@ -58,7 +58,7 @@ func TestServiceRangesAreRoutedNowhere(t *testing.T) {
 }
 
 func TestDeviceNamesFit(t *testing.T) {
-	for _, l := range plan().links {
+	for _, l := range plan(largest).links {
 		for _, device := range []string{l.device, l.peerDevice} {
 			if len(device) >= unix.IFNAMSIZ {
 				t.Errorf("device name %s is longer than %d", device, unix.IFNAMSIZ-1)
@@ -74,7 +74,7 @@ func TestPodCgroupIsTheKubelets(t *testing.T) {
 			strings.ReplaceAll(uuid, "SEP", "_") + `\.slice/cri-containerd-[0-9a-f]{64}\.scope$`,
 		LayoutCgroupfs: `^/r/node-a/kubepods/burstable/pod` + strings.ReplaceAll(uuid, "SEP", "-") + `/[0-9a-f]{64}$`,
 	} {
-		got := hostCgroup("/r", layout, "x", plan().host("a2"))
+		got := hostCgroup("/r", layout, "x", plan(Shape{}).host("a2"))
 		if !regexp.MustCompile(pattern).MatchString(got) {
 			t.Errorf("%s: %s does not match %s", layout, got, pattern)
 		}

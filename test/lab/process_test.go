@@ -110,11 +110,9 @@ func TestCommandExitCode(t *testing.T) {
 func TestCommandEndsWithItsContext(t *testing.T) {
 	l := New(t)
 	cmd := l.Host("a1").Command(withTimeout(t, 50*time.Millisecond), "sleep", "600")
-	start := time.Now()
 	err := cmd.Run()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || time.Since(start) > 5*time.Second {
-		t.Errorf("after %v: %v, want killed after 50 ms", time.Since(start), err)
+	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != -1 {
+		t.Errorf("%v, want killed after 50 ms", err)
 	}
 }
 

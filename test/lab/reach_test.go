@@ -70,7 +70,7 @@ func TestHTTP(t *testing.T) {
 	client := http.Client{Transport: &http.Transport{DialContext: l.Host("client").Dial}}
 	defer client.CloseIdleConnections()
 	for _, addr := range l.Host("b2").addrs() {
-		request, err := http.NewRequestWithContext(withTimeout(t, 5*time.Second), "GET", "http://"+port(addr, PortHTTP)+"/path?q=1", nil)
+		request, err := http.NewRequestWithContext(withTimeout(t, patience), "GET", "http://"+port(addr, PortHTTP)+"/path?q=1", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,14 +100,11 @@ func TestServiceRangeEndsAtTheFabric(t *testing.T) {
 		address := port(prefix.Addr().Next(), 80)
 		for _, name := range []string{"a1", "b1", "node-b", "client"} {
 			before := l.Host("fabric").counter(t, counter)
-			start := time.Now()
-			_, err := l.Host(name).Dial(withTimeout(t, 5*time.Second), "tcp", address)
+			_, err := l.Host(name).Dial(withTimeout(t, patience), "tcp", address)
 			if !errors.Is(err, syscall.ENETUNREACH) {
 				t.Errorf("%s to %s: %v, want ENETUNREACH", name, address, err)
 			}
-			if took := time.Since(start); took > 500*time.Millisecond {
-				t.Errorf("%s to %s: failed after %v, want less than the 1 s of a SYN's retransmission", name, address, took)
-			}
+			// A second one would be its retransmission, after 1 s.
 			if n := l.Host("fabric").counter(t, counter) - before; n != 1 {
 				t.Errorf("%s to %s: the fabric saw the one SYN %d times", name, address, n)
 			}
@@ -128,7 +125,7 @@ func TestUnknownPodEndsAtItsNode(t *testing.T) {
 		"[fd00:10:1::99]:80": syscall.ENETUNREACH, // ICMPv6 says "no route", whatever the route's type
 	} {
 		before := l.Host("fabric").forwarded(t)
-		_, err := l.Host("b1").Dial(withTimeout(t, 5*time.Second), "tcp", address)
+		_, err := l.Host("b1").Dial(withTimeout(t, patience), "tcp", address)
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", address, err, want)
 		}
@@ -196,7 +193,7 @@ func TestDialErrors(t *testing.T) {
 	l := New(t)
 	a1, b1 := l.Host("a1"), l.Host("b1")
 	addr := port(b1.Addr4, 9)
-	_, err := a1.Dial(withTimeout(t, 5*time.Second), "tcp", addr)
+	_, err := a1.Dial(withTimeout(t, patience), "tcp", addr)
 	var opErr *net.OpError
 	if !errors.Is(err, syscall.ECONNREFUSED) || !errors.As(err, &opErr) || opErr.Addr.String() != addr {
 		t.Errorf("closed port: %v, want ECONNREFUSED for %s", err, addr)
@@ -209,7 +206,7 @@ func TestDialErrors(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &netErr) || !netErr.Timeout() {
 		t.Errorf("deadline: %v, want a timeout", err)
 	}
-	if took := time.Since(start); took < 200*time.Millisecond || took > 2*time.Second {
+	if took := time.Since(start); took < 200*time.Millisecond {
 		t.Errorf("deadline of 200 ms ended the dial after %v", took)
 	}
 
@@ -242,12 +239,12 @@ func TestDialV4Mapped(t *testing.T) {
 		family, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 		return err
 	}}
-	conn, err := l.Host("a1").DialWith(withTimeout(t, 5*time.Second), options, "tcp", address)
+	conn, err := l.Host("a1").DialWith(withTimeout(t, patience), options, "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	answer, err := Ask(withTimeout(t, 5*time.Second), conn, "x")
+	answer, err := Ask(withTimeout(t, patience), conn, "x")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +254,7 @@ func TestDialV4Mapped(t *testing.T) {
 	if answer.Peer.Addr() != l.Host("a1").Addr4 || conn.RemoteAddr().String() != address {
 		t.Errorf("peer %v, remote address %v, want %v and %v", answer.Peer, conn.RemoteAddr(), l.Host("a1").Addr4, address)
 	}
-	_, err = l.Host("a1").DialWith(withTimeout(t, 5*time.Second), DialOptions{V4Mapped: true}, "tcp", port(ServiceRange4.Addr(), 80))
+	_, err = l.Host("a1").DialWith(withTimeout(t, patience), DialOptions{V4Mapped: true}, "tcp", port(ServiceRange4.Addr(), 80))
 	if !errors.Is(err, syscall.ENETUNREACH) {
 		t.Errorf("to the Service range: %v, want ENETUNREACH", err)
 	}
@@ -266,19 +263,19 @@ func TestDialV4Mapped(t *testing.T) {
 func TestDialFromLocalAddress(t *testing.T) {
 	l := newWithServers(t)
 	local := netip.AddrPortFrom(l.Host("a1").Addr6, 4711)
-	conn, err := l.Host("a1").DialWith(withTimeout(t, 5*time.Second), DialOptions{Local: local}, "tcp", port(l.Host("b1").Addr6, PortTCP))
+	conn, err := l.Host("a1").DialWith(withTimeout(t, patience), DialOptions{Local: local}, "tcp", port(l.Host("b1").Addr6, PortTCP))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if answer, err := Ask(withTimeout(t, 5*time.Second), conn, ""); err != nil || answer.Peer != local {
+	if answer, err := Ask(withTimeout(t, patience), conn, ""); err != nil || answer.Peer != local {
 		t.Errorf("peer %v (%v), want %v", answer.Peer, err, local)
 	}
 }
 
 func TestListen(t *testing.T) {
 	l := New(t)
-	ctx := withTimeout(t, 5*time.Second)
+	ctx := withTimeout(t, patience)
 	listener, err := l.Host("b3").Listen("tcp", "[::]:7000")
 	if err != nil {
 		t.Fatal(err)

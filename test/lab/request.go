@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"time"
 )
 
@@ -66,4 +67,22 @@ func readLine(conn net.Conn) ([]byte, error) {
 			return nil, fmt.Errorf("answer of %s is longer than %d bytes", conn.RemoteAddr(), cap(buffer))
 		}
 	}
+}
+
+// Get makes one GET request of the HTTP server in a pod (PortHTTP), by a client that
+// reaches it. A status other than 200 is an error.
+func Get(ctx context.Context, client *http.Client, url string) (answer Answer, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return answer, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return answer, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return answer, fmt.Errorf("GET %s: %s", url, response.Status)
+	}
+	return answer, json.NewDecoder(response.Body).Decode(&answer)
 }

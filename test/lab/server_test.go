@@ -13,13 +13,13 @@ import (
 
 func TestConnectionCarriesManyRequests(t *testing.T) {
 	l := newWithServers(t)
-	conn, err := l.Host("client").Dial(withTimeout(t, 5*time.Second), "tcp", port(l.Host("a3").Addr6, PortTCP))
+	conn, err := l.Host("client").Dial(withTimeout(t, patience), "tcp", port(l.Host("a3").Addr6, PortTCP))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	for _, payload := range []string{"one", "two", "", "with blanks and \"quotes\""} {
-		answer, err := Ask(withTimeout(t, 5*time.Second), conn, payload)
+		answer, err := Ask(withTimeout(t, patience), conn, payload)
 		if err != nil || answer.Payload != payload || answer.Peer.String() != conn.LocalAddr().String() {
 			t.Errorf("request %q: answer %v (%v)", payload, answer, err)
 		}
@@ -39,7 +39,7 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 		if err := node.AddAddress("lo", single(addr)); err != nil {
 			t.Fatal(err)
 		}
-		answer, err := l.Host("a1").Request(withTimeout(t, 5*time.Second), "udp", port(addr, PortUDP), "x")
+		answer, err := l.Host("a1").Request(withTimeout(t, patience), "udp", port(addr, PortUDP), "x")
 		if err != nil || answer.Local.Addr() != addr || answer.Pod != "node-a" {
 			t.Errorf("%s: answer %v (%v)", addr, answer, err)
 		}
@@ -56,19 +56,19 @@ func TestStopServerDrains(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn := dialServer(t, l, pod, PortTCP)
-	if _, err := Ask(withTimeout(t, 5*time.Second), conn, "before"); err != nil {
+	if _, err := Ask(withTimeout(t, patience), conn, "before"); err != nil {
 		t.Fatal(err)
 	}
 	start, stopped := time.Now(), make(chan error, 1)
 	go func() { stopped <- pod.StopServer() }()
-	eventually(t, 5*time.Second, "the stopping server refuses new connections", func() bool {
-		conn, err := l.Host("a1").Dial(withTimeout(t, 5*time.Second), "tcp", port(pod.Addr4, PortTCP))
+	eventually(t, "the stopping server refuses new connections", func() bool {
+		conn, err := l.Host("a1").Dial(withTimeout(t, patience), "tcp", port(pod.Addr4, PortTCP))
 		if err == nil {
 			conn.Close()
 		}
 		return errors.Is(err, syscall.ECONNREFUSED)
 	})
-	if answer, err := Ask(withTimeout(t, 5*time.Second), conn, "after"); err != nil || answer.Payload != "after" {
+	if answer, err := Ask(withTimeout(t, patience), conn, "after"); err != nil || answer.Payload != "after" {
 		t.Errorf("while it drains: answer %v (%v), want one", answer, err)
 	}
 	if err := <-stopped; err != nil {
@@ -77,7 +77,7 @@ func TestStopServerDrains(t *testing.T) {
 	if took := time.Since(start); took < drain {
 		t.Errorf("it ended after %v with a connection open, want not before %v", took, drain)
 	}
-	if _, err := Ask(withTimeout(t, 5*time.Second), conn, "late"); err == nil {
+	if _, err := Ask(withTimeout(t, patience), conn, "late"); err == nil {
 		t.Error("the connection lives on after the server's end")
 	}
 	if pod.ServerRunning() {
@@ -111,27 +111,27 @@ func TestKillServerClosesAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn := dialServer(t, l, pod, PortTCP)
-	if _, err := Ask(withTimeout(t, 5*time.Second), conn, "before"); err != nil {
+	if _, err := Ask(withTimeout(t, patience), conn, "before"); err != nil {
 		t.Fatal(err)
 	}
 	if err := pod.KillServer(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Ask(withTimeout(t, 5*time.Second), conn, "after"); err == nil {
+	if _, err := Ask(withTimeout(t, patience), conn, "after"); err == nil {
 		t.Error("the connection lives on after the server was killed")
 	}
 	// And the pod can have another.
 	if err := pod.StartServer(ServerOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Host("a1").Request(withTimeout(t, 5*time.Second), "tcp", port(pod.Addr4, PortTCP), "x"); err != nil {
+	if _, err := l.Host("a1").Request(withTimeout(t, patience), "tcp", port(pod.Addr4, PortTCP), "x"); err != nil {
 		t.Error(err)
 	}
 }
 
 func dialServer(t *testing.T, l *Lab, pod *Host, p uint16) net.Conn {
 	t.Helper()
-	conn, err := l.Host("a1").Dial(withTimeout(t, 5*time.Second), "tcp", port(pod.Addr4, p))
+	conn, err := l.Host("a1").Dial(withTimeout(t, patience), "tcp", port(pod.Addr4, p))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/vishvananda/netlink/nl"
@@ -236,7 +235,7 @@ func TestDoRunsInTheNamespaceAndLeavesIt(t *testing.T) {
 		t.Errorf("Do with runtime.Goexit: %v, want %v", err, errLeft)
 	}
 	// The thread that Goexit left in there ends.
-	eventually(t, 5*time.Second, "no thread is in the namespace", func() bool {
+	eventually(t, "no thread is in the namespace", func() bool {
 		tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
 		if err != nil {
 			t.Fatal(err)

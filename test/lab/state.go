@@ -27,6 +27,7 @@ func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 // else is made, and again with Complete set when all is made.
 type state struct {
 	Layout   CgroupLayout `json:"cgroupLayout"`
+	Shape    Shape        `json:"shape"`
 	Cgroup2  string       `json:"cgroup2"` // mount point of the hierarchy
 	Created  time.Time    `json:"created"`
 	BootID   string       `json:"bootID"` // a reboot takes all but files away
@@ -78,6 +79,9 @@ func readState(lab string) (state, error) {
 	}
 	if err := json.Unmarshal(data, &s); err != nil {
 		return s, fmt.Errorf("lab %s: %s is damaged: %w", lab, stateFile, err)
+	}
+	if err := s.Shape.complete(); err != nil {
+		return s, fmt.Errorf("lab %s: %s: %w", lab, stateFile, err)
 	}
 	return s, nil
 }

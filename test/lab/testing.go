@@ -19,10 +19,16 @@ type TB interface {
 // test is skipped. TestMain has to call [Main].
 func New(t TB) *Lab {
 	t.Helper()
+	return NewOf(t, Shape{})
+}
+
+// NewOf is New for a lab of a certain shape.
+func NewOf(t TB, shape Shape) *Lab {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skipf("the lab needs root: network namespaces, mounts and cgroups")
 	}
-	l, err := Up(Config{Temporary: true})
+	l, err := Up(Config{Temporary: true, Shape: shape})
 	if err != nil {
 		t.Fatalf("making a lab: %v", err)
 	}

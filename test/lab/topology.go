@@ -5,6 +5,7 @@ package lab
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Role says what kind of machine a host stands for.
@@ -42,6 +43,7 @@ type hostPlan struct {
 	router       bool
 	addresses    []addressPlan
 	routes       []routePlan
+	overlay      *overlayPlan // nil: what it sends to pods of other nodes is routed as all else
 }
 
 // device0 is the one device of a pod, and the uplink of nodes and client.
@@ -59,6 +61,8 @@ type routePlan struct {
 	device string
 	via    netip.Addr
 	source netip.Addr // preferred source address, optional
+	onLink bool       // no route leads to via, and none is needed
+	metric int        // 0: the kernel's default
 }
 
 // linkPlan is one veth pair; each end is created inside its host's namespace.
@@ -71,6 +75,7 @@ type linkPlan struct {
 	index                int
 	peerHost, peerDevice string
 	proxyARP             bool // the host's end answers ARP for podGateway4
+	mtu                  int  // of both ends; 0: the kernel's default
 }
 
 // firstIndex is beyond the indices that the kernel gives by itself: each
@@ -98,14 +103,15 @@ type edgePlan struct {
 	addr4, addr6      string
 	gateway4          string // the fabric's address on the uplink
 	gateway6          string
-	podRange4         string // the node's pod range, "" for the client
+	podRange4         string // the node's pod range, "" for a client
 	podRange6         string
 	pod4, pod6, short string // prefixes of the pods' addresses and names
 }
 
 const podsPerNode = 3
 
-var edges = []edgePlan{
+// nodes are those that every lab has.
+var nodes = []edgePlan{
 	{
 		name: "node-a", short: "a",
 		addr4: "192.168.100.1", gateway4: "192.168.100.254", podRange4: "10.10.1.0/24", pod4: "10.10.1.1",
@@ -116,32 +122,53 @@ var edges = []edgePlan{
 		addr4: "192.168.100.2", gateway4: "192.168.100.254", podRange4: "10.10.2.0/24", pod4: "10.10.2.1",
 		addr6: "fd00:100::2", gateway6: "fd00:100::fe", podRange6: "fd00:10:2::/64", pod6: "fd00:10:2::1",
 	},
-	{
-		name:  "client",
-		addr4: "192.168.200.1", gateway4: "192.168.200.254",
-		addr6: "fd00:200::1", gateway6: "fd00:200::fe",
-	},
 }
 
-// plan computes the lab's only topology: two nodes with three pods each and a
-// client around a routing fabric.
-func plan() *topologyPlan {
+// client is the host outside that every lab has.
+var client = edgePlan{
+	name:  "client",
+	addr4: "192.168.200.1", gateway4: "192.168.200.254",
+	addr6: "fd00:200::1", gateway6: "fd00:200::fe",
+}
+
+// edges are the hosts around the fabric: nodes first.
+func (s Shape) edges() []edgePlan {
+	all := slices.Clone(nodes)
+	if s.ThreeNodes {
+		all = append(all, node3)
+	}
+	all = append(all, client)
+	if s.TwoNICs {
+		all = append(all, client2)
+	}
+	return all
+}
+
+// plan computes the lab: nodes with three pods each and a client around a
+// routing fabric.
+func plan(s Shape) *topologyPlan {
 	p := &topologyPlan{}
 	fabric := &hostPlan{
 		name: "fabric", role: RoleFabric, router: true,
-		addr4: netip.MustParseAddr(edges[0].gateway4),
-		addr6: netip.MustParseAddr(edges[0].gateway6),
+		addr4: netip.MustParseAddr(nodes[0].gateway4),
+		addr6: netip.MustParseAddr(nodes[0].gateway6),
 	}
-	for _, e := range edges {
+	for _, e := range s.edges() {
 		host := p.addEdge(e)
-		fabric.connect(e)
+		fabric.connect(e, s.Network)
 		p.links = append(p.links, linkPlan{host: fabric.name, device: e.name, peerHost: e.name, peerDevice: device0})
 		if e.podRange4 == "" {
 			continue
 		}
 		for i := 1; i <= podsPerNode; i++ {
-			p.addPod(host, e, i)
+			p.addPod(host, e, i, s.Network)
 		}
+	}
+	if s.Network == NetworkVXLAN {
+		p.addOverlay(s)
+	}
+	if s.TwoNICs {
+		p.addSecondNIC(fabric)
 	}
 	p.hosts = append(p.hosts, fabric)
 	for i := range p.links {
@@ -151,7 +178,7 @@ func plan() *topologyPlan {
 }
 
 // connect gives the fabric its end of e's uplink and the routes behind it.
-func (fabric *hostPlan) connect(e edgePlan) {
+func (fabric *hostPlan) connect(e edgePlan, network Network) {
 	for _, f := range []struct{ gateway, addr, pods string }{
 		{e.gateway4, e.addr4, e.podRange4},
 		{e.gateway6, e.addr6, e.podRange6},
@@ -159,7 +186,7 @@ func (fabric *hostPlan) connect(e edgePlan) {
 		addr := netip.MustParseAddr(f.addr)
 		fabric.addresses = append(fabric.addresses, addressPlan{e.name, single(netip.MustParseAddr(f.gateway))})
 		fabric.routes = append(fabric.routes, routePlan{to: single(addr), device: e.name})
-		if f.pods != "" {
+		if f.pods != "" && network == NetworkRouted {
 			fabric.routes = append(fabric.routes, routePlan{to: netip.MustParsePrefix(f.pods), device: e.name, via: addr})
 		}
 	}
@@ -194,7 +221,7 @@ func (p *topologyPlan) addEdge(e edgePlan) *hostPlan {
 }
 
 // addPod adds the i-th pod (from 1) of a node.
-func (p *topologyPlan) addPod(node *hostPlan, e edgePlan, i int) {
+func (p *topologyPlan) addPod(node *hostPlan, e edgePlan, i int, network Network) {
 	pod := &hostPlan{
 		name: fmt.Sprintf("%s%d", e.short, i), role: RolePod, node: node.name,
 		addr4: netip.MustParseAddr(fmt.Sprintf("%s%d", e.pod4, i)),
@@ -213,7 +240,7 @@ func (p *topologyPlan) addPod(node *hostPlan, e edgePlan, i int) {
 	p.hosts = append(p.hosts, pod)
 	p.links = append(p.links, linkPlan{
 		host: node.name, device: pod.name,
-		peerHost: pod.name, peerDevice: device0, proxyARP: true,
+		peerHost: pod.name, peerDevice: device0, proxyARP: true, mtu: podMTU(network),
 	})
 }
 

@@ -28,7 +28,7 @@ import (
 
 // startTimeout bounds the time until an agent is ready; software-emulated
 // machines need much of it.
-const startTimeout = 30 * time.Second
+const startTimeout = 2 * time.Minute
 
 // Agent is an agent on a node of a lab: the process, or where it was and will
 // be again.
@@ -42,6 +42,10 @@ type Agent struct {
 	Kubeconfig string
 	// Flags are added to its command line.
 	Flags []string
+	// Env is added to the environment of the agent and of its CLI.
+	Env []string
+	// EdgeMode is its --edge-mode; empty for the default.
+	EdgeMode string
 	// Log receives what it prints; nil for nowhere.
 	Log io.Writer
 	// Detached is a file that receives what it prints instead. The agent then
@@ -71,7 +75,19 @@ func (a *Agent) Command(ctx context.Context) *lab.Cmd {
 		"--socket", a.Socket(),
 		"--cgroup-root", a.Host.CgroupRoot,
 	}, a.Flags...)
-	return a.Host.Command(ctx, args...)
+	if a.EdgeMode != "" {
+		args = append(args, "--edge-mode", a.EdgeMode)
+	}
+	return a.command(ctx, args...)
+}
+
+// command prepares a process of the host with the agent's environment.
+func (a *Agent) command(ctx context.Context, args ...string) *lab.Cmd {
+	cmd := a.Host.Command(ctx, args...)
+	if len(a.Env) > 0 {
+		cmd.Env = append(os.Environ(), a.Env...)
+	}
+	return cmd
 }
 
 // Start starts the agent and returns when it has brought its manifests into the
@@ -80,6 +96,11 @@ func (a *Agent) Start() error {
 	if err := a.StartOnly(); err != nil {
 		return err
 	}
+	return a.WaitReady()
+}
+
+// WaitReady waits until an agent that has been started is ready, or has ended.
+func (a *Agent) WaitReady() error {
 	return a.WaitFor("ready", func(s *observe.Status) bool {
 		return s.Sync.Synced && len(s.Attachments) == s.Hooks
 	})
@@ -204,12 +225,12 @@ func (a *Agent) CLI(args ...string) (string, error) {
 	switch {
 	case slices.Contains(args, "cleanup"):
 		args = append(args, "--socket", a.Socket(), "--bpffs", a.BPFFS())
-	case slices.Contains(args, "--from-maps"):
+	case slices.Contains(args, "--from-maps"), args[1] == "flow", args[1] == "explain":
 		args = append(args, "--bpffs", a.BPFFS())
 	default:
 		args = append(args, "--socket", a.Socket())
 	}
-	out, err := a.Host.Command(context.Background(), args...).Output()
+	out, err := a.command(context.Background(), args...).Output()
 	return string(out), err
 }
 

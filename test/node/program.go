@@ -12,14 +12,29 @@ import (
 	"testing"
 )
 
+// Sources is the folder of Beeline's sources, also for a module that only depends
+// on it.
+var Sources = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "beeline.io/beeline").Output()
+	if err != nil {
+		return "", fmt.Errorf("finding Beeline's sources: go list -m beeline.io/beeline: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+})
+
 // Build returns the beeline program to test: that of BEELINE_PROGRAM, or one
-// built from this tree into a folder.
+// built into a folder. It is built in its own module, with the dependencies that
+// users get.
 func Build(folder string) (program string, err error) {
 	if program := os.Getenv("BEELINE_PROGRAM"); program != "" {
 		return program, nil
 	}
+	sources, err := Sources()
+	if err != nil {
+		return "", err
+	}
 	program = filepath.Join(folder, "beeline")
-	out, err := exec.Command("go", "build", "-o", program, "beeline.io/beeline/cmd/beeline").CombinedOutput()
+	out, err := exec.Command("go", "build", "-C", sources, "-o", program, "./cmd/beeline").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build of the beeline program (after `make generate`?): %w\n%s", err, out)
 	}

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -208,7 +209,11 @@ func TestAffinityIsPerPort(t *testing.T) {
 // 3/4 if each kept its own choice.
 func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 	w := startWorld(t, "node-a")
-	w.apply("web", objects(w.sticky("web", 1, stickyPods, 600))...)
+	for n, algorithm := range service.Algorithms {
+		s, slices := w.sticky("web-"+algorithm, uint8(n+1), stickyPods, 600)
+		s.Annotations = map[string]string{service.AnnotationAlgorithm: algorithm}
+		w.apply(s.Name, objects(s, slices)...)
+	}
 	tables, err := datapath.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	for round := range 1000 {
@@ -217,7 +222,7 @@ func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 		for key := range known {
 			w.must(tables.Affinity.Delete(key))
 		}
-		pods := w.connectAtOnce(t, ipv4.clusterIP(1))
+		pods := w.connectAtOnce(t, ipv4.clusterIP(uint8(1+round%2)))
 		if pods[0] != pods[1] {
 			t.Fatalf("round %d: two first connections at once went to %s and %s, want one pod", round, pods[0], pods[1])
 		}

@@ -11,6 +11,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/test/lab"
 )
@@ -126,8 +127,9 @@ func TestAffinityTimeoutBeginsAnew(t *testing.T) {
 func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 	w := startWorld(t, "node-a")
 	a1 := w.Host("a1")
-	for _, f := range []family{ipv4, ipv6} {
+	for i, f := range []family{ipv4, ipv6, ipv4, ipv6} {
 		s, slices := w.sticky("web", 1, "b1", 600)
+		s.Annotations = map[string]string{service.AnnotationAlgorithm: service.Algorithms[i/2]}
 		w.apply("web", objects(s, slices)...)
 		if got := pick(t, a1, f, f.clusterIP(1)); got != "b1" {
 			t.Fatalf("connection goes to %s, want b1", got)

@@ -107,28 +107,11 @@ func find(who, many, web string) (found goFindings, err error) {
 			}
 			return conn, err
 		}}}
-		answer, err := httpGet(ctx, &client, "http://"+web+"/go")
+		answer, err := lab.Get(ctx, &client, "http://"+web+"/go")
 		if err != nil {
 			return found, err
 		}
 		found.Web[network] = goConnection{remote, answer.Pod}
 	}
 	return found, nil
-}
-
-// httpGet asks the lab's HTTP server.
-func httpGet(ctx context.Context, client *http.Client, url string) (answer lab.Answer, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return answer, err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return answer, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return answer, fmt.Errorf("GET %s: %s", url, response.Status)
-	}
-	return answer, json.NewDecoder(response.Body).Decode(&answer)
 }

@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -149,9 +150,7 @@ func TestUDPSocketEndsThoughItAsksForNames(t *testing.T) {
 // of them, and its sockets with it.
 func TestUDPSocketEndsWhenItsAddressIsTaken(t *testing.T) {
 	w := startWorld(t, "node-a")
-	s, slicesOf := w.udp("dns", 1, "b1")
-	s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
-	w.apply("dns", objects(s, slicesOf)...)
+	w.apply("dns", objects(w.publicUDP("dns", 1, "b1"))...)
 	taken, other := ipv4.loopbacks()[1], ipv4.loopbacks()[0]
 	gone, stays := w.connectUDP(t, ipv4, w.Host("node-a"), taken), w.connectUDP(t, ipv4, w.Host("node-a"), other)
 	pod := podObject(w.Host("a2"), taken.Addr().String())
@@ -161,4 +160,31 @@ func TestUDPSocketEndsWhenItsAddressIsTaken(t *testing.T) {
 	gone.wantEnded()
 	w.quiet()
 	wantUntouched([]*connectedSocket{stays})
+}
+
+// R22, R29: sockets that are connected to a NodePort end when the node loses the
+// address that they asked, and only these: the backend serves on elsewhere.
+func TestUDPSocketEndsWithItsNodePortAddress(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.agent().Flags = append(w.agent().Flags, "--nodeport-addresses=203.0.113.0/24,2001:db8:7::/64")
+		node := w.Host("node-a")
+		lost := func(f family) netip.AddrPort { return f.choose("203.0.113.7", "2001:db8:7::7", nodePort) }
+		kept := func(f family) netip.AddrPort { return f.choose("203.0.113.8", "2001:db8:7::8", nodePort) }
+		for _, f := range []family{ipv4, ipv6} {
+			w.addAddress(node, lost(f).Addr(), kept(f).Addr())
+		}
+		w.start()
+		w.apply("dns", objects(w.publicUDP("dns", 1, "b1"))...)
+		var gone, stay []*connectedSocket
+		for _, f := range families {
+			for _, host := range w.hosts(askers) {
+				gone = append(gone, w.connectUDP(t, f, host, lost(f)))
+				stay = append(stay, w.connectUDP(t, f, host, kept(f)), w.connectUDP(t, f, host, f.clusterIP(1)))
+			}
+		}
+		w.sweepsAfter(func() { w.removeAddress(node, lost(ipv4).Addr(), lost(ipv6).Addr()) })
+		wantAllEnded(gone)
+		w.quiet()
+		wantUntouched(stay)
+	})
 }

@@ -223,12 +223,35 @@ func TestSourceRangesAdmitTheVIPOfAnAdmittedNode(t *testing.T) {
 				}
 				w.wantBalanced(t, before, 1)
 			})
+			// So does a socket that is not bound: its source is known all the same.
+			inEachFamily(t, func(t *testing.T, f family) { w.awaitMeet(t, own, f, f.vip(), c.want) })
 		})
 	}
+	w.removeAddress(own, ipv4.vip().Addr(), ipv6.vip().Addr())
+	inEachFamily(t, func(t *testing.T, f family) { w.awaitMeet(t, own, f, f.vip(), alone) })
+}
+
+// awaitMeet waits until the agent has seen a change of the node's addresses.
+func (w *world) awaitMeet(t *testing.T, from *lab.Host, f family, to netip.AddrPort, want string) {
+	t.Helper()
+	w.eventually(fmt.Sprintf("%s meets %s at %s", from.Name, want, to), func() bool {
+		return meet(t, from, f, to, netip.Addr{}) == want
+	})
 }
 
 // addAddress gives a host more addresses, on its loopback device.
 func (w *world) addAddress(h *lab.Host, addrs ...netip.Addr) {
+	w.t.Helper()
+	w.changeAddresses(h, (*netlink.Handle).AddrAdd, addrs)
+}
+
+// removeAddress takes them away again.
+func (w *world) removeAddress(h *lab.Host, addrs ...netip.Addr) {
+	w.t.Helper()
+	w.changeAddresses(h, (*netlink.Handle).AddrDel, addrs)
+}
+
+func (w *world) changeAddresses(h *lab.Host, change func(*netlink.Handle, netlink.Link, *netlink.Addr) error, addrs []netip.Addr) {
 	w.t.Helper()
 	nl, err := h.Netlink()
 	w.must(err)
@@ -238,6 +261,6 @@ func (w *world) addAddress(h *lab.Host, addrs ...netip.Addr) {
 	for _, a := range addrs {
 		address, err := netlink.ParseAddr(single(a))
 		w.must(err)
-		w.must(nl.AddrAdd(lo, address))
+		w.must(change(nl, lo, address))
 	}
 }

@@ -82,7 +82,7 @@ func (w *dnsWorld) startNginx(t *testing.T, on *lab.Host) *http.Client {
 func proxied(client *http.Client, port int, name string, to int) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return httpGet(ctx, client, fmt.Sprintf("http://127.0.0.1:%d/%s/hello?port=%d", port, name, to))
+	return lab.Get(ctx, client, fmt.Sprintf("http://127.0.0.1:%d/%s/hello?port=%d", port, name, to))
 }
 
 // S4: nginx resolves names and connects to them through Services. R29: after the

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -21,6 +20,14 @@ func (w *world) public(name string, n uint8, pods string) (*corev1.Service, []*d
 	s, slices := w.web(name, n, pods)
 	s.Spec.Type = corev1.ServiceTypeNodePort
 	s.Spec.Ports[0].NodePort = nodePort
+	return s, slices
+}
+
+// publicUDP is public with the UDP port 80 instead of TCP.
+func (w *world) publicUDP(name string, n uint8, pods string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	w.t.Helper()
+	s, slices := w.udp(name, n, pods)
+	s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
 	return s, slices
 }
 
@@ -151,20 +158,13 @@ func TestNodePortAddresses(t *testing.T) {
 	w.wantMeet(t, clients, ipv6, netip.AddrPortFrom(own.Addr6, nodePort), "b1")
 	w.wantMeet(t, clients, ipv4, netip.AddrPortFrom(extra, nodePort), alone)
 
-	nl, err := own.Netlink()
-	w.must(err)
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
-	w.must(err)
-	address, err := netlink.ParseAddr(extra.String() + "/32")
-	w.must(err)
-	w.must(nl.AddrAdd(lo, address))
+	w.addAddress(own, extra)
 	w.eventually("the NodePort is on the new address", func() bool {
 		answer, err := ask(own, ipv4, netip.AddrPortFrom(extra, nodePort))
 		return err == nil && answer.Pod == "b1"
 	})
 	w.wantMeet(t, clients, ipv4, netip.AddrPortFrom(extra, nodePort), "b1")
-	w.must(nl.AddrDel(lo, address))
+	w.removeAddress(own, extra)
 	w.eventually("the NodePort has gone with the address", func() bool {
 		return meet(t, own, ipv4, netip.AddrPortFrom(extra, nodePort), netip.Addr{}) == alone
 	})

@@ -180,3 +180,24 @@ func TestUDPConnectToAnUnknownPortTellsTheSource(t *testing.T) {
 		}
 	})
 }
+
+// K2: a connect() to the very backend that the socket has takes the Service's name
+// from it, also that of an earlier connect().
+func TestUDPConnectedToTheVeryBackend(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("one", objects(w.udp("one", 1, "b1"))...)
+	w.apply("two", objects(w.udp("two", 2, "b2"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		pod := f.pod(w.Host("b1"))
+		for _, services := range [][]netip.AddrPort{{f.clusterIP(1)}, {f.clusterIP(1), f.clusterIP(2)}} {
+			s := f.datagrams(t, w.Host("a1"))
+			for _, to := range services {
+				s.mustConnect(to)
+				s.exchangeConnected(to)
+			}
+			s.mustConnect(pod)
+			s.wantPeer(pod)
+			s.exchangeConnected(pod)
+		}
+	})
+}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -122,33 +123,40 @@ func TestUDPMoreFlowsThanFit(t *testing.T) {
 func TestUDPFlowFollowsItsBackend(t *testing.T) {
 	w := startWorld(t, "node-a")
 	inEachFamily(t, func(t *testing.T, f family) {
-		s, slicesOf := w.udp("dns", 1, "b1 b2")
-		w.apply("dns", objects(s, slicesOf)...)
-		to := f.clusterIP(1)
-		c := f.datagrams(t, w.Host("a1"))
-		first := w.Host(c.exchange(to).Pod)
-		other := map[string]string{"b1": "b2", "b2": "b1"}[first.Name]
-
-		set := func(ready, serving, terminating bool) {
-			endpoints(slicesOf, first, func(e *discoveryv1.Endpoint) {
-				e.Conditions = discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
-			})
-			w.apply("dns", objects(s, slicesOf)...)
-		}
-		set(false, true, true)
-		if got := c.exchange(to).Pod; got != first.Name {
-			t.Errorf("%s serves, and the flow went to %s", first.Name, got)
-		}
-		w.wantMeetUDP(t, clients, f, to, other)
-		set(false, false, true)
-		if got := c.exchange(to).Pod; got != other {
-			t.Errorf("%s does not serve, and the flow went to %s", first.Name, got)
-		}
-		set(true, true, false)
-		if got := c.exchange(to).Pod; got != other {
-			t.Errorf("the flow went back from %s to %s", other, got)
+		for _, algorithm := range service.Algorithms {
+			t.Run(algorithm, func(t *testing.T) { w.udpFlowFollows(t, f, algorithm) })
 		}
 	})
+}
+
+func (w *world) udpFlowFollows(t *testing.T, f family, algorithm string) {
+	s, slicesOf := w.udp("dns", 1, "b1 b2")
+	s.Annotations = map[string]string{service.AnnotationAlgorithm: algorithm}
+	w.apply("dns", objects(s, slicesOf)...)
+	to := f.clusterIP(1)
+	c := f.datagrams(t, w.Host("a1"))
+	first := w.Host(c.exchange(to).Pod)
+	other := map[string]string{"b1": "b2", "b2": "b1"}[first.Name]
+
+	set := func(ready, serving, terminating bool) {
+		endpoints(slicesOf, first, func(e *discoveryv1.Endpoint) {
+			e.Conditions = discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
+		})
+		w.apply("dns", objects(s, slicesOf)...)
+	}
+	set(false, true, true)
+	if got := c.exchange(to).Pod; got != first.Name {
+		t.Errorf("%s serves, and the flow went to %s", first.Name, got)
+	}
+	w.wantMeetUDP(t, clients, f, to, other)
+	set(false, false, true)
+	if got := c.exchange(to).Pod; got != other {
+		t.Errorf("%s does not serve, and the flow went to %s", first.Name, got)
+	}
+	set(true, true, false)
+	if got := c.exchange(to).Pod; got != other {
+		t.Errorf("the flow went back from %s to %s", other, got)
+	}
 }
 
 // R29: so it does when the policy would send it elsewhere, as long as the
@@ -192,9 +200,7 @@ func TestUDPConnectAfterSendto(t *testing.T) {
 // also where pods have no decision: on loopback.
 func TestUDPFlowOfTheFirstSet(t *testing.T) {
 	w := startWorld(t, "node-a")
-	s, slicesOf := w.udp("dns", 1, "a2 b1")
-	s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
-	w.apply("dns", objects(s, slicesOf)...)
+	w.apply("dns", objects(w.publicUDP("dns", 1, "a2 b1"))...)
 	to := ipv4.loopbacks()[0]
 	var connected []*connectedSocket
 	for range 8 {

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// wantWrong says whether an error is the one wanted; empty means none.
+func wantWrong(t *testing.T, what string, err error, wrong string) {
+	t.Helper()
+	if (err == nil) != (wrong == "") || err != nil && !strings.Contains(err.Error(), wrong) {
+		t.Errorf("%s: %v, want an error with %q", what, err, wrong)
+	}
+}
+
+// A round counts only if its bytes have gone the way that it says.
+func TestProveTraffic(t *testing.T) {
+	const requests = 1000
+	before := traffic{passed: 12345, sockmap: sockmapCounters{Segments: 7, Bytes: 999, Lost: 300}}
+	for _, c := range []struct {
+		what    string
+		passes  passage
+		sockmap bool
+		passed  uint64
+		counts  sockmapCounters
+		wrong   string
+	}{
+		{"direct", passesNothing, false, 5000, sockmapCounters{}, ""},
+		{"direct, yet requests pass", passesNothing, false, 110 * requests, sockmapCounters{}, "node-a has sent"},
+		{"requests and answers", passesAll, false, 1400 * requests, sockmapCounters{}, ""},
+		{"answers go another way", passesAll, false, 200 * requests, sockmapCounters{}, "node-a has sent"},
+		{"only requests", passesRequests, false, 200 * requests, sockmapCounters{}, ""},
+		{"answers, too", passesRequests, false, 1400 * requests, sockmapCounters{}, "node-a has sent"},
+		{"not even requests", passesRequests, false, 5000, sockmapCounters{}, "node-a has sent"},
+		{"by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 1300 * requests, Lost: 100}, ""},
+		{"half of it not by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 650 * requests}, "went by the map"},
+		{"lost by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 1300 * requests, Lost: 101}, "lost 101"},
+	} {
+		w := &way{passes: c.passes}
+		if c.sockmap {
+			w.sockmap = &sockmapBalancer{}
+		}
+		after := traffic{before.passed + c.passed, before.sockmap}
+		after.sockmap.Bytes += c.counts.Bytes
+		after.sockmap.Lost += c.counts.Lost
+		wantWrong(t, c.what, w.proveTraffic(before, after, requests), c.wrong)
+	}
+}
+
+// Packets are handled at the hook that a way names.
+func TestProveHook(t *testing.T) {
+	type runs = map[datapath.EdgeHook]uint64
+	const xdp, tc = datapath.EdgeXDP, datapath.EdgeIngress
+	for _, c := range []struct {
+		what          string
+		hook          datapath.EdgeHook
+		before, after runs
+		wrong         string
+	}{
+		{"none", "", runs{}, runs{}, ""},
+		{"XDP", xdp, runs{xdp: 10, tc: 10}, runs{xdp: 10 + 5*proofs, tc: 12}, ""},
+		{"XDP leaves it to tc", xdp, runs{xdp: 10, tc: 10}, runs{xdp: 10 + 5*proofs, tc: 10 + 5*proofs}, "XDP left"},
+		{"nothing came", xdp, runs{xdp: 10, tc: 10}, runs{xdp: 12, tc: 12}, "ran 2 times"},
+		{"tc", tc, runs{tc: 10}, runs{tc: 10 + 5*proofs}, ""},
+		{"tc behind XDP", tc, runs{xdp: 10, tc: 10}, runs{xdp: 10 + 5*proofs, tc: 10 + 5*proofs}, "XDP, too"},
+		{"no program", tc, runs{}, runs{}, "ran 0 times"},
+	} {
+		w := &way{hook: c.hook}
+		wantWrong(t, c.what, w.proveHook(c.before, c.after), c.wrong)
+	}
+}
+
+// A run of wrk with errors, without answers or without a result is none.
+func TestParseWrk(t *testing.T) {
+	const report = "Running 2s test @ http://192.0.2.1:80/\n  2 threads and 100 connections\n"
+	r, err := parseWrk(report + `{"requests":200,"microseconds":2000000,"p50":1500,"p99":9000,"errors":0}` + "\n")
+	if want := (wrkResult{Requests: 200, Microseconds: 2e6, P50: 1500, P99: 9000}); err != nil || r != want {
+		t.Errorf("%+v (%v), want %+v", r, err, want)
+	}
+	for _, c := range []struct{ out, wrong string }{
+		{report + `{"requests":200,"microseconds":2000000,"p50":1500,"p99":9000,"errors":3}`, "3 errors"},
+		{report + `{"requests":0,"microseconds":2000000,"p50":0,"p99":0,"errors":0}`, "no answer"},
+		{report, "no result"},
+		{"", "no result"},
+	} {
+		_, err := parseWrk(c.out)
+		wantWrong(t, c.out, err, c.wrong)
+	}
+}

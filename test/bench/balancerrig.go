@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A balancerRig is three clusters with the same web servers, in the pods b1 and b2. In
+// the first there is no agent, and the balancers of user space run on node-a; in the
+// others agents serve both nodes, by XDP and by tc.
+type balancerRig struct {
+	bare, xdp, tc *world
+	web           []*nginx // and the one that balances
+	sockmap       *sockmapBalancer
+}
+
+// Ports of the balancers on node-a, and the addresses of Beeline's Services.
+const (
+	httpPort, streamPort, sockmapPort = 8001, 8002, 8003
+)
+
+// annotationDSR on a Service is how packets reach its backends on other nodes, for these
+// to answer the client themselves.
+const annotationDSR = "beeline.io/dsr"
+
+var (
+	balancedRange = netip.MustParsePrefix("192.0.2.0/24") // all of it is routed to node-a
+	addressSNAT   = netip.MustParseAddr("192.0.2.1")
+	addressDSR    = netip.MustParseAddr("192.0.2.2")
+)
+
+func newBalancerRig(ctx context.Context, b *bench) (rig *balancerRig, err error) {
+	rig = &balancerRig{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rig.end())
+		}
+	}()
+	for _, w := range []**world{&rig.bare, &rig.xdp, &rig.tc} {
+		if *w, err = newWorld(); err != nil {
+			return rig, err
+		}
+		if err := rig.addWeb(ctx, *w); err != nil {
+			return rig, err
+		}
+	}
+	backends := webServers(rig.bare)
+	balancer := rig.bare.Host("node-a")
+	proxy, err := startProxy(ctx, balancer, httpPort, streamPort, backends)
+	if err != nil {
+		return rig, err
+	}
+	rig.web = append(rig.web, proxy)
+	if rig.sockmap, err = startSockmap(balancer, sockmapPort, backends...); err != nil {
+		return rig, fmt.Errorf("balancer by sockmap: %w", err)
+	}
+	return rig, errors.Join(rig.addBeeline(b, rig.xdp, "xdp"), rig.addBeeline(b, rig.tc, "tc"))
+}
+
+func (rig *balancerRig) end() error {
+	var errs []error
+	if rig.sockmap != nil {
+		errs = append(errs, rig.sockmap.close())
+	}
+	for _, n := range rig.web {
+		n.stop()
+	}
+	for _, w := range []*world{rig.bare, rig.xdp, rig.tc} {
+		if w != nil {
+			errs = append(errs, w.end())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var webPods = []string{"b1", "b2"}
+
+func webServers(w *world) (all []netip.AddrPort) {
+	for _, pod := range webPods {
+		all = append(all, netip.AddrPortFrom(w.Host(pod).Addr4, serverPort))
+	}
+	return all
+}
+
+// addWeb starts the web servers. What native XDP needs of the fabric all clusters have:
+// packets as they are on a wire.
+func (rig *balancerRig) addWeb(ctx context.Context, w *world) error {
+	if err := w.ReadyForXDP(); err != nil {
+		return err
+	}
+	for _, pod := range webPods {
+		server, err := startWeb(ctx, w.Host(pod))
+		if err != nil {
+			return err
+		}
+		rig.web = append(rig.web, server)
+	}
+	return nil
+}
+
+// addBeeline adds the Services, their route, and the agents.
+func (rig *balancerRig) addBeeline(b *bench, w *world, mode string) error {
+	err := errors.Join(addPublished(w, "snat", 1, addressSNAT, "off"), addPublished(w, "dsr", 2, addressDSR, "ipip"))
+	if err != nil {
+		return err
+	}
+	if err := routeTo(w.Host("fabric"), "node-a", balancedRange, w.Host("node-a").Addr4); err != nil {
+		return err
+	}
+	for _, host := range []string{"node-a", "node-b"} {
+		agent := &node.Agent{Host: w.Host(host), Program: b.program, Manifests: w.folder, EdgeMode: mode}
+		w.agents = append(w.agents, agent)
+		if err := agent.Start(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addPublished writes a Service of the web servers with an address for clients outside.
+func addPublished(w *world, name string, number uint8, at netip.Addr, dsr string) error {
+	var pods []*lab.Host
+	for _, pod := range webPods {
+		pods = append(pods, w.Host(pod))
+	}
+	service, slices := node.Service(name, number), node.Slices(name, pods...)
+	node.SetPorts(service, slices, node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort})
+	service.Annotations = map[string]string{annotationDSR: dsr}
+	service.Spec.ExternalIPs = []string{at.String()}
+	objects := []runtime.Object{service}
+	for _, slice := range slices {
+		objects = append(objects, slice)
+	}
+	return node.WriteManifest(w.folder, name+".yaml", objects...)
+}
+
+func routeTo(h *lab.Host, device string, to netip.Prefix, via netip.Addr) error {
+	link, err := deviceOf(h, device)
+	if err != nil {
+		return err
+	}
+	nl, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	err = nl.RouteAdd(&netlink.Route{LinkIndex: link.Index, Gw: via.AsSlice(),
+		Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}})
+	if err != nil {
+		return fmt.Errorf("host %s: route to %s: %w", h.Name, to, err)
+	}
+	return nil
+}
+
+// ways are the rows of the part: the first is what all others are compared with.
+func (rig *balancerRig) ways() []*way {
+	web := webServers(rig.bare)
+	onNode := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(rig.bare.Host("node-a").Addr4, port) }
+	service := func(at netip.Addr) netip.AddrPort { return netip.AddrPortFrom(at, servicePort) }
+	client, balancer := rig.bare.Host("client").Addr4, rig.bare.Host("node-a").Addr4
+	return []*way{
+		{name: "direct, one server", world: rig.bare, to: web[0], pods: webPods[:1], sees: client, passes: passesNothing},
+		{name: "direct, the other (A/A)", world: rig.bare, to: web[1], pods: webPods[1:], sees: client, passes: passesNothing},
+		{name: "nginx, HTTP proxy", world: rig.bare, to: onNode(httpPort), pods: webPods, sees: balancer, passes: passesAll},
+		{name: "nginx, stream", world: rig.bare, to: onNode(streamPort), pods: webPods, sees: balancer, passes: passesAll},
+		{name: wayOfSockmap, world: rig.bare, to: onNode(sockmapPort), pods: webPods, sees: balancer, passes: passesAll, sockmap: rig.sockmap},
+		{name: "Beeline, tc, SNAT", world: rig.tc, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: datapath.EdgeIngress},
+		{name: "Beeline, XDP, SNAT", world: rig.xdp, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: datapath.EdgeXDP},
+		{name: "Beeline, XDP, DSR (IPIP)", world: rig.xdp, to: service(addressDSR), pods: webPods, sees: client, passes: passesRequests, hook: datapath.EdgeXDP},
+	}
+}

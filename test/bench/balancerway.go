@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A way is one from the client to the web servers, and what proves that it is taken.
+type way struct {
+	name    string
+	world   *world
+	to      netip.AddrPort
+	pods    []string   // all that answer there
+	sees    netip.Addr // the client, as the web servers see it
+	passes  passage
+	sockmap *sockmapBalancer  // by which the bytes go; nil: another way
+	hook    datapath.EdgeHook // at which Beeline balances; empty: it does not
+}
+
+const wayOfSockmap = "sockmap"
+
+// A passage is what goes by node-a.
+type passage int
+
+const (
+	passesNothing passage = iota
+	passesRequests
+	passesAll
+)
+
+// proofs is how many requests show that a way is what it says: all backends of two
+// answer but with a probability of 2^-39.
+const proofs = 40
+
+// prove has the client ask who answers, with a new connection for each request.
+func (w *way) prove(ctx context.Context) error {
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		return fmt.Errorf("count runs of programs: %w", err)
+	}
+	defer stats.Close()
+	before, err := w.runs()
+	if err != nil {
+		return err
+	}
+	var pods []string
+	for range proofs {
+		pod, sees, err := w.who(ctx)
+		if err != nil {
+			return err
+		}
+		if sees != w.sees.String() {
+			return fmt.Errorf("web server %s sees a client %s, want %s", pod, sees, w.sees)
+		}
+		if !slices.Contains(pods, pod) {
+			pods = append(pods, pod)
+		}
+	}
+	if slices.Sort(pods); !slices.Equal(pods, w.pods) {
+		return fmt.Errorf("%s answers, want %s", strings.Join(pods, " "), strings.Join(w.pods, " "))
+	}
+	after, err := w.runs()
+	if err != nil {
+		return err
+	}
+	return w.proveHook(before, after)
+}
+
+// who asks a web server for its name and the client that it sees.
+func (w *way) who(ctx context.Context) (pod, sees string, err error) {
+	client := &http.Client{Timeout: listenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return w.world.Host("client").Dial(ctx, network, address)
+		}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/who", w.to), nil)
+	if err != nil {
+		return "", "", err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return "", "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return "", "", err
+	}
+	pod, sees, ok := strings.Cut(string(text), " ")
+	if !ok || response.StatusCode != http.StatusOK {
+		return "", "", fmt.Errorf("GET %s: %s: %.100q", request.URL, response.Status, text)
+	}
+	return pod, sees, nil
+}
+
+// runs is how often the programs at node-a's eth0 have run, by hook.
+func (w *way) runs() (map[datapath.EdgeHook]uint64, error) {
+	runs := map[datapath.EdgeHook]uint64{}
+	if w.hook == "" {
+		return runs, nil
+	}
+	host := w.world.Host("node-a")
+	device, err := deviceOf(host, "eth0")
+	if err != nil {
+		return nil, err
+	}
+	return runs, host.Do(func() error {
+		attached, err := datapath.EdgeAttachments(w.world.agents[0].BPFFS())
+		if err != nil {
+			return err
+		}
+		for _, a := range attached {
+			if a.Device != device.Index {
+				continue
+			}
+			program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
+			if err != nil {
+				return err
+			}
+			stats, err := program.Stats()
+			program.Close()
+			if err != nil {
+				return err
+			}
+			runs[a.Hook] += stats.RunCount
+		}
+		return nil
+	})
+}
+
+// proveHook makes sure that the packets were handled at the way's hook, and not left to
+// the next one. Of each connection at least a SYN, a request and a FIN come.
+func (w *way) proveHook(before, after map[datapath.EdgeHook]uint64) error {
+	if w.hook == "" {
+		return nil
+	}
+	if n := after[w.hook] - before[w.hook]; n < 3*proofs {
+		return fmt.Errorf("the program at %s ran %d times in %d connections", w.hook, n, proofs)
+	}
+	if _, xdp := after[datapath.EdgeXDP]; xdp && w.hook != datapath.EdgeXDP {
+		return errors.New("there is a program at XDP, too")
+	}
+	if n := after[datapath.EdgeIngress] - before[datapath.EdgeIngress]; w.hook == datapath.EdgeXDP && n >= proofs {
+		return fmt.Errorf("XDP left %d packets to tc in %d connections", n, proofs)
+	}
+	return nil
+}
+
+// traffic is what is counted of a way.
+type traffic struct {
+	passed  uint64 // bytes that node-a has sent by its eth0
+	sockmap sockmapCounters
+}
+
+func (w *way) traffic() (t traffic, err error) {
+	device, err := deviceOf(w.world.Host("fabric"), "node-a")
+	if err != nil {
+		return t, err
+	}
+	t.passed = device.Statistics.RxBytes
+	if w.sockmap != nil {
+		t.sockmap, err = w.sockmap.counters()
+	}
+	return t, err
+}
+
+// fewestBytes is what a request has at least, with its headers of TCP and IP.
+const fewestBytes = 64
+
+// proveTraffic makes sure that so many requests have passed as the way says: by the bytes
+// that node-a has sent, which hold the answers, or only the requests, or neither.
+func (w *way) proveTraffic(before, after traffic, requests uint64) error {
+	passed := after.passed - before.passed
+	least, most := uint64(0), fewestBytes*requests
+	switch w.passes {
+	case passesRequests:
+		least, most = fewestBytes*requests, answerLength*requests
+	case passesAll:
+		least, most = answerLength*requests, ^uint64(0)
+	}
+	if passed < least || passed >= most {
+		return fmt.Errorf("node-a has sent %d bytes for %d requests, want at least %d and less than %d", passed, requests, least, most)
+	}
+	if w.sockmap == nil {
+		return nil
+	}
+	if n := after.sockmap.Bytes - before.sockmap.Bytes; n < answerLength*requests {
+		return fmt.Errorf("%d bytes went by the map in %d requests, want at least %d", n, requests, answerLength*requests)
+	}
+	// When wrk ends, answers are on their way to connections that have gone: as many at most as it has.
+	if n := after.sockmap.Lost - before.sockmap.Lost; n > wrkConnections {
+		return fmt.Errorf("the map lost %d segments in %d requests", n, requests)
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The prelude and the yardstick at XDP. */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define context xdp_md
+
+#include "minimal.h"
+#include "frame.h"
+
+/* Headers have come and gone at the packet's beginning. */
+static __always_inline int frame_restore(struct xdp_md *ctx)
+{
+	return bpf_xdp_adjust_head(ctx, (int)bpf_xdp_get_buff_len(ctx) - FRAME_LENGTH);
+}
+
+#include "prelude.h"
+
+SEC("xdp.frags")
+int cost_prelude(struct xdp_md *ctx)
+{
+	return prelude(ctx);
+}
+
+SEC("xdp.frags")
+int cost_nothing(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+SEC("xdp.frags")
+int cost_minimal(struct xdp_md *ctx)
+{
+	return minimal(ctx) ? XDP_TX : XDP_PASS;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

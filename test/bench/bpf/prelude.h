@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What stands in front of a program that is timed: BPF_PROG_TEST_RUN hands the same
+ * packet over in each of its runs, as the run before has left it. Here it becomes the
+ * next frame of a range. To be included after `context` is defined, and frame_restore,
+ * which gives the packet the length of a frame. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lib/headers.h"
+
+#include "frame.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct frame);
+} frames SEC(".maps");
+
+enum target { TARGET_NOTHING, TARGET_MINIMAL, TARGET_EDGE, TARGETS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, TARGETS);
+	__type(key, __u32);
+	__type(value, __u32);
+} targets SEC(".maps");
+
+/* The range, where in it the next run is, and what gets it. */
+__u32 first_frame, frame_count, next_frame, target;
+/* Whether packets come with another length than a frame's. */
+__u32 resized;
+/* Runs that reached no program. */
+__u32 missed;
+
+static __always_inline int prelude(struct context *ctx)
+{
+	__u32 at = first_frame + next_frame;
+	const struct frame *frame = bpf_map_lookup_elem(&frames, &at);
+	__u64 *data, *end;
+
+	if (resized && frame_restore(ctx)) {
+		missed++;
+		return -1;
+	}
+	data = PACKET_POINTER(ctx, data);
+	end = PACKET_POINTER(ctx, data_end);
+	if (!frame || data + FRAME_LENGTH / 8 > end) {
+		missed++;
+		return -1;
+	}
+	next_frame = next_frame + 1 < frame_count ? next_frame + 1 : 0;
+	for (int i = 0; i < FRAME_LENGTH / 8; i++)
+		data[i] = frame->words[i];
+	bpf_tail_call(ctx, &targets, target);
+	missed++;
+	return -1;
+}

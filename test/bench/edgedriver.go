@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A target is a program behind the prelude (enum target in bpf/prelude.h).
+type target uint32
+
+const (
+	targetNothing target = iota
+	targetMinimal
+	targetEdge
+)
+
+// A driver runs programs at one hook, each packet with the next frame of a set. While
+// it is there it keeps the table of programs filled, which ends with its last user.
+type driver struct {
+	collection *ebpf.Collection
+	prelude    *ebpf.Program
+	context    []uint32
+	restores   bool // the prelude gives a packet its length again
+}
+
+// frameSet is a range of the table of frames.
+type frameSet struct {
+	first, count uint32
+	resized      bool // packets get another length
+}
+
+// part is the set's first frames.
+func (s frameSet) part(count uint32) frameSet {
+	return frameSet{first: s.first, count: min(s.count, count)}
+}
+
+// addDriver loads the prelude for a hook. All drivers share frames and yardstick's tables.
+func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
+	name, load, shared := string(hook), LoadCostTC, map[string]*ebpf.Map{}
+	// struct __sk_buff: ingress_ifindex, ifindex.
+	context := [48]uint32{9: device, 10: device}
+	switch hook {
+	case datapath.EdgeXDP:
+		load = LoadCostXDP
+		context = [48]uint32{1: uint32(len(frame{})), 3: device} // struct xdp_md: data_end, ingress_ifindex
+	case datapath.EdgeEgress:
+		name, context[9] = hookEgress, pod
+	case datapath.EdgeIngress:
+		name, context[9] = hookIngress, 0
+	}
+	d := &driver{context: context[:]}
+	if hook == datapath.EdgeXDP {
+		d.context, d.restores = context[:6], true
+	}
+	spec, err := load()
+	if err != nil {
+		return err
+	}
+	spec.Maps[CostTCMapFrames].MaxEntries = frames
+	for _, other := range rig.drivers {
+		shared = maps.Clone(other.collection.Maps)
+		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return name == CostTCMapTargets || name[0] == '.' })
+	}
+	if d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+		return err
+	}
+	rig.open = append(rig.open, closer{d.collection})
+	d.prelude, rig.frames = d.collection.Programs[CostTCProgCostPrelude], d.collection.Maps[CostTCMapFrames]
+	rig.drivers[name] = d
+	return errors.Join(d.put(targetNothing, d.collection.Programs[CostTCProgCostNothing]),
+		d.put(targetMinimal, d.collection.Programs[CostTCProgCostMinimal]), d.put(targetEdge, program))
+}
+
+func (d *driver) put(t target, program *ebpf.Program) error {
+	return d.collection.Maps[CostTCMapTargets].Put(uint32(t), program)
+}
+
+// closer is a collection as others close.
+type closer struct{ *ebpf.Collection }
+
+func (c closer) Close() error { c.Collection.Close(); return nil }
+
+// run has a program get so many packets, beginning with one of the set's frames. It
+// returns what became of the last one, and the time that each took, prelude included.
+func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+	variables, resized := d.collection.Variables, uint32(0)
+	if set.resized && d.restores {
+		resized = 1
+	}
+	for name, value := range map[string]uint32{CostTCVarTarget: uint32(t), CostTCVarFirstFrame: set.first,
+		CostTCVarFrameCount: set.count, CostTCVarNextFrame: next % set.count, CostTCVarResized: resized, CostTCVarMissed: 0} {
+		if err := variables[name].Set(value); err != nil {
+			return 0, nil, 0, err
+		}
+	}
+	var first frame // of which the kernel reads the Ethernet header before the runs
+	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.first, &first); err != nil {
+		return 0, nil, 0, err
+	}
+	if set.resized && !d.restores {
+		verdict, packet, nanoseconds, err = d.oneByOne(first[:], packets)
+	} else {
+		verdict, packet, nanoseconds, err = testRun{d.prelude, first[:], d.context, packets}.do()
+	}
+	var missed uint32
+	err = errors.Join(err, variables[CostTCVarMissed].Get(&missed))
+	if err == nil && missed > 0 {
+		err = fmt.Errorf("%d of %d packets reached no program", missed, packets)
+	}
+	return verdict, packet, nanoseconds, err
+}
+
+// oneByOne does the same with a new packet each time. The time is that which the kernel
+// counts while the program's statistics are on.
+func (d *driver) oneByOne(first []byte, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+	before, err := d.prelude.Stats()
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	for range packets {
+		if verdict, packet, _, err = (testRun{d.prelude, first, d.context, 1}).do(); err != nil {
+			return 0, nil, 0, err
+		}
+	}
+	after, err := d.prelude.Stats()
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	return verdict, packet, float64((after.Runtime - before.Runtime).Nanoseconds()) / float64(packets), nil
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// A frame is what the prelude writes (FRAME_LENGTH in bpf/frame.h): all of an
+// Ethernet frame, with the payload that is left.
+type frame [80]byte
+
+const (
+	ethernetLength = 14
+	hopsOfFrames   = 64
+
+	flagSYN, flagACK = 0x02, 0x10
+)
+
+// segment is a packet's two ends.
+type segment struct {
+	from, to netip.AddrPort
+	protocol uint8
+	flags    byte   // of TCP
+	sequence uint32 // of TCP
+	// outer is where it comes from and goes to in another IP packet (RFC 2003); none, or IPv4.
+	outer [2]netip.Addr
+}
+
+func (s segment) String() string {
+	return fmt.Sprintf("protocol %d, %s to %s", s.protocol, s.from, s.to)
+}
+
+// frame is the segment in bytes, with all checksums.
+func (s segment) frame(source, target [6]byte) (f frame) {
+	copy(f[0:], target[:])
+	copy(f[6:], source[:])
+	ip := f[ethernetLength:]
+	if s.outer[0].IsValid() {
+		headerIPv4(ip, s.outer[0], s.outer[1], unix.IPPROTO_IPIP)
+		ip = ip[20:]
+	}
+	var l4 []byte
+	if s.from.Addr().Is4() {
+		l4 = ip[20:]
+		binary.BigEndian.PutUint16(f[12:], unix.ETH_P_IP)
+		headerIPv4(ip, s.from.Addr(), s.to.Addr(), s.protocol)
+	} else {
+		l4 = ip[40:]
+		binary.BigEndian.PutUint16(f[12:], unix.ETH_P_IPV6)
+		ip[0], ip[6], ip[7] = 0x60, s.protocol, hopsOfFrames
+		binary.BigEndian.PutUint16(ip[4:], uint16(len(l4)))
+		copy(ip[8:], s.from.Addr().AsSlice())
+		copy(ip[24:], s.to.Addr().AsSlice())
+	}
+	binary.BigEndian.PutUint16(l4, s.from.Port())
+	binary.BigEndian.PutUint16(l4[2:], s.to.Port())
+	check := l4[6:]
+	if s.protocol == unix.IPPROTO_TCP {
+		l4[12], l4[13] = 5<<4, s.flags
+		binary.BigEndian.PutUint32(l4[4:], s.sequence)
+		check = l4[16:]
+	} else {
+		binary.BigEndian.PutUint16(l4[4:], uint16(len(l4)))
+	}
+	binary.BigEndian.PutUint16(check, ^sum16(l4, s.pseudoHeader(len(l4))))
+	return f
+}
+
+// headerIPv4 writes the header of the packet that is the rest of a frame.
+func headerIPv4(ip []byte, from, to netip.Addr, protocol uint8) {
+	ip[0], ip[6], ip[8], ip[9] = 0x45, 0x40, hopsOfFrames, protocol
+	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
+	copy(ip[12:], from.AsSlice())
+	copy(ip[16:], to.AsSlice())
+	binary.BigEndian.PutUint16(ip[10:], ^sum16(ip[:20], 0))
+}
+
+// pseudoHeader is the sum of what layer 4's checksum covers beside layer 4.
+func (s segment) pseudoHeader(length int) uint32 {
+	sum := sum16(s.from.Addr().AsSlice(), uint32(s.protocol)+uint32(length))
+	return uint32(sum16(s.to.Addr().AsSlice(), uint32(sum)))
+}
+
+// sum16 adds words in ones' complement (RFC 1071).
+func sum16(b []byte, sum uint32) uint16 {
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+// parseFrame reads a frame's ends and hops, and refuses one whose checksums are wrong.
+func parseFrame(f []byte) (s segment, hops byte, err error) {
+	if len(f) < len(frame{})-20 { // one that was in another packet has lost its header
+		return s, 0, fmt.Errorf("a frame of %d bytes", len(f))
+	}
+	ip := f[ethernetLength:]
+	kind, is4 := binary.BigEndian.Uint16(f[12:]), ip[0]>>4 == 4
+	if kind != unix.ETH_P_IP && kind != unix.ETH_P_IPV6 || is4 != (kind == unix.ETH_P_IP) {
+		return s, 0, fmt.Errorf("a frame of type %#x, version %d", kind, ip[0]>>4)
+	}
+	if is4 && ip[9] == unix.IPPROTO_IPIP {
+		outer := [2]netip.Addr{netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))}
+		if sum16(ip[:20], 0) != 0xffff {
+			return s, 0, errors.New("a wrong checksum of the outer header")
+		}
+		s, hops, err = parsePacket(ip[20:])
+		s.outer = outer
+		return s, hops, err
+	}
+	return parsePacket(ip)
+}
+
+// parsePacket does the same from the IP header on.
+func parsePacket(ip []byte) (s segment, hops byte, err error) {
+	var from, to netip.Addr
+	var l4 []byte
+	if len(ip) < 40 {
+		return s, 0, fmt.Errorf("a packet of %d bytes", len(ip))
+	}
+	if ip[0]>>4 == 4 {
+		header := int(ip[0]&15) * 4
+		l4 = ip[header:]
+		if sum16(ip[:header], 0) != 0xffff || int(binary.BigEndian.Uint16(ip[2:])) != len(ip) {
+			return s, 0, errors.New("a wrong checksum or length of the IP header")
+		}
+		from, to = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
+		s.protocol, hops = ip[9], ip[8]
+	} else {
+		l4 = ip[40:]
+		if int(binary.BigEndian.Uint16(ip[4:])) != len(l4) {
+			return s, 0, errors.New("a wrong length in the IPv6 header")
+		}
+		from, to = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:]))
+		s.protocol, hops = ip[6], ip[7]
+	}
+	if len(l4) < 20 {
+		return s, 0, fmt.Errorf("%d bytes of layer 4", len(l4))
+	}
+	s.from = netip.AddrPortFrom(from, binary.BigEndian.Uint16(l4))
+	s.to = netip.AddrPortFrom(to, binary.BigEndian.Uint16(l4[2:]))
+	if s.protocol == unix.IPPROTO_TCP {
+		s.flags, s.sequence = l4[13], binary.BigEndian.Uint32(l4[4:])
+	}
+	if sum16(l4, s.pseudoHeader(len(l4))) != 0xffff {
+		return s, 0, fmt.Errorf("%s: a wrong checksum", s)
+	}
+	return s, hops, nil
+}

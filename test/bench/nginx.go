@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// What all nginx of this part have in common: one process with one worker, no log,
+// connections that stay open. The folder is for what it writes.
+const nginxCommon = `
+daemon off;
+master_process off;
+worker_processes 1;
+pid %[1]s/pid;
+error_log stderr;
+events { worker_connections 1024; }
+`
+
+const nginxHTTP = `
+	access_log off;
+	client_body_temp_path %[1]s/body;
+	proxy_temp_path %[1]s/proxy;
+	fastcgi_temp_path %[1]s/fastcgi;
+	uwsgi_temp_path %[1]s/uwsgi;
+	scgi_temp_path %[1]s/scgi;
+	keepalive_requests 1000000000;
+	keepalive_timeout 300s;
+`
+
+// webConfig is of a web server that answers 1 KiB, and at /who with its name and the
+// address that it sees.
+const webConfig = nginxCommon + `
+http {` + nginxHTTP + `
+	server {
+		listen %[2]s backlog=1024;
+		location / { return 200 "%[4]s"; }
+		location = /who { return 200 "%[3]s $remote_addr"; }
+	}
+}
+`
+
+// Debian's nginx has the module in a package of its own.
+const streamModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
+
+// balancerConfig is of nginx as a balancer, on one port for HTTP and on another for
+// streams of bytes.
+const balancerConfig = "load_module " + streamModule + ";\n" + nginxCommon + `
+http {` + nginxHTTP + `
+	upstream web {
+		%[4]s
+		keepalive 128;
+		keepalive_requests 1000000000;
+	}
+	server {
+		listen %[2]d backlog=1024;
+		location / {
+			proxy_pass http://web;
+			proxy_http_version 1.1;
+			proxy_set_header Connection "";
+		}
+	}
+}
+stream {
+	upstream web {
+		%[4]s
+	}
+	server {
+		listen %[3]d backlog=1024;
+		proxy_pass web;
+	}
+}
+`
+
+// answerLength is that of the answers' bodies.
+const answerLength = 1024
+
+// nginx is a running one.
+type nginx struct {
+	cmd    *lab.Cmd
+	cancel context.CancelFunc
+}
+
+// startWeb starts a web server in a pod.
+func startWeb(ctx context.Context, pod *lab.Host) (*nginx, error) {
+	at := netip.AddrPortFrom(pod.Addr4, serverPort)
+	return startNginx(ctx, pod, fmt.Sprintf(webConfig, nginxFolder(pod), at, pod.Name, strings.Repeat("b", answerLength)), at)
+}
+
+// startProxy starts nginx as a balancer, for HTTP and for streams.
+func startProxy(ctx context.Context, on *lab.Host, http, stream uint16, backends []netip.AddrPort) (*nginx, error) {
+	var servers []string
+	for _, b := range backends {
+		servers = append(servers, fmt.Sprintf("server %s;", b))
+	}
+	config := fmt.Sprintf(balancerConfig, nginxFolder(on), http, stream, strings.Join(servers, " "))
+	return startNginx(ctx, on, config, netip.AddrPortFrom(on.Addr4, http), netip.AddrPortFrom(on.Addr4, stream))
+}
+
+func nginxFolder(h *lab.Host) string { return filepath.Join(h.Dir, "nginx") }
+
+// startNginx returns when it listens.
+func startNginx(ctx context.Context, on *lab.Host, config string, listens ...netip.AddrPort) (*nginx, error) {
+	folder := nginxFolder(on)
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		return nil, err
+	}
+	file := filepath.Join(folder, "nginx.conf")
+	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var complaints bytes.Buffer
+	n := &nginx{on.Command(ctx, "nginx", "-e", "stderr", "-p", folder, "-c", file), cancel}
+	n.cmd.Stderr = &complaints
+	if err := n.cmd.Start(); err != nil {
+		cancel()
+		return nil, fmt.Errorf("%w (`make setup` installs nginx)", err)
+	}
+	for _, at := range listens {
+		if err := awaitListener(ctx, on, at); err != nil {
+			n.stop()
+			return nil, fmt.Errorf("nginx on %s: %w; it printed:\n%s", on.Name, err, &complaints)
+		}
+	}
+	return n, nil
+}
+
+func (n *nginx) stop() {
+	n.cancel()
+	n.cmd.Wait()
+}
+
+// listenTimeout bounds the wait for nginx to listen.
+const listenTimeout = time.Minute
+
+func awaitListener(ctx context.Context, from *lab.Host, at netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
+	defer cancel()
+	for {
+		conn, err := from.Dial(ctx, "tcp", at.String())
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"beeline.io/beeline/test/lab"
+)
+
+const (
+	wrkConnections = 100
+	wrkThreads     = 2
+)
+
+// wrkScript has wrk print its results as JSON in the last line. It has no say in the
+// requests, which costs time.
+const wrkScript = `
+done = function(summary, latency, requests)
+	local e = summary.errors
+	print(string.format('{"requests":%d,"microseconds":%d,"p50":%d,"p99":%d,"errors":%d}',
+		summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
+		e.connect + e.read + e.write + e.status + e.timeout))
+end
+`
+
+// wrkResult is what wrk says; times are in microseconds.
+type wrkResult struct {
+	Requests     uint64  `json:"requests"`
+	Microseconds float64 `json:"microseconds"`
+	P50          float64 `json:"p50"`
+	P99          float64 `json:"p99"`
+	Errors       uint64  `json:"errors"`
+}
+
+// runWrk has a host ask for a page for some seconds, by connections that stay open.
+func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
+	script := filepath.Join(from.Dir, "wrk.lua")
+	if err := os.WriteFile(script, []byte(wrkScript), 0o644); err != nil {
+		return wrkResult{}, err
+	}
+	cmd := from.Command(ctx, "wrk", "-t", strconv.Itoa(wrkThreads), "-c", strconv.Itoa(wrkConnections),
+		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "10s", "-s", script, fmt.Sprintf("http://%s/", to))
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if err != nil {
+		return wrkResult{}, fmt.Errorf("wrk: %w (`make setup` installs it): %s", err, strings.TrimSpace(complaints.String()))
+	}
+	return parseWrk(string(out))
+}
+
+func parseWrk(out string) (r wrkResult, err error) {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil {
+		return r, fmt.Errorf("wrk printed no result (%w):\n%s", err, out)
+	}
+	switch {
+	case r.Errors > 0:
+		return r, fmt.Errorf("wrk met %d errors in %d requests:\n%s", r.Errors, r.Requests, out)
+	case r.Requests == 0 || r.Microseconds <= 0:
+		return r, errors.New("wrk had no answer:\n" + out)
+	}
+	return r, nil
+}

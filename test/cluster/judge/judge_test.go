@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
+
+	"beeline.io/beeline/test/lab"
+)
+
+const scenariosByDefault = 260
+
+var (
+	seed      = flag.Uint64("seed", 1, "of the cases; 0: one of the clock's")
+	scenarios = flag.Int("scenarios", scenariosByDefault, "how many Services the judge looks at, ten questions each")
+	only      = flag.String("case", "", "judge this case alone, by its id; a scenario's number stands for all of its cases")
+	file      = flag.String("file", "", "judge the case in this file, as a failure prints it, and none that is generated")
+)
+
+// R1 to R31: whatever a client asks of a Service, what becomes of it is what
+// becomes of it with kube-proxy, but for what docs/differences.md says.
+func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
+	differences, err := ReadDifferences()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := chosenCases(t)
+	j := &Judge{Pair: New(t, beeline, Options{}), Differences: differences}
+	begin := time.Now()
+	verdicts, err := j.Run(t.Context(), cases)
+	r := newReport(verdicts)
+	r.show(t, j.Pair.Sides[0].Lab, time.Since(begin))
+	if *only != "" || *file != "" {
+		r.showAll(t)
+	}
+	if err != nil {
+		t.Fatalf("%d of %d cases have a verdict, then: %v", len(verdicts), len(cases), err)
+	}
+	if *only == "" && *file == "" {
+		r.wantWhole(t, differences)
+		wantPairs(t, cases)
+	}
+}
+
+// chosenCases are what the flags ask for.
+func chosenCases(t *testing.T) []*Case {
+	t.Helper()
+	if *file != "" {
+		return readCases(t, *file)
+	}
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+	}
+	n, err := scenariosFor(*only, *scenarios)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := Generate(*seed, n)
+	if *only == "" {
+		return cases
+	}
+	cases = slices.DeleteFunc(cases, func(c *Case) bool { return !isNamed(c.ID, *only) })
+	if len(cases) == 0 {
+		t.Fatalf("seed %d has no case %s", *seed, *only)
+	}
+	return cases
+}
+
+// scenariosFor is how many scenarios have to be drawn: as many as asked for, or up
+// to that of the one case.
+func scenariosFor(id string, n int) (int, error) {
+	if id != "" {
+		text, _, _ := strings.Cut(id, ".")
+		number, err := strconv.Atoi(text)
+		if err != nil || number < 0 {
+			return 0, fmt.Errorf("-case=%s: begin with a scenario's number, as in 17.4, 17.4s or 17", id)
+		}
+		n = number + 1
+	}
+	if n > maxScenarios {
+		return 0, fmt.Errorf("%d scenarios: there are node ports for %d", n, maxScenarios)
+	}
+	return n, nil
+}
+
+// isNamed says whether a case is that of a name, or has to be asked before it.
+func isNamed(id, name string) bool {
+	number, _, _ := strings.Cut(id, ".")
+	return id == name || id+"s" == name || number == name
+}
+
+// readCases reads the case in a file, and before one with session affinity makes
+// that without, by whose verdict it is judged.
+func readCases(t *testing.T, path string) []*Case {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Case
+	if err := yaml.UnmarshalStrict(text, &c); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	c.ID = strings.TrimSuffix(c.ID, "s")
+	if !c.Sticky {
+		return []*Case{&c}
+	}
+	plain := c
+	plain.Sticky = false
+	c.ID += "s"
+	return []*Case{&plain, &c}
+}
+
+// wantPairs wants the cases to have nearly all of the pairs of facts that cases
+// can have: those that a much larger sample has.
+func wantPairs(t *testing.T, cases []*Case) {
+	t.Helper()
+	possible, met := pairs{}, pairs{}
+	for _, c := range Generate(*seed+1, 3*(*scenarios)) {
+		possible.add(c)
+	}
+	for _, c := range cases {
+		met.add(c)
+	}
+	missing := 0
+	for pair := range possible {
+		if !met[pair] {
+			missing++
+		}
+	}
+	t.Logf("of %d pairs of facts that cases have been seen to have together, %d have a case here", len(possible), len(possible)-missing)
+	if missing*10 > len(possible) {
+		t.Errorf("%d of %d pairs of facts have no case: more than one in ten", missing, len(possible))
+	}
+}
+
+// The same seed makes the same cases, however many follow, so that a case can be
+// judged again alone.
+func TestCasesAreTheSeeds(t *testing.T) {
+	t.Parallel()
+	text := func(cases []*Case) string {
+		out, err := yaml.Marshal(cases)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	few, many, others := text(Generate(7, 5)), text(Generate(7, 9)), text(Generate(8, 5))
+	if !strings.HasPrefix(many, few) {
+		t.Error("the first cases of a seed change with how many there are")
+	}
+	if few == others {
+		t.Error("two seeds make the same cases")
+	}
+}
+
+// A case that is printed can be read again, one with session affinity together with
+// that by whose verdict it is judged.
+func TestCaseIsItsFile(t *testing.T) {
+	t.Parallel()
+	text := func(c *Case) string {
+		out, err := yaml.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	cases := Generate(3, 20)
+	for i, c := range cases {
+		want := []*Case{c}
+		if c.Sticky {
+			want = []*Case{cases[i-1], c}
+		}
+		path := saveCase(t, t.TempDir(), c)
+		got := readCases(t, path)
+		if !slices.EqualFunc(got, want, func(a, b *Case) bool { return text(a) == text(b) }) {
+			t.Errorf("case %s comes back as %d cases, the last\n%s, was\n%s", c.ID, len(got), text(got[len(got)-1]), text(c))
+		}
+		whole := commands(&Verdict{Case: c}, path)
+		if !strings.HasSuffix(whole[len(whole)-1], " -file="+path) {
+			t.Errorf("case %s is judged again by %q: no -file=%s", c.ID, whole, path)
+		}
+	}
+	if !slices.ContainsFunc(cases, func(c *Case) bool { return c.Sticky }) {
+		t.Error("no case has session affinity")
+	}
+}
+
+// To judge one case, as many scenarios are drawn as it takes.
+func TestScenariosForCase(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		id      string
+		n, want int // 0: an error
+	}{
+		{"", 260, 260}, {"17", 260, 18}, {"17.4", 5, 18}, {"400.3s", 260, 401}, {"0.0", 260, 1},
+		{"", maxScenarios + 1, 0}, {fmt.Sprint(maxScenarios), 1, 0}, {"s17", 260, 0}, {"-1.2", 260, 0},
+	} {
+		n, err := scenariosFor(c.id, c.n)
+		if n != c.want || (err != nil) != (c.want == 0) {
+			t.Errorf("-case=%s -scenarios=%d: %d, %v, want %d", c.id, c.n, n, err, c.want)
+		}
+	}
+}
+
+// What no server has said is an observation, what the test itself has done wrong is
+// an error.
+func TestResultOf(t *testing.T) {
+	t.Parallel()
+	var answer lab.Answer
+	foreign := json.Unmarshal([]byte("SSH-2.0"), &answer)
+	other := json.Unmarshal([]byte(`{"pod":7}`), &answer)
+	for _, c := range []struct {
+		err  error
+		want string // empty: an error
+	}{
+		{io.EOF, nonsense}, {fmt.Errorf("answer: %w", io.ErrUnexpectedEOF), nonsense}, {fmt.Errorf("answer: %w", foreign), nonsense},
+		{other, nonsense}, {errNonsense, nonsense}, {errMisnamed, misnamed}, {os.ErrDeadlineExceeded, silence},
+		{os.NewSyscallError("connect", unix.ECONNREFUSED), refused}, {os.NewSyscallError("connect", unix.EPERM), denied},
+		{errors.New("no such namespace"), ""}, {context.Canceled, ""},
+	} {
+		got, err := resultOf(c.err)
+		if got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%v: %q, %v, want %q", c.err, got, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"strings"
+
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// proxyConfig is how both proxies are started.
+type proxyConfig struct {
+	// networks are kube-proxy's nodePortAddresses and Beeline's
+	// --nodeport-addresses; empty: the default of both, the node's primary
+	// addresses.
+	networks string
+	flags    []string // further ones of Beeline
+	xdp      bool     // packets from outside are XDP's, else tc's
+	// kinds say what the networks are to an address of each family: primary (they
+	// select the primary one, or it is the default), second (the second one), all,
+	// loopback (the primary one and loopback), unnamed (networks of the other
+	// family alone), off (the default, and Beeline serves nothing on loopback).
+	kinds map[string]string
+}
+
+func kindsOf(v4, v6 string) map[string]string { return map[string]string{"v4": v4, "v6": v6} }
+
+// proxyConfigs by Scenario.Proxy.
+var proxyConfigs = map[string]proxyConfig{
+	"":                    {kinds: kindsOf("primary", "primary")},
+	"node ports v4":       {networks: "192.168.100.0/24", kinds: kindsOf("primary", "unnamed")},
+	"node ports v6":       {networks: "fd00:100::/64", kinds: kindsOf("unnamed", "primary")},
+	"node ports second":   {networks: "203.0.113.0/24,2001:db8:a::/64", kinds: kindsOf("second", "second")},
+	"node ports all":      {networks: "0.0.0.0/0,::/0", kinds: kindsOf("all", "all")},
+	"node ports loopback": {networks: "127.0.0.0/8,192.168.100.1/32,::1/128,fd00:100::1/128", kinds: kindsOf("loopback", "loopback")},
+	"not on loopback":     {flags: []string{"--localhost-nodeports=false"}, kinds: kindsOf("off", "off")},
+	// The last in order: the devices of Beeline's lab are others from then on.
+	"xdp": {flags: []string{"--edge-mode=xdp"}, xdp: true, kinds: kindsOf("primary", "primary")},
+}
+
+// nodePortsFor says what nodePortAddresses are for a family.
+func (s *Scenario) nodePortsFor(family string) string { return proxyConfigs[s.Proxy].kinds[family] }
+
+// edge is where Beeline meets what comes from outside.
+func (s *Scenario) edge() string {
+	if proxyConfigs[s.Proxy].xdp {
+		return "xdp"
+	}
+	return "tc"
+}
+
+// options are those of a pair of proxies of this configuration.
+func (c proxyConfig) options() Options {
+	if c.networks == "" {
+		return Options{Agent: c.flags, XDP: c.xdp}
+	}
+	return Options{
+		KubeProxy: func(config *kubeproxy.KubeProxyConfiguration) {
+			config.NodePortAddresses = strings.Split(c.networks, ",")
+		},
+		Agent: append([]string{"--nodeport-addresses=" + c.networks}, c.flags...),
+	}
+}

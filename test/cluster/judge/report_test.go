@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// report counts verdicts.
+type report struct {
+	all                     []*Verdict
+	same, explained, failed []*Verdict
+	byRow                   map[*Difference]int
+}
+
+func newReport(verdicts []*Verdict) *report {
+	r := &report{all: verdicts, byRow: map[*Difference]int{}}
+	for _, v := range verdicts {
+		switch {
+		case v.Same() && len(v.Rows) == 0:
+			r.same = append(r.same, v)
+		case v.Same():
+			r.explained = append(r.explained, v)
+			for _, row := range v.Rows {
+				r.byRow[row]++
+			}
+		default:
+			r.failed = append(r.failed, v)
+		}
+	}
+	return r
+}
+
+// shown is how many failures are printed whole, of different scenarios.
+const shown = 3
+
+func (r *report) show(t *testing.T, l *lab.Lab, took time.Duration) {
+	t.Helper()
+	whole := map[int]bool{} // by scenario
+	for _, v := range r.failed {
+		if len(whole) < shown && !whole[v.Scenario.Number] {
+			whole[v.Scenario.Number] = true
+			t.Errorf("%s", describe(t, l, v))
+		} else {
+			t.Errorf("case %s, %+v: kube-proxy: %v; Beeline: %v; wanted: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
+		}
+	}
+	r.showTwice(t)
+	t.Logf("seed %d: %d cases judged in %v: %d the same, %d different as documented, %d unexplained",
+		*seed, len(r.all), took.Round(time.Second), len(r.same), len(r.explained), len(r.failed))
+}
+
+// showTwice says which cases were asked twice, and what was heard first.
+func (r *report) showTwice(t *testing.T) {
+	t.Helper()
+	var twice []string
+	for _, v := range r.all {
+		if v.First != nil {
+			twice = append(twice, fmt.Sprintf("\n%s %+v: at first kube-proxy: %v; Beeline: %v; wanted: %v",
+				v.ID, v.Probe, v.First.KubeProxy, v.First.Beeline, v.First.Expected))
+		}
+	}
+	t.Logf("%d cases have been asked twice%s", len(twice), strings.Join(twice, ""))
+}
+
+// showAll says of each case what became of it, and why that is right.
+func (r *report) showAll(t *testing.T) {
+	t.Helper()
+	for _, v := range r.all {
+		text := fmt.Sprintf("case %s, %+v: kube-proxy: %v; Beeline: %v; wanted: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
+		for _, row := range v.Rows {
+			text += fmt.Sprintf("; docs/differences.md:%d", row.Line)
+		}
+		t.Log(text)
+	}
+}
+
+// wantWhole wants enough cases, where not fewer were asked for, and a use for each row of the document.
+func (r *report) wantWhole(t *testing.T, differences []*Difference) {
+	t.Helper()
+	if n, want := len(r.all), 2000; n < want && *scenarios >= scenariosByDefault {
+		t.Errorf("%d cases have been judged, want at least %d", n, want)
+	}
+	for _, row := range differences {
+		t.Logf("docs/differences.md:%d explains %d cases", row.Line, r.byRow[row])
+		if r.byRow[row] == 0 {
+			t.Errorf("docs/differences.md:%d tells of a difference that no case shows: the row is wrong, or the cases lack something", row.Line)
+		}
+	}
+}
+
+// describe is a failed case for someone who has to find out why: what both did,
+// how to judge it again, the case, and its objects.
+func describe(t *testing.T, l *lab.Lab, v *Verdict) string {
+	t.Helper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "case %s: what Beeline does is not what kube-proxy does, and docs/differences.md does not say so.\n", v.ID)
+	fmt.Fprintf(&b, "kube-proxy: %v\nBeeline:    %v\nwanted:     %v\n", v.KubeProxy, v.Beeline, v.Expected)
+	path := *file
+	if path == "" {
+		path = saveCase(t, os.TempDir(), v.Case) // who reads of the failure needs it later
+	}
+	for _, command := range commands(v, path) {
+		fmt.Fprintf(&b, "again: %s\n", command)
+	}
+	objects := []any{v.Case, v.Scenario.Service()}
+	for _, slice := range v.Scenario.EndpointSlices(l) {
+		objects = append(objects, slice)
+	}
+	if other, slices := v.Scenario.Companion(l); other != nil {
+		objects = append(objects, other)
+		for _, slice := range slices {
+			objects = append(objects, slice)
+		}
+	}
+	for i, object := range objects {
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 {
+			b.WriteString("its objects:\n")
+		}
+		fmt.Fprintf(&b, "---\n%s", text)
+	}
+	return b.String()
+}
+
+// saveCase writes a case to a file of its own.
+func saveCase(t *testing.T, dir string, c *Case) (path string) {
+	t.Helper()
+	text, err := yaml.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.CreateTemp(dir, "case-"+c.ID+"-*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(text); err != nil {
+		t.Fatal(err)
+	}
+	return f.Name()
+}
+
+// commands judge a case again: as it was drawn, and as its file has it. Whether a
+// client wanders shows only with the others of its scenario.
+func commands(v *Verdict, path string) []string {
+	const begin = "make build controlplane && cd test/cluster && go test ./judge -v -run TestKubeProxyAndBeelineDoTheSame"
+	drawn := fmt.Sprintf("%s -seed=%d -case=%s", begin, *seed, v.ID)
+	written := fmt.Sprintf("%s -file=%s", begin, path)
+	switch {
+	case *file != "":
+		return []string{written}
+	case v.KubeProxy.wanders() || v.Beeline.wanders():
+		return []string{fmt.Sprintf("%s -seed=%d -case=%d", begin, *seed, v.Scenario.Number)}
+	}
+	return []string{drawn, written}
+}
+
+// The document's table, as it is, is one the judge can read, and one with a word
+// that does not exist is refused with its line.
+func TestDifferencesAreRead(t *testing.T) {
+	t.Parallel()
+	if _, err := ReadDifferences(); err != nil {
+		t.Error(err)
+	}
+	head := "# title\n\n| case | kube-proxy | Beeline | why | switch |\n|---|---|---|---|---|\n"
+	good := "| `from=pod,node` words | `result=silence`: words | `result=denied` | why | - |\n"
+	for row, want := range map[string]string{
+		good: "",
+		"| `from=node to=localhost` | `any` | `as to=nodePort`: words | why | `--flag` |\n": "",
+		"| from=pod | `any` | `source=own` | why | - |\n":                                   "cell 1 does not begin with a pattern",
+		"| `form=pod` | `any` | `source=own` | why | - |\n":                                 `there is no fact "form"`,
+		"| `from=pod` | `answer=no` | `source=own` | why | - |\n":                           `there is no fact "answer"`,
+		"| `from=pod` | `any` | `source=own,node` | why | - |\n":                            "becomes one of",
+		"| `from=pod` | `any` | `as source=own` | why | - |\n":                              `there is no fact "source"`,
+		"| `from=pod from=node` | `any` | `source=own` | why | - |\n":                       "is there twice",
+		"| `from` | `any` | `source=own` | why | - |\n":                                     "write name=value",
+		"| `from=pod` | `any` | `source=own` | why |\n":                                     "4 cells",
+	} {
+		rows, err := parseDifferences(head + row + "\n| `not` | of the first table |\n")
+		if want == "" {
+			if err != nil || len(rows) != 1 || rows[0].Line != 5 {
+				t.Errorf("%s: %d rows, %v", row, len(rows), err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), "line 5: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q and the line", row, err, want)
+		}
+	}
+	if _, err := parseDifferences(head); err == nil {
+		t.Error("a table without rows is accepted")
+	}
+}
+
+// A row changes what it tells of and nothing else.
+func TestDifferenceIsApplied(t *testing.T) {
+	t.Parallel()
+	rows, err := parseDifferences("|a|\n|-|\n" +
+		"| `from=pod` | `result=silence` | `result=denied` | why | - |\n" +
+		"| `from=pod to=clusterIP` | `backend=self source=node` | `source=own` | why | - |\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Case{Probe: Probe{From: "a1", To: "clusterIP"}}
+	for before, after := range map[Observation]Observation{
+		{Result: silence}:                   {Result: denied},
+		{Result: refused}:                   {Result: refused},
+		{answered, "a1", "node"}:            {answered, "a1", "own"},
+		{answered, "a2", "node"}:            {answered, "a2", "node"},
+		{answered, "a1", "192.168.200.254"}: {answered, "a1", "192.168.200.254"},
+	} {
+		got := before
+		if row := differs(rows, c, before); row != nil {
+			got = row.become(before)
+		}
+		if got != after {
+			t.Errorf("%v becomes %v, want %v", before, got, after)
+		}
+	}
+	elsewhere := &Case{Probe: Probe{From: "node-a", To: "clusterIP"}}
+	if row := differs(rows, elsewhere, Observation{Result: silence}); row != nil {
+		t.Errorf("a row for pods tells of a node: line %d", row.Line)
+	}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+)
+
+// dsrKinds are the values of --dsr but off.
+var dsrKinds = []string{"ipip", "geneve", "opt"}
+
+// inEachDSR runs a test for each encapsulation, for tc and for XDP.
+func inEachDSR(t *testing.T, f func(t *testing.T, kind, mode string)) {
+	for _, kind := range dsrKinds {
+		t.Run(kind, func(t *testing.T) {
+			inBothModes(t, func(t *testing.T, mode string) { f(t, kind, mode) })
+		})
+	}
+}
+
+// threeNodes has a balancer, node-a, and two nodes with nothing but backends.
+var threeNodes = lab.Shape{ThreeNodes: true}
+
+// firstEphemeral is the first port that the kernel gives a client. A backend of the balancer
+// sees another one where the client has had the port for the same backend at another of
+// the Service's addresses just before, and that flow is remembered.
+const firstEphemeral = 32768
+
+// startDSR is a world with agents on three nodes, in which the fabric sends what is for
+// Services to node-a.
+func startDSR(t *testing.T, kind, mode string, flags ...string) *world {
+	t.Helper()
+	flags = append([]string{"--edge-mode=" + mode, "--dsr=" + kind}, flags...)
+	w := newWorldOf(t, threeNodes, flags...)
+	for _, host := range []string{"node-b", "node-c"} {
+		w.agentOn(host, flags...)
+	}
+	w.startAgents()
+	w.lead()
+	return w
+}
+
+// withEachDSR runs a test for tc and for XDP in a world in which annotations say of
+// Services how they have DSR: applyKinds.
+func withEachDSR(t *testing.T, flags []string, f func(t *testing.T, w *world)) {
+	inBothModes(t, func(t *testing.T, mode string) { f(t, startDSR(t, "off", mode, flags...)) })
+}
+
+// applyKinds has Services 1, 2 and 3 served by the kinds of DSR in their order, each by
+// these pods.
+func (w *world) applyKinds(pods ...string) {
+	w.t.Helper()
+	for i, kind := range dsrKinds {
+		s, all := w.everywhere(kind, i+1, pods...)
+		s.Annotations = map[string]string{service.AnnotationDSR: kind}
+		w.must(w.folder.Put(kind, objects(s, all)...))
+	}
+	w.await()
+}
+
+// startAgents starts all agents at once, and waits until they are ready.
+func (w *world) startAgents() {
+	w.t.Helper()
+	for _, a := range w.agents {
+		w.must(a.StartOnly())
+	}
+	for _, a := range w.agents {
+		w.must(a.WaitReady())
+	}
+}
+
+// clientOf is the client's address of a family.
+func (w *world) clientOf(family int) netip.Addr { return addresses(w.Host("client"), 0)[family].Addr() }
+
+// external are the kinds of address whose packets are led to node-a from outside. All but
+// the NodePort, which is node-a's, are the same on each node.
+var external = []string{"ExternalIP", "LoadBalancer", "ClusterIP", "NodePort"}
+
+// X2, R19: under DSR a backend sees the client's own address, on whichever node it is.
+// What is for one elsewhere goes there in the encapsulation that was asked for, and its
+// answer goes to the client without passing the balancer. A backend of the balancer has
+// the packet by DNAT as without DSR. The backends' port is not the one that was asked.
+func TestDSRFromOutside(t *testing.T) {
+	inEachDSR(t, func(t *testing.T, kind, mode string) {
+		w := startDSR(t, kind, mode)
+		pods := []string{"a1", "b1", "c1"}
+		w.apply("web", objects(w.everywhere("web", 1, pods...))...)
+		seen := w.sightings("client", "node-a", "node-b", "node-c")
+		for _, address := range external {
+			for family := range 2 {
+				for _, network := range []string{"tcp", "udp"} {
+					to := w.address(address, 1, family)
+					served := map[netip.AddrPort]string{} // pods by client
+					for _, answer := range w.wantServed(network, to, pods...) {
+						if answer.Peer.Addr() != w.clientOf(family) {
+							t.Errorf("%s to %s: %s sees %s, want the client's %s", network, to, answer.Pod, answer.Peer, w.clientOf(family))
+						}
+						if answer.Peer.Port() >= firstEphemeral {
+							served[answer.Peer] = answer.Pod
+						}
+					}
+					w.wantWay(kind, network, to, served, seen)
+				}
+			}
+		}
+		w.wantNoDropsAnywhere()
+	})
+}
+
+// wantWay wants packets of clients that were served by pods to have gone the way of a
+// kind of DSR, and the answers to have gone straight back.
+func (w *world) wantWay(kind, network string, to netip.AddrPort, served map[netip.AddrPort]string, seen func() []sighting) {
+	w.t.Helper()
+	type count struct{ asked, forwarded, answered int }
+	counts := map[netip.AddrPort]*count{}
+	for client := range served {
+		counts[client] = &count{}
+	}
+	look := func(s sighting) {
+		pod := w.Host(served[s.from])
+		switch {
+		case s.protocol != network:
+		case s.device == "client" && s.to == to && pod != nil:
+			counts[s.from].asked++
+		case s.from == to && counts[s.to] != nil:
+			if host := w.Host(served[s.to]).Node.Name; s.device != host {
+				w.t.Errorf("an answer of %s to %s came from %s, want it straight from %s:\n%s", served[s.to], s.to, s.device, host, s)
+			}
+			counts[s.to].answered++
+		// The client may have had the port at another address a moment ago.
+		case s.device == "node-a" && pod != nil && (s.to == to || s.told == to):
+			w.wantEncapsulated(kind, s, to, pod)
+			counts[s.from].forwarded++
+		case counts[s.to] != nil:
+			w.t.Errorf("the client %s was sent what %s did not answer:\n%s", s.to, to, s)
+		}
+	}
+	defer func() {
+		for client, c := range counts {
+			if w.t.Failed() {
+				w.t.Logf("%s, served by %s: %+v", client, served[client], *c)
+			}
+		}
+	}()
+	// The last packets of a connection may still be on their way.
+	w.eventually("all packets to "+to.String()+" have gone their way", func() bool {
+		for _, s := range seen() {
+			look(s)
+		}
+		for client, c := range counts {
+			here := w.Host(served[client]).Node.Name == "node-a"
+			if c.asked == 0 || c.answered == 0 || here != (c.forwarded == 0) {
+				return w.t.Failed()
+			}
+		}
+		return true
+	})
+}
+
+// wantEncapsulated wants a client's packet to an address to have left the balancer for a
+// pod of another node as a kind of DSR has it.
+func (w *world) wantEncapsulated(kind string, s sighting, to netip.AddrPort, pod *lab.Host) {
+	w.t.Helper()
+	family := 0
+	if to.Addr().Is6() {
+		family = 1
+	}
+	balancer, backend := addresses(w.Host("node-a"), 0)[family].Addr(), addresses(pod, lab.PortTCP)[family]
+	want := s
+	want.kind, want.to = kind, to
+	want.outer.from, want.outer.to, want.told = balancer, backend.Addr(), netip.AddrPort{}
+	want.hops, want.outerHops = 64-2, 64 // the fabric and the balancer have had it
+	switch kind {
+	case "geneve":
+		want.outer.to, want.told = addresses(pod.Node, 0)[family].Addr(), backend
+	case "opt":
+		want.outer.from, want.outer.to, want.outerHops = netip.Addr{}, netip.Addr{}, 0
+		want.to, want.told = backend, to
+	}
+	if s != want {
+		w.t.Errorf("a packet for %s left the balancer as\n%s\nwant %s", pod.Name, s, want)
+	}
+}
+
+// forgetFlows has all nodes forget all flows.
+func (w *world) forgetFlows() {
+	w.t.Helper()
+	for _, a := range w.agents {
+		_, err := a.CLI("flow", "flush")
+		w.must(err)
+	}
+}
+
+// wantNoDropsAnywhere wants no agent's edge to have dropped anything, but for reasons.
+func (w *world) wantNoDropsAnywhere(but ...string) {
+	w.t.Helper()
+	for _, a := range w.agents {
+		s, err := a.Status()
+		w.must(err)
+		for reason, n := range s.Edge.Counters {
+			if n > 0 && strings.HasPrefix(reason, "drop_") && !slices.Contains(but, reason) {
+				w.t.Errorf("%s counted %d packets as %s", a.Host.Name, n, reason)
+			}
+		}
+	}
+}
+
+// X2, X4: datagrams that are too long for the way with what DSR adds, and may be
+// fragmented, arrive, and so do those that the client has fragmented itself.
+func TestDSRFragments(t *testing.T) {
+	withEachDSR(t, nil, func(t *testing.T, w *world) {
+		w.echoes("c1")
+		w.applyKinds("c1")
+		for i := range dsrKinds {
+			w.wantEchoed("client", w.address("ExternalIP", i+1, 0), fabricMTU-28, fabricMTU-28-7, fabricMTU-28-19, fabricMTU-28-47, fabricMTU-27, 20_000, 60_000, 100)
+		}
+		w.wantNoDropsAnywhere()
+	})
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+)
+
+// X3, L3: UDP of a Service that says so needs no records at the balancer, and goes to
+// the same backend by way of another balancer.
+func TestStatelessUDP(t *testing.T) {
+	withECMP(t, func(t *testing.T, w *world) {
+		const count = 60
+		for i, kind := range dsrKinds {
+			s, all := w.everywhere(kind, i+1, "c1", "c2", "c3")
+			s.Annotations = map[string]string{service.AnnotationDSR: kind, service.AnnotationStateless: "true"}
+			w.apply(kind, objects(s, all)...)
+		}
+		var flows []net.Conn
+		var pods []string
+		for n := range count {
+			flows = append(flows, w.open("udp", w.address("ExternalIP", n/2%3+1, n%2)))
+			pods = append(pods, w.served(flows[n]))
+		}
+		for _, host := range []string{"node-a", "node-b"} {
+			join := w.cutOff(host)
+			for n, conn := range flows {
+				if pod := w.served(conn); pod != pods[n] {
+					t.Errorf("flow %d is served by %s without %s, before by %s", n, pod, host, pods[n])
+				}
+			}
+			join()
+			if records := w.recordsOf(host); records != 0 {
+				t.Errorf("%s has %d records of flows, want none", host, records)
+			}
+		}
+		w.wantBothForward("untracked")
+	})
+}
+
+// recordsOf is how many records of flows a node has.
+func (w *world) recordsOf(host string) int {
+	w.t.Helper()
+	s, err := w.agents[host].Status()
+	w.must(err)
+	return int(s.Edge.Flows.Records) + int(s.Edge.Flows.HalfOpen)
+}
+
+// L3, X4: behind ECMP what a router says of a server's long packets reaches any of the
+// balancers, also one that has seen nothing of the connection; with Maglev it knows the
+// backend all the same. Clients of many addresses each get 256 KB through a narrow way.
+func TestPathMTUBehindECMP(t *testing.T) {
+	withECMP(t, func(t *testing.T, w *world) {
+		w.manyClients()
+		w.must(w.Host("fabric").Narrow("client", narrowMTU))
+		w.applyKinds("c1", "c2", "c3")
+		w.awaitUntracked()
+		for n := range 36 {
+			family := n % 2
+			conn := w.openFrom(nth(clientRanges[family], 256+n), "tcp", w.address("ExternalIP", n/2%3+1, family))
+			if err := transfer(conn, w.served(conn), 256<<10); err != nil {
+				t.Fatalf("connection %d: %v; node-a counted %v", n, err, w.status().Edge.Counters)
+			}
+			conn.Close()
+		}
+		w.wantBothForward("untracked")
+	})
+}
+
+// openFrom is open for one of the client's addresses.
+func (w *world) openFrom(from netip.Addr, network string, to netip.AddrPort) net.Conn {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	options := lab.DialOptions{Local: netip.AddrPortFrom(from, 0), Control: anyAddress}
+	conn, err := w.Host("client").DialWith(ctx, options, network, to.String())
+	w.must(err)
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+)
+
+// open makes a flow of the client that lives until the end of the test.
+func (w *world) open(network string, to netip.AddrPort) net.Conn {
+	w.t.Helper()
+	return w.openAs("client", network, to)
+}
+
+// openAs is open for another host.
+func (w *world) openAs(host, network string, to netip.AddrPort) net.Conn {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := w.Host(host).Dial(ctx, network, to.String())
+	w.must(err)
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// served is the name of the pod that answers on an open flow.
+func (w *world) served(conn net.Conn) string {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	answer, err := lab.Ask(ctx, conn, "hello")
+	w.must(err)
+	return answer.Pod
+}
+
+// The least --max-flows serves, flow after flow: what has been forgotten makes room.
+func TestFewestFlows(t *testing.T) {
+	w := startWorld(t, "--max-flows=64")
+	w.apply("web", objects(w.public("a1", "b1"))...)
+	for _, to := range addresses(w.Host("node-a"), nodePort) {
+		w.wantServed("tcp", to, "a1", "b1")
+		w.wantServed("udp", to, "a1", "b1")
+	}
+}
+
+// flows lists those that the command shows.
+func (w *world) flows(args ...string) (all []observe.Flow) {
+	w.t.Helper()
+	text, err := w.agent.CLI(append([]string{"flow", "list", "-o", "json"}, args...)...)
+	w.must(err)
+	w.must(json.Unmarshal([]byte(text), &all))
+	return all
+}
+
+// eventually waits for what nothing announces.
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("not after %v: %s", patience, what)
+		}
+	}
+}
+
+// A flow is listed with its client, its address, its backend and what that sees,
+// also when no agent is running; and is forgotten when it is flushed.
+func TestFlowsAreListedAndFlushed(t *testing.T) {
+	w := startWorld(t)
+	w.apply("web", objects(w.public("b1"))...)
+	for _, to := range addresses(w.Host("node-a"), nodePort) {
+		for _, network := range []string{"tcp", "udp"} {
+			conn := w.open(network, to)
+			w.served(conn)
+			w.served(conn)
+			client := conn.LocalAddr().String()
+			found := 0
+			for _, f := range w.flows("--service", "default/web") {
+				if f.Client.String() != client || strings.ToLower(f.Protocol.String()) != network {
+					continue
+				}
+				found++
+				b1 := w.Host("b1").Addr4
+				if to.Addr().Is6() {
+					b1 = w.Host("b1").Addr6
+				}
+				if f.Address != to || f.Backend != netip.AddrPortFrom(b1, lab.PortTCP) || f.Via.Addr() != to.Addr() ||
+					f.State != "established" || f.Port != network || f.Sent.Packets < 2 || f.Received.Packets < 2 {
+					t.Errorf("%s from %s is listed as %+v", network, client, f)
+				}
+			}
+			if found != 1 {
+				t.Errorf("%s from %s is listed %d times: %+v", network, client, found, w.flows())
+			}
+		}
+	}
+	w.apply("other", objects(w.everywhere("other", 9, "b1"))...)
+	if other := w.flows("--service", "default/other"); len(other) != 0 {
+		t.Errorf("flows of a Service that nobody has asked: %+v", other)
+	}
+	w.must(w.agent.Stop())
+	if n := len(w.flows()); n != 4 {
+		t.Errorf("without an agent %d flows are listed, want 4", n)
+	}
+	out, err := w.agent.CLI("flow", "flush")
+	if err != nil || out != "forgot 4 flows\n" {
+		t.Errorf("flush: %q, %v", out, err)
+	}
+	if left := w.flows(); len(left) != 0 {
+		t.Errorf("left after the flush: %+v", left)
+	}
+}
+
+// R29, R30: when a backend leaves, the next datagram of a flow that it had goes to
+// another one, while a TCP connection stays with it.
+func TestFlowsOfBackendThatLeaves(t *testing.T) {
+	for _, pod := range []string{"a1", "b1"} {
+		t.Run(pod, func(t *testing.T) {
+			w := startWorld(t)
+			w.apply("web", objects(w.public(pod))...)
+			type pair struct{ tcp, udp net.Conn }
+			var pairs []pair
+			for _, to := range addresses(w.Host("node-a"), nodePort) {
+				p := pair{w.open("tcp", to), w.open("udp", to)}
+				if tcp, udp := w.served(p.tcp), w.served(p.udp); tcp != pod || udp != pod {
+					t.Fatalf("served by %s and %s, want %s", tcp, udp, pod)
+				}
+				pairs = append(pairs, p)
+			}
+			w.apply("web", objects(w.public("b2"))...)
+			w.eventually("the flows have ended", func() bool { return w.status().Edge.Flows.Ended == 2 })
+			for _, p := range pairs {
+				if tcp, udp := w.served(p.tcp), w.served(p.udp); tcp != pod || udp != "b2" {
+					t.Errorf("the connection is served by %s and the datagrams by %s, want %s and b2", tcp, udp, pod)
+				}
+			}
+		})
+	}
+}
+
+// Flows that nobody uses are forgotten when their time has come.
+func TestFlowsExpire(t *testing.T) {
+	w := startWorld(t, "--flow-timeout-udp=1s")
+	w.apply("web", objects(w.public("b1"))...)
+	tcp := w.open("tcp", addresses(w.Host("node-a"), nodePort)[0])
+	udp := w.open("udp", addresses(w.Host("node-a"), nodePort)[0])
+	w.served(tcp)
+	w.served(udp)
+	w.eventually("the UDP flow has gone", func() bool { return len(w.flows()) == 1 })
+	if f := w.flows(); f[0].Protocol.String() != "TCP" {
+		t.Errorf("left: %+v", f)
+	}
+	if s := w.status().Edge.Flows; s.Expired != 1 || s.Records != 2 {
+		t.Errorf("flows: %+v, want one expired and two records", s)
+	}
+	w.served(tcp)
+}

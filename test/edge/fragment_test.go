@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// mayBeFragmented has datagrams of a socket leave without "don't fragment".
+func mayBeFragmented(t *testing.T, conn syscall.Conn) {
+	t.Helper()
+	control(t, conn, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+	})
+}
+
+// echoes has a pod send each datagram to its port back as it is, and such as may be
+// fragmented. It returns when the socket is there.
+func (w *world) echoes(pod string) {
+	w.t.Helper()
+	w.must(w.Host(pod).StopServer())
+	conn, err := w.Host(pod).ListenPacket("udp4", netip.AddrPortFrom(w.Host(pod).Addr4, lab.PortUDP).String())
+	w.must(err)
+	mayBeFragmented(w.t, conn.(*net.UDPConn))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for b := make([]byte, 1<<16); ; {
+			n, from, err := conn.ReadFrom(b)
+			if err == nil {
+				_, err = conn.WriteTo(b[:n], from)
+			}
+			if err != nil {
+				return // the client hears nothing then, and says so
+			}
+		}
+	}()
+	w.t.Cleanup(func() { conn.Close(); <-done })
+}
+
+// wantEchoed sends datagrams that may be fragmented, each once, and wants them back.
+func (w *world) wantEchoed(host string, to netip.AddrPort, sizes ...int) {
+	w.t.Helper()
+	conn := w.openAs(host, "udp4", to).(*net.UDPConn)
+	mayBeFragmented(w.t, conn)
+	got := make([]byte, 1<<16)
+	for _, size := range sizes {
+		sent := make([]byte, size)
+		random := rand.New(rand.NewPCG(2, uint64(size)))
+		for i := range sent {
+			sent[i] = byte(random.Uint32())
+		}
+		w.must(conn.SetDeadline(time.Now().Add(patience)))
+		if _, err := conn.Write(sent); err != nil {
+			w.t.Fatalf("sending %d bytes to %s: %v", size, to, err)
+		}
+		n, err := conn.Read(got)
+		if err != nil {
+			w.t.Fatalf("%d bytes to %s: %v; the edge counted %v", size, to, err, w.status().Edge.Counters)
+		}
+		if !bytes.Equal(got[:n], sent) {
+			w.t.Errorf("%d bytes to %s came back as %d others", size, to, n)
+		}
+	}
+}
+
+// wantOneFlow wants one flow, which counts all that its client has sent and received.
+func (w *world) wantOneFlow(bytes uint64) {
+	w.t.Helper()
+	flows := w.flows()
+	if len(flows) != 1 {
+		w.t.Fatalf("flows %+v, want one", flows)
+	}
+	// Headers come on top, of each fragment.
+	for _, n := range []uint64{flows[0].Sent.Bytes, flows[0].Received.Bytes} {
+		if n < bytes || n > bytes+bytes/20 {
+			w.t.Errorf("the flow counts %+v sent, %+v received, want %d bytes with their headers", flows[0].Sent, flows[0].Received, bytes)
+		}
+	}
+	w.wantNoDrops()
+}
+
+func (w *world) wantNoDrops() {
+	w.t.Helper()
+	for reason, n := range w.status().Edge.Counters {
+		if n > 0 && strings.HasPrefix(reason, "drop_") {
+			w.t.Errorf("%d packets were counted as %s", n, reason)
+		}
+	}
+}
+
+// narrow has a node's way to some addresses take packets of a length and no more.
+func (w *world) narrow(host string, to netip.Prefix, via netip.Addr, mtu int) {
+	w.t.Helper()
+	w.must(w.Host(host).Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
+		// One that is not locked is for what the node itself sends.
+		return netlink.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: dst, Gw: via.AsSlice(), MTU: mtu, MTULock: true})
+	}))
+}
+
+var fabric, fabric6 = netip.MustParseAddr("192.168.100.254"), netip.MustParseAddr("fd00:100::fe")
+
+// What is sent and comes back: whole datagrams as long as the client's way takes, less,
+// and such as its own kernel has fragmented.
+var fragmentable = []int{overlayMTU - 28, overlayMTU - 27, fabricMTU - 28, fabricMTU - 27, 20_000, 60_000, 100}
+
+func total(sizes []int) (n uint64) {
+	for _, size := range sizes {
+		n += uint64(size)
+	}
+	return n
+}
+
+// R19, RFC 791: a datagram that is too long for the overlay and may be fragmented is,
+// whole or in fragments as it comes; so are answers that are too long for the client's way.
+func TestOverlayFragments(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w.echoes("b1")
+		w.apply("web", objects(w.public("b1"))...)
+		client := w.Host("client").Addr4
+		w.narrow("node-a", netip.PrefixFrom(client, 32), fabric, 1300)
+		w.wantEchoed("client", netip.AddrPortFrom(w.Host("node-a").Addr4, nodePort), fragmentable...)
+		w.wantCounted("fragmented", "established", "reply")
+		w.wantOneFlow(total(fragmentable))
+	})
+}
+
+// The same where the way to the backend is narrow without an overlay, and the way back is
+// narrower; a fragment is cut into several.
+func TestNarrowWayFragments(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, lab.Shape{}, "--edge-mode="+mode)
+		w.echoes("b1")
+		w.apply("web", objects(w.public("b1"))...)
+		w.narrow("node-a", netip.PrefixFrom(w.Host("b1").Addr4, 32), fabric, 600)
+		w.narrow("node-a", netip.PrefixFrom(w.Host("client").Addr4, 32), fabric, 576)
+		w.wantEchoed("client", netip.AddrPortFrom(w.Host("node-a").Addr4, nodePort), fragmentable...)
+		w.wantCounted("fragmented")
+		w.wantOneFlow(total(fragmentable))
+	})
+}
+
+// R16: so are a pod's that has opted out of the socket shortcut, as they leave the node:
+// the pod believes in 1500 octets. The rest of a flow the edge meets at the pod's device,
+// and the node's stack fragments it.
+func TestOverlayFragmentsOfOptedOutPod(t *testing.T) {
+	w := startWorldOf(t, overlay)
+	w.optOut("a1")
+	w.setMTU("a1", "eth0", fabricMTU)
+	w.setMTU("node-a", "a1", fabricMTU)
+	w.echoes("b1")
+	w.apply("web", objects(w.public("b1"))...)
+	to := netip.AddrPortFrom(netip.MustParseAddr(node.ClusterIPs(1)[0]), 80)
+	for _, size := range fragmentable {
+		before := w.status().Edge.Counters["fragmented"]
+		w.wantEchoed("a1", to, size, fabricMTU-28)
+		if after := w.status().Edge.Counters["fragmented"]; size > overlayMTU-28 && after == before {
+			t.Errorf("%d bytes to %s were not fragmented at the edge", size, to)
+		}
+	}
+	w.wantNoDrops()
+}

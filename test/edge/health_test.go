@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// H1, H2: backends that answer wrongly, too late or not at all get no clients, over
+// TCP and, where the check asks another port, over UDP; when they recover, they do.
+// H4: when all are down, the Service refuses.
+func TestHealthChecks(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorld(t, "--edge-mode="+mode)
+		well, wrong, slow, refusing := w.newPatient("a1"), w.newPatient("a2"), w.newPatient("b1"), w.newPatient("b2")
+		wrong.status.Store(http.StatusInternalServerError)
+		slow.status.Store(0)
+		refusing.refuse()
+		s, all := w.public("a1", "a2", "b1", "b2")
+		annotate(s, map[string]string{"": "http", "path": "/healthz"})
+		w.apply("web", objects(s, all)...)
+		w.wantDown("a2", "b1", "b2")
+		w.wantWhy("a2", "status 500, wanted 200-399")
+		w.wantWhy("b1", "timeout: no answer within 500ms")
+		w.wantWhy("b2", "connection refused")
+		w.wantPods("a1")
+		if text := w.serviceShow(); !strings.Contains(text, "http GET /healthz") || strings.Count(text, "DOWN for") != 12 {
+			t.Errorf("service show says:\n%s", text)
+		}
+		if c := w.status().Complaints(); !slices.ContainsFunc(c, func(c string) bool { return strings.Contains(c, "12 of 16") }) {
+			t.Errorf("status complains of %q", c)
+		}
+
+		wrong.status.Store(http.StatusNoContent)
+		slow.status.Store(http.StatusOK)
+		w.wantDown("b2")
+		w.wantPods("a1", "a2", "b1")
+		refusing.listen()
+		w.wantDown()
+		w.wantPods("a1", "a2", "b1", "b2")
+
+		for _, p := range []*patient{well, wrong, slow, refusing} {
+			p.status.Store(http.StatusServiceUnavailable)
+		}
+		w.wantDown("a1", "a2", "b1", "b2")
+		w.wantPods()
+		// H4: unless the Service says that it is better to try.
+		annotate(s, map[string]string{"": "http", "path": "/healthz", "all-down": "serve"})
+		w.apply("web", objects(s, all)...)
+		w.wantPods("a1", "a2", "b1", "b2")
+		well.status.Store(http.StatusOK)
+		w.wantDown("a2", "b1", "b2")
+		w.wantPods("a1")
+	})
+}
+
+// R30: a connection to a backend that fails its check lives on. R29: a UDP flow goes to
+// another.
+func TestConnectionsOutliveAFailedCheck(t *testing.T) {
+	w := startWorld(t)
+	leaving := w.newPatient("b1")
+	s, all := w.public("b1")
+	annotate(s, map[string]string{"": "tcp"})
+	w.apply("web", objects(s, all)...)
+	var tcp, udp []net.Conn
+	for _, to := range addresses(w.Host("node-a"), nodePort) {
+		tcp, udp = append(tcp, w.open("tcp", to)), append(udp, w.open("udp", to))
+	}
+	for _, conn := range append(tcp, udp...) {
+		if pod := w.served(conn); pod != "b1" {
+			t.Fatalf("served by %s", pod)
+		}
+	}
+	w.newPatient("a1")
+	s, all = w.public("a1", "b1")
+	annotate(s, map[string]string{"": "tcp"})
+	w.apply("web", objects(s, all)...)
+	leaving.refuse()
+	w.wantDown("b1")
+	w.wantPods("a1")
+	for _, conn := range tcp {
+		if pod := w.served(conn); pod != "b1" {
+			t.Errorf("a connection that was open is served by %s", pod)
+		}
+	}
+	for _, conn := range udp {
+		w.eventually("the flow goes to a1", func() bool { return w.served(conn) == "a1" })
+	}
+}
+
+// H5: annotations change at any time; wrong ones are named, and what was right before
+// goes on. A Service without them serves whoever is there.
+func TestHealthCheckIsEdited(t *testing.T) {
+	w := startWorld(t)
+	w.newPatient("a1")
+	w.newPatient("b1").status.Store(http.StatusInternalServerError)
+	s, all := w.public("a1", "b1")
+	apply := func(annotations map[string]string) {
+		t.Helper()
+		annotate(s, annotations)
+		w.apply("web", objects(s, all)...)
+	}
+	apply(map[string]string{"": "http", "path": "/healthz"})
+	w.wantDown("b1")
+
+	apply(map[string]string{"": "http", "path": "healthz", "fal": "2"})
+	w.wantPods("a1")
+	text := w.serviceShow()
+	for _, words := range []string{
+		`annotation beeline.io/health-check-path: "healthz": write a path such as /healthz`,
+		`annotation beeline.io/health-check-fal: there is no such annotation, did you mean "beeline.io/health-check-fall"?`,
+		"the check that was right before goes on", "http GET /healthz",
+	} {
+		if !strings.Contains(text, words) {
+			t.Errorf("service show does not say %q:\n%s", words, text)
+		}
+	}
+	if s := w.status().Source; s.Errors > 0 || !slices.ContainsFunc(s.Problems, func(p string) bool {
+		return strings.Contains(p, "web.yaml:") && strings.Contains(p, "warning") && strings.Contains(p, "health-check-path")
+	}) {
+		t.Errorf("the source says %q", s.Problems)
+	}
+
+	apply(map[string]string{"": "http", "path": "/other", "status": "500"})
+	w.wantDown("a1")
+	w.wantPods("b1")
+	s.Annotations = nil
+	w.apply("web", objects(s, all)...)
+	w.wantPods("a1", "b1")
+	if h := w.status().Health; len(h.Down) > 0 || h.Targets > 0 || h.Counters.Changes == 0 {
+		t.Errorf("without a check: %+v", h)
+	}
+	apply(map[string]string{"": "https", "rise": "0"})
+	w.wantPods("a1", "b1")
+	if text := w.serviceShow(); !strings.Contains(text, "its endpoints are not checked until then") {
+		t.Errorf("service show says:\n%s", text)
+	}
+}
+
+// H6: the next agent takes nobody out who was well, and brings nobody back who was not,
+// before it has asked.
+func TestHealthOutlivesTheAgent(t *testing.T) {
+	w := startWorld(t)
+	well := w.newPatient("a1")
+	w.newPatient("b1").status.Store(http.StatusInternalServerError)
+	s, all := w.public("a1", "b1")
+	annotate(s, map[string]string{"": "http", "path": "/healthz", "fall": "100"})
+	w.apply("web", objects(s, all)...)
+	w.wantDown("b1")
+	w.wantPods("a1")
+	for range 2 {
+		w.must(w.agent.Kill())
+		well.status.Store(0) // neither well nor out: that would take a hundred probes
+		w.must(w.agent.Start())
+		tables, err := w.agent.Tables()
+		w.must(err)
+		for _, f := range tables.Services[0].Frontends {
+			for _, b := range f.Outside.Backends {
+				if at := netip.MustParseAddrPort(b.Address).Addr(); at != w.Host("a1").Addr4 && at != w.Host("a1").Addr6 {
+					t.Errorf("the next agent has %s at %s", b.Address, f.Address)
+				}
+			}
+		}
+		w.wantPods("a1")
+		well.status.Store(http.StatusOK)
+		w.wantDown("b1")
+	}
+}
+
+// H3: a check goes to the backend, also where its address and port are those of another
+// Service: there it would be told of that Service's backends.
+func TestHealthCheckIsDirect(t *testing.T) {
+	w := startWorld(t)
+	asked, other := w.newPatient("b1"), w.newPatient("a2")
+	other.status.Store(http.StatusInternalServerError)
+	for _, pod := range []string{"b1", "a1"} { // behind the edge, and on this node
+		if pod == "a1" {
+			asked = w.newPatient("a1")
+		}
+		hiding, slices := w.everywhere("hiding", 7, "a2")
+		hiding.Spec.ExternalIPs = []string{w.Host(pod).Addr4.String(), w.Host(pod).Addr6.String()}
+		hiding.Spec.Ports = hiding.Spec.Ports[:1]
+		hiding.Spec.Ports[0].Port = 9000
+		for _, slice := range slices {
+			slice.Ports = slice.Ports[:1]
+			*slice.Ports[0].Port = 9000
+		}
+		w.apply("hiding", objects(hiding, slices)...)
+		s, all := w.public(pod)
+		annotate(s, map[string]string{"": "http", "path": "/healthz"})
+		before := asked.asked.Load()
+		w.apply("web", objects(s, all)...)
+		w.eventually("the backend itself is asked, in both families", func() bool { return asked.asked.Load() >= before+8 })
+		if got := w.down(); len(got) > 0 || other.asked.Load() > 0 {
+			t.Errorf("down: %v; the other Service's backend was asked %d times", got, other.asked.Load())
+		}
+		w.must(w.folder.Remove("web"))
+		w.must(w.folder.Await(w.agent))
+	}
+}

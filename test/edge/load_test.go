@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// manyFiles is held by whoever opens so many connections that the limit of open files is
+// not enough for two.
+var manyFiles sync.Mutex
+
+// X1: 10,000 connections of one client to one Service are open at the same time, half of
+// them over IPv6 and half of each to another node, each has a record for each direction
+// and no more, and each is answered.
+func TestTenThousandConnections(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		const connections = 10000
+		w := startWorld(t, "--edge-mode="+mode)
+		w.apply("web", objects(w.public("a1", "b1"))...)
+		to := addresses(w.Host("node-a"), nodePort)
+		manyFiles.Lock()
+		defer manyFiles.Unlock()
+		conns := make([]net.Conn, connections)
+		pods := make([]string, connections)
+		defer func() {
+			for _, conn := range conns {
+				if conn != nil {
+					conn.Close()
+				}
+			}
+		}()
+		eachOf(t, connections, "connection", func(ctx context.Context, i int) (err error) {
+			conns[i], err = w.Host("client").Dial(ctx, "tcp", to[i%2].String())
+			return err
+		})
+		ask := func(ctx context.Context, i int) error {
+			answer, err := lab.Ask(ctx, conns[i], fmt.Sprint(i))
+			if err == nil && (answer.Payload != fmt.Sprint(i) || pods[i] != "" && pods[i] != answer.Pod) {
+				err = fmt.Errorf("%+v, of %q", answer, pods[i])
+			}
+			pods[i] = answer.Pod
+			return err
+		}
+		eachOf(t, connections, "question on connection", ask)
+		if s := w.status().Edge.Flows; s.Records != 2*connections || s.HalfOpen != 0 || s.Limit < 2*connections {
+			t.Errorf("flows: %+v, want %d records", s, 2*connections)
+		}
+		eachOf(t, connections, "second question on connection", ask)
+		var local [2]int
+		for i, pod := range pods {
+			if pod == "a1" {
+				local[i%2]++
+			}
+		}
+		// Nine standard deviations of a fair coin.
+		for family, n := range local {
+			if n < connections/4-320 || n > connections/4+320 {
+				t.Errorf("%d of %d connections to %s are served by a1, want half of them", n, connections/2, to[family])
+			}
+		}
+	})
+}
+
+// eachOf does the same with everyone of a number, several at a time, and ends the test
+// where that fails.
+func eachOf(t *testing.T, count int, what string, do func(ctx context.Context, i int) error) {
+	t.Helper()
+	const workers = 16
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var working sync.WaitGroup
+	for first := range workers {
+		working.Go(func() {
+			for i := first; i < count; i += workers {
+				if err := do(ctx, i); err != nil {
+					t.Errorf("%s %d: %v", what, i, err)
+					return
+				}
+			}
+		})
+	}
+	working.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// X3: 20,000 flows of as many clients to one backend of another node have a port of this
+// node each, and keep it.
+func TestTwentyThousandFlowsToOneBackend(t *testing.T) {
+	const flows = 20000
+	w := startWorld(t)
+	w.manyClients()
+	w.apply("web", objects(w.public("b1"))...)
+	to := addresses(w.Host("node-a"), nodePort)[0]
+	conn, err := w.Host("client").ListenPacket("udp4", "0.0.0.0:0")
+	w.must(err)
+	defer conn.Close()
+	udp := conn.(*net.UDPConn)
+	w.must(udp.SetReadBuffer(4 << 20))
+	round := func() map[int]netip.AddrPort {
+		seen := map[int]netip.AddrPort{}
+		const atOnce = 100
+		for first := 0; first < flows; first += atOnce {
+			for n := first; n < first+atOnce; n++ {
+				from := nth(clientRanges[0], 16+n).As4()
+				control := unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: from})
+				if _, _, err := udp.WriteMsgUDPAddrPort([]byte(fmt.Sprint(n)), control, to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.must(udp.SetReadDeadline(time.Now().Add(patience)))
+			for range atOnce {
+				readFlow(t, udp, seen)
+			}
+		}
+		return seen
+	}
+	first := round()
+	ports := map[uint16]bool{}
+	for n, peer := range first {
+		if peer.Addr() != to.Addr() || ports[peer.Port()] {
+			t.Fatalf("b1 sees flow %d as %s, which it is not alone, or not this node's", n, peer)
+		}
+		ports[peer.Port()] = true
+	}
+	if s := w.status().Edge.Flows; len(first) != flows || s.Records != 2*flows {
+		t.Errorf("%d flows have been answered, and have %d records; want %d and two each", len(first), s.Records, flows)
+	}
+	for n, peer := range round() {
+		if first[n] != peer {
+			t.Fatalf("b1 saw flow %d as %s, and now as %s", n, first[n], peer)
+		}
+	}
+}
+
+// readFlow reads an answer: who its backend saw.
+func readFlow(t *testing.T, conn *net.UDPConn, seen map[int]netip.AddrPort) {
+	t.Helper()
+	buffer := make([]byte, 2048)
+	size, err := conn.Read(buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer lab.Answer
+	var n int
+	if err := json.Unmarshal(buffer[:size], &answer); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(answer.Payload, &n); err != nil {
+		t.Fatal(err)
+	}
+	seen[n] = answer.Peer
+}
+
+// X3: where no port of this node is left for a backend, new flows are dropped, counted
+// and spoken of in status, those that exist go on, and other backends are served.
+func TestNoPortIsLeft(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		const ports = 8
+		w := startWorld(t, "--edge-mode="+mode, "--snat-ports=1024-1031")
+		w.apply("web", objects(w.public("b1"))...)
+		for _, to := range addresses(w.Host("node-a"), nodePort) {
+			var conns []net.Conn
+			for range ports {
+				conns = append(conns, w.open("udp", to))
+				if pod := w.served(conns[len(conns)-1]); pod != "b1" {
+					t.Errorf("served by %s", pod)
+				}
+			}
+			w.wantSilence("udp", to, "drop_no_port")
+			for _, conn := range conns {
+				if pod := w.served(conn); pod != "b1" {
+					t.Errorf("a flow from before is served by %s", pod)
+				}
+			}
+		}
+		w.eventually("status speaks of it", func() bool {
+			return strings.Contains(strings.Join(w.status().Complaints(), "\n"), "--snat-ports")
+		})
+		w.wantExit(3, "--snat-ports")
+		w.apply("web", objects(w.public("b2"))...)
+		for _, to := range addresses(w.Host("node-a"), nodePort) {
+			if answer, err := w.ask("udp", to); err != nil || answer.Pod != "b2" {
+				t.Errorf("another backend: %+v, %v", answer, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// leadTo has the fabric send what is for the external address of Service n to a node.
+func (w *world) leadTo(name string, n int) {
+	w.t.Helper()
+	nl, err := w.Host("fabric").Netlink()
+	w.must(err)
+	defer nl.Close()
+	link, err := nl.LinkByName(name)
+	w.must(err)
+	to := w.Host(name)
+	for family, gateway := range []netip.Addr{to.Addr4, to.Addr6} {
+		addr := nth(externalRanges[family], n)
+		w.must(nl.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice(),
+			Dst: network(netip.PrefixFrom(addr, addr.BitLen()).String())}))
+	}
+}
+
+// askAll asks Service n by UDP from so many ends, always the same ones, and returns who
+// answers each.
+func (w *world) askAll(flows, n int) []string {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var pods []string
+	for i := range flows {
+		family := i % 2
+		from := netip.AddrPortFrom(nth(clientRanges[family], 256+i), uint16(20000+i))
+		conn, err := w.Host("client").DialWith(ctx, lab.DialOptions{Local: from, Control: anyAddress},
+			"udp", w.address("ExternalIP", n, family).String())
+		w.must(err)
+		answer, err := lab.Ask(ctx, conn, "hello")
+		conn.Close()
+		w.must(err)
+		pods = append(pods, answer.Pod)
+	}
+	return pods
+}
+
+// X3, L3: two nodes send the packets of one client's ends to the same backend, though
+// they have learnt of the backends in another order and neither knows of the other's
+// flows; and when one of six backends goes, few of the others' flows would be sent
+// elsewhere, on either node.
+func TestMaglevOnTwoNodes(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		const flows = 120
+		all := []string{"a1", "a2", "a3", "b1", "b2", "b3"}
+		w := startWorld(t, "--edge-mode="+mode, "--algorithm=maglev", "--maglev-table-size=1021")
+		w.lead()
+		w.manyClients()
+		w.apply("web", objects(w.everywhere("web", 1, "b2", "a3"))...)
+		second := w.agentOn("node-b", w.agent.Flags...)
+		w.must(second.Start())
+		put := func(pods ...string) {
+			t.Helper()
+			w.apply("web", objects(w.everywhere("web", 1, pods...))...)
+		}
+		ask := func(name string) []string {
+			t.Helper()
+			w.leadTo(name, 1)
+			return w.askAll(flows, 1)
+		}
+		put(all...)
+		first := ask("node-a")
+		met := map[string]int{}
+		for _, pod := range first {
+			met[pod]++
+		}
+		if len(met) != len(all) {
+			t.Errorf("%d flows are served by %v, want all of %v", flows, met, all)
+		}
+		for i, pod := range ask("node-b") {
+			if pod != first[i] {
+				t.Errorf("flow %d is served by %s by way of node-a and by %s by way of node-b", i, first[i], pod)
+			}
+		}
+
+		// Without records both choose anew.
+		put(all[1:]...)
+		for _, agent := range []*node.Agent{w.agent, second} {
+			_, err := agent.CLI("flow", "flush")
+			w.must(err)
+		}
+		after := ask("node-b")
+		moved := 0
+		for i, pod := range after {
+			if pod == all[0] || pod != first[i] && first[i] != all[0] {
+				moved++
+			}
+		}
+		t.Logf("%d of %d flows had the backend that has gone; of the others %d are served by another one", met[all[0]], flows, moved)
+		if moved > flows/10 { // without Maglev most
+			t.Errorf("%d of %d flows have moved that need not", moved, flows-met[all[0]])
+		}
+		for i, pod := range ask("node-a") {
+			if pod != after[i] {
+				t.Errorf("with a backend less, flow %d is served by %s by way of node-a and by %s by way of node-b", i, pod, after[i])
+			}
+		}
+	})
+}
+
+// The command line tells the algorithm and the table's size; the annotation wins over
+// the node's, and its change has clients served on.
+func TestMaglevIsTold(t *testing.T) {
+	w := startWorld(t, "--edge-mode=tc", "--maglev-table-size=251")
+	w.lead()
+	s, all := w.everywhere("web", 1, "a1", "b1")
+	for _, test := range []struct{ annotation, show, status string }{
+		{"", "algorithm: random", "Services with Maglev tables of 251 slots: 0"},
+		{"maglev", "algorithm: maglev, tables of 251 slots", "Services with Maglev tables of 251 slots: 1"},
+		{"random", "algorithm: random", "Services with Maglev tables of 251 slots: 0"},
+	} {
+		if test.annotation != "" {
+			s.Annotations = map[string]string{service.AnnotationAlgorithm: test.annotation}
+		}
+		w.apply("web", objects(s, all)...)
+		for args, want := range map[string]string{"service show web": test.show, "status": test.status} {
+			out, err := w.agent.CLI(strings.Fields(args)...)
+			if err != nil || !strings.Contains(out, want) {
+				t.Errorf("annotation %q: %s does not say %q (%v):\n%s", test.annotation, args, want, err, out)
+			}
+		}
+		for family := range 2 {
+			w.wantServed("tcp", w.address("ExternalIP", 1, family), "a1", "b1")
+			w.wantServed("udp", w.address("ExternalIP", 1, family), "a1", "b1")
+			w.wantServedAs("b2", "tcp", w.address("ExternalIP", 1, family), "a1", "b1")
+		}
+	}
+}

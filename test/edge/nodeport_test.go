@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"testing"
+
+	nlconst "github.com/vishvananda/netlink/nl"
+)
+
+// R17, R19: a client outside of the cluster reaches the NodePort's backends on this
+// node, which see its address, and those on another node, which see this node's.
+func TestNodePortFromOutside(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			w := startWorld(t, "--edge-mode="+mode)
+			w.wantMode(mode)
+			w.apply("web", objects(w.public("a1", "b1"))...)
+			own, client := addresses(w.Host("node-a"), nodePort), addresses(w.Host("client"), 0)
+			for i, to := range own {
+				for _, network := range []string{"tcp", "udp"} {
+					for _, answer := range w.wantServed(network, to, "a1", "b1") {
+						want := client[i].Addr()
+						if answer.Pod == "b1" {
+							want = to.Addr()
+						}
+						if answer.Peer.Addr() != want {
+							t.Errorf("%s to %s: %s sees %s, want %s", network, to, answer.Pod, answer.Peer.Addr(), want)
+						}
+					}
+				}
+			}
+			w.wantCounted("established", "reply", "new")
+			if mode == "xdp" {
+				w.wantServedByXDP()
+			}
+		})
+	}
+}
+
+// wantMode wants the edge to be entered in this way at eth0, and nowhere else.
+func (w *world) wantMode(mode string) {
+	w.t.Helper()
+	devices := w.status().Edge.Devices
+	if len(devices) != 1 || devices[0].Name != "eth0" || devices[0].Mode != mode {
+		w.t.Fatalf("the edge is at %+v, want eth0 with %s", devices, mode)
+	}
+}
+
+// wantCounted wants packets for each of these reasons.
+func (w *world) wantCounted(reasons ...string) {
+	w.t.Helper()
+	counters := w.status().Edge.Counters
+	for _, reason := range reasons {
+		if counters[reason] == 0 {
+			w.t.Errorf("no packet was counted as %s: %v", reason, counters)
+		}
+	}
+}
+
+// wantServedByXDP wants a driver to run the program, and that to have left next to
+// nothing to tc: what comes before the next hop's MAC address is known.
+func (w *world) wantServedByXDP() {
+	w.t.Helper()
+	nl, err := w.agent.Host.Netlink()
+	w.must(err)
+	defer nl.Close()
+	device, err := nl.LinkByName("eth0")
+	w.must(err)
+	if xdp := device.Attrs().Xdp; xdp == nil || xdp.AttachMode != nlconst.XDP_ATTACHED_DRV {
+		w.t.Errorf("XDP at eth0: %+v", xdp)
+	}
+	if c := w.status().Edge.Counters; c["to_tc"]*10 > c["established"] {
+		w.t.Errorf("XDP left to tc what it could have sent: %v", c)
+	}
+}

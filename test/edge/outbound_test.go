@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// optOut takes the socket hooks away from a pod of the lab.
+func (w *world) optOut(name string) {
+	w.t.Helper()
+	host := w.Host(name)
+	ips := []corev1.PodIP{{IP: host.Addr4.String()}, {IP: host.Addr6.String()}}
+	w.apply("opted-out", &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, UID: types.UID(host.PodUID()),
+			Annotations: map[string]string{service.AnnotationSocketShortcut: "off"},
+		},
+		Spec:   corev1.PodSpec{NodeName: host.Node.Name, Containers: []corev1.Container{{Name: "c"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ips[0].IP, PodIPs: ips},
+	})
+	w.must(w.agent.WaitFor("without hooks for "+name, func(s *observe.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found }))
+}
+
+// filterReversePaths has a node drop what comes by a device that does not lead back to
+// the source, as many distributions and network plugins do.
+func (w *world) filterReversePaths(node string, devices ...string) {
+	w.t.Helper()
+	w.must(w.Host(node).Do(func() error {
+		for _, device := range devices {
+			if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/rp_filter", []byte("1"), 0o644); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// R16, R19: a pod without socket hooks reaches a ClusterIP all the same, by TCP and
+// UDP: backends of other nodes see its own address, those of its node the Service's,
+// with which nothing may come by a pod's device.
+func TestOptedOutPodIsServedByPacket(t *testing.T) {
+	w := startWorld(t)
+	w.filterReversePaths("node-a", "eth0", "a1", "a2")
+	w.optOut("a1")
+	w.must(w.agent.WaitFor("at the pod's device", func(s *observe.Status) bool { return len(s.Edge.Devices) == 2 }))
+	w.apply("web", objects(w.public("a1", "a2", "b1"))...)
+	for _, network := range []string{"tcp", "udp"} {
+		for _, ip := range node.ClusterIPs(1) {
+			to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+			seen := map[string]bool{}
+			for range 3 * tries {
+				answer, err := w.askAs("a1", network, to)
+				if err != nil {
+					t.Fatalf("%s to %s: %v; the edge counted %v", network, to, err, w.status().Edge.Counters)
+				}
+				want := to.Addr()
+				if answer.Pod == "b1" {
+					want = w.Host("a1").Addr4
+					if to.Addr().Is6() {
+						want = w.Host("a1").Addr6
+					}
+				}
+				if answer.Peer.Addr() != want {
+					t.Fatalf("%s to %s: %s sees %s, want %s", network, to, answer.Pod, answer.Peer, want)
+				}
+				seen[answer.Pod] = true
+			}
+			if got := strings.Join(slices.Sorted(maps.Keys(seen)), " "); got != "a1 a2 b1" {
+				t.Errorf("%s to %s is served by %s", network, to, got)
+			}
+		}
+	}
+}
+
+// R17, R19: so it does the NodePorts of its own node, whose packets never leave it: of
+// a backend on this node, elsewhere, on the node itself, and of its own server.
+func TestOptedOutPodAsksItsNode(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			w := startWorld(t, "--edge-mode="+mode)
+			w.optOut("a1")
+			w.apply("web", objects(w.public("a1", "a2", "node-a", "b1"))...)
+			w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
+			w.must(w.agent.WaitFor("at the pod's device", func(s *observe.Status) bool { return len(s.Edge.Devices) == 2 }))
+			a1, own := w.Host("a1"), w.Host("node-a")
+			for _, network := range []string{"tcp", "udp"} {
+				for _, ips := range [][2]netip.Addr{{own.Addr4, a1.Addr4}, {own.Addr6, a1.Addr6}} {
+					sees := map[string]netip.Addr{"a1": ips[0], "b1": ips[0], "a2": ips[1], "node-a": ips[1]}
+					seen := map[string]bool{}
+					for range 5 * tries {
+						answer, err := w.askAs("a1", network, netip.AddrPortFrom(ips[0], nodePort))
+						if err != nil {
+							t.Fatalf("%s to %s: %v; the edge counted %v", network, ips[0], err, w.status().Edge.Counters)
+						}
+						if want := sees[answer.Pod]; answer.Peer.Addr() != want {
+							t.Fatalf("%s to %s: %s sees %s, want %s", network, ips[0], answer.Pod, answer.Peer, want)
+						}
+						seen[answer.Pod] = true
+					}
+					if got := strings.Join(slices.Sorted(maps.Keys(seen)), " "); got != "a1 a2 b1 node-a" {
+						t.Errorf("%s to %s is served by %s", network, ips[0], got)
+					}
+				}
+			}
+			for _, how := range [][]string{nil, {"--socket"}} {
+				for to, device := range map[string]string{own.Addr4.String() + ":30080": "a1", node.ClusterIPs(1)[0] + ":80": "eth0"} {
+					a := w.explain(append(how, a1.Addr4.String()+":45678", to+"/tcp")...)
+					if a.Verdict != "balance" || a.Service != "default/web" || a.Class != "pod" || a.Device != device || a.Entry != "tc" {
+						t.Errorf("explain %v %s: %+v, want the Service, decided by tc at %s", how, to, a, device)
+					}
+				}
+			}
+		})
+	}
+}
+
+// R16, R21: it is refused where others are, and what is dropped stays without an
+// answer.
+func TestOptedOutPodIsRefusedByPacket(t *testing.T) {
+	w := startWorld(t)
+	w.optOut("a1")
+	w.apply("web", objects(w.public())...)
+	local, slices := w.public("b1")
+	local.Name, local.Spec.Type = "local", corev1.ServiceTypeClusterIP
+	policy := corev1.ServiceInternalTrafficPolicyLocal
+	local.Spec.InternalTrafficPolicy = &policy
+	local.Spec.ClusterIPs = node.ClusterIPs(2)
+	local.Spec.ClusterIP = local.Spec.ClusterIPs[0]
+	for i := range local.Spec.Ports {
+		local.Spec.Ports[i].NodePort = 0
+	}
+	for _, s := range slices {
+		s.Name, s.Labels = "local-"+s.Name, map[string]string{"kubernetes.io/service-name": "local"}
+	}
+	w.apply("local", objects(local, slices)...)
+	for i := range 2 {
+		refused := netip.MustParseAddr(node.ClusterIPs(1)[i])
+		for _, port := range []uint16{80, 81} {
+			for _, network := range []string{"tcp", "udp"} {
+				if _, err := w.askAs("a1", network, netip.AddrPortFrom(refused, port)); !errors.Is(err, syscall.ECONNREFUSED) {
+					t.Errorf("%s to %s, port %d: %v, want ECONNREFUSED", network, refused, port, err)
+				}
+			}
+		}
+		for counter, addr := range map[string]string{"drop_policy": node.ClusterIPs(2)[i], "drop_unused": node.ClusterIPs(77)[i]} {
+			before := w.status().Edge.Counters[counter]
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			_, err := w.Host("a1").Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), 80).String())
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) || w.status().Edge.Counters[counter] == before {
+				t.Errorf("%s: %v, want silence, and to be counted as %s", addr, err, counter)
+			}
+		}
+	}
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/test/lab"
+)
+
+var overlay = lab.Shape{Network: lab.NetworkVXLAN}
+
+// overlayAddresses are node-a's on the overlay's device, which has the first of the
+// node's pod range.
+var overlayAddresses = []netip.Addr{netip.MustParseAddr("10.10.1.0"), netip.MustParseAddr("fd00:10:1::")}
+
+// The path MTU of a client to a pod of another node, and of the fabric.
+const overlayMTU, fabricMTU = 1450, 1500
+
+// R17, R19: where pods are behind an overlay, a client outside of the cluster reaches
+// those of this node, which see its address, and those of others, which see this node's
+// address on the overlay. What the fabric sees of the latter is the overlay's.
+func TestOverlayFromOutside(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		ear, err := w.Host("fabric").Hear("node-a", "node-b")
+		w.must(err)
+		defer ear.Close()
+		w.apply("web", objects(w.public("a1", "b1"))...)
+		client := addresses(w.Host("client"), 0)
+		for i, to := range addresses(w.Host("node-a"), nodePort) {
+			for _, network := range []string{"tcp", "udp"} {
+				for _, answer := range w.wantServed(network, to, "a1", "b1") {
+					want := client[i].Addr()
+					if answer.Pod == "b1" {
+						want = overlayAddresses[i]
+					}
+					if answer.Peer.Addr() != want {
+						t.Errorf("%s to %s: %s sees %s, want %s", network, to, answer.Pod, answer.Peer.Addr(), want)
+					}
+				}
+			}
+		}
+		w.wantDevices("eth0 " + mode + " clients, vxlan0 tc backends")
+		why := map[string]string{"tc": "--edge-mode=tc", "xdp": "a vxlan device gets its packets from other devices"}[mode]
+		w.wantExit(0, "vxlan0  tc", "backends  "+why)
+		heard, err := ear.Packets()
+		w.must(err)
+		for _, p := range heard {
+			if pods := netip.MustParsePrefix("10.10.0.0/16"); pods.Contains(p.From.Addr()) || pods.Contains(p.To.Addr()) {
+				t.Errorf("the fabric saw a packet of a pod: %+v", p)
+			}
+		}
+	})
+}
+
+// wantDevices waits until status says this of devices: "eth0 xdp clients".
+func (w *world) wantDevices(want string) {
+	w.t.Helper()
+	got := ""
+	w.eventually("the edge is at "+want, func() bool {
+		var all []string
+		for _, d := range w.status().Edge.Devices {
+			all = append(all, d.Name+" "+d.Mode+" "+d.Role)
+		}
+		got = strings.Join(all, ", ")
+		return got == want
+	})
+}
+
+// R18: with externalTrafficPolicy Local the overlay has no part in it; without an
+// endpoint here there is no answer.
+func TestOverlayTrafficPolicyLocal(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		local := func(pods ...string) {
+			s, slices := w.public(pods...)
+			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			w.apply("web", objects(s, slices)...)
+		}
+		local("a1", "b1")
+		for i, to := range addresses(w.Host("node-a"), nodePort) {
+			for _, answer := range w.wantServed("tcp", to, "a1") {
+				if want := addresses(w.Host("client"), 0)[i].Addr(); answer.Peer.Addr() != want {
+					t.Errorf("%s: a1 sees %s, want %s", to, answer.Peer.Addr(), want)
+				}
+			}
+		}
+		local("b1")
+		for _, to := range addresses(w.Host("node-a"), nodePort) {
+			w.wantSilence("tcp", to, "drop_policy")
+			w.wantSilence("udp", to, "drop_policy")
+		}
+	})
+}
+
+// R30, R37: 20 MB each way arrive as they were sent, to a backend behind the overlay and
+// to one of this node, while the agent is killed and the next one starts.
+func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		done := make(chan error)
+		transfers := 0
+		for i, to := range addresses(w.Host("node-a"), nodePort) {
+			for _, pod := range [][]string{{"b1", "a1"}, {"b2", "a2"}}[i] {
+				w.apply("web", objects(w.public(pod))...)
+				conn := w.open("tcp", to)
+				transfers++
+				go func() { done <- transfer(conn, pod, 20<<20) }()
+			}
+		}
+		w.must(w.agent.Kill())
+		w.must(w.agent.Start())
+		// The transfers outlive their backends' part in the Service, too.
+		for range transfers {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		w.wantDevices("eth0 " + mode + " clients, vxlan0 tc backends")
+	})
+}
+
+// The overlay's MTU is less than that of the fabric. A datagram that is too long for it
+// and may not be cut apart is answered by the edge, from the Service's address, with what
+// the path takes (RFC 1191, RFC 8201); one of that length arrives.
+func TestOverlayPathMTU(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w.apply("web", objects(w.public("b1"))...)
+		for i, to := range addresses(w.Host("node-a"), nodePort) {
+			conn := w.open("udp", to).(*net.UDPConn)
+			headers := []int{28, 48}[i]
+			dontFragment(t, conn, i)
+			if _, err := conn.Write([]byte(strings.Repeat("x", fabricMTU-headers))); err != nil {
+				t.Fatalf("sending to %s: %v", to, err)
+			}
+			w.eventually("the client knows the path to "+to.String(), func() bool { return pathMTU(t, conn, i) == overlayMTU })
+			// The socket is told, once.
+			control(t, conn, func(fd int) error {
+				if err, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); syscall.Errno(err) != syscall.EMSGSIZE {
+					t.Errorf("the socket to %s has the error %v, want EMSGSIZE", to, syscall.Errno(err))
+				}
+				return nil
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			answer, err := lab.Ask(ctx, conn, strings.Repeat("x", overlayMTU-headers))
+			cancel()
+			if err != nil || answer.Pod != "b1" {
+				t.Errorf("a datagram that fits, to %s: %+v, %v; the edge counted %v", to, answer.Pod, err, w.status().Edge.Counters)
+			}
+		}
+		w.wantCounted("drop_too_big")
+	})
+}
+
+// dontFragment has datagrams of a socket never cut apart.
+func dontFragment(t *testing.T, conn *net.UDPConn, family int) {
+	t.Helper()
+	control(t, conn, func(fd int) error {
+		if family == 0 {
+			return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+		}
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
+	})
+}
+
+// pathMTU is what a socket knows.
+func pathMTU(t *testing.T, conn syscall.Conn, family int) (mtu int) {
+	t.Helper()
+	control(t, conn, func(fd int) (err error) {
+		if family == 0 {
+			mtu, err = unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
+		} else {
+			mtu, err = unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU)
+		}
+		return err
+	})
+	return mtu
+}
+
+func control(t *testing.T, conn syscall.Conn, f func(fd int) error) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed error
+	if err := errors.Join(raw.Control(func(fd uintptr) { failed = f(int(fd)) }), failed); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TCP finds the path's MTU: 20 MB each way arrive at a pod that believes in 1500 octets,
+// so that the client's first segments are too long for the overlay.
+func TestOverlayTransferFindsThePathMTU(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w.setMTU("b1", "eth0", fabricMTU)
+		w.setMTU("node-b", "b1", fabricMTU)
+		w.apply("web", objects(w.public("b1"))...)
+		for _, to := range addresses(w.Host("node-a"), nodePort) {
+			conn := w.open("tcp", to)
+			if err := transfer(conn, "b1", 20<<20); err != nil {
+				t.Errorf("to %s: %v", to, err)
+			}
+		}
+		w.wantCounted("drop_too_big")
+	})
+}
+
+func (w *world) setMTU(host, device string, mtu int) {
+	w.t.Helper()
+	w.must(w.Host(host).Do(func() error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(link, mtu)
+	}))
+}
+
+// What a pod behind the overlay reports of a client's packet reaches the client: nobody
+// listens at the port.
+func TestOverlayICMPError(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w.apply("web", objects(w.public("b1"))...)
+		w.must(w.Host("b1").StopServer())
+		for _, to := range addresses(w.Host("node-a"), nodePort) {
+			w.wantRefused("udp", to)
+			w.wantRefused("tcp", to)
+		}
+		w.wantCounted("icmp")
+	})
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/service"
+)
+
+// healthPort is where pods answer health checks, beside the port that serves.
+const healthPort = "9000"
+
+// A patient answers a pod's health checks as the test wants it to.
+type patient struct {
+	w        *world
+	pod      string
+	listener net.Listener // nil: checks are refused
+	status   atomic.Int64 // of its answers; 0: none comes
+	asked    atomic.Int64
+	closed   chan struct{}
+}
+
+// newPatient is well.
+func (w *world) newPatient(pod string) *patient {
+	w.t.Helper()
+	p := &patient{w: w, pod: pod, closed: make(chan struct{})}
+	p.status.Store(http.StatusOK)
+	p.listen()
+	w.t.Cleanup(p.refuse)
+	w.t.Cleanup(func() { close(p.closed) })
+	return p
+}
+
+func (p *patient) listen() {
+	p.w.t.Helper()
+	l, err := p.w.Host(p.pod).Listen("tcp", "[::]:"+healthPort)
+	p.w.must(err)
+	p.listener = l
+	go http.Serve(l, p)
+}
+
+func (p *patient) refuse() {
+	if p.listener != nil {
+		p.listener.Close()
+		p.listener = nil
+	}
+}
+
+func (p *patient) ServeHTTP(to http.ResponseWriter, r *http.Request) {
+	p.asked.Add(1)
+	switch status := int(p.status.Load()); {
+	case status == 0:
+		select {
+		case <-r.Context().Done():
+		case <-p.closed:
+		}
+	case r.URL.Path != "/healthz" && r.URL.Path != "/other":
+		to.WriteHeader(http.StatusNotFound)
+	default:
+		to.WriteHeader(status)
+	}
+}
+
+// annotate asks for a health check at the patients' port. Names are without their
+// common beginning; "" is the kind.
+func annotate(s *corev1.Service, annotations map[string]string) {
+	s.Annotations = map[string]string{
+		service.AnnotationHealthCheckPort:     healthPort,
+		service.AnnotationHealthCheckInterval: "500ms", service.AnnotationHealthCheckTimeout: "500ms",
+	}
+	for name, value := range annotations {
+		if name != "" {
+			name = "-" + name
+		}
+		s.Annotations[service.AnnotationHealthCheck+name] = value
+	}
+}
+
+// down is the pods of which all endpoints fail, with why.
+func (w *world) down() map[string]string {
+	w.t.Helper()
+	h, all := w.status().Health, map[string]string{}
+	if h == nil {
+		return all
+	}
+	for _, pod := range w.Pods() {
+		for _, a := range addresses(pod, 0) {
+			for _, b := range h.Down {
+				if b.Address.Addr() == a.Addr() && !b.Asking {
+					all[pod.Name] += a.Addr().String()[:1] + ":" + b.Why + "\n"
+				}
+			}
+		}
+	}
+	return all
+}
+
+// wantDown waits until these pods fail at all addresses and ports, and no others do.
+func (w *world) wantDown(pods ...string) {
+	w.t.Helper()
+	perPod := 4 // TCP and UDP, both families
+	var got map[string]string
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("down were %v", got)
+		}
+	})
+	w.eventually(strings.Join(pods, " ")+" are down, and no others", func() bool {
+		got = w.down()
+		if len(got) != len(pods) {
+			return false
+		}
+		for _, pod := range pods {
+			if strings.Count(got[pod], "\n") != perPod {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// wantWhy wants each of a pod's endpoints to be down for a reason, in these words.
+func (w *world) wantWhy(pod, words string) {
+	w.t.Helper()
+	for line := range strings.Lines(w.down()[pod]) {
+		if !strings.Contains(line, words) {
+			w.t.Errorf("%s is down because of %q, want %q", pod, line, words)
+		}
+	}
+}
+
+// wantPods waits until these pods, and no others, are in the sets of all NodePorts, and
+// wants clients to be served by them, or to be refused where there is none.
+func (w *world) wantPods(pods ...string) {
+	w.t.Helper()
+	var want []netip.Addr
+	for _, pod := range pods {
+		want = append(want, w.Host(pod).Addr4, w.Host(pod).Addr6)
+	}
+	w.must(w.agent.WaitForTables("with "+strings.Join(pods, " ")+" at each NodePort", func(t *observe.Tables) bool {
+		good := 0
+		for i := range t.Services {
+			for _, f := range t.Services[i].Frontends {
+				has := func(b observe.Member) bool {
+					return slices.Contains(want, netip.MustParseAddrPort(b.Address).Addr())
+				}
+				if f.Kind == service.NodePort && len(f.Node.Backends) == len(pods) && !slices.ContainsFunc(f.Node.Backends, func(b observe.Member) bool { return !has(b) }) {
+					good++
+				}
+			}
+		}
+		return good == 8 // TCP and UDP, both families, at the node's address and at localhost
+	}))
+	for _, to := range addresses(w.Host("node-a"), nodePort) {
+		for _, network := range []string{"tcp", "udp"} {
+			if len(pods) == 0 {
+				w.wantRefused(network, to)
+			} else {
+				w.wantServed(network, to, pods...)
+			}
+		}
+	}
+}
+
+func (w *world) serviceShow() string {
+	w.t.Helper()
+	text, err := w.agent.CLI("service", "show", "default/web")
+	w.must(err)
+	return text
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// Addresses that no host has: those of Services lead to node-a, those of further
+// clients to the client.
+var (
+	externalRanges = [2]string{"198.19.0.0/16", "2001:db8:e::/112"}
+	ingressRanges  = [2]string{"100.64.0.0/16", "2001:db8:b::/112"}
+	clientRanges   = [2]string{"198.18.0.0/16", "2001:db8:c::/112"}
+)
+
+// nth is the n-th address of a range.
+func nth(prefix string, n int) netip.Addr {
+	bytes := netip.MustParsePrefix(prefix).Addr().AsSlice()
+	bytes[len(bytes)-2], bytes[len(bytes)-1] = byte(n>>8), byte(n)
+	addr, _ := netip.AddrFromSlice(bytes)
+	return addr
+}
+
+// inBothModes runs a test for tc and for XDP.
+func inBothModes(t *testing.T, f func(t *testing.T, mode string)) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) { f(t, mode) })
+	}
+}
+
+// lead has the fabric send what is for Services to node-a, and makes nodes servers
+// as pods of the host's network are.
+func (w *world) lead() {
+	w.t.Helper()
+	to := w.Host("node-a")
+	for family, gateway := range []netip.Addr{to.Addr4, to.Addr6} {
+		for _, prefix := range []string{externalRanges[family], ingressRanges[family], [2]string{node.ServiceRange4, node.ServiceRange6}[family]} {
+			w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: network(prefix), Gw: gateway.AsSlice()}))
+		}
+	}
+	for _, n := range w.Nodes() {
+		w.must(n.StartServer(lab.ServerOptions{}))
+	}
+}
+
+// manyClients gives the client the addresses of clientRanges.
+func (w *world) manyClients() {
+	w.t.Helper()
+	client := w.Host("client")
+	for family, gateway := range []netip.Addr{client.Addr4, client.Addr6} {
+		to := network(clientRanges[family])
+		w.must(addRoute(w.Host("fabric"), "client", &netlink.Route{Dst: to, Gw: gateway.AsSlice()}))
+		w.must(addRoute(client, "lo", &netlink.Route{Dst: to, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}))
+	}
+}
+
+func network(prefix string) *net.IPNet {
+	_, network, err := net.ParseCIDR(prefix)
+	if err != nil {
+		panic(err)
+	}
+	return network
+}
+
+func addRoute(h *lab.Host, device string, route *netlink.Route) error {
+	nl, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	link, err := nl.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	route.LinkIndex = link.Attrs().Index
+	if err := nl.RouteAdd(route); err != nil {
+		return fmt.Errorf("host %s: route to %s: %w", h.Name, route.Dst, err)
+	}
+	return nil
+}
+
+// everywhere is a Service of number n with an address of each kind, and its
+// endpoints.
+func (w *world) everywhere(name string, n int, pods ...string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	w.t.Helper()
+	s, all := w.public(pods...)
+	s.Name, s.Spec.ClusterIPs = name, node.ClusterIPs(uint8(n))
+	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = int32(nodePort + n)
+	}
+	for family := range 2 {
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, nth(externalRanges[family], n).String())
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: nth(ingressRanges[family], n).String()})
+	}
+	for i, slice := range all {
+		slice.Name = fmt.Sprintf("%s-%d", name, i)
+		slice.Labels[discoveryv1.LabelServiceName] = name
+	}
+	return s, all
+}
+
+// kinds of address that a Service of everywhere has.
+var kinds = []string{"NodePort", "ExternalIP", "LoadBalancer", "ClusterIP"}
+
+// address is that of a kind, of Service n in a family (0: IPv4, 1: IPv6).
+func (w *world) address(kind string, n, family int) netip.AddrPort {
+	switch kind {
+	case "NodePort":
+		return addresses(w.Host("node-a"), uint16(nodePort+n))[family]
+	case "ExternalIP":
+		return netip.AddrPortFrom(nth(externalRanges[family], n), 80)
+	case "LoadBalancer":
+		return netip.AddrPortFrom(nth(ingressRanges[family], n), 80)
+	}
+	return netip.AddrPortFrom(netip.MustParseAddr(node.ClusterIPs(uint8(n))[family]), 80)
+}
+
+// each visits each kind of address of Service n, in each family and protocol.
+func (w *world) each(n int, visit func(kind, network string, family int, to netip.AddrPort)) {
+	for _, kind := range kinds {
+		for family := range 2 {
+			for _, network := range []string{"tcp", "udp"} {
+				visit(kind, network, family, w.address(kind, n, family))
+			}
+		}
+	}
+}
+
+// hostPort is a port of node-a that a pod has.
+const hostPort = 9090
+
+// hostPortPod is the object of a pod of the lab with that port, for TCP and UDP.
+func hostPortPod(host *lab.Host) runtime.Object {
+	pod := &corev1.Pod{}
+	pod.APIVersion, pod.Kind, pod.Namespace, pod.Name = "v1", "Pod", "default", host.Name
+	pod.Spec.NodeName = host.Node.Name
+	pod.Spec.Containers = []corev1.Container{{Name: "server", Image: "server", Ports: []corev1.ContainerPort{
+		{ContainerPort: lab.PortTCP, HostPort: hostPort},
+		{ContainerPort: lab.PortUDP, HostPort: hostPort, Protocol: corev1.ProtocolUDP},
+	}}}
+	pod.Status.Phase, pod.Status.PodIP = corev1.PodRunning, host.Addr4.String()
+	pod.Status.PodIPs = []corev1.PodIP{{IP: host.Addr4.String()}, {IP: host.Addr6.String()}}
+	return pod
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+)
+
+// counters are those of a port of a Service.
+func (w *world) counters(service, port string, args ...string) observe.PortCounters {
+	w.t.Helper()
+	text, err := w.agent.CLI(append([]string{"service", "list", "-o", "json"}, args...)...)
+	w.must(err)
+	var all []observe.Service
+	w.must(json.Unmarshal([]byte(text), &all))
+	for _, s := range all {
+		for _, c := range s.Counters {
+			if s.Name == service && c.Port == port {
+				return c
+			}
+		}
+	}
+	w.t.Fatalf("%s has no counters for port %s: %s", service, port, text)
+	return observe.PortCounters{}
+}
+
+// What clients ask and get is counted by Service: new flows, refusals and drops at
+// once, packets and bytes by the flows, and no less when these are forgotten, or when
+// another agent comes. A Service that comes anew begins anew.
+func TestServiceCounters(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorld(t, "--edge-mode="+mode)
+		w.services()
+		want := observe.PortCounters{}
+		for family := range 2 {
+			conn := w.open("udp", w.address("NodePort", 1, family))
+			w.served(conn)
+			w.served(conn)
+			w.served(w.open("udp", w.address("ClusterIP", 1, family)))
+			want.Flows += 2
+			want.Sent.Packets += 3
+			want.Received.Packets += 3
+			header := uint64(20 + 8)
+			if family == 1 {
+				header = 40 + 8
+			}
+			want.Sent.Bytes += 3 * (header + uint64(len("hello")))
+			w.datagram(w.address("NodePort", 2, family))
+			w.datagram(w.address("NodePort", 3, family))
+		}
+		check := func(when string, args ...string) {
+			t.Helper()
+			c := w.counters("web", "udp", args...)
+			want.ID, want.Port, want.Protocol, want.Received.Bytes = c.ID, c.Port, c.Protocol, c.Received.Bytes
+			if c != want || c.Received.Bytes < want.Sent.Bytes {
+				t.Errorf("%s: %+v, want %+v", when, c, want)
+			}
+		}
+		check("with flows")
+		w.eventually("the refusals are counted", func() bool { return w.counters("none", "udp").Refused == 2 })
+		w.eventually("the drops are counted", func() bool { return w.counters("there", "udp").Dropped == 2 })
+		_, err := w.agent.CLI("flow", "flush")
+		w.must(err)
+		check("without flows")
+		w.must(w.agent.Stop())
+		check("without an agent", "--from-maps")
+		w.must(w.agent.Start())
+		check("with another agent")
+		if text, err := w.agent.CLI("service", "list", "-o", "wide"); err != nil || !strings.Contains(text, "6 (") {
+			t.Errorf("the wide list is %v\n%s", err, text)
+		}
+		w.must(w.folder.Remove("web"))
+		w.eventually("the Service is forgotten", func() bool { return !w.named("web") })
+		w.apply("web", objects(w.everywhere("web", 1, "a1", "b1"))...)
+		if c := w.counters("web", "udp"); c.Flows != 0 || c.Sent.Packets != 0 {
+			t.Errorf("a Service that comes anew begins with %+v", c)
+		}
+	})
+}
+
+// named says whether a Service has a number in the tables.
+func (w *world) named(service string) bool {
+	w.t.Helper()
+	tables, err := datapath.OpenTables(w.agent.BPFFS())
+	w.must(err)
+	names, err := tables.Services.All()
+	w.must(err)
+	for _, name := range names {
+		if strings.HasPrefix(string(name.Name[:]), service+"\x00") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+)
+
+func exitCode(err error) int {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode()
+	}
+	return -1
+}
+
+func (w *world) explain(args ...string) (a observe.Answer) {
+	w.t.Helper()
+	text, err := w.agent.CLI(append([]string{"explain", "-o", "json"}, args...)...)
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		w.t.Fatalf("explain %q: %s", args, exit.Stderr)
+	}
+	w.must(err)
+	w.must(json.Unmarshal([]byte(text), &a))
+	return a
+}
+
+// explained is a question with its answer, and what is wanted of that.
+type explained struct {
+	name, network          string
+	from, to               netip.AddrPort
+	answer                 observe.Answer
+	reason, service, rules string
+}
+
+// What explain says of a packet is what a client then meets who sends it: by the
+// reason, the backend, and what that sees. It leaves no trace.
+func TestExplain(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		w := startWorld(t, "--edge-mode="+mode)
+		w.services()
+		var all []*explained
+		for i, c := range []struct {
+			name, network, kind    string
+			n                      int
+			reason, service, rules string
+		}{
+			{"balanced", "tcp", "NodePort", 1, "new", "web", "R17 R19 R22"},
+			{"balanced", "udp", "NodePort", 1, "new", "web", "R17 R19 R22"},
+			{"balanced", "tcp", "ExternalIP", 1, "new", "web", "R17 R19"},
+			{"balanced", "udp", "ClusterIP", 5, "new", "here", "R16 R19 R20"},
+			{"balanced", "tcp", "LoadBalancer", 5, "new", "here", "R17 R19"},
+			{"kept", "tcp", "NodePort", 6, "new", "sticky", "R17 R19 R22 R27"},
+			{"to be kept", "tcp", "NodePort", 6, "new", "sticky", "R17 R19 R22 R27"},
+			{"no endpoint", "tcp", "NodePort", 2, "rejected", "none", "R17 R18 R22"},
+			{"other port", "udp", "ClusterIP", 1, "rejected", "web", "R21"},
+			{"not local", "udp", "NodePort", 3, "drop_policy", "there", "R17 R18 R22"},
+			{"not admitted", "tcp", "LoadBalancer", 4, "drop_source", "admitted", "R25"},
+			{"unused", "udp", "ClusterIP", 200, "drop_unused", "", "R21"},
+			{"not ours", "udp", "NodePort", 200, "not_ours", "", ""},
+		} {
+			family := (i + len(mode)) % 2 // the other one in the other mode
+			to := w.address(c.kind, c.n, family)
+			if c.name == "other port" {
+				to = netip.AddrPortFrom(to.Addr(), 81)
+			}
+			if c.name == "kept" { // in one family
+				w.ask(c.network, to)
+			}
+			all = append(all, &explained{
+				name: c.name, network: c.network, from: addresses(w.Host("client"), uint16(20000+i))[family], to: to,
+				reason: c.reason, service: c.service, rules: c.rules,
+			})
+		}
+		known := w.open("udp", w.address("NodePort", 1, 0)) // TCP has keepalives
+		pod := w.served(known)
+		w.settle()
+		before := w.state()
+		for _, c := range all {
+			c.answer = w.explain(c.from.String(), c.to.String()+"/"+c.network)
+			c.wantAnswer(t)
+		}
+		old := w.explain(known.LocalAddr().String(), known.RemoteAddr().String()+"/udp")
+		if old.Flow != "established" || old.Backend == nil || w.podAt(old.Becomes.Destination.Addr()) != pod || old.Service != "default/web" {
+			t.Errorf("of a flow that %s has explain says %+v", pod, old)
+		}
+		w.unchanged(before)
+		text, err := w.agent.CLI("explain", all[0].from.String(), all[0].to.String())
+		for _, words := range []string{"verdict     balance: new flow", "rules       R17, R19, R22", "<- chosen", all[0].answer.Becomes.String()} {
+			if err != nil || !strings.Contains(text, words) {
+				t.Errorf("explain does not say %q (%v):\n%s", words, err, text)
+			}
+		}
+		for _, c := range all {
+			w.wantTruth(c)
+		}
+		// What leaves again, and is nobody's, was met where it came in.
+		other := w.explain(w.Host("client").Addr4.String(), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP).String())
+		if other.Reason != "not_ours" || other.Device != "eth0" || len(other.Before) > 0 {
+			t.Errorf("of a packet to a pod explain says %+v, want that no Service's has been met", other)
+		}
+		// The same ends again, when the connection is over.
+		over := all[0]
+		w.eventually("the connection has ended", func() bool {
+			return !slices.ContainsFunc(w.flows(), func(f observe.Flow) bool { return f.Client == over.from && f.State != "closed" })
+		})
+		if a := w.explain(over.from.String(), over.to.String()+"/tcp"); a.Reason != "new" || a.Flow != "" {
+			t.Errorf("after a connection with the same ends has ended, explain says %+v, want a new flow", a)
+		}
+	})
+}
+
+// settle forgets the connections that have ended, when the last packet of each is
+// through.
+func (w *world) settle() {
+	w.t.Helper()
+	w.eventually("all flows but one have ended", func() bool {
+		return len(slices.DeleteFunc(w.flows(), func(f observe.Flow) bool { return f.State == "closed" })) == 1
+	})
+	_, err := w.agent.CLI("flow", "flush", "--service", "default/sticky")
+	w.must(err)
+}
+
+func (w *world) podAt(a netip.Addr) string {
+	for _, n := range w.Nodes() {
+		for _, p := range n.Pods() {
+			if a == p.Addr4 || a == p.Addr6 {
+				return p.Name
+			}
+		}
+	}
+	return a.String()
+}
+
+func (c *explained) wantAnswer(t *testing.T) {
+	t.Helper()
+	a := c.answer
+	service := ""
+	if c.service != "" {
+		service = "default/" + c.service
+	}
+	if a.Reason != c.reason || a.Service != service || strings.Join(a.Rules, " ") != c.rules || a.Device != "eth0" || a.Flow != "" {
+		t.Errorf("%s, %s to %s: explain says %+v, want %s, %q, rules %s", c.name, c.network, c.to, a, c.reason, service, c.rules)
+	}
+	if want := map[string]string{"kept": "kept", "to be kept": "new"}[c.name]; a.Affinity != want {
+		t.Errorf("%s: session affinity is %q, want %q", c.name, a.Affinity, want)
+	}
+}
+
+// wantTruth sends what was explained.
+func (w *world) wantTruth(c *explained) {
+	w.t.Helper()
+	count := func() uint64 { return w.status().Edge.Counters[c.reason] }
+	before := count()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	type result struct {
+		lab.Answer
+		err error
+	}
+	results := make(chan result, 1)
+	go func() {
+		conn, err := w.Host("client").DialWith(ctx, lab.DialOptions{Local: c.from}, c.network, c.to.String())
+		if err != nil {
+			results <- result{err: err}
+			return
+		}
+		defer conn.Close()
+		answer, err := lab.Ask(ctx, conn, "hello")
+		results <- result{answer, err}
+	}()
+	if c.answer.Verdict == "drop" {
+		w.eventually(c.name+" is dropped", func() bool { return count() > before })
+		cancel()
+		if r := <-results; r.err == nil || errors.Is(r.err, syscall.ECONNREFUSED) {
+			w.t.Errorf("%s to %s was explained as dropped, and is %+v", c.name, c.to, r)
+		}
+		return
+	}
+	r := <-results
+	switch c.answer.Verdict {
+	case "balance":
+		becomes := c.answer.Becomes
+		if r.err != nil || r.Pod != w.podAt(becomes.Destination.Addr()) || r.Peer != becomes.Source {
+			w.t.Errorf("%s to %s is answered %+v, and was explained as %s", c.name, c.to, r, becomes)
+		}
+	case "reject":
+		if !errors.Is(r.err, syscall.ECONNREFUSED) || count() != before+1 {
+			w.t.Errorf("%s to %s was explained as refused, and is %+v", c.name, c.to, r)
+		}
+	default: // the node's stack refuses
+		if !errors.Is(r.err, syscall.ECONNREFUSED) {
+			w.t.Errorf("%s to %s was explained as left alone, and is %+v", c.name, c.to, r)
+		}
+	}
+}
+
+// What explain says of a connect() is what a pod and the node meet. Without a trace.
+func TestExplainSocket(t *testing.T) {
+	w := startWorld(t)
+	w.services()
+	own, slices := w.everywhere("own", 7, "b1")
+	own.Spec.LoadBalancerSourceRanges = []string{netip.PrefixFrom(w.Host("node-a").Addr4, 32).String()}
+	w.apply("own", objects(own, slices)...)
+	w.must(w.asksFrom("a2", w.address("ClusterIP", 6, 0)))
+	before := w.state()
+	type question struct {
+		host, network string
+		to            netip.AddrPort
+		verdict       string
+		rules         string
+	}
+	var answers []observe.Answer
+	questions := []question{
+		{"a2", "tcp", w.address("ClusterIP", 5, 0), "balance", "R16"},
+		{"node-a", "tcp", w.address("ClusterIP", 5, 1), "balance", "R16 R19"},
+		{"a2", "tcp", w.address("ClusterIP", 6, 0), "balance", "R16 R27"},
+		{"a2", "tcp", w.address("ClusterIP", 2, 1), "reject", "R16"},
+		{"node-a", "tcp", w.address("NodePort", 2, 0), "reject", "R17 R18 R22"},
+		{"a2", "tcp", netip.AddrPortFrom(w.address("ClusterIP", 5, 0).Addr(), 81), "reject", "R21"},
+		{"a2", "udp", w.address("ClusterIP", 200, 0), "drop", "R21"},
+		{"node-a", "tcp", w.address("ClusterIP", 200, 1), "drop", "R21"},
+		{"a2", "udp", netip.AddrPortFrom(w.address("ClusterIP", 5, 0).Addr(), 81), "reject", "R21"},
+		{"node-a", "tcp", w.address("LoadBalancer", 7, 0), "balance", "R17 R19 R25"},
+		{"a2", "tcp", netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP), "pass", ""},
+	}
+	for _, q := range questions {
+		from := w.Host(q.host).Addr4
+		if q.to.Addr().Is6() {
+			from = w.Host(q.host).Addr6
+		}
+		a := w.explain("--socket", from.String(), q.to.String()+"/"+q.network)
+		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Entry != "connect" && len(a.Before) != 1 {
+			t.Errorf("%s to %s: explain says %+v, want %s by %s", q.host, q.to, a, q.verdict, q.rules)
+		}
+		answers = append(answers, a)
+	}
+	w.unchanged(before)
+	if a := answers[2]; a.Affinity != "kept" {
+		t.Errorf("session affinity is %q, want kept", a.Affinity)
+	}
+	for i, q := range questions {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		answer, err := w.Host(q.host).Request(ctx, q.network, q.to.String(), "hello")
+		cancel()
+		a := answers[i]
+		switch {
+		case q.verdict == "reject" && errors.Is(err, syscall.ECONNREFUSED), q.verdict == "drop" && errors.Is(err, syscall.EPERM),
+			q.verdict == "pass" && err == nil && answer.Pod == "b1":
+		case q.verdict == "balance" && err == nil && a.Becomes != nil && answer.Pod == w.podAt(a.Becomes.Destination.Addr()):
+		default:
+			t.Errorf("%s to %s was explained as %+v, and is %+v, %v", q.host, q.to, a, answer, err)
+		}
+	}
+}
+
+func (w *world) asksFrom(host string, to netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := w.Host(host).Request(ctx, "tcp", to.String(), "hello")
+	return err
+}
+
+// Questions without an answer are refused with what is wrong with them.
+func TestExplainBadQuestions(t *testing.T) {
+	w := startWorld(t)
+	node, client := w.Host("node-a").Addr4.String(), w.Host("client").Addr4.String()
+	for _, c := range []struct{ args, words string }{
+		{"nonsense 192.0.2.1:80", "nonsense: not ADDRESS or ADDRESS:PORT"},
+		{client + " 192.0.2.1", "192.0.2.1: not ADDRESS:PORT"},
+		{client + " 192.0.2.1:0", "not ADDRESS:PORT"},
+		{client + " 192.0.2.1:80/dccp", `"dccp" is neither tcp, udp, sctp nor icmp`},
+		{client + " 192.0.2.1:80/icmp", "not ADDRESS/icmp"},
+		{client + " [2001:db8::1]:80", "different families"},
+		{"0.0.0.0 192.0.2.1:80", "not the address of one host"},
+		{node + " 192.0.2.1:80", "--socket"},
+		{client + " 192.0.2.1:80 --device eth7", "--device eth7: clients are not served there, but at eth0"},
+		{client + " 192.0.2.1:80 --socket", "no address of this node, nor of a pod on it"},
+		{node + " 192.0.2.1:80 --socket --device eth0", "--device has no effect with --socket"},
+		{client, "accepts 2 arg(s)"},
+		{client + " 192.0.2.1:80 --socket /run/beeline/agent.sock", "/run/beeline/agent.sock: --socket is a switch here and takes no path"},
+		{"--socket ./agent.sock " + client + " 192.0.2.1:80", "takes no path"},
+		{client + " 192.0.2.1:80/DCCP", `"DCCP" is neither tcp, udp, sctp nor icmp`},
+		{client + " 192.0.2.1:80000/TCP", "not ADDRESS:PORT"},
+	} {
+		_, err := w.agent.CLI(append([]string{"explain"}, strings.Fields(c.args)...)...)
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if !ok || exit.ExitCode() != 2 || !strings.Contains(string(exit.Stderr), c.words) {
+			t.Errorf("explain %s: %v, want exit code 2 and %q", c.args, err, c.words)
+			if ok {
+				t.Logf("it says %s", exit.Stderr)
+			}
+		}
+	}
+}
+
+// state is all that a look at a packet must leave as it is.
+type state struct {
+	flows    map[datapath.Tuple]datapath.Track
+	affinity map[datapath.AffinityKey]datapath.AffinityEntry
+	counters map[string]uint64
+	services map[uint32]datapath.ServiceCounters
+	sockets  datapath.SocketCounters
+}
+
+func (w *world) state() (s state) {
+	w.t.Helper()
+	flows, err := datapath.OpenFlows(w.agent.BPFFS())
+	w.must(err)
+	s.flows = map[datapath.Tuple]datapath.Track{}
+	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
+		w.must(table.Walk(func(key datapath.Tuple, t *datapath.Track) bool { s.flows[key] = *t; return true }))
+	}
+	tables, err := datapath.OpenTables(w.agent.BPFFS())
+	w.must(err)
+	s.affinity, err = tables.Affinity.All()
+	w.must(err)
+	s.counters, err = datapath.ReadEdgeCounters(w.agent.BPFFS())
+	w.must(err)
+	delete(s.counters, "not_ours") // neighbours talk with each other
+	s.services, err = datapath.ReadServiceCounters(w.agent.BPFFS())
+	w.must(err)
+	sockets, err := datapath.ReadCounters(w.agent.BPFFS())
+	w.must(err)
+	s.sockets = *sockets
+	return s
+}
+
+// unchanged wants a state as it was.
+func (w *world) unchanged(before state) {
+	w.t.Helper()
+	if after := w.state(); !reflect.DeepEqual(before, after) {
+		w.t.Errorf("explaining has left a trace; before:\n%+v\nafter:\n%+v", before, after)
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// patience bounds whatever a test waits for. It decides nothing: what is in
+// order takes milliseconds.
+const patience = 2 * time.Minute
+
+const nodePort = 30080
+
+// A world is a lab with a server in every pod, and an agent on node-a that reads
+// one folder. Further agents read the same.
+type world struct {
+	*lab.Lab
+	t      *testing.T
+	folder *node.Folder
+	agent  *node.Agent
+	agents map[string]*node.Agent // by node, that of node-a among them
+	sent   int                    // connections begun by sends
+}
+
+// newWorld makes a lab, in which XDP serves if the flags ask for it, and an agent
+// that is not started yet. For tc it is left with what the kernel leaves to
+// hardware: segments that are put together, and unfinished checksums.
+func newWorld(t *testing.T, flags ...string) *world {
+	t.Helper()
+	return newWorldOf(t, lab.Shape{}, flags...)
+}
+
+// newWorldOf is newWorld for a lab of a certain shape.
+func newWorldOf(t *testing.T, shape lab.Shape, flags ...string) *world {
+	t.Helper()
+	t.Parallel()
+	w := &world{Lab: lab.NewOf(t, shape), t: t, folder: &node.Folder{Path: t.TempDir()}, agents: map[string]*node.Agent{}}
+	w.must(w.StartServers())
+	if slices.Contains(flags, "--edge-mode=xdp") {
+		w.must(w.ReadyForXDP())
+	}
+	w.agent = w.agentOn("node-a", flags...)
+	w.must(w.folder.Put("cluster", node.Cluster(w.Lab)...))
+	return w
+}
+
+// agentOn is an agent on a node that reads the world's folder; it is not started yet.
+func (w *world) agentOn(host string, flags ...string) *node.Agent {
+	w.t.Helper()
+	log := &node.Log{}
+	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder.Path, Flags: flags, Log: log}
+	w.agents[host] = a
+	w.t.Cleanup(func() {
+		if err := a.Kill(); err != nil {
+			w.t.Errorf("the agent of %s ended before it was killed: %v", host, err)
+		}
+		if w.t.Failed() {
+			w.t.Logf("the agent of %s printed:\n%s", host, log)
+		}
+	})
+	return a
+}
+
+func startWorld(t *testing.T, flags ...string) *world {
+	t.Helper()
+	w := newWorld(t, flags...)
+	w.must(w.agent.Start())
+	return w
+}
+
+func startWorldOf(t *testing.T, shape lab.Shape, flags ...string) *world {
+	t.Helper()
+	w := newWorldOf(t, shape, flags...)
+	w.must(w.agent.Start())
+	return w
+}
+
+// must ends the test if a step that is not what it tests fails.
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) status() *observe.Status {
+	w.t.Helper()
+	s, err := w.agent.Status()
+	w.must(err)
+	return s
+}
+
+// apply puts objects into a file of the folder and waits until all agents that run have
+// brought them into their tables.
+func (w *world) apply(name string, objects ...runtime.Object) {
+	w.t.Helper()
+	w.must(w.folder.Put(name, objects...))
+	w.await()
+}
+
+// await waits until all agents that run have brought the folder into their tables.
+func (w *world) await() {
+	w.t.Helper()
+	for _, a := range w.agents {
+		if a.Running() {
+			w.must(w.folder.Await(a))
+		}
+	}
+}
+
+// public is a Service of type NodePort for TCP and UDP whose ready endpoints are
+// the pods named.
+func (w *world) public(pods ...string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	w.t.Helper()
+	var hosts []*lab.Host
+	for _, name := range pods {
+		hosts = append(hosts, w.Host(name))
+	}
+	s, all := node.Service("web", 1), node.Slices("web", hosts...)
+	node.SetPorts(s, all,
+		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: lab.PortTCP},
+		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: lab.PortUDP})
+	s.Spec.Type = corev1.ServiceTypeNodePort
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = nodePort
+	}
+	return s, all
+}
+
+// objects is a Service with its slices, as apply takes them.
+func objects(s *corev1.Service, slices []*discoveryv1.EndpointSlice) []runtime.Object {
+	all := []runtime.Object{s}
+	for _, slice := range slices {
+		all = append(all, slice)
+	}
+	return all
+}
+
+// addresses of a host in both families, with a port.
+func addresses(h *lab.Host, port uint16) []netip.AddrPort {
+	return []netip.AddrPort{netip.AddrPortFrom(h.Addr4, port), netip.AddrPortFrom(h.Addr6, port)}
+}
+
+// tries is how many flows show all of a set: one of two equal backends is missed
+// with a probability of 2^-40.
+const tries = 40
+
+// ask has the client ask an address once.
+func (w *world) ask(network string, to netip.AddrPort) (lab.Answer, error) {
+	return w.askAs("client", network, to)
+}
+
+// askAs has a host ask an address once.
+func (w *world) askAs(host, network string, to netip.AddrPort) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return w.Host(host).Request(ctx, network, to.String(), "hello")
+}
+
+// anyAddress lets a socket be bound to one of clientRanges: IPv6 does not take an
+// address for the host's own that only a route says is.
+func anyAddress(fd int) error {
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_FREEBIND, 1))
+}
+
+// askFrom has the client ask from one of its addresses.
+func (w *world) askFrom(from netip.Addr, network string, to netip.AddrPort) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	options := lab.DialOptions{Local: netip.AddrPortFrom(from, 0), Control: anyAddress}
+	conn, err := w.Host("client").DialWith(ctx, options, network, to.String())
+	if err != nil {
+		return lab.Answer{}, err
+	}
+	defer conn.Close()
+	return lab.Ask(ctx, conn, "hello")
+}
+
+// wantServed asks an address until all that serve there have answered, and wants
+// these pods.
+func (w *world) wantServed(network string, to netip.AddrPort, pods ...string) (answers []lab.Answer) {
+	w.t.Helper()
+	return w.wantServedAs("client", network, to, pods...)
+}
+
+// wantServedAs is wantServed for another host.
+func (w *world) wantServedAs(host, network string, to netip.AddrPort, pods ...string) (answers []lab.Answer) {
+	w.t.Helper()
+	seen := map[string]bool{}
+	for range tries {
+		answer, err := w.askAs(host, network, to)
+		if err != nil {
+			w.t.Errorf("%s to %s: %v; the edge counted %v", network, to, err, w.status().Edge.Counters)
+			return answers
+		}
+		seen[answer.Pod] = true
+		answers = append(answers, answer)
+	}
+	if got := strings.Join(slices.Sorted(maps.Keys(seen)), " "); got != strings.Join(pods, " ") {
+		w.t.Errorf("%s to %s is served by %s, want %s", network, to, got, strings.Join(pods, " "))
+	}
+	return answers
+}

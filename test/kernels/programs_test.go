@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kernels tests what depends on the kernel that is running: that its verifier
+// takes every program, and which hooks there are. scripts/kernels runs it, and tests of
+// other packages, under kernels of distributions (`make test-kernels`).
+package kernels
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// open loads all that an agent on a node loads.
+func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
+	t.Helper()
+	node := lab.New(t).Nodes()[0]
+	bpffs := filepath.Join(node.BPFFS, "beeline")
+	d, err := datapath.Open(datapath.Options{
+		BPFFS: bpffs, CgroupRoot: node.CgroupRoot, BindProtection: true,
+		Edge: &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
+	})
+	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
+		t.Fatalf("%v\n%-60v", err, refused)
+	}
+	must(t, err)
+	t.Cleanup(d.Close)
+	return node, d, bpffs
+}
+
+// must ends the test if a step that is not what it tests fails.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The kernel's verifier takes every program that there is, as an agent loads them. The
+// test prints how many instructions the verifier went through, of the 1,000,000 that it
+// allows a program.
+func TestProgramsLoad(t *testing.T) {
+	_, d, bpffs := open(t)
+	if d.Unprotected != "" {
+		t.Error(d.Unprotected)
+	}
+	sweep, err := d.OpenSweep(datapath.HaveSockDestroy())
+	must(t, err)
+	defer sweep.Close()
+	loaded := verified(t, datapath.TablePath(bpffs, ""))
+	for _, load := range []func() (*ebpf.CollectionSpec, error){
+		datapath.LoadSock, datapath.LoadBind, datapath.LoadSweep, datapath.LoadEdgeTC, datapath.LoadEdgeXDP,
+	} {
+		spec, err := load()
+		must(t, err)
+		for name := range spec.Programs {
+			if _, ok := loaded[name]; !ok {
+				t.Errorf("%s is not loaded; loaded are %v", name, loaded)
+			}
+		}
+	}
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(loaded)) {
+		fmt.Fprintf(&text, "\n%-28s %7d", name, loaded[name])
+	}
+	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
+}
+
+// verified gives the instructions that the verifier went through, of each program that
+// uses a table of a directory.
+func verified(t *testing.T, tables string) map[string]uint32 {
+	t.Helper()
+	pins, err := filepath.Glob(filepath.Join(tables, "*"))
+	must(t, err)
+	ids := map[ebpf.MapID]bool{}
+	for _, pin := range pins {
+		table, err := ebpf.LoadPinnedMap(pin, nil)
+		must(t, err)
+		info, err := table.Info()
+		must(t, err)
+		table.Close()
+		id, _ := info.ID()
+		ids[id] = true
+	}
+	all := map[string]uint32{}
+	for id, err := ebpf.ProgramGetNextID(0); !errors.Is(err, os.ErrNotExist); id, err = ebpf.ProgramGetNextID(id) {
+		must(t, err)
+		program, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // somebody else's, and gone
+		}
+		must(t, err)
+		info, err := program.Info()
+		program.Close()
+		must(t, err)
+		if used, _ := info.MapIDs(); !slices.ContainsFunc(used, func(id ebpf.MapID) bool { return ids[id] }) {
+			continue
+		}
+		functions, err := info.FuncInfos() // info.Name has 15 characters of it
+		must(t, err)
+		all[functions[0].Func.Name], _ = info.VerifiedInstructions()
+	}
+	return all
+}
+
+// The verifier takes the dispatcher, and the edge's program in it.
+func TestSharedDevice(t *testing.T) {
+	for _, f := range datapath.Features() {
+		if !f.Present && strings.Contains(f.Name, "freplace") {
+			t.Skipf("this kernel has, or allows, no %s; scripts/kernels runs this under others", f.Name)
+		}
+	}
+	node := lab.New(t).Nodes()[0]
+	t.Setenv("LIBXDP_BPFFS", node.BPFFS)
+	bpffs := filepath.Join(node.BPFFS, "beeline")
+	d, err := datapath.Open(datapath.Options{
+		BPFFS: bpffs, CgroupRoot: node.CgroupRoot,
+		Edge: &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}}, Dispatcher: true},
+	})
+	must(t, err)
+	t.Cleanup(d.Close)
+	must(t, node.Do(func() error {
+		device, err := netlink.LinkByName("eth0")
+		must(t, err)
+		for range 2 { // the second time it is there
+			chain, err := d.AttachEdgeXDP(device.Attrs().Index, datapath.XDPNative)
+			if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
+				t.Fatalf("%v\n%-60v", err, refused)
+			}
+			must(t, err)
+			if len(chain) != 1 || !chain[0].Own || chain[0].Priority != datapath.EdgePriority {
+				t.Errorf("the dispatcher has %+v, want the edge alone", chain)
+			}
+		}
+		attached, err := d.EdgeAttachments()
+		must(t, err)
+		if len(attached) != 1 || len(attached[0].Chain) != 1 {
+			t.Errorf("attached: %+v", attached)
+		}
+		t.Logf("instructions of programs on Linux %s: %v", release(t), verified(t, datapath.TablePath(bpffs, "")))
+		must(t, d.DetachEdge(device.Attrs().Index))
+		if left, err := d.EdgeAttachments(); err != nil || len(left) > 0 {
+			t.Errorf("left: %+v, %v", left, err)
+		}
+		return nil
+	}))
+}
+
+// The edge is attached to tc by links where the kernel has these (tcx, Linux 6.6), else
+// as filters of the qdisc clsact, and to a veth natively by XDP.
+func TestHooks(t *testing.T) {
+	node, d, _ := open(t)
+	must(t, node.Do(func() error {
+		device, err := netlink.LinkByName("eth0")
+		must(t, err)
+		must(t, d.AttachEdgeTC(device.Attrs().Index))
+		_, err = d.AttachEdgeXDP(device.Attrs().Index, datapath.XDPNative)
+		must(t, err)
+		attached, err := d.EdgeAttachments()
+		must(t, err)
+		var got []string
+		for _, a := range attached {
+			how := "filter"
+			if a.LinkID != 0 {
+				how = "link"
+			}
+			got = append(got, fmt.Sprint(a.Hook, " by ", how))
+		}
+		want := "egress by filter, ingress by filter, xdp by link"
+		if atLeast(t, 6, 6) {
+			want = "egress by link, ingress by link, xdp by link"
+		}
+		if got := strings.Join(got, ", "); got != want {
+			t.Errorf("Linux %s: attached are %s, want %s", release(t), got, want)
+		}
+		return d.DetachEdge(device.Attrs().Index)
+	}))
+}
+
+// release of the kernel that runs: 6.1.0-56-amd64.
+func release(t *testing.T) string {
+	t.Helper()
+	var name unix.Utsname
+	must(t, unix.Uname(&name))
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+// atLeast says whether the kernel's release is not below a version.
+func atLeast(t *testing.T, major, minor int) bool {
+	t.Helper()
+	var gotMajor, gotMinor int
+	if _, err := fmt.Sscanf(release(t), "%d.%d", &gotMajor, &gotMinor); err != nil {
+		t.Fatalf("version of Linux %s: %v", release(t), err)
+	}
+	return gotMajor > major || gotMajor == major && gotMinor >= minor
+}

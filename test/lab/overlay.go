@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// create makes a node's overlay device over its uplink, and says where each other
+// node is.
+func (o *overlayPlan) create(nl *netlink.Handle) error {
+	uplink, err := nl.LinkByName(device0)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", device0, err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU, o.mac
+	device := &netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: overlayID, Port: overlayPort, SrcAddr: o.local.AsSlice(),
+		VtepDevIndex: uplink.Attrs().Index, Learning: false,
+	}
+	if err := nl.LinkAdd(device); err != nil {
+		return fmt.Errorf("creating device %s (needs CONFIG_VXLAN): %w", OverlayDevice, err)
+	}
+	if err := setUp(nl, OverlayDevice); err != nil {
+		return err
+	}
+	link, err := nl.LinkByName(OverlayDevice)
+	if err != nil {
+		return err
+	}
+	for _, p := range o.peers {
+		if err := p.add(nl, link.Attrs().Index); err != nil {
+			return fmt.Errorf("where node %s is: %w", p.node, err)
+		}
+	}
+	return nil
+}
+
+// add says which MAC address the other node's device has, and which node that is.
+func (p overlayPeer) add(nl *netlink.Handle, device int) error {
+	entries := []*netlink.Neigh{{
+		LinkIndex: device, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF,
+		IP: p.node.AsSlice(), HardwareAddr: p.mac,
+	}}
+	for _, addr := range []netip.Addr{p.addr4, p.addr6} {
+		entries = append(entries, &netlink.Neigh{
+			LinkIndex: device, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: p.mac,
+		})
+	}
+	for _, e := range entries {
+		if err := nl.NeighSet(e); err != nil {
+			return fmt.Errorf("entry %s: %w", e, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+// A Network says how pods reach those of other nodes.
+type Network string
+
+const (
+	// NetworkRouted has the fabric route to each node's pods.
+	NetworkRouted Network = "routed"
+	// NetworkVXLAN has the fabric know nothing of pods: nodes send to each other's
+	// by a device of VXLAN (RFC 7348), as flannel sets it up. Who is where is told
+	// by fixed entries; nothing is learned, and nothing is multicast.
+	NetworkVXLAN Network = "vxlan"
+)
+
+// Networks are all of them, as a flag has them.
+var Networks = []string{string(NetworkRouted), string(NetworkVXLAN)}
+
+// Shape is what labs differ in.
+type Shape struct {
+	// Network is NetworkRouted if empty.
+	Network Network `json:"network"`
+	// TwoNICs gives node-a a second device, eth1, and adds client2, which the
+	// node reaches by that one. The client can ask the node at both devices; the
+	// node's best route to it is by the first.
+	TwoNICs bool `json:"twoNICs,omitempty"`
+	// ThreeNodes adds node-c with three pods.
+	ThreeNodes bool `json:"threeNodes,omitempty"`
+}
+
+// largest has every host that any shape has: a lab whose shape nobody remembers is
+// removed as this one.
+var largest = Shape{Network: NetworkVXLAN, TwoNICs: true, ThreeNodes: true}
+
+func (s Shape) String() string {
+	nics := "one NIC each"
+	if s.TwoNICs {
+		nics = "two NICs at node-a"
+	}
+	if s.ThreeNodes {
+		nics += " and three nodes"
+	}
+	return fmt.Sprintf("network %s and %s", s.Network, nics)
+}
+
+func (s *Shape) complete() error {
+	switch s.Network {
+	case "":
+		s.Network = NetworkRouted
+	case NetworkRouted, NetworkVXLAN:
+	default:
+		return fmt.Errorf("unknown network %q: use %s or %s", s.Network, NetworkRouted, NetworkVXLAN)
+	}
+	return nil
+}
+
+// OverlayDevice is a node's device of NetworkVXLAN.
+const OverlayDevice = "vxlan0"
+
+// The overlay as flannel has it: one network, and the port that Linux used before
+// there was one of VXLAN's own. Over IPv4 a packet is 50 octets longer.
+const (
+	overlayID   = 1
+	overlayPort = 8472
+	overlayMTU  = 1500 - 50
+)
+
+// podMTU is that of pods' devices; 0: the kernel's default.
+func podMTU(n Network) int {
+	if n == NetworkVXLAN {
+		return overlayMTU
+	}
+	return 0
+}
+
+// overlayPlan is a node's device of VXLAN. It has the first address of the node's
+// pod range.
+type overlayPlan struct {
+	local netip.Addr // of the node: what the packets around packets have
+	mac   net.HardwareAddr
+	peers []overlayPeer
+}
+
+// overlayPeer is another node: its address, and the addresses of its device.
+type overlayPeer struct {
+	node         netip.Addr
+	addr4, addr6 netip.Addr
+	mac          net.HardwareAddr
+}
+
+// addOverlay connects the nodes' pods by VXLAN.
+func (p *topologyPlan) addOverlay(s Shape) {
+	for i, e := range s.edges() {
+		if e.podRange4 == "" {
+			continue
+		}
+		node := p.host(e.name)
+		node.overlay = &overlayPlan{local: node.addr4, mac: overlayMAC(i)}
+		for _, pods := range []string{e.podRange4, e.podRange6} {
+			node.addresses = append(node.addresses, addressPlan{OverlayDevice, single(netip.MustParsePrefix(pods).Addr())})
+		}
+		for j, other := range s.edges() {
+			if i != j && other.podRange4 != "" {
+				node.addPeer(j, other)
+			}
+		}
+	}
+}
+
+// addPeer has a node reach the pods of another one, whose number is i.
+func (h *hostPlan) addPeer(i int, other edgePlan) {
+	range4, range6 := netip.MustParsePrefix(other.podRange4), netip.MustParsePrefix(other.podRange6)
+	h.overlay.peers = append(h.overlay.peers, overlayPeer{
+		node: netip.MustParseAddr(other.addr4), addr4: range4.Addr(), addr6: range6.Addr(), mac: overlayMAC(i),
+	})
+	for _, r := range []netip.Prefix{range4, range6} {
+		h.routes = append(h.routes, routePlan{to: r, device: OverlayDevice, via: r.Addr(), onLink: true})
+	}
+}
+
+func overlayMAC(node int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0x10, byte(node + 1)} }
+
+// device1 is node-a's second device, and fabricDevice1 the fabric's end of it.
+const (
+	device1       = "eth1"
+	fabricDevice1 = "node-a-2"
+)
+
+// node3 is the third node.
+var node3 = edgePlan{
+	name: "node-c", short: "c",
+	addr4: "192.168.100.3", gateway4: "192.168.100.254", podRange4: "10.10.3.0/24", pod4: "10.10.3.1",
+	addr6: "fd00:100::3", gateway6: "fd00:100::fe", podRange6: "fd00:10:3::/64", pod6: "fd00:10:3::1",
+}
+
+// client2 is a client that node-a reaches by its second device.
+var client2 = edgePlan{
+	name:  "client2",
+	addr4: "192.168.201.1", gateway4: "192.168.201.254",
+	addr6: "fd00:201::1", gateway6: "fd00:201::fe",
+}
+
+// What node-a's second device has.
+var (
+	secondAddresses = []netip.Addr{netip.MustParseAddr("192.168.101.1"), netip.MustParseAddr("fd00:101::1")}
+	secondGateways  = []netip.Addr{netip.MustParseAddr("192.168.101.254"), netip.MustParseAddr("fd00:101::fe")}
+)
+
+// SecondAddresses are those of node-a's second device, one of each family.
+func SecondAddresses() []netip.Addr { return append([]netip.Addr(nil), secondAddresses...) }
+
+// secondMetric is worse than that of the route by the first device: 0 for IPv4,
+// 1024 for IPv6.
+const secondMetric = 2000
+
+// addSecondNIC connects node-a with the fabric once more.
+func (p *topologyPlan) addSecondNIC(fabric *hostPlan) {
+	node := p.host(nodes[0].name)
+	p.links = append(p.links, linkPlan{host: fabric.name, device: fabricDevice1, peerHost: node.name, peerDevice: device1})
+	for i, own := range secondAddresses {
+		gateway, client := secondGateways[i], netip.MustParseAddr([]string{client2.addr4, client2.addr6}[i])
+		node.addresses = append(node.addresses, addressPlan{device1, single(own)})
+		node.routes = append(node.routes,
+			routePlan{to: single(gateway), device: device1},
+			routePlan{to: single(client), device: device1, via: gateway},
+			routePlan{to: anywhere(gateway), device: device1, via: gateway, metric: secondMetric})
+		fabric.addresses = append(fabric.addresses, addressPlan{fabricDevice1, single(gateway)})
+		fabric.routes = append(fabric.routes, routePlan{to: single(own), device: fabricDevice1})
+	}
+}

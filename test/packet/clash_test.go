@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// One address and port of a client, and two frontends with one backend of this node: to
+// the backend they would be one flow. The second has another port there, and each is
+// answered in the name of the frontend that it asked.
+func TestClash(t *testing.T) {
+	w := newScene(t)
+	tables := w.scene()
+	for _, f := range families {
+		for _, protocol := range []uint8{tcp, udp} {
+			tables.Frontends[model.FrontendKey{Address: f.own, Port: 30081, Protocol: protocol}] =
+				tables.Frontends[model.FrontendKey{Address: f.vip, Port: toLocal, Protocol: protocol}]
+		}
+	}
+	w.apply(t, tables)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		first, second := f.question(protocol, toLocal), f.question(protocol, toLocal)
+		second.to = on(f.own, 30081)
+		backend := on(f.local, targetPort)
+		w.passes(t, at, first.frame(t), first.translated(first.from, backend))
+		other := w.seen(t, at, second, backend)
+		if other == first.from.Port() {
+			t.Fatalf("both flows have port %d at the backend", other)
+		}
+		for _, flow := range []struct {
+			question probe
+			as       netip.AddrPort
+		}{{first, first.from}, {second, on(f.client, other)}} {
+			q := flow.question
+			w.passes(t, at, q.frame(t), q.translated(flow.as, backend)) // as before
+			answer := reply(backend, flow.as, protocol)
+			w.passes(t, atEgress, answer.frame(t), answer.translated(q.to, q.from))
+			q.flags = ack // established
+			w.passes(t, at, q.frame(t), q.translated(flow.as, backend))
+			w.passes(t, atEgress, answer.frame(t), answer.translated(q.to, q.from))
+			w.reported(t, at, f, q, flow.as, answer)
+		}
+		w.counted(t, [model.Reasons]uint64{model.New: 1, model.Established: 4, model.Reply: 4,
+			model.ICMPError: uint64(4 * len(errorsOf(f, first)))}, model.New)
+		if n := len(w.records(t, tracks)); n != 4 {
+			t.Errorf("%d records of two flows, want 4", n)
+		}
+	})
+}
+
+// seen is the port that a backend of this node sees the client with.
+func (w *world) seen(t testing.TB, at hook, asked probe, backend netip.AddrPort) uint16 {
+	t.Helper()
+	got := w.run(t, at, asked.frame(t))
+	if got.Action != model.ActionPass {
+		t.Fatalf("%s: the packet met %v, want to be passed", at, got.Action)
+	}
+	tuple, ok := model.Ends(got.Frame)
+	if !ok || tuple.Source != asked.from.Addr() || tuple.Destination != backend.Addr() || tuple.DestinationPort != backend.Port() {
+		t.Fatalf("%s: the packet became %v, want one to %v", at, tuple, backend)
+	}
+	for _, r := range w.limits.ports {
+		if tuple.SourcePort >= r[0] && tuple.SourcePort-r[0] < r[1] {
+			return tuple.SourcePort
+		}
+	}
+	t.Fatalf("%s: the backend sees port %d, which is none of %v", at, tuple.SourcePort, w.limits.ports)
+	return 0
+}
+
+// reported has both sides of a flow report errors: each is told in its own terms.
+func (w *world) reported(t testing.TB, at hook, f family, question probe, as netip.AddrPort, answer probe) {
+	t.Helper()
+	question.payload = []byte("something to be quoted")
+	seen := question.translated(as, answer.from)
+	back := answer.translated(question.to, question.from)
+	for i := range errorsOf(f, seen) {
+		from, to := errorsOf(f, seen)[i], errorsOf(f, question)[i]
+		w.leaves(t, atEgress, from.frame(t, probe{}, f.local, f.client), model.ActionPass,
+			to.frame(t, probe{}, question.to.Addr(), f.client))
+		from, to = errorsOf(f, back)[i], errorsOf(f, answer)[i]
+		w.leaves(t, at, from.frame(t, probe{}, f.client, question.to.Addr()), model.ActionPass,
+			to.frame(t, probe{}, f.client, f.local))
+	}
+}
+
+// The client's record of a flow that has clashed is lost: its next packet finds the port
+// that the backend knows, and does not take the other flow's.
+func TestClashFindsItsPortAgain(t *testing.T) {
+	w := newScene(t)
+	tables := w.scene()
+	w.apply(t, tables)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		first := f.question(protocol, toLocal)
+		second := first
+		key := model.FrontendKey{Address: f.vip, Port: 8181, Protocol: protocol}
+		tables.Frontends[key] = tables.Frontends[model.FrontendKey{Address: f.vip, Port: toLocal, Protocol: protocol}]
+		w.apply(t, tables)
+		second.to = on(f.vip, 8181)
+		backend := on(f.local, targetPort)
+		w.run(t, at, first.frame(t))
+		other := w.seen(t, at, second, backend)
+		for _, q := range []probe{first, second} {
+			tuple := model.Tuple{Source: f.client, Destination: f.vip, SourcePort: clientPort, DestinationPort: q.to.Port(), Protocol: protocol}
+			must(t, w.maps[halfOpen].Delete(kernelTuple(tuple)))
+			as := q.from
+			if q.to == second.to {
+				as = on(f.client, other)
+			}
+			before := w.counts(t)
+			w.passes(t, at, q.frame(t), q.translated(as, backend))
+			w.counted(t, before, model.Adopted)
+			if n := len(w.records(t, halfOpen)); n != 4 {
+				t.Errorf("%d records of two flows, want 4", n)
+			}
+		}
+		// Of one that another CPU is about to begin there is the reply's record alone,
+		// and a key that stands for another flow is never written over.
+		key2 := kernelTuple(model.Tuple{Source: f.local, Destination: f.client, SourcePort: targetPort, DestinationPort: clientPort, Protocol: protocol})
+		var record datapath.EdgeTCTrack
+		must(t, w.maps[halfOpen].Lookup(key2, &record))
+		if err := w.maps[halfOpen].Update(key2, record, ebpf.UpdateNoExist); err == nil {
+			t.Errorf("the first flow has no reply record any more")
+		}
+	})
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// A flow stays with the backend of this node that it has, whatever a balancer says that knows
+// nothing of it; a connection that begins anew goes where the balancer says.
+func TestRecordOrBalancer(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		first, second := on(f.local, targetPort), on(f.local.Next(), targetPort)
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, first))
+		question.backend, question.flags = second, ack
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, first))
+		if question.protocol != tcp {
+			return
+		}
+		reset := reply(first, question.from, tcp)
+		reset.flags = rst | ack
+		w.passes(t, atEgress, reset.frame(t), reset.translated(question.to, question.from))
+		question.flags = syn
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, second))
+		w.dsrRecords(t, 2)
+	})
+}
+
+// A connection that begins anew goes where the balancer says if the backend that its ends had
+// here is no more: nobody is left to judge, and its record would last for hours.
+func TestRecordOfABackendThatIsGone(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		first, second := on(f.local, targetPort), on(f.local.Next(), targetPort)
+		defer w.apply(t, w.dsrScene())
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, first))
+		tables := w.dsrScene()
+		for key, frontend := range tables.Frontends {
+			gone := func(id uint32) bool { return tables.Backends[id].Address == f.local && id > 50 }
+			frontend.Pod.Slots = slices.DeleteFunc(slices.Clone(frontend.Pod.Slots), gone)
+			frontend.Outside.Slots = slices.DeleteFunc(slices.Clone(frontend.Outside.Slots), gone)
+			tables.Frontends[key] = frontend
+		}
+		w.apply(t, tables)
+		question.backend, question.flags = second, ack
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, first)) // R30
+		if question.protocol != tcp {
+			return
+		}
+		question.flags = syn
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, second))
+		w.dsrRecords(t, 2)
+	})
+}
+
+// Where this node, too, is a balancer of the Service, what it knows of a flow to a backend
+// elsewhere yields to another balancer that sends it here. What it knows of one to a backend here
+// is kept, and the answers leave by the node's own way from then on.
+func TestRecordOfABalancer(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		if how.kind == model.Opt {
+			return // the Services below are not served so
+		}
+		tables := w.dsrScene()
+		defer w.apply(t, w.dsrScene())
+		for _, backend := range []netip.Addr{f.remote, f.local} {
+			w.forget(t)
+			key := model.FrontendKey{Address: f.vip, Port: question.to.Port(), Protocol: question.protocol}
+			frontend := tables.Frontends[key]
+			for id, b := range tables.Backends {
+				if b.Address == backend && id > 50 {
+					frontend.Outside.Slots = []uint32{id}
+				}
+			}
+			frontend.DSR = 0
+			tables.Frontends[key] = frontend
+			w.apply(t, tables)
+			plain := question.probe
+			plain.source, plain.target = gatewayMAC, eth0MAC
+			w.run(t, at, plain.frame(t))
+			if n := len(w.records(t, halfOpen)); n != 2 {
+				t.Fatalf("%d records of what comes from the client, want 2", n)
+			}
+			w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, question.backend))
+			if backend == f.remote {
+				w.dsrRecords(t, 2)
+			}
+			answer := reply(question.backend, question.from, question.protocol)
+			w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
+		}
+	})
+}
+
+// One of a flow's records may be lost: it is made anew from the other, or by the balancer's
+// word.
+func TestLostRecordsOfDSR(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		question.flags = ack
+		frame := how.wrap(t, f, question)
+		want := question.translated(question.from, question.backend)
+		asked := model.Tuple{Source: f.client, SourcePort: clientPort, Destination: f.vip, DestinationPort: question.to.Port(), Protocol: question.protocol}
+		answered := model.Tuple{Source: f.local, SourcePort: targetPort, Destination: f.client, DestinationPort: clientPort, Protocol: question.protocol}
+		w.opens(t, at, frame, want)
+		for _, lost := range [][]model.Tuple{{asked}, {asked, answered}} {
+			for _, key := range lost {
+				must(t, w.maps[halfOpen].Delete(kernelTuple(key)))
+			}
+			w.opens(t, at, frame, want)
+			w.dsrRecords(t, 2)
+		}
+	})
+}
+
+// Two Services that one client asks from one port, with one backend: one of the flows has
+// another port there, and both get their answers.
+func TestDSRPortsDoNotMeet(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		plain := f.question(question.protocol, toLocal)
+		w.passes(t, at, plain.frame(t), plain.translated(plain.from, question.backend))
+		got := w.run(t, at, how.wrap(t, f, question))
+		if got.Action != model.ActionPass {
+			t.Fatalf("the packet met %v, want 0 (passed)", got.Action)
+		}
+		ends, _ := model.Ends(got.Frame)
+		if ends.SourcePort == clientPort {
+			t.Fatalf("two flows have the ends %v at the backend", ends)
+		}
+		lent := on(f.client, ends.SourcePort)
+		w.opens(t, at, how.wrap(t, f, question), question.translated(lent, question.backend))
+		answer := reply(question.backend, lent, question.protocol)
+		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
+	})
+}
+
+// A datagram that the client has sent in pieces.
+func TestEncapsulatedFragments(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		question.payload = bytes.Repeat([]byte("0123456789"), 20)
+		pieces := question.probe.fragments(t, 0x77, 64)
+		want := question.translated(question.from, question.backend).fragments(t, 0x77, 64)
+		wrap := func(piece []byte) []byte {
+			if how.kind == model.Opt {
+				return withOption(t, f, question, piece)
+			}
+			question := question
+			question.inner = piece[14:]
+			return how.wrap(t, f, question)
+		}
+		w.drops(t, at, wrap(pieces[1]), model.DropFragment)
+		for i := range pieces {
+			w.opensTo(t, at, wrap(pieces[i]), want[i])
+		}
+		// Another datagram of which the first piece has not come.
+		w.drops(t, at, wrap(question.probe.fragments(t, 0x78, 64)[1]), model.DropFragment)
+	})
+}
+
+// withOption is what a balancer makes of a piece of a datagram: addressed to the backend, with
+// what was asked in an option.
+func withOption(t testing.TB, f family, w wrapped, piece []byte) []byte {
+	t.Helper()
+	empty := w
+	empty.payload = nil
+	like := empty.carries().frame(t) // for its option's bytes
+	if f.client.Is4() {
+		piece = piece[:14+int(binary.BigEndian.Uint16(piece[16:]))] // without what pads it
+		option := like[34:42]
+		out := append(append(bytes.Clone(piece[:34]), option...), piece[34:]...)
+		ip := out[14:42]
+		ip[0] += 2
+		length := len(out) - 14
+		ip[2], ip[3] = byte(length>>8), byte(length)
+		copy(ip[16:], w.backend.Addr().AsSlice())
+		ip[10], ip[11] = 0, 0
+		sum := checksum(0, ip)
+		ip[10], ip[11] = byte(sum>>8), byte(sum)
+		return withPorts(t, w, out, 42, piece[14+6]&0x1f == 0 && piece[14+7] == 0)
+	}
+	header := bytes.Clone(like[54:78])
+	header[0] = piece[14+6]
+	out := append(append(bytes.Clone(piece[:54]), header...), piece[54:]...)
+	out[14+6] = byte(destinationOptions)
+	length := len(out) - 54
+	out[14+4], out[14+5] = byte(length>>8), byte(length)
+	copy(out[14+24:], w.backend.Addr().AsSlice())
+	return withPorts(t, w, out, 78+8, piece[54+2] == 0 && piece[54+3]&^7 == 0)
+}
+
+// withPorts writes the backend's port, and the checksum of the whole datagram, into its first
+// piece.
+func withPorts(t testing.TB, w wrapped, out []byte, l4 int, first bool) []byte {
+	t.Helper()
+	if !first {
+		return out
+	}
+	whole := w.translated(w.from, w.backend).fragments(t, 1, 64)[0]
+	at := len(whole) - (len(out) - l4)
+	copy(out[l4:], whole[at:])
+	return out
+}
+
+// Who reports a packet of the answer reports it to the Service, whose balancer has it come here:
+// the backend learns of it in its own terms.
+func TestEncapsulatedICMPErrors(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		question.flags, question.payload = ack, []byte("some payload, so that there is something to be too large")
+		w.run(t, at, how.wrap(t, f, question))
+		answer := reply(question.backend, question.from, question.protocol)
+		back := answer.translated(question.to, question.from)
+		in := probe{source: nodeBMAC, target: eth0MAC}
+		for i := range errorsOf(f, back) {
+			from, to := errorsOf(f, back)[i], errorsOf(f, answer)[i]
+			for _, by := range []netip.Addr{f.client, f.client.Next(), f.balancer()} {
+				before := w.counts(t)
+				wrapped := question
+				wrapped.inner = from.frame(t, in, by, f.vip)[14:]
+				frame := how.wrap(t, f, wrapped)
+				if how.kind == model.Opt {
+					frame = from.frame(t, question.optionFor(in), by, f.local)
+				}
+				w.opensTo(t, at, frame, to.frame(t, in, by, f.local))
+				w.counted(t, before, model.ICMPError)
+			}
+		}
+		// Of no flow; and of no balancer.
+		stranger := back.translated(question.to, on(f.client, 7))
+		for _, e := range errorsOf(f, stranger) {
+			wrapped := question
+			wrapped.inner = e.frame(t, in, f.client, f.vip)[14:]
+			frame := how.wrap(t, f, wrapped)
+			if how.kind == model.Opt {
+				frame = e.frame(t, question.optionFor(in), f.client, f.local)
+			}
+			w.ignores(t, at, frame)
+		}
+		if how.kind != model.Opt {
+			wrapped := question
+			wrapped.inner, wrapped.balancer = errorsOf(f, back)[0].frame(t, in, f.client, f.vip)[14:], f.client
+			w.ignores(t, at, how.wrap(t, f, wrapped))
+		}
+	})
+}
+
+// optionFor gives another packet the option of this one.
+func (w wrapped) optionFor(p probe) probe {
+	carries := w.carries()
+	p.ipOptions, p.extension, p.extensions = carries.ipOptions, carries.extension, carries.extensions
+	return p
+}
+
+// Pings are the balancer's to answer.
+func TestEncapsulatedPing(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		if how.kind == model.Opt {
+			return // without a port there is nothing to say in an option
+		}
+		question.inner = f.ping("are you there").frame(t)[14:]
+		before := w.counts(t)
+		w.ignores(t, at, how.wrap(t, f, question))
+		w.counted(t, before, model.NotOurs)
+	})
+}
+
+// What routers have noted on the way is noted inside (RFC 6040 section 4.2).
+func TestCongestionIsKept(t *testing.T) {
+	const notCapable, capable1, capable0, experienced = 0, 1, 2, 3
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		if how.kind == model.Opt {
+			return // there is no outer header
+		}
+		for inner, row := range [][4]int{
+			notCapable:  {notCapable, notCapable, notCapable, -1},
+			capable1:    {capable1, capable1, capable1, experienced},
+			capable0:    {capable0, capable1, capable0, experienced},
+			experienced: {experienced, experienced, experienced, experienced},
+		} {
+			for outer, want := range row {
+				t.Run(fmt.Sprintf("%d in %d", inner, outer), func(t *testing.T) {
+					w.enter(t)
+					question := question
+					question.ecn = uint8(outer)
+					question.inner = withECN(f, question.probe.frame(t), inner)[14:]
+					frame := how.wrap(t, f, question)
+					if want < 0 { // nobody may have noted it
+						before := w.counts(t)
+						w.ignores(t, at, frame)
+						w.counted(t, before, model.DropMalformed)
+						return
+					}
+					w.opensTo(t, at, frame, withECN(f, question.translated(question.from, question.backend).frame(t), want))
+				})
+			}
+		}
+	})
+}
+
+// withECN has an IP header say something of congestion.
+func withECN(f family, frame []byte, ecn int) []byte {
+	ip := frame[14:]
+	if f.client.Is6() {
+		ip[1] = ip[1]&^0x30 | byte(ecn)<<4
+		return frame
+	}
+	ip[1] = ip[1]&^3 | byte(ecn)
+	ip[10], ip[11] = 0, 0
+	sum := checksum(0, ip[:20])
+	ip[10], ip[11] = byte(sum>>8), byte(sum)
+	return frame
+}

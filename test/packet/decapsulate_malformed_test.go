@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"math/rand/v2"
+	"testing"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// What ends before it says so is left as it is, wherever it has been cut off.
+func TestEncapsulatedTruncated(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		question.payload = []byte("long enough that Ethernet pads nothing, with or without an outer header")
+		frame := how.wrap(t, f, question)
+		for n := shortest(at, f); n < len(frame); n++ {
+			w.ignores(t, at, frame[:n])
+		}
+		w.remembersNothing(t)
+		w.opens(t, at, frame, question.translated(question.from, question.backend))
+	})
+}
+
+// A packet inside that is longer than its wrapping, or whose headers contradict themselves.
+func TestEncapsulatedContradictions(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		if how.kind == model.Opt {
+			return // it has one header
+		}
+		question.payload = []byte("long enough that Ethernet pads nothing, with or without an outer header")
+		plain := question.frame(t)
+		for _, change := range contradictions(f, question.protocol, len(plain)) {
+			damaged := bytes.Clone(plain)
+			copy(damaged[change.at:], change.bytes)
+			question.inner = damaged[14:]
+			before := w.counts(t)
+			w.ignores(t, at, how.wrap(t, f, question))
+			before[model.NotOurs]++
+			if w.counts(t) != before {
+				t.Errorf("%s: counted %v, want %v", change.name, w.counts(t), before)
+			}
+		}
+		// The frame has more than the outer header says, and the packet inside ends there.
+		question.inner = nil
+		frame := append(how.wrap(t, f, question), make([]byte, 8)...)
+		inner := frame[len(frame)-8-len(plain):] // 14 bytes before the packet inside
+		lengthen(inner, f, 8)
+		w.ignores(t, at, frame)
+		lengthen(inner, f, -8)
+		lengthen(frame, f, -1)
+		w.ignores(t, at, frame)
+		w.remembersNothing(t)
+	})
+}
+
+// lengthen changes what an IP header says of the packet's length. `at` is 14 bytes before it.
+func lengthen(at []byte, f family, by int) {
+	field := at[14+2:]
+	if f.client.Is6() {
+		field = at[14+4:]
+	}
+	binary.BigEndian.PutUint16(field, uint16(int(binary.BigEndian.Uint16(field))+by))
+}
+
+// Sources that no packet has are none of packets inside either.
+func TestEncapsulatedImpossibleSources(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		question.from = on(f.loopback(), clientPort)
+		before := w.counts(t)
+		w.ignores(t, at, how.wrap(t, f, question))
+		w.counted(t, before, model.DropMalformed)
+		w.remembersNothing(t)
+	})
+}
+
+// Options that are nearly the balancer's are other people's: of each byte that says what it is,
+// every other value.
+func TestOptionsThatAreNearlyOurs(t *testing.T) {
+	w := newDSRScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.fromBalancer(f.question(protocol, toMany+uint16(model.Opt)), on(f.local, targetPort))
+		frame := wrapOption(t, f, question)
+		w.opens(t, at, frame, question.translated(question.from, question.backend))
+		w.forget(t)
+		fields := []int{34, 35}
+		if f.client.Is6() {
+			fields = []int{55, 56, 57, 76, 77} // in a header of another length all else is elsewhere
+		}
+		for _, field := range fields {
+			for value := range 256 {
+				damaged := bytes.Clone(frame)
+				if damaged[field] == byte(value) {
+					continue
+				}
+				damaged[field] = byte(value)
+				if got := w.run(t, at, damaged); got.Action != model.ActionPass || !bytes.Equal(got.Frame, damaged) {
+					t.Fatalf("byte %d is %#x: the packet met %v and became\n%s", field, value, got.Action, hex.Dump(got.Frame))
+				}
+			}
+		}
+		w.remembersNothing(t)
+	})
+}
+
+// Packets damaged at random: what goes on has come as it is, or has been opened: then it is in
+// the wrapping, byte for byte but for what is translated, and for a backend of this node.
+func TestEncapsulatedRandomDamage(t *testing.T) {
+	w := newDSRScene(t)
+	random := rand.New(rand.NewPCG(*seedFlag, 2))
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		question.payload = []byte("some payload, so that there is something that may be missing")
+		frame := how.wrap(t, f, question)
+		opened := 0
+		for range 1500 {
+			damaged := bytes.Clone(frame)
+			for range 1 + random.IntN(3) {
+				damaged[12+random.IntN(len(frame)-12-len(question.payload))] = byte(random.Uint32())
+			}
+			if random.IntN(4) == 0 {
+				damaged = damaged[:max(shortest(at, families[1]), random.IntN(len(damaged)))]
+			}
+			got := w.run(t, at, damaged)
+			if got.Action != model.ActionPass || bytes.Equal(got.Frame, damaged) {
+				continue
+			}
+			opened++
+			if ends, ok := model.Ends(got.Frame); len(got.Frame) >= len(damaged) || !bytes.HasSuffix(damaged, got.Frame[len(got.Frame)-len(question.payload)/2:]) ||
+				ok && ends.Destination != f.local && ends.Destination != f.local.Next() {
+				t.Fatalf("of\n%scame\n%s", hex.Dump(damaged), hex.Dump(got.Frame))
+			}
+		}
+		if opened == 0 {
+			t.Error("none was opened: the test is wrong")
+		}
+	})
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// What is reported of an answer that the backend's node has sent in the Service's name comes
+// to the balancer, who sends it on as it sends the flow's packets (RFC 792, RFC 4443): with the
+// flow's record, and by the slot where that is lost.
+func TestDirectErrorsOfAnswers(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		question, way := f.question(protocol, direct(toRemote, dsr)), f.way(dsr)
+		w.run(t, at, question.frame(t))
+		answer := reply(way.backend, question.from, protocol)
+		answer.payload = []byte("some payload, so that there is something to be too large")
+		back := answer.translated(question.to, question.from)
+		router := f.client.Next()
+		for _, recorded := range []bool{true, false} {
+			if !recorded {
+				w.forget(t)
+			}
+			for _, e := range errorsOf(f, back) {
+				for _, by := range []netip.Addr{f.client, router} {
+					out := probe{}.forwarded(at, netip.AddrPort{}, netip.AddrPort{}, nodeBMAC)
+					want := e.frame(t, out, by, f.vip)
+					if dsr == model.Opt {
+						out.to = question.to
+						// A router on that way may not take what has its own address.
+						want = e.frame(t, out.withOption(way.backend), f.own, f.remote)
+					} else {
+						want = way.around(t, want, question.hash())
+					}
+					before := w.counts(t)
+					w.leaves(t, at, e.frame(t, probe{}, by, f.vip), model.ActionSend, want)
+					w.counted(t, before, model.ICMPError)
+					w.drops(t, at, e.frame(t, probe{hops: 1}, by, f.vip), model.DropHops)
+				}
+				// To somebody else, whom a quote of the Service's does not concern.
+				w.ignores(t, at, e.frame(t, probe{}, router, f.own))
+			}
+		}
+		w.remembersNothing(t)
+	})
+}
+
+func (p probe) hash() uint32 {
+	return model.Hash(model.Tuple{Source: p.from.Addr(), Destination: p.to.Addr(), SourcePort: p.from.Port(),
+		DestinationPort: p.to.Port(), Protocol: uint8(p.transportType())})
+}
+
+// outerError is an ICMP error about a packet that has been sent, of which it quotes so many
+// bytes.
+func outerError(t testing.TB, by, to netip.Addr, kind, code uint8, rest uint32, sent []byte, quoted int) []byte {
+	t.Helper()
+	like := probe{from: on(by, 0), to: on(to, 0), protocol: model.ICMP, source: nodeBMAC, target: eth0MAC}
+	quote := gopacket.Payload(sent[14:min(len(sent), 14+quoted)])
+	if by.Is4() {
+		header := &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(kind, code), Id: uint16(rest >> 16), Seq: uint16(rest)}
+		return serialize(t, like.ethernet(), like.network().(gopacket.SerializableLayer), header, quote)
+	}
+	like.protocol = model.ICMPv6
+	network := like.network()
+	header := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind, code)}
+	must(t, header.SetNetworkLayerForChecksum(network))
+	return serialize(t, like.ethernet(), network.(gopacket.SerializableLayer), header, gopacket.Payload(binary.BigEndian.AppendUint32(nil, rest)), quote)
+}
+
+// What is reported of a packet that the node has encapsulated is told to the client, about
+// its own packet and in the Service's name (RFC 2003 section 4, RFC 2473 section 8): what was
+// too big with an MTU that leaves room for what is put around it.
+func TestDirectErrorsOfOuterPackets(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if dsr == model.Opt {
+			return // such errors go to the client by themselves
+		}
+		question, way := f.question(protocol, direct(toRemote, dsr)), f.way(dsr)
+		question.dontFragment, question.flags, question.payload = true, ack, bytes.Repeat([]byte("odd"), 401)
+		sent := way.sent(t, atIngress, question, nodeBMAC)
+		router, more := f.node.Next(), overhead(f, dsr)
+		type message struct {
+			kind, code uint8
+			rest       uint32
+		}
+		unreachable := [2][2]uint8{{3, 1}, {1, 3}}
+		tooBig := [2][2]uint8{{3, 4}, {2, 0}}
+		cases := map[message][2][2]uint8{{3, 4, 1400}: tooBig, {3, 0, 0}: unreachable, {3, 2, 0}: unreachable, {3, 3, 0}: unreachable, {11, 0, 0}: unreachable, {12, 0, 0}: unreachable}
+		if f.client.Is6() {
+			cases = map[message][2][2]uint8{{2, 0, 1400}: tooBig, {1, 0, 0}: unreachable, {1, 4, 0}: unreachable, {3, 0, 0}: unreachable, {4, 1, 40}: unreachable}
+		}
+		for m, says := range cases {
+			for _, by := range []netip.Addr{router, f.remote} {
+				for _, quoted := range []int{more + 28 + 20, 548, 1232} {
+					if f.client.Is6() && quoted < 548 {
+						quoted += 20
+					}
+					// The client knows it with a hop more, which nobody compares.
+					inner := question.forwarded(atIngress, question.from, question.to, nodeBMAC)
+					inner.source, inner.target = nodeBMAC, eth0MAC
+					if at == atXDP {
+						inner.source = gatewayMAC
+					}
+					var rest uint32
+					if says == tooBig {
+						rest = 1400 - uint32(more)
+					}
+					want := inner.icmpAnswerOf(t, f.vip, says[0], says[1], rest, quoted-more)
+					before := w.counts(t)
+					w.leaves(t, at, outerError(t, by, f.own, m.kind, m.code, m.rest, sent, quoted), model.ActionSend, want)
+					w.counted(t, before, model.ICMPError)
+				}
+			}
+			// Not of this node's, or of no Service's: it is none of ours.
+			w.ignores(t, at, outerError(t, router, f.own.Next(), m.kind, m.code, m.rest, sent, 548))
+			other := way
+			other.own = f.own.Next()
+			w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, other.sent(t, atIngress, question, nodeBMAC), 548))
+			stranger := question
+			for _, to := range []netip.AddrPort{on(f.vip, toRemote), on(f.own, direct(toRemote, dsr)), on(f.client.Next(), 80)} {
+				stranger.to = to
+				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, way.sent(t, atIngress, stranger, nodeBMAC), 548))
+			}
+			for cut := 0; cut < more+28; cut += 4 { // too little of it
+				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, sent, cut))
+			}
+		}
+	})
+}

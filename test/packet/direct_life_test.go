@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"testing"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// directFlow is a flow of which the balancer sees the client's side alone.
+type directFlow struct {
+	*world
+	at       hook
+	question probe
+	way      way
+}
+
+func (w *world) directFlow(at hook, f family, protocol uint8, dsr model.DSR) *directFlow {
+	return &directFlow{w, at, f.question(protocol, direct(toRemote, dsr)), f.way(dsr)}
+}
+
+// asks has the client send with flags at a sequence number.
+func (fl *directFlow) asks(t testing.TB, flags byte, seq uint32, payload string) {
+	t.Helper()
+	p := fl.question
+	if p.protocol == tcp {
+		p.flags, p.seq, p.ack = flags, seq, 7000
+	}
+	p.payload = []byte(payload)
+	fl.leaves(t, fl.at, p.frame(t), model.ActionSend, fl.way.sent(t, fl.at, p, nodeBMAC))
+}
+
+// is checks in which table the one record is, and its state.
+func (fl *directFlow) is(t testing.TB, table string, state model.State) {
+	t.Helper()
+	for _, name := range []string{tracks, halfOpen} {
+		records := fl.records(t, name)
+		if name != table {
+			if len(records) > 0 {
+				t.Fatalf("table %s has %v", name, records)
+			}
+			continue
+		}
+		q := fl.question
+		want := model.Tuple{Source: q.from.Addr(), Destination: fl.way.backend.Addr(), SourcePort: q.from.Port(),
+			DestinationPort: fl.way.backend.Port(), Protocol: uint8(q.transportType())}
+		key := want
+		key.Destination, key.DestinationPort = q.to.Addr(), q.to.Port()
+		got, ok := records[key]
+		if !ok || len(records) != 1 || got.Becomes != want || got.State != state || got.DSR != fl.way.dsr || got.Reply || got.Local {
+			t.Fatalf("table %s has %+v, want one record in state %d: %v becomes %v", name, records, state, key, want)
+		}
+	}
+}
+
+// A connection is taken for established when the client goes on with the very next sequence
+// number, as one does who has got an answer; the client's FIN and RST are all that ends it.
+func TestDirectConnectionLife(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if protocol == udp {
+			return
+		}
+		fl := w.directFlow(at, f, tcp, dsr)
+		fl.asks(t, syn, 999, "")
+		fl.is(t, halfOpen, model.StateNew)
+		fl.asks(t, syn, 999, "") // again
+		fl.is(t, halfOpen, model.StateNew)
+		fl.asks(t, 0, 1000, "") // without ACK
+		fl.is(t, halfOpen, model.StateNew)
+		fl.asks(t, ack, 1000, "")
+		fl.is(t, tracks, model.StateEstablished)
+		fl.asks(t, psh|ack, 1000, "hello")
+		fl.asks(t, syn, 1<<31, "") // its backend judges (RFC 9293 section 3.10.7.4)
+		fl.asks(t, ack, 1005, "")
+		for _, guess := range []uint32{1005 + 1<<22, 1<<32 - 1<<22 + 1004, 1 << 31} { // (RFC 5961 section 3.2)
+			p := fl.question
+			p.flags, p.seq = rst, guess
+			w.run(t, at, p.frame(t))
+			fl.is(t, tracks, model.StateEstablished)
+			fl.asks(t, ack, 1005, "")
+		}
+		fl.asks(t, fin|ack, 1005, "")
+		fl.is(t, tracks, model.StateClosing)
+		fl.asks(t, ack, 1006, "")
+		fl.is(t, tracks, model.StateClosing)
+		fl.asks(t, rst, 1006, "")
+		fl.is(t, tracks, model.StateClosed)
+		fl.asks(t, syn, 50000, "") // the next connection of these ends
+		fl.is(t, halfOpen, model.StateNew)
+		for key, record := range w.records(t, halfOpen) {
+			if record.Packets != 1 {
+				t.Errorf("%v counts %d packets, want those of the new connection", key, record.Packets)
+			}
+		}
+	})
+}
+
+// Packets that follow nothing that was seen open no connection.
+func TestDirectForgedSegments(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if protocol == udp {
+			return
+		}
+		fl := w.directFlow(at, f, tcp, dsr)
+		fl.asks(t, syn, 999, "")
+		for _, guess := range []uint32{998, 999, 1001, 1 << 31, 0} {
+			fl.asks(t, ack, guess, "")
+			fl.is(t, halfOpen, model.StateNew)
+			fl.asks(t, syn, 999, "")
+		}
+		fl.asks(t, rst, 1000, "")
+		fl.is(t, halfOpen, model.StateClosed)
+	})
+}
+
+// A datagram's flow is established with its second packet.
+func TestDirectDatagramLife(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if protocol == tcp {
+			return
+		}
+		fl := w.directFlow(at, f, udp, dsr)
+		fl.asks(t, 0, 0, "one")
+		fl.is(t, halfOpen, model.StateNew)
+		fl.asks(t, 0, 0, "two")
+		fl.is(t, tracks, model.StateEstablished)
+	})
+}
+
+// A flow keeps its backend and its way while the tables change; but a SYN with its ends
+// whose backend serves no more begins another one, for no answer tells the balancer that the
+// first is over (R30).
+func TestDirectFlowKeepsItsWay(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		defer w.apply(t, w.scene())
+		fl := w.directFlow(at, f, protocol, dsr)
+		fl.asks(t, syn, 999, "")
+		fl.asks(t, ack, 1000, "")
+		fl.is(t, tracks, model.StateEstablished)
+		tables := w.scene()
+		key := model.FrontendKey{Address: f.vip, Port: fl.question.to.Port(), Protocol: protocol}
+		first := tables.Frontends[key].Outside.Slots[0]
+		other := model.Decision{Slots: []uint32{first + 6}}
+		tables.Frontends[key] = model.Frontend{Service: 1, Outside: other}
+		w.apply(t, tables)
+		fl.asks(t, ack, 1000, "")
+		fl.is(t, tracks, model.StateEstablished)
+		if protocol == udp {
+			return
+		}
+		tables.Frontends[key] = model.Frontend{Service: 1, Pod: model.Decision{Slots: []uint32{first}}, Outside: other}
+		w.apply(t, tables)
+		fl.asks(t, syn, 5000, "") // it serves still, be it others
+		fl.is(t, tracks, model.StateEstablished)
+		tables.Frontends[key] = model.Frontend{Service: 1, Outside: other, DSR: dsr}
+		w.apply(t, tables)
+		fl.way.backend = on(f.remote.Next(), targetPort)
+		fl.way.node = fl.way.backend.Addr() // not known
+		fl.asks(t, syn, 9000, "")
+		fl.is(t, halfOpen, model.StateNew)
+	})
+}

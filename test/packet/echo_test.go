@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// ping is an ICMP message; by its ends, and by the type and code of each IP version.
+type ping struct {
+	probe
+	kind, code byte // of ICMPv6 the type is 120 more
+	payload    string
+}
+
+// ping is the client's to the Service.
+func (f family) ping(payload string) ping {
+	return ping{probe{from: on(f.client, 0), to: on(f.vip, 0), protocol: f.icmp(), hops: 63}, 8, 0, payload}
+}
+
+// reply is what echoes: the same identifier, sequence and payload, by the way back.
+func (p ping) reply() ping {
+	p.from, p.to, p.hops = p.to, p.from, 64
+	p.source, p.target = eth0MAC, gatewayMAC
+	if p.kind = 0; p.protocol == model.ICMPv6 {
+		p.kind = 9
+	}
+	return p
+}
+
+// message is the packet from its ICMP header on.
+func (p ping) message(t testing.TB, network gopacket.NetworkLayer) []gopacket.SerializableLayer {
+	t.Helper()
+	const id, sequence = 0xbee1, 0x1234
+	if p.protocol == model.ICMP {
+		return []gopacket.SerializableLayer{
+			&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(p.kind, p.code), Id: id, Seq: sequence}, gopacket.Payload(p.payload)}
+	}
+	header := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(p.kind+120, p.code)}
+	must(t, header.SetNetworkLayerForChecksum(network))
+	return []gopacket.SerializableLayer{header, gopacket.Payload(append(binary.BigEndian.AppendUint32(nil, id<<16|sequence), p.payload...))}
+}
+
+func (p ping) frame(t testing.TB) []byte {
+	t.Helper()
+	network := p.network()
+	all := []gopacket.SerializableLayer{p.ethernet(), network.(gopacket.SerializableLayer)}
+	if len(p.extensions) > 0 {
+		header := slices.Clone(p.extensions[0])
+		header[0] = byte(p.transportType())
+		all = append(all, gopacket.Payload(header))
+	}
+	return serialize(t, append(all, p.message(t, network)...)...)
+}
+
+// other runs a message that nobody here answers.
+func (w *world) other(t testing.TB, at hook, frame []byte) {
+	t.Helper()
+	before := w.counts(t)
+	w.ignores(t, at, frame)
+	w.counted(t, before, model.NotOurs)
+}
+
+// A ping of a Service's address is answered, with the bytes that came, whatever hops it
+// has left: byte for byte what another encoder makes of the same words.
+func TestEcho(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for n, payload := range []string{"", "a", "abcdefgh", string(bytes.Repeat([]byte{0xff}, 57)), string(bytes.Repeat([]byte("0123456789"), 140))} {
+			asked := f.ping(payload)
+			asked.hops = byte(1 + 60*n)
+			before := w.counts(t)
+			w.leaves(t, at, asked.frame(t), model.ActionSend, asked.reply().frame(t))
+			w.counted(t, before, model.Echoed)
+		}
+		asked := f.ping("of a pod")
+		asked.from = on(f.pod, 0)
+		w.leaves(t, at, asked.frame(t), model.ActionSend, asked.reply().frame(t))
+		if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {
+			t.Errorf("%d records of pings", n)
+		}
+	})
+}
+
+// A checksum that does not bear out the request does not bear out the reply.
+func TestEchoOfDamagedRequest(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		at4 := 14 + 20
+		if f.client.Is6() {
+			at4 += 20
+		}
+		frame, want := f.ping("payload").frame(t), f.ping("payload").reply().frame(t)
+		frame[at4+9] ^= 0x10
+		want[at4+9] ^= 0x10
+		w.leaves(t, at, frame, model.ActionSend, want)
+	})
+}
+
+// Not answered: other messages, other addresses, and classes of clients or sources that
+// do not meet an answer there; what has options is the stack's.
+func TestNoEcho(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		defer w.apply(t, w.scene())
+		for _, kind := range []byte{0, 3, 5, 7, 9, 11, 13} {
+			asked := f.ping("payload")
+			asked.kind = kind
+			w.other(t, at, asked.frame(t))
+		}
+		asked := f.ping("payload")
+		asked.code = 1
+		w.other(t, at, asked.frame(t))
+		for _, to := range []netip.Addr{f.own, f.unused, f.local, f.vip.Next(), f.loopback()} {
+			asked := f.ping("payload")
+			asked.to = on(to, 0)
+			w.other(t, at, asked.frame(t))
+		}
+		asked = f.ping("payload")
+		asked.ipOptions = []layers.IPv4Option{{OptionType: 7, OptionLength: 7, OptionData: []byte{4, 0, 0, 0, 0}}, {OptionType: 1}}
+		asked.extension, asked.extensions = layers.IPProtocolIPv6Destination, [][]byte{extensionHeader(0, 1)}
+		w.other(t, at, asked.frame(t))
+		w.ignores(t, atEgress, f.ping("the node's own").frame(t))
+
+		tables := w.scene()
+		key := model.FrontendKey{Address: f.vip, Protocol: f.icmp()}
+		tables.Frontends[key] = model.Frontend{Service: 99, SourceSet: 7, Pod: model.Decision{Verdict: model.Pass}, Outside: model.Decision{Verdict: model.Answer}}
+		w.apply(t, tables)
+		asked = f.ping("admitted")
+		w.leaves(t, at, asked.frame(t), model.ActionSend, asked.reply().frame(t))
+		asked.from = on(f.client.Next(), 0)
+		w.drops(t, at, asked.frame(t), model.DropSource)
+		tables.Frontends[key] = model.Frontend{Service: 99, Pod: model.Decision{Verdict: model.Pass}, Outside: model.Decision{Verdict: model.Answer}}
+		w.apply(t, tables)
+		asked.from = on(f.pod, 0)
+		w.other(t, at, asked.frame(t))
+		delete(tables.Frontends, key)
+		w.apply(t, tables)
+		w.other(t, at, f.ping("nobody serves").frame(t))
+	})
+}
+
+// A request in pieces is dropped, and one that is cut short left alone, each counted.
+func TestEchoInPieces(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		asked := f.ping(string(make([]byte, 100)))
+		network := asked.network()
+		message := serialize(t, asked.message(t, network)...)
+		for _, piece := range []struct{ from, to int }{{0, 64}, {64, len(message)}} {
+			w.drops(t, at, asked.piece(t, message, piece.from, piece.to), model.DropFragment)
+		}
+		whole := asked.frame(t)
+		headers := len(whole) - len(message)
+		for _, length := range []int{len(whole) - 1, headers + 9, max(headers+7, 14+40)} {
+			before := w.counts(t)
+			w.ignores(t, at, whole[:length])
+			w.counted(t, before, model.DropMalformed)
+		}
+	})
+}
+
+// piece is a fragment of a message: bytes from and to, the former a multiple of 8.
+func (p ping) piece(t testing.TB, message []byte, from, to int) []byte {
+	t.Helper()
+	more := to < len(message)
+	switch ip := p.network().(type) {
+	case *layers.IPv4:
+		ip.Id, ip.FragOffset = 77, uint16(from/8)
+		if more {
+			ip.Flags = layers.IPv4MoreFragments
+		}
+		return serialize(t, p.ethernet(), ip, gopacket.Payload(message[from:to]))
+	case *layers.IPv6:
+		ip.NextHeader = layers.IPProtocolIPv6Fragment
+		header := binary.BigEndian.AppendUint32([]byte{byte(p.transportType()), 0, byte(from >> 8), byte(from)}, 77)
+		if more {
+			header[3] |= 1
+		}
+		return serialize(t, p.ethernet(), ip, gopacket.Payload(header), gopacket.Payload(message[from:to]))
+	}
+	return nil
+}
+
+// What the device has summed up stays right.
+func TestEchoSummedUp(t *testing.T) {
+	w := newScene(t)
+	if !w.sumsUp(t) {
+		t.Skip("this kernel's test runs have no packets that a device has summed up: that is Linux 6.17's flag BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+	}
+	for _, f := range families {
+		w.enter(t)
+		for _, payload := range []string{"even", "uneven!"} {
+			if got := w.runWith(t, atIngress, f.ping(payload).frame(t), bpfTestChecksumComplete, 0); got.Action != model.ActionSend {
+				t.Errorf("%s: the packet met %v, want %v", f.name, got.Action, model.ActionSend)
+			}
+		}
+	}
+}

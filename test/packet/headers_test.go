@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// IPv4 options of every length stay as they are (RFC 791 section 3.1).
+func TestIPv4Options(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if !f.client.Is4() {
+			return // extension headers: below
+		}
+		for words := 1; words <= 10; words++ {
+			option := layers.IPv4Option{OptionType: 0x94, OptionLength: uint8(4 * words), OptionData: make([]byte, 4*words-2)}
+			question := f.question(protocol, toRemote)
+			question.ipOptions = []layers.IPv4Option{option}
+			w.forget(t)
+			own := on(f.own, w.lent(t, at, question.frame(t)))
+			w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
+			local := f.question(protocol, toLocal)
+			local.ipOptions = question.ipOptions
+			w.passes(t, at, local.frame(t), local.translated(local.from, on(f.local, targetPort)))
+		}
+	})
+}
+
+// extensionHeader is one of n*8 bytes, whose next header is another of its kind or
+// what follows.
+func extensionHeader(next layers.IPProtocol, n int) []byte {
+	b := make([]byte, 8*n)
+	b[0], b[1] = byte(next), byte(n-1)
+	b[2], b[3] = 1, byte(8*n-4) // PadN
+	return b
+}
+
+const (
+	hopByHop, routing, fragmentHeader, destinationOptions = layers.IPProtocolIPv6HopByHop,
+		layers.IPProtocolIPv6Routing, layers.IPProtocolIPv6Fragment, layers.IPProtocolIPv6Destination
+)
+
+// Chains of up to six extension headers of IPv6 are passed over (RFC 8200 section
+// 4). What is behind more, or too far in, is none of ours.
+func TestIPv6Extensions(t *testing.T) {
+	atomic := []byte{0, 0, 0, 0, 1, 2, 3, 4} // a fragment that is the whole (RFC 6946)
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if f.client.Is4() {
+			return
+		}
+		for _, test := range []struct {
+			name  string
+			first layers.IPProtocol
+			chain [][]byte
+			ours  bool
+		}{
+			{"hop by hop", hopByHop, [][]byte{extensionHeader(0, 1)}, true},
+			{"routing", routing, [][]byte{extensionHeader(0, 3)}, true},
+			{"destination options", destinationOptions, [][]byte{extensionHeader(0, 2)}, true},
+			{"atomic fragment", fragmentHeader, [][]byte{atomic}, true},
+			{"all of them", hopByHop, [][]byte{extensionHeader(destinationOptions, 1), extensionHeader(routing, 2),
+				extensionHeader(fragmentHeader, 1), append([]byte{byte(destinationOptions)}, atomic[1:]...),
+				extensionHeader(0, 1)}, true},
+			{"six", destinationOptions, sameHeader(destinationOptions, 6, 1), true},
+			{"seven", destinationOptions, sameHeader(destinationOptions, 7, 1), false},
+			{"long", destinationOptions, sameHeader(destinationOptions, 2, 27), true},
+			{"so long that TCP's checksum is too far in", destinationOptions, sameHeader(destinationOptions, 2, 28), false},
+			{"too long", destinationOptions, sameHeader(destinationOptions, 2, 32), false},
+			{"unknown", layers.IPProtocolAH, [][]byte{extensionHeader(0, 1)}, false},
+		} {
+			question := f.question(protocol, toRemote)
+			question.extension, question.extensions = test.first, test.chain
+			w.forget(t)
+			if !test.ours {
+				w.ignores(t, at, question.frame(t))
+				continue
+			}
+			own := on(f.own, w.lent(t, at, question.frame(t)))
+			w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
+		}
+	})
+}
+
+func sameHeader(kind layers.IPProtocol, n, words int) (chain [][]byte) {
+	for range n {
+		chain = append(chain, extensionHeader(kind, words))
+	}
+	return chain
+}
+
+// A later fragment goes where the first one went, both ways. One that comes before the
+// first is dropped if it is for a Service: nothing would complete it in the stack. What is
+// for the node itself the stack puts together.
+func TestFragments(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.question(protocol, toRemote)
+		question.payload = bytes.Repeat([]byte("0123456789"), 10)
+		backend := on(f.remote, targetPort)
+		parts := question.fragments(t, 0x77, 32)
+		w.drops(t, at, parts[1], model.DropFragment)
+		unused := question
+		unused.to = on(f.unused, 80)
+		w.drops(t, at, unused.fragments(t, 0x76, 32)[1], model.DropFragment)
+		toNode := question
+		toNode.to = on(f.own, 80)
+		before := w.counts(t)
+		w.ignores(t, at, toNode.fragments(t, 0x76, 32)[1])
+		w.counted(t, before, model.DropFragment)
+		own := on(f.own, w.lent(t, at, parts[0]))
+		want := question.forwarded(at, own, backend, nodeBMAC).fragments(t, 0x77, 32)
+		for _, i := range []int{0, 3, 1, 2} {
+			w.leaves(t, at, parts[i], model.ActionSend, want[i])
+		}
+		w.drops(t, at, question.fragments(t, 0x78, 32)[1], model.DropFragment) // another datagram
+
+		answer := reply(backend, own, protocol)
+		answer.payload = question.payload
+		parts = answer.fragments(t, 0x79, 64)
+		want = answer.forwarded(at, question.to, question.from, gatewayMAC).fragments(t, 0x79, 64)
+		for i := range parts {
+			w.leaves(t, at, parts[i], model.ActionSend, want[i])
+		}
+		// And of a backend of this node.
+		question = f.question(protocol, toLocal)
+		question.payload = answer.payload
+		parts = question.fragments(t, 0x80, 64)
+		want = question.translated(question.from, on(f.local, targetPort)).fragments(t, 0x80, 64)
+		for i := range parts {
+			w.leaves(t, at, parts[i], model.ActionPass, want[i])
+		}
+		answer = reply(on(f.local, targetPort), question.from, protocol)
+		answer.payload = question.payload
+		parts = answer.fragments(t, 0x81, 64)
+		want = answer.translated(question.to, question.from).fragments(t, 0x81, 64)
+		for i := range parts {
+			w.leaves(t, atEgress, parts[i], model.ActionPass, want[i])
+		}
+	})
+}
+
+// What pads a frame to the least length of Ethernet is no part of the packet: it is
+// neither counted nor read.
+func TestPadding(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.question(protocol, toRemote)
+		question.flags, question.payload = ack, nil
+		for n, padding := range [][]byte{make([]byte, 6), bytes.Repeat([]byte{0xa5}, 18)} {
+			w.forget(t)
+			frame := question.frame(t)
+			size := 14 + 20 + 8
+			if f.client.Is6() {
+				size += 20
+			}
+			if protocol == tcp {
+				size += 12
+			}
+			frame = append(frame[:size:size], padding...)
+			own := on(f.own, w.lent(t, at, frame))
+			want := question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC).frame(t)
+			w.leaves(t, at, frame, model.ActionSend, append(want[:size:size], padding...))
+			for tuple, track := range w.records(t, "half_open") {
+				if !track.Reply && track.Bytes != 2*uint64(size-14) {
+					t.Errorf("padding %d, %v: %d bytes, want %d", n, tuple, track.Bytes, 2*(size-14))
+				}
+			}
+		}
+		// A header of layer 4 that is not all there is not read from the padding.
+		short := question.frame(t)
+		if f.client.Is4() {
+			short[14+3] = 20 + 4
+		} else {
+			short[14+5] = 4
+		}
+		before := w.counts(t)
+		w.ignores(t, at, short)
+		w.counted(t, before, model.DropMalformed)
+	})
+}
+
+// Tagged frames are another network's: of a VLAN device of its own, or of none.
+func TestVLANTags(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		frame := f.question(protocol, toRemote).frame(t)
+		for _, kind := range []uint16{0x8100, 0x88a8} {
+			tagged := append([]byte(nil), frame[:12]...)
+			tagged = append(tagged, byte(kind>>8), byte(kind&0xff), 0, 100)
+			before := w.counts(t)
+			w.ignores(t, at, append(tagged, frame[12:]...))
+			w.counted(t, before, model.NotOurs)
+		}
+	})
+}
+
+// Neither ARP nor another protocol over IP is anything to the edge, also where it
+// asks for a Service's address.
+func TestOtherProtocols(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		for _, number := range []byte{1, 2, 47, 50, 58, 59, 136} {
+			frame := f.question(protocol, toRemote).frame(t)
+			if f.client.Is4() {
+				frame[14+9] = number
+			} else {
+				frame[14+6] = number
+			}
+			before := w.counts(t)
+			w.ignores(t, at, frame)
+			w.counted(t, before, model.NotOurs)
+		}
+		frame := f.question(protocol, toRemote).frame(t)
+		frame[12], frame[13] = 0x08, 0x06
+		w.ignores(t, at, frame)
+	})
+}
+
+// IPv6 with IPv4-mapped addresses is never on a wire (RFC 4942 section 2.2): it is not
+// taken for IPv4, which has the same bytes in the tables.
+func TestMappedAddresses(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if f.client.Is6() {
+			return
+		}
+		frame := families[1].question(protocol, toLocal).frame(t)
+		source, target := f.client.As16(), f.vip.As16()
+		copy(frame[14+8:], source[:])
+		copy(frame[14+24:], target[:])
+		w.ignores(t, at, frame)
+		if left := w.records(t, "half_open"); len(left) > 0 {
+			t.Errorf("records of %v", left)
+		}
+	})
+}
+
+// A jumbo frame comes to XDP in several pieces.
+func TestJumboFrames(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		for _, size := range []int{1500, 3000, 5000, 8900} {
+			if at == atIngress && size > 3000 {
+				continue // test runs of tc have one page (Linux 6.18)
+			}
+			t.Run(fmt.Sprint(size), func(t *testing.T) {
+				w.enter(t)
+				question := f.question(protocol, toRemote)
+				question.flags, question.payload = ack, bytes.Repeat([]byte{1, 2, 3, 4, 5}, size/5)
+				own := on(f.own, w.lent(t, at, question.frame(t)))
+				w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
+				refused := question
+				refused.to = on(f.vip, rejected)
+				w.answers(t, at, refused)
+			})
+		}
+	})
+}
+
+// What GRO has put together may be too long for the length field, which is 0 then
+// (BIG TCP, Linux 6.3; RFC 2675 for IPv6).
+func TestMergedPackets(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if at != atIngress || protocol != tcp {
+			return // XDP comes before GRO
+		}
+		question := f.question(protocol, toLocal)
+		question.flags, question.payload = ack, bytes.Repeat([]byte("x"), 3000)
+		frame := question.frame(t)
+		want := question.translated(question.from, on(f.local, targetPort)).frame(t)
+		for _, b := range [][]byte{frame, want} {
+			if f.client.Is4() {
+				// The header's checksum has the length in it.
+				lengthless(b[14:34])
+			} else {
+				b[14+4], b[14+5] = 0, 0
+			}
+		}
+		got := w.runWith(t, at, frame, 0, 1000)
+		if got.Action != model.ActionPass || !bytes.Equal(got.Frame, want) {
+			t.Errorf("the packet met %v, want %v and the backend's address", got.Action, model.ActionPass)
+		}
+		before := w.counts(t)
+		w.ignores(t, at, frame) // not merged: 0 is a wrong length
+		w.counted(t, before, model.DropMalformed)
+	})
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import "net/netip"
+
+// noSource says that no packet on a network comes from an address.
+func noSource(a netip.Addr) bool {
+	if a.Is4() {
+		first := a.As4()[0]
+		return first == 0 || first == 127 || first >= 224
+	}
+	return a.IsMulticast() || a.IsLoopback() || a.IsUnspecified()
+}
+
+func (v *visit) begin() Result {
+	if noSource(v.tuple.Source) {
+		return v.pass(DropMalformed)
+	}
+	if v.wrapped == nil && v.metLater() {
+		return v.pass(NotOurs)
+	}
+	f, ok := v.frontendTold(v.tuple)
+	if v.wrapped == nil {
+		f, ok = v.Tables.find(v.tuple)
+	}
+	if !ok {
+		if v.isService(v.tuple.Destination) {
+			return v.drop(DropUnused)
+		}
+		return v.pass(NotOurs)
+	}
+	if v.tuple.Destination.IsLoopback() {
+		return v.pass(NotOurs)
+	}
+	if f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
+		return v.drop(DropSource)
+	}
+	decision := f.Outside
+	if v.isPod(v.tuple.Source) {
+		decision = f.Pod
+	}
+	hash := Hash(v.tuple)
+	id, dsr := v.before(f, hash), f.Before
+	goesOn := id != 0
+	if len(decision.Slots) == 0 && v.wrapped == nil && !goesOn {
+		return v.judge(decision.Verdict)
+	}
+	if v.wrapped != nil {
+		id = v.wrapped.told
+	} else if !goesOn {
+		id, dsr = v.choose(f, decision.Slots, hash), f.DSR
+	}
+	backend, ok := v.Backends[id]
+	if !ok {
+		return v.drop(DropNoBackend)
+	}
+	if v.tuple.Protocol == SCTP && backend.Port != v.tuple.DestinationPort {
+		return v.drop(DropSCTPPort)
+	}
+	track := &Track{
+		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now,
+		Local: backend.Local, Told: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
+	}
+	track.Becomes.Destination, track.Becomes.DestinationPort = backend.Address, backend.Port
+	if goesOn {
+		v.goesOn(track)
+	}
+	if track.DSR = v.dsrOf(dsr, backend); track.DSR != SNAT {
+		return v.beginDirect(track)
+	}
+	if !backend.Local {
+		return v.beginRemote(track, hash)
+	}
+	if v.wrapped == nil && !v.xdp && backend.Address == v.tuple.Source {
+		return v.beginHairpin(track, hash)
+	}
+	reason := v.keep(track, hash, true)
+	if reason != New && reason != Adopted {
+		return v.drop(reason)
+	}
+	v.Counts[reason]++
+	return Result{Action: ActionPass, Frame: v.change(track.Becomes, 0)}
+}
+
+func (v *visit) judge(verdict Verdict) Result {
+	switch verdict {
+	case Drop:
+		return v.drop(DropPolicy)
+	case Pass:
+		return v.pass(NotOurs)
+	}
+	if v.flags&rst != 0 || v.fragment == laterFragment {
+		return v.drop(Rejected)
+	}
+	v.Counts[Rejected]++
+	return Result{Action: ActionSend, Frame: v.refusal()}
+}
+
+// own is the node's address on a device.
+func (v *visit) own(device uint32) netip.Addr {
+	if v.is6() {
+		return v.Devices[device][1]
+	}
+	return v.Devices[device][0]
+}
+
+// outOfHops is a packet whose last hop this is.
+func (v *visit) outOfHops() Result {
+	own := v.own(v.device)
+	if !own.IsValid() || v.fragment == laterFragment {
+		return v.drop(DropHops)
+	}
+	v.Counts[DropHops]++
+	return Result{Action: ActionSend, Frame: v.timeExceeded(own)}
+}
+
+// tooBig is a packet that does not fit through the next hop.
+func (v *visit) tooBig(hop *NextHop) Result {
+	if !v.is6() && v.frame[l3+6]&0x40 == 0 {
+		return v.cut(hop.MTU)
+	}
+	if v.fragment == laterFragment {
+		return v.drop(DropTooBig)
+	}
+	v.Counts[DropTooBig]++
+	return Result{Action: ActionSend, Frame: v.packetTooBig(hop.MTU)}
+}
+
+func (v *visit) fits(hop *NextHop) bool { return hop == nil || hop.MTU == 0 || v.length <= hop.MTU }
+
+func (v *visit) beginRemote(track *Track, hash uint32) Result {
+	if v.hops <= 1 {
+		return v.outOfHops()
+	}
+	hop := v.Route(track.Becomes.Destination)
+	if !v.fits(hop) {
+		return v.tooBig(hop)
+	}
+	if v.leftToTC(hop) {
+		return v.pass(ToTC)
+	}
+	if hop == nil {
+		return v.drop(DropNoRoute)
+	}
+	own := v.own(hop.Device)
+	if !own.IsValid() {
+		return v.drop(DropNoAddress)
+	}
+	track.Becomes.Source = own
+	reason := v.keep(track, hash, false)
+	if reason != New && reason != Adopted {
+		return v.drop(reason)
+	}
+	return v.send(track.Becomes, hop, reason)
+}
+
+// beginHairpin is the first packet of a pod to itself.
+func (v *visit) beginHairpin(track *Track, hash uint32) Result {
+	if v.hops <= 1 {
+		return v.outOfHops()
+	}
+	hop := v.Route(track.Becomes.Destination)
+	if !v.fits(hop) {
+		return v.tooBig(hop)
+	}
+	if hop == nil {
+		return v.drop(DropNoRoute)
+	}
+	track.Becomes.Source, track.Local = v.tuple.Destination, false
+	reason := v.keep(track, hash, false)
+	if reason != New && reason != Adopted {
+		return v.drop(reason)
+	}
+	return v.send(track.Becomes, hop, reason)
+}
+
+// keep stores the records of a flow that begins; or one, where the other is there.
+func (v *visit) keep(track *Track, hash uint32, keepPort bool) Reason {
+	other, half, ok := v.port(track, hash, keepPort)
+	switch {
+	case !ok:
+		return DropNoPort
+	case other == nil:
+		v.store(track)
+		return New
+	}
+	track.State = other.State
+	if half {
+		v.HalfOpen[v.tuple] = track
+	} else {
+		v.Tracks[v.tuple] = track
+	}
+	return Adopted
+}
+
+func (v *visit) leftToTC(hop *NextHop) bool {
+	return v.xdp && hop != nil && (!hop.Known || hop.Device != v.device)
+}
+
+func (v *visit) send(to Tuple, hop *NextHop, reason Reason) Result {
+	if hop == nil {
+		return v.drop(DropNoRoute)
+	}
+	v.Counts[reason]++
+	out := v.change(to, 1)
+	if v.xdp {
+		copy(out, hop.Destination[:])
+		copy(out[6:], hop.Source[:])
+	}
+	return Result{Action: ActionSend, Frame: out}
+}

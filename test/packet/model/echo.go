@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import "encoding/binary"
+
+// echo is an ICMP message to an address that answers pings, perhaps.
+func (v *visit) echo() (Result, bool) {
+	protocol, request, reply, header := uint8(ICMP), byte(8), byte(0), 20
+	if v.is6() {
+		protocol, request, reply, header = ICMPv6, 128, 129, 40
+	}
+	f, ok := v.Frontends[FrontendKey{Address: v.tuple.Destination, Protocol: protocol}]
+	if !ok || v.tuple.Protocol != protocol {
+		return Result{}, false
+	}
+	if v.fragment == laterFragment {
+		return v.drop(DropFragment), true
+	}
+	if end := l3 + v.length; end > len(v.frame) || v.l4+8 > end {
+		return v.pass(DropMalformed), true
+	}
+	if message := v.frame[v.l4:]; message[0] != request || message[1] != 0 {
+		return Result{}, false
+	}
+	if v.fragment == firstFragment {
+		return v.drop(DropFragment), true
+	}
+	if f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
+		return v.drop(DropSource), true
+	}
+	decision := f.Outside
+	if v.isPod(v.tuple.Source) {
+		decision = f.Pod
+	}
+	if len(decision.Slots) > 0 || decision.Verdict != Answer || v.l4-l3 != header {
+		return Result{}, false
+	}
+	v.Counts[Echoed]++
+	return Result{Action: ActionSend, Frame: v.reply(reply)}, true
+}
+
+// reply has the same bytes, but for the ends, the hops and the type.
+func (v *visit) reply(kind byte) []byte {
+	v.fragment = laterFragment // no ports
+	out := v.translate(v.tuple.Reverse(), v.hops-64)
+	copy(out, v.frame[6:12])
+	copy(out[6:], v.frame[:6])
+	before := binary.BigEndian.AppendUint16(nil, uint16(out[v.l4])<<8)
+	out[v.l4] = kind
+	amend(out[v.l4+2:v.l4+4], before, out[v.l4:v.l4+2])
+	return out
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import "net/netip"
+
+// Reason is why a packet met what it met, as enum edge_reason.
+type Reason int
+
+// As in bpf/lib/edge_types.h.
+const (
+	NotOurs Reason = iota
+	Established
+	Reply
+	New
+	Adopted
+	Untracked
+	ICMPError
+	Rejected
+	Echoed
+	DropPolicy
+	DropSource
+	DropUnused
+	DropNoBackend
+	DropNoRoute
+	DropNoAddress
+	DropNoPort
+	DropSCTPPort
+	DropNoRecord
+	DropSpoofed
+	DropNotHere
+	DropFragment
+	DropMalformed
+	DropFault
+	DropHops
+	DropTooBig
+	DropRate
+	Fragmented
+	ToTC
+	Reasons
+)
+
+// State of a flow, as enum track_state.
+type State uint8
+
+// As in bpf/lib/edge_types.h.
+const (
+	StateNew State = iota
+	StateEstablished
+	StateClosing
+	StateClosed
+)
+
+// Track is what becomes of the packets of one direction of a flow.
+type Track struct {
+	Becomes          Tuple
+	Service, Backend uint32
+	LastSeen         uint32
+	State            State
+	Reply, Local     bool
+	Fin              bool
+	Told             bool // a balancer has sent the client's packets here
+	DSR              DSR  // of the client's packets; without a record of the others then
+	// Of TCP: what this side has acknowledged last, and what follows the last that it
+	// has sent while the flow was half open; 0: not known.
+	Acked, Next    uint32
+	Packets, Bytes uint64
+}
+
+// FragmentKey names a datagram.
+type FragmentKey struct {
+	Source, Destination netip.Addr
+	ID                  uint32
+	Protocol            uint8
+}
+
+// AffinityKey names a client of a Service.
+type AffinityKey struct {
+	Client  netip.Addr
+	Service uint32
+}
+
+// Affinity is where the client was sent.
+type Affinity struct{ Backend, LastUsed uint32 }
+
+// Edge is a node: what it is told, and what it remembers.
+type Edge struct {
+	Tables
+	Now uint32 // seconds
+
+	Tracks, HalfOpen map[Tuple]*Track
+	Fragments        map[FragmentKey][2]uint16
+	Affinity         map[AffinityKey]Affinity
+	Counts           [Reasons]uint64
+}
+
+// Action is what the hook does with a packet.
+type Action int
+
+// What becomes of a packet.
+const (
+	ActionPass Action = iota // on to the stack
+	ActionDrop
+	ActionSend // out of a device
+)
+
+// Result is a packet after the hook. Frame is nil if it is dropped. Of one that has been
+// cut apart it is the last piece, which comes to the hook again, after the others.
+type Result struct {
+	Action Action
+	Frame  []byte
+	Pieces [][]byte // the others
+}
+
+// Forget empties what the edge remembers.
+func (e *Edge) Forget() {
+	e.Tracks, e.HalfOpen = map[Tuple]*Track{}, map[Tuple]*Track{}
+	e.Fragments, e.Affinity = map[FragmentKey][2]uint16{}, map[AffinityKey]Affinity{}
+	e.Counts = [Reasons]uint64{}
+}
+
+// visit is one packet at one hook.
+type visit struct {
+	*Edge
+	packet
+	xdp     bool
+	device  uint32
+	wrapped *wrapping // nil: it has come as it is
+}
+
+func (v *visit) pass(r Reason) Result {
+	v.Counts[r]++
+	if v.wrapped != nil {
+		return Result{Action: ActionPass, Frame: v.wrapped.frame}
+	}
+	return Result{Action: ActionPass, Frame: v.frame}
+}
+
+func (v *visit) drop(r Reason) Result {
+	v.Counts[r]++
+	return Result{Action: ActionDrop}
+}
+
+// Ingress is a packet that a device has received.
+func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
+	p, result := parse(frame)
+	v := &visit{e, p, xdp, device, nil}
+	if [6]byte(frame) != e.MACs[device] {
+		return v.pass(NotOurs)
+	}
+	if result != malformed && p.length > 0 {
+		if r, done := v.open(result); done {
+			return r
+		}
+		if v.wrapped != nil {
+			result = ours
+		}
+	}
+	switch {
+	case result == other:
+		if result, ok := v.echo(); ok {
+			return result
+		}
+		return v.pass(NotOurs)
+	case result == malformed:
+		return v.pass(DropMalformed)
+	case !v.fragmentPorts():
+		if _, ok := v.Frontends[FrontendKey{Address: v.tuple.Destination}]; ok || v.isService(v.tuple.Destination) {
+			return v.drop(DropFragment)
+		}
+		return v.pass(DropFragment)
+	}
+	if result, ok := v.untracked(); ok {
+		return result
+	}
+	track, half := e.find(v.tuple)
+	if track != nil {
+		if track.Reply && track.Local {
+			return v.pass(NotOurs)
+		}
+		begins := track.State >= StateClosing && v.flags&syn != 0
+		if track.DSR != SNAT && v.flags&(syn|ack) == syn && !v.servesStill(track) {
+			begins = true // nobody is there who could judge
+		}
+		if v.wrapped != nil && v.flags&(syn|ack) == syn && !v.toldServes(track) {
+			begins = true // as above
+		}
+		if (track.Reply || !begins) && !v.yields(track) {
+			return v.follow(track, half)
+		}
+	}
+	if v.wrapped != nil {
+		if r, done := v.told(); done {
+			return r
+		}
+	}
+	if track != nil {
+		if track.DSR == SNAT {
+			e.remove(track.Becomes.Reverse())
+		}
+		e.remove(v.tuple)
+	}
+	return v.begin()
+}
+
+// Egress is a packet that leaves by a device, at tc.
+func (e *Edge) Egress(device uint32, frame []byte) Result {
+	p, result := parse(frame)
+	v := &visit{e, p, false, device, nil}
+	untouched := Result{Action: ActionPass, Frame: frame}
+	if result != ours || !v.fragmentPorts() {
+		return untouched
+	}
+	track, half := e.find(v.tuple)
+	if track == nil {
+		return v.ofNode()
+	}
+	if !track.Reply || !track.Local {
+		return untouched
+	}
+	return v.follow(track, half)
+}
+
+// ofNode is a packet of the node's own that no flow has. The tables here leave such to the
+// socket hooks, but for the two things that those cannot know.
+func (v *visit) ofNode() Result {
+	f, ok := v.Tables.find(v.tuple)
+	if !ok && v.isService(v.tuple.Destination) {
+		return v.drop(DropUnused)
+	}
+	if ok && !v.tuple.Destination.IsLoopback() && f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
+		return v.drop(DropSource)
+	}
+	return v.pass(NotOurs)
+}
+
+// fragmentPorts has a datagram's first fragment lend its ports to the others.
+func (v *visit) fragmentPorts() bool {
+	key := FragmentKey{v.tuple.Source, v.tuple.Destination, v.id, v.tuple.Protocol}
+	switch v.fragment {
+	case firstFragment:
+		v.Fragments[key] = [2]uint16{v.tuple.SourcePort, v.tuple.DestinationPort}
+	case laterFragment:
+		ports, ok := v.Fragments[key]
+		v.tuple.SourcePort, v.tuple.DestinationPort = ports[0], ports[1]
+		return ok
+	}
+	return true
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+func (e *Edge) find(t Tuple) (track *Track, half bool) {
+	if track := e.Tracks[t]; track != nil {
+		return track, false
+	}
+	return e.HalfOpen[t], true
+}
+
+func (e *Edge) remove(t Tuple) {
+	delete(e.Tracks, t)
+	delete(e.HalfOpen, t)
+}
+
+// turned is the flow's other record.
+func (t *Track) turned(key Tuple) *Track {
+	return &Track{
+		Becomes: key.Reverse(), Service: t.Service, Backend: t.Backend, LastSeen: t.LastSeen,
+		State: t.State, Reply: !t.Reply, Local: t.Local, Told: t.Told,
+	}
+}
+
+// store keeps both records of a new flow.
+func (v *visit) store(track *Track) {
+	v.HalfOpen[track.Becomes.Reverse()] = track.turned(v.tuple)
+	v.HalfOpen[v.tuple] = track
+}
+
+// otherOf is the flow's other record, unless another flow has its place.
+func (v *visit) otherOf(track *Track) *Track {
+	other, _ := v.Edge.find(track.Becomes.Reverse())
+	if other == nil || other.Becomes.Reverse() != v.tuple {
+		return nil
+	}
+	return other
+}
+
+// follow is a packet of a flow that is known.
+func (v *visit) follow(track *Track, half bool) Result {
+	if track.DSR != SNAT {
+		return v.followDirect(track, half)
+	}
+	to, reason := track.Becomes, Established
+	if track.Reply {
+		reason = Reply
+	}
+	var hop *NextHop
+	if !track.Local {
+		if v.hops <= 1 {
+			return v.outOfHops()
+		}
+		hop = v.Route(to.Destination)
+		if !v.fits(hop) {
+			return v.tooBig(hop)
+		}
+		if v.leftToTC(hop) {
+			return v.pass(ToTC)
+		}
+	}
+	v.note(track, half)
+	if half && v.heard(track) {
+		v.promote(track)
+	}
+	if track.Local {
+		v.Counts[reason]++
+		return Result{Action: ActionPass, Frame: v.change(to, 0)}
+	}
+	return v.send(to, hop, reason)
+}
+
+// note is what a packet tells of its flow.
+func (v *visit) note(track *Track, half bool) {
+	if track.LastSeen != v.Now {
+		track.LastSeen = v.Now
+		if key := track.Becomes.Reverse(); !half && v.Tracks[key] == nil {
+			v.Tracks[key] = track.turned(v.tuple)
+		}
+	}
+	track.Packets++
+	track.Bytes += uint64(v.length)
+	if v.flags&(fin|rst) != 0 {
+		v.close(track)
+	}
+	if v.tuple.Protocol != TCP || v.fragment == laterFragment {
+		return
+	}
+	if v.flags&ack != 0 {
+		track.Acked = max(v.acknowledged, 1)
+	}
+	if half {
+		track.Next = v.sequence + uint32(v.payload)
+		for _, flag := range []byte{syn, fin} {
+			if v.flags&flag != 0 {
+				track.Next++
+			}
+		}
+		track.Next = max(track.Next, 1)
+	}
+}
+
+// window is how far a sequence number may be from the last that is known.
+const window = 1 << 22
+
+// heard says whether a packet shows that its flow has been heard from both sides.
+func (v *visit) heard(track *Track) bool {
+	if track.Reply {
+		return v.tuple.Protocol == UDP
+	}
+	if v.tuple.Protocol == UDP || v.flags&(syn|rst) != 0 {
+		return false
+	}
+	if v.tuple.Protocol != TCP {
+		return true
+	}
+	other := v.otherOf(track)
+	return track.State != StateClosed && v.flags&ack != 0 && other != nil && other.Next != 0 && other.Next-v.acknowledged < window
+}
+
+// close is a RST or FIN; one by somebody who does not see the connection is not believed.
+func (v *visit) close(track *Track) {
+	other := v.otherOf(track)
+	if v.tuple.Protocol == TCP && other != nil && other.Acked != 0 && v.sequence-other.Acked >= window {
+		return
+	}
+	track.Fin = track.Fin || v.flags&fin != 0
+	state := StateClosing
+	if v.flags&rst != 0 || other != nil && track.Fin && other.Fin {
+		state = StateClosed
+	}
+	track.State = max(track.State, state)
+	if other != nil {
+		other.State = max(other.State, state)
+	}
+}
+
+// promote moves a flow to those of which both sides have been heard.
+func (v *visit) promote(track *Track) {
+	track.State = max(track.State, StateEstablished)
+	turned := track.turned(v.tuple)
+	if other := v.otherOf(track); other != nil {
+		turned.Acked = other.Acked
+		turned.Fin, turned.Packets, turned.Bytes = other.Fin, other.Packets, other.Bytes
+	}
+	key := track.Becomes.Reverse()
+	v.remove(key)
+	v.remove(v.tuple)
+	v.Tracks[key], v.Tracks[v.tuple] = turned, track
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+// remembered is what a frontend remembers of a packet's slot.
+func (f Frontend) remembered(hash uint32) Slot {
+	if f.History == nil {
+		return Slot{}
+	}
+	return f.History[uint64(hash)*uint64(len(f.History))>>32]
+}
+
+// untracked sends a packet on that needs no record; ok is false if it may need one, or meets
+// something else.
+func (v *visit) untracked() (result Result, ok bool) {
+	f, exact := v.Frontends[FrontendKey{v.tuple.Destination, v.tuple.DestinationPort, v.tuple.Protocol}]
+	hash := Hash(v.tuple)
+	if v.wrapped != nil || !exact || !f.Untracked || len(f.Outside.Slots) == 0 || noSource(v.tuple.Source) {
+		return result, false
+	}
+	if f.remembered(hash).Contested {
+		if track, _ := v.find(v.tuple); v.tuple.Protocol != UDP || track != nil {
+			return result, false
+		}
+	}
+	id := f.Outside.Slots[uint64(hash)*uint64(len(f.Outside.Slots))>>32]
+	backend, there := v.Backends[id]
+	if !there || v.tuple.Protocol == SCTP && backend.Port != v.tuple.DestinationPort || v.dsrOf(f.DSR, backend) == SNAT ||
+		f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
+		return result, false
+	}
+	track := &Track{Becomes: v.tuple, Backend: id, DSR: f.DSR}
+	track.Becomes.Destination, track.Becomes.DestinationPort = backend.Address, backend.Port
+	d, result, ok := v.way(track)
+	if !ok {
+		return result, true
+	}
+	return v.sendDirect(d, Untracked), true
+}
+
+// before is the backend of a flow that goes on without a record; 0: nothing is known of it.
+func (v *visit) before(f Frontend, hash uint32) uint32 {
+	slot := f.remembered(hash)
+	if v.wrapped != nil || !slot.Contested || v.tuple.Protocol == UDP || v.flags&syn != 0 || v.isPod(v.tuple.Source) {
+		return 0
+	}
+	return slot.Stable
+}
+
+// goesOn is the record of such a flow.
+func (v *visit) goesOn(track *Track) {
+	track.State = StateEstablished
+	if v.flags&fin != 0 {
+		track.State, track.Fin = StateClosing, true
+	}
+	if v.flags&rst != 0 {
+		track.State = StateClosed
+	}
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+var (
+	seedFlag    = flag.Uint64("seed", 1, "what TestModel's tables and packets follow from; 0: the clock")
+	packetsFlag = flag.Int("packets", 200_000, "how many packets TestModel generates")
+)
+
+const (
+	packetsOfRound  = 500
+	packetsOfTables = 100 // between updates
+)
+
+// Programs and model agree on every packet: what becomes of it, byte for byte, which
+// records there are afterwards, and what has been counted. Packets of clients and of
+// backends, right and damaged ones, while the tables change and records get lost.
+func TestModel(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-seed=%d", seed)
+	for n, at := range []hook{atIngress, atXDP} {
+		t.Run(string(at), func(t *testing.T) {
+			w := newWorld(t, limits{})
+			var total [model.Reasons]uint64
+			for round := range uint64(max(1, *packetsFlag/packetsOfRound/2)) {
+				var err error
+				for range 20 {
+					d := &duel{t: t, w: w, at: at}
+					var again bool
+					if again, err = d.round(seed, 2*round+uint64(n)); !again {
+						for i, n := range d.edge.Counts {
+							total[i] += n
+						}
+						break
+					}
+				}
+				if err != nil {
+					t.Fatalf("-seed=%d, %s, round %d: %v", seed, at, round, err)
+				}
+			}
+			t.Logf("packets by reason: %v", total)
+			for reason, n := range total {
+				// Tested elsewhere: plain tables, few ports, ICMP errors and their rate.
+				none := map[model.Reason]bool{model.DropNoRecord: true, model.DropNoPort: true, model.ICMPError: true, model.DropRate: true}
+				if r := model.Reason(reason); n == 0 && !none[r] && (r != model.ToTC || at == atXDP) {
+					t.Errorf("of %d packets none met reason %d: the generator is too narrow", *packetsFlag/2, reason)
+				}
+			}
+		})
+	}
+}
+
+// duel is the programs against the model.
+type duel struct {
+	t    *testing.T
+	w    *world
+	at   hook
+	edge *model.Edge
+	g    *generator
+}
+
+// round has both begin with nothing. again is set if the second has changed meanwhile,
+// which the model takes no part in.
+func (d *duel) round(seed, number uint64) (again bool, err error) {
+	second, ns := now(d.t)
+	if ns > 800e6 {
+		time.Sleep(time.Duration(1e9 - ns + 10e6))
+		second, _ = now(d.t)
+	}
+	d.g = &generator{Rand: rand.New(rand.NewPCG(seed, number)), w: d.w}
+	d.edge = &model.Edge{Now: second}
+	d.edge.Forget()
+	d.w.forget(d.t)
+	for n := range packetsOfRound {
+		if n%packetsOfTables == 0 {
+			if err = d.records(); err != nil {
+				break
+			}
+			d.g.fill()
+			d.edge.Tables = *d.g.tables
+			d.w.apply(d.t, d.g.tables)
+		}
+		if err = d.step(); err != nil {
+			err = fmt.Errorf("packet %d: %w", n, err)
+			break
+		}
+	}
+	if err == nil {
+		err = d.records()
+	}
+	if after, _ := now(d.t); after != second && err != nil {
+		return true, err
+	}
+	return false, err
+}
+
+// step is one packet, or a record that gets lost or older.
+func (d *duel) step() error {
+	if len(d.g.clients) > 0 {
+		keys := pick(d.g, d.g.clients, d.g.replies)
+		switch {
+		case d.g.chance(4):
+			d.lose(pick(d.g, keys...))
+		case d.g.chance(4):
+			d.age(pick(d.g, keys...))
+		}
+	}
+	frame := d.g.frame()
+	if d.g.chance(15) {
+		return d.compare(atEgress, frame, d.edge.Egress(d.w.index["eth0"], frame))
+	}
+	began := d.edge.Counts[model.New]
+	want := d.edge.Ingress(d.at == atXDP, d.w.index["eth0"], frame)
+	if err := d.compare(d.at, frame, want); err != nil {
+		return err
+	}
+	if d.at == atXDP && want.Action == model.ActionPass {
+		next := want.Frame
+		want = d.edge.Ingress(false, d.w.index["eth0"], next)
+		if err := d.compare(atIngress, next, want); err != nil {
+			return fmt.Errorf("behind XDP: %w", err)
+		}
+	}
+	if want.Pieces != nil {
+		for i, piece := range append(want.Pieces, want.Frame) {
+			if err := d.compare(atIngress, piece, d.edge.Ingress(false, d.w.index["eth0"], piece)); err != nil {
+				return fmt.Errorf("piece %d of what was cut apart: %w", i, err)
+			}
+		}
+	}
+	if d.edge.Counts[model.New] != began {
+		d.began(frame)
+	}
+	return nil
+}
+
+func (d *duel) compare(at hook, frame []byte, want model.Result) error {
+	got := d.w.run(d.t, at, frame)
+	counts := d.w.counts(d.t)
+	if got.Action == want.Action && bytes.Equal(got.Frame, want.Frame) && counts == d.edge.Counts {
+		return nil
+	}
+	return fmt.Errorf("at %s, of\n%sthe program made %v\n%sthe model %v\n%scounts: program %v\n         model %v", at,
+		hex.Dump(frame), got.Action, hex.Dump(got.Frame), want.Action, hex.Dump(want.Frame), counts, d.edge.Counts)
+}
+
+// began notes what the backend of a new flow may send.
+func (d *duel) began(frame []byte) {
+	tuple, ok := model.Ends(frame)
+	if !ok {
+		return
+	}
+	if track := d.edge.HalfOpen[tuple]; track != nil {
+		d.g.clients = append(d.g.clients, tuple)
+		d.g.replies = append(d.g.replies, track.Becomes.Reverse())
+	}
+}
+
+// lose takes a record away.
+func (d *duel) lose(key model.Tuple) {
+	for name, table := range map[string]map[model.Tuple]*model.Track{tracks: d.edge.Tracks, halfOpen: d.edge.HalfOpen} {
+		if table[key] != nil {
+			delete(table, key)
+			must(d.t, d.w.maps[name].Delete(kernelTuple(key)))
+		}
+	}
+}
+
+// age has a record seen a second earlier than it was.
+func (d *duel) age(key model.Tuple) {
+	track := d.edge.Tracks[key]
+	if track == nil {
+		return
+	}
+	track.LastSeen--
+	var record datapath.EdgeTCTrack
+	must(d.t, d.w.maps[tracks].Lookup(kernelTuple(key), &record))
+	record.LastSeen--
+	must(d.t, d.w.maps[tracks].Update(kernelTuple(key), record, ebpf.UpdateExist))
+}
+
+// records compares all that both remember.
+func (d *duel) records() error {
+	for name, table := range map[string]map[model.Tuple]*model.Track{tracks: d.edge.Tracks, halfOpen: d.edge.HalfOpen} {
+		want := map[model.Tuple]model.Track{}
+		for tuple, track := range table {
+			want[tuple] = *track
+		}
+		if err := difference(name, d.w.records(d.t, name), want); err != nil {
+			return err
+		}
+	}
+	if err := difference(datapath.EdgeTCMapAffinity, d.w.affinity(d.t), d.edge.Affinity); err != nil {
+		return err
+	}
+	return difference(datapath.EdgeTCMapFragments, d.w.fragments(d.t), d.edge.Fragments)
+}
+
+func difference[K, V comparable](table string, got, want map[K]V) error {
+	if maps.Equal(got, want) {
+		return nil
+	}
+	for key, value := range want {
+		if other, ok := got[key]; !ok {
+			return fmt.Errorf("table %s has no %v; the model %+v", table, key, value)
+		} else if other != value {
+			return fmt.Errorf("table %s, %v: %+v; the model %+v", table, key, other, value)
+		}
+	}
+	for key, value := range got {
+		if _, ok := want[key]; !ok {
+			return fmt.Errorf("table %s, %v: %+v; the model has none", table, key, value)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"testing"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// sized is the packet with a payload that makes it n bytes long from the IP header on.
+func (p probe) sized(t testing.TB, n int) probe {
+	t.Helper()
+	p.payload = make([]byte, 100) // no padding
+	p.payload = bytes.Repeat([]byte{7}, n-(len(p.frame(t))-14-100))
+	return p
+}
+
+// A packet that does not fit the next hop is answered by whoever it asks, with the MTU
+// (RFC 1191, RFC 8201): a client by the Service, a backend by the node. IPv4 without
+// "don't fragment" is fragmented instead (fragment_test.go).
+func TestTooBig(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		tooBig := func(p probe) {
+			t.Helper()
+			before := w.counts(t)
+			w.leaves(t, at, p.frame(t), model.ActionSend, p.icmpAnswer(t, p.to.Addr(), [2]uint8{3, 4}, [2]uint8{2, 0}, narrowMTU))
+			w.counted(t, before, model.DropTooBig)
+		}
+		question := f.question(protocol, toNarrow)
+		question.from, question.dontFragment, question.flags = on(f.narrowClient, clientPort), true, ack
+		tooBig(question.sized(t, narrowMTU+1))
+		tooBig(question.sized(t, 2000))
+		w.remembersNothing(t)
+
+		fits := question.sized(t, narrowMTU)
+		backend := on(f.narrow, targetPort)
+		own := on(f.own, w.lent(t, at, fits.frame(t)))
+		w.sends(t, at, fits.frame(t), fits.forwarded(at, own, backend, nodeBMAC))
+		records := w.records(t, halfOpen)
+		tooBig(question.sized(t, narrowMTU+1))
+		answer := reply(backend, own, protocol)
+		answer.dontFragment = true
+		tooBig(answer.sized(t, narrowMTU+1))
+		if protocol == tcp && len(w.records(t, halfOpen)) != len(records) {
+			t.Errorf("records %v became %v", records, w.records(t, halfOpen))
+		}
+		fits = answer.sized(t, narrowMTU)
+		w.sends(t, at, fits.frame(t), fits.forwarded(at, question.to, question.from, gatewayMAC))
+	})
+}
+
+// What is left of a datagram is not answered, nor is an error (RFC 1122 section 3.2.2).
+func TestTooBigUnanswered(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.question(protocol, toNarrow)
+		question.payload = make([]byte, 3000)
+		small := question.fragments(t, 0x91, 800)
+		w.lent(t, at, small[0])
+		large := question.fragments(t, 0x91, 1440)[1]
+		if f.client.Is4() {
+			large = withFlags(large, 0x60) // don't fragment, more fragments
+		}
+		w.drops(t, at, large, model.DropTooBig)
+
+		question.flags = ack
+		question.from = on(f.narrowClient, clientPort)
+		own := on(f.own, w.lent(t, at, question.sized(t, narrowMTU).frame(t)))
+		sent := question.translated(own, on(f.narrow, targetPort))
+		e := errorsOf(f, sent)[0]
+		e.quoted = 1300
+		w.drops(t, at, e.frame(t, probe{source: nodeBMAC, target: eth0MAC}, f.narrow, f.own), model.DropTooBig)
+	})
+}
+
+// Of a packet that GRO has put together it is the segments that have to fit: they are
+// what leaves.
+func TestTooBigSegments(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if at != atIngress || protocol != tcp {
+			return // XDP comes before GRO
+		}
+		question := f.question(protocol, toNarrow)
+		question.flags, question.dontFragment = ack, true
+		headers := len(question.frame(t)) - 14
+		if f.client.Is4() {
+			headers = 40
+		}
+		question = question.sized(t, 3000)
+		fits := uint32(narrowMTU - headers)
+		before := w.counts(t)
+		got := w.runWith(t, at, question.frame(t), 0, fits)
+		if got.Action != model.ActionSend || len(got.Frame) != 14+3000 {
+			t.Errorf("segments that fit met %v, %d bytes; want to be sent on", got.Action, len(got.Frame)-14)
+		}
+		w.counted(t, before, model.New)
+		before = w.counts(t)
+		got = w.runWith(t, at, question.frame(t), 0, fits+1)
+		want := question.icmpAnswer(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, narrowMTU)
+		if got.Action != model.ActionSend || !bytes.Equal(got.Frame, want) {
+			t.Errorf("segments that do not fit met %v, %d bytes; want an answer", got.Action, len(got.Frame)-14)
+		}
+		w.counted(t, before, model.DropTooBig)
+	})
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A packet of the same machine comes to tc with a checksum that its sender has left to
+// the device: that of a container, of a virtual machine. What becomes of it has a
+// right one all the same, be it sent on or answered.
+func TestChecksumLeftToDevice(t *testing.T) {
+	w := newScene(t)
+	w.attachIngress(t)
+	// So that the kernel makes the checksum before it sends, and another one can look.
+	noChecksums(t, "eth0")
+	far := w.newClient(t)
+	for _, f := range families {
+		for _, protocol := range []uint8{tcp, udp} {
+			t.Run(fmt.Sprintf("%s/%d", f.name, protocol), func(t *testing.T) {
+				far.enter(t)
+				watch := openCapture(t)
+				if err := talk(f, protocol, rejected, 5*time.Second); err != unix.ECONNREFUSED {
+					t.Errorf("a refused client sees %v, want %v", err, unix.ECONNREFUSED)
+				}
+				_ = talk(f, protocol, toRemote, 10*time.Millisecond) // nobody answers
+				watch.sees(t, f, protocol)
+			})
+		}
+	}
+}
+
+// attachIngress has eth0 receive by way of tc ingress: a filter, for kernels without tcx
+// (Linux 6.6).
+func (w *world) attachIngress(t testing.TB) {
+	t.Helper()
+	w.attachIngressOf(t, "eth0")
+}
+
+func (w *world) attachIngressOf(t testing.TB, device string) {
+	t.Helper()
+	at := netlink.QdiscAttrs{LinkIndex: int(w.index[device]), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+	must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "clsact"}))
+	must(t, netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: at.LinkIndex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          w.ingress.FD(), Name: "edge", DirectAction: true}))
+}
+
+// newClient moves the far end of eth0 to a namespace of its own, with the client's
+// addresses.
+func (w *world) newClient(t testing.TB) *network {
+	t.Helper()
+	far := &network{}
+	done := make(chan error)
+	leave := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			far.file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+		}
+		done <- err
+		<-leave
+		done <- configureClient()
+	}()
+	must(t, <-done)
+	end, err := netlink.LinkByName("eth0-far")
+	must(t, err)
+	must(t, netlink.LinkSetNsFd(end, int(far.file.Fd())))
+	close(leave)
+	must(t, <-done)
+	t.Cleanup(func() { far.file.Close() })
+	return far
+}
+
+func configureClient() error {
+	end, err := netlink.LinkByName("eth0-far")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetHardwareAddr(end, gatewayMAC[:]); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(end); err != nil {
+		return err
+	}
+	for _, f := range families {
+		address := &netlink.Addr{IPNet: &net.IPNet{IP: f.client.AsSlice(), Mask: net.CIDRMask(f.client.BitLen(), f.client.BitLen())},
+			Flags: unix.IFA_F_NODAD}
+		if err := netlink.AddrAdd(end, address); err != nil {
+			return err
+		}
+		vip := &net.IPNet{IP: f.vip.AsSlice(), Mask: address.Mask}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: end.Attrs().Index, Dst: vip, Scope: netlink.SCOPE_LINK}); err != nil {
+			return err
+		}
+		if err := netlink.NeighAdd(&netlink.Neigh{LinkIndex: end.Attrs().Index, State: netlink.NUD_PERMANENT, IP: vip.IP,
+			HardwareAddr: eth0MAC[:]}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noChecksums has a device's checksums made by the kernel.
+func noChecksums(t testing.TB, device string) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	value := struct{ command, data uint32 }{unix.ETHTOOL_STXCSUM, 0}
+	request := struct {
+		name [16]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:], device)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		t.Fatalf("turning the checksums of %s off: %v", device, errno)
+	}
+}
+
+// talk has a client ask the Service, and returns what the kernel tells it.
+func talk(f family, protocol uint8, port uint16, wait time.Duration) error {
+	domain, kind := unix.AF_INET, unix.SOCK_STREAM
+	if f.client.Is6() {
+		domain = unix.AF_INET6
+	}
+	if protocol == udp {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(domain, kind, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	timeout := unix.NsecToTimeval(int64(wait))
+	for _, option := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &timeout); err != nil {
+			return err
+		}
+	}
+	var to unix.Sockaddr = &unix.SockaddrInet6{Port: int(port), Addr: f.vip.As16()}
+	if f.vip.Is4() {
+		to = &unix.SockaddrInet4{Port: int(port), Addr: f.vip.As4()}
+	}
+	if err := unix.Connect(fd, to); err != nil || protocol == tcp {
+		return err
+	}
+	if _, err := unix.Write(fd, []byte("a question of some length")); err != nil {
+		return err
+	}
+	_, err = unix.Read(fd, make([]byte, 100))
+	return err
+}
+
+// capture sees what comes out of eth0.
+type capture int
+
+func openCapture(t testing.TB) capture {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, int(htons(unix.ETH_P_ALL)))
+	must(t, err)
+	t.Cleanup(func() { unix.Close(fd) })
+	must(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}))
+	return capture(fd)
+}
+
+// openCaptureOf sees what one device receives and sends.
+func openCaptureOf(t testing.TB, device int) capture {
+	t.Helper()
+	c := openCapture(t)
+	must(t, unix.Bind(int(c), &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: device}))
+	return c
+}
+
+func htons(n uint16) uint16 { return n<<8 | n>>8 }
+
+// sees waits for the question to the backend, and checks its checksum.
+func (c capture) sees(t testing.TB, f family, protocol uint8) {
+	t.Helper()
+	frame := make([]byte, 2000)
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		n, err := unix.Read(int(c), frame)
+		if err != nil {
+			t.Fatalf("waiting for a packet to %v: %v", f.remote, err)
+		}
+		addresses, l4 := frame[26:34], 34
+		if f.client.Is6() {
+			addresses, l4 = frame[22:54], 54
+		}
+		if n < l4+8 || !slices.Equal(addresses[len(addresses)/2:], f.remote.AsSlice()) {
+			continue
+		}
+		pseudo := slices.Concat(addresses, []byte{0, protocol, byte((n - l4) >> 8), byte(n - l4)}, frame[l4:n])
+		if sum := checksum(0, pseudo); sum != 0 {
+			t.Errorf("the packet to %v has a wrong checksum, by %#x: % x", f.remote, sum, frame[:n])
+		}
+		return
+	}
+	t.Errorf("no packet to %v", f.remote)
+}
+
+func deviceIndex(name string) (int, error) {
+	end, err := netlink.LinkByName(name)
+	if err != nil {
+		return 0, err
+	}
+	return end.Attrs().Index, nil
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// R16, R18, R21, R25: what a client meets depends on whether it is a pod, and on its
+// address.
+func TestPolicies(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		to := func(port uint16, from netip.Addr) probe {
+			p := f.question(protocol, port)
+			p.from = on(from, clientPort)
+			return p
+		}
+		served := func(p probe) {
+			t.Helper()
+			own := on(f.own, w.lent(t, at, p.frame(t)))
+			w.sends(t, at, p.frame(t), p.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
+		}
+		w.drops(t, at, to(dropped, f.client).frame(t), model.DropPolicy)
+		w.drops(t, at, to(dropped, f.pod).frame(t), model.DropPolicy)
+		before := w.counts(t)
+		w.ignores(t, at, to(passed, f.client).frame(t))
+		w.counted(t, before, model.NotOurs)
+
+		served(to(onlyPods, f.pod))
+		w.drops(t, at, to(onlyPods, f.client).frame(t), model.DropPolicy)
+		w.drops(t, at, to(onlyPods, f.unused).frame(t), model.DropPolicy) // known, but no pod's
+		served(to(onlyOutside, f.client))
+		w.answers(t, at, to(onlyOutside, f.pod))
+		w.answers(t, at, to(rejected, f.pod))
+
+		served(to(ranged, f.client))
+		w.drops(t, at, to(ranged, f.client.Next()).frame(t), model.DropSource)
+		w.drops(t, at, to(ranged, f.pod).frame(t), model.DropSource)
+
+		unused := to(80, f.client)
+		unused.to = on(f.unused, 80)
+		w.drops(t, at, unused.frame(t), model.DropUnused)
+		unused.to = on(f.remote, 80) // a pod's own address
+		w.ignores(t, at, unused.frame(t))
+		unused.to = on(f.own, 22)
+		w.ignores(t, at, unused.frame(t))
+		unused.to = on(f.loopback(), toRemote) // the socket hooks' (R22)
+		w.ignores(t, at, unused.frame(t))
+	})
+}
+
+// R27: a client stays with its backend, from whatever port it asks; others have
+// others.
+func TestAffinity(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		backends := map[netip.Addr]bool{}
+		from := f.client
+		for range 12 {
+			first := netip.Addr{}
+			for port := range uint16(8) {
+				question := f.question(protocol, sticky)
+				question.from = on(from, clientPort+port)
+				w.run(t, at, question.frame(t))
+				key := model.Tuple{Source: from, Destination: f.vip, SourcePort: clientPort + port, DestinationPort: sticky, Protocol: protocol}
+				if key.Protocol == 0 {
+					key.Protocol = tcp
+				}
+				backend := w.records(t, halfOpen)[key].Becomes.Destination
+				if !first.IsValid() {
+					first = backend
+				}
+				if !backend.IsValid() || backend != first {
+					t.Fatalf("%v was sent to %v, then from port %d to %v", from, first, clientPort+port, backend)
+				}
+			}
+			backends[first] = true
+			from = from.Next()
+		}
+		if len(backends) < 2 {
+			t.Errorf("all clients were sent to %v", backends)
+		}
+	})
+}
+
+// Few ports for SNAT: each is lent once for a backend. When none is free the packet
+// is dropped, and a client that has one keeps it.
+func TestPortsUsedUp(t *testing.T) {
+	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 3}, {3000, 1}}})
+	tables := w.scene()
+	w.apply(t, tables)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		lent := map[uint16]probe{}
+		for port := range uint16(40) {
+			question := f.question(protocol, toRemote)
+			question.from = on(f.client, 50000+port)
+			frame := question.frame(t)
+			if len(lent) == 4 {
+				w.drops(t, at, frame, model.DropNoPort)
+				continue
+			}
+			got := w.run(t, at, frame)
+			if got.Action != model.ActionSend {
+				continue // 64 tries of 4 ports may miss one
+			}
+			ends := 34
+			if f.client.Is6() {
+				ends += 20
+			}
+			own := uint16(got.Frame[ends])<<8 | uint16(got.Frame[ends+1])
+			if own != 2000 && own != 2001 && own != 2002 && own != 3000 {
+				t.Fatalf("port %d was lent", own)
+			}
+			if other, ok := lent[own]; ok {
+				t.Fatalf("port %d was lent to %v and to %v", own, other.from, question.from)
+			}
+			lent[own] = question
+		}
+		if len(lent) != 4 {
+			t.Fatalf("of 4 ports %d were lent", len(lent))
+		}
+		for own, question := range lent {
+			w.sends(t, at, question.frame(t), question.forwarded(at, on(f.own, own), on(f.remote, targetPort), nodeBMAC))
+		}
+	})
+}
+
+// A flow that cannot be stored does not begin: nobody could say whose the answer is.
+// The tables are LRU, which hardly ever refuse; plain ones stand in for them here.
+func TestNoRoomForRecords(t *testing.T) {
+	w := newWorld(t, limits{tracks: 8, hash: true})
+	w.apply(t, w.scene())
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		for _, port := range []uint16{toRemote, toLocal} {
+			w.forget(t)
+			for n := range uint16(6) {
+				question := f.question(protocol, port)
+				question.from = on(f.client, 50000+n)
+				if n >= 4 {
+					w.drops(t, at, question.frame(t), model.DropNoRecord)
+				} else if got := w.run(t, at, question.frame(t)); got.Action == model.ActionDrop {
+					t.Fatalf("flow %d of 4 was dropped", n)
+				}
+			}
+			if n := len(w.records(t, halfOpen)); n != 8 {
+				t.Errorf("%d records, want 8", n)
+			}
+		}
+	})
+}
+
+// A full table of flows goes on with new ones in the place of those that have been
+// idle longest.
+func TestTablesFull(t *testing.T) {
+	w := newWorld(t, limits{tracks: 64})
+	w.apply(t, w.scene())
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		for n := range uint16(500) {
+			question := f.question(protocol, toRemote)
+			question.from = on(f.client, clientPort)
+			question.to = on(f.vip, toRemote)
+			question.from = on(f.client, 20000+n)
+			if got := w.run(t, at, question.frame(t)); got.Action != model.ActionSend {
+				t.Fatalf("flow %d met %v", n, got.Action)
+			}
+		}
+		if n := len(w.records(t, halfOpen)); n > 64 {
+			t.Errorf("%d records, want at most 64", n)
+		}
+		if got := w.counts(t)[model.New]; got != 500 {
+			t.Errorf("%d flows began, want 500", got)
+		}
+	})
+}

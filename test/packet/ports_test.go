@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// Two ranges of ports, as many together as are easy to count with, and how many of them
+// are tried for a flow (SNAT_ATTEMPTS in bpf/lib/begin.h).
+var fewPorts = [2][2]uint16{{2000, 600}, {61000, 400}}
+
+const (
+	allPorts = 1000
+	attempts = 64
+)
+
+// lender has clients, drawn by lot, begin flows to one backend, and keeps who has which
+// port of the node.
+type lender struct {
+	*world
+	at       hook
+	f        family
+	protocol uint8
+	random   *rand.Rand
+	lent     map[uint16]probe // the question, by port
+	order    []uint16         // the ports of lent
+	clients  map[netip.AddrPort]bool
+	counted  [model.Reasons]uint64
+}
+
+// asks has a client begin a flow that has none. Its port must be one of those to be
+// lent, and nobody else's.
+func (l *lender) asks(t *testing.T) (port uint16, served bool) {
+	t.Helper()
+	question := l.f.question(l.protocol, toRemote)
+	for question.from = l.client(); l.clients[question.from]; {
+		question.from = l.client()
+	}
+	got := l.run(t, l.at, question.frame(t))
+	if got.Action == model.ActionDrop {
+		l.counted[model.DropNoPort]++
+		return 0, false
+	}
+	l.counted[model.New]++
+	ends, ok := model.Ends(got.Frame)
+	if !ok || got.Action != model.ActionSend || ends.Source != l.f.own || ends.Destination != l.f.remote || ends.DestinationPort != targetPort {
+		t.Fatalf("%v: the packet met %v and became %v", question.from, got.Action, ends)
+	}
+	port = ends.SourcePort
+	if port-fewPorts[0][0] >= fewPorts[0][1] && port-fewPorts[1][0] >= fewPorts[1][1] {
+		t.Fatalf("port %d was lent, which is in neither of %v", port, fewPorts)
+	}
+	if other, taken := l.lent[port]; taken {
+		t.Fatalf("port %d was lent to %v, and is %v's", port, question.from, other.from)
+	}
+	l.lent[port], l.clients[question.from] = question, true
+	l.order = append(l.order, port)
+	return port, true
+}
+
+func (l *lender) client() netip.AddrPort {
+	b := l.f.client.AsSlice()
+	b[len(b)-1] = byte(1 + l.random.IntN(250))
+	a, _ := netip.AddrFromSlice(b)
+	return on(a, uint16(1024+l.random.IntN(64000)))
+}
+
+// ends has a flow, drawn by lot, end as the agent ends it.
+func (l *lender) ends(t *testing.T) (port uint16) {
+	t.Helper()
+	n := l.random.IntN(len(l.order))
+	port = l.order[n]
+	l.order[n] = l.order[len(l.order)-1]
+	l.order = l.order[:len(l.order)-1]
+	question := l.lent[port]
+	delete(l.lent, port)
+	delete(l.clients, question.from)
+	client := model.Tuple{Source: question.from.Addr(), SourcePort: question.from.Port(), Destination: question.to.Addr(),
+		DestinationPort: question.to.Port(), Protocol: l.protocol}
+	for _, key := range []model.Tuple{client, l.answers(port)} {
+		must(t, l.maps[halfOpen].Delete(kernelTuple(key)))
+	}
+	return port
+}
+
+// answers is the tuple of what the backend sends to a port of the node.
+func (l *lender) answers(port uint16) model.Tuple {
+	return model.Tuple{Source: l.f.remote, SourcePort: targetPort, Destination: l.f.own, DestinationPort: port, Protocol: l.protocol}
+}
+
+// fill has flows begin until so many ports are lent; each flow finds one or does not.
+func (l *lender) fill(t *testing.T, ports int) {
+	t.Helper()
+	for range 100 * allPorts {
+		if len(l.lent) == ports {
+			return
+		}
+		l.asks(t)
+	}
+	t.Fatalf("%d of %d ports are lent, want %d", len(l.lent), allPorts, ports)
+}
+
+// misses is how many of so many flows find no port, each of which meets as many lent
+// ports as the one before.
+func (l *lender) misses(t *testing.T, flows int) (misses int) {
+	t.Helper()
+	for range flows {
+		if _, served := l.asks(t); served {
+			l.ends(t)
+		} else {
+			misses++
+		}
+	}
+	return misses
+}
+
+// wantCounted is for everything that has been counted so far.
+func (l *lender) wantCounted(t *testing.T) {
+	t.Helper()
+	if got := l.counts(t); got != l.counted {
+		t.Errorf("counted %v, want %v", got, l.counted)
+	}
+}
+
+// X3: SNAT ports get scarce. Of those that are free a flow finds one by trying 64: always
+// while half are in use, nearly always at nine tenths, and about as often as chance has it
+// when they are almost used up. Who finds none is dropped and counted so; at no time
+// have two flows one port; and what has ended lends its port to others.
+func TestPortsGetScarce(t *testing.T) {
+	w := newWorld(t, limits{ports: fewPorts})
+	w.apply(t, w.scene())
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		l := &lender{world: w, at: at, f: f, protocol: protocol, random: rand.New(rand.NewPCG(*seedFlag, uint64(protocol))),
+			lent: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
+		const flows = 2000
+		for _, stage := range []struct{ ports, least, most int }{
+			{allPorts / 2, 0, 0},    // a flow in 2^64 misses
+			{allPorts - 100, 0, 20}, // one in 850: 2.4 of these
+			// 0.98^64: 549 of these, with a standard deviation of 20.
+			{allPorts - 20, 400, 680},
+		} {
+			l.fill(t, stage.ports)
+			if n := l.misses(t, flows); n < stage.least || n > stage.most {
+				t.Errorf("with %d of %d ports lent %d of %d flows find none, want %d to %d", stage.ports, allPorts, n, flows, stage.least, stage.most)
+			}
+			l.wantCounted(t)
+		}
+		l.fill(t, allPorts)
+		if n := l.misses(t, attempts); n != attempts {
+			t.Errorf("all ports are lent, and %d of %d flows find one", attempts-n, attempts)
+		}
+		l.wantCounted(t)
+		for port, question := range l.lent { // all are whose they were
+			answer := reply(on(f.remote, targetPort), on(f.own, port), protocol)
+			w.sends(t, at, answer.frame(t), answer.forwarded(at, question.to, question.from, gatewayMAC))
+		}
+	})
+}
+
+// A port is lent again when its flow has ended: to the same client that begins anew, and,
+// once the agent has removed the records, to others.
+func TestPortIsLentAgain(t *testing.T) {
+	w := newWorld(t, limits{ports: fewPorts})
+	w.apply(t, w.scene())
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		l := &lender{world: w, at: at, f: f, protocol: protocol, random: rand.New(rand.NewPCG(*seedFlag, uint64(protocol))),
+			lent: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
+		l.fill(t, allPorts)
+		for range 5 {
+			free := l.ends(t)
+			l.fill(t, allPorts)
+			if port := l.order[len(l.order)-1]; port != free {
+				t.Errorf("port %d is free, and %d is lent", free, port)
+			}
+		}
+		l.wantCounted(t)
+		if protocol == udp {
+			return
+		}
+		for _, port := range l.order[:5] {
+			again := l.lent[port]
+			as := again.forwarded(at, on(f.own, port), on(f.remote, targetPort), nodeBMAC)
+			for _, flags := range []byte{rst, syn} {
+				again.flags, as.flags = flags, flags
+				w.sends(t, at, again.frame(t), as)
+				if flags == rst { // closed, and still nobody else's
+					if n := l.misses(t, attempts); n != attempts {
+						t.Errorf("%d flows have a port although none is free", attempts-n)
+					}
+				}
+			}
+		}
+		l.counted[model.New] += 5
+		l.counted[model.Established] += 5
+		l.wantCounted(t)
+	})
+}

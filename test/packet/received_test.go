@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// sumsUp says whether the kernel's test runs know the flag.
+func (w *world) sumsUp(t testing.TB) bool {
+	t.Helper()
+	frame := families[0].question(udp, passed).frame(t)
+	_, err := w.ingress.Run(&ebpf.RunOptions{Data: frame, DataOut: output, Flags: bpfTestChecksumComplete})
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// A device may have summed a packet up (CHECKSUM_COMPLETE): the sum stays right
+// through every rewrite, or the stack would drop the packet.
+func TestChecksumMadeByDevice(t *testing.T) {
+	w := newScene(t)
+	if !w.sumsUp(t) {
+		t.Skip("this kernel's test runs have no packets that a device has summed up: that is Linux 6.17's flag BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+	}
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if at != atIngress {
+			return // XDP has no such sum
+		}
+		sum := func(at hook, frame []byte, action model.Action) {
+			t.Helper()
+			if got := w.runWith(t, at, frame, bpfTestChecksumComplete, 0); got.Action != action {
+				t.Errorf("the packet met %v, want %v", got.Action, action)
+			}
+		}
+		local, remote := f.question(protocol, toLocal), f.question(protocol, toRemote)
+		local.payload, remote.payload = make([]byte, 75), make([]byte, 99)
+		own := on(f.own, w.lent(t, at, remote.frame(t)))
+		answer := reply(on(f.remote, targetPort), own, protocol)
+		for _, p := range []probe{remote, answer} {
+			sum(at, p.frame(t), model.ActionSend)
+			for _, part := range p.fragments(t, 9, 32) {
+				sum(at, part, model.ActionSend)
+			}
+		}
+		sum(at, local.frame(t), model.ActionPass)
+		for _, part := range local.fragments(t, 10, 24) {
+			sum(at, part, model.ActionPass)
+		}
+		back := reply(on(f.local, targetPort), local.from, protocol)
+		sum(atEgress, back.frame(t), model.ActionPass)
+		for _, e := range errorsOf(f, back.translated(local.to, local.from)) {
+			sum(at, e.frame(t, probe{}, f.client, f.vip), model.ActionPass)
+		}
+		for _, e := range errorsOf(f, remote.translated(own, answer.from)) {
+			sum(at, e.frame(t, probe{}, f.remote, f.own), model.ActionSend)
+		}
+	})
+}

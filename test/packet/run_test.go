@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// hook is where a packet meets the edge.
+type hook string
+
+const (
+	atXDP     hook = "xdp"
+	atIngress hook = "tc ingress"
+	atEgress  hook = "tc egress"
+)
+
+// What the hooks return.
+const (
+	xdpDrop, xdpPass, xdpTX      = 1, 2, 3
+	tcUnspec, tcShot, tcRedirect = 0xffffffff, 2, 7
+)
+
+var actions = map[hook]map[uint32]model.Action{
+	atXDP:     {xdpDrop: model.ActionDrop, xdpPass: model.ActionPass, xdpTX: model.ActionSend},
+	atIngress: {tcShot: model.ActionDrop, tcUnspec: model.ActionPass, tcRedirect: model.ActionSend},
+	atEgress:  {tcShot: model.ActionDrop, tcUnspec: model.ActionPass},
+}
+
+// The longest frame that tests have, and then some for an answer that is longer than
+// what it answers.
+var output = make([]byte, 1<<14)
+
+// run has eth0 receive a frame, or send it. The result's frame is good until the
+// next run.
+func (w *world) run(t testing.TB, at hook, frame []byte) model.Result {
+	t.Helper()
+	return w.runWith(t, at, frame, 0, 0)
+}
+
+// bpfTestChecksumComplete is BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17): the device
+// has summed the packet up, and the kernel looks whether the sum is right afterwards.
+const bpfTestChecksumComplete = 1 << 2
+
+// runWith is run with flags, and for a packet that GRO has put together of segments
+// of a size.
+func (w *world) runWith(t testing.TB, at hook, frame []byte, flags, segment uint32) model.Result {
+	t.Helper()
+	var program *ebpf.Program
+	options := ebpf.RunOptions{Data: frame, DataOut: output, Flags: flags}
+	if at == atXDP {
+		program = w.xdp
+		// struct xdp_md: data_end, ingress_ifindex.
+		options.Context = [6]uint32{1: uint32(len(frame)), 3: w.index["eth0"]}
+	} else {
+		program = w.ingress
+		if at == atEgress {
+			program = w.egress
+		}
+		// struct __sk_buff: ifindex, gso_size.
+		options.Context = [48]uint32{10: w.index["eth0"], 44: segment}
+	}
+	verdict, err := program.Run(&options)
+	if err != nil {
+		t.Fatalf("%s: running the program on %d bytes: %v", at, len(frame), err)
+	}
+	action, ok := actions[at][verdict]
+	if !ok {
+		t.Fatalf("%s: the program returned %#x", at, verdict)
+	}
+	if action == model.ActionDrop {
+		return model.Result{Action: action}
+	}
+	return model.Result{Action: action, Frame: options.DataOut}
+}
+
+// counts is how many packets met what.
+func (w *world) counts(t testing.TB) (counts [model.Reasons]uint64) {
+	t.Helper()
+	var each []datapath.EdgeTCEdgeCounters
+	must(t, w.maps[datapath.EdgeTCMapEdgeCounts].Lookup(uint32(0), &each))
+	for _, cpu := range each {
+		for reason, n := range cpu.Count {
+			counts[reason] += n
+		}
+	}
+	return counts
+}
+
+// now is the second that the programs have.
+func now(t testing.TB) (seconds uint32, nanoseconds int64) {
+	t.Helper()
+	var ts unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts))
+	return uint32(ts.Sec), ts.Nsec
+}
+
+func kernelTuple(t model.Tuple) (k datapath.EdgeTCTuple) {
+	k.Source.Bytes, k.Destination.Bytes = t.Source.As16(), t.Destination.As16()
+	k.SourcePort, k.DestinationPort = datapath.NetworkOrder(t.SourcePort), datapath.NetworkOrder(t.DestinationPort)
+	k.Protocol = t.Protocol
+	return k
+}
+
+func modelTuple(k datapath.EdgeTCTuple) model.Tuple {
+	return model.Tuple{
+		Source:          netip.AddrFrom16(k.Source.Bytes).Unmap(),
+		Destination:     netip.AddrFrom16(k.Destination.Bytes).Unmap(),
+		SourcePort:      datapath.NetworkOrder(k.SourcePort),
+		DestinationPort: datapath.NetworkOrder(k.DestinationPort),
+		Protocol:        k.Protocol,
+	}
+}
+
+func modelTrack(k datapath.EdgeTCTrack) model.Track {
+	return model.Track{
+		Becomes: modelTuple(k.Becomes), Service: k.Service, Backend: k.Backend, LastSeen: k.LastSeen,
+		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, Told: k.Flags&16 != 0,
+		DSR: model.DSR(k.Dsr), Acked: k.Acked, Next: k.Next, Packets: k.Packets, Bytes: k.Bytes,
+	}
+}
+
+// records are those of a table: tracks, or half_open.
+func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track {
+	t.Helper()
+	all := map[model.Tuple]model.Track{}
+	var key datapath.EdgeTCTuple
+	var value datapath.EdgeTCTrack
+	entries := w.maps[table].Iterate()
+	for entries.Next(&key, &value) {
+		tuple := modelTuple(key)
+		if want := model.Hash(tuple); value.Tag != want {
+			t.Errorf("table %s, %v: tag %#x, want %#x", table, tuple, value.Tag, want)
+		}
+		all[tuple] = modelTrack(value)
+	}
+	must(t, entries.Err())
+	return all
+}
+
+// affinity is where clients were sent.
+func (w *world) affinity(t testing.TB) map[model.AffinityKey]model.Affinity {
+	t.Helper()
+	all := map[model.AffinityKey]model.Affinity{}
+	var key datapath.AffinityKey
+	var value datapath.AffinityEntry
+	entries := w.maps[datapath.EdgeTCMapAffinity].Iterate()
+	for entries.Next(&key, &value) {
+		client := netip.AddrFrom16(key.Client.Bytes).Unmap()
+		all[model.AffinityKey{Client: client, Service: key.Service}] = model.Affinity{Backend: value.Backend, LastUsed: value.LastUsed}
+	}
+	must(t, entries.Err())
+	return all
+}
+
+// fragments are the ports of datagrams that come in pieces.
+func (w *world) fragments(t testing.TB) map[model.FragmentKey][2]uint16 {
+	t.Helper()
+	all := map[model.FragmentKey][2]uint16{}
+	var key struct {
+		Source, Destination [16]byte
+		ID                  [4]byte
+		Protocol            uint8
+		_                   [3]byte
+	}
+	var ports [4]byte
+	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
+	for entries.Next(&key, &ports) {
+		k := model.FragmentKey{Source: netip.AddrFrom16(key.Source).Unmap(), Destination: netip.AddrFrom16(key.Destination).Unmap(),
+			ID: binary.BigEndian.Uint32(key.ID[:]), Protocol: key.Protocol}
+		if k.Source.Is4() { // two bytes, in network byte order
+			k.ID >>= 16
+		}
+		all[k] = [2]uint16{binary.BigEndian.Uint16(ports[:]), binary.BigEndian.Uint16(ports[2:])}
+	}
+	must(t, entries.Err())
+	return all
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// untracked has the scene's frontends with DSR untracked, with a history if there is one.
+func (w *world) untracked(t testing.TB, history ...model.Slot) {
+	t.Helper()
+	tables := w.scene()
+	for key, f := range tables.Frontends {
+		if f.DSR != model.SNAT && !key.Address.IsLoopback() {
+			f.Untracked, f.History, f.Before = true, history, f.DSR
+			tables.Frontends[key] = f
+		}
+	}
+	w.apply(t, tables)
+}
+
+// traffic is what has been counted for a Service.
+func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCounters) {
+	t.Helper()
+	var each []datapath.EdgeTCServiceCounters
+	if err := w.maps[datapath.EdgeTCMapServiceCounts].Lookup(id, &each); err != nil {
+		return sum
+	}
+	for _, c := range each {
+		sum.Flows += c.Flows
+		sum.SentPackets += c.SentPackets
+		sum.SentBytes += c.SentBytes
+	}
+	return sum
+}
+
+// A packet of a slot that is not contested needs no record: every byte of it is what DSR makes
+// of it, and nothing is looked for or kept. Connections are counted as they begin, and packets
+// as they go.
+func TestUntracked(t *testing.T) {
+	w := newScene(t)
+	w.untracked(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		question, way := f.question(protocol, direct(toRemote, dsr)), f.way(dsr)
+		before := w.traffic(t, uint32(direct(toRemote, dsr)))
+		flows, octets := uint64(0), uint64(0)
+		for _, flags := range []byte{syn, ack, psh | ack, fin | ack, rst} {
+			question.flags = flags
+			packet, _ := split(question.frame(t))
+			octets += uint64(len(packet))
+			w.leaves(t, at, question.frame(t), model.ActionSend, way.sent(t, at, question, nodeBMAC))
+			if protocol == tcp && flags == syn {
+				flows++
+			}
+		}
+		if got, want := w.counts(t), ([model.Reasons]uint64{model.Untracked: 5}); got != want {
+			t.Errorf("counted %v, want %v", got, want)
+		}
+		if n := len(w.records(t, tracks)) + len(w.records(t, halfOpen)); n != 0 {
+			t.Errorf("%d records", n)
+		}
+		after := w.traffic(t, uint32(direct(toRemote, dsr)))
+		if after.Flows-before.Flows != flows || after.SentPackets-before.SentPackets != 5 || after.SentBytes-before.SentBytes != octets {
+			t.Errorf("of the Service %+v has been counted after %+v; want %d flows and 5 packets of %d bytes more", after, before, flows, octets)
+		}
+	})
+}
+
+// What is not for a backend of another node is tracked as ever; so are clients that are pods, and
+// sources that are not admitted meet what they meet.
+func TestTrackedAllTheSame(t *testing.T) {
+	w := newScene(t)
+	w.untracked(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		local := f.question(protocol, direct(toLocal, dsr))
+		w.passes(t, at, local.frame(t), local.translated(local.from, on(f.local, targetPort)))
+		pod := f.question(protocol, direct(toRemote, dsr))
+		pod.from = on(f.pod, clientPort)
+		w.run(t, at, pod.frame(t))
+		want := [model.Reasons]uint64{model.New: 2}
+		if got := w.counts(t); got != want {
+			t.Errorf("counted %v, want %v", got, want)
+		}
+	})
+}
+
+// In a contested slot a SYN goes to the current backend and a packet that goes on to the stable
+// one. Both are recorded, and the record decides from then on. UDP is never recorded: its
+// Service is annotated so.
+func TestContested(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		stable := on(f.remote.Next(), targetPort)
+		first := uint32(1)
+		if f.client.Is6() {
+			first = 11
+		}
+		w.untracked(t, model.Slot{Contested: true, Stable: first + 6})
+		current, before := f.way(dsr), way{dsr, f.own, stable.Addr(), stable}
+		begins, goesOn := f.question(protocol, direct(toRemote, dsr)), f.question(protocol, direct(toRemote, dsr))
+		goesOn.from = on(f.client, clientPort+1)
+		if protocol == udp {
+			for range 2 {
+				w.leaves(t, at, goesOn.frame(t), model.ActionSend, current.sent(t, at, goesOn, nodeBMAC))
+			}
+			if n := len(w.records(t, tracks)) + len(w.records(t, halfOpen)); n != 0 {
+				t.Errorf("%d records", n)
+			}
+			return
+		}
+		w.leaves(t, at, begins.frame(t), model.ActionSend, current.sent(t, at, begins, nodeBMAC))
+		begins.flags, begins.seq = ack, begins.seq+1
+		w.leaves(t, at, begins.frame(t), model.ActionSend, current.sent(t, at, begins, nodeBMAC))
+		goesOn.flags = psh | ack
+		w.leaves(t, at, goesOn.frame(t), model.ActionSend, before.sent(t, at, goesOn, nodeBMAC))
+		for _, r := range w.records(t, halfOpen) {
+			if r.State != model.StateEstablished {
+				t.Errorf("a connection that goes on is in state %d: it would be forgotten like a SYN", r.State)
+			}
+		}
+		w.untracked(t, model.Slot{Contested: true, Stable: first}) // the record says otherwise
+		w.leaves(t, at, goesOn.frame(t), model.ActionSend, before.sent(t, at, goesOn, nodeBMAC))
+		want := [model.Reasons]uint64{model.New: 2, model.Established: 2}
+		if got := w.counts(t); got != want {
+			t.Errorf("counted %v, want %v", got, want)
+		}
+	})
+}
+
+// An ICMP error about what a backend has answered to a client without a record finds it by the
+// slot: the stable backend where that is contested.
+func TestErrorsOfUntrackedFlows(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		first := uint32(1)
+		if f.client.Is6() {
+			first = 11
+		}
+		stable := on(f.remote.Next(), targetPort)
+		for _, c := range []struct {
+			history []model.Slot
+			way     way
+		}{
+			{nil, f.way(dsr)},
+			{[]model.Slot{{Contested: false, Stable: first + 6}}, f.way(dsr)},
+			{[]model.Slot{{Contested: true, Stable: first + 6}}, way{dsr, f.own, stable.Addr(), stable}},
+		} {
+			w.untracked(t, c.history...)
+			question, way := f.question(protocol, direct(toRemote, dsr)), c.way
+			if protocol == udp {
+				way = f.way(dsr)
+			}
+			answer := reply(way.backend, question.from, protocol)
+			answer.payload = []byte("some payload, so that there is something to be too large")
+			back := answer.translated(question.to, question.from)
+			for _, e := range errorsOf(f, back) {
+				out := probe{}.forwarded(at, netip.AddrPort{}, netip.AddrPort{}, nodeBMAC)
+				want := e.frame(t, out, f.client, f.vip)
+				if dsr == model.Opt {
+					out.to = question.to
+					// A router on that way may not take what has its own address.
+					want = e.frame(t, out.withOption(way.backend), f.own, way.backend.Addr())
+				} else {
+					want = way.around(t, want, question.hash())
+				}
+				w.leaves(t, at, e.frame(t, probe{}, f.client, f.vip), model.ActionSend, want)
+			}
+		}
+	})
+}
+
+// A new connection without a record is told to whoever watches, as others are.
+func TestUntrackedIsTold(t *testing.T) {
+	w := newScene(t)
+	w.untracked(t)
+	f := families[0]
+	w.put(t, datapath.EdgeTCMapEdgeWatched, uint32(0), uint32(1))
+	question := f.question(tcp, direct(toRemote, model.IPIP))
+	for _, flags := range []byte{syn, ack} {
+		question.flags = flags
+		w.run(t, atIngress, question.frame(t))
+	}
+	got := w.events(t)
+	if len(got) != 1 || got[0].Reason != uint8(model.Untracked) ||
+		netip.AddrFrom16(got[0].Becomes.Destination.Bytes).Unmap() != f.remote || got[0].Service != uint32(direct(toRemote, model.IPIP)) {
+		t.Errorf("told %+v, want the SYN's alone, with its backend", got)
+	}
+}
+
+// events are those that have been told.
+func (w *world) events(t testing.TB) (all []datapath.EdgeTCEdgeEvent) {
+	t.Helper()
+	r, err := ringbuf.NewReader(w.maps[datapath.EdgeTCMapEdgeEvents])
+	must(t, err)
+	defer r.Close()
+	r.SetDeadline(time.Now()) // what is there is there
+	for {
+		record, err := r.Read()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return all
+		}
+		must(t, err)
+		var event datapath.EdgeTCEdgeEvent
+		must(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &event))
+		all = append(all, event)
+	}
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package packet tests the edge's programs packet by packet, in test runs of the kernel
+// (BPF_PROG_TEST_RUN) on a node made of devices, routes and neighbours: against bytes
+// that gopacket makes of the same words, and against a model. The rules are those of
+// docs/semantics.md. -seed and -packets are TestModel's; FuzzEdge is a fuzz target.
+package packet
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// world is the edge's programs over one set of tables, on a node of its own.
+type world struct {
+	*network
+	xdp, ingress, egress *ebpf.Program
+	maps                 map[string]*ebpf.Map
+	limits               limits
+}
+
+// limits are what a world is loaded with. What is 0 is the default.
+type limits struct {
+	ports  [2][2]uint16 // first, count: SNAT's
+	tracks uint32
+	hash   bool // tables that fill up, in place of LRU
+	// icmp errors, of each CPU, in a second and at once; none: as many as there are.
+	icmpRate, icmpBurst uint32
+}
+
+// Rows, slots and backends that there are; records have room for all that a test
+// makes, unless it says otherwise.
+const (
+	tableSize  = 1024
+	recordSize = 1 << 15
+)
+
+var defaultPorts = [2][2]uint16{{1024, 28976}, {61000, 4536}}
+
+func newWorld(t testing.TB, l limits) *world {
+	t.Helper()
+	if l.ports == [2][2]uint16{} {
+		l.ports = defaultPorts
+	}
+	if l.tracks == 0 {
+		l.tracks = recordSize
+	}
+	w := &world{network: newNetwork(t), limits: l}
+	tc, err := datapath.LoadEdgeTC()
+	must(t, err)
+	l.set(t, tc)
+	must(t, tc.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
+	collection, err := ebpf.NewCollection(tc)
+	must(t, err)
+	t.Cleanup(collection.Close)
+	w.maps = collection.Maps
+	w.ingress = collection.Programs[datapath.EdgeTCProgBeelineEdgeIngress]
+	w.egress = collection.Programs[datapath.EdgeTCProgBeelineEdgeEgress]
+
+	xdp, err := datapath.LoadEdgeXDP()
+	must(t, err)
+	l.set(t, xdp)
+	shared := maps.Clone(collection.Maps)
+	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool {
+		return xdp.Maps[name] == nil || name[0] == '.'
+	})
+	collection, err = ebpf.NewCollectionWithOptions(xdp, ebpf.CollectionOptions{MapReplacements: shared})
+	must(t, err)
+	t.Cleanup(collection.Close)
+	w.xdp = collection.Programs[datapath.EdgeXDPProgBeelineEdgeXdp]
+	w.attachNothing(t)
+	return w
+}
+
+// attachNothing gives eth0 a program that passes all: a test run wants a receive
+// queue, and a veth has one while it has a program. Not the edge's, which would count
+// what the kernel sends by itself.
+func (w *world) attachNothing(t testing.TB) {
+	t.Helper()
+	const passed = 2
+	nothing, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Flags: unix.BPF_F_XDP_HAS_FRAGS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, passed), asm.Return()}})
+	must(t, err)
+	defer nothing.Close()
+	attached, err := link.AttachXDP(link.XDPOptions{Program: nothing, Interface: int(w.index["eth0"]), Flags: link.XDPDriverMode})
+	must(t, err)
+	t.Cleanup(func() { attached.Close() })
+}
+
+// set gives the tables their sizes.
+func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
+	t.Helper()
+	for name, m := range spec.Maps {
+		if name[0] == '.' || m.MaxEntries != 1 {
+			continue
+		}
+		switch name {
+		case datapath.EdgeTCMapTracks, datapath.EdgeTCMapHalfOpen:
+			m.MaxEntries = l.tracks
+			if l.hash {
+				m.Type, m.Flags = ebpf.Hash, 0
+			}
+		case datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity:
+			m.MaxEntries = recordSize
+		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapAnswers, datapath.EdgeTCMapWorkspaces,
+			datapath.EdgeTCMapSocketCounts, "edge_watched", "quotes":
+		default:
+			if m.Type == ebpf.Hash || m.Type == ebpf.PerCPUHash || m.Type == ebpf.Array || m.Type == ebpf.LPMTrie {
+				m.MaxEntries = tableSize
+			}
+		}
+	}
+	first, count := [2]uint16{l.ports[0][0], l.ports[1][0]}, [2]uint16{l.ports[0][1], l.ports[1][1]}
+	must(t, spec.Variables[datapath.EdgeTCVarSnatFirst].Set(first))
+	must(t, spec.Variables[datapath.EdgeTCVarSnatCount].Set(count))
+	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
+	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
+	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
+}
+
+// tables are empty ones of this node: routes, addresses, ports.
+func (w *world) tables() *model.Tables {
+	return &model.Tables{
+		Frontends: map[model.FrontendKey]model.Frontend{},
+		Backends:  map[uint32]model.Backend{},
+		Ranges:    map[uint32][]netip.Prefix{},
+		Services:  prefixes("10.96.0.0/16", "fd00:96::/112"),
+		Pods:      prefixes("10.10.0.0/16", "fd00:10::/32"),
+		Devices: map[uint32][2]netip.Addr{
+			w.index["eth0"]: {netip.MustParseAddr("192.168.100.1"), netip.MustParseAddr("fd00:100::1")},
+			w.index["eth1"]: {netip.MustParseAddr("192.168.101.1"), netip.MustParseAddr("fd00:101::1")},
+		},
+		MACs:   map[uint32][6]byte{w.index["eth0"]: w.mac["eth0"], w.index["eth1"]: w.mac["eth1"]},
+		PodsAt: map[uint32]bool{},
+		Ports:  w.limits.ports,
+		Route:  w.route,
+	}
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+// apply writes tables, in place of those from before.
+func (w *world) apply(t testing.TB, tables *model.Tables) {
+	t.Helper()
+	for _, name := range []string{datapath.EdgeTCMapFrontends, datapath.EdgeTCMapSourceRanges,
+		datapath.EdgeTCMapNetworks, datapath.EdgeTCMapEdgeDevices, datapath.EdgeTCMapBalancers} {
+		w.empty(t, name)
+	}
+	for id := range uint32(64) {
+		b := tables.Backends[id]
+		row := datapath.Backend{Port: datapath.NetworkOrder(b.Port)}
+		if b.Address.IsValid() {
+			row.Address.Bytes = b.Address.As16()
+			row.Node = row.Address
+		}
+		if b.Node.IsValid() {
+			row.Node.Bytes = b.Node.As16()
+		}
+		if b.Local {
+			row.Local = 1
+		}
+		w.put(t, datapath.EdgeTCMapBackends, id, row)
+	}
+	slot, number := uint32(0), uint32(0)
+	decision := func(d model.Decision, maglev bool) (row datapath.Decision) {
+		if row.Count = uint32(len(d.Slots)); row.Count == 0 {
+			row.First = uint32(d.Verdict)
+			return row
+		}
+		if maglev { // the members, each once, and their number
+			members := slices.Compact(slices.Sorted(slices.Values(d.Slots)))
+			for _, n := range append(members, uint32(len(members))) {
+				w.put(t, datapath.EdgeTCMapSlots, slot, n)
+				slot++
+			}
+		}
+		row.First = slot
+		for _, id := range d.Slots {
+			w.put(t, datapath.EdgeTCMapSlots, slot, id)
+			slot++
+		}
+		return row
+	}
+	history := func(f model.Frontend) uint32 {
+		var words []uint32
+		for _, s := range f.History {
+			word := s.Stable
+			if s.Contested {
+				word |= uint32(datapath.HistoryContested)
+			}
+			words = append(words, word)
+		}
+		for _, word := range append(words, uint32(len(words)), uint32(f.Before), 0) {
+			w.put(t, datapath.EdgeTCMapSlots, slot, word)
+			slot++
+		}
+		return slot
+	}
+	some := uint32(0)
+	for key, f := range tables.Frontends {
+		number++
+		row := datapath.Frontend{Key: frontendKey(key), Service: f.Service, AffinitySeconds: f.AffinitySeconds, SourceSet: f.SourceSet, Dsr: uint8(f.DSR)}
+		row.Decisions[0], row.Decisions[2] = decision(f.Pod, f.Maglev), decision(f.Outside, f.Maglev)
+		if f.Maglev {
+			row.Flags |= uint16(datapath.FlagMaglev)
+		}
+		if f.Untracked {
+			row.Flags |= uint16(datapath.FlagUntracked)
+			some = 1
+		}
+		if f.History != nil {
+			row.Flags |= uint16(datapath.FlagHistory)
+			row.KeptFirst = history(f)
+			some = 1
+		}
+		if f.NodePort {
+			row.Kind = 3 // enum frontend_kind
+		}
+		w.put(t, datapath.EdgeTCMapFrontendRows, number, row)
+		w.put(t, datapath.EdgeTCMapFrontends, row.Key, number)
+	}
+	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), some)
+	for set, ranges := range tables.Ranges {
+		for _, p := range ranges {
+			w.put(t, datapath.EdgeTCMapSourceRanges, datapath.SourceRangeKey{Prefixlen: 32 + datapath.PrefixLen(p),
+				SourceSet: set, Address: datapath.AddressFrom(p.Addr())}, uint32(1))
+		}
+	}
+	for kind, networks := range map[uint32][]netip.Prefix{1: tables.Services, 2: tables.Pods} {
+		for _, p := range networks {
+			w.put(t, datapath.EdgeTCMapNetworks, datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p),
+				Address: datapath.AddressFrom(p.Addr())}, kind)
+		}
+	}
+	for _, p := range tables.Balancers {
+		w.put(t, datapath.EdgeTCMapBalancers, datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Addr())}, uint32(1))
+	}
+	for device, own := range tables.Devices {
+		var row datapath.EdgeTCEdgeDevice
+		row.Source4.Bytes, row.Source6.Bytes, row.Mac = own[0].As16(), own[1].As16(), tables.MACs[device]
+		row.Outer4.Bytes, row.Outer6.Bytes = row.Source4.Bytes, row.Source6.Bytes
+		if tables.PodsAt[device] {
+			row.Pods = 1
+		}
+		w.put(t, datapath.EdgeTCMapEdgeDevices, device, row)
+	}
+}
+
+func frontendKey(k model.FrontendKey) datapath.FrontendKey {
+	return datapath.FrontendKey{Address: datapath.AddressFrom(k.Address), Port: datapath.NetworkOrder(k.Port), Protocol: k.Protocol}
+}
+
+func (w *world) put(t testing.TB, name string, key, value any) {
+	t.Helper()
+	if err := w.maps[name].Put(key, value); err != nil {
+		t.Fatalf("table %s, key %v: %v", name, key, err)
+	}
+}
+
+// empty removes all entries of a table.
+func (w *world) empty(t testing.TB, name string) {
+	t.Helper()
+	m := w.maps[name]
+	var key []byte
+	var keys [][]byte
+	value := make([]byte, m.ValueSize())
+	for entries := m.Iterate(); entries.Next(&key, &value); {
+		keys = append(keys, slices.Clone(key))
+	}
+	for _, key := range keys {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Fatalf("table %s: %v", name, err)
+		}
+	}
+}
+
+// forget empties what the programs remember.
+func (w *world) forget(t testing.TB) {
+	t.Helper()
+	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapHalfOpen, datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity} {
+		w.empty(t, name)
+	}
+	cpus, err := ebpf.PossibleCPU()
+	must(t, err)
+	w.put(t, datapath.EdgeTCMapEdgeCounts, uint32(0), make([]datapath.EdgeTCEdgeCounters, cpus))
+}
