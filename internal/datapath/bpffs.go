@@ -47,7 +47,8 @@ func prepareBPFFS(path string) error {
 	}
 	if strings.Contains(path[1:], ".") {
 		// The file system refuses names with dots ("reserved for future extensions").
-		if on, _ := isFS(existingParent(path), unix.BPF_FS_MAGIC); on {
+		on, _ := isFS(existingParent(path), unix.BPF_FS_MAGIC)
+		if on || strings.HasPrefix(path, systemBPFFS+"/") {
 			return fmt.Errorf("--bpffs %s: a BPF file system takes no names with dots", path)
 		}
 	}

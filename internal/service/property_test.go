@@ -80,10 +80,15 @@ func withSeeds(t *testing.T, n uint64, property func(*testing.T, random)) {
 			seeds = append(seeds, rand.Uint64())
 		}
 	}
-	for _, seed := range seeds {
-		property(t, random{rand.New(rand.NewPCG(seed, 0))})
+	var seed uint64
+	defer func() { // also when the property has ended the test
 		if t.Failed() {
-			t.Fatalf("to repeat: SEED=%d go test -run %s", seed, t.Name())
+			t.Logf("to repeat: SEED=%d go test -run %s", seed, t.Name())
+		}
+	}()
+	for _, seed = range seeds {
+		if property(t, random{rand.New(rand.NewPCG(seed, 0))}); t.Failed() {
+			return
 		}
 	}
 }
@@ -265,7 +270,7 @@ func (w *world) dependOnNodes(config Config) map[Ref]bool {
 				all[ref] = true
 			}
 		case *Service:
-			if len(o.ExternalIPs) > 0 || len(o.SourceRanges) > 0 || slices.ContainsFunc(o.Ports, func(p ServicePort) bool { return p.NodePort > 0 }) {
+			if len(o.ExternalIPs) > 0 || len(o.IngressIPs) > 0 || slices.ContainsFunc(o.Ports, func(p ServicePort) bool { return p.NodePort > 0 }) {
 				all[ref] = true
 			}
 		case *EndpointSlice:
