@@ -21,6 +21,10 @@
 #include "past.h"
 #include "select.h"
 
+/* What every way takes. */
+#define IPV4_LEAST_MTU 68
+#define IPV6_LEAST_MTU 1280
+
 /* Whether all of a message is there: of a packet without ports nobody has looked. */
 static __always_inline int message_whole(struct context *ctx, const struct packet *p)
 {
@@ -74,31 +78,41 @@ static __always_inline struct frontend *direct_frontend(const struct tuple *aske
 	return frontend && (frontend->dsr || frontend->flags & FRONTEND_HISTORY) ? frontend : 0;
 }
 
-/* About a packet of a flow without a record: it has the backend that is chosen for its ends,
- * or was, unless the client's history decides. */
-static __always_inline int report_of_slot(struct context *ctx, struct workspace *w)
+/* The backend of a flow without a record: the one that is chosen for its ends, or was, unless
+ * the client's history decides. w->dsr is how packets get there; none is found without DSR. */
+static __always_inline struct backend *backend_of_slot(struct workspace *w,
+						       const struct tuple *asked)
 {
-	struct frontend *frontend = direct_frontend(&w->other_key);
+	struct frontend *frontend = direct_frontend(asked);
 	const struct decision *decision;
 	struct backend *backend;
-	enum source_class class;
 	__u32 dsr, id;
 
 	if (!frontend)
-		return leave_alone(ctx, EDGE_NOT_OURS);
-	class = class_of(&w->other_key.source);
+		return 0;
 	decision = &frontend->decisions[FROM_OUTSIDE];
-	w->hash = tuple_hash(&w->other_key);
 	dsr = frontend->dsr;
-	id = past_backend(frontend, w->other_key.protocol, w->hash, &dsr);
+	id = past_backend(frontend, asked->protocol, w->hash, &dsr);
 	if (!id && decision->count && !frontend->affinity_seconds)
-		id = select_backend(frontend, decision, &w->other_key.source, w->hash);
+		id = select_backend(frontend, decision, &asked->source, w->hash);
 	backend = backend_lookup(id);
-	dsr = backend ? dsr_of(dsr, backend, class, &w->other_key.source) : DSR_NONE;
-	if (!dsr)
-		return leave_alone(ctx, EDGE_NOT_OURS);
+	if (!backend)
+		return 0;
 	w->service = frontend->service;
-	return report_on(ctx, w, dsr, &backend->address, backend->port, &backend->node);
+	w->dsr = dsr_of(dsr, backend, class_of(&asked->source), &asked->source);
+	return w->dsr ? backend : 0;
+}
+
+/* About a packet of a flow without a record. */
+static __always_inline int report_of_slot(struct context *ctx, struct workspace *w)
+{
+	struct backend *backend;
+
+	w->hash = tuple_hash(&w->other_key);
+	backend = backend_of_slot(w, &w->other_key);
+	if (!backend)
+		return leave_alone(ctx, EDGE_NOT_OURS);
+	return report_on(ctx, w, w->dsr, &backend->address, backend->port, &backend->node);
 }
 
 /* Which error a client gets for one about what was put around its packet; -1: none. Of a
@@ -164,30 +178,73 @@ static __always_inline int own_address(struct context *ctx, struct workspace *w)
 			packet_device(ctx), 0) == NOT_ROUTED;
 }
 
+/* Whether this node sends a client's packet, which an error quotes, with what is quoted around
+ * it: to that backend or node. other_key has the ends of that, turned round. */
+static __always_inline int sent_so(struct workspace *w)
+{
+	const struct tuple *answer = &w->other_key;
+	const struct address *node;
+	struct backend *backend;
+	struct track *track;
+	int half;
+
+	w->hash = tuple_hash(&w->quoted.tuple);
+	track = track_find(&w->quoted.tuple, w->hash, &half);
+	if (track) {
+		w->dsr = track->dsr;
+		w->to = track->becomes;
+		node = node_of(track, &w->to.destination);
+	} else {
+		backend = backend_of_slot(w, &w->quoted.tuple);
+		if (!backend)
+			return 0;
+		w->to.destination = backend->address;
+		node = &backend->node;
+	}
+	if (!w->dsr)
+		return 0;
+	dsr_outer(w, node);
+	w->dsr = DSR_NONE; /* what the client gets has come by nothing of that kind */
+	return address_equal(&w->outer.destination, &answer->source) &&
+	       w->outer.protocol == answer->protocol &&
+	       w->outer.source_port == answer->destination_port &&
+	       w->outer.destination_port == answer->source_port;
+}
+
+/* What is left inside of an MTU. No way has less, whoever says so: RFC 791 section 3.2, and RFC
+ * 8200 section 5, where it is told of narrower ones, too (RFC 2473 section 7.1). 0: the router does
+ * not say, and the client guesses (RFC 1191 section 5). */
+static __always_inline __u32 mtu_inside(int is_v6, const struct icmp_header *icmp, __u32 overhead)
+{
+	__u32 mtu = bpf_ntohl(icmp->rest), least = is_v6 ? IPV6_LEAST_MTU : IPV4_LEAST_MTU;
+
+	if (!is_v6)
+		mtu &= 0xffff;
+	if (!mtu && !is_v6)
+		return 0;
+	return mtu > least + overhead ? mtu - overhead : least;
+}
+
 /* About a packet that this node has encapsulated. Who makes one up has to name a flow, or a
- * Service with DSR; what he gets sent is no more than he sends, and not more often than
- * other errors are. */
+ * Service with DSR, and whom the flow's packets are sent to; what he gets sent is no more than he
+ * sends, and not more often than other errors are. */
 static __always_inline int report_to_client(struct context *ctx, struct workspace *w)
 {
 	struct address from = w->quoted.tuple.source;
 	struct icmp_header icmp;
-	struct track *track;
 	enum answered answered;
 	enum routed routed;
-	int half, error;
-	__u32 overhead, mtu;
+	__u32 overhead;
+	int error;
 
 	if (!message_whole(ctx, &w->packet) ||
 	    packet_load(ctx, w->packet.l4, &icmp, sizeof(icmp)) ||
 	    !address_equal(&from, &w->packet.tuple.destination))
 		return leave_alone(ctx, EDGE_NOT_OURS);
+	tuple_reverse(&w->quoted.tuple, &w->other_key);
 	overhead = quoted_inside(ctx, w);
 	error = error_for_client(w->packet.is_v6, &icmp);
-	if (!overhead || error < 0 || !own_address(ctx, w))
-		return leave_alone(ctx, EDGE_NOT_OURS);
-	w->hash = tuple_hash(&w->quoted.tuple);
-	track = track_find(&w->quoted.tuple, w->hash, &half);
-	if (!(track && track->dsr) && !direct_frontend(&w->quoted.tuple))
+	if (!overhead || error < 0 || !own_address(ctx, w) || !sent_so(w))
 		return leave_alone(ctx, EDGE_NOT_OURS);
 	tuple_reverse(&w->quoted.tuple, &w->to);
 	routed = route_of(ctx, 0, w->packet.is_v6, w->packet.tuple.protocol, &w->to, &w->fib,
@@ -198,11 +255,8 @@ static __always_inline int report_to_client(struct context *ctx, struct workspac
 #endif
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
-	mtu = bpf_ntohl(icmp.rest);
-	if (!w->packet.is_v6)
-		mtu &= 0xffff;
-	mtu = mtu > overhead ? mtu - overhead : 0;
-	answered = answer_error(ctx, &w->quoted, &w->to.source, error, mtu);
+	answered = answer_error(ctx, &w->quoted, &w->to.source, error,
+				mtu_inside(w->packet.is_v6, &icmp, overhead));
 #ifdef EDGE_XDP
 	if (answered == ANSWER_NO_ROOM)
 		return leave_alone(ctx, EDGE_TO_TC);

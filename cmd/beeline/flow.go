@@ -95,7 +95,12 @@ func newFlowFlushCommand() *cobra.Command {
 		Use: "flush", Short: "Have flows forgotten",
 		Long: `Has the flows of clients outside of the cluster forgotten. What a client sends
 next is of a new flow, and may reach another backend: TCP connections break that
-the new backend does not know.`,
+the new backend does not know.
+
+Of Services by DSR whose flows need no records (docs/balancer.md) there are records
+only in slots that have changed since, and there whatever has no record goes to the
+backend from before the change. So connections that began after it break.
+"beeline status" says how many slots have changed.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			flows, names, err := s.open()

@@ -41,9 +41,9 @@ func statusText(w io.Writer, s *observe.Status) {
 	fmt.Fprintf(t, "Services:\t%d, with %d frontends and %d backends\n", s.Counts.Services, s.Counts.Frontends, s.Counts.Backends)
 	if s.Algorithm != "" {
 		fmt.Fprintf(t, "Algorithm:\t%s unless a Service says otherwise; Services with Maglev tables of %d slots: %d\n", s.Algorithm, s.TableSize, s.Counts.Maglev)
-		if s.Sync.Untracked > 0 {
-			fmt.Fprintf(t, "Untracked:\t%d frontends need no records of flows to other nodes; slots have changed of %d, and need them for now\n", s.Sync.Untracked, s.Sync.Remembering)
-		}
+	}
+	if text := s.Untracked(); text != "" {
+		fmt.Fprintf(t, "Untracked:\t%s\n", text)
 	}
 	dsrText(t, s)
 	fmt.Fprintf(t, "Pins:\t%s\n", s.BPFFS)

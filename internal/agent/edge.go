@@ -178,9 +178,12 @@ func (a *Agent) contested() (note func(datapath.Tuple, *datapath.Track), settle 
 	if sweep == nil {
 		return nil, nil
 	}
-	return sweep.Note, func() error {
-		return a.syncer.EndSweep(sweep, func(p service.Protocol) time.Duration { return a.config.Edge.Timeouts.Idle(uint8(p)) })
-	}
+	return sweep.Note, func() error { return a.syncer.EndSweep(sweep, a.idleTime) }
+}
+
+// idleTime is how long a flow of a protocol is remembered on which nothing is sent.
+func (a *Agent) idleTime(p service.Protocol) time.Duration {
+	return a.config.Edge.Timeouts.Idle(uint8(p))
 }
 
 // elsewhere are the addresses of a change's backends on other nodes, and of these nodes.

@@ -174,6 +174,35 @@ func (s State) Settle(timeout, began Seconds, busy func(slot uint32) bool) *Hist
 	return next
 }
 
+// Slots is how many there are, of the table or of the one before.
+func (s State) Slots() int {
+	if s.Untracked && len(s.Table) > 0 || s.History == nil {
+		return len(s.Table)
+	}
+	return len(s.History.Stable)
+}
+
+// Waits says in how many slots flows need records because of the history, and for how long at
+// most flows without records are still waited for. A slot stays contested for longer only while
+// a record leads elsewhere than the table.
+func (s State) Waits(timeout, now Seconds) (contested int, left Seconds) {
+	h := s.History
+	if h == nil {
+		return 0, 0
+	}
+	all := !s.Untracked || len(h.Stable) != len(s.Table)
+	for slot, stable := range h.Stable {
+		if !all && !h.Contested[slot] {
+			continue
+		}
+		contested++
+		if stable != 0 && (all || stable != s.Table[slot]) && !passed(h.Since[slot], timeout, now) {
+			left = max(left, h.Since[slot]+timeout-now)
+		}
+	}
+	return contested, left
+}
+
 // waited says whether each flow of a slot has a record, or has been idle for too long.
 func (s State) waited(slot int, timeout, now Seconds) bool {
 	stable := s.History.Stable[slot]

@@ -21,6 +21,42 @@ func TestNothingChanges(t *testing.T) {
 	}
 }
 
+// TestWaits: what is said of contested slots is when Settle ends them, once no record leads
+// elsewhere.
+func TestWaits(t *testing.T) {
+	free := func(uint32) bool { return false }
+	const a, b = 1, 2
+	before := State{Table: []uint32{a, a, a, a}, Untracked: true}
+	for _, test := range []struct {
+		name      string
+		table     []uint32
+		untracked bool
+		contested int
+		left      Seconds
+	}{
+		{"nothing has changed", []uint32{a, a, a, a}, true, 0, 0},
+		{"two slots have changed", []uint32{a, b, b, a}, true, 2, timeout},
+		{"the table has another size", []uint32{a, b}, true, 4, timeout},
+		{"everything is recorded", []uint32{a, a, a, a}, false, 4, timeout},
+	} {
+		s := State{test.table, test.untracked, before.Next(test.table, test.untracked, 1000)}
+		if contested, left := s.Waits(timeout, 1000); contested != test.contested || left != test.left {
+			t.Errorf("%s: %d slots, %d s; want %d and %d", test.name, contested, left, test.contested, test.left)
+		}
+		if _, left := s.Waits(timeout, 1040); left != max(test.left, 40)-40 {
+			t.Errorf("%s: after 40 s %d are left of %d", test.name, left, test.left)
+		}
+		if s.History = s.Settle(timeout, 1000+test.left, free); s.History != nil {
+			t.Errorf("%s: still contested after %d s", test.name, test.left)
+		}
+	}
+	back := State{[]uint32{b, a, a, a}, true, before.Next([]uint32{b, a, a, a}, true, 1000)}
+	back = State{before.Table, true, back.Next(before.Table, true, 1000)}
+	if contested, left := back.Waits(timeout, 1000); contested != 1 || left != 0 {
+		t.Errorf("A, B, A: %d slots, %d s; want one that waits for records alone", contested, left)
+	}
+}
+
 // TestChange goes through the changes of one slot by name.
 func TestChange(t *testing.T) {
 	const a, b, c = 1, 2, 3

@@ -39,8 +39,11 @@ type Status struct {
 	BPFFS       string `json:"bpffs"`
 	Cgroup      string `json:"cgroup,omitempty"`
 
-	Source      Source                `json:"source,omitzero"`
-	Sync        sync.Stats            `json:"sync,omitzero"`
+	Source Source     `json:"source,omitzero"`
+	Sync   sync.Stats `json:"sync,omitzero"`
+	// Settling is how far slots of untracked frontends are on their way to need records no
+	// more.
+	Settling    sync.Settling         `json:"settling,omitzero"`
 	Sockets     terminate.Status      `json:"sockets,omitzero"`
 	Attachments []datapath.Attachment `json:"attachments"`
 	// Hooks is how many attachments there should be; 0: only the agent knows.
@@ -110,6 +113,23 @@ type Counts struct {
 	Backends  int `json:"backends"`
 	Maglev    int `json:"maglev"` // Services with Maglev tables
 	DSR       int `json:"dsr"`    // Services with DSR
+}
+
+// Untracked says what is not recorded, and for how long more is than need be; empty if there is
+// nothing to say.
+func (s *Status) Untracked() string {
+	if s.Sync.Untracked == 0 && s.Settling.Contested == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%d frontends need no records of flows to other nodes", s.Sync.Untracked)
+	if s.Settling.Contested == 0 {
+		return text
+	}
+	text += fmt.Sprintf("; for now %d of %d slots do", s.Settling.Contested, s.Settling.Slots)
+	if s.Settling.Seconds == 0 {
+		return text + ", until no record leads elsewhere"
+	}
+	return text + fmt.Sprintf(", for at most %v more unless recorded connections go on elsewhere", time.Duration(s.Settling.Seconds)*time.Second)
 }
 
 // CountsOf counts.

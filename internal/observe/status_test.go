@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/sync"
 )
 
 // An API server that has been away for long is worth a complaint; one that is
@@ -28,6 +29,25 @@ func TestAway(t *testing.T) {
 		got := strings.Join(s.Complaints(), "; ")
 		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: complaints %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// What is said of slots that have changed: how many of how many, and for how long at most.
+func TestUntracked(t *testing.T) {
+	for _, test := range []struct {
+		untracked int
+		settling  sync.Settling
+		want      string
+	}{
+		{0, sync.Settling{}, ""},
+		{2, sync.Settling{Slots: 502}, "2 frontends need no records of flows to other nodes"},
+		{2, sync.Settling{Slots: 502, Contested: 251}, "2 frontends need no records of flows to other nodes; for now 251 of 502 slots do, until no record leads elsewhere"},
+		{0, sync.Settling{Slots: 251, Contested: 251, Seconds: 3661}, "0 frontends need no records of flows to other nodes; for now 251 of 251 slots do, for at most 1h1m1s more unless recorded connections go on elsewhere"},
+	} {
+		s := Status{Sync: sync.Stats{Untracked: test.untracked}, Settling: test.settling}
+		if got := s.Untracked(); got != test.want {
+			t.Errorf("%+v: %q, want %q", test.settling, got, test.want)
 		}
 	}
 }

@@ -10,6 +10,9 @@ type Config struct {
 	// NodeName is the name of this node's Node object. Endpoints and pods that
 	// name it are local; without it nothing is local (R11).
 	NodeName string
+	// LocalByAddress: an endpoint that names no node is this node's if it has one of its
+	// addresses. Not so for kube-proxy (R11): it is for files, where nobody else says it.
+	LocalByAddress bool
 	// ServiceProxyName admits Services whose label
 	// service.kubernetes.io/service-proxy-name has this value, beside those
 	// without the label (R1). Empty admits the latter only.

@@ -100,7 +100,7 @@ func (p *servicePlan) withNodes(all []candidate, port ServicePort) {
 	}
 	for i := range all {
 		c := &all[i]
-		if !c.local(p.node.name) {
+		if !c.local(p.node) {
 			c.node = p.node.addressOf(c.endpoint.Node, FamilyOf(c.addr.Addr()))
 		}
 	}

@@ -31,7 +31,13 @@ func (c candidate) fallback() bool {
 	return c.weight > 0 && !c.down && c.endpoint.Serving && c.endpoint.Terminating
 }
 
-func (c candidate) local(node string) bool { return node != "" && c.endpoint.Node == node }
+// local says whether an endpoint is this node's (R11).
+func (c candidate) local(node *nodeFacts) bool {
+	if c.endpoint.Node == "" {
+		return node.localByAddress && node.isLocal(c.addr.Addr())
+	}
+	return c.endpoint.Node == node.name
+}
 
 // mergeEndpoints collects the endpoints of a service port from all its slices,
 // each address and port once, sorted (R5, R6). The slices must be in a fixed
@@ -99,13 +105,13 @@ func selectEndpoints(all []candidate, node *nodeFacts) portSets {
 	wanted := byTopology(all, node)
 	s := portSets{
 		cluster: backends(all, node, func(c candidate) bool { return c.ready() && wanted(c) }),
-		local:   backends(all, node, func(c candidate) bool { return c.ready() && c.local(node.name) }),
+		local:   backends(all, node, func(c candidate) bool { return c.ready() && c.local(node) }),
 	}
 	if len(s.cluster) == 0 {
 		s.cluster = backends(all, node, candidate.fallback)
 	}
 	if len(s.local) == 0 {
-		s.local = backends(all, node, func(c candidate) bool { return c.fallback() && c.local(node.name) })
+		s.local = backends(all, node, func(c candidate) bool { return c.fallback() && c.local(node) })
 	}
 	// Topology never hides the last ready endpoint, so an empty cluster set means
 	// that there is nothing anywhere.
@@ -141,7 +147,7 @@ func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Ba
 	bs := make([]Backend, 0, n)
 	for _, c := range all {
 		if admit(c) {
-			here := c.local(node.name) || c.endpoint.Node == "" && node.has(c.addr.Addr())
+			here := c.local(node) || c.endpoint.Node == "" && node.has(c.addr.Addr())
 			bs = append(bs, Backend{Addr: c.addr, Local: here, Node: c.elsewhere(here), Weight: c.weight})
 		}
 	}

@@ -239,6 +239,40 @@ func TestR11LocalSet(t *testing.T) {
 	})
 }
 
+// In files an endpoint without a node is this node's if it has an address of it: of the Node
+// object, or of an interface, which may come and go. One that names a node is that one's.
+func TestR11LocalByAddress(t *testing.T) {
+	files := func(c *Config) { c.LocalByAddress = true }
+	local := service("web", iTPLocal)
+	own := func(words ...string) *EndpointSlice {
+		var lines []string
+		for i, w := range words {
+			lines = append(lines, []string{hereIP, thereIP}[i]+" "+w)
+		}
+		return endpoints(lines...)
+	}
+	here := expect{webHTTP: everywhere(hereIP + ":8080")}
+	runRules(t, []rule{
+		{"in a cluster none is", nil, []Object{local, own("", "")}, expect{webHTTP: "all drop"}},
+		{"in files", files, []Object{local, own("", "")}, here},
+		{"beside one that names this node", files, []Object{local, endpoints(hereIP, "b here", "c")}, expect{webHTTP: everywhere("b " + hereIP + ":8080")}},
+		{"it names another node", files, []Object{local, own("there", "")}, expect{webHTTP: "all drop"}},
+		{"an address of another node's names this one", files, []Object{local, own("there", "here")}, expect{webHTTP: everywhere(thereIP + ":8080")}},
+		{"of the other family", files, []Object{service("web", iTPLocal, dualStack), slice("web-1", []string{hereIP6, "b there"}, ipv6)},
+			expect{"[" + webIP6 + "]:80": everywhere("a")}},
+		{"it terminates", files, []Object{local, own("terminating", "")}, here},
+		{"no node has this name", func(c *Config) { files(c); c.NodeName = "" }, []Object{local, own("", "")}, expect{webHTTP: "all drop"}},
+	})
+	config := testConfig()
+	files(&config)
+	table := cluster(config, local, endpoints("a", "b"))
+	check(t, table, expect{webHTTP: "all drop"})
+	table.SetLocalAddresses(addrs("10.1.0.2"))
+	check(t, table, expect{webHTTP: everywhere("b")})
+	table.SetLocalAddresses(nil)
+	check(t, table, expect{webHTTP: "all drop"})
+}
+
 func TestR11BackendsKnowWhetherTheyAreLocal(t *testing.T) {
 	for _, b := range cluster(testConfig(), service("web"), endpoints("a here", "b there", "c")).Plan(web).Sets[0].Backends {
 		if b.Local != (names([]Backend{b}) == "a") {

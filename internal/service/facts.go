@@ -10,6 +10,8 @@ import (
 // nodeFacts are what the rules read of this node, and of other nodes.
 type nodeFacts struct {
 	name, zone string
+	// localByAddress is Config.LocalByAddress.
+	localByAddress bool
 	// primary has the node's first address of each family, as the Node object
 	// orders them.
 	primary []netip.Addr
@@ -29,7 +31,7 @@ type nodeFacts struct {
 // newNodeFacts combines what is known of this node. The Node object can be
 // missing.
 func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
-	f := nodeFacts{name: config.NodeName, nodes: nodes, objects: objects}
+	f := nodeFacts{name: config.NodeName, localByAddress: config.LocalByAddress, nodes: nodes, objects: objects}
 	node := objects[config.NodeName]
 	all := slices.Clone(interfaces)
 	if node != nil {

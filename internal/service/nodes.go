@@ -238,7 +238,7 @@ func (t *Table) LocalReadyEndpoints(service Ref, family Family) int {
 			all := mergeEndpoints(t.byService[service], port, family)
 			t.health.of(service).mark(all, port)
 			for _, c := range all {
-				if c.ready() && c.local(t.node.name) {
+				if c.ready() && c.local(&t.node) {
 					ready[c.addr.Addr()] = struct{}{}
 				}
 			}

@@ -114,6 +114,47 @@ func TestHistoryAfterRestart(t *testing.T) {
 	}
 }
 
+// TestSettling: what people are told of contested slots are those in the tables, each once though
+// frontends share it, and the time until a sweep ends them.
+func TestSettling(t *testing.T) {
+	m := newMemory(t, 3000)
+	plan := func(backends ...byte) *service.Plan {
+		plan := untrackedPlan(slotsOfTable, backends...)
+		f := plan.Frontends[0]
+		f.Key.Port++
+		plan.Frontends = append(plan.Frontends, f)
+		return plan
+	}
+	want := func(when string, want Settling) {
+		t.Helper()
+		if got := m.s.Settling(func(service.Protocol) time.Duration { return idle }); got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	want("nothing is there", Settling{})
+	m.apply(plan(1, 2))
+	want("a new frontend", Settling{slotsOfTable, slotsOfTable, 0})
+	m.now += 2
+	m.sweep(nil)
+	want("a sweep has ended it", Settling{slotsOfTable, 0, 0})
+	m.apply(plan(1, 3))
+	contested := 0
+	for _, word := range m.words() {
+		if word != 0 {
+			contested++
+		}
+	}
+	if contested == 0 || contested == slotsOfTable {
+		t.Fatalf("%d slots are contested of %d", contested, slotsOfTable)
+	}
+	want("a change", Settling{slotsOfTable, contested, 101}) // its second is the next one
+	m.now += 41
+	want("41 s later", Settling{slotsOfTable, contested, 60})
+	m.now += 60
+	m.sweep(nil)
+	want("in the end", Settling{slotsOfTable, 0, 0})
+}
+
 // TestOtherSizeAndRandom: with a table of another size, and without one, packets find where
 // they belong by the old table, until flows without records have been idle for too long.
 func TestOtherSizeAndRandom(t *testing.T) {

@@ -152,3 +152,45 @@ func (s *Syncer) EndSweep(w *Sweep, timeout func(service.Protocol) time.Duration
 	}
 	return nil
 }
+
+// Settling is how far slots are on their way to need records no more.
+type Settling struct {
+	// Slots are those of the tables of untracked frontends, and of tables that are remembered,
+	// Contested those of them of which every flow is recorded. A table that frontends share
+	// counts once.
+	Slots     int `json:"slots"`
+	Contested int `json:"contested"`
+	// Seconds is for how long at most flows without records are still waited for. A slot stays
+	// contested for longer only while a recorded connection goes on elsewhere.
+	Seconds uint32 `json:"seconds"`
+}
+
+// Settling says how many slots are contested. timeout is as EndSweep has it.
+func (s *Syncer) Settling(timeout func(service.Protocol) time.Duration) (all Settling) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	type seen struct {
+		history   *history.History
+		outside   *set
+		untracked bool
+	}
+	known := map[seen]bool{}
+	for key, e := range s.applied {
+		this := seen{outside: e.outside(), untracked: e.untracked()}
+		if p := e.past(); p != nil {
+			this.history = p.history
+		} else if !this.untracked {
+			continue
+		}
+		if known[this] {
+			continue
+		}
+		known[this] = true
+		state := history.State{Table: s.tableOf(this.outside, nil), Untracked: this.untracked, History: this.history}
+		contested, left := state.Waits(history.Seconds(timeout(key.Protocol)/time.Second), history.Seconds(s.seconds()))
+		all.Slots += state.Slots()
+		all.Contested += contested
+		all.Seconds = max(all.Seconds, uint32(left))
+	}
+	return all
+}

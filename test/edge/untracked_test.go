@@ -90,6 +90,9 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		goOn("nothing has changed")
 		put("b1", "b2", "b3", "a1")
 		goOn("two backends have come")
+		if s := w.status().Settling; s.Contested == 0 || s.Contested >= s.Slots || s.Seconds == 0 {
+			t.Errorf("slots have changed, and the status says %+v", s)
+		}
 		if w.status().Edge.Counters["new"] == before {
 			t.Error("no connection is recorded, though backends have come")
 		}

@@ -99,6 +99,7 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 		if f.client.Is6() {
 			cases = map[message][2][2]uint8{{2, 0, 1400}: tooBig, {1, 0, 0}: unreachable, {1, 4, 0}: unreachable, {3, 0, 0}: unreachable, {4, 1, 40}: unreachable}
 		}
+		w.run(t, at, question.frame(t)) // there is a record at first
 		for m, says := range cases {
 			for _, by := range []netip.Addr{router, f.remote} {
 				for _, quoted := range []int{more + 28 + 20, 548, 1232} {
@@ -134,6 +135,122 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 			for cut := 0; cut < more+28; cut += 4 { // too little of it
 				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, sent, cut))
 			}
+			w.forget(t)
 		}
+	})
+}
+
+// outerTooBig is the error about a packet that has been sent, with an MTU.
+func outerTooBig(t testing.TB, f family, mtu int, sent []byte) []byte {
+	t.Helper()
+	if f.client.Is4() {
+		return outerError(t, f.node.Next(), f.own, 3, 4, uint32(mtu), sent, 548)
+	}
+	return outerError(t, f.node.Next(), f.own, 2, 0, uint32(mtu), sent, 548)
+}
+
+// toldTooBig is what the client gets for that.
+func (p probe) toldTooBig(t testing.TB, at hook, f family, mtu, quoted int) []byte {
+	t.Helper()
+	inner := p.forwarded(atIngress, p.from, p.to, nodeBMAC)
+	inner.source, inner.target = nodeBMAC, eth0MAC
+	if at == atXDP {
+		inner.source = gatewayMAC
+	}
+	return inner.icmpAnswerOf(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(mtu), quoted)
+}
+
+// The client is told of no MTU that no way has: of IPv4 not less than 68 (RFC 791 section 3.2), of
+// IPv6 not less than 1280 (RFC 8200 section 5, RFC 2473 section 7.1). A router of IPv4 that names
+// none has the client guess (RFC 1191 section 5).
+func TestDirectLeastMTU(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if dsr == model.Opt {
+			return // such errors go to the client by themselves
+		}
+		question, way, more := f.question(protocol, direct(toRemote, dsr)), f.way(dsr), overhead(f, dsr)
+		question.dontFragment, question.flags, question.payload = true, ack, bytes.Repeat([]byte("odd"), 401)
+		sent := way.sent(t, atIngress, question, nodeBMAC)
+		least := 68
+		if f.client.Is6() {
+			least = 1280
+		}
+		told := map[int]int{1: least, more: least, more + 1: least, least: least, least + more - 1: least, least + more: least,
+			least + more + 1: least + 1, 1400: 1400 - more, 0: 0}
+		if f.client.Is6() {
+			told[0] = least
+		}
+		for mtu, want := range told {
+			w.leaves(t, at, outerTooBig(t, f, mtu, sent), model.ActionSend, question.toldTooBig(t, at, f, want, 548-more))
+		}
+	})
+}
+
+// An error is told to the client only if it quotes what this node has put around his packet: with
+// the backend, or its node, of the flow's record, or without one of its slot, and of their kind. All
+// else somebody has made up who does not see such packets.
+func TestDirectSpoofedErrors(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if dsr == model.Opt {
+			return // nothing is put around
+		}
+		defer w.apply(t, w.scene())
+		question := f.question(protocol, direct(toRemote, dsr))
+		question.dontFragment, question.flags, question.payload = true, ack, bytes.Repeat([]byte("odd"), 401)
+		first := uint32(1)
+		if f.client.Is6() {
+			first = 11
+		}
+		recorded, other := f.way(dsr), f.way(dsr)
+		other.backend = on(f.remote.Next(), targetPort)
+		other.node = other.backend.Addr() // not known
+		tells := func(when string, tells, not way) {
+			t.Helper()
+			sent := tells.sent(t, atIngress, question, nodeBMAC)
+			before := w.counts(t)
+			w.leaves(t, at, outerTooBig(t, f, 1400, sent), model.ActionSend, question.toldTooBig(t, at, f, 1400-overhead(f, dsr), 548-overhead(f, dsr)))
+			w.counted(t, before, model.ICMPError)
+			spoofed := map[string][]byte{"another backend": not.sent(t, atIngress, question, nodeBMAC)}
+			kind := tells
+			kind.dsr = model.IPIP + model.Geneve - dsr
+			spoofed["another kind"] = kind.sent(t, atIngress, question, nodeBMAC)
+			if dsr == model.Geneve {
+				inner, _ := split(question.frame(t))
+				port := tells.around(t, append(question.frame(t)[:14:14], inner...), question.hash()^1<<31)
+				spoofed["another port"] = port
+			}
+			for what, frame := range spoofed {
+				t.Log(when, what)
+				before := w.counts(t)
+				w.ignores(t, at, outerTooBig(t, f, 1400, frame))
+				w.counted(t, before, model.NotOurs)
+			}
+		}
+		tells("without a record", recorded, other)
+		w.run(t, at, question.frame(t))
+		tells("with a record", recorded, other)
+		tables := w.scene()
+		key := model.FrontendKey{Address: f.vip, Port: question.to.Port(), Protocol: protocol}
+		changed := tables.Frontends[key]
+		changed.Pod, changed.Outside = model.Decision{Slots: []uint32{first + 6}}, model.Decision{Slots: []uint32{first + 6}}
+		tables.Frontends[key] = changed
+		w.apply(t, tables)
+		tells("with a record of a backend that has left", recorded, other)
+		w.forget(t)
+		tells("without a record of another backend", other, recorded)
+		changed.Untracked, changed.Before, changed.History = true, dsr, []model.Slot{{Contested: true, Stable: first}}
+		tables.Frontends[key] = changed
+		w.apply(t, tables)
+		if protocol == tcp {
+			tells("without a record in a contested slot", recorded, other)
+		} else {
+			tells("without a record in a contested slot", other, recorded)
+		}
+		changed = model.Frontend{Service: 1, Outside: changed.Outside, AffinitySeconds: 1000, DSR: dsr}
+		tables.Frontends[key] = changed
+		w.apply(t, tables)
+		w.ignores(t, at, outerTooBig(t, f, 1400, other.sent(t, atIngress, question, nodeBMAC))) // nobody knows by the ends alone
 	})
 }

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// R11, R18: in a file an endpoint needs no nodeName to be this node's, if it has an address of
+// the node: policy Local finds the program that listens there, and no other.
+func TestEndpointOfTheNodeItself(t *testing.T) {
+	w := startWorld(t)
+	w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
+	s, slices := w.public("node-a", "b1", "b2")
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	for _, slice := range slices {
+		for i := range slice.Endpoints {
+			slice.Endpoints[i].NodeName = nil
+		}
+	}
+	w.apply("web", objects(s, slices)...)
+	for _, to := range addresses(w.Host("node-a"), nodePort) {
+		for _, network := range []string{"tcp", "udp"} {
+			w.wantServed(network, to, "node-a")
+		}
+	}
+}
