@@ -70,6 +70,6 @@ func command() *cobra.Command {
 	root := runCommand()
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(docCommand())
+	root.AddCommand(compareCommand(), docCommand())
 	return root
 }
