@@ -70,6 +70,6 @@ func command() *cobra.Command {
 	root := runCommand()
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(compareCommand(), docCommand())
+	root.AddCommand(chartCommand(), compareCommand(), docCommand())
 	return root
 }
