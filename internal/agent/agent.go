@@ -182,10 +182,17 @@ func wait(group *gosync.WaitGroup) {
 // period, so that many updates share one.
 const collectInterval = time.Second
 
-// loop is the only place from which the plan and the tables change.
+// loop is the only place from which the plan and the tables change; only what is given
+// back goes on beside it.
 func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-chan []probe.Change, addresses <-chan struct{}) error {
 	collect := time.NewTicker(collectInterval)
 	defer collect.Stop()
+	collecting, collected := false, make(chan error, 1)
+	defer func() {
+		if collecting {
+			<-collected // before the tables are closed
+		}
+	}()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	var audit <-chan time.Time
@@ -220,7 +227,16 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 				retry.Reset(time.Until(next))
 			}
 		case <-collect.C:
-			if _, err := a.syncer.Collect(); err != nil {
+			if !collecting {
+				collecting = true
+				go func() { // so that no change waits for the grace period
+					_, err := a.syncer.Collect()
+					collected <- err
+				}()
+			}
+		case err := <-collected:
+			collecting = false
+			if err != nil {
 				a.log.Error("could not give table space back; trying again", "error", err)
 			}
 			retry.Reset(0)

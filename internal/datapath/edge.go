@@ -77,32 +77,31 @@ type edgeObject struct {
 
 var edgeObjects = []edgeObject{{LoadEdgeTC, true}, {LoadEdgeXDP, false}}
 
-// loadEdge loads what is attached to devices, if that is wanted. It returns the
-// tables that were there.
-func (d *Datapath) loadEdge() (pinned map[string]*ebpf.Map, err error) {
+// edgeSpecs are what is attached to devices, if that is wanted, with their tables made. It
+// returns the tables that were there.
+func (d *Datapath) edgeSpecs() (specs []*ebpf.CollectionSpec, pinned map[string]*ebpf.Map, err error) {
 	if d.options.Edge == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	for _, o := range edgeObjects {
 		spec, err := o.load()
 		if err != nil {
-			return pinned, err
+			return nil, pinned, err
 		}
 		if err := d.setEdgeConstants(spec, o.pseudoHeader); err != nil {
-			return pinned, err
+			return nil, pinned, err
 		}
 		if pinned == nil {
 			if pinned, err = d.pinnedEdgeTables(spec); err != nil {
-				return pinned, err
+				return nil, pinned, err
 			}
 		}
-		tables := maps.Clone(pinned)
-		maps.Copy(tables, d.maps)
-		if err := d.loadObject(spec, tablesOf(spec, tables)); err != nil {
-			return pinned, err
+		if err := d.makeTables(spec, pinned); err != nil {
+			return nil, pinned, err
 		}
+		specs = append(specs, spec)
 	}
-	return pinned, nil
+	return specs, pinned, nil
 }
 
 // pinnedEdgeTables finds the edge's tables of an earlier agent, and gives the spec

@@ -132,7 +132,7 @@ func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Progra
 	main.Name = slotName(d.options.BPFFS)
 	p.Instructions[0] = btf.WithFuncMetadata(p.Instructions[0], &main)
 	p.Name, p.Type, p.AttachType, p.AttachTarget, p.AttachTo = slotName(d.options.BPFFS), ebpf.Extension, ebpf.AttachNone, target, function
-	if err := d.loadObject(spec, tablesOf(spec, d.maps)); err != nil {
+	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err != nil {
 		return nil, err
 	}
 	return d.programs[EdgeSlotProgBeelineEdge], nil

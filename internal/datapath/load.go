@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -148,34 +149,35 @@ func (d *Datapath) Close() {
 // CgroupPath is the directory that the hooks are, or will be, attached to.
 func (d *Datapath) CgroupPath() string { return d.cgroup }
 
-// load loads the programs that are wanted over one set of tables.
+// load loads the programs that are wanted over one set of tables: the tables first, and
+// then the programs of all files side by side, for most of the time is the verifier's.
 func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	for name, entries := range d.options.Limits.entries() {
 		sock.Maps[name].MaxEntries = entries
 	}
 	pinned, err := d.pinnedTables(sock)
-	defer func() {
-		for _, m := range pinned {
-			m.Close()
-		}
-	}()
+	defer closeMaps(pinned)
 	if err != nil {
 		return err
 	}
 	d.maps, d.programs = map[string]*ebpf.Map{}, map[string]*ebpf.Program{}
-	if err := d.loadObject(sock, pinned); err != nil {
+	if err := d.makeTables(sock, pinned); err != nil {
 		return err
 	}
-	if err := d.loadBind(); err != nil {
-		return err
-	}
-	pinnedEdge, err := d.loadEdge()
-	defer func() {
-		for _, m := range pinnedEdge {
-			m.Close()
-		}
-	}()
+	specs := []*ebpf.CollectionSpec{sock}
+	bind, err := d.bindSpec()
 	if err != nil {
+		return err
+	}
+	if bind != nil {
+		specs = append(specs, bind)
+	}
+	edge, pinnedEdge, err := d.edgeSpecs()
+	defer closeMaps(pinnedEdge)
+	if err != nil {
+		return err
+	}
+	if err := d.loadPrograms(append(specs, edge...)); err != nil {
 		return err
 	}
 	for name, m := range d.maps {
@@ -189,28 +191,88 @@ func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// loadBind loads what protects served ports, if that is wanted. Without the
+func closeMaps(all map[string]*ebpf.Map) {
+	for _, m := range all {
+		m.Close()
+	}
+}
+
+// bindSpec is what protects served ports, nil if that is not wanted. Without the
 // kernel's types all else works.
-func (d *Datapath) loadBind() error {
+func (d *Datapath) bindSpec() (*ebpf.CollectionSpec, error) {
 	if !d.options.BindProtection {
-		return nil
+		return nil, nil
 	}
 	if !kernelHas()[kernelTypes] {
 		d.options.BindProtection = false
 		d.Unprotected = "bind() of NodePorts and HostPorts is not refused, because this kernel does not tell its types (CONFIG_DEBUG_INFO_BTF): " +
 			"use another kernel, or --bind-protection=false if that is all right"
-		return nil
+		return nil, nil
 	}
 	spec, err := LoadBind()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return d.loadObject(spec, d.maps)
+	return spec, d.makeTables(spec, nil)
 }
 
-// loadObject loads the programs of one file over tables that exist, and makes
-// those that do not.
-func (d *Datapath) loadObject(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map) error {
+// makeTables takes the tables of a file over that are pinned, and makes those that are
+// not there.
+func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf.Map) (err error) {
+	for name, s := range spec.Maps {
+		if isScratch(name, s) || d.maps[name] != nil {
+			continue
+		}
+		m := pinned[name]
+		if m != nil {
+			m, err = m.Clone()
+		} else {
+			m, err = ebpf.NewMap(s)
+		}
+		if err != nil {
+			return fmt.Errorf("make table %s: %w", name, err)
+		}
+		d.maps[name] = m
+	}
+	return nil
+}
+
+// loadPrograms loads the programs of files over the tables.
+func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
+	for _, spec := range specs {
+		if err := d.setConstants(spec); err != nil {
+			return err
+		}
+	}
+	var group sync.WaitGroup
+	loaded, failed := make([]*ebpf.Collection, len(specs)), make([]error, len(specs))
+	for i, spec := range specs {
+		tables := tablesOf(spec, d.maps)
+		for name, m := range tables {
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		}
+		group.Go(func() {
+			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+		})
+	}
+	group.Wait()
+	for _, c := range loaded {
+		if c == nil {
+			continue
+		}
+		for name := range c.Programs {
+			d.programs[name] = c.DetachProgram(name)
+		}
+		c.Close()
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("load the programs: %w", err)
+	}
+	return nil
+}
+
+// setConstants sets those that an object has of all of them.
+func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 	cookie, err := netns.CurrentCookie()
 	if err != nil {
 		return err
@@ -221,30 +283,7 @@ func (d *Datapath) loadObject(spec *ebpf.CollectionSpec, tables map[string]*ebpf
 		}
 	}
 	if v := spec.Variables[SockVarEdgeServes]; v != nil && d.options.Edge != nil {
-		if err := errors.Join(v.Set(uint8(1)), d.setEdgeConstants(spec, false)); err != nil {
-			return err
-		}
-	}
-	for name, m := range tables {
-		if spec.Maps[name] != nil {
-			spec.Maps[name].MaxEntries = m.MaxEntries()
-		}
-	}
-	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
-	if err != nil {
-		return fmt.Errorf("load the programs: %w", err)
-	}
-	defer c.Close()
-	for name := range c.Programs {
-		d.programs[name] = c.DetachProgram(name)
-	}
-	for name := range c.Maps {
-		if isScratch(name, spec.Maps[name]) {
-			continue
-		}
-		if d.maps[name] == nil {
-			d.maps[name] = c.DetachMap(name)
-		}
+		return errors.Join(v.Set(uint8(1)), d.setEdgeConstants(spec, false))
 	}
 	return nil
 }

@@ -77,24 +77,24 @@ func copyEntries[K comparable, V any](to, from *ebpf.Map) error {
 }
 
 func copyArray(to, from *ebpf.Map) error {
-	source, err := mapArray[byte](from)
+	source, unmap, err := mapMemory(from, 0, arrayBytes(from))
 	if err != nil {
 		return err
 	}
-	defer source.unmap()
-	target, err := mapArray[byte](to)
+	defer unmap()
+	target, unmapTarget, err := mapMemory(to, 0, arrayBytes(to))
 	if err != nil {
 		return err
 	}
-	defer target.unmap()
-	used := source.memory
+	defer unmapTarget()
+	used := source
 	for len(used) > 0 && used[len(used)-1] == 0 {
 		used = used[:len(used)-1]
 	}
-	if len(used) > int(target.stride)*int(target.length) {
-		return fmt.Errorf("entry %d is in use, and entries are not moved", (len(used)-1)/int(source.stride))
+	if len(used) > int(arrayBytes(to)) {
+		return fmt.Errorf("entry %d is in use, and entries are not moved", (len(used)-1)/int(arrayStride(from)))
 	}
-	copy(target.memory, used)
+	copy(target, used)
 	return nil
 }
 

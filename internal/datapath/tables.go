@@ -5,7 +5,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -57,65 +56,6 @@ type Tables struct {
 	// WaitForReaders returns when every program has ended that was running at
 	// the call. What no table leads to any more can be used again then.
 	WaitForReaders func() error
-}
-
-// kernelArray is a BPF_F_MMAPABLE array map.
-type kernelArray[V comparable] struct {
-	m      *ebpf.Map
-	memory []byte
-	stride uintptr
-	length uint32
-}
-
-// mapArray maps the array's memory. It stays mapped until unmap.
-func mapArray[V comparable](m *ebpf.Map) (*kernelArray[V], error) {
-	a := &kernelArray[V]{
-		m:      m,
-		stride: uintptr(m.ValueSize()+7) &^ 7, // as the kernel lays array elements out
-		length: m.MaxEntries(),
-	}
-	page := uintptr(unix.Getpagesize())
-	size := (a.stride*uintptr(a.length) + page - 1) &^ (page - 1)
-	var err error
-	a.memory, err = unix.Mmap(m.FD(), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map the memory of %s: %w", m, err)
-	}
-	return a, nil
-}
-
-func (a *kernelArray[V]) at(i uint32) *V {
-	return (*V)(unsafe.Pointer(&a.memory[uintptr(i)*a.stride]))
-}
-
-func (a *kernelArray[V]) Len() uint32     { return a.length }
-func (a *kernelArray[V]) Load(i uint32) V { return *a.at(i) }
-
-func (a *kernelArray[V]) Store(i uint32, v V) error {
-	if i >= a.length {
-		return fmt.Errorf("row %d of %d", i, a.length)
-	}
-	*a.at(i) = v
-	return nil
-}
-
-func (a *kernelArray[V]) unmap() error { return unix.Munmap(a.memory) }
-
-// All reads through a mapping of its own, so that the pages it touches do not
-// stay resident.
-func (a *kernelArray[V]) All() (map[uint32]V, error) {
-	whole, err := mapArray[V](a.m)
-	if err != nil {
-		return nil, err
-	}
-	all := map[uint32]V{}
-	var zero V
-	for i := range whole.length {
-		if v := whole.Load(i); v != zero {
-			all[i] = v
-		}
-	}
-	return all, whole.unmap()
 }
 
 // kernelHash is a hash, LRU hash or longest-prefix map.
@@ -207,38 +147,22 @@ func newGracePeriod() (func() error, error) {
 
 // NewTables are the tables in maps, by their names; the edge has more.
 func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
-	rows, err := mapArray[Frontend](maps[SockMapFrontendRows])
-	if err != nil {
-		return nil, err
-	}
-	slots, err := mapArray[uint32](maps[SockMapSlots])
-	if err != nil {
-		return nil, err
-	}
-	backends, err := mapArray[Backend](maps[SockMapBackends])
-	if err != nil {
-		return nil, err
-	}
-	untracked, err := mapArray[uint32](maps[SockMapUntrackedFrontends])
-	if err != nil {
-		return nil, err
-	}
 	wait, err := newGracePeriod()
 	if err != nil {
 		return nil, err
 	}
 	return &Tables{
 		Frontends:          kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
-		FrontendRows:       rows,
-		Slots:              slots,
-		Backends:           backends,
+		FrontendRows:       newArray[Frontend](maps[SockMapFrontendRows]),
+		Slots:              newArray[uint32](maps[SockMapSlots]),
+		Backends:           newArray[Backend](maps[SockMapBackends]),
 		Services:           kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
 		SourceRanges:       kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
 		Networks:           kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
 		Affinity:           kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
 		ReservedPorts:      kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
 		OptedOut:           kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
-		UntrackedFrontends: untracked,
+		UntrackedFrontends: newArray[uint32](maps[SockMapUntrackedFrontends]),
 		WaitForReaders:     wait,
 	}, nil
 }

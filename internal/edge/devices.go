@@ -53,7 +53,7 @@ type Device struct {
 // choose says which devices are served: those that clients may be behind, and before
 // them those that only lead to backends, by which these answer, and to pods; and those
 // of which flows may go on.
-func choose(devices []Device, patterns []string, node []netip.Addr, flows map[int]struct{}) []Device {
+func choose(devices []Device, patterns []string, node []netip.Addr, flows map[int]bool) []Device {
 	var chosen []Device
 	for _, d := range devices {
 		d.Clients = mayHaveClients(d, patterns, node)

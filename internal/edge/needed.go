@@ -14,33 +14,43 @@ import (
 // needed is what the edge has to be there for: what is asked for, and what is asked for
 // no more while flows that need it go on.
 type needed[K comparable] struct {
-	known map[K]struct{}
-	// since is what was asked for since the last walk through all flows began, which
-	// may have flows that it has not met.
-	since map[K]struct{}
+	// known says of each whether it was asked for since the last walk through all flows
+	// began, which may have flows that the walk has not met.
+	known map[K]bool
 }
 
 func (n *needed[K]) add(all []K) {
 	if n.known == nil {
-		n.known, n.since = map[K]struct{}{}, map[K]struct{}{}
+		n.known = make(map[K]bool, len(all))
 	}
 	for _, k := range all {
-		n.known[k], n.since[k] = struct{}{}, struct{}{}
+		n.known[k] = true
 	}
 }
 
 // begin notes that a walk begins.
 func (n *needed[K]) begin(asked []K) {
-	n.since = map[K]struct{}{}
+	for k := range n.known {
+		n.known[k] = false
+	}
 	n.add(asked)
 }
 
 // end forgets what neither anybody nor flows have. It says whether there was any.
 func (n *needed[K]) end(inFlows map[K]struct{}) bool {
 	before := len(n.known)
-	maps.Copy(inFlows, n.since)
-	n.known = inFlows
-	return len(n.known) < before
+	for k, asked := range n.known {
+		if _, ok := inFlows[k]; !ok && !asked {
+			delete(n.known, k)
+		}
+	}
+	less := len(n.known) < before
+	for k := range inFlows {
+		if _, ok := n.known[k]; !ok {
+			n.known[k] = false
+		}
+	}
+	return less
 }
 
 // inFlows are the backends on other nodes of some flows, and the devices that these

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -271,14 +272,16 @@ func endpoint(errs *fieldErrors, field string, in *discoveryv1.Endpoint, family 
 		Ready:       orDefault(in.Conditions.Ready, true),
 		Serving:     orDefault(in.Conditions.Serving, true),
 		Terminating: orDefault(in.Conditions.Terminating, false),
-		Node:        orDefault(in.NodeName, ""),
+		// A few names, each in many endpoints.
+		Node: unique.Make(orDefault(in.NodeName, "")).Value(),
 	}
-	if in.Hints != nil {
+	if in.Hints != nil && len(in.Hints.ForZones)+len(in.Hints.ForNodes) > 0 {
+		e.Hints = &Hints{}
 		for _, z := range in.Hints.ForZones {
-			e.ZoneHints = append(e.ZoneHints, z.Name)
+			e.Hints.Zones = append(e.Hints.Zones, z.Name)
 		}
 		for _, n := range in.Hints.ForNodes {
-			e.NodeHints = append(e.NodeHints, n.Name)
+			e.Hints.Nodes = append(e.Hints.Nodes, n.Name)
 		}
 	}
 	return e, true

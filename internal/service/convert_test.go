@@ -202,7 +202,7 @@ endpoints:
 		Ports: []EndpointPort{{"http", TCP, 8080}, {"", UDP, 53}},
 		Endpoints: []Endpoint{
 			{Addr: addrs("fd01::1")[0], Node: "here", Serving: true, Terminating: true, Weight: 255},
-			{Addr: addrs("fd01::2")[0], Ready: true, Serving: true, Weight: 255, ZoneHints: []string{"east", "west"}, NodeHints: []string{"here"}},
+			{Addr: addrs("fd01::2")[0], Ready: true, Serving: true, Weight: 255, Hints: &Hints{Nodes: []string{"here"}, Zones: []string{"east", "west"}}},
 		},
 	}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {

@@ -154,24 +154,31 @@ func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Ba
 	return bs
 }
 
+func (e *Endpoint) hints() Hints {
+	if e.Hints == nil {
+		return Hints{}
+	}
+	return *e.Hints
+}
+
 // byTopology returns which endpoints the hints leave to this node (R13, KEP-2433,
 // KEP-3015). Hints of one kind count only if every ready endpoint has some and
 // one of them names this node or zone.
 func byTopology(all []candidate, node *nodeFacts) func(candidate) bool {
 	ready, nodeHints, zoneHints := 0, 0, 0
 	thisNode, thisZone := false, false
-	forNode := func(c candidate) bool { return slices.Contains(c.endpoint.NodeHints, node.name) }
-	forZone := func(c candidate) bool { return slices.Contains(c.endpoint.ZoneHints, node.zone) }
+	forNode := func(c candidate) bool { return slices.Contains(c.endpoint.hints().Nodes, node.name) }
+	forZone := func(c candidate) bool { return slices.Contains(c.endpoint.hints().Zones, node.zone) }
 	for _, c := range all {
 		if !c.ready() {
 			continue
 		}
 		ready++
-		if len(c.endpoint.NodeHints) > 0 {
+		if len(c.endpoint.hints().Nodes) > 0 {
 			nodeHints++
 			thisNode = thisNode || forNode(c)
 		}
-		if len(c.endpoint.ZoneHints) > 0 {
+		if len(c.endpoint.hints().Zones) > 0 {
 			zoneHints++
 			thisZone = thisZone || forZone(c)
 		}

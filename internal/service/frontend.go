@@ -115,6 +115,9 @@ type Frontend struct {
 	Untracked bool
 }
 
+// Set is the key of the set that a decision of this frontend names.
+func (f *Frontend) Set(d Decision) SetKey { return SetKey{f.Port, FamilyOf(f.Key.Addr), d.Scope} }
+
 // Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone;
 // the port is in host byte order.
 type Backend struct {
@@ -122,12 +125,12 @@ type Backend struct {
 	// Local: on this node. If its endpoint does not say on which node it is, that is
 	// told by the address; to traffic policies such an endpoint is nowhere (R11).
 	Local bool
-	// Node is an address of its node, of the backend's family; not valid where none is
-	// known, on this node, and unless the frontends of its port have DSRGeneve.
-	Node netip.Addr
 	// Weight is the backend's share of new connections relative to the others
 	// of its set, 1 to 255.
 	Weight uint8
+	// Node is an address of its node, of the backend's family; not valid where none is
+	// known, on this node, and unless the frontends of its port have DSRGeneve.
+	Node netip.Addr
 }
 
 // Algorithm is how a backend is chosen from a set.

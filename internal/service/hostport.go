@@ -61,10 +61,10 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 	}
 	for _, addr := range addrs {
 		// A source on loopback means nothing to a pod.
-		ds := [SourceClasses]Decision{FromNode: {Balance, set, addr.IsLoopback()}}
+		ds := [SourceClasses]Decision{FromNode: {Balance, set.Scope, addr.IsLoopback()}}
 		if !addr.IsLoopback() {
-			ds[FromPod] = Decision{Balance, set, false}
-			ds[FromOutside] = Decision{Balance, set, false}
+			ds[FromPod] = Decision{Balance, set.Scope, false}
+			ds[FromOutside] = Decision{Balance, set.Scope, false}
 		}
 		plan.Frontends = append(plan.Frontends, Frontend{
 			Key:       FrontendKey{addr, hp.HostPort, hp.Protocol},

@@ -82,7 +82,7 @@ func meets(table *Table, source netip.Addr, class SourceClass, key FrontendKey) 
 	}
 	var words []string
 	for _, s := range p.Sets {
-		if s.Key == d.Set {
+		if s.Key == f.Set(d) {
 			for _, b := range s.Backends {
 				words = append(words, b.Addr.String())
 			}

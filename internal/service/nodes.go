@@ -124,7 +124,7 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, confi
 	}
 	return slices.ContainsFunc(endpointSlices, func(s *EndpointSlice) bool {
 		return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool {
-			return n.zone && len(e.ZoneHints) > 0 || n.here && e.Node == "" || renumbered && n.renumbered[e.Node]
+			return n.zone && len(e.hints().Zones) > 0 || n.here && e.Node == "" || renumbered && n.renumbered[e.Node]
 		})
 	})
 }

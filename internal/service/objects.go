@@ -85,12 +85,16 @@ type EndpointPort struct {
 type Endpoint struct {
 	Addr                        netip.Addr // addresses[0]
 	Node                        string
-	Ready, Serving, Terminating bool // R9 applied
-	NodeHints, ZoneHints        []string
+	Hints                       *Hints // nil: none
+	Ready, Serving, Terminating bool   // R9 applied
 	// Weight is the annotation beeline.io/weight of the slice: 1 to 255, 1 where
 	// there is none, 0 for an endpoint that takes no new connections.
 	Weight uint8
 }
+
+// Hints name the nodes and zones that an endpoint is meant for (R13). Few endpoints have
+// any, and many are kept.
+type Hints struct{ Nodes, Zones []string }
 
 // Node is a v1 Node as the rules read it.
 type Node struct {

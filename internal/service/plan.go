@@ -43,7 +43,7 @@ func (p *Plan) keepUsedSets() {
 
 func usesSet(frontends []Frontend, key SetKey) bool {
 	return slices.ContainsFunc(frontends, func(f Frontend) bool {
-		return slices.ContainsFunc(f.Decisions[:], func(d Decision) bool { return d.Verdict == Balance && d.Set == key })
+		return slices.ContainsFunc(f.Decisions[:], func(d Decision) bool { return d.Verdict == Balance && f.Set(d) == key })
 	})
 }
 

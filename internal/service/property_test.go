@@ -276,7 +276,7 @@ func (w *world) dependOnNodes(config Config) map[Ref]bool {
 		case *EndpointSlice:
 			s, _ := w.objects[o.serviceRef()].(*Service)
 			geneve := s != nil && config.sentToNodes(s)
-			if slices.ContainsFunc(o.Endpoints, func(e Endpoint) bool { return len(e.ZoneHints) > 0 || e.Node == "" || geneve }) {
+			if slices.ContainsFunc(o.Endpoints, func(e Endpoint) bool { return len(e.hints().Zones) > 0 || e.Node == "" || geneve }) {
 				all[o.serviceRef()] = true
 			}
 		}

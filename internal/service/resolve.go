@@ -156,7 +156,7 @@ func (p *portPlan) addNodePorts(port uint16) {
 func (p *portPlan) decide(scope Scope, masquerade bool) Decision {
 	switch {
 	case len(p.sets.of(scope)) > 0:
-		return Decision{Balance, SetKey{p.port, p.family, scope}, masquerade}
+		return Decision{Balance, scope, masquerade}
 	case p.sets.anywhere:
 		return Decision{Verdict: Drop}
 	}
@@ -244,7 +244,7 @@ func (p *portPlan) inEveryFrontend(c candidate, frontends []Frontend) bool {
 			func(b Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
 	}
 	return !slices.ContainsFunc(frontends, func(f Frontend) bool {
-		return !slices.ContainsFunc(f.Decisions[:], func(d Decision) bool { return d.Verdict == Balance && in[d.Set.Scope] })
+		return !slices.ContainsFunc(f.Decisions[:], func(d Decision) bool { return d.Verdict == Balance && in[d.Scope] })
 	})
 }
 

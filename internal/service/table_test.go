@@ -38,7 +38,7 @@ func checkSound(t *testing.T, table *Table) {
 			}
 			for _, d := range f.Decisions {
 				if d.Verdict == Balance {
-					used[d.Set] = true
+					used[f.Set(d)] = true
 				} else if d != (Decision{Verdict: d.Verdict}) {
 					t.Errorf("%s: %s with a set", ref, d.Verdict)
 				}

@@ -240,9 +240,9 @@ func (k SetKey) Compare(o SetKey) int {
 // Decision is what one source class meets at a frontend.
 type Decision struct {
 	Verdict Verdict
-	// Set is meant only if Verdict is Balance. It is never empty then: no
-	// endpoint is a Reject or a Drop.
-	Set SetKey
+	// Scope tells the set (Frontend.Set), and is meant only if Verdict is Balance. The
+	// set is never empty then: no endpoint is a Reject or a Drop.
+	Scope Scope
 	// Masquerade: the packet path gives the flow this node's address as source
 	// (R18, R19). The socket path ignores it: there the kernel picks the source
 	// after the rewrite.

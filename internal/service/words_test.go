@@ -29,11 +29,11 @@ func names(bs []Backend) string {
 	return strings.Join(words, " ")
 }
 
-func inWords(p *Plan, d Decision) string {
+func inWords(p *Plan, f *Frontend, d Decision) string {
 	if d.Verdict != Balance {
 		return d.Verdict.String()
 	}
-	i := slices.IndexFunc(p.Sets, func(s BackendSet) bool { return s.Key == d.Set })
+	i := slices.IndexFunc(p.Sets, func(s BackendSet) bool { return s.Key == f.Set(d) })
 	if i < 0 {
 		return "balance to a set that is missing"
 	}
@@ -81,7 +81,7 @@ func verdicts(t *Table, at string) string {
 	}
 	var parts []string
 	for class, d := range f.Decisions {
-		parts = append(parts, inWords(p, d))
+		parts = append(parts, inWords(p, f, d))
 		if class > 0 && parts[class] != parts[0] {
 			parts[0] += "\x00"
 		}

@@ -9,18 +9,23 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
+// A backendKey is what a row of the table says. There are many, so it is as small as
+// that, and without pointers.
 type backendKey struct {
-	addr     netip.AddrPort
-	protocol service.Protocol
-	local    bool
-	node     netip.Addr // its node's address; its own where none is known
+	address, node   datapath.Address // the node's is its own where none is known
+	port            uint16           // in network byte order
+	protocol, local uint8
+}
+
+func (k *backendKey) addrPort() netip.AddrPort {
+	return netip.AddrPortFrom(k.address.Addr(), datapath.NetworkOrder(k.port))
 }
 
 // A backend is an endpoint and its id; each set that holds it has a reference.
 type backend struct {
 	id   uint32
 	key  backendKey
-	refs int
+	refs int32
 }
 
 func (s *Syncer) ensureBackend(key backendKey) (*backend, error) {
@@ -46,18 +51,20 @@ func backendKeyOf(b service.Backend, protocol service.Protocol) backendKey {
 	if !node.IsValid() {
 		node = b.Addr.Addr()
 	}
-	return backendKey{b.Addr, protocol, b.Local, node}
+	key := backendKey{
+		address: datapath.AddressFrom(b.Addr.Addr()), node: datapath.AddressFrom(node),
+		port: datapath.NetworkOrder(b.Addr.Port()), protocol: uint8(protocol),
+	}
+	if b.Local {
+		key.local = 1
+	}
+	return key
 }
 
 func backendRow(key backendKey) datapath.Backend {
-	b := datapath.Backend{
-		Address:  datapath.AddressFrom(key.addr.Addr()),
-		Node:     datapath.AddressFrom(key.node),
-		Port:     datapath.NetworkOrder(key.addr.Port()),
-		Protocol: uint8(key.protocol),
-	}
-	if key.local {
-		b.Local = 1
-	}
-	return b
+	return datapath.Backend{Address: key.address, Node: key.node, Port: key.port, Protocol: key.protocol, Local: key.local}
+}
+
+func keyOfRow(row datapath.Backend) backendKey {
+	return backendKey{row.Address, row.Node, row.Port, row.Protocol, row.Local}
 }

@@ -143,7 +143,7 @@ func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
 			continue
 		}
 		for _, set := range plan.Sets {
-			if set.Key == d.Set {
+			if set.Key == f.Set(d) {
 				b.decisions[class] = plannedMembers(set)
 				if plan.TableSize > 0 {
 					b.decisions[class] = plannedTable(plan.TableSize, set)

@@ -98,7 +98,7 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 			e.content.Decisions[class] = datapath.Decision{First: uint32(verdicts[d.Verdict])}
 			continue
 		}
-		set, err := s.useSet(e, class, d.Set, w.plan.Sets, w.plan.TableSize, old)
+		set, err := s.useSet(e, class, f.Set(d), w.plan.Sets, w.plan.TableSize, old)
 		if err != nil {
 			return e, err
 		}

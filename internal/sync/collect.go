@@ -17,7 +17,7 @@ type releasable interface {
 }
 
 func (p *port) references() int    { return p.refs }
-func (b *backend) references() int { return b.refs }
+func (b *backend) references() int { return int(b.refs) }
 func (x *set) references() int     { return x.refs }
 func (x *source) references() int  { return x.refs }
 
@@ -59,15 +59,27 @@ func (s *Syncer) release(e *entry) {
 // Collect gives back what was retired, after a grace period, and what nothing
 // refers to. Call it now and then: once a second is plenty. It reports whether
 // anything is left to do.
+//
+// Changes go on during the grace period: what they retire waits for the next one.
 func (s *Syncer) Collect() (left bool, err error) {
+	s.collecting.Lock()
+	defer s.collecting.Unlock()
+	s.mu.Lock()
+	retired, unused := len(s.retired), len(s.unused)
+	s.givenBack = 0
+	s.mu.Unlock()
+	if retired == 0 && unused == 0 {
+		return false, nil
+	}
+	if err := s.tables.WaitForReaders(); err != nil {
+		return true, err
+	}
 	s.writer.Lock()
 	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.retired) == 0 && len(s.unused) == 0 {
-		return false, nil
-	}
-	err = s.collect()
+	// A writer that was short of space has given all of these back meanwhile, or none.
+	err = s.giveBack(max(0, retired-s.givenBack))
 	if s.freed && err == nil {
 		s.freed = false
 		s.retry.at = time.Now() // there may be room now for what failed
@@ -84,10 +96,19 @@ func (s *Syncer) collect() error {
 	if err != nil {
 		return err
 	}
-	for _, e := range s.retired {
+	n := len(s.retired)
+	err = s.giveBack(n)
+	s.givenBack += n
+	return err
+}
+
+// giveBack releases the oldest n of what was retired, which no program is using, and what
+// nothing refers to then: an entry that was retired later has its references yet.
+func (s *Syncer) giveBack(n int) error {
+	for _, e := range s.retired[:n] {
 		s.release(e)
 	}
-	s.retired = nil
+	s.retired = append([]*entry(nil), s.retired[n:]...)
 	return s.freeUnused()
 }
 

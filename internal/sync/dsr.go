@@ -47,11 +47,11 @@ func (s *Syncer) DSRDestinations() map[service.DSR][]netip.Addr {
 		}
 		for _, b := range set.members {
 			switch {
-			case b.key.local:
+			case b.key.local != 0:
 			case kind == service.DSRGeneve:
-				met[kind][b.key.node] = true
+				met[kind][b.key.node.Addr()] = true
 			default:
-				met[kind][b.key.addr.Addr()] = true
+				met[kind][b.key.address.Addr()] = true
 			}
 		}
 	}

@@ -37,7 +37,7 @@ func simplePlan(owner service.Ref, number, backends int) *service.Plan {
 		Port: port,
 	}
 	for class := range f.Decisions {
-		f.Decisions[class] = service.Decision{Verdict: service.Balance, Set: set.Key}
+		f.Decisions[class] = service.Decision{Verdict: service.Balance, Scope: set.Key.Scope}
 	}
 	return &service.Plan{Frontends: []service.Frontend{f}, Sets: []service.BackendSet{set}}
 }
@@ -68,8 +68,8 @@ func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 	for key, backends := range map[service.SetKey][]service.Backend{cluster: all, local: onNode} {
 		if len(backends) > 0 {
 			plan.Sets = append(plan.Sets, service.BackendSet{Key: key, Backends: backends})
-			decisions = append(decisions, service.Decision{Verdict: service.Balance, Set: key, Masquerade: r.IntN(2) == 0},
-				service.Decision{Verdict: service.Balance, Set: key})
+			decisions = append(decisions, service.Decision{Verdict: service.Balance, Scope: key.Scope, Masquerade: r.IntN(2) == 0},
+				service.Decision{Verdict: service.Balance, Scope: key.Scope})
 		}
 	}
 	if backends := randomBackends(r); len(backends) > 0 && r.IntN(2) == 0 {

@@ -39,11 +39,11 @@ func (s *Syncer) noteLeft(key service.FrontendKey, before, now *entry) {
 			return
 		}
 		for b := range now.backends {
-			serving[b.key.addr] = true
+			serving[b.key.addrPort()] = true
 		}
 	}
 	for b := range before.backends {
-		if !serving[b.key.addr] {
+		if !serving[b.key.addrPort()] {
 			s.left[key.Protocol] = true
 			return
 		}
@@ -82,7 +82,7 @@ func (s *Syncer) Serves(protocol service.Protocol, address, backend netip.AddrPo
 		return false
 	}
 	for b := range e.backends {
-		if b.key.addr == backend {
+		if b.key.addrPort() == backend {
 			return true
 		}
 	}

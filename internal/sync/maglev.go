@@ -36,7 +36,7 @@ func sumOf(size uint32, id func(slot uint32) uint32) uint64 {
 func (t *table) fill(members []*backend) ([]uint32, error) {
 	backends := make([]maglev.Backend, len(members))
 	for i, b := range members {
-		backends[i] = maglev.Backend{Addr: b.key.addr, Weight: t.weights[i]}
+		backends[i] = maglev.Backend{Addr: b.key.addrPort(), Weight: t.weights[i]}
 	}
 	slots, err := maglev.Fill(t.size, backends)
 	if err != nil && len(members) > int(t.size) {

@@ -119,10 +119,10 @@ func (s *Syncer) tableOf(x, other *set) []uint32 {
 	if other != nil {
 		at := map[netip.AddrPort]uint32{}
 		for _, b := range other.members {
-			at[b.key.addr] = b.id
+			at[b.key.addrPort()] = b.id
 		}
 		for _, b := range x.members {
-			if id := at[b.key.addr]; id != 0 && id != b.id {
+			if id := at[b.key.addrPort()]; id != 0 && id != b.id {
 				ids[b.id] = id
 			}
 		}
@@ -175,10 +175,10 @@ func (e *entry) mayBeTracked(p *past, err error) bool {
 func (s *Syncer) fillPast(e *entry, p *past, kept []*backend, old *entry) {
 	known, serving := map[uint32]*backend{}, map[netip.AddrPort]uint32{}
 	for _, b := range kept {
-		known[b.id], serving[b.key.addr] = b, b.id
+		known[b.id], serving[b.key.addrPort()] = b, b.id
 	}
 	for b := range e.backends {
-		known[b.id], serving[b.key.addr] = b, b.id
+		known[b.id], serving[b.key.addrPort()] = b, b.id
 	}
 	if old != nil {
 		for _, x := range old.sets {
@@ -205,7 +205,7 @@ func (s *Syncer) fillPast(e *entry, p *past, kept []*backend, old *entry) {
 			of[stable] = true
 			p.of = append(p.of, b)
 		}
-		p.words[slot] |= serving[b.key.addr]
+		p.words[slot] |= serving[b.key.addrPort()]
 	}
 }
 

@@ -108,6 +108,10 @@ func TestPortOfBothFamilies(t *testing.T) {
 	plan := publicPlan(ref("public"), 0, 30080)
 	node := plan.Frontends[1:]
 	node[1].Key.Addr = netip.MustParseAddr("fd00:100::1")
+	for _, set := range plan.Sets {
+		set.Key.Family = service.IPv6
+		plan.Sets = append(plan.Sets, set)
+	}
 	for _, f := range node {
 		f.Key.Protocol = service.UDP
 		plan.Frontends = append(plan.Frontends, f)

@@ -214,7 +214,7 @@ func (r *restorer) readBackends() error {
 		return err
 	}
 	for id, row := range rows {
-		b := &backend{id: id, key: backendKey{row.AddrPort(), service.Protocol(row.Protocol), row.Local != 0, row.Node.Addr()}}
+		b := &backend{id: id, key: keyOfRow(row)}
 		r.backendByID[id] = b
 		r.unused = append(r.unused, b)
 		if other := r.backends[b.key]; other == nil || other.id > id {

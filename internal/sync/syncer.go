@@ -86,6 +86,9 @@ type Syncer struct {
 	retired []*entry
 	unused  []releasable // what had no reference when it was put here
 	freed   bool         // some of what was retired had been in use
+	// collecting is held by Collect; givenBack counts what others gave back while it waited.
+	collecting sync.Mutex
+	givenBack  int
 
 	stats Stats
 }
@@ -94,7 +97,6 @@ type Syncer struct {
 type want struct {
 	frontend *service.Frontend
 	plan     *service.Plan
-	owner    service.Ref
 }
 
 // New finds out what the tables hold. It changes nothing.
@@ -185,7 +187,7 @@ func (s *Syncer) take(delta service.Delta) {
 			for i := range old.Frontends {
 				key := old.Frontends[i].Key
 				s.dirty[key] = true
-				if s.wanted[key].owner == owner {
+				if s.wanted[key].plan == old {
 					delete(s.wanted, key)
 				}
 			}
@@ -200,7 +202,7 @@ func (s *Syncer) take(delta service.Delta) {
 		for i := range plan.Frontends {
 			f := &plan.Frontends[i]
 			s.dirty[f.Key] = true
-			s.wanted[f.Key] = want{f, plan, owner}
+			s.wanted[f.Key] = want{f, plan}
 		}
 	}
 	if delta.ServiceCIDRs != nil {

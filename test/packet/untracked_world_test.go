@@ -99,7 +99,7 @@ func (s *justService) plan() *service.Plan {
 	for class := range f.Decisions {
 		f.Decisions[class] = service.Decision{Verdict: service.Reject}
 		if len(cluster.Backends) > 0 {
-			f.Decisions[class] = service.Decision{Verdict: service.Balance, Set: cluster.Key}
+			f.Decisions[class] = service.Decision{Verdict: service.Balance, Scope: cluster.Key.Scope}
 		}
 	}
 	p.Frontends = []service.Frontend{f}

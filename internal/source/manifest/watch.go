@@ -21,13 +21,15 @@ import (
 // timing says when files are read again.
 type timing struct {
 	quiet  time.Duration // after the last of several changes,
+	rest   time.Duration // or after this, if a file was written in place or removed: more may follow,
 	atMost time.Duration // but no later than this after the first;
 	resync time.Duration // and without a change, in case one was missed
 	retry  time.Duration // wait longer by this before each further attempt of a read
 }
 
 var defaultTiming = timing{
-	quiet:  10 * time.Millisecond,
+	quiet:  2 * time.Millisecond,
+	rest:   10 * time.Millisecond,
 	atMost: 50 * time.Millisecond,
 	resync: 30 * time.Second,
 	retry:  5 * time.Millisecond,
@@ -36,7 +38,7 @@ var defaultTiming = timing{
 // points are what has to be watched to hear of every change of the manifests.
 type points struct {
 	dirs []string // to watch
-	// names in dirs that matter; in the folder of the manifests all do.
+	// names in dirs that matter; in the folder of the manifests those of manifests do, too.
 	names  map[string]bool
 	folder string
 }
@@ -167,6 +169,7 @@ func (w *watcher) wait(ctx context.Context) news {
 	resync := time.NewTimer(w.timing.resync)
 	defer resync.Stop()
 	var quiet, atMost <-chan time.Time
+	var until time.Time // of quiet
 	heard := news{all: w.err != nil, names: make(map[string]bool)}
 	for {
 		select {
@@ -180,8 +183,10 @@ func (w *watcher) wait(ctx context.Context) news {
 				heard.all = true // links and folders: any file may be another one now
 			}
 			heard.names[filepath.Base(ev.Name)] = true
+			until = later(until, time.Now().Add(w.pause(ev)))
 		case <-w.errors: // the kernel's queue overflowed: anything may have changed
 			heard.all = true
+			until = later(until, time.Now().Add(w.timing.quiet))
 		case <-quiet:
 			return heard
 		case <-atMost:
@@ -190,16 +195,31 @@ func (w *watcher) wait(ctx context.Context) news {
 			heard.all = true
 			return heard
 		}
-		quiet = time.After(w.timing.quiet)
+		quiet = time.After(time.Until(until))
 		if atMost == nil {
 			atMost = time.After(w.timing.atMost)
 		}
 	}
 }
 
+// pause is how long no other change has to follow one.
+func (w *watcher) pause(ev fsnotify.Event) time.Duration {
+	if ev.Has(fsnotify.Write) || ev.Has(fsnotify.Remove) {
+		return max(w.timing.quiet, w.timing.rest)
+	}
+	return w.timing.quiet
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // matter says whether a change of that name can change the manifests.
 func (p points) matter(name string) bool {
-	return p.names[name] || p.folder != "" && (name == p.folder || filepath.Dir(name) == p.folder)
+	return p.names[name] || p.folder != "" && (name == p.folder || filepath.Dir(name) == p.folder && isManifest(filepath.Base(name)))
 }
 
 func (w *watcher) close() {

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// kernelArray is a BPF_F_MMAPABLE array map. Its memory is mapped a window at a
+// time, where it is looked at: the kernel has all pages of a mapping resident from
+// the start, and a table is mostly larger than what is in use of it.
+type kernelArray[V comparable] struct {
+	m       *ebpf.Map
+	stride  uintptr
+	length  uint32
+	rows    uint32 // of a window
+	windows []atomic.Pointer[byte]
+	mapping sync.Mutex
+}
+
+// Sizes of windows, in bytes: where rows are picked, and where all are read.
+const (
+	pickWindow = 64 << 10
+	readWindow = 1 << 20
+)
+
+func newArray[V comparable](m *ebpf.Map) *kernelArray[V] {
+	stride := arrayStride(m)
+	rows := uint32(max(1, pickWindow/stride))
+	return &kernelArray[V]{
+		m: m, stride: stride, length: m.MaxEntries(), rows: rows,
+		windows: make([]atomic.Pointer[byte], (m.MaxEntries()+rows-1)/rows),
+	}
+}
+
+// at panics if there is no such row, or if its window cannot be mapped: there is no
+// address space left, or the map has been closed.
+func (a *kernelArray[V]) at(i uint32) *V {
+	if i >= a.length {
+		panic(fmt.Sprintf("row %d of %d of %s", i, a.length, a.m))
+	}
+	first := a.windows[i/a.rows].Load()
+	if first == nil {
+		first = a.open(i / a.rows)
+	}
+	return (*V)(unsafe.Add(unsafe.Pointer(first), uintptr(i%a.rows)*a.stride))
+}
+
+// open maps a window. It stays mapped.
+func (a *kernelArray[V]) open(window uint32) *byte {
+	a.mapping.Lock()
+	defer a.mapping.Unlock()
+	if first := a.windows[window].Load(); first != nil {
+		return first
+	}
+	from := uintptr(window) * uintptr(a.rows) * a.stride
+	memory, _, err := mapMemory(a.m, from, min(from+uintptr(a.rows)*a.stride, arrayBytes(a.m)))
+	if err != nil {
+		panic(err)
+	}
+	a.windows[window].Store(&memory[0])
+	return &memory[0]
+}
+
+func (a *kernelArray[V]) Len() uint32     { return a.length }
+func (a *kernelArray[V]) Load(i uint32) V { return *a.at(i) }
+
+func (a *kernelArray[V]) Store(i uint32, v V) error {
+	if i >= a.length {
+		return fmt.Errorf("row %d of %d", i, a.length)
+	}
+	*a.at(i) = v
+	return nil
+}
+
+// All reads through mappings of its own, which do not stay.
+func (a *kernelArray[V]) All() (map[uint32]V, error) {
+	all := map[uint32]V{}
+	var zero V
+	for first, rows := uint32(0), uint32(max(1, readWindow/a.stride)); first < a.length; first += rows {
+		rows = min(rows, a.length-first)
+		from := uintptr(first) * a.stride
+		memory, unmap, err := mapMemory(a.m, from, from+uintptr(rows)*a.stride)
+		if err != nil {
+			return nil, err
+		}
+		for i := range rows {
+			if v := *(*V)(unsafe.Pointer(&memory[uintptr(i)*a.stride])); v != zero {
+				all[first+i] = v
+			}
+		}
+		if err := unmap(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// arrayStride is the distance of an array's rows, as the kernel lays them out.
+func arrayStride(m *ebpf.Map) uintptr { return uintptr(m.ValueSize()+7) &^ 7 }
+
+// arrayBytes is the size of all rows.
+func arrayBytes(m *ebpf.Map) uintptr { return arrayStride(m) * uintptr(m.MaxEntries()) }
+
+// mapMemory maps the bytes of an array from one to before another, which need not be
+// at the borders of pages.
+func mapMemory(m *ebpf.Map, from, to uintptr) (memory []byte, unmap func() error, err error) {
+	page := uintptr(unix.Getpagesize())
+	start, end := from&^(page-1), (to+page-1)&^(page-1)
+	pages, err := unix.Mmap(m.FD(), int64(start), int(end-start), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, fmt.Errorf("map the memory of %s: %w", m, err)
+	}
+	return pages[from-start : to-start], func() error { return unix.Munmap(pages) }, nil
+}

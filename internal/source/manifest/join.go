@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/source"
+)
+
+// reading is what all files together say.
+type reading struct {
+	// objects is meant only if no problem is an error.
+	objects  map[service.Ref]service.Object
+	problems source.Problems
+}
+
+// join puts the files together. An object that two of them have is an error,
+// because nothing says which is meant.
+func (s *Source) join() reading {
+	files := slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.name, b.name) })
+	type place struct {
+		file string
+		line int
+	}
+	r := reading{objects: make(map[service.Ref]service.Object)}
+	first := make(map[service.Ref]place)
+	for _, f := range files {
+		r.problems = append(r.problems, f.problems...)
+		for _, o := range f.objects {
+			ref := o.object.Ref()
+			if at, ok := first[ref]; ok {
+				r.problems = append(r.problems, source.Problem{
+					File: f.name, Line: o.line, Object: ref.String(),
+					Reason: fmt.Sprintf("is in %s:%d already; remove one of the two", at.file, at.line),
+				})
+				continue
+			}
+			first[ref] = place{f.name, o.line}
+			r.objects[ref] = o.object
+		}
+	}
+	r.problems = append(r.problems, sharedAddresses(files)...)
+	r.problems = s.inOrder(r.problems)
+	return r
+}
+
+// inOrder sorts problems, and leaves no more than are shown.
+func (s *Source) inOrder(problems source.Problems) source.Problems {
+	slices.SortStableFunc(problems, comparePlace)
+	return truncate(problems, s.limits.report, s.path)
+}
+
+// allocation is what an API server gives to one Service only.
+type allocation struct{ field, value string }
+
+// allocated lists each allocation of a Service once.
+func allocated(s *service.Service) []allocation {
+	var all []allocation
+	for _, ip := range s.ClusterIPs {
+		if ip != "" && ip != "None" {
+			all = append(all, allocation{"spec.clusterIPs", ip})
+		}
+	}
+	for _, p := range s.Ports {
+		if c := (allocation{"spec.ports[].nodePort", fmt.Sprintf("%d/%s", p.NodePort, p.Protocol)}); p.NodePort != 0 && !slices.Contains(all, c) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// sharedAddresses finds ClusterIPs and NodePorts that two Services have, which
+// an API server would not allocate twice. Nothing says which Service is meant,
+// and one that works must not lose them to one that is new.
+func sharedAddresses(files []*file) (problems source.Problems) {
+	type holder struct {
+		ref   service.Ref
+		place string
+	}
+	first := map[allocation]holder{}
+	for _, f := range files {
+		for _, o := range f.objects {
+			s, ok := o.object.(*service.Service)
+			if !ok {
+				continue
+			}
+			for _, c := range allocated(s) {
+				other, taken := first[c]
+				if !taken {
+					first[c] = holder{s.Ref(), fmt.Sprintf("%s:%d", f.name, o.line)}
+				} else if other.ref != s.Ref() { // an object given twice is said to be that
+					problems = append(problems, source.Problem{File: f.name, Line: o.line, Object: s.Ref().String(),
+						Reason: fmt.Sprintf("%s: %s belongs to %s (%s) already; choose another", c.field, c.value, other.ref, other.place)})
+				}
+			}
+		}
+	}
+	return problems
+}
