@@ -110,13 +110,28 @@ func runEdge(ctx context.Context, b *bench) error {
 	return nil
 }
 
+// chosen are the hooks at which a case is measured.
+func (b *bench) chosen(family string, c edgeCase) (hooks []string) {
+	for _, hook := range c.hooks {
+		if b.cases == nil || b.cases.MatchString(hook+" "+family+" "+c.name) {
+			hooks = append(hooks, hook)
+		}
+	}
+	return hooks
+}
+
 func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (err error) {
 	var sets []string
 	var cases []edgeCase
 	for _, c := range size.cases() {
 		if (c.many || !size.most) && among(c.families, family) {
-			cases, sets = append(cases, c), append(sets, c.set)
+			if c.hooks = b.chosen(family, c); len(c.hooks) > 0 {
+				cases, sets = append(cases, c), append(sets, c.set)
+			}
 		}
+	}
+	if len(cases) == 0 {
+		return nil
 	}
 	sets = slices.Compact(slices.Sorted(slices.Values(sets)))
 	// Replies are known when the flows are there.

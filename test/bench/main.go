@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -26,6 +27,7 @@ import (
 type settings struct {
 	program string
 	parts   []string
+	cases   *regexp.Regexp // of the edge; nil: all
 	runs    int
 	slice   time.Duration
 	cpus    string
@@ -81,9 +83,11 @@ func main() {
 func parseFlags() (settings, error) {
 	var s settings
 	var seconds float64
+	var cases string
 	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
 	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", "))
+	flags.StringVar(&cases, "case", "", "of the part edge only cases whose hook, family and name match this expression, as \"xdp IPv4 not ours\"")
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
@@ -91,6 +95,12 @@ func parseFlags() (settings, error) {
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return s, err
+	}
+	if cases != "" {
+		var err error
+		if s.cases, err = regexp.Compile(cases); err != nil {
+			return s, fmt.Errorf("--case %s: %w", cases, err)
+		}
 	}
 	s.slice = time.Duration(seconds * float64(time.Second))
 	if s.smoke {
