@@ -89,6 +89,25 @@ func (d *Door) Admit(key FrontendKey) {
 	}
 }
 
+// Admits says whether what asks for a frontend is let in: now, and whatever Renew does.
+func (d *Door) Admits(key FrontendKey) bool {
+	if d == nil {
+		return true
+	}
+	address := doorAddress(key.Address.Bytes)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.has(address) && d.has(doorEnd(address, key.Port))
+}
+
+// has says whether a bit is set in both sets.
+func (d *Door) has(hash uint64) bool {
+	word, bit := hash>>EdgeTCDoorSizeDOOR_WORD_SHIFT, hash>>EdgeTCDoorSizeDOOR_BIT_SHIFT&63
+	first := atomic.LoadUint64(&d.at.Bits[word])
+	second := atomic.LoadUint64(&d.at.Bits[uint64(EdgeTCDoorSizeDOOR_WORDS)+word])
+	return first&second>>bit&1 != 0
+}
+
 // AdmitRecord lets in the packets that a record is for.
 func (d *Door) AdmitRecord(key Tuple, t *Track) {
 	if d == nil {
