@@ -272,20 +272,23 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 // meanwhile.
 func (w *world) shut(t testing.TB) {
 	t.Helper()
-	must(t, w.door.Renew(func() error {
-		var row uint32
-		var frontend datapath.FrontendKey
-		frontends := w.maps[datapath.EdgeTCMapFrontends].Iterate()
-		for frontends.Next(&frontend, &row) {
-			w.door.Admit(frontend)
-		}
-		err := frontends.Err()
-		flows := datapath.FlowsOf(w.maps)
-		for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
-			err = errors.Join(err, table.Walk(func(key datapath.Tuple, t *datapath.Track) bool { w.door.AdmitRecord(key, t); return true }))
-		}
-		return err
-	}))
+	must(t, w.door.Renew(func() error { return fillDoor(w, w.door) }))
+}
+
+// fillDoor is what an agent has a door let in.
+func fillDoor(w *world, door *datapath.Door) error {
+	var row uint32
+	var frontend datapath.FrontendKey
+	frontends := w.maps[datapath.EdgeTCMapFrontends].Iterate()
+	for frontends.Next(&frontend, &row) {
+		door.Admit(frontend)
+	}
+	err := frontends.Err()
+	flows := datapath.FlowsOf(w.maps)
+	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
+		err = errors.Join(err, table.Walk(func(key datapath.Tuple, t *datapath.Track) bool { door.AdmitRecord(key, t); return true }))
+	}
+	return err
 }
 
 func frontendKey(k model.FrontendKey) datapath.FrontendKey {
