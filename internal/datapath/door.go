@@ -89,23 +89,26 @@ func (d *Door) Admit(key FrontendKey) {
 	}
 }
 
-// Admits says whether what asks for a frontend is let in: now, and whatever Renew does.
+// Admits says whether what asks for a frontend is let in.
 func (d *Door) Admits(key FrontendKey) bool {
 	if d == nil {
 		return true
 	}
-	address := doorAddress(key.Address.Bytes)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.has(address) && d.has(doorEnd(address, key.Port))
+	address := doorAddress(key.Address.Bytes)
+	switch state := EdgeTCDoorState(d.at.State); state {
+	case EdgeTCDoorStateDOOR_FIRST, EdgeTCDoorStateDOOR_SECOND:
+		first := uint64(state-EdgeTCDoorStateDOOR_FIRST) * uint64(EdgeTCDoorSizeDOOR_WORDS)
+		return d.has(first, address) && d.has(first, doorEnd(address, key.Port))
+	}
+	return true
 }
 
-// has says whether a bit is set in both sets.
-func (d *Door) has(hash uint64) bool {
-	word, bit := hash>>EdgeTCDoorSizeDOOR_WORD_SHIFT, hash>>EdgeTCDoorSizeDOOR_BIT_SHIFT&63
-	first := atomic.LoadUint64(&d.at.Bits[word])
-	second := atomic.LoadUint64(&d.at.Bits[uint64(EdgeTCDoorSizeDOOR_WORDS)+word])
-	return first&second>>bit&1 != 0
+// has says whether a bit is set in the set that begins with a word.
+func (d *Door) has(first, hash uint64) bool {
+	word := atomic.LoadUint64(&d.at.Bits[first+hash>>EdgeTCDoorSizeDOOR_WORD_SHIFT])
+	return word>>(hash>>EdgeTCDoorSizeDOOR_BIT_SHIFT&63)&1 != 0
 }
 
 // AdmitRecord lets in the packets that a record is for.
