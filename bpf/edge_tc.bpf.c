@@ -14,6 +14,9 @@ const struct explanation *unused_explanation __attribute__((unused));
 const enum edge_reason *unused_edge_reason __attribute__((unused));
 const enum track_state *unused_track_state __attribute__((unused));
 const enum track_flag *unused_track_flag __attribute__((unused));
+const enum door_size *unused_door_size __attribute__((unused));
+const enum door_multiplier *unused_door_multiplier __attribute__((unused));
+const enum door_state *unused_door_state __attribute__((unused));
 
 SEC("tc")
 int beeline_edge_ingress(struct __sk_buff *ctx)

@@ -14,6 +14,7 @@
 #include "client.h"
 #include "decapsulate.h"
 #include "direct.h"
+#include "door.h"
 #include "echo.h"
 #include "edge_tables.h"
 #include "forward.h"
@@ -223,8 +224,9 @@ static __always_inline int edge_ingress(struct context *ctx)
 
 	if (!w)
 		return packet_pass(ctx);
-	if (!dry_run && !packet_ours(ctx, &w->own))
+	if ((!dry_run && !packet_ours(ctx, &w->own)) || shut_out(ctx, 0))
 		return leave_alone(ctx, EDGE_NOT_OURS);
+	workspace_clear(w);
 	parsed = packet_parse(ctx, &w->packet);
 	if (may_be_wrapped(&w->packet, parsed) && !unwrap(ctx, w, &parsed, &result))
 		return result;

@@ -87,6 +87,49 @@ struct edge_device {
 	__u8 reserved;
 };
 
+/* What the door (door.h) is made of. */
+enum door_size {
+	DOOR_WORDS = 8192,    /* of 64 bits, in each of the two sets */
+	DOOR_WORD_SHIFT = 51, /* of a hash: its upper bits are the word, those below the bit */
+	DOOR_BIT_SHIFT = 45,
+	DOOR_NETWORKS = 2, /* of each family */
+};
+
+/* The halves of what hashes are multiplied by. */
+enum door_multiplier {
+	DOOR_FIRST_HIGH = 0x9e3779b9,
+	DOOR_FIRST_LOW = 0x7f4a7c15,
+	DOOR_LAST_HIGH = 0xd6e8feb8,
+	DOOR_LAST_LOW = 0x6659fd93,
+};
+
+/* Whose addresses are ours, all of them: (address & mask) == value. Where there are more than
+ * find room here, one is around several. */
+struct door_network4 {
+	__be32 mask;
+	__be32 value;
+};
+
+struct door_network6 {
+	__u64 mask[2]; /* as they lie in memory */
+	__u64 value[2];
+};
+
+enum door_state {
+	DOOR_OPEN,  /* nobody has filled the sets: everything is looked up */
+	DOOR_FIRST, /* this one holds */
+	DOOR_SECOND,
+};
+
+struct door {
+	__u32 state; /* enum door_state */
+	__u32 reserved[5];
+	struct door_network4 services4[DOOR_NETWORKS]; /* ServiceCIDRs */
+	struct door_network6 services6[DOOR_NETWORKS];
+	__u64 unused[3];
+	__u64 bits[2 * DOOR_WORDS];
+};
+
 /* Why a packet met what it met. Matches datapath.EdgeReason. */
 enum edge_reason {
 	EDGE_NOT_OURS,	      /* no Service's, and no flow's */

@@ -5,6 +5,8 @@
  *   struct context                  what the hook is called with
  *   packet_bytes(ctx, off, len)     headers for reading: a pointer, or 0; it makes
  *                                   pointers from before worthless
+ *   linear_bytes(ctx, off, len)     the same, but only where they are at hand; it leaves
+ *                                   pointers as they are
  *   packet_translate(ctx, p, to, hops)
  *                                   other ends, right checksums, so many hops less
  *   packet_load, _store, _resize    copies of bytes, and another length

@@ -31,6 +31,12 @@ static __always_inline const void *packet_bytes(struct xdp_md *ctx, __u32 offset
 	return packet_at(ctx, offset, length);
 }
 
+/* The same here. */
+static __always_inline const void *linear_bytes(struct xdp_md *ctx, __u32 offset, __u32 length)
+{
+	return packet_at(ctx, offset, length);
+}
+
 static __always_inline __u32 packet_length(struct xdp_md *ctx)
 {
 	return bpf_xdp_get_buff_len(ctx);

@@ -7,6 +7,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "door.h"
 #include "edge_tables.h"
 #include "packet.h"
 #include "select.h"
@@ -40,6 +41,12 @@ static __always_inline int track_read(const struct track *track, __u32 hash, str
 static __always_inline int answers_here(const struct track *track)
 {
 	return (track->flags & ~(TRACK_FIN | TRACK_DSR)) == (TRACK_REPLY | TRACK_LOCAL);
+}
+
+/* Has the door let in what a record is for. */
+static __always_inline void track_admit(const struct tuple *key, const struct track *track)
+{
+	door_admit(key, answers_here(track));
 }
 
 /* The other record of a flow. */
@@ -83,6 +90,7 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 	w->track = *half;
 	if (w->track.state == TRACK_NEW)
 		w->track.state = TRACK_ESTABLISHED;
+	track_admit(&w->packet.tuple, &w->track);
 	if (w->track.dsr) {
 		if (!bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
 			bpf_map_delete_elem(&half_open, &w->packet.tuple);
@@ -96,6 +104,7 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 		w->other.packets = other->packets;
 		w->other.bytes = other->bytes;
 	}
+	track_admit(&w->other_key, &w->other);
 	if (bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_ANY) ||
 	    bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
 		return; /* the next packet tries again */
@@ -124,6 +133,8 @@ static __always_inline int track_begin(struct workspace *w, __u64 flags)
 	if (dry_run)
 		return 0;
 	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
+	track_admit(&w->packet.tuple, &w->track);
+	track_admit(&w->other_key, &w->other);
 	if (bpf_map_update_elem(&half_open, &w->other_key, &w->other, flags))
 		return -1;
 	return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
@@ -136,6 +147,7 @@ static __always_inline int track_begin_alone(struct workspace *w)
 		return 0;
 	w->track.becomes = w->to;
 	track_sequence(&w->packet, &w->track, 1);
+	track_admit(&w->packet.tuple, &w->track);
 	return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
 }
 
@@ -144,6 +156,7 @@ static __always_inline int track_adopt(struct workspace *w, int half)
 {
 	if (dry_run)
 		return 0;
+	track_admit(&w->packet.tuple, &w->track);
 	if (half)
 		return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
 	return bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY);
@@ -193,6 +206,7 @@ static __always_inline void track_mend(struct workspace *w, const struct track *
 	if (bpf_map_lookup_elem(&tracks, &w->other_key))
 		return;
 	track_turn(&w->packet.tuple, track, &w->other_key, &w->other);
+	track_admit(&w->other_key, &w->other);
 	bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_NOEXIST);
 }
 

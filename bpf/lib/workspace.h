@@ -57,17 +57,19 @@ struct {
 static __always_inline struct workspace *workspace_get(void)
 {
 	__u32 zero = 0;
-	struct workspace *w = bpf_map_lookup_elem(&workspaces, &zero);
 
-	if (w) {
-		__builtin_memset(&w->packet, 0, sizeof(w->packet));
-		w->service = 0;
-		w->leaving = 0;
-		w->wrapping.dsr = DSR_NONE;
-		w->wrapping.told = 0;
-		w->dsr = DSR_NONE;
-	}
-	return w;
+	return bpf_map_lookup_elem(&workspaces, &zero);
+}
+
+/* Forgets the packet before. */
+static __always_inline void workspace_clear(struct workspace *w)
+{
+	__builtin_memset(&w->packet, 0, sizeof(w->packet));
+	w->service = 0;
+	w->leaving = 0;
+	w->wrapping.dsr = DSR_NONE;
+	w->wrapping.told = 0;
+	w->dsr = DSR_NONE;
 }
 
 /* What a dry run has found out. */

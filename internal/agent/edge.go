@@ -166,6 +166,7 @@ func (a *Agent) newEdge() *edge.Edge {
 	config := a.config.Edge
 	config.Serves, config.Backends, config.Log = a.serves, a.syncer.Elsewhere, a.log
 	config.Contested = a.contested
+	config.Admit = a.syncer.Admit
 	config.DSR = a.syncer.DSRDestinations
 	config.Counters = func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(a.config.BPFFS) }
 	return edge.New(a.datapath, config)

@@ -111,6 +111,7 @@ func (l Limits) edgeEntries() map[string]uint32 {
 		EdgeTCMapFragments:   fragmentLimit,
 		EdgeTCMapEdgeDevices: edgeDeviceLimit,
 		EdgeTCMapBalancers:   networkLimit,
+		EdgeTCMapDoors:       1,
 
 		EdgeTCMapServiceCounts: l.Services,
 		EdgeTCMapServiceGone:   l.Services,

@@ -51,7 +51,7 @@ type Datapath struct {
 
 // tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
 // changes with anything that an older or newer agent would read wrongly.
-const tablesDirectory = "tables_v4"
+const tablesDirectory = "tables_v5"
 
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
@@ -118,6 +118,9 @@ func Open(o Options) (d *Datapath, err error) {
 	}
 	if o.Edge != nil {
 		d.Tables.Balancers = d.Balancers()
+		if d.Tables.Door, err = MapDoor(d.maps[EdgeTCMapDoors], d.Tables.WaitForReaders); err != nil {
+			return d, err
+		}
 	}
 	if events := d.Events(); events != nil {
 		d.Tables.Services = countedServices{d.Tables.Services, d.maps[EdgeTCMapServiceCounts], d.maps[EdgeTCMapServiceGone]}

@@ -53,6 +53,8 @@ type Tables struct {
 	// Balancers are networks whose encapsulated packets are for backends of this node; nil
 	// where there is no edge.
 	Balancers Hash[NetworkKey, uint32]
+	// Door is asked by the edge before all others; nil where there is no edge.
+	Door *Door
 	// WaitForReaders returns when every program has ended that was running at
 	// the call. What no table leads to any more can be used again then.
 	WaitForReaders func() error

@@ -47,6 +47,9 @@ type Config struct {
 	// Contested has a sweep looked at by those who wait for flows to have gone: it returns
 	// what takes each record, and what is called after the last; nil: nobody waits.
 	Contested func() (note func(datapath.Tuple, *datapath.Track), settle func() error)
+	// Admit has the door let in what asks for the frontends that there are; nil: there are
+	// none.
+	Admit func()
 	// DSR are the addresses that packets are sent to by it, of backends on other nodes or of
 	// these nodes, by kind; nil: there are none.
 	DSR func() map[service.DSR][]netip.Addr
@@ -63,6 +66,7 @@ type Datapath interface {
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
 	Flows() *datapath.Flows
+	Door() *datapath.Door
 	WaitForReaders() error
 }
 
@@ -76,6 +80,7 @@ type Edge struct {
 
 	changed chan struct{} // devices, addresses or routes
 	left    chan struct{} // backends of UDP Services
+	began   chan struct{} // the edge is at its devices
 
 	mu        sync.Mutex
 	ready     bool // the tables are complete
@@ -103,7 +108,7 @@ type attached struct {
 func New(d Datapath, c Config) *Edge {
 	return &Edge{
 		config: c, datapath: d, read: readDevices, wayTo: wayTo,
-		changed: make(chan struct{}, 1), left: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), left: make(chan struct{}, 1), began: make(chan struct{}, 1),
 		devices: map[int]*attached{},
 	}
 }
@@ -120,6 +125,7 @@ func (e *Edge) Start() {
 		e.config.Log.Error("flows that an earlier agent left may go unanswered", "error", err)
 	}
 	e.reconcile(false)
+	rtnetlink.Notify(e.began)
 }
 
 // SetNode takes the addresses of the Node object, in its order.

@@ -26,15 +26,18 @@ type kernel struct {
 	flows   *datapath.Flows
 	attach  int // calls
 	waited  func()
+	door    *datapath.Door
 	tcError error
 }
 
 func newKernel() *kernel {
-	return &kernel{
+	k := &kernel{
 		hooks: map[int][]datapath.EdgeHook{}, xdp: map[int]datapath.XDPMode{}, refuse: map[int]error{}, table: hash{},
 		flows:  &datapath.Flows{Tracks: flowTable{}, HalfOpen: flowTable{}},
 		waited: func() {},
 	}
+	k.door = datapath.NewDoor(new(datapath.EdgeTCDoor), k.WaitForReaders)
+	return k
 }
 
 func (k *kernel) AttachEdgeTC(device int) error {
@@ -77,6 +80,7 @@ func (k *kernel) EdgeAttachments() (all []datapath.EdgeAttachment, _ error) {
 
 func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { return k.table }
 func (k *kernel) Flows() *datapath.Flows                                  { return k.flows }
+func (k *kernel) Door() *datapath.Door                                    { return k.door }
 func (k *kernel) WaitForReaders() error                                   { k.waited(); return nil }
 
 // hash is the table of devices.

@@ -78,6 +78,8 @@ func (e *Edge) endFlows(ctx context.Context) {
 			return
 		case <-e.left:
 			e.endLeft()
+		case <-e.began: // nothing is left alone at the door before the first sweep
+			sweep.Reset(e.sweep())
 		case <-sweep.C:
 			sweep.Reset(e.sweep())
 			e.countShortage()

@@ -143,16 +143,48 @@ func (e *Edge) sweepFlows(note func(datapath.Tuple, *datapath.Track)) (ended uin
 		if contested, settled := e.config.Contested(); contested != nil {
 			visit = func(key datapath.Tuple, t *datapath.Track) { note(key, t); contested(key, t) }
 			settle = settled
-			if err := e.datapath.WaitForReaders(); err != nil {
-				return 0, err
-			}
 		}
 	}
-	ended, err = Sweep(e.datapath.Flows(), e.config.Timeouts, datapath.Now(), visit)
+	err = e.renewDoor(func(admit func(datapath.Tuple, *datapath.Track)) (err error) {
+		ended, err = Sweep(e.datapath.Flows(), e.config.Timeouts, datapath.Now(),
+			func(key datapath.Tuple, t *datapath.Track) { admit(key, t); visit(key, t) })
+		return err
+	})
 	if err == nil {
 		err = settle()
 	}
 	return ended, err
+}
+
+// renewDoor makes the door anew while something walks through all flows, after every program
+// that is running now. Of the records that an earlier agent's programs make in tables that
+// this one does not know, no walk comes by: while there may be such the door stays as it is.
+func (e *Edge) renewDoor(walk func(admit func(datapath.Tuple, *datapath.Track)) error) error {
+	if !e.everywhere() {
+		if err := e.datapath.WaitForReaders(); err != nil {
+			return err
+		}
+		return walk(func(datapath.Tuple, *datapath.Track) {})
+	}
+	door := e.datapath.Door()
+	return door.Renew(func() error {
+		if e.config.Admit != nil {
+			e.config.Admit()
+		}
+		return walk(door.AdmitRecord)
+	})
+}
+
+// everywhere says whether this agent's programs are at all devices.
+func (e *Edge) everywhere() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, a := range e.devices {
+		if a.failed != nil {
+			return false
+		}
+	}
+	return e.ready
 }
 
 // Idle is how long an established flow of a protocol is remembered on which nothing is sent.

@@ -154,6 +154,10 @@ func (a *auditor) frontends() {
 	for key, e := range a.applied {
 		row, ok := index[tableKey(key)]
 		delete(index, tableKey(key))
+		if !a.tables.Door.Admits(tableKey(key)) {
+			a.tables.Door.Admit(tableKey(key))
+			a.repaired(nil)
+		}
 		if ok && row == e.row && a.tables.FrontendRows.Load(row) == e.content {
 			continue
 		}

@@ -64,6 +64,7 @@ func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
 			return k.do("wait for readers", func() { k.reading = nil })
 		},
 	}
+	k.tables.Door = datapath.NewDoor(new(datapath.EdgeTCDoor), func() error { return nil })
 	return k
 }
 
@@ -170,6 +171,9 @@ func newFakeHash[K comparable, V any](k *fakeKernel, name string, limit uint32) 
 func (h *fakeHash[K, V]) Max() uint32 { return h.max }
 
 func (h *fakeHash[K, V]) Put(key K, v V) error {
+	if asked, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.tables.Door.Admits(asked) {
+		h.kernel.t.Errorf("frontend %v comes into the tables, and the door does not let in what asks for it", asked)
+	}
 	if _, ok := h.entries[key]; !ok && len(h.entries) >= int(h.max) {
 		return datapath.NewFullError(h.name, h.max)
 	}

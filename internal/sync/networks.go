@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"beeline.io/beeline/internal/datapath"
 )
@@ -91,13 +92,27 @@ func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, confl
 // reconcileNetworks makes ServiceCIDRs, networks of pods and balancers known.
 func (s *Syncer) reconcileNetworks() {
 	networks, conflict := s.wantedNetworks()
-	s.networks.reconcile("network", networks)
+	if s.networks.err = s.tables.Door.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
+		s.networks.reconcile("network", networks)
+	}
 	s.conflict = conflict
 	balancers := map[netip.Prefix]uint32{}
 	for _, p := range s.wantedBalancers {
 		balancers[p] = 1
 	}
 	s.balancers.reconcile("balancer", balancers)
+}
+
+// serviceNetworks are the ServiceCIDRs that are wanted and those in the table.
+func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []netip.Prefix) {
+	for _, networks := range []map[netip.Prefix]datapath.Network{want, s.networks.applied} {
+		for p, network := range networks {
+			if network == datapath.NetworkService && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
 }
 
 // ServiceCIDRs are those in the tables.

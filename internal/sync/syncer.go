@@ -343,6 +343,7 @@ func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
 	if err := s.noteUntracked(e); err != nil {
 		return err
 	}
+	s.tables.Door.Admit(tableKey(key))
 	return s.tables.Frontends.Put(tableKey(key), row)
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -91,13 +92,33 @@ func newEdgeRig(b *bench, family string, size edgeSize, frames uint32) (rig *edg
 			return rig, err
 		}
 	}
-	if err := agent.Stop(); err != nil {
+	if err := errors.Join(rig.waitForDoor(), agent.Stop()); err != nil {
 		return rig, err
 	}
 	if err := rig.fixNeighbour(); err != nil {
 		return rig, err
 	}
 	return rig, w.Host("node-a").Do(func() error { return rig.load(frames) })
+}
+
+// waitForDoor waits until packets are left alone at the door that are none of ours: the
+// agent's first sweep of flows shuts it.
+func (rig *edgeRig) waitForDoor() error {
+	m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapDoors), nil)
+	if err != nil {
+		return err
+	}
+	rig.open = append(rig.open, m)
+	door, err := datapath.MapDoor(m, nil)
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(settleTimeout); !door.Shut(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the door is open after %s", settleTimeout)
+		}
+	}
+	return nil
 }
 
 func (rig *edgeRig) end() error {

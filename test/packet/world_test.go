@@ -28,6 +28,7 @@ type world struct {
 	xdp, ingress, egress *ebpf.Program
 	maps                 map[string]*ebpf.Map
 	limits               limits
+	door                 *datapath.Door
 }
 
 // limits are what a world is loaded with. What is 0 is the default.
@@ -79,6 +80,8 @@ func newWorld(t testing.TB, l limits) *world {
 	must(t, err)
 	t.Cleanup(collection.Close)
 	w.xdp = collection.Programs[datapath.EdgeXDPProgBeelineEdgeXdp]
+	w.door, err = datapath.MapDoor(w.maps[datapath.EdgeTCMapDoors], func() error { return nil })
+	must(t, err)
 	w.attachNothing(t)
 	return w
 }
@@ -114,7 +117,7 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 		case datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity:
 			m.MaxEntries = recordSize
 		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapAnswers, datapath.EdgeTCMapWorkspaces,
-			datapath.EdgeTCMapSocketCounts, "edge_watched", "quotes":
+			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapDoors, "edge_watched", "quotes":
 		default:
 			if m.Type == ebpf.Hash || m.Type == ebpf.PerCPUHash || m.Type == ebpf.Array || m.Type == ebpf.LPMTrie {
 				m.MaxEntries = tableSize
@@ -156,7 +159,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// apply writes tables, in place of those from before.
+// apply writes tables, in place of those from before, and shuts the door to all else.
 func (w *world) apply(t testing.TB, tables *model.Tables) {
 	t.Helper()
 	for _, name := range []string{datapath.EdgeTCMapFrontends, datapath.EdgeTCMapSourceRanges,
@@ -261,6 +264,31 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 		w.put(t, datapath.EdgeTCMapEdgeDevices, device, row)
 	}
+	must(t, w.door.SetServiceNetworks(tables.Services))
+	w.shut(t)
+}
+
+// shut has the door let in what asks for frontends, and what has a record. No program runs
+// meanwhile.
+func (w *world) shut(t testing.TB) {
+	t.Helper()
+	must(t, w.door.Renew(func() error { return fillDoor(w, w.door) }))
+}
+
+// fillDoor is what an agent has a door let in.
+func fillDoor(w *world, door *datapath.Door) error {
+	var row uint32
+	var frontend datapath.FrontendKey
+	frontends := w.maps[datapath.EdgeTCMapFrontends].Iterate()
+	for frontends.Next(&frontend, &row) {
+		door.Admit(frontend)
+	}
+	err := frontends.Err()
+	flows := datapath.FlowsOf(w.maps)
+	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
+		err = errors.Join(err, table.Walk(func(key datapath.Tuple, t *datapath.Track) bool { door.AdmitRecord(key, t); return true }))
+	}
+	return err
 }
 
 func frontendKey(k model.FrontendKey) datapath.FrontendKey {

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+)
+
+func newTestDoor() (*Door, *EdgeTCDoor) {
+	at := new(EdgeTCDoor)
+	return NewDoor(at, func() error { return nil }), at
+}
+
+// A table of zeros is an open door, and one whose filling fails stays as it was.
+func TestDoorOpenAtFirst(t *testing.T) {
+	d, _ := newTestDoor()
+	if d.Shut() {
+		t.Error("a new door is shut")
+	}
+	failed := errors.New("planted")
+	if err := d.Renew(func() error { return failed }); !errors.Is(err, failed) || d.Shut() {
+		t.Errorf("a door that could not be filled: %v, shut %v", err, d.Shut())
+	}
+	must(t, d.Renew(func() error { return nil }))
+	if !d.Shut() {
+		t.Error("a door that has been filled is open")
+	}
+	before := d.at.State
+	if err := d.Renew(func() error { return failed }); !errors.Is(err, failed) || d.at.State != before {
+		t.Errorf("a door that could not be filled again: %v, state %d, want %d", err, d.at.State, before)
+	}
+	d.Open()
+	if d.Shut() {
+		t.Error("an opened door is shut")
+	}
+}
+
+// What is admitted stays, whatever part of a renewal it comes in; what nobody admits again has
+// gone after that.
+func TestDoorRenew(t *testing.T) {
+	d, at := newTestDoor()
+	parts := map[string]FrontendKey{"before": frontendKey(1), "as programs end": frontendKey(2), "as it is filled": frontendKey(3)}
+	d.wait = func() error { d.Admit(parts["as programs end"]); return nil }
+	for round := range 4 {
+		d.Admit(parts["before"])
+		d.Admit(frontendKey(byte(100 + round))) // nobody admits it again
+		err := d.Renew(func() error {
+			d.Admit(parts["as it is filled"])
+			d.Admit(parts["before"])
+			return nil
+		})
+		must(t, err)
+		if want := uint32(1 + round%2); at.State != want {
+			t.Errorf("round %d: set %d holds, want %d", round, at.State, want)
+		}
+		for part, key := range parts {
+			if !d.Admits(key) {
+				t.Errorf("round %d: what was admitted %s is not known", round, part)
+			}
+		}
+		if d.Admits(frontendKey(byte(100 + round))) {
+			t.Errorf("round %d: what nobody admits again is known", round)
+		}
+	}
+	d.Open()
+	if !d.Admits(frontendKey(100)) {
+		t.Error("an open door does not let everybody in")
+	}
+}
+
+// Other ServiceCIDRs open the door, also one that is just being renewed, until it is renewed
+// anew; the same ones do not.
+func TestDoorNetworks(t *testing.T) {
+	d, _ := newTestDoor()
+	networks := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")}
+	must(t, d.SetServiceNetworks(networks))
+	must(t, d.Renew(func() error { return nil }))
+	must(t, d.SetServiceNetworks(networks))
+	if !d.Shut() {
+		t.Error("the same networks have opened the door")
+	}
+	must(t, d.Renew(func() error { return d.SetServiceNetworks(networks[:1]) }))
+	if d.Shut() {
+		t.Error("a door has been shut while its networks changed")
+	}
+	must(t, d.Renew(func() error { return nil }))
+	failed := errors.New("planted")
+	wait := d.wait
+	d.wait = func() error { return failed }
+	if err := d.SetServiceNetworks(networks); !errors.Is(err, failed) {
+		t.Errorf("networks that could not be set: %v", err)
+	}
+	d.wait = wait
+	must(t, d.Renew(func() error { return nil }))
+	if d.Shut() {
+		t.Error("a door has been shut whose networks are not those that are wanted")
+	}
+	must(t, d.SetServiceNetworks(networks))
+	must(t, d.Renew(func() error { return nil }))
+	if !d.Shut() {
+		t.Error("the door stays open")
+	}
+}
+
+// As the programs compare them, networks have each address that they should, and where they
+// find room no other.
+func TestDoorNetworksHold(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var networks []netip.Prefix
+		for range random.IntN(6) {
+			networks = append(networks, randomNetwork(random))
+		}
+		v4, v6 := doorNetworks(networks)
+		for range 20 {
+			a := randomNetwork(random).Addr()
+			in, fit := false, [2]int{}
+			for _, p := range networks {
+				in = in || p.Contains(a)
+				if p.Addr().Is4() {
+					fit[0]++
+				} else {
+					fit[1]++
+				}
+			}
+			got := false
+			if a.Is4() {
+				b := AddressFrom(a).Bytes
+				word := doorWords(b)[1] >> 32
+				for _, n := range v4 {
+					got = got || uint32(word)&n.Mask == n.Value
+				}
+			} else {
+				words := doorWords(AddressFrom(a).Bytes)
+				for _, n := range v6 {
+					got = got || words[0]&n.Mask[0] == n.Value[0] && words[1]&n.Mask[1] == n.Value[1]
+				}
+			}
+			all := fit[0] <= len(v4) && a.Is4() || fit[1] <= len(v6) && a.Is6()
+			if in && !got || all && got != in {
+				t.Fatalf("of %v, %v is told to be inside: %v; want %v (%v %v)", networks, a, got, in, v4, v6)
+			}
+		}
+	}
+}
+
+// randomNetwork is of few addresses, so that they meet.
+func randomNetwork(random *rand.Rand) netip.Prefix {
+	if random.IntN(2) == 0 {
+		a := netip.AddrFrom4([4]byte{10, byte(random.IntN(4)), byte(random.IntN(4)), byte(random.IntN(2) * 128)})
+		return netip.PrefixFrom(a, random.IntN(33)).Masked()
+	}
+	a := netip.AddrFrom16([16]byte{0: 0xfd, 7: byte(random.IntN(4)), 8: byte(random.IntN(4)), 15: byte(random.IntN(2))})
+	return netip.PrefixFrom(a, random.IntN(129)).Masked()
+}
+
+// The next agent finds the door as the one before has left it, with the records that are in
+// the tables; who begins without tables has an open one.
+func TestDoorOutlivesAgent(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.do(func() error {
+		for _, again := range []bool{false, true} {
+			d, err := Open(w.options)
+			if err != nil {
+				return err
+			}
+			door := d.Door()
+			if door.Shut() != again || door.Admits(frontendKey(2)) == again || !door.Admits(frontendKey(1)) {
+				t.Errorf("second agent: %v; the door is shut: %v; it lets in frontend 1: %v, 2: %v", again, door.Shut(),
+					door.Admits(frontendKey(1)), door.Admits(frontendKey(2)))
+			}
+			err = door.Renew(func() error { door.Admit(frontendKey(1)); return nil })
+			door.Admit(frontendKey(1))
+			d.Close()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

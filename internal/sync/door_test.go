@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// What asks for a frontend is let in before that is in the tables (the fake kernel looks at
+// each), and after the door has been made anew for as long as it is there; an audit finds what
+// somebody has cleared.
+func TestDoor(t *testing.T) {
+	k := smallKernel(t)
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRand(t)
+	change := func() {
+		delta := service.Delta{Plans: map[service.Ref]*service.Plan{}}
+		for number := range 6 {
+			if owner := ref(fmt.Sprint("s", number)); r.IntN(2) == 0 {
+				delta.Plans[owner] = nil
+			} else {
+				delta.Plans[owner] = randomPlan(r, owner, number)
+			}
+		}
+		s.Apply(delta) // some of it may find no room
+	}
+	for range 50 {
+		if err := k.tables.Door.Renew(func() error { change(); s.Admit(); change(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		for key := range k.index.entries {
+			if !k.tables.Door.Admits(key) {
+				t.Fatalf("the door does not let in what asks for %v", key)
+			}
+		}
+		change()
+	}
+	if len(k.index.entries) == 0 {
+		t.Fatal("there are no frontends to ask for")
+	}
+	if repairs, err := s.Audit(); repairs != 0 || err != nil {
+		t.Fatalf("an audit mended %d differences: %v", repairs, err)
+	}
+	if err := k.tables.Door.Renew(func() error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if repairs, err := s.Audit(); repairs != len(k.index.entries) || err != nil {
+		t.Errorf("an audit mended %d differences, want %d: %v", repairs, len(k.index.entries), err)
+	}
+}
+
+// Of a ServiceCIDR everything is let in before it is in the tables: until the door is made anew
+// it is open.
+func TestDoorServiceCIDRs(t *testing.T) {
+	k := smallKernel(t)
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := true
+	k.before = func(operation string) error {
+		if len(operation) > 12 && operation[:12] == "put networks" {
+			opened = opened && !k.tables.Door.Shut()
+		}
+		return nil
+	}
+	for _, cidrs := range [][]netip.Prefix{
+		{netip.MustParsePrefix("10.96.0.0/12")},
+		{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")},
+	} {
+		if err := s.Apply(service.Delta{ServiceCIDRs: &cidrs}); err != nil {
+			t.Fatal(err)
+		}
+		if !opened {
+			t.Fatalf("%v: a ServiceCIDR came into the tables, and the door was shut", cidrs)
+		}
+		if err := k.tables.Door.Renew(func() error { s.Admit(); return nil }); err != nil || !k.tables.Door.Shut() {
+			t.Fatalf("%v: the door is open: %v", cidrs, err)
+		}
+		if err := s.Apply(service.Delta{}); err != nil || !k.tables.Door.Shut() {
+			t.Fatalf("%v: nothing has changed, and the door is open: %v", cidrs, err)
+		}
+	}
+}
