@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,6 +32,7 @@ type settings struct {
 	cpus    string
 	output  string
 	smoke   bool
+	only    *regexp.Regexp // nil: all cases of the edge
 }
 
 // A part measures one thing, in labs of its own.
@@ -81,16 +83,24 @@ func main() {
 func parseFlags() (settings, error) {
 	var s settings
 	var seconds float64
+	var only string
 	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
 	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", "))
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
+	flags.StringVar(&only, "case", "", "of the part edge only the rows that this regular expression matches, each as \"hook family case flows\"")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return s, err
+	}
+	if only != "" {
+		var err error
+		if s.only, err = regexp.Compile(only); err != nil {
+			return s, fmt.Errorf("--case: %w", err)
+		}
 	}
 	s.slice = time.Duration(seconds * float64(time.Second))
 	if s.smoke {
