@@ -110,7 +110,7 @@ static __always_inline struct backend *choose(struct context *ctx, struct worksp
 		track->state = state_without_record(p->tcp_flags);
 		track->flags = p->tcp_flags & TCP_FIN ? TRACK_FIN : 0;
 	}
-	track->last_seen = now_seconds();
+	track->last_seen = second_of(w);
 	track->device = packet_device(ctx);
 	track->packets = 1;
 	track->bytes = p->length;

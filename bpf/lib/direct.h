@@ -53,9 +53,10 @@ __noinline int dsr_route(struct context *ctx, struct workspace *w, const struct 
 	length = wire_length(ctx, &w->packet);
 	if (length)
 		length += dsr_overhead(w->dsr, w->packet.is_v6);
-	way = way_of(w);
-	if (way && way_holds(way, w, device, length)) {
-		way_take(way, w);
+	way = w->dsr == DSR_OPT ? 0 : way_of(&w->outer, WAY_OUTER);
+	if (way && way_holds(way, &w->outer, WAY_OUTER, device, length)) {
+		way_take(way, &w->fib);
+		w->outer.source = way->source;
 		return ROUTED;
 	}
 	routed = route_of(ctx, length, w->packet.is_v6, w->outer.protocol, &w->outer, &w->fib,
@@ -67,7 +68,7 @@ __noinline int dsr_route(struct context *ctx, struct workspace *w, const struct 
 		return ROUTED_WITHOUT_ADDRESS;
 	w->outer.source = *own;
 	if (way && routed == ROUTED && length)
-		way_keep(way, w, device);
+		way_keep(way, &w->outer, WAY_OUTER, device, &w->fib);
 	return routed;
 }
 

@@ -31,13 +31,12 @@
 /* The first packet of a flow to a backend of another node. */
 static __always_inline int begin_remote(struct context *ctx, struct workspace *w)
 {
-	const struct address *own;
 	enum edge_reason reason;
 	enum routed routed;
 
 	if (w->packet.hops <= 1)
 		return out_of_hops(ctx, w);
-	routed = route(ctx, &w->packet, &w->track.becomes, &w->fib);
+	routed = route_own(ctx, w);
 #ifdef EDGE_XDP
 	if (left_to_tc(ctx, routed, &w->fib))
 		return leave_alone(ctx, EDGE_TO_TC);
@@ -46,10 +45,8 @@ static __always_inline int begin_remote(struct context *ctx, struct workspace *w
 		return too_big(ctx);
 	if (routed == NOT_ROUTED)
 		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
-	own = address_on(w->fib.ifindex, w->packet.is_v6);
-	if (!own)
+	if (address_is_unspecified(&w->track.becomes.source))
 		return lose(ctx, w, EDGE_DROP_NO_ADDRESS);
-	w->track.becomes.source = *own;
 	reason = begin_flow(w, 0);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
@@ -71,7 +68,7 @@ static __always_inline int met_later(struct context *ctx, struct workspace *w)
 
 	if (!device || !device->pods)
 		return 0;
-	return !frontend_at(&key) || route(ctx, &w->packet, asked, &w->fib) != NOT_ROUTED;
+	return !frontend_at(&key) || route(ctx, w, asked) != NOT_ROUTED;
 }
 
 /* A pod that is its own backend would not answer itself: the Service asks it (R19). */
@@ -83,7 +80,7 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 	if (w->packet.hops <= 1)
 		return out_of_hops(ctx, w);
 	w->track.becomes.source = w->packet.tuple.destination;
-	routed = route(ctx, &w->packet, &w->track.becomes, &w->fib);
+	routed = route(ctx, w, &w->track.becomes);
 	if (routed == NOT_ROUTED)
 		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
 	if (routed == ROUTED_TOO_BIG)
@@ -150,9 +147,9 @@ static __always_inline int follow(struct context *ctx, struct workspace *w, stru
 		if (p->hops <= 1)
 			return out_of_hops(ctx, w);
 		if (flags & TRACK_REPLY)
-			routed = route_back(ctx, p, &w->to, &w->fib, track->device);
+			routed = route_back(ctx, w, &w->to, track->device);
 		else
-			routed = route(ctx, p, &w->to, &w->fib);
+			routed = route(ctx, w, &w->to);
 #ifdef EDGE_XDP
 		/* tc comes to the same flow, and notes the packet. */
 		if (left_to_tc(ctx, routed, &w->fib))

@@ -15,6 +15,7 @@
 #include "strip.h"
 #include "tell.h"
 #include "track.h"
+#include "way.h"
 
 #define AF_INET	 2
 #define AF_INET6 10
@@ -171,33 +172,82 @@ static __always_inline enum routed route_of(struct context *ctx, __u32 length, i
 	return NOT_ROUTED;
 }
 
-static __always_inline enum routed route_at(struct context *ctx, const struct packet *p,
-					    const struct tuple *to, struct bpf_fib_lookup *fib,
-					    __u32 device, __u32 flags)
+/* The same for the workspace's packet, which is to become `to`, unless the way is known. Not
+ * static: the verifier looks at it once. Returns enum routed. */
+__noinline int route_known(struct context *ctx, struct workspace *w, const struct tuple *to,
+			   __u32 device, __u32 flags)
 {
-	return route_of(ctx, wire_length(ctx, p), p->is_v6, p->tuple.protocol, to, fib, device,
-			flags);
+	enum way_kind kind = flags & BPF_FIB_LOOKUP_OUTPUT ? WAY_BACK : WAY_ON;
+	enum routed routed;
+	struct way *way;
+	__u32 length;
+
+	if (!w || !to)
+		return NOT_ROUTED;
+	length = wire_length(ctx, &w->packet);
+	way = way_of(to, kind);
+	if (way && way_holds(way, to, kind, device, length)) {
+		way_take(way, &w->fib);
+		return ROUTED;
+	}
+	routed = route_of(ctx, length, w->packet.is_v6, to->protocol, to, &w->fib, device, flags);
+	if (way && routed == ROUTED && length)
+		way_keep(way, to, kind, device, &w->fib);
+	return routed;
 }
 
-static __always_inline enum routed route(struct context *ctx, const struct packet *p,
-					 const struct tuple *to, struct bpf_fib_lookup *fib)
+static __always_inline enum routed route(struct context *ctx, struct workspace *w,
+					 const struct tuple *to)
 {
-	return route_at(ctx, p, to, fib, packet_device(ctx), 0);
+	return route_known(ctx, w, to, packet_device(ctx), 0);
+}
+
+/* The way of a packet that is to leave in the node's name: w->track.becomes, of which it finds
+ * the source; unspecified if there is none. Not static: the verifier looks at it once. Returns
+ * enum routed. */
+__noinline int route_own(struct context *ctx, struct workspace *w)
+{
+	__u32 length, device = packet_device(ctx);
+	const struct address *own;
+	enum routed routed;
+	struct tuple *to;
+	struct way *way;
+
+	if (!w)
+		return NOT_ROUTED;
+	to = &w->track.becomes;
+	length = wire_length(ctx, &w->packet);
+	way = way_of(to, WAY_OWN);
+	if (way && way_holds(way, to, WAY_OWN, device, length)) {
+		way_take(way, &w->fib);
+		to->source = way->source;
+		return ROUTED;
+	}
+	__builtin_memset(&to->source, 0, sizeof(to->source));
+	routed = route_of(ctx, length, w->packet.is_v6, to->protocol, to, &w->fib, device, 0);
+	if (routed != ROUTED && routed != ROUTED_BY_TC)
+		return routed;
+	own = address_on(w->fib.ifindex, w->packet.is_v6);
+	if (!own)
+		return routed;
+	to->source = *own;
+	if (way && routed == ROUTED && length)
+		way_keep(way, to, WAY_OWN, device, &w->fib);
+	return routed;
 }
 
 /* The way of an answer: by the device that the client's packets come by, if one to the
  * client leads there. */
-static __always_inline enum routed route_back(struct context *ctx, const struct packet *p,
-					      const struct tuple *to, struct bpf_fib_lookup *fib,
-					      __u32 device)
+static __always_inline enum routed route_back(struct context *ctx, struct workspace *w,
+					      const struct tuple *to, __u32 device)
 {
 	enum routed routed = NOT_ROUTED;
 
 	if (device)
-		routed = route_at(ctx, p, to, fib, device, BPF_FIB_LOOKUP_OUTPUT);
-	if (routed != NOT_ROUTED && fib->ifindex == device)
+		routed = route_known(ctx, w, to, device, BPF_FIB_LOOKUP_OUTPUT);
+	if (routed != NOT_ROUTED && w->fib.ifindex == device)
 		return routed;
-	return route(ctx, p, to, fib);
+	return route(ctx, w, to);
 }
 
 #ifdef EDGE_XDP

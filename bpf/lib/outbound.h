@@ -59,7 +59,7 @@ static __always_inline int begin_outbound(struct context *ctx, struct workspace 
 		w->track.flags |= TRACK_LOCAL;
 		w->track.becomes.source = w->packet.tuple.destination;
 	}
-	routed = route(ctx, &w->packet, &w->track.becomes, &w->fib);
+	routed = route(ctx, w, &w->track.becomes);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	reason = begin_flow(w, !backend->local);
@@ -72,7 +72,7 @@ static __always_inline int begin_outbound(struct context *ctx, struct workspace 
 static __always_inline int follow_outbound(struct context *ctx, struct workspace *w,
 					   struct track *track, int half)
 {
-	enum routed routed = route(ctx, &w->packet, &w->to, &w->fib);
+	enum routed routed = route(ctx, w, &w->to);
 	__u8 flags = track->flags;
 
 	if (routed == ROUTED_TOO_BIG)
@@ -92,7 +92,7 @@ static __always_inline int answer_local(struct context *ctx, struct workspace *w
 
 	if (!device || device == packet_device(ctx))
 		return follow(ctx, w, track, half);
-	routed = route_back(ctx, &w->packet, &w->to, &w->fib, device);
+	routed = route_back(ctx, w, &w->to, device);
 	if (routed == NOT_ROUTED || w->fib.ifindex == packet_device(ctx))
 		return follow(ctx, w, track, half);
 	if (routed == ROUTED_TOO_BIG)

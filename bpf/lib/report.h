@@ -44,7 +44,8 @@ static __always_inline int report(struct context *ctx, struct workspace *w)
 	if (!(track->flags & (TRACK_LOCAL | TRACK_OUTBOUND))) {
 		if (w->packet.hops <= 1)
 			return lose(ctx, w, EDGE_DROP_HOPS);
-		routed = route(ctx, &w->packet, &track->becomes, &w->fib);
+		w->to = track->becomes;
+		routed = route(ctx, w, &w->to);
 #ifdef EDGE_XDP
 		if (left_to_tc(ctx, routed, &w->fib))
 			return leave_alone(ctx, EDGE_TO_TC);

@@ -303,7 +303,7 @@ static __always_inline void track_move(struct workspace *w, struct track *track,
 static __always_inline void track_note(struct workspace *w, struct track *track, int half)
 {
 	const struct packet *p = &w->packet;
-	__u32 now = now_seconds();
+	__u32 now = second_of(w);
 	int heard;
 
 	w->service = track->service;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The last ways that encapsulated packets took. All flows to a backend take the same one, and
- * to look it up costs as much as all else that is done for a packet. A way is believed for a
- * moment: what has changed in the routes, among neighbours or at devices holds after that. */
+/* The last ways that packets took. All flows between two addresses take the same one, and to
+ * look it up costs as much as all else that is done for a packet. A way is believed for a
+ * moment: what has changed in the routes, among neighbours or at devices holds after that.
+ * Only ways that lead somewhere are kept: what has none is looked up each time. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -13,21 +14,30 @@
 #include "tuple.h"
 #include "workspace.h"
 
-#define WAYS	   512
+#define WAYS	   1024
 /* In jiffies: 25 to 250 ms, as the kernel is configured. */
 #define WAY_EXPIRY 25
+
+/* What a way was asked for. */
+enum way_kind {
+	WAY_FREE,  /* the entry is */
+	WAY_ON,	   /* by whatever device, for what has come by one, between two addresses */
+	WAY_BACK,  /* by a device, between two addresses */
+	WAY_OWN,   /* as WAY_ON, to an address; the source is what the node sends from there */
+	WAY_OUTER, /* the same; the source is that of an outer header (DSR) */
+};
 
 /* One cache line, and so not all of a struct bpf_fib_lookup: what is needed of it to send a
  * packet on. */
 struct way {
 	struct address destination;
-	struct address source; /* of the outer header */
-	__u64 since;	       /* in jiffies */
-	__u32 device;	       /* that packets have come by */
-	__u32 next_device;     /* that they leave by */
+	struct address source;
+	__u64 since;	   /* in jiffies */
+	__u32 device;	   /* that packets have come by; WAY_BACK: are to leave by */
+	__u32 next_device; /* that they leave by */
 	__u16 mtu;
-	__u8 protocol; /* of the outer header; 0: the entry is free */
-	__u8 reserved;
+	__u8 protocol; /* that rules for routes may ask for */
+	__u8 kind;
 	__u8 macs[2 * ETH_ALEN]; /* `smac` and `dmac` */
 };
 
@@ -42,39 +52,45 @@ struct {
 	__type(value, struct way);
 } ways SEC(".maps");
 
-/* The place of a packet's way. Nobody else is there meanwhile: bottom halves are off. */
-static __always_inline struct way *way_of(const struct workspace *w)
+/* The place of a way. Nobody else is there meanwhile: bottom halves are off. */
+static __always_inline struct way *way_of(const struct tuple *to, enum way_kind kind)
 {
-	const __u32 *words = address_words_const(&w->outer.destination);
-	__u32 slot = mix(mix(words[3], words[2]), words[1]) % WAYS;
+	const __u32 *destination = address_words_const(&to->destination);
+	const __u32 *source = address_words_const(&to->source);
+	__u32 from = kind == WAY_ON || kind == WAY_BACK ? source[3] : 0;
+	__u32 slot = mix(mix(destination[3] ^ destination[1], destination[2]), from) % WAYS;
 
-	return dry_run || w->dsr == DSR_OPT ? 0 : bpf_map_lookup_elem(&ways, &slot);
+	return dry_run ? 0 : bpf_map_lookup_elem(&ways, &slot);
 }
 
 /* Whether a packet of so many bytes can take it. */
-static __always_inline int way_holds(const struct way *way, const struct workspace *w, __u32 device,
-				     __u32 length)
+static __always_inline int way_holds(const struct way *way, const struct tuple *to,
+				     enum way_kind kind, __u32 device, __u32 length)
 {
-	return way->protocol == w->outer.protocol && way->device == device &&
-	       address_equal(&way->destination, &w->outer.destination) && length - 1 < way->mtu &&
-	       bpf_jiffies64() - way->since < WAY_EXPIRY;
+	if (way->kind != kind || way->device != device || way->protocol != to->protocol ||
+	    !address_equal(&way->destination, &to->destination))
+		return 0;
+	if ((kind == WAY_ON || kind == WAY_BACK) && !address_equal(&way->source, &to->source))
+		return 0;
+	return length - 1 < way->mtu && bpf_jiffies64() - way->since < WAY_EXPIRY;
 }
 
-static __always_inline void way_take(const struct way *way, struct workspace *w)
+static __always_inline void way_take(const struct way *way, struct bpf_fib_lookup *fib)
 {
-	w->fib.ifindex = way->next_device;
-	__builtin_memcpy(w->fib.smac, way->macs, sizeof(way->macs));
-	w->outer.source = way->source;
+	fib->ifindex = way->next_device;
+	__builtin_memcpy(fib->smac, way->macs, sizeof(way->macs));
 }
 
-static __always_inline void way_keep(struct way *way, const struct workspace *w, __u32 device)
+static __always_inline void way_keep(struct way *way, const struct tuple *to, enum way_kind kind,
+				     __u32 device, const struct bpf_fib_lookup *fib)
 {
-	way->destination = w->outer.destination;
-	way->source = w->outer.source;
+	way->destination = to->destination;
+	way->source = to->source;
 	way->device = device;
-	way->protocol = w->outer.protocol;
+	way->protocol = to->protocol;
+	way->kind = kind;
 	way->since = bpf_jiffies64();
-	way->next_device = w->fib.ifindex;
-	way->mtu = w->fib.mtu_result;
-	__builtin_memcpy(way->macs, w->fib.smac, sizeof(way->macs));
+	way->next_device = fib->ifindex;
+	way->mtu = fib->mtu_result;
+	__builtin_memcpy(way->macs, fib->smac, sizeof(way->macs));
 }

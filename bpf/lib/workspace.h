@@ -7,6 +7,7 @@
 
 #include "edge_tables.h"
 #include "packet.h"
+#include "select.h"
 #include "tables.h"
 
 /* How a packet has come that a balancer has sent here (dsr.h), and for which backend. */
@@ -42,7 +43,10 @@ struct workspace {
 	struct tuple other_key;
 	struct track other;
 	struct bpf_fib_lookup fib;
-	struct own_mac own; /* stays from packet to packet */
+	/* These stay from packet to packet. */
+	struct own_mac own;
+	__u64 jiffies; /* when `second` was read */
+	__u32 second;
 };
 
 struct {
@@ -70,6 +74,19 @@ static __always_inline void workspace_clear(struct workspace *w)
 	w->wrapping.dsr = DSR_NONE;
 	w->wrapping.told = 0;
 	w->dsr = DSR_NONE;
+}
+
+/* The second it is, of CLOCK_MONOTONIC. The kernel counts jiffies and moves the coarse clock in
+ * the same step, so the clock is asked once for each. */
+static __always_inline __u32 second_of(struct workspace *w)
+{
+	__u64 jiffies = bpf_jiffies64();
+
+	if (w->jiffies != jiffies) {
+		w->second = now_seconds();
+		w->jiffies = jiffies;
+	}
+	return w->second;
 }
 
 /* What a dry run has found out. */

@@ -84,6 +84,18 @@ func edgeSizes(b *bench) []edgeSize {
 	return append(sizes, many, direct, few)
 }
 
+// wanted says whether a row is to be measured: --case, of what is printed of it.
+func (b *bench) wanted(hook, family, name string, flows uint32) bool {
+	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %s %s %d", hook, family, name, flows))
+}
+
+// wantedAt says whether some row of a case is to be measured.
+func (b *bench) wantedAt(size edgeSize, family string, c edgeCase) bool {
+	return slices.ContainsFunc(c.hooks, func(hook string) bool {
+		return slices.ContainsFunc(size.counts, func(flows uint32) bool { return b.wanted(hook, family, c.name, flows) })
+	})
+}
+
 // among says whether a family is one of those named; none: it is.
 func among(families []string, family string) bool {
 	return len(families) == 0 || slices.Contains(families, family)
@@ -107,9 +119,17 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 	var sets []string
 	var cases []edgeCase
 	for _, c := range size.cases() {
-		if (c.many || !size.most) && among(c.families, family) {
+		if (c.many || !size.most) && among(c.families, family) && b.wantedAt(size, family, c) {
 			cases, sets = append(cases, c), append(sets, c.set)
 		}
+	}
+	if len(cases) == 0 {
+		return nil
+	}
+	// The yardstick gets frames of the one, and replies are those of flows that another begins.
+	sets = append(sets, remoteSet(size.direct))
+	if slices.Contains(sets, setLocalAnswer) {
+		sets = append(sets, setLocal)
 	}
 	sets = slices.Compact(slices.Sorted(slices.Values(sets)))
 	// Replies are known when the flows are there.
@@ -137,7 +157,7 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 		for _, c := range cases {
 			for _, hook := range c.hooks {
 				for _, flows := range size.counts {
-					if c.fresh && flows == 1 || flows > rig.sets[c.set].count {
+					if c.fresh && flows == 1 || flows > rig.sets[c.set].count || !b.wanted(hook, family, c.name, flows) {
 						continue
 					}
 					if err := rig.measure(ctx, b, hook, c, flows, size); err != nil {
@@ -173,7 +193,7 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 	set := rig.sets[c.set].part(flows)
 	yard := set
 	if c.translated() {
-		yard = rig.sets[rig.remoteSet()].part(flows)
+		yard = rig.sets[remoteSet(rig.direct)].part(flows)
 	}
 	packets := size.packets
 	if c.resized() {

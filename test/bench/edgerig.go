@@ -148,8 +148,8 @@ func (rig *edgeRig) name() {
 }
 
 // remoteSet is the set of what asks at remotePort.
-func (rig *edgeRig) remoteSet() string {
-	if rig.direct {
+func remoteSet(direct bool) string {
+	if direct {
 		return setUntracked
 	}
 	return setRemote

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ type settings struct {
 	cpus    string
 	output  string
 	smoke   bool
+	only    *regexp.Regexp // nil: all cases of the edge
 }
 
 // bench is one run.
@@ -39,10 +41,17 @@ type bench struct {
 func runCommand() *cobra.Command {
 	var s settings
 	var seconds float64
+	var only string
 	c := &cobra.Command{
 		Use: "bench", Short: "Measure what Beeline costs and saves (root)", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s.slice = time.Duration(seconds * float64(time.Second))
+			if only != "" {
+				var err error
+				if s.only, err = regexp.Compile(only); err != nil {
+					return fmt.Errorf("--case: %w", err)
+				}
+			}
 			if err := s.check(seconds); err != nil {
 				return err
 			}
@@ -58,6 +67,7 @@ func runCommand() *cobra.Command {
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
+	flags.StringVar(&only, "case", "", "of the part edge only the rows that this regular expression matches, each as \"hook family case flows\"")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
 	return c

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// soon runs a frame until it meets what it should: what has changed about a way holds a moment
+// later, and not at once.
+func (w *world) soon(t testing.TB, at hook, frame []byte, action model.Action, want []byte, what string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		got := w.run(t, at, frame)
+		if got.Action == action && bytes.Equal(got.Frame, want) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: a minute later packets still meet %v, want %v: %s", at, got.Action, action, what)
+		}
+	}
+}
+
+// towards is the route of a prefix over a gateway, as newNetwork has made it or as it is to be.
+func (n *network) towards(to, via, device string, mtu int) *netlink.Route {
+	_, dst, err := net.ParseCIDR(to)
+	if err != nil {
+		panic(err)
+	}
+	return &netlink.Route{LinkIndex: int(n.index[device]), Dst: dst, Gw: net.ParseIP(via), MTU: mtu, MTULock: mtu != 0}
+}
+
+// prefixOf is the route that an address has.
+func prefixOf(a netip.Addr) netip.Prefix {
+	for _, r := range routes {
+		if p := netip.MustParsePrefix(r.to); p.Contains(a) {
+			return p
+		}
+	}
+	panic(a)
+}
+
+// The ways of a flow in the node's name are remembered in both directions, and not for long: a
+// neighbour's other address holds soon after, for flows that go on and for new ones.
+func TestWayToNeighbourChanges(t *testing.T) {
+	w := newScene(t)
+	w.enter(t)
+	moved := [6]byte{2, 0, 0, 0, 0, 0x1b}
+	for _, f := range families {
+		w.forget(t)
+		fl := w.flow(t, atXDP, f, udp)
+		own := on(f.own, fl.own.DestinationPort)
+		answer := reply(on(f.remote, targetPort), own, udp)
+		fl.asks(t, 0)
+		fl.says(t, 0)
+		gateway := netip.MustParseAddr(map[bool]string{true: "192.168.100.254", false: "fd00:100::fe"}[f.client.Is4()])
+		for _, side := range []struct {
+			neighbour netip.Addr
+			usual     [6]byte
+			frame     []byte
+			sent      func(mac [6]byte) []byte
+		}{
+			{f.node, nodeBMAC, fl.question.frame(t), func(mac [6]byte) []byte {
+				return fl.question.forwarded(atXDP, own, on(f.remote, targetPort), mac).frame(t)
+			}},
+			{gateway, gatewayMAC, answer.frame(t), func(mac [6]byte) []byte {
+				return answer.forwarded(atXDP, fl.question.to, fl.question.from, mac).frame(t)
+			}},
+		} {
+			for _, mac := range [][6]byte{side.usual, moved, side.usual} {
+				must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(w.index["eth0"]), State: netlink.NUD_PERMANENT,
+					IP: side.neighbour.AsSlice(), HardwareAddr: mac[:]}))
+				w.soon(t, atXDP, side.frame, model.ActionSend, side.sent(mac), f.name+", another neighbour")
+			}
+		}
+		// A new flow to the same backend.
+		w.forget(t)
+		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(w.index["eth0"]), State: netlink.NUD_PERMANENT,
+			IP: f.node.AsSlice(), HardwareAddr: moved[:]}))
+		w.soon(t, atXDP, fl.question.frame(t), model.ActionSend,
+			fl.question.forwarded(atXDP, own, on(f.remote, targetPort), moved).frame(t), f.name+", a new flow")
+		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(w.index["eth0"]), State: netlink.NUD_PERMANENT,
+			IP: f.node.AsSlice(), HardwareAddr: nodeBMAC[:]}))
+	}
+}
+
+// The same of routes: one that has got a smaller MTU, leads out by another device, which XDP
+// leaves to tc, or has gone.
+func TestWayChanges(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		for _, f := range families {
+			w := newScene(t)
+			w.enter(t)
+			fl := w.flow(t, atXDP, f, udp)
+			own := on(f.own, fl.own.DestinationPort)
+			fl.asks(t, 0)
+			fl.says(t, 0)
+			via, other, size := f.node.String(), "192.168.101.3", narrowMTU
+			p, from, to, mac := fl.question, own, on(f.remote, targetPort), nodeBMAC
+			asked := f.vip
+			if back {
+				p = reply(on(f.remote, targetPort), own, udp)
+				from, to, mac = fl.question.to, fl.question.from, gatewayMAC
+				via, asked = "192.168.100.254", f.own
+			}
+			if f.client.Is6() {
+				other = "fd00:101::3"
+				if back {
+					via = "fd00:100::fe"
+				}
+			}
+			prefix := prefixOf(to.Addr()).String()
+			p.dontFragment = true
+			big := p.sized(t, size+1)
+			sent := func(p probe) []byte { return p.forwarded(atXDP, from, to, mac).frame(t) }
+			w.soon(t, atXDP, big.frame(t), model.ActionSend, sent(big), f.name+", the usual way")
+
+			must(t, netlink.RouteReplace(w.towards(prefix, via, "eth0", size)))
+			w.soon(t, atXDP, big.frame(t), model.ActionSend,
+				big.icmpAnswer(t, asked, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(size)), f.name+", a narrow way")
+			w.leaves(t, atXDP, p.frame(t), model.ActionSend, sent(p))
+
+			must(t, netlink.RouteReplace(w.towards(prefix, via, "eth0", 0)))
+			w.soon(t, atXDP, big.frame(t), model.ActionSend, sent(big), f.name+", the usual way again")
+
+			must(t, netlink.RouteReplace(w.towards(prefix, other, "eth1", 0)))
+			w.soon(t, atXDP, p.frame(t), model.ActionPass, p.frame(t), f.name+", a way by another device")
+
+			must(t, netlink.RouteDel(w.towards(prefix, other, "eth1", 0)))
+			w.soon(t, atXDP, p.frame(t), model.ActionDrop, nil, f.name+", no way")
+
+			must(t, netlink.RouteAdd(w.towards(prefix, via, "eth0", 0)))
+			w.soon(t, atXDP, p.frame(t), model.ActionSend, sent(p), f.name+", the usual way in the end")
+
+			// The device is down, and its routes with it.
+			link, err := netlink.LinkByName("eth0")
+			must(t, err)
+			must(t, netlink.LinkSetDown(link))
+			w.soon(t, atXDP, p.frame(t), model.ActionDrop, nil, f.name+", a device that is down")
+		}
+	}
+}
