@@ -20,7 +20,9 @@
 #include "client.h"
 #include "encapsulate.h"
 #include "forward.h"
+#include "frontend.h"
 #include "packet.h"
+#include "past.h"
 #include "serving.h"
 #include "tell.h"
 #include "track.h"
@@ -118,6 +120,17 @@ static __always_inline int dsr_send(struct context *ctx, struct workspace *w,
 	return packet_forward(ctx, w->fib.ifindex, &w->fib);
 }
 
+/* Counts a packet without a record. */
+static __always_inline void count_sent(const struct workspace *w)
+{
+	struct service_counters *counters = dry_run ? 0 : counters_of(w->service);
+
+	if (!counters)
+		return;
+	counters->sent_packets++;
+	counters->sent_bytes += w->packet.length;
+}
+
 static __always_inline void dsr_to(struct workspace *w, enum dsr dsr, const struct address *backend,
 				   __be16 port)
 {
@@ -148,19 +161,63 @@ static __always_inline const struct address *node_of(const struct track *track,
 	return row && address_equal(&row->address, backend) ? &row->node : 0;
 }
 
+/* The backend of a connection of which there is no record but that of a SYN which somebody has
+ * forged with its ends: the packet does not go on near that. Only of a contested slot is it known
+ * which one that is. 0: the record is the packet's. Of the backend w->dsr is the way there.
+ * Not static: the verifier looks at it once. */
+__noinline __u32 pretended(struct workspace *w, const struct track *half_open)
+{
+	const struct packet *p = w ? &w->packet : 0;
+	struct frontend_key key = {};
+	struct frontend *frontend;
+	struct backend *stable;
+	__u32 dsr = 0, id;
+
+	if (!w || !half_open || p->tuple.protocol != IPPROTO_TCP || p->tcp_flags & TCP_SYN ||
+	    p->fragment == FRAGMENT_LATER || w->wrapping.dsr || track_near(p, half_open))
+		return 0;
+	key.address = p->tuple.destination;
+	key.port = p->tuple.destination_port;
+	key.protocol = IPPROTO_TCP;
+	frontend = frontend_at(&key);
+	id = frontend ? past_backend(frontend, IPPROTO_TCP, w->hash, &dsr) : 0;
+	stable = id && id != half_open->backend ? backend_lookup(id) : 0;
+	dsr = stable ? dsr_of(dsr, stable, FROM_OUTSIDE, &p->tuple.source) : DSR_NONE;
+	if (!frontend || !dsr)
+		return 0;
+	w->dsr = dsr;
+	w->service = frontend->service;
+	w->track.backend = id;
+	return id;
+}
+
 /* A packet of a flow that is known; w->to is what it becomes. */
 static __always_inline int follow_direct(struct context *ctx, struct workspace *w,
 					 struct track *track, int half)
 {
 	__u32 device = packet_device(ctx);
+	const struct address *node;
+	struct backend *stable;
 
-	w->dsr = track->dsr;
-	if (dsr_way(ctx, w, w->dsr == DSR_GENEVE ? node_of(track, &w->to.destination) : 0, 1))
+	barrier_var(device); /* read once: the verifier takes no address within the context */
+	stable = half ? backend_lookup(pretended(w, track)) : 0;
+	if (stable) {
+		dsr_to(w, w->dsr, &stable->address, stable->port);
+		node = &stable->node;
+	} else {
+		w->dsr = track->dsr;
+		node = w->dsr == DSR_GENEVE ? node_of(track, &w->to.destination) : 0;
+	}
+	if (dsr_way(ctx, w, node, 1))
 		return w->result;
-	if (track->device != device && !dry_run)
-		track->device = device;
-	track_note(w, track, half);
-	return dsr_send(ctx, w, EDGE_ESTABLISHED);
+	if (stable) {
+		count_sent(w);
+	} else {
+		if (track->device != device && !dry_run)
+			track->device = device;
+		track_note(w, track, half);
+	}
+	return dsr_send(ctx, w, stable ? EDGE_UNTRACKED : EDGE_ESTABLISHED);
 }
 
 /* Whether a SYN with the ends of a flow is for a backend that is no more. */

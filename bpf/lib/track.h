@@ -214,6 +214,12 @@ static __always_inline void track_mend(struct workspace *w, const struct track *
  * connections have on the way, and one of a thousand that are guessed. */
 #define TCP_WINDOW (1u << 22)
 
+/* Whether a packet goes on near where a flow of which one side is seen has got to. */
+static __always_inline int track_near(const struct packet *p, const struct track *track)
+{
+	return !track->next || p->sequence - track->next + TCP_WINDOW < 2 * TCP_WINDOW;
+}
+
 /* Whether a FIN or RST is of one who sees the connection: the other side would not take
  * it elsewhere (RFC 5961 section 3.2). Of a flow of which one side is seen it is near what
  * that has sent. Believed where nothing is known. */
@@ -221,7 +227,7 @@ static __always_inline int track_believes(const struct packet *p, const struct t
 					  const struct track *other)
 {
 	if (track->dsr && p->tuple.protocol == IPPROTO_TCP && track->next)
-		return p->sequence - track->next + TCP_WINDOW < 2 * TCP_WINDOW;
+		return track_near(p, track);
 	return p->tuple.protocol != IPPROTO_TCP || !other || !other->acked ||
 	       p->sequence - other->acked < TCP_WINDOW;
 }

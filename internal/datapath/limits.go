@@ -21,11 +21,13 @@ type Limits struct {
 	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes
 }
 
-// DefaultLimits hold a large cluster: 25 MiB of kernel memory and what is used.
+// DefaultLimits hold a large cluster: 37 MiB of kernel memory and what is used. Slots have room for
+// 127 Maglev tables of the default size, of 16,384 slots each: 40 ports of both families, and as many
+// tables again for half of them, which changes need.
 var DefaultLimits = Limits{
 	Frontends:    65536,
 	Backends:     262144,
-	Slots:        524288,
+	Slots:        2097152,
 	Services:     65536,
 	SourceRanges: 65536,
 	Affinity:     65536,

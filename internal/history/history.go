@@ -25,7 +25,7 @@ func Slot(hash uint32, slots int) uint32 { return uint32(uint64(hash) * uint64(s
 //
 // Its slots are those of the table by which flows were last sent without records. Where
 // the table has another size now, or the frontend is not untracked any more, all of them
-// are contested.
+// are contested: so one slot alone is enough to remember that nothing is known of any.
 type History struct {
 	// Stable are the backends of contested slots; 0: none is known, and no flow is
 	// without a record.
@@ -79,8 +79,8 @@ func (s State) Next(table []uint32, untracked bool, now Seconds) *History {
 		return s.contest(now, func(slot int) bool { return table[slot] != s.Table[slot] })
 	}
 	h = s.contest(now, func(int) bool { return true })
-	if untracked && h == nil {
-		return unknown(len(table), now)
+	if untracked && h == nil && len(table) > 0 {
+		return unknown(1, now)
 	}
 	if !untracked && h != nil && !h.Known() {
 		return nil
@@ -93,7 +93,7 @@ func (h *History) Known() bool {
 	return slices.ContainsFunc(h.Stable, func(backend uint32) bool { return backend != 0 })
 }
 
-// unknown is of a table that flows with records of any backend may ask.
+// unknown is of slots in which flows may have records of any backend.
 func unknown(slots int, now Seconds) *History {
 	h := blank(slots)
 	for slot := range slots {
@@ -199,6 +199,9 @@ func (s State) Waits(timeout, now Seconds) (contested int, left Seconds) {
 		if stable != 0 && (all || stable != s.Table[slot]) && !passed(h.Since[slot], timeout, now) {
 			left = max(left, h.Since[slot]+timeout-now)
 		}
+	}
+	if all {
+		contested = s.Slots()
 	}
 	return contested, left
 }

@@ -36,7 +36,7 @@ func TestWaits(t *testing.T) {
 	}{
 		{"nothing has changed", []uint32{a, a, a, a}, true, 0, 0},
 		{"two slots have changed", []uint32{a, b, b, a}, true, 2, timeout},
-		{"the table has another size", []uint32{a, b}, true, 4, timeout},
+		{"the table has another size", []uint32{a, b}, true, 2, timeout},
 		{"everything is recorded", []uint32{a, a, a, a}, false, 4, timeout},
 	} {
 		s := State{test.table, test.untracked, before.Next(test.table, test.untracked, 1000)}
@@ -50,10 +50,40 @@ func TestWaits(t *testing.T) {
 			t.Errorf("%s: still contested after %d s", test.name, test.left)
 		}
 	}
+	fresh := State{before.Table, true, State{}.Next(before.Table, true, 1000)}
+	if contested, left := fresh.Waits(timeout, 1000); contested != 4 || left != 0 || len(fresh.History.Stable) != 1 {
+		t.Errorf("a new table: %d slots, %d s, and %d are remembered; want all, for the next sweep, by one", contested, left, len(fresh.History.Stable))
+	}
 	back := State{[]uint32{b, a, a, a}, true, before.Next([]uint32{b, a, a, a}, true, 1000)}
 	back = State{before.Table, true, back.Next(before.Table, true, 1000)}
 	if contested, left := back.Waits(timeout, 1000); contested != 1 || left != 0 {
 		t.Errorf("A, B, A: %d slots, %d s; want one that waits for records alone", contested, left)
+	}
+}
+
+// TestChangeRightAfterStart: of a new table nothing is known, whatever becomes of it until a sweep
+// has seen all records; then slots are contested that these lead elsewhere from, and no others.
+func TestChangeRightAfterStart(t *testing.T) {
+	const a, b = 1, 2
+	s := State{[]uint32{a, a, b}, true, State{}.Next([]uint32{a, a, b}, true, 1000)}
+	for _, table := range [][]uint32{{a, b, b}, {b, b}, {a, b, a}} {
+		next := s.Next(table, true, 1001)
+		if next != s.History {
+			t.Fatalf("%v after %v: another history, %+v", table, s.Table, next)
+		}
+		s.Table = table
+		for _, hash := range []uint32{0, 1 << 31, 1<<32 - 1} {
+			if !s.Contested(hash) || s.Stable(hash) != 0 {
+				t.Fatalf("%v: hash %#x is contested %t, stable %d", table, hash, s.Contested(hash), s.Stable(hash))
+			}
+		}
+	}
+	s.History = s.Settle(timeout, 1002, func(slot uint32) bool { return slot == 1 })
+	if h := s.History; h == nil || !slices.Equal(h.Contested, []bool{false, true, false}) {
+		t.Fatalf("a record leads elsewhere from slot 1: %+v", h)
+	}
+	if s.History = s.Settle(timeout, 1003, func(uint32) bool { return false }); s.History != nil {
+		t.Errorf("no record leads elsewhere: %+v", s.History)
 	}
 }
 

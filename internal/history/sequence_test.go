@@ -26,6 +26,7 @@ type record struct {
 	backend uint32
 	seen    Seconds
 	begun   bool // only a SYN has been seen
+	forged  bool // by somebody who does not see the connection
 	snat    bool // its packets go another way than those without a record
 }
 
@@ -105,14 +106,18 @@ func (p *play) sweep() {
 	p.say("sweep: history %v", p.state.History)
 }
 
-// sends has a packet go where the programs send it; 0: it is refused.
-func (p *play) sends(n int, syn bool) (backend uint32) {
+// sends has a packet go where the programs send it; 0: it is refused. Past a forged SYN it goes
+// without a record (pretended in bpf/lib/direct.h).
+func (p *play) sends(n int, syn bool) (backend uint32, recorded bool) {
 	c, s := p.connections[n], p.state
 	contested := s.Contested(c.hash)
 	if r, ok := p.records[n]; ok && contested {
+		if stable := s.Stable(c.hash); r.begun && r.forged && !syn && stable != 0 && stable != r.backend {
+			return stable, false
+		}
 		r.seen, r.begun = p.now, r.begun && syn
 		p.records[n] = r
-		return r.backend
+		return r.backend, true
 	}
 	if !syn {
 		backend = s.Stable(c.hash)
@@ -120,18 +125,30 @@ func (p *play) sends(n int, syn bool) (backend uint32) {
 	stable := backend != 0
 	if !stable {
 		if s.Table == nil {
-			return 0
+			return 0, false
 		}
 		backend = s.Table[Slot(c.hash, len(s.Table))]
 	}
 	if contested {
 		p.records[n] = record{backend: backend, seen: p.now, begun: syn, snat: !s.Untracked && !stable}
 	}
-	return backend
+	return backend, true
+}
+
+// forges has somebody send a SYN with a connection's ends, who sees nothing of it. What he begins
+// where there is no record is his; else the record's backend judges.
+func (p *play) forges(n int) {
+	_, known := p.records[n]
+	backend, _ := p.sends(n, true)
+	if r, ok := p.records[n]; ok && !known {
+		r.forged = true
+		p.records[n] = r
+	}
+	p.say("somebody forges a SYN of connection %d: %d", n, backend)
 }
 
 func (p *play) step() error {
-	switch k := p.IntN(20); {
+	switch k := p.IntN(22); {
 	case k < 3:
 		p.change()
 	case k < 6:
@@ -142,6 +159,8 @@ func (p *play) step() error {
 		p.say("time has passed")
 	case k < 13:
 		return p.begins()
+	case len(p.connections) > 0 && k < 15:
+		p.forges(p.IntN(len(p.connections)))
 	case len(p.connections) > 0:
 		return p.goesOn(p.IntN(len(p.connections)))
 	}
@@ -156,7 +175,7 @@ func (p *play) begins() error {
 	if p.state.Table != nil {
 		want = p.state.Table[Slot(c.hash, len(p.state.Table))]
 	}
-	c.backend = p.sends(n, true)
+	c.backend, _ = p.sends(n, true)
 	p.say("connection %d of %#x begins with %d", n, c.hash, c.backend)
 	if c.backend != want {
 		return fmt.Errorf("connection %d begins with %d, and the table says %d", n, c.backend, want)
@@ -165,20 +184,21 @@ func (p *play) begins() error {
 		c.over = true
 		return nil
 	}
-	if again := p.sends(n, true); again != c.backend {
+	if again, _ := p.sends(n, true); again != c.backend {
 		return fmt.Errorf("the SYN of connection %d comes to %d, then to %d", n, c.backend, again)
 	}
 	return p.goesOn(n)
 }
 
 // goesOn has a client send on, unless the connection has been idle for too long, or has
-// been refused: then it is over. A packet that was sent a moment before counts, too.
+// been refused: then it is over. A packet that was sent a moment before counts, too; one that has
+// gone past a forged SYN does not.
 func (p *play) goesOn(n int) error {
 	c := p.connections[n]
 	if c.over = c.over || p.now-c.heard >= timeout; c.over {
 		return nil
 	}
-	got := p.sends(n, false)
+	got, recorded := p.sends(n, false)
 	p.say("connection %d of %#x, with %d: %d", n, c.hash, c.backend, got)
 	if got == 0 && p.state.Table == nil {
 		c.over = true
@@ -187,12 +207,14 @@ func (p *play) goesOn(n int) error {
 	if got != c.backend {
 		return fmt.Errorf("connection %d is with %d, and a packet of it comes to %d", n, c.backend, got)
 	}
-	c.heard = p.now
+	if recorded { // or no record is needed: else nobody will know that it has sent something
+		c.heard = p.now
+	}
 	return nil
 }
 
 // TestSequences: no connection that is established, and not idle for longer than flows are
-// remembered, ever comes to another backend, whatever becomes of the table; new ones come to
+// remembered, nor behind forged SYNs for so long, ever comes to another backend, whatever becomes of the table; new ones come to
 // those of the table alone; and in the end, when all is quiet, there is no history.
 func TestSequences(t *testing.T) {
 	seed := *seedFlag

@@ -21,6 +21,7 @@ type fakeKernel struct {
 	before  func(operation string) error
 	after   func()
 	reading []use // what programs may still be reading: reachable since the last grace period
+	trusts  bool  // nobody looks whether what is overwritten can be read: for millions of slots
 
 	index    *fakeHash[datapath.FrontendKey, uint32]
 	rows     *fakeArray[datapath.Frontend]
@@ -186,7 +187,7 @@ func (h *fakeHash[K, V]) Delete(key K) error {
 
 // left notes what programs may be reading that came through an index entry.
 func (h *fakeHash[K, V]) left(key K) {
-	if key, ok := any(key).(datapath.FrontendKey); ok {
+	if key, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.trusts {
 		h.kernel.reading = append(h.kernel.reading, h.kernel.reachable(key)...)
 	}
 }
@@ -220,7 +221,7 @@ func (a *fakeArray[V]) All() (map[uint32]V, error) {
 
 func (a *fakeArray[V]) Store(i uint32, v V) error {
 	return a.kernel.do(fmt.Sprintf("store %s %d", a.name, i), func() {
-		if a.rows[i] != v {
+		if a.rows[i] != v && !a.kernel.trusts {
 			a.kernel.mustBeFree(a.name, i)
 		}
 		a.rows[i] = v

@@ -116,8 +116,8 @@ func (m *memory) note(w *Sweep, records map[uint32]byte) {
 func settledMemory(t *testing.T, slots uint32, backends ...byte) *memory {
 	m := newMemory(t, slots)
 	m.apply(untrackedPlan(slotsOfTable, backends...))
-	if n := len(m.words()); n != slotsOfTable {
-		t.Fatalf("a new frontend remembers %d slots: records of an earlier one may lead anywhere", n)
+	if w := m.words(); len(w) != 1 || w[0] != uint32(datapath.HistoryContested) {
+		t.Fatalf("a new frontend remembers %#x: records of an earlier one may lead anywhere", w)
 	}
 	m.now += 2
 	m.sweep(nil)

@@ -300,7 +300,7 @@ func TestAuditForgetsNoHistory(t *testing.T) {
 // TestHistoryDoesNotFit: a new frontend for whose history there is no room has every flow recorded,
 // says so with the name of the flag, and is untracked as soon as there is room.
 func TestHistoryDoesNotFit(t *testing.T) {
-	m := newMemory(t, slotsOfTable*2+10)
+	m := newMemory(t, slotsOfTable*2+9)
 	other := ref("other")
 	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: maglevPlan(other, 2, 2, slotsOfTable)}})
 	plan := untrackedPlan(slotsOfTable, 1, 2)

@@ -28,6 +28,9 @@ type connection struct {
 	heard       uint32
 	seq         uint32
 	established bool
+	// behind: somebody has forged a SYN with its ends, whose record may stand before those that
+	// its packets would get.
+	behind bool
 }
 
 // just is a sequence of TestJustEnough.
@@ -40,6 +43,7 @@ type just struct {
 	clients     uint32
 	log         []string
 	untracked   int
+	forged      bool // some are behind a forged SYN
 }
 
 func (j *just) say(format string, args ...any) {
@@ -49,7 +53,8 @@ func (j *just) say(format string, args ...any) {
 // TestJustEnough plays random sequences of all that can become of Services and agents while
 // clients have connections, with the programs, tables and package sync as they are. No
 // connection ever comes to another backend than its own, as long as that one serves and the
-// client is not idle for longer than flows are remembered; new ones come to ready backends
+// client is not idle for longer than flows are remembered, nor behind SYNs that somebody forges
+// with its ends for so long; new ones come to ready backends
 // alone; and when all is quiet the tables are those of a new agent on a new node.
 func TestJustEnough(t *testing.T) {
 	seed := *seedFlag
@@ -106,6 +111,7 @@ func (j *just) step() error {
 		j.agent.sweep(j.t)
 		j.say("sweep")
 	case k < 32:
+		j.forget60()
 		seconds := uint32(j.IntN(700))
 		j.agent.pass(j.t, seconds)
 		j.say("%d s pass", seconds)
@@ -115,6 +121,8 @@ func (j *just) step() error {
 		j.agent.collect(j.t)
 	case k < 60:
 		return j.begins()
+	case len(j.connections) > 0 && k < 66:
+		j.forges(j.connections[j.IntN(len(j.connections))])
 	case len(j.connections) > 0:
 		return j.goesOn(j.connections[j.IntN(len(j.connections))])
 	}
@@ -253,11 +261,40 @@ func (j *just) goesOn(c *connection) error {
 	if got.backend != c.where.backend || got.way != c.where.way {
 		return fmt.Errorf("%v is with %v (%s), which serves; its packet met %v (%s)", c.from, c.where.backend, c.where.way, got.backend, got.way)
 	}
-	c.heard, c.established = j.agent.seconds(), true
+	if c.established = true; !c.behind {
+		c.heard = j.agent.seconds()
+	}
 	if last {
 		j.forget(c)
 	}
 	return nil
+}
+
+// forges has somebody send a SYN with a connection's ends, who sees nothing of it.
+func (j *just) forges(c *connection) {
+	if c.service.protocol != service.TCP {
+		return
+	}
+	forged := *c
+	forged.seq = c.seq + 1<<31
+	j.say("forged:")
+	j.sends(&forged, syn)
+	c.behind, j.forged = true, true
+}
+
+// forget60 lets go by what a forged SYN is remembered for, as a sweep each ten seconds would see
+// it. Whoever was behind one has to send something now: nobody knows that he has.
+func (j *just) forget60() {
+	if !j.forged {
+		return
+	}
+	j.agent.pass(j.t, 61)
+	j.agent.sweep(j.t)
+	j.say("61 s pass, and a sweep")
+	j.forged = false
+	for _, c := range j.connections {
+		c.behind = false
+	}
 }
 
 func (j *just) forget(c *connection) {

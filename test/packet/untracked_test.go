@@ -138,6 +138,72 @@ func TestContested(t *testing.T) {
 	})
 }
 
+// A SYN that somebody forges with the ends of a connection of a contested slot, of which there is
+// no record, moves nothing: what does not go on near that goes to the stable backend, and the
+// record stays for whoever has sent the SYN. Of no slot but that, and of no record but a half-open
+// one, is it known where else the packet might belong.
+func TestForgedSYN(t *testing.T) {
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if protocol == udp {
+			return
+		}
+		stable := on(f.remote.Next(), targetPort)
+		first := uint32(1)
+		if f.client.Is6() {
+			first = 11
+		}
+		current, before := f.way(dsr), way{dsr, f.own, stable.Addr(), stable}
+		question := f.question(tcp, direct(toRemote, dsr))
+		goes := func(flags byte, seq uint32, way way, reason model.Reason) {
+			t.Helper()
+			p := question
+			p.flags, p.seq, p.ack = flags, seq, 7000
+			counts := w.counts(t)
+			w.leaves(t, at, p.frame(t), model.ActionSend, way.sent(t, at, p, nodeBMAC))
+			w.counted(t, counts, reason)
+		}
+		const forged, own, window = 5000, 1 << 31, 1 << 22
+		slot := model.Slot{Contested: true, Stable: first + 6}
+		w.untracked(t, slot)
+		goes(syn, forged, current, model.New)
+		for _, seq := range []uint32{own, own + 1, forged + 1 + window, 1<<32 + forged - window} {
+			goes(ack, seq, before, model.Untracked)
+		}
+		goes(psh|ack, own, before, model.Untracked)
+		goes(fin|ack, own, before, model.Untracked)
+		goes(rst, own, before, model.Untracked)
+		goes(syn, forged, current, model.Established)
+		records := w.records(t, halfOpen)
+		if len(records) != 1 || len(w.records(t, tracks)) != 0 {
+			t.Fatalf("there is more than the record of the SYN: %v", records)
+		}
+		for _, r := range records {
+			if r.State != model.StateNew || r.Packets != 2 || r.Next != forged+1 || r.Becomes.Destination != f.remote {
+				t.Errorf("the record has changed: %+v", r)
+			}
+		}
+		// The slot's stable backend is not known, or the one that the record has; or it is not
+		// contested any more, and the record is not asked.
+		w.untracked(t, model.Slot{Contested: true})
+		goes(syn, forged, current, model.Established)
+		goes(ack, own, current, model.Established)
+		w.untracked(t, model.Slot{Contested: true, Stable: first})
+		goes(syn, forged, current, model.Established)
+		goes(ack, own, current, model.Established)
+		w.untracked(t, slot)
+		// Who goes on where the SYN has begun is the record's, near that or at once.
+		goes(syn, forged, current, model.Established)
+		goes(ack, forged+1+window-1, current, model.Established)
+		goes(syn, forged, current, model.Established)
+		goes(ack, forged+1, current, model.Established)
+		goes(ack, own, current, model.Established)
+		if len(w.records(t, tracks)) != 1 {
+			t.Error("the connection of the SYN has not been established")
+		}
+	})
+}
+
 // An ICMP error about what a backend has answered to a client without a record finds it by the
 // slot: the stable backend where that is contested.
 func TestErrorsOfUntrackedFlows(t *testing.T) {

@@ -47,6 +47,29 @@ func (v *visit) before(f Frontend, hash uint32) uint32 {
 	return slot.Stable
 }
 
+// pretended is where a packet goes that does not go on near a forged SYN with its ends; nil if
+// it is the record's, or nobody knows.
+func (v *visit) pretended(track *Track) *Track {
+	if v.tuple.Protocol != TCP || v.fragment == laterFragment || track.Next == 0 || v.sequenceNear(track.Next) {
+		return nil
+	}
+	f, exact := v.Frontends[FrontendKey{v.tuple.Destination, v.tuple.DestinationPort, v.tuple.Protocol}]
+	if !exact {
+		return nil
+	}
+	id := v.before(f, Hash(v.tuple))
+	backend, there := v.Backends[id]
+	stable := &Track{Becomes: v.tuple, Backend: id}
+	if !there || id == track.Backend {
+		return nil
+	}
+	if stable.DSR = v.dsrOf(f.Before, backend); stable.DSR == SNAT {
+		return nil
+	}
+	stable.Becomes.Destination, stable.Becomes.DestinationPort = backend.Address, backend.Port
+	return stable
+}
+
 // goesOn is the record of such a flow.
 func (v *visit) goesOn(track *Track) {
 	track.State = StateEstablished
