@@ -26,6 +26,7 @@ type settings struct {
 	slice   time.Duration
 	cpus    string
 	output  string
+	peer    []string
 	smoke   bool
 }
 
@@ -33,6 +34,7 @@ type settings struct {
 type bench struct {
 	settings
 	report
+	peers    []*peer
 	one, two result.CPUPair // the CPUs of the endpoints
 }
 
@@ -59,6 +61,7 @@ func runCommand() *cobra.Command {
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
+	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
 	return c
 }
@@ -71,6 +74,9 @@ func (s *settings) check(seconds float64) error {
 		if !slices.Contains(partNames(), name) {
 			return fmt.Errorf("--part %s: the parts are %s", name, strings.Join(partNames(), ", "))
 		}
+	}
+	if len(s.peer) > 0 && len(s.parts) > 0 && !slices.Contains(s.parts, partEdge) {
+		return fmt.Errorf("--peer %s: peers are timed in the part %s: name it with --part, or name no part", s.peer[0], partEdge)
 	}
 	switch {
 	case !slices.Contains([]string{cpusAuto, cpusOne, cpusTwo}, s.cpus):
@@ -100,6 +106,10 @@ func run(ctx context.Context, s settings, out io.Writer) error {
 	if b.one, b.two, err = chooseCPUs(); err != nil {
 		return err
 	}
+	if b.peers, err = openPeers(s.peer); err != nil {
+		return err
+	}
+	defer closePeers(b.peers)
 	begin, used := time.Now(), usageNow()
 	if b.results, err = newResults(ctx, b); err != nil {
 		return err
@@ -134,6 +144,9 @@ func newResults(ctx context.Context, b *bench) (*result.File, error) {
 	}
 	for _, p := range b.chosen() {
 		r.Settings.Parts = append(r.Settings.Parts, p.name)
+	}
+	for _, p := range b.peers {
+		r.Settings.Peers = append(r.Settings.Peers, p.name)
 	}
 	version, err := exec.CommandContext(ctx, b.program, "version").Output()
 	if err != nil {
