@@ -90,6 +90,32 @@ func TestSmoke(t *testing.T) {
 	if again := printed(t, "doc", s.output); again != out.String() {
 		t.Errorf("doc printed\n%s\nwant\n%s", again, &out)
 	}
+	// A page gets the text and pictures, and twice the same.
+	page := filepath.Join(t.TempDir(), "page.md")
+	marks := fmt.Sprintf("# Page\n"+markBegin+"old\n"+markEnd+"between\n"+markBegin+markEnd+"after\n", markCharts, markCharts, markText, markText)
+	if err := os.WriteFile(page, []byte(marks), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var before []byte
+	for range 2 {
+		printed(t, "doc", s.output, "--into", page)
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"# Page\n", "](page/edge-xdp-ipv4.svg)\n", "between\n", "```\n" + out.String() + "```\n", "after\n"} {
+			if !strings.Contains(string(text), want) || strings.Contains(string(text), "old\n") {
+				t.Errorf("the page has no %q:\n%s", want, text)
+			}
+		}
+		if before != nil && !bytes.Equal(before, text) {
+			t.Error("written again the page differs")
+		}
+		before = text
+	}
+	if _, err := os.Stat(filepath.Join(strings.TrimSuffix(page, ".md"), "edge-xdp-ipv4.svg")); err != nil {
+		t.Error(err)
+	}
 	if same := printed(t, "compare", "--fail-on-worse", s.output, s.output); !strings.Contains(same, ": 0 better, 0 worse.") {
 		t.Errorf("compared with itself the run is\n%s", same)
 	}

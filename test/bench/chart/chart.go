@@ -43,6 +43,14 @@ type entry struct {
 	mark *draw.GlyphStyle
 }
 
+// Title says what the axis with the figures shows.
+func (c Chart) Title() string {
+	if c.up != "" {
+		return c.up
+	}
+	return c.across
+}
+
 const (
 	width       = 16 * vg.Centimeter // of a page's text
 	fontSize    = 8 * vg.Length(1)   // points

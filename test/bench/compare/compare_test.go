@@ -145,7 +145,7 @@ func TestOutputs(t *testing.T) {
 	if err := c.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"worse\n", "no ratio", "  by minimal", "1 flows"} {
+	for _, want := range []string{"worse\n", "no ratio", "  by minimal", "1 flow, "} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("there is no %q in\n%s", want, &text)
 		}
