@@ -91,6 +91,9 @@ func TestCharts(t *testing.T) {
 			}
 		}
 	}
+	if picture, _ := os.ReadFile(files[0]); !bytes.Contains(picture, []byte("font-family:Liberation Sans,Arial")) {
+		t.Errorf("%s names one font only", files[0])
+	}
 	for i, file := range files {
 		a, errA := os.ReadFile(file)
 		b, errB := os.ReadFile(again[i])
