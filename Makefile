@@ -36,7 +36,7 @@ CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list
 CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -v -p 1 -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bench clean
+.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bin/bench bench bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -91,9 +91,17 @@ lint: generate ## vet, staticcheck, shellcheck, formats
 	cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)
 	shellcheck $(SCRIPTS)
 
-bench: build ## measure, and print figures with their spread (root)
-	CGO_ENABLED=0 go build -o bin/bench ./test/bench
-	bin/bench --program bin/beeline
+bin/bench: generate
+	CGO_ENABLED=0 go build -o $@ ./test/bench
+
+bench: build bin/bench ## measure, print figures with their spread, keep and draw them in build/bench (root)
+	@mkdir -p build/bench
+	bin/bench --program bin/beeline --output build/bench/results.json
+	bin/bench chart build/bench/results.json --out build/bench
+
+RESULTS ?= build/bench/results.json
+bench-docs: bin/bench ## put RESULTS of a benchmark and their charts into docs/benchmarks.md
+	bin/bench doc $(RESULTS) --into docs/benchmarks.md
 
 clean: ## remove what was built
 	rm -rf bin build internal/datapath/*_bpfel.* test/bench/*_bpfel.*

@@ -122,26 +122,14 @@ func (w *way) runs() (map[datapath.EdgeHook]uint64, error) {
 		return nil, err
 	}
 	return runs, host.Do(func() error {
-		attached, err := datapath.EdgeAttachments(w.world.agents[0].BPFFS())
-		if err != nil {
-			return err
-		}
-		for _, a := range attached {
-			if a.Device != device.Index {
-				continue
-			}
-			program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
-			if err != nil {
-				return err
-			}
+		return programsAt(w.world.agents[0].BPFFS(), device.Index, func(hook datapath.EdgeHook, program *ebpf.Program) error {
+			defer program.Close()
 			stats, err := program.Stats()
-			program.Close()
-			if err != nil {
-				return err
+			if err == nil {
+				runs[hook] += stats.RunCount
 			}
-			runs[a.Hook] += stats.RunCount
-		}
-		return nil
+			return err
+		})
 	})
 }
 

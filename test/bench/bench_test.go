@@ -4,6 +4,8 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,9 +43,12 @@ func TestSmoke(t *testing.T) {
 		t.Skip("the lab needs root")
 	}
 	var out bytes.Buffer
+	asked := netip.MustParseAddrPort("192.0.2.80:80")
+	peer := idOf(t, loadPeer(t, LoadCostXDP, 0, asked))
 	s := settings{
 		program: beeline(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
 		output: filepath.Join(t.TempDir(), "results.json"),
+		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))},
 	}
 	if err := run(t.Context(), s, &out); err != nil {
 		t.Fatalf("%v; it printed:\n%s", err, &out)
@@ -60,8 +65,8 @@ func TestSmoke(t *testing.T) {
 		// Two numbers of Services, two families, and the cases of three hooks.
 		partHook: {metricCall, 2 * 2 * (4 + 7 + 3)},
 		// Beeline and the yardstick: of each family, with few flows and with many; with DSR of
-		// IPv4 both, of IPv6 few.
-		partEdge:     {metricPacket, 2 * (2*(24+9) + 24 + 4 + 8)},
+		// IPv4 both, of IPv6 few. And of a peer.
+		partEdge:     {metricPacket, 2 * (2*(24+9) + 24 + 4 + 8 + 2)},
 		partBalancer: {metricPerSecond, 8},
 		partControl:  {metricTime, 3},
 	} {
@@ -82,12 +87,61 @@ func TestSmoke(t *testing.T) {
 		}
 	}
 	// What is printed from the file is what the run has printed.
-	doc, again := docCommand(), &bytes.Buffer{}
-	doc.SetOut(again)
-	doc.SetArgs([]string{s.output})
-	if err := doc.Execute(); err != nil || again.String() != out.String() {
-		t.Errorf("doc: %v; it printed\n%s\nwant\n%s", err, again, &out)
+	if again := printed(t, "doc", s.output); again != out.String() {
+		t.Errorf("doc printed\n%s\nwant\n%s", again, &out)
 	}
+	// A page gets the text and pictures, and twice the same.
+	page := filepath.Join(t.TempDir(), "page.md")
+	marks := fmt.Sprintf("# Page\n"+markBegin+"old\n"+markEnd+"between\n"+markBegin+markEnd+"after\n", markCharts, markCharts, markText, markText)
+	if err := os.WriteFile(page, []byte(marks), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var before []byte
+	for range 2 {
+		printed(t, "doc", s.output, "--into", page)
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"# Page\n", "](page/edge-xdp-ipv4.svg)\n", "between\n", "```\n" + out.String() + "```\n", "after\n"} {
+			if !strings.Contains(string(text), want) || strings.Contains(string(text), "old\n") {
+				t.Errorf("the page has no %q:\n%s", want, text)
+			}
+		}
+		if before != nil && !bytes.Equal(before, text) {
+			t.Error("written again the page differs")
+		}
+		before = text
+	}
+	if _, err := os.Stat(filepath.Join(strings.TrimSuffix(page, ".md"), "edge-xdp-ipv4.svg")); err != nil {
+		t.Error(err)
+	}
+	if same := printed(t, "compare", "--fail-on-worse", s.output, s.output); !strings.Contains(same, ": 0 better, 0 worse.") {
+		t.Errorf("compared with itself the run is\n%s", same)
+	}
+	pictures := t.TempDir()
+	drawn := strings.Fields(printed(t, "chart", s.output, "--out", pictures))
+	for _, name := range []string{"edge-xdp-ipv4", "edge-tc-ingress-ipv6", "edge-tc-egress-ipv4", "sockets-ipv4-1", "sockets-ipv6-64", "sockets-ratio-64",
+		"balancer-requests-per-second", "control-time", "control-memory"} {
+		for _, kind := range []string{".svg", ".png"} {
+			if path := filepath.Join(pictures, name+kind); !slices.Contains(drawn, path) {
+				t.Errorf("%s is not among the pictures %q", path, drawn)
+			}
+		}
+	}
+}
+
+// printed runs a command of the program that measures nothing, and returns what it printed.
+func printed(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	c := command()
+	c.SetOut(&out)
+	c.SetArgs(args)
+	if err := c.Execute(); err != nil {
+		t.Fatalf("bench %s: %v", strings.Join(args, " "), err)
+	}
+	return out.String()
 }
 
 // What the hooks counted is what they should have, or the run fails.

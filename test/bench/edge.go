@@ -102,6 +102,9 @@ func among(families []string, family string) bool {
 }
 
 func runEdge(ctx context.Context, b *bench) error {
+	if err := runPeers(ctx, b); err != nil {
+		return err
+	}
 	for _, size := range edgeSizes(b) {
 		for _, family := range bothFamilies {
 			if !among(size.families, family) {

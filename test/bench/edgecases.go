@@ -61,28 +61,38 @@ var verdicts = map[string][2]uint32{
 	hookXDP:     {2, 3},          // XDP_PASS, XDP_TX
 	hookIngress: {0xffffffff, 7}, // TC_ACT_UNSPEC, TC_ACT_REDIRECT
 	hookEgress:  {0xffffffff, 7},
+	hookTC:      {0xffffffff, 7},
 }
 
-// proveOne has a program get one frame of a set, and looks at what becomes of it.
-func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sent bool, hops byte, becomes func(*edgeRig, segment, segment) bool) error {
+// runOne has a program get one frame of a set, which must be sent on or passed on. It returns
+// what went in and what came out.
+func (rig *edgeRig) runOne(hook string, t target, set frameSet, at uint32, sent bool) (before segment, hops byte, out []byte, err error) {
 	var in frame
 	if err := rig.frames.Lookup(set.first+at, &in); err != nil {
-		return err
+		return before, 0, nil, err
 	}
-	before, hopsBefore, err := parseFrame(in[:])
-	if err != nil {
-		return err
+	if before, hops, err = parseFrame(in[:]); err != nil {
+		return before, 0, nil, err
 	}
 	verdict, out, _, err := rig.drivers[hook].run(t, set, at, 1)
 	if err != nil {
-		return fmt.Errorf("%s: %w", before, err)
+		return before, 0, nil, fmt.Errorf("%s: %w", before, err)
 	}
 	want := verdicts[hook][0]
 	if sent {
 		want = verdicts[hook][1]
 	}
 	if verdict != want {
-		return fmt.Errorf("%s: the program returned %#x, want %#x", before, verdict, want)
+		return before, 0, nil, fmt.Errorf("%s: the program returned %#x, want %#x", before, verdict, want)
+	}
+	return before, hops, out, nil
+}
+
+// proveOne has a program get one frame of a set, and looks at what becomes of it.
+func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sent bool, hops byte, becomes func(*edgeRig, segment, segment) bool) error {
+	before, hopsBefore, out, err := rig.runOne(hook, t, set, at, sent)
+	if err != nil {
+		return err
 	}
 	after, hopsAfter, err := parseFrame(out)
 	if err != nil {
@@ -96,20 +106,9 @@ func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sen
 
 // proveDirect is the same for a packet that is sent on by DSR.
 func (rig *edgeRig) proveDirect(hook string, c edgeCase, set frameSet, at uint32) error {
-	var in frame
-	if err := rig.frames.Lookup(set.first+at, &in); err != nil {
-		return err
-	}
-	before, hopsBefore, err := parseFrame(in[:])
+	before, hopsBefore, out, err := rig.runOne(hook, targetEdge, set, at, true)
 	if err != nil {
 		return err
-	}
-	verdict, out, _, err := rig.drivers[hook].run(targetEdge, set, at, 1)
-	if err != nil {
-		return fmt.Errorf("%s: %w", before, err)
-	}
-	if verdict != verdicts[hook][1] {
-		return fmt.Errorf("%s: the program returned %#x, want %#x", before, verdict, verdicts[hook][1])
 	}
 	after, hopsAfter, j, err := parseDirect(c.direct, out)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -33,12 +34,13 @@ type driver struct {
 // frameSet is a range of the table of frames.
 type frameSet struct {
 	first, count uint32
-	resized      bool // packets get another length
+	resized      bool   // packets get another length
+	rest         []byte // of each packet, behind the frame
 }
 
 // part is the set's first frames.
 func (s frameSet) part(count uint32) frameSet {
-	return frameSet{first: s.first, count: min(s.count, count)}
+	return frameSet{first: s.first, count: min(s.count, count), rest: s.rest}
 }
 
 // addDriver loads the prelude for a hook. All drivers share frames and yardstick's tables.
@@ -49,15 +51,11 @@ func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, dev
 	switch hook {
 	case datapath.EdgeXDP:
 		load = LoadCostXDP
-		context = [48]uint32{1: uint32(len(frame{})), 3: device} // struct xdp_md: data_end, ingress_ifindex
+		context = [48]uint32{3: device} // struct xdp_md: ingress_ifindex
 	case datapath.EdgeEgress:
 		name, context[9] = hookEgress, pod
 	case datapath.EdgeIngress:
 		name, context[9] = hookIngress, 0
-	}
-	d := &driver{context: context[:]}
-	if hook == datapath.EdgeXDP {
-		d.context, d.restores = context[:6], true
 	}
 	spec, err := load()
 	if err != nil {
@@ -68,14 +66,33 @@ func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, dev
 		shared = maps.Clone(other.collection.Maps)
 		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return name == CostTCMapTargets || name[0] == '.' })
 	}
-	if d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+	d, err := newDriver(spec, shared, hook == datapath.EdgeXDP, context[:], program)
+	if err != nil {
 		return err
 	}
 	rig.open = append(rig.open, closer{d.collection})
-	d.prelude, rig.frames = d.collection.Programs[CostTCProgCostPrelude], d.collection.Maps[CostTCMapFrames]
-	rig.drivers[name] = d
-	return errors.Join(d.put(targetNothing, d.collection.Programs[CostTCProgCostNothing]),
+	rig.drivers[name], rig.frames = d, d.collection.Maps[CostTCMapFrames]
+	return nil
+}
+
+// newDriver loads a prelude with a program, which takes the edge's place. The context is that of
+// a struct __sk_buff, or with the first words a struct xdp_md.
+func newDriver(spec *ebpf.CollectionSpec, shared map[string]*ebpf.Map, xdp bool, context []uint32, program *ebpf.Program) (*driver, error) {
+	d := &driver{context: context}
+	if xdp {
+		d.context, d.restores = context[:6], true
+	}
+	var err error
+	if d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+		return nil, err
+	}
+	d.prelude = d.collection.Programs[CostTCProgCostPrelude]
+	err = errors.Join(d.put(targetNothing, d.collection.Programs[CostTCProgCostNothing]),
 		d.put(targetMinimal, d.collection.Programs[CostTCProgCostMinimal]), d.put(targetEdge, program))
+	if err != nil {
+		d.collection.Close()
+	}
+	return d, err
 }
 
 func (d *driver) put(t target, program *ebpf.Program) error {
@@ -95,7 +112,8 @@ func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint
 		resized = 1
 	}
 	for name, value := range map[string]uint32{CostTCVarTarget: uint32(t), CostTCVarFirstFrame: set.first,
-		CostTCVarFrameCount: set.count, CostTCVarNextFrame: next % set.count, CostTCVarResized: resized, CostTCVarMissed: 0} {
+		CostTCVarFrameCount: set.count, CostTCVarNextFrame: next % set.count, CostTCVarResized: resized, CostTCVarMissed: 0,
+		CostTCVarPacketLength: uint32(len(frame{}) + len(set.rest))} {
 		if err := variables[name].Set(value); err != nil {
 			return 0, nil, 0, err
 		}
@@ -104,10 +122,15 @@ func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint
 	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.first, &first); err != nil {
 		return 0, nil, 0, err
 	}
+	whole, context := slices.Concat(first[:], set.rest), slices.Clone(d.context)
+	if d.restores {
+		context[1] = uint32(len(whole)) // data_end
+	}
+	r := testRun{d.prelude, whole, context, packets}
 	if set.resized && !d.restores {
-		verdict, packet, nanoseconds, err = d.oneByOne(first[:], packets)
+		verdict, packet, nanoseconds, err = d.oneByOne(r)
 	} else {
-		verdict, packet, nanoseconds, err = testRun{d.prelude, first[:], d.context, packets}.do()
+		verdict, packet, nanoseconds, err = r.do()
 	}
 	var missed uint32
 	err = errors.Join(err, variables[CostTCVarMissed].Get(&missed))
@@ -119,13 +142,15 @@ func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint
 
 // oneByOne does the same with a new packet each time. The time is that which the kernel
 // counts while the program's statistics are on.
-func (d *driver) oneByOne(first []byte, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+func (d *driver) oneByOne(r testRun) (verdict uint32, packet []byte, nanoseconds float64, err error) {
 	before, err := d.prelude.Stats()
 	if err != nil {
 		return 0, nil, 0, err
 	}
+	packets := r.repeat
+	r.repeat = 1
 	for range packets {
-		if verdict, packet, _, err = (testRun{d.prelude, first, d.context, 1}).do(); err != nil {
+		if verdict, packet, _, err = r.do(); err != nil {
 			return 0, nil, 0, err
 		}
 	}

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -51,6 +53,7 @@ const (
 	hookXDP     = "xdp"
 	hookIngress = "tc ingress"
 	hookEgress  = "tc egress"
+	hookTC      = "tc" // of a peer, wherever it is
 )
 
 const (
@@ -237,25 +240,15 @@ func (rig *edgeRig) load(frames uint32) error {
 	if err != nil {
 		return err
 	}
-	attached, err := datapath.EdgeAttachments(rig.bpffs)
+	err = programsAt(rig.bpffs, device.Index, func(hook datapath.EdgeHook, program *ebpf.Program) error {
+		rig.open = append(rig.open, program)
+		return rig.addDriver(hook, program, uint32(device.Index), uint32(pod.Index), frames)
+	})
 	if err != nil {
 		return err
 	}
-	for _, a := range attached {
-		if a.Device != device.Index {
-			continue
-		}
-		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
-		if err != nil {
-			return err
-		}
-		rig.open = append(rig.open, program)
-		if err := rig.addDriver(a.Hook, program, uint32(device.Index), uint32(pod.Index), frames); err != nil {
-			return fmt.Errorf("%s: %w", a.Hook, err)
-		}
-	}
 	if len(rig.drivers) != 3 {
-		return fmt.Errorf("the agent has attached %v to eth0, want all three hooks", attached)
+		return fmt.Errorf("the agent has attached programs to eth0 at %v, want all three hooks", slices.Sorted(maps.Keys(rig.drivers)))
 	}
 	rig.tracks, err = ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapTracks), nil)
 	if err == nil {
@@ -265,24 +258,50 @@ func (rig *edgeRig) load(frames uint32) error {
 	return err
 }
 
+// programsAt opens the programs that an agent has attached to a device of this namespace.
+func programsAt(bpffs string, device int, each func(datapath.EdgeHook, *ebpf.Program) error) error {
+	attached, err := datapath.EdgeAttachments(bpffs)
+	if err != nil {
+		return err
+	}
+	for _, a := range attached {
+		if a.Device != device {
+			continue
+		}
+		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
+		if err != nil {
+			return err
+		}
+		if err := each(a.Hook, program); err != nil {
+			return fmt.Errorf("%s: %w", a.Hook, err)
+		}
+	}
+	return nil
+}
+
 // fillMinimal gives the yardstick the remote Service.
 func (rig *edgeRig) fillMinimal() error {
+	asked := netip.AddrPortFrom(rig.node, remotePort)
+	if rig.direct {
+		asked = rig.published(publishedRemote)
+	}
+	return rig.drivers[hookXDP].fillMinimal(asked, unix.IPPROTO_TCP, rig.endpoints)
+}
+
+// fillMinimal gives the yardstick a Service, whose endpoints all have serverPort.
+func (d *driver) fillMinimal(asked netip.AddrPort, protocol uint8, endpoints []netip.Addr) error {
 	var key struct {
 		Address  [16]byte
 		Port     uint16
 		Protocol uint8
 		_        uint8
 	}
-	asked := netip.AddrPortFrom(rig.node, remotePort)
-	if rig.direct {
-		asked = rig.published(publishedRemote)
-	}
-	key.Address, key.Port, key.Protocol = asked.Addr().As16(), datapath.NetworkOrder(asked.Port()), unix.IPPROTO_TCP
-	tables := rig.drivers[hookXDP].collection.Maps
-	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(rig.endpoints))); err != nil {
+	key.Address, key.Port, key.Protocol = asked.Addr().As16(), datapath.NetworkOrder(asked.Port()), protocol
+	tables := d.collection.Maps
+	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(endpoints))); err != nil {
 		return err
 	}
-	for i, a := range rig.endpoints {
+	for i, a := range endpoints {
 		var row struct {
 			Address [16]byte
 			Port    uint16

@@ -20,18 +20,24 @@ func printEdge(r *report) {
 	}
 }
 
-// edgeRows are Beeline's, by hook, family and case.
+// edgeRows are Beeline's, by hook, family and case, each followed by the peers'.
 func edgeRows(results *result.File) []result.Row {
-	all := slices.DeleteFunc(results.Of(partEdge, metricPacket), func(r result.Row) bool { return r.Side != sideBeeline })
+	all := slices.DeleteFunc(results.Of(partEdge, metricPacket), func(r result.Row) bool { return r.Side == sideMinimal })
 	cases := map[string]int{}
 	for i, c := range slices.Concat(edgeCases, directCases) {
 		if _, known := cases[c.name]; !known {
 			cases[c.name] = i
 		}
 	}
-	hooks := []string{hookXDP, hookIngress, hookEgress}
+	place := func(r result.Row) int {
+		if place, known := cases[r.Scenario]; known {
+			return place
+		}
+		return len(edgeCases) + len(directCases)
+	}
+	hooks := []string{hookXDP, hookIngress, hookEgress, hookTC}
 	slices.SortStableFunc(all, func(a, b result.Row) int {
-		return cmp.Or(slices.Index(hooks, a.Hook)-slices.Index(hooks, b.Hook), cmp.Compare(a.Family, b.Family), cases[a.Scenario]-cases[b.Scenario])
+		return cmp.Or(slices.Index(hooks, a.Hook)-slices.Index(hooks, b.Hook), cmp.Compare(a.Family, b.Family), place(a)-place(b))
 	})
 	return all
 }

@@ -7,8 +7,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"beeline.io/beeline/test/bench/result"
 )
 
@@ -51,18 +49,4 @@ func (r *report) printAll() {
 		}
 	}
 	r.printFoot()
-}
-
-func docCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "doc RESULTS.json", Short: "Print the text of a run again", Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			results, err := result.Read(args[0])
-			if err != nil {
-				return err
-			}
-			(&report{c.OutOrStdout(), results}).printAll()
-			return nil
-		},
-	}
 }

@@ -27,6 +27,7 @@ type settings struct {
 	slice   time.Duration
 	cpus    string
 	output  string
+	peer    []string
 	smoke   bool
 	only    *regexp.Regexp // nil: all cases of the edge
 }
@@ -35,6 +36,7 @@ type settings struct {
 type bench struct {
 	settings
 	report
+	peers    []*peer
 	one, two result.CPUPair // the CPUs of the endpoints
 }
 
@@ -69,6 +71,7 @@ func runCommand() *cobra.Command {
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
 	flags.StringVar(&only, "case", "", "of the part edge only the rows that this regular expression matches, each as \"hook family case flows\"")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
+	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
 	return c
 }
@@ -81,6 +84,9 @@ func (s *settings) check(seconds float64) error {
 		if !slices.Contains(partNames(), name) {
 			return fmt.Errorf("--part %s: the parts are %s", name, strings.Join(partNames(), ", "))
 		}
+	}
+	if len(s.peer) > 0 && len(s.parts) > 0 && !slices.Contains(s.parts, partEdge) {
+		return fmt.Errorf("--peer %s: peers are timed in the part %s: name it with --part, or name no part", s.peer[0], partEdge)
 	}
 	switch {
 	case !slices.Contains([]string{cpusAuto, cpusOne, cpusTwo}, s.cpus):
@@ -110,6 +116,10 @@ func run(ctx context.Context, s settings, out io.Writer) error {
 	if b.one, b.two, err = chooseCPUs(); err != nil {
 		return err
 	}
+	if b.peers, err = openPeers(s.peer); err != nil {
+		return err
+	}
+	defer closePeers(b.peers)
 	begin, used := time.Now(), usageNow()
 	if b.results, err = newResults(ctx, b); err != nil {
 		return err
@@ -144,6 +154,9 @@ func newResults(ctx context.Context, b *bench) (*result.File, error) {
 	}
 	for _, p := range b.chosen() {
 		r.Settings.Parts = append(r.Settings.Parts, p.name)
+	}
+	for _, p := range b.peers {
+		r.Settings.Peers = append(r.Settings.Peers, p.name)
 	}
 	version, err := exec.CommandContext(ctx, b.program, "version").Output()
 	if err != nil {

@@ -8,6 +8,9 @@
 
 #include "minimal.h"
 
+/* Nobody reads it here. */
+__u32 packet_length;
+
 /* There is none: what the kernel notes of an encapsulated packet stays. */
 static __always_inline int frame_restore(struct __sk_buff *ctx)
 {

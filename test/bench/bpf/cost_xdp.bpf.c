@@ -6,12 +6,14 @@
 #define context xdp_md
 
 #include "minimal.h"
-#include "frame.h"
+
+/* Of a packet as the prelude makes it: a frame, or more. */
+__u32 packet_length;
 
 /* Headers have come and gone at the packet's beginning. */
 static __always_inline int frame_restore(struct xdp_md *ctx)
 {
-	return bpf_xdp_adjust_head(ctx, (int)bpf_xdp_get_buff_len(ctx) - FRAME_LENGTH);
+	return bpf_xdp_adjust_head(ctx, (int)bpf_xdp_get_buff_len(ctx) - (int)packet_length);
 }
 
 #include "prelude.h"

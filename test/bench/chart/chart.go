@@ -43,6 +43,14 @@ type entry struct {
 	mark *draw.GlyphStyle
 }
 
+// Title says what the axis with the figures shows.
+func (c Chart) Title() string {
+	if c.up != "" {
+		return c.up
+	}
+	return c.across
+}
+
 const (
 	width       = 16 * vg.Centimeter // of a page's text
 	fontSize    = 8 * vg.Length(1)   // points
@@ -102,6 +110,8 @@ func (c Chart) draw(kind string) ([]byte, error) {
 		return nil, fmt.Errorf("%q is no kind of picture: svg or png", kind)
 	}
 	area := draw.New(canvas)
+	// Not to be read as black on black where a page is dark.
+	area.FillPolygon(color.White, []vg.Point{area.Min, {X: area.Max.X, Y: area.Min.Y}, area.Max, {X: area.Min.X, Y: area.Max.Y}})
 	c.drawLegend(area, rows)
 	inner := draw.Crop(area, besides, -3*besides, titleLine, -above)
 	c.plot.Draw(inner)
@@ -113,7 +123,8 @@ func (c Chart) draw(kind string) ([]byte, error) {
 	area.FillText(title, vg.Point{X: (data.Min.X + data.Max.X) / 2, Y: area.Min.Y + titleLine/2}, c.across)
 	var b bytes.Buffer
 	_, err := canvas.WriteTo(&b)
-	return b.Bytes(), err
+	// Not everybody has the font; these are as wide, or near.
+	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), err
 }
 
 var black = color.Black

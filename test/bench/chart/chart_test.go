@@ -50,6 +50,16 @@ func example() *result.File {
 			add("rates", "TCP", "", fmt.Sprintf("way %d", n), "", "IPv4", result.Parameters{"services": services}, "CPU time per packet", "ns", result.Lower, 300, float64(300+services*n))
 		}
 	}
+	for _, services := range []int{10, 5000} {
+		for i, offered := range []int{0, 1000, 2000} {
+			add("rates", "offered", "", fmt.Sprintf("kube-proxy, %d Services", services), "", "IPv4", result.Parameters{"packets per second": offered}, "share of a CPU", "1", result.Lower, 0.3, float64(i))
+		}
+		add("rates", "UDP", "", fmt.Sprintf("kube-proxy, %d Services", services), "", "IPv4", nil, "CPU time per packet", "ns", result.Lower, 3, 4)
+	}
+	add("rates", "UDP", "", "no balancer", "", "IPv4", nil, "CPU time per packet", "ns", result.Lower, 2)
+	for n := range 6 {
+		add("control", "change", "", fmt.Sprintf("side %d", n), "", "", result.Parameters{"services": 5000}, "CPU time", "s", result.Lower, 1)
+	}
 	add("control", "cold start", "", "Beeline", "", "", result.Parameters{"services": 5000}, "time", "ms", result.Lower, 0)
 	add("control", "cold start", "", "Beeline", "", "", result.Parameters{"services": 5000}, "resident memory", "MiB", result.Lower, 78)
 	return f
@@ -73,8 +83,12 @@ func TestCharts(t *testing.T) {
 			"p99"},
 		"sockets-ratio-1":                             {"Ratio of median latencies", "A/A"},
 		"balancer-requests-per-second":                {"Requests per second", "direct"},
-		"rates-cpu-time-per-packet-tcp-ipv4":          {"CPU time per packet (ns): TCP, IPv4, 10 Services", "way 6"},
+		"rates-cpu-time-per-packet-tcp-ipv4":          {"CPU time per packet (ns): TCP, IPv4", "way 6, 5,000 Services"},
 		"rates-cpu-time-per-packet-tcp-ipv4-services": {"CPU time per packet (ns): TCP, IPv4", "Services", "5,000", "way 6"},
+		"rates-cpu-time-per-packet-udp-ipv4-services": {"CPU time per packet (ns): UDP, IPv4", "Services", "kube-proxy"},
+		"rates-cpu-time-per-packet-udp-ipv4":          {"no balancer", "kube-proxy, 5,000 Services"},
+		"rates-share-of-a-cpu-offered-ipv4":           {"Share of a CPU: offered, IPv4", "Packets per second", "kube-proxy, 10 Services"},
+		"control-time-s-change-cpu-time":              {"Change, CPU time (s)", "side 5, 5,000 Services"},
 		"control-time":                                {"Time (ms), Beeline, 5,000 Services", "cold start"},
 		"control-memory":                              {"Memory (MiB)", "resident memory"},
 	}
@@ -90,6 +104,9 @@ func TestCharts(t *testing.T) {
 				t.Errorf("%s has no %q in %q", name, word, text)
 			}
 		}
+	}
+	if picture, _ := os.ReadFile(files[0]); !bytes.Contains(picture, []byte("font-family:Liberation Sans,Arial")) {
+		t.Errorf("%s names one font only", files[0])
 	}
 	for i, file := range files {
 		a, errA := os.ReadFile(file)

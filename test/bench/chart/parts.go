@@ -118,19 +118,19 @@ func edgeCharts(f *result.File) (all []Chart) {
 func balancerCharts(f *result.File) (all []Chart) {
 	for _, metric := range []string{"requests per second", "p99 latency", "CPU time per request"} {
 		if rows := rowsOf(f, "balancer", metric, func(result.Row) bool { return true }); len(rows) > 0 {
-			all = append(all, sidesChart(fileName("balancer", metric), axisOf(rows[0].Metric), rows))
+			all = append(all, sidesChart(fileName("balancer", metric), axisOf(rows[0].Metric), rows, sideOf))
 		}
 	}
 	return all
 }
 
-// sidesChart has a bar for each row, which is named after its side.
-func sidesChart(name, axis string, rows []result.Row) Chart {
+// sidesChart has a bar for each row, which has a name.
+func sidesChart(name, axis string, rows []result.Row, nameOf func(result.Row) string) Chart {
 	var groups []group
 	least, most := math.Inf(1), 0.0
 	for _, r := range rows {
 		value := stat.MedianInterval(r.Samples)
-		groups = append(groups, group{name: r.Side, bars: []bar{{value: value}}})
+		groups = append(groups, group{name: nameOf(r), bars: []bar{{value: value}}})
 		least, most = min(least, value.Low), max(most, value.High)
 	}
 	return barChart(name, axis, []string{""}, shadesOf(1), groups, far(least, most), "")
@@ -138,46 +138,3 @@ func sidesChart(name, axis string, rows []result.Row) Chart {
 
 // far says whether figures are so far apart that small ones are not seen beside great ones.
 func far(least, most float64) bool { return least > 0 && most/least > 40 }
-
-// controlCharts are one for each unit: of times, and of memory. A bar is a side with a number
-// of Services.
-func controlCharts(f *result.File) (all []Chart) {
-	mine := slices.DeleteFunc(slices.Clone(f.Rows), func(r result.Row) bool { return r.Part != "control" || r.Better == result.None })
-	names := map[string]string{"ms": "time", "s": "time-s", "MiB": "memory"}
-	for _, unit := range each(mine, func(r result.Row) string { return r.Unit }) {
-		rows := slices.DeleteFunc(slices.Clone(mine), func(r result.Row) bool { return r.Unit != unit })
-		kindOf := func(r result.Row) string {
-			return r.Side + ", " + count(r.Parameters["services"], "Services")
-		}
-		kinds := each(rows, kindOf)
-		var groups []group
-		least, most := math.Inf(1), 0.0
-		for _, name := range each(rows, func(r result.Row) [2]string { return [2]string{r.Scenario, r.Name} }) {
-			g := group{name: name[0]}
-			if name[1] != "time" {
-				g.name += ", " + name[1]
-			}
-			for _, r := range rows {
-				if r.Scenario == name[0] && r.Name == name[1] {
-					value := stat.MedianInterval(r.Samples)
-					g.bars = append(g.bars, bar{kind: kindOf(r), value: value})
-					least, most = min(least, value.Low), max(most, value.High)
-				}
-			}
-			groups = append(groups, g)
-		}
-		name, known := names[unit]
-		if !known {
-			name = unit
-		}
-		axis := map[string]string{"ms": "Time (ms)", "s": "Time (s)", "MiB": "Memory (MiB)"}[unit]
-		if axis == "" {
-			axis = unit
-		}
-		if len(kinds) == 1 {
-			axis += ", " + kinds[0]
-		}
-		all = append(all, barChart(fileName("control", name), axis, kinds, shadesOf(len(kinds)), groups, far(least, most), ""))
-	}
-	return all
-}

@@ -22,6 +22,7 @@ type Comparison struct {
 	Old      Run      `json:"old"`
 	New      Run      `json:"new"`
 	Warnings []string `json:"warnings"`
+	Noisy    bool     `json:"noisy"` // one of the runs was: verdicts may be of others' work
 	Rows     []Row    `json:"rows"`
 	Better   int      `json:"better"` // rows
 	Worse    int      `json:"worse"`
@@ -69,7 +70,7 @@ const (
 
 // Of compares two runs.
 func Of(old, now *result.File) (*Comparison, error) {
-	c := &Comparison{Old: runOf(old), New: runOf(now), Warnings: warnings(old, now)}
+	c := &Comparison{Old: runOf(old), New: runOf(now), Warnings: warnings(old, now), Noisy: old.Noise.Noisy() || now.Noise.Noisy()}
 	known := map[string]result.Row{}
 	for _, r := range old.Rows {
 		known[r.Identity()] = r

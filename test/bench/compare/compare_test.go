@@ -140,12 +140,13 @@ func TestOutputs(t *testing.T) {
 	for _, f := range []*result.File{old, now} {
 		f.Add(result.Row{Series: result.Series{Part: "edge", Scenario: "below zero", Side: "Beeline"}, Metric: cost}, -1, 2, 3, 4)
 	}
+	now.Noise.Others = 0.5
 	c := of(t, old, now)
 	var text, raw bytes.Buffer
 	if err := c.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"worse\n", "no ratio", "  by minimal", "1 flows"} {
+	for _, want := range []string{"worse\n", "no ratio", "  by minimal", "1 flow, ", "A run was noisy: rows"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("there is no %q in\n%s", want, &text)
 		}

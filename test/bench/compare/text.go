@@ -46,6 +46,9 @@ samples for 95 %%. What differs from run to run with nothing changed is in no in
 		}
 	}
 	say("\n%d rows: %d better, %d worse.", len(c.Rows), c.Better, c.Worse)
+	if c.Noisy {
+		say("A run was noisy: rows may be called better or worse for what others did. Measure again when nothing else runs.")
+	}
 	_, err := io.WriteString(w, text.String())
 	return err
 }

@@ -122,7 +122,11 @@ type Parameters map[string]int
 func (p Parameters) String() string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(p)) {
-		all = append(all, strconv.Itoa(p[name])+" "+name)
+		n := p[name]
+		if n == 1 {
+			name = strings.TrimSuffix(name, "s")
+		}
+		all = append(all, strconv.Itoa(n)+" "+name)
 	}
 	return strings.Join(all, ", ")
 }

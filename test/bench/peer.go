@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
+
+// A peer is another balancer's program, which its user has loaded and whose maps the user
+// has filled, and the packet that it is timed with.
+type peer struct {
+	name     string
+	flag     string // as it was given
+	id       ebpf.ProgramID
+	program  *ebpf.Program
+	template template
+	hook     string
+}
+
+const peerSyntax = "name=ID,packet=FILE, as in katran=123,packet=syn.hex: the ID that `bpftool prog` shows, and a file with an Ethernet frame, raw or as hexadecimal digits"
+
+// Of a peer's packet: what an interface of common size takes, and an Ethernet header at least.
+const (
+	peerPacketMost  = 1514
+	peerPacketLeast = ethernetLength
+)
+
+// openPeers opens the programs of all --peer flags and reads their packets.
+func openPeers(flags []string) (peers []*peer, err error) {
+	defer func() {
+		if err != nil {
+			closePeers(peers)
+			peers = nil
+		}
+	}()
+	for _, flag := range flags {
+		p, err := parsePeer(flag)
+		if err != nil {
+			return peers, fmt.Errorf("--peer %s: %w", flag, err)
+		}
+		for _, other := range peers {
+			if other.name == p.name {
+				return peers, fmt.Errorf("--peer %s: there is another peer %q: give each a name of its own", flag, p.name)
+			}
+		}
+		if err := p.open(); err != nil {
+			return peers, fmt.Errorf("--peer %s: %w", flag, err)
+		}
+		peers = append(peers, p)
+	}
+	return peers, nil
+}
+
+func closePeers(peers []*peer) {
+	for _, p := range peers {
+		p.program.Close()
+	}
+}
+
+func parsePeer(flag string) (*peer, error) {
+	first, second, _ := strings.Cut(flag, ",")
+	name, id, _ := strings.Cut(first, "=")
+	file, found := strings.CutPrefix(second, "packet=")
+	if name == "" || id == "" || !found || file == "" {
+		return nil, errors.New("want " + peerSyntax)
+	}
+	if name == sideBeeline || name == sideMinimal {
+		return nil, fmt.Errorf("%q is a side of its own: give the peer another name", name)
+	}
+	number, err := strconv.ParseUint(id, 10, 32)
+	if err != nil || number == 0 {
+		return nil, fmt.Errorf("%q is no ID of a program: want %s", id, peerSyntax)
+	}
+	p := &peer{name: name, flag: flag, id: ebpf.ProgramID(number)}
+	packet, err := readPacket(file)
+	if err != nil {
+		return nil, err
+	}
+	if p.template, err = parseTemplate(packet); err != nil {
+		return nil, fmt.Errorf("packet: %s: %w: flows differ in the sources of TCP or UDP, so give such a packet", file, err)
+	}
+	return p, nil
+}
+
+var spaces = regexp.MustCompile(`\s+`)
+
+// readPacket reads a frame that is raw, or written as hexadecimal digits with white space
+// anywhere.
+func readPacket(path string) ([]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("packet: %w", err)
+	}
+	packet := text
+	if digits, err := hex.DecodeString(spaces.ReplaceAllString(string(text), "")); err == nil {
+		packet = digits
+	}
+	if len(packet) < peerPacketLeast || len(packet) > peerPacketMost {
+		return nil, fmt.Errorf("packet: %s has %d bytes: an Ethernet frame has %d to %d, the first byte of which is that of the destination's address",
+			path, len(packet), peerPacketLeast, peerPacketMost)
+	}
+	return packet, nil
+}
+
+func (p *peer) open() (err error) {
+	if p.program, err = ebpf.NewProgramFromID(p.id); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("no program with ID %d is loaded: `bpftool prog` lists those that are", p.id)
+		}
+		return fmt.Errorf("program %d: %w", p.id, err)
+	}
+	switch kind := p.program.Type(); kind {
+	case ebpf.XDP:
+		p.hook = hookXDP
+	case ebpf.SchedCLS:
+		p.hook = hookTC
+	case ebpf.Extension:
+		err = fmt.Errorf("program %d is part of a dispatcher (type %s), which cannot be called alone: give the dispatcher's ID, or load the program without one", p.id, kind)
+	default:
+		err = fmt.Errorf("program %d is of type %s: only those of XDP and of tc (sched_cls) get packets as this part has them", p.id, kind)
+	}
+	if err == nil {
+		var d *driver
+		if d, err = driverOf(p, 1); err == nil { // it can be called
+			d.collection.Close()
+			return nil
+		}
+	}
+	p.program.Close()
+	return err
+}
+
+var (
+	verdictsXDP = []string{"XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_TX", "XDP_REDIRECT"}
+	verdictsTC  = []string{"TC_ACT_OK", "TC_ACT_RECLASSIFY", "TC_ACT_SHOT", "TC_ACT_PIPE", "TC_ACT_STOLEN", "TC_ACT_QUEUED", "TC_ACT_REPEAT", "TC_ACT_REDIRECT", "TC_ACT_TRAP"}
+)
+
+// verdictName is what linux/bpf.h and linux/pkt_cls.h call a verdict.
+func verdictName(hook string, verdict uint32) string {
+	names := verdictsXDP
+	if hook == hookTC {
+		if names = verdictsTC; verdict == ^uint32(0) {
+			return "TC_ACT_UNSPEC"
+		}
+	}
+	if int(verdict) < len(names) {
+		return names[verdict]
+	}
+	return fmt.Sprintf("verdict %#x", verdict)
+}
