@@ -26,9 +26,6 @@ func both(n byte, backends ...byte) *service.Plan {
 		set.Backends = append(set.Backends, service.Backend{Addr: netip.AddrPortFrom(addr, 8080), Weight: 1})
 	}
 	f.Key.Addr = netip.AddrFrom16([16]byte{0xfd, 1, 15: n})
-	for class := range f.Decisions {
-		f.Decisions[class].Set = set.Key
-	}
 	plan.Sets, plan.Frontends = append(plan.Sets, set), append(plan.Frontends, f)
 	for i := range plan.Frontends {
 		plan.Frontends[i].DSR, plan.Frontends[i].Untracked = service.DSRIPIP, true
