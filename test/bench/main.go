@@ -25,12 +25,14 @@ import (
 // settings are the command line.
 type settings struct {
 	program string
-	parts   []string
-	runs    int
-	slice   time.Duration
-	cpus    string
-	output  string
-	smoke   bool
+	// controlPlane is Kubernetes, for the sides of kube-proxy.
+	controlPlane string
+	parts        []string
+	runs         int
+	slice        time.Duration
+	cpus         string
+	output       string
+	smoke        bool
 }
 
 // A part measures one thing, in labs of its own.
@@ -44,6 +46,7 @@ var parts = []part{
 	{"sockets", "requests through a ClusterIP beside the direct way", runSockets},
 	{"hook", "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", runHook},
 	{"edge", "what the programs at devices cost for each packet", runEdge},
+	{"rates", "packets through balancers: CPU time for each, and how many a core takes", runRates},
 	{"balancer", "a client and two web servers, by Beeline and by other balancers", runBalancer},
 	{"control", "start, change and memory of the agent with many Services", runControl},
 }
@@ -83,6 +86,7 @@ func parseFlags() (settings, error) {
 	var seconds float64
 	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
+	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the program of Kubernetes; without it there is no kube-proxy to compare with")
 	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", "))
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")

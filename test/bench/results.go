@@ -31,6 +31,7 @@ type results struct {
 	Sockets  []socketResult   `json:"sockets,omitempty"`
 	Hook     []hookResult     `json:"hook,omitempty"`
 	Edge     []edgeResult     `json:"edge,omitempty"`
+	Rates    []rateResult     `json:"rates,omitempty"`
 	Balancer []balancerResult `json:"balancer,omitempty"`
 	Control  []controlResult  `json:"control,omitempty"`
 }

@@ -13,14 +13,17 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Modes of kube-proxy.
+// Modes of kube-proxy. The two of iptables differ in the kernel's part behind the same
+// rules: nf_tables, which is Debian's choice, and its own of old, which takes thousands of
+// Services in much less time.
 const (
-	NFTables = "nftables"
-	IPTables = "iptables"
+	NFTables       = "nftables"
+	IPTables       = "iptables"
+	IPTablesLegacy = "iptables-legacy"
 )
 
-// Modes are those that are measured.
-var Modes = []string{NFTables, IPTables}
+// Modes are all of them.
+var Modes = []string{NFTables, IPTables, IPTablesLegacy}
 
 // The pods' addresses on all nodes of the lab, which kube-proxy does not masquerade.
 const podRanges = "10.10.0.0/16,fd00:10::/32"
@@ -44,8 +47,35 @@ func (c *ControlPlane) StartProxy(host *lab.Host, mode string) (*Proxy, error) {
 		name: "kube-proxy", host: host, log: filepath.Join(host.Dir, "kube-proxy.log"),
 		argv: []string{c.program, "kube-proxy", "--config=" + file},
 	}}
+	if mode == IPTablesLegacy {
+		path, err := legacyPath(host.Dir)
+		if err != nil {
+			return nil, err
+		}
+		p.process.env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
+	}
 	c.proxies = append(c.proxies, p)
 	return p, p.process.start()
+}
+
+// legacyPath makes a folder in which the names of iptables lead to its legacy program.
+func legacyPath(parent string) (string, error) {
+	const program = "/usr/sbin/xtables-legacy-multi"
+	if _, err := os.Stat(program); err != nil {
+		return "", fmt.Errorf("iptables is not installed (scripts/setup): %w", err)
+	}
+	folder := filepath.Join(parent, "iptables-legacy")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", err
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, command := range []string{"", "-save", "-restore"} {
+			if err := os.Symlink(program, filepath.Join(folder, family+command)); err != nil && !os.IsExist(err) {
+				return "", err
+			}
+		}
+	}
+	return folder, nil
 }
 
 // proxyConfig leaves all sysctls as they are, for some of those of connection tracking
@@ -62,7 +92,7 @@ healthzBindAddress: 127.0.0.1:10256
 metricsBindAddress: 127.0.0.1:10249
 oomScoreAdj: 0
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, mode, host.Name, c.Kubeconfig(), podRanges)
+`, strings.TrimSuffix(mode, "-legacy"), host.Name, c.Kubeconfig(), podRanges)
 }
 
 // Await waits until the node's rules of both families have each of these strings, as
@@ -85,8 +115,11 @@ func (p *Proxy) Await(ctx context.Context, what string, all ...string) error {
 // Rules are those of the node for NAT, as the tools of the mode print them.
 func (p *Proxy) Rules(ctx context.Context) (string, error) {
 	commands := [][]string{{"nft", "list", "ruleset"}}
-	if p.Mode == IPTables {
-		commands = [][]string{{"iptables-save", "-t", "nat"}, {"ip6tables-save", "-t", "nat"}}
+	switch p.Mode {
+	case IPTables:
+		commands = [][]string{{"iptables-nft-save", "-t", "nat"}, {"ip6tables-nft-save", "-t", "nat"}}
+	case IPTablesLegacy:
+		commands = [][]string{{"iptables-legacy-save", "-t", "nat"}, {"ip6tables-legacy-save", "-t", "nat"}}
 	}
 	var rules strings.Builder
 	for _, argv := range commands {

@@ -25,7 +25,7 @@ func TestProxy(t *testing.T) {
 	if err := Find(program); err != nil {
 		t.Skip(err)
 	}
-	l := lab.New(t)
+	l := lab.NewOf(t, lab.Shape{ThreeNodes: true})
 	c, err := Start(t.Context(), l, program)
 	if err != nil {
 		t.Fatal(err)

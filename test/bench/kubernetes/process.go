@@ -27,7 +27,8 @@ type process struct {
 	name string
 	host *lab.Host
 	argv []string
-	log  string // path of the file that receives what it prints
+	env  []string // nil: this program's
+	log  string   // path of the file that receives what it prints
 
 	cmd  *lab.Cmd
 	done chan struct{} // closed when it has ended
@@ -42,6 +43,7 @@ func (p *process) start() error {
 	}
 	defer log.Close()
 	p.cmd = p.host.Command(context.Background(), p.argv...)
+	p.cmd.Env = p.env
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = log, log, filepath.Dir(p.log)
 	if err := p.cmd.Start(); err != nil {
 		p.cmd = nil
