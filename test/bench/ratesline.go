@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -26,6 +27,7 @@ type rateLine struct {
 	own, gateway [6]byte
 	collection   *ebpf.Collection
 	thread       napiThread // of the balancer's end
+	sink         napiThread // of the fabric's end
 	cpu          int        // of generator and sink
 }
 
@@ -35,10 +37,9 @@ const (
 	rateFrames = (1 + rateSets) * rateFlows
 	// A packet of the window is in one of two queues of 256 (VETH_RING_SIZE).
 	rateWindow = 192
-	// As many as the kernel hands over at once.
-	rateBatch = 64
-	// Runs of the generator before it is asked how far it is.
-	rateRepeat = 1 << 14
+	// Runs of the generator before it is asked how far it is: few for a number of packets,
+	// and about a slice's for a time. Beginning anew takes the kernel milliseconds.
+	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
 	// Without a packet for so long, the rest is lost.
 	ratePatience = 2 * time.Second
 )
@@ -72,7 +73,7 @@ func newRateLine(ctx context.Context, w *world, name string, cpus cpuPair) (l *r
 	if err := errors.Join(l.balancer.GRO("eth0"), l.setXDP(fabric, l.far, RatesProgRatesSink)); err != nil {
 		return l, err
 	}
-	if _, err := newNAPIThread(ctx, fabric, name, l.far, cpus.Client); err != nil {
+	if l.sink, err = newNAPIThread(ctx, fabric, name, l.far, cpus.Client); err != nil {
 		return l, err
 	}
 	l.thread, err = newNAPIThread(ctx, l.balancer, "eth0", l.near, cpus.Server)
@@ -147,7 +148,14 @@ func (l *rateLine) run(ctx context.Context, b burst) (o outcome, err error) {
 	if err := l.collection.Maps[RatesMapRateLikeness].Put(uint32(0), b.like); err != nil {
 		return o, err
 	}
+	// As fast as they are taken: a window at once, so that the balancer wakes up for many,
+	// as it does where packets never end. At a pace: each when it is due.
+	low := uint64(0)
+	if b.pace > 0 {
+		low = rateWindow - 1
+	}
 	if err := l.set(map[string]any{
+		RatesVarLow: low, RatesVarWaiting: uint32(0),
 		RatesVarDevice: uint32(l.far), RatesVarFirstFrame: b.set.first, RatesVarFrameCount: b.set.count, RatesVarNextFrame: uint32(0),
 		RatesVarWanted: b.packets, RatesVarWindow: uint64(rateWindow), RatesVarInterval: uint64(b.pace.Nanoseconds()),
 		RatesVarSent: uint64(0), RatesVarKnown: uint64(0), RatesVarArrived: uint64(0), RatesVarStrange: uint64(0), RatesVarKeep: b.keep,
@@ -192,42 +200,45 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 	}
 	defer beforeProcesses(0, 0)
 	var empty frame
-	run := testRun{program: l.collection.Programs[RatesProgRatesGenerate], packet: empty[:], repeat: rateRepeat}
-	begin := time.Now()
-	if err := l.set(map[string]any{RatesVarBegin: uint64(monotonic())}); err != nil {
+	batch := uint32(rateWindow)
+	if b.pace > 0 {
+		batch = 64
+	}
+	run := testRun{program: l.collection.Programs[RatesProgRatesGenerate], packet: empty[:], repeat: rateRuns}
+	begin, until := uint64(monotonic()), uint64(math.MaxUint64)
+	if b.limit > 0 {
+		until, run.repeat = begin+uint64(b.limit), rateRunsOfSlice
+	}
+	if err := l.set(map[string]any{RatesVarBegin: begin, RatesVarUntil: until, RatesVarLatest: begin}); err != nil {
 		return err
 	}
-	last, moved := uint64(0), begin
-	for {
-		if err := run.doLive(rateBatch); err != nil {
+	for last, moved := uint64(0), begin; ; {
+		if err := run.doLive(batch); err != nil {
 			return err
 		}
-		now := time.Now()
 		if err := l.read(o); err != nil {
 			return err
 		}
-		back := o.arrived + o.strange
-		o.took = now.Sub(begin)
-		if o.sent == back && (o.sent == b.packets || b.limit > 0 && o.took >= b.limit) {
+		back, now := o.arrived+o.strange, uint64(monotonic())
+		if o.sent == back && (o.sent == b.packets || now >= until) {
 			return ctx.Err()
-		}
-		if b.limit > 0 && o.took >= b.limit {
-			if err := l.set(map[string]any{RatesVarWanted: uint64(0)}); err != nil { // what is sent comes back
-				return err
-			}
 		}
 		if o.sent+back != last {
 			last, moved = o.sent+back, now
 		}
-		if now.Sub(moved) > ratePatience || ctx.Err() != nil {
+		if now-moved > uint64(ratePatience) || ctx.Err() != nil {
 			return errors.Join(ctx.Err(), fmt.Errorf("of %d packets sent %d have come back, and no more come", o.sent, back))
 		}
 	}
 }
 
 func (l *rateLine) read(o *outcome) error {
+	var begin, latest uint64
 	v := l.collection.Variables
-	return errors.Join(v[RatesVarSent].Get(&o.sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.strange))
+	err := errors.Join(v[RatesVarSent].Get(&o.sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.strange),
+		v[RatesVarBegin].Get(&begin), v[RatesVarLatest].Get(&latest))
+	o.took = time.Duration(latest - begin)
+	return err
 }
 
 // kept are the packets that the sink has kept of the last burst.

@@ -53,33 +53,50 @@ struct {
 
 /* Where the generator sends to, the range of its frames, and where in it the next one is. */
 __u32 device, first_frame, frame_count, next_frame;
-/* Packets to send, and the most that may be on their way. */
-__u64 wanted, window;
+/* Packets to send, the most that may be on their way, and how many have to be left of them
+ * before more are sent. */
+__u64 wanted, window, low;
 /* When the first one is due, by the monotonic clock, and how long after it each next one;
- * 0: as soon as the window lets it. */
-__u64 begin, interval;
+ * 0: as soon as the window lets it. After `until` no more are sent. */
+__u64 begin, interval, until;
 /* Packets that were sent, and those of them that the generator knows to be back. */
 __u64 sent, known;
+/* The window is full, and not yet down to `low`. */
+__u32 waiting;
 
 /* In memory of its own, for the other CPU may write here. */
 __u64 arrived SEC(".data.sink"), strange SEC(".data.sink");
+/* When the last one of every 16 came. */
+__u64 latest SEC(".data.sink");
 /* Packets to keep. */
 __u32 keep SEC(".data.sink");
 
 static __always_inline int due(void)
 {
-	__u64 back;
+	__u64 back, now;
 
 	if (sent >= wanted)
 		return 0;
-	if (sent - known >= window) {
+	if (waiting) {
 		back = *(volatile __u64 *)&arrived + *(volatile __u64 *)&strange;
-		known = back;
-		if (sent - back >= window)
+		if (sent - back > low)
 			return 0;
+		known = back;
+		waiting = 0;
+	}
+	if (sent - known >= window) {
+		waiting = 1;
+		return 0;
 	}
 	/* The clock costs as much as half a packet: one look for eight. */
-	return !interval || sent % 8 || bpf_ktime_get_ns() >= begin + sent * interval;
+	if (sent % 8)
+		return 1;
+	now = bpf_ktime_get_ns();
+	if (now >= until) {
+		wanted = 0;
+		return 0;
+	}
+	return now >= begin + sent * interval;
 }
 
 SEC("xdp")
@@ -139,6 +156,8 @@ int rates_sink(struct xdp_md *ctx)
 		strange++;
 	else
 		arrived++;
+	if (arrived % 16 == 0)
+		latest = bpf_ktime_get_ns();
 	return XDP_DROP;
 }
 
