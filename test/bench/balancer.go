@@ -7,21 +7,16 @@ import (
 	"errors"
 	"fmt"
 
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/bench/stat"
 )
 
-// balancerResult is what a way to the web servers gives, round by round.
-type balancerResult struct {
-	Way     string           `json:"way"`
-	Samples []balancerSample `json:"samples"`
-}
-
-// balancerSample is one run of wrk.
-type balancerSample struct {
-	wrkResult
-	PerSecond float64 `json:"perSecond"`
-	CPU       float64 `json:"cpu"` // microseconds of the whole machine for each request
-}
+// Of each run of wrk. CPU time is that of the whole machine.
+var (
+	metricRequests   = result.Metric{Name: "requests", Unit: "1", Better: result.None}
+	metricPerSecond  = result.Metric{Name: "requests per second", Unit: "1/s", Better: result.Higher}
+	metricRequestCPU = result.Metric{Name: "CPU time per request", Unit: "us", Better: result.Lower}
+)
 
 const (
 	balancerRounds  = 7 // at most
@@ -36,9 +31,7 @@ func runBalancer(ctx context.Context, b *bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	all := rig.ways()
-	results := make([]balancerResult, len(all))
-	for i, w := range all {
-		results[i].Way = w.name
+	for _, w := range all {
 		if err := w.prove(ctx); err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
@@ -49,63 +42,61 @@ func runBalancer(ctx context.Context, b *bench) (err error) {
 	}
 	for round := range rounds {
 		for _, i := range turns(round, len(all)) {
-			sample, err := all[i].measure(ctx, seconds)
-			if err != nil {
+			if err := all[i].measure(ctx, b, seconds); err != nil {
 				return fmt.Errorf("%s: %w", all[i].name, err)
 			}
-			results[i].Samples = append(results[i].Samples, sample)
 		}
 	}
-	b.results.Balancer = results
-	printBalancer(b)
 	return nil
 }
 
 // measure is one run of wrk, and the proof that its requests went that way.
-func (w *way) measure(ctx context.Context, seconds int) (s balancerSample, err error) {
+func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
 	before, err := w.traffic()
 	if err != nil {
-		return s, err
+		return err
 	}
 	used := usageNow()
-	if s.wrkResult, err = runWrk(ctx, w.world.Host("client"), w.to, seconds); err != nil {
-		return s, err
+	r, err := runWrk(ctx, w.world.Host("client"), w.to, seconds)
+	if err != nil {
+		return err
 	}
 	busy := usageNow().busy - used.busy
-	s.PerSecond = float64(s.Requests) / s.Microseconds * 1e6
-	s.CPU = float64(busy.Microseconds()) / float64(s.Requests)
 	after, err := w.traffic()
 	if err != nil {
-		return s, err
+		return err
 	}
-	return s, w.proveTraffic(before, after, s.Requests)
-}
-
-func (r balancerResult) values(of func(balancerSample) float64) (values []float64) {
-	for _, s := range r.Samples {
-		values = append(values, of(s))
-	}
-	return values
-}
-
-func printBalancer(b *bench) {
-	all := b.results.Balancer
-	rate := func(s balancerSample) float64 { return s.PerSecond }
-	direct, sockmap := all[0], all[0]
-	for _, r := range all {
-		if r.Way == wayOfSockmap {
-			sockmap = r
+	add := func(m result.Metric, value float64) {
+		row := result.Row{Series: waySeries(w.name), Metric: m}
+		if w.name != wayOfDirect && m.Better != result.None {
+			row.Against = wayOfDirect
 		}
+		b.results.Add(row, value)
 	}
-	b.say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", wrkThreads, wrkConnections, answerLength, len(direct.Samples))
-	b.say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
-	for _, r := range all {
-		rates := r.values(rate)
-		median := func(of func(balancerSample) float64) float64 { return stat.Median(r.values(of)) }
-		b.say("  %-24s %10.0f %8.0f -%7.0f %8.0f %8.0f %8.1f   %-23s %-23s", r.Way,
-			stat.Median(rates), stat.Quantile(rates, 0), stat.Quantile(rates, 1),
-			median(func(s balancerSample) float64 { return s.P50 }), median(func(s balancerSample) float64 { return s.P99 }),
-			median(func(s balancerSample) float64 { return s.CPU }),
-			stat.MedianInterval(stat.Ratios(rates, direct.values(rate))), stat.MedianInterval(stat.Ratios(rates, sockmap.values(rate))))
+	requests := float64(r.Requests)
+	add(metricRequests, requests)
+	add(metricPerSecond, requests/r.Microseconds*1e6)
+	add(metricP50, r.P50)
+	add(metricP99, r.P99)
+	add(metricRequestCPU, float64(busy.Microseconds())/requests)
+	return w.proveTraffic(before, after, r.Requests)
+}
+
+func waySeries(way string) result.Series {
+	return result.Series{Part: partBalancer, Scenario: "HTTP, connections kept open", Side: way, Family: "IPv4",
+		Parameters: result.Parameters{"connections": wrkConnections, "servers": len(webPods)}}
+}
+
+func printBalancer(r *report) {
+	rates := func(way string) []float64 { return r.results.Samples(waySeries(way), metricPerSecond) }
+	direct, sockmap := rates(wayOfDirect), rates(wayOfSockmap)
+	r.say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", wrkThreads, wrkConnections, answerLength, len(direct))
+	r.say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
+	for _, row := range r.results.Of(partBalancer, metricPerSecond) {
+		median := func(m result.Metric) float64 { return stat.Median(r.results.Samples(row.Series, m)) }
+		r.say("  %-24s %10.0f %8.0f -%7.0f %8.0f %8.0f %8.1f   %-23s %-23s", row.Side,
+			median(metricPerSecond), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1),
+			median(metricP50), median(metricP99), median(metricRequestCPU),
+			stat.MedianInterval(stat.Ratios(row.Samples, direct)), stat.MedianInterval(stat.Ratios(row.Samples, sockmap)))
 	}
 }

@@ -172,7 +172,7 @@ func (rig *balancerRig) ways() []*way {
 	service := func(at netip.Addr) netip.AddrPort { return netip.AddrPortFrom(at, servicePort) }
 	client, balancer := rig.bare.Host("client").Addr4, rig.bare.Host("node-a").Addr4
 	return []*way{
-		{name: "direct, one server", world: rig.bare, to: web[0], pods: webPods[:1], sees: client, passes: passesNothing},
+		{name: wayOfDirect, world: rig.bare, to: web[0], pods: webPods[:1], sees: client, passes: passesNothing},
 		{name: "direct, the other (A/A)", world: rig.bare, to: web[1], pods: webPods[1:], sees: client, passes: passesNothing},
 		{name: "nginx, HTTP proxy", world: rig.bare, to: onNode(httpPort), pods: webPods, sees: balancer, passes: passesAll},
 		{name: "nginx, stream", world: rig.bare, to: onNode(streamPort), pods: webPods, sees: balancer, passes: passesAll},

@@ -31,7 +31,11 @@ type way struct {
 	hook    datapath.EdgeHook // at which Beeline balances; empty: it does not
 }
 
-const wayOfSockmap = "sockmap"
+// The ways by which the others are divided.
+const (
+	wayOfDirect  = "direct, one server"
+	wayOfSockmap = "sockmap"
+)
 
 // A passage is what goes by node-a.
 type passage int

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,8 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/endpoint"
+	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -43,56 +44,57 @@ func TestSmoke(t *testing.T) {
 	var out bytes.Buffer
 	s := settings{
 		program: beeline(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
-		output: filepath.Join(t.TempDir(), "results.json"),
+		output: filepath.Join(t.TempDir(), "results.json"), controlPlane: "../../build/controlplane",
+	}
+	rateSides := 11
+	if err := kubernetes.Find(s.controlPlane); err == nil {
+		rateSides += 2
+	} else {
+		t.Run("kube-proxy", func(t *testing.T) { t.Skip(err) })
 	}
 	if err := run(t.Context(), s, &out); err != nil {
 		t.Fatalf("%v; it printed:\n%s", err, &out)
 	}
-	text, err := os.ReadFile(s.output)
+	r, err := result.Read(s.output)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r results
-	if err := json.Unmarshal(text, &r); err != nil {
-		t.Fatalf("%v in the results:\n%s", err, text)
-	}
-	// Two numbers of Services, two families, and the cases of three hooks.
-	if len(r.Hook) != 2*2*(4+7+3) || len(r.Control) != 1 {
-		t.Errorf("%d hook and %d control results", len(r.Hook), len(r.Control))
-	}
-	// Of each family, with few flows and with many; with DSR of IPv4 both, of IPv6 few.
-	if want := 2*(24+9) + 24 + 4 + 8; len(r.Edge) != want {
-		t.Errorf("%d edge results, want %d", len(r.Edge), want)
-	}
-	for _, edge := range r.Edge {
-		if len(edge.Net) != s.runs || len(edge.Minimal) != s.runs {
-			t.Errorf("%+v", edge)
+	for part, want := range map[string]struct {
+		metric result.Metric
+		rows   int
+	}{
+		partSockets: {metricP50, sides * len(scenarios())},
+		// Two numbers of Services, two families, and the cases of three hooks.
+		partHook: {metricCall, 2 * 2 * (4 + 7 + 3)},
+		// Beeline and the yardstick: of each family, with few flows and with many; with DSR of
+		// IPv4 both, of IPv6 few.
+		partEdge:     {metricPacket, 2 * (2*(24+9) + 24 + 4 + 8)},
+		partRates:    {metricPacketCPU, rateSides},
+		partBalancer: {metricPerSecond, 8},
+		partControl:  {metricTime, 3},
+	} {
+		if got := r.Of(part, want.metric); len(got) != want.rows {
+			t.Errorf("part %s has %d rows of %s, want %d", part, len(got), want.metric.Name, want.rows)
 		}
 	}
-	if len(r.Balancer) != 8 {
-		t.Errorf("%d ways in the results of balancers", len(r.Balancer))
-	}
-	for _, way := range r.Balancer {
-		if len(way.Samples) != s.runs || way.Samples[0].PerSecond <= 0 || way.Samples[0].P50 <= 0 || way.Samples[0].CPU <= 0 {
-			t.Errorf("%+v", way)
+	for _, row := range r.Rows {
+		if row.Part != partControl && len(row.Samples) != s.runs {
+			t.Errorf("%s: %s has %d samples, want %d", row.Series, row.Name, len(row.Samples), s.runs)
+		}
+		if row.Against != "" && len(r.Counterpart(row)) != len(row.Samples) {
+			t.Errorf("%s: of %q, with which it is compared, there are not as many samples", row.Series, row.Against)
+		}
+		// The programs' times net of the prelude are differences.
+		if row.Part != partEdge && row.Better != result.None && slices.Min(row.Samples) <= 0 {
+			t.Errorf("%s: %s is %v", row.Series, row.Name, row.Samples)
 		}
 	}
-	var measured []scenario
-	for _, sockets := range r.Sockets {
-		measured = append(measured, sockets.Scenario)
-		for i, samples := range sockets.Samples {
-			if len(samples) != s.runs || samples[0].Operations == 0 || samples[0].P50 <= 0 || samples[0].CPU <= 0 {
-				t.Errorf("%s, %s: %+v", sockets.Scenario, sideNames[i], samples)
-			}
-		}
-	}
-	if !slices.Equal(measured, scenarios()) {
-		t.Errorf("the results have the scenarios %v", measured)
-	}
-	for _, hook := range r.Hook {
-		if len(hook.Samples) != s.runs || hook.Samples[0] <= 0 {
-			t.Errorf("%+v", hook)
-		}
+	// What is printed from the file is what the run has printed.
+	doc, again := docCommand(), &bytes.Buffer{}
+	doc.SetOut(again)
+	doc.SetArgs([]string{s.output})
+	if err := doc.Execute(); err != nil || again.String() != out.String() {
+		t.Errorf("doc: %v; it printed\n%s\nwant\n%s", err, again, &out)
 	}
 }
 

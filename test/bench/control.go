@@ -14,25 +14,41 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/test/bench/endpoint"
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/bench/stat"
 	"beeline.io/beeline/test/node"
 )
 
-// controlResult is what the agent needs for many Services.
-type controlResult struct {
-	Services  int `json:"services"`
-	Endpoints int `json:"endpointsOfEach"`
-	// In milliseconds, from the start of the process to all Services being in
-	// the tables and the programs attached.
-	ColdStart []float64 `json:"coldStart"`
-	WarmStart []float64 `json:"warmStart"` // over the tables of an earlier agent
-	Change    []float64 `json:"change"`    // from the file in its place to the backend in the set
-	ChangeCPU float64   `json:"changeCPU"` // of the agent, for each change
-	// One second after a cold start; the rest of what is resident is the
-	// program and the tables, as far as the agent looks at them.
-	ResidentMiB []float64 `json:"residentMiB"`
-	OwnMiB      []float64 `json:"ownMiB"` // anonymous: its heap and stacks
-	PeakMiB     []float64 `json:"peakMiB"`
+// What the agent needs for many Services.
+const (
+	// From the start of the process to all Services being in the tables and the programs
+	// attached; the memory is that of one second later.
+	scenarioCold   = "cold start"
+	scenarioWarm   = "start over the tables of an earlier agent"
+	scenarioChange = "one endpoint changed" // until the backend is in the set
+)
+
+var (
+	metricTime = result.Metric{Name: "time", Unit: "ms", Better: result.Lower}
+	// Of the agent, for each change, over all of them.
+	metricAgentCPU = result.Metric{Name: "CPU time", Unit: "ms", Better: result.Lower}
+	// The rest of what is resident is the program and the tables, as far as the agent
+	// looks at them.
+	metricResident = result.Metric{Name: "resident memory", Unit: "MiB", Better: result.Lower}
+	metricOwn      = result.Metric{Name: "anonymous memory", Unit: "MiB", Better: result.Lower}
+	metricPeak     = result.Metric{Name: "most resident memory", Unit: "MiB", Better: result.Lower}
+)
+
+// controlRun is one run of the part.
+type controlRun struct {
+	results *result.File
+	many    *many
+	agent   *node.Agent
+}
+
+func (r *controlRun) add(scenario string, m result.Metric, value float64) {
+	r.results.Add(result.Row{Metric: m, Series: result.Series{Part: partControl, Scenario: scenario, Side: sideBeeline,
+		Parameters: result.Parameters{"services": r.many.services, "endpoints": r.many.endpoints}}}, value)
 }
 
 const (
@@ -56,24 +72,20 @@ func runControl(ctx context.Context, b *bench) (err error) {
 	if err := m.write(); err != nil {
 		return err
 	}
-	r := controlResult{Services: m.services, Endpoints: m.endpoints}
 	a := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: m.folder}
 	w.agents = append(w.agents, a)
+	r := &controlRun{b.results, m, a}
 	for range starts {
-		if err := r.start(ctx, a, m); err != nil {
+		if err := r.start(ctx); err != nil {
 			return err
 		}
 	}
-	if err := r.change(ctx, a, m, count); err != nil {
-		return err
-	}
-	b.results.Control = append(b.results.Control, r)
-	r.print(b)
-	return nil
+	return r.change(ctx, count)
 }
 
 // start starts the agent with nothing there, and again with everything there.
-func (r *controlResult) start(ctx context.Context, a *node.Agent, m *many) error {
+func (r *controlRun) start(ctx context.Context) error {
+	a := r.agent
 	if a.Running() {
 		if err := a.Stop(); err != nil {
 			return err
@@ -82,22 +94,22 @@ func (r *controlResult) start(ctx context.Context, a *node.Agent, m *many) error
 			return fmt.Errorf("cleanup: %w", err)
 		}
 	}
-	cold, err := startTimed(ctx, a, m)
+	cold, err := startTimed(ctx, a, r.many)
 	if err != nil {
 		return fmt.Errorf("cold start: %w", err)
 	}
-	r.ColdStart = append(r.ColdStart, cold)
-	if err := r.memory(ctx, a); err != nil {
+	r.add(scenarioCold, metricTime, cold)
+	if err := r.memory(ctx); err != nil {
 		return err
 	}
 	if err := a.Stop(); err != nil {
 		return err
 	}
-	warm, err := startTimed(ctx, a, m)
+	warm, err := startTimed(ctx, a, r.many)
 	if err != nil {
 		return fmt.Errorf("warm start: %w", err)
 	}
-	r.WarmStart = append(r.WarmStart, warm)
+	r.add(scenarioWarm, metricTime, warm)
 	return nil
 }
 
@@ -127,13 +139,13 @@ func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err er
 }
 
 // memory notes what the agent holds a second after its start.
-func (r *controlResult) memory(ctx context.Context, a *node.Agent) error {
+func (r *controlRun) memory(ctx context.Context) error {
 	select {
 	case <-time.After(time.Second):
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.PID()))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.agent.PID()))
 	if err != nil {
 		return err
 	}
@@ -143,14 +155,15 @@ func (r *controlResult) memory(ctx context.Context, a *node.Agent) error {
 		n, _ := strconv.ParseFloat(kB, 64)
 		return n / 1024
 	}
-	r.ResidentMiB = append(r.ResidentMiB, mebibytes("VmRSS"))
-	r.OwnMiB = append(r.OwnMiB, mebibytes("RssAnon"))
-	r.PeakMiB = append(r.PeakMiB, mebibytes("VmHWM"))
+	r.add(scenarioCold, metricResident, mebibytes("VmRSS"))
+	r.add(scenarioCold, metricOwn, mebibytes("RssAnon"))
+	r.add(scenarioCold, metricPeak, mebibytes("VmHWM"))
 	return nil
 }
 
 // change gives one Service another endpoint, again and again.
-func (r *controlResult) change(ctx context.Context, a *node.Agent, m *many, count int) error {
+func (r *controlRun) change(ctx context.Context, count int) error {
+	a, m := r.agent, r.many
 	tables, err := openView(a.BPFFS())
 	if err != nil {
 		return err
@@ -173,22 +186,31 @@ func (r *controlResult) change(ctx context.Context, a *node.Agent, m *many, coun
 		if err := tables.await(ctx, frontend, backend); err != nil {
 			return err
 		}
-		r.Change = append(r.Change, float64(time.Since(begin).Microseconds())/1e3)
+		r.add(scenarioChange, metricTime, float64(time.Since(begin).Microseconds())/1e3)
 	}
-	r.ChangeCPU = float64((endpoint.CPUTime(a.PID()) - cpu).Microseconds()) / 1e3 / float64(count)
+	r.add(scenarioChange, metricAgentCPU, float64((endpoint.CPUTime(a.PID())-cpu).Microseconds())/1e3/float64(count))
 	return nil
 }
 
-func (r *controlResult) print(b *bench) {
-	b.say("\n%d Services with %d endpoints each, a file for each Service\n", r.Services, r.Endpoints)
-	row := func(what, unit string, values []float64) {
-		b.say("  %-44s %9.1f %s   (%.1f - %.1f, n = %d)", what, stat.Median(values), unit, stat.Quantile(values, 0), stat.Quantile(values, 1), len(values))
+func printControl(r *report) {
+	cold := r.results.Of(partControl, metricResident)[0].Series
+	r.say("\n%d Services with %d endpoints each, a file for each Service\n", cold.Parameters["services"], cold.Parameters["endpoints"])
+	for _, row := range []struct {
+		text, scenario string
+		metric         result.Metric
+	}{
+		{"cold start", scenarioCold, metricTime},
+		{"start over the tables of an earlier agent", scenarioWarm, metricTime},
+		{"one endpoint changed until it is in the set", scenarioChange, metricTime},
+		{"CPU time of the agent for one change", scenarioChange, metricAgentCPU},
+		{"resident memory of the agent", scenarioCold, metricResident},
+		{"of these its own, not program and tables", scenarioCold, metricOwn},
+		{"the most that was resident", scenarioCold, metricPeak},
+	} {
+		series := cold
+		series.Scenario = row.scenario
+		values := r.results.Samples(series, row.metric)
+		r.say("  %-44s %9.1f %-3s   (%.1f - %.1f, n = %d)", row.text, stat.Median(values), row.metric.Unit,
+			stat.Quantile(values, 0), stat.Quantile(values, 1), len(values))
 	}
-	row("cold start", "ms ", r.ColdStart)
-	row("start over the tables of an earlier agent", "ms ", r.WarmStart)
-	row("one endpoint changed until it is in the set", "ms ", r.Change)
-	b.say("  %-44s %9.1f ms", "CPU time of the agent for one change", r.ChangeCPU)
-	row("resident memory of the agent", "MiB", r.ResidentMiB)
-	row("of these its own, not program and tables", "MiB", r.OwnMiB)
-	row("the most that was resident", "MiB", r.PeakMiB)
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,19 +11,14 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/test/bench/stat"
+	"beeline.io/beeline/test/bench/result"
 )
 
-// edgeResult is what one program of the edge costs in one case: in nanoseconds for each
-// packet, net of the prelude, round by round.
-type edgeResult struct {
-	Hook    string    `json:"hook"`
-	Family  string    `json:"family"`
-	Case    string    `json:"case"`
-	Flows   uint32    `json:"flows"`
-	Net     []float64 `json:"net"`
-	Minimal []float64 `json:"minimal"` // of the yardstick, in the same rounds
-}
+// metricPacket is what one program costs in one case, net of the prelude.
+var metricPacket = result.Metric{Name: "time per packet", Unit: "ns", Better: result.Lower}
+
+// The sides of each case beside sideBeeline.
+const sideMinimal = "minimal"
 
 // The numbers of flows, and of packets in one sample.
 const (
@@ -106,7 +100,6 @@ func runEdge(ctx context.Context, b *bench) error {
 			}
 		}
 	}
-	printEdge(b)
 	return nil
 }
 
@@ -200,7 +193,10 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 	if err := rig.prove(hook, c, set, yard); err != nil {
 		return err
 	}
-	r := edgeResult{Hook: hook, Family: rig.family, Case: c.name, Flows: flows}
+	row := func(side, against string) result.Row {
+		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: partEdge, Scenario: c.name, Hook: hook, Side: side,
+			Family: rig.family, Parameters: result.Parameters{"flows": int(flows)}}}
+	}
 	rounds := min(b.runs, edgeRounds) + 1
 	next := uint32(0)
 	if c.fresh {
@@ -235,10 +231,10 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 		}
 		next += packets
 		if round > 0 { // the first one has warmed up
-			r.Net, r.Minimal = append(r.Net, net), append(r.Minimal, minimal)
+			b.results.Add(row(sideBeeline, sideMinimal), net)
+			b.results.Add(row(sideMinimal, ""), minimal)
 		}
 	}
-	b.results.Edge = append(b.results.Edge, r)
 	return nil
 }
 
@@ -270,25 +266,4 @@ func (rig *edgeRig) sample(hook string, t target, reason string, set frameSet, n
 		want[reason] = uint64(packets)
 	}
 	return all - nothing, rig.counted(before, want)
-}
-
-func printEdge(b *bench) {
-	b.say("\nTime of the edge's programs for one packet, in ns net of what drives them; beside it the least that a load balancer does\n")
-	b.say("  %-10s %-4s  %-28s %8s %8s %15s %8s %6s", "", "", "", "flows", "median", "least - most", "minimal", "ratio")
-	all := slices.Clone(b.results.Edge)
-	cases := map[string]int{}
-	for i, c := range slices.Concat(edgeCases, directCases) {
-		if _, known := cases[c.name]; !known {
-			cases[c.name] = i
-		}
-	}
-	hooks := []string{hookXDP, hookIngress, hookEgress}
-	slices.SortStableFunc(all, func(a, b edgeResult) int {
-		return cmp.Or(slices.Index(hooks, a.Hook)-slices.Index(hooks, b.Hook), cmp.Compare(a.Family, b.Family), cases[a.Case]-cases[b.Case])
-	})
-	for _, r := range all {
-		net, minimal := stat.Median(r.Net), stat.Median(r.Minimal)
-		b.say("  %-10s %-4s  %-28s %8d %8.0f %6.0f - %6.0f %8.0f %6.1f", r.Hook, r.Family, r.Case, r.Flows,
-			net, stat.Quantile(r.Net, 0), stat.Quantile(r.Net, 1), minimal, net/minimal)
-	}
 }

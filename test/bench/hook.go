@@ -16,18 +16,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/bench/stat"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
 
-// hookResult is what one program costs in one case, in ns per run.
-type hookResult struct {
-	Program  string    `json:"program"` // as the agent names it, "connect4"
-	Case     string    `json:"case"`
-	Services int       `json:"services"` // in the tables
-	Samples  []float64 `json:"samples"`
-}
+// metricCall is what one program costs in one case, with what the counting costs.
+var metricCall = result.Metric{Name: "time per call", Unit: "ns", Better: result.Lower}
+
+// Who was timed: Beeline's program, or an empty one.
+const (
+	sideBeeline = "Beeline"
+	sideEmpty   = "empty"
+)
 
 const (
 	hookCalls   = 5000
@@ -57,7 +59,6 @@ func runHook(ctx context.Context, b *bench) (err error) {
 			}
 		}
 	}
-	printHooks(b)
 	return nil
 }
 
@@ -140,13 +141,17 @@ func (rig *hookRig) measure(ctx context.Context, b *bench, h hook, calls int) er
 	}
 	for range min(b.runs, hookRounds) {
 		for _, c := range cases {
-			if err := c.run(ctx, rig, calls); err != nil {
+			nanoseconds, err := c.run(ctx, rig, calls)
+			if err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
+			row := result.Row{Metric: metricCall, Series: result.Series{Part: partHook, Scenario: c.name, Hook: h.name, Side: sideBeeline,
+				Family: h.family, Parameters: result.Parameters{"services": rig.many.services}}}
+			if c.bare {
+				row.Side = sideEmpty
+			}
+			b.results.Add(row, nanoseconds)
 		}
-	}
-	for _, c := range cases {
-		b.results.Hook = append(b.results.Hook, hookResult{h.name, c.name, rig.many.services, c.samples})
 	}
 	return nil
 }
@@ -201,16 +206,16 @@ func attachEmpty(host *lab.Host, attach ebpf.AttachType) (program *ebpf.Program,
 	return program, func() { l.Close(); program.Close() }, nil
 }
 
-func printHooks(b *bench) {
-	b.say("\nTime of the program for one call, as the kernel counts it, in ns; net of what the counting costs\n")
-	b.say("  %-9s %8s  %-40s %8s %16s %8s", "", "Services", "", "median", "least - most", "net")
+func printHooks(r *report) {
+	r.say("\nTime of the program for one call, as the kernel counts it, in ns; net of what the counting costs\n")
+	r.say("  %-9s %8s  %-40s %8s %16s %8s", "", "Services", "", "median", "least - most", "net")
 	counting := 0.0
-	for _, r := range b.results.Hook {
-		median := stat.Median(r.Samples)
-		if r.Case == caseEmpty {
+	for _, row := range r.results.Of(partHook, metricCall) {
+		median := stat.Median(row.Samples)
+		if row.Side == sideEmpty {
 			counting = median
 		}
-		b.say("  %-9s %8d  %-40s %8.0f %8.0f - %5.0f %8.0f", r.Program, r.Services, r.Case,
-			median, stat.Quantile(r.Samples, 0), stat.Quantile(r.Samples, 1), median-counting)
+		r.say("  %-9s %8d  %-40s %8.0f %8.0f - %5.0f %8.0f", row.Hook, row.Parameters["services"], row.Scenario,
+			median, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), median-counting)
 	}
 }

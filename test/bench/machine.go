@@ -10,32 +10,12 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/bench/result"
 )
 
-// machine is the kind of machine, not which one.
-type machine struct {
-	CPU       string `json:"cpu"`
-	CPUs      int    `json:"cpus"`
-	MemoryMiB uint64 `json:"memoryMiB"`
-	Kernel    string `json:"kernel"`
-	Virtual   bool   `json:"virtual"`
-	JIT       bool   `json:"jit"` // BPF programs are compiled
-}
-
-func (m machine) String() string {
-	kind := "machine"
-	if m.Virtual {
-		kind = "virtual machine"
-	}
-	jit := ""
-	if !m.JIT {
-		jit = ", BPF is interpreted (net.core.bpf_jit_enable)"
-	}
-	return fmt.Sprintf("%d-CPU %s (%s), %d MiB, Linux %s%s", m.CPUs, kind, m.CPU, m.MemoryMiB, m.Kernel, jit)
-}
-
-func thisMachine() machine {
-	var m machine
+func thisMachine() result.Machine {
+	var m result.Machine
 	info, _ := os.ReadFile("/proc/cpuinfo") // what is missing stays empty
 	for line := range strings.Lines(string(info)) {
 		name, value, _ := strings.Cut(line, ":")
@@ -47,6 +27,13 @@ func thisMachine() machine {
 		case "flags":
 			m.Virtual = strings.Contains(value+" ", " hypervisor ")
 		}
+	}
+	for _, name := range []string{"sys_vendor", "product_name"} {
+		text, _ := os.ReadFile("/sys/class/dmi/id/" + name)
+		m.Hypervisor = strings.TrimSpace(m.Hypervisor + " " + strings.TrimSpace(string(text)))
+	}
+	if !m.Virtual {
+		m.Hypervisor = "" // that is the maker of the machine
 	}
 	jit, _ := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
 	m.JIT = strings.TrimSpace(string(jit)) != "0"
@@ -67,15 +54,9 @@ func loadAverage() string {
 	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
-// cpuPair is where the two ends of a connection run. Unpinned they would move,
-// and times would have two peaks: that of a wake-up on the same CPU and that of
-// one on another.
-type cpuPair struct {
-	Client int `json:"client"`
-	Server int `json:"server"`
-}
-
-// The values of --cpus.
+// Where the two ends of a connection run. Unpinned they would move, and times would
+// have two peaks: that of a wake-up on the same CPU and that of one on another.
+// These are the values of --cpus.
 const (
 	cpusAuto = "auto"
 	cpusOne  = "one"
@@ -84,7 +65,7 @@ const (
 
 // chooseCPUs takes the last CPUs that this process may use; interrupts mostly
 // go to the first.
-func chooseCPUs() (one, two cpuPair, err error) {
+func chooseCPUs() (one, two result.CPUPair, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return one, two, fmt.Errorf("sched_getaffinity: %w", err)
@@ -96,18 +77,19 @@ func chooseCPUs() (one, two cpuPair, err error) {
 		}
 	}
 	last := usable[len(usable)-1]
-	return cpuPair{last, last}, cpuPair{last, usable[max(0, len(usable)-2)]}, nil
+	other := usable[max(0, len(usable)-2)]
+	return result.CPUPair{Client: last, Server: last}, result.CPUPair{Client: last, Server: other}, nil
 }
 
-// pair is where the ends of that many connections run. One connection leaves
+// pairOf is where the ends of that many connections run. One connection leaves
 // one of the ends idle at any time: on one CPU that costs no time, and saves the
 // wake-up of a sleeping CPU, which on a virtual machine is most of what would be
 // measured and nearly all of its noise.
-func (b *bench) pair(connections int) cpuPair {
-	if b.cpus == cpusOne || b.cpus == cpusAuto && connections == 1 {
-		return b.one
+func pairOf(s result.Settings, connections int) result.CPUPair {
+	if s.CPUs == cpusOne || s.CPUs == cpusAuto && connections == 1 {
+		return s.One
 	}
-	return b.two
+	return s.Two
 }
 
 // softirqThreads are the kernel threads that handle packets when a CPU has too

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/bench/result"
 )
 
 // usage is CPU time of the whole machine and of what the benchmark runs.
@@ -48,27 +50,12 @@ func usageNow() usage {
 	return u
 }
 
-// noise is the share of the machine that was not the benchmark's.
-type noise struct {
-	Others float64 `json:"others"` // other processes
-	Stolen float64 `json:"stolen"` // the hypervisor
-}
-
-func noiseBetween(before, after usage) noise {
+// noiseBetween is the share of the machine that was not the benchmark's.
+func noiseBetween(before, after usage) result.Noise {
 	all := (after.all - before.all).Seconds()
 	if all <= 0 {
-		return noise{}
+		return result.Noise{}
 	}
 	others := (after.busy - before.busy) - (after.own - before.own)
-	return noise{max(0, others.Seconds()/all), (after.stolen - before.stolen).Seconds() / all}
-}
-
-// tooNoisy is from where on differences of a percent mean nothing.
-const tooNoisy = 0.05
-
-func (n noise) print(b *bench) {
-	b.say("Meanwhile other processes used %.0f %% of the machine, and the hypervisor took %.0f %%.", 100*n.Others, 100*n.Stolen)
-	if n.Others+n.Stolen > tooNoisy {
-		b.say("That is noise: look at the intervals, or measure again when nothing else runs.")
-	}
+	return result.Noise{Others: max(0, others.Seconds()/all), Stolen: (after.stolen - before.stolen).Seconds() / all}
 }

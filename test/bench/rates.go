@@ -9,35 +9,25 @@ import (
 	"math"
 	"time"
 
-	"beeline.io/beeline/test/bench/stat"
+	"beeline.io/beeline/test/bench/result"
 )
 
-// rateResult is what packets through a balancer cost, round by round.
-type rateResult struct {
-	Side string `json:"side"`
-	// PerPacket is the balancer's CPU time for a packet, in ns, when it has as many as it
-	// can take.
-	PerPacket []float64 `json:"perPacketNs"`
-	// Offered is what it does with so many packets, by rate.
-	Offered []rateOffer `json:"offered"`
-}
+// Of each slice of packets. CPU time is the balancer's.
+var (
+	metricPacketCPU = result.Metric{Name: "CPU time per packet", Unit: "ns", Better: result.Lower}
+	metricPassed    = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
+	metricShare     = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
+)
 
-// rateOffer is a rate that clients offer. The samples are by round.
-type rateOffer struct {
-	Rate    float64   `json:"rate"`    // packets per second
-	Passed  []float64 `json:"passed"`  // packets per second
-	Softirq []float64 `json:"softirq"` // share of one CPU
-}
-
-var rateOffers = []float64{0.25e6, 0.5e6, 1e6, 2e6}
+// rateOffers are rates that clients offer, in packets per second.
+var rateOffers = []int{250_000, 500_000, 1_000_000, 2_000_000}
 
 const (
-	rateRounds      = 7      // at most
-	ratePackets     = 200000 // of a burst as fast as it can be, at the fastest side
+	rateRounds      = 7 // at most
 	rateSlice       = 60 * time.Millisecond
-	rateSliceSmoke  = 5 * time.Millisecond
 	rateOfferSlice  = 50 * time.Millisecond
-	rateOfferRounds = 5
+	rateSliceSmoke  = 5 * time.Millisecond
+	rateOfferRounds = 5 // at most
 )
 
 func runRates(ctx context.Context, b *bench) (err error) {
@@ -46,80 +36,80 @@ func runRates(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
-	results := make([]rateResult, len(rig.sides))
-	for i, s := range rig.sides {
-		results[i].Side = s.name
-		for _, rate := range rateOffers {
-			results[i].Offered = append(results[i].Offered, rateOffer{Rate: rate})
-		}
-	}
 	for round := range min(b.runs, rateRounds) {
 		for _, i := range turns(round, len(rig.sides)) {
-			if err := rig.sides[i].measure(ctx, b, &results[i], round < rateOfferRounds); err != nil {
-				return fmt.Errorf("%s: %w", rig.sides[i].name, err)
+			s := rig.sides[i]
+			if err := s.measure(ctx, b); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			if round >= rateOfferRounds {
+				continue
+			}
+			for _, rate := range rateOffers {
+				if err := s.offer(ctx, b, rate); err != nil {
+					return fmt.Errorf("%s, %d packets per second: %w", s.name, rate, err)
+				}
 			}
 		}
 	}
-	b.results.Rates = results
-	printRates(b, rig)
 	return nil
 }
 
-// measure sends as fast as packets are taken, and then at each rate.
-func (s *rateSide) measure(ctx context.Context, b *bench, r *rateResult, offers bool) error {
-	slice, offer := rateSlice, rateOfferSlice
-	if b.smoke {
-		slice, offer = rateSliceSmoke, rateSliceSmoke
+// rateSeries is a side's; offered is 0 where packets come as fast as they are taken.
+func rateSeries(side string, offered int) result.Series {
+	s := result.Series{Part: partRates, Scenario: "UDP, established, as fast as it goes", Side: side, Family: "IPv4",
+		Parameters: result.Parameters{"flows": rateFlows}}
+	if offered > 0 {
+		s.Scenario, s.Parameters["packets offered per second"] = "UDP, established, offered at a rate", offered
 	}
-	all := burst{set: s.frames(), packets: math.MaxInt64, limit: slice, like: s.like()}
+	return s
+}
+
+// measure sends as fast as packets are taken.
+func (s *rateSide) measure(ctx context.Context, b *bench) error {
+	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
+	if b.smoke {
+		slice.limit = rateSliceSmoke
+	}
 	// The first moment brings the side's program and tables into the caches.
-	warm := all
+	warm := slice
 	warm.packets, warm.limit = 2*rateFlows, 0
 	if err := s.counted(ctx, warm, 0, false); err != nil {
 		return err
 	}
-	o, err := s.run(ctx, all, 0, false)
+	o, err := s.slice(ctx, slice)
 	if err != nil {
 		return err
 	}
-	r.PerPacket = append(r.PerPacket, float64(o.cpu.Nanoseconds())/float64(o.sent))
-	if !offers {
-		return nil
-	}
-	for i := range r.Offered {
-		all.limit, all.pace = offer, time.Duration(float64(time.Second)/r.Offered[i].Rate)
-		o, err := s.run(ctx, all, 0, false)
-		if err != nil {
-			return err
-		}
-		r.Offered[i].Passed = append(r.Offered[i].Passed, float64(o.sent)/o.took.Seconds())
-		r.Offered[i].Softirq = append(r.Offered[i].Softirq, o.cpu.Seconds()/o.took.Seconds())
-	}
+	row := result.Row{Series: rateSeries(s.name, 0), Metric: metricPacketCPU, Against: s.against()}
+	b.results.Add(row, float64(o.cpu.Nanoseconds())/float64(o.sent))
 	return nil
 }
 
-func printRates(b *bench, rig *rateRig) {
-	all := b.results.Rates
-	by := map[string]rateResult{}
-	for _, r := range all {
-		by[r.Side] = r
+// offer sends so many packets per second, if they are taken.
+func (s *rateSide) offer(ctx context.Context, b *bench, rate int) error {
+	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateOfferSlice, like: s.like(), pace: time.Second / time.Duration(rate)}
+	if b.smoke {
+		slice.limit = rateSliceSmoke
 	}
-	b.say("\n%d flows of UDP over IPv4, established; the balancer on CPU %d, client and receiver on CPU %d; medians of %d rounds", rateFlows, rig.cpus.Server, rig.cpus.Client, len(all[0].PerPacket))
-	b.say("CPU time of the balancer for a packet, and its share of a core (packets passed, in millions a second) where so many are offered\n")
-	line := fmt.Sprintf("  %-42s %6s %15s %6s ", "", "ns", "least - most", "Mpps")
-	for _, rate := range rateOffers {
-		line += fmt.Sprintf(" %13.2g M", rate/1e6)
+	o, err := s.slice(ctx, slice)
+	if err != nil {
+		return err
 	}
-	b.say("%s", line)
-	for _, r := range all {
-		median := stat.Median(r.PerPacket)
-		line := fmt.Sprintf("  %-42s %6.0f %6.0f - %6.0f %6.2f ", r.Side, median, stat.Quantile(r.PerPacket, 0), stat.Quantile(r.PerPacket, 1), 1e3/median)
-		for _, o := range r.Offered {
-			line += fmt.Sprintf(" %5.0f %% (%.2f)", 100*stat.Median(o.Softirq), stat.Median(o.Passed)/1e6)
+	series := rateSeries(s.name, rate)
+	b.results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.against()}, float64(o.sent)/o.took.Seconds())
+	b.results.Add(result.Row{Series: series, Metric: metricShare, Against: s.against()}, o.cpu.Seconds()/o.took.Seconds())
+	return nil
+}
+
+// slice sends for a time. On a busy machine the generator may get no CPU for all of it: that
+// is no slice.
+func (s *rateSide) slice(ctx context.Context, b burst) (o outcome, err error) {
+	const tries, fewest = 10, 200
+	for range tries {
+		if o, err = s.run(ctx, b, 0, false); err != nil || o.sent >= fewest {
+			return o, err
 		}
-		b.say("%s", line)
 	}
-	for _, reason := range rig.without {
-		b.say("  without %s", reason)
-	}
+	return o, fmt.Errorf("%d packets were sent in %s, %d times in turn: other processes leave too little of CPU %d", o.sent, b.limit, tries, s.line.cpu)
 }

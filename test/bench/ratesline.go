@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -46,7 +47,7 @@ const (
 
 // newRateLine prepares the link of a node: its ends' threads, the sink, and the
 // balancer's end without an XDP program.
-func newRateLine(ctx context.Context, w *world, name string, cpus cpuPair) (l *rateLine, err error) {
+func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair) (l *rateLine, err error) {
 	fabric := w.Host("fabric")
 	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client}
 	defer func() {
@@ -205,40 +206,42 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 		batch = 64
 	}
 	run := testRun{program: l.collection.Programs[RatesProgRatesGenerate], packet: empty[:], repeat: rateRuns}
-	begin, until := uint64(monotonic()), uint64(math.MaxUint64)
+	limit := uint64(math.MaxInt64)
 	if b.limit > 0 {
-		until, run.repeat = begin+uint64(b.limit), rateRunsOfSlice
+		limit, run.repeat = uint64(b.limit), rateRunsOfSlice
 	}
-	if err := l.set(map[string]any{RatesVarBegin: begin, RatesVarUntil: until, RatesVarLatest: begin}); err != nil {
+	if err := l.set(map[string]any{RatesVarBegin: uint64(0), RatesVarLimit: limit, RatesVarLatest: uint64(0)}); err != nil {
 		return err
 	}
-	for last, moved := uint64(0), begin; ; {
+	for last, moved := uint64(0), monotonic(); ; {
 		if err := run.doLive(batch); err != nil {
 			return err
 		}
-		if err := l.read(o); err != nil {
+		wanted, err := l.read(o)
+		if err != nil {
 			return err
 		}
-		back, now := o.arrived+o.strange, uint64(monotonic())
-		if o.sent == back && (o.sent == b.packets || now >= until) {
+		back, now := o.arrived+o.strange, monotonic()
+		if o.sent == back && o.sent >= wanted { // it is 0 when the time is over
 			return ctx.Err()
 		}
 		if o.sent+back != last {
 			last, moved = o.sent+back, now
 		}
-		if now-moved > uint64(ratePatience) || ctx.Err() != nil {
+		if now-moved > ratePatience || ctx.Err() != nil {
 			return errors.Join(ctx.Err(), fmt.Errorf("of %d packets sent %d have come back, and no more come", o.sent, back))
 		}
 	}
 }
 
-func (l *rateLine) read(o *outcome) error {
+// read returns how many packets are to be sent.
+func (l *rateLine) read(o *outcome) (wanted uint64, err error) {
 	var begin, latest uint64
 	v := l.collection.Variables
-	err := errors.Join(v[RatesVarSent].Get(&o.sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.strange),
+	err = errors.Join(v[RatesVarWanted].Get(&wanted), v[RatesVarSent].Get(&o.sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.strange),
 		v[RatesVarBegin].Get(&begin), v[RatesVarLatest].Get(&latest))
 	o.took = time.Duration(latest - begin)
-	return err
+	return wanted, err
 }
 
 // kept are the packets that the sink has kept of the last burst.
@@ -254,8 +257,8 @@ func (l *rateLine) kept(count uint64) (all [][]byte, err error) {
 }
 
 // monotonic is the clock of bpf_ktime_get_ns.
-func monotonic() int64 {
+func monotonic() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail
-	return t.Nano()
+	return time.Duration(t.Nano())
 }

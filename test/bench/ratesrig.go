@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -22,29 +23,30 @@ import (
 // take turns. Each node of a lab is a balancer.
 type rateRig struct {
 	bench  *bench
-	cpus   cpuPair // of the client and the receiver, and of the balancer
+	cpus   result.CPUPair // of the client and the receiver, and of the balancer
 	worlds []*world
 	lines  []*rateLine
 	sides  []*rateSide
 	open   []func() error
-	// without says which sides are missing, and why.
-	without []string
 }
 
 // Sides that others are compared with.
 const (
-	sideSink         = "sink only"
-	sideMinimalXDP   = "minimal, XDP_TX"
-	sideMinimalTC    = "minimal, tc"
-	sideXDPSNAT      = "Beeline, XDP, SNAT"
-	sideXDPDSR       = "Beeline, XDP, DSR (IPIP)"
-	sideTCSNAT       = "Beeline, tc, SNAT"
-	sideTCDSR        = "Beeline, tc, DSR (IPIP)"
-	sideIPTables     = "iptables (nft), DNAT, 1 rule"
-	sideOldIPTables  = "iptables (legacy), DNAT, 1 rule"
-	sideNFT          = "nft, DNAT, 1 rule"
-	sideMinimalRedir = "minimal, XDP redirect"
+	sideSink            = "sink only"
+	sideMinimalXDP      = "minimal, XDP_TX"
+	sideMinimalTC       = "minimal, tc"
+	sideXDPSNAT         = "Beeline, XDP, SNAT"
+	sideXDPDSR          = "Beeline, XDP, DSR (IPIP)"
+	sideTCSNAT          = "Beeline, tc, SNAT"
+	sideTCDSR           = "Beeline, tc, DSR (IPIP)"
+	sideIPTables        = "iptables (nft), DNAT, 1 rule"
+	sideOldIPTables     = "iptables (legacy), DNAT, 1 rule"
+	sideNFT             = "nft, DNAT, 1 rule"
+	sideMinimalRedirect = "minimal, XDP redirect"
 )
+
+// proxySides is how the names of kube-proxy's sides begin.
+const proxySides = "kube-proxy, "
 
 // rateSizes are how many Services kube-proxy has.
 func (b *bench) rateSizes() []int {
@@ -55,7 +57,7 @@ func (b *bench) rateSizes() []int {
 }
 
 func newRateRig(ctx context.Context, b *bench) (rig *rateRig, err error) {
-	rig = &rateRig{bench: b, cpus: cpuPair{Client: b.two.Server, Server: b.two.Client}} // interrupts mostly go to the clients' CPU
+	rig = &rateRig{bench: b, cpus: rateCPUs(b.two)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, rig.end())
@@ -137,7 +139,7 @@ func (rig *rateRig) addYardsticks(ctx context.Context) error {
 	}{
 		{sideSink, RatesProgRatesSink, becomesNothing},
 		{sideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
-		{sideMinimalRedir, RatesProgRatesRedirect, becomesDNAT},
+		{sideMinimalRedirect, RatesProgRatesRedirect, becomesDNAT},
 	} {
 		attach := func() error { return xdp.setXDP(xdp.balancer, xdp.near, s.program) }
 		rig.add(&rateSide{name: s.name, line: xdp, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(xdp.collection.Programs[s.program])})
@@ -249,8 +251,7 @@ func (rig *rateRig) settle(ctx context.Context) error {
 // iptables mode on node-b. Its rules stay when it ends, as it has when they are measured.
 func (rig *rateRig) addProxies(ctx context.Context) error {
 	if err := kubernetes.Find(rig.bench.controlPlane); err != nil {
-		rig.without = append(rig.without, fmt.Sprintf("kube-proxy: %v", err))
-		return nil
+		return nil // as the printed table says
 	}
 	for _, services := range rig.bench.rateSizes() {
 		if err := rig.addProxy(ctx, services); err != nil {

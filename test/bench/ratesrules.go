@@ -151,9 +151,9 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 
 func rateProxyName(mode string, services int) string {
 	if services == 1 {
-		return fmt.Sprintf("kube-proxy, %s, 1 Service", mode)
+		return fmt.Sprintf(proxySides+"%s, 1 Service", mode)
 	}
-	return fmt.Sprintf("kube-proxy, %s, %d Services", mode, services)
+	return fmt.Sprintf(proxySides+"%s, %d Services", mode, services)
 }
 
 // tracked is how many of the clients' flows a host's connection tracking knows.

@@ -7,64 +7,57 @@ import (
 	"time"
 
 	"beeline.io/beeline/test/bench/endpoint"
+	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/bench/stat"
 )
 
-// sample is what one slice gave. Times are in microseconds.
-type sample struct {
-	Operations uint64  `json:"operations"`
-	Connected  uint64  `json:"connected"`
-	P10        float64 `json:"p10"`
-	P50        float64 `json:"p50"`
-	P90        float64 `json:"p90"`
-	P99        float64 `json:"p99"`
-	Rate       float64 `json:"rate"`             // operations per second
-	CPU        float64 `json:"cpu"`              // per operation: client, server, kernel threads
-	Resent     uint64  `json:"resent,omitempty"` // datagrams
+// Of each slice. CPU time is that of client, server and kernel threads together.
+var (
+	metricOperations = result.Metric{Name: "operations", Unit: "1", Better: result.None}
+	metricP10        = result.Metric{Name: "p10 latency", Unit: "us", Better: result.Lower}
+	metricP50        = result.Metric{Name: "p50 latency", Unit: "us", Better: result.Lower}
+	metricP90        = result.Metric{Name: "p90 latency", Unit: "us", Better: result.Lower}
+	metricP99        = result.Metric{Name: "p99 latency", Unit: "us", Better: result.Lower}
+	metricRate       = result.Metric{Name: "operations per second", Unit: "1/s", Better: result.Higher}
+	metricCPU        = result.Metric{Name: "CPU time per operation", Unit: "us", Better: result.Lower}
+	metricResent     = result.Metric{Name: "datagrams sent again", Unit: "1", Better: result.None}
+)
+
+// The metrics of which ratios are printed. The tenth percentile is that of operations
+// that nothing disturbed: on a busy machine it alone may tell something.
+var ratioMetrics = []result.Metric{metricP10, metricP50, metricRate, metricCPU}
+
+// series is the scenario on one side.
+func (s scenario) series(side int) result.Series {
+	return result.Series{Part: partSockets, Scenario: fmt.Sprintf("%s, %s backend", s.Mode, s.Backend), Side: sideNames[side],
+		Family: s.Family, Parameters: result.Parameters{"connections": s.Connections}}
 }
 
-func sampleOf(r endpoint.Result) sample {
-	return sample{
-		Operations: r.Operations, Connected: r.Connected,
-		P10: micros(r.P10), P50: micros(r.P50), P90: micros(r.P90), P99: micros(r.P99),
-		Rate: float64(r.Operations) / r.Elapsed.Seconds(),
-		CPU:  micros(r.CPU) / float64(r.Operations), Resent: r.Resent,
+// addSlice adds what one slice gave. All sides are compared with the first.
+func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
+	operations := float64(r.Operations)
+	add := func(m result.Metric, value float64) {
+		row := result.Row{Series: s.series(side), Metric: m}
+		if side != sideBare && m.Better != result.None {
+			row.Against = sideNames[sideBare]
+		}
+		results.Add(row, value)
+	}
+	add(metricOperations, operations)
+	add(metricP10, micros(r.P10))
+	add(metricP50, micros(r.P50))
+	add(metricP90, micros(r.P90))
+	add(metricP99, micros(r.P99))
+	add(metricRate, operations/r.Elapsed.Seconds())
+	add(metricCPU, micros(r.CPU)/operations)
+	if s.Mode.Datagrams() {
+		add(metricResent, float64(r.Resent))
 	}
 }
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// A metric is one of the figures of a sample.
-type metric struct {
-	name string
-	of   func(sample) float64
-}
-
-var (
-	metricP10  = metric{"p10", func(s sample) float64 { return s.P10 }}
-	metricP50  = metric{"p50", func(s sample) float64 { return s.P50 }}
-	metricP90  = metric{"p90", func(s sample) float64 { return s.P90 }}
-	metricP99  = metric{"p99", func(s sample) float64 { return s.P99 }}
-	metricRate = metric{"operations per second", func(s sample) float64 { return s.Rate }}
-	metricCPU  = metric{"CPU per operation", func(s sample) float64 { return s.CPU }}
-)
-
-// The metrics that are compared. The tenth percentile is that of operations that
-// nothing disturbed: on a busy machine it alone may tell something.
-var ratioMetrics = []metric{metricP10, metricP50, metricRate, metricCPU}
-
-// socketResult is all about one scenario.
-type socketResult struct {
-	Scenario scenario        `json:"scenario"`
-	CPUs     cpuPair         `json:"cpus"`
-	Samples  [sides][]sample `json:"samples"` // by side, then by round
-	Resent   uint64          `json:"resent"`  // datagrams, for want of an answer
-	// Ratios are of paired slices, those of one round: A/A, direct and
-	// ClusterIP to the bare node, and ClusterIP to direct on the same node.
-	Ratios map[string]map[string]stat.Interval `json:"ratios"`
-}
-
-// The pairs that are compared: a side and the side it is divided by.
+// The pairs of which ratios are printed: a side and the side it is divided by.
 var pairs = []struct {
 	name     string
 	side, by int
@@ -75,52 +68,47 @@ var pairs = []struct {
 	{"ClusterIP to direct", sideService, sideDirect},
 }
 
-func (r *socketResult) values(side int, m metric) []float64 {
-	values := make([]float64, len(r.Samples[side]))
-	for i, s := range r.Samples[side] {
-		values[i] = m.of(s)
-	}
-	return values
-}
-
-func (r *socketResult) summarize() {
-	r.Ratios = map[string]map[string]stat.Interval{}
-	for _, p := range pairs {
-		r.Ratios[p.name] = map[string]stat.Interval{}
-		for _, m := range ratioMetrics {
-			r.Ratios[p.name][m.name] = stat.MedianInterval(stat.Ratios(r.values(p.side, m), r.values(p.by, m)))
+func printSockets(r *report) {
+	var measured []scenario
+	for _, s := range scenarios() {
+		if r.results.Samples(s.series(sideBare), metricP50) != nil {
+			measured = append(measured, s)
+			s.print(r)
 		}
 	}
-}
-
-func (r *socketResult) print(b *bench) {
-	b.say("\n%s; client on CPU %d, server on CPU %d", r.Scenario, r.CPUs.Client, r.CPUs.Server)
-	b.say("  %-24s %8s %8s %8s %8s %10s %8s", "", "p10 us", "p50 us", "p90 us", "p99 us", "per second", "CPU us")
-	for i, name := range sideNames {
-		median := func(m metric) float64 { return stat.Median(r.values(i, m)) }
-		b.say("  %-24s %8.1f %8.1f %8.1f %8.1f %10.0f %8.1f", name, median(metricP10),
-			median(metricP50), median(metricP90), median(metricP99), median(metricRate), median(metricCPU))
-	}
-	if r.Resent > 0 {
-		b.say("  %d datagrams had no answer and were sent again.", r.Resent)
-	}
-}
-
-// printSocketSummary puts the ratios of all scenarios side by side.
-func printSocketSummary(b *bench, all []socketResult) {
+	// The ratios of all scenarios side by side.
 	for _, m := range ratioMetrics {
-		b.say("\nRatios of %s, median of %d paired slices [95 %% interval]", m.name, b.runs)
+		r.say("\nRatios of %s, median of %d paired slices [95 %% interval]", m.Name, r.results.Settings.Runs)
 		line := fmt.Sprintf("  %-57s", "")
 		for _, p := range pairs {
 			line += fmt.Sprintf(" %-22s", p.name)
 		}
-		b.say("%s", line)
-		for _, r := range all {
-			line := fmt.Sprintf("  %-57s", r.Scenario)
+		r.say("%s", line)
+		for _, s := range measured {
+			line := fmt.Sprintf("  %-57s", s)
 			for _, p := range pairs {
-				line += fmt.Sprintf(" %-22s", r.Ratios[p.name][m.name])
+				ratios := stat.Ratios(r.results.Samples(s.series(p.side), m), r.results.Samples(s.series(p.by), m))
+				line += fmt.Sprintf(" %-22s", stat.MedianInterval(ratios))
 			}
-			b.say("%s", line)
+			r.say("%s", line)
 		}
+	}
+}
+
+func (s scenario) print(r *report) {
+	cpus := pairOf(r.results.Settings, s.Connections)
+	r.say("\n%s; client on CPU %d, server on CPU %d", s, cpus.Client, cpus.Server)
+	r.say("  %-24s %8s %8s %8s %8s %10s %8s", "", "p10 us", "p50 us", "p90 us", "p99 us", "per second", "CPU us")
+	resent := 0.0
+	for i, name := range sideNames {
+		median := func(m result.Metric) float64 { return stat.Median(r.results.Samples(s.series(i), m)) }
+		r.say("  %-24s %8.1f %8.1f %8.1f %8.1f %10.0f %8.1f", name, median(metricP10),
+			median(metricP50), median(metricP90), median(metricP99), median(metricRate), median(metricCPU))
+		for _, n := range r.results.Samples(s.series(i), metricResent) {
+			resent += n
+		}
+	}
+	if resent > 0 {
+		r.say("  %.0f datagrams had no answer and were sent again.", resent)
 	}
 }

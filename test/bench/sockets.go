@@ -36,14 +36,10 @@ func runSockets(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	for _, s := range scenarios() {
-		r, err := rig.measure(ctx, b, s)
-		if err != nil {
+		if err := rig.measure(ctx, b, s); err != nil {
 			return fmt.Errorf("%s: %w", s, err)
 		}
-		b.results.Sockets = append(b.results.Sockets, r)
-		r.print(b)
 	}
-	printSocketSummary(b, b.results.Sockets)
 	return nil
 }
 
@@ -112,52 +108,51 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 
 // measure lets the sides take turns, round by round, in an order that changes:
 // whatever drifts touches all of them.
-func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) (socketResult, error) {
-	r := socketResult{Scenario: s, CPUs: b.pair(s.Connections)}
+func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
+	cpus, resent := pairOf(b.results.Settings, s.Connections), uint64(0)
 	all := rig.sides(s)
 	for _, side := range all {
-		if err := side.server.Pin(r.CPUs.Server); err != nil {
-			return r, err
+		if err := side.server.Pin(cpus.Server); err != nil {
+			return err
 		}
 	}
 	for round := range b.runs {
 		for _, i := range turns(round, len(all)) {
-			sample, err := rig.slice(ctx, b, &r, all[i])
+			slice, err := rig.slice(ctx, b, s, cpus.Client, all[i])
 			if err != nil {
-				return r, fmt.Errorf("%s: %w", sideNames[i], err)
+				return fmt.Errorf("%s: %w", sideNames[i], err)
 			}
-			r.Samples[i] = append(r.Samples[i], sample)
-			if r.Resent += sample.Resent; r.Resent > endpoint.LostMost {
-				return r, fmt.Errorf("%d datagrams were sent again, which is too many for devices that lose none", r.Resent)
+			s.addSlice(b.results, i, slice)
+			if resent += slice.Resent; resent > endpoint.LostMost {
+				return fmt.Errorf("%d datagrams were sent again, which is too many for devices that lose none", resent)
 			}
 		}
 	}
-	r.summarize()
-	return r, nil
+	return nil
 }
 
 // slice is a moment of traffic on one side, and the proof that it went that
 // side's way.
-func (rig *socketRig) slice(ctx context.Context, b *bench, r *socketResult, side side) (sample, error) {
+func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
 	before, err := rig.hooked.counters()
 	if err != nil {
-		return sample{}, err
+		return r, err
 	}
-	result, err := endpoint.RunClient(ctx, side.client, endpoint.ClientConfig{
-		Mode: r.Scenario.Mode, Target: side.target, Connections: r.Scenario.Connections,
-		Warmup: b.slice / 10, Measure: b.slice, CPU: r.CPUs.Client,
+	r, err = endpoint.RunClient(ctx, side.client, endpoint.ClientConfig{
+		Mode: s.Mode, Target: side.target, Connections: s.Connections,
+		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu,
 		Processes: append([]int{side.server.PID()}, rig.softirq...),
 	})
 	if err != nil {
-		return sample{}, err
+		return r, err
 	}
 	after, err := rig.hooked.counters()
 	if err != nil {
-		return sample{}, err
+		return r, err
 	}
-	if result.Operations == 0 {
-		return sample{}, errors.New("nothing was answered in the measured time")
+	if r.Operations == 0 {
+		return r, errors.New("nothing was answered in the measured time")
 	}
-	want := countersOf(side.path, r.Scenario.Mode, r.Scenario.Connections, result)
-	return sampleOf(result), prove(before, after, want, result.Resent)
+	want := countersOf(side.path, s.Mode, s.Connections, r)
+	return r, prove(before, after, want, r.Resent)
 }

@@ -56,9 +56,10 @@ __u32 device, first_frame, frame_count, next_frame;
 /* Packets to send, the most that may be on their way, and how many have to be left of them
  * before more are sent. */
 __u64 wanted, window, low;
-/* When the first one is due, by the monotonic clock, and how long after it each next one;
- * 0: as soon as the window lets it. After `until` no more are sent. */
-__u64 begin, interval, until;
+/* When the first one was sent, by the monotonic clock, and how long after it each next one
+ * is due; 0: as soon as the window lets it. After `until` no more are sent: so long after the
+ * first. */
+__u64 begin, interval, limit, until;
 /* Packets that were sent, and those of them that the generator knows to be back. */
 __u64 sent, known;
 /* The window is full, and not yet down to `low`. */
@@ -92,6 +93,10 @@ static __always_inline int due(void)
 	if (sent % 8)
 		return 1;
 	now = bpf_ktime_get_ns();
+	if (!begin) {
+		begin = now;
+		until = now + limit;
+	}
 	if (now >= until) {
 		wanted = 0;
 		return 0;
