@@ -79,10 +79,10 @@ type rateObject struct {
 	slice   *discoveryv1.EndpointSlice
 }
 
-// newRateObject makes a Service of UDP with one endpoint.
-func newRateObject(name string, clusterIP, endpoint netip.Addr) rateObject {
+// newRateObject makes a Service with one endpoint.
+func newRateObject(name string, protocol corev1.Protocol, clusterIP, endpoint netip.Addr) rateObject {
 	s, slices := node.Service(name, 1), node.Slices(name)
-	node.SetPorts(s, slices, node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+	node.SetPorts(s, slices, node.Port{Name: "main", Protocol: protocol, Port: servicePort, Target: serverPort})
 	s.Spec.ClusterIP, s.Spec.ClusterIPs = clusterIP.String(), []string{clusterIP.String()}
 	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
 	ready, host := true, "node-c"
@@ -92,11 +92,19 @@ func newRateObject(name string, clusterIP, endpoint netip.Addr) rateObject {
 	return rateObject{name, s, slices[0]}
 }
 
+// fillers are so many Services that nobody asks.
+func fillers(count int, protocol corev1.Protocol) (all []rateObject) {
+	for i := range count {
+		all = append(all, newRateObject(fmt.Sprintf("many-%d", i), protocol, plus(firstService["IPv4"], i), plus(endpointRange["IPv4"].Addr(), 1+i)))
+	}
+	return all
+}
+
 // rateServices are those that are measured: one by SNAT, one by DSR.
 func rateServices() []rateObject {
-	snat := newRateObject("snat", netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
+	snat := newRateObject("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
 	snat.service.Spec.ExternalIPs = []string{rateService.Addr().String()}
-	dsr := newRateObject("dsr", netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
+	dsr := newRateObject("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
 	dsr.service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
 	// Records of its flows are not needed, and so not made.
 	dsr.service.Annotations = map[string]string{service.AnnotationDSR: dsrIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
@@ -113,10 +121,7 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 		return err
 	}
 	defer control.Stop()
-	all := []rateObject{rateServices()[0]}
-	for i := range services - 1 {
-		all = append(all, newRateObject(fmt.Sprintf("many-%d", i), plus(firstService["IPv4"], i), plus(endpointRange["IPv4"].Addr(), 1+i)))
-	}
+	all := append([]rateObject{rateServices()[0]}, fillers(services-1, corev1.ProtocolUDP)...)
 	objects := node.Cluster(w.Lab)
 	for _, o := range all {
 		objects = append(objects, []runtime.Object{o.service, o.slice}...)
