@@ -92,7 +92,7 @@ lint: generate ## vet, staticcheck, shellcheck, formats
 	cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)
 	shellcheck $(SCRIPTS)
 
-bench: build ## measure, and print figures with their spread (root)
+bench: build controlplane ## measure, and print figures with their spread (root)
 	CGO_ENABLED=0 go build -o bin/bench ./test/bench
 	bin/bench --program bin/beeline
 
