@@ -81,12 +81,15 @@ func (s *rateSide) like() RatesLikeness {
 	protocol, node := byte(unix.IPPROTO_UDP), s.line.balancer.Addr4.AsSlice()
 	switch s.becomes {
 	case becomesNothing:
+		want(ip+12, rateClient.AsSlice()...)
 		want(ip+16, s.service.Addr().AsSlice()...)
 		port(udp+2, s.service.Port())
-	case becomesSNAT:
-		want(ip+12, node...)
-		fallthrough
-	case becomesDNAT:
+	case becomesDNAT, becomesSNAT:
+		source := node
+		if s.becomes == becomesDNAT {
+			source = rateClient.AsSlice()
+		}
+		want(ip+12, source...)
 		want(ip+16, rateEndpoint.Addr().AsSlice()...)
 		port(udp+2, rateEndpoint.Port())
 	case becomesIPIP:
@@ -123,7 +126,7 @@ func (s *rateSide) received(packet []byte) (out segment, err error) {
 	case becomesSNAT:
 		from = s.line.balancer.Addr4
 	}
-	if out.from.Addr() != from || out.to != to {
+	if out.from.Addr() != from || out.to != to || out.outer[0].IsValid() {
 		return out, fmt.Errorf("%s, want %s to %s", out, from, to)
 	}
 	return out, nil

@@ -42,19 +42,22 @@ var rateGoals = []rateGoal{
 	{sideIPTables, sideTCSNAT, 0, 0},
 }
 
-// verdict is the goal, and whether the median keeps it.
-func (g rateGoal) verdict(median float64) string {
-	word := func(kept bool) string {
-		if kept {
+// verdict is the goal, and whether it is kept: by the whole interval, or one cannot say.
+func (g rateGoal) verdict(ratio stat.Interval) string {
+	word := func(kept, missed bool) string {
+		switch {
+		case ratio.Confidence >= 0.95 && kept:
 			return "kept"
+		case ratio.Confidence >= 0.95 && missed:
+			return "missed"
 		}
-		return "missed"
+		return "not decided"
 	}
 	switch {
 	case g.most > 0:
-		return fmt.Sprintf("at most %g: %s", g.most, word(median <= g.most))
+		return fmt.Sprintf("at most %g: %s", g.most, word(ratio.High <= g.most, ratio.Low > g.most))
 	case g.least > 0:
-		return fmt.Sprintf("at least %g: %s", g.least, word(median >= g.least))
+		return fmt.Sprintf("at least %g: %s", g.least, word(ratio.Low >= g.least, ratio.High < g.least))
 	}
 	return ""
 }
@@ -87,7 +90,7 @@ func printRates(r *report) {
 	compare := func(g rateGoal) {
 		of := func(side string) []float64 { return r.results.Samples(rateSeries(side, 0), metricPacketCPU) }
 		ratio := stat.MedianInterval(stat.Ratios(of(g.side), of(g.by)))
-		r.say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio.Median))
+		r.say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio))
 	}
 	for _, g := range rateGoals {
 		compare(g)
