@@ -88,13 +88,13 @@ func printSockets(r *report) {
 	// The ratios of all scenarios side by side.
 	for _, m := range ratioMetrics {
 		r.say("\nRatios of %s, median of %d paired slices [95 %% interval]", m.Name, r.results.Settings.Runs)
-		line := fmt.Sprintf("  %-57s", "")
+		line := fmt.Sprintf("  %-72s", "")
 		for _, p := range pairs {
 			line += fmt.Sprintf(" %-22s", p.name)
 		}
 		r.say("%s", line)
 		for _, s := range measured {
-			line := fmt.Sprintf("  %-57s", s)
+			line := fmt.Sprintf("  %-72s", s)
 			for _, p := range pairs {
 				side, by := r.results.Samples(s.series(p.side), m), r.results.Samples(s.series(p.by), m)
 				if side == nil || by == nil {
