@@ -24,7 +24,8 @@ C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sweep_bpfel.go \
 	internal/datapath/edgetc_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/edgeslot_bpfel.go \
 	internal/datapath/xdpdispatcher_bpfel.go
-BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go
+BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go \
+	test/bench/rates_bpfel.go
 SCRIPTS := scripts/setup scripts/kernels test/kernels/guest .ci/run test/edge/testdata/systemd
 # test/churn stands for a node under a load of its own, so nothing runs beside it.
 MOST_PACKAGES = $(filter-out %/test/churn,$(shell go list ./...))
@@ -94,7 +95,7 @@ lint: generate ## vet, staticcheck, shellcheck, formats
 bin/bench: generate
 	CGO_ENABLED=0 go build -o $@ ./test/bench
 
-bench: build bin/bench ## measure, print figures with their spread, keep and draw them in build/bench (root)
+bench: build bin/bench controlplane ## measure, print figures with their spread, keep and draw them in build/bench (root)
 	@mkdir -p build/bench
 	bin/bench --program bin/beeline --output build/bench/results.json
 	bin/bench chart build/bench/results.json --out build/bench

@@ -15,6 +15,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/endpoint"
+	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -48,7 +49,19 @@ func TestSmoke(t *testing.T) {
 	s := settings{
 		program: beeline(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
 		output: filepath.Join(t.TempDir(), "results.json"),
-		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))},
+		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../../build/controlplane",
+	}
+	rateSides, socketRows := 11, 0
+	for _, c := range scenarios(true) {
+		socketRows += sides
+		if c.Mode.Datagrams() || kubernetes.Find(s.controlPlane) != nil {
+			socketRows -= 2
+		}
+	}
+	if err := kubernetes.Find(s.controlPlane); err == nil {
+		rateSides += 2
+	} else {
+		t.Run("kube-proxy", func(t *testing.T) { t.Skip(err) })
 	}
 	if err := run(t.Context(), s, &out); err != nil {
 		t.Fatalf("%v; it printed:\n%s", err, &out)
@@ -61,12 +74,13 @@ func TestSmoke(t *testing.T) {
 		metric result.Metric
 		rows   int
 	}{
-		partSockets: {metricP50, sides * len(scenarios())},
+		partSockets: {metricP50, socketRows},
 		// Two numbers of Services, two families, and the cases of three hooks.
 		partHook: {metricCall, 2 * 2 * (4 + 7 + 3)},
 		// Beeline and the yardstick: of each family, with few flows and with many; with DSR of
 		// IPv4 both, of IPv6 few. And of a peer.
 		partEdge:     {metricPacket, 2 * (2*(24+9) + 24 + 4 + 8 + 2)},
+		partRates:    {metricPacketCPU, rateSides},
 		partBalancer: {metricPerSecond, 8},
 		partControl:  {metricTime, 3},
 	} {

@@ -68,7 +68,11 @@ func (s segment) frame(source, target [6]byte) (f frame) {
 	} else {
 		binary.BigEndian.PutUint16(l4[4:], uint16(len(l4)))
 	}
-	binary.BigEndian.PutUint16(check, ^sum16(l4, s.pseudoHeader(len(l4))))
+	sum := ^sum16(l4, s.pseudoHeader(len(l4)))
+	if sum == 0 && s.protocol == unix.IPPROTO_UDP {
+		sum = 0xffff // 0 says that there is none (RFC 768)
+	}
+	binary.BigEndian.PutUint16(check, sum)
 	return f
 }
 

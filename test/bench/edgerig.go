@@ -193,9 +193,11 @@ func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.S
 	return node.WriteManifest(rig.world.folder, name+".yaml", []runtime.Object{service, slice}...)
 }
 
+// gateways are the nodes' on the fabric, by family.
+var gateways = map[string]netip.Addr{"IPv4": netip.MustParseAddr("192.168.100.254"), "IPv6": netip.MustParseAddr("fd00:100::fe")}
+
 // fixNeighbour makes the gateway's address known for good, and notes the MAC addresses.
 func (rig *edgeRig) fixNeighbour() error {
-	gateway := map[string]string{"IPv4": "192.168.100.254", "IPv6": "fd00:100::fe"}[rig.family]
 	far, err := deviceOf(rig.world.Host("fabric"), "node-a")
 	if err != nil {
 		return err
@@ -205,14 +207,19 @@ func (rig *edgeRig) fixNeighbour() error {
 		return err
 	}
 	rig.own, rig.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
-	nl, err := rig.world.Host("node-a").Netlink()
+	return setNeighbour(rig.world.Host("node-a"), near.Index, gateways[rig.family], far.HardwareAddr)
+}
+
+// setNeighbour makes a neighbour of a host known for good.
+func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareAddr) error {
+	nl, err := h.Netlink()
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	err = nl.NeighSet(&netlink.Neigh{LinkIndex: near.Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(gateway), HardwareAddr: far.HardwareAddr})
+	err = nl.NeighSet(&netlink.Neigh{LinkIndex: device, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac})
 	if err != nil {
-		return fmt.Errorf("node-a: neighbour %s: %w", gateway, err)
+		return fmt.Errorf("%s: neighbour %s: %w", h.Name, address, err)
 	}
 	return nil
 }
@@ -285,11 +292,12 @@ func (rig *edgeRig) fillMinimal() error {
 	if rig.direct {
 		asked = rig.published(publishedRemote)
 	}
-	return rig.drivers[hookXDP].fillMinimal(asked, unix.IPPROTO_TCP, rig.endpoints)
+	tables := rig.drivers[hookXDP].collection.Maps
+	return fillMinimal(tables, asked, unix.IPPROTO_TCP, rig.endpoints...)
 }
 
-// fillMinimal gives the yardstick a Service, whose endpoints all have serverPort.
-func (d *driver) fillMinimal(asked netip.AddrPort, protocol uint8, endpoints []netip.Addr) error {
+// fillMinimal gives the yardstick with these tables a Service.
+func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
 	var key struct {
 		Address  [16]byte
 		Port     uint16
@@ -297,7 +305,6 @@ func (d *driver) fillMinimal(asked netip.AddrPort, protocol uint8, endpoints []n
 		_        uint8
 	}
 	key.Address, key.Port, key.Protocol = asked.Addr().As16(), datapath.NetworkOrder(asked.Port()), protocol
-	tables := d.collection.Maps
 	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(endpoints))); err != nil {
 		return err
 	}

@@ -33,6 +33,7 @@ const (
 	partSockets  = "sockets"
 	partHook     = "hook"
 	partEdge     = "edge"
+	partRates    = "rates"
 	partBalancer = "balancer"
 	partControl  = "control"
 )
@@ -41,6 +42,7 @@ var parts = []part{
 	{partSockets, "requests through a ClusterIP beside the direct way", runSockets, printSockets},
 	{partHook, "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", runHook, printHooks},
 	{partEdge, "what the programs at devices cost for each packet", runEdge, printEdge},
+	{partRates, "packets through balancers: CPU time for each, and how many a core takes", runRates, printRates},
 	{partBalancer, "a client and two web servers, by Beeline and by other balancers", runBalancer, printBalancer},
 	{partControl, "start, change and memory of the agent with many Services", runControl, printControl},
 }

@@ -35,7 +35,7 @@ func loadPeer(t *testing.T, load func() (*ebpf.CollectionSpec, error), flags uin
 	}
 	t.Cleanup(collection.Close)
 	endpoints := []netip.Addr{plus(asked.Addr(), 7)}
-	if err := (&driver{collection: collection}).fillMinimal(asked, unix.IPPROTO_TCP, endpoints); err != nil {
+	if err := fillMinimal(collection.Maps, asked, unix.IPPROTO_TCP, endpoints...); err != nil {
 		t.Fatal(err)
 	}
 	return collection.Programs[CostXDPProgCostMinimal]

@@ -117,7 +117,7 @@ func (rig *peerRig) fill(flows uint32) error {
 	for i := range remoteEndpoints {
 		endpoints = append(endpoints, plus(t.asked.Addr(), 1+i))
 	}
-	if err := rig.fillMinimal(t.asked, t.protocol, endpoints); err != nil {
+	if err := fillMinimal(rig.collection.Maps, t.asked, t.protocol, endpoints...); err != nil {
 		return err
 	}
 	// What becomes of packets must not depend on the flow.

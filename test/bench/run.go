@@ -22,14 +22,16 @@ import (
 // settings are the command line.
 type settings struct {
 	program string
-	parts   []string
-	runs    int
-	slice   time.Duration
-	cpus    string
-	output  string
-	peer    []string
-	smoke   bool
-	only    *regexp.Regexp // nil: all cases of the edge
+	// controlPlane is Kubernetes, for the sides of kube-proxy; there need not be one.
+	controlPlane string
+	parts        []string
+	runs         int
+	slice        time.Duration
+	cpus         string
+	output       string
+	peer         []string
+	smoke        bool
+	only         *regexp.Regexp // nil: all cases of the edge
 }
 
 // bench is one run.
@@ -65,6 +67,7 @@ func runCommand() *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
+	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the program of Kubernetes that make controlplane builds; without it kube-proxy is left out")
 	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", "))
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")

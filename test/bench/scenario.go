@@ -15,26 +15,46 @@ type scenario struct {
 	Family      string        `json:"family"`      // "IPv4" or "IPv6"
 	Backend     string        `json:"backend"`     // "local" or "remote", as seen from the client's node
 	Connections int           `json:"connections"` // or UDP sockets
+	Services    int           `json:"services"`    // that there are
 }
 
 func (s scenario) String() string {
-	return fmt.Sprintf("%s, %s, %s backend, %d at a time", s.Mode, s.Family, s.Backend, s.Connections)
+	return fmt.Sprintf("%s, %s, %s backend, %d at a time, %d Services", s.Mode, s.Family, s.Backend, s.Connections, s.Services)
 }
 
 var modes = []endpoint.Mode{
 	endpoint.ConnectRequestClose, endpoint.RequestResponse, endpoint.UDPUnconnected, endpoint.UDPConnected,
 }
 
-func scenarios() []scenario {
+// Numbers of Services.
+const (
+	fewServices   = 10
+	manySmokeTest = 50 // in place of manyMost
+)
+
+// manyServices is how many there are where there are many.
+func manyServices(smoke bool) int {
+	if smoke {
+		return manySmokeTest
+	}
+	return manyMost
+}
+
+func scenarios(smoke bool) []scenario {
 	var all []scenario
 	for _, mode := range modes {
 		for _, connections := range []int{1, 64} {
 			for _, family := range bothFamilies {
 				for _, backend := range []string{"local", "remote"} {
-					all = append(all, scenario{mode, family, backend, connections})
+					all = append(all, scenario{mode, family, backend, connections, fewServices})
 				}
 			}
 		}
+	}
+	for _, backend := range []string{"local", "remote"} {
+		all = append(all,
+			scenario{endpoint.ConnectRequestClose, "IPv4", backend, 64, manyServices(smoke)},
+			scenario{endpoint.Stream, "IPv4", backend, 1, fewServices})
 	}
 	return all
 }
@@ -58,10 +78,14 @@ const (
 	sideAgain
 	sideDirect
 	sideService
+	sideProxyNFT
+	sideProxyIPT
 	sides
 )
 
-var sideNames = [sides]string{"direct, bare node", "direct, bare node (A/A)", "direct, Beeline node", "ClusterIP"}
+var sideNames = [sides]string{
+	"direct, bare node", "direct, bare node (A/A)", "direct, Beeline node", "ClusterIP", "kube-proxy, nftables", "kube-proxy, iptables",
+}
 
 // turns is the order of so many sides in a round, which changes with the round: whatever
 // drifts touches all of them.

@@ -6,11 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
-
-	corev1 "k8s.io/api/core/v1"
+	"slices"
 
 	"beeline.io/beeline/test/bench/endpoint"
+	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -23,19 +24,22 @@ type side struct {
 	path   path
 }
 
-// socketRig is two clusters with the same servers, one of them with Beeline.
+// socketRig is clusters with the same servers: a bare one, and by the number of Services
+// those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables
+// mode on node-b.
 type socketRig struct {
-	bare, hooked *world
-	softirq      []int
+	bare            *world
+	hooked, proxied map[int]*world
+	softirq         []int
 }
 
 func runSockets(ctx context.Context, b *bench) (err error) {
-	rig := &socketRig{softirq: softirqThreads()}
+	rig := &socketRig{softirq: softirqThreads(), hooked: map[int]*world{}, proxied: map[int]*world{}}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	if err := rig.setUp(ctx, b); err != nil {
 		return err
 	}
-	for _, s := range scenarios() {
+	for _, s := range scenarios(b.smoke) {
 		if err := rig.measure(ctx, b, s); err != nil {
 			return fmt.Errorf("%s: %w", s, err)
 		}
@@ -47,35 +51,56 @@ func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
 	if rig.bare, err = newWorld(); err != nil {
 		return err
 	}
-	if rig.hooked, err = newWorld(); err != nil {
+	if err := errors.Join(rig.startServers(ctx, b, rig.bare), rig.bare.proveHooks(0)); err != nil {
 		return err
 	}
-	for name, backend := range backends {
-		err := rig.hooked.addService(name, backend.number, rig.hooked.Host(backend.server),
-			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
-			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
-		if err != nil {
+	for _, services := range []int{fewServices, manyServices(b.smoke)} {
+		if err := rig.addHooked(ctx, b, services); err != nil {
+			return fmt.Errorf("%d Services: %w", services, err)
+		}
+		if kubernetes.Find(b.controlPlane) != nil {
+			continue // what is printed has no kube-proxy then
+		}
+		if err := rig.addProxied(ctx, b, services); err != nil {
+			return fmt.Errorf("kube-proxy with %d Services: %w", services, err)
+		}
+	}
+	return nil
+}
+
+func (rig *socketRig) startServers(ctx context.Context, b *bench, w *world) error {
+	for _, pod := range []string{"a2", "b1"} {
+		if err := w.startServer(ctx, pod, b.two.Server); err != nil {
 			return err
 		}
 	}
-	for _, w := range []*world{rig.bare, rig.hooked} {
-		for _, pod := range []string{"a2", "b1"} {
-			if err := w.startServer(ctx, pod, b.two.Server); err != nil {
-				return err
-			}
-		}
+	return nil
+}
+
+// addHooked adds a cluster with Beeline and so many Services.
+func (rig *socketRig) addHooked(ctx context.Context, b *bench, services int) error {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	rig.hooked[services] = w
+	if err := node.WriteManifest(w.folder, "services.yaml", socketObjects(w, services)...); err != nil {
+		return err
+	}
+	if err := rig.startServers(ctx, b, w); err != nil {
+		return err
 	}
 	for _, host := range []string{"node-a", "node-b"} {
-		if _, err := rig.hooked.startAgent(b.program, host); err != nil {
+		if _, err := w.startAgent(b.program, host); err != nil {
 			return err
 		}
 	}
-	return errors.Join(rig.bare.proveHooks(0), rig.hooked.proveHooks(1))
+	return w.proveHooks(1)
 }
 
 func (rig *socketRig) end() error {
 	var errs []error
-	for _, w := range []*world{rig.bare, rig.hooked} {
+	for _, w := range slices.Concat([]*world{rig.bare}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
 		if w != nil {
 			errs = append(errs, w.end())
 		}
@@ -83,26 +108,32 @@ func (rig *socketRig) end() error {
 	return errors.Join(errs...)
 }
 
-// sides are those of a scenario.
+// sides are those of a scenario; one without a client is not there.
 func (rig *socketRig) sides(s scenario) [sides]side {
-	b := backends[s.Backend]
-	service := node.ClusterIPs(b.number)[0]
+	b, hooked, proxied := backends[s.Backend], rig.hooked[s.Services], rig.proxied[s.Services]
 	address := func(h *lab.Host) netip.Addr { return h.Addr4 }
 	if s.Family == "IPv6" {
-		service = node.ClusterIPs(b.number)[1]
 		address = func(h *lab.Host) netip.Addr { return h.Addr6 }
 	}
 	direct := func(w *world, client, server string, p path) side {
 		to := netip.AddrPortFrom(address(w.Host(server)), serverPort)
 		return side{w.Host(client), w.servers[server], to, p}
 	}
+	service := func(w *world, client, server string, p path) side {
+		all := direct(w, client, server, p)
+		all.target = serviceOf(server, s.Family)
+		return all
+	}
 	all := [sides]side{
 		sideBare:    direct(rig.bare, "a1", b.server, unhooked),
 		sideAgain:   direct(rig.bare, "b2", b.again, unhooked),
-		sideDirect:  direct(rig.hooked, "a1", b.server, passed),
-		sideService: direct(rig.hooked, "a1", b.server, balanced),
+		sideDirect:  direct(hooked, "a1", b.server, passed),
+		sideService: service(hooked, "a1", b.server, balanced),
 	}
-	all[sideService].target = netip.AddrPortFrom(netip.MustParseAddr(service), servicePort)
+	if proxied != nil && !s.Mode.Datagrams() {
+		all[sideProxyNFT] = service(proxied, "a1", b.server, unhooked)
+		all[sideProxyIPT] = service(proxied, "b2", b.again, unhooked)
+	}
 	return all
 }
 
@@ -112,12 +143,18 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 	cpus, resent := pairOf(b.results.Settings, s.Connections), uint64(0)
 	all := rig.sides(s)
 	for _, side := range all {
+		if side.client == nil {
+			continue
+		}
 		if err := side.server.Pin(cpus.Server); err != nil {
 			return err
 		}
 	}
 	for round := range b.runs {
 		for _, i := range turns(round, len(all)) {
+			if all[i].client == nil {
+				continue
+			}
 			slice, err := rig.slice(ctx, b, s, cpus.Client, all[i])
 			if err != nil {
 				return fmt.Errorf("%s: %w", sideNames[i], err)
@@ -134,7 +171,7 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 // slice is a moment of traffic on one side, and the proof that it went that
 // side's way.
 func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
-	before, err := rig.hooked.counters()
+	before, err := rig.hooked[s.Services].counters()
 	if err != nil {
 		return r, err
 	}
@@ -146,7 +183,7 @@ func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, 
 	if err != nil {
 		return r, err
 	}
-	after, err := rig.hooked.counters()
+	after, err := rig.hooked[s.Services].counters()
 	if err != nil {
 		return r, err
 	}

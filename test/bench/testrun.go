@@ -61,6 +61,25 @@ func (r testRun) do() (verdict uint32, packet []byte, nanoseconds float64, err e
 	return a.verdict, packet[:a.roomLength], float64(a.duration), nil
 }
 
+// doLive has the kernel run an XDP program on new packets each time, which then go where it
+// says (BPF_F_TEST_XDP_LIVE_FRAMES, Linux 5.18). It is for the thread's network namespace.
+func (r testRun) doLive(batch uint32) error {
+	var pinned runtime.Pinner
+	defer pinned.Unpin()
+	pinned.Pin(&r.packet[0])
+	a := &testRunAttributes{
+		program: uint32(r.program.FD()), repeat: r.repeat, batch: batch, flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES,
+		packetLength: uint32(len(r.packet)), packet: uint64(uintptr(unsafe.Pointer(&r.packet[0]))),
+	}
+	defer blockSignals()()
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(a)), unsafe.Sizeof(*a))
+	runtime.KeepAlive(r.program)
+	if errno != 0 {
+		return fmt.Errorf("test run with live frames: %w", errno)
+	}
+	return nil
+}
+
 // blockSignals keeps signals from the calling thread until its result is called.
 func blockSignals() (unblock func()) {
 	var all, before unix.Sigset_t

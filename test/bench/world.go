@@ -30,8 +30,11 @@ type world struct {
 
 // newWorld makes a lab. Whatever ends this program, nothing of it remains: the
 // lab's processes end with this one, and the next run sweeps the rest.
-func newWorld() (*world, error) {
-	l, err := lab.Up(lab.Config{Temporary: true})
+func newWorld() (*world, error) { return newWorldOf(lab.Shape{}) }
+
+// newWorldOf makes a lab of another shape.
+func newWorldOf(shape lab.Shape) (*world, error) {
+	l, err := lab.Up(lab.Config{Temporary: true, Shape: shape})
 	if err != nil {
 		return nil, err
 	}

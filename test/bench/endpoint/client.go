@@ -24,12 +24,18 @@ const (
 	ConnectRequestClose Mode = "connect-request-close"
 	// RequestResponse keeps TCP connections open.
 	RequestResponse Mode = "request-response"
+	// Stream writes StreamWrite bytes at a time on a connection, which the server reads and
+	// forgets. An operation is one write.
+	Stream Mode = "stream"
 	// UDPUnconnected sends each request with sendto(2), and checks which
 	// address recvfrom(2) says the answer came from.
 	UDPUnconnected Mode = "UDP, unconnected"
 	// UDPConnected connects each socket once, and uses no address then.
 	UDPConnected Mode = "UDP, connected"
 )
+
+// StreamWrite is how many bytes are in one write of a Stream.
+const StreamWrite = 64 << 10
 
 // Datagrams says whether the traffic is UDP.
 func (m Mode) Datagrams() bool { return m == UDPUnconnected || m == UDPConnected }
@@ -95,6 +101,8 @@ func runClient(config ClientConfig) error {
 	switch config.Mode {
 	case ConnectRequestClose, RequestResponse:
 		err = newStreams(c).loop()
+	case Stream:
+		err = c.write()
 	case UDPUnconnected, UDPConnected:
 		err = newDatagrams(c).loop()
 	default:

@@ -19,8 +19,9 @@ import (
 
 // A request is one byte, and so is its answer.
 const (
-	requestKeep  = 'k' // answer, and wait for the next
-	requestClose = 'c' // answer, and close
+	requestKeep   = 'k' // answer, and wait for the next
+	requestClose  = 'c' // answer, and close
+	requestStream = 's' // answer nothing, and read all that comes
 )
 
 type serverConfig struct {
@@ -88,7 +89,7 @@ func runServer(config serverConfig) error {
 	if err != nil {
 		return err
 	}
-	s := server{epoll: epoll, listening: map[int]bool{}, clients: map[int]*sockaddr{}}
+	s := server{epoll: epoll, listening: map[int]bool{}, streams: map[int]bool{}, clients: map[int]*sockaddr{}}
 	for _, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 			if err := s.open(netip.AddrPortFrom(any, config.Port), kind); err != nil {
@@ -107,8 +108,10 @@ func runServer(config serverConfig) error {
 type server struct {
 	epoll     int
 	listening map[int]bool
+	streams   map[int]bool
 	clients   map[int]*sockaddr // of the latest datagram, by socket
 	buffer    [1]byte
+	stream    [StreamWrite]byte
 }
 
 func (s *server) open(at netip.AddrPort, kind int) error {
@@ -165,6 +168,8 @@ func (s *server) serve() error {
 				return nil
 			case s.listening[fd]:
 				err = s.welcome(fd)
+			case s.streams[fd]:
+				s.swallow(fd)
 			case s.clients[fd] != nil:
 				err = s.answerDatagram(fd, s.clients[fd])
 			default:
@@ -196,12 +201,24 @@ func (s *server) answer(fd int) {
 	if errno == unix.EAGAIN {
 		return
 	}
+	if n == 1 && errno == 0 && s.buffer[0] == requestStream {
+		s.streams[fd] = true
+		return
+	}
 	if n == 1 && errno == 0 {
 		if _, errno = send(fd, s.buffer[:]); errno == 0 && s.buffer[0] == requestKeep {
 			return
 		}
 	}
 	closeFD(fd)
+}
+
+// swallow reads what has come of a stream.
+func (s *server) swallow(fd int) {
+	if n, errno := receive(fd, s.stream[:]); n <= 0 && errno != unix.EAGAIN {
+		delete(s.streams, fd)
+		closeFD(fd)
+	}
 }
 
 // answerDatagram sends a datagram back.

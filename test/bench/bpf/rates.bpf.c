@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Both ends of a way through a balancer: a generator, which BPF_PROG_TEST_RUN runs with
+ * live frames, a sink at the device where packets come back, and the yardstick between
+ * them. The sink has counted a packet before the generator sends the window's next one, so
+ * that no queue on the way is ever too short: whatever is lost has been lost by somebody. */
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define context xdp_md
+
+#include "minimal.h"
+#include "frame.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct frame);
+} rate_frames SEC(".maps");
+
+/* The sink looks at this much of a packet: Ethernet and two headers of IP, or one and the
+ * ports. */
+#define LOOKED_AT 56
+
+/* What each packet that comes back has, where `mask` says so. */
+struct likeness {
+	__u64 mask[LOOKED_AT / 8];
+	__u64 value[LOOKED_AT / 8];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct likeness);
+} rate_likeness SEC(".maps");
+
+/* Packets that came back, as far as there is room: those shorter than KEPT, a power of two. */
+#define KEPT 128
+
+struct kept {
+	__u32 length;
+	__u8 bytes[KEPT];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kept);
+} rate_kept SEC(".maps");
+
+/* Where the generator sends to, the range of its frames, and where in it the next one is. */
+__u32 device, first_frame, frame_count, next_frame;
+/* Packets to send, the most that may be on their way, and how many have to be left of them
+ * before more are sent. */
+__u64 wanted, window, low;
+/* When the first one was sent, by the monotonic clock, and how long after it each next one
+ * is due; 0: as soon as the window lets it. After `until` no more are sent: so long after the
+ * first. */
+__u64 begin, interval, limit, until;
+/* Packets that were sent, and those of them that the generator knows to be back. */
+__u64 sent, known;
+/* The window is full, and not yet down to `low`. */
+__u32 waiting;
+
+/* In memory of its own, for the other CPU may write here. */
+__u64 arrived SEC(".data.sink"), strange SEC(".data.sink");
+/* When the last one of every 16 came. */
+__u64 latest SEC(".data.sink");
+/* Packets to keep. */
+__u32 keep SEC(".data.sink");
+
+static __always_inline int due(void)
+{
+	__u64 back, now;
+
+	if (sent >= wanted)
+		return 0;
+	if (waiting) {
+		back = *(volatile __u64 *)&arrived + *(volatile __u64 *)&strange;
+		if (sent - back > low)
+			return 0;
+		known = back;
+		waiting = 0;
+	}
+	if (sent - known >= window) {
+		waiting = 1;
+		return 0;
+	}
+	/* The clock costs as much as half a packet: one look for eight. */
+	if (sent % 8)
+		return 1;
+	now = bpf_ktime_get_ns();
+	if (!begin) {
+		begin = now;
+		until = now + limit;
+	}
+	if (now >= until) {
+		wanted = 0;
+		return 0;
+	}
+	return now >= begin + sent * interval;
+}
+
+SEC("xdp")
+int rates_generate(struct xdp_md *ctx)
+{
+	__u64 *data = PACKET_POINTER(ctx, data), *end = PACKET_POINTER(ctx, data_end);
+	const struct frame *frame;
+	__u32 at;
+
+	if (!due())
+		return XDP_DROP;
+	at = first_frame + next_frame;
+	frame = bpf_map_lookup_elem(&rate_frames, &at);
+	if (!frame || data + FRAME_LENGTH / 8 > end)
+		return XDP_ABORTED;
+	for (int i = 0; i < FRAME_LENGTH / 8; i++)
+		data[i] = frame->words[i];
+	next_frame = next_frame + 1 < frame_count ? next_frame + 1 : 0;
+	sent++;
+	return bpf_redirect(device, 0);
+}
+
+static __always_inline void keep_one(struct xdp_md *ctx, __u32 at)
+{
+	struct kept *kept = bpf_map_lookup_elem(&rate_kept, &at);
+	__u64 length = PACKET_POINTER(ctx, data_end) - PACKET_POINTER(ctx, data);
+
+	if (!kept || length >= KEPT)
+		return;
+	length &= KEPT - 1;
+	asm volatile("" : "+r"(length)); /* what the verifier knows of it is in this register */
+	if (!length)
+		return;
+	kept->length = length;
+	bpf_xdp_load_bytes(ctx, 0, kept->bytes, length);
+}
+
+SEC("xdp")
+int rates_sink(struct xdp_md *ctx)
+{
+	__u64 *data = PACKET_POINTER(ctx, data), *end = PACKET_POINTER(ctx, data_end);
+	struct ethhdr *eth = (void *)data;
+	struct iphdr *ip = (void *)(eth + 1);
+	__u32 zero = 0;
+	const struct likeness *likeness = bpf_map_lookup_elem(&rate_likeness, &zero);
+	__u64 differs = 0;
+
+	/* Neighbours find each other, and routers. */
+	if (!likeness || data + LOOKED_AT / 8 > end || eth->h_proto != bpf_htons(ETH_P_IP) ||
+	    (ip->protocol != IPPROTO_UDP && ip->protocol != IPPROTO_IPIP))
+		return XDP_PASS;
+	for (int i = 0; i < LOOKED_AT / 8; i++)
+		differs |= (data[i] & likeness->mask[i]) ^ likeness->value[i];
+	if (arrived + strange < keep)
+		keep_one(ctx, arrived + strange);
+	if (differs)
+		strange++;
+	else
+		arrived++;
+	if (arrived % 16 == 0)
+		latest = bpf_ktime_get_ns();
+	return XDP_DROP;
+}
+
+SEC("xdp")
+int rates_minimal(struct xdp_md *ctx)
+{
+	return minimal(ctx) ? XDP_TX : XDP_PASS;
+}
+
+SEC("xdp")
+int rates_redirect(struct xdp_md *ctx)
+{
+	return minimal(ctx) ? bpf_redirect(ctx->ingress_ifindex, 0) : XDP_PASS;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// prove opens the side's flows, looks at each of its packets, and has backends answer
+// where answers go by the balancer: from then on all flows are established.
+func (s *rateSide) prove(ctx context.Context) error {
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		return fmt.Errorf("count runs of programs: %w", err)
+	}
+	defer stats.Close()
+	if err := s.line.write(s.frames().first, s.flows()); err != nil {
+		return err
+	}
+	once := burst{set: s.frames(), packets: rateFlows, like: s.like(), keep: rateFlows}
+	if err := s.counted(ctx, once, rateFlows, true); err != nil {
+		return fmt.Errorf("opening flows: %w", err)
+	}
+	out, err := s.look()
+	if err != nil {
+		return err
+	}
+	if s.answered() {
+		if err := s.answer(ctx, out); err != nil {
+			return fmt.Errorf("answers: %w", err)
+		}
+	}
+	if err := s.counted(ctx, once, 0, true); err != nil {
+		return fmt.Errorf("flows that are established: %w", err)
+	}
+	_, err = s.look()
+	return err
+}
+
+// look reads what has come back of one packet of each flow.
+func (s *rateSide) look() (all []segment, err error) {
+	packets, err := s.line.kept(rateFlows)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[segment]bool{}
+	for _, p := range packets {
+		out, err := s.received(p)
+		if err != nil {
+			return nil, fmt.Errorf("a packet became %w", err)
+		}
+		if seen[out] {
+			return nil, fmt.Errorf("two flows became %s", out)
+		}
+		seen[out] = true
+		all = append(all, out)
+	}
+	return all, nil
+}
+
+// answer has the backend answer each packet, and sees the client get it from the Service.
+func (s *rateSide) answer(ctx context.Context, out []segment) error {
+	if err := s.line.write(0, turned(out)); err != nil {
+		return err
+	}
+	o, err := s.line.run(ctx, burst{set: frameSet{count: rateFlows}, packets: rateFlows, keep: rateFlows})
+	if err != nil {
+		return err
+	}
+	packets, err := s.line.kept(o.arrived)
+	if err != nil {
+		return err
+	}
+	want := map[segment]bool{}
+	for _, f := range turned(s.flows()) {
+		want[f] = true
+	}
+	for _, p := range packets {
+		got, _, err := parseFrame(p)
+		if err != nil {
+			return err
+		}
+		if !want[got] {
+			return fmt.Errorf("one became %s", got)
+		}
+		delete(want, got)
+	}
+	if len(want) > 0 {
+		return fmt.Errorf("%d of %d did not reach their clients", len(want), rateFlows)
+	}
+	return nil
+}
+
+// counted runs a burst, and makes sure that each packet has come back as it should, that the
+// balancer has counted each, and that so many flows have begun.
+func (s *rateSide) counted(ctx context.Context, b burst, begins uint64, stats bool) error {
+	_, err := s.run(ctx, b, begins, stats)
+	return err
+}
+
+// run is the same, and returns the outcome.
+func (s *rateSide) run(ctx context.Context, b burst, begins uint64, stats bool) (o outcome, err error) {
+	if s.attach != nil {
+		if err := s.attach(); err != nil {
+			return o, err
+		}
+	}
+	handled, begun := s.handled, s.begun
+	if s.stats && !stats {
+		handled = nil
+	}
+	change := func(of func() (uint64, error), base uint64) (uint64, error) {
+		if of == nil {
+			return 0, nil
+		}
+		n, err := of()
+		return n - base, err
+	}
+	packets, err := change(handled, 0)
+	if err != nil {
+		return o, err
+	}
+	flows, err := change(begun, 0)
+	if err != nil {
+		return o, err
+	}
+	if o, err = s.line.run(ctx, b); err != nil {
+		return o, err
+	}
+	if packets, err = change(handled, packets); err != nil {
+		return o, err
+	}
+	if flows, err = change(begun, flows); err != nil {
+		return o, err
+	}
+	switch {
+	case o.arrived != o.sent:
+		err = fmt.Errorf("of %d packets sent %d came back as they should, and %d as something else", o.sent, o.arrived, o.strange)
+	case handled != nil && (packets < o.sent || packets > o.sent+s.others()):
+		err = fmt.Errorf("the balancer counted %d of %d packets", packets, o.sent)
+	case begun != nil && flows != begins:
+		err = fmt.Errorf("the balancer counted %d flows that begin, want %d", flows, begins)
+	}
+	return o, err
+}
+
+// others is how many packets of the kernel's own a program may meet meanwhile, where it
+// counts all that it meets.
+func (s *rateSide) others() uint64 {
+	if s.stats {
+		return 64
+	}
+	return 0
+}

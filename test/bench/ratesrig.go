@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/bench/result"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A rateRig is the labs of all sides, which are there at the same time, so that they can
+// take turns. Each node of a lab is a balancer.
+type rateRig struct {
+	bench  *bench
+	cpus   result.CPUPair // of the client and the receiver, and of the balancer
+	worlds []*world
+	lines  []*rateLine
+	sides  []*rateSide
+	open   []func() error
+}
+
+// Sides that others are compared with.
+const (
+	sideSink            = "sink only"
+	sideMinimalXDP      = "minimal, XDP_TX"
+	sideMinimalTC       = "minimal, tc"
+	sideXDPSNAT         = "Beeline, XDP, SNAT"
+	sideXDPDSR          = "Beeline, XDP, DSR (IPIP)"
+	sideTCSNAT          = "Beeline, tc, SNAT"
+	sideTCDSR           = "Beeline, tc, DSR (IPIP)"
+	sideIPTables        = "iptables (nft), DNAT, 1 rule"
+	sideOldIPTables     = "iptables (legacy), DNAT, 1 rule"
+	sideNFT             = "nft, DNAT, 1 rule"
+	sideMinimalRedirect = "minimal, XDP redirect"
+)
+
+// proxySides is how the names of kube-proxy's sides begin.
+const proxySides = "kube-proxy, "
+
+// rateSizes are how many Services kube-proxy has.
+func (b *bench) rateSizes() []int {
+	if b.smoke {
+		return []int{1}
+	}
+	return []int{1, 1000, manyMost}
+}
+
+func newRateRig(ctx context.Context, b *bench) (rig *rateRig, err error) {
+	rig = &rateRig{bench: b, cpus: rateCPUs(b.two)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rig.end())
+		}
+	}()
+	if b.two.Client == b.two.Server {
+		return rig, errors.New("the balancer and its clients need a CPU each, and there is one")
+	}
+	// Beeline first: while the others are made it gets to know that its Service with DSR
+	// has no flows from before.
+	for _, add := range []func(context.Context) error{rig.addBeeline, rig.addYardsticks, rig.addRules, rig.addProxies, rig.settle} {
+		if err := add(ctx); err != nil {
+			return rig, err
+		}
+	}
+	for _, s := range rig.sides {
+		if err := s.prove(ctx); err != nil {
+			return rig, fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return rig, nil
+}
+
+func (rig *rateRig) end() error {
+	var errs []error
+	for _, end := range rig.open {
+		errs = append(errs, end())
+	}
+	for _, l := range rig.lines {
+		errs = append(errs, l.end())
+	}
+	for _, w := range rig.worlds {
+		errs = append(errs, w.end())
+	}
+	return errors.Join(errs...)
+}
+
+func (rig *rateRig) newWorld() (*world, error) {
+	w, err := newWorldOf(lab.Shape{ThreeNodes: true})
+	if err != nil {
+		return nil, err
+	}
+	rig.worlds = append(rig.worlds, w)
+	return w, w.ReadyForXDP()
+}
+
+func (rig *rateRig) newLine(ctx context.Context, w *world, name string) (*rateLine, error) {
+	l, err := newRateLine(ctx, w, name, rig.cpus)
+	if err == nil {
+		rig.lines = append(rig.lines, l)
+	}
+	return l, err
+}
+
+func (rig *rateRig) add(s *rateSide) {
+	if !s.service.IsValid() {
+		s.service = rateService
+	}
+	rig.sides = append(rig.sides, s)
+}
+
+// addYardsticks adds the least that can be done at each hook: at XDP on node-a, at tc on
+// node-b.
+func (rig *rateRig) addYardsticks(ctx context.Context) error {
+	w, err := rig.newWorld()
+	if err != nil {
+		return err
+	}
+	xdp, err := rig.newLine(ctx, w, "node-a")
+	if err != nil {
+		return err
+	}
+	if err := fillMinimal(xdp.collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		name, program string
+		becomes       becoming
+	}{
+		{sideSink, RatesProgRatesSink, becomesNothing},
+		{sideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
+		{sideMinimalRedirect, RatesProgRatesRedirect, becomesDNAT},
+	} {
+		attach := func() error { return xdp.setXDP(xdp.balancer, xdp.near, s.program) }
+		rig.add(&rateSide{name: s.name, line: xdp, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(xdp.collection.Programs[s.program])})
+	}
+	tc, err := rig.newLine(ctx, w, "node-b")
+	if err != nil {
+		return err
+	}
+	spec, err := LoadCostTC()
+	if err != nil {
+		return err
+	}
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	rig.open = append(rig.open, closer{collection}.Close)
+	if err := fillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+		return err
+	}
+	minimal := collection.Programs[CostTCProgCostMinimal]
+	rig.add(&rateSide{name: sideMinimalTC, line: tc, becomes: becomesDNAT, stats: true, handled: runsOf(minimal)})
+	return tc.balancer.Do(func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: tc.near, Program: minimal, Attach: ebpf.AttachTCXIngress})
+		if err != nil {
+			return fmt.Errorf("minimal program at tc (Linux 6.6): %w", err)
+		}
+		rig.open = append(rig.open, l.Close)
+		return nil
+	})
+}
+
+func runsOf(program *ebpf.Program) func() (uint64, error) {
+	return func() (uint64, error) {
+		stats, err := program.Stats()
+		if err != nil {
+			return 0, err
+		}
+		return stats.RunCount, nil
+	}
+}
+
+// addBeeline adds an agent by XDP on node-a, and one by tc on node-b. They have ended
+// when they are measured.
+func (rig *rateRig) addBeeline(ctx context.Context) error {
+	w, err := rig.newWorld()
+	if err != nil {
+		return err
+	}
+	for _, object := range rateServices() {
+		if err := node.WriteManifest(w.folder, object.name+".yaml", object.service, object.slice); err != nil {
+			return err
+		}
+	}
+	for _, m := range []struct{ host, mode, snat, dsr string }{
+		{"node-a", "xdp", sideXDPSNAT, sideXDPDSR}, {"node-b", "tc", sideTCSNAT, sideTCDSR},
+	} {
+		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.program, Manifests: w.folder, EdgeMode: m.mode}
+		w.agents = append(w.agents, agent)
+		if err := agent.Start(); err != nil {
+			return err
+		}
+		line, err := rig.newLine(ctx, w, m.host)
+		if err != nil {
+			return err
+		}
+		count := func(reasons ...string) func() (uint64, error) {
+			return func() (sum uint64, err error) {
+				counts, err := datapath.ReadEdgeCounters(agent.BPFFS())
+				for _, r := range reasons {
+					sum += counts[r]
+				}
+				return sum, err
+			}
+		}
+		rig.add(&rateSide{name: m.snat, line: line, becomes: becomesSNAT, handled: count("new", "established"), begun: count("new")})
+		rig.add(&rateSide{name: m.dsr, line: line, set: 1, becomes: becomesIPIP, service: rateDirect, handled: count("untracked")})
+	}
+	return nil
+}
+
+// settle waits until the Service with DSR needs no records, and ends the agents.
+func (rig *rateRig) settle(ctx context.Context) error {
+	for _, agent := range rig.worlds[0].agents {
+		tables, err := datapath.OpenTables(agent.BPFFS())
+		if err != nil {
+			return err
+		}
+		for deadline := time.Now().Add(settleTimeout); ; time.Sleep(50 * time.Millisecond) {
+			untracked, contested, err := untrackedServices(tables)
+			if err != nil {
+				return err
+			}
+			if untracked == 1 && contested == 0 {
+				break
+			}
+			if time.Now().After(deadline) || ctx.Err() != nil {
+				return fmt.Errorf("%s: %d Services need no records, %d are contested after %s", agent.Host.Name, untracked, contested, settleTimeout)
+			}
+		}
+		if err := agent.Stop(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in
+// iptables mode on node-b. Its rules stay when it ends, as it has when they are measured.
+func (rig *rateRig) addProxies(ctx context.Context) error {
+	if err := kubernetes.Find(rig.bench.controlPlane); err != nil {
+		return nil // as the printed table says
+	}
+	for _, services := range rig.bench.rateSizes() {
+		if err := rig.addProxy(ctx, services); err != nil {
+			return fmt.Errorf("kube-proxy with %d Services: %w", services, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// addRules adds netfilter with one rule: by nft on node-a, and by iptables of both kinds.
+func (rig *rateRig) addRules(ctx context.Context) error {
+	w, err := rig.newWorld()
+	if err != nil {
+		return err
+	}
+	iptables := func(program string) [2][]string {
+		return [2][]string{
+			{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", rateService.Addr().String(), "-p", "udp",
+				"--dport", strconv.Itoa(servicePort), "-j", "DNAT", "--to-destination", rateEndpoint.String()},
+			{program, "-w", "-t", "nat", "-L", "PREROUTING", "-v", "-x", "-n"},
+		}
+	}
+	for _, r := range []struct {
+		name, host string
+		commands   [2][]string // that add the rule, and print it with its counter
+		counter    string
+	}{
+		{sideNFT, "node-a", [2][]string{
+			{"nft", fmt.Sprintf("add table ip rates; add chain ip rates pre { type nat hook prerouting priority dstnat; }; "+
+				"add rule ip rates pre ip daddr %s udp dport %d counter dnat to %s", rateService.Addr(), servicePort, rateEndpoint)},
+			{"nft", "list", "chain", "ip", "rates", "pre"}}, `counter packets (\d+) `},
+		{sideIPTables, "node-b", iptables("iptables-nft"), `(?m)^\s*(\d+) .*DNAT`},
+		{sideOldIPTables, "node-c", iptables("iptables-legacy"), `(?m)^\s*(\d+) .*DNAT`},
+	} {
+		host := w.Host(r.host)
+		if out, err := host.Command(ctx, r.commands[0]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", r.name, err, out)
+		}
+		line, err := rig.newLine(ctx, w, r.host)
+		if err != nil {
+			return err
+		}
+		find := regexp.MustCompile(r.counter)
+		// A rule for NAT sees the first packet of each flow.
+		begun := func() (uint64, error) {
+			out, err := host.Command(ctx, r.commands[1]...).Output()
+			if err != nil {
+				return 0, err
+			}
+			found := find.FindSubmatch(out)
+			if found == nil {
+				return 0, fmt.Errorf("no counter in:\n%s", out)
+			}
+			return strconv.ParseUint(string(found[1]), 10, 64)
+		}
+		rig.add(&rateSide{name: r.name, line: line, becomes: becomesDNAT, begun: begun})
+	}
+	return nil
+}
+
+// A rateObject is a Service of IPv4 and its endpoint.
+type rateObject struct {
+	name    string
+	service *corev1.Service
+	slice   *discoveryv1.EndpointSlice
+}
+
+// newRateObject makes a Service with one endpoint.
+func newRateObject(name string, protocol corev1.Protocol, clusterIP, endpoint netip.Addr) rateObject {
+	s, slices := node.Service(name, 1), node.Slices(name)
+	node.SetPorts(s, slices, node.Port{Name: "main", Protocol: protocol, Port: servicePort, Target: serverPort})
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = clusterIP.String(), []string{clusterIP.String()}
+	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+	ready, host := true, "node-c"
+	slices[0].Endpoints = []discoveryv1.Endpoint{{
+		Addresses: []string{endpoint.String()}, NodeName: &host, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+	}}
+	return rateObject{name, s, slices[0]}
+}
+
+// fillers are so many Services that nobody asks.
+func fillers(count int, protocol corev1.Protocol) (all []rateObject) {
+	for i := range count {
+		all = append(all, newRateObject(fmt.Sprintf("many-%d", i), protocol, plus(firstService["IPv4"], i), plus(endpointRange["IPv4"].Addr(), 1+i)))
+	}
+	return all
+}
+
+// rateServices are those that are measured: one by SNAT, one by DSR.
+func rateServices() []rateObject {
+	snat := newRateObject("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
+	snat.service.Spec.ExternalIPs = []string{rateService.Addr().String()}
+	dsr := newRateObject("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
+	dsr.service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
+	// Records of its flows are not needed, and so not made.
+	dsr.service.Annotations = map[string]string{service.AnnotationDSR: dsrIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
+	return []rateObject{snat, dsr}
+}
+
+func (rig *rateRig) addProxy(ctx context.Context, services int) error {
+	w, err := rig.newWorld()
+	if err != nil {
+		return err
+	}
+	control, err := kubernetes.Start(ctx, w.Lab, rig.bench.controlPlane)
+	if err != nil {
+		return err
+	}
+	defer control.Stop()
+	all := append([]rateObject{rateServices()[0]}, fillers(services-1, corev1.ProtocolUDP)...)
+	objects := node.Cluster(w.Lab)
+	for _, o := range all {
+		objects = append(objects, []runtime.Object{o.service, o.slice}...)
+	}
+	if err := control.Create(ctx, objects...); err != nil {
+		return err
+	}
+	last := all[len(all)-1].service.Spec.ClusterIP
+	for _, p := range []struct{ host, mode, name string }{
+		{"node-a", kubernetes.NFTables, "nftables"}, {"node-b", kubernetes.IPTablesLegacy, "iptables"},
+	} {
+		host := w.Host(p.host)
+		proxy, err := control.StartProxy(host, p.mode)
+		if err != nil {
+			return err
+		}
+		if err := proxy.Await(ctx, "serving all Services", rateService.Addr().String(), rateEndpoint.Addr().String(), last); err != nil {
+			return err
+		}
+		if err := proxy.Stop(); err != nil {
+			return err
+		}
+		line, err := rig.newLine(ctx, w, p.host)
+		if err != nil {
+			return err
+		}
+		name := rateProxyName(p.name, services)
+		rig.add(&rateSide{name: name, line: line, becomes: becomesSNAT, begun: func() (uint64, error) { return tracked(host) }})
+	}
+	return control.Stop()
+}
+
+func rateProxyName(mode string, services int) string {
+	if services == 1 {
+		return fmt.Sprintf(proxySides+"%s, 1 Service", mode)
+	}
+	return fmt.Sprintf(proxySides+"%s, %d Services", mode, services)
+}
+
+// tracked is how many of the clients' flows a host's connection tracking knows.
+func tracked(host *lab.Host) (count uint64, err error) {
+	err = host.Do(func() error {
+		all, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		if err != nil {
+			return fmt.Errorf("connection tracking: %w", err)
+		}
+		for _, f := range all {
+			if f.Forward.Protocol == unix.IPPROTO_UDP && f.Forward.DstIP.Equal(rateService.Addr().AsSlice()) {
+				count++
+			}
+		}
+		return nil
+	})
+	return count, err
+}

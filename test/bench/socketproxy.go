@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/node"
+)
+
+// socketObjects are so many Services, of which two are asked, and their endpoints. All
+// clusters have the same.
+func socketObjects(w *world, services int) (all []runtime.Object) {
+	for name, b := range backends {
+		service, slices := node.Service(name, b.number), node.Slices(name, w.Host(b.server))
+		node.SetPorts(service, slices,
+			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
+			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+		all = append(all, service)
+		for _, slice := range slices {
+			all = append(all, slice)
+		}
+	}
+	for _, o := range fillers(services-len(backends), corev1.ProtocolTCP) {
+		all = append(all, o.service, o.slice)
+	}
+	return all
+}
+
+// serviceOf is the ClusterIP of the Service that has a server as its backend.
+func serviceOf(server, family string) netip.AddrPort {
+	var found netip.AddrPort
+	for _, b := range backends {
+		if b.server != server {
+			continue
+		}
+		address := node.ClusterIPs(b.number)[0]
+		if family == "IPv6" {
+			address = node.ClusterIPs(b.number)[1]
+		}
+		found = netip.AddrPortFrom(netip.MustParseAddr(address), servicePort)
+	}
+	return found
+}
+
+// addProxied adds a cluster with kube-proxy and so many Services. Its rules stay when it
+// ends, as it has before anything is measured.
+func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) error {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	rig.proxied[services] = w
+	control, err := kubernetes.Start(ctx, w.Lab, b.controlPlane)
+	if err != nil {
+		return err
+	}
+	defer control.Stop()
+	objects := append(node.Cluster(w.Lab), socketObjects(w, services)...)
+	if err := control.Create(ctx, objects...); err != nil {
+		return err
+	}
+	last := plus(firstService["IPv4"], services-len(backends)-1).String()
+	for _, p := range []struct{ host, mode string }{{"node-a", kubernetes.NFTables}, {"node-b", kubernetes.IPTablesLegacy}} {
+		proxy, err := control.StartProxy(w.Host(p.host), p.mode)
+		if err != nil {
+			return err
+		}
+		want := []string{last}
+		for server := range map[string]bool{"a2": true, "b1": true} {
+			for _, family := range bothFamilies {
+				want = append(want, serviceOf(server, family).Addr().String())
+			}
+			want = append(want, w.Host(server).Addr4.String(), w.Host(server).Addr6.String())
+		}
+		if err := proxy.Await(ctx, "serving all Services", want...); err != nil {
+			return err
+		}
+		if err := proxy.Stop(); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(control.Stop(), rig.startServers(ctx, b, w), w.proveHooks(0)); err != nil {
+		return err
+	}
+	for client, server := range map[string]string{"a1": "b1", "b2": "a2"} {
+		for _, family := range bothFamilies {
+			if err := proveTranslated(ctx, w, client, server, family); err != nil {
+				return fmt.Errorf("from %s: %w", client, err)
+			}
+		}
+	}
+	return nil
+}
+
+// proveTranslated has a pod connect to a ClusterIP, and finds in its node's connection
+// tracking that the server's pod has answered. Nobody has a route to ClusterIPs: what is not
+// translated fails.
+func proveTranslated(ctx context.Context, w *world, client, server, family string) error {
+	target, pod, kind := serviceOf(server, family), w.Host(server).Addr4, unix.AF_INET
+	if family == "IPv6" {
+		pod, kind = w.Host(server).Addr6, unix.AF_INET6
+	}
+	conn, err := w.Host(client).Dial(ctx, "tcp", target.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	from, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	if err != nil {
+		return err
+	}
+	return w.Host(client).Node.Do(func() error {
+		all, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(kind))
+		if err != nil {
+			return fmt.Errorf("connection tracking: %w", err)
+		}
+		for _, f := range all {
+			if f.Forward.SrcPort == from.Port() && f.Forward.DstIP.Equal(target.Addr().AsSlice()) && f.Reverse.SrcIP.Equal(pod.AsSlice()) {
+				return nil
+			}
+		}
+		return fmt.Errorf("connection tracking has nothing of %s to %s with an answer of %s", from, target, pod)
+	})
+}
