@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// Program is where `make controlplane` puts it.
+const program = "../../../build/controlplane"
+
+// kube-proxy of each mode writes rules for a Service that the API server has, and its
+// rules stay when it ends.
+func TestProxy(t *testing.T) {
+	if err := Find(program); err != nil {
+		t.Skip(err)
+	}
+	l := lab.New(t)
+	c, err := Start(t.Context(), l, program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Stop() })
+	objects := node.Cluster(l)
+	service, slices := node.Service("web", 77), node.Slices("web", l.Host("b1"))
+	objects = append(objects, service)
+	for _, slice := range slices {
+		objects = append(objects, slice)
+	}
+	if err := c.Create(t.Context(), objects...); err != nil {
+		t.Fatal(err)
+	}
+	for i, mode := range Modes {
+		p, err := c.StartProxy(l.Nodes()[i], mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Await(t.Context(), "serving web", "10.96.0.77", "10.10.2.11", "fd00:96::4d", "fd00:10:2::11"); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		rules, err := p.Rules(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(rules, "10.96.0.77") {
+			t.Errorf("%s: the rules went with kube-proxy:\n%s", mode, rules)
+		}
+		kept, other := "KUBE-SVC", "table ip kube-proxy"
+		if mode == NFTables {
+			kept, other = other, kept
+		}
+		if !strings.Contains(rules, kept) || strings.Contains(rules, other) {
+			t.Errorf("%s: the rules are not those of this mode:\n%.3000s", mode, rules)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+)
+
+// Where the API server has the objects that kube-proxy reads.
+const (
+	nodes          = "/api/v1/nodes"
+	services       = "/api/v1/namespaces/default/services"
+	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+)
+
+// newClient makes a client whose connections begin on the fabric. It writes objects as
+// JSON, and reads none: that of client-go would bring all of the API's kinds with it.
+func (c *ControlPlane) newClient() (*http.Client, error) {
+	return rest.HTTPClientFor(&rest.Config{
+		Host: c.url(), BearerToken: c.token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.certificate},
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return c.Lab.Host("fabric").Dial(ctx, network, address)
+		},
+	})
+}
+
+func (c *ControlPlane) request(ctx context.Context, method, path string, object runtime.Object) error {
+	var body io.Reader
+	if object != nil {
+		text, err := json.Marshal(object)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(text)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.url()+path, body)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", runtime.ContentTypeJSON)
+	response, err := c.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode >= 300 {
+		err = fmt.Errorf("%s %s: %s: %.300s", method, path, response.Status, text)
+	}
+	return err
+}
+
+// collection is where an object of the default namespace is; empty for one that has no
+// part in what kube-proxy does.
+func collection(object runtime.Object) (path, name string) {
+	switch o := object.(type) {
+	case *corev1.Node:
+		return nodes, o.Name
+	case *corev1.Service:
+		return services, o.Name
+	case *discoveryv1.EndpointSlice:
+		return endpointSlices, o.Name
+	}
+	return "", ""
+}
+
+// Create creates Nodes, Services and EndpointSlices, many at once, and passes over other
+// objects.
+func (c *ControlPlane) Create(ctx context.Context, objects ...runtime.Object) error {
+	const atOnce = 16
+	work, errs := make(chan runtime.Object), make([]error, atOnce)
+	var workers sync.WaitGroup
+	for i := range atOnce {
+		workers.Go(func() {
+			for object := range work {
+				if err := c.create(ctx, object); err != nil && errs[i] == nil {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	for _, object := range objects {
+		work <- object
+	}
+	close(work)
+	workers.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *ControlPlane) create(ctx context.Context, object runtime.Object) error {
+	path, name := collection(object)
+	if path == "" {
+		return nil
+	}
+	// An agent takes the families as they are; the API server wants the policy, too.
+	if s, ok := object.(*corev1.Service); ok && len(s.Spec.ClusterIPs) > 1 && s.Spec.IPFamilyPolicy == nil {
+		policy := corev1.IPFamilyPolicyRequireDualStack
+		s = s.DeepCopy()
+		s.Spec.IPFamilyPolicy, object = &policy, s
+	}
+	if err := c.request(ctx, http.MethodPost, path, object); err != nil {
+		return err
+	}
+	if path != nodes {
+		return nil
+	}
+	// A new Node has no status. Without a resource version an update replaces whatever
+	// is there.
+	return c.request(ctx, http.MethodPut, path+"/"+name+"/status", object)
+}
+
+// Update puts a Service or an EndpointSlice in the place of the one that is there.
+func (c *ControlPlane) Update(ctx context.Context, object runtime.Object) error {
+	path, name := collection(object)
+	return c.request(ctx, http.MethodPut, path+"/"+name, object)
+}

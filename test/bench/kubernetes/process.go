@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// startTimeout bounds the start of each program; a slow machine needs much of
+// it.
+const startTimeout = 2 * time.Minute
+
+const pollInterval = 5 * time.Millisecond
+
+// process is one program on a host. It ends with this one, for the lab is a
+// temporary one.
+type process struct {
+	name string
+	host *lab.Host
+	argv []string
+	log  string // path of the file that receives what it prints
+
+	cmd  *lab.Cmd
+	done chan struct{} // closed when it has ended
+	err  error         // why, once done is closed
+}
+
+// start starts the program and does not wait until it serves.
+func (p *process) start() error {
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p.cmd = p.host.Command(context.Background(), p.argv...)
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = log, log, filepath.Dir(p.log)
+	if err := p.cmd.Start(); err != nil {
+		p.cmd = nil
+		return fmt.Errorf("starting %s: %w", p.name, err)
+	}
+	p.done = make(chan struct{})
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	return nil
+}
+
+// end ends the program, and waits until it is gone. None running is fine.
+func (p *process) end(signal syscall.Signal) error {
+	if p.cmd == nil {
+		return nil
+	}
+	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stopping %s: %w", p.name, err)
+	}
+	<-p.done
+	p.cmd = nil
+	return nil
+}
+
+// await asks until ok returns nil. It fails as soon as the program ends.
+func (p *process) await(ctx context.Context, what string, ok func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for {
+		err := ok(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s on %s ended (%w) before it was %s; it printed:\n%s", p.name, p.host.Name, p.err, what, p.logTail())
+		case <-ctx.Done():
+			return fmt.Errorf("%s on %s is not %s: %w (last error: %w); it printed:\n%s", p.name, p.host.Name, what, ctx.Err(), err, p.logTail())
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// logTail is the end of what the program printed.
+func (p *process) logTail() string {
+	const lines = 30
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
