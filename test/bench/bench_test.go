@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/endpoint"
+	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -43,7 +44,7 @@ func TestSmoke(t *testing.T) {
 	var out bytes.Buffer
 	s := settings{
 		program: beeline(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
-		output: filepath.Join(t.TempDir(), "results.json"),
+		output: filepath.Join(t.TempDir(), "results.json"), controlPlane: "../../build/controlplane",
 	}
 	if err := run(t.Context(), s, &out); err != nil {
 		t.Fatalf("%v; it printed:\n%s", err, &out)
@@ -59,6 +60,18 @@ func TestSmoke(t *testing.T) {
 	// Two numbers of Services, two families, and the cases of three hooks.
 	if len(r.Hook) != 2*2*(4+7+3) || len(r.Control) != 1 {
 		t.Errorf("%d hook and %d control results", len(r.Hook), len(r.Control))
+	}
+	sides := 1
+	if kubernetes.Find(s.controlPlane) == nil {
+		sides = 3
+	}
+	if len(r.Changes) != sides {
+		t.Errorf("%d sides in the results of changes, want %d", len(r.Changes), sides)
+	}
+	for _, side := range r.Changes {
+		if len(side.Change) != 2 || side.Start <= 0 || side.Resident <= 0 {
+			t.Errorf("%+v", side)
+		}
 	}
 	// Of each family, with few flows and with many; with DSR of IPv4 both, of IPv6 few.
 	if want := 2*(24+9) + 24 + 4 + 8; len(r.Edge) != want {

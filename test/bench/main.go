@@ -25,12 +25,15 @@ import (
 // settings are the command line.
 type settings struct {
 	program string
-	parts   []string
-	runs    int
-	slice   time.Duration
-	cpus    string
-	output  string
-	smoke   bool
+	// controlPlane is Kubernetes, for the sides of kube-proxy; there need not be one.
+	controlPlane string
+
+	parts  []string
+	runs   int
+	slice  time.Duration
+	cpus   string
+	output string
+	smoke  bool
 }
 
 // A part measures one thing, in labs of its own.
@@ -46,6 +49,7 @@ var parts = []part{
 	{"edge", "what the programs at devices cost for each packet", runEdge},
 	{"balancer", "a client and two web servers, by Beeline and by other balancers", runBalancer},
 	{"control", "start, change and memory of the agent with many Services", runControl},
+	{"changes", "one change until a new connection sees it: from files, from an API server, and with kube-proxy", runChanges},
 }
 
 // bench is one run.
@@ -83,6 +87,7 @@ func parseFlags() (settings, error) {
 	var seconds float64
 	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
+	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the program of Kubernetes that make controlplane builds; without it kube-proxy is left out")
 	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", "))
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")

@@ -33,6 +33,7 @@ type results struct {
 	Edge     []edgeResult     `json:"edge,omitempty"`
 	Balancer []balancerResult `json:"balancer,omitempty"`
 	Control  []controlResult  `json:"control,omitempty"`
+	Changes  []changesResult  `json:"changes,omitempty"`
 }
 
 func newResults(ctx context.Context, s settings) (results, error) {

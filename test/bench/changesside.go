@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"beeline.io/beeline/test/bench/stat"
+	"beeline.io/beeline/test/lab"
+)
+
+// A changesSide is a Service proxy that has just been started, and how what it reads is
+// changed.
+type changesSide struct {
+	name   string
+	client *lab.Host // a pod of its node
+	pid    int
+	begin  time.Time // of its start
+	write  func(ctx context.Context, backend *lab.Host) error
+	count  int
+	pause  time.Duration
+}
+
+// measure waits until the side serves, and changes the Service again and again.
+func (c *changesRun) measure(ctx context.Context, s changesSide) error {
+	r := changesResult{Side: s.name, Services: c.many.services, Endpoints: c.many.endpoints}
+	at, err := c.await(ctx, s.client, changingPods[0])
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	r.Start = milliseconds(at.Sub(s.begin))
+	if c.smoke {
+		s.count = 2
+	}
+	for i := range s.count {
+		if err := pause(ctx, s.pause); err != nil {
+			return err
+		}
+		pod := changingPods[(i+1)%2]
+		begin := time.Now()
+		if err := s.write(ctx, c.world.Host(pod)); err != nil {
+			return err
+		}
+		at, err := c.await(ctx, s.client, pod)
+		if err != nil {
+			return fmt.Errorf("%s: change %d: %w", s.name, i+1, err)
+		}
+		r.Change = append(r.Change, milliseconds(at.Sub(begin)))
+	}
+	// The next side finds the Service as this one did.
+	if err := s.write(ctx, c.world.Host(changingPods[0])); err != nil {
+		return err
+	}
+	if r.Resident, r.Peak, err = residentMiB(s.pid); err != nil {
+		return err
+	}
+	c.results.Changes = append(c.results.Changes, r)
+	c.say("  %-34s %9.0f %9.1f %9.1f   %8.1f -%8.1f %5d %9.1f %9.1f", r.Side, r.Start, stat.Median(r.Change), stat.Quantile(r.Change, 0.99),
+		stat.Quantile(r.Change, 0), stat.Quantile(r.Change, 1), len(r.Change), r.Resident, r.Peak)
+	return nil
+}
+
+func (c *changesRun) begin() {
+	c.say("\n%d Services with %d endpoints each; times in ms, memory in MiB\n", c.many.services, c.many.endpoints)
+	c.say("  %-34s %9s %9s %9s   %18s %5s %9s %9s", "", "start", "change", "p99", "least - most", "n", "resident", "at most")
+}
+
+// await opens connections to the Service, one after the other, until one is answered by a
+// pod.
+func (c *changesRun) await(ctx context.Context, client *lab.Host, pod string) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*controlTimeout)
+	defer cancel()
+	for {
+		answer, err := client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, servicePort), "who")
+		at := time.Now()
+		if err == nil && answer.Pod == pod {
+			return at, nil
+		}
+		if ctx.Err() != nil {
+			return at, fmt.Errorf("no new connection is answered by %s (the last by %q: %w)", pod, answer.Pod, err)
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
+// residentMiB is what a process holds, and the most that it did.
+func residentMiB(pid int) (now, most float64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(text)) {
+		fmt.Sscanf(line, "VmRSS: %f kB", &now)
+		fmt.Sscanf(line, "VmHWM: %f kB", &most)
+	}
+	return now / 1024, most / 1024, err
+}
+
+// object is a Service and its EndpointSlices.
+func (m *many) object(number int) (*corev1.Service, []*discoveryv1.EndpointSlice, error) {
+	service, slices := &corev1.Service{}, []*discoveryv1.EndpointSlice{}
+	for i, text := range strings.Split(m.text(number, 0), "---\n") {
+		if i == 0 {
+			if err := yaml.UnmarshalStrict([]byte(text), service); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		slice := &discoveryv1.EndpointSlice{}
+		if err := yaml.UnmarshalStrict([]byte(text), slice); err != nil {
+			return nil, nil, err
+		}
+		slices = append(slices, slice)
+	}
+	return service, slices, nil
+}
