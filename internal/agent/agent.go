@@ -65,7 +65,7 @@ const garbagePercent = 25
 // Run runs an agent until ctx ends. It leaves everything attached.
 //
 // On a node where nothing is attached yet it fails if the manifests are bad,
-// before it has touched anything, and waits for an API server before it attaches
+// and leaves the node as it found it, and waits for an API server before it attaches
 // anything. Where an earlier agent's programs serve, it reports what is bad and
 // serves on with what is there.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
@@ -74,6 +74,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	if a.objects, a.source, err = newSource(config, version, log); err != nil {
 		return err
 	}
+	loaded := a.loadManifests()
 	a.table = service.NewTable(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
 	a.prober = a.newProber()
@@ -82,10 +83,17 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
 		BindProtection: config.BindProtection, Edge: config.edgeOptions(),
 	})
+	bad := <-loaded
 	if err != nil {
-		return err
+		return errors.Join(bad, err)
 	}
 	defer a.datapath.Close()
+	if bad != nil && !datapath.Attached(config.BPFFS) {
+		return a.giveUp(bad)
+	}
+	if bad != nil {
+		log.Error("the manifests cannot be used; what an earlier agent left serves on")
+	}
 	if a.datapath.Unprotected != "" {
 		log.Error(a.datapath.Unprotected)
 	}
