@@ -39,6 +39,7 @@ const (
 	agentPause   = 50 * time.Millisecond
 	proxyChanges = 20
 	proxyPause   = 2 * time.Second
+	proxyApart   = 5 * time.Millisecond // its changes take long, and connections would take CPU time from it
 )
 
 // changing is the Service that changes: its backend is one of two servers.
@@ -132,7 +133,7 @@ func (c *changesRun) withAPI(ctx context.Context, api *kubernetes.ControlPlane) 
 	}
 	side := changesSide{
 		name: "kube-proxy, nftables, API server", client: c.world.Host("b3"), pid: proxy.PID(), begin: begin,
-		write: write, count: proxyChanges, pause: proxyPause,
+		write: write, count: proxyChanges, pause: proxyPause, apart: proxyApart,
 	}
 	return errors.Join(c.measure(ctx, side), proxy.Stop())
 }

@@ -27,12 +27,14 @@ type changesSide struct {
 	write  func(ctx context.Context, backend *lab.Host) error
 	count  int
 	pause  time.Duration
+	// apart is the time between two connections.
+	apart time.Duration
 }
 
 // measure waits until the side serves, and changes the Service again and again.
 func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 	r := changesResult{Side: s.name, Services: c.many.services, Endpoints: c.many.endpoints}
-	at, err := c.await(ctx, s.client, changingPods[0])
+	at, err := c.await(ctx, s, changingPods[0])
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
@@ -49,7 +51,7 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 		if err := s.write(ctx, c.world.Host(pod)); err != nil {
 			return err
 		}
-		at, err := c.await(ctx, s.client, pod)
+		at, err := c.await(ctx, s, pod)
 		if err != nil {
 			return fmt.Errorf("%s: change %d: %w", s.name, i+1, err)
 		}
@@ -75,11 +77,11 @@ func (c *changesRun) begin() {
 
 // await opens connections to the Service, one after the other, until one is answered by a
 // pod.
-func (c *changesRun) await(ctx context.Context, client *lab.Host, pod string) (time.Time, error) {
+func (c *changesRun) await(ctx context.Context, s changesSide, pod string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*controlTimeout)
 	defer cancel()
 	for {
-		answer, err := client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, servicePort), "who")
+		answer, err := s.client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, servicePort), "who")
 		at := time.Now()
 		if err == nil && answer.Pod == pod {
 			return at, nil
@@ -87,6 +89,7 @@ func (c *changesRun) await(ctx context.Context, client *lab.Host, pod string) (t
 		if ctx.Err() != nil {
 			return at, fmt.Errorf("no new connection is answered by %s (the last by %q: %w)", pod, answer.Pod, err)
 		}
+		time.Sleep(s.apart)
 	}
 }
 
