@@ -62,6 +62,11 @@ type Agent struct {
 // node is dearer than the little time that the collector takes.
 const garbagePercent = 25
 
+// freeAfter is when what the first reading took goes back to the system. What it left in
+// pools goes with the second collection, and on a busy machine it takes a while until all
+// is done that follows.
+var freeAfter = []time.Duration{time.Second, 5 * time.Second, 20 * time.Second}
+
 // Run runs an agent until ctx ends. It leaves everything attached.
 //
 // On a node where nothing is attached yet it fails if the manifests are bad,
@@ -332,7 +337,9 @@ func (a *Agent) becomeReady(objects int) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbagePercent)
 	}
-	time.AfterFunc(collectInterval, debug.FreeOSMemory)
+	for _, after := range freeAfter {
+		time.AfterFunc(after, debug.FreeOSMemory)
+	}
 	a.changed(true, true) // of what happened while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	a.tellManager(daemon.SdNotifyReady)
