@@ -62,10 +62,15 @@ type Agent struct {
 // node is dearer than the little time that the collector takes.
 const garbagePercent = 25
 
+// freeAfter is when what the first reading took goes back to the system. What it left in
+// pools goes with the second collection, and on a busy machine it takes a while until all
+// is done that follows.
+var freeAfter = []time.Duration{time.Second, 5 * time.Second, 20 * time.Second}
+
 // Run runs an agent until ctx ends. It leaves everything attached.
 //
 // On a node where nothing is attached yet it fails if the manifests are bad,
-// before it has touched anything, and waits for an API server before it attaches
+// and leaves the node as it found it, and waits for an API server before it attaches
 // anything. Where an earlier agent's programs serve, it reports what is bad and
 // serves on with what is there.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
@@ -74,6 +79,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	if a.objects, a.source, err = newSource(config, version, log); err != nil {
 		return err
 	}
+	loaded := a.loadManifests()
 	a.table = service.NewTable(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
 	a.prober = a.newProber()
@@ -82,10 +88,17 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
 		BindProtection: config.BindProtection, Edge: config.edgeOptions(),
 	})
+	bad := <-loaded
 	if err != nil {
-		return err
+		return errors.Join(bad, err)
 	}
 	defer a.datapath.Close()
+	if bad != nil && !datapath.Attached(config.BPFFS) {
+		return a.giveUp(bad)
+	}
+	if bad != nil {
+		log.Error("the manifests cannot be used; what an earlier agent left serves on")
+	}
 	if a.datapath.Unprotected != "" {
 		log.Error(a.datapath.Unprotected)
 	}
@@ -324,7 +337,9 @@ func (a *Agent) becomeReady(objects int) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbagePercent)
 	}
-	time.AfterFunc(collectInterval, debug.FreeOSMemory)
+	for _, after := range freeAfter {
+		time.AfterFunc(after, debug.FreeOSMemory)
+	}
 	a.changed(true, true) // of what happened while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	a.tellManager(daemon.SdNotifyReady)

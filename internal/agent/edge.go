@@ -137,7 +137,7 @@ func (c *Config) edgeOptions() *datapath.EdgeOptions {
 	if c.Edge.Mode == edge.Off {
 		return nil
 	}
-	return &datapath.EdgeOptions{SNATPorts: c.SNATPorts, ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher, AcceptDSR: c.acceptDSR}
+	return &datapath.EdgeOptions{SNATPorts: c.SNATPorts, ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher, AcceptDSR: c.acceptDSR, LateXDP: !edge.MayEnterXDP(c.Edge)}
 }
 
 // podsByPacket is where the pods of this node are that the edge has to meet at their

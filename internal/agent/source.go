@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/source/kube"
@@ -17,9 +16,7 @@ import (
 
 // newSource makes the source that is configured.
 //
-// Manifests are read once before anything is touched, and it is an error if they
-// are bad, unless an earlier agent's programs serve. An API server need not
-// answer yet.
+// An API server need not answer yet.
 func newSource(config Config, version string, log *slog.Logger) (source.Source, observe.Source, error) {
 	if config.Manifests == "" {
 		objects, err := kube.New(kube.Options{
@@ -32,14 +29,26 @@ func newSource(config Config, version string, log *slog.Logger) (source.Source, 
 		log.Info("waiting for the API server's objects", "server", objects.Server(), "node", config.NodeName)
 		return objects, observe.Source{Kind: "kubernetes", Location: objects.Server()}, nil
 	}
-	objects := manifest.New(config.Manifests)
-	if _, err := objects.Load(); err != nil {
-		if !datapath.Attached(config.BPFFS) {
-			return nil, observe.Source{}, fmt.Errorf("nothing is attached, because the manifests cannot be used:\n%w", err)
-		}
-		log.Error("the manifests cannot be used; what an earlier agent left serves on")
+	return manifest.New(config.Manifests), observe.Source{Kind: "manifests", Location: config.Manifests}, nil
+}
+
+// loadManifests reads manifests once, while the kernel verifies the programs. It is an error
+// if they are bad, unless an earlier agent's programs serve.
+func (a *Agent) loadManifests() <-chan error {
+	bad := make(chan error, 1)
+	objects, ok := a.objects.(*manifest.Source)
+	if !ok {
+		bad <- nil
+		return bad
 	}
-	return objects, observe.Source{Kind: "manifests", Location: config.Manifests}, nil
+	go func() {
+		_, err := objects.Load()
+		if err != nil {
+			err = fmt.Errorf("nothing is attached, because the manifests cannot be used:\n%w", err)
+		}
+		bad <- err
+	}()
+	return bad
 }
 
 // noteSource keeps for the socket what an event says of the source, and logs the

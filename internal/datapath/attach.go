@@ -79,7 +79,7 @@ func (d *Datapath) Attach() error {
 		return err
 	}
 	for _, h := range d.options.hooks() {
-		program := d.programs[h.program]
+		program := d.program(h.program)
 		if err := d.attach(h, program, id); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.name, d.cgroup, err)
 		}

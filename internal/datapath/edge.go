@@ -66,6 +66,9 @@ type EdgeOptions struct {
 	// AcceptDSR: what balancers have encapsulated is for backends of this node (table
 	// Balancers).
 	AcceptDSR bool
+	// LateXDP: the program for XDP is loaded when the first device is to have it, and not
+	// before; the verifier is spared the work where none is.
+	LateXDP bool
 }
 
 // edgeObject is a file of programs over the edge's tables.
@@ -75,7 +78,9 @@ type edgeObject struct {
 	pseudoHeader bool
 }
 
-var edgeObjects = []edgeObject{{LoadEdgeTC, true}, {LoadEdgeXDP, false}}
+var edgeObjects = []edgeObject{{LoadEdgeTC, true}, xdpObject: {LoadEdgeXDP, false}}
+
+const xdpObject = 1
 
 // edgeSpecs are what is attached to devices, if that is wanted, with their tables made. It
 // returns the tables that were there.
@@ -83,7 +88,10 @@ func (d *Datapath) edgeSpecs() (specs []*ebpf.CollectionSpec, pinned map[string]
 	if d.options.Edge == nil {
 		return nil, nil, nil
 	}
-	for _, o := range edgeObjects {
+	for i, o := range edgeObjects {
+		if d.options.Edge.LateXDP && i == xdpObject {
+			break
+		}
 		spec, err := o.load()
 		if err != nil {
 			return nil, pinned, err
@@ -102,6 +110,22 @@ func (d *Datapath) edgeSpecs() (specs []*ebpf.CollectionSpec, pinned map[string]
 		specs = append(specs, spec)
 	}
 	return specs, pinned, nil
+}
+
+// edgeProgram is the program for a hook, which is loaded now if it has not been.
+func (d *Datapath) edgeProgram(hook EdgeHook) (*ebpf.Program, error) {
+	if p := d.program(edgePrograms[hook]); p != nil || hook != EdgeXDP {
+		return p, nil
+	}
+	spec, err := LoadEdgeXDP()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.setEdgeConstants(spec, false); err != nil {
+		return nil, err
+	}
+	err = d.loadPrograms([]*ebpf.CollectionSpec{spec})
+	return d.program(edgePrograms[hook]), err
 }
 
 // pinnedEdgeTables finds the edge's tables of an earlier agent, and gives the spec

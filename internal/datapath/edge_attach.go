@@ -159,12 +159,11 @@ func (a *EdgeAttachment) takeDown(bpffs string) error {
 // of an earlier agent there.
 func (d *Datapath) AttachEdgeTC(device int) error {
 	for _, hook := range []EdgeHook{EdgeEgress, EdgeIngress} {
-		program := d.programs[edgePrograms[hook]]
-		err := d.attachEdge(device, hook, func() (link.Link, error) {
+		err := d.attachEdge(device, hook, func(program *ebpf.Program) (link.Link, error) {
 			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook]})
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = attachFilter(d.options.BPFFS, device, hook, program)
+			err = attachFilter(d.options.BPFFS, device, hook, d.program(edgePrograms[hook]))
 		}
 		if err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
@@ -174,12 +173,16 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 }
 
 // attachEdge replaces the program in the pinned link, or makes one.
-func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func() (link.Link, error)) error {
+func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func(*ebpf.Program) (link.Link, error)) error {
+	program, err := d.edgeProgram(hook)
+	if err != nil {
+		return err
+	}
 	path := edgeLinkPath(d.options.BPFFS, device, hook)
 	old, err := link.LoadPinnedLink(path, nil)
 	if err == nil {
 		info, err := old.Info()
-		if err == nil && linkedDevice(info) == device && old.Update(d.programs[edgePrograms[hook]]) == nil {
+		if err == nil && linkedDevice(info) == device && old.Update(program) == nil {
 			return old.Close()
 		}
 		if err := takeDown(old); err != nil {
@@ -188,7 +191,7 @@ func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func() (link.Lin
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	l, err := attach()
+	l, err := attach(program)
 	if err != nil {
 		return err
 	}
@@ -244,9 +247,8 @@ func (d *Datapath) replaceEdge() error {
 }
 
 func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
-	program := d.programs[edgePrograms[a.Hook]]
 	if a.filter != nil {
-		return attachFilter(d.options.BPFFS, a.Device, a.Hook, program)
+		return attachFilter(d.options.BPFFS, a.Device, a.Hook, d.program(edgePrograms[a.Hook]))
 	}
 	if a.Detached {
 		return a.takeDown(d.options.BPFFS)
@@ -257,6 +259,10 @@ func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 			return err
 		}
 		return nil // gone by now
+	}
+	program, err := d.edgeProgram(a.Hook)
+	if err != nil {
+		return err
 	}
 	l, err := link.LoadPinnedLink(edgeLinkPath(d.options.BPFFS, a.Device, a.Hook), nil)
 	if err != nil {

@@ -83,7 +83,7 @@ func (d *Datapath) joinEdge(device int, mode uint32) ([]ChainProgram, error) {
 	change.members = func(old *dispatcher) ([]member, bool, error) {
 		own := member{
 			ChainProgram: ChainProgram{Name: slotName(d.options.BPFFS), Priority: EdgePriority},
-			program:      d.programs[EdgeSlotProgBeelineEdge], flags: unix.BPF_F_XDP_HAS_FRAGS,
+			program:      d.program(EdgeSlotProgBeelineEdge), flags: unix.BPF_F_XDP_HAS_FRAGS,
 			actions: 1<<dispatcherNotReplaced | 1<<2, // XDP_PASS
 		}
 		if own.program != nil {
@@ -135,7 +135,7 @@ func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Progra
 	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err != nil {
 		return nil, err
 	}
-	return d.programs[EdgeSlotProgBeelineEdge], nil
+	return d.program(EdgeSlotProgBeelineEdge), nil
 }
 
 // leaveDispatcher takes the edge's program out of the device's dispatcher. The others

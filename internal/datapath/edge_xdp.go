@@ -29,8 +29,7 @@ func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []ChainProgram
 		}
 	}
 	alone := func() error {
-		program := d.programs[EdgeXDPProgBeelineEdgeXdp]
-		return d.attachEdge(device, EdgeXDP, func() (link.Link, error) {
+		return d.attachEdge(device, EdgeXDP, func(program *ebpf.Program) (link.Link, error) {
 			return link.AttachXDP(link.XDPOptions{Program: program, Interface: device, Flags: flags})
 		})
 	}

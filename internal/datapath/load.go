@@ -43,6 +43,7 @@ type Datapath struct {
 	cgroupDir *os.File
 	lock      *os.File
 	maps      map[string]*ebpf.Map
+	loading   sync.Mutex // of programs, some of which come late
 	programs  map[string]*ebpf.Program
 	resized   []string // tables whose pin still is the smaller or larger old one
 	// replacement says why XDP programs cannot share a device under this kernel.
@@ -259,6 +260,8 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 		})
 	}
 	group.Wait()
+	d.loading.Lock()
+	defer d.loading.Unlock()
 	for _, c := range loaded {
 		if c == nil {
 			continue
@@ -272,6 +275,13 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 		return fmt.Errorf("load the programs: %w", err)
 	}
 	return nil
+}
+
+// program is a loaded program, nil if there is none of that name.
+func (d *Datapath) program(name string) *ebpf.Program {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	return d.programs[name]
 }
 
 // setConstants sets those that an object has of all of them.

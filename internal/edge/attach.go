@@ -121,6 +121,17 @@ func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try boo
 	return datapath.XDPNative, "its driver has XDP", true
 }
 
+// MayEnterXDP says whether XDP is to be tried at some device of this node, if that is one
+// of those that are served.
+func MayEnterXDP(c Config) bool {
+	devices, err := readDevices(nil)
+	return err != nil || slices.ContainsFunc(devices, func(d Device) bool {
+		d.Clients = true
+		_, _, try := wantedEntry(c, d)
+		return try && !d.Loopback
+	})
+}
+
 func xdpName(mode datapath.XDPMode) string {
 	if mode == datapath.XDPGeneric {
 		return "generic xdp"

@@ -51,7 +51,7 @@ func TestSmoke(t *testing.T) {
 		output: filepath.Join(t.TempDir(), "results.json"),
 		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../../build/controlplane",
 	}
-	rateSides, socketRows := 11, 0
+	rateSides, changesSides, socketRows := 11, 1, 0
 	for _, c := range scenarios(true) {
 		socketRows += sides
 		if c.Mode.Datagrams() || kubernetes.Find(s.controlPlane) != nil {
@@ -59,7 +59,7 @@ func TestSmoke(t *testing.T) {
 		}
 	}
 	if err := kubernetes.Find(s.controlPlane); err == nil {
-		rateSides += 2
+		rateSides, changesSides = rateSides+2, changesSides+2
 	} else {
 		t.Run("kube-proxy", func(t *testing.T) { t.Skip(err) })
 	}
@@ -83,6 +83,7 @@ func TestSmoke(t *testing.T) {
 		partRates:    {metricPacketCPU, rateSides},
 		partBalancer: {metricPerSecond, 8},
 		partControl:  {metricTime, 3},
+		partChanges:  {metricTime, 2 * changesSides},
 	} {
 		if got := r.Of(part, want.metric); len(got) != want.rows {
 			t.Errorf("part %s has %d rows of %s, want %d", part, len(got), want.metric.Name, want.rows)

@@ -36,6 +36,7 @@ const (
 	partRates    = "rates"
 	partBalancer = "balancer"
 	partControl  = "control"
+	partChanges  = "changes"
 )
 
 var parts = []part{
@@ -45,6 +46,7 @@ var parts = []part{
 	{partRates, "packets through balancers: CPU time for each, and how many a core takes", runRates, printRates},
 	{partBalancer, "a client and two web servers, by Beeline and by other balancers", runBalancer, printBalancer},
 	{partControl, "start, change and memory of the agent with many Services", runControl, printControl},
+	{partChanges, "one change until a new connection sees it: from files, from an API server, and with kube-proxy", runChanges, printChanges},
 }
 
 func partNames() []string {

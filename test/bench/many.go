@@ -71,6 +71,11 @@ func (m *many) write() error {
 
 // writeOne writes a Service; the first of its endpoints is the one numbered so.
 func (m *many) writeOne(service, first int) error {
+	return node.WriteFile(m.folder, fmt.Sprintf("many-%d.yaml", service), []byte(m.text(service, first)))
+}
+
+// text is the Service and its EndpointSlices.
+func (m *many) text(service, first int) string {
 	var text strings.Builder
 	name := fmt.Sprintf("many-%d", service)
 	fmt.Fprintf(&text, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\nspec:\n  clusterIP: %s\n  clusterIPs:\n",
@@ -91,7 +96,7 @@ func (m *many) writeOne(service, first int) error {
 			fmt.Fprintf(&text, "  - addresses: [%s]\n    nodeName: node-%c\n", quoted(m.endpoint(family, service, number)), 'a'+number%2)
 		}
 	}
-	return node.WriteFile(m.folder, name+".yaml", []byte(text.String()))
+	return text.String()
 }
 
 // quoted keeps YAML from reading an address as something else.

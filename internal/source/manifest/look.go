@@ -27,18 +27,23 @@ const (
 // that was there, the next read follows at once, and to stand still would be
 // worse.
 func (s *Source) readAll(heard news) (failed source.Problems) {
-	s.folder = 0
 	before, err := list(s.path)
 	for i := 0; i < attempts; i++ {
 		if err != nil {
+			s.folder = 0
 			return source.Problems{{File: s.path, Reason: describeListError(err)}}
 		}
 		if size := totalSize(before); size > s.limits.folder {
+			s.folder = 0
 			return source.Problems{{
 				File:   s.path,
 				Reason: fmt.Sprintf("files of %d bytes together; at most %d are read: remove what is not needed", size, s.limits.folder),
 			}}
 		}
+		if i == 0 && s.same(before, heard) {
+			return nil
+		}
+		s.folder = 0
 		s.readEntries(before, heard)
 		heard = news{} // what looks the same from here on is the same
 		var after []entry
@@ -62,6 +67,15 @@ func (s *Source) readAll(heard news) (failed source.Problems) {
 		Reason: fmt.Sprintf("changed each of %d times while it was being read; "+
 			"write files under a hidden name and rename them when they are complete", attempts),
 	}}
+}
+
+// same says whether a list is that of the last look at all files, which nothing changed
+// during, and there is nothing to read.
+func (s *Source) same(entries []entry, heard news) bool {
+	return s.folder != 0 && len(entries) == len(s.files) && !slices.ContainsFunc(entries, func(e entry) bool {
+		f := s.files[e.name]
+		return e.folder != s.folder || f == nil || !f.unchanged(e, heard)
+	})
 }
 
 // replacedOneByOne says whether all that differs between two lists is whole

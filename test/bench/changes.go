@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A new connection of a pod tells: it goes where the Service's one endpoint is.
+const (
+	scenarioFirst  = "start"                                 // from that of the process to the first such connection
+	scenarioServed = "one change until a connection sees it" // from the beginning of the write
+)
+
+// The sizes that are measured.
+var changesSizes = []struct{ services, endpoints int }{{manyMost, endpointsOf}, {1000, 250}}
+
+// How often and how closely one change follows another. kube-proxy's default is to write
+// its rules once a second at most: a change that follows sooner would wait for that.
+const (
+	agentChanges = 100
+	agentPause   = 50 * time.Millisecond
+	proxyChanges = 20
+	proxyPause   = 2 * time.Second
+	proxyApart   = 5 * time.Millisecond // its changes take long, and connections would take CPU time from it
+)
+
+// changing is the Service that changes: its backend is one of two servers.
+const (
+	changing       = "changing"
+	changingNumber = 103
+)
+
+var changingPods = [2]string{"b1", "b2"}
+
+func runChanges(ctx context.Context, b *bench) error {
+	missing := kubernetes.Find(b.controlPlane)
+	if missing != nil {
+		b.say("\n%v: only files are measured.", missing)
+	}
+	for _, size := range changesSizes {
+		if b.smoke {
+			size.services, size.endpoints = 50, 3
+		}
+		if err := b.measureChanges(ctx, size.services, size.endpoints, missing == nil); err != nil {
+			return fmt.Errorf("%d Services with %d endpoints: %w", size.services, size.endpoints, err)
+		}
+		if b.smoke {
+			return nil
+		}
+	}
+	return nil
+}
+
+// measureChanges measures all sides with one size, one after the other.
+func (b *bench) measureChanges(ctx context.Context, services, endpoints int, withAPI bool) (err error) {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.end()) }()
+	if err := w.StartServers(); err != nil {
+		return err
+	}
+	m := &many{folder: w.folder, services: services, endpoints: endpoints, families: []string{"IPv4"}, protocol: corev1.ProtocolTCP}
+	c := &changesRun{bench: b, world: w, many: m}
+	if err := errors.Join(m.write(), c.writeFile(ctx, w.Host(changingPods[0]))); err != nil {
+		return err
+	}
+	agent := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder}
+	if err := c.agent(ctx, "Beeline, files", agent, c.writeFile); err != nil {
+		return err
+	}
+	if !withAPI {
+		return nil
+	}
+	api, err := kubernetes.Start(ctx, w.Lab, b.controlPlane)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, api.Stop()) }()
+	return c.withAPI(ctx, api)
+}
+
+// changesRun is one size of the part.
+type changesRun struct {
+	*bench
+	world *world
+	many  *many
+}
+
+// withAPI measures the sides that follow an API server, with the same objects.
+func (c *changesRun) withAPI(ctx context.Context, api *kubernetes.ControlPlane) error {
+	objects, err := c.many.objects()
+	if err != nil {
+		return err
+	}
+	service, slice := changingObjects(c.world.Host(changingPods[0]))
+	if err := api.Create(ctx, append(append(node.Cluster(c.world.Lab), service, slice), objects...)...); err != nil {
+		return err
+	}
+	write := func(ctx context.Context, backend *lab.Host) error {
+		_, slice := changingObjects(backend)
+		return api.Update(ctx, slice)
+	}
+	agent := &node.Agent{Host: c.world.Host("node-a"), Program: c.program, Kubeconfig: api.Kubeconfig()}
+	if err := c.agent(ctx, "Beeline, API server", agent, write); err != nil {
+		return err
+	}
+	host := c.world.Host("node-b")
+	begin := time.Now()
+	proxy, err := api.StartProxy(host, kubernetes.NFTables)
+	if err != nil {
+		return err
+	}
+	side := changesSide{
+		name: "kube-proxy, nftables, API server", client: c.world.Host("b3"), pid: proxy.PID(), begin: begin,
+		write: write, count: proxyChanges, pause: proxyPause, apart: proxyApart,
+	}
+	return errors.Join(c.measure(ctx, side), proxy.Stop())
+}
+
+// agent measures an agent, which is gone afterwards.
+func (c *changesRun) agent(ctx context.Context, name string, a *node.Agent, write func(context.Context, *lab.Host) error) error {
+	c.world.agents = append(c.world.agents, a)
+	begin := time.Now()
+	if err := a.StartOnly(); err != nil {
+		return err
+	}
+	side := changesSide{
+		name: name, client: c.world.Host("a1"), pid: a.PID(), begin: begin, write: write, count: agentChanges, pause: agentPause,
+	}
+	if err := c.measure(ctx, side); err != nil {
+		return err
+	}
+	if err := a.Stop(); err != nil {
+		return err
+	}
+	_, err := a.CLI("cleanup")
+	return err
+}
+
+// writeFile has the Service's backend be another by its file.
+func (c *changesRun) writeFile(_ context.Context, backend *lab.Host) error {
+	service, slice := changingObjects(backend)
+	return node.WriteManifest(c.world.folder, changing+".yaml", service, slice)
+}
+
+// changingObjects are the Service that changes, of IPv4 alone, and its endpoint.
+func changingObjects(backend *lab.Host) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	service, slices := node.Service(changing, changingNumber), node.Slices(changing, backend)
+	single := corev1.IPFamilyPolicySingleStack
+	service.Spec.IPFamilyPolicy, service.Spec.IPFamilies = &single, []corev1.IPFamily{corev1.IPv4Protocol}
+	service.Spec.ClusterIPs = []string{service.Spec.ClusterIP}
+	for _, slice := range slices {
+		if slice.AddressType == discoveryv1.AddressTypeIPv4 {
+			return service, slice
+		}
+	}
+	panic("a pod without an IPv4 address")
+}
+
+// objects are what write writes, as an API server takes them.
+func (m *many) objects() (all []runtime.Object, err error) {
+	for number := range m.services {
+		service, slices, err := m.object(number)
+		if err != nil {
+			return nil, err
+		}
+		single := corev1.IPFamilyPolicySingleStack
+		if service.Spec.IPFamilyPolicy = &single; len(m.families) > 1 {
+			service.Spec.IPFamilyPolicy = nil
+		}
+		all = append(all, service)
+		for _, slice := range slices {
+			all = append(all, slice)
+		}
+	}
+	return all, nil
+}
