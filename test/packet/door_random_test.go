@@ -22,7 +22,7 @@ type doors struct {
 // Whatever comes, it meets at a shut door what it meets at an open one, and leaves the same
 // records: while tables change, records get lost, and the door is made anew.
 func TestDoorChangesNothing(t *testing.T) {
-	const packets, ofTables = 20_000, 100
+	const packets, ofTables = 10_000, 100
 	t.Logf("-seed=%d", *seedFlag)
 	d := &doors{shut: newWorld(t, limits{}), open: newWorld(t, limits{})}
 	d.g = &generator{Rand: rand.New(rand.NewPCG(*seedFlag, 1)), w: d.shut}
