@@ -24,6 +24,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "address.h"
+#include "client.h"
 #include "dsr.h"
 #include "edge_tables.h"
 #include "edge_types.h"
@@ -123,6 +124,23 @@ static __always_inline int door_knows(const __u64 *bits, const struct caller *c,
 	return door_has(bits, source) && door_has(bits, door_end(source, c->source_port));
 }
 
+static __always_inline int among4(const struct door_network4 *networks, __be32 a)
+{
+	for (int i = 0; i < DOOR_NETWORKS; i++)
+		if ((a & networks[i].mask) == networks[i].value)
+			return 1;
+	return 0;
+}
+
+static __always_inline int among6(const struct door_network6 *networks, const __u64 *a)
+{
+	for (int i = 0; i < DOOR_NETWORKS; i++)
+		if ((a[0] & networks[i].mask[0]) == networks[i].value[0] &&
+		    (a[1] & networks[i].mask[1]) == networks[i].value[1])
+			return 1;
+	return 0;
+}
+
 /* Whether the rest of a packet is as the packet's parser wants it; `left` is what the IP
  * header says that there is of it. What a balancer may have encapsulated is looked into. */
 static __always_inline int door_whole(struct context *ctx, __u8 protocol, const struct udphdr *udp,
@@ -174,17 +192,16 @@ static __always_inline int shut_out_v4(struct context *ctx, const struct door *d
 	}
 	if (door_knows(bits, &c, leaving))
 		return 0;
-	for (int i = 0; i < DOOR_NETWORKS; i++)
-		if ((p->ip.daddr & door->services4[i].mask) == door->services4[i].value)
-			return 0;
+	if (among4(door->services4, p->ip.daddr))
+		return 0;
 	first = *(const __u8 *)&p->ip.saddr; /* address_is_no_source */
 	if (first == 0 || first == 127 || first >= 224)
 		return 0;
 	left = bpf_ntohs(p->ip.tot_len) - sizeof(p->ip);
 	if (left > 0xffff) /* it says that it is shorter */
 		return 0;
-	return door_whole(ctx, p->ip.protocol, &p->l4,
-			  sizeof(struct ethhdr) + sizeof(struct iphdr), left);
+	return door_whole(ctx, p->ip.protocol, &p->l4, sizeof(struct ethhdr) + sizeof(struct iphdr),
+			  left);
 }
 
 static __always_inline int shut_out_v6(struct context *ctx, const struct door *door,
@@ -212,10 +229,8 @@ static __always_inline int shut_out_v6(struct context *ctx, const struct door *d
 	}
 	if (door_knows(bits, &c, leaving))
 		return 0;
-	for (int i = 0; i < DOOR_NETWORKS; i++)
-		if ((destination[0] & door->services6[i].mask[0]) == door->services6[i].value[0] &&
-		    (destination[1] & door->services6[i].mask[1]) == door->services6[i].value[1])
-			return 0;
+	if (among6(door->services6, destination))
+		return 0;
 	return door_whole(ctx, p->ip.nexthdr, &p->l4,
 			  sizeof(struct ethhdr) + sizeof(struct ipv6hdr),
 			  bpf_ntohs(p->ip.payload_len));
@@ -247,4 +262,32 @@ static __always_inline int shut_out(struct context *ctx, int leaving)
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
 		return shut_out_v6(ctx, door, bits, leaving);
 	return 0;
+}
+
+/* Whether a packet that has been shut out comes from a pod. */
+static __always_inline int pod_is_shut_out(struct context *ctx)
+{
+	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
+	const struct iphdr *ip = linear_bytes(ctx, sizeof(*eth), sizeof(*ip));
+	const struct ipv6hdr *ip6 = linear_bytes(ctx, sizeof(*eth), sizeof(*ip6));
+	__u32 zero = 0;
+	const struct door *door = bpf_map_lookup_elem(&doors, &zero);
+	struct address source;
+	__u64 words[2];
+
+	if (!eth || !ip || !door)
+		return 0;
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		if (among4(door->pods4, ip->saddr))
+			return 1;
+		address_from_v4(&source, ip->saddr);
+		return class_of(&source) == FROM_POD;
+	}
+	if (!ip6)
+		return 0;
+	__builtin_memcpy(words, &ip6->saddr, sizeof(words));
+	if (among6(door->pods6, words))
+		return 1;
+	__builtin_memcpy(&source, words, sizeof(source));
+	return class_of(&source) == FROM_POD;
 }

@@ -103,8 +103,7 @@ enum door_multiplier {
 	DOOR_LAST_LOW = 0x6659fd93,
 };
 
-/* Whose addresses are ours, all of them: (address & mask) == value. Where there are more than
- * find room here, one is around several. */
+/* Its addresses are those of which (address & mask) == value. */
 struct door_network4 {
 	__be32 mask;
 	__be32 value;
@@ -123,9 +122,14 @@ enum door_state {
 
 struct door {
 	__u32 state; /* enum door_state */
-	__u32 reserved[5];
-	struct door_network4 services4[DOOR_NETWORKS]; /* ServiceCIDRs */
+	__u32 reserved;
+	/* What is ours as a whole: ServiceCIDRs. Where there are more than find room here, one is
+	 * around several. */
+	struct door_network4 services4[DOOR_NETWORKS];
+	/* Some of the networks of pods, the largest: `networks` has all. */
+	struct door_network4 pods4[DOOR_NETWORKS];
 	struct door_network6 services6[DOOR_NETWORKS];
+	struct door_network6 pods6[DOOR_NETWORKS];
 	__u64 unused[3];
 	__u64 bits[2 * DOOR_WORDS];
 };

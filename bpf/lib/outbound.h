@@ -133,29 +133,11 @@ static __always_inline enum pretence pretence(struct context *ctx, struct worksp
 	}
 }
 
-/* What leaves and is none of ours: counted as begin_outbound does, where nobody has met it
- * before. */
+/* What leaves and is none of ours: counted as begin_outbound has it. What has come from
+ * elsewhere has been met as it came. */
 static __always_inline int leave_outbound(struct context *ctx)
 {
-	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth) + sizeof(struct iphdr));
-	const struct ipv6hdr *ip6;
-	const struct iphdr *ip;
-	struct address source;
-
-	if (!ctx->ingress_ifindex)
-		return leave_alone(ctx, EDGE_NOT_OURS);
-	if (!eth)
-		return packet_pass(ctx);
-	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-		ip = (const void *)(eth + 1);
-		address_from_v4(&source, ip->saddr);
-	} else {
-		ip6 = linear_bytes(ctx, sizeof(*eth), sizeof(*ip6));
-		if (!ip6)
-			return packet_pass(ctx);
-		__builtin_memcpy(&source, &ip6->saddr, sizeof(source));
-	}
-	if (class_of(&source) != FROM_POD)
+	if (ctx->ingress_ifindex && !pod_is_shut_out(ctx))
 		return packet_pass(ctx);
 	return leave_alone(ctx, EDGE_NOT_OURS);
 }

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -186,7 +187,7 @@ func (d *Door) SetServiceNetworks(networks []netip.Prefix) error {
 	if d == nil {
 		return nil
 	}
-	services4, services6 := doorNetworks(networks)
+	services4, services6 := doorNetworks(networks, around)
 	if services4 == d.at.Services4 && services6 == d.at.Services6 {
 		return nil
 	}
@@ -211,9 +212,21 @@ type (
 	doorNetworks6 = [EdgeTCDoorSizeDOOR_NETWORKS]EdgeTCDoorNetwork6
 )
 
-// doorNetworks are networks as the programs compare addresses with them. Where they are too
-// many, some are around several.
-func doorNetworks(networks []netip.Prefix) (v4 doorNetworks4, v6 doorNetworks6) {
+// SetPodNetworks says which addresses are those of pods. Others in the table of networks are
+// found there. What depends on it is what is counted.
+func (d *Door) SetPodNetworks(networks []netip.Prefix) {
+	if d == nil {
+		return
+	}
+	pods4, pods6 := doorNetworks(networks, largest)
+	if pods4 != d.at.Pods4 || pods6 != d.at.Pods6 {
+		d.at.Pods4, d.at.Pods6 = pods4, pods6
+	}
+}
+
+// doorNetworks are networks as the programs compare addresses with them: no more of a family
+// than choose makes of them.
+func doorNetworks(networks []netip.Prefix, choose func([]netip.Prefix, int) []netip.Prefix) (v4 doorNetworks4, v6 doorNetworks6) {
 	for i := range v4 { // nothing has these values
 		v4[i].Value = 1
 		v6[i].Value[0] = 1
@@ -226,11 +239,11 @@ func doorNetworks(networks []netip.Prefix) (v4 doorNetworks4, v6 doorNetworks6) 
 			all6 = append(all6, p.Masked())
 		}
 	}
-	for i, p := range around(all4, len(v4)) {
+	for i, p := range choose(all4, len(v4)) {
 		mask, value := maskOf(p), p.Addr().As4()
 		v4[i] = EdgeTCDoorNetwork4{Mask: binary.LittleEndian.Uint32(mask[:]), Value: binary.LittleEndian.Uint32(value[:])}
 	}
-	for i, p := range around(all6, len(v6)) {
+	for i, p := range choose(all6, len(v6)) {
 		mask, value := maskOf(p), p.Addr().As16()
 		v6[i] = EdgeTCDoorNetwork6{Mask: doorWords(mask), Value: doorWords(value)}
 	}
@@ -263,6 +276,29 @@ func around(networks []netip.Prefix, most int) []netip.Prefix {
 		all = slices.Replace(all, at, at+2, closest)
 	}
 	return all
+}
+
+// largest are some of the networks of one family, of which those that lie side by side are one.
+func largest(networks []netip.Prefix, most int) []netip.Prefix {
+	all := slices.Clone(networks)
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	var joined []netip.Prefix
+	for _, p := range all {
+		for n := len(joined); n > 0; n = len(joined) {
+			last := joined[n-1]
+			if last.Bits() <= p.Bits() && last.Contains(p.Addr()) {
+				p = last
+			} else if around := both(last, p); last.Bits() == p.Bits() && around.Bits() == p.Bits()-1 {
+				p = around
+			} else {
+				break
+			}
+			joined = joined[:n-1]
+		}
+		joined = append(joined, p)
+	}
+	slices.SortStableFunc(joined, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
+	return joined[:min(most, len(joined))]
 }
 
 // both is the smallest network around two.

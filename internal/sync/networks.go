@@ -94,6 +94,7 @@ func (s *Syncer) reconcileNetworks() {
 	networks, conflict := s.wantedNetworks()
 	if s.networks.err = s.tables.Door.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
 		s.networks.reconcile("network", networks)
+		s.tables.Door.SetPodNetworks(s.podNetworks())
 	}
 	s.conflict = conflict
 	balancers := map[netip.Prefix]uint32{}
@@ -110,6 +111,16 @@ func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []
 			if network == datapath.NetworkService && !slices.Contains(all, p) {
 				all = append(all, p)
 			}
+		}
+	}
+	return all
+}
+
+// podNetworks are those in the table in which there is no ServiceCIDR.
+func (s *Syncer) podNetworks() (all []netip.Prefix) {
+	for p, network := range s.networks.applied {
+		if network == datapath.NetworkPod && !slices.ContainsFunc(s.cidrs, p.Overlaps) {
+			all = append(all, p)
 		}
 	}
 	return all

@@ -46,9 +46,6 @@ var changingPods = [2]string{"b1", "b2"}
 
 func runChanges(ctx context.Context, b *bench) error {
 	missing := kubernetes.Find(b.controlPlane)
-	if missing != nil {
-		b.say("\n%v: only files are measured.", missing)
-	}
 	for _, size := range changesSizes {
 		if b.smoke {
 			size.services, size.endpoints = 50, 3
@@ -125,7 +122,7 @@ func (c *changesRun) withAPI(ctx context.Context, api *kubernetes.ControlPlane) 
 		return err
 	}
 	side := changesSide{
-		name: "kube-proxy, nftables, API server", client: c.world.Host("b3"), pid: proxy.PID(), begin: begin,
+		name: proxySides + "nftables, API server", client: c.world.Host("b3"), pid: proxy.PID(), begin: begin,
 		write: write, count: proxyChanges, pause: proxyPause, apart: proxyApart,
 	}
 	return errors.Join(c.measure(ctx, side), proxy.Stop())

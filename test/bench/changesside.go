@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,8 +77,11 @@ func (c *changesRun) add(s changesSide, scenario string, m result.Metric, value 
 }
 
 func printChanges(r *report) {
-	services := 0
-	for _, row := range r.results.Of(partChanges, metricResident) {
+	rows, services := r.results.Of(partChanges, metricResident), 0
+	if !slices.ContainsFunc(rows, func(row result.Row) bool { return strings.HasPrefix(row.Side, proxySides) }) {
+		r.say("\nThere was no Kubernetes to run at --controlplane, so only files are measured.")
+	}
+	for _, row := range rows {
 		if n := row.Parameters["services"]; n != services {
 			services = n
 			r.say("\n%d Services with %d endpoints each; times in ms, memory in MiB\n", n, row.Parameters["endpoints"])

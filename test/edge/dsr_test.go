@@ -27,10 +27,11 @@ func inEachDSR(t *testing.T, f func(t *testing.T, kind, mode string)) {
 // threeNodes has a balancer, node-a, and two nodes with nothing but backends.
 var threeNodes = lab.Shape{ThreeNodes: true}
 
-// firstEphemeral is the first port that the kernel gives a client. A backend of the balancer
-// sees another one where the client has had the port for the same backend at another of
-// the Service's addresses just before, and that flow is remembered.
-const firstEphemeral = 32768
+// firstEphemeral is the first port that the kernel gives a client, and lastEphemeral the last
+// one. A backend sees another one, of --snat-ports on either side of these, where the client has
+// had the port for the same backend at another of the Service's addresses just before, and that
+// flow is remembered.
+const firstEphemeral, lastEphemeral = 32768, 60999
 
 // startDSR is a world with agents on three nodes, in which the fabric sends what is for
 // Services to node-a.
@@ -101,7 +102,7 @@ func TestDSRFromOutside(t *testing.T) {
 						if answer.Peer.Addr() != w.clientOf(family) {
 							t.Errorf("%s to %s: %s sees %s, want the client's %s", network, to, answer.Pod, answer.Peer, w.clientOf(family))
 						}
-						if answer.Peer.Port() >= firstEphemeral {
+						if port := answer.Peer.Port(); port >= firstEphemeral && port <= lastEphemeral {
 							served[answer.Peer] = answer.Pod
 						}
 					}

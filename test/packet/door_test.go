@@ -139,12 +139,15 @@ func TestDoorCountsWhatLeaves(t *testing.T) {
 			{"a pod's", w.index["eth1"], probe{from: on(f.local, 5000), to: on(f.client, 80), protocol: udp}, 1},
 			{"forwarded", w.index["eth1"], probe{from: on(f.client, 5000), to: on(f.client.Next(), 80), protocol: udp}, 0},
 		} {
-			for _, open := range []bool{false, true} {
-				t.Run(fmt.Sprint(f.name, "/", c.name, "/open=", open), func(t *testing.T) {
+			for _, how := range []string{"shut", "open", "without networks of pods"} {
+				t.Run(fmt.Sprint(f.name, "/", c.name, "/", how), func(t *testing.T) {
 					w.enter(t)
-					defer w.shut(t)
-					if open {
+					defer w.apply(t, w.scene())
+					switch how {
+					case "open":
 						w.door.Open()
+					case "without networks of pods":
+						w.door.SetPodNetworks(nil)
 					}
 					before := w.counts(t)[model.NotOurs]
 					options := ebpf.RunOptions{Data: c.p.frame(t), Context: [48]uint32{9: c.from, 10: w.index["eth0"]}}

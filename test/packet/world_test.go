@@ -265,6 +265,7 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		w.put(t, datapath.EdgeTCMapEdgeDevices, device, row)
 	}
 	must(t, w.door.SetServiceNetworks(tables.Services))
+	w.door.SetPodNetworks(tables.Pods)
 	w.shut(t)
 }
 
