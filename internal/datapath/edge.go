@@ -102,7 +102,8 @@ func (d *Datapath) loadEdge() (pinned map[string]*ebpf.Map, err error) {
 			return pinned, err
 		}
 	}
-	return pinned, nil
+	// The table of flows may have another size now.
+	return pinned, setRoom(d.maps[EdgeTCMapTracksRoom], 0)
 }
 
 // pinnedEdgeTables finds the edge's tables of an earlier agent, and gives the spec

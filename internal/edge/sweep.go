@@ -148,9 +148,17 @@ func (e *Edge) sweepFlows(note func(datapath.Tuple, *datapath.Track)) (ended uin
 			}
 		}
 	}
-	ended, err = Sweep(e.datapath.Flows(), e.config.Timeouts, datapath.Now(), visit)
+	flows, records := e.datapath.Flows(), 0
+	made, err := flows.Made()
+	if err != nil {
+		return 0, err
+	}
+	ended, err = Sweep(flows, e.config.Timeouts, datapath.Now(), func(key datapath.Tuple, t *datapath.Track) {
+		records++ // those of half open flows, too: they may be established by now
+		visit(key, t)
+	})
 	if err == nil {
-		err = settle()
+		err = errors.Join(settle(), flows.NoteRoom(made, records))
 	}
 	return ended, err
 }
