@@ -17,14 +17,37 @@
 #define SNAT_ATTEMPTS 64
 
 struct snat_search {
-	/* other_key is the key of replies: its destination's port is to be found. */
+	/* other_key is the key of replies: its destination's port is to be found. `other` is
+	 * their record to be. */
 	struct workspace *workspace;
-	__u32 hash;
-	__u32 keep_port; /* the one that is there is tried first */
-	__u32 adopted;
-	__u32 half; /* where the adopted flow's other record is */
-	__u32 found;
+	__u8 keep_port; /* the one that is there is tried first */
+	__u8 adopted;
+	__u8 half; /* where the adopted flow's other record is */
+	__u8 found;
+	__u8 failed; /* there was a port, and no room for the record */
 };
+
+/* The record that has a port. If there is none the flow gets it: to store the record says
+ * whether there is one already, and costs no more than to look. */
+static __always_inline struct track *port_taken(struct snat_search *search, struct workspace *w)
+{
+	struct track *taken = bpf_map_lookup_elem(&tracks, &w->other_key);
+
+	w->other.tag = tuple_hash(&w->other_key);
+	search->half = 0;
+	if (taken && taken->tag == w->other.tag)
+		return taken;
+	if (!dry_run && !bpf_map_update_elem(&half_open, &w->other_key, &w->other, BPF_NOEXIST)) {
+		track_admit(&w->other_key, &w->other);
+		return 0;
+	}
+	search->half = 1;
+	taken = bpf_map_lookup_elem(&half_open, &w->other_key);
+	if (taken && taken->tag == w->other.tag)
+		return taken;
+	search->failed = !dry_run;
+	return 0;
+}
 
 /* Tries one port. No port always comes after the same other one, or those in use would
  * gather in chains that each flow follows to their end; mixed once, attempts that differ
@@ -34,11 +57,10 @@ static long snat_search_step(__u32 attempt, struct snat_search *search)
 {
 	struct workspace *w = search->workspace;
 	struct track *taken;
-	int half;
 
 	if (attempt || !search->keep_port)
-		w->other_key.destination_port = snat_port(mix(mix(search->hash, attempt), 0));
-	taken = track_find(&w->other_key, tuple_hash(&w->other_key), &half);
+		w->other_key.destination_port = snat_port(mix(mix(w->hash, attempt), 0));
+	taken = port_taken(search, w);
 	if (taken) {
 		tuple_reverse(&taken->becomes, &w->to);
 		if (!tuple_equal(&w->to, &w->packet.tuple))
@@ -46,7 +68,6 @@ static long snat_search_step(__u32 attempt, struct snat_search *search)
 		/* Where nothing is stored, a flow that is over still has its records. */
 		if (!dry_run || taken->state < TRACK_CLOSING) {
 			w->track.state = taken->state;
-			search->half = half;
 			search->adopted = 1;
 		}
 	}
@@ -68,18 +89,26 @@ static __always_inline int choose_port(struct snat_search *search, __u8 protocol
 
 /* Keeps the records of a flow that begins. Two flows of one client may have the same
  * backend, to which they would be one: then the later one, too, has another port there,
- * as all have that do not keep their own. */
-static __always_inline enum edge_reason begin_flow(struct workspace *w, int keep_port)
+ * as all have that do not keep their own. Not static: the verifier looks at it once. It looks for
+ * the workspace itself, since until Linux 6.2 no argument can be a map's key. Returns enum
+ * edge_reason. */
+__noinline int begin_flow(int keep_port)
 {
-	__u8 protocol = w->packet.tuple.protocol;
-	struct snat_search search = {.hash = w->hash, .workspace = w};
+	__u32 zero = 0;
+	struct workspace *w = bpf_map_lookup_elem(&workspaces, &zero);
+	struct snat_search search = {};
+	__u8 protocol;
 
-	tuple_reverse(&w->track.becomes, &w->other_key);
+	if (!w)
+		return EDGE_DROP_NO_RECORD;
+	protocol = w->packet.tuple.protocol;
+	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
+	search.workspace = w;
 	search.keep_port = keep_port || protocol == IPPROTO_SCTP;
 	if (!choose_port(&search, protocol))
 		return EDGE_DROP_NO_PORT;
 	w->track.becomes.source_port = w->other_key.destination_port;
-	if (search.adopted ? track_adopt(w, search.half) : track_begin(w, BPF_NOEXIST))
+	if (search.failed || track_adopt(w, search.half || !search.adopted))
 		return EDGE_DROP_NO_RECORD;
 	w->to = w->track.becomes;
 	return search.adopted ? EDGE_ADOPTED : EDGE_NEW;

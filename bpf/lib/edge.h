@@ -47,7 +47,7 @@ static __always_inline int begin_remote(struct context *ctx, struct workspace *w
 		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
 	if (address_is_unspecified(&w->track.becomes.source))
 		return lose(ctx, w, EDGE_DROP_NO_ADDRESS);
-	reason = begin_flow(w, 0);
+	reason = begin_flow(0);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
 	return send_on(ctx, w, routed, reason);
@@ -85,7 +85,7 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	reason = begin_flow(w, 0);
+	reason = begin_flow(0);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
 	return send_on(ctx, w, routed, reason);
@@ -122,7 +122,7 @@ static __always_inline int begin(struct context *ctx, struct workspace *w)
 		w->track.flags |= TRACK_DSR;
 		w->track.device = 0;
 	}
-	reason = begin_flow(w, 1);
+	reason = begin_flow(1);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
 	return hand_over(ctx, w, reason);

@@ -15,6 +15,21 @@ struct {
 	__type(value, struct track);
 } tracks SEC(".maps");
 
+/* How full `tracks` is: while not more have been made than that, none has been displaced. The
+ * agent says it after each walk through all records; 0 until then. */
+enum track_room {
+	ROOM_MADE,
+	ROOM_ENOUGH,
+	ROOM_WORDS,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ROOM_WORDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} tracks_room SEC(".maps");
+
 /* The others: a flood of them displaces no established flow. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -62,7 +62,7 @@ static __always_inline int begin_outbound(struct context *ctx, struct workspace 
 	routed = route(ctx, w, &w->track.becomes);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	reason = begin_flow(w, !backend->local);
+	reason = begin_flow(!backend->local);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
 	return take_on(ctx, w, routed, reason);

@@ -361,6 +361,13 @@ static __always_inline int ports_change(const struct packet *p)
 	return p->fragment != FRAGMENT_LATER && p->tuple.protocol != IPPROTO_SCTP;
 }
 
+/* The same sum in 32 bits. */
+static __always_inline __u32 checksum_fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
+}
+
 /* What takes a checksum from some words to others, and what it has to be taken before
  * (RFC 1624). Not bpf_csum_diff: the call alone costs more. */
 static __always_inline __u32 checksum_difference(const void *before, const void *after, int words,
@@ -371,8 +378,7 @@ static __always_inline __u32 checksum_difference(const void *before, const void 
 
 	for (int i = 0; i < words; i++)
 		all += (__u64)(__u32)~from[i] + to[i];
-	all = (all & 0xffffffff) + (all >> 32);
-	return (all & 0xffffffff) + (all >> 32);
+	return checksum_fold(all);
 }
 
 /* Where the checksum of layer 4 is. */

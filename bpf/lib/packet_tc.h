@@ -83,8 +83,11 @@ static __always_inline int translate_ports(struct __sk_buff *ctx, const struct p
 
 	__builtin_memcpy(&before, &p->tuple.source_port, 4);
 	__builtin_memcpy(&after, &to->source_port, 4);
-	if (bpf_l4_csum_replace(ctx, at, 0, addresses, pseudo | zero) ||
-	    bpf_l4_csum_replace(ctx, at, before, after, sizeof(after) | zero))
+	if (bpf_l4_csum_replace(ctx, at, 0, addresses, pseudo | zero))
+		return -1;
+	if (before == after)
+		return 0;
+	if (bpf_l4_csum_replace(ctx, at, before, after, sizeof(after) | zero))
 		return -1;
 	return bpf_skb_store_bytes(ctx, p->l4, &after, sizeof(after), 0);
 }
@@ -109,14 +112,18 @@ static __always_inline int packet_translate(struct __sk_buff *ctx, const struct 
 					   &to->source, 2 * sizeof(struct address), no_checksum) ||
 		       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left,
 					   sizeof(left), BPF_F_RECOMPUTE_CSUM);
+	/* The TTL is the high byte of a word. */
+	if (hops)
+		addresses = checksum_fold((__u64)addresses + (__u16)~bpf_htons(p->hops << 8) +
+					  bpf_htons(left << 8));
 	v4[0] = address_to_v4(&to->source);
 	v4[1] = address_to_v4(&to->destination);
-	return bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), 0, addresses, 0) ||
-	       bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check),
-				   bpf_htons(p->hops << 8), bpf_htons(left << 8), 2) ||
-	       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, saddr), v4, sizeof(v4), 0) ||
-	       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, ttl), &left, sizeof(left),
-				   0);
+	if (bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), 0, addresses, 0) ||
+	    bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, saddr), v4, sizeof(v4), 0))
+		return -1;
+	return hops ? bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, ttl), &left,
+					  sizeof(left), 0)
+		    : 0;
 }
 
 /* Makes room for what takes the packet's place. Its sender may have left the checksum

@@ -14,6 +14,27 @@
 #include "tuple.h"
 #include "workspace.h"
 
+/* Notes that records have been stored in `tracks`: afterwards, or the agent would see neither
+ * them nor that they are there. */
+static __always_inline void tracks_made(__u32 number)
+{
+	__u32 key = ROOM_MADE;
+	__u64 *made = bpf_map_lookup_elem(&tracks_room, &key);
+
+	if (made)
+		__sync_fetch_and_add(made, number);
+}
+
+/* Whether records of `tracks` may have been displaced. */
+static __always_inline int tracks_scarce(void)
+{
+	__u32 first = ROOM_MADE, second = ROOM_ENOUGH;
+	__u64 *made = bpf_map_lookup_elem(&tracks_room, &first);
+	__u64 *enough = bpf_map_lookup_elem(&tracks_room, &second);
+
+	return !made || !enough || *made >= *enough;
+}
+
 /* A record that the kernel has just given to another key is as good as none. */
 static __always_inline struct track *track_find(const struct tuple *tuple, __u32 hash, int *half)
 {
@@ -49,7 +70,7 @@ static __always_inline void track_admit(const struct tuple *key, const struct tr
 	door_admit(key, answers_here(track));
 }
 
-/* The other record of a flow. */
+/* The other record of a flow, but for its tag. */
 static __always_inline void track_turn(const struct tuple *key, const struct track *track,
 				       struct tuple *other_key, struct track *other)
 {
@@ -63,7 +84,6 @@ static __always_inline void track_turn(const struct tuple *key, const struct tra
 	other->state = track->state;
 	other->flags = (track->flags ^ TRACK_REPLY) &
 		       (TRACK_REPLY | TRACK_LOCAL | TRACK_OUTBOUND | TRACK_DSR);
-	other->tag = tuple_hash(other_key);
 }
 
 /* The other record of a packet's flow, if it is there. */
@@ -92,12 +112,15 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 		w->track.state = TRACK_ESTABLISHED;
 	track_admit(&w->packet.tuple, &w->track);
 	if (w->track.dsr) {
-		if (!bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
+		if (!bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY)) {
+			tracks_made(1);
 			bpf_map_delete_elem(&half_open, &w->packet.tuple);
+		}
 		return;
 	}
 	other = track_other(w, half);
 	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
+	w->other.tag = tuple_hash(&w->other_key);
 	if (other) {
 		w->other.acked = other->acked;
 		w->other.flags |= other->flags & TRACK_FIN;
@@ -105,9 +128,12 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 		w->other.bytes = other->bytes;
 	}
 	track_admit(&w->other_key, &w->other);
-	if (bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_ANY) ||
-	    bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
+	if (bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_ANY))
 		return; /* the next packet tries again */
+	tracks_made(1);
+	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
+		return;
+	tracks_made(1);
 	bpf_map_delete_elem(&half_open, &w->other_key);
 	bpf_map_delete_elem(&half_open, &w->packet.tuple);
 }
@@ -126,20 +152,6 @@ static __always_inline void track_sequence(const struct packet *p, struct track 
 		track->next = next ? next : 1;
 }
 
-/* Both records of a new flow. BPF_NOEXIST: another CPU may have taken the port since
- * it was found free. */
-static __always_inline int track_begin(struct workspace *w, __u64 flags)
-{
-	if (dry_run)
-		return 0;
-	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
-	track_admit(&w->packet.tuple, &w->track);
-	track_admit(&w->other_key, &w->other);
-	if (bpf_map_update_elem(&half_open, &w->other_key, &w->other, flags))
-		return -1;
-	return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
-}
-
 /* The record of a new flow of which one side is seen (DSR). */
 static __always_inline int track_begin_alone(struct workspace *w)
 {
@@ -151,7 +163,7 @@ static __always_inline int track_begin_alone(struct workspace *w)
 	return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
 }
 
-/* The record of a packet whose flow has the other one still. */
+/* The record of a packet whose flow has the other one. */
 static __always_inline int track_adopt(struct workspace *w, int half)
 {
 	if (dry_run)
@@ -159,7 +171,10 @@ static __always_inline int track_adopt(struct workspace *w, int half)
 	track_admit(&w->packet.tuple, &w->track);
 	if (half)
 		return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
-	return bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY);
+	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
+		return -1;
+	tracks_made(1);
+	return 0;
 }
 
 /* Whether a packet begins another flow with the ends of one that has ended. */
@@ -207,7 +222,16 @@ static __always_inline void track_mend(struct workspace *w, const struct track *
 		return;
 	track_turn(&w->packet.tuple, track, &w->other_key, &w->other);
 	track_admit(&w->other_key, &w->other);
-	bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_NOEXIST);
+	w->other.tag = tuple_hash(&w->other_key);
+	if (!bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_NOEXIST))
+		tracks_made(1);
+}
+
+/* Whether to look for a flow's other record in a second: in each one while records may be
+ * displaced. Else in one of 16, for whatever may happen to a record. */
+static __always_inline int track_due(const struct track *track, __u32 now)
+{
+	return tracks_scarce() || !((now ^ track->tag) & 15);
 }
 
 /* How far a sequence number may be from the last one that is known: more than most
@@ -319,7 +343,7 @@ static __always_inline void track_note(struct workspace *w, struct track *track,
 	}
 	if (track->last_seen != now) {
 		track->last_seen = now;
-		if (!half && !track->dsr)
+		if (!half && !track->dsr && track_due(track, now))
 			track_mend(w, track);
 	}
 	track->packets++;

@@ -121,12 +121,14 @@ static __noinline void explain(enum edge_reason reason)
 static __always_inline void edge_count(enum edge_reason reason)
 {
 	struct edge_counters *counters;
+	__u32 index = reason;
 
 	if (dry_run) {
 		explain(reason);
 		return;
 	}
 	counters = edge_counters_get();
-	if (counters && reason < EDGE_REASONS)
-		counters->count[reason]++;
+	barrier_var(index); /* compared here, whatever the compiler knows of it */
+	if (counters && index < EDGE_REASONS)
+		counters->count[index]++;
 }

@@ -109,7 +109,8 @@ func (d *Datapath) edgeSpecs() (specs []*ebpf.CollectionSpec, pinned map[string]
 		}
 		specs = append(specs, spec)
 	}
-	return specs, pinned, nil
+	// The table of flows may have another size now.
+	return specs, pinned, setRoom(d.maps[EdgeTCMapTracksRoom], 0)
 }
 
 // edgeProgram is the program for a hook, which is loaded now if it has not been.

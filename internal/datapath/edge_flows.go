@@ -16,6 +16,7 @@ import (
 type Flows struct {
 	// Tracks are those of which both sides have been heard, HalfOpen the others.
 	Tracks, HalfOpen FlowTable
+	room             *ebpf.Map // nil: nobody asks
 }
 
 // A FlowTable is a table of records by the packets that they are for.
@@ -44,6 +45,7 @@ func HasEdge(bpffs string) bool {
 // FlowsOf are the records in maps, by their names.
 func FlowsOf(maps map[string]*ebpf.Map) *Flows {
 	return &Flows{
+		room:     maps[EdgeTCMapTracksRoom],
 		Tracks:   kernelFlows{kernelHash[Tuple, Track]{EdgeTCMapTracks, maps[EdgeTCMapTracks]}, maps[EdgeTCMapServiceGone]},
 		HalfOpen: kernelFlows{kernelHash[Tuple, Track]{EdgeTCMapHalfOpen, maps[EdgeTCMapHalfOpen]}, maps[EdgeTCMapServiceGone]},
 	}
@@ -152,4 +154,53 @@ func Now() uint32 {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails only for clocks that do not exist
 	return uint32(now.Sec)
+}
+
+// The words of the table that says how full Tracks is (enum track_room in bpf/lib/edge_tables.h).
+const (
+	roomMade uint32 = iota
+	roomEnough
+)
+
+// unevenRoom is how many free records each CPU may keep to itself while the kernel displaces
+// records for others, twice (LOCAL_FREE_TARGET in the kernel's bpf_lru_list.c).
+const unevenRoom = 256
+
+// Made is how many records the programs have stored in Tracks since the table was made.
+func (f *Flows) Made() (made uint64, err error) {
+	if f.room == nil {
+		return 0, nil
+	}
+	if err := f.room.Lookup(roomMade, &made); err != nil {
+		return 0, fmt.Errorf("read table %s: %w", EdgeTCMapTracksRoom, err)
+	}
+	return made, nil
+}
+
+// NoteRoom tells the programs that Tracks had at most so many records when so many had been
+// made: until it can be full they need not look so often whether records have been displaced.
+func (f *Flows) NoteRoom(made uint64, records int) error {
+	if f.room == nil {
+		return nil
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	return setRoom(f.room, enoughRoom(made, uint64(records), uint64(f.Tracks.Max()), uint64(cpus)))
+}
+
+// enoughRoom is how many records can have been made before one is displaced; 0 if one may have been.
+func enoughRoom(made, records, size, cpus uint64) uint64 {
+	if used := records + (cpus+1)*unevenRoom; used < size {
+		return made + size - used
+	}
+	return 0
+}
+
+func setRoom(room *ebpf.Map, enough uint64) error {
+	if err := room.Put(roomEnough, enough); err != nil {
+		return fmt.Errorf("write table %s: %w", EdgeTCMapTracksRoom, err)
+	}
+	return nil
 }

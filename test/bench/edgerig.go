@@ -260,7 +260,7 @@ func (rig *edgeRig) load(frames uint32) error {
 	rig.tracks, err = ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapTracks), nil)
 	if err == nil {
 		rig.open = append(rig.open, rig.tracks)
-		err = rig.fillMinimal()
+		err = errors.Join(rig.fillMinimal(), rig.noteRoom())
 	}
 	return err
 }
@@ -284,6 +284,22 @@ func programsAt(bpffs string, device int, each func(datapath.EdgeHook, *ebpf.Pro
 		}
 	}
 	return nil
+}
+
+// noteRoom says of the empty table of flows what the agent would, which has ended before its
+// first walk through it.
+func (rig *edgeRig) noteRoom() error {
+	room, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapTracksRoom), nil)
+	if err != nil {
+		return err
+	}
+	defer room.Close()
+	flows := datapath.FlowsOf(map[string]*ebpf.Map{datapath.EdgeTCMapTracks: rig.tracks, datapath.EdgeTCMapTracksRoom: room})
+	made, err := flows.Made()
+	if err != nil {
+		return err
+	}
+	return flows.NoteRoom(made, 0)
 }
 
 // fillMinimal gives the yardstick the remote Service.

@@ -3,7 +3,9 @@
 package packet
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -312,4 +314,69 @@ func (w *world) age(t testing.TB, key model.Tuple) {
 	must(t, w.maps[tracks].Lookup(kernelTuple(key), &record))
 	record.LastSeen--
 	must(t, w.maps[tracks].Update(kernelTuple(key), record, ebpf.UpdateExist))
+}
+
+// While the table cannot be full a record that is missing is looked for in one second of
+// sixteen; as soon as it may be, in each.
+func TestLostRecordsWhileThereIsRoom(t *testing.T) {
+	w := newScene(t)
+	flows := datapath.FlowsOf(w.maps)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		made, err := flows.Made()
+		must(t, err)
+		must(t, flows.NoteRoom(made, 0))
+		defer func() { must(t, flows.NoteRoom(0, recordSize)) }()
+		fl := w.flow(t, at, f, protocol)
+		if protocol == tcp {
+			fl.says(t, syn|ack)
+		}
+		fl.asks(t, ack)
+		fl.says(t, ack)
+		fl.is(t, tracks, model.StateEstablished)
+		if now, err := flows.Made(); err != nil || now != made+2 {
+			t.Fatalf("%d records have been made (%v), want %d", now, err, made+2)
+		}
+		// missing has the client send in a second that is 0 for the flow, or is not.
+		missing := func(due bool) bool {
+			t.Helper()
+			var record datapath.EdgeTCTrack
+			must(t, w.maps[tracks].Lookup(kernelTuple(fl.tuple()), &record))
+			for {
+				if err := w.maps[tracks].Delete(kernelTuple(fl.own)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+					t.Fatal(err)
+				}
+				w.age(t, fl.tuple())
+				before := datapath.Now()
+				fl.asks(t, ack)
+				if now := datapath.Now(); now == before && ((now^record.Tag)&15 == 0) == due {
+					return w.records(t, tracks)[fl.own] == (model.Track{})
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+		if !missing(false) {
+			t.Error("a record was made anew that nobody need have looked for")
+		}
+		must(t, flows.NoteRoom(made, recordSize))
+		if missing(false) {
+			t.Error("a record that may have been displaced was not made anew within a second")
+		}
+		fl.says(t, ack)
+	})
+	// Also without a word of the agent, sooner or later.
+	made, err := flows.Made()
+	must(t, err)
+	must(t, flows.NoteRoom(made, 0))
+	w.enter(t)
+	w.forget(t)
+	fl := w.flow(t, atXDP, families[0], udp)
+	fl.says(t, 0)
+	fl.asks(t, 0)
+	must(t, w.maps[tracks].Delete(kernelTuple(fl.own)))
+	for end := time.Now().Add(time.Minute); len(w.records(t, tracks)) < 2; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a record is missing for a minute")
+		}
+		fl.asks(t, 0)
+	}
 }
