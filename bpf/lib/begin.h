@@ -102,6 +102,7 @@ __noinline int begin_flow(int keep_port)
 	if (!w)
 		return EDGE_DROP_NO_RECORD;
 	protocol = w->packet.tuple.protocol;
+	track_sequence(&w->packet, &w->track, 1);
 	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
 	search.workspace = w;
 	search.keep_port = keep_port || protocol == IPPROTO_SCTP;

@@ -57,10 +57,11 @@ __noinline int dsr_route(struct context *ctx, struct workspace *w, const struct 
 		length += dsr_overhead(w->dsr, w->packet.is_v6);
 	way = w->dsr == DSR_OPT ? 0 : way_of(&w->outer, WAY_OUTER);
 	if (way && way_holds(way, &w->outer, WAY_OUTER, device, length)) {
-		way_take(way, &w->fib);
+		way_take(way, w);
 		w->outer.source = way->source;
 		return ROUTED;
 	}
+	w->remembered = 0;
 	routed = route_of(ctx, length, w->packet.is_v6, w->outer.protocol, &w->outer, &w->fib,
 			  device, 0);
 	if (w->dsr == DSR_OPT || (routed != ROUTED && routed != ROUTED_BY_TC))
@@ -117,18 +118,7 @@ static __always_inline int dsr_send(struct context *ctx, struct workspace *w,
 	edge_count(reason);
 	if (reason == EDGE_NEW)
 		tell(ctx, w, reason);
-	return packet_forward(ctx, w->fib.ifindex, &w->fib);
-}
-
-/* Counts a packet without a record. */
-static __always_inline void count_sent(const struct workspace *w)
-{
-	struct service_counters *counters = dry_run ? 0 : counters_of(w->service);
-
-	if (!counters)
-		return;
-	counters->sent_packets++;
-	counters->sent_bytes += w->packet.length;
+	return packet_forward(ctx, &w->fib, w->remembered);
 }
 
 static __always_inline void dsr_to(struct workspace *w, enum dsr dsr, const struct address *backend,
@@ -161,63 +151,20 @@ static __always_inline const struct address *node_of(const struct track *track,
 	return row && address_equal(&row->address, backend) ? &row->node : 0;
 }
 
-/* The backend of a connection of which there is no record but that of a SYN which somebody has
- * forged with its ends: the packet does not go on near that. Only of a contested slot is it known
- * which one that is. 0: the record is the packet's. Of the backend w->dsr is the way there.
- * Not static: the verifier looks at it once. */
-__noinline __u32 pretended(struct workspace *w, const struct track *half_open)
-{
-	const struct packet *p = w ? &w->packet : 0;
-	struct frontend_key key = {};
-	struct frontend *frontend;
-	struct backend *stable;
-	__u32 dsr = 0, id;
-
-	if (!w || !half_open || p->tuple.protocol != IPPROTO_TCP || p->tcp_flags & TCP_SYN ||
-	    p->fragment == FRAGMENT_LATER || w->wrapping.dsr || track_near(p, half_open))
-		return 0;
-	key.address = p->tuple.destination;
-	key.port = p->tuple.destination_port;
-	key.protocol = IPPROTO_TCP;
-	frontend = frontend_at(&key);
-	id = frontend ? past_backend(frontend, IPPROTO_TCP, w->hash, &dsr) : 0;
-	stable = id && id != half_open->backend ? backend_lookup(id) : 0;
-	dsr = stable ? dsr_of(dsr, stable, FROM_OUTSIDE, &p->tuple.source) : DSR_NONE;
-	if (!frontend || !dsr)
-		return 0;
-	w->dsr = dsr;
-	w->service = frontend->service;
-	w->track.backend = id;
-	return id;
-}
-
 /* A packet of a flow that is known; w->to is what it becomes. */
 static __always_inline int follow_direct(struct context *ctx, struct workspace *w,
 					 struct track *track, int half)
 {
 	__u32 device = packet_device(ctx);
-	const struct address *node;
-	struct backend *stable;
 
 	barrier_var(device); /* read once: the verifier takes no address within the context */
-	stable = half ? backend_lookup(pretended(w, track)) : 0;
-	if (stable) {
-		dsr_to(w, w->dsr, &stable->address, stable->port);
-		node = &stable->node;
-	} else {
-		w->dsr = track->dsr;
-		node = w->dsr == DSR_GENEVE ? node_of(track, &w->to.destination) : 0;
-	}
-	if (dsr_way(ctx, w, node, 1))
+	w->dsr = track->dsr;
+	if (dsr_way(ctx, w, w->dsr == DSR_GENEVE ? node_of(track, &w->to.destination) : 0, 1))
 		return w->result;
-	if (stable) {
-		count_sent(w);
-	} else {
-		if (track->device != device && !dry_run)
-			track->device = device;
-		track_note(w, track, half);
-	}
-	return dsr_send(ctx, w, stable ? EDGE_UNTRACKED : EDGE_ESTABLISHED);
+	if (track->device != device && !dry_run)
+		track->device = device;
+	track_note(w, track, half);
+	return dsr_send(ctx, w, EDGE_ESTABLISHED);
 }
 
 /* Whether a SYN with the ends of a flow is for a backend that is no more. */

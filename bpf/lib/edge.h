@@ -249,6 +249,11 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (track && track_read(track, w->hash, &w->to)) {
 		if (followed_later(track))
 			return leave_alone(ctx, EDGE_NOT_OURS);
+		if (half && !w->wrapping.dsr && some_untracked()) {
+			backend = backend_lookup(pretended(w, track));
+			if (backend)
+				return send_untracked(ctx, w, backend);
+		}
 		if (!track_over(track, &w->packet) && !direct_over(w, track) && !yields(w, track) &&
 		    !told_over(ctx, w))
 			return track->dsr ? follow_direct(ctx, w, track, half)

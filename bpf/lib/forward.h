@@ -187,9 +187,10 @@ __noinline int route_known(struct context *ctx, struct workspace *w, const struc
 	length = wire_length(ctx, &w->packet);
 	way = way_of(to, kind);
 	if (way && way_holds(way, to, kind, device, length)) {
-		way_take(way, &w->fib);
+		way_take(way, w);
 		return ROUTED;
 	}
+	w->remembered = 0;
 	routed = route_of(ctx, length, w->packet.is_v6, to->protocol, to, &w->fib, device, flags);
 	if (way && routed == ROUTED && length)
 		way_keep(way, to, kind, device, &w->fib);
@@ -219,11 +220,12 @@ __noinline int route_own(struct context *ctx, struct workspace *w)
 	length = wire_length(ctx, &w->packet);
 	way = way_of(to, WAY_OWN);
 	if (way && way_holds(way, to, WAY_OWN, device, length)) {
-		way_take(way, &w->fib);
+		way_take(way, w);
 		to->source = way->source;
 		return ROUTED;
 	}
 	__builtin_memset(&to->source, 0, sizeof(to->source));
+	w->remembered = 0;
 	routed = route_of(ctx, length, w->packet.is_v6, to->protocol, to, &w->fib, device, 0);
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return routed;
@@ -312,7 +314,7 @@ static __always_inline int send_on(struct context *ctx, struct workspace *w, enu
 		return lose(ctx, w, EDGE_DROP_SPOOFED);
 	if (change(ctx, w, 1, reason))
 		return lose(ctx, w, EDGE_DROP_FAULT);
-	return packet_forward(ctx, w->fib.ifindex, &w->fib);
+	return packet_forward(ctx, &w->fib, w->remembered);
 }
 
 /* To a backend of this node, or from it: the stack knows the way. */

@@ -260,9 +260,30 @@ static __always_inline void packet_vouch(struct __sk_buff *ctx)
 	ctx->mark = MARK_ENCAPSULATED;
 }
 
-/* Out of a device, to the next hop that the kernel finds. */
-static __always_inline int packet_forward(struct __sk_buff *ctx, __u32 device,
-					  const struct bpf_fib_lookup *fib)
+static __always_inline int mac_is_unspecified(const __u8 *mac)
 {
-	return bpf_redirect_neigh(device, 0, 0, 0);
+	__u32 high;
+	__u16 low;
+
+	__builtin_memcpy(&high, mac, sizeof(high));
+	__builtin_memcpy(&low, mac + sizeof(high), sizeof(low));
+	return !(high | low);
+}
+
+/* Out of a device, to the next hop that the kernel finds: then it knows that its neighbour is
+ * in use, and asks whether he is there still. To one that it has found a moment ago the packet
+ * goes without another look for route and neighbour, which cost as much as all the rest.
+ * Devices without MAC addresses have none to remember. */
+static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bpf_fib_lookup *fib,
+					  int remembered)
+{
+	struct ethhdr eth;
+
+	__builtin_memcpy(eth.h_dest, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(eth.h_source, fib->smac, ETH_ALEN);
+	if (!remembered || mac_is_unspecified(eth.h_dest))
+		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
+	if (bpf_skb_store_bytes(ctx, 0, &eth, 2 * ETH_ALEN, 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(fib->ifindex, 0);
 }

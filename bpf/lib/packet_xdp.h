@@ -303,9 +303,9 @@ static __always_inline void packet_vouch(struct xdp_md *ctx)
 {
 }
 
-/* Out of a device, to the next hop that the route gives. */
-static __always_inline int packet_forward(struct xdp_md *ctx, __u32 device,
-					  const struct bpf_fib_lookup *fib)
+/* Out of a device, to the next hop that the route gives, remembered or not. */
+static __always_inline int packet_forward(struct xdp_md *ctx, const struct bpf_fib_lookup *fib,
+					  int remembered)
 {
 	struct ethhdr *eth = packet_at(ctx, 0, sizeof(*eth));
 
@@ -313,5 +313,5 @@ static __always_inline int packet_forward(struct xdp_md *ctx, __u32 device,
 		return XDP_DROP;
 	__builtin_memcpy(eth->h_dest, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
-	return device == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(device, 0);
+	return fib->ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(fib->ifindex, 0);
 }

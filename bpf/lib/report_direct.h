@@ -266,7 +266,7 @@ static __always_inline int report_to_client(struct context *ctx, struct workspac
 	if (answered != ANSWERED)
 		return lose(ctx, w, EDGE_DROP_FAULT);
 	edge_count(EDGE_ICMP);
-	return packet_forward(ctx, w->fib.ifindex, &w->fib);
+	return packet_forward(ctx, &w->fib, 0);
 }
 
 /* An ICMP error about no flow that is known by the ends that it quotes: those are in

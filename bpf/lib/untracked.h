@@ -65,11 +65,17 @@ static __always_inline __u32 untracked_backend(const struct workspace *w,
 /* What is known of flows without records: how much they send, and when they begin. */
 static __always_inline void untracked_count(struct context *ctx, struct workspace *w)
 {
+	struct service_counters *counters;
+
 	if (dry_run)
 		return;
 	if (w->packet.tcp_flags & TCP_SYN)
 		tell(ctx, w, EDGE_UNTRACKED);
-	count_sent(w);
+	counters = counters_of(w->service);
+	if (!counters)
+		return;
+	counters->sent_packets++;
+	counters->sent_bytes += w->packet.length;
 }
 
 /* The id of the backend of a packet of a hash that needs no record, or 0; w->dsr is the way there.
@@ -106,4 +112,35 @@ static __always_inline int send_untracked(struct context *ctx, struct workspace 
 		return w->result;
 	untracked_count(ctx, w);
 	return dsr_send(ctx, w, EDGE_UNTRACKED);
+}
+
+/* The backend of a connection of which there is no record but that of a SYN which somebody has
+ * forged with its ends: the packet does not go on near that. Only of a contested slot is it known
+ * which one that is. 0: the record is the packet's. Of the backend w->dsr is the way there.
+ * Not static: the verifier looks at it once. */
+__noinline __u32 pretended(struct workspace *w, const struct track *half_open)
+{
+	const struct packet *p = w ? &w->packet : 0;
+	struct frontend_key key = {};
+	struct frontend *frontend;
+	struct backend *stable;
+	__u32 dsr = 0, id;
+
+	if (!w || !half_open || half_open->flags & (TRACK_REPLY | TRACK_OUTBOUND) ||
+	    p->tuple.protocol != IPPROTO_TCP || p->tcp_flags & TCP_SYN ||
+	    p->fragment == FRAGMENT_LATER || track_near(p, half_open))
+		return 0;
+	key.address = p->tuple.destination;
+	key.port = p->tuple.destination_port;
+	key.protocol = IPPROTO_TCP;
+	frontend = frontend_at(&key);
+	id = frontend ? past_backend(frontend, IPPROTO_TCP, w->hash, &dsr) : 0;
+	stable = id && id != half_open->backend ? backend_lookup(id) : 0;
+	dsr = stable ? dsr_of(dsr, stable, FROM_OUTSIDE, &p->tuple.source) : DSR_NONE;
+	if (!frontend || !dsr)
+		return 0;
+	w->dsr = dsr;
+	w->service = frontend->service;
+	w->track.backend = id;
+	return id;
 }

@@ -75,10 +75,11 @@ static __always_inline int way_holds(const struct way *way, const struct tuple *
 	return length - 1 < way->mtu && bpf_jiffies64() - way->since < WAY_EXPIRY;
 }
 
-static __always_inline void way_take(const struct way *way, struct bpf_fib_lookup *fib)
+static __always_inline void way_take(const struct way *way, struct workspace *w)
 {
-	fib->ifindex = way->next_device;
-	__builtin_memcpy(fib->smac, way->macs, sizeof(way->macs));
+	w->remembered = 1;
+	w->fib.ifindex = way->next_device;
+	__builtin_memcpy(w->fib.smac, way->macs, sizeof(way->macs));
 }
 
 static __always_inline void way_keep(struct way *way, const struct tuple *to, enum way_kind kind,

@@ -3,7 +3,6 @@
 package packet
 
 import (
-	"bytes"
 	"encoding/hex"
 	"flag"
 	"fmt"
@@ -156,7 +155,7 @@ func (d *duel) step() error {
 func (d *duel) compare(at hook, frame []byte, want model.Result) error {
 	got := d.w.run(d.t, at, frame)
 	counts := d.w.counts(d.t)
-	if got.Action == want.Action && bytes.Equal(got.Frame, want.Frame) && counts == d.edge.Counts {
+	if d.w.met(at, got, want) && counts == d.edge.Counts {
 		return nil
 	}
 	return fmt.Errorf("at %s, of\n%sthe program made %v\n%sthe model %v\n%scounts: program %v\n         model %v", at,

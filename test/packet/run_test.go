@@ -3,8 +3,11 @@
 package packet
 
 import (
+	"bytes"
 	"encoding/binary"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -80,6 +83,30 @@ func (w *world) runWith(t testing.TB, at hook, frame []byte, flags, segment uint
 		return model.Result{Action: action}
 	}
 	return model.Result{Action: action, Frame: options.DataOut}
+}
+
+// met says whether a packet met what it should. Behind tc the kernel writes the MAC addresses
+// of a packet that is sent on; the program does it where it remembers the next hop, so then
+// they may be those of a device and a neighbour of it (TestNextHopIsRemembered has them
+// exactly).
+func (w *world) met(at hook, got, want model.Result) bool {
+	if got.Action != want.Action {
+		return false
+	}
+	if at != atIngress || got.Action != model.ActionSend || len(got.Frame) != len(want.Frame) || len(got.Frame) < 14 {
+		return bytes.Equal(got.Frame, want.Frame)
+	}
+	return bytes.Equal(got.Frame[12:], want.Frame[12:]) && (bytes.Equal(got.Frame[:12], want.Frame[:12]) || w.nextHop(got.Frame))
+}
+
+// nextHop says whether a frame leaves a device of the node for one of its neighbours.
+func (w *world) nextHop(frame []byte) bool {
+	for _, d := range devices {
+		if w.mac[d.name] == [6]byte(frame[6:]) && slices.Contains(slices.Collect(maps.Values(d.neighbour)), [6]byte(frame)) {
+			return true
+		}
+	}
+	return false
 }
 
 // counts is how many packets met what.

@@ -201,7 +201,7 @@ func (w *world) leaves(t testing.TB, at hook, frame []byte, action model.Action,
 	if got.Action != action {
 		t.Fatalf("%s: the packet met %v, want %v (0: pass, 1: drop, 2: send)\n%s", at, got.Action, action, hex.Dump(frame))
 	}
-	if !bytes.Equal(got.Frame, want) {
+	if !w.met(at, got, model.Result{Action: action, Frame: want}) {
 		t.Fatalf("%s: a packet became\n%swant\n%s", at, hex.Dump(got.Frame), hex.Dump(want))
 	}
 }

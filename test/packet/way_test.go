@@ -4,6 +4,7 @@ package packet
 
 import (
 	"bytes"
+	"encoding/hex"
 	"net"
 	"net/netip"
 	"testing"
@@ -20,7 +21,7 @@ func (w *world) soon(t testing.TB, at hook, frame []byte, action model.Action, w
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		got := w.run(t, at, frame)
-		if got.Action == action && bytes.Equal(got.Frame, want) {
+		if w.met(at, got, model.Result{Action: action, Frame: want}) {
 			return
 		}
 		if time.Now().After(end) {
@@ -145,6 +146,60 @@ func TestWayChanges(t *testing.T) {
 			must(t, err)
 			must(t, netlink.LinkSetDown(link))
 			w.soon(t, atXDP, p.frame(t), model.ActionDrop, nil, f.name+", a device that is down")
+		}
+	}
+}
+
+// At tc the kernel finds the next hop of a packet, and learns so that the neighbour is in use.
+// What follows within a moment goes there without it, in both directions and by another device,
+// too; then the kernel is asked again. A neighbour that has another address gets what follows
+// there.
+func TestNextHopIsRemembered(t *testing.T) {
+	w := newScene(t)
+	w.enter(t)
+	moved := [6]byte{2, 0, 0, 0, 0, 0x1b}
+	for _, f := range families {
+		fl := w.flow(t, atIngress, f, udp)
+		own := on(f.own, fl.own.DestinationPort)
+		answer := reply(on(f.remote, targetPort), own, udp)
+		fl.asks(t, 0)
+		fl.says(t, 0)
+		to := func(p probe, device string, mac [6]byte) []byte {
+			p.source, p.target = w.mac[device], mac
+			return p.frame(t)
+		}
+		asked := fl.question.forwarded(atIngress, own, on(f.remote, targetPort), nodeBMAC)
+		answered := answer.forwarded(atIngress, fl.question.to, fl.question.from, gatewayMAC)
+		w.turns(t, fl.question.frame(t), asked.frame(t), to(asked, "eth0", nodeBMAC))
+		w.turns(t, answer.frame(t), answered.frame(t), to(answered, "eth0", gatewayMAC))
+		far := f.question(udp, toEth1)
+		port := w.lent(t, atIngress, far.frame(t))
+		from := on(w.tables().Devices[w.index["eth1"]][0], port)
+		if f.client.Is6() {
+			from = on(w.tables().Devices[w.index["eth1"]][1], port)
+		}
+		crossed := far.forwarded(atIngress, from, on(f.behindEth1, targetPort), nodeCMAC)
+		w.turns(t, far.frame(t), crossed.frame(t), to(crossed, "eth1", nodeCMAC))
+		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(w.index["eth0"]), State: netlink.NUD_PERMANENT,
+			IP: f.node.AsSlice(), HardwareAddr: moved[:]}))
+		w.turns(t, fl.question.frame(t), asked.frame(t), to(asked, "eth0", moved))
+		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(w.index["eth0"]), State: netlink.NUD_PERMANENT,
+			IP: f.node.AsSlice(), HardwareAddr: nodeBMAC[:]}))
+	}
+}
+
+// turns runs a frame at tc until it has been one thing, then the other, and then the one again.
+func (w *world) turns(t *testing.T, frame, one, other []byte) {
+	t.Helper()
+	for _, want := range [][]byte{one, other, one} {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			got := w.run(t, atIngress, frame)
+			if got.Action == model.ActionSend && bytes.Equal(got.Frame, want) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("for a minute no packet has become\n%sthe last was\n%s", hex.Dump(want), hex.Dump(got.Frame))
+			}
 		}
 	}
 }
