@@ -186,6 +186,12 @@ struct service_counters {
 	__u64 received_bytes;
 };
 
+/* What clients have sent in packets that need no record, each CPU for itself. */
+struct service_packets {
+	__u64 packets;
+	__u64 bytes;
+};
+
 /* What the flows of a service had when the agent removed their records. */
 struct service_traffic {
 	__u64 sent_packets; /* by clients */
