@@ -110,6 +110,14 @@ struct {
 	__type(value, struct service_traffic);
 } service_gone SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct door);
+} doors SEC(".maps");
+
 /* Of a dry run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
