@@ -136,7 +136,7 @@ __noinline __u32 pretended(struct workspace *w, const struct track *half_open)
 	frontend = frontend_at(&key);
 	id = frontend ? past_backend(frontend, IPPROTO_TCP, w->hash, &dsr) : 0;
 	stable = id && id != half_open->backend ? backend_lookup(id) : 0;
-	dsr = stable ? dsr_of(dsr, stable, FROM_OUTSIDE, &p->tuple.source) : DSR_NONE;
+	dsr = stable ? dsr_of(dsr, stable, class_of(&p->tuple.source), &p->tuple.source) : DSR_NONE;
 	if (!frontend || !dsr)
 		return 0;
 	w->dsr = dsr;

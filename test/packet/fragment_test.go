@@ -103,7 +103,11 @@ func (w *world) through(t testing.TB, pieces [][]byte) (sent [][]byte) {
 		if got.Action != model.ActionSend {
 			t.Fatalf("piece %d met %v, want 2 (sent)", i, got.Action)
 		}
-		sent = append(sent, slices.Clone(got.Frame))
+		frame := slices.Clone(got.Frame)
+		if w.nextHop(frame) {
+			copy(frame[:12], piece) // which is whose affair: met
+		}
+		sent = append(sent, frame)
 	}
 	return sent
 }
