@@ -189,6 +189,7 @@ func (d *Door) SetServiceNetworks(networks []netip.Prefix) error {
 	}
 	services4, services6 := doorNetworks(networks, around)
 	if services4 == d.at.Services4 && services6 == d.at.Services6 {
+		d.write(false) // others that could not be written are not wanted any more
 		return nil
 	}
 	d.Open()
