@@ -9,6 +9,7 @@
 #include "edge_tables.h"
 #include "edge_types.h"
 #include "tables.h"
+#include "workspace.h"
 
 /* 1 if a word is 0, and 0 otherwise, without a branch: the verifier need not follow each. */
 static __always_inline __u64 is_zero(__u64 word)
@@ -43,11 +44,17 @@ static __always_inline int door_has_all_pods(const struct door *door)
 	return *(const volatile __u32 *)&door->pods_whole;
 }
 
+/* The key is in the workspace: the stack of what calls this is nearly full. */
 static __always_inline enum source_class class_in_table(const struct address *source)
 {
-	struct network_key key = {.prefixlen = 128, .address = *source};
-	enum network *network = bpf_map_lookup_elem(&networks, &key);
+	struct workspace *w = workspace_get();
+	enum network *network;
 
+	if (!w)
+		return FROM_OUTSIDE;
+	w->network.prefixlen = 128;
+	w->network.address = *source;
+	network = bpf_map_lookup_elem(&networks, &w->network);
 	return network && *network == NETWORK_POD ? FROM_POD : FROM_OUTSIDE;
 }
 

@@ -53,6 +53,21 @@ struct {
 	__type(value, struct edge_device);
 } edge_devices SEC(".maps");
 
+/* Whether a device's neighbours have MAC addresses. Those of a tunnel have others, which look
+ * like some, and what goes out there needs the route that the kernel finds with it. */
+static __always_inline int is_ethernet(__u32 device)
+{
+	struct edge_device *found = bpf_map_lookup_elem(&edge_devices, &device);
+	__u32 high;
+	__u16 low;
+
+	if (!found)
+		return 0;
+	__builtin_memcpy(&high, found->mac, sizeof(high));
+	__builtin_memcpy(&low, found->mac + sizeof(high), sizeof(low));
+	return (high | low) != 0;
+}
+
 /* Networks of those whose encapsulated packets are for backends of this node: 1. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

@@ -81,7 +81,7 @@ struct edge_device {
 	struct address outer4; /* what is put around packets (DSR) has: what other nodes know
 				  this one by, wherever it leaves */
 	struct address outer6;
-	__u8 mac[6]; /* what frames for the node have */
+	__u8 mac[6]; /* what frames for the node have; 0: the device is no Ethernet */
 	__u8 pods;   /* 1: pods of this node are behind it, and what they ask of others is met
 			where it leaves */
 	__u8 reserved;

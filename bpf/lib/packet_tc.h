@@ -11,6 +11,7 @@
 #define context __sk_buff
 #define IS_XDP	0
 
+#include "edge_tables.h"
 #include "headers.h"
 
 /* BPF_F_PSEUDO_HDR for IPv6: with BPF_F_IPV6, where the kernel has it (Linux
@@ -260,29 +261,26 @@ static __always_inline void packet_vouch(struct __sk_buff *ctx)
 	ctx->mark = MARK_ENCAPSULATED;
 }
 
-static __always_inline int mac_is_unspecified(const __u8 *mac)
-{
-	__u32 high;
-	__u16 low;
-
-	__builtin_memcpy(&high, mac, sizeof(high));
-	__builtin_memcpy(&low, mac + sizeof(high), sizeof(low));
-	return !(high | low);
-}
-
-/* Out of a device, to the next hop that the kernel finds: then it knows that its neighbour is
- * in use, and asks whether he is there still. To one that it has found a moment ago the packet
- * goes without another look for route and neighbour, which cost as much as all the rest.
- * Devices without MAC addresses have none to remember. */
+/* Out of a device, to the next hop of its route, by way of the kernel: then it knows that its
+ * neighbour is in use, and asks whether he is there still. To one that it has found a moment
+ * ago the packet goes without that. Both are the same next hop: the kernel's own look-up for
+ * packets that leave by a device would take another one where there are several, or where
+ * rules ask for a source. */
 static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bpf_fib_lookup *fib,
 					  int remembered)
 {
+	struct bpf_redir_neigh next = {};
 	struct ethhdr eth;
 
+	if (!remembered && !is_ethernet(fib->ifindex))
+		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
+	if (!remembered) {
+		next.nh_family = fib->family;
+		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
+		return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
+	}
 	__builtin_memcpy(eth.h_dest, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(eth.h_source, fib->smac, ETH_ALEN);
-	if (!remembered || mac_is_unspecified(eth.h_dest))
-		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
 	if (bpf_skb_store_bytes(ctx, 0, &eth, 2 * ETH_ALEN, 0))
 		return TC_ACT_SHOT;
 	return bpf_redirect(fib->ifindex, 0);

@@ -129,8 +129,11 @@ __noinline __u32 pretended(struct workspace *w, const struct track *half_open)
 	key.protocol = IPPROTO_TCP;
 	frontend = frontend_at(&key);
 	id = frontend ? past_backend(frontend, IPPROTO_TCP, w->hash, &dsr) : 0;
-	stable = id && id != half_open->backend ? backend_lookup(id) : 0;
-	dsr = stable ? dsr_of(dsr, stable, FROM_OUTSIDE, &p->tuple.source) : DSR_NONE;
+	/* The same backend by SNAT has the connection under another port. */
+	if (id == half_open->backend && half_open->dsr)
+		return 0;
+	stable = id ? backend_lookup(id) : 0;
+	dsr = stable ? dsr_of(dsr, stable, class_of(&p->tuple.source), &p->tuple.source) : DSR_NONE;
 	if (!frontend || !dsr)
 		return 0;
 	w->dsr = dsr;

@@ -2,12 +2,14 @@
 /* The last ways that packets took. All flows between two addresses take the same one, and to
  * look it up costs as much as all else that is done for a packet. A way is believed for a
  * moment: what has changed in the routes, among neighbours or at devices holds after that.
- * Only ways that lead somewhere are kept: what has none is looked up each time. */
+ * Only ways that lead somewhere are kept, and to Ethernet: what has none, or goes into a tunnel
+ * without MAC addresses, is looked up each time. */
 #pragma once
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "edge_tables.h"
 #include "headers.h"
 #include "packet.h"
 #include "tables.h"
@@ -85,6 +87,8 @@ static __always_inline void way_take(const struct way *way, struct workspace *w)
 static __always_inline void way_keep(struct way *way, const struct tuple *to, enum way_kind kind,
 				     __u32 device, const struct bpf_fib_lookup *fib)
 {
+	if (!is_ethernet(fib->ifindex))
+		return;
 	way->destination = to->destination;
 	way->source = to->source;
 	way->device = device;

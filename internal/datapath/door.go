@@ -189,6 +189,7 @@ func (d *Door) SetServiceNetworks(networks []netip.Prefix) error {
 	}
 	services4, services6 := doorNetworks(networks, len(d.at.Services4), around)
 	if slices.Equal(services4, d.at.Services4[:]) && slices.Equal(services6, d.at.Services6[:]) {
+		d.write(false) // others that could not be written are not wanted any more
 		return nil
 	}
 	d.Open()

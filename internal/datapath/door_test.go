@@ -184,3 +184,26 @@ func TestDoorOutlivesAgent(t *testing.T) {
 		return nil
 	})
 }
+
+// Service networks that could not be changed and are not to be any more do not keep the door
+// open for ever.
+func TestDoorNetworksTakenBack(t *testing.T) {
+	d, _ := newTestDoor()
+	before := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}
+	must(t, d.SetServiceNetworks(before))
+	failed := errors.New("planted")
+	d.wait = func() error { return failed }
+	if err := d.SetServiceNetworks([]netip.Prefix{netip.MustParsePrefix("10.112.0.0/12")}); !errors.Is(err, failed) {
+		t.Fatalf("other networks while programs may be running: %v", err)
+	}
+	d.wait = func() error { return nil }
+	must(t, d.Renew(func() error { return nil }))
+	if d.Shut() {
+		t.Error("the door is shut, and networks that are wanted are not in it")
+	}
+	must(t, d.SetServiceNetworks(before))
+	must(t, d.Renew(func() error { return nil }))
+	if !d.Shut() {
+		t.Error("the door is open, and what is wanted is in it")
+	}
+}

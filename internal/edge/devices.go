@@ -150,7 +150,10 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 		if d.Loopback || !d.Routed && at < 0 {
 			continue
 		}
-		e := datapath.EdgeDevice{Mac: d.MAC}
+		var e datapath.EdgeDevice
+		if d.Ethernet { // the addresses of other links are none that a frame could have
+			e.Mac = d.MAC
+		}
 		if at >= 0 && chosen[at].onlyPods() {
 			e.Pods = 1
 		}

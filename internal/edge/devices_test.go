@@ -102,6 +102,11 @@ func TestOwnAddresses(t *testing.T) {
 	if got := ownAddresses([]Device{mac}, []Device{mac}, nil)[3].Mac; got != mac.MAC {
 		t.Errorf("frames for eth1 have %x, want %x", got, mac.MAC)
 	}
+	// The address of a tunnel is none that a frame could have.
+	tunnel := device(3, "tunl0", func(d *Device) { d.MAC, d.Ethernet, d.Routed = [6]byte{192, 168, 101, 1}, false, true })
+	if got := ownAddresses([]Device{tunnel}, nil, nodeAddresses)[3].Mac; got != [6]byte{} {
+		t.Errorf("frames for a tunnel have %x, want none", got)
+	}
 	// Without a Node an address of one family is all there is.
 	alone := ownAddresses(nodeDevices[2:3], nil, nil)[3]
 	if source4 := datapath.Address(alone.Source4); source4.Addr() != netip.MustParseAddr("198.51.100.1") || alone.Source6 != (datapath.EdgeDevice{}).Source6 {

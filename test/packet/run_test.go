@@ -99,6 +99,11 @@ func (w *world) met(at hook, got, want model.Result) bool {
 	return bytes.Equal(got.Frame[12:], want.Frame[12:]) && (bytes.Equal(got.Frame[:12], want.Frame[:12]) || w.nextHop(got.Frame))
 }
 
+// sent says the same of a frame that tc has sent on.
+func (w *world) sent(got, want []byte) bool {
+	return w.met(atIngress, model.Result{Action: model.ActionSend, Frame: got}, model.Result{Action: model.ActionSend, Frame: want})
+}
+
 // nextHop says whether a frame leaves a device of the node for one of its neighbours.
 func (w *world) nextHop(frame []byte) bool {
 	for _, d := range devices {

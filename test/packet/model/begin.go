@@ -177,6 +177,7 @@ func (v *visit) beginHairpin(track *Track, hash uint32) Result {
 
 // keep stores the records of a flow that begins; or one, where the other is there.
 func (v *visit) keep(track *Track, hash uint32, keepPort bool) Reason {
+	v.noteSequence(track)
 	other, half, ok := v.port(track, hash, keepPort)
 	switch {
 	case !ok:

@@ -78,13 +78,6 @@ func (v *visit) beginDirect(track *Track) Result {
 }
 
 func (v *visit) followDirect(track *Track, half bool) Result {
-	if stable := v.pretended(track); half && stable != nil {
-		d, result, ok := v.way(stable)
-		if !ok {
-			return result
-		}
-		return v.sendDirect(d, Untracked)
-	}
 	d, result, ok := v.way(track)
 	if !ok {
 		return result

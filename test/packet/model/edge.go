@@ -178,6 +178,15 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		if track.Reply && track.Local {
 			return v.pass(NotOurs)
 		}
+		if half && !track.Reply && v.wrapped == nil {
+			if stable := v.pretended(track); stable != nil {
+				d, result, ok := v.way(stable)
+				if !ok {
+					return result
+				}
+				return v.sendDirect(d, Untracked)
+			}
+		}
 		begins := track.State >= StateClosing && v.flags&syn != 0
 		if track.DSR != SNAT && v.flags&(syn|ack) == syn && !v.servesStill(track) {
 			begins = true // nobody is there who could judge

@@ -60,7 +60,7 @@ func (v *visit) pretended(track *Track) *Track {
 	id := v.before(f, Hash(v.tuple))
 	backend, there := v.Backends[id]
 	stable := &Track{Becomes: v.tuple, Backend: id}
-	if !there || id == track.Backend {
+	if !there || id == track.Backend && track.DSR != SNAT {
 		return nil
 	}
 	if stable.DSR = v.dsrOf(f.Before, backend); stable.DSR == SNAT {
