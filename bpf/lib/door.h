@@ -31,14 +31,6 @@
 #include "packet.h"
 #include "tables.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct door);
-} doors SEC(".maps");
-
 #define DOOR_MULTIPLIER	      ((__u64)DOOR_FIRST_HIGH << 32 | DOOR_FIRST_LOW)
 #define DOOR_OTHER_MULTIPLIER ((__u64)DOOR_LAST_HIGH << 32 | DOOR_LAST_LOW)
 
@@ -273,21 +265,16 @@ static __always_inline int pod_is_shut_out(struct context *ctx)
 	__u32 zero = 0;
 	const struct door *door = bpf_map_lookup_elem(&doors, &zero);
 	struct address source;
-	__u64 words[2];
 
 	if (!eth || !ip || !door)
 		return 0;
-	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-		if (among4(door->pods4, ip->saddr))
-			return 1;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
 		address_from_v4(&source, ip->saddr);
-		return class_of(&source) == FROM_POD;
-	}
-	if (!ip6)
+	else if (ip6)
+		__builtin_memcpy(&source, &ip6->saddr, sizeof(source));
+	else
 		return 0;
-	__builtin_memcpy(words, &ip6->saddr, sizeof(words));
-	if (among6(door->pods6, words))
+	if (among_pods(door, &source))
 		return 1;
-	__builtin_memcpy(&source, words, sizeof(source));
-	return class_of(&source) == FROM_POD;
+	return !door_has_all_pods(door) && class_in_table(&source) == FROM_POD;
 }

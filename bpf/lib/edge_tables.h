@@ -107,6 +107,15 @@ struct {
 	__type(value, struct service_counters);
 } service_counts SEC(".maps");
 
+/* What is added to `service_counts`, by service id, of those that most services have: it is written
+ * for each packet without a record, and to find it here costs next to nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct service_packets);
+} service_sent SEC(".maps");
+
 /* What is added to `service_counts`, by service id. Written by the agent alone. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -115,6 +124,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct service_traffic);
 } service_gone SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct door);
+} doors SEC(".maps");
 
 /* Of a dry run. */
 struct {
@@ -143,6 +160,24 @@ static __always_inline struct service_counters *counters_of(__u32 service)
 		return counters;
 	bpf_map_update_elem(&service_counts, &service, &no_counts, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&service_counts, &service);
+}
+
+/* Counts a packet of a client of which there is no record. */
+static __always_inline void count_sent(__u32 service, __u32 bytes)
+{
+	struct service_packets *sent = bpf_map_lookup_elem(&service_sent, &service);
+	struct service_counters *counters;
+
+	if (sent) {
+		sent->packets++;
+		sent->bytes += bytes;
+		return;
+	}
+	counters = counters_of(service);
+	if (!counters)
+		return;
+	counters->sent_packets++;
+	counters->sent_bytes += bytes;
 }
 
 static __always_inline struct edge_counters *edge_counters_get(void)

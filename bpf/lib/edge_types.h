@@ -93,6 +93,7 @@ enum door_size {
 	DOOR_WORD_SHIFT = 51, /* of a hash: its upper bits are the word, those below the bit */
 	DOOR_BIT_SHIFT = 45,
 	DOOR_NETWORKS = 2, /* of each family */
+	DOOR_PODS = 4,	   /* of each family */
 };
 
 /* The halves of what hashes are multiplied by. */
@@ -121,16 +122,16 @@ enum door_state {
 };
 
 struct door {
-	__u32 state; /* enum door_state */
-	__u32 reserved;
+	__u32 state;	  /* enum door_state */
+	__u32 pods_whole; /* 1: all addresses of pods are those of `pods4` and `pods6` */
 	/* What is ours as a whole: ServiceCIDRs. Where there are more than find room here, one is
 	 * around several. */
 	struct door_network4 services4[DOOR_NETWORKS];
-	/* Some of the networks of pods, the largest: `networks` has all. */
-	struct door_network4 pods4[DOOR_NETWORKS];
+	/* The networks of pods, or the largest of them: `networks` has all. */
+	struct door_network4 pods4[DOOR_PODS];
+	__u64 unused;
 	struct door_network6 services6[DOOR_NETWORKS];
-	struct door_network6 pods6[DOOR_NETWORKS];
-	__u64 unused[3];
+	struct door_network6 pods6[DOOR_PODS];
 	__u64 bits[2 * DOOR_WORDS];
 };
 
@@ -184,6 +185,12 @@ struct service_counters {
 	__u64 sent_bytes;
 	__u64 received_packets;
 	__u64 received_bytes;
+};
+
+/* What clients have sent in packets that need no record, each CPU for itself. */
+struct service_packets {
+	__u64 packets;
+	__u64 bytes;
 };
 
 /* What the flows of a service had when the agent removed their records. */

@@ -99,7 +99,8 @@ static __always_inline struct backend *backend_of_slot(struct workspace *w,
 	if (!backend)
 		return 0;
 	w->service = frontend->service;
-	w->dsr = dsr_of(dsr, backend, class_of(&asked->source), &asked->source);
+	/* From the table: for the comparisons there is no room on the stack (encapsulate). */
+	w->dsr = dsr_of(dsr, backend, class_in_table(&asked->source), &asked->source);
 	return w->dsr ? backend : 0;
 }
 

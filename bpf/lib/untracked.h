@@ -65,17 +65,11 @@ static __always_inline __u32 untracked_backend(const struct workspace *w,
 /* What is known of flows without records: how much they send, and when they begin. */
 static __always_inline void untracked_count(struct context *ctx, struct workspace *w)
 {
-	struct service_counters *counters;
-
 	if (dry_run)
 		return;
 	if (w->packet.tcp_flags & TCP_SYN)
 		tell(ctx, w, EDGE_UNTRACKED);
-	counters = counters_of(w->service);
-	if (!counters)
-		return;
-	counters->sent_packets++;
-	counters->sent_bytes += w->packet.length;
+	count_sent(w->service, w->packet.length);
 }
 
 /* The id of the backend of a packet of a hash that needs no record, or 0; w->dsr is the way there.

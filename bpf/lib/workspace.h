@@ -43,6 +43,7 @@ struct workspace {
 	struct tuple other_key;
 	struct track other;
 	struct bpf_fib_lookup fib;
+	struct network_key network; /* of a client (client.h) */
 	__u32 remembered; /* `fib` is of a way that is remembered, not of a look-up (way.h) */
 	/* These stay from packet to packet. */
 	struct own_mac own;

@@ -187,8 +187,8 @@ func (d *Door) SetServiceNetworks(networks []netip.Prefix) error {
 	if d == nil {
 		return nil
 	}
-	services4, services6 := doorNetworks(networks, around)
-	if services4 == d.at.Services4 && services6 == d.at.Services6 {
+	services4, services6 := doorNetworks(networks, len(d.at.Services4), around)
+	if slices.Equal(services4, d.at.Services4[:]) && slices.Equal(services6, d.at.Services6[:]) {
 		d.write(false) // others that could not be written are not wanted any more
 		return nil
 	}
@@ -197,7 +197,8 @@ func (d *Door) SetServiceNetworks(networks []netip.Prefix) error {
 	if err := d.wait(); err != nil {
 		return err // whoever renews it sees that it is being written
 	}
-	d.at.Services4, d.at.Services6 = services4, services6
+	copy(d.at.Services4[:], services4)
+	copy(d.at.Services6[:], services6)
 	d.write(false)
 	return nil
 }
@@ -208,45 +209,33 @@ func (d *Door) write(writing bool) {
 	d.writing = writing
 }
 
-type (
-	doorNetworks4 = [EdgeTCDoorSizeDOOR_NETWORKS]EdgeTCDoorNetwork4
-	doorNetworks6 = [EdgeTCDoorSizeDOOR_NETWORKS]EdgeTCDoorNetwork6
-)
-
-// SetPodNetworks says which addresses are those of pods. Others in the table of networks are
-// found there. What depends on it is what is counted.
-func (d *Door) SetPodNetworks(networks []netip.Prefix) {
-	if d == nil {
-		return
-	}
-	pods4, pods6 := doorNetworks(networks, largest)
-	if pods4 != d.at.Pods4 || pods6 != d.at.Pods6 {
-		d.at.Pods4, d.at.Pods6 = pods4, pods6
-	}
-}
-
 // doorNetworks are networks as the programs compare addresses with them: no more of a family
 // than choose makes of them.
-func doorNetworks(networks []netip.Prefix, choose func([]netip.Prefix, int) []netip.Prefix) (v4 doorNetworks4, v6 doorNetworks6) {
-	for i := range v4 { // nothing has these values
+func doorNetworks(networks []netip.Prefix, most int, choose func([]netip.Prefix, int) []netip.Prefix) (v4 []EdgeTCDoorNetwork4, v6 []EdgeTCDoorNetwork6) {
+	v4, v6 = make([]EdgeTCDoorNetwork4, most), make([]EdgeTCDoorNetwork6, most)
+	for i := range most { // nothing has these values
 		v4[i].Value = 1
 		v6[i].Value[0] = 1
 	}
-	var all4, all6 []netip.Prefix
-	for _, p := range networks {
-		if p.Addr().Is4() {
-			all4 = append(all4, p.Masked())
-		} else {
-			all6 = append(all6, p.Masked())
-		}
-	}
-	for i, p := range choose(all4, len(v4)) {
+	all4, all6 := byFamily(networks)
+	for i, p := range choose(all4, most) {
 		mask, value := maskOf(p), p.Addr().As4()
 		v4[i] = EdgeTCDoorNetwork4{Mask: binary.LittleEndian.Uint32(mask[:]), Value: binary.LittleEndian.Uint32(value[:])}
 	}
-	for i, p := range choose(all6, len(v6)) {
+	for i, p := range choose(all6, most) {
 		mask, value := maskOf(p), p.Addr().As16()
 		v6[i] = EdgeTCDoorNetwork6{Mask: doorWords(mask), Value: doorWords(value)}
+	}
+	return v4, v6
+}
+
+func byFamily(networks []netip.Prefix) (v4, v6 []netip.Prefix) {
+	for _, p := range networks {
+		if p.Addr().Is4() {
+			v4 = append(v4, p.Masked())
+		} else {
+			v6 = append(v6, p.Masked())
+		}
 	}
 	return v4, v6
 }
@@ -279,8 +268,14 @@ func around(networks []netip.Prefix, most int) []netip.Prefix {
 	return all
 }
 
-// largest are some of the networks of one family, of which those that lie side by side are one.
+// largest are the largest networks of one family, of which those that lie side by side are one.
 func largest(networks []netip.Prefix, most int) []netip.Prefix {
+	all := joined(networks)
+	return all[:min(most, len(all))]
+}
+
+// joined are networks of one family, the largest first, of which those that lie side by side are one.
+func joined(networks []netip.Prefix) []netip.Prefix {
 	all := slices.Clone(networks)
 	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
 	var joined []netip.Prefix
@@ -299,7 +294,7 @@ func largest(networks []netip.Prefix, most int) []netip.Prefix {
 		joined = append(joined, p)
 	}
 	slices.SortStableFunc(joined, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
-	return joined[:min(most, len(joined))]
+	return joined
 }
 
 // both is the smallest network around two.

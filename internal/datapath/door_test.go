@@ -115,7 +115,7 @@ func TestDoorNetworksHold(t *testing.T) {
 			networks = append(networks, randomNetwork(random))
 		}
 		choose := random.IntN(2)
-		v4, v6 := doorNetworks(networks, []func([]netip.Prefix, int) []netip.Prefix{around, largest}[choose])
+		v4, v6 := doorNetworks(networks, int(EdgeTCDoorSizeDOOR_NETWORKS), []func([]netip.Prefix, int) []netip.Prefix{around, largest}[choose])
 		for range 20 {
 			a := randomNetwork(random).Addr()
 			in, fit := false, [2]int{}

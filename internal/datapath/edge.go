@@ -328,5 +328,9 @@ func isScratch(name string, s *ebpf.MapSpec) bool {
 
 // isCounters says whether a table has counts, which may begin anew.
 func isCounters(name string) bool {
-	return name == SockMapSocketCounts || name == EdgeTCMapEdgeCounts || name == EdgeTCMapServiceCounts
+	switch name {
+	case SockMapSocketCounts, EdgeTCMapEdgeCounts, EdgeTCMapServiceCounts, EdgeTCMapServiceSent:
+		return true
+	}
+	return false
 }

@@ -17,12 +17,12 @@ type ServiceCounters = EdgeTCServiceCounters
 // ReadServiceCounters adds up what the edge counted for each service id on all CPUs,
 // and what the agent took over from flows that are over; nil where there is no edge.
 func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
-	counts, gone, err := openServiceCounters(bpffs)
-	if err != nil || counts == nil {
+	tables, err := openServiceCounters(bpffs)
+	if err != nil || tables == nil {
 		return nil, err
 	}
-	defer counts.Close()
-	defer gone.Close()
+	counts, sent, gone := tables[0], tables[1], tables[2]
+	defer closeMaps(map[string]*ebpf.Map{EdgeTCMapServiceCounts: counts, EdgeTCMapServiceSent: sent, EdgeTCMapServiceGone: gone})
 	all := map[uint32]ServiceCounters{}
 	var id uint32
 	var perCPU []ServiceCounters
@@ -37,6 +37,9 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	if err := it.Err(); err != nil {
 		return nil, fmt.Errorf("read table %s: %w", EdgeTCMapServiceCounts, err)
 	}
+	if err := addSent(all, sent); err != nil {
+		return nil, err
+	}
 	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{EdgeTCMapServiceGone, gone}.All()
 	for id, t := range traffic {
 		sum := all[id]
@@ -46,20 +49,50 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	return all, err
 }
 
-func openServiceCounters(bpffs string) (counts, gone *ebpf.Map, err error) {
-	counts, err = ebpf.LoadPinnedMap(TablePath(bpffs, EdgeTCMapServiceCounts), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, nil
+// addSent adds what clients have sent in packets without records.
+func addSent(all map[uint32]ServiceCounters, sent *ebpf.Map) error {
+	const batch = 1024
+	ids := make([]uint32, batch)
+	perCPU := make([]EdgeTCServicePackets, batch*ebpf.MustPossibleCPU())
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := sent.BatchLookup(&cursor, ids, perCPU, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("read table %s: %w", EdgeTCMapServiceSent, err)
+		}
+		for i, c := range perCPU[:n*ebpf.MustPossibleCPU()] {
+			if c.Packets == 0 {
+				continue
+			}
+			id := ids[i/ebpf.MustPossibleCPU()]
+			sum := all[id]
+			sum.SentPackets += c.Packets
+			sum.SentBytes += c.Bytes
+			all[id] = sum
+		}
+		if err != nil {
+			return nil
+		}
 	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("open the counters of services under %s: %w", bpffs, err)
+}
+
+// openServiceCounters opens service_counts, service_sent and service_gone.
+func openServiceCounters(bpffs string) (tables []*ebpf.Map, err error) {
+	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceSent, EdgeTCMapServiceGone} {
+		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+		if err == nil {
+			tables = append(tables, m)
+			continue
+		}
+		for _, m := range tables {
+			m.Close()
+		}
+		if len(tables) == 0 && errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("open the counters of services under %s: %w", bpffs, err)
 	}
-	gone, err = ebpf.LoadPinnedMap(TablePath(bpffs, EdgeTCMapServiceGone), nil)
-	if err != nil {
-		counts.Close()
-		return nil, nil, fmt.Errorf("open the counters of services under %s: %w", bpffs, err)
-	}
-	return counts, gone, nil
+	return tables, nil
 }
 
 func (c *EdgeTCServiceCounters) add(o ServiceCounters) {
@@ -110,7 +143,7 @@ func keepTraffic(gone *ebpf.Map, t *Track) error {
 // go.
 type countedServices struct {
 	Hash[uint32, ServiceName]
-	counts, gone *ebpf.Map
+	counts, sent, gone *ebpf.Map
 }
 
 func (s countedServices) Put(id uint32, name ServiceName) error {
@@ -132,6 +165,12 @@ func (s countedServices) forget(id uint32) error {
 		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("the counters of service %d: %w", id, err)
 		}
+	}
+	if id >= s.sent.MaxEntries() {
+		return nil
+	}
+	if err := s.sent.Put(id, make([]EdgeTCServicePackets, ebpf.MustPossibleCPU())); err != nil {
+		return fmt.Errorf("the counters of service %d: %w", id, err)
 	}
 	return nil
 }

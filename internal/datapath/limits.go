@@ -15,7 +15,7 @@ type Limits struct {
 	Frontends    uint32 // addresses and ports that clients ask for: 72 bytes, and about 100 on use
 	Backends     uint32 // distinct endpoints: 32 bytes
 	Slots        uint32 // members of all backend sets together, by weight: 8 bytes
-	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU
+	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (256 KiB for each are taken in any case)
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
 	Affinity     uint32 // clients remembered by session affinity: about 100 bytes
 	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes

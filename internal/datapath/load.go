@@ -124,7 +124,7 @@ func Open(o Options) (d *Datapath, err error) {
 		}
 	}
 	if events := d.Events(); events != nil {
-		d.Tables.Services = countedServices{d.Tables.Services, d.maps[EdgeTCMapServiceCounts], d.maps[EdgeTCMapServiceGone]}
+		d.Tables.Services = countedServices{d.Tables.Services, d.maps[EdgeTCMapServiceCounts], d.maps[EdgeTCMapServiceSent], d.maps[EdgeTCMapServiceGone]}
 		return d, events.quiet()
 	}
 	return d, nil

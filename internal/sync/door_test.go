@@ -5,6 +5,7 @@ package sync
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"beeline.io/beeline/internal/service"
@@ -86,6 +87,46 @@ func TestDoorServiceCIDRs(t *testing.T) {
 		}
 		if err := s.Apply(service.Delta{}); err != nil || !k.tables.Door.Shut() {
 			t.Fatalf("%v: nothing has changed, and the door is open: %v", cidrs, err)
+		}
+	}
+}
+
+// While networks of pods or ServiceCIDRs change, the programs look in the table; when all that
+// is wanted is there they need not, and not when it could not be brought there.
+func TestDoorPods(t *testing.T) {
+	k := smallKernel(t)
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	looked, changes, fail := true, 0, false
+	k.before = func(operation string) error {
+		if strings.HasPrefix(operation, "put networks") || strings.HasPrefix(operation, "delete networks") {
+			looked = looked && !k.tables.Door.PodsWhole()
+			changes++
+			if fail {
+				return errFault
+			}
+		}
+		return nil
+	}
+	for _, c := range []struct {
+		pods  []string
+		fail  bool
+		whole bool
+	}{
+		{[]string{"10.10.1.0/24", "fd00:10::/64"}, false, true},
+		{[]string{"10.10.3.0/24"}, false, true},
+		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, true, true}, // the old ones still are all
+		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, false, true},
+		{[]string{"10.96.0.0/24"}, false, false},
+		{nil, false, true},
+	} {
+		fail = c.fail
+		before := changes
+		err := s.Apply(service.Delta{ServiceCIDRs: networksOf("10.96.0.0/16"), PodNetworks: networksOf(c.pods...)})
+		if (err != nil) != c.fail || changes == before || !looked || k.tables.Door.PodsWhole() != c.whole {
+			t.Errorf("%v: %v, %d changes, the table decided meanwhile: %v, networks are whole: %v", c.pods, err, changes-before, looked, k.tables.Door.PodsWhole())
 		}
 	}
 }

@@ -5,6 +5,7 @@ package sync
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -93,8 +94,7 @@ func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, confl
 func (s *Syncer) reconcileNetworks() {
 	networks, conflict := s.wantedNetworks()
 	if s.networks.err = s.tables.Door.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
-		s.networks.reconcile("network", networks)
-		s.tables.Door.SetPodNetworks(s.podNetworks())
+		s.networks.err = s.reconcileClasses(networks)
 	}
 	s.conflict = conflict
 	balancers := map[netip.Prefix]uint32{}
@@ -116,14 +116,22 @@ func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []
 	return all
 }
 
-// podNetworks are those in the table in which there is no ServiceCIDR.
-func (s *Syncer) podNetworks() (all []netip.Prefix) {
+// reconcileClasses makes ServiceCIDRs and networks of pods known. While the table changes it
+// decides, and not what the door knows of it.
+func (s *Syncer) reconcileClasses(networks map[netip.Prefix]datapath.Network) error {
+	if !maps.Equal(networks, s.networks.applied) {
+		s.tables.Door.LookUpPods()
+	}
+	s.networks.reconcile("network", networks)
+	var pods, services []netip.Prefix
 	for p, network := range s.networks.applied {
-		if network == datapath.NetworkPod && !slices.ContainsFunc(s.cidrs, p.Overlaps) {
-			all = append(all, p)
+		if network == datapath.NetworkPod {
+			pods = append(pods, p)
+		} else {
+			services = append(services, p)
 		}
 	}
-	return all
+	return errors.Join(s.networks.err, s.tables.Door.SetPodNetworks(pods, services))
 }
 
 // ServiceCIDRs are those in the tables.

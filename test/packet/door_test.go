@@ -147,7 +147,7 @@ func TestDoorCountsWhatLeaves(t *testing.T) {
 					case "open":
 						w.door.Open()
 					case "without networks of pods":
-						w.door.SetPodNetworks(nil)
+						w.door.LookUpPods()
 					}
 					before := w.counts(t)[model.NotOurs]
 					options := ebpf.RunOptions{Data: c.p.frame(t), Context: [48]uint32{9: c.from, 10: w.index["eth0"]}}

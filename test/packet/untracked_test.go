@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
 	"beeline.io/beeline/internal/datapath"
@@ -34,13 +35,21 @@ func (w *world) untracked(t testing.TB, history ...model.Slot) {
 func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCounters) {
 	t.Helper()
 	var each []datapath.EdgeTCServiceCounters
-	if err := w.maps[datapath.EdgeTCMapServiceCounts].Lookup(id, &each); err != nil {
-		return sum
+	if err := w.maps[datapath.EdgeTCMapServiceCounts].Lookup(id, &each); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Fatal(err)
 	}
 	for _, c := range each {
 		sum.Flows += c.Flows
 		sum.SentPackets += c.SentPackets
 		sum.SentBytes += c.SentBytes
+	}
+	var sent []datapath.EdgeTCServicePackets
+	if err := w.maps[datapath.EdgeTCMapServiceSent].Lookup(id, &sent); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Fatal(err)
+	}
+	for _, c := range sent {
+		sum.SentPackets += c.Packets
+		sum.SentBytes += c.Bytes
 	}
 	return sum
 }
@@ -75,6 +84,32 @@ func TestUntracked(t *testing.T) {
 			t.Errorf("of the Service %+v has been counted after %+v; want %d flows and 5 packets of %d bytes more", after, before, flows, octets)
 		}
 	})
+}
+
+// The packets of a Service are counted whatever its id is: few enough are found without a hash.
+func TestUntrackedCountsEachID(t *testing.T) {
+	w := newScene(t)
+	few := w.maps[datapath.EdgeTCMapServiceSent].MaxEntries()
+	for _, id := range []uint32{1, few - 1, few, few + 1} {
+		tables := w.scene()
+		for key, f := range tables.Frontends {
+			if f.DSR == model.IPIP {
+				f.Untracked, f.Service = true, id
+				tables.Frontends[key] = f
+			}
+		}
+		w.apply(t, tables)
+		w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+			if dsr != model.IPIP {
+				return
+			}
+			question, before := f.question(protocol, direct(toRemote, dsr)), w.traffic(t, id)
+			w.run(t, at, question.frame(t))
+			if n := w.traffic(t, id).SentPackets - before.SentPackets; n != 1 {
+				t.Errorf("of Service %d, %d packets have been counted", id, n)
+			}
+		})
+	}
 }
 
 // What is not for a backend of another node is tracked as ever; so are clients that are pods, and

@@ -265,7 +265,7 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		w.put(t, datapath.EdgeTCMapEdgeDevices, device, row)
 	}
 	must(t, w.door.SetServiceNetworks(tables.Services))
-	w.door.SetPodNetworks(tables.Pods)
+	must(t, w.door.SetPodNetworks(tables.Pods, tables.Services))
 	w.shut(t)
 }
 
