@@ -172,8 +172,7 @@ static __always_inline enum routed route_of(struct context *ctx, __u32 length, i
 	return NOT_ROUTED;
 }
 
-/* The same for the workspace's packet, which is to become `to`, unless the way is known. What
- * leaves the node is sent on by the kernel, with the next hop that only a look-up tells. Not
+/* The same for the workspace's packet, which is to become `to`, unless the way is known. Not
  * static: the verifier looks at it once. Returns enum routed. */
 __noinline int route_known(struct context *ctx, struct workspace *w, const struct tuple *to,
 			   __u32 device, __u32 flags)
@@ -186,7 +185,7 @@ __noinline int route_known(struct context *ctx, struct workspace *w, const struc
 	if (!w || !to)
 		return NOT_ROUTED;
 	length = wire_length(ctx, &w->packet);
-	way = w->leaving ? 0 : way_of(to, kind);
+	way = way_of(to, kind);
 	if (way && way_holds(way, to, kind, device, length)) {
 		way_take(way, w);
 		return ROUTED;
@@ -219,7 +218,7 @@ __noinline int route_own(struct context *ctx, struct workspace *w)
 		return NOT_ROUTED;
 	to = &w->track.becomes;
 	length = wire_length(ctx, &w->packet);
-	way = w->leaving ? 0 : way_of(to, WAY_OWN);
+	way = way_of(to, WAY_OWN);
 	if (way && way_holds(way, to, WAY_OWN, device, length)) {
 		way_take(way, w);
 		to->source = way->source;

@@ -37,7 +37,7 @@ static __always_inline int take_on(struct context *ctx, struct workspace *w, enu
 	if (routed ==
 	    NOT_ROUTED) /* to this node itself: the kernel's look-up says so in this way */
 		return packet_turn_in(ctx);
-	return packet_forward(ctx, &w->fib, 0);
+	return packet_leave(ctx, w->fib.ifindex);
 }
 
 /* The first packet of a flow of this node's clients. */
@@ -100,7 +100,7 @@ static __always_inline int answer_local(struct context *ctx, struct workspace *w
 	track_note(w, track, half);
 	if (change(ctx, w, 0, EDGE_REPLY))
 		return lose(ctx, w, EDGE_DROP_FAULT);
-	return packet_forward(ctx, &w->fib, 0);
+	return packet_leave(ctx, w->fib.ifindex);
 }
 
 /* What somebody else has encapsulated, and this node is about to send in its own name: where

@@ -285,3 +285,10 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
 		return TC_ACT_SHOT;
 	return bpf_redirect(fib->ifindex, 0);
 }
+
+/* What leaves the node has been routed by the kernel already, which finds the next hop at the
+ * other device itself, for each packet alike. */
+static __always_inline int packet_leave(struct __sk_buff *ctx, __u32 device)
+{
+	return bpf_redirect_neigh(device, 0, 0, 0);
+}
