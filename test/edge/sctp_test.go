@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -259,11 +260,18 @@ func (w *world) serveSCTP(host *lab.Host, family int) {
 	go func() {
 		for {
 			conn, _, err := unix.Accept(fd)
+			if err == unix.EINTR {
+				continue
+			}
 			if err != nil {
 				return
 			}
 			b := make([]byte, 1<<16)
-			if n, err := unix.Read(conn, b); err == nil {
+			n, err := unix.Read(conn, b)
+			for err == unix.EINTR {
+				n, err = unix.Read(conn, b)
+			}
+			if err == nil {
 				unix.Write(conn, append([]byte(host.Name+" "), b[:n]...))
 			}
 			unix.Close(conn)
@@ -280,15 +288,23 @@ func (w *world) askSCTP(to netip.AddrPort, family int) (pod string) {
 	w.t.Helper()
 	fd := w.sctpSocket(w.Host("client"), family, 0)
 	defer unix.Close(fd)
-	if err := unix.Connect(fd, sctpSockaddr(to)); err != nil {
+	err := unix.Connect(fd, sctpSockaddr(to))
+	for err == unix.EINTR || err == unix.EALREADY { // it goes on after a signal
+		time.Sleep(time.Millisecond)
+		err = unix.Connect(fd, sctpSockaddr(to))
+	}
+	if err != nil && err != unix.EISCONN {
 		w.t.Fatalf("connect to %s: %v; the edge counted %v", to, err, w.status().Edge.Counters)
 	}
 	question := strings.Repeat("question", 500)
-	_, err := unix.Write(fd, []byte(question))
+	_, err = unix.Write(fd, []byte(question))
 	w.must(err)
 	var answer []byte
 	for b := make([]byte, 1<<16); ; {
 		n, err := unix.Read(fd, b)
+		if err == unix.EINTR {
+			continue
+		}
 		w.must(err)
 		if n == 0 {
 			break

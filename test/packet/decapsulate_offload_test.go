@@ -188,7 +188,7 @@ func (c capture) stream(t testing.TB, f family, length int) (bytes []byte, large
 	total := 0
 	frame := make([]byte, 1<<16)
 	for end := time.Now().Add(time.Minute); total < length && time.Now().Before(end); {
-		n, err := unix.Read(int(c), frame)
+		n, err := c.next(frame)
 		if err != nil {
 			t.Fatalf("waiting for packets to %v: %v; %d bytes have come", f.local, err, total)
 		}

@@ -88,7 +88,7 @@ func (w *world) comesApart(t testing.TB, c capture, p probe, dsr model.DSR, segm
 	var payload []byte
 	for end := time.Now().Add(time.Minute); len(payload) < len(p.payload) && time.Now().Before(end); {
 		b := make([]byte, 1<<16)
-		n, err := unix.Read(int(c), b)
+		n, err := c.next(b)
 		if err != nil {
 			t.Fatalf("waiting for packets: %d bytes of %d have come: %v", len(payload), len(p.payload), err)
 		}

@@ -50,7 +50,7 @@ func (w *world) cut(t testing.TB, frame []byte) (pieces [][]byte) {
 	last := slices.Clone(got.Frame)
 	for end := 0; end < int(offset(last)); {
 		b := make([]byte, 1<<16)
-		n, err := unix.Read(int(watch), b)
+		n, err := watch.next(b)
 		if err != nil {
 			t.Fatalf("waiting for the piece at %d: %v", end, err)
 		}
@@ -268,7 +268,7 @@ func (c capture) reassembled(t testing.TB, f family) []byte {
 	var frames [][]byte
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		b := make([]byte, 1<<14)
-		n, err := unix.Read(int(c), b)
+		n, err := c.next(b)
 		if err != nil {
 			t.Fatalf("waiting for a packet to %v: %v", f.narrow, err)
 		}

@@ -3,6 +3,7 @@
 package packet
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -30,7 +31,7 @@ func TestChecksumLeftToDevice(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", f.name, protocol), func(t *testing.T) {
 				far.enter(t)
 				watch := openCapture(t)
-				if err := talk(f, protocol, rejected, 5*time.Second); err != unix.ECONNREFUSED {
+				if err := talk(f, protocol, rejected, 5*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
 					t.Errorf("a refused client sees %v, want %v", err, unix.ECONNREFUSED)
 				}
 				_ = talk(f, protocol, toRemote, 10*time.Millisecond) // nobody answers
@@ -132,35 +133,25 @@ func noChecksums(t testing.TB, device string) {
 
 // talk has a client ask the Service, and returns what the kernel tells it.
 func talk(f family, protocol uint8, port uint16, wait time.Duration) error {
-	domain, kind := unix.AF_INET, unix.SOCK_STREAM
-	if f.client.Is6() {
-		domain = unix.AF_INET6
+	network := "udp"
+	if protocol == tcp {
+		network = "tcp"
 	}
-	if protocol == udp {
-		kind = unix.SOCK_DGRAM
-	}
-	fd, err := unix.Socket(domain, kind, 0)
+	conn, err := net.DialTimeout(network, on(f.vip, port).String(), wait)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
-	timeout := unix.NsecToTimeval(int64(wait))
-	for _, option := range []int{unix.SO_SNDTIMEO, unix.SO_RCVTIMEO} {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &timeout); err != nil {
-			return err
-		}
+	defer conn.Close()
+	if protocol == tcp {
+		return nil
 	}
-	var to unix.Sockaddr = &unix.SockaddrInet6{Port: int(port), Addr: f.vip.As16()}
-	if f.vip.Is4() {
-		to = &unix.SockaddrInet4{Port: int(port), Addr: f.vip.As4()}
-	}
-	if err := unix.Connect(fd, to); err != nil || protocol == tcp {
+	if err := conn.SetDeadline(time.Now().Add(wait)); err != nil {
 		return err
 	}
-	if _, err := unix.Write(fd, []byte("a question of some length")); err != nil {
+	if _, err := conn.Write([]byte("a question of some length")); err != nil {
 		return err
 	}
-	_, err = unix.Read(fd, make([]byte, 100))
+	_, err = conn.Read(make([]byte, 100))
 	return err
 }
 
@@ -184,6 +175,14 @@ func openCaptureOf(t testing.TB, device int) capture {
 	return c
 }
 
+// next waits for a frame; the kernel does not go on by itself after a signal, see signal(7).
+func (c capture) next(frame []byte) (length int, err error) {
+	for err = unix.EINTR; err == unix.EINTR; {
+		length, err = unix.Read(int(c), frame)
+	}
+	return length, err
+}
+
 func htons(n uint16) uint16 { return n<<8 | n>>8 }
 
 // sees waits for the question to the backend, and checks its checksum.
@@ -191,7 +190,7 @@ func (c capture) sees(t testing.TB, f family, protocol uint8) {
 	t.Helper()
 	frame := make([]byte, 2000)
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
-		n, err := unix.Read(int(c), frame)
+		n, err := c.next(frame)
 		if err != nil {
 			t.Fatalf("waiting for a packet to %v: %v", f.remote, err)
 		}

@@ -61,7 +61,7 @@ func (c capture) nextHopOf(t testing.TB, to netip.Addr) (mac [6]byte) {
 	t.Helper()
 	frame := make([]byte, 2000)
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
-		n, err := unix.Read(int(c), frame)
+		n, err := c.next(frame)
 		if err != nil {
 			t.Fatalf("waiting for a packet to %v: %v", to, err)
 		}
