@@ -99,6 +99,7 @@ func (w *world) encapsulatingPair(t testing.TB, f family) (far int) {
 		}
 		must(t, netlink.FilterAdd(&filter))
 	}
+	must(t, running("far"+f.name))
 	return far
 }
 
@@ -147,6 +148,7 @@ func (w *world) localPods(t testing.TB) {
 		must(t, netlink.LinkSetUp(link))
 		w.index[end] = uint32(link.Attrs().Index)
 	}
+	must(t, running("pods"))
 	for _, f := range families {
 		must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: int(w.index["pods"]), Scope: netlink.SCOPE_LINK,
 			Dst: &net.IPNet{IP: f.local.AsSlice(), Mask: net.CIDRMask(f.local.BitLen(), f.local.BitLen())}}))

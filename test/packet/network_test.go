@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -117,6 +118,7 @@ func (n *network) addDevice(t testing.TB, i int, name string, addresses []string
 		must(t, netlink.LinkSetUp(link))
 		n.index[end] = uint32(link.Attrs().Index)
 	}
+	must(t, running(name))
 	n.mac[name] = mac
 	for _, a := range addresses {
 		address, err := netlink.ParseAddr(a)
@@ -129,6 +131,20 @@ func (n *network) addDevice(t testing.TB, i int, name string, addresses []string
 			IP: net.ParseIP(a), HardwareAddr: far[:]}))
 		at := netip.MustParseAddr(a)
 		n.hops[netip.PrefixFrom(at, at.BitLen())] = &model.NextHop{Device: n.index[name], Source: mac, Destination: far, Known: true}
+	}
+}
+
+// running waits until a device passes on what is sent by it: the kernel gives it a queue some
+// time after its other end has been set up, and until then loses all.
+func running(device string) error {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		link, err := netlink.LinkByName(device)
+		if err != nil || link.Attrs().OperState == netlink.OperUp {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("device %s is %v still", device, link.Attrs().OperState)
+		}
 	}
 }
 

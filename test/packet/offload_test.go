@@ -80,6 +80,7 @@ func (w *world) newClient(t testing.TB) *network {
 	must(t, netlink.LinkSetNsFd(end, int(far.file.Fd())))
 	close(leave)
 	must(t, <-done)
+	must(t, running("eth0"))
 	t.Cleanup(func() { far.file.Close() })
 	return far
 }
@@ -93,6 +94,9 @@ func configureClient() error {
 		return err
 	}
 	if err := netlink.LinkSetUp(end); err != nil {
+		return err
+	}
+	if err := running(end.Attrs().Name); err != nil {
 		return err
 	}
 	for _, f := range families {
