@@ -15,8 +15,8 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/endpoint"
-	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/bench/result"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -54,11 +54,11 @@ func TestSmoke(t *testing.T) {
 	rateSides, changesSides, socketRows := 11, 1, 0
 	for _, c := range scenarios(true) {
 		socketRows += sides
-		if c.Mode.Datagrams() || kubernetes.Find(s.controlPlane) != nil {
+		if c.Mode.Datagrams() || controlplane.Find(s.controlPlane) != nil {
 			socketRows -= 2
 		}
 	}
-	if err := kubernetes.Find(s.controlPlane); err == nil {
+	if err := controlplane.Find(s.controlPlane); err == nil {
 		rateSides, changesSides = rateSides+2, changesSides+2
 	} else {
 		t.Run("kube-proxy", func(t *testing.T) { t.Skip(err) })

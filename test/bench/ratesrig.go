@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/bench/result"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -250,7 +250,7 @@ func (rig *rateRig) settle(ctx context.Context) error {
 // addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in
 // iptables mode on node-b. Its rules stay when it ends, as it has when they are measured.
 func (rig *rateRig) addProxies(ctx context.Context) error {
-	if err := kubernetes.Find(rig.bench.controlPlane); err != nil {
+	if err := controlplane.Find(rig.bench.controlPlane); err != nil {
 		return nil // as the printed table says
 	}
 	for _, services := range rig.bench.rateSizes() {
