@@ -27,16 +27,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beeline is the program to test.
-func beeline(t *testing.T) string {
-	t.Helper()
-	program, err := node.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return program
-}
-
 // Every scenario carries traffic, the way that it says: run itself fails where
 // the hooks did not count each connection.
 func TestSmoke(t *testing.T) {
@@ -47,7 +37,7 @@ func TestSmoke(t *testing.T) {
 	asked := netip.MustParseAddrPort("192.0.2.80:80")
 	peer := idOf(t, loadPeer(t, LoadCostXDP, 0, asked))
 	s := settings{
-		program: beeline(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
+		program: node.Program(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
 		output: filepath.Join(t.TempDir(), "results.json"),
 		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../../build/controlplane",
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -224,21 +223,8 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 // settle waits until the Service with DSR needs no records, and ends the agents.
 func (rig *rateRig) settle(ctx context.Context) error {
 	for _, agent := range rig.worlds[0].agents {
-		tables, err := datapath.OpenTables(agent.BPFFS())
-		if err != nil {
+		if _, err := awaitUntracked(ctx, agent); err != nil {
 			return err
-		}
-		for deadline := time.Now().Add(settleTimeout); ; time.Sleep(50 * time.Millisecond) {
-			untracked, contested, err := untrackedServices(tables)
-			if err != nil {
-				return err
-			}
-			if untracked == 1 && contested == 0 {
-				break
-			}
-			if time.Now().After(deadline) || ctx.Err() != nil {
-				return fmt.Errorf("%s: %d Services need no records, %d are contested after %s", agent.Host.Name, untracked, contested, settleTimeout)
-			}
 		}
 		if err := agent.Stop(); err != nil {
 			return err
