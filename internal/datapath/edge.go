@@ -196,7 +196,7 @@ func (d *Datapath) setEdgeConstants(spec *ebpf.CollectionSpec, pseudoHeader bool
 		err = errors.Join(err, v.Set(accept))
 	}
 	if pseudoHeader && err == nil {
-		err = spec.Variables[EdgeTCVarPseudoHeaderV6].Set(pseudoHeaderV6())
+		err = spec.Variables[EdgeTCVarPseudoHeaderV6].Set(PseudoHeaderV6())
 	}
 	return err
 }
@@ -229,9 +229,9 @@ func (d *Datapath) Balancers() Hash[NetworkKey, uint32] {
 	return kernelHash[NetworkKey, uint32]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
 }
 
-// edgeReasonNames are those of enum edge_reason in lower case without their prefix,
-// as "drop_no_port"; the programs bring them along.
-var edgeReasonNames = sync.OnceValues(func() ([]string, error) {
+// ReasonNames are those of enum edge_reason in lower case without their prefix, as
+// "drop_no_port", by its values; the programs bring them along.
+var ReasonNames = sync.OnceValues(func() ([]string, error) {
 	spec, err := LoadEdgeTC()
 	if err != nil {
 		return nil, err
@@ -263,7 +263,7 @@ func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
 		return nil, fmt.Errorf("open the edge's counters under %s: %w", bpffs, err)
 	}
 	defer m.Close()
-	names, err := edgeReasonNames()
+	names, err := ReasonNames()
 	if err != nil {
 		return nil, fmt.Errorf("the names of the edge's counters: %w", err)
 	}
