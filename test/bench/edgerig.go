@@ -226,15 +226,11 @@ func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareA
 }
 
 func deviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(name)
 	if err != nil {
 		return nil, err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(name)
-	if err != nil {
-		return nil, fmt.Errorf("host %s: device %s: %w", h.Name, name, err)
-	}
 	return link.Attrs(), nil
 }
 
