@@ -60,7 +60,7 @@ func completeState(table *service.Table) service.Delta {
 	return delta
 }
 
-// program brings a change of the table into the datapath's.
+// program is apply, and a word in the log if not all of it went.
 func (a *Agent) program(delta service.Delta) {
 	if err := a.apply(delta); err != nil {
 		a.logMissing(err)
