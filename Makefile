@@ -61,7 +61,7 @@ build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cm
 		-o $(CURDIR)/$@ ./cmd/controlplane
 	@touch $@
 
-controlplane: build/controlplane ## build the Kubernetes that test/cluster runs (minutes, once)
+controlplane: build/controlplane ## build the Kubernetes that tests and benchmarks run (minutes, once)
 
 demo: build ## show Services at work in a lab (root)
 	CGO_ENABLED=0 go build -o bin/demo ./test/demo

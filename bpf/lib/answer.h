@@ -7,6 +7,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "checksum.h"
 #include "packet.h"
 
 #define ANSWER_HOPS 64
@@ -68,14 +69,6 @@ enum answered {
 	ANSWER_NOT_DUE, /* there have been too many */
 	ANSWER_NO_ROOM, /* the packet is unchanged, for it cannot be made longer */
 };
-
-static __always_inline __sum16 checksum_of(__s64 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
 
 /* The header of an answer. Returns the sum of the pseudo header (RFC 9293 section 3.1,
  * RFC 8200 section 8.1). A whole datagram needs no identification (RFC 6864). */

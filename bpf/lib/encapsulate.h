@@ -13,6 +13,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "checksum.h"
 #include "dsr.h"
 #include "packet.h"
 #include "workspace.h"

@@ -11,6 +11,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "answer.h"
+#include "checksum.h"
 #include "packet.h"
 #include "track.h"
 

@@ -9,7 +9,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "answer.h"
+#include "checksum.h"
 #include "packet.h"
+#include "parse.h"
 #include "track.h"
 
 /* What of the quoted packet is translated: an IP header with options or a few

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "edge.h"
+#include "parse.h"
 
 /* A client of this node, whose packet has come to the device that leads out. */
 static __always_inline int class_of_own(struct context *ctx, const struct workspace *w,

@@ -67,6 +67,7 @@ static __always_inline int packet_load(struct __sk_buff *ctx, __u32 offset, void
 	return bpf_skb_load_bytes(ctx, offset, to, length);
 }
 
+#include "checksum.h"
 #include "packet.h"
 
 static __always_inline int packet_ours(const struct __sk_buff *ctx, struct own_mac *own)

@@ -66,6 +66,7 @@ static __always_inline int packet_load(struct xdp_md *ctx, __u32 offset, void *t
 	return bpf_xdp_load_bytes(ctx, offset, to, length);
 }
 
+#include "checksum.h"
 #include "packet.h"
 
 static __always_inline int mac_equal(const struct ethhdr *eth, const __u8 *mac)

@@ -9,6 +9,7 @@
 
 #include "answer.h"
 #include "dsr.h"
+#include "checksum.h"
 #include "packet.h"
 #include "tuple.h"
 #include "workspace.h"

@@ -10,6 +10,7 @@
 #include "dsr.h"
 #include "icmp.h"
 #include "packet.h"
+#include "parse.h"
 #include "strip.h"
 #include "workspace.h"
 

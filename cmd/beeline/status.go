@@ -9,11 +9,38 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/terminate"
 )
+
+func newStatusCommand() *cobra.Command {
+	var l lookup
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show how the agent and its datapath are",
+		Long: `Shows what is attached where, what the kernel has, how full the tables are, when
+they were last brought up to date, and what is wrong. Exit code 3 if something is.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			status, err := l.status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := write(cmd.OutOrStdout(), l.output, status, func(w io.Writer) { statusText(w, status) }); err != nil {
+				return err
+			}
+			if len(status.Complaints()) > 0 {
+				return exitError{code: exitDegraded}
+			}
+			return nil
+		},
+	}
+	l.addFlags(cmd)
+	return cmd
+}
 
 // statusText prints a status for people: what is wrong first.
 func statusText(w io.Writer, s *observe.Status) {

@@ -9,6 +9,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
+// updateAddresses reads the addresses of this node's interfaces anew (R22).
+func (a *Agent) updateAddresses() {
+	addresses, err := localAddresses()
+	if err != nil {
+		a.log.Error("the addresses of this node cannot be read; those known so far are used", "error", err)
+		return
+	}
+	delta := a.table.SetLocalAddresses(addresses)
+	a.edge.SetPods(a.podsByPacket())
+	if a.synced {
+		a.program(delta)
+	}
+}
+
 // localAddresses are the addresses of this node's interfaces that others can
 // reach: neither loopback nor link-local.
 func localAddresses() ([]netip.Addr, error) {

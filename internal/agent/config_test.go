@@ -53,6 +53,16 @@ func wantComplete(t *testing.T, args, want string) (c Config) {
 	return c
 }
 
+// configFile is the path of a file for --config.
+func configFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // A value of the wrong kind is told in words, by the command line and by the file.
 func TestValuesOfTheWrongKind(t *testing.T) {
 	for setting, want := range map[string]string{
@@ -66,10 +76,7 @@ func TestValuesOfTheWrongKind(t *testing.T) {
 		name, value, _ := strings.Cut(setting, "=")
 		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		new(Config).AddFlags(fs)
-		path := filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(path, []byte(name+": "+value+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		path := configFile(t, name+": "+value+"\n")
 		for _, err := range []error{PlainValue(fs.Parse([]string{"--" + setting})), readConfigFile(path, fs)} {
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "strconv") {
 				t.Errorf("%s: %v, want %q", setting, err, want)
@@ -125,11 +132,7 @@ func TestEdgeFlags(t *testing.T) {
 // "off" is a boolean to YAML, and means itself.
 func TestOffInTheFile(t *testing.T) {
 	for _, text := range []string{"edge-mode: off\n", "dsr: off\n", "dsr: 'off'\n", "terminate-sockets: off\n", "dsr-hybrid: off\n"} {
-		path := filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		wantComplete(t, "--manifests /m --config "+path, "")
+		wantComplete(t, "--manifests /m --config "+configFile(t, text), "")
 	}
 }
 
@@ -151,11 +154,7 @@ func TestDSRFlags(t *testing.T) {
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
-	path := filepath.Join(t.TempDir(), "config.yaml")
-	text := "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := configFile(t, "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n")
 	c := wantComplete(t, "--manifests /m --config "+path, "").Service
 	if c.DSR != service.DSRGeneve || !c.DSRHybrid || fmt.Sprint(c.Balancers) != "[192.0.2.0/24 2001:db8::/64]" {
 		t.Errorf("the file's: %s, hybrid %t, balancers %v", c.DSR, c.DSRHybrid, c.Balancers)

@@ -167,7 +167,8 @@ func (d *Datapath) refuseForeign() error {
 			continue // a cgroup that has been removed; attaching says more
 		}
 		for _, p := range found.Programs {
-			if name := programName(p.ID); !ours[p.ID] && name != "" && strings.HasPrefix(h.program, name) {
+			info, err := programInfo(p.ID)
+			if err == nil && !ours[p.ID] && info.Name != "" && strings.HasPrefix(h.program, info.Name) {
 				return fmt.Errorf("another Beeline is attached there (program %d): "+
 					"stop it and run `beeline cleanup` with its --bpffs, or give this agent another --cgroup-root", p.ID)
 			}
@@ -176,17 +177,15 @@ func (d *Datapath) refuseForeign() error {
 	return nil
 }
 
-func programName(id ebpf.ProgramID) string {
+// programInfo is what the kernel says of a program that is loaded; os.ErrNotExist if it
+// is no more.
+func programInfo(id ebpf.ProgramID) (*ebpf.ProgramInfo, error) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return ""
+		return nil, err
 	}
 	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return ""
-	}
-	return info.Name
+	return p.Info()
 }
 
 // truncated is what the kernel keeps of a program's or map's name

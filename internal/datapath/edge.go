@@ -9,11 +9,8 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 )
 
 // The structures of the edge, as Address and the like.
@@ -196,7 +193,7 @@ func (d *Datapath) setEdgeConstants(spec *ebpf.CollectionSpec, pseudoHeader bool
 		err = errors.Join(err, v.Set(accept))
 	}
 	if pseudoHeader && err == nil {
-		err = spec.Variables[EdgeTCVarPseudoHeaderV6].Set(pseudoHeaderV6())
+		err = spec.Variables[EdgeTCVarPseudoHeaderV6].Set(PseudoHeaderV6())
 	}
 	return err
 }
@@ -227,70 +224,6 @@ func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
 // node.
 func (d *Datapath) Balancers() Hash[NetworkKey, uint32] {
 	return kernelHash[NetworkKey, uint32]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
-}
-
-// edgeReasonNames are those of enum edge_reason in lower case without their prefix,
-// as "drop_no_port"; the programs bring them along.
-var edgeReasonNames = sync.OnceValues(func() ([]string, error) {
-	spec, err := LoadEdgeTC()
-	if err != nil {
-		return nil, err
-	}
-	var reasons *btf.Enum
-	if err := spec.Types.TypeByName("edge_reason", &reasons); err != nil {
-		return nil, err
-	}
-	names := make([]string, EdgeTCEdgeReasonEDGE_REASONS)
-	for _, v := range reasons.Values {
-		if v.Value < uint64(len(names)) {
-			names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, "EDGE_"))
-		}
-	}
-	return names, nil
-})
-
-// ReadEdgeCounters adds up what the edge counted on all CPUs, by the names of enum
-// edge_reason in lower case without their prefix, as "drop_no_port"; nil where there
-// is no edge.
-//
-// Errors: ErrOtherCounters.
-func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
-	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, EdgeTCMapEdgeCounts), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the edge's counters under %s: %w", bpffs, err)
-	}
-	defer m.Close()
-	names, err := edgeReasonNames()
-	if err != nil {
-		return nil, fmt.Errorf("the names of the edge's counters: %w", err)
-	}
-	perCPU, err := countersIn(m)
-	if err != nil {
-		return nil, fmt.Errorf("read the edge's counters: %w", err)
-	}
-	sum := map[string]uint64{}
-	for _, c := range perCPU {
-		for reason, n := range c.Count {
-			sum[names[reason]] += n
-		}
-	}
-	return sum, nil
-}
-
-// ErrOtherCounters says that what is counted, and told of packets, is of another version
-// of Beeline: the reasons have other numbers.
-var ErrOtherCounters = errors.New("the attached programs are those of another version of Beeline, which knows other reasons: start this version's agent, or use that version's command")
-
-// countersIn reads the counters of each CPU.
-func countersIn(m *ebpf.Map) (perCPU []EdgeTCEdgeCounters, err error) {
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(EdgeTCEdgeCounters{}) {
-		return nil, ErrOtherCounters
-	}
-	err = m.Lookup(uint32(0), &perCPU)
-	return perCPU, err
 }
 
 // removeEdge takes away what an earlier agent left that had an edge: links,

@@ -6,171 +6,84 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"sync"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 )
 
-// ServiceCounters is what the edge counts for a service, without what the flows have
-// that are remembered still: their records tell.
-type ServiceCounters = EdgeTCServiceCounters
-
-// ReadServiceCounters adds up what the edge counted for each service id on all CPUs,
-// and what the agent took over from flows that are over; nil where there is no edge.
-func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
-	tables, err := openServiceCounters(bpffs)
-	if err != nil || tables == nil {
+// ReasonNames are those of enum edge_reason in lower case without their prefix, as
+// "drop_no_port", by its values; the programs bring them along.
+var ReasonNames = sync.OnceValues(func() ([]string, error) {
+	spec, err := LoadEdgeTC()
+	if err != nil {
 		return nil, err
 	}
-	counts, sent, gone := tables[0], tables[1], tables[2]
-	defer closeMaps(map[string]*ebpf.Map{EdgeTCMapServiceCounts: counts, EdgeTCMapServiceSent: sent, EdgeTCMapServiceGone: gone})
-	all := map[uint32]ServiceCounters{}
-	var id uint32
-	var perCPU []ServiceCounters
-	it := counts.Iterate()
-	for it.Next(&id, &perCPU) {
-		sum := all[id]
-		for _, c := range perCPU {
-			sum.add(c)
-		}
-		all[id] = sum
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("read table %s: %w", EdgeTCMapServiceCounts, err)
-	}
-	if err := addSent(all, sent); err != nil {
+	var reasons *btf.Enum
+	if err := spec.Types.TypeByName("edge_reason", &reasons); err != nil {
 		return nil, err
 	}
-	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{EdgeTCMapServiceGone, gone}.All()
-	for id, t := range traffic {
-		sum := all[id]
-		sum.add(ServiceCounters{SentPackets: t.SentPackets, SentBytes: t.SentBytes, ReceivedPackets: t.ReceivedPackets, ReceivedBytes: t.ReceivedBytes})
-		all[id] = sum
-	}
-	return all, err
-}
-
-// addSent adds what clients have sent in packets without records.
-func addSent(all map[uint32]ServiceCounters, sent *ebpf.Map) error {
-	const batch = 1024
-	ids := make([]uint32, batch)
-	perCPU := make([]EdgeTCServicePackets, batch*ebpf.MustPossibleCPU())
-	var cursor ebpf.MapBatchCursor
-	for {
-		n, err := sent.BatchLookup(&cursor, ids, perCPU, nil)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read table %s: %w", EdgeTCMapServiceSent, err)
-		}
-		for i, c := range perCPU[:n*ebpf.MustPossibleCPU()] {
-			if c.Packets == 0 {
-				continue
-			}
-			id := ids[i/ebpf.MustPossibleCPU()]
-			sum := all[id]
-			sum.SentPackets += c.Packets
-			sum.SentBytes += c.Bytes
-			all[id] = sum
-		}
-		if err != nil {
-			return nil
+	names := make([]string, EdgeTCEdgeReasonEDGE_REASONS)
+	for _, v := range reasons.Values {
+		if v.Value < uint64(len(names)) {
+			names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, "EDGE_"))
 		}
 	}
+	return names, nil
+})
+
+// ReasonName is the name of enum edge_reason in lower case without its prefix, as
+// "drop_no_port".
+func ReasonName(reason uint8) string {
+	names, err := ReasonNames()
+	if err != nil || int(reason) >= len(names) {
+		return fmt.Sprintf("reason_%d", reason)
+	}
+	return names[reason]
 }
 
-// openServiceCounters opens service_counts, service_sent and service_gone.
-func openServiceCounters(bpffs string) (tables []*ebpf.Map, err error) {
-	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceSent, EdgeTCMapServiceGone} {
-		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
-		if err == nil {
-			tables = append(tables, m)
-			continue
-		}
-		for _, m := range tables {
-			m.Close()
-		}
-		if len(tables) == 0 && errors.Is(err, os.ErrNotExist) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("open the counters of services under %s: %w", bpffs, err)
+// ReadEdgeCounters adds up what the edge counted on all CPUs, by the names of enum
+// edge_reason in lower case without their prefix, as "drop_no_port"; nil where there
+// is no edge.
+//
+// Errors: ErrOtherCounters.
+func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, EdgeTCMapEdgeCounts), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
 	}
-	return tables, nil
-}
-
-func (c *EdgeTCServiceCounters) add(o ServiceCounters) {
-	c.Flows += o.Flows
-	c.Refused += o.Refused
-	c.Dropped += o.Dropped
-	c.SentPackets += o.SentPackets
-	c.SentBytes += o.SentBytes
-	c.ReceivedPackets += o.ReceivedPackets
-	c.ReceivedBytes += o.ReceivedBytes
-}
-
-// AddTrack adds what a flow's record has counted.
-func (c *EdgeTCServiceCounters) AddTrack(t *Track) {
-	if t.IsReply() {
-		c.ReceivedPackets += t.Packets
-		c.ReceivedBytes += t.Bytes
-	} else {
-		c.SentPackets += t.Packets
-		c.SentBytes += t.Bytes
+	if err != nil {
+		return nil, fmt.Errorf("open the edge's counters under %s: %w", bpffs, err)
 	}
-}
-
-// keepTraffic takes over what a flow has counted whose record has gone. Two
-// processes that do so at one time for one service may lose a record's counts.
-func keepTraffic(gone *ebpf.Map, t *Track) error {
-	if gone == nil || t.Packets == 0 {
-		return nil
+	defer m.Close()
+	names, err := ReasonNames()
+	if err != nil {
+		return nil, fmt.Errorf("the names of the edge's counters: %w", err)
 	}
-	var sum EdgeTCServiceTraffic
-	if err := gone.Lookup(t.Service, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read table %s: %w", EdgeTCMapServiceGone, err)
+	perCPU, err := countersIn(m)
+	if err != nil {
+		return nil, fmt.Errorf("read the edge's counters: %w", err)
 	}
-	if t.IsReply() {
-		sum.ReceivedPackets += t.Packets
-		sum.ReceivedBytes += t.Bytes
-	} else {
-		sum.SentPackets += t.Packets
-		sum.SentBytes += t.Bytes
-	}
-	if err := gone.Put(t.Service, &sum); err != nil {
-		return fmt.Errorf("write table %s: %w", EdgeTCMapServiceGone, err)
-	}
-	return nil
-}
-
-// countedServices are the names of services, with whose ids their counters come and
-// go.
-type countedServices struct {
-	Hash[uint32, ServiceName]
-	counts, sent, gone *ebpf.Map
-}
-
-func (s countedServices) Put(id uint32, name ServiceName) error {
-	if err := s.forget(id); err != nil {
-		return err
-	}
-	return s.Hash.Put(id, name)
-}
-
-func (s countedServices) Delete(id uint32) error {
-	if err := s.Hash.Delete(id); err != nil {
-		return err
-	}
-	return s.forget(id)
-}
-
-func (s countedServices) forget(id uint32) error {
-	for _, m := range []*ebpf.Map{s.counts, s.gone} {
-		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("the counters of service %d: %w", id, err)
+	sum := map[string]uint64{}
+	for _, c := range perCPU {
+		for reason, n := range c.Count {
+			sum[names[reason]] += n
 		}
 	}
-	if id >= s.sent.MaxEntries() {
-		return nil
+	return sum, nil
+}
+
+// ErrOtherCounters says that what is counted, and told of packets, is of another version
+// of Beeline: the reasons have other numbers.
+var ErrOtherCounters = errors.New("the attached programs are those of another version of Beeline, which knows other reasons: start this version's agent, or use that version's command")
+
+// countersIn reads the counters of each CPU.
+func countersIn(m *ebpf.Map) (perCPU []EdgeTCEdgeCounters, err error) {
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(EdgeTCEdgeCounters{}) {
+		return nil, ErrOtherCounters
 	}
-	if err := s.sent.Put(id, make([]EdgeTCServicePackets, ebpf.MustPossibleCPU())); err != nil {
-		return fmt.Errorf("the counters of service %d: %w", id, err)
-	}
-	return nil
+	err = m.Lookup(uint32(0), &perCPU)
+	return perCPU, err
 }

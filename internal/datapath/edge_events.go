@@ -149,16 +149,3 @@ func monotonic() uint64 {
 
 // Age is how long ago an event was.
 func (e *EdgeTCEdgeEvent) Age() time.Duration { return time.Duration(monotonic() - e.Time) }
-
-// ReasonNames are all of ReasonName.
-func ReasonNames() ([]string, error) { return edgeReasonNames() }
-
-// ReasonName is the name of enum edge_reason in lower case without its prefix, as
-// "drop_no_port".
-func ReasonName(reason uint8) string {
-	names, err := edgeReasonNames()
-	if err != nil || int(reason) >= len(names) {
-		return fmt.Sprintf("reason_%d", reason)
-	}
-	return names[reason]
-}

@@ -109,31 +109,21 @@ func (d *DryRun) load(bpffs string, attached ebpf.ProgramID) error {
 // compare notes whether a program is the same as the attached one, by the hash of
 // their instructions.
 func (d *DryRun) compare(p *ebpf.Program, attached ebpf.ProgramID) error {
-	running, err := ebpf.NewProgramFromID(attached)
-	if err != nil {
-		return err
-	}
-	defer running.Close()
 	own, err := p.Info()
 	if err != nil {
 		return err
 	}
-	its, err := running.Info()
+	running, err := programInfo(attached)
 	if err != nil {
 		return err
 	}
-	d.Other = d.Other || own.Tag != its.Tag
+	d.Other = d.Other || own.Tag != running.Tag
 	return nil
 }
 
 // copyConstants gives a spec the constants that an attached program was loaded with.
 func copyConstants(spec *ebpf.CollectionSpec, attached ebpf.ProgramID) error {
-	p, err := ebpf.NewProgramFromID(attached)
-	if err != nil {
-		return err
-	}
-	defer p.Close()
-	info, err := p.Info()
+	info, err := programInfo(attached)
 	if err != nil {
 		return err
 	}

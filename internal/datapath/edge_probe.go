@@ -15,19 +15,15 @@ const (
 	ipv6Flag         = 1 << 7 // BPF_F_IPV6, Linux 6.16
 )
 
-// pseudoHeaderV6 is what says that the pseudo header of an IPv6 packet has
-// changed. Without BPF_F_IPV6 the checksum that a device has computed becomes
+// PseudoHeaderV6 is what this kernel wants for EdgeTCVarPseudoHeaderV6: what says that
+// the pseudo header of an IPv6 packet has changed. Without BPF_F_IPV6 the checksum that a device has computed becomes
 // wrong where an address alone changes (Linux commit ead7f9b8de65, 6.16).
-var pseudoHeaderV6 = sync.OnceValue(func() uint64 {
+var PseudoHeaderV6 = sync.OnceValue(func() uint64 {
 	if acceptsChecksumFlags(pseudoHeaderFlag | ipv6Flag) {
 		return pseudoHeaderFlag | ipv6Flag
 	}
 	return pseudoHeaderFlag
 })
-
-// PseudoHeaderV6 is what this kernel wants for EdgeTCVarPseudoHeaderV6, if not Datapath
-// loads the programs.
-func PseudoHeaderV6() uint64 { return pseudoHeaderV6() }
 
 // acceptsChecksumFlags has a program try them on a packet of its own.
 func acceptsChecksumFlags(flags int64) bool {

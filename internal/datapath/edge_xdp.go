@@ -87,11 +87,8 @@ func (e *OtherXDPError) Error() string {
 // otherXDP names the program of a device.
 func otherXDP(xdp *netlink.LinkXdp) *OtherXDPError {
 	e := &OtherXDPError{ProgramID: xdp.ProgId, Name: "unknown"}
-	if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(xdp.ProgId)); err == nil {
-		defer p.Close()
-		if info, err := p.Info(); err == nil && info.Name != "" {
-			e.Name = info.Name
-		}
+	if info, err := programInfo(ebpf.ProgramID(xdp.ProgId)); err == nil && info.Name != "" {
+		e.Name = info.Name
 	}
 	return e
 }

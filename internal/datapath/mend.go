@@ -147,16 +147,14 @@ func recoverFrom(bpffs string, h hook, tables map[string]*ebpf.MapSpec) error {
 
 // recoverProgram pins the tables of a program that is attached.
 func recoverProgram(bpffs string, id ebpf.ProgramID, tables map[string]*ebpf.MapSpec) error {
-	program, err := ebpf.NewProgramFromID(id)
-	if err != nil {
+	info, err := programInfo(id)
+	if errors.Is(err, os.ErrNotExist) {
 		return nil // detached, so nothing depends on it
 	}
-	defer program.Close()
-	programInfo, err := program.Info()
 	if err != nil {
 		return err
 	}
-	ids, _ := programInfo.MapIDs()
+	ids, _ := info.MapIDs()
 	for _, id := range ids {
 		if err := recoverTable(bpffs, id, tables); err != nil {
 			return err

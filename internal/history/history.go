@@ -45,28 +45,6 @@ type State struct {
 	History   *History
 }
 
-// Contested says whether a flow needs a record.
-func (s State) Contested(hash uint32) bool {
-	switch {
-	case !s.Untracked:
-		return true
-	case s.History == nil:
-		return false
-	case len(s.History.Stable) != len(s.Table):
-		return true
-	}
-	return s.History.Contested[Slot(hash, len(s.Table))]
-}
-
-// Stable is where a packet belongs that has no record and does not begin a flow, if its
-// slot is contested; 0: where the table says.
-func (s State) Stable(hash uint32) uint32 {
-	if s.History == nil {
-		return 0
-	}
-	return s.History.Stable[Slot(hash, len(s.History.Stable))]
-}
-
 // Next is the history of a frontend that had a state and is to have another table. The
 // zero State is of a frontend that has not been there: flows may have records all the
 // same. Where nothing has changed it is the same History.

@@ -8,87 +8,12 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
 )
-
-// Question is what to explain: the first packet of a client, or its connect().
-type Question struct {
-	Source      netip.AddrPort // port 0: any
-	Destination netip.AddrPort
-	Protocol    service.Protocol
-	// Device that the packet comes in by; empty: the one that leads to the source.
-	Device string
-	// Socket asks for the connect() of a process of this node or of a pod here.
-	Socket bool
-}
-
-// ParseQuestion reads ADDRESS[:PORT], and ADDRESS:PORT with /tcp, /udp or /sctp, TCP if
-// with neither, or ADDRESS/icmp; names of protocols in any case.
-func ParseQuestion(source, destination string) (q Question, err error) {
-	if q.Source, err = parseSource(source); err != nil {
-		return q, err
-	}
-	text, protocol, _ := strings.Cut(destination, "/")
-	switch strings.ToLower(protocol) {
-	case "", "tcp":
-		q.Protocol = service.TCP
-	case "udp":
-		q.Protocol = service.UDP
-	case "sctp":
-		q.Protocol = service.SCTP
-	case "icmp":
-		q.Protocol = service.ICMP
-	default:
-		return q, fmt.Errorf("%s: %q is neither tcp, udp, sctp nor icmp", destination, protocol)
-	}
-	if q.Protocol == service.ICMP {
-		err = q.parseEcho(text)
-	} else if q.Destination, err = netip.ParseAddrPort(text); err != nil || q.Destination.Port() == 0 {
-		err = fmt.Errorf("%s: not ADDRESS:PORT such as 192.0.2.1:80/tcp or [2001:db8::1]:53/udp", destination)
-	}
-	if err != nil {
-		return q, err
-	}
-	q.Destination = netip.AddrPortFrom(q.Destination.Addr().Unmap(), q.Destination.Port())
-	for _, a := range []netip.Addr{q.Source.Addr(), q.Destination.Addr()} {
-		if a.IsUnspecified() || a.IsMulticast() || a.Zone() != "" {
-			return q, fmt.Errorf("%s: not the address of one host", a)
-		}
-	}
-	if q.Source.Addr().Is4() != q.Destination.Addr().Is4() {
-		return q, fmt.Errorf("%s and %s are of different families", q.Source.Addr(), q.Destination.Addr())
-	}
-	return q, nil
-}
-
-// parseEcho is for an echo request, which has no ports.
-func (q *Question) parseEcho(destination string) error {
-	a, err := netip.ParseAddr(destination)
-	if err != nil {
-		return fmt.Errorf("%s/icmp: not ADDRESS/icmp such as 192.0.2.1/icmp", destination)
-	}
-	q.Source, q.Destination = netip.AddrPortFrom(q.Source.Addr(), 0), netip.AddrPortFrom(a, 0)
-	if a.Unmap().Is6() {
-		q.Protocol = service.ICMPv6
-	}
-	return nil
-}
-
-func parseSource(text string) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddr(text); err == nil {
-		return netip.AddrPortFrom(a.Unmap(), 0), nil
-	}
-	p, err := netip.ParseAddrPort(text)
-	if err != nil || p.Port() == 0 {
-		return p, fmt.Errorf("%s: not ADDRESS or ADDRESS:PORT such as 198.51.100.7 or [2001:db8::7]:40000", text)
-	}
-	return netip.AddrPortFrom(p.Addr().Unmap(), p.Port()), nil
-}
 
 // Answer is what becomes of a packet or a connect(), and why.
 type Answer struct {
@@ -167,16 +92,6 @@ type Hop struct {
 	NextHop netip.Addr `json:"nextHop"`
 	MAC     string     `json:"mac,omitempty"` // none: not known yet
 }
-
-// QuestionError is a question that has no answer as it stands.
-type QuestionError struct{ text string }
-
-func (e *QuestionError) Error() string { return e.text }
-
-// NewQuestionError is for a client of what found the question wrong.
-func NewQuestionError(text string) *QuestionError { return &QuestionError{text} }
-
-func wrong(format string, args ...any) error { return &QuestionError{fmt.Sprintf(format, args...)} }
 
 // Explain answers a question over the pinned tables of a bpffs directory, in the
 // node's network namespace. It changes nothing.

@@ -16,7 +16,7 @@ import (
 )
 
 // socket says what a connect() meets, by the tables, in the order in which the
-// programs look there (connect_verdict in bpf/sock.bpf.c): the kernel has no test run
+// programs look there (connect_verdict in bpf/lib/connect.h): the kernel has no test run
 // for these, and a connect() of ours would leave its trace in session affinity.
 func (x *explainer) socket() error {
 	a := &x.answer

@@ -247,3 +247,11 @@ func serviceCIDR(name string, cidrs ...string) *ServiceCIDR {
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
 	}))
 }
+
+// Plan returns the plan of a Service or Pod, nil if it has none.
+func (t *Table) Plan(ref Ref) *Plan {
+	if o := t.owners[ref]; o != nil {
+		return o.plan
+	}
+	return nil
+}

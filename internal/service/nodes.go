@@ -3,7 +3,6 @@
 package service
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 )
@@ -134,21 +133,12 @@ func (t *Table) UnknownNode() bool {
 	return len(t.nodes) > 0 && t.nodes[t.config.NodeName] == nil
 }
 
-// LocalAddresses returns the addresses of this node, sorted: those of its
-// interfaces and of its Node object.
-func (t *Table) LocalAddresses() []netip.Addr { return t.node.local }
-
 // OwnAddresses returns the addresses of this node's Node object, in its order.
 func (t *Table) OwnAddresses() []netip.Addr {
 	if n := t.nodes[t.config.NodeName]; n != nil {
 		return n.Addresses
 	}
 	return nil
-}
-
-// NodeAddresses returns the addresses of all nodes, this one included, sorted.
-func (t *Table) NodeAddresses() []netip.Addr {
-	return slices.SortedFunc(maps.Keys(t.nodeAddrs), netip.Addr.Compare)
 }
 
 // PodCIDRs returns the pod ranges of all nodes, sorted.

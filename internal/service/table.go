@@ -243,14 +243,6 @@ func (t *Table) resolve(ref Ref) (wanted *Plan, created time.Time, exists bool) 
 	return nil, time.Time{}, false
 }
 
-// Plan returns the plan of a Service or Pod, nil if it has none.
-func (t *Table) Plan(ref Ref) *Plan {
-	if o := t.owners[ref]; o != nil {
-		return o.plan
-	}
-	return nil
-}
-
 // Owners yields the objects that have plans, in the order of their Refs.
 func (t *Table) Owners() iter.Seq2[Ref, *Plan] {
 	return func(yield func(Ref, *Plan) bool) {

@@ -4,6 +4,8 @@ package service
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -219,9 +221,9 @@ func TestNodeViews(t *testing.T) {
 	table.Apply(changes(&Node{Name: "here", Addresses: addrs(hereIP), PodCIDRs: prefixes("10.1.0.0/24", "fd01::/64")}))
 	table.SetLocalAddresses(addrs("198.51.100.1", "127.0.0.1", "169.254.1.1", "fe80::1%eth0", "::ffff:198.51.100.1", "2001:db8:9::1%eth0"))
 	for name, c := range map[string][2]string{
-		"LocalAddresses": {fmt.Sprint(table.LocalAddresses()), "[192.0.2.1 198.51.100.1 2001:db8:9::1]"},
-		"NodeAddresses":  {fmt.Sprint(table.NodeAddresses()), "[192.0.2.1 192.0.2.2 198.51.100.1 2001:db8:9::1]"},
-		"PodCIDRs":       {fmt.Sprint(table.PodCIDRs()), "[10.1.0.0/24 10.1.1.0/24 fd01::/64]"},
+		"local":    {fmt.Sprint(table.node.local), "[192.0.2.1 198.51.100.1 2001:db8:9::1]"},
+		"nodes":    {fmt.Sprint(slices.SortedFunc(maps.Keys(table.nodeAddrs), netip.Addr.Compare)), "[192.0.2.1 192.0.2.2 198.51.100.1 2001:db8:9::1]"},
+		"PodCIDRs": {fmt.Sprint(table.PodCIDRs()), "[10.1.0.0/24 10.1.1.0/24 fd01::/64]"},
 	} {
 		if c[0] != c[1] {
 			t.Errorf("%s: %s, want %s", name, c[0], c[1])
@@ -229,7 +231,7 @@ func TestNodeViews(t *testing.T) {
 	}
 	table.Apply([]Change{gone(&Node{Name: "there"}), gone(here)})
 	table.SetLocalAddresses(nil)
-	if n := len(table.NodeAddresses()) + len(table.LocalAddresses()) + len(table.PodCIDRs()); n != 0 {
+	if n := len(table.nodeAddrs) + len(table.node.local) + len(table.PodCIDRs()); n != 0 {
 		t.Errorf("%d left", n)
 	}
 }

@@ -15,8 +15,8 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/endpoint"
-	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/bench/result"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -25,16 +25,6 @@ func TestMain(m *testing.M) {
 	lab.Main()
 	endpoint.Main()
 	os.Exit(m.Run())
-}
-
-// beeline is the program to test.
-func beeline(t *testing.T) string {
-	t.Helper()
-	program, err := node.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return program
 }
 
 // Every scenario carries traffic, the way that it says: run itself fails where
@@ -47,18 +37,18 @@ func TestSmoke(t *testing.T) {
 	asked := netip.MustParseAddrPort("192.0.2.80:80")
 	peer := idOf(t, loadPeer(t, LoadCostXDP, 0, asked))
 	s := settings{
-		program: beeline(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
+		program: node.Program(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
 		output: filepath.Join(t.TempDir(), "results.json"),
 		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../../build/controlplane",
 	}
 	rateSides, changesSides, socketRows := 11, 1, 0
 	for _, c := range scenarios(true) {
 		socketRows += sides
-		if c.Mode.Datagrams() || kubernetes.Find(s.controlPlane) != nil {
+		if c.Mode.Datagrams() || controlplane.Find(s.controlPlane) != nil {
 			socketRows -= 2
 		}
 	}
-	if err := kubernetes.Find(s.controlPlane); err == nil {
+	if err := controlplane.Find(s.controlPlane); err == nil {
 		rateSides, changesSides = rateSides+2, changesSides+2
 	} else {
 		t.Run("kube-proxy", func(t *testing.T) { t.Skip(err) })

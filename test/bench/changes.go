@@ -12,7 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -45,7 +45,7 @@ const (
 var changingPods = [2]string{"b1", "b2"}
 
 func runChanges(ctx context.Context, b *bench) error {
-	missing := kubernetes.Find(b.controlPlane)
+	missing := controlplane.Find(b.controlPlane)
 	for _, size := range changesSizes {
 		if b.smoke {
 			size.services, size.endpoints = 50, 3
@@ -82,7 +82,7 @@ func (b *bench) measureChanges(ctx context.Context, services, endpoints int, wit
 	if !withAPI {
 		return nil
 	}
-	api, err := kubernetes.Start(ctx, w.Lab, b.controlPlane)
+	api, err := controlplane.Start(ctx, w.Lab, b.controlPlane)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ type changesRun struct {
 }
 
 // withAPI measures the sides that follow an API server, with the same objects.
-func (c *changesRun) withAPI(ctx context.Context, api *kubernetes.ControlPlane) error {
+func (c *changesRun) withAPI(ctx context.Context, api *controlplane.ControlPlane) error {
 	objects, err := c.many.objects()
 	if err != nil {
 		return err
@@ -111,13 +111,13 @@ func (c *changesRun) withAPI(ctx context.Context, api *kubernetes.ControlPlane) 
 		_, slice := changingObjects(backend)
 		return api.Update(ctx, slice)
 	}
-	agent := &node.Agent{Host: c.world.Host("node-a"), Program: c.program, Kubeconfig: api.Kubeconfig()}
+	agent := &node.Agent{Host: c.world.Host("node-a"), Program: c.program, Kubeconfig: api.Kubeconfig(controlplane.UserAdmin)}
 	if err := c.agent(ctx, "Beeline, API server", agent, write); err != nil {
 		return err
 	}
 	host := c.world.Host("node-b")
 	begin := time.Now()
-	proxy, err := api.StartProxy(host, kubernetes.NFTables)
+	proxy, err := api.StartProxy(host, controlplane.NFTables)
 	if err != nil {
 		return err
 	}

@@ -142,7 +142,7 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 	sets = slices.Compact(slices.Sorted(slices.Values(sets)))
 	// Replies are known when the flows are there.
 	slices.SortStableFunc(sets, func(a, b string) int { return later(a) - later(b) })
-	rig, err := newEdgeRig(b, family, size, frameRoom(uint32(len(sets)), size.flows))
+	rig, err := newEdgeRig(ctx, b, family, size, frameRoom(uint32(len(sets)), size.flows))
 	if err != nil {
 		return err
 	}

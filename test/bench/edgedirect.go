@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -105,27 +106,12 @@ func (rig *edgeRig) addDirect(later bool) error {
 	return rig.addService("local", publishedLocal, publish(publishedLocal, dsrIPIP, "maglev"), "node-a", rig.local)
 }
 
-// settleTimeout is for a sweep of all flows, which is due every ten seconds.
-const settleTimeout = time.Minute
-
-// settle waits until no Service remembers flows from before it was there, and has about half of
-// the contested one's slots get another backend.
-func (rig *edgeRig) settle(agent *node.Agent) error {
-	tables, err := datapath.OpenTables(rig.bpffs)
+// settle waits until an agent's Services need no records, and has about half of the contested
+// one's slots get another backend.
+func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
+	tables, err := awaitUntracked(ctx, agent)
 	if err != nil {
 		return err
-	}
-	for deadline := time.Now().Add(settleTimeout); ; time.Sleep(50 * time.Millisecond) {
-		untracked, contested, err := untrackedServices(tables)
-		if err != nil {
-			return err
-		}
-		if untracked > 0 && contested == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d of %d untracked Services are contested after %s", contested, untracked, settleTimeout)
-		}
 	}
 	if err := errors.Join(agent.Stop(), rig.addDirect(true), agent.Start()); err != nil {
 		return err
@@ -134,6 +120,27 @@ func (rig *edgeRig) settle(agent *node.Agent) error {
 		return errors.Join(err, fmt.Errorf("%d untracked Services are contested, want 1", contested))
 	}
 	return nil
+}
+
+// sweepTimeout is for a sweep of all flows, which is due every ten seconds.
+const sweepTimeout = time.Minute
+
+// awaitUntracked waits until an agent has Services whose flows need no record, and none of
+// these remembers flows from before it was there.
+func awaitUntracked(ctx context.Context, agent *node.Agent) (*datapath.Tables, error) {
+	tables, err := datapath.OpenTables(agent.BPFFS())
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(sweepTimeout); ; time.Sleep(50 * time.Millisecond) {
+		untracked, contested, err := untrackedServices(tables)
+		if err != nil || untracked > 0 && contested == 0 {
+			return tables, err
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return nil, fmt.Errorf("%s: %d of %d untracked Services are contested after %s", agent.Host.Name, contested, untracked, sweepTimeout)
+		}
+	}
 }
 
 // untrackedServices counts the service ports whose flows need no record, and those of them that

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -63,7 +64,7 @@ const (
 )
 
 // newEdgeRig sets up a node, with room for so many frames.
-func newEdgeRig(b *bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
+func newEdgeRig(ctx context.Context, b *bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
 	w, err := newWorld()
 	if err != nil {
 		return nil, err
@@ -91,7 +92,7 @@ func newEdgeRig(b *bench, family string, size edgeSize, frames uint32) (rig *edg
 		return rig, err
 	}
 	if rig.direct {
-		if err := rig.settle(agent); err != nil {
+		if err := rig.settle(ctx, agent); err != nil {
 			return rig, err
 		}
 	}
@@ -116,9 +117,9 @@ func (rig *edgeRig) waitForDoor() error {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(settleTimeout); !door.Shut(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(sweepTimeout); !door.Shut(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the door is open after %s", settleTimeout)
+			return fmt.Errorf("the door is open after %s", sweepTimeout)
 		}
 	}
 	return nil
@@ -225,15 +226,11 @@ func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareA
 }
 
 func deviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(name)
 	if err != nil {
 		return nil, err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(name)
-	if err != nil {
-		return nil, fmt.Errorf("host %s: device %s: %w", h.Name, name, err)
-	}
 	return link.Attrs(), nil
 }
 

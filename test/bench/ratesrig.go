@@ -6,15 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/test/bench/kubernetes"
 	"beeline.io/beeline/test/bench/result"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -224,21 +223,8 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 // settle waits until the Service with DSR needs no records, and ends the agents.
 func (rig *rateRig) settle(ctx context.Context) error {
 	for _, agent := range rig.worlds[0].agents {
-		tables, err := datapath.OpenTables(agent.BPFFS())
-		if err != nil {
+		if _, err := awaitUntracked(ctx, agent); err != nil {
 			return err
-		}
-		for deadline := time.Now().Add(settleTimeout); ; time.Sleep(50 * time.Millisecond) {
-			untracked, contested, err := untrackedServices(tables)
-			if err != nil {
-				return err
-			}
-			if untracked == 1 && contested == 0 {
-				break
-			}
-			if time.Now().After(deadline) || ctx.Err() != nil {
-				return fmt.Errorf("%s: %d Services need no records, %d are contested after %s", agent.Host.Name, untracked, contested, settleTimeout)
-			}
 		}
 		if err := agent.Stop(); err != nil {
 			return err
@@ -250,7 +236,7 @@ func (rig *rateRig) settle(ctx context.Context) error {
 // addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in
 // iptables mode on node-b. Its rules stay when it ends, as it has when they are measured.
 func (rig *rateRig) addProxies(ctx context.Context) error {
-	if err := kubernetes.Find(rig.bench.controlPlane); err != nil {
+	if err := controlplane.Find(rig.bench.controlPlane); err != nil {
 		return nil // as the printed table says
 	}
 	for _, services := range rig.bench.rateSizes() {

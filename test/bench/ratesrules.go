@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -116,7 +116,7 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 	if err != nil {
 		return err
 	}
-	control, err := kubernetes.Start(ctx, w.Lab, rig.bench.controlPlane)
+	control, err := controlplane.Start(ctx, w.Lab, rig.bench.controlPlane)
 	if err != nil {
 		return err
 	}
@@ -131,14 +131,14 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 	}
 	last := all[len(all)-1].service.Spec.ClusterIP
 	for _, p := range []struct{ host, mode, name string }{
-		{"node-a", kubernetes.NFTables, "nftables"}, {"node-b", kubernetes.IPTablesLegacy, "iptables"},
+		{"node-a", controlplane.NFTables, "nftables"}, {"node-b", controlplane.IPTablesLegacy, "iptables"},
 	} {
 		host := w.Host(p.host)
 		proxy, err := control.StartProxy(host, p.mode)
 		if err != nil {
 			return err
 		}
-		if err := proxy.Await(ctx, "serving all Services", rateService.Addr().String(), rateEndpoint.Addr().String(), last); err != nil {
+		if err := proxy.AwaitRules(ctx, "serving all Services", rateService.Addr().String(), rateEndpoint.Addr().String(), last); err != nil {
 			return err
 		}
 		if err := proxy.Stop(); err != nil {

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/node"
 )
 
@@ -60,7 +60,7 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 		return err
 	}
 	rig.proxied[services] = w
-	control, err := kubernetes.Start(ctx, w.Lab, b.controlPlane)
+	control, err := controlplane.Start(ctx, w.Lab, b.controlPlane)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 		return err
 	}
 	last := plus(firstService["IPv4"], services-len(backends)-1).String()
-	for _, p := range []struct{ host, mode string }{{"node-a", kubernetes.NFTables}, {"node-b", kubernetes.IPTablesLegacy}} {
+	for _, p := range []struct{ host, mode string }{{"node-a", controlplane.NFTables}, {"node-b", controlplane.IPTablesLegacy}} {
 		proxy, err := control.StartProxy(w.Host(p.host), p.mode)
 		if err != nil {
 			return err
@@ -82,7 +82,7 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 			}
 			want = append(want, w.Host(server).Addr4.String(), w.Host(server).Addr6.String())
 		}
-		if err := proxy.Await(ctx, "serving all Services", want...); err != nil {
+		if err := proxy.AwaitRules(ctx, "serving all Services", want...); err != nil {
 			return err
 		}
 		if err := proxy.Stop(); err != nil {

@@ -11,7 +11,7 @@ import (
 	"slices"
 
 	"beeline.io/beeline/test/bench/endpoint"
-	"beeline.io/beeline/test/bench/kubernetes"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -58,7 +58,7 @@ func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
 		if err := rig.addHooked(ctx, b, services); err != nil {
 			return fmt.Errorf("%d Services: %w", services, err)
 		}
-		if kubernetes.Find(b.controlPlane) != nil {
+		if controlplane.Find(b.controlPlane) != nil {
 			continue // what is printed has no kube-proxy then
 		}
 		if err := rig.addProxied(ctx, b, services); err != nil {

@@ -75,15 +75,11 @@ func startPod(t *testing.T, host *lab.Host) *pod {
 
 // route leads a pod's second address to it from its node, as its first one is.
 func route(host *lab.Host, first, second netip.Addr) error {
-	nl, err := host.Node.Netlink()
+	nl, link, err := host.Node.OpenDevice(host.Name)
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(host.Name)
-	if err != nil {
-		return err
-	}
 	source := host.Node.Addr4
 	if first.Is6() {
 		source = host.Node.Addr6

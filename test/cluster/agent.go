@@ -15,6 +15,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+// UserAgent is the service account of Beeline's agents; [Cluster.Kubeconfig] has a
+// file for it, too.
+const UserAgent = "beeline"
+
 // agentRules are what Beeline's agent may do, and nothing else.
 var agentRules = []rbacv1.PolicyRule{
 	reading("", "services", "nodes", "pods", "namespaces"),
@@ -56,5 +60,5 @@ func (c *Cluster) createAgentAccount(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("asking for the agent's token: %w", err)
 	}
-	return c.writeKubeconfig(UserAgent, request.Status.Token)
+	return c.WriteKubeconfig(UserAgent, request.Status.Token)
 }

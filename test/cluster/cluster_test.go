@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 // patience bounds whatever a test waits for. It decides nothing.
 const patience = time.Minute
 
+// pollInterval is how often what nothing announces is asked for.
+const pollInterval = 20 * time.Millisecond
+
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)

@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -89,20 +88,12 @@ func put[T any](ctx context.Context, client writer[T], object T) error {
 
 // Await waits until kube-proxy's rules of both families have the mark.
 func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
-	return p.cluster.await(ctx, p.process, fmt.Sprintf("at %v", m), func(ctx context.Context) error {
-		rules, err := p.Host.Command(ctx, "nft", "list", "ruleset").Output()
-		if err != nil {
-			return fmt.Errorf("nft list ruleset: %w", err)
-		}
-		for _, addr := range m.backends() {
-			// As in "dnat ip to numgen random mod 1 map { 0 : 198.18.0.1 . 8080 }".
-			target := fmt.Sprintf(" %s . %d ", addr, lab.PortTCP)
-			if !bytes.Contains(rules, []byte(target)) {
-				return fmt.Errorf("no rule of nftables has the target%s", target)
-			}
-		}
-		return nil
-	})
+	var targets []string
+	for _, addr := range m.backends() {
+		// As in "dnat ip to numgen random mod 1 map { 0 : 198.18.0.1 . 8080 }".
+		targets = append(targets, fmt.Sprintf(" %s . %d ", addr, lab.PortTCP))
+	}
+	return p.AwaitRules(ctx, fmt.Sprintf("at %v", m), targets...)
 }
 
 // AwaitAgent waits until a Beeline agent's tables have the mark.

@@ -104,11 +104,3 @@ func (c *Cluster) deletePod(ctx context.Context, name string, seconds int64) err
 	}
 	return nil
 }
-
-// MovePod replaces a Pod by one of the same name in another host.
-func (c *Cluster) MovePod(ctx context.Context, name string, host *lab.Host) error {
-	if err := c.RemovePod(ctx, name); err != nil {
-		return err
-	}
-	return c.CreatePod(ctx, NewPod(name, host))
-}

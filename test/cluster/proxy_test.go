@@ -33,7 +33,7 @@ func TestKubeProxy(t *testing.T) {
 	}
 
 	must(t, c.StopAPIServer())
-	if err := c.connects(c.Address().String())(t.Context()); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := c.Lab.Host("fabric").Dial(t.Context(), "tcp", c.Address().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("the API server is stopped, but a connection ends with %v", err)
 	}
 	c.wantAnswers(t, "a1", 20, "b1")

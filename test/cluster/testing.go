@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -40,7 +41,7 @@ func New(t TB) *Cluster {
 	t.Logf("the cluster on lab %s is up after %v", l.Name, time.Since(begin).Round(time.Millisecond))
 	t.Cleanup(func() {
 		if *pause > 0 {
-			t.Logf("the cluster on lab %s stays for %v; its kubeconfig: %s", l.Name, *pause, c.Kubeconfig(UserAdmin))
+			t.Logf("the cluster on lab %s stays for %v; its kubeconfig: %s", l.Name, *pause, c.Kubeconfig(controlplane.UserAdmin))
 			time.Sleep(*pause)
 		}
 		if err := c.Stop(); err != nil {
@@ -54,11 +55,11 @@ func New(t TB) *Cluster {
 }
 
 func (c *Cluster) showLogs(t TB) {
-	for _, p := range c.processes() {
-		t.Logf("%s on %s printed at its end:\n%s", p.name, p.host.Name, p.logTail())
-		text, err := os.ReadFile(p.log)
+	for _, p := range c.Processes() {
+		t.Logf("%s on %s printed at its end:\n%s", p.Name, p.Host.Name, p.LogTail())
+		text, err := os.ReadFile(p.Log)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(t.ArtifactDir(), p.host.Name+"-"+filepath.Base(p.log)), text, 0o644)
+			err = os.WriteFile(filepath.Join(t.ArtifactDir(), p.Host.Name+"-"+filepath.Base(p.Log)), text, 0o644)
 		}
 		if err != nil {
 			t.Errorf("keeping a log: %v", err)

@@ -18,16 +18,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beeline is the program to test.
-func beeline(t *testing.T) string {
-	t.Helper()
-	program, err := node.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return program
-}
-
 // The demo works twice in a row over the lab that the first run left, and
 // leaves nothing when it is told to.
 func TestDemo(t *testing.T) {
@@ -37,7 +27,7 @@ func TestDemo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes ten seconds")
 	}
-	o := options{program: beeline(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
+	o := options{program: node.Program(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
 	t.Cleanup(func() {
 		if err := lab.Down(o.name); err != nil {
 			t.Error(err)

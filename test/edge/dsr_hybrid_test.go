@@ -63,36 +63,39 @@ func (w *world) wantKinds(tcp, udp string, pods ...string) {
 // X2: hybrid, UDP by SNAT and TCP by DSR; a Service's annotations count before the
 // flags, in either direction.
 func TestDSRHybridAndAnnotations(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
-		w := startDSR(t, "geneve", mode, "--dsr-hybrid")
-		for _, test := range []struct{ dsr, hybrid, tcp, udp string }{
-			{"", "", "geneve", "off"},
-			{"", "false", "geneve", "geneve"},
-			{"ipip", "", "ipip", "off"},
-			{"opt", "false", "opt", "opt"},
-			{"off", "", "off", "off"},
-			{"off", "true", "off", "off"},
-		} {
-			w.applyDSR(test.dsr, test.hybrid, "b1", "c1")
-			w.wantKinds(test.tcp, test.udp, "b1", "c1")
-		}
-		w.wantNoDropsAnywhere()
-	})
+	wantAnnotated(t, []annotated{
+		{"", "", "geneve", "off"},
+		{"", "false", "geneve", "geneve"},
+		{"ipip", "", "ipip", "off"},
+		{"opt", "false", "opt", "opt"},
+		{"off", "", "off", "off"},
+		{"off", "true", "off", "off"},
+	}, "geneve", "--dsr-hybrid")
 }
 
 // X2: where the flag says nothing, annotations have it; the nodes of the backends accept
 // what comes.
 func TestDSRByAnnotationAlone(t *testing.T) {
+	wantAnnotated(t, []annotated{
+		{"", "", "off", "off"},
+		{"", "true", "off", "off"},
+		{"ipip", "", "ipip", "ipip"},
+		{"geneve", "true", "geneve", "off"},
+	}, "off")
+}
+
+// annotated are a Service's annotations, and the ways that its TCP and its UDP take then.
+type annotated struct{ dsr, hybrid, tcp, udp string }
+
+// wantAnnotated wants these ways, one after the other, of a balancer with --dsr and more
+// flags.
+func wantAnnotated(t *testing.T, all []annotated, dsr string, flags ...string) {
+	t.Helper()
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startDSR(t, "off", mode)
-		for _, test := range []struct{ dsr, hybrid, tcp, udp string }{
-			{"", "", "off", "off"},
-			{"", "true", "off", "off"},
-			{"ipip", "", "ipip", "ipip"},
-			{"geneve", "true", "geneve", "off"},
-		} {
-			w.applyDSR(test.dsr, test.hybrid, "b1", "c1")
-			w.wantKinds(test.tcp, test.udp, "b1", "c1")
+		w := startDSR(t, dsr, mode, flags...)
+		for _, a := range all {
+			w.applyDSR(a.dsr, a.hybrid, "b1", "c1")
+			w.wantKinds(a.tcp, a.udp, "b1", "c1")
 		}
 		w.wantNoDropsAnywhere()
 	})

@@ -200,11 +200,9 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	if want := "DSR (ipip), IPv4: clients' packets up to 1480 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520"; !strings.Contains(text, want) {
 		t.Errorf("status says\n%s", text)
 	}
-	nl, err := w.Host("node-a").Netlink()
+	nl, link, err := w.Host("node-a").OpenDevice("eth0")
 	w.must(err)
 	defer nl.Close()
-	link, err := nl.LinkByName("eth0")
-	w.must(err)
 	w.must(nl.LinkSetMTU(link, 1540))
 	fits(1520, 1500)
 	w.apply("web", objects(w.public("a1"))...)

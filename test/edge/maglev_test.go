@@ -18,11 +18,9 @@ import (
 // leadTo has the fabric send what is for the external address of Service n to a node.
 func (w *world) leadTo(name string, n int) {
 	w.t.Helper()
-	nl, err := w.Host("fabric").Netlink()
+	nl, link, err := w.Host("fabric").OpenDevice(name)
 	w.must(err)
 	defer nl.Close()
-	link, err := nl.LinkByName(name)
-	w.must(err)
 	to := w.Host(name)
 	for family, gateway := range []netip.Addr{to.Addr4, to.Addr6} {
 		addr := nth(externalRanges[family], n)

@@ -62,11 +62,9 @@ func (w *world) wantCounted(reasons ...string) {
 // nothing to tc: what comes before the next hop's MAC address is known.
 func (w *world) wantServedByXDP() {
 	w.t.Helper()
-	nl, err := w.agent.Host.Netlink()
+	nl, device, err := w.agent.Host.OpenDevice("eth0")
 	w.must(err)
 	defer nl.Close()
-	device, err := nl.LinkByName("eth0")
-	w.must(err)
 	if xdp := device.Attrs().Xdp; xdp == nil || xdp.AttachMode != nlconst.XDP_ATTACHED_DRV {
 		w.t.Errorf("XDP at eth0: %+v", xdp)
 	}

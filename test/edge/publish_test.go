@@ -76,15 +76,11 @@ func network(prefix string) *net.IPNet {
 }
 
 func addRoute(h *lab.Host, device string, route *netlink.Route) error {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(device)
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(device)
-	if err != nil {
-		return err
-	}
 	route.LinkIndex = link.Attrs().Index
 	if err := nl.RouteAdd(route); err != nil {
 		return fmt.Errorf("host %s: route to %s: %w", h.Name, route.Dst, err)

@@ -58,15 +58,11 @@ func (l *Lab) Balance(networks []netip.Prefix, hosts ...*Host) error {
 // the addresses and routes that the fabric had by this device.
 func (l *Lab) CutOff(host *Host) (join func() error, err error) {
 	fabric := l.withRole(RoleFabric)[0]
-	nl, err := fabric.Netlink()
+	nl, link, err := fabric.OpenDevice(host.Name)
 	if err != nil {
 		return nil, err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(host.Name)
-	if err != nil {
-		return nil, fmt.Errorf("the fabric's device %s: %w", host.Name, err)
-	}
 	addresses, err := nl.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
@@ -150,15 +146,11 @@ func (h *Host) join(device string, addresses []netlink.Addr, routes []netlink.Ro
 // long as before. So it is as if a narrow link were behind it, one way.
 // Routes that lead by several devices stay as they are.
 func (h *Host) Narrow(device string, mtu int) error {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(device)
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(device)
-	if err != nil {
-		return fmt.Errorf("host %s: device %s: %w", h.Name, device, err)
-	}
 	routes, err := routesBy(nl, link)
 	if err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)

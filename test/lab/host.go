@@ -75,6 +75,20 @@ func (h *Host) Netlink() (*netlink.Handle, error) {
 	return nl, nil
 }
 
+// OpenDevice is Netlink, and one of the host's devices.
+func (h *Host) OpenDevice(name string) (*netlink.Handle, netlink.Link, error) {
+	nl, err := h.Netlink()
+	if err != nil {
+		return nil, nil, err
+	}
+	device, err := nl.LinkByName(name)
+	if err != nil {
+		nl.Close()
+		return nil, nil, fmt.Errorf("host %s: device %s: %w", h.Name, name, err)
+	}
+	return nl, device, nil
+}
+
 // check says what a lab lacks, nil if it is complete.
 func (l *Lab) check(s state) error {
 	if !s.Complete {

@@ -125,15 +125,11 @@ func TestShapeIsKept(t *testing.T) {
 
 func (h *Host) mtu(t *testing.T, device string) int {
 	t.Helper()
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(device)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(device)
-	if err != nil {
-		t.Fatal(err)
-	}
 	return link.Attrs().MTU
 }
 

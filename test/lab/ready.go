@@ -18,15 +18,11 @@ const addressTimeout = 10 * time.Second
 // AddAddress adds an address to one of the host's devices, and returns when the
 // host answers for it.
 func (h *Host) AddAddress(device string, prefix netip.Prefix) error {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(device)
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(device)
-	if err != nil {
-		return fmt.Errorf("host %s: device %s: %w", h.Name, device, err)
-	}
 	if err := addAddress(nl, link, prefix); err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}

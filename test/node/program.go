@@ -41,6 +41,16 @@ func Build(folder string) (program string, err error) {
 	return program, nil
 }
 
+// Program is Build for a test, which fails if there is none.
+func Program(t testing.TB) string {
+	t.Helper()
+	program, err := Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
 // Run runs a package's tests with a program for them to start; without root there
 // is none, and no test that needs one.
 func Run(m *testing.M, program *string) (exit int) {

@@ -119,6 +119,16 @@ func (f family) way(dsr model.DSR) way {
 	return way{dsr, f.own, f.node, on(f.remote, targetPort)}
 }
 
+// eachDirectFamily is eachFamily for each encapsulation.
+func (w *world) eachDirectFamily(t *testing.T, test func(t *testing.T, at hook, f family, dsr model.DSR)) {
+	t.Helper()
+	for _, dsr := range encapsulations {
+		t.Run(fmt.Sprint(encapsulationNames[dsr]), func(t *testing.T) {
+			w.eachFamily(t, func(t *testing.T, at hook, f family) { test(t, at, f, dsr) })
+		})
+	}
+}
+
 // eachDirect is each for all encapsulations.
 func (w *world) eachDirect(t *testing.T, test func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR)) {
 	t.Helper()

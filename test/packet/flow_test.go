@@ -23,15 +23,21 @@ func reply(backend, asker netip.AddrPort, protocol uint8) probe {
 	return p
 }
 
+// askRemote begins a flow to the backend elsewhere: what the client asks, from which end
+// of the node that goes on, and to which of the backend.
+func (w *world) askRemote(t *testing.T, at hook, f family, protocol uint8) (question probe, own, backend netip.AddrPort) {
+	t.Helper()
+	question = f.question(protocol, toRemote)
+	return question, on(f.own, w.lent(t, at, question.frame(t))), on(f.remote, targetPort)
+}
+
 // A backend elsewhere is asked in the node's name, and answers in the Service's
 // (R19, R20): both ways every byte is what another encoder makes of the same words.
 func TestRemoteBackend(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		question := f.question(protocol, toRemote)
-		backend := on(f.remote, targetPort)
-		own := on(f.own, w.lent(t, at, question.frame(t)))
-		// Again, for lent has looked at the ends only: the same flow, the same port.
+		question, own, backend := w.askRemote(t, at, f, protocol)
+		// Again, for askRemote has looked at the ends only: the same flow, the same port.
 		w.sends(t, at, question.frame(t), question.forwarded(at, own, backend, nodeBMAC))
 		answer := reply(backend, own, protocol)
 		w.sends(t, at, answer.frame(t), answer.forwarded(at, question.to, question.from, gatewayMAC))
@@ -68,9 +74,7 @@ func TestLocalBackend(t *testing.T) {
 func TestEgressLeavesOthersAlone(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		question := f.question(protocol, toRemote)
-		backend := on(f.remote, targetPort)
-		own := on(f.own, w.lent(t, at, question.frame(t)))
+		question, own, backend := w.askRemote(t, at, f, protocol)
 		counts := w.counts(t)
 		for _, p := range []probe{
 			question,
@@ -93,9 +97,7 @@ func TestEgressLeavesOthersAlone(t *testing.T) {
 func TestUDPChecksums(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		question := f.question(udp, toRemote)
-		backend := on(f.remote, targetPort)
-		own := on(f.own, w.lent(t, at, question.frame(t)))
+		question, own, backend := w.askRemote(t, at, f, udp)
 		check := 14 + 20 + 6
 		if f.client.Is4() {
 			bare := question

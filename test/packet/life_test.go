@@ -113,10 +113,7 @@ func (fl *flow) is(t testing.TB, table string, state model.State) {
 // with the first FIN, closed with the second. A SYN alone displaces no connection.
 func TestConnectionLife(t *testing.T) {
 	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		if protocol == udp {
-			return
-		}
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		fl := w.flow(t, at, f, tcp)
 		fl.is(t, halfOpen, model.StateNew)
 		fl.asks(t, syn)
@@ -150,10 +147,7 @@ func TestConnectionLife(t *testing.T) {
 // A RST of either side closes the connection, half open or not.
 func TestReset(t *testing.T) {
 	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		if protocol == udp {
-			return
-		}
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		for _, ofClient := range []bool{true, false} {
 			for _, table := range []string{halfOpen, tracks} {
 				w.forget(t)
@@ -176,10 +170,7 @@ func TestReset(t *testing.T) {
 // he does not know where its sides are in their streams (RFC 5961).
 func TestForgedSegments(t *testing.T) {
 	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		if protocol == udp {
-			return
-		}
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		forge := func(fl *flow, flags byte, seq, acknowledged uint32) {
 			t.Helper()
 			p := fl.question
@@ -212,10 +203,7 @@ func TestForgedSegments(t *testing.T) {
 // A datagram's flow is established when it is answered.
 func TestDatagramLife(t *testing.T) {
 	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		if protocol == tcp {
-			return
-		}
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		fl := w.flow(t, at, f, udp)
 		fl.asks(t, 0)
 		fl.is(t, halfOpen, model.StateNew)
@@ -231,10 +219,7 @@ func TestDatagramLife(t *testing.T) {
 // not: its SYN is the backend's to judge (RFC 9293 section 3.10.7.4).
 func TestPortReuse(t *testing.T) {
 	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		if protocol == udp {
-			return
-		}
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		defer w.apply(t, w.scene())
 		for _, end := range []func(*flow){
 			func(fl *flow) { fl.asks(t, fin|ack) },

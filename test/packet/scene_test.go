@@ -123,22 +123,34 @@ func (w *world) scene() *model.Tables {
 	return tables
 }
 
-// each runs a test at XDP and at tc, for both IP versions and protocols, with nothing
+// eachFamily runs a test at XDP and at tc, for both IP versions, with nothing
 // remembered from before.
-func (w *world) each(t *testing.T, test func(t *testing.T, at hook, f family, protocol uint8)) {
+func (w *world) eachFamily(t *testing.T, test func(t *testing.T, at hook, f family)) {
 	t.Helper()
 	for _, at := range []hook{atXDP, atIngress} {
 		for _, f := range families {
-			for _, protocol := range []uint8{tcp, udp} {
-				name := map[uint8]string{tcp: "TCP", udp: "UDP"}[protocol]
-				t.Run(fmt.Sprintf("%s/%s/%s", at, f.name, name), func(t *testing.T) {
-					w.enter(t)
-					w.forget(t)
-					test(t, at, f, protocol)
-				})
-			}
+			t.Run(fmt.Sprintf("%s/%s", at, f.name), func(t *testing.T) {
+				w.enter(t)
+				w.forget(t)
+				test(t, at, f)
+			})
 		}
 	}
+}
+
+// each is eachFamily for both protocols.
+func (w *world) each(t *testing.T, test func(t *testing.T, at hook, f family, protocol uint8)) {
+	t.Helper()
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, protocol := range []uint8{tcp, udp} {
+			name := map[uint8]string{tcp: "TCP", udp: "UDP"}[protocol]
+			t.Run(name, func(t *testing.T) {
+				w.enter(t)
+				w.forget(t)
+				test(t, at, f, protocol)
+			})
+		}
+	})
 }
 
 // newScene is a world with the scene's tables.

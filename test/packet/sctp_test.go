@@ -4,7 +4,6 @@ package packet
 
 import (
 	"bytes"
-	"fmt"
 	"net/netip"
 	"testing"
 
@@ -44,20 +43,6 @@ func (f family) association(port uint16) probe {
 func (p probe) with(chunk byte, payload string) probe {
 	p.chunk, p.payload = chunk, []byte(payload)
 	return p
-}
-
-// eachFamily runs a test at XDP and at tc, for both IP versions.
-func (w *world) eachFamily(t *testing.T, test func(t *testing.T, at hook, f family)) {
-	t.Helper()
-	for _, at := range []hook{atXDP, atIngress} {
-		for _, f := range families {
-			t.Run(fmt.Sprintf("%s/%s", at, f.name), func(t *testing.T) {
-				w.enter(t)
-				w.forget(t)
-				test(t, at, f)
-			})
-		}
-	}
 }
 
 // An SCTP packet gets other addresses and keeps its ports, so that its CRC32c is what

@@ -253,11 +253,9 @@ func (w *world) removeAddress(h *lab.Host, addrs ...netip.Addr) {
 
 func (w *world) changeAddresses(h *lab.Host, change func(*netlink.Handle, netlink.Link, *netlink.Addr) error, addrs []netip.Addr) {
 	w.t.Helper()
-	nl, err := h.Netlink()
+	nl, lo, err := h.OpenDevice("lo")
 	w.must(err)
 	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
-	w.must(err)
 	for _, a := range addrs {
 		address, err := netlink.ParseAddr(single(a))
 		w.must(err)

@@ -45,15 +45,11 @@ func (s *Side) giveSecondAddresses() error {
 // addAddress gives a host an address that it does not choose by itself: of those
 // of IPv4 the first is the one, of IPv6 any but a deprecated one.
 func addAddress(h *lab.Host, addr netip.Addr) error {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice("eth0")
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName("eth0")
-	if err != nil {
-		return err
-	}
 	to := whole(addr)
 	object := &netlink.Addr{IPNet: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Bits())}}
 	if addr.Is6() {
@@ -74,15 +70,11 @@ type route struct {
 }
 
 func addRoute(h *lab.Host, r route) error {
-	nl, err := h.Netlink()
+	nl, link, err := h.OpenDevice(r.device)
 	if err != nil {
 		return err
 	}
 	defer nl.Close()
-	link, err := nl.LinkByName(r.device)
-	if err != nil {
-		return fmt.Errorf("host %s: device %s: %w", h.Name, r.device, err)
-	}
 	to := &net.IPNet{IP: r.to.Addr().AsSlice(), Mask: net.CIDRMask(r.to.Bits(), r.to.Addr().BitLen())}
 	object := &netlink.Route{Dst: to, LinkIndex: link.Attrs().Index, Table: r.table}
 	if r.via.IsValid() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes
+package controlplane
 
 import (
 	"os"
@@ -16,12 +16,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Program is where `make controlplane` puts it.
-const program = "../../../build/controlplane"
-
 // kube-proxy of each mode writes rules for a Service that the API server has, and its
 // rules stay when it ends.
 func TestProxy(t *testing.T) {
+	program, err := Program()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := Find(program); err != nil {
 		t.Skip(err)
 	}
@@ -45,7 +46,7 @@ func TestProxy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Await(t.Context(), "serving web", "10.96.0.77", "10.10.2.11", "fd00:96::4d", "fd00:10:2::11"); err != nil {
+		if err := p.AwaitRules(t.Context(), "serving web", "10.96.0.77", "10.10.2.11", "fd00:96::4d", "fd00:10:2::11"); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.Stop(); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes
+package controlplane
 
 import (
 	"bytes"
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"sync"
 
@@ -26,16 +25,10 @@ const (
 	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 )
 
-// newClient makes a client whose connections begin on the fabric. It writes objects as
-// JSON, and reads none: that of client-go would bring all of the API's kinds with it.
-func (c *ControlPlane) newClient() (*http.Client, error) {
-	return rest.HTTPClientFor(&rest.Config{
-		Host: c.url(), BearerToken: c.token,
-		TLSClientConfig: rest.TLSClientConfig{CAData: c.certificate},
-		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return c.Lab.Host("fabric").Dial(ctx, network, address)
-		},
-	})
+// newHTTPClient makes the client for requests. It writes objects as JSON, and reads none:
+// that of client-go would bring all of the API's kinds with it.
+func (c *ControlPlane) newHTTPClient() (*http.Client, error) {
+	return rest.HTTPClientFor(c.ClientConfig())
 }
 
 func (c *ControlPlane) request(ctx context.Context, method, path string, object runtime.Object) error {

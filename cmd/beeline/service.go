@@ -3,11 +3,8 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -15,78 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
 )
-
-// lookup is where the commands that show something get it from: the agent, or
-// the pinned tables.
-type lookup struct {
-	socket   string
-	bpffs    string
-	fromMaps bool
-	output   string
-}
-
-func (l *lookup) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&l.socket, "socket", agent.DefaultSocket, "unix socket of the agent")
-	cmd.Flags().StringVar(&l.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins, for --from-maps")
-	cmd.Flags().BoolVar(&l.fromMaps, "from-maps", false, "read the pinned tables, and do not ask the agent")
-	addOutputFlag(cmd, &l.output)
-	cmd.PreRunE = l.check
-}
-
-// check refuses a flag that would have no effect.
-func (l *lookup) check(cmd *cobra.Command, _ []string) error {
-	if l.fromMaps && cmd.Flags().Changed("socket") {
-		return exitError{exitUsage, errors.New("--socket has no effect with --from-maps: leave one of them out")}
-	}
-	if !l.fromMaps && cmd.Flags().Changed("bpffs") {
-		return exitError{exitUsage, errors.New("--bpffs has an effect only with --from-maps: add that, or name the agent's --socket")}
-	}
-	return nil
-}
-
-func (l *lookup) tables(ctx context.Context) (*observe.Tables, error) {
-	if l.fromMaps {
-		tables, err := datapath.OpenTables(l.bpffs)
-		if err != nil {
-			return nil, err
-		}
-		read, err := observe.ReadTables(tables)
-		if err == nil {
-			read.OutsideServed = datapath.HasEdge(l.bpffs)
-		}
-		return read, err
-	}
-	var tables observe.Tables
-	return &tables, l.ask(ctx, agent.TablesPath, &tables)
-}
-
-func (l *lookup) status(ctx context.Context) (*observe.Status, error) {
-	if l.fromMaps {
-		tables, err := l.tables(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return observe.ReadStatus(l.bpffs, version, tables), nil
-	}
-	var status observe.Status
-	return &status, l.ask(ctx, agent.StatusPath, &status)
-}
-
-func (l *lookup) ask(ctx context.Context, path string, value any) error {
-	err := agent.NewClient(l.socket).Get(ctx, path, value)
-	if errors.Is(err, agent.ErrNotRunning) {
-		return fmt.Errorf("no agent answers on %s: name its --socket, or read its tables with --from-maps --bpffs", l.socket)
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("the agent on %s does not answer: read its tables with --from-maps --bpffs", l.socket)
-	}
-	return err
-}
 
 func newServiceCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -132,54 +60,6 @@ func newServiceCommand() *cobra.Command {
 	}
 	s.addFlags(show)
 	cmd.AddCommand(list, show)
-	return cmd
-}
-
-func newBackendCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "backend", Short: "Show backends as the tables have them", Aliases: []string{"backends"},
-		Args: knownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	var l lookup
-	list := &cobra.Command{
-		Use: "list", Short: "List all backends and the Services that lead to them",
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, err := l.tables(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return write(cmd.OutOrStdout(), l.output, tables.Backends, func(w io.Writer) { backendTable(w, tables.Backends) })
-		},
-	}
-	l.addFlags(list)
-	cmd.AddCommand(list)
-	return cmd
-}
-
-func newStatusCommand() *cobra.Command {
-	var l lookup
-	cmd := &cobra.Command{
-		Use: "status", Short: "Show how the agent and its datapath are",
-		Long: `Shows what is attached where, what the kernel has, how full the tables are, when
-they were last brought up to date, and what is wrong. Exit code 3 if something is.`,
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			status, err := l.status(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if err := write(cmd.OutOrStdout(), l.output, status, func(w io.Writer) { statusText(w, status) }); err != nil {
-				return err
-			}
-			if len(status.Complaints()) > 0 {
-				return exitError{code: exitDegraded}
-			}
-			return nil
-		},
-	}
-	l.addFlags(cmd)
 	return cmd
 }
 
@@ -305,28 +185,4 @@ func decisionText(d observe.Decision, note string) string {
 		lines = append(lines, fmt.Sprintf("      %-24s share %d/%d, id %d%s", b.Address, b.Slots, slots, b.ID, onThisNode(b)))
 	}
 	return strings.Join(lines, "\n")
-}
-
-func backendTable(w io.Writer, backends []observe.Backend) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tADDRESS\tPROTOCOL\tON THIS NODE\tSERVICES")
-	for _, b := range backends {
-		local := "no"
-		if b.Local {
-			local = "yes"
-		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\n", b.ID, b.Address, b.Protocol, local, strings.Join(b.Services, ", "))
-	}
-	t.Flush()
-}
-
-// onThisNode says whether a backend is; and on which else, if that matters.
-func onThisNode(b observe.Member) string {
-	switch {
-	case b.Local:
-		return ", on this node"
-	case b.Node != "":
-		return ", on the node " + b.Node
-	}
-	return ""
 }

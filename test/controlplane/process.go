@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes
+package controlplane
 
 import (
 	"context"
@@ -19,16 +19,18 @@ import (
 // it.
 const startTimeout = 2 * time.Minute
 
-const pollInterval = 5 * time.Millisecond
+// pollInterval is how often what nothing announces is asked for.
+const pollInterval = 20 * time.Millisecond
 
-// process is one program on a host. It ends with this one, for the lab is a
-// temporary one.
-type process struct {
-	name string
-	host *lab.Host
+// Process is one program on a host. It ends with this one, whatever ends that,
+// for the lab is a temporary one.
+type Process struct {
+	Name string
+	Host *lab.Host
+	Log  string // path of the file that receives what it prints
+
 	argv []string
 	env  []string // nil: this program's
-	log  string   // path of the file that receives what it prints
 
 	cmd  *lab.Cmd
 	done chan struct{} // closed when it has ended
@@ -36,18 +38,18 @@ type process struct {
 }
 
 // start starts the program and does not wait until it serves.
-func (p *process) start() error {
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+func (p *Process) start() error {
+	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	p.cmd = p.host.Command(context.Background(), p.argv...)
+	p.cmd = p.Host.Command(context.Background(), p.argv...)
 	p.cmd.Env = p.env
-	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = log, log, filepath.Dir(p.log)
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = log, log, filepath.Dir(p.Log)
 	if err := p.cmd.Start(); err != nil {
 		p.cmd = nil
-		return fmt.Errorf("starting %s: %w", p.name, err)
+		return fmt.Errorf("starting %s: %w", p.Name, err)
 	}
 	p.done = make(chan struct{})
 	go func() {
@@ -57,13 +59,13 @@ func (p *process) start() error {
 	return nil
 }
 
-// end ends the program, and waits until it is gone. None running is fine.
-func (p *process) end(signal syscall.Signal) error {
+// end sends the signal and waits until the program is gone. None running is fine.
+func (p *Process) end(signal syscall.Signal) error {
 	if p.cmd == nil {
 		return nil
 	}
 	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("stopping %s: %w", p.name, err)
+		return fmt.Errorf("stopping %s: %w", p.Name, err)
 	}
 	<-p.done
 	p.cmd = nil
@@ -71,7 +73,7 @@ func (p *process) end(signal syscall.Signal) error {
 }
 
 // await asks until ok returns nil. It fails as soon as the program ends.
-func (p *process) await(ctx context.Context, what string, ok func(context.Context) error) error {
+func (p *Process) await(ctx context.Context, what string, ok func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for {
@@ -81,18 +83,18 @@ func (p *process) await(ctx context.Context, what string, ok func(context.Contex
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s on %s ended (%w) before it was %s; it printed:\n%s", p.name, p.host.Name, p.err, what, p.logTail())
+			return fmt.Errorf("%s on %s ended (%v) before it was %s; it printed:\n%s", p.Name, p.Host.Name, p.err, what, p.LogTail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s on %s is not %s: %w (last error: %w); it printed:\n%s", p.name, p.host.Name, what, ctx.Err(), err, p.logTail())
+			return fmt.Errorf("%s on %s is not %s: %w (last error: %w); it printed:\n%s", p.Name, p.Host.Name, what, ctx.Err(), err, p.LogTail())
 		case <-time.After(pollInterval):
 		}
 	}
 }
 
-// logTail is the end of what the program printed.
-func (p *process) logTail() string {
+// LogTail is the end of what the program printed.
+func (p *Process) LogTail() string {
 	const lines = 30
-	text, err := os.ReadFile(p.log)
+	text, err := os.ReadFile(p.Log)
 	if err != nil {
 		return err.Error()
 	}

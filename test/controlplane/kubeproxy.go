@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes
+package controlplane
 
 import (
 	"context"
@@ -34,17 +34,23 @@ type Proxy struct {
 	Host *lab.Host
 	Mode string
 
-	process *process
+	process *Process
 }
 
-// StartProxy starts kube-proxy on a node, and does not wait.
+// StartProxy starts kube-proxy on a node with the configuration of ProxyConfig, and
+// does not wait.
 func (c *ControlPlane) StartProxy(host *lab.Host, mode string) (*Proxy, error) {
+	return c.StartProxyWith(host, mode, c.ProxyConfig(host, mode))
+}
+
+// StartProxyWith starts kube-proxy with another configuration than StartProxy.
+func (c *ControlPlane) StartProxyWith(host *lab.Host, mode string, config []byte) (*Proxy, error) {
 	file := filepath.Join(host.Dir, "kube-proxy.yaml")
-	if err := os.WriteFile(file, c.proxyConfig(host, mode), 0o644); err != nil {
+	if err := os.WriteFile(file, config, 0o644); err != nil {
 		return nil, err
 	}
-	p := &Proxy{Host: host, Mode: mode, process: &process{
-		name: "kube-proxy", host: host, log: filepath.Join(host.Dir, "kube-proxy.log"),
+	p := &Proxy{Host: host, Mode: mode, process: &Process{
+		Name: "kube-proxy", Host: host, Log: filepath.Join(host.Dir, "kube-proxy.log"),
 		argv: []string{c.program, "kube-proxy", "--config=" + file},
 	}}
 	if mode == IPTablesLegacy {
@@ -78,9 +84,10 @@ func legacyPath(parent string) (string, error) {
 	return folder, nil
 }
 
-// proxyConfig leaves all sysctls as they are, for some of those of connection tracking
-// are the machine's and not the node's. All else is kube-proxy's default.
-func (c *ControlPlane) proxyConfig(host *lab.Host, mode string) []byte {
+// ProxyConfig is a configuration that leaves all sysctls as they are, for some of those of
+// connection tracking are the machine's and not the node's. All else is kube-proxy's
+// default. Health and metrics are at 127.0.0.1:10256 and :10249 of the node.
+func (c *ControlPlane) ProxyConfig(host *lab.Host, mode string) []byte {
 	return fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
@@ -92,12 +99,12 @@ healthzBindAddress: 127.0.0.1:10256
 metricsBindAddress: 127.0.0.1:10249
 oomScoreAdj: 0
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, strings.TrimSuffix(mode, "-legacy"), host.Name, c.Kubeconfig(), podRanges)
+`, strings.TrimSuffix(mode, "-legacy"), host.Name, c.Kubeconfig(userProxy), podRanges)
 }
 
-// Await waits until the node's rules of both families have each of these strings, as
+// AwaitRules waits until the node's rules of both families have each of these strings, as
 // `nft list` or `iptables-save` prints them.
-func (p *Proxy) Await(ctx context.Context, what string, all ...string) error {
+func (p *Proxy) AwaitRules(ctx context.Context, what string, all ...string) error {
 	return p.process.await(ctx, what, func(ctx context.Context) error {
 		rules, err := p.Rules(ctx)
 		if err != nil {
@@ -135,11 +142,11 @@ func (p *Proxy) Rules(ctx context.Context) (string, error) {
 // PID of the running kube-proxy.
 func (p *Proxy) PID() int { return p.process.cmd.Process.Pid }
 
-// Log is the end of what it has printed.
-func (p *Proxy) Log() string { return p.process.logTail() }
-
 // Stop ends kube-proxy as a service manager does. Its rules stay.
 func (p *Proxy) Stop() error { return p.process.end(syscall.SIGTERM) }
 
-// Restart starts it again after a Stop, and does not wait.
-func (p *Proxy) Restart() error { return p.process.start() }
+// Kill ends kube-proxy as a crash does.
+func (p *Proxy) Kill() error { return p.process.end(syscall.SIGKILL) }
+
+// Start starts it again after a Stop or Kill, and does not wait.
+func (p *Proxy) Start() error { return p.process.start() }

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sync
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/history"
+	"beeline.io/beeline/internal/service"
+)
+
+// reconcile works off all that is dirty. If a table is full it makes what was
+// given back free and tries once more.
+func (s *Syncer) reconcile() error {
+	full := s.pass()
+	if len(full) > 0 && len(s.retired) > 0 {
+		if err := s.collect(); err == nil {
+			for _, key := range full {
+				s.dirty[key] = true
+			}
+			s.pass()
+		}
+	}
+	s.reconcileNetworks()
+	s.stats.LastSync = time.Now()
+	if len(s.failures) == 0 && s.networks.err == nil && s.balancers.err == nil {
+		s.retry.delay = 0
+		return nil
+	}
+	return s.failed()
+}
+
+// failed puts the first failures into words.
+func (s *Syncer) failed() error {
+	errs := []error{s.networks.err, s.balancers.err}
+	for _, key := range slices.SortedFunc(maps.Keys(s.failures), service.FrontendKey.Compare) {
+		errs = append(errs, fmt.Errorf("%s: %w", key, s.failures[key]))
+		if len(errs) > 10 {
+			errs = append(errs, fmt.Errorf("and %d more", len(s.failures)-10))
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// pass goes once over the dirty frontends, those that stand for all other ports
+// of an address last: a Service that comes or goes has its ports before, and
+// after, these are refused. It returns those for which a table was full.
+func (s *Syncer) pass() (full []service.FrontendKey) {
+	s.next = map[step]*history.History{}
+	s.turn()                  // what failed before; collect fails if it still does
+	defer s.forgetUntracked() // else with the next change
+	for i, key := range slices.SortedFunc(maps.Keys(s.dirty), inOrder) {
+		if i%64 == 63 {
+			s.mu.Unlock() // whoever waits for it takes its turn
+			s.mu.Lock()
+		}
+		err := s.reconcileFrontend(key)
+		delete(s.dirty, key)
+		if err == nil {
+			delete(s.failures, key)
+			continue
+		}
+		s.failures[key] = err
+		s.stats.Failures++
+		var fullErr *datapath.FullError
+		if errors.As(err, &fullErr) {
+			full = append(full, key)
+		}
+	}
+	return full
+}
+
+func inOrder(a, b service.FrontendKey) int {
+	if (a.Port == 0) != (b.Port == 0) {
+		return cmp.Compare(b.Port, a.Port)
+	}
+	return a.Compare(b)
+}
+
+// reconcileFrontend makes one frontend what is wanted of it. Its last step is
+// the one that programs see.
+func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
+	old := s.applied[key]
+	w, ok := s.wanted[key]
+	if !ok {
+		if old == nil {
+			return nil
+		}
+		if err := s.tables.Frontends.Delete(tableKey(key)); err != nil {
+			return err
+		}
+		s.turned = true
+		s.fewerUntracked = s.fewerUntracked || old.concernsUntracked()
+		s.noteLeft(key, old, nil)
+		s.retire(old)
+		s.freed = true
+		delete(s.applied, key)
+		s.stats.Updates++
+		return s.turn()
+	}
+	e, err := s.build(w, old)
+	if err == nil && old != nil && old.content == e.content {
+		s.release(e) // the old one holds the same
+		return e.tracked
+	}
+	if err == nil {
+		err = s.publish(key, e)
+	}
+	if err != nil {
+		s.retire(e)
+		return err
+	}
+	s.noteLeft(key, old, e)
+	if old != nil {
+		s.fewerUntracked = s.fewerUntracked || old.concernsUntracked()
+		s.retire(old)
+		s.freed = true
+	}
+	s.applied[key] = e
+	s.stats.Updates++
+	return errors.Join(e.tracked, s.turn())
+}
+
+// publish fills a free row and turns the index to it.
+func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
+	row, ok := s.rowNumbers.take()
+	if !ok {
+		return datapath.NewFullError(datapath.SockMapFrontendRows, s.tables.FrontendRows.Len())
+	}
+	e.row = row
+	if err := s.tables.FrontendRows.Store(row, e.content); err != nil {
+		return err
+	}
+	if err := s.noteUntracked(key, e); err != nil {
+		return err
+	}
+	s.tables.Door.Admit(tableKey(key))
+	if err := s.tables.Frontends.Put(tableKey(key), row); err != nil {
+		return err
+	}
+	s.turned = true
+	return nil
+}
+
+func tableKey(k service.FrontendKey) datapath.FrontendKey {
+	return datapath.FrontendKey{
+		Address:  datapath.AddressFrom(k.Addr),
+		Port:     datapath.NetworkOrder(k.Port),
+		Protocol: uint8(k.Protocol),
+	}
+}
