@@ -240,7 +240,7 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (w->packet.fragment && !fragment_ports(&w->packet))
 		return stray(ctx, w);
 	w->hash = tuple_hash(&w->packet.tuple);
-	if (!w->wrapping.dsr && some_untracked()) {
+	if (!w->wrapping.dsr && some_untracked(&w->packet)) {
 		backend = backend_lookup(untracked(w->hash));
 		if (backend)
 			return send_untracked(ctx, w, backend);
@@ -249,7 +249,7 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (track && track_read(track, w->hash, &w->to)) {
 		if (followed_later(track))
 			return leave_alone(ctx, EDGE_NOT_OURS);
-		if (half && !w->wrapping.dsr && some_untracked()) {
+		if (half && !w->wrapping.dsr && some_untracked(&w->packet)) {
 			backend = backend_lookup(pretended(w, track));
 			if (backend)
 				return send_untracked(ctx, w, backend);

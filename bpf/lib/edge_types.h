@@ -5,7 +5,7 @@
 
 #include "types.h"
 
-/* The two ends of a packet, as it has them. */
+/* The two ends of a packet, as it has them. Aligned as it is hashed. */
 struct tuple {
 	struct address source;
 	struct address destination;
@@ -13,7 +13,7 @@ struct tuple {
 	__be16 destination_port;
 	__u8 protocol;
 	__u8 reserved[3];
-};
+} __attribute__((aligned(8)));
 
 enum track_state {
 	TRACK_NEW,	   /* one side has been heard */
@@ -57,6 +57,8 @@ struct track {
 	__u32 next;
 	__u64 packets;
 	__u64 bytes; /* from the IP header on */
+	/* With these an element of the kernel's table is three cache lines, and begins with one. */
+	__u64 unused[2];
 };
 
 /* The ports of a datagram that comes in fragments, of which only the first has

@@ -41,21 +41,28 @@ static __always_inline int frontend_key_equal(const struct frontend_key *a,
 /* A hash element is used again for another key without a grace period, so the
  * number read from it can be another key's. The key in the row tells; looking
  * again then finds the element that has replaced it. */
-static __always_inline struct frontend *frontend_at(const struct frontend_key *key)
+static __always_inline struct frontend *frontend_numbered(const struct frontend_key *key,
+							  __u32 *number)
 {
 	for (int attempt = 0; attempt < 3; attempt++) {
 		__u32 *index = bpf_map_lookup_elem(&frontends, key);
 		struct frontend *row;
-		__u32 number;
 
 		if (!index)
 			return 0;
-		number = *(volatile __u32 *)index;
-		row = bpf_map_lookup_elem(&frontend_rows, &number);
+		*number = *(volatile __u32 *)index;
+		row = bpf_map_lookup_elem(&frontend_rows, number);
 		if (row && frontend_key_equal(&row->key, key))
 			return row;
 	}
 	return 0;
+}
+
+static __always_inline struct frontend *frontend_at(const struct frontend_key *key)
+{
+	__u32 number;
+
+	return frontend_numbered(key, &number);
 }
 
 /* The frontend for what a client asks for, or the one that stands for all the

@@ -126,14 +126,13 @@ struct {
 	__type(value, struct unnamed_port);
 } unnamed_ports SEC(".maps");
 
-/* 1 while there is a frontend with FRONTEND_UNTRACKED or FRONTEND_HISTORY: else the edge need
- * not look for one before it looks for a flow. */
+/* Has few packets looked up in vain before their flow is looked for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct untracked_ends);
 } untracked_frontends SEC(".maps");
 
 /* What bind() is refused (service.Frontend kinds NodePort and HostPort). */

@@ -111,6 +111,17 @@ enum frontend_flag {
 	FRONTEND_HISTORY = 128,
 };
 
+/* What the edge has to know before it looks an untracked frontend up. */
+struct untracked_ends {
+	/* A bit for the address and port of each frontend with FRONTEND_UNTRACKED or
+	 * FRONTEND_HISTORY: that of end_hash's upper nine. One that is set in vain costs a look-up. */
+	__u64 bits[8];
+	/* Another number after the index has been turned, for whatever frontend: what programs
+	 * remember of it from before is worth nothing then. */
+	__u32 turned;
+	__u32 reserved;
+};
+
 /* What is remembered of a slot: the backend that flows without a record have, 0 for that of
  * the table; and whether there may be such flows, or records of other backends. Where the table
  * has another size by now, or the frontend is not untracked any more, all slots are contested. */

@@ -17,12 +17,62 @@
 #include "track.h"
 #include "workspace.h"
 
-static __always_inline int some_untracked(void)
-{
-	__u32 zero = 0;
-	__u32 *some = bpf_map_lookup_elem(&untracked_frontends, &zero);
+/* The rows that the index led to last. They are believed until the index is turned. */
+#define FRONTS 64
 
-	return some && *some;
+struct front {
+	__u32 row; /* 0: none */
+	__u32 turned;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FRONTS);
+	__type(key, __u32);
+	__type(value, struct front);
+} fronts SEC(".maps");
+
+/* Of where packets go to. The agent does the same (datapath.UntrackedEnds). */
+static __always_inline __u32 end_hash(const struct address *a, __be16 port)
+{
+	const __u32 *w = address_words_const(a);
+
+	return ((w[0] ^ w[1] ^ w[2] ^ w[3]) + port) * 0x9e3779b1;
+}
+
+/* Whether a packet may be for an untracked frontend. */
+static __always_inline int some_untracked(const struct packet *p)
+{
+	__u32 zero = 0, hash = end_hash(&p->tuple.destination, p->tuple.destination_port);
+	const struct untracked_ends *ends = bpf_map_lookup_elem(&untracked_frontends, &zero);
+
+	return ends && ends->bits[hash >> 29] >> (hash >> 23 & 63) & 1;
+}
+
+/* frontend_at, for one that is asked for again and again. A row is used for something else
+ * only after the index has been turned, `turned` has changed, and then all programs have ended. */
+static __always_inline struct frontend *frontend_again(const struct frontend_key *key)
+{
+	__u32 zero = 0, place = end_hash(&key->address, key->port) % FRONTS, turned, number;
+	const struct untracked_ends *ends = bpf_map_lookup_elem(&untracked_frontends, &zero);
+	struct front *front = bpf_map_lookup_elem(&fronts, &place);
+	struct frontend *row;
+
+	if (!ends || !front)
+		return 0;
+	turned = *(const volatile __u32 *)&ends->turned;
+	if (front->row && front->turned == turned) {
+		number = front->row;
+		row = bpf_map_lookup_elem(&frontend_rows, &number);
+		if (row && frontend_key_equal(&row->key, key))
+			return row;
+	}
+	row = frontend_numbered(key, &number);
+	if (row && !dry_run) {
+		front->row = number;
+		front->turned = turned;
+	}
+	return row;
 }
 
 /* Whether a packet needs a record after all. Of UDP there is nothing to keep together (its
@@ -87,7 +137,7 @@ __noinline __u32 untracked(__u32 hash)
 	key.address = w->packet.tuple.destination;
 	key.port = w->packet.tuple.destination_port;
 	key.protocol = w->packet.tuple.protocol;
-	frontend = frontend_at(&key);
+	frontend = frontend_again(&key);
 	w->track.backend = frontend ? untracked_backend(w, frontend, hash) : 0;
 	if (!frontend || !w->track.backend)
 		return 0;

@@ -44,8 +44,8 @@ type Tables struct {
 	SourceRanges Hash[SourceRangeKey, uint32]
 	Networks     Hash[NetworkKey, Network]
 	Affinity     Hash[AffinityKey, AffinityEntry]
-	// UntrackedFrontends has one row: 1 while a frontend has FlagUntracked or FlagHistory.
-	UntrackedFrontends Array[uint32]
+	// UntrackedFrontends has one row.
+	UntrackedFrontends Array[UntrackedEnds]
 	// ReservedPorts are those that bind() is refused.
 	ReservedPorts Hash[ReservedPort, uint32]
 	// OptedOut has the cookies of network namespaces without the socket shortcut.
@@ -164,7 +164,7 @@ func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 		Affinity:           kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
 		ReservedPorts:      kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
 		OptedOut:           kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
-		UntrackedFrontends: newArray[uint32](maps[SockMapUntrackedFrontends]),
+		UntrackedFrontends: newArray[UntrackedEnds](maps[SockMapUntrackedFrontends]),
 		WaitForReaders:     wait,
 	}, nil
 }

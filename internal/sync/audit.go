@@ -167,5 +167,6 @@ func (a *auditor) frontends() {
 	}
 	for key := range index {
 		a.repaired(a.tables.Frontends.Delete(key))
+		a.turned = true
 	}
 }

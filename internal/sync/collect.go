@@ -67,7 +67,11 @@ func (s *Syncer) Collect() (left bool, err error) {
 	s.mu.Lock()
 	retired, unused := len(s.retired), len(s.unused)
 	s.givenBack = 0
+	err = s.turn()
 	s.mu.Unlock()
+	if err != nil {
+		return true, err
+	}
 	if retired == 0 && unused == 0 {
 		return false, nil
 	}
@@ -90,6 +94,9 @@ func (s *Syncer) Collect() (left bool, err error) {
 // collect is called by a writer. Who only wants to look need not wait for the
 // grace period.
 func (s *Syncer) collect() error {
+	if err := s.turn(); err != nil {
+		return err
+	}
 	s.mu.Unlock()
 	err := s.tables.WaitForReaders()
 	s.mu.Lock()

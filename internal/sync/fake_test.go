@@ -21,6 +21,7 @@ type fakeKernel struct {
 	before  func(operation string) error
 	after   func()
 	reading []use // what programs may still be reading: reachable since the last grace period
+	known   []use // what they may remember: reachable since they were told that the index has turned
 	trusts  bool  // nobody looks whether what is overwritten can be read: for millions of slots
 
 	index    *fakeHash[datapath.FrontendKey, uint32]
@@ -34,7 +35,7 @@ type fakeKernel struct {
 	reserved *fakeHash[datapath.ReservedPort, uint32]
 
 	balancers *fakeHash[datapath.NetworkKey, uint32]
-	untracked *fakeArray[uint32]
+	untracked *fakeArray[datapath.UntrackedEnds]
 }
 
 // use is one thing that a program can reach: a row, a slot or a backend.
@@ -56,7 +57,7 @@ func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
 	k.affinity = newFakeHash[datapath.AffinityKey, datapath.AffinityEntry](k, datapath.SockMapAffinity, l.Affinity)
 	k.reserved = newFakeHash[datapath.ReservedPort, uint32](k, datapath.SockMapReservedPorts, 64)
 	k.balancers = newFakeHash[datapath.NetworkKey, uint32](k, datapath.EdgeTCMapBalancers, 8)
-	k.untracked = newFakeArray[uint32](k, datapath.SockMapUntrackedFrontends, 1)
+	k.untracked = newFakeArray[datapath.UntrackedEnds](k, datapath.SockMapUntrackedFrontends, 1)
 	k.tables = &datapath.Tables{
 		Frontends: k.index, FrontendRows: k.rows, Slots: k.slots, Backends: k.backends,
 		Services: k.services, SourceRanges: k.ranges, Networks: k.networks, Affinity: k.affinity,
@@ -149,7 +150,7 @@ func (k *fakeKernel) keptBy(content datapath.Frontend) datapath.Decision {
 // mustBeFree fails the test if a program could be reading what is overwritten.
 func (k *fakeKernel) mustBeFree(table string, number uint32) {
 	u := use{table, number}
-	taken := slices.Contains(k.reading, u)
+	taken := slices.Contains(k.reading, u) || slices.Contains(k.known, u)
 	for key := range k.index.entries {
 		taken = taken || slices.Contains(k.reachable(key), u)
 	}
@@ -188,7 +189,7 @@ func (h *fakeHash[K, V]) Delete(key K) error {
 // left notes what programs may be reading that came through an index entry.
 func (h *fakeHash[K, V]) left(key K) {
 	if key, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.trusts {
-		h.kernel.reading = append(h.kernel.reading, h.kernel.reachable(key)...)
+		h.kernel.known = append(h.kernel.known, h.kernel.reachable(key)...)
 	}
 }
 
@@ -223,6 +224,9 @@ func (a *fakeArray[V]) Store(i uint32, v V) error {
 	return a.kernel.do(fmt.Sprintf("store %s %d", a.name, i), func() {
 		if a.rows[i] != v && !a.kernel.trusts {
 			a.kernel.mustBeFree(a.name, i)
+		}
+		if now, ok := any(v).(datapath.UntrackedEnds); ok && now.Turned != a.kernel.untracked.rows[i].Turned {
+			a.kernel.reading, a.kernel.known = append(a.kernel.reading, a.kernel.known...), nil
 		}
 		a.rows[i] = v
 	})

@@ -54,7 +54,8 @@ func (s *Syncer) failed() error {
 // after, these are refused. It returns those for which a table was full.
 func (s *Syncer) pass() (full []service.FrontendKey) {
 	s.next = map[step]*history.History{}
-	defer s.forgetUntracked()
+	s.turn()                  // what failed before; collect fails if it still does
+	defer s.forgetUntracked() // else with the next change
 	for i, key := range slices.SortedFunc(maps.Keys(s.dirty), inOrder) {
 		if i%64 == 63 {
 			s.mu.Unlock() // whoever waits for it takes its turn
@@ -95,12 +96,14 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 		if err := s.tables.Frontends.Delete(tableKey(key)); err != nil {
 			return err
 		}
+		s.turned = true
+		s.fewerUntracked = s.fewerUntracked || old.concernsUntracked()
 		s.noteLeft(key, old, nil)
 		s.retire(old)
 		s.freed = true
 		delete(s.applied, key)
 		s.stats.Updates++
-		return nil
+		return s.turn()
 	}
 	e, err := s.build(w, old)
 	if err == nil && old != nil && old.content == e.content {
@@ -116,12 +119,13 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	}
 	s.noteLeft(key, old, e)
 	if old != nil {
+		s.fewerUntracked = s.fewerUntracked || old.concernsUntracked()
 		s.retire(old)
 		s.freed = true
 	}
 	s.applied[key] = e
 	s.stats.Updates++
-	return e.tracked
+	return errors.Join(e.tracked, s.turn())
 }
 
 // publish fills a free row and turns the index to it.
@@ -134,11 +138,15 @@ func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
 	if err := s.tables.FrontendRows.Store(row, e.content); err != nil {
 		return err
 	}
-	if err := s.noteUntracked(e); err != nil {
+	if err := s.noteUntracked(key, e); err != nil {
 		return err
 	}
 	s.tables.Door.Admit(tableKey(key))
-	return s.tables.Frontends.Put(tableKey(key), row)
+	if err := s.tables.Frontends.Put(tableKey(key), row); err != nil {
+		return err
+	}
+	s.turned = true
+	return nil
 }
 
 func tableKey(k service.FrontendKey) datapath.FrontendKey {

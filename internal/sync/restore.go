@@ -21,6 +21,10 @@ type restorer struct {
 }
 
 func (s *Syncer) restore() error {
+	s.turned, s.fewerUntracked = true, true // as far as is known
+	if err := s.turn(); err != nil {
+		return err
+	}
 	if err := s.tables.WaitForReaders(); err != nil { // of what the earlier agent retired
 		return err
 	}

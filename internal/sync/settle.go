@@ -41,7 +41,7 @@ func (s *Syncer) BeginSweep() *Sweep {
 	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.tables.UntrackedFrontends.Load(0) == 0 {
+	if !s.tables.UntrackedFrontends.Load(0).Any() {
 		return nil
 	}
 	w := &Sweep{history.Seconds(s.seconds()), s.pods, map[datapath.FrontendKey]*contest{}, map[*history.History]*contest{}}

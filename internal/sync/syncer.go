@@ -74,6 +74,10 @@ type Syncer struct {
 	// Protocols of which backends have left since Left was asked.
 	left map[service.Protocol]bool
 
+	// The index leads elsewhere, and programs have not been told; and what was untracked is not
+	// any more, or is gone.
+	turned, fewerUntracked bool
+
 	// What is free.
 	rowNumbers, portIDs, backendIDs, sourceIDs pool
 	slots                                      extents
@@ -95,7 +99,7 @@ type want struct {
 	plan     *service.Plan
 }
 
-// New finds out what the tables hold. It changes nothing.
+// New finds out what the tables hold. It changes nothing that they say.
 func New(tables *datapath.Tables) (*Syncer, error) { return NewAt(tables, datapath.Now) }
 
 // NewAt is New with a clock of its own for what becomes of flows: in seconds, and as that

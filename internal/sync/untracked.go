@@ -5,38 +5,65 @@ package sync
 import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/history"
+	"beeline.io/beeline/internal/service"
 )
 
-// noteUntracked has the edge look for untracked frontends, before there is one.
-func (s *Syncer) noteUntracked(e *entry) error {
-	if !e.concernsUntracked() || s.tables.UntrackedFrontends.Load(0) != 0 {
+// noteUntracked has the edge look for an untracked frontend, before there is one.
+func (s *Syncer) noteUntracked(key service.FrontendKey, e *entry) error {
+	ends := s.tables.UntrackedFrontends.Load(0)
+	if !e.concernsUntracked() || ends.Has(tableKey(key)) {
 		return nil
 	}
-	return s.tables.UntrackedFrontends.Store(0, 1)
+	ends.Add(tableKey(key))
+	return s.tables.UntrackedFrontends.Store(0, ends)
 }
 
 func (e *entry) concernsUntracked() bool {
 	return e.content.Flags&uint16(datapath.FlagUntracked|datapath.FlagHistory) != 0
 }
 
-// forgetUntracked has it look for none any more once there is none.
-func (s *Syncer) forgetUntracked() {
-	if s.tables.UntrackedFrontends.Load(0) == 0 {
-		return
+// forgetUntracked has it look for none any more that is none.
+func (s *Syncer) forgetUntracked() error {
+	if !s.fewerUntracked {
+		return nil
 	}
-	for _, e := range s.applied {
+	had := s.tables.UntrackedFrontends.Load(0)
+	ends := datapath.UntrackedEnds{}
+	ends.Turned = had.Turned
+	for key, e := range s.applied {
 		if e.concernsUntracked() {
-			return
+			ends.Add(tableKey(key))
 		}
 	}
-	s.tables.UntrackedFrontends.Store(0, 0)
+	if ends != had {
+		if err := s.tables.UntrackedFrontends.Store(0, ends); err != nil {
+			return err
+		}
+	}
+	s.fewerUntracked = false
+	return nil
+}
+
+// turn has programs forget which rows the index has led to, if it leads elsewhere by now. What it
+// led to is used again only after that, and when those have ended that were running.
+func (s *Syncer) turn() error {
+	if !s.turned {
+		return nil
+	}
+	ends := s.tables.UntrackedFrontends.Load(0)
+	ends.Turned++
+	if err := s.tables.UntrackedFrontends.Store(0, ends); err != nil {
+		return err
+	}
+	s.turned = false
+	return nil
 }
 
 // untrackedFrontends mends what somebody else has written.
 func (a *auditor) untrackedFrontends() {
-	for _, e := range a.applied {
-		if e.concernsUntracked() && a.tables.UntrackedFrontends.Load(0) == 0 {
-			a.repaired(a.noteUntracked(e))
+	for key, e := range a.applied {
+		if e.concernsUntracked() && !a.tables.UntrackedFrontends.Load(0).Has(tableKey(key)) {
+			a.repaired(a.noteUntracked(key, e))
 		}
 	}
 }

@@ -56,6 +56,11 @@ func (size edgeSize) cases() []edgeCase {
 	return edgeCases
 }
 
+// fills says whether so many new flows are a row: where the table is to be full, no fewer than fill it.
+func (size edgeSize) fills(flows uint32) bool {
+	return flows > 1 && (!size.most || flows == size.counts[len(size.counts)-1])
+}
+
 func edgeSizes(b *bench) []edgeSize {
 	if b.smoke {
 		return []edgeSize{
@@ -72,16 +77,16 @@ func edgeSizes(b *bench) []edgeSize {
 		b.say("There is too little memory to measure more than %d flows.", someFlows)
 		return sizes
 	}
-	many := edgeSize{flows: most, records: most / 10 * 22, counts: []uint32{most}, packets: manyPackets, most: true}
-	sizes = append(sizes, many)
+	sizes = append(sizes, edgeSize{flows: most, records: most / 10 * 22, counts: []uint32{most}, packets: manyPackets, most: true})
 	// Flows with DSR have one record each.
 	direct := edgeSize{flows: most, few: someFlows, records: most / 10 * 12, counts: []uint32{1, someFlows, most}, packets: manyPackets,
 		direct: true, families: onlyIPv4}
 	if most > manyFlows {
+		sizes[1].counts = []uint32{manyFlows, most}
 		direct.counts = []uint32{1, someFlows, manyFlows, most}
 	}
 	few.direct, few.few, few.families = true, someFlows, onlyIPv6
-	return append(sizes, many, direct, few)
+	return append(sizes, direct, few)
 }
 
 // wanted says whether a row is to be measured: --case, of what is printed of it.
@@ -160,7 +165,7 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 		for _, c := range cases {
 			for _, hook := range c.hooks {
 				for _, flows := range size.counts {
-					if c.fresh && flows == 1 || flows > rig.sets[c.set].count || !b.wanted(hook, family, c.name, flows) {
+					if c.fresh && !size.fills(flows) || flows > rig.sets[c.set].count || !b.wanted(hook, family, c.name, flows) {
 						continue
 					}
 					if err := rig.measure(ctx, b, hook, c, flows, size); err != nil {

@@ -39,6 +39,9 @@ func runRates(ctx context.Context, b *bench) (err error) {
 	for round := range min(b.runs, rateRounds) {
 		for _, i := range turns(round, len(rig.sides)) {
 			s := rig.sides[i]
+			if b.only != nil && !b.only.MatchString(s.name) {
+				continue
+			}
 			if err := s.measure(ctx, b); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}

@@ -89,6 +89,9 @@ func printRates(r *report) {
 	r.say("\nRatios of CPU time for a packet, round by round [95 %% interval]")
 	compare := func(g rateGoal) {
 		of := func(side string) []float64 { return r.results.Samples(rateSeries(side, 0), metricPacketCPU) }
+		if len(of(g.side)) == 0 || len(of(g.by)) == 0 {
+			return // left out by --case
+		}
 		ratio := stat.MedianInterval(stat.Ratios(of(g.side), of(g.by)))
 		r.say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio))
 	}

@@ -207,7 +207,7 @@ func dump(t testing.TB, tables *datapath.Tables) map[string]string {
 	index, err := tables.Frontends.All()
 	must(t, err)
 	address := func(slot uint32) string { return tables.Backends.Load(tables.Slots.Load(slot)).AddrPort().String() }
-	all := map[string]string{"untracked": fmt.Sprint(tables.UntrackedFrontends.Load(0))}
+	all := map[string]string{"untracked": fmt.Sprint(tables.UntrackedFrontends.Load(0).Bits)}
 	for key, number := range index {
 		row := tables.FrontendRows.Load(number)
 		text := fmt.Sprintf("kind %d, dsr %d, flags %#x, affinity %d", row.Kind, row.Dsr, row.Flags, row.AffinitySeconds)

@@ -216,7 +216,9 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 		return slot
 	}
-	some := uint32(0)
+	var ends datapath.UntrackedEnds
+	must(t, w.maps[datapath.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
+	ends = datapath.UntrackedEnds{SockUntrackedEnds: datapath.SockUntrackedEnds{Turned: ends.Turned + 1}}
 	for key, f := range tables.Frontends {
 		number++
 		row := datapath.Frontend{Key: frontendKey(key), Service: f.Service, AffinitySeconds: f.AffinitySeconds, SourceSet: f.SourceSet, Dsr: uint8(f.DSR)}
@@ -226,12 +228,12 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 		if f.Untracked {
 			row.Flags |= uint16(datapath.FlagUntracked)
-			some = 1
+			ends.Add(row.Key)
 		}
 		if f.History != nil {
 			row.Flags |= uint16(datapath.FlagHistory)
 			row.KeptFirst = history(f)
-			some = 1
+			ends.Add(row.Key)
 		}
 		if f.NodePort {
 			row.Kind = 3 // enum frontend_kind
@@ -239,7 +241,7 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		w.put(t, datapath.EdgeTCMapFrontendRows, number, row)
 		w.put(t, datapath.EdgeTCMapFrontends, row.Key, number)
 	}
-	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), some)
+	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), ends)
 	for set, ranges := range tables.Ranges {
 		for _, p := range ranges {
 			w.put(t, datapath.EdgeTCMapSourceRanges, datapath.SourceRangeKey{Prefixlen: 32 + datapath.PrefixLen(p),

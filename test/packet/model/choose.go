@@ -4,7 +4,6 @@ package model
 
 import (
 	"encoding/binary"
-	"math/bits"
 )
 
 // choose is the client's backend of before, or one by the hash.
@@ -59,11 +58,12 @@ func Hash(t Tuple) uint32 {
 	b = binary.BigEndian.AppendUint16(b, t.SourcePort)
 	b = binary.BigEndian.AppendUint16(b, t.DestinationPort)
 	b = append(b, t.Protocol, 0, 0, 0)
-	hash := uint32(0x811c9dc5)
-	for i := 0; i < len(b); i += 4 {
-		hash = mix(hash, bits.ReverseBytes32(binary.BigEndian.Uint32(b[i:])))
+	var hash uint64
+	for i, by := range []uint64{0x9e3779b97f4a7c15, 0xd6e8feb86659fd93, 0xc2b2ae3d27d4eb4f, 0xff51afd7ed558ccd, 0xa0761d6478bd642f} {
+		hash ^= binary.LittleEndian.Uint64(b[8*i:]) * by
 	}
-	return mix(hash, hash>>16)
+	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15
+	return uint32((hash ^ hash>>29) * 0xd6e8feb86659fd93 >> 32)
 }
 
 func mix(hash, word uint32) uint32 {
