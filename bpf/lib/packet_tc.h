@@ -280,8 +280,8 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
 		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
 		return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
 	}
-	__builtin_memcpy(eth.h_dest, fib->dmac, ETH_ALEN);
-	__builtin_memcpy(eth.h_source, fib->smac, ETH_ALEN);
+	mac_copy(eth.h_dest, fib->dmac);
+	mac_copy(eth.h_source, fib->smac);
 	if (bpf_skb_store_bytes(ctx, 0, &eth, 2 * ETH_ALEN, 0))
 		return TC_ACT_SHOT;
 	return bpf_redirect(fib->ifindex, 0);
