@@ -58,6 +58,9 @@ func TestSmoke(t *testing.T) {
 			socketRows -= 2
 		}
 	}
+	if hasIPVS() {
+		rateSides += ipvsSides
+	}
 	if err := kubernetes.Find(s.controlPlane); err == nil {
 		rateSides, changesSides = rateSides+2, changesSides+2
 	} else {
