@@ -102,9 +102,9 @@ func commonTime(addition, division float64) (time.Duration, error) {
 var instructionPairs = []rateGoal{
 	{sideXDPSNAT, sideMinimalXDP, 0, 0}, {sideXDPDSR, sideMinimalXDP, 0, 0}, {sideTCSNAT, sideMinimalTC, 0, 0}, {sideTCDSR, sideMinimalTC, 0, 0},
 	{sideTCSNAT, sideXDPSNAT, 0, 0},
-	{sideIPTables, sideXDPSNAT, 0, 0}, {sideOldIPTables, sideXDPSNAT, 0, 0}, {sideNFT, sideXDPSNAT, 0, 0},
+	{sideIPTables, sideXDPSNAT, 0, 0}, {sideOldIPTables, sideXDPSNAT, 0, 0}, {sideMasquerade, sideXDPSNAT, 0, 0}, {sideNFT, sideXDPSNAT, 0, 0},
 	{sideIPVSNAT, sideXDPSNAT, 0, 0}, {sideIPVSProxy, sideXDPSNAT, 0, 0}, {sideIPVSTunnel, sideXDPDSR, 0, 0}, {sideIPVSDirect, sideXDPDSR, 0, 0},
-	{sideIPVSNAT, sideTCSNAT, 0, 0}, {sideIPVSProxy, sideTCSNAT, 0, 0}, {sideIPVSProxy, sideOldIPTables, 0, 0},
+	{sideIPVSNAT, sideTCSNAT, 0, 0}, {sideIPVSProxy, sideTCSNAT, 0, 0}, {sideIPVSNAT, sideOldIPTables, 0, 0}, {sideIPVSProxy, sideMasquerade, 0, 0},
 }
 
 func printInstructions(r *report) {

@@ -79,6 +79,6 @@ func command() *cobra.Command {
 	root := runCommand()
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(chartCommand(), compareCommand(), docCommand())
+	root.AddCommand(chartCommand(), compareCommand(), docCommand(), experimentCommand())
 	return root
 }

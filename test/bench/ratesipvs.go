@@ -12,20 +12,22 @@ import (
 
 const (
 	sideIPVSNAT    = "IPVS, NAT"
-	sideIPVSProxy  = "IPVS, NAT, and SNAT by connection tracking"
+	sideIPVSProxy  = "IPVS, NAT and SNAT"
 	sideIPVSTunnel = "IPVS, tunnel (IPIP)"
 	sideIPVSDirect = "IPVS, direct routing"
+	// Beside them, what the second one is compared with.
+	sideMasquerade = "iptables (legacy), DNAT and SNAT"
 )
 
 // sidesOfIPVS is how their names begin.
 const sidesOfIPVS = "IPVS, "
 
-// ipvsSides is how many ways through IPVS there are.
-const ipvsSides = 4
+// ipvsSides is how many sides addIPVS adds.
+const ipvsSides = 5
 
 // addIPVS adds IPVS with one service of one destination, where the kernel has it: by NAT on node-a,
-// in a tunnel on node-b, by direct routing on node-c; and in a lab of its own as kube-proxy has it,
-// whose packets have the node's address.
+// in a tunnel on node-b, by direct routing on node-c; and in another lab as kube-proxy has it, where
+// packets get the node's address by connection tracking. There iptables does the same on node-b.
 func (rig *rateRig) addIPVS(ctx context.Context) error {
 	if !hasIPVS() {
 		return nil // as the printed table says
@@ -71,7 +73,22 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 		}
 		rig.add(side)
 	}
-	return nil
+	return rig.addMasquerade(ctx, other, "node-b")
+}
+
+func (rig *rateRig) addMasquerade(ctx context.Context, w *world, name string) error {
+	host, rule := w.Host(name), iptablesRule("iptables-legacy")
+	snat := []string{"iptables-legacy", "-w", "-t", "nat", "-A", "POSTROUTING", "-d", rateEndpoint.Addr().String(), "-p", "udp", "-j", "MASQUERADE"}
+	for _, command := range [][]string{rule[0], snat} {
+		if out, err := host.Command(ctx, command...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", sideMasquerade, err, out)
+		}
+	}
+	line, err := rig.newLine(ctx, w, name)
+	if err == nil {
+		rig.add(&rateSide{name: sideMasquerade, line: line, becomes: becomesSNAT, begun: ruleCount(ctx, host, iptablesCounter, rule[1])})
+	}
+	return err
 }
 
 // prepareIPVS makes the service, whose address has to be the node's: IPVS takes what is delivered
