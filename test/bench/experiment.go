@@ -12,9 +12,8 @@ import (
 	"beeline.io/beeline/test/bench/stat"
 )
 
-// publishedBy is who published the experiment that the parts rates and instructions repeat: packets
-// of a flood that a node's balancer passes on to the one backend of a Service, 10 million per
-// second offered by a NIC.
+// publishedBy is who published the experiment that the parts rates and instructions repeat: how many
+// packets of a flood a node's balancer passes on to the one backend of a Service.
 const publishedBy = "Cilium 1.8, https://cilium.io/blog/2020/06/22/cilium-18/"
 
 // A contender is one way through a balancer.
