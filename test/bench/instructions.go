@@ -111,13 +111,13 @@ func printInstructions(r *report) {
 	rows := r.results.Of(partInstructions, metricInstructions)
 	r.say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", rateFlows, len(rows[0].Samples))
 	r.say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
-	r.say("  %-42s %12s %20s", "", "instructions", "least - most")
+	r.say("  %-34s %12s %20s", "", "instructions", "least - most")
 	for _, row := range rows {
-		r.say("  %-42s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
+		r.say("  %-34s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
 	}
 	r.say("\nRatios of instructions for a packet, round by round")
 	of := func(side string) []float64 { return r.results.Samples(instructionSeries(side), metricInstructions) }
 	for _, g := range instructionPairs {
-		r.say("  %-42s by %-22s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
+		r.say("  %-34s by %-34s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
 	}
 }
