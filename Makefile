@@ -26,7 +26,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 	internal/datapath/xdpdispatcher_bpfel.go
 BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go \
 	test/bench/rates_bpfel.go
-SCRIPTS := scripts/setup scripts/kernels test/kernels/guest .ci/run test/edge/testdata/systemd
+SCRIPTS := scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # test/churn stands for a node under a load of its own, so nothing runs beside it.
 MOST_PACKAGES = $(filter-out %/test/churn,$(shell go list ./...))
 # A module of its own, for Kubernetes is large. Linters and vet leave its program
@@ -37,7 +37,7 @@ CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list
 CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -v -p 1 -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bin/bench bench bench-docs clean
+.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bin/bench bench bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -80,6 +80,7 @@ test-full: build lint controlplane ## all tests, with the race detector where it
 	$(CLUSTER_TEST) -timeout 30m -count=1 $(CLUSTER_PACKAGES)
 	$(CLUSTER_TEST) -timeout 30m ./judge -run TheSame -seed=0 -scenarios=650
 	scripts/kernels
+	$(MAKE) bench-instructions
 
 test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
@@ -99,6 +100,9 @@ bench: build bin/bench controlplane ## measure, print figures with their spread,
 	@mkdir -p build/bench
 	bin/bench --program bin/beeline --output build/bench/results.json
 	bin/bench chart build/bench/results.json --out build/bench
+
+bench-instructions: build bin/bench ## count a packet's instructions by Beeline, iptables and IPVS, in an emulated machine
+	scripts/kernels --instructions build/bench/instructions.json
 
 RESULTS ?= build/bench/results.json
 bench-docs: bin/bench ## put RESULTS of a benchmark and their charts into docs/benchmarks.md

@@ -48,6 +48,9 @@ func TestSmoke(t *testing.T) {
 			socketRows -= 2
 		}
 	}
+	if hasIPVS() {
+		rateSides += ipvsSides
+	}
 	if err := controlplane.Find(s.controlPlane); err == nil {
 		rateSides, changesSides = rateSides+2, changesSides+2
 	} else {

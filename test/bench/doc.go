@@ -85,11 +85,14 @@ func document(results *result.File, path string) error {
 
 // replace puts something between the two marks of a name.
 func replace(page []byte, name, what string) ([]byte, error) {
-	begin, end := fmt.Sprintf(markBegin, name), fmt.Sprintf(markEnd, name)
+	return replaceBetween(page, fmt.Sprintf(markBegin, name), fmt.Sprintf(markEnd, name), name, what)
+}
+
+func replaceBetween(page []byte, begin, end, name, what string) ([]byte, error) {
 	before, rest, found := bytes.Cut(page, []byte(begin))
 	_, after, closed := bytes.Cut(rest, []byte(end))
 	if !found || !closed {
-		return nil, errors.New("there are no lines\n" + begin + end + "one after the other, between which the " + name + " are to stand")
+		return nil, errors.New("there are no lines\n" + begin + end + "one after the other, between which to put the " + name)
 	}
 	return []byte(string(before) + begin + what + end + string(after)), nil
 }

@@ -23,8 +23,10 @@ import (
 
 // A part measures one thing, in labs of its own.
 type part struct {
-	name  string // as its rows have it
-	text  string
+	name string // as its rows have it
+	text string
+	// named says that it is measured only where it is asked for by name.
+	named bool
 	run   func(context.Context, *bench) error
 	print func(*report)
 }
@@ -37,16 +39,19 @@ const (
 	partBalancer = "balancer"
 	partControl  = "control"
 	partChanges  = "changes"
+	// On no real machine.
+	partInstructions = "instructions"
 )
 
 var parts = []part{
-	{partSockets, "requests through a ClusterIP beside the direct way", runSockets, printSockets},
-	{partHook, "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", runHook, printHooks},
-	{partEdge, "what the programs at devices cost for each packet", runEdge, printEdge},
-	{partRates, "packets through balancers: CPU time for each, and how many a core takes", runRates, printRates},
-	{partBalancer, "a client and two web servers, by Beeline and by other balancers", runBalancer, printBalancer},
-	{partControl, "start, change and memory of the agent with many Services", runControl, printControl},
-	{partChanges, "one change until a new connection sees it: from files, from an API server, and with kube-proxy", runChanges, printChanges},
+	{name: partSockets, text: "requests through a ClusterIP beside the direct way", run: runSockets, print: printSockets},
+	{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks},
+	{name: partEdge, text: "what the programs at devices cost for each packet", run: runEdge, print: printEdge},
+	{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates},
+	{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer},
+	{name: partControl, text: "start, change and memory of the agent with many Services", run: runControl, print: printControl},
+	{name: partChanges, text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", run: runChanges, print: printChanges},
+	{name: partInstructions, text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", named: true, run: runInstructions, print: printInstructions},
 }
 
 func partNames() []string {
@@ -74,6 +79,6 @@ func command() *cobra.Command {
 	root := runCommand()
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(chartCommand(), compareCommand(), docCommand())
+	root.AddCommand(chartCommand(), compareCommand(), docCommand(), experimentCommand())
 	return root
 }

@@ -31,7 +31,12 @@ const (
 )
 
 func runRates(ctx context.Context, b *bench) (err error) {
-	rig, err := newRateRig(ctx, b)
+	if b.two.Client == b.two.Server {
+		return errors.New("the balancer and its clients need a CPU each, and there is one")
+	}
+	// Beeline first: while the others are made it gets to know that its Service with DSR
+	// has no flows from before.
+	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).addProxies, (*rateRig).settle)
 	if err != nil {
 		return err
 	}

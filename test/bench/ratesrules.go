@@ -27,13 +27,6 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	iptables := func(program string) [2][]string {
-		return [2][]string{
-			{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", rateService.Addr().String(), "-p", "udp",
-				"--dport", strconv.Itoa(servicePort), "-j", "DNAT", "--to-destination", rateEndpoint.String()},
-			{program, "-w", "-t", "nat", "-L", "PREROUTING", "-v", "-x", "-n"},
-		}
-	}
 	for _, r := range []struct {
 		name, host string
 		commands   [2][]string // that add the rule, and print it with its counter
@@ -43,8 +36,8 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 			{"nft", fmt.Sprintf("add table ip rates; add chain ip rates pre { type nat hook prerouting priority dstnat; }; "+
 				"add rule ip rates pre ip daddr %s udp dport %d counter dnat to %s", rateService.Addr(), servicePort, rateEndpoint)},
 			{"nft", "list", "chain", "ip", "rates", "pre"}}, `counter packets (\d+) `},
-		{sideIPTables, "node-b", iptables("iptables-nft"), `(?m)^\s*(\d+) .*DNAT`},
-		{sideOldIPTables, "node-c", iptables("iptables-legacy"), `(?m)^\s*(\d+) .*DNAT`},
+		{sideIPTables, "node-b", iptablesRule("iptables-nft"), iptablesCounter},
+		{sideOldIPTables, "node-c", iptablesRule("iptables-legacy"), iptablesCounter},
 	} {
 		host := w.Host(r.host)
 		if out, err := host.Command(ctx, r.commands[0]...).CombinedOutput(); err != nil {
@@ -54,22 +47,36 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		find := regexp.MustCompile(r.counter)
-		// A rule for NAT sees the first packet of each flow.
-		begun := func() (uint64, error) {
-			out, err := host.Command(ctx, r.commands[1]...).Output()
-			if err != nil {
-				return 0, err
-			}
-			found := find.FindSubmatch(out)
-			if found == nil {
-				return 0, fmt.Errorf("no counter in:\n%s", out)
-			}
-			return strconv.ParseUint(string(found[1]), 10, 64)
-		}
-		rig.add(&rateSide{name: r.name, line: line, becomes: becomesDNAT, begun: begun})
+		rig.add(&rateSide{name: r.name, line: line, becomes: becomesDNAT, begun: ruleCount(ctx, host, r.counter, r.commands[1])})
 	}
 	return nil
+}
+
+const iptablesCounter = `(?m)^\s*(\d+) .*DNAT`
+
+// iptablesRule are the commands that add the rule, and print it with its counter.
+func iptablesRule(program string) [2][]string {
+	return [2][]string{
+		{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", rateService.Addr().String(), "-p", "udp",
+			"--dport", strconv.Itoa(servicePort), "-j", "DNAT", "--to-destination", rateEndpoint.String()},
+		{program, "-w", "-t", "nat", "-L", "PREROUTING", "-v", "-x", "-n"},
+	}
+}
+
+// ruleCount reads a rule's counter. A rule for NAT sees the first packet of each flow.
+func ruleCount(ctx context.Context, host *lab.Host, counter string, print []string) func() (uint64, error) {
+	find := regexp.MustCompile(counter)
+	return func() (uint64, error) {
+		out, err := host.Command(ctx, print...).Output()
+		if err != nil {
+			return 0, err
+		}
+		found := find.FindSubmatch(out)
+		if found == nil {
+			return 0, fmt.Errorf("no counter in:\n%s", out)
+		}
+		return strconv.ParseUint(string(found[1]), 10, 64)
+	}
 }
 
 // A rateObject is a Service of IPv4 and its endpoint.

@@ -72,7 +72,7 @@ func printRates(r *report) {
 		line += fmt.Sprintf(" %9.4g Mpps", float64(rate)/1e6)
 	}
 	r.say("%s", line)
-	proxies := false
+	proxies, ipvs := false, false
 	for _, row := range rows {
 		median := stat.Median(row.Samples)
 		line := fmt.Sprintf("  %-42s %6.0f %6.0f - %6.0f %6.2f ", row.Side, median, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), 1e3/median)
@@ -82,9 +82,13 @@ func printRates(r *report) {
 		}
 		r.say("%s", line)
 		proxies = proxies || strings.HasPrefix(row.Side, proxySides)
+		ipvs = ipvs || row.Side == sideIPVSNAT
 	}
 	if !proxies {
 		r.say("  There was no Kubernetes to run at --controlplane, so kube-proxy is left out.")
+	}
+	if !ipvs {
+		r.say("  This kernel has no IPVS, or its module ip_vs is not loaded, so IPVS is left out; the part %s has it.", partInstructions)
 	}
 	r.say("\nRatios of CPU time for a packet, round by round [95 %% interval]")
 	compare := func(g rateGoal) {
@@ -99,7 +103,7 @@ func printRates(r *report) {
 		compare(g)
 	}
 	for _, row := range rows {
-		if strings.HasPrefix(row.Side, proxySides) {
+		if strings.HasPrefix(row.Side, proxySides) || strings.HasPrefix(row.Side, sidesOfIPVS) {
 			compare(rateGoal{side: row.Side, by: sideXDPSNAT})
 		}
 	}

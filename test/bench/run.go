@@ -68,7 +68,7 @@ func runCommand() *cobra.Command {
 	flags := c.Flags()
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
 	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the program of Kubernetes that make controlplane builds; without it kube-proxy is left out")
-	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", "))
+	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last one by name only")
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
@@ -105,7 +105,7 @@ func (s *settings) check(seconds float64) error {
 // chosen are the parts that a run measures, in their order.
 func (s *settings) chosen() (all []part) {
 	for _, p := range parts {
-		if len(s.parts) == 0 || slices.Contains(s.parts, p.name) {
+		if len(s.parts) == 0 && !p.named || slices.Contains(s.parts, p.name) {
 			all = append(all, p)
 		}
 	}

@@ -57,6 +57,7 @@ func example() *result.File {
 		add("rates", "UDP", "", fmt.Sprintf("kube-proxy, %d Services", services), "", "IPv4", nil, "CPU time per packet", "ns", result.Lower, 3, 4)
 	}
 	add("rates", "UDP", "", "no balancer", "", "IPv4", nil, "CPU time per packet", "ns", result.Lower, 2)
+	add("instructions", "UDP", "", "IPVS", "", "IPv4", nil, "instructions per packet", "1", result.Lower, 5127, 5121)
 	for n := range 6 {
 		add("control", "change", "", fmt.Sprintf("side %d", n), "", "", result.Parameters{"services": 5000}, "CPU time", "s", result.Lower, 1)
 	}
@@ -88,6 +89,7 @@ func TestCharts(t *testing.T) {
 		"rates-cpu-time-per-packet-udp-ipv4-services": {"CPU time per packet (ns): UDP, IPv4", "Services", "kube-proxy"},
 		"rates-cpu-time-per-packet-udp-ipv4":          {"no balancer", "kube-proxy, 5,000 Services"},
 		"rates-share-of-a-cpu-offered-ipv4":           {"Share of a CPU: offered, IPv4", "Packets per second", "kube-proxy, 10 Services"},
+		"instructions-per-packet":                     {"Instructions per packet, emulated", "IPVS"},
 		"control-time-s-change-cpu-time":              {"Change, CPU time (s)", "side 5, 5,000 Services"},
 		"control-time":                                {"Time (ms), Beeline, 5,000 Services", "cold start"},
 		"control-memory":                              {"Memory (MiB)", "resident memory"},

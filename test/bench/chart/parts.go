@@ -124,6 +124,15 @@ func balancerCharts(f *result.File) (all []Chart) {
 	return all
 }
 
+// instructionCharts is one, with a bar for each way.
+func instructionCharts(f *result.File) []Chart {
+	rows := rowsOf(f, "instructions", "instructions per packet", func(result.Row) bool { return true })
+	if len(rows) == 0 {
+		return nil
+	}
+	return []Chart{sidesChart("instructions-per-packet", axisOf(rows[0].Metric)+", emulated", rows, sideOf)}
+}
+
 // sidesChart has a bar for each row, which has a name.
 func sidesChart(name, axis string, rows []result.Row, nameOf func(result.Row) string) Chart {
 	var groups []group

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// Of IPVS's family of generic netlink (linux/ip_vs.h).
+const (
+	ipvsFamily     = "IPVS"
+	ipvsVersion    = 1
+	ipvsNewService = 1
+	ipvsNewDest    = 5
+
+	ipvsService = 1 // attributes of a command, which nest those below
+	ipvsDest    = 2
+
+	ipvsServiceFamily    = 1
+	ipvsServiceProtocol  = 2
+	ipvsServiceAddress   = 3
+	ipvsServicePort      = 4
+	ipvsServiceScheduler = 6
+	ipvsServiceFlags     = 7
+	ipvsServiceTimeout   = 8
+	ipvsServiceNetmask   = 9
+
+	ipvsDestAddress = 1
+	ipvsDestPort    = 2
+	ipvsDestMethod  = 3
+	ipvsDestWeight  = 4
+	ipvsDestUpper   = 5
+	ipvsDestLower   = 6
+)
+
+// How IPVS hands a packet to a destination (IP_VS_CONN_F_*).
+const (
+	ipvsMasquerade = 0
+	ipvsTunnel     = 2
+	ipvsDirect     = 3
+)
+
+// hasIPVS says whether the kernel has IPVS, and the module is loaded.
+func hasIPVS() bool {
+	_, err := netlink.GenlFamilyGet(ipvsFamily)
+	return err == nil
+}
+
+// addIPVS makes a virtual service of UDP over IPv4 with one destination on a host.
+func addIPVS(host *lab.Host, service, endpoint netip.AddrPort, method uint32) error {
+	return host.Do(func() error {
+		return errors.Join(
+			askIPVS(ipvsNewService, ipvsServiceAttribute(service)),
+			askIPVS(ipvsNewDest, ipvsServiceAttribute(service), ipvsDestAttribute(endpoint, method)),
+		)
+	})
+}
+
+// askIPVS is for the calling thread's network namespace.
+func askIPVS(command byte, attributes ...nl.NetlinkRequestData) error {
+	family, err := netlink.GenlFamilyGet(ipvsFamily)
+	if err != nil {
+		return fmt.Errorf("the kernel's IPVS (module ip_vs): %w", err)
+	}
+	request := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+	request.AddData(genericHeader{command, ipvsVersion})
+	for _, a := range attributes {
+		request.AddData(a)
+	}
+	if _, err := request.Execute(unix.NETLINK_GENERIC, 0); err != nil {
+		return fmt.Errorf("IPVS, command %d: %w", command, err)
+	}
+	return nil
+}
+
+func ipvsServiceAttribute(service netip.AddrPort) *nl.RtAttr {
+	a := nl.NewRtAttr(ipvsService|unix.NLA_F_NESTED, nil)
+	a.AddRtAttr(ipvsServiceFamily, nl.Uint16Attr(unix.AF_INET))
+	a.AddRtAttr(ipvsServiceProtocol, nl.Uint16Attr(unix.IPPROTO_UDP))
+	a.AddRtAttr(ipvsServiceAddress, ipvsAddress(service.Addr()))
+	a.AddRtAttr(ipvsServicePort, binary.BigEndian.AppendUint16(nil, service.Port()))
+	a.AddRtAttr(ipvsServiceScheduler, nl.ZeroTerminated("rr"))
+	a.AddRtAttr(ipvsServiceFlags, make([]byte, 8)) // and their mask
+	a.AddRtAttr(ipvsServiceTimeout, nl.Uint32Attr(0))
+	a.AddRtAttr(ipvsServiceNetmask, bytes.Repeat([]byte{0xff}, 4))
+	return a
+}
+
+func ipvsDestAttribute(endpoint netip.AddrPort, method uint32) *nl.RtAttr {
+	a := nl.NewRtAttr(ipvsDest|unix.NLA_F_NESTED, nil)
+	a.AddRtAttr(ipvsDestAddress, ipvsAddress(endpoint.Addr()))
+	a.AddRtAttr(ipvsDestPort, binary.BigEndian.AppendUint16(nil, endpoint.Port()))
+	a.AddRtAttr(ipvsDestMethod, nl.Uint32Attr(method))
+	a.AddRtAttr(ipvsDestWeight, nl.Uint32Attr(1))
+	a.AddRtAttr(ipvsDestUpper, nl.Uint32Attr(0)) // no limits of connections
+	a.AddRtAttr(ipvsDestLower, nl.Uint32Attr(0))
+	return a
+}
+
+// ipvsAddress is union nf_inet_addr.
+func ipvsAddress(a netip.Addr) []byte {
+	return append(a.AsSlice(), make([]byte, 16)...)[:16]
+}
+
+// ipvsCounts are what a host's IPVS has counted: connections that began, and packets of clients.
+func ipvsCounts(host *lab.Host) (connections, packets uint64, err error) {
+	err = host.Do(func() error {
+		// The file beside it, of all CPUs together, is brought up to date every two seconds.
+		text, err := os.ReadFile("/proc/thread-self/net/ip_vs_stats_percpu")
+		if err != nil {
+			return fmt.Errorf("IPVS: %w", err)
+		}
+		connections, packets, err = parseIPVSCounts(string(text))
+		return err
+	})
+	return connections, packets, err
+}
+
+// parseIPVSCounts adds up the lines of CPUs: its number, connections, packets in and out, bytes in
+// and out, all hexadecimal.
+func parseIPVSCounts(text string) (connections, packets uint64, err error) {
+	cpus := 0
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) != 6 {
+			continue
+		}
+		if _, err := strconv.ParseUint(fields[0], 16, 32); err != nil {
+			continue // a heading, or the sums
+		}
+		c, err := strconv.ParseUint(fields[1], 16, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("IPVS's counters: %w in %q", err, line)
+		}
+		p, err := strconv.ParseUint(fields[2], 16, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("IPVS's counters: %w in %q", err, line)
+		}
+		connections, packets, cpus = connections+c, packets+p, cpus+1
+	}
+	if cpus == 0 {
+		return 0, 0, fmt.Errorf("IPVS's counters have no line of a CPU:\n%s", text)
+	}
+	return connections, packets, nil
+}
