@@ -114,7 +114,7 @@ static __always_inline int packet_translate(struct xdp_md *ctx, const struct pac
 					    const struct tuple *to, int hops)
 {
 	__u8 left = p->hops - hops;
-	__u32 addresses = checksum_difference(&p->tuple.source, &to->source, 8, 0);
+	__u32 addresses = addresses_difference(p, to);
 
 	if (ports_change(p) && translate_ports(ctx, p, to, addresses))
 		return -1;
