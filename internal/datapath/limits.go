@@ -109,7 +109,7 @@ func (l Limits) entries() map[string]uint32 {
 func (l Limits) edgeEntries() map[string]uint32 {
 	return map[string]uint32{
 		EdgeTCMapTracks:      l.Flows,
-		EdgeTCMapHalfOpen:    max(l.Flows/4, 1),
+		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows),
 		EdgeTCMapFragments:   fragmentLimit,
 		EdgeTCMapEdgeDevices: edgeDeviceLimit,
 		EdgeTCMapBalancers:   networkLimit,
@@ -119,6 +119,10 @@ func (l Limits) edgeEntries() map[string]uint32 {
 		EdgeTCMapServiceGone:   l.Services,
 	}
 }
+
+// halfOpenSets is how many sets there are of records of flows that are half open: a quarter of
+// all records.
+func halfOpenSets(flows uint32) uint32 { return max(flows/4/uint32(halfOpenPlaces), 1) }
 
 // limitFlags names the flag that makes a table larger.
 var limitFlags = map[string]string{

@@ -52,7 +52,7 @@ type Datapath struct {
 
 // tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
 // changes with anything that an older or newer agent would read wrongly.
-const tablesDirectory = "tables_v5"
+const tablesDirectory = "tables_v6"
 
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }

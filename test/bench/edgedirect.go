@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
@@ -186,11 +185,6 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 	if err != nil {
 		return err
 	}
-	halfOpen, err := rig.halfOpen()
-	if err != nil {
-		return err
-	}
-	defer halfOpen.Close()
 	var known []segment
 	sent := 0
 	// Few at a time, as in establish.
@@ -200,7 +194,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 		if err := rig.send(hookXDP, some); err != nil {
 			return err
 		}
-		next, err := rig.goOn(halfOpen)
+		next, err := rig.goOn()
 		if err != nil {
 			return err
 		}
@@ -222,22 +216,16 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 }
 
 // goOn is what clients send next whose flows have one record and are half open.
-func (rig *edgeRig) goOn(halfOpen *ebpf.Map) (all []segment, err error) {
-	keys, values := make([]datapath.Tuple, scratchFrames), make([]datapath.Track, scratchFrames)
-	var cursor ebpf.MapBatchCursor
-	for err == nil {
-		var n int
-		n, err = halfOpen.BatchLookup(&cursor, keys, values, nil)
-		for i, key := range keys[:n] {
-			if values[i].Dsr == 0 {
-				continue
-			}
+func (rig *edgeRig) goOn() (all []segment, err error) {
+	err = rig.flows.HalfOpen.Walk(func(key datapath.Tuple, t *datapath.Track) bool {
+		if t.IsAlone() {
 			s := segmentOf(key, flagACK)
-			s.sequence = values[i].Next
+			s.sequence = t.Next
 			all = append(all, s)
 		}
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true
+	})
+	if err != nil {
 		return nil, fmt.Errorf("read the records of flows: %w", err)
 	}
 	return all, nil
