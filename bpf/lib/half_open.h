@@ -21,6 +21,9 @@
 /* How many there are, set by the loader. */
 const volatile __u32 half_open_sets = 1;
 
+/* 1 where a CPU may make its writes seen in another order than they stand; set by the loader. */
+const volatile __u8 weakly_ordered = 1;
+
 /* How often a place is looked for while others take those that have been found. */
 #define HALF_OPEN_TRIES 4
 
@@ -112,8 +115,21 @@ static __always_inline int half_open_twin(const struct half_open_set *set, const
 	return 0;
 }
 
+/* Writes a tag after all that stands before it, and before all that follows. An atomic change is a
+ * barrier on every CPU, and waits for what is in no cache; of x86 the compiler alone needs be told. */
+static __always_inline void write_tag(__u32 *tag, __u32 value)
+{
+	if (weakly_ordered) {
+		__sync_lock_test_and_set(tag, value);
+		return;
+	}
+	barrier();
+	*(volatile __u32 *)tag = value;
+	barrier();
+}
+
 /* Stores a record in a place with some tag. Returns 0, or -1 if another CPU was there before, or
- * stores the same key. The atomic changes are barriers, too. */
+ * stores the same key. The atomic change is a barrier, too. */
 static __always_inline int half_open_fill(struct half_open_set *set, __u32 place, __u32 there,
 					  const struct tuple *key, const struct track *track)
 {
@@ -124,10 +140,10 @@ static __always_inline int half_open_fill(struct half_open_set *set, __u32 place
 	    __sync_val_compare_and_swap(&set->tags[place], there, tag | HALF_OPEN_CLAIMED) != there)
 		return -1;
 	if (half_open_twin(set, key, tag, place)) {
-		__sync_lock_test_and_set(&set->tags[place], 0);
+		write_tag(&set->tags[place], 0);
 		return -1;
 	}
-	__sync_lock_test_and_set(&record->track.tag, 0);
+	write_tag(&record->track.tag, 0);
 	record->key = *key;
 	record->track.becomes = track->becomes;
 	record->track.service = track->service;
@@ -141,8 +157,8 @@ static __always_inline int half_open_fill(struct half_open_set *set, __u32 place
 	record->track.next = track->next;
 	record->track.packets = track->packets;
 	record->track.bytes = track->bytes;
-	__sync_lock_test_and_set(&record->track.tag, track->tag);
-	__sync_lock_test_and_set(&set->tags[place], tag);
+	write_tag(&record->track.tag, track->tag);
+	write_tag(&set->tags[place], tag);
 	return 0;
 }
 

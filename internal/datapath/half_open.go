@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -133,6 +134,14 @@ func copyHalfOpen(to, from *ebpf.Map) error {
 		return true
 	})
 	return errors.Join(err, unmap())
+}
+
+// weaklyOrdered says whether a CPU here may make its writes seen in another order: 1, or 0.
+func weaklyOrdered() uint8 {
+	if runtime.GOARCH == "amd64" {
+		return 0
+	}
+	return 1
 }
 
 // tupleHash is that of bpf/lib/tuple.h: the tag of a record is that of its key.
