@@ -145,19 +145,25 @@ func (a *agent) seconds() uint32 { return kernelSeconds() + a.ahead }
 func (a *agent) pass(t testing.TB, seconds uint32) {
 	t.Helper()
 	a.ahead += seconds
-	for _, name := range []string{tracks, halfOpen} {
-		aged := map[datapath.EdgeTCTuple]datapath.EdgeTCTrack{}
-		var key datapath.EdgeTCTuple
-		var value datapath.EdgeTCTrack
-		entries := a.maps[name].Iterate()
-		for entries.Next(&key, &value) {
-			value.LastSeen -= seconds
-			aged[key] = value
+	aged := map[datapath.EdgeTCTuple]datapath.EdgeTCTrack{}
+	must(t, a.flowTable(tracks).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
+		value.LastSeen -= seconds
+		aged[key] = *value
+		return true
+	}))
+	for key, value := range aged {
+		must(t, a.maps[tracks].Update(key, value, ebpf.UpdateExist))
+	}
+	var index uint32
+	var set datapath.EdgeTCHalfOpenSet
+	for sets := a.maps[halfOpen].Iterate(); sets.Next(&index, &set); {
+		if set.Tags == [16]uint32{} {
+			continue
 		}
-		must(t, entries.Err())
-		for key, value := range aged {
-			must(t, a.maps[name].Update(key, value, ebpf.UpdateExist))
+		for i := range set.Records {
+			set.Records[i].Track.LastSeen -= seconds
 		}
+		must(t, a.maps[halfOpen].Update(index, set, ebpf.UpdateExist))
 	}
 }
 
