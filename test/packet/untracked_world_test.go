@@ -154,17 +154,7 @@ func (a *agent) pass(t testing.TB, seconds uint32) {
 	for key, value := range aged {
 		must(t, a.maps[tracks].Update(key, value, ebpf.UpdateExist))
 	}
-	var index uint32
-	var set datapath.EdgeTCHalfOpenSet
-	for sets := a.maps[halfOpen].Iterate(); sets.Next(&index, &set); {
-		if set.Tags == [16]uint32{} {
-			continue
-		}
-		for i := range set.Records {
-			set.Records[i].Track.LastSeen -= seconds
-		}
-		must(t, a.maps[halfOpen].Update(index, set, ebpf.UpdateExist))
-	}
+	a.passHalfOpen(t, seconds)
 }
 
 // sweep is what internal/edge does every ten seconds and more.
