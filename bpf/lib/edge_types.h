@@ -41,7 +41,7 @@ struct track {
 	__u32 service;	 /* id in `services` */
 	__u32 backend;	 /* id in `backends` when the flow began */
 	__u32 last_seen; /* seconds, CLOCK_MONOTONIC */
-	__u32 tag;	 /* hash of the key: an LRU element is used again for another at any time */
+	__u32 tag;	 /* hash of the key: its place is used again for another at any time */
 	__u8 state;	 /* enum track_state */
 	__u8 flags;	 /* enum track_flag */
 	/* enum dsr: how the client's packets reach the backend. Unless it is DSR_NONE there is

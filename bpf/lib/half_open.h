@@ -116,7 +116,8 @@ static __always_inline int half_open_twin(const struct half_open_set *set, const
 }
 
 /* Writes a tag after all that stands before it, and before all that follows. An atomic change is a
- * barrier on every CPU, and waits for what is in no cache; of x86 the compiler alone needs be told. */
+ * barrier on every CPU, and waits for what is in no cache; of x86 the compiler alone needs be told.
+ */
 static __always_inline void write_tag(__u32 *tag, __u32 value)
 {
 	if (weakly_ordered) {

@@ -18,7 +18,7 @@ type Limits struct {
 	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (256 KiB for each are taken in any case)
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
 	Affinity     uint32 // clients remembered by session affinity: about 100 bytes
-	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes
+	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes, and 37 for those of half-open ones
 }
 
 // DefaultLimits hold a large cluster: 37 MiB of kernel memory and what is used. Slots have room for
