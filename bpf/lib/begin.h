@@ -44,7 +44,7 @@ static __always_inline struct track *port_taken(struct snat_search *search, stru
 	}
 	search->half = 1;
 	taken = half_open_find(&w->other_key, w->other.tag);
-	if (taken && taken->tag == w->other.tag)
+	if (taken)
 		return taken;
 	search->failed = !dry_run;
 	return 0;

@@ -27,11 +27,16 @@ const volatile __u8 weakly_ordered = 1;
 /* How often a place is looked for while others take those that have been found. */
 #define HALF_OPEN_TRIES 4
 
+static __always_inline __u32 half_open_number(__u32 hash)
+{
+	return ((__u64)hash * half_open_sets) >> 32;
+}
+
 static __always_inline struct half_open_set *half_open_set(__u32 hash)
 {
-	__u32 set = ((__u64)hash * half_open_sets) >> 32;
+	__u32 number = half_open_number(hash);
 
-	return bpf_map_lookup_elem(&half_open, &set);
+	return bpf_map_lookup_elem(&half_open, &number);
 }
 
 /* Of a hash; never 0. The agent does the same. */
@@ -46,37 +51,35 @@ static __always_inline __u32 tag_at(const struct half_open_set *set, __u32 place
 	return *(const volatile __u32 *)&set->tags[place];
 }
 
-/* Where in its set a record is; HALF_OPEN_PLACES: it is not there. Not static: the verifier
- * looks at it once. */
-__noinline __u32 half_open_place(const struct tuple *key, __u32 hash)
+#define HALF_OPEN_NOWHERE 0xffffffff
+
+/* Where a record is: its set, and the place in that (place_of). HALF_OPEN_NOWHERE if it is not
+ * there. Not static: the verifier looks at it once. */
+__noinline __u32 half_open_at(const struct tuple *key, __u32 hash)
 {
-	struct half_open_set *set = half_open_set(hash);
-	__u32 tag = half_open_tag(hash);
+	__u32 number = half_open_number(hash), tag = half_open_tag(hash);
+	struct half_open_set *set = bpf_map_lookup_elem(&half_open, &number);
 
 	if (!set || !key)
-		return HALF_OPEN_PLACES;
+		return HALF_OPEN_NOWHERE;
 	for (__u32 place = 0; place < HALF_OPEN_PLACES; place++)
-		if (tag_at(set, place) == tag && tuple_equal(&set->records[place].key, key))
-			return place;
-	return HALF_OPEN_PLACES;
+		if (tag_at(set, place) == tag && tuple_equal(&set->records[place].key, key) &&
+		    *(volatile __u32 *)&set->records[place].track.tag == hash)
+			return number * HALF_OPEN_PLACES + place;
+	return HALF_OPEN_NOWHERE;
 }
 
-/* The verifier does not follow a comparison to where the number is used. */
-static __always_inline struct half_open_record *record_at(struct half_open_set *set, __u32 place)
+static __always_inline __u32 place_of(__u32 at)
 {
-	barrier_var(place);
-	return &set->records[place % HALF_OPEN_PLACES];
+	return at % HALF_OPEN_PLACES;
 }
 
 static __always_inline struct track *half_open_find(const struct tuple *key, __u32 hash)
 {
-	__u32 place = half_open_place(key, hash);
-	struct half_open_set *set;
+	__u32 at = half_open_at(key, hash), number = at / HALF_OPEN_PLACES;
+	struct half_open_set *set = bpf_map_lookup_elem(&half_open, &number);
 
-	if (place >= HALF_OPEN_PLACES)
-		return 0;
-	set = half_open_set(hash);
-	return set ? &record_at(set, place)->track : 0;
+	return set && at != HALF_OPEN_NOWHERE ? &set->records[place_of(at)].track : 0;
 }
 
 /* A place that is free, or the one whose record was seen longest ago. Of several any. */
@@ -174,7 +177,7 @@ enum half_open_stored {
 __noinline int half_open_store(const struct tuple *key, const struct track *track, __u32 only_new)
 {
 	struct half_open_set *set;
-	__u32 place;
+	__u32 at, place;
 
 	if (!key || !track)
 		return HALF_OPEN_FAILED;
@@ -184,13 +187,12 @@ __noinline int half_open_store(const struct tuple *key, const struct track *trac
 	for (int i = 0; i < HALF_OPEN_TRIES; i++) {
 		__u32 there = half_open_tag(track->tag);
 
-		place = half_open_place(key, track->tag);
-		if (place < HALF_OPEN_PLACES && only_new)
+		at = half_open_at(key, track->tag);
+		if (at != HALF_OPEN_NOWHERE && only_new)
 			return HALF_OPEN_THERE;
-		if (place >= HALF_OPEN_PLACES) {
+		place = place_of(at);
+		if (at == HALF_OPEN_NOWHERE) {
 			place = half_open_room(set, track->tag, track->last_seen);
-			if (place >= HALF_OPEN_PLACES)
-				return HALF_OPEN_FAILED;
 			there = tag_at(set, place);
 		}
 		if (!half_open_fill(set, place, there, key, track))
@@ -202,13 +204,10 @@ __noinline int half_open_store(const struct tuple *key, const struct track *trac
 /* Removes a record, if it is there. Not static: the verifier looks at it once. */
 __noinline int half_open_remove(const struct tuple *key, __u32 hash)
 {
-	__u32 tag = half_open_tag(hash), place;
+	__u32 at = half_open_at(key, hash);
 	struct half_open_set *set = half_open_set(hash);
 
-	if (!key || !set)
-		return 0;
-	place = half_open_place(key, hash);
-	if (place < HALF_OPEN_PLACES)
-		__sync_val_compare_and_swap(&set->tags[place], tag, 0);
+	if (set && at != HALF_OPEN_NOWHERE)
+		__sync_val_compare_and_swap(&set->tags[place_of(at)], half_open_tag(hash), 0);
 	return 0;
 }

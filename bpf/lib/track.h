@@ -45,8 +45,7 @@ static __always_inline struct track *track_find(const struct tuple *tuple, __u32
 	if (track && track->tag == hash)
 		return track;
 	*half = 1;
-	track = half_open_find(tuple, hash);
-	return track && track->tag == hash ? track : 0;
+	return half_open_find(tuple, hash);
 }
 
 /* Copies what a packet becomes. Returns whether the record was the packet's all
