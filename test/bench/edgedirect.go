@@ -23,6 +23,7 @@ const (
 	setGeneve    = "geneve"
 	setOption    = "option"
 	setTracked   = "tracked"   // of flows that all have one
+	setOpening   = "opening"   // the first of flows that all get one
 	setContested = "contested" // of those flows of setUntracked's kind that have one
 	setWrapped   = "wrapped"   // of flows that a balancer has sent here
 )
@@ -58,6 +59,7 @@ var (
 		{name: "DSR, IPIP, untracked", hooks: ingressHooks, set: setUntracked, reason: "untracked", direct: dsrIPIP, many: true},
 		{name: "DSR, IPIP, contested", hooks: ingressHooks, set: setContested, reason: "established", direct: dsrIPIP, families: onlyIPv4},
 		{name: "DSR, IPIP, always tracked", hooks: ingressHooks, set: setTracked, reason: "established", direct: dsrIPIP, many: true},
+		{name: "DSR, IPIP, always tracked, new", hooks: ingressHooks, set: setOpening, reason: "new", direct: dsrIPIP, fresh: true, families: onlyIPv4},
 		{name: "DSR, Geneve, untracked", hooks: ingressHooks, set: setGeneve, reason: "untracked", direct: dsrGeneve, families: onlyIPv4},
 		{name: "DSR, option, untracked", hooks: ingressHooks, set: setOption, reason: "untracked", direct: dsrOpt, families: onlyIPv4},
 		{name: "DSR, backend's node, IPIP", hooks: ingressHooks, set: setWrapped, reason: "established", becomes: toUnwrapped, wrapped: true, families: onlyIPv4},
@@ -165,6 +167,8 @@ func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 		return rig.addSet(set, true, rig.flowsOf(5, flows, rig.published(publishedOption), unix.IPPROTO_TCP, flagACK))
 	case setTracked:
 		return rig.establishDirect(set, rig.flowsOf(1, flows, rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN), flows)
+	case setOpening:
+		return rig.addSet(set, true, rig.flowsOf(6, min(flows, someFlows), rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN))
 	case setContested:
 		// More than enough: some are in slots that have always had their backend.
 		return rig.establishDirect(set, rig.flowsOf(2, 3*flows+100, rig.published(publishedContested), unix.IPPROTO_TCP, flagSYN), flows)
