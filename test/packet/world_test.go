@@ -35,7 +35,6 @@ type world struct {
 type limits struct {
 	ports  [2][2]uint16 // first, count: SNAT's
 	tracks uint32
-	hash   bool // tables that fill up, in place of LRU
 	// icmp errors, of each CPU, in a second and at once; none: as many as there are.
 	icmpRate, icmpBurst uint32
 }
@@ -116,9 +115,6 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 			m.MaxEntries = l.halfOpenSets()
 		case datapath.EdgeTCMapTracks:
 			m.MaxEntries = l.tracks
-			if l.hash {
-				m.Type, m.Flags = ebpf.Hash, 0
-			}
 		case datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity:
 			m.MaxEntries = recordSize
 		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapAnswers, datapath.EdgeTCMapWorkspaces,
