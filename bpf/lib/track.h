@@ -9,6 +9,7 @@
 
 #include "door.h"
 #include "edge_tables.h"
+#include "half_open.h"
 #include "packet.h"
 #include "select.h"
 #include "tuple.h"
@@ -44,8 +45,7 @@ static __always_inline struct track *track_find(const struct tuple *tuple, __u32
 	if (track && track->tag == hash)
 		return track;
 	*half = 1;
-	track = bpf_map_lookup_elem(&half_open, tuple);
-	return track && track->tag == hash ? track : 0;
+	return half_open_find(tuple, hash);
 }
 
 /* Copies what a packet becomes. Returns whether the record was the packet's all
@@ -114,7 +114,7 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 	if (w->track.dsr) {
 		if (!bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY)) {
 			tracks_made(1);
-			bpf_map_delete_elem(&half_open, &w->packet.tuple);
+			half_open_remove(&w->packet.tuple, w->hash);
 		}
 		return;
 	}
@@ -134,8 +134,8 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
 		return;
 	tracks_made(1);
-	bpf_map_delete_elem(&half_open, &w->other_key);
-	bpf_map_delete_elem(&half_open, &w->packet.tuple);
+	half_open_remove(&w->other_key, w->other.tag);
+	half_open_remove(&w->packet.tuple, w->hash);
 }
 
 /* Where a side is in its TCP stream. 0 is for what is not known, and 1 is as good. */
@@ -160,7 +160,7 @@ static __always_inline int track_begin_alone(struct workspace *w)
 	w->track.becomes = w->to;
 	track_sequence(&w->packet, &w->track, 1);
 	track_admit(&w->packet.tuple, &w->track);
-	return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
+	return half_open_store(&w->packet.tuple, &w->track, 0);
 }
 
 /* The record of a packet whose flow has the other one. */
@@ -170,7 +170,7 @@ static __always_inline int track_adopt(struct workspace *w, int half)
 		return 0;
 	track_admit(&w->packet.tuple, &w->track);
 	if (half)
-		return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
+		return half_open_store(&w->packet.tuple, &w->track, 0);
 	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
 		return -1;
 	tracks_made(1);
@@ -208,10 +208,10 @@ static __always_inline void track_end(struct workspace *w, const struct track *t
 	if (!track->dsr) {
 		tuple_reverse(&track->becomes, &w->other_key);
 		bpf_map_delete_elem(&tracks, &w->other_key);
-		bpf_map_delete_elem(&half_open, &w->other_key);
+		half_open_remove(&w->other_key, tuple_hash(&w->other_key));
 	}
 	bpf_map_delete_elem(&tracks, &w->packet.tuple);
-	bpf_map_delete_elem(&half_open, &w->packet.tuple);
+	half_open_remove(&w->packet.tuple, w->hash);
 }
 
 /* Makes the other record of an established flow anew if it has been displaced. */
