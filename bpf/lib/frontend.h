@@ -38,24 +38,49 @@ static __always_inline int frontend_key_equal(const struct frontend_key *a,
 	       a->protocol == b->protocol;
 }
 
+/* The row whose number stands under a key: another key's, maybe (frontend_at). */
+static __always_inline struct frontend *frontend_row(const struct frontend_key *key, __u32 *number)
+{
+	__u32 *index = bpf_map_lookup_elem(&frontends, key);
+
+	*number = index ? *(volatile __u32 *)index : 0;
+	return *number ? bpf_map_lookup_elem(&frontend_rows, number) : 0;
+}
+
+/* Looks again for a key that had another's row. Not static: the verifier looks at it once. Returns
+ * the number of the row, or 0. The key is copied, since until Linux 6.2 no argument can be a
+ * map's key. */
+__noinline __u32 frontend_again(const struct frontend_key *asked)
+{
+	struct frontend_key key;
+	struct frontend *row;
+	__u32 number;
+
+	if (!asked)
+		return 0;
+	key = *asked;
+	for (int attempt = 0; attempt < 2; attempt++) {
+		row = frontend_row(&key, &number);
+		if (!row)
+			return 0;
+		if (frontend_key_equal(&row->key, &key))
+			return number;
+	}
+	return 0;
+}
+
 /* A hash element is used again for another key without a grace period, so the
  * number read from it can be another key's. The key in the row tells; looking
  * again then finds the element that has replaced it. */
 static __always_inline struct frontend *frontend_at(const struct frontend_key *key)
 {
-	for (int attempt = 0; attempt < 3; attempt++) {
-		__u32 *index = bpf_map_lookup_elem(&frontends, key);
-		struct frontend *row;
-		__u32 number;
+	__u32 number;
+	struct frontend *row = frontend_row(key, &number);
 
-		if (!index)
-			return 0;
-		number = *(volatile __u32 *)index;
-		row = bpf_map_lookup_elem(&frontend_rows, &number);
-		if (row && frontend_key_equal(&row->key, key))
-			return row;
-	}
-	return 0;
+	if (!row || frontend_key_equal(&row->key, key))
+		return row;
+	number = frontend_again(key);
+	return number ? bpf_map_lookup_elem(&frontend_rows, &number) : 0;
 }
 
 /* The frontend for what a client asks for, or the one that stands for all the
