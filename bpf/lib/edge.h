@@ -264,6 +264,6 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (w->wrapping.dsr && !told_backend(ctx, &result))
 		return result;
 	if (track)
-		track_end(w, track);
+		track_end(track);
 	return begin(ctx, w);
 }
