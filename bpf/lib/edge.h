@@ -160,7 +160,7 @@ static __always_inline int follow(struct context *ctx, struct workspace *w, stru
 	}
 	if (!(flags & (TRACK_REPLY | TRACK_OUTBOUND | TRACK_DSR)) &&
 	    track->device != client_device(ctx, w) && !dry_run)
-		track_move(w, track, client_device(ctx, w));
+		track_move(track, client_device(ctx, w));
 	track_note(w, track, half);
 	if (flags & (TRACK_LOCAL | TRACK_OUTBOUND))
 		return hand_over(ctx, w, reason);

@@ -320,11 +320,15 @@ static __always_inline int track_goes_on(const struct packet *p, const struct tr
 /* Whether a packet shows that both sides of its flow have been heard: the backend
  * answers, or the client goes on after the answer to its SYN. A TCP client does so with
  * what only he knows who has got that answer. */
-static __always_inline int track_heard(struct workspace *w, const struct track *track)
+__noinline int track_heard(const struct track *track)
 {
-	const struct packet *p = &w->packet;
+	struct workspace *w = workspace_get();
 	const struct track *other;
+	const struct packet *p;
 
+	if (!w || !track)
+		return 0;
+	p = &w->packet;
 	if (track->dsr)
 		return track_goes_on(p, track);
 	if (track->flags & TRACK_REPLY)
@@ -339,13 +343,18 @@ static __always_inline int track_heard(struct workspace *w, const struct track *
 }
 
 /* The client's packets may begin to come by another device; so do the answers leave. */
-static __always_inline void track_move(struct workspace *w, struct track *track, __u32 device)
+__noinline int track_move(struct track *track, __u32 device)
 {
-	struct track *other = track_other(w, track);
+	struct workspace *w = workspace_get();
+	struct track *other;
 
+	if (!w || !track)
+		return 0;
+	other = track_other(w, track);
 	track->device = device;
 	if (other)
 		other->device = device;
+	return 0;
 }
 
 /* What a packet tells of its flow. Written only where it changes something. */
@@ -369,7 +378,7 @@ static __always_inline void track_note(struct workspace *w, struct track *track,
 	track->bytes += p->length;
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
 		track_close(track);
-	heard = half && track_heard(w, track);
+	heard = half && track_heard(track);
 	track_sequence(p, track, half);
 	if (heard)
 		track_promote(track);
