@@ -46,6 +46,7 @@ type Datapath struct {
 	loading   sync.Mutex // of programs, some of which come late
 	programs  map[string]*ebpf.Program
 	resized   []string // tables whose pin still is the smaller or larger old one
+	fresh     bool     // all tables are new
 	// replacement says why XDP programs cannot share a device under this kernel.
 	replacement func() error
 }
@@ -124,7 +125,11 @@ func Open(o Options) (d *Datapath, err error) {
 		}
 	}
 	if events := d.Events(); events != nil {
-		d.Tables.Services = countedServices{d.Tables.Services, d.maps[EdgeTCMapServiceCounts], d.maps[EdgeTCMapServiceSent], d.maps[EdgeTCMapServiceGone]}
+		counted := &countedServices{Hash: d.Tables.Services, counts: d.maps[EdgeTCMapServiceCounts], sent: d.maps[EdgeTCMapServiceSent], gone: d.maps[EdgeTCMapServiceGone]}
+		if d.fresh {
+			counted.unused = 1
+		}
+		d.Tables.Services = counted
 		return d, events.quiet()
 	}
 	return d, nil
@@ -184,6 +189,7 @@ func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	if err := d.loadPrograms(append(specs, edge...)); err != nil {
 		return err
 	}
+	d.fresh = len(pinned)+len(pinnedEdge) == 0
 	for name, m := range d.maps {
 		if pinned[name] != nil || pinnedEdge[name] != nil {
 			continue
@@ -256,7 +262,7 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 			spec.Maps[name].MaxEntries = m.MaxEntries()
 		}
 		group.Go(func() {
-			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
 		})
 	}
 	group.Wait()
