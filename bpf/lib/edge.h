@@ -160,7 +160,7 @@ static __always_inline int follow(struct context *ctx, struct workspace *w, stru
 	}
 	if (!(flags & (TRACK_REPLY | TRACK_OUTBOUND | TRACK_DSR)) &&
 	    track->device != client_device(ctx, w) && !dry_run)
-		track_move(w, track, client_device(ctx, w));
+		track_move(track, client_device(ctx, w));
 	track_note(w, track, half);
 	if (flags & (TRACK_LOCAL | TRACK_OUTBOUND))
 		return hand_over(ctx, w, reason);
@@ -264,6 +264,6 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (w->wrapping.dsr && !told_backend(ctx, &result))
 		return result;
 	if (track)
-		track_end(w, track);
+		track_end(track);
 	return begin(ctx, w);
 }

@@ -19,10 +19,9 @@ static __always_inline void tuple_reverse(const struct tuple *t, struct tuple *r
 	reverse->destination = t->source;
 	reverse->source_port = t->destination_port;
 	reverse->destination_port = t->source_port;
-	reverse->protocol = t->protocol;
-	reverse->reserved[0] = 0;
-	reverse->reserved[1] = 0;
-	reverse->reserved[2] = 0;
+	/* In one word with what is reserved: else the compiler writes zeros byte by byte, with all
+	 * that follows in the same structure. */
+	*(__u32 *)&reverse->protocol = bpf_htonl((__u32)t->protocol << 24);
 }
 
 static __always_inline int tuple_equal(const struct tuple *a, const struct tuple *b)

@@ -146,14 +146,9 @@ func weaklyOrdered() uint8 {
 
 // tupleHash is that of bpf/lib/tuple.h: the tag of a record is that of its key.
 func tupleHash(t *Tuple) uint32 {
-	hash := uint32(0x811c9dc5)
-	for _, word := range (*[unsafe.Sizeof(Tuple{}) / 4]uint32)(unsafe.Pointer(t)) {
-		hash = mix(hash, word)
-	}
-	return mix(hash, hash>>16)
-}
-
-func mix(hash, word uint32) uint32 {
-	hash = (hash ^ word) * 0x9e3779b1
-	return hash ^ hash>>15
+	words := (*[unsafe.Sizeof(Tuple{}) / 8]uint64)(unsafe.Pointer(t))
+	hash := words[0]*0x9e3779b97f4a7c15 ^ words[1]*0xd6e8feb86659fd93 ^ words[2]*0xc2b2ae3d27d4eb4f ^
+		words[3]*0xff51afd7ed558ccd ^ words[4]*0xa0761d6478bd642f
+	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15
+	return uint32((hash ^ hash>>29) * 0xd6e8feb86659fd93 >> 32)
 }

@@ -43,6 +43,7 @@ func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	if err := d.loadPrograms(append(specs, edge...)); err != nil {
 		return err
 	}
+	d.fresh = len(pinned)+len(pinnedEdge) == 0
 	for name, m := range d.maps {
 		if pinned[name] != nil || pinnedEdge[name] != nil {
 			continue
@@ -115,7 +116,7 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 			spec.Maps[name].MaxEntries = m.MaxEntries()
 		}
 		group.Go(func() {
-			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
 		})
 	}
 	group.Wait()
