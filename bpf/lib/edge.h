@@ -249,6 +249,10 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (track && track_read(track, w->hash, &w->to)) {
 		if (followed_later(track))
 			return leave_alone(ctx, EDGE_NOT_OURS);
+		if (track_astray(track, &w->packet)) {
+			track_end(track);
+			return leave_alone(ctx, EDGE_NOT_OURS);
+		}
 		if (half && !w->wrapping.dsr && some_untracked(&w->packet)) {
 			backend = backend_lookup(pretended(w, track));
 			if (backend)

@@ -81,6 +81,11 @@ struct half_open_set {
 	struct half_open_record records[HALF_OPEN_PLACES];
 };
 
+/* What the words of a key are multiplied by to find its set: it stands in an entry of its own. */
+struct half_open_secret {
+	__u64 multipliers[sizeof(struct tuple) / sizeof(__u32)];
+};
+
 _Static_assert(sizeof(struct half_open_set) % 64 == 0, "the next one's tags are in one line");
 
 /* The ports of a datagram that comes in fragments, of which only the first has

@@ -27,14 +27,27 @@ const volatile __u8 weakly_ordered = 1;
 /* How often a place is looked for while others take those that have been found. */
 #define HALF_OPEN_TRIES 4
 
-static __always_inline __u32 half_open_number(__u32 hash)
+/* A key's set: a sum of its words, each multiplied by a secret one of 64 bits, which stand behind
+ * the last set. Whoever does not know them cannot find keys of one set, and put a record out with
+ * these. (Carter and Wegman, "Universal Classes of Hash Functions", 1979.) The agent does the
+ * same. */
+static __always_inline __u32 half_open_number(const struct tuple *key)
 {
-	return ((__u64)hash * half_open_sets) >> 32;
+	const __u32 *words = (const __u32 *)key;
+	__u32 behind = half_open_sets;
+	const struct half_open_secret *secret = bpf_map_lookup_elem(&half_open, &behind);
+	__u64 sum = 0;
+
+	if (!secret)
+		return 0;
+	for (int i = 0; i < (int)(sizeof(*key) / sizeof(*words)); i++)
+		sum += secret->multipliers[i] * words[i];
+	return ((sum >> 32) * half_open_sets) >> 32;
 }
 
-static __always_inline struct half_open_set *half_open_set(__u32 hash)
+static __always_inline struct half_open_set *half_open_set(const struct tuple *key)
 {
-	__u32 number = half_open_number(hash);
+	__u32 number = half_open_number(key);
 
 	return bpf_map_lookup_elem(&half_open, &number);
 }
@@ -57,7 +70,7 @@ static __always_inline __u32 tag_at(const struct half_open_set *set, __u32 place
  * there. Not static: the verifier looks at it once. */
 __noinline __u32 half_open_at(const struct tuple *key, __u32 hash)
 {
-	__u32 number = half_open_number(hash), tag = half_open_tag(hash);
+	__u32 number = key ? half_open_number(key) : 0, tag = half_open_tag(hash);
 	struct half_open_set *set = bpf_map_lookup_elem(&half_open, &number);
 
 	if (!set || !key)
@@ -181,7 +194,7 @@ __noinline int half_open_store(const struct tuple *key, const struct track *trac
 
 	if (!key || !track)
 		return HALF_OPEN_FAILED;
-	set = half_open_set(track->tag);
+	set = half_open_set(key);
 	if (!set)
 		return HALF_OPEN_FAILED;
 	for (int i = 0; i < HALF_OPEN_TRIES; i++) {
@@ -204,8 +217,8 @@ __noinline int half_open_store(const struct tuple *key, const struct track *trac
 /* Removes a record, if it is there. Not static: the verifier looks at it once. */
 __noinline int half_open_remove(const struct tuple *key, __u32 hash)
 {
-	__u32 at = half_open_at(key, hash);
-	struct half_open_set *set = half_open_set(hash);
+	__u32 at = half_open_at(key, hash), number = at / HALF_OPEN_PLACES;
+	struct half_open_set *set = bpf_map_lookup_elem(&half_open, &number);
 
 	if (set && at != HALF_OPEN_NOWHERE)
 		__sync_val_compare_and_swap(&set->tags[place_of(at)], half_open_tag(hash), 0);

@@ -182,5 +182,9 @@ static __always_inline int edge_egress(struct context *ctx)
 		track_end(track);
 		return begin_outbound(ctx, w);
 	}
+	if (track_astray(track, &w->packet)) {
+		track_end(track);
+		return packet_pass(ctx);
+	}
 	return follow_outbound(ctx, w, track, half);
 }

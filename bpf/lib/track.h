@@ -189,6 +189,15 @@ static __always_inline int track_over(const struct track *track, const struct pa
 	       !(track->flags & TRACK_REPLY);
 }
 
+/* Whether a packet answers a SYN that has not come here: one of this node's has asked a backend
+ * itself, with the port that a flow had which is over. Else that flow's name would be on what it
+ * gets. */
+static __always_inline int track_astray(const struct track *track, const struct packet *p)
+{
+	return (track->flags & (TRACK_OUTBOUND | TRACK_REPLY)) == (TRACK_OUTBOUND | TRACK_REPLY) &&
+	       track->state >= TRACK_CLOSING && p->tcp_flags & TCP_SYN;
+}
+
 /* Keeps what a flow had whose records go. */
 static __always_inline void track_add_up(const struct track *track, const struct track *reply)
 {

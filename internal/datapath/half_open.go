@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"crypto/rand"
 	"errors"
 	"runtime"
 	"sync/atomic"
@@ -25,7 +26,38 @@ type halfOpenFlows struct {
 	gone *ebpf.Map // where the counts go of records that are deleted
 }
 
-func (h halfOpenFlows) Max() uint32 { return h.m.MaxEntries() * uint32(halfOpenPlaces) }
+func (h halfOpenFlows) Max() uint32 { return h.setCount() * uint32(halfOpenPlaces) }
+
+// setCount is without the entry behind the last set, which has the secret.
+func (h halfOpenFlows) setCount() uint32 { return h.m.MaxEntries() - 1 }
+
+// halfOpenSecret is what keys are multiplied by to find their sets (struct half_open_secret).
+type halfOpenSecret struct {
+	Multipliers [unsafe.Sizeof(Tuple{}) / 4]uint64
+}
+
+// secret is mapped until unmap.
+func (h halfOpenFlows) secret() (s *halfOpenSecret, unmap func() error, err error) {
+	sets, unmap, err := h.sets(h.setCount(), 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	return (*halfOpenSecret)(unsafe.Pointer(&sets[0])), unmap, nil
+}
+
+// HideHalfOpenSets gives a table of half-open flows the secret by which keys find their sets, if
+// it has none. Not while programs use the table.
+func HideHalfOpenSets(m *ebpf.Map) error {
+	s, unmap, err := halfOpenFlows{m: m}.secret()
+	if err != nil {
+		return err
+	}
+	if *s == (halfOpenSecret{}) {
+		random := (*[unsafe.Sizeof(*s)]byte)(unsafe.Pointer(s))
+		rand.Read(random[:]) // never fails
+	}
+	return unmap()
+}
 
 // sets maps so many from one on.
 func (h halfOpenFlows) sets(first, count uint32) (sets []halfOpenSet, unmap func() error, err error) {
@@ -37,9 +69,13 @@ func (h halfOpenFlows) sets(first, count uint32) (sets []halfOpenSet, unmap func
 	return unsafe.Slice((*halfOpenSet)(unsafe.Pointer(&memory[0])), count), unmap, nil
 }
 
-// index is the set in which a key with a hash is, and halfOpenTag its tag there.
-func (h halfOpenFlows) index(hash uint32) uint32 {
-	return uint32(uint64(hash) * uint64(h.m.MaxEntries()) >> 32)
+// index is the set in which a key is, and halfOpenTag the tag there of one with a hash.
+func (h halfOpenFlows) index(s *halfOpenSecret, key *Tuple) uint32 {
+	sum := uint64(0)
+	for i, word := range (*[len(s.Multipliers)]uint32)(unsafe.Pointer(key)) {
+		sum += s.Multipliers[i] * uint64(word)
+	}
+	return uint32(sum >> 32 * uint64(h.setCount()) >> 32)
 }
 
 func halfOpenTag(hash uint32) uint32 { return max(hash&^halfOpenClaimed, 1) }
@@ -55,8 +91,8 @@ func readPlace(s *halfOpenSet, place int) (key Tuple, t Track, ok bool) {
 }
 
 func (h halfOpenFlows) Walk(f func(Tuple, *Track) bool) error {
-	for first, count := uint32(0), uint32(max(1, readWindow/arrayStride(h.m))); first < h.m.MaxEntries(); first += count {
-		count = min(count, h.m.MaxEntries()-first)
+	for first, count := uint32(0), uint32(max(1, readWindow/arrayStride(h.m))); first < h.setCount(); first += count {
+		count = min(count, h.setCount()-first)
 		sets, unmap, err := h.sets(first, count)
 		if err != nil {
 			return err
@@ -83,8 +119,12 @@ func walkSets(sets []halfOpenSet, f func(Tuple, *Track) bool) (more bool) {
 // find calls f with the set and place of a key's record, if there is one.
 func (h halfOpenFlows) find(key *Tuple, f func(s *halfOpenSet, place int, t *Track)) error {
 	hash := tupleHash(key)
-	sets, unmap, err := h.sets(h.index(hash), 1)
+	secret, forget, err := h.secret()
 	if err != nil {
+		return err
+	}
+	sets, unmap, err := h.sets(h.index(secret, key), 1)
+	if err = errors.Join(err, forget()); err != nil {
 		return err
 	}
 	for place := range halfOpenPlaces {
@@ -118,12 +158,16 @@ func (h halfOpenFlows) Delete(key Tuple) (existed bool, err error) {
 // finds its set full stays behind.
 func copyHalfOpen(to, from *ebpf.Map) error {
 	target := halfOpenFlows{m: to}
+	if err := HideHalfOpenSets(to); err != nil {
+		return err
+	}
 	sets, unmap, err := target.sets(0, to.MaxEntries())
 	if err != nil {
 		return err
 	}
+	secret := (*halfOpenSecret)(unsafe.Pointer(&sets[target.setCount()]))
 	err = halfOpenFlows{m: from}.Walk(func(key Tuple, t *Track) bool {
-		s := &sets[target.index(t.Tag)]
+		s := &sets[target.index(secret, &key)]
 		for place := range halfOpenPlaces {
 			if s.Tags[place] == 0 {
 				s.Tags[place] = halfOpenTag(t.Tag)

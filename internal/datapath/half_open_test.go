@@ -14,15 +14,19 @@ func newHalfOpen(t *testing.T, sets, records uint32) (halfOpenFlows, map[Tuple]u
 	spec, err := LoadEdgeTC()
 	must(t, err)
 	table := spec.Maps[EdgeTCMapHalfOpen]
-	table.MaxEntries = sets
+	table.MaxEntries = sets + 1
 	m, err := ebpf.NewMap(table)
 	must(t, err)
 	t.Cleanup(func() { m.Close() })
 	h, all := halfOpenFlows{m: m}, map[Tuple]uint32{}
+	must(t, HideHalfOpenSets(m))
+	secret, unmap, err := h.secret()
+	must(t, err)
+	defer unmap()
 	for n := range records {
 		key := Tuple{SourcePort: uint16(n), Protocol: 6}
 		var set halfOpenSet
-		must(t, m.Lookup(h.index(tupleHash(&key)), &set))
+		must(t, m.Lookup(h.index(secret, &key), &set))
 		for place := range set.Tags {
 			if set.Tags[place] == 0 {
 				set.Tags[place] = halfOpenTag(tupleHash(&key))
@@ -31,7 +35,7 @@ func newHalfOpen(t *testing.T, sets, records uint32) (halfOpenFlows, map[Tuple]u
 				break
 			}
 		}
-		must(t, m.Put(h.index(tupleHash(&key)), &set))
+		must(t, m.Put(h.index(secret, &key), &set))
 	}
 	return h, all
 }

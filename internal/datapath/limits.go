@@ -109,7 +109,7 @@ func (l Limits) entries() map[string]uint32 {
 func (l Limits) edgeEntries() map[string]uint32 {
 	return map[string]uint32{
 		EdgeTCMapTracks:      l.Flows,
-		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows),
+		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows) + 1,
 		EdgeTCMapFragments:   fragmentLimit,
 		EdgeTCMapEdgeDevices: edgeDeviceLimit,
 		EdgeTCMapBalancers:   networkLimit,

@@ -97,6 +97,11 @@ func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf
 			return fmt.Errorf("make table %s: %w", name, err)
 		}
 		d.maps[name] = m
+		if name == EdgeTCMapHalfOpen {
+			if err := HideHalfOpenSets(m); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

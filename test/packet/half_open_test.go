@@ -20,6 +20,9 @@ func (w *world) keysAt(t testing.TB) map[model.Tuple]int {
 	var set datapath.EdgeTCHalfOpenSet
 	sets := w.maps[halfOpen].Iterate()
 	for sets.Next(&index, &set) {
+		if index == w.limits.halfOpenSets() { // the secret
+			continue
+		}
 		for place, tag := range set.Tags {
 			if tag&(1<<31) != 0 {
 				t.Errorf("set %d: place %d is still claimed", index, place)
@@ -83,7 +86,7 @@ func (w *world) passHalfOpen(t testing.TB, seconds uint32) {
 	var set datapath.EdgeTCHalfOpenSet
 	sets := w.maps[halfOpen].Iterate()
 	for sets.Next(&index, &set) {
-		if set.Tags == [len(set.Tags)]uint32{} {
+		if index == w.limits.halfOpenSets() || set.Tags == [len(set.Tags)]uint32{} {
 			continue
 		}
 		for i := range set.Records {

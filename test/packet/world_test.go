@@ -62,6 +62,9 @@ func newWorld(t testing.TB, l limits) *world {
 	l.set(t, tc)
 	must(t, tc.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
 	collection, err := ebpf.NewCollection(tc)
+	if err == nil {
+		err = datapath.HideHalfOpenSets(collection.Maps[datapath.EdgeTCMapHalfOpen])
+	}
 	must(t, err)
 	t.Cleanup(collection.Close)
 	w.maps = collection.Maps
@@ -112,7 +115,7 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 		}
 		switch name {
 		case datapath.EdgeTCMapHalfOpen:
-			m.MaxEntries = l.halfOpenSets()
+			m.MaxEntries = l.halfOpenSets() + 1 // the secret
 		case datapath.EdgeTCMapTracks:
 			m.MaxEntries = l.tracks
 		case datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity:
