@@ -15,7 +15,7 @@ export GOTOOLCHAIN ?= auto
 # BPF objects are compiled against the kernel's UAPI headers of this machine.
 export BPF_CLANG := $(CLANG)
 export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
-export BPF_CFLAGS = -O2 -g -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
+export BPF_CFLAGS = -O2 -g -fno-strict-aliasing -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 BPF_SOURCES := $(wildcard bpf/*.c bpf/lib/*.h)

@@ -28,6 +28,33 @@ static __always_inline void address_from_v4(struct address *a, __be32 v4)
 	w[3] = v4;
 }
 
+/* The same and a copy in two words, as a tuple's hash reads them: the CPU makes a load wait that
+ * needs more than one of the stores before it. Not for the stack, where the verifier wants
+ * words aligned. */
+static __always_inline void address_put_v4(struct address *a, __be32 v4)
+{
+	__u64 *words = (__u64 *)a;
+
+	words[0] = 0;
+	words[1] = (__u64)v4 << 32 | bpf_htonl(0xffff);
+}
+
+static __always_inline void address_put(struct address *a, const void *from)
+{
+	__u64 *words = (__u64 *)a;
+
+	words[0] = ((const __u64 *)from)[0];
+	words[1] = ((const __u64 *)from)[1];
+}
+
+/* address_equal, likewise. */
+static __always_inline int address_same(const struct address *a, const struct address *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	return !((x[0] ^ y[0]) | (x[1] ^ y[1]));
+}
+
 static __always_inline __be32 address_to_v4(const struct address *a)
 {
 	return address_words_const(a)[3];

@@ -236,18 +236,22 @@ static __always_inline __s64 sum_of(void *at, __u32 length, __s64 sum)
 }
 
 /* RFC 792, RFC 4443 section 3. A function of its own: there are several reasons for an
- * error, and one way to send it. */
-static __noinline int answer_error(struct context *ctx, const struct packet *p,
-				   const struct address *source, enum icmp_error error, __u32 mtu)
+ * error, and one way to send it; not static: the verifier looks at it once. Returns enum
+ * answered. */
+__noinline int answer_error(struct context *ctx, const struct packet *p,
+			    const struct address *source, enum icmp_error error, __u32 mtu)
 {
-	__u32 ip_length = p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), zero = 0;
-	__u32 most =
-		(p->is_v6 ? ICMPV6_LENGTH : ICMP_LENGTH) - ip_length - sizeof(struct icmp_header);
-	struct answer *answer = bpf_map_lookup_elem(&answers, &zero);
-	__u32 quoted = p->length, length;
+	__u32 ip_length, most, quoted, length, zero = 0;
 	struct icmp_header *icmp;
+	struct answer *answer;
 	__s64 sum;
 
+	if (!p || !source)
+		return ANSWER_FAILED;
+	ip_length = p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	most = (p->is_v6 ? ICMPV6_LENGTH : ICMP_LENGTH) - ip_length - sizeof(struct icmp_header);
+	answer = bpf_map_lookup_elem(&answers, &zero);
+	quoted = p->length;
 	if (!icmp_due())
 		return ANSWER_NOT_DUE;
 	if (quoted > most)

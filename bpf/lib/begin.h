@@ -6,6 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "edge_types.h"
+#include "half_open.h"
 #include "packet.h"
 #include "snat.h"
 #include "track.h"
@@ -37,13 +38,13 @@ static __always_inline struct track *port_taken(struct snat_search *search, stru
 	search->half = 0;
 	if (taken && taken->tag == w->other.tag)
 		return taken;
-	if (!dry_run && !bpf_map_update_elem(&half_open, &w->other_key, &w->other, BPF_NOEXIST)) {
+	if (!dry_run && half_open_store(&w->other_key, &w->other, 1) == HALF_OPEN_STORED) {
 		track_admit(&w->other_key, &w->other);
 		return 0;
 	}
 	search->half = 1;
-	taken = bpf_map_lookup_elem(&half_open, &w->other_key);
-	if (taken && taken->tag == w->other.tag)
+	taken = half_open_find(&w->other_key, w->other.tag);
+	if (taken)
 		return taken;
 	search->failed = !dry_run;
 	return 0;

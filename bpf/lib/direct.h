@@ -126,7 +126,7 @@ static __always_inline void dsr_to(struct workspace *w, enum dsr dsr, const stru
 {
 	w->dsr = dsr;
 	w->to = w->packet.tuple;
-	w->to.destination = *backend;
+	address_put(&w->to.destination, backend);
 	w->to.destination_port = port;
 }
 

@@ -160,7 +160,7 @@ static __always_inline int follow(struct context *ctx, struct workspace *w, stru
 	}
 	if (!(flags & (TRACK_REPLY | TRACK_OUTBOUND | TRACK_DSR)) &&
 	    track->device != client_device(ctx, w) && !dry_run)
-		track_move(w, track, client_device(ctx, w));
+		track_move(track, client_device(ctx, w));
 	track_note(w, track, half);
 	if (flags & (TRACK_LOCAL | TRACK_OUTBOUND))
 		return hand_over(ctx, w, reason);
@@ -249,6 +249,10 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (track && track_read(track, w->hash, &w->to)) {
 		if (followed_later(track))
 			return leave_alone(ctx, EDGE_NOT_OURS);
+		if (track_astray(track, &w->packet)) {
+			track_end(track);
+			return leave_alone(ctx, EDGE_NOT_OURS);
+		}
 		if (half && !w->wrapping.dsr && some_untracked(&w->packet)) {
 			backend = backend_lookup(pretended(w, track));
 			if (backend)
@@ -264,6 +268,6 @@ static __always_inline int edge_ingress(struct context *ctx)
 	if (w->wrapping.dsr && !told_backend(ctx, &result))
 		return result;
 	if (track)
-		track_end(w, track);
+		track_end(track);
 	return begin(ctx, w);
 }

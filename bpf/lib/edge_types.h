@@ -41,7 +41,7 @@ struct track {
 	__u32 service;	 /* id in `services` */
 	__u32 backend;	 /* id in `backends` when the flow began */
 	__u32 last_seen; /* seconds, CLOCK_MONOTONIC */
-	__u32 tag;	 /* hash of the key: an LRU element is used again for another at any time */
+	__u32 tag;	 /* hash of the key: its place is used again for another at any time */
 	__u8 state;	 /* enum track_state */
 	__u8 flags;	 /* enum track_flag */
 	/* enum dsr: how the client's packets reach the backend. Unless it is DSR_NONE there is
@@ -60,6 +60,33 @@ struct track {
 	/* With these an element of the kernel's table is three cache lines, and begins with one. */
 	__u64 unused[2];
 };
+
+enum half_open_size {
+	HALF_OPEN_PLACES = 16, /* of a set */
+};
+
+/* A tag: the record in its place is being written. */
+#define HALF_OPEN_CLAIMED 0x80000000
+
+struct half_open_record {
+	struct tuple key;
+	struct track track;
+};
+
+/* Records whose keys have hashes with the same upper bits. Of each place the tag: 0 if it is
+ * free, else what is left of a hash without its highest bit (half_open_tag). It has whole cache
+ * lines, the tags one. */
+struct half_open_set {
+	__u32 tags[HALF_OPEN_PLACES];
+	struct half_open_record records[HALF_OPEN_PLACES];
+};
+
+/* What the words of a key are multiplied by to find its set: it stands in an entry of its own. */
+struct half_open_secret {
+	__u64 multipliers[sizeof(struct tuple) / sizeof(__u32)];
+};
+
+_Static_assert(sizeof(struct half_open_set) % 64 == 0, "the next one's tags are in one line");
 
 /* The ports of a datagram that comes in fragments, of which only the first has
  * them (RFC 791, RFC 8200 section 4.5). */

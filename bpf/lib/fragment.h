@@ -146,36 +146,55 @@ static __always_inline int header_to_cut(struct __sk_buff *ctx, const struct pac
 	return (bpf_ntohs(ip->frag_off) & IP_FRAGMENT_OFFSET) * 8 + length > 0xffff;
 }
 
+struct pieces {
+	struct __sk_buff *ctx;
+	struct iphdr ip;
+	__u32 device;
+	__u32 flags;
+	__u32 size;   /* of payload, of each */
+	__u32 left;   /* of it */
+	__u32 offset; /* in 8 octets */
+	__u32 failed;
+};
+
+/* Sends one piece, if it is not the last. */
+static long piece_step(__u32 i, struct pieces *p)
+{
+	if (p->left <= p->size)
+		return 1;
+	if (write_piece(p->ctx, &p->ip, p->size, p->offset | IP_MORE_FRAGMENTS) ||
+	    bpf_clone_redirect(p->ctx, p->device, p->flags) < 0 ||
+	    bpf_skb_adjust_room(p->ctx, -(__s32)p->size, BPF_ADJ_ROOM_MAC, 0)) {
+		p->failed = 1;
+		return 1;
+	}
+	p->left -= p->size;
+	p->offset += p->size / 8;
+	return 0;
+}
+
 /* Sends the pieces to the hook that the packet is at. Returns what the program does; less
  * than 0 where it cannot be done. A packet that leaves is worked on in the midst of this:
  * nothing of the workspace is good after the first piece. */
 __noinline int fragment(struct __sk_buff *ctx, __u32 mtu)
 {
-	__u32 zero = 0, device = packet_device(ctx), size, left, offset, more;
+	struct pieces p = {.ctx = ctx, .device = packet_device(ctx)};
+	__u32 zero = 0, more;
 	struct workspace *w = bpf_map_lookup_elem(&workspaces, &zero);
-	struct iphdr ip;
-	__u64 flags;
 
-	if (!w || mtu < sizeof(ip) + 8 || w->packet.length <= mtu ||
-	    header_to_cut(ctx, &w->packet, &ip) || settle_checksum(ctx, &w->packet))
+	if (!w || mtu < sizeof(p.ip) + 8 || w->packet.length <= mtu ||
+	    header_to_cut(ctx, &w->packet, &p.ip) || settle_checksum(ctx, &w->packet))
 		return -1;
-	size = (mtu - sizeof(ip)) & ~7u;
-	if (size > PIECE_MAX)
-		size = PIECE_MAX;
-	left = w->packet.length - sizeof(ip);
-	offset = bpf_ntohs(ip.frag_off) & IP_FRAGMENT_OFFSET;
-	more = bpf_ntohs(ip.frag_off) & IP_MORE_FRAGMENTS;
-	flags = w->leaving ? 0 : BPF_F_INGRESS;
-	for (int i = 0; i < PIECES && left > size; i++) {
-		if (write_piece(ctx, &ip, size, offset | IP_MORE_FRAGMENTS) ||
-		    bpf_clone_redirect(ctx, device, flags) < 0 ||
-		    bpf_skb_adjust_room(ctx, -(__s32)size, BPF_ADJ_ROOM_MAC, 0))
-			return -1;
-		left -= size;
-		offset += size / 8;
-	}
-	if (write_piece(ctx, &ip, left, offset | more))
+	p.size = (mtu - sizeof(p.ip)) & ~7u;
+	if (p.size > PIECE_MAX)
+		p.size = PIECE_MAX;
+	p.left = w->packet.length - sizeof(p.ip);
+	p.offset = bpf_ntohs(p.ip.frag_off) & IP_FRAGMENT_OFFSET;
+	more = bpf_ntohs(p.ip.frag_off) & IP_MORE_FRAGMENTS;
+	p.flags = w->leaving ? 0 : BPF_F_INGRESS;
+	bpf_loop(PIECES, piece_step, &p, 0);
+	if (p.failed || write_piece(ctx, &p.ip, p.left, p.offset | more))
 		return -1;
-	return bpf_redirect(device, flags);
+	return bpf_redirect(p.device, p.flags);
 }
 #endif

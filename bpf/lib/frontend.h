@@ -38,24 +38,52 @@ static __always_inline int frontend_key_equal(const struct frontend_key *a,
 	       a->protocol == b->protocol;
 }
 
-/* A hash element is used again for another key without a grace period, so the
- * number read from it can be another key's. The key in the row tells; looking
- * again then finds the element that has replaced it. */
+/* The number of a key's row. A hash element is used again for another key without a grace
+ * period, so it can be another key's. Returns whether there is one. */
+static __always_inline int frontend_number(const struct frontend_key *key, __u32 *number)
+{
+	__u32 *index = bpf_map_lookup_elem(&frontends, key);
+
+	if (!index)
+		return 0;
+	*number = *(volatile __u32 *)index;
+	return 1;
+}
+
+/* Looks again for a key that had another's row. Not static: the verifier looks at it once. Returns
+ * the number of the row, or 0. The key is copied, since until Linux 6.2 no argument can be a
+ * map's key. */
+__noinline __u32 frontend_again(const struct frontend_key *asked)
+{
+	struct frontend_key key;
+	struct frontend *row;
+	__u32 number;
+
+	if (!asked)
+		return 0;
+	key = *asked;
+	for (int attempt = 0; attempt < 2 && frontend_number(&key, &number); attempt++) {
+		row = bpf_map_lookup_elem(&frontend_rows, &number);
+		if (row && frontend_key_equal(&row->key, &key))
+			return number;
+	}
+	return 0;
+}
+
+/* The key in the row tells whether it is the right one; looking again finds the element
+ * that has replaced the one that was read. Returns the row, and its number. */
 static __always_inline struct frontend *frontend_numbered(const struct frontend_key *key,
 							  __u32 *number)
 {
-	for (int attempt = 0; attempt < 3; attempt++) {
-		__u32 *index = bpf_map_lookup_elem(&frontends, key);
-		struct frontend *row;
+	struct frontend *row;
 
-		if (!index)
-			return 0;
-		*number = *(volatile __u32 *)index;
-		row = bpf_map_lookup_elem(&frontend_rows, number);
-		if (row && frontend_key_equal(&row->key, key))
-			return row;
-	}
-	return 0;
+	if (!frontend_number(key, number))
+		return 0;
+	row = bpf_map_lookup_elem(&frontend_rows, number);
+	if (row && frontend_key_equal(&row->key, key))
+		return row;
+	*number = frontend_again(key);
+	return *number ? bpf_map_lookup_elem(&frontend_rows, number) : 0;
 }
 
 static __always_inline struct frontend *frontend_at(const struct frontend_key *key)

@@ -21,6 +21,24 @@
 		pointer_;                                                       \
 	})
 
+/* MAC addresses are at even places. The compiler, which is not told so, takes byte by byte. */
+static __always_inline void mac_copy(void *to, const void *from)
+{
+	__u16 *t = to;
+	const __u16 *f = from;
+
+	t[0] = f[0];
+	t[1] = f[1];
+	t[2] = f[2];
+}
+
+static __always_inline int mac_equal(const void *a, const void *b)
+{
+	const __u16 *x = a, *y = b;
+
+	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]));
+}
+
 /* A length, of which the verifier is told that it is between two constants right where
  * it is used. Until Linux 6.8 it forgets what it knew of 32 bits that have been on the
  * stack, and until 6.11 it learns nothing from the one comparison that the compiler

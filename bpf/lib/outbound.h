@@ -179,8 +179,12 @@ static __always_inline int edge_egress(struct context *ctx)
 	if (!(track->flags & TRACK_OUTBOUND))
 		return packet_pass(ctx);
 	if (track_over(track, &w->packet)) {
-		track_end(w, track);
+		track_end(track);
 		return begin_outbound(ctx, w);
+	}
+	if (track_astray(track, &w->packet)) {
+		track_end(track);
+		return packet_pass(ctx);
 	}
 	return follow_outbound(ctx, w, track, half);
 }

@@ -48,6 +48,7 @@
 #include <bpf/bpf_endian.h>
 
 #include "address.h"
+#include "checksum.h"
 #include "edge_types.h"
 
 #define IP_DONT_FRAGMENT   0x4000
@@ -138,4 +139,15 @@ static __always_inline __u32 checksum_offset(const struct packet *p)
 {
 	return p->l4 + (p->tuple.protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check)
 							 : offsetof(struct udphdr, check));
+}
+
+/* What takes checksums to a packet's other addresses. Of one of IPv4 only the last words differ. */
+static __always_inline __u32 addresses_difference(const struct packet *p, const struct tuple *to)
+{
+	const __u32 *from = (const __u32 *)&p->tuple, *other = (const __u32 *)to;
+
+	if (p->is_v6)
+		return checksum_difference(from, other, 8, 0);
+	return checksum_difference(from + 3, other + 3, 1,
+				   checksum_difference(from + 7, other + 7, 1, 0));
 }

@@ -75,8 +75,9 @@ static __always_inline int packet_ours(const struct __sk_buff *ctx, struct own_m
 	return ctx->pkt_type == PACKET_HOST;
 }
 
-static __always_inline int translate_ports(struct __sk_buff *ctx, const struct packet *p,
-					   const struct tuple *to, __u32 addresses)
+/* Has the checksum of layer 4 fit other ends. */
+static __always_inline int translate_checksum(struct __sk_buff *ctx, const struct packet *p,
+					      const struct tuple *to, __u32 addresses)
 {
 	__u32 at = checksum_offset(p);
 	__u64 zero = p->tuple.protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
@@ -89,9 +90,41 @@ static __always_inline int translate_ports(struct __sk_buff *ctx, const struct p
 		return -1;
 	if (before == after)
 		return 0;
-	if (bpf_l4_csum_replace(ctx, at, before, after, sizeof(after) | zero))
+	return bpf_l4_csum_replace(ctx, at, before, after, sizeof(after) | zero);
+}
+
+/* The same of IPv4's header, with the ports behind it where these change: each call costs. A
+ * program that wrote into the packet itself would have the kernel copy the headers of each one
+ * that its sender still holds, ours or not. */
+static __always_inline int translate_v4(struct __sk_buff *ctx, const struct packet *p,
+					const struct tuple *to, __u32 addresses, int hops)
+{
+	const __be32 *ip = linear_bytes(ctx, p->l3, sizeof(struct iphdr));
+	int ports = ports_change(p), behind = p->l4 == p->l3 + sizeof(struct iphdr);
+	__u8 left = p->hops - hops;
+	__sum16 check;
+	__be32 words[6];
+
+	if (!ip)
 		return -1;
-	return bpf_skb_store_bytes(ctx, p->l4, &after, sizeof(after), 0);
+	words[0] = ip[0];
+	words[1] = ip[1];
+	/* The TTL is the high byte of a word. */
+	check = checksum_plus(ip[2] >> 16,
+			      (__u64)addresses + (hops ? (__u16)~bpf_htons(p->hops << 8) +
+								 bpf_htons(left << 8)
+						       : 0));
+	words[2] = left | (ip[2] & bpf_htonl(0x00ff0000)) | (__u32)check << 16;
+	words[3] = address_to_v4(&to->source);
+	words[4] = address_to_v4(&to->destination);
+	__builtin_memcpy(&words[5], &to->source_port, 4);
+	if (ports && translate_checksum(ctx, p, to, addresses))
+		return -1;
+	if (ports && behind)
+		return bpf_skb_store_bytes(ctx, p->l3, words, sizeof(words), 0);
+	if (ports && bpf_skb_store_bytes(ctx, p->l4, &words[5], sizeof(words[5]), 0))
+		return -1;
+	return bpf_skb_store_bytes(ctx, p->l3, words, sizeof(struct iphdr), 0);
 }
 
 /* Gives the packet other ends, and takes hops off. On error it is not to leave: it may
@@ -99,33 +132,23 @@ static __always_inline int translate_ports(struct __sk_buff *ctx, const struct p
 static __always_inline int packet_translate(struct __sk_buff *ctx, const struct packet *p,
 					    const struct tuple *to, int hops)
 {
-	__u32 addresses = checksum_difference(&p->tuple.source, &to->source, 8, 0);
+	__u32 addresses = addresses_difference(p, to);
 	/* A device may have summed the packet up. That stays right where a checksum in the
 	 * packet changes with it; nothing in an IPv6 header makes up for the header. */
 	__u64 no_checksum =
 		!ports_change(p) && has_ports(p->tuple.protocol) ? BPF_F_RECOMPUTE_CSUM : 0;
 	__u8 left = p->hops - hops;
-	__be32 v4[2];
 
-	if (ports_change(p) && translate_ports(ctx, p, to, addresses))
+	if (!p->is_v6)
+		return translate_v4(ctx, p, to, addresses, hops);
+	if (ports_change(p) &&
+	    (translate_checksum(ctx, p, to, addresses) ||
+	     bpf_skb_store_bytes(ctx, p->l4, &to->source_port, 2 * sizeof(__be16), 0)))
 		return -1;
-	if (p->is_v6)
-		return bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, saddr),
-					   &to->source, 2 * sizeof(struct address), no_checksum) ||
-		       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left,
-					   sizeof(left), BPF_F_RECOMPUTE_CSUM);
-	/* The TTL is the high byte of a word. */
-	if (hops)
-		addresses = checksum_fold((__u64)addresses + (__u16)~bpf_htons(p->hops << 8) +
-					  bpf_htons(left << 8));
-	v4[0] = address_to_v4(&to->source);
-	v4[1] = address_to_v4(&to->destination);
-	if (bpf_l3_csum_replace(ctx, p->l3 + offsetof(struct iphdr, check), 0, addresses, 0) ||
-	    bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, saddr), v4, sizeof(v4), 0))
-		return -1;
-	return hops ? bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct iphdr, ttl), &left,
-					  sizeof(left), 0)
-		    : 0;
+	return bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, saddr), &to->source,
+				   2 * sizeof(struct address), no_checksum) ||
+	       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left,
+				   sizeof(left), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Makes room for what takes the packet's place. Its sender may have left the checksum
@@ -280,8 +303,8 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
 		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
 		return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
 	}
-	__builtin_memcpy(eth.h_dest, fib->dmac, ETH_ALEN);
-	__builtin_memcpy(eth.h_source, fib->smac, ETH_ALEN);
+	mac_copy(eth.h_dest, fib->dmac);
+	mac_copy(eth.h_source, fib->smac);
 	if (bpf_skb_store_bytes(ctx, 0, &eth, 2 * ETH_ALEN, 0))
 		return TC_ACT_SHOT;
 	return bpf_redirect(fib->ifindex, 0);

@@ -69,11 +69,6 @@ static __always_inline int packet_load(struct xdp_md *ctx, __u32 offset, void *t
 #include "checksum.h"
 #include "packet.h"
 
-static __always_inline int mac_equal(const struct ethhdr *eth, const __u8 *mac)
-{
-	return !__builtin_memcmp(eth->h_dest, mac, ETH_ALEN);
-}
-
 /* A device may hear frames that are for others. Only the first frame after one of
  * another device, or for another address, is looked up. */
 static __always_inline int packet_ours(struct xdp_md *ctx, struct own_mac *own)
@@ -84,10 +79,10 @@ static __always_inline int packet_ours(struct xdp_md *ctx, struct own_mac *own)
 
 	if (!eth)
 		return 0;
-	if (own->device == device && mac_equal(eth, own->mac))
+	if (own->device == device && mac_equal(eth->h_dest, own->mac))
 		return 1;
 	known = bpf_map_lookup_elem(&edge_devices, &device);
-	if (!known || !mac_equal(eth, known->mac))
+	if (!known || !mac_equal(eth->h_dest, known->mac))
 		return 0;
 	own->device = device;
 	__builtin_memcpy(own->mac, known->mac, ETH_ALEN);
@@ -119,7 +114,7 @@ static __always_inline int packet_translate(struct xdp_md *ctx, const struct pac
 					    const struct tuple *to, int hops)
 {
 	__u8 left = p->hops - hops;
-	__u32 addresses = checksum_difference(&p->tuple.source, &to->source, 8, 0);
+	__u32 addresses = addresses_difference(p, to);
 
 	if (ports_change(p) && translate_ports(ctx, p, to, addresses))
 		return -1;
@@ -312,7 +307,7 @@ static __always_inline int packet_forward(struct xdp_md *ctx, const struct bpf_f
 
 	if (!eth)
 		return XDP_DROP;
-	__builtin_memcpy(eth->h_dest, fib->dmac, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
+	mac_copy(eth->h_dest, fib->dmac);
+	mac_copy(eth->h_source, fib->smac);
 	return fib->ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(fib->ifindex, 0);
 }

@@ -50,8 +50,8 @@ static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *
 		return PARSED_MALFORMED;
 	if (ip->version != 4 || ip->ihl < 5)
 		return PARSED_MALFORMED;
-	address_from_v4(&p->tuple.source, ip->saddr);
-	address_from_v4(&p->tuple.destination, ip->daddr);
+	address_put_v4(&p->tuple.source, ip->saddr);
+	address_put_v4(&p->tuple.destination, ip->daddr);
 	p->tuple.protocol = ip->protocol;
 	p->hops = ip->ttl;
 	p->length = length_said(ctx, p, bpf_ntohs(ip->tot_len), 0);
@@ -109,8 +109,8 @@ static __always_inline enum parsed parse_v6(struct context *ctx, struct packet *
 		return PARSED_MALFORMED;
 	if (ip->version != 6)
 		return PARSED_MALFORMED;
-	__builtin_memcpy(&p->tuple.source, &ip->saddr, sizeof(struct address));
-	__builtin_memcpy(&p->tuple.destination, &ip->daddr, sizeof(struct address));
+	address_put(&p->tuple.source, &ip->saddr);
+	address_put(&p->tuple.destination, &ip->daddr);
 	/* Never on the wire, and here they would be those of IPv4 (RFC 4942 section
 	 * 2.2). */
 	if (address_is_v4(&p->tuple.source) || address_is_v4(&p->tuple.destination))
@@ -175,8 +175,7 @@ static __always_inline enum parsed parse_ports(struct context *ctx, struct packe
 
 		if (!tcp || tcp->doff * 4 < sizeof(*tcp) || tcp->doff * 4 > left)
 			return PARSED_MALFORMED;
-		p->tuple.source_port = tcp->source;
-		p->tuple.destination_port = tcp->dest;
+		*tuple_ports(&p->tuple) = *(const __u32 *)&tcp->source;
 		p->tcp_flags = ((const __u8 *)tcp)[13];
 		p->sequence = bpf_ntohl(tcp->seq);
 		p->acknowledged = bpf_ntohl(tcp->ack_seq);
@@ -191,8 +190,7 @@ static __always_inline enum parsed parse_ports(struct context *ctx, struct packe
 			return PARSED_MALFORMED;
 		if (p->fragment == FRAGMENT_NONE && said > left)
 			return PARSED_MALFORMED;
-		p->tuple.source_port = udp->source;
-		p->tuple.destination_port = udp->dest;
+		*tuple_ports(&p->tuple) = *(const __u32 *)&udp->source;
 	}
 	return PARSED;
 }

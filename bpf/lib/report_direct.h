@@ -169,8 +169,9 @@ static __always_inline __u32 quoted_inside(struct context *ctx, struct workspace
 	return dsr_overhead(dsr, is_v6);
 }
 
-/* Whether an address is the node's own: no way leads there. */
-static __always_inline int own_address(struct context *ctx, struct workspace *w)
+/* Whether an address is the node's own: no way leads there. Not inline: the stack of what calls
+ * this is nearly full. */
+static __noinline int own_address(struct context *ctx, struct workspace *w)
 {
 	struct tuple to = {.source = w->packet.tuple.source,
 			   .destination = w->packet.tuple.destination};

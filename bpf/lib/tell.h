@@ -11,7 +11,7 @@
 #include "workspace.h"
 
 /* What is counted for a service at once: no packet of an established flow. */
-static __noinline void service_count(__u32 service, enum edge_reason reason)
+static __always_inline void service_count(__u32 service, enum edge_reason reason)
 {
 	struct service_counters *counters = counters_of(service);
 
@@ -25,27 +25,27 @@ static __noinline void service_count(__u32 service, enum edge_reason reason)
 		counters->dropped++;
 }
 
-/* Tells whoever watches, and whoever asks later how a service fares. */
-static __always_inline void tell(struct context *ctx, const struct workspace *w,
-				 enum edge_reason reason)
+/* Tells whoever watches, and whoever asks later how a service fares. Not static: the verifier
+ * looks at it once, wherever a packet comes to its end. */
+__noinline int tell(struct context *ctx, const struct workspace *w, enum edge_reason reason)
 {
 	__u32 zero = 0;
 	struct edge_counters *counters;
 	struct edge_event *event;
 	__u32 *watched;
 
-	if (dry_run)
-		return;
+	if (!w || dry_run)
+		return 0;
 	service_count(w->service, reason);
 	watched = bpf_map_lookup_elem(&edge_watched, &zero);
 	if (!watched || !*watched)
-		return;
+		return 0;
 	event = bpf_ringbuf_reserve(&edge_events, sizeof(*event), 0);
 	if (!event) {
 		counters = edge_counters_get();
 		if (counters)
 			counters->lost++;
-		return;
+		return 0;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->time = bpf_ktime_get_ns();
@@ -59,6 +59,7 @@ static __always_inline void tell(struct context *ctx, const struct workspace *w,
 	event->xdp = IS_XDP;
 	event->tcp_flags = w->packet.tcp_flags;
 	bpf_ringbuf_submit(event, 0);
+	return 0;
 }
 
 static __always_inline int leave_alone(struct context *ctx, enum edge_reason reason)

@@ -9,6 +9,7 @@
 
 #include "door.h"
 #include "edge_tables.h"
+#include "half_open.h"
 #include "packet.h"
 #include "select.h"
 #include "tuple.h"
@@ -44,8 +45,7 @@ static __always_inline struct track *track_find(const struct tuple *tuple, __u32
 	if (track && track->tag == hash)
 		return track;
 	*half = 1;
-	track = bpf_map_lookup_elem(&half_open, tuple);
-	return track && track->tag == hash ? track : 0;
+	return half_open_find(tuple, hash);
 }
 
 /* Copies what a packet becomes. Returns whether the record was the packet's all
@@ -102,11 +102,15 @@ static __always_inline struct track *track_other(struct workspace *w, const stru
 	return tuple_equal(&w->other.becomes, &w->packet.tuple) ? other : 0;
 }
 
-/* Moves a packet's flow to those of which both sides have been heard. */
-static __always_inline void track_promote(struct workspace *w, const struct track *half)
+/* Moves a packet's flow to those of which both sides have been heard. Not static, as the next ones:
+ * the verifier looks at it once. Each looks for the workspace itself, as begin_flow does. */
+__noinline int track_promote(const struct track *half)
 {
+	struct workspace *w = workspace_get();
 	struct track *other;
 
+	if (!w || !half)
+		return 0;
 	w->track = *half;
 	if (w->track.state == TRACK_NEW)
 		w->track.state = TRACK_ESTABLISHED;
@@ -114,9 +118,9 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 	if (w->track.dsr) {
 		if (!bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY)) {
 			tracks_made(1);
-			bpf_map_delete_elem(&half_open, &w->packet.tuple);
+			half_open_remove(&w->packet.tuple, w->hash);
 		}
-		return;
+		return 0;
 	}
 	other = track_other(w, half);
 	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
@@ -129,13 +133,14 @@ static __always_inline void track_promote(struct workspace *w, const struct trac
 	}
 	track_admit(&w->other_key, &w->other);
 	if (bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_ANY))
-		return; /* the next packet tries again */
+		return 0; /* the next packet tries again */
 	tracks_made(1);
 	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
-		return;
+		return 0;
 	tracks_made(1);
-	bpf_map_delete_elem(&half_open, &w->other_key);
-	bpf_map_delete_elem(&half_open, &w->packet.tuple);
+	half_open_remove(&w->other_key, w->other.tag);
+	half_open_remove(&w->packet.tuple, w->hash);
+	return 0;
 }
 
 /* Where a side is in its TCP stream. 0 is for what is not known, and 1 is as good. */
@@ -160,7 +165,7 @@ static __always_inline int track_begin_alone(struct workspace *w)
 	w->track.becomes = w->to;
 	track_sequence(&w->packet, &w->track, 1);
 	track_admit(&w->packet.tuple, &w->track);
-	return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
+	return half_open_store(&w->packet.tuple, &w->track, 0);
 }
 
 /* The record of a packet whose flow has the other one. */
@@ -170,7 +175,7 @@ static __always_inline int track_adopt(struct workspace *w, int half)
 		return 0;
 	track_admit(&w->packet.tuple, &w->track);
 	if (half)
-		return bpf_map_update_elem(&half_open, &w->packet.tuple, &w->track, BPF_ANY);
+		return half_open_store(&w->packet.tuple, &w->track, 0);
 	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
 		return -1;
 	tracks_made(1);
@@ -182,6 +187,15 @@ static __always_inline int track_over(const struct track *track, const struct pa
 {
 	return track->state >= TRACK_CLOSING && p->tcp_flags & TCP_SYN &&
 	       !(track->flags & TRACK_REPLY);
+}
+
+/* Whether a packet answers a SYN that has not come here: one of this node's has asked a backend
+ * itself, with the port that a flow had which is over. Else that flow's name would be on what it
+ * gets. */
+static __always_inline int track_astray(const struct track *track, const struct packet *p)
+{
+	return (track->flags & (TRACK_OUTBOUND | TRACK_REPLY)) == (TRACK_OUTBOUND | TRACK_REPLY) &&
+	       track->state >= TRACK_CLOSING && p->tcp_flags & TCP_SYN;
 }
 
 /* Keeps what a flow had whose records go. */
@@ -200,31 +214,39 @@ static __always_inline void track_add_up(const struct track *track, const struct
 }
 
 /* Forgets a flow that is over, for the same ends begin another one. */
-static __always_inline void track_end(struct workspace *w, const struct track *track)
+__noinline int track_end(const struct track *track)
 {
-	if (dry_run)
-		return;
+	struct workspace *w = workspace_get();
+
+	if (!w || !track || dry_run)
+		return 0;
 	track_add_up(track, track_other(w, track));
 	if (!track->dsr) {
 		tuple_reverse(&track->becomes, &w->other_key);
 		bpf_map_delete_elem(&tracks, &w->other_key);
-		bpf_map_delete_elem(&half_open, &w->other_key);
+		half_open_remove(&w->other_key, tuple_hash(&w->other_key));
 	}
 	bpf_map_delete_elem(&tracks, &w->packet.tuple);
-	bpf_map_delete_elem(&half_open, &w->packet.tuple);
+	half_open_remove(&w->packet.tuple, w->hash);
+	return 0;
 }
 
 /* Makes the other record of an established flow anew if it has been displaced. */
-static __always_inline void track_mend(struct workspace *w, const struct track *track)
+__noinline int track_mend(const struct track *track)
 {
+	struct workspace *w = workspace_get();
+
+	if (!w || !track)
+		return 0;
 	tuple_reverse(&track->becomes, &w->other_key);
 	if (bpf_map_lookup_elem(&tracks, &w->other_key))
-		return;
+		return 0;
 	track_turn(&w->packet.tuple, track, &w->other_key, &w->other);
 	track_admit(&w->other_key, &w->other);
 	w->other.tag = tuple_hash(&w->other_key);
 	if (!bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_NOEXIST))
 		tracks_made(1);
+	return 0;
 }
 
 /* Whether to look for a flow's other record in a second: in each one while records may be
@@ -258,13 +280,18 @@ static __always_inline int track_believes(const struct packet *p, const struct t
 
 /* A RST, or the FIN of one side: both records tell. SCTP's SHUTDOWN of one side is
  * answered with SHUTDOWN ACK by the other, as FIN is with FIN. */
-static __always_inline void track_close(struct workspace *w, struct track *track)
+__noinline int track_close(struct track *track)
 {
-	__u8 state = w->packet.tcp_flags & TCP_RST ? TRACK_CLOSED : TRACK_CLOSING;
-	struct track *other = track_other(w, track);
+	struct workspace *w = workspace_get();
+	struct track *other;
+	__u8 state;
 
+	if (!w || !track)
+		return 0;
+	state = w->packet.tcp_flags & TCP_RST ? TRACK_CLOSED : TRACK_CLOSING;
+	other = track_other(w, track);
 	if (!track_believes(&w->packet, track, other))
-		return;
+		return 0;
 	if (w->packet.tcp_flags & TCP_FIN)
 		track->flags |= TRACK_FIN;
 	if (other && track->flags & other->flags & TRACK_FIN)
@@ -273,6 +300,7 @@ static __always_inline void track_close(struct workspace *w, struct track *track
 		track->state = state;
 	if (other && other->state < state)
 		other->state = state;
+	return 0;
 }
 
 static __always_inline void track_explain(const struct track *track)
@@ -301,11 +329,15 @@ static __always_inline int track_goes_on(const struct packet *p, const struct tr
 /* Whether a packet shows that both sides of its flow have been heard: the backend
  * answers, or the client goes on after the answer to its SYN. A TCP client does so with
  * what only he knows who has got that answer. */
-static __always_inline int track_heard(struct workspace *w, const struct track *track)
+__noinline int track_heard(const struct track *track)
 {
-	const struct packet *p = &w->packet;
+	struct workspace *w = workspace_get();
 	const struct track *other;
+	const struct packet *p;
 
+	if (!w || !track)
+		return 0;
+	p = &w->packet;
 	if (track->dsr)
 		return track_goes_on(p, track);
 	if (track->flags & TRACK_REPLY)
@@ -320,13 +352,18 @@ static __always_inline int track_heard(struct workspace *w, const struct track *
 }
 
 /* The client's packets may begin to come by another device; so do the answers leave. */
-static __always_inline void track_move(struct workspace *w, struct track *track, __u32 device)
+__noinline int track_move(struct track *track, __u32 device)
 {
-	struct track *other = track_other(w, track);
+	struct workspace *w = workspace_get();
+	struct track *other;
 
+	if (!w || !track)
+		return 0;
+	other = track_other(w, track);
 	track->device = device;
 	if (other)
 		other->device = device;
+	return 0;
 }
 
 /* What a packet tells of its flow. Written only where it changes something. */
@@ -344,14 +381,14 @@ static __always_inline void track_note(struct workspace *w, struct track *track,
 	if (track->last_seen != now) {
 		track->last_seen = now;
 		if (!half && !track->dsr && track_due(track, now))
-			track_mend(w, track);
+			track_mend(track);
 	}
 	track->packets++;
 	track->bytes += p->length;
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
-		track_close(w, track);
-	heard = half && track_heard(w, track);
+		track_close(track);
+	heard = half && track_heard(track);
 	track_sequence(p, track, half);
 	if (heard)
-		track_promote(w, track);
+		track_promote(track);
 }

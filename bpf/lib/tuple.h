@@ -7,16 +7,21 @@
 #include "address.h"
 #include "edge_types.h"
 
+/* Both ports as they are in TCP's and UDP's headers. */
+static __always_inline __u32 *tuple_ports(struct tuple *t)
+{
+	return (__u32 *)&t->source_port;
+}
+
 static __always_inline void tuple_reverse(const struct tuple *t, struct tuple *reverse)
 {
 	reverse->source = t->destination;
 	reverse->destination = t->source;
 	reverse->source_port = t->destination_port;
 	reverse->destination_port = t->source_port;
-	reverse->protocol = t->protocol;
-	reverse->reserved[0] = 0;
-	reverse->reserved[1] = 0;
-	reverse->reserved[2] = 0;
+	/* In one word with what is reserved: else the compiler writes zeros byte by byte, with all
+	 * that follows in the same structure. */
+	*(__u32 *)&reverse->protocol = bpf_htonl((__u32)t->protocol << 24);
 }
 
 static __always_inline int tuple_equal(const struct tuple *a, const struct tuple *b)
@@ -39,9 +44,11 @@ static __always_inline __u32 mix(__u32 hash, __u32 word)
 static __always_inline __u32 tuple_hash(const struct tuple *t)
 {
 	const __u64 *words = (const __u64 *)t;
+	/* By themselves, as they have been written. */
+	__u64 last = *(const __u32 *)&t->source_port | (__u64)t->protocol << 32;
 	__u64 hash = words[0] * 0x9e3779b97f4a7c15 ^ words[1] * 0xd6e8feb86659fd93 ^
 		     words[2] * 0xc2b2ae3d27d4eb4f ^ words[3] * 0xff51afd7ed558ccd ^
-		     words[4] * 0xa0761d6478bd642f;
+		     last * 0xa0761d6478bd642f;
 
 	hash = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15;
 	return (hash ^ hash >> 29) * 0xd6e8feb86659fd93 >> 32;

@@ -51,7 +51,7 @@ static __always_inline int some_untracked(const struct packet *p)
 
 /* frontend_at, for one that is asked for again and again. A row is used for something else
  * only after the index has been turned, `turned` has changed, and then all programs have ended. */
-static __always_inline struct frontend *frontend_again(const struct frontend_key *key)
+static __always_inline struct frontend *frontend_remembered(const struct frontend_key *key)
 {
 	__u32 zero = 0, place = end_hash(&key->address, key->port) % FRONTS, turned, number;
 	const struct untracked_ends *ends = bpf_map_lookup_elem(&untracked_frontends, &zero);
@@ -137,7 +137,7 @@ __noinline __u32 untracked(__u32 hash)
 	key.address = w->packet.tuple.destination;
 	key.port = w->packet.tuple.destination_port;
 	key.protocol = w->packet.tuple.protocol;
-	frontend = frontend_again(&key);
+	frontend = frontend_remembered(&key);
 	w->track.backend = frontend ? untracked_backend(w, frontend, hash) : 0;
 	if (!frontend || !w->track.backend)
 		return 0;

@@ -60,7 +60,10 @@ static __always_inline struct way *way_of(const struct tuple *to, enum way_kind 
 	const __u32 *destination = address_words_const(&to->destination);
 	const __u32 *source = address_words_const(&to->source);
 	__u32 from = kind == WAY_ON || kind == WAY_BACK ? source[3] : 0;
-	__u32 slot = mix(mix(destination[3] ^ destination[1], destination[2]), from) % WAYS;
+	__u32 slot = (destination[3] ^ destination[2] ^ destination[1]) * 0x9e3779b1 +
+		     from * 0x85ebca6b;
+
+	slot /= (1ull << 32) / WAYS;
 
 	return dry_run ? 0 : bpf_map_lookup_elem(&ways, &slot);
 }
@@ -70,9 +73,9 @@ static __always_inline int way_holds(const struct way *way, const struct tuple *
 				     enum way_kind kind, __u32 device, __u32 length)
 {
 	if (way->kind != kind || way->device != device || way->protocol != to->protocol ||
-	    !address_equal(&way->destination, &to->destination))
+	    !address_same(&way->destination, &to->destination))
 		return 0;
-	if ((kind == WAY_ON || kind == WAY_BACK) && !address_equal(&way->source, &to->source))
+	if ((kind == WAY_ON || kind == WAY_BACK) && !address_same(&way->source, &to->source))
 		return 0;
 	return length - 1 < way->mtu && bpf_jiffies64() - way->since < WAY_EXPIRY;
 }
@@ -81,7 +84,8 @@ static __always_inline void way_take(const struct way *way, struct workspace *w)
 {
 	w->remembered = 1;
 	w->fib.ifindex = way->next_device;
-	__builtin_memcpy(w->fib.smac, way->macs, sizeof(way->macs));
+	mac_copy(w->fib.smac, way->macs);
+	mac_copy(w->fib.dmac, way->macs + ETH_ALEN);
 }
 
 static __always_inline void way_keep(struct way *way, const struct tuple *to, enum way_kind kind,

@@ -71,6 +71,7 @@ func Attached(bpffs string) bool {
 // links. A link to another cgroup than the one asked for is taken down first,
 // since a connection that went through both would be looked up twice.
 func (d *Datapath) Attach() error {
+	kernelBTF.Store(nil) // what is loaded later is little, and seldom
 	id, err := cgroupID(d.cgroup)
 	if err != nil {
 		return err

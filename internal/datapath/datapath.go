@@ -41,6 +41,7 @@ type Datapath struct {
 	loading   sync.Mutex // of programs, some of which come late
 	programs  map[string]*ebpf.Program
 	resized   []string // tables whose pin still is the smaller or larger old one
+	fresh     bool     // all tables are new
 	// replacement says why XDP programs cannot share a device under this kernel.
 	replacement func() error
 }
@@ -101,7 +102,11 @@ func Open(o Options) (d *Datapath, err error) {
 		}
 	}
 	if events := d.Events(); events != nil {
-		d.Tables.Services = countedServices{d.Tables.Services, d.maps[EdgeTCMapServiceCounts], d.maps[EdgeTCMapServiceSent], d.maps[EdgeTCMapServiceGone]}
+		counted := &countedServices{Hash: d.Tables.Services, counts: d.maps[EdgeTCMapServiceCounts], sent: d.maps[EdgeTCMapServiceSent], gone: d.maps[EdgeTCMapServiceGone]}
+		if d.fresh {
+			counted.unused = 1
+		}
+		d.Tables.Services = counted
 		return d, events.quiet()
 	}
 	return d, nil

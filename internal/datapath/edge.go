@@ -182,6 +182,9 @@ func (d *Datapath) setEdgeConstants(spec *ebpf.CollectionSpec, pseudoHeader bool
 		first[i], count[i] = r.First, r.Last-r.First+1
 	}
 	err := errors.Join(spec.Variables[EdgeTCVarSnatFirst].Set(first), spec.Variables[EdgeTCVarSnatCount].Set(count))
+	if v := spec.Variables[EdgeTCVarHalfOpenSets]; v != nil {
+		err = errors.Join(err, v.Set(halfOpenSets(d.options.Limits.Flows)), spec.Variables[EdgeTCVarWeaklyOrdered].Set(weaklyOrdered()))
+	}
 	if rate, v := d.options.Edge.ICMPRate, spec.Variables[EdgeTCVarIcmpPerSecond]; rate != nil && v != nil {
 		err = errors.Join(err, v.Set(*rate))
 	}

@@ -47,7 +47,7 @@ func FlowsOf(maps map[string]*ebpf.Map) *Flows {
 	return &Flows{
 		room:     maps[EdgeTCMapTracksRoom],
 		Tracks:   kernelFlows{kernelHash[Tuple, Track]{EdgeTCMapTracks, maps[EdgeTCMapTracks]}, maps[EdgeTCMapServiceGone]},
-		HalfOpen: kernelFlows{kernelHash[Tuple, Track]{EdgeTCMapHalfOpen, maps[EdgeTCMapHalfOpen]}, maps[EdgeTCMapServiceGone]},
+		HalfOpen: halfOpenFlows{maps[EdgeTCMapHalfOpen], maps[EdgeTCMapServiceGone]},
 	}
 }
 

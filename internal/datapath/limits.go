@@ -18,7 +18,7 @@ type Limits struct {
 	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (256 KiB for each are taken in any case)
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
 	Affinity     uint32 // clients remembered by session affinity: about 100 bytes
-	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes
+	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes, and 37 for those of half-open ones
 }
 
 // DefaultLimits hold a large cluster: 37 MiB of kernel memory and what is used. Slots have room for
@@ -109,7 +109,7 @@ func (l Limits) entries() map[string]uint32 {
 func (l Limits) edgeEntries() map[string]uint32 {
 	return map[string]uint32{
 		EdgeTCMapTracks:      l.Flows,
-		EdgeTCMapHalfOpen:    max(l.Flows/4, 1),
+		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows) + 1,
 		EdgeTCMapFragments:   fragmentLimit,
 		EdgeTCMapEdgeDevices: edgeDeviceLimit,
 		EdgeTCMapBalancers:   networkLimit,
@@ -119,6 +119,10 @@ func (l Limits) edgeEntries() map[string]uint32 {
 		EdgeTCMapServiceGone:   l.Services,
 	}
 }
+
+// halfOpenSets is how many sets there are of records of flows that are half open: a quarter of
+// all records.
+func halfOpenSets(flows uint32) uint32 { return max(flows/4/uint32(halfOpenPlaces), 1) }
 
 // limitFlags names the flag that makes a table larger.
 var limitFlags = map[string]string{

@@ -43,6 +43,7 @@ func (d *Datapath) load(sock *ebpf.CollectionSpec) error {
 	if err := d.loadPrograms(append(specs, edge...)); err != nil {
 		return err
 	}
+	d.fresh = len(pinned)+len(pinnedEdge) == 0
 	for name, m := range d.maps {
 		if pinned[name] != nil || pinnedEdge[name] != nil {
 			continue
@@ -96,6 +97,11 @@ func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf
 			return fmt.Errorf("make table %s: %w", name, err)
 		}
 		d.maps[name] = m
+		if name == EdgeTCMapHalfOpen {
+			if err := HideHalfOpenSets(m); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -115,7 +121,7 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 			spec.Maps[name].MaxEntries = m.MaxEntries()
 		}
 		group.Go(func() {
-			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
 		})
 	}
 	group.Wait()

@@ -40,6 +40,9 @@ func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.M
 func copyTable(to, from *ebpf.Map) error {
 	switch from.Type() {
 	case ebpf.Array:
+		if from.ValueSize() == uint32(unsafe.Sizeof(halfOpenSet{})) {
+			return copyHalfOpen(to, from)
+		}
 		return copyArray(to, from)
 	case ebpf.LRUHash: // the programs change it meanwhile, and what does not fit makes room
 		return copyLRU(to, from)

@@ -144,23 +144,30 @@ func keepTraffic(gone *ebpf.Map, t *Track) error {
 type countedServices struct {
 	Hash[uint32, ServiceName]
 	counts, sent, gone *ebpf.Map
+	// unused is the first id that nothing can have been counted for: no service has had it
+	// since this agent made the tables. 0: an earlier one did.
+	unused uint32
 }
 
-func (s countedServices) Put(id uint32, name ServiceName) error {
-	if err := s.forget(id); err != nil {
-		return err
+func (s *countedServices) Put(id uint32, name ServiceName) error {
+	if s.unused == 0 || id < s.unused {
+		if err := s.forget(id); err != nil {
+			return err
+		}
+	} else {
+		s.unused = id + 1
 	}
 	return s.Hash.Put(id, name)
 }
 
-func (s countedServices) Delete(id uint32) error {
+func (s *countedServices) Delete(id uint32) error {
 	if err := s.Hash.Delete(id); err != nil {
 		return err
 	}
 	return s.forget(id)
 }
 
-func (s countedServices) forget(id uint32) error {
+func (s *countedServices) forget(id uint32) error {
 	for _, m := range []*ebpf.Map{s.counts, s.gone} {
 		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("the counters of service %d: %w", id, err)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -50,7 +51,7 @@ func (d *Datapath) OpenSweep(end bool) (s *Sweep, err error) {
 			s = nil
 		}
 	}()
-	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables})
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
 	if err != nil {
 		return s, fmt.Errorf("load the socket iterators: %w", err)
 	}
@@ -152,14 +153,19 @@ const (
 	sockDestroy    = "bpf_sock_destroy"
 )
 
-// kernelHas looks these up in the kernel's types (CONFIG_DEBUG_INFO_BTF), once,
-// since that takes some MiB and ms.
+// kernelBTF are the kernel's types, for whoever loads programs between kernelHas and Attach:
+// to read them takes some MiB and 15 ms. Nil: read them yourself.
+var kernelBTF atomic.Pointer[btf.Cache]
+
+// kernelHas looks these up in the kernel's types (CONFIG_DEBUG_INFO_BTF), once.
 var kernelHas = sync.OnceValue(func() map[string]bool {
 	found := map[string]bool{}
-	spec, err := btf.LoadKernelSpec()
+	cache := btf.NewCache()
+	spec, err := cache.Kernel()
 	if err != nil {
 		return found
 	}
+	kernelBTF.Store(cache)
 	found[kernelTypes] = true
 	for _, name := range []string{socketIterator, sockDestroy} {
 		var f *btf.Func

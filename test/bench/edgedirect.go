@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
@@ -25,6 +24,7 @@ const (
 	setGeneve    = "geneve"
 	setOption    = "option"
 	setTracked   = "tracked"   // of flows that all have one
+	setOpening   = "opening"   // the first of flows that all get one
 	setContested = "contested" // of those flows of setUntracked's kind that have one
 	setWrapped   = "wrapped"   // of flows that a balancer has sent here
 )
@@ -60,6 +60,7 @@ var (
 		{name: "DSR, IPIP, untracked", hooks: ingressHooks, set: setUntracked, reason: "untracked", direct: dsrIPIP, many: true},
 		{name: "DSR, IPIP, contested", hooks: ingressHooks, set: setContested, reason: "established", direct: dsrIPIP, families: onlyIPv4},
 		{name: "DSR, IPIP, always tracked", hooks: ingressHooks, set: setTracked, reason: "established", direct: dsrIPIP, many: true},
+		{name: "DSR, IPIP, always tracked, new", hooks: ingressHooks, set: setOpening, reason: "new", direct: dsrIPIP, fresh: true, families: onlyIPv4},
 		{name: "DSR, Geneve, untracked", hooks: ingressHooks, set: setGeneve, reason: "untracked", direct: dsrGeneve, families: onlyIPv4},
 		{name: "DSR, option, untracked", hooks: ingressHooks, set: setOption, reason: "untracked", direct: dsrOpt, families: onlyIPv4},
 		{name: "DSR, backend's node, IPIP", hooks: ingressHooks, set: setWrapped, reason: "established", becomes: toUnwrapped, wrapped: true, families: onlyIPv4},
@@ -173,6 +174,8 @@ func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 		return rig.addSet(set, true, rig.flowsOf(5, flows, rig.published(publishedOption), unix.IPPROTO_TCP, flagACK))
 	case setTracked:
 		return rig.establishDirect(set, rig.flowsOf(1, flows, rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN), flows)
+	case setOpening:
+		return rig.addSet(set, true, rig.flowsOf(6, min(flows, someFlows), rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN))
 	case setContested:
 		// More than enough: some are in slots that have always had their backend.
 		return rig.establishDirect(set, rig.flowsOf(2, 3*flows+100, rig.published(publishedContested), unix.IPPROTO_TCP, flagSYN), flows)
@@ -193,11 +196,6 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 	if err != nil {
 		return err
 	}
-	halfOpen, err := rig.halfOpen()
-	if err != nil {
-		return err
-	}
-	defer halfOpen.Close()
 	var known []segment
 	sent := 0
 	// Few at a time, as in establish.
@@ -207,7 +205,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 		if err := rig.send(hookXDP, some); err != nil {
 			return err
 		}
-		next, err := rig.goOn(halfOpen)
+		next, err := rig.goOn()
 		if err != nil {
 			return err
 		}
@@ -229,22 +227,16 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 }
 
 // goOn is what clients send next whose flows have one record and are half open.
-func (rig *edgeRig) goOn(halfOpen *ebpf.Map) (all []segment, err error) {
-	keys, values := make([]datapath.Tuple, scratchFrames), make([]datapath.Track, scratchFrames)
-	var cursor ebpf.MapBatchCursor
-	for err == nil {
-		var n int
-		n, err = halfOpen.BatchLookup(&cursor, keys, values, nil)
-		for i, key := range keys[:n] {
-			if values[i].Dsr == 0 {
-				continue
-			}
+func (rig *edgeRig) goOn() (all []segment, err error) {
+	err = rig.flows.HalfOpen.Walk(func(key datapath.Tuple, t *datapath.Track) bool {
+		if t.IsAlone() {
 			s := segmentOf(key, flagACK)
-			s.sequence = values[i].Next
+			s.sequence = t.Next
 			all = append(all, s)
 		}
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true
+	})
+	if err != nil {
 		return nil, fmt.Errorf("read the records of flows: %w", err)
 	}
 	return all, nil

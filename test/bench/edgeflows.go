@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
@@ -63,7 +62,7 @@ func (rig *edgeRig) make(flows uint32, sets ...string) error {
 			err = rig.addSet(set, false, turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, serverPort), unix.IPPROTO_TCP, flagACK)))
 		case setReplies:
 			var all []segment
-			if all, err = rig.answers(rig.tracks, flows, datapath.TrackReply, flagACK); err == nil {
+			if all, err = rig.answers(rig.flows.Tracks, flows, datapath.TrackReply, flagACK); err == nil {
 				err = rig.addSet(set, true, all)
 			}
 		default:
@@ -157,12 +156,7 @@ func (rig *edgeRig) handshake(some []segment, kind datapath.EdgeTCTrackFlag) err
 	if err := asks(flagSYN); err != nil {
 		return err
 	}
-	halfOpen, err := rig.halfOpen()
-	if err != nil {
-		return err
-	}
-	defer halfOpen.Close()
-	answers, err := rig.answers(halfOpen, uint32(len(some)), kind, flagSYN|flagACK)
+	answers, err := rig.answers(rig.flows.HalfOpen, uint32(len(some)), kind, flagSYN|flagACK)
 	if err != nil {
 		return err
 	}
@@ -187,20 +181,14 @@ func (rig *edgeRig) send(hook string, all []segment) error {
 }
 
 // answers are what backends send by their records of flows, which are of a kind.
-func (rig *edgeRig) answers(table *ebpf.Map, want uint32, kind datapath.EdgeTCTrackFlag, flags byte) (all []segment, err error) {
-	keys, values := make([]datapath.Tuple, scratchFrames), make([]datapath.Track, scratchFrames)
-	var cursor ebpf.MapBatchCursor
-	for err == nil {
-		var n int
-		n, err = table.BatchLookup(&cursor, keys, values, nil)
-		for i, key := range keys[:n] {
-			if values[i].Flags&^uint8(datapath.TrackFIN) != uint8(kind) {
-				continue
-			}
+func (rig *edgeRig) answers(table datapath.FlowTable, want uint32, kind datapath.EdgeTCTrackFlag, flags byte) (all []segment, err error) {
+	err = table.Walk(func(key datapath.Tuple, t *datapath.Track) bool {
+		if t.Flags&^uint8(datapath.TrackFIN) == uint8(kind) {
 			all = append(all, segmentOf(key, flags))
 		}
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return true
+	})
+	if err != nil {
 		return nil, fmt.Errorf("read the records of flows: %w", err)
 	}
 	if uint32(len(all)) != want {
@@ -218,23 +206,14 @@ func endOf(address [16]byte, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), datapath.NetworkOrder(port))
 }
 
-func (rig *edgeRig) halfOpen() (*ebpf.Map, error) {
-	return ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapHalfOpen), nil)
-}
-
 // forget removes the records of flows of which one side has been heard.
 func (rig *edgeRig) forget() error {
-	halfOpen, err := rig.halfOpen()
-	if err != nil {
-		return err
-	}
-	defer halfOpen.Close()
-	keys, values := make([]datapath.Tuple, scratchFrames), make([]datapath.Track, scratchFrames)
-	var cursor ebpf.MapBatchCursor
-	for err == nil {
-		_, err = halfOpen.BatchLookupAndDelete(&cursor, keys, values, nil)
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+	var failed error
+	err := rig.flows.HalfOpen.Walk(func(key datapath.Tuple, _ *datapath.Track) bool {
+		_, failed = rig.flows.HalfOpen.Delete(key)
+		return failed == nil
+	})
+	if err = errors.Join(err, failed); err != nil {
 		return fmt.Errorf("remove records: %w", err)
 	}
 	return nil

@@ -35,7 +35,7 @@ type edgeRig struct {
 	bpffs   string
 	drivers map[string]*driver // by hook
 	frames  *ebpf.Map
-	tracks  *ebpf.Map
+	flows   *datapath.Flows
 	open    []io.Closer
 
 	own, gateway [6]byte
@@ -254,12 +254,23 @@ func (rig *edgeRig) load(frames uint32) error {
 	if len(rig.drivers) != 3 {
 		return fmt.Errorf("the agent has attached programs to eth0 at %v, want all three hooks", slices.Sorted(maps.Keys(rig.drivers)))
 	}
-	rig.tracks, err = ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapTracks), nil)
-	if err == nil {
-		rig.open = append(rig.open, rig.tracks)
-		err = errors.Join(rig.fillMinimal(), rig.noteRoom())
+	if err := rig.openFlows(); err != nil {
+		return err
 	}
-	return err
+	return errors.Join(rig.fillMinimal(), rig.noteRoom())
+}
+
+func (rig *edgeRig) openFlows() error {
+	tables := map[string]*ebpf.Map{}
+	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapTracksRoom, datapath.EdgeTCMapHalfOpen} {
+		m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, name), nil)
+		if err != nil {
+			return err
+		}
+		rig.open, tables[name] = append(rig.open, m), m
+	}
+	rig.flows = datapath.FlowsOf(tables)
+	return nil
 }
 
 // programsAt opens the programs that an agent has attached to a device of this namespace.
@@ -286,17 +297,11 @@ func programsAt(bpffs string, device int, each func(datapath.EdgeHook, *ebpf.Pro
 // noteRoom says of the empty table of flows what the agent would, which has ended before its
 // first walk through it.
 func (rig *edgeRig) noteRoom() error {
-	room, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapTracksRoom), nil)
+	made, err := rig.flows.Made()
 	if err != nil {
 		return err
 	}
-	defer room.Close()
-	flows := datapath.FlowsOf(map[string]*ebpf.Map{datapath.EdgeTCMapTracks: rig.tracks, datapath.EdgeTCMapTracksRoom: room})
-	made, err := flows.Made()
-	if err != nil {
-		return err
-	}
-	return flows.NoteRoom(made, 0)
+	return rig.flows.NoteRoom(made, 0)
 }
 
 // fillMinimal gives the yardstick the remote Service.

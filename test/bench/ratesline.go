@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/result"
 	"beeline.io/beeline/test/lab"
 )
@@ -77,6 +78,9 @@ func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair
 	if l.sink, err = newNAPIThread(ctx, fabric, name, l.far, cpus.Client); err != nil {
 		return l, err
 	}
+	if err := restless(ctx, fabric, name); err != nil {
+		return l, err
+	}
 	l.thread, err = newNAPIThread(ctx, l.balancer, "eth0", l.near, cpus.Server)
 	return l, err
 }
@@ -95,6 +99,7 @@ func (l *rateLine) load() error {
 	}
 	spec.Maps[RatesMapRateFrames].MaxEntries = rateFrames
 	spec.Maps[RatesMapRateKept].MaxEntries = rateFlows
+	spec.Maps[RatesMapMinimalRecords].MaxEntries = datapath.DefaultLimits.Flows
 	l.collection, err = ebpf.NewCollection(spec)
 	return err
 }

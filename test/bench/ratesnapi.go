@@ -22,6 +22,26 @@ import (
 // the softirq: so it has a CPU and a time of its own.
 type napiThread int
 
+// A receiver that has nothing to do looks for packets so often before it wants to be woken
+// again, and waits so long in between: fewer packets come meanwhile than its ring holds.
+const (
+	restlessPolls = 1000
+	restlessPause = 20 * time.Microsecond
+)
+
+// restless has a device's thread look for packets by itself (napi_defer_hard_irqs, Linux 5.8). To
+// wake another CPU costs whoever sends by veth up to microseconds, and the more of them the
+// slower it is, since its receiver sleeps more often then. A NIC is not woken.
+func restless(ctx context.Context, host *lab.Host, device string) error {
+	const script = `mount -t sysfs sysfs /sys && cd "/sys/class/net/$1" && echo "$2" >gro_flush_timeout && echo "$3" >napi_defer_hard_irqs`
+	out, err := host.Command(ctx, "unshare", "--mount", "sh", "-c", script, "sh", device,
+		fmt.Sprint(restlessPause.Nanoseconds()), fmt.Sprint(restlessPolls)).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("host %s: having %s look for packets by itself: %w: %s", host.Name, device, err, out)
+	}
+	return nil
+}
+
 // newNAPIThread gives a device of a host its thread, on one CPU. Of the real-time class it
 // comes before all processes, as the softirq does.
 func newNAPIThread(ctx context.Context, host *lab.Host, device string, index, cpu int) (napiThread, error) {

@@ -33,6 +33,7 @@ type rateRig struct {
 const (
 	sideSink            = "sink only"
 	sideMinimalXDP      = "minimal, XDP_TX"
+	sideMinimalRecords  = "minimal with records, XDP_TX"
 	sideMinimalTC       = "minimal, tc"
 	sideXDPSNAT         = "Beeline, XDP, SNAT"
 	sideXDPDSR          = "Beeline, XDP, DSR (IPIP)"
@@ -134,6 +135,7 @@ func (rig *rateRig) addYardsticks(ctx context.Context) error {
 	}{
 		{sideSink, RatesProgRatesSink, becomesNothing},
 		{sideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
+		{sideMinimalRecords, RatesProgRatesRecords, becomesDNAT},
 		{sideMinimalRedirect, RatesProgRatesRedirect, becomesDNAT},
 	} {
 		attach := func() error { return xdp.setXDP(xdp.balancer, xdp.near, s.program) }

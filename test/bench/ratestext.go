@@ -32,6 +32,7 @@ type rateGoal struct {
 
 var rateGoals = []rateGoal{
 	{sideXDPSNAT, sideMinimalXDP, 0, 1.25},
+	{sideXDPSNAT, sideMinimalRecords, 0, 0},
 	{sideXDPDSR, sideMinimalXDP, 0, 1.25},
 	{sideTCSNAT, sideMinimalTC, 0, 1.2},
 	{sideTCDSR, sideMinimalTC, 0, 1.2},

@@ -5,15 +5,19 @@ package edge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -172,4 +176,70 @@ func TestOptedOutPodIsRefusedByPacket(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A pod whose connection to a Service went by packets asks a backend itself, from the port that
+// it had: the answer bears the backend's name, whatever is remembered of the connection before.
+func TestPodAsksABackendFromTheSamePort(t *testing.T) {
+	w := startWorld(t)
+	w.optOut("a1")
+	w.must(w.agent.WaitFor("at the pod's device", func(s *observe.Status) bool { return len(s.Edge.Devices) == 2 }))
+	port := uint16(45000)
+	for _, pod := range []string{"b1", "a2"} {
+		w.apply("web", objects(w.public(pod))...)
+		for family, ip := range node.ClusterIPs(1) {
+			for _, how := range []string{"FIN", "RST"} {
+				port++
+				ask := func(to netip.AddrPort, reset bool) {
+					t.Helper()
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					options := lab.DialOptions{Local: addresses(w.Host("a1"), port)[family], Control: func(fd int) error {
+						return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+					}}
+					conn, err := w.Host("a1").DialWith(ctx, options, "tcp", to.String())
+					if err != nil {
+						t.Fatalf("%s, after %s: %v; the edge counted %v", to, how, err, w.status().Edge.Counters)
+					}
+					defer conn.Close()
+					if reset {
+						w.must(conn.(*net.TCPConn).SetLinger(0))
+					}
+					answer, err := lab.Ask(ctx, conn, "hello")
+					if err != nil || answer.Pod != pod {
+						t.Fatalf("%s, after %s: %q answers, %v", to, how, answer.Pod, err)
+					}
+				}
+				ask(netip.AddrPortFrom(netip.MustParseAddr(ip), 80), how == "RST")
+				before := w.resets("a1")
+				ask(addresses(w.Host(pod), lab.PortTCP)[family], false)
+				if n := w.resets("a1") - before; n > 0 {
+					t.Errorf("%s, after %s: the pod has refused %d packets", pod, how, n)
+				}
+			}
+		}
+	}
+}
+
+// resets is how many RSTs a host has sent.
+func (w *world) resets(host string) (n int) {
+	w.t.Helper()
+	w.must(w.Host(host).Do(func() error {
+		text, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		var rows [][]string // the names, and the values
+		for line := range strings.Lines(string(text)) {
+			if fields := strings.Fields(line); fields[0] == "Tcp:" {
+				rows = append(rows, fields)
+			}
+		}
+		if len(rows) != 2 || !slices.Contains(rows[0], "OutRsts") {
+			return fmt.Errorf("no counters of TCP in %q", text)
+		}
+		n, err = strconv.Atoi(rows[1][slices.Index(rows[0], "OutRsts")])
+		return err
+	}))
+	return n
 }

@@ -113,7 +113,7 @@ func TestLostRecordsOfDSR(t *testing.T) {
 		w.opens(t, at, frame, want)
 		for _, lost := range [][]model.Tuple{{asked}, {asked, answered}} {
 			for _, key := range lost {
-				must(t, w.maps[halfOpen].Delete(kernelTuple(key)))
+				w.lose(t, halfOpen, key)
 			}
 			w.opens(t, at, frame, want)
 			w.dsrRecords(t, 2)

@@ -20,16 +20,13 @@ func (w *world) dsrRecords(t testing.TB, want int) {
 	t.Helper()
 	n := 0
 	for _, table := range []string{tracks, halfOpen} {
-		var key datapath.EdgeTCTuple
-		var value datapath.EdgeTCTrack
-		entries := w.maps[table].Iterate()
-		for entries.Next(&key, &value) {
+		must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
 			n++
 			if value.Device != 0 || value.Flags&2 == 0 || value.Flags&16 == 0 {
 				t.Errorf("table %s, %v: device %d, flags %#x: want 0, and those of a local backend and of DSR", table, modelTuple(key), value.Device, value.Flags)
 			}
-		}
-		must(t, entries.Err())
+			return true
+		}))
 	}
 	if n != want {
 		t.Errorf("%d records, want %d", n, want)

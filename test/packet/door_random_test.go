@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -73,7 +72,8 @@ func (d *doors) step(t *testing.T) error {
 		key := kernelTuple(pick(d.g, pick(d.g, d.g.clients, d.g.replies)...))
 		d.both(t, func(w *world) {
 			for _, table := range []string{tracks, halfOpen} {
-				w.maps[table].Delete(key) // where it is
+				_, err := w.flowTable(table).Delete(key) // where it is
+				must(t, err)
 			}
 		})
 	}
@@ -107,9 +107,8 @@ func (d *doors) step(t *testing.T) error {
 
 // becomes is what packets become by their record.
 func (w *world) becomes(ends model.Tuple) (becomes model.Tuple, found bool) {
-	var record datapath.EdgeTCTrack
 	for _, table := range []string{tracks, halfOpen} {
-		if w.maps[table].Lookup(kernelTuple(ends), &record) == nil {
+		if record, err := w.flowTable(table).Get(kernelTuple(ends)); err == nil && record != nil {
 			return modelTuple(record.Becomes), true
 		}
 	}

@@ -179,7 +179,7 @@ func (d *duel) lose(key model.Tuple) {
 	for name, table := range map[string]map[model.Tuple]*model.Track{tracks: d.edge.Tracks, halfOpen: d.edge.HalfOpen} {
 		if table[key] != nil {
 			delete(table, key)
-			must(d.t, d.w.maps[name].Delete(kernelTuple(key)))
+			d.w.lose(d.t, name, key)
 		}
 	}
 }

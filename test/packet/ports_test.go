@@ -83,7 +83,7 @@ func (l *lender) ends(t *testing.T) (port uint16) {
 	client := model.Tuple{Source: question.from.Addr(), SourcePort: question.from.Port(), Destination: question.to.Addr(),
 		DestinationPort: question.to.Port(), Protocol: l.protocol}
 	for _, key := range []model.Tuple{client, l.answers(port)} {
-		must(t, l.maps[halfOpen].Delete(kernelTuple(key)))
+		l.lose(t, halfOpen, key)
 	}
 	return port
 }

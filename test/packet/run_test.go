@@ -164,18 +164,35 @@ func modelTrack(k datapath.EdgeTCTrack) model.Track {
 func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track {
 	t.Helper()
 	all := map[model.Tuple]model.Track{}
-	var key datapath.EdgeTCTuple
-	var value datapath.EdgeTCTrack
-	entries := w.maps[table].Iterate()
-	for entries.Next(&key, &value) {
+	must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
 		tuple := modelTuple(key)
 		if want := model.Hash(tuple); value.Tag != want {
 			t.Errorf("table %s, %v: tag %#x, want %#x", table, tuple, value.Tag, want)
 		}
-		all[tuple] = modelTrack(value)
-	}
-	must(t, entries.Err())
+		all[tuple] = modelTrack(*value)
+		return true
+	}))
 	return all
+}
+
+// flowTable is a table of flows' records by its name.
+func (w *world) flowTable(name string) datapath.FlowTable {
+	flows := datapath.FlowsOf(w.maps)
+	if name == halfOpen {
+		return flows.HalfOpen
+	}
+	return flows.Tracks
+}
+
+// lose removes a record, which must be there.
+func (w *world) lose(t testing.TB, table string, key model.Tuple) bool {
+	t.Helper()
+	existed, err := w.flowTable(table).Delete(kernelTuple(key))
+	must(t, err)
+	if !existed {
+		t.Fatalf("table %s has no record of %v", table, key)
+	}
+	return true
 }
 
 // affinity is where clients were sent.

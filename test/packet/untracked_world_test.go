@@ -145,20 +145,16 @@ func (a *agent) seconds() uint32 { return kernelSeconds() + a.ahead }
 func (a *agent) pass(t testing.TB, seconds uint32) {
 	t.Helper()
 	a.ahead += seconds
-	for _, name := range []string{tracks, halfOpen} {
-		aged := map[datapath.EdgeTCTuple]datapath.EdgeTCTrack{}
-		var key datapath.EdgeTCTuple
-		var value datapath.EdgeTCTrack
-		entries := a.maps[name].Iterate()
-		for entries.Next(&key, &value) {
-			value.LastSeen -= seconds
-			aged[key] = value
-		}
-		must(t, entries.Err())
-		for key, value := range aged {
-			must(t, a.maps[name].Update(key, value, ebpf.UpdateExist))
-		}
+	aged := map[datapath.EdgeTCTuple]datapath.EdgeTCTrack{}
+	must(t, a.flowTable(tracks).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
+		value.LastSeen -= seconds
+		aged[key] = *value
+		return true
+	}))
+	for key, value := range aged {
+		must(t, a.maps[tracks].Update(key, value, ebpf.UpdateExist))
 	}
+	a.passHalfOpen(t, seconds)
 }
 
 // sweep is what internal/edge does every ten seconds and more.

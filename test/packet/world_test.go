@@ -35,7 +35,6 @@ type world struct {
 type limits struct {
 	ports  [2][2]uint16 // first, count: SNAT's
 	tracks uint32
-	hash   bool // tables that fill up, in place of LRU
 	// icmp errors, of each CPU, in a second and at once; none: as many as there are.
 	icmpRate, icmpBurst uint32
 }
@@ -63,6 +62,9 @@ func newWorld(t testing.TB, l limits) *world {
 	l.set(t, tc)
 	must(t, tc.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
 	collection, err := ebpf.NewCollection(tc)
+	if err == nil {
+		err = datapath.HideHalfOpenSets(collection.Maps[datapath.EdgeTCMapHalfOpen])
+	}
 	must(t, err)
 	t.Cleanup(collection.Close)
 	w.maps = collection.Maps
@@ -101,6 +103,9 @@ func (w *world) attachNothing(t testing.TB) {
 	t.Cleanup(func() { attached.Close() })
 }
 
+// halfOpenSets is how many sets there are of half-open flows' records.
+func (l limits) halfOpenSets() uint32 { return max(l.tracks/16, 1) }
+
 // set gives the tables their sizes.
 func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	t.Helper()
@@ -109,11 +114,10 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 			continue
 		}
 		switch name {
-		case datapath.EdgeTCMapTracks, datapath.EdgeTCMapHalfOpen:
+		case datapath.EdgeTCMapHalfOpen:
+			m.MaxEntries = l.halfOpenSets() + 1 // the secret
+		case datapath.EdgeTCMapTracks:
 			m.MaxEntries = l.tracks
-			if l.hash {
-				m.Type, m.Flags = ebpf.Hash, 0
-			}
 		case datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity:
 			m.MaxEntries = recordSize
 		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapAnswers, datapath.EdgeTCMapWorkspaces,
@@ -127,6 +131,7 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	first, count := [2]uint16{l.ports[0][0], l.ports[1][0]}, [2]uint16{l.ports[0][1], l.ports[1][1]}
 	must(t, spec.Variables[datapath.EdgeTCVarSnatFirst].Set(first))
 	must(t, spec.Variables[datapath.EdgeTCVarSnatCount].Set(count))
+	must(t, spec.Variables[datapath.EdgeTCVarHalfOpenSets].Set(l.halfOpenSets()))
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
 	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
@@ -325,9 +330,11 @@ func (w *world) empty(t testing.TB, name string) {
 // forget empties what the programs remember.
 func (w *world) forget(t testing.TB) {
 	t.Helper()
-	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapHalfOpen, datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity} {
+	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity} {
 		w.empty(t, name)
 	}
+	table := datapath.FlowsOf(w.maps).HalfOpen
+	must(t, table.Walk(func(key datapath.Tuple, _ *datapath.Track) bool { return w.lose(t, halfOpen, modelTuple(key)) }))
 	cpus, err := ebpf.PossibleCPU()
 	must(t, err)
 	w.put(t, datapath.EdgeTCMapEdgeCounts, uint32(0), make([]datapath.EdgeTCEdgeCounters, cpus))

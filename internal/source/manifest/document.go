@@ -73,6 +73,9 @@ type syntaxError struct {
 // parseYAML parses a document into trees whose lines are those of the file.
 // There may be several, because a line "..." ends one too, and none.
 func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
+	if tree, ok := plainTree(doc); ok {
+		return []*yaml.Node{tree}, nil
+	}
 	trees, err := parseTrees(doc.data)
 	if err != nil {
 		line, message := locate(doc.data, err)

@@ -9,7 +9,7 @@
 // event. docs/manifests.md tells users the same.
 //
 // A read goes: list and read files (look.go, read.go), split them into documents
-// (document.go, json.go), decode these strictly (decode.go), check them
+// (document.go, plain.go, json.go), decode these strictly (decode.go), check them
 // (check.go, checkservice.go) and convert them (object.go), and join the files
 // (join.go). Around that, watch.go says when to read again, and which files may
 // have changed; sequence.go makes events of what did.
