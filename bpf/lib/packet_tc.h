@@ -110,10 +110,10 @@ static __always_inline int translate_v4(struct __sk_buff *ctx, const struct pack
 	words[0] = ip[0];
 	words[1] = ip[1];
 	/* The TTL is the high byte of a word. */
-	check = checksum_plus(ip[2] >> 16,
-			      (__u64)addresses + (hops ? (__u16)~bpf_htons(p->hops << 8) +
-								 bpf_htons(left << 8)
-						       : 0));
+	check = checksum_plus(
+		ip[2] >> 16,
+		(__u64)addresses +
+			(hops ? (__u16)~bpf_htons(p->hops << 8) + bpf_htons(left << 8) : 0));
 	words[2] = left | (ip[2] & bpf_htonl(0x00ff0000)) | (__u32)check << 16;
 	words[3] = address_to_v4(&to->source);
 	words[4] = address_to_v4(&to->destination);

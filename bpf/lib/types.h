@@ -114,7 +114,8 @@ enum frontend_flag {
 /* What the edge has to know before it looks an untracked frontend up. */
 struct untracked_ends {
 	/* A bit for the address and port of each frontend with FRONTEND_UNTRACKED or
-	 * FRONTEND_HISTORY: that of end_hash's upper nine. One that is set in vain costs a look-up. */
+	 * FRONTEND_HISTORY: that of end_hash's upper nine. One that is set in vain costs a look-up.
+	 */
 	__u64 bits[8];
 	/* Another number after the index has been turned, for whatever frontend: what programs
 	 * remember of it from before is worth nothing then. */

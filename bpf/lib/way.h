@@ -60,8 +60,8 @@ static __always_inline struct way *way_of(const struct tuple *to, enum way_kind 
 	const __u32 *destination = address_words_const(&to->destination);
 	const __u32 *source = address_words_const(&to->source);
 	__u32 from = kind == WAY_ON || kind == WAY_BACK ? source[3] : 0;
-	__u32 slot = (destination[3] ^ destination[2] ^ destination[1]) * 0x9e3779b1 +
-		     from * 0x85ebca6b;
+	__u32 slot =
+		(destination[3] ^ destination[2] ^ destination[1]) * 0x9e3779b1 + from * 0x85ebca6b;
 
 	slot /= (1ull << 32) / WAYS;
 
