@@ -72,7 +72,7 @@ func TestSmoke(t *testing.T) {
 		partHook: {metricCall, 2 * 2 * (4 + 7 + 3)},
 		// Beeline and the yardstick: of each family, with few flows and with many; with DSR of
 		// IPv4 both, of IPv6 few. And of a peer.
-		partEdge:     {metricPacket, 2 * (2*(24+9) + 24 + 4 + 8 + 2)},
+		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2)},
 		partRates:    {metricPacketCPU, rateSides},
 		partBalancer: {metricPerSecond, 8},
 		partControl:  {metricTime, 3},
