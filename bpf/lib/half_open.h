@@ -76,7 +76,7 @@ __noinline __u32 half_open_at(const struct tuple *key, __u32 hash)
 	if (!set || !key)
 		return HALF_OPEN_NOWHERE;
 	for (__u32 place = 0; place < HALF_OPEN_PLACES; place++)
-		if (tag_at(set, place) == tag && tuple_equal(&set->records[place].key, key) &&
+		if (tag_at(set, place) == tag && tuple_same(&set->records[place].key, key) &&
 		    *(volatile __u32 *)&set->records[place].track.tag == hash)
 			return number * HALF_OPEN_PLACES + place;
 	return HALF_OPEN_NOWHERE;
@@ -95,12 +95,15 @@ static __always_inline struct track *half_open_find(const struct tuple *key, __u
 	return set && at != HALF_OPEN_NOWHERE ? &set->records[place_of(at)].track : 0;
 }
 
-/* A place that is free, or the one whose record was seen longest ago. Of several any. */
-static __always_inline __u32 half_open_room(const struct half_open_set *set, __u32 hash, __u32 now)
+/* A place that is free, or the one whose record was seen longest ago. Of several any. Not
+ * static: the verifier looks at it once. */
+__noinline __u32 half_open_room(const struct half_open_set *set, __u32 hash, __u32 now)
 {
 	__u32 oldest = 0;
 	__s32 age = -1;
 
+	if (!set)
+		return 0;
 	for (__u32 place = 0; place < HALF_OPEN_PLACES; place++)
 		if (!tag_at(set, place))
 			return place;
@@ -116,16 +119,18 @@ static __always_inline __u32 half_open_room(const struct half_open_set *set, __u
 	return oldest;
 }
 
-/* Whether a key is in another place of its set, or may come to be. */
-static __always_inline int half_open_twin(const struct half_open_set *set, const struct tuple *key,
-					  __u32 tag, __u32 own)
+/* Whether a key is in another place of its set, or may come to be. Not static, likewise. */
+__noinline int half_open_twin(const struct half_open_set *set, const struct tuple *key, __u32 tag,
+			      __u32 own)
 {
+	if (!set || !key)
+		return 1;
 	for (__u32 place = 0; place < HALF_OPEN_PLACES; place++) {
 		__u32 there = tag_at(set, place);
 
 		if (place == own || (there & ~HALF_OPEN_CLAIMED) != tag)
 			continue;
-		if (there != tag || tuple_equal(&set->records[place].key, key))
+		if (there != tag || tuple_same(&set->records[place].key, key))
 			return 1;
 	}
 	return 0;
@@ -205,7 +210,7 @@ __noinline int half_open_store(const struct tuple *key, const struct track *trac
 			return HALF_OPEN_THERE;
 		place = place_of(at);
 		if (at == HALF_OPEN_NOWHERE) {
-			place = half_open_room(set, track->tag, track->last_seen);
+			place = place_of(half_open_room(set, track->tag, track->last_seen));
 			there = tag_at(set, place);
 		}
 		if (!half_open_fill(set, place, there, key, track))

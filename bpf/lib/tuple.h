@@ -32,6 +32,15 @@ static __always_inline int tuple_equal(const struct tuple *a, const struct tuple
 	       a->protocol == b->protocol;
 }
 
+/* The same of tuples in tables and the workspace, in one comparison: the verifier need not
+ * follow each. */
+static __always_inline int tuple_same(const struct tuple *a, const struct tuple *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]) | (x[4] ^ y[4]));
+}
+
 static __always_inline __u32 mix(__u32 hash, __u32 word)
 {
 	hash = (hash ^ word) * 0x9e3779b1;
