@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The table of flows of which one side has been heard. The kernel's tables that make room by
  * themselves keep all records in lists, and move several cold ones for each that is stored: a
- * first packet cost more for these than for all else. Here the hash of a key says in which set
- * of 16 its record is, and of a set one cache line says whether it is there at all. Where a set
- * is full the record goes that was seen longest ago.
+ * first packet cost more for these than for all else. Here a secret sum over a key says in which
+ * set of 16 its record is, and of a set one cache line, by the key's hash, whether it is there at
+ * all. Where a set is full the record goes that was seen longest ago.
  *
  * Nobody locks anything. Who stores a record claims its place by an atomic change of its tag, and
  * then looks whether another CPU stores the same key: one of two at least sees the other and
@@ -18,7 +18,7 @@
 #include "edge_types.h"
 #include "tuple.h"
 
-/* How many there are, set by the loader. */
+/* How many sets there are, without the entry behind them; set by the loader. */
 const volatile __u32 half_open_sets = 1;
 
 /* 1 where a CPU may make its writes seen in another order than they stand; set by the loader. */
