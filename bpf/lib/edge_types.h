@@ -86,6 +86,12 @@ struct half_open_secret {
 	__u64 multipliers[sizeof(struct tuple) / sizeof(__u32)];
 };
 
+/* The halves of what their sum is multiplied by. */
+enum half_open_mix {
+	HALF_OPEN_MIX_HIGH = 0x9e3779b9,
+	HALF_OPEN_MIX_LOW = 0x7f4a7c15,
+};
+
 _Static_assert(sizeof(struct half_open_set) % 64 == 0, "the next one's tags are in one line");
 
 /* The ports of a datagram that comes in fragments, of which only the first has

@@ -29,8 +29,9 @@ const volatile __u8 weakly_ordered = 1;
 
 /* A key's set: a sum of its words, each multiplied by a secret one of 64 bits, which stand behind
  * the last set. Whoever does not know them cannot find keys of one set, and put a record out with
- * these. (Carter and Wegman, "Universal Classes of Hash Functions", 1979.) The agent does the
- * same. */
+ * these. (Carter and Wegman, "Universal Classes of Hash Functions", 1979.) The sums of a client's
+ * ports one after the other are equal steps, which by one secret in fifty fall into few sets:
+ * therefore a sum is mixed, which leaves different ones different. The agent does the same. */
 static __always_inline __u32 half_open_number(const struct tuple *key)
 {
 	const __u32 *words = (const __u32 *)key;
@@ -42,6 +43,8 @@ static __always_inline __u32 half_open_number(const struct tuple *key)
 		return 0;
 	for (int i = 0; i < (int)(sizeof(*key) / sizeof(*words)); i++)
 		sum += secret->multipliers[i] * words[i];
+	sum ^= sum >> 32;
+	sum *= (__u64)HALF_OPEN_MIX_HIGH << 32 | HALF_OPEN_MIX_LOW;
 	return ((sum >> 32) * half_open_sets) >> 32;
 }
 

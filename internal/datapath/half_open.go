@@ -75,7 +75,13 @@ func (h halfOpenFlows) index(s *halfOpenSecret, key *Tuple) uint32 {
 	for i, word := range (*[len(s.Multipliers)]uint32)(unsafe.Pointer(key)) {
 		sum += s.Multipliers[i] * uint64(word)
 	}
-	return uint32(sum >> 32 * uint64(h.setCount()) >> 32)
+	return uint32(halfOpenMix(sum) >> 32 * uint64(h.setCount()) >> 32)
+}
+
+// halfOpenMix has the sums of keys that follow each other fall anywhere.
+func halfOpenMix(sum uint64) uint64 {
+	const multiplier = uint64(EdgeTCHalfOpenMixHALF_OPEN_MIX_HIGH)<<32 | uint64(EdgeTCHalfOpenMixHALF_OPEN_MIX_LOW)
+	return (sum ^ sum>>32) * multiplier
 }
 
 func halfOpenTag(hash uint32) uint32 { return max(hash&^halfOpenClaimed, 1) }

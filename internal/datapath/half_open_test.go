@@ -3,6 +3,8 @@
 package datapath
 
 import (
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -72,6 +74,34 @@ func TestHalfOpenFlowsCopied(t *testing.T) {
 		}
 		if existed, err := to.Delete(key); err != nil || existed != (n%2 == 1) {
 			t.Errorf("delete record %d: %v, %v", n, existed, err)
+		}
+	}
+}
+
+// What one client opens, port by port, is spread over the sets by every secret, as if thrown at
+// random: no set is full while a quarter of the places is taken.
+func TestHalfOpenFlowsOfOneClientAreSpread(t *testing.T) {
+	const sets, flows, secrets, seed = 64, 256, 3000, 1
+	table, _ := newHalfOpen(t, sets, 0)
+	random := rand.New(rand.NewPCG(seed, seed))
+	for _, step := range []uint16{1, 2, 1 << 8} {
+		full := 0
+		for range secrets {
+			var secret halfOpenSecret
+			for i := range secret.Multipliers {
+				secret.Multipliers[i] = random.Uint64()
+			}
+			var counts [sets]int
+			for n := range uint16(flows) {
+				counts[table.index(&secret, &Tuple{SourcePort: 1024 + n*step, DestinationPort: 80, Protocol: 6})]++
+			}
+			if slices.Max(counts[:]) > halfOpenPlaces {
+				full++
+			}
+		}
+		// One secret in 10,000 does it by chance.
+		if full > 5 {
+			t.Errorf("steps of %d ports: by %d of %d secrets a set is full", step, full, secrets)
 		}
 	}
 }
