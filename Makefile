@@ -25,7 +25,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 	internal/datapath/edgetc_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/edgeslot_bpfel.go \
 	internal/datapath/xdpdispatcher_bpfel.go
 BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go \
-	test/bench/rates_bpfel.go
+	test/bench/rates_bpfel.go test/bench/ratestc_bpfel.go
 SCRIPTS := scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # test/churn stands for a node under a load of its own, so nothing runs beside it.
 MOST_PACKAGES = $(filter-out %/test/churn,$(shell go list ./...))

@@ -100,6 +100,9 @@ func (l *rateLine) load() error {
 	spec.Maps[RatesMapRateFrames].MaxEntries = rateFrames
 	spec.Maps[RatesMapRateKept].MaxEntries = rateFlows
 	spec.Maps[RatesMapMinimalRecords].MaxEntries = datapath.DefaultLimits.Flows
+	if err := setOuterSource(spec, l.balancer.Addr4); err != nil {
+		return err
+	}
 	l.collection, err = ebpf.NewCollection(spec)
 	return err
 }

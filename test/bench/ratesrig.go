@@ -8,8 +8,6 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/bench/result"
@@ -34,7 +32,11 @@ const (
 	sideSink            = "sink only"
 	sideMinimalXDP      = "minimal, XDP_TX"
 	sideMinimalRecords  = "minimal with records, XDP_TX"
+	sideMinimalTunnel   = "minimal, XDP, DSR (IPIP)"
 	sideMinimalTC       = "minimal, tc"
+	sideTCChecksum      = "minimal, tc, the kernel's checksums"
+	sideTCHelpers       = "minimal, tc, the kernel's helpers"
+	sideTCTunnel        = "minimal, tc, DSR (IPIP)"
 	sideXDPSNAT         = "Beeline, XDP, SNAT"
 	sideXDPDSR          = "Beeline, XDP, DSR (IPIP)"
 	sideTCSNAT          = "Beeline, tc, SNAT"
@@ -113,60 +115,6 @@ func (rig *rateRig) add(s *rateSide) {
 		s.service = rateService
 	}
 	rig.sides = append(rig.sides, s)
-}
-
-// addYardsticks adds the least that can be done at each hook: at XDP on node-a, at tc on
-// node-b.
-func (rig *rateRig) addYardsticks(ctx context.Context) error {
-	w, err := rig.newWorld()
-	if err != nil {
-		return err
-	}
-	xdp, err := rig.newLine(ctx, w, "node-a")
-	if err != nil {
-		return err
-	}
-	if err := fillMinimal(xdp.collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
-		return err
-	}
-	for _, s := range []struct {
-		name, program string
-		becomes       becoming
-	}{
-		{sideSink, RatesProgRatesSink, becomesNothing},
-		{sideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
-		{sideMinimalRecords, RatesProgRatesRecords, becomesDNAT},
-		{sideMinimalRedirect, RatesProgRatesRedirect, becomesDNAT},
-	} {
-		attach := func() error { return xdp.setXDP(xdp.balancer, xdp.near, s.program) }
-		rig.add(&rateSide{name: s.name, line: xdp, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(xdp.collection.Programs[s.program])})
-	}
-	tc, err := rig.newLine(ctx, w, "node-b")
-	if err != nil {
-		return err
-	}
-	spec, err := LoadCostTC()
-	if err != nil {
-		return err
-	}
-	collection, err := ebpf.NewCollection(spec)
-	if err != nil {
-		return err
-	}
-	rig.open = append(rig.open, closer{collection}.Close)
-	if err := fillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
-		return err
-	}
-	minimal := collection.Programs[CostTCProgCostMinimal]
-	rig.add(&rateSide{name: sideMinimalTC, line: tc, becomes: becomesDNAT, stats: true, handled: runsOf(minimal)})
-	return tc.balancer.Do(func() error {
-		l, err := link.AttachTCX(link.TCXOptions{Interface: tc.near, Program: minimal, Attach: ebpf.AttachTCXIngress})
-		if err != nil {
-			return fmt.Errorf("minimal program at tc (Linux 6.6): %w", err)
-		}
-		rig.open = append(rig.open, l.Close)
-		return nil
-	})
 }
 
 func runsOf(program *ebpf.Program) func() (uint64, error) {

@@ -16,9 +16,9 @@ func (s *rateSide) against() string {
 	switch s.name {
 	case sideMinimalXDP:
 		return ""
-	case sideTCSNAT, sideTCDSR:
+	case sideTCSNAT, sideTCDSR, sideTCChecksum, sideTCHelpers, sideTCTunnel:
 		return sideMinimalTC
-	case sideSink, sideMinimalRedirect, sideMinimalTC, sideXDPSNAT, sideXDPDSR:
+	case sideSink, sideMinimalRecords, sideMinimalTunnel, sideMinimalRedirect, sideMinimalTC, sideXDPSNAT, sideXDPDSR:
 		return sideMinimalXDP
 	}
 	return sideXDPSNAT
@@ -32,10 +32,17 @@ type rateGoal struct {
 
 var rateGoals = []rateGoal{
 	{sideXDPSNAT, sideMinimalXDP, 0, 1.25},
+	{sideMinimalRecords, sideMinimalXDP, 0, 0},
 	{sideXDPSNAT, sideMinimalRecords, 0, 0},
 	{sideXDPDSR, sideMinimalXDP, 0, 1.25},
+	{sideMinimalTunnel, sideMinimalXDP, 0, 0},
+	{sideXDPDSR, sideMinimalTunnel, 0, 0},
 	{sideTCSNAT, sideMinimalTC, 0, 1.2},
+	{sideTCHelpers, sideMinimalTC, 0, 0},
+	{sideTCSNAT, sideTCHelpers, 0, 0},
 	{sideTCDSR, sideMinimalTC, 0, 1.2},
+	{sideTCTunnel, sideMinimalTC, 0, 0},
+	{sideTCDSR, sideTCTunnel, 0, 0},
 	{sideIPTables, sideXDPSNAT, 4.2, 0},
 	{sideOldIPTables, sideXDPSNAT, 4.2, 0},
 	{sideNFT, sideXDPSNAT, 0, 0},

@@ -94,20 +94,30 @@ static __always_inline void minimal_port(struct tcphdr *l4, __u8 protocol, __u64
 	checksum_store(check, sum);
 }
 
-static __always_inline int minimal_v4(struct ethhdr *eth, void *end)
+/* The backend for a packet that has all of `l4`. */
+static __always_inline const struct minimal_backend *minimal_choose_v4(const struct iphdr *ip,
+								       const struct tcphdr *l4)
 {
-	struct iphdr *ip = (void *)(eth + 1);
-	struct tcphdr *l4 = (void *)(ip + 1);
 	struct minimal_service asked = {.address = {0, 0, bpf_htonl(0xffff)}};
-	const struct minimal_backend *backend;
-	__u64 sum;
 
-	if ((void *)(l4 + 1) > end || ip->ihl != 5)
+	if (ip->ihl != 5)
 		return 0;
 	asked.address[3] = ip->daddr;
 	asked.port = l4->dest;
 	asked.protocol = ip->protocol;
-	backend = minimal_choose(&asked, ip->saddr, l4);
+	return minimal_choose(&asked, ip->saddr, l4);
+}
+
+static __always_inline int minimal_v4(struct ethhdr *eth, void *end)
+{
+	struct iphdr *ip = (void *)(eth + 1);
+	struct tcphdr *l4 = (void *)(ip + 1);
+	const struct minimal_backend *backend;
+	__u64 sum;
+
+	if ((void *)(l4 + 1) > end)
+		return 0;
+	backend = minimal_choose_v4(ip, l4);
 	if (!backend)
 		return 0;
 	sum = checksum_change(0, ip->daddr, backend->address[3]);

@@ -9,8 +9,9 @@
 
 #define context xdp_md
 
-#include "minimal.h"
 #include "frame.h"
+#include "minimal.h"
+#include "outer.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -233,6 +234,33 @@ SEC("xdp")
 int rates_records(struct xdp_md *ctx)
 {
 	return minimal_record(ctx) && minimal(ctx) ? XDP_TX : XDP_PASS;
+}
+
+SEC("xdp")
+int rates_encapsulate(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = PACKET_POINTER(ctx, data), before;
+	void *end = PACKET_POINTER(ctx, data_end);
+	struct iphdr *ip = (void *)(eth + 1);
+	struct tcphdr *l4 = (void *)(ip + 1);
+	const struct minimal_backend *backend;
+	struct outer *outer;
+	__be16 length;
+
+	if ((void *)(l4 + 1) > end || eth->h_proto != bpf_htons(ETH_P_IP))
+		return XDP_PASS;
+	backend = minimal_choose_v4(ip, l4);
+	if (!backend)
+		return XDP_PASS;
+	before = *eth;
+	length = ip->tot_len;
+	if (bpf_xdp_adjust_head(ctx, -(int)sizeof(struct iphdr)))
+		return XDP_DROP;
+	outer = PACKET_POINTER(ctx, data);
+	if ((void *)(outer + 1) > PACKET_POINTER(ctx, data_end))
+		return XDP_DROP;
+	outer_fill(outer, &before, length, backend);
+	return XDP_TX;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

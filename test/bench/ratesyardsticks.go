@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// addYardsticks adds the least that can be done at each hook: at XDP on node-a, at tc on
+// node-b.
+func (rig *rateRig) addYardsticks(ctx context.Context) error {
+	w, err := rig.newWorld()
+	if err != nil {
+		return err
+	}
+	return errors.Join(rig.addXDPYardsticks(ctx, w), rig.addTCYardsticks(ctx, w))
+}
+
+func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *world) error {
+	line, err := rig.newLine(ctx, w, "node-a")
+	if err != nil {
+		return err
+	}
+	if err := fillMinimal(line.collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		name, program string
+		becomes       becoming
+	}{
+		{sideSink, RatesProgRatesSink, becomesNothing},
+		{sideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
+		{sideMinimalRecords, RatesProgRatesRecords, becomesDNAT},
+		{sideMinimalTunnel, RatesProgRatesEncapsulate, becomesIPIP},
+		{sideMinimalRedirect, RatesProgRatesRedirect, becomesDNAT},
+	} {
+		attach := func() error { return line.setXDP(line.balancer, line.near, s.program) }
+		rig.add(&rateSide{name: s.name, line: line, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(line.collection.Programs[s.program])})
+	}
+	return nil
+}
+
+// addTCYardsticks adds the minimal program, which writes into packets itself, and what the kernel's
+// helpers are by which Beeline does it.
+func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
+	line, err := rig.newLine(ctx, w, "node-b")
+	if err != nil {
+		return err
+	}
+	spec, err := LoadRatesTC()
+	if err != nil {
+		return err
+	}
+	if err := setOuterSource(spec, line.balancer.Addr4); err != nil {
+		return err
+	}
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	rig.open = append(rig.open, closer{collection}.Close)
+	if err := fillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+		return err
+	}
+	var at link.Link
+	if err := line.balancer.Do(func() error {
+		at, err = link.AttachTCX(link.TCXOptions{Interface: line.near, Program: collection.Programs[RatesTCProgRatesTcMinimal], Attach: ebpf.AttachTCXIngress})
+		return err
+	}); err != nil {
+		return fmt.Errorf("minimal program at tc (Linux 6.6): %w", err)
+	}
+	rig.open = append(rig.open, at.Close)
+	for _, s := range []struct {
+		name, program string
+		becomes       becoming
+	}{
+		{sideMinimalTC, RatesTCProgRatesTcMinimal, becomesDNAT},
+		{sideTCChecksum, RatesTCProgRatesTcChecksum, becomesDNAT},
+		{sideTCHelpers, RatesTCProgRatesTcHelpers, becomesDNAT},
+		{sideTCTunnel, RatesTCProgRatesTcEncapsulate, becomesIPIP},
+	} {
+		program := collection.Programs[s.program]
+		attach := func() error { return at.Update(program) }
+		rig.add(&rateSide{name: s.name, line: line, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(program)})
+	}
+	return nil
+}
+
+// setOuterSource says from whom the headers are that yardsticks put before packets.
+func setOuterSource(spec *ebpf.CollectionSpec, source netip.Addr) error {
+	return spec.Variables[RatesTCVarOuterSource].Set(binary.NativeEndian.Uint32(source.AsSlice()))
+}
