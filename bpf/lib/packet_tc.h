@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets as tc has them: in pieces, perhaps with a checksum that a device is yet
- * to make. Only the kernel knows, so headers are changed by its helpers. */
+ * to make, or with a sum that one has made. Only the kernel knows, so what these are of is
+ * changed by its helpers. Other bytes are written where they are: the kernel sees to it, before
+ * the program begins, that those in one piece belong to this packet alone. A connection's sender
+ * still holds its payload, which is not among them; of what somebody listens to on the device
+ * the kernel copies the headers. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -18,7 +22,7 @@
  * 6.16). Set by the loader. */
 const volatile __u64 pseudo_header_v6 = BPF_F_PSEUDO_HDR;
 
-static __always_inline const void *linear_bytes(struct __sk_buff *ctx, __u32 offset, __u32 length)
+static __always_inline void *linear_bytes(struct __sk_buff *ctx, __u32 offset, __u32 length)
 {
 	void *data = PACKET_POINTER(ctx, data), *end = PACKET_POINTER(ctx, data_end);
 
@@ -93,38 +97,47 @@ static __always_inline int translate_checksum(struct __sk_buff *ctx, const struc
 	return bpf_l4_csum_replace(ctx, at, before, after, sizeof(after) | zero);
 }
 
-/* The same of IPv4's header, with the ports behind it where these change: each call costs. A
- * program that wrote into the packet itself would have the kernel copy the headers of each one
- * that its sender still holds, ours or not. */
 static __always_inline int translate_v4(struct __sk_buff *ctx, const struct packet *p,
 					const struct tuple *to, __u32 addresses, int hops)
 {
-	const __be32 *ip = linear_bytes(ctx, p->l3, sizeof(struct iphdr));
-	int ports = ports_change(p), behind = p->l4 == p->l3 + sizeof(struct iphdr);
+	struct iphdr *ip = linear_bytes(ctx, p->l3, sizeof(*ip));
 	__u8 left = p->hops - hops;
-	__sum16 check;
-	__be32 words[6];
 
 	if (!ip)
 		return -1;
-	words[0] = ip[0];
-	words[1] = ip[1];
 	/* The TTL is the high byte of a word. */
-	check = checksum_plus(
-		ip[2] >> 16,
+	ip->check = checksum_plus(
+		ip->check,
 		(__u64)addresses +
 			(hops ? (__u16)~bpf_htons(p->hops << 8) + bpf_htons(left << 8) : 0));
-	words[2] = left | (ip[2] & bpf_htonl(0x00ff0000)) | (__u32)check << 16;
-	words[3] = address_to_v4(&to->source);
-	words[4] = address_to_v4(&to->destination);
-	__builtin_memcpy(&words[5], &to->source_port, 4);
-	if (ports && translate_checksum(ctx, p, to, addresses))
-		return -1;
-	if (ports && behind)
-		return bpf_skb_store_bytes(ctx, p->l3, words, sizeof(words), 0);
-	if (ports && bpf_skb_store_bytes(ctx, p->l4, &words[5], sizeof(words[5]), 0))
-		return -1;
-	return bpf_skb_store_bytes(ctx, p->l3, words, sizeof(struct iphdr), 0);
+	ip->ttl = left;
+	ip->saddr = address_to_v4(&to->source);
+	ip->daddr = address_to_v4(&to->destination);
+	return 0;
+}
+
+/* A device may have summed the packet up. That stays right where a checksum in the packet changes
+ * with it; nothing in an IPv6 header makes up for the header. */
+static __always_inline int translate_v6(struct __sk_buff *ctx, const struct packet *p,
+					const struct tuple *to, int hops)
+{
+	const __u32 source = offsetof(struct ipv6hdr, saddr);
+	__u8 left = p->hops - hops;
+	void *addresses;
+
+	if (!ports_change(p) && has_ports(p->tuple.protocol)) {
+		if (bpf_skb_store_bytes(ctx, p->l3 + source, &to->source,
+					2 * sizeof(struct address), BPF_F_RECOMPUTE_CSUM))
+			return -1;
+	} else {
+		addresses = linear_bytes(ctx, p->l3 + source, 2 * sizeof(struct address));
+		if (!addresses)
+			return -1;
+		__builtin_memcpy(addresses, &to->source, 2 * sizeof(struct address));
+	}
+	return hops ? bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left,
+					  sizeof(left), BPF_F_RECOMPUTE_CSUM)
+		    : 0;
 }
 
 /* Gives the packet other ends, and takes hops off. On error it is not to leave: it may
@@ -133,22 +146,17 @@ static __always_inline int packet_translate(struct __sk_buff *ctx, const struct 
 					    const struct tuple *to, int hops)
 {
 	__u32 addresses = addresses_difference(p, to);
-	/* A device may have summed the packet up. That stays right where a checksum in the
-	 * packet changes with it; nothing in an IPv6 header makes up for the header. */
-	__u64 no_checksum =
-		!ports_change(p) && has_ports(p->tuple.protocol) ? BPF_F_RECOMPUTE_CSUM : 0;
-	__u8 left = p->hops - hops;
+	void *ports;
 
-	if (!p->is_v6)
-		return translate_v4(ctx, p, to, addresses, hops);
-	if (ports_change(p) &&
-	    (translate_checksum(ctx, p, to, addresses) ||
-	     bpf_skb_store_bytes(ctx, p->l4, &to->source_port, 2 * sizeof(__be16), 0)))
+	if (ports_change(p)) {
+		ports = linear_bytes(ctx, p->l4, 2 * sizeof(__be16));
+		if (!ports)
+			return -1;
+		__builtin_memcpy(ports, &to->source_port, 2 * sizeof(__be16));
+	}
+	if (p->is_v6 ? translate_v6(ctx, p, to, hops) : translate_v4(ctx, p, to, addresses, hops))
 		return -1;
-	return bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, saddr), &to->source,
-				   2 * sizeof(struct address), no_checksum) ||
-	       bpf_skb_store_bytes(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left,
-				   sizeof(left), BPF_F_RECOMPUTE_CSUM);
+	return ports_change(p) ? translate_checksum(ctx, p, to, addresses) : 0;
 }
 
 /* Makes room for what takes the packet's place. Its sender may have left the checksum
@@ -198,21 +206,18 @@ static __always_inline int packet_put(struct __sk_buff *ctx, __u32 offset, const
 static __always_inline __be32 packet_age(struct __sk_buff *ctx, const struct packet *p)
 {
 	__u8 left = p->hops - 1;
-	struct iphdr ip;
+	struct iphdr *ip = linear_bytes(ctx, p->l3, sizeof(*ip));
 	__be32 word;
 
-	if (packet_load(ctx, p->l3, &ip, sizeof(ip)))
+	if (!ip)
 		return 0;
-	if (p->is_v6 && packet_put(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left, 1))
-		return 0;
+	__builtin_memcpy(&word, ip, sizeof(word));
 	if (!p->is_v6) {
-		ip.ttl = left;
-		ip.check = checksum_plus(ip.check, (__u16)~bpf_htons(0x0100));
-		if (packet_store(ctx, p->l3, &ip, sizeof(ip)))
-			return 0;
+		ip->ttl = left;
+		ip->check = checksum_plus(ip->check, (__u16)~bpf_htons(0x0100));
+		return word;
 	}
-	__builtin_memcpy(&word, &ip, sizeof(word));
-	return word;
+	return packet_put(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left, 1) ? 0 : word;
 }
 
 /* The segments of what has been put together stay as long as they are: that they fit is
@@ -228,8 +233,18 @@ static __always_inline void *packet_push(struct __sk_buff *ctx, void *buffer, __
 	return bpf_skb_adjust_room(ctx, length, BPF_ADJ_ROOM_MAC, flags) ? 0 : buffer;
 }
 
+/* The sum of all words of an IPv4 header is zero: what a device has summed up stays right. */
 static __always_inline int packet_pushed(struct __sk_buff *ctx, const void *at, __u32 length)
 {
+	void *outer;
+
+	if (length == sizeof(struct iphdr)) {
+		outer = linear_bytes(ctx, sizeof(struct ethhdr), sizeof(struct iphdr));
+		if (!outer)
+			return -1;
+		__builtin_memcpy(outer, at, sizeof(struct iphdr));
+		return 0;
+	}
 	return packet_put(ctx, sizeof(struct ethhdr), at, length);
 }
 
@@ -294,7 +309,7 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
 					  int remembered)
 {
 	struct bpf_redir_neigh next = {};
-	struct ethhdr eth;
+	struct ethhdr *eth;
 
 	if (!remembered && !is_ethernet(fib->ifindex))
 		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
@@ -303,10 +318,11 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
 		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
 		return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
 	}
-	mac_copy(eth.h_dest, fib->dmac);
-	mac_copy(eth.h_source, fib->smac);
-	if (bpf_skb_store_bytes(ctx, 0, &eth, 2 * ETH_ALEN, 0))
+	eth = linear_bytes(ctx, 0, sizeof(*eth));
+	if (!eth)
 		return TC_ACT_SHOT;
+	mac_copy(eth->h_dest, fib->dmac);
+	mac_copy(eth->h_source, fib->smac);
 	return bpf_redirect(fib->ifindex, 0);
 }
 

@@ -41,7 +41,7 @@ func TestSmoke(t *testing.T) {
 		output: filepath.Join(t.TempDir(), "results.json"),
 		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../../build/controlplane",
 	}
-	rateSides, changesSides, socketRows := 16, 1, 0
+	rateSides, changesSides, socketRows := 15, 1, 0
 	for _, c := range scenarios(true) {
 		socketRows += sides
 		if c.Mode.Datagrams() || controlplane.Find(s.controlPlane) != nil {

@@ -35,7 +35,6 @@ const (
 	sideMinimalTunnel   = "minimal, XDP, DSR (IPIP)"
 	sideMinimalTC       = "minimal, tc"
 	sideTCChecksum      = "minimal, tc, the kernel's checksums"
-	sideTCHelpers       = "minimal, tc, the kernel's helpers"
 	sideTCTunnel        = "minimal, tc, DSR (IPIP)"
 	sideXDPSNAT         = "Beeline, XDP, SNAT"
 	sideXDPDSR          = "Beeline, XDP, DSR (IPIP)"

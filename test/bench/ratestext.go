@@ -16,7 +16,7 @@ func (s *rateSide) against() string {
 	switch s.name {
 	case sideMinimalXDP:
 		return ""
-	case sideTCSNAT, sideTCDSR, sideTCChecksum, sideTCHelpers, sideTCTunnel:
+	case sideTCSNAT, sideTCDSR, sideTCChecksum, sideTCTunnel:
 		return sideMinimalTC
 	case sideSink, sideMinimalRecords, sideMinimalTunnel, sideMinimalRedirect, sideMinimalTC, sideXDPSNAT, sideXDPDSR:
 		return sideMinimalXDP
@@ -38,8 +38,8 @@ var rateGoals = []rateGoal{
 	{sideMinimalTunnel, sideMinimalXDP, 0, 0},
 	{sideXDPDSR, sideMinimalTunnel, 0, 0},
 	{sideTCSNAT, sideMinimalTC, 0, 1.2},
-	{sideTCHelpers, sideMinimalTC, 0, 0},
-	{sideTCSNAT, sideTCHelpers, 0, 0},
+	{sideTCChecksum, sideMinimalTC, 0, 0},
+	{sideTCSNAT, sideTCChecksum, 0, 0},
 	{sideTCDSR, sideMinimalTC, 0, 1.2},
 	{sideTCTunnel, sideMinimalTC, 0, 0},
 	{sideTCDSR, sideTCTunnel, 0, 0},

@@ -48,8 +48,8 @@ func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *world) error {
 	return nil
 }
 
-// addTCYardsticks adds the minimal program, which writes into packets itself, and what the kernel's
-// helpers are by which Beeline does it.
+// addTCYardsticks adds the minimal program, which writes into packets itself, and with the
+// kernel's help where that is needed.
 func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 	line, err := rig.newLine(ctx, w, "node-b")
 	if err != nil {
@@ -84,7 +84,6 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 	}{
 		{sideMinimalTC, RatesTCProgRatesTcMinimal, becomesDNAT},
 		{sideTCChecksum, RatesTCProgRatesTcChecksum, becomesDNAT},
-		{sideTCHelpers, RatesTCProgRatesTcHelpers, becomesDNAT},
 		{sideTCTunnel, RatesTCProgRatesTcEncapsulate, becomesIPIP},
 	} {
 		program := collection.Programs[s.program]

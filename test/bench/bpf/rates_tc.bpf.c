@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Yardsticks at tc: the minimal program, and some that leave packets right whoever is to make their
+/* Yardsticks at tc: the minimal program, and one that leaves packets right whoever is to make their
  * checksums. The minimal one writes into packets as if these were made already: one whose checksum
  * a device is to make, or has added up as it came, would leave wrong. Only helpers know. */
 #include <linux/bpf.h>
@@ -64,28 +64,7 @@ int rates_tc_minimal(struct __sk_buff *ctx)
 	return minimal(ctx) ? bpf_redirect(ctx->ifindex, 0) : TC_ACT_UNSPEC;
 }
 
-/* All that changes in a packet is written by helpers. */
-SEC("tc")
-int rates_tc_helpers(struct __sk_buff *ctx)
-{
-	struct minimal_change change;
-	struct ethhdr *eth, turned;
-
-	if (!minimal_change(ctx, &change))
-		return TC_ACT_UNSPEC;
-	eth = PACKET_POINTER(ctx, data);
-	if ((void *)(eth + 1) > PACKET_POINTER(ctx, data_end))
-		return TC_ACT_UNSPEC;
-	turned = *eth;
-	turn_back(&turned);
-	if (minimal_checksum(ctx, &change) ||
-	    bpf_skb_store_bytes(ctx, sizeof(turned), &change, sizeof(struct iphdr) + 4, 0) ||
-	    bpf_skb_store_bytes(ctx, 0, &turned, 2 * ETH_ALEN, 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(ctx->ifindex, 0);
-}
-
-/* Only the checksum of layer 4 is. */
+/* The checksum of layer 4 is changed by helpers, and nothing else. */
 SEC("tc")
 int rates_tc_checksum(struct __sk_buff *ctx)
 {
@@ -117,18 +96,24 @@ int rates_tc_encapsulate(struct __sk_buff *ctx)
 	struct iphdr *ip = (void *)(eth + 1);
 	struct tcphdr *l4 = (void *)(ip + 1);
 	const struct minimal_backend *backend;
-	struct outer outer;
+	struct outer *outer;
+	struct ethhdr before;
+	__be16 length;
 
 	if ((void *)(l4 + 1) > end || eth->h_proto != bpf_htons(ETH_P_IP))
 		return TC_ACT_UNSPEC;
 	backend = minimal_choose_v4(ip, l4);
 	if (!backend)
 		return TC_ACT_UNSPEC;
-	outer_fill(&outer, eth, ip->tot_len, backend);
+	before = *eth;
+	length = ip->tot_len;
 	if (bpf_skb_adjust_room(ctx, sizeof(struct iphdr), BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4) ||
-	    bpf_skb_store_bytes(ctx, 0, &outer, sizeof(outer), 0))
+				BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4))
 		return TC_ACT_SHOT;
+	outer = PACKET_POINTER(ctx, data);
+	if ((void *)(outer + 1) > PACKET_POINTER(ctx, data_end))
+		return TC_ACT_SHOT;
+	outer_fill(outer, &before, length, backend);
 	return bpf_redirect(ctx->ifindex, 0);
 }
 
