@@ -72,10 +72,12 @@ var backends = map[string]struct {
 
 // The sides of each comparison. The first is the limit that nothing can beat;
 // the second is the same, between other pods: what differs between these two is
-// what the instrument cannot see.
+// what the instrument cannot see. Of the third the nodes have programs at their devices as
+// Beeline has them, which do nothing: what any balancer there costs; only to another node.
 const (
 	sideBare = iota
 	sideAgain
+	sideNoOp
 	sideDirect
 	sideService
 	sideProxyNFT
@@ -84,7 +86,7 @@ const (
 )
 
 var sideNames = [sides]string{
-	"direct, bare node", "direct, bare node (A/A)", "direct, Beeline node", "ClusterIP", "kube-proxy, nftables", "kube-proxy, iptables",
+	"direct, bare node", "direct, bare node (A/A)", "direct, no-op programs", "direct, Beeline node", "ClusterIP", "kube-proxy, nftables", "kube-proxy, iptables",
 }
 
 // turns is the order of so many sides in a round, which changes with the round: whatever

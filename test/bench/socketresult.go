@@ -69,7 +69,9 @@ var pairs = []struct {
 	side, by int
 }{
 	{"A/A", sideAgain, sideBare},
+	{"no-op to bare", sideNoOp, sideBare},
 	{"direct to bare", sideDirect, sideBare},
+	{"direct to no-op", sideDirect, sideNoOp},
 	{"ClusterIP to bare", sideService, sideBare},
 	{"ClusterIP to direct", sideService, sideDirect},
 	{"nftables to bare", sideProxyNFT, sideBare},

@@ -6,9 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 
 	"beeline.io/beeline/test/bench/endpoint"
 	"beeline.io/beeline/test/controlplane"
@@ -24,13 +28,14 @@ type side struct {
 	path   path
 }
 
-// socketRig is clusters with the same servers: a bare one, and by the number of Services
-// those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables
+// socketRig is clusters with the same servers: a bare one, one with programs that do nothing, and
+// by the number of Services those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables
 // mode on node-b.
 type socketRig struct {
-	bare            *world
+	bare, noOp      *world
 	hooked, proxied map[int]*world
 	softirq         []int
+	attached        []io.Closer
 }
 
 func runSockets(ctx context.Context, b *bench) (err error) {
@@ -54,6 +59,9 @@ func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
 	if err := errors.Join(rig.startServers(ctx, b, rig.bare), rig.bare.proveHooks(0)); err != nil {
 		return err
 	}
+	if err := rig.addNoOp(ctx, b); err != nil {
+		return fmt.Errorf("programs that do nothing: %w", err)
+	}
 	for _, services := range []int{fewServices, manyServices(b.smoke)} {
 		if err := rig.addHooked(ctx, b, services); err != nil {
 			return fmt.Errorf("%d Services: %w", services, err)
@@ -75,6 +83,41 @@ func (rig *socketRig) startServers(ctx context.Context, b *bench, w *world) erro
 		}
 	}
 	return nil
+}
+
+// addNoOp adds a cluster whose nodes have programs where Beeline has those of the edge.
+func (rig *socketRig) addNoOp(ctx context.Context, b *bench) (err error) {
+	if rig.noOp, err = newWorld(); err != nil {
+		return err
+	}
+	spec, err := LoadCostTC()
+	if err != nil {
+		return err
+	}
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	defer collection.Close()
+	for _, name := range []string{"node-a", "node-b"} {
+		host := rig.noOp.Host(name)
+		device, err := deviceOf(host, "eth0")
+		if err != nil {
+			return err
+		}
+		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			if err := host.Do(func() error {
+				l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: collection.Programs[CostTCProgCostNothing], Attach: at})
+				if err == nil {
+					rig.attached = append(rig.attached, l)
+				}
+				return err
+			}); err != nil {
+				return fmt.Errorf("host %s: %w", name, err)
+			}
+		}
+	}
+	return errors.Join(rig.startServers(ctx, b, rig.noOp), rig.noOp.proveHooks(0))
 }
 
 // addHooked adds a cluster with Beeline and so many Services.
@@ -100,7 +143,10 @@ func (rig *socketRig) addHooked(ctx context.Context, b *bench, services int) err
 
 func (rig *socketRig) end() error {
 	var errs []error
-	for _, w := range slices.Concat([]*world{rig.bare}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
+	for _, l := range rig.attached {
+		errs = append(errs, l.Close())
+	}
+	for _, w := range slices.Concat([]*world{rig.bare, rig.noOp}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
 		if w != nil {
 			errs = append(errs, w.end())
 		}
@@ -129,6 +175,9 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 		sideAgain:   direct(rig.bare, "b2", b.again, unhooked),
 		sideDirect:  direct(hooked, "a1", b.server, passed),
 		sideService: service(hooked, "a1", b.server, balanced),
+	}
+	if s.Backend == "remote" {
+		all[sideNoOp] = direct(rig.noOp, "a1", b.server, unhooked)
 	}
 	if proxied != nil && !s.Mode.Datagrams() {
 		all[sideProxyNFT] = service(proxied, "a1", b.server, unhooked)
