@@ -75,8 +75,8 @@ func TestSmoke(t *testing.T) {
 		// Two numbers of Services, two families, and the cases of three hooks.
 		partHook: {metricCall, 2 * 2 * (4 + 7 + 3)},
 		// Beeline and the yardstick: of each family, with few flows and with many; with DSR of
-		// IPv4 both, of IPv6 few. And of a peer.
-		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2)},
+		// IPv4 both, of IPv6 few. And of a peer, and of the yardstick with records.
+		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
 		partRates:    {metricPacketCPU, rateSides},
 		partBalancer: {metricPerSecond, 8},
 		partControl:  {metricTime, 3},

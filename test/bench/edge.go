@@ -18,7 +18,10 @@ import (
 var metricPacket = result.Metric{Name: "time per packet", Unit: "ns", Better: result.Lower}
 
 // The sides of each case beside sideBeeline.
-const sideMinimal = "minimal"
+const (
+	sideMinimal = "minimal"
+	sideRecords = "minimal with records" // beside sideMinimal
+)
 
 // The numbers of flows, and of packets in one sample.
 const (
@@ -221,8 +224,8 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 	if err := rig.prove(hook, c, set, yard); err != nil {
 		return err
 	}
-	row := func(side, against string) result.Row {
-		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: partEdge, Scenario: c.name, Hook: hook, Side: side,
+	row := func(scenario, side, against string) result.Row {
+		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: partEdge, Scenario: scenario, Hook: hook, Side: side,
 			Family: rig.family, Parameters: result.Parameters{"flows": int(flows)}}}
 	}
 	rounds := min(b.runs, edgeRounds) + 1
@@ -249,18 +252,30 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 				return err
 			}
 		}
-		net, err := rig.sample(hook, targetEdge, c.reason, set, next, packets)
-		if err != nil {
-			return err
-		}
-		minimal, err := rig.sample(hook, targetMinimal, "", yard, next, packets)
-		if err != nil {
-			return err
-		}
+		at := next
 		next += packets
+		net, err := rig.sample(hook, targetEdge, c.reason, set, at, packets)
+		if err != nil {
+			return err
+		}
+		minimal, err := rig.sample(hook, targetMinimal, "", yard, at, packets)
+		if err != nil {
+			return err
+		}
 		if round > 0 { // the first one has warmed up
-			b.results.Add(row(sideBeeline, sideMinimal), net)
-			b.results.Add(row(sideMinimal, ""), minimal)
+			b.results.Add(row(c.name, sideBeeline, sideMinimal), net)
+			b.results.Add(row(c.name, sideMinimal, ""), minimal)
+		}
+		if !c.recorded || hook != hookXDP || rig.family != "IPv4" {
+			continue
+		}
+		records, err := rig.sample(hook, targetRecords, "", yard, at, packets)
+		if err != nil {
+			return err
+		}
+		if round > 0 {
+			b.results.Add(row(sideRecords, sideRecords, sideMinimal), records)
+			b.results.Add(row(sideRecords, sideMinimal, ""), minimal)
 		}
 	}
 	return nil

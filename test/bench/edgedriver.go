@@ -20,6 +20,7 @@ const (
 	targetNothing target = iota
 	targetMinimal
 	targetEdge
+	targetRecords // at XDP alone
 )
 
 // A driver runs programs at one hook, each packet with the next frame of a set. While
@@ -62,9 +63,14 @@ func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, dev
 		return err
 	}
 	spec.Maps[CostTCMapFrames].MaxEntries = frames
+	if records := spec.Maps[CostXDPMapMinimalRecords]; records != nil {
+		records.MaxEntries = rig.flows.Tracks.Max()
+	}
 	for _, other := range rig.drivers {
 		shared = maps.Clone(other.collection.Maps)
-		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return name == CostTCMapTargets || name[0] == '.' })
+		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool {
+			return spec.Maps[name] == nil || name == CostTCMapTargets || name[0] == '.'
+		})
 	}
 	d, err := newDriver(spec, shared, hook == datapath.EdgeXDP, context[:], program)
 	if err != nil {
@@ -89,6 +95,9 @@ func newDriver(spec *ebpf.CollectionSpec, shared map[string]*ebpf.Map, xdp bool,
 	d.prelude = d.collection.Programs[CostTCProgCostPrelude]
 	err = errors.Join(d.put(targetNothing, d.collection.Programs[CostTCProgCostNothing]),
 		d.put(targetMinimal, d.collection.Programs[CostTCProgCostMinimal]), d.put(targetEdge, program))
+	if records := d.collection.Programs[CostXDPProgCostRecords]; records != nil {
+		err = errors.Join(err, d.put(targetRecords, records))
+	}
 	if err != nil {
 		d.collection.Close()
 	}

@@ -244,6 +244,9 @@ func (rig *edgeRig) load(frames uint32) error {
 	if err != nil {
 		return err
 	}
+	if err := rig.openFlows(); err != nil {
+		return err
+	}
 	err = programsAt(rig.bpffs, device.Index, func(hook datapath.EdgeHook, program *ebpf.Program) error {
 		rig.open = append(rig.open, program)
 		return rig.addDriver(hook, program, uint32(device.Index), uint32(pod.Index), frames)
@@ -253,9 +256,6 @@ func (rig *edgeRig) load(frames uint32) error {
 	}
 	if len(rig.drivers) != 3 {
 		return fmt.Errorf("the agent has attached programs to eth0 at %v, want all three hooks", slices.Sorted(maps.Keys(rig.drivers)))
-	}
-	if err := rig.openFlows(); err != nil {
-		return err
 	}
 	return errors.Join(rig.fillMinimal(), rig.noteRoom())
 }

@@ -6,6 +6,7 @@
 #define context xdp_md
 
 #include "minimal.h"
+#include "records.h"
 
 /* Of a packet as the prelude makes it: a frame, or more. */
 __u32 packet_length;
@@ -34,6 +35,12 @@ SEC("xdp.frags")
 int cost_minimal(struct xdp_md *ctx)
 {
 	return minimal(ctx) ? XDP_TX : XDP_PASS;
+}
+
+SEC("xdp.frags")
+int cost_records(struct xdp_md *ctx)
+{
+	return minimal_record(ctx) && minimal(ctx) ? XDP_TX : XDP_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

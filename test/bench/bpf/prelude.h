@@ -19,7 +19,7 @@ struct {
 	__type(value, struct frame);
 } frames SEC(".maps");
 
-enum target { TARGET_NOTHING, TARGET_MINIMAL, TARGET_EDGE, TARGETS };
+enum target { TARGET_NOTHING, TARGET_MINIMAL, TARGET_EDGE, TARGET_RECORDS, TARGETS };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
