@@ -48,8 +48,9 @@ const (
 	// Runs of the generator before it is asked how far it is: few for a number of packets,
 	// and about a slice's for a time. Beginning anew takes the kernel milliseconds.
 	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
-	// Without a packet for so long, the rest is lost. A busy machine may pause for long.
-	ratePatience = 10 * time.Second
+	// Without a packet for so long, the rest is lost. On a busy machine a CPU has been seen to pause
+	// for more than two seconds, whatever comes before processes there.
+	ratePatience = 30 * time.Second
 )
 
 // newRateLine prepares the link of a node: its ends' threads, the sink, and the
