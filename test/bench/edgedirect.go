@@ -199,7 +199,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 	}
 	var known []segment
 	sent := 0
-	atOnce := openAtOnce(len(all))
+	atOnce := rig.openAtOnce()
 	for sent < len(all) && uint32(len(known)) < want {
 		some := all[sent:min(sent+atOnce, len(all))]
 		if err := rig.send(hookXDP, some); err != nil {
