@@ -50,8 +50,22 @@ func runBalancer(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// measure is one run of wrk, and the proof that its requests went that way.
+// fewestRequests is what a run has at least: with fewer, packets of the kernel's own would count.
+const fewestRequests = 200
+
+// measure is one run of wrk. On a busy machine it may get no CPU for nearly all of it: that is no run.
 func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
+	const tries = 10
+	for range tries {
+		if err := w.run(ctx, b, seconds); !errors.Is(err, errNoAnswer) {
+			return err
+		}
+	}
+	return fmt.Errorf("fewer than %d requests in %d s, %d times in turn", fewestRequests, seconds, tries)
+}
+
+// run is that, and the proof that its requests went that way.
+func (w *way) run(ctx context.Context, b *bench, seconds int) error {
 	before, err := w.traffic()
 	if err != nil {
 		return err
@@ -60,6 +74,9 @@ func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
 	r, err := runWrk(ctx, w.world.Host("client"), w.to, seconds)
 	if err != nil {
 		return err
+	}
+	if r.Requests < fewestRequests {
+		return errNoAnswer
 	}
 	busy := usageNow().busy - used.busy
 	after, err := w.traffic()

@@ -55,7 +55,7 @@ const (
 	coldStarts     = 3
 	changes        = 30
 	idle           = 100 * time.Millisecond // between changes
-	controlTimeout = 60 * time.Second
+	controlTimeout = 3 * time.Minute
 )
 
 func runControl(ctx context.Context, b *bench) (err error) {

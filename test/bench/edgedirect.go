@@ -123,8 +123,9 @@ func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
 	return nil
 }
 
-// sweepTimeout is for a sweep of all flows, which is due every ten seconds.
-const sweepTimeout = time.Minute
+// sweepTimeout is for sweeps of all flows. One is due every ten seconds, but after one that has
+// taken more than half a second, as on a busy machine, a minute later.
+const sweepTimeout = 5 * time.Minute
 
 // awaitUntracked waits until an agent has Services whose flows need no record, and none of
 // these remembers flows from before it was there.
@@ -198,8 +199,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 	}
 	var known []segment
 	sent := 0
-	// Few at a time, as in establish.
-	atOnce := min(scratchFrames, 1+len(all)/16)
+	atOnce := rig.openAtOnce()
 	for sent < len(all) && uint32(len(known)) < want {
 		some := all[sent:min(sent+atOnce, len(all))]
 		if err := rig.send(hookXDP, some); err != nil {

@@ -121,6 +121,14 @@ func (rig *edgeRig) write(first uint32, incoming bool, all []segment) error {
 	return nil
 }
 
+// openAtOnce is how many flows may be half open at the same time. The sets of the table of those are
+// chosen by chance, and one that gets more than it has places for puts one out: where a 16th of all
+// places is taken, by two records of each flow, in one table of 10^13, where it is a quarter in one of
+// 36,000.
+func (rig *edgeRig) openAtOnce() int {
+	return max(1, min(scratchFrames, int(rig.flows.HalfOpen.Max())/32))
+}
+
 // establish has clients open connections, which backends of this node or of others
 // answer, and adds the clients' ACKs as a set. The backends' records are of that kind.
 func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCTrackFlag) error {
@@ -128,8 +136,7 @@ func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCTr
 	if err != nil {
 		return err
 	}
-	// Few at a time: the table for half open flows is smaller.
-	atOnce := min(scratchFrames, 1+len(all)/16)
+	atOnce := rig.openAtOnce()
 	for first := 0; first < len(all); first += atOnce {
 		some := all[first:min(first+atOnce, len(all))]
 		if err := rig.handshake(some, kind); err != nil {

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"os"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -37,13 +39,18 @@ const (
 	rateFlows  = 4096
 	rateSets   = 3 // Services of a line
 	rateFrames = (1 + rateSets) * rateFlows
+	// Of an agent's table of flows; it is the default where there is much memory. All flows are half
+	// open at first, and of those there is room for a quarter of this: of an eighth of the places one
+	// is put out by chance in one table of four million, of a quarter in one of 400.
+	rateRecords = 64 * rateFlows
 	// A packet of the window is in one of two queues of 256 (VETH_RING_SIZE).
 	rateWindow = 192
 	// Runs of the generator before it is asked how far it is: few for a number of packets,
 	// and about a slice's for a time. Beginning anew takes the kernel milliseconds.
 	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
-	// Without a packet for so long, the rest is lost.
-	ratePatience = 2 * time.Second
+	// Without a packet for so long, the rest is lost. On a busy machine a CPU has been seen to pause
+	// for more than two seconds, whatever comes before processes there.
+	ratePatience = 30 * time.Second
 )
 
 // newRateLine prepares the link of a node: its ends' threads, the sink, and the
@@ -62,6 +69,9 @@ func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair
 	}
 	near, err := deviceOf(l.balancer, "eth0")
 	if err != nil {
+		return l, err
+	}
+	if err := rememberLong(l.balancer); err != nil {
 		return l, err
 	}
 	l.far, l.near = far.Index, near.Index
@@ -83,6 +93,21 @@ func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair
 	}
 	l.thread, err = newNAPIThread(ctx, l.balancer, "eth0", l.near, cpus.Server)
 	return l, err
+}
+
+// rememberLong has a host's connection tracking, if the kernel has one, know flows of UDP for longer
+// than a run takes. By itself it forgets them after half a minute, until they have lasted for some
+// seconds: on a busy machine before they have their turn.
+func rememberLong(host *lab.Host) error {
+	const folder, seconds = "/proc/sys/net/netfilter/", "86400"
+	return host.Do(func() error {
+		for _, name := range []string{"nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"} {
+			if err := os.WriteFile(folder+name, []byte(seconds), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("host %s: %w", host.Name, err)
+			}
+		}
+		return nil
+	})
 }
 
 func (l *rateLine) end() error {
@@ -216,7 +241,7 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 	run := testRun{program: l.collection.Programs[RatesProgRatesGenerate], packet: empty[:], repeat: rateRuns}
 	limit := uint64(math.MaxInt64)
 	if b.limit > 0 {
-		limit, run.repeat = uint64(b.limit), rateRunsOfSlice
+		limit, run.repeat = uint64(b.limit), uint32(max(rateRuns, rateRunsOfSlice*b.limit/rateSlice))
 	}
 	if err := l.set(map[string]any{RatesVarBegin: uint64(0), RatesVarLimit: limit, RatesVarLatest: uint64(0)}); err != nil {
 		return err

@@ -124,7 +124,7 @@ func napiPID(index int) (int, error) {
 // time is the CPU time that the thread has used. It is exact once the thread sleeps,
 // which it does when nothing is left for it.
 func (t napiThread) time() (time.Duration, error) {
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(100 * time.Microsecond) {
+	for deadline := time.Now().Add(ratePatience); ; time.Sleep(100 * time.Microsecond) {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t))
 		if err != nil {
 			return 0, err

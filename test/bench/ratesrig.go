@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 
@@ -141,7 +142,8 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 	for _, m := range []struct{ host, mode, snat, dsr string }{
 		{"node-a", "xdp", sideXDPSNAT, sideXDPDSR}, {"node-b", "tc", sideTCSNAT, sideTCDSR},
 	} {
-		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.program, Manifests: w.folder, EdgeMode: m.mode}
+		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.program, Manifests: w.folder, EdgeMode: m.mode,
+			Flags: []string{"--max-flows", strconv.Itoa(rateRecords)}}
 		w.agents = append(w.agents, agent)
 		if err := agent.Start(); err != nil {
 			return err

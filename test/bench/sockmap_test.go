@@ -27,7 +27,7 @@ func TestSockmapBalancer(t *testing.T) {
 	}
 	node := l.Host("node-a")
 	balancer := startTestSockmap(t, l, 8003, lab.PortTCP)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	const connections, questions = 20, 5
 	payload := string(bytes.Repeat([]byte("x"), 8000)) // of several segments
@@ -91,7 +91,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 	}
 	startTestSockmap(t, l, 8003, lab.PortTCP)
 	startTestSockmap(t, l, 8004, lab.PortHTTP)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	dial := func(port uint16) net.Conn {
 		t.Helper()
@@ -100,7 +100,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		return conn
 	}
 	// The server closes behind its answer.
@@ -139,7 +139,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 	if err := l.Host(answer.Pod).KillServer(); err != nil {
 		t.Fatal(err)
 	}
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	if n, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the backend has gone, and the client reads %d bytes (%v)", n, err)
 	}

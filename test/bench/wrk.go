@@ -41,6 +41,8 @@ type wrkResult struct {
 	Errors       uint64  `json:"errors"`
 }
 
+var errNoAnswer = errors.New("wrk had no answer, or few")
+
 // runWrk has a host ask for a page for some seconds, by connections that stay open.
 func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
 	script := filepath.Join(from.Dir, "wrk.lua")
@@ -48,7 +50,7 @@ func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int)
 		return wrkResult{}, err
 	}
 	cmd := from.Command(ctx, "wrk", "-t", strconv.Itoa(wrkThreads), "-c", strconv.Itoa(wrkConnections),
-		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "10s", "-s", script, fmt.Sprintf("http://%s/", to))
+		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "60s", "-s", script, fmt.Sprintf("http://%s/", to))
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.Output()
@@ -67,7 +69,7 @@ func parseWrk(out string) (r wrkResult, err error) {
 	case r.Errors > 0:
 		return r, fmt.Errorf("wrk met %d errors in %d requests:\n%s", r.Errors, r.Requests, out)
 	case r.Requests == 0 || r.Microseconds <= 0:
-		return r, errors.New("wrk had no answer:\n" + out)
+		return r, fmt.Errorf("%w:\n%s", errNoAnswer, out)
 	}
 	return r, nil
 }

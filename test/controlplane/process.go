@@ -17,7 +17,7 @@ import (
 
 // startTimeout bounds the start of each program; a slow machine needs much of
 // it.
-const startTimeout = 2 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // pollInterval is how often what nothing announces is asked for.
 const pollInterval = 20 * time.Millisecond

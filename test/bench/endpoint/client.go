@@ -48,6 +48,9 @@ type ClientConfig struct {
 	Warmup      time.Duration  `json:"warmup"`      // not counted
 	Measure     time.Duration  `json:"measure"`
 	CPU         int            `json:"cpu"`
+	// LostAfter is how long a datagram without an answer is waited for before it is sent
+	// again; 0: half a minute.
+	LostAfter time.Duration `json:"lostAfter"`
 	// Processes are those whose CPU time belongs to the traffic besides the
 	// client's own: the server, and the kernel's own threads.
 	Processes []int `json:"processes"`

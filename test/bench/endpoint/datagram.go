@@ -3,6 +3,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"time"
@@ -10,21 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	lostAfter = time.Second // without an answer
-	// LostMost is how many datagrams a client sends again before it gives up:
-	// the lab's devices lose none, so more are a fault.
-	LostMost = 5
-)
+// LostMost is how many datagrams a client sends again before it gives up: the lab's
+// devices lose none, so more are a fault.
+const LostMost = 5
+
+// lostAfter is the default of ClientConfig.LostAfter. It is long, for what a busy machine
+// has only kept waiting is not lost, and a pause keeps all sockets waiting.
+const lostAfter = 30 * time.Second
 
 // datagrams are UDP sockets of a client. Each asks one question at a time.
 type datagrams struct {
 	*client
-	asked   []question
-	waiting int // sockets without an answer
-	now     time.Time
-	looked  time.Time // for lost ones
-	from    sockaddr
+	lostAfter time.Duration // without an answer
+	asked     []question
+	waiting   int // sockets without an answer
+	now       time.Time
+	looked    time.Time // for lost ones
+	from      sockaddr
 }
 
 // question is what a socket asked last. The answer bears its number: an answer
@@ -38,7 +41,7 @@ type question struct {
 }
 
 func newDatagrams(c *client) *datagrams {
-	return &datagrams{client: c, asked: make([]question, c.Connections), from: sockaddr{family: c.target.family}}
+	return &datagrams{client: c, lostAfter: cmp.Or(c.LostAfter, lostAfter), asked: make([]question, c.Connections), from: sockaddr{family: c.target.family}}
 }
 
 // loop ends when all is answered, so that the hooks' counters are complete.
@@ -57,7 +60,7 @@ func (d *datagrams) loop() error {
 		}
 	}
 	for d.waiting > 0 {
-		n, errno := epollWait(d.epoll, d.events, int(lostAfter.Milliseconds()))
+		n, errno := epollWait(d.epoll, d.events, int(d.lostAfter.Milliseconds()))
 		if errno != 0 {
 			return os.NewSyscallError("epoll_wait", errno)
 		}
@@ -151,17 +154,17 @@ func (d *datagrams) receive(fd int) (number byte, errno unix.Errno) {
 
 // askAgain sends again what has waited too long.
 func (d *datagrams) askAgain() error {
-	if d.now.Sub(d.looked) < lostAfter/2 {
+	if d.now.Sub(d.looked) < d.lostAfter/2 {
 		return nil
 	}
 	d.looked = d.now
 	for i := range d.asked {
 		q := &d.asked[i]
-		if !q.waiting || d.now.Sub(q.sent) < lostAfter {
+		if !q.waiting || d.now.Sub(q.sent) < d.lostAfter {
 			continue
 		}
 		if d.result.Resent == LostMost {
-			return fmt.Errorf("%s has left more than %d datagrams without an answer for %s each", d.Target, LostMost, lostAfter)
+			return fmt.Errorf("%s has left more than %d datagrams without an answer for %s each", d.Target, LostMost, d.lostAfter)
 		}
 		d.result.Resent++
 		if err := d.send(q); err != nil {

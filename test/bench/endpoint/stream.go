@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck is when a client gives up that gets no answer.
-const stuck = 3000 // milliseconds
+// stuck is when a client gives up that gets no answer: a CPU of a busy machine may pause for seconds.
+const stuck = 60_000 // milliseconds
 
 // streams are TCP connections of a client.
 type streams struct {
