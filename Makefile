@@ -57,6 +57,7 @@ build: generate ## build bin/beeline, statically linked
 	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go)
+	scripts/setup --modules $(CLUSTER)
 	go -C $(CLUSTER) build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)' \
 		-o $(CURDIR)/$@ ./cmd/controlplane
 	@touch $@

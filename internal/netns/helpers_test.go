@@ -82,14 +82,16 @@ func onOwnThread(f func()) {
 	runtime.UnlockOSThread()
 }
 
+// patience bounds whatever a test waits for. It decides nothing.
+const patience = time.Minute
+
 // awaitEnd waits until a path is no more.
 func awaitEnd(t testing.TB, path string) {
 	t.Helper()
-	for range 1000 {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Readlink(path); errors.Is(err, os.ErrNotExist) {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatalf("%s is there still", path)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rtnetlink says when the network of this namespace changes.
+// Package rtnetlink says when the network of this namespace changes, and lists what is there.
 package rtnetlink
 
 import (

@@ -125,7 +125,7 @@ func (f *follower) watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 	o.Watch = true
 	ctx, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(f.timing.answer, func() {
-		f.link.failed(fmt.Sprintf("no answer to a watch within %v", f.timing.answer))
+		f.link.failed(f.link.begin(), fmt.Sprintf("no answer to a watch within %v", f.timing.answer))
 		cancel()
 	})
 	in, err := f.client.Get().Resource(f.kind.resource.Resource).VersionedParams(f.selected(o), parameterCodec).Watch(ctx)

@@ -17,7 +17,8 @@ import (
 )
 
 // link knows whether the server answers: the last request to be answered or to
-// fail says so, of whatever kind it was.
+// fail says so, of whatever kind it was. A failure of one that began before another
+// that has been answered is old: the server may have come back meanwhile.
 type link struct {
 	log *slog.Logger
 
@@ -26,6 +27,9 @@ type link struct {
 	up    bool
 	since time.Time
 	err   string
+	// Requests have numbers in the order in which they begin: begun is the last one, and
+	// lastAnswered the last of those that have been answered.
+	begun, lastAnswered uint64
 	// back is closed when the server answers again.
 	back chan struct{}
 }
@@ -43,22 +47,31 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // is there and cannot do anything, or a proxy in front of none, answers 5xx.
 func (l *link) observe(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		number := l.begin()
 		response, err := next.RoundTrip(r)
 		switch {
 		case err == nil && response.StatusCode < http.StatusInternalServerError:
-			l.answered()
+			l.answered(number)
 		case err == nil:
-			l.failed(fmt.Sprintf("it answers %s", response.Status))
+			l.failed(number, fmt.Sprintf("it answers %s", response.Status))
 		case !errors.Is(r.Context().Err(), context.Canceled):
-			l.failed(err.Error())
+			l.failed(number, err.Error())
 		}
 		return response, err
 	})
 }
 
-func (l *link) answered() {
+func (l *link) begin() (number uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.begun++
+	return l.begun
+}
+
+func (l *link) answered(number uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lastAnswered = max(l.lastAnswered, number)
 	if l.up {
 		return
 	}
@@ -69,9 +82,12 @@ func (l *link) answered() {
 	close(l.back)
 }
 
-func (l *link) failed(err string) {
+func (l *link) failed(number uint64, err string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if number < l.lastAnswered {
+		return
+	}
 	if l.err == "" {
 		l.log.Warn("the API server does not answer; the last state stays in force until it does", "error", err)
 	}

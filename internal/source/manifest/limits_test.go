@@ -59,7 +59,7 @@ func TestSpecialFiles(t *testing.T) {
 			if err := test.make(path); err != nil {
 				t.Fatal(err)
 			}
-			within(t, 10*time.Second, func() {
+			within(t, time.Minute, func() {
 				if got := problemsOf(t, dir).Error(); got != "x.yaml: "+test.want {
 					t.Errorf("in a folder: %s", got)
 				}
@@ -80,7 +80,7 @@ func TestFileReplacedByPipe(t *testing.T) {
 	if err := syscall.Mkfifo(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 10*time.Second, func() {
+	within(t, time.Minute, func() {
 		stale := entry{name: "x.yaml", path: path}
 		if _, err := readFile(stale, 1); err == nil || !strings.Contains(err.Error(), "is a named pipe") {
 			t.Error(err)
@@ -157,7 +157,7 @@ func TestBombs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := folder(t, map[string]string{"x.yaml": in})
-			within(t, 30*time.Second, func() {
+			within(t, 2*time.Minute, func() {
 				problems := problemsOf(t, dir)
 				if problems.Errors() == 0 || len(problems) > defaultLimits.report {
 					t.Errorf("%d errors, %d problems", problems.Errors(), len(problems))

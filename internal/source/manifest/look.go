@@ -45,6 +45,7 @@ func (s *Source) readAll(heard news) (failed source.Problems) {
 		}
 		s.folder = 0
 		s.readEntries(before, heard)
+		s.whileReading()
 		heard = news{} // what looks the same from here on is the same
 		var after []entry
 		after, err = list(s.path)

@@ -32,6 +32,9 @@ type Source struct {
 	limits limits
 	timing timing
 	notify func() (*fsnotify.Watcher, error)
+	// whileReading is called after files have been read and before they are looked at again: by
+	// tests, in whose files something changes just then.
+	whileReading func()
 
 	mu sync.Mutex
 	// files holds the last read of each file by name, so that a file with the
@@ -56,7 +59,7 @@ type State struct {
 // New returns a source of the manifests in path: one file, or all *.yaml, *.yml
 // and *.json in a folder, not in the folders below it. Nothing is read yet.
 func New(path string) *Source {
-	return &Source{path: path, limits: defaultLimits, timing: defaultTiming, notify: fsnotify.NewWatcher}
+	return &Source{path: path, limits: defaultLimits, timing: defaultTiming, notify: fsnotify.NewWatcher, whileReading: func() {}}
 }
 
 // Load reads the manifests once. The error is of type source.Problems and holds

@@ -75,20 +75,16 @@ func TestFileWrittenWithoutEnd(t *testing.T) {
 	t.Cleanup(func() { f.Close() })
 	s := New(dir)
 	s.timing.retry = time.Microsecond
-	restless(t, func(int) error {
-		time.Sleep(10 * time.Microsecond)
-		_, err := f.WriteString("# more\n")
-		return err
-	})
-	const want = "changed each of 8 times while it was being read; write files under a hidden name and rename them when they are complete"
-	for deadline := time.Now().Add(30 * time.Second); ; {
-		_, err := s.Load()
-		if err != nil && err.Error() == dir+": "+want {
-			return
+	reads := 0
+	s.whileReading = func() {
+		reads++
+		if _, err := f.WriteString("# more\n"); err != nil {
+			t.Error(err)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("last problem: %v, want %q", err, want)
-		}
+	}
+	want := dir + ": changed each of 8 times while it was being read; write files under a hidden name and rename them when they are complete"
+	if _, err := s.Load(); err == nil || err.Error() != want || reads != 8 {
+		t.Errorf("after %d reads: %v, want %q", reads, err, want)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 )
 
 // deadline for what must happen; a test that succeeds does not wait for it.
-const deadline = 20 * time.Second
+const deadline = time.Minute
 
 // follower receives the events of a running source, and checks what holds for
 // all of them.
@@ -308,7 +308,7 @@ func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
 	rename(t, folder(t, map[string]string{"a.yaml": web, "b.yaml": named("b", "10.96.0.2")}), dir)
 	s := New(dir)
-	s.timing.quiet, s.timing.atMost = time.Second, time.Minute
+	s.timing.quiet, s.timing.atMost = 5*time.Second, time.Minute
 	f := follow(t, s)
 	f.want("+b +web")
 	remove(t, dir)

@@ -269,7 +269,7 @@ func conditionWord(c discoveryv1.EndpointConditions) string {
 }
 
 // patienceForConditions bounds what comes by itself; it decides nothing.
-const patienceForConditions = 30 * time.Second
+const patienceForConditions = 2 * time.Minute
 
 // within tries again while an error is one that may pass.
 func within(ctx context.Context, try func() error, passes func(error) bool) error {

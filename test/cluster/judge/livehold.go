@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 
 	"beeline.io/beeline/test/lab"
 )
@@ -31,7 +32,7 @@ func (s *Side) hold(ctx context.Context, scenario *Scenario, probes []Probe, bef
 		}
 		h := &Held{side: s, probe: p, conn: conn, before: before}
 		all = append(all, h)
-		answer, err := h.ask(ctx)
+		answer, err := h.ask(ctx, lastSilence)
 		if err != nil {
 			return all, fmt.Errorf("%v: %w", h, err)
 		}
@@ -44,15 +45,15 @@ func (h *Held) String() string {
 	return fmt.Sprintf("%s: the connection to %s made before %s (%+v)", h.side.Name, h.backend, h.before, h.probe)
 }
 
-func (h *Held) ask(ctx context.Context) (lab.Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, longSilence)
+func (h *Held) ask(ctx context.Context, patience time.Duration) (lab.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return lab.Ask(ctx, h.conn, "still there?")
 }
 
 // lives says whether the old backend still answers.
-func (h *Held) lives(ctx context.Context) error {
-	answer, err := h.ask(ctx)
+func (h *Held) lives(ctx context.Context, patience time.Duration) error {
+	answer, err := h.ask(ctx, patience)
 	if err == nil && answer.Pod != h.backend {
 		err = fmt.Errorf("%s answers", answer.Pod)
 	}
@@ -66,7 +67,7 @@ func (h *Held) lives(ctx context.Context) error {
 // ECONNABORTED, who writes EDESTADDRREQ.
 func (h *Held) ends(ctx context.Context) error {
 	return within(ctx, func() error {
-		answer, err := h.ask(ctx)
+		answer, err := h.ask(ctx, longSilence)
 		switch {
 		case errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.EDESTADDRREQ):
 			return nil

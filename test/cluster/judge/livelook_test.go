@@ -38,7 +38,7 @@ func (l *live) look(t *testing.T, e *Epoch, s *Subject, probes []Probe, before m
 		}
 		raw[i] = [2]Outcome{verdicts[i].KubeProxy, verdicts[i].Beeline}
 		if s.Sticky {
-			raw[i], err = j.ask(ctx, c, c.Probe, effort{longSilence, 0})
+			raw[i], err = j.ask(ctx, c, c.Probe, effort{max(e.patience, longSilence), 0})
 		}
 		return err
 	}
@@ -52,11 +52,13 @@ func (l *live) look(t *testing.T, e *Epoch, s *Subject, probes []Probe, before m
 			return nil
 		})
 	}
-	must(t, judge(cases, enough))
-	cases = slices.DeleteFunc(cases, func(c *Case) bool { return verdicts[number[c]].Same() })
-	if len(cases) > 0 {
+	for _, e := range []effort{enough, {shortSilence, 20}, {lastSilence, 20}} {
+		must(t, judge(cases, e))
+		cases = slices.DeleteFunc(cases, func(c *Case) bool { return verdicts[number[c]].Same() })
+		if len(cases) == 0 {
+			break
+		}
 		must(t, l.pair.forgetFlows())
-		must(t, judge(cases, effort{shortSilence, 20}))
 	}
 	e.Seen = [2]map[Probe]Outcome{{}, {}}
 	all := map[Probe]*Verdict{}
@@ -106,11 +108,11 @@ func check(t *testing.T, rule, want string, held []*Held) {
 		var err error
 		switch {
 		case want == lives:
-			err = h.lives(t.Context())
+			err = h.lives(t.Context(), lastSilence)
 		case want == ends && h.side.Name == "Beeline":
 			err = h.ends(t.Context())
 		case want == ends:
-			if all++; h.lives(t.Context()) != nil {
+			if all++; h.lives(t.Context(), longSilence) != nil {
 				moved++
 			}
 		}

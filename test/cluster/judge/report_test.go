@@ -58,17 +58,17 @@ func (r *report) show(t *testing.T, l *lab.Lab, took time.Duration) {
 		*seed, len(r.all), took.Round(time.Second), len(r.same), len(r.explained), len(r.failed))
 }
 
-// showTwice says which cases were asked twice, and what was heard first.
+// showTwice says which cases were asked more than once, and what was heard before.
 func (r *report) showTwice(t *testing.T) {
 	t.Helper()
 	var twice []string
 	for _, v := range r.all {
 		if v.First != nil {
-			twice = append(twice, fmt.Sprintf("\n%s %+v: at first kube-proxy: %v; Beeline: %v; wanted: %v",
+			twice = append(twice, fmt.Sprintf("\n%s %+v: before, kube-proxy: %v; Beeline: %v; wanted: %v",
 				v.ID, v.Probe, v.First.KubeProxy, v.First.Beeline, v.First.Expected))
 		}
 	}
-	t.Logf("%d cases have been asked twice%s", len(twice), strings.Join(twice, ""))
+	t.Logf("%d cases have been asked again%s", len(twice), strings.Join(twice, ""))
 }
 
 // showAll says of each case what became of it, and why that is right.

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"testing"
+)
+
+// Requests of seven kinds are under way at once. One that fails says that the server is away,
+// unless a later one has been answered by then: it is the one before that met nobody.
+func TestFailureThatIsOld(t *testing.T) {
+	for name, c := range map[string]struct {
+		steps     string // b: a request begins; digits: that one is answered; letters: it fails, A the first
+		connected bool
+	}{
+		"the only one fails":                   {"bA", false},
+		"a later one has been answered":        {"bb2A", true},
+		"an earlier one has been answered":     {"bb1B", false},
+		"a later one fails, too":               {"bbb2AC", false},
+		"it was away, and a later one got one": {"bAbb3B", true},
+	} {
+		l := newLink(slog.New(slog.DiscardHandler))
+		ends, ended := []chan error{}, make(chan struct{})
+		for _, step := range c.steps {
+			switch {
+			case step == 'b':
+				begun, end := make(chan struct{}), make(chan error)
+				ends = append(ends, end)
+				transport := l.observe(roundTripper(func(*http.Request) (*http.Response, error) {
+					close(begun)
+					err := <-end
+					return &http.Response{StatusCode: http.StatusOK}, err
+				}))
+				go func() {
+					transport.RoundTrip((&http.Request{}).WithContext(t.Context()))
+					ended <- struct{}{}
+				}()
+				<-begun
+			case step >= 'A':
+				ends[step-'A'] <- errors.New("connection refused")
+				<-ended
+			default:
+				ends[step-'1'] <- nil
+				<-ended
+			}
+		}
+		if got := l.connection().Connected; got != c.connected {
+			t.Errorf("%s: connected %v, want %v", name, got, c.connected)
+		}
+		for i := range ends { // those that go on still
+			select {
+			case ends[i] <- nil:
+				<-ended
+			default:
+			}
+		}
+	}
+}
