@@ -46,7 +46,7 @@ func newHalfOpen(t *testing.T, sets, records uint32) (halfOpenFlows, map[Tuple]u
 // there, also by who walks through them.
 func TestHalfOpenFlowsCopied(t *testing.T) {
 	const records = 2000
-	from, all := newHalfOpen(t, 512, records)
+	from, all := newHalfOpen(t, 1024, records) // of which no set is ever full
 	if len(all) != records {
 		t.Fatalf("%d records of %d have found room", len(all), records)
 	}
