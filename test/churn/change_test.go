@@ -84,13 +84,19 @@ func (c condition) String() string {
 	return [...]string{"ready", "not ready", "terminating", "gone"}[c]
 }
 
+// stopLater stops a server after its grace, which is passed in small steps: where the whole machine
+// stands still for a while, the agent has its time all the same when it goes on.
 func (c *cluster) stopLater(e *endpoint) {
 	c.mu.Lock()
 	e.stopping = true
 	c.mu.Unlock()
 	c.stops.Add(1)
-	time.AfterFunc(grace, func() {
+	go func() {
 		defer c.stops.Done()
+		const steps = 20
+		for range steps {
+			time.Sleep(grace / steps)
+		}
 		err := e.pod.stop(e.at)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -98,7 +104,7 @@ func (c *cluster) stopLater(e *endpoint) {
 		if err != nil {
 			c.failures = append(c.failures, err)
 		}
-	})
+	}()
 }
 
 // interval is the time from one change to the next.

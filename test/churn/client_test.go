@@ -29,7 +29,7 @@ const (
 
 // tcpTimeout bounds a request by TCP. It decides nothing: a SYN that is lost
 // comes again after a second.
-const tcpTimeout = 10 * time.Second
+const tcpTimeout = time.Minute
 
 // pace is the time between the requests of one client.
 const pace = 10 * time.Millisecond
