@@ -105,6 +105,9 @@ func configureClient() error {
 		if err := netlink.AddrAdd(end, address); err != nil {
 			return err
 		}
+		if err := answered(f.client.AsSlice()); err != nil {
+			return err
+		}
 		vip := &net.IPNet{IP: f.vip.AsSlice(), Mask: address.Mask}
 		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: end.Attrs().Index, Dst: vip, Scope: netlink.SCOPE_LINK}); err != nil {
 			return err
@@ -115,6 +118,20 @@ func configureClient() error {
 		}
 	}
 	return nil
+}
+
+// answered waits until the kernel takes an address for its own: of IPv6 it finishes that in the
+// background, and until then loses what comes for it.
+func answered(address net.IP) error {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		routes, err := netlink.RouteGet(address)
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("address %v is not this host's own still: %v, %w", address, routes, err)
+		}
+	}
 }
 
 // noChecksums has a device's checksums made by the kernel.
