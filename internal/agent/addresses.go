@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/rtnetlink"
 )
 
 // updateAddresses reads the addresses of this node's interfaces anew (R22).
@@ -26,7 +28,7 @@ func (a *Agent) updateAddresses() {
 // localAddresses are the addresses of this node's interfaces that others can
 // reach: neither loopback nor link-local.
 func localAddresses() ([]netip.Addr, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

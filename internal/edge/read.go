@@ -3,7 +3,6 @@
 package edge
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,24 +10,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/rtnetlink"
 )
-
-// dumpAttempts: a list that changed while the kernel gave it is asked for again.
-const dumpAttempts = 10
-
-func dump[T any](list func() ([]T, error)) (all []T, err error) {
-	for range dumpAttempts {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
-}
 
 // readDevices reads the devices of this network namespace. Backends are those on other
 // nodes, sorted.
 func readDevices(backends []netip.Addr) ([]Device, error) {
-	links, err := dump(netlink.LinkList)
+	links, err := rtnetlink.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
@@ -97,7 +86,7 @@ func takesTags(device string) bool {
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
 func readAddresses(all []Device, at map[int]int) error {
-	list, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -128,7 +117,7 @@ func readAddresses(all []Device, at map[int]int) error {
 var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
 func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
-	list, err := dump(func() ([]netlink.Route, error) {
+	list, err := rtnetlink.Dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
