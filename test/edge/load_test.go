@@ -79,7 +79,7 @@ func TestTenThousandConnections(t *testing.T) {
 func eachOf(t *testing.T, count int, what string, do func(ctx context.Context, i int) error) {
 	t.Helper()
 	const workers = 16
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	var working sync.WaitGroup
 	for first := range workers {
