@@ -73,7 +73,7 @@ func (c *cluster) become(s *service, e *endpoint, next condition) error {
 		e.removed.Store(now.UnixNano())
 	}
 	if next == gone {
-		c.stopLater(e)
+		c.stopLater(s, e)
 	}
 	text := fmt.Sprintf("%s port %d of %s became %v", now.Format("05.000"), e.at.port, e.addresses(), next)
 	s.last.Store(&text)
@@ -84,13 +84,23 @@ func (c condition) String() string {
 	return [...]string{"ready", "not ready", "terminating", "gone"}[c]
 }
 
-func (c *cluster) stopLater(e *endpoint) {
+// stopLater stops a server after its grace, which is passed in small steps: where the whole machine
+// stands still for a while, the agent has its time all the same when it goes on.
+func (c *cluster) stopLater(s *service, e *endpoint) {
+	const step = 10 * time.Millisecond
+	steps := grace / step
+	if s.least == 0 {
+		steps = shakyGrace / step
+	}
 	c.mu.Lock()
 	e.stopping = true
 	c.mu.Unlock()
 	c.stops.Add(1)
-	time.AfterFunc(grace, func() {
+	go func() {
 		defer c.stops.Done()
+		for range steps {
+			time.Sleep(step)
+		}
 		err := e.pod.stop(e.at)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -98,18 +108,22 @@ func (c *cluster) stopLater(e *endpoint) {
 		if err != nil {
 			c.failures = append(c.failures, err)
 		}
-	})
+	}()
 }
 
-// interval is the time from one change to the next.
-const interval = 5 * time.Millisecond
+// interval is the time from one change to the next. What is later than pause stays so.
+const interval, pause = 5 * time.Millisecond, 100 * time.Millisecond
 
-// churn makes changes for as long as said, one every interval. Those that are
-// late are made up for. It returns how long they took.
+// churn makes as many changes as are due in the time said, one every interval at most: after a
+// pause of the machine they are not made up for all at once. It returns how long they took.
 func (c *cluster) churn(lasting time.Duration) (took time.Duration, err error) {
 	begin := time.Now()
-	for i := range int(lasting / interval) {
-		time.Sleep(time.Until(begin.Add(time.Duration(i) * interval)))
+	next := begin
+	for range int(lasting / interval) {
+		time.Sleep(time.Until(next))
+		if next = next.Add(interval); time.Since(next) > pause {
+			next = time.Now()
+		}
 		if err := c.change(); err != nil {
 			return 0, err
 		}

@@ -21,7 +21,7 @@ const warmUp = 5 * time.Second
 // auditInterval lets audits happen during the changes and after them.
 const auditInterval = 3 * time.Second
 
-// S4, R29, R30: a change every 5 ms, of 5,000 endpoints whose servers stop 200 ms
+// S4, R29, R30: a change every 5 ms, of 5,000 endpoints whose servers stop 3 s
 // after they have gone, and no request to a Service that always had a ready
 // endpoint fails. In the end the tables hold what a fresh agent puts there, an
 // audit finds nothing to mend, and the agent has grown by nothing.

@@ -21,15 +21,16 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A request by UDP is tried this often, as resolvers do it.
+// A request by UDP is tried this often, as resolvers do it; some of them less, but no machine on
+// which they run stands still.
 const (
-	tries      = 3
+	tries      = 8
 	tryTimeout = 650 * time.Millisecond
 )
 
 // tcpTimeout bounds a request by TCP. It decides nothing: a SYN that is lost
 // comes again after a second.
-const tcpTimeout = 10 * time.Second
+const tcpTimeout = time.Minute
 
 // pace is the time between the requests of one client.
 const pace = 10 * time.Millisecond
@@ -110,7 +111,7 @@ func (c *clients) anyService(random *rand.Rand) *service {
 
 // tooLate is how long after it has left an endpoint may not be chosen any more,
 // however busy the machine is. That of those whose server stops is grace.
-const tooLate = tries * tryTimeout
+const tooLate = 10 * time.Second
 
 // A rule says when an endpoint has left.
 type rule func(*endpoint) int64

@@ -18,8 +18,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// grace is how long a server lives on after its endpoint has gone.
-const grace = 200 * time.Millisecond
+// grace is how long a server lives on after its endpoint has gone: as long as the agent may take
+// on a machine that is busy, and has stood still before.
+// Nobody asks the shaky Services, which are to come and go.
+const grace, shakyGrace = 3 * time.Second, 200 * time.Millisecond
 
 // The Services: steady ones of ten endpoints, of which one is ready at any time,
 // and a few shaky ones that have none now and then.

@@ -16,7 +16,7 @@ import (
 
 // patience bounds one connection, and whatever else is waited for. What is in
 // order takes milliseconds.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // The Services of the manifests that the demo speaks of.
 const (

@@ -18,7 +18,7 @@ const (
 	// leaver is the pod that is taken away.
 	leaver = "b1"
 	// drainTime is how long a server that stops serves what is open.
-	drainTime = 5 * time.Second
+	drainTime = 30 * time.Second
 	// phaseConnections is how many connections each client makes in a phase,
 	// at least.
 	phaseConnections = 150

@@ -62,7 +62,7 @@ func showOutside(ctx context.Context, d *demo) error {
 
 // explainFirst has the node say what a connection would meet, and then makes it.
 func explainFirst(ctx context.Context, d *demo, to netip.AddrPort) error {
-	from := netip.AddrPortFrom(d.lab.Host("client").Addr4, 45678)
+	from := netip.AddrPortFrom(d.lab.Host("client").Addr4, 25678) // none that its kernel gives away by itself
 	d.say("\nWhat meets the next connection is known before it is made:")
 	question := []string{"explain", from.String(), to.String() + "/tcp"}
 	node := d.agents[0]

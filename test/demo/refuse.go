@@ -19,7 +19,7 @@ var unused = []netip.AddrPort{
 }
 
 // atOnce is less than TCP waits before it asks a second time.
-const atOnce = time.Second
+const atOnce = 5 * time.Second
 
 func showRefusals(ctx context.Context, d *demo) error {
 	empty, err := d.view(emptyService)

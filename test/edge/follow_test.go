@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/rtnetlink"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -56,7 +57,7 @@ func (w *world) removeOverlay() (remake func() error) {
 		if device, err = netlink.LinkByName(lab.OverlayDevice); err != nil {
 			return err
 		}
-		if addresses, err = netlink.AddrList(device, netlink.FAMILY_ALL); err != nil {
+		if addresses, err = addressesOf(device); err != nil {
 			return err
 		}
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6, unix.AF_BRIDGE} {
@@ -189,13 +190,18 @@ func TestNICBecomesPortOfABridge(t *testing.T) {
 	})
 }
 
+// addressesOf are those of a device.
+func addressesOf(device netlink.Link) ([]netlink.Addr, error) {
+	return rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(device, netlink.FAMILY_ALL) })
+}
+
 // moveNetwork gives one device's addresses and routes to another.
 func moveNetwork(from, to netlink.Link) error {
 	routes, err := netlink.RouteList(from, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
-	addresses, err := netlink.AddrList(from, netlink.FAMILY_ALL)
+	addresses, err := addressesOf(from)
 	if err != nil {
 		return err
 	}

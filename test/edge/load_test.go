@@ -79,7 +79,7 @@ func TestTenThousandConnections(t *testing.T) {
 func eachOf(t *testing.T, count int, what string, do func(ctx context.Context, i int) error) {
 	t.Helper()
 	const workers = 16
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	var working sync.WaitGroup
 	for first := range workers {
@@ -170,8 +170,10 @@ func readFlow(t *testing.T, conn *net.UDPConn, seen map[int]netip.AddrPort) {
 // and spoken of in status, those that exist go on, and other backends are served.
 func TestNoPortIsLeft(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		const ports = 8
-		w := startWorld(t, "--edge-mode="+mode, "--snat-ports=1024-1031")
+		// So few that a flow which tries 64 of them at random finds the last one, but for once
+		// in 10^8.
+		const ports = 4
+		w := startWorld(t, "--edge-mode="+mode, "--snat-ports=1024-1027")
 		w.apply("web", objects(w.public("b1"))...)
 		for _, to := range addresses(w.Host("node-a"), nodePort) {
 			var conns []net.Conn

@@ -128,14 +128,31 @@ func (w *world) wantDown(pods ...string) {
 	})
 }
 
-// wantWhy wants each of a pod's endpoints to be down for a reason, in these words.
+// wantWhy waits until each of a pod's endpoints is down for a reason, in these words: on a busy
+// machine a probe may fail for being late, and the next one does not.
 func (w *world) wantWhy(pod, words string) {
 	w.t.Helper()
-	for line := range strings.Lines(w.down()[pod]) {
-		if !strings.Contains(line, words) {
-			w.t.Errorf("%s is down because of %q, want %q", pod, line, words)
+	got := ""
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("%s was down because of %q", pod, got)
 		}
-	}
+	})
+	w.eventually(pod+" is down because of "+words, func() bool {
+		got = w.down()[pod]
+		return got != "" && strings.Count(got, words) == strings.Count(got, "\n")
+	})
+}
+
+// wantWell waits until all endpoints have been asked and are well. The first probe alone takes one
+// out, and on a busy machine it may be late.
+func (w *world) wantWell() {
+	w.t.Helper()
+	w.must(w.agent.WaitFor("well at all endpoints", allWell))
+}
+
+func allWell(s *observe.Status) bool {
+	return s.Health != nil && s.Health.Targets > 0 && len(s.Health.Down) == 0
 }
 
 // wantPods waits until these pods, and no others, are in the sets of all NodePorts, and

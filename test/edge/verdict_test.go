@@ -25,12 +25,18 @@ func (w *world) wantRefused(network string, to netip.AddrPort) {
 // nothing to be told to the client until then.
 func (w *world) wantSilence(network string, to netip.AddrPort, reason string) {
 	w.t.Helper()
+	w.wantSilenceAs("client", network, to, reason)
+}
+
+// wantSilenceAs is wantSilence for another host.
+func (w *world) wantSilenceAs(host, network string, to netip.AddrPort, reason string) {
+	w.t.Helper()
 	count := func() uint64 { return w.status().Edge.Counters[reason] }
 	before := count()
 	ctx, cancel := context.WithCancel(context.Background())
 	result := make(chan error, 1)
 	go func() {
-		_, err := w.Host("client").Request(ctx, network, to.String(), "hello")
+		_, err := w.Host(host).Request(ctx, network, to.String(), "hello")
 		result <- err
 	}()
 	w.eventually(network+" to "+to.String()+" is counted as "+reason, func() bool { return count() > before })

@@ -162,6 +162,10 @@ func addresses(h *lab.Host, port uint16) []netip.AddrPort {
 // with a probability of 2^-40.
 const tries = 40
 
+// triesFor is how many show all of so many equal backends: one of them is missed with a
+// probability of less than 10^-9.
+func triesFor(backends int) int { return max(1, backends-1) * tries }
+
 // ask has the client ask an address once.
 func (w *world) ask(network string, to netip.AddrPort) (lab.Answer, error) {
 	return w.askAs("client", network, to)
@@ -204,7 +208,7 @@ func (w *world) wantServed(network string, to netip.AddrPort, pods ...string) (a
 func (w *world) wantServedAs(host, network string, to netip.AddrPort, pods ...string) (answers []lab.Answer) {
 	w.t.Helper()
 	seen := map[string]bool{}
-	for range tries {
+	for range triesFor(len(pods)) {
 		answer, err := w.askAs(host, network, to)
 		if err != nil {
 			w.t.Errorf("%s to %s: %v; the edge counted %v", network, to, err, w.status().Edge.Counters)

@@ -99,7 +99,7 @@ func containerID(lab, pod string) string {
 
 // killTimeout bounds the wait for killed processes; one in an uninterruptible
 // system call takes as long as the call.
-const killTimeout = 10 * time.Second
+const killTimeout = time.Minute
 
 // removeCgroups kills every process below root and removes root. A root that
 // does not exist is fine.

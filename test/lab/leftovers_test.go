@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/rtnetlink"
 )
 
 // leftovers lists everything on the machine that bears the lab's name: files,
@@ -107,7 +109,7 @@ func canary(t *testing.T, l *Lab) (left func() int) {
 		}
 	}
 	return func() int {
-		links, err := nl.LinkList()
+		links, err := rtnetlink.Dump(nl.LinkList)
 		if err != nil {
 			t.Fatal(err)
 		}

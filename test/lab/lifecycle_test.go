@@ -15,6 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/rtnetlink"
 )
 
 func TestDownLeavesNothing(t *testing.T) {
@@ -47,7 +49,7 @@ func TestUpDoesNotTouchTheMachinesNetwork(t *testing.T) {
 	if err := netlink.LinkSubscribe(updates, done); err != nil {
 		t.Fatal(err)
 	}
-	before, err := netlink.LinkList()
+	before, err := rtnetlink.Dump(netlink.LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}

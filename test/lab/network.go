@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/rtnetlink"
 )
 
 // sysctl is a path below /proc/sys/net and its value.
@@ -204,7 +206,7 @@ func setUp(nl *netlink.Handle, device string) error {
 
 // configure adds the host's addresses and routes; its devices are up.
 func (h *hostPlan) configure(nl *netlink.Handle) error {
-	links, err := nl.LinkList()
+	links, err := rtnetlink.Dump(nl.LinkList)
 	if err != nil {
 		return fmt.Errorf("listing devices: %w", err)
 	}

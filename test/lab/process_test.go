@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -109,10 +110,15 @@ func TestCommandExitCode(t *testing.T) {
 
 func TestCommandEndsWithItsContext(t *testing.T) {
 	l := New(t)
-	cmd := l.Host("a1").Command(withTimeout(t, 50*time.Millisecond), "sleep", "600")
-	err := cmd.Run()
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := l.Host("a1").Command(ctx, "sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	err := cmd.Wait()
 	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != -1 {
-		t.Errorf("%v, want killed after 50 ms", err)
+		t.Errorf("%v, want killed", err)
 	}
 }
 
@@ -149,7 +155,7 @@ func TestDownKillsProcesses(t *testing.T) {
 	if err := l.Down(); err != nil {
 		t.Fatal(err)
 	}
-	survivor := time.AfterFunc(10*time.Second, func() { cmd.Process.Signal(unix.SIGABRT) })
+	survivor := time.AfterFunc(patience, func() { cmd.Process.Signal(unix.SIGABRT) })
 	defer survivor.Stop()
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(unixWaitStatus).Signal() != unix.SIGKILL {

@@ -39,7 +39,7 @@ func port(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr,
 // sees the caller's own address, the caller the server's.
 func TestEveryHostReachesEveryPod(t *testing.T) {
 	l := newWithServers(t)
-	ctx := withTimeout(t, 30*time.Second)
+	ctx := withTimeout(t, 2*patience)
 	for _, from := range l.Hosts() {
 		if from.Role == RoleFabric {
 			continue
@@ -281,7 +281,7 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	for _, addr := range l.Host("b3").addrs() {
@@ -312,7 +312,7 @@ func TestListen(t *testing.T) {
 	if _, err := conn.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	packets.SetReadDeadline(time.Now().Add(5 * time.Second))
+	packets.SetReadDeadline(time.Now().Add(patience))
 	if _, from, err := packets.ReadFrom(make([]byte, 9)); err != nil || from.String() != conn.LocalAddr().String() {
 		t.Errorf("datagram from %v (%v), want %v", from, err, conn.LocalAddr())
 	}

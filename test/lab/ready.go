@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addressTimeout bounds the wait for IPv6 addresses.
-const addressTimeout = 10 * time.Second
+// addressTimeout bounds the wait for IPv6 addresses. Others who take their networks down keep
+// the kernel from finishing them, all at once for seconds.
+const addressTimeout = time.Minute
 
 // AddAddress adds an address to one of the host's devices, and returns when the
 // host answers for it.
@@ -50,14 +52,15 @@ func addAddress(nl *netlink.Handle, link netlink.Link, prefix netip.Prefix) erro
 func awaitAddresses(nl *netlink.Handle, addresses ...netip.Addr) error {
 	for deadline := time.Now().Add(addressTimeout); ; time.Sleep(time.Millisecond) {
 		waiting, err := unreadyAddress(nl, addresses)
-		if err != nil {
+		interrupted := errors.Is(err, netlink.ErrDumpInterrupted) // one has come meanwhile
+		if err != nil && !interrupted {
 			return fmt.Errorf("waiting for its IPv6 addresses: %w", err)
 		}
-		if waiting == "" {
+		if waiting == "" && !interrupted {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("IPv6 address %s is not usable after %v", waiting, addressTimeout)
+			return fmt.Errorf("IPv6 address %q is not usable after %v (%v)", waiting, addressTimeout, err)
 		}
 	}
 }

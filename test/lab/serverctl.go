@@ -27,7 +27,7 @@ const (
 )
 
 // readyTimeout bounds the start of a server.
-const readyTimeout = 20 * time.Second
+const readyTimeout = 2 * time.Minute
 
 // StartServers starts a server with default options in every pod that has none.
 func (l *Lab) StartServers() error {

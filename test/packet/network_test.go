@@ -118,7 +118,9 @@ func (n *network) addDevice(t testing.TB, i int, name string, addresses []string
 		must(t, netlink.LinkSetUp(link))
 		n.index[end] = uint32(link.Attrs().Index)
 	}
-	must(t, running(name))
+	for _, end := range []string{name + "-far", name} {
+		must(t, running(end))
+	}
 	n.mac[name] = mac
 	for _, a := range addresses {
 		address, err := netlink.ParseAddr(a)
@@ -137,7 +139,7 @@ func (n *network) addDevice(t testing.TB, i int, name string, addresses []string
 // running waits until a device passes on what is sent by it: the kernel gives it a queue some
 // time after its other end has been set up, and until then loses all.
 func running(device string) error {
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		link, err := netlink.LinkByName(device)
 		if err != nil || link.Attrs().OperState == netlink.OperUp {
 			return err

@@ -48,7 +48,7 @@ func TestRateOfErrors(t *testing.T) {
 				for range 10 {
 					w.answers(t, at, reset)
 				}
-				for end := time.Now().Add(10 * time.Second); w.run(t, at, refused.frame(t)).Action != model.ActionSend; {
+				for end := time.Now().Add(time.Minute); w.run(t, at, refused.frame(t)).Action != model.ActionSend; {
 					if time.Now().After(end) {
 						t.Fatal("no error is sent any more")
 					}

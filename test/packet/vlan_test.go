@@ -30,7 +30,7 @@ func TestVLANTagTakenByKernel(t *testing.T) {
 		flow := model.Tuple{Source: f.client, Destination: f.vip, SourcePort: clientPort, DestinationPort: toRemote, Protocol: udp}
 		later := flow
 		later.SourcePort++
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			records := w.records(t, halfOpen)
 			if _, ok := records[later]; !ok && time.Now().Before(end) {
 				continue

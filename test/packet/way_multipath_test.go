@@ -60,7 +60,7 @@ func (w *world) sendFrame(t testing.TB, device string, frame []byte) {
 func (c capture) nextHopOf(t testing.TB, to netip.Addr) (mac [6]byte) {
 	t.Helper()
 	frame := make([]byte, 2000)
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		n, err := c.next(frame)
 		if err != nil {
 			t.Fatalf("waiting for a packet to %v: %v", to, err)

@@ -12,7 +12,7 @@ import (
 )
 
 // tcpDrain is long enough to see that nothing happens before it is over.
-const tcpDrain = 3 * time.Second
+const tcpDrain = 6 * time.Second
 
 // withDrain is withEachMethod with a drain time for TCP.
 func withDrain(t *testing.T, test func(t *testing.T, w *world)) {

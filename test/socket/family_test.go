@@ -109,7 +109,7 @@ func (s *hostSocket) bindReused(to netip.AddrPort) error {
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Bind(s.fd, s.f.sockaddr(to))
 		if err != unix.EADDRINUSE || time.Now().After(deadline) {
 			return err

@@ -34,7 +34,7 @@ func TestKilledAtRandom(t *testing.T) {
 	w.start()
 	w.write("steady", objects(w.sticky("steady", 200, "a2 b1", 600))...)
 	w.apply("plain", objects(w.web("plain", 201, "a2 b1"))...)
-	before := w.hold(clients, 201)
+	held := w.hold(clients, 201)
 	ids := w.idsOf("default/steady", "default/plain")
 	loads := []*load{
 		w.startLoad("plain", w.hosts("a1"), ipv4, ipv4.clusterIP(201), "a2 b1"),
@@ -46,6 +46,7 @@ func TestKilledAtRandom(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	tables, err := datapath.OpenTables(w.agent().BPFFS())
 	w.must(err)
+	before := w.frontends(tables)
 	for i := range kills {
 		if i%2 == 0 {
 			for range r.IntN(4) {
@@ -53,7 +54,7 @@ func TestKilledAtRandom(t *testing.T) {
 				time.Sleep(time.Duration(r.IntN(90)) * time.Millisecond)
 			}
 		} else {
-			w.awaitChange(tables)
+			w.awaitChange(tables, before)
 			time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond)
 		}
 		w.must(w.agent().Kill())
@@ -61,10 +62,11 @@ func TestKilledAtRandom(t *testing.T) {
 			t.Fatalf("the tables have\n%s\nwant, as before,\n%s", now, ids)
 		}
 		w.write("churn", w.churn(r)...)
+		before = w.frontends(tables)
 		w.must(w.agent().StartOnly())
 	}
 	w.must(w.folder.Await(w.agent()))
-	w.wantAlive(t, "after all kills", before)
+	w.wantAlive(t, "after all kills", held)
 	for _, l := range loads {
 		l.wantNoFailure(t)
 	}
@@ -74,16 +76,19 @@ func TestKilledAtRandom(t *testing.T) {
 	w.wantLikeFresh(t)
 }
 
-// awaitChange returns as soon as the agent has begun to change the tables.
-func (w *world) awaitChange(tables *datapath.Tables) {
+// frontends is the index of the tables.
+func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint32 {
 	w.t.Helper()
-	index := func() map[datapath.FrontendKey]uint32 {
-		all, err := tables.Frontends.All()
-		w.must(err)
-		return all
-	}
-	before := index()
-	for deadline := time.Now().Add(patience); maps.Equal(index(), before); {
+	all, err := tables.Frontends.All()
+	w.must(err)
+	return all
+}
+
+// awaitChange returns as soon as the agent has begun to change the tables, which were like this
+// before it was started.
+func (w *world) awaitChange(tables *datapath.Tables, before map[datapath.FrontendKey]uint32) {
+	w.t.Helper()
+	for deadline := time.Now().Add(patience); maps.Equal(w.frontends(tables), before); {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("the tables have not changed after %v", patience)
 		}
