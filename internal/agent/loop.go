@@ -65,7 +65,11 @@ func (a *Agent) serve(ctx context.Context) error {
 	}
 }
 
-// wait waits for what goes on beside the loop, but not for a file system that
+// stopTime is long for what takes milliseconds: a busy machine may stand still for seconds, and what
+// still runs must not find the tables closed.
+const stopTime = 10 * time.Second
+
+// wait waits for what goes on beside the loop, but not for ever: not for a file system that
 // does not answer.
 func wait(group *gosync.WaitGroup) {
 	ended := make(chan struct{})
@@ -75,7 +79,7 @@ func wait(group *gosync.WaitGroup) {
 	}()
 	select {
 	case <-ended:
-	case <-time.After(3 * time.Second):
+	case <-time.After(stopTime):
 	}
 }
 
