@@ -43,8 +43,8 @@ func TestDoor(t *testing.T) {
 		}
 		change()
 	}
-	if len(k.index.entries) == 0 {
-		t.Fatal("there are no frontends to ask for")
+	for len(k.index.entries) == 0 { // once in 64 times all Services have just gone
+		change()
 	}
 	if repairs, err := s.Audit(); repairs != 0 || err != nil {
 		t.Fatalf("an audit mended %d differences: %v", repairs, err)
