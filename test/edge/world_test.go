@@ -215,8 +215,8 @@ func (w *world) wantServedAs(host, network string, to netip.AddrPort, pods ...st
 	for range triesFor(len(pods)) {
 		answer, err := w.askAs(host, network, to)
 		if err != nil && network == "udp" && lost == 0 {
-			// One datagram may be lost, as resolvers know. One in some thousands is, of the node's
-			// own while a pod has opted out, and an ICMP error is counted: it is not known why.
+			// The node's own port may be one that it had a moment ago, for a flow of packets to the
+			// same backend: the answer gets that flow's name (docs/architecture.md).
 			lost++
 			w.t.Logf("%s to %s from %s: %v, so asked again; the edge counted %v", network, to, host, err, w.status().Edge.Counters)
 			answer, err = w.askAs(host, network, to)
