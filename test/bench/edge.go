@@ -266,7 +266,7 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 			b.results.Add(row(c.name, sideBeeline, sideMinimal), net)
 			b.results.Add(row(c.name, sideMinimal, ""), minimal)
 		}
-		if !c.recorded || hook != hookXDP || rig.family != "IPv4" {
+		if !rig.records(hook, c) {
 			continue
 		}
 		records, err := rig.sample(hook, targetRecords, "", yard, at, packets)

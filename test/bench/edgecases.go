@@ -145,7 +145,17 @@ func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
 	if err := rig.proveOne(hook, targetMinimal, yard, 0, c.translated(), hops, becomes); err != nil {
 		return fmt.Errorf("yardstick: %w", err)
 	}
+	if rig.records(hook, c) {
+		if err := rig.proveOne(hook, targetRecords, yard, 0, true, hops, becomes); err != nil {
+			return fmt.Errorf("yardstick with records: %w", err)
+		}
+	}
 	return nil
+}
+
+// records says whether the yardstick with records is measured beside a case.
+func (rig *edgeRig) records(hook string, c edgeCase) bool {
+	return c.recorded && hook == hookXDP && rig.family == "IPv4"
 }
 
 // translated says whether the packet gets other ends.
