@@ -37,7 +37,7 @@ CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list
 CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -v -p 1 -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bin/bench bench bench-instructions bench-docs clean
+.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -102,11 +102,15 @@ bench: build bin/bench controlplane ## measure, print figures with their spread,
 	bin/bench --program bin/beeline --output build/bench/results.json
 	bin/bench chart build/bench/results.json --out build/bench
 
+bench-endurance: build bin/bench controlplane ## what load and floods over time do to connections, by Beeline, iptables and kube-proxy (root, 40 minutes)
+	@mkdir -p build/bench
+	bin/bench --program bin/beeline --part endurance --output build/bench/endurance.json
+
 bench-instructions: build bin/bench ## count a packet's instructions by Beeline, iptables and IPVS, in an emulated machine
 	scripts/kernels --instructions build/bench/instructions.json
 
 RESULTS ?= build/bench/results.json
-bench-docs: bin/bench ## put RESULTS of a benchmark and their charts into docs/benchmarks.md
+bench-docs: bin/bench ## put RESULTS of a benchmark and their charts, or those of the part endurance, into docs/benchmarks.md
 	bin/bench doc $(RESULTS) --into docs/benchmarks.md
 
 clean: ## remove what was built

@@ -16,7 +16,8 @@ const enum track_state *unused_track_state __attribute__((unused));
 const enum track_flag *unused_track_flag __attribute__((unused));
 const enum door_size *unused_door_size __attribute__((unused));
 const enum door_multiplier *unused_door_multiplier __attribute__((unused));
-const enum half_open_mix *unused_half_open_mix __attribute__((unused));
+const enum set_mix *unused_set_mix __attribute__((unused));
+const enum conntrack_timeout *unused_conntrack_timeout __attribute__((unused));
 const enum door_state *unused_door_state __attribute__((unused));
 
 SEC("tc")

@@ -30,6 +30,9 @@ const enum frontend_flag *unused_frontend_flag __attribute__((unused));
 const enum socket_mark *unused_socket_mark __attribute__((unused));
 const enum dsr *unused_dsr __attribute__((unused));
 const enum history_word *unused_history_word __attribute__((unused));
+const enum set_table_size *unused_set_table_size __attribute__((unused));
+const enum set_rank *unused_set_rank __attribute__((unused));
+const enum set_mix *unused_set_mix __attribute__((unused));
 
 static __always_inline void destination_read4(const struct bpf_sock_addr *ctx,
 					      struct destination *d)

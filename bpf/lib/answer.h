@@ -12,8 +12,8 @@
 
 #define ANSWER_HOPS 64
 
-/* How many ICMP errors a CPU sends in a second, and at once. 0 in a second: as many as
- * there are. Set by the loader. */
+/* How many ICMP errors of each budget a CPU sends in a second, and at once. 0 in a second: as many
+ * as there are. Set by the loader. */
 const volatile __u32 icmp_per_second = 1000;
 const volatile __u32 icmp_burst = 50;
 
@@ -53,11 +53,19 @@ struct {
 	__type(value, struct answer);
 } answers SEC(".maps");
 
-/* When all errors sent so far would have been sent if they had kept to the rate:
- * nanoseconds, CLOCK_MONOTONIC. */
+/* Each budget has a token bucket of its own. Otherwise a flood of refused packets would stop
+ * path MTU discovery. */
+enum icmp_budget {
+	BUDGET_UNREACHABLE, /* port and host unreachable, time exceeded */
+	BUDGET_TOO_BIG,
+	ICMP_BUDGETS,
+};
+
+/* When all errors of a budget sent so far would have been sent if they had kept to the rate:
+ * nanoseconds, CLOCK_MONOTONIC. By enum icmp_budget. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, ICMP_BUDGETS);
 	__type(key, __u32);
 	__type(value, __u64);
 } icmp_sent SEC(".maps");
@@ -173,11 +181,11 @@ static __always_inline enum answered answer_reset(struct context *ctx, const str
 
 /* Whether one more error keeps to the rate (a bucket of icmp_burst tokens). No other
  * packet is worked on meanwhile on the same CPU. */
-static __always_inline int icmp_due(void)
+static __always_inline int icmp_due(enum icmp_error error)
 {
+	__u32 budget = error == ICMP_TOO_BIG ? BUDGET_TOO_BIG : BUDGET_UNREACHABLE;
 	__u64 now = bpf_ktime_get_ns(), each;
-	__u32 zero = 0;
-	__u64 *sent = bpf_map_lookup_elem(&icmp_sent, &zero);
+	__u64 *sent = bpf_map_lookup_elem(&icmp_sent, &budget);
 
 	if (!icmp_per_second)
 		return 1;
@@ -252,7 +260,7 @@ __noinline int answer_error(struct context *ctx, const struct packet *p,
 	most = (p->is_v6 ? ICMPV6_LENGTH : ICMP_LENGTH) - ip_length - sizeof(struct icmp_header);
 	answer = bpf_map_lookup_elem(&answers, &zero);
 	quoted = p->length;
-	if (!icmp_due())
+	if (!icmp_due(error))
 		return ANSWER_NOT_DUE;
 	if (quoted > most)
 		quoted = most;

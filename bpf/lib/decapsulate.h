@@ -22,23 +22,25 @@
 #include "workspace.h"
 #include "wrapping.h"
 
-static __always_inline int is_balancer(const struct address *a)
+/* An enum balancer; 0: neither. */
+static __always_inline __u32 balancer_of(const struct address *a)
 {
 	struct network_key key = {.prefixlen = 128, .address = *a};
+	enum balancer *balancer = bpf_map_lookup_elem(&balancers, &key);
 
-	return bpf_map_lookup_elem(&balancers, &key) != 0;
+	return balancer ? *balancer : 0;
 }
 
-/* Whether somebody may have sent a packet so. What bears an option has the client as its
- * source, and no client of a balancer is a pod, or a node. Any of them may have a message
- * about a packet. */
+/* Whether somebody may have sent a packet so. A tunnel begins at another node: a pod can forge
+ * this node's address as well as any. What bears an option has the client as its source, and no
+ * client of a balancer is a pod, or a node. Any of them may have a message about a packet. */
 static __always_inline int may_send(const struct workspace *w, enum parsed inside)
 {
 	const struct address *source = &w->wrapping.outer.source;
 
 	if (w->wrapping.dsr != DSR_OPT)
-		return is_balancer(source);
-	return inside == PARSED_OTHER || (class_of(source) == FROM_OUTSIDE && !is_balancer(source));
+		return balancer_of(source) == BALANCER;
+	return inside == PARSED_OTHER || (class_of(source) == FROM_OUTSIDE && !balancer_of(source));
 }
 
 /* The frontend for what a balancer has been asked. A NodePort is there on each node's own
@@ -52,7 +54,7 @@ static __always_inline struct frontend *frontend_told(struct context *ctx,
 	struct frontend *frontend = frontend_lookup(&key);
 	const struct address *own;
 
-	if (frontend || !is_balancer(&key.address))
+	if (frontend || balancer_of(&key.address) != BALANCER)
 		return frontend;
 	own = address_on(packet_device(ctx), !address_is_v4(&key.address));
 	if (!own)
@@ -200,9 +202,14 @@ __noinline int told_backend(struct context *ctx, int *result)
 		return 0;
 	}
 	w->service = frontend->service;
+	/* Anybody can send an option: none is believed where the Service is not served so. */
+	if (w->wrapping.dsr == DSR_OPT && frontend->dsr != DSR_OPT) {
+		*result = lose(ctx, w, EDGE_DROP_SPOOFED);
+		return 0;
+	}
 	destination_set(&told, &w->wrapping.backend, w->wrapping.port);
 	backend = serves(frontend, &told, &slot) ? backend_lookup(slot_backend(slot)) : 0;
-	if (!backend || (w->wrapping.dsr == DSR_OPT && frontend->dsr != DSR_OPT)) {
+	if (!backend) {
 		*result = lose(ctx, w,
 			       w->wrapping.dsr == DSR_OPT ? EDGE_DROP_SPOOFED : EDGE_DROP_NOT_HERE);
 		return 0;

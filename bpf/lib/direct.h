@@ -21,6 +21,7 @@
 #include "encapsulate.h"
 #include "forward.h"
 #include "frontend.h"
+#include "outer_mtu.h"
 #include "packet.h"
 #include "past.h"
 #include "serving.h"
@@ -44,7 +45,7 @@ static __always_inline enum dsr dsr_of(enum dsr wanted, const struct backend *ba
  * Not static: the verifier looks at it once. Returns enum routed. */
 __noinline int dsr_route(struct context *ctx, struct workspace *w, const struct address *node)
 {
-	__u32 length, device = packet_device(ctx);
+	__u32 length, learned, device = packet_device(ctx);
 	const struct address *own;
 	enum routed routed;
 	struct way *way;
@@ -56,7 +57,7 @@ __noinline int dsr_route(struct context *ctx, struct workspace *w, const struct 
 	if (length)
 		length += dsr_overhead(w->dsr, w->packet.is_v6);
 	way = w->dsr == DSR_OPT ? 0 : way_of(&w->outer, WAY_OUTER);
-	if (way && way_holds(way, &w->outer, WAY_OUTER, device, length)) {
+	if (way && way_holds(w, way, &w->outer, WAY_OUTER, device, length)) {
 		way_take(way, w);
 		w->outer.source = way->source;
 		return ROUTED;
@@ -70,8 +71,15 @@ __noinline int dsr_route(struct context *ctx, struct workspace *w, const struct 
 	if (!own)
 		return ROUTED_WITHOUT_ADDRESS;
 	w->outer.source = *own;
+	learned = outer_mtu(w);
+	if (learned && length > learned) {
+		w->fib.mtu_result = learned;
+		return ROUTED_TOO_BIG;
+	}
+	if (learned && learned < w->fib.mtu_result)
+		w->fib.mtu_result = learned;
 	if (way && routed == ROUTED && length)
-		way_keep(way, &w->outer, WAY_OUTER, device, &w->fib);
+		way_keep(w, way, &w->outer, WAY_OUTER, device);
 	return routed;
 }
 
@@ -134,6 +142,8 @@ static __always_inline void dsr_to(struct workspace *w, enum dsr dsr, const stru
 static __always_inline int begin_direct(struct context *ctx, struct workspace *w,
 					const struct backend *backend)
 {
+	if (begins_nothing(w))
+		return lose(ctx, w, EDGE_DROP_INVALID);
 	dsr_to(w, w->track.dsr, &backend->address, backend->port);
 	if (dsr_way(ctx, w, &backend->node, 1))
 		return w->result;
@@ -161,19 +171,20 @@ static __always_inline int follow_direct(struct context *ctx, struct workspace *
 	w->dsr = track->dsr;
 	if (dsr_way(ctx, w, w->dsr == DSR_GENEVE ? node_of(track, &w->to.destination) : 0, 1))
 		return w->result;
-	if (track->device != device && !dry_run)
+	if (track->device != device && !dry_run && track_believes(&w->packet, track, 0))
 		track->device = device;
 	track_note(w, track, half);
 	return dsr_send(ctx, w, EDGE_ESTABLISHED);
 }
 
-/* Whether a SYN with the ends of a flow is for a backend that is no more. */
-static __always_inline int direct_over(const struct workspace *w, const struct track *track)
+/* Whether a SYN has the ends of a flow whose backend serves no more: it begins another flow. */
+static __always_inline int backend_gone(const struct workspace *w, const struct track *track)
 {
 	struct destination service, backend;
 	__u32 slot = 0;
 
-	if (!track->dsr || (w->packet.tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+	if (track->flags & TRACK_REPLY || w->wrapping.dsr ||
+	    (w->packet.tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 		return 0;
 	destination_set(&service, &w->packet.tuple.destination, w->packet.tuple.destination_port);
 	destination_set(&backend, &w->to.destination, w->to.destination_port);

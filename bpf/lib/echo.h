@@ -14,12 +14,36 @@
 #include "frontend.h"
 #include "icmp.h"
 #include "packet.h"
+#include "packet_sum.h"
 #include "tell.h"
 
 #define ICMP_ECHO_REQUEST   8
 #define ICMP_ECHO_REPLY	    0
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY   129
+
+/* Corrects the reply's checksum where the difference alone does not tell it. The sum of words is
+ * zero in two ways (RFC 1071): 0xffff of words that are not all zero, and 0 of zeros. Only an ICMP
+ * reply can be all zeros: ICMPv6 has a type that is not 0. */
+static __always_inline int echo_settle(struct context *ctx, const struct packet *p)
+{
+	__u32 at = p->l4 + offsetof(struct icmp_header, checksum), left;
+	__sum16 check;
+	__s64 sum;
+
+	if (p->is_v6)
+		return 0;
+	if (packet_load(ctx, at, &check, sizeof(check)))
+		return -1;
+	if (check)
+		return 0;
+	left = p->l3 + p->length - at - sizeof(check);
+	sum = packet_sum(ctx, at + sizeof(check), left);
+	if (sum)
+		return sum < 0 ? -1 : 0;
+	check = 0xffff;
+	return packet_store(ctx, at, &check, sizeof(check));
+}
 
 /* Turns a request into its reply; what its checksum does not bear out, that of the reply
  * does not. On error it may be half changed. */
@@ -43,7 +67,8 @@ static __always_inline int echo_turn(struct context *ctx, struct workspace *w)
 	       packet_store(ctx, 0, &eth, sizeof(eth)) ||
 	       packet_store(ctx, p->l4, &says, sizeof(says)) ||
 	       packet_checksum(ctx, p->l4 + offsetof(struct icmp_header, checksum),
-			       (__u16)~asks + says);
+			       (__u16)~asks + says) ||
+	       echo_settle(ctx, p);
 }
 
 /* Whether somebody is admitted, and meets an answer. */

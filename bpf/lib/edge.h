@@ -18,6 +18,7 @@
 #include "echo.h"
 #include "edge_tables.h"
 #include "forward.h"
+#include "fragment_ports.h"
 #include "frontend.h"
 #include "packet.h"
 #include "report.h"
@@ -92,9 +93,21 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 }
 #endif
 
+/* Whether a client keeps its own port at a backend of this node, if no other flow has it there.
+ * Pods and nodes talk to pods directly as well, which nobody sees: the answers of TCP tell which
+ * connection they are of (track_answers), those of UDP do not. */
+static __always_inline int own_port(const struct workspace *w, enum source_class class)
+{
+	const struct address *source = &w->packet.tuple.source;
+
+	return w->packet.tuple.protocol != IPPROTO_UDP ||
+	       (class == FROM_OUTSIDE && !balancer_of(source));
+}
+
 /* What comes from outside of the node, or from its pods. */
 static __always_inline int begin(struct context *ctx, struct workspace *w)
 {
+	enum source_class class = class_of(&w->packet.tuple.source);
 	enum edge_reason reason;
 	struct backend *backend;
 	int result = 0;
@@ -106,7 +119,7 @@ static __always_inline int begin(struct context *ctx, struct workspace *w)
 	if (!w->wrapping.dsr && met_later(ctx, w))
 		return leave_alone(ctx, EDGE_NOT_OURS);
 #endif
-	backend = choose(ctx, w, class_of(&w->packet.tuple.source), &result);
+	backend = choose(ctx, w, class, &result);
 	if (!backend)
 		return result;
 	if (w->track.dsr)
@@ -122,7 +135,7 @@ static __always_inline int begin(struct context *ctx, struct workspace *w)
 		w->track.flags |= TRACK_DSR;
 		w->track.device = 0;
 	}
-	reason = begin_flow(1);
+	reason = begin_flow(own_port(w, class));
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
 	return hand_over(ctx, w, reason);
@@ -167,28 +180,6 @@ static __always_inline int follow(struct context *ctx, struct workspace *w, stru
 	return send_on(ctx, w, routed, reason);
 }
 
-/* The ports of a later fragment are those of the first one. Returns whether they
- * are known. */
-static __always_inline int fragment_ports(struct packet *p)
-{
-	struct fragment_key key = {.source = p->tuple.source,
-				   .destination = p->tuple.destination,
-				   .id = p->fragment_id,
-				   .protocol = p->tuple.protocol};
-	struct fragment ports = {p->tuple.source_port, p->tuple.destination_port}, *known;
-
-	if (p->fragment == FRAGMENT_FIRST && dry_run)
-		return 1;
-	if (p->fragment == FRAGMENT_FIRST)
-		return !bpf_map_update_elem(&fragments, &key, &ports, BPF_ANY);
-	known = bpf_map_lookup_elem(&fragments, &key);
-	if (!known)
-		return 0;
-	p->tuple.source_port = known->source_port;
-	p->tuple.destination_port = known->destination_port;
-	return 1;
-}
-
 /* Whether a packet that a pod has sent is one of a flow that is met where it leaves the
  * node. Of those that this node's clients began only answers from elsewhere come in. */
 static __always_inline int followed_later(const struct track *track)
@@ -197,18 +188,6 @@ static __always_inline int followed_later(const struct track *track)
 
 	return answers_here(track) ||
 	       (flags & TRACK_OUTBOUND && flags != (TRACK_OUTBOUND | TRACK_REPLY));
-}
-
-/* A later fragment without the first one's ports. The stack would keep what is for a
- * Service in vain: nothing completes it there. */
-static __always_inline int stray(struct context *ctx, const struct workspace *w)
-{
-	const struct address *asked = &w->packet.tuple.destination;
-	struct frontend_key any_port = {.address = *asked};
-
-	if (frontend_at(&any_port) || in_service_network(asked))
-		return lose(ctx, w, EDGE_DROP_FRAGMENT);
-	return leave_alone(ctx, EDGE_DROP_FRAGMENT);
 }
 
 static __always_inline int edge_ingress(struct context *ctx)
@@ -229,6 +208,10 @@ static __always_inline int edge_ingress(struct context *ctx)
 		return result;
 	switch (parsed) {
 	case PARSED_OTHER:
+#ifdef EDGE_XDP
+		if (packet_priority_tagged(ctx))
+			return leave_alone(ctx, EDGE_TO_TC);
+#endif
 		if (!w->wrapping.dsr && is_icmp(&w->packet) && echo(ctx, &result))
 			return result;
 		return report(ctx, w);
@@ -237,7 +220,7 @@ static __always_inline int edge_ingress(struct context *ctx)
 	default:
 		break;
 	}
-	if (w->packet.fragment && !fragment_ports(&w->packet))
+	if (w->packet.fragment && !fragment_ports(ctx))
 		return stray(ctx, w);
 	w->hash = tuple_hash(&w->packet.tuple);
 	if (!w->wrapping.dsr && some_untracked(&w->packet)) {
@@ -258,7 +241,7 @@ static __always_inline int edge_ingress(struct context *ctx)
 			if (backend)
 				return send_untracked(ctx, w, backend);
 		}
-		if (!track_over(track, &w->packet) && !direct_over(w, track) && !yields(w, track) &&
+		if (!track_over(w, track) && !backend_gone(w, track) && !yields(w, track) &&
 		    !told_over(ctx, w))
 			return track->dsr ? follow_direct(ctx, w, track, half)
 					  : follow(ctx, w, track, half);

@@ -7,36 +7,22 @@
 
 #include "edge_types.h"
 
-/* Flows of which both sides have been heard. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct tuple);
-	__type(value, struct track);
-} tracks SEC(".maps");
-
-/* How full `tracks` is: while not more have been made than that, none has been displaced. The
- * agent says it after each walk through all records; 0 until then. */
-enum track_room {
-	ROOM_MADE,
-	ROOM_ENOUGH,
-	ROOM_WORDS,
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ROOM_WORDS);
-	__type(key, __u32);
-	__type(value, __u64);
-} tracks_room SEC(".maps");
-
-/* The others (half_open.h): a flood of them displaces no established flow. */
+/* Flows that are assured (conntrack_table.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct half_open_set);
+	__type(value, struct conntrack_set);
+} tracks SEC(".maps");
+
+/* All others: a flood of them displaces no flow that is assured. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct conntrack_set);
 } half_open SEC(".maps");
 
 struct {
@@ -69,13 +55,14 @@ static __always_inline int is_ethernet(__u32 device)
 	return (high | low) != 0;
 }
 
-/* Networks of those whose encapsulated packets are for backends of this node: 1. */
+/* Networks of those whose encapsulated packets are for backends of this node, and addresses of
+ * this node that lie in one of them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
 	__type(key, struct network_key);
-	__type(value, __u32);
+	__type(value, enum balancer);
 } balancers SEC(".maps");
 
 struct {

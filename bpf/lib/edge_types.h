@@ -3,6 +3,7 @@
  * addresses, ports and numbers are kept. */
 #pragma once
 
+#include "set_table_types.h"
 #include "types.h"
 
 /* The two ends of a packet, as it has them. Aligned as it is hashed. */
@@ -15,9 +16,12 @@ struct tuple {
 	__u8 reserved[3];
 } __attribute__((aligned(8)));
 
+/* How far a connection has got. The later state of its two entries counts. */
 enum track_state {
 	TRACK_NEW,	   /* one side has been heard */
-	TRACK_ESTABLISHED, /* both */
+	TRACK_ANSWERED,	   /* both have, and the flow is not assured yet */
+	TRACK_ESTABLISHED, /* assured: TCP's handshake is complete, UDP goes on in both directions
+			    */
 	TRACK_CLOSING,	   /* a FIN has been seen */
 	TRACK_CLOSED,	   /* a RST, or a FIN of each side */
 };
@@ -31,11 +35,13 @@ enum track_flag {
 	TRACK_OUTBOUND = 8,
 	/* With TRACK_LOCAL: a balancer has sent the client's packets here (DSR). */
 	TRACK_DSR = 16,
+	/* UDP: this side has sent a datagram UDP_ASSURED_AFTER seconds after the flow began. */
+	TRACK_LATER = 32,
 };
 
-/* What becomes of the packets of one direction of a flow. A flow has two, and
+/* What becomes of the packets of one direction of a flow. A flow has two entries, and
  * each tells all of the other: what this one's packets become is, turned round,
- * what the other one's are, and the other way about. */
+ * what the other one's are, and the other way about. With its key it is two cache lines. */
 struct track {
 	struct tuple becomes;
 	__u32 service;	 /* id in `services` */
@@ -45,54 +51,47 @@ struct track {
 	__u8 state;	 /* enum track_state */
 	__u8 flags;	 /* enum track_flag */
 	/* enum dsr: how the client's packets reach the backend. Unless it is DSR_NONE there is
-	 * no record of the other direction: what the backend answers does not come here. */
+	 * no entry of the other direction: what the backend answers does not come here. */
 	__u8 dsr;
 	__u8 reserved;
 	__u32 device; /* that the client's packets come by; 0: not known. Of no use to
 			 TRACK_OUTBOUND */
 	/* Of TCP, in host byte order (RFC 9293 section 3.4): what this side has acknowledged
-	 * last; 0: not known. What follows the last that it has sent, kept up to date only
-	 * in `half_open`; 0: nothing has been heard of it. */
+	 * last; 0: not known. */
 	__u32 acked;
+	/* Of TCP: what follows the last that this side has sent, kept up to date only in
+	 * `half_open` and with DSR; 0: nothing has been heard of it. Of UDP: the second at which
+	 * the flow began. */
 	__u32 next;
 	__u64 packets;
 	__u64 bytes; /* from the IP header on */
-	/* With these an element of the kernel's table is three cache lines, and begins with one. */
-	__u64 unused[2];
 };
 
-enum half_open_size {
-	HALF_OPEN_PLACES = 16, /* of a set */
-};
-
-/* A tag: the record in its place is being written. */
-#define HALF_OPEN_CLAIMED 0x80000000
-
-struct half_open_record {
+struct conntrack_entry {
 	struct tuple key;
 	struct track track;
 };
 
-/* Records whose keys have hashes with the same upper bits. Of each place the tag: 0 if it is
- * free, else what is left of a hash without its highest bit (half_open_tag). It has whole cache
- * lines, the tags one. */
-struct half_open_set {
-	__u32 tags[HALF_OPEN_PLACES];
-	struct half_open_record records[HALF_OPEN_PLACES];
+/* One set of a table of flows (conntrack_table.h). */
+struct conntrack_set {
+	struct set_head head;
+	struct conntrack_entry entries[SET_PLACES];
 };
 
-/* What the words of a key are multiplied by to find its set: it stands in an entry of its own. */
-struct half_open_secret {
-	__u64 multipliers[sizeof(struct tuple) / sizeof(__u32)];
-};
+_Static_assert(sizeof(struct conntrack_entry) == 128 && sizeof(struct conntrack_set) % 64 == 0,
+	       "entries are whole cache lines");
 
-/* The halves of what their sum is multiplied by. */
-enum half_open_mix {
-	HALF_OPEN_MIX_HIGH = 0x9e3779b9,
-	HALF_OPEN_MIX_LOW = 0x7f4a7c15,
+/* For how long a flow is remembered on which nothing is sent, in ticks (set_table.h); indexes of
+ * conntrack_timeouts. */
+enum conntrack_timeout {
+	TIMEOUT_HALF_OPEN_TCP, /* and SCTP, as with all of TCP's */
+	TIMEOUT_HALF_OPEN_UDP,
+	TIMEOUT_TCP,
+	TIMEOUT_UDP,
+	TIMEOUT_CLOSING,
+	TIMEOUT_CLOSED,
+	TIMEOUTS,
 };
-
-_Static_assert(sizeof(struct half_open_set) % 64 == 0, "the next one's tags are in one line");
 
 /* The ports of a datagram that comes in fragments, of which only the first has
  * them (RFC 791, RFC 8200 section 4.5). */
@@ -107,6 +106,7 @@ struct fragment_key {
 struct fragment {
 	__be16 source_port;
 	__be16 destination_port;
+	__u32 since; /* seconds, CLOCK_MONOTONIC */
 };
 
 /* A device of the node that clients, other nodes or pods of its own are behind. */
@@ -192,14 +192,18 @@ enum edge_reason {
 	EDGE_DROP_NO_RECORD,  /* the flow could not be stored */
 	EDGE_DROP_SPOOFED,    /* encapsulated for a backend of this node, and by no balancer */
 	EDGE_DROP_NOT_HERE,   /* encapsulated for a backend that the Service does not have here */
-	EDGE_DROP_FRAGMENT,  /* a fragment whose first one has not been seen; dropped if it is for a
-				Service */
+	EDGE_DROP_FRAGMENT, /* a fragment whose first one has not been seen; dropped if it is for a
+			       Service */
+	/* TCP that neither begins a connection nor goes on with one that is known: RST, FIN,
+	 * SYN+ACK or no flag */
+	EDGE_DROP_INVALID,
 	EDGE_DROP_MALFORMED, /* headers that contradict themselves, or a source that no packet has
 			      */
 	EDGE_DROP_FAULT,     /* the packet could not be changed */
 	EDGE_DROP_HOPS,	     /* the last hop; answered: ICMP time exceeded */
 	EDGE_DROP_TOO_BIG,   /* for the next hop's MTU; answered, but where it may be fragmented */
 	EDGE_DROP_RATE,	     /* an ICMP error was due, and there have been too many */
+	EDGE_DROP_REDIRECT,  /* an ICMP redirect about a packet of a flow */
 	EDGE_FRAGMENTED,     /* too big, and cut apart: each piece is counted as it comes again */
 	EDGE_TO_TC,	     /* left by XDP to tc: another device, no neighbour yet, too big */
 	EDGE_REASONS,

@@ -186,14 +186,14 @@ __noinline int route_known(struct context *ctx, struct workspace *w, const struc
 		return NOT_ROUTED;
 	length = wire_length(ctx, &w->packet);
 	way = way_of(to, kind);
-	if (way && way_holds(way, to, kind, device, length)) {
+	if (way && way_holds(w, way, to, kind, device, length)) {
 		way_take(way, w);
 		return ROUTED;
 	}
 	w->remembered = 0;
 	routed = route_of(ctx, length, w->packet.is_v6, to->protocol, to, &w->fib, device, flags);
 	if (way && routed == ROUTED && length)
-		way_keep(way, to, kind, device, &w->fib);
+		way_keep(w, way, to, kind, device);
 	return routed;
 }
 
@@ -219,7 +219,7 @@ __noinline int route_own(struct context *ctx, struct workspace *w)
 	to = &w->track.becomes;
 	length = wire_length(ctx, &w->packet);
 	way = way_of(to, WAY_OWN);
-	if (way && way_holds(way, to, WAY_OWN, device, length)) {
+	if (way && way_holds(w, way, to, WAY_OWN, device, length)) {
 		way_take(way, w);
 		to->source = way->source;
 		return ROUTED;
@@ -234,7 +234,7 @@ __noinline int route_own(struct context *ctx, struct workspace *w)
 		return routed;
 	to->source = *own;
 	if (way && routed == ROUTED && length)
-		way_keep(way, to, WAY_OWN, device, &w->fib);
+		way_keep(w, way, to, WAY_OWN, device);
 	return routed;
 }
 
@@ -253,8 +253,10 @@ static __always_inline enum routed route_back(struct context *ctx, struct worksp
 }
 
 #ifdef EDGE_XDP
-/* XDP sends back by the device that it has received from, and to neighbours that
- * are known; all else tc can do. */
+/* XDP sends back by the device that it has received from, and to neighbours that are known; all
+ * else tc can do. XDP_REDIRECT would take a packet to another device only while that device's
+ * driver has queues for it, which come and go with XDP programs and settings of others there;
+ * meanwhile the kernel would drop the packets, and no program would know. */
 static __always_inline int left_to_tc(struct context *ctx, enum routed routed,
 				      const struct bpf_fib_lookup *fib)
 {

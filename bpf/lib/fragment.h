@@ -13,6 +13,7 @@
 #include "answer.h"
 #include "checksum.h"
 #include "packet.h"
+#include "packet_sum.h"
 #include "track.h"
 
 static __always_inline int dont_fragment(struct context *ctx, const struct packet *p)
@@ -35,52 +36,10 @@ static __always_inline int may_fragment(struct context *ctx, const struct packet
 #define PIECES	  16
 /* Of payload, a multiple of 8: bpf_skb_adjust_room takes no more than 0xfff away. */
 #define PIECE_MAX 4088
-/* 64 KiB in steps of SUM_MAX. */
-#define SUM_STEPS 128
 /* The kernel forgets that a device is to make the checksum when the packet begins behind
  * the place that is to be summed from: not all kernels at once, but as more is taken away
  * then. Even, so that a sum of the whole stays right. */
 #define SHAKEN	  (sizeof(struct ethhdr) + sizeof(struct iphdr) + 4)
-
-struct layer4_sum {
-	struct __sk_buff *ctx;
-	struct answer *scratch;
-	__u32 from;
-	__u32 left;
-	__s64 sum;
-};
-
-static long layer4_sum_step(__u32 step, struct layer4_sum *s)
-{
-	__u32 length = s->left < SUM_MAX ? s->left : SUM_MAX;
-
-	if (!length || s->sum < 0)
-		return 1;
-	if (packet_load(s->ctx, s->from, s->scratch->bytes, length_between(length, 1, SUM_MAX))) {
-		s->sum = -1;
-		return 1;
-	}
-	/* A last piece that is no word is summed with zeros. */
-	__builtin_memset(s->scratch->bytes + length_between(length, 1, SUM_MAX), 0, sizeof(__u32));
-	s->sum = bpf_csum_diff(0, 0, (__be32 *)s->scratch->bytes,
-			       length_between((length + 3) & ~3u, 4, SUM_MAX), s->sum);
-	s->from += length;
-	s->left -= length;
-	return 0;
-}
-
-/* The sum of layer 4; less than 0 on error. */
-static __always_inline __s64 layer4_sum(struct __sk_buff *ctx, __u32 from, __u32 length)
-{
-	__u32 zero = 0;
-	struct layer4_sum s = {.ctx = ctx, .from = from, .left = length};
-
-	s.scratch = bpf_map_lookup_elem(&answers, &zero);
-	if (!s.scratch)
-		return -1;
-	bpf_loop(SUM_STEPS, layer4_sum_step, &s, 0);
-	return s.left ? -1 : s.sum;
-}
 
 /* Makes the checksum that a sender on this machine has left to a device, which would make
  * it of one piece. Nothing tells a program of that but the field: it has the sum of the
@@ -105,7 +64,7 @@ static __always_inline int settle_checksum(struct __sk_buff *ctx, const struct p
 	sum = bpf_csum_diff(0, 0, pseudo, sizeof(pseudo), 0);
 	if (sum < 0 || check != (__sum16)~checksum_of(sum))
 		return sum < 0;
-	sum = layer4_sum(ctx, p->l4, length);
+	sum = packet_sum(ctx, p->l4, length);
 	if (sum < 0)
 		return -1;
 	check = checksum_of(sum);

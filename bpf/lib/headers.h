@@ -9,6 +9,9 @@
 /* Further in than this there are no headers that anyone reads. */
 #define HEADERS_END 512
 
+/* Of a VLAN tag's control information: which network the frame is of (IEEE 802.1Q). */
+#define VLAN_ID	    0x0fff
+
 /* Where a packet begins or ends: a field of the hook's argument, which the verifier
  * takes for a pointer only as it is loaded. The compiler, left alone, narrows it to
  * the field's 32 bits. */

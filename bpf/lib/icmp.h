@@ -15,8 +15,14 @@
 #include "track.h"
 
 /* What of the quoted packet is translated: an IP header with options or a few
- * extension headers, and the first 8 octets of layer 4. */
-#define QUOTE_MAX 128
+ * extension headers, and of layer 4 as much as is quoted and has ports or a checksum. */
+#define QUOTE_MAX	   128
+
+/* Of layer 4: what every error quotes, and what reaches as far as the checksum of TCP. */
+#define QUOTE_PORTS	   8
+#define QUOTE_TCP_CHECKSUM (offsetof(struct tcphdr, check) + sizeof(__sum16))
+
+#define ICMP_REDIRECT	   5
 
 struct quote {
 	__u8 before[QUOTE_MAX];
@@ -40,7 +46,17 @@ static __always_inline int is_icmp_error(__u8 protocol, __u8 type)
 {
 	if (protocol == IPPROTO_ICMPV6)
 		return type >= 1 && type <= 4;
-	return type == 3 || type == 4 || type == 5 || type == 11 || type == 12;
+	return type == 3 || type == 4 || type == ICMP_REDIRECT || type == 11 || type == 12;
+}
+
+/* A redirect names a gateway on the link of the host that it is sent to (RFC 1122 section 3.2.2.2).
+ * On any other link the gateway means nothing. The redirect of ICMPv6 is no error: it is a
+ * message of neighbour discovery, which routers do not forward (RFC 4861 section 8.1). */
+static __always_inline int is_redirect(struct context *ctx, const struct packet *p)
+{
+	const struct icmp_header *icmp = packet_bytes(ctx, p->l4, sizeof(*icmp));
+
+	return icmp && p->tuple.protocol == IPPROTO_ICMP && icmp->type == ICMP_REDIRECT;
 }
 
 /* Reads the quoted packet's ends. Of layer 4 there may be 8 octets and no more. Of one
@@ -68,9 +84,38 @@ static __always_inline int quote_parse(struct context *ctx, const struct packet 
 	return 1;
 }
 
+/* How much of the quoted packet is translated, from its IP header on. */
+static __always_inline __u32 quote_length(struct context *ctx, const struct packet *outer,
+					  const struct packet *quoted)
+{
+	__u32 header = quoted->l4 - quoted->l3;
+	__u32 end = quoted->l4 + QUOTE_TCP_CHECKSUM;
+
+	if (quoted->tuple.protocol == IPPROTO_TCP && header + QUOTE_TCP_CHECKSUM <= QUOTE_MAX &&
+	    end <= outer->l3 + outer->length && end <= packet_length(ctx))
+		return header + QUOTE_TCP_CHECKSUM;
+	return header + QUOTE_PORTS;
+}
+
+/* Has a quoted checksum fit other ends. */
+static __always_inline void quote_checksum(__u8 *at, __u8 protocol, __s64 difference)
+{
+	__sum16 check;
+
+	if (difference < 0)
+		return;
+	__builtin_memcpy(&check, at, sizeof(check));
+	if (protocol == IPPROTO_UDP && !check)
+		return; /* the sender has made none (RFC 768) */
+	check = checksum_plus(check, difference);
+	if (protocol == IPPROTO_UDP && !check)
+		check = 0xffff;
+	__builtin_memcpy(at, &check, sizeof(check));
+}
+
 /* Writes the ends that the quoted packet had before it was translated. */
 static __always_inline int quote_rewrite(const struct packet *quoted, const struct tuple *was,
-					 struct quote *quote)
+					 struct quote *quote, __u32 length)
 {
 	__u32 at = quoted->l4 - quoted->l3;
 	__s64 addresses;
@@ -93,17 +138,18 @@ static __always_inline int quote_rewrite(const struct packet *quoted, const stru
 		ip->daddr = address_to_v4(&was->destination);
 		ip->check = checksum_plus(ip->check, addresses);
 	}
-	if (at > QUOTE_MAX - 8)
+	if (at > QUOTE_MAX - QUOTE_PORTS)
 		return -1;
-	l4 = quote->after + length_between(at, 0, QUOTE_MAX - 8);
+	l4 = quote->after + length_between(at, 0, QUOTE_MAX - QUOTE_PORTS);
 	__builtin_memcpy(l4, &was->source_port, 4);
-	if (quoted->tuple.protocol == IPPROTO_UDP) {
-		__sum16 *check = (void *)(l4 + offsetof(struct udphdr, check));
-		__s64 all = bpf_csum_diff((__be32 *)&quoted->tuple, 36, (__be32 *)was, 36, 0);
-
-		if (*check && all >= 0)
-			*check = checksum_plus(*check, all);
-	}
+	if (quoted->tuple.protocol == IPPROTO_UDP)
+		quote_checksum(l4 + offsetof(struct udphdr, check), IPPROTO_UDP,
+			       bpf_csum_diff((__be32 *)&quoted->tuple, 36, (__be32 *)was, 36, 0));
+	else if (length == at + QUOTE_TCP_CHECKSUM)
+		quote_checksum(quote->after + length_between(at + offsetof(struct tcphdr, check), 0,
+							     QUOTE_MAX - sizeof(__sum16)),
+			       IPPROTO_TCP,
+			       bpf_csum_diff((__be32 *)&quoted->tuple, 36, (__be32 *)was, 36, 0));
 	return 0;
 }
 
@@ -113,7 +159,7 @@ static __always_inline int icmp_translate(struct context *ctx, struct workspace 
 					  const struct tuple *key, const struct track *track)
 {
 	struct packet *outer = &w->packet;
-	__u32 length = w->quoted.l4 - w->quoted.l3 + 8, zero = 0;
+	__u32 length = quote_length(ctx, outer, &w->quoted), zero = 0;
 	struct quote *quote = bpf_map_lookup_elem(&quotes, &zero);
 	struct tuple was;
 	__s64 sum;
@@ -124,7 +170,7 @@ static __always_inline int icmp_translate(struct context *ctx, struct workspace 
 	if (packet_load(ctx, w->quoted.l3, quote->before, length_between(length, 28, QUOTE_MAX)))
 		return -1;
 	tuple_reverse(&track->becomes, &was);
-	if (quote_rewrite(&w->quoted, &was, quote))
+	if (quote_rewrite(&w->quoted, &was, quote, length))
 		return -1;
 	sum = bpf_csum_diff((__be32 *)quote->before, QUOTE_MAX, (__be32 *)quote->after, QUOTE_MAX,
 			    0);

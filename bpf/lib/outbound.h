@@ -63,7 +63,8 @@ static __always_inline int begin_outbound(struct context *ctx, struct workspace 
 	routed = route(ctx, w, &w->track.becomes);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	reason = begin_flow(!backend->local);
+	/* Not with the client's own port: it may talk to the backend directly, too. */
+	reason = begin_flow(0);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
 		return lose(ctx, w, reason);
 	return take_on(ctx, w, routed, reason);
@@ -143,6 +144,17 @@ static __always_inline int leave_outbound(struct context *ctx)
 	return leave_alone(ctx, EDGE_NOT_OURS);
 }
 
+/* A later fragment of this node's own whose ports are not known, on its way to an address that
+ * only a Service has: nobody on the wire has it. */
+static __always_inline int stray_outbound(struct context *ctx, const struct workspace *w)
+{
+	enum source_class class;
+
+	if (!class_of_own(ctx, w, &class) || !service_alone_has(&w->packet.tuple.destination))
+		return packet_pass(ctx);
+	return lose(ctx, w, EDGE_DROP_FRAGMENT);
+}
+
 static __always_inline int edge_egress(struct context *ctx)
 {
 	struct workspace *w = workspace_get();
@@ -167,18 +179,27 @@ static __always_inline int edge_egress(struct context *ctx)
 	}
 	if (parsed == PARSED_OTHER)
 		return report_local(ctx, w);
-	if (parsed != PARSED || (w->packet.fragment && !fragment_ports(&w->packet)))
+	if (parsed != PARSED)
 		return packet_pass(ctx);
+	if (w->packet.fragment && !fragment_ports(ctx))
+		return stray_outbound(ctx, w);
 	w->hash = tuple_hash(&w->packet.tuple);
 	track = track_find(&w->packet.tuple, w->hash, &half);
 	if (!track || !track_read(track, w->hash, &w->to))
 		return begin_outbound(ctx, w);
-	if (answers_here(track))
+	if (answers_here(track)) {
+		if (track_astray(track, &w->packet)) {
+			track_end(track);
+			return packet_pass(ctx);
+		}
+		if (half && !track_answers(track))
+			return packet_pass(ctx);
 		return answer_local(ctx, w, track, half);
+	}
 	/* A flow of clients elsewhere has nothing to do with what leaves. */
 	if (!(track->flags & TRACK_OUTBOUND))
 		return packet_pass(ctx);
-	if (track_over(track, &w->packet)) {
+	if (track_over(w, track) || backend_gone(w, track)) {
 		track_end(track);
 		return begin_outbound(ctx, w);
 	}

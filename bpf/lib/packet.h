@@ -31,7 +31,8 @@
  *   packet_reaches(ctx, end)        whether that is so much, or more
  *   packet_segment(ctx)             how much of layer 4's payload each of several has that
  *                                   were put together (GRO); 0: it is one
- *   packet_tagged(ctx)              whether the kernel has taken a VLAN tag from it
+ *   packet_tagged(ctx)              whether the kernel has taken a VLAN tag from it that
+ *                                   names another network
  *   packet_ours(ctx, own)           whether the frame is addressed to this node
  *   packet_pass, _drop, _bounce, _return, _forward
  *                                   what the hook returns

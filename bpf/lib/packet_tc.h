@@ -8,8 +8,10 @@
 #pragma once
 
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #define context __sk_buff
@@ -61,9 +63,20 @@ static __always_inline __u32 packet_segment(const struct __sk_buff *ctx)
 	return ctx->gso_size;
 }
 
+/* A tag with VID 0 names no network, only a priority (IEEE 802.1Q): the stack, too, takes such a
+ * frame for the device's own. */
 static __always_inline int packet_tagged(const struct __sk_buff *ctx)
 {
-	return ctx->vlan_present;
+	return ctx->vlan_present &&
+	       (ctx->vlan_tci & VLAN_ID || ctx->vlan_proto != bpf_htons(ETH_P_8021Q));
+}
+
+/* Takes away the tag of a frame that is about to leave: its priority was for the link that it has
+ * come by. What goes to the stack loses it there. */
+static __always_inline void packet_untag(struct __sk_buff *ctx)
+{
+	if (ctx->vlan_present)
+		bpf_skb_vlan_pop(ctx);
 }
 
 static __always_inline int packet_load(struct __sk_buff *ctx, __u32 offset, void *to, __u32 length)
@@ -273,6 +286,7 @@ static __always_inline int packet_drop(struct __sk_buff *ctx)
 /* Back to where it came from; the MAC addresses are already right. */
 static __always_inline int packet_bounce(struct __sk_buff *ctx)
 {
+	packet_untag(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
 }
 
@@ -311,6 +325,7 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
 	struct bpf_redir_neigh next = {};
 	struct ethhdr *eth;
 
+	packet_untag(ctx);
 	if (!remembered && !is_ethernet(fib->ifindex))
 		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
 	if (!remembered) {
@@ -330,5 +345,6 @@ static __always_inline int packet_forward(struct __sk_buff *ctx, const struct bp
  * other device itself, for each packet alike. */
 static __always_inline int packet_leave(struct __sk_buff *ctx, __u32 device)
 {
+	packet_untag(ctx);
 	return bpf_redirect_neigh(device, 0, 0, 0);
 }

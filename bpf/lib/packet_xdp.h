@@ -11,6 +11,7 @@
 #define IS_XDP	 1
 
 #include <linux/if_ether.h>
+#include <bpf/bpf_endian.h>
 
 #include "edge_tables.h"
 #include "headers.h"
@@ -59,6 +60,18 @@ static __always_inline __u32 packet_segment(const struct xdp_md *ctx)
 static __always_inline int packet_tagged(const struct xdp_md *ctx)
 {
 	return 0; /* the tag is in the packet still */
+}
+
+/* Whether a frame has a tag with VID 0, which names no network. The kernel takes the tag away
+ * before tc, which serves the packet. */
+static __always_inline int packet_priority_tagged(struct xdp_md *ctx)
+{
+	const struct {
+		struct ethhdr eth;
+		__be16 tag;
+	} *at = packet_at(ctx, 0, sizeof(*at));
+
+	return at && at->eth.h_proto == bpf_htons(ETH_P_8021Q) && !(at->tag & bpf_htons(VLAN_ID));
 }
 
 static __always_inline int packet_load(struct xdp_md *ctx, __u32 offset, void *to, __u32 length)
@@ -299,7 +312,8 @@ static __always_inline void packet_vouch(struct xdp_md *ctx)
 {
 }
 
-/* Out of a device, to the next hop that the route gives, remembered or not. */
+/* To the next hop that the route gives, remembered or not, by the device that the packet has come
+ * by: what leaves by another one has been left to tc (left_to_tc). */
 static __always_inline int packet_forward(struct xdp_md *ctx, const struct bpf_fib_lookup *fib,
 					  int remembered)
 {
@@ -309,5 +323,5 @@ static __always_inline int packet_forward(struct xdp_md *ctx, const struct bpf_f
 		return XDP_DROP;
 	mac_copy(eth->h_dest, fib->dmac);
 	mac_copy(eth->h_source, fib->smac);
-	return fib->ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(fib->ifindex, 0);
+	return XDP_TX;
 }

@@ -29,6 +29,8 @@ struct ipv6_fragment {
 struct ipv6_extension {
 	__u8 next_header;
 	__u8 length; /* in units of 8 octets, without the first 8 */
+	__u8 type;   /* of a routing header, as the next field */
+	__u8 segments_left;
 };
 
 /* How long a packet says it is. Merged ones that are too long for the field have 0
@@ -67,8 +69,9 @@ static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *
 	return has_ports(ip->protocol) ? PARSED : PARSED_OTHER;
 }
 
-/* Passes over one extension header (RFC 8200 section 4). Returns whether there
- * was one. */
+/* Passes over one extension header (RFC 8200 section 4). Returns whether there was one. A
+ * routing header with segments left is not passed over: the destination is that of a hop on the
+ * way (section 4.4), and what follows is for somebody else. */
 static __always_inline int skip_extension(struct context *ctx, struct packet *p, __u8 *next)
 {
 	const struct ipv6_extension *extension;
@@ -79,7 +82,7 @@ static __always_inline int skip_extension(struct context *ctx, struct packet *p,
 	case IPPROTO_ROUTING:
 	case IPPROTO_DSTOPTS:
 		extension = packet_bytes(ctx, p->l4, sizeof(*extension));
-		if (!extension)
+		if (!extension || (*next == IPPROTO_ROUTING && extension->segments_left))
 			return 0;
 		*next = extension->next_header;
 		p->l4 += (extension->length + 1) * 8;

@@ -39,6 +39,8 @@ static __always_inline int report(struct context *ctx, struct workspace *w)
 		return report_direct(ctx);
 	if (!track || answers_here(track) || (w->wrapping.dsr && !(track->flags & TRACK_LOCAL)))
 		return leave_alone(ctx, EDGE_NOT_OURS);
+	if (is_redirect(ctx, &w->packet))
+		return lose(ctx, w, EDGE_DROP_REDIRECT);
 	if (track->dsr)
 		return report_of_flow(ctx, w, track);
 	if (!(track->flags & (TRACK_LOCAL | TRACK_OUTBOUND))) {
@@ -68,6 +70,8 @@ static __always_inline int report_local(struct context *ctx, struct workspace *w
 
 	if (!track || !answers_here(track))
 		return packet_pass(ctx);
+	if (is_redirect(ctx, &w->packet))
+		return lose(ctx, w, EDGE_DROP_REDIRECT);
 	if (icmp_translate(ctx, w, &w->other_key, track))
 		return lose(ctx, w, EDGE_DROP_FAULT);
 	w->packet.fragment = FRAGMENT_LATER; /* the ends have no ports */

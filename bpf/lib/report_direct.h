@@ -17,6 +17,7 @@
 #include "direct.h"
 #include "frontend.h"
 #include "icmp.h"
+#include "outer_mtu.h"
 #include "packet.h"
 #include "past.h"
 #include "select.h"
@@ -94,7 +95,7 @@ static __always_inline struct backend *backend_of_slot(struct workspace *w,
 	dsr = frontend->dsr;
 	id = past_backend(frontend, asked->protocol, w->hash, &dsr);
 	if (!id && decision->count && !frontend->affinity_seconds)
-		id = select_backend(frontend, decision, &asked->source, w->hash);
+		id = slot_backend(decision->first + chosen_slot(decision, w->hash));
 	backend = backend_lookup(id);
 	if (!backend)
 		return 0;
@@ -113,6 +114,8 @@ static __always_inline int report_of_slot(struct context *ctx, struct workspace 
 	backend = backend_of_slot(w, &w->other_key);
 	if (!backend)
 		return leave_alone(ctx, EDGE_NOT_OURS);
+	if (is_redirect(ctx, &w->packet))
+		return lose(ctx, w, EDGE_DROP_REDIRECT);
 	return report_on(ctx, w, w->dsr, &backend->address, backend->port, &backend->node);
 }
 
@@ -157,7 +160,8 @@ static __always_inline __u32 quoted_inside(struct context *ctx, struct workspace
 	__builtin_memset(quoted, 0, sizeof(*quoted));
 	quoted->l3 = begin;
 	parsed = is_v6 ? parse_v6(ctx, quoted) : parse_v4(ctx, quoted);
-	if (parsed != PARSED || quoted->fragment == FRAGMENT_LATER || quoted->l4 + 8 > end)
+	if (parsed != PARSED || quoted->fragment == FRAGMENT_LATER || quoted->l4 + 8 > end ||
+	    quoted->l4 + 8 > begin + quoted->length)
 		return 0;
 	ports = packet_bytes(ctx, quoted->l4, 8);
 	if (!ports)
@@ -213,15 +217,21 @@ static __always_inline int sent_so(struct workspace *w)
 	       w->outer.destination_port == answer->source_port;
 }
 
+/* The MTU that a router tells; 0: it does not (RFC 1191 section 5). */
+static __always_inline __u32 mtu_told(const struct packet *p, const struct icmp_header *icmp)
+{
+	__u32 mtu = bpf_ntohl(icmp->rest);
+
+	return p->is_v6 ? mtu : mtu & 0xffff;
+}
+
 /* What is left inside of an MTU. No way has less, whoever says so: RFC 791 section 3.2, and RFC
  * 8200 section 5, where it is told of narrower ones, too (RFC 2473 section 7.1). 0: the router does
  * not say, and the client guesses (RFC 1191 section 5). */
-static __always_inline __u32 mtu_inside(int is_v6, const struct icmp_header *icmp, __u32 overhead)
+static __always_inline __u32 mtu_inside(int is_v6, __u32 mtu, __u32 overhead)
 {
-	__u32 mtu = bpf_ntohl(icmp->rest), least = is_v6 ? IPV6_LEAST_MTU : IPV4_LEAST_MTU;
+	__u32 least = is_v6 ? IPV6_LEAST_MTU : IPV4_LEAST_MTU;
 
-	if (!is_v6)
-		mtu &= 0xffff;
 	if (!mtu && !is_v6)
 		return 0;
 	return mtu > least + overhead ? mtu - overhead : least;
@@ -236,7 +246,7 @@ static __always_inline int report_to_client(struct context *ctx, struct workspac
 	struct icmp_header icmp;
 	enum answered answered;
 	enum routed routed;
-	__u32 overhead;
+	__u32 overhead, alone, length;
 	int error;
 
 	if (!message_whole(ctx, &w->packet) ||
@@ -244,10 +254,18 @@ static __always_inline int report_to_client(struct context *ctx, struct workspac
 	    !address_equal(&from, &w->packet.tuple.destination))
 		return leave_alone(ctx, EDGE_NOT_OURS);
 	tuple_reverse(&w->quoted.tuple, &w->other_key);
+	alone = outer_alone(&w->packet, &w->quoted);
+	length = w->quoted.length;
 	overhead = quoted_inside(ctx, w);
 	error = error_for_client(w->packet.is_v6, &icmp);
-	if (!overhead || error < 0 || !own_address(ctx, w) || !sent_so(w))
+	if (alone && error == ICMP_TOO_BIG && own_address(ctx, w) &&
+	    outer_learn(w, &w->other_key.source, length, alone, mtu_told(&w->packet, &icmp)))
+		return leave_alone(ctx, EDGE_ICMP);
+	if (!overhead || (error < 0 && !is_redirect(ctx, &w->packet)) || !own_address(ctx, w) ||
+	    !sent_so(w))
 		return leave_alone(ctx, EDGE_NOT_OURS);
+	if (error < 0)
+		return lose(ctx, w, EDGE_DROP_REDIRECT);
 	tuple_reverse(&w->quoted.tuple, &w->to);
 	routed = route_of(ctx, 0, w->packet.is_v6, w->packet.tuple.protocol, &w->to, &w->fib,
 			  packet_device(ctx), 0);
@@ -258,7 +276,7 @@ static __always_inline int report_to_client(struct context *ctx, struct workspac
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
 	answered = answer_error(ctx, &w->quoted, &w->to.source, error,
-				mtu_inside(w->packet.is_v6, &icmp, overhead));
+				mtu_inside(w->packet.is_v6, mtu_told(&w->packet, &icmp), overhead));
 #ifdef EDGE_XDP
 	if (answered == ANSWER_NO_ROOM)
 		return leave_alone(ctx, EDGE_TO_TC);

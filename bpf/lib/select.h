@@ -5,14 +5,9 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "affinity.h"
+#include "members.h"
 #include "tables.h"
-
-static __always_inline __u32 slot_backend(__u32 slot)
-{
-	__u32 *id = bpf_map_lookup_elem(&slots, &slot);
-
-	return id ? *id : 0;
-}
 
 /* Slots hold ids as often as the backends' weights ask for, or as package maglev has
  * filled them, so that an even choice of slots is a weighted choice of backends. The multiplication
@@ -41,22 +36,8 @@ static __always_inline void kept_by(const struct frontend *frontend, struct deci
 	kept->count = kept->first ? slot_backend(kept->first - 1) : 0;
 }
 
-struct slot_search {
-	__u32 backend;
-	__u32 first;
-	__u32 found; /* slot within the set + 1; 0: none */
-};
-
-static long slot_search_step(__u32 slot, struct slot_search *search)
-{
-	if (slot_backend(search->first + slot) != search->backend)
-		return 0;
-	search->found = slot + 1;
-	return 1;
-}
-
 /* Whether a backend is where it was seen last, which is nearly always so. */
-static __always_inline int affinity_hint_holds(const struct affinity_entry *entry,
+static __always_inline int affinity_hint_holds(const struct affinity_seen *entry,
 					       const struct decision *members)
 {
 	return entry->slot < members->count &&
@@ -64,17 +45,21 @@ static __always_inline int affinity_hint_holds(const struct affinity_entry *entr
 }
 
 /* Affinity holds as long as the backend is in the set (R27). */
-static __always_inline int affinity_holds(struct affinity_entry *entry,
+static __always_inline int affinity_holds(struct affinity_seen *entry,
 					  const struct decision *members)
 {
-	struct slot_search search = {.backend = entry->backend, .first = members->first};
+	struct backend *backend;
+	__u32 slot;
 
 	if (affinity_hint_holds(entry, members))
 		return 1;
-	bpf_loop(members->count, slot_search_step, &search, 0);
-	if (!search.found)
+	backend = bpf_map_lookup_elem(&backends, &entry->backend);
+	if (!backend)
 		return 0;
-	entry->slot = search.found - 1;
+	slot = member_slot(members, &backend->address, backend->port) - members->first;
+	if (slot >= members->count || slot_backend(members->first + slot) != entry->backend)
+		return 0;
+	entry->slot = slot;
 	return 1;
 }
 
@@ -83,34 +68,32 @@ static __always_inline __u32 now_seconds(void)
 	return bpf_ktime_get_coarse_ns() / 1000000000ull; /* Linux 5.11 */
 }
 
-static __always_inline __u32 affinity_tag(const struct affinity_key *key)
-{
-	const __u32 *client = address_words_const(&key->client);
-
-	return client[0] ^ client[1] ^ client[2] ^ client[3] ^ key->service;
-}
-
 /* The backend this client had within the timeout, or 0. Each new connection
- * begins the timeout anew (R27). */
-static __always_inline __u32 affinity_backend(const struct affinity_key *key, __u32 timeout,
-					      const struct decision *members, __u32 now,
-					      struct affinity_entry *stored)
+ * begins the timeout anew (R27). Not static: the verifier looks at it once. */
+__noinline __u32 affinity_backend(struct affinity_query *q, const struct frontend *frontend,
+				  const struct decision *decision)
 {
-	struct affinity_entry entry = *stored;
+	struct affinity_seen entry;
+	struct decision members;
 
+	if (!q || !frontend || !decision)
+		return 0;
+	affinity_read(&q->entry.key, q->sum, &entry);
+	if (entry.at == AFFINITY_NOWHERE) {
+		q->seen = 0;
+		return 0;
+	}
+	q->seen = affinity_version(entry.backend, entry.last_used);
+	members_of(frontend, decision, &members);
 	/* Whole seconds: what is 1 s apart may have been a moment. Signed: another CPU
 	 * may have stored a later second than the one read here. */
-	if (entry.tag != affinity_tag(key) || (__s32)(now - entry.last_used) > (__s32)timeout ||
-	    !affinity_holds(&entry, members))
+	if ((__s32)(q->entry.last_used - entry.last_used) > (__s32)q->timeout ||
+	    !affinity_holds(&entry, &members))
 		return 0;
-	if (dry_run)
-		return entry.backend;
-	/* Should the element have become another client's meanwhile, then that one's
-	 * timeout begins anew, and the slot is only a hint. */
-	if (stored->last_used != now)
-		stored->last_used = now;
-	if (stored->slot != entry.slot)
-		stored->slot = entry.slot;
+	if (!dry_run) {
+		affinity_refresh(q, &entry);
+		COUNT(affinity_hit);
+	}
 	return entry.backend;
 }
 
@@ -120,40 +103,28 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 						  const struct decision *decision,
 						  const struct address *client, __u32 random)
 {
-	struct affinity_key key = {.client = *client, .service = frontend->service};
-	struct affinity_entry chosen = {.tag = affinity_tag(&key), .last_used = now_seconds()};
-	struct affinity_entry *stored = bpf_map_lookup_elem(&affinity, &key);
-	__u32 flags = stored ? BPF_ANY : BPF_NOEXIST;
-	struct decision members;
+	__u64 now = bpf_ktime_get_coarse_ns(); /* Linux 5.11 */
+	struct affinity_query q = {
+		.entry = {.key = {.client = *client, .service = frontend->service},
+			  .last_used = now / 1000000000ull},
+		.timeout = frontend->affinity_seconds,
+		.now = tick_of_ns(now),
+	};
+	__u32 backend;
 
-	members_of(frontend, decision, &members);
-	if (stored) {
-		__u32 backend = affinity_backend(&key, frontend->affinity_seconds, &members,
-						 chosen.last_used, stored);
-
-		if (backend) {
-			if (!dry_run)
-				COUNT(affinity_hit);
-			return backend;
-		}
-	}
-	chosen.slot = chosen_slot(decision, random); /* in a Maglev table: no hint */
-	chosen.backend = slot_backend(decision->first + chosen.slot);
-	if (dry_run)
-		return chosen.backend;
-	if (!bpf_map_update_elem(&affinity, &key, &chosen, flags))
-		return chosen.backend;
-	stored = bpf_map_lookup_elem(&affinity, &key);
-	if (stored && stored->tag == chosen.tag) {
-		struct affinity_entry first = *stored;
-
-		if (affinity_holds(&first, &members)) {
-			COUNT(affinity_hit);
-			return first.backend;
-		}
-	}
+	q.sum = affinity_sum(&q.entry.key);
+	backend = affinity_backend(&q, frontend, decision);
+	if (backend)
+		return backend;
+	q.entry.slot = chosen_slot(decision, random); /* in a Maglev table: no hint */
+	q.entry.backend = slot_backend(decision->first + q.entry.slot);
+	if (dry_run || affinity_store(&q) == AFFINITY_STORED)
+		return q.entry.backend;
+	backend = affinity_backend(&q, frontend, decision);
+	if (backend)
+		return backend;
 	COUNT(affinity_failed);
-	return chosen.backend;
+	return q.entry.backend;
 }
 
 /* A backend's id, or 0 if the tables are damaged. `random` are 32 bits that choose

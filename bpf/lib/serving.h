@@ -6,14 +6,6 @@
 #include "frontend.h"
 #include "select.h"
 
-struct backend_search {
-	struct address address;
-	__be16 port;
-	__u32 first;
-	__u32 slot;
-	__u32 found;
-};
-
 /* Port 0 is any. */
 static __always_inline int slot_has(__u32 slot, const struct address *address, __be16 port)
 {
@@ -23,12 +15,19 @@ static __always_inline int slot_has(__u32 slot, const struct address *address, _
 	       address_equal(&backend->address, address);
 }
 
-static long backend_search_step(__u32 i, struct backend_search *search)
+/* Looks a backend up in one set. `slot` is where it is, and else unchanged. */
+static __always_inline int set_has(const struct decision *members,
+				   const struct destination *backend, __u32 *slot)
 {
-	if (!slot_has(search->first + i, &search->address, search->port))
+	__u32 at;
+
+	if (!members->count)
 		return 0;
-	search->slot = search->first + i;
-	search->found = 1;
+	at = member_slot(members, &backend->address, backend->port);
+	if (at - members->first >= members->count ||
+	    !slot_has(at, &backend->address, backend->port))
+		return 0;
+	*slot = at;
 	return 1;
 }
 
@@ -52,7 +51,6 @@ __noinline int serves(const struct frontend *frontend, const struct destination 
 		      __u32 *slot)
 {
 	struct decision pod, node, outside, kept;
-	struct backend_search search = {};
 
 	if (!frontend || !backend || !slot)
 		return 0;
@@ -65,24 +63,10 @@ __noinline int serves(const struct frontend *frontend, const struct destination 
 	     within(*slot, kept.first, kept.count)) &&
 	    slot_has(*slot, &backend->address, backend->port))
 		return 1;
-	search.address = backend->address;
-	search.port = backend->port;
-	search.first = pod.first;
-	bpf_loop(pod.count, backend_search_step, &search, 0);
-	if (!search.found && !same_set(&node, &pod)) {
-		search.first = node.first;
-		bpf_loop(node.count, backend_search_step, &search, 0);
-	}
-	if (!search.found && !same_set(&outside, &node)) {
-		search.first = outside.first;
-		bpf_loop(outside.count, backend_search_step, &search, 0);
-	}
-	if (!search.found) {
-		search.first = kept.first;
-		bpf_loop(kept.count, backend_search_step, &search, 0);
-	}
-	*slot = search.slot;
-	return search.found != 0;
+	return set_has(&pod, backend, slot) ||
+	       (!same_set(&node, &pod) && set_has(&node, backend, slot)) ||
+	       (!same_set(&outside, &node) && set_has(&outside, backend, slot)) ||
+	       set_has(&kept, backend, slot);
 }
 
 /* Whether the tables still bear a record out. */

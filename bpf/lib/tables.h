@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The tables that all programs share, and how to look something up in them.
  *
- * The agent is the only writer of all but `affinity`, the counters and what is
- * kept with sockets. What a reader can reach never changes under it:
+ * The agent is the only writer of all but the counters, what is kept with
+ * sockets, and `affinity` (affinity.h). What a reader can reach never changes
+ * under it:
  *
  *   frontends: key -> row number   turned by one hash update, last of all
  *   frontend_rows                  filled while nothing leads to the row
@@ -81,13 +82,6 @@ struct {
 	__type(key, struct network_key);
 	__type(value, enum network);
 } networks SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct affinity_key);
-	__type(value, struct affinity_entry);
-} affinity SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

@@ -7,45 +7,25 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "conntrack_table.h"
 #include "door.h"
 #include "edge_tables.h"
-#include "half_open.h"
 #include "packet.h"
 #include "select.h"
 #include "tuple.h"
 #include "workspace.h"
 
-/* Notes that records have been stored in `tracks`: afterwards, or the agent would see neither
- * them nor that they are there. */
-static __always_inline void tracks_made(__u32 number)
-{
-	__u32 key = ROOM_MADE;
-	__u64 *made = bpf_map_lookup_elem(&tracks_room, &key);
+/* UDP: what goes on after so many seconds, in both directions, is no one-shot
+ * (nf_conntrack_proto_udp.c, Linux 4.20, has the same time). */
+#define UDP_ASSURED_AFTER 2
 
-	if (made)
-		__sync_fetch_and_add(made, number);
-}
-
-/* Whether records of `tracks` may have been displaced. */
-static __always_inline int tracks_scarce(void)
-{
-	__u32 first = ROOM_MADE, second = ROOM_ENOUGH;
-	__u64 *made = bpf_map_lookup_elem(&tracks_room, &first);
-	__u64 *enough = bpf_map_lookup_elem(&tracks_room, &second);
-
-	return !made || !enough || *made >= *enough;
-}
-
-/* A record that the kernel has just given to another key is as good as none. */
+/* The entry of a packet; its place may be another one's at any time. */
 static __always_inline struct track *track_find(const struct tuple *tuple, __u32 hash, int *half)
 {
-	struct track *track = bpf_map_lookup_elem(&tracks, tuple);
+	__u32 at = ct_at(tuple, hash, IN_ANY);
 
-	*half = 0;
-	if (track && track->tag == hash)
-		return track;
-	*half = 1;
-	return half_open_find(tuple, hash);
+	*half = (at & CT_HALF_OPEN) != 0; /* of no meaning where there is no entry */
+	return ct_track(at);
 }
 
 /* Copies what a packet becomes. Returns whether the record was the packet's all
@@ -61,7 +41,8 @@ static __always_inline int track_read(const struct track *track, __u32 hash, str
  * stack would take a packet from an address of its own for a forgery. */
 static __always_inline int answers_here(const struct track *track)
 {
-	return (track->flags & ~(TRACK_FIN | TRACK_DSR)) == (TRACK_REPLY | TRACK_LOCAL);
+	return (track->flags & ~(TRACK_FIN | TRACK_DSR | TRACK_LATER)) ==
+	       (TRACK_REPLY | TRACK_LOCAL);
 }
 
 /* Has the door let in what a record is for. */
@@ -82,6 +63,8 @@ static __always_inline void track_turn(const struct tuple *key, const struct tra
 	other->last_seen = track->last_seen;
 	other->device = track->device;
 	other->state = track->state;
+	if (key->protocol == IPPROTO_UDP)
+		other->next = track->next;
 	other->flags = (track->flags ^ TRACK_REPLY) &
 		       (TRACK_REPLY | TRACK_LOCAL | TRACK_OUTBOUND | TRACK_DSR);
 }
@@ -102,8 +85,9 @@ static __always_inline struct track *track_other(struct workspace *w, const stru
 	return tuple_equal(&w->other.becomes, &w->packet.tuple) ? other : 0;
 }
 
-/* Moves a packet's flow to those of which both sides have been heard. Not static, as the next ones:
- * the verifier looks at it once. Each looks for the workspace itself, as begin_flow does. */
+/* Moves a packet's flow to those that are assured. If there is no room it stays where it is, and
+ * the next packet tries again. Not static, as the next ones: the verifier looks at it once. Each
+ * looks for the workspace itself, as begin_flow does. */
 __noinline int track_promote(const struct track *half)
 {
 	struct workspace *w = workspace_get();
@@ -112,14 +96,12 @@ __noinline int track_promote(const struct track *half)
 	if (!w || !half)
 		return 0;
 	w->track = *half;
-	if (w->track.state == TRACK_NEW)
+	if (w->track.state <= TRACK_ANSWERED)
 		w->track.state = TRACK_ESTABLISHED;
 	track_admit(&w->packet.tuple, &w->track);
 	if (w->track.dsr) {
-		if (!bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY)) {
-			tracks_made(1);
-			half_open_remove(&w->packet.tuple, w->hash);
-		}
+		if (ct_store(&w->packet.tuple, &w->track, IN_TRACKS, 0) == CT_STORED)
+			ct_remove(&w->packet.tuple, w->hash, IN_HALF_OPEN);
 		return 0;
 	}
 	other = track_other(w, half);
@@ -127,19 +109,19 @@ __noinline int track_promote(const struct track *half)
 	w->other.tag = tuple_hash(&w->other_key);
 	if (other) {
 		w->other.acked = other->acked;
-		w->other.flags |= other->flags & TRACK_FIN;
+		w->other.flags |= other->flags & (TRACK_FIN | TRACK_LATER);
 		w->other.packets = other->packets;
 		w->other.bytes = other->bytes;
 	}
 	track_admit(&w->other_key, &w->other);
-	if (bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_ANY))
-		return 0; /* the next packet tries again */
-	tracks_made(1);
-	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
+	if (ct_store(&w->other_key, &w->other, IN_TRACKS, 0) != CT_STORED)
 		return 0;
-	tracks_made(1);
-	half_open_remove(&w->other_key, w->other.tag);
-	half_open_remove(&w->packet.tuple, w->hash);
+	if (ct_store(&w->packet.tuple, &w->track, IN_TRACKS, 0) != CT_STORED) {
+		ct_remove(&w->other_key, w->other.tag, IN_TRACKS);
+		return 0;
+	}
+	ct_remove(&w->other_key, w->other.tag, IN_HALF_OPEN);
+	ct_remove(&w->packet.tuple, w->hash, IN_HALF_OPEN);
 	return 0;
 }
 
@@ -157,15 +139,39 @@ static __always_inline void track_sequence(const struct packet *p, struct track 
 		track->next = next ? next : 1;
 }
 
-/* The record of a new flow of which one side is seen (DSR). */
+/* Whether a packet neither begins a connection nor goes on with one, so that nothing is kept or
+ * lent for it if it has no entry. SCTP's chunks that end an association look the same. A flow that
+ * the history of its slot knows has a state. */
+static __always_inline int begins_nothing(const struct workspace *w)
+{
+	const struct packet *p = &w->packet;
+	__u8 flags = p->tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
+
+	if (p->fragment == FRAGMENT_LATER || p->tuple.protocol == IPPROTO_UDP ||
+	    w->track.state != TRACK_NEW)
+		return 0;
+	if (p->tcp_flags & (TCP_FIN | TCP_RST))
+		return 1;
+	return p->tuple.protocol == IPPROTO_TCP && flags != TCP_SYN && flags != TCP_ACK;
+}
+
+/* Where a flow begins. */
+static __always_inline void track_first(struct workspace *w)
+{
+	track_sequence(&w->packet, &w->track, 1);
+	if (w->packet.tuple.protocol == IPPROTO_UDP)
+		w->track.next = second_of(w);
+}
+
+/* Stores the entry of a new flow of which one side is seen (DSR). */
 static __always_inline int track_begin_alone(struct workspace *w)
 {
 	if (dry_run)
 		return 0;
 	w->track.becomes = w->to;
-	track_sequence(&w->packet, &w->track, 1);
+	track_first(w);
 	track_admit(&w->packet.tuple, &w->track);
-	return half_open_store(&w->packet.tuple, &w->track, 0);
+	return ct_store(&w->packet.tuple, &w->track, IN_HALF_OPEN, 0);
 }
 
 /* The record of a packet whose flow has the other one. */
@@ -174,86 +180,107 @@ static __always_inline int track_adopt(struct workspace *w, int half)
 	if (dry_run)
 		return 0;
 	track_admit(&w->packet.tuple, &w->track);
-	if (half)
-		return half_open_store(&w->packet.tuple, &w->track, 0);
-	if (bpf_map_update_elem(&tracks, &w->packet.tuple, &w->track, BPF_ANY))
-		return -1;
-	tracks_made(1);
-	return 0;
+	return ct_store(&w->packet.tuple, &w->track, half ? IN_HALF_OPEN : IN_TRACKS, 0);
 }
 
-/* Whether a packet begins another flow with the ends of one that has ended. */
-static __always_inline int track_over(const struct track *track, const struct packet *p)
+/* How long a flow is idle at least before it may have expired, in seconds: until then nobody looks.
+ */
+#define LEAST_TIMEOUT 1
+
+/* Whether a flow has been idle for longer than it is remembered. Not static: the verifier looks at
+ * it once. */
+__noinline int track_expired(__u32 hash)
 {
-	return track->state >= TRACK_CLOSING && p->tcp_flags & TCP_SYN &&
-	       !(track->flags & TRACK_REPLY);
+	struct workspace *w = workspace_get();
+	const struct set_mark *mark;
+	__u32 at;
+
+	if (!w)
+		return 0;
+	at = ct_at(&w->packet.tuple, hash, IN_ANY);
+	mark = ct_mark(at);
+	return mark && mark_expired(mark, tick_of(w));
 }
 
-/* Whether a packet answers a SYN that has not come here: one of this node's has asked a backend
- * itself, with the port that a flow had which is over. Else that flow's name would be on what it
- * gets. */
+/* Whether a packet begins another flow with the ends of one that has ended, or expired. A segment
+ * in the middle of a TCP connection belongs to that, however old it is. */
+static __always_inline int track_over(struct workspace *w, const struct track *track)
+{
+	const struct packet *p = &w->packet;
+
+	if (track->flags & TRACK_REPLY)
+		return 0;
+	if (p->tcp_flags & TCP_SYN && track->state >= TRACK_CLOSING)
+		return 1;
+	if (!(p->tcp_flags & TCP_SYN) && p->tuple.protocol != IPPROTO_UDP)
+		return 0;
+	return second_of(w) - track->last_seen > LEAST_TIMEOUT && track_expired(w->hash);
+}
+
+/* Whether a packet answers a SYN that has not come here: a client has asked the backend itself,
+ * with the port that a flow had which is over. Else that flow's name would be on what it gets. */
 static __always_inline int track_astray(const struct track *track, const struct packet *p)
 {
-	return (track->flags & (TRACK_OUTBOUND | TRACK_REPLY)) == (TRACK_OUTBOUND | TRACK_REPLY) &&
+	return track->flags & TRACK_REPLY && track->flags & (TRACK_OUTBOUND | TRACK_LOCAL) &&
 	       track->state >= TRACK_CLOSING && p->tcp_flags & TCP_SYN;
-}
-
-/* Keeps what a flow had whose records go. */
-static __always_inline void track_add_up(const struct track *track, const struct track *reply)
-{
-	struct service_counters *counters = counters_of(track->service);
-
-	if (!counters)
-		return;
-	counters->sent_packets += track->packets;
-	counters->sent_bytes += track->bytes;
-	if (!reply)
-		return;
-	counters->received_packets += reply->packets;
-	counters->received_bytes += reply->bytes;
 }
 
 /* Forgets a flow that is over, for the same ends begin another one. */
 __noinline int track_end(const struct track *track)
 {
 	struct workspace *w = workspace_get();
+	struct track *other;
 
 	if (!w || !track || dry_run)
 		return 0;
-	track_add_up(track, track_other(w, track));
-	if (!track->dsr) {
-		tuple_reverse(&track->becomes, &w->other_key);
-		bpf_map_delete_elem(&tracks, &w->other_key);
-		half_open_remove(&w->other_key, tuple_hash(&w->other_key));
+	ct_add_up(track);
+	other = track_other(w, track);
+	if (other) {
+		ct_add_up(other);
+		ct_remove(&w->other_key, tuple_hash(&w->other_key), IN_ANY);
 	}
-	bpf_map_delete_elem(&tracks, &w->packet.tuple);
-	half_open_remove(&w->packet.tuple, w->hash);
+	ct_remove(&w->packet.tuple, w->hash, IN_ANY);
 	return 0;
 }
 
-/* Makes the other record of an established flow anew if it has been displaced. */
-__noinline int track_mend(const struct track *track)
+/* Marks both entries of a packet's flow as seen now, in the state that the flow has. An entry of an
+ * assured flow that has been lost is made anew from the other one. */
+__noinline int track_refresh(const struct track *track)
 {
 	struct workspace *w = workspace_get();
+	struct set_mark *mark, fresh;
+	__u32 at, hash;
 
 	if (!w || !track)
 		return 0;
-	tuple_reverse(&track->becomes, &w->other_key);
-	if (bpf_map_lookup_elem(&tracks, &w->other_key))
+	at = ct_at(&w->packet.tuple, w->hash, IN_ANY);
+	mark = ct_mark(at);
+	if (!mark)
+		return 0;
+	fresh = ct_mark_of(w, w->packet.tuple.protocol, track, (at & CT_HALF_OPEN) != 0);
+	*mark = fresh;
+	if (track->dsr)
 		return 0;
 	track_turn(&w->packet.tuple, track, &w->other_key, &w->other);
-	track_admit(&w->other_key, &w->other);
-	w->other.tag = tuple_hash(&w->other_key);
-	if (!bpf_map_update_elem(&tracks, &w->other_key, &w->other, BPF_NOEXIST))
-		tracks_made(1);
+	hash = tuple_hash(&w->other_key);
+	if (track_other(w, track)) {
+		at = ct_at(&w->other_key, hash, IN_ANY);
+		mark = ct_mark(at);
+		if (mark)
+			*mark = fresh;
+	} else if (!(at & CT_HALF_OPEN)) {
+		track_admit(&w->other_key, &w->other);
+		w->other.tag = hash;
+		ct_store(&w->other_key, &w->other, IN_TRACKS, 1);
+	}
 	return 0;
 }
 
-/* Whether to look for a flow's other record in a second: in each one while records may be
- * displaced. Else in one of 16, for whatever may happen to a record. */
-static __always_inline int track_due(const struct track *track, __u32 now)
+/* Whether to look after a flow's marks, once in a second: of an assured one when a packet is the
+ * first in MARK_SECONDS. */
+static __always_inline int track_due(__u32 before, __u32 now, int half)
 {
-	return tracks_scarce() || !((now ^ track->tag) & 15);
+	return half || (before ^ now) / MARK_SECONDS;
 }
 
 /* How far a sequence number may be from the last one that is known: more than most
@@ -296,10 +323,12 @@ __noinline int track_close(struct track *track)
 		track->flags |= TRACK_FIN;
 	if (other && track->flags & other->flags & TRACK_FIN)
 		state = TRACK_CLOSED;
-	if (track->state < state)
-		track->state = state;
+	if (track->state >= state)
+		return 0;
+	track->state = state;
 	if (other && other->state < state)
 		other->state = state;
+	track_refresh(track);
 	return 0;
 }
 
@@ -315,20 +344,36 @@ static __always_inline void track_explain(const struct track *track)
 	e->backend = track->backend;
 }
 
-/* The same where the backend's answers go another way: the client sends what follows the
- * packet before, or more than one packet. */
+/* Notes that the backend has answered. */
+__noinline int track_answer(struct track *track)
+{
+	struct workspace *w = workspace_get();
+	struct track *other;
+
+	if (!w || !track)
+		return 0;
+	other = track_other(w, track);
+	track->state = TRACK_ANSWERED;
+	if (other && other->state == TRACK_NEW)
+		other->state = TRACK_ANSWERED;
+	return 0;
+}
+
+/* Whether a client goes on as one does who has had an answer, where the backend's answers go
+ * another way: with the very next sequence number, or with a datagram some time later. */
 static __always_inline int track_goes_on(const struct packet *p, const struct track *track)
 {
 	if (p->tcp_flags & (TCP_SYN | TCP_RST))
 		return 0;
+	if (p->tuple.protocol == IPPROTO_UDP)
+		return (track->flags & TRACK_LATER) != 0;
 	return p->tuple.protocol != IPPROTO_TCP ||
 	       (track->state != TRACK_CLOSED && p->tcp_flags & TCP_ACK &&
 		p->sequence == track->next);
 }
 
-/* Whether a packet shows that both sides of its flow have been heard: the backend
- * answers, or the client goes on after the answer to its SYN. A TCP client does so with
- * what only he knows who has got that answer. */
+/* Whether a packet shows that its flow is assured. Of UDP both sides go on after a time. A TCP
+ * client goes on after the answer to its SYN with what only he knows who has got that answer. */
 __noinline int track_heard(const struct track *track)
 {
 	struct workspace *w = workspace_get();
@@ -340,18 +385,56 @@ __noinline int track_heard(const struct track *track)
 	p = &w->packet;
 	if (track->dsr)
 		return track_goes_on(p, track);
-	if (track->flags & TRACK_REPLY)
-		return p->tuple.protocol == IPPROTO_UDP;
-	if (p->tuple.protocol == IPPROTO_UDP || p->tcp_flags & (TCP_SYN | TCP_RST))
+	if (p->tuple.protocol == IPPROTO_UDP) {
+		if (!(track->flags & TRACK_LATER))
+			return 0;
+		other = track_other(w, track);
+		return other && other->flags & TRACK_LATER;
+	}
+	if (track->flags & TRACK_REPLY || p->tcp_flags & (TCP_SYN | TCP_RST))
 		return 0;
 	if (p->tuple.protocol != IPPROTO_TCP)
-		return 1;
+		return track->state == TRACK_ANSWERED;
 	other = track_other(w, track);
 	return track->state != TRACK_CLOSED && p->tcp_flags & TCP_ACK && other && other->next &&
 	       other->next - p->acknowledged < TCP_WINDOW;
 }
 
-/* The client's packets may begin to come by another device; so do the answers leave. */
+/* How far the answer to a SYN may be behind what came with that (RFC 7413). */
+#define SYN_DATA_MAX 0xffff
+
+/* Whether a packet of a backend of this node answers the client's packets through the Service.
+ * Nobody sees the packets that a client and a pod exchange by themselves; a SYN that somebody has
+ * forged with their ends must not have the pod's answers renamed. Until a backend has answered with
+ * what follows from the client's packet it has not. Not static: the verifier looks at it once. */
+__noinline int track_answers(const struct track *track)
+{
+	struct workspace *w = workspace_get();
+	const struct track *other;
+	const struct packet *p;
+
+	if (!w || !track)
+		return 0;
+	p = &w->packet;
+	if (p->tuple.protocol != IPPROTO_TCP || track->state != TRACK_NEW ||
+	    p->fragment == FRAGMENT_LATER)
+		return 1;
+	other = track_other(w, track);
+	if (!other || !other->next)
+		return 0;
+	if (p->tcp_flags & TCP_SYN)
+		return p->tcp_flags & TCP_ACK && other->next - p->acknowledged <= SYN_DATA_MAX;
+	if (p->tcp_flags & TCP_RST && p->tcp_flags & TCP_ACK && !p->sequence)
+		return other->next - p->acknowledged <= SYN_DATA_MAX;
+	/* A connection whose entries were lost goes on: both sides are where the client has them.
+	 */
+	return other->acked && p->sequence - other->acked + TCP_WINDOW < 2 * TCP_WINDOW &&
+	       (!(p->tcp_flags & TCP_ACK) ||
+		p->acknowledged - other->next + TCP_WINDOW < 2 * TCP_WINDOW);
+}
+
+/* The client's packets may begin to come by another device; so do the answers leave. Of TCP only a
+ * segment says so that its other side would take. */
 __noinline int track_move(struct track *track, __u32 device)
 {
 	struct workspace *w = workspace_get();
@@ -360,6 +443,8 @@ __noinline int track_move(struct track *track, __u32 device)
 	if (!w || !track)
 		return 0;
 	other = track_other(w, track);
+	if (!track_believes(&w->packet, track, other))
+		return 0;
 	track->device = device;
 	if (other)
 		other->device = device;
@@ -370,25 +455,33 @@ __noinline int track_move(struct track *track, __u32 device)
 static __always_inline void track_note(struct workspace *w, struct track *track, int half)
 {
 	const struct packet *p = &w->packet;
-	__u32 now = second_of(w);
-	int heard;
+	__u32 now = second_of(w), before = track->last_seen;
+	int assured;
 
 	w->service = track->service;
 	if (dry_run) {
 		track_explain(track);
 		return;
 	}
-	if (track->last_seen != now) {
+	if (before != now) {
 		track->last_seen = now;
-		if (!half && !track->dsr && track_due(track, now))
-			track_mend(track);
+		if (track_due(before, now, half))
+			track_refresh(track);
 	}
 	track->packets++;
 	track->bytes += p->length;
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
 		track_close(track);
-	heard = half && track_heard(track);
-	track_sequence(p, track, half);
-	if (heard)
+	if (!half) {
+		track_sequence(p, track, 0);
+		return;
+	}
+	if (p->tuple.protocol == IPPROTO_UDP && now - track->next >= UDP_ASSURED_AFTER)
+		track->flags |= TRACK_LATER;
+	if (track->flags & TRACK_REPLY && track->state == TRACK_NEW)
+		track_answer(track);
+	assured = track_heard(track);
+	track_sequence(p, track, 1);
+	if (assured)
 		track_promote(track);
 }

@@ -11,6 +11,8 @@
 
 #include <linux/types.h>
 
+#include "set_table_types.h"
+
 struct address {
 	__u8 bytes[16];
 } __attribute__((aligned(4)));
@@ -67,9 +69,12 @@ enum socket_mark {
 /* What one class of clients meets: a backend set, that is `count` slots from
  * slot `first`; or, where count is 0, a verdict other than BALANCE.
  *
+ * The slots hold the members in the order of their addresses and ports, so that programs find
+ * one by a binary search (members.h).
+ *
  * A Maglev table (FRONTEND_MAGLEV) has thousands of slots. Who looks for a backend in the
- * set takes the list of its members, each once, that stands before the table: slot
- * first - 1 says how many there are, and they end with slot first - 2. */
+ * set takes the list of its members, each once and in that order, that stands before the table:
+ * slot first - 1 says how many there are, and they end with slot first - 2. */
 struct decision {
 	union {
 		__u32 first;
@@ -89,12 +94,12 @@ struct frontend {
 	__u8 kind;   /* enum frontend_kind */
 	__u8 dsr;    /* enum dsr: how packets reach a backend of another node */
 	__u16 flags; /* enum frontend_flag */
-	/* The first slot of a list of backends that flows keep, though they are not in each of
-	 * the sets above: those of UDP while they serve (R29), those of connections without a
-	 * record while they are there (R30). The slot before it says how many they are; 0: there is
-	 * none. With FRONTEND_HISTORY there is one, and before that number stand, in this order, a
-	 * word for each slot of an earlier table (enum history_word), how many these are, and the
-	 * frontend's enum dsr at that time. */
+	/* The first slot of a list of backends, in the order of a set, that flows keep, though they
+	 * are not in each of the sets above: those of UDP while they serve (R29), those of
+	 * connections without a record while they are there (R30). The slot before it says how many
+	 * they are; 0: there is none. With FRONTEND_HISTORY there is one, and before that number
+	 * stand, in this order, a word for each slot of an earlier table (enum history_word), how
+	 * many these are, and the frontend's enum dsr at that time. */
 	__u32 kept_first;
 };
 
@@ -111,7 +116,13 @@ enum frontend_flag {
 	FRONTEND_HISTORY = 128,
 };
 
-/* What the edge has to know before it looks an untracked frontend up. */
+/* What this node opens of what balancers have sent for its backends. */
+enum dsr_accepted {
+	DSR_ACCEPT_TUNNELS = 1, /* IPIP and Geneve */
+	DSR_ACCEPT_OPTION = 2,	/* of IP: a Service here has DSR_OPT */
+};
+
+/* What the edge has to know before it looks an untracked frontend up, or into a packet. */
 struct untracked_ends {
 	/* A bit for the address and port of each frontend with FRONTEND_UNTRACKED or
 	 * FRONTEND_HISTORY: that of end_hash's upper nine. One that is set in vain costs a look-up.
@@ -120,7 +131,13 @@ struct untracked_ends {
 	/* Another number after the index has been turned, for whatever frontend: what programs
 	 * remember of it from before is worth nothing then. */
 	__u32 turned;
-	__u32 reserved;
+	enum dsr_accepted accepted; /* one or both */
+};
+
+/* Who may have sent an outer packet, in `balancers`: the longest prefix counts. */
+enum balancer {
+	BALANCER = 1,
+	BALANCER_OWN, /* this node itself: nobody sends to it with its own address */
 };
 
 /* What is remembered of a slot: the backend that flows without a record have, 0 for that of
@@ -160,12 +177,21 @@ struct affinity_key {
 	__u32 service;
 };
 
+/* Half a cache line. */
 struct affinity_entry {
+	struct affinity_key key;
 	__u32 backend;
 	__u32 slot;	 /* where among the members it was last seen: a hint */
 	__u32 last_used; /* seconds, CLOCK_MONOTONIC */
-	__u32 tag;	 /* of the key: an LRU element is used again for another at any time */
 };
+
+struct affinity_set {
+	struct set_head head;
+	struct affinity_entry entries[SET_PLACES];
+	__u64 reserved[4];
+};
+
+_Static_assert(sizeof(struct affinity_set) % 64 == 0, "the tags of each set are one cache line");
 
 /* Kept with a connected socket, and gone with it. This layout never changes:
  * sockets outlive agents. */

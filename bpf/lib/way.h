@@ -17,8 +17,8 @@
 #include "workspace.h"
 
 #define WAYS	   1024
-/* In jiffies: 25 to 250 ms, as the kernel is configured. */
-#define WAY_EXPIRY 25
+/* In ticks (set_table.h): 50 ms, whatever a jiffy is. */
+#define WAY_EXPIRY 48
 
 /* What a way was asked for. */
 enum way_kind {
@@ -34,7 +34,8 @@ enum way_kind {
 struct way {
 	struct address destination;
 	struct address source;
-	__u64 since;	   /* in jiffies */
+	__u32 since; /* tick */
+	__u32 unused;
 	__u32 device;	   /* that packets have come by; WAY_BACK: are to leave by */
 	__u32 next_device; /* that they leave by */
 	__u16 mtu;
@@ -69,15 +70,16 @@ static __always_inline struct way *way_of(const struct tuple *to, enum way_kind 
 }
 
 /* Whether a packet of so many bytes can take it. */
-static __always_inline int way_holds(const struct way *way, const struct tuple *to,
-				     enum way_kind kind, __u32 device, __u32 length)
+static __always_inline int way_holds(struct workspace *w, const struct way *way,
+				     const struct tuple *to, enum way_kind kind, __u32 device,
+				     __u32 length)
 {
 	if (way->kind != kind || way->device != device || way->protocol != to->protocol ||
 	    !address_same(&way->destination, &to->destination))
 		return 0;
 	if ((kind == WAY_ON || kind == WAY_BACK) && !address_same(&way->source, &to->source))
 		return 0;
-	return length - 1 < way->mtu && bpf_jiffies64() - way->since < WAY_EXPIRY;
+	return length - 1 < way->mtu && tick_of(w) - way->since < WAY_EXPIRY;
 }
 
 static __always_inline void way_take(const struct way *way, struct workspace *w)
@@ -88,9 +90,11 @@ static __always_inline void way_take(const struct way *way, struct workspace *w)
 	mac_copy(w->fib.dmac, way->macs + ETH_ALEN);
 }
 
-static __always_inline void way_keep(struct way *way, const struct tuple *to, enum way_kind kind,
-				     __u32 device, const struct bpf_fib_lookup *fib)
+static __always_inline void way_keep(struct workspace *w, struct way *way, const struct tuple *to,
+				     enum way_kind kind, __u32 device)
 {
+	const struct bpf_fib_lookup *fib = &w->fib;
+
 	if (!is_ethernet(fib->ifindex))
 		return;
 	way->destination = to->destination;
@@ -98,7 +102,7 @@ static __always_inline void way_keep(struct way *way, const struct tuple *to, en
 	way->device = device;
 	way->protocol = to->protocol;
 	way->kind = kind;
-	way->since = bpf_jiffies64();
+	way->since = tick_of(w);
 	way->next_device = fib->ifindex;
 	way->mtu = fib->mtu_result;
 	__builtin_memcpy(way->macs, fib->smac, sizeof(way->macs));

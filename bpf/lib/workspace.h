@@ -8,6 +8,7 @@
 #include "edge_tables.h"
 #include "packet.h"
 #include "select.h"
+#include "set_table.h"
 #include "tables.h"
 
 /* How a packet has come that a balancer has sent here (dsr.h), and for which backend. */
@@ -43,12 +44,19 @@ struct workspace {
 	struct tuple other_key;
 	struct track other;
 	struct bpf_fib_lookup fib;
+	/* A flow whose entries make room for others (conntrack_table.h). */
+	struct {
+		struct tuple key, other, turned;
+		__u32 evicted;
+		__u32 reserved;
+	} victim;
 	struct network_key network; /* of a client (client.h) */
 	__u32 remembered; /* `fib` is of a way that is remembered, not of a look-up (way.h) */
 	/* These stay from packet to packet. */
 	struct own_mac own;
 	__u64 jiffies; /* when `second` was read */
 	__u32 second;
+	__u32 tick;
 };
 
 struct {
@@ -78,17 +86,32 @@ static __always_inline void workspace_clear(struct workspace *w)
 	w->dsr = DSR_NONE;
 }
 
-/* The second it is, of CLOCK_MONOTONIC. The kernel counts jiffies and moves the coarse clock in
- * the same step, so the clock is asked once for each. */
+/* Reads the coarse clock, CLOCK_MONOTONIC. The kernel counts jiffies and moves that clock in the
+ * same step, so it is read once for each. */
+static __always_inline void clock_read(struct workspace *w)
+{
+	__u64 jiffies = bpf_jiffies64(), ns;
+
+	if (w->jiffies == jiffies)
+		return;
+	ns = bpf_ktime_get_coarse_ns();
+	w->second = ns / 1000000000ull;
+	w->tick = tick_of_ns(ns);
+	w->jiffies = jiffies;
+}
+
+/* The second it is. */
 static __always_inline __u32 second_of(struct workspace *w)
 {
-	__u64 jiffies = bpf_jiffies64();
-
-	if (w->jiffies != jiffies) {
-		w->second = now_seconds();
-		w->jiffies = jiffies;
-	}
+	clock_read(w);
 	return w->second;
+}
+
+/* The tick it is (set_table.h). */
+static __always_inline __u32 tick_of(struct workspace *w)
+{
+	clock_read(w);
+	return w->tick;
 }
 
 /* What a dry run has found out. */

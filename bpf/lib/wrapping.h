@@ -12,10 +12,30 @@
 #include "packet.h"
 #include "parse.h"
 #include "strip.h"
+#include "tables.h"
 #include "workspace.h"
 
-/* Whether what balancers send is for backends of this node. Set by the loader. */
+/* Whether what balancers send may be for backends of this node. Set by the loader. */
 const volatile __u8 dsr_accept = 0;
+
+/* Whether a packet is a tunnel's, as far as its header says. */
+static __always_inline int may_be_tunnel(const struct packet *p)
+{
+	if (p->fragment)
+		return 0;
+	if (p->tuple.protocol == IPPROTO_UDP)
+		return p->tuple.destination_port == bpf_htons(GENEVE_PORT);
+	return p->tuple.protocol == IPPROTO_IPIP || p->tuple.protocol == IPPROTO_IPV6;
+}
+
+/* Whether this node opens packets of a kind now: while somebody uses it (package sync). */
+static __always_inline int dsr_accepts(enum dsr_accepted kind)
+{
+	__u32 zero = 0;
+	const struct untracked_ends *ends = bpf_map_lookup_elem(&untracked_frontends, &zero);
+
+	return ends && *(const volatile __u32 *)&ends->accepted & kind;
+}
 
 /* A look at what has been read of each packet: no more than may be. */
 static __always_inline int may_be_wrapped(const struct packet *p, enum parsed parsed)
@@ -24,11 +44,9 @@ static __always_inline int may_be_wrapped(const struct packet *p, enum parsed pa
 
 	if (!dsr_accept || parsed == PARSED_MALFORMED)
 		return 0;
-	if (p->l4 > p->l3 + header)
-		return 1;
-	if (p->tuple.protocol == IPPROTO_UDP)
-		return p->tuple.destination_port == bpf_htons(GENEVE_PORT);
-	return p->tuple.protocol == IPPROTO_IPIP || p->tuple.protocol == IPPROTO_IPV6;
+	if (may_be_tunnel(p))
+		return dsr_accepts(DSR_ACCEPT_TUNNELS);
+	return p->l4 > p->l3 + header && dsr_accepts(DSR_ACCEPT_OPTION);
 }
 
 static __always_inline __be16 ethertype(int is_v6)

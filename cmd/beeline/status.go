@@ -73,6 +73,9 @@ func statusText(w io.Writer, s *observe.Status) {
 		fmt.Fprintf(t, "Untracked:\t%s\n", text)
 	}
 	dsrText(t, s)
+	if s.DSRAccepted != nil {
+		fmt.Fprintf(t, "Packets of balancers:\t%s\n", s.DSRAccepted)
+	}
 	fmt.Fprintf(t, "Pins:\t%s\n", s.BPFFS)
 	t.Flush()
 

@@ -19,6 +19,7 @@ func (a *Agent) updateAddresses() {
 		return
 	}
 	delta := a.table.SetLocalAddresses(addresses)
+	a.addresses = addresses
 	a.edge.SetPods(a.podsByPacket())
 	if a.synced {
 		a.program(delta)

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	gosync "sync"
 	"time"
 
@@ -35,12 +36,14 @@ type Agent struct {
 	objects  source.Source
 	datapath *datapath.Datapath
 	syncer   *sync.Syncer
-	table    *service.Table
-	optOuts  *service.OptOuts
-	pods     *pods.Tracker
-	sockets  *terminate.Job
-	edge     *edge.Edge // nil: off
-	prober   *probe.Prober
+	// addresses of this node's interfaces, of the loop.
+	addresses []netip.Addr
+	table     *service.Table
+	optOuts   *service.OptOuts
+	pods      *pods.Tracker
+	sockets   *terminate.Job
+	edge      *edge.Edge // nil: off
+	prober    *probe.Prober
 
 	synced bool // the complete state is in the tables and attached; only loop looks
 
@@ -92,6 +95,9 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		log.Error(config.noEdge)
 	}
 	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
+		return err
+	}
+	if err := a.syncer.AcceptTunnels(config.acceptsTunnels() != ""); err != nil {
 		return err
 	}
 	if a.pods, err = pods.New(a.datapath.Tables.OptedOut, config.PodCgroups, a.datapath.CgroupPath(), log); err != nil {

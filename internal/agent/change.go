@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -74,6 +75,7 @@ func (a *Agent) logMissing(err error) {
 // apply brings a change into the tables as far as it goes; the loop tries the rest again.
 func (a *Agent) apply(delta service.Delta) error {
 	a.edge.Reach(elsewhere(delta))
+	a.syncer.SetOwn(slices.Concat(a.addresses, a.table.OwnAddresses()))
 	err := a.syncer.Apply(delta)
 	a.edge.FollowDSR(goesByDSR(delta))
 	a.lookAfterSockets()

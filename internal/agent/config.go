@@ -63,10 +63,10 @@ type Config struct {
 	noEdge            string // why there is none although it was asked for
 	icmpRate          uint32
 	dispatcher        bool // datapath.EdgeOptions.Dispatcher
-	acceptDSR         bool
 	podNetworks       []string
 	dsr               string
 	dsrBalancers      []string
+	dsrAccept         string
 	algorithm         string
 }
 
@@ -88,7 +88,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.Limits.Slots, "max-slots", l.Slots, "members of all backend sets together, by weight, that fit into the tables")
 	fs.Uint32Var(&c.Limits.Services, "max-services", l.Services, "service ports that fit into the tables")
 	fs.Uint32Var(&c.Limits.SourceRanges, "max-source-ranges", l.SourceRanges, "loadBalancerSourceRanges that fit into the tables")
-	fs.Uint32Var(&c.Limits.Affinity, "max-affinity", l.Affinity, "clients that session affinity remembers; the longest unused make room")
+	fs.Uint32Var(&c.Limits.Affinity, "max-affinity", l.Affinity, "clients that session affinity remembers; those that came once make room")
 	fs.Uint32Var(&c.Limits.Flows, "max-flows", l.Flows, "records of clients' flows, two for each flow; the longest unused make room (default: by the machine's memory)")
 	c.addEdgeFlags(fs)
 	c.addDSRFlags(fs)

@@ -111,7 +111,7 @@ func TestEdgeFlags(t *testing.T) {
 		"--snat-ports=30000-30001":                 "--snat-ports: 30000-30001 overlaps the NodePorts 30000-32767",
 		"--snat-ports=many":                        "--snat-ports many: \"many\" is not a range of ports",
 		"--max-flows=0":                            "--max-flows 0: between 64 and",
-		"--max-flows=1":                            "a quarter of the records is for flows that begin",
+		"--max-flows=1":                            "with fewer flows push one another out",
 		"--max-flows=4":                            "--max-flows 4: between 64 and",
 		"--max-flows=63":                           "--max-flows 63: between 64 and",
 		"--max-flows=64":                           "",
@@ -146,6 +146,9 @@ func TestDSRFlags(t *testing.T) {
 		"--dsr=ipip --edge-mode=off":                 "--dsr=ipip has no effect with --edge-mode=off",
 		"--dsr-hybrid --edge-mode=off":               "--dsr-hybrid has no effect with --edge-mode=off",
 		"--dsr-balancers=10.0.0.0/8 --edge-mode=off": "--dsr-balancers has no effect with --edge-mode=off",
+		"--dsr-accept=maybe":                         "--dsr-accept \"maybe\": one of auto, true, false",
+		"--dsr-accept=true --edge-mode=off":          "--dsr-accept=true has no effect with --edge-mode=off",
+		"--dsr-accept=false --edge-mode=off":         "",
 		"--dsr-balancers=192.0.2.7":                  "\"192.0.2.7\" is not a network such as 192.0.2.0/24, or 192.0.2.7/32 for one balancer",
 		"--dsr-balancers=192.0.2.7/33":               "is not a network",
 		"--dsr-balancers=0.0.0.0/0":                  "--dsr-balancers 0.0.0.0/0: who is there can speak to backends of this node in any client's name",
@@ -153,6 +156,21 @@ func TestDSRFlags(t *testing.T) {
 		"--dsr-balancers=::ffff:0.0.0.0/96":          "--dsr-balancers 0.0.0.0/0",
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
+	}
+	// What balancers have sent is opened for whoever asks for DSR, and by who says so.
+	for args, want := range map[string]string{
+		"": "", "--dsr=ipip": "--dsr=ipip", "--dsr-balancers=192.0.2.7/32": "--dsr-balancers", "--dsr-accept": "--dsr-accept=true",
+		"--dsr=ipip --dsr-balancers=192.0.2.7/32 --dsr-accept=false":  "",
+		"--config " + configFile(t, "dsr-accept: true\n"):             "--dsr-accept=true",
+		"--config " + configFile(t, "dsr-accept: false\ndsr: ipip\n"): "", "--dsr=ipip --dsr-accept=auto": "--dsr=ipip",
+	} {
+		c := wantComplete(t, "--manifests /m "+args, "")
+		if got := c.acceptsTunnels(); got != want {
+			t.Errorf("%s: packets of balancers are opened because of %q, want %q", args, got, want)
+		}
+		if never := strings.Contains(args, "accept=false"); never && c.edgeOptions().AcceptDSR {
+			t.Errorf("%s: the programs can open packets", args)
+		}
 	}
 	path := configFile(t, "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n")
 	c := wantComplete(t, "--manifests /m --config "+path, "").Service

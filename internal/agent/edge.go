@@ -24,12 +24,11 @@ func (c *Config) addEdgeFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Edge.Generic, "edge-xdp-generic", false, "use XDP where no driver has it; for tests: it is slower than tc")
 	fs.BoolVar(&c.dispatcher, "edge-xdp-dispatcher", false, "run Beeline's XDP program in a dispatcher of libxdp's protocol from the start, so that xdp-loader and the like can add others to the device later; a dispatcher that is there is joined in any case")
 	fs.StringSliceVar(&c.Edge.Devices, "devices", nil, "names or shell patterns of the devices that clients outside of the cluster are behind (default: those with a default route or with an address of the Node); those that lead to backends on other nodes are served with them")
-	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "how many ICMP errors each CPU sends to clients in a second, such as port unreachable for a refused datagram; 0 for no bound")
+	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "how many ICMP errors each CPU sends to clients in a second, such as port unreachable for a refused datagram; as many again for \"too big\"; 0 for no bound")
 	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of ports under which the node speaks for clients whose backend is on another node (default: the largest that neither ip_local_port_range nor NodePorts use)")
-	fs.BoolVar(&c.acceptDSR, "dsr-accept", true, "take what the cluster's nodes and other balancers have encapsulated for backends of this node (direct server return), whose answers go straight to the clients")
 	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "networks of pods, which are no clients from outside (default: the podCIDRs of all Nodes)")
 	fs.DurationVar(&c.Edge.Timeouts.TCP, "flow-timeout-tcp", t.TCP, "how long a client's TCP connection is remembered on which nothing is sent")
-	fs.DurationVar(&c.Edge.Timeouts.UDP, "flow-timeout-udp", t.UDP, "how long a client's UDP flow is remembered on which nothing is sent")
+	fs.DurationVar(&c.Edge.Timeouts.UDP, "flow-timeout-udp", t.UDP, "how long a client's UDP flow is remembered on which nothing is sent, once it has gone on for two seconds in both directions; 30s before")
 }
 
 // completeEdge checks what there is to say of the edge.
@@ -55,6 +54,9 @@ func (c *Config) completeEdge() (err error) {
 	}{{"flow-timeout-tcp", c.Edge.Timeouts.TCP}, {"flow-timeout-udp", c.Edge.Timeouts.UDP}} {
 		if t.time < edge.LeastTimeout {
 			return fmt.Errorf("--%s %v: at least %v, such as 30s or 8h: flows are timed in seconds, and with less each is over as soon as it has begun", t.flag, t.time, edge.LeastTimeout)
+		}
+		if t.time > datapath.MostTimeout {
+			return fmt.Errorf("--%s %v: at most %v, such as 8h: the programs cannot tell a longer time from the past", t.flag, t.time, datapath.MostTimeout)
 		}
 	}
 	if err := c.completePodNetworks(); err != nil {
@@ -137,7 +139,7 @@ func (c *Config) edgeOptions() *datapath.EdgeOptions {
 	if c.Edge.Mode == edge.Off {
 		return nil
 	}
-	return &datapath.EdgeOptions{SNATPorts: c.SNATPorts, ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher, AcceptDSR: c.acceptDSR, LateXDP: !edge.MayEnterXDP(c.Edge)}
+	return &datapath.EdgeOptions{SNATPorts: c.SNATPorts, Timeouts: c.Edge.Timeouts.Datapath(), ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher, AcceptDSR: c.dsrAccept != acceptNever, LateXDP: !edge.MayEnterXDP(c.Edge)}
 }
 
 // podsByPacket is where the pods of this node are that the edge has to meet at their

@@ -148,6 +148,7 @@ func (a *Agent) status() (*observe.Status, error) {
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
 	s.Algorithm, s.TableSize = a.config.Service.Algorithm, a.config.Service.TableSize
 	s.DSR, s.DSRHybrid = a.config.Service.DSR, a.config.Service.DSRHybrid
+	s.DSRAccepted = a.dsrAccepted(s.Counts.DSR)
 	s.Unprotected, s.Unserved = a.datapath.Unprotected, a.config.noEdge
 	s.Sync, s.Settling, s.Sockets = a.syncer.Stats(), a.syncer.Settling(a.idleTime), a.sockets.Status()
 	if s.Tables, err = a.syncer.Fills(); err != nil {

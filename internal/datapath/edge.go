@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -30,6 +31,7 @@ type (
 // The states and flags of a Track.
 const (
 	TrackNew         = EdgeTCTrackStateTRACK_NEW
+	TrackAnswered    = EdgeTCTrackStateTRACK_ANSWERED
 	TrackEstablished = EdgeTCTrackStateTRACK_ESTABLISHED
 	TrackClosing     = EdgeTCTrackStateTRACK_CLOSING
 	TrackClosed      = EdgeTCTrackStateTRACK_CLOSED
@@ -39,6 +41,38 @@ const (
 	TrackFIN      = EdgeTCTrackFlagTRACK_FIN
 	TrackOutbound = EdgeTCTrackFlagTRACK_OUTBOUND
 	TrackDSR      = EdgeTCTrackFlagTRACK_DSR
+	TrackLater    = EdgeTCTrackFlagTRACK_LATER
+)
+
+// ConntrackTimeouts say how long a flow is remembered on which nothing is sent.
+type ConntrackTimeouts struct {
+	HalfOpenTCP, HalfOpenUDP time.Duration // not assured
+	TCP, UDP                 time.Duration // assured
+	Closing, Closed          time.Duration // TCP with one FIN; with a RST, or a FIN of each side
+}
+
+// MostTimeout is what programs can tell apart from the past.
+const MostTimeout = 24 * 24 * time.Hour
+
+// ticks are the timeouts by enum conntrack_timeout, in units of 2^20 ns.
+func (t *ConntrackTimeouts) ticks() (all [EdgeTCConntrackTimeoutTIMEOUTS]uint32) {
+	for i, d := range map[EdgeTCConntrackTimeout]time.Duration{
+		EdgeTCConntrackTimeoutTIMEOUT_HALF_OPEN_TCP: t.HalfOpenTCP, EdgeTCConntrackTimeoutTIMEOUT_HALF_OPEN_UDP: t.HalfOpenUDP,
+		EdgeTCConntrackTimeoutTIMEOUT_TCP: t.TCP, EdgeTCConntrackTimeoutTIMEOUT_UDP: t.UDP,
+		EdgeTCConntrackTimeoutTIMEOUT_CLOSING: t.Closing, EdgeTCConntrackTimeoutTIMEOUT_CLOSED: t.Closed,
+	} {
+		all[i] = uint32(d.Nanoseconds() >> 20)
+	}
+	return all
+}
+
+// Balancer says who has an address of the table Balancers.
+type Balancer = EdgeTCBalancer
+
+// The values of a Balancer.
+const (
+	IsBalancer = EdgeTCBalancerBALANCER
+	IsOwn      = EdgeTCBalancerBALANCER_OWN
 )
 
 // PortRange is a range of ports, both ends included.
@@ -57,11 +91,13 @@ type EdgeOptions struct {
 	// ICMPRate is how many ICMP errors each CPU sends in a second, 0 for as many as
 	// there are; nil: the programs' own 1000.
 	ICMPRate *uint32
+	// Timeouts of flows; nil: the programs' own.
+	Timeouts *ConntrackTimeouts
 	// Dispatcher: a device's XDP program is one of a dispatcher of libxdp's protocol
 	// even if it is the only one, so that others can join it.
 	Dispatcher bool
-	// AcceptDSR: what balancers have encapsulated is for backends of this node (table
-	// Balancers).
+	// AcceptDSR: what balancers have encapsulated may be for backends of this node (table
+	// Balancers), as far as UntrackedEnds.Accepted says.
 	AcceptDSR bool
 	// LateXDP: the program for XDP is loaded when the first device is to have it, and not
 	// before; the verifier is spared the work where none is.
@@ -106,8 +142,7 @@ func (d *Datapath) edgeSpecs() (specs []*ebpf.CollectionSpec, pinned map[string]
 		}
 		specs = append(specs, spec)
 	}
-	// The table of flows may have another size now.
-	return specs, pinned, setRoom(d.maps[EdgeTCMapTracksRoom], 0)
+	return specs, pinned, nil
 }
 
 // edgeProgram is the program for a hook, which is loaded now if it has not been.
@@ -183,7 +218,11 @@ func (d *Datapath) setEdgeConstants(spec *ebpf.CollectionSpec, pseudoHeader bool
 	}
 	err := errors.Join(spec.Variables[EdgeTCVarSnatFirst].Set(first), spec.Variables[EdgeTCVarSnatCount].Set(count))
 	if v := spec.Variables[EdgeTCVarHalfOpenSets]; v != nil {
-		err = errors.Join(err, v.Set(halfOpenSets(d.options.Limits.Flows)), spec.Variables[EdgeTCVarWeaklyOrdered].Set(weaklyOrdered()))
+		err = errors.Join(err, v.Set(halfOpenSets(d.options.Limits.Flows)), spec.Variables[EdgeTCVarTracksSets].Set(tracksSets(d.options.Limits.Flows)),
+			spec.Variables[EdgeTCVarWeaklyOrdered].Set(weaklyOrdered()))
+	}
+	if v, t := spec.Variables[EdgeTCVarConntrackTimeouts], d.options.Edge.Timeouts; v != nil && t != nil {
+		err = errors.Join(err, v.Set(t.ticks()))
 	}
 	if rate, v := d.options.Edge.ICMPRate, spec.Variables[EdgeTCVarIcmpPerSecond]; rate != nil && v != nil {
 		err = errors.Join(err, v.Set(*rate))
@@ -225,8 +264,8 @@ func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
 
 // Balancers is the table of networks whose encapsulated packets are for backends of this
 // node.
-func (d *Datapath) Balancers() Hash[NetworkKey, uint32] {
-	return kernelHash[NetworkKey, uint32]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
+func (d *Datapath) Balancers() Hash[NetworkKey, Balancer] {
+	return kernelHash[NetworkKey, Balancer]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
 }
 
 // removeEdge takes away what an earlier agent left that had an edge: links,

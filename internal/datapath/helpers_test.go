@@ -45,7 +45,7 @@ func frontendKey(n byte) FrontendKey {
 }
 
 // must ends the test if a step that is not what it tests fails.
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -17,11 +17,11 @@ type Limits struct {
 	Slots        uint32 // members of all backend sets together, by weight: 8 bytes
 	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (256 KiB for each are taken in any case)
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
-	Affinity     uint32 // clients remembered by session affinity: about 100 bytes
-	Flows        uint32 // records of flows at the edge, two for each: about 230 bytes, and 37 for those of half-open ones
+	Affinity     uint32 // clients remembered by session affinity: about 60 bytes
+	Flows        uint32 // conntrack entries of assured flows, two for each: 282 bytes; and half as many, at least 65,536, of the others; and 15 for datagrams in fragments
 }
 
-// DefaultLimits hold a large cluster: 37 MiB of kernel memory and what is used. Slots have room for
+// DefaultLimits hold a large cluster: 34 MiB of kernel memory and what is used. Slots have room for
 // 127 Maglev tables of the default size, of 16,384 slots each: 40 ports of both families, and as many
 // tables again for half of them, which changes need.
 var DefaultLimits = Limits{
@@ -40,14 +40,14 @@ const (
 	reservedPortLimit = 32768 // all NodePorts, of each protocol and family
 	optedOutLimit     = 4096
 	doomedLimit       = 8192
-	fragmentLimit     = 8192
 	edgeDeviceLimit   = 4096
+	fewestFragments   = 8192
 )
 
 const (
 	mostFlows     = 262144
 	fewestFlows   = 16384
-	bytesForFlow  = 230
+	bytesForFlow  = 352
 	flowsOfMemory = 128 // a part in so many of the machine's memory
 )
 
@@ -95,7 +95,8 @@ func (l Limits) entries() map[string]uint32 {
 		SockMapServices:     l.Services,
 		SockMapSourceRanges: l.SourceRanges,
 		SockMapNetworks:     networkLimit,
-		SockMapAffinity:     l.Affinity,
+		SockMapAffinity:     affinitySets(l.Affinity),
+		SockMapTableSecret:  1,
 
 		SockMapUntrackedFrontends: 1,
 
@@ -108,9 +109,9 @@ func (l Limits) entries() map[string]uint32 {
 // edgeEntries is entries for the edge's tables.
 func (l Limits) edgeEntries() map[string]uint32 {
 	return map[string]uint32{
-		EdgeTCMapTracks:      l.Flows,
-		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows) + 1,
-		EdgeTCMapFragments:   fragmentLimit,
+		EdgeTCMapTracks:      tracksSets(l.Flows),
+		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows),
+		EdgeTCMapFragments:   fragmentsFor(l.Flows),
 		EdgeTCMapEdgeDevices: edgeDeviceLimit,
 		EdgeTCMapBalancers:   networkLimit,
 		EdgeTCMapDoors:       1,
@@ -120,9 +121,22 @@ func (l Limits) edgeEntries() map[string]uint32 {
 	}
 }
 
-// halfOpenSets is how many sets there are of records of flows that are half open: a quarter of
-// all records.
-func halfOpenSets(flows uint32) uint32 { return max(flows/4/uint32(halfOpenPlaces), 1) }
+// tracksSets is how many sets there are of entries of assured flows: with places for twice as many. Sets
+// fill by chance, and of those that are half full on average hardly one in a million entries finds no place.
+func tracksSets(flows uint32) uint32 { return conntrackSets(2 * flows) }
+
+// fewestHalfOpen are the entries of flows that are not assured, however few others there are: with two for
+// each flow, those that begin in 100 ms of a flood of 300,000 a second.
+const fewestHalfOpen = 65536
+
+// halfOpenSets is how many sets there are of entries of flows that are not assured.
+func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, fewestHalfOpen)) }
+
+// fragmentsFor is how many datagrams are remembered that come in fragments: one for eight records
+// of flows. An entry is needed from the first fragment of a datagram to its last one, mostly for
+// some milliseconds. It is kept for as long as the table lasts: 32,768 entries do for 6 seconds
+// of 5,000 datagrams each.
+func fragmentsFor(flows uint32) uint32 { return max(flows/8, fewestFragments) }
 
 // limitFlags names the flag that makes a table larger.
 var limitFlags = map[string]string{
@@ -135,6 +149,7 @@ var limitFlags = map[string]string{
 	SockMapAffinity:     "max-affinity",
 	EdgeTCMapTracks:     "max-flows",
 	EdgeTCMapHalfOpen:   "max-flows",
+	EdgeTCMapFragments:  "max-flows",
 
 	EdgeTCMapServiceGone: "max-services",
 }
@@ -158,8 +173,7 @@ func (e *FullError) Error() string {
 // NewFullError is for a table that ran out of room before the kernel said so.
 func NewFullError(table string, limit uint32) *FullError { return &FullError{table, limit} }
 
-// leastFlows leave room for eight flows that begin at the same time: a quarter is for
-// these. With fewer records a flow may push itself out, and with 4 each one does.
+// leastFlows are a few sets: in fewer flows push one another out.
 const leastFlows = 64
 
 // Check refuses sizes that the kernel would refuse, that serve nobody, or that nobody
@@ -167,7 +181,7 @@ const leastFlows = 64
 func (l Limits) Check() error {
 	const most = 1 << 26 // entries; the largest table is then 4 GiB
 	if l.Flows < leastFlows || l.Flows > most {
-		return fmt.Errorf("--max-flows %d: between %d and %d; a quarter of the records is for flows that begin, two for each, and with fewer these push one another out", l.Flows, leastFlows, most)
+		return fmt.Errorf("--max-flows %d: between %d and %d; a flow has two, and with fewer flows push one another out", l.Flows, leastFlows, most)
 	}
 	for flag, n := range map[string]uint32{
 		"max-frontends": l.Frontends, "max-backends": l.Backends, "max-slots": l.Slots,

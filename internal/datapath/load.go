@@ -97,8 +97,8 @@ func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf
 			return fmt.Errorf("make table %s: %w", name, err)
 		}
 		d.maps[name] = m
-		if name == EdgeTCMapHalfOpen {
-			if err := HideHalfOpenSets(m); err != nil {
+		if name == EdgeTCMapTableSecret {
+			if err := InitTableSecret(m); err != nil {
 				return err
 			}
 		}
@@ -157,6 +157,12 @@ func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 	}
 	if v := spec.Variables[SockVarHostNetnsCookie]; v != nil {
 		if err := v.Set(cookie); err != nil {
+			return err
+		}
+	}
+	if v := spec.Variables[SockVarAffinitySets]; v != nil {
+		err := errors.Join(v.Set(d.maps[SockMapAffinity].MaxEntries()), spec.Variables[SockVarWeaklyOrdered].Set(weaklyOrdered()))
+		if err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 // tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
 // changes with anything that an older or newer agent would read wrongly.
-const tablesDirectory = "tables_v6"
+const tablesDirectory = "tables_v7"
 
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
@@ -104,6 +104,6 @@ func OpenTables(bpffs string) (*Tables, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return tables, nil
 	}
-	tables.Balancers = kernelHash[NetworkKey, uint32]{EdgeTCMapBalancers, balancers}
+	tables.Balancers = kernelHash[NetworkKey, Balancer]{EdgeTCMapBalancers, balancers}
 	return tables, err
 }

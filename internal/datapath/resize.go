@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -22,7 +21,7 @@ func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.M
 		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
 	}
 	if !isCounters(name) {
-		if err := copyTable(m, old); err != nil {
+		if err := d.copyTable(name, m, old); err != nil {
 			m.Close()
 			return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
 				name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
@@ -37,15 +36,32 @@ func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.M
 }
 
 // copyTable copies all entries; of an array those that are not zero.
+func (d *Datapath) copyTable(name string, to, from *ebpf.Map) error {
+	switch name {
+	case EdgeTCMapTracks, EdgeTCMapHalfOpen:
+		return d.copyConntrack(name, to, from)
+	case SockMapAffinity:
+		return d.copyPinnedAffinity(to, from)
+	}
+	return copyTable(to, from)
+}
+
+// copyConntrack copies the entries of a table that programs are using, with their secret.
+func (d *Datapath) copyConntrack(name string, to, from *ebpf.Map) error {
+	secret, err := ebpf.LoadPinnedMap(d.tablePath(EdgeTCMapTableSecret), nil)
+	if err != nil {
+		return fmt.Errorf("open pinned table %s: %w", EdgeTCMapTableSecret, err)
+	}
+	defer secret.Close()
+	return conntrackTable{m: to, secret: secret, spills: name == EdgeTCMapTracks}.copyFrom(from)
+}
+
 func copyTable(to, from *ebpf.Map) error {
 	switch from.Type() {
 	case ebpf.Array:
-		if from.ValueSize() == uint32(unsafe.Sizeof(halfOpenSet{})) {
-			return copyHalfOpen(to, from)
-		}
 		return copyArray(to, from)
-	case ebpf.LRUHash: // the programs change it meanwhile, and what does not fit makes room
-		return copyLRU(to, from)
+	case ebpf.LRUHash: // of a moment, as ports of fragments are
+		return nil
 	}
 	var key, value []byte
 	it := from.Iterate()
@@ -57,26 +73,6 @@ func copyTable(to, from *ebpf.Map) error {
 		}
 	}
 	return it.Err()
-}
-
-func copyLRU(to, from *ebpf.Map) error {
-	switch from.KeySize() {
-	case uint32(unsafe.Sizeof(AffinityKey{})):
-		return copyEntries[AffinityKey, AffinityEntry](to, from)
-	case uint32(unsafe.Sizeof(Tuple{})):
-		if from.ValueSize() == uint32(unsafe.Sizeof(Track{})) {
-			return copyEntries[Tuple, Track](to, from)
-		}
-	}
-	return nil // fragments: of a moment
-}
-
-func copyEntries[K comparable, V any](to, from *ebpf.Map) error {
-	entries, err := kernelHash[K, V]{"", from}.All()
-	for k, v := range entries {
-		err = errors.Join(err, to.Put(&k, &v))
-	}
-	return err
 }
 
 func copyArray(to, from *ebpf.Map) error {

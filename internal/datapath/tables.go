@@ -43,16 +43,16 @@ type Tables struct {
 	Services     Hash[uint32, ServiceName]
 	SourceRanges Hash[SourceRangeKey, uint32]
 	Networks     Hash[NetworkKey, Network]
-	Affinity     Hash[AffinityKey, AffinityEntry]
+	Affinity     AffinityTable
 	// UntrackedFrontends has one row.
 	UntrackedFrontends Array[UntrackedEnds]
 	// ReservedPorts are those that bind() is refused.
 	ReservedPorts Hash[ReservedPort, uint32]
 	// OptedOut has the cookies of network namespaces without the socket shortcut.
 	OptedOut Hash[uint64, uint32]
-	// Balancers are networks whose encapsulated packets are for backends of this node; nil
-	// where there is no edge.
-	Balancers Hash[NetworkKey, uint32]
+	// Balancers are networks whose encapsulated packets are for backends of this node, and the
+	// node's own addresses in them; nil where there is no edge.
+	Balancers Hash[NetworkKey, Balancer]
 	// Door is asked by the edge before all others; nil where there is no edge.
 	Door *Door
 	// WaitForReaders returns when every program has ended that was running at
@@ -161,7 +161,7 @@ func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 		Services:           kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
 		SourceRanges:       kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
 		Networks:           kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
-		Affinity:           kernelHash[AffinityKey, AffinityEntry]{SockMapAffinity, maps[SockMapAffinity]},
+		Affinity:           AffinityOf(maps),
 		ReservedPorts:      kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
 		OptedOut:           kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
 		UntrackedFrontends: newArray[UntrackedEnds](maps[SockMapUntrackedFrontends]),

@@ -25,7 +25,7 @@ func TestTablesKeepWhatIsStored(t *testing.T) {
 		d.Tables.FrontendRows.Store(5, row), d.Tables.Frontends.Put(frontendKey(1), 5),
 		d.Tables.Slots.Store(1, 9), d.Tables.Backends.Store(9, backend),
 		d.Tables.SourceRanges.Put(source, 1), d.Tables.Networks.Put(network, NetworkService),
-		d.Tables.Services.Put(7, name), d.Tables.Affinity.Put(AffinityKey{Service: 7}, AffinityEntry{Backend: 9}),
+		d.Tables.Services.Put(7, name),
 	} {
 		must(t, err)
 	}
@@ -52,8 +52,6 @@ func TestTablesKeepWhatIsStored(t *testing.T) {
 	check("networks", networks, err, map[NetworkKey]Network{network: NetworkService})
 	services, err := tables.Services.All()
 	check("services", services, err, map[uint32]ServiceName{7: name})
-	affinity, err := tables.Affinity.All()
-	check("affinity", affinity, err, map[AffinityKey]AffinityEntry{{Service: 7}: {Backend: 9}})
 	check("prefix of a source range", source.Prefix().String(), nil, "192.0.2.0/24")
 	check("prefix of a network", network.Prefix().String(), nil, "fd00:96::/112")
 }

@@ -70,6 +70,15 @@ const (
 	DSROpt    = SockDsrDSR_OPT
 )
 
+// Accepted are the kinds of packets of balancers that programs open.
+type Accepted = SockDsrAccepted
+
+// The kinds of Accepted.
+const (
+	AcceptTunnels = SockDsrAcceptedDSR_ACCEPT_TUNNELS
+	AcceptOption  = SockDsrAcceptedDSR_ACCEPT_OPTION
+)
+
 // ProbeMark is the SO_MARK of sockets whose connections no Service takes.
 const ProbeMark = SockSocketMarkMARK_PROBE
 

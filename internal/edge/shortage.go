@@ -37,7 +37,7 @@ func (s *shortage) problem(now time.Time) string {
 	if s.last.IsZero() || now.Sub(s.last) >= shortageShown {
 		return ""
 	}
-	return fmt.Sprintf("new flows of clients to backends on other nodes found no free port of this node (%d packets so far, the last at %s): "+
+	return fmt.Sprintf("new flows of clients to backends on other nodes found no port of this node that no open connection has (%d packets so far, the last at %s): "+
 		"give --snat-ports wider ranges, or the Service more backends", s.count, s.last.Format(time.TimeOnly))
 }
 

@@ -63,21 +63,16 @@ func (e *Edge) sweepFlows(note func(datapath.Tuple, *datapath.Track)) (ended uin
 			settle = settled
 		}
 	}
-	flows, records := e.datapath.Flows(), 0
-	made, err := flows.Made()
-	if err != nil {
-		return 0, err
-	}
+	flows := e.datapath.Flows()
 	err = e.renewDoor(func(admit func(datapath.Tuple, *datapath.Track)) (err error) {
 		ended, err = Sweep(flows, e.config.Timeouts, datapath.Now(), func(key datapath.Tuple, t *datapath.Track) {
-			records++ // those of half open flows, too: they may be established by now
 			admit(key, t)
 			visit(key, t)
 		})
 		return err
 	})
 	if err == nil {
-		err = errors.Join(settle(), flows.NoteRoom(made, records))
+		err = settle()
 	}
 	return ended, err
 }

@@ -23,7 +23,7 @@ func TestSweep(t *testing.T) {
 		{"TCP, half open", tcp, [2]int{none, none}, 60},
 		{"UDP, unanswered", udp, [2]int{none, none}, 30},
 		{"TCP, established", tcp, [2]int{both, both}, 8 * hour},
-		{"UDP, answered", udp, [2]int{both, both}, 180},
+		{"UDP, assured", udp, [2]int{both, both}, 120},
 		{"TCP, FIN of the client", tcp, [2]int{fin, closing}, 60},
 		{"TCP, FIN of the client, told by one record", tcp, [2]int{fin, both}, 60},
 		{"TCP, FIN of the backend", tcp, [2]int{closing, fin}, 60},
@@ -33,7 +33,7 @@ func TestSweep(t *testing.T) {
 		{"TCP, RST of the backend after a FIN", tcp, [2]int{fin, over}, 10},
 		{"TCP, the client's record lost", tcp, [2]int{lost, both}, 8 * hour},
 		{"TCP, the backend's record lost after a FIN", tcp, [2]int{fin, lost}, 60},
-		{"UDP, the backend's record lost", udp, [2]int{both, lost}, 180},
+		{"UDP, the backend's record lost", udp, [2]int{both, lost}, 120},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, seen := range [][2]uint32{{100000, 100000}, {100000, 90000}, {90000, 100000}} {
@@ -82,7 +82,7 @@ func TestSweepOfOneSide(t *testing.T) {
 		{"TCP, FIN of the client", tcp, fin, 60},
 		{"TCP, RST of the client", tcp, over, 10},
 		{"UDP, one packet", udp, none, 30},
-		{"UDP, more", udp, both, 180},
+		{"UDP, more", udp, both, 120},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			table := flowTable{}

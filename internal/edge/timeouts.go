@@ -12,15 +12,15 @@ import (
 
 // Timeouts say how long a flow is remembered that nobody uses.
 type Timeouts struct {
-	TCP, UDP time.Duration // of flows of which both sides have been heard; SCTP has TCP's
+	TCP, UDP time.Duration // of flows that are assured; SCTP has TCP's
 }
 
 // LeastTimeout is what a flow's age is told apart by.
 const LeastTimeout = time.Second
 
-// DefaultTimeouts outlive TCP keepalive's default of two hours, and a UDP client
-// that asks each minute.
-var DefaultTimeouts = Timeouts{TCP: 8 * time.Hour, UDP: 3 * time.Minute}
+// DefaultTimeouts outlive TCP keepalive's default of two hours. That of UDP, and those of what is not
+// assured, are the kernel's (net.netfilter.nf_conntrack_udp_timeout_stream).
+var DefaultTimeouts = Timeouts{TCP: 8 * time.Hour, UDP: 2 * time.Minute}
 
 // What nobody sets.
 const (
@@ -30,6 +30,14 @@ const (
 	closedTCP   = 10 * time.Second
 )
 
+// Datapath are the timeouts that the programs go by. They need no agent for it: the sweep only
+// keeps the tables tidy, and the devices and slots that nothing needs any more.
+func (t Timeouts) Datapath() *datapath.ConntrackTimeouts {
+	return &datapath.ConntrackTimeouts{
+		HalfOpenTCP: halfOpenTCP, HalfOpenUDP: halfOpenUDP, TCP: t.TCP, UDP: t.UDP, Closing: closingTCP, Closed: closedTCP,
+	}
+}
+
 // of is how long a flow in a state is remembered.
 func (t Timeouts) of(protocol uint8, state datapath.TrackState) time.Duration {
 	tcp := protocol != unix.IPPROTO_UDP
@@ -38,9 +46,9 @@ func (t Timeouts) of(protocol uint8, state datapath.TrackState) time.Duration {
 		return closedTCP
 	case state == datapath.TrackClosing:
 		return closingTCP
-	case state == datapath.TrackNew && tcp:
+	case state <= datapath.TrackAnswered && tcp:
 		return halfOpenTCP
-	case state == datapath.TrackNew:
+	case state <= datapath.TrackAnswered:
 		return halfOpenUDP
 	case tcp:
 		return t.TCP

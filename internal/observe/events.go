@@ -72,11 +72,13 @@ var Reasons = map[string]string{
 	"drop_spoofed":    "dropped: encapsulated for a backend of this node, and not by a node or one of --dsr-balancers",
 	"drop_not_here":   "dropped: encapsulated for a backend that the Service does not have on this node",
 	"drop_fragment":   "dropped: a fragment for a Service whose first one has not been seen, or of an ICMP echo request",
+	"drop_invalid":    "dropped: TCP that begins no connection and belongs to none that is known (RST, FIN, SYN+ACK or no flag)",
 	"drop_malformed":  "left alone: headers that contradict themselves, or a source that no packet has",
 	"drop_fault":      "dropped: the packet could not be changed",
 	"drop_hops":       "dropped: its last hop (answered with ICMP time exceeded)",
 	"drop_too_big":    "dropped: too big for the next hop (answered with ICMP, unless it has to be fragmented and cannot be)",
 	"drop_rate":       "dropped: an ICMP error was due, and there have been too many",
+	"drop_redirect":   "dropped: an ICMP redirect about a packet of a flow",
 	"fragmented":      "too big for the next hop, and cut apart; the fragments are counted as they come again",
 	"to_tc":           "left by XDP to tc: another device, a next hop that is not known yet, a packet to be cut apart, or no room for an answer",
 }

@@ -155,12 +155,11 @@ func (x *explainer) remembered(f *Frontend, d Decision, client datapath.Address)
 	if f.AffinitySeconds == 0 {
 		return 0, nil
 	}
-	all, err := x.raw.Affinity.All()
+	entry, err := x.raw.Affinity.Get(datapath.AffinityKey{Client: client, Service: f.ServiceID})
 	if err != nil {
 		return 0, err
 	}
-	entry, ok := all[datapath.AffinityKey{Client: client, Service: f.ServiceID}]
-	if !ok || int32(coarseSeconds()-entry.LastUsed) > int32(f.AffinitySeconds) ||
+	if entry == nil || int32(coarseSeconds()-entry.LastUsed) > int32(f.AffinitySeconds) ||
 		!slices.ContainsFunc(d.Backends, func(m Member) bool { return m.ID == entry.Backend }) {
 		return 0, nil
 	}

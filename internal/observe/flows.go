@@ -30,7 +30,7 @@ type Flow struct {
 	// DSR is how packets get to the backend that answers the client itself: ipip, geneve or
 	// opt; empty: it does not. What it sends, this node does not see.
 	DSR   string `json:"dsr,omitempty"`
-	State string `json:"state"` // new, established, closing or closed
+	State string `json:"state"` // new, answered, established, closing or closed
 	// IdleSeconds is how long ago either side was heard.
 	IdleSeconds float64 `json:"idleSeconds"`
 	Sent        Traffic `json:"sent"`     // by the client
@@ -44,7 +44,7 @@ type Traffic struct {
 }
 
 var trackStates = map[datapath.TrackState]string{
-	datapath.TrackNew: "new", datapath.TrackEstablished: "established",
+	datapath.TrackNew: "new", datapath.TrackAnswered: "answered", datapath.TrackEstablished: "established",
 	datapath.TrackClosing: "closing", datapath.TrackClosed: "closed",
 }
 

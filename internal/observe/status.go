@@ -56,10 +56,13 @@ type Status struct {
 	TableSize uint32            `json:"tableSize,omitempty"`
 	// DSR is that of Services that ask for none; DSRHybrid: of these only TCP goes by it,
 	// unless they say otherwise.
-	DSR       service.DSR              `json:"dsr,omitempty"`
-	DSRHybrid bool                     `json:"dsrHybrid,omitempty"`
-	Tables    []sync.Fill              `json:"tables,omitempty"`
-	Counters  *datapath.SocketCounters `json:"counters"`
+	DSR       service.DSR `json:"dsr,omitempty"`
+	DSRHybrid bool        `json:"dsrHybrid,omitempty"`
+	// DSRAccepted is what is opened of what balancers have encapsulated for backends of this
+	// node; nil: clients outside of the cluster are not served.
+	DSRAccepted *DSRAccepted             `json:"dsrAccepted,omitempty"`
+	Tables      []sync.Fill              `json:"tables,omitempty"`
+	Counters    *datapath.SocketCounters `json:"counters"`
 	// Edge is how clients outside of the cluster are served; nil: they are not.
 	Edge *edge.Status `json:"edge,omitempty"`
 	// Health is how the backends are that have health checks; nil: none has.
@@ -74,6 +77,24 @@ type Status struct {
 	HeldPorts []HeldPort `json:"heldPorts,omitempty"`
 	// HeldPortsUnknown says why HeldPorts could not be found out.
 	HeldPortsUnknown string `json:"heldPortsUnknown,omitempty"`
+}
+
+// DSRAccepted says which packets of balancers are opened, and why.
+type DSRAccepted struct {
+	Tunnels bool   `json:"tunnels"` // IPIP and Geneve
+	Option  bool   `json:"option"`  // of IP
+	Why     string `json:"why"`
+}
+
+func (d *DSRAccepted) String() string {
+	what := "left alone"
+	switch {
+	case d.Tunnels && d.Option:
+		what = "IPIP, Geneve and options are opened"
+	case d.Tunnels:
+		what = "IPIP and Geneve are opened"
+	}
+	return fmt.Sprintf("%s (%s)", what, d.Why)
 }
 
 // Source is where the objects come from.

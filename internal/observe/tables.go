@@ -146,8 +146,10 @@ func balancers(t *datapath.Tables) (all []string, err error) {
 		return nil, nil
 	}
 	networks, err := t.Balancers.All()
-	for key := range networks {
-		all = append(all, key.Prefix().String())
+	for key, balancer := range networks {
+		if balancer == datapath.IsBalancer {
+			all = append(all, key.Prefix().String())
+		}
 	}
 	slices.Sort(all)
 	return all, err

@@ -149,7 +149,8 @@ const (
 var Algorithms = []string{string(Random), string(Maglev)}
 
 // BackendSet is what a Balance decision chooses from. Backends are sorted by
-// address, each address and port once, at least one.
+// address, each address and port once, at least one: programs look for a backend
+// by a binary search.
 type BackendSet struct {
 	Key      SetKey
 	Backends []Backend

@@ -54,7 +54,9 @@ func checkSound(t *testing.T, table *Table) {
 			if len(s.Backends) == 0 {
 				t.Errorf("%s: set %s is empty", ref, s.Key)
 			}
-			for i, b := range s.Backends {
+		}
+		for _, s := range slices.Concat(p.Sets, p.Kept) {
+			for i, b := range s.Backends { // in the order in which programs look for them
 				if b.Weight == 0 || b.Addr.Port() == 0 || i > 0 && s.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
 					t.Errorf("%s: set %s: backend %v", ref, s.Key, b)
 				}

@@ -30,6 +30,7 @@ func (s *Syncer) Audit() (repairs int, err error) {
 	auditNetworks(&a, &s.balancers)
 	a.reservedPorts()
 	a.untrackedFrontends()
+	a.accepted()
 	s.stats.LastAudit = time.Now()
 	s.stats.Repairs += uint64(a.repairs)
 	if a.repairs > 0 {

@@ -62,10 +62,16 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	return b, true
 }
 
+// members are those of a set, or kept. They have to be in the order of their addresses.
 func (k *fakeKernel) members(first, count uint32) string {
 	var members []string
+	var last netip.AddrPort
 	for n := range count {
 		backend := k.backends.rows[k.slots.rows[first+n]]
+		if backend.AddrPort().Compare(last) < 0 {
+			k.t.Errorf("of the members from slot %d %s comes after %s: programs do not find one of them (bpf/lib/members.h)", first, backend.AddrPort(), last)
+		}
+		last = backend.AddrPort()
 		members = append(members, fmt.Sprint(backend.AddrPort(), backend.Protocol, backend.Local, backend.Node.Addr()))
 	}
 	slices.Sort(members)

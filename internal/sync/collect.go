@@ -186,18 +186,19 @@ func (s *Syncer) sweepAffinity(dead map[releasable]bool) error {
 	if len(ports) == 0 && len(backends) == 0 {
 		return nil
 	}
-	all, err := s.tables.Affinity.All()
-	if err != nil {
-		return err
-	}
-	for key, e := range all {
-		if ports[key.Service] || backends[e.Backend] {
-			if err := s.tables.Affinity.Delete(key); err != nil {
-				return err
-			}
+	var named []datapath.AffinityKey
+	err := s.tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool {
+		if ports[e.Key.Service] || backends[e.Backend] {
+			named = append(named, e.Key)
+		}
+		return true
+	})
+	for _, key := range named {
+		if err == nil {
+			err = s.tables.Affinity.Delete(key)
 		}
 	}
-	return nil
+	return err
 }
 
 func (p *port) free(s *Syncer) error {

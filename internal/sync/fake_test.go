@@ -31,10 +31,10 @@ type fakeKernel struct {
 	services *fakeHash[uint32, datapath.ServiceName]
 	ranges   *fakeHash[datapath.SourceRangeKey, uint32]
 	networks *fakeHash[datapath.NetworkKey, datapath.Network]
-	affinity *fakeHash[datapath.AffinityKey, datapath.AffinityEntry]
+	affinity *fakeAffinity
 	reserved *fakeHash[datapath.ReservedPort, uint32]
 
-	balancers *fakeHash[datapath.NetworkKey, uint32]
+	balancers *fakeHash[datapath.NetworkKey, datapath.Balancer]
 	untracked *fakeArray[datapath.UntrackedEnds]
 }
 
@@ -54,9 +54,9 @@ func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
 	k.services = newFakeHash[uint32, datapath.ServiceName](k, datapath.SockMapServices, l.Services)
 	k.ranges = newFakeHash[datapath.SourceRangeKey, uint32](k, datapath.SockMapSourceRanges, l.SourceRanges)
 	k.networks = newFakeHash[datapath.NetworkKey, datapath.Network](k, datapath.SockMapNetworks, 64)
-	k.affinity = newFakeHash[datapath.AffinityKey, datapath.AffinityEntry](k, datapath.SockMapAffinity, l.Affinity)
+	k.affinity = &fakeAffinity{newFakeHash[datapath.AffinityKey, datapath.AffinityEntry](k, datapath.SockMapAffinity, l.Affinity)}
 	k.reserved = newFakeHash[datapath.ReservedPort, uint32](k, datapath.SockMapReservedPorts, 64)
-	k.balancers = newFakeHash[datapath.NetworkKey, uint32](k, datapath.EdgeTCMapBalancers, 8)
+	k.balancers = newFakeHash[datapath.NetworkKey, datapath.Balancer](k, datapath.EdgeTCMapBalancers, 8)
 	k.untracked = newFakeArray[datapath.UntrackedEnds](k, datapath.SockMapUntrackedFrontends, 1)
 	k.tables = &datapath.Tables{
 		Frontends: k.index, FrontendRows: k.rows, Slots: k.slots, Backends: k.backends,
@@ -176,6 +176,11 @@ func (h *fakeHash[K, V]) Put(key K, v V) error {
 	if asked, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.tables.Door.Admits(asked) {
 		h.kernel.t.Errorf("frontend %v comes into the tables, and the door does not let in what asks for it", asked)
 	}
+	if row, ok := any(v).(uint32); ok && h.name == datapath.SockMapFrontends {
+		if need := acceptedBy(h.kernel.rows.rows[row]); h.kernel.untracked.rows[0].Accepted&need != need {
+			h.kernel.t.Errorf("frontend %v comes into the tables, and what balancers send for it is not opened", key)
+		}
+	}
 	if _, ok := h.entries[key]; !ok && len(h.entries) >= int(h.max) {
 		return datapath.NewFullError(h.name, h.max)
 	}
@@ -194,6 +199,30 @@ func (h *fakeHash[K, V]) left(key K) {
 }
 
 func (h *fakeHash[K, V]) All() (map[K]V, error) { return maps.Clone(h.entries), nil }
+
+// fakeAffinity has entries that a test puts there.
+type fakeAffinity struct {
+	*fakeHash[datapath.AffinityKey, datapath.AffinityEntry]
+}
+
+func (a *fakeAffinity) Live() (uint32, error) { return uint32(len(a.entries)), nil }
+
+func (a *fakeAffinity) Walk(f func(*datapath.AffinityEntry) bool) error {
+	for key, e := range a.entries {
+		e.Key = key
+		if !f(&e) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (a *fakeAffinity) Get(key datapath.AffinityKey) (*datapath.AffinityEntry, error) {
+	if e, ok := a.entries[key]; ok {
+		return &e, nil
+	}
+	return nil, nil
+}
 
 type fakeArray[V comparable] struct {
 	kernel *fakeKernel

@@ -3,6 +3,7 @@
 package sync
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -32,26 +33,35 @@ func (n *networkTable[V]) restore() error {
 	return err
 }
 
-// reconcile makes the table what is wanted: what is new comes before what is old goes.
+// reconcile makes the table what is wanted: what is new comes before what is old goes. Of two
+// networks the smaller one, which is an exception to the other, comes first and goes last.
 func (n *networkTable[V]) reconcile(what string, want map[netip.Prefix]V) {
 	if n.table == nil {
 		return
 	}
 	var errs []error
+	var missing, left []netip.Prefix
 	for p, v := range want {
-		if have, ok := n.applied[p]; ok && have == v {
-			continue
+		if have, ok := n.applied[p]; !ok || have != v {
+			missing = append(missing, p)
 		}
-		if err := n.table.Put(networkKey(p), v); err != nil {
+	}
+	for p := range n.applied {
+		if _, ok := want[p]; !ok {
+			left = append(left, p)
+		}
+	}
+	shorter := func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) }
+	slices.SortFunc(missing, func(a, b netip.Prefix) int { return shorter(b, a) })
+	slices.SortFunc(left, shorter)
+	for _, p := range missing {
+		if err := n.table.Put(networkKey(p), want[p]); err != nil {
 			errs = append(errs, fmt.Errorf("%s %s: %w", what, p, err))
 			continue
 		}
-		n.applied[p] = v
+		n.applied[p] = want[p]
 	}
-	for p := range n.applied {
-		if _, ok := want[p]; ok {
-			continue
-		}
+	for _, p := range left {
 		if err := n.table.Delete(networkKey(p)); err != nil {
 			errs = append(errs, fmt.Errorf("%s %s: %w", what, p, err))
 			continue
@@ -97,11 +107,7 @@ func (s *Syncer) reconcileNetworks() {
 		s.networks.err = s.reconcileClasses(networks)
 	}
 	s.conflict = conflict
-	balancers := map[netip.Prefix]uint32{}
-	for _, p := range s.wantedBalancers {
-		balancers[p] = 1
-	}
-	s.balancers.reconcile("balancer", balancers)
+	s.balancers.reconcile("balancer", s.wantedBalancerTable())
 }
 
 // serviceNetworks are the ServiceCIDRs that are wanted and those in the table.

@@ -141,6 +141,9 @@ func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
 	if err := s.noteUntracked(key, e); err != nil {
 		return err
 	}
+	if err := s.accept(e.accepts()); err != nil {
+		return err
+	}
 	s.tables.Door.Admit(tableKey(key))
 	if err := s.tables.Frontends.Put(tableKey(key), row); err != nil {
 		return err

@@ -49,6 +49,9 @@ func (s *Syncer) restore() error {
 	for key, row := range index {
 		r.readFrontend(key, row)
 	}
+	if err := s.accept(s.wantedAccepted()); err != nil { // an earlier agent may not have known of it
+		return err
+	}
 	if err := r.readAffinity(); err != nil {
 		return err
 	}
@@ -229,13 +232,9 @@ func (r *restorer) readBackends() error {
 }
 
 func (r *restorer) readAffinity() error {
-	all, err := r.tables.Affinity.All()
-	if err != nil {
-		return err
-	}
-	for key, e := range all {
-		if r.portByID[key.Service] == nil {
-			p := &port{id: key.Service}
+	return r.tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool {
+		if r.portByID[e.Key.Service] == nil {
+			p := &port{id: e.Key.Service}
 			r.portByID[p.id] = p
 			r.unused = append(r.unused, p)
 		}
@@ -244,6 +243,6 @@ func (r *restorer) readAffinity() error {
 			r.backendByID[b.id] = b
 			r.unused = append(r.unused, b)
 		}
-	}
-	return nil
+		return true
+	})
 }

@@ -16,12 +16,15 @@ import (
 
 // A Sweep looks among the records of flows for those that keep slots contested: they lead
 // to another backend than the slot has, or on another way to it than a packet without a
-// record would go. A nil Sweep has nothing to look for.
+// record would go; and for those that keep packets of balancers accepted which no Service uses
+// any more. A nil Sweep has nothing to look for.
 type Sweep struct {
 	began     history.Seconds
 	pods      []netip.Prefix // clients there are not outside, and have records in any case
 	frontends map[datapath.FrontendKey]*contest
 	histories map[*history.History]*contest
+	unused    datapath.Accepted // kinds of packets of balancers
+	balanced  bool              // a balancer sends the packets of a flow here
 }
 
 // A contest is a history whose frontends are looked at together.
@@ -41,10 +44,12 @@ func (s *Syncer) BeginSweep() *Sweep {
 	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.tables.UntrackedFrontends.Load(0).Any() {
+	unused := s.unusedAccepted()
+	if !s.tables.UntrackedFrontends.Load(0).Any() && unused == 0 {
 		return nil
 	}
-	w := &Sweep{history.Seconds(s.seconds()), s.pods, map[datapath.FrontendKey]*contest{}, map[*history.History]*contest{}}
+	w := &Sweep{began: history.Seconds(s.seconds()), pods: s.pods, frontends: map[datapath.FrontendKey]*contest{},
+		histories: map[*history.History]*contest{}, unused: unused}
 	for key, e := range s.applied {
 		p := e.past()
 		if p == nil {
@@ -59,7 +64,7 @@ func (s *Syncer) BeginSweep() *Sweep {
 			w.frontends[tableKey(key)] = c
 		}
 	}
-	if len(w.frontends) == 0 {
+	if len(w.frontends) == 0 && unused == 0 {
 		return nil
 	}
 	return w
@@ -84,7 +89,11 @@ func (c *contest) is(e *entry) bool {
 
 // Note takes in a record of the flow table. Any goroutine may call it, one at a time.
 func (w *Sweep) Note(key datapath.Tuple, t *datapath.Track) {
-	if w == nil || t.Flags&uint8(datapath.TrackReply|datapath.TrackOutbound) != 0 {
+	if w == nil {
+		return
+	}
+	w.balanced = w.balanced || t.Flags&uint8(datapath.TrackDSR) != 0
+	if t.Flags&uint8(datapath.TrackReply|datapath.TrackOutbound) != 0 {
 		return
 	}
 	c := w.frontends[datapath.FrontendKey{Address: datapath.Address{Bytes: key.Destination.Bytes}, Port: key.DestinationPort, Protocol: key.Protocol}]
@@ -122,6 +131,11 @@ func (s *Syncer) EndSweep(w *Sweep, timeout func(service.Protocol) time.Duration
 	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !w.balanced {
+		if err := s.giveUp(w.unused); err != nil {
+			return err
+		}
+	}
 	s.settled = map[*history.History]*history.History{}
 	defer func() { s.settled = nil }()
 	for key, e := range s.applied {

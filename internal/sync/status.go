@@ -122,9 +122,9 @@ func (s *Syncer) Status() []Status {
 }
 
 // Fills returns how full the tables are. Session affinity that does not fit
-// any more pushes out the clients that were away longest.
+// any more displaces clients that came only once.
 func (s *Syncer) Fills() ([]Fill, error) {
-	clients, err := s.tables.Affinity.All() // may be many: nobody has to wait for that
+	clients, err := s.tables.Affinity.Live() // may be many: nobody has to wait for that
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ranges := uint32(0)
@@ -139,7 +139,7 @@ func (s *Syncer) Fills() ([]Fill, error) {
 		{datapath.SockMapServices, uint32(len(s.ports)), t.Services.Max(), "max-services"},
 		{datapath.SockMapSourceRanges, ranges, t.SourceRanges.Max(), "max-source-ranges"},
 		{datapath.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max(), ""},
-		{datapath.SockMapAffinity, uint32(len(clients)), t.Affinity.Max(), "max-affinity"},
+		{datapath.SockMapAffinity, clients, t.Affinity.Max(), "max-affinity"},
 		{datapath.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max(), ""},
 	}
 	if t.Balancers != nil {

@@ -44,6 +44,8 @@ type Syncer struct {
 	pods   []netip.Prefix // networks of pods
 	// wantedBalancers are networks whose encapsulated packets are for this node's backends.
 	wantedBalancers []netip.Prefix
+	own             []netip.Addr // of the node
+	acceptTunnels   bool         // also while no Service has DSR
 
 	// What may differ from the tables, and what does because a step failed.
 	dirty    map[service.FrontendKey]bool
@@ -57,7 +59,7 @@ type Syncer struct {
 	// What the tables hold.
 	applied   map[service.FrontendKey]*entry
 	networks  networkTable[datapath.Network]
-	balancers networkTable[uint32]
+	balancers networkTable[datapath.Balancer]
 	ports     map[service.Port]*port
 	sets      map[service.SetKey]*set
 	pasts     map[service.SetKey][]*set // those with a past

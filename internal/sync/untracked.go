@@ -29,7 +29,7 @@ func (s *Syncer) forgetUntracked() error {
 	}
 	had := s.tables.UntrackedFrontends.Load(0)
 	ends := datapath.UntrackedEnds{}
-	ends.Turned = had.Turned
+	ends.Turned, ends.Accepted = had.Turned, had.Accepted
 	for key, e := range s.applied {
 		if e.concernsUntracked() {
 			ends.Add(tableKey(key))

@@ -54,6 +54,7 @@ func TestCommandErrors(t *testing.T) {
 		{[]string{"chart", one}, `required flag(s) "out"`},
 		{[]string{"--part", "sokets"}, "--part sokets: the parts are"},
 		{[]string{"--runs", "0"}, "--runs 0: between"},
+		{[]string{"--part", "endurance", "--load", "0s"}, "--load 0s: between"},
 		{[]string{"everything"}, `unknown command "everything"`},
 	} {
 		command := command()

@@ -55,8 +55,15 @@ func document(results *result.File, path string) error {
 	}
 	var text bytes.Buffer
 	(&report{&text, results}).printAll()
-	if page, err = replace(page, markText, "```\n"+text.String()+"```\n"); err != nil {
+	mark := markText
+	if results.Only(partEndurance) {
+		mark = partEndurance
+	}
+	if page, err = replace(page, mark, "```\n"+text.String()+"```\n"); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
+	}
+	if mark != markText { // it has a place of its own, and no charts
+		return os.WriteFile(path, page, 0o644)
 	}
 	folder := strings.TrimSuffix(path, filepath.Ext(path))
 	charts := chart.All(results)

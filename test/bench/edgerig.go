@@ -257,12 +257,12 @@ func (rig *edgeRig) load(frames uint32) error {
 	if len(rig.drivers) != 3 {
 		return fmt.Errorf("the agent has attached programs to eth0 at %v, want all three hooks", slices.Sorted(maps.Keys(rig.drivers)))
 	}
-	return errors.Join(rig.fillMinimal(), rig.noteRoom())
+	return rig.fillMinimal()
 }
 
 func (rig *edgeRig) openFlows() error {
 	tables := map[string]*ebpf.Map{}
-	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapTracksRoom, datapath.EdgeTCMapHalfOpen} {
+	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapHalfOpen, datapath.EdgeTCMapTableSecret} {
 		m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, name), nil)
 		if err != nil {
 			return err
@@ -292,16 +292,6 @@ func programsAt(bpffs string, device int, each func(datapath.EdgeHook, *ebpf.Pro
 		}
 	}
 	return nil
-}
-
-// noteRoom says of the empty table of flows what the agent would, which has ended before its
-// first walk through it.
-func (rig *edgeRig) noteRoom() error {
-	made, err := rig.flows.Made()
-	if err != nil {
-		return err
-	}
-	return rig.flows.NoteRoom(made, 0)
 }
 
 // fillMinimal gives the yardstick the remote Service.

@@ -39,6 +39,8 @@ const (
 	partBalancer = "balancer"
 	partControl  = "control"
 	partChanges  = "changes"
+	// It takes longer than all others.
+	partEndurance = "endurance"
 	// On no real machine.
 	partInstructions = "instructions"
 )
@@ -51,6 +53,7 @@ var parts = []part{
 	{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer},
 	{name: partControl, text: "start, change and memory of the agent with many Services", run: runControl, print: printControl},
 	{name: partChanges, text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", run: runChanges, print: printChanges},
+	{name: partEndurance, text: "what load and floods over time do to new connections and to idle ones", named: true, run: runEndurance, print: printEndurance},
 	{name: partInstructions, text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", named: true, run: runInstructions, print: printInstructions},
 }
 

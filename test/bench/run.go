@@ -32,6 +32,7 @@ type settings struct {
 	peer         []string
 	smoke        bool
 	only         *regexp.Regexp // nil: all cases of the edge
+	endurance    enduranceSettings
 }
 
 // bench is one run.
@@ -68,20 +69,22 @@ func runCommand() *cobra.Command {
 	flags := c.Flags()
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
 	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the program of Kubernetes that make controlplane builds; without it kube-proxy is left out")
-	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last one by name only")
+	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last two by name only")
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
-	flags.StringVar(&only, "case", "", "of the part edge only the rows that this regular expression matches, each as \"hook family case flows\", of the part rates the sides")
+	flags.StringVar(&only, "case", "", "of the part edge only the rows that this regular expression matches, each as \"hook family case flows\", of the parts rates and endurance the sides")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
+	s.endurance.flags(flags)
 	return c
 }
 
 func (s *settings) check(seconds float64) error {
 	if s.smoke {
 		s.runs, s.slice = 1, 20*time.Millisecond
+		s.endurance.smoke()
 	}
 	for _, name := range s.parts {
 		if !slices.Contains(partNames(), name) {
@@ -90,6 +93,11 @@ func (s *settings) check(seconds float64) error {
 	}
 	if len(s.peer) > 0 && len(s.parts) > 0 && !slices.Contains(s.parts, partEdge) {
 		return fmt.Errorf("--peer %s: peers are timed in the part %s: name it with --part, or name no part", s.peer[0], partEdge)
+	}
+	if slices.Contains(s.parts, partEndurance) {
+		if err := s.endurance.check(); err != nil {
+			return err
+		}
 	}
 	switch {
 	case !slices.Contains([]string{cpusAuto, cpusOne, cpusTwo}, s.cpus):

@@ -325,8 +325,8 @@ func (w *world) state() (s state) {
 	}
 	tables, err := datapath.OpenTables(w.agent.BPFFS())
 	w.must(err)
-	s.affinity, err = tables.Affinity.All()
-	w.must(err)
+	s.affinity = map[datapath.AffinityKey]datapath.AffinityEntry{}
+	w.must(tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { s.affinity[e.Key] = *e; return true }))
 	s.counters, err = datapath.ReadEdgeCounters(w.agent.BPFFS())
 	w.must(err)
 	delete(s.counters, "not_ours") // neighbours talk with each other

@@ -46,7 +46,8 @@ func TestClash(t *testing.T) {
 		}
 		w.counted(t, [model.Reasons]uint64{model.New: 1, model.Established: 4, model.Reply: 4,
 			model.ICMPError: uint64(4 * len(errorsOf(f, first)))}, model.New)
-		if n := len(w.records(t, tracks)); n != 4 {
+		table := map[uint8]string{tcp: tracks, udp: halfOpen}[protocol]
+		if n := len(w.records(t, table)); n != 4 {
 			t.Errorf("%d records of two flows, want 4", n)
 		}
 	})

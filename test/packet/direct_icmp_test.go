@@ -7,10 +7,12 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -253,4 +255,109 @@ func TestDirectSpoofedErrors(t *testing.T) {
 		w.apply(t, tables)
 		w.ignores(t, at, outerTooBig(t, f, 1400, other.sent(t, atIngress, question, nodeBMAC))) // nobody knows by the ends alone
 	})
+}
+
+// An error may quote no more of an outer packet than its IP header and 8 octets (RFC 792), which
+// says nothing of the client. The MTU is remembered for the outer destination (RFC 2003 section
+// 5.1), so that the client is told with his next packet that is too big: for 10 minutes (RFC 1191
+// section 6.3), and of no less than a floor. Nobody can have it remembered for a destination that
+// gets no packets, or by a quote of one that this node has not sent or that would have fitted.
+func TestDirectErrorsWithLeastQuote(t *testing.T) {
+	const minutes10 = 600
+	w := newScene(t)
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if dsr == model.Opt {
+			return // such errors go to the client by themselves
+		}
+		question, usual, more := f.question(protocol, direct(toRemote, dsr)), f.way(dsr), overhead(f, dsr)
+		question.dontFragment, question.flags = true, ack
+		header, least := 20, 552
+		if f.client.Is6() {
+			header, least = 40, 1280
+		}
+		big := question.sized(t, 1450)
+		told := func(along way, mtu int) []byte {
+			sent := along.sent(t, atIngress, big, nodeBMAC)
+			if f.client.Is4() {
+				return outerError(t, f.node.Next(), f.own, 3, 4, uint32(mtu), sent, header+8)
+			}
+			return outerError(t, f.node.Next(), f.own, 2, 0, uint32(mtu), sent, header+8)
+		}
+		learns := func(what string, frame []byte, want int) {
+			t.Helper()
+			before := w.counts(t)
+			w.ignores(t, at, frame) // the stack may know of it, too
+			reason := model.ICMPError
+			if want == 0 {
+				reason = model.NotOurs
+			}
+			w.counted(t, before, reason)
+			if got := w.outerMTU(t); int(got) != want {
+				t.Fatalf("%s: an MTU of %d is remembered, want %d", what, got, want)
+			}
+		}
+		learns("nothing has been sent there", told(usual, 1400), 0)
+		w.soon(t, at, big.frame(t), model.ActionSend, usual.sent(t, at, big, nodeBMAC), "no MTU is known")
+		if len(w.outers(t)) == 0 { // its next hop was remembered from before the test
+			time.Sleep(100 * time.Millisecond)
+			w.run(t, at, big.frame(t))
+		}
+		other := usual
+		other.own = f.own.Next()
+		learns("of another node", told(other, 1400), 0)
+		other = usual
+		other.backend, other.node = on(f.remote.Next(), targetPort), f.remote.Next()
+		learns("to somebody else", told(other, 1400), 0)
+		learns("it would have fitted", told(usual, 1450+more), 0)
+		if f.client.Is4() {
+			learns("no MTU", told(usual, 0), 0)
+		}
+		learns("less than the floor", told(usual, 68), least+more)
+		learns("more than before", told(usual, 1400), least+more)
+		w.ageOuterPaths(t, minutes10)
+		learns("10 minutes later", told(usual, 1400), 1400)
+
+		fits, tooBig := question.sized(t, 1400-more), question.sized(t, 1401-more)
+		answer := tooBig.icmpAnswer(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(1400-more))
+		w.soon(t, at, tooBig.frame(t), model.ActionSend, answer, "the path MTU is known")
+		w.leaves(t, at, tooBig.frame(t), model.ActionSend, answer)
+		w.leaves(t, at, fits.frame(t), model.ActionSend, usual.sent(t, at, fits, nodeBMAC))
+		w.leaves(t, at, tooBig.frame(t), model.ActionSend, answer) // by a remembered next hop
+		w.ageOuterPaths(t, minutes10)
+		w.soon(t, at, tooBig.frame(t), model.ActionSend, usual.sent(t, at, tooBig, nodeBMAC), "the path MTU is forgotten")
+	})
+}
+
+type outerPath struct{ MTU, Since uint32 }
+
+// outers are the destinations of outer packets, and what is known of the way there.
+func (w *world) outers(t testing.TB) map[[16]byte]outerPath {
+	t.Helper()
+	all := map[[16]byte]outerPath{}
+	var key [16]byte
+	var value outerPath
+	entries := w.maps[datapath.EdgeTCMapOuterPaths].Iterate()
+	for entries.Next(&key, &value) {
+		all[key] = value
+	}
+	must(t, entries.Err())
+	return all
+}
+
+// outerMTU is the one that is remembered; 0: none is.
+func (w *world) outerMTU(t testing.TB) (mtu uint32) {
+	t.Helper()
+	for _, path := range w.outers(t) {
+		mtu = max(mtu, path.MTU)
+	}
+	return mtu
+}
+
+// ageOuterPaths has what is known be known for so many seconds longer.
+func (w *world) ageOuterPaths(t testing.TB, seconds uint32) {
+	t.Helper()
+	for key, path := range w.outers(t) {
+		path.Since -= seconds
+		w.put(t, datapath.EdgeTCMapOuterPaths, key, path)
+	}
 }

@@ -4,6 +4,7 @@ package packet
 
 import (
 	"testing"
+	"time"
 
 	"beeline.io/beeline/test/packet/model"
 )
@@ -110,13 +111,16 @@ func TestDirectForgedSegments(t *testing.T) {
 	})
 }
 
-// A datagram's flow is established with its second packet.
+// A datagram's flow is assured by a packet two seconds after the first: the balancer sees no answer.
 func TestDirectDatagramLife(t *testing.T) {
 	w := newScene(t)
 	w.eachDirectFamily(t, func(t *testing.T, at hook, f family, dsr model.DSR) {
 		fl := w.directFlow(at, f, udp, dsr)
 		fl.asks(t, 0, 0, "one")
 		fl.is(t, halfOpen, model.StateNew)
+		fl.asks(t, 0, 0, "at once")
+		fl.is(t, halfOpen, model.StateNew)
+		w.pass(t, 2*time.Second)
 		fl.asks(t, 0, 0, "two")
 		fl.is(t, tracks, model.StateEstablished)
 	})
@@ -131,6 +135,7 @@ func TestDirectFlowKeepsItsWay(t *testing.T) {
 		defer w.apply(t, w.scene())
 		fl := w.directFlow(at, f, protocol, dsr)
 		fl.asks(t, syn, 999, "")
+		w.pass(t, 2*time.Second)
 		fl.asks(t, ack, 1000, "")
 		fl.is(t, tracks, model.StateEstablished)
 		tables := w.scene()

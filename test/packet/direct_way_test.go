@@ -130,7 +130,7 @@ func TestDirectOptions(t *testing.T) {
 			if f.client.Is4() {
 				question.ipOptions = []layers.IPv4Option{{OptionType: 0x94, OptionLength: uint8(4 * words), OptionData: make([]byte, 4*words-2)}}
 			} else {
-				question.extension, question.extensions = routing, [][]byte{extensionHeader(0, words)}
+				question.extension, question.extensions = routing, [][]byte{routingHeader(0, words, 0)}
 			}
 			if f.client.Is4() && dsr == model.Opt && words > 8 {
 				w.drops(t, at, question.frame(t), model.DropFault)

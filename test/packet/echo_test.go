@@ -91,6 +91,45 @@ func TestEcho(t *testing.T) {
 	})
 }
 
+// The reply's checksum is what a full computation gives (RFC 1071), whatever the payload: of every
+// value of a word, and of zeros.
+func TestEchoChecksum(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		at4, pseudo := 14+20, []byte(nil)
+		if f.client.Is6() {
+			at4 += 20
+		}
+		for _, rest := range []int{0, 1, 52, 1300} { // zeros behind the word; with 52 and less Ethernet's padding, too
+			asked := f.ping(string(make([]byte, 2+rest)))
+			frame := asked.frame(t)
+			clear(frame[at4+4:])
+			message := frame[at4 : at4+8+2+rest]
+			want := asked.reply().frame(t)
+			copy(want[at4+4:], frame[at4+4:])
+			answer := want[at4 : at4+len(message)]
+			if f.client.Is6() { // the same of both: the ends change places
+				pseudo = slices.Concat(f.client.AsSlice(), f.vip.AsSlice(), []byte{0, model.ICMPv6, byte(len(message) >> 8), byte(len(message))})
+			}
+			step := 1
+			if rest > 0 {
+				step = 251 // the edges: 0 is among them
+			}
+			for word := 0; word < 1<<16; word += step {
+				for _, m := range [][]byte{message, answer} {
+					binary.BigEndian.PutUint16(m[8:], uint16(word))
+					m[2], m[3] = 0, 0
+					binary.BigEndian.PutUint16(m[2:], checksum(0, slices.Concat(pseudo, m)))
+				}
+				got := w.run(t, at, frame)
+				if got.Action != model.ActionSend || !bytes.Equal(got.Frame[12:], want[12:]) {
+					t.Fatalf("word %#04x, %d zeros: met %v, checksum %x, want %x", word, rest, got.Action, got.Frame[at4+2:at4+4], want[at4+2:at4+4])
+				}
+			}
+		}
+	})
+}
+
 // A checksum that does not bear out the request does not bear out the reply.
 func TestEchoOfDamagedRequest(t *testing.T) {
 	w := newScene(t)

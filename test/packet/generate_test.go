@@ -33,13 +33,18 @@ func (g *generator) fill() {
 	podsHere := g.chance(30) // behind eth0; they have backends among them
 	g.tables.PodsAt[g.w.index["eth0"]] = podsHere
 	for i, f := range families {
-		g.tables.Balancers = append(g.tables.Balancers, netip.PrefixFrom(f.balancer(), f.balancer().BitLen()))
+		g.tables.Balancers = append(g.tables.Balancers, netip.PrefixFrom(f.balancer(), f.balancer().BitLen()-pick(g, 0, 0, 2)).Masked())
 		var ids []uint32
+		taken := map[netip.AddrPort]bool{}
 		for n := range uint32(12) {
 			a := pick(g, f.remote, f.remote, f.remote.Next(), f.local, f.local, f.local.Next(), f.behindEth1, f.noNeighbour,
 				f.noAddress, f.noRoute, f.narrow)
-			id := uint32(1+20*i) + n
-			g.tables.Backends[id] = model.Backend{Address: a, Port: pick(g, 8080+uint16(g.IntN(3)), g.port()),
+			id, port := uint32(1+20*i)+n, pick(g, 8080+uint16(g.IntN(3)), g.port())
+			if taken[on(a, port)] {
+				continue // an endpoint has one id
+			}
+			taken[on(a, port)] = true
+			g.tables.Backends[id] = model.Backend{Address: a, Port: port,
 				Node:  pick(g, netip.Addr{}, f.node, f.node, a, f.client),
 				Local: a == f.local || a == f.local.Next() || podsHere && a == f.pod}
 			ids = append(ids, id)
@@ -187,6 +192,9 @@ func (g *generator) encode(t model.Tuple) []byte {
 	for g.chance(8) {
 		kind := pick[byte](g, 0, 43, 60)
 		chain = append(extensionHeader(0, 1+g.IntN(3)), chain...)
+		if kind == 43 {
+			chain[3] = pick[byte](g, 0, 0, 1)
+		}
 		chain[0], next = next, kind
 	}
 	ip := []byte{6 << 4, 0, 0, 0, 0, 0, next, hops}

@@ -31,7 +31,7 @@ func (g *generator) wrapped(t model.Tuple) []byte {
 		t.Destination = pick(g, f.balancer(), f.balancer(), f.balancer().Next())
 	}
 	backend := g.backendFor(t, f)
-	balancer := pick(g, f.balancer(), f.balancer(), f.balancer(), f.balancer(), f.client, f.pod)
+	balancer := pick(g, f.balancer(), f.balancer(), f.balancer(), f.balancer(), f.client, f.pod, f.own)
 	var b []byte
 	switch g.IntN(3) {
 	case 0:

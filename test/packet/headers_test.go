@@ -4,11 +4,14 @@ package packet
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/gopacket/gopacket/layers"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -42,13 +45,21 @@ func extensionHeader(next layers.IPProtocol, n int) []byte {
 	return b
 }
 
+// routingHeader is one with so many segments left (RFC 8200 section 4.4).
+func routingHeader(next layers.IPProtocol, n int, left byte) []byte {
+	b := extensionHeader(next, n)
+	b[2], b[3] = 4, left
+	return b
+}
+
 const (
 	hopByHop, routing, fragmentHeader, destinationOptions = layers.IPProtocolIPv6HopByHop,
 		layers.IPProtocolIPv6Routing, layers.IPProtocolIPv6Fragment, layers.IPProtocolIPv6Destination
 )
 
 // Chains of up to six extension headers of IPv6 are passed over (RFC 8200 section
-// 4). What is behind more, or too far in, is none of ours.
+// 4). What is behind more, or too far in, is none of ours, and neither is a packet that goes on
+// to other destinations (section 4.4).
 func TestIPv6Extensions(t *testing.T) {
 	atomic := []byte{0, 0, 0, 0, 1, 2, 3, 4} // a fragment that is the whole (RFC 6946)
 	w := newScene(t)
@@ -63,11 +74,15 @@ func TestIPv6Extensions(t *testing.T) {
 			ours  bool
 		}{
 			{"hop by hop", hopByHop, [][]byte{extensionHeader(0, 1)}, true},
-			{"routing", routing, [][]byte{extensionHeader(0, 3)}, true},
+			{"routing", routing, [][]byte{routingHeader(0, 3, 0)}, true},
+			{"routing, segments left", routing, [][]byte{routingHeader(0, 3, 1)}, false},
+			{"routing, all segments left", routing, [][]byte{routingHeader(0, 1, 255)}, false},
+			{"routing, segments left, behind others", hopByHop, [][]byte{extensionHeader(routing, 1), routingHeader(destinationOptions, 2, 1),
+				extensionHeader(0, 1)}, false},
 			{"destination options", destinationOptions, [][]byte{extensionHeader(0, 2)}, true},
 			{"atomic fragment", fragmentHeader, [][]byte{atomic}, true},
 			{"all of them", hopByHop, [][]byte{extensionHeader(destinationOptions, 1), extensionHeader(routing, 2),
-				extensionHeader(fragmentHeader, 1), append([]byte{byte(destinationOptions)}, atomic[1:]...),
+				routingHeader(fragmentHeader, 1, 0), append([]byte{byte(destinationOptions)}, atomic[1:]...),
 				extensionHeader(0, 1)}, true},
 			{"six", destinationOptions, sameHeader(destinationOptions, 6, 1), true},
 			{"seven", destinationOptions, sameHeader(destinationOptions, 7, 1), false},
@@ -87,6 +102,47 @@ func TestIPv6Extensions(t *testing.T) {
 			w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
 		}
 	})
+}
+
+// What an ICMP error quotes, and what a balancer has encapsulated, is none of ours either while it
+// has segments left.
+func TestSegmentsLeftInside(t *testing.T) {
+	w := newDSRScene(t)
+	f := families[1]
+	for _, at := range []hook{atXDP, atIngress} {
+		for _, left := range []byte{0, 1} {
+			t.Run(fmt.Sprintf("%s/%d", at, left), func(t *testing.T) {
+				w.enter(t)
+				w.forget(t)
+				question := f.question(udp, toRemote)
+				own := on(f.own, w.lent(t, at, question.frame(t)))
+				sent := question.translated(own, on(f.remote, targetPort))
+				sent.extension, sent.extensions = routing, [][]byte{routingHeader(0, 1, left)}
+				e := icmpError{kind: 1, about: sent, quoted: 16}
+				before := w.counts(t)
+				got := w.run(t, at, e.frame(t, probe{source: nodeBMAC, target: eth0MAC}, f.remote, f.own))
+				action, reason := model.ActionSend, model.ICMPError
+				if left > 0 {
+					action, reason = model.ActionPass, model.NotOurs
+				}
+				if got.Action != action {
+					t.Errorf("an error about a packet with %d segments left met %v, want %v", left, got.Action, action)
+				}
+				w.counted(t, before, reason)
+				for _, how := range wrappings {
+					w.forget(t)
+					question := f.fromBalancer(f.question(udp, toMany+uint16(how.kind)), on(f.local, targetPort))
+					question.extension, question.extensions = routing, [][]byte{routingHeader(0, 1, left)}
+					frame := how.wrap(t, f, question)
+					if left > 0 {
+						w.ignores(t, at, frame)
+					} else {
+						w.opens(t, at, frame, question.translated(question.from, question.backend))
+					}
+				}
+			})
+		}
+	}
 }
 
 func sameHeader(kind layers.IPProtocol, n, words int) (chain [][]byte) {
@@ -114,7 +170,7 @@ func TestFragments(t *testing.T) {
 		toNode.to = on(f.own, 80)
 		before := w.counts(t)
 		w.ignores(t, at, toNode.fragments(t, 0x76, 32)[1])
-		w.counted(t, before, model.DropFragment)
+		w.counted(t, before, model.NotOurs)
 		own := on(f.own, w.lent(t, at, parts[0]))
 		want := question.forwarded(at, own, backend, nodeBMAC).fragments(t, 0x77, 32)
 		for _, i := range []int{0, 3, 1, 2} {
@@ -145,6 +201,95 @@ func TestFragments(t *testing.T) {
 			w.leaves(t, atEgress, parts[i], model.ActionPass, want[i])
 		}
 	})
+}
+
+// A later fragment whose first one has not been seen is dropped where only a Service has the
+// address (a ClusterIP, a load balancer's or an external IP), also on its way out of the node.
+// To an address of the node, which serves a NodePort, and to anybody else it goes on.
+func TestStrayFragments(t *testing.T) {
+	w := newScene(t)
+	tables := w.scene()
+	type target struct {
+		to   netip.Addr
+		lost bool
+	}
+	targets := map[string][]target{}
+	for _, f := range families {
+		add := func(to netip.Addr, lost bool, keys ...model.FrontendKey) {
+			for _, key := range keys {
+				tables.Frontends[key] = model.Frontend{Service: 1, Pod: model.Decision{Slots: []uint32{1}}, Outside: model.Decision{Slots: []uint32{1}}}
+			}
+			targets[f.name] = append(targets[f.name], target{to, lost})
+		}
+		external := f.client.Next().Next()
+		add(f.vip, true)
+		add(f.unused, true)
+		add(external, true, model.FrontendKey{Address: external, Port: 80, Protocol: tcp}, model.FrontendKey{Address: external, Protocol: f.icmp()})
+		add(f.own, false, model.FrontendKey{Address: f.own, Port: 30080, Protocol: tcp})
+		add(f.remote, false)
+	}
+	w.apply(t, tables)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		for _, target := range targets[f.name] {
+			p := f.question(protocol, 80)
+			p.to, p.payload = on(target.to, 80), make([]byte, 100)
+			stray := p.fragments(t, 0x31, 32)[1]
+			if target.lost {
+				w.drops(t, at, stray, model.DropFragment)
+				w.drops(t, atEgress, stray, model.DropFragment)
+				continue
+			}
+			before := w.counts(t)
+			w.ignores(t, at, stray)
+			w.counted(t, before, model.NotOurs)
+			w.ignores(t, atEgress, stray)
+		}
+	})
+}
+
+// Only datagrams of flows and for Services have their ports remembered: others would push them
+// out. They are remembered for 30 seconds; after that the identification may be another
+// datagram's (RFC 6864 section 4.3).
+func TestFragmentPortsAreRemembered(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		others := f.question(protocol, 80)
+		others.to, others.payload = on(f.client.Next(), 80), make([]byte, 100)
+		first := others.fragments(t, 0x41, 32)[0]
+		w.ignores(t, at, first)
+		w.ignores(t, atEgress, first)
+		if left := w.fragments(t); len(left) > 0 {
+			t.Errorf("ports of other people's datagrams are remembered: %v", left)
+		}
+		question := f.question(protocol, toRemote)
+		question.payload = make([]byte, 100)
+		parts := question.fragments(t, 0x42, 32)
+		own := on(f.own, w.lent(t, at, parts[0]))
+		want := question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC).fragments(t, 0x42, 32)
+		w.ageFragments(t, 29)
+		w.leaves(t, at, parts[1], model.ActionSend, want[1])
+		w.ageFragments(t, 2)
+		w.drops(t, at, parts[2], model.DropFragment)
+		w.leaves(t, at, parts[0], model.ActionSend, want[0]) // a new datagram
+		w.leaves(t, at, parts[2], model.ActionSend, want[2])
+	})
+}
+
+// ageFragments has all ports of datagrams be remembered for so many seconds longer.
+func (w *world) ageFragments(t testing.TB, seconds uint32) {
+	t.Helper()
+	var key [40]byte
+	var value [8]byte
+	all := map[[40]byte][8]byte{}
+	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
+	for entries.Next(&key, &value) {
+		binary.NativeEndian.PutUint32(value[4:], binary.NativeEndian.Uint32(value[4:])-seconds)
+		all[key] = value
+	}
+	must(t, entries.Err())
+	for key, value := range all {
+		w.put(t, datapath.EdgeTCMapFragments, key, value)
+	}
 }
 
 // What pads a frame to the least length of Ethernet is no part of the packet: it is

@@ -4,6 +4,7 @@ package packet
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -29,6 +30,14 @@ func errorsOf(f family, about probe) []icmpError {
 	return []icmpError{{1, 0, 0, about, 0}, {1, 4, 0, about, 0}, {2, 0, 1280, about, 0}, {3, 0, 0, about, 0}, {4, 0, 8, about, 0}}
 }
 
+// quotesChecksum is the least of layer 4 that has the whole checksum.
+func quotesChecksum(protocol uint8) int {
+	if protocol == tcp {
+		return 18
+	}
+	return 8
+}
+
 // frame is the error as `by` sends it in a packet to `to`.
 func (e icmpError) frame(t testing.TB, like probe, by, to netip.Addr) []byte {
 	t.Helper()
@@ -52,8 +61,9 @@ func (e icmpError) frame(t testing.TB, like probe, by, to netip.Addr) []byte {
 }
 
 // An error about a packet that the node has sent for a client goes to that client, and
-// one about an answer to the backend: with the ends that they know (RFC 792, RFC 4443;
-// path MTU: RFC 1191, RFC 8201).
+// one about an answer to the backend: with the ends that they know, and with the checksum that
+// their packets had, if it is quoted (RFC 792, RFC 4443, RFC 5508 section 4.2; path MTU: RFC 1191,
+// RFC 8201).
 func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -66,8 +76,10 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 		back := answer.translated(question.to, question.from)
 		router := f.remote.Next()
 		for i := range errorsOf(f, sent) {
-			for _, by := range []netip.Addr{f.remote, router} {
+			for n, by := range []netip.Addr{f.remote, router, router, router} {
 				from, to := errorsOf(f, sent)[i], errorsOf(f, question)[i]
+				from.quoted = []int{0, 0, quotesChecksum(protocol), 60}[n]
+				to.quoted = from.quoted
 				in := probe{source: nodeBMAC, target: eth0MAC}
 				out := in.forwarded(at, in.from, in.to, gatewayMAC)
 				before := w.counts(t)
@@ -75,6 +87,8 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 				w.counted(t, before, model.ICMPError)
 			}
 			from, to := errorsOf(f, back)[i], errorsOf(f, answer)[i]
+			from.quoted = quotesChecksum(protocol)
+			to.quoted = from.quoted
 			in := probe{}
 			out := in.forwarded(at, in.from, in.to, nodeBMAC)
 			w.leaves(t, at, from.frame(t, in, f.client, f.vip), model.ActionSend, to.frame(t, out, f.own, f.remote))
@@ -83,6 +97,58 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 		stranger := question.translated(on(f.own, 1), backend)
 		for _, e := range errorsOf(f, stranger) {
 			w.ignores(t, at, e.frame(t, probe{}, router, f.own))
+		}
+	})
+}
+
+// An ICMP redirect that quotes a packet of a flow is dropped, in whatever direction (RFC 1122
+// section 3.2.2.2: the gateway that it names is on another link). One about anything else goes on.
+func TestRedirects(t *testing.T) {
+	w := newScene(t)
+	f := families[0] // ICMPv6 has none among its errors
+	redirect := func(about probe, by, to netip.Addr) []byte {
+		e := icmpError{kind: 5, code: 1, rest: 0xc0a86401, about: about}
+		return e.frame(t, probe{}, by, to)
+	}
+	for _, at := range []hook{atXDP, atIngress} {
+		for _, protocol := range []uint8{tcp, udp} {
+			t.Run(fmt.Sprintf("%s/%d", at, protocol), func(t *testing.T) {
+				w.enter(t)
+				w.forget(t)
+				router := f.remote.Next()
+				question := f.question(protocol, toRemote)
+				own := on(f.own, w.lent(t, at, question.frame(t)))
+				w.drops(t, at, redirect(question.translated(own, on(f.remote, targetPort)), router, f.own), model.DropRedirect)
+				answer := reply(question.to, question.from, protocol)
+				w.drops(t, at, redirect(answer, router, f.vip), model.DropRedirect)
+
+				question = f.question(protocol, toLocal)
+				w.run(t, at, question.frame(t))
+				w.drops(t, at, redirect(reply(question.to, question.from, protocol), router, f.vip), model.DropRedirect)
+				w.drops(t, atEgress, redirect(question.translated(question.from, on(f.local, targetPort)), f.local, f.client), model.DropRedirect)
+
+				stranger := question
+				stranger.to = on(f.client.Next(), 80)
+				w.ignores(t, at, redirect(stranger, router, f.own))
+				w.ignores(t, atEgress, redirect(stranger, router, f.client))
+			})
+		}
+	}
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		if f.client.Is6() {
+			return
+		}
+		question, way := f.question(protocol, direct(toRemote, dsr)), f.way(dsr)
+		question.payload = make([]byte, 40)
+		w.run(t, at, question.frame(t))
+		for _, recorded := range []bool{true, false} {
+			if !recorded {
+				w.forget(t)
+			}
+			w.drops(t, at, redirect(reply(question.to, question.from, protocol), f.client.Next(), f.vip), model.DropRedirect)
+			if dsr != model.Opt { // that one the client gets by itself
+				w.drops(t, at, outerError(t, f.node.Next(), f.own, 5, 1, 0, way.sent(t, atIngress, question, nodeBMAC), 548), model.DropRedirect)
+			}
 		}
 	})
 }
@@ -102,8 +168,12 @@ func TestICMPErrorsOfLocalBackend(t *testing.T) {
 		router := f.client.Next()
 		for i := range errorsOf(f, seen) {
 			from, to := errorsOf(f, seen)[i], errorsOf(f, question)[i]
+			from.quoted = quotesChecksum(protocol) * (i % 2)
+			to.quoted = from.quoted
 			w.leaves(t, atEgress, from.frame(t, probe{}, f.local, f.client), model.ActionPass, to.frame(t, probe{}, f.vip, f.client))
 			from, to = errorsOf(f, back)[i], errorsOf(f, answer)[i]
+			from.quoted = quotesChecksum(protocol) * (i % 2)
+			to.quoted = from.quoted
 			for _, by := range []netip.Addr{f.client, router} {
 				w.leaves(t, at, from.frame(t, probe{}, by, f.vip), model.ActionPass, to.frame(t, probe{}, by, f.local))
 			}

@@ -3,11 +3,8 @@
 package packet
 
 import (
-	"errors"
 	"testing"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
@@ -119,7 +116,7 @@ func TestConnectionLife(t *testing.T) {
 		fl.asks(t, syn)
 		fl.says(t, syn|ack)
 		fl.says(t, syn|ack)
-		fl.is(t, halfOpen, model.StateNew)
+		fl.is(t, halfOpen, model.StateAnswered)
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
 		fl.asks(t, psh|ack)
@@ -183,7 +180,7 @@ func TestForgedSegments(t *testing.T) {
 		fl.says(t, syn|ack)
 		for _, guess := range []uint32{backendISN + 1 - 1<<22, backendISN + 2, 1 << 31} {
 			forge(fl, ack, clientISN+1, guess)
-			fl.is(t, halfOpen, model.StateNew)
+			fl.is(t, halfOpen, model.StateAnswered)
 		}
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
@@ -200,13 +197,22 @@ func TestForgedSegments(t *testing.T) {
 	})
 }
 
-// A datagram's flow is established when it is answered.
+// A datagram's flow is assured when both sides go on with it two seconds after it has begun: one
+// question and its answer are none of that, and neither is a question asked again.
 func TestDatagramLife(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		fl := w.flow(t, at, f, udp)
 		fl.asks(t, 0)
 		fl.is(t, halfOpen, model.StateNew)
+		fl.says(t, 0)
+		fl.asks(t, 0)
+		fl.says(t, 0)
+		fl.is(t, halfOpen, model.StateAnswered)
+		w.pass(t, 2*time.Second)
+		fl.asks(t, 0)
+		fl.asks(t, 0)
+		fl.is(t, halfOpen, model.StateAnswered)
 		fl.says(t, 0)
 		fl.is(t, tracks, model.StateEstablished)
 		fl.asks(t, 0)
@@ -265,10 +271,11 @@ func TestLostRecords(t *testing.T) {
 		if protocol == tcp {
 			fl.says(t, syn|ack)
 		}
+		w.pass(t, 2*time.Second)
 		fl.asks(t, ack)
 		fl.says(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
-		must(t, w.maps[tracks].Delete(kernelTuple(fl.tuple())))
+		w.lose(t, tracks, fl.tuple())
 		before := w.counts(t)
 		fl.asks(t, ack)
 		w.counted(t, before, model.Adopted)
@@ -277,7 +284,7 @@ func TestLostRecords(t *testing.T) {
 		fl.is(t, tracks, model.StateEstablished)
 
 		for _, lost := range []model.Tuple{fl.own, fl.tuple()} {
-			must(t, w.maps[tracks].Delete(kernelTuple(lost)))
+			w.lose(t, tracks, lost)
 			if lost == fl.own {
 				w.age(t, fl.tuple())
 				fl.asks(t, ack)
@@ -292,76 +299,8 @@ func TestLostRecords(t *testing.T) {
 	})
 }
 
-// age has a flow's record seen a second earlier than it was.
+// age has a flow's record seen so much earlier that its next packet looks after its marks.
 func (w *world) age(t testing.TB, key model.Tuple) {
 	t.Helper()
-	var record datapath.EdgeTCTrack
-	must(t, w.maps[tracks].Lookup(kernelTuple(key), &record))
-	record.LastSeen--
-	must(t, w.maps[tracks].Update(kernelTuple(key), record, ebpf.UpdateExist))
-}
-
-// While the table cannot be full a record that is missing is looked for in one second of
-// sixteen; as soon as it may be, in each.
-func TestLostRecordsWhileThereIsRoom(t *testing.T) {
-	w := newScene(t)
-	flows := datapath.FlowsOf(w.maps)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		made, err := flows.Made()
-		must(t, err)
-		must(t, flows.NoteRoom(made, 0))
-		defer func() { must(t, flows.NoteRoom(0, recordSize)) }()
-		fl := w.flow(t, at, f, protocol)
-		if protocol == tcp {
-			fl.says(t, syn|ack)
-		}
-		fl.asks(t, ack)
-		fl.says(t, ack)
-		fl.is(t, tracks, model.StateEstablished)
-		if now, err := flows.Made(); err != nil || now != made+2 {
-			t.Fatalf("%d records have been made (%v), want %d", now, err, made+2)
-		}
-		// missing has the client send in a second that is 0 for the flow, or is not.
-		missing := func(due bool) bool {
-			t.Helper()
-			var record datapath.EdgeTCTrack
-			must(t, w.maps[tracks].Lookup(kernelTuple(fl.tuple()), &record))
-			for {
-				if err := w.maps[tracks].Delete(kernelTuple(fl.own)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-					t.Fatal(err)
-				}
-				w.age(t, fl.tuple())
-				fl.asks(t, ack)
-				must(t, w.maps[tracks].Lookup(kernelTuple(fl.tuple()), &record))
-				if ((record.LastSeen^record.Tag)&15 == 0) == due {
-					return w.records(t, tracks)[fl.own] == (model.Track{})
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
-		}
-		if !missing(false) {
-			t.Error("a record was made anew that nobody need have looked for")
-		}
-		must(t, flows.NoteRoom(made, recordSize))
-		if missing(false) {
-			t.Error("a record that may have been displaced was not made anew within a second")
-		}
-		fl.says(t, ack)
-	})
-	// Also without a word of the agent, sooner or later.
-	made, err := flows.Made()
-	must(t, err)
-	must(t, flows.NoteRoom(made, 0))
-	w.enter(t)
-	w.forget(t)
-	fl := w.flow(t, atXDP, families[0], udp)
-	fl.says(t, 0)
-	fl.asks(t, 0)
-	must(t, w.maps[tracks].Delete(kernelTuple(fl.own)))
-	for end := time.Now().Add(time.Minute); len(w.records(t, tracks)) < 2; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("a record is missing for a minute")
-		}
-		fl.asks(t, 0)
-	}
+	w.change(t, tracks, key, func(track *datapath.Track) { track.LastSeen -= 8 })
 }

@@ -38,7 +38,7 @@ func TestTruncated(t *testing.T) {
 				chains[1].ipOptions = []layers.IPv4Option{{OptionType: 0x94, OptionLength: 8, OptionData: make([]byte, 6)}}
 			} else {
 				chains[1].extension = destinationOptions
-				chains[1].extensions = [][]byte{extensionHeader(routing, 1), extensionHeader(0, 2)}
+				chains[1].extensions = [][]byte{extensionHeader(routing, 1), routingHeader(0, 2, 0)}
 			}
 			for _, p := range chains {
 				frame := p.frame(t)

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
@@ -59,7 +57,7 @@ func TestModel(t *testing.T) {
 			t.Logf("packets by reason: %v", total)
 			for reason, n := range total {
 				// Tested elsewhere: plain tables, few ports, ICMP errors and their rate.
-				none := map[model.Reason]bool{model.DropNoRecord: true, model.DropNoPort: true, model.ICMPError: true, model.DropRate: true}
+				none := map[model.Reason]bool{model.DropNoRecord: true, model.DropNoPort: true, model.ICMPError: true, model.DropRate: true, model.DropRedirect: true}
 				if r := model.Reason(reason); n == 0 && !none[r] && (r != model.ToTC || at == atXDP) {
 					t.Errorf("of %d packets none met reason %d: the generator is too narrow", *packetsFlag/2, reason)
 				}
@@ -184,17 +182,16 @@ func (d *duel) lose(key model.Tuple) {
 	}
 }
 
-// age has a record seen a second earlier than it was.
+// age has a time pass for one entry: an assured flow's marks are due to be looked after, and what UDP
+// does from now on shows that it is no one-shot.
 func (d *duel) age(key model.Tuple) {
-	track := d.edge.Tracks[key]
-	if track == nil {
-		return
+	if track := d.edge.Tracks[key]; track != nil {
+		track.LastSeen -= 8
+		d.w.age(d.t, key)
+	} else if track := d.edge.HalfOpen[key]; track != nil && key.Protocol == udp {
+		track.Next -= 2
+		d.w.change(d.t, halfOpen, key, func(t *datapath.Track) { t.Next -= 2 })
 	}
-	track.LastSeen--
-	var record datapath.EdgeTCTrack
-	must(d.t, d.w.maps[tracks].Lookup(kernelTuple(key), &record))
-	record.LastSeen--
-	must(d.t, d.w.maps[tracks].Update(kernelTuple(key), record, ebpf.UpdateExist))
 }
 
 // records compares all that both remember.

@@ -88,63 +88,21 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// Few ports for SNAT: each is lent once for a backend. When none is free the packet
-// is dropped, and a client that has one keeps it.
-func TestPortsUsedUp(t *testing.T) {
-	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 3}, {3000, 1}}})
-	tables := w.scene()
-	w.apply(t, tables)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		lent := map[uint16]probe{}
-		for port := range uint16(40) {
-			question := f.question(protocol, toRemote)
-			question.from = on(f.client, 50000+port)
-			frame := question.frame(t)
-			if len(lent) == 4 {
-				w.drops(t, at, frame, model.DropNoPort)
-				continue
-			}
-			got := w.run(t, at, frame)
-			if got.Action != model.ActionSend {
-				continue // 64 tries of 4 ports may miss one
-			}
-			ends := 34
-			if f.client.Is6() {
-				ends += 20
-			}
-			own := uint16(got.Frame[ends])<<8 | uint16(got.Frame[ends+1])
-			if own != 2000 && own != 2001 && own != 2002 && own != 3000 {
-				t.Fatalf("port %d was lent", own)
-			}
-			if other, ok := lent[own]; ok {
-				t.Fatalf("port %d was lent to %v and to %v", own, other.from, question.from)
-			}
-			lent[own] = question
-		}
-		if len(lent) != 4 {
-			t.Fatalf("of 4 ports %d were lent", len(lent))
-		}
-		for own, question := range lent {
-			w.sends(t, at, question.frame(t), question.forwarded(at, on(f.own, own), on(f.remote, targetPort), nodeBMAC))
-		}
-	})
-}
-
 // A flow that cannot be stored does not begin: nobody could say whose the answer is. So it is
 // while other CPUs write to all places that its record could have.
 func TestNoRoomForRecords(t *testing.T) {
-	w := newWorld(t, limits{tracks: 16}) // one set
+	w := newWorld(t, limits{tracks: setPlaces}) // one set
 	w.apply(t, w.scene())
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		for _, port := range []uint16{toRemote, toLocal} {
-			var set datapath.EdgeTCHalfOpenSet
-			for i := range set.Tags {
-				set.Tags[i] = 1<<31 | 5
+			var set datapath.EdgeTCConntrackSet
+			for i := range set.Head.Tags {
+				set.Head.Tags[i] = 1<<31 | 5
 			}
 			w.put(t, halfOpen, uint32(0), set)
 			frame := f.question(protocol, port).frame(t)
 			w.drops(t, at, frame, model.DropNoRecord)
-			w.put(t, halfOpen, uint32(0), datapath.EdgeTCHalfOpenSet{})
+			w.put(t, halfOpen, uint32(0), datapath.EdgeTCConntrackSet{})
 			if got := w.run(t, at, frame); got.Action == model.ActionDrop {
 				t.Fatal("the flow was dropped when there was room")
 			}

@@ -155,7 +155,7 @@ func modelTuple(k datapath.EdgeTCTuple) model.Tuple {
 func modelTrack(k datapath.EdgeTCTrack) model.Track {
 	return model.Track{
 		Becomes: modelTuple(k.Becomes), Service: k.Service, Backend: k.Backend, LastSeen: k.LastSeen,
-		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, Told: k.Flags&16 != 0,
+		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, Told: k.Flags&16 != 0, Later: k.Flags&32 != 0,
 		DSR: model.DSR(k.Dsr), Acked: k.Acked, Next: k.Next, Packets: k.Packets, Bytes: k.Bytes,
 	}
 }
@@ -199,36 +199,43 @@ func (w *world) lose(t testing.TB, table string, key model.Tuple) bool {
 func (w *world) affinity(t testing.TB) map[model.AffinityKey]model.Affinity {
 	t.Helper()
 	all := map[model.AffinityKey]model.Affinity{}
-	var key datapath.AffinityKey
-	var value datapath.AffinityEntry
-	entries := w.maps[datapath.EdgeTCMapAffinity].Iterate()
-	for entries.Next(&key, &value) {
-		client := netip.AddrFrom16(key.Client.Bytes).Unmap()
-		all[model.AffinityKey{Client: client, Service: key.Service}] = model.Affinity{Backend: value.Backend, LastUsed: value.LastUsed}
-	}
-	must(t, entries.Err())
+	must(t, datapath.AffinityOf(w.maps).Walk(func(e *datapath.AffinityEntry) bool {
+		client := netip.AddrFrom16(e.Key.Client.Bytes).Unmap()
+		all[model.AffinityKey{Client: client, Service: e.Key.Service}] = model.Affinity{Backend: e.Backend, LastUsed: e.LastUsed}
+		return true
+	}))
 	return all
 }
 
-// fragments are the ports of datagrams that come in pieces.
-func (w *world) fragments(t testing.TB) map[model.FragmentKey][2]uint16 {
+// emptyAffinity forgets where clients were sent.
+func (w *world) emptyAffinity(t testing.TB) {
 	t.Helper()
-	all := map[model.FragmentKey][2]uint16{}
+	table := datapath.AffinityOf(w.maps)
+	must(t, table.Walk(func(e *datapath.AffinityEntry) bool { must(t, table.Delete(e.Key)); return true }))
+}
+
+// fragments are the ports of datagrams that come in pieces.
+func (w *world) fragments(t testing.TB) map[model.FragmentKey]model.Fragment {
+	t.Helper()
+	all := map[model.FragmentKey]model.Fragment{}
 	var key struct {
 		Source, Destination [16]byte
 		ID                  [4]byte
 		Protocol            uint8
 		_                   [3]byte
 	}
-	var ports [4]byte
+	var value struct {
+		Ports [4]byte
+		Since uint32
+	}
 	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
-	for entries.Next(&key, &ports) {
+	for entries.Next(&key, &value) {
 		k := model.FragmentKey{Source: netip.AddrFrom16(key.Source).Unmap(), Destination: netip.AddrFrom16(key.Destination).Unmap(),
 			ID: binary.BigEndian.Uint32(key.ID[:]), Protocol: key.Protocol}
 		if k.Source.Is4() { // two bytes, in network byte order
 			k.ID >>= 16
 		}
-		all[k] = [2]uint16{binary.BigEndian.Uint16(ports[:]), binary.BigEndian.Uint16(ports[2:])}
+		all[k] = model.Fragment{Source: binary.BigEndian.Uint16(value.Ports[:]), Destination: binary.BigEndian.Uint16(value.Ports[2:]), Since: value.Since}
 	}
 	must(t, entries.Err())
 	return all

@@ -44,7 +44,7 @@ func TestSCTPLife(t *testing.T) {
 			}
 			fl.clientSends(t, sctpInit)
 			fl.backendSends(t, sctpInitAck)
-			fl.is(t, halfOpen, model.StateNew)
+			fl.is(t, halfOpen, model.StateAnswered)
 			fl.clientSends(t, sctpCookieEcho)
 			fl.is(t, tracks, model.StateEstablished)
 			fl.backendSends(t, sctpCookieAck)
@@ -63,6 +63,7 @@ func TestSCTPLife(t *testing.T) {
 			fl.is(t, tracks, model.StateClosed)
 			fl.clientSends(t, sctpInit)
 			fl.is(t, halfOpen, model.StateNew)
+			fl.backendSends(t, sctpInitAck)
 			fl.clientSends(t, sctpCookieEcho)
 			one(t, sctpAbort)
 			fl.is(t, tracks, model.StateClosed)
@@ -77,6 +78,7 @@ func TestSCTPFlood(t *testing.T) {
 	w.apply(t, w.scene())
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		fl := w.sctpFlow(t, at, f)
+		fl.backendSends(t, sctpInitAck)
 		fl.clientSends(t, sctpCookieEcho)
 		for n := range uint16(5000) {
 			flood := f.association(sctpRemote)
@@ -104,13 +106,14 @@ func TestSCTPLostRecords(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		fl := w.sctpFlow(t, at, f)
+		fl.backendSends(t, sctpInitAck)
 		fl.clientSends(t, sctpCookieEcho)
-		must(t, w.maps[tracks].Delete(kernelTuple(fl.tuple())))
+		w.lose(t, tracks, fl.tuple())
 		before := w.counts(t)
 		fl.clientSends(t, sctpData)
 		w.counted(t, before, model.Adopted)
 		fl.is(t, tracks, model.StateEstablished)
-		must(t, w.maps[tracks].Delete(kernelTuple(fl.own)))
+		w.lose(t, tracks, fl.own)
 		w.age(t, fl.tuple())
 		fl.clientSends(t, sctpData)
 		fl.backendSends(t, sctpSack)

@@ -47,15 +47,19 @@ func benchmarkFlows(b *testing.B, flows int, untracked bool) {
 	var sum time.Duration
 	n := 0
 	for b.Loop() {
-		sum += w.timed(b, frames[n*7919%flows])
+		took, action := w.timed(b, frames[n*7919%flows])
+		if action != model.ActionSend {
+			b.Fatalf("the packet met %v, want %v", action, model.ActionSend)
+		}
+		sum += took
 		n++
 	}
 	b.ReportMetric(float64(sum.Nanoseconds())/float64(n), "ns/packet")
 }
 
-// timed has XDP send a frame once, and returns the kernel's time for it (union bpf_attr of
-// BPF_PROG_TEST_RUN).
-func (w *world) timed(b *testing.B, frame []byte) time.Duration {
+// timed has XDP receive a frame once, and returns the kernel's time for it (union bpf_attr of
+// BPF_PROG_TEST_RUN) and what the frame met.
+func (w *world) timed(b *testing.B, frame []byte) (time.Duration, model.Action) {
 	const progTestRun = 10
 	context := [6]uint32{1: uint32(len(frame)), 3: w.index["eth0"]}
 	attr := struct {
@@ -73,8 +77,9 @@ func (w *world) timed(b *testing.B, frame []byte) time.Duration {
 	if _, _, errno := unix.Syscall(unix.SYS_BPF, progTestRun, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr)); errno != 0 {
 		b.Fatal(errno)
 	}
-	if attr.verdict != xdpTX {
+	action, ok := actions[atXDP][attr.verdict]
+	if !ok {
 		b.Fatalf("the program returned %d", attr.verdict)
 	}
-	return time.Duration(attr.duration)
+	return time.Duration(attr.duration), action
 }

@@ -62,7 +62,7 @@ func TestJustEnough(t *testing.T) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed=%d", seed)
-	w, fresh := newWorld(t, limits{}), newWorld(t, limits{})
+	w, fresh := newWorld(t, limits{timeouts: programTimeouts(idleTimes)}), newWorld(t, limits{timeouts: programTimeouts(idleTimes)})
 	w.enter(t)
 	for _, world := range []*world{w, fresh} {
 		world.apply(t, world.tables())
@@ -240,6 +240,13 @@ func (j *just) begins() error {
 	j.agent.answers(j.t, c.where, c.from, uint8(s.protocol))
 	if err := j.goesOn(c); err != nil {
 		return err
+	}
+	if s.protocol == udp { // it is remembered for long once it has gone on for two seconds
+		j.agent.pass(j.t, 2)
+		if err := j.goesOn(c); err != nil {
+			return err
+		}
+		j.agent.answers(j.t, c.where, c.from, udp)
 	}
 	j.connections = append(j.connections, c)
 	return nil

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
@@ -141,20 +140,21 @@ func (a *agent) start(t testing.TB) {
 
 func (a *agent) seconds() uint32 { return kernelSeconds() + a.ahead }
 
+// programTimeouts are an agent's timeouts as its programs have them: by enum conntrack_timeout.
+func programTimeouts(t edge.Timeouts) []uint32 {
+	d := t.Datapath()
+	var all []uint32
+	for _, timeout := range []time.Duration{d.HalfOpenTCP, d.HalfOpenUDP, d.TCP, d.UDP, d.Closing, d.Closed} {
+		all = append(all, ticks(timeout))
+	}
+	return all
+}
+
 // pass lets time pass: what has been seen was seen so much earlier.
 func (a *agent) pass(t testing.TB, seconds uint32) {
 	t.Helper()
 	a.ahead += seconds
-	aged := map[datapath.EdgeTCTuple]datapath.EdgeTCTrack{}
-	must(t, a.flowTable(tracks).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
-		value.LastSeen -= seconds
-		aged[key] = *value
-		return true
-	}))
-	for key, value := range aged {
-		must(t, a.maps[tracks].Update(key, value, ebpf.UpdateExist))
-	}
-	a.passHalfOpen(t, seconds)
+	a.world.pass(t, time.Duration(seconds)*time.Second)
 }
 
 // sweep is what internal/edge does every ten seconds and more.

@@ -3,6 +3,8 @@
 package packet
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"slices"
 	"testing"
 	"time"
@@ -43,6 +45,76 @@ func TestVLANTagTakenByKernel(t *testing.T) {
 			break
 		}
 	}
+}
+
+// A tag with VID 0 names no network, only a priority (IEEE 802.1Q): such a frame meets what one
+// without a tag does, and what becomes of it leaves without one. XDP leaves it to tc.
+func TestPriorityTag(t *testing.T) {
+	w := newScene(t)
+	w.attachIngress(t)
+	far := w.newClient(t)
+	tagged := func(frame []byte) []byte { return slices.Concat(frame[:12], []byte{0x81, 0, 0xa0, 0}, frame[12:]) }
+	for _, f := range families {
+		direct4 := func(dsr model.DSR) []byte { return f.question(udp, direct(toRemote, dsr)).frame(t) }
+		far.enter(t)
+		wire := openCapture(t)
+		must(t, unix.SetsockoptInt(int(wire), unix.SOL_PACKET, unix.PACKET_AUXDATA, 1))
+		for name, frame := range map[string][]byte{
+			"TCP": f.question(tcp, toRemote).frame(t), "UDP": f.question(udp, toRemote).frame(t),
+			"refused TCP": f.question(tcp, rejected).frame(t), "refused UDP": f.question(udp, rejected).frame(t),
+			"ping": f.ping("payload").frame(t), "IPIP": direct4(model.IPIP), "Geneve": direct4(model.Geneve), "option": direct4(model.Opt),
+		} {
+			t.Run(f.name+"/"+name, func(t *testing.T) {
+				far.enter(t)
+				wire.send(t, frame)
+				want := wire.comes(t, f)
+				wire.send(t, tagged(frame))
+				if got := wire.comes(t, f); !slices.Equal(got[12:], want[12:]) {
+					t.Errorf("with a tag it became\n%swant\n%s", hex.Dump(got), hex.Dump(want))
+				}
+				w.enter(t)
+				before := w.counts(t)
+				w.ignores(t, atXDP, tagged(frame))
+				w.counted(t, before, model.ToTC)
+			})
+		}
+	}
+}
+
+// comes waits for what the node makes of the client's packet; it has no tag.
+func (c capture) comes(t testing.TB, f family) []byte {
+	t.Helper()
+	frame, control := make([]byte, 2000), make([]byte, 256)
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		n, more, _, from, err := unix.Recvmsg(int(c), frame, control, unix.MSG_DONTWAIT)
+		if err == unix.EAGAIN {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		must(t, err)
+		source, destination := 26, 30
+		if f.client.Is6() {
+			source, destination = 22, 38
+		}
+		size := len(f.client.AsSlice())
+		if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING || n < destination+size {
+			continue
+		}
+		to := frame[destination : destination+size]
+		if !slices.Equal(to, f.remote.AsSlice()) && !slices.Equal(to, f.node.AsSlice()) && !slices.Equal(frame[source:source+size], f.vip.AsSlice()) {
+			continue
+		}
+		messages, err := unix.ParseSocketControlMessage(control[:more])
+		must(t, err)
+		for _, m := range messages { // struct tpacket_auxdata: tp_status
+			if m.Header.Level == unix.SOL_PACKET && binary.NativeEndian.Uint32(m.Data)&unix.TP_STATUS_VLAN_VALID != 0 {
+				t.Errorf("it left with a tag")
+			}
+		}
+		return frame[:n]
+	}
+	t.Fatal("nothing came of it")
+	return nil
 }
 
 // send puts a frame on the wire.

@@ -4,6 +4,7 @@ package packet
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -200,6 +202,66 @@ func (w *world) turns(t *testing.T, frame, one, other []byte) {
 			if time.Now().After(end) {
 				t.Fatalf("for a minute no packet has become\n%sthe last was\n%s", hex.Dump(want), hex.Dump(got.Frame))
 			}
+		}
+	}
+}
+
+// A way is remembered for 50 milliseconds, however long a jiffy of the kernel is, and not for less
+// than a jiffy of the slowest.
+func TestWayExpires(t *testing.T) {
+	w := newScene(t)
+	w.enter(t)
+	onOneCPU(t)
+	f := families[0]
+	fl := w.flow(t, atXDP, f, udp)
+	own := on(f.own, fl.own.DestinationPort)
+	frame := fl.question.frame(t)
+	sent := func(mac [6]byte) []byte {
+		return fl.question.forwarded(atXDP, own, on(f.remote, targetPort), mac).frame(t)
+	}
+	move := func(mac [6]byte) {
+		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: int(w.index["eth0"]), State: netlink.NUD_PERMANENT,
+			IP: f.node.AsSlice(), HardwareAddr: mac[:]}))
+	}
+	moved := [6]byte{2, 0, 0, 0, 0, 0x1b}
+	for _, test := range []struct {
+		age  uint32
+		mac  [6]byte
+		want string
+	}{{0, nodeBMAC, "remembered"}, {20, nodeBMAC, "remembered"}, {50, moved, "looked up again"}} {
+		for tries := 1; ; tries++ {
+			move(nodeBMAC)
+			w.ageWays(t, 1000)
+			began := time.Now()
+			w.leaves(t, atXDP, frame, model.ActionSend, sent(nodeBMAC))
+			move(moved)
+			w.ageWays(t, test.age)
+			got := w.run(t, atXDP, frame)
+			if bytes.Equal(got.Frame, sent(test.mac)) {
+				break
+			}
+			if took := time.Since(began); took < 15*time.Millisecond || tries == 100 {
+				t.Fatalf("after %v a way that is %d ms older was not %s", took, test.age, test.want)
+			}
+		}
+	}
+}
+
+// ageWays has all ways be remembered for so many milliseconds longer.
+func (w *world) ageWays(t testing.TB, milliseconds uint32) {
+	t.Helper()
+	const size, since = 64, 32 // struct way
+	for i := range w.maps[datapath.EdgeTCMapWays].MaxEntries() {
+		var perCPU [][size]byte
+		must(t, w.maps[datapath.EdgeTCMapWays].Lookup(i, &perCPU))
+		used := false
+		for n := range perCPU {
+			at := perCPU[n][since:]
+			used = used || perCPU[n][size-13] != 0 // its kind
+			binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)-milliseconds)
+		}
+		if used {
+			must(t, w.maps[datapath.EdgeTCMapWays].Put(i, perCPU))
 		}
 	}
 }

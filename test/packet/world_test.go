@@ -34,7 +34,11 @@ type world struct {
 // limits are what a world is loaded with. What is 0 is the default.
 type limits struct {
 	ports  [2][2]uint16 // first, count: SNAT's
-	tracks uint32
+	tracks uint32       // entries, of half-open flows and of others
+	// timeouts in ticks, by enum conntrack_timeout.
+	timeouts []uint32
+	// sets of `affinity`
+	affinitySets uint32
 	// icmp errors, of each CPU, in a second and at once; none: as many as there are.
 	icmpRate, icmpBurst uint32
 }
@@ -56,6 +60,9 @@ func newWorld(t testing.TB, l limits) *world {
 	if l.tracks == 0 {
 		l.tracks = recordSize
 	}
+	if l.affinitySets == 0 {
+		l.affinitySets = recordSize / 12
+	}
 	w := &world{network: newNetwork(t), limits: l}
 	tc, err := datapath.LoadEdgeTC()
 	must(t, err)
@@ -63,7 +70,7 @@ func newWorld(t testing.TB, l limits) *world {
 	must(t, tc.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
 	collection, err := ebpf.NewCollection(tc)
 	if err == nil {
-		err = datapath.HideHalfOpenSets(collection.Maps[datapath.EdgeTCMapHalfOpen])
+		err = datapath.InitTableSecret(collection.Maps[datapath.EdgeTCMapTableSecret])
 	}
 	must(t, err)
 	t.Cleanup(collection.Close)
@@ -103,8 +110,11 @@ func (w *world) attachNothing(t testing.TB) {
 	t.Cleanup(func() { attached.Close() })
 }
 
-// halfOpenSets is how many sets there are of half-open flows' records.
-func (l limits) halfOpenSets() uint32 { return max(l.tracks/16, 1) }
+// setPlaces is how many entries of flows a set has.
+const setPlaces = 15
+
+// sets is how many sets there are, of half-open flows and of others.
+func (l limits) sets() uint32 { return max(l.tracks/setPlaces, 1) }
 
 // set gives the tables their sizes.
 func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
@@ -114,14 +124,14 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 			continue
 		}
 		switch name {
-		case datapath.EdgeTCMapHalfOpen:
-			m.MaxEntries = l.halfOpenSets() + 1 // the secret
-		case datapath.EdgeTCMapTracks:
-			m.MaxEntries = l.tracks
-		case datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity:
+		case datapath.EdgeTCMapHalfOpen, datapath.EdgeTCMapTracks:
+			m.MaxEntries = l.sets()
+		case datapath.EdgeTCMapAffinity:
+			m.MaxEntries = l.affinitySets
+		case datapath.EdgeTCMapFragments:
 			m.MaxEntries = recordSize
 		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapAnswers, datapath.EdgeTCMapWorkspaces,
-			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapDoors, "edge_watched", "quotes":
+			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapDoors, datapath.EdgeTCMapTableSecret, "edge_watched", "quotes":
 		default:
 			if m.Type == ebpf.Hash || m.Type == ebpf.PerCPUHash || m.Type == ebpf.Array || m.Type == ebpf.LPMTrie {
 				m.MaxEntries = tableSize
@@ -131,7 +141,12 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	first, count := [2]uint16{l.ports[0][0], l.ports[1][0]}, [2]uint16{l.ports[0][1], l.ports[1][1]}
 	must(t, spec.Variables[datapath.EdgeTCVarSnatFirst].Set(first))
 	must(t, spec.Variables[datapath.EdgeTCVarSnatCount].Set(count))
-	must(t, spec.Variables[datapath.EdgeTCVarHalfOpenSets].Set(l.halfOpenSets()))
+	must(t, spec.Variables[datapath.EdgeTCVarHalfOpenSets].Set(l.sets()))
+	must(t, spec.Variables[datapath.EdgeTCVarTracksSets].Set(l.sets()))
+	must(t, spec.Variables[datapath.EdgeTCVarAffinitySets].Set(l.affinitySets))
+	if l.timeouts != nil {
+		must(t, spec.Variables[datapath.EdgeTCVarConntrackTimeouts].Set(l.timeouts))
+	}
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
 	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
@@ -193,13 +208,18 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 			return row
 		}
 		if maglev { // the members, each once, and their number
-			members := slices.Compact(slices.Sorted(slices.Values(d.Slots)))
+			members := slices.Clone(d.Slots)
+			tables.SortMembers(members)
+			members = slices.Compact(members)
 			for _, n := range append(members, uint32(len(members))) {
 				w.put(t, datapath.EdgeTCMapSlots, slot, n)
 				slot++
 			}
 		}
 		row.First = slot
+		if !maglev {
+			tables.SortMembers(d.Slots)
+		}
 		for _, id := range d.Slots {
 			w.put(t, datapath.EdgeTCMapSlots, slot, id)
 			slot++
@@ -223,7 +243,7 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 	}
 	var ends datapath.UntrackedEnds
 	must(t, w.maps[datapath.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
-	ends = datapath.UntrackedEnds{SockUntrackedEnds: datapath.SockUntrackedEnds{Turned: ends.Turned + 1}}
+	ends = datapath.UntrackedEnds{SockUntrackedEnds: datapath.SockUntrackedEnds{Turned: ends.Turned + 1, Accepted: datapath.AcceptTunnels | datapath.AcceptOption}}
 	for key, f := range tables.Frontends {
 		number++
 		row := datapath.Frontend{Key: frontendKey(key), Service: f.Service, AffinitySeconds: f.AffinitySeconds, SourceSet: f.SourceSet, Dsr: uint8(f.DSR)}
@@ -260,9 +280,14 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 	}
 	for _, p := range tables.Balancers {
-		w.put(t, datapath.EdgeTCMapBalancers, datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Addr())}, uint32(1))
+		w.put(t, datapath.EdgeTCMapBalancers, datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Addr())}, datapath.IsBalancer)
 	}
 	for device, own := range tables.Devices {
+		for _, a := range own {
+			if slices.ContainsFunc(tables.Balancers, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				w.put(t, datapath.EdgeTCMapBalancers, datapath.NetworkKey{Prefixlen: 128, Address: datapath.AddressFrom(a)}, datapath.IsOwn)
+			}
+		}
 		var row datapath.EdgeTCEdgeDevice
 		row.Source4.Bytes, row.Source6.Bytes, row.Mac = own[0].As16(), own[1].As16(), tables.MACs[device]
 		row.Outer4.Bytes, row.Outer6.Bytes = row.Source4.Bytes, row.Source6.Bytes
@@ -330,11 +355,13 @@ func (w *world) empty(t testing.TB, name string) {
 // forget empties what the programs remember.
 func (w *world) forget(t testing.TB) {
 	t.Helper()
-	for _, name := range []string{datapath.EdgeTCMapTracks, datapath.EdgeTCMapFragments, datapath.EdgeTCMapAffinity} {
+	for _, name := range []string{datapath.EdgeTCMapFragments, datapath.EdgeTCMapOuterPaths} {
 		w.empty(t, name)
 	}
-	table := datapath.FlowsOf(w.maps).HalfOpen
-	must(t, table.Walk(func(key datapath.Tuple, _ *datapath.Track) bool { return w.lose(t, halfOpen, modelTuple(key)) }))
+	w.emptyAffinity(t)
+	for _, name := range []string{halfOpen, tracks} {
+		must(t, w.flowTable(name).Walk(func(key datapath.Tuple, _ *datapath.Track) bool { return w.lose(t, name, modelTuple(key)) }))
+	}
 	cpus, err := ebpf.PossibleCPU()
 	must(t, err)
 	w.put(t, datapath.EdgeTCMapEdgeCounts, uint32(0), make([]datapath.EdgeTCEdgeCounters, cpus))

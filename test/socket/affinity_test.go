@@ -217,11 +217,7 @@ func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 	tables, err := datapath.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	for round := range 1000 {
-		known, err := tables.Affinity.All()
-		w.must(err)
-		for key := range known {
-			w.must(tables.Affinity.Delete(key))
-		}
+		w.must(tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { w.must(tables.Affinity.Delete(e.Key)); return true }))
 		pods := w.connectAtOnce(t, ipv4.clusterIP(uint8(1+round%2)))
 		if pods[0] != pods[1] {
 			t.Fatalf("round %d: two first connections at once went to %s and %s, want one pod", round, pods[0], pods[1])

@@ -32,6 +32,11 @@ const (
 	partClient   = prefix + "client"
 	partCaller   = prefix + "caller"
 	partReceiver = prefix + "receiver"
+
+	partLoad       = prefix + "load"
+	partLoadServer = prefix + "load-server"
+	partIdle       = prefix + "idle"
+	partFlood      = prefix + "flood"
 )
 
 var mainCalled atomic.Bool
@@ -53,6 +58,14 @@ func Main() {
 		err = play(runCaller)
 	case partReceiver:
 		err = play(runReceiver)
+	case partLoad:
+		err = play(runLoad)
+	case partLoadServer:
+		err = play(runLoadServer)
+	case partIdle:
+		err = play(runIdle)
+	case partFlood:
+		err = play(runFlood)
 	default:
 		err = fmt.Errorf("unknown part %q", os.Args[0])
 	}

@@ -62,6 +62,22 @@ func connect(fd int, to *sockaddr) unix.Errno {
 	return errno
 }
 
+func bind(fd int, to *sockaddr) unix.Errno {
+	p, size := to.raw()
+	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(p), size)
+	return errno
+}
+
+// acceptFrom fills in where a connection comes from. The family of `from` is the
+// socket's.
+func acceptFrom(fd int, from *sockaddr) (int, unix.Errno) {
+	p, size := from.raw()
+	from.size = uint32(size)
+	conn, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(p), uintptr(unsafe.Pointer(&from.size)),
+		unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	return int(conn), errno
+}
+
 func accept(fd int) (int, unix.Errno) {
 	conn, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), 0, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
 	return int(conn), errno

@@ -218,6 +218,11 @@ func (f *File) Has(part string) bool {
 	return slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Part == part })
 }
 
+// Only says whether a part has been measured, and no other.
+func (f *File) Only(part string) bool {
+	return f.Has(part) && !slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Part != part })
+}
+
 func (f *File) index() {
 	if f.at != nil {
 		return

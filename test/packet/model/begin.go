@@ -75,7 +75,7 @@ func (v *visit) begin() Result {
 	if v.wrapped == nil && !v.xdp && backend.Address == v.tuple.Source {
 		return v.beginHairpin(track, hash)
 	}
-	reason := v.keep(track, hash, true)
+	reason := v.keep(track, hash, v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0)
 	if reason != New && reason != Adopted {
 		return v.drop(reason)
 	}
@@ -177,9 +177,11 @@ func (v *visit) beginHairpin(track *Track, hash uint32) Result {
 
 // keep stores the records of a flow that begins; or one, where the other is there.
 func (v *visit) keep(track *Track, hash uint32, keepPort bool) Reason {
-	v.noteSequence(track)
+	v.noteFirst(track)
 	other, half, ok := v.port(track, hash, keepPort)
 	switch {
+	case !ok && v.beginsNothing(track):
+		return DropInvalid
 	case !ok:
 		return DropNoPort
 	case other == nil:

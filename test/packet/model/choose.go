@@ -34,6 +34,10 @@ func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, 
 	if v.tuple.Protocol == SCTP {
 		attempts, keep = 1, true
 	}
+	nothing := v.beginsNothing(track)
+	if nothing {
+		attempts = min(attempts, 8)
+	}
 	for attempt := range attempts {
 		n := mix(mix(hash, attempt), 0) % total
 		if keep && attempt == 0 {
@@ -44,7 +48,11 @@ func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, 
 			track.Becomes.SourcePort = v.Ports[1][0] + uint16(n-uint32(v.Ports[0][1]))
 		}
 		taken, half := v.Edge.find(track.Becomes.Reverse())
-		if taken == nil || taken.Becomes.Reverse() == v.tuple {
+		if taken != nil && taken.State == StateClosed && v.tuple.Protocol == SCTP && !nothing && taken.Becomes.Reverse() != v.tuple {
+			v.giveWay(track.Becomes.Reverse(), taken)
+			taken = nil
+		}
+		if taken == nil && !nothing || taken != nil && taken.Becomes.Reverse() == v.tuple {
 			return taken, half, true
 		}
 	}

@@ -68,11 +68,14 @@ func (v *visit) way(track *Track) (d direct, result Result, ok bool) {
 }
 
 func (v *visit) beginDirect(track *Track) Result {
+	if v.beginsNothing(track) {
+		return v.drop(DropInvalid)
+	}
 	d, result, ok := v.way(track)
 	if !ok {
 		return result
 	}
-	v.noteSequence(track)
+	v.noteFirst(track)
 	v.HalfOpen[v.tuple] = track
 	return v.sendDirect(d, New)
 }
@@ -92,8 +95,9 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 	if v.flags&rst != 0 && near {
 		track.State = StateClosed
 	}
-	goesOn := half && v.flags&(syn|rst) == 0 && (v.tuple.Protocol != TCP ||
-		track.State != StateClosed && v.flags&ack != 0 && v.sequence == track.Next)
+	v.noteLater(track, half)
+	goesOn := half && v.flags&(syn|rst) == 0 && (v.tuple.Protocol == UDP && track.Later || v.tuple.Protocol == SCTP ||
+		v.tuple.Protocol == TCP && track.State != StateClosed && v.flags&ack != 0 && v.sequence == track.Next)
 	v.noteSequence(track)
 	if goesOn {
 		track.State = max(track.State, StateEstablished)
@@ -107,6 +111,33 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 func (v *visit) sequenceNear(next uint32) bool {
 	apart := int32(v.sequence - next)
 	return apart >= -window && apart < window
+}
+
+// noteFirst is what the first packet tells of a flow.
+func (v *visit) noteFirst(track *Track) {
+	v.noteSequence(track)
+	if v.tuple.Protocol == UDP {
+		track.Next = v.Now
+	}
+}
+
+// noteLater says that a side goes on with what may be no one-shot.
+func (v *visit) noteLater(track *Track, half bool) {
+	if half && v.tuple.Protocol == UDP && v.Now-track.Next >= 2 {
+		track.Later = true
+	}
+}
+
+// beginsNothing says that a packet neither begins a connection nor goes on with one.
+func (v *visit) beginsNothing(track *Track) bool {
+	if v.fragment == laterFragment || v.tuple.Protocol == UDP || track.State != StateNew {
+		return false
+	}
+	if v.tuple.Protocol == SCTP {
+		return v.flags&(fin|rst) != 0
+	}
+	kind := v.flags & (fin | syn | rst | ack)
+	return kind != syn && kind != ack
 }
 
 // noteSequence notes where the client is in its stream.

@@ -48,6 +48,10 @@ func (v *visit) reply(kind byte) []byte {
 	copy(out[6:], v.frame[:6])
 	before := binary.BigEndian.AppendUint16(nil, uint16(out[v.l4])<<8)
 	out[v.l4] = kind
-	amend(out[v.l4+2:v.l4+4], before, out[v.l4:v.l4+2])
+	check := out[v.l4+2 : v.l4+4]
+	amend(check, before, out[v.l4:v.l4+2])
+	if message := out[v.l4 : l3+v.length]; check[0]|check[1] == 0 && sum(0, message) == 0 {
+		check[0], check[1] = 0xff, 0xff // ones' complement of the sum of zeros
+	}
 	return out
 }

@@ -30,11 +30,13 @@ const (
 	DropSpoofed
 	DropNotHere
 	DropFragment
+	DropInvalid
 	DropMalformed
 	DropFault
 	DropHops
 	DropTooBig
 	DropRate
+	DropRedirect
 	Fragmented
 	ToTC
 	Reasons
@@ -46,6 +48,7 @@ type State uint8
 // As in bpf/lib/edge_types.h.
 const (
 	StateNew State = iota
+	StateAnswered
 	StateEstablished
 	StateClosing
 	StateClosed
@@ -60,9 +63,10 @@ type Track struct {
 	Reply, Local     bool
 	Fin              bool
 	Told             bool // a balancer has sent the client's packets here
+	Later            bool // of UDP: this side has gone on two seconds after the flow began
 	DSR              DSR  // of the client's packets; without a record of the others then
 	// Of TCP: what this side has acknowledged last, and what follows the last that it
-	// has sent while the flow was half open; 0: not known.
+	// has sent while the flow was half open; 0: not known. Next of UDP: when the flow began.
 	Acked, Next    uint32
 	Packets, Bytes uint64
 }
@@ -72,6 +76,12 @@ type FragmentKey struct {
 	Source, Destination netip.Addr
 	ID                  uint32
 	Protocol            uint8
+}
+
+// Fragment are the ports of a datagram, and the second in which its first fragment came.
+type Fragment struct {
+	Source, Destination uint16
+	Since               uint32
 }
 
 // AffinityKey names a client of a Service.
@@ -89,7 +99,7 @@ type Edge struct {
 	Now uint32 // seconds
 
 	Tracks, HalfOpen map[Tuple]*Track
-	Fragments        map[FragmentKey][2]uint16
+	Fragments        map[FragmentKey]Fragment
 	Affinity         map[AffinityKey]Affinity
 	Counts           [Reasons]uint64
 }
@@ -115,7 +125,7 @@ type Result struct {
 // Forget empties what the edge remembers.
 func (e *Edge) Forget() {
 	e.Tracks, e.HalfOpen = map[Tuple]*Track{}, map[Tuple]*Track{}
-	e.Fragments, e.Affinity = map[FragmentKey][2]uint16{}, map[AffinityKey]Affinity{}
+	e.Fragments, e.Affinity = map[FragmentKey]Fragment{}, map[AffinityKey]Affinity{}
 	e.Counts = [Reasons]uint64{}
 }
 
@@ -165,10 +175,10 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	case result == malformed:
 		return v.pass(DropMalformed)
 	case !v.fragmentPorts():
-		if _, ok := v.Frontends[FrontendKey{Address: v.tuple.Destination}]; ok || v.isService(v.tuple.Destination) {
+		if v.serviceAloneHas(v.tuple.Destination) {
 			return v.drop(DropFragment)
 		}
-		return v.pass(DropFragment)
+		return v.pass(NotOurs)
 	}
 	if result, ok := v.untracked(); ok {
 		return result
@@ -188,7 +198,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 			}
 		}
 		begins := track.State >= StateClosing && v.flags&syn != 0
-		if track.DSR != SNAT && v.flags&(syn|ack) == syn && !v.servesStill(track) {
+		if v.wrapped == nil && v.flags&(syn|ack) == syn && !v.servesStill(track) {
 			begins = true // nobody is there who could judge
 		}
 		if v.wrapped != nil && v.flags&(syn|ack) == syn && !v.toldServes(track) {
@@ -204,10 +214,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		}
 	}
 	if track != nil {
-		if track.DSR == SNAT {
-			e.remove(track.Becomes.Reverse())
-		}
-		e.remove(v.tuple)
+		v.end(track)
 	}
 	return v.begin()
 }
@@ -217,7 +224,13 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 	p, result := parse(frame)
 	v := &visit{e, p, false, device, nil}
 	untouched := Result{Action: ActionPass, Frame: frame}
-	if result != ours || !v.fragmentPorts() {
+	if result != ours {
+		return untouched
+	}
+	if !v.fragmentPorts() {
+		if v.serviceAloneHas(v.tuple.Destination) {
+			return v.drop(DropFragment)
+		}
 		return untouched
 	}
 	track, half := e.find(v.tuple)
@@ -225,6 +238,13 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 		return v.ofNode()
 	}
 	if !track.Reply || !track.Local {
+		return untouched
+	}
+	if track.State >= StateClosing && v.flags&syn != 0 {
+		v.end(track)
+		return untouched
+	}
+	if half && !v.answers(track) {
 		return untouched
 	}
 	return v.follow(track, half)
@@ -243,16 +263,37 @@ func (v *visit) ofNode() Result {
 	return v.pass(NotOurs)
 }
 
-// fragmentPorts has a datagram's first fragment lend its ports to the others.
+// fragmentPorts has a datagram's first fragment lend its ports to the others, for 30 seconds, if
+// it is a flow's or for a Service.
 func (v *visit) fragmentPorts() bool {
 	key := FragmentKey{v.tuple.Source, v.tuple.Destination, v.id, v.tuple.Protocol}
 	switch v.fragment {
 	case firstFragment:
-		v.Fragments[key] = [2]uint16{v.tuple.SourcePort, v.tuple.DestinationPort}
+		_, ok := v.Tables.find(v.tuple)
+		if v.wrapped != nil {
+			_, ok = v.frontendTold(v.tuple)
+		}
+		if track, _ := v.Edge.find(v.tuple); ok || track != nil {
+			v.Fragments[key] = Fragment{v.tuple.SourcePort, v.tuple.DestinationPort, v.Now}
+		}
 	case laterFragment:
-		ports, ok := v.Fragments[key]
-		v.tuple.SourcePort, v.tuple.DestinationPort = ports[0], ports[1]
-		return ok
+		f, ok := v.Fragments[key]
+		if !ok || v.Now-f.Since > 30 {
+			return false
+		}
+		v.tuple.SourcePort, v.tuple.DestinationPort = f.Source, f.Destination
 	}
 	return true
+}
+
+// serviceAloneHas says that an address is a Service's and not the node's: all its ports are
+// answered for, it is in a ServiceCIDR, or pings of it are answered.
+func (v *visit) serviceAloneHas(a netip.Addr) bool {
+	protocol := uint8(ICMP)
+	if a.Is6() {
+		protocol = ICMPv6
+	}
+	_, every := v.Frontends[FrontendKey{Address: a}]
+	_, echo := v.Frontends[FrontendKey{Address: a, Protocol: protocol}]
+	return every || echo || v.isService(a)
 }

@@ -150,10 +150,9 @@ func (v *visit) open(result parsed) (r Result, done bool) {
 	if track, _ := v.Edge.find(inside.tuple); track != nil && track.Local {
 		concerned = true
 	}
-	balancer := covers(v.Balancers, w.source) >= 0
-	may := balancer
-	if w.kind == Opt {
-		may = !balancer && !v.isPod(w.source)
+	may := v.isBalancer(w.source)
+	if w.kind == Opt { // nobody of the cluster is a client of a balancer
+		may = covers(v.Balancers, w.source) < 0 && !v.isPod(w.source)
 	}
 	switch {
 	case !concerned && (w.kind == Opt || !may):
@@ -167,11 +166,21 @@ func (v *visit) open(result parsed) (r Result, done bool) {
 	return Result{}, false
 }
 
+// isBalancer says whether packets of an address may be opened: the node does not send to itself.
+func (v *visit) isBalancer(a netip.Addr) bool {
+	for _, own := range v.Devices {
+		if slices.Contains(own[:], a) {
+			return false
+		}
+	}
+	return covers(v.Balancers, a) >= 0
+}
+
 // frontendTold is the frontend that a balancer has been asked for; a NodePort of it is this
 // node's, too.
 func (v *visit) frontendTold(to Tuple) (Frontend, bool) {
 	f, ok := v.Tables.find(to)
-	if ok || covers(v.Balancers, to.Destination) < 0 {
+	if ok || !v.isBalancer(to.Destination) {
 		return f, ok
 	}
 	own := v.Devices[v.device][0]
@@ -198,7 +207,7 @@ func (v *visit) told() (r Result, done bool) {
 	for _, d := range []Decision{f.Pod, f.Outside} {
 		slots := slices.Clone(d.Slots)
 		if f.Maglev {
-			slices.Sort(slots)
+			v.SortMembers(slots)
 		}
 		for _, id := range slots {
 			if b, ok := v.Backends[id]; ok && v.wrapped.told == 0 && b.Address == v.wrapped.backend && (v.wrapped.port == 0 || b.Port == v.wrapped.port) {

@@ -5,7 +5,11 @@
 // the two is a fault of one of them.
 package model
 
-import "net/netip"
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
 
 // Verdict is what becomes of a client's packet that meets no backend.
 type Verdict uint32
@@ -41,6 +45,13 @@ type FrontendKey struct {
 type Decision struct {
 	Slots   []uint32
 	Verdict Verdict
+}
+
+// SortMembers puts the members of a set into the order that programs look for them in: that of
+// their addresses and ports. One that does not exist comes first.
+func (t *Tables) SortMembers(ids []uint32) {
+	at := func(id uint32) netip.AddrPort { return netip.AddrPortFrom(t.Backends[id].Address, t.Backends[id].Port) }
+	slices.SortFunc(ids, func(a, b uint32) int { return cmp.Or(at(a).Compare(at(b)), cmp.Compare(a, b)) })
 }
 
 // DSR is how a client's packets get to a backend of another node with the client's address.

@@ -14,12 +14,33 @@ func (e *Edge) remove(t Tuple) {
 	delete(e.HalfOpen, t)
 }
 
+// end removes a packet's flow.
+func (v *visit) end(track *Track) {
+	if track.DSR == SNAT && v.otherOf(track) != nil {
+		v.remove(track.Becomes.Reverse())
+	}
+	v.remove(v.tuple)
+}
+
+// giveWay removes a flow, one of whose records has a key, for another one to have its port.
+func (v *visit) giveWay(key Tuple, track *Track) {
+	other, _ := v.Edge.find(track.Becomes.Reverse())
+	if other != nil && other.Becomes.Reverse() == key {
+		v.remove(track.Becomes.Reverse())
+	}
+	v.remove(key)
+}
+
 // turned is the flow's other record.
 func (t *Track) turned(key Tuple) *Track {
-	return &Track{
+	other := &Track{
 		Becomes: key.Reverse(), Service: t.Service, Backend: t.Backend, LastSeen: t.LastSeen,
 		State: t.State, Reply: !t.Reply, Local: t.Local, Told: t.Told,
 	}
+	if key.Protocol == UDP {
+		other.Next = t.Next
+	}
+	return other
 }
 
 // store keeps both records of a new flow.
@@ -73,15 +94,23 @@ func (v *visit) follow(track *Track, half bool) Result {
 // note is what a packet tells of its flow.
 func (v *visit) note(track *Track, half bool) {
 	if track.LastSeen != v.Now {
+		due := track.LastSeen/8 != v.Now/8
 		track.LastSeen = v.Now
-		if key := track.Becomes.Reverse(); !half && v.Tracks[key] == nil {
+		if key := track.Becomes.Reverse(); due && !half && v.Tracks[key] == nil {
 			v.Tracks[key] = track.turned(v.tuple)
 		}
 	}
 	track.Packets++
 	track.Bytes += uint64(v.length)
 	if v.flags&(fin|rst) != 0 {
-		v.close(track)
+		v.close(track, half)
+	}
+	v.noteLater(track, half)
+	if half && track.Reply && track.State == StateNew {
+		track.State = StateAnswered
+		if other := v.otherOf(track); other != nil && other.State == StateNew {
+			other.State = StateAnswered
+		}
 	}
 	if v.tuple.Protocol != TCP || v.fragment == laterFragment {
 		return
@@ -105,21 +134,42 @@ const window = 1 << 22
 
 // heard says whether a packet shows that its flow has been heard from both sides.
 func (v *visit) heard(track *Track) bool {
-	if track.Reply {
-		return v.tuple.Protocol == UDP
+	other := v.otherOf(track)
+	if v.tuple.Protocol == UDP {
+		return track.Later && other != nil && other.Later
 	}
-	if v.tuple.Protocol == UDP || v.flags&(syn|rst) != 0 {
+	if track.Reply || v.flags&(syn|rst) != 0 {
 		return false
 	}
 	if v.tuple.Protocol != TCP {
-		return true
+		return track.State == StateAnswered
 	}
-	other := v.otherOf(track)
 	return track.State != StateClosed && v.flags&ack != 0 && other != nil && other.Next != 0 && other.Next-v.acknowledged < window
 }
 
+// answers says whether what a backend here sends answers what came through the Service: it may be of
+// a connection that the client has with the backend itself.
+func (v *visit) answers(track *Track) bool {
+	if v.tuple.Protocol != TCP || track.State != StateNew || v.fragment == laterFragment {
+		return true
+	}
+	other := v.otherOf(track)
+	if other == nil || other.Next == 0 {
+		return false
+	}
+	toSYN := other.Next-v.acknowledged <= 0xffff && v.flags&ack != 0
+	near := func(a, b uint32) bool { return int32(a-b) >= -window && int32(a-b) < window }
+	switch {
+	case v.flags&syn != 0:
+		return toSYN
+	case v.flags&(rst|ack) == rst|ack && v.sequence == 0:
+		return toSYN
+	}
+	return other.Acked != 0 && near(v.sequence, other.Acked) && (v.flags&ack == 0 || near(v.acknowledged, other.Next))
+}
+
 // close is a RST or FIN; one by somebody who does not see the connection is not believed.
-func (v *visit) close(track *Track) {
+func (v *visit) close(track *Track, half bool) {
 	other := v.otherOf(track)
 	if v.tuple.Protocol == TCP && other != nil && other.Acked != 0 && v.sequence-other.Acked >= window {
 		return
@@ -129,9 +179,14 @@ func (v *visit) close(track *Track) {
 	if v.flags&rst != 0 || other != nil && track.Fin && other.Fin {
 		state = StateClosed
 	}
-	track.State = max(track.State, state)
+	if track.State >= state {
+		return
+	}
+	track.State = state
 	if other != nil {
 		other.State = max(other.State, state)
+	} else if key := track.Becomes.Reverse(); !half && v.Tracks[key] == nil {
+		v.Tracks[key] = track.turned(v.tuple) // its marks are due, and it is not there
 	}
 }
 
@@ -141,7 +196,7 @@ func (v *visit) promote(track *Track) {
 	turned := track.turned(v.tuple)
 	if other := v.otherOf(track); other != nil {
 		turned.Acked = other.Acked
-		turned.Fin, turned.Packets, turned.Bytes = other.Fin, other.Packets, other.Bytes
+		turned.Fin, turned.Later, turned.Packets, turned.Bytes = other.Fin, other.Later, other.Packets, other.Bytes
 	}
 	key := track.Becomes.Reverse()
 	v.remove(key)

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) affinityTable {
+	t.Helper()
+	spec, err := LoadSock()
+	must(t, err)
+	table := spec.Maps[SockMapAffinity]
+	table.MaxEntries = affinitySets(clients)
+	m, err := ebpf.NewMap(table)
+	must(t, err)
+	t.Cleanup(func() { m.Close() })
+	if secret == nil {
+		secret, err = ebpf.NewMap(spec.Maps[SockMapTableSecret])
+		must(t, err)
+		t.Cleanup(func() { secret.Close() })
+		must(t, InitTableSecret(secret))
+	}
+	return affinityTable{m, secret}
+}
+
+// fillAffinity stores clients, of which each tenth has come again, and each tenth has expired.
+func fillAffinity(t *testing.T, a affinityTable, clients uint32) {
+	t.Helper()
+	secret, err := readTableSecret(a.secret)
+	must(t, err)
+	now, err := tickNow()
+	must(t, err)
+	sets, unmap, err := a.sets(0, a.m.MaxEntries())
+	must(t, err)
+	for n := range clients {
+		e := AffinityEntry{Key: affinityKey(n), Backend: n + 1, Slot: n, LastUsed: n}
+		owner, until := uint32(7)<<setRankBits|uint32(SockSetRankSET_RANK_UNASSURED), now+1<<20
+		switch n % 10 {
+		case 0:
+			owner = 7<<setRankBits | uint32(SockSetRankSET_RANK_ASSURED)
+		case 1:
+			until = now
+		}
+		putAffinity(sets, affinitySum(&secret, &e.Key), &e, until, owner)
+	}
+	must(t, unmap())
+}
+
+func affinityKey(n uint32) AffinityKey {
+	key := AffinityKey{Service: 7}
+	key.Client.Bytes[14], key.Client.Bytes[15] = byte(n>>8), byte(n)
+	return key
+}
+
+// A table's entries are where programs look for them when it gets another size. Of what does not
+// fit those are left that have come once; what has expired is in nobody's way.
+func TestAffinityIsCopied(t *testing.T) {
+	const clients = 6000
+	from := newAffinity(t, 2*clients, nil)
+	fillAffinity(t, from, clients)
+	for _, c := range []struct {
+		size        uint32
+		least, most int // of those that have come once
+	}{
+		{4 * clients, clients * 8 / 10, clients * 8 / 10},
+		{clients / 5, clients / 20, clients / 5},
+	} {
+		to := newAffinity(t, c.size, from.secret)
+		must(t, copyAffinity(to.m, from.m, from.secret))
+		again, once := 0, 0
+		for n := range uint32(clients) {
+			e, err := to.Get(affinityKey(n))
+			must(t, err)
+			switch {
+			case e == nil:
+			case e.Key != affinityKey(n) || e.Backend != n+1 || e.Slot != n || e.LastUsed != n:
+				t.Fatalf("client %d has %+v", n, e)
+			case n%10 == 0:
+				again++
+			case n%10 == 1:
+				t.Errorf("client %d has been copied, and had expired", n)
+			default:
+				once++
+			}
+		}
+		if again != clients/10 || once < c.least || once > c.most {
+			t.Errorf("a table for %d clients has %d that have come again, want %d, and %d that have come once, want %d to %d",
+				c.size, again, clients/10, once, c.least, c.most)
+		}
+		live, err := to.Live()
+		if int(live) != again+once || err != nil {
+			t.Errorf("%d entries live, want %d; %v", live, again+once, err)
+		}
+	}
+}
+
+// The secret is random, and never changes while there are entries that it has placed.
+func TestTableSecretStays(t *testing.T) {
+	a, b := newAffinity(t, 1, nil), newAffinity(t, 1, nil)
+	first, err := readTableSecret(a.secret)
+	must(t, err)
+	other, err := readTableSecret(b.secret)
+	must(t, err)
+	if first == other || first.Multipliers[0] == first.Multipliers[1] {
+		t.Errorf("secrets are %v and %v", first, other)
+	}
+	must(t, InitTableSecret(a.secret))
+	if now, err := readTableSecret(a.secret); now != first || err != nil {
+		t.Errorf("the secret was %v, and is %v; %v", first, now, err)
+	}
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/internal/observe"
+)
+
+// R27: a flood of clients that come once to one Service, four times as many as the table has
+// places for, takes no backend away from the clients of other Services, those that came once too,
+// nor from a pod, whose connections the socket hooks decide, nor from the Service's own clients
+// that have come again. With four endpoints all are where they were by chance once in 4^36.
+func TestAffinityOutlivesAFlood(t *testing.T) {
+	inBothModes(t, func(t *testing.T, mode string) {
+		const clients, services, flood = 12, 12, 4 * 600
+		w := startWorld(t, "--edge-mode="+mode, "--max-affinity=480")
+		w.lead()
+		w.manyClients()
+		for n := range 2 + services {
+			name := fmt.Sprintf("web%d", n+1)
+			s, all := w.everywhere(name, n+1, "a1", "a2", "b1", "b2")
+			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			w.apply(name, objects(s, all)...)
+		}
+		const flooded, quiet = 1, 2
+		meet := func() (pods []string) {
+			t.Helper()
+			for n := range clients {
+				for _, service := range []int{flooded, quiet} {
+					answer, err := w.askFrom(nth(clientRanges[n%2], 16+n), "tcp", w.address("NodePort", service, n%2))
+					w.must(err)
+					pods = append(pods, answer.Pod)
+				}
+			}
+			for n := range services {
+				answer, err := w.askAs("a2", "tcp", w.address("ClusterIP", quiet+1+n, n%2))
+				w.must(err)
+				pods = append(pods, answer.Pod)
+			}
+			return pods
+		}
+		before := meet()
+		time.Sleep(1100 * time.Millisecond) // another second of the clock
+		for n := range clients {            // of the flooded Service: they come again
+			_, err := w.askFrom(nth(clientRanges[n%2], 16+n), "tcp", w.address("NodePort", flooded, n%2))
+			w.must(err)
+		}
+		counted := w.status().Edge.Counters["new"]
+		w.flood(w.address("NodePort", flooded, 0), flood)
+		w.must(w.agent.WaitFor("having met the flood", func(s *observe.Status) bool { return s.Edge.Counters["new"] >= counted+flood*9/10 }))
+		for i, pod := range meet() {
+			if pod != before[i] {
+				t.Errorf("after the flood connection %d goes to %s, want %s as before", i, pod, before[i])
+			}
+		}
+	})
+}
+
+// flood sends SYNs from as many addresses.
+func (w *world) flood(to netip.AddrPort, clients int) {
+	w.t.Helper()
+	fd, err := w.Host("client").Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+	w.must(err)
+	defer unix.Close(fd)
+	for n := range clients {
+		packet := make([]byte, 40)
+		packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_TCP
+		binary.BigEndian.PutUint16(packet[2:], 40)
+		copy(packet[12:], []byte{44, 1, byte(n >> 8), byte(n)})
+		copy(packet[16:], to.Addr().AsSlice())
+		binary.BigEndian.PutUint16(packet[20:], 40000)
+		binary.BigEndian.PutUint16(packet[22:], to.Port())
+		packet[32], packet[33] = 5<<4, 2 // SYN
+		w.must(unix.Sendto(fd, packet, 0, rawAddress(to.Addr())))
+		if n%100 == 99 {
+			time.Sleep(2 * time.Millisecond) // for the queues on the way
+		}
+	}
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+)
+
+// sendForged sends a packet in a packet from a host, with whatever source the outer header is to
+// have.
+func (w *world) sendForged(host string, source, to netip.Addr, packet []byte) {
+	w.t.Helper()
+	family := 0
+	var outer gopacket.SerializableLayer = &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolIPv4, SrcIP: source.AsSlice(), DstIP: to.AsSlice()}
+	if to.Is6() {
+		family = 1
+		outer = &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolIPv6, SrcIP: source.AsSlice(), DstIP: to.AsSlice()}
+	}
+	b := gopacket.NewSerializeBuffer()
+	w.must(gopacket.SerializeLayers(b, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, outer, gopacket.Payload(packet)))
+	w.raw(w.Host(host), family, unix.IPPROTO_RAW).send(to, b.Bytes())
+}
+
+// X2: a node opens what balancers send while a Service has DSR or a flow goes by it, without a restart. Its own
+// address is none of a balancer's, whoever sends with it.
+func TestDecapsulatorFollowsServices(t *testing.T) {
+	withEachDSR(t, []string{"--flow-timeout-udp=1s"}, func(t *testing.T, w *world) {
+		opens := func() bool {
+			s, err := w.agents["node-b"].Status()
+			w.must(err)
+			return s.DSRAccepted.Tunnels
+		}
+		if opens() {
+			t.Error("node-b opens packets of balancers, and no Service has DSR")
+		}
+		w.applyKinds("b1")
+		w.eventually("node-b opens packets of balancers", opens)
+		for family := range 2 {
+			at := func(host string) netip.AddrPort { return addresses(w.Host(host), 40000)[family] }
+			asks := w.datagramTo(at("client"), w.address("ExternalIP", 1, family))
+			w.wantCountedAt("node-b", "drop_spoofed", "IPIP with node-b's own address", func() {
+				w.sendForged("node-a", at("node-b").Addr(), at("b1").Addr(), asks)
+			})
+			w.wantCountedAt("node-b", "new", "IPIP with node-a's address", func() {
+				w.sendForged("node-c", at("node-a").Addr(), at("b1").Addr(), asks)
+			})
+		}
+		for _, kind := range dsrKinds {
+			w.must(w.folder.Remove(kind))
+		}
+		w.await()
+		w.eventually("node-b opens none any more, since no flow is left", func() bool { return !opens() })
+	})
+}

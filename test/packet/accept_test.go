@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// accept says which kinds of packets of balancers are opened.
+func (w *world) accept(t testing.TB, kinds datapath.Accepted) {
+	t.Helper()
+	var ends datapath.UntrackedEnds
+	must(t, w.maps[datapath.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
+	ends.Accepted = kinds
+	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), ends)
+}
+
+// Where nobody uses a kind of DSR nothing of it is opened, whoever has sent it and whatever
+// Services there are: it is another packet that is none of a Service's, and no byte changes.
+func TestOpenedOnlyWhereInUse(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		defer w.accept(t, datapath.AcceptTunnels|datapath.AcceptOption)
+		kind, other := datapath.AcceptTunnels, datapath.AcceptOption
+		if how.kind == model.Opt {
+			kind, other = other, kind
+		}
+		frame := how.wrap(t, f, question)
+		for _, accepted := range []datapath.Accepted{0, other} {
+			w.accept(t, accepted)
+			before := w.counts(t)
+			w.ignores(t, at, frame)
+			w.counted(t, before, model.NotOurs)
+			w.remembersNothing(t)
+		}
+		w.accept(t, kind)
+		w.opens(t, at, frame, question.translated(question.from, question.backend))
+	})
+}
+
+// Nobody sends to a node with its own address: a pod that forges it is no balancer, although the
+// node's network is one of balancers. Other people's tunnels are left alone, as from anybody.
+func TestOwnAddressIsNoBalancer(t *testing.T) {
+	w := newWorld(t, limits{})
+	tables := w.dsrScene()
+	for _, f := range families {
+		tables.Balancers = append(tables.Balancers, netip.PrefixFrom(f.own, f.own.BitLen()-8).Masked())
+	}
+	w.apply(t, tables)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		own := tables.Devices[w.index["eth1"]] // not that of the device by which it comes
+		for _, forged := range []netip.Addr{f.own, own[0], own[1]} {
+			if forged.BitLen() != f.own.BitLen() {
+				continue
+			}
+			if how.kind == model.Opt {
+				question := question
+				question.from = on(forged, clientPort)
+				if forged == f.own {
+					w.drops(t, at, how.wrap(t, f, question), model.DropSpoofed)
+				}
+				continue
+			}
+			question := question
+			question.balancer = forged
+			w.drops(t, at, how.wrap(t, f, question), model.DropSpoofed)
+			question.to = on(f.client.Next(), 443)
+			before := w.counts(t)
+			w.ignores(t, at, how.wrap(t, f, question))
+			w.counted(t, before, model.NotOurs)
+		}
+		w.remembersNothing(t)
+		question.balancer = f.own.Next().Next() // another one of that network
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, question.backend))
+	})
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// affinityClient asks a Service for the first time from a port.
+func (w *world) affinityClient(t testing.TB, n uint32, service, port uint16) datapath.AffinityKey {
+	t.Helper()
+	p := families[0].question(udp, service)
+	p.from = netip.AddrPortFrom(netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 44<<24|n))), port)
+	if got := w.run(t, atXDP, p.frame(t)); got.Action != model.ActionSend {
+		t.Fatalf("client %d met %v", n, got.Action)
+	}
+	return datapath.AffinityKey{Client: datapath.AddressFrom(p.from.Addr()), Service: uint32(service)}
+}
+
+// remembered says whether the table has a client.
+func (w *world) remembered(t testing.TB, key datapath.AffinityKey) bool {
+	t.Helper()
+	entry, err := datapath.AffinityOf(w.maps).Get(key)
+	must(t, err)
+	if entry != nil && entry.Key != key {
+		t.Fatalf("the table has %+v for %+v", entry, key)
+	}
+	return entry != nil
+}
+
+// later has all entries used so many seconds earlier, marks and all.
+func (w *world) later(t testing.TB, seconds uint32) {
+	t.Helper()
+	m := w.maps[datapath.EdgeTCMapAffinity]
+	for number := range m.MaxEntries() {
+		var set datapath.SockAffinitySet
+		must(t, m.Lookup(number, &set))
+		for place := range set.Entries {
+			set.Entries[place].LastUsed -= seconds
+			set.Head.Marks[place].Until -= uint32(uint64(seconds) * 1e9 >> 20)
+		}
+		must(t, m.Put(number, &set))
+	}
+}
+
+// R27: what programs store Go finds, in the first set of a key and in the second, and what it
+// deletes they do not find. 15 places in each of few sets are used nearly all before a live entry
+// gives way.
+func TestAffinityIsFoundByTheAgent(t *testing.T) {
+	const sets, clients = 64, 64 * 12
+	w := newWorld(t, limits{affinitySets: sets})
+	w.apply(t, w.scene())
+	w.enter(t)
+	table, found := datapath.AffinityOf(w.maps), 0
+	var keys []datapath.AffinityKey
+	for n := range uint32(clients) {
+		keys = append(keys, w.affinityClient(t, n, sticky, 1000))
+	}
+	for _, key := range keys {
+		if w.remembered(t, key) {
+			found++
+		}
+	}
+	live, err := table.Live()
+	must(t, err)
+	if found != int(live) || found < clients*97/100 {
+		t.Errorf("%d of %d clients are found, %d are live", found, clients, live)
+	}
+	spilled := 0
+	for number := range uint32(sets) {
+		var set datapath.SockAffinitySet
+		must(t, w.maps[datapath.EdgeTCMapAffinity].Lookup(number, &set))
+		if set.Head.Spilled != 0 {
+			spilled++
+		}
+	}
+	if spilled == 0 {
+		t.Error("no set has spilled: this has shown little")
+	}
+	for _, key := range keys {
+		must(t, table.Delete(key))
+		if w.remembered(t, key) {
+			t.Errorf("%+v is found after it was deleted", key)
+		}
+	}
+	if live, err := table.Live(); live != 0 || err != nil {
+		t.Errorf("%d entries live, %v", live, err)
+	}
+}
+
+// R27: which client gives way in a full set. No agent runs. The timeout is 1000 s.
+func TestAffinityGivesWay(t *testing.T) {
+	const places = len(datapath.SockAffinitySet{}.Entries)
+	w := newWorld(t, limits{affinitySets: 1})
+	tables := w.scene()
+	other := tables.Frontends[model.FrontendKey{Address: families[0].vip, Port: sticky, Protocol: udp}]
+	const otherSticky = 4000
+	other.Service = otherSticky
+	tables.Frontends[model.FrontendKey{Address: families[0].vip, Port: otherSticky, Protocol: udp}] = other
+	w.apply(t, tables)
+	const flood = 500
+	for _, c := range []struct {
+		name       string
+		returning  int    // of the first clients, these come again after a moment
+		others     int    // clients of another Service
+		away       uint32 // seconds for which nobody comes then
+		wantFirst  int    // of the first clients are remembered after the flood
+		wantOthers int
+		wantNew    bool // the last of the flood is
+	}{
+		{"those that have come once", 0, 0, 2, 0, 0, true},
+		{"not those that have come again", 5, 0, 2, 5, 0, true},
+		{"not another Service's", 0, 4, 2, 0, 4, true},
+		{"not for the moment, where all have come again", places, 0, 400, places, 0, false},
+		{"where all have come again, one that has been away for half of its timeout, and then only its successors", places, 0, 600, places - 1, 0, true},
+		{"those that have expired, even if they had come again", places - 2, 2, 1100, 0, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w.enter(t)
+			w.forget(t)
+			var first, others []datapath.AffinityKey
+			for n := range uint32(places - c.others) {
+				first = append(first, w.affinityClient(t, n, sticky, 1000))
+			}
+			for n := range uint32(c.others) {
+				others = append(others, w.affinityClient(t, n, otherSticky, 1000))
+			}
+			w.later(t, 2)
+			for n := range uint32(c.returning) {
+				w.affinityClient(t, n, sticky, 1001)
+			}
+			w.later(t, c.away)
+			var last datapath.AffinityKey
+			for n := range uint32(flood) {
+				last = w.affinityClient(t, 1<<16|n, sticky, 1000)
+			}
+			count := func(keys []datapath.AffinityKey) (n int) {
+				for _, key := range keys {
+					if w.remembered(t, key) {
+						n++
+					}
+				}
+				return n
+			}
+			if got := count(first); got != c.wantFirst {
+				t.Errorf("%d of the first clients are remembered, want %d", got, c.wantFirst)
+			}
+			if got := count(others); got != c.wantOthers {
+				t.Errorf("%d of the other Service's clients are remembered, want %d", got, c.wantOthers)
+			}
+			if got := w.remembered(t, last); got != c.wantNew {
+				t.Errorf("the last one of the flood is remembered: %v, want %v", got, c.wantNew)
+			}
+		})
+	}
+}

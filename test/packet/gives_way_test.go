@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// from is a flow of another port of the client, whose first packet has been sent.
+func (w *world) from(t testing.TB, at hook, f family, protocol uint8, port, to uint16) *flow {
+	t.Helper()
+	question := f.question(protocol, to)
+	question.from = on(f.client, port)
+	got := w.run(t, at, question.frame(t))
+	if got.Action != model.ActionSend {
+		return nil
+	}
+	ends, _ := model.Ends(got.Frame)
+	return &flow{w, at, f, question, model.Tuple{Source: f.remote, Destination: f.own, SourcePort: targetPort,
+		DestinationPort: ends.SourcePort, Protocol: protocol}}
+}
+
+// assures has a flow go on until it is assured.
+func (fl *flow) assures(t testing.TB) {
+	t.Helper()
+	if fl.own.Protocol == tcp {
+		fl.opens(t)
+		return
+	}
+	fl.says(t, 0)
+	fl.pass(t, 2*time.Second)
+	fl.asks(t, 0)
+	fl.says(t, 0)
+}
+
+// there says whether both entries of a flow are there, or none.
+func (fl *flow) there(t testing.TB) bool {
+	t.Helper()
+	all := fl.records(t, halfOpen)
+	for tuple, record := range fl.records(t, tracks) {
+		all[tuple] = record
+	}
+	client, ok := all[fl.tuple()]
+	answer, answered := all[fl.own]
+	ok = ok && client.Becomes == fl.own.Reverse()
+	answered = answered && answer.Becomes == fl.tuple().Reverse()
+	if ok != answered {
+		t.Errorf("of the flow from port %d one entry is there: the client's %v, the backend's %v", fl.question.from.Port(), ok, answered)
+	}
+	return ok && answered
+}
+
+// The only port is in use. Its flow gives way if it has expired, is closed, or is not assured; an
+// assured one of UDP if it is idle. What TCP's handshake has established keeps it: then the new flow
+// is refused. No agent runs.
+func TestPortIsTaken(t *testing.T) {
+	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 1}, {3000, 0}}})
+	w.apply(t, w.scene())
+	for _, c := range []struct {
+		name     string
+		protocol uint8
+		holds    func(*testing.T, *flow)
+		idle     time.Duration
+		taken    bool
+	}{
+		{"SYN without an answer", tcp, func(t *testing.T, fl *flow) {}, 0, true},
+		{"handshake", tcp, func(t *testing.T, fl *flow) { fl.says(t, syn|ack) }, 0, true},
+		{"established", tcp, func(t *testing.T, fl *flow) { fl.opens(t) }, 7 * time.Hour, false},
+		{"established and expired", tcp, func(t *testing.T, fl *flow) { fl.opens(t) }, 8*time.Hour + 9*time.Second, true},
+		{"half closed", tcp, func(t *testing.T, fl *flow) { fl.opens(t); fl.asks(t, fin|ack) }, 0, false},
+		{"half closed and idle", tcp, func(t *testing.T, fl *flow) { fl.opens(t); fl.asks(t, fin|ack) }, 20 * time.Second, true},
+		{"closed", tcp, func(t *testing.T, fl *flow) { fl.opens(t); fl.asks(t, fin|ack); fl.says(t, fin|ack) }, 0, true},
+		{"question", udp, func(t *testing.T, fl *flow) {}, 0, true},
+		{"question and answer", udp, func(t *testing.T, fl *flow) { fl.says(t, 0) }, 0, true},
+		{"assured", udp, func(t *testing.T, fl *flow) { fl.assures(t) }, 0, false},
+		{"assured and idle", udp, func(t *testing.T, fl *flow) { fl.assures(t) }, 20 * time.Second, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w.eachFamily(t, func(t *testing.T, at hook, f family) {
+				held := w.from(t, at, f, c.protocol, 20000, toRemote)
+				c.holds(t, held)
+				w.pass(t, c.idle)
+				before := w.counts(t)
+				next := w.from(t, at, f, c.protocol, 20001, toRemote)
+				if !c.taken {
+					w.counted(t, before, model.DropNoPort)
+					if !held.there(t) {
+						t.Error("the flow has lost its entries")
+					}
+					held.says(t, psh|ack)
+					held.asks(t, psh|ack)
+					return
+				}
+				if next == nil || held.there(t) || !next.there(t) {
+					t.Fatalf("the new flow is %+v; the old one is there: %v", next, held.there(t))
+				}
+				w.counted(t, before, model.New)
+				next.assures(t)
+			})
+		})
+	}
+}
+
+// Two ports, and a flow has each: the one that gives way first does.
+func TestWhichPortIsTaken(t *testing.T) {
+	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 2}, {3000, 0}}})
+	w.apply(t, w.scene())
+	begun := func(t *testing.T, fl *flow) {}
+	opened := func(t *testing.T, fl *flow) { fl.opens(t) }
+	closed := func(t *testing.T, fl *flow) { fl.opens(t); fl.asks(t, rst) }
+	halfClosed := func(t *testing.T, fl *flow) { fl.opens(t); fl.asks(t, fin|ack) }
+	type holder struct {
+		holds func(*testing.T, *flow)
+		idle  time.Duration
+	}
+	for _, c := range []struct {
+		name          string
+		gives, stands holder
+	}{
+		{"expired before stale", holder{begun, 61 * time.Second}, holder{begun, 50 * time.Second}},
+		{"the older of two handshakes", holder{begun, 200 * time.Millisecond}, holder{begun, 100 * time.Millisecond}},
+		{"a stale handshake before a closed flow", holder{begun, 4 * time.Second}, holder{closed, 8 * time.Second}},
+		{"a closed flow before a handshake that goes on", holder{closed, 0}, holder{begun, time.Second}},
+		{"the older of two closed flows", holder{closed, 5 * time.Second}, holder{closed, time.Second}},
+		{"a handshake before a half-closed connection", holder{begun, 0}, holder{halfClosed, 40 * time.Second}},
+		{"a half-closed connection before an open one", holder{halfClosed, 40 * time.Second}, holder{opened, 7 * time.Hour}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, order := range [][2]holder{{c.gives, c.stands}, {c.stands, c.gives}} {
+				w.eachFamily(t, func(t *testing.T, at hook, f family) {
+					var flows [2]*flow
+					port := uint16(20000)
+					for i := range order { // one after the other, for time passes for all
+						for flows[i] == nil || i == 1 && flows[1].own.DestinationPort == flows[0].own.DestinationPort {
+							if i == 1 { // keeps the first one's port from being taken
+								w.pin(t, flows[0])
+							}
+							flows[i] = w.from(t, at, f, tcp, port, toRemote)
+							port++
+						}
+						order[i].holds(t, flows[i])
+						w.idle(t, flows[i], order[i].idle)
+					}
+					w.idle(t, flows[0], order[0].idle)
+					next := w.from(t, at, f, tcp, 30000, toRemote)
+					gives, stands := flows[0], flows[1]
+					if order[0].idle != c.gives.idle || fmt.Sprintf("%p", order[0].holds) != fmt.Sprintf("%p", c.gives.holds) {
+						gives, stands = stands, gives
+					}
+					if next == nil || gives.there(t) || !stands.there(t) {
+						t.Errorf("the new flow is %+v; of the others %v is there that gives way, and %v that stays", next, gives.there(t), stands.there(t))
+					}
+				})
+			}
+		})
+	}
+}
+
+// idle has a flow been idle for a time, and no other one.
+func (w *world) idle(t testing.TB, fl *flow, d time.Duration) {
+	t.Helper()
+	second, ns := now(t)
+	tick := uint32((int64(second)*1e9 + ns) >> 20)
+	for _, table := range []string{halfOpen, tracks} {
+		w.eachSet(t, table, func(set *datapath.EdgeTCConntrackSet) {
+			for place, tag := range set.Head.Tags {
+				key := modelTuple(set.Entries[place].Key)
+				if tag == 0 || key != fl.tuple() && key != fl.own {
+					continue
+				}
+				timeout := map[model.State]time.Duration{model.StateNew: time.Minute, model.StateAnswered: time.Minute,
+					model.StateEstablished: 8 * time.Hour, model.StateClosing: time.Minute, model.StateClosed: 10 * time.Second}
+				set.Head.Marks[place].Until = tick + ticks(timeout[model.State(set.Entries[place].Track.State)]-d)
+			}
+		})
+	}
+}
+
+// pin has a flow be the last to give way.
+func (w *world) pin(t testing.TB, fl *flow) {
+	t.Helper()
+	w.idle(t, fl, -10*time.Second)
+}
+
+// One Service's flood fills a set: its own flows give way, and those of another Service stay, be they
+// handshakes or questions.
+func TestFloodKeepsToItsService(t *testing.T) {
+	w := newWorld(t, limits{tracks: setPlaces}) // one set
+	tables := w.scene()
+	for _, f := range families {
+		for _, protocol := range []uint8{tcp, udp} {
+			key := model.FrontendKey{Address: f.vip, Port: toRemote, Protocol: protocol}
+			other := tables.Frontends[key]
+			other.Service = 9999
+			key.Port = 9999
+			tables.Frontends[key] = other
+		}
+	}
+	w.apply(t, tables)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		var honest []*flow
+		for n := range uint16(3) {
+			honest = append(honest, w.from(t, at, f, protocol, 20000+n, 9999))
+		}
+		for n := range uint16(500) {
+			if w.from(t, at, f, protocol, 30000+n, toRemote) == nil {
+				t.Fatalf("flow %d of the flood has no place", n)
+			}
+			w.pass(t, time.Millisecond)
+		}
+		for _, fl := range honest {
+			if !fl.there(t) {
+				t.Errorf("the flood has displaced the flow from port %d", fl.question.from.Port())
+				continue
+			}
+			fl.assures(t)
+		}
+	})
+}
+
+// Connections whose handshake is complete fill their set: UDP that goes on finds no place there, stays
+// among the others, and displaces none of them. A new connection has the place of the oldest.
+func TestAssuredDatagramsDisplaceNoConnection(t *testing.T) {
+	w := newWorld(t, limits{tracks: setPlaces}) // one set
+	w.apply(t, w.scene())
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		var connections []*flow
+		for n := range uint16(7) {
+			fl := w.from(t, at, f, tcp, 20000+n, toRemote)
+			fl.opens(t)
+			w.pass(t, time.Second)
+			connections = append(connections, fl)
+		}
+		for n := range uint16(20) {
+			fl := w.from(t, at, f, udp, 30000+n, toRemote)
+			fl.assures(t)
+			fl.asks(t, 0)
+			fl.says(t, 0)
+		}
+		for _, fl := range connections {
+			if !fl.there(t) {
+				t.Errorf("the connection from port %d is gone", fl.question.from.Port())
+			}
+		}
+		last := w.from(t, at, f, tcp, 29999, toRemote)
+		last.opens(t)
+		if !last.there(t) || connections[0].there(t) {
+			t.Errorf("the new connection is there: %v; the oldest: %v", last.there(t), connections[0].there(t))
+		}
+		for _, fl := range connections[1:] {
+			fl.says(t, psh|ack)
+			fl.asks(t, psh|ack)
+		}
+	})
+}
+
+// Handshakes succeed beside a flood of SYNs that has all ports and all places in use, whatever the size
+// of the table.
+func TestHandshakesBesideAFlood(t *testing.T) {
+	for _, entries := range []uint32{150, 1500, 15000} {
+		t.Run(fmt.Sprint(entries), func(t *testing.T) {
+			w := newWorld(t, limits{tracks: entries, ports: [2][2]uint16{{2000, 60}, {3000, 20}}})
+			w.apply(t, w.scene())
+			w.eachFamily(t, func(t *testing.T, at hook, f family) {
+				flood := uint16(1024)
+				floods := func(n int) {
+					for i := range n {
+						if i%5 == 0 { // 5 in 5 ms, so that there are older ones
+							w.pass(t, 5*time.Millisecond)
+						}
+						flood++
+						question := f.question(tcp, toRemote)
+						question.from = on(f.client.Next(), flood)
+						if got := w.run(t, at, question.frame(t)); got.Action != model.ActionSend {
+							t.Fatalf("a SYN of the flood met %v", got.Action)
+						}
+					}
+				}
+				floods(500)
+				var open []*flow
+				for n := range uint16(20) {
+					fl := w.from(t, at, f, tcp, 20000+n, toRemote)
+					if fl == nil {
+						t.Fatalf("client %d is refused", n)
+					}
+					floods(5)
+					fl.says(t, syn|ack)
+					floods(5)
+					fl.asks(t, ack)
+					open = append(open, fl)
+				}
+				floods(500)
+				for _, fl := range open {
+					if len(open)*2 < int(entries)/2 { // there is room for all
+						fl.says(t, psh|ack)
+						fl.asks(t, psh|ack)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A flow expires without an agent: what its client sends later begins another one. A segment of an
+// open connection belongs to that, however old it is.
+func TestExpired(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, c := range []struct {
+			name     string
+			protocol uint8
+			assured  bool
+			idle     time.Duration
+			flags    byte
+			reason   model.Reason
+		}{
+			{"a question again", udp, false, 20 * time.Second, 0, model.Established},
+			{"a question after 30 seconds", udp, false, 31 * time.Second, 0, model.New},
+			{"UDP that went on", udp, true, 100 * time.Second, 0, model.Established},
+			{"UDP that went on, after two minutes", udp, true, 130 * time.Second, 0, model.New},
+			{"a SYN again", tcp, false, 50 * time.Second, syn, model.Established},
+			{"a SYN after a minute", tcp, false, 61 * time.Second, syn, model.New},
+			{"a segment after a night", tcp, true, 9 * time.Hour, ack, model.Established},
+			{"a SYN after a night", tcp, true, 9 * time.Hour, syn, model.New},
+		} {
+			w.forget(t)
+			fl := w.from(t, at, f, c.protocol, 20000, toRemote)
+			if c.assured {
+				fl.assures(t)
+			}
+			w.pass(t, c.idle)
+			before := w.counts(t)
+			p := fl.question
+			if p.flags = c.flags; c.protocol == tcp {
+				sequence(&p, clientISN, backendISN)
+			}
+			w.run(t, at, p.frame(t))
+			before[c.reason]++
+			if after := w.counts(t); after != before {
+				t.Errorf("%s: counted %v, want %v", c.name, after, before)
+			}
+		}
+	})
+}
+
+// TCP that begins no connection makes no entry and takes no port: it is dropped. One that goes on may
+// be of a connection whose entries were lost.
+func TestBeginsNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP), direct(toLocal, model.IPIP)} {
+			for _, flags := range []byte{rst, rst | ack, fin, fin | ack, syn | ack, 0, psh, syn | fin, syn | rst, syn | fin | rst | ack} {
+				question := f.question(tcp, port)
+				question.flags = flags
+				w.drops(t, at, question.frame(t), model.DropInvalid)
+			}
+			if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {
+				t.Fatalf("port %d: %d entries", port, n)
+			}
+			question := f.question(tcp, port)
+			question.flags = ack
+			if got := w.run(t, at, question.frame(t)); got.Action == model.ActionDrop {
+				t.Errorf("port %d: an ACK was dropped", port)
+			}
+			w.forget(t)
+		}
+	})
+}
+
+// A client and a pod of this node exchange packets by themselves. Somebody forges a SYN with the
+// client's ends to a Service that the pod is behind: what the pod sends on the connection keeps its
+// name. What answers the SYN gets the Service's.
+func TestForgedSYNRenamesNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		forged := f.question(tcp, toLocal)
+		w.passes(t, at, forged.frame(t), forged.translated(forged.from, on(f.local, targetPort)))
+		for _, flags := range []byte{ack, psh | ack, fin | ack, rst, rst | ack, syn | ack} {
+			answer := reply(on(f.local, targetPort), forged.from, tcp)
+			answer.flags, answer.seq, answer.ack, answer.tcpOptions = flags, 1<<30, 1<<31, nil
+			w.ignores(t, atEgress, answer.frame(t))
+		}
+		answer := reply(on(f.local, targetPort), forged.from, tcp) // to this very SYN
+		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
+		answer.flags, answer.tcpOptions = psh|ack, nil
+		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
+
+		// A connection whose entries were lost goes on.
+		w.forget(t)
+		segment := forged
+		segment.flags, segment.seq, segment.ack = psh|ack, 7000, 9000
+		w.passes(t, at, segment.frame(t), segment.translated(segment.from, on(f.local, targetPort)))
+		answer.seq, answer.ack = 9000+1<<20, 7000
+		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
+	})
+}
+
+// Pods and nodes ask a UDP Service whose backend is here from a port that is lent: they may ask the
+// backend itself from their own, and nothing tells whose answer that is.
+func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
+	w := newScene(t)
+	tables := w.scene()
+	tables.Balancers = prefixes("192.168.200.7/32", "fd00:200::7/128")
+	w.apply(t, tables)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		node := f.client.AsSlice()
+		node[len(node)-1] = 7
+		backend := on(f.local, targetPort)
+		for _, client := range [][]byte{f.pod.AsSlice(), node} {
+			question := f.question(udp, toLocal)
+			a := f.client
+			if a.Is4() {
+				a = netip.AddrFrom4([4]byte(client))
+			} else {
+				a = netip.AddrFrom16([16]byte(client))
+			}
+			question.from = on(a, clientPort)
+			lent := w.seen(t, at, question, backend)
+			if lent == clientPort {
+				t.Errorf("%v keeps its own port", a)
+			}
+			direct := reply(backend, question.from, udp)
+			w.ignores(t, atEgress, direct.frame(t))
+			answer := reply(backend, on(a, lent), udp)
+			w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
+		}
+		question := f.question(udp, toLocal)
+		w.passes(t, at, question.frame(t), question.translated(question.from, backend))
+	})
+}
+
+// A client's packets may begin to come by another device. A segment that its other side would not take
+// does not say so.
+func TestForgedSegmentMovesNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		fl := w.flow(t, at, f, tcp)
+		fl.opens(t)
+		fl.asks(t, psh|ack)
+		fl.says(t, ack)
+		device := func() (index uint32) {
+			w.change(t, tracks, fl.tuple(), func(track *datapath.Track) { index = track.Device })
+			return index
+		}
+		w.change(t, tracks, fl.tuple(), func(track *datapath.Track) { track.Device = w.index["eth1"] })
+		for _, seq := range []uint32{clientISN - 1<<23, clientISN + 1<<23, 1 << 31} {
+			forged := fl.question
+			forged.flags, forged.seq, forged.ack = psh|ack, seq, backendISN+1
+			w.run(t, at, forged.frame(t))
+			if got := device(); got != w.index["eth1"] {
+				t.Errorf("a segment at %d has moved the connection to device %d", seq, got)
+			}
+		}
+		fl.asks(t, psh|ack)
+		if got := device(); got != w.index["eth0"] {
+			t.Errorf("the connection is at device %d, want %d", got, w.index["eth0"])
+		}
+	})
+}
+
+// R12: a SYN with the ends of a flow whose backend serves no more goes to one that does, be that flow
+// half open or not, over SNAT, here, or over DSR. While the backend serves the SYN is its to judge.
+func TestSYNOfABackendThatHasLeft(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		defer w.apply(t, w.scene())
+		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP)} {
+			w.forget(t)
+			w.apply(t, w.scene())
+			question := f.question(tcp, port)
+			w.run(t, at, question.frame(t))
+			before := w.counts(t)
+			w.run(t, at, question.frame(t))
+			w.counted(t, before, model.Established)
+			tables := w.scene()
+			key := model.FrontendKey{Address: f.vip, Port: port, Protocol: tcp}
+			frontend := tables.Frontends[key]
+			other := tables.Frontends[model.FrontendKey{Address: f.vip, Port: sticky, Protocol: tcp}].Outside.Slots[2]
+			frontend.Pod, frontend.Outside = model.Decision{Slots: []uint32{other}}, model.Decision{Slots: []uint32{other}}
+			tables.Frontends[key] = frontend
+			w.apply(t, tables)
+			before = w.counts(t)
+			w.run(t, at, question.frame(t))
+			w.counted(t, before, model.New)
+			record := w.records(t, halfOpen)[model.Tuple{Source: f.client, Destination: f.vip, SourcePort: clientPort, DestinationPort: port, Protocol: tcp}]
+			if record.Becomes.Destination != tables.Backends[other].Address {
+				t.Errorf("port %d: the SYN went to %v, want %v", port, record.Becomes.Destination, tables.Backends[other].Address)
+			}
+		}
+	})
+}
