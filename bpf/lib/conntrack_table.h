@@ -348,7 +348,7 @@ __noinline int ct_try(const struct tuple *key, const struct track *track,
 	now = tick_of(w);
 	tag = set_tag(track->tag);
 	sum = ct_sum(key);
-	at = ct_at(key, track->tag, table);
+	at = ct_at(key, track->tag, only_new ? IN_ANY : table);
 	if (at != CT_NOWHERE && only_new)
 		return CT_THERE;
 	if (at != CT_NOWHERE) {
@@ -385,7 +385,8 @@ __noinline int ct_try(const struct tuple *key, const struct track *track,
 	return contended ? CT_FAILED : CT_STORED;
 }
 
-/* Stores an entry with its tag; `only_new`: unless its key has one. Returns enum ct_stored. */
+/* Stores an entry with its tag; `only_new`: unless its key has one in either table. Returns enum
+ * ct_stored. */
 static __always_inline int ct_store(const struct tuple *key, const struct track *track,
 				    enum conntrack_table table, __u32 only_new)
 {

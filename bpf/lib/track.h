@@ -249,6 +249,7 @@ __noinline int track_refresh(const struct track *track)
 {
 	struct workspace *w = workspace_get();
 	struct set_mark *mark, fresh;
+	const struct track *other;
 	__u32 at, hash;
 
 	if (!w || !track)
@@ -261,16 +262,17 @@ __noinline int track_refresh(const struct track *track)
 	*mark = fresh;
 	if (track->dsr)
 		return 0;
-	track_turn(&w->packet.tuple, track, &w->other_key, &w->other);
+	other = track_other(w, track);
 	hash = tuple_hash(&w->other_key);
-	if (track_other(w, track)) {
+	if (other) {
 		at = ct_at(&w->other_key, hash, IN_ANY);
 		mark = ct_mark(at);
 		if (mark)
 			*mark = fresh;
 	} else if (!(at & CT_HALF_OPEN)) {
-		track_admit(&w->other_key, &w->other);
+		track_turn(&w->packet.tuple, track, &w->other_key, &w->other);
 		w->other.tag = hash;
+		track_admit(&w->other_key, &w->other);
 		ct_store(&w->other_key, &w->other, IN_TRACKS, 1);
 	}
 	return 0;

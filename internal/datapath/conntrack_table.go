@@ -69,9 +69,15 @@ func (c conntrackTable) Walk(f func(Tuple, *Track) bool) error {
 }
 
 func walkSets(sets []conntrackSet, f func(Tuple, *Track) bool) (more bool) {
+	var key Tuple
+	var t Track // one for all: f gets it, so it is on the heap
+	var ok bool
 	for i := range sets {
 		for place := range setPlaces {
-			if key, t, ok := readPlace(&sets[i], place); ok && !f(key, &t) {
+			if atomic.LoadUint32(&sets[i].Head.Tags[place]) == 0 {
+				continue // as most are: nothing to copy
+			}
+			if key, t, ok = readPlace(&sets[i], place); ok && !f(key, &t) {
 				return false
 			}
 		}

@@ -22,8 +22,8 @@ type Flows struct {
 type FlowTable interface {
 	// Max is the number of records that it can hold.
 	Max() uint32
-	// Walk calls f for each record until f returns false. f may delete records. One
-	// that comes or goes meanwhile may be missing.
+	// Walk calls f for each record until f returns false. f may delete records, and must not
+	// keep the pointer. One that comes or goes meanwhile may be missing.
 	Walk(f func(Tuple, *Track) bool) error
 	// Get finds a record, nil if there is none.
 	Get(Tuple) (*Track, error)

@@ -4,6 +4,7 @@ package edge
 
 import (
 	"errors"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,11 +13,11 @@ import (
 	"beeline.io/beeline/internal/rtnetlink"
 )
 
-// sweepInterval is the time between sweeps; one that takes long makes the next ones
+// sweepInterval is the time between sweeps; one that needs much of a CPU makes the next ones
 // rarer.
 const (
 	sweepInterval   = 10 * time.Second
-	sweepShare      = 100 // a sweep takes at most a part in so many of the time
+	sweepShare      = 100 // sweeps take at most a part in so many of a CPU
 	longestInterval = time.Minute
 )
 
@@ -31,7 +32,10 @@ type sweeps struct {
 
 // sweep ends the flows whose time has come, and says when to call it again.
 func (e *Edge) sweep() time.Duration {
-	begin := time.Now()
+	// Waiting is not work: a busy machine is no reason to remember flows for longer.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin, busy := time.Now(), threadTime()
 	serving, found := e.serving(), newInFlows()
 	e.mu.Lock()
 	e.elsewhere.begin(serving)
@@ -39,6 +43,7 @@ func (e *Edge) sweep() time.Duration {
 	e.mu.Unlock()
 	ended, err := e.sweepFlows(found.note)
 	took := time.Since(begin)
+	busy = threadTime() - busy
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err == nil {
@@ -50,7 +55,14 @@ func (e *Edge) sweep() time.Duration {
 	e.noteSweep(err)
 	e.sweeps.last, e.sweeps.took = begin, took
 	e.sweeps.expired += ended
-	return min(max(sweepInterval, sweepShare*took), longestInterval)
+	return min(max(sweepInterval, sweepShare*busy), longestInterval)
+}
+
+// threadTime is how long a CPU has run the calling thread.
+func threadTime() time.Duration {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now) // fails only for clocks that do not exist
+	return time.Duration(now.Nano())
 }
 
 // sweepFlows ends flows, and has those look on who wait for some to have gone. These see

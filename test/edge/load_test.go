@@ -166,8 +166,9 @@ func readFlow(t *testing.T, conn *net.UDPConn, seen map[int]netip.AddrPort) {
 	seen[n] = answer.Peer
 }
 
-// X3: where no port of this node is left for a backend, new flows are dropped, counted
-// and spoken of in status, those that exist go on, and other backends are served.
+// X3: where open connections have all ports of this node for a backend, new ones are dropped,
+// counted and spoken of in status, those that exist go on, and other backends are served. UDP has
+// ports of its own, and whoever is idle gives way.
 func TestNoPortIsLeft(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		// So few that a flow which tries 64 of them at random finds the last one, but for once
@@ -178,15 +179,20 @@ func TestNoPortIsLeft(t *testing.T) {
 		for _, to := range addresses(w.Host("node-a"), nodePort) {
 			var conns []net.Conn
 			for range ports {
-				conns = append(conns, w.open("udp", to))
+				conns = append(conns, w.open("tcp", to))
 				if pod := w.served(conns[len(conns)-1]); pod != "b1" {
 					t.Errorf("served by %s", pod)
 				}
 			}
-			w.wantSilence("udp", to, "drop_no_port")
+			w.wantSilence("tcp", to, "drop_no_port")
+			for range 2 * ports {
+				if answer, err := w.ask("udp", to); err != nil || answer.Pod != "b1" {
+					t.Errorf("a datagram while connections have the ports: %+v, %v", answer, err)
+				}
+			}
 			for _, conn := range conns {
 				if pod := w.served(conn); pod != "b1" {
-					t.Errorf("a flow from before is served by %s", pod)
+					t.Errorf("a connection from before is served by %s", pod)
 				}
 			}
 		}

@@ -94,7 +94,7 @@ func (w *world) associate(client *rawSocket, to netip.AddrPort, port uint16, bac
 	if _, _, from := first(w.t, sctpIs(to.Port(), port, sctpInitAck), client); from != to.Addr() {
 		w.t.Errorf("%s answers as %s, want %s", by.host, from, to)
 	}
-	w.wantSCTPFlow(client, to, port, "new")
+	w.wantSCTPFlow(client, to, port, "answered")
 	client.send(to.Addr(), sctpPacket(port, to.Port(), sctpCookieEcho, "cookie.."))
 	first(w.t, sctpIs(port, sctpPort, sctpCookieEcho), by)
 	w.wantSCTPFlow(client, to, port, "established")

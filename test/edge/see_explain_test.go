@@ -93,7 +93,7 @@ func TestExplain(t *testing.T) {
 			c.wantAnswer(t)
 		}
 		old := w.explain(known.LocalAddr().String(), known.RemoteAddr().String()+"/udp")
-		if old.Flow != "established" || old.Backend == nil || w.podAt(old.Becomes.Destination.Addr()) != pod || old.Service != "default/web" {
+		if old.Flow != "answered" || old.Backend == nil || w.podAt(old.Becomes.Destination.Addr()) != pod || old.Service != "default/web" {
 			t.Errorf("of a flow that %s has explain says %+v", pod, old)
 		}
 		w.unchanged(before)

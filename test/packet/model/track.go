@@ -96,8 +96,8 @@ func (v *visit) note(track *Track, half bool) {
 	if track.LastSeen != v.Now {
 		due := track.LastSeen/8 != v.Now/8
 		track.LastSeen = v.Now
-		if key := track.Becomes.Reverse(); due && !half && v.Tracks[key] == nil {
-			v.Tracks[key] = track.turned(v.tuple)
+		if due && !half {
+			v.restore(track)
 		}
 	}
 	track.Packets++
@@ -185,8 +185,17 @@ func (v *visit) close(track *Track, half bool) {
 	track.State = state
 	if other != nil {
 		other.State = max(other.State, state)
-	} else if key := track.Becomes.Reverse(); !half && v.Tracks[key] == nil {
-		v.Tracks[key] = track.turned(v.tuple) // its marks are due, and it is not there
+	} else if !half {
+		v.restore(track)
+	}
+}
+
+// restore makes the other record of an assured flow anew if it is lost. What another flow has by now
+// stays that one's.
+func (v *visit) restore(track *Track) {
+	key := track.Becomes.Reverse()
+	if there, _ := v.Edge.find(key); there == nil {
+		v.Tracks[key] = track.turned(v.tuple)
 	}
 }
 
