@@ -223,6 +223,41 @@ func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 	}
 }
 
+// So it is with datagrams, which have no end: the flow to the Service is remembered when the pod asks
+// the backend itself from the same port.
+func TestDatagramToABackendFromTheSamePort(t *testing.T) {
+	w := startWorld(t)
+	w.optOut("a1")
+	w.must(w.agent.WaitFor("at the pod's device", func(s *observe.Status) bool { return len(s.Edge.Devices) == 2 }))
+	for n, pod := range []string{"b1", "a2"} {
+		w.apply("web", objects(w.public(pod))...)
+		for family, ip := range node.ClusterIPs(1) {
+			options := lab.DialOptions{Local: addresses(w.Host("a1"), uint16(46000+n))[family]}
+			service := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+			direct := addresses(w.Host(pod), lab.PortUDP)[family]
+			for _, to := range []netip.AddrPort{service, direct, service, direct} {
+				w.wantDatagramServed("a1", options, to, pod)
+			}
+		}
+	}
+}
+
+// wantDatagramServed has a host send a datagram from a connected socket, which takes the answer of that address
+// alone.
+func (w *world) wantDatagramServed(host string, options lab.DialOptions, to netip.AddrPort, pod string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience/4)
+	defer cancel()
+	conn, err := w.Host(host).DialWith(ctx, options, "udp", to.String())
+	if err != nil {
+		w.t.Fatalf("%s: %v", to, err)
+	}
+	defer conn.Close()
+	if answer, err := lab.Ask(ctx, conn, "hello"); err != nil || answer.Pod != pod {
+		w.t.Errorf("%s: %q answers, %v; the edge counted %v", to, answer.Pod, err, w.status().Edge.Counters)
+	}
+}
+
 // resets is how many RSTs a host has sent.
 func (w *world) resets(host string) (n int) {
 	w.t.Helper()

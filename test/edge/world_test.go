@@ -212,16 +212,9 @@ func (w *world) wantServed(network string, to netip.AddrPort, pods ...string) (a
 // wantServedAs is wantServed for another host.
 func (w *world) wantServedAs(host, network string, to netip.AddrPort, pods ...string) (answers []lab.Answer) {
 	w.t.Helper()
-	seen, lost := map[string]bool{}, 0
+	seen := map[string]bool{}
 	for range triesFor(len(pods)) {
 		answer, err := w.askAs(host, network, to)
-		if err != nil && host == "node-a" && network == "udp" && lost == 0 {
-			// The node's own port may be one that it had a moment ago, for a flow of packets to the
-			// same backend: the answer gets that flow's name (docs/architecture.md).
-			lost++
-			w.t.Logf("%s to %s from %s: %v, so asked again; the edge counted %v", network, to, host, err, w.status().Edge.Counters)
-			answer, err = w.askAs(host, network, to)
-		}
 		if err != nil {
 			w.t.Errorf("%s to %s: %v; the edge counted %v", network, to, err, w.status().Edge.Counters)
 			return answers

@@ -304,3 +304,26 @@ func (w *world) age(t testing.TB, key model.Tuple) {
 	t.Helper()
 	w.change(t, tracks, key, func(track *datapath.Track) { track.LastSeen -= 8 })
 }
+
+// The backend's entry of an assured flow was lost, and another flow has its port by now: that one
+// keeps it, for the first one's packets do not make theirs anew in its place.
+func TestPortOfALostEntry(t *testing.T) {
+	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 1}, {3000, 0}}})
+	w.apply(t, w.scene())
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, protocol := range []uint8{tcp, udp} {
+			w.forget(t)
+			first := w.from(t, at, f, protocol, 20000, toRemote)
+			first.assures(t)
+			w.lose(t, tracks, first.own)
+			second := w.from(t, at, f, protocol, 20001, toRemote)
+			second.says(t, syn|ack)
+			w.age(t, first.tuple())
+			first.asks(t, ack)
+			if !second.there(t) {
+				t.Errorf("protocol %d: the second flow has lost an entry", protocol)
+			}
+			second.says(t, syn|ack)
+		}
+	})
+}

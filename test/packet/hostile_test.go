@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/packet/model"
+)
+
+// TCP that begins no connection makes no entry and takes no port: it is dropped. One that goes on may
+// be of a connection whose entries were lost.
+func TestBeginsNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP), direct(toLocal, model.IPIP)} {
+			for _, flags := range []byte{rst, rst | ack, fin, fin | ack, syn | ack, 0, psh, syn | fin, syn | rst, syn | fin | rst | ack} {
+				question := f.question(tcp, port)
+				question.flags = flags
+				w.drops(t, at, question.frame(t), model.DropInvalid)
+			}
+			if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {
+				t.Fatalf("port %d: %d entries", port, n)
+			}
+			question := f.question(tcp, port)
+			question.flags = ack
+			if got := w.run(t, at, question.frame(t)); got.Action == model.ActionDrop {
+				t.Errorf("port %d: an ACK was dropped", port)
+			}
+			w.forget(t)
+		}
+	})
+}
+
+// A client and a pod of this node exchange packets by themselves. Somebody forges a SYN with the
+// client's ends to a Service that the pod is behind: what the pod sends on the connection keeps its
+// name. What answers the SYN gets the Service's.
+func TestForgedSYNRenamesNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		forged := f.question(tcp, toLocal)
+		w.passes(t, at, forged.frame(t), forged.translated(forged.from, on(f.local, targetPort)))
+		for _, flags := range []byte{ack, psh | ack, fin | ack, rst, rst | ack, syn | ack} {
+			answer := reply(on(f.local, targetPort), forged.from, tcp)
+			answer.flags, answer.seq, answer.ack, answer.tcpOptions = flags, 1<<30, 1<<31, nil
+			w.ignores(t, atEgress, answer.frame(t))
+		}
+		answer := reply(on(f.local, targetPort), forged.from, tcp) // to this very SYN
+		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
+		answer.flags, answer.tcpOptions = psh|ack, nil
+		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
+
+		// A connection whose entries were lost goes on.
+		w.forget(t)
+		segment := forged
+		segment.flags, segment.seq, segment.ack = psh|ack, 7000, 9000
+		w.passes(t, at, segment.frame(t), segment.translated(segment.from, on(f.local, targetPort)))
+		answer.seq, answer.ack = 9000+1<<20, 7000
+		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
+	})
+}
+
+// Pods and nodes ask a UDP Service whose backend is here from a port that is lent: they may ask the
+// backend itself from their own, and nothing tells whose answer that is.
+func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
+	w := newScene(t)
+	tables := w.scene()
+	tables.Balancers = prefixes("192.168.200.7/32", "fd00:200::7/128")
+	w.apply(t, tables)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		node := f.client.AsSlice()
+		node[len(node)-1] = 7
+		backend := on(f.local, targetPort)
+		for _, client := range [][]byte{f.pod.AsSlice(), node} {
+			question := f.question(udp, toLocal)
+			a := f.client
+			if a.Is4() {
+				a = netip.AddrFrom4([4]byte(client))
+			} else {
+				a = netip.AddrFrom16([16]byte(client))
+			}
+			question.from = on(a, clientPort)
+			lent := w.seen(t, at, question, backend)
+			if lent == clientPort {
+				t.Errorf("%v keeps its own port", a)
+			}
+			direct := reply(backend, question.from, udp)
+			w.ignores(t, atEgress, direct.frame(t))
+			answer := reply(backend, on(a, lent), udp)
+			w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
+		}
+		question := f.question(udp, toLocal)
+		w.passes(t, at, question.frame(t), question.translated(question.from, backend))
+	})
+}
+
+// A client's packets may begin to come by another device. A segment that its other side would not take
+// does not say so.
+func TestForgedSegmentMovesNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		fl := w.flow(t, at, f, tcp)
+		fl.opens(t)
+		fl.asks(t, psh|ack)
+		fl.says(t, ack)
+		device := func() (index uint32) {
+			w.change(t, tracks, fl.tuple(), func(track *datapath.Track) { index = track.Device })
+			return index
+		}
+		w.change(t, tracks, fl.tuple(), func(track *datapath.Track) { track.Device = w.index["eth1"] })
+		for _, seq := range []uint32{clientISN - 1<<23, clientISN + 1<<23, 1 << 31} {
+			forged := fl.question
+			forged.flags, forged.seq, forged.ack = psh|ack, seq, backendISN+1
+			w.run(t, at, forged.frame(t))
+			if got := device(); got != w.index["eth1"] {
+				t.Errorf("a segment at %d has moved the connection to device %d", seq, got)
+			}
+		}
+		fl.asks(t, psh|ack)
+		if got := device(); got != w.index["eth0"] {
+			t.Errorf("the connection is at device %d, want %d", got, w.index["eth0"])
+		}
+	})
+}
+
+// R12: a SYN with the ends of a flow whose backend serves no more goes to one that does, be that flow
+// half open or not, over SNAT, here, or over DSR. While the backend serves the SYN is its to judge.
+func TestSYNOfABackendThatHasLeft(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		defer w.apply(t, w.scene())
+		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP)} {
+			w.forget(t)
+			w.apply(t, w.scene())
+			question := f.question(tcp, port)
+			w.run(t, at, question.frame(t))
+			before := w.counts(t)
+			w.run(t, at, question.frame(t))
+			w.counted(t, before, model.Established)
+			tables := w.scene()
+			key := model.FrontendKey{Address: f.vip, Port: port, Protocol: tcp}
+			frontend := tables.Frontends[key]
+			other := tables.Frontends[model.FrontendKey{Address: f.vip, Port: sticky, Protocol: tcp}].Outside.Slots[2]
+			frontend.Pod, frontend.Outside = model.Decision{Slots: []uint32{other}}, model.Decision{Slots: []uint32{other}}
+			tables.Frontends[key] = frontend
+			w.apply(t, tables)
+			before = w.counts(t)
+			w.run(t, at, question.frame(t))
+			w.counted(t, before, model.New)
+			record := w.records(t, halfOpen)[model.Tuple{Source: f.client, Destination: f.vip, SourcePort: clientPort, DestinationPort: port, Protocol: tcp}]
+			if record.Becomes.Destination != tables.Backends[other].Address {
+				t.Errorf("port %d: the SYN went to %v, want %v", port, record.Becomes.Destination, tables.Backends[other].Address)
+			}
+		}
+	})
+}
