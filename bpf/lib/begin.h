@@ -13,16 +13,21 @@
 #include "tuple.h"
 #include "workspace.h"
 
-/* How many ports are tried for a flow: as many before one is taken from another flow, and at most.
- */
-#define SNAT_GRACE	8
-#define SNAT_ATTEMPTS	64
+/* How many ports are tried for a flow: before one is taken from another flow, where free ones are
+ * found as a rule and where they are not, and at most. */
+#define SNAT_GRACE	  32
+#define SNAT_GRACE_SCARCE 8
+#define SNAT_ATTEMPTS	  64
+
+/* w->scarce of searches that all, or none, find no free port. */
+#define SCARCE_MAX	  256
+#define SCARCE_STEPS	  16
 
 /* A handshake is over by then, if it is to succeed at once. */
-#define HANDSHAKE_TICKS SECONDS_TO_TICKS(3)
+#define HANDSHAKE_TICKS	  SECONDS_TO_TICKS(3)
 
 /* An open flow gives way only if it has been idle for so long. */
-#define IDLE_TICKS	SECONDS_TO_TICKS(10)
+#define IDLE_TICKS	  SECONDS_TO_TICKS(10)
 
 /* Which flow gives its port to another one first, when all ports that are tried are in use. Of one
  * kind that is the one that has been idle for longest. What TCP's handshake has established keeps
@@ -47,6 +52,7 @@ struct snat_search {
 	__u8 sctp;	 /* the port stays */
 	__u8 failed;	 /* there was a port, and no room for the entry */
 	__u8 victim;	 /* enum gives_way of the best of those in use */
+	__u8 in_vain;	 /* a port was taken from another flow */
 	__be16 port;	 /* that it has */
 	__u32 idle;	 /* for how many ticks it has been */
 };
@@ -153,11 +159,27 @@ static __always_inline int port_take(struct snat_search *search, struct workspac
 	w->other.tag = tuple_hash(&w->other_key);
 	search->victim = GIVES_WAY_NEVER;
 	search->idle = 0;
+	search->in_vain = 1;
 	at = ct_at(&w->other_key, w->other.tag, IN_ANY);
 	taken = ct_track(at);
 	if (taken)
 		take_port(w, taken);
 	return port_lend(search, w);
+}
+
+/* Notes whether a search has found no free port. A flood takes all: then each of its packets would
+ * pay for a long search in vain. */
+static __always_inline void scarce_note(struct workspace *w, int in_vain)
+{
+	w->scarce -= w->scarce / SCARCE_STEPS;
+	if (in_vain)
+		w->scarce += SCARCE_MAX / SCARCE_STEPS;
+}
+
+/* Whether a free port may still come up before one is taken from another flow. */
+static __always_inline int in_grace(const struct workspace *w, __u32 attempts)
+{
+	return attempts < (w->scarce > SCARCE_MAX / 2 ? SNAT_GRACE_SCARCE : SNAT_GRACE);
 }
 
 /* One attempt. No port always comes after the same other one, or those in use would
@@ -175,8 +197,10 @@ __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
 	if (port_try(search, w))
 		return 1;
 	if (search->adopt_only)
-		return attempt + 1 >= SNAT_GRACE;
-	if (attempt + 1 < SNAT_GRACE || search->victim >= (last ? GIVES_WAY_NEVER : GIVES_WAY_IDLE))
+		return attempt + 1 >= SNAT_GRACE_SCARCE;
+	if (!last && in_grace(w, attempt + 1))
+		return 0;
+	if (search->victim >= (last ? GIVES_WAY_NEVER : GIVES_WAY_IDLE))
 		return 0;
 	/* There is one port for SCTP: a handshake that goes on keeps it. */
 	if (search->sctp && search->victim == GIVES_WAY_BEGUN)
@@ -190,7 +214,8 @@ __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
  * itself are of TCP and UDP. An association of the node's own with the same port of the
  * same backend is the one thing that it could meet, and to leave out a range for that
  * would lock out the clients that have their ports from there. */
-static __always_inline int choose_port(struct snat_search *search, __u8 protocol)
+static __always_inline int choose_port(struct snat_search *search, struct workspace *w,
+				       __u8 protocol)
 {
 	if (protocol == IPPROTO_SCTP) {
 		search->sctp = 1;
@@ -199,6 +224,8 @@ static __always_inline int choose_port(struct snat_search *search, __u8 protocol
 		for (__u32 attempt = 0; attempt < SNAT_ATTEMPTS; attempt++)
 			if (snat_attempt(search, attempt))
 				break;
+		if (!dry_run && !search->adopt_only)
+			scarce_note(w, search->in_vain || !search->found);
 	}
 	return search->found;
 }
@@ -222,7 +249,7 @@ __noinline int begin_flow(int keep_port)
 	track_turn(&w->packet.tuple, &w->track, &w->other_key, &w->other);
 	search.adopt_only = begins_nothing(w);
 	search.keep_port = keep_port || protocol == IPPROTO_SCTP;
-	if (!choose_port(&search, protocol))
+	if (!choose_port(&search, w, protocol))
 		return search.adopt_only ? EDGE_DROP_INVALID : EDGE_DROP_NO_PORT;
 	w->track.becomes.source_port = w->other_key.destination_port;
 	if (search.failed || track_adopt(w, search.half || !search.adopted))

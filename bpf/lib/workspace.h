@@ -57,6 +57,7 @@ struct workspace {
 	__u64 jiffies; /* when `second` was read */
 	__u32 second;
 	__u32 tick;
+	__u32 scarce; /* how often there was no free port lately (begin.h) */
 };
 
 struct {

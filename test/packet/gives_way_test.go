@@ -144,9 +144,10 @@ func TestWhichPortIsTaken(t *testing.T) {
 							port++
 						}
 						order[i].holds(t, flows[i])
-						w.idle(t, flows[i], order[i].idle)
 					}
-					w.idle(t, flows[0], order[0].idle)
+					now := tickNow(t)
+					w.idleAt(t, now, flows[0], order[0].idle)
+					w.idleAt(t, now, flows[1], order[1].idle)
 					next := w.from(t, at, f, tcp, 30000, toRemote)
 					gives, stands := flows[0], flows[1]
 					if order[0].idle != c.gives.idle || fmt.Sprintf("%p", order[0].holds) != fmt.Sprintf("%p", c.gives.holds) {
@@ -161,11 +162,36 @@ func TestWhichPortIsTaken(t *testing.T) {
 	}
 }
 
-// idle has a flow been idle for a time, and no other one.
-func (w *world) idle(t testing.TB, fl *flow, d time.Duration) {
+// While one port in five is free, nobody gives way, however old.
+func TestFreePortsComeFirst(t *testing.T) {
+	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 100}, {3000, 0}}})
+	w.apply(t, w.scene())
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		var flows []*flow
+		for n := range uint16(80) {
+			flows = append(flows, w.from(t, at, f, protocol, 20000+n, toRemote))
+			if n == 60 {
+				w.pass(t, 20*time.Second)
+			}
+		}
+		for n, fl := range flows {
+			if !fl.there(t) {
+				t.Errorf("flow %d has lost its port", n)
+			}
+		}
+	})
+}
+
+// tickNow is the clock of the marks.
+func tickNow(t testing.TB) uint32 {
 	t.Helper()
 	second, ns := now(t)
-	tick := uint32((int64(second)*1e9 + ns) >> 20)
+	return uint32((int64(second)*1e9 + ns) >> 20)
+}
+
+// idleAt has a flow been idle for a time at a tick, and no other one.
+func (w *world) idleAt(t testing.TB, tick uint32, fl *flow, d time.Duration) {
+	t.Helper()
 	for _, table := range []string{halfOpen, tracks} {
 		w.eachSet(t, table, func(set *datapath.EdgeTCConntrackSet) {
 			for place, tag := range set.Head.Tags {
@@ -184,28 +210,57 @@ func (w *world) idle(t testing.TB, fl *flow, d time.Duration) {
 // pin has a flow be the last to give way.
 func (w *world) pin(t testing.TB, fl *flow) {
 	t.Helper()
-	w.idle(t, fl, -10*time.Second)
+	w.idleAt(t, tickNow(t), fl, -10*time.Second)
+}
+
+// sharing are the ports of two Services with the backends of the one at toRemote.
+var sharing = [2]uint16{9999, 9998}
+
+// newShared is a world with those Services, and one set in each table.
+func newShared(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, limits{tracks: setPlaces})
+	tables := w.scene()
+	for _, f := range families {
+		for _, protocol := range []uint8{tcp, udp} {
+			key := model.FrontendKey{Address: f.vip, Port: toRemote, Protocol: protocol}
+			for _, port := range sharing {
+				other := tables.Frontends[key]
+				other.Service = uint32(port)
+				tables.Frontends[model.FrontendKey{Address: f.vip, Port: port, Protocol: protocol}] = other
+			}
+		}
+	}
+	w.apply(t, tables)
+	return w
+}
+
+// Where no Service has more than half of a set, a new flow has the place of the oldest one of the
+// Service with most entries, be that its own or another's.
+func TestLargestServiceGivesWay(t *testing.T) {
+	w := newShared(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		var flows []*flow
+		for n, port := range []uint16{toRemote, toRemote, toRemote, toRemote, sharing[0], sharing[0], sharing[1], sharing[1]} {
+			flows = append(flows, w.from(t, at, f, protocol, 20000+uint16(n), port))
+			w.pass(t, 10*time.Millisecond)
+		}
+		for n, fl := range flows {
+			if there := fl.there(t); there != (n > 0) {
+				t.Errorf("flow %d is there: %v, want that the oldest of the Service with four gave way", n, there)
+			}
+		}
+	})
 }
 
 // One Service's flood fills a set: its own flows give way, and those of another Service stay, be they
 // handshakes or questions.
 func TestFloodKeepsToItsService(t *testing.T) {
-	w := newWorld(t, limits{tracks: setPlaces}) // one set
-	tables := w.scene()
-	for _, f := range families {
-		for _, protocol := range []uint8{tcp, udp} {
-			key := model.FrontendKey{Address: f.vip, Port: toRemote, Protocol: protocol}
-			other := tables.Frontends[key]
-			other.Service = 9999
-			key.Port = 9999
-			tables.Frontends[key] = other
-		}
-	}
-	w.apply(t, tables)
+	w := newShared(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		var honest []*flow
 		for n := range uint16(3) {
-			honest = append(honest, w.from(t, at, f, protocol, 20000+n, 9999))
+			honest = append(honest, w.from(t, at, f, protocol, 20000+n, sharing[0]))
 		}
 		for n := range uint16(500) {
 			if w.from(t, at, f, protocol, 30000+n, toRemote) == nil {
@@ -223,11 +278,10 @@ func TestFloodKeepsToItsService(t *testing.T) {
 	})
 }
 
-// Connections whose handshake is complete fill their set: UDP that goes on finds no place there, stays
-// among the others, and displaces none of them. A new connection has the place of the oldest.
+// Connections whose handshake is complete fill their set: UDP of another Service that goes on finds no
+// place there, stays among the others, and displaces none of them. A new connection has the place of the oldest.
 func TestAssuredDatagramsDisplaceNoConnection(t *testing.T) {
-	w := newWorld(t, limits{tracks: setPlaces}) // one set
-	w.apply(t, w.scene())
+	w := newShared(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		var connections []*flow
 		for n := range uint16(7) {
@@ -237,7 +291,7 @@ func TestAssuredDatagramsDisplaceNoConnection(t *testing.T) {
 			connections = append(connections, fl)
 		}
 		for n := range uint16(20) {
-			fl := w.from(t, at, f, udp, 30000+n, toRemote)
+			fl := w.from(t, at, f, udp, 30000+n, sharing[0])
 			fl.assures(t)
 			fl.asks(t, 0)
 			fl.says(t, 0)

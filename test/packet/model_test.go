@@ -40,7 +40,10 @@ func TestModel(t *testing.T) {
 			var total [model.Reasons]uint64
 			for round := range uint64(max(1, *packetsFlag/packetsOfRound/2)) {
 				var err error
-				for range 20 {
+				for try := range 100 {
+					if try > 0 {
+						awaitSecond(t)
+					}
 					d := &duel{t: t, w: w, at: at}
 					var again bool
 					if again, err = d.round(seed, 2*round+uint64(n)); !again {
@@ -80,7 +83,7 @@ type duel struct {
 func (d *duel) round(seed, number uint64) (again bool, err error) {
 	second, ns := now(d.t)
 	if ns > 800e6 {
-		time.Sleep(time.Duration(1e9 - ns + 10e6))
+		awaitSecond(d.t)
 		second, _ = now(d.t)
 	}
 	d.g = &generator{Rand: rand.New(rand.NewPCG(seed, number)), w: d.w}
@@ -108,6 +111,13 @@ func (d *duel) round(seed, number uint64) (again bool, err error) {
 		return true, err
 	}
 	return false, err
+}
+
+// awaitSecond waits for the next second to begin.
+func awaitSecond(t testing.TB) {
+	t.Helper()
+	_, ns := now(t)
+	time.Sleep(time.Duration(1e9 - ns + 10e6))
 }
 
 // step is one packet, or a record that gets lost or older.
