@@ -45,6 +45,9 @@ type Config struct {
 	// Temporary ties the lab to this process: its servers end with it, and
 	// the next temporary lab on the machine removes what it left behind.
 	Temporary bool
+	// Warn is told what an earlier run left and could not be removed; if nil,
+	// it is printed to stderr.
+	Warn func(error)
 
 	// For tests: ownCgroup2 mounts a cgroup2 hierarchy as on a machine with
 	// only v1, progress is called after each step.
@@ -78,8 +81,9 @@ func Up(cfg Config) (*Lab, error) {
 		return nil, fmt.Errorf("lab %s: network namespaces and cgroups need root: %w", cfg.Name, os.ErrPermission)
 	}
 	if cfg.Temporary {
+		// What another left and cannot be removed is not in this lab's way.
 		if err := Sweep(); err != nil {
-			return nil, fmt.Errorf("removing what an earlier run left: %w", err)
+			cfg.Warn(fmt.Errorf("removing what an earlier run left: %w", err))
 		}
 	}
 	lock, err := lockLab(cfg.Name, true, true)
@@ -119,6 +123,9 @@ func (cfg *Config) complete() error {
 	}
 	if cfg.CgroupLayout == "" {
 		cfg.CgroupLayout = LayoutSystemd
+	}
+	if cfg.Warn == nil {
+		cfg.Warn = func(err error) { fmt.Fprintln(os.Stderr, "warning:", err) }
 	}
 	if cfg.progress == nil {
 		cfg.progress = func() {}
@@ -164,6 +171,9 @@ func build(cfg Config) error {
 		return err
 	}
 	cfg.progress()
+	if err := shareNetNSDir(); err != nil {
+		return err
+	}
 	if ownMount {
 		if err := mountCgroup2(s.Cgroup2); err != nil {
 			return err

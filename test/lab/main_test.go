@@ -19,8 +19,9 @@ import (
 // Tests that need a process to be killed start this binary again in one of
 // these parts, named like lab.Main's helpers by the first argument.
 const (
-	partUp    = "test-up"    // makes lab argv[1], kills itself at step argv[2]
-	partOwner = "test-owner" // makes lab argv[1] with all that can run in it, and waits
+	partUp     = "test-up"     // makes lab argv[1], kills itself at step argv[2]
+	partOwner  = "test-owner"  // makes lab argv[1] with all that can run in it, and waits
+	partMounts = "test-mounts" // in a mount namespace of its own, see inOwnRun
 )
 
 func TestMain(m *testing.M) {
@@ -30,6 +31,8 @@ func TestMain(m *testing.M) {
 		upAndDie(os.Args[1], os.Args[2])
 	case partOwner:
 		ownAndWait(os.Args[1])
+	case partMounts:
+		exitOn(inOwnRun(os.Args[1], os.Args[2]))
 	default:
 		os.Exit(m.Run())
 	}

@@ -17,6 +17,7 @@ import (
 type mountPoint struct {
 	path   string
 	fstype string
+	shared bool // in a peer group: mounts in it are propagated
 }
 
 // mounts lists the mounts that this thread sees, oldest first. /proc/self shows the
@@ -36,7 +37,8 @@ func mounts() ([]mountPoint, error) {
 		if !ok || len(fields) < 6 || len(types) < 1 {
 			return nil, fmt.Errorf("/proc/thread-self/mountinfo: cannot read line %q", lines.Text())
 		}
-		list = append(list, mountPoint{path: unescapeMount(fields[4]), fstype: types[0]})
+		shared := slices.ContainsFunc(fields[6:], func(tag string) bool { return strings.HasPrefix(tag, "shared:") })
+		list = append(list, mountPoint{path: unescapeMount(fields[4]), fstype: types[0], shared: shared})
 	}
 	return list, lines.Err()
 }

@@ -133,7 +133,13 @@ func removeNetNS(path string) error {
 		}
 		break
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err := os.Remove(path)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("removing the name of a network namespace: %w: it is also mounted below the mount at %s, "+
+			"which came later (ip netns add): a reboot removes it, or, where no other namespace is named there, "+
+			"`umount --lazy %[2]s` and another try", err, filepath.Dir(path))
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("removing the name of a network namespace: %w", err)
 	}
 	return nil
