@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # make demo     build, and see Services work in a lab of network namespaces
+# make check    lint and unit tests, for daily work
 # make test     everything that has to pass before a change is merged
 # make          build bin/beeline
 
@@ -12,6 +13,9 @@ CLANG ?= clang-19
 CLANG_FORMAT ?= clang-format-19
 # A Go older than go.mod asks for fetches the toolchain named there.
 export GOTOOLCHAIN ?= auto
+# One set of flags for program, linters and tests: each package is compiled once for all of them.
+export CGO_ENABLED ?= 0
+export GOFLAGS ?= -trimpath
 # BPF objects are compiled against the kernel's UAPI headers of this machine.
 export BPF_CLANG := $(CLANG)
 export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
@@ -27,17 +31,23 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go \
 	test/bench/rates_bpfel.go test/bench/ratestc_bpfel.go
 SCRIPTS := scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
-# test/churn stands for a node under a load of its own, so nothing runs beside it.
-MOST_PACKAGES = $(filter-out %/test/churn,$(shell go list ./...))
+# Runs commands: keeps what passes quiet, says every 30 seconds what it is at, and sums up at the end.
+SUITE = bin/suite
+# lint vets all packages. The program is the one that users get.
+GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
+# test/churn stands for a node under a load of its own, so nothing runs beside it. What takes longest
+# begins first, so that no CPU is idle at the end.
+ALL_PACKAGES = $(shell go list ./...)
+LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
+MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
 # A module of its own, for Kubernetes is large. Linters and vet leave its program
 # out: they would analyse all of Kubernetes for two short files.
 CLUSTER = test/cluster
 CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
-# -v, for they print figures: cases, memory, times.
-CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -v -p 1 -vet=off
+CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -p 1 -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build controlplane demo test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup generate build controlplane demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -45,21 +55,25 @@ help: ## list the targets
 setup: ## install what the build and the tests need (Debian 12, root)
 	@scripts/setup
 
-$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup
-	go generate ./internal/datapath
+$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup $(SUITE)
+	@$(SUITE) --quiet 'compiling the BPF programs=go generate ./internal/datapath'
 
-$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) test/bench/generate.go go.mod Makefile | setup
-	go generate ./test/bench
+$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) test/bench/generate.go go.mod Makefile | setup $(SUITE)
+	@$(SUITE) --quiet "compiling the benchmark's BPF programs=go generate ./test/bench"
+
+$(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
+	go build -o $@ ./test/suite
 
 generate: $(GENERATED) $(BENCH_GENERATED) ## compile bpf/ and make the Go types of its structures
 
 build: generate ## build bin/beeline, statically linked
-	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline
+	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline"
 
-build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go)
+build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)
 	scripts/setup --modules $(CLUSTER)
-	go -C $(CLUSTER) build -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)' \
-		-o $(CURDIR)/$@ ./cmd/controlplane
+	@echo "Kubernetes $(KUBERNETES_VERSION) is built now: once, about 1,700 packages, 10 minutes or more"
+	@$(SUITE) --quiet "Kubernetes=go -C $(CLUSTER) build -v -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)' \
+		-o $(CURDIR)/$@ ./cmd/controlplane"
 	@touch $@
 
 controlplane: build/controlplane ## build the Kubernetes that tests and benchmarks run (minutes, once)
@@ -68,31 +82,37 @@ demo: build ## show Services at work in a lab (root)
 	CGO_ENABLED=0 go build -o bin/demo ./test/demo
 	bin/demo --program bin/beeline --manifests examples
 
+check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
+	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
+
 test: build lint controlplane ## lint, and all tests but the slow ones (root)
-	go test -timeout 30m $(MOST_PACKAGES)
-	go test -timeout 5m ./test/churn
-	scripts/kernels --smoke
-	$(CLUSTER_TEST) -timeout 20m $(CLUSTER_PACKAGES)
+	@$(SUITE) --log build/test.json \
+		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
+		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
+		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
+		--go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)'
 
 test-full: build lint controlplane ## all tests, with the race detector where it tells something (root)
-	go test -timeout 30m -race ./internal/...
-	go test -timeout 60m -count=1 $(MOST_PACKAGES)
-	go test -timeout 5m -count=1 ./test/churn
-	$(CLUSTER_TEST) -timeout 30m -count=1 $(CLUSTER_PACKAGES)
-	$(CLUSTER_TEST) -timeout 30m ./judge -run TheSame -seed=0 -scenarios=650
-	scripts/kernels
-	$(MAKE) bench-instructions
+	@$(SUITE) --log build/test-full.json \
+		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
+		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
+		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
+		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
+		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
+		--run 'kernels, emulated=scripts/kernels' \
+		--run 'instructions=$(MAKE) bench-instructions'
 
 test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
 
-lint: generate ## vet, staticcheck, shellcheck, formats
+lint: generate $(SUITE) ## vet, staticcheck, shellcheck, formats
 	@unformatted=$$(gofmt -l cmd internal test) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
-	$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)
-	go vet ./...
-	go tool staticcheck ./...
-	cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)
-	shellcheck $(SCRIPTS)
+	@$(SUITE) --quiet 'clang-format=$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)' \
+		--quiet 'go vet=go vet ./...' \
+		--quiet 'staticcheck=go tool staticcheck ./...' \
+		--quiet 'go vet of the cluster=cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES)' \
+		--quiet 'staticcheck of the cluster=cd $(CLUSTER) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)' \
+		--quiet 'shellcheck=shellcheck $(SCRIPTS)'
 
 bin/bench: generate
 	CGO_ENABLED=0 go build -o $@ ./test/bench

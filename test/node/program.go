@@ -27,6 +27,10 @@ var Sources = sync.OnceValues(func() (string, error) {
 // users get.
 func Build(folder string) (program string, err error) {
 	if program := os.Getenv("BEELINE_PROGRAM"); program != "" {
+		// Looked at for its time, too: go test runs a test again when a file that it looked at has changed.
+		if _, err := os.Stat(program); err != nil {
+			return "", fmt.Errorf("BEELINE_PROGRAM: %w", err)
+		}
 		return program, nil
 	}
 	sources, err := Sources()
