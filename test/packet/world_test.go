@@ -8,7 +8,6 @@ package packet
 
 import (
 	"errors"
-	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -25,6 +24,7 @@ import (
 // world is the edge's programs over one set of tables, on a node of its own.
 type world struct {
 	*network
+	programs             *programs
 	xdp, ingress, egress *ebpf.Program
 	maps                 map[string]*ebpf.Map
 	limits               limits
@@ -54,6 +54,23 @@ var defaultPorts = [2][2]uint16{{1024, 28976}, {61000, 4536}}
 
 func newWorld(t testing.TB, l limits) *world {
 	t.Helper()
+	l = l.complete()
+	p := takePrograms(t, l)
+	w := &world{network: newNetwork(t), programs: p, limits: l}
+	must(t, datapath.InitTableSecret(p.tc.Maps[datapath.EdgeTCMapTableSecret]))
+	w.maps = p.tc.Maps
+	w.ingress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeIngress]
+	w.egress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeEgress]
+	w.xdp = p.xdp.Programs[datapath.EdgeXDPProgBeelineEdgeXdp]
+	var err error
+	w.door, err = datapath.MapDoor(w.maps[datapath.EdgeTCMapDoors], func() error { return nil })
+	must(t, err)
+	w.attachNothing(t)
+	return w
+}
+
+// complete fills in the defaults.
+func (l limits) complete() limits {
 	if l.ports == [2][2]uint16{} {
 		l.ports = defaultPorts
 	}
@@ -63,36 +80,7 @@ func newWorld(t testing.TB, l limits) *world {
 	if l.affinitySets == 0 {
 		l.affinitySets = recordSize / 12
 	}
-	w := &world{network: newNetwork(t), limits: l}
-	tc, err := datapath.LoadEdgeTC()
-	must(t, err)
-	l.set(t, tc)
-	must(t, tc.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
-	collection, err := ebpf.NewCollection(tc)
-	if err == nil {
-		err = datapath.InitTableSecret(collection.Maps[datapath.EdgeTCMapTableSecret])
-	}
-	must(t, err)
-	t.Cleanup(collection.Close)
-	w.maps = collection.Maps
-	w.ingress = collection.Programs[datapath.EdgeTCProgBeelineEdgeIngress]
-	w.egress = collection.Programs[datapath.EdgeTCProgBeelineEdgeEgress]
-
-	xdp, err := datapath.LoadEdgeXDP()
-	must(t, err)
-	l.set(t, xdp)
-	shared := maps.Clone(collection.Maps)
-	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool {
-		return xdp.Maps[name] == nil || name[0] == '.'
-	})
-	collection, err = ebpf.NewCollectionWithOptions(xdp, ebpf.CollectionOptions{MapReplacements: shared})
-	must(t, err)
-	t.Cleanup(collection.Close)
-	w.xdp = collection.Programs[datapath.EdgeXDPProgBeelineEdgeXdp]
-	w.door, err = datapath.MapDoor(w.maps[datapath.EdgeTCMapDoors], func() error { return nil })
-	must(t, err)
-	w.attachNothing(t)
-	return w
+	return l
 }
 
 // attachNothing gives eth0 a program that passes all: a test run wants a receive
