@@ -44,8 +44,8 @@ static __always_inline int begin_remote(struct context *ctx, struct workspace *w
 #endif
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	if (routed == NOT_ROUTED)
-		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
+	if (not_routed(routed))
+		return lose(ctx, w, why_not_routed(routed));
 	if (address_is_unspecified(&w->track.becomes.source))
 		return lose(ctx, w, EDGE_DROP_NO_ADDRESS);
 	reason = begin_flow(0);
@@ -69,7 +69,7 @@ static __always_inline int met_later(struct context *ctx, struct workspace *w)
 
 	if (!device || !device->pods)
 		return 0;
-	return !frontend_at(&key) || route(ctx, w, asked) != NOT_ROUTED;
+	return !frontend_at(&key) || !not_routed(route(ctx, w, asked));
 }
 
 /* A pod that is its own backend would not answer itself: the Service asks it (R19). */
@@ -82,8 +82,8 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 		return out_of_hops(ctx, w);
 	w->track.becomes.source = w->packet.tuple.destination;
 	routed = route(ctx, w, &w->track.becomes);
-	if (routed == NOT_ROUTED)
-		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
+	if (not_routed(routed))
+		return lose(ctx, w, why_not_routed(routed));
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	reason = begin_flow(0);

@@ -63,6 +63,8 @@ static __always_inline int begin_outbound(struct context *ctx, struct workspace 
 	routed = route(ctx, w, &w->track.becomes);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
+	if (routed == FORWARDING_OFF)
+		return lose(ctx, w, EDGE_DROP_FORWARDING);
 	/* Not with the client's own port: it may talk to the backend directly, too. */
 	reason = begin_flow(0);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
@@ -79,6 +81,8 @@ static __always_inline int follow_outbound(struct context *ctx, struct workspace
 
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
+	if (routed == FORWARDING_OFF)
+		return lose(ctx, w, EDGE_DROP_FORWARDING);
 	track_note(w, track, half);
 	return take_on(ctx, w, routed, flags & TRACK_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED);
 }
@@ -95,7 +99,7 @@ static __always_inline int answer_local(struct context *ctx, struct workspace *w
 	if (!device || device == packet_device(ctx))
 		return follow(ctx, w, track, half);
 	routed = route_back(ctx, w, &w->to, device);
-	if (routed == NOT_ROUTED || w->fib.ifindex == packet_device(ctx))
+	if (not_routed(routed) || w->fib.ifindex == packet_device(ctx))
 		return follow(ctx, w, track, half);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);

@@ -23,6 +23,7 @@ const (
 	DropUnused
 	DropNoBackend
 	DropNoRoute
+	DropForwarding
 	DropNoAddress
 	DropNoPort
 	DropSCTPPort
