@@ -20,6 +20,7 @@
 #include "forward.h"
 #include "fragment_ports.h"
 #include "frontend.h"
+#include "other_protocol.h"
 #include "packet.h"
 #include "report.h"
 #include "tables.h"
@@ -55,19 +56,26 @@ static __always_inline int begin_remote(struct context *ctx, struct workspace *w
 }
 
 #ifndef EDGE_XDP
+/* Whether only pods of this node are behind the device that a packet has come by. */
+static __always_inline int pods_behind(struct context *ctx)
+{
+	__u32 index = packet_device(ctx);
+	struct edge_device *device = bpf_map_lookup_elem(&edge_devices, &index);
+
+	return device && device->pods;
+}
+
 /* Whether a packet comes from a pod of this node and leaves the node, or is none of a
  * Service: outbound.h meets it on its way out. What pods ask of the node's own
  * addresses does not leave. */
 static __always_inline int met_later(struct context *ctx, struct workspace *w)
 {
-	__u32 index = packet_device(ctx);
-	struct edge_device *device = bpf_map_lookup_elem(&edge_devices, &index);
 	const struct tuple *asked = &w->packet.tuple;
 	struct frontend_key key = {.address = asked->destination,
 				   .port = asked->destination_port,
 				   .protocol = asked->protocol};
 
-	if (!device || !device->pods)
+	if (!pods_behind(ctx))
 		return 0;
 	return !frontend_at(&key) || !not_routed(route(ctx, w, asked));
 }
@@ -92,6 +100,19 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 	return send_on(ctx, w, routed, reason);
 }
 #endif
+
+/* A packet of a protocol that no Service has, to an address that Services may have. */
+static __always_inline int refused_protocol(struct context *ctx, const struct workspace *w,
+					    int *result)
+{
+	if (w->wrapping.dsr || !may_ask_services(&w->packet))
+		return 0;
+#ifndef EDGE_XDP
+	if (pods_behind(ctx)) /* outbound.h meets it on its way out */
+		return 0;
+#endif
+	return other_protocol(ctx, SOURCE_CLASSES, result);
+}
 
 /* Whether a client keeps its own port at a backend of this node, if no other flow has it there.
  * Pods and nodes talk to pods directly as well, which nobody sees: the answers of TCP tell which
@@ -212,7 +233,9 @@ static __always_inline int edge_ingress(struct context *ctx)
 		if (packet_priority_tagged(ctx))
 			return leave_alone(ctx, EDGE_TO_TC);
 #endif
-		if (!w->wrapping.dsr && is_icmp(&w->packet) && echo(ctx, &result))
+		if (!w->wrapping.dsr && is_icmp(&w->packet) && echo(ctx, SOURCE_CLASSES, &result))
+			return result;
+		if (refused_protocol(ctx, w, &result))
 			return result;
 		return report(ctx, w);
 	case PARSED_MALFORMED:
