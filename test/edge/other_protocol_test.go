@@ -48,11 +48,14 @@ func TestOtherProtocols(t *testing.T) {
 		hosts := []string{"client", "a1", "node-a"}
 		for _, masqueraded := range []bool{false, true} {
 			if masqueraded {
-				w.firewall(`table inet masquerade { chain out {
-					type nat hook postrouting priority srcnat
-					oifname "eth0" ip saddr 10.10.1.0/24 masquerade
-					oifname "eth0" ip6 saddr fd00:10:1::/64 masquerade
-				} }`)
+				w.firewall(`table inet nat {
+	chain out {
+		type nat hook postrouting priority srcnat
+		oifname "eth0" ip saddr 10.10.1.0/24 masquerade
+		oifname "eth0" ip6 saddr fd00:10:1::/64 masquerade
+	}
+}
+`)
 				hosts = []string{"a1"}
 			}
 			for family := range 2 {
