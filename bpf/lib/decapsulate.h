@@ -215,7 +215,7 @@ __noinline int told_backend(struct context *ctx, int *result)
 		return 0;
 	}
 	if (!backend->local) {
-		if (route(ctx, w, &w->wrapping.outer) != NOT_ROUTED)
+		if (!not_routed(route(ctx, w, &w->wrapping.outer)))
 			*result = leave_alone(ctx, EDGE_NOT_OURS);
 		else
 			*result = lose(ctx, w, EDGE_DROP_NOT_HERE);

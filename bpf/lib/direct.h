@@ -112,6 +112,8 @@ static __always_inline int dsr_way(struct context *ctx, struct workspace *w,
 		reason = EDGE_DROP_TOO_BIG;
 	else if (routed == ROUTED_WITHOUT_ADDRESS)
 		reason = EDGE_DROP_NO_ADDRESS;
+	else if (routed == FORWARDING_OFF)
+		reason = EDGE_DROP_FORWARDING;
 	w->result = lose(ctx, w, reason);
 	return -1;
 }

@@ -228,6 +228,36 @@ static __always_inline int shut_out_v6(struct context *ctx, const struct door *d
 			  bpf_ntohs(p->ip.payload_len));
 }
 
+/* The set of bits that holds, or none. */
+static __always_inline const __u64 *door_bits(const struct door *door)
+{
+	switch (*(const volatile __u32 *)&door->state) {
+	case DOOR_FIRST:
+		return door->bits;
+	case DOOR_SECOND:
+		return door->bits + DOOR_WORDS;
+	default:
+		return 0;
+	}
+}
+
+/* Whether Services may have all ports and protocols of an address. */
+static __always_inline int door_may_have(const struct address *a)
+{
+	const __u32 *w = address_words_const(a);
+	__u64 words[2], hash = door_address_of(a);
+	__u32 zero = 0;
+	const struct door *door = bpf_map_lookup_elem(&doors, &zero);
+	const __u64 *bits = door ? door_bits(door) : 0;
+
+	if (dry_run || !bits || (door_has(bits, hash) && door_has(bits, door_end(hash, 0))))
+		return 1;
+	if (address_is_v4(a))
+		return among4(door->services4, w[3]);
+	__builtin_memcpy(words, w, sizeof(words));
+	return among6(door->services6, words);
+}
+
 /* Whether a packet is none of ours. Of what is no whole TCP, UDP or SCTP packet in one piece
  * and without options it does not say so, and neither in a dry run: that is looked at closer. */
 static __always_inline int shut_out(struct context *ctx, int leaving)
@@ -239,16 +269,9 @@ static __always_inline int shut_out(struct context *ctx, int leaving)
 
 	if (dry_run || !eth || !door || packet_tagged(ctx))
 		return 0;
-	switch (*(const volatile __u32 *)&door->state) {
-	case DOOR_FIRST:
-		bits = door->bits;
-		break;
-	case DOOR_SECOND:
-		bits = door->bits + DOOR_WORDS;
-		break;
-	default:
+	bits = door_bits(door);
+	if (!bits)
 		return 0;
-	}
 	if (eth->h_proto == bpf_htons(ETH_P_IP))
 		return shut_out_v4(ctx, door, bits, leaving);
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))

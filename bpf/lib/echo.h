@@ -72,11 +72,13 @@ static __always_inline int echo_turn(struct context *ctx, struct workspace *w)
 }
 
 /* Whether somebody is admitted, and meets an answer. */
-static __always_inline enum edge_reason echo_judge(struct workspace *w,
-						   const struct frontend *frontend)
+static __always_inline enum edge_reason
+echo_judge(struct workspace *w, const struct frontend *frontend, enum source_class class)
 {
-	enum source_class class = class_of(&w->packet.tuple.source);
 	const struct decision *decision;
+
+	if (class == SOURCE_CLASSES)
+		class = class_of(&w->packet.tuple.source);
 
 	if (dry_run)
 		explain_choice(frontend, class);
@@ -88,9 +90,10 @@ static __always_inline enum edge_reason echo_judge(struct workspace *w,
 }
 
 /* Answers an echo request to a Service's address. Returns whether the packet was one: then
- * `result` is what becomes of it. Not static: the verifier looks at it once, and not for
- * each way that leads through the headers to it. */
-__noinline int echo(struct context *ctx, int *result)
+ * `result` is what becomes of it. `class` is SOURCE_CLASSES if the source address tells it, and
+ * never FROM_NODE: the node itself asks the network. Not static: the verifier looks at it once, and
+ * not for each way that leads through the headers to it. */
+__noinline int echo(struct context *ctx, enum source_class class, int *result)
 {
 	__u32 zero = 0;
 	struct workspace *w = bpf_map_lookup_elem(&workspaces, &zero);
@@ -120,7 +123,7 @@ __noinline int echo(struct context *ctx, int *result)
 	}
 	if (icmp.code || icmp.type != (p->is_v6 ? ICMPV6_ECHO_REQUEST : ICMP_ECHO_REQUEST))
 		return 0;
-	reason = p->fragment ? EDGE_DROP_FRAGMENT : echo_judge(w, frontend);
+	reason = p->fragment ? EDGE_DROP_FRAGMENT : echo_judge(w, frontend, class);
 	/* Options may ask for more than an answer (RFC 1122 section 3.2.2.6). */
 	if (reason == EDGE_ECHO &&
 	    p->l4 - p->l3 != (p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)))
@@ -134,6 +137,6 @@ __noinline int echo(struct context *ctx, int *result)
 		return 1;
 	}
 	edge_count(EDGE_ECHO);
-	*result = packet_bounce(ctx);
+	*result = w->leaving ? packet_return(ctx) : packet_bounce(ctx);
 	return 1;
 }

@@ -20,6 +20,7 @@
 #include "forward.h"
 #include "fragment_ports.h"
 #include "frontend.h"
+#include "other_protocol.h"
 #include "packet.h"
 #include "report.h"
 #include "tables.h"
@@ -44,8 +45,8 @@ static __always_inline int begin_remote(struct context *ctx, struct workspace *w
 #endif
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	if (routed == NOT_ROUTED)
-		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
+	if (not_routed(routed))
+		return lose(ctx, w, why_not_routed(routed));
 	if (address_is_unspecified(&w->track.becomes.source))
 		return lose(ctx, w, EDGE_DROP_NO_ADDRESS);
 	reason = begin_flow(0);
@@ -55,21 +56,28 @@ static __always_inline int begin_remote(struct context *ctx, struct workspace *w
 }
 
 #ifndef EDGE_XDP
+/* Whether only pods of this node are behind the device that a packet has come by. */
+static __always_inline int pods_behind(struct context *ctx)
+{
+	__u32 index = packet_device(ctx);
+	struct edge_device *device = bpf_map_lookup_elem(&edge_devices, &index);
+
+	return device && device->pods;
+}
+
 /* Whether a packet comes from a pod of this node and leaves the node, or is none of a
  * Service: outbound.h meets it on its way out. What pods ask of the node's own
  * addresses does not leave. */
 static __always_inline int met_later(struct context *ctx, struct workspace *w)
 {
-	__u32 index = packet_device(ctx);
-	struct edge_device *device = bpf_map_lookup_elem(&edge_devices, &index);
 	const struct tuple *asked = &w->packet.tuple;
 	struct frontend_key key = {.address = asked->destination,
 				   .port = asked->destination_port,
 				   .protocol = asked->protocol};
 
-	if (!device || !device->pods)
+	if (!pods_behind(ctx))
 		return 0;
-	return !frontend_at(&key) || route(ctx, w, asked) != NOT_ROUTED;
+	return !frontend_at(&key) || !not_routed(route(ctx, w, asked));
 }
 
 /* A pod that is its own backend would not answer itself: the Service asks it (R19). */
@@ -82,8 +90,8 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 		return out_of_hops(ctx, w);
 	w->track.becomes.source = w->packet.tuple.destination;
 	routed = route(ctx, w, &w->track.becomes);
-	if (routed == NOT_ROUTED)
-		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
+	if (not_routed(routed))
+		return lose(ctx, w, why_not_routed(routed));
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	reason = begin_flow(0);
@@ -92,6 +100,19 @@ static __always_inline int begin_hairpin(struct context *ctx, struct workspace *
 	return send_on(ctx, w, routed, reason);
 }
 #endif
+
+/* A packet of a protocol that no Service has, to an address that Services may have. */
+static __always_inline int refused_protocol(struct context *ctx, const struct workspace *w,
+					    int *result)
+{
+	if (w->wrapping.dsr || !may_ask_services(&w->packet))
+		return 0;
+#ifndef EDGE_XDP
+	if (pods_behind(ctx)) /* outbound.h meets it on its way out */
+		return 0;
+#endif
+	return other_protocol(ctx, SOURCE_CLASSES, result);
+}
 
 /* Whether a client keeps its own port at a backend of this node, if no other flow has it there.
  * Pods and nodes talk to pods directly as well, which nobody sees: the answers of TCP tell which
@@ -212,7 +233,9 @@ static __always_inline int edge_ingress(struct context *ctx)
 		if (packet_priority_tagged(ctx))
 			return leave_alone(ctx, EDGE_TO_TC);
 #endif
-		if (!w->wrapping.dsr && is_icmp(&w->packet) && echo(ctx, &result))
+		if (!w->wrapping.dsr && is_icmp(&w->packet) && echo(ctx, SOURCE_CLASSES, &result))
+			return result;
+		if (refused_protocol(ctx, w, &result))
 			return result;
 		return report(ctx, w);
 	case PARSED_MALFORMED:

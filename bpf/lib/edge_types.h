@@ -186,6 +186,7 @@ enum edge_reason {
 	EDGE_DROP_UNUSED,     /* an address of a ServiceCIDR that no Service has */
 	EDGE_DROP_NO_BACKEND, /* nothing behind a slot: the tables are damaged */
 	EDGE_DROP_NO_ROUTE,   /* the node has none to the backend or client */
+	EDGE_DROP_FORWARDING, /* the kernel forwards nothing that comes by the device (sysctl) */
 	EDGE_DROP_NO_ADDRESS, /* the device has none to send in the node's name */
 	EDGE_DROP_NO_PORT,    /* no SNAT port was free; of SCTP: the client's own was not */
 	EDGE_DROP_SCTP_PORT,  /* SCTP, and the backend has another port than was asked */

@@ -122,7 +122,21 @@ enum routed {
 	NOT_ROUTED,
 	ROUTED_TOO_BIG,
 	ROUTED_WITHOUT_ADDRESS, /* to send in the node's name */
+	/* net.ipv4.conf.DEVICE.forwarding or its counterpart of IPv6 is 0: the kernel looks up no
+	 * way for what comes by the device. */
+	FORWARDING_OFF,
 };
+
+static __always_inline int not_routed(enum routed routed)
+{
+	return routed == NOT_ROUTED || routed == FORWARDING_OFF;
+}
+
+/* Why a packet is lost that is not routed. */
+static __always_inline enum edge_reason why_not_routed(enum routed routed)
+{
+	return routed == FORWARDING_OFF ? EDGE_DROP_FORWARDING : EDGE_DROP_NO_ROUTE;
+}
 
 /* The length on the wire, from the IP header on: of one, if several were put together;
  * 0 if the kernel knows that they fit (SCTP makes them itself). */
@@ -169,7 +183,7 @@ static __always_inline enum routed route_of(struct context *ctx, __u32 length, i
 		return ROUTED_BY_TC; /* which has the kernel ask for it */
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		return ROUTED_TOO_BIG;
-	return NOT_ROUTED;
+	return result == BPF_FIB_LKUP_RET_FWD_DISABLED ? FORWARDING_OFF : NOT_ROUTED;
 }
 
 /* The same for the workspace's packet, which is to become `to`, unless the way is known. Not
@@ -247,7 +261,7 @@ static __always_inline enum routed route_back(struct context *ctx, struct worksp
 
 	if (device)
 		routed = route_known(ctx, w, to, device, BPF_FIB_LOOKUP_OUTPUT);
-	if (routed != NOT_ROUTED && w->fib.ifindex == device)
+	if (!not_routed(routed) && w->fib.ifindex == device)
 		return routed;
 	return route(ctx, w, to);
 }
@@ -310,8 +324,8 @@ static __always_inline int passes_for_balancer(struct context *ctx, const struct
 static __always_inline int send_on(struct context *ctx, struct workspace *w, enum routed routed,
 				   enum edge_reason reason)
 {
-	if (routed == NOT_ROUTED)
-		return lose(ctx, w, EDGE_DROP_NO_ROUTE);
+	if (not_routed(routed))
+		return lose(ctx, w, why_not_routed(routed));
 	if (passes_for_balancer(ctx, w))
 		return lose(ctx, w, EDGE_DROP_SPOOFED);
 	if (change(ctx, w, 1, reason))

@@ -29,6 +29,36 @@ static __always_inline int class_of_own(struct context *ctx, const struct worksp
 	return *class == FROM_POD;
 }
 
+/* The same of a packet without ports. A pod's may have been masqueraded, which no flow tells: it
+ * has the address that this node sends with. */
+static __always_inline int class_without_ports(struct context *ctx, const struct workspace *w,
+					       enum source_class *class)
+{
+	const struct address *own;
+
+	if (class_of_own(ctx, w, class))
+		return 1;
+	own = address_on(packet_device(ctx), w->packet.is_v6);
+	*class = FROM_POD;
+	return own && address_equal(own, &w->packet.tuple.source);
+}
+
+/* What leaves and has no ports: pings of pods to addresses of Services are answered, other
+ * protocols to these are refused, and errors about flows go on in the Service's name. */
+static __always_inline int leave_without_ports(struct context *ctx, struct workspace *w)
+{
+	enum source_class class;
+	int result = 0;
+
+	if (may_ask_services(&w->packet) && class_without_ports(ctx, w, &class)) {
+		if (class == FROM_POD && is_icmp(&w->packet) && echo(ctx, class, &result))
+			return result;
+		if (other_protocol(ctx, class, &result))
+			return result;
+	}
+	return report_local(ctx, w);
+}
+
 /* Takes a packet of a flow of this node's clients on its way. */
 static __always_inline int take_on(struct context *ctx, struct workspace *w, enum routed routed,
 				   enum edge_reason reason)
@@ -63,6 +93,8 @@ static __always_inline int begin_outbound(struct context *ctx, struct workspace 
 	routed = route(ctx, w, &w->track.becomes);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
+	if (routed == FORWARDING_OFF)
+		return lose(ctx, w, EDGE_DROP_FORWARDING);
 	/* Not with the client's own port: it may talk to the backend directly, too. */
 	reason = begin_flow(0);
 	if (reason != EDGE_NEW && reason != EDGE_ADOPTED)
@@ -79,6 +111,8 @@ static __always_inline int follow_outbound(struct context *ctx, struct workspace
 
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
+	if (routed == FORWARDING_OFF)
+		return lose(ctx, w, EDGE_DROP_FORWARDING);
 	track_note(w, track, half);
 	return take_on(ctx, w, routed, flags & TRACK_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED);
 }
@@ -95,7 +129,7 @@ static __always_inline int answer_local(struct context *ctx, struct workspace *w
 	if (!device || device == packet_device(ctx))
 		return follow(ctx, w, track, half);
 	routed = route_back(ctx, w, &w->to, device);
-	if (routed == NOT_ROUTED || w->fib.ifindex == packet_device(ctx))
+	if (not_routed(routed) || w->fib.ifindex == packet_device(ctx))
 		return follow(ctx, w, track, half);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
@@ -178,7 +212,7 @@ static __always_inline int edge_egress(struct context *ctx)
 		break;
 	}
 	if (parsed == PARSED_OTHER)
-		return report_local(ctx, w);
+		return leave_without_ports(ctx, w);
 	if (parsed != PARSED)
 		return packet_pass(ctx);
 	if (w->packet.fragment && !fragment_ports(ctx))

@@ -180,8 +180,8 @@ static __noinline int own_address(struct context *ctx, struct workspace *w)
 	struct tuple to = {.source = w->packet.tuple.source,
 			   .destination = w->packet.tuple.destination};
 
-	return route_of(ctx, 0, w->packet.is_v6, w->packet.tuple.protocol, &to, &w->fib,
-			packet_device(ctx), 0) == NOT_ROUTED;
+	return not_routed(route_of(ctx, 0, w->packet.is_v6, w->packet.tuple.protocol, &to, &w->fib,
+				   packet_device(ctx), 0));
 }
 
 /* Whether this node sends a client's packet, which an error quotes, with what is quoted around

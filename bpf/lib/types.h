@@ -280,6 +280,7 @@ struct network_key {
 enum network {
 	NETWORK_SERVICE = 1, /* a ServiceCIDR: what no frontend has is dropped */
 	NETWORK_POD,	     /* of pods, on any node: these are no clients from outside */
+	NETWORK_OWN,	     /* an address of this node inside a ServiceCIDR: its stack has it */
 };
 
 /* The name behind a service id: for people, and to find the ids again after a

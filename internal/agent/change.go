@@ -77,6 +77,7 @@ func (a *Agent) apply(delta service.Delta) error {
 	a.edge.Reach(elsewhere(delta))
 	a.syncer.SetOwn(slices.Concat(a.addresses, a.table.OwnAddresses()))
 	err := a.syncer.Apply(delta)
+	a.edge.Forward(a.forwards(delta))
 	a.edge.FollowDSR(goesByDSR(delta))
 	a.lookAfterSockets()
 	return err

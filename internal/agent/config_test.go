@@ -93,6 +93,7 @@ func TestEdgeFlags(t *testing.T) {
 		"--edge-mode=off --snat-ports=30000-40000": "",
 		"--edge-mode=fast":                         "--edge-mode \"fast\": one of auto, xdp, tc, off",
 		"--edge-mode=tc --edge-xdp-generic":        "--edge-xdp-generic has no effect with --edge-mode=tc",
+		"--edge-mode=off --set-sysctls":            "--set-sysctls has no effect with --edge-mode=off",
 		"--devices=eth[":                           "not a name or shell pattern",
 		"--flow-timeout-udp=0s":                    "--flow-timeout-udp 0s: at least 1s",
 		"--flow-timeout-udp=-1h":                   "--flow-timeout-udp -1h0m0s: at least 1s",

@@ -24,6 +24,7 @@ func (c *Config) addEdgeFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Edge.Generic, "edge-xdp-generic", false, "use XDP where no driver has it; for tests: it is slower than tc")
 	fs.BoolVar(&c.dispatcher, "edge-xdp-dispatcher", false, "run Beeline's XDP program in a dispatcher of libxdp's protocol from the start, so that xdp-loader and the like can add others to the device later; a dispatcher that is there is joined in any case")
 	fs.StringSliceVar(&c.Edge.Devices, "devices", nil, "names or shell patterns of the devices that clients outside of the cluster are behind (default: those with a default route or with an address of the Node); those that lead to backends on other nodes are served with them")
+	fs.BoolVar(&c.Edge.SetSysctls, "set-sysctls", false, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1 where they are 0 and Services have backends of that family: without them no client from outside reaches these")
 	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "how many ICMP errors each CPU sends to clients in a second, such as port unreachable for a refused datagram; as many again for \"too big\"; 0 for no bound")
 	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of ports under which the node speaks for clients whose backend is on another node (default: the largest that neither ip_local_port_range nor NodePorts use)")
 	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "networks of pods, which are no clients from outside (default: the podCIDRs of all Nodes)")
@@ -42,6 +43,9 @@ func (c *Config) completeEdge() (err error) {
 	}
 	if c.dispatcher && (c.Edge.Mode == edge.TC || c.Edge.Mode == edge.Off) {
 		return fmt.Errorf("--edge-xdp-dispatcher has no effect with --edge-mode=%s: leave one of them out", c.edgeMode)
+	}
+	if c.Edge.SetSysctls && c.Edge.Mode == edge.Off {
+		return errors.New("--set-sysctls has no effect with --edge-mode=off: leave one of them out")
 	}
 	for _, p := range c.Edge.Devices {
 		if _, err := path.Match(p, ""); err != nil || p == "" {
@@ -187,6 +191,24 @@ func (a *Agent) contested() (note func(datapath.Tuple, *datapath.Track), settle 
 // idleTime is how long a flow of a protocol is remembered on which nothing is sent.
 func (a *Agent) idleTime(p service.Protocol) time.Duration {
 	return a.config.Edge.Timeouts.Idle(uint8(p))
+}
+
+// forwards are the families of a change's backends that are not this node itself.
+func (a *Agent) forwards(d service.Delta) (families []service.Family) {
+	for _, plan := range d.Plans {
+		if plan == nil {
+			continue
+		}
+		for _, set := range plan.Sets {
+			if slices.Contains(families, set.Key.Family) {
+				continue
+			}
+			if slices.ContainsFunc(set.Backends, func(b service.Backend) bool { return !slices.Contains(a.addresses, b.Addr.Addr()) }) {
+				families = append(families, set.Key.Family)
+			}
+		}
+	}
+	return families
 }
 
 // elsewhere are the addresses of a change's backends on other nodes, and of these nodes.

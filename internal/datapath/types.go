@@ -86,6 +86,7 @@ const ProbeMark = SockSocketMarkMARK_PROBE
 const (
 	NetworkService = SockNetworkNETWORK_SERVICE // its addresses belong to Services
 	NetworkPod     = SockNetworkNETWORK_POD     // its addresses belong to pods
+	NetworkOwn     = SockNetworkNETWORK_OWN     // an address of this node inside a ServiceCIDR
 )
 
 // The owner kinds of a ServiceName.

@@ -55,7 +55,9 @@ type Config struct {
 	DSR func() map[service.DSR][]netip.Addr
 	// Counters reads what the programs have counted; nil: nobody looks.
 	Counters func() (map[string]uint64, error)
-	Log      *slog.Logger
+	// SetSysctls has the sysctls set without which the kernel forwards nothing.
+	SetSysctls bool
+	Log        *slog.Logger
 }
 
 // Datapath is what the edge needs of package datapath.
@@ -94,6 +96,11 @@ type Edge struct {
 	sweeps    sweeps
 	shortage  shortage
 	dsr       []DSRStatus
+	// forwards are the families that packets have to be forwarded of, and forwarding is what
+	// was logged of the sysctls that keep them from it, which are below the folder sysctls.
+	forwards   []service.Family
+	forwarding []string
+	sysctls    string
 }
 
 // attached is a device and how the edge is there.
@@ -109,7 +116,7 @@ func New(d Datapath, c Config) *Edge {
 	return &Edge{
 		config: c, datapath: d, read: readDevices, wayTo: wayTo,
 		changed: make(chan struct{}, 1), left: make(chan struct{}, 1), began: make(chan struct{}, 1),
-		devices: map[int]*attached{},
+		devices: map[int]*attached{}, sysctls: sysctlRoot,
 	}
 }
 
@@ -201,6 +208,7 @@ func (e *Edge) reconcile(audit bool) (mended []string) {
 		e.attach(d)
 	}
 	e.detachOthers(keep)
+	e.noteForwarding()
 	return mended
 }
 

@@ -69,6 +69,7 @@ func (e *Edge) Complete(s *Status) *Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.Mode, s.Devices, s.Problems = e.config.Mode, []DeviceStatus{}, slices.Clone(e.problems)
+	s.Problems = append(s.Problems, e.forwardingProblems(e.forwards)...)
 	s.DSR = slices.Clone(e.dsr)
 	s.Flows.LastSweep, s.Flows.SweepSeconds = e.sweeps.last, e.sweeps.took.Seconds()
 	s.Flows.Expired, s.Flows.Ended = e.sweeps.expired, e.sweeps.ended

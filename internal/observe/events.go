@@ -65,6 +65,7 @@ var Reasons = map[string]string{
 	"drop_unused":     "dropped: address of a ServiceCIDR that no Service has",
 	"drop_no_backend": "dropped: the tables are damaged, nothing is behind a slot",
 	"drop_no_route":   "dropped: no route, or no hop left",
+	"drop_forwarding": "dropped: the kernel forwards nothing that comes by this device (sysctl net.ipv4.ip_forward, of IPv6 net.ipv6.conf.all.forwarding)",
 	"drop_no_address": "dropped: the device has no address to send in the node's name",
 	"drop_no_port":    "dropped: no free SNAT port (--snat-ports); of SCTP, another client's flow has the port that this one comes from",
 	"drop_sctp_port":  "dropped: the backend has another port than was asked, and ports of SCTP are never translated",

@@ -126,11 +126,12 @@ func ReadTables(t *datapath.Tables) (*Tables, error) {
 	}
 	all := &Tables{Services: r.services(index), Networks: []string{}, PodNetworks: []string{}}
 	for key, network := range networks {
-		to := &all.Networks
-		if network == datapath.NetworkPod {
-			to = &all.PodNetworks
+		switch network {
+		case datapath.NetworkService:
+			all.Networks = append(all.Networks, key.Prefix().String())
+		case datapath.NetworkPod:
+			all.PodNetworks = append(all.PodNetworks, key.Prefix().String())
 		}
-		*to = append(*to, key.Prefix().String())
 	}
 	if all.Balancers, err = balancers(t); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"net/netip"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,6 +54,26 @@ func TestR22LoopbackHasItsOwnSwitch(t *testing.T) {
 		{"on, nowhere", nil, []Object{w, nowhere}, expect{"127.0.0.1:30080": "pod pass, node reject, outside pass"}},
 		{"off", off, []Object{w, both}, expect{"127.0.0.1:30080": "none", nodeHTTP: "pod a b, node a b masq, outside a"}},
 	})
+}
+
+// R21: other ports of a ClusterIP are not refused while the node itself has the address.
+func TestR21OwnAddress(t *testing.T) {
+	table := cluster(testConfig(), service("web", dualStack), both)
+	for _, c := range []struct {
+		own        []netip.Addr
+		ip, other6 string
+	}{
+		{addrs(hereIP), "all reject", "all reject"},
+		{addrs(hereIP, webIP), "none", "all reject"},
+		{addrs(hereIP, webIP, webIP6), "none", "none"},
+		{addrs(hereIP, webIP6), "all reject", "none"},
+		{nil, "all reject", "all reject"},
+	} {
+		table.SetLocalAddresses(c.own)
+		check(t, table, expect{webIP: c.ip, webIP6: c.other6, webHTTP: everywhere("a b")})
+	}
+	table.Apply(changes(&Node{Name: "here", Addresses: addrs(hereIP, webIP)}))
+	check(t, table, expect{webIP: "none", webIP6: "all reject"})
 }
 
 func TestR22AddressChangesAreFollowed(t *testing.T) {

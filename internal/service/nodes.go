@@ -113,6 +113,7 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, confi
 	switch {
 	case n.nodePorts && slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort != 0 }),
 		n.primary && len(s.SourceRanges) > 0 && len(s.IngressIPs) > 0,
+		n.here && (n.turned(s.clusterIP(IPv4)) || n.turned(s.clusterIP(IPv6))),
 		n.here && len(s.SourceRanges) > 0 && slices.ContainsFunc(s.IngressIPs, n.turned),
 		len(n.moved) > 0 && slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.IngressIPs), func(a netip.Addr) bool { return n.moved[a] }):
 		return true

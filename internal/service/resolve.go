@@ -68,13 +68,7 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 }
 
 func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
-	reject := Decision{Verdict: Reject}
-	p.plan.Frontends = append(p.plan.Frontends, Frontend{
-		Key:       FrontendKey{Addr: clusterIP},
-		Kind:      ClusterIPOther,
-		Port:      Port{Owner: p.svc.Ref()},
-		Decisions: [SourceClasses]Decision{reject, reject, reject},
-	})
+	p.addOtherPorts(clusterIP)
 	ingress := ofFamily(p.svc.IngressIPs, family)
 	external := ofFamily(p.svc.ExternalIPs, family)
 	ranges := sourceRanges(p.svc.SourceRanges, ingress, p.node.primaryOf(family), family)
@@ -109,6 +103,22 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 		f.complainOfSharedAddresses()
 	}
 	p.addEchoes(family, p.plan.Frontends[firstOfFamily:])
+}
+
+// addOtherPorts refuses all that no port of the Service has at a ClusterIP (R21), unless the
+// address is also this node's: there its own programs answer, and what the node asks of others
+// comes back there.
+func (p *servicePlan) addOtherPorts(clusterIP netip.Addr) {
+	if p.node.isLocal(clusterIP) {
+		return
+	}
+	reject := Decision{Verdict: Reject}
+	p.plan.Frontends = append(p.plan.Frontends, Frontend{
+		Key:       FrontendKey{Addr: clusterIP},
+		Kind:      ClusterIPOther,
+		Port:      Port{Owner: p.svc.Ref()},
+		Decisions: [SourceClasses]Decision{reject, reject, reject},
+	})
 }
 
 // portPlan is one service port in one family.

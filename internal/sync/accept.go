@@ -93,8 +93,8 @@ func (a *auditor) accepted() {
 	}
 }
 
-// SetOwn says which addresses the node has: nobody else sends with them. They are in the tables
-// after the next change.
+// SetOwn says which addresses the node has: nobody else sends with them, and a ServiceCIDR around
+// one does not hold for it. They are in the tables after the next change.
 func (s *Syncer) SetOwn(addresses []netip.Addr) {
 	s.writer.Lock()
 	defer s.writer.Unlock()

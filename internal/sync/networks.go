@@ -84,7 +84,8 @@ func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
 }
 
 // wantedNetworks are the ServiceCIDRs and the networks of pods. Of what is both the
-// ServiceCIDR wins: addresses of Services are what clients ask for.
+// ServiceCIDR wins: addresses of Services are what clients ask for. An address of this node
+// inside a ServiceCIDR is an exception: nothing that is sent to it is dropped (R21).
 func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, conflict []netip.Prefix) {
 	want = map[netip.Prefix]datapath.Network{}
 	for _, p := range s.cidrs {
@@ -97,7 +98,27 @@ func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, confl
 		}
 		want[p] = datapath.NetworkPod
 	}
+	for _, a := range s.own {
+		if s.inServiceCIDR(a) {
+			want[netip.PrefixFrom(a, a.BitLen())] = datapath.NetworkOwn
+		}
+	}
 	return want, conflict
+}
+
+// inServiceCIDR says whether the smallest network that an address lies in is a ServiceCIDR.
+func (s *Syncer) inServiceCIDR(a netip.Addr) bool {
+	longest := func(networks []netip.Prefix) int {
+		bits := -1
+		for _, p := range networks {
+			if p.Contains(a) {
+				bits = max(bits, p.Bits())
+			}
+		}
+		return bits
+	}
+	cidr := longest(s.cidrs)
+	return cidr >= 0 && cidr >= longest(s.pods)
 }
 
 // reconcileNetworks makes ServiceCIDRs, networks of pods and balancers known.

@@ -136,7 +136,8 @@ func TestServiceCIDRs(t *testing.T) {
 }
 
 // Networks of pods follow the plan, and a restart; one that is a ServiceCIDR, too,
-// counts as that as long as it is one, and is told.
+// counts as that as long as it is one, and is told. A node's own address inside a ServiceCIDR
+// counts as neither (R21).
 func TestPodNetworks(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -149,18 +150,22 @@ func TestPodNetworks(t *testing.T) {
 	}
 	for _, step := range []struct {
 		services, pods *[]netip.Prefix
+		own            string
 		want, both     string
 	}{
-		{prefixes("10.96.0.0/16"), prefixes("10.10.1.0/24", "fd00:10::/64"), "10.10.1.0/24 pod, 10.96.0.0/16 service, fd00:10::/64 pod", ""},
-		{nil, prefixes("10.10.1.0/24", "10.96.0.0/16", "10.96.1.0/24"), "10.10.1.0/24 pod, 10.96.0.0/16 service, 10.96.1.0/24 pod", "10.96.0.0/16"},
-		{prefixes(), nil, "10.10.1.0/24 pod, 10.96.0.0/16 pod, 10.96.1.0/24 pod", ""},
-		{prefixes("10.10.1.0/24"), nil, "10.10.1.0/24 service, 10.96.0.0/16 pod, 10.96.1.0/24 pod", "10.10.1.0/24"},
-		{nil, prefixes(), "10.10.1.0/24 service", ""},
+		{prefixes("10.96.0.0/16"), prefixes("10.10.1.0/24", "fd00:10::/64"), "", "10.10.1.0/24 pod, 10.96.0.0/16 service, fd00:10::/64 pod", ""},
+		{nil, nil, "10.96.0.1 10.10.1.1 192.0.2.1", "10.10.1.0/24 pod, 10.96.0.0/16 service, 10.96.0.1/32 own, fd00:10::/64 pod", ""},
+		{nil, prefixes("10.96.0.0/24"), "10.96.0.1 10.96.1.1", "10.96.0.0/16 service, 10.96.0.0/24 pod, 10.96.1.1/32 own", ""},
+		{nil, prefixes("10.10.1.0/24", "10.96.0.0/16", "10.96.1.0/24"), "", "10.10.1.0/24 pod, 10.96.0.0/16 service, 10.96.1.0/24 pod", "10.96.0.0/16"},
+		{prefixes(), nil, "10.96.0.1", "10.10.1.0/24 pod, 10.96.0.0/16 pod, 10.96.1.0/24 pod", ""},
+		{prefixes("10.10.1.0/24"), nil, "", "10.10.1.0/24 service, 10.96.0.0/16 pod, 10.96.1.0/24 pod", "10.10.1.0/24"},
+		{nil, prefixes(), "", "10.10.1.0/24 service", ""},
 	} {
+		s.SetOwn(addresses(step.own))
 		mustApply(t, s, service.Delta{ServiceCIDRs: step.services, PodNetworks: step.pods})
 		var got []string
 		for key, network := range k.networks.entries {
-			got = append(got, key.Prefix().String()+map[datapath.Network]string{datapath.NetworkPod: " pod", datapath.NetworkService: " service"}[network])
+			got = append(got, key.Prefix().String()+map[datapath.Network]string{datapath.NetworkPod: " pod", datapath.NetworkService: " service", datapath.NetworkOwn: " own"}[network])
 		}
 		slices.Sort(got)
 		if got := strings.Join(got, ", "); got != step.want {
@@ -179,4 +184,12 @@ func TestPodNetworks(t *testing.T) {
 	if !maps.Equal(before, k.networks.entries) {
 		t.Errorf("after a restart %v, before %v", k.networks.entries, before)
 	}
+}
+
+// addresses are those of a list with spaces between them.
+func addresses(list string) (all []netip.Addr) {
+	for _, text := range strings.Fields(list) {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
 }

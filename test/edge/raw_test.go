@@ -43,9 +43,12 @@ func rawAddress(a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
+// send is told ENOBUFS of what is dropped at the node's own device: that is for the test to want.
 func (r *rawSocket) send(to netip.Addr, packet []byte) {
 	r.t.Helper()
-	r.must(os.NewSyscallError("sendto", unix.Sendto(r.fd, packet, 0, rawAddress(to))))
+	if err := unix.Sendto(r.fd, packet, 0, rawAddress(to)); err != unix.ENOBUFS {
+		r.must(os.NewSyscallError("sendto", err))
+	}
 }
 
 // receive is what has come already, layer 4 and from whom; nil if nothing has.

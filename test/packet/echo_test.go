@@ -146,20 +146,27 @@ func TestEchoOfDamagedRequest(t *testing.T) {
 }
 
 // Not answered: other messages, other addresses, and classes of clients or sources that
-// do not meet an answer there; what has options is the stack's.
+// do not meet an answer there, and what has options. A ClusterIP refuses all of these (R21).
 func TestNoEcho(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		defer w.apply(t, w.scene())
 		for _, kind := range []byte{0, 3, 5, 7, 9, 11, 13} {
 			asked := f.ping("payload")
-			asked.kind = kind
-			w.other(t, at, asked.frame(t))
+			if asked.kind = kind; (kind == 3 || kind == 5 || kind == 11) && f.client.Is4() || kind == 13 && f.client.Is6() {
+				w.other(t, at, asked.frame(t)) // an error, or neighbour discovery
+				continue
+			}
+			w.goes(t, at, asked.frame(t), model.Rejected) // R21
 		}
 		asked := f.ping("payload")
 		asked.code = 1
-		w.other(t, at, asked.frame(t))
-		for _, to := range []netip.Addr{f.own, f.unused, f.local, f.vip.Next(), f.loopback()} {
+		w.goes(t, at, asked.frame(t), model.Rejected)
+		for _, to := range []netip.Addr{f.unused, f.vip.Next()} {
+			asked.to = on(to, 0)
+			w.drops(t, at, asked.frame(t), model.DropUnused)
+		}
+		for _, to := range []netip.Addr{f.own, f.local, f.loopback()} {
 			asked := f.ping("payload")
 			asked.to = on(to, 0)
 			w.other(t, at, asked.frame(t))
@@ -167,7 +174,7 @@ func TestNoEcho(t *testing.T) {
 		asked = f.ping("payload")
 		asked.ipOptions = []layers.IPv4Option{{OptionType: 7, OptionLength: 7, OptionData: []byte{4, 0, 0, 0, 0}}, {OptionType: 1}}
 		asked.extension, asked.extensions = layers.IPProtocolIPv6Destination, [][]byte{extensionHeader(0, 1)}
-		w.other(t, at, asked.frame(t))
+		w.goes(t, at, asked.frame(t), model.Rejected)
 		w.ignores(t, atEgress, f.ping("the node's own").frame(t))
 
 		tables := w.scene()
@@ -181,10 +188,14 @@ func TestNoEcho(t *testing.T) {
 		tables.Frontends[key] = model.Frontend{Service: 99, Pod: model.Decision{Verdict: model.Pass}, Outside: model.Decision{Verdict: model.Answer}}
 		w.apply(t, tables)
 		asked.from = on(f.pod, 0)
-		w.other(t, at, asked.frame(t))
+		w.goes(t, at, asked.frame(t), model.Rejected)
 		delete(tables.Frontends, key)
 		w.apply(t, tables)
-		w.other(t, at, f.ping("nobody serves").frame(t))
+		w.goes(t, at, f.ping("nobody serves").frame(t), model.Rejected)
+		delete(tables.Frontends, model.FrontendKey{Address: f.vip})
+		tables.Services = nil
+		w.apply(t, tables)
+		w.other(t, at, f.ping("nobody's ClusterIP").frame(t))
 	})
 }
 

@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"maps"
 	"net/netip"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket/layers"
 
@@ -160,6 +162,45 @@ func TestNoWay(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The kernel forwards nothing that comes by a device: first packets, packets of flows and answers
+// are dropped, and the counter says why. What needs no forwarding is served.
+func TestForwardingOff(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.question(protocol, toRemote)
+		w.goes(t, at, question.frame(t), model.New)
+		w.forwarding(t, "0")
+		defer w.forwarding(t, "1")
+		time.Sleep(70 * time.Millisecond) // the way that is remembered
+		w.drops(t, at, question.frame(t), model.DropForwarding)
+		another := question
+		another.from = on(f.client, clientPort+1)
+		w.drops(t, at, another.frame(t), model.DropForwarding)
+		for _, dsr := range encapsulations {
+			w.drops(t, at, f.question(protocol, direct(toRemote, dsr)).frame(t), model.DropForwarding)
+		}
+		w.goes(t, at, f.question(protocol, rejected).frame(t), model.Rejected)
+	})
+}
+
+// goes runs a frame of which something has to leave, whatever that is.
+func (w *world) goes(t *testing.T, at hook, frame []byte, reason model.Reason) {
+	t.Helper()
+	before := w.counts(t)
+	if got := w.run(t, at, frame); got.Action != model.ActionSend {
+		t.Fatalf("%s: the packet met %v, want it sent", at, got.Action)
+	}
+	w.counted(t, before, reason)
+}
+
+// forwarding says whether the kernel forwards what comes by eth0.
+func (w *world) forwarding(t *testing.T, value string) {
+	t.Helper()
+	for _, family := range []string{"ipv4", "ipv6"} {
+		must(t, os.WriteFile("/proc/sys/net/"+family+"/conf/eth0/forwarding", []byte(value), 0))
+	}
 }
 
 // A packet whose last hop is the node, be it a flow's first or not, is answered in the

@@ -347,8 +347,7 @@ func TestVLANTags(t *testing.T) {
 	})
 }
 
-// Neither ARP nor another protocol over IP is anything to the edge, also where it
-// asks for a Service's address.
+// R21: a ClusterIP refuses whatever protocol comes over IP. ARP is nothing to the edge.
 func TestOtherProtocols(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -359,9 +358,7 @@ func TestOtherProtocols(t *testing.T) {
 			} else {
 				frame[14+6] = number
 			}
-			before := w.counts(t)
-			w.ignores(t, at, frame)
-			w.counted(t, before, model.NotOurs)
+			w.goes(t, at, frame, model.Rejected)
 		}
 		frame := f.question(protocol, toRemote).frame(t)
 		frame[12], frame[13] = 0x08, 0x06

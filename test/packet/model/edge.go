@@ -23,6 +23,7 @@ const (
 	DropUnused
 	DropNoBackend
 	DropNoRoute
+	DropForwarding
 	DropNoAddress
 	DropNoPort
 	DropSCTPPort
@@ -171,6 +172,9 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		if result, ok := v.echo(); ok {
 			return result
 		}
+		if result, ok := v.otherProtocol(bySource); ok {
+			return result
+		}
 		return v.pass(NotOurs)
 	case result == malformed:
 		return v.pass(DropMalformed)
@@ -224,6 +228,11 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 	p, result := parse(frame)
 	v := &visit{e, p, false, device, nil}
 	untouched := Result{Action: ActionPass, Frame: frame}
+	if result == other {
+		if result, ok := v.otherProtocol(theNode); ok {
+			return result
+		}
+	}
 	if result != ours {
 		return untouched
 	}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import "slices"
+
+// class is who asks.
+type class int
+
+const (
+	bySource class = iota // a pod or somebody outside: the address tells
+	theNode
+)
+
+// otherProtocol is a packet of a protocol that no Service has, to an address of Services (R21).
+func (v *visit) otherProtocol(c class) (Result, bool) {
+	const routing = 43
+	to := v.tuple.Destination
+	if v.l4 == 0 || hasPorts(v.tuple.Protocol) == ours || v.is6() && v.tuple.Protocol == routing {
+		return Result{}, false
+	}
+	if v.wrapped != nil || c == bySource && !v.xdp && v.PodsAt[v.device] {
+		return Result{}, false
+	}
+	f, ok := v.Frontends[FrontendKey{Address: to}]
+	if !ok && !v.isService(to) || to.IsLoopback() || v.asksNothing() {
+		return Result{}, false
+	}
+	if end := l3 + v.length; noSource(v.tuple.Source) || end > len(v.frame) || v.l4 > end {
+		return v.pass(DropMalformed), true
+	}
+	decision := f.Outside
+	switch {
+	case !ok:
+		return v.drop(DropUnused), true
+	case c == theNode: // the tables here say nothing of it
+		return v.pass(NotOurs), true
+	case v.isPod(v.tuple.Source):
+		decision = f.Pod
+	}
+	if len(decision.Slots) > 0 {
+		return Result{}, false
+	}
+	if decision.Verdict == Reject && v.length < 20+8 { // less than an error quotes
+		return v.drop(Rejected), true
+	}
+	return v.judge(decision.Verdict), true
+}
+
+// asksNothing says that a packet is an ICMP error, or a message of neighbour discovery.
+func (v *visit) asksNothing() bool {
+	protocol, errors := uint8(ICMP), []byte{3, 4, 5, 11, 12}
+	if v.is6() {
+		protocol, errors = ICMPv6, []byte{1, 2, 3, 4, 133, 134, 135, 136, 137}
+	}
+	if v.tuple.Protocol != protocol || v.fragment == laterFragment {
+		return false
+	}
+	message := v.at(v.l4, 8)
+	return message == nil || slices.Contains(errors, message[0])
+}
