@@ -267,7 +267,7 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	if _, f := find(table, vipHTTP); f.Kind != LoadBalancer {
 		t.Errorf("%s is a %s", vipHTTP, f.Kind)
 	}
-	check(t, table, expect{webHTTP: everywhere("a b")})
+	check(t, table, expect{webHTTP: "all a b masq"})
 
 	same := ports(corev1.ServicePort{Name: "http", Port: 80, NodePort: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", same), both)
@@ -276,10 +276,10 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 		t.Errorf("problems, one an address: %q", p)
 	}
 
-	// The order of fields counts here, too.
+	// The external IP decides, and it is the NodePort's address to bind() all the same (R38).
 	fields := ports(corev1.ServicePort{Name: "http", Port: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", fields, externalIPs(hereIP)), both)
-	if _, f := find(table, nodeHTTP); f.Kind != NodePort || f.Port.Name != "admin" {
+	if _, f := find(table, nodeHTTP); f.Kind != NodePort || f.Port.Name != "http" {
 		t.Errorf("%s is the %s of %s", nodeHTTP, f.Kind, f.Port)
 	}
 
