@@ -42,6 +42,8 @@ func TestR25SourceRanges(t *testing.T) {
 		{"only those of the family", []string{"198.51.100.0/24", "2001:db8:5::/48"}, at6, []string{"2001:db8:5::/48"}},
 		{"those of the other family alone restrict nothing", []string{"198.51.100.0/24"}, at6, nil},
 		{"all addresses of the family", []string{"198.51.100.0/24", "0.0.0.0/0", "2001:db8:5::/48"}, at, nil},
+		{"half of all addresses is not all", []string{"0.0.0.0/1"}, at, []string{"0.0.0.0/1"}},
+		{"nor is half of those of IPv6", []string{"8000::/1"}, at6, []string{"8000::/1"}},
 		{"all addresses of the other family", []string{"198.51.100.0/24", "::/0"}, at, []string{"198.51.100.0/24"}},
 		{"with the node, its VIPs", []string{"192.0.2.0/24"}, at, []string{"192.0.2.0/24", vip + "/32", "203.0.113.2/32"}},
 		{"with the node's IPv6 address, its IPv6 VIP", []string{"2001:db8::/64"}, at6, []string{"2001:db8::/64", vip6 + "/128"}},

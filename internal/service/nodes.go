@@ -217,20 +217,12 @@ func (t *Table) updateBalancers(b *batch) *[]netip.Prefix {
 // the node's addresses of that family (R34).
 func (t *Table) LocalReadyEndpoints(service Ref, family Family) int {
 	ready := map[netip.Addr]struct{}{}
-	merged := map[ServicePort]struct{}{}
-	for _, s := range t.byService[service] {
-		for _, p := range s.Ports {
-			port := ServicePort{Name: p.Name, Protocol: p.Protocol}
-			if _, known := merged[port]; known {
-				continue
-			}
-			merged[port] = struct{}{}
-			all := mergeEndpoints(t.byService[service], port, family)
-			t.health.of(service).mark(all, port)
-			for _, c := range all {
-				if c.ready() && c.local(&t.node) {
-					ready[c.addr.Addr()] = struct{}{}
-				}
+	for name, from := range portsOf(t.byService[service], family) {
+		all := mergeEndpoints(from)
+		t.health.of(service).mark(all, ServicePort{Name: name.name, Protocol: name.protocol})
+		for _, c := range all {
+			if c.ready() && c.local(&t.node) {
+				ready[c.addr.Addr()] = struct{}{}
 			}
 		}
 	}

@@ -62,13 +62,22 @@ func (f *Frontend) stands(other FrontendKind) {
 
 // keepUsedSets drops the sets that no frontend sends anything to.
 func (p *Plan) keepUsedSets() {
-	p.Sets = slices.DeleteFunc(p.Sets, func(s BackendSet) bool { return !usesSet(p.Frontends, s.Key) })
+	used := usedSets(p.Frontends)
+	p.Sets = slices.DeleteFunc(p.Sets, func(s BackendSet) bool { return !used[s.Key] })
 }
 
-func usesSet(frontends []Frontend, key SetKey) bool {
-	return slices.ContainsFunc(frontends, func(f Frontend) bool {
-		return slices.ContainsFunc(f.Decisions[:], func(d Decision) bool { return d.Verdict == Balance && f.Set(d) == key })
-	})
+// usedSets are the sets that frontends send something to.
+func usedSets(frontends []Frontend) map[SetKey]bool {
+	used := map[SetKey]bool{}
+	for i := range frontends {
+		f := &frontends[i]
+		for _, d := range f.Decisions {
+			if d.Verdict == Balance {
+				used[f.Set(d)] = true
+			}
+		}
+	}
+	return used
 }
 
 // equalPlans says whether two plans, nil for none, ask for the same.

@@ -79,16 +79,18 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 	external := ofFamily(p.svc.ExternalIPs, family)
 	ranges := sourceRanges(p.svc.SourceRanges, ingress, p.node.primaryOf(family), family)
 	firstOfFamily := len(p.plan.Frontends)
-	for i, port := range p.svc.Ports {
-		if slices.ContainsFunc(p.svc.Ports[:i], func(o ServicePort) bool {
-			return o.Name == port.Name && o.Protocol == port.Protocol
-		}) {
+	bySlice := portsOf(p.slices, family)
+	seen := make(map[portName]bool, len(p.svc.Ports))
+	for _, port := range p.svc.Ports {
+		name := port.named()
+		if seen[name] {
 			p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
 				"port %d/%s: another %s port of this Service has the name %q: give it its own", port.Port, port.Protocol, port.Protocol, port.Name))
 			continue
 		}
+		seen[name] = true
 		first := len(p.plan.Frontends)
-		all := mergeEndpoints(p.slices, port, family)
+		all := mergeEndpoints(bySlice[name])
 		if problem := p.health.mark(all, port); problem != "" {
 			p.plan.Problems = append(p.plan.Problems, problem)
 		}
@@ -209,10 +211,15 @@ func (p *portPlan) externalIP(ip netip.Addr) [SourceClasses]Decision {
 // the flows it has (R29). TCP connections stay whatever happens (R30); those without a
 // record, as long as their endpoint is there, be it ready or not.
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
+	var used [Kept]bool
+	for i := range frontends {
+		for _, d := range frontends[i].Decisions {
+			used[d.Scope] = used[d.Scope] || d.Verdict == Balance
+		}
+	}
 	for _, scope := range []Scope{Cluster, Local} {
-		key := SetKey{p.port, p.family, scope}
-		if bs := p.sets.of(scope); len(bs) > 0 && usesSet(frontends, key) {
-			p.plan.Sets = append(p.plan.Sets, BackendSet{key, bs})
+		if bs := p.sets.of(scope); len(bs) > 0 && used[scope] {
+			p.plan.Sets = append(p.plan.Sets, BackendSet{SetKey{p.port, p.family, scope}, bs})
 		}
 	}
 	untracked := func(f Frontend) bool { return f.Untracked }
