@@ -50,6 +50,8 @@ type Agent struct {
 	mu          gosync.Mutex
 	source      observe.Source // what the socket's requests see of the source
 	unknownNode bool
+	// nodeDeleted: this node's Node object has been deleted (R39).
+	nodeDeleted bool
 	// optOutProblems are those of objects that ask for no socket shortcut.
 	optOutProblems []service.OptOutProblem
 	// checked are the endpoints with health checks.

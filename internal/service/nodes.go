@@ -21,6 +21,12 @@ func (t *Table) SetLocalAddresses(addrs []netip.Addr) Delta {
 
 func (t *Table) setNode(b *batch, c Change) {
 	old := t.nodes[c.Ref.Name]
+	if c.Ref.Name == t.config.NodeName {
+		t.ownDeleted = c.Object == nil && old != nil
+		if t.ownDeleted {
+			return // R39
+		}
+	}
 	set(t.nodes, c.Ref.Name, c.Object)
 	if n := t.nodes[c.Ref.Name]; n != nil {
 		t.count(b, n.Addresses, 1)
@@ -128,7 +134,11 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, confi
 	})
 }
 
-// UnknownNode says that there are Nodes, and none has this node's name.
+// OwnNodeDeleted says that this node's Node object has been deleted: what it said last
+// stays in force until there is another (R39).
+func (t *Table) OwnNodeDeleted() bool { return t.ownDeleted }
+
+// UnknownNode says that there are Nodes, and none has or had this node's name.
 func (t *Table) UnknownNode() bool {
 	return len(t.nodes) > 0 && t.nodes[t.config.NodeName] == nil
 }

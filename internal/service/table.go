@@ -14,7 +14,8 @@ import (
 // Table holds the objects of a cluster as one node sees them, and the plan of
 // each object that has one. What it holds after a series of changes depends on
 // the objects that are left, not on the order in which they came; but a Service
-// whose annotations about health become wrong keeps the check that it had (H5).
+// whose annotations about health become wrong keeps the check that it had (H5),
+// and this node the facts of its deleted Node object (R39).
 //
 // It is told nothing before the objects of all kinds are known (R4); the source
 // sees to that. A Table is for one goroutine. What it returns must not be
@@ -28,7 +29,9 @@ type Table struct {
 	byService map[Ref][]*EndpointSlice
 	// pods has those of this node with hostPorts that live.
 	pods  map[Ref]*Pod
-	nodes map[string]*Node
+	// nodes are those that there are, and this node's last one, though it be deleted (R39).
+	nodes      map[string]*Node
+	ownDeleted bool
 	cidrs map[string]*ServiceCIDR
 
 	// interfaces is what SetLocalAddresses was told, nodeAddrs how many Nodes and

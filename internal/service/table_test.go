@@ -253,7 +253,7 @@ func TestNodeViews(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, c[0], c[1])
 		}
 	}
-	table.Apply([]Change{gone(&Node{Name: "there"}), gone(here)})
+	table.Apply([]Change{gone(&Node{Name: "there"}), changes(&Node{Name: "here"})[0]})
 	table.SetLocalAddresses(nil)
 	if n := len(table.nodeAddrs) + len(table.node.local) + len(table.PodCIDRs()); n != 0 {
 		t.Errorf("%d left", n)
