@@ -34,6 +34,7 @@ type Agent struct {
 	started time.Time
 
 	objects  source.Source
+	server   apiServer // where objects come from, unless from files
 	datapath *datapath.Datapath
 	syncer   *sync.Syncer
 	// addresses of this node's interfaces, of the loop.
@@ -67,7 +68,7 @@ type Agent struct {
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	var err error
-	if a.objects, a.source, err = newSource(config, version, log); err != nil {
+	if a.objects, a.source, err = newSource(config, version, &a.server, log); err != nil {
 		return err
 	}
 	loaded := a.loadManifests()

@@ -20,6 +20,7 @@ import (
 // complete, nothing is programmed and nothing removed (R4).
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
+	a.table.SetServer(a.server.addresses())
 	delta := a.table.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()

@@ -10,7 +10,6 @@ import (
 // R39: what this node's Node object said last stays in force when it is deleted.
 func TestR39TheOwnNodeIsDeleted(t *testing.T) {
 	config := testConfig()
-	config.RefuseForeignExternalIPs = true
 	own := &Node{Name: "here", Zone: "east", Addresses: addrs(hereIP, hereIP6), PodCIDRs: prefixes("10.1.0.0/24")}
 	there := &Node{Name: "there", Zone: "west", Addresses: addrs(thereIP), PodCIDRs: prefixes("10.1.1.0/24")}
 	table := cluster(config, own, there, service("web", nodePort(30080), externalIPs(hereIP, thereIP)), endpoints("a here zone=east", "b there zone=west"))

@@ -30,9 +30,11 @@ func (t *Table) setNode(b *batch, c Change) {
 	set(t.nodes, c.Ref.Name, c.Object)
 	if n := t.nodes[c.Ref.Name]; n != nil {
 		t.count(b, n.Addresses, 1)
+		t.guarded.nodes.count(b.guarded, n.Addresses, 1)
 	}
 	if old != nil {
 		t.count(b, old.Addresses, -1)
+		t.guarded.nodes.count(b.guarded, old.Addresses, -1)
 	}
 	now := t.nodes[c.Ref.Name]
 	if old.addressOf(IPv4) != now.addressOf(IPv4) || old.addressOf(IPv6) != now.addressOf(IPv6) {
@@ -59,14 +61,7 @@ func podCIDRs(n *Node) []netip.Prefix {
 
 // count notes that a Node or this node's interfaces gained or lost addresses.
 func (t *Table) count(b *batch, addrs []netip.Addr, by int) {
-	for _, a := range addrs {
-		if _, counted := b.knew[a]; !counted {
-			b.knew[a] = t.nodeAddrs[a] > 0
-		}
-		if t.nodeAddrs[a] += by; t.nodeAddrs[a] == 0 {
-			delete(t.nodeAddrs, a)
-		}
-	}
+	counts(t.nodeAddrs).count(b.knew, addrs, by)
 }
 
 // updateNode takes over what the batch says of nodes and marks the objects whose
@@ -76,12 +71,11 @@ func (t *Table) updateNode(b *batch) {
 	if b.thisNode {
 		t.node = newNodeFacts(&t.config, t.nodes, t.interfaces, t.nodeAddrs)
 	}
+	t.node.guarded = t.guarded
 	moved := map[netip.Addr]bool{}
-	for a, before := range b.knew {
-		if before != (t.nodeAddrs[a] > 0) {
-			moved[a] = true
-		}
-	}
+	counts(t.nodeAddrs).moved(b.knew, moved)
+	t.guarded.nodes.moved(b.guarded, moved)
+	t.guarded.servers.moved(b.servers, moved)
 	changed := nodeChange{
 		nodePorts: !slices.Equal(old.nodePorts, t.node.nodePorts),
 		primary:   !slices.Equal(old.primary, t.node.primary),

@@ -76,7 +76,7 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 		Decisions: [SourceClasses]Decision{reject, reject, reject},
 	})
 	ingress := ofFamily(p.svc.IngressIPs, family)
-	external := ofFamily(p.svc.ExternalIPs, family)
+	external := p.admitted(ofFamily(p.svc.ExternalIPs, family), clusterIP)
 	ranges := sourceRanges(p.svc.SourceRanges, ingress, p.node.primaryOf(family), family)
 	firstOfFamily := len(p.plan.Frontends)
 	bySlice := portsOf(p.slices, family)
@@ -102,7 +102,7 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 			f.add(LoadBalancer, ip, port.Port, f.external(), ranges)
 		}
 		for _, ip := range external {
-			f.add(ExternalIP, ip, port.Port, f.externalIP(ip), nil)
+			f.add(ExternalIP, ip, port.Port, f.externalIP(ip == clusterIP), nil)
 		}
 		f.addSets(all, p.plan.Frontends[first:])
 		if port.Protocol == SCTP {
@@ -197,14 +197,32 @@ func (p *portPlan) external() [SourceClasses]Decision {
 	}
 }
 
-// externalIP is external, unless the operator distrusts the address (R26).
-func (p *portPlan) externalIP(ip netip.Addr) [SourceClasses]Decision {
+// externalIP is external, unless the operator distrusts the address: what pods and the
+// node send there goes where it would without the Service (R26). The Service's own ClusterIP is
+// nobody else's address.
+func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	ds := p.external()
-	if p.config.RefuseForeignExternalIPs && p.node.nodes[ip] == 0 {
-		ds[FromPod] = Decision{Verdict: Reject}
-		ds[FromNode] = Decision{Verdict: Reject}
+	if p.config.RefuseForeignExternalIPs && !own {
+		ds[FromPod], ds[FromNode] = Decision{}, Decision{}
 	}
 	return ds
+}
+
+// admitted leaves out external IPs that are others' for certain, where the operator
+// distrusts these (R26).
+func (p *servicePlan) admitted(external []netip.Addr, clusterIP netip.Addr) []netip.Addr {
+	if !p.config.RefuseForeignExternalIPs {
+		return external
+	}
+	return slices.DeleteFunc(external, func(ip netip.Addr) bool {
+		whose := p.node.guarded.owner(ip)
+		if whose == "" || ip == clusterIP {
+			return false
+		}
+		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
+			"external IP %s is ignored, because it is an address of %s (--refuse-foreign-external-ips): remove it", ip, whose))
+		return true
+	})
 }
 
 // addSets appends the sets that the port's frontends use (R14), and what keeps

@@ -38,7 +38,10 @@ type Table struct {
 	// interfaces have each address; node is what resolving reads of both.
 	interfaces []netip.Addr
 	nodeAddrs  map[netip.Addr]int
+	guarded    guarded
 	node       nodeFacts
+	// server are the addresses that SetServer was told last, those before it counted.
+	server, serverBefore []netip.Addr
 
 	serviceCIDRs []netip.Prefix
 	podNetworks  []netip.Prefix
@@ -61,6 +64,7 @@ func NewTable(config Config) *Table {
 		nodes:     map[string]*Node{},
 		cidrs:     map[string]*ServiceCIDR{},
 		nodeAddrs: map[netip.Addr]int{},
+		guarded:   guarded{counts{}, counts{}},
 		claims:    newClaims(),
 		owners:    map[Ref]*owner{},
 		health:    newHealth(),
@@ -75,6 +79,7 @@ func NewTable(config Config) *Table {
 // object the last counts.
 func (t *Table) Apply(changes []Change) Delta {
 	b := newBatch()
+	t.countServer(b)
 	for _, c := range changes {
 		switch c.Ref.Kind {
 		case KindService:
@@ -101,12 +106,14 @@ type batch struct {
 	thisNode, serviceCIDRs, podCIDRs, nodes bool
 	// renumbered are Nodes that others reach at another address than before.
 	renumbered map[string]bool
-	// knew says of each address counted up or down whether some node had it before.
-	knew map[netip.Addr]bool
+	// knew says of each address counted up or down whether some node had it before; guarded
+	// and servers say so of Table.guarded.
+	knew, guarded, servers map[netip.Addr]bool
 }
 
 func newBatch() *batch {
-	return &batch{dirty: map[Ref]struct{}{}, renumbered: map[string]bool{}, knew: map[netip.Addr]bool{}}
+	return &batch{dirty: map[Ref]struct{}{}, renumbered: map[string]bool{},
+		knew: map[netip.Addr]bool{}, guarded: map[netip.Addr]bool{}, servers: map[netip.Addr]bool{}}
 }
 
 // set stores an object by its key, or removes it if it is nil.
@@ -136,6 +143,7 @@ func (t *Table) setSlice(b *batch, c Change) {
 			delete(t.byService, ref)
 		}
 		delete(t.slices, c.Ref)
+		t.countServers(b, old, -1)
 		b.dirty[ref] = struct{}{}
 	}
 	// R2, R5: what is headless, or of an address type that is no family, does not
@@ -145,6 +153,7 @@ func (t *Table) setSlice(b *batch, c Change) {
 		return
 	}
 	t.slices[c.Ref] = s
+	t.countServers(b, s, 1)
 	ref := s.serviceRef()
 	i, _ := slices.BinarySearchFunc(t.byService[ref], s.Name, byName)
 	t.byService[ref] = slices.Insert(t.byService[ref], i, s)
