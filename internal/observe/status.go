@@ -35,9 +35,9 @@ type Status struct {
 	// was asked for.
 	Unserved string `json:"unserved,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
-	UnknownNode bool   `json:"unknownNode,omitempty"`
+	UnknownNode bool `json:"unknownNode,omitempty"`
 	// NodeDeleted: this node's Node object is gone, and its last facts are in force (R39).
-	NodeDeleted bool `json:"nodeDeleted,omitempty"`
+	NodeDeleted bool   `json:"nodeDeleted,omitempty"`
 	BPFFS       string `json:"bpffs"`
 	Cgroup      string `json:"cgroup,omitempty"`
 

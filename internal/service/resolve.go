@@ -55,6 +55,10 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 		p.plan.TableSize = config.TableSize
 	}
 	p.complainOfDSR()
+	if s.HealthCheckNodePort != 0 {
+		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
+			"healthCheckNodePort %d is not served, because Beeline lacks that (R34): load balancers that ask it take every node for one without endpoints; have them ask a port of the Service", s.HealthCheckNodePort))
+	}
 	for _, family := range []Family{IPv4, IPv6} {
 		if ip := s.clusterIP(family); ip.IsValid() {
 			p.addFamily(family, ip)

@@ -4,6 +4,7 @@ package service
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -247,6 +248,29 @@ func TestR32FieldsThatAreNotRead(t *testing.T) {
 	without := cluster(testConfig(), service("web", loadBalancer(vip)), slice).Plan(web)
 	if !equalPlans(with, without) {
 		t.Errorf("plans differ: %+v, %+v", with, without)
+	}
+}
+
+// R34: nothing answers at a healthCheckNodePort, and the status says so.
+func TestR34HealthCheckNodePortIsNotServed(t *testing.T) {
+	port := func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }
+	for _, c := range []struct {
+		name    string
+		service *Service
+		want    int
+	}{
+		{"a load balancer with eTP Local", service("web", loadBalancer(vip), eTPLocal, port), 1},
+		{"one that has none", service("web", loadBalancer(vip), eTPLocal), 0},
+		{"with eTP Cluster it means nothing", service("web", loadBalancer(vip), port), 0},
+		{"nor without a load balancer", service("web", nodePort(30080), eTPLocal, port), 0},
+	} {
+		table := cluster(testConfig(), c.service, both)
+		if p := table.Plan(web).Problems; len(p) != c.want || c.want > 0 && !strings.HasPrefix(p[0], "healthCheckNodePort 32000 is not served") {
+			t.Errorf("%s: problems %q", c.name, p)
+		}
+		if _, f := find(table, webHTTP); f == nil {
+			t.Errorf("%s: the ClusterIP is not there", c.name)
+		}
 	}
 }
 

@@ -28,11 +28,11 @@ type Table struct {
 	slices    map[Ref]*EndpointSlice
 	byService map[Ref][]*EndpointSlice
 	// pods has those of this node with hostPorts that live.
-	pods  map[Ref]*Pod
+	pods map[Ref]*Pod
 	// nodes are those that there are, and this node's last one, though it be deleted (R39).
 	nodes      map[string]*Node
 	ownDeleted bool
-	cidrs map[string]*ServiceCIDR
+	cidrs      map[string]*ServiceCIDR
 
 	// interfaces is what SetLocalAddresses was told, nodeAddrs how many Nodes and
 	// interfaces have each address; node is what resolving reads of both.
