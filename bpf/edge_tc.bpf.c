@@ -29,8 +29,8 @@ int beeline_edge_ingress(struct __sk_buff *ctx)
 SEC("tc")
 int beeline_edge_egress(struct __sk_buff *ctx)
 {
-	/* The agent's health checks mean the backend, whoever has its address. */
-	if (ctx->mark == MARK_PROBE)
+	/* The agent means the address that it names, whoever has it. */
+	if (ctx->mark == MARK_AGENT)
 		return packet_pass(ctx);
 	if (ctx->mark == MARK_ENCAPSULATED) {
 		ctx->mark = 0;

@@ -43,7 +43,7 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 	enum verdict verdict;
 	__u64 netns_cookie;
 
-	if (ctx->sk->mark == MARK_PROBE)
+	if (ctx->sk->mark == MARK_AGENT)
 		return VERDICT_PASS;
 	socket_address(ctx->sk, &source);
 	destination_meant(d, &source);

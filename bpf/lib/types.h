@@ -55,11 +55,11 @@ enum verdict {
 	VERDICT_ANSWER, /* an ICMP echo request */
 };
 
-/* SO_MARK of the agent's health checks: they mean the address that they name, also
- * where that is a Service's. The bits are none of those that Kubernetes, Calico and
- * Tailscale use. */
+/* SO_MARK of the agent's own connections, which are health checks and those to the API
+ * server: they mean the address that they name, also where that is a Service's. The bits
+ * are none of those that Kubernetes, Calico and Tailscale use. */
 enum socket_mark {
-	MARK_PROBE = 0x101e,
+	MARK_AGENT = 0x101e,
 };
 
 /* What the edge has put around packets bears this on its way from tc ingress to egress; marks

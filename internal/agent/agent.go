@@ -34,6 +34,7 @@ type Agent struct {
 	started time.Time
 
 	objects  source.Source
+	server   apiServer // where objects come from, unless from files
 	datapath *datapath.Datapath
 	syncer   *sync.Syncer
 	// addresses of this node's interfaces, of the loop.
@@ -50,6 +51,8 @@ type Agent struct {
 	mu          gosync.Mutex
 	source      observe.Source // what the socket's requests see of the source
 	unknownNode bool
+	// nodeDeleted: this node's Node object has been deleted (R39).
+	nodeDeleted bool
 	// optOutProblems are those of objects that ask for no socket shortcut.
 	optOutProblems []service.OptOutProblem
 	// checked are the endpoints with health checks.
@@ -65,7 +68,7 @@ type Agent struct {
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	var err error
-	if a.objects, a.source, err = newSource(config, version, log); err != nil {
+	if a.objects, a.source, err = newSource(config, version, &a.server, log); err != nil {
 		return err
 	}
 	loaded := a.loadManifests()

@@ -20,6 +20,7 @@ import (
 // complete, nothing is programmed and nothing removed (R4).
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
+	a.table.SetServer(a.server.addresses())
 	delta := a.table.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
@@ -116,13 +117,16 @@ func (a *Agent) becomeReady(objects int) error {
 	return nil
 }
 
-// noteNode says so if this node's name is none of the Nodes'.
+// noteNode says so if this node's name is none of the Nodes', or none any more.
 func (a *Agent) noteNode() {
-	unknown := a.table.UnknownNode()
+	unknown, deleted := a.table.UnknownNode(), a.table.OwnNodeDeleted()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if unknown && !a.unknownNode {
-		a.log.Warn("no Node has this node's name: no endpoint counts as local, and there are no NodePorts; is --node-name right?", "node", a.config.NodeName)
+		a.log.Warn("no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
 	}
-	a.unknownNode = unknown
+	if deleted && !a.nodeDeleted {
+		a.log.Warn("the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in force until there is another", "node", a.config.NodeName)
+	}
+	a.unknownNode, a.nodeDeleted = unknown, deleted
 }

@@ -100,7 +100,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "take Services with this value of the label service.kubernetes.io/service-proxy-name, too")
 	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks whose addresses of this node serve NodePorts (default: the node's primary address of each family)")
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
-	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "refuse pods and the node at external IPs that are no node's address: whoever may create a Service could else intercept what they send to any address")
+	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "ignore external IPs for pods and the node, and for everybody where one is an address of a Node or of the API server: whoever may create a Service could else intercept what is sent to any address")
 	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "refuse clients outside of the cluster at ClusterIPs: with a route to this node they reach them else, as with kube-proxy")
 	fs.BoolVar(&c.BindProtection, "bind-protection", true, "refuse bind() of a served NodePort or HostPort in the node's own network namespace: the program would wait for connections that never come")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")

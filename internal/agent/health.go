@@ -15,7 +15,7 @@ import (
 )
 
 func (a *Agent) newProber() *probe.Prober {
-	return probe.New(probe.Options{Dial: probe.Direct(uint32(datapath.ProbeMark))})
+	return probe.New(probe.Options{Dial: probe.Direct(uint32(datapath.AgentMark))})
 }
 
 // wantHealth has the table's targets asked, and adds to a change of the table what

@@ -167,7 +167,7 @@ func (a *Agent) status() (*observe.Status, error) {
 	s.Edge = a.edge.Complete(s.Edge)
 	s.Source = a.sourceStatus()
 	a.mu.Lock()
-	s.UnknownNode = a.unknownNode
+	s.UnknownNode, s.NodeDeleted = a.unknownNode, a.nodeDeleted
 	a.mu.Unlock()
 	return s, nil
 }

@@ -16,12 +16,12 @@ import (
 
 // newSource makes the source that is configured.
 //
-// An API server need not answer yet.
-func newSource(config Config, version string, log *slog.Logger) (source.Source, observe.Source, error) {
+// An API server need not answer yet. The given apiServer learns where it is.
+func newSource(config Config, version string, server *apiServer, log *slog.Logger) (source.Source, observe.Source, error) {
 	if config.Manifests == "" {
 		objects, err := kube.New(kube.Options{
 			Kubeconfig: config.Kubeconfig, Version: version, NodeName: config.NodeName,
-			ServiceProxyName: config.Service.ServiceProxyName, Log: log,
+			ServiceProxyName: config.Service.ServiceProxyName, Dial: server.dial, Log: log,
 		})
 		if err != nil {
 			return nil, observe.Source{}, err

@@ -79,8 +79,8 @@ const (
 	AcceptOption  = SockDsrAcceptedDSR_ACCEPT_OPTION
 )
 
-// ProbeMark is the SO_MARK of sockets whose connections no Service takes.
-const ProbeMark = SockSocketMarkMARK_PROBE
+// AgentMark is the SO_MARK of sockets whose connections no Service takes.
+const AgentMark = SockSocketMarkMARK_AGENT
 
 // What is known of a network.
 const (

@@ -35,7 +35,9 @@ type Status struct {
 	// was asked for.
 	Unserved string `json:"unserved,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
-	UnknownNode bool   `json:"unknownNode,omitempty"`
+	UnknownNode bool `json:"unknownNode,omitempty"`
+	// NodeDeleted: this node's Node object is gone, and its last facts are in force (R39).
+	NodeDeleted bool   `json:"nodeDeleted,omitempty"`
 	BPFFS       string `json:"bpffs"`
 	Cgroup      string `json:"cgroup,omitempty"`
 
@@ -220,7 +222,10 @@ func (s *Status) Complaints() []string {
 		}
 	}
 	if s.UnknownNode {
-		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
+		all = append(all, fmt.Sprintf("no Node is called %q: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", s.Node))
+	}
+	if s.NodeDeleted {
+		all = append(all, fmt.Sprintf("Node %s has been deleted: its last addresses, zone and podCIDRs stay in force until there is another", s.Node))
 	}
 	all = append(all, s.healthComplaints()...)
 	all = append(all, s.optOutComplaints()...)

@@ -51,3 +51,21 @@ func TestUntracked(t *testing.T) {
 		}
 	}
 }
+
+// R39: a Node that has been deleted is no wrong name.
+func TestNodeDeleted(t *testing.T) {
+	const unknown, deleted = `no Node is called "n"`, "Node n has been deleted"
+	for _, test := range []struct {
+		status Status
+		want   string
+	}{
+		{Status{Running: true, Node: "n"}, ""},
+		{Status{Running: true, Node: "n", UnknownNode: true}, unknown},
+		{Status{Running: true, Node: "n", NodeDeleted: true}, deleted},
+	} {
+		all := test.status.Complaints()
+		if got := strings.Join(all, "; "); len(all) > 1 || test.want == "" && got != "" || !strings.HasPrefix(got, test.want) {
+			t.Errorf("complaints %q, want %q", got, test.want)
+		}
+	}
+}

@@ -35,18 +35,25 @@ type dialer func(context.Context, netip.AddrPort) (net.Conn, error)
 // Service's, if the datapath leaves sockets with this mark alone (SO_MARK). The
 // source address is that of the route.
 func Direct(mark uint32) dialer {
-	d := net.Dialer{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+	d := Marked(net.Dialer{KeepAlive: -1}, mark)
+	return func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", addr.String())
+	}
+}
+
+// Marked is a dialer whose sockets bear a mark before they connect. Those of MPTCP could
+// not: the kernel connects others in their place.
+func Marked(d net.Dialer, mark uint32) *net.Dialer {
+	d.Control = func(_, _ string, raw syscall.RawConn) (err error) {
 		if err := raw.Control(func(fd uintptr) {
 			err = os.NewSyscallError("setsockopt SO_MARK", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)))
 		}); err != nil {
 			return err
 		}
 		return err
-	}}
-	d.SetMultipathTCP(false)
-	return func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
-		return d.DialContext(ctx, "tcp", addr.String())
 	}
+	d.SetMultipathTCP(false)
+	return &d
 }
 
 // Ask asks a target once, until ctx ends, and says what is wrong with it; "" if

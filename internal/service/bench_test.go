@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // bigCluster has 5,000 Services of 10 endpoints each, half of them dual stack,
@@ -122,5 +125,48 @@ func BenchmarkLargeService(b *testing.B) {
 	for b.Loop() {
 		table.Apply(changes(&less))
 		table.Apply(changes(slices[7]))
+	}
+}
+
+// BenchmarkManyPorts is an endpoint that comes and goes in a Service with many ports and
+// 20 endpoints: ten times the ports are to take ten times the time.
+func BenchmarkManyPorts(b *testing.B) {
+	check := note(AnnotationHealthCheck, "tcp")
+	for _, c := range []struct {
+		name    string
+		options []serviceOption
+	}{
+		{"clusterIP", nil},
+		{"loadBalancer", []serviceOption{loadBalancer(vip), externalIPs(webIP)}},
+		{"checked", []serviceOption{check}},
+	} {
+		for _, n := range []int{300, 3000} {
+			b.Run(fmt.Sprintf("%s/ports=%d", c.name, n), func(b *testing.B) { benchmarkManyPorts(b, n, c.options) })
+		}
+	}
+}
+
+func benchmarkManyPorts(b *testing.B, n int, options []serviceOption) {
+	var of []corev1.ServicePort
+	var named []discoveryv1.EndpointPort
+	for i := range n {
+		name, port := fmt.Sprintf("port-%d", i), int32(1000+i)
+		of = append(of, corev1.ServicePort{Name: name, Port: port})
+		named = append(named, discoveryv1.EndpointPort{Name: &name, Port: &port})
+	}
+	var lines []string
+	for i := range 20 {
+		lines = append(lines, fmt.Sprintf("10.1.0.%d here", i+1))
+	}
+	allPorts := func(s *discoveryv1.EndpointSlice) { s.Ports = named }
+	table := cluster(testConfig(), service("web", append(options, ports(of...))...))
+	less, more := changes(slice("web-1", lines[1:], allPorts)), changes(slice("web-1", lines, allPorts))
+	table.Apply(less)
+	for b.Loop() {
+		for _, c := range [][]Change{more, less} {
+			if d := table.Apply(c); d.Resolved != 1 || len(d.Plans) != 1 {
+				b.Fatal(d.Resolved)
+			}
+		}
 	}
 }

@@ -79,7 +79,7 @@ func (c *claims) replace(o *owner, wanted *Plan, created time.Time) {
 	o.wanted, o.created = wanted, created.Round(0).UTC()
 	if wanted != nil {
 		for i := range wanted.Frontends {
-			c.add(wanted.Frontends[i].Key, claim{o, wanted.Frontends[i].Kind, o.created})
+			c.add(wanted.Frontends[i].Key, claim{o, wanted.Frontends[i].claims(), o.created})
 		}
 	}
 }
@@ -162,7 +162,7 @@ func (c *claims) award(o *owner) *Plan {
 		}
 		holder := c.holder[f.Key]
 		plan.Problems = append(plan.Problems, fmt.Sprintf(
-			"%s %s belongs to %s, %s: change one of them", f.Kind, f.Key, holder.owner.ref, holder.over(claim{o, f.Kind, o.created})))
+			"%s %s belongs to %s, %s: change one of them", f.Kind, f.Key, holder.owner.ref, holder.over(claim{o, f.claims(), o.created})))
 	}
 	plan.keepUsedSets()
 	slices.Sort(plan.Problems)

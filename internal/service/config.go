@@ -46,9 +46,9 @@ type Config struct {
 	// RefuseOutsideClusterIP rejects clients outside of the cluster that ask for
 	// a ClusterIP (R20).
 	RefuseOutsideClusterIP bool
-	// RefuseForeignExternalIPs rejects pods and nodes that ask for an externalIP
-	// that is no node's address: whoever may create a Service could else intercept
-	// what they send to any address (CVE-2020-8554, R26).
+	// RefuseForeignExternalIPs ignores externalIPs for pods and this node, and altogether
+	// where one is an address of a Node or of the API server: whoever may create a Service
+	// could else intercept what others send to any address (CVE-2020-8554, R26).
 	RefuseForeignExternalIPs bool
 }
 

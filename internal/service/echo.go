@@ -16,6 +16,9 @@ func (p *servicePlan) addEchoes(family Family, frontends []Frontend) {
 		if f.Kind != LoadBalancer && f.Kind != ExternalIP || f.Decisions[FromOutside].Verdict != Balance || p.node.nodes[f.Key.Addr] > 0 {
 			continue
 		}
+		if f.Decisions[FromPod].Verdict == Pass {
+			continue // pods may mean somebody else, and get fragments through (R26)
+		}
 		// An address of both kinds is the load balancer's, as its ports are.
 		echoes = append(echoes, Frontend{
 			Key:          FrontendKey{Addr: f.Key.Addr, Protocol: protocol},

@@ -28,6 +28,8 @@ func TestEchoes(t *testing.T) {
 		{"Local policy, and one here", nil, []Object{service("web", lb, eTPLocal), both}, expect{vip + "/ICMP": answered}},
 		{"Local policy, and none here", nil, []Object{service("web", lb, eTPLocal), elsewhere}, expect{vip + "/ICMP": "none"}},
 		{"NodePorts alone", nil, []Object{service("web", nodePort(30080)), both}, expect{hereIP + "/ICMP": "none"}},
+		{"an external IP that pods do not meet (R26)", func(c *Config) { c.RefuseForeignExternalIPs = true }, []Object{service("web", externalIPs(vip)), both},
+			expect{vipHTTP: "pod pass, node pass, outside a b masq", vip + "/ICMP": "none"}},
 		{"a node's address: its stack answers", nil, []Object{service("web", externalIPs(hereIP)), both}, expect{hereIP + ":80": "all a b masq", hereIP + "/ICMP": "none"}},
 	})
 }

@@ -39,24 +39,46 @@ func (c candidate) local(node *nodeFacts) bool {
 	return c.endpoint.Node == node.name
 }
 
-// mergeEndpoints collects the endpoints of a service port from all its slices,
-// each address and port once, sorted (R5, R6). The slices must be in a fixed
-// order, for that decides between entries which are equally good.
-func mergeEndpoints(endpointSlices []*EndpointSlice, port ServicePort, family Family) []candidate {
-	var all []candidate
+// portName is what a service port and its endpoints have in common (R5).
+type portName struct {
+	name     string
+	protocol Protocol
+}
+
+func (p ServicePort) named() portName { return portName{p.Name, p.Protocol} }
+
+// slicePort is a slice that has endpoints of a service port, and their port number.
+type slicePort struct {
+	slice *EndpointSlice
+	port  uint16
+}
+
+// portsOf finds for each service port the slices of a family that have endpoints of it, in
+// the order of the slices.
+func portsOf(endpointSlices []*EndpointSlice, family Family) map[portName][]slicePort {
+	all := map[portName][]slicePort{}
 	for _, s := range endpointSlices {
 		if s.Family != family {
 			continue
 		}
 		for _, p := range s.Ports {
-			if p.Name != port.Name || p.Protocol != port.Protocol {
-				continue
-			}
-			all = slices.Grow(all, len(s.Endpoints))
-			for i := range s.Endpoints {
-				e := &s.Endpoints[i]
-				all = append(all, candidate{addr: netip.AddrPortFrom(e.Addr, p.Port), endpoint: e, slice: s, weight: e.Weight})
-			}
+			name := portName{p.Name, p.Protocol}
+			all[name] = append(all[name], slicePort{s, p.Port})
+		}
+	}
+	return all
+}
+
+// mergeEndpoints collects the endpoints of a service port from all its slices,
+// each address and port once, sorted (R5, R6). The slices must be in a fixed
+// order, for that decides between entries which are equally good.
+func mergeEndpoints(from []slicePort) []candidate {
+	var all []candidate
+	for _, p := range from {
+		all = slices.Grow(all, len(p.slice.Endpoints))
+		for i := range p.slice.Endpoints {
+			e := &p.slice.Endpoints[i]
+			all = append(all, candidate{addr: netip.AddrPortFrom(e.Addr, p.port), endpoint: e, slice: p.slice, weight: e.Weight})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })

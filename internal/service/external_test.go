@@ -42,6 +42,8 @@ func TestR25SourceRanges(t *testing.T) {
 		{"only those of the family", []string{"198.51.100.0/24", "2001:db8:5::/48"}, at6, []string{"2001:db8:5::/48"}},
 		{"those of the other family alone restrict nothing", []string{"198.51.100.0/24"}, at6, nil},
 		{"all addresses of the family", []string{"198.51.100.0/24", "0.0.0.0/0", "2001:db8:5::/48"}, at, nil},
+		{"half of all addresses is not all", []string{"0.0.0.0/1"}, at, []string{"0.0.0.0/1"}},
+		{"nor is half of those of IPv6", []string{"8000::/1"}, at6, []string{"8000::/1"}},
 		{"all addresses of the other family", []string{"198.51.100.0/24", "::/0"}, at, []string{"198.51.100.0/24"}},
 		{"with the node, its VIPs", []string{"192.0.2.0/24"}, at, []string{"192.0.2.0/24", vip + "/32", "203.0.113.2/32"}},
 		{"with the node's IPv6 address, its IPv6 VIP", []string{"2001:db8::/64"}, at6, []string{"2001:db8::/64", vip6 + "/128"}},
@@ -99,27 +101,74 @@ func TestR26ExternalIPs(t *testing.T) {
 	w := service("web", externalIPs(vip, thereIP, hereIP), loadBalancer("203.0.113.2"))
 	there := &Node{Name: "there", Addresses: addrs(thereIP)}
 	const at, atThere, atHere, atLB = vipHTTP, thereIP + ":80", hereIP + ":80", "203.0.113.2:80"
-	served, refused := "all a b masq", "pod reject, node reject, outside a b masq"
+	served, ignored := "all a b masq", "pod pass, node pass, outside a b masq"
+	server := slice("kubernetes", []string{vip}, of("kubernetes"))
 	runRules(t, []rule{
-		{"as Kubernetes has them", nil, []Object{w, both, there}, expect{at: served, atThere: served, atHere: served, atLB: served}},
-		{"those that are no node's refused from inside", refuse, []Object{w, both, there},
-			expect{at: refused, atThere: served, atHere: served, atLB: served}},
-		{"an ingress IP is trusted", refuse, []Object{service("web", externalIPs(vip), loadBalancer(vip)), both}, expect{at: served}},
+		{"as Kubernetes has them", nil, []Object{w, both, there, server}, expect{at: served, atThere: served, atHere: served, atLB: served}},
+		{"ignored inside, and for all at addresses of nodes", refuse, []Object{w, both, there},
+			expect{at: ignored, atThere: "none", atHere: "none", atLB: served}},
+		{"ignored without endpoints", refuse, []Object{w, nowhere}, expect{at: "pod pass, node pass, outside reject"}},
+		{"and for all at the API server's", refuse, []Object{w, both, there, server}, expect{at: "none", atLB: served}},
+		{"an ingress IP is trusted", refuse, []Object{service("web", externalIPs(vip), loadBalancer(vip)), both, server}, expect{at: served}},
+		{"so is the Service's own ClusterIP", refuse, []Object{service("web", externalIPs(webIP)), both}, expect{webHTTP: served}},
+		{"a NodePort remains at the node's address", refuse, []Object{service("web", nodePort(30080), externalIPs(hereIP), ports(
+			corev1.ServicePort{Name: "http", Port: 30080, NodePort: 30080})), both}, expect{nodeHTTP: served}},
+		{"slices of others name no API server", refuse, []Object{w, both, slice("kubernetes", []string{vip}, of("mine"))}, expect{at: ignored}},
 	})
+}
 
+// R26: which addresses are ignored altogether is followed, and only the Services that have
+// them are resolved again.
+func TestR26GuardedAddressesAreFollowed(t *testing.T) {
 	config := testConfig()
-	refuse(&config)
-	table := cluster(config, w, both, service("plain", clusterIP("10.0.0.2"), externalIPs("203.0.113.77")))
-	check(t, table, expect{atThere: refused})
-	if d := table.Apply(changes(there)); d.Resolved != 1 {
-		t.Errorf("node there came: resolved %d, want 1", d.Resolved)
+	config.RefuseForeignExternalIPs = true
+	ignored := "pod pass, node pass, outside a b masq"
+	there := &Node{Name: "there", Addresses: addrs(thereIP)}
+	table := cluster(config, service("web", externalIPs(vip, thereIP)), both, service("plain", clusterIP("10.0.0.2"), externalIPs("203.0.113.77")))
+	const at, atThere = vipHTTP, thereIP + ":80"
+	check(t, table, expect{at: ignored, atThere: ignored})
+	for _, step := range []struct {
+		name          string
+		do            func() Delta
+		resolved      int
+		at, atThere   string
+		complaintsAre int
+	}{
+		{"a Node comes", func() Delta { return table.Apply(changes(there)) }, 1, ignored, "none", 1},
+		{"it changes nothing that matters", func() Delta {
+			return table.Apply(changes(&Node{Name: "there", Zone: "west", Addresses: addrs("192.0.2.77", thereIP)}))
+		}, 0, ignored, "none", 1},
+		{"it goes", func() Delta { return table.Apply([]Change{gone(there)}) }, 1, ignored, ignored, 0},
+		{"an address comes to this node's interfaces", func() Delta { return table.SetLocalAddresses(addrs(vip)) }, 1, ignored, ignored, 0},
+		{"the API server says where it is", func() Delta {
+			return table.Apply(changes(slice("kubernetes", []string{vip}, of("kubernetes"))))
+		}, 1, "none", ignored, 1},
+		{"it moves", func() Delta {
+			return table.Apply(changes(slice("kubernetes", []string{thereIP}, of("kubernetes"))))
+		}, 1, ignored, "none", 1},
+		{"the agent reaches it at another address", func() Delta {
+			table.SetServer(addrs(vip))
+			return table.Apply(nil)
+		}, 1, "none", "none", 2},
+		{"it is the same one", func() Delta {
+			table.SetServer(addrs(vip))
+			return table.Apply(nil)
+		}, 0, "none", "none", 2},
+		{"both are gone", func() Delta {
+			table.SetServer(nil)
+			return table.Apply([]Change{gone(slice("kubernetes", nil))})
+		}, 1, ignored, ignored, 0},
+	} {
+		if d := step.do(); d.Resolved != step.resolved {
+			t.Errorf("%s: resolved %d, want %d", step.name, d.Resolved, step.resolved)
+		}
+		check(t, table, expect{at: step.at, atThere: step.atThere})
+		if p := problems(table, "web"); len(p) != step.complaintsAre {
+			t.Errorf("%s: problems %q, want %d", step.name, p, step.complaintsAre)
+		}
+		checkSound(t, table)
+		if t.Failed() {
+			return
+		}
 	}
-	check(t, table, expect{atThere: served})
-	if d := table.Apply(changes(&Node{Name: "there", Zone: "west", Addresses: addrs("192.0.2.77", thereIP)})); d.Resolved != 0 {
-		t.Errorf("node there changed nothing that matters: resolved %d", d.Resolved)
-	}
-	table.Apply([]Change{gone(there)})
-	check(t, table, expect{atThere: refused})
-	table.SetLocalAddresses(addrs(vip))
-	check(t, table, expect{at: served})
 }

@@ -26,6 +26,8 @@ type nodeFacts struct {
 	nodes map[netip.Addr]int
 	// objects are all Nodes by their names.
 	objects map[string]*Node
+	// guarded are addresses that no externalIPs can have with RefuseForeignExternalIPs.
+	guarded guarded
 }
 
 // newNodeFacts combines what is known of this node. The Node object can be

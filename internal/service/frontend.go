@@ -13,7 +13,7 @@ import (
 type FrontendKind uint8
 
 // The kinds, in order of precedence: of two objects that ask for one address
-// and port, the lower kind has it.
+// and port, the lower kind has it. Within one object it is another order (R38).
 const (
 	ClusterIP FrontendKind = iota + 1
 	// ClusterIPOther is every port and protocol of a ClusterIP that no Service
@@ -104,6 +104,9 @@ type Frontend struct {
 	// OwnAddress: the frontend has SourceRanges and is at an address of this node,
 	// which its own sockets ask from that very address unless they are bound.
 	OwnAddress bool
+	// AtClusterIP: a frontend of kind LoadBalancer or ExternalIP at the Service's own
+	// ClusterIP. Other objects meet it as the ClusterIP that it is.
+	AtClusterIP bool
 	// SourceRanges are the clients admitted, sorted; nil admits all (R25).
 	// A client outside of them meets Drop, whatever Decisions say.
 	SourceRanges []netip.Prefix
@@ -117,6 +120,14 @@ type Frontend struct {
 
 // Set is the key of the set that a decision of this frontend names.
 func (f *Frontend) Set(d Decision) SetKey { return SetKey{f.Port, FamilyOf(f.Key.Addr), d.Scope} }
+
+// claims is the kind that counts where another object asks for the same key.
+func (f *Frontend) claims() FrontendKind {
+	if f.AtClusterIP {
+		return ClusterIP
+	}
+	return f.Kind
+}
 
 // Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone;
 // the port is in host byte order.

@@ -70,7 +70,9 @@ func (h *health) replace(ref Ref, checked []Checked) {
 	if h.checked[ref] = checked; len(checked) == 0 {
 		delete(h.checked, ref)
 	}
+	asked := make(map[Target]bool, len(checked))
 	for _, c := range checked {
+		asked[c.Target] = true
 		if h.users[c.Target] == nil {
 			h.users[c.Target] = map[Ref]struct{}{}
 		}
@@ -78,7 +80,7 @@ func (h *health) replace(ref Ref, checked []Checked) {
 	}
 	for _, c := range old {
 		users := h.users[c.Target]
-		if slices.ContainsFunc(checked, func(o Checked) bool { return o.Target == c.Target }) || users == nil {
+		if asked[c.Target] || users == nil {
 			continue
 		}
 		if delete(users, ref); len(users) == 0 {

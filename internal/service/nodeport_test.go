@@ -88,8 +88,6 @@ func TestR22AddressChangesAreFollowed(t *testing.T) {
 	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all a b masq"})
 	table.Apply(changes(&Node{Name: "here", Addresses: addrs("127.0.0.1", hereIP)}))
 	check(t, table, expect{nodeHTTP: "all a b masq", "127.0.0.1:30080": "pod pass, node a b masq, outside pass"})
-	table.Apply([]Change{gone(here)})
-	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "none"})
 }
 
 func TestR23NodePortsIgnoreSourceRanges(t *testing.T) {

@@ -21,12 +21,20 @@ func (t *Table) SetLocalAddresses(addrs []netip.Addr) Delta {
 
 func (t *Table) setNode(b *batch, c Change) {
 	old := t.nodes[c.Ref.Name]
+	if c.Ref.Name == t.config.NodeName {
+		t.ownDeleted = c.Object == nil && old != nil
+		if t.ownDeleted {
+			return // R39
+		}
+	}
 	set(t.nodes, c.Ref.Name, c.Object)
 	if n := t.nodes[c.Ref.Name]; n != nil {
 		t.count(b, n.Addresses, 1)
+		t.guarded.nodes.count(b.guarded, n.Addresses, 1)
 	}
 	if old != nil {
 		t.count(b, old.Addresses, -1)
+		t.guarded.nodes.count(b.guarded, old.Addresses, -1)
 	}
 	now := t.nodes[c.Ref.Name]
 	if old.addressOf(IPv4) != now.addressOf(IPv4) || old.addressOf(IPv6) != now.addressOf(IPv6) {
@@ -53,14 +61,7 @@ func podCIDRs(n *Node) []netip.Prefix {
 
 // count notes that a Node or this node's interfaces gained or lost addresses.
 func (t *Table) count(b *batch, addrs []netip.Addr, by int) {
-	for _, a := range addrs {
-		if _, counted := b.knew[a]; !counted {
-			b.knew[a] = t.nodeAddrs[a] > 0
-		}
-		if t.nodeAddrs[a] += by; t.nodeAddrs[a] == 0 {
-			delete(t.nodeAddrs, a)
-		}
-	}
+	counts(t.nodeAddrs).count(b.knew, addrs, by)
 }
 
 // updateNode takes over what the batch says of nodes and marks the objects whose
@@ -70,12 +71,11 @@ func (t *Table) updateNode(b *batch) {
 	if b.thisNode {
 		t.node = newNodeFacts(&t.config, t.nodes, t.interfaces, t.nodeAddrs)
 	}
+	t.node.guarded = t.guarded
 	moved := map[netip.Addr]bool{}
-	for a, before := range b.knew {
-		if before != (t.nodeAddrs[a] > 0) {
-			moved[a] = true
-		}
-	}
+	counts(t.nodeAddrs).moved(b.knew, moved)
+	t.guarded.nodes.moved(b.guarded, moved)
+	t.guarded.servers.moved(b.servers, moved)
 	changed := nodeChange{
 		nodePorts: !slices.Equal(old.nodePorts, t.node.nodePorts),
 		primary:   !slices.Equal(old.primary, t.node.primary),
@@ -129,7 +129,11 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, confi
 	})
 }
 
-// UnknownNode says that there are Nodes, and none has this node's name.
+// OwnNodeDeleted says that this node's Node object has been deleted: what it said last
+// stays in force until there is another (R39).
+func (t *Table) OwnNodeDeleted() bool { return t.ownDeleted }
+
+// UnknownNode says that there are Nodes, and none has or had this node's name.
 func (t *Table) UnknownNode() bool {
 	return len(t.nodes) > 0 && t.nodes[t.config.NodeName] == nil
 }
@@ -218,20 +222,12 @@ func (t *Table) updateBalancers(b *batch) *[]netip.Prefix {
 // the node's addresses of that family (R34).
 func (t *Table) LocalReadyEndpoints(service Ref, family Family) int {
 	ready := map[netip.Addr]struct{}{}
-	merged := map[ServicePort]struct{}{}
-	for _, s := range t.byService[service] {
-		for _, p := range s.Ports {
-			port := ServicePort{Name: p.Name, Protocol: p.Protocol}
-			if _, known := merged[port]; known {
-				continue
-			}
-			merged[port] = struct{}{}
-			all := mergeEndpoints(t.byService[service], port, family)
-			t.health.of(service).mark(all, port)
-			for _, c := range all {
-				if c.ready() && c.local(&t.node) {
-					ready[c.addr.Addr()] = struct{}{}
-				}
+	for name, from := range portsOf(t.byService[service], family) {
+		all := mergeEndpoints(from)
+		t.health.of(service).mark(all, ServicePort{Name: name.name, Protocol: name.protocol})
+		for _, c := range all {
+			if c.ready() && c.local(&t.node) {
+				ready[c.addr.Addr()] = struct{}{}
 			}
 		}
 	}

@@ -23,6 +23,9 @@ type world struct {
 
 func (w *world) apply(cs []Change) {
 	for _, c := range cs {
+		if c.Object == nil && c.Ref == here.Ref() {
+			continue // R39
+		}
 		if c.Object == nil {
 			delete(w.objects, c.Ref)
 		} else {
@@ -100,6 +103,7 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 		for range 12 {
 			w.apply(r.batch())
 		}
+		w.apply(changes(here)) // else what the table had before would be in force (R39)
 		want := snapshot(w.table(config))
 		for range 5 {
 			last := changes(slices.Collect(maps.Values(w.objects))...)

@@ -42,14 +42,14 @@ func (r random) service() Object {
 		options = append(options, clusterIP(ip4, ip6))
 	}
 	port := func(name string) corev1.ServicePort {
-		p := corev1.ServicePort{Name: name, Port: int32(80 + r.IntN(2)), Protocol: corev1.Protocol(r.oneOf("TCP", "UDP"))}
+		p := corev1.ServicePort{Name: name, Port: int32(80 + r.IntN(2) + 30000*r.IntN(2)), Protocol: corev1.Protocol(r.oneOf("TCP", "UDP"))}
 		if r.maybe(50) {
 			p.NodePort = int32(30080 + r.IntN(3))
 		}
 		return p
 	}
 	options = append(options, ports(port("http"), port(r.oneOf("http", "dns"))))
-	external := func() string { return r.oneOf(vip, "203.0.113.2", vip6, hereIP, thereIP) }
+	external := func() string { return r.oneOf(vip, "203.0.113.2", vip6, hereIP, thereIP, ip4, ip6) }
 	for _, o := range []serviceOption{
 		eTPLocal, iTPLocal, clientIP, proxyName(r.oneOf("other", "beeline")),
 		loadBalancer(r.some(2, external)...), externalIPs(r.some(2, external)...),

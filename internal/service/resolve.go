@@ -55,6 +55,10 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 		p.plan.TableSize = config.TableSize
 	}
 	p.complainOfDSR()
+	if s.HealthCheckNodePort != 0 {
+		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
+			"healthCheckNodePort %d is not served, because Beeline lacks that (R34): load balancers that ask it take every node for one without endpoints; have them ask a port of the Service", s.HealthCheckNodePort))
+	}
 	for _, family := range []Family{IPv4, IPv6} {
 		if ip := s.clusterIP(family); ip.IsValid() {
 			p.addFamily(family, ip)
@@ -70,19 +74,21 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 	p.addOtherPorts(clusterIP)
 	ingress := ofFamily(p.svc.IngressIPs, family)
-	external := ofFamily(p.svc.ExternalIPs, family)
+	external := p.admitted(ofFamily(p.svc.ExternalIPs, family), clusterIP)
 	ranges := sourceRanges(p.svc.SourceRanges, ingress, p.node.primaryOf(family), family)
 	firstOfFamily := len(p.plan.Frontends)
-	for i, port := range p.svc.Ports {
-		if slices.ContainsFunc(p.svc.Ports[:i], func(o ServicePort) bool {
-			return o.Name == port.Name && o.Protocol == port.Protocol
-		}) {
+	bySlice := portsOf(p.slices, family)
+	seen := make(map[portName]bool, len(p.svc.Ports))
+	for _, port := range p.svc.Ports {
+		name := port.named()
+		if seen[name] {
 			p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
 				"port %d/%s: another %s port of this Service has the name %q: give it its own", port.Port, port.Protocol, port.Protocol, port.Name))
 			continue
 		}
+		seen[name] = true
 		first := len(p.plan.Frontends)
-		all := mergeEndpoints(p.slices, port, family)
+		all := mergeEndpoints(bySlice[name])
 		if problem := p.health.mark(all, port); problem != "" {
 			p.plan.Problems = append(p.plan.Problems, problem)
 		}
@@ -94,7 +100,7 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 			f.add(LoadBalancer, ip, port.Port, f.external(), ranges)
 		}
 		for _, ip := range external {
-			f.add(ExternalIP, ip, port.Port, f.externalIP(ip), nil)
+			f.add(ExternalIP, ip, port.Port, f.externalIP(ip == clusterIP), nil)
 		}
 		f.addSets(all, p.plan.Frontends[first:])
 		if port.Protocol == SCTP {
@@ -205,24 +211,47 @@ func (p *portPlan) external() [SourceClasses]Decision {
 	}
 }
 
-// externalIP is external, unless the operator distrusts the address (R26).
-func (p *portPlan) externalIP(ip netip.Addr) [SourceClasses]Decision {
+// externalIP is external, unless the operator distrusts the address: what pods and the
+// node send there goes where it would without the Service (R26). The Service's own ClusterIP is
+// nobody else's address.
+func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	ds := p.external()
-	if p.config.RefuseForeignExternalIPs && p.node.nodes[ip] == 0 {
-		ds[FromPod] = Decision{Verdict: Reject}
-		ds[FromNode] = Decision{Verdict: Reject}
+	if p.config.RefuseForeignExternalIPs && !own {
+		ds[FromPod], ds[FromNode] = Decision{}, Decision{}
 	}
 	return ds
+}
+
+// admitted leaves out external IPs that are others' for certain, where the operator
+// distrusts these (R26).
+func (p *servicePlan) admitted(external []netip.Addr, clusterIP netip.Addr) []netip.Addr {
+	if !p.config.RefuseForeignExternalIPs {
+		return external
+	}
+	return slices.DeleteFunc(external, func(ip netip.Addr) bool {
+		whose := p.node.guarded.owner(ip)
+		if whose == "" || ip == clusterIP {
+			return false
+		}
+		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
+			"external IP %s is ignored, because it is an address of %s (--refuse-foreign-external-ips): remove it", ip, whose))
+		return true
+	})
 }
 
 // addSets appends the sets that the port's frontends use (R14), and what keeps
 // the flows it has (R29). TCP connections stay whatever happens (R30); those without a
 // record, as long as their endpoint is there, be it ready or not.
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
+	var used [Kept]bool
+	for i := range frontends {
+		for _, d := range frontends[i].Decisions {
+			used[d.Scope] = used[d.Scope] || d.Verdict == Balance
+		}
+	}
 	for _, scope := range []Scope{Cluster, Local} {
-		key := SetKey{p.port, p.family, scope}
-		if bs := p.sets.of(scope); len(bs) > 0 && usesSet(frontends, key) {
-			p.plan.Sets = append(p.plan.Sets, BackendSet{key, bs})
+		if bs := p.sets.of(scope); len(bs) > 0 && used[scope] {
+			p.plan.Sets = append(p.plan.Sets, BackendSet{SetKey{p.port, p.family, scope}, bs})
 		}
 	}
 	untracked := func(f Frontend) bool { return f.Untracked }

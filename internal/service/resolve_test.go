@@ -4,6 +4,7 @@ package service
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -250,6 +251,29 @@ func TestR32FieldsThatAreNotRead(t *testing.T) {
 	}
 }
 
+// R34: nothing answers at a healthCheckNodePort, and the status says so.
+func TestR34HealthCheckNodePortIsNotServed(t *testing.T) {
+	port := func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }
+	for _, c := range []struct {
+		name    string
+		service *Service
+		want    int
+	}{
+		{"a load balancer with eTP Local", service("web", loadBalancer(vip), eTPLocal, port), 1},
+		{"one that has none", service("web", loadBalancer(vip), eTPLocal), 0},
+		{"with eTP Cluster it means nothing", service("web", loadBalancer(vip), port), 0},
+		{"nor without a load balancer", service("web", nodePort(30080), eTPLocal, port), 0},
+	} {
+		table := cluster(testConfig(), c.service, both)
+		if p := table.Plan(web).Problems; len(p) != c.want || c.want > 0 && !strings.HasPrefix(p[0], "healthCheckNodePort 32000 is not served") {
+			t.Errorf("%s: problems %q", c.name, p)
+		}
+		if _, f := find(table, webHTTP); f == nil {
+			t.Errorf("%s: the ClusterIP is not there", c.name)
+		}
+	}
+}
+
 func TestAPortNamedTwice(t *testing.T) {
 	twice := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "http", Port: 81})
 	table := cluster(testConfig(), service("web", twice), both)
@@ -267,7 +291,7 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	if _, f := find(table, vipHTTP); f.Kind != LoadBalancer {
 		t.Errorf("%s is a %s", vipHTTP, f.Kind)
 	}
-	check(t, table, expect{webHTTP: everywhere("a b")})
+	check(t, table, expect{webHTTP: "all a b masq"})
 
 	same := ports(corev1.ServicePort{Name: "http", Port: 80, NodePort: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", same), both)
@@ -276,10 +300,10 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 		t.Errorf("problems, one an address: %q", p)
 	}
 
-	// The order of fields counts here, too.
+	// The external IP decides, and it is the NodePort's address to bind() all the same (R38).
 	fields := ports(corev1.ServicePort{Name: "http", Port: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", fields, externalIPs(hereIP)), both)
-	if _, f := find(table, nodeHTTP); f.Kind != NodePort || f.Port.Name != "admin" {
+	if _, f := find(table, nodeHTTP); f.Kind != NodePort || f.Port.Name != "http" {
 		t.Errorf("%s is the %s of %s", nodeHTTP, f.Kind, f.Port)
 	}
 

@@ -14,7 +14,8 @@ import (
 // Table holds the objects of a cluster as one node sees them, and the plan of
 // each object that has one. What it holds after a series of changes depends on
 // the objects that are left, not on the order in which they came; but a Service
-// whose annotations about health become wrong keeps the check that it had (H5).
+// whose annotations about health become wrong keeps the check that it had (H5),
+// and this node the facts of its deleted Node object (R39).
 //
 // It is told nothing before the objects of all kinds are known (R4); the source
 // sees to that. A Table is for one goroutine. What it returns must not be
@@ -27,15 +28,20 @@ type Table struct {
 	slices    map[Ref]*EndpointSlice
 	byService map[Ref][]*EndpointSlice
 	// pods has those of this node with hostPorts that live.
-	pods  map[Ref]*Pod
-	nodes map[string]*Node
-	cidrs map[string]*ServiceCIDR
+	pods map[Ref]*Pod
+	// nodes are those that there are, and this node's last one, though it be deleted (R39).
+	nodes      map[string]*Node
+	ownDeleted bool
+	cidrs      map[string]*ServiceCIDR
 
 	// interfaces is what SetLocalAddresses was told, nodeAddrs how many Nodes and
 	// interfaces have each address; node is what resolving reads of both.
 	interfaces []netip.Addr
 	nodeAddrs  map[netip.Addr]int
+	guarded    guarded
 	node       nodeFacts
+	// server are the addresses that SetServer was told last, those before it counted.
+	server, serverBefore []netip.Addr
 
 	serviceCIDRs []netip.Prefix
 	podNetworks  []netip.Prefix
@@ -58,6 +64,7 @@ func NewTable(config Config) *Table {
 		nodes:     map[string]*Node{},
 		cidrs:     map[string]*ServiceCIDR{},
 		nodeAddrs: map[netip.Addr]int{},
+		guarded:   guarded{counts{}, counts{}},
 		claims:    newClaims(),
 		owners:    map[Ref]*owner{},
 		health:    newHealth(),
@@ -72,6 +79,7 @@ func NewTable(config Config) *Table {
 // object the last counts.
 func (t *Table) Apply(changes []Change) Delta {
 	b := newBatch()
+	t.countServer(b)
 	for _, c := range changes {
 		switch c.Ref.Kind {
 		case KindService:
@@ -98,12 +106,14 @@ type batch struct {
 	thisNode, serviceCIDRs, podCIDRs, nodes bool
 	// renumbered are Nodes that others reach at another address than before.
 	renumbered map[string]bool
-	// knew says of each address counted up or down whether some node had it before.
-	knew map[netip.Addr]bool
+	// knew says of each address counted up or down whether some node had it before; guarded
+	// and servers say so of Table.guarded.
+	knew, guarded, servers map[netip.Addr]bool
 }
 
 func newBatch() *batch {
-	return &batch{dirty: map[Ref]struct{}{}, renumbered: map[string]bool{}, knew: map[netip.Addr]bool{}}
+	return &batch{dirty: map[Ref]struct{}{}, renumbered: map[string]bool{},
+		knew: map[netip.Addr]bool{}, guarded: map[netip.Addr]bool{}, servers: map[netip.Addr]bool{}}
 }
 
 // set stores an object by its key, or removes it if it is nil.
@@ -133,6 +143,7 @@ func (t *Table) setSlice(b *batch, c Change) {
 			delete(t.byService, ref)
 		}
 		delete(t.slices, c.Ref)
+		t.countServers(b, old, -1)
 		b.dirty[ref] = struct{}{}
 	}
 	// R2, R5: what is headless, or of an address type that is no family, does not
@@ -142,6 +153,7 @@ func (t *Table) setSlice(b *batch, c Change) {
 		return
 	}
 	t.slices[c.Ref] = s
+	t.countServers(b, s, 1)
 	ref := s.serviceRef()
 	i, _ := slices.BinarySearchFunc(t.byService[ref], s.Name, byName)
 	t.byService[ref] = slices.Insert(t.byService[ref], i, s)

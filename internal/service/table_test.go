@@ -24,6 +24,7 @@ func checkSound(t *testing.T, table *Table) {
 			t.Errorf("%s: frontends are not sorted", ref)
 		}
 		checkDSR(t, table, p)
+		checkExternal(t, table, ref, p)
 		for _, f := range p.Frontends {
 			if other, taken := seen[f.Key]; taken {
 				t.Errorf("%s has %s, so has %s", ref, f.Key, other)
@@ -64,6 +65,27 @@ func checkSound(t *testing.T, table *Table) {
 		}
 		if len(used) > 0 {
 			t.Errorf("%s: sets %v are missing", ref, used)
+		}
+	}
+}
+
+// checkExternal wants the source ranges and the policy of a Service at each of its ingress
+// IPs, in whatever other field it has the address (R25, R38).
+func checkExternal(t *testing.T, table *Table, ref Ref, p *Plan) {
+	s := table.services[ref]
+	for i := 0; s != nil && i < len(p.Frontends); i++ {
+		f := &p.Frontends[i]
+		ofPort := func(o ServicePort) bool { return o.Port == f.Key.Port && o.Protocol == f.Key.Protocol }
+		if !slices.Contains(s.IngressIPs, f.Key.Addr) || !slices.ContainsFunc(s.Ports, ofPort) {
+			continue
+		}
+		family := FamilyOf(f.Key.Addr)
+		want := sourceRanges(s.SourceRanges, ofFamily(s.IngressIPs, family), table.node.primaryOf(family), family)
+		if !slices.Equal(f.SourceRanges, want) {
+			t.Errorf("%s: ingress IP %s (%s) admits %v, want %v", ref, f.Key, f.Kind, f.SourceRanges, want)
+		}
+		if d := f.Decisions[FromOutside]; s.ExternalLocal && d.Verdict == Balance && d.Scope != Local {
+			t.Errorf("%s: ingress IP %s (%s) leads to other nodes", ref, f.Key, f.Kind)
 		}
 	}
 }
@@ -231,7 +253,7 @@ func TestNodeViews(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, c[0], c[1])
 		}
 	}
-	table.Apply([]Change{gone(&Node{Name: "there"}), gone(here)})
+	table.Apply([]Change{gone(&Node{Name: "there"}), changes(&Node{Name: "here"})[0]})
 	table.SetLocalAddresses(nil)
 	if n := len(table.nodeAddrs) + len(table.node.local) + len(table.PodCIDRs()); n != 0 {
 		t.Errorf("%d left", n)

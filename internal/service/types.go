@@ -6,7 +6,7 @@
 // Objects go in (Service, EndpointSlice, Node, Pod, ServiceCIDR), frontends
 // and backend sets come out. Everything here is a function of values: no
 // clock, no kernel, no API client. The rules are those of kube-proxy 1.36,
-// numbered R1 to R33 in docs/semantics.md; each decision names its rule.
+// numbered R1 to R33, R38 and R39 in docs/semantics.md; each decision names its rule.
 package service
 
 import (

@@ -280,3 +280,29 @@ func (w *world) resets(host string) (n int) {
 	}))
 	return n
 }
+
+// R26: with --refuse-foreign-external-ips pods and the node reach who has the address, by
+// socket and by packet; clients from outside are served.
+func TestForeignExternalIPsAtTheEdge(t *testing.T) {
+	w := startWorld(t, "--refuse-foreign-external-ips")
+	w.lead()
+	w.optOut("a1")
+	w.must(w.agent.WaitFor("at the pod's device", func(s *observe.Status) bool { return len(s.Edge.Devices) == 2 }))
+	other := w.Host("client")
+	w.must(other.StartServer(lab.ServerOptions{TCP: 80, HTTP: 81, UDP: 80}))
+	s, slices := w.everywhere("web", 1, "a2", "b1")
+	s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, other.Addr4.String(), other.Addr6.String())
+	w.apply("web", objects(s, slices)...)
+	for _, network := range []string{"tcp", "udp"} {
+		for family, addr := range []netip.Addr{other.Addr4, other.Addr6} {
+			for _, from := range []string{"a1", "a3", "node-a"} {
+				if answer, err := w.askAs(from, network, netip.AddrPortFrom(addr, 80)); err != nil || answer.Pod != "client" {
+					t.Errorf("%s to %s over %s: %s answers (%v), want the one who has the address", from, addr, network, answer.Pod, err)
+				}
+			}
+			if answer, err := w.askAs("client", network, w.address("ExternalIP", 1, family)); err != nil || answer.Pod == "client" {
+				t.Errorf("a client from outside over %s: %s answers (%v), want a pod of the Service", network, answer.Pod, err)
+			}
+		}
+	}
+}

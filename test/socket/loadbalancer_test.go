@@ -101,19 +101,32 @@ func TestExternalIPOfTwoServices(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.vip(), "b2") })
 }
 
-// R26: pods and the node can be kept from external IPs that are no node's.
-func TestForeignExternalIPIsRefused(t *testing.T) {
+// R26: pods and the node can be kept from external IPs: their connections go where they
+// would without the Service. Addresses of nodes are nobody else's in any case.
+func TestForeignExternalIPIsIgnored(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--refuse-foreign-external-ips"}
 	w.start()
-	node := w.Host("node-a")
 	s, slices := w.web("web", 1, "a2 b1")
-	s.Spec.ExternalIPs = []string{ipv4.vip().Addr().String(), ipv6.vip().Addr().String(), node.Addr4.String(), node.Addr6.String()}
+	ips := []string{ipv4.vip().Addr().String(), ipv6.vip().Addr().String()}
+	for _, h := range w.hosts("node-a node-b b2") {
+		ips = append(ips, h.Addr4.String(), h.Addr6.String())
+	}
+	s.Spec.ExternalIPs, s.Spec.Ports[0].Port = ips, 81
 	w.apply("web", objects(s, slices)...)
 	inEachFamily(t, func(t *testing.T, f family) {
-		w.wantMeet(t, clients, f, f.vip(), rejected)
-		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(node), 80), "a2 b1")
+		at := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 81) }
+		w.wantMeet(t, clients, f, at(f.vip().Addr()), alone)
+		for _, h := range w.hosts("node-a node-b b2") {
+			w.wantMeet(t, clients, f, at(f.of(h)), closed)
+		}
+		w.wantMeet(t, clients, f, at(f.clusterIP(1).Addr()), "a2 b1")
 	})
+	status, err := w.agent().Status()
+	w.must(err)
+	if len(status.Objects) != 1 || len(status.Objects[0].Problems) != 4 {
+		t.Errorf("the Service's problems are %+v, want one for each address of a node", status.Objects)
+	}
 }
 
 // R26: an external IP, from inside.

@@ -4,12 +4,15 @@ package socket
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 const nodePort = 30080
@@ -167,5 +170,23 @@ func TestNodePortAddresses(t *testing.T) {
 	w.removeAddress(own, extra)
 	w.eventually("the NodePort has gone with the address", func() bool {
 		return meet(t, own, ipv4, netip.AddrPortFrom(extra, nodePort), netip.Addr{}) == alone
+	})
+}
+
+// R39: NodePorts go on when this node's Node object is deleted.
+func TestNodePortOfADeletedNode(t *testing.T) {
+	w := startWorld(t, "node-a")
+	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
+	w.apply("cluster", slices.DeleteFunc(node.Cluster(w.Lab), func(o runtime.Object) bool {
+		n, ok := o.(*corev1.Node)
+		return ok && n.Name == "node-a"
+	})...)
+	status, err := w.agent().Status()
+	w.must(err)
+	if !status.NodeDeleted || status.UnknownNode {
+		t.Errorf("status: deleted %t, unknown %t", status.NodeDeleted, status.UnknownNode)
+	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), "a2 b1")
 	})
 }

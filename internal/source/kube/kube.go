@@ -36,7 +36,9 @@ type Options struct {
 	NodeName string
 	// ServiceProxyName admits Services of that name beside those without (R1).
 	ServiceProxyName string
-	Log              *slog.Logger
+	// Dial makes the connections; nil for the usual way.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	Log  *slog.Logger
 }
 
 // Source is an API server.
@@ -86,7 +88,7 @@ func New(o Options) (*Source, error) {
 	}
 	config.UserAgent = "beeline/" + o.Version
 	config.Wrap(s.link.observe)
-	if config.Dial == nil {
+	if config.Dial = o.Dial; config.Dial == nil {
 		config.Dial = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	}
 	s.kinds = kindsFor(o.NodeName, o.ServiceProxyName)

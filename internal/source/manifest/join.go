@@ -66,9 +66,10 @@ func allocated(s *service.Service) []allocation {
 			all = append(all, allocation{"spec.clusterIPs", ip})
 		}
 	}
+	seen := map[allocation]bool{}
 	for _, p := range s.Ports {
-		if c := (allocation{"spec.ports[].nodePort", fmt.Sprintf("%d/%s", p.NodePort, p.Protocol)}); p.NodePort != 0 && !slices.Contains(all, c) {
-			all = append(all, c)
+		if c := (allocation{"spec.ports[].nodePort", fmt.Sprintf("%d/%s", p.NodePort, p.Protocol)}); p.NodePort != 0 && !seen[c] {
+			all, seen[c] = append(all, c), true
 		}
 	}
 	return all
