@@ -82,6 +82,9 @@ func statusText(w io.Writer, s *observe.Status) {
 	for _, p := range s.Source.Problems {
 		fmt.Fprintf(w, "  %s\n", p)
 	}
+	for _, n := range s.Source.Notes {
+		fmt.Fprintf(w, "  note: %s\n", strings.Replace(n, "warning: ", "", 1))
+	}
 	for _, o := range s.Objects {
 		fmt.Fprintf(w, "%s: %s\n", o.Owner, o.State)
 		for _, r := range append(o.Reasons, o.Problems...) {

@@ -52,6 +52,8 @@ type Agent struct {
 	unknownNode bool
 	// optOutProblems are those of objects that ask for no socket shortcut.
 	optOutProblems []service.OptOutProblem
+	// strays are the slices in manifests whose Service does not exist.
+	strays []service.Stray
 	// checked are the endpoints with health checks.
 	checked map[service.Ref][]service.Checked
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -23,6 +24,7 @@ func (a *Agent) take(ev source.Event) error {
 	delta := a.table.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
+	a.noteStrays(ev.Synced)
 	a.edge.SetNode(a.table.OwnAddresses())
 	a.edge.SetPods(a.podsByPacket())
 	if !ev.Synced {
@@ -113,6 +115,31 @@ func (a *Agent) becomeReady(objects int) error {
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	a.tellManager(daemon.SdNotifyReady)
 	return nil
+}
+
+// noteStrays says so if manifests have slices whose Service does not exist.
+func (a *Agent) noteStrays(synced bool) {
+	if a.config.Manifests == "" || !synced {
+		return
+	}
+	strays := a.table.Strays()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range strays {
+		if !slices.Contains(a.strays, s) {
+			a.log.Warn("an EndpointSlice is of no use", "object", s.Slice.String(), "why", s.Reason)
+		}
+	}
+	a.strays = strays
+}
+
+// strayStatus adds what noteStrays has found.
+func (a *Agent) strayStatus(s *observe.Status) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, stray := range a.strays {
+		s.AddProblem(stray.Slice, stray.Reason)
+	}
 }
 
 // noteNode says so if this node's name is none of the Nodes'.

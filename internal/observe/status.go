@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
@@ -104,8 +105,12 @@ type Source struct {
 	Synced   bool      `json:"synced"`
 	LastGood time.Time `json:"lastGood,omitzero"` // when its state was last taken in
 	Problems []string  `json:"problems,omitempty"`
+	// Notes are about objects that no Service needs.
+	Notes []string `json:"notes,omitempty"`
 	// Errors is the number of problems that keep its present state out of force.
 	Errors int `json:"errors"`
+	// Warnings is the number of other problems.
+	Warnings int `json:"warnings"`
 	// Connection to a server; nil for manifests.
 	Connection *source.Connection `json:"connection,omitempty"`
 }
@@ -190,6 +195,9 @@ func (s *Status) Complaints() []string {
 	if s.Source.Errors > 0 {
 		all = append(all, fmt.Sprintf("the source has errors (%d): its last good state is in force", s.Source.Errors))
 	}
+	if s.Source.Warnings > 0 {
+		all = append(all, fmt.Sprintf("the source has warnings (%d): what they name is not in force as it is written", s.Source.Warnings))
+	}
 	if s.Sync.Failing > 0 {
 		all = append(all, fmt.Sprintf("frontends that could not be brought into the tables: %d", s.Sync.Failing))
 	}
@@ -202,8 +210,8 @@ func (s *Status) Complaints() []string {
 	for _, p := range s.Sync.BothNetworks {
 		all = append(all, fmt.Sprintf("%s is a ServiceCIDR and a network of pods: it counts as the former, and pods there as clients from outside; change the Nodes' podCIDRs or --pod-networks", p))
 	}
-	if lost := s.withProblems(); lost > 0 {
-		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d", lost))
+	if lost := s.withProblems(); len(lost) > 0 {
+		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d (%s)", len(lost), someOf(lost)))
 	}
 	if s.Sockets.LastError != "" {
 		all = append(all, "sockets whose backend is gone may live on: "+s.Sockets.LastError)
@@ -247,13 +255,23 @@ func (s *Status) Complaints() []string {
 	return all
 }
 
-func (s *Status) withProblems() (n int) {
+func (s *Status) withProblems() (objects []string) {
 	for _, o := range s.Objects {
 		if len(o.Problems) > 0 {
-			n++
+			objects = append(objects, o.Owner.String())
 		}
 	}
-	return n
+	return objects
+}
+
+// mostNamed is how many objects a complaint names.
+const mostNamed = 3
+
+func someOf(names []string) string {
+	if len(names) > mostNamed {
+		return strings.Join(names[:mostNamed], ", ") + ", ..."
+	}
+	return strings.Join(names, ", ")
 }
 
 // ReadStatus reads what the pins of a bpffs directory tell. The rest of a
