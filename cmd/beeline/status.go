@@ -94,9 +94,6 @@ func statusText(w io.Writer, s *observe.Status) {
 	for _, h := range s.HeldPorts {
 		fmt.Fprintln(w, h)
 	}
-	if s.HeldPortsUnknown != "" {
-		fmt.Fprintf(w, "Which sockets hold ports of Services and Pods is not known: %s\n", s.HeldPortsUnknown)
-	}
 	statusHealth(w, s.Health)
 	statusOptedOut(w, s)
 	statusAttachments(w, s)
@@ -188,7 +185,7 @@ func statusAttachments(w io.Writer, s *observe.Status) {
 			fmt.Fprintf(w, "Ports of Services and Pods that bind() was refused: %d\n", c.BindRefused)
 		}
 		if c.ConnectFault+c.DatagramFault+c.AffinityFailed+c.RecordFailed+c.FlowFailed > 0 {
-			fmt.Fprintf(w, "! %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
+			fmt.Fprintf(w, "Faults so far: %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
 				c.ConnectFault+c.DatagramFault, c.AffinityFailed, c.RecordFailed+c.FlowFailed)
 		}
 	}

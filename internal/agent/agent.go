@@ -50,6 +50,8 @@ type Agent struct {
 	mu          gosync.Mutex
 	source      observe.Source // what the socket's requests see of the source
 	unknownNode bool
+	// noOwnAddress is observe.Status.NoOwnAddress.
+	noOwnAddress bool
 	// optOutProblems are those of objects that ask for no socket shortcut.
 	optOutProblems []service.OptOutProblem
 	// strays are the slices in manifests whose Service does not exist.

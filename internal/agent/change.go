@@ -25,6 +25,7 @@ func (a *Agent) take(ev source.Event) error {
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
 	a.noteStrays(ev.Synced)
+	a.noteOwnAddress()
 	a.edge.SetNode(a.table.OwnAddresses())
 	a.edge.SetPods(a.podsByPacket())
 	if !ev.Synced {

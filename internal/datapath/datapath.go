@@ -78,11 +78,17 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := checkLayout(o.BPFFS); err != nil {
 		return d, err
 	}
+	if err := refuseOtherNamespace(o.BPFFS); err != nil {
+		return d, err
+	}
 	made = !hasPins(o.BPFFS)
 	if err := prepareBPFFS(o.BPFFS); err != nil {
 		return d, err
 	}
 	if d.lock, err = lockBPFFS(o.BPFFS); err != nil {
+		return d, err
+	}
+	if err := markNamespace(o.BPFFS); err != nil {
 		return d, err
 	}
 	sock, err := LoadSock()
@@ -99,6 +105,9 @@ func Open(o Options) (d *Datapath, err error) {
 		return d, err
 	}
 	if err := d.load(sock); err != nil {
+		return d, err
+	}
+	if err := d.refuseForeign(); err != nil {
 		return d, err
 	}
 	if d.Tables, err = NewTables(d.maps); err != nil {

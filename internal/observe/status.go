@@ -35,6 +35,12 @@ type Status struct {
 	// Unserved says why clients outside of the cluster are not served although that
 	// was asked for.
 	Unserved string `json:"unserved,omitempty"`
+	// OtherNamespace: this was read in another network namespace than the agent's, whose
+	// devices cannot be seen from there.
+	OtherNamespace bool `json:"otherNamespace,omitempty"`
+	// NoOwnAddress: no device of the agent's network namespace has an address of this node's
+	// Node object.
+	NoOwnAddress bool `json:"noOwnAddress,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
 	UnknownNode bool   `json:"unknownNode,omitempty"`
 	BPFFS       string `json:"bpffs"`
@@ -227,6 +233,15 @@ func (s *Status) Complaints() []string {
 			all = append(all, why)
 		}
 	}
+	if s.OtherNamespace {
+		all = append(all, "this was read in another network namespace than the agent's: devices are named and looked for in the wrong place; run the command there")
+	}
+	if s.NoOwnAddress {
+		all = append(all, fmt.Sprintf("no device here has an address of Node %q: is the agent in the node's own network namespace (in a pod: hostNetwork: true), and is --node-name right?", s.Node))
+	}
+	if s.HeldPortsUnknown != "" {
+		all = append(all, "which sockets hold ports of Services and Pods is not known: "+s.HeldPortsUnknown)
+	}
 	if s.UnknownNode {
 		all = append(all, fmt.Sprintf("no Node is called %q: no endpoint counts as local, and there are no NodePorts; is --node-name right?", s.Node))
 	}
@@ -284,7 +299,9 @@ func ReadStatus(bpffs, version string, tables *Tables) *Status {
 	s.Counters, counters = datapath.ReadCounters(bpffs)
 	var edgeErr error
 	s.Edge, edgeErr = edge.ReadStatus(bpffs)
-	if err := errors.Join(attachments, counters, edgeErr); err != nil {
+	var namespaceErr error
+	s.OtherNamespace, namespaceErr = datapath.OtherNamespace(bpffs)
+	if err := errors.Join(attachments, counters, edgeErr, namespaceErr); err != nil {
 		s.Unreadable = err.Error()
 	}
 	return s
