@@ -21,6 +21,11 @@ func (e *Edge) attach(d Device) {
 		return
 	}
 	a := &attached{Device: d}
+	if old != nil {
+		a.losses = old.losses
+	} else {
+		a.losses.before = e.lost(d.Name)
+	}
 	a.failed = e.enter(a)
 	e.devices[d.Index] = a
 	if a.failed != nil {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/test/node"
@@ -91,4 +92,22 @@ func TestTwoAgents(t *testing.T) {
 		t.Errorf("the first complains: %q", c)
 	}
 	w.wantServed("tcp", netip.AddrPortFrom(host.Addr4, nodePort), "a1")
+}
+
+// TestForcedXDPThatLoses: XDP at a veth whose other end takes nothing that XDP sends loses all
+// that goes to other nodes. Status says so, and what to do.
+func TestForcedXDPThatLoses(t *testing.T) {
+	w := newWorld(t)
+	w.agent.Flags = append(w.agent.Flags, "--edge-mode=xdp")
+	w.must(w.agent.Start())
+	w.apply("web", objects(w.public("b1"))...)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	to := netip.AddrPortFrom(w.Host("node-a").Addr4, nodePort).String()
+	if _, err := w.Host("client").Request(ctx, "tcp", to, "hello"); err == nil {
+		t.Skip("this kernel's veth takes what XDP sends without GRO at its other end: nothing is lost")
+	}
+	if out, exit := w.runAt("node-a", "status", "--socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, "packets that XDP sent") {
+		t.Errorf("status: exit code %d:\n%s", exit, out)
+	}
 }
