@@ -45,6 +45,9 @@ type Agent struct {
 	edge      *edge.Edge // nil: off
 	prober    *probe.Prober
 
+	// unmended says what mend could not do the last time; only loop looks.
+	unmended string
+
 	synced bool // the complete state is in the tables and attached; only loop looks
 
 	mu          gosync.Mutex

@@ -226,7 +226,7 @@ func (s *Status) Complaints() []string {
 		all = append(all, fmt.Sprintf("sockets of this node at ports of Services and Pods (%d): what connects there goes to these", n))
 	}
 	if s.Unreadable != "" {
-		all = append(all, "pins are missing, and a running agent makes them again within its --audit-interval: "+s.Unreadable)
+		all = append(all, "pins are missing, and a running agent makes them again within a second or two: "+s.Unreadable)
 	}
 	for _, why := range []string{s.Unprotected, s.Unserved} {
 		if why != "" {
