@@ -53,6 +53,8 @@ type Agent struct {
 	mu          gosync.Mutex
 	source      observe.Source // what the socket's requests see of the source
 	unknownNode bool
+	// untoldPods is observe.Status.UntoldPods.
+	untoldPods int
 	// noOwnAddress is observe.Status.NoOwnAddress.
 	noOwnAddress bool
 	// optOutProblems are those of objects that ask for no socket shortcut.

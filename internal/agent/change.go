@@ -145,9 +145,13 @@ func (a *Agent) strayStatus(s *observe.Status) {
 
 // noteNode says so if this node's name is none of the Nodes'.
 func (a *Agent) noteNode() {
-	unknown := a.table.UnknownNode()
+	unknown, untold := a.table.UnknownNode(), a.table.UntoldPods()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if untold > 0 && a.untoldPods == 0 {
+		a.log.Warn("Nodes without podCIDRs: their pods cannot be told from clients outside; name the networks of pods with --pod-networks", "nodes", untold)
+	}
+	a.untoldPods = untold
 	if unknown && !a.unknownNode {
 		a.log.Warn("no Node has this node's name: no endpoint counts as local, and there are no NodePorts; is --node-name right?", "node", a.config.NodeName)
 	}

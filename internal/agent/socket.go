@@ -168,6 +168,7 @@ func (a *Agent) status() (*observe.Status, error) {
 	s.Edge = a.edge.Complete(s.Edge)
 	s.Source = a.sourceStatus()
 	a.mu.Lock()
+	s.UntoldPods = a.untoldPods
 	s.UnknownNode, s.NoOwnAddress = a.unknownNode, a.noOwnAddress
 	a.mu.Unlock()
 	return s, nil

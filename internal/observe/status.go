@@ -41,6 +41,8 @@ type Status struct {
 	// NoOwnAddress: no device of the agent's network namespace has an address of this node's
 	// Node object.
 	NoOwnAddress bool `json:"noOwnAddress,omitempty"`
+	// UntoldPods is how many other Nodes have pods that cannot be told from clients outside.
+	UntoldPods int `json:"untoldPods,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
 	UnknownNode bool   `json:"unknownNode,omitempty"`
 	BPFFS       string `json:"bpffs"`
@@ -232,6 +234,10 @@ func (s *Status) Complaints() []string {
 		if why != "" {
 			all = append(all, why)
 		}
+	}
+	if s.UntoldPods > 0 {
+		all = append(all, fmt.Sprintf("Nodes without podCIDRs (%d): their pods cannot be told from clients outside, and meet externalTrafficPolicy as these do; "+
+			"name the networks of pods with --pod-networks", s.UntoldPods))
 	}
 	if s.OtherNamespace {
 		all = append(all, "this was read in another network namespace than the agent's: devices are named and looked for in the wrong place; run the command there")
