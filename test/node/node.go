@@ -46,6 +46,8 @@ type Agent struct {
 	Kubeconfig string
 	// Flags are added to its command line.
 	Flags []string
+	// Wrap is a command that runs the agent's.
+	Wrap []string
 	// Env is added to the environment of the agent and of its CLI.
 	Env []string
 	// EdgeMode is its --edge-mode; empty for the default.
@@ -82,7 +84,7 @@ func (a *Agent) Command(ctx context.Context) *lab.Cmd {
 	if a.EdgeMode != "" {
 		args = append(args, "--edge-mode", a.EdgeMode)
 	}
-	return a.command(ctx, args...)
+	return a.command(ctx, append(slices.Clone(a.Wrap), args...)...)
 }
 
 // command prepares a process of the host with the agent's environment.
