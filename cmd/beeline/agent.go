@@ -3,10 +3,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -27,6 +30,9 @@ away.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := config.Complete(cmd.Flags()); err != nil {
 				return exitError{exitUsage, err}
+			}
+			if err := errors.Join(checkCapabilities(), checkFileLimit()); err != nil {
+				return err
 			}
 			return agent.Run(cmd.Context(), config, version, newLogger(config))
 		},
@@ -60,15 +66,30 @@ afterwards; connections that were made through them live on.`,
 			if !filepath.IsAbs(bpffs) {
 				return exitError{exitUsage, fmt.Errorf("--bpffs %q: not an absolute path", bpffs)}
 			}
-			if err := datapath.Cleanup(bpffs); err != nil {
-				return err
-			}
-			agent.RemoveSocket(socket)
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "nothing of Beeline is left under %s\n", bpffs)
-			return err
+			return cleanup(cmd.OutOrStdout(), bpffs, socket)
 		},
 	}
 	cmd.Flags().StringVar(&bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
 	cmd.Flags().StringVar(&socket, "socket", agent.DefaultSocket, "unix socket that a killed agent may have left")
 	return cmd
+}
+
+// cleanup says what it has found: one who names a wrong place is told the right ones.
+func cleanup(out io.Writer, bpffs, socket string) error {
+	if err := checkCapabilities(); err != nil {
+		return err
+	}
+	found := datapath.HasPins(bpffs)
+	if err := datapath.Cleanup(bpffs); err != nil {
+		return err
+	}
+	agent.RemoveSocket(socket)
+	text := fmt.Sprintf("nothing of Beeline is left under %s", bpffs)
+	if others := datapath.Places(); !found && len(others) > 0 {
+		text = fmt.Sprintf("nothing of Beeline was under %s, so nothing has been detached; it is under %s: name the one that is meant with --bpffs", bpffs, strings.Join(others, ", "))
+	} else if !found {
+		text = fmt.Sprintf("nothing of Beeline was under %s, nor is it on another BPF file system that is mounted here", bpffs)
+	}
+	_, err := fmt.Fprintln(out, text)
+	return err
 }

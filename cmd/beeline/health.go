@@ -40,7 +40,7 @@ func statusHealth(w io.Writer, h *observe.HealthStatus) {
 	fmt.Fprintf(w, "\nHealth checks: %d backends at %d targets, %d down; %d probes, %d failed; %d times a target went down or came back\n",
 		h.Backends, h.Targets, len(h.Down), c.Probes, c.Failures, c.Changes)
 	if c.Late > 0 {
-		fmt.Fprintf(w, "! %d probes began an interval late or later, because too many others waited for their timeout\n", c.Late)
+		fmt.Fprintf(w, "  %d probes so far began an interval late or later, because too many others waited for their timeout\n", c.Late)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, b := range h.Down {

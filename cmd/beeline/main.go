@@ -49,6 +49,7 @@ func main() {
 	lab.Main() // does not return in the helper processes that a lab starts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	raiseFileLimit()
 	err := newRootCommand().ExecuteContext(ctx)
 	if err == nil {
 		return
@@ -59,7 +60,7 @@ func main() {
 		err = coded.err
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "beeline:", err)
+		fmt.Fprintln(os.Stderr, "beeline:", withWayOut(err))
 	}
 	stop()
 	os.Exit(code)

@@ -122,6 +122,9 @@ func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 	for _, problem := range s.Problems {
 		fmt.Fprintf(w, "  problem: %s\n", problem)
 	}
+	for _, refusal := range s.Refusals {
+		fmt.Fprintf(w, "  clients refused: %s\n", refusal)
+	}
 	serviceHealth(w, s.Health)
 	for _, f := range s.Frontends {
 		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)

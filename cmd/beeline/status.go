@@ -82,6 +82,9 @@ func statusText(w io.Writer, s *observe.Status) {
 	for _, p := range s.Source.Problems {
 		fmt.Fprintf(w, "  %s\n", p)
 	}
+	for _, n := range s.Source.Notes {
+		fmt.Fprintf(w, "  note: %s\n", strings.Replace(n, "warning: ", "", 1))
+	}
 	for _, o := range s.Objects {
 		fmt.Fprintf(w, "%s: %s\n", o.Owner, o.State)
 		for _, r := range append(o.Reasons, o.Problems...) {
@@ -90,9 +93,6 @@ func statusText(w io.Writer, s *observe.Status) {
 	}
 	for _, h := range s.HeldPorts {
 		fmt.Fprintln(w, h)
-	}
-	if s.HeldPortsUnknown != "" {
-		fmt.Fprintf(w, "Which sockets hold ports of Services and Pods is not known: %s\n", s.HeldPortsUnknown)
 	}
 	statusHealth(w, s.Health)
 	statusOptedOut(w, s)
@@ -185,7 +185,7 @@ func statusAttachments(w io.Writer, s *observe.Status) {
 			fmt.Fprintf(w, "Ports of Services and Pods that bind() was refused: %d\n", c.BindRefused)
 		}
 		if c.ConnectFault+c.DatagramFault+c.AffinityFailed+c.RecordFailed+c.FlowFailed > 0 {
-			fmt.Fprintf(w, "! %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
+			fmt.Fprintf(w, "Faults so far: %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
 				c.ConnectFault+c.DatagramFault, c.AffinityFailed, c.RecordFailed+c.FlowFailed)
 		}
 	}

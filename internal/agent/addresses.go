@@ -5,6 +5,7 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -20,10 +21,23 @@ func (a *Agent) updateAddresses() {
 	}
 	delta := a.table.SetLocalAddresses(addresses)
 	a.addresses = addresses
+	a.noteOwnAddress()
 	a.edge.SetPods(a.podsByPacket())
 	if a.synced {
 		a.program(delta)
 	}
+}
+
+// noteOwnAddress says so if no device here has an address of this node's Node object.
+func (a *Agent) noteOwnAddress() {
+	own := slices.DeleteFunc(slices.Clone(a.table.OwnAddresses()), netip.Addr.IsLoopback)
+	none := len(own) > 0 && !slices.ContainsFunc(own, func(o netip.Addr) bool { return slices.Contains(a.addresses, o) })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if none && !a.noOwnAddress {
+		a.log.Warn("no device here has an address of this node's Node: is the agent in the node's own network namespace?", "node", a.config.NodeName)
+	}
+	a.noOwnAddress = none
 }
 
 // localAddresses are the addresses of this node's interfaces that others can

@@ -46,6 +46,9 @@ type Agent struct {
 	edge      *edge.Edge // nil: off
 	prober    *probe.Prober
 
+	// unmended says what mend could not do the last time; only loop looks.
+	unmended string
+
 	synced bool // the complete state is in the tables and attached; only loop looks
 
 	mu          gosync.Mutex
@@ -53,8 +56,14 @@ type Agent struct {
 	unknownNode bool
 	// nodeDeleted: this node's Node object has been deleted (R39).
 	nodeDeleted bool
+	// untoldPods is observe.Status.UntoldPods.
+	untoldPods int
+	// noOwnAddress is observe.Status.NoOwnAddress.
+	noOwnAddress bool
 	// optOutProblems are those of objects that ask for no socket shortcut.
 	optOutProblems []service.OptOutProblem
+	// strays are the slices in manifests whose Service does not exist.
+	strays []service.Stray
 	// checked are the endpoints with health checks.
 	checked map[service.Ref][]service.Checked
 }

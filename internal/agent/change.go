@@ -12,6 +12,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -24,6 +25,8 @@ func (a *Agent) take(ev source.Event) error {
 	delta := a.table.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
+	a.noteStrays(ev.Synced)
+	a.noteOwnAddress()
 	a.edge.SetNode(a.table.OwnAddresses())
 	a.edge.SetPods(a.podsByPacket())
 	if !ev.Synced {
@@ -117,11 +120,41 @@ func (a *Agent) becomeReady(objects int) error {
 	return nil
 }
 
-// noteNode says so if this node's name is none of the Nodes', or none any more.
-func (a *Agent) noteNode() {
-	unknown, deleted := a.table.UnknownNode(), a.table.OwnNodeDeleted()
+// noteStrays says so if manifests have slices whose Service does not exist.
+func (a *Agent) noteStrays(synced bool) {
+	if a.config.Manifests == "" || !synced {
+		return
+	}
+	strays := a.table.Strays()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	for _, s := range strays {
+		if !slices.Contains(a.strays, s) {
+			a.log.Warn("an EndpointSlice is of no use", "object", s.Slice.String(), "why", s.Reason)
+		}
+	}
+	a.strays = strays
+}
+
+// strayStatus adds what noteStrays has found.
+func (a *Agent) strayStatus(s *observe.Status) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, stray := range a.strays {
+		s.AddProblem(stray.Slice, stray.Reason)
+	}
+}
+
+// noteNode says so if this node's name is none of the Nodes', or none any more, and if Nodes do not
+// say where their pods are.
+func (a *Agent) noteNode() {
+	unknown, deleted, untold := a.table.UnknownNode(), a.table.OwnNodeDeleted(), a.table.UntoldPods()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if untold > 0 && a.untoldPods == 0 {
+		a.log.Warn("Nodes without podCIDRs: their pods cannot be told from clients outside; name the networks of pods with --pod-networks", "nodes", untold)
+	}
+	a.untoldPods = untold
 	if unknown && !a.unknownNode {
 		a.log.Warn("no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
 	}

@@ -123,7 +123,7 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 	}
 	c.Service.NodeName, c.Service.Algorithm = c.NodeName, service.Algorithm(c.algorithm)
 	c.Service.KeepTCP = c.TCPDrain > 0
-	c.Service.LocalByAddress = c.Manifests != ""
+	c.Service.LocalByAddress, c.Service.Manifests = c.Manifests != "", c.Manifests != ""
 	for _, text := range c.nodePortAddresses {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {

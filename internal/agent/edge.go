@@ -27,7 +27,7 @@ func (c *Config) addEdgeFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Edge.SetSysctls, "set-sysctls", false, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1 where they are 0 and Services have backends of that family: without them no client from outside reaches these")
 	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "how many ICMP errors each CPU sends to clients in a second, such as port unreachable for a refused datagram; as many again for \"too big\"; 0 for no bound")
 	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of ports under which the node speaks for clients whose backend is on another node (default: the largest that neither ip_local_port_range nor NodePorts use)")
-	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "networks of pods, which are no clients from outside (default: the podCIDRs of all Nodes)")
+	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "networks of pods, which are no clients from outside (default: the podCIDRs of all Nodes, and the addresses of Pods)")
 	fs.DurationVar(&c.Edge.Timeouts.TCP, "flow-timeout-tcp", t.TCP, "how long a client's TCP connection is remembered on which nothing is sent")
 	fs.DurationVar(&c.Edge.Timeouts.UDP, "flow-timeout-udp", t.UDP, "how long a client's UDP flow is remembered on which nothing is sent, once it has gone on for two seconds in both directions; 30s before")
 }

@@ -106,6 +106,8 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 		defer ticker.Stop()
 		audit = ticker.C
 	}
+	mend := time.NewTicker(mendInterval)
+	defer mend.Stop()
 	a.updateAddresses()
 	for {
 		select {
@@ -145,6 +147,8 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 				a.log.Error("could not give table space back; trying again", "error", err)
 			}
 			retry.Reset(0)
+		case <-mend.C:
+			a.mend()
 		case <-audit:
 			a.audit()
 			retry.Reset(0)
@@ -155,13 +159,10 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 // audit mends the tables, and what was taken from under the agent: pins and
 // links.
 func (a *Agent) audit() {
+	a.mend()
 	if a.synced {
-		mended, err := a.datapath.Mend()
-		for _, what := range append(mended, a.edge.Mend()...) {
+		for _, what := range a.edge.Mend() { // also what no look at links shows
 			a.log.Error("mended what somebody else has taken away", "what", what)
-		}
-		if err != nil {
-			a.log.Error("the datapath is damaged and cannot be mended", "error", err)
 		}
 	}
 	repairs, err := a.syncer.Audit()

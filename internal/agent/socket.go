@@ -120,7 +120,7 @@ func (a *Agent) tables() (*observe.Tables, error) {
 			})
 		}
 		s := &tables.Services[i]
-		s.State, s.Reasons, s.Problems = st.State, st.Reasons, st.Problems
+		s.State, s.Reasons, s.Problems, s.Refusals = st.State, st.Reasons, st.Problems, st.Refusals
 		s.Health = a.health(st.Owner)
 	}
 	return tables, nil
@@ -163,11 +163,13 @@ func (a *Agent) status() (*observe.Status, error) {
 		}
 	}
 	a.optOutStatus(s)
+	a.strayStatus(s)
 	s.Health = a.healthStatus()
 	s.Edge = a.edge.Complete(s.Edge)
 	s.Source = a.sourceStatus()
 	a.mu.Lock()
-	s.UnknownNode, s.NodeDeleted = a.unknownNode, a.nodeDeleted
+	s.UnknownNode, s.NodeDeleted, s.NoOwnAddress = a.unknownNode, a.nodeDeleted, a.noOwnAddress
+	s.UntoldPods = a.untoldPods
 	a.mu.Unlock()
 	return s, nil
 }

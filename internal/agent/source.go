@@ -56,11 +56,15 @@ func (a *Agent) loadManifests() <-chan error {
 func (a *Agent) noteSource(ev source.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	old := a.source.Problems
-	a.source.Problems = nil
+	old := slices.Concat(a.source.Problems, a.source.Notes)
+	a.source.Problems, a.source.Notes = nil, nil
 	for _, p := range ev.Problems {
 		text := p.String()
-		a.source.Problems = append(a.source.Problems, text)
+		to := &a.source.Problems
+		if p.Harmless {
+			to = &a.source.Notes
+		}
+		*to = append(*to, text)
 		switch {
 		case slices.Contains(old, text):
 		case p.Warning:
@@ -69,7 +73,10 @@ func (a *Agent) noteSource(ev source.Event) {
 			a.log.Error(a.source.Kind + ": " + text)
 		}
 	}
-	a.source.Errors = ev.Problems.Errors()
+	if a.source.Errors > 0 && ev.Problems.Errors() == 0 {
+		a.log.Info(a.source.Kind+": without errors again; the present state is in force", "location", a.source.Location)
+	}
+	a.source.Errors, a.source.Warnings = ev.Problems.Errors(), ev.Problems.Warnings()
 	a.source.Synced = ev.Synced
 	if ev.Synced && a.source.Errors == 0 {
 		a.source.LastGood = time.Now()

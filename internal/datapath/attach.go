@@ -154,14 +154,6 @@ func (d *Datapath) refuseForeign() error {
 	for _, a := range attached {
 		ours[ebpf.ProgramID(a.ProgramID)] = true
 	}
-	// A link whose pin somebody has removed holds its program for a moment yet.
-	for _, p := range d.programs {
-		if info, err := p.Info(); err == nil {
-			if id, ok := info.ID(); ok {
-				ours[id] = true
-			}
-		}
-	}
 	for _, h := range allHooks {
 		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.attach})
 		if err != nil {
@@ -169,9 +161,9 @@ func (d *Datapath) refuseForeign() error {
 		}
 		for _, p := range found.Programs {
 			info, err := programInfo(p.ID)
-			if err == nil && !ours[p.ID] && info.Name != "" && strings.HasPrefix(h.program, info.Name) {
-				return fmt.Errorf("another Beeline is attached there (program %d): "+
-					"stop it and run `beeline cleanup` with its --bpffs, or give this agent another --cgroup-root", p.ID)
+			if err == nil && !ours[p.ID] && !d.loaded(p.ID) && info.Name != "" && strings.HasPrefix(h.program, info.Name) {
+				return fmt.Errorf("another Beeline is attached to the cgroup %s (program %d): "+
+					"stop it and run `beeline cleanup` with its --bpffs, or give this agent another --cgroup-root", d.cgroup, p.ID)
 			}
 		}
 	}

@@ -63,13 +63,13 @@ func TestOtherBeelineIsRefused(t *testing.T) {
 	must(t, first.Attach())
 	other := o
 	other.BPFFS += "_other"
-	second := mustOpen(t, other)
-	if err := second.Attach(); err == nil || !strings.Contains(err.Error(), "another Beeline") {
+	if _, err := Open(other); err == nil || !strings.Contains(err.Error(), "another Beeline") {
 		t.Errorf("second: %v", err)
 	}
+	wantGone(t, other.BPFFS)
 	first.Close()
 	must(t, Cleanup(o.BPFFS))
-	if err := second.Attach(); err != nil {
+	if err := mustOpen(t, other).Attach(); err != nil {
 		t.Errorf("after the first is gone: %v", err)
 	}
 }

@@ -38,10 +38,8 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --bpffs", e.Path, e.PID)
 }
 
-// prepareBPFFS makes sure that path is a directory in a BPF file system,
-// mounting one where there is none: at the nearest parent that Linux makes for
-// this purpose (/sys/fs/bpf), else at path itself.
-func prepareBPFFS(path string) error {
+// checkBPFFSPath refuses paths that cannot be a directory on a BPF file system.
+func checkBPFFSPath(path string) error {
 	if !filepath.IsAbs(path) || path != filepath.Clean(path) {
 		return fmt.Errorf("--bpffs %s: not an absolute path in its shortest form", path)
 	}
@@ -52,32 +50,67 @@ func prepareBPFFS(path string) error {
 			return fmt.Errorf("--bpffs %s: a BPF file system takes no names with dots", path)
 		}
 	}
+	return nil
+}
+
+// prepareBPFFS makes sure that path is a directory in a BPF file system,
+// mounting one where there is none: at the nearest parent that Linux makes for
+// this purpose (/sys/fs/bpf), else at path itself.
+func prepareBPFFS(path string) error {
+	if err := checkBPFFSPath(path); err != nil {
+		return err
+	}
 	on, err := isFS(existingParent(path), unix.BPF_FS_MAGIC)
 	if err != nil {
 		return fmt.Errorf("--bpffs %s: %w", path, err)
 	}
-	mounted := false
 	if !on {
 		at := mountPoint(path)
 		if at == path && path != systemBPFFS {
 			if err := os.MkdirAll(path, 0o700); err != nil {
-				return fmt.Errorf("--bpffs: %w", err)
+				return fmt.Errorf("--bpffs %s: not on a BPF file system, and no directory to mount one at can be made: %w; "+
+					"name a directory under %s, such as the default", path, err, systemBPFFS)
+			}
+			if err := refuseUsed(path); err != nil {
+				return err
 			}
 		}
 		if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 			return fmt.Errorf("mount a BPF file system at %s: %w", at, err)
 		}
-		mounted = true
+		if err := os.MkdirAll(filepath.Join(path, mountedByUs), 0o700); err != nil {
+			return fmt.Errorf("--bpffs: %w", err)
+		}
 	}
 	for _, dir := range pinDirectories {
 		if err := os.MkdirAll(filepath.Join(path, dir), 0o700); err != nil {
 			return fmt.Errorf("--bpffs: %w", err)
 		}
 	}
-	if mounted {
-		return os.Mkdir(filepath.Join(path, mountedByUs), 0o700)
+	return nil
+}
+
+// refuseUsed refuses to hide what is in a directory behind a mount.
+func refuseUsed(path string) error {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return fmt.Errorf("--bpffs %s: %w", path, err)
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("--bpffs %s: an ordinary directory with files such as %s, which a BPF file system mounted there would hide: "+
+			"name a directory under %s, or an empty one", path, entries[0].Name(), systemBPFFS)
 	}
 	return nil
+}
+
+// hasPins says whether an agent has left anything in a bpffs directory.
+func hasPins(path string) bool {
+	for _, dir := range []string{"tables_v*", "links", "programs"} {
+		if pins, _ := filepath.Glob(filepath.Join(path, dir, "*")); len(pins) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // mountPoint is where a BPF file system for a directory is mounted.

@@ -82,6 +82,9 @@ func removePins(bpffs string) error {
 			return err
 		}
 	}
+	if err := unmarkNamespaces(bpffs, ""); err != nil {
+		return err
+	}
 	for _, dir := range append(tables, filepath.Join(bpffs, "links"), filepath.Join(bpffs, "programs")) {
 		os.Remove(dir) // fails if others have pins in it, too
 	}

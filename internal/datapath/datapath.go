@@ -3,12 +3,14 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // Options say where the datapath lives.
@@ -50,15 +52,21 @@ type Datapath struct {
 // new ones where there are none. Nothing is attached or replaced yet. A table
 // whose limit has changed is copied into a new one.
 //
+// If it fails where no agent has left anything, it leaves nothing either.
+//
 // Errors: *LockedError if another agent has the directory; *ebpf.VerifierError
 // if the kernel refuses a program.
 func Open(o Options) (d *Datapath, err error) {
 	o.Limits = o.Limits.WithDefaults()
 	d = &Datapath{options: o, replacement: haveReplacement}
+	made := false
 	defer func() {
 		if err != nil {
 			d.Close()
 			d = nil
+		}
+		if err != nil && made {
+			err = errors.Join(err, undo(o.BPFFS))
 		}
 	}()
 	if err := rlimit.RemoveMemlock(); err != nil {
@@ -67,13 +75,20 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := RequiredFeatures(); err != nil {
 		return d, err
 	}
+	if err := checkLayout(o.BPFFS); err != nil {
+		return d, err
+	}
+	if err := refuseOtherNamespace(o.BPFFS); err != nil {
+		return d, err
+	}
+	made = !hasPins(o.BPFFS)
 	if err := prepareBPFFS(o.BPFFS); err != nil {
 		return d, err
 	}
 	if d.lock, err = lockBPFFS(o.BPFFS); err != nil {
 		return d, err
 	}
-	if err := d.checkLayout(); err != nil {
+	if err := markNamespace(o.BPFFS); err != nil {
 		return d, err
 	}
 	sock, err := LoadSock()
@@ -90,6 +105,9 @@ func Open(o Options) (d *Datapath, err error) {
 		return d, err
 	}
 	if err := d.load(sock); err != nil {
+		return d, err
+	}
+	if err := d.refuseForeign(); err != nil {
 		return d, err
 	}
 	if d.Tables, err = NewTables(d.maps); err != nil {
@@ -110,6 +128,18 @@ func Open(o Options) (d *Datapath, err error) {
 		return d, events.quiet()
 	}
 	return d, nil
+}
+
+// undo removes what an Open has made that failed, unless another agent has the directory.
+func undo(bpffs string) error {
+	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
+		return nil // it has failed before there was anything
+	}
+	err := Cleanup(bpffs)
+	if locked := (*LockedError)(nil); errors.As(err, &locked) {
+		return nil
+	}
+	return err
 }
 
 // Close gives the directory free. What is attached stays attached; copies of

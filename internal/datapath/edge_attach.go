@@ -159,6 +159,9 @@ func (a *EdgeAttachment) takeDown(bpffs string) error {
 // of an earlier agent there.
 func (d *Datapath) AttachEdgeTC(device int) error {
 	for _, hook := range []EdgeHook{EdgeEgress, EdgeIngress} {
+		if err := d.refuseForeignEdge(device, hook); err != nil {
+			return err
+		}
 		err := d.attachEdge(device, hook, func(program *ebpf.Program) (link.Link, error) {
 			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook]})
 		})

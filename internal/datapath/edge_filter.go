@@ -17,13 +17,15 @@ import (
 const (
 	filterPriority = 190
 	filterHandle   = 0xbee
+
+	filterNamePrefix = "beeline_edge_"
 )
 
 // filterName tells the agents of several bpffs directories apart.
 func filterName(bpffs string) string {
 	h := fnv.New32a()
 	h.Write([]byte(bpffs))
-	return fmt.Sprintf("beeline_edge_%08x", h.Sum32())
+	return fmt.Sprintf("%s%08x", filterNamePrefix, h.Sum32())
 }
 
 var filterParents = map[EdgeHook]uint32{EdgeIngress: netlink.HANDLE_MIN_INGRESS, EdgeEgress: netlink.HANDLE_MIN_EGRESS}

@@ -73,6 +73,9 @@ func (d *Datapath) mendDirectory() (mended []string, err error) {
 		}
 		d.lock.Close()
 		d.lock = lock
+		if err := markNamespace(d.options.BPFFS); err != nil {
+			return nil, err
+		}
 	}
 	for _, dir := range lost {
 		mended = append(mended, "directory "+dir)

@@ -23,22 +23,33 @@ func (d *Datapath) tablePath(name string) string {
 	return TablePath(d.options.BPFFS, name)
 }
 
-// checkLayout refuses tables of another version.
-func (d *Datapath) checkLayout() error {
-	others, err := filepath.Glob(filepath.Join(d.options.BPFFS, "tables_v*"))
-	for _, path := range others {
-		if name := filepath.Base(path); name != tablesDirectory {
-			return d.layoutError(name)
-		}
+// checkLayout refuses tables of another version. A directory without pins is no table: an
+// agent of another version that was refused may have left it.
+func checkLayout(bpffs string) error {
+	other, err := otherLayout(bpffs)
+	if other != "" {
+		return layoutError(bpffs, other)
 	}
 	return err
 }
 
+// otherLayout is a directory of tables of another version that has pins, empty if there is
+// none.
+func otherLayout(bpffs string) (string, error) {
+	pins, err := filepath.Glob(filepath.Join(bpffs, "tables_v*", "*"))
+	for _, pin := range pins {
+		if name := filepath.Base(filepath.Dir(pin)); name != tablesDirectory {
+			return name, nil
+		}
+	}
+	return "", err
+}
+
 // layoutError is for pins that this version cannot go on with.
-func (d *Datapath) layoutError(what string) error {
-	return fmt.Errorf("pinned %s has another layout than this version of Beeline writes: "+
-		"run `beeline cleanup --bpffs %s` and start the agent again; Services are not translated in between",
-		what, d.options.BPFFS)
+func layoutError(bpffs, what string) error {
+	return fmt.Errorf("pinned %s has another layout than this version of Beeline (%s): start the version that pinned it, which serves on; "+
+		"or run `beeline cleanup --bpffs %s` and start this one: Services are not translated in between",
+		what, tablesDirectory, bpffs)
 }
 
 // pinnedTables finds the tables of an earlier agent that the programs can go
@@ -67,7 +78,7 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map
 		}
 		if !counters && (m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize) {
 			m.Close()
-			return found, d.layoutError("table " + name)
+			return found, layoutError(d.options.BPFFS, "table "+name)
 		}
 		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 || counters {
 			other, err := d.replace(name, s, m)
@@ -89,6 +100,9 @@ func OpenTables(bpffs string) (*Tables, error) {
 	for name := range (Limits{}).entries() {
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
+			if other, _ := otherLayout(bpffs); other != "" {
+				return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it", other, bpffs, tablesDirectory)
+			}
 			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet", bpffs)
 		}
 		if err != nil {

@@ -21,6 +21,11 @@ func (e *Edge) attach(d Device) {
 		return
 	}
 	a := &attached{Device: d}
+	if old != nil {
+		a.losses = old.losses
+	} else {
+		a.losses.before = e.lost(d.Name)
+	}
 	a.failed = e.enter(a)
 	e.devices[d.Index] = a
 	if a.failed != nil {
@@ -146,6 +151,17 @@ func refusal(err error) string {
 	return "no XDP: " + err.Error()
 }
 
+// Lost says whether somebody has taken the edge down from a device that it was attached to.
+func (e *Edge) Lost() bool {
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all, err := e.datapath.EdgeAttachments()
+	return err == nil && len(e.lostHooks(all)) > 0
+}
+
 // findLost forgets the devices at which something is not attached any more.
 func (e *Edge) findLost() (lost []string) {
 	all, err := e.datapath.EdgeAttachments()
@@ -153,6 +169,18 @@ func (e *Edge) findLost() (lost []string) {
 		e.problem("what is attached cannot be read: %v", err)
 		return nil
 	}
+	for index, hooks := range e.lostHooks(all) {
+		for _, hook := range hooks {
+			lost = append(lost, fmt.Sprintf("%s of device %s", hook, e.devices[index].Name))
+		}
+		delete(e.devices, index)
+	}
+	return lost
+}
+
+// lostHooks are the hooks of each device that should be attached, and are not.
+func (e *Edge) lostHooks(all []datapath.EdgeAttachment) map[int][]datapath.EdgeHook {
+	lost := map[int][]datapath.EdgeHook{}
 	for index, a := range e.devices {
 		if a.failed != nil {
 			continue
@@ -165,8 +193,7 @@ func (e *Edge) findLost() (lost []string) {
 			if !slices.ContainsFunc(all, func(x datapath.EdgeAttachment) bool {
 				return x.Device == index && x.Hook == hook && !x.Detached
 			}) {
-				lost = append(lost, fmt.Sprintf("%s of device %s", hook, a.Name))
-				delete(e.devices, index)
+				lost[index] = append(lost[index], hook)
 			}
 		}
 	}

@@ -79,6 +79,7 @@ type Edge struct {
 	datapath Datapath
 	read     func(backends []netip.Addr) ([]Device, error)
 	wayTo    func(netip.Addr) (device int, err error)
+	lost     func(device string) uint64 // xdpLosses
 
 	changed chan struct{} // devices, addresses or routes
 	left    chan struct{} // backends of UDP Services
@@ -109,12 +110,13 @@ type attached struct {
 	entry  entry
 	chain  []datapath.ChainProgram // it shares the XDP hook with others
 	failed error                   // it is not
+	losses losses
 }
 
 // New prepares an edge. Nothing is attached before Start.
 func New(d Datapath, c Config) *Edge {
 	return &Edge{
-		config: c, datapath: d, read: readDevices, wayTo: wayTo,
+		config: c, datapath: d, read: readDevices, wayTo: wayTo, lost: xdpLosses,
 		changed: make(chan struct{}, 1), left: make(chan struct{}, 1), began: make(chan struct{}, 1),
 		devices: map[int]*attached{}, sysctls: sysctlRoot,
 	}

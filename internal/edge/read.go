@@ -66,20 +66,8 @@ func readTags(all []Device, at map[int]int, links []netlink.Link) {
 // taken for one that does not.
 func takesTags(device string) bool {
 	const ethtoolGFlags, rxVLAN = unix.ETHTOOL_GFLAGS, 1 << 8 // ETH_FLAG_RXVLAN
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
 	value := struct{ command, data uint32 }{command: ethtoolGFlags}
-	request := struct {
-		name  [unix.IFNAMSIZ]byte
-		value unsafe.Pointer
-		_     [16]byte
-	}{value: unsafe.Pointer(&value)}
-	copy(request.name[:unix.IFNAMSIZ-1], device)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	return errno == 0 && value.data&rxVLAN != 0
+	return ethtool(device, unsafe.Pointer(&value)) == nil && value.data&rxVLAN != 0
 }
 
 // unusable addresses are not what a packet in the node's name may have.

@@ -53,4 +53,5 @@ func (e *Edge) countShortage() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.shortage.note(counters, time.Now())
+	e.countLosses(time.Now())
 }

@@ -43,6 +43,9 @@ type DeviceStatus struct {
 	Chain []datapath.ChainProgram `json:"chain,omitempty"`
 	// Refused: clients are not served, or not in the way that was asked for.
 	Refused bool `json:"refused,omitempty"`
+	// Lost is how many packets that XDP sent the driver has lost since the edge came, by its
+	// own count, if that has grown in the last ten minutes.
+	Lost uint64 `json:"lost,omitempty"`
 }
 
 // FlowStatus is how many flows there are. Each has two records.
@@ -77,6 +80,7 @@ func (e *Edge) Complete(s *Status) *Status {
 		s.Problems = append(s.Problems, "flows that are over may be remembered longer than they should: "+e.sweeps.err.Error())
 	}
 	now := time.Now()
+	e.countLosses(now)
 	if s.Counters != nil {
 		e.shortage.note(s.Counters, now)
 	}
@@ -84,7 +88,9 @@ func (e *Edge) Complete(s *Status) *Status {
 		s.Problems = append(s.Problems, p)
 	}
 	for _, a := range e.devices {
-		s.Devices = append(s.Devices, a.status())
+		device := a.status()
+		device.Lost = a.losses.shown(now)
+		s.Devices = append(s.Devices, device)
 	}
 	slices.SortFunc(s.Devices, func(a, b DeviceStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return s
@@ -188,6 +194,9 @@ func (s *Status) Complaints() (all []string) {
 		all = append(all, "the edge: "+p)
 	}
 	for _, d := range s.Devices {
+		if lost := d.lossComplaint(); lost != "" {
+			all = append(all, lost)
+		}
 		switch {
 		case d.Mode == "none" && d.Role == backendsRole:
 			all = append(all, fmt.Sprintf("answers of backends behind device %s do not reach clients from outside: %s", d.Name, d.Why))

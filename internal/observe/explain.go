@@ -102,6 +102,14 @@ func Explain(bpffs string, q Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
+	other, err := datapath.OtherNamespace(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	if other {
+		return nil, wrong("this command runs in another network namespace than the agent of %s, and sees other devices and routes: "+
+			"run it there, as in `nsenter --net=/proc/PID/ns/net beeline explain ...` with the PID of that agent", bpffs)
+	}
 	tables, err := ReadTables(raw)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
@@ -34,6 +35,14 @@ type Status struct {
 	// Unserved says why clients outside of the cluster are not served although that
 	// was asked for.
 	Unserved string `json:"unserved,omitempty"`
+	// OtherNamespace: this was read in another network namespace than the agent's, whose
+	// devices cannot be seen from there.
+	OtherNamespace bool `json:"otherNamespace,omitempty"`
+	// NoOwnAddress: no device of the agent's network namespace has an address of this node's
+	// Node object.
+	NoOwnAddress bool `json:"noOwnAddress,omitempty"`
+	// UntoldPods is how many other Nodes have pods that cannot be told from clients outside.
+	UntoldPods int `json:"untoldPods,omitempty"`
 	// UnknownNode: there are Nodes, and none has this node's name.
 	UnknownNode bool `json:"unknownNode,omitempty"`
 	// NodeDeleted: this node's Node object is gone, and its last facts are in force (R39).
@@ -106,8 +115,12 @@ type Source struct {
 	Synced   bool      `json:"synced"`
 	LastGood time.Time `json:"lastGood,omitzero"` // when its state was last taken in
 	Problems []string  `json:"problems,omitempty"`
+	// Notes are about objects that no Service needs.
+	Notes []string `json:"notes,omitempty"`
 	// Errors is the number of problems that keep its present state out of force.
 	Errors int `json:"errors"`
+	// Warnings is the number of other problems.
+	Warnings int `json:"warnings"`
 	// Connection to a server; nil for manifests.
 	Connection *source.Connection `json:"connection,omitempty"`
 }
@@ -192,6 +205,9 @@ func (s *Status) Complaints() []string {
 	if s.Source.Errors > 0 {
 		all = append(all, fmt.Sprintf("the source has errors (%d): its last good state is in force", s.Source.Errors))
 	}
+	if s.Source.Warnings > 0 {
+		all = append(all, fmt.Sprintf("the source has warnings (%d): what they name is not in force as it is written", s.Source.Warnings))
+	}
 	if s.Sync.Failing > 0 {
 		all = append(all, fmt.Sprintf("frontends that could not be brought into the tables: %d", s.Sync.Failing))
 	}
@@ -204,8 +220,8 @@ func (s *Status) Complaints() []string {
 	for _, p := range s.Sync.BothNetworks {
 		all = append(all, fmt.Sprintf("%s is a ServiceCIDR and a network of pods: it counts as the former, and pods there as clients from outside; change the Nodes' podCIDRs or --pod-networks", p))
 	}
-	if lost := s.withProblems(); lost > 0 {
-		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d", lost))
+	if lost := s.withProblems(); len(lost) > 0 {
+		all = append(all, fmt.Sprintf("objects that ask for something that they do not get: %d (%s)", len(lost), someOf(lost)))
 	}
 	if s.Sockets.LastError != "" {
 		all = append(all, "sockets whose backend is gone may live on: "+s.Sockets.LastError)
@@ -214,12 +230,25 @@ func (s *Status) Complaints() []string {
 		all = append(all, fmt.Sprintf("sockets of this node at ports of Services and Pods (%d): what connects there goes to these", n))
 	}
 	if s.Unreadable != "" {
-		all = append(all, "pins are missing, and a running agent makes them again within its --audit-interval: "+s.Unreadable)
+		all = append(all, "pins are missing, and a running agent makes them again within a second or two: "+s.Unreadable)
 	}
 	for _, why := range []string{s.Unprotected, s.Unserved} {
 		if why != "" {
 			all = append(all, why)
 		}
+	}
+	if s.UntoldPods > 0 {
+		all = append(all, fmt.Sprintf("Nodes without podCIDRs (%d): their pods cannot be told from clients outside, and meet externalTrafficPolicy as these do; "+
+			"name the networks of pods with --pod-networks", s.UntoldPods))
+	}
+	if s.OtherNamespace {
+		all = append(all, "this was read in another network namespace than the agent's: devices are named and looked for in the wrong place; run the command there")
+	}
+	if s.NoOwnAddress {
+		all = append(all, fmt.Sprintf("no device here has an address of Node %q: is the agent in the node's own network namespace (in a pod: hostNetwork: true), and is --node-name right?", s.Node))
+	}
+	if s.HeldPortsUnknown != "" {
+		all = append(all, "which sockets hold ports of Services and Pods is not known: "+s.HeldPortsUnknown)
 	}
 	if s.UnknownNode {
 		all = append(all, fmt.Sprintf("no Node is called %q: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", s.Node))
@@ -252,13 +281,23 @@ func (s *Status) Complaints() []string {
 	return all
 }
 
-func (s *Status) withProblems() (n int) {
+func (s *Status) withProblems() (objects []string) {
 	for _, o := range s.Objects {
 		if len(o.Problems) > 0 {
-			n++
+			objects = append(objects, o.Owner.String())
 		}
 	}
-	return n
+	return objects
+}
+
+// mostNamed is how many objects a complaint names.
+const mostNamed = 3
+
+func someOf(names []string) string {
+	if len(names) > mostNamed {
+		return strings.Join(names[:mostNamed], ", ") + ", ..."
+	}
+	return strings.Join(names, ", ")
 }
 
 // ReadStatus reads what the pins of a bpffs directory tell. The rest of a
@@ -271,7 +310,9 @@ func ReadStatus(bpffs, version string, tables *Tables) *Status {
 	s.Counters, counters = datapath.ReadCounters(bpffs)
 	var edgeErr error
 	s.Edge, edgeErr = edge.ReadStatus(bpffs)
-	if err := errors.Join(attachments, counters, edgeErr); err != nil {
+	var namespaceErr error
+	s.OtherNamespace, namespaceErr = datapath.OtherNamespace(bpffs)
+	if err := errors.Join(attachments, counters, edgeErr, namespaceErr); err != nil {
 		s.Unreadable = err.Error()
 	}
 	return s

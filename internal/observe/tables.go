@@ -23,11 +23,12 @@ type Service struct {
 	Kind      service.Kind `json:"kind"`
 	Namespace string       `json:"namespace"`
 	Name      string       `json:"name"`
-	// State, Reasons and Problems are the agent's; empty if read from the tables
+	// State, Reasons, Problems and Refusals are the agent's; empty if read from the tables
 	// alone.
 	State     sync.State `json:"state,omitempty"`
 	Reasons   []string   `json:"reasons,omitempty"`
 	Problems  []string   `json:"problems,omitempty"`
+	Refusals  []string   `json:"refusals,omitempty"`
 	Frontends []Frontend `json:"frontends"`
 	// Algorithm is how backends are chosen; empty where there are none. TableSize is
 	// the number of slots of its Maglev tables.

@@ -13,6 +13,9 @@ type Config struct {
 	// LocalByAddress: an endpoint that names no node is this node's if it has one of its
 	// addresses. Not so for kube-proxy (R11): it is for files, where nobody else says it.
 	LocalByAddress bool
+	// Manifests: the objects are written by hand, so a Service whose ports no EndpointSlice
+	// has is a problem. With an API server it is ordinary.
+	Manifests bool
 	// ServiceProxyName admits Services whose label
 	// service.kubernetes.io/service-proxy-name has this value, beside those
 	// without the label (R1). Empty admits the latter only.

@@ -188,6 +188,8 @@ type Plan struct {
 	Kept []BackendSet
 	// Problems say in words what the object asked for and did not get.
 	Problems []string
+	// Refusals say in words why clients are refused at ports without a usable endpoint.
+	Refusals []string
 }
 
 // Delta is what a batch of changes altered.

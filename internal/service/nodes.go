@@ -176,15 +176,17 @@ func (t *Table) updateServiceCIDRs(b *batch) *[]netip.Prefix {
 }
 
 // PodNetworks returns where pods are: the configured networks, else the pod ranges
-// of all nodes; sorted.
+// of all nodes and the addresses of Pods outside of them; sorted.
 func (t *Table) PodNetworks() []netip.Prefix { return t.podNetworks }
 
 // updatePodNetworks returns the new list if the batch changed it.
 func (t *Table) updatePodNetworks(b *batch) *[]netip.Prefix {
-	if !b.podCIDRs || len(t.config.PodNetworks) > 0 {
+	moved := len(b.knew) > 0 && len(t.podAddrs) > 0
+	if !b.podCIDRs && !b.podAddrs && !moved || len(t.config.PodNetworks) > 0 {
 		return nil
 	}
 	all := t.PodCIDRs()
+	all = sortedPrefixes(append(all, t.learnedPods(all)...))
 	if slices.Equal(all, t.podNetworks) {
 		return nil
 	}

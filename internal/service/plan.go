@@ -34,6 +34,7 @@ func (p *Plan) finish() {
 	bySet := func(a, b BackendSet) int { return a.Key.Compare(b.Key) }
 	slices.SortFunc(p.Sets, bySet)
 	slices.SortFunc(p.Kept, bySet)
+	slices.Sort(p.Refusals)
 	slices.Sort(p.Problems)
 	p.Problems = slices.Compact(p.Problems)
 }
@@ -89,7 +90,7 @@ func equalPlans(a, b *Plan) bool {
 		slices.EqualFunc(a.Sets, b.Sets, equalSets) &&
 		slices.EqualFunc(a.Kept, b.Kept, equalSets) &&
 		a.TableSize == b.TableSize &&
-		slices.Equal(a.Problems, b.Problems)
+		slices.Equal(a.Problems, b.Problems) && slices.Equal(a.Refusals, b.Refusals)
 }
 
 func equalFrontends(a, b Frontend) bool {

@@ -107,6 +107,7 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 			f.complainOfSCTP(p.plan.Frontends[first:])
 		}
 		f.complainOfSharedAddresses()
+		f.complainOfEndpoints(all)
 	}
 	p.addEchoes(family, p.plan.Frontends[firstOfFamily:])
 }

@@ -29,6 +29,8 @@ type Table struct {
 	byService map[Ref][]*EndpointSlice
 	// pods has those of this node with hostPorts that live.
 	pods map[Ref]*Pod
+	// podAddrs has the addresses of all Pods that are not the host's.
+	podAddrs map[Ref][]netip.Addr
 	// nodes are those that there are, and this node's last one, though it be deleted (R39).
 	nodes      map[string]*Node
 	ownDeleted bool
@@ -61,6 +63,7 @@ func NewTable(config Config) *Table {
 		slices:    map[Ref]*EndpointSlice{},
 		byService: map[Ref][]*EndpointSlice{},
 		pods:      map[Ref]*Pod{},
+		podAddrs:  map[Ref][]netip.Addr{},
 		nodes:     map[string]*Node{},
 		cidrs:     map[string]*ServiceCIDR{},
 		nodeAddrs: map[netip.Addr]int{},
@@ -102,8 +105,8 @@ func (t *Table) Apply(changes []Change) Delta {
 type batch struct {
 	// dirty objects are resolved again.
 	dirty map[Ref]struct{}
-	// thisNode, serviceCIDRs, podCIDRs, nodes: there may be a change.
-	thisNode, serviceCIDRs, podCIDRs, nodes bool
+	// thisNode, serviceCIDRs, podCIDRs, podAddrs, nodes: there may be a change.
+	thisNode, serviceCIDRs, podCIDRs, podAddrs, nodes bool
 	// renumbered are Nodes that others reach at another address than before.
 	renumbered map[string]bool
 	// knew says of each address counted up or down whether some node had it before; guarded
@@ -164,6 +167,8 @@ func (t *Table) setSlice(b *batch, c Change) {
 func (s *EndpointSlice) serviceRef() Ref { return Ref{KindService, s.Namespace, s.Service} }
 
 func (t *Table) setPod(b *batch, c Change) {
+	pod, _ := c.Object.(*Pod)
+	t.notePodAddresses(b, c.Ref, pod)
 	if p, ok := c.Object.(*Pod); ok && !hasHostPorts(p, t.config.NodeName) {
 		c.Object = nil
 	}

@@ -72,6 +72,8 @@ type Problem struct {
 	Reason string
 	// Warning: the object counts nevertheless, or is rightly left out.
 	Warning bool
+	// Harmless: a warning about an object that no Service needs.
+	Harmless bool
 }
 
 // String gives file:line: first, as compilers do, so that editors find the place.
@@ -102,6 +104,17 @@ func (ps Problems) Error() string {
 		lines[i] = p.String()
 	}
 	return strings.Join(lines, "\n")
+}
+
+// Warnings says how many are neither errors nor harmless.
+func (ps Problems) Warnings() int {
+	n := 0
+	for _, p := range ps {
+		if p.Warning && !p.Harmless {
+			n++
+		}
+	}
+	return n
 }
 
 // Errors says how many are not mere warnings.

@@ -33,6 +33,8 @@ type Status struct {
 	// Problems say what the object asks for and does not get, though all is
 	// well with the tables: an address that belongs to another object.
 	Problems []string `json:"problems,omitempty"`
+	// Refusals say why clients are refused where no endpoint can be used.
+	Refusals []string `json:"refusals,omitempty"`
 }
 
 // Stats count what the Syncer did.
@@ -99,7 +101,7 @@ func (s *Syncer) Status() []Status {
 	defer s.mu.Unlock()
 	var all []Status
 	for owner, plan := range s.plans {
-		st := Status{Owner: owner, State: Applied, Problems: plan.Problems}
+		st := Status{Owner: owner, State: Applied, Problems: plan.Problems, Refusals: plan.Refusals}
 		for i := range plan.Frontends {
 			key := plan.Frontends[i].Key
 			if err := s.failures[key]; err != nil {

@@ -6,6 +6,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,9 @@ const startTimeout = 2 * time.Minute
 // be again.
 type Agent struct {
 	Host *lab.Host
+	// Name tells its pins and its socket from those of another agent on the host; empty for
+	// the first.
+	Name string
 	// Program is the beeline binary.
 	Program string
 	// Manifests is the folder or file it reads; empty if it follows the API server
@@ -42,6 +46,8 @@ type Agent struct {
 	Kubeconfig string
 	// Flags are added to its command line.
 	Flags []string
+	// Wrap is a command that runs the agent's.
+	Wrap []string
 	// Env is added to the environment of the agent and of its CLI.
 	Env []string
 	// EdgeMode is its --edge-mode; empty for the default.
@@ -58,10 +64,10 @@ type Agent struct {
 }
 
 // BPFFS is the directory of the agent's pins.
-func (a *Agent) BPFFS() string { return filepath.Join(a.Host.BPFFS, "beeline") }
+func (a *Agent) BPFFS() string { return filepath.Join(a.Host.BPFFS, cmp.Or(a.Name, "beeline")) }
 
 // Socket is the unix socket the agent answers on.
-func (a *Agent) Socket() string { return filepath.Join(a.Host.RunDir, "agent.sock") }
+func (a *Agent) Socket() string { return filepath.Join(a.Host.RunDir, cmp.Or(a.Name, "agent")+".sock") }
 
 // Command prepares the agent's process.
 func (a *Agent) Command(ctx context.Context) *lab.Cmd {
@@ -78,7 +84,7 @@ func (a *Agent) Command(ctx context.Context) *lab.Cmd {
 	if a.EdgeMode != "" {
 		args = append(args, "--edge-mode", a.EdgeMode)
 	}
-	return a.command(ctx, args...)
+	return a.command(ctx, append(slices.Clone(a.Wrap), args...)...)
 }
 
 // command prepares a process of the host with the agent's environment.

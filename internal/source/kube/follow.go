@@ -100,6 +100,8 @@ func (f *follower) failed(err error) (refused bool) {
 		f.state.failed(f.kind, f.complaint(err), f.kind.lost != "" && !apierrors.IsUnauthorized(err))
 	case f.link.connection().Connected:
 		f.state.failed(f.kind, f.complaint(err), false)
+	default:
+		f.link.unreached(err)
 	}
 	return refused
 }

@@ -32,7 +32,19 @@ type link struct {
 	begun, lastAnswered uint64
 	// back is closed when the server answers again.
 	back chan struct{}
+	// flaps counts how often in a row the server has failed soon after it had answered.
+	flaps int
 }
+
+// A server that fails within shortUp of having answered has not come back. After mostFlaps of
+// these, nobody is woken by an answer, and the log says no more, until it has answered for
+// longer than that.
+const (
+	shortUp   = 2 * time.Second
+	mostFlaps = 3
+)
+
+func (l *link) flapping() bool { return l.flaps >= mostFlaps }
 
 func newLink(log *slog.Logger) *link {
 	return &link{log: log, since: time.Now(), back: make(chan struct{})}
@@ -50,6 +62,8 @@ func (l *link) observe(next http.RoundTripper) http.RoundTripper {
 		number := l.begin()
 		response, err := next.RoundTrip(r)
 		switch {
+		case err == nil && isRedirect(response.StatusCode):
+			// What it redirects to is asked next, and tells.
 		case err == nil && response.StatusCode < http.StatusInternalServerError:
 			l.answered(number)
 		case err == nil:
@@ -59,6 +73,10 @@ func (l *link) observe(next http.RoundTripper) http.RoundTripper {
 		}
 		return response, err
 	})
+}
+
+func isRedirect(status int) bool {
+	return status >= http.StatusMultipleChoices && status < http.StatusBadRequest
 }
 
 func (l *link) begin() (number uint64) {
@@ -73,13 +91,19 @@ func (l *link) answered(number uint64) {
 	defer l.mu.Unlock()
 	l.lastAnswered = max(l.lastAnswered, number)
 	if l.up {
+		if l.flapping() && time.Since(l.since) > shortUp {
+			l.flaps = 0
+			l.log.Info("the API server answers again", "for", time.Since(l.since).Round(time.Millisecond))
+		}
 		return
 	}
-	if l.known {
+	if l.known && !l.flapping() {
 		l.log.Info("the API server answers again", "after", time.Since(l.since).Round(time.Millisecond))
 	}
 	l.known, l.up, l.since, l.err = true, true, time.Now(), ""
-	close(l.back)
+	if !l.flapping() {
+		close(l.back)
+	}
 }
 
 func (l *link) failed(number uint64, err string) {
@@ -88,13 +112,36 @@ func (l *link) failed(number uint64, err string) {
 	if number < l.lastAnswered {
 		return
 	}
-	if l.err == "" {
+	if l.err == "" && !l.flapping() {
 		l.log.Warn("the API server does not answer; the last state stays in force until it does", "error", err)
 	}
 	if l.up {
+		l.noteFlap(err)
 		l.since, l.back = time.Now(), make(chan struct{})
 	}
 	l.known, l.up, l.err = true, false, err
+}
+
+// noteFlap notes that a server fails which answered before. The caller holds the lock.
+func (l *link) noteFlap(err string) {
+	if time.Since(l.since) > shortUp {
+		l.flaps = 0
+		return
+	}
+	if l.flaps++; l.flaps == mostFlaps {
+		l.log.Warn("the API server answers some requests and fails others; it is asked less often, and this is not said again until it has answered for longer", "error", err)
+	}
+}
+
+// unreached notes that a request has failed of which no answer or failure has told, such as
+// one that was redirected too often.
+func (l *link) unreached(err error) {
+	l.mu.Lock()
+	told := l.up || l.err != ""
+	l.mu.Unlock()
+	if !told {
+		l.failed(l.begin(), err.Error())
+	}
 }
 
 func (l *link) connection() source.Connection {

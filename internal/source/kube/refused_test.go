@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,5 +131,45 @@ func TestBackoff(t *testing.T) {
 	// After 50, 100, ... ms: seven attempts at most, of two requests each.
 	if n := len(s.requests()); n < 7*2 || n > 7*2*7 {
 		t.Errorf("%d requests", n)
+	}
+}
+
+// TestBackoffWhereSomeAnswer: a server that redirects to a dead address, for ever to itself, or
+// that fails every second request is asked ever more seldom, and the log says so a few times.
+func TestBackoffWhereSomeAnswer(t *testing.T) {
+	var asked atomic.Int32
+	for name, answer := range map[string]http.HandlerFunc{
+		"redirects to a dead address": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1"+r.URL.String(), http.StatusTemporaryRedirect)
+		},
+		"redirects to itself": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, r.URL.String(), http.StatusTemporaryRedirect)
+		},
+		"fails every second request": func(w http.ResponseWriter, r *http.Request) {
+			refusal := apierrors.NewServiceUnavailable("no")
+			if asked.Add(1)%2 == 0 {
+				refusal = forbidden("this")
+			}
+			refuse(refusal)(w, r)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startServer(t)
+			s.fail(func(request) http.HandlerFunc { return answer })
+			r := receiveWith(t, s, func(s *Source) {
+				s.timing.first, s.timing.most, s.timing.mostRefused = 50*time.Millisecond, time.Hour, time.Hour
+			})
+			r.wait("the source knows", func() bool { return r.source.Remote().Error != "" })
+			time.Sleep(3 * time.Second)
+			// After 50, 100, ... ms: seven attempts at most of each kind, of two requests, of which
+			// a loop makes ten each; and as many again that an answer wakes before it is known that
+			// it means nothing.
+			if n := len(s.requests()); n > 2*7*2*7*10 || name != "redirects to itself" && n > 2*7*2*7 {
+				t.Errorf("%d requests", n)
+			}
+			if n := strings.Count(r.log.String(), "\n"); n == 0 || n > 2*mostFlaps+1 {
+				t.Errorf("%d lines of log:\n%s", n, r.log.String())
+			}
+		})
 	}
 }

@@ -276,6 +276,7 @@ func TestUnknownKinds(t *testing.T) {
 	dir := folder(t, map[string]string{
 		"a.yaml": deployment + web + "---\napiVersion: serving.knative.dev/v1\nkind: Service\n",
 		"b.yaml": deployment + "apiVersion: v1\nkind: Secret\n---\n" + deployment,
+		"c.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n",
 	})
 	st, err := New(dir).Load()
 	if err != nil {
@@ -287,9 +288,13 @@ func TestUnknownKinds(t *testing.T) {
 	want := `a.yaml:1: warning: Deployment (apps): a kind that does not decide where Service traffic goes; skipped
 a.yaml:14: warning: Service (serving.knative.dev): a kind that does not decide where Service traffic goes; skipped
 b.yaml:1: warning: Deployment (apps): a kind that does not decide where Service traffic goes; skipped, 2 of them
-b.yaml:5: warning: Secret: a kind that does not decide where Service traffic goes; skipped`
+b.yaml:5: warning: Secret: a kind that does not decide where Service traffic goes; skipped
+c.yaml:1: warning: Endpoints: is not read: write an EndpointSlice (discovery.k8s.io/v1) with the label kubernetes.io/service-name; skipped`
 	if diff := cmp.Diff(want, st.Warnings.Error()); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	if n := st.Warnings.Warnings(); n != 1 {
+		t.Errorf("%d of them count, want that of Endpoints alone", n)
 	}
 }
 

@@ -53,6 +53,11 @@ func parse(name string, data []byte, lim limits) *file {
 	return f
 }
 
+// meantKinds are not read, though they say where Service traffic is to go.
+var meantKinds = map[string]string{
+	"Endpoints": "is not read: write an EndpointSlice (discovery.k8s.io/v1) with the label kubernetes.io/service-name; skipped",
+}
+
 // gather joins the documents of a file. A kind that is not read is named once.
 func (f *file) gather(contents []content, report int) {
 	type seen struct{ line, count int }
@@ -70,11 +75,14 @@ func (f *file) gather(contents []content, report int) {
 		}
 	}
 	for name, k := range counts {
-		reason := "a kind that does not decide where Service traffic goes; skipped"
+		reason, meant := meantKinds[name]
+		if !meant {
+			reason = "a kind that does not decide where Service traffic goes; skipped"
+		}
 		if k.count > 1 {
 			reason += fmt.Sprintf(", %d of them", k.count)
 		}
-		f.problems = append(f.problems, source.Problem{File: f.name, Line: k.line, Object: name, Reason: reason, Warning: true})
+		f.problems = append(f.problems, source.Problem{File: f.name, Line: k.line, Object: name, Reason: reason, Warning: true, Harmless: !meant})
 	}
 	slices.SortStableFunc(f.problems, comparePlace)
 	f.problems = truncate(f.problems, report, f.name)
@@ -86,20 +94,23 @@ func truncate(problems source.Problems, most int, file string) source.Problems {
 	if len(problems) <= most {
 		return problems
 	}
-	slices.SortStableFunc(problems, func(a, b source.Problem) int {
-		switch {
-		case a.Warning == b.Warning:
-			return 0
-		case b.Warning:
-			return -1
-		}
-		return 1
-	})
+	slices.SortStableFunc(problems, func(a, b source.Problem) int { return cmp.Compare(rank(a), rank(b)) })
 	shown := most - 1
-	rest := source.Problem{File: file, Warning: problems[shown].Warning, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-shown)}
+	rest := source.Problem{File: file, Warning: problems[shown].Warning, Harmless: problems[shown].Harmless, Reason: fmt.Sprintf("%d more problems are not shown", len(problems)-shown)}
 	problems = append(slices.Clone(problems[:shown]), rest)
 	slices.SortStableFunc(problems, comparePlace)
 	return problems
+}
+
+// rank puts errors before warnings, and these before what is harmless.
+func rank(p source.Problem) int {
+	switch {
+	case p.Harmless:
+		return 2
+	case p.Warning:
+		return 1
+	}
+	return 0
 }
 
 func comparePlace(a, b source.Problem) int {

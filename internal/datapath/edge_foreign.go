@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// refuseForeignEdge looks for the edge of another Beeline at a device that this one is not
+// at yet: each would translate what the other has translated.
+func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
+	if _, err := os.Stat(edgeLinkPath(d.options.BPFFS, device, hook)); err == nil {
+		return nil
+	}
+	id, err := d.foreignLink(device, hook)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		id, err = foreignFilter(d.options.BPFFS, device, hook)
+	}
+	if err != nil || id == 0 {
+		return err
+	}
+	return fmt.Errorf("another Beeline serves the device already (program %d): stop it and run `beeline cleanup` with its --bpffs, "+
+		"or leave the device out with --devices, or serve none with --edge-mode=off", id)
+}
+
+// foreignLink finds another's program in the links of a tc hook; 0: there is none.
+func (d *Datapath) foreignLink(device int, hook EdgeHook) (ebpf.ProgramID, error) {
+	found, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: tcxTypes[hook]})
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range found.Programs {
+		info, err := programInfo(p.ID)
+		if err == nil && info.Name != "" && strings.HasPrefix(edgePrograms[hook], info.Name) && !d.loaded(p.ID) {
+			return p.ID, nil
+		}
+	}
+	return 0, nil
+}
+
+// loaded says whether a program is one that this agent has loaded: a link whose pin
+// somebody has removed holds it for a moment yet.
+func (d *Datapath) loaded(id ebpf.ProgramID) bool {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	for _, p := range d.programs {
+		if info, err := p.Info(); err == nil {
+			if own, ok := info.ID(); ok && own == id {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// foreignFilter is foreignLink where the kernel has filters only.
+func foreignFilter(bpffs string, device int, hook EdgeHook) (ebpf.ProgramID, error) {
+	l, err := netlink.LinkByIndex(device)
+	if err != nil {
+		return 0, err
+	}
+	filters, err := netlink.FilterList(l, filterParents[hook])
+	if err != nil {
+		return 0, nil // there is no clsact
+	}
+	for _, f := range filters {
+		f, ok := f.(*netlink.BpfFilter)
+		if ok && f.Priority == filterPriority && f.Name != filterName(bpffs) && strings.HasPrefix(f.Name, filterNamePrefix) {
+			return ebpf.ProgramID(f.Id), nil
+		}
+	}
+	return 0, nil
+}

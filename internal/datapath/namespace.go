@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"beeline.io/beeline/internal/netns"
+)
+
+// namespaceMark begins the name of a directory in the bpffs directory. The rest is the
+// cookie of the network namespace whose devices the agent serves; no other namespace gets
+// it until the machine starts anew.
+const namespaceMark = "netns_"
+
+func namespacePath(bpffs string) (string, error) {
+	cookie, err := netns.CurrentCookie()
+	return filepath.Join(bpffs, fmt.Sprintf("%s%d", namespaceMark, cookie)), err
+}
+
+// markNamespace says that an agent of the present network namespace has the directory.
+func markNamespace(bpffs string) error {
+	own, err := namespacePath(bpffs)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(own, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("--bpffs: %w", err)
+	}
+	return unmarkNamespaces(bpffs, own)
+}
+
+// unmarkNamespaces removes all marks but one.
+func unmarkNamespaces(bpffs, keep string) error {
+	marks, err := filepath.Glob(filepath.Join(bpffs, namespaceMark+"*"))
+	for _, mark := range marks {
+		if mark != keep {
+			err = errors.Join(err, os.Remove(mark))
+		}
+	}
+	return err
+}
+
+// OtherNamespace says whether an agent of another network namespace than the present one
+// has pinned what is in a bpffs directory. Its devices cannot be seen from here.
+func OtherNamespace(bpffs string) (bool, error) {
+	own, err := namespacePath(bpffs)
+	if err != nil {
+		return false, err
+	}
+	marks, err := filepath.Glob(filepath.Join(bpffs, namespaceMark+"*"))
+	if err != nil || len(marks) == 0 {
+		return false, err
+	}
+	_, err = os.Stat(own)
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	return false, err
+}
+
+// refuseOtherNamespace refuses what serves another network namespace: its devices would be
+// left with programs that nobody keeps in order.
+func refuseOtherNamespace(bpffs string) error {
+	other, err := OtherNamespace(bpffs)
+	if err != nil || !other || !Attached(bpffs) {
+		return err
+	}
+	return fmt.Errorf("--bpffs %s: what is attached there serves another network namespace: start this agent in that one (in a pod: hostNetwork: true), "+
+		"give it another --bpffs, or run `beeline cleanup --bpffs %s` first", bpffs, bpffs)
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"fmt"
+	"testing"
+)
+
+// TestLearnedPods: where Nodes have no podCIDRs, addresses of Pods say who is a pod (R18); not
+// those that are the host's, that have finished or are a node's. The Table says of how many
+// other Nodes the pods cannot be told.
+func TestLearnedPods(t *testing.T) {
+	own, other := &Node{Name: "here", Addresses: addrs(hereIP)}, &Node{Name: "there", Addresses: addrs(thereIP)}
+	withCIDR := &Node{Name: "here", Addresses: addrs(hereIP), PodCIDRs: prefixes("10.1.0.0/24")}
+	pod := func(name, ip string, change func(*Pod)) *Pod {
+		p := &Pod{Namespace: "default", Name: name, Node: "here", IPs: addrs(ip)}
+		if change != nil {
+			change(p)
+		}
+		return p
+	}
+	a, b := pod("a", "10.1.0.1", nil), pod("b", "10.2.0.2", nil)
+	for _, test := range []struct {
+		name    string
+		objects []Object
+		config  func(*Config)
+		want    string
+		untold  int
+	}{
+		{"no podCIDRs", []Object{own, other, a, b}, nil, "[10.1.0.1/32 10.2.0.2/32]", 1},
+		{"one node", []Object{own, a}, nil, "[10.1.0.1/32]", 0},
+		{"podCIDRs of some", []Object{withCIDR, other, a, b}, nil, "[10.1.0.0/24 10.2.0.2/32]", 0},
+		{"networks are named", []Object{own, other, a}, func(c *Config) { c.PodNetworks = prefixes("10.1.0.0/16") }, "[10.1.0.0/16]", 0},
+		{"manifests without Pods", []Object{own, other}, func(c *Config) { c.Manifests = true }, "[]", 0},
+		{"no real pods", []Object{own, other,
+			pod("host", "10.1.0.3", func(p *Pod) { p.HostNetwork = true }),
+			pod("finished", "10.1.0.4", func(p *Pod) { p.Finished = true }),
+			pod("node", thereIP, nil)}, nil, "[]", 1},
+	} {
+		config := testConfig()
+		if test.config != nil {
+			test.config(&config)
+		}
+		table := NewTable(config)
+		table.Apply(changes(test.objects...))
+		if got := fmt.Sprint(table.PodNetworks()); got != test.want || table.UntoldPods() != test.untold {
+			t.Errorf("%s: networks %s, want %s; pods of %d Nodes untold, want %d", test.name, got, test.want, table.UntoldPods(), test.untold)
+		}
+	}
+	table := NewTable(testConfig())
+	table.Apply(changes(own, a))
+	if d := table.Apply([]Change{gone(a)}); d.PodNetworks == nil || len(*d.PodNetworks) != 0 {
+		t.Errorf("a pod has gone: %v", d.PodNetworks)
+	}
+	if d := table.Apply(changes(a)); d.PodNetworks == nil || len(*d.PodNetworks) != 1 {
+		t.Errorf("a pod has come: %v", d.PodNetworks)
+	}
+	if d := table.Apply(changes(withCIDR)); d.PodNetworks == nil || fmt.Sprint(*d.PodNetworks) != "[10.1.0.0/24]" {
+		t.Errorf("a podCIDR has come: %v", d.PodNetworks)
+	}
+	if d := table.Apply([]Change{gone(a)}); d.PodNetworks != nil {
+		t.Errorf("a pod inside of the podCIDR has gone: %v", *d.PodNetworks)
+	}
+}

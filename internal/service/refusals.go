@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"beeline.io/beeline/internal/nearest"
+)
+
+// complainOfEndpoints says why new connections to a port are refused, if they are (R10, R11,
+// R16, R18). In manifests it is a problem if no slice has the port: there nobody but their
+// author makes slices.
+func (p *portPlan) complainOfEndpoints(all []candidate) {
+	why, slip := "", false
+	switch {
+	case len(p.sets.cluster) > 0:
+		why = p.noneHere(all)
+	case len(all) == 0:
+		why, slip = p.noEndpoints()
+	default:
+		why = noneUsable(all)
+	}
+	if why == "" {
+		return
+	}
+	name := fmt.Sprintf("%s port %s", p.family, shownPort(p.port.Name, p.port.Protocol))
+	if slip && p.config.Manifests {
+		p.plan.Problems = append(p.plan.Problems, name+": clients are refused: "+why)
+		return
+	}
+	p.plan.Refusals = append(p.plan.Refusals, name+": "+why)
+}
+
+func shownPort(name string, protocol Protocol) string {
+	if name == "" {
+		return "(without a name)/" + protocol.String()
+	}
+	return name + "/" + protocol.String()
+}
+
+// noneHere says what a traffic policy Local does where no usable endpoint is on this node.
+func (p *portPlan) noneHere(all []candidate) string {
+	var local []string
+	if p.svc.InternalLocal {
+		local = append(local, "internalTrafficPolicy")
+	}
+	if p.svc.ExternalLocal {
+		local = append(local, "externalTrafficPolicy")
+	}
+	if len(local) == 0 || len(p.sets.local) > 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s is Local, and none of %d endpoints that can be used is on this node", strings.Join(local, " and "), len(p.sets.cluster))
+}
+
+// noEndpoints is for a port without any endpoint. It is a slip if a slice is missing, or has
+// endpoints at other ports.
+func (p *portPlan) noEndpoints() (why string, slip bool) {
+	others, endpoints, ours := map[string]struct{}{}, 0, false
+	there := false
+	for _, s := range p.slices {
+		if s.Family != p.family {
+			continue
+		}
+		there = true
+		endpoints += len(s.Endpoints)
+		for _, port := range s.Ports {
+			if port.Name == p.port.Name && port.Protocol == p.port.Protocol {
+				ours = true
+			} else {
+				others[shownPort(port.Name, port.Protocol)] = struct{}{}
+			}
+		}
+	}
+	switch {
+	case !there:
+		return fmt.Sprintf("no EndpointSlice of addressType %s has the label kubernetes.io/service-name: %s", p.family, p.svc.Name), true
+	case ours || endpoints == 0:
+		return "its EndpointSlices have no endpoints", false
+	case len(others) == 0:
+		return "its EndpointSlices name no port", true
+	}
+	return fmt.Sprintf("its EndpointSlices have no port of this name and protocol, but %s; a port of a slice belongs to the Service's port of the same name",
+		strings.Join(slices.Sorted(maps.Keys(others)), ", ")), true
+}
+
+// noneUsable counts why none of a port's endpoints takes new connections.
+func noneUsable(all []candidate) string {
+	down, weightless, notReady := 0, 0, 0
+	for _, c := range all {
+		switch {
+		case c.weight == 0:
+			weightless++
+		case c.down:
+			down++
+		default:
+			notReady++
+		}
+	}
+	var parts []string
+	for _, part := range []struct {
+		n    int
+		text string
+	}{{down, "%d down by the health check"}, {notReady, "%d not ready"}, {weightless, "%d of weight 0"}} {
+		if part.n > 0 {
+			parts = append(parts, fmt.Sprintf(part.text, part.n))
+		}
+	}
+	return fmt.Sprintf("none of %d endpoints can be used: %s", len(all), strings.Join(parts, ", "))
+}
+
+// A Stray is an EndpointSlice that no Service has.
+type Stray struct {
+	Slice  Ref
+	Reason string
+}
+
+// Strays are the EndpointSlices whose Service does not exist, sorted. With an API server
+// that is ordinary for a moment; in manifests it is a slip.
+func (t *Table) Strays() (all []Stray) {
+	for ref, list := range t.byService {
+		if t.services[ref] != nil {
+			continue
+		}
+		reason := fmt.Sprintf("metadata.labels[kubernetes.io/service-name]: there is no %s%s", ref, t.meant(ref))
+		for _, s := range list {
+			all = append(all, Stray{s.Ref(), reason})
+		}
+	}
+	slices.SortFunc(all, func(a, b Stray) int { return a.Slice.Compare(b.Slice) })
+	return all
+}
+
+// meant guesses the Service that a slice is for.
+func (t *Table) meant(ref Ref) string {
+	var names, namespaces []string
+	for other := range t.services {
+		if other.Namespace == ref.Namespace {
+			names = append(names, other.Name)
+		} else if other.Name == ref.Name {
+			namespaces = append(namespaces, other.Namespace)
+		}
+	}
+	if len(namespaces) > 0 {
+		return fmt.Sprintf(", but one in namespace %s", slices.Min(namespaces))
+	}
+	return cmp.Or(nearest.Question(ref.Name, names), "; a slice belongs to the Service of that name in its own namespace")
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"strings"
+	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+func portNamed(name string) sliceOption {
+	return func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = &name }
+}
+
+func withoutPorts(s *discoveryv1.EndpointSlice) { s.Ports = nil }
+
+// TestRefusalsSayWhy: a plan says why clients are refused at a port (R10, R11, R16, R18). In
+// manifests it is a problem if no slice has the port (R5).
+func TestRefusalsSayWhy(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		service *Service
+		slices  []*EndpointSlice
+		slip    bool
+		want    string // empty: nothing is refused
+	}{
+		{"served", service("web"), []*EndpointSlice{endpoints("a")}, false, ""},
+		{"no slice", service("web"), nil, true, "IPv4 port http/TCP: clients are refused: no EndpointSlice of addressType IPv4 has the label kubernetes.io/service-name: web"},
+		{"of one family only", service("web", dualStack), []*EndpointSlice{endpoints("a")}, true, "IPv6 port http/TCP: clients are refused: no EndpointSlice of addressType IPv6"},
+		{"of another port", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, portNamed("htpp"))}, true, "have no port of this name and protocol, but htpp/TCP"},
+		{"of another protocol", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, udp)}, true, "but http/UDP"},
+		{"without ports", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, withoutPorts)}, true, "name no port"},
+		{"scaled to zero", service("web"), []*EndpointSlice{slice("web-1", nil, withoutPorts)}, false, "IPv4 port http/TCP: its EndpointSlices have no endpoints"},
+		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, false, "none of 2 endpoints can be used: 2 not ready"},
+		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, false, "none of 1 endpoints can be used: 1 of weight 0"},
+		{"Local, none here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there")}, false, "internalTrafficPolicy is Local, and none of 1 endpoints"},
+		{"Local, one here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there", "b here")}, false, ""},
+	} {
+		for _, manifests := range []bool{false, true} {
+			config := testConfig()
+			config.Manifests = manifests
+			objects := []Object{test.service}
+			for _, s := range test.slices {
+				objects = append(objects, s)
+			}
+			plan := cluster(config, objects...).Plan(web)
+			got, other := plan.Refusals, plan.Problems
+			want := strings.Replace(test.want, "clients are refused: ", "", 1)
+			if manifests && test.slip {
+				got, other, want = other, got, test.want
+			}
+			if len(other) > 0 || !strings.Contains(strings.Join(got, "\n"), want) || (want == "") != (len(got) == 0) {
+				t.Errorf("%s (manifests %t): problems %q, refusals %q, want %q", test.name, manifests, plan.Problems, plan.Refusals, want)
+			}
+		}
+	}
+}
+
+// TestRefusalsByHealth: what a check has found down is named (H1).
+func TestRefusalsByHealth(t *testing.T) {
+	s := service("web")
+	s.Check = HealthCheck{Probe: Probe{Kind: "tcp"}}
+	table := cluster(testConfig(), s, endpoints("a", "b"))
+	down := map[Target]bool{}
+	for target := range table.Targets() {
+		down[target] = true
+	}
+	table.SetHealth(down)
+	if got := table.Plan(web).Refusals; len(got) != 1 || !strings.Contains(got[0], "2 down by the health check") {
+		t.Errorf("refusals %q", got)
+	}
+}
+
+// TestStrays: a slice of a Service that does not exist is named, with what was meant.
+func TestStrays(t *testing.T) {
+	far := service("api")
+	far.Namespace = "shop"
+	table := cluster(testConfig(), service("web"), far,
+		slice("right", []string{"a"}), slice("typing", []string{"a"}, of("wbe")), slice("elsewhere", []string{"a"}, of("api")), slice("unknown", nil, of("nothing-like-it")))
+	want := map[string]string{
+		"typing":    `there is no Service default/wbe, did you mean "web"?`,
+		"elsewhere": "there is no Service default/api, but one in namespace shop",
+		"unknown":   "there is no Service default/nothing-like-it; a slice belongs",
+	}
+	strays := table.Strays()
+	if len(strays) != len(want) {
+		t.Errorf("strays %v", strays)
+	}
+	for _, s := range strays {
+		if reason := want[s.Slice.Name]; reason == "" || !strings.Contains(s.Reason, reason) {
+			t.Errorf("%s: %q, want %q", s.Slice, s.Reason, reason)
+		}
+	}
+	table.Apply([]Change{{Ref{KindService, "default", "wbe"}, service("wbe", clusterIP("10.0.0.9"))}})
+	if n := len(table.Strays()); n != len(want)-1 {
+		t.Errorf("%d strays after their Service came", n)
+	}
+}
