@@ -154,6 +154,9 @@ var limitFlags = map[string]string{
 	EdgeTCMapServiceGone: "max-services",
 }
 
+// LimitFlag is the name of the flag that makes a table larger; empty: there is none.
+func LimitFlag(table string) string { return limitFlags[table] }
+
 // FullError says which table has no room, and the flag to raise.
 type FullError struct {
 	Table string

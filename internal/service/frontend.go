@@ -177,6 +177,8 @@ type Plan struct {
 	Kept []BackendSet
 	// Problems say in words what the object asked for and did not get.
 	Problems []string
+	// Created is when the object was made. Plans that differ in nothing else are equal.
+	Created time.Time
 }
 
 // Delta is what a batch of changes altered.
