@@ -57,7 +57,7 @@ func (r random) batch() []Change {
 func snapshot(t *Table) map[Ref]*Plan {
 	plans := map[Ref]*Plan{}
 	for ref, p := range t.Owners() {
-		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Kept), slices.Clone(p.Problems)}
+		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Kept), slices.Clone(p.Problems), p.Created}
 	}
 	return plans
 }
