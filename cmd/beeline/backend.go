@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/observe"
 )
 
@@ -24,7 +25,7 @@ func newBackendCommand() *cobra.Command {
 		Use: "list", Short: "List all backends and the Services that lead to them",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, err := l.tables(cmd.Context())
+			tables, err := l.read(cmd.Context(), agent.BackendsPath, observe.Scope{Outline: true, Owners: true})
 			if err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
 )
@@ -47,7 +48,7 @@ func newServiceCommand() *cobra.Command {
 		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			tables, err := s.tables(cmd.Context())
+			tables, err := s.read(cmd.Context(), agent.ServicePath(args[0]), observe.Scope{Service: args[0]})
 			if err != nil {
 				return err
 			}
