@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -118,10 +119,10 @@ func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 		fmt.Fprintf(w, "  algorithm: %s\n", algorithmText(s))
 	}
 	for _, reason := range s.Reasons {
-		fmt.Fprintf(w, "  failed: %s\n", reason)
+		fmt.Fprintf(w, "  failed: %s\n", printable.Line(reason))
 	}
 	for _, problem := range s.Problems {
-		fmt.Fprintf(w, "  problem: %s\n", problem)
+		fmt.Fprintf(w, "  problem: %s\n", printable.Line(problem))
 	}
 	serviceHealth(w, s.Health)
 	for _, f := range s.Frontends {

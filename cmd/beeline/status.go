@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/sync"
@@ -52,7 +53,7 @@ func statusText(w io.Writer, s *observe.Status) {
 		fmt.Fprintln(w, "All is well.")
 	}
 	for _, c := range complaints {
-		fmt.Fprintf(w, "! %s\n", c)
+		fmt.Fprintf(w, "! %s\n", printable.Line(c))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t)
@@ -102,7 +103,7 @@ const mostLines = 10
 // few prints the first of some things, and counts the others.
 func few[T any](w io.Writer, all []T, more string, text func(T) string) {
 	for _, one := range all[:min(len(all), mostLines)] {
-		fmt.Fprintln(w, text(one))
+		fmt.Fprintln(w, printable.Line(text(one)))
 	}
 	if len(all) > mostLines {
 		fmt.Fprintf(w, "... and %d more %s\n", len(all)-mostLines, more)
@@ -171,7 +172,7 @@ func connectionText(w io.Writer, c *source.Connection) {
 	}
 	fmt.Fprintf(w, "\t%s for %s, last heard %s\n", state, time.Since(c.Since).Round(time.Second), ago(c.LastHeard))
 	if c.Error != "" {
-		fmt.Fprintf(w, "\t%s\n", c.Error)
+		fmt.Fprintf(w, "\t%s\n", printable.Line(c.Error))
 	}
 	if len(c.WaitingFor) > 0 {
 		fmt.Fprintf(w, "\twaiting for %s\n", strings.Join(c.WaitingFor, ", "))
