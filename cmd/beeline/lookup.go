@@ -58,6 +58,9 @@ func (l *lookup) read(ctx context.Context, path string, scope observe.Scope) (*o
 		if err == nil {
 			read.OutsideServed = datapath.HasEdge(l.bpffs)
 		}
+		if err == nil && (scope.Service != "" || scope.Owners) {
+			err = read.AddLeaving(l.bpffs, scope)
+		}
 		return read, err
 	}
 	var tables observe.Tables

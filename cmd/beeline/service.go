@@ -125,6 +125,9 @@ func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 		fmt.Fprintf(w, "  problem: %s\n", printable.Line(problem))
 	}
 	serviceHealth(w, s.Health)
+	for _, b := range s.Leaving {
+		fmt.Fprintf(w, "  %s/%s: %s\n", b.Address, b.Protocol, b)
+	}
 	for _, f := range s.Frontends {
 		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)
 		if f.Port != "" {

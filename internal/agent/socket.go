@@ -126,6 +126,11 @@ func (a *Agent) tables(ctx context.Context, scope observe.Scope) (*observe.Table
 		return nil, err
 	}
 	tables.OutsideServed = datapath.HasEdge(a.config.BPFFS)
+	if scope.Service != "" || scope.Owners {
+		if err := tables.AddLeaving(a.config.BPFFS, scope); err != nil {
+			return nil, err
+		}
+	}
 	at := map[service.Ref]int{}
 	for i := range tables.Services {
 		at[tables.Services[i].Ref()] = i
@@ -144,6 +149,12 @@ func (a *Agent) tables(ctx context.Context, scope observe.Scope) (*observe.Table
 		s := &tables.Services[i]
 		s.State, s.Reasons, s.Problems = st.State, st.Reasons, st.Problems
 		s.Health = a.health(st.Owner)
+		if scope.Service != "" {
+			s.AddDown(s.Health)
+		}
+	}
+	if scope.Owners {
+		tables.AddDown(a.healthStatus())
 	}
 	return tables, nil
 }

@@ -36,6 +36,9 @@ type Service struct {
 	TableSize uint32            `json:"tableSize,omitempty"`
 	// Counters are those of the edge by port; nil where there is none.
 	Counters []PortCounters `json:"counters,omitempty"`
+	// Leaving are backends that get no new connection, and have some yet or are down: only of a Service that is
+	// read alone.
+	Leaving []Leaving `json:"leaving,omitempty"`
 	// Health is the agent's; nil where no health check is asked for.
 	Health *Health `json:"health,omitempty"`
 }
@@ -94,6 +97,9 @@ func (d Decision) String() string {
 type Tables struct {
 	Services []Service `json:"services"`
 	Backends []Backend `json:"backends"`
+	// Leaving are backends that no Service has, and that have connections yet or are down; only with
+	// Scope.Owners.
+	Leaving []Leaving `json:"leaving,omitempty"`
 	// Networks are the ServiceCIDRs.
 	Networks []string `json:"networks"`
 	// PodNetworks are where pods are, which are no clients from outside.

@@ -162,7 +162,22 @@ func TestFlowsOfBackendThatLeaves(t *testing.T) {
 					t.Errorf("the connection is served by %s and the datagrams by %s, want %s and b2", tcp, udp, pod)
 				}
 			}
+			w.wantDraining(pod)
 		})
+	}
+}
+
+// wantDraining: a pod that no set has any more stays visible while it has a connection, in each family.
+func (w *world) wantDraining(pod string) {
+	w.t.Helper()
+	for _, addr := range []netip.Addr{w.Host(pod).Addr4, w.Host(pod).Addr6} {
+		backend := netip.AddrPortFrom(addr, lab.PortTCP).String()
+		for command, want := range map[string]string{"service show web": backend + "/TCP: draining, 1 connection left", "backend list": "draining, 1 connection left"} {
+			out, err := w.agent.CLI(strings.Fields(command)...)
+			if err != nil || !strings.Contains(out, backend) || !strings.Contains(out, want) {
+				w.t.Errorf("%s (%v) does not say %q of %s:\n%s", command, err, want, backend, out)
+			}
+		}
 	}
 }
 
