@@ -52,7 +52,7 @@ func TestLeaving(t *testing.T) {
 		if c.down != "" {
 			down = []BackendHealth{{Address: netip.MustParseAddrPort(c.down), Protocol: service.TCP}}
 		}
-		all := read.Leaving
+		var all []Leaving
 		if c.scope.Service != "" {
 			read.Services[0].AddDown(&Health{Backends: down})
 			all = read.Services[0].Leaving
