@@ -15,6 +15,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/printable"
 )
 
 func newAgentCommand() *cobra.Command {
@@ -47,10 +48,11 @@ func newLogger(config agent.Config) *slog.Logger {
 		level = slog.LevelInfo
 	}
 	options := &slog.HandlerOptions{Level: level}
+	out := printable.NewWriter(os.Stderr) // the handlers let one goroutine write at a time
 	if config.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, options))
+		return slog.New(slog.NewJSONHandler(out, options))
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, options))
+	return slog.New(slog.NewTextHandler(out, options))
 }
 
 func newCleanupCommand() *cobra.Command {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -20,11 +21,27 @@ import (
 
 // flowSource is where the commands that look at flows find them: in the pinned
 // tables, with an agent or without.
-type flowSource struct{ bpffs, service string }
+type flowSource struct{ bpffs, service, backend string }
 
 func (s *flowSource) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
 	cmd.Flags().StringVar(&s.service, "service", "", "only those of this Service, as namespace/name")
+	cmd.Flags().StringVar(&s.backend, "backend", "", "only those that go to this backend: an address, or address:port")
+}
+
+// ofBackend says of an address and port whether it is that of --backend; nil: there is no such flag.
+func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
+	if s.backend == "" {
+		return nil, nil
+	}
+	if addr, err := netip.ParseAddr(s.backend); err == nil {
+		return func(a netip.AddrPort) bool { return a.Addr() == addr.Unmap() }, nil
+	}
+	end, err := netip.ParseAddrPort(s.backend)
+	if err != nil {
+		return nil, exitError{exitUsage, fmt.Errorf("--backend %q: give an address, or address:port as 10.0.0.1:8080 or [fd00::1]:8080", s.backend)}
+	}
+	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
 }
 
 // open returns the flows and the names of services. A Service that is not in the
@@ -70,6 +87,10 @@ func newFlowListCommand() *cobra.Command {
 asks what, which backend has it, and what that sees in place of the client.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			backend, err := s.ofBackend()
+			if err != nil {
+				return err
+			}
 			flows, names, err := s.open()
 			if err != nil {
 				return err
@@ -81,6 +102,9 @@ asks what, which backend has it, and what that sees in place of the client.`,
 			if s.service != "" {
 				all = slices.DeleteFunc(all, func(f observe.Flow) bool { return f.Service != s.service })
 			}
+			if backend != nil {
+				all = slices.DeleteFunc(all, func(f observe.Flow) bool { return !backend(f.Backend) })
+			}
 			return write(cmd.OutOrStdout(), output, all, func(w io.Writer) { flowTable(w, all) })
 		},
 	}
@@ -91,6 +115,7 @@ asks what, which backend has it, and what that sees in place of the client.`,
 
 func newFlowFlushCommand() *cobra.Command {
 	var s flowSource
+	var everything bool
 	cmd := &cobra.Command{
 		Use: "flush", Short: "Have flows forgotten",
 		Long: `Has the flows of clients outside of the cluster forgotten. What a client sends
@@ -100,14 +125,24 @@ the new backend does not know.
 Of Services by DSR whose flows need no records (docs/balancer.md) there are records
 only in slots that have changed since, and there whatever has no record goes to the
 backend from before the change. So connections that began after it break.
-"beeline status" says how many slots have changed.`,
+"beeline status" says how many slots have changed.
+
+Which flows is said by --service or --backend, or both; --all is for all that there are.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			some := s.service != "" || s.backend != ""
+			if some == everything {
+				return exitError{exitUsage, errors.New("say which flows are to be forgotten: --service or --backend, or else --all, which breaks connections of all clients")}
+			}
+			backend, err := s.ofBackend()
+			if err != nil {
+				return err
+			}
 			flows, names, err := s.open()
 			if err != nil {
 				return err
 			}
-			n, err := observe.FlushFlows(flows, observe.NamedService(names, s.service))
+			n, err := observe.FlushFlows(flows, observe.NamedService(names, s.service), backend)
 			if err != nil {
 				return err
 			}
@@ -116,6 +151,7 @@ backend from before the change. So connections that began after it break.
 		},
 	}
 	s.addFlags(cmd)
+	cmd.Flags().BoolVar(&everything, "all", false, "all flows of all clients")
 	return cmd
 }
 

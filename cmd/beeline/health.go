@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/printable"
 )
 
 // serviceHealth prints what the health check of a Service says.
@@ -18,7 +19,7 @@ func serviceHealth(w io.Writer, h *observe.Health) {
 	fmt.Fprintf(w, "  health check: %s\n", h.Check)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, b := range h.Backends {
-		fmt.Fprintf(t, "    %s\t%s\n", endpointText(b), b)
+		fmt.Fprintf(t, "    %s\t%s\n", endpointText(b), printable.Line(b.String()))
 	}
 	t.Flush()
 }
@@ -44,7 +45,7 @@ func statusHealth(w io.Writer, h *observe.HealthStatus) {
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, b := range h.Down {
-		fmt.Fprintf(t, "  %s\t%s\t%s\n", b.Service, endpointText(b), b)
+		fmt.Fprintf(t, "  %s\t%s\t%s\n", b.Service, endpointText(b), printable.Line(b.String()))
 	}
 	t.Flush()
 }

@@ -44,24 +44,32 @@ func (l *lookup) check(cmd *cobra.Command, _ []string) error {
 }
 
 func (l *lookup) tables(ctx context.Context) (*observe.Tables, error) {
+	return l.read(ctx, agent.TablesPath, observe.Scope{})
+}
+
+// read gets a part of the tables: path is what the agent is asked for it.
+func (l *lookup) read(ctx context.Context, path string, scope observe.Scope) (*observe.Tables, error) {
 	if l.fromMaps {
 		tables, err := datapath.OpenTables(l.bpffs)
 		if err != nil {
 			return nil, err
 		}
-		read, err := observe.ReadTables(tables)
+		read, err := observe.ReadScope(ctx, tables, scope)
 		if err == nil {
 			read.OutsideServed = datapath.HasEdge(l.bpffs)
+		}
+		if err == nil && (scope.Service != "" || scope.Owners) {
+			err = read.AddLeaving(l.bpffs, scope)
 		}
 		return read, err
 	}
 	var tables observe.Tables
-	return &tables, l.ask(ctx, agent.TablesPath, &tables)
+	return &tables, l.ask(ctx, path, &tables)
 }
 
 func (l *lookup) status(ctx context.Context) (*observe.Status, error) {
 	if l.fromMaps {
-		tables, err := l.tables(ctx)
+		tables, err := l.read(ctx, "", observe.Scope{Outline: true})
 		if err != nil {
 			return nil, err
 		}

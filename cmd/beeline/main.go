@@ -17,6 +17,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/nearest"
+	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -60,7 +61,7 @@ func main() {
 		err = coded.err
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "beeline:", withWayOut(err))
+		fmt.Fprintln(printable.NewWriter(os.Stderr), "beeline:", withWayOut(err))
 	}
 	stop()
 	os.Exit(code)
@@ -80,6 +81,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 (status) not all is well.`,
 		Args:          knownCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	// Whatever is printed may have text from outside in it.
+	root.SetOut(printable.NewWriter(os.Stdout))
+	root.SetErr(printable.NewWriter(os.Stderr))
 	root.SetFlagErrorFunc(usageError)
 	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(), newFlowCommand(), newMonitorCommand(), newExplainCommand(),
 		newCleanupCommand(), newVersionCommand(), newLabCommand())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/printable"
 )
 
 // optOutWords say whose annotation decides.
@@ -33,7 +34,7 @@ func statusOptedOut(w io.Writer, s *observe.Status) {
 		}
 		state += " for " + time.Since(p.Since).Round(time.Second).String()
 		if p.Problem != "" {
-			state += ": " + p.Problem
+			state += ": " + printable.Line(p.Problem)
 		}
 		fmt.Fprintf(t, "  %s/%s\tby %s\t%s\n", p.Namespace, p.Name, optOutWords[p.Because], state)
 	}

@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -47,7 +49,7 @@ func newServiceCommand() *cobra.Command {
 		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			tables, err := s.tables(cmd.Context())
+			tables, err := s.read(cmd.Context(), agent.ServicePath(args[0]), observe.Scope{Service: args[0]})
 			if err != nil {
 				return err
 			}
@@ -117,15 +119,18 @@ func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 		fmt.Fprintf(w, "  algorithm: %s\n", algorithmText(s))
 	}
 	for _, reason := range s.Reasons {
-		fmt.Fprintf(w, "  failed: %s\n", reason)
+		fmt.Fprintf(w, "  failed: %s\n", printable.Line(reason))
 	}
 	for _, problem := range s.Problems {
-		fmt.Fprintf(w, "  problem: %s\n", problem)
+		fmt.Fprintf(w, "  problem: %s\n", printable.Line(problem))
 	}
 	for _, refusal := range s.Refusals {
 		fmt.Fprintf(w, "  clients refused: %s\n", refusal)
 	}
 	serviceHealth(w, s.Health)
+	for _, b := range s.Leaving {
+		fmt.Fprintf(w, "  %s/%s: %s\n", b.Address, b.Protocol, b)
+	}
 	for _, f := range s.Frontends {
 		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)
 		if f.Port != "" {

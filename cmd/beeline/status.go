@@ -3,8 +3,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,8 +14,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/internal/terminate"
 )
 
@@ -49,7 +53,7 @@ func statusText(w io.Writer, s *observe.Status) {
 		fmt.Fprintln(w, "All is well.")
 	}
 	for _, c := range complaints {
-		fmt.Fprintf(w, "! %s\n", c)
+		fmt.Fprintf(w, "! %s\n", printable.Line(c))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t)
@@ -79,20 +83,12 @@ func statusText(w io.Writer, s *observe.Status) {
 	fmt.Fprintf(t, "Pins:\t%s\n", s.BPFFS)
 	t.Flush()
 
-	for _, p := range s.Source.Problems {
-		fmt.Fprintf(w, "  %s\n", p)
-	}
-	for _, n := range s.Source.Notes {
-		fmt.Fprintf(w, "  note: %s\n", strings.Replace(n, "warning: ", "", 1))
-	}
-	for _, o := range s.Objects {
-		fmt.Fprintf(w, "%s: %s\n", o.Owner, o.State)
-		for _, r := range append(o.Reasons, o.Problems...) {
-			fmt.Fprintf(w, "  %s\n", r)
-		}
-	}
-	for _, h := range s.HeldPorts {
-		fmt.Fprintln(w, h)
+	few(w, s.Source.Problems, "problems of the source: beeline status -o json has them all", func(p string) string { return "  " + p })
+	few(w, s.Source.Notes, "notes of the source: beeline status -o json has them all", func(n string) string { return "  note: " + strings.Replace(n, "warning: ", "", 1) })
+	few(w, worstFirst(s.Objects), "objects: beeline status -o json has them all, and beeline service show says more of one", objectText)
+	few(w, s.HeldPorts, "sockets at ports of Services and Pods: beeline status -o json has them all", func(h observe.HeldPort) string { return fmt.Sprint(h) })
+	if s.HeldPortsUnknown != "" {
+		fmt.Fprintf(w, "Which sockets hold ports of Services and Pods is not known: %s\n", s.HeldPortsUnknown)
 	}
 	statusHealth(w, s.Health)
 	statusOptedOut(w, s)
@@ -100,6 +96,39 @@ func statusText(w io.Writer, s *observe.Status) {
 	statusEdge(w, s)
 	statusTables(w, s)
 	statusFeatures(w, s)
+}
+
+// mostLines is how many of many things a status names.
+const mostLines = 10
+
+// few prints the first of some things, and counts the others.
+func few[T any](w io.Writer, all []T, more string, text func(T) string) {
+	for _, one := range all[:min(len(all), mostLines)] {
+		fmt.Fprintln(w, printable.Line(text(one)))
+	}
+	if len(all) > mostLines {
+		fmt.Fprintf(w, "... and %d more %s\n", len(all)-mostLines, more)
+	}
+}
+
+// worstFirst has objects with a failure before those that ask for what they do not get.
+func worstFirst(objects []sync.Status) []sync.Status {
+	sorted := slices.Clone(objects)
+	slices.SortStableFunc(sorted, func(a, b sync.Status) int { return cmp.Compare(len(b.Reasons), len(a.Reasons)) })
+	return sorted
+}
+
+// objectText is a line for an object: what is wrong first, and how much there is beside.
+func objectText(o sync.Status) string {
+	why := slices.Concat(o.Reasons, o.Problems)
+	text := fmt.Sprintf("%s: %s", o.Owner, o.State)
+	if len(why) > 0 {
+		text += ": " + why[0]
+	}
+	if len(why) > 1 {
+		text += fmt.Sprintf(" (and %d more)", len(why)-1)
+	}
+	return text
 }
 
 // dsrText says which Services' backends answer clients outside themselves.
@@ -144,7 +173,7 @@ func connectionText(w io.Writer, c *source.Connection) {
 	}
 	fmt.Fprintf(w, "\t%s for %s, last heard %s\n", state, time.Since(c.Since).Round(time.Second), ago(c.LastHeard))
 	if c.Error != "" {
-		fmt.Fprintf(w, "\t%s\n", c.Error)
+		fmt.Fprintf(w, "\t%s\n", printable.Line(c.Error))
 	}
 	if len(c.WaitingFor) > 0 {
 		fmt.Fprintf(w, "\twaiting for %s\n", strings.Join(c.WaitingFor, ", "))

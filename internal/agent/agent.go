@@ -109,6 +109,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
 		return err
 	}
+	a.syncer.SetShares(config.Shares)
 	if err := a.syncer.AcceptTunnels(config.acceptsTunnels() != ""); err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"fmt"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -22,6 +21,9 @@ import (
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
 	a.table.SetServer(a.server.addresses())
+	if a.config.IgnoreAnnotations {
+		ev.Changes = service.WithoutAnnotations(ev.Changes)
+	}
 	delta := a.table.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
@@ -44,9 +46,6 @@ func (a *Agent) take(ev source.Event) error {
 	}
 	begin := time.Now()
 	if err := a.apply(delta); err != nil {
-		if first && !datapath.Attached(a.config.BPFFS) {
-			return a.giveUp(fmt.Errorf("nothing is attached, because not all Services fit into the tables: %w", err))
-		}
 		a.logMissing(err)
 	}
 	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
@@ -73,7 +72,7 @@ func (a *Agent) program(delta service.Delta) {
 }
 
 func (a *Agent) logMissing(err error) {
-	a.log.Error("not all of the change is in the tables; what was there serves on", "error", err)
+	a.log.Error("not all of the change is in the tables; what fits is served, and what was there serves on", "error", err)
 }
 
 // apply brings a change into the tables as far as it goes; the loop tries the rest again.

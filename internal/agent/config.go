@@ -22,6 +22,7 @@ import (
 	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source/kube"
+	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/internal/terminate"
 )
 
@@ -36,15 +37,19 @@ const (
 type Config struct {
 	// Manifests is a path; empty for the API server. Kubeconfig says where that
 	// is; empty for the one of the cluster that the agent runs in.
-	Manifests     string
-	Kubeconfig    string
-	NodeName      string
-	BPFFS         string
-	CgroupRoot    string
-	PodCgroups    []string
-	Socket        string
-	Limits        datapath.Limits
-	AuditInterval time.Duration
+	Manifests  string
+	Kubeconfig string
+	NodeName   string
+	BPFFS      string
+	CgroupRoot string
+	PodCgroups []string
+	Socket     string
+	Limits     datapath.Limits
+	// Shares are what of the tables one object and one namespace may take; zero takes the default.
+	Shares sync.Shares
+	// IgnoreAnnotations: annotations beeline.io/... of Services, EndpointSlices and Pods have no effect.
+	IgnoreAnnotations bool
+	AuditInterval     time.Duration
 	// BindProtection is datapath.Options.BindProtection.
 	BindProtection bool
 	Terminate      string        // terminate.Method
@@ -90,6 +95,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.Limits.SourceRanges, "max-source-ranges", l.SourceRanges, "loadBalancerSourceRanges that fit into the tables")
 	fs.Uint32Var(&c.Limits.Affinity, "max-affinity", l.Affinity, "clients that session affinity remembers; those that came once make room")
 	fs.Uint32Var(&c.Limits.Flows, "max-flows", l.Flows, "records of clients' flows, two for each flow; the longest unused make room (default: by the machine's memory)")
+	fs.Uint32Var(&c.Shares.Service, "service-share", 0, fmt.Sprintf("percent of each table that one Service may take, 1 to 100 (default: %d with an API server, 100 with --manifests)", defaultShares.Service))
+	fs.Uint32Var(&c.Shares.Namespace, "namespace-share", 0, fmt.Sprintf("percent of each table that all Services of one namespace may take, 1 to 100 (default: %d with an API server, 100 with --manifests)", defaultShares.Namespace))
+	fs.BoolVar(&c.IgnoreAnnotations, "ignore-annotations", false, "annotations beeline.io/... of Services, EndpointSlices and Pods have no effect: whoever may write these objects could else take much of the tables, and have pods leave the socket shortcut")
 	c.addEdgeFlags(fs)
 	c.addDSRFlags(fs)
 	fs.StringVar(&c.algorithm, "algorithm", string(service.Random), "how backends are chosen for Services without the annotation "+service.AnnotationAlgorithm+": random, or maglev (the same backend for a flow on every node, and few other choices when backends come and go)")
@@ -124,6 +132,9 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 	c.Service.NodeName, c.Service.Algorithm = c.NodeName, service.Algorithm(c.algorithm)
 	c.Service.KeepTCP = c.TCPDrain > 0
 	c.Service.LocalByAddress, c.Service.Manifests = c.Manifests != "", c.Manifests != ""
+	if err := c.completeShares(); err != nil {
+		return err
+	}
 	for _, text := range c.nodePortAddresses {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/sync"
 )
 
 // Services come from one source, and it is said how to name one.
@@ -128,6 +129,25 @@ func TestEdgeFlags(t *testing.T) {
 	if off := wantComplete(t, "--manifests /m --edge-mode=off", ""); off.edgeOptions() != nil {
 		t.Errorf("an edge that is off has %v", off.edgeOptions())
 	}
+}
+
+// TestShares: what one object and one namespace may take, by where the objects come from.
+func TestShares(t *testing.T) {
+	for args, want := range map[string]sync.Shares{
+		"--kubeconfig /k":                                           {Service: 25, Namespace: 50},
+		"--manifests /m":                                            {Service: 100, Namespace: 100},
+		"--manifests /m --service-share=30":                         {Service: 30, Namespace: 100},
+		"--kubeconfig /k --service-share=60":                        {Service: 60, Namespace: 60},
+		"--kubeconfig /k --namespace-share=10":                      {Service: 10, Namespace: 10},
+		"--kubeconfig /k --service-share=100 --namespace-share=100": {Service: 100, Namespace: 100},
+		"--kubeconfig /k --service-share=1 --namespace-share=2":     {Service: 1, Namespace: 2},
+	} {
+		if got := wantComplete(t, args, "").Shares; got != want {
+			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+	wantComplete(t, "--manifests /m --service-share=101", "percent of each table, from 1 to 100")
+	wantComplete(t, "--manifests /m --service-share=30 --namespace-share=20", "--service-share is more than --namespace-share")
 }
 
 // "off" is a boolean to YAML, and means itself.

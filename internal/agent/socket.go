@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -27,7 +28,13 @@ const (
 	TablesPath = "/v1/tables" // observe.Tables
 	// CountedTablesPath is TablesPath with what the edge counts by Service.
 	CountedTablesPath = TablesPath + "/counted"
+	// BackendsPath is answered with observe.Tables that have the backends with their Services, and no
+	// backends of frontends.
+	BackendsPath = "/v1/backends"
 )
+
+// ServicePath is TablesPath for one object, by namespace/name or name alone.
+func ServicePath(name string) string { return TablesPath + "?service=" + url.QueryEscape(name) }
 
 // listen makes the unix socket, only for root. One that an earlier agent left
 // is replaced: the lock of the bpffs directory says that it does not run.
@@ -74,9 +81,16 @@ func RemoveSocket(path string) {
 // answer serves requests until ctx ends.
 func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+StatusPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.status) })
-	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.tables) })
-	mux.HandleFunc("GET "+CountedTablesPath, func(w http.ResponseWriter, _ *http.Request) { reply(w, a.countedTables) })
+	answer(mux, StatusPath, a.status)
+	answer(mux, CountedTablesPath, a.countedTables)
+	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, r *http.Request) {
+		reply(w, r, func(ctx context.Context) (*observe.Tables, error) {
+			return a.tables(ctx, observe.Scope{Service: r.URL.Query().Get("service")})
+		})
+	})
+	answer(mux, BackendsPath, func(ctx context.Context) (*observe.Tables, error) {
+		return a.tables(ctx, observe.Scope{Outline: true, Owners: true})
+	})
 	watchers := newWatchers(a.datapath, a.log)
 	defer watchers.close()
 	mux.HandleFunc("GET "+EventsPath, watchers.stream)
@@ -89,8 +103,13 @@ func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-func reply[T any](w http.ResponseWriter, ask func() (T, error)) {
-	value, err := ask()
+func answer[T any](mux *http.ServeMux, path string, ask func(context.Context) (T, error)) {
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { reply(w, r, ask) })
+}
+
+// reply answers with what ask returns, which ends its work with the request: who has gone needs no answer.
+func reply[T any](w http.ResponseWriter, r *http.Request, ask func(context.Context) (T, error)) {
+	value, err := ask(r.Context())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -101,17 +120,25 @@ func reply[T any](w http.ResponseWriter, ask func() (T, error)) {
 
 // tables reads the tables and says of each object how far it has come. Objects
 // that have nothing in the tables yet are there without frontends.
-func (a *Agent) tables() (*observe.Tables, error) {
-	tables, err := observe.ReadTables(a.datapath.Tables)
+func (a *Agent) tables(ctx context.Context, scope observe.Scope) (*observe.Tables, error) {
+	tables, err := observe.ReadScope(ctx, a.datapath.Tables, scope)
 	if err != nil {
 		return nil, err
 	}
 	tables.OutsideServed = datapath.HasEdge(a.config.BPFFS)
+	if scope.Service != "" || scope.Owners {
+		if err := tables.AddLeaving(a.config.BPFFS, scope); err != nil {
+			return nil, err
+		}
+	}
 	at := map[service.Ref]int{}
 	for i := range tables.Services {
 		at[tables.Services[i].Ref()] = i
 	}
 	for _, st := range a.syncer.Status() {
+		if !scope.Wants(st.Owner) {
+			continue
+		}
 		i, ok := at[st.Owner]
 		if !ok {
 			i = len(tables.Services)
@@ -122,12 +149,18 @@ func (a *Agent) tables() (*observe.Tables, error) {
 		s := &tables.Services[i]
 		s.State, s.Reasons, s.Problems, s.Refusals = st.State, st.Reasons, st.Problems, st.Refusals
 		s.Health = a.health(st.Owner)
+		if scope.Service != "" {
+			s.AddDown(s.Health)
+		}
+	}
+	if scope.Owners {
+		tables.AddDown(a.healthStatus())
 	}
 	return tables, nil
 }
 
-func (a *Agent) countedTables() (*observe.Tables, error) {
-	tables, err := a.tables()
+func (a *Agent) countedTables(ctx context.Context) (*observe.Tables, error) {
+	tables, err := a.tables(ctx, observe.Scope{})
 	if err != nil {
 		return nil, err
 	}
@@ -138,8 +171,8 @@ func (a *Agent) countedTables() (*observe.Tables, error) {
 	return tables, tables.AddCounters(a.config.BPFFS, names)
 }
 
-func (a *Agent) status() (*observe.Status, error) {
-	tables, err := observe.ReadTables(a.datapath.Tables)
+func (a *Agent) status(ctx context.Context) (*observe.Status, error) {
+	tables, err := observe.ReadScope(ctx, a.datapath.Tables, observe.Scope{Outline: true})
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ type Limits struct {
 }
 
 // DefaultLimits hold a large cluster: 34 MiB of kernel memory and what is used. Slots have room for
-// 127 Maglev tables of the default size, of 16,384 slots each: 40 ports of both families, and as many
+// 126 Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many
 // tables again for half of them, which changes need.
 var DefaultLimits = Limits{
 	Frontends:    65536,
@@ -153,6 +153,9 @@ var limitFlags = map[string]string{
 
 	EdgeTCMapServiceGone: "max-services",
 }
+
+// LimitFlag is the name of the flag that makes a table larger; empty: there is none.
+func LimitFlag(table string) string { return limitFlags[table] }
 
 // FullError says which table has no room, and the flag to raise.
 type FullError struct {

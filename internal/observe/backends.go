@@ -70,9 +70,9 @@ func (r *reader) backend(id uint32, owner string) *Backend {
 		}
 		r.backends[id] = b
 	}
-	if !slices.Contains(b.Services, owner) {
+	// The frontends of an owner are read one after the other.
+	if n := len(b.Services); owner != "" && (n == 0 || b.Services[n-1] != owner) {
 		b.Services = append(b.Services, owner)
-		slices.Sort(b.Services)
 	}
 	return b
 }
@@ -80,8 +80,22 @@ func (r *reader) backend(id uint32, owner string) *Backend {
 func (r *reader) sortedBackends() []Backend {
 	all := make([]Backend, 0, len(r.backends))
 	for _, b := range r.backends {
+		slices.Sort(b.Services)
+		b.Services = slices.Compact(b.Services)
 		all = append(all, *b)
 	}
 	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.ID, b.ID) })
 	return all
+}
+
+// noteMembers is members for who only asks which backends there are: of a Maglev table the list before it.
+func (r *reader) noteMembers(d datapath.Decision, maglev bool, owner string) {
+	slots := r.tables.Slots
+	if maglev && d.First > 0 && d.First <= slots.Len() {
+		n := min(slots.Load(d.First-1), d.First-1, d.Count)
+		d = datapath.Decision{First: d.First - 1 - n, Count: n}
+	}
+	for n := d.First; n < d.First+d.Count && n < slots.Len(); n++ {
+		r.backend(slots.Load(n), owner)
+	}
 }

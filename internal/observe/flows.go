@@ -122,17 +122,27 @@ func compareFlows(a, b Flow) int {
 		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.State, b.State))
 }
 
-// FlushFlows has all flows forgotten, or those of the services with these ids. It
-// returns how many there were.
-func FlushFlows(flows *datapath.Flows, of func(id uint32) bool) (flushed uint64, err error) {
+// FlushFlows has the flows forgotten of the services with these ids, and of these backends, nil for all of
+// them. It returns how many there were.
+func FlushFlows(flows *datapath.Flows, of func(id uint32) bool, backend func(netip.AddrPort) bool) (flushed uint64, err error) {
 	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
-		n, err := edge.End(table, func(_ datapath.Tuple, t *datapath.Track) bool { return of(t.Service) })
+		n, err := edge.End(table, func(key datapath.Tuple, t *datapath.Track) bool {
+			return of(t.Service) && (backend == nil || backend(backendOf(key, t)))
+		})
 		flushed += n
 		if err != nil {
 			return flushed, err
 		}
 	}
 	return flushed, nil
+}
+
+// backendOf is the backend of the flow that a record is of.
+func backendOf(key datapath.Tuple, t *datapath.Track) netip.AddrPort {
+	if t.IsReply() {
+		return key.From()
+	}
+	return t.Becomes.To()
 }
 
 // KnownService is a *QuestionError if no service has this namespace/name.

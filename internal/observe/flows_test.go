@@ -86,11 +86,11 @@ func TestReadFlowsWithLostRecords(t *testing.T) {
 			if got != want {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
-			flushed, err := FlushFlows(&datapath.Flows{Tracks: tracks, HalfOpen: records{}}, NamedService(names, "default/other"))
+			flushed, err := FlushFlows(&datapath.Flows{Tracks: tracks, HalfOpen: records{}}, NamedService(names, "default/other"), nil)
 			if flushed != 0 || err != nil {
 				t.Errorf("flushed %d flows of another Service, %v", flushed, err)
 			}
-			flushed, err = FlushFlows(&datapath.Flows{Tracks: tracks, HalfOpen: records{}}, NamedService(names, "default/web"))
+			flushed, err = FlushFlows(&datapath.Flows{Tracks: tracks, HalfOpen: records{}}, NamedService(names, "default/web"), nil)
 			if flushed != 1 || err != nil || len(tracks) != 0 {
 				t.Errorf("flushed %d flows, %v; left %v", flushed, err, tracks)
 			}
@@ -117,7 +117,7 @@ func TestReadFlowsWithDSR(t *testing.T) {
 		if got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
-		if flushed, err := FlushFlows(flows, func(uint32) bool { return true }); flushed != 1 || err != nil || len(tracks) != 0 {
+		if flushed, err := FlushFlows(flows, func(uint32) bool { return true }, nil); flushed != 1 || err != nil || len(tracks) != 0 {
 			t.Errorf("%s: flushed %d flows, %v; left %v", name, flushed, err, tracks)
 		}
 	}

@@ -211,6 +211,9 @@ func (s *Status) Complaints() []string {
 	if s.Sync.Failing > 0 {
 		all = append(all, fmt.Sprintf("frontends that could not be brought into the tables: %d", s.Sync.Failing))
 	}
+	if s.Sync.LeftOut > 0 {
+		all = append(all, fmt.Sprintf("objects that are left out, wholly or in part, because they do not fit into the tables or are more than their share: %d", s.Sync.LeftOut))
+	}
 	if s.Sync.Networks != "" {
 		all = append(all, "not all ServiceCIDRs and networks of pods could be brought into the tables: "+s.Sync.Networks)
 	}

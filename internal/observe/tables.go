@@ -7,6 +7,7 @@ package observe
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -36,6 +37,9 @@ type Service struct {
 	TableSize uint32            `json:"tableSize,omitempty"`
 	// Counters are those of the edge by port; nil where there is none.
 	Counters []PortCounters `json:"counters,omitempty"`
+	// Leaving are backends that get no new connection, and have some yet or are down: only of a Service that is
+	// read alone.
+	Leaving []Leaving `json:"leaving,omitempty"`
 	// Health is the agent's; nil where no health check is asked for.
 	Health *Health `json:"health,omitempty"`
 }
@@ -74,9 +78,10 @@ type Frontend struct {
 
 // Decision is what one class of clients meets.
 type Decision struct {
-	Verdict    string   `json:"verdict"`
-	Masquerade bool     `json:"masquerade,omitempty"`
-	Backends   []Member `json:"backends,omitempty"`
+	Verdict    string `json:"verdict"`
+	Masquerade bool   `json:"masquerade,omitempty"`
+	// Backends is shared by decisions that name the same set: nobody alters it.
+	Backends []Member `json:"backends,omitempty"`
 }
 
 func (d Decision) String() string {
@@ -93,6 +98,9 @@ func (d Decision) String() string {
 type Tables struct {
 	Services []Service `json:"services"`
 	Backends []Backend `json:"backends"`
+	// Leaving are backends that no Service has, and that have connections yet or are down; only with
+	// Scope.Owners.
+	Leaving []Leaving `json:"leaving,omitempty"`
 	// Networks are the ServiceCIDRs.
 	Networks []string `json:"networks"`
 	// PodNetworks are where pods are, which are no clients from outside.
@@ -103,10 +111,30 @@ type Tables struct {
 	OutsideServed bool `json:"outsideServed"`
 }
 
+// Scope is how much of the tables somebody asks for: all of them where it is empty.
+type Scope struct {
+	// Service is namespace/name, or name in any namespace, of the only object to read.
+	Service string
+	// Outline: the frontends do without their backends, and the backends, unless Owners, without their
+	// Services.
+	Outline, Owners bool
+}
+
+// Wants says whether an object is one of those to read.
+func (s Scope) Wants(ref service.Ref) bool {
+	return s.Service == "" || s.Service == ref.Namespace+"/"+ref.Name || s.Service == ref.Name
+}
+
 // ReadTables reads them all. A change that goes on meanwhile may be seen by
 // half.
 func ReadTables(t *datapath.Tables) (*Tables, error) {
-	r := reader{tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{}}
+	return ReadScope(context.Background(), t, Scope{})
+}
+
+// ReadScope reads what is asked for, until ctx ends. The time that it takes grows with the number of frontends
+// and the sum of the sizes of all sets, however many Services share a backend.
+func ReadScope(ctx context.Context, t *datapath.Tables, scope Scope) (*Tables, error) {
+	r := reader{ctx: ctx, scope: scope, tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{}}
 	index, err := t.Frontends.All()
 	if err != nil {
 		return nil, err
@@ -125,7 +153,10 @@ func ReadTables(t *datapath.Tables) (*Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := &Tables{Services: r.services(index), Networks: []string{}, PodNetworks: []string{}}
+	all := &Tables{Networks: []string{}, PodNetworks: []string{}}
+	if all.Services, err = r.services(index); err != nil {
+		return nil, err
+	}
 	for key, network := range networks {
 		switch network {
 		case datapath.NetworkService:
@@ -158,6 +189,8 @@ func balancers(t *datapath.Tables) (all []string, err error) {
 }
 
 type reader struct {
+	ctx      context.Context
+	scope    Scope
 	tables   *datapath.Tables
 	names    map[uint32]datapath.ServiceName
 	ranges   map[uint32][]string
@@ -171,29 +204,58 @@ type setKey struct {
 	owner    string
 }
 
-func (r *reader) services(index map[datapath.FrontendKey]uint32) []Service {
-	byRef := map[service.Ref]*Service{}
+// row is an entry of the index, and whose it is.
+type row struct {
+	key     datapath.FrontendKey
+	content datapath.Frontend
+	port    service.Port
+}
+
+// rows are the frontends to read, those of one object together.
+func (r *reader) rows(index map[datapath.FrontendKey]uint32) []row {
+	all := make([]row, 0, len(index))
+	ports := map[uint32]service.Port{}
 	for key, number := range index {
 		if number >= r.tables.FrontendRows.Len() {
 			continue
 		}
-		row := r.tables.FrontendRows.Load(number)
-		port := sync.PortOf(r.names[row.Service])
-		s := byRef[port.Owner]
-		if s == nil {
-			s = &Service{Kind: port.Owner.Kind, Namespace: port.Owner.Namespace, Name: port.Owner.Name}
-			byRef[port.Owner] = s
+		content := r.tables.FrontendRows.Load(number)
+		port, known := ports[content.Service]
+		if !known {
+			port = sync.PortOf(r.names[content.Service])
+			ports[content.Service] = port
 		}
-		s.Frontends = append(s.Frontends, r.frontend(key, row, port))
-		s.noteAlgorithm(row)
+		if r.scope.Wants(port.Owner) {
+			all = append(all, row{key, content, port})
+		}
 	}
-	all := make([]Service, 0, len(byRef))
-	for _, s := range byRef {
-		slices.SortFunc(s.Frontends, compareFrontends)
-		all = append(all, *s)
-	}
-	slices.SortFunc(all, func(a, b Service) int { return a.Ref().Compare(b.Ref()) })
+	slices.SortFunc(all, func(a, b row) int { return a.port.Owner.Compare(b.port.Owner) })
 	return all
+}
+
+// untilLooked is how many frontends are read before somebody looks whether they are still asked for.
+const untilLooked = 64
+
+func (r *reader) services(index map[datapath.FrontendKey]uint32) (all []Service, err error) {
+	all = []Service{}
+	for i, row := range r.rows(index) {
+		if i%untilLooked == 0 && r.ctx.Err() != nil {
+			return nil, r.ctx.Err()
+		}
+		last := len(all) - 1
+		if last < 0 || all[last].Ref() != row.port.Owner {
+			owner := row.port.Owner
+			all = append(all, Service{Kind: owner.Kind, Namespace: owner.Namespace, Name: owner.Name})
+			last++
+		}
+		s := &all[last]
+		s.Frontends = append(s.Frontends, r.frontend(row.key, row.content, row.port))
+		s.noteAlgorithm(row.content)
+	}
+	for i := range all {
+		slices.SortFunc(all[i].Frontends, compareFrontends)
+	}
+	return all, nil
 }
 
 // noteAlgorithm takes over what a row says of it.
@@ -250,11 +312,19 @@ func (r *reader) decision(d datapath.Decision, maglev bool, owner string) Decisi
 	if d.Count == 0 {
 		return Decision{Verdict: service.Verdict(d.First).String()}
 	}
+	if r.scope.Outline && !r.scope.Owners {
+		owner = ""
+	}
 	key := setKey{d, maglev, owner}
 	if _, known := r.sets[key]; !known {
-		r.sets[key] = r.members(d, maglev, owner)
+		if r.scope.Outline {
+			r.noteMembers(d, maglev, owner)
+			r.sets[key] = nil
+		} else {
+			r.sets[key] = r.members(d, maglev, owner)
+		}
 	}
-	return Decision{Verdict: service.Balance.String(), Backends: slices.Clone(r.sets[key])}
+	return Decision{Verdict: service.Balance.String(), Backends: r.sets[key]}
 }
 
 // Find returns the object called namespace/name, or name in any namespace if

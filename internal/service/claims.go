@@ -78,6 +78,7 @@ func (c *claims) replace(o *owner, wanted *Plan, created time.Time) {
 	// Without the parts of a time that tell equal times apart.
 	o.wanted, o.created = wanted, created.Round(0).UTC()
 	if wanted != nil {
+		wanted.Created = o.created
 		for i := range wanted.Frontends {
 			c.add(wanted.Frontends[i].Key, claim{o, wanted.Frontends[i].claims(), o.created})
 		}
@@ -151,6 +152,7 @@ func (c *claims) award(o *owner) *Plan {
 		TableSize: o.wanted.TableSize,
 		Kept:      o.wanted.Kept,
 		Problems:  slices.Clone(o.wanted.Problems),
+		Created:   o.created,
 	}
 	for _, f := range o.wanted.Frontends {
 		if !lost(f) {

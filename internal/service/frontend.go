@@ -190,6 +190,8 @@ type Plan struct {
 	Problems []string
 	// Refusals say in words why clients are refused at ports without a usable endpoint.
 	Refusals []string
+	// Created is when the object was made. Plans that differ in nothing else are equal.
+	Created time.Time
 }
 
 // Delta is what a batch of changes altered.

@@ -60,7 +60,7 @@ func (r random) batch() []Change {
 func snapshot(t *Table) map[Ref]*Plan {
 	plans := map[Ref]*Plan{}
 	for ref, p := range t.Owners() {
-		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Kept), slices.Clone(p.Problems), slices.Clone(p.Refusals)}
+		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Kept), slices.Clone(p.Problems), slices.Clone(p.Refusals), p.Created}
 	}
 	return plans
 }

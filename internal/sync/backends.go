@@ -32,6 +32,9 @@ func (s *Syncer) ensureBackend(key backendKey) (*backend, error) {
 	if b := s.backends[key]; b != nil {
 		return b, nil
 	}
+	if err := s.spare(datapath.SockMapBackends, uint32(len(s.backends)), s.tables.Backends.Len()-1); err != nil {
+		return nil, err
+	}
 	id, ok := s.backendIDs.take()
 	if !ok {
 		return nil, datapath.NewFullError(datapath.SockMapBackends, s.tables.Backends.Len()-1)

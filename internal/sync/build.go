@@ -45,6 +45,7 @@ type set struct {
 	table   *table     // Maglev; nil: the slots hold the members
 	counted bool       // the slot before the members says how many they are
 	past    *past      // what stands before that; only where counted
+	spare   uint32     // slots behind the extent that are taken, too (roundSlots)
 	refs    int
 }
 
@@ -209,9 +210,15 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 	if err != nil {
 		return nil, err
 	}
-	at, ok := s.slots.take(uint32(len(content)))
+	n, length := roundSlots(uint32(len(content))), s.tables.Slots.Len()
+	// Histories leave what changes need.
+	full := x.past != nil && s.slots.used(length)+n+length/updateReserve > length
+	at, ok := extent{}, false
+	if !full {
+		at, ok = s.slots.take(n)
+	}
 	if !ok {
-		return nil, datapath.NewFullError(datapath.SockMapSlots, s.tables.Slots.Len())
+		return nil, datapath.NewFullError(datapath.SockMapSlots, length)
 	}
 	for i, id := range content {
 		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
@@ -219,7 +226,7 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 			return nil, err
 		}
 	}
-	x.extent = at
+	x.extent, x.spare = extent{at.first, uint32(len(content))}, n-uint32(len(content))
 	if x.table != nil {
 		x.table.sum = sumOf(x.table.size, func(slot uint32) uint32 { return content[x.head()+slot] })
 	}
@@ -264,11 +271,15 @@ func (s *Syncer) ensureSource(prefixes []netip.Prefix) (*source, error) {
 	if known := s.sources[sourceName(prefixes)]; known != nil {
 		return known, nil
 	}
+	if err := s.spare(datapath.SockMapSourceRanges, s.ranges+uint32(len(prefixes)), s.tables.SourceRanges.Max()); err != nil {
+		return nil, err
+	}
 	id, ok := s.sourceIDs.take()
 	if !ok {
 		return nil, datapath.NewFullError(datapath.SockMapSourceRanges, s.tables.SourceRanges.Max())
 	}
 	made := &source{id: id, prefixes: prefixes}
+	s.ranges += uint32(len(prefixes))
 	for _, p := range prefixes {
 		if err := s.tables.SourceRanges.Put(sourceKey(id, p), 1); err != nil {
 			s.unused = append(s.unused, made) // some of it may be there

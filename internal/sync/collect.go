@@ -158,8 +158,8 @@ func (s *Syncer) freeSet(x *set) {
 	for n := x.extent.first; n < x.extent.end(); n++ {
 		s.tables.Slots.Store(n, 0) // as with rows
 	}
-	s.slots.put(x.extent)
-	x.extent = extent{}
+	s.slots.put(extent{x.extent.first, x.extent.count + x.spare})
+	x.extent, x.spare = extent{}, 0
 	if s.sets[x.key] == x {
 		delete(s.sets, x.key)
 	}
@@ -239,5 +239,6 @@ func (x *source) free(s *Syncer) error {
 		}
 	}
 	s.sourceIDs.put(x.id)
+	s.ranges -= uint32(len(x.prefixes))
 	return nil
 }

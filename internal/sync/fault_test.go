@@ -70,7 +70,7 @@ func TestFullTableNamesTheFlag(t *testing.T) {
 	}{
 		{datapath.Limits{Frontends: 2}, "--max-frontends"},
 		{datapath.Limits{Backends: 4}, "--max-backends"},
-		{datapath.Limits{Slots: 5}, "--max-slots"},
+		{datapath.Limits{Slots: 6}, "--max-slots"},
 		{datapath.Limits{Services: 2}, "--max-services"},
 	} {
 		t.Run(test.flag, func(t *testing.T) {

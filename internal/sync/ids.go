@@ -60,17 +60,25 @@ type extents struct {
 
 func newExtents(length uint32) extents { return extents{[]extent{{0, length}}} }
 
-// take finds count slots in a row, the lowest there are: what is in use stays
-// together, so that the table can be made smaller.
+// take finds count slots in a row, in the smallest free part that has them: large ones stay for
+// those who need them. Of equal ones it is the lowest: what is in use stays together, so that the
+// table can be made smaller.
 func (x *extents) take(count uint32) (extent, bool) {
+	best := -1
 	for i, e := range x.free {
-		if e.count >= count {
-			taken := extent{e.first, count}
-			x.cut(i, taken)
-			return taken, true
+		if e.count >= count && (best < 0 || e.count < x.free[best].count) {
+			best = i
+		}
+		if e.count == count {
+			break
 		}
 	}
-	return extent{}, false
+	if best < 0 {
+		return extent{}, false
+	}
+	taken := extent{x.free[best].first, count}
+	x.cut(best, taken)
+	return taken, true
 }
 
 // reserve takes just this extent; false if any of it is taken.

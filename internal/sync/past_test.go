@@ -301,11 +301,13 @@ func TestAuditForgetsNoHistory(t *testing.T) {
 // TestHistoryDoesNotFit: a new frontend for whose history there is no room has every flow recorded,
 // says so with the name of the flag, and is untracked as soon as there is room.
 func TestHistoryDoesNotFit(t *testing.T) {
-	m := newMemory(t, slotsOfTable*2+9)
+	m := newMemory(t, roundSlots(slotsOfTable+3)*3+9) // two tables, and room for the change of one
 	other := ref("other")
 	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: maglevPlan(other, 2, 2, slotsOfTable)}})
+	histories, _ := m.s.slots.take(250) // as those of other frontends
 	plan := untrackedPlan(slotsOfTable, 1, 2)
 	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: plan}})
+	m.s.slots.put(histories)
 	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is recorded") {
 		t.Errorf("want an error that names --max-slots and says what happens: %v", err)
 	}
@@ -325,7 +327,7 @@ func TestHistoryDoesNotFit(t *testing.T) {
 // TestChangeThatDoesNotFit: where flows without records could lose their backend, the change
 // waits, and what was there serves on.
 func TestChangeThatDoesNotFit(t *testing.T) {
-	m := settledMemory(t, slotsOfTable*2+10, 1, 2)
+	m := settledMemory(t, roundSlots(slotsOfTable+3)*2+10, 1, 2)
 	before := m.row()
 	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: untrackedPlan(slotsOfTable, 1, 3)}})
 	if err == nil || !strings.Contains(err.Error(), "--max-slots") {

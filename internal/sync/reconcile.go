@@ -15,17 +15,19 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// reconcile works off all that is dirty. If a table is full it makes what was
-// given back free and tries once more.
+// reconcile works off all that is dirty. While a table is full it makes what was
+// given back free and tries again, as long as that leaves fewer frontends without room.
 func (s *Syncer) reconcile() error {
 	full := s.pass()
-	if len(full) > 0 && len(s.retired) > 0 {
-		if err := s.collect(); err == nil {
-			for _, key := range full {
-				s.dirty[key] = true
-			}
-			s.pass()
+	for len(full) > 0 && len(s.retired) > 0 && s.collect() == nil {
+		for _, key := range full {
+			s.dirty[key] = true
 		}
+		again := s.pass()
+		if len(again) >= len(full) {
+			break
+		}
+		full = again
 	}
 	s.reconcileNetworks()
 	s.stats.LastSync = time.Now()
@@ -56,7 +58,7 @@ func (s *Syncer) pass() (full []service.FrontendKey) {
 	s.next = map[step]*history.History{}
 	s.turn()                  // what failed before; collect fails if it still does
 	defer s.forgetUntracked() // else with the next change
-	for i, key := range slices.SortedFunc(maps.Keys(s.dirty), inOrder) {
+	for i, key := range s.inOrder() {
 		if i%64 == 63 {
 			s.mu.Unlock() // whoever waits for it takes its turn
 			s.mu.Lock()
@@ -77,11 +79,38 @@ func (s *Syncer) pass() (full []service.FrontendKey) {
 	return full
 }
 
-func inOrder(a, b service.FrontendKey) int {
-	if (a.Port == 0) != (b.Port == 0) {
-		return cmp.Compare(b.Port, a.Port)
+// turn is a frontend that is to be worked on, and when it is its turn.
+type turn struct {
+	key     service.FrontendKey
+	class   int // of those for one port: 0 those that go, 1 those that change, 2 those that are new
+	created time.Time
+}
+
+// inOrder are the dirty frontends. What changes comes before what is new, and of that the frontends of the
+// oldest object come first: they find room.
+func (s *Syncer) inOrder() []service.FrontendKey {
+	turns := make([]turn, 0, len(s.dirty))
+	for key := range s.dirty {
+		t := turn{key: key}
+		if w, ok := s.wanted[key]; ok {
+			t.class = 1
+			if s.applied[key] == nil {
+				t.class, t.created = 2, w.plan.Created
+			}
+		}
+		turns = append(turns, t)
 	}
-	return a.Compare(b)
+	slices.SortFunc(turns, func(a, b turn) int {
+		if (a.key.Port == 0) != (b.key.Port == 0) {
+			return cmp.Compare(b.key.Port, a.key.Port)
+		}
+		return cmp.Or(cmp.Compare(a.class, b.class), a.created.Compare(b.created), a.key.Compare(b.key))
+	})
+	keys := make([]service.FrontendKey, len(turns))
+	for i := range turns {
+		keys[i] = turns[i].key
+	}
+	return keys
 }
 
 // reconcileFrontend makes one frontend what is wanted of it. Its last step is
@@ -90,7 +119,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	old := s.applied[key]
 	w, ok := s.wanted[key]
 	if !ok {
-		if old == nil {
+		if old == nil || s.kept(key, old) {
 			return nil
 		}
 		if err := s.tables.Frontends.Delete(tableKey(key)); err != nil {
@@ -105,6 +134,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 		s.stats.Updates++
 		return s.turn()
 	}
+	s.addsFrontend = old == nil
 	e, err := s.build(w, old)
 	if err == nil && old != nil && old.content == e.content {
 		s.release(e) // the old one holds the same

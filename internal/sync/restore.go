@@ -49,6 +49,7 @@ func (s *Syncer) restore() error {
 	for key, row := range index {
 		r.readFrontend(key, row)
 	}
+	r.takeSpare()
 	if err := s.accept(s.wantedAccepted()); err != nil { // an earlier agent may not have known of it
 		return err
 	}
@@ -90,6 +91,7 @@ func (r *restorer) readSources() error {
 		found := r.sourceOf(key.SourceSet)
 		found.prefixes = append(found.prefixes, key.Prefix())
 	}
+	r.ranges = uint32(len(ranges))
 	for _, found := range r.sourceByID {
 		r.sources[sourceName(found.prefixes)] = found
 	}
@@ -193,6 +195,19 @@ func (r *restorer) readSet(l layout) *set {
 	r.setAt[l] = found
 	r.unused = append(r.unused, found)
 	return found
+}
+
+// takeSpare takes what sets were given beyond what they need, where nothing else is: an earlier agent may
+// not have done so.
+func (r *restorer) takeSpare() {
+	for _, x := range r.setAt {
+		if x == nil {
+			continue
+		}
+		if n := roundSlots(x.extent.count) - x.extent.count; n > 0 && r.slots.reserve(extent{x.extent.end(), n}) {
+			x.spare = n
+		}
+	}
 }
 
 // readMembers reads a set without a table.

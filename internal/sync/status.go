@@ -3,7 +3,7 @@
 package sync
 
 import (
-	"maps"
+	"fmt"
 	"slices"
 	"time"
 
@@ -22,13 +22,16 @@ const (
 	// Failed: some of it could not be brought into the tables; it is retried,
 	// and what was there before goes on.
 	Failed State = "failed"
+	// LeftOut: it does not fit, and nothing of it is in the tables (Shares). It is taken in
+	// when there is room.
+	LeftOut State = "left out"
 )
 
 // Status is the state of one object.
 type Status struct {
 	Owner service.Ref `json:"owner"`
 	State State       `json:"state"`
-	// Reasons say what failed, a line for each frontend.
+	// Reasons say what failed, a line for each frontend, at most a few.
 	Reasons []string `json:"reasons,omitempty"`
 	// Problems say what the object asks for and does not get, though all is
 	// well with the tables: an address that belongs to another object.
@@ -47,6 +50,7 @@ type Stats struct {
 	Retries   uint64    `json:"retries"`
 	Repairs   uint64    `json:"repairs"` // differences that Audit found
 	Failing   int       `json:"failing"` // frontends that differ from what is wanted now
+	LeftOut   int       `json:"leftOut"` // objects of which not all fits: those left out, and those served in part
 	// Untracked are frontends whose flows to other nodes need no records, Remembering
 	// those that remember an earlier table: slots that changed need records all the same.
 	Untracked   int `json:"untracked"`
@@ -73,7 +77,7 @@ func (s *Syncer) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stats := s.stats
-	stats.Failing = len(s.failures)
+	stats.Failing, stats.LeftOut = len(s.failures), len(s.admission.leftOut)
 	for _, e := range s.applied {
 		if e.untracked() {
 			stats.Untracked++
@@ -100,21 +104,11 @@ func (s *Syncer) Status() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []Status
-	for owner, plan := range s.plans {
-		st := Status{Owner: owner, State: Applied, Problems: plan.Problems, Refusals: plan.Refusals}
-		for i := range plan.Frontends {
-			key := plan.Frontends[i].Key
-			if err := s.failures[key]; err != nil {
-				st.State = Failed
-				st.Reasons = append(st.Reasons, key.String()+": "+err.Error())
-			} else if s.dirty[key] && st.State == Applied {
-				st.State = Pending
-			}
-		}
-		all = append(all, st)
+	for _, a := range s.admission.accounts {
+		all = append(all, s.statusOf(a))
 	}
 	for key, err := range s.failures {
-		if e := s.applied[key]; s.wanted[key].frontend == nil && e != nil && e.port != nil && s.plans[e.port.key.Owner] == nil {
+		if e := s.applied[key]; s.wanted[key].frontend == nil && e != nil && e.port != nil && s.admission.accounts[e.port.key.Owner] == nil {
 			all = append(all, Status{Owner: e.port.key.Owner, State: Failed,
 				Reasons: []string{key.String() + ": cannot be removed: " + err.Error()}})
 		}
@@ -123,23 +117,52 @@ func (s *Syncer) Status() []Status {
 	return all
 }
 
+// mostReasons is how many frontends of an object are named that failed.
+const mostReasons = 5
+
+// statusOf is the state of an object that has a plan.
+func (s *Syncer) statusOf(a *account) Status {
+	st := Status{Owner: a.ref, State: Applied, Problems: a.plan.Problems, Refusals: a.plan.Refusals}
+	if a.why != nil {
+		st.Reasons = []string{a.why.Error()}
+		if st.State = Failed; !a.served() {
+			st.State = LeftOut
+		}
+	}
+	if a.admitted == nil {
+		return st
+	}
+	failed := 0
+	for i := range a.admitted.Frontends {
+		key := a.admitted.Frontends[i].Key
+		if err := s.failures[key]; err != nil {
+			st.State = Failed
+			if failed++; failed <= mostReasons {
+				st.Reasons = append(st.Reasons, key.String()+": "+err.Error())
+			}
+		} else if s.dirty[key] && st.State == Applied {
+			st.State = Pending
+		}
+	}
+	if failed > mostReasons {
+		st.Reasons = append(st.Reasons, fmt.Sprintf("and %d more of its frontends", failed-mostReasons))
+	}
+	return st
+}
+
 // Fills returns how full the tables are. Session affinity that does not fit
 // any more displaces clients that came only once.
 func (s *Syncer) Fills() ([]Fill, error) {
 	clients, err := s.tables.Affinity.Live() // may be many: nobody has to wait for that
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ranges := uint32(0)
-	for x := range maps.Values(s.sources) {
-		ranges += uint32(len(x.prefixes))
-	}
 	t := s.tables
 	fills := []Fill{
 		{datapath.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max(), "max-frontends"},
 		{datapath.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len(), "max-slots"},
 		{datapath.SockMapBackends, uint32(len(s.backends)), t.Backends.Len() - 1, "max-backends"},
 		{datapath.SockMapServices, uint32(len(s.ports)), t.Services.Max(), "max-services"},
-		{datapath.SockMapSourceRanges, ranges, t.SourceRanges.Max(), "max-source-ranges"},
+		{datapath.SockMapSourceRanges, s.ranges, t.SourceRanges.Max(), "max-source-ranges"},
 		{datapath.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max(), ""},
 		{datapath.SockMapAffinity, clients, t.Affinity.Max(), "max-affinity"},
 		{datapath.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max(), ""},

@@ -11,6 +11,7 @@
 package sync
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -38,10 +39,10 @@ type Syncer struct {
 	mu     sync.Mutex
 
 	// What is wanted.
-	plans  map[service.Ref]*service.Plan
-	wanted map[service.FrontendKey]want
-	cidrs  []netip.Prefix // ServiceCIDRs
-	pods   []netip.Prefix // networks of pods
+	admission admission
+	wanted    map[service.FrontendKey]want // of what is admitted
+	cidrs     []netip.Prefix               // ServiceCIDRs
+	pods      []netip.Prefix               // networks of pods
 	// wantedBalancers are networks whose encapsulated packets are for this node's backends.
 	wantedBalancers []netip.Prefix
 	own             []netip.Addr // of the node
@@ -66,12 +67,16 @@ type Syncer struct {
 	backends  map[backendKey]*backend
 	sources   map[string]*source
 	reserved  map[datapath.ReservedPort]*reservation
+	ranges    uint32 // source ranges of all sources
 
 	// What sweeps have found out of histories that are in use, while it is brought into
 	// the tables; and the histories that frontends of one port share, of one pass.
 	settled map[*history.History]*history.History
 	next    map[step]*history.History
 	seconds func() uint32 // now: CLOCK_MONOTONIC
+
+	// addsFrontend: the frontend that is being made is not in the tables yet.
+	addsFrontend bool
 
 	// Protocols of which backends have left since Left was asked.
 	left map[service.Protocol]bool
@@ -108,20 +113,20 @@ func New(tables *datapath.Tables) (*Syncer, error) { return NewAt(tables, datapa
 // of their last_seen.
 func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
-		tables:   tables,
-		plans:    map[service.Ref]*service.Plan{},
-		wanted:   map[service.FrontendKey]want{},
-		dirty:    map[service.FrontendKey]bool{},
-		failures: map[service.FrontendKey]error{},
-		applied:  map[service.FrontendKey]*entry{},
-		ports:    map[service.Port]*port{},
-		sets:     map[service.SetKey]*set{},
-		pasts:    map[service.SetKey][]*set{},
-		backends: map[backendKey]*backend{},
-		sources:  map[string]*source{},
-		reserved: map[datapath.ReservedPort]*reservation{},
-		left:     map[service.Protocol]bool{},
-		seconds:  seconds,
+		tables:    tables,
+		admission: newAdmission(),
+		wanted:    map[service.FrontendKey]want{},
+		dirty:     map[service.FrontendKey]bool{},
+		failures:  map[service.FrontendKey]error{},
+		applied:   map[service.FrontendKey]*entry{},
+		ports:     map[service.Port]*port{},
+		sets:      map[service.SetKey]*set{},
+		pasts:     map[service.SetKey][]*set{},
+		backends:  map[backendKey]*backend{},
+		sources:   map[string]*source{},
+		reserved:  map[datapath.ReservedPort]*reservation{},
+		left:      map[service.Protocol]bool{},
+		seconds:   seconds,
 	}
 	s.networks.table, s.balancers.table = tables.Networks, tables.Balancers
 	if err := s.restore(); err != nil {
@@ -135,17 +140,18 @@ func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 // and is not in it is removed.
 //
 // An error says that some of it is not in the tables; Status says which, and
-// Retry tries again.
+// Retry tries again. What has been left out (admission) is taken in with the change that
+// makes room, and is an error once.
 func (s *Syncer) Apply(delta service.Delta) error {
 	s.writer.Lock()
 	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.take(delta)
+	leftOut := s.take(delta)
 	err := s.reconcile()
 	s.stats.Synced = true // not before: reconcile lets others read the status in between
 	s.retryAfter(err)
-	return err
+	return errors.Join(leftOut, err)
 }
 
 // retryAfter has Retry try again what has failed for the first time.
@@ -181,32 +187,10 @@ func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
 	return s.retry.at, err
 }
 
-// take turns a delta into wanted and dirty frontends. A frontend that goes from
-// one owner to another within a delta is only changed, never taken away.
-func (s *Syncer) take(delta service.Delta) {
-	for owner := range delta.Plans {
-		if old := s.plans[owner]; old != nil {
-			for i := range old.Frontends {
-				key := old.Frontends[i].Key
-				s.dirty[key] = true
-				if s.wanted[key].plan == old {
-					delete(s.wanted, key)
-				}
-			}
-		}
-		delete(s.plans, owner)
-	}
-	for owner, plan := range delta.Plans {
-		if plan == nil {
-			continue
-		}
-		s.plans[owner] = plan
-		for i := range plan.Frontends {
-			f := &plan.Frontends[i]
-			s.dirty[f.Key] = true
-			s.wanted[f.Key] = want{f, plan}
-		}
-	}
+// take turns a delta into wanted and dirty frontends, and says what has been left out of it. A frontend
+// that goes from one owner to another within a delta is only changed, never taken away.
+func (s *Syncer) take(delta service.Delta) (leftOut error) {
+	leftOut = s.admit(delta)
 	if delta.ServiceCIDRs != nil {
 		s.cidrs = *delta.ServiceCIDRs
 	}
@@ -221,4 +205,5 @@ func (s *Syncer) take(delta service.Delta) {
 			s.dirty[key] = true
 		}
 	}
+	return leftOut
 }

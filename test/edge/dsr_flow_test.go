@@ -112,7 +112,7 @@ func TestDSRRecordsAreLost(t *testing.T) {
 		}
 		for _, hosts := range [][]string{{"node-a"}, {"node-b", "node-c"}, {"node-a", "node-b", "node-c"}} {
 			for _, host := range hosts {
-				_, err := w.agents[host].CLI("flow", "flush")
+				_, err := w.agents[host].CLI("flow", "flush", "--all")
 				w.must(err)
 			}
 			for n, f := range flows {

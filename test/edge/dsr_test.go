@@ -193,7 +193,7 @@ func (w *world) wantEncapsulated(kind string, s sighting, to netip.AddrPort, pod
 func (w *world) forgetFlows() {
 	w.t.Helper()
 	for _, a := range w.agents {
-		_, err := a.CLI("flow", "flush")
+		_, err := a.CLI("flow", "flush", "--all")
 		w.must(err)
 	}
 }

@@ -229,7 +229,7 @@ func TestBalancerIsCutOffAsBackendsChange(t *testing.T) {
 		// Both backends of a slot are on node-c here, which knows better than the balancer.
 		w.wantLiving("with a backend more and a balancer less, as long as the backends' node remembers", after)
 		// As if they were on two nodes.
-		_, err := w.agents["node-c"].CLI("flow", "flush")
+		_, err := w.agents["node-c"].CLI("flow", "flush", "--all")
 		w.must(err)
 		lostBefore, lost := len(w.askMany(before)), len(w.askMany(after))
 		t.Logf("with a backend more (3 in place of 2) and one of two balancers less: of %d connections that began between the two, %d have the new backend: none is lost where the slot's backends are on one node that remembers, else %d, and %d of %d from before",

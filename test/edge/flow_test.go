@@ -111,8 +111,27 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 	if n := len(w.flows()); n != 4 {
 		t.Errorf("without an agent %d flows are listed, want 4", n)
 	}
-	out, err := w.agent.CLI("flow", "flush")
-	if err != nil || out != "forgot 4 flows\n" {
+	b1 := w.Host("b1").Addr4
+	for args, want := range map[string]int{
+		b1.String(): 2, w.Host("b1").Addr6.String(): 2, w.Host("b2").Addr4.String(): 0,
+		netip.AddrPortFrom(b1, lab.PortTCP).String(): 2, netip.AddrPortFrom(b1, lab.PortTCP+1).String(): 0,
+	} {
+		if got := w.flows("--backend", args); len(got) != want {
+			t.Errorf("--backend %s lists %d flows, want %d: %+v", args, len(got), want, got)
+		}
+	}
+	for args, words := range map[string]string{"": "say which flows are to be forgotten", " --all --service default/web": "say which flows", " --all --backend 10.0.0.1": "say which flows",
+		" --backend b1": "give an address, or address:port"} {
+		w.wantWrong("flow flush"+args, words)
+	}
+	if n := len(w.flows()); n != 4 {
+		t.Errorf("after what was refused %d flows are left, want 4", n)
+	}
+	if out, err := w.agent.CLI("flow", "flush", "--backend", b1.String()); err != nil || out != "forgot 2 flows\n" {
+		t.Errorf("flush of a backend: %q, %v", out, err)
+	}
+	out, err := w.agent.CLI("flow", "flush", "--all")
+	if err != nil || out != "forgot 2 flows\n" {
 		t.Errorf("flush: %q, %v", out, err)
 	}
 	if left := w.flows(); len(left) != 0 {
@@ -143,7 +162,22 @@ func TestFlowsOfBackendThatLeaves(t *testing.T) {
 					t.Errorf("the connection is served by %s and the datagrams by %s, want %s and b2", tcp, udp, pod)
 				}
 			}
+			w.wantDraining(pod)
 		})
+	}
+}
+
+// wantDraining: a pod that no set has any more stays visible while it has a connection, in each family.
+func (w *world) wantDraining(pod string) {
+	w.t.Helper()
+	for _, addr := range []netip.Addr{w.Host(pod).Addr4, w.Host(pod).Addr6} {
+		backend := netip.AddrPortFrom(addr, lab.PortTCP).String()
+		for command, want := range map[string]string{"service show web": backend + "/TCP: draining, 1 connection left", "backend list": "draining, 1 connection left"} {
+			out, err := w.agent.CLI(strings.Fields(command)...)
+			if err != nil || !strings.Contains(out, backend) || !strings.Contains(out, want) {
+				w.t.Errorf("%s (%v) does not say %q of %s:\n%s", command, err, want, backend, out)
+			}
+		}
 	}
 }
 

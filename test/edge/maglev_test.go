@@ -91,7 +91,7 @@ func TestMaglevOnTwoNodes(t *testing.T) {
 		// Without records both choose anew.
 		put(all[1:]...)
 		for _, agent := range []*node.Agent{w.agent, second} {
-			_, err := agent.CLI("flow", "flush")
+			_, err := agent.CLI("flow", "flush", "--all")
 			w.must(err)
 		}
 		after := ask("node-b")

@@ -64,7 +64,7 @@ func TestServiceCounters(t *testing.T) {
 		check("with flows")
 		w.eventually("the refusals are counted", func() bool { return w.counters("none", "udp").Refused == 2 })
 		w.eventually("the drops are counted", func() bool { return w.counters("there", "udp").Dropped == 2 })
-		_, err := w.agent.CLI("flow", "flush")
+		_, err := w.agent.CLI("flow", "flush", "--all")
 		w.must(err)
 		check("without flows")
 		w.must(w.agent.Stop())

@@ -74,7 +74,7 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 			return false
 		})
-		_, err := w.agent.CLI("flow", "flush")
+		_, err := w.agent.CLI("flow", "flush", "--all")
 		w.must(err)
 		before := w.status().Edge.Counters["new"]
 		connections := w.opens(ctx, 40)

@@ -103,7 +103,10 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w.addAddress(host, extra)
 	comm, err := os.ReadFile("/proc/self/comm")
 	w.must(err)
-	process := strings.TrimSpace(string(comm))
+	// A process calls itself what it likes: here that has a terminal's escape sequences in it.
+	const process = "\x1b]0;x\x07me"
+	w.must(os.WriteFile("/proc/self/comm", []byte(process), 0))
+	t.Cleanup(func() { os.WriteFile("/proc/self/comm", comm, 0) })
 
 	bind := func(tr transport, on string, f family, to netip.AddrPort, options ...sockopt) *hostSocket {
 		t.Helper()
@@ -153,10 +156,13 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 		wantHeld(t, w.heldPorts(), want)
 		out, err := w.beeline("status", "--socket="+w.agent().Socket())
 		wantExit(t, err, 3)
-		for _, text := range []string{holders[0].at, holders[0].what.String() + " ", holders[0].owner.String(), process, fmt.Sprintf("pid %d", os.Getpid())} {
+		for _, text := range []string{holders[0].at, holders[0].what.String() + " ", holders[0].owner.String(), `\u001b]0;x\u0007me`, fmt.Sprintf("pid %d", os.Getpid())} {
 			if !strings.Contains(out, text) {
 				t.Errorf("status does not say %q:\n%s", text, out)
 			}
+		}
+		if strings.ContainsAny(out, "\x1b\x07") {
+			t.Errorf("status has what a terminal acts on: %q", out)
 		}
 		holders[0].close()
 		holders = holders[1:]

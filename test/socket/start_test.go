@@ -16,6 +16,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/observe"
@@ -111,16 +113,70 @@ func TestBadManifestsAtFirstStart(t *testing.T) {
 	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "b1")
 }
 
-// Where not all Services fit into the tables of a fresh node, the agent ends,
-// names the flag, and leaves the node as it was.
+// Where one Service does not fit into the tables of a fresh node, the others are served, and status names
+// it and the flag. A tenant's Service of 32 kB (external IPs by ports) keeps nobody else from being served,
+// neither on a fresh node nor on one that serves already, be it as old as it may.
+func TestHostileServiceAtFirstStart(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	w.write("hostile", hostile())
+	w.agent().Flags = []string{"--service-share=25", "--namespace-share=50"} // as with an API server
+	w.start()
+	w.must(w.agent().WaitFor("complaining", func(s *observe.Status) bool { return s.Sync.LeftOut == 1 }))
+	out, err := w.agent().CLI("status")
+	wantExit(t, err, 3)
+	for _, text := range []string{"left out, wholly or in part", "Service tenant/hostile: left out: it needs 66821 entries of table frontends", "--service-share", "--max-frontends"} {
+		if !strings.Contains(out, text) {
+			t.Errorf("status does not say %q:\n%s", text, out)
+		}
+	}
+	if lines := strings.Count(out, "hostile"); lines != 1 {
+		t.Errorf("status names the Service that is left out in %d lines", lines)
+	}
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+
+	w.apply("web", objects(w.web("web", 1, "b2"))...)
+	w.apply("new", objects(w.web("new", 2, "b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) {
+		w.wantMeet(t, clients, f, f.clusterIP(1), "b2")
+		w.wantMeet(t, clients, f, f.clusterIP(2), "b1")
+	})
+	w.remove("hostile")
+	w.must(w.agent().WaitFor("content", func(s *observe.Status) bool { return s.Sync.LeftOut == 0 }))
+	w.write("hostile", hostile())
+	w.must(w.agent().WaitFor("complaining again", func(s *observe.Status) bool { return s.Sync.LeftOut == 1 }))
+	w.apply("web", objects(w.web("web", 1, "b1"))...)
+	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
+}
+
+// hostile is the oldest Service, with 256 external IPs and 260 ports.
+func hostile() *corev1.Service {
+	s := &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "hostile", CreationTimestamp: metav1.Unix(1, 0)},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.77.7", ClusterIPs: []string{"10.96.77.7"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}},
+	}
+	for i := range 256 {
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("198.18.0.%d", i))
+	}
+	for i := range int32(260) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: corev1.ProtocolTCP, Port: 1000 + i})
+	}
+	return s
+}
+
+// A table that has no room for anything: the agent runs, and says what to raise.
 func TestFullTableAtFirstStart(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.write("web", objects(w.web("web", 1, "b1"))...)
 	w.agent().Flags = []string{"--max-frontends=1"}
-	w.must(w.agent().StartOnly())
-	wantEnd(t, w.agent(), 1, "nothing is attached", "--max-frontends")
-	w.wantNothingLeft(t, w.agent())
-	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), alone)
+	w.start()
+	out, err := w.agent().CLI("status")
+	wantExit(t, err, 3)
+	if !strings.Contains(out, "Service default/web: left out") || !strings.Contains(out, "--max-frontends") {
+		t.Errorf("status names neither Service default/web nor --max-frontends:\n%s", out)
+	}
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), dropped)
 }
 
 // A node name that no Node has is said to be wrong.

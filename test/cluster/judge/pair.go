@@ -214,7 +214,7 @@ func answerAlways() error {
 // A handle of the lab is for routes alone: with it this would happen to the
 // machine's own.
 func (p *Pair) forgetFlows() error {
-	if _, err := p.Agent.CLI("flow", "flush"); err != nil {
+	if _, err := p.Agent.CLI("flow", "flush", "--all"); err != nil {
 		return fmt.Errorf("removing the flows of Beeline's edge: %w", err)
 	}
 	udp := &netlink.ConntrackFilter{}

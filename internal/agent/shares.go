@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+
+	"beeline.io/beeline/internal/sync"
+)
+
+// defaultShares are those with an API server, whose objects many people write. A file has one author.
+var defaultShares = sync.Shares{Service: 25, Namespace: 50}
+
+// completeShares fills in what was not given, and checks the rest.
+func (c *Config) completeShares() error {
+	defaults := defaultShares
+	if c.Manifests != "" {
+		defaults = sync.Shares{Service: 100, Namespace: 100}
+	}
+	s := &c.Shares
+	if s.Service > 100 || s.Namespace > 100 {
+		return fmt.Errorf("--service-share %d, --namespace-share %d: percent of each table, from 1 to 100", s.Service, s.Namespace)
+	}
+	switch {
+	case s.Service == 0 && s.Namespace == 0:
+		*s = defaults
+	case s.Service == 0:
+		s.Service = min(defaults.Service, s.Namespace)
+	case s.Namespace == 0:
+		s.Namespace = max(defaults.Namespace, s.Service)
+	case s.Service > s.Namespace:
+		return errors.New("--service-share is more than --namespace-share, which holds for each of its Services too: make it smaller")
+	}
+	return nil
+}
