@@ -3,6 +3,7 @@
 package service
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -71,4 +72,21 @@ func (t *Table) countServer(b *batch) {
 	t.guarded.servers.count(b.servers, t.server, 1)
 	t.guarded.servers.count(b.servers, t.serverBefore, -1)
 	t.serverBefore = t.server
+}
+
+// admitted leaves out external IPs that are others' for certain, where the operator
+// distrusts these (R26).
+func (p *servicePlan) admitted(external []netip.Addr, clusterIP netip.Addr) []netip.Addr {
+	if !p.config.RefuseForeignExternalIPs {
+		return external
+	}
+	return slices.DeleteFunc(external, func(ip netip.Addr) bool {
+		whose := p.node.guarded.owner(ip)
+		if whose == "" || ip == clusterIP {
+			return false
+		}
+		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
+			"external IP %s is ignored, because it is an address of %s (--refuse-foreign-external-ips): remove it", ip, whose))
+		return true
+	})
 }

@@ -223,23 +223,6 @@ func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	return ds
 }
 
-// admitted leaves out external IPs that are others' for certain, where the operator
-// distrusts these (R26).
-func (p *servicePlan) admitted(external []netip.Addr, clusterIP netip.Addr) []netip.Addr {
-	if !p.config.RefuseForeignExternalIPs {
-		return external
-	}
-	return slices.DeleteFunc(external, func(ip netip.Addr) bool {
-		whose := p.node.guarded.owner(ip)
-		if whose == "" || ip == clusterIP {
-			return false
-		}
-		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
-			"external IP %s is ignored, because it is an address of %s (--refuse-foreign-external-ips): remove it", ip, whose))
-		return true
-	})
-}
-
 // addSets appends the sets that the port's frontends use (R14), and what keeps
 // the flows it has (R29). TCP connections stay whatever happens (R30); those without a
 // record, as long as their endpoint is there, be it ready or not.
