@@ -36,13 +36,30 @@ static __always_inline int asks_nothing(struct context *ctx, const struct packet
 	return p->is_v6 && icmp->type >= ND_FIRST && icmp->type <= ND_LAST;
 }
 
+/* Whether the headers of IPv6 have been passed over as far as one that hides the protocol: there
+ * are more of them than are read (parse.h), it has a length that is not read, or segments left, and
+ * so is on its way to somebody else. */
+static __always_inline int hides_protocol(const struct packet *p)
+{
+	if (!p->is_v6)
+		return 0;
+	switch (p->tuple.protocol) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_FRAGMENT:
+	case IPPROTO_AH:
+	case IPPROTO_DSTOPTS:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
 /* Whether a packet is one of IP and of a protocol without ports, to an address that may be one of
- * Services. IPv6 with a routing header that has segments left is on its way to somebody else
- * (parse.h). */
+ * Services. */
 static __always_inline int may_ask_services(const struct packet *p)
 {
-	return p->l4 && !has_ports(p->tuple.protocol) &&
-	       !(p->is_v6 && p->tuple.protocol == IPPROTO_ROUTING) &&
+	return p->l4 && !has_ports(p->tuple.protocol) && !hides_protocol(p) &&
 	       door_may_have(&p->tuple.destination);
 }
 

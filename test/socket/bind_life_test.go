@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/observe"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/node"
 )
 
 // K5: protection needs no agent. The next one may be told to end it, and the
@@ -91,23 +92,27 @@ func (w *world) heldPorts() []observe.HeldPort {
 // is off, are named until they close it; those that do not stand in the way are
 // not: other addresses, other ports, sockets that do not wait, pods.
 func TestStatusNamesWhoHoldsAPort(t *testing.T) {
+	// A process calls itself what it likes: here that has a terminal's escape sequences in it.
+	comm, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("/proc/self/comm", []byte(hostileName), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.WriteFile("/proc/self/comm", comm, 0) })
 	for _, flag := range []string{"--bind-protection=true", "--bind-protection=false"} {
 		t.Run(flag, func(t *testing.T) { testStatusNamesWhoHoldsAPort(t, flag) })
 	}
 }
+
+const hostileName = "\x1b]0;x\x07me"
 
 func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{flag}
 	host, extra := w.Host("node-a"), netip.MustParseAddr("203.0.113.7")
 	w.addAddress(host, extra)
-	comm, err := os.ReadFile("/proc/self/comm")
-	w.must(err)
-	// A process calls itself what it likes: here that has a terminal's escape sequences in it.
-	const process = "\x1b]0;x\x07me"
-	w.must(os.WriteFile("/proc/self/comm", []byte(process), 0))
-	t.Cleanup(func() { os.WriteFile("/proc/self/comm", comm, 0) })
-
 	bind := func(tr transport, on string, f family, to netip.AddrPort, options ...sockopt) *hostSocket {
 		t.Helper()
 		s, err := tr.bind(t, w.Host(on), f, to, append(options, reusePort)...)
@@ -145,13 +150,14 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w.must(err)
 	client.reach(ipv4.pod(w.Host("b1"))) // a connection
 
-	w.write("web", w.publicBoth("web", 1, nodePort))
+	nobody := node.Slices("web")
+	w.write("web", w.publicBoth("web", 1, nodePort), nobody[0], nobody[1])
 	w.write("a1", podWithPort(w.Host("a1"), extra.String(), hostPort))
 	w.start()
 	for len(holders) > 0 {
 		var want []observe.HeldPort
 		for _, h := range holders {
-			want = append(want, observe.HeldPort{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: process})
+			want = append(want, observe.HeldPort{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: hostileName})
 		}
 		wantHeld(t, w.heldPorts(), want)
 		out, err := w.beeline("status", "--socket="+w.agent().Socket())

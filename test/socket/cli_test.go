@@ -42,9 +42,12 @@ func startCLIWorld(t *testing.T) *world {
 	s.Spec.LoadBalancerSourceRanges = []string{"10.10.0.0/16", "fd00:10::/32"}
 	w.write("web", objects(s, slices)...)
 	w.write("sticky", objects(w.sticky("sticky", 2, "b1", 600))...)
-	other, _ := w.web("sticky", 3, "")
+	other, nobody := w.web("sticky", 3, "")
 	other.Namespace = "other"
-	w.apply("other", other)
+	for _, slice := range nobody {
+		slice.Namespace = "other"
+	}
+	w.apply("other", objects(other, nobody)...)
 	return w
 }
 
@@ -110,7 +113,7 @@ func withoutAgent(value any) any {
 			v[i] = withoutAgent(v[i])
 		}
 	case map[string]any:
-		for _, key := range []string{"state", "reasons", "problems"} {
+		for _, key := range []string{"state", "reasons", "problems", "refusals"} {
 			delete(v, key)
 		}
 	}

@@ -260,7 +260,7 @@ func TestOptOutOnTheHostNetwork(t *testing.T) {
 	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 3 {
 		t.Errorf("status ends with %v, want exit code 3", err)
 	}
-	if want := "Pod default/a1: applied\n  its annotation asks"; !strings.Contains(out, want) {
+	if want := "Pod default/a1: applied: its annotation asks"; !strings.Contains(out, want) {
 		t.Errorf("status prints\n%s\nwant %q in it", out, want)
 	}
 }

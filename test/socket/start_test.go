@@ -130,7 +130,7 @@ func TestHostileServiceAtFirstStart(t *testing.T) {
 			t.Errorf("status does not say %q:\n%s", text, out)
 		}
 	}
-	if lines := strings.Count(out, "hostile"); lines != 1 {
+	if lines := strings.Count(out, "hostile"); lines > 2 { // with the headline, which names it if it has problems, too
 		t.Errorf("status names the Service that is left out in %d lines", lines)
 	}
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })

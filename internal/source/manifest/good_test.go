@@ -281,7 +281,7 @@ func TestExamples(t *testing.T) {
 			t.Errorf("no Service %s", name)
 		}
 	}
-	if slices != 10 {
+	if slices != 12 {
 		t.Errorf("%d slices", slices)
 	}
 }

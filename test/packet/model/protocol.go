@@ -14,9 +14,11 @@ const (
 
 // otherProtocol is a packet of a protocol that no Service has, to an address of Services (R21).
 func (v *visit) otherProtocol(c class) (Result, bool) {
-	const routing = 43
+	// Hop-by-hop options, routing, fragment, authentication, destination options: what is behind
+	// these is not known.
+	hidden := v.is6() && slices.Contains([]uint8{0, 43, 44, 51, 60}, v.tuple.Protocol)
 	to := v.tuple.Destination
-	if v.l4 == 0 || hasPorts(v.tuple.Protocol) == ours || v.is6() && v.tuple.Protocol == routing {
+	if v.l4 == 0 || hasPorts(v.tuple.Protocol) == ours || hidden {
 		return Result{}, false
 	}
 	if v.wrapped != nil || c == bySource && !v.xdp && v.PodsAt[v.device] {
