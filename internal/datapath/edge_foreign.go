@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // refuseForeignEdge looks for the edge of another Beeline at a device that this one is not
@@ -20,7 +21,7 @@ func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
 		return nil
 	}
 	id, err := d.foreignLink(device, hook)
-	if errors.Is(err, ebpf.ErrNotSupported) {
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) { // the latter before Linux 6.6
 		id, err = foreignFilter(d.options.BPFFS, device, hook)
 	}
 	if err != nil || id == 0 {

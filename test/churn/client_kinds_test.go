@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // long returns requests on one connection that lives through the changes (R30).
@@ -105,7 +107,12 @@ func (c *clients) connected() func(*rand.Rand) (int, time.Duration, error) {
 			}
 			if err == nil {
 				late, err = c.checkUDP(s, r, payload, asked)
-				return again, late, errors.Join(err, wantPeer(conn, s.ips[c.family]))
+				peer := wantPeer(conn, s.ips[c.family])
+				if errors.Is(peer, unix.ENOTCONN) { // its endpoint has left after the answer
+					leave()
+					peer = nil
+				}
+				return again, late, errors.Join(err, peer)
 			}
 			all = append(all, err)
 			leave()
