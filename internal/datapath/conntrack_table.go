@@ -121,13 +121,22 @@ func (c conntrackTable) Get(key Tuple) (found *Track, err error) {
 }
 
 func (c conntrackTable) Delete(key Tuple) (existed bool, err error) {
+	return c.DeleteIf(key, func(*Track) bool { return true })
+}
+
+// DeleteIf reads the entry anew: since the caller has met it, programs may have given its key to
+// another flow. From that look to the change of the tag it is a few instructions.
+func (c conntrackTable) DeleteIf(key Tuple, is func(*Track) bool) (deleted bool, err error) {
 	var failed error
 	err = c.find(&key, func(s *conntrackSet, place int, t *Track) {
-		if existed = atomic.CompareAndSwapUint32(&s.Head.Tags[place], setTag(t.Tag), 0); existed {
+		if !is(t) {
+			return
+		}
+		if deleted = atomic.CompareAndSwapUint32(&s.Head.Tags[place], setTag(t.Tag), 0); deleted {
 			failed = keepTraffic(c.gone, t)
 		}
 	})
-	return existed, errors.Join(err, failed)
+	return deleted, errors.Join(err, failed)
 }
 
 // copyConntrack copies the entries into a table of another size, which nobody uses yet. What finds

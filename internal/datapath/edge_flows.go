@@ -29,6 +29,8 @@ type FlowTable interface {
 	Get(Tuple) (*Track, error)
 	// Delete removes a record, and says whether there was one.
 	Delete(Tuple) (bool, error)
+	// DeleteIf removes a record for which is says so, and says whether it has.
+	DeleteIf(key Tuple, is func(*Track) bool) (bool, error)
 }
 
 // Flows are those of this datapath.

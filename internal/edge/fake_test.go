@@ -120,9 +120,15 @@ func (f flowTable) Get(k datapath.Tuple) (*datapath.Track, error) {
 	return nil, nil
 }
 func (f flowTable) Delete(k datapath.Tuple) (bool, error) {
-	_, existed := f[k]
+	return f.DeleteIf(k, func(*datapath.Track) bool { return true })
+}
+func (f flowTable) DeleteIf(k datapath.Tuple, is func(*datapath.Track) bool) (bool, error) {
+	t, existed := f[k]
+	if !existed || !is(&t) {
+		return false, nil
+	}
 	delete(f, k)
-	return existed, nil
+	return true, nil
 }
 
 // A world is an edge with devices.

@@ -140,7 +140,7 @@ func Sweep(flows *datapath.Flows, timeouts Timeouts, now uint32, visit func(data
 			if idle(t.LastSeen, now) < timeouts.least(key.Protocol, datapath.TrackState(t.State)) {
 				return false
 			}
-			other, err := otherOf(table, t)
+			other, err := otherOf(table, key, t)
 			failed = errors.Join(failed, err)
 			return err == nil && timeouts.expired(key, t, other, now)
 		})
@@ -152,37 +152,45 @@ func Sweep(flows *datapath.Flows, timeouts Timeouts, now uint32, visit func(data
 	return ended, nil
 }
 
-// End deletes both records of the flows of which one is over. It counts flows.
+// End deletes both records of the flows of which one is over; over is asked again right before. It
+// counts flows.
 func End(table datapath.FlowTable, over func(datapath.Tuple, *datapath.Track) bool) (ended uint64, err error) {
 	var failed error
 	err = table.Walk(func(key datapath.Tuple, t *datapath.Track) bool {
 		if over(key, t) {
-			failed = deleteFlow(table, key, t, &ended)
+			failed = deleteFlow(table, key, t, over, &ended)
 		}
 		return failed == nil
 	})
 	return ended, errors.Join(err, failed)
 }
 
-// otherOf is the other record of a flow; nil if it is lost, or the flow has one alone.
-func otherOf(table datapath.FlowTable, t *datapath.Track) (*datapath.Track, error) {
+// otherOf is the other record of a flow; nil if it is lost, or another flow has its port by now, or
+// the flow has one alone.
+func otherOf(table datapath.FlowTable, key datapath.Tuple, t *datapath.Track) (*datapath.Track, error) {
 	if t.IsAlone() {
 		return nil, nil
 	}
-	return table.Get(t.Becomes.Reverse())
+	other, err := table.Get(t.Becomes.Reverse())
+	if err != nil || other == nil || other.Becomes.Reverse() != key {
+		return nil, err
+	}
+	return other, nil
 }
 
-// deleteFlow counts a flow once, though a walk may come by both of its records.
-func deleteFlow(table datapath.FlowTable, key datapath.Tuple, t *datapath.Track, ended *uint64) error {
-	if !t.IsAlone() {
-		if _, err := table.Delete(t.Becomes.Reverse()); err != nil {
-			return err
-		}
+// deleteFlow counts a flow once, though a walk may come by both of its records. Programs go on: by now
+// the key, or the port, may be another flow's, or the flow may go on.
+func deleteFlow(table datapath.FlowTable, key datapath.Tuple, t *datapath.Track, over func(datapath.Tuple, *datapath.Track) bool, ended *uint64) error {
+	was := *t
+	deleted, err := table.DeleteIf(key, func(now *datapath.Track) bool { return now.Becomes == was.Becomes && over(key, now) })
+	if err != nil || !deleted {
+		return err
 	}
-	existed, err := table.Delete(key)
-	if existed {
-		*ended++
+	*ended++
+	if was.IsAlone() {
+		return nil
 	}
+	_, err = table.DeleteIf(was.Becomes.Reverse(), func(other *datapath.Track) bool { return other.Becomes.Reverse() == key })
 	return err
 }
 

@@ -3,6 +3,7 @@
 package edge
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 	"time"
@@ -154,5 +155,50 @@ func TestEndLeft(t *testing.T) {
 		if waits != 2 {
 			t.Errorf("waited %d times for running programs, want before each table", waits)
 		}
+	}
+}
+
+// While a sweep is at a flow that has expired, another flow gets its port, or it goes on itself. What
+// the programs have written since stays.
+func TestSweepBesidePrograms(t *testing.T) {
+	for name, happens := range map[string]func(table flowTable, client, backend datapath.Tuple){
+		"another flow has its port": func(table flowTable, client, backend datapath.Tuple) {
+			other := table[backend]
+			other.Becomes.DestinationPort++
+			other.LastSeen = 200000
+			table[backend] = other
+			delete(table, client)
+		},
+		"it goes on": func(table flowTable, client, backend datapath.Tuple) {
+			for _, key := range []datapath.Tuple{client, backend} {
+				record := table[key]
+				record.LastSeen = 200000
+				table[key] = record
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := flowTable{}
+			put(table, tcp, client, backend, [2]int{over, over}, [2]uint32{1000, 1000})
+			want := flowTable{}
+			asked := 0
+			_, err := End(table, func(key datapath.Tuple, record *datapath.Track) bool {
+				if record.LastSeen != 1000 {
+					return false
+				}
+				if asked++; asked == 1 {
+					one, other := key, record.Becomes.Reverse()
+					if record.IsReply() {
+						one, other = other, one
+					}
+					happens(table, one, other)
+					maps.Copy(want, table)
+				}
+				return true
+			})
+			if err != nil || !maps.Equal(table, want) {
+				t.Errorf("left: %v, %v; want %v", table, err, want)
+			}
+		})
 	}
 }

@@ -29,9 +29,15 @@ func (r records) Get(k datapath.Tuple) (*datapath.Track, error) {
 	return nil, nil
 }
 func (r records) Delete(k datapath.Tuple) (bool, error) {
-	_, existed := r[k]
+	return r.DeleteIf(k, func(*datapath.Track) bool { return true })
+}
+func (r records) DeleteIf(k datapath.Tuple, is func(*datapath.Track) bool) (bool, error) {
+	t, existed := r[k]
+	if !existed || !is(&t) {
+		return false, nil
+	}
 	delete(r, k)
-	return existed, nil
+	return true, nil
 }
 
 func flowTuple(from, to string) datapath.Tuple {
