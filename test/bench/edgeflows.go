@@ -237,15 +237,20 @@ func (rig *edgeRig) counts() (map[string]uint64, error) { return datapath.ReadEd
 // the devices meanwhile.
 const strangers = 1000
 
-// counted makes sure that the edge has met so many packets, and how.
+// counted makes sure that the edge has met so many packets, and how, but for flows that have found no
+// room.
 func (rig *edgeRig) counted(before, want map[string]uint64) error {
 	after, err := rig.counts()
 	if err != nil {
 		return err
 	}
+	var all uint64
+	for _, n := range want {
+		all += n
+	}
 	for reason, n := range after {
 		n -= before[reason]
-		if n != want[reason] && !(reason == "not_ours" && n > want[reason] && n <= want[reason]+strangers) {
+		if max(n, want[reason])-min(n, want[reason]) > all/lostShare && !(reason == "not_ours" && n > want[reason] && n <= want[reason]+strangers) {
 			return fmt.Errorf("the edge counted %q %d times, want %d", reason, n, want[reason])
 		}
 	}
