@@ -27,6 +27,7 @@
 #include "serving.h"
 #include "tell.h"
 #include "track.h"
+#include "track_note.h"
 #include "way.h"
 #include "workspace.h"
 

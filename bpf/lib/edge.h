@@ -26,6 +26,7 @@
 #include "tables.h"
 #include "tell.h"
 #include "track.h"
+#include "track_note.h"
 #include "tuple.h"
 #include "untracked.h"
 #include "workspace.h"

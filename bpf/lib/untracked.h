@@ -15,6 +15,7 @@
 #include "select.h"
 #include "tell.h"
 #include "track.h"
+#include "track_note.h"
 #include "workspace.h"
 
 /* The rows that the index led to last. They are believed until the index is turned. */

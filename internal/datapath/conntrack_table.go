@@ -139,7 +139,7 @@ func (c conntrackTable) DeleteIf(key Tuple, is func(*Track) bool) (deleted bool,
 	return deleted, errors.Join(err, failed)
 }
 
-// copyConntrack copies the entries into a table of another size, which nobody uses yet. What finds
+// copyFrom copies the entries into a table of another size, which nobody uses yet. What finds
 // its sets full stays behind.
 func (c conntrackTable) copyFrom(from *ebpf.Map) error {
 	secret, err := readTableSecret(c.secret)

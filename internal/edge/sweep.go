@@ -133,10 +133,7 @@ func (e *Edge) noteSweep(err error) {
 func Sweep(flows *datapath.Flows, timeouts Timeouts, now uint32, visit func(datapath.Tuple, *datapath.Track)) (ended uint64, err error) {
 	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
 		var failed error
-		n, err := End(table, func(key datapath.Tuple, t *datapath.Track) bool {
-			if visit != nil {
-				visit(key, t)
-			}
+		n, err := end(table, visit, func(key datapath.Tuple, t *datapath.Track) bool {
 			if idle(t.LastSeen, now) < timeouts.least(key.Protocol, datapath.TrackState(t.State)) {
 				return false
 			}
@@ -155,8 +152,16 @@ func Sweep(flows *datapath.Flows, timeouts Timeouts, now uint32, visit func(data
 // End deletes both records of the flows of which one is over; over is asked again right before. It
 // counts flows.
 func End(table datapath.FlowTable, over func(datapath.Tuple, *datapath.Track) bool) (ended uint64, err error) {
+	return end(table, nil, over)
+}
+
+// end is End, and shows each record to visit, unless that is nil.
+func end(table datapath.FlowTable, visit func(datapath.Tuple, *datapath.Track), over func(datapath.Tuple, *datapath.Track) bool) (ended uint64, err error) {
 	var failed error
 	err = table.Walk(func(key datapath.Tuple, t *datapath.Track) bool {
+		if visit != nil {
+			visit(key, t)
+		}
 		if over(key, t) {
 			failed = deleteFlow(table, key, t, over, &ended)
 		}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/test/packet/model"
+)
+
+// sharing are the ports of two Services with the backends of the one at toRemote.
+var sharing = [2]uint16{9999, 9998}
+
+// newShared is a world with those Services, and one set in each table.
+func newShared(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, limits{tracks: setPlaces})
+	tables := w.scene()
+	for _, f := range families {
+		for _, protocol := range []uint8{tcp, udp} {
+			key := model.FrontendKey{Address: f.vip, Port: toRemote, Protocol: protocol}
+			for _, port := range sharing {
+				other := tables.Frontends[key]
+				other.Service = uint32(port)
+				tables.Frontends[model.FrontendKey{Address: f.vip, Port: port, Protocol: protocol}] = other
+			}
+		}
+	}
+	w.apply(t, tables)
+	return w
+}
+
+// Where no Service has more than half of a set, a new flow has the place of the oldest one of the
+// Service with most entries, be that its own or another's.
+func TestLargestServiceGivesWay(t *testing.T) {
+	w := newShared(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		var flows []*flow
+		for n, port := range []uint16{toRemote, toRemote, toRemote, toRemote, sharing[0], sharing[0], sharing[1], sharing[1]} {
+			flows = append(flows, w.from(t, at, f, protocol, 20000+uint16(n), port))
+			w.pass(t, 10*time.Millisecond)
+		}
+		for n, fl := range flows {
+			if there := fl.there(t); there != (n > 0) {
+				t.Errorf("flow %d is there: %v, want that the oldest of the Service with four gave way", n, there)
+			}
+		}
+	})
+}
+
+// One Service's flood fills a set: its own flows give way, and those of another Service stay, be they
+// handshakes or questions.
+func TestFloodKeepsToItsService(t *testing.T) {
+	w := newShared(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		var honest []*flow
+		for n := range uint16(3) {
+			honest = append(honest, w.from(t, at, f, protocol, 20000+n, sharing[0]))
+		}
+		for n := range uint16(500) {
+			if w.from(t, at, f, protocol, 30000+n, toRemote) == nil {
+				t.Fatalf("flow %d of the flood has no place", n)
+			}
+			w.pass(t, time.Millisecond)
+		}
+		for _, fl := range honest {
+			if !fl.there(t) {
+				t.Errorf("the flood has displaced the flow from port %d", fl.question.from.Port())
+				continue
+			}
+			fl.assures(t)
+		}
+	})
+}
+
+// Connections whose handshake is complete fill their set: UDP of another Service that goes on finds no
+// place there, stays among the others, and displaces none of them. A new connection has the place of the oldest.
+func TestAssuredDatagramsDisplaceNoConnection(t *testing.T) {
+	w := newShared(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		var connections []*flow
+		for n := range uint16(7) {
+			fl := w.from(t, at, f, tcp, 20000+n, toRemote)
+			fl.opens(t)
+			w.pass(t, time.Second)
+			connections = append(connections, fl)
+		}
+		for n := range uint16(20) {
+			fl := w.from(t, at, f, udp, 30000+n, sharing[0])
+			fl.assures(t)
+			fl.asks(t, 0)
+			fl.says(t, 0)
+		}
+		for _, fl := range connections {
+			if !fl.there(t) {
+				t.Errorf("the connection from port %d is gone", fl.question.from.Port())
+			}
+		}
+		last := w.from(t, at, f, tcp, 29999, toRemote)
+		last.opens(t)
+		if !last.there(t) || connections[0].there(t) {
+			t.Errorf("the new connection is there: %v; the oldest: %v", last.there(t), connections[0].there(t))
+		}
+		for _, fl := range connections[1:] {
+			fl.says(t, psh|ack)
+			fl.asks(t, psh|ack)
+		}
+	})
+}
+
+// Handshakes succeed beside a flood of SYNs that has all ports and all places in use, whatever the size
+// of the table.
+func TestHandshakesBesideAFlood(t *testing.T) {
+	for _, entries := range []uint32{150, 1500, 15000} {
+		t.Run(fmt.Sprint(entries), func(t *testing.T) {
+			w := newWorld(t, limits{tracks: entries, ports: [2][2]uint16{{2000, 60}, {3000, 20}}})
+			w.apply(t, w.scene())
+			w.eachFamily(t, func(t *testing.T, at hook, f family) {
+				flood := uint16(1024)
+				floods := func(n int) {
+					for i := range n {
+						if i%5 == 0 { // 5 in 5 ms, so that there are older ones
+							w.pass(t, 5*time.Millisecond)
+						}
+						flood++
+						question := f.question(tcp, toRemote)
+						question.from = on(f.client.Next(), flood)
+						if got := w.run(t, at, question.frame(t)); got.Action != model.ActionSend {
+							t.Fatalf("a SYN of the flood met %v", got.Action)
+						}
+					}
+				}
+				floods(500)
+				var open []*flow
+				for n := range uint16(20) {
+					fl := w.from(t, at, f, tcp, 20000+n, toRemote)
+					if fl == nil {
+						t.Fatalf("client %d is refused", n)
+					}
+					floods(5)
+					fl.says(t, syn|ack)
+					floods(5)
+					fl.asks(t, ack)
+					open = append(open, fl)
+				}
+				floods(500)
+				for _, fl := range open {
+					if len(open)*2 < int(entries)/2 { // there is room for all
+						fl.says(t, psh|ack)
+						fl.asks(t, psh|ack)
+					}
+				}
+			})
+		})
+	}
+}
+
+// In `tracks` an entry that finds its set full has a place in its second one: 28 entries fit into two
+// sets with 30 places, however they fall.
+func TestFullSetSpills(t *testing.T) {
+	w := newWorld(t, limits{tracks: 2 * setPlaces})
+	w.apply(t, w.scene())
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		var flows []*flow
+		for n := range uint16(14) {
+			fl := w.from(t, at, f, tcp, 20000+n, toRemote)
+			fl.opens(t)
+			flows = append(flows, fl)
+		}
+		for n, fl := range flows {
+			if !fl.there(t) {
+				t.Errorf("connection %d has lost its entries", n)
+			}
+		}
+	})
+}
