@@ -3,7 +3,7 @@
 # make demo     build, and see Services work in a lab of network namespaces
 # make check    lint and unit tests, for daily work
 # make test     everything that has to pass before a change is merged
-# make          build bin/beeline
+# make          build bin/beeline and bin/beeline-lab
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
@@ -22,21 +22,25 @@ export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
 export BPF_CFLAGS = -O2 -g -fno-strict-aliasing -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-BPF_SOURCES := $(wildcard bpf/*.c bpf/lib/*.h)
-BENCH_SOURCES := $(wildcard test/bench/bpf/*.c test/bench/bpf/*.h)
+BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/counter/*.c test/shared/*.c)
+# A module of its own, so that what draws charts is no dependency of the product.
+BENCH = bench
+BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off
+BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c)
-GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sweep_bpfel.go \
-	internal/datapath/edgetc_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/edgeslot_bpfel.go \
-	internal/datapath/xdpdispatcher_bpfel.go
-BENCH_GENERATED := test/bench/costxdp_bpfel.go test/bench/costtc_bpfel.go test/bench/sockmap_bpfel.go \
-	test/bench/rates_bpfel.go test/bench/ratestc_bpfel.go
-SCRIPTS := scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go \
+	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/xdpslot_bpfel.go \
+	internal/datapath/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
+BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
+	bench/rates_bpfel.go bench/ratestc_bpfel.go
+SCRIPTS := scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: keeps what passes quiet, says every 30 seconds what it is at, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # test/churn stands for a node under a load of its own, so nothing runs beside it. What takes longest
-# begins first, so that no CPU is idle at the end.
+# begins first, so that no CPU is idle at the end. The emulated machine has one CPU, and the cluster's tests
+# run one package after the other and wait often, so these two share the machine.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
@@ -47,7 +51,7 @@ CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list
 CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -p 1 -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup generate build controlplane demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build controlplane demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -55,19 +59,29 @@ help: ## list the targets
 setup: ## install what the build and the tests need (Debian 12, root)
 	@scripts/setup
 
-$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go go.mod Makefile | setup $(SUITE)
-	@$(SUITE) --quiet 'compiling the BPF programs=go generate ./internal/datapath'
+$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go test/counter/counter.go test/shared/shared.go go.mod Makefile | setup $(SUITE)
+	@$(SUITE) --quiet 'compiling the BPF programs=go generate ./internal/datapath ./test/counter ./test/shared'
 
-$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) test/bench/generate.go go.mod Makefile | setup $(SUITE)
-	@$(SUITE) --quiet "compiling the benchmark's BPF programs=go generate ./test/bench"
+$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) bench/generate.go bench/go.mod Makefile | setup $(SUITE)
+	scripts/setup --modules $(BENCH)
+	@$(SUITE) --quiet "compiling the benchmark's BPF programs=go -C $(BENCH) generate ."
 
 $(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
 	go build -o $@ ./test/suite
 
-generate: $(GENERATED) $(BENCH_GENERATED) ## compile bpf/ and make the Go types of its structures
+# What the docs have from the program itself: cmd/beeline's tests compare it.
+DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/component/*/*.go internal/condition/*.go)) cmd/beeline/reference_test.go
+build/man: $(DOCS_SOURCES) $(GENERATED) | setup $(SUITE)
+	@$(SUITE) --quiet "reference and manual pages=go test -count=1 -vet=off ./cmd/beeline -run TestGeneratedDocs -update -man $(CURDIR)/$@"
+	@touch $@
 
-build: generate ## build bin/beeline, statically linked
-	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline"
+programs: $(GENERATED) $(BENCH_GENERATED)
+
+generate: programs build/man ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, docs/operate/conditions.md and build/man
+
+build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
+	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \
+		--quiet "bin/beeline-lab=CGO_ENABLED=0 go build -v -trimpath -o bin/beeline-lab ./cmd/beeline-lab"
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)
 	scripts/setup --modules $(CLUSTER)
@@ -80,7 +94,7 @@ controlplane: build/controlplane ## build the Kubernetes that tests and benchmar
 
 demo: build ## show Services at work in a lab (root)
 	CGO_ENABLED=0 go build -o bin/demo ./test/demo
-	bin/demo --program bin/beeline --manifests examples
+	bin/demo --program bin/beeline --lab-program bin/beeline-lab --manifests examples
 
 check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
 	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
@@ -89,14 +103,16 @@ test: build lint controlplane ## lint, and all tests but the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
+		--go 'benchmark=$(BENCH_TEST) -timeout 60m ./...' \
 		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
-		--go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)'
+		--beside --go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)'
 
 test-full: build lint controlplane ## all tests, with the race detector where it tells something (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
+		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
 		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
 		--run 'kernels, emulated=scripts/kernels' \
@@ -105,17 +121,22 @@ test-full: build lint controlplane ## all tests, with the race detector where it
 test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
 
-lint: generate $(SUITE) ## vet, staticcheck, shellcheck, formats
-	@unformatted=$$(gofmt -l cmd internal test) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
+lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
+	@unformatted=$$(gofmt -l cmd internal test $(BENCH)) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
 	@$(SUITE) --quiet 'clang-format=$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)' \
 		--quiet 'go vet=go vet ./...' \
 		--quiet 'staticcheck=go tool staticcheck ./...' \
+		--quiet 'go vet of the benchmark=go -C $(BENCH) vet ./...' \
+		--quiet 'staticcheck of the benchmark=cd $(BENCH) && "$$(go -C $(CURDIR) tool -n staticcheck)" ./...' \
 		--quiet 'go vet of the cluster=cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES)' \
 		--quiet 'staticcheck of the cluster=cd $(CLUSTER) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)' \
+		--quiet 'includes of bpf/=scripts/includes' \
+		--quiet 'links of the documents=scripts/links' \
+		--quiet 'words of C and Go=scripts/words' \
 		--quiet 'shellcheck=shellcheck $(SCRIPTS)'
 
-bin/bench: generate
-	CGO_ENABLED=0 go build -o $@ ./test/bench
+bin/bench: programs
+	CGO_ENABLED=0 go -C $(BENCH) build -o $(CURDIR)/$@ .
 
 bench: build bin/bench controlplane ## measure, print figures with their spread, keep and draw them in build/bench (root)
 	@mkdir -p build/bench
@@ -130,8 +151,8 @@ bench-instructions: build bin/bench ## count a packet's instructions by Beeline,
 	scripts/kernels --instructions build/bench/instructions.json
 
 RESULTS ?= build/bench/results.json
-bench-docs: bin/bench ## put RESULTS of a benchmark and their charts, or those of the part endurance, into docs/benchmarks.md
-	bin/bench doc $(RESULTS) --into docs/benchmarks.md
+bench-docs: bin/bench ## put RESULTS of a benchmark and their charts, or those of the part endurance, into docs/measure/results.md
+	bin/bench doc $(RESULTS) --into docs/measure/results.md
 
 clean: ## remove what was built
-	rm -rf bin build internal/datapath/*_bpfel.* test/bench/*_bpfel.*
+	rm -rf bin build internal/datapath/*_bpfel.* test/counter/*_bpfel.* test/shared/*_bpfel.* bench/*_bpfel.*

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Bind protection: on the host, a program that takes the port of a NodePort or
- * HostPort would wait for connections that never come. bind(2) tells it at once.
+/* Bind protection: a program on the host that binds the port of a NodePort or HostPort would wait
+ * for connections that never come, so bind(2) refuses it.
  *
  *   bind4, bind6             a port that the program names
  *   post_bind4, post_bind6   a port that the kernel has chosen
  *
- * The kernel calls neither for SCTP, which has a bind() of its own, nor for a
- * listen() without bind().
- */
+ * The kernel calls neither of them for SCTP, which has its own bind(), nor for listen() without
+ * bind(). */
 #include <linux/bpf.h>
 #include <linux/errno.h>
 #include <linux/in.h>
@@ -15,8 +14,9 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lib/frontend.h"
-#include "lib/tables.h"
+#include "lb/frontend.h"
+#include "lb/maps.h"
+#include "sock/reserved_port.h"
 
 enum { BIND_REFUSE = 0, BIND_PROCEED = 1 };
 
@@ -26,37 +26,6 @@ struct sock_common {
 	unsigned char skc_reuseport : 1;
 	unsigned char skc_ipv6only : 1;
 } __attribute__((preserve_access_index));
-
-static __always_inline int port_reserved(__be16 port, __u8 protocol, __u8 ip_version)
-{
-	struct reserved_port_key key = {
-		.port = port, .protocol = protocol, .ip_version = ip_version};
-
-	return bpf_map_lookup_elem(&reserved_ports, &key) != 0;
-}
-
-/* Whether this node serves the address and port as a NodePort or HostPort. */
-static __always_inline int address_served(const struct destination *d, __u8 protocol)
-{
-	struct frontend *frontend = frontend_of(d, protocol);
-
-	return frontend &&
-	       (frontend->kind == FRONTEND_NODE_PORT || frontend->kind == FRONTEND_HOST_PORT);
-}
-
-/* Whether a bind to an address would take a port that is served. The wildcard
- * address takes it on every address. */
-static __always_inline int bind_takes(const struct destination *d, __u8 protocol, int ipv6_only)
-{
-	if (address_is_v4(&d->address)) {
-		if (!port_reserved(d->port, protocol, 4))
-			return 0;
-	} else if (!port_reserved(d->port, protocol, 6) &&
-		   (ipv6_only || !port_reserved(d->port, protocol, 4))) {
-		return 0;
-	}
-	return address_is_unspecified(&d->address) || address_served(d, protocol);
-}
 
 static __always_inline int bind_refused(void)
 {
@@ -79,29 +48,29 @@ static __always_inline int is_ipv6_only(struct bpf_sock *sk, __u32 protocol)
 static __always_inline int bind_hook(struct bpf_sock_addr *ctx, const struct destination *d,
 				     int ipv6_only)
 {
-	struct unnamed_port *unnamed;
+	struct bind_pending *bound;
 
 	if (bpf_get_netns_cookie(ctx) != host_netns_cookie)
 		return BIND_PROCEED;
-	unnamed = bpf_sk_storage_get(&unnamed_ports, ctx->sk, 0,
-				     d->port ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
-	if (unnamed) {
-		unnamed->pending = !d->port; /* else: of an earlier bind() that failed */
-		unnamed->ipv6_only = ipv6_only;
+	bound = bpf_sk_storage_get(&bind_pending, ctx->sk, 0,
+				   d->port ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
+	if (bound) {
+		bound->pending = !d->port; /* otherwise left by an earlier bind() that failed */
+		bound->ipv6_only = ipv6_only;
 	}
 	return d->port && bind_takes(d, ctx->protocol, ipv6_only) ? bind_refused() : BIND_PROCEED;
 }
 
-/* A named port has been judged before. Not called for a port that connect() or
- * a datagram takes: nobody waits for connections there. */
+/* A named port was checked by the bind hook. The kernel does not call this for ports assigned by
+ * connect() or by sending: no one waits for connections there. */
 static __always_inline int post_bind_hook(struct bpf_sock *sk, const struct destination *d)
 {
-	struct unnamed_port *unnamed = bpf_sk_storage_get(&unnamed_ports, sk, 0, 0);
+	struct bind_pending *bound = bpf_sk_storage_get(&bind_pending, sk, 0, 0);
 
-	if (!unnamed || !unnamed->pending)
+	if (!bound || !bound->pending)
 		return BIND_PROCEED;
-	unnamed->pending = 0;
-	return bind_takes(d, sk->protocol, unnamed->ipv6_only) ? bind_refused() : BIND_PROCEED;
+	bound->pending = 0;
+	return bind_takes(d, sk->protocol, bound->ipv6_only) ? bind_refused() : BIND_PROCEED;
 }
 
 SEC("cgroup/bind4")

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The edge, entered from XDP: before the kernel has made anything of a packet. */
+/* The edge at XDP, before the kernel allocates an skb. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lib/packet_xdp.h"
-#include "lib/edge.h"
+#include "packet/ctx_xdp.h"
+#include "edge/ingress.h"
+#include "migrate/maps.h"
 
 SEC("xdp.frags")
 int beeline_edge_xdp(struct xdp_md *ctx)
 {
+	/* tc handles all packets, by the programs of the agent before if need be. */
+	if (migration_phase() != MIGRATION_DONE)
+		return XDP_PASS;
 	return edge_ingress(ctx);
 }
 

@@ -1,31 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The socket shortcut: a Service address becomes a backend's when a program
- * connects, or sends a datagram, and no packet is ever translated.
+/* The socket shortcut: when a program connects to a Service or sends a datagram to it, the
+ * Service's address is replaced by a backend's, and no packet needs translation.
  *
- *   connect4, connect6           look up, decide, choose, rewrite: TCP, UDP
- *   sendmsg4, sendmsg6           the same for each datagram of an unconnected
- *                                socket: a socket's datagrams to one Service
- *                                have one backend as long as that serves
- *   recvmsg4, recvmsg6           answer the address that was asked for
+ *   connect4, connect6           look up, decide, select, rewrite: TCP, UDP
+ *   sendmsg4, sendmsg6           the same for each datagram of an unconnected socket: its
+ *                                datagrams to one Service go to one backend while that serves
+ *   recvmsg4, recvmsg6           restore the Service's address
  *   getpeername4, getpeername6   likewise
  *
- * An AF_INET6 socket that asks for ::ffff:a.b.c.d comes through connect6,
- * sendmsg4 and recvmsg6, and needs no care of its own: tables and records hold
- * IPv4 in that form.
+ * An AF_INET6 socket with a destination ::ffff:a.b.c.d passes connect6, sendmsg4 and recvmsg6
+ * and needs no special handling: tables and records hold IPv4 addresses in this form.
  *
- * Errors are those that connect(2) and sendto(2) document, since the kernel's
- * own clients (NFS, CIFS) come through here too. SCTP and UDP-Lite are left
- * alone: of SCTP the packets are served (lib/edge.h).
- */
+ * Errors are those that connect(2) and sendto(2) document, because clients in the kernel (NFS,
+ * CIFS) pass these hooks, too. SCTP and UDP-Lite are passed; SCTP is served at the edge
+ * (edge/ingress.h). */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lib/address.h"
-#include "lib/connect.h"
-#include "lib/datagram.h"
-#include "lib/types.h"
+#include "lb/address.h"
+#include "sock/connect.h"
+#include "sock/udp.h"
+#include "lb/types.h"
 
-/* For the agent's types: nothing here has it as a type. */
+/* Keeps the type in the BTF for the agent: no variable has it. */
 const enum frontend_flag *unused_frontend_flag __attribute__((unused));
 const enum socket_mark *unused_socket_mark __attribute__((unused));
 const enum dsr *unused_dsr __attribute__((unused));
@@ -97,7 +94,7 @@ int beeline_sendmsg4(struct bpf_sock_addr *ctx)
 	struct destination d;
 
 	destination_read4(ctx, &d);
-	address_from_v4(&source, ctx->msg_src_ip4); /* of IP_PKTINFO, if there is one */
+	address_from_v4(&source, ctx->msg_src_ip4); /* of IP_PKTINFO, if set */
 	return sendmsg_hook(ctx, &d, &source, destination_write4);
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Runs several XDP programs at one device, one after the other, by the protocol of
- * libxdp, version 2 (lib/libxdp/protocol.org of xdp-tools): its tools find the programs
- * in here, and bring or take others. Names, numbers and layout are the protocol's. */
+/* Runs several XDP programs on one device in sequence, by version 2 of libxdp's protocol
+ * (lib/libxdp/protocol.org of xdp-tools): its tools find, add and remove programs here. Names,
+ * numbers and layout are the protocol's. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #define VERSION	     2
 #define SLOTS	     10
-#define NOT_REPLACED 31 /* what a slot returns whose program has been detached */
+#define NOT_REPLACED 31 /* returned by a slot whose program was detached */
 
 /* Set by the loader. */
 const volatile struct xdp_dispatcher_config {
@@ -15,14 +15,15 @@ const volatile struct xdp_dispatcher_config {
 	__u8 dispatcher_version;
 	__u8 num_progs_enabled;
 	__u8 is_xdp_frags;
-	__u32 chain_call_actions[SLOTS]; /* bits: after which actions the next one runs */
+	__u32 chain_call_actions[SLOTS]; /* bit mask of the actions after which the next program
+					    runs */
 	__u32 run_prios[SLOTS];
 	__u32 program_flags[SLOTS];
 } conf = {};
 
-/* A function that a program replaces. It runs only in the moment in which its program
- * goes. The call, which changes nothing, has the verifier take it for one that moves the
- * packet's ends: only such may be replaced by programs that do (since Linux 6.13). */
+/* A function that a program replaces. Its own body runs only while the program is being detached.
+ * The call changes nothing, but makes the verifier treat the function as one that changes packet
+ * bounds: only such a function can be replaced by programs that do (since Linux 6.13). */
 #define SLOT(n)                                                   \
 	__attribute__((noinline)) int prog##n(struct xdp_md *ctx) \
 	{                                                         \
@@ -45,7 +46,7 @@ SLOT(7)
 SLOT(8)
 SLOT(9)
 
-/* The verifier leaves out what is behind the last program. */
+/* The verifier removes the calls after the last program. */
 #define RUN(n)                                                             \
 	do {                                                               \
 		__u32 action;                                              \
@@ -73,7 +74,7 @@ int xdp_dispatcher(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* Older versions of libxdp read the version out of the program's types. */
+/* Older versions of libxdp read the version from the BTF. */
 __uint(dispatcher_version, VERSION) SEC("xdp_metadata");
 
 char _license[] SEC("license") = "Dual BSD/GPL";

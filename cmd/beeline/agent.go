@@ -23,10 +23,10 @@ func newAgentCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "agent [--kubeconfig FILE | --manifests PATH]",
 		Short: "Run the agent of this node",
-		Long: `Runs the agent of this node in the foreground: reads Services from the API
-server or from manifests, follows their changes, and attaches the datapath.
-Stopping it leaves everything attached and serving; "beeline cleanup" takes it
-away.`,
+		Long: `Runs the agent of this node in the foreground. It reads Services from the API
+server or from manifests, watches them for changes, and attaches the datapath.
+Stopping it leaves everything attached and serving; "beeline cleanup" removes
+it.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := config.Complete(cmd.Flags()); err != nil {
@@ -48,7 +48,7 @@ func newLogger(config agent.Config) *slog.Logger {
 		level = slog.LevelInfo
 	}
 	options := &slog.HandlerOptions{Level: level}
-	out := printable.NewWriter(os.Stderr) // the handlers let one goroutine write at a time
+	out := printable.NewWriter(os.Stderr) // the handlers serialize writes
 	if config.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(out, options))
 	}
@@ -56,41 +56,41 @@ func newLogger(config agent.Config) *slog.Logger {
 }
 
 func newCleanupCommand() *cobra.Command {
-	var bpffs, socket string
+	var pins, socket string
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Detach everything and leave the node as it was found",
-		Long: `Detaches all programs and removes all tables, pins and mounts that an agent made.
-Refused while an agent is running. Services are not translated any more
-afterwards; connections that were made through them live on.`,
+		Short: "Detach everything and restore the node",
+		Long: `Detaches all programs and removes all tables, pins and mounts that an agent created.
+Refused while an agent is running. Services are no longer translated
+afterwards; established connections continue.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !filepath.IsAbs(bpffs) {
-				return exitError{exitUsage, fmt.Errorf("--bpffs %q: not an absolute path", bpffs)}
+			if !filepath.IsAbs(pins) {
+				return exitError{exitUsage, fmt.Errorf("--pins %q: not an absolute path", pins)}
 			}
-			return cleanup(cmd.OutOrStdout(), bpffs, socket)
+			return cleanup(cmd.OutOrStdout(), pins, socket)
 		},
 	}
-	cmd.Flags().StringVar(&bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
-	cmd.Flags().StringVar(&socket, "socket", agent.DefaultSocket, "unix socket that a killed agent may have left")
+	cmd.Flags().StringVar(&pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
+	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket that a killed agent may have left behind")
 	return cmd
 }
 
-// cleanup says what it has found: one who names a wrong place is told the right ones.
-func cleanup(out io.Writer, bpffs, socket string) error {
+// cleanup reports what it removed. If nothing was pinned there, it names the directories that do
+// hold Beeline's objects.
+func cleanup(out io.Writer, pins, socket string) error {
 	if err := checkCapabilities(); err != nil {
 		return err
 	}
-	found := datapath.HasPins(bpffs)
-	if err := datapath.Cleanup(bpffs); err != nil {
+	found := datapath.HasPins(pins)
+	if err := agent.Cleanup(pins, socket, agent.Components()); err != nil {
 		return err
 	}
-	agent.RemoveSocket(socket)
-	text := fmt.Sprintf("nothing of Beeline is left under %s", bpffs)
-	if others := datapath.Places(); !found && len(others) > 0 {
-		text = fmt.Sprintf("nothing of Beeline was under %s, so nothing has been detached; it is under %s: name the one that is meant with --bpffs", bpffs, strings.Join(others, ", "))
+	text := fmt.Sprintf("nothing of Beeline is left under %s", pins)
+	if others := datapath.AgentDirectories(); !found && len(others) > 0 {
+		text = fmt.Sprintf("nothing of Beeline was under %s, so nothing has been detached; it is under %s: select it with --pins", pins, strings.Join(others, ", "))
 	} else if !found {
-		text = fmt.Sprintf("nothing of Beeline was under %s, nor is it on another BPF file system that is mounted here", bpffs)
+		text = fmt.Sprintf("nothing of Beeline was under %s, nor on any other BPF file system mounted here", pins)
 	}
 	_, err := fmt.Fprintln(out, text)
 	return err

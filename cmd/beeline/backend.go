@@ -3,77 +3,93 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/printable"
 )
 
 func newBackendCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "backend", Short: "Show backends as the tables have them", Aliases: []string{"backends"},
+		Use: "backend", Short: "Show backends as programmed in the tables", Aliases: []string{"backends"},
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var l lookup
 	list := &cobra.Command{
-		Use: "list", Short: "List all backends and the Services that lead to them",
+		Use: "list", Short: "List all backends and the Services that use them",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, err := l.read(cmd.Context(), agent.BackendsPath, observe.Scope{Outline: true, Owners: true})
-			if err != nil {
-				return err
-			}
-			all := backendList(tables)
-			return write(cmd.OutOrStdout(), l.output, all, func(w io.Writer) { backendTable(w, all) })
+			return l.show(cmd, func() (any, func(io.Writer), error) {
+				tables, err := l.read(cmd.Context(), agent.BackendsPath, inspect.Scope{Outline: true, Owners: true})
+				if err != nil {
+					return nil, nil, err
+				}
+				all := backendList(tables)
+				if l.namespace != "" {
+					all = slices.DeleteFunc(all, func(b listedBackend) bool { return !slices.ContainsFunc(b.Services, l.of) })
+				}
+				l.nothing(cmd, len(all), "backends")
+				return all, func(w io.Writer) { backendTable(w, all, &l.view) }, nil
+			})
 		},
 	}
-	l.addFlags(list)
+	l.addSourceFlags(list)
+	l.addListFlags(list)
 	cmd.AddCommand(list)
 	return cmd
 }
 
-// listedBackend is one of the tables, or one that leaves and has no number there.
+// listedBackend is a backend in the tables, or a draining one, which has no ID there.
 type listedBackend struct {
-	observe.Backend
-	Leaving *observe.Leaving `json:"leaving,omitempty"`
+	inspect.Backend
+	Draining *inspect.Draining `json:"draining,omitempty"`
 }
 
-func backendList(tables *observe.Tables) []listedBackend {
-	all := make([]listedBackend, 0, len(tables.Backends)+len(tables.Leaving))
+func backendList(tables *inspect.Tables) []listedBackend {
+	all := make([]listedBackend, 0, len(tables.Backends)+len(tables.Draining))
 	for _, b := range tables.Backends {
 		all = append(all, listedBackend{Backend: b})
 	}
-	for _, b := range tables.Leaving {
-		all = append(all, listedBackend{observe.Backend{Address: b.Address.String(), Protocol: b.Protocol, Services: []string{}}, &b})
+	for _, b := range tables.Draining {
+		all = append(all, listedBackend{inspect.Backend{Address: b.Address.String(), Protocol: b.Protocol, Services: []string{}}, &b})
 	}
 	return all
 }
 
-func backendTable(w io.Writer, backends []listedBackend) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tADDRESS\tPROTOCOL\tON THIS NODE\tSERVICES")
+// backendTable prints backends. With -o wide it adds the node of backends that get encapsulated
+// packets, and the connections left on draining backends.
+func backendTable(w io.Writer, backends []listedBackend, v *view) {
+	columns := []string{"ID", "ADDRESS", "PROTOCOL", "ON THIS NODE", "SERVICES"}
+	wide := v.output == "wide"
+	if wide {
+		columns = append(columns, "NODE", "CONNECTIONS LEFT")
+	}
+	t := newTable(w, !v.noHeaders, columns...)
 	for _, b := range backends {
-		if b.Leaving != nil {
-			fmt.Fprintf(t, "-\t%s\t%s\t-\t%s\n", b.Address, b.Protocol, b.Leaving)
-			continue
+		row := []string{fmt.Sprint(b.ID), b.Address, b.Protocol.String(), map[bool]string{true: "yes", false: "no"}[b.Local], strings.Join(b.Services, ", ")}
+		connections := "-"
+		if b.Draining != nil {
+			row = []string{"-", b.Address, b.Protocol.String(), "-", printable.Line(b.Draining.String())}
+			connections = fmt.Sprint(b.Draining.Connections)
 		}
-		local := "no"
-		if b.Local {
-			local = "yes"
+		if wide {
+			row = append(row, cmp.Or(b.Node, "-"), connections)
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\n", b.ID, b.Address, b.Protocol, local, strings.Join(b.Services, ", "))
+		t.row(row)
 	}
 	t.Flush()
 }
 
-// onThisNode says whether a backend is; and on which else, if that matters.
-func onThisNode(b observe.Member) string {
+// onThisNode says whether a backend is on this node, or on which other node if that matters.
+func onThisNode(b inspect.Member) string {
 	switch {
 	case b.Local:
 		return ", on this node"

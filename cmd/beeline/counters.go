@@ -3,31 +3,34 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"text/tabwriter"
+	"slices"
+	"time"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
 )
 
-// countedTables are the tables with what the edge counts for each Service, unless
-// nobody is to see that.
-func (l *lookup) countedTables(ctx context.Context) (*observe.Tables, error) {
+// countedTables returns the tables, with the edge's counters of each Service if the output format
+// shows them.
+func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	if l.output == "table" {
 		return l.tables(ctx)
 	}
-	if !l.fromMaps {
-		var tables observe.Tables
+	if !l.fromPins {
+		var tables inspect.Tables
 		return &tables, l.ask(ctx, agent.CountedTablesPath, &tables)
 	}
 	tables, err := l.tables(ctx)
 	if err != nil {
 		return nil, err
 	}
-	raw, err := datapath.OpenTables(l.bpffs)
+	raw, err := datapath.OpenTables(l.pins)
 	if err != nil {
 		return nil, err
 	}
@@ -35,23 +38,25 @@ func (l *lookup) countedTables(ctx context.Context) (*observe.Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tables, tables.AddCounters(l.bpffs, names)
+	return tables, tables.AddCounters(l.pins, names)
 }
 
-// counterTable prints what the edge has counted.
-func counterTable(w io.Writer, tables *observe.Tables) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tPORT\tPROTOCOL\tNEW FLOWS\tREFUSED\tDROPPED\tSENT BY CLIENTS\tSENT TO CLIENTS")
-	for i := range tables.Services {
-		s := &tables.Services[i]
-		for _, c := range s.Counters {
-			port := c.Port
-			if port == "" {
-				port = "-"
-			}
-			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%d\t%d\t%d\t%d (%d bytes)\t%d (%d bytes)\n", s.Namespace, s.Name, port, c.Protocol,
-				c.Flows, c.Refused, c.Dropped, c.Sent.Packets, c.Sent.Bytes, c.Received.Packets, c.Received.Bytes)
-		}
+// wideCells returns the cells that -o wide adds for a frontend. Counters are per port: they are
+// shown only at the first frontend of each port; counted holds the ports already shown.
+func wideCells(s *inspect.Service, f inspect.Frontend, counted map[string]bool) []string {
+	affinity := "-"
+	if f.AffinitySeconds > 0 {
+		affinity = (time.Duration(f.AffinitySeconds) * time.Second).String()
 	}
-	t.Flush()
+	cells := []string{cmp.Or(f.Port, "-"), cmp.Or(string(s.Algorithm), "-"), affinity, cmp.Or(string(f.DSR), "-")}
+	port := f.Port + "/" + f.Protocol.String()
+	i := slices.IndexFunc(s.Counters, func(c inspect.PortCounters) bool { return c.Port == f.Port && c.Protocol == f.Protocol })
+	if i < 0 || counted[port] || f.Kind == service.ClusterIPOther || f.Kind == service.Echo {
+		return append(cells, "-", "-", "-", "-", "-")
+	}
+	counted[port] = true
+	c := s.Counters[i]
+	return append(cells, fmt.Sprint(c.Flows), fmt.Sprint(c.Refused), fmt.Sprint(c.Dropped), trafficText(c.Sent), trafficText(c.Received))
 }
+
+func trafficText(t conntrack.Traffic) string { return fmt.Sprintf("%d (%d bytes)", t.Packets, t.Bytes) }

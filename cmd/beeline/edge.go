@@ -12,16 +12,16 @@ import (
 	"text/tabwriter"
 
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
-// statusEdge says how clients outside of the cluster are served.
-func statusEdge(w io.Writer, s *observe.Status) {
+// statusEdge prints how clients outside the cluster are served.
+func statusEdge(w io.Writer, s *inspect.Status) {
 	e := s.Edge
 	if e == nil {
 		return
 	}
-	fmt.Fprintln(w, "\nDevices, and who is behind them:")
+	fmt.Fprintln(w, "\nDevices, and what they lead to:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, d := range e.Devices {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", d.Name, d.Mode, cmp.Or(d.Role, "-"), d.Why)
@@ -37,9 +37,9 @@ func statusEdge(w io.Writer, s *observe.Status) {
 	for _, d := range e.DSR {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "Flows: %d records of %d (--max-flows), %d of %d half open", e.Flows.Records, e.Flows.Limit, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
+	fmt.Fprintf(w, "Flows: %d conntrack entries of %d (--max-flows), %d of %d half open", e.Flows.Entries, e.Flows.Limit, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
 	if s.Answered {
-		fmt.Fprintf(w, "; last sweep %s; %d flows over, %d ended whose backend had left", ago(e.Flows.LastSweep), e.Flows.Expired, e.Flows.Ended)
+		fmt.Fprintf(w, "; last GC pass %s; %d flows expired, %d ended because their backend was removed", ago(e.Flows.LastGC), e.Flows.Expired, e.Flows.Ended)
 	}
 	fmt.Fprintln(w)
 	if e.Counters != nil {
@@ -47,7 +47,7 @@ func statusEdge(w io.Writer, s *observe.Status) {
 	}
 }
 
-// edgeCounters names what has been counted, in the order of names.
+// edgeCounters lists the nonzero counters, sorted by name.
 func edgeCounters(counters map[string]uint64) string {
 	var words []string
 	for _, name := range slices.Sorted(maps.Keys(counters)) {

@@ -6,73 +6,107 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/explain"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 )
 
 func newExplainCommand() *cobra.Command {
-	var bpffs, device, output string
-	var socket bool
 	cmd := &cobra.Command{
-		Use:   "explain SOURCE[:PORT] DESTINATION:PORT[/tcp|/udp|/sctp] or DESTINATION/icmp",
-		Short: "Say what becomes of a client's packet, and why",
-		Long: `Says what becomes of a packet that a client outside of the cluster sends: which
-program meets it, which Service's address it has, what decides, which backend it
-reaches and how it is changed on the way. The programs themselves are run on such
-a packet; nothing is sent, stored or counted. With --socket it says what connect()
-meets of a process on this node, or of a pod here whose address SOURCE is.`,
-		Example: `  beeline explain 198.51.100.7 192.0.2.1:30080
-  beeline explain '[2001:db8::7]:40000' '[2001:db8:1::1]:53/udp' --device eth0
-  beeline explain --socket 10.10.1.11 10.96.0.1:443`,
+		Use: "explain", Short: "Explain what happens to a client's packet or connect(), and why",
 		Args: func(cmd *cobra.Command, args []string) error {
-			path := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "/") || strings.HasPrefix(a, "./") })
-			if socket && path >= 0 {
-				return exitError{exitUsage, fmt.Errorf("%s: --socket is a switch here and takes no path: it asks for the connect() of a process; explain reads the tables under --bpffs and needs no agent", args[path])}
+			if len(args) > 0 && (strings.ContainsAny(args[0], ".:")) {
+				return exitError{exitUsage, fmt.Errorf("%s: use `beeline explain packet` for packets from the network, or `beeline explain connect` for sockets of this node and its pods", args[0])}
 			}
-			return usage(cobra.ExactArgs(2))(cmd, args)
+			return knownCommand(cmd, args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			question, err := observe.ParseQuestion(args[0], args[1])
-			if err != nil {
-				return exitError{exitUsage, err}
-			}
-			question.Device, question.Socket = device, socket
-			answer, err := observe.Explain(bpffs, question)
-			if wrong := (*observe.QuestionError)(nil); errors.As(err, &wrong) {
-				return exitError{exitUsage, err}
-			}
-			if err != nil {
-				return err
-			}
-			return write(cmd.OutOrStdout(), output, answer, func(w io.Writer) { explanation(w, answer) })
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.Flags().StringVar(&bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
-	cmd.Flags().StringVar(&device, "device", "", "device that the packet comes in by (default: the one that leads to SOURCE)")
-	cmd.Flags().BoolVar(&socket, "socket", false, "what a connect() meets, of this node or of a pod on it")
-	addOutputFlag(cmd, &output)
+	cmd.AddCommand(newExplainPacketCommand(), newExplainConnectCommand())
 	return cmd
 }
 
-// explanation prints an answer for people: first what becomes of it, then why.
-func explanation(w io.Writer, a *observe.Answer) {
+func newExplainPacketCommand() *cobra.Command {
+	var e explainCommand
+	cmd := &cobra.Command{
+		Use:   "packet SOURCE[:PORT] DESTINATION:PORT[/tcp|/udp|/sctp] or DESTINATION/icmp",
+		Short: "Explain what happens to a packet from a client outside the cluster",
+		Long: `Explains what happens to a packet from a client outside the cluster: which
+program receives it, which Service its address belongs to, which rule decides, which
+backend it reaches and how it is rewritten. The attached programs are test-run on such
+a packet; nothing is sent, stored or counted.`,
+		Example: `  beeline explain packet 198.51.100.7 192.0.2.1:30080
+  beeline explain packet '[2001:db8::7]:40000' '[2001:db8:1::1]:53/udp' --device eth0`,
+		Args: usage(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd, args) },
+	}
+	cmd.Flags().StringVar(&e.device, "device", "", "device that receives the packet (default: the device of the route to SOURCE)")
+	e.addFlags(cmd)
+	return cmd
+}
+
+func newExplainConnectCommand() *cobra.Command {
+	e := explainCommand{connect: true}
+	cmd := &cobra.Command{
+		Use:   "connect SOURCE[:PORT] DESTINATION:PORT[/tcp|/udp|/sctp]",
+		Short: "Explain what happens to connect() in a process on this node or in one of its pods",
+		Long: `Explains what happens to connect() in a process on this node, or in the local pod with
+the address SOURCE: which Service it addresses, and which backends the socket may get.`,
+		Example: `  beeline explain connect 10.10.1.11 10.96.0.1:443`,
+		Args:    usage(cobra.ExactArgs(2)),
+		RunE:    func(cmd *cobra.Command, args []string) error { return e.run(cmd, args) },
+	}
+	e.addFlags(cmd)
+	return cmd
+}
+
+// explainCommand explains a packet or connect() with the pinned programs and tables.
+type explainCommand struct {
+	pins, device string
+	connect      bool
+	view
+}
+
+func (e *explainCommand) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&e.pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
+	e.view.addFlags(cmd)
+}
+
+func (e *explainCommand) run(cmd *cobra.Command, args []string) error {
+	question, err := explain.ParseQuestion(args[0], args[1])
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	question.Device, question.Socket = e.device, e.connect
+	answer, err := explain.Explain(e.pins, question)
+	if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
+		return exitError{exitUsage, err}
+	}
+	if err != nil {
+		return err
+	}
+	return write(cmd.OutOrStdout(), e.output, answer, func(w io.Writer) { explanation(w, answer) })
+}
+
+// explanation prints an answer as text: first what happens, then why.
+func explanation(w io.Writer, a *explain.Answer) {
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s  %s\n", name, fmt.Sprintf(format, args...))
 	}
-	line("asked", "%s", a.Asks)
-	line("verdict", "%s: %s", a.Verdict, a.Why)
+	line("original", "%s", a.Original)
+	why := strings.TrimPrefix(strings.TrimPrefix(a.Why, "dropped: "), "rejected: ") // the verdict already says that
+	line("verdict", "%s: %s", a.Verdict, why)
 	entry := a.Entry
 	if a.Device != "" {
 		entry += " at " + a.Device
 	}
-	line("met by", "%s", entry)
-	for _, b := range a.Before {
+	line("handled by", "%s", entry)
+	for _, b := range a.EarlierPrograms {
 		line("", "before that %s", b)
 	}
 	if f := a.Frontend; f != nil {
@@ -89,42 +123,45 @@ func explanation(w io.Writer, a *observe.Answer) {
 		line("Service", "%s", a.Service)
 	}
 	if a.Flow != "" {
-		line("flow", "%s: it keeps its backend", a.Flow)
+		line("flow", "%s: the flow keeps its backend", a.Flow)
 	}
 	if a.Frontend != nil && a.Class != "" || a.Entry == "connect" {
 		line("client", "from %s", a.Class)
 	}
 	if len(a.Rules) > 0 {
-		line("rules", "%s (docs/semantics.md)", strings.Join(a.Rules, ", "))
+		line("rules", "%s (docs/operate/semantics.md)", strings.Join(a.Rules, ", "))
 	}
 	members(w, line, a)
-	if a.Becomes != nil {
-		line("becomes", "%s", a.Becomes)
+	if a.Rewritten != nil {
+		line("rewritten", "%s", a.Rewritten)
 	}
 	if a.Encapsulated != nil {
-		line("on the way", "encapsulated: %s; the backend answers the client itself (DSR)", a.Encapsulated)
+		line("forwarded", "encapsulated: %s; the backend answers the client directly (DSR)", a.Encapsulated)
 	}
 	if o := a.Out; o != nil {
-		mac := "not known yet"
+		mac := "not resolved yet"
 		if o.MAC != "" {
 			mac = o.MAC
 		}
 		line("leaves by", "%s to %s (%s)", o.Device, o.NextHop, mac)
 	} else if a.Backend != nil && a.Backend.Local && a.Entry != "connect" {
-		line("leaves by", "the node's own stack")
+		line("leaves by", "the node's network stack")
+	}
+	if f := a.Frontend; f != nil && f.Kind != service.ClusterIPOther && a.Verdict == service.Reject.String() {
+		line("note", "`beeline service show %s` shows why it has no endpoint for this client", a.Service)
 	}
 	for _, n := range a.Notes {
 		line("note", "%s", n)
 	}
 }
 
-// members prints the set of which a backend is chosen.
-func members(w io.Writer, line func(name, format string, args ...any), a *observe.Answer) {
+// members prints the backend set from which a backend is chosen.
+func members(w io.Writer, line func(name, format string, args ...any), a *explain.Answer) {
 	slots := 0
 	for _, m := range a.Backends {
 		slots += m.Slots
 	}
-	how := map[string]string{"kept": ", by session affinity", "new": ", to be kept by session affinity"}[a.Affinity]
+	how := map[string]string{"kept": ", by session affinity", "new": ", which session affinity will then keep"}[a.Affinity]
 	name := "backends"
 	for _, m := range a.Backends {
 		chosen := ""
@@ -136,7 +173,7 @@ func members(w io.Writer, line func(name, format string, args ...any), a *observ
 	}
 	switch {
 	case a.Backend == nil && len(a.Backends) > 0 && a.Verdict == service.Balance.String():
-		line("", "one of these by chance, by their shares%s", how)
+		line("", "one of these at random, weighted by share%s", how)
 	case a.Backend != nil && len(a.Backends) == 0:
 		line("backend", "%s%s", a.Backend.Address, onThisNode(*a.Backend))
 	}

@@ -9,27 +9,26 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
-// flowSource is where the commands that look at flows find them: in the pinned
-// tables, with an agent or without.
-type flowSource struct{ bpffs, service, backend string }
+// flowSource selects flows in the pinned tables. It needs no agent.
+type flowSource struct{ pins, service, backend string }
 
 func (s *flowSource) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins")
-	cmd.Flags().StringVar(&s.service, "service", "", "only those of this Service, as namespace/name")
-	cmd.Flags().StringVar(&s.backend, "backend", "", "only those that go to this backend: an address, or address:port")
+	cmd.Flags().StringVar(&s.pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
+	cmd.Flags().StringVar(&s.service, "service", "", "only flows of this Service, as namespace/name")
+	cmd.Flags().StringVar(&s.backend, "backend", "", "only flows to this backend: an address, or address:port")
 }
 
-// ofBackend says of an address and port whether it is that of --backend; nil: there is no such flag.
+// ofBackend returns a filter for the backend of --backend, or nil without that flag.
 func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
 	if s.backend == "" {
 		return nil, nil
@@ -39,30 +38,30 @@ func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
 	}
 	end, err := netip.ParseAddrPort(s.backend)
 	if err != nil {
-		return nil, exitError{exitUsage, fmt.Errorf("--backend %q: give an address, or address:port as 10.0.0.1:8080 or [fd00::1]:8080", s.backend)}
+		return nil, exitError{exitUsage, fmt.Errorf("--backend %q: not an address or address:port such as 10.0.0.1:8080 or [fd00::1]:8080", s.backend)}
 	}
 	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
 }
 
-// open returns the flows and the names of services. A Service that is not in the
-// tables is a wrong argument.
-func (s *flowSource) open() (*datapath.Flows, map[uint32]datapath.ServiceName, error) {
+// open returns the flows and the names of services. A Service that is not in the tables is a usage
+// error.
+func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName, error) {
 	if s.service != "" && strings.Count(s.service, "/") != 1 {
-		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: give namespace/name", s.service)}
+		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: not of the form namespace/name", s.service)}
 	}
-	flows, err := datapath.OpenFlows(s.bpffs)
+	flows, err := conntrack.Open(s.pins)
 	if err != nil {
 		return nil, nil, err
 	}
-	tables, err := datapath.OpenTables(s.bpffs)
+	tables, err := datapath.OpenTables(s.pins)
 	if err != nil {
 		return nil, nil, err
 	}
 	names, err := tables.Services.All()
 	if err == nil && s.service != "" {
-		err = observe.KnownService(names, s.service)
+		err = inspect.KnownService(names, s.service)
 	}
-	if wrong := (*observe.QuestionError)(nil); errors.As(err, &wrong) {
+	if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
 		err = exitError{exitUsage, err}
 	}
 	return flows, names, err
@@ -70,7 +69,7 @@ func (s *flowSource) open() (*datapath.Flows, map[uint32]datapath.ServiceName, e
 
 func newFlowCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "flow", Short: "Show or end the flows of clients outside of the cluster", Aliases: []string{"flows"},
+		Use: "flow", Short: "Show or flush the flows of clients outside the cluster", Aliases: []string{"flows"},
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -80,36 +79,37 @@ func newFlowCommand() *cobra.Command {
 
 func newFlowListCommand() *cobra.Command {
 	var s flowSource
-	var output string
+	var v view
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the flows with their backends",
-		Long: `Lists the flows of clients outside of the cluster, from the pinned tables: who
-asks what, which backend has it, and what that sees in place of the client.`,
+		Long: `Lists the flows of clients outside the cluster, from the pinned tables: the client,
+the Service's address, the backend, and the source address that the backend sees.
+-o wide adds packet and byte counts.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			backend, err := s.ofBackend()
 			if err != nil {
 				return err
 			}
-			flows, names, err := s.open()
-			if err != nil {
-				return err
-			}
-			all, err := observe.ReadFlows(flows, names)
-			if err != nil {
-				return err
-			}
-			if s.service != "" {
-				all = slices.DeleteFunc(all, func(f observe.Flow) bool { return f.Service != s.service })
-			}
-			if backend != nil {
-				all = slices.DeleteFunc(all, func(f observe.Flow) bool { return !backend(f.Backend) })
-			}
-			return write(cmd.OutOrStdout(), output, all, func(w io.Writer) { flowTable(w, all) })
+			return v.show(cmd, func() (any, func(io.Writer), error) {
+				flows, names, err := s.open()
+				if err != nil {
+					return nil, nil, err
+				}
+				all, err := conntrack.List(flows, inspect.PortNames(names))
+				if err != nil {
+					return nil, nil, err
+				}
+				all = slices.DeleteFunc(all, func(f conntrack.Flow) bool {
+					return s.service != "" && f.Service != s.service || backend != nil && !backend(f.Backend) || !v.of(f.Service)
+				})
+				v.nothing(cmd, len(all), "flows of Services")
+				return all, func(w io.Writer) { flowTable(w, all, &v) }, nil
+			})
 		},
 	}
 	s.addFlags(cmd)
-	addOutputFlag(cmd, &output)
+	v.addListFlags(cmd)
 	return cmd
 }
 
@@ -117,22 +117,22 @@ func newFlowFlushCommand() *cobra.Command {
 	var s flowSource
 	var everything bool
 	cmd := &cobra.Command{
-		Use: "flush", Short: "Have flows forgotten",
-		Long: `Has the flows of clients outside of the cluster forgotten. What a client sends
-next is of a new flow, and may reach another backend: TCP connections break that
-the new backend does not know.
+		Use: "flush", Short: "Remove conntrack entries of flows",
+		Long: `Removes the conntrack entries of flows of clients outside the cluster. The client's next
+packet starts a new flow, and may reach another backend; a TCP connection that the new
+backend does not know breaks.
 
-Of Services by DSR whose flows need no records (docs/balancer.md) there are records
-only in slots that have changed since, and there whatever has no record goes to the
-backend from before the change. So connections that began after it break.
+Services with DSR whose flows need no conntrack entries (docs/operate/dsr.md) have entries
+only in slots that have changed since. There, a flow without an entry goes to the
+backend from before the change, so connections opened after the change break.
 "beeline status" says how many slots have changed.
 
-Which flows is said by --service or --backend, or both; --all is for all that there are.`,
+Select flows by --service, --backend or both; --all selects all flows.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			some := s.service != "" || s.backend != ""
 			if some == everything {
-				return exitError{exitUsage, errors.New("say which flows are to be forgotten: --service or --backend, or else --all, which breaks connections of all clients")}
+				return exitError{exitUsage, errors.New("give --service, --backend or both; or else --all, which breaks connections of all clients")}
 			}
 			backend, err := s.ofBackend()
 			if err != nil {
@@ -142,11 +142,11 @@ Which flows is said by --service or --backend, or both; --all is for all that th
 			if err != nil {
 				return err
 			}
-			n, err := observe.FlushFlows(flows, observe.NamedService(names, s.service), backend)
+			n, err := conntrack.Flush(flows, inspect.NamedService(names, s.service), backend)
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "forgot %d flows\n", n)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d flows\n", n)
 			return err
 		},
 	}
@@ -155,9 +155,14 @@ Which flows is said by --service or --backend, or both; --all is for all that th
 	return cmd
 }
 
-func flowTable(w io.Writer, flows []observe.Flow) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tPROTOCOL\tCLIENT\tADDRESS\tBACKEND\tSEEN AS\tSTATE\tIDLE\tSENT\tRECEIVED")
+// flowTable prints flows; with -o wide also packet and byte counts.
+func flowTable(w io.Writer, flows []conntrack.Flow, v *view) {
+	columns := []string{"SERVICE", "PROTOCOL", "CLIENT", "ADDRESS", "BACKEND", "SEEN AS", "STATE", "IDLE"}
+	wide := v.output == "wide"
+	if wide {
+		columns = append(columns, "SENT", "RECEIVED")
+	}
+	t := newTable(w, !v.noHeaders, columns...)
 	for _, f := range flows {
 		via := "client"
 		if f.Via.IsValid() {
@@ -166,8 +171,12 @@ func flowTable(w io.Writer, flows []observe.Flow) {
 		if f.DSR != "" {
 			via += " (DSR " + f.DSR + ")"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d (%d bytes)\t%d (%d bytes)\n", f.Service, f.Protocol, f.Client, f.Address, f.Backend,
-			via, f.State, time.Duration(f.IdleSeconds*float64(time.Second)), f.Sent.Packets, f.Sent.Bytes, f.Received.Packets, f.Received.Bytes)
+		row := []string{f.Service, f.Protocol.String(), f.Client.String(), f.Address.String(), f.Backend.String(), via, f.State,
+			time.Duration(f.IdleSeconds * float64(time.Second)).String()}
+		if wide {
+			row = append(row, trafficText(f.Sent), trafficText(f.Received))
+		}
+		t.row(row)
 	}
 	t.Flush()
 }

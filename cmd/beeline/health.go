@@ -7,12 +7,12 @@ import (
 	"io"
 	"text/tabwriter"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/printable"
 )
 
-// serviceHealth prints what the health check of a Service says.
-func serviceHealth(w io.Writer, h *observe.Health) {
+// serviceHealth prints the results of a Service's health check.
+func serviceHealth(w io.Writer, h *inspect.Health) {
 	if h == nil {
 		return
 	}
@@ -24,24 +24,27 @@ func serviceHealth(w io.Writer, h *observe.Health) {
 	t.Flush()
 }
 
-func endpointText(b observe.BackendHealth) string {
+func endpointText(b inspect.BackendHealth) string {
 	text := fmt.Sprintf("%s/%s", b.Address, b.Protocol)
-	if b.Asked != b.Address {
-		text += fmt.Sprintf(" (asked at port %d)", b.Asked.Port())
+	if b.Through != "" {
+		text += fmt.Sprintf(" (%s)", b.Through)
+	}
+	if b.CheckAddress != b.Address {
+		text += fmt.Sprintf(" (checked at port %d)", b.CheckAddress.Port())
 	}
 	return text
 }
 
-// statusHealth prints which backends are down.
-func statusHealth(w io.Writer, h *observe.HealthStatus) {
+// statusHealth prints the health checks' totals and the backends that are down.
+func statusHealth(w io.Writer, h *inspect.HealthStatus) {
 	if h == nil {
 		return
 	}
 	c := h.Counters
-	fmt.Fprintf(w, "\nHealth checks: %d backends at %d targets, %d down; %d probes, %d failed; %d times a target went down or came back\n",
+	fmt.Fprintf(w, "\nHealth checks: %d backends at %d targets, %d down; %d probes, %d failed; %d state changes\n",
 		h.Backends, h.Targets, len(h.Down), c.Probes, c.Failures, c.Changes)
 	if c.Late > 0 {
-		fmt.Fprintf(w, "  %d probes so far began an interval late or later, because too many others waited for their timeout\n", c.Late)
+		fmt.Fprintf(w, "  %d probes began at least an interval late, because too many others were waiting for a timeout\n", c.Late)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, b := range h.Down {

@@ -12,80 +12,82 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
-// lookup is where the commands that show something get it from: the agent, or
-// the pinned tables.
+// Flags that select an agent. They mean the same in all commands.
+const (
+	socketFlag = "agent-socket"
+	pinsFlag   = "pins"
+)
+
+// lookup reads from the agent or, with --pins, from the pinned tables.
 type lookup struct {
 	socket   string
-	bpffs    string
-	fromMaps bool
-	output   string
+	pins     string
+	fromPins bool
+	view
 }
 
+// addFlags adds the flags of commands that print one object.
 func (l *lookup) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&l.socket, "socket", agent.DefaultSocket, "unix socket of the agent")
-	cmd.Flags().StringVar(&l.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the agent's pins, for --from-maps")
-	cmd.Flags().BoolVar(&l.fromMaps, "from-maps", false, "read the pinned tables, and do not ask the agent")
-	addOutputFlag(cmd, &l.output)
-	cmd.PreRunE = l.check
+	l.addSourceFlags(cmd)
+	l.view.addFlags(cmd)
 }
 
-// check refuses a flag that would have no effect.
-func (l *lookup) check(cmd *cobra.Command, _ []string) error {
-	if l.fromMaps && cmd.Flags().Changed("socket") {
-		return exitError{exitUsage, errors.New("--socket has no effect with --from-maps: leave one of them out")}
-	}
-	if !l.fromMaps && cmd.Flags().Changed("bpffs") {
-		return exitError{exitUsage, errors.New("--bpffs has an effect only with --from-maps: add that, or name the agent's --socket")}
-	}
-	return nil
+func (l *lookup) addSourceFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&l.socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&l.pins, pinsFlag, agent.DefaultBPFFS, "read the tables pinned in this directory instead of asking the agent")
+	exclusive(cmd, socketFlag, pinsFlag)
+	beforeRun(cmd, func() error {
+		l.fromPins = cmd.Flags().Changed(pinsFlag)
+		return nil
+	})
 }
 
-func (l *lookup) tables(ctx context.Context) (*observe.Tables, error) {
-	return l.read(ctx, agent.TablesPath, observe.Scope{})
+func (l *lookup) tables(ctx context.Context) (*inspect.Tables, error) {
+	return l.read(ctx, agent.TablesPath, inspect.Scope{})
 }
 
-// read gets a part of the tables: path is what the agent is asked for it.
-func (l *lookup) read(ctx context.Context, path string, scope observe.Scope) (*observe.Tables, error) {
-	if l.fromMaps {
-		tables, err := datapath.OpenTables(l.bpffs)
+// read returns the part of the tables that scope selects; path is where the agent serves it.
+func (l *lookup) read(ctx context.Context, path string, scope inspect.Scope) (*inspect.Tables, error) {
+	if l.fromPins {
+		tables, err := datapath.OpenTables(l.pins)
 		if err != nil {
 			return nil, err
 		}
-		read, err := observe.ReadScope(ctx, tables, scope)
+		read, err := inspect.ReadScope(ctx, tables, scope)
 		if err == nil {
-			read.OutsideServed = datapath.HasEdge(l.bpffs)
+			read.OutsideServed = datapath.HasEdge(l.pins)
 		}
 		if err == nil && (scope.Service != "" || scope.Owners) {
-			err = read.AddLeaving(l.bpffs, scope)
+			err = read.AddDraining(l.pins, scope)
 		}
 		return read, err
 	}
-	var tables observe.Tables
+	var tables inspect.Tables
 	return &tables, l.ask(ctx, path, &tables)
 }
 
-func (l *lookup) status(ctx context.Context) (*observe.Status, error) {
-	if l.fromMaps {
-		tables, err := l.read(ctx, "", observe.Scope{Outline: true})
+func (l *lookup) status(ctx context.Context) (*inspect.Status, error) {
+	if l.fromPins {
+		tables, err := l.read(ctx, "", inspect.Scope{Outline: true})
 		if err != nil {
 			return nil, err
 		}
-		return observe.ReadStatus(l.bpffs, version, tables), nil
+		return inspect.ReadStatus(l.pins, version, tables), nil
 	}
-	var status observe.Status
+	var status inspect.Status
 	return &status, l.ask(ctx, agent.StatusPath, &status)
 }
 
 func (l *lookup) ask(ctx context.Context, path string, value any) error {
 	err := agent.NewClient(l.socket).Get(ctx, path, value)
 	if errors.Is(err, agent.ErrNotRunning) {
-		return fmt.Errorf("no agent answers on %s: name its --socket, or read its tables with --from-maps --bpffs", l.socket)
+		return fmt.Errorf("no agent answers on %s: start one, give its socket with --%s, or read the pinned tables with --%s %s", l.socket, socketFlag, pinsFlag, agent.DefaultBPFFS)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("the agent on %s does not answer: read its tables with --from-maps --bpffs", l.socket)
+		return fmt.Errorf("the agent on %s does not answer: read the pinned tables with --%s %s", l.socket, pinsFlag, agent.DefaultBPFFS)
 	}
 	return err
 }

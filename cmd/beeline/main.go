@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command beeline is the agent that runs on a node, and the tool to look into
-// it.
+// Command beeline is the agent that runs on a node, and the tool to inspect it.
 package main
 
 import (
@@ -16,22 +15,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/nearest"
 	"beeline.io/beeline/internal/printable"
-	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/internal/suggest"
 )
 
 // version is set at build time from the commit.
 var version = "development"
 
-// The exit codes. Commands that run another program pass its code on.
+// Exit codes.
 const (
 	exitFailure  = 1
 	exitUsage    = 2
-	exitDegraded = 3 // status: the agent answers, and not all is well
+	exitErrors   = 3 // status and check: at least one error condition
+	exitWarnings = 4 // status and check: warnings, but no errors
 )
 
-// exitError is an error with an exit code of its own; silent if err is nil.
+// exitError is an error with its own exit code; it prints nothing if err is nil.
 type exitError struct {
 	code int
 	err  error
@@ -47,7 +46,6 @@ func (e exitError) Error() string {
 func (e exitError) Unwrap() error { return e.err }
 
 func main() {
-	lab.Main() // does not return in the helper processes that a lab starts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	raiseFileLimit()
@@ -61,7 +59,7 @@ func main() {
 		err = coded.err
 	}
 	if err != nil {
-		fmt.Fprintln(printable.NewWriter(os.Stderr), "beeline:", withWayOut(err))
+		fmt.Fprintln(printable.NewWriter(os.Stderr), "beeline:", withHint(err))
 	}
 	stop()
 	os.Exit(code)
@@ -70,27 +68,30 @@ func main() {
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "beeline",
-		Short: "Kubernetes Services by the shortest way",
-		Long: `Beeline takes traffic to Kubernetes Services the shortest way: the address of a
-Service becomes that of a pod when a program connects, once, and no packet is
-ever translated.
+		Short: "Kubernetes Services by the shortest path",
+		Long: `Beeline takes traffic to Kubernetes Services by the shortest path. The address of a
+Service is replaced by a pod's address once, when a program calls connect(), and no packet
+of that connection is translated.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 (status) not all is well.`,
+Exit codes: 0 success, 1 failure, 2 usage error; status and check: 3 for errors, 4 for
+warnings only.`,
+		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          knownCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	// Whatever is printed may have text from outside in it.
+	root.SetVersionTemplate("beeline {{.Version}}\n")
+	// All output may contain text from outside.
 	root.SetOut(printable.NewWriter(os.Stdout))
 	root.SetErr(printable.NewWriter(os.Stderr))
 	root.SetFlagErrorFunc(usageError)
 	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(), newFlowCommand(), newMonitorCommand(), newExplainCommand(),
-		newCleanupCommand(), newVersionCommand(), newLabCommand())
+		newCheckCommand(), newCleanupCommand(), newVersionCommand())
 	return root
 }
 
-// knownCommand is the Args of commands that only have others below them.
+// knownCommand is the Args function of commands that have only subcommands.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -99,25 +100,47 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	for _, c := range cmd.Commands() {
 		names = append(names, c.Name())
 	}
-	return exitError{exitUsage, fmt.Errorf("%s has no command %q%s", cmd.CommandPath(), args[0], nearest.Question(args[0], names))}
+	return exitError{exitUsage, fmt.Errorf("%s has no command %q%s", cmd.CommandPath(), args[0], suggest.DidYouMean(args[0], names))}
 }
 
-// usageError gives wrong flags their exit code, and names the flag that was
-// probably meant.
+// usageError gives flag errors their exit code, and suggests a flag with a similar name.
 func usageError(cmd *cobra.Command, err error) error {
 	if _, name, ok := strings.Cut(err.Error(), "unknown flag: --"); ok {
-		err = fmt.Errorf("%w%s", err, nearest.Question(name, agent.FlagNames(cmd.Flags())))
+		err = fmt.Errorf("%w%s", err, suggest.DidYouMean(name, agent.FlagNames(cmd.Flags())))
 	}
 	return exitError{exitUsage, fmt.Errorf("%w; `%s --help` lists them", agent.PlainValue(err), cmd.CommandPath())}
 }
 
-// usage turns a complaint about arguments into a usage error.
+// usage turns an argument error into a usage error.
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
 			return exitError{exitUsage, fmt.Errorf("%w; usage: %s", err, cmd.UseLine())}
 		}
 		return nil
+	}
+}
+
+// exclusive refuses two flags at once, because one of them would have no effect.
+func exclusive(cmd *cobra.Command, a, b string) {
+	beforeRun(cmd, func() error {
+		if cmd.Flags().Changed(a) && cmd.Flags().Changed(b) {
+			return exitError{exitUsage, fmt.Errorf("--%s has no effect with --%s: leave one of them out", a, b)}
+		}
+		return nil
+	})
+}
+
+// beforeRun runs do when the flags are parsed, before the command's own PreRun.
+func beforeRun(cmd *cobra.Command, do func() error) {
+	before := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if before != nil {
+			if err := before(cmd, args); err != nil {
+				return err
+			}
+		}
+		return do()
 	}
 }
 

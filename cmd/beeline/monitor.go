@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,78 +13,78 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
-// monitor prints what the edge does, as the agent tells it or, where none is running,
+// monitor prints what the edge does, from the agent's event stream or, if no agent is running, from
 // the pinned tables.
 type monitor struct {
-	socket, bpffs, output string
-	filter                observe.Filter
-	out, notes            io.Writer
+	socket, pins, output string
+	view                 view // --no-headers and --namespace
+	filter               inspect.Filter
+	out, notes           io.Writer
 }
 
 func newMonitorCommand() *cobra.Command {
 	var m monitor
 	cmd := &cobra.Command{
-		Use: "monitor", Short: "Watch new flows, refusals and drops as they happen",
-		Long: `Prints each new flow of clients outside of the cluster, each refusal and each drop
-with its reason, until it is interrupted; and how many could not be told, if so
-many come that there is no room. Packets of flows that are known are not shown.
-Where no agent is running, name its --bpffs.`,
+		Use: "monitor", Short: "Watch new flows, rejects and drops as they happen",
+		Long: `Prints each new flow of clients outside the cluster, and each reject and drop
+with its reason, until interrupted. If events come too fast, it prints how many were
+lost. Packets of established flows are not shown.
+If no agent is running, give --pins.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := m.filter.Check(); err != nil {
 				return exitError{exitUsage, err}
 			}
-			if m.output == "yaml" {
-				return exitError{exitUsage, errors.New("-o yaml: a stream is printed as table or json")}
-			}
 			m.out, m.notes = cmd.OutOrStdout(), cmd.ErrOrStderr()
 			read := m.fromAgent
-			if cmd.Flags().Changed("bpffs") {
+			if cmd.Flags().Changed(pinsFlag) {
 				read = m.fromPins
 			}
 			err := read(cmd.Context())
-			if wrong := (*observe.QuestionError)(nil); errors.As(err, &wrong) {
+			if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
 				return exitError{exitUsage, err}
 			}
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&m.socket, "socket", agent.DefaultSocket, "unix socket of the agent")
-	cmd.Flags().StringVar(&m.bpffs, "bpffs", agent.DefaultBPFFS, "directory of the pins of an agent that is not running")
-	cmd.Flags().BoolVar(&m.filter.Drops, "drops", false, "only what was not served: refusals and drops")
+	cmd.Flags().StringVar(&m.socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&m.pins, pinsFlag, agent.DefaultBPFFS, "read the tables pinned in this directory; only while no agent is running")
+	cmd.Flags().BoolVar(&m.filter.Drops, "drops", false, "only rejects and drops")
 	cmd.Flags().StringVar(&m.filter.Service, "service", "", "only packets for this Service, as namespace/name")
-	cmd.Flags().StringVar(&m.filter.Device, "device", "", "only packets met at this device")
-	cmd.Flags().StringVar(&m.filter.Reason, "reason", "", "only this reason, as -o json has it")
-	cmd.MarkFlagsMutuallyExclusive("socket", "bpffs")
-	addOutputFlag(cmd, &m.output)
+	cmd.Flags().StringVar(&m.filter.Device, "device", "", "only packets at this device")
+	cmd.Flags().StringVar(&m.filter.Reason, "reason", "", "only this reason, as -o json prints it")
+	m.view.addHeaderFlag(cmd)
+	m.view.addNamespaceFlags(cmd)
+	exclusive(cmd, socketFlag, pinsFlag)
+	addOutputFlag(cmd, &m.output, "table", "json")
 	return cmd
 }
 
 func (m *monitor) fromAgent(ctx context.Context) error {
 	err := agent.NewClient(m.socket).Watch(ctx, m.filter, m.begin, m.print)
 	if errors.Is(err, agent.ErrNotRunning) {
-		return fmt.Errorf("no agent answers on %s: name its --socket, or the --bpffs of one that is not running", m.socket)
+		return fmt.Errorf("no agent answers on %s: start one, give its --agent-socket, or watch without an agent with --pins", m.socket)
 	}
 	return err
 }
 
-// agentInterval is how often it is looked whether an agent has started.
+// agentInterval is how often fromPins checks whether an agent has started.
 const agentInterval = time.Second
 
-// fromPins reads the events itself, as long as no agent does.
+// fromPins reads the events directly while no agent does.
 func (m *monitor) fromPins(ctx context.Context) error {
 	if err := m.alone(); err != nil {
 		return err
 	}
-	events, closeEvents, err := datapath.OpenEvents(m.bpffs)
+	events, closeEvents, err := datapath.OpenEvents(m.pins)
 	if err != nil {
 		return err
 	}
 	defer closeEvents()
-	tables, err := datapath.OpenTables(m.bpffs)
+	tables, err := datapath.OpenTables(m.pins)
 	if err != nil {
 		return err
 	}
@@ -107,47 +106,55 @@ func (m *monitor) fromPins(ctx context.Context) error {
 			}
 		}
 	}()
-	reader := observe.NewEventReader(tables.Services)
-	print := func(n observe.Notice) {
+	reader := inspect.NewEventReader(tables.Services)
+	print := func(n inspect.EventMessage) {
 		if err := m.print(n); err != nil {
 			cancel(err)
 		}
 	}
 	err = events.Read(ctx, m.begin, func(e *datapath.EdgeEvent) {
 		if event := reader.Event(e); m.filter.Wants(event) {
-			print(observe.Notice{Event: event})
+			print(inspect.EventMessage{Event: event})
 		}
-	}, func(lost uint64) { print(observe.Notice{Lost: lost}) })
+	}, func(lost uint64) { print(inspect.EventMessage{Lost: lost}) })
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
 	return err
 }
 
-// alone is an error if an agent is running, which reads the events for all.
+// alone returns an error if an agent is running, because that agent reads the events for all
+// clients.
 func (m *monitor) alone() error {
-	if running, pid := datapath.AgentRunning(m.bpffs); running {
-		return fmt.Errorf("an agent is running on %s (pid %d) and has the events: name its --socket in place of --bpffs", m.bpffs, pid)
+	if running, pid := datapath.AgentRunning(m.pins); running {
+		return fmt.Errorf("an agent is running on %s (pid %d) and reads the events: use --agent-socket instead of --pins", m.pins, pid)
 	}
 	return nil
 }
 
 const eventFormat = "%-15s  %-3s  %-10s  %-24s  %-4s  %-45s  %s\n"
 
-// begin says that all that happens from now on is shown.
+// begin prints that events are shown from now on.
 func (m *monitor) begin() {
 	fmt.Fprintln(m.notes, "watching")
-	if m.output == "table" {
+	if m.output == "table" && !m.view.noHeaders {
 		fmt.Fprintf(m.out, eventFormat, "TIME", "BY", "DEVICE", "SERVICE", "", "PACKET", "WHAT")
 	}
 }
 
-func (m *monitor) print(n observe.Notice) error {
+func (m *monitor) print(n inspect.EventMessage) error {
+	if n.Event != nil && !m.view.of(n.Event.Service) {
+		return nil
+	}
 	if m.output == "json" {
-		return json.NewEncoder(m.out).Encode(n)
+		text, err := versioned(n)
+		if err == nil {
+			_, err = m.out.Write(append(text, '\n'))
+		}
+		return err
 	}
 	if n.Lost > 0 {
-		fmt.Fprintf(m.out, "! %d events came too fast to be told\n", n.Lost)
+		fmt.Fprintf(m.out, "! %d events were lost: they came too fast\n", n.Lost)
 	}
 	e := n.Event
 	if e == nil {
@@ -165,7 +172,7 @@ func (m *monitor) print(n observe.Notice) error {
 		name = "-"
 	}
 	packet := fmt.Sprintf("%s > %s", e.Client, e.Address)
-	if e.Address.Port() == 0 { // ICMP has none
+	if e.Address.Port() == 0 { // ICMP has no port
 		packet = fmt.Sprintf("%s > %s", e.Client.Addr(), e.Address.Addr())
 	}
 	_, err := fmt.Fprintf(m.out, eventFormat, e.Time.Local().Format("15:04:05.000000"), e.Entry, e.Device, name, e.Protocol,

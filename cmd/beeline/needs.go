@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// needed are the capabilities without which nothing can be loaded, attached or read.
-// CAP_SYS_ADMIN stands for CAP_BPF.
-var needed = []struct {
+// requiredCapabilities are the capabilities needed to load, attach and read programs and tables.
+// CAP_SYS_ADMIN includes CAP_BPF.
+var requiredCapabilities = []struct {
 	number int
 	name   string
 }{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}}
 
-// missingCapabilities are those that this process has not.
+// missingCapabilities returns the required capabilities that this process lacks.
 func missingCapabilities() (missing []string) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	if unix.Capget(&header, &sets[0]) != nil {
-		return nil // what fails says so itself
+		return nil // the failing operation reports its own error
 	}
-	for _, c := range needed {
+	for _, c := range requiredCapabilities {
 		if sets[c.number/32].Effective&(1<<(c.number%32)) == 0 {
 			missing = append(missing, c.name)
 		}
@@ -33,7 +33,7 @@ func missingCapabilities() (missing []string) {
 	return missing
 }
 
-// checkCapabilities says what to do where there are too few.
+// checkCapabilities names the missing capabilities and how to get them.
 func checkCapabilities() error {
 	missing := missingCapabilities()
 	if len(missing) == 0 {
@@ -43,12 +43,12 @@ func checkCapabilities() error {
 }
 
 const (
-	fewestFiles = 512   // an agent opens each program and table, and connections besides
+	minFiles    = 512   // an agent opens each program and table, and connections
 	wantedFiles = 65536 // health checks need one each
 )
 
-// raiseFileLimit raises the limit of open files where it is low and that is permitted. The
-// runtime has raised it to the hard limit already.
+// raiseFileLimit raises the limit of open files if it is low and raising is permitted. The Go
+// runtime has already raised it to the hard limit.
 func raiseFileLimit() {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil || limit.Max >= wantedFiles {
@@ -57,22 +57,21 @@ func raiseFileLimit() {
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: wantedFiles, Max: wantedFiles}) // fails without CAP_SYS_RESOURCE
 }
 
-// checkFileLimit refuses to begin what could only fail half done.
+// checkFileLimit refuses to start with a limit of open files that would fail halfway.
 func checkFileLimit() error {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= fewestFiles {
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= minFiles {
 		return err
 	}
-	return fmt.Errorf("%s, and the agent needs %d", fileLimitText(limit.Cur), fewestFiles)
+	return fmt.Errorf("%s, and the agent needs %d", fileLimitText(limit.Cur), minFiles)
 }
 
 func fileLimitText(limit uint64) string {
 	return fmt.Sprintf("the limit of open files is %d: raise it (`ulimit -n %d`, or LimitNOFILE=%d in the unit)", limit, wantedFiles, wantedFiles)
 }
 
-// withWayOut adds to an error what to do about the limits of this process, if these are its
-// reason.
-func withWayOut(err error) error {
+// withHint adds to an error how to change the limits of this process, if these caused it.
+func withHint(err error) error {
 	switch {
 	case errors.Is(err, syscall.EMFILE):
 		var limit unix.Rlimit

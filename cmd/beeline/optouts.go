@@ -8,22 +8,22 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/printable"
 )
 
-// optOutWords say whose annotation decides.
+// optOutWords name the object whose annotation applies.
 var optOutWords = map[string]string{
 	"pod": "its own annotation", "namespace": "that of its namespace", "runtimeClass": "that of its RuntimeClass",
 }
 
-func statusOptedOut(w io.Writer, s *observe.Status) {
+func statusOptedOut(w io.Writer, s *inspect.Status) {
 	if len(s.OptedOut.Pods) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\nPods without the socket shortcut, which get no Services from Beeline yet")
+	fmt.Fprint(w, "\nPods that opted out of the socket shortcut, and get no Services from Beeline yet")
 	if c := s.Counters; c != nil {
-		fmt.Fprintf(w, " (calls left alone so far: %d)", c.OptedOut)
+		fmt.Fprintf(w, " (calls passed unchanged so far: %d)", c.OptedOut)
 	}
 	fmt.Fprintln(w, ":")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -7,16 +7,23 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 )
 
+// schemaVersion is the version of all JSON and YAML that the commands print. It is raised when a
+// field changes its meaning or is removed, but not when a field is added.
+const schemaVersion = 1
+
 // outputFormat is the value of -o.
 type outputFormat struct {
-	format *string
-	wide   bool // there is a second table
+	format  *string
+	formats []string
 }
 
 var _ pflag.Value = outputFormat{}
@@ -28,45 +35,48 @@ func (o outputFormat) String() string {
 	return *o.format
 }
 
-func (o outputFormat) Type() string {
-	if o.wide {
-		return "table|wide|json|yaml"
-	}
-	return "table|json|yaml"
-}
+func (o outputFormat) Type() string { return strings.Join(o.formats, "|") }
 
 func (o outputFormat) Set(text string) error {
-	switch {
-	case text == "table", text == "json", text == "yaml", text == "wide" && o.wide:
-		*o.format = text
-		return nil
-	case o.wide:
-		return fmt.Errorf("table, wide, json or yaml")
+	if !slices.Contains(o.formats, text) {
+		last := len(o.formats) - 1
+		return fmt.Errorf("%s or %s", strings.Join(o.formats[:last], ", "), o.formats[last])
 	}
-	return fmt.Errorf("table, json or yaml")
+	*o.format = text
+	return nil
 }
 
-func addOutputFlag(cmd *cobra.Command, format *string) {
-	*format = "table"
-	cmd.Flags().VarP(outputFormat{format: format}, "output", "o", "how to print")
-	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+// addOutputFlag defines -o with these formats; the first is the default. Without any the formats
+// are table, json and yaml.
+func addOutputFlag(cmd *cobra.Command, format *string, formats ...string) {
+	if len(formats) == 0 {
+		formats = []string{"table", "json", "yaml"}
+	}
+	*format = formats[0]
+	cmd.Flags().VarP(outputFormat{format, formats}, "output", "o", "output format")
+	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// addWideOutput adds to the formats one for a table with what is counted.
-func addWideOutput(cmd *cobra.Command, format *string) {
-	f := cmd.Flags().Lookup("output")
-	f.Value, f.Usage = outputFormat{format: format, wide: true}, "how to print; wide: what clients outside of the cluster have asked and got"
-}
-
-// write prints a value in the format asked for; table prints it for people.
+// write prints a value in the requested format; table prints it as text.
 func write(w io.Writer, format string, value any, table func(io.Writer)) error {
 	switch format {
 	case "json":
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(value)
+		text, err := versioned(value)
+		if err != nil {
+			return err
+		}
+		var indented bytes.Buffer
+		if err := json.Indent(&indented, text, "", "  "); err != nil {
+			return err
+		}
+		indented.WriteByte('\n')
+		_, err = w.Write(indented.Bytes())
+		return err
 	case "yaml":
-		text, err := yaml.Marshal(value)
+		text, err := versioned(value)
+		if err == nil {
+			text, err = yaml.JSONToYAML(text)
+		}
 		if err == nil {
 			_, err = w.Write(text)
 		}
@@ -77,3 +87,40 @@ func write(w io.Writer, format string, value any, table func(io.Writer)) error {
 	_, err := w.Write(text.Bytes())
 	return err
 }
+
+// versioned returns the JSON of an object with schemaVersion as the first field. A list becomes the
+// field "items" of such an object.
+func versioned(value any) ([]byte, error) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return nil, err
+	}
+	if bytes.Equal(text, []byte("null")) {
+		text = []byte("[]")
+	}
+	head := fmt.Sprintf(`{"schemaVersion":%d`, schemaVersion)
+	switch fields := bytes.TrimPrefix(text, []byte("{")); {
+	case len(fields) == len(text):
+		return fmt.Appendf(nil, `%s,"items":%s}`, head, text), nil
+	case fields[0] == '}':
+		return fmt.Appendf(nil, "%s}", head), nil
+	default:
+		return fmt.Appendf(nil, "%s,%s", head, fields), nil
+	}
+}
+
+// table prints rows in columns, below headers.
+type table struct {
+	*tabwriter.Writer
+}
+
+// newTable starts a table; if headers is false, it prints only rows.
+func newTable(w io.Writer, headers bool, columns ...string) table {
+	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	if headers {
+		t.row(columns)
+	}
+	return t
+}
+
+func (t table) row(cells []string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }

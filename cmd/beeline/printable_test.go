@@ -12,17 +12,18 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/sync"
 )
 
-// escape is what a hostile process, certificate or server has in its text: the title of the terminal, and a line
-// that is not ours.
+// escape is hostile text from a process, certificate or server: it sets the title of the terminal
+// and forges a line.
 const escape = "evil\x1b]0;x\x07\u009b2J\n! All is well.\t\x9b"
 
-// captured is what f prints to the standard output and the standard error.
+// captured returns what f prints to standard output and standard error.
 func captured(t *testing.T, f func()) string {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -56,22 +57,26 @@ func wantHarmless(t *testing.T, what, text string) {
 	}
 }
 
-// TestNothingReachesTheTerminal: text from outside is harmless in all output for people, in logs and in errors.
+// TestNothingReachesTheTerminal: text from outside is escaped in all text output, in logs and in
+// errors.
 func TestNothingReachesTheTerminal(t *testing.T) {
 	now := time.Now()
 	ref := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
-	down := observe.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, Last: now}
-	status := &observe.Status{
+	down := inspect.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, Last: now}
+	problems := condition.List{condition.AddressTaken.New("%s", escape).Do("%s", escape)}
+	status := &inspect.Status{
 		Running: true, Answered: true, Unserved: escape, Unreadable: escape,
-		Source:    observe.Source{Problems: []string{escape}, Connection: &source.Connection{Error: escape}},
-		Objects:   []sync.Status{{Owner: ref, State: sync.Failed, Reasons: []string{escape}, Problems: []string{escape}}},
-		HeldPorts: []observe.HeldPort{{PID: 1, Process: escape}}, HeldPortsUnknown: "evil",
-		Health: &observe.HealthStatus{Down: []observe.BackendHealth{down}},
+		Source:        inspect.Source{Problems: condition.List{condition.SourceError.New("%s", escape).At(escape)}, Connection: &source.Connection{Error: escape}},
+		Objects:       []reconcile.Status{{Owner: ref, State: reconcile.Failed, Reasons: []string{escape}, Problems: problems}},
+		PortConflicts: []inspect.PortConflict{{PID: 1, Process: escape}}, PortConflictsUnknown: "evil",
+		Health: &inspect.HealthStatus{Down: []inspect.BackendHealth{down}},
 	}
-	s := &observe.Service{Name: "web", Reasons: []string{escape}, Problems: []string{escape},
-		Health: &observe.Health{Check: "tcp", Backends: []observe.BackendHealth{down}}}
+	s := &inspect.Service{Name: "web", Reasons: []string{escape}, Problems: problems,
+		Health: &inspect.Health{Check: "tcp", Backends: []inspect.BackendHealth{down}}}
+	status.Assess()
 	for what, print := range map[string]func(io.Writer){
-		"status":       func(w io.Writer) { statusText(w, status) },
+		"status":       func(w io.Writer) { statusText(w, status, false) },
+		"status -v":    func(w io.Writer) { statusText(w, status, true) },
 		"service show": func(w io.Writer) { serviceDetails(w, s, true) },
 		"errors":       func(w io.Writer) { io.WriteString(w, strings.ReplaceAll(escape, "\n", "")) },
 	} {
@@ -92,8 +97,8 @@ func TestNothingReachesTheTerminal(t *testing.T) {
 		}
 	})
 	wantHarmless(t, "JSON", text)
-	var got observe.Status
-	if err := json.NewDecoder(bytes.NewBufferString(text)).Decode(&got); err != nil || got.HeldPorts[0].Process != strings.ToValidUTF8(escape, "\ufffd") {
-		t.Errorf("JSON reads as %q, %v", got.HeldPorts, err)
+	var got inspect.Status
+	if err := json.NewDecoder(bytes.NewBufferString(text)).Decode(&got); err != nil || got.PortConflicts[0].Process != strings.ToValidUTF8(escape, "\ufffd") {
+		t.Errorf("JSON reads as %q, %v", got.PortConflicts, err)
 	}
 }

@@ -7,95 +7,130 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 )
 
 func newServiceCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "service", Short: "Show Services as the tables have them", Aliases: []string{"services", "svc"},
+		Use: "service", Short: "Show Services as programmed in the tables", Aliases: []string{"services", "svc"},
 		Args: knownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	var l lookup
-	list := &cobra.Command{
-		Use: "list", Short: "List all addresses of all Services, and what each kind of client meets there",
-		Args: usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			tables, err := l.countedTables(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return write(cmd.OutOrStdout(), l.output, tables.Services, func(w io.Writer) {
-				if l.output == "wide" {
-					counterTable(w, tables)
-				} else {
-					serviceTable(w, tables)
-				}
-			})
-		},
-	}
-	l.addFlags(list)
-	addWideOutput(list, &l.output)
-	var s lookup
-	show := &cobra.Command{
-		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
-		Args: usage(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			tables, err := s.read(cmd.Context(), agent.ServicePath(args[0]), observe.Scope{Service: args[0]})
-			if err != nil {
-				return err
-			}
-			found, err := tables.Find(args[0])
-			if err != nil {
-				return err
-			}
-			return write(cmd.OutOrStdout(), s.output, found, func(w io.Writer) { serviceDetails(w, found, tables.OutsideServed) })
-		},
-	}
-	s.addFlags(show)
-	cmd.AddCommand(list, show)
+	cmd.AddCommand(newServiceListCommand(), newServiceShowCommand())
 	return cmd
 }
 
-func serviceTable(w io.Writer, tables *observe.Tables) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tKIND\tADDRESS\tPROTOCOL\tFROM PODS\tFROM NODE\tFROM OUTSIDE\tSTATE")
+func newServiceListCommand() *cobra.Command {
+	var l lookup
+	cmd := &cobra.Command{
+		Use: "list", Short: "List all addresses of all Services, and what each class of client gets there",
+		Long: `Lists all addresses of all Services, and what each class of client gets there.
+-o wide adds columns, among them the traffic of clients outside the cluster:
+it is shown at the first address of each port, and summed over the port's addresses.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return l.show(cmd, func() (any, func(io.Writer), error) {
+				tables, err := l.countedTables(cmd.Context())
+				if err != nil {
+					return nil, nil, err
+				}
+				tables.Services = slices.DeleteFunc(tables.Services, func(s inspect.Service) bool { return !l.names(s.Namespace) })
+				l.nothing(cmd, len(tables.Services), "Services")
+				return tables.Services, func(w io.Writer) { serviceTable(w, tables, &l.view) }, nil
+			})
+		},
+	}
+	l.addSourceFlags(cmd)
+	l.addListFlags(cmd)
+	return cmd
+}
+
+func newServiceShowCommand() *cobra.Command {
+	var l lookup
+	cmd := &cobra.Command{
+		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
+		Args: usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := args[0]
+			if l.namespace != "" && !strings.Contains(name, "/") {
+				name = l.namespace + "/" + name
+			}
+			if !l.of(name) && strings.Contains(name, "/") {
+				return exitError{exitUsage, fmt.Errorf("%s is not in the namespace of --namespace %s: remove one of them", name, l.namespace)}
+			}
+			return l.show(cmd, func() (any, func(io.Writer), error) {
+				tables, err := l.read(cmd.Context(), agent.ServicePath(name), inspect.Scope{Service: name})
+				if err != nil {
+					return nil, nil, err
+				}
+				found, err := tables.Find(name)
+				return found, func(w io.Writer) { serviceDetails(w, found, tables.OutsideServed) }, err
+			})
+		},
+	}
+	l.addFlags(cmd)
+	cmd.Flags().StringVarP(&l.namespace, "namespace", "n", "", "namespace of the Service, if NAME has none")
+	l.addWatch(cmd)
+	return cmd
+}
+
+// The columns of service list, and those that -o wide adds.
+var (
+	serviceColumns     = []string{"NAME", "KIND", "ADDRESS", "PROTOCOL", "FROM PODS", "FROM NODE", "FROM OUTSIDE", "STATE"}
+	wideServiceColumns = []string{"PORT", "ALGORITHM", "AFFINITY", "DSR", "NEW FLOWS", "REFUSED", "DROPPED", "SENT BY CLIENTS", "SENT TO CLIENTS"}
+)
+
+func serviceTable(w io.Writer, tables *inspect.Tables, v *view) {
+	columns := serviceColumns
+	if v.output == "wide" {
+		columns = slices.Concat(serviceColumns, wideServiceColumns)
+	}
+	t := newTable(w, !v.noHeaders, columns...)
 	for i := range tables.Services {
 		s := &tables.Services[i]
+		counted := map[string]bool{}
 		for _, f := range s.Frontends {
-			address := f.Address
-			if f.Kind == service.ClusterIPOther {
-				address += " (other ports)"
-			}
-			fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name, shortKind(f.Kind), address, f.Protocol,
+			row := []string{s.Namespace + "/" + s.Name, shortKind(f.Kind), addressText(f), f.Protocol.String(),
 				served(f, f.Pod, service.FromPod, tables.OutsideServed), served(f, f.Node, service.FromNode, tables.OutsideServed),
-				served(f, f.Outside, service.FromOutside, tables.OutsideServed), s.State)
+				served(f, f.Outside, service.FromOutside, tables.OutsideServed), string(s.State)}
+			if v.output == "wide" {
+				row = append(row, wideCells(s, f, counted)...)
+			}
+			t.row(row)
 		}
 		if len(s.Frontends) == 0 {
-			fmt.Fprintf(t, "%s/%s\t-\t-\t-\t-\t-\t-\t%s\n", s.Namespace, s.Name, s.State)
+			row := slices.Repeat([]string{"-"}, len(columns))
+			row[0], row[len(serviceColumns)-1] = s.Namespace+"/"+s.Name, string(s.State)
+			t.row(row)
 		}
 	}
 	t.Flush()
 }
 
-// notServed is printed for what is decided, but has no program that acts on it: clients
-// from outside, and all of SCTP and ICMP echo, where the agent's --edge-mode is off; and SCTP where
-// each backend has another port, for its ports are never translated.
+func addressText(f inspect.Frontend) string {
+	if f.Kind == service.ClusterIPOther {
+		return f.Address + " (other ports)"
+	}
+	return f.Address
+}
+
+// notServed marks what is decided, but no program applies: clients outside the cluster, SCTP and
+// ICMP echo if the agent runs with --edge-mode=off; and SCTP if a backend's port differs from the
+// Service's, because SCTP ports are never translated.
 const notServed = "not served"
 
-func served(f observe.Frontend, d observe.Decision, class service.SourceClass, outside bool) string {
+func served(f inspect.Frontend, d inspect.Decision, class service.SourceClass, outside bool) string {
 	if !outside && (class == service.FromOutside || f.Protocol == service.SCTP || f.Kind == service.Echo) {
 		return notServed
 	}
-	if f.Protocol == service.SCTP && len(d.Backends) > 0 && !slices.ContainsFunc(d.Backends, func(b observe.Member) bool { return portOf(b.Address) == portOf(f.Address) }) {
+	if f.Protocol == service.SCTP && len(d.Backends) > 0 && !slices.ContainsFunc(d.Backends, func(b inspect.Member) bool { return portOf(b.Address) == portOf(f.Address) }) {
 		return notServed
 	}
 	return d.String()
@@ -110,7 +145,7 @@ func shortKind(k service.FrontendKind) string {
 	return k.String()
 }
 
-func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
+func serviceDetails(w io.Writer, s *inspect.Service, outside bool) {
 	fmt.Fprintf(w, "%s\n", s.Ref())
 	if s.State != "" {
 		fmt.Fprintf(w, "  state: %s\n", s.State)
@@ -122,14 +157,14 @@ func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 		fmt.Fprintf(w, "  failed: %s\n", printable.Line(reason))
 	}
 	for _, problem := range s.Problems {
-		fmt.Fprintf(w, "  problem: %s\n", printable.Line(problem))
+		fmt.Fprintf(w, "  problem: %s\n", printable.Line(problem.Text()))
 	}
 	for _, refusal := range s.Refusals {
-		fmt.Fprintf(w, "  clients refused: %s\n", refusal)
+		fmt.Fprintf(w, "  clients rejected: %s\n", refusal)
 	}
 	serviceHealth(w, s.Health)
-	for _, b := range s.Leaving {
-		fmt.Fprintf(w, "  %s/%s: %s\n", b.Address, b.Protocol, b)
+	for _, b := range s.Draining {
+		fmt.Fprintf(w, "  %s/%s: %s\n", b.Address, b.Protocol, printable.Line(b.String()))
 	}
 	for _, f := range s.Frontends {
 		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)
@@ -144,29 +179,29 @@ func serviceDetails(w io.Writer, s *observe.Service, outside bool) {
 			fmt.Fprintf(w, "    admitted sources: %s\n", strings.Join(f.SourceRanges, ", "))
 		}
 		if f.DSR != "" {
-			fmt.Fprintf(w, "    backends on other nodes answer clients outside themselves: DSR (%s)\n", f.DSR)
+			fmt.Fprintf(w, "    DSR (%s): backends on other nodes answer clients outside the cluster directly\n", f.DSR)
 		}
 		decisions(w, f, outside)
-		for _, b := range f.Kept {
+		for _, b := range f.Retained {
 			fmt.Fprintf(w, "    flows stay with %s%s, id %d\n", b.Address, onThisNode(b), b.ID)
 		}
 	}
 }
 
-func algorithmText(s *observe.Service) string {
+func algorithmText(s *inspect.Service) string {
 	if s.Algorithm != service.Maglev {
 		return string(s.Algorithm)
 	}
 	return fmt.Sprintf("%s, tables of %d slots", s.Algorithm, s.TableSize)
 }
 
-// decisions prints classes that meet the same together.
-func decisions(w io.Writer, f observe.Frontend, outside bool) {
+// decisions groups client classes that get the same decision.
+func decisions(w io.Writer, f inspect.Frontend, outside bool) {
 	classes := map[string][]string{}
 	var order []string
 	for _, d := range []struct {
 		class    service.SourceClass
-		decision observe.Decision
+		decision inspect.Decision
 	}{{service.FromPod, f.Pod}, {service.FromNode, f.Node}, {service.FromOutside, f.Outside}} {
 		note := ""
 		if served(f, d.decision, d.class, outside) == notServed {
@@ -183,7 +218,7 @@ func decisions(w io.Writer, f observe.Frontend, outside bool) {
 	}
 }
 
-func decisionText(d observe.Decision, note string) string {
+func decisionText(d inspect.Decision, note string) string {
 	slots := 0
 	for _, b := range d.Backends {
 		slots += b.Slots

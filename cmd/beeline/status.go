@@ -3,60 +3,65 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/sync"
-	"beeline.io/beeline/internal/terminate"
 )
 
 func newStatusCommand() *cobra.Command {
 	var l lookup
+	var verbose bool
 	cmd := &cobra.Command{
-		Use: "status", Short: "Show how the agent and its datapath are",
-		Long: `Shows what is attached where, what the kernel has, how full the tables are, when
-they were last brought up to date, and what is wrong. Exit code 3 if something is.`,
+		Use: "status", Short: "Show the state of the agent and its datapath",
+		Long: `Shows what is wrong and what to change, then the state of the agent and its datapath on
+one screen. With --verbose it shows everything: what is attached where, how full the tables
+are, all counters, the kernel's features. docs/operate/conditions.md explains each
+condition.
+
+Exit code 3 if there is an error, 4 if there are only warnings.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			status, err := l.status(cmd.Context())
-			if err != nil {
+			var status *inspect.Status
+			err := l.show(cmd, func() (any, func(io.Writer), error) {
+				var err error
+				status, err = l.status(cmd.Context())
+				return status, func(w io.Writer) { statusText(w, status, verbose) }, err
+			})
+			if err != nil || l.interval > 0 {
 				return err
 			}
-			if err := write(cmd.OutOrStdout(), l.output, status, func(w io.Writer) { statusText(w, status) }); err != nil {
-				return err
-			}
-			if len(status.Complaints()) > 0 {
-				return exitError{code: exitDegraded}
-			}
-			return nil
+			return judged(status.Conditions)
 		},
 	}
 	l.addFlags(cmd)
+	l.addWatch(cmd)
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show everything, on more than one screen")
 	return cmd
 }
 
-// statusText prints a status for people: what is wrong first.
-func statusText(w io.Writer, s *observe.Status) {
-	complaints := s.Complaints()
-	if len(complaints) == 0 {
-		fmt.Fprintln(w, "All is well.")
+// statusText prints a status as text, problems first.
+func statusText(w io.Writer, s *inspect.Status, verbose bool) {
+	most := fewConditions
+	if verbose {
+		most = mostConditions
 	}
-	for _, c := range complaints {
-		fmt.Fprintf(w, "! %s\n", printable.Line(c))
+	conditionsText(w, s.Conditions, most)
+	fmt.Fprintln(w)
+	if !verbose {
+		statusSummary(w, s)
+		return
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t)
 	if s.Running {
 		fmt.Fprintf(t, "Agent:\t%s, pid %d\n", s.Version, s.PID)
 	}
@@ -78,18 +83,12 @@ func statusText(w io.Writer, s *observe.Status) {
 	}
 	dsrText(t, s)
 	if s.DSRAccepted != nil {
-		fmt.Fprintf(t, "Packets of balancers:\t%s\n", s.DSRAccepted)
+		fmt.Fprintf(t, "Packets from balancers:\t%s\n", s.DSRAccepted)
 	}
+	componentsText(t, s)
 	fmt.Fprintf(t, "Pins:\t%s\n", s.BPFFS)
 	t.Flush()
 
-	few(w, s.Source.Problems, "problems of the source: beeline status -o json has them all", func(p string) string { return "  " + p })
-	few(w, s.Source.Notes, "notes of the source: beeline status -o json has them all", func(n string) string { return "  note: " + strings.Replace(n, "warning: ", "", 1) })
-	few(w, worstFirst(s.Objects), "objects: beeline status -o json has them all, and beeline service show says more of one", objectText)
-	few(w, s.HeldPorts, "sockets at ports of Services and Pods: beeline status -o json has them all", func(h observe.HeldPort) string { return fmt.Sprint(h) })
-	if s.HeldPortsUnknown != "" {
-		fmt.Fprintf(w, "Which sockets hold ports of Services and Pods is not known: %s\n", s.HeldPortsUnknown)
-	}
 	statusHealth(w, s.Health)
 	statusOptedOut(w, s)
 	statusAttachments(w, s)
@@ -98,71 +97,38 @@ func statusText(w io.Writer, s *observe.Status) {
 	statusFeatures(w, s)
 }
 
-// mostLines is how many of many things a status names.
-const mostLines = 10
-
-// few prints the first of some things, and counts the others.
-func few[T any](w io.Writer, all []T, more string, text func(T) string) {
-	for _, one := range all[:min(len(all), mostLines)] {
-		fmt.Fprintln(w, printable.Line(text(one)))
-	}
-	if len(all) > mostLines {
-		fmt.Fprintf(w, "... and %d more %s\n", len(all)-mostLines, more)
-	}
-}
-
-// worstFirst has objects with a failure before those that ask for what they do not get.
-func worstFirst(objects []sync.Status) []sync.Status {
-	sorted := slices.Clone(objects)
-	slices.SortStableFunc(sorted, func(a, b sync.Status) int { return cmp.Compare(len(b.Reasons), len(a.Reasons)) })
-	return sorted
-}
-
-// objectText is a line for an object: what is wrong first, and how much there is beside.
-func objectText(o sync.Status) string {
-	why := slices.Concat(o.Reasons, o.Problems)
-	text := fmt.Sprintf("%s: %s", o.Owner, o.State)
-	if len(why) > 0 {
-		text += ": " + why[0]
-	}
-	if len(why) > 1 {
-		text += fmt.Sprintf(" (and %d more)", len(why)-1)
-	}
-	return text
-}
-
-// dsrText says which Services' backends answer clients outside themselves.
-func dsrText(w io.Writer, s *observe.Status) {
+// dsrText prints the DSR settings and how many Services use DSR.
+func dsrText(w io.Writer, s *inspect.Status) {
 	if s.DSR == "" || s.DSR == service.DSROff && s.Counts.DSR == 0 {
 		return
 	}
 	protocols := ""
 	if s.DSRHybrid {
-		protocols = " (TCP alone)"
+		protocols = " (TCP only)"
 	}
 	fmt.Fprintf(w, "DSR:\t%s%s unless a Service says otherwise; Services with DSR: %d\n", s.DSR, protocols, s.Counts.DSR)
 }
 
-// socketsText says how sockets end whose backend is gone.
-func socketsText(w io.Writer, st terminate.Status) {
-	fmt.Fprintf(w, "Sockets of backends that are gone:\t%s (%s)\n", st.Method, st.Why)
-	if st.Method == terminate.Off {
+// socketsText prints how sockets are ended whose backend was removed.
+func socketsText(w io.Writer, st sockgc.Status) {
+	fmt.Fprintf(w, "Sockets of removed backends:\t%s (%s)\n", st.Method, st.Why)
+	if st.Method == sockgc.Off {
 		return
 	}
-	tcp := "TCP connections are left alone"
+	tcp := "TCP connections are not ended"
 	if st.TCPDrainSeconds > 0 {
 		drain := time.Duration(st.TCPDrainSeconds * float64(time.Second))
 		tcp = fmt.Sprintf("%d of TCP, after %v; %d backends are draining", st.EndedTCP, drain, st.Draining)
 	}
 	fmt.Fprintf(w, "\tended %d of UDP; %s\n", st.EndedUDP, tcp)
 	took := time.Duration(st.LastSeconds * float64(time.Second)).Round(10 * time.Microsecond)
-	fmt.Fprintf(w, "\tlast sweep %s, took %v for %d network namespaces\n", ago(st.LastSweep), took, st.Namespaces)
+	fmt.Fprintf(w, "\tlast GC pass %s, took %v for %d network namespaces\n", ago(st.LastPass), took, st.Namespaces)
 	if st.Unreadable > 0 {
-		fmt.Fprintf(w, "\t%d processes may not be looked into (CAP_SYS_PTRACE)\n", st.Unreadable)
+		fmt.Fprintf(w, "\t%d processes cannot be inspected (needs CAP_SYS_PTRACE)\n", st.Unreadable)
 	}
 }
 
-// connectionText says how a source stands with its server.
+// connectionText prints the state of the source's connection to its server.
 func connectionText(w io.Writer, c *source.Connection) {
 	if c == nil {
 		return
@@ -171,7 +137,7 @@ func connectionText(w io.Writer, c *source.Connection) {
 	if !c.Connected {
 		state = "not connected"
 	}
-	fmt.Fprintf(w, "\t%s for %s, last heard %s\n", state, time.Since(c.Since).Round(time.Second), ago(c.LastHeard))
+	fmt.Fprintf(w, "\t%s for %s, last seen %s\n", state, time.Since(c.Since).Round(time.Second), ago(c.LastSeen))
 	if c.Error != "" {
 		fmt.Fprintf(w, "\t%s\n", printable.Line(c.Error))
 	}
@@ -180,7 +146,7 @@ func connectionText(w io.Writer, c *source.Connection) {
 	}
 }
 
-func sourceState(s observe.Source) string {
+func sourceState(s inspect.Source) string {
 	switch {
 	case !s.Synced && s.Connection != nil:
 		return "not complete yet"
@@ -192,7 +158,7 @@ func sourceState(s observe.Source) string {
 	return "last change " + ago(s.LastGood)
 }
 
-func statusAttachments(w io.Writer, s *observe.Status) {
+func statusAttachments(w io.Writer, s *inspect.Status) {
 	fmt.Fprintln(w, "\nAttached:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, a := range s.Attachments {
@@ -203,24 +169,24 @@ func statusAttachments(w io.Writer, s *observe.Status) {
 		fmt.Fprintln(w, "  nothing")
 	}
 	if c := s.Counters; c != nil {
-		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d left alone; session affinity kept %d\n",
+		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d passed unchanged; session affinity kept %d\n",
 			c.ConnectBalance, c.ConnectReject, c.ConnectDrop, c.ConnectPass, c.AffinityHit)
-		fmt.Fprintf(w, "Datagrams of unconnected sockets: %d to Services (%d flows begun), %d rejected, %d dropped, %d left alone; %d answers named\n",
+		fmt.Fprintf(w, "Datagrams of unconnected sockets: %d to Services (%d new flows), %d rejected, %d dropped, %d passed unchanged; %d replies translated back\n",
 			c.DatagramBalance, c.FlowNew, c.DatagramReject, c.DatagramDrop, c.DatagramPass, c.DatagramName)
 		if c.FlowEvicted > 0 {
-			fmt.Fprintf(w, "Flows forgotten, because one socket asks more Services than fit: %d\n", c.FlowEvicted)
+			fmt.Fprintf(w, "Flows evicted, because one socket uses more Services than fit: %d\n", c.FlowEvicted)
 		}
 		if c.BindRefused > 0 {
-			fmt.Fprintf(w, "Ports of Services and Pods that bind() was refused: %d\n", c.BindRefused)
+			fmt.Fprintf(w, "bind() calls refused because a Service or Pod uses the port: %d\n", c.BindRefused)
 		}
-		if c.ConnectFault+c.DatagramFault+c.AffinityFailed+c.RecordFailed+c.FlowFailed > 0 {
-			fmt.Fprintf(w, "Faults so far: %d found no backend behind a slot, %d affinities and %d socket records could not be stored\n",
-				c.ConnectFault+c.DatagramFault, c.AffinityFailed, c.RecordFailed+c.FlowFailed)
+		if c.ConnectNoBackend+c.DatagramNoBackend+c.AffinityFailed+c.RecordFailed+c.FlowFailed > 0 {
+			fmt.Fprintf(w, "Faults so far: %d slots without a backend, %d affinity entries and %d socket records not stored\n",
+				c.ConnectNoBackend+c.DatagramNoBackend, c.AffinityFailed, c.RecordFailed+c.FlowFailed)
 		}
 	}
 }
 
-func statusTables(w io.Writer, s *observe.Status) {
+func statusTables(w io.Writer, s *inspect.Status) {
 	if len(s.Tables) == 0 {
 		return
 	}
@@ -236,7 +202,7 @@ func statusTables(w io.Writer, s *observe.Status) {
 	t.Flush()
 }
 
-func statusFeatures(w io.Writer, s *observe.Status) {
+func statusFeatures(w io.Writer, s *inspect.Status) {
 	fmt.Fprintln(w, "\nKernel:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range s.Features {

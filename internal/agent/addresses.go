@@ -9,28 +9,27 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
-// updateAddresses reads the addresses of this node's interfaces anew (R22).
+// updateAddresses rereads the addresses of this node's interfaces (R22).
 func (a *Agent) updateAddresses() {
 	addresses, err := localAddresses()
 	if err != nil {
-		a.log.Error("the addresses of this node cannot be read; those known so far are used", "error", err)
+		a.log.Error("cannot read the addresses of this node; the last known ones stay in use", "error", err)
 		return
 	}
-	delta := a.table.SetLocalAddresses(addresses)
+	delta := a.cluster.SetLocalAddresses(addresses)
 	a.addresses = addresses
 	a.noteOwnAddress()
-	a.edge.SetPods(a.podsByPacket())
 	if a.synced {
 		a.program(delta)
 	}
 }
 
-// noteOwnAddress says so if no device here has an address of this node's Node object.
+// noteOwnAddress warns if no device here has an address of this node's Node object.
 func (a *Agent) noteOwnAddress() {
-	own := slices.DeleteFunc(slices.Clone(a.table.OwnAddresses()), netip.Addr.IsLoopback)
+	own := slices.DeleteFunc(slices.Clone(a.cluster.OwnAddresses()), netip.Addr.IsLoopback)
 	none := len(own) > 0 && !slices.ContainsFunc(own, func(o netip.Addr) bool { return slices.Contains(a.addresses, o) })
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -40,10 +39,10 @@ func (a *Agent) noteOwnAddress() {
 	a.noOwnAddress = none
 }
 
-// localAddresses are the addresses of this node's interfaces that others can
-// reach: neither loopback nor link-local.
+// localAddresses returns the addresses of this node's interfaces that other hosts can reach:
+// neither loopback nor link-local.
 func localAddresses() ([]netip.Addr, error) {
-	list, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent is the one program that runs on a node: it takes objects from
-// a source, lets package service decide, and keeps the datapath's tables in
-// agreement. It owns no traffic: what it attached goes on without it.
+// Package agent runs on each node. It takes objects from a source, lets package service decide, and
+// keeps the datapath's tables up to date. Traffic does not depend on the agent: what it attached
+// keeps serving without it.
 package agent
 
 import (
@@ -15,15 +15,13 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/observe"
-	"beeline.io/beeline/internal/pods"
-	"beeline.io/beeline/internal/probe"
+	"beeline.io/beeline/internal/healthcheck"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/sync"
-	"beeline.io/beeline/internal/terminate"
 )
 
 // Agent is a running agent.
@@ -34,46 +32,41 @@ type Agent struct {
 	started time.Time
 
 	objects  source.Source
-	server   apiServer // where objects come from, unless from files
+	server   apiServer // source of objects; unused with manifests
 	datapath *datapath.Datapath
-	syncer   *sync.Syncer
-	// addresses of this node's interfaces, of the loop.
-	addresses []netip.Addr
-	table     *service.Table
-	optOuts   *service.OptOuts
-	pods      *pods.Tracker
-	sockets   *terminate.Job
-	edge      *edge.Edge // nil: off
-	prober    *probe.Prober
+	syncer   *reconcile.Syncer
+	// addresses of this node's interfaces. Only the loop uses it.
+	addresses  []netip.Addr
+	cluster    *service.Cluster
+	optOuts    *service.OptOuts
+	components component.Running
+	prober     *healthcheck.Prober
 
-	// unmended says what mend could not do the last time; only loop looks.
-	unmended string
+	// repairErrors are the errors of the last repair. Only the loop uses it.
+	repairErrors string
 
-	synced bool // the complete state is in the tables and attached; only loop looks
+	synced bool // the complete state is in the tables and the programs are attached; only the loop uses it
 
 	mu          gosync.Mutex
-	source      observe.Source // what the socket's requests see of the source
+	source      inspect.Source // the source's state, as shown by the socket
 	unknownNode bool
-	// nodeDeleted: this node's Node object has been deleted (R39).
+	// nodeDeleted reports that this node's Node object has been deleted (R39).
 	nodeDeleted bool
-	// untoldPods is observe.Status.UntoldPods.
-	untoldPods int
-	// noOwnAddress is observe.Status.NoOwnAddress.
+	// unclassifiedPods is inspect.Status.UnclassifiedPods.
+	unclassifiedPods int
+	// noOwnAddress is inspect.Status.NoOwnAddress.
 	noOwnAddress bool
-	// optOutProblems are those of objects that ask for no socket shortcut.
-	optOutProblems []service.OptOutProblem
-	// strays are the slices in manifests whose Service does not exist.
-	strays []service.Stray
-	// checked are the endpoints with health checks.
-	checked map[service.Ref][]service.Checked
+	// orphanSlices are EndpointSlices in manifests whose Service does not exist.
+	orphanSlices []service.ObjectProblem
+	// checked holds the endpoints with health checks.
+	checked map[service.Ref][]service.CheckedEndpoint
 }
 
 // Run runs an agent until ctx ends. It leaves everything attached.
 //
-// On a node where nothing is attached yet it fails if the manifests are bad,
-// and leaves the node as it found it, and waits for an API server before it attaches
-// anything. Where an earlier agent's programs serve, it reports what is bad and
-// serves on with what is there.
+// On a node where nothing is attached it fails if the manifests are invalid, and restores the node;
+// with an API server it waits for a complete state before it attaches anything. If an earlier
+// agent's programs are attached, it reports the errors and keeps serving with the existing tables.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	var err error
@@ -81,46 +74,33 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	loaded := a.loadManifests()
-	a.table = service.NewTable(config.Service)
+	a.cluster = service.NewCluster(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
-	a.prober = a.newProber()
 
-	a.datapath, err = datapath.Open(datapath.Options{
-		BPFFS: config.BPFFS, CgroupRoot: config.CgroupRoot, Limits: config.Limits,
-		BindProtection: config.BindProtection, Edge: config.edgeOptions(),
-	})
+	a.datapath, err = datapath.Open(config.datapathOptions())
 	bad := <-loaded
 	if err != nil {
 		return errors.Join(bad, err)
 	}
 	defer a.datapath.Close()
 	if bad != nil && !datapath.Attached(config.BPFFS) {
-		return a.giveUp(bad)
+		return a.rollback(bad)
 	}
 	if bad != nil {
-		log.Error("the manifests cannot be used; what an earlier agent left serves on")
+		log.Error("the manifests are invalid; the tables of an earlier agent stay in use")
 	}
-	if a.datapath.Unprotected != "" {
-		log.Error(a.datapath.Unprotected)
+	if a.prober, err = a.newProber(); err != nil {
+		return err
 	}
-	if config.noEdge != "" {
-		log.Error(config.noEdge)
-	}
-	if a.syncer, err = sync.New(a.datapath.Tables); err != nil {
+	if a.syncer, err = reconcile.New(a.datapath.Tables); err != nil {
 		return err
 	}
 	a.syncer.SetShares(config.Shares)
-	if err := a.syncer.AcceptTunnels(config.acceptsTunnels() != ""); err != nil {
+	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Log: log})
+	if err != nil {
 		return err
 	}
-	if a.pods, err = pods.New(a.datapath.Tables.OptedOut, config.PodCgroups, a.datapath.CgroupPath(), log); err != nil {
-		return err
-	}
-	a.sockets = terminate.New(a.datapath, terminate.Config{
-		Method: terminate.Method(config.Terminate), TCPDrain: config.TCPDrain, Serves: a.serves, Log: log,
-	})
-	defer a.sockets.Close()
-	a.edge = a.newEdge()
+	defer a.components.Close()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err
@@ -129,20 +109,27 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	}
 	err = a.serve(ctx)
 	if err == nil && !a.synced && !datapath.Attached(config.BPFFS) {
-		return a.giveUp(nil) // stopped while it waited for the source
+		return a.rollback(nil) // stopped while waiting for the source
 	}
 	return err
 }
 
-// tellManager tells the service manager, if it wants to know (sd_notify(3)).
-func (a *Agent) tellManager(state string) {
+// datapathOptions are the options of the datapath and of its components.
+func (c *Config) datapathOptions() datapath.Options {
+	o := datapath.Options{BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Limits: c.Limits}
+	c.Components.Options(&o)
+	return o
+}
+
+// sdNotify sends a state to the service manager, if there is one (sd_notify(3)).
+func (a *Agent) sdNotify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		a.log.Warn("the service manager could not be told", "state", state, "error", err)
+		a.log.Warn("cannot notify the service manager", "state", state, "error", err)
 	}
 }
 
-// giveUp leaves a node on which nothing was attached as it was found.
-func (a *Agent) giveUp(err error) error {
+// rollback restores a node on which nothing was attached before.
+func (a *Agent) rollback(err error) error {
 	a.datapath.Close()
-	return errors.Join(err, datapath.Cleanup(a.config.BPFFS))
+	return errors.Join(err, datapath.Cleanup(a.config.BPFFS, a.config.Components.BPF()...))
 }

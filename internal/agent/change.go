@@ -10,27 +10,26 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
 
-// take brings one event of the source into the tables. Until the source is
-// complete, nothing is programmed and nothing removed (R4).
+// take applies one event of the source to the tables. Until the source is complete, it programs and
+// removes nothing (R4).
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
-	a.table.SetServer(a.server.addresses())
+	a.cluster.SetServer(a.server.addresses())
 	if a.config.IgnoreAnnotations {
 		ev.Changes = service.WithoutAnnotations(ev.Changes)
 	}
-	delta := a.table.Apply(ev.Changes)
+	delta := a.cluster.Apply(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
-	a.noteStrays(ev.Synced)
+	a.noteOrphanSlices(ev.Synced)
 	a.noteOwnAddress()
-	a.edge.SetNode(a.table.OwnAddresses())
-	a.edge.SetPods(a.podsByPacket())
 	if !ev.Synced {
 		return nil
 	}
@@ -39,13 +38,10 @@ func (a *Agent) take(ev source.Event) error {
 		a.wantHealth(&delta)
 	}
 	if first {
-		delta = completeState(a.table)
-	}
-	if first || optOuts {
-		a.applyOptOuts()
+		delta = completeState(a.cluster)
 	}
 	begin := time.Now()
-	if err := a.apply(delta); err != nil {
+	if err := a.apply(delta, first || optOuts); err != nil {
 		a.logMissing(err)
 	}
 	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
@@ -55,7 +51,7 @@ func (a *Agent) take(ev source.Event) error {
 	return nil
 }
 
-func completeState(table *service.Table) service.Delta {
+func completeState(table *service.Cluster) service.Delta {
 	cidrs, pods, balancers := table.ServiceCIDRs(), table.PodNetworks(), table.Balancers()
 	delta := service.Delta{Plans: map[service.Ref]*service.Plan{}, ServiceCIDRs: &cidrs, PodNetworks: &pods, Balancers: &balancers}
 	for owner, plan := range table.Owners() {
@@ -64,101 +60,106 @@ func completeState(table *service.Table) service.Delta {
 	return delta
 }
 
-// program is apply, and a word in the log if not all of it went.
+// program calls apply, and logs an error if part of the change failed.
 func (a *Agent) program(delta service.Delta) {
-	if err := a.apply(delta); err != nil {
+	if err := a.apply(delta, false); err != nil {
 		a.logMissing(err)
 	}
 }
 
 func (a *Agent) logMissing(err error) {
-	a.log.Error("not all of the change is in the tables; what fits is served, and what was there serves on", "error", err)
+	a.log.Error("part of the change is not in the tables; the rest is, and earlier entries keep serving", "error", err)
 }
 
-// apply brings a change into the tables as far as it goes; the loop tries the rest again.
-func (a *Agent) apply(delta service.Delta) error {
-	a.edge.Reach(elsewhere(delta))
-	a.syncer.SetOwn(slices.Concat(a.addresses, a.table.OwnAddresses()))
+// apply writes a change to the tables as far as possible; the loop retries the rest.
+func (a *Agent) apply(delta service.Delta, optOuts bool) error {
+	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses, OptOuts: a.optOuts, OptOutsChanged: optOuts}
+	a.components.Prepare(change)
+	a.syncer.SetOwn(slices.Concat(a.addresses, a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)
-	a.edge.Forward(a.forwards(delta))
-	a.edge.FollowDSR(goesByDSR(delta))
-	a.lookAfterSockets()
+	a.components.Apply(change)
+	a.noteRemoved()
 	return err
 }
 
-// garbagePercent is how much garbage may lie beside what is in use: memory of a
-// node is dearer than the little time that the collector takes.
+// noteRemoved tells the components about backends that the last change of the tables took out of service.
+func (a *Agent) noteRemoved() {
+	if a.synced {
+		a.components.BackendsRemoved(a.syncer.TakeRemoved())
+	}
+}
+
+// garbagePercent is the agent's GOGC. It trades a little CPU time for less memory on the node.
 const garbagePercent = 25
 
-// freeAfter is when what the first reading took goes back to the system. What it left in
-// pools goes with the second collection, and on a busy machine it takes a while until all
-// is done that follows.
+// freeAfter are the times after which memory of the initial read is returned to the system. Pooled
+// memory is freed by the second collection, and on a busy machine the follow-up work takes a while.
 var freeAfter = []time.Duration{time.Second, 5 * time.Second, 20 * time.Second}
 
-// becomeReady attaches the programs, unless an earlier agent did: they find the
-// complete state in the tables.
+// becomeReady attaches the programs, unless an earlier agent did. The tables hold the complete
+// state by then.
 func (a *Agent) becomeReady(objects int) error {
-	a.edge.Start()
+	a.components.Start()
 	if !datapath.Attached(a.config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
-			return a.giveUp(err)
+			return a.rollback(err)
 		}
 	}
 	a.synced = true
-	// Reading it all took more than keeping it does; and while it was read, to
-	// collect garbage so often would have taken time.
+	// The initial read needs more memory than steady state, and a low GOGC would slow it down. So
+	// lower GOGC now.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbagePercent)
 	}
 	for _, after := range freeAfter {
 		time.AfterFunc(after, debug.FreeOSMemory)
 	}
-	a.changed(true, true) // of what happened while no agent was running
+	a.components.BackendsRemoved(true, true) // for changes made while no agent was running
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
-	a.tellManager(daemon.SdNotifyReady)
+	a.sdNotify(daemon.SdNotifyReady)
 	return nil
 }
 
-// noteStrays says so if manifests have slices whose Service does not exist.
-func (a *Agent) noteStrays(synced bool) {
+// noteOrphanSlices logs EndpointSlices in manifests whose Service does not exist.
+func (a *Agent) noteOrphanSlices(synced bool) {
 	if a.config.Manifests == "" || !synced {
 		return
 	}
-	strays := a.table.Strays()
+	strays := a.cluster.OrphanSlices()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range strays {
-		if !slices.Contains(a.strays, s) {
-			a.log.Warn("an EndpointSlice is of no use", "object", s.Slice.String(), "why", s.Reason)
+		if !slices.Contains(a.orphanSlices, s) {
+			a.log.Warn("an EndpointSlice has no effect", "object", s.Object.String(), "why", s.Problem.Message)
 		}
 	}
-	a.strays = strays
+	a.orphanSlices = strays
 }
 
-// strayStatus adds what noteStrays has found.
-func (a *Agent) strayStatus(s *observe.Status) {
+// orphanSliceStatus adds the orphaned EndpointSlices to the status.
+func (a *Agent) orphanSliceStatus(s *inspect.Status) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, stray := range a.strays {
-		s.AddProblem(stray.Slice, stray.Reason)
+	for _, stray := range a.orphanSlices {
+		s.AddProblem(stray.Object, stray.Problem)
 	}
 }
 
-// noteNode says so if this node's name is none of the Nodes', or none any more, and if Nodes do not
-// say where their pods are.
+// noteNode warns if no Node has this node's name, if that Node was deleted, and if Nodes have no
+// podCIDRs.
 func (a *Agent) noteNode() {
-	unknown, deleted, untold := a.table.UnknownNode(), a.table.OwnNodeDeleted(), a.table.UntoldPods()
+	unknown, deleted, unclassified := a.cluster.UnknownNode(), a.cluster.OwnNodeDeleted(), a.cluster.UnclassifiedPods()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if untold > 0 && a.untoldPods == 0 {
-		a.log.Warn("Nodes without podCIDRs: their pods cannot be told from clients outside; name the networks of pods with --pod-networks", "nodes", untold)
+	if unclassified > 0 && a.unclassifiedPods == 0 {
+		a.log.Warn("Nodes without podCIDRs: their pods count as clients outside the cluster; set --pod-networks to the pod networks", "nodes", unclassified)
 	}
-	a.untoldPods = untold
+	a.unclassifiedPods = unclassified
 	if unknown && !a.unknownNode {
 		a.log.Warn("no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
 	}
 	if deleted && !a.nodeDeleted {
-		a.log.Warn("the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in force until there is another", "node", a.config.NodeName)
+		a.log.Warn("the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", "node", a.config.NodeName)
 	}
 	a.unknownNode, a.nodeDeleted = unknown, deleted
 }

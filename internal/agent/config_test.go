@@ -12,17 +12,17 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/sync"
 )
 
-// Services come from one source, and it is said how to name one.
+// Services come from one source, and errors say how to give one.
 func TestSourceOfServices(t *testing.T) {
 	for _, test := range []struct {
 		name, args, inCluster, want string
 	}{
 		{"none", "", "", "no source of Services: give --kubeconfig"},
-		{"both", "--manifests /m --kubeconfig /k", "", "--manifests and --kubeconfig: Services come from one of them"},
+		{"both", "--manifests /m --kubeconfig /k", "", "--manifests and --kubeconfig: Services are read from one of them"},
 		{"manifests", "--manifests /m", "", ""},
 		{"kubeconfig", "--kubeconfig /k", "", ""},
 		{"in a pod", "", "192.0.2.1", ""},
@@ -39,7 +39,7 @@ func TestSourceOfServices(t *testing.T) {
 	}
 }
 
-// wantComplete wants a command line to be accepted, or an error with these words.
+// wantComplete expects a command line to be accepted, or an error with these words.
 func wantComplete(t *testing.T, args, want string) (c Config) {
 	t.Helper()
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
@@ -54,7 +54,7 @@ func wantComplete(t *testing.T, args, want string) (c Config) {
 	return c
 }
 
-// configFile is the path of a file for --config.
+// configFile returns the path of a file for --config.
 func configFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -64,7 +64,7 @@ func configFile(t *testing.T, text string) string {
 	return path
 }
 
-// A value of the wrong kind is told in words, by the command line and by the file.
+// Errors about a value of the wrong type are the same for the command line and the file.
 func TestValuesOfTheWrongKind(t *testing.T) {
 	for setting, want := range map[string]string{
 		"max-flows=99999999999":  "too large",
@@ -86,54 +86,53 @@ func TestValuesOfTheWrongKind(t *testing.T) {
 	}
 }
 
-// What is said of the edge has to make sense, and is checked before anything is
-// touched.
+// The edge's flags are validated before anything is attached.
 func TestEdgeFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"--edge-mode=auto":                         "",
-		"--edge-mode=off --snat-ports=30000-40000": "",
-		"--edge-mode=fast":                         "--edge-mode \"fast\": one of auto, xdp, tc, off",
-		"--edge-mode=tc --edge-xdp-generic":        "--edge-xdp-generic has no effect with --edge-mode=tc",
-		"--edge-mode=off --set-sysctls":            "--set-sysctls has no effect with --edge-mode=off",
-		"--devices=eth[":                           "not a name or shell pattern",
-		"--flow-timeout-udp=0s":                    "--flow-timeout-udp 0s: at least 1s",
-		"--flow-timeout-udp=-1h":                   "--flow-timeout-udp -1h0m0s: at least 1s",
-		"--flow-timeout-tcp=1ns":                   "--flow-timeout-tcp 1ns: at least 1s, such as",
-		"--flow-timeout-tcp=999ms":                 "flows are timed in seconds",
-		"--flow-timeout-tcp=1s":                    "",
-		"--flow-timeout-udp=1s":                    "",
-		"--pod-networks=0.0.0.0/0":                 "--pod-networks 0.0.0.0/0: clients outside of the cluster would count as pods",
-		"--pod-networks=0.0.0.0/1,128.0.0.0/1":     "name the networks that pods have their addresses from, such as 10.244.0.0/16",
-		"--pod-networks=10.0.0.0/8,::/0":           "--pod-networks ::/0: clients",
-		"--pod-networks=::ffff:0.0.0.0/96":         "--pod-networks 0.0.0.0/0: clients",
-		"--pod-networks=2000::/3":                  "(a prefix of /7 or longer)",
-		"--pod-networks=10.0.0.0/8,fd00::/8":       "",
-		"--pod-networks=fc00::/7":                  "",
-		"--pod-networks=10.244.0.0":                "is not a network such as 10.244.0.0/16",
-		"--snat-ports=30000-30001":                 "--snat-ports: 30000-30001 overlaps the NodePorts 30000-32767",
-		"--snat-ports=many":                        "--snat-ports many: \"many\" is not a range of ports",
-		"--max-flows=0":                            "--max-flows 0: between 64 and",
-		"--max-flows=1":                            "with fewer flows push one another out",
-		"--max-flows=4":                            "--max-flows 4: between 64 and",
-		"--max-flows=63":                           "--max-flows 63: between 64 and",
-		"--max-flows=64":                           "",
-		"--max-flows=67108865":                     "--max-flows 67108865: between 64 and 67108864",
-		"--max-slots=0":                            "--max-slots 0: between 1 and",
+		"--edge-mode=auto":                          "",
+		"--edge-mode=off --snat-ports=30000-40000":  "",
+		"--edge-mode=fast":                          "--edge-mode \"fast\": one of auto, xdp, tc, off",
+		"--edge-mode=tc --edge-xdp-generic":         "--edge-xdp-generic has no effect with --edge-mode=tc",
+		"--edge-mode=off --set-sysctls":             "--set-sysctls has no effect with --edge-mode=off",
+		"--devices=eth[":                            "not a name or shell pattern",
+		"--conntrack-udp-timeout-stream=0s":         "--conntrack-udp-timeout-stream 0s: at least 1s",
+		"--conntrack-udp-timeout-stream=-1h":        "--conntrack-udp-timeout-stream -1h0m0s: at least 1s",
+		"--conntrack-tcp-timeout-established=1ns":   "--conntrack-tcp-timeout-established 1ns: at least 1s, such as",
+		"--conntrack-tcp-timeout-established=999ms": "the age of flows is known in seconds",
+		"--conntrack-tcp-timeout-established=1s":    "",
+		"--conntrack-udp-timeout-stream=1s":         "",
+		"--pod-networks=0.0.0.0/0":                  "--pod-networks 0.0.0.0/0: clients outside the cluster would count as pods",
+		"--pod-networks=0.0.0.0/1,128.0.0.0/1":      "give only the networks of pod addresses, such as 10.244.0.0/16",
+		"--pod-networks=10.0.0.0/8,::/0":            "--pod-networks ::/0: clients",
+		"--pod-networks=::ffff:0.0.0.0/96":          "--pod-networks 0.0.0.0/0: clients",
+		"--pod-networks=2000::/3":                   "(a prefix of /7 or longer)",
+		"--pod-networks=10.0.0.0/8,fd00::/8":        "",
+		"--pod-networks=fc00::/7":                   "",
+		"--pod-networks=10.244.0.0":                 "is not a network such as 10.244.0.0/16",
+		"--snat-ports=30000-30001":                  "--snat-ports: 30000-30001 overlaps the NodePorts 30000-32767",
+		"--snat-ports=many":                         "--snat-ports many: \"many\" is not a range of ports",
+		"--max-flows=0":                             "--max-flows 0: between 64 and",
+		"--max-flows=1":                             "with fewer flows push one another out",
+		"--max-flows=4":                             "--max-flows 4: between 64 and",
+		"--max-flows=63":                            "--max-flows 63: between 64 and",
+		"--max-flows=64":                            "",
+		"--max-flows=67108865":                      "--max-flows 67108865: between 64 and 67108864",
+		"--max-slots=0":                             "--max-slots 0: between 1 and",
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
 	c := wantComplete(t, "--manifests /m --pod-networks=10.244.3.0/16 --snat-ports=2000-2999", "")
-	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" || c.edgeOptions().SNATPorts[0] != (datapath.PortRange{First: 2000, Last: 2999}) {
-		t.Errorf("networks %v, ports %v", c.Service.PodNetworks, c.edgeOptions())
+	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" || c.datapathOptions().Edge.SNATPorts[0] != (datapath.PortRange{First: 2000, Last: 2999}) {
+		t.Errorf("networks %v, ports %v", c.Service.PodNetworks, c.datapathOptions().Edge)
 	}
-	if off := wantComplete(t, "--manifests /m --edge-mode=off", ""); off.edgeOptions() != nil {
-		t.Errorf("an edge that is off has %v", off.edgeOptions())
+	if off := wantComplete(t, "--manifests /m --edge-mode=off", ""); off.datapathOptions().Edge != nil {
+		t.Errorf("an edge that is off has %v", off.datapathOptions().Edge)
 	}
 }
 
-// TestShares: what one object and one namespace may take, by where the objects come from.
+// TestShares: the default shares of one object and one namespace depend on the source.
 func TestShares(t *testing.T) {
-	for args, want := range map[string]sync.Shares{
+	for args, want := range map[string]reconcile.Shares{
 		"--kubeconfig /k":                                           {Service: 25, Namespace: 50},
 		"--manifests /m":                                            {Service: 100, Namespace: 100},
 		"--manifests /m --service-share=30":                         {Service: 30, Namespace: 100},
@@ -146,19 +145,18 @@ func TestShares(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
 		}
 	}
-	wantComplete(t, "--manifests /m --service-share=101", "percent of each table, from 1 to 100")
+	wantComplete(t, "--manifests /m --service-share=101", "give a percentage of each table from 1 to 100")
 	wantComplete(t, "--manifests /m --service-share=30 --namespace-share=20", "--service-share is more than --namespace-share")
 }
 
-// "off" is a boolean to YAML, and means itself.
+// "off" is a boolean in YAML, and keeps its meaning.
 func TestOffInTheFile(t *testing.T) {
 	for _, text := range []string{"edge-mode: off\n", "dsr: off\n", "dsr: 'off'\n", "terminate-sockets: off\n", "dsr-hybrid: off\n"} {
 		wantComplete(t, "--manifests /m --config "+configFile(t, text), "")
 	}
 }
 
-// How packets get to backends elsewhere, and from whom they are taken, on the command line
-// and in the file.
+// The DSR method and the accepted balancers can be set on the command line and in the file.
 func TestDSRFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--dsr=off --edge-mode=off":                  "",
@@ -172,25 +170,15 @@ func TestDSRFlags(t *testing.T) {
 		"--dsr-accept=false --edge-mode=off":         "",
 		"--dsr-balancers=192.0.2.7":                  "\"192.0.2.7\" is not a network such as 192.0.2.0/24, or 192.0.2.7/32 for one balancer",
 		"--dsr-balancers=192.0.2.7/33":               "is not a network",
-		"--dsr-balancers=0.0.0.0/0":                  "--dsr-balancers 0.0.0.0/0: who is there can speak to backends of this node in any client's name",
+		"--dsr-balancers=0.0.0.0/0":                  "--dsr-balancers 0.0.0.0/0: hosts there can send packets to backends of this node with any client's address",
 		"--dsr-balancers=10.0.0.0/8,2000::/3":        "(a prefix of /7 or longer)",
 		"--dsr-balancers=::ffff:0.0.0.0/96":          "--dsr-balancers 0.0.0.0/0",
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
-	// What balancers have sent is opened for whoever asks for DSR, and by who says so.
-	for args, want := range map[string]string{
-		"": "", "--dsr=ipip": "--dsr=ipip", "--dsr-balancers=192.0.2.7/32": "--dsr-balancers", "--dsr-accept": "--dsr-accept=true",
-		"--dsr=ipip --dsr-balancers=192.0.2.7/32 --dsr-accept=false":  "",
-		"--config " + configFile(t, "dsr-accept: true\n"):             "--dsr-accept=true",
-		"--config " + configFile(t, "dsr-accept: false\ndsr: ipip\n"): "", "--dsr=ipip --dsr-accept=auto": "--dsr=ipip",
-	} {
-		c := wantComplete(t, "--manifests /m "+args, "")
-		if got := c.acceptsTunnels(); got != want {
-			t.Errorf("%s: packets of balancers are opened because of %q, want %q", args, got, want)
-		}
-		if never := strings.Contains(args, "accept=false"); never && c.edgeOptions().AcceptDSR {
-			t.Errorf("%s: the programs can open packets", args)
+	for text, want := range map[string]bool{"dsr-accept: true\n": true, "dsr-accept: false\ndsr: ipip\n": false} {
+		if c := wantComplete(t, "--manifests /m --config "+configFile(t, text), ""); c.datapathOptions().Edge.AcceptDSR != want {
+			t.Errorf("%q: the programs can decapsulate packets: %t, want %t", text, !want, want)
 		}
 	}
 	path := configFile(t, "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n")
@@ -203,14 +191,14 @@ func TestDSRFlags(t *testing.T) {
 	}
 }
 
-// The algorithm is one that there is, and tables have a prime number of slots.
+// The algorithm must exist, and Maglev tables must have a prime number of slots.
 func TestAlgorithmFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                   "",
 		"--algorithm=maglev": "",
 		"--algorithm=maglev --maglev-table-size=65537": "",
 		"--algorithm=source-hash":                      "--algorithm \"source-hash\": one of random, maglev",
-		"--maglev-table-size=16384":                    "--maglev-table-size: 16384 slots: this is no prime number; the next ones are 16381 and 16411",
+		"--maglev-table-size=16384":                    "--maglev-table-size: 16384 slots: not a prime number; the nearest are 16381 and 16411",
 		"--maglev-table-size=7":                        "choose a prime number from 251 to 1048573",
 	} {
 		wantComplete(t, "--manifests /m "+args, want)

@@ -14,52 +14,52 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
-// EventsPath answers a GET with a stream of observe.Notice as JSON, one in a line,
-// until the client goes; first an empty one as soon as events are told. The query is
-// an observe.Filter.
+// EventsPath answers a GET with a stream of inspect.EventMessage, one JSON object per line, until
+// the client disconnects. An empty message comes first, when events are being reported. The query
+// is an inspect.Filter.
 const EventsPath = "/v1/events"
 
-// watchers are those who are told what the edge does. While there is one, the
-// programs tell; they do no more than look whether they should otherwise.
+// watchers are the clients that watch the edge's events. The programs send events only while there
+// is one; otherwise they only check whether to send.
 type watchers struct {
-	events   *datapath.Events // nil: there is no edge
+	events   *datapath.Events // nil without an edge
 	services datapath.Hash[uint32, datapath.ServiceName]
-	reader   *observe.EventReader
+	reader   *inspect.EventReader
 	log      *slog.Logger
 
 	mu   gosync.Mutex
 	all  map[*watcher]bool
-	now  *reading      // nil: nobody watches
-	done chan struct{} // the last reading has ended; nil: there was none
+	now  *reading      // nil without watchers
+	done chan struct{} // closed when the last reading ended; nil before the first
 }
 
-// reading goes on while there are watchers.
+// reading reads events while there are watchers.
 type reading struct {
 	stop  context.CancelFunc
-	ready bool // the programs tell
+	ready bool // the programs send events
 }
 
-// watcher is one of them. What it does not take in time is lost to it.
+// watcher is one client. It loses events that it does not read in time.
 type watcher struct {
-	filter  observe.Filter
+	filter  inspect.Filter
 	ready   chan struct{}
-	notices chan *observe.Event
+	notices chan *inspect.Event
 	lost    atomic.Uint64
 	failed  chan error
 }
 
-// backlog is how many events wait for a watcher that is slow.
+// backlog is the number of events that wait for a slow watcher.
 const backlog = 8192
 
 func newWatchers(d *datapath.Datapath, log *slog.Logger) *watchers {
-	return &watchers{events: d.Events(), services: d.Tables.Services, reader: observe.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}
+	return &watchers{events: d.Events(), services: d.Tables.Services, reader: inspect.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}
 }
 
-func (w *watchers) add(f observe.Filter) *watcher {
-	one := &watcher{filter: f, ready: make(chan struct{}), notices: make(chan *observe.Event, backlog), failed: make(chan error, 1)}
+func (w *watchers) add(f inspect.Filter) *watcher {
+	one := &watcher{filter: f, ready: make(chan struct{}), notices: make(chan *inspect.Event, backlog), failed: make(chan error, 1)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all[one] = true
@@ -75,7 +75,7 @@ func (w *watchers) add(f observe.Filter) *watcher {
 	go func() {
 		defer close(done)
 		if before != nil {
-			<-before // the ring has one reader
+			<-before // the ring has only one reader
 		}
 		w.read(ctx, now)
 	}()
@@ -91,7 +91,7 @@ func (w *watchers) remove(one *watcher) {
 	}
 }
 
-// end ends the reading. The caller holds the lock.
+// end stops reading. The caller holds the lock.
 func (w *watchers) end() {
 	if w.now != nil {
 		w.now.stop()
@@ -99,7 +99,7 @@ func (w *watchers) end() {
 	}
 }
 
-// close returns when the programs tell nothing any more.
+// close stops reading, and returns when the programs send no more events.
 func (w *watchers) close() {
 	w.mu.Lock()
 	w.end()
@@ -110,13 +110,13 @@ func (w *watchers) close() {
 	}
 }
 
-// read tells all watchers until ctx ends.
+// read sends events to all watchers until ctx ends.
 func (w *watchers) read(ctx context.Context, r *reading) {
-	err := w.events.Read(ctx, func() { w.ready(r) }, w.tell, w.lose)
+	err := w.events.Read(ctx, func() { w.ready(r) }, w.broadcast, w.countLost)
 	if err == nil {
 		return
 	}
-	w.log.Error("what the edge does cannot be told", "error", err)
+	w.log.Error("cannot report the edge's events", "error", err)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.now != r {
@@ -141,7 +141,7 @@ func (w *watchers) ready(r *reading) {
 	}
 }
 
-func (w *watchers) tell(e *datapath.EdgeEvent) {
+func (w *watchers) broadcast(e *datapath.EdgeEvent) {
 	event := w.reader.Event(e)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,7 +157,7 @@ func (w *watchers) tell(e *datapath.EdgeEvent) {
 	}
 }
 
-func (w *watchers) lose(n uint64) {
+func (w *watchers) countLost(n uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for one := range w.all {
@@ -165,15 +165,15 @@ func (w *watchers) lose(n uint64) {
 	}
 }
 
-// How long a client may take for what it is sent, and how often losses are told.
+// Write timeout of a client, and interval at which lost events are reported.
 const (
 	sendTimeout  = 10 * time.Second
 	lossInterval = 200 * time.Millisecond
 )
 
-// stream answers a client that watches.
+// stream serves a client that watches events.
 func (w *watchers) stream(to http.ResponseWriter, request *http.Request) {
-	filter := observe.FilterFrom(request.URL.Query())
+	filter := inspect.FilterFrom(request.URL.Query())
 	if err := filter.Check(); err != nil {
 		http.Error(to, err.Error(), http.StatusBadRequest)
 		return
@@ -183,7 +183,7 @@ func (w *watchers) stream(to http.ResponseWriter, request *http.Request) {
 		return
 	}
 	if w.events == nil {
-		http.Error(to, "there is no edge whose packets could be watched: the agent's --edge-mode is off", http.StatusNotFound)
+		http.Error(to, "there are no edge events: the agent runs with --edge-mode=off", http.StatusNotFound)
 		return
 	}
 	one := w.add(filter)
@@ -199,13 +199,13 @@ func (w *watchers) stream(to http.ResponseWriter, request *http.Request) {
 	to.Header().Set("Content-Type", "application/jsonlines")
 	err := one.send(request.Context(), to)
 	if err != nil && request.Context().Err() == nil && !errors.Is(err, http.ErrAbortHandler) {
-		w.log.Debug("a watcher is left", "error", err)
+		w.log.Debug("a watcher was disconnected", "error", err)
 	}
 }
 
 func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 	out, encoder := http.NewResponseController(to), json.NewEncoder(to)
-	write := func(n observe.Notice) error {
+	write := func(n inspect.EventMessage) error {
 		if err := out.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return err
 		}
@@ -213,17 +213,17 @@ func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 			return err
 		}
 		if len(one.notices) > 0 {
-			return nil // more is to come at once
+			return nil // more events follow at once
 		}
 		return out.Flush()
 	}
-	if err := write(observe.Notice{}); err != nil {
+	if err := write(inspect.EventMessage{}); err != nil {
 		return err
 	}
 	losses := time.NewTicker(lossInterval)
 	defer losses.Stop()
 	for {
-		var n observe.Notice
+		var n inspect.EventMessage
 		select {
 		case <-ctx.Done():
 			return nil
@@ -242,10 +242,9 @@ func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 	}
 }
 
-// Watch calls ready as soon as events are told, and f for each notice, until ctx
-// ends, f fails or the agent does. Errors: *observe.QuestionError for a filter that names
-// what there is not.
-func (c *Client) Watch(ctx context.Context, filter observe.Filter, ready func(), f func(observe.Notice) error) error {
+// Watch calls ready as soon as events are being reported, and f for each message, until ctx ends, f
+// fails or the agent stops. It returns an *inspect.RequestError for a filter with unknown names.
+func (c *Client) Watch(ctx context.Context, filter inspect.Filter, ready func(), f func(inspect.EventMessage) error) error {
 	endless := *c
 	endless.Timeout = 0
 	response, err := endless.request(ctx, EventsPath+"?"+filter.Query())
@@ -255,13 +254,13 @@ func (c *Client) Watch(ctx context.Context, filter observe.Filter, ready func(),
 	defer response.Body.Close()
 	notices := json.NewDecoder(response.Body)
 	for {
-		var n observe.Notice
+		var n inspect.EventMessage
 		if err := notices.Decode(&n); ctx.Err() != nil {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("the agent tells nothing any more: %w", err)
+			return fmt.Errorf("the agent's event stream ended: %w", err)
 		}
-		if n == (observe.Notice{}) {
+		if n == (inspect.EventMessage{}) {
 			ready()
 		} else if err := f(n); err != nil {
 			return err

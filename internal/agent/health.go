@@ -9,42 +9,59 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
-	"beeline.io/beeline/internal/probe"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/healthcheck"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 )
 
-func (a *Agent) newProber() *probe.Prober {
-	return probe.New(probe.Options{Dial: probe.Direct(uint32(datapath.AgentMark))})
+func (a *Agent) newProber() (*healthcheck.Prober, error) {
+	mark := uint32(datapath.AgentMark)
+	checks, err := a.datapath.DSRChecks()
+	if err != nil {
+		return nil, err
+	}
+	return healthcheck.New(healthcheck.Options{Dial: healthcheck.Direct(mark), Through: healthcheck.Through(mark, dsrChecks{checks})}), nil
 }
 
-// wantHealth has the table's targets asked, and adds to a change of the table what
-// is known of them already.
+// dsrChecks has the datapath encapsulate packets of health checks. Without an edge no checks need
+// that (service.Config.Edge).
+type dsrChecks struct{ *datapath.DSRChecks }
+
+func (d dsrChecks) Begin(cookie uint64, via service.Via) error {
+	return d.DSRChecks.Begin(cookie, datapath.DSRCheck{
+		DSR: codec.DSRKind(via.DSR), Connected: via.To, Frontend: via.Frontend, Backend: via.Backend,
+	})
+}
+
+// wantHealth starts probes of the table's targets, and adds the known results to a change of the
+// table.
 func (a *Agent) wantHealth(delta *service.Delta) {
-	start := func(service.Target) probe.Start { return probe.Unknown }
+	start := func(service.Target) healthcheck.Start { return healthcheck.Unknown }
 	if !a.synced && datapath.Attached(a.config.BPFFS) {
 		start = a.earlierHealth()
 	}
-	a.prober.Want(slices.Collect(a.table.Targets()), start)
+	a.prober.SetTargets(slices.Collect(a.cluster.Targets()), start)
 	fails := map[service.Target]bool{}
 	for target, state := range a.prober.States() {
 		fails[target] = !state.Up
 	}
-	known := a.table.SetHealth(fails)
+	known := a.cluster.SetHealth(fails)
 	maps.Copy(delta.Plans, known.Plans)
 	delta.Resolved += known.Resolved
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.checked = maps.Collect(a.table.Checked())
+	a.checked = maps.Collect(a.cluster.Checked())
 }
 
-// earlierHealth tells by the tables whom an earlier agent has found well: a restart
-// neither takes a backend out nor brings one back before it has been asked.
-func (a *Agent) earlierHealth() func(service.Target) probe.Start {
-	tables, err := observe.ReadTables(a.datapath.Tables)
+// earlierHealth reads from the tables which backends an earlier agent found healthy, so that a
+// restart neither removes a backend nor brings one back before its first probe.
+func (a *Agent) earlierHealth() func(service.Target) healthcheck.Start {
+	tables, err := inspect.ReadTables(a.datapath.Tables)
 	if err != nil {
-		a.log.Error("the tables do not tell which backends were well; all count as well until they are asked", "error", err)
-		return func(service.Target) probe.Start { return probe.Unknown }
+		a.log.Error("cannot read from the tables which backends were healthy; all count as healthy until probed", "error", err)
+		return func(service.Target) healthcheck.Start { return healthcheck.Unknown }
 	}
 	type member struct {
 		service service.Ref
@@ -54,7 +71,7 @@ func (a *Agent) earlierHealth() func(service.Target) probe.Start {
 	for i := range tables.Services {
 		s := &tables.Services[i]
 		for _, f := range s.Frontends {
-			for _, d := range []observe.Decision{f.Pod, f.Node, f.Outside, {Backends: f.Kept}} {
+			for _, d := range []inspect.Decision{f.Pod, f.Node, f.Outside, {Backends: f.Retained}} {
 				for _, b := range d.Backends {
 					served[member{s.Ref(), b.Address}] = true
 				}
@@ -62,28 +79,28 @@ func (a *Agent) earlierHealth() func(service.Target) probe.Start {
 		}
 	}
 	well := map[service.Target]bool{}
-	for ref, all := range a.table.Checked() {
+	for ref, all := range a.cluster.Checked() {
 		for _, c := range all {
 			well[c.Target] = well[c.Target] || served[member{ref, c.Endpoint.String()}]
 		}
 	}
-	return func(t service.Target) probe.Start {
+	return func(t service.Target) healthcheck.Start {
 		if well[t] {
-			return probe.Served
+			return healthcheck.Served
 		}
-		return probe.Unserved
+		return healthcheck.Unserved
 	}
 }
 
-// servicesMost is how many Services a line of the log names.
-const servicesMost = 8
+// maxServices is the maximum number of Services that a log line names.
+const maxServices = 8
 
-// takeHealth brings what the prober has found into the tables.
-func (a *Agent) takeHealth(changes []probe.Change) {
+// takeHealth applies the prober's changes to the tables.
+func (a *Agent) takeHealth(changes []healthcheck.Change) {
 	fails := map[service.Target]bool{}
-	slices.SortFunc(changes, func(x, y probe.Change) int { return x.Target.Addr.Compare(y.Target.Addr) })
+	slices.SortFunc(changes, func(x, y healthcheck.Change) int { return x.Target.Addr.Compare(y.Target.Addr) })
 	for _, c := range changes {
-		// The change may be of an earlier time that the same was asked.
+		// The change may be from an earlier time when this target was probed.
 		state, asked := a.prober.State(c.Target)
 		if !asked {
 			continue
@@ -91,16 +108,16 @@ func (a *Agent) takeHealth(changes []probe.Change) {
 		fails[c.Target] = !state.Up
 		a.logHealth(c.Target, state)
 	}
-	a.program(a.table.SetHealth(fails))
+	a.program(a.cluster.SetHealth(fails))
 }
 
-func (a *Agent) logHealth(t service.Target, state probe.State) {
+func (a *Agent) logHealth(t service.Target, state healthcheck.State) {
 	var names []string
-	users := a.table.TargetUsers(t)
-	for _, ref := range users[:min(len(users), servicesMost)] {
+	users := a.cluster.TargetServices(t)
+	for _, ref := range users[:min(len(users), maxServices)] {
 		names = append(names, ref.Namespace+"/"+ref.Name)
 	}
-	if len(users) > servicesMost {
+	if len(users) > maxServices {
 		names = append(names, "...")
 	}
 	services := strings.Join(names, ", ")
@@ -111,15 +128,15 @@ func (a *Agent) logHealth(t service.Target, state probe.State) {
 	a.log.Warn("a backend fails its health check", "asked", t.Addr, "check", t.Probe.Kind, "services", services, "why", state.Why)
 }
 
-// health is what is known of the backends of one Service.
-func (a *Agent) health(ref service.Ref) *observe.Health {
+// health returns the health check results of one Service.
+func (a *Agent) health(ref service.Ref) *inspect.Health {
 	a.mu.Lock()
 	all := a.checked[ref]
 	a.mu.Unlock()
 	if len(all) == 0 {
 		return nil
 	}
-	h := &observe.Health{Check: all[0].Target.Probe.String()}
+	h := &inspect.Health{Check: all[0].Target.Probe.String()}
 	for _, c := range all {
 		if state, ok := a.prober.State(c.Target); ok {
 			h.Backends = append(h.Backends, backendHealth(ref, c, state))
@@ -128,19 +145,19 @@ func (a *Agent) health(ref service.Ref) *observe.Health {
 	return h
 }
 
-func backendHealth(ref service.Ref, c service.Checked, state probe.State) observe.BackendHealth {
-	return observe.BackendHealth{
-		Service: ref.Namespace + "/" + ref.Name, Address: c.Endpoint, Protocol: c.Protocol, Asked: c.Target.Addr,
-		Up: state.Up, Asking: !state.Heard, Since: state.Since, Last: state.Last, Why: state.Why,
+func backendHealth(ref service.Ref, c service.CheckedEndpoint, state healthcheck.State) inspect.BackendHealth {
+	return inspect.BackendHealth{
+		Service: ref.Namespace + "/" + ref.Name, Address: c.Endpoint, Protocol: c.Protocol, CheckAddress: c.Target.Addr, Through: c.Target.Via.String(),
+		Up: state.Up, CheckPending: !state.Probed, Since: state.Since, Last: state.Last, Why: state.Why,
 	}
 }
 
-// healthStatus is what is known of all backends that are asked; nil if none is.
-func (a *Agent) healthStatus() *observe.HealthStatus {
+// healthStatus returns the status of all probed backends; nil if there are none.
+func (a *Agent) healthStatus() *inspect.HealthStatus {
 	a.mu.Lock()
 	checked := a.checked
 	a.mu.Unlock()
-	h := &observe.HealthStatus{Counters: a.prober.Counters()}
+	h := &inspect.HealthStatus{Counters: a.prober.Counters(), Services: map[string]int{}}
 	if len(checked) == 0 && h.Counters.Probes == 0 {
 		return nil
 	}
@@ -152,13 +169,14 @@ func (a *Agent) healthStatus() *observe.HealthStatus {
 				continue
 			}
 			h.Backends++
+			h.Services[ref.Namespace+"/"+ref.Name]++
 			if !state.Up {
 				h.Down = append(h.Down, backendHealth(ref, c, state))
 			}
 		}
 	}
 	h.Targets = len(states)
-	slices.SortFunc(h.Down, func(x, y observe.BackendHealth) int {
+	slices.SortFunc(h.Down, func(x, y inspect.BackendHealth) int {
 		return cmp.Or(strings.Compare(x.Service, y.Service), x.Address.Compare(y.Address), cmp.Compare(x.Protocol, y.Protocol))
 	})
 	return h

@@ -11,44 +11,44 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/probe"
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/healthcheck"
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/wakeup"
 )
 
-// serve runs what goes on side by side until ctx ends or one of it fails.
+// serve runs the agent's goroutines until ctx ends or one of them fails.
 func (a *Agent) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	listener, err := listen(a.config.Socket)
 	if err != nil && !datapath.Attached(a.config.BPFFS) {
-		return a.giveUp(err)
+		return a.rollback(err)
 	}
 	if err != nil {
 		return err
 	}
-	events, health := make(chan source.Event), make(chan []probe.Change)
-	addresses := make(chan struct{}, 1)
+	events, health := make(chan source.Event), make(chan []healthcheck.Change)
+	addresses := wakeup.NewSignal()
 	var group gosync.WaitGroup
-	failed := make(chan error, 7)
-	run := func(what string, f func() error) {
+	tasks := append(a.components.Tasks(),
+		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.answer(ctx, listener) }},
+		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.objects.Run(ctx, events) }},
+		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},
+		component.Task{Name: "addresses of the node", Run: func(ctx context.Context) error {
+			return netdev.Watch(ctx, addresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+		}})
+	failed := make(chan error, len(tasks))
+	for _, task := range tasks {
 		group.Go(func() {
-			if err := f(); err != nil && ctx.Err() == nil {
-				failed <- fmt.Errorf("%s: %w", what, err)
+			if err := task.Run(ctx); err != nil && ctx.Err() == nil {
+				failed <- fmt.Errorf("%s: %w", task.Name, err)
 				cancel()
 			}
 		})
 	}
-	run("socket", func() error { return a.answer(ctx, listener) })
-	run("source", func() error { return a.objects.Run(ctx, events) })
-	run("sockets of backends that are gone", func() error { return a.sockets.Run(ctx) })
-	run("health checks", func() error { return a.prober.Run(ctx, health) })
-	run("edge", func() error { return a.edge.Run(ctx) })
-	run("pods", func() error { return a.pods.Run(ctx) })
-	run("addresses of the node", func() error {
-		return rtnetlink.Follow(ctx, addresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
-	})
 	err = a.loop(ctx, events, health, addresses)
 	cancel()
 	wait(&group)
@@ -59,18 +59,18 @@ func (a *Agent) serve(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	default:
-		a.tellManager(daemon.SdNotifyStopping)
-		a.log.Info("stopping; what is attached stays attached and serves on")
+		a.sdNotify(daemon.SdNotifyStopping)
+		a.log.Info("stopping; the attached programs keep serving")
 		return nil
 	}
 }
 
-// stopTime is long for what takes milliseconds: a busy machine may stand still for seconds, and what
-// still runs must not find the tables closed.
+// stopTime is long for work of milliseconds: a busy machine may stall for seconds, and goroutines
+// that still run must not find the tables closed.
 const stopTime = 10 * time.Second
 
-// wait waits for what goes on beside the loop, but not for ever: not for a file system that
-// does not answer.
+// wait waits for the goroutines beside the loop, but not forever, because a file system may not
+// respond.
 func wait(group *gosync.WaitGroup) {
 	ended := make(chan struct{})
 	go func() {
@@ -83,13 +83,13 @@ func wait(group *gosync.WaitGroup) {
 	}
 }
 
-// collectInterval is how long what an update gave back waits for its grace
-// period, so that many updates share one.
+// collectInterval is how long freed table space waits for its grace period, so that many updates
+// share one.
 const collectInterval = time.Second
 
-// loop is the only place from which the plan and the tables change; only what is given
-// back goes on beside it.
-func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-chan []probe.Change, addresses <-chan struct{}) error {
+// loop is the only goroutine that changes the plan and the tables, except that freed space is
+// collected beside it.
+func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-chan []healthcheck.Change, addresses <-chan struct{}) error {
 	collect := time.NewTicker(collectInterval)
 	defer collect.Stop()
 	collecting, collected := false, make(chan error, 1)
@@ -106,8 +106,8 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 		defer ticker.Stop()
 		audit = ticker.C
 	}
-	mend := time.NewTicker(mendInterval)
-	defer mend.Stop()
+	repair := time.NewTicker(repairInterval)
+	defer repair.Stop()
 	a.updateAddresses()
 	for {
 		select {
@@ -126,7 +126,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 			retry.Reset(0)
 		case now := <-retry.C:
 			next, err := a.syncer.Retry(now)
-			a.lookAfterSockets()
+			a.noteRemoved()
 			if err != nil {
 				a.log.Error("still not in the tables", "error", err, "retry", time.Until(next).Round(time.Millisecond))
 			}
@@ -136,19 +136,19 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 		case <-collect.C:
 			if !collecting {
 				collecting = true
-				go func() { // so that no change waits for the grace period
-					_, err := a.syncer.Collect()
+				go func() { // beside the loop, so that no change waits for the grace period
+					_, err := a.syncer.CollectGarbage()
 					collected <- err
 				}()
 			}
 		case err := <-collected:
 			collecting = false
 			if err != nil {
-				a.log.Error("could not give table space back; trying again", "error", err)
+				a.log.Error("cannot free table space; retrying", "error", err)
 			}
 			retry.Reset(0)
-		case <-mend.C:
-			a.mend()
+		case <-repair.C:
+			a.repair()
 		case <-audit:
 			a.audit()
 			retry.Reset(0)
@@ -156,22 +156,22 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 	}
 }
 
-// audit mends the tables, and what was taken from under the agent: pins and
-// links.
+// audit repairs the tables, the pins and the links, and what the components have beside these.
 func (a *Agent) audit() {
-	a.mend()
+	a.repair()
 	if a.synced {
-		for _, what := range a.edge.Mend() { // also what no look at links shows
-			a.log.Error("mended what somebody else has taken away", "what", what)
+		repaired, err := a.components.Audit()
+		a.logRepaired(repaired)
+		if err != nil {
+			a.log.Error("the audit of a component failed", "error", err)
 		}
 	}
 	repairs, err := a.syncer.Audit()
 	if repairs > 0 {
-		a.changed(true, true) // nobody knows what the tables said meanwhile
-		a.log.Warn("the tables were not what they should be, and were mended: does another program write to them?", "differences", repairs)
+		a.components.BackendsRemoved(true, true) // the tables may have been wrong for a while
+		a.log.Warn("the tables differed from the expected state and were repaired: does another program write to them?", "differences", repairs)
 	}
 	if err != nil {
-		a.log.Error("comparing the tables failed", "error", err)
+		a.log.Error("the audit of the tables failed", "error", err)
 	}
-	a.auditOptOuts()
 }

@@ -12,21 +12,21 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// docs/migrate.md has a row for every flag of kube-proxy, and what it names in its place is
-// there. testdata/kube-proxy-flags.txt are the flags that kube-proxy 1.36.3 --help prints, and
-// the deprecated ones that it does not.
+// docs/operate/migrate.md has a row for every flag of kube-proxy, and the flags that it names instead
+// exist. testdata/kube-proxy-flags.txt has the flags of kube-proxy 1.36.3 --help, and the
+// deprecated ones that it does not print.
 func TestEveryFlagOfKubeProxyIsMapped(t *testing.T) {
 	flags, err := os.ReadFile("testdata/kube-proxy-flags.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile("../../docs/migrate.md")
+	text, err := os.ReadFile("../../docs/operate/migrate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(text), "## Every flag")
 	if !found {
-		t.Fatal("docs/migrate.md has no section \"Every flag\"")
+		t.Fatal("docs/operate/migrate.md has no section \"Every flag\"")
 	}
 	own := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	new(Config).AddFlags(own)

@@ -11,25 +11,25 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/probe"
+	"beeline.io/beeline/internal/healthcheck"
 )
 
-// apiServer is where the agent reaches the API server.
+// apiServer holds the addresses at which the agent reaches the API server.
 type apiServer struct {
 	mu sync.Mutex
-	// known are the addresses of the last connections, the latest one last.
+	// known holds the addresses of the last connections, the most recent last.
 	known []netip.Addr
 }
 
-// knownServers bounds apiServer.known: a name can stand for several addresses, and those
-// that it had long ago are not the server's any more.
+// knownServers bounds apiServer.known. A name may have several addresses, and its old ones may no
+// longer belong to the server.
 const knownServers = 8
 
-// dial connects to the address itself, also where it is a Service's: an agent whose tables
-// lead to an API server that is gone could not learn of another one, and whoever may create
-// a Service could stand between it and the API server.
+// dial connects to the address itself, even if it belongs to a Service. If the tables sent the
+// agent to an API server that is gone, it could never learn of another one; and anyone who may
+// create a Service could intercept its connection.
 func (s *apiServer) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	d := probe.Marked(net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}, uint32(datapath.AgentMark))
+	d := healthcheck.Marked(net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}, uint32(datapath.AgentMark))
 	conn, err := d.DialContext(ctx, network, address)
 	if err == nil {
 		s.note(conn.RemoteAddr())

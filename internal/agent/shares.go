@@ -6,21 +6,22 @@ import (
 	"errors"
 	"fmt"
 
-	"beeline.io/beeline/internal/sync"
+	"beeline.io/beeline/internal/reconcile"
 )
 
-// defaultShares are those with an API server, whose objects many people write. A file has one author.
-var defaultShares = sync.Shares{Service: 25, Namespace: 50}
+// defaultShares apply with an API server, whose objects have many authors. A manifest has one
+// author.
+var defaultShares = reconcile.Shares{Service: 25, Namespace: 50}
 
-// completeShares fills in what was not given, and checks the rest.
+// completeShares sets defaults and validates the shares.
 func (c *Config) completeShares() error {
 	defaults := defaultShares
 	if c.Manifests != "" {
-		defaults = sync.Shares{Service: 100, Namespace: 100}
+		defaults = reconcile.Shares{Service: 100, Namespace: 100}
 	}
 	s := &c.Shares
 	if s.Service > 100 || s.Namespace > 100 {
-		return fmt.Errorf("--service-share %d, --namespace-share %d: percent of each table, from 1 to 100", s.Service, s.Namespace)
+		return fmt.Errorf("--service-share %d, --namespace-share %d: give a percentage of each table from 1 to 100", s.Service, s.Namespace)
 	}
 	switch {
 	case s.Service == 0 && s.Namespace == 0:
@@ -30,7 +31,7 @@ func (c *Config) completeShares() error {
 	case s.Namespace == 0:
 		s.Namespace = max(defaults.Namespace, s.Service)
 	case s.Service > s.Namespace:
-		return errors.New("--service-share is more than --namespace-share, which holds for each of its Services too: make it smaller")
+		return errors.New("--service-share is more than --namespace-share, which also limits each Service of a namespace: lower --service-share")
 	}
 	return nil
 }

@@ -17,65 +17,71 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/sync"
 )
 
-// The paths of the socket's HTTP interface. Each answers a GET with JSON.
+// Paths of the socket's HTTP interface. Each answers a GET with JSON.
 const (
-	StatusPath = "/v1/status" // observe.Status
-	TablesPath = "/v1/tables" // observe.Tables
-	// CountedTablesPath is TablesPath with what the edge counts by Service.
+	StatusPath = "/v1/status" // inspect.Status
+	TablesPath = "/v1/tables" // inspect.Tables
+	// CountedTablesPath is TablesPath with the edge's counters of each Service.
 	CountedTablesPath = TablesPath + "/counted"
-	// BackendsPath is answered with observe.Tables that have the backends with their Services, and no
-	// backends of frontends.
+	// BackendsPath returns inspect.Tables with the backends and their Services, and frontends
+	// without backends.
 	BackendsPath = "/v1/backends"
+	MetricsPath  = "/v1/metrics" // []inspect.Metric, of all components
 )
 
-// ServicePath is TablesPath for one object, by namespace/name or name alone.
+// ServicePath returns TablesPath for one object, named namespace/name or name.
 func ServicePath(name string) string { return TablesPath + "?service=" + url.QueryEscape(name) }
 
-// listen makes the unix socket, only for root. One that an earlier agent left
-// is replaced: the lock of the bpffs directory says that it does not run.
+// listen creates the unix socket, accessible only to root. It replaces the socket of an earlier
+// agent, which is not running because this one holds the lock of the bpffs directory.
 func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("--socket: %w", err)
+		return nil, fmt.Errorf("--agent-socket: %w", err)
 	}
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("--socket %s: longer than %d characters, which a unix socket's path cannot be", path, maxSocketPath)
+	if err := checkSocketPath(path); err != nil {
+		return nil, err
 	}
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
-		return nil, fmt.Errorf("--socket %s: another agent answers there: give this one its own --socket", path)
+		return nil, fmt.Errorf("--agent-socket %s: another agent answers there: give this one its own --agent-socket", path)
 	}
 	if st, err := os.Lstat(path); err == nil {
 		if st.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("--socket %s: there is something that is not a socket", path)
+			return nil, fmt.Errorf("--agent-socket %s: the path exists and is not a socket: remove it or choose another path", path)
 		}
 		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("--socket: %w", err)
+			return nil, fmt.Errorf("--agent-socket: %w", err)
 		}
 	}
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("--socket: %w", err)
+		return nil, fmt.Errorf("--agent-socket: %w", err)
 	}
 	return l, nil
 }
 
-// maxSocketPath is what fits into sun_path (unix(7)) with its final zero.
+// maxSocketPath is the size of sun_path (unix(7)) without the terminating zero.
 const maxSocketPath = 107
 
-// RemoveSocket removes a socket that an agent left when it was killed, and the
-// agent's own directory if that is empty then.
+// RemoveSocket removes a socket that a killed agent left, and the agent's own directory if it is
+// then empty. It keeps a socket on which an agent listens, possibly that of another bpffs
+// directory.
 func RemoveSocket(path string) {
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return
+	}
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
 		os.Remove(path)
 	}
-	os.Remove(filepath.Dir(DefaultSocket)) // fails if anything else is in it
+	os.Remove(filepath.Dir(DefaultSocket)) // fails if the directory is not empty
 }
 
 // answer serves requests until ctx ends.
@@ -84,13 +90,14 @@ func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	answer(mux, StatusPath, a.status)
 	answer(mux, CountedTablesPath, a.countedTables)
 	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, r *http.Request) {
-		reply(w, r, func(ctx context.Context) (*observe.Tables, error) {
-			return a.tables(ctx, observe.Scope{Service: r.URL.Query().Get("service")})
+		reply(w, r, func(ctx context.Context) (*inspect.Tables, error) {
+			return a.tables(ctx, inspect.Scope{Service: r.URL.Query().Get("service")})
 		})
 	})
-	answer(mux, BackendsPath, func(ctx context.Context) (*observe.Tables, error) {
-		return a.tables(ctx, observe.Scope{Outline: true, Owners: true})
+	answer(mux, BackendsPath, func(ctx context.Context) (*inspect.Tables, error) {
+		return a.tables(ctx, inspect.Scope{Outline: true, Owners: true})
 	})
+	answer(mux, MetricsPath, func(context.Context) ([]inspect.Metric, error) { return a.components.Metrics() })
 	watchers := newWatchers(a.datapath, a.log)
 	defer watchers.close()
 	mux.HandleFunc("GET "+EventsPath, watchers.stream)
@@ -107,7 +114,7 @@ func answer[T any](mux *http.ServeMux, path string, ask func(context.Context) (T
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { reply(w, r, ask) })
 }
 
-// reply answers with what ask returns, which ends its work with the request: who has gone needs no answer.
+// reply answers with the value that ask returns. ask is cancelled when the client disconnects.
 func reply[T any](w http.ResponseWriter, r *http.Request, ask func(context.Context) (T, error)) {
 	value, err := ask(r.Context())
 	if err != nil {
@@ -115,19 +122,19 @@ func reply[T any](w http.ResponseWriter, r *http.Request, ask func(context.Conte
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(value) // an error means that the client has gone
+	json.NewEncoder(w).Encode(value) // an error means that the client has disconnected
 }
 
-// tables reads the tables and says of each object how far it has come. Objects
-// that have nothing in the tables yet are there without frontends.
-func (a *Agent) tables(ctx context.Context, scope observe.Scope) (*observe.Tables, error) {
-	tables, err := observe.ReadScope(ctx, a.datapath.Tables, scope)
+// tables reads the tables and adds the state of each object. Objects without entries in the tables
+// have no frontends.
+func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Tables, error) {
+	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, scope)
 	if err != nil {
 		return nil, err
 	}
 	tables.OutsideServed = datapath.HasEdge(a.config.BPFFS)
 	if scope.Service != "" || scope.Owners {
-		if err := tables.AddLeaving(a.config.BPFFS, scope); err != nil {
+		if err := tables.AddDraining(a.config.BPFFS, scope); err != nil {
 			return nil, err
 		}
 	}
@@ -142,8 +149,8 @@ func (a *Agent) tables(ctx context.Context, scope observe.Scope) (*observe.Table
 		i, ok := at[st.Owner]
 		if !ok {
 			i = len(tables.Services)
-			tables.Services = append(tables.Services, observe.Service{
-				Kind: st.Owner.Kind, Namespace: st.Owner.Namespace, Name: st.Owner.Name, Frontends: []observe.Frontend{},
+			tables.Services = append(tables.Services, inspect.Service{
+				Kind: st.Owner.Kind, Namespace: st.Owner.Namespace, Name: st.Owner.Name, Frontends: []inspect.Frontend{},
 			})
 		}
 		s := &tables.Services[i]
@@ -159,8 +166,8 @@ func (a *Agent) tables(ctx context.Context, scope observe.Scope) (*observe.Table
 	return tables, nil
 }
 
-func (a *Agent) countedTables(ctx context.Context) (*observe.Tables, error) {
-	tables, err := a.tables(ctx, observe.Scope{})
+func (a *Agent) countedTables(ctx context.Context) (*inspect.Tables, error) {
+	tables, err := a.tables(ctx, inspect.Scope{})
 	if err != nil {
 		return nil, err
 	}
@@ -171,43 +178,44 @@ func (a *Agent) countedTables(ctx context.Context) (*observe.Tables, error) {
 	return tables, tables.AddCounters(a.config.BPFFS, names)
 }
 
-func (a *Agent) status(ctx context.Context) (*observe.Status, error) {
-	tables, err := observe.ReadScope(ctx, a.datapath.Tables, observe.Scope{Outline: true})
+func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
+	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, inspect.Scope{Outline: true})
 	if err != nil {
 		return nil, err
 	}
-	s := observe.ReadStatus(a.config.BPFFS, a.version, tables)
+	s := inspect.ReadStatus(a.config.BPFFS, a.version, tables)
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
+	if s.Attachments, err = a.datapath.Attachments(); err != nil {
+		s.Unreadable = err.Error()
+	}
 	s.Algorithm, s.TableSize = a.config.Service.Algorithm, a.config.Service.TableSize
 	s.DSR, s.DSRHybrid = a.config.Service.DSR, a.config.Service.DSRHybrid
-	s.DSRAccepted = a.dsrAccepted(s.Counts.DSR)
-	s.Unprotected, s.Unserved = a.datapath.Unprotected, a.config.noEdge
-	s.Sync, s.Settling, s.Sockets = a.syncer.Stats(), a.syncer.Settling(a.idleTime), a.sockets.Status()
-	if s.Tables, err = a.syncer.Fills(); err != nil {
+	s.Sync = a.syncer.Stats()
+	if s.Tables, err = a.syncer.Usage(); err != nil {
 		return nil, err
 	}
-	if s.HeldPorts, err = observe.HeldPorts(tables); err != nil {
-		s.HeldPortsUnknown = err.Error()
+	if s.PortConflicts, err = inspect.PortConflicts(tables); err != nil {
+		s.PortConflictsUnknown = err.Error()
 	}
 	for _, st := range a.syncer.Status() {
-		if st.State != sync.Applied || len(st.Problems) > 0 {
+		if st.State != reconcile.Applied || len(st.Problems) > 0 {
 			s.Objects = append(s.Objects, st)
 		}
 	}
-	a.optOutStatus(s)
-	a.strayStatus(s)
+	a.components.Status(s)
+	a.orphanSliceStatus(s)
 	s.Health = a.healthStatus()
-	s.Edge = a.edge.Complete(s.Edge)
 	s.Source = a.sourceStatus()
 	a.mu.Lock()
 	s.UnknownNode, s.NodeDeleted, s.NoOwnAddress = a.unknownNode, a.nodeDeleted, a.noOwnAddress
-	s.UntoldPods = a.untoldPods
+	s.UnclassifiedPods = a.unclassifiedPods
 	a.mu.Unlock()
+	s.Assess()
 	return s, nil
 }
 
-// Client asks a running agent.
+// Client sends requests to a running agent.
 type Client struct{ http.Client }
 
 // NewClient returns a client of the agent that listens on a unix socket.
@@ -220,7 +228,7 @@ func NewClient(socket string) *Client {
 	}}
 }
 
-// ErrNotRunning: nothing answers on the socket.
+// ErrNotRunning means that nothing answers on the socket.
 var ErrNotRunning = errors.New("no agent is running there")
 
 // Get reads one of the paths above into value.
@@ -233,7 +241,7 @@ func (c *Client) Get(ctx context.Context, path string, value any) error {
 	return json.NewDecoder(response.Body).Decode(value)
 }
 
-// request asks for one of the paths, and returns an answer that is one.
+// request requests one of the paths, and returns the response if it is 200 OK.
 func (c *Client) request(ctx context.Context, path string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {
@@ -243,6 +251,9 @@ func (c *Client) request(ctx context.Context, path string) (*http.Response, erro
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
 		return nil, ErrNotRunning
 	}
+	if errors.Is(err, os.ErrPermission) {
+		return nil, errors.New("only root may use the agent's socket: run this as root (sudo)")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the agent: %w", err)
 	}
@@ -251,7 +262,7 @@ func (c *Client) request(ctx context.Context, path string) (*http.Response, erro
 		var text [512]byte
 		n, _ := response.Body.Read(text[:])
 		if response.StatusCode == http.StatusUnprocessableEntity {
-			return nil, observe.NewQuestionError(string(bytes.TrimSpace(text[:n])))
+			return nil, inspect.NewRequestError(string(bytes.TrimSpace(text[:n])))
 		}
 		return nil, fmt.Errorf("the agent answers %s: %s", response.Status, bytes.TrimSpace(text[:n]))
 	}

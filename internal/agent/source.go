@@ -8,32 +8,32 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/source/kube"
 	"beeline.io/beeline/internal/source/manifest"
 )
 
-// newSource makes the source that is configured.
+// newSource returns the configured source.
 //
-// An API server need not answer yet. The given apiServer learns where it is.
-func newSource(config Config, version string, server *apiServer, log *slog.Logger) (source.Source, observe.Source, error) {
+// An API server need not be reachable yet. The source records its addresses in the given apiServer.
+func newSource(config Config, version string, server *apiServer, log *slog.Logger) (source.Source, inspect.Source, error) {
 	if config.Manifests == "" {
 		objects, err := kube.New(kube.Options{
 			Kubeconfig: config.Kubeconfig, Version: version, NodeName: config.NodeName,
 			ServiceProxyName: config.Service.ServiceProxyName, Dial: server.dial, Log: log,
 		})
 		if err != nil {
-			return nil, observe.Source{}, err
+			return nil, inspect.Source{}, err
 		}
 		log.Info("waiting for the API server's objects", "server", objects.Server(), "node", config.NodeName)
-		return objects, observe.Source{Kind: "kubernetes", Location: objects.Server()}, nil
+		return objects, inspect.Source{Kind: "kubernetes", Location: objects.Server()}, nil
 	}
-	return manifest.New(config.Manifests), observe.Source{Kind: "manifests", Location: config.Manifests}, nil
+	return manifest.New(config.Manifests), inspect.Source{Kind: "manifests", Location: config.Manifests}, nil
 }
 
-// loadManifests reads manifests once, while the kernel verifies the programs. It is an error
-// if they are bad, unless an earlier agent's programs serve.
+// loadManifests reads manifests once, while the kernel verifies the programs. It returns an error
+// if they are invalid, unless an earlier agent's programs are attached.
 func (a *Agent) loadManifests() <-chan error {
 	bad := make(chan error, 1)
 	objects, ok := a.objects.(*manifest.Source)
@@ -44,37 +44,32 @@ func (a *Agent) loadManifests() <-chan error {
 	go func() {
 		_, err := objects.Load()
 		if err != nil {
-			err = fmt.Errorf("nothing is attached, because the manifests cannot be used:\n%w", err)
+			err = fmt.Errorf("nothing is attached, because the manifests are invalid:\n%w", err)
 		}
 		bad <- err
 	}()
 	return bad
 }
 
-// noteSource keeps for the socket what an event says of the source, and logs the
-// problems that are new.
+// noteSource stores the source's state for the socket, and logs new problems.
 func (a *Agent) noteSource(ev source.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	old := slices.Concat(a.source.Problems, a.source.Notes)
-	a.source.Problems, a.source.Notes = nil, nil
+	old := a.source.Problems
+	a.source.Problems = nil
 	for _, p := range ev.Problems {
-		text := p.String()
-		to := &a.source.Problems
-		if p.Harmless {
-			to = &a.source.Notes
-		}
-		*to = append(*to, text)
+		problem := p.Condition()
+		a.source.Problems = append(a.source.Problems, problem)
 		switch {
-		case slices.Contains(old, text):
+		case slices.Contains(old, problem):
 		case p.Warning:
-			a.log.Warn(a.source.Kind + ": " + text)
+			a.log.Warn(a.source.Kind + ": " + p.String())
 		default:
-			a.log.Error(a.source.Kind + ": " + text)
+			a.log.Error(a.source.Kind + ": " + p.String())
 		}
 	}
 	if a.source.Errors > 0 && ev.Problems.Errors() == 0 {
-		a.log.Info(a.source.Kind+": without errors again; the present state is in force", "location", a.source.Location)
+		a.log.Info(a.source.Kind+": no errors any more; the current state is in effect", "location", a.source.Location)
 	}
 	a.source.Errors, a.source.Warnings = ev.Problems.Errors(), ev.Problems.Warnings()
 	a.source.Synced = ev.Synced
@@ -83,8 +78,8 @@ func (a *Agent) noteSource(ev source.Event) {
 	}
 }
 
-// sourceStatus is what is known of the source at present.
-func (a *Agent) sourceStatus() observe.Source {
+// sourceStatus returns the current state of the source.
+func (a *Agent) sourceStatus() inspect.Source {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.source

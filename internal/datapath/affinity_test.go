@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) affinityTable {
+func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable {
 	t.Helper()
 	spec, err := LoadSock()
 	must(t, err)
@@ -23,17 +23,17 @@ func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) affinityTable {
 		t.Cleanup(func() { secret.Close() })
 		must(t, InitTableSecret(secret))
 	}
-	return affinityTable{m, secret}
+	return newAffinityTable(m, secret)
 }
 
 // fillAffinity stores clients, of which each tenth has come again, and each tenth has expired.
-func fillAffinity(t *testing.T, a affinityTable, clients uint32) {
+func fillAffinity(t *testing.T, a *affinityTable, clients uint32) {
 	t.Helper()
 	secret, err := readTableSecret(a.secret)
 	must(t, err)
 	now, err := tickNow()
 	must(t, err)
-	sets, unmap, err := a.sets(0, a.m.MaxEntries())
+	sets, err := mapSets[AffinityEntry](a.setMaps, 0, a.rows.MaxEntries())
 	must(t, err)
 	for n := range clients {
 		e := AffinityEntry{Key: affinityKey(n), Backend: n + 1, Slot: n, LastUsed: n}
@@ -44,9 +44,9 @@ func fillAffinity(t *testing.T, a affinityTable, clients uint32) {
 		case 1:
 			until = now
 		}
-		putAffinity(sets, affinitySum(&secret, &e.Key), &e, until, owner)
+		a.put(sets, &secret, &e, EdgeTCSetEviction{Expires: until, Owner: owner})
 	}
-	must(t, unmap())
+	must(t, sets.unmap())
 }
 
 func affinityKey(n uint32) AffinityKey {
@@ -69,7 +69,7 @@ func TestAffinityIsCopied(t *testing.T) {
 		{clients / 5, clients / 20, clients / 5},
 	} {
 		to := newAffinity(t, c.size, from.secret)
-		must(t, copyAffinity(to.m, from.m, from.secret))
+		must(t, copyAffinity(to.rows, from.rows, from.secret))
 		again, once := 0, 0
 		for n := range uint32(clients) {
 			e, err := to.Get(affinityKey(n))

@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A hook is one program and the place it belongs to.
-type hook struct {
-	name    string // of its pins
-	program string
-	attach  ebpf.AttachType
+// A CgroupHook is one program and the place in a cgroup that it belongs to.
+type CgroupHook struct {
+	Name    string // of its pins
+	Program string
+	Attach  ebpf.AttachType
 	// wanted says whether the options ask for it; nil: always.
 	wanted func(Options) bool
 }
 
-// allHooks in the order of attachment: who asks for a peer's name must find the
+// socketHooks in the order of attachment: who asks for a peer's name must find the
 // answer as soon as a connection or datagram has been rewritten.
-var allHooks = []hook{
+var socketHooks = []CgroupHook{
 	{"getpeername4", SockProgBeelineGetpeername4, ebpf.AttachCgroupInet4GetPeername, nil},
 	{"getpeername6", SockProgBeelineGetpeername6, ebpf.AttachCgroupInet6GetPeername, nil},
 	{"recvmsg4", SockProgBeelineRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg, nil},
@@ -44,24 +44,22 @@ var allHooks = []hook{
 
 func bindProtection(o Options) bool { return o.BindProtection }
 
-// hooks are those that the options ask for.
-func (o Options) hooks() []hook {
-	return slices.DeleteFunc(slices.Clone(allHooks), func(h hook) bool { return h.wanted != nil && !h.wanted(o) })
+// hooks are the cgroup hooks of the enabled components that the options ask for.
+func (d *Datapath) hooks() []CgroupHook {
+	return slices.DeleteFunc(d.enabled.cgroupHooks(), func(h CgroupHook) bool { return h.wanted != nil && !h.wanted(d.options) })
 }
 
-// Hooks is the number of attachments when all is well.
-func (d *Datapath) Hooks() int { return len(d.options.hooks()) }
+// Hooks is the number of Attachments when all is well.
+func (d *Datapath) Hooks() int { return len(d.hooks()) }
 
-func linkPath(bpffs string, h hook) string { return filepath.Join(bpffs, "links", h.name) }
+func linkPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "links", h.Name) }
 
-func (d *Datapath) programPath(h hook) string {
-	return filepath.Join(d.options.BPFFS, "programs", h.name)
-}
+func programPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "programs", h.Name) }
 
 // Attached says whether an earlier agent left links in a bpffs directory: then
 // traffic depends on them, and Attach replaces their programs without a gap.
 func Attached(bpffs string) bool {
-	return slices.ContainsFunc(allHooks, func(h hook) bool {
+	return slices.ContainsFunc(socketHooks, func(h CgroupHook) bool {
 		_, err := os.Stat(linkPath(bpffs, h))
 		return err == nil
 	})
@@ -71,60 +69,113 @@ func Attached(bpffs string) bool {
 // links. A link to another cgroup than the one asked for is taken down first,
 // since a connection that went through both would be looked up twice.
 func (d *Datapath) Attach() error {
+	if err := d.refuseForeign(); err != nil {
+		return err
+	}
+	if err := d.attachAll(); err != nil {
+		return err
+	}
 	kernelBTF.Store(nil) // what is loaded later is little, and seldom
+	return d.swapResized()
+}
+
+func (d *Datapath) attachAll() error {
+	if d.old != nil {
+		if err := d.migrate(); err != nil {
+			return fmt.Errorf("migrate the tables of the agent before: %w", err)
+		}
+		return nil
+	}
+	if err := d.attachHooks(); err != nil {
+		return err
+	}
+	return d.replaceAtAllDevices()
+}
+
+// attachHooks attaches the hooks of cgroups, or replaces their programs.
+func (d *Datapath) attachHooks() error {
 	id, err := cgroupID(d.cgroup)
 	if err != nil {
 		return err
 	}
-	if err := d.refuseForeign(); err != nil {
-		return err
-	}
-	for _, h := range d.options.hooks() {
-		program := d.program(h.program)
+	for _, h := range d.hooks() {
+		program := d.program(h.Program)
 		if err := d.attach(h, program, id); err != nil {
-			return fmt.Errorf("attach %s to %s: %w", h.name, d.cgroup, err)
+			return fmt.Errorf("attach %s to %s: %w", h.Name, d.cgroup, err)
 		}
-		if err := pinAnew(program, d.programPath(h)); err != nil {
-			return fmt.Errorf("pin program %s: %w", h.name, err)
+		if err := repin(program, programPath(d.options.BPFFS, h)); err != nil {
+			return fmt.Errorf("pin program %s: %w", h.Name, err)
 		}
 	}
-	if err := d.detachUnwanted(); err != nil {
-		return err
-	}
-	if err := d.replaceEdge(); err != nil {
-		return err
-	}
-	return d.swapResized()
+	return d.detachUnwanted()
 }
 
-// detachUnwanted takes down what an earlier agent with other options attached.
-func (d *Datapath) detachUnwanted() error {
-	for _, h := range allHooks {
-		if h.wanted == nil || h.wanted(d.options) {
-			continue
-		}
-		l, err := link.LoadPinnedLink(linkPath(d.options.BPFFS, h), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			err = takeDown(l)
-		}
-		if err == nil {
-			err = os.Remove(d.programPath(h))
-		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("detach %s: %w", h.name, err)
+// replaceAtAllDevices replaces the programs of an earlier agent at devices.
+func (d *Datapath) replaceAtAllDevices() error {
+	for _, c := range d.enabled {
+		if err := d.replaceAtDevices(c); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (d *Datapath) attach(h hook, program *ebpf.Program, cgroup uint64) error {
-	old, err := link.LoadPinnedLink(linkPath(d.options.BPFFS, h), nil)
+// detachUnwanted removes what an earlier agent with other options attached, and the tables of disabled components.
+func (d *Datapath) detachUnwanted() error {
+	for _, c := range d.components {
+		if slices.Contains(d.enabled, c) {
+			continue
+		}
+		if err := c.remove(d.options.BPFFS); err != nil {
+			return err
+		}
+	}
+	for _, h := range d.enabled.cgroupHooks() {
+		if h.wanted == nil || h.wanted(d.options) {
+			continue
+		}
+		if err := detachHook(d.options.BPFFS, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// detachHook detaches what is attached to a cgroup hook, and removes the pin of its program.
+func detachHook(bpffs string, h CgroupHook) error {
+	l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 	if err == nil {
-		if at, err := linkedCgroup(old); err == nil && at == cgroup {
-			return errors.Join(old.Update(program), old.Close())
+		err = takeDown(l)
+	}
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		err = os.Remove(programPath(bpffs, h))
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("detach %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+// attach replaces the program in the pinned link of a hook. A link to another cgroup is made anew.
+func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup uint64) error {
+	there := func(info *link.Info) bool { return info.Cgroup().CgroupId == cgroup }
+	err := attachPinned(linkPath(d.options.BPFFS, h), program, there, func() (link.Link, error) {
+		return link.AttachCgroup(link.CgroupOptions{Path: d.cgroup, Attach: h.Attach, Program: program})
+	})
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: another program is attached there for itself alone (`bpftool cgroup show %s`)", err, d.cgroup)
+	}
+	return err
+}
+
+// attachPinned replaces the program in a pinned link. If there is none, or it is not attached `there`, or it does not
+// take the program, a link is made in its place.
+func attachPinned(path string, program *ebpf.Program, there func(*link.Info) bool, attach func() (link.Link, error)) error {
+	old, err := link.LoadPinnedLink(path, nil)
+	if err == nil {
+		info, err := old.Info()
+		if err == nil && there(info) && old.Update(program) == nil {
+			return old.Close()
 		}
 		if err := takeDown(old); err != nil {
 			return err
@@ -132,38 +183,35 @@ func (d *Datapath) attach(h hook, program *ebpf.Program, cgroup uint64) error {
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: d.cgroup, Attach: h.attach, Program: program})
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: another program is attached there for itself alone (`bpftool cgroup show %s`)", err, d.cgroup)
-	}
+	l, err := attach()
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	return l.Pin(linkPath(d.options.BPFFS, h))
+	return l.Pin(path)
 }
 
 // refuseForeign looks for hooks of another Beeline: of two that look a Service
 // up the first one wins, and whoever looks after the second wonders.
 func (d *Datapath) refuseForeign() error {
 	ours := map[ebpf.ProgramID]bool{}
-	attached, err := Attachments(d.options.BPFFS)
+	attached, err := d.Attachments()
 	if err != nil {
 		return err
 	}
 	for _, a := range attached {
 		ours[ebpf.ProgramID(a.ProgramID)] = true
 	}
-	for _, h := range allHooks {
-		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.attach})
+	for _, h := range d.components.cgroupHooks() {
+		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.Attach})
 		if err != nil {
 			continue // a cgroup that has been removed; attaching says more
 		}
 		for _, p := range found.Programs {
 			info, err := programInfo(p.ID)
-			if err == nil && !ours[p.ID] && !d.loaded(p.ID) && info.Name != "" && strings.HasPrefix(h.program, info.Name) {
+			if err == nil && !ours[p.ID] && !d.loaded(p.ID) && info.Name != "" && strings.HasPrefix(h.Program, info.Name) {
 				return fmt.Errorf("another Beeline is attached to the cgroup %s (program %d): "+
-					"stop it and run `beeline cleanup` with its --bpffs, or give this agent another --cgroup-root", d.cgroup, p.ID)
+					"stop it and run `beeline cleanup` with its --pins, or give this agent another --cgroup-root", d.cgroup, p.ID)
 			}
 		}
 	}
@@ -185,16 +233,8 @@ func programInfo(id ebpf.ProgramID) (*ebpf.ProgramInfo, error) {
 // (BPF_OBJ_NAME_LEN).
 func truncated(name string) string { return name[:min(len(name), 15)] }
 
-func linkedCgroup(l link.Link) (uint64, error) {
-	info, err := l.Info()
-	if err != nil {
-		return 0, err
-	}
-	return info.Cgroup().CgroupId, nil
-}
-
-// pinAnew replaces a pin in one step.
-func pinAnew(program *ebpf.Program, path string) error {
+// repin replaces a pin in one step.
+func repin(program *ebpf.Program, path string) error {
 	p, err := program.Clone()
 	if err != nil {
 		return err
@@ -219,24 +259,33 @@ type Attachment struct {
 	Detached bool `json:"detached,omitempty"`
 }
 
-// Attachments lists what the links of a bpffs directory hold.
+// Attachments lists what the links of the product's cgroup hooks in a bpffs directory hold.
 func Attachments(bpffs string) ([]Attachment, error) {
+	return cgroupAttachments(bpffs, product().cgroupHooks())
+}
+
+// Attachments lists what the links of the components' cgroup hooks hold.
+func (d *Datapath) Attachments() ([]Attachment, error) {
+	return cgroupAttachments(d.options.BPFFS, d.components.cgroupHooks())
+}
+
+func cgroupAttachments(bpffs string, hooks []CgroupHook) ([]Attachment, error) {
 	var all []Attachment
-	for _, h := range allHooks {
+	for _, h := range hooks {
 		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open pinned link %s: %w", h.name, err)
+			return nil, fmt.Errorf("open pinned link %s: %w", h.Name, err)
 		}
 		info, err := l.Info()
 		l.Close()
 		if err != nil {
-			return nil, fmt.Errorf("read pinned link %s: %w", h.name, err)
+			return nil, fmt.Errorf("read pinned link %s: %w", h.Name, err)
 		}
 		all = append(all, Attachment{
-			Hook:      h.name,
+			Hook:      h.Name,
 			ProgramID: uint32(info.Program),
 			LinkID:    uint32(info.ID),
 			Cgroup:    cgroupName(info.Cgroup().CgroupId),

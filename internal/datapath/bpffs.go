@@ -33,21 +33,21 @@ type LockedError struct {
 
 func (e *LockedError) Error() string {
 	if e.PID == 0 {
-		return fmt.Sprintf("another agent is using %s: stop it, or give this one its own --bpffs", e.Path)
+		return fmt.Sprintf("another agent is using %s: stop it, or give this one its own --pins", e.Path)
 	}
-	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --bpffs", e.Path, e.PID)
+	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --pins", e.Path, e.PID)
 }
 
-// checkBPFFSPath refuses paths that cannot be a directory on a BPF file system.
-func checkBPFFSPath(path string) error {
+// CheckBPFFSPath refuses paths that cannot be a directory on a BPF file system.
+func CheckBPFFSPath(path string) error {
 	if !filepath.IsAbs(path) || path != filepath.Clean(path) {
-		return fmt.Errorf("--bpffs %s: not an absolute path in its shortest form", path)
+		return fmt.Errorf("--pins %s: not an absolute path in its shortest form", path)
 	}
 	if strings.Contains(path[1:], ".") {
 		// The file system refuses names with dots ("reserved for future extensions").
 		on, _ := isFS(existingParent(path), unix.BPF_FS_MAGIC)
 		if on || strings.HasPrefix(path, systemBPFFS+"/") {
-			return fmt.Errorf("--bpffs %s: a BPF file system takes no names with dots", path)
+			return fmt.Errorf("--pins %s: a BPF file system takes no names with dots", path)
 		}
 	}
 	return nil
@@ -57,18 +57,18 @@ func checkBPFFSPath(path string) error {
 // mounting one where there is none: at the nearest parent that Linux makes for
 // this purpose (/sys/fs/bpf), else at path itself.
 func prepareBPFFS(path string) error {
-	if err := checkBPFFSPath(path); err != nil {
+	if err := CheckBPFFSPath(path); err != nil {
 		return err
 	}
 	on, err := isFS(existingParent(path), unix.BPF_FS_MAGIC)
 	if err != nil {
-		return fmt.Errorf("--bpffs %s: %w", path, err)
+		return fmt.Errorf("--pins %s: %w", path, err)
 	}
 	if !on {
 		at := mountPoint(path)
 		if at == path && path != systemBPFFS {
 			if err := os.MkdirAll(path, 0o700); err != nil {
-				return fmt.Errorf("--bpffs %s: not on a BPF file system, and no directory to mount one at can be made: %w; "+
+				return fmt.Errorf("--pins %s: not on a BPF file system, and no directory to mount one at can be made: %w; "+
 					"name a directory under %s, such as the default", path, err, systemBPFFS)
 			}
 			if err := refuseUsed(path); err != nil {
@@ -79,12 +79,12 @@ func prepareBPFFS(path string) error {
 			return fmt.Errorf("mount a BPF file system at %s: %w", at, err)
 		}
 		if err := os.MkdirAll(filepath.Join(path, mountedByUs), 0o700); err != nil {
-			return fmt.Errorf("--bpffs: %w", err)
+			return fmt.Errorf("--pins: %w", err)
 		}
 	}
 	for _, dir := range pinDirectories {
 		if err := os.MkdirAll(filepath.Join(path, dir), 0o700); err != nil {
-			return fmt.Errorf("--bpffs: %w", err)
+			return fmt.Errorf("--pins: %w", err)
 		}
 	}
 	return nil
@@ -94,10 +94,10 @@ func prepareBPFFS(path string) error {
 func refuseUsed(path string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return fmt.Errorf("--bpffs %s: %w", path, err)
+		return fmt.Errorf("--pins %s: %w", path, err)
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("--bpffs %s: an ordinary directory with files such as %s, which a BPF file system mounted there would hide: "+
+		return fmt.Errorf("--pins %s: an ordinary directory with files such as %s, which a BPF file system mounted there would hide: "+
 			"name a directory under %s, or an empty one", path, entries[0].Name(), systemBPFFS)
 	}
 	return nil

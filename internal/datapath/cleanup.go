@@ -14,22 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cleanup detaches everything and removes the pins, their directory if nothing
-// else is in it, and the mounts that Open made. It touches nothing that is not
-// Beeline's by name, and refuses (*LockedError) while an agent is running. A
-// directory that does not exist is clean.
-func Cleanup(bpffs string) error {
+// Cleanup detaches all programs of components (none: of the product) and removes the pins, their directory if it is
+// empty then, and the mounts that Open made. It changes nothing that does not have one of Beeline's names. It does
+// nothing if the directory does not exist.
+//
+// Errors: *LockedError while an agent is running.
+func Cleanup(bpffs string, components ...*Component) error {
+	if len(components) == 0 {
+		components = product()
+	}
 	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return unmountOwnCgroup()
 	}
 	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
-		return errors.Join(err, fmt.Errorf("--bpffs %s: not on a BPF file system, so nothing of Beeline's is there", bpffs))
+		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so nothing of Beeline's is there", bpffs))
 	}
 	lock, err := lockBPFFS(bpffs)
 	if err != nil {
 		return err
 	}
-	err = removePins(bpffs)
+	err = removePins(bpffs, components)
 	_, stat := os.Stat(filepath.Join(bpffs, mountedByUs))
 	mounted := stat == nil
 	lock.Close() // an open directory would keep its mount busy
@@ -44,29 +48,22 @@ func Cleanup(bpffs string) error {
 	return errors.Join(err, unmountOwnCgroup())
 }
 
-// removePins removes what Open and Attach pinned: the links first, connect
-// before getpeername, in the opposite order of attachment.
-func removePins(bpffs string) error {
-	if err := removeEdge(bpffs); err != nil {
+// removePins removes what Open and Attach pinned: first the links, in the opposite order of attachment (connect before
+// getpeername).
+func removePins(bpffs string, components registry) error {
+	var paths []string
+	for _, c := range slices.Backward(components) {
+		if err := c.detachAll(bpffs); err != nil {
+			return err
+		}
+		for _, h := range c.CgroupHooks {
+			paths = append(paths, programPath(bpffs, h)+"_new")
+		}
+	}
+	if err := removeNewTables(bpffs); err != nil {
 		return err
 	}
-	for _, h := range slices.Backward(allHooks) {
-		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			err = takeDown(l)
-		}
-		if err != nil {
-			return fmt.Errorf("detach %s: %w", h.name, err)
-		}
-	}
-	var paths []string
-	for _, h := range allHooks {
-		paths = append(paths, filepath.Join(bpffs, "programs", h.name), filepath.Join(bpffs, "programs", h.name+"_new"))
-	}
-	tables, err := filepath.Glob(filepath.Join(bpffs, "tables_v*")) // of whatever version
+	tables, err := filepath.Glob(filepath.Join(bpffs, "tables_v*")) // of all versions
 	if err != nil {
 		return err
 	}
@@ -91,14 +88,43 @@ func removePins(bpffs string) error {
 	return nil
 }
 
-// takeDown detaches a pinned link and removes its pin. Without the first step the
-// hook would run on for a while: the kernel lets go of what a pin held only
-// after a grace period.
+// remove detaches a component's programs and removes the pins of its tables.
+func (c *Component) remove(bpffs string) error {
+	if err := c.detachAll(bpffs); err != nil {
+		return err
+	}
+	for _, name := range c.pinnedNames() {
+		if err := os.Remove(TablePath(bpffs, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// detachAll detaches a component's programs from devices and cgroups.
+func (c *Component) detachAll(bpffs string) error {
+	detach := c.detach
+	if detach == nil {
+		detach = c.detachFromDevices
+	}
+	if err := detach(bpffs); err != nil {
+		return err
+	}
+	for _, h := range slices.Backward(c.CgroupHooks) {
+		if err := detachHook(bpffs, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeDown detaches a pinned link and removes its pin. Without the first step the program would run for some time more:
+// the kernel releases what a pin held only after a grace period.
 func takeDown(l link.Link) error {
 	return errors.Join(l.Detach(), l.Unpin(), l.Close())
 }
 
-// unmountBPFFS unmounts what prepareBPFFS mounted, unless others use it.
+// unmountBPFFS unmounts the file system that prepareBPFFS mounted, unless somebody else uses it.
 func unmountBPFFS(bpffs string) error {
 	at := mountPoint(bpffs)
 	if err := os.Remove(filepath.Join(bpffs, mountedByUs)); err != nil {
@@ -122,7 +148,7 @@ func unmountBPFFS(bpffs string) error {
 	return nil
 }
 
-// unmountOwnCgroup undoes what CgroupRoot did, unless another agent uses it.
+// unmountOwnCgroup unmounts what CgroupRoot mounted, unless another agent uses it.
 func unmountOwnCgroup() error {
 	if v2, err := isFS(OwnCgroup, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
 		return nil

@@ -13,60 +13,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say where the datapath lives.
+// Options configure the datapath.
 type Options struct {
-	// BPFFS is the directory of the pins, on a BPF file system or to become one.
+	// BPFFS is the directory of the pins. A BPF file system is mounted there if it is not on one.
 	BPFFS string
-	// CgroupRoot is the cgroup v2 directory to attach at; empty: the root.
+	// CgroupRoot is the cgroup v2 directory to attach to; empty: the root.
 	CgroupRoot string
 	Limits     Limits
-	// BindProtection: a bind() that would take a served NodePort or HostPort in
-	// the host's network namespace is refused.
+	// BindProtection refuses a bind() to a served NodePort or HostPort in the host's network namespace.
 	BindProtection bool
-	// Edge is nil if clients outside of the cluster are not served.
+	// Edge serves clients outside of the cluster; nil: they are not served.
 	Edge *EdgeOptions
+	// Components are all that there are, enabled or not; none: Socket and Edge. A component may use the tables of
+	// those before it.
+	Components []*Component
 }
 
-// Datapath is the loaded programs and their tables. It holds the lock of its
-// bpffs directory until Close.
+// Datapath is the loaded programs and their tables. It holds the lock of its bpffs directory until Close.
 type Datapath struct {
 	Tables *Tables
-	// Unprotected says why there is no bind protection although it was asked
-	// for; empty: there is, or it was not.
+	// Unprotected says why there is no bind protection although the options want it; empty otherwise.
 	Unprotected string
 
-	options   Options
-	cgroup    string
-	cgroupDir *os.File
-	lock      *os.File
-	maps      map[string]*ebpf.Map
-	loading   sync.Mutex // of programs, some of which come late
-	programs  map[string]*ebpf.Program
-	resized   []string // tables whose pin still is the smaller or larger old one
-	fresh     bool     // all tables are new
-	// replacement says why XDP programs cannot share a device under this kernel.
+	options    Options
+	components registry // Options.Components
+	enabled    registry // those with objects
+	cgroup     string
+	cgroupDir  *os.File
+	lock       *os.File
+	maps       map[string]*ebpf.Map
+	loading    sync.Mutex // guards programs, some of which are loaded after Open, and atDevices
+	programs   map[string]*ebpf.Program
+	atDevices  map[string][]int // the indexes of the devices of SetDevices, by component; guarded by loading
+	resized    []string         // tables whose pin is still the one of the old size (swapResized)
+	old        *predecessor     // tables to migrate; nil: there are none
+	aside      bool             // setAside has renamed the directory of the tables
+	follower   follower         // of the migration
+	fresh      bool             // no table was pinned before Open
+	// replacement returns an error if XDP programs cannot share a device under this kernel.
 	replacement func() error
 }
 
-// Open loads the programs over the tables that are pinned in the directory, or
-// new ones where there are none. Nothing is attached or replaced yet. A table
-// whose limit has changed is copied into a new one.
+// Open loads the programs over the tables that are pinned in the directory, and makes those that are missing. It
+// attaches and replaces no program. A table whose limit has changed is copied into a new one.
 //
-// If it fails where no agent has left anything, it leaves nothing either.
+// If Open fails and the directory had no pins before, it leaves none.
 //
 // Errors: *LockedError if another agent has the directory; *ebpf.VerifierError
 // if the kernel refuses a program.
 func Open(o Options) (d *Datapath, err error) {
 	o.Limits = o.Limits.WithDefaults()
-	d = &Datapath{options: o, replacement: haveReplacement}
+	if len(o.Components) == 0 {
+		o.Components = product()
+	}
+	d = &Datapath{options: o, components: o.Components, atDevices: map[string][]int{}, replacement: haveReplacement}
+	if err := d.components.check(); err != nil {
+		return nil, err
+	}
 	made := false
 	defer func() {
 		if err != nil {
+			err = errors.Join(err, d.putBack())
 			d.Close()
 			d = nil
 		}
 		if err != nil && made {
-			err = errors.Join(err, undo(o.BPFFS))
+			err = errors.Join(err, undo(o.BPFFS, o.Components))
 		}
 	}()
 	if err := rlimit.RemoveMemlock(); err != nil {
@@ -91,20 +103,13 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := markNamespace(o.BPFFS); err != nil {
 		return d, err
 	}
-	sock, err := LoadSock()
-	if err != nil {
-		return d, err
-	}
-	if err := recoverPins(o.BPFFS, sock.Maps); err != nil {
-		return d, err
-	}
 	if d.cgroup, err = CgroupRoot(o.CgroupRoot); err != nil {
 		return d, err
 	}
-	if d.cgroupDir, err = os.Open(d.cgroup); err != nil { // a mount that is in use stays
+	if d.cgroupDir, err = os.Open(d.cgroup); err != nil { // keeps the mount busy
 		return d, err
 	}
-	if err := d.load(sock); err != nil {
+	if err := d.load(); err != nil {
 		return d, err
 	}
 	if err := d.refuseForeign(); err != nil {
@@ -115,42 +120,44 @@ func Open(o Options) (d *Datapath, err error) {
 	}
 	if o.Edge != nil {
 		d.Tables.Balancers = d.Balancers()
-		if d.Tables.Door, err = MapDoor(d.maps[EdgeTCMapDoors], d.Tables.WaitForReaders); err != nil {
+		if d.Tables.Prefilter, err = MapPrefilter(d.maps[EdgeTCMapPrefilters], d.Tables.WaitForReaders); err != nil {
 			return d, err
 		}
 	}
 	if events := d.Events(); events != nil {
-		counted := &countedServices{Hash: d.Tables.Services, counts: d.maps[EdgeTCMapServiceCounts], sent: d.maps[EdgeTCMapServiceSent], gone: d.maps[EdgeTCMapServiceGone]}
+		counted := &countedServices{Hash: d.Tables.Services, counts: d.maps[EdgeTCMapServiceCounts], sent: d.maps[EdgeTCMapServiceUntracked], gone: d.maps[EdgeTCMapServiceCollected]}
 		if d.fresh {
 			counted.unused = 1
 		}
 		d.Tables.Services = counted
-		return d, events.quiet()
+		return d, events.unwatch()
 	}
 	return d, nil
 }
 
-// undo removes what an Open has made that failed, unless another agent has the directory.
-func undo(bpffs string) error {
+// undo removes what a failed Open has made, unless another agent has the directory.
+func undo(bpffs string, components registry) error {
 	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
-		return nil // it has failed before there was anything
+		return nil // Open failed before it made anything
 	}
-	err := Cleanup(bpffs)
+	err := Cleanup(bpffs, components...)
 	if locked := (*LockedError)(nil); errors.As(err, &locked) {
 		return nil
 	}
 	return err
 }
 
-// Close gives the directory free. What is attached stays attached; copies of
-// tables that no attached program uses go.
+// Close releases the directory. Attached programs stay attached. Copies of tables that no attached program uses are
+// removed.
 func (d *Datapath) Close() {
 	for _, name := range d.resized {
-		os.Remove(d.tablePath(name) + "_new") // the next Open would, too
+		os.Remove(d.tablePath(name) + "_new") // the next Open does so if this fails
 	}
 	for _, p := range d.programs {
 		p.Close()
 	}
+	d.follower.close()
+	d.old.close()
 	for _, m := range d.maps {
 		m.Close()
 	}
@@ -162,5 +169,8 @@ func (d *Datapath) Close() {
 	}
 }
 
-// CgroupPath is the directory that the hooks are, or will be, attached to.
+// Map is a pinned table of an enabled component; nil if there is no such table.
+func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
+
+// CgroupPath is the cgroup directory that Attach attaches the hooks to.
 func (d *Datapath) CgroupPath() string { return d.cgroup }

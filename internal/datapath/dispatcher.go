@@ -93,8 +93,8 @@ func dispatcherPins(device int, id uint32) string {
 
 func placeName(place int) string { return fmt.Sprintf("prog%d", place) }
 
-// changesSeen is how often somebody else may change a device while it is looked at.
-const changesSeen = 10
+// maxChangesSeen is how often somebody else may change a device while it is looked at.
+const maxChangesSeen = 10
 
 // readDispatcher opens the dispatcher of a device; nil if there is no XDP program.
 // Errors: *OtherXDPError if there is one and it is no dispatcher that can be joined.
@@ -108,7 +108,7 @@ func readDispatcher(device int) (*dispatcher, error) {
 		if err == nil {
 			return d, nil
 		}
-		if now := xdpOf(device); attempt == changesSeen || now != nil && now.ProgId == xdp.ProgId {
+		if now := xdpOf(device); attempt == maxChangesSeen || now != nil && now.ProgId == xdp.ProgId {
 			return nil, err
 		}
 	}

@@ -41,7 +41,7 @@ func (c *dispatcherChange) run() error {
 	}
 	for attempt := 0; ; attempt++ {
 		err := c.try()
-		if !changedMeanwhile(err) || attempt == changesSeen {
+		if !changedMeanwhile(err) || attempt == maxChangesSeen {
 			return err
 		}
 	}
@@ -171,9 +171,9 @@ func recoverChanges(bpffs string) error {
 	return finishChanges(bpffs)
 }
 
-// dispatcherPatience is how long another program may have the lock: it does with it
+// dispatcherLockTimeout is how long another program may have the lock: it does with it
 // what takes milliseconds.
-const dispatcherPatience = 10 * time.Second
+const dispatcherLockTimeout = 10 * time.Second
 
 // lockDispatchers takes libxdp's lock, which is for those who change pins.
 func lockDispatchers() (unlock func(), err error) {
@@ -193,7 +193,7 @@ func lockDispatchers() (unlock func(), err error) {
 		if err == nil {
 			return func() { dir.Close() }, nil
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(begin) > dispatcherPatience {
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(begin) > dispatcherLockTimeout {
 			_, pid := lockHolder(dir)
 			dir.Close()
 			return nil, fmt.Errorf("lock %s, which the process %s has: %w", path, pidText(pid), err)

@@ -88,7 +88,7 @@ func TestDispatcherThatCannotBe(t *testing.T) {
 			d := mustOpen(t, w.options)
 			d.replacement = func() error { return ebpf.ErrNotSupported }
 			w.do(func() error {
-				alone := (*AloneError)(nil)
+				alone := (*ExclusiveXDPError)(nil)
 				if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &alone) || !strings.Contains(err.Error(), "leave --edge-xdp-dispatcher out") {
 					t.Errorf("attached with %v, want %T and what to leave out", err, alone)
 				}

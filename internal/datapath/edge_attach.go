@@ -5,11 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -28,6 +24,8 @@ const (
 )
 
 var edgeHooks = []EdgeHook{EdgeEgress, EdgeIngress, EdgeXDP}
+
+var edgeHookNames = []string{string(EdgeEgress), string(EdgeIngress), string(EdgeXDP)}
 
 // edgePrograms by hook.
 var edgePrograms = map[EdgeHook]string{
@@ -63,48 +61,25 @@ type EdgeAttachment struct {
 	filter *netlink.BpfFilter
 }
 
-func edgeLinkPath(bpffs string, device int, hook EdgeHook) string {
-	return filepath.Join(bpffs, "links", fmt.Sprintf("edge-%d-%s", device, hook))
-}
+// edgeName begins the names of the edge's pinned links.
+const edgeName = "edge"
 
-// parseEdgeLink is the inverse of edgeLinkPath.
-func parseEdgeLink(path string) (device int, hook EdgeHook, ok bool) {
-	parts := strings.Split(filepath.Base(path), "-")
-	if len(parts) != 3 || parts[0] != "edge" || !slices.Contains(edgeHooks, EdgeHook(parts[2])) {
-		return 0, "", false
-	}
-	device, err := strconv.Atoi(parts[1])
-	return device, EdgeHook(parts[2]), err == nil
+func edgeLinkPath(bpffs string, device int, hook EdgeHook) string {
+	return deviceLinkPath(bpffs, edgeName, device, string(hook))
 }
 
 // EdgeAttachments lists what is attached to devices of this network namespace, by
 // the pinned links of a bpffs directory or as filters, in the order of devices
 // and attachment.
 func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
-	paths, err := filepath.Glob(filepath.Join(bpffs, "links", "edge-*"))
+	links, err := deviceLinks(bpffs, edgeName, edgeHookNames)
 	if err != nil {
 		return nil, err
 	}
 	var all []EdgeAttachment
-	for _, path := range paths {
-		device, hook, ok := parseEdgeLink(path)
-		if !ok {
-			continue
-		}
-		l, err := link.LoadPinnedLink(path, nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
-		}
-		info, err := l.Info()
-		l.Close()
-		if err != nil {
-			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
-		}
+	for _, l := range links {
 		all = append(all, EdgeAttachment{
-			Device: device, Hook: hook, ProgramID: uint32(info.Program), LinkID: uint32(info.ID), Detached: linkedDevice(info) != device,
+			Device: l.device, Hook: EdgeHook(l.hook), ProgramID: uint32(l.program), LinkID: uint32(l.link), Detached: l.detached,
 		})
 	}
 	filters, err := edgeFilters(bpffs)
@@ -126,18 +101,6 @@ func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
 	return all, nil
 }
 
-// linkedDevice is the index of the device that a link is attached to; 0: to none
-// any more.
-func linkedDevice(info *link.Info) int {
-	if i := info.TCX(); i != nil {
-		return int(i.Ifindex)
-	}
-	if i := info.XDP(); i != nil {
-		return int(i.Ifindex)
-	}
-	return 0
-}
-
 func (a *EdgeAttachment) takeDown(bpffs string) error {
 	if a.filter != nil {
 		return removeFilter(a.filter)
@@ -145,14 +108,7 @@ func (a *EdgeAttachment) takeDown(bpffs string) error {
 	if a.Chain != nil {
 		return leaveDispatcher(bpffs, a.Device)
 	}
-	l, err := link.LoadPinnedLink(edgeLinkPath(bpffs, a.Device, a.Hook), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return takeDown(l)
+	return removeDeviceLink(bpffs, edgeName, a.Device, string(a.Hook))
 }
 
 // AttachEdgeTC attaches the edge to a device's tc hooks, or replaces the programs
@@ -181,25 +137,7 @@ func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func(*ebpf.Progr
 	if err != nil {
 		return err
 	}
-	path := edgeLinkPath(d.options.BPFFS, device, hook)
-	old, err := link.LoadPinnedLink(path, nil)
-	if err == nil {
-		info, err := old.Info()
-		if err == nil && linkedDevice(info) == device && old.Update(program) == nil {
-			return old.Close()
-		}
-		if err := takeDown(old); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	l, err := attach(program)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	return l.Pin(path)
+	return attachPinned(edgeLinkPath(d.options.BPFFS, device, hook), program, atDevice(device), func() (link.Link, error) { return attach(program) })
 }
 
 // DetachEdge takes hooks of the edge down from a device; all, if none is named. The
@@ -228,12 +166,8 @@ func (d *Datapath) EdgeAttachments() ([]EdgeAttachment, error) {
 // WaitForReaders is Tables.WaitForReaders.
 func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
 
-// replaceEdge replaces the programs of an earlier agent where they are attached, or
-// takes them down if there is to be no edge.
+// replaceEdge replaces the programs of an earlier agent where they are attached.
 func (d *Datapath) replaceEdge() error {
-	if d.options.Edge == nil {
-		return removeEdge(d.options.BPFFS)
-	}
 	if err := recoverChanges(d.options.BPFFS); err != nil {
 		return err
 	}
@@ -251,7 +185,11 @@ func (d *Datapath) replaceEdge() error {
 
 func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 	if a.filter != nil {
-		return attachFilter(d.options.BPFFS, a.Device, a.Hook, d.program(edgePrograms[a.Hook]))
+		program, err := d.edgeProgram(a.Hook)
+		if err != nil {
+			return err
+		}
+		return attachFilter(d.options.BPFFS, a.Device, a.Hook, program)
 	}
 	if a.Detached {
 		return a.takeDown(d.options.BPFFS)

@@ -49,15 +49,15 @@ func (d *Datapath) canShare() error {
 	return nil
 }
 
-// An AloneError says why the edge is at a device's XDP hook by itself, and not in a
+// An ExclusiveXDPError says why the edge is at a device's XDP hook by itself, and not in a
 // dispatcher as was asked. It serves there.
-type AloneError struct{ reason error }
+type ExclusiveXDPError struct{ reason error }
 
-func (e *AloneError) Error() string {
+func (e *ExclusiveXDPError) Error() string {
 	return fmt.Sprintf("Beeline is alone there, and not in a dispatcher: %v", e.reason)
 }
 
-func (e *AloneError) Unwrap() error { return e.reason }
+func (e *ExclusiveXDPError) Unwrap() error { return e.reason }
 
 // makeDispatcher has the edge run in a dispatcher at a device that has none. Its own link
 // is in the way of that, and stays where no dispatcher can be, or comes back.
@@ -74,7 +74,7 @@ func (d *Datapath) makeDispatcher(device int, mode uint32, alone func() error) (
 	if failed := alone(); failed != nil {
 		return nil, failed
 	}
-	return nil, &AloneError{err}
+	return nil, &ExclusiveXDPError{err}
 }
 
 // joinEdge is joinDispatcher where the kernel can do it.
@@ -83,7 +83,7 @@ func (d *Datapath) joinEdge(device int, mode uint32) ([]ChainProgram, error) {
 	change.members = func(old *dispatcher) ([]member, bool, error) {
 		own := member{
 			ChainProgram: ChainProgram{Name: slotName(d.options.BPFFS), Priority: EdgePriority},
-			program:      d.program(EdgeSlotProgBeelineEdge), flags: unix.BPF_F_XDP_HAS_FRAGS,
+			program:      d.program(XDPSlotProgBeelineEdge), flags: unix.BPF_F_XDP_HAS_FRAGS,
 			actions: 1<<dispatcherNotReplaced | 1<<2, // XDP_PASS
 		}
 		if own.program != nil {
@@ -120,14 +120,11 @@ func (d *Datapath) joinEdge(device int, mode uint32) ([]ChainProgram, error) {
 // loadSlot loads the edge's program such that it can replace a function: this one, and
 // those like it in other dispatchers.
 func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Program, error) {
-	spec, err := LoadEdgeSlot()
+	spec, err := LoadXDPSlot()
 	if err != nil {
 		return nil, err
 	}
-	if err := d.setEdgeConstants(spec, false); err != nil {
-		return nil, err
-	}
-	p := spec.Programs[EdgeSlotProgBeelineEdge]
+	p := spec.Programs[XDPSlotProgBeelineEdge]
 	main := *btf.FuncMetadata(&p.Instructions[0]) // which is what tools call the program
 	main.Name = slotName(d.options.BPFFS)
 	p.Instructions[0] = btf.WithFuncMetadata(p.Instructions[0], &main)
@@ -135,7 +132,7 @@ func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Progra
 	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err != nil {
 		return nil, err
 	}
-	return d.program(EdgeSlotProgBeelineEdge), nil
+	return d.program(XDPSlotProgBeelineEdge), nil
 }
 
 // leaveDispatcher takes the edge's program out of the device's dispatcher. The others

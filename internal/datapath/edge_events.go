@@ -35,7 +35,7 @@ func (d *Datapath) Events() *Events {
 func OpenEvents(bpffs string) (*Events, func(), error) {
 	dir, err := os.Open(filepath.Join(bpffs, tablesDirectory))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, fmt.Errorf("nothing is pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet: %w", bpffs, err)
+		return nil, nil, fmt.Errorf("nothing is pinned under %s: name the agent's --pins; if it is this one, no agent has run yet: %w", bpffs, err)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -61,8 +61,8 @@ func OpenEvents(bpffs string) (*Events, func(), error) {
 	return e, closeAll, nil
 }
 
-// quiet takes back what an agent left that was killed while somebody watched.
-func (e *Events) quiet() error { return e.watch(0) }
+// unwatch takes back what an agent left that was killed while somebody watched.
+func (e *Events) unwatch() error { return e.watch(0) }
 
 func (e *Events) watch(on uint32) error {
 	if err := e.watched.Put(uint32(0), on); err != nil {

@@ -24,14 +24,18 @@ func (e *EdgeTCExplanation) Key() FrontendKey {
 // Next is the address of the next hop.
 func (e *EdgeTCExplanation) Next() netip.Addr { return Address(e.NextHop).Addr() }
 
-// A DryRun runs a program of the edge on packets that nobody sent: a second instance
-// of it, over the pinned tables and with the constants of what is attached, that
-// writes nothing which outlives the packet.
+// A DryRun runs a program of the edge on packets that nobody sent.
 type DryRun struct {
 	// Other says that the attached program is of another version than this one.
 	Other bool
 
-	hook    EdgeHook
+	hook EdgeHook
+	dryProgram
+}
+
+// A dryProgram is a second instance of a program, over the pinned tables and with the constants
+// of what is attached, that writes nothing which outlives the test run.
+type dryProgram struct {
 	program string
 	object  func() (*ebpf.CollectionSpec, error)
 	loaded  *ebpf.Collection
@@ -48,30 +52,34 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 	i := slices.IndexFunc(attached, func(a EdgeAttachment) bool { return a.Hook == hook && !a.Detached })
 	if i < 0 {
 		return nil, fmt.Errorf("no program of %s is attached to a device of this network namespace by what is pinned under %s: "+
-			"name the agent's --bpffs, and run this where the agent runs: %w", hook, bpffs, os.ErrNotExist)
+			"name the agent's --pins, and run this where the agent runs: %w", hook, bpffs, os.ErrNotExist)
 	}
-	d := &DryRun{hook: hook, program: edgePrograms[hook], object: LoadEdgeTC}
+	d := &DryRun{hook: hook, dryProgram: dryProgram{program: edgePrograms[hook], object: LoadEdgeTC}}
 	if hook == EdgeXDP {
 		d.object = LoadEdgeXDP
 	}
 	if attached[i].Chain != nil {
-		d.program, d.object = EdgeSlotProgBeelineEdge, LoadEdgeSlot
+		d.program, d.object = XDPSlotProgBeelineEdge, LoadXDPSlot
 	}
-	if err := d.load(bpffs, ebpf.ProgramID(attached[i].ProgramID)); err != nil {
+	id := ebpf.ProgramID(attached[i].ProgramID)
+	if err = d.load(bpffs, id); err == nil {
+		d.Other, err = d.differs(id)
+	}
+	if err != nil {
 		d.Close()
 		return nil, fmt.Errorf("load the program of %s for a dry run: %w", hook, err)
 	}
 	return d, nil
 }
 
-// Close lets go of the programs.
-func (d *DryRun) Close() {
+// Close lets go of the program.
+func (d *dryProgram) Close() {
 	for _, f := range d.closers {
 		f()
 	}
 }
 
-func (d *DryRun) load(bpffs string, attached ebpf.ProgramID) error {
+func (d *dryProgram) load(bpffs string, attached ebpf.ProgramID) error {
 	spec, err := d.object()
 	if err != nil {
 		return err
@@ -83,10 +91,13 @@ func (d *DryRun) load(bpffs string, attached ebpf.ProgramID) error {
 	if err := spec.Variables[EdgeTCVarDryRun].Set(uint8(1)); err != nil {
 		return err
 	}
+	if err := product().checkDeclared(spec); err != nil {
+		return err
+	}
 	tables := map[string]*ebpf.Map{}
 	for name, s := range spec.Maps {
-		if isScratch(name, s) || isCounters(name) {
-			continue // nothing is counted, and another version's may have another size
+		if t := product().table(name); !t.pinned() || t.Kind == CounterTable {
+			continue // a dry run counts nothing, and the counters of another version may have another size
 		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
@@ -103,22 +114,21 @@ func (d *DryRun) load(bpffs string, attached ebpf.ProgramID) error {
 		return err
 	}
 	d.closers = append(d.closers, d.loaded.Close)
-	return d.compare(d.loaded.Programs[d.program], attached)
+	return nil
 }
 
-// compare notes whether a program is the same as the attached one, by the hash of
-// their instructions.
-func (d *DryRun) compare(p *ebpf.Program, attached ebpf.ProgramID) error {
-	own, err := p.Info()
+// differs reports whether a program is another than the attached one, by the hash of their
+// instructions.
+func (d *dryProgram) differs(attached ebpf.ProgramID) (bool, error) {
+	own, err := d.loaded.Programs[d.program].Info()
 	if err != nil {
-		return err
+		return false, err
 	}
 	running, err := programInfo(attached)
 	if err != nil {
-		return err
+		return false, err
 	}
-	d.Other = d.Other || own.Tag != running.Tag
-	return nil
+	return own.Tag != running.Tag, nil
 }
 
 // copyConstants gives a spec the constants that an attached program was loaded with.
@@ -226,7 +236,7 @@ func (d *DryRun) clear() error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{EdgeTCMapExplanations, EdgeTCMapWorkspaces} {
+	for _, name := range []string{EdgeTCMapExplanations, EdgeTCMapScratch} {
 		m := d.loaded.Maps[name]
 		zeros := make([][]byte, cpus)
 		for i := range zeros {

@@ -27,7 +27,7 @@ func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
 	if err != nil || id == 0 {
 		return err
 	}
-	return fmt.Errorf("another Beeline serves the device already (program %d): stop it and run `beeline cleanup` with its --bpffs, "+
+	return fmt.Errorf("another Beeline serves the device already (program %d): stop it and run `beeline cleanup` with its --pins, "+
 		"or leave the device out with --devices, or serve none with --edge-mode=off", id)
 }
 

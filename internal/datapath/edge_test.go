@@ -102,7 +102,7 @@ func TestEdgeIsReplacedInPlace(t *testing.T) {
 	d = mustOpen(t, off)
 	w.do(d.Attach)
 	w.want("")
-	wantGone(t, TablePath(w.options.BPFFS, EdgeTCMapTracks))
+	wantGone(t, TablePath(w.options.BPFFS, EdgeTCMapConntrack))
 	d.Close()
 	d = mustOpen(t, w.options)
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
@@ -215,30 +215,36 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	w.options.Limits.Flows = 1024
 	d := mustOpen(t, w.options)
 	key := Tuple{Protocol: 6, SourcePort: 1}
-	track := Track{Becomes: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
+	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
 	track.Tag = tupleHash(&key)
-	table := d.Flows().Tracks.(conntrackTable)
+	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
 	secret, err := readTableSecret(table.secret)
 	must(t, err)
-	sets, unmap, err := table.sets(0, table.m.MaxEntries())
+	sets, err := mapSets[EdgeTCCtSlot](table.setMaps, 0, table.rows.MaxEntries())
 	must(t, err)
-	if !table.put(sets, &secret, &EdgeTCConntrackEntry{Key: key, Track: track}, EdgeTCSetMark{}) {
+	if !table.put(sets, &secret, &EdgeTCCtSlot{Key: key, Ct: track}, EdgeTCSetEviction{}) {
 		t.Fatal("an empty table has no room")
 	}
-	must(t, unmap())
+	must(t, sets.unmap())
 	w.do(d.Attach)
 	d.Close()
 	w.options.Limits.Flows = 4096
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
-	flows, err := OpenFlows(w.options.BPFFS)
-	must(t, err)
-	found, err := flows.Tracks.Get(key)
-	if err != nil || found == nil || *found != track {
+	pinned := map[string]*ebpf.Map{}
+	for _, name := range ConntrackTableNames() {
+		m, err := ebpf.LoadPinnedMap(TablePath(w.options.BPFFS, name), nil)
+		must(t, err)
+		defer m.Close()
+		pinned[name] = m
+	}
+	assured, unreplied := NewConntrackSets(pinned, EdgeTCMapConntrack), NewConntrackSets(pinned, EdgeTCMapUnreplied)
+	found, err := assured.Get(key)
+	if err != nil || found == nil || found.Ct != track {
 		t.Errorf("the flow is %+v, %v, want %+v", found, err, track)
 	}
-	if flows.Tracks.Max() < 4096 || flows.HalfOpen.Max() < fewestHalfOpen {
-		t.Errorf("room for %d and %d entries, want 4096 and %d", flows.Tracks.Max(), flows.HalfOpen.Max(), fewestHalfOpen)
+	if assured.Max() < 4096 || unreplied.Max() < minHalfOpen {
+		t.Errorf("room for %d and %d entries, want 4096 and %d", assured.Max(), unreplied.Max(), minHalfOpen)
 	}
 	counters, err := ReadEdgeCounters(w.options.BPFFS)
 	if err != nil || len(counters) != int(EdgeTCEdgeReasonEDGE_REASONS) {
@@ -296,7 +302,7 @@ func TestChecksumFlags(t *testing.T) {
 }
 
 func TestFlowsForMemory(t *testing.T) {
-	for memory, want := range map[uint64]uint32{1 << 30: 23831, 256 << 20: fewestFlows, 1 << 40: mostFlows} {
+	for memory, want := range map[uint64]uint32{1 << 30: 23831, 256 << 20: minDefaultFlows, 1 << 40: maxFlows} {
 		if got := flowsFor(memory); got != want {
 			t.Errorf("%d bytes of memory: %d flows, want %d", memory, got, want)
 		}

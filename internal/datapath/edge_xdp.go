@@ -17,7 +17,7 @@ import (
 // of an earlier agent there: in the device's dispatcher if it has one, or is to have
 // one, and then it returns who is in there in the order in which they run.
 // Errors: *OtherXDPError; ebpf.ErrNotSupported if the driver has no native XDP;
-// *AloneError if it is attached, by itself, and was to be in a dispatcher.
+// *ExclusiveXDPError if it is attached, by itself, and was to be in a dispatcher.
 func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []ChainProgram, err error) {
 	flags, attached := link.XDPDriverMode, uint32(nl.XDP_ATTACHED_DRV)
 	if mode == XDPGeneric {
@@ -42,7 +42,7 @@ func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []ChainProgram
 	default:
 		err = alone()
 	}
-	if err == nil || errors.As(err, new(*OtherXDPError)) || errors.As(err, new(*AloneError)) {
+	if err == nil || errors.As(err, new(*OtherXDPError)) || errors.As(err, new(*ExclusiveXDPError)) {
 		return chain, err
 	}
 	if xdp := xdpOf(device); xdp != nil && (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST)) {

@@ -36,7 +36,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 				d.Close()
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), otherVersion+" has another layout") {
+			if err == nil || !strings.Contains(err.Error(), otherVersion+" has a layout that this version") {
 				t.Fatalf("not refused: %v", err)
 			}
 			entries, err := os.ReadDir(o.BPFFS)

@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are the numbers of entries that the tables can hold. Zero takes the
-// default. The comment is what one entry costs in kernel memory; tables marked
-// "on use" cost that only for entries that exist.
+// Limits are the numbers of entries that the tables can hold. Zero takes the default. The comment says what one entry
+// costs in kernel memory. "on use": only entries that exist cost that.
 type Limits struct {
-	Frontends    uint32 // addresses and ports that clients ask for: 72 bytes, and about 100 on use
+	Frontends    uint32 // addresses and ports that clients ask for: 144 bytes, and about 100 on use
 	Backends     uint32 // distinct endpoints: 32 bytes
 	Slots        uint32 // members of all backend sets together, by weight: 8 bytes
 	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (256 KiB for each are taken in any case)
@@ -21,7 +20,41 @@ type Limits struct {
 	Flows        uint32 // conntrack entries of assured flows, two for each: 282 bytes; and half as many, at least 65,536, of the others; and 15 for datagrams in fragments
 }
 
-// DefaultLimits hold a large cluster: 34 MiB of kernel memory and what is used. Slots have room for
+// A Limit is one of the Limits with its flag.
+type Limit struct {
+	Flag  string
+	Usage string
+	// DefaultText replaces the number where defaults are printed; empty: the number.
+	DefaultText string
+	// In returns the limit's field.
+	In func(*Limits) *uint32
+
+	min uint32
+	why string // no smaller one
+}
+
+var (
+	limitFrontends = Limit{Flag: "max-frontends", Usage: "maximum number of frontends (addresses and ports of Services) in the tables",
+		In: func(l *Limits) *uint32 { return &l.Frontends }, min: 1}
+	limitBackends = Limit{Flag: "max-backends", Usage: "maximum number of distinct endpoints in the tables",
+		In: func(l *Limits) *uint32 { return &l.Backends }, min: 1}
+	limitSlots = Limit{Flag: "max-slots", Usage: "maximum number of members of all backend sets together, counted by weight",
+		In: func(l *Limits) *uint32 { return &l.Slots }, min: 1}
+	limitServices = Limit{Flag: "max-services", Usage: "maximum number of service ports in the tables",
+		In: func(l *Limits) *uint32 { return &l.Services }, min: 1}
+	limitSourceRanges = Limit{Flag: "max-source-ranges", Usage: "maximum number of loadBalancerSourceRanges in the tables",
+		In: func(l *Limits) *uint32 { return &l.SourceRanges }, min: 1}
+	limitAffinity = Limit{Flag: "max-affinity", Usage: "maximum number of session affinity entries; entries of clients that came only once are evicted first",
+		In: func(l *Limits) *uint32 { return &l.Affinity }, min: 1}
+	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; the least recently used are evicted",
+		DefaultText: "by the machine's memory",
+		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer flows push one another out"}
+)
+
+// AllLimits are the limits with a flag.
+var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows}
+
+// DefaultLimits hold a large cluster: 39 MiB of kernel memory and what is used. Slots have room for
 // 126 Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many
 // tables again for half of them, which changes need.
 var DefaultLimits = Limits{
@@ -34,29 +67,29 @@ var DefaultLimits = Limits{
 	Flows:        flowsFor(memory()),
 }
 
-// What nobody sets. An entry costs 16 bytes, and about 80 on use.
+// Sizes that no flag changes. An entry costs 16 bytes, and about 80 on use.
 const (
-	networkLimit      = 32768 // ServiceCIDRs, and the podCIDRs of all Nodes; and balancers
-	reservedPortLimit = 32768 // all NodePorts, of each protocol and family
-	optedOutLimit     = 4096
-	doomedLimit       = 8192
-	edgeDeviceLimit   = 4096
-	fewestFragments   = 8192
+	networkLimit        = 32768 // ServiceCIDRs, and the podCIDRs of all Nodes; and balancers
+	reservedPortLimit   = 32768 // all NodePorts, of each protocol and family
+	optedOutLimit       = 4096
+	socketsToAbortLimit = 8192
+	edgeDeviceLimit     = 4096
+	minFragments        = 8192
 )
 
 const (
-	mostFlows     = 262144
-	fewestFlows   = 16384
-	bytesForFlow  = 352
-	flowsOfMemory = 128 // a part in so many of the machine's memory
+	maxFlows        = 262144
+	minDefaultFlows = 16384
+	bytesForFlow    = 352
+	flowsOfMemory   = 128 // one part in 128 of the machine's memory
 )
 
-// flowsFor is the default of Flows on a machine with so many bytes of memory.
+// flowsFor is the default of Flows on a machine with this many bytes of memory.
 func flowsFor(memory uint64) uint32 {
-	return uint32(min(max(memory/flowsOfMemory/bytesForFlow, fewestFlows), mostFlows))
+	return uint32(min(max(memory/flowsOfMemory/bytesForFlow, minDefaultFlows), maxFlows))
 }
 
-// memory of the machine in bytes; unknown is as if there were enough.
+// memory is the size of the machine's memory in bytes. If it is unknown, the default of Flows is the largest one.
 func memory() uint64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -65,133 +98,78 @@ func memory() uint64 {
 	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
-// WithDefaults replaces zeros.
+// WithDefaults replaces zeros by the defaults.
 func (l Limits) WithDefaults() Limits {
-	for _, f := range []struct{ value, def *uint32 }{
-		{&l.Frontends, &DefaultLimits.Frontends},
-		{&l.Backends, &DefaultLimits.Backends},
-		{&l.Slots, &DefaultLimits.Slots},
-		{&l.Services, &DefaultLimits.Services},
-		{&l.SourceRanges, &DefaultLimits.SourceRanges},
-		{&l.Affinity, &DefaultLimits.Affinity},
-		{&l.Flows, &DefaultLimits.Flows},
-	} {
-		if *f.value == 0 {
-			*f.value = *f.def
+	for _, limit := range AllLimits {
+		if n := limit.In(&l); *n == 0 {
+			*n = *limit.In(&DefaultLimits)
 		}
 	}
 	return l
 }
 
-// entries is what each table is created with. Rows are more than frontends,
-// since an update fills a new row before it gives up the old one. Row and
-// backend 0 are never used.
-func (l Limits) entries() map[string]uint32 {
-	return map[string]uint32{
-		SockMapFrontends:    l.Frontends,
-		SockMapFrontendRows: l.Frontends + l.Frontends/8 + 64,
-		SockMapSlots:        l.Slots,
-		SockMapBackends:     l.Backends + 1,
-		SockMapServices:     l.Services,
-		SockMapSourceRanges: l.SourceRanges,
-		SockMapNetworks:     networkLimit,
-		SockMapAffinity:     affinitySets(l.Affinity),
-		SockMapTableSecret:  1,
+// rowsFor is the number of frontend rows: more than frontends, since an update fills a new row before it releases the
+// old one. Row 0 is never used.
+func rowsFor(frontends uint32) uint32 { return frontends + frontends/8 + 64 }
 
-		SockMapUntrackedFrontends: 1,
+// backendRows is the number of rows for backends. Backend 0 is never used.
+func backendRows(backends uint32) uint32 { return backends + 1 }
 
-		SockMapReservedPorts: reservedPortLimit,
-		SockMapOptedOut:      optedOutLimit,
-		SockMapDoomed:        doomedLimit,
+// assuredSets is the number of sets for entries of assured flows. They have places for twice as many entries: sets fill
+// at random, and while they are half full on average, hardly one in a million entries finds no place.
+func assuredSets(flows uint32) uint32 { return conntrackSets(2 * flows) }
+
+// minHalfOpen is the least number of entries for flows that are not assured: with two for each flow, those that a flood
+// of 300,000 flows per second begins in 100 ms.
+const minHalfOpen = 65536
+
+// halfOpenSets is the number of sets for entries of flows that are not assured.
+func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, minHalfOpen)) }
+
+// fragmentsFor is the number of fragmented datagrams that are tracked: one for eight conntrack entries. An entry is
+// needed from the first fragment of a datagram to its last one, mostly for some milliseconds. It stays until it is
+// evicted: 32,768 entries hold 6 seconds of 5,000 datagrams each.
+func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
+
+// LimitFlag is the name of the flag that sizes a table, "" if there is none.
+func LimitFlag(table string) string {
+	if t := product().table(table); t != nil && t.Limit != nil {
+		return t.Limit.Flag
 	}
+	return ""
 }
 
-// edgeEntries is entries for the edge's tables.
-func (l Limits) edgeEntries() map[string]uint32 {
-	return map[string]uint32{
-		EdgeTCMapTracks:      tracksSets(l.Flows),
-		EdgeTCMapHalfOpen:    halfOpenSets(l.Flows),
-		EdgeTCMapFragments:   fragmentsFor(l.Flows),
-		EdgeTCMapEdgeDevices: edgeDeviceLimit,
-		EdgeTCMapBalancers:   networkLimit,
-		EdgeTCMapDoors:       1,
-
-		EdgeTCMapServiceCounts: l.Services,
-		EdgeTCMapServiceGone:   l.Services,
-	}
-}
-
-// tracksSets is how many sets there are of entries of assured flows: with places for twice as many. Sets
-// fill by chance, and of those that are half full on average hardly one in a million entries finds no place.
-func tracksSets(flows uint32) uint32 { return conntrackSets(2 * flows) }
-
-// fewestHalfOpen are the entries of flows that are not assured, however few others there are: with two for
-// each flow, those that begin in 100 ms of a flood of 300,000 a second.
-const fewestHalfOpen = 65536
-
-// halfOpenSets is how many sets there are of entries of flows that are not assured.
-func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, fewestHalfOpen)) }
-
-// fragmentsFor is how many datagrams are remembered that come in fragments: one for eight records
-// of flows. An entry is needed from the first fragment of a datagram to its last one, mostly for
-// some milliseconds. It is kept for as long as the table lasts: 32,768 entries do for 6 seconds
-// of 5,000 datagrams each.
-func fragmentsFor(flows uint32) uint32 { return max(flows/8, fewestFragments) }
-
-// limitFlags names the flag that makes a table larger.
-var limitFlags = map[string]string{
-	SockMapFrontends:    "max-frontends",
-	SockMapFrontendRows: "max-frontends",
-	SockMapSlots:        "max-slots",
-	SockMapBackends:     "max-backends",
-	SockMapServices:     "max-services",
-	SockMapSourceRanges: "max-source-ranges",
-	SockMapAffinity:     "max-affinity",
-	EdgeTCMapTracks:     "max-flows",
-	EdgeTCMapHalfOpen:   "max-flows",
-	EdgeTCMapFragments:  "max-flows",
-
-	EdgeTCMapServiceGone: "max-services",
-}
-
-// LimitFlag is the name of the flag that makes a table larger; empty: there is none.
-func LimitFlag(table string) string { return limitFlags[table] }
-
-// FullError says which table has no room, and the flag to raise.
+// FullError says which table is full, and what to change.
 type FullError struct {
 	Table string
-	Limit uint32
+	Limit uint32 // entries
 }
 
 func (e *FullError) Error() string {
 	s := fmt.Sprintf("table %s is full at %d entries", e.Table, e.Limit)
-	if flag := limitFlags[e.Table]; flag != "" {
-		s += fmt.Sprintf(": raise --%s and restart the agent", flag)
-	} else if e.Table == EdgeTCMapBalancers {
-		s += ": let --dsr-balancers name the nodes' networks, which stand for the addresses inside"
+	if flag := LimitFlag(e.Table); flag != "" {
+		return s + fmt.Sprintf(": raise --%s and restart the agent", flag)
+	}
+	if t := product().table(e.Table); t != nil && t.Remedy != "" {
+		return s + ": " + t.Remedy
 	}
 	return s
 }
 
-// NewFullError is for a table that ran out of room before the kernel said so.
+// NewFullError makes a FullError for a table that the agent knows to be full before the kernel says so.
 func NewFullError(table string, limit uint32) *FullError { return &FullError{table, limit} }
 
-// leastFlows are a few sets: in fewer flows push one another out.
-const leastFlows = 64
+// minFlows is a few sets: with fewer, flows evict one another.
+const minFlows = 64
 
-// Check refuses sizes that the kernel would refuse, that serve nobody, or that nobody
-// means.
+// maxLimit is the largest limit in entries. The largest table then has 4 GiB.
+const maxLimit = 1 << 26
+
+// Check refuses limits that the kernel would refuse, or with which nothing would be served.
 func (l Limits) Check() error {
-	const most = 1 << 26 // entries; the largest table is then 4 GiB
-	if l.Flows < leastFlows || l.Flows > most {
-		return fmt.Errorf("--max-flows %d: between %d and %d; a flow has two, and with fewer flows push one another out", l.Flows, leastFlows, most)
-	}
-	for flag, n := range map[string]uint32{
-		"max-frontends": l.Frontends, "max-backends": l.Backends, "max-slots": l.Slots,
-		"max-services": l.Services, "max-source-ranges": l.SourceRanges, "max-affinity": l.Affinity,
-	} {
-		if n == 0 || n > most {
-			return fmt.Errorf("--%s %d: between 1 and %d", flag, n, most)
+	for _, limit := range AllLimits {
+		if n := *limit.In(&l); n < limit.min || n > maxLimit {
+			return fmt.Errorf("--%s %d: between %d and %d%s", limit.Flag, n, limit.min, maxLimit, limit.why)
 		}
 	}
 	return nil

@@ -28,7 +28,7 @@ func markNamespace(bpffs string) error {
 		return err
 	}
 	if err := os.Mkdir(own, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("--bpffs: %w", err)
+		return fmt.Errorf("--pins: %w", err)
 	}
 	return unmarkNamespaces(bpffs, own)
 }
@@ -69,6 +69,6 @@ func refuseOtherNamespace(bpffs string) error {
 	if err != nil || !other || !Attached(bpffs) {
 		return err
 	}
-	return fmt.Errorf("--bpffs %s: what is attached there serves another network namespace: start this agent in that one (in a pod: hostNetwork: true), "+
-		"give it another --bpffs, or run `beeline cleanup --bpffs %s` first", bpffs, bpffs)
+	return fmt.Errorf("--pins %s: what is attached there serves another network namespace: start this agent in that one (in a pod: hostNetwork: true), "+
+		"give it another --pins, or run `beeline cleanup --pins %s` first", bpffs, bpffs)
 }

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/cilium/ebpf"
 )
 
-// tablesDirectory bears the version of the tables' layout (bpf/lib/types.h). It
-// changes with anything that an older or newer agent would read wrongly.
-const tablesDirectory = "tables_v7"
+// tablesDirectory has the version of the tables' layout in its name (bpf/lb/types.h). The version changes with
+// anything that an older or newer agent would misread.
+var tablesDirectory = "tables_v10"
 
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
@@ -23,44 +22,16 @@ func (d *Datapath) tablePath(name string) string {
 	return TablePath(d.options.BPFFS, name)
 }
 
-// checkLayout refuses tables of another version. A directory without pins is no table: an
-// agent of another version that was refused may have left it.
-func checkLayout(bpffs string) error {
-	other, err := otherLayout(bpffs)
-	if other != "" {
-		return layoutError(bpffs, other)
-	}
-	return err
-}
-
-// otherLayout is a directory of tables of another version that has pins, empty if there is
-// none.
-func otherLayout(bpffs string) (string, error) {
-	pins, err := filepath.Glob(filepath.Join(bpffs, "tables_v*", "*"))
-	for _, pin := range pins {
-		if name := filepath.Base(filepath.Dir(pin)); name != tablesDirectory {
-			return name, nil
-		}
-	}
-	return "", err
-}
-
-// layoutError is for pins that this version cannot go on with.
-func layoutError(bpffs, what string) error {
-	return fmt.Errorf("pinned %s has another layout than this version of Beeline (%s): start the version that pinned it, which serves on; "+
-		"or run `beeline cleanup --bpffs %s` and start this one: Services are not translated in between",
-		what, tablesDirectory, bpffs)
-}
-
-// pinnedTables finds the tables of an earlier agent that the programs can go
-// on with, as they are or copied to another size.
-func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+// pinnedTables opens the tables of a component that an earlier agent has pinned. A table whose size has changed is
+// copied. The maps of the object are prepared.
+func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec, c *Component) (map[string]*ebpf.Map, error) {
 	found := map[string]*ebpf.Map{}
-	for name, s := range spec.Maps {
-		if strings.HasPrefix(name, ".") {
-			continue // constants of the object: new with each load
+	for _, name := range c.pinnedNames() {
+		s := spec.Maps[name]
+		if s == nil || d.maps[name] != nil {
+			continue // the object does not have the table, or an object before it has it, too
 		}
-		// What an agent left that was killed while it changed a table's size.
+		// An agent that was killed while it changed the table's size left this copy.
 		if err := os.Remove(d.tablePath(name) + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return found, err
 		}
@@ -71,39 +42,47 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map
 		if err != nil {
 			return found, fmt.Errorf("open pinned table %s: %w", name, err)
 		}
-		counters := isCounters(name)
-		if counters && s.Compatible(m) == nil {
-			found[name] = m
-			continue
-		}
-		if !counters && (m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize) {
-			m.Close()
-			return found, layoutError(d.options.BPFFS, "table "+name)
-		}
-		if m.MaxEntries() != s.MaxEntries && s.MaxEntries != 0 || counters {
-			other, err := d.replace(name, s, m)
-			m.Close()
-			if err != nil {
-				return found, err
-			}
-			m = other
+		if m, err = d.fitPinned(d.components.table(name), s, m); err != nil {
+			return found, err
 		}
 		found[name] = m
 	}
 	return found, nil
 }
 
-// OpenTables opens the pinned tables of a directory for reading what they hold,
-// whether an agent is running there or not.
+// fitPinned returns a pinned table, or its replacement if it does not have the layout or size of the object's map.
+// It closes the pinned one if it does not return it.
+func (d *Datapath) fitPinned(t *Table, s *ebpf.MapSpec, m *ebpf.Map) (*ebpf.Map, error) {
+	var fits bool
+	if t.Kind == CounterTable {
+		fits = s.Compatible(m) == nil
+	} else if m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize {
+		m.Close()
+		return nil, layoutError(d.options.BPFFS, "table "+t.Name)
+	} else {
+		fits = m.MaxEntries() == s.MaxEntries
+	}
+	if fits {
+		return m, nil
+	}
+	defer m.Close()
+	return d.replace(t, s, m)
+}
+
+// OpenTables opens the pinned tables of a directory for reading. An agent need not run there.
 func OpenTables(bpffs string) (*Tables, error) {
 	maps := map[string]*ebpf.Map{}
-	for name := range (Limits{}).entries() {
+	socket := Socket()
+	for _, name := range socket.pinnedNames() {
+		if (registry{socket}).table(name).size(DefaultLimits) == 0 {
+			continue // socket storage and counters, which Tables does not have
+		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
-			if other, _ := otherLayout(bpffs); other != "" {
-				return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it", other, bpffs, tablesDirectory)
+			if others := otherLayouts(bpffs); len(others) > 0 {
+				return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it, or start the agent of this version, which migrates", others[0], bpffs, tablesDirectory)
 			}
-			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --bpffs; if it is this one, no agent has run yet", bpffs)
+			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --pins; if it is this one, no agent has run yet", bpffs)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)

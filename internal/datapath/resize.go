@@ -6,63 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
-// replace copies a table into one of another size, pinned beside it. The agent
-// is the only writer, so both are equal until the first change; session
-// affinity, which the programs write, may lose what is written meanwhile.
-// Counters that there are now more of begin anew.
-func (d *Datapath) replace(name string, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
-	m, err := ebpf.NewMap(s)
-	if err != nil {
-		return nil, fmt.Errorf("make table %s with %d entries: %w", name, s.MaxEntries, err)
-	}
-	if !isCounters(name) {
-		if err := d.copyTable(name, m, old); err != nil {
-			m.Close()
-			return nil, fmt.Errorf("copy table %s from %d to %d entries: %w (what is in use has to fit: raise --%s)",
-				name, old.MaxEntries(), s.MaxEntries, err, limitFlags[name])
-		}
-	}
-	if err := m.Pin(d.tablePath(name) + "_new"); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("pin table %s: %w", name, err)
-	}
-	d.resized = append(d.resized, name)
-	return m, nil
-}
+// A CopyRule fills the table `to`, which has another size, with what the pinned table `from` holds. Programs are using
+// `from`.
+type CopyRule func(d *Datapath, to, from *ebpf.Map) error
 
-// copyTable copies all entries; of an array those that are not zero.
-func (d *Datapath) copyTable(name string, to, from *ebpf.Map) error {
-	switch name {
-	case EdgeTCMapTracks, EdgeTCMapHalfOpen:
-		return d.copyConntrack(name, to, from)
-	case SockMapAffinity:
-		return d.copyPinnedAffinity(to, from)
-	}
-	return copyTable(to, from)
-}
+// StartEmpty copies nothing: the contents are counts, live for milliseconds, or are cleared by a new agent in any
+// case.
+func StartEmpty(*Datapath, *ebpf.Map, *ebpf.Map) error { return nil }
 
-// copyConntrack copies the entries of a table that programs are using, with their secret.
-func (d *Datapath) copyConntrack(name string, to, from *ebpf.Map) error {
-	secret, err := ebpf.LoadPinnedMap(d.tablePath(EdgeTCMapTableSecret), nil)
-	if err != nil {
-		return fmt.Errorf("open pinned table %s: %w", EdgeTCMapTableSecret, err)
-	}
-	defer secret.Close()
-	return conntrackTable{m: to, secret: secret, spills: name == EdgeTCMapTracks}.copyFrom(from)
-}
-
-func copyTable(to, from *ebpf.Map) error {
-	switch from.Type() {
-	case ebpf.Array:
-		return copyArray(to, from)
-	case ebpf.LRUHash: // of a moment, as ports of fragments are
-		return nil
-	}
+// CopyEntries copies all entries of a hash, LRU or longest-prefix table.
+func CopyEntries(_ *Datapath, to, from *ebpf.Map) error {
 	var key, value []byte
 	it := from.Iterate()
 	for it.Next(&key, &value) {
@@ -75,7 +34,8 @@ func copyTable(to, from *ebpf.Map) error {
 	return it.Err()
 }
 
-func copyArray(to, from *ebpf.Map) error {
+// CopyArray copies the rows of an array up to the last one that is not zero.
+func CopyArray(_ *Datapath, to, from *ebpf.Map) error {
 	source, unmap, err := mapMemory(from, 0, arrayBytes(from))
 	if err != nil {
 		return err
@@ -97,8 +57,52 @@ func copyArray(to, from *ebpf.Map) error {
 	return nil
 }
 
-// swapResized makes the copies the pinned tables, once the attached programs
-// use them.
+// replace makes a table of another size, copies the pinned one into it by the table's rule and pins it beside that.
+// The agent is the only writer, so both stay equal until its first change; what programs write into a table without
+// Follow between the copy and the exchange of the programs is lost.
+func (d *Datapath) replace(t *Table, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
+	if t.Copy == nil {
+		return nil, layoutError(d.options.BPFFS, "table "+t.Name)
+	}
+	m, err := ebpf.NewMap(s)
+	if err != nil {
+		return nil, fmt.Errorf("make table %s with %d entries: %w", t.Name, s.MaxEntries, err)
+	}
+	if err := t.Copy(d, m, old); err != nil {
+		m.Close()
+		return nil, resizeError(t, s, old, err)
+	}
+	if err := m.Pin(d.tablePath(t.Name) + "_new"); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin table %s: %w", t.Name, err)
+	}
+	d.resized = append(d.resized, t.Name)
+	return m, nil
+}
+
+func resizeError(t *Table, s *ebpf.MapSpec, old *ebpf.Map, err error) error {
+	err = fmt.Errorf("copy table %s from %d to %d entries: %w", t.Name, old.MaxEntries(), s.MaxEntries, err)
+	if t.Limit == nil {
+		return err
+	}
+	return fmt.Errorf("%w (what is in use has to fit: raise --%s)", err, t.Limit.Flag)
+}
+
+// pinnedSize is the number of entries that a pinned table can hold; 0 if there is no such table.
+func pinnedSize(path string) (uint32, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("open pinned table %s: %w", filepath.Base(path), err)
+	}
+	defer m.Close()
+	return m.MaxEntries(), nil
+}
+
+// swapResized replaces the pins of resized tables by those of their copies. The attached programs use the copies
+// by now.
 func (d *Datapath) swapResized() error {
 	for len(d.resized) > 0 {
 		path := d.tablePath(d.resized[0])

@@ -11,7 +11,7 @@ import (
 )
 
 // ServiceCounters is what the edge counts for a service, without what the flows have
-// that are remembered still: their records tell.
+// that are remembered still: their conntrack entries tell.
 type ServiceCounters = EdgeTCServiceCounters
 
 // ReadServiceCounters adds up what the edge counted for each service id on all CPUs,
@@ -22,7 +22,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 		return nil, err
 	}
 	counts, sent, gone := tables[0], tables[1], tables[2]
-	defer closeMaps(map[string]*ebpf.Map{EdgeTCMapServiceCounts: counts, EdgeTCMapServiceSent: sent, EdgeTCMapServiceGone: gone})
+	defer closeMaps(map[string]*ebpf.Map{EdgeTCMapServiceCounts: counts, EdgeTCMapServiceUntracked: sent, EdgeTCMapServiceCollected: gone})
 	all := map[uint32]ServiceCounters{}
 	var id uint32
 	var perCPU []ServiceCounters
@@ -40,7 +40,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	if err := addSent(all, sent); err != nil {
 		return nil, err
 	}
-	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{EdgeTCMapServiceGone, gone}.All()
+	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{EdgeTCMapServiceCollected, gone}.All()
 	for id, t := range traffic {
 		sum := all[id]
 		sum.add(ServiceCounters{SentPackets: t.SentPackets, SentBytes: t.SentBytes, ReceivedPackets: t.ReceivedPackets, ReceivedBytes: t.ReceivedBytes})
@@ -49,7 +49,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	return all, err
 }
 
-// addSent adds what clients have sent in packets without records.
+// addSent adds what clients have sent in packets without conntrack entries.
 func addSent(all map[uint32]ServiceCounters, sent *ebpf.Map) error {
 	const batch = 1024
 	ids := make([]uint32, batch)
@@ -58,7 +58,7 @@ func addSent(all map[uint32]ServiceCounters, sent *ebpf.Map) error {
 	for {
 		n, err := sent.BatchLookup(&cursor, ids, perCPU, nil)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read table %s: %w", EdgeTCMapServiceSent, err)
+			return fmt.Errorf("read table %s: %w", EdgeTCMapServiceUntracked, err)
 		}
 		for i, c := range perCPU[:n*ebpf.MustPossibleCPU()] {
 			if c.Packets == 0 {
@@ -76,9 +76,9 @@ func addSent(all map[uint32]ServiceCounters, sent *ebpf.Map) error {
 	}
 }
 
-// openServiceCounters opens service_counts, service_sent and service_gone.
+// openServiceCounters opens service_counts, service_untracked and service_collected.
 func openServiceCounters(bpffs string) (tables []*ebpf.Map, err error) {
-	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceSent, EdgeTCMapServiceGone} {
+	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceUntracked, EdgeTCMapServiceCollected} {
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if err == nil {
 			tables = append(tables, m)
@@ -105,8 +105,8 @@ func (c *EdgeTCServiceCounters) add(o ServiceCounters) {
 	c.ReceivedBytes += o.ReceivedBytes
 }
 
-// AddTrack adds what a flow's record has counted.
-func (c *EdgeTCServiceCounters) AddTrack(t *Track) {
+// AddEntry adds what a flow's entry has counted.
+func (c *EdgeTCServiceCounters) AddEntry(t *ConntrackEntry) {
 	if t.IsReply() {
 		c.ReceivedPackets += t.Packets
 		c.ReceivedBytes += t.Bytes
@@ -114,29 +114,6 @@ func (c *EdgeTCServiceCounters) AddTrack(t *Track) {
 		c.SentPackets += t.Packets
 		c.SentBytes += t.Bytes
 	}
-}
-
-// keepTraffic takes over what a flow has counted whose record has gone. Two
-// processes that do so at one time for one service may lose a record's counts.
-func keepTraffic(gone *ebpf.Map, t *Track) error {
-	if gone == nil || t.Packets == 0 {
-		return nil
-	}
-	var sum EdgeTCServiceTraffic
-	if err := gone.Lookup(t.Service, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read table %s: %w", EdgeTCMapServiceGone, err)
-	}
-	if t.IsReply() {
-		sum.ReceivedPackets += t.Packets
-		sum.ReceivedBytes += t.Bytes
-	} else {
-		sum.SentPackets += t.Packets
-		sum.SentBytes += t.Bytes
-	}
-	if err := gone.Put(t.Service, &sum); err != nil {
-		return fmt.Errorf("write table %s: %w", EdgeTCMapServiceGone, err)
-	}
-	return nil
 }
 
 // countedServices are the names of services, with whose ids their counters come and

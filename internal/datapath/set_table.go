@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What bpf/lib/set_table.h computes.
+// What bpf/set_table/set_table.h computes.
 
 const (
 	setPlaces   = int(SockSetTableSizeSET_PLACES)

@@ -34,16 +34,18 @@ type Hash[K comparable, V any] interface {
 	All() (map[K]V, error)
 }
 
-// Tables are the maps of bpf/lib/tables.h.
+// Tables are the maps of bpf/lb/maps.h.
 type Tables struct {
 	Frontends    Hash[FrontendKey, uint32]
 	FrontendRows Array[Frontend]
-	Slots        Array[uint32]
-	Backends     Array[Backend]
-	Services     Hash[uint32, ServiceName]
-	SourceRanges Hash[SourceRangeKey, uint32]
-	Networks     Hash[NetworkKey, Network]
-	Affinity     AffinityTable
+	// FrontendLists has a row for each of FrontendRows.
+	FrontendLists Array[FrontendLists]
+	Slots         Array[uint32]
+	Backends      Array[Backend]
+	Services      Hash[uint32, ServiceName]
+	SourceRanges  Hash[SourceRangeKey, uint32]
+	Networks      Hash[NetworkKey, Network]
+	Affinity      AffinityTable
 	// UntrackedFrontends has one row.
 	UntrackedFrontends Array[UntrackedEnds]
 	// ReservedPorts are those that bind() is refused.
@@ -53,8 +55,8 @@ type Tables struct {
 	// Balancers are networks whose encapsulated packets are for backends of this node, and the
 	// node's own addresses in them; nil where there is no edge.
 	Balancers Hash[NetworkKey, Balancer]
-	// Door is asked by the edge before all others; nil where there is no edge.
-	Door *Door
+	// Prefilter is asked by the edge before all others; nil where there is no edge.
+	Prefilter *Prefilter
 	// WaitForReaders returns when every program has ended that was running at
 	// the call. What no table leads to any more can be used again then.
 	WaitForReaders func() error
@@ -156,6 +158,7 @@ func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 	return &Tables{
 		Frontends:          kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
 		FrontendRows:       newArray[Frontend](maps[SockMapFrontendRows]),
+		FrontendLists:      newArray[FrontendLists](maps[SockMapFrontendListRows]),
 		Slots:              newArray[uint32](maps[SockMapSlots]),
 		Backends:           newArray[Backend](maps[SockMapBackends]),
 		Services:           kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},

@@ -12,13 +12,15 @@ import (
 	"strings"
 )
 
-// The structures of bpf/lib/types.h. Addresses are 16 bytes in network byte
+// The structures of bpf/lb/types.h. Addresses are 16 bytes in network byte
 // order with IPv4 mapped into them, ports are in network byte order
 // (NetworkOrder), everything else is in host byte order.
 type (
 	Address        = SockAddress
 	FrontendKey    = SockFrontendKey
 	Frontend       = SockFrontend
+	FrontendLists  = SockFrontendLists
+	SlotRange      = SockSlotRange
 	Decision       = SockDecision
 	Backend        = SockBackend
 	AffinityKey    = SockAffinityKey
@@ -31,16 +33,17 @@ type (
 	Verdict        = SockVerdict
 	// ReservedPort is a port at which bind() is refused on the host.
 	ReservedPort = SockReservedPortKey
-	// StaleSocket is what the sweep says of a socket.
-	StaleSocket = SweepStaleSocket
+	// StaleSocket is what the GC pass says of a socket.
+	StaleSocket = SockGCStaleSocket
 )
 
-// What a Decision without slots says.
+// What a Decision says. One with slots has no verdict: it is Balance.
 const (
-	Pass   = SockVerdictVERDICT_PASS
-	Reject = SockVerdictVERDICT_REJECT
-	Drop   = SockVerdictVERDICT_DROP
-	Answer = SockVerdictVERDICT_ANSWER
+	Pass    = SockVerdictVERDICT_PASS
+	Reject  = SockVerdictVERDICT_REJECT
+	Drop    = SockVerdictVERDICT_DROP
+	Balance = SockVerdictVERDICT_BALANCE
+	Answer  = SockVerdictVERDICT_ANSWER
 )
 
 // The flags of a Frontend. FlagMasquerade is shifted left by the source class.

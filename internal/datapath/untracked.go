@@ -5,10 +5,10 @@ package datapath
 import "encoding/binary"
 
 // UntrackedEnds says which packets may be for a frontend with FlagUntracked or FlagHistory, and
-// whether what programs remember of the index holds (struct untracked_ends).
-type UntrackedEnds struct{ SockUntrackedEnds }
+// whether what programs remember of the index holds (struct untracked_filter).
+type UntrackedEnds struct{ SockUntrackedFilter }
 
-// place is where a frontend's bit stands, as end_hash in bpf/lib/untracked.h has it.
+// place is where a frontend's bit stands, as endpoint_hash in bpf/dsr/stateless.h has it.
 func (UntrackedEnds) place(k FrontendKey) (word, bit uint32) {
 	var hash uint32
 	for i := 0; i < len(k.Address.Bytes); i += 4 {

@@ -10,13 +10,14 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 )
 
 // attach brings a device to the entry that is wanted, if it is not there yet.
 func (e *Edge) attach(d Device) {
 	old := e.devices[d.Index]
-	if old != nil && old.failed == nil && !old.entry.retry && old.Kind == d.Kind && old.XDP == d.XDP && old.TakesTags == d.TakesTags && old.onlyPods() == d.onlyPods() && old.Lingers == d.Lingers {
+	if old != nil && old.failed == nil && !old.entry.retry && old.Kind == d.Kind && old.XDP == d.XDP && old.TakesTags == d.TakesTags && old.onlyPods() == d.onlyPods() && old.Draining == d.Draining {
 		old.Device = d
 		return
 	}
@@ -77,7 +78,7 @@ func (e *Edge) enter(a *attached) error {
 		a.entry, a.chain = entry{mode: xdpName(mode), why: why + chainText(chain)}, chain
 		return nil
 	}
-	if errors.As(err, new(*datapath.AloneError)) {
+	if errors.As(err, new(*datapath.ExclusiveXDPError)) {
 		a.entry = entry{mode: xdpName(mode), why: err.Error(), refused: true}
 		return nil
 	}
@@ -106,7 +107,7 @@ func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try boo
 	switch {
 	case c.Mode == TC:
 		return "", "--edge-mode=tc", false
-	case d.Lingers:
+	case d.Draining:
 		return "", "flows go on of who is behind it; it is left when they are over", false
 	case !d.Clients && !d.Backends:
 		return "", "pods behind it ask the node's own addresses without the socket shortcut", false
@@ -151,25 +152,22 @@ func refusal(err error) string {
 	return "no XDP: " + err.Error()
 }
 
-// Lost says whether somebody has taken the edge down from a device that it was attached to.
-func (e *Edge) Lost() bool {
-	if e == nil {
-		return false
-	}
+// Detached says whether somebody has taken the edge down from a device that it was attached to.
+func (e *Edge) Detached() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all, err := e.datapath.EdgeAttachments()
-	return err == nil && len(e.lostHooks(all)) > 0
+	return err == nil && len(e.missingHooks(all)) > 0
 }
 
-// findLost forgets the devices at which something is not attached any more.
-func (e *Edge) findLost() (lost []string) {
+// findDetached forgets the devices at which something is not attached any more.
+func (e *Edge) findDetached() (lost []string) {
 	all, err := e.datapath.EdgeAttachments()
 	if err != nil {
-		e.problem("what is attached cannot be read: %v", err)
+		e.report(condition.DevicesUnreadable.New("what is attached cannot be read: %v", err))
 		return nil
 	}
-	for index, hooks := range e.lostHooks(all) {
+	for index, hooks := range e.missingHooks(all) {
 		for _, hook := range hooks {
 			lost = append(lost, fmt.Sprintf("%s of device %s", hook, e.devices[index].Name))
 		}
@@ -178,8 +176,8 @@ func (e *Edge) findLost() (lost []string) {
 	return lost
 }
 
-// lostHooks are the hooks of each device that should be attached, and are not.
-func (e *Edge) lostHooks(all []datapath.EdgeAttachment) map[int][]datapath.EdgeHook {
+// missingHooks are the hooks of each device that should be attached, and are not.
+func (e *Edge) missingHooks(all []datapath.EdgeAttachment) map[int][]datapath.EdgeHook {
 	lost := map[int][]datapath.EdgeHook{}
 	for index, a := range e.devices {
 		if a.failed != nil {
@@ -205,25 +203,28 @@ func (e *Edge) lostHooks(all []datapath.EdgeAttachment) map[int][]datapath.EdgeH
 func (e *Edge) detachOthers(keep map[int]bool) {
 	all, err := e.datapath.EdgeAttachments()
 	if err != nil {
-		e.problem("what is attached cannot be read: %v", err)
+		e.report(condition.DevicesUnreadable.New("what is attached cannot be read: %v", err))
 		return
 	}
-	gone := map[int]bool{}
+	gone := map[int]string{}
 	for _, a := range all {
 		if !keep[a.Device] {
-			gone[a.Device] = true
+			gone[a.Device] = "" // of a device that an earlier agent has served, or that is gone
 		}
 	}
-	for index := range e.devices {
+	for index, d := range e.devices {
 		if !keep[index] {
+			if _, attached := gone[index]; attached {
+				gone[index] = d.Name
+			}
 			delete(e.devices, index)
 		}
 	}
-	for index := range gone {
+	for index, name := range gone {
 		if err := e.datapath.DetachEdge(index); err != nil {
-			e.problem("device %d: %v", index, err)
+			e.report(condition.DetachFailed.New("device %d is not served any more, and its programs cannot be detached: %v", index, err).At(deviceName(index)))
 			continue
 		}
-		e.config.Log.Info("a device is not served any more", "index", index)
+		e.config.Log.Info("a device is not served any more", "device", name, "index", index)
 	}
 }

@@ -9,42 +9,39 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// serving are the backends of Services on other nodes.
-func (e *Edge) serving() []netip.Addr {
-	if e.config.Backends == nil {
+// servingBackends are the backends of Services on other nodes.
+func (e *Edge) servingBackends() []netip.Addr {
+	if e.config.Destinations == nil {
 		return nil
 	}
-	return e.config.Backends()
+	return e.config.Destinations.RemoteBackends()
 }
 
 // Reach sees to it that the edge is at the devices that lead to backends on other nodes,
 // before these are chosen: the first answer may come at once.
 func (e *Edge) Reach(backends []netip.Addr) {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	reached := true
 	for _, a := range backends {
-		if _, known := e.elsewhere.known[a]; known || !e.ready || !reached {
+		if _, known := e.remoteBackends.known[a]; known || !e.ready || !reached {
 			continue
 		}
-		device, err := e.wayTo(a)
+		device, err := e.deviceTo(a)
 		d := e.devices[device]
 		reached = err == nil && d != nil && d.Backends
 	}
-	e.elsewhere.add(backends)
+	e.remoteBackends.add(backends)
 	if !reached {
 		e.reconcile(false)
 	}
 }
 
-// wayTo is the index of the device by which the kernel sends to an address.
-func wayTo(a netip.Addr) (device int, err error) {
-	ways, err := netlink.RouteGet(a.AsSlice())
-	if err != nil || len(ways) == 0 {
-		return 0, fmt.Errorf("the way to %s: %w", a, err)
+// deviceTo is the index of the device by which the kernel sends to an address.
+func deviceTo(a netip.Addr) (device int, err error) {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0, fmt.Errorf("the route to %s: %w", a, err)
 	}
-	return ways[0].LinkIndex, nil
+	return routes[0].LinkIndex, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/conntrack/conntracktest"
 	"beeline.io/beeline/internal/datapath"
 )
 
@@ -26,7 +27,7 @@ const overlayIndex = 5
 
 func newOverlayWorld(t *testing.T, c Config, kind string) *overlayWorld {
 	o := &overlayWorld{}
-	c.Timeouts, c.Backends = DefaultTimeouts, func() []netip.Addr { return o.remote }
+	c.Destinations = &destinations{backends: func() []netip.Addr { return o.remote }}
 	o.world = newWorld(t, c)
 	overlay := device(overlayIndex, "flannel.1", func(d *Device) { d.Kind, d.Ethernet = kind, kind != "ipip" })
 	pods := netip.MustParsePrefix("10.10.2.0/24")
@@ -34,7 +35,7 @@ func newOverlayWorld(t *testing.T, c Config, kind string) *overlayWorld {
 		overlay.Backends = slices.ContainsFunc(backends, pods.Contains)
 		return []Device{hardware, overlay}, nil
 	}
-	o.wayTo = func(a netip.Addr) (int, error) {
+	o.deviceTo = func(a netip.Addr) (int, error) {
 		if pods.Contains(a) {
 			return overlayIndex, nil
 		}
@@ -46,7 +47,7 @@ func newOverlayWorld(t *testing.T, c Config, kind string) *overlayWorld {
 // roles are the devices and what is behind them.
 func (o *overlayWorld) roles() string {
 	var all []string
-	for _, d := range o.Complete(nil).Devices {
+	for _, d := range o.CompleteStatus(nil).Devices {
 		all = append(all, fmt.Sprint(d.Name, " ", d.Mode, " ", d.Role))
 	}
 	return strings.Join(all, ", ")
@@ -67,44 +68,44 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 	o.wantRoles("eth0 xdp clients")
 	o.Reach(addrs("10.10.2.11"))
 	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
-	if c := o.Complete(nil).Complaints(); len(c) > 0 {
-		t.Errorf("complaints of a device that has no XDP of its own: %q", c)
+	if c := o.CompleteStatus(nil).Conditions(); len(c) > 0 {
+		t.Errorf("conditions of a device that has no XDP of its own: %v", c)
 	}
 	// It is a Service's.
 	o.remote = addrs("10.10.2.11")
-	o.sweep()
-	o.lookAgain()
+	o.gc()
+	o.rescan()
 	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
 	// It has left the Service, and a flow goes on.
-	put(o.kernel.flows.Tracks.(flowTable), tcp, client, backend, [2]int{both, both}, [2]uint32{datapath.Now(), datapath.Now()})
+	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{datapath.Now(), datapath.Now()})
 	o.remote = nil
-	o.sweep() // it may have served until now
-	o.sweep()
-	o.lookAgain()
+	o.gc() // it may have served until now
+	o.gc()
+	o.rescan()
 	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
 	// The flow is over.
-	clear(o.kernel.flows.Tracks.(flowTable))
-	o.sweep()
-	o.lookAgain()
+	clear(o.kernel.assured)
+	o.gc()
+	o.rescan()
 	o.wantRoles("eth0 xdp clients, flannel.1 tc flows") // clients may have come by it until now
-	o.sweep()
-	o.lookAgain()
+	o.gc()
+	o.rescan()
 	o.wantRoles("eth0 xdp clients")
 }
 
 // The flows of an earlier agent count, too.
 func TestDeviceOfAnEarlierAgentsFlows(t *testing.T) {
 	o := newOverlayWorld(t, Config{Mode: TC}, "vxlan")
-	// Of two records one may have been lost.
-	put(o.kernel.flows.Tracks.(flowTable), tcp, client, backend, [2]int{both, lost}, [2]uint32{datapath.Now(), 0})
+	// Of two conntrack entries one may have been lost.
+	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Lost}, [2]uint32{datapath.Now(), 0})
 	o.Start()
 	o.wantRoles("eth0 tc clients, flannel.1 tc backends")
 }
 
 // A flow to a backend of this node says nothing of devices.
 func TestBackendOfThisNodeLeadsNowhere(t *testing.T) {
-	key := tuple(unix.IPPROTO_TCP, client, asked)
-	if addr, ok := flowBackend(key, &datapath.Track{Flags: uint8(datapath.TrackLocal)}); ok {
+	key := conntracktest.Tuple(unix.IPPROTO_TCP, client, conntracktest.Asked)
+	if addr, ok := flowBackend(key, &datapath.ConntrackEntry{Flags: uint8(datapath.ConntrackLocal)}); ok {
 		t.Errorf("it is at %s", addr)
 	}
 }
@@ -113,8 +114,8 @@ func TestBackendOfThisNodeLeadsNowhere(t *testing.T) {
 // is one of pods, however long the flow goes on.
 func TestHairpinLeadsNowhere(t *testing.T) {
 	const pod = "10.10.1.11"
-	table := flowTable{}
-	put(table, tcp, pod+":40000", pod+":8080", [2]int{both, both}, [2]uint32{1, 1})
+	table := conntracktest.Table{}
+	table.Put(tcp, pod+":40000", pod+":8080", [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{1, 1})
 	if len(table) != 2 {
 		t.Fatalf("%d records, want 2", len(table))
 	}
@@ -132,8 +133,8 @@ func TestReachLooksOnce(t *testing.T) {
 	looks, read := 0, o.Edge.read
 	o.Edge.read = func(b []netip.Addr) ([]Device, error) { looks++; return read(b) }
 	asked := 0
-	way := o.wayTo
-	o.wayTo = func(a netip.Addr) (int, error) { asked++; return way(a) }
+	route := o.deviceTo
+	o.deviceTo = func(a netip.Addr) (int, error) { asked++; return route(a) }
 	o.Start()
 	for range 2 {
 		o.Reach(addrs("10.10.2.11", "10.10.2.12", "10.10.2.13"))
@@ -145,7 +146,7 @@ func TestReachLooksOnce(t *testing.T) {
 	if looks != 2 || asked != 2 {
 		t.Errorf("a fourth backend: %d looks, %d questions", looks, asked)
 	}
-	o.wayTo = func(netip.Addr) (int, error) { return 0, errors.New("no way") }
+	o.deviceTo = func(netip.Addr) (int, error) { return 0, errors.New("no way") }
 	o.Reach(addrs("203.0.113.1"))
 	if looks != 3 {
 		t.Errorf("a backend without a way: %d looks", looks)
@@ -158,5 +159,5 @@ func TestOverlayWithoutEthernet(t *testing.T) {
 	o.Start()
 	o.Reach(addrs("10.10.2.11"))
 	o.want("eth0 xdp", "flannel.1 none",
-		"! answers of backends behind device flannel.1 do not reach clients from outside: its packets have no Ethernet header")
+		"! DeviceNotServed: flannel.1: answers of backends behind device flannel.1 do not reach clients from outside: its packets have no Ethernet header")
 }

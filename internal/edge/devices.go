@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"strings"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 )
 
@@ -25,7 +27,7 @@ type Device struct {
 	// TakesTags: the driver takes VLAN tags from frames before XDP sees them, and
 	// there are VLAN devices above, whose frames XDP would take for its own.
 	TakesTags bool
-	// DefaultRoute: the way to all else leads here. Routed: some way does.
+	// DefaultRoute: the route to all else leads here. Routed: some way does.
 	DefaultRoute, Routed bool
 	// Direct are the networks that are on the device itself, behind no gateway.
 	Direct []netip.Prefix
@@ -33,21 +35,21 @@ type Device struct {
 	XDP uint32
 	// Addresses that others can reach, those that the kernel prefers first.
 	Addresses []netip.Addr
-	// Backends: the way to backends on other nodes leads here. Sources are what its
+	// Backends: the route to backends on other nodes leads here. Sources are what its
 	// routes say packets to them are to come from.
 	Backends bool
 	Sources  []netip.Addr
-	// Ways are the routes to these, and MTU is how long a packet can be that leaves here, in
+	// BackendRoutes are the routes to these, and MTU is how long a packet can be that leaves here, in
 	// octets from the IP header on.
-	Ways []Way
-	MTU  int
+	BackendRoutes []BackendRoute
+	MTU           int
 	// Pods are behind it that the edge has to meet there (Edge.SetPods).
 	Pods bool
 	// Clients may be behind it: chosen, and not read.
 	Clients bool
-	// Lingers: nothing asks for it any more, and flows of clients or pods behind it may
+	// Draining: nothing asks for it any more, and flows of clients or pods behind it may
 	// go on. Chosen, and not read.
-	Lingers bool
+	Draining bool
 }
 
 // choose says which devices are served: those that clients may be behind, and before
@@ -58,8 +60,8 @@ func choose(devices []Device, patterns []string, node []netip.Addr, flows map[in
 	for _, d := range devices {
 		d.Clients = mayHaveClients(d, patterns, node)
 		_, entered := flows[d.Index]
-		d.Lingers = entered && !d.Clients && !d.Backends && !d.Pods
-		if d.Clients || d.inUse() && !d.Loopback && (d.Backends || d.Ethernet && (d.Pods || d.Lingers)) {
+		d.Draining = entered && !d.Clients && !d.Backends && !d.Pods
+		if d.Clients || d.inUse() && !d.Loopback && (d.Backends || d.Ethernet && (d.Pods || d.Draining)) {
 			chosen = append(chosen, d)
 		}
 	}
@@ -92,7 +94,7 @@ func choosePods(devices []Device, networks []netip.Prefix) {
 
 // onlyPods says that nobody else is behind a device that is to be served anew: of one
 // that lingers nobody is.
-func (d *Device) onlyPods() bool { return (d.Pods || d.Lingers) && !d.Clients && !d.Backends }
+func (d *Device) onlyPods() bool { return (d.Pods || d.Draining) && !d.Clients && !d.Backends }
 
 func compareBool(a, b bool) int {
 	switch {
@@ -137,6 +139,36 @@ func unmatched(devices []Device, patterns []string) []string {
 	return slices.DeleteFunc(slices.Clone(patterns), func(p string) bool {
 		return slices.ContainsFunc(devices, func(d Device) bool { return !d.Loopback && d.Ethernet && matches(d.Name, []string{p}) })
 	})
+}
+
+// whyUnmatched says what keeps a pattern of --devices from naming a device that can be served.
+func whyUnmatched(devices []Device, pattern string) condition.Condition {
+	for _, d := range devices {
+		switch {
+		case !matches(d.Name, []string{pattern}):
+		case d.Loopback:
+			return condition.DeviceUnsuitable.New("--devices %s: %s is the loopback device, and no client is behind it", pattern, d.Name).At(pattern)
+		default:
+			return condition.DeviceUnsuitable.New("--devices %s: %s has no MAC addresses, as a tunnel without Ethernet, and such a device is not served", pattern, d.Name).At(pattern)
+		}
+	}
+	return condition.DeviceNotFound.New("--devices %s: no such device", pattern).At(pattern).
+		Do("correct --devices, or make the device (%s)", present(devices))
+}
+
+// present names the devices that can be served.
+func present(devices []Device) string {
+	var names []string
+	for _, d := range devices {
+		if d.Ethernet && !d.Loopback {
+			names = append(names, d.Name)
+		}
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		return "there is none here that can be served"
+	}
+	return "here are: " + strings.Join(names, ", ")
 }
 
 // ownAddresses are, for the devices that packets may come by or leave by, the MAC

@@ -165,7 +165,7 @@ func prefixes(texts ...string) []netip.Prefix {
 }
 
 // Who is behind a device that cannot be served is told by what they do without.
-func TestComplaintsNameWhoIsBehindADevice(t *testing.T) {
+func TestConditionsNameWhoIsBehindADevice(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC}, hardware, device(3, "cali1", func(d *Device) {
 		d.Kind, d.Direct = "veth", []netip.Prefix{netip.MustParsePrefix("10.10.1.11/32")}
 	}))
@@ -173,6 +173,6 @@ func TestComplaintsNameWhoIsBehindADevice(t *testing.T) {
 	w.kernel.tcError = errors.New("no room")
 	w.Start()
 	w.want("cali1 none", "eth0 none",
-		"! pods behind device cali1 may not reach Services at the node's own addresses: no room",
-		"! clients behind device eth0 are not served: no room")
+		"! DeviceNotServed: cali1: pods behind device cali1 may not reach Services at the node's own addresses: no room",
+		"! DeviceNotServed: eth0: clients behind device eth0 are not served: no room")
 }

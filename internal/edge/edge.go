@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package edge serves clients outside of the cluster, and pods without the socket
-// shortcut: it chooses the devices that these are behind and those that lead to
-// backends, attaches the datapath there, and ends the records of flows that have gone.
+// Package edge serves clients outside of the cluster, and pods without the socket shortcut: it chooses the
+// devices that these are behind and those that lead to backends, and attaches the datapath there.
 package edge
 
 import (
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/rtnetlink"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // Mode says how the edge is entered.
@@ -38,26 +38,20 @@ type Config struct {
 	Generic bool
 	// Devices are names or shell patterns; empty: they are detected.
 	Devices []string
-	// Timeouts of flows.
-	Timeouts Timeouts
-	// Serves says whether a backend serves a service at present.
-	Serves func(datapath.Connection) bool
-	// Backends are the addresses of those on other nodes, sorted; nil: there are none.
-	Backends func() []netip.Addr
-	// Contested has a sweep looked at by those who wait for flows to have gone: it returns
-	// what takes each record, and what is called after the last; nil: nobody waits.
-	Contested func() (note func(datapath.Tuple, *datapath.Track), settle func() error)
-	// Admit has the door let in what asks for the frontends that there are; nil: there are
-	// none.
-	Admit func()
-	// DSR are the addresses that packets are sent to by it, of backends on other nodes or of
-	// these nodes, by kind; nil: there are none.
-	DSR func() map[service.DSR][]netip.Addr
-	// Counters reads what the programs have counted; nil: nobody looks.
-	Counters func() (map[string]uint64, error)
+	// Destinations are the backends on other nodes; nil: there are none.
+	Destinations Destinations
 	// SetSysctls has the sysctls set without which the kernel forwards nothing.
 	SetSysctls bool
 	Log        *slog.Logger
+}
+
+// Destinations reads which backends on other nodes the tables have. The methods must not call the edge.
+type Destinations interface {
+	// RemoteBackends returns the addresses of backends on other nodes and of these nodes, sorted.
+	RemoteBackends() []netip.Addr
+	// DSRDestinations returns the addresses that packets are sent to by DSR, of backends on other nodes
+	// or of these nodes, by the kind of DSR.
+	DSRDestinations() map[service.DSR][]netip.Addr
 }
 
 // Datapath is what the edge needs of package datapath.
@@ -67,40 +61,36 @@ type Datapath interface {
 	DetachEdge(device int, hooks ...datapath.EdgeHook) error
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
-	Flows() *datapath.Flows
-	Door() *datapath.Door
-	WaitForReaders() error
+	Prefilter() *datapath.Prefilter
 }
 
-// Edge keeps the devices and the flows. All methods may be called from any
-// goroutine. A nil Edge does nothing: its mode is off.
+// Edge keeps the programs at the devices. All methods may be called from any
+// goroutine.
 type Edge struct {
 	config   Config
 	datapath Datapath
+	flows    *conntrack.Tables
 	read     func(backends []netip.Addr) ([]Device, error)
-	wayTo    func(netip.Addr) (device int, err error)
+	deviceTo func(netip.Addr) (device int, err error)
 	lost     func(device string) uint64 // xdpLosses
 
-	changed chan struct{} // devices, addresses or routes
-	left    chan struct{} // backends of UDP Services
-	began   chan struct{} // the edge is at its devices
+	changed wakeup.Signal // devices, addresses or routes
 
-	mu        sync.Mutex
-	ready     bool // the tables are complete
-	node      []netip.Addr
-	pods      []netip.Prefix
-	elsewhere needed[netip.Addr] // backends on other nodes: of Services, and of flows that go on
-	entered   needed[int]        // devices that clients are behind, and pods: those chosen, and those of flows that go on
-	devices   map[int]*attached
-	problems  []string // that are not of one device
-	tables    map[uint32]datapath.EdgeDevice
-	sweeps    sweeps
-	shortage  shortage
-	dsr       []DSRStatus
+	mu             sync.Mutex
+	ready          bool // the tables are complete
+	node           []netip.Addr
+	pods           []netip.Prefix
+	remoteBackends refSet[netip.Addr] // backends on other nodes: of Services, and of flows that go on
+	entered        refSet[int]        // devices that clients are behind, and pods: those chosen, and those of flows that go on
+	devices        map[int]*attached
+	problems       condition.List // that are not of one device
+	logged         condition.List // those of the last reconcile: each is logged once while it lasts
+	tables         map[uint32]datapath.EdgeDevice
+	dsr            []DSRStatus
 	// forwards are the families that packets have to be forwarded of, and forwarding is what
 	// was logged of the sysctls that keep them from it, which are below the folder sysctls.
 	forwards   []service.Family
-	forwarding []string
+	forwarding condition.List
 	sysctls    string
 }
 
@@ -113,20 +103,17 @@ type attached struct {
 	losses losses
 }
 
-// New prepares an edge. Nothing is attached before Start.
-func New(d Datapath, c Config) *Edge {
+// New returns an edge. flows are the conntrack tables of the datapath. Nothing is attached before Start.
+func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
-		config: c, datapath: d, read: readDevices, wayTo: wayTo, lost: xdpLosses,
-		changed: make(chan struct{}, 1), left: make(chan struct{}, 1), began: make(chan struct{}, 1),
+		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: deviceTo, lost: xdpLosses,
+		changed: wakeup.NewSignal(),
 		devices: map[int]*attached{}, sysctls: sysctlRoot,
 	}
 }
 
 // Start attaches the edge to its devices; from now on it follows their changes.
 func (e *Edge) Start() {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ready = true
@@ -134,19 +121,15 @@ func (e *Edge) Start() {
 		e.config.Log.Error("flows that an earlier agent left may go unanswered", "error", err)
 	}
 	e.reconcile(false)
-	rtnetlink.Notify(e.began)
 }
 
 // SetNode takes the addresses of the Node object, in its order.
 func (e *Edge) SetNode(addresses []netip.Addr) {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !slices.Equal(e.node, addresses) {
 		e.node = slices.Clone(addresses)
-		rtnetlink.Notify(e.changed)
+		e.changed.Send()
 	}
 }
 
@@ -156,9 +139,6 @@ func (e *Edge) SetNode(addresses []netip.Addr) {
 // at the devices of those that are new: their sockets are left to it from then on. It
 // stays at those of others while flows go on that began there (R30).
 func (e *Edge) SetPods(networks []netip.Prefix) {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if slices.Equal(e.pods, networks) {
@@ -170,14 +150,11 @@ func (e *Edge) SetPods(networks []netip.Prefix) {
 		e.reconcile(false)
 		return
 	}
-	rtnetlink.Notify(e.changed)
+	e.changed.Send()
 }
 
-// Mend attaches what somebody has taken down, and returns what that was.
-func (e *Edge) Mend() []string {
-	if e == nil {
-		return nil
-	}
+// Repair attaches what somebody has taken down, and returns what that was.
+func (e *Edge) Repair() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.reconcile(true)
@@ -185,23 +162,27 @@ func (e *Edge) Mend() []string {
 
 // reconcile attaches and detaches until the devices are as they should be. With
 // audit it looks at what is attached, and does not rely on what it did before.
-func (e *Edge) reconcile(audit bool) (mended []string) {
-	e.problems = nil
-	e.elsewhere.add(e.serving())
-	devices, err := e.read(slices.SortedFunc(maps.Keys(e.elsewhere.known), netip.Addr.Compare))
+func (e *Edge) reconcile(audit bool) (repaired []string) {
+	e.logged, e.problems = e.problems, nil
+	e.remoteBackends.add(e.servingBackends())
+	devices, err := e.read(slices.SortedFunc(maps.Keys(e.remoteBackends.known), netip.Addr.Compare))
 	if err != nil {
-		e.problem("the devices of this node cannot be read; those known so far are served: %v", err)
+		e.report(condition.DevicesUnreadable.New("the devices of this node cannot be read; those known so far are served: %v", err))
 		return nil
 	}
 	choosePods(devices, e.pods)
-	e.entered.add(e.asked()) // until now
+	e.entered.add(e.wantedDevices()) // until now
 	chosen := choose(devices, e.config.Devices, e.node, e.entered.known)
 	e.noteDSR(devices, chosen)
 	for _, pattern := range unmatched(devices, e.config.Devices) {
-		e.problem("--devices %s: no such device", pattern)
+		e.report(whyUnmatched(devices, pattern))
+	}
+	if len(e.forwards) > 0 && len(e.config.Devices) == 0 && !slices.ContainsFunc(chosen, func(d Device) bool { return d.Clients }) {
+		e.report(condition.NoDeviceWithClients.New("clients from outside reach no Service: no device that can be served has a default route or an address of this Node").
+			Do("name with --devices those that clients are behind (%s)", present(devices)))
 	}
 	if audit {
-		mended = e.findLost()
+		repaired = e.findDetached()
 	}
 	e.writeDevices(ownAddresses(devices, chosen, e.node), audit)
 	keep := map[int]bool{}
@@ -210,14 +191,27 @@ func (e *Edge) reconcile(audit bool) (mended []string) {
 		e.attach(d)
 	}
 	e.detachOthers(keep)
+	e.datapath.Prefilter().SetProgramsCurrent(e.attachedEverywhere())
 	e.noteForwarding()
-	return mended
+	return repaired
 }
 
-func (e *Edge) problem(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	e.problems = append(e.problems, text)
-	e.config.Log.Error("the edge: " + text)
+// attachedEverywhere reports whether this agent's programs are at all devices. The caller holds the lock.
+func (e *Edge) attachedEverywhere() bool {
+	for _, a := range e.devices {
+		if a.failed != nil {
+			return false
+		}
+	}
+	return e.ready
+}
+
+// report keeps a condition for the status until devices are looked at again, and logs it if it is new.
+func (e *Edge) report(c condition.Condition) {
+	e.problems = append(e.problems, c)
+	if !slices.Contains(e.logged, c) {
+		e.config.Log.Error("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+	}
 }
 
 // writeDevices makes the addresses known under which the node sends.
@@ -226,7 +220,7 @@ func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, audit bool) {
 	if e.tables == nil || audit {
 		have, err := table.All()
 		if err != nil {
-			e.problem("%v", err)
+			e.report(condition.DeviceTableNotWritten.New("the addresses of devices cannot be read: %v", err))
 			return
 		}
 		e.tables = have
@@ -236,7 +230,7 @@ func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, audit bool) {
 			continue
 		}
 		if err := table.Put(index, d); err != nil {
-			e.problem("the addresses of device %d: %v", index, err)
+			e.report(condition.DeviceTableNotWritten.New("the addresses of device %d: %v", index, err).At(deviceName(int(index))))
 			continue
 		}
 		e.tables[index] = d
@@ -246,7 +240,7 @@ func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, audit bool) {
 			continue
 		}
 		if err := table.Delete(index); err != nil {
-			e.problem("the addresses of device %d: %v", index, err)
+			e.report(condition.DeviceTableNotWritten.New("the addresses of device %d: %v", index, err).At(deviceName(int(index))))
 			continue
 		}
 		delete(e.tables, index)

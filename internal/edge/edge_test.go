@@ -5,13 +5,16 @@ package edge
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
 )
 
 var (
@@ -42,15 +45,15 @@ func TestModes(t *testing.T) {
 		{"xdp, veth", Config{Mode: XDP}, veth, nil, []string{"eth0 xdp"}, "2 egress ingress xdp"},
 		{"auto, VLAN tags are taken", Config{Mode: Auto}, tagged, nil, []string{"eth0 tc"}, "2 egress ingress"},
 		{"xdp, VLAN tags are taken", Config{Mode: XDP}, tagged, nil,
-			[]string{"eth0 tc", "! device eth0 is served by tc and not by what --edge-mode=xdp asks for: there are VLAN devices above"}, "2 egress ingress"},
+			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: there are VLAN devices above"}, "2 egress ingress"},
 		{"xdp, bridge", Config{Mode: XDP}, bridge, nil, []string{"br0 tc"}, "2 egress ingress"},
 		{"xdp, no native XDP", Config{Mode: XDP}, hardware, errNoDriver,
-			[]string{"eth0 tc", "! device eth0 is served by tc and not by what --edge-mode=xdp asks for: no native XDP"}, "2 egress ingress"},
+			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no native XDP"}, "2 egress ingress"},
 		{"xdp, another XDP program", Config{Mode: XDP}, hardware, other,
-			[]string{"eth0 tc", "! device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program has the device (filter, program 77)"}, "2 egress ingress"},
+			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program has the device (filter, program 77)"}, "2 egress ingress"},
 		{"tc", Config{Mode: TC}, hardware, nil, []string{"eth0 tc"}, "2 egress ingress"},
-		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &datapath.AloneError{},
-			[]string{"eth0 xdp", "! device eth0 is served by xdp, though not as --edge-xdp-dispatcher asks for: Beeline is alone there"}, "2 egress ingress xdp"},
+		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &datapath.ExclusiveXDPError{},
+			[]string{"eth0 xdp", "! DeviceModeRefused: eth0: device eth0 is served by xdp, though not as --edge-xdp-dispatcher asks for: Beeline is alone there"}, "2 egress ingress xdp"},
 		{"generic XDP", Config{Mode: Auto, Generic: true}, veth, nil, []string{"eth0 generic xdp"}, "2 egress ingress xdp"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -83,31 +86,31 @@ func TestXDPIsTriedAgain(t *testing.T) {
 		if again := w.failing(); again != (c.want == "eth0 xdp") {
 			t.Errorf("after %v it is tried again: %v", c.refuse, again)
 		}
-		w.lookAgain()
+		w.rescan()
 		w.want(c.want)
 	}
 }
 
-// A device at which nothing can be attached is complained of, and tried again.
+// A device at which nothing can be attached is reported, and tried again.
 func TestDeviceThatCannotBeServed(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
 	w.kernel.tcError = errors.New("no such luck")
 	w.Start()
-	w.want("eth0 none", "! clients behind device eth0 are not served: no such luck")
+	w.want("eth0 none", "! DeviceNotServed: eth0: clients behind device eth0 are not served: no such luck")
 	w.kernel.tcError = nil
-	w.lookAgain()
+	w.rescan()
 	w.want("eth0 xdp")
 }
 
 // Devices come, go, are renamed and enslaved; what does not change is left alone.
 func TestDevicesThatChange(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
-	w.lookAgain()
+	w.rescan()
 	w.want() // the tables are not complete yet
 	w.Start()
 	second := device(3, "eth1", func(d *Device) { d.Addresses = addrs("192.0.2.1") })
 	w.devices = []Device{hardware, second}
-	w.lookAgain()
+	w.rescan()
 	w.want("eth0 xdp", "eth1 xdp")
 	if w.kernel.attach != 2 {
 		t.Errorf("attached %d times to two devices", w.kernel.attach)
@@ -115,15 +118,15 @@ func TestDevicesThatChange(t *testing.T) {
 	renamed := second
 	renamed.Name = "wan"
 	w.devices = []Device{hardware, renamed}
-	w.lookAgain()
+	w.rescan()
 	w.want("eth0 xdp", "wan xdp")
 	enslaved := renamed
 	enslaved.Enslaved = true
 	w.devices = []Device{hardware, enslaved}
-	w.lookAgain()
+	w.rescan()
 	w.want("eth0 xdp")
 	w.devices = nil
-	w.lookAgain()
+	w.rescan()
 	w.want()
 	if left := w.kernel.attachedTo(); len(left) > 0 || len(w.kernel.table) > 0 {
 		t.Errorf("left: %v, %v", left, w.kernel.table)
@@ -135,28 +138,84 @@ func TestDevicesThatChange(t *testing.T) {
 func TestDeviceThatIsNotThere(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto, Devices: []string{"wan*"}}, hardware)
 	w.Start()
-	w.want("! the edge: --devices wan*: no such device")
+	w.want("! DeviceNotFound: wan*: --devices wan*: no such device: correct --devices, or make the device (here are: eth0)")
 	w.devices = append(w.devices, device(3, "wan1", nil))
-	w.lookAgain()
+	w.rescan()
 	w.want("wan1 xdp")
+}
+
+// A device that is there and cannot be served is not said to be missing.
+func TestNamedDeviceThatCannotBeServed(t *testing.T) {
+	tun := device(3, "tun0", func(d *Device) { d.Ethernet = false })
+	lo := device(1, "lo", func(d *Device) { d.Ethernet, d.Loopback = false, true })
+	w := newWorld(t, Config{Mode: TC, Devices: []string{"eth0", "tun*", "lo"}}, lo, hardware, tun)
+	w.Start()
+	w.want("eth0 tc", "! DeviceUnsuitable: tun*: --devices tun*: tun0 has no MAC addresses", "! DeviceUnsuitable: lo: --devices lo: lo is the loopback device")
+}
+
+// Status is not content with an edge that no client reaches, while Services have backends for them.
+func TestNoDeviceWithClients(t *testing.T) {
+	backends := device(3, "eth1", func(d *Device) { d.DefaultRoute, d.Addresses, d.Backends = false, nil, true })
+	condition := "! NoDeviceWithClients: clients from outside reach no Service: no device that can be served has a default route or an address of this Node: " +
+		"name with --devices those that clients are behind (here are: eth1)"
+	for _, c := range []struct {
+		name     string
+		config   Config
+		families []service.Family
+		devices  []Device
+		want     []string
+	}{
+		{"no default route", Config{Mode: TC}, []service.Family{service.IPv4}, []Device{backends}, []string{"eth1 tc", condition}},
+		{"no backends", Config{Mode: TC}, nil, []Device{backends}, []string{"eth1 tc"}},
+		{"default route", Config{Mode: TC}, []service.Family{service.IPv4}, []Device{hardware, backends}, []string{"eth0 tc", "eth1 tc"}},
+		{"named", Config{Mode: TC, Devices: []string{"eth1"}}, []service.Family{service.IPv4}, []Device{backends}, []string{"eth1 tc"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, c.config, c.devices...)
+			w.sysctls = sysctlTree(t, "ipv4/ip_forward=1", "ipv4/conf/eth0/forwarding=1", "ipv4/conf/eth1/forwarding=1")
+			w.Forward(c.families)
+			w.Start()
+			w.want(c.want...)
+		})
+	}
+}
+
+// A problem that lasts is one line of the log, however often devices are looked at; one that comes
+// again is another.
+func TestProblemIsLoggedOnce(t *testing.T) {
+	w := newWorld(t, Config{Mode: TC, Devices: []string{"wan1"}}, hardware)
+	var log strings.Builder
+	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
+	wan := device(3, "wan1", nil)
+	w.Start()
+	for _, devices := range [][]Device{{hardware}, {hardware}, {hardware, wan}, {hardware}, {hardware}} {
+		w.devices = devices
+		w.rescan()
+	}
+	if n := strings.Count(log.String(), "no such device"); n != 2 {
+		t.Errorf("logged %d times, want 2:\n%s", n, &log)
+	}
+	if !strings.Contains(log.String(), `msg="a device is not served any more" device=wan1`) {
+		t.Errorf("the device that is left is not named:\n%s", &log)
+	}
 }
 
 // What somebody takes down is attached again, and what an earlier agent left at
 // other devices is taken down.
-func TestMend(t *testing.T) {
+func TestRepair(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
 	w.kernel.hooks[9] = []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
 	w.Start()
 	if got := w.kernel.attachedTo(); !slices.Equal(got, []string{"2 egress ingress xdp"}) {
 		t.Errorf("attached: %v", got)
 	}
-	if mended := w.Mend(); len(mended) > 0 {
-		t.Errorf("mended %v of what was in order", mended)
+	if repaired := w.Repair(); len(repaired) > 0 {
+		t.Errorf("repaired %v of what was in order", repaired)
 	}
 	w.kernel.DetachEdge(2, datapath.EdgeXDP)
 	delete(w.kernel.table, 2)
-	if mended := w.Mend(); !slices.Equal(mended, []string{"xdp of device eth0"}) {
-		t.Errorf("mended %v", mended)
+	if repaired := w.Repair(); !slices.Equal(repaired, []string{"xdp of device eth0"}) {
+		t.Errorf("repaired %v", repaired)
 	}
 	if !slices.Contains(w.kernel.hooks[2], datapath.EdgeXDP) || len(w.kernel.table) != 1 {
 		t.Errorf("attached %v, addresses of %v", w.kernel.hooks, w.kernel.table)
@@ -171,7 +230,7 @@ func TestDeviceOfPodsIsServedAtOnce(t *testing.T) {
 		d.Kind, d.DefaultRoute, d.Addresses = "veth", false, nil
 		d.Direct = prefixes("10.10.1.11/32")
 	})
-	w := newWorld(t, Config{Mode: TC, Timeouts: DefaultTimeouts}, hardware, pod)
+	w := newWorld(t, Config{Mode: TC}, hardware, pod)
 	w.Start()
 	w.SetPods(prefixes("10.10.1.11/32"))
 	want := []string{"2 egress ingress", "7 egress ingress"}

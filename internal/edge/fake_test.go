@@ -14,29 +14,30 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/conntrack/conntracktest"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
 )
 
 // kernel is a datapath that remembers what is attached where.
 type kernel struct {
-	hooks   map[int][]datapath.EdgeHook
-	xdp     map[int]datapath.XDPMode
-	refuse  map[int]error // XDP
-	table   hash
-	flows   *datapath.Flows
-	attach  int // calls
-	waited  func()
-	door    *datapath.Door
-	tcError error
+	hooks     map[int][]datapath.EdgeHook
+	xdp       map[int]datapath.XDPMode
+	refuse    map[int]error // XDP
+	table     hash
+	assured   conntracktest.Table
+	attach    int // calls
+	prefilter *datapath.Prefilter
+	tcError   error
 }
 
 func newKernel() *kernel {
 	k := &kernel{
 		hooks: map[int][]datapath.EdgeHook{}, xdp: map[int]datapath.XDPMode{}, refuse: map[int]error{}, table: hash{},
-		flows:  &datapath.Flows{Tracks: flowTable{}, HalfOpen: flowTable{}},
-		waited: func() {},
+		assured: conntracktest.Table{},
 	}
-	k.door = datapath.NewDoor(new(datapath.EdgeTCDoor), k.WaitForReaders)
+	k.prefilter = datapath.NewPrefilter(new(datapath.EdgeTCPrefilter), func() error { return nil })
 	return k
 }
 
@@ -55,7 +56,7 @@ func (k *kernel) AttachEdgeTC(device int) error {
 
 func (k *kernel) AttachEdgeXDP(device int, mode datapath.XDPMode) ([]datapath.ChainProgram, error) {
 	err := k.refuse[device]
-	if err != nil && !errors.As(err, new(*datapath.AloneError)) {
+	if err != nil && !errors.As(err, new(*datapath.ExclusiveXDPError)) {
 		return nil, err
 	}
 	k.hooks[device], k.xdp[device] = append(k.hooks[device], datapath.EdgeXDP), mode
@@ -79,9 +80,7 @@ func (k *kernel) EdgeAttachments() (all []datapath.EdgeAttachment, _ error) {
 }
 
 func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { return k.table }
-func (k *kernel) Flows() *datapath.Flows                                  { return k.flows }
-func (k *kernel) Door() *datapath.Door                                    { return k.door }
-func (k *kernel) WaitForReaders() error                                   { k.waited(); return nil }
+func (k *kernel) Prefilter() *datapath.Prefilter                          { return k.prefilter }
 
 // hash is the table of devices.
 type hash map[uint32]datapath.EdgeDevice
@@ -97,68 +96,57 @@ func (h hash) All() (map[uint32]datapath.EdgeDevice, error) {
 	return all, nil
 }
 
-// flowTable is a table of records. A walk hands out what was there at its beginning.
-type flowTable map[datapath.Tuple]datapath.Track
-
-func (f flowTable) Max() uint32 { return 64 }
-func (f flowTable) Walk(visit func(datapath.Tuple, *datapath.Track) bool) error {
-	copied := map[datapath.Tuple]datapath.Track{}
-	for k, t := range f {
-		copied[k] = t
-	}
-	for k, t := range copied {
-		if !visit(k, &t) {
-			break
-		}
-	}
-	return nil
-}
-func (f flowTable) Get(k datapath.Tuple) (*datapath.Track, error) {
-	if t, ok := f[k]; ok {
-		return &t, nil
-	}
-	return nil, nil
-}
-func (f flowTable) Delete(k datapath.Tuple) (bool, error) {
-	return f.DeleteIf(k, func(*datapath.Track) bool { return true })
-}
-func (f flowTable) DeleteIf(k datapath.Tuple, is func(*datapath.Track) bool) (bool, error) {
-	t, existed := f[k]
-	if !existed || !is(&t) {
-		return false, nil
-	}
-	delete(f, k)
-	return true, nil
-}
-
 // A world is an edge with devices.
 type world struct {
 	*Edge
-	t       *testing.T
-	kernel  *kernel
-	devices []Device
+	t         *testing.T
+	kernel    *kernel
+	devices   []Device
+	collector *conntrack.Collector
+	waited    int // times that the collector waited for programs
 }
+
+// destinations are the backends on other nodes.
+type destinations struct {
+	backends func() []netip.Addr
+	dsr      map[service.DSR][]netip.Addr
+}
+
+func (d *destinations) RemoteBackends() []netip.Addr {
+	if d.backends == nil {
+		return nil
+	}
+	return d.backends()
+}
+
+func (d *destinations) DSRDestinations() map[service.DSR][]netip.Addr { return d.dsr }
 
 func newWorld(t *testing.T, c Config, devices ...Device) *world {
 	w := &world{t: t, kernel: newKernel(), devices: devices}
 	c.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
-	w.Edge = New(w.kernel, c)
+	tables := &conntrack.Tables{Assured: w.kernel.assured, Unreplied: conntracktest.Table{}}
+	w.Edge = New(w.kernel, tables, c)
+	w.collector = conntrack.NewCollector(tables, func() error { w.waited++; return nil },
+		conntrack.Config{Timeouts: conntrack.DefaultTimeouts, Log: c.Log}, w.FlowRefs())
 	w.Edge.read = func([]netip.Addr) ([]Device, error) { return slices.Clone(w.devices), nil }
 	w.node = nodeAddresses
 	return w
 }
 
-// want compares the status, a line for each device: "eth0 tc", and complaints after
+// gc is a GC pass.
+func (w *world) gc() { w.collector.Collect() }
+
+// want compares the status, a line for each device: "eth0 tc", and conditions after
 // an exclamation mark.
 func (w *world) want(lines ...string) *Status {
 	w.t.Helper()
-	s := w.Complete(nil)
+	s := w.CompleteStatus(nil)
 	var got []string
 	for _, d := range s.Devices {
 		got = append(got, d.Name+" "+d.Mode)
 	}
-	for _, c := range s.Complaints() {
-		got = append(got, "! "+c)
+	for _, c := range s.Conditions() {
+		got = append(got, "! "+c.String())
 	}
 	if !slices.EqualFunc(got, lines, func(got, want string) bool { return strings.HasPrefix(got, want) }) {
 		w.t.Errorf("the edge is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(lines, "\n"))
@@ -186,48 +174,8 @@ func addrs(texts ...string) (all []netip.Addr) {
 	return all
 }
 
-// A flow of the tests: a client, what it asks, and a backend that sees the node.
-const (
-	client, asked = "198.51.100.7:40000", "192.0.2.1:30080"
-	seen, backend = "192.0.2.1:1024", "10.10.2.11:8080"
-)
-
-func tuple(protocol uint8, from, to string) datapath.Tuple {
-	f, t := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
-	return datapath.Tuple{
-		Source: datapath.AddressFrom(f.Addr()), SourcePort: datapath.NetworkOrder(f.Port()),
-		Destination: datapath.AddressFrom(t.Addr()), DestinationPort: datapath.NetworkOrder(t.Port()),
-		Protocol: protocol,
-	}
-}
-
-// What a record of the tests tells.
-const (
-	lost    = -1
-	none    = int(datapath.TrackNew)
-	both    = int(datapath.TrackEstablished)
-	closing = int(datapath.TrackClosing)
-	over    = int(datapath.TrackClosed)
-	fin     = 100 // closing, and this side has sent a FIN
-)
-
-func record(becomes datapath.Tuple, state int, lastSeen uint32, flags uint8) datapath.Track {
-	if state == fin {
-		state, flags = closing, flags|uint8(datapath.TrackFIN)
-	}
-	return datapath.Track{Becomes: becomes, State: uint8(state), LastSeen: lastSeen, Flags: flags}
-}
-
-// put stores the records of a flow: of the client's packets, and of the backend's.
-func put(table flowTable, protocol uint8, client, backend string, states [2]int, lastSeen [2]uint32) {
-	out, in := tuple(protocol, client, asked), tuple(protocol, backend, seen)
-	if states[0] != lost {
-		table[out] = record(in.Reverse(), states[0], lastSeen[0], 0)
-	}
-	if states[1] != lost {
-		table[in] = record(out.Reverse(), states[1], lastSeen[1], uint8(datapath.TrackReply))
-	}
-}
+// The client and the backend of a flow.
+const client, backend = "198.51.100.7:40000", "10.10.2.11:8080"
 
 const (
 	tcp = unix.IPPROTO_TCP

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -95,26 +95,21 @@ func setForwarding(root string, family service.Family, off []sysctl) error {
 	return errors.Join(errs...)
 }
 
-// Forward says that packets of these families are to be forwarded from now on, to backends
-// that are not the node itself.
+// Forward says of which families packets are to be forwarded now, to backends that are not
+// the node itself; sorted.
 func (e *Edge) Forward(families []service.Family) {
-	if e == nil {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, f := range families {
-		if !slices.Contains(e.forwards, f) {
-			e.forwards = append(e.forwards, f)
-			rtnetlink.Notify(e.changed)
-		}
+	if !slices.Equal(e.forwards, families) {
+		e.forwards = slices.Clone(families)
+		e.changed.Send()
 	}
 }
 
 // forwardingDevices are the names of those that clients and backends are behind, sorted.
 func (e *Edge) forwardingDevices() (names []string) {
 	for _, a := range e.devices {
-		if !a.Lingers {
+		if !a.Draining {
 			names = append(names, a.Name)
 		}
 	}
@@ -130,7 +125,7 @@ func (e *Edge) noteForwarding() {
 			continue
 		}
 		if err := setForwarding(e.sysctls, family, off); err != nil {
-			e.problem("--set-sysctls: %v", err)
+			e.report(condition.SysctlNotSet.New("--set-sysctls: %v", err))
 			continue
 		}
 		e.config.Log.Warn("set sysctls, so that the kernel forwards packets", "set", fmt.Sprint(off))
@@ -138,14 +133,17 @@ func (e *Edge) noteForwarding() {
 	problems := e.forwardingProblems(e.forwards)
 	for _, p := range problems {
 		if !slices.Contains(e.forwarding, p) {
-			e.config.Log.Error("the edge: " + p)
+			e.config.Log.Error("the edge: " + p.Text())
 		}
+	}
+	if len(e.forwarding) > 0 && len(problems) == 0 {
+		e.config.Log.Info("the edge: the kernel forwards packets again")
 	}
 	e.forwarding = problems
 }
 
 // forwardingProblems say which sysctls keep packets from backends.
-func (e *Edge) forwardingProblems(families []service.Family) (all []string) {
+func (e *Edge) forwardingProblems(families []service.Family) (all condition.List) {
 	for _, family := range families {
 		off := forwardingOff(e.sysctls, family, e.forwardingDevices())
 		if len(off) == 0 {
@@ -155,9 +153,8 @@ func (e *Edge) forwardingProblems(families []service.Family) (all []string) {
 		for i, s := range off {
 			names[i] = s.String() + "=1"
 		}
-		all = append(all, fmt.Sprintf("%s is not forwarded, and no client from outside reaches a backend that is not this node itself: "+
-			"run sysctl -w %s, write the same to a file in /etc/sysctl.d, or start the agent with --set-sysctls", family, strings.Join(names, " ")))
+		all = append(all, condition.ForwardingOff.New("%s is not forwarded, and no client from outside reaches a backend that is not this node itself", family).
+			Do("run sysctl -w %s, write the same to a file in /etc/sysctl.d, or start the agent with --set-sysctls", strings.Join(names, " ")))
 	}
-	slices.Sort(all)
-	return all
+	return all.Sort()
 }

@@ -61,9 +61,9 @@ func TestForwardingOff(t *testing.T) {
 	}
 }
 
-// Status complains of what is off only for families that need it, until it is set; --set-sysctls
+// Status reports what is off only for families that need it, until it is set; --set-sysctls
 // sets it, and keeps router advertisements.
-func TestForwardingIsComplainedOfOrSet(t *testing.T) {
+func TestForwardingIsReportedOrSet(t *testing.T) {
 	off := []string{"ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward",
 		"ipv6/conf/all/forwarding=0", "ipv6/conf/eth0/forwarding=ipv6/conf/all/forwarding", "ipv6/conf/eth0/accept_ra=1", "ipv6/conf/eth1/accept_ra=0"}
 	for _, set := range []bool{false, true} {
@@ -72,22 +72,58 @@ func TestForwardingIsComplainedOfOrSet(t *testing.T) {
 		w.Start()
 		w.want("eth0 tc")
 		w.Forward([]service.Family{service.IPv4})
-		w.lookAgain()
+		w.rescan()
 		if set {
 			w.want("eth0 tc")
 			wantSysctls(t, w.sysctls, "ipv4/ip_forward=1", "ipv6/conf/all/forwarding=0", "ipv6/conf/eth0/accept_ra=1")
 			w.Forward([]service.Family{service.IPv6})
-			w.lookAgain()
+			w.rescan()
 			wantSysctls(t, w.sysctls, "ipv6/conf/all/forwarding=1", "ipv6/conf/eth0/accept_ra=2", "ipv6/conf/eth1/accept_ra=0")
 			continue
 		}
-		complaint := "! the edge: IPv4 is not forwarded, and no client from outside reaches a backend that is not this node itself: run sysctl -w net.ipv4.ip_forward=1, "
-		w.want("eth0 tc", complaint)
+		condition := "! ForwardingOff: IPv4 is not forwarded, and no client from outside reaches a backend that is not this node itself: run sysctl -w net.ipv4.ip_forward=1, "
+		w.want("eth0 tc", condition)
 		if err := sysctl("ipv4/ip_forward").set(w.sysctls, "1"); err != nil {
 			t.Fatal(err)
 		}
 		w.want("eth0 tc") // at once
 	}
+}
+
+// The kernel tells nobody of a sysctl: while one is off it is read again, until the complaint
+// is over, and --set-sysctls sets what is off again. A family that no Service needs any more
+// is nothing to complain of.
+func TestForwardingIsReadAgain(t *testing.T) {
+	w := newWorld(t, Config{Mode: TC}, veth)
+	w.sysctls = sysctlTree(t, "ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward")
+	w.Start()
+	w.Forward([]service.Family{service.IPv4})
+	step := func(what string, complains bool) {
+		t.Helper()
+		if w.failing() { // as followDevices asks each retryInterval
+			w.rescan()
+		}
+		if got := len(w.forwarding) > 0; got != complains || w.failing() != complains {
+			t.Errorf("%s: it has logged %q and is failing: %v, want %v", what, w.forwarding, w.failing(), complains)
+		}
+	}
+	set := func(value string) {
+		t.Helper()
+		if err := sysctl("ipv4/ip_forward").set(w.sysctls, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.rescan()
+	step("off", true)
+	set("1")
+	step("set", false)
+	set("0")
+	w.rescan() // some device has changed
+	step("off again", true)
+	w.Forward(nil)
+	w.want("eth0 tc")
+	w.rescan() // Forward asks for it
+	step("not needed", false)
 }
 
 func wantSysctls(t *testing.T, root string, settings ...string) {

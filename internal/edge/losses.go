@@ -3,8 +3,9 @@
 package edge
 
 import (
-	"fmt"
 	"time"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 // lossShown is how long status speaks of packets that a driver has lost after the last one.
@@ -43,11 +44,8 @@ func (e *Edge) countLosses(now time.Time) {
 	}
 }
 
-// lossComplaint says what to do about a device that loses packets.
-func (d *DeviceStatus) lossComplaint() string {
-	if d.Lost == 0 {
-		return ""
-	}
-	return fmt.Sprintf("device %s has lost %d packets that XDP sent: its driver, or of a veth the other end (which needs GRO or an XDP program), does not take them; "+
-		"let tc serve it (--edge-mode=tc, or auto)", d.Name, d.Lost)
+// lost says what to do about a device that loses packets.
+func (d *DeviceStatus) lost() (condition.Condition, bool) {
+	return condition.DeviceLosesPackets.New("device %s has lost %d packets that XDP sent: its driver, or of a veth the other end (which needs GRO or an XDP program), does not take them",
+		d.Name, d.Lost).At(d.Name), d.Lost > 0
 }

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/rtnetlink"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -16,7 +15,7 @@ import (
 // carry more (RFC 894).
 const clientMTU = 1500
 
-// overheads are the octets that packets of IPv4 and of IPv6 grow by (bpf/lib/dsr.h).
+// overheads are the octets that packets of IPv4 and of IPv6 grow by (bpf/encap/wire.h).
 var overheads = map[service.DSR][2]int{
 	service.DSRIPIP:   {20, 40},
 	service.DSRGeneve: {20 + 8 + 8 + 4 + 8, 40 + 8 + 8 + 4 + 20},
@@ -30,8 +29,8 @@ func overhead(kind service.DSR, family service.Family) int {
 	return overheads[kind][0]
 }
 
-// A Way is a route by a device to some backends. MTU is the route's, 0 for the device's.
-type Way struct {
+// A BackendRoute is a route by a device to some backends. MTU is the route's, 0 for the device's.
+type BackendRoute struct {
 	To  netip.Prefix
 	MTU int
 }
@@ -44,7 +43,7 @@ type DSRStatus struct {
 	Fits     int            `json:"fits"`
 	Wanted   int            `json:"wanted"` // what clients may send
 	Overhead int            `json:"overhead"`
-	// Device and MTU are those of the narrowest way to a backend. Route is the network that
+	// Device and MTU are those of the narrowest route to a backend. Route is the network that
 	// has this MTU of its own, empty if the device has it.
 	Device string `json:"device"`
 	MTU    int    `json:"mtu"`
@@ -60,10 +59,10 @@ func (s DSRStatus) String() string {
 	if s.Route != "" {
 		narrow = fmt.Sprintf("the route to %s by %s", s.Route, s.Device)
 	}
-	return fmt.Sprintf("%s; larger ones are answered with ICMP: raise the MTU of %s from %d to %d, and that of all on the way to the backends", text, narrow, s.MTU, s.Wanted+s.Overhead)
+	return fmt.Sprintf("%s; larger ones are answered with ICMP: raise the MTU of %s from %d to %d, and that of all on the route to the backends", text, narrow, s.MTU, s.Wanted+s.Overhead)
 }
 
-// planDSR says what fits on the way to the backends, or to their nodes, by kind.
+// planDSR says what fits on the route to the backends, or to their nodes, by kind.
 func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr) (all []DSRStatus) {
 	wanted := 0
 	for _, d := range chosen {
@@ -71,12 +70,12 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 			wanted = max(wanted, min(d.MTU, clientMTU))
 		}
 	}
-	ways := newWaysOut(devices)
+	routes := newRoutesOut(devices)
 	for kind, addrs := range destinations {
 		narrowest := map[service.Family]DSRStatus{}
 		for _, a := range addrs {
 			family := service.FamilyOf(a)
-			s, ok := ways.to(a)
+			s, ok := routes.to(a)
 			if known, met := narrowest[family]; ok && (!met || s.MTU < known.MTU) {
 				s.Kind, s.Family, s.Overhead, s.Wanted = kind, family, overhead(kind, family), cmp.Or(wanted, clientMTU)
 				s.Fits = s.MTU - s.Overhead
@@ -93,27 +92,27 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 	return all
 }
 
-// waysOut finds the way to an address: the longest network that has it, and of several ways
+// routesOut finds the route to an address: the longest network that has it, and of several routes
 // there the narrowest.
-type waysOut struct {
+type routesOut struct {
 	lengths [2][]int // of networks of IPv4 and IPv6, longest first
-	ways    map[netip.Prefix]DSRStatus
+	routes  map[netip.Prefix]DSRStatus
 }
 
-func newWaysOut(devices []Device) *waysOut {
-	w := &waysOut{ways: map[netip.Prefix]DSRStatus{}}
+func newRoutesOut(devices []Device) *routesOut {
+	w := &routesOut{routes: map[netip.Prefix]DSRStatus{}}
 	for _, d := range devices {
-		for _, way := range d.Ways {
+		for _, route := range d.BackendRoutes {
 			s := DSRStatus{Device: d.Name, MTU: d.MTU}
-			if way.MTU > 0 && way.MTU < d.MTU {
-				s.MTU, s.Route = way.MTU, way.To.String()
+			if route.MTU > 0 && route.MTU < d.MTU {
+				s.MTU, s.Route = route.MTU, route.To.String()
 			}
-			if known, met := w.ways[way.To]; !met || s.MTU < known.MTU || s.MTU == known.MTU && s.Device < known.Device {
-				w.ways[way.To] = s
+			if known, met := w.routes[route.To]; !met || s.MTU < known.MTU || s.MTU == known.MTU && s.Device < known.Device {
+				w.routes[route.To] = s
 			}
-			lengths := w.of(way.To.Addr())
-			if !slices.Contains(*lengths, way.To.Bits()) {
-				*lengths = append(*lengths, way.To.Bits())
+			lengths := w.of(route.To.Addr())
+			if !slices.Contains(*lengths, route.To.Bits()) {
+				*lengths = append(*lengths, route.To.Bits())
 			}
 		}
 	}
@@ -123,40 +122,37 @@ func newWaysOut(devices []Device) *waysOut {
 	return w
 }
 
-func (w *waysOut) of(a netip.Addr) *[]int {
+func (w *routesOut) of(a netip.Addr) *[]int {
 	if a.Is4() {
 		return &w.lengths[0]
 	}
 	return &w.lengths[1]
 }
 
-func (w *waysOut) to(a netip.Addr) (s DSRStatus, ok bool) {
+func (w *routesOut) to(a netip.Addr) (s DSRStatus, ok bool) {
 	for _, bits := range *w.of(a) {
-		if s, ok = w.ways[netip.PrefixFrom(a, bits).Masked()]; ok {
+		if s, ok = w.routes[netip.PrefixFrom(a, bits).Masked()]; ok {
 			return s, true
 		}
 	}
 	return s, false
 }
 
-// FollowDSR is told that what goes by DSR has changed; more: some Service goes by it.
-func (e *Edge) FollowDSR(more bool) {
-	if e == nil {
-		return
-	}
+// DSRChanged is told that what goes by DSR has changed; more: some Service goes by it.
+func (e *Edge) DSRChanged(more bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if more || len(e.dsr) > 0 {
-		rtnetlink.Notify(e.changed)
+		e.changed.Send()
 	}
 }
 
 // noteDSR finds out what fits, and logs what is new.
 func (e *Edge) noteDSR(devices, chosen []Device) {
-	if e.config.DSR == nil {
+	if e.config.Destinations == nil {
 		return
 	}
-	all := planDSR(devices, chosen, e.config.DSR())
+	all := planDSR(devices, chosen, e.config.Destinations.DSRDestinations())
 	for _, s := range all {
 		switch {
 		case slices.Contains(e.dsr, s):

@@ -11,15 +11,17 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// with gives a device an MTU and ways.
-func (d Device) with(mtu int, ways ...Way) Device {
-	d.MTU, d.Ways = mtu, ways
+// with gives a device an MTU and routes.
+func (d Device) with(mtu int, routes ...BackendRoute) Device {
+	d.MTU, d.BackendRoutes = mtu, routes
 	return d
 }
 
-func way(network string, mtu int) Way { return Way{netip.MustParsePrefix(network), mtu} }
+func way(network string, mtu int) BackendRoute {
+	return BackendRoute{netip.MustParsePrefix(network), mtu}
+}
 
-// What fits is what the narrowest way to a backend leaves; nobody is told to raise it beyond
+// What fits is what the narrowest route to a backend leaves; nobody is told to raise it beyond
 // what clients send.
 func TestWhatFitsByDSR(t *testing.T) {
 	clients := device(2, "eth0", func(d *Device) { d.Clients = true })
@@ -66,7 +68,7 @@ func TestWhatFitsByDSR(t *testing.T) {
 	} {
 		var got []string
 		for _, s := range planDSR(c.devices, c.devices[:1], c.destinations) {
-			got = append(got, strings.TrimSuffix(s.String(), ", and that of all on the way to the backends"))
+			got = append(got, strings.TrimSuffix(s.String(), ", and that of all on the route to the backends"))
 		}
 		if got := strings.Join(got, "; "); got != c.want {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
@@ -74,10 +76,10 @@ func TestWhatFitsByDSR(t *testing.T) {
 	}
 }
 
-// What fits follows devices and backends, is no complaint, and is logged once.
+// What fits follows devices and backends, is no condition, and is logged once.
 func TestWhatFitsIsFollowed(t *testing.T) {
-	destinations := map[service.DSR][]netip.Addr{}
-	w := newWorld(t, Config{Mode: TC, DSR: func() map[service.DSR][]netip.Addr { return destinations }}, hardware.with(1500, way("0.0.0.0/0", 0)))
+	to := map[service.DSR][]netip.Addr{}
+	w := newWorld(t, Config{Mode: TC, Destinations: &destinations{dsr: to}}, hardware.with(1500, way("0.0.0.0/0", 0)))
 	fits := func() (all []int) {
 		for _, s := range w.want("eth0 tc").DSR {
 			all = append(all, s.Fits)
@@ -93,30 +95,30 @@ func TestWhatFitsIsFollowed(t *testing.T) {
 		}
 	}
 	w.Start()
-	if w.FollowDSR(false); notified() || fits() != nil {
+	if w.DSRChanged(false); notified() || fits() != nil {
 		t.Errorf("without DSR: %v", fits())
 	}
-	destinations[service.DSRIPIP] = addrs("10.10.2.11")
-	if w.FollowDSR(true); !notified() {
+	to[service.DSRIPIP] = addrs("10.10.2.11")
+	if w.DSRChanged(true); !notified() {
 		t.Error("nobody looks for what fits")
 	}
 	var log strings.Builder
 	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
-	w.lookAgain()
-	w.lookAgain()
+	w.rescan()
+	w.rescan()
 	if got := fits(); len(got) != 1 || got[0] != 1480 || strings.Count(log.String(), "up to 1480 octets") != 1 {
 		t.Errorf("with ipip: %v; logged:\n%s", got, log.String())
 	}
 	w.devices[0].MTU = 1520
-	w.lookAgain()
+	w.rescan()
 	if got := fits(); len(got) != 1 || got[0] != 1500 {
 		t.Errorf("with a larger MTU: %v", got)
 	}
-	delete(destinations, service.DSRIPIP)
-	if w.FollowDSR(false); !notified() {
+	delete(to, service.DSRIPIP)
+	if w.DSRChanged(false); !notified() {
 		t.Error("nobody sees that DSR has ended")
 	}
-	if w.lookAgain(); fits() != nil {
+	if w.rescan(); fits() != nil {
 		t.Errorf("without DSR again: %v", fits())
 	}
 }

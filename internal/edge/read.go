@@ -11,13 +11,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
 // readDevices reads the devices of this network namespace. Backends are those on other
 // nodes, sorted.
 func readDevices(backends []netip.Addr) ([]Device, error) {
-	links, err := rtnetlink.Dump(netlink.LinkList)
+	links, err := netdev.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
@@ -74,7 +74,7 @@ func takesTags(device string) bool {
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
 func readAddresses(all []Device, at map[int]int) error {
-	list, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -105,42 +105,42 @@ func readAddresses(all []Device, at map[int]int) error {
 var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
 func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
-	list, err := rtnetlink.Dump(func() ([]netlink.Route, error) {
+	list, err := netdev.Dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
-	ways := routes{backends: backends}
+	routes := routes{backends: backends}
 	for _, r := range list {
-		way, ok := routeOf(&r)
+		route, ok := routeOf(&r)
 		if !ok {
 			continue
 		}
-		ways.add(way)
-		if a := way.to.Addr(); a.IsLinkLocalUnicast() && way.to.Bits() > 0 {
+		routes.add(route)
+		if a := route.to.Addr(); a.IsLinkLocalUnicast() && route.to.Bits() > 0 {
 			continue // every device has it
 		}
-		if i, known := at[r.LinkIndex]; known && r.Type == unix.RTN_UNICAST && way.to.Bits() > 0 && r.Gw == nil && r.Via == nil {
-			all[i].Direct = append(all[i].Direct, way.to)
+		if i, known := at[r.LinkIndex]; known && r.Type == unix.RTN_UNICAST && route.to.Bits() > 0 && r.Gw == nil && r.Via == nil {
+			all[i].Direct = append(all[i].Direct, route.to)
 		}
-		for _, index := range way.devices {
+		for _, index := range route.devices {
 			if i, known := at[index]; known {
 				all[i].Routed = true
-				all[i].DefaultRoute = all[i].DefaultRoute || way.to.Bits() == 0
+				all[i].DefaultRoute = all[i].DefaultRoute || route.to.Bits() == 0
 			}
 		}
 	}
-	ways.leads(func(way route) {
-		for _, index := range way.devices {
+	routes.leads(func(route route) {
+		for _, index := range route.devices {
 			i, known := at[index]
 			if !known {
 				continue
 			}
 			all[i].Backends = true
-			all[i].Ways = append(all[i].Ways, Way{way.to, way.mtu})
-			if way.source.IsValid() && !slices.Contains(all[i].Sources, way.source) {
-				all[i].Sources = append(all[i].Sources, way.source)
+			all[i].BackendRoutes = append(all[i].BackendRoutes, BackendRoute{route.to, route.mtu})
+			if route.source.IsValid() && !slices.Contains(all[i].Sources, route.source) {
+				all[i].Sources = append(all[i].Sources, route.source)
 			}
 		}
 	})
@@ -149,28 +149,28 @@ func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
 
 // routeOf leaves out what is no way for packets of others: to the node itself, and to
 // all at once.
-func routeOf(r *netlink.Route) (way route, ok bool) {
-	way.table, way.mtu = r.Table, r.MTU
+func routeOf(r *netlink.Route) (route route, ok bool) {
+	route.table, route.mtu = r.Table, r.MTU
 	switch {
 	case r.Type == unix.RTN_UNICAST:
-		way.devices = append(way.devices, r.LinkIndex)
+		route.devices = append(route.devices, r.LinkIndex)
 		for _, hop := range r.MultiPath {
-			way.devices = append(way.devices, hop.LinkIndex)
+			route.devices = append(route.devices, hop.LinkIndex)
 		}
 	case !slices.Contains(refusing, r.Type):
-		return way, false
+		return route, false
 	}
-	way.source, _ = netip.AddrFromSlice(r.Src)
-	way.source = way.source.Unmap()
+	route.source, _ = netip.AddrFromSlice(r.Src)
+	route.source = route.source.Unmap()
 	if r.Dst == nil {
-		way.to = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		route.to = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		if r.Family == netlink.FAMILY_V6 {
-			way.to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+			route.to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 		}
-		return way, true
+		return route, true
 	}
 	addr, ok := netip.AddrFromSlice(r.Dst.IP)
 	ones, _ := r.Dst.Mask.Size()
-	way.to = netip.PrefixFrom(addr.Unmap(), ones)
-	return way, ok && way.to.IsValid()
+	route.to = netip.PrefixFrom(addr.Unmap(), ones)
+	return route, ok && route.to.IsValid()
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// A route is a way to some addresses. One without devices refuses them.
+// A route is a route to some addresses. One without devices refuses them.
 type route struct {
 	table   int
 	to      netip.Prefix
@@ -24,9 +24,9 @@ type routes struct {
 }
 
 // add keeps a route if it leads to a backend, or would if there were no better one.
-func (r *routes) add(way route) {
-	if i := r.first(way.to); i < len(r.backends) && way.to.Contains(r.backends[i]) {
-		r.all = append(r.all, way)
+func (r *routes) add(route route) {
+	if i := r.first(route.to); i < len(r.backends) && route.to.Contains(r.backends[i]) {
+		r.all = append(r.all, route)
 	}
 }
 
@@ -45,18 +45,18 @@ func (r *routes) leads(visit func(route)) {
 		return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(b.to.Bits(), a.to.Bits()))
 	})
 	var taken []int // by place in backends: 1 + length of the best network in this table
-	for n, way := range r.all {
-		if n == 0 || r.all[n-1].table != way.table {
+	for n, route := range r.all {
+		if n == 0 || r.all[n-1].table != route.table {
 			taken = make([]int, len(r.backends))
 		}
-		best, length := false, way.to.Bits()+1
-		for i := r.first(way.to); i < len(r.backends) && way.to.Contains(r.backends[i]); i++ {
+		best, length := false, route.to.Bits()+1
+		for i := r.first(route.to); i < len(r.backends) && route.to.Contains(r.backends[i]); i++ {
 			if taken[i] == 0 || taken[i] == length {
 				taken[i], best = length, true
 			}
 		}
 		if best {
-			visit(way)
+			visit(route)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// ways makes routes of "table network device", device 0 for one that refuses.
+// routes makes routes of "table network device", device 0 for one that refuses.
 func ways(t *testing.T, backends []netip.Addr, texts ...string) *routes {
 	t.Helper()
 	r := &routes{backends: backends}
@@ -19,18 +19,18 @@ func ways(t *testing.T, backends []netip.Addr, texts ...string) *routes {
 		if _, err := fmt.Sscan(text, &table, &network, &device); err != nil {
 			t.Fatal(err)
 		}
-		way := route{table: table, to: netip.MustParsePrefix(network)}
+		route := route{table: table, to: netip.MustParsePrefix(network)}
 		if device > 0 {
-			way.devices = []int{device}
+			route.devices = []int{device}
 		}
-		r.add(way)
+		r.add(route)
 	}
 	return r
 }
 
 // A device leads to backends if a route over it is the best one to one of them, in
 // whichever table.
-func TestWaysToBackends(t *testing.T) {
+func TestRoutesToBackends(t *testing.T) {
 	backends := addrs("10.10.2.11", "10.10.2.12", "10.10.3.11", "fd00:10:2::11")
 	for _, c := range []struct {
 		name   string

@@ -9,34 +9,34 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
 // Changes of devices may go on for so long until they are looked at; and longer
 // where a look takes long, since there are a million routes.
 const (
-	settle    = 50 * time.Millisecond
-	lookShare = 20 // looks take at most a part in so many of the time
+	settleTime  = 50 * time.Millisecond
+	rescanShare = 20 // looks take at most a part in so many of the time
 )
 
-// retryInterval is when devices that could not be served are tried again.
+// retryInterval is when devices that could not be served are tried again, and sysctls that were
+// off are read again, of whose changes the kernel tells nobody.
 const retryInterval = 30 * time.Second
 
-// Run follows devices and ends flows until ctx ends. What is attached stays.
+// lossInterval is how often the drivers' counts of lost packets are read.
+const lossInterval = 10 * time.Second
+
+// Run follows the devices until ctx ends. The programs stay attached.
 func (e *Edge) Run(ctx context.Context) error {
-	if e == nil {
-		return nil
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	failed := make(chan error, 1)
 	go func() {
-		failed <- rtnetlink.Follow(ctx, e.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		failed <- netdev.Watch(ctx, e.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	}()
 	var loops sync.WaitGroup
 	loops.Go(func() { e.followDevices(ctx) })
-	loops.Go(func() { e.endFlows(ctx) })
 	err := <-failed
 	cancel()
 	loops.Wait()
@@ -46,43 +46,28 @@ func (e *Edge) Run(ctx context.Context) error {
 func (e *Edge) followDevices(ctx context.Context) {
 	retry := time.NewTicker(retryInterval)
 	defer retry.Stop()
+	losses := time.NewTicker(lossInterval)
+	defer losses.Stop()
 	took := time.Duration(0) // the last look at the devices
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-e.changed:
-			if !sleep(ctx, max(settle, lookShare*took)) {
+			if !sleep(ctx, max(settleTime, rescanShare*took)) {
 				return
 			}
 			begin := time.Now()
-			e.lookAgain()
+			e.rescan()
 			took = time.Since(begin)
+		case now := <-losses.C:
+			e.mu.Lock()
+			e.countLosses(now)
+			e.mu.Unlock()
 		case <-retry.C:
 			if e.failing() {
-				e.lookAgain()
+				e.rescan()
 			}
-		}
-	}
-}
-
-// endFlows ends those whose backend has left at once, and the others when their
-// time has come.
-func (e *Edge) endFlows(ctx context.Context) {
-	e.countShortage()
-	sweep := time.NewTimer(sweepInterval)
-	defer sweep.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-e.left:
-			e.endLeft()
-		case <-e.began: // nothing is left alone at the door before the first sweep
-			sweep.Reset(e.sweep())
-		case <-sweep.C:
-			sweep.Reset(e.sweep())
-			e.countShortage()
 		}
 	}
 }
@@ -97,7 +82,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (e *Edge) lookAgain() {
+func (e *Edge) rescan() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ready {
@@ -113,5 +98,5 @@ func (e *Edge) failing() bool {
 			return true
 		}
 	}
-	return len(e.problems) > 0
+	return len(e.problems) > 0 || len(e.forwarding) > 0
 }

@@ -12,18 +12,21 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 )
 
 // Status is how the edge is.
 type Status struct {
 	// Mode is what was asked for; empty: only the agent knows.
-	Mode     Mode           `json:"mode,omitempty"`
-	Devices  []DeviceStatus `json:"devices"`
-	Problems []string       `json:"problems,omitempty"`
+	Mode    Mode           `json:"mode,omitempty"`
+	Devices []DeviceStatus `json:"devices"`
+	// Problems are those of Conditions that are no device's.
+	Problems condition.List `json:"-"`
 	// Counters of packets by reason (datapath.ReadEdgeCounters).
 	Counters map[string]uint64 `json:"counters,omitempty"`
-	Flows    FlowStatus        `json:"flows,omitzero"`
+	Flows    conntrack.Status  `json:"flows,omitzero"`
 	// DSR says which packets of clients fit, for each kind and family in use.
 	DSR []DSRStatus `json:"dsr,omitempty"`
 }
@@ -48,24 +51,9 @@ type DeviceStatus struct {
 	Lost uint64 `json:"lost,omitempty"`
 }
 
-// FlowStatus is how many flows there are. Each has two records.
-type FlowStatus struct {
-	Records       int       `json:"records"`
-	Limit         uint32    `json:"limit"`
-	HalfOpen      int       `json:"halfOpen"` // records of flows of which one side has been heard
-	HalfOpenLimit uint32    `json:"halfOpenLimit"`
-	LastSweep     time.Time `json:"lastSweep,omitzero"`
-	SweepSeconds  float64   `json:"sweepSeconds,omitempty"`
-	Expired       uint64    `json:"expired"` // flows whose time had come, since the start
-	Ended         uint64    `json:"ended"`   // UDP flows whose backend had left, since the start
-}
-
-// Complete adds to what the pins tell what only the agent knows; s is nil if there
+// CompleteStatus adds to what the pins tell what only the agent knows; s is nil if there
 // are none.
-func (e *Edge) Complete(s *Status) *Status {
-	if e == nil {
-		return &Status{Mode: Off, Devices: []DeviceStatus{}}
-	}
+func (e *Edge) CompleteStatus(s *Status) *Status {
 	if s == nil {
 		s = &Status{}
 	}
@@ -74,19 +62,8 @@ func (e *Edge) Complete(s *Status) *Status {
 	s.Mode, s.Devices, s.Problems = e.config.Mode, []DeviceStatus{}, slices.Clone(e.problems)
 	s.Problems = append(s.Problems, e.forwardingProblems(e.forwards)...)
 	s.DSR = slices.Clone(e.dsr)
-	s.Flows.LastSweep, s.Flows.SweepSeconds = e.sweeps.last, e.sweeps.took.Seconds()
-	s.Flows.Expired, s.Flows.Ended = e.sweeps.expired, e.sweeps.ended
-	if e.sweeps.err != nil {
-		s.Problems = append(s.Problems, "flows that are over may be remembered longer than they should: "+e.sweeps.err.Error())
-	}
 	now := time.Now()
 	e.countLosses(now)
-	if s.Counters != nil {
-		e.shortage.note(s.Counters, now)
-	}
-	if p := e.shortage.problem(now); p != "" {
-		s.Problems = append(s.Problems, p)
-	}
 	for _, a := range e.devices {
 		device := a.status()
 		device.Lost = a.losses.shown(now)
@@ -111,7 +88,7 @@ func (d *Device) role() string {
 		return bothRole
 	case d.Backends:
 		return backendsRole
-	case d.Lingers:
+	case d.Draining:
 		return flowsRole
 	case d.onlyPods():
 		return podsRole
@@ -127,21 +104,9 @@ func (a *attached) status() DeviceStatus {
 	return s
 }
 
-// CountFlows counts the records.
-func CountFlows(flows *datapath.Flows) (s FlowStatus, err error) {
-	s.Limit, s.HalfOpenLimit = flows.Tracks.Max(), flows.HalfOpen.Max()
-	count := func(n *int) func(datapath.Tuple, *datapath.Track) bool {
-		return func(datapath.Tuple, *datapath.Track) bool { *n++; return true }
-	}
-	if err := flows.Tracks.Walk(count(&s.Records)); err != nil {
-		return s, err
-	}
-	return s, flows.HalfOpen.Walk(count(&s.HalfOpen))
-}
-
 // ReadStatus reads what the pins of a bpffs directory tell; nil if there is no edge.
 func ReadStatus(bpffs string) (*Status, error) {
-	flows, err := datapath.OpenFlows(bpffs)
+	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -149,11 +114,11 @@ func ReadStatus(bpffs string) (*Status, error) {
 		return nil, err
 	}
 	s := &Status{Devices: []DeviceStatus{}}
-	if s.Flows, err = CountFlows(flows); err != nil {
+	if s.Flows, err = conntrack.Count(flows); err != nil {
 		return nil, err
 	}
 	if s.Counters, err = datapath.ReadEdgeCounters(bpffs); errors.Is(err, datapath.ErrOtherCounters) {
-		s.Problems = append(s.Problems, err.Error())
+		s.Problems = append(s.Problems, condition.CountersUnreadable.New("the attached programs are those of another version of Beeline, which knows other reasons"))
 	} else if err != nil {
 		return nil, err
 	}
@@ -185,35 +150,35 @@ func deviceName(index int) string {
 	return fmt.Sprintf("(index %d)", index)
 }
 
-// nearlyFull is when flows that are in use may soon make room for others.
-const nearlyFull = 0.9
+// Conditions are what is not as it should be with the edge.
+func (s *Status) Conditions() condition.List {
+	all := slices.Clone(s.Problems)
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		if c, lost := d.lost(); lost {
+			all = append(all, c)
+		}
+		if c, refused := d.refused(s.Mode); refused {
+			all = append(all, c)
+		}
+	}
+	return append(all, s.Flows.Conditions()...)
+}
 
-// Complaints are the reasons why not all is well with the edge.
-func (s *Status) Complaints() (all []string) {
-	for _, p := range s.Problems {
-		all = append(all, "the edge: "+p)
+// refused says who is not served at a device, or not in the way that was asked for.
+func (d *DeviceStatus) refused(mode Mode) (condition.Condition, bool) {
+	without := map[string]string{
+		backendsRole: "answers of backends behind device %s do not reach clients from outside: %s",
+		podsRole:     "pods behind device %s may not reach Services at the node's own addresses: %s",
+		flowsRole:    "connections of clients and pods behind device %s may be cut: %s",
 	}
-	for _, d := range s.Devices {
-		if lost := d.lossComplaint(); lost != "" {
-			all = append(all, lost)
-		}
-		switch {
-		case d.Mode == "none" && d.Role == backendsRole:
-			all = append(all, fmt.Sprintf("answers of backends behind device %s do not reach clients from outside: %s", d.Name, d.Why))
-		case d.Mode == "none" && d.Role == podsRole:
-			all = append(all, fmt.Sprintf("pods behind device %s may not reach Services at the node's own addresses: %s", d.Name, d.Why))
-		case d.Mode == "none" && d.Role == flowsRole:
-			all = append(all, fmt.Sprintf("connections of clients and pods behind device %s may be cut: %s", d.Name, d.Why))
-		case d.Mode == "none":
-			all = append(all, fmt.Sprintf("clients behind device %s are not served: %s", d.Name, d.Why))
-		case d.Refused && d.Mode != "tc":
-			all = append(all, fmt.Sprintf("device %s is served by %s, though not as --edge-xdp-dispatcher asks for: %s", d.Name, d.Mode, d.Why))
-		case d.Refused:
-			all = append(all, fmt.Sprintf("device %s is served by %s and not by what --edge-mode=%s asks for: %s", d.Name, d.Mode, s.Mode, d.Why))
-		}
+	c := condition.DeviceModeRefused.New("device %s is served by %s and not by what --edge-mode=%s asks for: %s", d.Name, d.Mode, mode, d.Why)
+	switch {
+	case d.Mode == "none":
+		c = condition.DeviceNotServed.New(cmp.Or(without[d.Role], "clients behind device %s are not served: %s"), d.Name, d.Why)
+	case d.Mode != "tc":
+		c = condition.DeviceModeRefused.New("device %s is served by %s, though not as --edge-xdp-dispatcher asks for: %s", d.Name, d.Mode, d.Why).
+			Do("see the reason in the message, or start the agent without --edge-xdp-dispatcher")
 	}
-	if float64(s.Flows.Records) > nearlyFull*float64(s.Flows.Limit) && s.Flows.Limit > 0 {
-		all = append(all, fmt.Sprintf("clients' flows are nearly as many as fit (%d of %d records), and the longest unused make room: raise --max-flows", s.Flows.Records, s.Flows.Limit))
-	}
-	return all
+	return c.At(d.Name), d.Refused || d.Mode == "none"
 }

@@ -33,26 +33,25 @@ import (
 	"slices"
 )
 
-// Backend is one of those that share a table.
+// Backend is one of the backends that share a table.
 type Backend struct {
-	// Addr identifies it. IPv4 and IPv4-mapped IPv6 are the same.
+	// Addr identifies the backend. IPv4 and IPv4-mapped IPv6 addresses are the same.
 	Addr netip.AddrPort
-	// Weight is its share relative to the others; at 0 it gets none.
+	// Weight is its share relative to the others; 0 means no slots.
 	Weight uint8
 }
 
-// Fill returns a table of size slots: what each holds is an index into backends. The
-// choice does not depend on the order of backends, each of which is there once. The
-// size has to be a prime number and no smaller than the number of backends with a
-// weight, of which there has to be at least one.
+// Fill returns a table of size slots, each an index into backends. The result does not depend on
+// the order of backends, which must be distinct. The size must be a prime number and at least the
+// number of backends with nonzero weight, of which there must be at least one.
 func Fill(size uint32, backends []Backend) ([]uint32, error) {
 	if !isPrime(size) {
-		return nil, fmt.Errorf("a table of %d slots: the number has to be a prime number", size)
+		return nil, fmt.Errorf("a table of %d slots: the size must be a prime number", size)
 	}
 	all := claimants(size, backends)
 	switch {
 	case len(all) == 0:
-		return nil, errors.New("no backend has a weight")
+		return nil, errors.New("no backend has a nonzero weight")
 	case len(all) > int(size):
 		return nil, fmt.Errorf("%d backends are too many for a table of %d slots", len(all), size)
 	}
@@ -71,7 +70,7 @@ func Fill(size uint32, backends []Backend) ([]uint32, error) {
 	return t.slots, nil
 }
 
-// claimant is a backend and its place in its sequence of slots.
+// claimant is a backend and its position in its sequence of slots.
 type claimant struct {
 	sequence
 	addr   netip.AddrPort
@@ -79,7 +78,7 @@ type claimant struct {
 	weight uint32
 }
 
-// claimants are the backends with a weight, sorted.
+// claimants returns the backends with nonzero weight, sorted.
 func claimants(size uint32, backends []Backend) []claimant {
 	all := make([]claimant, 0, len(backends))
 	for i, b := range backends {
@@ -93,7 +92,7 @@ func claimants(size uint32, backends []Backend) []claimant {
 	return all
 }
 
-// table is one that is being filled.
+// table is a table being filled.
 type table struct {
 	slots []uint32
 	size  uint32
@@ -110,7 +109,7 @@ func newTable(size uint32) *table {
 	return t
 }
 
-// turn gives a claimant the first free slot of its sequence. There has to be one.
+// turn assigns the first free slot of a claimant's sequence. There must be one.
 func (t *table) turn(c *claimant) {
 	at := c.at
 	for t.slots[at] != none {

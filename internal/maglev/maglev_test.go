@@ -193,8 +193,8 @@ func TestRefuses(t *testing.T) {
 	}{
 		{250, randomBackends(r, 2, 1), "prime number"},
 		{0, randomBackends(r, 2, 1), "prime number"},
-		{251, nil, "no backend has a weight"},
-		{251, []Backend{{Addr: randomAddr(r)}}, "no backend has a weight"},
+		{251, nil, "no backend has a nonzero weight"},
+		{251, []Backend{{Addr: randomAddr(r)}}, "no backend has a nonzero weight"},
 		{7, randomBackends(r, 8, 1), "8 backends are too many for a table of 7 slots"},
 	} {
 		if _, err := Fill(test.size, test.backends); err == nil || !strings.Contains(err.Error(), test.reason) {
@@ -219,8 +219,8 @@ func TestCheckSize(t *testing.T) {
 		0:       "from 251 to 1048573",
 		250:     "from 251 to 1048573",
 		1048574: "from 251 to 1048573",
-		16384:   "the next ones are 16381 and 16411, and usual are 16381 and 32749",
-		255:     "the next ones are 251 and 257, and usual are 251 and 509",
+		16384:   "the nearest are 16381 and 16411, and common sizes are 16381 and 32749",
+		255:     "the nearest are 251 and 257, and common sizes are 251 and 509",
 	} {
 		if err := CheckSize(size); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v", size, err)

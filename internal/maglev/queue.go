@@ -2,24 +2,23 @@
 
 package maglev
 
-// group is the claimants of one weight, whose turns come at the same times: at
-// turn/weight.
+// group holds the claimants of one weight. They have their turns at the same times: turn/weight.
 type group struct {
 	weight  uint64
 	turn    uint64
 	members []*claimant
 }
 
-// before orders by time, and those of one moment by weight, the larger one first.
+// before orders by time, then by weight with the larger weight first.
 func (g *group) before(o *group) bool {
 	a, b := g.turn*o.weight, o.turn*g.weight
 	return a < b || a == b && g.weight > o.weight
 }
 
-// queue is a heap: the group whose turn is next stands first.
+// queue is a heap, with the group of the next turn first.
 type queue []*group
 
-// newQueue begins with the second turn of each.
+// newQueue starts with the second turn of each claimant.
 func newQueue(all []claimant) queue {
 	byWeight := [256]*group{}
 	var q queue

@@ -7,12 +7,11 @@ import (
 	"net/netip"
 )
 
-// sequence is the order in which a backend prefers the slots: at, at + skip,
-// at + 2 skip and so on, modulo the size. As the size is a prime number it
-// comes to each slot once.
+// sequence is a backend's order of preference of slots: at, at + skip, at + 2 skip and so on,
+// modulo the size. Because the size is a prime number, it visits each slot once.
 type sequence struct{ at, skip uint32 }
 
-// newSequence follows from the address and port alone.
+// newSequence computes the sequence from the address and port only.
 func newSequence(addr netip.AddrPort, size uint32) sequence {
 	h := hash(addr)
 	return sequence{
@@ -28,8 +27,8 @@ func (s sequence) after(at, size uint32) uint32 {
 	return at
 }
 
-// hash is FNV-1a of 64 bits over the 16 bytes of the address (IPv4 mapped into
-// them) and the port, high byte first.
+// hash is 64-bit FNV-1a over the 16 bytes of the address (IPv4 as IPv4-mapped) and the port in
+// network byte order.
 func hash(addr netip.AddrPort) uint64 {
 	address := addr.Addr().As16()
 	h := uint64(0xcbf29ce484222325)
@@ -39,8 +38,8 @@ func hash(addr netip.AddrPort) uint64 {
 	return h
 }
 
-// mix lets each bit depend on all others, for addresses differ in few of them. It
-// is the last step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+// mix makes each bit depend on all others, because addresses differ in few bits. It is the last
+// step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 func mix(h uint64) uint64 {
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb

@@ -10,12 +10,10 @@ import (
 // DefaultSize keeps 163 equal backends within 1 % of their share.
 const DefaultSize = 16381
 
-// Sizes are those to choose from unless there is a reason for another one: the
-// largest prime numbers below powers of two.
+// Sizes are suggested sizes: the largest prime numbers below powers of two.
 var Sizes = []uint32{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071, 262139, 524287, 1048573}
 
-// CheckSize says what is wrong with a table size that somebody has chosen, and what
-// to choose in place of it.
+// CheckSize returns an error if size is not valid for a table. The error suggests other sizes.
 func CheckSize(size uint32) error {
 	least, most := Sizes[0], Sizes[len(Sizes)-1]
 	if size < least || size > most {
@@ -32,7 +30,7 @@ func CheckSize(size uint32) error {
 		above++
 	}
 	at, _ := slices.BinarySearch(Sizes, size)
-	return fmt.Errorf("%d slots: this is no prime number; the next ones are %d and %d, and usual are %d and %d",
+	return fmt.Errorf("%d slots: not a prime number; the nearest are %d and %d, and common sizes are %d and %d",
 		size, below, above, Sizes[at-1], Sizes[at])
 }
 

@@ -16,15 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All goes through the network namespaces that any thread of the machine is in
-// or that are mounted somewhere, each once. A namespace is open during its step
-// of the loop and closed after it. What vanishes meanwhile is passed over; a
-// namespace that is made meanwhile may be.
+// All iterates over the network namespaces that any thread of the machine is in or that are mounted
+// somewhere, each once. A namespace is open during its iteration and closed afterwards. Namespaces
+// that vanish meanwhile are skipped; new ones may be missed.
 //
-// Not found: namespaces that only an open file or a socket keeps alive; without
-// the machine's PID namespace, those of processes outside of the own one
-// (HostPID). An error (with a nil Namespace) does not end the loop: the others
-// follow. *UnreadableError comes last.
+// It does not find namespaces that only an open file or a socket keeps alive; nor, outside the
+// machine's PID namespace, those of processes outside its own (HostPID). An error (with a nil
+// Namespace) does not end the iteration. *UnreadableError comes last.
 func All() iter.Seq2[*Namespace, error] {
 	return func(yield func(*Namespace, error) bool) {
 		w := &walk{seen: map[string]bool{}, yield: yield}
@@ -34,32 +32,31 @@ func All() iter.Seq2[*Namespace, error] {
 	}
 }
 
-// UnreadableError counts processes whose namespace nobody tells: for those of
-// other users, or with more capabilities, it takes CAP_SYS_PTRACE, and a security
-// module may keep it secret all the same.
+// UnreadableError counts processes whose namespace cannot be read. Processes of other users, or
+// with more capabilities, need CAP_SYS_PTRACE, and a security module may deny access nevertheless.
 type UnreadableError struct{ Processes int }
 
 func (e *UnreadableError) Error() string {
-	return fmt.Sprintf("the network namespaces of %d processes cannot be read (CAP_SYS_PTRACE)", e.Processes)
+	return fmt.Sprintf("the network namespaces of %d processes cannot be read (needs CAP_SYS_PTRACE)", e.Processes)
 }
 
-// initialPIDNamespace is the inode of the first PID namespace
-// (PROC_PID_INIT_INO of linux/proc_ns.h).
+// initialPIDNamespace is the inode of the initial PID namespace (PROC_PID_INIT_INO of
+// linux/proc_ns.h).
 const initialPIDNamespace = 0xEFFFFFFC
 
-// HostPID says whether this process sees all tasks of the machine.
+// HostPID reports whether this process sees all tasks of the machine.
 func HostPID() bool {
 	var st unix.Stat_t
 	return unix.Stat("/proc/self/ns/pid", &st) == nil && st.Ino == initialPIDNamespace
 }
 
-// walk is one pass of All. Its methods return false if the loop was left.
+// walk is one iteration of All. Its methods return false if the loop body ended it.
 type walk struct {
-	seen  map[string]bool // what nsfs calls a namespace: net:[INODE]
+	seen  map[string]bool // by the nsfs name: net:[INODE]
 	yield func(*Namespace, error) bool
 }
 
-// visit opens a namespace that was seen behind a path, unless it was visited.
+// visit opens the namespace at a path, unless it was visited before.
 func (w *walk) visit(name, path string) bool {
 	if w.seen[name] {
 		return true
@@ -72,7 +69,7 @@ func (w *walk) visit(name, path string) bool {
 		return w.yield(nil, err)
 	}
 	defer n.Close()
-	name = nsfsName(n.Inode) // the path may have come to lead elsewhere
+	name = nsfsName(n.Inode) // the path may lead elsewhere by now
 	if w.seen[name] {
 		return true
 	}
@@ -80,21 +77,20 @@ func (w *walk) visit(name, path string) bool {
 	return w.yield(n, nil)
 }
 
-// ParseName reads the name of a namespace, as /proc/PID/ns/net and the nsfs
-// mounts have it: net:[INODE].
+// ParseName parses the name of a namespace in /proc/PID/ns/net and nsfs mounts: net:[INODE].
 func ParseName(name string) (inode uint64, err error) {
 	number, ok := strings.CutPrefix(name, "net:[")
 	inode, err = strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
 	if !ok || err != nil {
-		return 0, fmt.Errorf("%q is no network namespace", name)
+		return 0, fmt.Errorf("%q is not a network namespace", name)
 	}
 	return inode, nil
 }
 
 func nsfsName(inode uint64) string { return "net:[" + strconv.FormatUint(inode, 10) + "]" }
 
-// mounts visits what a mountinfo file (proc_pid_mountinfo(5)) shows of nsfs,
-// below a root directory.
+// mounts visits the nsfs mounts of a mountinfo file (proc_pid_mountinfo(5)), below a root
+// directory.
 func (w *walk) mounts(file, root string) bool {
 	f, err := os.Open(file)
 	if err != nil {
@@ -118,8 +114,8 @@ func (w *walk) mounts(file, root string) bool {
 	}
 }
 
-// otherMounts visits what is mounted where process 1 sees it, if this process
-// has mounts of its own: as an agent in a container has.
+// otherMounts visits the mounts of process 1, if this process has a mount namespace of its own, as
+// an agent in a container has.
 func (w *walk) otherMounts() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -135,8 +131,7 @@ func (w *walk) otherMounts() bool {
 	return own == first || w.mounts("/proc/1/mountinfo", "/proc/1/root")
 }
 
-// Unescape undoes what the kernel does to blanks in a path of
-// /proc/PID/mountinfo: \ooo, in octal.
+// Unescape reverses the kernel's octal escapes (\ooo) of blanks in a path of /proc/PID/mountinfo.
 func Unescape(path string) string {
 	var out strings.Builder
 	for i := 0; i < len(path); i++ {
@@ -184,11 +179,11 @@ func (w *walk) tasks() bool {
 	return true
 }
 
-// process visits the namespaces of one process's threads. Most processes have
-// one thread, which costs two system calls.
+// process visits the namespaces of one process's threads. Most processes have one thread, which
+// takes two system calls.
 func (w *walk) process(proc int, pid string) (more bool, err error) {
 	more, err = w.task(proc, pid, "/proc/")
-	if !more || err != nil && !vanished(err) { // the first thread may be the first to end
+	if !more || err != nil && !vanished(err) { // the first thread may end before the others
 		return more, err
 	}
 	var st unix.Stat_t
@@ -216,7 +211,7 @@ func (w *walk) process(proc int, pid string) (more bool, err error) {
 	return true, nil
 }
 
-// task visits the namespace of one task: a folder of /proc or /proc/PID/task.
+// task visits the namespace of one task: a directory of /proc or /proc/PID/task.
 func (w *walk) task(dir int, id, path string) (more bool, err error) {
 	var name [32]byte
 	n, err := unix.Readlinkat(dir, id+"/ns/net", name[:])

@@ -13,22 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrVanished is for a namespace that has gone, or a task that has left it, in
-// the middle: nothing is wrong.
+// ErrVanished means that a namespace has vanished, or that a task has left it, during an operation.
+// It is not a failure.
 var ErrVanished = errors.New("the network namespace has vanished")
 
-// Namespace is a network namespace that is held open: it lives at least until
-// Close.
+// Namespace is a network namespace that is held open: it exists at least until Close.
 type Namespace struct {
-	// Inode tells namespaces that live at one time apart.
+	// Inode distinguishes namespaces that exist at the same time.
 	Inode uint64
 
 	file *os.File
 }
 
-// Open opens the namespace behind a file of nsfs: /proc/PID/ns/net,
-// /proc/PID/task/TID/ns/net, or where one is mounted. errors.Is ErrVanished if
-// there is no such file any more or it is no namespace any more.
+// Open opens the namespace of an nsfs file: /proc/PID/ns/net, /proc/PID/task/TID/ns/net, or a
+// mount. It returns ErrVanished if the file does not exist or is no longer a namespace.
 func Open(path string) (*Namespace, error) {
 	file, err := os.Open(path)
 	if vanished(err) {
@@ -37,8 +35,7 @@ func Open(path string) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	// NS_GET_NSTYPE (Linux 4.11): what was mounted there may be gone, and the
-	// file below it is another.
+	// NS_GET_NSTYPE (Linux 4.11): the mount may be gone, and the file below it is a plain file.
 	kind, err := unix.IoctlRetInt(int(file.Fd()), unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
 		file.Close()
@@ -52,8 +49,8 @@ func Open(path string) (*Namespace, error) {
 	return &Namespace{Inode: inode, file: file}, nil
 }
 
-// vanished is what opening a file of a task says that has ended: ENOENT, or
-// ESRCH if it ends in the middle.
+// vanished reports whether opening a file failed because its task has ended: ENOENT, or ESRCH if it
+// ended during the call.
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
@@ -69,13 +66,12 @@ func inodeOf(file *os.File) (uint64, error) {
 // Current opens the namespace of the calling thread.
 func Current() (*Namespace, error) { return Open("/proc/thread-self/ns/net") }
 
-// Close lets go of the namespace.
+// Close releases the namespace.
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// Do runs a function in the namespace, on a thread that runs nothing else
-// meanwhile. Goroutines that the function starts are not in the namespace. The
-// function's error comes back as it is; other errors say that it has not run.
-// Needs CAP_SYS_ADMIN.
+// Do runs a function in the namespace, on a thread that runs nothing else meanwhile. Goroutines
+// that the function starts are not in the namespace. Do returns the function's error unchanged;
+// other errors mean that it has not run. Needs CAP_SYS_ADMIN.
 func (n *Namespace) Do(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -85,9 +81,8 @@ func (n *Namespace) Do(f func() error) error {
 	return <-result
 }
 
-// onThread runs the function on the calling goroutine's locked thread. It
-// unlocks the thread only if that is back where it was: a goroutine that ends
-// with a locked thread takes the thread along.
+// onThread runs the function on the calling goroutine's locked thread. It unlocks the thread only
+// if it is back in its own namespace. Otherwise the runtime ends the thread with the goroutine.
 func (n *Namespace) onThread(f func() error) error {
 	home, err := Current()
 	if err != nil {
@@ -111,8 +106,8 @@ func (n *Namespace) onThread(f func() error) error {
 	return f()
 }
 
-// Cookie is the kernel's number of the namespace, never used twice while the
-// machine runs (SO_NETNS_COOKIE, Linux 5.14).
+// Cookie returns the kernel's ID of the namespace, which is never reused until reboot
+// (SO_NETNS_COOKIE, Linux 5.14).
 func (n *Namespace) Cookie() (cookie uint64, err error) {
 	err = n.Do(func() error {
 		cookie, err = CurrentCookie()
@@ -121,7 +116,7 @@ func (n *Namespace) Cookie() (cookie uint64, err error) {
 	return cookie, err
 }
 
-// CurrentCookie is the Cookie of the calling thread's namespace.
+// CurrentCookie returns the cookie of the calling thread's namespace.
 func CurrentCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable makes text from outside harmless to a terminal: names of processes, what servers and
-// certificates say, and whatever is written in objects may have escape sequences in it, which would move the
-// cursor, change what is on the screen or answer in the operator's name.
+// Package printable makes text from outside safe to print on a terminal. Names of processes,
+// replies and certificates of servers, and fields of objects may contain escape sequences that move
+// the cursor, change the screen or make the terminal send input in the operator's name.
 package printable
 
 import (
@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// harmless says whether a terminal shows a character and does nothing else: no control characters of either set
-// (C0, DEL, C1), and none that turn the direction of text or break a line unseen.
+// harmless reports whether a terminal only displays a character: it is no control character (C0,
+// DEL, C1), and does not change the direction of text or break a line invisibly.
 func harmless(r rune) bool {
 	switch {
 	case unicode.IsControl(r):
@@ -25,13 +25,14 @@ func harmless(r rune) bool {
 	return true
 }
 
-// Text has what a terminal would act on written as \u001b is, octets that are no UTF-8 as \ufffd; line breaks and
-// tabs stay. JSON stays what it is: a string of it may have these escapes.
+// Text escapes characters that a terminal would act on as \u001b and the like, and invalid UTF-8 as
+// \ufffd. Line breaks and tabs stay. JSON stays valid, because its strings may contain these
+// escapes.
 func Text(s string) string {
 	return clean(s, func(r rune) bool { return r == '\n' || r == '\t' || harmless(r) })
 }
 
-// Line is Text for what is to be one line: line breaks become "; ", and tabs blanks.
+// Line is Text on one line: line breaks become "; ", and tabs become spaces.
 func Line(s string) string {
 	s = strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "; ")
 	return clean(strings.ReplaceAll(s, "\t", " "), harmless)
@@ -54,13 +55,13 @@ func clean(s string, keeps func(rune) bool) string {
 	return b.String()
 }
 
-// Writer writes Text of what it gets. It is for one goroutine at a time.
+// Writer writes Text of its input. It is not safe for concurrent use.
 type Writer struct {
 	to   io.Writer
-	rest []byte // the beginning of a character that is not complete
+	rest []byte // start of an incomplete character
 }
 
-// NewWriter returns a Writer in front of another one.
+// NewWriter returns a Writer that writes to another one.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
 func (w *Writer) Write(p []byte) (int, error) {

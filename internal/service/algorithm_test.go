@@ -12,8 +12,8 @@ func annotated(algorithm string) serviceOption {
 	return func(s *corev1.Service) { s.Annotations = map[string]string{AnnotationAlgorithm: algorithm} }
 }
 
-// A Service has the algorithm of its annotation, else the node's; the plan says it
-// once for all of its sets, and a change of it is a change of the plan.
+// A Service uses the algorithm of its annotation, or else the node's. The plan has it once for all
+// of its sets, and a change of it is a change of the plan.
 func TestAlgorithm(t *testing.T) {
 	for _, test := range []struct {
 		node       Algorithm
@@ -25,7 +25,7 @@ func TestAlgorithm(t *testing.T) {
 	} {
 		config := DefaultConfig()
 		config.NodeName, config.Algorithm, config.TableSize = "here", test.node, 1021
-		table := NewTable(config)
+		table := NewCluster(config)
 		svc := service("web")
 		if test.annotation != "-" {
 			svc = service("web", annotated(test.annotation))
@@ -45,7 +45,7 @@ func TestAlgorithm(t *testing.T) {
 func TestAlgorithmOfRivals(t *testing.T) {
 	config := DefaultConfig()
 	config.TableSize = 1021
-	table := NewTable(config)
+	table := NewCluster(config)
 	external := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.7"} }
 	table.Apply(changes(service("first", created(1), external), endpoints("a")))
 	rival := service("second", created(2), external, clusterIP("10.0.0.77"), annotated("maglev"))

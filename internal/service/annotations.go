@@ -4,9 +4,9 @@ package service
 
 import "slices"
 
-// WithoutAnnotations are the changes as if Services, EndpointSlices and Pods had no annotations beeline.io/...:
-// who may write these objects need not be trusted with the node's tables and with its packet path. Those of
-// Namespaces and RuntimeClasses, which belong to who runs the cluster, stay.
+// WithoutAnnotations returns the changes as if Services, EndpointSlices and Pods had no annotations
+// beeline.io/..., so that authors of these objects cannot control the node's tables and packet
+// path. Annotations of Namespaces and RuntimeClasses, which belong to cluster administrators, stay.
 func WithoutAnnotations(changes []Change) []Change {
 	plain := slices.Clone(changes)
 	for i := range plain {
@@ -32,7 +32,7 @@ func (s *Service) withoutAnnotations() *Service {
 }
 
 func (s *EndpointSlice) withoutAnnotations() *EndpointSlice {
-	if len(s.Endpoints) == 0 || s.Endpoints[0].Weight == 1 { // all of a slice have one weight
+	if len(s.Endpoints) == 0 || s.Endpoints[0].Weight == 1 { // all endpoints of a slice have the same weight
 		return s
 	}
 	plain := *s

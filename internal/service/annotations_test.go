@@ -11,14 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// allAnnotations has every annotation that there is.
+// allAnnotations holds every annotation.
 var allAnnotations = map[string]string{
 	AnnotationAlgorithm: "maglev", AnnotationDSR: "ipip", AnnotationDSRHybrid: "true", AnnotationStateless: "true",
 	AnnotationWeight: "7", AnnotationSocketShortcut: "off", AnnotationHealthCheck: "tcp",
 }
 
-// TestWithoutAnnotations: the objects are those that the same without annotations would be, and the ones that
-// came are not altered.
+// TestWithoutAnnotations: the objects equal those without annotations, and the input is not
+// modified.
 func TestWithoutAnnotations(t *testing.T) {
 	objects := func(annotations map[string]string) (all []Object) {
 		meta := metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: annotations}

@@ -11,8 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// bigCluster has 5,000 Services of 10 endpoints each, half of them dual stack,
-// every tenth a NodePort, and 200 nodes.
+// bigCluster has 5,000 Services of 10 endpoints each, half of them dual stack, every tenth a
+// NodePort, and 200 nodes.
 func bigCluster() []Change {
 	var objects []Object
 	for i := range 200 {
@@ -56,8 +56,8 @@ func bigSlice(service, n int, v6 bool) *EndpointSlice {
 	return slice(name, lines, options...)
 }
 
-// BenchmarkColdStart is one Apply of all objects. The heap figures are what the
-// objects take, and what the Table adds to them.
+// BenchmarkColdStart measures one Apply of all objects. The heap figures are the size of the
+// objects, and what the Cluster adds.
 func BenchmarkColdStart(b *testing.B) {
 	heap := func() float64 {
 		var m runtime.MemStats
@@ -68,9 +68,9 @@ func BenchmarkColdStart(b *testing.B) {
 	empty := heap()
 	all := bigCluster()
 	objects := heap()
-	var table *Table
+	var table *Cluster
 	for b.Loop() {
-		table = NewTable(testConfig())
+		table = NewCluster(testConfig())
 		if d := table.Apply(all); len(d.Plans) != 5000 {
 			b.Fatal(len(d.Plans))
 		}
@@ -81,9 +81,9 @@ func BenchmarkColdStart(b *testing.B) {
 	runtime.KeepAlive(all)
 }
 
-// BenchmarkEndpointChange is an endpoint that comes and goes in the big cluster.
+// BenchmarkEndpointChange adds and removes an endpoint in the big cluster.
 func BenchmarkEndpointChange(b *testing.B) {
-	table := NewTable(testConfig())
+	table := NewCluster(testConfig())
 	table.Apply(bigCluster())
 	less, more := changes(bigSlice(42, 9, false)), changes(bigSlice(42, 10, false))
 	for b.Loop() {
@@ -95,12 +95,11 @@ func BenchmarkEndpointChange(b *testing.B) {
 	}
 }
 
-// BenchmarkOtherNodeChange is another node whose object is written anew, as its
-// heartbeat does.
+// BenchmarkOtherNodeChange updates the object of another node, as its heartbeat does.
 func BenchmarkOtherNodeChange(b *testing.B) {
 	config := testConfig()
 	config.RefuseForeignExternalIPs = true
-	table := NewTable(config)
+	table := NewCluster(config)
 	table.Apply(bigCluster())
 	beat := changes(&Node{Name: "node7", Addresses: addrs("192.168.7.1", "2001:db8::8")})
 	for b.Loop() {
@@ -110,8 +109,7 @@ func BenchmarkOtherNodeChange(b *testing.B) {
 	}
 }
 
-// BenchmarkLargeService is an endpoint change in a Service with 5,000 endpoints
-// in 50 slices.
+// BenchmarkLargeService changes an endpoint of a Service with 5,000 endpoints in 50 slices.
 func BenchmarkLargeService(b *testing.B) {
 	table := cluster(testConfig(), service("web"))
 	slices := make([]*EndpointSlice, 50)
@@ -128,8 +126,8 @@ func BenchmarkLargeService(b *testing.B) {
 	}
 }
 
-// BenchmarkManyPorts is an endpoint that comes and goes in a Service with many ports and
-// 20 endpoints: ten times the ports are to take ten times the time.
+// BenchmarkManyPorts adds and removes an endpoint of a Service with many ports and 20 endpoints:
+// ten times as many ports should take ten times as long.
 func BenchmarkManyPorts(b *testing.B) {
 	check := note(AnnotationHealthCheck, "tcp")
 	for _, c := range []struct {

@@ -7,29 +7,29 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// owner is an object that has, or asks for, frontends.
+// owner is an object that has or requests frontends.
 type owner struct {
 	ref     Ref
 	created time.Time
-	// wanted is the plan as if there were no other object.
+	// wanted is the plan as if no other object existed.
 	wanted *Plan
-	// plan is wanted without what others have; the same pointer if that is
-	// nothing.
+	// plan is wanted without keys that other objects hold; the same pointer if there are none.
 	plan *Plan
 }
 
-// claim is one owner's demand for one key. Claims compare equal if they have the
-// same standing.
+// claim is one owner's claim to one key. Claims of equal precedence compare equal.
 type claim struct {
 	owner   *owner
 	kind    FrontendKind
 	created time.Time
 }
 
-// compare orders claims by precedence: the lower kind, then the older object,
-// or, of Pods with one hostPort, the newer (R33), then the order of Refs.
+// compare orders claims by precedence: the lower kind, then the older object or, for Pods with the
+// same hostPort, the newer one (R33), then the order of Refs.
 func (c claim) compare(o claim) int {
 	age := c.created.Compare(o.created)
 	if c.kind == HostPort {
@@ -38,7 +38,7 @@ func (c claim) compare(o claim) int {
 	return cmp.Or(cmp.Compare(c.kind, o.kind), age, c.owner.ref.Compare(o.owner.ref))
 }
 
-// over says why a claim goes before another.
+// over says why a claim precedes another.
 func (c claim) over(o claim) string {
 	switch {
 	case c.kind != o.kind:
@@ -48,18 +48,17 @@ func (c claim) over(o claim) string {
 	case c.created.Before(o.created):
 		return "which is older"
 	}
-	return "which is as old and comes first by name"
+	return "which has the same age and comes first by name"
 }
 
-// claims knows who has each address and who would like to. What it holds
-// depends on the claims alone, not on the order in which they came.
+// claims records the holder of each address and the other claims to it. The state depends only on
+// the current claims, not on the order in which they came.
 type claims struct {
-	// holder has the first claim of each key.
+	// holder maps each key to its first claim.
 	holder map[FrontendKey]claim
-	// rivals has all claims of the keys with more than one, first to last.
+	// rivals holds all claims to keys with more than one, in order of precedence.
 	rivals map[FrontendKey][]claim
-	// contested remembers, for each key that had rivals since the last settle,
-	// who held it before.
+	// contested maps each key that had rivals since the last settle to its previous holder.
 	contested map[FrontendKey]claim
 }
 
@@ -67,15 +66,15 @@ func newClaims() claims {
 	return claims{map[FrontendKey]claim{}, map[FrontendKey][]claim{}, map[FrontendKey]claim{}}
 }
 
-// replace withdraws what an owner wanted and claims what it wants now; wanted
-// nil withdraws all.
+// replace withdraws an owner's claims and adds the claims of its new plan; with wanted nil it only
+// withdraws.
 func (c *claims) replace(o *owner, wanted *Plan, created time.Time) {
 	if o.wanted != nil {
 		for i := range o.wanted.Frontends {
 			c.withdraw(o.wanted.Frontends[i].Key, o)
 		}
 	}
-	// Without the parts of a time that tell equal times apart.
+	// Without the monotonic clock and location, which differ between equal times.
 	o.wanted, o.created = wanted, created.Round(0).UTC()
 	if wanted != nil {
 		wanted.Created = o.created
@@ -121,8 +120,8 @@ func (c *claims) remember(key FrontendKey) {
 	}
 }
 
-// settle returns the owners that gained or lost a key, or lost it to another
-// than before, because of others' claims since the last settle.
+// settle returns the owners that gained or lost a key since the last settle because of other
+// owners' claims.
 func (c *claims) settle() map[*owner]struct{} {
 	concerned := map[*owner]struct{}{}
 	for key, before := range c.contested {
@@ -141,7 +140,7 @@ func (c *claims) settle() map[*owner]struct{} {
 	return concerned
 }
 
-// award returns the part of an owner's wanted plan that it has.
+// award returns the part of an owner's wanted plan whose keys it holds.
 func (c *claims) award(o *owner) *Plan {
 	lost := func(f Frontend) bool { return c.holder[f.Key].owner != o }
 	if o.wanted == nil || !slices.ContainsFunc(o.wanted.Frontends, lost) {
@@ -150,7 +149,7 @@ func (c *claims) award(o *owner) *Plan {
 	plan := &Plan{
 		Sets:      slices.Clone(o.wanted.Sets),
 		TableSize: o.wanted.TableSize,
-		Kept:      o.wanted.Kept,
+		Retained:  o.wanted.Retained,
 		Problems:  slices.Clone(o.wanted.Problems),
 		Created:   o.created,
 	}
@@ -163,10 +162,10 @@ func (c *claims) award(o *owner) *Plan {
 			continue
 		}
 		holder := c.holder[f.Key]
-		plan.Problems = append(plan.Problems, fmt.Sprintf(
-			"%s %s belongs to %s, %s: change one of them", f.Kind, f.Key, holder.owner.ref, holder.over(claim{o, f.claims(), o.created})))
+		plan.problem(condition.AddressTaken.New(
+			"%s %s belongs to %s, %s", f.Kind, f.Key, holder.owner.ref, holder.over(claim{o, f.claims(), o.created})))
 	}
 	plan.keepUsedSets()
-	slices.Sort(plan.Problems)
+	plan.Problems = plan.Problems.Sort()
 	return plan
 }

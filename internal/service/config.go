@@ -4,59 +4,56 @@ package service
 
 import "net/netip"
 
-// Config is what the operator of a node decides, apart from all objects. It
-// does not change while a Table lives.
+// Config holds the operator's settings of a node. It does not change during the life of a Cluster.
 type Config struct {
-	// NodeName is the name of this node's Node object. Endpoints and pods that
-	// name it are local; without it nothing is local (R11).
+	// NodeName is the name of this node's Node object. Endpoints and pods with that node name are
+	// local; without a name nothing is local (R11).
 	NodeName string
-	// LocalByAddress: an endpoint that names no node is this node's if it has one of its
-	// addresses. Not so for kube-proxy (R11): it is for files, where nobody else says it.
+	// LocalByAddress treats an endpoint without a node name as local if it has an address of this
+	// node. kube-proxy does not (R11). It is for manifests, where node names are usually missing.
 	LocalByAddress bool
-	// Manifests: the objects are written by hand, so a Service whose ports no EndpointSlice
-	// has is a problem. With an API server it is ordinary.
+	// Manifests means that the objects are written by hand, so that a Service without a matching
+	// EndpointSlice is a problem. With an API server it is normal.
 	Manifests bool
-	// ServiceProxyName admits Services whose label
-	// service.kubernetes.io/service-proxy-name has this value, beside those
-	// without the label (R1). Empty admits the latter only.
+	// ServiceProxyName also admits Services whose label service.kubernetes.io/service-proxy-name
+	// has this value (R1). If it is empty, only Services without the label are admitted.
 	ServiceProxyName string
-	// NodePortAddresses select, by prefix, the addresses of this node on which
-	// NodePorts are served. A family with no prefix here is served on the node's
-	// primary address of that family (R22).
+	// NodePortAddresses selects, by prefix, the addresses of this node that serve NodePorts. If it
+	// has no prefix of a family, the node's primary address of that family does (R22).
 	NodePortAddresses []netip.Prefix
 	// LocalhostNodePorts serves NodePorts on 127.0.0.1 and ::1 to clients in the
 	// node's own network namespace (R22).
 	LocalhostNodePorts bool
-	// PodNetworks are where pods are; empty: the podCIDRs of all Nodes.
+	// PodNetworks are the networks of pods; if empty, the podCIDRs of all Nodes.
 	PodNetworks []netip.Prefix
-	// Algorithm is that of Services without the annotation beeline.io/algorithm;
-	// empty: Random.
+	// Algorithm is the default without the annotation beeline.io/algorithm; empty means Random.
 	Algorithm Algorithm
 	// TableSize is the number of slots of each Maglev table: a prime number.
 	TableSize uint32
-	// DSR is that of Services without the annotation beeline.io/dsr; empty: DSROff.
+	// DSR is the default without the annotation beeline.io/dsr; empty means DSROff.
 	DSR DSR
-	// DSRHybrid: where a Service does not say otherwise, only TCP goes by DSR.
+	// Edge means that this node serves clients outside the cluster.
+	Edge bool
+	// DSRHybrid makes only TCP use DSR, unless a Service has the annotation.
 	DSRHybrid bool
-	// Balancers are networks of others than the cluster's nodes whose encapsulated packets
-	// are for backends of this node.
+	// Balancers are networks, besides the cluster's nodes, from which encapsulated packets for
+	// backends of this node are accepted.
 	Balancers []netip.Prefix
-	// KeepTCP plans which endpoints of TCP ports serve though no new connection
-	// reaches them, as is always done for UDP (Plan.Kept).
+	// KeepTCP puts endpoints of TCP ports that serve but get no new connections into Plan.Retained,
+	// as is always done for UDP.
 	KeepTCP bool
-	// MasqueradeAll masquerades pods that ask for a ClusterIP, too (R19).
+	// MasqueradeAll also masquerades pods that connect to a ClusterIP (R19).
 	MasqueradeAll bool
-	// RefuseOutsideClusterIP rejects clients outside of the cluster that ask for
-	// a ClusterIP (R20).
+	// RefuseOutsideClusterIP rejects clients outside the cluster at ClusterIPs (R20).
 	RefuseOutsideClusterIP bool
-	// RefuseForeignExternalIPs ignores externalIPs for pods and this node, and altogether
-	// where one is an address of a Node or of the API server: whoever may create a Service
-	// could else intercept what others send to any address (CVE-2020-8554, R26).
+	// RefuseForeignExternalIPs ignores externalIPs for pods and this node, and for all clients if
+	// the address belongs to a Node or to the API server. Otherwise anyone who may create a Service
+	// can intercept traffic to any address (CVE-2020-8554, R26).
 	RefuseForeignExternalIPs bool
 }
 
-// DefaultConfig is what kube-proxy 1.36 does by default in its nftables mode,
-// with NodePorts on the loopback addresses besides.
+// DefaultConfig returns the defaults of kube-proxy 1.36 in nftables mode, with NodePorts on the
+// loopback addresses in addition.
 func DefaultConfig() Config {
 	return Config{LocalhostNodePorts: true}
 }

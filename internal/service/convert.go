@@ -17,23 +17,22 @@ import (
 )
 
 const (
-	// LabelServiceProxyName says which proxy implements a Service (KEP-2447);
-	// k8s.io/api does not export it.
+	// LabelServiceProxyName names the proxy that implements a Service (KEP-2447); k8s.io/api does
+	// not export it.
 	LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
-	// AnnotationWeight on an EndpointSlice is the weight of each of its
-	// endpoints, an integer from 0 to 255. Zero drains them.
+	// AnnotationWeight on an EndpointSlice is the weight of each of its endpoints, an integer from
+	// 0 to 255. Zero drains them.
 	AnnotationWeight = "beeline.io/weight"
-	// AnnotationAlgorithm on a Service is how backends are chosen for it.
+	// AnnotationAlgorithm on a Service selects how backends are chosen.
 	AnnotationAlgorithm = "beeline.io/algorithm"
 )
 
-// ConvertService copies out of a v1 Service what the rules read, with the API
-// server's defaults where a field is empty.
+// ConvertService extracts from a v1 Service the fields that the rules use, with the API server's
+// defaults for empty fields.
 //
-// The error, a join of one error per field, names the field, its value and what
-// is expected there. The Service is returned nevertheless, with that entry left
-// out: it is for the caller to decide whether the rest is wanted. The same
-// holds for the other converters.
+// The error joins one error per invalid field, with the field, its value and the expected values.
+// The Service is returned nevertheless, without the invalid values; the caller decides whether to
+// use it. The other converters work the same way.
 func ConvertService(in *corev1.Service) (*Service, error) {
 	var errs fieldErrors
 	proxyName, hasProxyName := in.Labels[LabelServiceProxyName]
@@ -63,7 +62,7 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 		case corev1.IPv6Protocol:
 			s.IPFamilies = append(s.IPFamilies, IPv6)
 		default:
-			// The place is kept, because clusterIPs pairs with it (R7).
+			// Keep the index, because clusterIPs pairs with it (R7).
 			s.IPFamilies = append(s.IPFamilies, 0)
 			errs.add(fmt.Sprintf("spec.ipFamilies[%d]", i), f, "IPv4 or IPv6")
 		}
@@ -82,10 +81,9 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 	return s, errs.join()
 }
 
-// clusterIPs returns spec.clusterIPs in canonical form; "None" and empty entries
-// keep their place, because ipFamilies pairs with it (R7). Older objects have
-// clusterIP alone, and that decides in any case whether the Service is headless
-// (R3).
+// clusterIPs returns spec.clusterIPs in canonical form. "None" and empty entries keep their index,
+// because ipFamilies pairs with it (R7). Older objects have only clusterIP, which always decides
+// whether the Service is headless (R3).
 func clusterIPs(errs *fieldErrors, spec *corev1.ServiceSpec) []string {
 	ips := slices.Clone(spec.ClusterIPs)
 	if spec.ClusterIP == corev1.ClusterIPNone || len(ips) == 0 {
@@ -132,7 +130,7 @@ func affinity(errs *fieldErrors, spec *corev1.ServiceSpec) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// externallyAccessible says whether externalTrafficPolicy means anything.
+// externallyAccessible reports whether externalTrafficPolicy applies.
 func externallyAccessible(spec *corev1.ServiceSpec) bool {
 	switch spec.Type {
 	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
@@ -143,9 +141,8 @@ func externallyAccessible(spec *corev1.ServiceSpec) bool {
 	return false
 }
 
-// ingressIPs are the VIPs of a load balancer that leaves the destination
-// address as it is (R24, KEP-1860). In mode Proxy the balancer connects to a
-// node port or a pod itself.
+// ingressIPs returns the VIPs of a load balancer that preserves the destination address (R24,
+// KEP-1860). In mode Proxy the balancer itself connects to a node port or a pod.
 func ingressIPs(errs *fieldErrors, ingress []corev1.LoadBalancerIngress) []netip.Addr {
 	var ips []netip.Addr
 	for i, in := range ingress {
@@ -181,9 +178,9 @@ func servicePorts(errs *fieldErrors, in []corev1.ServicePort) []ServicePort {
 	return ports
 }
 
-// ConvertEndpointSlice copies out of an EndpointSlice what the rules read (R5,
-// R9). Ports without a number and slices of host names are legal and mean
-// nothing to a proxy; they are left out silently.
+// ConvertEndpointSlice extracts from an EndpointSlice the fields that the rules use (R5, R9). Ports
+// without a number and slices of host names are valid but mean nothing to a proxy; they are left
+// out silently.
 func ConvertEndpointSlice(in *discoveryv1.EndpointSlice) (*EndpointSlice, error) {
 	var errs fieldErrors
 	_, headless := in.Labels[corev1.IsHeadlessService]
@@ -234,12 +231,12 @@ func endpointPorts(errs *fieldErrors, in []discoveryv1.EndpointPort) []EndpointP
 	for i, p := range in {
 		field := fmt.Sprintf("ports[%d]", i)
 		if p.Name == nil {
-			// The API server writes "" here, so this is a file's.
+			// The API server writes "" here, so this slice is from a file.
 			errs.add(field+".name", nil, `a name, or "" if the Service's port has none`)
 			continue
 		}
 		if p.Port == nil || *p.Port == 0 {
-			continue // all ports: no service port can mean that
+			continue // all ports: no service port can match
 		}
 		number := errs.port(field+".port", *p.Port)
 		var name string
@@ -272,7 +269,7 @@ func endpoint(errs *fieldErrors, field string, in *discoveryv1.Endpoint, family 
 		Ready:       orDefault(in.Conditions.Ready, true),
 		Serving:     orDefault(in.Conditions.Serving, true),
 		Terminating: orDefault(in.Conditions.Terminating, false),
-		// A few names, each in many endpoints.
+		// Few distinct names, each in many endpoints.
 		Node: unique.Make(orDefault(in.NodeName, "")).Value(),
 	}
 	if in.Hints != nil && len(in.Hints.ForZones)+len(in.Hints.ForNodes) > 0 {

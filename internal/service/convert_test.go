@@ -36,7 +36,7 @@ func convert[In, Out any](t *testing.T, manifest string, f func(*In) (Out, error
 	return f(in)
 }
 
-// checkErrors wants one error per line, each with the words of one entry.
+// checkErrors expects one error per line, each with the words of one entry.
 func checkErrors(t *testing.T, err error, want ...string) {
 	t.Helper()
 	var got []string

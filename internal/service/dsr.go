@@ -4,39 +4,40 @@ package service
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 const (
-	// AnnotationDSR on a Service is how packets of clients outside get to its backends on
-	// other nodes.
+	// AnnotationDSR on a Service selects how packets of clients outside the cluster reach its
+	// backends on other nodes.
 	AnnotationDSR = "beeline.io/dsr"
-	// AnnotationDSRHybrid on a Service leaves all but TCP to SNAT.
+	// AnnotationDSRHybrid on a Service limits DSR to TCP; other protocols use SNAT.
 	AnnotationDSRHybrid = "beeline.io/dsr-hybrid"
-	// AnnotationStateless on a Service lets balancers choose a backend for each datagram
-	// anew, by its Maglev table, and remember no flows.
+	// AnnotationStateless on a Service makes balancers choose a backend for each datagram from its
+	// Maglev table, without conntrack entries.
 	AnnotationStateless = "beeline.io/stateless"
 )
 
-// DSR is how a packet of a client outside gets to a backend of another node with the
-// client's address, so that the answer goes straight to the client (direct server
-// return). bpf/lib/dsr.h has what each looks like. Empty is as DSROff.
+// DSR is how a packet of a client outside the cluster reaches a backend on another node with the
+// client's address preserved, so that the reply goes directly to the client (direct server return).
+// bpf/dsr/wire.h documents the formats. Empty means DSROff.
 type DSR string
 
 const (
-	DSROff    DSR = "off"    // in this node's name (SNAT), and the answer comes back here
+	DSROff    DSR = "off"    // SNAT to this node's address; replies return through this node
 	DSRIPIP   DSR = "ipip"   // in another IP packet, to the backend (RFC 2003, RFC 2473)
 	DSRGeneve DSR = "geneve" // in UDP, to the backend's node (RFC 8926)
-	DSROpt    DSR = "opt"    // as it is, to the backend, with an option of IP
+	DSROpt    DSR = "opt"    // unencapsulated, to the backend, with an IP option
 )
 
-// DSRs are those that there are.
+// DSRs lists the values.
 var DSRs = []string{string(DSROff), string(DSRIPIP), string(DSRGeneve), string(DSROpt)}
 
-// Switch is an annotation that is "true" or "false"; empty: there is none.
+// Switch is an annotation that is "true" or "false"; empty if it is not set.
 type Switch string
 
 const (
@@ -44,7 +45,7 @@ const (
 	Off Switch = "false"
 )
 
-// or is what a switch says, or the node if it says nothing.
+// or returns the value of a switch, or node if it is not set.
 func (s Switch) or(node bool) bool { return s == On || s == "" && node }
 
 func dsr(errs *fieldErrors, annotations map[string]string) DSR {
@@ -65,7 +66,7 @@ func annotatedSwitch(errs *fieldErrors, annotations map[string]string, name stri
 	return Switch(v)
 }
 
-// dsrOf is what a Service asks for, for a protocol; empty: nothing.
+// dsrOf returns the DSR method of a Service for a protocol; empty if it has none.
 func (c *Config) dsrOf(s *Service, protocol Protocol) DSR {
 	kind := cmp.Or(s.DSR, c.DSR)
 	if kind == DSROff || protocol != TCP && s.DSRHybrid.or(c.DSRHybrid) {
@@ -74,26 +75,26 @@ func (c *Config) dsrOf(s *Service, protocol Protocol) DSR {
 	return kind
 }
 
-// dsr is how clients outside are sent on at a frontend. It does not depend on the
-// endpoints: nodes agree on it, and an endpoint that comes or goes changes nothing.
+// dsr returns how packets of clients outside the cluster are forwarded at a frontend. It does not
+// depend on the endpoints, so that all nodes agree and endpoint changes do not change it.
 func (p *portPlan) dsr(kind FrontendKind, addr netip.Addr) DSR {
 	switch {
 	case kind == ClusterIP && p.config.RefuseOutsideClusterIP, addr.IsLoopback():
-		return "" // nobody outside is sent anywhere
+		return "" // clients outside the cluster are not forwarded
 	}
 	return p.config.dsrOf(p.svc, p.port.Protocol)
 }
 
-// untracked says whether any balancer may choose a backend for any packet of a flow,
-// without a record of it. TCP is at the backends' mercy then, which reset what is not
-// theirs; who may lose datagrams to another backend says so.
+// untracked reports whether any balancer may choose a backend for any packet of a flow without a
+// conntrack entry. For TCP this is safe, because backends reset connections that are not theirs. A
+// Service whose datagrams may reach different backends has to set the annotation.
 func (p *portPlan) untracked(dsr DSR) bool {
 	return dsr != "" && p.plan.TableSize > 0 && p.svc.Affinity == 0 &&
 		(p.port.Protocol == TCP || p.svc.Stateless == On)
 }
 
-// withNodes says where backends of other nodes are, if packets are sent to these (DSRGeneve).
-// Else the node is nothing that a backend has: it would be another with each that comes.
+// withNodes sets the backends' nodes if packets are sent to the nodes (DSRGeneve). Otherwise
+// backends have no node, so that a change of a Node does not change them.
 func (p *servicePlan) withNodes(all []candidate, port ServicePort) {
 	if p.config.dsrOf(p.svc, port.Protocol) != DSRGeneve {
 		return
@@ -106,19 +107,19 @@ func (p *servicePlan) withNodes(all []candidate, port ServicePort) {
 	}
 }
 
-// sentToNodes says whether the Service's packets are sent to the nodes of its backends.
+// sentToNodes reports whether the Service's packets are sent to the nodes of its backends.
 func (c *Config) sentToNodes(s *Service) bool {
 	return slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return c.dsrOf(s, p.Protocol) == DSRGeneve })
 }
 
-// complainOfDSR says what the annotations ask for and has no effect.
-func (p *servicePlan) complainOfDSR() {
-	complain := func(annotation, format string, args ...any) {
-		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(`%s: "true" has no effect`, annotation)+fmt.Sprintf(format, args...))
+// warnDSR adds a problem for each annotation that has no effect.
+func (p *servicePlan) warnDSR() {
+	without := func(annotation, why, format string, args ...any) {
+		p.plan.problem(condition.AnnotationWithoutEffect.New(`%s: "true" has no effect%s`, annotation, why).Do(format, args...))
 	}
 	off := cmp.Or(p.svc.DSR, p.config.DSR, DSROff) == DSROff
 	if off && p.svc.DSRHybrid == On {
-		complain(AnnotationDSRHybrid, " while %s is off: set it to ipip, geneve or opt", AnnotationDSR)
+		without(AnnotationDSRHybrid, " while "+AnnotationDSR+" is off", "set it to ipip, geneve or opt")
 	}
 	if p.svc.Stateless != On {
 		return
@@ -126,30 +127,30 @@ func (p *servicePlan) complainOfDSR() {
 	datagrams := func(s ServicePort) bool { return s.Protocol != TCP }
 	switch {
 	case off:
-		complain(AnnotationStateless, " while %s is off: set it to ipip, geneve or opt", AnnotationDSR)
+		without(AnnotationStateless, " while "+AnnotationDSR+" is off", "set it to ipip, geneve or opt")
 	case !slices.ContainsFunc(p.svc.Ports, datagrams):
-		complain(AnnotationStateless, " on TCP, and the Service has no other port: remove it")
+		without(AnnotationStateless, " on TCP, and the Service has only TCP ports", "remove it")
 	case p.svc.DSRHybrid.or(p.config.DSRHybrid):
-		complain(AnnotationStateless, ", because only TCP goes by DSR: set %s to \"false\"", AnnotationDSRHybrid)
+		without(AnnotationStateless, ", because only TCP uses DSR", "set %s to \"false\"", AnnotationDSRHybrid)
 	case p.plan.TableSize == 0:
-		complain(AnnotationStateless, " with the algorithm random: set %s to maglev", AnnotationAlgorithm)
+		without(AnnotationStateless, " with the algorithm random", "set %s to maglev", AnnotationAlgorithm)
 	case p.svc.Affinity > 0:
-		complain(AnnotationStateless, " with session affinity, which has to be remembered: set sessionAffinity to None")
+		without(AnnotationStateless, " with session affinity, which needs state", "set sessionAffinity to None")
 	}
 }
 
-// complainOfSharedAddresses names endpoints of other nodes that differ in their port alone:
-// a packet in IPIP has their address, and nothing tells which of them is meant.
-func (p *portPlan) complainOfSharedAddresses() {
+// warnSharedAddresses adds a problem for endpoints of other nodes that differ only in their port:
+// an IPIP packet carries only the address, so the backend cannot tell them apart.
+func (p *portPlan) warnSharedAddresses() {
 	if p.config.dsrOf(p.svc, p.port.Protocol) != DSRIPIP {
 		return
 	}
-	all := p.sets.of(Cluster)
+	all := p.sets.of(ScopeCluster)
 	for i := 1; i < len(all); i++ {
 		if a := all[i].Addr; a.Addr() == all[i-1].Addr.Addr() && !all[i].Local {
-			p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
-				"endpoints %s and %s of port %s: packets to both go to one of them, because ipip names no ports: set %s to geneve or opt, or let them have one port",
-				all[i-1].Addr, a, p.port, AnnotationDSR))
+			p.plan.problem(condition.EndpointsIndistinct.New(
+				"endpoints %s and %s of port %s: packets for both reach one of them, because ipip carries no port", all[i-1].Addr, a, p.port).
+				Do("set %s to geneve or opt, or give them the same port", AnnotationDSR))
 		}
 	}
 }

@@ -23,8 +23,8 @@ func note(annotation, value string) serviceOption {
 	}
 }
 
-// dsrs has what a Service's frontends say of DSR, by address.
-func dsrs(table *Table, ref Ref) map[string]string {
+// dsrs returns the DSR method of a Service's frontends, by address.
+func dsrs(table *Cluster, ref Ref) map[string]string {
 	all := map[string]string{}
 	for _, f := range table.Plan(ref).Frontends {
 		all[f.Key.String()] = string(f.DSR)
@@ -35,8 +35,8 @@ func dsrs(table *Table, ref Ref) map[string]string {
 	return all
 }
 
-// DSR is for clients outside at addresses that these can ask: neither for what a pod has,
-// nor for pings, nor on loopback; whether there are endpoints makes no difference.
+// DSR applies to clients outside the cluster at addresses that they can reach: not to addresses of
+// pods, to pings or on loopback. It does not depend on the endpoints.
 func TestDSROfFrontends(t *testing.T) {
 	config := testConfig()
 	config.DSR = DSRGeneve
@@ -72,9 +72,9 @@ func TestDSROfFrontends(t *testing.T) {
 	}
 }
 
-// The annotations win over the node's flags, each for itself; hybrid leaves all but TCP to
-// SNAT; and what needs no record is told: any balancer's table has to choose the same, and
-// UDP has to say that it may be chosen for anew.
+// Each annotation takes precedence over the node's flag; hybrid leaves all but TCP to SNAT. A
+// frontend needs no conntrack entries if every balancer chooses the same backend, which for UDP
+// requires the stateless annotation.
 func TestDSRRules(t *testing.T) {
 	for _, test := range []struct {
 		node       DSR
@@ -115,7 +115,7 @@ func TestDSRRules(t *testing.T) {
 	}
 }
 
-// A change of the kind is a change of the plan, and back again.
+// A change of the method is a change of the plan, in both directions.
 func TestDSRChange(t *testing.T) {
 	table := cluster(testConfig(), service("web"), both)
 	for _, kind := range []string{"ipip", "opt", "opt", "off"} {
@@ -144,7 +144,7 @@ func TestDSRAnnotations(t *testing.T) {
 	}
 }
 
-// What is asked for and has no effect is told, and what has one is not.
+// Annotations without effect are reported, and only those.
 func TestDSRProblems(t *testing.T) {
 	stateless, hybrid := note(AnnotationStateless, "true"), note(AnnotationDSRHybrid, "true")
 	ipip, maglev := note(AnnotationDSR, "ipip"), note(AnnotationAlgorithm, "maglev")
@@ -160,20 +160,20 @@ func TestDSRProblems(t *testing.T) {
 		{[]serviceOption{datagrams, maglev, stateless}, `beeline.io/stateless: "true" has no effect while beeline.io/dsr is off`},
 		{[]serviceOption{datagrams, ipip, stateless}, "with the algorithm random: set beeline.io/algorithm to maglev"},
 		{[]serviceOption{datagrams, ipip, maglev, stateless, clientIP}, "with session affinity"},
-		{[]serviceOption{datagrams, ipip, maglev, stateless, hybrid}, "only TCP goes by DSR: set beeline.io/dsr-hybrid to \"false\""},
-		{[]serviceOption{ipip, maglev, stateless}, "on TCP, and the Service has no other port"},
+		{[]serviceOption{datagrams, ipip, maglev, stateless, hybrid}, "only TCP uses DSR: set beeline.io/dsr-hybrid to \"false\""},
+		{[]serviceOption{ipip, maglev, stateless}, "on TCP, and the Service has only TCP ports"},
 	} {
 		config := testConfig()
 		config.TableSize = 251
-		problems := cluster(config, service("web", test.options...), both).Plan(web).Problems
+		problems := cluster(config, service("web", test.options...), both).Plan(web).Problems.Texts()
 		if got := strings.Join(problems, "\n"); test.want == "" && got != "" || !strings.Contains(got, test.want) || len(problems) > 1 {
 			t.Errorf("problems %q, want %q", problems, test.want)
 		}
 	}
 }
 
-// Two endpoints elsewhere that have one address are one to IPIP; on this node both have
-// their port.
+// Two endpoints elsewhere with the same address are indistinguishable for IPIP; on this node their
+// ports distinguish them.
 func TestIPIPOfSharedAddress(t *testing.T) {
 	second := func(node string) Object {
 		return slice("web-2", []string{"a " + node}, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(8081)) })
@@ -183,7 +183,7 @@ func TestIPIPOfSharedAddress(t *testing.T) {
 		problem    bool
 	}{{"ipip", "there", true}, {"ipip", "here", false}, {"geneve", "there", false}, {"opt", "there", false}, {"off", "there", false}} {
 		table := cluster(testConfig(), service("web", note(AnnotationDSR, test.kind)), slice("web-1", []string{"a " + test.node}), second(test.node))
-		problems := table.Plan(web).Problems
+		problems := table.Plan(web).Problems.Texts()
 		if want := "endpoints 10.1.0.1:8080 and 10.1.0.1:8081 of port default/web:http/TCP"; test.problem != (len(problems) == 1 && strings.HasPrefix(problems[0], want)) ||
 			len(problems) > 1 {
 			t.Errorf("%s, endpoints %s: %q", test.kind, test.node, problems)
@@ -191,11 +191,11 @@ func TestIPIPOfSharedAddress(t *testing.T) {
 	}
 }
 
-// nodesOf has the node of each backend of a Service's sets, "-" for none.
-func nodesOf(table *Table, ref Ref) string {
+// nodesOf returns the node of each backend of a Service's sets, "-" for none.
+func nodesOf(table *Cluster, ref Ref) string {
 	var all []string
 	plan := table.Plan(ref)
-	for _, set := range slices.Concat(plan.Sets, plan.Kept) {
+	for _, set := range slices.Concat(plan.Sets, plan.Retained) {
 		for _, b := range set.Backends {
 			node := "-"
 			if b.Node.IsValid() {
@@ -207,9 +207,9 @@ func nodesOf(table *Table, ref Ref) string {
 	return strings.Join(all, ", ")
 }
 
-// With Geneve a backend elsewhere has the address of its node, of its own family, whenever
-// that comes, changes or goes; only the Services that it concerns are resolved again. With
-// another kind it has none, and Nodes make no difference.
+// With Geneve a backend elsewhere has the address of its node, of its own family, whenever that is
+// added, changed or removed; only affected Services are resolved again. With other methods it has
+// none, and Nodes make no difference.
 func TestNodesOfBackends(t *testing.T) {
 	there := func(addresses ...string) *Node { return &Node{Name: "there", Addresses: addrs(addresses...)} }
 	table := cluster(testConfig(), both, slice("web-6", []string{"b there"}, ipv6), service("web", dualStack, note(AnnotationDSR, "geneve")),
@@ -242,7 +242,7 @@ func TestNodesOfBackends(t *testing.T) {
 	}
 }
 
-// Hybrid leaves UDP to SNAT, where the node of a backend means nothing.
+// Hybrid leaves UDP to SNAT, where the node of a backend does not matter.
 func TestNodesOfHybrid(t *testing.T) {
 	two := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "http", Port: 80, Protocol: corev1.ProtocolUDP})
 	table := cluster(testConfig(), &Node{Name: "there", Addresses: addrs(thereIP)}, slice("web-1", []string{"b there"}), slice("web-2", []string{"b there", "c there terminating"}, udp),
@@ -256,12 +256,12 @@ func TestNodesOfHybrid(t *testing.T) {
 	}
 }
 
-// Balancers are all Nodes by all of their addresses, and the networks configured, which
-// stand for what is inside.
+// Balancers are all Nodes with all of their addresses, and the configured networks, which include
+// the addresses inside.
 func TestBalancers(t *testing.T) {
 	config := testConfig()
 	config.Balancers = prefixes("198.51.100.0/24", "192.0.2.2/32")
-	table := NewTable(config)
+	table := NewCluster(config)
 	want := func(delta Delta, changed bool, networks ...string) {
 		t.Helper()
 		if !slices.Equal(table.Balancers(), prefixes(networks...)) {
@@ -276,13 +276,13 @@ func TestBalancers(t *testing.T) {
 	there := &Node{Name: "there", Addresses: addrs(thereIP, "198.51.100.3", "127.0.0.1")}
 	want(table.Apply(changes(there)), false, "192.0.2.1/32", "192.0.2.2/32", "198.51.100.0/24", "2001:db8::1/128")
 	want(table.Apply(changes(&Node{Name: "here"})), true, "192.0.2.2/32", "198.51.100.0/24")
-	// Addresses of interfaces are not what other nodes send from.
+	// Other nodes do not send from addresses of interfaces.
 	want(table.SetLocalAddresses([]netip.Addr{netip.MustParseAddr(hereIP)}), false, "192.0.2.2/32", "198.51.100.0/24")
 }
 
-// Whatever objects there are: what is untracked goes by DSR, by a table, without affinity;
-// nothing but addresses for clients outside has DSR; and only with Geneve a backend has a node.
-func checkDSR(t *testing.T, table *Table, plan *Plan) {
+// For all objects: untracked frontends have DSR, a Maglev table and no affinity; only addresses for
+// clients outside the cluster have DSR; and only with Geneve backends have a node.
+func checkDSR(t *testing.T, table *Cluster, plan *Plan) {
 	t.Helper()
 	for _, f := range plan.Frontends {
 		if f.Untracked && (f.DSR == "" || plan.TableSize == 0 || f.Affinity > 0) {
@@ -292,7 +292,7 @@ func checkDSR(t *testing.T, table *Table, plan *Plan) {
 			t.Errorf("%s %s has DSR %s", f.Kind, f.Key, f.DSR)
 		}
 	}
-	for _, set := range slices.Concat(plan.Sets, plan.Kept) {
+	for _, set := range slices.Concat(plan.Sets, plan.Retained) {
 		for _, b := range set.Backends {
 			owner := table.services[set.Key.Port.Owner]
 			if b.Node.IsValid() && (b.Local || FamilyOf(b.Node) != set.Key.Family || owner == nil || table.config.dsrOf(owner, set.Key.Port.Protocol) != DSRGeneve) {

@@ -2,10 +2,10 @@
 
 package service
 
-// addEchoes has ICMP echo answered at the addresses of a load balancer and the external
-// IPs that are no node's own (there the stack answers), as long as the Service serves
-// clients from outside at one of its ports there: routers and health checks that ping
-// rely on it. The node itself asks the network.
+// addEchoes answers ICMP echo requests at load balancer addresses and external IPs that belong to
+// no node (a node's stack answers there), while the Service serves clients outside the cluster at
+// one of its ports there. Routers and health checks that ping rely on it. Requests of the node
+// itself go to the network.
 func (p *servicePlan) addEchoes(family Family, frontends []Frontend) {
 	protocol := ICMP
 	if family == IPv6 {
@@ -17,9 +17,9 @@ func (p *servicePlan) addEchoes(family Family, frontends []Frontend) {
 			continue
 		}
 		if f.Decisions[FromPod].Verdict == Pass {
-			continue // pods may mean somebody else, and get fragments through (R26)
+			continue // for pods the address may belong to another host, and fragments have to pass (R26)
 		}
-		// An address of both kinds is the load balancer's, as its ports are.
+		// An address of both kinds counts as the load balancer's, as its ports do.
 		echoes = append(echoes, Frontend{
 			Key:          FrontendKey{Addr: f.Key.Addr, Protocol: protocol},
 			Kind:         Echo,

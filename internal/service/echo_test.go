@@ -12,8 +12,8 @@ import (
 
 const answered = "pod answer, node pass, outside answer"
 
-// Pings of load balancers' and external IPs are answered while the Service serves
-// clients from outside there, and nothing else becomes of the address's other ports.
+// Pings of load balancer and external IPs are answered while the Service serves clients outside the
+// cluster there, and the address's other ports are not affected.
 func TestEchoes(t *testing.T) {
 	second := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "none", Port: 81})
 	lb := loadBalancer(vip)
@@ -34,14 +34,14 @@ func TestEchoes(t *testing.T) {
 	})
 }
 
-// Of two Services with one address either may answer, without a complaint, and the other
-// goes on when the first serves no more.
+// Of two Services with one address either may answer, without a problem, and the other continues
+// when the first no longer serves.
 func TestEchoOfSharedAddress(t *testing.T) {
 	second := service("second", created(2), clusterIP("10.0.0.2"), loadBalancer(vip), ports(corev1.ServicePort{Name: "http", Port: 81}), sources("198.51.100.0/24"))
 	its := slice("second-1", []string{"c there"}, of("second"))
 	table := cluster(testConfig(), service("web", created(1), loadBalancer(vip)), both, second, its)
 	for _, ref := range []Ref{web, second.Ref()} {
-		if p := table.Plan(ref).Problems; len(p) > 0 {
+		if p := table.Plan(ref).Problems.Texts(); len(p) > 0 {
 			t.Errorf("%s: %q", ref, p)
 		}
 	}

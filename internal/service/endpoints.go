@@ -7,31 +7,32 @@ import (
 	"slices"
 )
 
-// candidate is one address and port that slices name for a service port.
+// candidate is one address and port that slices contain for a service port.
 type candidate struct {
 	addr netip.AddrPort
 	// endpoint is the entry whose conditions count.
 	endpoint *Endpoint
-	// slice has the entry.
+	// slice contains the entry.
 	slice *EndpointSlice
-	// weight is the largest that any slice gives this address.
+	// weight is the largest weight of this address in any slice.
 	weight uint8
-	// down: its health check fails (H1).
+	// down means that its health check fails (H1).
 	down bool
 	// node is Backend.Node.
 	node netip.Addr
 }
 
-// ready: takes new connections (R10). An endpoint of weight zero, or whose health
-// check fails, is treated as one that neither is ready nor serves.
+// ready reports whether the endpoint takes new connections (R10). An endpoint of weight zero, or
+// whose health check fails, is treated as neither ready nor serving.
 func (c candidate) ready() bool { return c.weight > 0 && !c.down && c.endpoint.Ready }
 
-// fallback: may take new connections if no endpoint is ready (KEP-1669).
+// fallback reports whether the endpoint may take new connections if no endpoint is ready
+// (KEP-1669).
 func (c candidate) fallback() bool {
 	return c.weight > 0 && !c.down && c.endpoint.Serving && c.endpoint.Terminating
 }
 
-// local says whether an endpoint is this node's (R11).
+// local reports whether an endpoint is on this node (R11).
 func (c candidate) local(node *nodeFacts) bool {
 	if c.endpoint.Node == "" {
 		return node.localByAddress && node.isLocal(c.addr.Addr())
@@ -39,7 +40,13 @@ func (c candidate) local(node *nodeFacts) bool {
 	return c.endpoint.Node == node.name
 }
 
-// portName is what a service port and its endpoints have in common (R5).
+// here reports whether an endpoint is on this node, or has no node name and an address of this
+// node. Packets to it do not leave the node.
+func (c candidate) here(node *nodeFacts) bool {
+	return c.local(node) || c.endpoint.Node == "" && node.has(c.addr.Addr())
+}
+
+// portName matches service ports with endpoint ports (R5).
 type portName struct {
 	name     string
 	protocol Protocol
@@ -47,14 +54,14 @@ type portName struct {
 
 func (p ServicePort) named() portName { return portName{p.Name, p.Protocol} }
 
-// slicePort is a slice that has endpoints of a service port, and their port number.
+// slicePort is a slice with endpoints of a service port, and their port number.
 type slicePort struct {
 	slice *EndpointSlice
 	port  uint16
 }
 
-// portsOf finds for each service port the slices of a family that have endpoints of it, in
-// the order of the slices.
+// portsOf returns for each service port the slices of a family that have endpoints of it, in the
+// order of the slices.
 func portsOf(endpointSlices []*EndpointSlice, family Family) map[portName][]slicePort {
 	all := map[portName][]slicePort{}
 	for _, s := range endpointSlices {
@@ -69,9 +76,9 @@ func portsOf(endpointSlices []*EndpointSlice, family Family) map[portName][]slic
 	return all
 }
 
-// mergeEndpoints collects the endpoints of a service port from all its slices,
-// each address and port once, sorted (R5, R6). The slices must be in a fixed
-// order, for that decides between entries which are equally good.
+// mergeEndpoints returns the endpoints of a service port from all its slices, each address and port
+// once, sorted (R5, R6). The slices must be in a fixed order, because it decides between equivalent
+// entries.
 func mergeEndpoints(from []slicePort) []candidate {
 	var all []candidate
 	for _, p := range from {
@@ -96,11 +103,10 @@ func mergeEndpoints(from []slicePort) []candidate {
 	return merged
 }
 
-// over says whether an entry counts in place of an earlier one for the same
-// address: two pods can share an address when a network reuses that of a
-// terminating one, or when both are the host's (R6). Within a slice the last
-// entry that does not terminate counts, as with kube-proxy. Of several slices
-// kube-proxy leaves the rest to chance; here the more willing entry counts.
+// over reports whether an entry replaces an earlier one for the same address: two pods can share an
+// address if a network reuses that of a terminating pod, or if both are in the host network (R6).
+// Within a slice the last entry that is not terminating counts, as in kube-proxy. Between slices
+// kube-proxy's result is random; here the more available entry counts.
 func (c *candidate) over(earlier *candidate) bool {
 	a, b := c.endpoint, earlier.endpoint
 	switch {
@@ -114,15 +120,15 @@ func (c *candidate) over(earlier *candidate) bool {
 	return a.Serving && !b.Serving
 }
 
-// portSets are the endpoints that a service port may send new connections to.
+// portSets are the endpoints to which a service port may send new connections.
 type portSets struct {
 	cluster, local []Backend
-	// anywhere: there is a usable endpoint on some node, in reach or not. It makes
-	// the difference between Drop and Reject (R16, R18).
+	// anywhere means that there is a usable endpoint on any node, reachable or not. It decides
+	// between Drop and Reject (R16, R18).
 	anywhere bool
 }
 
-// selectEndpoints chooses from all endpoints of a port (R10 to R13).
+// selectEndpoints selects from all endpoints of a port (R10 to R13).
 func selectEndpoints(all []candidate, node *nodeFacts) portSets {
 	wanted := byTopology(all, node)
 	s := portSets{
@@ -135,21 +141,21 @@ func selectEndpoints(all []candidate, node *nodeFacts) portSets {
 	if len(s.local) == 0 {
 		s.local = backends(all, node, func(c candidate) bool { return c.fallback() && c.local(node) })
 	}
-	// Topology never hides the last ready endpoint, so an empty cluster set means
-	// that there is nothing anywhere.
+	// Topology never hides the last ready endpoint, so an empty cluster set means that there is no
+	// endpoint on any node.
 	s.anywhere = len(s.cluster) > 0
 	return s
 }
 
 func (s *portSets) of(scope Scope) []Backend {
-	if scope == Local {
+	if scope == ScopeLocal {
 		return s.local
 	}
 	return s.cluster
 }
 
-// elsewhere is the candidate's node, unless it is this one.
-func (c candidate) elsewhere(here bool) netip.Addr {
+// remoteNode returns the candidate's node, unless it is this one.
+func (c candidate) remoteNode(here bool) netip.Addr {
 	if here {
 		return netip.Addr{}
 	}
@@ -169,8 +175,8 @@ func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Ba
 	bs := make([]Backend, 0, n)
 	for _, c := range all {
 		if admit(c) {
-			here := c.local(node) || c.endpoint.Node == "" && node.has(c.addr.Addr())
-			bs = append(bs, Backend{Addr: c.addr, Local: here, Node: c.elsewhere(here), Weight: c.weight})
+			here := c.here(node)
+			bs = append(bs, Backend{Addr: c.addr, Local: here, Node: c.remoteNode(here), Weight: c.weight})
 		}
 	}
 	return bs
@@ -183,9 +189,9 @@ func (e *Endpoint) hints() Hints {
 	return *e.Hints
 }
 
-// byTopology returns which endpoints the hints leave to this node (R13, KEP-2433,
-// KEP-3015). Hints of one kind count only if every ready endpoint has some and
-// one of them names this node or zone.
+// byTopology returns a filter of the endpoints that the hints assign to this node (R13, KEP-2433,
+// KEP-3015). Hints of one kind apply only if every ready endpoint has some and one of them names
+// this node or zone.
 func byTopology(all []candidate, node *nodeFacts) func(candidate) bool {
 	ready, nodeHints, zoneHints := 0, 0, 0
 	thisNode, thisZone := false, false

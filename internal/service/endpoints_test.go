@@ -104,13 +104,12 @@ func TestR6SlicesAreMerged(t *testing.T) {
 	merged(endpoints("a terminating"), slice("web-2", lines("a")), everywhere("a"))
 	// The entry that is not terminating counts, even if it is not ready.
 	merged(endpoints("a terminating", "b terminating"), slice("web-2", lines("a notserving")), everywhere("b"))
-	// Of equally live ones the more willing.
+	// Of otherwise equal entries, the more available one counts.
 	merged(endpoints("a notready"), slice("web-2", lines("a")), everywhere("a"))
 	merged(endpoints("a terminating notserving"), slice("web-2", lines("a terminating")), everywhere("a"))
 }
 
-// In one slice kube-proxy lets the last entry count that does not terminate, or
-// else the first.
+// Within a slice kube-proxy uses the last entry that is not terminating, or else the first.
 func TestR6LastEntryOfASliceCounts(t *testing.T) {
 	for _, c := range []struct {
 		entries []string
@@ -200,7 +199,7 @@ func TestR9NilConditions(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		conditions discoveryv1.EndpointConditions
-		// What clients meet if b is so and alone, and if a is ready beside it.
+		// The decision if b is in this state and alone, and if a is ready as well.
 		alone, beside string
 	}{
 		{"all nil", discoveryv1.EndpointConditions{}, everywhere("b"), everywhere("a b")},
@@ -242,8 +241,9 @@ func TestR11LocalSet(t *testing.T) {
 	})
 }
 
-// In files an endpoint without a node is this node's if it has an address of it: of the Node
-// object, or of an interface, which may come and go. One that names a node is that one's.
+// In manifests an endpoint without a node name is this node's if it has an address of it: of the
+// Node object, or of an interface, which may change. An endpoint with a node name belongs to that
+// node.
 func TestR11LocalByAddress(t *testing.T) {
 	files := func(c *Config) { c.LocalByAddress = true }
 	local := service("web", iTPLocal)
@@ -328,14 +328,14 @@ func TestR14OnlySetsInUseExist(t *testing.T) {
 		options []serviceOption
 		scopes  []Scope
 	}{
-		{"ClusterIP", nil, []Scope{Cluster}},
-		{"iTP Local", []serviceOption{iTPLocal}, []Scope{Local}},
-		{"NodePort", []serviceOption{nodePort(30080)}, []Scope{Cluster}},
-		{"NodePort, eTP Local", []serviceOption{nodePort(30080), eTPLocal}, []Scope{Cluster, Local}},
-		{"NodePort, iTP Local", []serviceOption{nodePort(30080), iTPLocal}, []Scope{Cluster, Local}},
-		{"both Local", []serviceOption{nodePort(30080), eTPLocal, iTPLocal}, []Scope{Cluster, Local}},
-		{"eTP Local without an external address", []serviceOption{loadBalancer(), eTPLocal}, []Scope{Cluster}},
-		{"eTP Local on a ClusterIP Service means nothing", []serviceOption{eTPLocal}, []Scope{Cluster}},
+		{"ClusterIP", nil, []Scope{ScopeCluster}},
+		{"iTP Local", []serviceOption{iTPLocal}, []Scope{ScopeLocal}},
+		{"NodePort", []serviceOption{nodePort(30080)}, []Scope{ScopeCluster}},
+		{"NodePort, eTP Local", []serviceOption{nodePort(30080), eTPLocal}, []Scope{ScopeCluster, ScopeLocal}},
+		{"NodePort, iTP Local", []serviceOption{nodePort(30080), iTPLocal}, []Scope{ScopeCluster, ScopeLocal}},
+		{"both Local", []serviceOption{nodePort(30080), eTPLocal, iTPLocal}, []Scope{ScopeCluster, ScopeLocal}},
+		{"eTP Local without an external address", []serviceOption{loadBalancer(), eTPLocal}, []Scope{ScopeCluster}},
+		{"eTP Local on a ClusterIP Service means nothing", []serviceOption{eTPLocal}, []Scope{ScopeCluster}},
 	} {
 		var got []Scope
 		for _, s := range cluster(testConfig(), service("web", c.options...), endpoints("a here", "b there")).Plan(web).Sets {

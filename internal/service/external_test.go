@@ -64,7 +64,7 @@ func TestR25SourceRanges(t *testing.T) {
 }
 
 func TestR25TheNodesAddressIsFollowed(t *testing.T) {
-	table := NewTable(testConfig())
+	table := NewCluster(testConfig())
 	table.Apply(changes(service("web", loadBalancer(vip), sources("192.0.2.0/24")), both))
 	ranges := func() int { _, f := find(table, vipHTTP); return len(f.SourceRanges) }
 	if n := ranges(); n != 1 {
@@ -78,7 +78,7 @@ func TestR25TheNodesAddressIsFollowed(t *testing.T) {
 	}
 }
 
-// R25: the node asks an address of its own from that address.
+// R25: the node reaches its own address from that address.
 func TestR25TheNodesOwnAddresses(t *testing.T) {
 	table := cluster(testConfig(), service("web", loadBalancer(vip), sources("198.51.100.0/24")), both)
 	own := func() bool { _, f := find(table, vipHTTP); return f.OwnAddress }
@@ -117,8 +117,8 @@ func TestR26ExternalIPs(t *testing.T) {
 	})
 }
 
-// R26: which addresses are ignored altogether is followed, and only the Services that have
-// them are resolved again.
+// R26: changes of the protected addresses take effect, and only the Services that have them are
+// resolved again.
 func TestR26GuardedAddressesAreFollowed(t *testing.T) {
 	config := testConfig()
 	config.RefuseForeignExternalIPs = true

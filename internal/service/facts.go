@@ -7,31 +7,28 @@ import (
 	"slices"
 )
 
-// nodeFacts are what the rules read of this node, and of other nodes.
+// nodeFacts is the state of this node, and of other nodes, that the rules use.
 type nodeFacts struct {
 	name, zone string
 	// localByAddress is Config.LocalByAddress.
 	localByAddress bool
-	// primary has the node's first address of each family, as the Node object
-	// orders them.
+	// primary holds the node's first address of each family, in the order of the Node object.
 	primary []netip.Addr
-	// local has every address of this node: its interfaces' and its Node object's.
+	// local holds all addresses of this node: its interfaces' and its Node object's.
 	local []netip.Addr
-	// nodePorts has the addresses on which NodePorts are served (R22).
+	// nodePorts holds the addresses that serve NodePorts (R22).
 	nodePorts []netip.Addr
-	// pods are the networks of this node's pods, by its Node object.
+	// pods holds the pod networks of this node, from its Node object.
 	pods []netip.Prefix
-	// nodes counts who has an address: each Node object, and this node's
-	// interfaces.
+	// nodes counts the owners of each address: Node objects and this node's interfaces.
 	nodes map[netip.Addr]int
-	// objects are all Nodes by their names.
+	// objects holds all Nodes by name.
 	objects map[string]*Node
-	// guarded are addresses that no externalIPs can have with RefuseForeignExternalIPs.
-	guarded guarded
+	// protected holds addresses that RefuseForeignExternalIPs refuses as externalIPs.
+	protected protectedAddrs
 }
 
-// newNodeFacts combines what is known of this node. The Node object can be
-// missing.
+// newNodeFacts combines the state of this node. The Node object may be missing.
 func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
 	f := nodeFacts{name: config.NodeName, localByAddress: config.LocalByAddress, nodes: nodes, objects: objects}
 	node := objects[config.NodeName]
@@ -63,13 +60,13 @@ func (f *nodeFacts) primaryOf(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// addressOf returns the address by which others reach a node, the zero Addr if none is
-// known of the family.
+// addressOf returns the address at which others reach a node; the zero Addr if it has none of the
+// family.
 func (f *nodeFacts) addressOf(name string, family Family) netip.Addr {
 	return f.objects[name].addressOf(family)
 }
 
-// addressOf is the first address of a family; a node that is nil has none.
+// addressOf returns the first address of a family; the zero Addr for a nil node.
 func (n *Node) addressOf(family Family) netip.Addr {
 	if n == nil {
 		return netip.Addr{}
@@ -81,8 +78,8 @@ func (n *Node) addressOf(family Family) netip.Addr {
 	return n.Addresses[i]
 }
 
-// selectNodePorts returns the addresses that the prefixes select, and the primary
-// one of a family that has no prefix.
+// selectNodePorts returns the addresses that the prefixes select, and the primary address of a
+// family without a prefix.
 func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
 	var selected []netip.Addr
 	for _, a := range f.primary {
@@ -98,18 +95,18 @@ func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
 	return selected
 }
 
-// isLocal says whether an address is one of this node's.
+// isLocal reports whether an address belongs to this node.
 func (f *nodeFacts) isLocal(a netip.Addr) bool {
 	_, found := slices.BinarySearchFunc(f.local, a, netip.Addr.Compare)
 	return found
 }
 
-// has says whether an address is this node's or that of a pod on it.
+// has reports whether an address belongs to this node or to a pod on it.
 func (f *nodeFacts) has(a netip.Addr) bool {
 	return f.isLocal(a) || slices.ContainsFunc(f.pods, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// ofFamily keeps the addresses of one family.
+// ofFamily returns the addresses of one family.
 func ofFamily(addrs []netip.Addr, family Family) []netip.Addr {
 	var kept []netip.Addr
 	for _, a := range addrs {
@@ -120,7 +117,7 @@ func ofFamily(addrs []netip.Addr, family Family) []netip.Addr {
 	return kept
 }
 
-// loopback is the loopback address that a family's clients name.
+// loopback returns the loopback address of a family.
 func loopback(family Family) netip.Addr {
 	if family == IPv4 {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -128,8 +125,7 @@ func loopback(family Family) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// sortedAddrs returns each address once, sorted, in the form that a FrontendKey
-// has.
+// sortedAddrs returns each address once, sorted, in the form of FrontendKey.
 func sortedAddrs(addrs []netip.Addr) []netip.Addr {
 	out := make([]netip.Addr, 0, len(addrs))
 	for _, a := range addrs {

@@ -7,25 +7,26 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// FrontendKind says which field of an object asked for a frontend.
+// FrontendKind is the field of an object that requests a frontend.
 type FrontendKind uint8
 
-// The kinds, in order of precedence: of two objects that ask for one address
-// and port, the lower kind has it. Within one object it is another order (R38).
+// The kinds, in order of precedence: if two objects request the same address and port, the lower
+// kind gets it. Within one object the order is different (R38).
 const (
 	ClusterIP FrontendKind = iota + 1
-	// ClusterIPOther is every port and protocol of a ClusterIP that no Service
-	// port names (R21). Port and Protocol of its key are zero.
+	// ClusterIPOther is every port and protocol of a ClusterIP without a Service port (R21). Port
+	// and Protocol of its key are zero.
 	ClusterIPOther
 	NodePort
 	LoadBalancer
 	ExternalIP
 	HostPort
-	// Echo is ICMP echo at an address of kind LoadBalancer or ExternalIP. The key's
-	// port is zero, its protocol ICMP or ICMPv6. Objects with the same address share
-	// one: that another has it is no problem.
+	// Echo is ICMP echo at an address of kind LoadBalancer or ExternalIP. The key's port is zero,
+	// its protocol ICMP or ICMPv6. Objects with the same address share one; this is no problem.
 	Echo
 )
 
@@ -49,7 +50,7 @@ func (k FrontendKind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// MarshalText writes the field's name.
+// MarshalText returns the name of the field.
 func (k FrontendKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
@@ -63,10 +64,9 @@ func (k *FrontendKind) UnmarshalText(text []byte) error {
 	return fmt.Errorf("%q is not a kind of frontend", text)
 }
 
-// FrontendKey is the address that a client asks for. Addr is never an
-// IPv4-mapped IPv6 address and has no zone. Port is in host byte order; zero
-// stands for every port, Protocol zero for every protocol. ICMP and ICMPv6 have no
-// ports: those are echo requests.
+// FrontendKey is the destination address of clients. Addr is never an IPv4-mapped IPv6 address and
+// has no zone. Port is in host byte order; zero means every port. Protocol zero means every
+// protocol. ICMP and ICMPv6, which have no ports, mean echo requests.
 type FrontendKey struct {
 	Addr     netip.Addr
 	Port     uint16
@@ -88,40 +88,39 @@ func (k FrontendKey) Compare(o FrontendKey) int {
 	return cmp.Or(k.Addr.Compare(o.Addr), cmp.Compare(k.Port, o.Port), cmp.Compare(k.Protocol, o.Protocol))
 }
 
-// Frontend is one address that clients ask for, and what each class of them
-// meets there.
+// Frontend is one address of a Service, with the decision for each class of clients.
 type Frontend struct {
 	Key       FrontendKey
 	Kind      FrontendKind
 	Port      Port
 	Decisions [SourceClasses]Decision
-	// Affinity is the sessionAffinity ClientIP timeout in whole seconds; zero
-	// is no affinity (R27).
+	// Affinity is the sessionAffinity ClientIP timeout in whole seconds; zero means no affinity
+	// (R27).
 	Affinity time.Duration
-	// OneAddress: a frontend on 127.0.0.1 is there alone. Else that address stands
-	// for all of 127.0.0.0/8.
+	// OneAddress limits a frontend on 127.0.0.1 to that address. Otherwise it stands for all of
+	// 127.0.0.0/8.
 	OneAddress bool
-	// OwnAddress: the frontend has SourceRanges and is at an address of this node,
-	// which its own sockets ask from that very address unless they are bound.
+	// OwnAddress means that the frontend has SourceRanges and an address of this node, which the
+	// node's own sockets then use as source address unless they are bound.
 	OwnAddress bool
-	// AtClusterIP: a frontend of kind LoadBalancer or ExternalIP at the Service's own
-	// ClusterIP. Other objects meet it as the ClusterIP that it is.
+	// AtClusterIP marks a frontend of kind LoadBalancer or ExternalIP at the Service's own
+	// ClusterIP. Towards other objects it counts as a ClusterIP.
 	AtClusterIP bool
-	// SourceRanges are the clients admitted, sorted; nil admits all (R25).
-	// A client outside of them meets Drop, whatever Decisions say.
+	// SourceRanges are the admitted clients, sorted; nil admits all (R25). Packets of other clients
+	// are dropped, whatever Decisions say.
 	SourceRanges []netip.Prefix
-	// DSR is how packets of clients outside get to backends of other nodes; empty: in this
-	// node's name. Never DSROff.
+	// DSR is how packets of clients outside the cluster reach backends on other nodes; empty for
+	// SNAT, never DSROff.
 	DSR DSR
-	// Untracked: balancers may send packets of clients outside to backends of other nodes
-	// without a record of the flow. Only with DSR and a Maglev table.
+	// Untracked lets balancers forward packets of clients outside the cluster to backends on other
+	// nodes without conntrack entries. It requires DSR and a Maglev table.
 	Untracked bool
 }
 
-// Set is the key of the set that a decision of this frontend names.
+// Set returns the key of the backend set of a decision.
 func (f *Frontend) Set(d Decision) SetKey { return SetKey{f.Port, FamilyOf(f.Key.Addr), d.Scope} }
 
-// claims is the kind that counts where another object asks for the same key.
+// claims returns the kind that counts if another object requests the same key.
 func (f *Frontend) claims() FrontendKind {
 	if f.AtClusterIP {
 		return ClusterIP
@@ -129,18 +128,18 @@ func (f *Frontend) claims() FrontendKind {
 	return f.Kind
 }
 
-// Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone;
-// the port is in host byte order.
+// Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone; the port is in host
+// byte order.
 type Backend struct {
 	Addr netip.AddrPort
-	// Local: on this node. If its endpoint does not say on which node it is, that is
-	// told by the address; to traffic policies such an endpoint is nowhere (R11).
+	// Local means on this node. If the endpoint has no node name, its address decides; traffic
+	// policies treat such an endpoint as on no node (R11).
 	Local bool
-	// Weight is the backend's share of new connections relative to the others
-	// of its set, 1 to 255.
+	// Weight is the backend's share of new connections relative to the other backends of its set, 1
+	// to 255.
 	Weight uint8
-	// Node is an address of its node, of the backend's family; not valid where none is
-	// known, on this node, and unless the frontends of its port have DSRGeneve.
+	// Node is an address of its node, of the backend's family. It is valid only if the frontends of
+	// its port use DSRGeneve, and the backend is on another node whose address is known.
 	Node netip.Addr
 }
 
@@ -148,68 +147,66 @@ type Backend struct {
 type Algorithm string
 
 const (
-	// Random: by chance for a connection, by a hash for a packet; a change of the set
+	// Random chooses at random for a connection and by a hash for a packet. A change of the set
 	// changes most choices of new flows.
 	Random Algorithm = "random"
-	// Maglev: the same backend for a flow on every node that has the same set, and a
-	// change of it changes few choices (package maglev).
+	// Maglev chooses the same backend for a flow on every node with the same set, and a change of
+	// the set changes few choices (package maglev).
 	Maglev Algorithm = "maglev"
 )
 
-// Algorithms are those that there are.
+// Algorithms lists the values.
 var Algorithms = []string{string(Random), string(Maglev)}
 
-// BackendSet is what a Balance decision chooses from. Backends are sorted by
-// address, each address and port once, at least one: programs look for a backend
-// by a binary search.
+// BackendSet is a set from which a Balance decision chooses. Backends are sorted by address, each
+// address and port once, and at least one, because BPF programs do a binary search.
 type BackendSet struct {
 	Key      SetKey
 	Backends []Backend
 }
 
-// Plan is all that one object (Service, or Pod with hostPorts) asks of the
+// Plan is everything that one object (a Service, or a Pod with hostPorts) requests from the
 // datapath.
 type Plan struct {
-	// Frontends the object has, sorted by key. One that another object has
-	// already is not here but in Problems.
+	// Frontends of the object, sorted by key. A frontend that another object holds is not here, but
+	// in Problems.
 	Frontends []Frontend
-	// Sets that Frontends refer to, sorted by key.
+	// Sets that Frontends use, sorted by key.
 	Sets []BackendSet
-	// TableSize is the number of slots of the Maglev table of each of Sets; 0: the
-	// algorithm is Random.
+	// TableSize is the number of slots of each set's Maglev table; 0 if the algorithm is Random.
 	TableSize uint32
-	// Kept are endpoints that serve, but are not in a set of every frontend of
-	// their port: one that terminates, that another node has, or that topology
-	// hides. New flows do not reach them there; a UDP flow that has one keeps it,
-	// as flows to anything that does not serve end at once (R29). For UDP ports, for TCP
-	// ports if Config.KeepTCP, and for ports with untracked frontends: there connections
-	// without a record find their endpoint by it, and unless Config.KeepTCP or the port
-	// is of UDP it has those that do not serve, too (R30). Sorted by key, each of weight 1.
-	Kept []BackendSet
-	// Problems say in words what the object asked for and did not get.
-	Problems []string
-	// Refusals say in words why clients are refused at ports without a usable endpoint.
+	// Retained are endpoints that serve but are not in the sets of all frontends of their port:
+	// terminating ones, those on other nodes, and those that topology hides. They get no new flows
+	// at these frontends. A UDP flow to such an endpoint continues, while flows to endpoints that
+	// do not serve end at once (R29). Retained is filled for UDP ports, for TCP ports with
+	// Config.KeepTCP, and for ports with untracked frontends, whose connections without a conntrack
+	// entry find their endpoint here. In the last case, unless Config.KeepTCP is set or the port is
+	// UDP, it includes endpoints that do not serve (R30). Sorted by key, all of weight 1.
+	Retained []BackendSet
+	// Problems are requests of the object that are not met. Their Object field is empty, because it
+	// is the plan's owner.
+	Problems condition.List
+	// Refusals are reasons why clients are rejected at ports without a usable endpoint.
 	Refusals []string
-	// Created is when the object was made. Plans that differ in nothing else are equal.
+	// Created is the creation time of the object.
 	Created time.Time
 }
 
-// Delta is what a batch of changes altered.
+// Delta holds the effects of a batch of changes.
 type Delta struct {
-	// Plans by object: the new plan of each object whose plan changed, nil if it
-	// has none any more.
+	// Plans holds the new plan of each object whose plan changed; nil if it has none any more.
 	Plans map[Ref]*Plan
-	// ServiceCIDRs is the new sorted list if it changed, else nil. An address
-	// inside that no frontend has is a Drop (R21).
+	// ServiceCIDRs is the new sorted list if it changed, else nil. Packets to an address inside
+	// without a frontend are dropped (R21).
 	ServiceCIDRs *[]netip.Prefix
-	// PodNetworks is the new sorted list of networks that pods are in if it changed,
-	// else nil: who has an address inside is no client from outside.
+	// PodNetworks is the new sorted list of pod networks if it changed, else nil. Addresses inside
+	// do not count as outside the cluster.
 	PodNetworks *[]netip.Prefix
-	// Balancers is the new sorted list of networks whose encapsulated packets are for
-	// backends of this node if it changed, else nil.
+	// Balancers is the new sorted list of networks from which encapsulated packets are accepted, if
+	// it changed, else nil.
 	Balancers *[]netip.Prefix
-	// Resolved counts the objects whose plan was computed anew, changed or not.
+	// Resolved counts the objects whose plan was recomputed, changed or not.
 	Resolved int
-	// Targets says that others are to be asked than before: see Table.Targets.
+	// Targets means that the probe targets changed; see Cluster.Targets.
 	Targets bool
 }

@@ -9,46 +9,48 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// Target is one address and how it is asked. Services that ask the same of it
-// share it.
+// Target is one address and how it is probed. Services with equal checks share a target.
 type Target struct {
 	Addr  netip.AddrPort
 	Probe Probe
+	Via   Via
 }
 
-// Checked is an endpoint of a Service of whose health a target tells.
-type Checked struct {
+// CheckedEndpoint is an endpoint of a Service with the target that checks it.
+type CheckedEndpoint struct {
 	Endpoint netip.AddrPort
 	Protocol Protocol
 	Target   Target
 }
 
-func (c Checked) compare(o Checked) int {
+func (c CheckedEndpoint) compare(o CheckedEndpoint) int {
 	return cmp.Or(c.Endpoint.Compare(o.Endpoint), cmp.Compare(c.Protocol, o.Protocol), c.Target.Addr.Compare(o.Target.Addr))
 }
 
-// health is what a Table knows of its endpoints' health.
+// health is the health check state of a Cluster.
 type health struct {
-	// checks are those in force, by Service: where annotations are wrong, the last
-	// ones that were right (H5).
+	// checks holds the checks in use by Service. If annotations are invalid, the last valid check
+	// stays (H5).
 	checks map[Ref]HealthCheck
-	// checked are the endpoints of each Service that has some, sorted; users the
-	// Services by target.
-	checked map[Ref][]Checked
-	users   map[Target]map[Ref]struct{}
-	// down are the targets that fail, each of them one of users.
+	// checked holds the checked endpoints of each Service, sorted; users holds the Services by
+	// target.
+	checked  map[Ref][]CheckedEndpoint
+	services map[Target]map[Ref]struct{}
+	// down holds the failing targets, a subset of users.
 	down map[Target]struct{}
-	// changed: other targets are wanted since the last commit.
+	// changed means that the targets changed since the last commit.
 	changed bool
 }
 
 func newHealth() health {
-	return health{map[Ref]HealthCheck{}, map[Ref][]Checked{}, map[Target]map[Ref]struct{}{}, map[Target]struct{}{}, false}
+	return health{map[Ref]HealthCheck{}, map[Ref][]CheckedEndpoint{}, map[Target]map[Ref]struct{}{}, map[Target]struct{}{}, false}
 }
 
-// setCheck takes over what a Service says, nil for one that is gone.
+// setCheck sets the check of a Service; nil means that the Service is gone.
 func (h *health) setCheck(ref Ref, s *Service) {
 	switch {
 	case s == nil, len(s.CheckErrors) == 0 && s.Check == HealthCheck{}:
@@ -58,9 +60,9 @@ func (h *health) setCheck(ref Ref, s *Service) {
 	}
 }
 
-// replace takes over which endpoints a Service has checked.
-func (h *health) replace(ref Ref, checked []Checked) {
-	slices.SortFunc(checked, Checked.compare)
+// replace sets the checked endpoints of a Service.
+func (h *health) replace(ref Ref, checked []CheckedEndpoint) {
+	slices.SortFunc(checked, CheckedEndpoint.compare)
 	checked = slices.Compact(checked)
 	old := h.checked[ref]
 	if slices.Equal(old, checked) {
@@ -73,29 +75,28 @@ func (h *health) replace(ref Ref, checked []Checked) {
 	asked := make(map[Target]bool, len(checked))
 	for _, c := range checked {
 		asked[c.Target] = true
-		if h.users[c.Target] == nil {
-			h.users[c.Target] = map[Ref]struct{}{}
+		if h.services[c.Target] == nil {
+			h.services[c.Target] = map[Ref]struct{}{}
 		}
-		h.users[c.Target][ref] = struct{}{}
+		h.services[c.Target][ref] = struct{}{}
 	}
 	for _, c := range old {
-		users := h.users[c.Target]
+		users := h.services[c.Target]
 		if asked[c.Target] || users == nil {
 			continue
 		}
 		if delete(users, ref); len(users) == 0 {
-			delete(h.users, c.Target)
+			delete(h.services, c.Target)
 			delete(h.down, c.Target)
 		}
 	}
 }
 
-// SetHealth takes over which targets fail, by what was asked of them. Those that
-// nobody wants any more are passed over.
-func (t *Table) SetHealth(fails map[Target]bool) Delta {
+// SetHealth records which targets fail. It ignores targets that are no longer in use.
+func (t *Cluster) SetHealth(fails map[Target]bool) Delta {
 	b := newBatch()
 	for target, fails := range fails {
-		users, wanted := t.health.users[target]
+		users, wanted := t.health.services[target]
 		if _, did := t.health.down[target]; !wanted || did == fails {
 			continue
 		}
@@ -111,24 +112,23 @@ func (t *Table) SetHealth(fails map[Target]bool) Delta {
 	return t.commit(b)
 }
 
-// Targets yields what is to be asked, in no order.
-func (t *Table) Targets() iter.Seq[Target] { return maps.Keys(t.health.users) }
+// Targets iterates over the targets to probe, in no particular order.
+func (t *Cluster) Targets() iter.Seq[Target] { return maps.Keys(t.health.services) }
 
-// TargetUsers are the Services that a target tells of, sorted.
-func (t *Table) TargetUsers(target Target) []Ref {
-	return slices.SortedFunc(maps.Keys(t.health.users[target]), Ref.Compare)
+// TargetServices returns the Services that use a target, sorted.
+func (t *Cluster) TargetServices(target Target) []Ref {
+	return slices.SortedFunc(maps.Keys(t.health.services[target]), Ref.Compare)
 }
 
-// Checked yields the Services with checks and their endpoints, sorted; the lists
-// must not be altered.
-func (t *Table) Checked() iter.Seq2[Ref, []Checked] { return maps.All(t.health.checked) }
+// Checked iterates over the Services with checks and their endpoints, sorted; the lists must not be
+// modified.
+func (t *Cluster) Checked() iter.Seq2[Ref, []CheckedEndpoint] { return maps.All(t.health.checked) }
 
-// serviceHealth is the part of resolving a Service that knows of its check; nil
-// for one without.
+// serviceHealth applies a Service's check while it is resolved; nil for a Service without a check.
 type serviceHealth struct {
 	check   HealthCheck
 	down    map[Target]struct{}
-	checked []Checked
+	checked []CheckedEndpoint
 }
 
 func (h *health) of(ref Ref) *serviceHealth {
@@ -138,24 +138,23 @@ func (h *health) of(ref Ref) *serviceHealth {
 	return nil
 }
 
-// mark says of each candidate of a port whether it is down (H1), and notes what
-// has to be asked. A problem is for the Service's status.
-func (h *serviceHealth) mark(all []candidate, port ServicePort) (problem string) {
+// mark sets whether each candidate of a port is down (H1), and records what to probe through which
+// frontend. The returned problem is for the Service's status.
+func (h *serviceHealth) mark(all []candidate, port ServicePort, at checkedAt) (problem string) {
 	if h == nil || len(all) == 0 {
 		return ""
 	}
 	if port.Protocol != TCP && h.check.Port == 0 {
-		return fmt.Sprintf("port %d/%s: its endpoints are not checked, for a check uses TCP: name a TCP port of theirs in the annotation %s",
-			port.Port, port.Protocol, AnnotationHealthCheckPort)
+		return fmt.Sprintf("port %d/%s: its endpoints are not checked, because checks use TCP", port.Port, port.Protocol)
 	}
 	up := false
 	for i := range all {
 		c := &all[i]
 		if !c.endpoint.Ready && !c.endpoint.Serving {
-			continue // nobody is sent there
+			continue // it gets no traffic
 		}
-		target := Target{netip.AddrPortFrom(c.addr.Addr(), cmp.Or(h.check.Port, c.addr.Port())), h.check.Probe}
-		h.checked = append(h.checked, Checked{c.addr, port.Protocol, target})
+		target := Target{netip.AddrPortFrom(c.addr.Addr(), cmp.Or(h.check.Port, c.addr.Port())), h.check.Probe, at.via(c)}
+		h.checked = append(h.checked, CheckedEndpoint{c.addr, port.Protocol, target})
 		_, c.down = h.down[target]
 		up = up || c.ready() || c.fallback()
 	}
@@ -167,23 +166,22 @@ func (h *serviceHealth) mark(all []candidate, port ServicePort) (problem string)
 	return ""
 }
 
-// asked are the endpoints that mark has seen.
-func (h *serviceHealth) asked() []Checked {
+// asked returns the endpoints that mark has recorded.
+func (h *serviceHealth) asked() []CheckedEndpoint {
 	if h == nil {
 		return nil
 	}
 	return h.checked
 }
 
-// checkProblems say in the words of a Service's status what is wrong with its
-// annotations (H5).
-func checkProblems(s *Service, inForce bool) (all []string) {
-	meanwhile := "its endpoints are not checked until then"
+// checkProblems returns the problems of a Service's health check annotations (H5).
+func checkProblems(s *Service, inForce bool) (all condition.List) {
+	meanwhile := "until then its endpoints are not checked"
 	if inForce {
-		meanwhile = "the check that was right before goes on"
+		meanwhile = "until then the previous valid check stays in use"
 	}
 	for _, e := range s.CheckErrors {
-		all = append(all, e.Error()+"; "+meanwhile)
+		all = append(all, condition.AnnotationInvalid.New("%s", e.Error()).Do("correct it; %s", meanwhile))
 	}
 	return all
 }

@@ -17,8 +17,8 @@ func healthChecked(pairs ...string) serviceOption {
 	return func(s *corev1.Service) { s.Annotations = healthAnnotations(pairs...) }
 }
 
-// fail has the targets at these addresses fail; "a" is 10.1.0.1:8080.
-func fail(t *Table, letters ...string) Delta {
+// fail marks the targets at these addresses as failing; "a" is 10.1.0.1:8080.
+func fail(t *Cluster, letters ...string) Delta {
 	fails := map[Target]bool{}
 	for target := range t.Targets() {
 		fails[target] = slices.ContainsFunc(letters, func(l string) bool { return target.Addr.Addr() == netip.MustParseAddr(address(l, false)) })
@@ -26,8 +26,8 @@ func fail(t *Table, letters ...string) Delta {
 	return t.SetHealth(fails)
 }
 
-// membersOf is web's set of a scope, by letter; "-" if there is none.
-func membersOf(t *Table, scope Scope) string {
+// membersOf returns web's set of a scope as letters; "-" if there is none.
+func membersOf(t *Cluster, scope Scope) string {
 	for _, s := range t.Plan(web).Sets {
 		if s.Key.Scope == scope {
 			return letters(s.Backends)
@@ -43,7 +43,7 @@ func letters(all []Backend) (s string) {
 	return s
 }
 
-func podVerdict(t *Table) string {
+func podVerdict(t *Cluster) string {
 	for _, f := range t.Plan(web).Frontends {
 		if f.Kind == ClusterIP {
 			return f.Decisions[FromPod].Verdict.String()
@@ -52,8 +52,8 @@ func podVerdict(t *Table) string {
 	return ""
 }
 
-// H1, H2: who fails is neither ready nor serving; who passes is no more than its
-// conditions say. H4: what happens if all fail.
+// H1, H2: a failing endpoint is neither ready nor serving; a passing one is what its conditions
+// say. H4: what happens if all fail.
 func TestHealthIsReadiness(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -73,25 +73,25 @@ func TestHealthIsReadiness(t *testing.T) {
 	} {
 		table := cluster(testConfig(), service("web", eTPLocal, nodePort(30080), healthChecked("", "tcp", "all-down", test.allDown)), endpoints(test.endpoints...))
 		fail(table, strings.Split(test.fail, "")...)
-		if got := fmt.Sprint(membersOf(table, Cluster), " ", membersOf(table, Local), " ", podVerdict(table)); got != test.want {
+		if got := fmt.Sprint(membersOf(table, ScopeCluster), " ", membersOf(table, ScopeLocal), " ", podVerdict(table)); got != test.want {
 			t.Errorf("%s: %s, want %s", test.name, got, test.want)
 		}
 	}
 }
 
-// R29, R34: a failing endpoint keeps no UDP flows and is no local ready one.
+// R29, R34: a failing endpoint keeps no UDP flows and does not count as a local ready one.
 func TestHealthElsewhere(t *testing.T) {
 	table := cluster(testConfig(), service("web", protocol("UDP"), healthChecked("", "tcp", "port", "9000")),
 		slice("web-1", []string{"a here", "b terminating", "c terminating"}, udp))
-	if got := letters(table.Plan(web).Kept[0].Backends); got != "bc" {
+	if got := letters(table.Plan(web).Retained[0].Backends); got != "bc" {
 		t.Errorf("flows stay with %s", got)
 	}
 	if n := table.LocalReadyEndpoints(web, IPv4); n != 1 {
 		t.Errorf("%d local ready endpoints, want 1", n)
 	}
 	fail(table, "a", "c")
-	if kept := table.Plan(web).Kept; len(kept) != 0 || membersOf(table, Cluster) != "b" {
-		t.Errorf("flows stay with %v, new ones go to %s", kept, membersOf(table, Cluster))
+	if kept := table.Plan(web).Retained; len(kept) != 0 || membersOf(table, ScopeCluster) != "b" {
+		t.Errorf("flows stay with %v, new ones go to %s", kept, membersOf(table, ScopeCluster))
 	}
 	if n := table.LocalReadyEndpoints(web, IPv4); n != 0 {
 		t.Errorf("%d local ready endpoints, want none", n)
@@ -101,14 +101,14 @@ func TestHealthElsewhere(t *testing.T) {
 // A check of UDP needs a port for TCP.
 func TestHealthOfUDP(t *testing.T) {
 	table := cluster(testConfig(), service("web", protocol("UDP"), healthChecked("", "tcp")), slice("web-1", []string{"a"}, udp))
-	want := []string{"port 80/UDP: its endpoints are not checked, for a check uses TCP: name a TCP port of theirs in the annotation beeline.io/health-check-port"}
-	if got := table.Plan(web).Problems; !slices.Equal(got, want) || len(slices.Collect(table.Targets())) > 0 {
+	want := []string{"port 80/UDP: its endpoints are not checked, because checks use TCP: set the annotation beeline.io/health-check-port to a TCP port of the endpoints"}
+	if got := table.Plan(web).Problems.Texts(); !slices.Equal(got, want) || len(slices.Collect(table.Targets())) > 0 {
 		t.Errorf("%q", got)
 	}
 }
 
-// Services that ask the same of an address share a target; who asks something else
-// does not. Only those concerned are resolved again.
+// Services with the same check of an address share a target; different checks do not. Only affected
+// Services are resolved again.
 func TestTargetsAreShared(t *testing.T) {
 	config := testConfig()
 	other := func(name string, n int, pairs ...string) *Service {
@@ -119,8 +119,8 @@ func TestTargetsAreShared(t *testing.T) {
 	if n := len(slices.Collect(table.Targets())); n != 3 {
 		t.Errorf("%d targets, want 3", n)
 	}
-	tcp := Target{netip.MustParseAddrPort("10.1.0.1:8080"), service("x", healthChecked("", "tcp")).Check.Probe}
-	if users := table.TargetUsers(tcp); len(users) != 2 || users[0].Name != "same" || users[1] != web {
+	tcp := Target{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Probe: service("x", healthChecked("", "tcp")).Check.Probe}
+	if users := table.TargetServices(tcp); len(users) != 2 || users[0].Name != "same" || users[1] != web {
 		t.Errorf("users are %v", users)
 	}
 	delta := table.SetHealth(map[Target]bool{tcp: true, {Addr: tcp.Addr}: true})
@@ -130,46 +130,46 @@ func TestTargetsAreShared(t *testing.T) {
 	if again := table.SetHealth(map[Target]bool{tcp: true}); again.Resolved != 0 {
 		t.Errorf("the same again resolves %d", again.Resolved)
 	}
-	// The target stays as long as somebody uses it, and is forgotten with the last.
+	// The target stays as long as a Service uses it, and is removed with the last.
 	table.Apply([]Change{gone(service("same"))})
-	if membersOf(table, Cluster) != "b" {
-		t.Errorf("web has %s", membersOf(table, Cluster))
+	if membersOf(table, ScopeCluster) != "b" {
+		t.Errorf("web has %s", membersOf(table, ScopeCluster))
 	}
 	if delta := table.Apply([]Change{gone(service("web"))}); !delta.Targets || len(slices.Collect(table.Targets())) != 1 {
 		t.Errorf("left: %v", slices.Collect(table.Targets()))
 	}
 	table.Apply(changes(service("web", healthChecked("", "tcp"))))
-	if membersOf(table, Cluster) != "ab" {
-		t.Errorf("a target that is wanted anew is not known to fail, but web has %s", membersOf(table, Cluster))
+	if membersOf(table, ScopeCluster) != "ab" {
+		t.Errorf("a target that is wanted anew is not known to fail, but web has %s", membersOf(table, ScopeCluster))
 	}
 }
 
-// H5: the check that was right before stays, until there is another or none.
+// H5: the previous valid check stays until there is another or none.
 func TestWrongAnnotationsKeepTheCheck(t *testing.T) {
 	table := cluster(testConfig(), service("web", healthChecked("", "tcp")), endpoints("a", "b"))
 	fail(table, "a")
 	for range 2 {
 		table.Apply(changes(service("web", healthChecked("", "http", "port", "x"))))
-		if p := table.Plan(web).Problems; membersOf(table, Cluster) != "b" || len(p) != 1 || !strings.HasSuffix(p[0], "; the check that was right before goes on") {
-			t.Errorf("%s, %q", membersOf(table, Cluster), p)
+		if p := table.Plan(web).Problems.Texts(); membersOf(table, ScopeCluster) != "b" || len(p) != 1 || !strings.HasSuffix(p[0], "; until then the previous valid check stays in use") {
+			t.Errorf("%s, %q", membersOf(table, ScopeCluster), p)
 		}
 	}
 	table.Apply(changes(service("web")))
-	if membersOf(table, Cluster) != "ab" || len(table.Plan(web).Problems) > 0 {
+	if membersOf(table, ScopeCluster) != "ab" || len(table.Plan(web).Problems.Texts()) > 0 {
 		t.Errorf("%+v", table.Plan(web))
 	}
 	table.Apply(changes(service("web", healthChecked("", "http", "port", "x"))))
-	if p := table.Plan(web).Problems; membersOf(table, Cluster) != "ab" || len(p) != 1 || !strings.HasSuffix(p[0], "; its endpoints are not checked until then") {
-		t.Errorf("%s, %q", membersOf(table, Cluster), p)
+	if p := table.Plan(web).Problems.Texts(); membersOf(table, ScopeCluster) != "ab" || len(p) != 1 || !strings.HasSuffix(p[0], "; until then its endpoints are not checked") {
+		t.Errorf("%s, %q", membersOf(table, ScopeCluster), p)
 	}
 }
 
-// What a Table holds depends on the objects and on who fails, not on the way there.
+// The state of a Cluster depends on the objects and on the failing targets, not on their history.
 func TestHealthProperty(t *testing.T) {
 	withSeeds(t, 60, func(t *testing.T, r random) {
 		config := r.config()
 		w := world{objects: map[Ref]Object{}, local: r.localAddresses()}
-		table := NewTable(config)
+		table := NewCluster(config)
 		table.SetLocalAddresses(w.local)
 		for range 30 {
 			batch := r.batch()
@@ -198,7 +198,7 @@ func TestHealthProperty(t *testing.T) {
 			if diff := diffPlans(snapshot(fresh), snapshot(table)); diff != "" {
 				t.Fatal(diff)
 			}
-			if !maps.Equal(fresh.health.down, table.health.down) || len(fresh.health.users) != len(table.health.users) || !maps.EqualFunc(fresh.health.checked, table.health.checked, slices.Equal) {
+			if !maps.Equal(fresh.health.down, table.health.down) || len(fresh.health.services) != len(table.health.services) || !maps.EqualFunc(fresh.health.checked, table.health.checked, slices.Equal) {
 				t.Fatalf("health is %+v, made anew %+v", table.health, fresh.health)
 			}
 		}

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -15,13 +16,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"beeline.io/beeline/internal/nearest"
+	"beeline.io/beeline/internal/suggest"
 )
 
-// Annotations of a Service about its endpoints' health.
+// Annotations of a Service that configure its health check.
 const (
-	// AnnotationHealthCheck is the kind of check: tcp, http or https. Without it
-	// there is none.
+	// AnnotationHealthCheck is the kind of check: tcp, http or https. Without it there is no check.
 	AnnotationHealthCheck = "beeline.io/health-check"
 
 	AnnotationHealthCheckPath      = AnnotationHealthCheck + "-path"
@@ -36,29 +36,29 @@ const (
 	AnnotationHealthCheckAllDown   = AnnotationHealthCheck + "-all-down"
 )
 
-// HealthCheck is what a Service's annotations say. The zero value is no check.
+// HealthCheck is the parsed annotations of a Service. The zero value means no check.
 type HealthCheck struct {
 	Probe Probe
-	// Port of the endpoint that is asked; zero: the one that serves.
+	// Port is the port to probe; zero for the serving port.
 	Port uint16
-	// ServeAllDown: while no endpoint passes its check, checks do not count.
+	// ServeAllDown ignores checks while no endpoint passes.
 	ServeAllDown bool
 }
 
 const (
-	shortestInterval = 100 * time.Millisecond
-	longestInterval  = time.Hour
-	shortestTimeout  = 10 * time.Millisecond
-	mostInRow        = 100
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Hour
+	minTimeout  = 10 * time.Millisecond
+	maxInRow    = 100
 )
 
-// AnnotationError is what is wrong with an annotation and what to write there.
+// AnnotationError describes an invalid annotation and the valid values.
 type AnnotationError struct{ Annotation, Reason string }
 
 func (e AnnotationError) Error() string { return "annotation " + e.Annotation + ": " + e.Reason }
 
-// ParseHealthCheck reads the annotations of a Service. If any is wrong, there is
-// no check; errors are sorted by annotation.
+// ParseHealthCheck parses the annotations of a Service. If any is invalid, there is no check.
+// Errors are sorted by annotation.
 func ParseHealthCheck(annotations map[string]string) (HealthCheck, []AnnotationError) {
 	p := checkParser{annotations: annotations, check: HealthCheck{Probe: DefaultProbe}}
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
@@ -79,7 +79,7 @@ func ParseHealthCheck(annotations map[string]string) (HealthCheck, []AnnotationE
 
 type checkParser struct {
 	annotations map[string]string
-	any         bool // there is some annotation about health
+	any         bool // at least one health check annotation is set
 	check       HealthCheck
 	errs        []AnnotationError
 }
@@ -121,9 +121,9 @@ func (p *checkParser) read(name, value string) {
 		}
 		p.check.Port = uint16(port)
 	case AnnotationHealthCheckInterval:
-		probe.Interval = p.duration(name, value, shortestInterval, longestInterval)
+		probe.Interval = p.duration(name, value, minInterval, maxInterval)
 	case AnnotationHealthCheckTimeout:
-		probe.Timeout = p.duration(name, value, shortestTimeout, longestInterval)
+		probe.Timeout = p.duration(name, value, minTimeout, maxInterval)
 	case AnnotationHealthCheckRise:
 		probe.Rise = p.count(name, value)
 	case AnnotationHealthCheckFall:
@@ -133,11 +133,11 @@ func (p *checkParser) read(name, value string) {
 			p.wrong(name, "%.40q: write reject (nobody is served while all endpoints are down) or serve (checks do not count then)", value)
 		}
 	default:
-		p.wrong(name, "there is no such annotation%s: remove it", nearest.Question(name, checkAnnotations))
+		p.wrong(name, "there is no such annotation%s", cmp.Or(suggest.DidYouMean(name, checkAnnotations), ": remove it"))
 	}
 }
 
-// finish looks at what goes together, and clears what the kind does not use.
+// finish checks combinations, and clears fields that the kind does not use.
 func (p *checkParser) finish() {
 	probe := &p.check.Probe
 	for _, name := range slices.Sorted(maps.Keys(p.annotations)) {
@@ -145,18 +145,18 @@ func (p *checkParser) finish() {
 		case !slices.Contains(checkAnnotations, name):
 		case probe.Kind == "" && name != AnnotationHealthCheck:
 			if _, given := p.annotations[AnnotationHealthCheck]; !given {
-				p.wrong(name, "means nothing without %s: write that, or remove this", AnnotationHealthCheck)
+				p.wrong(name, "has no effect without %s: add that annotation, or remove this one", AnnotationHealthCheck)
 			}
 		case probe.Kind == CheckTCP && slices.Contains([]string{AnnotationHealthCheckPath, AnnotationHealthCheckHost, AnnotationHealthCheckStatus, AnnotationHealthCheckTLSVerify}, name),
 			probe.Kind == CheckHTTP && name == AnnotationHealthCheckTLSVerify:
-			p.wrong(name, "means nothing for a check of kind %s: remove it, or change %s", probe.Kind, AnnotationHealthCheck)
+			p.wrong(name, "has no effect on a check of kind %s: remove it, or change %s", probe.Kind, AnnotationHealthCheck)
 		}
 	}
 	_, given := p.annotations[AnnotationHealthCheckTimeout]
 	switch {
 	case probe.Timeout <= probe.Interval:
 	case given:
-		p.wrong(AnnotationHealthCheckTimeout, "%v: at most the interval, %v: make one longer or the other shorter", probe.Timeout, probe.Interval)
+		p.wrong(AnnotationHealthCheckTimeout, "%v: longer than the interval, %v: make the interval longer or the timeout shorter", probe.Timeout, probe.Interval)
 	default:
 		probe.Timeout = probe.Interval
 	}
@@ -214,20 +214,20 @@ func (p *checkParser) duration(name, value string, least, most time.Duration) ti
 
 func (p *checkParser) count(name, value string) int {
 	n, err := strconv.ParseUint(value, 10, 8)
-	if err != nil || n < 1 || n > mostInRow {
-		p.wrong(name, "%.40q: write a number of probes from 1 to %d", value, mostInRow)
+	if err != nil || n < 1 || n > maxInRow {
+		p.wrong(name, "%.40q: write a number of probes from 1 to %d", value, maxInRow)
 	}
 	return int(n)
 }
 
-// isPath: an absolute path with or without a query, fit for a request line.
+// isPath reports whether s is an absolute path, with or without a query, valid in a request line.
 func isPath(s string) bool {
 	u, err := url.ParseRequestURI(s)
 	return err == nil && strings.HasPrefix(s, "/") && !strings.HasPrefix(s, "//") && len(s) <= 2048 &&
 		u.Host == "" && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '#' })
 }
 
-// isHost: a name or address, with or without a port.
+// isHost reports whether s is a name or address, with or without a port.
 func isHost(s string) bool {
 	if host, port, err := net.SplitHostPort(s); err == nil {
 		n, err := strconv.ParseUint(port, 10, 16)
@@ -243,7 +243,7 @@ func isHostname(s string) bool {
 	return validation.IsDNS1123Subdomain(strings.ToLower(s)) == nil
 }
 
-// hostname is a Host header's name without its port.
+// hostname returns the name in a Host header without its port.
 func hostname(host string) string {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		return h

@@ -60,7 +60,7 @@ func TestHealthCheckAnnotations(t *testing.T) {
 	}
 }
 
-// H5: each wrong annotation is named, with what to write, and there is no check.
+// H5: each invalid annotation is named, with the valid values, and there is no check.
 func TestWrongHealthCheckAnnotations(t *testing.T) {
 	for _, test := range []struct {
 		annotations map[string]string
@@ -68,9 +68,9 @@ func TestWrongHealthCheckAnnotations(t *testing.T) {
 	}{
 		{healthAnnotations("", "HTTP"), `health-check: "HTTP": write tcp, http or https`},
 		{healthAnnotations("", ""), `health-check: "": write tcp`},
-		{healthAnnotations("path", "/"), `health-check-path: means nothing without beeline.io/health-check: write that, or remove this`},
-		{healthAnnotations("", "tcp", "path", "/", "status", "200"), `health-check-path: means nothing for a check of kind tcp|health-check-status: means nothing`},
-		{healthAnnotations("", "http", "tls-verify", "on"), `health-check-tls-verify: means nothing for a check of kind http`},
+		{healthAnnotations("path", "/"), `health-check-path: has no effect without beeline.io/health-check: add that annotation, or remove this one`},
+		{healthAnnotations("", "tcp", "path", "/", "status", "200"), `health-check-path: has no effect on a check of kind tcp|health-check-status: has no effect`},
+		{healthAnnotations("", "http", "tls-verify", "on"), `health-check-tls-verify: has no effect on a check of kind http`},
 		{healthAnnotations("", "http", "path", "health"), `health-check-path: "health": write a path such as /healthz`},
 		{healthAnnotations("", "http", "path", "/a b"), `health-check-path:`},
 		{healthAnnotations("", "http", "path", "//a"), `health-check-path:`},
@@ -85,7 +85,7 @@ func TestWrongHealthCheckAnnotations(t *testing.T) {
 		{healthAnnotations("", "tcp", "port", "http"), `health-check-port:`},
 		{healthAnnotations("", "tcp", "interval", "5"), `health-check-interval: "5": write a time from 100ms to 1h0m0s with its unit`},
 		{healthAnnotations("", "tcp", "interval", "1ms"), `health-check-interval:`},
-		{healthAnnotations("", "tcp", "timeout", "6s"), `health-check-timeout: 6s: at most the interval, 5s`},
+		{healthAnnotations("", "tcp", "timeout", "6s"), `health-check-timeout: 6s: longer than the interval, 5s`},
 		{healthAnnotations("", "tcp", "rise", "0", "fall", "many"), `health-check-fall: "many": write a number|health-check-rise: "0"`},
 		{healthAnnotations("", "tcp", "all-down", "maybe"), `health-check-all-down: "maybe": write reject`},
 		{healthAnnotations("", "tcp", "intervall", "5s"), `health-check-intervall: there is no such annotation, did you mean "beeline.io/health-check-interval"?`},

@@ -34,9 +34,9 @@ func testConfig() Config {
 	return c
 }
 
-// cluster is a Table that holds the objects and node "here".
-func cluster(config Config, objects ...Object) *Table {
-	t := NewTable(config)
+// cluster is a Cluster that holds the objects and node "here".
+func cluster(config Config, objects ...Object) *Cluster {
+	t := NewCluster(config)
 	t.Apply(changes(append([]Object{here}, objects...)...))
 	return t
 }
@@ -67,7 +67,7 @@ func prefixes(list ...string) []netip.Prefix {
 	return ps
 }
 
-// must is for objects that a test means to be right.
+// must fails the test if an object that should be valid is not.
 func must[T any](o T, err error) T {
 	if err != nil {
 		panic(err)
@@ -249,7 +249,7 @@ func serviceCIDR(name string, cidrs ...string) *ServiceCIDR {
 }
 
 // Plan returns the plan of a Service or Pod, nil if it has none.
-func (t *Table) Plan(ref Ref) *Plan {
+func (t *Cluster) Plan(ref Ref) *Plan {
 	if o := t.owners[ref]; o != nil {
 		return o.plan
 	}

@@ -6,16 +6,17 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// hasHostPorts says whether a Pod is one of this node's that asks for hostPorts
-// and can serve them (R33).
+// hasHostPorts reports whether a Pod is on this node and has hostPorts that it can serve (R33).
 func hasHostPorts(p *Pod, node string) bool {
 	return node != "" && p.Node == node && !p.HostNetwork && !p.Finished && !p.Deleting && len(p.HostPorts) > 0
 }
 
-// resolvePod computes the hostPorts of a Pod as if no other object asked for
-// them. It returns nil where there are none (yet).
+// resolvePod computes the plan of a Pod's hostPorts as if no other object existed. It returns nil
+// if there are none (yet).
 func resolvePod(p *Pod, node *nodeFacts) *Plan {
 	if !hasHostPorts(p, node.name) {
 		return nil
@@ -38,11 +39,11 @@ func resolvePod(p *Pod, node *nodeFacts) *Plan {
 	return plan
 }
 
-// addHostPort serves one hostPort for one of the Pod's addresses.
+// addHostPort adds the frontends of one hostPort for one of the Pod's addresses.
 func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFacts) {
 	family := FamilyOf(podIP)
 	port := Port{p.Ref(), fmt.Sprintf("%d/%d", hp.HostPort, hp.ContainerPort), hp.Protocol}
-	set := SetKey{port, family, Local}
+	set := SetKey{port, family, ScopeLocal}
 	addrs := []netip.Addr{hp.HostIP}
 	switch {
 	case !hp.HostIP.IsValid():
@@ -50,17 +51,17 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 	case FamilyOf(hp.HostIP) != family:
 		return
 	case !hp.HostIP.IsLoopback() && !node.isLocal(hp.HostIP):
-		// To serve it would intercept what this node's pods send there.
-		plan.Problems = append(plan.Problems, fmt.Sprintf(
-			"HostPort %d/%s: hostIP %s is no address of this node: choose one, or none for all of them", hp.HostPort, hp.Protocol, hp.HostIP))
+		// Serving it would intercept what this node's pods send to that address.
+		plan.problem(condition.HostIPNotHere.New(
+			"HostPort %d/%s: hostIP %s is not an address of this node", hp.HostPort, hp.Protocol, hp.HostIP).Do("set hostIP to an address of the node, or leave it empty for all addresses"))
 		return
 	}
 	if hp.Protocol == SCTP && hp.HostPort != hp.ContainerPort {
-		plan.Problems = append(plan.Problems, sctpProblem(fmt.Sprintf("HostPort %d/SCTP: the container has", hp.HostPort),
-			fmt.Sprint(hp.ContainerPort), "let hostPort and containerPort be the same"))
+		plan.problem(sctpProblem(fmt.Sprintf("HostPort %d/SCTP: the container has", hp.HostPort),
+			fmt.Sprint(hp.ContainerPort), "set hostPort and containerPort to the same port"))
 	}
 	for _, addr := range addrs {
-		// A source on loopback means nothing to a pod.
+		// A pod cannot reply to a loopback source.
 		ds := [SourceClasses]Decision{FromNode: {Balance, set.Scope, addr.IsLoopback()}}
 		if !addr.IsLoopback() {
 			ds[FromPod] = Decision{Balance, set.Scope, false}
@@ -71,7 +72,8 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 			Kind:      HostPort,
 			Port:      port,
 			Decisions: ds,
-			// A hostIP means itself; none means every address.
+			// A hostIP stands for that address only; without one, the port is served at every
+			// address.
 			OneAddress: hp.HostIP.IsValid() && addr.IsLoopback(),
 		})
 	}

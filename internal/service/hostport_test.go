@@ -35,7 +35,7 @@ func podIPs(ips ...string) func(*corev1.Pod) {
 
 func TestR33HostPorts(t *testing.T) {
 	const second = "198.51.100.1"
-	withSecond := func(objects ...Object) *Table {
+	withSecond := func(objects ...Object) *Cluster {
 		table := cluster(testConfig(), objects...)
 		table.SetLocalAddresses(addrs(hereIP, second, "127.0.0.1"))
 		return table
@@ -82,7 +82,7 @@ func TestR33HostPorts(t *testing.T) {
 		})
 	}
 	p := withSecond(convertPod(pod("p", 1, hostPort("8.8.8.8", 53, 53, "UDP")))).Plan(Ref{KindPod, "default", "p"})
-	if p == nil || len(p.Problems) != 1 || !strings.Contains(p.Problems[0], "8.8.8.8") {
+	if p == nil || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Message, "8.8.8.8") {
 		t.Errorf("nobody's address: %+v", p)
 	}
 }

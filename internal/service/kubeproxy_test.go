@@ -10,9 +10,8 @@ import (
 	"testing"
 )
 
-// TestKubeProxyDecidesTheSame compares with what the rules of kube-proxy 1.36.3
-// did to packets in random worlds; testdata/kube-proxy/README.md says how they
-// were recorded.
+// TestKubeProxyDecidesTheSame compares with what the rules of kube-proxy 1.36.3 did to packets in
+// random worlds; testdata/kube-proxy/README.md says how they were recorded.
 func TestKubeProxyDecidesTheSame(t *testing.T) {
 	file := "testdata/kube-proxy/traces.txt"
 	if f := os.Getenv("TRACES"); f != "" {
@@ -45,7 +44,7 @@ func TestKubeProxyDecidesTheSame(t *testing.T) {
 }
 
 // table has the world's objects as their converters make them.
-func (w *traceWorld) table() *Table {
+func (w *traceWorld) table() *Cluster {
 	config := testConfig()
 	config.MasqueradeAll = w.masqueradeAll
 	objects := []Object{
@@ -61,8 +60,8 @@ func (w *traceWorld) table() *Table {
 	return cluster(config, objects...)
 }
 
-// meets says in the traces' words what a packet meets.
-func meets(table *Table, source netip.Addr, class SourceClass, key FrontendKey) string {
+// meets returns what happens to a packet in the traces' words.
+func meets(table *Cluster, source netip.Addr, class SourceClass, key FrontendKey) string {
 	p, f := at(table, key)
 	if f == nil {
 		p, f = at(table, FrontendKey{Addr: key.Addr})

@@ -11,21 +11,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A traceWorld is one paragraph of testdata/kube-proxy/traces.txt: what there is
-// as seen by the node "here" at 192.0.2.1 and 2001:db8::1, and what becomes of
-// packets.
+// A traceWorld is one paragraph of testdata/kube-proxy/traces.txt: the objects as seen by the node
+// "here" at 192.0.2.1 and 2001:db8::1, and what happens to packets.
 type traceWorld struct {
 	zone          string
 	masqueradeAll bool
 	services      []*corev1.Service
 	slices        []*discoveryv1.EndpointSlice
-	// packets maps a destination to what the sources meet, in traceSources' order.
+	// packets maps a destination to the results for each source, in traceSources' order.
 	packets []tracePacketLine
 }
 
 type tracePacketLine struct{ destination, outcomes string }
 
-// traceSources are who sends: a pod, the node, two outside clients.
+// traceSources are the senders: a pod, the node, two outside clients.
 var traceSources = map[bool][4]string{
 	false: {"10.9.0.9", "192.0.2.1", "198.51.100.7", "203.0.113.77"},
 	true:  {"fd01:9::9", "2001:db8::1", "2001:db8:5::7", "2001:db8:7::7"},

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// R39: what this node's Node object said last stays in force when it is deleted.
+// R39: the last state of this node's Node object stays in use when it is deleted.
 func TestR39TheOwnNodeIsDeleted(t *testing.T) {
 	config := testConfig()
 	own := &Node{Name: "here", Zone: "east", Addresses: addrs(hereIP, hereIP6), PodCIDRs: prefixes("10.1.0.0/24")}
@@ -29,19 +29,19 @@ func TestR39TheOwnNodeIsDeleted(t *testing.T) {
 		check(t, table, served)
 	}
 
-	// Another one takes its place, and has its own address alone.
+	// A new Node object replaces it, with only its own address.
 	table.Apply(changes(&Node{Name: "here", Zone: "west", Addresses: addrs("192.0.2.9")}))
 	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all b masq", webHTTP: everywhere("b")})
 	if table.OwnNodeDeleted() {
 		t.Error("there is a Node again, and it is said to be deleted")
 	}
 
-	// Other nodes' facts go with them; a node that never had an object has none.
+	// The state of other nodes is removed with them; a node that never had an object has none.
 	table.Apply([]Change{gone(there)})
 	if n := table.nodeAddrs[addrs(thereIP)[0]]; n != 0 {
 		t.Errorf("the other node is deleted, and %d have its address", n)
 	}
-	table = NewTable(config)
+	table = NewCluster(config)
 	table.Apply(append(changes(there), gone(own)))
 	if !table.UnknownNode() || table.OwnNodeDeleted() {
 		t.Errorf("a Node that never was: unknown %t, deleted %t", table.UnknownNode(), table.OwnNodeDeleted())

@@ -56,7 +56,7 @@ func TestR22LoopbackHasItsOwnSwitch(t *testing.T) {
 	})
 }
 
-// R21: other ports of a ClusterIP are not refused while the node itself has the address.
+// R21: other ports of a ClusterIP are not rejected while the node itself has the address.
 func TestR21OwnAddress(t *testing.T) {
 	table := cluster(testConfig(), service("web", dualStack), both)
 	for _, c := range []struct {
@@ -77,7 +77,7 @@ func TestR21OwnAddress(t *testing.T) {
 }
 
 func TestR22AddressChangesAreFollowed(t *testing.T) {
-	table := NewTable(testConfig())
+	table := NewCluster(testConfig())
 	table.Apply(changes(service("web", nodePort(30080)), service("plain", clusterIP("10.0.0.2")), both))
 	check(t, table, expect{nodeHTTP: "none", webHTTP: everywhere("a b")})
 	if d := table.Apply(changes(here)); d.Resolved != 1 || len(d.Plans) != 1 {

@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// SetLocalAddresses replaces the addresses of this node's interfaces. Those that
-// mean this node nowhere else (loopback, link-local) are left out.
-func (t *Table) SetLocalAddresses(addrs []netip.Addr) Delta {
+// SetLocalAddresses sets the addresses of this node's interfaces. Loopback and link-local
+// addresses, which other hosts cannot reach, are left out.
+func (t *Cluster) SetLocalAddresses(addrs []netip.Addr) Delta {
 	b := newBatch()
 	old := t.interfaces
 	t.interfaces = slices.DeleteFunc(sortedAddrs(addrs), func(a netip.Addr) bool { return !a.IsGlobalUnicast() })
@@ -19,7 +19,7 @@ func (t *Table) SetLocalAddresses(addrs []netip.Addr) Delta {
 	return t.commit(b)
 }
 
-func (t *Table) setNode(b *batch, c Change) {
+func (t *Cluster) setNode(b *batch, c Change) {
 	old := t.nodes[c.Ref.Name]
 	if c.Ref.Name == t.config.NodeName {
 		t.ownDeleted = c.Object == nil && old != nil
@@ -30,11 +30,11 @@ func (t *Table) setNode(b *batch, c Change) {
 	set(t.nodes, c.Ref.Name, c.Object)
 	if n := t.nodes[c.Ref.Name]; n != nil {
 		t.count(b, n.Addresses, 1)
-		t.guarded.nodes.count(b.guarded, n.Addresses, 1)
+		t.protected.nodes.count(b.protected, n.Addresses, 1)
 	}
 	if old != nil {
 		t.count(b, old.Addresses, -1)
-		t.guarded.nodes.count(b.guarded, old.Addresses, -1)
+		t.protected.nodes.count(b.protected, old.Addresses, -1)
 	}
 	now := t.nodes[c.Ref.Name]
 	if old.addressOf(IPv4) != now.addressOf(IPv4) || old.addressOf(IPv6) != now.addressOf(IPv6) {
@@ -59,29 +59,28 @@ func podCIDRs(n *Node) []netip.Prefix {
 	return n.PodCIDRs
 }
 
-// count notes that a Node or this node's interfaces gained or lost addresses.
-func (t *Table) count(b *batch, addrs []netip.Addr, by int) {
-	counts(t.nodeAddrs).count(b.knew, addrs, by)
+// count records that a Node or this node's interfaces gained or lost addresses.
+func (t *Cluster) count(b *batch, addrs []netip.Addr, by int) {
+	counts(t.nodeAddrs).count(b.before, addrs, by)
 }
 
-// updateNode takes over what the batch says of nodes and marks the objects whose
-// plans depend on it.
-func (t *Table) updateNode(b *batch) {
+// updateNode applies the batch's changes of nodes and marks the objects whose plans depend on them.
+func (t *Cluster) updateNode(b *batch) {
 	old := t.node
 	if b.thisNode {
 		t.node = newNodeFacts(&t.config, t.nodes, t.interfaces, t.nodeAddrs)
 	}
-	t.node.guarded = t.guarded
+	t.node.protected = t.protected
 	moved := map[netip.Addr]bool{}
-	counts(t.nodeAddrs).moved(b.knew, moved)
-	t.guarded.nodes.moved(b.guarded, moved)
-	t.guarded.servers.moved(b.servers, moved)
+	counts(t.nodeAddrs).moved(b.before, moved)
+	t.protected.nodes.moved(b.protected, moved)
+	t.protected.servers.moved(b.servers, moved)
 	changed := nodeChange{
-		nodePorts: !slices.Equal(old.nodePorts, t.node.nodePorts),
-		primary:   !slices.Equal(old.primary, t.node.primary),
-		zone:      old.zone != t.node.zone,
-		here:      !slices.Equal(old.local, t.node.local) || !slices.Equal(old.pods, t.node.pods),
-		turned:    func(a netip.Addr) bool { return old.isLocal(a) != t.node.isLocal(a) },
+		nodePorts:    !slices.Equal(old.nodePorts, t.node.nodePorts),
+		primary:      !slices.Equal(old.primary, t.node.primary),
+		zone:         old.zone != t.node.zone,
+		here:         !slices.Equal(old.local, t.node.local) || !slices.Equal(old.pods, t.node.pods),
+		localChanged: func(a netip.Addr) bool { return old.isLocal(a) != t.node.isLocal(a) },
 	}
 	changed.moved, changed.renumbered = moved, b.renumbered
 	if changed.nodePorts || changed.primary || changed.zone || changed.here || len(changed.moved) > 0 || len(changed.renumbered) > 0 {
@@ -98,23 +97,24 @@ func (t *Table) updateNode(b *batch) {
 	}
 }
 
-// nodeChange says which of the facts that Services depend on have changed.
+// nodeChange holds the changes of nodes on which Services depend.
 type nodeChange struct {
 	nodePorts, primary, zone, here bool
-	// moved has the addresses that became, or ceased to be, a node's.
+	// moved holds the addresses that became, or ceased to be, a node's.
 	moved map[netip.Addr]bool
-	// turned says whether an address became, or ceased to be, this node's.
-	turned func(netip.Addr) bool
-	// renumbered has the Nodes that others reach at another address.
+	// localChanged reports whether an address became, or ceased to be, this node's.
+	localChanged func(netip.Addr) bool
+	// renumbered holds the Nodes whose address for other nodes has changed.
 	renumbered map[string]bool
 }
 
 func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, config *Config) bool {
 	switch {
-	case n.nodePorts && slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort != 0 }),
+	case n.primary && config.checksByOption(s),
+		n.nodePorts && slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort != 0 }),
 		n.primary && len(s.SourceRanges) > 0 && len(s.IngressIPs) > 0,
-		n.here && (n.turned(s.clusterIP(IPv4)) || n.turned(s.clusterIP(IPv6))),
-		n.here && len(s.SourceRanges) > 0 && slices.ContainsFunc(s.IngressIPs, n.turned),
+		n.here && (n.localChanged(s.clusterIP(IPv4)) || n.localChanged(s.clusterIP(IPv6))),
+		n.here && len(s.SourceRanges) > 0 && slices.ContainsFunc(s.IngressIPs, n.localChanged),
 		len(n.moved) > 0 && slices.ContainsFunc(slices.Concat(s.ExternalIPs, s.IngressIPs), func(a netip.Addr) bool { return n.moved[a] }):
 		return true
 	}
@@ -129,17 +129,17 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, confi
 	})
 }
 
-// OwnNodeDeleted says that this node's Node object has been deleted: what it said last
-// stays in force until there is another (R39).
-func (t *Table) OwnNodeDeleted() bool { return t.ownDeleted }
+// OwnNodeDeleted reports that this node's Node object has been deleted. Its last state stays in use
+// until it is created again (R39).
+func (t *Cluster) OwnNodeDeleted() bool { return t.ownDeleted }
 
-// UnknownNode says that there are Nodes, and none has or had this node's name.
-func (t *Table) UnknownNode() bool {
+// UnknownNode reports that there are Nodes, but none has or had this node's name.
+func (t *Cluster) UnknownNode() bool {
 	return len(t.nodes) > 0 && t.nodes[t.config.NodeName] == nil
 }
 
 // OwnAddresses returns the addresses of this node's Node object, in its order.
-func (t *Table) OwnAddresses() []netip.Addr {
+func (t *Cluster) OwnAddresses() []netip.Addr {
 	if n := t.nodes[t.config.NodeName]; n != nil {
 		return n.Addresses
 	}
@@ -147,7 +147,7 @@ func (t *Table) OwnAddresses() []netip.Addr {
 }
 
 // PodCIDRs returns the pod ranges of all nodes, sorted.
-func (t *Table) PodCIDRs() []netip.Prefix {
+func (t *Cluster) PodCIDRs() []netip.Prefix {
 	var all []netip.Prefix
 	for _, n := range t.nodes {
 		all = append(all, n.PodCIDRs...)
@@ -155,12 +155,12 @@ func (t *Table) PodCIDRs() []netip.Prefix {
 	return sortedPrefixes(all)
 }
 
-// ServiceCIDRs returns the ranges of all ServiceCIDRs, sorted. An address inside
-// that no frontend has is a Drop (R21).
-func (t *Table) ServiceCIDRs() []netip.Prefix { return t.serviceCIDRs }
+// ServiceCIDRs returns the ranges of all ServiceCIDRs, sorted. Packets to an address inside without
+// a frontend are dropped (R21).
+func (t *Cluster) ServiceCIDRs() []netip.Prefix { return t.serviceCIDRs }
 
 // updateServiceCIDRs returns the new list if the batch changed it.
-func (t *Table) updateServiceCIDRs(b *batch) *[]netip.Prefix {
+func (t *Cluster) updateServiceCIDRs(b *batch) *[]netip.Prefix {
 	if !b.serviceCIDRs {
 		return nil
 	}
@@ -175,13 +175,13 @@ func (t *Table) updateServiceCIDRs(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// PodNetworks returns where pods are: the configured networks, else the pod ranges
-// of all nodes and the addresses of Pods outside of them; sorted.
-func (t *Table) PodNetworks() []netip.Prefix { return t.podNetworks }
+// PodNetworks returns the pod networks: the configured ones, or else the podCIDRs of all nodes and
+// the addresses of Pods outside them; sorted.
+func (t *Cluster) PodNetworks() []netip.Prefix { return t.podNetworks }
 
 // updatePodNetworks returns the new list if the batch changed it.
-func (t *Table) updatePodNetworks(b *batch) *[]netip.Prefix {
-	moved := len(b.knew) > 0 && len(t.podAddrs) > 0
+func (t *Cluster) updatePodNetworks(b *batch) *[]netip.Prefix {
+	moved := len(b.before) > 0 && len(t.podAddrs) > 0
 	if !b.podCIDRs && !b.podAddrs && !moved || len(t.config.PodNetworks) > 0 {
 		return nil
 	}
@@ -194,12 +194,12 @@ func (t *Table) updatePodNetworks(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// Balancers returns the networks whose encapsulated packets are for backends of this node:
-// those configured, and the addresses of all Nodes; sorted.
-func (t *Table) Balancers() []netip.Prefix { return t.balancers }
+// Balancers returns the networks from which encapsulated packets for backends of this node are
+// accepted: the configured ones, and the addresses of all Nodes; sorted.
+func (t *Cluster) Balancers() []netip.Prefix { return t.balancers }
 
 // updateBalancers returns the new list if the batch changed it.
-func (t *Table) updateBalancers(b *batch) *[]netip.Prefix {
+func (t *Cluster) updateBalancers(b *batch) *[]netip.Prefix {
 	if !b.nodes {
 		return nil
 	}
@@ -219,14 +219,13 @@ func (t *Table) updateBalancers(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// LocalReadyEndpoints counts the distinct addresses of one family at which ready
-// endpoints of a Service run on this node: what healthCheckNodePort reports on
-// the node's addresses of that family (R34).
-func (t *Table) LocalReadyEndpoints(service Ref, family Family) int {
+// LocalReadyEndpoints counts the distinct addresses of one family with ready endpoints of a Service
+// on this node: what healthCheckNodePort reports on the node's addresses of that family (R34).
+func (t *Cluster) LocalReadyEndpoints(service Ref, family Family) int {
 	ready := map[netip.Addr]struct{}{}
 	for name, from := range portsOf(t.byService[service], family) {
 		all := mergeEndpoints(from)
-		t.health.of(service).mark(all, ServicePort{Name: name.name, Protocol: name.protocol})
+		t.health.of(service).mark(all, ServicePort{Name: name.name, Protocol: name.protocol}, checkedAt{}) // only local endpoints count, so no frontend is needed
 		for _, c := range all {
 			if c.ready() && c.local(&t.node) {
 				ready[c.addr.Addr()] = struct{}{}

@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// Object is an input: one of *Service, *EndpointSlice, *Node, *Pod,
-// *ServiceCIDR, *Namespace and *RuntimeClass, trimmed to what the rules read.
-// Objects are immutable once they have been handed over.
+// Object is an input: *Service, *EndpointSlice, *Node, *Pod, *ServiceCIDR, *Namespace or
+// *RuntimeClass, reduced to the fields that the rules use. Objects are immutable after they have
+// been passed on.
 type Object interface {
 	Ref() Ref
 }
 
-// Change is one object that came, changed (Object set) or went (Object nil).
+// Change is an object that was added or changed (Object set) or removed (Object nil).
 type Change struct {
 	Ref    Ref
 	Object Object
 }
 
-// Service is a v1 Service as the rules read it.
+// Service holds the fields of a v1 Service that the rules use.
 type Service struct {
 	Namespace, Name string
 	Created         time.Time
-	// ProxyName is the label service.kubernetes.io/service-proxy-name;
-	// HasProxyName says whether the label is there at all (R1).
+	// ProxyName is the label service.kubernetes.io/service-proxy-name; HasProxyName says whether
+	// the label exists (R1).
 	ProxyName    string
 	HasProxyName bool
 
@@ -41,16 +41,15 @@ type Service struct {
 	Affinity      time.Duration // zero: none
 	ExternalLocal bool          // externalTrafficPolicy: Local
 	InternalLocal bool          // internalTrafficPolicy: Local
-	// Algorithm is the annotation beeline.io/algorithm; empty: Config.Algorithm.
+	// Algorithm is the annotation beeline.io/algorithm; empty means Config.Algorithm.
 	Algorithm Algorithm
-	// DSR is the annotation beeline.io/dsr; empty: Config.DSR. DSRHybrid is beeline.io/dsr-hybrid;
-	// empty: Config.DSRHybrid. Stateless is beeline.io/stateless.
+	// DSR is the annotation beeline.io/dsr; empty means Config.DSR. DSRHybrid is
+	// beeline.io/dsr-hybrid; empty means Config.DSRHybrid. Stateless is beeline.io/stateless.
 	DSR                  DSR
 	DSRHybrid, Stateless Switch
 	// HealthCheckNodePort of a LoadBalancer with externalTrafficPolicy Local.
 	HealthCheckNodePort uint16
-	// Check is how its endpoints' health is asked after; the zero value where
-	// CheckErrors say that the annotations are wrong.
+	// Check is the health check of its endpoints; the zero value if CheckErrors is not empty.
 	Check       HealthCheck
 	CheckErrors []AnnotationError
 }
@@ -63,7 +62,7 @@ type ServicePort struct {
 	NodePort uint16 // 0: none
 }
 
-// EndpointSlice is a discovery.k8s.io/v1 EndpointSlice as the rules read it.
+// EndpointSlice holds the fields of a discovery.k8s.io/v1 EndpointSlice that the rules use.
 type EndpointSlice struct {
 	Namespace, Name string
 	Service         string // label kubernetes.io/service-name
@@ -87,16 +86,16 @@ type Endpoint struct {
 	Node                        string
 	Hints                       *Hints // nil: none
 	Ready, Serving, Terminating bool   // R9 applied
-	// Weight is the annotation beeline.io/weight of the slice: 1 to 255, 1 where
-	// there is none, 0 for an endpoint that takes no new connections.
+	// Weight is the annotation beeline.io/weight of the slice: 1 to 255, 1 by default, 0 for an
+	// endpoint that takes no new connections.
 	Weight uint8
 }
 
-// Hints name the nodes and zones that an endpoint is meant for (R13). Few endpoints have
-// any, and many are kept.
+// Hints name the nodes and zones for which an endpoint is meant (R13). They are separate to save
+// memory, because few endpoints have any.
 type Hints struct{ Nodes, Zones []string }
 
-// Node is a v1 Node as the rules read it.
+// Node holds the fields of a v1 Node that the rules use.
 type Node struct {
 	Name string
 	// Addresses are the InternalIPs, then the ExternalIPs, in the object's order.
@@ -105,17 +104,17 @@ type Node struct {
 	Zone      string // label topology.kubernetes.io/zone
 }
 
-// Pod is a v1 Pod as the rules read it: its hostPorts (R33), and whether it has
+// Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), and whether it has
 // opted out of the socket shortcut (OptOuts).
 type Pod struct {
 	Namespace, Name, UID string
-	// StaticUID is set for a mirror pod: the UID by which the kubelet knows the
-	// static pod that it stands for, and names its cgroup.
+	// StaticUID is set for a mirror pod: the UID of its static pod, by which the kubelet names the
+	// cgroup.
 	StaticUID   string
 	Created     time.Time
 	Node        string
 	HostNetwork bool
-	// Finished: phase Succeeded or Failed.
+	// Finished means phase Succeeded or Failed.
 	Finished, Deleting bool
 	Pending            bool // phase Pending: it may have no process yet
 	IPs                []netip.Addr
@@ -124,18 +123,18 @@ type Pod struct {
 	Shortcut           Shortcut
 }
 
-// Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn,
-// ShortcutOff, empty where there is none, or what is written there by mistake.
+// Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn, ShortcutOff, empty if not set,
+// or an invalid value.
 type Shortcut string
 
-// The values that mean something.
+// The valid values.
 const (
 	ShortcutOn  Shortcut = "on"
 	ShortcutOff Shortcut = "off"
 )
 
-// PodPort is one container port with a hostPort. HostIP is the zero Addr where
-// the object gives none, or an unspecified address.
+// PodPort is one container port with a hostPort. HostIP is the zero Addr if it is not set or
+// unspecified.
 type PodPort struct {
 	HostIP        netip.Addr
 	HostPort      uint16
@@ -149,35 +148,35 @@ type ServiceCIDR struct {
 	CIDRs []netip.Prefix
 }
 
-// Namespace is a v1 Namespace as the rules read it.
+// Namespace holds the fields of a v1 Namespace that the rules use.
 type Namespace struct {
 	Name     string
 	Shortcut Shortcut
 }
 
-// RuntimeClass is a node.k8s.io/v1 RuntimeClass as the rules read it.
+// RuntimeClass holds the fields of a node.k8s.io/v1 RuntimeClass that the rules use.
 type RuntimeClass struct {
 	Name     string
 	Shortcut Shortcut
 }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (s *Service) Ref() Ref { return Ref{KindService, s.Namespace, s.Name} }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (s *EndpointSlice) Ref() Ref { return Ref{KindEndpointSlice, s.Namespace, s.Name} }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (n *Node) Ref() Ref { return Ref{KindNode, "", n.Name} }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (p *Pod) Ref() Ref { return Ref{KindPod, p.Namespace, p.Name} }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (c *ServiceCIDR) Ref() Ref { return Ref{KindServiceCIDR, "", c.Name} }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (n *Namespace) Ref() Ref { return Ref{KindNamespace, "", n.Name} }
 
-// Ref identifies the object.
+// Ref returns the object's Ref.
 func (c *RuntimeClass) Ref() Ref { return Ref{KindRuntimeClass, "", c.Name} }

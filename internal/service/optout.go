@@ -11,94 +11,93 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 const (
-	// AnnotationSocketShortcut on a Pod, Namespace or RuntimeClass says whether
-	// Services are served at the sockets of the pod: "on" or "off".
+	// AnnotationSocketShortcut on a Pod, Namespace or RuntimeClass says whether Services are served
+	// at the pod's sockets: "on" or "off".
 	AnnotationSocketShortcut = "beeline.io/socket-shortcut"
 	// annotationConfigHash on a mirror pod is the UID of its static pod
 	// (pkg/kubelet/types of Kubernetes); k8s.io/api does not export it.
 	annotationConfigHash = "kubernetes.io/config.hash"
 )
 
-// ConvertNamespace copies out of a v1 Namespace what the rules read.
+// ConvertNamespace extracts from a v1 Namespace the fields that the rules use.
 func ConvertNamespace(in *corev1.Namespace) (*Namespace, error) {
 	return &Namespace{in.Name, shortcut(in.Annotations)}, nil
 }
 
-// ConvertRuntimeClass copies out of a RuntimeClass what the rules read.
+// ConvertRuntimeClass extracts from a RuntimeClass the fields that the rules use.
 func ConvertRuntimeClass(in *nodev1.RuntimeClass) (*RuntimeClass, error) {
 	return &RuntimeClass{in.Name, shortcut(in.Annotations)}, nil
 }
 
-// shortcutMost is how much of a value that means nothing is kept.
-const shortcutMost = 64
+// maxShortcut is the maximum length of an invalid value that is kept.
+const maxShortcut = 64
 
 func shortcut(annotations map[string]string) Shortcut {
 	v, given := annotations[AnnotationSocketShortcut]
 	switch {
-	case len(v) > shortcutMost:
-		v = v[:shortcutMost]
+	case len(v) > maxShortcut:
+		v = v[:maxShortcut]
 	case given && v == "":
-		v = " " // empty means that there is none
+		v = " " // empty means that it is not set
 	}
 	return Shortcut(v)
 }
 
-// decided says whether the value is one that means something.
+// decided reports whether the value is valid.
 func (s Shortcut) decided() bool { return s == ShortcutOn || s == ShortcutOff }
 
-// problem says what is wrong with the value, "" if nothing.
+// problem says what is wrong with the value, or returns "".
 func (s Shortcut) problem() string {
 	if s == "" || s.decided() {
 		return ""
 	}
-	return fmt.Sprintf("annotation %s: %.40q: write \"on\" or \"off\"; it is ignored", AnnotationSocketShortcut, string(s))
+	return fmt.Sprintf("annotation %s: %.40q is ignored", AnnotationSocketShortcut, string(s))
 }
 
-// OptOut is a pod whose calls are left to the packet path.
+// OptOut is a pod that has opted out of the socket shortcut.
 type OptOut struct {
 	Pod Ref
-	// UID is the one in the name of the pod's cgroup.
+	// UID is the UID in the name of the pod's cgroup.
 	UID string
-	// Because is the kind of the object that says so: the Pod itself, its
-	// Namespace or its RuntimeClass.
+	// Because is the kind of the object whose annotation applies: Pod, Namespace or RuntimeClass.
 	Because Kind
 	// Deleting: its processes may have ended already. Pending: it may have none yet.
 	Deleting, Pending bool
-	// IPs has one of each family, or the zero Addr.
+	// IPs holds one address of each family, or the zero Addr.
 	IPs [2]netip.Addr
 }
 
-// OptOutProblem is what an object asks for about the socket shortcut and does
-// not get.
-type OptOutProblem struct {
-	Object Ref
-	Reason string
+// ObjectProblem is a problem of an object that has no Plan.
+type ObjectProblem struct {
+	Object  Ref
+	Problem condition.Condition
 }
 
-// OptOuts knows the pods of one node that have opted out of the socket
-// shortcut. What it says depends on the objects that are left, not on the order
-// in which they came. It is for one goroutine.
+// OptOuts holds the pods of one node that have opted out of the socket shortcut. Its state depends
+// only on the remaining objects, not on their order. It is not safe for concurrent use.
 type OptOuts struct {
 	node string
-	// pods has those of this node that have not finished, namespaces and classes
-	// the annotations that are there.
+	// pods holds this node's pods that have not finished; namespaces and classes hold the
+	// annotations that are set.
 	pods                map[Ref]*Pod
 	namespaces, classes map[string]Shortcut
 
 	list     []OptOut
-	problems []OptOutProblem
+	problems []ObjectProblem
 }
 
-// NewOptOuts returns one without objects, for the node of that name.
+// NewOptOuts returns an empty OptOuts for the node with that name.
 func NewOptOuts(node string) *OptOuts {
 	return &OptOuts{node: node, pods: map[Ref]*Pod{}, namespaces: map[string]Shortcut{}, classes: map[string]Shortcut{}}
 }
 
-// Apply takes over a batch of changes as one step, and says whether Pods or
-// Problems are others now. It costs nothing where no object is concerned.
+// Apply applies a batch of changes as one step, and reports whether Pods or Problems have changed.
+// It is cheap if no object matters.
 func (o *OptOuts) Apply(changes []Change) (changed bool) {
 	touched := false
 	for _, c := range changes {
@@ -139,7 +138,7 @@ func (o *OptOuts) setPod(c Change) (touched bool) {
 	return touched
 }
 
-// setShortcut keeps a value by the name of its object; none if it is empty.
+// setShortcut stores a value by the name of its object, or removes it if it is empty.
 func setShortcut(all map[string]Shortcut, name string, value Shortcut) (touched bool) {
 	if all[name] == value {
 		return false
@@ -150,46 +149,45 @@ func setShortcut(all map[string]Shortcut, name string, value Shortcut) (touched 
 	return true
 }
 
-// Pods are those that have opted out, sorted by their Refs. The list must not be
-// altered.
+// Pods returns the pods that have opted out, sorted by their Refs. The list must not be modified.
 func (o *OptOuts) Pods() []OptOut { return o.list }
 
-// Problems are sorted by object. The list must not be altered.
-func (o *OptOuts) Problems() []OptOutProblem { return o.problems }
+// Problems returns the problems, sorted by object. The list must not be modified.
+func (o *OptOuts) Problems() []ObjectProblem { return o.problems }
 
-func (o *OptOuts) decide() (list []OptOut, problems []OptOutProblem) {
-	note := func(object Ref, reason string) {
-		if reason != "" {
-			problems = append(problems, OptOutProblem{object, reason})
+func (o *OptOuts) decide() (list []OptOut, problems []ObjectProblem) {
+	wrong := func(object Ref, s Shortcut) {
+		if why := s.problem(); why != "" {
+			problems = append(problems, ObjectProblem{object, condition.AnnotationInvalid.New("%s", why).Do("write \"on\" or \"off\"")})
 		}
 	}
 	for name, s := range o.namespaces {
-		note(Ref{KindNamespace, "", name}, s.problem())
+		wrong(Ref{KindNamespace, "", name}, s)
 	}
 	for name, s := range o.classes {
-		note(Ref{KindRuntimeClass, "", name}, s.problem())
+		wrong(Ref{KindRuntimeClass, "", name}, s)
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.pods), Ref.Compare) {
 		p := o.pods[ref]
-		note(ref, p.Shortcut.problem())
+		wrong(ref, p.Shortcut)
 		because, off := decideOptOut(p, o.namespaces[p.Namespace], o.classes[p.RuntimeClass])
 		if !off {
 			continue
 		}
 		out := OptOut{Pod: ref, UID: cmp.Or(p.StaticUID, p.UID), Because: because, Deleting: p.Deleting, Pending: p.Pending}
 		copy(out.IPs[:], p.IPs)
-		if reason := cannotOptOut(p, out); reason != "" {
-			note(ref, reason)
+		if why, remedy := cannotOptOut(p, out); why != "" {
+			problems = append(problems, ObjectProblem{ref, condition.AnnotationWithoutEffect.New("%s", why).Do("%s", remedy)})
 			continue
 		}
 		list = append(list, out)
 	}
-	slices.SortStableFunc(problems, func(a, b OptOutProblem) int { return a.Object.Compare(b.Object) })
+	slices.SortStableFunc(problems, func(a, b ObjectProblem) int { return a.Object.Compare(b.Object) })
 	return list, problems
 }
 
-// decideOptOut: the Pod's own annotation wins, then its Namespace's, then its
-// RuntimeClass's.
+// decideOptOut evaluates the annotations: the Pod's own takes precedence over its Namespace's,
+// which takes precedence over its RuntimeClass's.
 func decideOptOut(p *Pod, namespace, class Shortcut) (because Kind, off bool) {
 	if p.RuntimeClass == "" {
 		class = ""
@@ -205,21 +203,21 @@ func decideOptOut(p *Pod, namespace, class Shortcut) (because Kind, off bool) {
 	return "", false
 }
 
-// cannotOptOut says why a pod keeps the socket shortcut that should not, "" if it
-// need not.
-func cannotOptOut(p *Pod, o OptOut) string {
+// cannotOptOut says why a pod cannot opt out of the socket shortcut, and what to change; "" if it
+// can.
+func cannotOptOut(p *Pod, o OptOut) (why, remedy string) {
 	switch {
 	case p.HostNetwork:
-		return fmt.Sprintf("%s asks that it has no socket shortcut, but it is on the host's network, where its sockets cannot be told from the node's: "+
-			"it keeps the shortcut; annotate the Pod with %s: \"on\" if that is right", o.asker(p), AnnotationSocketShortcut)
+		return fmt.Sprintf("%s opts it out of the socket shortcut, but it is in the host network, where its sockets cannot be distinguished from the node's: "+
+			"it keeps the shortcut", o.asker(p)), fmt.Sprintf("annotate the Pod with %s: \"on\" if this is intended", AnnotationSocketShortcut)
 	case o.UID == "":
-		return fmt.Sprintf("%s asks that it has no socket shortcut, but the Pod has no metadata.uid, by which the kubelet names its cgroup: "+
-			"it keeps the shortcut; write the UID", o.asker(p))
+		return fmt.Sprintf("%s opts it out of the socket shortcut, but the Pod has no metadata.uid, by which the kubelet names its cgroup: "+
+			"it keeps the shortcut", o.asker(p)), "set metadata.uid"
 	}
-	return ""
+	return "", ""
 }
 
-// asker names the object whose annotation decides.
+// asker names the object whose annotation applies.
 func (o OptOut) asker(p *Pod) string {
 	switch o.Because {
 	case KindNamespace:

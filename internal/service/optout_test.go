@@ -27,8 +27,8 @@ func optOutsOf(objects ...Object) *OptOuts {
 	return o
 }
 
-// The Pod's own annotation wins, then its Namespace's, then its RuntimeClass's;
-// what means nothing is as if it were not there.
+// The Pod's own annotation takes precedence over its Namespace's, and that over its RuntimeClass's;
+// invalid values count as not set.
 func TestOptOutPrecedence(t *testing.T) {
 	all := []Shortcut{"", ShortcutOn, ShortcutOff, "maybe"}
 	for _, pod := range all {
@@ -83,7 +83,7 @@ func TestOptOutOfWhichPods(t *testing.T) {
 		"being deleted":    {func(p *Pod) { p.Deleting = true }, []OptOut{{UID: "uid-a", Deleting: true}}, ""},
 		"not started":      {func(p *Pod) { p.Pending = true }, []OptOut{{UID: "uid-a", Pending: true}}, ""},
 		"static":           {func(p *Pod) { p.StaticUID = "0123abcd" }, []OptOut{{UID: "0123abcd"}}, ""},
-		"on the host's":    {func(p *Pod) { p.HostNetwork = true }, nil, "host's network"},
+		"on the host's":    {func(p *Pod) { p.HostNetwork = true }, nil, "host network"},
 		"without a UID":    {func(p *Pod) { p.UID = "" }, nil, "no metadata.uid"},
 		"with a host port": {func(p *Pod) { p.HostPorts = []PodPort{{HostPort: 1}} }, []OptOut{{UID: "uid-a"}}, ""},
 	} {
@@ -97,28 +97,28 @@ func TestOptOutOfWhichPods(t *testing.T) {
 				t.Error(diff)
 			}
 			if problems := o.Problems(); test.problem == "" && len(problems) > 0 ||
-				test.problem != "" && (len(problems) != 1 || problems[0].Object != p.Ref() || !strings.Contains(problems[0].Reason, test.problem)) {
+				test.problem != "" && (len(problems) != 1 || problems[0].Object != p.Ref() || !strings.Contains(problems[0].Problem.Message, test.problem)) {
 				t.Errorf("problems %v, want %q", problems, test.problem)
 			}
 		})
 	}
 }
 
-// A problem names the object whose annotation decides.
+// A problem names the object whose annotation applies.
 func TestOptOutProblemNamesWhoAsks(t *testing.T) {
 	host := func(p *Pod) { p.HostNetwork, p.RuntimeClass = true, "c" }
 	for want, objects := range map[string][]Object{
-		"Namespace shop asks": {optOutPod("a", "", host), &Namespace{"shop", ShortcutOff}},
-		"RuntimeClass c asks": {optOutPod("a", "", host), &RuntimeClass{"c", ShortcutOff}},
-		"its annotation asks": {optOutPod("a", ShortcutOff, host)},
+		"Namespace shop opts it out": {optOutPod("a", "", host), &Namespace{"shop", ShortcutOff}},
+		"RuntimeClass c opts it out": {optOutPod("a", "", host), &RuntimeClass{"c", ShortcutOff}},
+		"its annotation opts it out": {optOutPod("a", ShortcutOff, host)},
 	} {
-		if p := optOutsOf(objects...).Problems(); len(p) != 1 || !strings.HasPrefix(p[0].Reason, want) {
+		if p := optOutsOf(objects...).Problems(); len(p) != 1 || !strings.HasPrefix(p[0].Problem.Message, want) {
 			t.Errorf("%v, want %q", p, want)
 		}
 	}
 }
 
-// Only what alters the answer is a change.
+// Only changes of the result are reported.
 func TestOptOutChanges(t *testing.T) {
 	o := NewOptOuts("here")
 	pod, uid2 := optOutPod("a", ""), optOutPod("a", "", func(p *Pod) { p.UID = "uid-2" })
@@ -148,7 +148,7 @@ func TestOptOutChanges(t *testing.T) {
 	}
 }
 
-// The answer depends on the objects that are left, not on their order.
+// The result depends on the remaining objects, not on their order.
 func TestOptOutInAnyOrder(t *testing.T) {
 	values := []Shortcut{"", ShortcutOn, ShortcutOff, "x"}
 	r := rand.New(rand.NewPCG(1, 2))
@@ -198,7 +198,7 @@ spec: {nodeName: here, runtimeClassName: careful}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {
 		t.Error(diff)
 	}
-	// The hash alone is anybody's, and nobody speaks for a pod of the API server.
+	// Anyone can write the hash annotation, so a Pod cannot use it to name a pod of the API server.
 	for _, metadata := range []string{
 		`annotations: {kubernetes.io/config.hash: 0123abcd}, ownerReferences: [{kind: Node, name: here}]`,
 		`annotations: {kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.mirror: x}`,

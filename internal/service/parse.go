@@ -12,15 +12,15 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// parseAddr reads an address as Kubernetes has always stored it: with white
-// space around it and leading zeros in its numbers, which are decimal all the
-// same (R8). IPv4-mapped IPv6 becomes IPv4; there are no zones.
+// parseAddr parses an address in the legacy forms that Kubernetes accepts: with surrounding white
+// space, and with leading zeros in decimal numbers (R8). It converts IPv4-mapped IPv6 to IPv4, and
+// rejects zones.
 func parseAddr(s string) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(strings.TrimSpace(s)))
 	return a.Unmap(), ok
 }
 
-// parsePrefix reads a CIDR with the same tolerance and clears its host bits.
+// parsePrefix parses a CIDR in the same forms and clears its host bits.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	addr, length, found := strings.Cut(strings.TrimSpace(s), "/")
 	a, ok := parseAddr(addr)
@@ -38,21 +38,21 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	return p, p.IsValid()
 }
 
-// familyOfPrefix is the family of a prefix's addresses.
+// familyOfPrefix returns the family of a prefix.
 func familyOfPrefix(p netip.Prefix) Family { return FamilyOf(p.Addr()) }
 
-// fieldErrors collects what is wrong with the fields of one object.
+// fieldErrors collects the errors in the fields of one object.
 type fieldErrors struct{ errs []error }
 
-// add names the field, what it says and what it should say.
+// add adds an error with the field, its value and the expected values.
 func (e *fieldErrors) add(field string, value any, expected string) {
 	e.errs = append(e.errs, fmt.Errorf("%s: %#v: expected %s", field, value, expected))
 }
 
 func (e *fieldErrors) join() error { return errors.Join(e.errs...) }
 
-// addr parses an address. An empty one is none, and no error either: the API
-// has let them through.
+// addr parses an address. An empty one is ignored without an error, because the API has accepted
+// such values.
 func (e *fieldErrors) addr(field, value string) (netip.Addr, bool) {
 	if strings.TrimSpace(value) == "" {
 		return netip.Addr{}, false
@@ -69,8 +69,8 @@ func (e *fieldErrors) addr(field, value string) (netip.Addr, bool) {
 	return a, true
 }
 
-// serviceAddr parses an address that clients may be sent away from: a loopback
-// one is refused, because every process that talks to itself would meet it.
+// serviceAddr parses an address of a Service. It rejects loopback addresses, because a Service
+// there would intercept local connections of every process.
 func (e *fieldErrors) serviceAddr(field, value string) (netip.Addr, bool) {
 	a, ok := e.addr(field, value)
 	if ok && a.IsLoopback() {
@@ -80,7 +80,7 @@ func (e *fieldErrors) serviceAddr(field, value string) (netip.Addr, bool) {
 	return a, ok
 }
 
-// prefixes parses a list of CIDRs and leaves out what is none.
+// prefixes parses a list of CIDRs and leaves out invalid ones.
 func (e *fieldErrors) prefixes(field string, values []string) []netip.Prefix {
 	var ps []netip.Prefix
 	for i, v := range values {
@@ -97,7 +97,7 @@ func (e *fieldErrors) prefixes(field string, values []string) []netip.Prefix {
 	return ps
 }
 
-// port checks a port number; zero stands for none and is left to the caller.
+// port validates a port number; zero means none and is left to the caller.
 func (e *fieldErrors) port(field string, value int32) uint16 {
 	if value < 0 || value > 65535 {
 		e.add(field, value, "a port from 1 to 65535")
@@ -106,7 +106,7 @@ func (e *fieldErrors) port(field string, value int32) uint16 {
 	return uint16(value)
 }
 
-// protocol reads a protocol; empty is TCP, the API's default.
+// protocol parses a protocol; empty means TCP, the API's default.
 func (e *fieldErrors) protocol(field, value string) (Protocol, bool) {
 	switch value {
 	case "", "TCP":

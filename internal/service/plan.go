@@ -4,12 +4,13 @@ package service
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// finish sorts the plan and settles what one object asks for twice. The same
-// address in two fields is no problem if both mean one port.
+// finish sorts the plan and resolves duplicate requests of one object. The same address in two
+// fields is no problem if both mean the same port.
 func (p *Plan) finish() {
 	slices.SortStableFunc(p.Frontends, func(a, b Frontend) int {
 		return cmp.Or(a.Key.Compare(b.Key), cmp.Compare(a.Kind.within(), b.Kind.within()))
@@ -22,8 +23,7 @@ func (p *Plan) finish() {
 			continue
 		}
 		if kept[last].Port != f.Port {
-			p.Problems = append(p.Problems, fmt.Sprintf("%s %s of port %s is its port %s already: change one of them",
-				f.Kind, f.Key, f.Port, kept[last].Port))
+			p.problem(condition.AddressTaken.New("%s %s of port %s is already used by its port %s", f.Kind, f.Key, f.Port, kept[last].Port))
 		}
 		kept[last].stands(f.Kind)
 	}
@@ -33,14 +33,16 @@ func (p *Plan) finish() {
 	}
 	bySet := func(a, b BackendSet) int { return a.Key.Compare(b.Key) }
 	slices.SortFunc(p.Sets, bySet)
-	slices.SortFunc(p.Kept, bySet)
+	slices.SortFunc(p.Retained, bySet)
 	slices.Sort(p.Refusals)
-	slices.Sort(p.Problems)
-	p.Problems = slices.Compact(p.Problems)
+	p.Problems = p.Problems.Sort()
 }
 
-// within orders the kinds that one object asks for under one key: the first decides what
-// clients meet there (R38). It is the order in which kube-proxy's rules go before each other.
+// problem adds a problem of the object.
+func (p *Plan) problem(c condition.Condition) { p.Problems = append(p.Problems, c) }
+
+// within orders the kinds that one object requests under one key: the first decides for clients
+// (R38). It is the order of kube-proxy's rules.
 func (k FrontendKind) within() int {
 	switch k {
 	case LoadBalancer, ExternalIP:
@@ -49,8 +51,8 @@ func (k FrontendKind) within() int {
 	return int(k)
 }
 
-// stands notes that the object has the frontend's key in another field, too (R38). To
-// other objects, and to bind(), the address remains its ClusterIP or its NodePort.
+// stands records that the object has the frontend's key in another field, too (R38). For other
+// objects and for bind() the address remains its ClusterIP or NodePort.
 func (f *Frontend) stands(other FrontendKind) {
 	switch {
 	case f.Kind == ClusterIP: // no external field has the key
@@ -61,13 +63,13 @@ func (f *Frontend) stands(other FrontendKind) {
 	}
 }
 
-// keepUsedSets drops the sets that no frontend sends anything to.
+// keepUsedSets removes the sets that no frontend uses.
 func (p *Plan) keepUsedSets() {
 	used := usedSets(p.Frontends)
 	p.Sets = slices.DeleteFunc(p.Sets, func(s BackendSet) bool { return !used[s.Key] })
 }
 
-// usedSets are the sets that frontends send something to.
+// usedSets returns the sets to which frontends send traffic.
 func usedSets(frontends []Frontend) map[SetKey]bool {
 	used := map[SetKey]bool{}
 	for i := range frontends {
@@ -81,15 +83,15 @@ func usedSets(frontends []Frontend) map[SetKey]bool {
 	return used
 }
 
-// equalPlans says whether two plans, nil for none, ask for the same.
+// equalPlans reports whether two plans, nil for none, request the same.
 func equalPlans(a, b *Plan) bool {
 	if a == nil || b == nil || a == b {
 		return a == b
 	}
 	return slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) &&
 		slices.EqualFunc(a.Sets, b.Sets, equalSets) &&
-		slices.EqualFunc(a.Kept, b.Kept, equalSets) &&
-		a.TableSize == b.TableSize &&
+		slices.EqualFunc(a.Retained, b.Retained, equalSets) &&
+		a.TableSize == b.TableSize && a.Created.Equal(b.Created) &&
 		slices.Equal(a.Problems, b.Problems) && slices.Equal(a.Refusals, b.Refusals)
 }
 

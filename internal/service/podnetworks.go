@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// notePodAddresses takes over the addresses of a Pod, nil for one that is gone. They tell who
-// is a pod where no podCIDR does: some networks give Nodes none.
-func (t *Table) notePodAddresses(b *batch, ref Ref, p *Pod) {
+// notePodAddresses records the addresses of a Pod, nil for one that is gone. They identify pods
+// without a podCIDR, which some network plugins do not set.
+func (t *Cluster) notePodAddresses(b *batch, ref Ref, p *Pod) {
 	var now []netip.Addr
 	if p != nil && !p.HostNetwork && !p.Finished {
 		now = p.IPs
@@ -29,9 +29,9 @@ func inside(networks []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// learnedPods are the addresses of Pods that are neither in one of the networks nor an
-// address of a node.
-func (t *Table) learnedPods(networks []netip.Prefix) (all []netip.Prefix) {
+// learnedPods returns the addresses of Pods that are neither in one of the networks nor an address
+// of a node.
+func (t *Cluster) learnedPods(networks []netip.Prefix) (all []netip.Prefix) {
 	for _, addrs := range t.podAddrs {
 		for _, a := range addrs {
 			if a.IsValid() && t.nodeAddrs[a] == 0 && !inside(networks, a) {
@@ -42,10 +42,10 @@ func (t *Table) learnedPods(networks []netip.Prefix) (all []netip.Prefix) {
 	return all
 }
 
-// UntoldPods counts the other Nodes whose pods cannot be told from clients outside: they have
-// no podCIDRs, this node has none either, and no networks are configured. In manifests it is
+// UnclassifiedPods counts the other Nodes whose pods count as clients outside the cluster: they
+// have no podCIDRs, this node has none either, and no networks are configured. With manifests it is
 // 0 unless there are Pods.
-func (t *Table) UntoldPods() (nodes int) {
+func (t *Cluster) UnclassifiedPods() (nodes int) {
 	own := t.nodes[t.config.NodeName]
 	if len(t.config.PodNetworks) > 0 || own == nil || len(own.PodCIDRs) > 0 || t.config.Manifests && len(t.podAddrs) == 0 {
 		return 0

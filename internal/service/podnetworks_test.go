@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestLearnedPods: where Nodes have no podCIDRs, addresses of Pods say who is a pod (R18); not
-// those that are the host's, that have finished or are a node's. The Table says of how many
-// other Nodes the pods cannot be told.
+// TestLearnedPods: if Nodes have no podCIDRs, addresses of Pods identify pods (R18), except those
+// of the host network, of finished Pods or of nodes. The Cluster counts the other Nodes whose pods
+// are not identified.
 func TestLearnedPods(t *testing.T) {
 	own, other := &Node{Name: "here", Addresses: addrs(hereIP)}, &Node{Name: "there", Addresses: addrs(thereIP)}
 	withCIDR := &Node{Name: "here", Addresses: addrs(hereIP), PodCIDRs: prefixes("10.1.0.0/24")}
@@ -22,11 +22,11 @@ func TestLearnedPods(t *testing.T) {
 	}
 	a, b := pod("a", "10.1.0.1", nil), pod("b", "10.2.0.2", nil)
 	for _, test := range []struct {
-		name    string
-		objects []Object
-		config  func(*Config)
-		want    string
-		untold  int
+		name         string
+		objects      []Object
+		config       func(*Config)
+		want         string
+		unclassified int
 	}{
 		{"no podCIDRs", []Object{own, other, a, b}, nil, "[10.1.0.1/32 10.2.0.2/32]", 1},
 		{"one node", []Object{own, a}, nil, "[10.1.0.1/32]", 0},
@@ -42,13 +42,13 @@ func TestLearnedPods(t *testing.T) {
 		if test.config != nil {
 			test.config(&config)
 		}
-		table := NewTable(config)
+		table := NewCluster(config)
 		table.Apply(changes(test.objects...))
-		if got := fmt.Sprint(table.PodNetworks()); got != test.want || table.UntoldPods() != test.untold {
-			t.Errorf("%s: networks %s, want %s; pods of %d Nodes untold, want %d", test.name, got, test.want, table.UntoldPods(), test.untold)
+		if got := fmt.Sprint(table.PodNetworks()); got != test.want || table.UnclassifiedPods() != test.unclassified {
+			t.Errorf("%s: networks %s, want %s; pods of %d Nodes unclassified, want %d", test.name, got, test.want, table.UnclassifiedPods(), test.unclassified)
 		}
 	}
-	table := NewTable(testConfig())
+	table := NewCluster(testConfig())
 	table.Apply(changes(own, a))
 	if d := table.Apply([]Change{gone(a)}); d.PodNetworks == nil || len(*d.PodNetworks) != 0 {
 		t.Errorf("a pod has gone: %v", d.PodNetworks)

@@ -10,23 +10,24 @@ import (
 	"time"
 )
 
-// CheckKind says how an endpoint is asked.
+// CheckKind is the kind of health check.
 type CheckKind string
 
 // The kinds of check.
 const (
-	CheckTCP   CheckKind = "tcp"   // a connection is enough
-	CheckHTTP  CheckKind = "http"  // a GET, and a status that is wanted
+	CheckTCP   CheckKind = "tcp"   // the connection succeeds
+	CheckHTTP  CheckKind = "http"  // a GET returns an expected status
 	CheckHTTPS CheckKind = "https" // the same over TLS
 )
 
 // StatusRange is a range of HTTP status codes, both ends included.
 type StatusRange struct{ First, Last uint16 }
 
-// StatusRanges are up to four, the unused ones zero, so that they can be compared.
+// StatusRanges are up to four ranges; unused ones are zero. It is an array, so that it is
+// comparable.
 type StatusRanges [4]StatusRange
 
-// Has says whether one of the ranges has the code.
+// Has reports whether one of the ranges contains the code.
 func (r StatusRanges) Has(code int) bool {
 	return slices.ContainsFunc(r[:], func(s StatusRange) bool {
 		return s.First != 0 && int(s.First) <= code && code <= int(s.Last)
@@ -47,28 +48,28 @@ func (r StatusRanges) String() string {
 	return strings.Join(parts, ",")
 }
 
-// Probe is how a target is asked, and when its state changes. Two that are equal
-// ask the same.
+// Probe says how a target is probed, and when its state changes. Equal Probes are interchangeable.
 type Probe struct {
 	Kind CheckKind
 	// Path begins with a slash and may have a query; empty for CheckTCP.
 	Path string
-	// Host is the Host header; empty: the address and port that are asked.
+	// Host is the Host header; empty for the address and port of the target.
 	Host   string
 	Status StatusRanges // zero for CheckTCP
-	// ServerName is whom the certificate must be for, and the name that is asked for
-	// (SNI); empty: the address. Insecure: any certificate will do.
+	// ServerName is the name that the certificate must have, and the SNI name; empty for the
+	// address. Insecure accepts any certificate.
 	ServerName string
 	Insecure   bool
-	// Interval is between the beginnings of two probes, Timeout what one may take.
+	// Interval is the time between the starts of two probes; Timeout is the maximum duration of
+	// one.
 	Interval, Timeout time.Duration
-	// Rise successes in a row make a target that is down serve again, Fall failures
-	// take one out.
+	// Rise is the number of consecutive successes that bring a target up, Fall the number of
+	// consecutive failures that take it down.
 	Rise, Fall int
 }
 
-// DefaultProbe is what the annotations change. A target that stops answering is
-// out after 12 to 17 seconds.
+// DefaultProbe holds the defaults of the annotations. It takes a target that stops answering out of
+// service after 12 to 17 seconds.
 var DefaultProbe = Probe{
 	Path: "/", Status: StatusRanges{{200, 399}},
 	Interval: 5 * time.Second, Timeout: 2 * time.Second, Rise: 2, Fall: 3,

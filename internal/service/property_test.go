@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// world is what objects and addresses there are.
+// world holds the objects and addresses.
 type world struct {
 	objects map[Ref]Object
 	local   []netip.Addr
@@ -34,9 +34,9 @@ func (w *world) apply(cs []Change) {
 	}
 }
 
-// table computes everything from nothing.
-func (w *world) table(config Config) *Table {
-	t := NewTable(config)
+// table computes everything from scratch.
+func (w *world) table(config Config) *Cluster {
+	t := NewCluster(config)
 	t.SetLocalAddresses(w.local)
 	t.Apply(changes(slices.Collect(maps.Values(w.objects))...))
 	return t
@@ -55,12 +55,11 @@ func (r random) batch() []Change {
 	return cs
 }
 
-// snapshot has the plans, copied far enough that a Table which alters one is
-// found out.
-func snapshot(t *Table) map[Ref]*Plan {
+// snapshot copies the plans deeply enough to detect a Cluster that modifies them.
+func snapshot(t *Cluster) map[Ref]*Plan {
 	plans := map[Ref]*Plan{}
 	for ref, p := range t.Owners() {
-		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Kept), slices.Clone(p.Problems), slices.Clone(p.Refusals), p.Created}
+		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Retained), slices.Clone(p.Problems), slices.Clone(p.Refusals), p.Created}
 	}
 	return plans
 }
@@ -108,8 +107,8 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 		for range 5 {
 			last := changes(slices.Collect(maps.Values(w.objects))...)
 			r.Shuffle(len(last), func(i, j int) { last[i], last[j] = last[j], last[i] })
-			table := NewTable(config)
-			// Other states come first; each object's last state comes some time.
+			table := NewCluster(config)
+			// Earlier states come first; each object's last state comes at some point.
 			for range r.IntN(6) {
 				table.Apply(r.batch())
 				table.SetLocalAddresses(r.localAddresses())
@@ -135,8 +134,8 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 	})
 }
 
-// everything has the Refs of all that the table keeps.
-func (t *Table) everything() map[Ref]bool {
+// everything returns the Refs of all that the table holds.
+func (t *Cluster) everything() map[Ref]bool {
 	all := map[Ref]bool{}
 	for ref := range t.services {
 		all[ref] = true
@@ -160,7 +159,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	withSeeds(t, 40, func(t *testing.T, r random) {
 		config := r.config()
 		w := world{objects: map[Ref]Object{}}
-		table := NewTable(config)
+		table := NewCluster(config)
 		before, cidrs, pods, balancers := snapshot(table), table.ServiceCIDRs(), table.PodNetworks(), table.Balancers()
 		for range 60 {
 			var d Delta
@@ -212,7 +211,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	})
 }
 
-// checkDelta wants exactly the plans that differ.
+// checkDelta expects exactly the plans that differ.
 func checkDelta(t *testing.T, before, after map[Ref]*Plan, d Delta) {
 	t.Helper()
 	want := map[Ref]*Plan{}
@@ -231,9 +230,9 @@ func checkDelta(t *testing.T, before, after map[Ref]*Plan, d Delta) {
 	}
 }
 
-// concerned has the Services and Pods that a batch can make a difference to:
-// those that it names, those that read of nodes if it names one, and those that
-// want an address which one of these wants.
+// concerned returns the Services and Pods that a batch can affect: those that it contains, those
+// that depend on nodes if it contains one, and those that request an address which one of these
+// requests.
 func (w *world) concerned(config Config, batch []Change) map[Ref]bool {
 	direct := map[Ref]bool{}
 	for _, c := range batch {

@@ -11,8 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// random makes objects of a small world, so that they meet: few names, few
-// addresses, few ports.
+// random creates objects of a small world, so that they interact: few names, few addresses, few
+// ports.
 type random struct{ *rand.Rand }
 
 func (r random) oneOf(words ...string) string { return words[r.IntN(len(words))] }

@@ -9,13 +9,13 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/nearest"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/suggest"
 )
 
-// complainOfEndpoints says why new connections to a port are refused, if they are (R10, R11,
-// R16, R18). In manifests it is a problem if no slice has the port: there nobody but their
-// author makes slices.
-func (p *portPlan) complainOfEndpoints(all []candidate) {
+// warnEndpoints says why new connections to a port are rejected, if they are (R10, R11, R16, R18).
+// In manifests it is a problem if no slice has the port, because no controller creates slices.
+func (p *portPlan) warnEndpoints(all []candidate) {
 	why, slip := "", false
 	switch {
 	case len(p.sets.cluster) > 0:
@@ -30,7 +30,7 @@ func (p *portPlan) complainOfEndpoints(all []candidate) {
 	}
 	name := fmt.Sprintf("%s port %s", p.family, shownPort(p.port.Name, p.port.Protocol))
 	if slip && p.config.Manifests {
-		p.plan.Problems = append(p.plan.Problems, name+": clients are refused: "+why)
+		p.plan.problem(condition.EndpointsMissing.New("%s: clients are rejected: %s", name, why))
 		return
 	}
 	p.plan.Refusals = append(p.plan.Refusals, name+": "+why)
@@ -43,7 +43,7 @@ func shownPort(name string, protocol Protocol) string {
 	return name + "/" + protocol.String()
 }
 
-// noneHere says what a traffic policy Local does where no usable endpoint is on this node.
+// noneHere says what traffic policy Local does if this node has no usable endpoint.
 func (p *portPlan) noneHere(all []candidate) string {
 	var local []string
 	if p.svc.InternalLocal {
@@ -55,11 +55,11 @@ func (p *portPlan) noneHere(all []candidate) string {
 	if len(local) == 0 || len(p.sets.local) > 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s is Local, and none of %d endpoints that can be used is on this node", strings.Join(local, " and "), len(p.sets.cluster))
+	return fmt.Sprintf("%s is Local, and none of %d usable endpoints is on this node", strings.Join(local, " and "), len(p.sets.cluster))
 }
 
-// noEndpoints is for a port without any endpoint. It is a slip if a slice is missing, or has
-// endpoints at other ports.
+// noEndpoints says why a port has no endpoint. slip means that it is probably a mistake: a slice is
+// missing, or has endpoints at other ports.
 func (p *portPlan) noEndpoints() (why string, slip bool) {
 	others, endpoints, ours := map[string]struct{}{}, 0, false
 	there := false
@@ -83,13 +83,13 @@ func (p *portPlan) noEndpoints() (why string, slip bool) {
 	case ours || endpoints == 0:
 		return "its EndpointSlices have no endpoints", false
 	case len(others) == 0:
-		return "its EndpointSlices name no port", true
+		return "its EndpointSlices have no ports", true
 	}
 	return fmt.Sprintf("its EndpointSlices have no port of this name and protocol, but %s; a port of a slice belongs to the Service's port of the same name",
 		strings.Join(slices.Sorted(maps.Keys(others)), ", ")), true
 }
 
-// noneUsable counts why none of a port's endpoints takes new connections.
+// noneUsable counts the reasons why no endpoint of a port takes new connections.
 func noneUsable(all []candidate) string {
 	down, weightless, notReady := 0, 0, 0
 	for _, c := range all {
@@ -111,33 +111,27 @@ func noneUsable(all []candidate) string {
 			parts = append(parts, fmt.Sprintf(part.text, part.n))
 		}
 	}
-	return fmt.Sprintf("none of %d endpoints can be used: %s", len(all), strings.Join(parts, ", "))
+	return fmt.Sprintf("none of %d endpoints is usable: %s", len(all), strings.Join(parts, ", "))
 }
 
-// A Stray is an EndpointSlice that no Service has.
-type Stray struct {
-	Slice  Ref
-	Reason string
-}
-
-// Strays are the EndpointSlices whose Service does not exist, sorted. With an API server
-// that is ordinary for a moment; in manifests it is a slip.
-func (t *Table) Strays() (all []Stray) {
+// OrphanSlices returns the EndpointSlices whose Service does not exist, sorted. With an API server
+// that is normal for a moment; in manifests it is a mistake.
+func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 	for ref, list := range t.byService {
 		if t.services[ref] != nil {
 			continue
 		}
-		reason := fmt.Sprintf("metadata.labels[kubernetes.io/service-name]: there is no %s%s", ref, t.meant(ref))
+		problem := condition.EndpointSliceUnused.New("metadata.labels[kubernetes.io/service-name]: there is no %s%s", ref, t.likelyService(ref))
 		for _, s := range list {
-			all = append(all, Stray{s.Ref(), reason})
+			all = append(all, ObjectProblem{s.Ref(), problem})
 		}
 	}
-	slices.SortFunc(all, func(a, b Stray) int { return a.Slice.Compare(b.Slice) })
+	slices.SortFunc(all, func(a, b ObjectProblem) int { return a.Object.Compare(b.Object) })
 	return all
 }
 
-// meant guesses the Service that a slice is for.
-func (t *Table) meant(ref Ref) string {
+// likelyService guesses the Service that a slice is meant for.
+func (t *Cluster) likelyService(ref Ref) string {
 	var names, namespaces []string
 	for other := range t.services {
 		if other.Namespace == ref.Namespace {
@@ -149,5 +143,5 @@ func (t *Table) meant(ref Ref) string {
 	if len(namespaces) > 0 {
 		return fmt.Sprintf(", but one in namespace %s", slices.Min(namespaces))
 	}
-	return cmp.Or(nearest.Question(ref.Name, names), "; a slice belongs to the Service of that name in its own namespace")
+	return cmp.Or(suggest.DidYouMean(ref.Name, names), "; a slice belongs to the Service of that name in its own namespace")
 }

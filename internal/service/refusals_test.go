@@ -15,7 +15,7 @@ func portNamed(name string) sliceOption {
 
 func withoutPorts(s *discoveryv1.EndpointSlice) { s.Ports = nil }
 
-// TestRefusalsSayWhy: a plan says why clients are refused at a port (R10, R11, R16, R18). In
+// TestRefusalsSayWhy: a plan says why clients are rejected at a port (R10, R11, R16, R18). In
 // manifests it is a problem if no slice has the port (R5).
 func TestRefusalsSayWhy(t *testing.T) {
 	for _, test := range []struct {
@@ -26,15 +26,15 @@ func TestRefusalsSayWhy(t *testing.T) {
 		want    string // empty: nothing is refused
 	}{
 		{"served", service("web"), []*EndpointSlice{endpoints("a")}, false, ""},
-		{"no slice", service("web"), nil, true, "IPv4 port http/TCP: clients are refused: no EndpointSlice of addressType IPv4 has the label kubernetes.io/service-name: web"},
-		{"of one family only", service("web", dualStack), []*EndpointSlice{endpoints("a")}, true, "IPv6 port http/TCP: clients are refused: no EndpointSlice of addressType IPv6"},
+		{"no slice", service("web"), nil, true, "IPv4 port http/TCP: clients are rejected: no EndpointSlice of addressType IPv4 has the label kubernetes.io/service-name: web"},
+		{"of one family only", service("web", dualStack), []*EndpointSlice{endpoints("a")}, true, "IPv6 port http/TCP: clients are rejected: no EndpointSlice of addressType IPv6"},
 		{"of another port", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, portNamed("htpp"))}, true, "have no port of this name and protocol, but htpp/TCP"},
 		{"of another protocol", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, udp)}, true, "but http/UDP"},
-		{"without ports", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, withoutPorts)}, true, "name no port"},
+		{"without ports", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, withoutPorts)}, true, "have no ports"},
 		{"scaled to zero", service("web"), []*EndpointSlice{slice("web-1", nil, withoutPorts)}, false, "IPv4 port http/TCP: its EndpointSlices have no endpoints"},
-		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, false, "none of 2 endpoints can be used: 2 not ready"},
-		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, false, "none of 1 endpoints can be used: 1 of weight 0"},
-		{"Local, none here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there")}, false, "internalTrafficPolicy is Local, and none of 1 endpoints"},
+		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, false, "none of 2 endpoints is usable: 2 not ready"},
+		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, false, "none of 1 endpoints is usable: 1 of weight 0"},
+		{"Local, none here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there")}, false, "internalTrafficPolicy is Local, and none of 1 usable endpoints"},
 		{"Local, one here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there", "b here")}, false, ""},
 	} {
 		for _, manifests := range []bool{false, true} {
@@ -45,8 +45,8 @@ func TestRefusalsSayWhy(t *testing.T) {
 				objects = append(objects, s)
 			}
 			plan := cluster(config, objects...).Plan(web)
-			got, other := plan.Refusals, plan.Problems
-			want := strings.Replace(test.want, "clients are refused: ", "", 1)
+			got, other := plan.Refusals, plan.Problems.Texts()
+			want := strings.Replace(test.want, "clients are rejected: ", "", 1)
 			if manifests && test.slip {
 				got, other, want = other, got, test.want
 			}
@@ -57,7 +57,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 	}
 }
 
-// TestRefusalsByHealth: what a check has found down is named (H1).
+// TestRefusalsByHealth: endpoints that fail their health check are named as the reason (H1).
 func TestRefusalsByHealth(t *testing.T) {
 	s := service("web")
 	s.Check = HealthCheck{Probe: Probe{Kind: "tcp"}}
@@ -72,7 +72,8 @@ func TestRefusalsByHealth(t *testing.T) {
 	}
 }
 
-// TestStrays: a slice of a Service that does not exist is named, with what was meant.
+// TestStrays: a slice of a Service that does not exist is reported, with the Service it probably
+// means.
 func TestStrays(t *testing.T) {
 	far := service("api")
 	far.Namespace = "shop"
@@ -83,17 +84,17 @@ func TestStrays(t *testing.T) {
 		"elsewhere": "there is no Service default/api, but one in namespace shop",
 		"unknown":   "there is no Service default/nothing-like-it; a slice belongs",
 	}
-	strays := table.Strays()
+	strays := table.OrphanSlices()
 	if len(strays) != len(want) {
 		t.Errorf("strays %v", strays)
 	}
 	for _, s := range strays {
-		if reason := want[s.Slice.Name]; reason == "" || !strings.Contains(s.Reason, reason) {
-			t.Errorf("%s: %q, want %q", s.Slice, s.Reason, reason)
+		if reason := want[s.Object.Name]; reason == "" || !strings.Contains(s.Problem.Message, reason) {
+			t.Errorf("%s: %q, want %q", s.Object, s.Problem.Message, reason)
 		}
 	}
 	table.Apply([]Change{{Ref{KindService, "default", "wbe"}, service("wbe", clusterIP("10.0.0.9"))}})
-	if n := len(table.Strays()); n != len(want)-1 {
+	if n := len(table.OrphanSlices()); n != len(want)-1 {
 		t.Errorf("%d strays after their Service came", n)
 	}
 }

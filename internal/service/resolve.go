@@ -4,21 +4,20 @@ package service
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// proxied says whether a Service with a ClusterIP is Beeline's to implement (R1,
-// R3).
+// proxied reports whether Beeline implements a Service with a ClusterIP (R1, R3).
 func proxied(s *Service, config *Config) bool {
 	ours := config.ServiceProxyName != "" && s.ProxyName == config.ServiceProxyName
 	return s.Type != "ExternalName" && (!s.HasProxyName || ours)
 }
 
-// clusterIP returns the Service's ClusterIP of a family, the zero Addr if it has
-// none or is headless (R3, R7). Objects from before dual stack lack ipFamilies: there the address
-// itself says its family.
+// clusterIP returns the Service's ClusterIP of a family; the zero Addr if it has none or is
+// headless (R3, R7). Objects from before dual stack lack ipFamilies: then the address decides.
 func (s *Service) clusterIP(family Family) netip.Addr {
 	for i, ip := range s.ClusterIPs {
 		a, ok := parseAddr(ip)
@@ -32,9 +31,9 @@ func (s *Service) clusterIP(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// servicePlan is a Plan in the making. What a packet alone can tell is not in
-// it: that a pod reaches itself through the Service (hairpin) is seen where the
-// backend is chosen, and is always masqueraded (R19).
+// servicePlan builds a Plan. It does not contain what depends on the packet: hairpin traffic of a
+// pod that reaches itself through the Service is detected when the backend is chosen, and is always
+// masqueraded (R19).
 type servicePlan struct {
 	config *Config
 	node   *nodeFacts
@@ -44,8 +43,8 @@ type servicePlan struct {
 	plan   *Plan
 }
 
-// resolveService computes what a Service asks for, as if no other object did.
-// It returns nil for one that is not proxied. The slices must be sorted by name.
+// resolveService computes the plan of a Service as if no other object existed. It returns nil if
+// the Service is not proxied. The slices must be sorted by name.
 func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config, node *nodeFacts, health *serviceHealth) *Plan {
 	if !proxied(s, config) {
 		return nil
@@ -54,10 +53,10 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 	if cmp.Or(s.Algorithm, config.Algorithm) == Maglev {
 		p.plan.TableSize = config.TableSize
 	}
-	p.complainOfDSR()
+	p.warnDSR()
 	if s.HealthCheckNodePort != 0 {
-		p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
-			"healthCheckNodePort %d is not served, because Beeline lacks that (R34): load balancers that ask it take every node for one without endpoints; have them ask a port of the Service", s.HealthCheckNodePort))
+		p.plan.problem(condition.HealthCheckNodePortNotServed.New(
+			"healthCheckNodePort %d is not served, because Beeline does not support it (R34): load balancers that check it find no node with endpoints", s.HealthCheckNodePort))
 	}
 	for _, family := range []Family{IPv4, IPv6} {
 		if ip := s.clusterIP(family); ip.IsValid() {
@@ -82,17 +81,17 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 	for _, port := range p.svc.Ports {
 		name := port.named()
 		if seen[name] {
-			p.plan.Problems = append(p.plan.Problems, fmt.Sprintf(
-				"port %d/%s: another %s port of this Service has the name %q: give it its own", port.Port, port.Protocol, port.Protocol, port.Name))
+			p.plan.problem(condition.PortNotUnique.New(
+				"port %d/%s: another %s port of this Service has the name %q", port.Port, port.Protocol, port.Protocol, port.Name).Do("give the port a different name"))
 			continue
 		}
 		seen[name] = true
 		first := len(p.plan.Frontends)
 		all := mergeEndpoints(bySlice[name])
-		if problem := p.health.mark(all, port); problem != "" {
-			p.plan.Problems = append(p.plan.Problems, problem)
-		}
 		p.withNodes(all, port)
+		if problem := p.health.mark(all, port, p.checkedAt(port, clusterIP, ingress, external, ranges)); problem != "" {
+			p.plan.problem(condition.AnnotationWithoutEffect.New("%s", problem).Do("set the annotation %s to a TCP port of the endpoints", AnnotationHealthCheckPort))
+		}
 		f := portPlan{p, Port{p.svc.Ref(), port.Name, port.Protocol}, family, selectEndpoints(all, p.node)}
 		f.add(ClusterIP, clusterIP, port.Port, f.internal(), nil)
 		f.addNodePorts(port.NodePort)
@@ -104,17 +103,17 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 		}
 		f.addSets(all, p.plan.Frontends[first:])
 		if port.Protocol == SCTP {
-			f.complainOfSCTP(p.plan.Frontends[first:])
+			f.warnSCTP(p.plan.Frontends[first:])
 		}
-		f.complainOfSharedAddresses()
-		f.complainOfEndpoints(all)
+		f.warnSharedAddresses()
+		f.warnEndpoints(all)
 	}
 	p.addEchoes(family, p.plan.Frontends[firstOfFamily:])
 }
 
-// addOtherPorts refuses all that no port of the Service has at a ClusterIP (R21), unless the
-// address is also this node's: there its own programs answer, and what the node asks of others
-// comes back there.
+// addOtherPorts rejects everything at a ClusterIP that is no port of the Service (R21), unless the
+// address also belongs to this node, whose own programs answer there and whose reply packets arrive
+// there.
 func (p *servicePlan) addOtherPorts(clusterIP netip.Addr) {
 	if p.node.isLocal(clusterIP) {
 		return
@@ -128,7 +127,7 @@ func (p *servicePlan) addOtherPorts(clusterIP netip.Addr) {
 	})
 }
 
-// portPlan is one service port in one family.
+// portPlan builds the part of a plan for one service port in one family.
 type portPlan struct {
 	*servicePlan
 	port   Port
@@ -152,8 +151,8 @@ func (p *portPlan) add(kind FrontendKind, addr netip.Addr, port uint16, ds [Sour
 	})
 }
 
-// addNodePorts serves a NodePort on this node's addresses; that of another node
-// is left to it (R22, R23). On loopback it exists for the node itself alone.
+// addNodePorts serves a NodePort on this node's addresses, but not on those of other nodes (R22,
+// R23). On loopback it serves only the node itself.
 func (p *portPlan) addNodePorts(port uint16) {
 	if port == 0 {
 		return
@@ -167,9 +166,8 @@ func (p *portPlan) addNodePorts(port uint16) {
 	}
 }
 
-// decide chooses among the endpoints of a scope. None in reach, but some on
-// other nodes, is a Drop: the client shall try again elsewhere; none at all is a
-// Reject (R16, R18).
+// decide chooses the verdict for a scope. If there are endpoints, but none is reachable, it drops,
+// so that the client retries elsewhere; if there is none at all it rejects (R16, R18).
 func (p *portPlan) decide(scope Scope, masquerade bool) Decision {
 	switch {
 	case len(p.sets.of(scope)) > 0:
@@ -182,9 +180,9 @@ func (p *portPlan) decide(scope Scope, masquerade bool) Decision {
 
 // internal decides for a ClusterIP (R16, R19, R20).
 func (p *portPlan) internal() [SourceClasses]Decision {
-	scope := Cluster
+	scope := ScopeCluster
 	if p.svc.InternalLocal {
-		scope = Local
+		scope = ScopeLocal
 	}
 	ds := [SourceClasses]Decision{
 		FromPod:     p.decide(scope, p.config.MasqueradeAll),
@@ -197,24 +195,24 @@ func (p *portPlan) internal() [SourceClasses]Decision {
 	return ds
 }
 
-// external decides for NodePorts, load balancers and external IPs (R17 to R19).
-// With policy Local, clients inside the cluster are treated as if they had come
-// back in through a load balancer, which may choose any node.
+// external decides for NodePorts, load balancers and external IPs (R17 to R19). With policy Local,
+// clients inside the cluster are treated as if they came through a load balancer, which may choose
+// any node.
 func (p *portPlan) external() [SourceClasses]Decision {
 	if !p.svc.ExternalLocal {
-		d := p.decide(Cluster, true)
+		d := p.decide(ScopeCluster, true)
 		return [SourceClasses]Decision{d, d, d}
 	}
 	return [SourceClasses]Decision{
-		FromPod:     p.decide(Cluster, false),
-		FromNode:    p.decide(Cluster, true),
-		FromOutside: p.decide(Local, false),
+		FromPod:     p.decide(ScopeCluster, false),
+		FromNode:    p.decide(ScopeCluster, true),
+		FromOutside: p.decide(ScopeLocal, false),
 	}
 }
 
-// externalIP is external, unless the operator distrusts the address: what pods and the
-// node send there goes where it would without the Service (R26). The Service's own ClusterIP is
-// nobody else's address.
+// externalIP is like external. With RefuseForeignExternalIPs, however, packets of pods and of the
+// node are passed as if there were no Service (R26), unless the address is the Service's own
+// ClusterIP.
 func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	ds := p.external()
 	if p.config.RefuseForeignExternalIPs && !own {
@@ -223,43 +221,42 @@ func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	return ds
 }
 
-// addSets appends the sets that the port's frontends use (R14), and what keeps
-// the flows it has (R29). TCP connections stay whatever happens (R30); those without a
-// record, as long as their endpoint is there, be it ready or not.
+// addSets appends the sets that the port's frontends use (R14), and the endpoints that keep their
+// existing flows (R29). TCP connections always stay (R30); those without a conntrack entry stay
+// while their endpoint exists, ready or not.
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
-	var used [Kept]bool
+	var used [ScopeRetained]bool
 	for i := range frontends {
 		for _, d := range frontends[i].Decisions {
 			used[d.Scope] = used[d.Scope] || d.Verdict == Balance
 		}
 	}
-	for _, scope := range []Scope{Cluster, Local} {
+	for _, scope := range []Scope{ScopeCluster, ScopeLocal} {
 		if bs := p.sets.of(scope); len(bs) > 0 && used[scope] {
 			p.plan.Sets = append(p.plan.Sets, BackendSet{SetKey{p.port, p.family, scope}, bs})
 		}
 	}
 	untracked := func(f Frontend) bool { return f.Untracked }
-	if p.stays() && !slices.ContainsFunc(frontends, untracked) {
+	if p.outlivesEndpoint() && !slices.ContainsFunc(frontends, untracked) {
 		return
 	}
 	kept := backends(all, p.node, func(c candidate) bool {
-		return (p.stays() || c.endpoint.Serving && !c.down) && !p.inEveryFrontend(c, frontends)
+		return (p.outlivesEndpoint() || c.endpoint.Serving && !c.down) && !p.inEveryFrontend(c, frontends)
 	})
 	for i := range kept {
 		kept[i].Weight = 1
 	}
 	if len(kept) > 0 {
-		p.plan.Kept = append(p.plan.Kept, BackendSet{SetKey{p.port, p.family, Kept}, kept})
+		p.plan.Retained = append(p.plan.Retained, BackendSet{SetKey{p.port, p.family, ScopeRetained}, kept})
 	}
 }
 
-// stays says whether connections outlive that their endpoint serves (R30).
-func (p *portPlan) stays() bool {
+// outlivesEndpoint reports whether connections continue when their endpoint no longer serves (R30).
+func (p *portPlan) outlivesEndpoint() bool {
 	return p.port.Protocol != UDP && !(p.port.Protocol == TCP && p.config.KeepTCP)
 }
 
-// inEveryFrontend says whether each of the port's frontends has a set with the
-// endpoint.
+// inEveryFrontend reports whether each of the port's frontends has a set with the endpoint.
 func (p *portPlan) inEveryFrontend(c candidate, frontends []Frontend) bool {
 	var in [2]bool
 	for scope := range in {
@@ -271,10 +268,10 @@ func (p *portPlan) inEveryFrontend(c candidate, frontends []Frontend) bool {
 	})
 }
 
-// sourceRanges returns the clients of one family that loadBalancerSourceRanges
-// admit, nil for all: where the ranges have none of the family, or its /0
-// (R25). A node that is admitted can reach the VIP from the VIP itself, which
-// its kernel chooses as source where the VIP is on one of its interfaces.
+// sourceRanges returns the clients of one family that loadBalancerSourceRanges admits; nil for all:
+// if it has no range of the family, or the /0 (R25). If it admits the node, it also admits the
+// VIPs, because the kernel chooses a VIP on one of the node's interfaces as the source address of
+// connections to it.
 func sourceRanges(ranges []netip.Prefix, vips []netip.Addr, node netip.Addr, family Family) []netip.Prefix {
 	var admitted []netip.Prefix
 	nodeAdmitted := false

@@ -142,7 +142,7 @@ func TestR27Affinity(t *testing.T) {
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
 		}
 	}
-	// Every address of a service port has its timeout, and names the same port.
+	// Every address of a service port has its timeout, and the same port.
 	table := cluster(testConfig(), service("web", nodePort(30080), loadBalancer(vip), externalIPs("203.0.113.2"), clientIP, timeout(60)), both)
 	for _, at := range []string{webHTTP, nodeHTTP, vipHTTP, "203.0.113.2:80"} {
 		_, f := find(table, at)
@@ -184,7 +184,7 @@ func TestR28ProtocolsOnOnePortAreIndependent(t *testing.T) {
 func TestR29WhatIsKept(t *testing.T) {
 	keeps := func(config Config, objects ...Object) string {
 		var all []Backend
-		for _, s := range cluster(config, objects...).Plan(web).Kept {
+		for _, s := range cluster(config, objects...).Plan(web).Retained {
 			all = append(all, s.Backends...)
 		}
 		return names(all)
@@ -212,23 +212,22 @@ func TestR29WhatIsKept(t *testing.T) {
 	}
 }
 
-// R30: TCP connections stay whatever happens. Only who means to reset them after
-// a drain time wants to know which backends serve.
+// R30: TCP connections always stay. Only with a drain timeout it matters which backends serve.
 func TestR30TCPKeepsNothing(t *testing.T) {
 	objects := []Object{service("web"), endpoints("a", "b terminating", "c notserving")}
-	if p := cluster(testConfig(), objects...).Plan(web); len(p.Kept) != 0 {
-		t.Errorf("%+v", p.Kept)
+	if p := cluster(testConfig(), objects...).Plan(web); len(p.Retained) != 0 {
+		t.Errorf("%+v", p.Retained)
 	}
 	config := testConfig()
 	config.KeepTCP = true
-	if p := cluster(config, objects...).Plan(web); len(p.Kept) != 1 || names(p.Kept[0].Backends) != "b" {
-		t.Errorf("with a drain time: %+v", p.Kept)
+	if p := cluster(config, objects...).Plan(web); len(p.Retained) != 1 || names(p.Retained[0].Backends) != "b" {
+		t.Errorf("with a drain time: %+v", p.Retained)
 	}
-	// Connections without a record find their endpoint among these, be it ready or not.
+	// Connections without a conntrack entry find their endpoint among these, ready or not.
 	config = testConfig()
 	config.DSR, config.Algorithm, config.TableSize = DSRIPIP, Maglev, 251
-	if p := cluster(config, objects...).Plan(web); len(p.Kept) != 1 || names(p.Kept[0].Backends) != "b c" {
-		t.Errorf("with connections that have no record: %+v", p.Kept)
+	if p := cluster(config, objects...).Plan(web); len(p.Retained) != 1 || names(p.Retained[0].Backends) != "b c" {
+		t.Errorf("with connections that have no record: %+v", p.Retained)
 	}
 }
 
@@ -251,7 +250,7 @@ func TestR32FieldsThatAreNotRead(t *testing.T) {
 	}
 }
 
-// R34: nothing answers at a healthCheckNodePort, and the status says so.
+// R34: healthCheckNodePort is not served, and the status says so.
 func TestR34HealthCheckNodePortIsNotServed(t *testing.T) {
 	port := func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }
 	for _, c := range []struct {
@@ -265,7 +264,7 @@ func TestR34HealthCheckNodePortIsNotServed(t *testing.T) {
 		{"nor without a load balancer", service("web", nodePort(30080), eTPLocal, port), 0},
 	} {
 		table := cluster(testConfig(), c.service, both)
-		if p := table.Plan(web).Problems; len(p) != c.want || c.want > 0 && !strings.HasPrefix(p[0], "healthCheckNodePort 32000 is not served") {
+		if p := table.Plan(web).Problems.Texts(); len(p) != c.want || c.want > 0 && !strings.HasPrefix(p[0], "healthCheckNodePort 32000 is not served") {
 			t.Errorf("%s: problems %q", c.name, p)
 		}
 		if _, f := find(table, webHTTP); f == nil {
@@ -278,14 +277,14 @@ func TestAPortNamedTwice(t *testing.T) {
 	twice := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "http", Port: 81})
 	table := cluster(testConfig(), service("web", twice), both)
 	check(t, table, expect{webHTTP: everywhere("a b"), "10.0.0.1:81": "none"})
-	if p := table.Plan(web).Problems; len(p) != 1 {
+	if p := table.Plan(web).Problems.Texts(); len(p) != 1 {
 		t.Errorf("problems: %q", p)
 	}
 }
 
 func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	table := cluster(testConfig(), service("web", loadBalancer(vip), externalIPs(vip, webIP)), both)
-	if p := table.Plan(web).Problems; len(p) != 0 {
+	if p := table.Plan(web).Problems.Texts(); len(p) != 0 {
 		t.Errorf("the same port at the same address is no problem: %q", p)
 	}
 	if _, f := find(table, vipHTTP); f.Kind != LoadBalancer {
@@ -296,18 +295,18 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	same := ports(corev1.ServicePort{Name: "http", Port: 80, NodePort: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", same), both)
 	check(t, table, expect{nodeHTTP: "all a b masq"})
-	if p := table.Plan(web).Problems; len(p) != 2 {
+	if p := table.Plan(web).Problems.Texts(); len(p) != 2 {
 		t.Errorf("problems, one an address: %q", p)
 	}
 
-	// The external IP decides, and it is the NodePort's address to bind() all the same (R38).
+	// The external IP decides, but for bind() it remains the NodePort's address (R38).
 	fields := ports(corev1.ServicePort{Name: "http", Port: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", fields, externalIPs(hereIP)), both)
 	if _, f := find(table, nodeHTTP); f.Kind != NodePort || f.Port.Name != "http" {
 		t.Errorf("%s is the %s of %s", nodeHTTP, f.Kind, f.Port)
 	}
 
-	// A port that gets no address at all leaves no set behind.
+	// A port without any address leaves no set.
 	shadowed := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "admin", Port: 80})
 	admin := slice("s", []string{"c"}, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = new("admin") })
 	table = cluster(testConfig(), service("web", shadowed), both, admin)
@@ -315,9 +314,8 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	checkSound(t, table)
 }
 
-// R11: an endpoint that does not say on which node it is counts as local to no
-// traffic policy, but the packet path knows it by the addresses of this node and its
-// pods.
+// R11: an endpoint without a node name is local to no traffic policy, but the packet path
+// identifies it by the addresses of this node and its pods.
 func TestR11EndpointWithoutNode(t *testing.T) {
 	self := &Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("192.168.100.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.10.1.0/24")}}
 	facts := newNodeFacts(&Config{NodeName: "here"}, map[string]*Node{"here": self}, nil, nil)

@@ -6,19 +6,21 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"beeline.io/beeline/internal/condition"
 )
 
-// complainOfSCTP says which of a port's frontends have another port than endpoints. The
-// checksum of SCTP is made of the whole packet, ports included, so that they cannot be
-// translated in passing: what asks there is dropped.
-func (p *portPlan) complainOfSCTP(frontends []Frontend) {
+// warnSCTP adds a problem for each frontend whose port differs from that of endpoints. The SCTP
+// checksum covers the whole packet, including ports, and would have to be recomputed, so ports are
+// not translated. Such packets are dropped.
+func (p *portPlan) warnSCTP(frontends []Frontend) {
 	for _, f := range frontends {
 		if f.Kind != ClusterIP && (f.Kind != NodePort || f.Key.Addr.IsLoopback()) {
 			continue // external IPs and load balancers have the ClusterIP's port
 		}
 		var others []string
 		served := false
-		for _, b := range slices.Concat(p.sets.of(Cluster), p.sets.of(Local)) {
+		for _, b := range slices.Concat(p.sets.of(ScopeCluster), p.sets.of(ScopeLocal)) {
 			if port := fmt.Sprint(b.Addr.Port()); b.Addr.Port() == f.Key.Port {
 				served = true
 			} else if !slices.Contains(others, port) {
@@ -29,19 +31,19 @@ func (p *portPlan) complainOfSCTP(frontends []Frontend) {
 			continue
 		}
 		slices.Sort(others)
-		what, out := fmt.Sprintf("port %d/SCTP", f.Key.Port), "let port and targetPort be the same"
+		what, out := fmt.Sprintf("port %d/SCTP", f.Key.Port), "set port and targetPort to the same port"
 		if f.Kind == NodePort {
-			what, out = fmt.Sprintf("NodePort %d/SCTP", f.Key.Port), "clients have to use the Service's other addresses (allocateLoadBalancerNodePorts: false gives the NodePort up)"
+			what, out = fmt.Sprintf("NodePort %d/SCTP", f.Key.Port), "use the Service's other addresses (allocateLoadBalancerNodePorts: false removes the NodePort)"
 		}
 		part := "the endpoints"
 		if served {
 			part = "some endpoints"
 		}
-		p.plan.Problems = append(p.plan.Problems, sctpProblem(fmt.Sprintf("%s: %s have", what, part), strings.Join(others, ", "), out))
+		p.plan.problem(sctpProblem(fmt.Sprintf("%s: %s have", what, part), strings.Join(others, ", "), out))
 	}
 }
 
-// sctpProblem says of whom, with which ports, and what to change.
-func sctpProblem(who, ports, out string) string {
-	return fmt.Sprintf("%s port %s, where no packets arrive, because ports of SCTP are never translated: %s", who, ports, out)
+// sctpProblem returns the condition that ports differ, with the remedy.
+func sctpProblem(who, ports, out string) condition.Condition {
+	return condition.SCTPPortDiffers.New("%s port %s: packets are dropped, because SCTP ports are never translated", who, ports).Do("%s", out)
 }

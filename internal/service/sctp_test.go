@@ -10,8 +10,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// SCTP is decided as TCP is; where endpoints have another port than is asked, the Service
-// says so, for no packet gets there.
+// SCTP is decided like TCP; if endpoints have another port than the Service, the Service reports
+// it, because packets are dropped.
 func TestSCTPPorts(t *testing.T) {
 	on := func(port int32) sliceOption {
 		return func(s *discoveryv1.EndpointSlice) {
@@ -19,9 +19,9 @@ func TestSCTPPorts(t *testing.T) {
 		}
 	}
 	const (
-		same = "let port and targetPort be the same"
-		give = "clients have to use the Service's other addresses (allocateLoadBalancerNodePorts: false gives the NodePort up)"
-		why  = ", where no packets arrive, because ports of SCTP are never translated: "
+		same = "set port and targetPort to the same port"
+		give = "use the Service's other addresses (allocateLoadBalancerNodePorts: false removes the NodePort)"
+		why  = ": packets are dropped, because SCTP ports are never translated: "
 	)
 	for _, c := range []struct {
 		name    string
@@ -43,14 +43,14 @@ func TestSCTPPorts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			table := cluster(testConfig(), append(c.slices, c.service)...)
-			if got := table.Plan(web).Problems; !slices.Equal(got, c.want) {
+			if got := table.Plan(web).Problems.Texts(); !slices.Equal(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
 	}
 	table := cluster(testConfig(), convertPod(pod("p", 1, hostPort("", 3868, 3869, "SCTP"), hostPort("", 3869, 3869, "SCTP"), hostPort("", 8000, 8080, "TCP"))))
-	want := []string{"HostPort 3868/SCTP: the container has port 3869" + why + "let hostPort and containerPort be the same"}
-	if got := table.Plan(Ref{KindPod, "default", "p"}).Problems; !slices.Equal(got, want) {
+	want := []string{"HostPort 3868/SCTP: the container has port 3869" + why + "set hostPort and containerPort to the same port"}
+	if got := table.Plan(Ref{KindPod, "default", "p"}).Problems.Texts(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package service decides, for every address that a Kubernetes Service can be
-// reached at, what happens to a client that asks for it.
+// Package service decides, for every address of a Kubernetes Service, what happens to a client that
+// connects to it.
 //
-// Objects go in (Service, EndpointSlice, Node, Pod, ServiceCIDR), frontends
-// and backend sets come out. Everything here is a function of values: no
-// clock, no kernel, no API client. The rules are those of kube-proxy 1.36,
-// numbered R1 to R33, R38 and R39 in docs/semantics.md; each decision names its rule.
+// Its input is objects (Service, EndpointSlice, Node, Pod, ServiceCIDR); its output is frontends
+// and backend sets. It is purely functional: no clock, no kernel, no API client. The rules are
+// those of kube-proxy 1.36, numbered R1 to R33, R38 and R39 in docs/operate/semantics.md; each decision
+// refers to its rule.
 package service
 
 import (
@@ -19,14 +19,14 @@ import (
 // Protocol is an IP protocol number (IANA "Assigned Internet Protocol Numbers").
 type Protocol uint8
 
-// The protocols a Service port can have.
+// The protocols of Service ports.
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
 	SCTP Protocol = 132
 )
 
-// The protocols of an Echo frontend, one for each family.
+// The protocols of Echo frontends, one for each family.
 const (
 	ICMP   Protocol = 1
 	ICMPv6 Protocol = 58
@@ -50,7 +50,7 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol(%d)", uint8(p))
 }
 
-// MarshalText writes the name that Kubernetes uses.
+// MarshalText returns the name that Kubernetes uses.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
@@ -67,7 +67,7 @@ func (p *Protocol) UnmarshalText(text []byte) error {
 // Family is an IP address family.
 type Family uint8
 
-// The two families; the values are the IP version numbers.
+// The two families. The values are the IP version numbers.
 const (
 	IPv4 Family = 4
 	IPv6 Family = 6
@@ -83,10 +83,10 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// Kind names an object kind, as in its YAML.
+// Kind is the kind of an object, as in its YAML.
 type Kind string
 
-// The kinds that decide where Service traffic goes.
+// The kinds that determine where Service traffic goes.
 const (
 	KindService       Kind = "Service"
 	KindEndpointSlice Kind = "EndpointSlice"
@@ -94,7 +94,7 @@ const (
 	KindPod           Kind = "Pod"
 	KindServiceCIDR   Kind = "ServiceCIDR"
 
-	// These say only which pods have opted out of the socket shortcut.
+	// These determine only which pods have opted out of the socket shortcut.
 	KindNamespace    Kind = "Namespace"
 	KindRuntimeClass Kind = "RuntimeClass"
 )
@@ -118,8 +118,8 @@ func (r Ref) Compare(o Ref) int {
 	return cmp.Or(cmp.Compare(r.Kind, o.Kind), strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
 }
 
-// Port identifies one port of the object that owns frontends: a Service, or a
-// Pod for its hostPorts (R5: object, port *name*, protocol).
+// Port identifies one port of the object that owns frontends: a Service, or a Pod for its hostPorts
+// (R5: object, port *name*, protocol).
 type Port struct {
 	Owner    Ref
 	Name     string
@@ -139,8 +139,7 @@ func (p Port) Compare(o Port) int {
 	return cmp.Or(p.Owner.Compare(o.Owner), strings.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol))
 }
 
-// SourceClass says from where a client asks. It is all that the rules R16 to
-// R20 want to know of a client.
+// SourceClass is the class of a client. The rules R16 to R20 use nothing else of a client.
 type SourceClass uint8
 
 // The classes, in the order of Frontend.Decisions.
@@ -166,18 +165,18 @@ func (c SourceClass) String() string {
 	return fmt.Sprintf("class(%d)", uint8(c))
 }
 
-// Verdict says what happens to a new connection or flow.
+// Verdict is what happens to a new connection or flow.
 type Verdict uint8
 
 const (
-	// Pass leaves it alone, as if there were no Service.
+	// Pass leaves the packet or call unchanged, as if there were no Service.
 	Pass Verdict = iota
-	// Reject answers at once: ECONNREFUSED at a socket, TCP RST or ICMP port
-	// unreachable for a packet.
+	// Reject answers at once: ECONNREFUSED at a socket, TCP RST or ICMP port unreachable for a
+	// packet.
 	Reject
-	// Drop answers nothing to a packet, and EPERM at a socket.
+	// Drop drops a packet silently; a socket gets EPERM.
 	Drop
-	// Balance sends it to a backend of the decision's set.
+	// Balance forwards to a backend of the decision's set.
 	Balance
 	// Answer answers an ICMP echo request.
 	Answer
@@ -199,23 +198,23 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("verdict(%d)", uint8(v))
 }
 
-// Scope tells the sets that a Service port can have (R10, R11).
+// Scope distinguishes the sets of a Service port (R10, R11).
 type Scope uint8
 
 const (
-	// Cluster is the set of usable endpoints anywhere (R10).
-	Cluster Scope = iota
-	// Local is the set of usable endpoints of this node (R11).
-	Local
-	// Kept are those of Plan.Kept, which no decision names.
-	Kept
+	// ScopeCluster is the set of usable endpoints anywhere (R10).
+	ScopeCluster Scope = iota
+	// ScopeLocal is the set of usable endpoints of this node (R11).
+	ScopeLocal
+	// ScopeRetained is the set of Plan.Retained, which no decision uses.
+	ScopeRetained
 )
 
 func (s Scope) String() string {
 	switch s {
-	case Local:
+	case ScopeLocal:
 		return "local"
-	case Kept:
+	case ScopeRetained:
 		return "kept"
 	}
 	return "cluster"
@@ -237,14 +236,13 @@ func (k SetKey) Compare(o SetKey) int {
 	return cmp.Or(k.Port.Compare(o.Port), cmp.Compare(k.Family, o.Family), cmp.Compare(k.Scope, o.Scope))
 }
 
-// Decision is what one source class meets at a frontend.
+// Decision is the verdict of a frontend for one source class.
 type Decision struct {
 	Verdict Verdict
-	// Scope tells the set (Frontend.Set), and is meant only if Verdict is Balance. The
-	// set is never empty then: no endpoint is a Reject or a Drop.
+	// Scope selects the set (Frontend.Set) if Verdict is Balance. That set is never empty: without
+	// endpoints the verdict is Reject or Drop.
 	Scope Scope
-	// Masquerade: the packet path gives the flow this node's address as source
-	// (R18, R19). The socket path ignores it: there the kernel picks the source
-	// after the rewrite.
+	// Masquerade makes the packet path use this node's address as the flow's source (R18, R19). The
+	// socket path ignores it, because there the kernel chooses the source after the rewrite.
 	Masquerade bool
 }

@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// R38: an address that one Service has in two fields follows the external one. kube-proxy
-// 1.36 writes a port's ClusterIP, external IPs and ingress IPs into one map in this order
-// (the last one stands), asks that map before NodePorts, and source ranges before both.
+// R38: an address that one Service has in two fields follows the external one. kube-proxy 1.36
+// writes a port's ClusterIP, external IPs and ingress IPs into one map in this order (the last one
+// stays), looks that map up before NodePorts, and source ranges before both.
 func TestR38TheExternalKindDecides(t *testing.T) {
 	onNodePort := func(s *corev1.Service) { s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = 30080, 30080 }
 	all := func(options ...serviceOption) []Object { return []Object{service("web", options...), both} }
@@ -48,14 +48,14 @@ func TestR38TheExternalKindDecides(t *testing.T) {
 		if got := verdicts(table, c.at); got != c.verdicts {
 			t.Errorf("%s: at %s: %s; want %s", c.name, c.at, got, c.verdicts)
 		}
-		if p := table.Plan(web).Problems; len(p) != 0 {
+		if p := table.Plan(web).Problems.Texts(); len(p) != 0 {
 			t.Errorf("%s: problems %q", c.name, p)
 		}
 		checkSound(t, table)
 	}
 }
 
-// R38: to other objects the address stays what it is in the lower field.
+// R38: to other objects the address remains what it is in the lower field.
 func TestR38OthersMeetTheClusterIP(t *testing.T) {
 	for _, c := range []struct {
 		name          string

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What the plans say, in words
+// Plans as text.
 
 // names of backends: letters for those on port 8080, else address and port; a
 // weight that is not 1 follows.
@@ -57,11 +57,10 @@ func frontendKey(at string) FrontendKey {
 	return FrontendKey{ap.Addr(), ap.Port(), p}
 }
 
-// find returns the frontend at an address such as "10.0.0.1:80" or
-// "10.0.0.1:53/UDP", and its plan.
-func find(t *Table, address string) (*Plan, *Frontend) { return at(t, frontendKey(address)) }
+// find returns the frontend at an address such as "10.0.0.1:80" or "10.0.0.1:53/UDP", and its plan.
+func find(t *Cluster, address string) (*Plan, *Frontend) { return at(t, frontendKey(address)) }
 
-func at(t *Table, key FrontendKey) (*Plan, *Frontend) {
+func at(t *Cluster, key FrontendKey) (*Plan, *Frontend) {
 	for _, p := range t.Owners() {
 		for i := range p.Frontends {
 			if p.Frontends[i].Key == key {
@@ -72,9 +71,9 @@ func at(t *Table, key FrontendKey) (*Plan, *Frontend) {
 	return nil, nil
 }
 
-// verdicts says what the classes meet at an address: "all reject", or
-// "pod a b, node a b masq, outside drop", or "none" without a frontend.
-func verdicts(t *Table, at string) string {
+// verdicts returns the decisions of the classes at an address: "all reject", or "pod a b, node a b
+// masq, outside drop", or "none" without a frontend.
+func verdicts(t *Cluster, at string) string {
 	p, f := find(t, at)
 	if f == nil {
 		return "none"
@@ -96,7 +95,7 @@ func verdicts(t *Table, at string) string {
 // expect maps addresses to verdicts.
 type expect map[string]string
 
-func check(t *testing.T, table *Table, want expect) {
+func check(t *testing.T, table *Cluster, want expect) {
 	t.Helper()
 	for at, w := range want {
 		if got := verdicts(table, at); got != w {
@@ -105,7 +104,7 @@ func check(t *testing.T, table *Table, want expect) {
 	}
 }
 
-// rule is a case of a rule: objects, and what clients meet then.
+// rule is a test case of a rule: objects, and the resulting decisions.
 type rule struct {
 	name    string
 	config  func(*Config)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// request is struct inet_diag_req_v2. Ports and addresses are in network byte
-// order, all else is in the machine's.
+// request is struct inet_diag_req_v2. Ports and addresses are in network byte order, other fields
+// in host byte order.
 type request struct {
 	family, protocol uint8
 	states           States
@@ -56,10 +56,10 @@ func (r *request) Serialize() []byte {
 	return binary.NativeEndian.AppendUint32(b, uint32(r.cookie>>32))
 }
 
-// parse reads struct inet_diag_msg and the attributes behind it.
+// parse decodes a struct inet_diag_msg and its attributes.
 func parse(m []byte) (Socket, error) {
 	if len(m) < messageLength {
-		return Socket{}, fmt.Errorf("the kernel's answer has %d bytes, less than %d", len(m), messageLength)
+		return Socket{}, fmt.Errorf("the kernel's reply has %d bytes, less than %d", len(m), messageLength)
 	}
 	id := m[4:]
 	length := 4
@@ -80,7 +80,7 @@ func parse(m []byte) (Socket, error) {
 	for a := m[messageLength:]; len(a) >= unix.SizeofNlAttr; {
 		size := int(binary.NativeEndian.Uint16(a))
 		if size < unix.SizeofNlAttr || size > len(a) {
-			return s, fmt.Errorf("an attribute of %d bytes in the last %d of the kernel's answer", size, len(a))
+			return s, fmt.Errorf("an attribute of %d bytes in the last %d bytes of the kernel's reply", size, len(a))
 		}
 		if binary.NativeEndian.Uint16(a[2:]) == attrV6Only && size > unix.SizeofNlAttr {
 			s.V6Only = a[unix.SizeofNlAttr] != 0

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockdiag lists and ends the sockets of a network namespace: that of
-// the calling thread, so lock the goroutine to its thread after a switch
-// (runtime.LockOSThread). It speaks sock_diag(7) with inet_diag_req_v2 of
-// linux/inet_diag.h.
+// Package sockdiag lists and ends the sockets of the calling thread's network namespace. So lock
+// the goroutine to its thread after a switch (runtime.LockOSThread). It uses sock_diag(7) with
+// inet_diag_req_v2 of linux/inet_diag.h.
 package sockdiag
 
 import (
@@ -18,8 +17,7 @@ import (
 // States is a set of socket states: bit n for state n of net/tcp_states.h.
 type States uint32
 
-// The states that all protocols share. A UDP socket is Established when it is
-// connected, else Closed.
+// States that all protocols share. A connected UDP socket is Established, any other is Closed.
 const (
 	Established States = 1 << 1
 	Closed      States = 1 << 7
@@ -27,25 +25,24 @@ const (
 	AllStates   States = 1<<13 - 1
 )
 
-// A Socket is one socket as the kernel describes it.
+// A Socket is a socket as the kernel reports it.
 type Socket struct {
 	Protocol uint8 // unix.IPPROTO_TCP, _UDP, _UDPLITE or _SCTP
 	State    States
-	// Local and Remote are of the socket's own family: what an AF_INET6 socket
-	// has of IPv4 is v4-mapped (RFC 4291 section 2.5.5.2; Addr.Unmap makes IPv4
-	// of it), and its wildcard is "::". Remote is the wildcard with port 0 where
-	// the socket has no peer.
+	// Local and Remote are of the socket's own family. An IPv4 address of an AF_INET6 socket is
+	// IPv4-mapped (RFC 4291 section 2.5.5.2; Addr.Unmap converts it), and its wildcard is "::".
+	// Remote is the wildcard with port 0 if the socket has no peer.
 	Local, Remote netip.AddrPort
-	Device        uint32 // index of the device it is bound to (SO_BINDTODEVICE); 0: none
+	Device        uint32 // interface index it is bound to (SO_BINDTODEVICE); 0: none
 	Cookie        uint64 // SO_COOKIE
-	UID           uint32 // of its maker
-	// Inode is that of /proc/PID/fd; 0 once no process has the socket open.
+	UID           uint32 // of its creator
+	// Inode is the inode shown in /proc/PID/fd; 0 when no process has the socket open any more.
 	Inode uint32
-	// V6Only is IPV6_V6ONLY. The kernel tells it of Closed and Listening sockets.
+	// V6Only is IPV6_V6ONLY. The kernel reports it for Closed and Listening sockets.
 	V6Only bool
 }
 
-// String is protocol, addresses and cookie: for messages.
+// String returns protocol, addresses and cookie, for messages.
 func (s Socket) String() string {
 	return fmt.Sprintf("%s %s -> %s (cookie %#x)", protocolName(s.Protocol), s.Local, s.Remote, s.Cookie)
 }
@@ -64,14 +61,14 @@ func protocolName(protocol uint8) string {
 	return fmt.Sprintf("protocol %d", protocol)
 }
 
-// ErrNoProtocol: the kernel has no sock_diag for the protocol, neither built in
-// nor as a module (tcp_diag, udp_diag, sctp_diag).
+// ErrNoProtocol means that the kernel has no sock_diag for the protocol, neither built in nor as a
+// module (tcp_diag, udp_diag, sctp_diag).
 var ErrNoProtocol = errors.New("the kernel cannot list such sockets (no sock_diag module for them)")
 
-// List returns the sockets of a protocol that are in one of the states, of both
-// families. Sockets that come, go or change state meanwhile may be missing.
+// List returns the sockets of a protocol in any of the states, of both families. Sockets that are
+// created, closed or change state meanwhile may be missing.
 //
-// Errors: ErrNoProtocol; those of netlink.
+// It returns ErrNoProtocol or a netlink error.
 func List(protocol uint8, states States) ([]Socket, error) {
 	var all []Socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -88,7 +85,7 @@ func List(protocol uint8, states States) ([]Socket, error) {
 			err = ErrNoProtocol
 		}
 		if errors.Is(err, nl.ErrDumpInterrupted) {
-			err = nil // tables that are read while they change: the kernel does not check these dumps
+			err = nil // the table changed while it was read: the kernel does not check these dumps
 		}
 		if errors.Is(err, unix.EAFNOSUPPORT) && family == unix.AF_INET6 {
 			err = nil // a kernel without IPv6
@@ -100,18 +97,17 @@ func List(protocol uint8, states States) ([]Socket, error) {
 	return all, nil
 }
 
-// ErrNoDestroy: the kernel is built without CONFIG_INET_DIAG_DESTROY, or cannot
-// end sockets of this protocol (SCTP).
+// ErrNoDestroy means that the kernel is built without CONFIG_INET_DIAG_DESTROY, or cannot end
+// sockets of this protocol (SCTP).
 var ErrNoDestroy = errors.New("the kernel cannot end such a socket (CONFIG_INET_DIAG_DESTROY)")
 
-// Destroy ends a socket that List returned (SOCK_DESTROY, Linux 4.5): whoever
-// waits for it gets ECONNABORTED, and the peer of a TCP connection a reset. The
-// cookie keeps another socket of the same addresses from harm. It is no error,
-// but ended is false, if the socket is gone, or if the kernel does not find it
-// since others have the same addresses (SO_REUSEPORT): it finds one of them, and
-// another one when that has ended.
+// Destroy ends a socket returned by List (SOCK_DESTROY, Linux 4.5). Blocked calls on it return
+// ECONNABORTED, and the peer of a TCP connection gets a reset. The cookie protects another socket
+// with the same addresses. Destroy returns false without an error if the socket is gone, or if the
+// kernel does not find it because several sockets have the same addresses (SO_REUSEPORT): it finds
+// one of them, and the next one only when that has ended.
 //
-// Errors: ErrNoDestroy; those of netlink. It needs CAP_NET_ADMIN.
+// It returns ErrNoDestroy or a netlink error. It needs CAP_NET_ADMIN.
 func Destroy(s Socket) (ended bool, err error) {
 	r := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
 	r.AddData(requestFor(s))

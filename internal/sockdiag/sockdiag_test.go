@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownNamespace gives the test a network namespace with loopback, on a thread
-// that ends with it.
+// ownNamespace puts the test into a network namespace with loopback, on a thread that ends with it.
 func ownNamespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -71,7 +70,7 @@ func sockaddr(domain int, text string) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// find returns the socket behind a descriptor as List tells it.
+// find returns the socket of a descriptor from List.
 func find(t *testing.T, fd int, protocol uint8, states States) (Socket, bool) {
 	t.Helper()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
@@ -86,7 +85,7 @@ func find(t *testing.T, fd int, protocol uint8, states States) (Socket, bool) {
 	return Socket{}, false
 }
 
-// TestList: addresses of the socket's own family, and all else that it says.
+// TestList: addresses have the socket's own family, and the other fields are correct.
 func TestList(t *testing.T) {
 	ownNamespace(t)
 	for _, c := range []struct {
@@ -131,7 +130,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// connected is a socket that is connected to a listener of the same kind.
+// connected returns a socket that is connected to a listener of the same kind.
 func connected(t *testing.T, domain, kind int, to string) (client, server int) {
 	t.Helper()
 	server = bound(t, domain, kind, to)
@@ -143,7 +142,7 @@ func connected(t *testing.T, domain, kind int, to string) (client, server int) {
 	return client, server
 }
 
-// TestDestroy: whoever reads from the socket gets ECONNABORTED; the others live.
+// TestDestroy: reads from the socket return ECONNABORTED; other sockets are not affected.
 func TestDestroy(t *testing.T) {
 	ownNamespace(t)
 	for _, c := range []struct {
@@ -191,7 +190,7 @@ func TestDestroy(t *testing.T) {
 	}
 }
 
-// TestNoProtocol: what the kernel cannot list has a named error.
+// TestNoProtocol: a protocol that the kernel cannot list returns ErrNoProtocol.
 func mustDestroy(t *testing.T, s Socket, want bool) {
 	t.Helper()
 	ended, err := Destroy(s)
@@ -208,7 +207,7 @@ func TestNoProtocol(t *testing.T) {
 	}
 }
 
-// TestListManySockets: more than one message of the kernel holds.
+// TestListManySockets: more sockets than fit into one netlink message.
 func TestListManySockets(t *testing.T) {
 	ownNamespace(t)
 	var want []netip.AddrPort

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source says what every source of Kubernetes objects has in common:
-// it sends events, each of which takes the receiver from one complete state to
-// the next. What the objects mean is decided in package service.
+// Package source defines the interface of sources of Kubernetes objects. A source sends events,
+// each of which takes the receiver from one complete state to the next. Package service decides
+// what the objects mean.
 package source
 
 import (
@@ -11,14 +11,15 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/service"
 )
 
-// Source delivers the objects that decide where Service traffic goes.
+// Source provides the objects that determine where Service traffic goes.
 type Source interface {
-	// Run sends events until ctx ends, and then returns nil. It waits for the
-	// receiver: while an event is not taken, the next one gathers all that
-	// happens. A bad input is not a reason to return, but an event with Problems.
+	// Run sends events until ctx ends, and then returns nil. It waits for the receiver: until an
+	// event is received, changes accumulate in the next one. Invalid input is no reason to return;
+	// it is reported in an event's Problems.
 	Run(ctx context.Context, events chan<- Event) error
 }
 
@@ -28,55 +29,53 @@ type Remote interface {
 	Remote() Connection
 }
 
-// Connection is how such a source stands with its server.
+// Connection is the state of the connection to the server.
 type Connection struct {
 	Connected bool `json:"connected"`
-	// Since is when Connected became what it is.
+	// Since is when Connected last changed.
 	Since time.Time `json:"since"`
-	// Error says why it is not connected; empty if it is, or nothing was tried yet.
+	// Error is the reason why it is not connected; empty if it is, or before the first attempt.
 	Error string `json:"error,omitempty"`
-	// LastHeard is when the server last sent an object or a sign of life.
-	LastHeard time.Time `json:"lastHeard,omitzero"`
+	// LastSeen is when the server last sent an object or a bookmark.
+	LastSeen time.Time `json:"lastSeen,omitzero"`
 	// WaitingFor lists the kinds that have not been read yet.
 	WaitingFor []string `json:"waitingFor,omitempty"`
 }
 
-// Event is one step of a source. The events of one Run are a chain that starts
-// with no objects: a receiver that applies each Changes to what it had holds
-// the source's last good state.
+// Event is one step of a source. The events of one Run form a chain that starts with no objects: a
+// receiver that applies all Changes holds the source's last valid state.
 type Event struct {
-	// Changes lead from the state of the previous event to the present one,
-	// sorted, each object at most once. An object that did not change in value
-	// is not among them.
+	// Changes lead from the state of the previous event to the current one, sorted, each object at
+	// most once. Objects whose value did not change are not included.
 	Changes []service.Change
-	// Synced says that the source has been complete at least once, with this
-	// event or an earlier one. Before that nothing may be programmed and nothing
-	// old removed (R4).
+	// Synced means that the source has been complete at least once, with this event or an earlier
+	// one. Before that nothing may be programmed and nothing old removed (R4).
 	Synced bool
-	// Problems are all that is wrong at present; they replace those of earlier
-	// events. If one of them is an error and not a warning, then what the source
-	// holds now is not in force: the last good state is.
+	// Problems are all current problems; they replace those of earlier events. If one of them is an
+	// error and not a warning, the current input has no effect, and the last valid state stays in
+	// use.
 	Problems Problems
 }
 
-// Problem is one thing that a source could not take as it is written.
+// Problem is something in the source that cannot take effect as written.
 type Problem struct {
-	// File is where it is written; empty if the source has no files.
+	// File is the name of the file; empty if the source has no files.
 	File string
-	// Line counts from 1; 0 if no line can be named.
+	// Line counts from 1; 0 if unknown.
 	Line int
-	// Object is the object as service.Ref writes it ("Service default/web"), or
-	// as much as is known of it; empty if it is not about one object.
+	// Object is the object as service.Ref prints it ("Service default/web"), or the known part;
+	// empty if the problem is not about one object.
 	Object string
-	// Reason names the field, what it says, and what to change.
+	// Reason names the field, its value, and what to change.
 	Reason string
-	// Warning: the object counts nevertheless, or is rightly left out.
+	// Warning means that the object is used nevertheless, or is rightly left out.
 	Warning bool
-	// Harmless: a warning about an object that no Service needs.
+	// Harmless is a warning about an object that no Service needs.
 	Harmless bool
 }
 
-// String gives file:line: first, as compilers do, so that editors find the place.
+// String returns the problem with file:line: first, as compilers do, so that editors find the
+// place.
 func (p Problem) String() string {
 	var b strings.Builder
 	switch {
@@ -95,7 +94,20 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is an error that names each of them on a line of its own.
+// Condition returns the problem as a condition.
+func (p Problem) Condition() condition.Condition {
+	kind := condition.SourceError
+	switch {
+	case p.Harmless:
+		kind = condition.SourceNote
+	case p.Warning:
+		kind = condition.SourceWarning
+	}
+	text := Problem{File: p.File, Line: p.Line, Reason: p.Reason}.String()
+	return kind.New("%s", text).At(p.Object)
+}
+
+// Problems is an error that lists each problem on its own line.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -106,7 +118,7 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Warnings says how many are neither errors nor harmless.
+// Warnings returns the number of problems that are neither errors nor harmless.
 func (ps Problems) Warnings() int {
 	n := 0
 	for _, p := range ps {
@@ -117,7 +129,7 @@ func (ps Problems) Warnings() int {
 	return n
 }
 
-// Errors says how many are not mere warnings.
+// Errors returns the number of problems that are not warnings.
 func (ps Problems) Errors() int {
 	n := 0
 	for _, p := range ps {

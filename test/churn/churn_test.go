@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -24,7 +24,7 @@ const auditInterval = 3 * time.Second
 // S4, R29, R30: a change every 5 ms, of 5,000 endpoints whose servers stop 3 s
 // after they have gone, and no request to a Service that always had a ready
 // endpoint fails. In the end the tables hold what a fresh agent puts there, an
-// audit finds nothing to mend, and the agent has grown by nothing.
+// audit finds nothing to repair, and the agent has grown by nothing.
 func TestChurn(t *testing.T) {
 	l := lab.New(t)
 	var pods []*pod
@@ -131,11 +131,11 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 	want, err := fresh.Tables()
 	must(t, err)
 	wantSame(t, "frontend", contents(got), contents(want))
-	must(t, a.WaitFor("done giving back what it does not need", func(s *observe.Status) bool {
+	must(t, a.WaitFor("done giving back what it does not need", func(s *inspect.Status) bool {
 		other, err := fresh.Status()
 		return err == nil && fills(s) == fills(other)
 	}))
-	must(t, a.WaitFor("audited", func(s *observe.Status) bool { return s.Sync.LastAudit.After(quiet) }))
+	must(t, a.WaitFor("audited", func(s *inspect.Status) bool { return s.Sync.LastAudit.After(quiet) }))
 	status, err := a.Status()
 	must(t, err)
 	if status.Sync.Repairs != 0 || status.Sync.Failures != 0 || status.Sync.Failing != 0 {
@@ -145,10 +145,10 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 }
 
 // fills is how many entries each table has.
-func fills(s *observe.Status) string { return fmt.Sprint(s.Tables) }
+func fills(s *inspect.Status) string { return fmt.Sprint(s.Tables) }
 
 // wantPlan checks each Service's backends against the endpoints that it has.
-func (c *cluster) wantPlan(t *testing.T, tables *observe.Tables) {
+func (c *cluster) wantPlan(t *testing.T, tables *inspect.Tables) {
 	t.Helper()
 	want, got := map[string]string{}, map[string]string{}
 	for _, s := range c.services {

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -41,14 +41,14 @@ func (s *service) usable(family int) string {
 }
 
 // decision is a decision without the numbers that the tables give.
-func decision(d observe.Decision) string {
+func decision(d inspect.Decision) string {
 	if len(d.Backends) == 0 {
 		return d.Verdict
 	}
 	return members(d.Backends)
 }
 
-func members(of []observe.Member) string {
+func members(of []inspect.Member) string {
 	var all []string
 	for _, m := range of {
 		all = append(all, m.Address)
@@ -58,12 +58,12 @@ func members(of []observe.Member) string {
 }
 
 // contents is what the tables hold, by frontend.
-func contents(t *observe.Tables) map[string]string {
+func contents(t *inspect.Tables) map[string]string {
 	all := map[string]string{}
 	for _, s := range t.Services {
 		for _, f := range s.Frontends {
 			all[fmt.Sprintf("%s %s %s/%s", s.Name, f.Kind, f.Address, f.Protocol)] = fmt.Sprintf(
-				"%s pod: %s node: %s outside: %s kept: %s", f.Port, decision(f.Pod), decision(f.Node), decision(f.Outside), members(f.Kept))
+				"%s pod: %s node: %s outside: %s kept: %s", f.Port, decision(f.Pod), decision(f.Node), decision(f.Outside), members(f.Retained))
 		}
 	}
 	for _, b := range t.Backends {

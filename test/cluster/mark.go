@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -98,7 +98,7 @@ func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
 
 // AwaitAgent waits until a Beeline agent's tables have the mark.
 func (m Mark) AwaitAgent(a *node.Agent) error {
-	return a.WaitForTables(m.String(), func(t *observe.Tables) bool {
+	return a.WaitForTables(m.String(), func(t *inspect.Tables) bool {
 		found := 0
 		for _, backend := range t.Backends {
 			for _, addr := range m.backends() {

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -141,12 +141,12 @@ func TestAPIServerAway(t *testing.T) {
 	calls := c.call(t, "a1", 20)
 	must(t, c.KillAPIServer()) // a graceful end lasts until all watches have ended
 	stopped := time.Now()
-	must(t, a.WaitFor("aware that the API server is away", func(s *observe.Status) bool { return !s.Source.Connection.Connected }))
+	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
 
 	// An agent that starts now takes over what is attached.
 	must(t, a.Kill())
 	must(t, a.StartOnly())
-	must(t, a.WaitFor("waiting for all kinds", func(s *observe.Status) bool {
+	must(t, a.WaitFor("waiting for all kinds", func(s *inspect.Status) bool {
 		return len(s.Source.Connection.WaitingFor) == 7 && s.Source.Connection.Error != "" && len(s.Attachments) == s.Hooks
 	}))
 	c.wantWaitingLeavesNothing(t, "node-b")
@@ -173,14 +173,14 @@ func (c *Cluster) wantWaitingLeavesNothing(t *testing.T, name string) {
 	a := c.NewAgent(beeline, c.Lab.Host(name))
 	must(t, a.StartOnly())
 	t.Cleanup(func() { _ = a.Kill() }) // if the test ends before
-	must(t, a.WaitFor("waiting", func(s *observe.Status) bool { return s.Source.Connection.Error != "" }))
+	must(t, a.WaitFor("waiting", func(s *inspect.Status) bool { return s.Source.Connection.Error != "" }))
 	status, err := a.Status()
 	must(t, err)
 	if len(status.Attachments) > 0 {
 		t.Errorf("attached: %v", status.Attachments)
 	}
 	must(t, a.Stop())
-	if out, err := a.CLI("status", "--from-maps"); err == nil {
+	if out, err := a.CLI("status", "--pins"); err == nil {
 		t.Errorf("%s is not as it was:\n%s", name, out)
 	}
 }
@@ -211,7 +211,7 @@ func TestNodeCutOff(t *testing.T) {
 	}
 	tables, err := a.Tables()
 	must(t, err)
-	if !slices.ContainsFunc(tables.Services, func(s observe.Service) bool { return s.Name == "b2" }) {
+	if !slices.ContainsFunc(tables.Services, func(s inspect.Service) bool { return s.Name == "b2" }) {
 		t.Error("the agent is not cut off")
 	}
 	c.wantAnswers(t, "a1", 21, "b2")

@@ -17,7 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -67,7 +67,7 @@ func TestLargeCluster(t *testing.T) {
 	t.Logf("a while after that: %s", memory(t, a.PID()))
 
 	must(t, c.KillAPIServer())
-	must(t, a.WaitFor("aware that the API server is away", func(s *observe.Status) bool { return !s.Source.Connection.Connected }))
+	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
 	must(t, c.StartAPIServer(t.Context()))
 	c.timeChange(t, 21)
 	t.Logf("after a restart of the API server: %s", memory(t, a.PID()))

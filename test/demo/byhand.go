@@ -24,17 +24,17 @@ func showTables(_ context.Context, d *demo) error {
 
 // cli is how one asks the agent of node-a.
 func (d *demo) cli(command ...string) string {
-	return fmt.Sprintf("%s %s --socket %s", d.program, strings.Join(command, " "), d.agents[0].Socket())
+	return fmt.Sprintf("%s %s --agent-socket %s", d.program, strings.Join(command, " "), d.agents[0].Socket())
 }
 
 // in is how one runs a command in a pod.
 func (d *demo) in(host, command string) string {
-	return fmt.Sprintf("%s lab exec%s %s -- %s", d.program, d.nameFlag(), host, command)
+	return fmt.Sprintf("%s exec%s %s -- %s", d.labProgram, d.nameFlag(), host, command)
 }
 
 func (d *demo) nameFlag() string {
 	if d.name == "demo" {
-		return "" // the default of `beeline lab`
+		return "" // the default of `beeline-lab`
 	}
 	return " --name " + d.name
 }
@@ -81,7 +81,7 @@ func (d *demo) sayHowToGoOn() {
 	d.say("  %s", d.cli("status"))
 	d.say("A shell in a pod:\n  %s", d.in("a1", "bash"))
 	d.say("What the agents print:\n  tail -f %s", d.logs())
-	d.say("End it all:\n  %s lab down%s", d.program, d.nameFlag())
+	d.say("End it all:\n  %s down%s", d.labProgram, d.nameFlag())
 }
 
 func (d *demo) logs() string {

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
@@ -73,7 +73,7 @@ func (d *demo) viewOf(name string, protocol service.Protocol) (serviceView, erro
 }
 
 // podsOf names the pods that have the backends' addresses.
-func (d *demo) podsOf(backends []observe.Member) []string {
+func (d *demo) podsOf(backends []inspect.Member) []string {
 	var pods []string
 	for _, b := range backends {
 		address, err := netip.ParseAddrPort(b.Address)

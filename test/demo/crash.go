@@ -38,9 +38,9 @@ func showCrash(ctx context.Context, d *demo) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range status.Complaints() {
+	for _, c := range status.Conditions.Wrong() {
 		d.say("status says: %s", c)
 	}
-	return d.claim(status.PID != killed && len(status.Complaints()) == 0,
+	return d.claim(status.PID != killed && len(status.Conditions.Wrong()) == 0,
 		"connections went on without the agent (pid %d); the new one (pid %d) says that all is well", killed, status.PID)
 }

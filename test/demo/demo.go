@@ -95,11 +95,13 @@ func (d *demo) show(ctx context.Context) error {
 // setUp makes the lab, starts its servers and brings the agents up.
 func (d *demo) setUp(ctx context.Context) error {
 	program, err := filepath.Abs(d.program)
-	if err == nil {
-		_, err = os.Stat(program)
-	}
 	if err != nil {
-		return fmt.Errorf("--program: %w (`make build` makes it)", err)
+		return err
+	}
+	for flag, path := range map[string]string{"--program": program, "--lab-program": d.labProgram} {
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("%s: %w (`make build` makes it)", flag, err)
+		}
 	}
 	if err := d.removeOld(); err != nil {
 		return err

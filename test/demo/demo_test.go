@@ -27,7 +27,7 @@ func TestDemo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes ten seconds")
 	}
-	o := options{program: node.Program(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
+	o := options{program: node.Program(t), labProgram: node.LabProgram(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
 	t.Cleanup(func() {
 		if err := lab.Down(o.name); err != nil {
 			t.Error(err)

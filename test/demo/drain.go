@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -138,12 +138,12 @@ func (d *demo) connectTo(ctx context.Context, pod string, address netip.AddrPort
 // all addresses of a Service.
 func (d *demo) awaitPods(name string, wanted func([]string) bool) error {
 	for _, a := range d.agents {
-		err := a.WaitForTables("following the manifests", func(t *observe.Tables) bool {
+		err := a.WaitForTables("following the manifests", func(t *inspect.Tables) bool {
 			s, err := t.Find(name)
 			if err != nil {
 				return false
 			}
-			return !slices.ContainsFunc(s.Frontends, func(f observe.Frontend) bool {
+			return !slices.ContainsFunc(s.Frontends, func(f inspect.Frontend) bool {
 				return len(f.Pod.Backends) > 0 && !wanted(d.podsOf(f.Pod.Backends))
 			})
 		})

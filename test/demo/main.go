@@ -22,17 +22,19 @@ import (
 
 // options are the command line.
 type options struct {
-	program   string
-	manifests string
-	name      string
-	keep      bool
-	down      bool
+	program    string
+	labProgram string
+	manifests  string
+	name       string
+	keep       bool
+	down       bool
 }
 
 func main() {
 	lab.Main() // does not return in the helper processes that a lab starts
 	var o options
 	pflag.StringVar(&o.program, "program", "bin/beeline", "the beeline program")
+	pflag.StringVar(&o.labProgram, "lab-program", "bin/beeline-lab", "the beeline-lab program")
 	pflag.StringVar(&o.manifests, "manifests", "examples", "folder of manifests; the agents read a copy of it")
 	pflag.StringVar(&o.name, "name", "demo", "name of the lab; one that is up is taken down first")
 	pflag.BoolVar(&o.down, "down", false, "take the lab down at the end")

@@ -11,7 +11,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/explain"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
@@ -64,9 +64,9 @@ func showOutside(ctx context.Context, d *demo) error {
 func explainFirst(ctx context.Context, d *demo, to netip.AddrPort) error {
 	from := netip.AddrPortFrom(d.lab.Host("client").Addr4, 25678) // none that its kernel gives away by itself
 	d.say("\nWhat meets the next connection is known before it is made:")
-	question := []string{"explain", from.String(), to.String() + "/tcp"}
+	question := []string{"explain", "packet", from.String(), to.String() + "/tcp"}
 	node := d.agents[0]
-	d.say("$ %s", d.in(node.Host.Name, fmt.Sprintf("%s %s --bpffs %s", d.program, strings.Join(question, " "), node.BPFFS())))
+	d.say("$ %s", d.in(node.Host.Name, fmt.Sprintf("%s %s --pins %s", d.program, strings.Join(question, " "), node.BPFFS())))
 	text, err := node.CLI(question...)
 	d.say("%s", text)
 	if err != nil {
@@ -76,7 +76,7 @@ func explainFirst(ctx context.Context, d *demo, to netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
-	var said observe.Answer
+	var said explain.Answer
 	if err := json.Unmarshal([]byte(text), &said); err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func explainFirst(ctx context.Context, d *demo, to netip.AddrPort) error {
 		return err
 	}
 	pod := d.lab.Host(answer.Pod)
-	right := said.Becomes != nil && (said.Becomes.Destination.Addr() == pod.Addr4 || said.Becomes.Destination.Addr() == pod.Addr6)
+	right := said.Rewritten != nil && (said.Rewritten.Destination.Addr() == pod.Addr4 || said.Rewritten.Destination.Addr() == pod.Addr6)
 	return d.claim(right, "explain named the pod that then answers, %s", answer.Pod)
 }
 

@@ -22,12 +22,12 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"github.com/vishvananda/netlink"
 )
 
-// The example of docs/balancer.md: a file alone, no Node and no ServiceCIDR. Clients
+// The example of docs/operate/balancer.md: a file alone, no Node and no ServiceCIDR. Clients
 // reach both VIPs, other ports refuse, pings are answered; a backend that dies is left
 // out, and comes back.
 func TestStandAloneBalancer(t *testing.T) {
@@ -46,8 +46,8 @@ func TestStandAloneBalancer(t *testing.T) {
 		}
 		w.wantRefused("tcp", netip.AddrPortFrom(web.Addr(), 81))
 		w.wantWeb(web, "b1", "b2", "b3")
-		if c := w.status().Complaints(); len(c) > 0 {
-			t.Errorf("complaints: %q", c)
+		if c := w.status().Conditions.Wrong(); len(c) > 0 {
+			t.Errorf("conditions:\n%s", c)
 		}
 		for _, name := range []string{"web", "names"} {
 			show, err := w.agent.CLI("service", "show", name)
@@ -59,13 +59,13 @@ func TestStandAloneBalancer(t *testing.T) {
 		w.pinger("client", 0).wantEcho(web.Addr(), true)
 
 		w.must(w.Host("b2").KillServer())
-		w.must(w.agent.WaitForTables("without b2", func(t *observe.Tables) bool { return frontendsWith(t, w.Host("b2")) == 0 }))
+		w.must(w.agent.WaitForTables("without b2", func(t *inspect.Tables) bool { return frontendsWith(t, w.Host("b2")) == 0 }))
 		w.wantWeb(web, "b1", "b3")
 		for _, network := range []string{"udp", "tcp"} {
 			w.wantServed(network, dns, "b1")
 		}
 		w.must(w.Host("b2").StartServer(lab.ServerOptions{}))
-		w.must(w.agent.WaitForTables("with b2", func(t *observe.Tables) bool { return frontendsWith(t, w.Host("b2")) == 3 }))
+		w.must(w.agent.WaitForTables("with b2", func(t *inspect.Tables) bool { return frontendsWith(t, w.Host("b2")) == 3 }))
 		w.wantWeb(web, "b1", "b2", "b3")
 
 		// A VIP may be an address of the balancer's device.
@@ -83,10 +83,10 @@ func TestStandAloneBalancer(t *testing.T) {
 }
 
 // frontendsWith counts those that send clients to a host.
-func frontendsWith(t *observe.Tables, h *lab.Host) (n int) {
+func frontendsWith(t *inspect.Tables, h *lab.Host) (n int) {
 	for i := range t.Services {
 		for _, f := range t.Services[i].Frontends {
-			if slices.ContainsFunc(f.Outside.Backends, func(b observe.Member) bool {
+			if slices.ContainsFunc(f.Outside.Backends, func(b inspect.Member) bool {
 				return netip.MustParseAddrPort(b.Address).Addr() == h.Addr4
 			}) {
 				n++

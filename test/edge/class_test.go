@@ -10,11 +10,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
 // The networks of pods are those of all Nodes, or the ones named, and are changed
-// with them; a ServiceCIDR among them stays one and is complained of.
+// with them; a ServiceCIDR among them stays one, and is a condition.
 func TestPodNetworks(t *testing.T) {
 	w := startWorld(t)
 	w.wantPodNetworks("10.10.1.0/24", "10.10.2.0/24", "fd00:10:1::/64", "fd00:10:2::/64")
@@ -22,12 +22,12 @@ func TestPodNetworks(t *testing.T) {
 	w.agent.Flags = []string{"--pod-networks=10.10.0.0/16,10.96.0.0/16"}
 	w.must(w.agent.Start())
 	w.wantPodNetworks("10.10.0.0/16")
-	w.wantExit(3, "10.96.0.0/16 is a ServiceCIDR and a network of pods")
+	w.wantExit(4, "10.96.0.0/16 is a ServiceCIDR and a network of pods")
 }
 
 func (w *world) wantPodNetworks(want ...string) {
 	w.t.Helper()
-	w.must(w.agent.WaitForTables("at the networks of pods", func(t *observe.Tables) bool {
+	w.must(w.agent.WaitForTables("at the networks of pods", func(t *inspect.Tables) bool {
 		return slices.Equal(t.PodNetworks, want) && slices.Contains(t.Networks, "10.96.0.0/16")
 	}))
 }

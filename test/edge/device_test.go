@@ -28,7 +28,7 @@ func (w *world) devices() string {
 // wantExit wants status to end with a code, and its text to have a line with words.
 func (w *world) wantExit(code int, words ...string) {
 	w.t.Helper()
-	text, err := w.agent.CLI("status")
+	text, err := w.agent.CLI("status", "-v")
 	got, exit := 0, (*exec.ExitError)(nil)
 	if errors.As(err, &exit) {
 		got = exit.ExitCode()

@@ -163,7 +163,7 @@ func (w *world) wantFiltered() {
 	}
 	w.eventually("the filter has dropped them", func() bool { return w.hits(client) >= 11 })
 	for reason, n := range w.status().Edge.Counters {
-		if n != before[reason] && reason != "not_ours" {
+		if n != before[reason] && reason != "not_service" {
 			w.t.Errorf("the edge counts %d packets as %s, and %d before: the filter should have them", n, reason, before[reason])
 		}
 	}
@@ -294,9 +294,9 @@ func TestExplainAtASharedDevice(t *testing.T) {
 	w.apply("web", objects(w.public("b1"))...)
 	to := addresses(w.Host("node-a"), nodePort)[0]
 	w.wantAnswered("tcp", to) // the next hop is known now
-	text, err := w.agent.CLI("explain", w.Host("client").Addr4.String(), to.String())
+	text, err := w.agent.CLI("explain", "packet", w.Host("client").Addr4.String(), to.String())
 	w.must(err)
-	for _, word := range []string{"met by      xdp at eth0", w.Host("b1").Addr4.String(), filter} {
+	for _, word := range []string{"handled by  xdp at eth0", w.Host("b1").Addr4.String(), filter} {
 		if !strings.Contains(text, word) {
 			t.Errorf("no %q in\n%s", word, text)
 		}

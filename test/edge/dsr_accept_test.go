@@ -29,7 +29,7 @@ func (w *world) sendForged(host string, source, to netip.Addr, packet []byte) {
 // X2: a node opens what balancers send while a Service has DSR or a flow goes by it, without a restart. Its own
 // address is none of a balancer's, whoever sends with it.
 func TestDecapsulatorFollowsServices(t *testing.T) {
-	withEachDSR(t, []string{"--flow-timeout-udp=1s"}, func(t *testing.T, w *world) {
+	withEachDSR(t, []string{"--conntrack-udp-timeout-stream=1s"}, func(t *testing.T, w *world) {
 		opens := func() bool {
 			s, err := w.agents["node-b"].Status()
 			w.must(err)

@@ -19,7 +19,7 @@ import (
 
 const narrowMTU = 1400
 
-// dsrOverhead is what a kind of DSR adds to a packet, of bpf/lib/dsr.h.
+// dsrOverhead is what a kind of DSR adds to a packet, of bpf/encap/wire.h.
 var dsrOverhead = map[string][2]int{"ipip": {20, 40}, "geneve": {48, 80}, "opt": {8, 24}}
 
 // knownMTU is what a host knows of its path to an address.

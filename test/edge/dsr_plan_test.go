@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/node"
 )
@@ -63,7 +63,7 @@ func (w *world) wantBalancers(networks ...string) {
 	w.t.Helper()
 	pinned, err := datapath.OpenTables(w.agent.BPFFS())
 	w.must(err)
-	tables, err := observe.ReadTables(pinned)
+	tables, err := inspect.ReadTables(pinned)
 	w.must(err)
 	networks = slices.Sorted(slices.Values(networks))
 	if !slices.Equal(tables.Balancers, networks) {
@@ -104,8 +104,8 @@ func TestDSRReachesTheTables(t *testing.T) {
 	w.wantDSR("TCP geneve, UDP ", "TCP "+nodeB.v4, "TCP "+nodeB.v6, "UDP")
 
 	for command, want := range map[string][]string{
-		"service show web": {"backends on other nodes answer clients outside themselves: DSR (geneve)", "on the node " + nodeB.v4, "on the node " + nodeB.v6},
-		"status":           {"ipip (TCP alone) unless a Service says otherwise; Services with DSR: 1"},
+		"service show web": {"DSR (geneve): backends on other nodes answer clients outside the cluster directly", "on the node " + nodeB.v4, "on the node " + nodeB.v6},
+		"status -v":        {"ipip (TCP only) unless a Service says otherwise; Services with DSR: 1"},
 	} {
 		text, err := w.agent.CLI(strings.Fields(command)...)
 		w.must(err)
@@ -120,8 +120,8 @@ func TestDSRReachesTheTables(t *testing.T) {
 	s, all := w.public("a1", "b1")
 	s.Annotations = map[string]string{service.AnnotationDSR: "vxlan"}
 	w.must(w.folder.Put("web", objects(s, all)...))
-	w.must(w.agent.WaitFor("the mistake to be told", func(s *observe.Status) bool {
-		return strings.Contains(strings.Join(s.Source.Problems, "\n"), `metadata.annotations[beeline.io/dsr]: "vxlan": expected off or ipip or geneve or opt`)
+	w.must(w.agent.WaitFor("the mistake to be told", func(s *inspect.Status) bool {
+		return strings.Contains(s.Conditions.String(), `metadata.annotations[beeline.io/dsr]: "vxlan": expected off or ipip or geneve or opt`)
 	}))
 	w.wantDSR("TCP geneve, UDP ", "TCP "+nodeB.v4, "TCP "+nodeB.v6, "UDP")
 	web(map[string]string{service.AnnotationDSR: "geneve"})
@@ -158,8 +158,8 @@ func TestDSRReachesTheTables(t *testing.T) {
 	configured = nil
 	w.wantBalancers(balancers(nodeB)...)
 	w.wantDSR("TCP , UDP ", nowhere...)
-	if c := w.status().Complaints(); len(c) > 0 {
-		t.Errorf("complaints: %q", c)
+	if c := w.status().Conditions.Wrong(); len(c) > 0 {
+		t.Errorf("conditions:\n%s", c)
 	}
 }
 
@@ -173,10 +173,10 @@ func TestBalancersOutliveAnAgentThatKnowsNothing(t *testing.T) {
 	w.must(w.folder.Write("web", []byte("kind: Nonsense\n")))
 	w.agent.Flags = []string{"--edge-mode=tc", "--audit-interval=50ms"}
 	w.must(w.agent.StartOnly())
-	w.must(w.agent.WaitFor("the mistake to be told", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent.WaitFor("the mistake to be told", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	w.wantBalancers(networks...)
 	w.must(w.folder.Remove("web"))
-	w.must(w.agent.WaitForTables("the balancers that are left", func(tables *observe.Tables) bool {
+	w.must(w.agent.WaitForTables("the balancers that are left", func(tables *inspect.Tables) bool {
 		return fmt.Sprint(tables.Balancers) == fmt.Sprint(slices.Sorted(slices.Values(networks[1:])))
 	}))
 }
@@ -187,13 +187,13 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	w.apply("web", objects(w.public("a1", "b1"))...)
 	fits := func(v4, v6 int) {
 		t.Helper()
-		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d octets", v4, v6), func(s *observe.Status) bool {
+		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d octets", v4, v6), func(s *inspect.Status) bool {
 			return len(s.Edge.DSR) == 2 && s.Edge.DSR[0].Fits == v4 && s.Edge.DSR[1].Fits == v6
 		}))
 	}
 	fits(1480, 1460)
-	text, err := w.agent.CLI("status")
-	w.must(err) // it is no complaint
+	text, err := w.agent.CLI("status", "-v")
+	w.must(err) // it is no condition
 	if want := "DSR (ipip), IPv4: clients' packets up to 1480 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520"; !strings.Contains(text, want) {
 		t.Errorf("status says\n%s", text)
 	}
@@ -203,7 +203,7 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	w.must(nl.LinkSetMTU(link, 1540))
 	fits(1520, 1500)
 	w.apply("web", objects(w.public("a1"))...)
-	w.must(w.agent.WaitFor("nothing to be said of backends that are gone", func(s *observe.Status) bool { return len(s.Edge.DSR) == 0 }))
+	w.must(w.agent.WaitFor("nothing to be said of backends that are gone", func(s *inspect.Status) bool { return len(s.Edge.DSR) == 0 }))
 }
 
 // node4and6 are the addresses of a node.

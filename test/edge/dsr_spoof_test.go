@@ -131,14 +131,14 @@ func TestSpoofedEncapsulation(t *testing.T) {
 				{"an option from a node", "drop_spoofed", func() { w.sendUDP("node-c", vip(3), at("b1", lab.PortUDP), []byte("x")) }},
 				{"an option from a pod", "drop_spoofed", func() { w.sendUDP("c1", vip(3), at("b1", lab.PortUDP), []byte("x")) }},
 				{"an option for a pod that is no backend", "drop_spoofed", func() { w.sendUDP("client", vip(3), at("b3", lab.PortUDP), []byte("x")) }},
-				{"IPIP for a pod that is no backend", "drop_not_here", func() { w.sendIPIP("node-a", at("b3", 0).Addr(), asks(1)) }},
-				{"Geneve for a pod that is no backend", "drop_not_here", func() {
+				{"IPIP for a pod that is no backend", "drop_backend_not_local", func() { w.sendIPIP("node-a", at("b3", 0).Addr(), asks(1)) }},
+				{"Geneve for a pod that is no backend", "drop_backend_not_local", func() {
 					w.sendUDP("node-a", none, at("node-b", genevePort), geneveWith(at("b3", lab.PortUDP), asks(2)))
 				}},
-				{"Geneve for a backend of another node", "drop_not_here", func() {
+				{"Geneve for a backend of another node", "drop_backend_not_local", func() {
 					w.sendUDP("node-a", none, at("node-b", genevePort), geneveWith(at("c1", lab.PortUDP), asks(2)))
 				}},
-				{"Geneve for a port that no backend has", "drop_not_here", func() {
+				{"Geneve for a port that no backend has", "drop_backend_not_local", func() {
 					w.sendUDP("node-a", none, at("node-b", genevePort), geneveWith(at("b1", 9), asks(2)))
 				}},
 			} {

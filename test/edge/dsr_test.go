@@ -5,9 +5,9 @@ package edge
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
@@ -205,7 +205,7 @@ func (w *world) wantNoDropsAnywhere(but ...string) {
 		s, err := a.Status()
 		w.must(err)
 		for reason, n := range s.Edge.Counters {
-			if n > 0 && strings.HasPrefix(reason, "drop_") && !slices.Contains(but, reason) {
+			if n > 0 && (inspect.Dropped(reason) || reason == "malformed") && !slices.Contains(but, reason) {
 				w.t.Errorf("%s counted %d packets as %s", a.Host.Name, n, reason)
 			}
 		}

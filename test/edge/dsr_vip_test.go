@@ -53,9 +53,9 @@ endpoints:
 }
 
 // L1, L3, X2: a stand-alone balancer serves VIPs that are routed to it, and such as are
-// addresses of its loopback, by DSR: its backends' nodes read the same file, in which each finds its own name, and accept
-// it by --dsr-balancers. Without that they drop what it sends, and count it. (That has no
-// part in opt, which has no outer source.)
+// addresses of its loopback, by DSR: its backends' nodes read the same file, in which each finds its own name, and
+// accept it by --dsr-balancers. Without that they drop what it sends, and count it. (That has no part in opt, which has
+// no outer source.)
 func TestStandAloneDSR(t *testing.T) {
 	inEachDSR(t, func(t *testing.T, kind, mode string) {
 		w := newWorldOf(t, threeNodes, "--edge-mode="+mode, "--dsr="+kind)

@@ -141,7 +141,7 @@ func TestPing(t *testing.T) {
 			p.wantNoEcho(w.address("LoadBalancer", 5, family).Addr())
 			p.wantEcho(w.address("LoadBalancer", 1, family).Addr(), true)
 		}
-		text, err := w.agent.CLI("service", "list", "--socket", w.agent.Socket())
+		text, err := w.agent.CLI("service", "list")
 		w.must(err)
 		line := "default/web ICMP echo " + w.address("LoadBalancer", 1, 0).Addr().String() + " ICMP answer pass answer applied"
 		if !strings.Contains(strings.Join(strings.Fields(text), " "), line) {
@@ -180,10 +180,10 @@ func TestPortsBesideEcho(t *testing.T) {
 		if after := w.status().Counters; after.ConnectReject != before.ConnectReject || after.ConnectDrop != before.ConnectDrop || after.ConnectBalance != before.ConnectBalance {
 			t.Errorf("%s: counted %+v, before %+v", to, after, before)
 		}
-		if a := w.explain("--socket", addresses(w.Host("a1"), 0)[family].Addr().String(), to.String()); a.Verdict != "pass" || a.Frontend != nil {
+		if a := w.explained("connect", addresses(w.Host("a1"), 0)[family].Addr().String(), to.String()); a.Verdict != "pass" || a.Frontend != nil {
 			t.Errorf("explain says %+v", a)
 		}
-		if a := w.explain(addresses(w.Host("client"), 40000)[family].String(), to.String()); a.Reason != "not_ours" {
+		if a := w.explain(addresses(w.Host("client"), 40000)[family].String(), to.String()); a.Reason != "not_service" {
 			t.Errorf("explain says %+v", a)
 		}
 	}

@@ -49,7 +49,7 @@ func (w *world) recordsOf(host string) int {
 	w.t.Helper()
 	s, err := w.agents[host].Status()
 	w.must(err)
-	return int(s.Edge.Flows.Records) + int(s.Edge.Flows.HalfOpen)
+	return int(s.Edge.Flows.Entries) + int(s.Edge.Flows.HalfOpen)
 }
 
 // L3, X4: behind ECMP what a router says of a server's long packets reaches any of the

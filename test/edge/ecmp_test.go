@@ -127,7 +127,7 @@ func (w *world) newClients() (ended func()) {
 	}
 }
 
-// awaitUntracked waits until no balancer makes records of new connections any more: a sweep
+// awaitUntracked waits until no balancer makes records of new connections any more: a GC pass
 // has found that no flows from before there were Services are with other backends.
 func (w *world) awaitUntracked() {
 	w.t.Helper()
@@ -205,7 +205,7 @@ func (w *world) wantLiving(when string, all []*longLived) {
 	}
 }
 
-// L3, X3, what docs/balancer.md promises where backends change and a balancer is lost
+// L3, X3, what docs/operate/ecmp.md promises where backends change and a balancer is lost
 // within one idle timeout: connections from before the change live on, if their backend
 // serves on; of those that began after it only such can be lost as have a slot that has
 // changed, which the other balancer takes for one of before, and not where the slot's two

@@ -11,8 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 // open makes a flow of the client that lives until the end of the test.
@@ -53,21 +54,27 @@ func TestFewestFlows(t *testing.T) {
 }
 
 // flows lists those that the command shows.
-func (w *world) flows(args ...string) (all []observe.Flow) {
+func (w *world) flows(args ...string) []conntrack.Flow {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"flow", "list", "-o", "json"}, args...)...)
 	w.must(err)
-	w.must(json.Unmarshal([]byte(text), &all))
-	return all
+	var list struct{ Items []conntrack.Flow }
+	w.must(json.Unmarshal([]byte(text), &list))
+	return list.Items
 }
 
 // eventually waits for what nothing announces.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; {
+		asked := time.Now()
+		if ok() {
+			return
+		}
 		if time.Now().After(deadline) {
 			w.t.Fatalf("not after %v: %s", patience, what)
 		}
+		time.Sleep(node.PollPause(time.Since(asked)))
 	}
 }
 
@@ -120,18 +127,18 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 			t.Errorf("--backend %s lists %d flows, want %d: %+v", args, len(got), want, got)
 		}
 	}
-	for args, words := range map[string]string{"": "say which flows are to be forgotten", " --all --service default/web": "say which flows", " --all --backend 10.0.0.1": "say which flows",
-		" --backend b1": "give an address, or address:port"} {
+	for args, words := range map[string]string{"": "give --service, --backend or both", " --all --service default/web": "give --service, --backend or both", " --all --backend 10.0.0.1": "give --service, --backend or both",
+		" --backend b1": "not an address or address:port"} {
 		w.wantWrong("flow flush"+args, words)
 	}
 	if n := len(w.flows()); n != 4 {
 		t.Errorf("after what was refused %d flows are left, want 4", n)
 	}
-	if out, err := w.agent.CLI("flow", "flush", "--backend", b1.String()); err != nil || out != "forgot 2 flows\n" {
+	if out, err := w.agent.CLI("flow", "flush", "--backend", b1.String()); err != nil || out != "removed 2 flows\n" {
 		t.Errorf("flush of a backend: %q, %v", out, err)
 	}
 	out, err := w.agent.CLI("flow", "flush", "--all")
-	if err != nil || out != "forgot 2 flows\n" {
+	if err != nil || out != "removed 2 flows\n" {
 		t.Errorf("flush: %q, %v", out, err)
 	}
 	if left := w.flows(); len(left) != 0 {
@@ -183,7 +190,7 @@ func (w *world) wantDraining(pod string) {
 
 // Flows that nobody uses are forgotten when their time has come.
 func TestFlowsExpire(t *testing.T) {
-	w := startWorld(t, "--flow-timeout-udp=1s")
+	w := startWorld(t, "--conntrack-udp-timeout-stream=1s")
 	w.apply("web", objects(w.public("b1"))...)
 	tcp := w.open("tcp", addresses(w.Host("node-a"), nodePort)[0])
 	udp := w.open("udp", addresses(w.Host("node-a"), nodePort)[0])
@@ -194,8 +201,8 @@ func TestFlowsExpire(t *testing.T) {
 		t.Errorf("left: %+v", f)
 	}
 	s := w.status().Edge.Flows
-	w.eventually("one flow is counted as expired", func() bool { s = w.status().Edge.Flows; return s.Expired > 0 }) // when the sweep has ended
-	if s.Expired != 1 || s.Records != 2 {
+	w.eventually("one flow is counted as expired", func() bool { s = w.status().Edge.Flows; return s.Expired > 0 }) // when the GC pass has ended
+	if s.Expired != 1 || s.Entries != 2 {
 		t.Errorf("flows: %+v, want one expired and two records", s)
 	}
 	w.served(tcp)

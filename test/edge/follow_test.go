@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -192,7 +192,7 @@ func TestNICBecomesPortOfABridge(t *testing.T) {
 
 // addressesOf are those of a device.
 func addressesOf(device netlink.Link) ([]netlink.Addr, error) {
-	return rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(device, netlink.FAMILY_ALL) })
+	return netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(device, netlink.FAMILY_ALL) })
 }
 
 // moveNetwork gives one device's addresses and routes to another.

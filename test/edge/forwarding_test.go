@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -35,8 +36,8 @@ func TestForwardingIsOff(t *testing.T) {
 		w.must(w.agent.Start())
 		w.wantExit(0) // nothing needs it
 		w.apply("web", objects(w.public("b1"))...)
-		w.wantExit(3, "! the edge: IPv4 is not forwarded", "sysctl -w net.ipv4.ip_forward=1,",
-			"! the edge: IPv6 is not forwarded", "sysctl -w net.ipv6.conf.all.forwarding=1,", "--set-sysctls")
+		w.wantExit(3, "ForwardingOff: IPv4 is not forwarded", "sysctl -w net.ipv4.ip_forward=1,",
+			"ForwardingOff: IPv6 is not forwarded", "sysctl -w net.ipv6.conf.all.forwarding=1,", "--set-sysctls")
 		for family, to := range addresses(w.Host("node-a"), nodePort) {
 			w.wantSilence("udp", to, "drop_forwarding")
 			from := netip.AddrPortFrom(addresses(w.Host("client"), 0)[family].Addr(), 40000)
@@ -44,6 +45,15 @@ func TestForwardingIsOff(t *testing.T) {
 				t.Errorf("explain says %+v, want drop_forwarding", a)
 			}
 		}
+		s, both := w.public("b1")
+		w.apply("web", objects(s, slices.DeleteFunc(slices.Clone(both), func(s *discoveryv1.EndpointSlice) bool {
+			return s.AddressType == discoveryv1.AddressTypeIPv6
+		}))...)
+		w.wantExit(3, "ForwardingOff: IPv4 is not forwarded")
+		if text, _ := w.agent.CLI("status"); strings.Contains(text, "IPv6 is not forwarded") {
+			t.Errorf("nobody needs IPv6, and status says:\n%s", text)
+		}
+		w.apply("web", objects(s, both)...)
 		w.setForwarding("1")
 		w.wantExit(0)
 		for _, to := range addresses(w.Host("node-a"), nodePort) {

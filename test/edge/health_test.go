@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 // H1, H2: backends that answer wrongly, too late or not at all get no clients, over
@@ -32,8 +34,8 @@ func TestHealthChecks(t *testing.T) {
 		if text := w.serviceShow(); !strings.Contains(text, "http GET /healthz") || strings.Count(text, "DOWN for") != 12 {
 			t.Errorf("service show says:\n%s", text)
 		}
-		if c := w.status().Complaints(); !slices.ContainsFunc(c, func(c string) bool { return strings.Contains(c, "12 of 16") }) {
-			t.Errorf("status complains of %q", c)
+		if c := w.status().Conditions.Wrong(); !strings.Contains(c.String(), "12 of 16") {
+			t.Errorf("conditions:\n%s", c)
 		}
 
 		wrong.status.Store(http.StatusNoContent)
@@ -115,16 +117,16 @@ func TestHealthCheckIsEdited(t *testing.T) {
 	for _, words := range []string{
 		`annotation beeline.io/health-check-path: "healthz": write a path such as /healthz`,
 		`annotation beeline.io/health-check-fal: there is no such annotation, did you mean "beeline.io/health-check-fall"?`,
-		"the check that was right before goes on", "http GET /healthz",
+		"until then the previous valid check stays in use", "http GET /healthz",
 	} {
 		if !strings.Contains(text, words) {
 			t.Errorf("service show does not say %q:\n%s", words, text)
 		}
 	}
-	if s := w.status().Source; s.Errors > 0 || !slices.ContainsFunc(s.Problems, func(p string) bool {
-		return strings.Contains(p, "web.yaml:") && strings.Contains(p, "warning") && strings.Contains(p, "health-check-path")
+	if s := w.status(); s.Source.Errors > 0 || !slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool {
+		return c.Code == condition.SourceWarning.Code && strings.Contains(c.Message, "web.yaml:") && strings.Contains(c.Message, "health-check-path")
 	}) {
-		t.Errorf("the source says %q", s.Problems)
+		t.Errorf("the conditions are\n%s", s.Conditions)
 	}
 
 	apply(map[string]string{"": "http", "path": "/other", "status": "500"})
@@ -138,7 +140,7 @@ func TestHealthCheckIsEdited(t *testing.T) {
 	}
 	apply(map[string]string{"": "https", "rise": "0"})
 	w.wantPods("a1", "b1")
-	if text := w.serviceShow(); !strings.Contains(text, "its endpoints are not checked until then") {
+	if text := w.serviceShow(); !strings.Contains(text, "until then its endpoints are not checked") {
 		t.Errorf("service show says:\n%s", text)
 	}
 }

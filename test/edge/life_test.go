@@ -69,8 +69,8 @@ func TestEdgeIsTakenAway(t *testing.T) {
 	if left := w.attached(); len(left) > 0 {
 		t.Errorf("left by --edge-mode=off: %+v", left)
 	}
-	if c := w.status().Complaints(); len(c) > 0 {
-		t.Errorf("complaints: %q", c)
+	if c := w.status().Conditions.Wrong(); len(c) > 0 {
+		t.Errorf("conditions:\n%s", c)
 	}
 	w.must(w.agent.Stop())
 	w.agent.Flags = nil
@@ -90,7 +90,7 @@ func TestEdgeIsTakenAway(t *testing.T) {
 }
 
 // What somebody takes down while the agent runs is attached again.
-func TestEdgeIsMended(t *testing.T) {
+func TestEdgeIsRepaired(t *testing.T) {
 	w := startWorld(t, "--edge-mode=xdp", "--audit-interval=100ms")
 	w.apply("web", objects(w.public("b1"))...)
 	before := w.attached()

@@ -10,12 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
 // roleOf is what the edge is at a device for; empty: it is not there.
-func roleOf(s *observe.Status, device string) string {
+func roleOf(s *inspect.Status, device string) string {
 	for _, d := range s.Edge.Devices {
 		if d.Name == device {
 			return d.Role
@@ -27,7 +28,7 @@ func roleOf(s *observe.Status, device string) string {
 // awaitRole waits until the edge is at a1's device for this, or is not there.
 func (w *world) awaitRole(role string) {
 	w.t.Helper()
-	w.must(w.agent.WaitFor("at the pod's device for "+role, func(s *observe.Status) bool { return roleOf(s, "a1") == role }))
+	w.must(w.agent.WaitFor("at the pod's device for "+role, func(s *inspect.Status) bool { return roleOf(s, "a1") == role }))
 }
 
 // hold opens connections of a1 to an address until each of these pods has one.
@@ -58,6 +59,7 @@ func (w *world) hold(to netip.AddrPort, pods ...string) map[string]net.Conn {
 // source ranges of a Service. So they do with the next agent. The device is left when
 // they are over.
 func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
+	t.Parallel()
 	backends := []string{"a1", "a2", "b1", "node-a"}
 	for name, c := range map[string]struct {
 		ask, lift func(w *world)
@@ -76,7 +78,7 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 	} {
 		for _, mode := range []string{"tc", "xdp"} {
 			t.Run(name+", "+mode, func(t *testing.T) {
-				w := startWorld(t, "--edge-mode="+mode, "--flow-timeout-udp=1s")
+				w := startWorld(t, "--edge-mode="+mode, "--conntrack-udp-timeout-stream=1s")
 				w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
 				c.ask(w)
 				w.awaitRole("pods")
@@ -101,16 +103,16 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 				wantServed("at first")
 				c.lift(w)
 				w.awaitRole("flows")
-				swept := w.status().Edge.Flows.LastSweep
+				swept := w.status().Edge.Flows.LastGC
 				for range 2 {
-					w.must(w.agent.WaitFor("a sweep", func(s *observe.Status) bool { return s.Edge.Flows.LastSweep.After(swept) }))
-					swept = w.status().Edge.Flows.LastSweep
-					wantServed("after a sweep")
+					w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+					swept = w.status().Edge.Flows.LastGC
+					wantServed("after a GC pass")
 				}
 				w.must(w.agent.Stop())
 				w.must(w.agent.Start())
 				wantServed("with another agent")
-				w.must(w.agent.WaitFor("a sweep", func(s *observe.Status) bool { return s.Edge.Flows.LastSweep.After(swept) }))
+				w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
 				wantServed("after its sweep")
 				w.awaitRole("flows")
 				for _, held := range all {
@@ -119,7 +121,7 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 					}
 				}
 				w.awaitRole("")
-				if flows := w.flows(); slices.ContainsFunc(flows, func(f observe.Flow) bool { return f.Client.Addr() == w.Host("a1").Addr4 && f.State == "established" }) {
+				if flows := w.flows(); slices.ContainsFunc(flows, func(f conntrack.Flow) bool { return f.Client.Addr() == w.Host("a1").Addr4 && f.State == "established" }) {
 					t.Errorf("its device has been left with flows: %+v", flows)
 				}
 			})
@@ -149,7 +151,7 @@ func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 		w.must(w.agent.Stop())
 		w.agent.Flags = []string{"--edge-mode=" + mode, "--devices=a2"}
 		w.must(w.agent.Start())
-		for swept := w.status().Edge.Flows.LastSweep; ; swept = w.status().Edge.Flows.LastSweep {
+		for swept := w.status().Edge.Flows.LastGC; ; swept = w.status().Edge.Flows.LastGC {
 			wantServed("without it")
 			if role := roleOf(w.status(), "eth0"); role != "flows" {
 				t.Errorf("the edge is at eth0 for %q, want flows", role)
@@ -157,12 +159,12 @@ func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 			if !swept.IsZero() {
 				break
 			}
-			w.must(w.agent.WaitFor("a sweep", func(s *observe.Status) bool { return s.Edge.Flows.LastSweep.After(swept) }))
+			w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
 		}
 		for _, conn := range conns {
 			conn.Close()
 		}
-		w.must(w.agent.WaitFor("eth0 has been left", func(s *observe.Status) bool { return roleOf(s, "eth0") == "" }))
+		w.must(w.agent.WaitFor("eth0 has been left", func(s *inspect.Status) bool { return roleOf(s, "eth0") == "" }))
 	})
 }
 

@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -28,7 +28,7 @@ var manyFiles sync.Mutex
 func TestTenThousandConnections(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		const connections = 10000
-		w := startWorld(t, "--edge-mode="+mode)
+		w := startWorld(t, "--edge-mode="+mode, fmt.Sprintf("--max-flows=%d", 4*connections))
 		w.apply("web", objects(w.public("a1", "b1"))...)
 		to := addresses(w.Host("node-a"), nodePort)
 		manyFiles.Lock()
@@ -55,7 +55,7 @@ func TestTenThousandConnections(t *testing.T) {
 			return err
 		}
 		eachOf(t, connections, "question on connection", ask)
-		if s := w.status().Edge.Flows; s.Records != 2*connections || s.HalfOpen != 0 || s.Limit < 2*connections {
+		if s := w.status().Edge.Flows; s.Entries != 2*connections || s.HalfOpen != 0 || s.Limit < 2*connections {
 			t.Errorf("flows: %+v, want %d records", s, 2*connections)
 		}
 		eachOf(t, connections, "second question on connection", ask)
@@ -197,7 +197,7 @@ func TestNoPortIsLeft(t *testing.T) {
 			}
 		}
 		w.eventually("status speaks of it", func() bool {
-			return strings.Contains(strings.Join(w.status().Complaints(), "\n"), "--snat-ports")
+			return w.status().Conditions.Has(condition.SNATPortsExhausted)
 		})
 		w.wantExit(3, "--snat-ports")
 		w.apply("web", objects(w.public("b2"))...)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refuseUnserved adds the rules that docs/install.md has for addresses that a router
+// refuseUnserved adds the rules that docs/operate/install.md has for addresses that a router
 // sends to node-a: what comes from there and nobody serves is refused by the stack.
 func (w *world) refuseUnserved() {
 	w.t.Helper()
@@ -30,7 +30,7 @@ func (w *world) refuseUnserved() {
 }
 
 // A packet to a port that a routed address does not have goes back to the router and
-// comes again until its hops end, and with the rules of docs/install.md is refused at
+// comes again until its hops end, and with the rules of docs/operate/install.md is refused at
 // once. These are in nobody's way: clients outside, the node's sockets and pods, with
 // hooks and without, are served at the address, also where their source decides.
 func TestRoutedAddressWithoutALoop(t *testing.T) {

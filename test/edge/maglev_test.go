@@ -128,7 +128,7 @@ func TestMaglevIsTold(t *testing.T) {
 			s.Annotations = map[string]string{service.AnnotationAlgorithm: test.annotation}
 		}
 		w.apply("web", objects(s, all)...)
-		for args, want := range map[string]string{"service show web": test.show, "status": test.status} {
+		for args, want := range map[string]string{"service show web": test.show, "status -v": test.status} {
 			out, err := w.agent.CLI(strings.Fields(args)...)
 			if err != nil || !strings.Contains(out, want) {
 				t.Errorf("annotation %q: %s does not say %q (%v):\n%s", test.annotation, args, want, err, out)

@@ -2,7 +2,7 @@
 
 // Package edge tests how clients outside of the cluster reach Services: what a
 // host beside the nodes of a lab is answered, with real agents on the nodes. The
-// rules are those of docs/semantics.md.
+// rules are those of docs/operate/semantics.md.
 package edge
 
 import (
@@ -21,7 +21,7 @@ var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	// Most of a test is waiting: for agents, sweeps and timeouts. -parallel wins over this.
+	// Most of a test is waiting: for agents, GC passes and timeouts. -parallel wins over this.
 	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}

@@ -24,7 +24,7 @@ func TestWhatAnAgentNeeds(t *testing.T) {
 		says   string
 	}{
 		{noRights, agent[1:], "run it as root"},
-		{noRights, []string{"cleanup", "--bpffs", pins}, "run it as root"},
+		{noRights, []string{"cleanup", "--pins", pins}, "run it as root"},
 		{"prlimit --nofile=64:64 " + noRaising, agent[1:], "the limit of open files is 64: raise it"},
 	} {
 		argv := append(append(strings.Fields(c.before), program), c.args...)
@@ -44,12 +44,12 @@ func TestWhatAnAgentNeeds(t *testing.T) {
 	w.must(w.agent.Start())
 	w.apply("web", objects(w.public("a1"))...)
 	w.wantServed("tcp", addresses(w.Host("node-a"), nodePort)[0], "a1")
-	argv := append(strings.Fields(noRights), program, "status", "--from-maps", "--bpffs", pins)
+	argv := append(strings.Fields(noRights), program, "status", "--pins", pins)
 	if out, err := w.Host("node-a").Command(context.Background(), argv...).CombinedOutput(); err == nil || !strings.Contains(string(out), "run it as root") {
 		t.Errorf("status of the tables without rights (%v): %s", err, out)
 	}
 	wrong := filepath.Join(w.Host("node-a").BPFFS, "beelin")
-	if out, code := w.runAt("node-a", "cleanup", "--bpffs", wrong); code != 0 || strings.Contains(out, "is left under") || !strings.Contains(out, pins) {
+	if out, code := w.runAt("node-a", "cleanup", "--pins", wrong); code != 0 || strings.Contains(out, "is left under") || !strings.Contains(out, pins) {
 		t.Errorf("cleanup of a wrong place: exit code %d:\n%s", code, out)
 	}
 }

@@ -33,9 +33,9 @@ func (p *pinger) wantUnreachable(what string, from netip.Addr, send func()) {
 // wantUnused wants what is sent to be dropped as for an address that no Service has.
 func (p *pinger) wantUnused(what string, send func()) {
 	p.t.Helper()
-	before := p.status().Edge.Counters["drop_unused"]
+	before := p.status().Edge.Counters["drop_no_service"]
 	send()
-	p.eventually(what+" of "+p.host+" is dropped", func() bool { return p.status().Edge.Counters["drop_unused"] > before })
+	p.eventually(what+" of "+p.host+" is dropped", func() bool { return p.status().Edge.Counters["drop_no_service"] > before })
 }
 
 // R21: pings and other protocols to a ClusterIP are refused, and to an unused address of a

@@ -16,7 +16,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
@@ -84,13 +84,13 @@ func TestOwnAddressComesAndGoes(t *testing.T) {
 					_, err := w.ask("tcp", netip.AddrPortFrom(used, lab.PortTCP))
 					return errors.Is(err, syscall.ECONNREFUSED)
 				})
-				w.wantSilence("tcp", netip.AddrPortFrom(unused, lab.PortTCP), "drop_unused")
+				w.wantSilence("tcp", netip.AddrPortFrom(unused, lab.PortTCP), "drop_no_service")
 			}
 			before()
 			for _, own := range []netip.Addr{used, unused} {
 				w.must(w.Host("node-a").AddAddress("eth0", netip.PrefixFrom(own, own.BitLen())))
 			}
-			w.must(w.agent.WaitForTables("own addresses", func(t *observe.Tables) bool { return !refusesOthers(t, used) }))
+			w.must(w.agent.WaitForTables("own addresses", func(t *inspect.Tables) bool { return !refusesOthers(t, used) }))
 			for _, own := range []netip.Addr{used, unused} {
 				w.wantServed("tcp", netip.AddrPortFrom(own, lab.PortTCP), "node-a")
 				w.wantServedAs("node-a", "tcp", netip.AddrPortFrom(own, lab.PortTCP), "node-a")
@@ -105,9 +105,9 @@ func TestOwnAddressComesAndGoes(t *testing.T) {
 }
 
 // refusesOthers says whether all other ports of a ClusterIP are refused.
-func refusesOthers(t *observe.Tables, address netip.Addr) bool {
-	return slices.ContainsFunc(t.Services, func(s observe.Service) bool {
-		return slices.ContainsFunc(s.Frontends, func(f observe.Frontend) bool {
+func refusesOthers(t *inspect.Tables, address netip.Addr) bool {
+	return slices.ContainsFunc(t.Services, func(s inspect.Service) bool {
+		return slices.ContainsFunc(s.Frontends, func(f inspect.Frontend) bool {
 			return f.Kind == service.ClusterIPOther && f.Address == address.String()
 		})
 	})

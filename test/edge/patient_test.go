@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -95,7 +95,7 @@ func (w *world) down() map[string]string {
 	for _, pod := range w.Pods() {
 		for _, a := range addresses(pod, 0) {
 			for _, b := range h.Down {
-				if b.Address.Addr() == a.Addr() && !b.Asking {
+				if b.Address.Addr() == a.Addr() && !b.CheckPending {
 					all[pod.Name] += a.Addr().String()[:1] + ":" + b.Why + "\n"
 				}
 			}
@@ -151,7 +151,7 @@ func (w *world) wantWell() {
 	w.must(w.agent.WaitFor("well at all endpoints", allWell))
 }
 
-func allWell(s *observe.Status) bool {
+func allWell(s *inspect.Status) bool {
 	return s.Health != nil && s.Health.Targets > 0 && len(s.Health.Down) == 0
 }
 
@@ -163,14 +163,14 @@ func (w *world) wantPods(pods ...string) {
 	for _, pod := range pods {
 		want = append(want, w.Host(pod).Addr4, w.Host(pod).Addr6)
 	}
-	w.must(w.agent.WaitForTables("with "+strings.Join(pods, " ")+" at each NodePort", func(t *observe.Tables) bool {
+	w.must(w.agent.WaitForTables("with "+strings.Join(pods, " ")+" at each NodePort", func(t *inspect.Tables) bool {
 		good := 0
 		for i := range t.Services {
 			for _, f := range t.Services[i].Frontends {
-				has := func(b observe.Member) bool {
+				has := func(b inspect.Member) bool {
 					return slices.Contains(want, netip.MustParseAddrPort(b.Address).Addr())
 				}
-				if f.Kind == service.NodePort && len(f.Node.Backends) == len(pods) && !slices.ContainsFunc(f.Node.Backends, func(b observe.Member) bool { return !has(b) }) {
+				if f.Kind == service.NodePort && len(f.Node.Backends) == len(pods) && !slices.ContainsFunc(f.Node.Backends, func(b inspect.Member) bool { return !has(b) }) {
 					good++
 				}
 			}

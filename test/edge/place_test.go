@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -43,26 +43,26 @@ func TestWrongPlace(t *testing.T) {
 		says string
 		args []string
 	}{
-		{"node-a", 0, "default/web", []string{"explain", "--bpffs", pins, "198.51.100.7", to}},
-		{"node-b", 2, "another network namespace", []string{"explain", "--bpffs", pins, "198.51.100.7", to}},
-		{"node-b", 2, "another network namespace", []string{"explain", "--socket", "--bpffs", pins, w.Host("a1").Addr4.String(), to}},
-		{"node-b", 3, "another network namespace", []string{"status", "--from-maps", "--bpffs", pins}},
+		{"node-a", 0, "default/web", []string{"explain", "packet", "--pins", pins, "198.51.100.7", to}},
+		{"node-b", 2, "another network namespace", []string{"explain", "packet", "--pins", pins, "198.51.100.7", to}},
+		{"node-b", 2, "another network namespace", []string{"explain", "connect", "--pins", pins, w.Host("a1").Addr4.String(), to}},
+		{"node-b", 3, "another network namespace", []string{"status", "--pins", pins}},
 	} {
 		if out, exit := w.runAt(c.host, c.args...); exit != c.exit || !strings.Contains(out, c.says) {
 			t.Errorf("at %s %q: exit code %d, want %d and %q:\n%s", c.host, c.args, exit, c.exit, c.says, out)
 		}
 	}
 	w.must(w.agent.Stop())
-	out, exit := w.runAt("node-b", "agent", "--manifests", w.folder.Path, "--node-name", "node-b", "--bpffs", pins,
-		"--socket", filepath.Join(t.TempDir(), "s"), "--cgroup-root", w.Host("node-b").CgroupRoot)
+	out, exit := w.runAt("node-b", "agent", "--manifests", w.folder.Path, "--node-name", "node-b", "--pins", pins,
+		"--agent-socket", filepath.Join(t.TempDir(), "s"), "--cgroup-root", w.Host("node-b").CgroupRoot)
 	if exit != 1 || !strings.Contains(out, "serves another network namespace") {
 		t.Errorf("an agent in another namespace: exit code %d:\n%s", exit, out)
 	}
 	// The agent of node-a is given the name of node-b, which has other addresses.
 	w.agent.Flags = append(w.agent.Flags, "--node-name=node-b")
 	w.must(w.agent.Start())
-	w.must(w.agent.WaitFor("a complaint", func(s *observe.Status) bool { return s.NoOwnAddress }))
-	if out, exit := w.runAt("node-a", "status", "--socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, `no device here has an address of Node "node-b"`) {
+	w.must(w.agent.WaitFor("a complaint", func(s *inspect.Status) bool { return s.NoOwnAddress }))
+	if out, exit := w.runAt("node-a", "status", "--agent-socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, `no device here has an address of Node "node-b"`) {
 		t.Errorf("status: exit code %d:\n%s", exit, out)
 	}
 }
@@ -73,23 +73,23 @@ func TestTwoAgents(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc")
 	w.apply("web", objects(w.public("a1"))...)
 	host := w.Host("node-a")
-	second := &node.Agent{Host: host, Name: "second", Program: program, Manifests: w.folder.Path, Log: w.agent.Log,
+	second := &node.Agent{Host: host, Name: "second", Program: program, Manifests: w.folder.Path, MaxFlows: fewFlows, Log: w.agent.Log,
 		Flags: []string{"--edge-mode=tc", "--cgroup-root", w.Host("a1").Cgroup}}
 	out, exit := w.runAt("node-a", "agent", "--manifests", w.folder.Path, "--node-name", "node-a",
-		"--bpffs", second.BPFFS(), "--socket", second.Socket(), "--cgroup-root", host.CgroupRoot)
+		"--pins", second.BPFFS(), "--agent-socket", second.Socket(), "--cgroup-root", host.CgroupRoot)
 	if exit != 1 || !strings.Contains(out, "another Beeline is attached to the cgroup") {
 		t.Errorf("a second agent at the cgroup: exit code %d:\n%s", exit, out)
 	}
 	t.Cleanup(func() { w.must(second.Kill()) })
 	w.must(second.StartOnly())
-	w.must(second.WaitFor("a complaint", func(s *observe.Status) bool {
-		return strings.Contains(strings.Join(s.Complaints(), "\n"), "another Beeline serves the device already")
+	w.must(second.WaitFor("refused at the device", func(s *inspect.Status) bool {
+		return strings.Contains(s.Conditions.String(), "another Beeline serves the device already")
 	}))
-	if out, exit := w.runAt("node-a", "status", "--socket", second.Socket()); exit != 3 {
+	if out, exit := w.runAt("node-a", "status", "--agent-socket", second.Socket()); exit != 3 {
 		t.Errorf("status of the second: exit code %d:\n%s", exit, out)
 	}
-	if c := w.status().Complaints(); len(c) > 0 {
-		t.Errorf("the first complains: %q", c)
+	if c := w.status().Conditions.Wrong(); len(c) > 0 {
+		t.Errorf("the first has conditions:\n%s", c)
 	}
 	w.wantServed("tcp", netip.AddrPortFrom(host.Addr4, nodePort), "a1")
 }
@@ -107,7 +107,7 @@ func TestForcedXDPThatLoses(t *testing.T) {
 	if _, err := w.Host("client").Request(ctx, "tcp", to, "hello"); err == nil {
 		t.Skip("this kernel's veth takes what XDP sends without GRO at its other end: nothing is lost")
 	}
-	if out, exit := w.runAt("node-a", "status", "--socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, "packets that XDP sent") {
+	if out, exit := w.runAt("node-a", "status", "--agent-socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, "packets that XDP sent") {
 		t.Errorf("status: exit code %d:\n%s", exit, out)
 	}
 }

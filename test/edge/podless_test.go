@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -28,7 +28,7 @@ func TestNodesWithoutPodCIDRs(t *testing.T) {
 	w.must(w.agent.Start())
 	w.optOut("a1")
 	a1 := w.Host("a1")
-	w.must(w.agent.WaitForTables("with the addresses of a1", func(t *observe.Tables) bool {
+	w.must(w.agent.WaitForTables("with the addresses of a1", func(t *inspect.Tables) bool {
 		return len(t.PodNetworks) == 2
 	}))
 	s, all := w.public("b1")
@@ -37,7 +37,7 @@ func TestNodesWithoutPodCIDRs(t *testing.T) {
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip}}
 	s.Spec.LoadBalancerSourceRanges = []string{netip.PrefixFrom(a1.Addr4, 32).String()}
 	w.apply("web", objects(s, all)...)
-	w.must(w.agent.WaitFor("at the pod's device", func(s *observe.Status) bool { return len(s.Edge.Devices) >= 1 }))
+	w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) >= 1 }))
 	for _, network := range []string{"tcp", "udp"} {
 		for _, ip := range []string{node.ClusterIPs(1)[0], vip} {
 			to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
@@ -46,12 +46,12 @@ func TestNodesWithoutPodCIDRs(t *testing.T) {
 			}
 		}
 	}
-	w.wantExit(3, "name the networks of pods with --pod-networks")
+	w.wantExit(4, "set --pod-networks to the pod networks")
 	w.must(w.agent.Stop())
 	w.agent.Flags = append(w.agent.Flags, "--pod-networks=10.10.0.0/16,fd00:10::/32")
 	w.must(w.agent.Start())
 	w.await()
-	if c := w.status().Complaints(); len(c) > 0 {
-		t.Errorf("complaints: %q", c)
+	if c := w.status().Conditions.Wrong(); len(c) > 0 {
+		t.Errorf("conditions:\n%s", c)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -106,7 +106,7 @@ func (w *world) associate(client *rawSocket, to netip.AddrPort, port uint16, bac
 
 func (w *world) wantSCTPFlow(client *rawSocket, to netip.AddrPort, port uint16, state string) {
 	w.t.Helper()
-	all := slices.DeleteFunc(w.flows(), func(f observe.Flow) bool {
+	all := slices.DeleteFunc(w.flows(), func(f conntrack.Flow) bool {
 		return f.Client != netip.AddrPortFrom(client.own, port) || f.Address != to
 	})
 	if len(all) != 1 || all[0].State != state || all[0].Protocol.String() != "SCTP" {
@@ -136,7 +136,7 @@ func TestSCTPNotServed(t *testing.T) {
 				t.Errorf("explain says %+v", a)
 			}
 			to = w.sctpAddress("LoadBalancer", 1, family)
-			if a := w.explain(client.own.String(), to.String()+"/sctp"); a.Reason != "new" || a.Becomes == nil || a.Becomes.Source.Port() != a.Asks.Source.Port() {
+			if a := w.explain(client.own.String(), to.String()+"/sctp"); a.Reason != "new" || a.Rewritten == nil || a.Rewritten.Source.Port() != a.Original.Source.Port() {
 				t.Errorf("explain says %+v", a)
 			}
 
@@ -149,7 +149,7 @@ func TestSCTPNotServed(t *testing.T) {
 				return errors.Is(err, unix.ECONNREFUSED)
 			})
 		}
-		text, err := w.agent.CLI("service", "show", "--socket", w.agent.Socket(), "default/diameter")
+		text, err := w.agent.CLI("service", "show", "default/diameter")
 		w.must(err)
 		for _, words := range []string{fmt.Sprintf("NodePort %d/SCTP: the endpoints have port %d", nodePort+1, sctpPort), "(not served)"} {
 			if !strings.Contains(text, words) {
@@ -169,9 +169,9 @@ func TestSCTPFromTheNode(t *testing.T) {
 	for family := range 2 {
 		here, there := w.raw(w.Host("a1"), family, unix.IPPROTO_SCTP), w.raw(w.Host("b1"), family, unix.IPPROTO_SCTP)
 		to := w.sctpAddress("ClusterIP", 1, family)
-		a := w.explain("--socket", addresses(w.Host("a3"), 40000)[family].String(), to.String()+"/sctp")
+		a := w.explained("connect", addresses(w.Host("a3"), 40000)[family].String(), to.String()+"/sctp")
 		if a.Reason != "new" || a.Entry != "tc" || a.Service != "default/diameter" {
-			t.Errorf("explain --socket says %+v", a)
+			t.Errorf("explain connect says %+v", a)
 		}
 		for i, host := range []string{"a3", "node-a"} {
 			client := w.raw(w.Host(host), family, unix.IPPROTO_SCTP)
@@ -225,7 +225,7 @@ func TestSCTPSockets(t *testing.T) {
 			}
 		}
 		w.eventually("the associations have ended", func() bool {
-			return !slices.ContainsFunc(w.flows(), func(f observe.Flow) bool { return f.State != "closed" })
+			return !slices.ContainsFunc(w.flows(), func(f conntrack.Flow) bool { return f.State != "closed" })
 		})
 	})
 }

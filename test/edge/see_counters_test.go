@@ -8,17 +8,17 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
 // counters are those of a port of a Service.
-func (w *world) counters(service, port string, args ...string) observe.PortCounters {
+func (w *world) counters(service, port string, args ...string) inspect.PortCounters {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"service", "list", "-o", "json"}, args...)...)
 	w.must(err)
-	var all []observe.Service
-	w.must(json.Unmarshal([]byte(text), &all))
-	for _, s := range all {
+	var list struct{ Items []inspect.Service }
+	w.must(json.Unmarshal([]byte(text), &list))
+	for _, s := range list.Items {
 		for _, c := range s.Counters {
 			if s.Name == service && c.Port == port {
 				return c
@@ -26,7 +26,7 @@ func (w *world) counters(service, port string, args ...string) observe.PortCount
 		}
 	}
 	w.t.Fatalf("%s has no counters for port %s: %s", service, port, text)
-	return observe.PortCounters{}
+	return inspect.PortCounters{}
 }
 
 // What clients ask and get is counted by Service: new flows, refusals and drops at
@@ -36,7 +36,7 @@ func TestServiceCounters(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
 		w.services()
-		want := observe.PortCounters{}
+		want := inspect.PortCounters{}
 		for family := range 2 {
 			conn := w.open("udp", w.address("NodePort", 1, family))
 			w.served(conn)
@@ -68,7 +68,7 @@ func TestServiceCounters(t *testing.T) {
 		w.must(err)
 		check("without flows")
 		w.must(w.agent.Stop())
-		check("without an agent", "--from-maps")
+		check("without an agent", "--pins")
 		w.must(w.agent.Start())
 		check("with another agent")
 		if text, err := w.agent.CLI("service", "list", "-o", "wide"); err != nil || !strings.Contains(text, "6 (") {

@@ -14,8 +14,9 @@ import (
 	"syscall"
 	"testing"
 
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/explain"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -26,11 +27,15 @@ func exitCode(err error) int {
 	return -1
 }
 
-func (w *world) explain(args ...string) (a observe.Answer) {
+// explain asks what becomes of a packet.
+func (w *world) explain(args ...string) explain.Answer { return w.explained("packet", args...) }
+
+// explained asks what becomes of a packet or a connect.
+func (w *world) explained(what string, args ...string) (a explain.Answer) {
 	w.t.Helper()
-	text, err := w.agent.CLI(append([]string{"explain", "-o", "json"}, args...)...)
+	text, err := w.agent.CLI(append([]string{"explain", what, "-o", "json"}, args...)...)
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		w.t.Fatalf("explain %q: %s", args, exit.Stderr)
+		w.t.Fatalf("explain %s %q: %s", what, args, exit.Stderr)
 	}
 	w.must(err)
 	w.must(json.Unmarshal([]byte(text), &a))
@@ -41,7 +46,7 @@ func (w *world) explain(args ...string) (a observe.Answer) {
 type explained struct {
 	name, network          string
 	from, to               netip.AddrPort
-	answer                 observe.Answer
+	answer                 explain.Answer
 	reason, service, rules string
 }
 
@@ -68,8 +73,8 @@ func TestExplain(t *testing.T) {
 			{"other port", "udp", "ClusterIP", 1, "rejected", "web", "R21"},
 			{"not local", "udp", "NodePort", 3, "drop_policy", "there", "R17 R18 R22"},
 			{"not admitted", "tcp", "LoadBalancer", 4, "drop_source", "admitted", "R25"},
-			{"unused", "udp", "ClusterIP", 200, "drop_unused", "", "R21"},
-			{"not ours", "udp", "NodePort", 200, "not_ours", "", ""},
+			{"unused", "udp", "ClusterIP", 200, "drop_no_service", "", "R21"},
+			{"not ours", "udp", "NodePort", 200, "not_service", "", ""},
 		} {
 			family := (i + len(mode)) % 2 // the other one in the other mode
 			to := w.address(c.kind, c.n, family)
@@ -85,7 +90,13 @@ func TestExplain(t *testing.T) {
 			})
 		}
 		known := w.open("udp", w.address("NodePort", 1, 0)) // TCP has keepalives
-		pod := w.served(known)
+		var pod string
+		w.eventually("the flow is established, and so outlives the test", func() bool {
+			pod = w.served(known)
+			return slices.ContainsFunc(w.flows(), func(f conntrack.Flow) bool {
+				return f.State == "established" && f.Client.String() == known.LocalAddr().String()
+			})
+		})
 		w.settle()
 		before := w.state()
 		for _, c := range all {
@@ -93,12 +104,12 @@ func TestExplain(t *testing.T) {
 			c.wantAnswer(t)
 		}
 		old := w.explain(known.LocalAddr().String(), known.RemoteAddr().String()+"/udp")
-		if old.Flow != "answered" || old.Backend == nil || w.podAt(old.Becomes.Destination.Addr()) != pod || old.Service != "default/web" {
+		if old.Flow != "established" || old.Backend == nil || w.podAt(old.Rewritten.Destination.Addr()) != pod || old.Service != "default/web" {
 			t.Errorf("of a flow that %s has explain says %+v", pod, old)
 		}
 		w.unchanged(before)
-		text, err := w.agent.CLI("explain", all[0].from.String(), all[0].to.String())
-		for _, words := range []string{"verdict     balance: new flow", "rules       R17, R19, R22", "<- chosen", all[0].answer.Becomes.String()} {
+		text, err := w.agent.CLI("explain", "packet", all[0].from.String(), all[0].to.String())
+		for _, words := range []string{"verdict     balance: new flow", "rules       R17, R19, R22", "<- chosen", all[0].answer.Rewritten.String()} {
 			if err != nil || !strings.Contains(text, words) {
 				t.Errorf("explain does not say %q (%v):\n%s", words, err, text)
 			}
@@ -108,13 +119,13 @@ func TestExplain(t *testing.T) {
 		}
 		// What leaves again, and is nobody's, was met where it came in.
 		other := w.explain(w.Host("client").Addr4.String(), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP).String())
-		if other.Reason != "not_ours" || other.Device != "eth0" || len(other.Before) > 0 {
+		if other.Reason != "not_service" || other.Device != "eth0" || len(other.EarlierPrograms) > 0 {
 			t.Errorf("of a packet to a pod explain says %+v, want that no Service's has been met", other)
 		}
 		// The same ends again, when the connection is over.
 		over := all[0]
 		w.eventually("the connection has ended", func() bool {
-			return !slices.ContainsFunc(w.flows(), func(f observe.Flow) bool { return f.Client == over.from && f.State != "closed" })
+			return !slices.ContainsFunc(w.flows(), func(f conntrack.Flow) bool { return f.Client == over.from && f.State != "closed" })
 		})
 		if a := w.explain(over.from.String(), over.to.String()+"/tcp"); a.Reason != "new" || a.Flow != "" {
 			t.Errorf("after a connection with the same ends has ended, explain says %+v, want a new flow", a)
@@ -127,7 +138,7 @@ func TestExplain(t *testing.T) {
 func (w *world) settle() {
 	w.t.Helper()
 	w.eventually("all flows but one have ended", func() bool {
-		return len(slices.DeleteFunc(w.flows(), func(f observe.Flow) bool { return f.State == "closed" })) == 1
+		return len(slices.DeleteFunc(w.flows(), func(f conntrack.Flow) bool { return f.State == "closed" })) == 1
 	})
 	_, err := w.agent.CLI("flow", "flush", "--service", "default/sticky")
 	w.must(err)
@@ -192,7 +203,7 @@ func (w *world) wantTruth(c *explained) {
 	r := <-results
 	switch c.answer.Verdict {
 	case "balance":
-		becomes := c.answer.Becomes
+		becomes := c.answer.Rewritten
 		if r.err != nil || r.Pod != w.podAt(becomes.Destination.Addr()) || r.Peer != becomes.Source {
 			w.t.Errorf("%s to %s is answered %+v, and was explained as %s", c.name, c.to, r, becomes)
 		}
@@ -222,7 +233,7 @@ func TestExplainSocket(t *testing.T) {
 		verdict       string
 		rules         string
 	}
-	var answers []observe.Answer
+	var answers []explain.Answer
 	questions := []question{
 		{"a2", "tcp", w.address("ClusterIP", 5, 0), "balance", "R16"},
 		{"node-a", "tcp", w.address("ClusterIP", 5, 1), "balance", "R16 R19"},
@@ -241,8 +252,8 @@ func TestExplainSocket(t *testing.T) {
 		if q.to.Addr().Is6() {
 			from = w.Host(q.host).Addr6
 		}
-		a := w.explain("--socket", from.String(), q.to.String()+"/"+q.network)
-		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Entry != "connect" && len(a.Before) != 1 {
+		a := w.explained("connect", from.String(), q.to.String()+"/"+q.network)
+		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Entry != "connect" && len(a.EarlierPrograms) != 1 {
 			t.Errorf("%s to %s: explain says %+v, want %s by %s", q.host, q.to, a, q.verdict, q.rules)
 		}
 		answers = append(answers, a)
@@ -259,7 +270,7 @@ func TestExplainSocket(t *testing.T) {
 		switch {
 		case q.verdict == "reject" && errors.Is(err, syscall.ECONNREFUSED), q.verdict == "drop" && errors.Is(err, syscall.EPERM),
 			q.verdict == "pass" && err == nil && answer.Pod == "b1":
-		case q.verdict == "balance" && err == nil && a.Becomes != nil && answer.Pod == w.podAt(a.Becomes.Destination.Addr()):
+		case q.verdict == "balance" && err == nil && a.Rewritten != nil && answer.Pod == w.podAt(a.Rewritten.Destination.Addr()):
 		default:
 			t.Errorf("%s to %s was explained as %+v, and is %+v, %v", q.host, q.to, a, answer, err)
 		}
@@ -278,22 +289,23 @@ func TestExplainBadQuestions(t *testing.T) {
 	w := startWorld(t)
 	node, client := w.Host("node-a").Addr4.String(), w.Host("client").Addr4.String()
 	for _, c := range []struct{ args, words string }{
-		{"nonsense 192.0.2.1:80", "nonsense: not ADDRESS or ADDRESS:PORT"},
-		{client + " 192.0.2.1", "192.0.2.1: not ADDRESS:PORT"},
-		{client + " 192.0.2.1:0", "not ADDRESS:PORT"},
-		{client + " 192.0.2.1:80/dccp", `"dccp" is neither tcp, udp, sctp nor icmp`},
-		{client + " 192.0.2.1:80/icmp", "not ADDRESS/icmp"},
-		{client + " [2001:db8::1]:80", "different families"},
-		{"0.0.0.0 192.0.2.1:80", "not the address of one host"},
-		{node + " 192.0.2.1:80", "--socket"},
-		{client + " 192.0.2.1:80 --device eth7", "--device eth7: clients are not served there, but at eth0"},
-		{client + " 192.0.2.1:80 --socket", "no address of this node, nor of a pod on it"},
-		{node + " 192.0.2.1:80 --socket --device eth0", "--device has no effect with --socket"},
-		{client, "accepts 2 arg(s)"},
-		{client + " 192.0.2.1:80 --socket /run/beeline/agent.sock", "/run/beeline/agent.sock: --socket is a switch here and takes no path"},
-		{"--socket ./agent.sock " + client + " 192.0.2.1:80", "takes no path"},
-		{client + " 192.0.2.1:80/DCCP", `"DCCP" is neither tcp, udp, sctp nor icmp`},
-		{client + " 192.0.2.1:80000/TCP", "not ADDRESS:PORT"},
+		{"packet nonsense 192.0.2.1:80", "nonsense: not ADDRESS or ADDRESS:PORT"},
+		{"packet " + client + " 192.0.2.1", "192.0.2.1: not ADDRESS:PORT"},
+		{"packet " + client + " 192.0.2.1:0", "not ADDRESS:PORT"},
+		{"packet " + client + " 192.0.2.1:80/dccp", `"dccp" is neither tcp, udp, sctp nor icmp`},
+		{"packet " + client + " 192.0.2.1:80/icmp", "not ADDRESS/icmp"},
+		{"packet " + client + " [2001:db8::1]:80", "different families"},
+		{"packet 0.0.0.0 192.0.2.1:80", "not a unicast address"},
+		{"packet " + node + " 192.0.2.1:80", "explain connect"},
+		{"packet " + w.Host("a1").Addr4.String() + " 192.0.2.1:80", "where clients are not served: add the device to the agent's --devices, use `beeline explain connect` for a pod of this node, or set --device to the device that receives its packets, one of eth0"},
+		{"packet " + client + " 192.0.2.1:80 --device eth7", "--device eth7: clients are not served at this device; choose from eth0"},
+		{"connect " + client + " 192.0.2.1:80", "is not an address of this node or of a pod on it"},
+		{"connect " + node + " 192.0.2.1/icmp", "ICMP has no connect()"},
+		{"connect " + node + " 192.0.2.1:80 --device eth0", "unknown flag: --device"},
+		{"packet " + client, "accepts 2 arg(s)"},
+		{"packet " + client + " 192.0.2.1:80 --agent-socket /run/beeline/agent.sock", "unknown flag: --agent-socket"},
+		{"packet " + client + " 192.0.2.1:80/DCCP", `"DCCP" is neither tcp, udp, sctp nor icmp`},
+		{"packet " + client + " 192.0.2.1:80000/TCP", "not ADDRESS:PORT"},
 	} {
 		_, err := w.agent.CLI(append([]string{"explain"}, strings.Fields(c.args)...)...)
 		exit, ok := errors.AsType[*exec.ExitError](err)
@@ -308,7 +320,7 @@ func TestExplainBadQuestions(t *testing.T) {
 
 // state is all that a look at a packet must leave as it is.
 type state struct {
-	flows    map[datapath.Tuple]datapath.Track
+	flows    map[datapath.Tuple]datapath.ConntrackEntry
 	affinity map[datapath.AffinityKey]datapath.AffinityEntry
 	counters map[string]uint64
 	services map[uint32]datapath.ServiceCounters
@@ -317,19 +329,17 @@ type state struct {
 
 func (w *world) state() (s state) {
 	w.t.Helper()
-	flows, err := datapath.OpenFlows(w.agent.BPFFS())
+	flows, err := conntrack.Open(w.agent.BPFFS())
 	w.must(err)
-	s.flows = map[datapath.Tuple]datapath.Track{}
-	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
-		w.must(table.Walk(func(key datapath.Tuple, t *datapath.Track) bool { s.flows[key] = *t; return true }))
-	}
+	s.flows = map[datapath.Tuple]datapath.ConntrackEntry{}
+	w.must(flows.Walk(func(key conntrack.Tuple, e *conntrack.Entry) { s.flows[key] = *e }))
 	tables, err := datapath.OpenTables(w.agent.BPFFS())
 	w.must(err)
 	s.affinity = map[datapath.AffinityKey]datapath.AffinityEntry{}
 	w.must(tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { s.affinity[e.Key] = *e; return true }))
 	s.counters, err = datapath.ReadEdgeCounters(w.agent.BPFFS())
 	w.must(err)
-	delete(s.counters, "not_ours") // neighbours talk with each other
+	delete(s.counters, "not_service") // neighbours talk with each other
 	s.services, err = datapath.ReadServiceCounters(w.agent.BPFFS())
 	w.must(err)
 	sockets, err := datapath.ReadCounters(w.agent.BPFFS())

@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -27,7 +27,7 @@ import (
 type watcher struct {
 	*lab.Cmd
 	mu   sync.Mutex
-	seen []observe.Event
+	seen []inspect.Event
 	lost uint64
 }
 
@@ -55,7 +55,7 @@ func (w *world) watch(args ...string) *watcher {
 	go func() {
 		defer close(ended)
 		for lines := json.NewDecoder(out); ; {
-			var n observe.Notice
+			var n inspect.EventMessage
 			if lines.Decode(&n) != nil {
 				return
 			}
@@ -71,7 +71,7 @@ func (w *world) watch(args ...string) *watcher {
 }
 
 // of are the events of a client's packets.
-func (m *watcher) of(client string) (all []observe.Event) {
+func (m *watcher) of(client string) (all []inspect.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.seen {
@@ -163,8 +163,8 @@ func TestMonitor(t *testing.T) {
 		if w.watched() {
 			t.Error("the programs tell what nobody watches")
 		}
-		all, drops := w.watch("--socket", w.agent.Socket()), w.watch("--socket", w.agent.Socket(), "--drops")
-		one := w.watch("--socket", w.agent.Socket(), "--service", "default/there", "--device", "eth0", "--reason", "drop_policy")
+		all, drops := w.watch("--agent-socket", w.agent.Socket()), w.watch("--agent-socket", w.agent.Socket(), "--drops")
+		one := w.watch("--agent-socket", w.agent.Socket(), "--service", "default/there", "--device", "eth0", "--reason", "drop_policy")
 		for family := range 2 {
 			for _, c := range []struct {
 				network, kind string
@@ -176,14 +176,14 @@ func TestMonitor(t *testing.T) {
 				{"tcp", "NodePort", 2, "default/none", "rejected"},
 				{"udp", "NodePort", 3, "default/there", "drop_policy"},
 				{"tcp", "LoadBalancer", 4, "default/admitted", "drop_source"},
-				{"udp", "ClusterIP", 200, "", "drop_unused"},
+				{"udp", "ClusterIP", 200, "", "drop_no_service"},
 			} {
 				to := w.address(c.kind, c.n, family)
 				client := w.sends(c.network, to)
 				w.eventually("the packet to "+to.String()+" is seen", func() bool { return len(all.of(client)) > 0 })
 				e := all.of(client)[0]
 				if e.Reason != c.want || e.Service != c.service || e.Address != to || e.Entry != mode || e.Device != "eth0" ||
-					e.Why != observe.Reasons[c.want] || strings.ToLower(e.Protocol.String()) != c.network || e.Length < 20+8+5 {
+					e.Why != inspect.Reasons[c.want] || strings.ToLower(e.Protocol.String()) != c.network || e.Length < 20+8+5 {
 					t.Errorf("a packet to %s of %s is told as %+v, want %s by %s", to, c.service, e, c.want, mode)
 				}
 				if c.want == "new" && (e.Backend.Addr() != addresses(w.Host(map[int]string{4: "b1", 5: "a1"}[c.n]), 0)[family].Addr() ||
@@ -209,7 +209,7 @@ func TestMonitor(t *testing.T) {
 		w.eventually("the one who watches still is told", func() bool { return len(drops.of(client)) > 0 })
 		w.must(drops.Process.Kill())
 		w.eventually("the programs tell nothing", func() bool { return !w.watched() })
-		again := w.watch("--socket", w.agent.Socket())
+		again := w.watch("--agent-socket", w.agent.Socket())
 		client = w.datagram(w.address("NodePort", 3, 0)).LocalAddr().String()
 		w.eventually("who comes later is told", func() bool { return len(again.of(client)) > 0 })
 		w.must(w.agent.Kill())
@@ -219,7 +219,7 @@ func TestMonitor(t *testing.T) {
 		}
 		for _, c := range []struct{ args, words string }{
 			{"--reason drop_polici", `did you mean "drop_policy"?`},
-			{"--service web", "give namespace/name"},
+			{"--service web", "not of the form namespace/name"},
 			{"--service default/ther", `--service default/ther: no such Service is in the tables, did you mean "default/there"?`},
 			{"--device nope", "--device nope: this node has no such device"},
 			{"--device eth1", `did you mean "eth0"?`},
@@ -234,7 +234,7 @@ func (w *world) wantWrong(command, words string) {
 	w.t.Helper()
 	args := strings.Fields(command)
 	run := w.agent.CLI
-	if strings.Contains(command, "--bpffs") { // which no agent's socket goes with
+	if strings.Contains(command, "--pins") { // which no agent's socket goes with
 		run = func(args ...string) (string, error) {
 			out, err := w.agent.Host.Command(w.t.Context(), append([]string{program}, args...)...).Output()
 			return string(out), err
@@ -257,7 +257,7 @@ func TestFlowsOfNoService(t *testing.T) {
 	conn := w.datagram(addresses(w.Host("node-a"), nodePort)[0])
 	w.eventually("the flow is there", func() bool { return len(w.flows("--service", "default/web")) == 1 })
 	for _, command := range []string{"flow list", "flow flush"} {
-		w.wantWrong(command+" --service web", "give namespace/name")
+		w.wantWrong(command+" --service web", "not of the form namespace/name")
 		w.wantWrong(command+" --service default/nope", "--service default/nope: no such Service is in the tables")
 		w.wantWrong(command+" --service default/wbe", `did you mean "default/web"?`)
 	}
@@ -266,7 +266,7 @@ func TestFlowsOfNoService(t *testing.T) {
 	}
 	w.must(w.agent.Stop())
 	for args, words := range map[string]string{"--device nope": "this node has no such device", "--service default/nope": "no such Service"} {
-		w.wantWrong("monitor --bpffs "+w.agent.BPFFS()+" "+args, words)
+		w.wantWrong("monitor --pins "+w.agent.BPFFS()+" "+args, words)
 	}
 }
 
@@ -275,11 +275,11 @@ func TestFlowsOfNoService(t *testing.T) {
 func TestMonitorWithoutAgent(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc")
 	w.services()
-	if _, err := w.agent.CLI("monitor", "--from-maps"); exitCode(err) != 2 {
-		t.Errorf("monitor --from-maps: %v", err)
+	if _, err := w.agent.CLI("monitor", "--pins"); exitCode(err) != 1 {
+		t.Errorf("monitor --pins beside an agent: %v", err)
 	}
 	w.must(w.agent.Stop())
-	m := w.watch("--bpffs", w.agent.BPFFS())
+	m := w.watch("--pins", w.agent.BPFFS())
 	conn := w.datagram(w.address("NodePort", 3, 0))
 	w.eventually("the drop is told", func() bool { return len(m.of(conn.LocalAddr().String())) > 0 })
 	before := w.dropped()

@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The numbers on the wire, of bpf/lib/dsr.h.
+// The numbers on the wire, of bpf/encap/wire.h.
 const (
 	genevePort       = 6081
 	geneveClass      = 0xffbe

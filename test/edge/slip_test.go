@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
 // TestSlipsAreNamed: a slip in a stand-alone balancer's file that takes a VIP away stands in
@@ -30,15 +30,15 @@ func TestSlipsAreNamed(t *testing.T) {
 		}
 		return strings.ReplaceAll(good, old, with)
 	}
-	for _, slip := range []struct{ name, text, headline, show string }{
+	for _, slip := range []struct{ name, text, condition, show string }{
 		{"a slice of no Service", replace("kubernetes.io/service-name: web", "kubernetes.io/service-name: wbe"),
-			"EndpointSlice default/", "no EndpointSlice of addressType IPv4 has the label"},
-		{"a port of no slice", replace("- name: http\n", "- name: htpp\n"), "Service default/web", "have no port of this name"},
-		{"Endpoints", good + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n", "the source has warnings (1)", ""},
+			"EndpointSliceUnused: EndpointSlice default/", "no EndpointSlice of addressType IPv4 has the label"},
+		{"a port of no slice", replace("- name: http\n", "- name: htpp\n"), "EndpointsMissing: Service default/web", "have no port of this name"},
+		{"Endpoints", good + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n", "SourceWarning: ", ""},
 	} {
 		write(slip.text)
-		w.must(w.agent.WaitFor(slip.name, func(s *observe.Status) bool {
-			return strings.Contains(strings.Join(s.Complaints(), "\n"), slip.headline)
+		w.must(w.agent.WaitFor(slip.name, func(s *inspect.Status) bool {
+			return strings.Contains(s.Conditions.Wrong().String(), slip.condition)
 		}))
 		if out, err := w.agent.CLI("status"); err == nil || strings.Contains(out, "All is well") {
 			t.Errorf("%s: status (%v) says\n%s", slip.name, err, out)
@@ -49,10 +49,10 @@ func TestSlipsAreNamed(t *testing.T) {
 		}
 	}
 	write("no: [yaml")
-	w.must(w.agent.WaitFor("an error", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent.WaitFor("an error", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	write(good)
-	w.must(w.agent.WaitFor("no complaint", func(s *observe.Status) bool { return len(s.Complaints()) == 0 }))
-	if log := w.agent.Log.(interface{ String() string }).String(); !strings.Contains(log, "level=INFO msg=\"manifests: without errors again") {
+	w.must(w.agent.WaitFor("well", func(s *inspect.Status) bool { return len(s.Conditions.Wrong()) == 0 }))
+	if log := w.agent.Log.(interface{ String() string }).String(); !strings.Contains(log, "level=INFO msg=\"manifests: no errors any more") {
 		t.Error("the log does not tell of the good file")
 	}
 }

@@ -47,7 +47,7 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		w := startWorld(t, "--edge-mode="+mode, "--algorithm=maglev", "--maglev-table-size=251", "--dsr=ipip")
 		w.lead()
 		log := &node.Log{}
-		second := &node.Agent{Host: w.Host("node-b"), Program: program, Manifests: w.folder.Path, Flags: w.agent.Flags, Log: log}
+		second := &node.Agent{Host: w.Host("node-b"), Program: program, Manifests: w.folder.Path, MaxFlows: fewFlows, Flags: w.agent.Flags, Log: log}
 		t.Cleanup(func() {
 			if err := second.Kill(); err != nil {
 				t.Errorf("the agent of node-b ended before it was killed: %v", err)
@@ -64,7 +64,7 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		}
 		put("b1", "b2")
 
-		// A new frontend is tracked until a sweep has found no records that lead elsewhere.
+		// A new frontend is tracked until a GC pass has found no records that lead elsewhere.
 		w.eventually("no packet is tracked", func() bool {
 			before := w.status().Edge.Counters["new"]
 			w.opens(ctx, 2) // one of each family
@@ -92,7 +92,7 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		goOn("nothing has changed")
 		put("b1", "b2", "b3", "a1")
 		goOn("two backends have come")
-		if s := w.status().Settling; s.Contested == 0 || s.Contested >= s.Slots || s.Seconds == 0 {
+		if s := w.status().Slots; s.Contested == 0 || s.Contested >= s.Slots || s.Seconds == 0 {
 			t.Errorf("slots have changed, and the status says %+v", s)
 		}
 		if w.status().Edge.Counters["new"] == before {

@@ -84,7 +84,7 @@ func TestUnknownAddressesFromOutside(t *testing.T) {
 				clusterIP := w.address("ClusterIP", 1, family)
 				w.wantRefused(network, clusterIP)
 				w.wantRefused(network, netip.AddrPortFrom(clusterIP.Addr(), 81))
-				w.wantSilence(network, w.address("ClusterIP", 200, family), "drop_unused")
+				w.wantSilence(network, w.address("ClusterIP", 200, family), "drop_no_service")
 				w.wantRefused(network, w.address("NodePort", 200, family))
 				w.wantServed(network, w.address("ExternalIP", 1, family), "a1", "b1")
 			}

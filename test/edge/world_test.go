@@ -17,7 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -27,6 +27,10 @@ import (
 const patience = 2 * time.Minute
 
 const nodePort = 30080
+
+// fewFlows is the size of the table of flows on a small machine (the least default of --max-flows).
+// Each answer to `beeline status` counts the entries of the whole table, and tests ask all the time.
+const fewFlows = 16384
 
 // A world is a lab with a server in every pod, and an agent on node-a that reads
 // one folder. Further agents read the same.
@@ -65,7 +69,7 @@ func newWorldOf(t *testing.T, shape lab.Shape, flags ...string) *world {
 func (w *world) agentOn(host string, flags ...string) *node.Agent {
 	w.t.Helper()
 	log := &node.Log{}
-	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder.Path, Flags: flags, Log: log}
+	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder.Path, MaxFlows: fewFlows, Flags: flags, Log: log}
 	w.agents[host] = a
 	w.t.Cleanup(func() {
 		if err := a.Kill(); err != nil {
@@ -100,7 +104,7 @@ func (w *world) must(err error) {
 	}
 }
 
-func (w *world) status() *observe.Status {
+func (w *world) status() *inspect.Status {
 	w.t.Helper()
 	s, err := w.agent.Status()
 	w.must(err)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,9 +33,17 @@ func TestMain(m *testing.M) {
 func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
 	t.Helper()
 	node := lab.New(t).Nodes()[0]
-	bpffs := filepath.Join(node.BPFFS, "beeline")
+	d := openOn(t, node, datapath.Limits{})
+	return node, d, bpffsOf(node)
+}
+
+func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
+
+// openOn is open on a node that may have the tables of an agent before.
+func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Datapath {
+	t.Helper()
 	d, err := datapath.Open(datapath.Options{
-		BPFFS: bpffs, CgroupRoot: node.CgroupRoot, BindProtection: true,
+		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge: &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
@@ -42,7 +51,7 @@ func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
 	}
 	must(t, err)
 	t.Cleanup(d.Close)
-	return node, d, bpffs
+	return d
 }
 
 // must ends the test if a step that is not what it tests fails.
@@ -61,12 +70,12 @@ func TestProgramsLoad(t *testing.T) {
 	if d.Unprotected != "" {
 		t.Error(d.Unprotected)
 	}
-	sweep, err := d.OpenSweep(datapath.HaveSockDestroy())
+	sweep, err := d.OpenSocketGC(datapath.HaveSockDestroy())
 	must(t, err)
 	defer sweep.Close()
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
-		datapath.LoadSock, datapath.LoadBind, datapath.LoadSweep, datapath.LoadEdgeTC, datapath.LoadEdgeXDP,
+		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP,
 	} {
 		spec, err := load()
 		must(t, err)
@@ -81,6 +90,53 @@ func TestProgramsLoad(t *testing.T) {
 		fmt.Fprintf(&text, "\n%-28s %7d", name, loaded[name])
 	}
 	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
+}
+
+// The kernel takes the programs that are attached while the tables of the agent before are migrated, and lets them call
+// its programs: another --max-flows. The edge is at a device by links or by filters.
+func TestTablesAreMigrated(t *testing.T) {
+	node := lab.New(t).Nodes()[0]
+	must(t, node.Do(func() error {
+		d := openOn(t, node, datapath.Limits{})
+		device, err := netlink.LinkByName("eth0")
+		must(t, err)
+		must(t, d.Attach())
+		must(t, d.AttachEdgeTC(device.Attrs().Index))
+		d.Close()
+		d = openOn(t, node, datapath.Limits{Flows: 20000})
+		err = d.Attach()
+		if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
+			t.Fatalf("%v\n%-60v", err, refused)
+		}
+		must(t, err)
+		attached, err := d.EdgeAttachments()
+		must(t, err)
+		if len(attached) != 2 {
+			t.Errorf("attached are %+v, want ingress and egress", attached)
+		}
+		return nil
+	}))
+	left, err := filepath.Glob(filepath.Join(bpffsOf(node), "tables_*"))
+	must(t, err)
+	if len(left) != 1 {
+		t.Errorf("the directories of tables are %v, want one", left)
+	}
+}
+
+// The kernel takes the program that explains a connect(), and runs it: a destination without a Service passes.
+func TestConnectIsExplained(t *testing.T) {
+	_, d, bpffs := open(t)
+	must(t, d.Attach())
+	for _, to := range []string{"192.0.2.1:80", "[2001:db8::1]:80"} {
+		e, other, err := datapath.ExplainConnect(bpffs, datapath.ConnectCall{NetnsCookie: 1, Destination: netip.MustParseAddrPort(to), Protocol: 6})
+		if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
+			t.Fatalf("%v\n%-60v", err, refused)
+		}
+		must(t, err)
+		if other || datapath.ConnectReason(e.Reason) != datapath.ConnectNoFrontend || datapath.Verdict(e.Verdict) != datapath.Pass || e.ConnectedTo().String() != to {
+			t.Errorf("to %s: %+v, another version: %v", to, e, other)
+		}
+	}
 }
 
 // verified gives the instructions that the verifier went through, of each program that

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
 // The fields that decide are both addresses, the protocol and both ports. Policy 1 says
@@ -65,7 +65,7 @@ func (l *Lab) CutOff(host *Host) (join func() error, err error) {
 		return nil, err
 	}
 	defer nl.Close()
-	addresses, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return nl.AddrList(link, netlink.FAMILY_ALL) })
+	addresses, err := netdev.Dump(func() ([]netlink.Addr, error) { return nl.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}

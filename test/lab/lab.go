@@ -220,7 +220,7 @@ func Open(name string) (*Lab, error) {
 		return nil, err
 	}
 	if _, err := os.Stat(stateDir(name)); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("lab %s: %w: make it with `beeline lab up --name %s`", name, ErrNotFound, name)
+		return nil, fmt.Errorf("lab %s: %w: make it with `beeline-lab up --name %s`", name, ErrNotFound, name)
 	}
 	s, err := readState(name)
 	if err != nil {
@@ -228,7 +228,7 @@ func Open(name string) (*Lab, error) {
 	}
 	l := assemble(name, s, plan(s.Shape))
 	if err := l.check(s); err != nil {
-		return nil, fmt.Errorf("lab %s: %w (%w): `beeline lab up --name %s` makes it anew", name, ErrIncomplete, err, name)
+		return nil, fmt.Errorf("lab %s: %w (%w): `beeline-lab up --name %s` makes it anew", name, ErrIncomplete, err, name)
 	}
 	return l, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
 // leftovers lists everything on the machine that bears the lab's name: files,
@@ -109,7 +109,7 @@ func canary(t *testing.T, l *Lab) (left func() int) {
 		}
 	}
 	return func() int {
-		links, err := rtnetlink.Dump(nl.LinkList)
+		links, err := netdev.Dump(nl.LinkList)
 		if err != nil {
 			t.Fatal(err)
 		}

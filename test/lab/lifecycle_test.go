@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
 func TestDownLeavesNothing(t *testing.T) {
@@ -49,7 +49,7 @@ func TestUpDoesNotTouchTheMachinesNetwork(t *testing.T) {
 	if err := netlink.LinkSubscribe(updates, done); err != nil {
 		t.Fatal(err)
 	}
-	before, err := rtnetlink.Dump(netlink.LinkList)
+	before, err := netdev.Dump(netlink.LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}

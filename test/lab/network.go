@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/rtnetlink"
+	"beeline.io/beeline/internal/netdev"
 )
 
 // sysctl is a path below /proc/sys/net and its value.
@@ -206,7 +206,7 @@ func setUp(nl *netlink.Handle, device string) error {
 
 // configure adds the host's addresses and routes; its devices are up.
 func (h *hostPlan) configure(nl *netlink.Handle) error {
-	links, err := rtnetlink.Dump(nl.LinkList)
+	links, err := netdev.Dump(nl.LinkList)
 	if err != nil {
 		return fmt.Errorf("listing devices: %w", err)
 	}

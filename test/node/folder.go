@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 )
 
 // Folder is a folder of manifests that is changed while agents read it, and
@@ -73,7 +73,7 @@ func (f *Folder) network() string {
 func (f *Folder) Await(agents ...*Agent) error {
 	var errs []error
 	for _, a := range agents {
-		errs = append(errs, a.WaitForTables(fmt.Sprintf("at revision %d of %s", f.revision, f.Path), func(t *observe.Tables) bool {
+		errs = append(errs, a.WaitForTables(fmt.Sprintf("at revision %d of %s", f.revision, f.Path), func(t *inspect.Tables) bool {
 			return slices.Contains(t.Networks, f.network())
 		}))
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -44,7 +45,9 @@ type Agent struct {
 	// of Kubeconfig.
 	Manifests  string
 	Kubeconfig string
-	// Flags are added to its command line.
+	// MaxFlows is its --max-flows; 0 for the default.
+	MaxFlows int
+	// Flags are added to its command line. One that is there already has this value in place of the other.
 	Flags []string
 	// Wrap is a command that runs the agent's.
 	Wrap []string
@@ -75,12 +78,16 @@ func (a *Agent) Command(ctx context.Context) *lab.Cmd {
 	if a.Manifests == "" {
 		from = []string{"--kubeconfig", a.Kubeconfig}
 	}
-	args := append([]string{a.Program, "agent", from[0], from[1],
+	args := []string{a.Program, "agent", from[0], from[1],
 		"--node-name", a.Host.Name,
-		"--bpffs", a.BPFFS(),
-		"--socket", a.Socket(),
+		"--pins", a.BPFFS(),
+		"--agent-socket", a.Socket(),
 		"--cgroup-root", a.Host.CgroupRoot,
-	}, a.Flags...)
+	}
+	if a.MaxFlows > 0 {
+		args = append(args, "--max-flows", strconv.Itoa(a.MaxFlows))
+	}
+	args = append(args, a.Flags...)
 	if a.EdgeMode != "" {
 		args = append(args, "--edge-mode", a.EdgeMode)
 	}
@@ -107,7 +114,7 @@ func (a *Agent) Start() error {
 
 // WaitReady waits until an agent that has been started is ready, or has ended.
 func (a *Agent) WaitReady() error {
-	return a.WaitFor("ready", func(s *observe.Status) bool {
+	return a.WaitFor("ready", func(s *inspect.Status) bool {
 		return s.Sync.Synced && len(s.Attachments) == s.Hooks
 	})
 }
@@ -178,20 +185,20 @@ func (a *Agent) end(signal syscall.Signal) error {
 }
 
 // Status asks the running agent.
-func (a *Agent) Status() (*observe.Status, error) {
-	var s observe.Status
+func (a *Agent) Status() (*inspect.Status, error) {
+	var s inspect.Status
 	return &s, agent.NewClient(a.Socket()).Get(context.Background(), agent.StatusPath, &s)
 }
 
 // Tables asks the running agent what the tables hold.
-func (a *Agent) Tables() (*observe.Tables, error) {
-	var t observe.Tables
+func (a *Agent) Tables() (*inspect.Tables, error) {
+	var t inspect.Tables
 	return &t, agent.NewClient(a.Socket()).Get(context.Background(), agent.TablesPath, &t)
 }
 
 // WaitFor waits until the agent's status is as wanted. what says in words what
 // that is.
-func (a *Agent) WaitFor(what string, ok func(*observe.Status) bool) error {
+func (a *Agent) WaitFor(what string, ok func(*inspect.Status) bool) error {
 	return a.poll(what, func() (bool, error) {
 		s, err := a.Status()
 		return err == nil && ok(s), err
@@ -199,7 +206,7 @@ func (a *Agent) WaitFor(what string, ok func(*observe.Status) bool) error {
 }
 
 // WaitForTables waits until the tables are as wanted.
-func (a *Agent) WaitForTables(what string, ok func(*observe.Tables) bool) error {
+func (a *Agent) WaitForTables(what string, ok func(*inspect.Tables) bool) error {
 	return a.poll(what, func() (bool, error) {
 		t, err := a.Tables()
 		return err == nil && ok(t), err
@@ -207,7 +214,8 @@ func (a *Agent) WaitForTables(what string, ok func(*observe.Tables) bool) error 
 }
 
 func (a *Agent) poll(what string, ok func() (bool, error)) error {
-	for deadline := time.Now().Add(startTimeout); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(startTimeout); ; {
+		asked := time.Now()
 		good, err := ok()
 		if good {
 			return nil
@@ -221,20 +229,29 @@ func (a *Agent) poll(what string, ok func() (bool, error)) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("the agent on %s is not %s after %s (last error: %v); it printed:\n%s", a.Host.Name, what, startTimeout, err, a.last)
 		}
+		time.Sleep(PollPause(time.Since(asked)))
 	}
 }
 
+// PollPause is how long to wait before an agent is asked again whose answer took so long. The answer
+// costs the agent CPU time, so that asking all the time would hold up what is waited for: it takes at
+// most a fifth of the time.
+func PollPause(took time.Duration) time.Duration { return max(5*time.Millisecond, 4*took) }
+
 // CLI runs another command of the program against this agent and returns what
-// it printed. The error is an *exec.ExitError with Stderr if it failed.
+// it printed. A last argument --pins has it read the agent's pins. The error is an *exec.ExitError with Stderr if it
+// failed.
 func (a *Agent) CLI(args ...string) (string, error) {
 	args = append([]string{a.Program}, args...)
 	switch {
 	case slices.Contains(args, "cleanup"):
-		args = append(args, "--socket", a.Socket(), "--bpffs", a.BPFFS())
-	case slices.Contains(args, "--from-maps"), args[1] == "flow", args[1] == "explain":
-		args = append(args, "--bpffs", a.BPFFS())
+		args = append(args, "--agent-socket", a.Socket(), "--pins", a.BPFFS())
+	case args[len(args)-1] == "--pins":
+		args = append(args, a.BPFFS())
+	case args[1] == "flow", args[1] == "explain":
+		args = append(args, "--pins", a.BPFFS())
 	default:
-		args = append(args, "--socket", a.Socket())
+		args = append(args, "--agent-socket", a.Socket())
 	}
 	out, err := a.command(context.Background(), args...).Output()
 	return string(out), err

@@ -33,16 +33,31 @@ func Build(folder string) (program string, err error) {
 		}
 		return program, nil
 	}
+	return compile(folder, "beeline")
+}
+
+// compile builds a program of the product's module into a folder.
+func compile(folder, name string) (program string, err error) {
 	sources, err := Sources()
 	if err != nil {
 		return "", err
 	}
-	program = filepath.Join(folder, "beeline")
-	out, err := exec.Command("go", "build", "-C", sources, "-o", program, "./cmd/beeline").CombinedOutput()
+	program = filepath.Join(folder, name)
+	out, err := exec.Command("go", "build", "-C", sources, "-o", program, "./cmd/"+name).CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("go build of the beeline program (after `make generate`?): %w\n%s", err, out)
+		return "", fmt.Errorf("go build of the %s program (after `make generate`?): %w\n%s", name, err, out)
 	}
 	return program, nil
+}
+
+// LabProgram builds the beeline-lab program for a test, which fails if there is none.
+func LabProgram(t testing.TB) string {
+	t.Helper()
+	program, err := compile(t.TempDir(), "beeline-lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
 }
 
 // Program is Build for a test, which fails if there is none.

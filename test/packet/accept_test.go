@@ -34,7 +34,7 @@ func TestOpenedOnlyWhereInUse(t *testing.T) {
 			w.accept(t, accepted)
 			before := w.counts(t)
 			w.ignores(t, at, frame)
-			w.counted(t, before, model.NotOurs)
+			w.counted(t, before, model.NotService)
 			w.remembersNothing(t)
 		}
 		w.accept(t, kind)
@@ -71,7 +71,7 @@ func TestOwnAddressIsNoBalancer(t *testing.T) {
 			question.to = on(f.client.Next(), 443)
 			before := w.counts(t)
 			w.ignores(t, at, how.wrap(t, f, question))
-			w.counted(t, before, model.NotOurs)
+			w.counted(t, before, model.NotService)
 		}
 		w.remembersNothing(t)
 		question.balancer = f.own.Next().Next() // another one of that network

@@ -42,7 +42,7 @@ func (w *world) later(t testing.TB, seconds uint32) {
 		must(t, m.Lookup(number, &set))
 		for place := range set.Entries {
 			set.Entries[place].LastUsed -= seconds
-			set.Head.Marks[place].Until -= uint32(uint64(seconds) * 1e9 >> 20)
+			set.Evictions.Evictions[place].Expires -= uint32(uint64(seconds) * 1e9 >> 20)
 		}
 		must(t, m.Put(number, &set))
 	}
@@ -75,7 +75,7 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 	for number := range uint32(sets) {
 		var set datapath.SockAffinitySet
 		must(t, w.maps[datapath.EdgeTCMapAffinity].Lookup(number, &set))
-		if set.Head.Spilled != 0 {
+		if set.Tags.Spilled != 0 {
 			spilled++
 		}
 	}
@@ -94,7 +94,7 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 }
 
 // R27: which client gives way in a full set. No agent runs. The timeout is 1000 s.
-func TestAffinityGivesWay(t *testing.T) {
+func TestAffinityEviction(t *testing.T) {
 	const places = len(datapath.SockAffinitySet{}.Entries)
 	w := newWorld(t, limits{affinitySets: 1})
 	tables := w.scene()

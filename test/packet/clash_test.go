@@ -114,7 +114,7 @@ func TestClashFindsItsPortAgain(t *testing.T) {
 			}
 			before := w.counts(t)
 			w.passes(t, at, q.frame(t), q.translated(as, backend))
-			w.counted(t, before, model.Adopted)
+			w.counted(t, before, model.Recovered)
 			if n := len(w.records(t, halfOpen)); n != 4 {
 				t.Errorf("%d records of two flows, want 4", n)
 			}

@@ -49,8 +49,8 @@ func TestClassOfClients(t *testing.T) {
 			}
 			w.enter(t)
 			w.apply(t, tables)
-			if w.door.PodsWhole() != c.whole {
-				t.Fatalf("the networks of pods are whole: %v", w.door.PodsWhole())
+			if w.prefilter.PodsComplete() != c.whole {
+				t.Fatalf("the networks of pods are whole: %v", w.prefilter.PodsComplete())
 			}
 			w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 				for _, text := range clients {
@@ -72,7 +72,7 @@ func TestClassOfClients(t *testing.T) {
 			})
 		})
 	}
-	if datapath.EdgeTCDoorSizeDOOR_PODS >= 5 {
+	if datapath.EdgeTCPrefilterSizePREFILTER_PODS >= 5 {
 		t.Error("the networks that should find no room have found it")
 	}
 }

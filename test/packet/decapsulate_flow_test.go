@@ -136,9 +136,9 @@ func TestDSRPortsDoNotMeet(t *testing.T) {
 		if ends.SourcePort == clientPort {
 			t.Fatalf("two flows have the ends %v at the backend", ends)
 		}
-		lent := on(f.client, ends.SourcePort)
-		w.opens(t, at, how.wrap(t, f, question), question.translated(lent, question.backend))
-		answer := reply(question.backend, lent, question.protocol)
+		snatPort := on(f.client, ends.SourcePort)
+		w.opens(t, at, how.wrap(t, f, question), question.translated(snatPort, question.backend))
+		answer := reply(question.backend, snatPort, question.protocol)
 		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
 	})
 }
@@ -271,7 +271,7 @@ func TestEncapsulatedPing(t *testing.T) {
 		question.inner = f.ping("are you there").frame(t)[14:]
 		before := w.counts(t)
 		w.ignores(t, at, how.wrap(t, f, question))
-		w.counted(t, before, model.NotOurs)
+		w.counted(t, before, model.NotService)
 	})
 }
 
@@ -299,7 +299,7 @@ func TestCongestionIsKept(t *testing.T) {
 					if want < 0 { // nobody may have noted it
 						before := w.counts(t)
 						w.ignores(t, at, frame)
-						w.counted(t, before, model.DropMalformed)
+						w.counted(t, before, model.Malformed)
 						return
 					}
 					w.opensTo(t, at, frame, withECN(f, question.translated(question.from, question.backend).frame(t), want))

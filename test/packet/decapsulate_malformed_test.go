@@ -41,7 +41,7 @@ func TestEncapsulatedContradictions(t *testing.T) {
 			question.inner = damaged[14:]
 			before := w.counts(t)
 			w.ignores(t, at, how.wrap(t, f, question))
-			before[model.NotOurs]++
+			before[model.NotService]++
 			if w.counts(t) != before {
 				t.Errorf("%s: counted %v, want %v", change.name, w.counts(t), before)
 			}
@@ -75,7 +75,7 @@ func TestEncapsulatedImpossibleSources(t *testing.T) {
 		question.from = on(f.loopback(), clientPort)
 		before := w.counts(t)
 		w.ignores(t, at, how.wrap(t, f, question))
-		w.counted(t, before, model.DropMalformed)
+		w.counted(t, before, model.Malformed)
 		w.remembersNothing(t)
 	})
 }

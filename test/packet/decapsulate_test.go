@@ -20,7 +20,7 @@ func (w *world) dsrRecords(t testing.TB, want int) {
 	t.Helper()
 	n := 0
 	for _, table := range []string{tracks, halfOpen} {
-		must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
+		must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.ConntrackEntry) bool {
 			n++
 			if value.Device != 0 || value.Flags&2 == 0 || value.Flags&16 == 0 {
 				t.Errorf("table %s, %v: device %d, flags %#x: want 0, and those of a local backend and of DSR", table, modelTuple(key), value.Device, value.Flags)
@@ -120,7 +120,7 @@ func TestOptionOfAnotherService(t *testing.T) {
 func TestEncapsulatedForAnotherBackend(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
-		reason := model.DropNotHere
+		reason := model.DropBackendNotLocal
 		if how.kind == model.Opt {
 			reason = model.DropSpoofed
 		}
@@ -135,11 +135,11 @@ func TestEncapsulatedForAnotherBackend(t *testing.T) {
 		// Geneve it has come to the node that it was for.
 		question.backend = on(f.remote, targetPort)
 		if how.kind == model.Geneve {
-			w.drops(t, at, how.wrap(t, f, question), model.DropNotHere)
+			w.drops(t, at, how.wrap(t, f, question), model.DropBackendNotLocal)
 		} else {
 			before := w.counts(t)
 			w.ignores(t, at, how.wrap(t, f, question))
-			w.counted(t, before, model.NotOurs)
+			w.counted(t, before, model.NotService)
 		}
 		w.remembersNothing(t)
 	})
@@ -204,7 +204,7 @@ func TestOtherTunnels(t *testing.T) {
 				other.balancer = balancer
 				before := w.counts(t)
 				w.ignores(t, at, how.wrap(t, f, other))
-				w.counted(t, before, model.NotOurs)
+				w.counted(t, before, model.NotService)
 			}
 		}
 		w.remembersNothing(t)
@@ -252,7 +252,7 @@ func TestOtherGeneve(t *testing.T) {
 			frame := wrapGeneveLike(t, f, question, change)
 			before := w.counts(t)
 			w.ignores(t, at, frame)
-			if w.counted(t, before, model.NotOurs); t.Failed() {
+			if w.counted(t, before, model.NotService); t.Failed() {
 				t.Fatal(name)
 			}
 		}
@@ -270,7 +270,7 @@ func TestNestedWrappings(t *testing.T) {
 			twice.inner = inside
 			before := w.counts(t)
 			w.ignores(t, at, outside(t, f, twice))
-			w.counted(t, before, model.NotOurs)
+			w.counted(t, before, model.NotService)
 		}
 		w.remembersNothing(t)
 	})

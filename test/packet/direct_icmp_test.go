@@ -46,7 +46,7 @@ func TestDirectErrorsOfAnswers(t *testing.T) {
 					before := w.counts(t)
 					w.leaves(t, at, e.frame(t, probe{}, by, f.vip), model.ActionSend, want)
 					w.counted(t, before, model.ICMPError)
-					w.drops(t, at, e.frame(t, probe{hops: 1}, by, f.vip), model.DropHops)
+					w.drops(t, at, e.frame(t, probe{hops: 1}, by, f.vip), model.TTLExceeded)
 				}
 				// To somebody else, whom a quote of the Service's does not concern.
 				w.ignores(t, at, e.frame(t, probe{}, router, f.own))
@@ -227,7 +227,7 @@ func TestDirectSpoofedErrors(t *testing.T) {
 				t.Log(when, what)
 				before := w.counts(t)
 				w.ignores(t, at, outerTooBig(t, f, 1400, frame))
-				w.counted(t, before, model.NotOurs)
+				w.counted(t, before, model.NotService)
 			}
 		}
 		tells("without a record", recorded, other)
@@ -289,7 +289,7 @@ func TestDirectErrorsWithLeastQuote(t *testing.T) {
 			w.ignores(t, at, frame) // the stack may know of it, too
 			reason := model.ICMPError
 			if want == 0 {
-				reason = model.NotOurs
+				reason = model.NotService
 			}
 			w.counted(t, before, reason)
 			if got := w.outerMTU(t); int(got) != want {

@@ -133,7 +133,7 @@ func TestDirectOptions(t *testing.T) {
 				question.extension, question.extensions = routing, [][]byte{routingHeader(0, words, 0)}
 			}
 			if f.client.Is4() && dsr == model.Opt && words > 8 {
-				w.drops(t, at, question.frame(t), model.DropFault)
+				w.drops(t, at, question.frame(t), model.DropRewriteFailed)
 				continue
 			}
 			w.leaves(t, at, question.frame(t), model.ActionSend, way.sent(t, at, question, nodeBMAC))
@@ -179,7 +179,7 @@ func TestDirectNoWay(t *testing.T) {
 		last.hops = 1
 		before := w.counts(t)
 		w.leaves(t, at, last.frame(t), model.ActionSend, last.icmpAnswer(t, f.own, [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
-		w.counted(t, before, model.DropHops)
+		w.counted(t, before, model.TTLExceeded)
 		w.drops(t, at, f.question(protocol, direct(toNoRoute, dsr)).frame(t), model.DropNoRoute)
 		if dsr != model.Opt {
 			w.drops(t, at, f.question(protocol, direct(toNoAddress, dsr)).frame(t), model.DropNoAddress)
@@ -218,7 +218,7 @@ func TestDirectForClientsOutside(t *testing.T) {
 			w.forget(t)
 			question := f.question(protocol, direct(toRemote, dsr))
 			question.from = on(client, clientPort)
-			own := on(f.own, w.lent(t, at, question.frame(t)))
+			own := on(f.own, w.snatPort(t, at, question.frame(t)))
 			w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
 			answer := reply(on(f.remote, targetPort), own, protocol)
 			w.sends(t, at, answer.frame(t), answer.forwarded(at, question.to, question.from, nodeBMAC))

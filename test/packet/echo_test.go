@@ -67,7 +67,7 @@ func (w *world) other(t testing.TB, at hook, frame []byte) {
 	t.Helper()
 	before := w.counts(t)
 	w.ignores(t, at, frame)
-	w.counted(t, before, model.NotOurs)
+	w.counted(t, before, model.NotService)
 }
 
 // A ping of a Service's address is answered, with the bytes that came, whatever hops it
@@ -164,7 +164,7 @@ func TestNoEcho(t *testing.T) {
 		w.goes(t, at, asked.frame(t), model.Rejected)
 		for _, to := range []netip.Addr{f.unused, f.vip.Next()} {
 			asked.to = on(to, 0)
-			w.drops(t, at, asked.frame(t), model.DropUnused)
+			w.drops(t, at, asked.frame(t), model.DropNoService)
 		}
 		for _, to := range []netip.Addr{f.own, f.local, f.loopback()} {
 			asked := f.ping("payload")
@@ -214,7 +214,7 @@ func TestEchoInPieces(t *testing.T) {
 		for _, length := range []int{len(whole) - 1, headers + 9, max(headers+7, 14+40)} {
 			before := w.counts(t)
 			w.ignores(t, at, whole[:length])
-			w.counted(t, before, model.DropMalformed)
+			w.counted(t, before, model.Malformed)
 		}
 	})
 }

@@ -30,7 +30,7 @@ func reply(backend, asker netip.AddrPort, protocol uint8) probe {
 func (w *world) askRemote(t *testing.T, at hook, f family, protocol uint8) (question probe, own, backend netip.AddrPort) {
 	t.Helper()
 	question = f.question(protocol, toRemote)
-	return question, on(f.own, w.lent(t, at, question.frame(t))), on(f.remote, targetPort)
+	return question, on(f.own, w.snatPort(t, at, question.frame(t))), on(f.remote, targetPort)
 }
 
 // A backend elsewhere is asked in the node's name, and answers in the Service's
@@ -87,7 +87,7 @@ func TestEgressLeavesOthersAlone(t *testing.T) {
 		} {
 			w.ignores(t, atEgress, p.frame(t))
 		}
-		counts[model.NotOurs] += 3 // three of them are of no flow
+		counts[model.NotService] += 3 // three of them are of no flow
 		if got := w.counts(t); got != counts {
 			t.Errorf("counted %v, want %v", got, counts)
 		}
@@ -132,7 +132,7 @@ func TestLeftToTC(t *testing.T) {
 				w.ignores(t, at, question.frame(t))
 				w.counted(t, before, model.ToTC)
 			}
-			own := on(f.own, w.lent(t, atIngress, question.frame(t)))
+			own := on(f.own, w.snatPort(t, atIngress, question.frame(t)))
 			if port == toEth1 {
 				own = on(w.tables().Devices[w.index["eth1"]][0], own.Port())
 				if f.client.Is6() {
@@ -156,7 +156,7 @@ func TestNoWay(t *testing.T) {
 		w.drops(t, at, f.question(protocol, noBackends).frame(t), model.DropNoBackend)
 		// eth2 is another device than the packet's, so that this is tc's.
 		w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
-		for _, table := range []string{"tracks", "half_open"} {
+		for _, table := range []string{"conntrack", "unreplied"} {
 			if left := w.records(t, table); len(left) > 0 {
 				t.Errorf("table %s has %v", table, left)
 			}
@@ -212,7 +212,7 @@ func TestHops(t *testing.T) {
 			t.Helper()
 			before := w.counts(t)
 			w.leaves(t, at, p.frame(t), model.ActionSend, p.icmpAnswer(t, f.own, [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
-			w.counted(t, before, model.DropHops)
+			w.counted(t, before, model.TTLExceeded)
 		}
 		question := f.question(protocol, toRemote)
 		question.hops = 1
@@ -222,7 +222,7 @@ func TestHops(t *testing.T) {
 		exceeded(elsewhere)
 		w.remembersNothing(t)
 		question.hops = 2
-		own := on(f.own, w.lent(t, at, question.frame(t)))
+		own := on(f.own, w.snatPort(t, at, question.frame(t)))
 		records := w.records(t, halfOpen)
 		question.hops = 1
 		exceeded(question)
@@ -239,7 +239,7 @@ func TestHops(t *testing.T) {
 		if got := w.run(t, at, zero); got.Action != model.ActionSend {
 			t.Errorf("without any hop left it met %v, want an answer", got.Action)
 		}
-		w.counted(t, before, model.DropHops)
+		w.counted(t, before, model.TTLExceeded)
 		if after := w.records(t, halfOpen); !maps.Equal(after, records) {
 			t.Errorf("records %v became %v", records, after)
 		}
@@ -254,13 +254,13 @@ func TestHopsUnanswered(t *testing.T) {
 		question := f.question(protocol, toRemote)
 		question.payload = make([]byte, 100)
 		parts := question.fragments(t, 0x90, 64)
-		own := on(f.own, w.lent(t, at, parts[0]))
+		own := on(f.own, w.snatPort(t, at, parts[0]))
 		question.hops = 1
-		w.drops(t, at, question.fragments(t, 0x90, 64)[1], model.DropHops)
+		w.drops(t, at, question.fragments(t, 0x90, 64)[1], model.TTLExceeded)
 		question.hops = 0
 		sent := question.translated(own, on(f.remote, targetPort))
 		for _, e := range errorsOf(f, sent) {
-			w.drops(t, at, e.frame(t, probe{hops: 1, source: nodeBMAC, target: eth0MAC}, f.remote, f.own), model.DropHops)
+			w.drops(t, at, e.frame(t, probe{hops: 1, source: nodeBMAC, target: eth0MAC}, f.remote, f.own), model.TTLExceeded)
 		}
 	})
 }

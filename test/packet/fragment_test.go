@@ -213,7 +213,7 @@ func TestNotFragmented(t *testing.T) {
 	damaged := question.frame(t)
 	damaged[24]++
 	long := question.fragments(t, 7, 8)[0]
-	w.lent(t, atIngress, long)
+	w.snatPort(t, atIngress, long)
 	long = append(slices.Clone(long[:34]), make([]byte, 1480)...)
 	binary.BigEndian.PutUint16(long[16:], 1500)
 	long[20], long[21] = 0x1f, 0xff

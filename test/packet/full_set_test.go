@@ -34,7 +34,7 @@ func newShared(t *testing.T) *world {
 
 // Where no Service has more than half of a set, a new flow has the place of the oldest one of the
 // Service with most entries, be that its own or another's.
-func TestLargestServiceGivesWay(t *testing.T) {
+func TestEvictsLargestService(t *testing.T) {
 	w := newShared(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		var flows []*flow
@@ -157,7 +157,7 @@ func TestHandshakesBesideAFlood(t *testing.T) {
 	}
 }
 
-// In `tracks` an entry that finds its set full has a place in its second one: 28 entries fit into two
+// In `conntrack` an entry that finds its set full has a place in its second one: 28 entries fit into two
 // sets with 30 places, however they fall.
 func TestFullSetSpills(t *testing.T) {
 	w := newWorld(t, limits{tracks: 2 * setPlaces})

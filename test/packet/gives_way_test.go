@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -193,15 +192,15 @@ func tickNow(t testing.TB) uint32 {
 func (w *world) idleAt(t testing.TB, tick uint32, fl *flow, d time.Duration) {
 	t.Helper()
 	for _, table := range []string{halfOpen, tracks} {
-		w.eachSet(t, table, func(set *datapath.EdgeTCConntrackSet) {
-			for place, tag := range set.Head.Tags {
+		w.eachSet(t, table, func(set *flowSet) {
+			for place, tag := range set.Tags {
 				key := modelTuple(set.Entries[place].Key)
 				if tag == 0 || key != fl.tuple() && key != fl.own {
 					continue
 				}
-				timeout := map[model.State]time.Duration{model.StateNew: time.Minute, model.StateAnswered: time.Minute,
+				timeout := map[model.State]time.Duration{model.StateNew: time.Minute, model.StateReplied: time.Minute,
 					model.StateEstablished: 8 * time.Hour, model.StateClosing: time.Minute, model.StateClosed: 10 * time.Second}
-				set.Head.Marks[place].Until = tick + ticks(timeout[model.State(set.Entries[place].Track.State)]-d)
+				set.Evictions.Evictions[place].Expires = tick + ticks(timeout[model.State(set.Entries[place].Ct.State)]-d)
 			}
 		})
 	}

@@ -13,19 +13,27 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
+// A flowSet is one set of a table of flows: its tags, and its entries with their marks.
+type flowSet struct {
+	datapath.EdgeTCSetTags
+	datapath.EdgeTCCtSet
+}
+
+// tagsOf are the tables of tags, by those of the entries that they belong to.
+var tagsOf = map[string]string{tracks: datapath.EdgeTCMapConntrackTags, halfOpen: datapath.EdgeTCMapUnrepliedTags}
+
 // eachSet calls f with each set of a table that is in use, and writes back what f changes.
-func (w *world) eachSet(t testing.TB, table string, f func(*datapath.EdgeTCConntrackSet)) {
+func (w *world) eachSet(t testing.TB, table string, f func(*flowSet)) {
 	t.Helper()
-	for index := range w.limits.sets() {
-		var set datapath.EdgeTCConntrackSet
-		must(t, w.maps[table].Lookup(index, &set))
-		if set.Head.Tags == [len(set.Head.Tags)]uint32{} {
+	tags := rows[datapath.EdgeTCSetTags](t, w.programs, tagsOf[table])
+	sets := rows[datapath.EdgeTCCtSet](t, w.programs, table)
+	for i := range sets {
+		if tags[i].Tags == [len(tags[i].Tags)]uint32{} {
 			continue
 		}
-		before := set
-		if f(&set); set != before {
-			must(t, w.maps[table].Update(index, set, ebpf.UpdateExist))
-		}
+		set := flowSet{tags[i], sets[i]}
+		f(&set)
+		tags[i], sets[i] = set.EdgeTCSetTags, set.EdgeTCCtSet
 	}
 }
 
@@ -33,8 +41,8 @@ func (w *world) eachSet(t testing.TB, table string, f func(*datapath.EdgeTCConnt
 func (w *world) keysAt(t testing.TB) map[model.Tuple]int {
 	t.Helper()
 	keys := map[model.Tuple]int{}
-	w.eachSet(t, halfOpen, func(set *datapath.EdgeTCConntrackSet) {
-		for place, tag := range set.Head.Tags {
+	w.eachSet(t, halfOpen, func(set *flowSet) {
+		for place, tag := range set.Tags {
 			if tag&(1<<31) != 0 {
 				t.Errorf("place %d is still claimed", place)
 			}
@@ -47,12 +55,12 @@ func (w *world) keysAt(t testing.TB) map[model.Tuple]int {
 }
 
 // change changes the entry of a key.
-func (w *world) change(t testing.TB, table string, key model.Tuple, f func(*datapath.Track)) {
+func (w *world) change(t testing.TB, table string, key model.Tuple, f func(*datapath.ConntrackEntry)) {
 	t.Helper()
-	w.eachSet(t, table, func(set *datapath.EdgeTCConntrackSet) {
-		for place, tag := range set.Head.Tags {
+	w.eachSet(t, table, func(set *flowSet) {
+		for place, tag := range set.Tags {
 			if tag != 0 && modelTuple(set.Entries[place].Key) == key {
-				f(&set.Entries[place].Track)
+				f(&set.Entries[place].Ct)
 			}
 		}
 	})
@@ -65,14 +73,14 @@ func ticks(d time.Duration) uint32 { return uint32(d.Nanoseconds() >> 20) }
 func (w *world) pass(t testing.TB, d time.Duration) {
 	t.Helper()
 	for _, table := range []string{halfOpen, tracks} {
-		w.eachSet(t, table, func(set *datapath.EdgeTCConntrackSet) {
+		w.eachSet(t, table, func(set *flowSet) {
 			for place := range set.Entries {
-				track := &set.Entries[place].Track
+				track := &set.Entries[place].Ct
 				track.LastSeen -= uint32(d / time.Second)
 				if set.Entries[place].Key.Protocol == udp {
 					track.Next -= uint32(d / time.Second)
 				}
-				set.Head.Marks[place].Until -= ticks(d)
+				set.Evictions.Evictions[place].Expires -= ticks(d)
 			}
 		})
 	}

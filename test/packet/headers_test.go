@@ -27,7 +27,7 @@ func TestIPv4Options(t *testing.T) {
 			question := f.question(protocol, toRemote)
 			question.ipOptions = []layers.IPv4Option{option}
 			w.forget(t)
-			own := on(f.own, w.lent(t, at, question.frame(t)))
+			own := on(f.own, w.snatPort(t, at, question.frame(t)))
 			w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
 			local := f.question(protocol, toLocal)
 			local.ipOptions = question.ipOptions
@@ -98,7 +98,7 @@ func TestIPv6Extensions(t *testing.T) {
 				w.ignores(t, at, question.frame(t))
 				continue
 			}
-			own := on(f.own, w.lent(t, at, question.frame(t)))
+			own := on(f.own, w.snatPort(t, at, question.frame(t)))
 			w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
 		}
 	})
@@ -115,7 +115,7 @@ func TestSegmentsLeftInside(t *testing.T) {
 				w.enter(t)
 				w.forget(t)
 				question := f.question(udp, toRemote)
-				own := on(f.own, w.lent(t, at, question.frame(t)))
+				own := on(f.own, w.snatPort(t, at, question.frame(t)))
 				sent := question.translated(own, on(f.remote, targetPort))
 				sent.extension, sent.extensions = routing, [][]byte{routingHeader(0, 1, left)}
 				e := icmpError{kind: 1, about: sent, quoted: 16}
@@ -123,7 +123,7 @@ func TestSegmentsLeftInside(t *testing.T) {
 				got := w.run(t, at, e.frame(t, probe{source: nodeBMAC, target: eth0MAC}, f.remote, f.own))
 				action, reason := model.ActionSend, model.ICMPError
 				if left > 0 {
-					action, reason = model.ActionPass, model.NotOurs
+					action, reason = model.ActionPass, model.NotService
 				}
 				if got.Action != action {
 					t.Errorf("an error about a packet with %d segments left met %v, want %v", left, got.Action, action)
@@ -170,8 +170,8 @@ func TestFragments(t *testing.T) {
 		toNode.to = on(f.own, 80)
 		before := w.counts(t)
 		w.ignores(t, at, toNode.fragments(t, 0x76, 32)[1])
-		w.counted(t, before, model.NotOurs)
-		own := on(f.own, w.lent(t, at, parts[0]))
+		w.counted(t, before, model.NotService)
+		own := on(f.own, w.snatPort(t, at, parts[0]))
 		want := question.forwarded(at, own, backend, nodeBMAC).fragments(t, 0x77, 32)
 		for _, i := range []int{0, 3, 1, 2} {
 			w.leaves(t, at, parts[i], model.ActionSend, want[i])
@@ -241,7 +241,7 @@ func TestStrayFragments(t *testing.T) {
 			}
 			before := w.counts(t)
 			w.ignores(t, at, stray)
-			w.counted(t, before, model.NotOurs)
+			w.counted(t, before, model.NotService)
 			w.ignores(t, atEgress, stray)
 		}
 	})
@@ -264,7 +264,7 @@ func TestFragmentPortsAreRemembered(t *testing.T) {
 		question := f.question(protocol, toRemote)
 		question.payload = make([]byte, 100)
 		parts := question.fragments(t, 0x42, 32)
-		own := on(f.own, w.lent(t, at, parts[0]))
+		own := on(f.own, w.snatPort(t, at, parts[0]))
 		want := question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC).fragments(t, 0x42, 32)
 		w.ageFragments(t, 29)
 		w.leaves(t, at, parts[1], model.ActionSend, want[1])
@@ -310,10 +310,10 @@ func TestPadding(t *testing.T) {
 				size += 12
 			}
 			frame = append(frame[:size:size], padding...)
-			own := on(f.own, w.lent(t, at, frame))
+			own := on(f.own, w.snatPort(t, at, frame))
 			want := question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC).frame(t)
 			w.leaves(t, at, frame, model.ActionSend, append(want[:size:size], padding...))
-			for tuple, track := range w.records(t, "half_open") {
+			for tuple, track := range w.records(t, "unreplied") {
 				if !track.Reply && track.Bytes != 2*uint64(size-14) {
 					t.Errorf("padding %d, %v: %d bytes, want %d", n, tuple, track.Bytes, 2*(size-14))
 				}
@@ -328,7 +328,7 @@ func TestPadding(t *testing.T) {
 		}
 		before := w.counts(t)
 		w.ignores(t, at, short)
-		w.counted(t, before, model.DropMalformed)
+		w.counted(t, before, model.Malformed)
 	})
 }
 
@@ -342,7 +342,7 @@ func TestVLANTags(t *testing.T) {
 			tagged = append(tagged, byte(kind>>8), byte(kind&0xff), 0, 100)
 			before := w.counts(t)
 			w.ignores(t, at, append(tagged, frame[12:]...))
-			w.counted(t, before, model.NotOurs)
+			w.counted(t, before, model.NotService)
 		}
 	})
 }
@@ -379,7 +379,7 @@ func TestMappedAddresses(t *testing.T) {
 		copy(frame[14+8:], source[:])
 		copy(frame[14+24:], target[:])
 		w.ignores(t, at, frame)
-		if left := w.records(t, "half_open"); len(left) > 0 {
+		if left := w.records(t, "unreplied"); len(left) > 0 {
 			t.Errorf("records of %v", left)
 		}
 	})
@@ -397,7 +397,7 @@ func TestJumboFrames(t *testing.T) {
 				w.enter(t)
 				question := f.question(protocol, toRemote)
 				question.flags, question.payload = ack, bytes.Repeat([]byte{1, 2, 3, 4, 5}, size/5)
-				own := on(f.own, w.lent(t, at, question.frame(t)))
+				own := on(f.own, w.snatPort(t, at, question.frame(t)))
 				w.sends(t, at, question.frame(t), question.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
 				refused := question
 				refused.to = on(f.vip, rejected)
@@ -433,6 +433,6 @@ func TestMergedPackets(t *testing.T) {
 		}
 		before := w.counts(t)
 		w.ignores(t, at, frame) // not merged: 0 is a wrong length
-		w.counted(t, before, model.DropMalformed)
+		w.counted(t, before, model.Malformed)
 	})
 }

@@ -12,7 +12,7 @@ import (
 
 // TCP that begins no connection makes no entry and takes no port: it is dropped. One that goes on may
 // be of a connection whose entries were lost.
-func TestBeginsNothing(t *testing.T) {
+func TestInvalidTCP(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP), direct(toLocal, model.IPIP)} {
@@ -62,7 +62,7 @@ func TestForgedSYNRenamesNothing(t *testing.T) {
 	})
 }
 
-// Pods and nodes ask a UDP Service whose backend is here from a port that is lent: they may ask the
+// Pods and nodes ask a UDP Service whose backend is here from a SNAT port that is in use: they may ask the
 // backend itself from their own, and nothing tells whose answer that is.
 func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
 	w := newScene(t)
@@ -82,13 +82,13 @@ func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
 				a = netip.AddrFrom16([16]byte(client))
 			}
 			question.from = on(a, clientPort)
-			lent := w.seen(t, at, question, backend)
-			if lent == clientPort {
+			snatPort := w.seen(t, at, question, backend)
+			if snatPort == clientPort {
 				t.Errorf("%v keeps its own port", a)
 			}
 			direct := reply(backend, question.from, udp)
 			w.ignores(t, atEgress, direct.frame(t))
-			answer := reply(backend, on(a, lent), udp)
+			answer := reply(backend, on(a, snatPort), udp)
 			w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
 		}
 		question := f.question(udp, toLocal)
@@ -106,10 +106,10 @@ func TestForgedSegmentMovesNothing(t *testing.T) {
 		fl.asks(t, psh|ack)
 		fl.says(t, ack)
 		device := func() (index uint32) {
-			w.change(t, tracks, fl.tuple(), func(track *datapath.Track) { index = track.Device })
+			w.change(t, tracks, fl.tuple(), func(track *datapath.ConntrackEntry) { index = track.Device })
 			return index
 		}
-		w.change(t, tracks, fl.tuple(), func(track *datapath.Track) { track.Device = w.index["eth1"] })
+		w.change(t, tracks, fl.tuple(), func(track *datapath.ConntrackEntry) { track.Device = w.index["eth1"] })
 		for _, seq := range []uint32{clientISN - 1<<23, clientISN + 1<<23, 1 << 31} {
 			forged := fl.question
 			forged.flags, forged.seq, forged.ack = psh|ack, seq, backendISN+1

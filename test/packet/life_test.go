@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	tracks   = datapath.EdgeTCMapTracks
-	halfOpen = datapath.EdgeTCMapHalfOpen
+	tracks   = datapath.EdgeTCMapConntrack
+	halfOpen = datapath.EdgeTCMapUnreplied
 )
 
 // flow is a client's to the Service, over a backend of another node.
@@ -27,7 +27,7 @@ type flow struct {
 func (w *world) flow(t testing.TB, at hook, f family, protocol uint8) *flow {
 	t.Helper()
 	question := f.question(protocol, toRemote)
-	own := w.lent(t, at, question.frame(t))
+	own := w.snatPort(t, at, question.frame(t))
 	return &flow{w, at, f, question, model.Tuple{Source: f.remote, Destination: f.own, SourcePort: targetPort,
 		DestinationPort: own, Protocol: protocol}}
 }
@@ -116,7 +116,7 @@ func TestConnectionLife(t *testing.T) {
 		fl.asks(t, syn)
 		fl.says(t, syn|ack)
 		fl.says(t, syn|ack)
-		fl.is(t, halfOpen, model.StateAnswered)
+		fl.is(t, halfOpen, model.StateReplied)
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
 		fl.asks(t, psh|ack)
@@ -180,7 +180,7 @@ func TestForgedSegments(t *testing.T) {
 		fl.says(t, syn|ack)
 		for _, guess := range []uint32{backendISN + 1 - 1<<22, backendISN + 2, 1 << 31} {
 			forge(fl, ack, clientISN+1, guess)
-			fl.is(t, halfOpen, model.StateAnswered)
+			fl.is(t, halfOpen, model.StateReplied)
 		}
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
@@ -208,11 +208,11 @@ func TestDatagramLife(t *testing.T) {
 		fl.says(t, 0)
 		fl.asks(t, 0)
 		fl.says(t, 0)
-		fl.is(t, halfOpen, model.StateAnswered)
+		fl.is(t, halfOpen, model.StateReplied)
 		w.pass(t, 2*time.Second)
 		fl.asks(t, 0)
 		fl.asks(t, 0)
-		fl.is(t, halfOpen, model.StateAnswered)
+		fl.is(t, halfOpen, model.StateReplied)
 		fl.says(t, 0)
 		fl.is(t, tracks, model.StateEstablished)
 		fl.asks(t, 0)
@@ -246,7 +246,7 @@ func TestPortReuse(t *testing.T) {
 			other.Frontends[key] = model.Frontend{Service: 80, Outside: model.Decision{Slots: []uint32{id}}}
 			w.apply(t, other)
 			again := fl.question
-			own := w.lent(t, at, again.frame(t))
+			own := w.snatPort(t, at, again.frame(t))
 			next := &flow{w, at, f, again, model.Tuple{Source: f.remote.Next(), Destination: f.own, SourcePort: targetPort,
 				DestinationPort: own, Protocol: tcp}}
 			next.is(t, halfOpen, model.StateNew)
@@ -278,7 +278,7 @@ func TestLostRecords(t *testing.T) {
 		w.lose(t, tracks, fl.tuple())
 		before := w.counts(t)
 		fl.asks(t, ack)
-		w.counted(t, before, model.Adopted)
+		w.counted(t, before, model.Recovered)
 		fl.says(t, ack)
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
@@ -302,7 +302,7 @@ func TestLostRecords(t *testing.T) {
 // age has a flow's record seen so much earlier that its next packet looks after its marks.
 func (w *world) age(t testing.TB, key model.Tuple) {
 	t.Helper()
-	w.change(t, tracks, key, func(track *datapath.Track) { track.LastSeen -= 8 })
+	w.change(t, tracks, key, func(track *datapath.ConntrackEntry) { track.LastSeen -= 8 })
 }
 
 // The backend's entry of an assured flow was lost, and another flow has its port by now: that one

@@ -74,7 +74,7 @@ func TestContradictions(t *testing.T) {
 				copy(damaged[change.at:], change.bytes)
 				before := w.counts(t)
 				w.ignores(t, at, damaged)
-				before[model.DropMalformed]++
+				before[model.Malformed]++
 				if w.counts(t) != before {
 					t.Errorf("%s: counted %v, want %v", change.name, w.counts(t), before)
 				}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -43,8 +44,6 @@ func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, memb
 	}
 	write(firstBackend-1, on(members[0].Addr().Prev(), 1))
 	store(firstBackend - 1)
-	number := slot
-	slot++
 	var ids []uint32
 	for n, a := range members {
 		write(firstBackend+uint32(n), a)
@@ -52,7 +51,7 @@ func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, memb
 			ids = append(ids, firstBackend+uint32(n))
 		}
 	}
-	w.put(t, datapath.EdgeTCMapSlots, number, uint32(len(ids)))
+	set := codec.Range{First: slot, Count: uint32(len(ids))}
 	for _, id := range ids {
 		store(id)
 	}
@@ -60,15 +59,18 @@ func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, memb
 	var row datapath.Frontend
 	must(t, w.maps[datapath.EdgeTCMapFrontends].Lookup(frontendKey(key), &at))
 	must(t, w.maps[datapath.EdgeTCMapFrontendRows].Lookup(at, &row))
-	row.Dsr, row.Flags, row.KeptFirst = uint8(kind), 0, 0
+	row.Dsr, row.Flags, row.Lists = uint8(kind), 0, 0
+	lists := datapath.FrontendLists{}
 	for class := range row.Decisions {
 		row.Decisions[class] = datapath.Decision{First: firstSlot, Count: 1}
 		if slices.Contains(in, place(class)) {
-			row.Decisions[class] = datapath.Decision{First: number + 1, Count: uint32(len(ids))}
+			row.Decisions[class] = datapath.Decision(set)
 		}
+		lists.Members[class] = codec.Range(row.Decisions[class])
 	}
 	if slices.Contains(in, kept) {
-		row.KeptFirst = number + 1
+		lists.Retained, row.Lists = set, at
+		w.put(t, datapath.EdgeTCMapFrontendListRows, at, lists)
 	}
 	w.put(t, datapath.EdgeTCMapFrontendRows, at, row)
 }
@@ -122,7 +124,7 @@ func TestMembersAreFound(t *testing.T) {
 					for _, beside := range []netip.AddrPort{on(member.Addr(), member.Port()^0x101), on(member.Addr().Next(), member.Port()), on(member.Addr().Prev(), member.Port())} {
 						if !slices.Contains(members, beside) && beside != on(members[0].Addr().Prev(), 1) {
 							w.forget(t)
-							w.drops(t, at, wrapGeneve(t, f, f.fromBalancer(question, beside)), model.DropNotHere)
+							w.drops(t, at, wrapGeneve(t, f, f.fromBalancer(question, beside)), model.DropBackendNotLocal)
 						}
 					}
 				})

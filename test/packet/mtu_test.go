@@ -37,7 +37,7 @@ func TestTooBig(t *testing.T) {
 
 		fits := question.sized(t, narrowMTU)
 		backend := on(f.narrow, targetPort)
-		own := on(f.own, w.lent(t, at, fits.frame(t)))
+		own := on(f.own, w.snatPort(t, at, fits.frame(t)))
 		w.sends(t, at, fits.frame(t), fits.forwarded(at, own, backend, nodeBMAC))
 		records := w.records(t, halfOpen)
 		tooBig(question.sized(t, narrowMTU+1))
@@ -59,7 +59,7 @@ func TestTooBigUnanswered(t *testing.T) {
 		question := f.question(protocol, toNarrow)
 		question.payload = make([]byte, 3000)
 		small := question.fragments(t, 0x91, 800)
-		w.lent(t, at, small[0])
+		w.snatPort(t, at, small[0])
 		large := question.fragments(t, 0x91, 1440)[1]
 		if f.client.Is4() {
 			large = withFlags(large, 0x60) // don't fragment, more fragments
@@ -68,7 +68,7 @@ func TestTooBigUnanswered(t *testing.T) {
 
 		question.flags = ack
 		question.from = on(f.narrowClient, clientPort)
-		own := on(f.own, w.lent(t, at, question.sized(t, narrowMTU).frame(t)))
+		own := on(f.own, w.snatPort(t, at, question.sized(t, narrowMTU).frame(t)))
 		sent := question.translated(own, on(f.narrow, targetPort))
 		e := errorsOf(f, sent)[0]
 		e.quoted = 1300

@@ -30,7 +30,7 @@ func TestProtocolsWithoutPorts(t *testing.T) {
 				w.leaves(t, at, asked.frame(t), model.ActionSend, asked.icmpAnswer(t, f.vip, [2]uint8{3, 3}, [2]uint8{1, 4}, 0))
 				w.counted(t, before, model.Rejected)
 				asked.to = on(f.unused, 0)
-				w.drops(t, at, asked.frame(t), model.DropUnused)
+				w.drops(t, at, asked.frame(t), model.DropNoService)
 				for _, to := range []netip.Addr{f.own, f.local, f.remote, f.loopback()} {
 					asked.to = on(to, 0)
 					w.other(t, at, asked.frame(t))
@@ -38,7 +38,7 @@ func TestProtocolsWithoutPorts(t *testing.T) {
 			}
 			asked := f.ofProtocol(protocol, 200)
 			asked.to = on(f.unused, 0)
-			w.drops(t, atEgress, asked.frame(t), model.DropUnused)
+			w.drops(t, atEgress, asked.frame(t), model.DropNoService)
 		}
 	})
 }
@@ -71,7 +71,7 @@ func TestOwnAddressInServiceCIDR(t *testing.T) {
 		asked := []probe{f.question(tcp, toRemote), f.question(udp, toRemote), f.ofProtocol(f.icmp(), 200)}
 		for i := range asked {
 			asked[i].to = on(f.unused, asked[i].to.Port())
-			w.drops(t, at, asked[i].frame(t), model.DropUnused)
+			w.drops(t, at, asked[i].frame(t), model.DropNoService)
 		}
 		one := netip.PrefixFrom(f.unused, f.unused.BitLen())
 		key := datapath.NetworkKey{Prefixlen: datapath.PrefixLen(one), Address: datapath.AddressFrom(f.unused)}

@@ -24,7 +24,7 @@ func TestFramesForOthers(t *testing.T) {
 				copy(frame, target[:])
 				before := w.counts(t)
 				w.ignores(t, at, frame)
-				w.counted(t, before, model.NotOurs)
+				w.counted(t, before, model.NotService)
 			}
 			for _, port := range []uint16{toRemote, toLocal, rejected, dropped, noBackends} {
 				question := f.question(protocol, port)
@@ -56,7 +56,7 @@ func TestImpossibleSources(t *testing.T) {
 				question.from = on(netip.MustParseAddr(source), clientPort)
 				before := w.counts(t)
 				w.ignores(t, at, question.frame(t))
-				w.counted(t, before, model.DropMalformed)
+				w.counted(t, before, model.Malformed)
 			}
 		}
 		if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {

@@ -22,14 +22,14 @@ func TestPolicies(t *testing.T) {
 		}
 		served := func(p probe) {
 			t.Helper()
-			own := on(f.own, w.lent(t, at, p.frame(t)))
+			own := on(f.own, w.snatPort(t, at, p.frame(t)))
 			w.sends(t, at, p.frame(t), p.forwarded(at, own, on(f.remote, targetPort), nodeBMAC))
 		}
 		w.drops(t, at, to(dropped, f.client).frame(t), model.DropPolicy)
 		w.drops(t, at, to(dropped, f.pod).frame(t), model.DropPolicy)
 		before := w.counts(t)
 		w.ignores(t, at, to(passed, f.client).frame(t))
-		w.counted(t, before, model.NotOurs)
+		w.counted(t, before, model.NotService)
 
 		served(to(onlyPods, f.pod))
 		w.drops(t, at, to(onlyPods, f.client).frame(t), model.DropPolicy)
@@ -44,7 +44,7 @@ func TestPolicies(t *testing.T) {
 
 		unused := to(80, f.client)
 		unused.to = on(f.unused, 80)
-		w.drops(t, at, unused.frame(t), model.DropUnused)
+		w.drops(t, at, unused.frame(t), model.DropNoService)
 		unused.to = on(f.remote, 80) // a pod's own address
 		w.ignores(t, at, unused.frame(t))
 		unused.to = on(f.own, 22)
@@ -95,14 +95,14 @@ func TestNoRoomForRecords(t *testing.T) {
 	w.apply(t, w.scene())
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		for _, port := range []uint16{toRemote, toLocal} {
-			var set datapath.EdgeTCConntrackSet
-			for i := range set.Head.Tags {
-				set.Head.Tags[i] = 1<<31 | 5
+			var set datapath.EdgeTCSetTags
+			for i := range set.Tags {
+				set.Tags[i] = 1<<31 | 5
 			}
-			w.put(t, halfOpen, uint32(0), set)
+			w.put(t, tagsOf[halfOpen], uint32(0), set)
 			frame := f.question(protocol, port).frame(t)
-			w.drops(t, at, frame, model.DropNoRecord)
-			w.put(t, halfOpen, uint32(0), datapath.EdgeTCConntrackSet{})
+			w.drops(t, at, frame, model.DropInsertFailed)
+			w.put(t, tagsOf[halfOpen], uint32(0), datapath.EdgeTCSetTags{})
 			if got := w.run(t, at, frame); got.Action == model.ActionDrop {
 				t.Fatal("the flow was dropped when there was room")
 			}

@@ -11,7 +11,7 @@ import (
 )
 
 // Two ranges of ports, as many together as are easy to count with, and how many of them
-// are tried for a flow (SNAT_ATTEMPTS in bpf/lib/begin.h).
+// are tried for a flow (SNAT_ATTEMPTS in bpf/conntrack/snat_alloc.h).
 var fewPorts = [2][2]uint16{{2000, 600}, {61000, 400}}
 
 const (
@@ -27,7 +27,7 @@ type lender struct {
 	f        family
 	protocol uint8
 	random   *rand.Rand
-	lent     map[uint16]probe // the question, by port
+	snatPort map[uint16]probe // the question, by port
 	order    []uint16         // the ports of lent
 	clients  map[netip.AddrPort]bool
 	counted  [model.Reasons]uint64
@@ -55,10 +55,10 @@ func (l *lender) asks(t *testing.T) (port uint16, served bool) {
 	if port-fewPorts[0][0] >= fewPorts[0][1] && port-fewPorts[1][0] >= fewPorts[1][1] {
 		t.Fatalf("port %d was lent, which is in neither of %v", port, fewPorts)
 	}
-	if other, taken := l.lent[port]; taken {
+	if other, taken := l.snatPort[port]; taken {
 		t.Fatalf("port %d was lent to %v, and is %v's", port, question.from, other.from)
 	}
-	l.lent[port], l.clients[question.from] = question, true
+	l.snatPort[port], l.clients[question.from] = question, true
 	l.order = append(l.order, port)
 	l.opens(t, question, port)
 	return port, true
@@ -92,8 +92,8 @@ func (l *lender) ends(t *testing.T) (port uint16) {
 	port = l.order[n]
 	l.order[n] = l.order[len(l.order)-1]
 	l.order = l.order[:len(l.order)-1]
-	question := l.lent[port]
-	delete(l.lent, port)
+	question := l.snatPort[port]
+	delete(l.snatPort, port)
 	delete(l.clients, question.from)
 	client := model.Tuple{Source: question.from.Addr(), SourcePort: question.from.Port(), Destination: question.to.Addr(),
 		DestinationPort: question.to.Port(), Protocol: l.protocol}
@@ -112,12 +112,12 @@ func (l *lender) answers(port uint16) model.Tuple {
 func (l *lender) fill(t *testing.T, ports int) {
 	t.Helper()
 	for range 100 * allPorts {
-		if len(l.lent) == ports {
+		if len(l.snatPort) == ports {
 			return
 		}
 		l.asks(t)
 	}
-	t.Fatalf("%d of %d ports are lent, want %d", len(l.lent), allPorts, ports)
+	t.Fatalf("%d of %d ports are lent, want %d", len(l.snatPort), allPorts, ports)
 }
 
 // misses is how many of so many flows find no port, each of which meets as many lent
@@ -142,17 +142,17 @@ func (l *lender) wantCounted(t *testing.T) {
 	}
 }
 
-// X3: SNAT ports get scarce, for they belong to connections that are open. Of those that are free a flow finds one by trying 64: always
-// while half are in use, nearly always at nine tenths, and about as often as chance has it
-// when they are almost used up. Who finds none is dropped and counted so; at no time
-// have two flows one port; and what has ended lends its port to others.
+// X3: SNAT ports get scarce, for they belong to connections that are open. Of those that are free a flow finds one by
+// trying 64: always while half are in use, nearly always at nine tenths, and about as often as chance has it when they
+// are almost used up. Who finds none is dropped and counted so; at no time have two flows one port; and what has ended
+// lends its port to others.
 func TestPortsGetScarce(t *testing.T) {
 	w := newWorld(t, limits{ports: fewPorts})
 	w.apply(t, w.scene())
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		protocol := uint8(tcp)
 		l := &lender{world: w, at: at, f: f, protocol: protocol, random: rand.New(rand.NewPCG(*seedFlag, uint64(protocol))),
-			lent: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
+			snatPort: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
 		const flows = 2000
 		for _, stage := range []struct{ ports, least, most int }{
 			{allPorts / 2, 0, 0},    // a flow in 2^64 misses
@@ -171,21 +171,21 @@ func TestPortsGetScarce(t *testing.T) {
 			t.Errorf("all ports are lent, and %d of %d flows find one", attempts-n, attempts)
 		}
 		l.wantCounted(t)
-		for port, question := range l.lent { // all are whose they were
+		for port, question := range l.snatPort { // all are whose they were
 			answer := reply(on(f.remote, targetPort), on(f.own, port), protocol)
 			w.sends(t, at, answer.frame(t), answer.forwarded(at, question.to, question.from, gatewayMAC))
 		}
 	})
 }
 
-// A port is lent again when its connection has ended: to the same client that begins anew, and to
+// A SNAT port is in use again when its connection has ended: to the same client that begins anew, and to
 // others.
-func TestPortIsLentAgain(t *testing.T) {
+func TestSNATPortIsReused(t *testing.T) {
 	w := newWorld(t, limits{ports: fewPorts})
 	w.apply(t, w.scene())
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		l := &lender{world: w, at: at, f: f, protocol: tcp, random: rand.New(rand.NewPCG(*seedFlag, tcp)),
-			lent: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
+			snatPort: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
 		l.fill(t, allPorts)
 		for range 5 {
 			free := l.ends(t)
@@ -196,7 +196,7 @@ func TestPortIsLentAgain(t *testing.T) {
 		}
 		l.wantCounted(t)
 		for _, port := range l.order[:5] {
-			again := l.lent[port]
+			again := l.snatPort[port]
 			as := again.forwarded(at, on(f.own, port), on(f.remote, targetPort), nodeBMAC)
 			for _, flags := range []byte{rst, syn} {
 				again.flags, as.flags = flags, flags

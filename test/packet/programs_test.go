@@ -12,9 +12,11 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
 )
@@ -25,6 +27,7 @@ type programs struct {
 	limits  limits
 	tc, xdp *ebpf.Collection
 	data    map[*ebpf.Map][]byte // what .bss and .data held at first
+	mapped  map[string][]byte    // tables of flows that a test has looked into
 }
 
 // idle are the programs that no world has. Tests of this package run one after the other.
@@ -61,13 +64,16 @@ func (p *programs) shareable() bool {
 }
 
 func (p *programs) close() {
+	for _, memory := range p.mapped {
+		unix.Munmap(memory)
+	}
 	p.xdp.Close()
 	p.tc.Close()
 }
 
 func loadPrograms(t testing.TB, l limits) *programs {
 	t.Helper()
-	p := &programs{limits: l, data: map[*ebpf.Map][]byte{}}
+	p := &programs{limits: l, data: map[*ebpf.Map][]byte{}, mapped: map[string][]byte{}}
 	tc, err := datapath.LoadEdgeTC()
 	must(t, err)
 	l.set(t, tc)
@@ -93,6 +99,23 @@ func loadPrograms(t testing.TB, l limits) *programs {
 		}
 	}
 	return p
+}
+
+// rows are those of an array of flows or of their tags, in its own memory: tests go through all of them
+// for nearly every packet, and a system call for each row takes most of their time.
+func rows[T any](t testing.TB, p *programs, table string) []T {
+	t.Helper()
+	m := p.tc.Maps[table]
+	size := int(unsafe.Sizeof(*new(T)))
+	if p.mapped[table] == nil {
+		if size%8 != 0 || size != int(m.ValueSize()) {
+			t.Fatalf("table %s: rows of %d bytes, want %d, a multiple of 8", table, m.ValueSize(), size)
+		}
+		memory, err := unix.Mmap(m.FD(), 0, size*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		must(t, err)
+		p.mapped[table] = memory
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&p.mapped[table][0])), m.MaxEntries())
 }
 
 // all goes through all tables with their names, those that both collections have only once.
@@ -129,7 +152,7 @@ func resetTable(m *ebpf.Map, value []byte) error {
 		return fillTable(m, value)
 	case ebpf.RingBuf:
 		return drainEvents(m)
-	case ebpf.SkStorage: // ends with the sockets
+	case ebpf.SkStorage, ebpf.ProgramArray: // ends with the sockets; is filled only by migrations
 		return nil
 	default:
 		return fmt.Errorf("type %s: write how to empty it", m.Type())

@@ -55,7 +55,7 @@ func TestRateOfErrors(t *testing.T) {
 							t.Errorf("%d of %d errors in %v, want %d to %d", answered, tries, time.Since(began), burst, most)
 						}
 					}
-					if got := w.counts(t)[model.DropRate]; got != over {
+					if got := w.counts(t)[model.ICMPRateLimited]; got != over {
 						t.Errorf("%d counted as too many, want %d", got, over)
 					}
 					reset := f.question(tcp, rejected)
@@ -79,8 +79,8 @@ func (w *world) fillICMPBudgets(t testing.TB) {
 	t.Helper()
 	cpus, err := ebpf.PossibleCPU()
 	must(t, err)
-	for budget := range w.maps[datapath.EdgeTCMapIcmpSent].MaxEntries() {
-		w.put(t, datapath.EdgeTCMapIcmpSent, budget, make([]uint64, cpus))
+	for budget := range w.maps[datapath.EdgeTCMapIcmpBuckets].MaxEntries() {
+		w.put(t, datapath.EdgeTCMapIcmpBuckets, budget, make([]uint64, cpus))
 	}
 }
 

@@ -42,7 +42,7 @@ func TestChecksumMadeByDevice(t *testing.T) {
 		}
 		local, remote := f.question(protocol, toLocal), f.question(protocol, toRemote)
 		local.payload, remote.payload = make([]byte, 75), make([]byte, 99)
-		own := on(f.own, w.lent(t, at, remote.frame(t)))
+		own := on(f.own, w.snatPort(t, at, remote.frame(t)))
 		answer := reply(on(f.remote, targetPort), own, protocol)
 		for _, p := range []probe{remote, answer} {
 			sum(at, p.frame(t), model.ActionSend)

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
@@ -152,19 +153,19 @@ func modelTuple(k datapath.EdgeTCTuple) model.Tuple {
 	}
 }
 
-func modelTrack(k datapath.EdgeTCTrack) model.Track {
+func modelTrack(k datapath.EdgeTCCtEntry) model.Track {
 	return model.Track{
-		Becomes: modelTuple(k.Becomes), Service: k.Service, Backend: k.Backend, LastSeen: k.LastSeen,
-		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, Told: k.Flags&16 != 0, Later: k.Flags&32 != 0,
+		Becomes: modelTuple(k.Xlate), Service: k.Lb.Service, Backend: k.Lb.Backend, LastSeen: k.LastSeen,
+		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, FromBalancer: k.Flags&16 != 0, Later: k.Flags&32 != 0,
 		DSR: model.DSR(k.Dsr), Acked: k.Acked, Next: k.Next, Packets: k.Packets, Bytes: k.Bytes,
 	}
 }
 
-// records are those of a table: tracks, or half_open.
+// records are those of a table: tracks, or unreplied.
 func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track {
 	t.Helper()
 	all := map[model.Tuple]model.Track{}
-	must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.Track) bool {
+	must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.ConntrackEntry) bool {
 		tuple := modelTuple(key)
 		if want := model.Hash(tuple); value.Tag != want {
 			t.Errorf("table %s, %v: tag %#x, want %#x", table, tuple, value.Tag, want)
@@ -176,12 +177,12 @@ func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track 
 }
 
 // flowTable is a table of flows' records by its name.
-func (w *world) flowTable(name string) datapath.FlowTable {
-	flows := datapath.FlowsOf(w.maps)
+func (w *world) flowTable(name string) conntrack.Table {
+	flows := conntrack.TablesOf(w.maps)
 	if name == halfOpen {
-		return flows.HalfOpen
+		return flows.Unreplied
 	}
-	return flows.Tracks
+	return flows.Assured
 }
 
 // lose removes a record, which must be there.

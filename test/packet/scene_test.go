@@ -218,9 +218,9 @@ func (w *world) leaves(t testing.TB, at hook, frame []byte, action model.Action,
 	}
 }
 
-// lent is the port under which the node speaks in the packet that it sends for a
+// snatPort is the port under which the node speaks in the packet that it sends for a
 // frame, the first of its flow.
-func (w *world) lent(t testing.TB, at hook, frame []byte) uint16 {
+func (w *world) snatPort(t testing.TB, at hook, frame []byte) uint16 {
 	t.Helper()
 	got := w.run(t, at, frame)
 	if got.Action != model.ActionSend {

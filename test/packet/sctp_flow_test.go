@@ -44,7 +44,7 @@ func TestSCTPLife(t *testing.T) {
 			}
 			fl.clientSends(t, sctpInit)
 			fl.backendSends(t, sctpInitAck)
-			fl.is(t, halfOpen, model.StateAnswered)
+			fl.is(t, halfOpen, model.StateReplied)
 			fl.clientSends(t, sctpCookieEcho)
 			fl.is(t, tracks, model.StateEstablished)
 			fl.backendSends(t, sctpCookieAck)
@@ -111,7 +111,7 @@ func TestSCTPLostRecords(t *testing.T) {
 		w.lose(t, tracks, fl.tuple())
 		before := w.counts(t)
 		fl.clientSends(t, sctpData)
-		w.counted(t, before, model.Adopted)
+		w.counted(t, before, model.Recovered)
 		fl.is(t, tracks, model.StateEstablished)
 		w.lose(t, tracks, fl.own)
 		w.age(t, fl.tuple())

@@ -185,7 +185,7 @@ func TestSCTPWithoutChunk(t *testing.T) {
 			for _, b := range [][]byte{frame, frame[:max(length, 14+40)]} {
 				before := w.counts(t)
 				w.ignores(t, at, b)
-				w.counted(t, before, model.DropMalformed)
+				w.counted(t, before, model.Malformed)
 			}
 		}
 	})

@@ -51,7 +51,7 @@ func (j *just) say(format string, args ...any) {
 }
 
 // TestJustEnough plays random sequences of all that can become of Services and agents while
-// clients have connections, with the programs, tables and package sync as they are. No
+// clients have connections, with the programs, tables and package reconcile as they are. No
 // connection ever comes to another backend than its own, as long as that one serves and the
 // client is not idle for longer than flows are remembered, nor behind SYNs that somebody forges
 // with its ends for so long; new ones come to ready backends
@@ -254,7 +254,7 @@ func (j *just) begins() error {
 
 // goesOn has a client send a packet, and now and then its last one.
 func (j *just) goesOn(c *connection) error {
-	limit := idleTimes.Idle(uint8(c.service.protocol))
+	limit := idleTimes.Established(uint8(c.service.protocol))
 	if idle := time.Duration(j.agent.seconds()-c.heard) * time.Second; idle >= limit-2*time.Second {
 		j.forget(c)
 		return nil
@@ -289,7 +289,7 @@ func (j *just) forges(c *connection) {
 	c.behind, j.forged = true, true
 }
 
-// forget60 lets go by what a forged SYN is remembered for, as a sweep each ten seconds would see
+// forget60 lets go by what a forged SYN is remembered for, as a GC pass each ten seconds would see
 // it. Whoever was behind one has to send something now: nobody knows that he has.
 func (j *just) forget60() {
 	if !j.forged {
@@ -297,7 +297,7 @@ func (j *just) forget60() {
 	}
 	j.agent.pass(j.t, 61)
 	j.agent.sweep(j.t)
-	j.say("61 s pass, and a sweep")
+	j.say("61 s pass, and a GC pass")
 	j.forged = false
 	for _, c := range j.connections {
 		c.behind = false
@@ -326,9 +326,9 @@ func (j *just) settles(fresh *world) error {
 	if !maps.Equal(got, want) {
 		return fmt.Errorf("the tables say\n%v\nand those of a new agent\n%v", got, want)
 	}
-	have, err := j.agent.Fills()
+	have, err := j.agent.Usage()
 	must(j.t, err)
-	wants, err := other.Fills()
+	wants, err := other.Usage()
 	must(j.t, err)
 	for i := range have {
 		if have[i] != wants[i] && have[i].Table != datapath.SockMapAffinity {

@@ -44,7 +44,7 @@ func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCoun
 		sum.SentBytes += c.SentBytes
 	}
 	var sent []datapath.EdgeTCServicePackets
-	if err := w.maps[datapath.EdgeTCMapServiceSent].Lookup(id, &sent); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := w.maps[datapath.EdgeTCMapServiceUntracked].Lookup(id, &sent); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
 	for _, c := range sent {
@@ -89,7 +89,7 @@ func TestUntracked(t *testing.T) {
 // The packets of a Service are counted whatever its id is: few enough are found without a hash.
 func TestUntrackedCountsEachID(t *testing.T) {
 	w := newScene(t)
-	few := w.maps[datapath.EdgeTCMapServiceSent].MaxEntries()
+	few := w.maps[datapath.EdgeTCMapServiceUntracked].MaxEntries()
 	for _, id := range []uint32{1, few - 1, few, few + 1} {
 		tables := w.scene()
 		for key, f := range tables.Frontends {
@@ -291,7 +291,7 @@ func TestUntrackedIsTold(t *testing.T) {
 	}
 	got := w.events(t)
 	if len(got) != 1 || got[0].Reason != uint8(model.Untracked) ||
-		netip.AddrFrom16(got[0].Becomes.Destination.Bytes).Unmap() != f.remote || got[0].Service != uint32(direct(toRemote, model.IPIP)) {
+		netip.AddrFrom16(got[0].Xlate.Destination.Bytes).Unmap() != f.remote || got[0].Service != uint32(direct(toRemote, model.IPIP)) {
 		t.Errorf("told %+v, want the SYN's alone, with its backend", got)
 	}
 }

@@ -13,15 +13,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/edge"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/test/packet/model"
 )
 
 // How long idle flows are remembered in TestJustEnough.
-var idleTimes = edge.Timeouts{TCP: 1000 * time.Second, UDP: 500 * time.Second}
+var idleTimes = func() conntrack.Timeouts {
+	t := conntrack.DefaultTimeouts
+	t.TCPEstablished, t.UDPStream = 1000*time.Second, 500*time.Second
+	return t
+}()
 
 // The backends that its Services may have: six, two of them of this node.
 var justBackends = func() (all []service.Backend) {
@@ -88,7 +92,7 @@ func (s *justService) untracked() bool {
 func (s *justService) plan() *service.Plan {
 	port := service.Port{Owner: s.owner(), Protocol: s.protocol}
 	cluster := service.BackendSet{Key: service.SetKey{Port: port, Family: service.IPv4}, Backends: s.of(ready)}
-	kept := service.BackendSet{Key: service.SetKey{Port: port, Family: service.IPv4, Scope: service.Kept}, Backends: s.of(terminating)}
+	kept := service.BackendSet{Key: service.SetKey{Port: port, Family: service.IPv4, Scope: service.ScopeRetained}, Backends: s.of(terminating)}
 	for i := range kept.Backends {
 		kept.Backends[i].Weight = 1
 	}
@@ -106,7 +110,7 @@ func (s *justService) plan() *service.Plan {
 		p.Sets = []service.BackendSet{cluster}
 	}
 	if len(kept.Backends) > 0 {
-		p.Kept = []service.BackendSet{kept}
+		p.Retained = []service.BackendSet{kept}
 	}
 	return p
 }
@@ -115,9 +119,9 @@ func (s *justService) plan() *service.Plan {
 // clock that the test moves.
 type agent struct {
 	*world
-	*sync.Syncer
+	*reconcile.Syncer
 	tables *datapath.Tables
-	flows  *datapath.Flows
+	flows  *conntrack.Tables
 	ahead  uint32 // seconds that have passed beside those of the kernel
 }
 
@@ -126,7 +130,7 @@ func newAgent(t testing.TB, w *world) *agent {
 	tables, err := datapath.NewTables(w.maps)
 	must(t, err)
 	tables.WaitForReaders = func() error { return nil } // no packet is under way meanwhile
-	a := &agent{world: w, tables: tables, flows: datapath.FlowsOf(w.maps)}
+	a := &agent{world: w, tables: tables, flows: conntrack.TablesOf(w.maps)}
 	a.start(t)
 	return a
 }
@@ -134,21 +138,14 @@ func newAgent(t testing.TB, w *world) *agent {
 func (a *agent) start(t testing.TB) {
 	t.Helper()
 	var err error
-	a.Syncer, err = sync.NewAt(a.tables, a.seconds)
+	a.Syncer, err = reconcile.NewAt(a.tables, a.seconds)
 	must(t, err)
 }
 
 func (a *agent) seconds() uint32 { return kernelSeconds() + a.ahead }
 
-// programTimeouts are an agent's timeouts as its programs have them: by enum conntrack_timeout.
-func programTimeouts(t edge.Timeouts) []uint32 {
-	d := t.Datapath()
-	var all []uint32
-	for _, timeout := range []time.Duration{d.HalfOpenTCP, d.HalfOpenUDP, d.TCP, d.UDP, d.Closing, d.Closed} {
-		all = append(all, ticks(timeout))
-	}
-	return all
-}
+// programTimeouts are an agent's timeouts as its programs have them: by enum ct_timeout.
+func programTimeouts(t conntrack.Timeouts) []uint32 { return t.Datapath()[:] }
 
 // pass lets time pass: what has been seen was seen so much earlier.
 func (a *agent) pass(t testing.TB, seconds uint32) {
@@ -157,21 +154,22 @@ func (a *agent) pass(t testing.TB, seconds uint32) {
 	a.world.pass(t, time.Duration(seconds)*time.Second)
 }
 
-// sweep is what internal/edge does every ten seconds and more.
+// sweep is a GC pass: what internal/conntrack does every ten seconds and more.
 func (a *agent) sweep(t testing.TB) {
 	t.Helper()
-	sweep := a.BeginSweep()
+	gc := a.SlotGC(func(p service.Protocol) time.Duration { return idleTimes.Established(uint8(p)) })
+	gc.Begin()
 	must(t, a.tables.WaitForReaders())
-	_, err := edge.Sweep(a.flows, idleTimes, kernelSeconds(), sweep.Note)
+	_, err := conntrack.CollectGarbage(a.flows, idleTimes, kernelSeconds(), gc.Entry)
 	must(t, err)
-	must(t, a.EndSweep(sweep, func(p service.Protocol) time.Duration { return idleTimes.Idle(uint8(p)) }))
+	must(t, gc.End())
 	a.collect(t)
 }
 
 func (a *agent) collect(t testing.TB) {
 	t.Helper()
 	for {
-		left, err := a.Collect()
+		left, err := a.CollectGarbage()
 		must(t, err)
 		if !left {
 			return
@@ -191,7 +189,7 @@ func (a *agent) apply(t testing.TB, whole bool, services ...*justService) {
 		delta.Plans[s.owner()] = s.plan()
 	}
 	must(t, a.Apply(delta))
-	_, err := edge.EndLeft(a.flows, func(c datapath.Connection) bool {
+	_, err := conntrack.DeleteStaleUDP(a.flows, func(c datapath.Connection) bool {
 		return a.Serves(service.Protocol(c.Protocol), c.Service, c.Backend)
 	}, a.tables.WaitForReaders)
 	must(t, err)
@@ -213,10 +211,11 @@ func dump(t testing.TB, tables *datapath.Tables) map[string]string {
 				text += " " + address(d.First+n)
 			}
 		}
-		if row.KeptFirst > 0 {
+		if row.Lists > 0 {
+			kept := tables.FrontendLists.Load(row.Lists).Retained
 			text += "; kept"
-			for n := range tables.Slots.Load(row.KeptFirst - 1) {
-				text += " " + address(row.KeptFirst+n)
+			for n := range kept.Count {
+				text += " " + address(kept.First+n)
 			}
 		}
 		all[key.Address.Addr().String()] = text
@@ -226,9 +225,9 @@ func dump(t testing.TB, tables *datapath.Tables) map[string]string {
 
 // taken is where a packet has gone.
 type taken struct {
-	backend netip.AddrPort
-	way     string // "direct", "snat", "local"; "refused"
-	lent    uint16 // SNAT: the node's port
+	backend  netip.AddrPort
+	way      string // "direct", "snat", "local"; "refused"
+	snatPort uint16 // SNAT: the node's port
 }
 
 // takes has a packet come in, at XDP or at tc, and says where it goes.
@@ -272,7 +271,7 @@ func (a *agent) answers(t testing.TB, where taken, client netip.AddrPort, protoc
 	p := probe{from: where.backend, to: client, protocol: protocol, flags: syn | ack, seq: backendISN, ack: clientISN + 1}
 	switch where.way {
 	case "snat":
-		p.to = netip.AddrPortFrom(netip.MustParseAddr("192.168.100.1"), where.lent)
+		p.to = netip.AddrPortFrom(netip.MustParseAddr("192.168.100.1"), where.snatPort)
 		a.run(t, atIngress, p.frame(t))
 	case "local":
 		a.run(t, atEgress, p.frame(t))

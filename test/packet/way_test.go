@@ -175,7 +175,7 @@ func TestNextHopIsRemembered(t *testing.T) {
 		w.turns(t, fl.question.frame(t), asked.frame(t), to(asked, "eth0", nodeBMAC))
 		w.turns(t, answer.frame(t), answered.frame(t), to(answered, "eth0", gatewayMAC))
 		far := f.question(udp, toEth1)
-		port := w.lent(t, atIngress, far.frame(t))
+		port := w.snatPort(t, atIngress, far.frame(t))
 		from := on(w.tables().Devices[w.index["eth1"]][0], port)
 		if f.client.Is6() {
 			from = on(w.tables().Devices[w.index["eth1"]][1], port)
@@ -251,9 +251,9 @@ func TestWayExpires(t *testing.T) {
 func (w *world) ageWays(t testing.TB, milliseconds uint32) {
 	t.Helper()
 	const size, since = 64, 32 // struct way
-	for i := range w.maps[datapath.EdgeTCMapWays].MaxEntries() {
+	for i := range w.maps[datapath.EdgeTCMapFibCache].MaxEntries() {
 		var perCPU [][size]byte
-		must(t, w.maps[datapath.EdgeTCMapWays].Lookup(i, &perCPU))
+		must(t, w.maps[datapath.EdgeTCMapFibCache].Lookup(i, &perCPU))
 		used := false
 		for n := range perCPU {
 			at := perCPU[n][since:]
@@ -261,7 +261,7 @@ func (w *world) ageWays(t testing.TB, milliseconds uint32) {
 			binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)-milliseconds)
 		}
 		if used {
-			must(t, w.maps[datapath.EdgeTCMapWays].Put(i, perCPU))
+			must(t, w.maps[datapath.EdgeTCMapFibCache].Put(i, perCPU))
 		}
 	}
 }

@@ -3,7 +3,7 @@
 // Package packet tests the edge's programs packet by packet, in test runs of the kernel
 // (BPF_PROG_TEST_RUN) on a node made of devices, routes and neighbours: against bytes
 // that gopacket makes of the same words, and against a model. The rules are those of
-// docs/semantics.md. -seed and -packets are TestModel's; FuzzEdge is a fuzz target.
+// docs/operate/semantics.md. -seed and -packets are TestModel's; FuzzEdge is a fuzz target.
 package packet
 
 import (
@@ -17,7 +17,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -28,14 +30,14 @@ type world struct {
 	xdp, ingress, egress *ebpf.Program
 	maps                 map[string]*ebpf.Map
 	limits               limits
-	door                 *datapath.Door
+	prefilter            *datapath.Prefilter
 }
 
 // limits are what a world is loaded with. What is 0 is the default.
 type limits struct {
 	ports  [2][2]uint16 // first, count: SNAT's
 	tracks uint32       // entries, of half-open flows and of others
-	// timeouts in ticks, by enum conntrack_timeout.
+	// timeouts in ticks, by enum ct_timeout.
 	timeouts []uint32
 	// sets of `affinity`
 	affinitySets uint32
@@ -63,7 +65,7 @@ func newWorld(t testing.TB, l limits) *world {
 	w.egress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeEgress]
 	w.xdp = p.xdp.Programs[datapath.EdgeXDPProgBeelineEdgeXdp]
 	var err error
-	w.door, err = datapath.MapDoor(w.maps[datapath.EdgeTCMapDoors], func() error { return nil })
+	w.prefilter, err = datapath.MapPrefilter(w.maps[datapath.EdgeTCMapPrefilters], func() error { return nil })
 	must(t, err)
 	w.attachNothing(t)
 	return w
@@ -112,14 +114,14 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 			continue
 		}
 		switch name {
-		case datapath.EdgeTCMapHalfOpen, datapath.EdgeTCMapTracks:
+		case datapath.EdgeTCMapUnreplied, datapath.EdgeTCMapUnrepliedTags, datapath.EdgeTCMapConntrack, datapath.EdgeTCMapConntrackTags:
 			m.MaxEntries = l.sets()
 		case datapath.EdgeTCMapAffinity:
 			m.MaxEntries = l.affinitySets
 		case datapath.EdgeTCMapFragments:
 			m.MaxEntries = recordSize
-		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapAnswers, datapath.EdgeTCMapWorkspaces,
-			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapDoors, datapath.EdgeTCMapTableSecret, "edge_watched", "quotes":
+		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapReplyBuffers, datapath.EdgeTCMapScratch,
+			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapPrefilters, datapath.EdgeTCMapTableSecret, "edge_watched", "quotes":
 		default:
 			if m.Type == ebpf.Hash || m.Type == ebpf.PerCPUHash || m.Type == ebpf.Array || m.Type == ebpf.LPMTrie {
 				m.MaxEntries = tableSize
@@ -129,11 +131,11 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	first, count := [2]uint16{l.ports[0][0], l.ports[1][0]}, [2]uint16{l.ports[0][1], l.ports[1][1]}
 	must(t, spec.Variables[datapath.EdgeTCVarSnatFirst].Set(first))
 	must(t, spec.Variables[datapath.EdgeTCVarSnatCount].Set(count))
-	must(t, spec.Variables[datapath.EdgeTCVarHalfOpenSets].Set(l.sets()))
-	must(t, spec.Variables[datapath.EdgeTCVarTracksSets].Set(l.sets()))
+	must(t, spec.Variables[datapath.EdgeTCVarUnrepliedSets].Set(l.sets()))
+	must(t, spec.Variables[datapath.EdgeTCVarConntrackSets].Set(l.sets()))
 	must(t, spec.Variables[datapath.EdgeTCVarAffinitySets].Set(l.affinitySets))
 	if l.timeouts != nil {
-		must(t, spec.Variables[datapath.EdgeTCVarConntrackTimeouts].Set(l.timeouts))
+		must(t, spec.Variables[datapath.EdgeTCVarCtTimeouts].Set(l.timeouts))
 	}
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
@@ -167,7 +169,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// apply writes tables, in place of those from before, and shuts the door to all else.
+// apply writes tables, in place of those from before, and shuts the prefilter to all else.
 func (w *world) apply(t testing.TB, tables *model.Tables) {
 	t.Helper()
 	for _, name := range []string{datapath.EdgeTCMapFrontends, datapath.EdgeTCMapSourceRanges,
@@ -190,52 +192,47 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		w.put(t, datapath.EdgeTCMapBackends, id, row)
 	}
 	slot, number := uint32(0), uint32(0)
-	decision := func(d model.Decision, maglev bool) (row datapath.Decision) {
-		if row.Count = uint32(len(d.Slots)); row.Count == 0 {
-			row.First = uint32(d.Verdict)
-			return row
-		}
-		if maglev { // the members, each once, and their number
-			members := slices.Clone(d.Slots)
-			tables.SortMembers(members)
-			members = slices.Compact(members)
-			for _, n := range append(members, uint32(len(members))) {
-				w.put(t, datapath.EdgeTCMapSlots, slot, n)
-				slot++
-			}
-		}
-		row.First = slot
-		if !maglev {
-			tables.SortMembers(d.Slots)
-		}
-		for _, id := range d.Slots {
-			w.put(t, datapath.EdgeTCMapSlots, slot, id)
-			slot++
-		}
-		return row
-	}
-	history := func(f model.Frontend) uint32 {
-		var words []uint32
-		for _, s := range f.History {
-			word := s.Stable
-			if s.Contested {
-				word |= uint32(datapath.HistoryContested)
-			}
-			words = append(words, word)
-		}
-		for _, word := range append(words, uint32(len(words)), uint32(f.Before), 0) {
+	write := func(words []uint32) codec.Range {
+		first := slot
+		for _, word := range words {
 			w.put(t, datapath.EdgeTCMapSlots, slot, word)
 			slot++
 		}
-		return slot
+		return codec.Range{First: first, Count: uint32(len(words))}
+	}
+	decision := func(d model.Decision, maglev bool) (row datapath.Decision, members codec.Range) {
+		if len(d.Slots) == 0 {
+			return datapath.Decision{First: uint32(d.Verdict)}, members
+		}
+		if !maglev {
+			tables.SortMembers(d.Slots)
+			members = write(d.Slots)
+			return datapath.Decision(members), members
+		}
+		list := slices.Clone(d.Slots)
+		tables.SortMembers(list)
+		members = write(slices.Compact(list))
+		return datapath.Decision(write(d.Slots)), members
+	}
+	history := func(f model.Frontend) codec.Range {
+		var words []uint32
+		for _, s := range f.History {
+			words = append(words, codec.HistoryWord(s.Stable, s.Contested))
+		}
+		return write(words)
 	}
 	var ends datapath.UntrackedEnds
 	must(t, w.maps[datapath.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
-	ends = datapath.UntrackedEnds{SockUntrackedEnds: datapath.SockUntrackedEnds{Turned: ends.Turned + 1, Accepted: datapath.AcceptTunnels | datapath.AcceptOption}}
+	ends = datapath.UntrackedEnds{SockUntrackedFilter: datapath.SockUntrackedFilter{Epoch: ends.Epoch + 1, Accepted: datapath.AcceptTunnels | datapath.AcceptOption}}
 	for key, f := range tables.Frontends {
 		number++
 		row := datapath.Frontend{Key: frontendKey(key), Service: f.Service, AffinitySeconds: f.AffinitySeconds, SourceSet: f.SourceSet, Dsr: uint8(f.DSR)}
-		row.Decisions[0], row.Decisions[2] = decision(f.Pod, f.Maglev), decision(f.Outside, f.Maglev)
+		lists := datapath.FrontendLists{}
+		row.Decisions[0], lists.Members[0] = decision(f.Pod, f.Maglev)
+		row.Decisions[2], lists.Members[2] = decision(f.Outside, f.Maglev)
+		if f.Maglev || f.History != nil {
+			row.Lists = number
+		}
 		if f.Maglev {
 			row.Flags |= uint16(datapath.FlagMaglev)
 		}
@@ -245,30 +242,29 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 		if f.History != nil {
 			row.Flags |= uint16(datapath.FlagHistory)
-			row.KeptFirst = history(f)
+			lists.History, lists.HistoryDsr = history(f), uint32(f.Before)
 			ends.Add(row.Key)
 		}
 		if f.NodePort {
 			row.Kind = 3 // enum frontend_kind
 		}
+		w.put(t, datapath.EdgeTCMapFrontendListRows, number, lists)
 		w.put(t, datapath.EdgeTCMapFrontendRows, number, row)
 		w.put(t, datapath.EdgeTCMapFrontends, row.Key, number)
 	}
 	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), ends)
 	for set, ranges := range tables.Ranges {
 		for _, p := range ranges {
-			w.put(t, datapath.EdgeTCMapSourceRanges, datapath.SourceRangeKey{Prefixlen: 32 + datapath.PrefixLen(p),
-				SourceSet: set, Address: datapath.AddressFrom(p.Addr())}, uint32(1))
+			w.put(t, datapath.EdgeTCMapSourceRanges, codec.SourceRangeKey(set, p), uint32(1))
 		}
 	}
 	for kind, networks := range map[uint32][]netip.Prefix{1: tables.Services, 2: tables.Pods} {
 		for _, p := range networks {
-			w.put(t, datapath.EdgeTCMapNetworks, datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p),
-				Address: datapath.AddressFrom(p.Addr())}, kind)
+			w.put(t, datapath.EdgeTCMapNetworks, codec.NetworkKey(p), kind)
 		}
 	}
 	for _, p := range tables.Balancers {
-		w.put(t, datapath.EdgeTCMapBalancers, datapath.NetworkKey{Prefixlen: datapath.PrefixLen(p), Address: datapath.AddressFrom(p.Addr())}, datapath.IsBalancer)
+		w.put(t, datapath.EdgeTCMapBalancers, codec.NetworkKey(p), datapath.IsBalancer)
 	}
 	for device, own := range tables.Devices {
 		for _, a := range own {
@@ -284,32 +280,28 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 		w.put(t, datapath.EdgeTCMapEdgeDevices, device, row)
 	}
-	must(t, w.door.SetServiceNetworks(tables.Services))
-	must(t, w.door.SetPodNetworks(tables.Pods, tables.Services))
+	must(t, w.prefilter.SetServiceNetworks(tables.Services))
+	must(t, w.prefilter.SetPodNetworks(tables.Pods, tables.Services))
 	w.shut(t)
 }
 
-// shut has the door let in what asks for frontends, and what has a record. No program runs
+// shut has the prefilter let in what asks for frontends, and what has a record. No program runs
 // meanwhile.
 func (w *world) shut(t testing.TB) {
 	t.Helper()
-	must(t, w.door.Renew(func() error { return fillDoor(w, w.door) }))
+	must(t, w.prefilter.Rebuild(func() error { return fillPrefilter(w, w.prefilter) }))
 }
 
-// fillDoor is what an agent has a door let in.
-func fillDoor(w *world, door *datapath.Door) error {
+// fillPrefilter is what an agent has a prefilter let in.
+func fillPrefilter(w *world, prefilter *datapath.Prefilter) error {
 	var row uint32
 	var frontend datapath.FrontendKey
 	frontends := w.maps[datapath.EdgeTCMapFrontends].Iterate()
 	for frontends.Next(&frontend, &row) {
-		door.Admit(frontend)
+		prefilter.Add(frontend)
 	}
 	err := frontends.Err()
-	flows := datapath.FlowsOf(w.maps)
-	for _, table := range []datapath.FlowTable{flows.HalfOpen, flows.Tracks} {
-		err = errors.Join(err, table.Walk(func(key datapath.Tuple, t *datapath.Track) bool { door.AdmitRecord(key, t); return true }))
-	}
-	return err
+	return errors.Join(err, conntrack.TablesOf(w.maps).Walk(prefilter.AddFlow))
 }
 
 func frontendKey(k model.FrontendKey) datapath.FrontendKey {
@@ -348,7 +340,7 @@ func (w *world) forget(t testing.TB) {
 	}
 	w.emptyAffinity(t)
 	for _, name := range []string{halfOpen, tracks} {
-		must(t, w.flowTable(name).Walk(func(key datapath.Tuple, _ *datapath.Track) bool { return w.lose(t, name, modelTuple(key)) }))
+		must(t, w.flowTable(name).Walk(func(key datapath.Tuple, _ *datapath.ConntrackEntry) bool { return w.lose(t, name, modelTuple(key)) }))
 	}
 	cpus, err := ebpf.PossibleCPU()
 	must(t, err)

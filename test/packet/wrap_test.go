@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// wrapping is a way in which a balancer sends a client's packet to a backend's node (bpf/lib/dsr.h):
+// wrapping is a way in which a balancer sends a client's packet to a backend's node (bpf/encap/wire.h):
 // gopacket makes the bytes.
 type wrapping struct {
 	name string

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/sync"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -171,8 +171,8 @@ func TestAffinityDoesNotPassToAnotherEndpoint(t *testing.T) {
 	c.connect(t)
 	old := w.backendID(t, "b1")
 	apply("b2")
-	w.must(w.agent().WaitFor("done with b1", func(s *observe.Status) bool {
-		return slices.ContainsFunc(s.Tables, func(f sync.Fill) bool { return f.Table == datapath.SockMapBackends && f.Used == 1 })
+	w.must(w.agent().WaitFor("done with b1", func(s *inspect.Status) bool {
+		return slices.ContainsFunc(s.Tables, func(f reconcile.Usage) bool { return f.Table == datapath.SockMapBackends && f.Used == 1 })
 	}))
 	apply("a2 a3")
 	if got := []uint32{w.backendID(t, "a2"), w.backendID(t, "a3")}; !slices.Contains(got, old) {

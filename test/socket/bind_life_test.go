@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/node"
 )
@@ -40,7 +41,9 @@ func TestBindWithoutAnAgent(t *testing.T) {
 	want(allowed)
 	status, err := a.Status()
 	w.must(err)
-	isBind := func(pin string) bool { return strings.Contains(pin, "bind") }
+	isBind := func(pin string) bool {
+		return strings.Contains(path.Base(pin), "bind4") || strings.Contains(path.Base(pin), "bind6")
+	}
 	if hooks := hookNames(status); slices.ContainsFunc(hooks, isBind) || !slices.Contains(hooks, "connect4") {
 		t.Errorf("attached without bind protection: %v", hooks)
 	}
@@ -70,7 +73,7 @@ func TestBindWithoutAnAgent(t *testing.T) {
 	want(allowed)
 }
 
-func hookNames(s *observe.Status) (names []string) {
+func hookNames(s *inspect.Status) (names []string) {
 	for _, a := range s.Attachments {
 		names = append(names, a.Hook)
 	}
@@ -78,14 +81,14 @@ func hookNames(s *observe.Status) (names []string) {
 }
 
 // heldPorts is what status says of ports that programs hold.
-func (w *world) heldPorts() []observe.HeldPort {
+func (w *world) heldPorts() []inspect.PortConflict {
 	w.t.Helper()
 	s, err := w.agent().Status()
 	w.must(err)
-	if s.HeldPortsUnknown != "" {
-		w.t.Errorf("sockets could not be listed: %s", s.HeldPortsUnknown)
+	if s.PortConflictsUnknown != "" {
+		w.t.Errorf("sockets could not be listed: %s", s.PortConflictsUnknown)
 	}
-	return s.HeldPorts
+	return s.PortConflicts
 }
 
 // K5: programs that had the port before a Service came, or although protection
@@ -155,13 +158,13 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w.write("a1", podWithPort(w.Host("a1"), extra.String(), hostPort))
 	w.start()
 	for len(holders) > 0 {
-		var want []observe.HeldPort
+		var want []inspect.PortConflict
 		for _, h := range holders {
-			want = append(want, observe.HeldPort{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: hostileName})
+			want = append(want, inspect.PortConflict{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: hostileName})
 		}
 		wantHeld(t, w.heldPorts(), want)
-		out, err := w.beeline("status", "--socket="+w.agent().Socket())
-		wantExit(t, err, 3)
+		out, err := w.beeline("status", "-v", "--agent-socket="+w.agent().Socket())
+		wantExit(t, err, 4)
 		for _, text := range []string{holders[0].at, holders[0].what.String() + " ", holders[0].owner.String(), `\u001b]0;x\u0007me`, fmt.Sprintf("pid %d", os.Getpid())} {
 			if !strings.Contains(out, text) {
 				t.Errorf("status does not say %q:\n%s", text, out)
@@ -174,14 +177,14 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 		holders = holders[1:]
 	}
 	wantHeld(t, w.heldPorts(), nil)
-	if out, err := w.beeline("status", "--socket="+w.agent().Socket()); err != nil {
+	if out, err := w.beeline("status", "--agent-socket="+w.agent().Socket()); err != nil {
 		t.Errorf("with nobody in the way: %v\n%s", err, out)
 	}
 }
 
-func wantHeld(t *testing.T, got, want []observe.HeldPort) {
+func wantHeld(t *testing.T, got, want []inspect.PortConflict) {
 	t.Helper()
-	text := func(all []observe.HeldPort) string {
+	text := func(all []inspect.PortConflict) string {
 		var lines []string
 		for _, h := range all {
 			lines = append(lines, h.String())

@@ -19,7 +19,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -88,7 +88,7 @@ func TestCLIFormatsAgree(t *testing.T) {
 func (w *world) show(t *testing.T, args []string, fromMaps bool) any {
 	t.Helper()
 	if fromMaps {
-		args = append(args, "--from-maps")
+		args = append(args, "--pins")
 	}
 	out, err := w.agent().CLI(args...)
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && fromMaps && args[0] == "status" && exit.ExitCode() == 3 {
@@ -116,6 +116,9 @@ func withoutAgent(value any) any {
 		for _, key := range []string{"state", "reasons", "problems", "refusals"} {
 			delete(v, key)
 		}
+		if items, list := v["items"]; list {
+			v["items"] = withoutAgent(items)
+		}
 	}
 	return value
 }
@@ -130,7 +133,7 @@ func TestCLITables(t *testing.T) {
 	check := func(command string, texts ...string) {
 		t.Helper()
 		out, err := w.agent().CLI(strings.Fields(command)...)
-		if !w.agent().Running() && command == "status --from-maps" {
+		if !w.agent().Running() && command == "status -v --pins" {
 			wantExit(t, err, 3)
 		} else if err != nil {
 			t.Errorf("%s: %v", command, err)
@@ -141,7 +144,8 @@ func TestCLITables(t *testing.T) {
 			}
 		}
 	}
-	check("status", "All is well.", "connect4", "getpeername6", cgroup, "max-frontends", "bpf_loop", "1 to Services")
+	check("status", "All is well.", "Services:", "1 to Services", cgroup)
+	check("status -v", "All is well.", "connect4", "getpeername6", cgroup, "max-frontends", "bpf_loop", "1 to Services")
 	check("service list", "default/web", "other/sticky", "10.96.0.1:80", "[fd00:96::1]:80", "203.0.113.10:80",
 		"2 backends", "reject", "applied")
 	check("service show web", "ClusterIP 10.96.0.1:80/TCP", "LoadBalancer", "admitted sources: 10.10.0.0/16",
@@ -150,12 +154,12 @@ func TestCLITables(t *testing.T) {
 	check("service show default/sticky", "session affinity: 10m0s")
 	check("backend list", "10.10.1.12:8080", "[fd00:10:2::11]:8080", "default/sticky, default/web")
 	w.must(w.agent().Stop())
-	check("status --from-maps", "no agent is running", "connect4", cgroup, "1 to Services")
-	check("service list --from-maps", "default/web", "2 backends")
-	check("backend list --from-maps", "10.10.1.12:8080")
+	check("status -v --pins", "no agent is running", "connect4", cgroup, "1 to Services")
+	check("service list --pins", "default/web", "2 backends")
+	check("backend list --pins", "10.10.1.12:8080")
 }
 
-// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not all is well; and whoever is
+// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 errors, 4 warnings alone; and whoever is
 // nearly right is told what is.
 func TestCLIExitCodes(t *testing.T) {
 	w := startCLIWorld(t)
@@ -163,7 +167,7 @@ func TestCLIExitCodes(t *testing.T) {
 	if err := os.WriteFile(config, []byte("manifest: /nowhere\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	socket, bpffs := "--socket="+w.agent().Socket(), "--bpffs="+w.agent().BPFFS()
+	socket, pins := "--agent-socket="+w.agent().Socket(), "--pins="+w.agent().BPFFS()
 	for _, c := range []struct {
 		args  []string
 		code  int
@@ -174,9 +178,9 @@ func TestCLIExitCodes(t *testing.T) {
 		{[]string{"--help"}, 0, nil},
 		{[]string{"service", "show", "sticky", socket}, 1, []string{"namespace/name"}},
 		{[]string{"service", "show", "none", socket}, 1, []string{"none", "service list"}},
-		{[]string{"status", "--socket=/nowhere/agent.sock"}, 1, []string{"/nowhere/agent.sock", "--from-maps"}},
-		{[]string{"status", "--from-maps", "--bpffs=/sys/fs/bpf/nowhere"}, 1, []string{"/sys/fs/bpf/nowhere"}},
-		{[]string{"status", "--sockte=/x"}, 2, []string{`"socket"`}},
+		{[]string{"status", "--agent-socket=/nowhere/agent.sock"}, 1, []string{"/nowhere/agent.sock", "--pins"}},
+		{[]string{"status", "--pins=/sys/fs/bpf/nowhere"}, 1, []string{"/sys/fs/bpf/nowhere"}},
+		{[]string{"status", "--agent-sockte=/x"}, 2, []string{`"agent-socket"`}},
 		{[]string{"status", socket, "more"}, 2, []string{"more"}},
 		{[]string{"status", socket, "-o", "xml"}, 2, []string{"table, json or yaml"}},
 		{[]string{"statsu"}, 2, []string{`"status"`}},
@@ -185,7 +189,7 @@ func TestCLIExitCodes(t *testing.T) {
 		{[]string{"service", "show", socket}, 2, nil},
 		{[]string{"agent", "--manifest=/x"}, 2, []string{`"manifests"`}},
 		{[]string{"agent"}, 2, []string{"--manifests"}},
-		{[]string{"agent", "--config=" + config, bpffs}, 2, []string{config, `"manifest"`, `"manifests"`}},
+		{[]string{"agent", "--config=" + config, pins}, 2, []string{config, `"manifest"`, `"manifests"`}},
 		{[]string{"agent", "--config=/nowhere.yaml"}, 2, []string{"/nowhere.yaml"}},
 		{[]string{"agent", "--manifests=/x", "--max-slots=0"}, 2, []string{"--max-slots"}},
 		{[]string{"agent", "--manifests=/x", "--nodeport-addresses=lan"}, 2, []string{"--nodeport-addresses", "lan"}},
@@ -263,7 +267,7 @@ func TestCLIShowsProblems(t *testing.T) {
 	if err != nil || !strings.Contains(out, "belongs to Service default/first") {
 		t.Errorf("service show (%v) does not say who has the external IP:\n%s", err, out)
 	}
-	var status observe.Status
+	var status inspect.Status
 	out, err = w.agent().CLI("status", "-o", "json")
 	if exit := (&exec.ExitError{}); !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		t.Errorf("status of an agent with an object that does not get what it asks for: %v", err)

@@ -122,7 +122,7 @@ func TestTCPConnectionStaysWithABackendThatServes(t *testing.T) {
 }
 
 // R30: without the flag nobody is reset, also not a connection whose backend has
-// been gone for long: the sweep for UDP leaves it alone.
+// been gone for long: the GC pass for UDP leaves it alone.
 func TestTCPConnectionStaysWithoutADrainTime(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()

@@ -12,9 +12,9 @@ import (
 )
 
 // R29: what another program writes into the tables is seen by connect() at once.
-// When the audit has mended it, the sockets end that have a backend which their
+// When the audit has repaired it, the sockets end that have a backend which their
 // Service has not, although no backend of any Service has gone.
-func TestUDPSocketEndsWhenTheAuditMendsTheTables(t *testing.T) {
+func TestUDPSocketEndsWhenTheAuditRepairsTheTables(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.agent().Flags = append(w.agent().Flags, "--audit-interval=50ms")
 		w.start()
@@ -26,7 +26,7 @@ func TestUDPSocketEndsWhenTheAuditMendsTheTables(t *testing.T) {
 				stay = append(stay, w.connectUDP(t, f, host, f.clusterIP(1)), w.connectUDP(t, f, host, f.clusterIP(2)))
 			}
 		}
-		w.quiet() // no sweep is due but that of the audit
+		w.quiet() // no GC pass is due but that of the audit
 		resume := w.pauseAgent()
 		w.mislead(ipv4.clusterIP(1), ipv4.clusterIP(2))
 		w.mislead(ipv6.clusterIP(1), ipv6.clusterIP(2))

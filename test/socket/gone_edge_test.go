@@ -6,15 +6,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/terminate"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -60,7 +59,7 @@ func TestUDPSocketsStayIfTurnedOff(t *testing.T) {
 	if got := s.exchangeConnected(s.to).Pod; got != "b1" {
 		t.Errorf("%s has %s, want b1", s.what, got)
 	}
-	if st := w.sockets(); st.Method != terminate.Off || st.Sweeps != 0 || st.Why == "" {
+	if st := w.sockets(); st.Method != sockgc.Off || st.Passes != 0 || st.Why == "" {
 		t.Errorf("the status says %+v", st)
 	}
 }
@@ -82,9 +81,9 @@ func TestUDPSocketOfADeviceEnds(t *testing.T) {
 	})
 }
 
-// A kernel that does not tell its types cannot load the sweep. The agent serves
+// A kernel that does not tell its types cannot load the GC pass. The agent serves
 // all the same, and the status says what is missing.
-func TestAgentServesWithoutTheSweep(t *testing.T) {
+func TestAgentServesWithoutSocketGC(t *testing.T) {
 	needsPrivateMounts(t)
 	w := newWorld(t, "node-a")
 	script := filepath.Join(t.TempDir(), "beeline")
@@ -101,11 +100,11 @@ func TestAgentServesWithoutTheSweep(t *testing.T) {
 	wantUntouched([]*connectedSocket{s})
 	status, err := w.agent().Status()
 	w.must(err)
-	if st := status.Sockets; st.Method != terminate.Off || st.LastError == "" {
+	if st := status.Sockets; st.Method != sockgc.Off || st.LastError == "" {
 		t.Errorf("the status says %+v", st)
 	}
-	if !slices.ContainsFunc(status.Complaints(), func(c string) bool { return strings.Contains(c, "CONFIG_DEBUG_INFO_BTF") }) {
-		t.Errorf("the status does not say that ports are not protected: %q", status.Complaints())
+	if !status.Conditions.Has(condition.BindNotProtected) {
+		t.Errorf("the status does not say that ports are not protected:\n%s", status.Conditions)
 	}
 	missing := map[string]bool{}
 	for _, f := range status.Features {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/terminate"
+	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/test/node"
 )
 
@@ -21,7 +21,7 @@ import (
 // on node-a that is not started yet.
 func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
-	for _, method := range []terminate.Method{terminate.Iterator, terminate.Netlink} {
+	for _, method := range []sockgc.Method{sockgc.Iterator, sockgc.Netlink} {
 		t.Run(string(method), func(t *testing.T) {
 			needs(t, method)
 			w := newWorld(t, "node-a")
@@ -35,9 +35,9 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 }
 
 // needs skips a test on a kernel that lacks a way of ending sockets.
-func needs(t *testing.T, method terminate.Method) {
+func needs(t *testing.T, method sockgc.Method) {
 	t.Helper()
-	if method == terminate.Iterator && !datapath.HaveSockDestroy() {
+	if method == sockgc.Iterator && !datapath.HaveSockDestroy() {
 		t.Skip("the kernel lacks bpf_sock_destroy (Linux 6.5)")
 	}
 }
@@ -170,7 +170,7 @@ func TestUDPSocketEndsAtTheAgentsStart(t *testing.T) {
 }
 
 // R29: and so is what an agent left that was killed between its change of the
-// tables and the sweep. One that ends no sockets stands for it.
+// tables and the GC pass. One that ends no sockets stands for it.
 func TestUDPSocketEndsThoughTheTablesAreRightAlready(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--terminate-sockets", "off"}
@@ -224,7 +224,7 @@ func TestManyUDPSocketsEnd(t *testing.T) {
 			t.Errorf("the status counts %d sockets, want %d", got, many)
 		}
 		if want := fmt.Sprintf("sockets=%d ", many); !strings.Contains(w.agent().Log.(*node.Log).String(), want) {
-			t.Errorf("they did not end in one sweep: the log has no %q", want)
+			t.Errorf("they did not end in one GC pass: the log has no %q", want)
 		}
 	})
 }
@@ -240,7 +240,7 @@ func TestUDPSocketEndsWhileNamespacesComeAndGo(t *testing.T) {
 		w.sweepsAfter(func() { w.remove("dns") })
 		s.wantEnded()
 		if st := w.sockets(); st.LastError != "" {
-			t.Errorf("the sweep says: %s", st.LastError)
+			t.Errorf("the GC pass says: %s", st.LastError)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/terminate"
+	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -101,27 +101,27 @@ func wantUntouched(all []*connectedSocket) {
 }
 
 // sockets is what the agent says of ended sockets.
-func (w *world) sockets() terminate.Status {
+func (w *world) sockets() sockgc.Status {
 	w.t.Helper()
 	status, err := w.agent().Status()
 	w.must(err)
 	return status.Sockets
 }
 
-// quiet waits until no sweep is due any more.
+// quiet waits until no GC pass is due any more.
 func (w *world) quiet() {
 	w.t.Helper()
-	w.eventually("no sweep is pending", func() bool { return !w.sockets().Pending })
+	w.eventually("no GC pass is pending", func() bool { return !w.sockets().Pending })
 }
 
-// sweepsAfter makes a change that needs a sweep, and waits until all sweeps that
+// sweepsAfter makes a change that needs a GC pass, and waits until all GC passes that
 // follow it are over.
 func (w *world) sweepsAfter(change func()) {
 	w.t.Helper()
 	w.quiet()
-	before := w.sockets().Sweeps
+	before := w.sockets().Passes
 	change()
-	w.eventually("there was a sweep", func() bool { return w.sockets().Sweeps > before })
+	w.eventually("there was a GC pass", func() bool { return w.sockets().Passes > before })
 	w.quiet()
 }
 

@@ -18,9 +18,9 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/sync"
 )
 
 const kills = 25
@@ -135,7 +135,7 @@ func (w *world) idsOf(names ...string) string {
 	w.t.Helper()
 	text := ""
 	for _, name := range names {
-		out, err := w.agent().CLI("service", "show", name, "-o", "json", "--from-maps")
+		out, err := w.agent().CLI("service", "show", name, "-o", "json", "--pins")
 		w.must(err)
 		text += out
 	}
@@ -151,9 +151,9 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	fresh := w.newAgent(old.Host)
 	socket := filepath.Join(run, "fresh.sock")
 	// Its programs see no process: there is none in the fabric's cgroup.
-	fresh.Flags = []string{"--bpffs", filepath.Join(old.Host.BPFFS, "fresh"), "--socket", socket, "--cgroup-root", w.Host("fabric").Cgroup}
+	fresh.Flags = []string{"--pins", filepath.Join(old.Host.BPFFS, "fresh"), "--agent-socket", socket, "--cgroup-root", w.Host("fabric").Cgroup}
 	w.must(fresh.StartOnly())
-	var status observe.Status
+	var status inspect.Status
 	w.eventually("the fresh agent is ready", func() bool {
 		return agent.NewClient(socket).Get(context.Background(), agent.StatusPath, &status) == nil &&
 			status.Sync.Synced && len(status.Attachments) == status.Hooks
@@ -165,7 +165,7 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	if got != want {
 		t.Errorf("the tables hold\n%s\nwant, as of a fresh agent,\n%s", got, want)
 	}
-	used := func(s *observe.Status) map[string]uint32 {
+	used := func(s *inspect.Status) map[string]uint32 {
 		m := map[string]uint32{}
 		for _, f := range s.Tables {
 			if f.Table != "affinity" { // holds clients, and not what manifests say
@@ -174,7 +174,7 @@ func (w *world) wantLikeFresh(t *testing.T) {
 		}
 		return m
 	}
-	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(&status)), func(s *observe.Status) bool {
+	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(&status)), func(s *inspect.Status) bool {
 		return fmt.Sprint(used(s)) == fmt.Sprint(used(&status)) && !s.Sync.LastAudit.IsZero()
 	}))
 	now, err := old.Status()
@@ -186,20 +186,20 @@ func (w *world) wantLikeFresh(t *testing.T) {
 
 // tablesOf is what an agent's tables say, without the ids.
 func tablesOf(socket string) (string, error) {
-	var tables observe.Tables
+	var tables inspect.Tables
 	if err := agent.NewClient(socket).Get(context.Background(), agent.TablesPath, &tables); err != nil {
 		return "", err
 	}
 	tables.Backends = nil
 	for i := range tables.Services {
 		s := &tables.Services[i]
-		if s.State != sync.Applied {
+		if s.State != reconcile.Applied {
 			return "", fmt.Errorf("%s is %s: %v", s.Ref(), s.State, s.Reasons)
 		}
 		for j := range s.Frontends {
 			f := &s.Frontends[j]
 			f.ServiceID = 0
-			for _, d := range []*observe.Decision{&f.Pod, &f.Node, &f.Outside} {
+			for _, d := range []*inspect.Decision{&f.Pod, &f.Node, &f.Outside} {
 				for k := range d.Backends {
 					d.Backends[k].ID = 0
 				}

@@ -2,7 +2,7 @@
 
 // Package socket tests the socket shortcut as processes see it: what connect(2)
 // and getpeername(2) answer in the pods and on the nodes of a lab on which real
-// agents run. The rules are those of docs/semantics.md.
+// agents run. The rules are those of docs/operate/semantics.md.
 package socket
 
 import (

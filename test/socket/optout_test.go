@@ -18,9 +18,10 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
-	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
@@ -105,17 +106,17 @@ func meetNobody(t *testing.T, from *lab.Host, f family, to netip.AddrPort) error
 }
 
 // awaitOptedOut waits for what the status says of the pods that have opted out.
-func (w *world) awaitOptedOut(what string, ok func([]pods.Pod) bool) *observe.Status {
+func (w *world) awaitOptedOut(what string, ok func([]optout.Pod) bool) *inspect.Status {
 	w.t.Helper()
-	var last *observe.Status
-	w.must(w.agent().WaitFor(what, func(s *observe.Status) bool {
+	var last *inspect.Status
+	w.must(w.agent().WaitFor(what, func(s *inspect.Status) bool {
 		last = s
 		return ok(s.OptedOut.Pods)
 	}))
 	return last
 }
 
-type optedOutPod = pods.Pod
+type optedOutPod = optout.Pod
 
 // optedOutTable opens the table that the hooks look up.
 func (w *world) optedOutTable() *ebpf.Map {
@@ -151,8 +152,8 @@ func (w *world) cookieOf(host *lab.Host) uint64 {
 	return cookie
 }
 
-func found(n int) func([]pods.Pod) bool {
-	return func(all []pods.Pod) bool {
+func found(n int) func([]optout.Pod) bool {
+	return func(all []optout.Pod) bool {
 		for _, p := range all {
 			if !p.Found {
 				return false
@@ -219,7 +220,7 @@ func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
 	w.wantShortcut(t, "a1", true)
 	s, err := w.agent().Status()
 	w.must(err)
-	if len(s.Objects) != 1 || s.Objects[0].Owner.String() != "RuntimeClass careful" || !strings.Contains(s.Objects[0].Problems[0], `"maybe"`) {
+	if len(s.Objects) != 1 || s.Objects[0].Owner.String() != "RuntimeClass careful" || !strings.Contains(s.Objects[0].Problems[0].Message, `"maybe"`) {
 		t.Errorf("the status names %+v, want RuntimeClass careful and its value", s.Objects)
 	}
 }
@@ -257,23 +258,23 @@ func TestOptOutOnTheHostNetwork(t *testing.T) {
 	w.apply("a1", pod)
 	w.wantShortcut(t, "node-a", true)
 	out, err := w.agent().CLI("status")
-	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 3 {
-		t.Errorf("status ends with %v, want exit code 3", err)
+	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 4 {
+		t.Errorf("status ends with %v, want exit code 4: a warning", err)
 	}
-	if want := "Pod default/a1: applied: its annotation asks"; !strings.Contains(out, want) {
+	if want := "Pod default/a1: its annotation opts it out"; !strings.Contains(out, want) {
 		t.Errorf("status prints\n%s\nwant %q in it", out, want)
 	}
 }
 
 // What people are told: who has opted out, why, whether it is in force, and what
-// that means. It is nothing to complain about.
+// that means. It is no condition.
 func TestOptOutInStatus(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
 	w.write("namespace", namespaceObject("default", "off"))
 	w.apply("pods", runningPod(w.Host("a1"), ""), runningPod(w.Host("a2"), "off"), runningPod(w.Host("b2"), "off"))
 	s := w.awaitOptedOut("with two pods found", found(2))
-	for i, want := range []pods.Pod{
+	for i, want := range []optout.Pod{
 		{Namespace: "default", Name: "a1", UID: w.Host("a1").PodUID(), Because: "namespace", Found: true},
 		{Namespace: "default", Name: "a2", UID: w.Host("a2").PodUID(), Because: "pod", Found: true},
 	} {
@@ -286,7 +287,7 @@ func TestOptOutInStatus(t *testing.T) {
 			t.Errorf("the status says %+v, want %+v", got, want)
 		}
 	}
-	out, err := w.agent().CLI("status")
+	out, err := w.agent().CLI("status", "-v")
 	w.must(err)
 	for _, want := range []string{"All is well.", "get no Services from Beeline yet", "default/a1  by that of its namespace  in force", "default/a2  by its own annotation"} {
 		if !strings.Contains(out, want) {
@@ -298,12 +299,12 @@ func TestOptOutInStatus(t *testing.T) {
 		p.UID = "no-such-uid"
 		return p
 	}())
-	s = w.awaitOptedOut("that complains of a3", func(all []pods.Pod) bool { return len(all) == 3 && all[2].Late })
-	if got := s.OptedOut.Pods[2]; got.Found || got.Problem != "no cgroup bears its UID" {
+	s = w.awaitOptedOut("that complains of a3", func(all []optout.Pod) bool { return len(all) == 3 && all[2].Late })
+	if got := s.OptedOut.Pods[2]; got.Found || got.Problem != "no cgroup has its UID in its name" {
 		t.Errorf("the status says %+v of a pod without a cgroup", got)
 	}
-	if all := strings.Join(s.Complaints(), "\n"); !strings.Contains(all, "because they are not found: 1") {
-		t.Errorf("the complaints are %q, want one about a3", all)
+	if all := s.Conditions.Wrong(); len(all) != 1 || all[0].Code != condition.PodNotFound.Code || all[0].Object != "Pod default/a3" {
+		t.Errorf("the conditions are\n%s\nwant one about a3", all)
 	}
 	w.wantShortcut(t, "a3", true)
 }

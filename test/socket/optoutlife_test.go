@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -150,7 +150,7 @@ func TestOptOutOutlivesTheAgent(t *testing.T) {
 	w.write("a3", runningPod(w.Host("a3"), "off"))
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	w.must(w.agent().WaitFor("told of the bad manifest", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("told of the bad manifest", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	if got := w.cookies(); len(got) != 2 {
 		t.Errorf("opted out are the namespaces %v, want the two of a1 and a2 as before", got)
 	}
@@ -207,8 +207,8 @@ func (w *world) call(host *lab.Host, stop <-chan struct{}) (n int) {
 	}
 }
 
-// The table is mended if somebody else writes to it.
-func TestOptOutIsMended(t *testing.T) {
+// The table is repaired if somebody else writes to it.
+func TestOptOutIsRepaired(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--audit-interval=50ms"}
 	w.start()

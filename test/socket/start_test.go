@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/observe"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -122,15 +121,15 @@ func TestHostileServiceAtFirstStart(t *testing.T) {
 	w.write("hostile", hostile())
 	w.agent().Flags = []string{"--service-share=25", "--namespace-share=50"} // as with an API server
 	w.start()
-	w.must(w.agent().WaitFor("complaining", func(s *observe.Status) bool { return s.Sync.LeftOut == 1 }))
+	w.must(w.agent().WaitFor("complaining", func(s *inspect.Status) bool { return s.Sync.LeftOut == 1 }))
 	out, err := w.agent().CLI("status")
 	wantExit(t, err, 3)
-	for _, text := range []string{"left out, wholly or in part", "Service tenant/hostile: left out: it needs 66821 entries of table frontends", "--service-share", "--max-frontends"} {
+	for _, text := range []string{"ObjectLeftOut: Service tenant/hostile: left out: it needs 66821 entries of table frontends", "--service-share", "--max-frontends"} {
 		if !strings.Contains(out, text) {
 			t.Errorf("status does not say %q:\n%s", text, out)
 		}
 	}
-	if lines := strings.Count(out, "hostile"); lines > 2 { // with the headline, which names it if it has problems, too
+	if lines := strings.Count(out, "hostile"); lines > 3 { // one for each kind of condition
 		t.Errorf("status names the Service that is left out in %d lines", lines)
 	}
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
@@ -142,9 +141,9 @@ func TestHostileServiceAtFirstStart(t *testing.T) {
 		w.wantMeet(t, clients, f, f.clusterIP(2), "b1")
 	})
 	w.remove("hostile")
-	w.must(w.agent().WaitFor("content", func(s *observe.Status) bool { return s.Sync.LeftOut == 0 }))
+	w.must(w.agent().WaitFor("content", func(s *inspect.Status) bool { return s.Sync.LeftOut == 0 }))
 	w.write("hostile", hostile())
-	w.must(w.agent().WaitFor("complaining again", func(s *observe.Status) bool { return s.Sync.LeftOut == 1 }))
+	w.must(w.agent().WaitFor("complaining again", func(s *inspect.Status) bool { return s.Sync.LeftOut == 1 }))
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 }
@@ -185,8 +184,8 @@ func TestUnknownNodeName(t *testing.T) {
 	w.agent().Flags = []string{"--node-name=nobody"}
 	w.start()
 	status, err := w.agent().Status()
-	if err != nil || !slices.ContainsFunc(status.Complaints(), func(c string) bool { return strings.Contains(c, `"nobody"`) }) {
-		t.Errorf("status (%v) complains of %q", err, status.Complaints())
+	if err != nil || !strings.Contains(status.Conditions.String(), `NodeUnknown: Node nobody: no Node is named "nobody"`) {
+		t.Errorf("status (%v) has the conditions\n%s", err, status.Conditions)
 	}
 }
 
@@ -200,7 +199,7 @@ func TestBadManifestsAtRestart(t *testing.T) {
 	w.write("new", objects(w.web("new", 2, "a2"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	w.must(w.agent().WaitFor("answering that its source is bad", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("answering that its source is bad", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	inEachFamily(t, func(t *testing.T, f family) {
 		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
 		w.wantMeet(t, clients, f, f.clusterIP(2), dropped)
@@ -230,7 +229,7 @@ func TestBadManifestsWhileRunning(t *testing.T) {
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.write("web", objects(w.web("web", 1, "b2"))...)
-	w.must(w.agent().WaitFor("answering that its source is bad", func(s *observe.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("answering that its source is bad", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	_, err := w.agent().CLI("status")
 	wantExit(t, err, 3)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
@@ -245,9 +244,9 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 	before := w.observe()
 	second := w.newAgent(w.Host("node-a"))
-	second.Flags = []string{"--socket", w.Host("node-a").RunDir + "/second.sock"}
+	second.Flags = []string{"--agent-socket", w.Host("node-a").RunDir + "/second.sock"}
 	w.must(second.StartOnly())
-	wantEnd(t, second, 1, fmt.Sprintf("pid %d", w.agent().PID()), "--bpffs")
+	wantEnd(t, second, 1, fmt.Sprintf("pid %d", w.agent().PID()), "--pins")
 	if after := w.observe(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("the first agent shows %+v, want %+v as before", after, before)
 	}
@@ -259,7 +258,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 func TestSocketOfAnotherAgentIsRefused(t *testing.T) {
 	w := startWorld(t, "node-a")
 	other := w.newAgent(w.Host("node-b"))
-	other.Flags = []string{"--socket", w.agent().Socket()}
+	other.Flags = []string{"--agent-socket", w.agent().Socket()}
 	w.must(other.StartOnly())
 	wantEnd(t, other, 1, "another agent answers there")
 	w.wantNothingLeft(t, other)
@@ -348,7 +347,7 @@ func TestCgroupRootIsRemoved(t *testing.T) {
 	w.write("web", objects(w.web("web", 1, "b1"))...)
 	w.start()
 	w.must(os.Remove(root))
-	w.must(w.agent().WaitFor("without its cgroup", func(s *observe.Status) bool {
+	w.must(w.agent().WaitFor("without its cgroup", func(s *inspect.Status) bool {
 		return len(s.Attachments) > 0 && s.Attachments[0].Detached
 	}))
 	out, err := w.agent().CLI("status")

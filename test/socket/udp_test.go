@@ -37,7 +37,7 @@ func TestUDPThroughAClusterIP(t *testing.T) {
 			}
 		}
 	})
-	if c := w.counters(w.agent()); c.FlowFailed+c.RecordFailed+c.DatagramFault+c.ConnectFault > 0 {
+	if c := w.counters(w.agent()); c.FlowFailed+c.RecordFailed+c.DatagramNoBackend+c.ConnectNoBackend > 0 {
 		t.Errorf("the hooks counted %+v", c)
 	}
 }

@@ -124,10 +124,15 @@ func (w *world) remove(name string) {
 // eventually waits for what nothing announces.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; {
+		asked := time.Now()
+		if ok() {
+			return
+		}
 		if time.Now().After(deadline) {
 			w.t.Fatalf("not after %v: %s", patience, what)
 		}
+		time.Sleep(node.PollPause(time.Since(asked)))
 	}
 }
 

@@ -14,15 +14,15 @@ type console struct {
 	mu       sync.Mutex
 	out      io.Writer
 	begun    time.Time
-	printed  time.Time // when the last line was
-	progress func() string
+	printed  time.Time                 // when the last line was
+	progress map[*result]func() string // of the steps that run
 	done     chan struct{}
 }
 
 // newConsole prints the progress of a step after each beat without another line.
 func newConsole(out io.Writer, beat time.Duration) *console {
 	now := time.Now()
-	c := &console{out: out, begun: now, printed: now, done: make(chan struct{})}
+	c := &console{out: out, begun: now, printed: now, progress: map[*result]func() string{}, done: make(chan struct{})}
 	go c.watch(beat)
 	return c
 }
@@ -36,16 +36,22 @@ func (c *console) watch(beat time.Duration) {
 			return
 		case now := <-ticks.C:
 			c.locked(func() {
-				if c.progress != nil && now.Sub(c.printed) >= beat {
-					c.print(fmt.Sprintf("[%s] %s", time.Since(c.begun).Round(time.Second), c.progress()))
+				if now.Sub(c.printed) < beat {
+					return
+				}
+				for _, progress := range c.progress {
+					c.print(fmt.Sprintf("[%s] %s", time.Since(c.begun).Round(time.Second), progress()))
 				}
 			})
 		}
 	}
 }
 
-// begin sets whose progress is printed from now on.
-func (c *console) begin(progress func() string) { c.locked(func() { c.progress = progress }) }
+// begin and end say from when to when a step's progress is printed.
+func (c *console) begin(r *result, progress func() string) {
+	c.locked(func() { c.progress[r] = progress })
+}
+func (c *console) end(r *result) { c.locked(func() { delete(c.progress, r) }) }
 
 func (c *console) stop() { close(c.done) }
 

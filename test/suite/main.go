@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command suite runs the steps of `make test` and of its relatives one after the other, a failed one
-// notwithstanding. It keeps passing tests quiet, shows what failing ones print, says at least every
-// 30 seconds what it is at, and ends with totals, and with what was skipped and why. Its exit status is
-// 1 if anything failed.
+// Command suite runs the steps of `make test` and of its relatives one after the other, or one beside
+// another where it is told to, a failed one notwithstanding. It keeps passing tests quiet, shows what failing ones
+// print, says at least every 30 seconds what it is at, and ends with totals, and with what was skipped and why. Its
+// exit status is 1 if anything failed.
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 )
 
-const usage = `usage: suite [--log FILE] [--beat DURATION] --go NAME=COMMAND | --run NAME=COMMAND | --quiet NAME=COMMAND ...
+const usage = `usage: suite [--log FILE] [--beat DURATION] [--beside] --go NAME=COMMAND | --run NAME=COMMAND | --quiet NAME=COMMAND ...
 
 Steps run in the order given, each by /bin/sh:
   --go     prints what go test -json prints
   --run    prints text, which is shown, lines like those of test/kernels/summary.awk among it
   --quiet  prints text, which is shown if it fails
+After --beside the next step begins together with the one before.
 `
 
 // kind says what a step prints.
@@ -43,10 +46,16 @@ type step struct {
 	command string
 }
 
-// stepFlag appends to a list that flags of all kinds share, so that their order is kept.
+// plan is what the flags ask for: groups of steps, of which those of one group run side by side.
+type plan struct {
+	groups [][]step
+	beside bool // the next step belongs to the group of the last one
+}
+
+// stepFlag appends to a plan that flags of all kinds share, so that their order is kept.
 type stepFlag struct {
 	kind kind
-	list *[]step
+	plan *plan
 }
 
 func (f stepFlag) String() string { return "" }
@@ -57,21 +66,47 @@ func (f stepFlag) Set(value string) error {
 	if !ok || name == "" || command == "" {
 		return fmt.Errorf("%q: write NAME=COMMAND", value)
 	}
-	*f.list = append(*f.list, step{kind: f.kind, name: name, command: command})
+	f.plan.add(step{kind: f.kind, name: name, command: command})
+	return nil
+}
+
+func (p *plan) add(s step) {
+	if p.beside {
+		last := &p.groups[len(p.groups)-1]
+		*last = append(*last, s)
+	} else {
+		p.groups = append(p.groups, []step{s})
+	}
+	p.beside = false
+}
+
+// besideFlag marks the next step of a plan.
+type besideFlag struct{ plan *plan }
+
+func (f besideFlag) String() string { return "" }
+func (f besideFlag) Type() string   { return "bool" }
+
+func (f besideFlag) Set(value string) error {
+	if value != "true" || len(f.plan.groups) == 0 || f.plan.beside {
+		return fmt.Errorf("write it once, without a value, between two steps")
+	}
+	f.plan.beside = true
 	return nil
 }
 
 func main() {
-	var steps []step
+	var p plan
 	flags := pflag.NewFlagSet("suite", pflag.ContinueOnError)
 	flags.Usage = func() { fmt.Fprint(os.Stderr, usage) }
 	for _, kind := range []kind{kindGo, kindRun, kindQuiet} {
-		flags.Var(stepFlag{kind, &steps}, string(kind), "")
+		flags.Var(stepFlag{kind, &p}, string(kind), "")
 	}
+	flags.Var(besideFlag{&p}, "beside", "")
+	flags.Lookup("beside").NoOptDefVal = "true"
 	logPath := flags.String("log", "", "")
 	beat := flags.Duration("beat", 30*time.Second, "")
 	err := flags.Parse(os.Args[1:])
-	if err == nil && (len(steps) == 0 || flags.NArg() > 0) {
+	if err == nil && (len(p.groups) == 0 || p.beside || flags.NArg() > 0) {
 		err = fmt.Errorf("give at least one step and nothing else\n%s", usage)
 	}
 	if err != nil {
@@ -83,7 +118,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		os.Exit(1)
 	}
-	if !run(steps, newConsole(os.Stdout, *beat), log, *logPath) {
+	if !run(p.groups, newConsole(os.Stdout, *beat), log, *logPath) {
 		os.Exit(1)
 	}
 }
@@ -100,18 +135,22 @@ func openLog(path string) (io.Writer, error) {
 }
 
 // run runs all steps, prints the summary and says whether nothing failed. A signal ends the
-// step that runs and leaves out the rest.
-func run(steps []step, c *console, log io.Writer, logPath string) bool {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(signals)
+// steps that run and leaves out the rest.
+func run(groups [][]step, c *console, log io.Writer, logPath string) bool {
+	interrupted, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
 	defer c.stop()
 	var results []*result
-	for _, s := range steps {
-		r := newResult(s)
-		results = append(results, r)
-		if ended := r.run(c, log, signals); !ended {
-			c.say("interrupted: the steps after %s are left out", s.name)
+	for _, group := range groups {
+		var running sync.WaitGroup
+		for _, s := range group {
+			r := newResult(s)
+			results = append(results, r)
+			running.Go(func() { r.run(interrupted, c, log) })
+		}
+		running.Wait()
+		if interrupted.Err() != nil {
+			c.say("interrupted: the steps after %s are left out", group[len(group)-1].name)
 			summarize(c, results, logPath)
 			return false
 		}

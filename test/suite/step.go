@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,15 +39,16 @@ func (r *result) done() int {
 // ok says whether nothing of the step failed.
 func (r *result) ok() bool { return r.err == nil && len(r.failed()) == 0 }
 
-// run runs the command. It returns false if a signal ended it.
-func (r *result) run(c *console, log io.Writer, signals <-chan os.Signal) (ended bool) {
+// run runs the command, until its end or until the suite is interrupted.
+func (r *result) run(interrupted context.Context, c *console, log io.Writer) {
 	begun := time.Now()
-	c.begin(r.progress)
+	c.begin(r, r.progress)
 	defer func() { r.seconds = time.Since(begun).Seconds() }()
 	read, write, err := os.Pipe()
 	if err != nil {
 		r.err = err
-		return true
+		c.end(r)
+		return
 	}
 	defer read.Close()
 	cmd := exec.Command("/bin/sh", "-c", r.command)
@@ -55,37 +57,35 @@ func (r *result) run(c *console, log io.Writer, signals <-chan os.Signal) (ended
 		cmd.Stderr = os.Stderr // what go itself has to say: downloads, and why it cannot begin
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that a signal reaches all of it
-	if err := cmd.Start(); err != nil {
-		write.Close()
-		r.err = err
-		return true
-	}
+	err = cmd.Start()
 	write.Close()
-	over := make(chan struct{})
-	interrupted := make(chan bool, 1)
-	go func() {
-		select {
-		case <-signals:
-			syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
-			interrupted <- true
-		case <-over:
-			interrupted <- false
-		}
-	}()
-	readErr := r.read(io.TeeReader(read, log), c)
+	if err != nil {
+		r.err = err
+		c.end(r)
+		return
+	}
+	watched := context.AfterFunc(interrupted, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) })
+	readErr := r.read(read, c, log)
 	r.err = errors.Join(cmd.Wait(), readErr)
-	close(over)
+	watched()
+	c.end(r)
 	r.finish(c)
-	return !<-interrupted
 }
 
 // read follows what the command prints until its end.
-func (r *result) read(from io.Reader, c *console) error {
+func (r *result) read(from io.Reader, c *console, log io.Writer) error {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadString('\n')
 		if line != "" {
-			c.locked(func() { r.line(strings.TrimSuffix(line, "\n"), c) })
+			var failed error
+			c.locked(func() { // so that the log has whole lines of steps that run side by side
+				_, failed = io.WriteString(log, line)
+				r.line(strings.TrimSuffix(line, "\n"), c)
+			})
+			if failed != nil {
+				return fmt.Errorf("writing the log: %w", failed)
+			}
 		}
 		if errors.Is(err, io.EOF) {
 			return nil

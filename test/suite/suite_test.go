@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,8 +48,18 @@ func TestWell(t *testing.T) {}`,
 	"empty/empty.go": "package empty\n",
 }
 
-// runSteps runs steps beside the sources.
+// runSteps runs steps beside the sources, one after the other.
 func runSteps(t *testing.T, beat time.Duration, steps ...step) (ok bool, said string) {
+	t.Helper()
+	p := &plan{}
+	for _, s := range steps {
+		p.add(s)
+	}
+	return runGroups(t, beat, p.groups)
+}
+
+// runGroups runs groups of steps beside the sources.
+func runGroups(t *testing.T, beat time.Duration, groups [][]step) (ok bool, said string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range sources {
@@ -60,12 +71,14 @@ func runSteps(t *testing.T, beat time.Duration, steps ...step) (ok bool, said st
 			t.Fatal(err)
 		}
 	}
-	for i := range steps {
-		steps[i].command = "cd " + dir + " && " + steps[i].command
+	for _, steps := range groups {
+		for i := range steps {
+			steps[i].command = "cd " + dir + " && " + steps[i].command
+		}
 	}
 	var out, log bytes.Buffer
-	ok = run(steps, newConsole(&out, beat), &log, "")
-	if len(steps) > 0 && log.Len() == 0 {
+	ok = run(groups, newConsole(&out, beat), &log, "")
+	if len(groups) > 0 && log.Len() == 0 {
 		t.Error("the log is empty")
 	}
 	return ok, out.String()
@@ -132,6 +145,27 @@ func TestAllStepsRun(t *testing.T) {
 	ok, said := runSteps(t, time.Hour, step{kindRun, "first", "false"}, step{kindRun, "second", "echo here"})
 	if ok || !strings.Contains(said, "here\n") || !strings.Contains(said, "FAILED:\n  first: exit status 1") {
 		t.Errorf("ok is %v; it said:\n%s", ok, said)
+	}
+}
+
+// Steps of one group run side by side: here each waits for the other. A later group waits for all of them.
+func TestStepsBesideOneAnother(t *testing.T) {
+	meet := func(own, other string) string {
+		return fmt.Sprintf("echo is there >%s; for n in $(seq 100); do if cat %s 2>/dev/null; then exit 0; fi; sleep 0.1; done; echo %s is alone; exit 1", own, other, own)
+	}
+	p := &plan{}
+	steps := stepFlag{kindRun, p}
+	err := errors.Join(steps.Set("one="+meet("a", "b")), besideFlag{p}.Set("true"), steps.Set("two="+meet("b", "a")), steps.Set("three=cat a b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, said := runGroups(t, time.Hour, p.groups); !ok || strings.Count(said, "is there") != 4 {
+		t.Errorf("ok is %v; it said:\n%s", ok, said)
+	}
+	for _, wrong := range []*plan{{}, {groups: p.groups, beside: true}} {
+		if err := (besideFlag{wrong}).Set("true"); err == nil {
+			t.Errorf("--beside is taken after %+v", wrong)
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// answer is the answer to one request.
+// answer is the response to one request.
 type answer struct {
 	*apiServer
 	w       http.ResponseWriter
@@ -39,7 +39,7 @@ type answer struct {
 
 var codecs = serializer.NewCodecFactory(scheme)
 
-// choose takes the format that the client prefers.
+// choose selects the format that the client prefers.
 func (a *answer) choose() {
 	want := runtime.ContentTypeJSON
 	if strings.HasPrefix(a.r.Header.Get("Accept"), runtime.ContentTypeProtobuf) && !a.jsonOnly {
@@ -82,7 +82,7 @@ func (a *answer) selects(o runtime.Object) bool {
 	return a.labels.Matches(labels.Set(m.GetLabels())) && a.fields.Matches(values)
 }
 
-// snapshot is all that is selected, and the version of it.
+// snapshot returns all selected objects and the resource version.
 func (a *answer) snapshot() (all []runtime.Object, version int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -154,7 +154,7 @@ func (a *answer) watch() {
 	}
 }
 
-// since lists what the client has to hear of after a version.
+// since returns the changes after a resource version.
 func (a *answer) since(from int) (events []watch.Event, version int, changed <-chan struct{}, gone bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -204,12 +204,12 @@ func (a *answer) send(what watch.EventType, o runtime.Object) {
 
 func (a *answer) flush() { a.w.(http.Flusher).Flush() }
 
-// forbidden is what a server says to whom its roles give nothing.
+// forbidden is the response to a client without permissions.
 func forbidden(resource string) *apierrors.StatusError {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
 }
 
-// refuse answers with a status.
+// refuse responds with a status.
 func refuse(err *apierrors.StatusError) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -21,14 +21,13 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// item is what goes through a reflector in place of an object of the API: what
-// the rules read, and what the reflector itself does.
+// item passes through a reflector in place of an API object. It holds the fields that the rules and
+// the reflector use.
 type item struct {
-	// ObjectMeta has name, namespace, resource version and, in a bookmark,
-	// annotations.
+	// ObjectMeta has name, namespace, resource version and, in a bookmark, annotations.
 	metav1.ObjectMeta
-	object service.Object // nil: does not count
-	err    error          // what in it could not be taken
+	object service.Object // nil: the object is ignored
+	err    error          // invalid fields of the object
 }
 
 func (i *item) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
@@ -42,7 +41,7 @@ func (k *kind) ref(m *metav1.ObjectMeta) service.Ref {
 	return service.Ref{Kind: k.name, Namespace: m.Namespace, Name: m.Name}
 }
 
-// trim makes an item of an object that arrived.
+// trim returns the item of a received object.
 func (k *kind) trim(o runtime.Object, full bool) (*item, error) {
 	m, err := meta.Accessor(o)
 	if err != nil {
@@ -60,7 +59,7 @@ func (k *kind) trim(o runtime.Object, full bool) (*item, error) {
 	return i, nil
 }
 
-// selected completes the options of a request.
+// selected adds the selectors to the options of a request.
 func (f *follower) selected(o metav1.ListOptions) *metav1.ListOptions {
 	o.LabelSelector = f.kind.labels
 	if !f.noFields.Load() {
@@ -69,13 +68,13 @@ func (f *follower) selected(o metav1.ListOptions) *metav1.ListOptions {
 	return &o
 }
 
-// unknownField says whether a request failed because the server is older than
-// the field selector, and sees to it that the next is without.
+// unknownField reports whether a request failed because an older server does not support the field
+// selector. If so, later requests omit it.
 func (f *follower) unknownField(err error) bool {
 	return errors.IsBadRequest(err) && f.kind.fields != "" && !f.kind.fieldsMatter && f.noFields.CompareAndSwap(false, true)
 }
 
-// List is for the reflector: one page of items.
+// List implements the reflector's ListerWatcher: it returns one page of items.
 func (f *follower) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	list, err := f.list(ctx, o)
 	if f.unknownField(err) {
@@ -112,7 +111,7 @@ func (f *follower) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	return out, err
 }
 
-// Watch is for the reflector: items as they come.
+// Watch implements the reflector's ListerWatcher: it returns items as they arrive.
 func (f *follower) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	w, err := f.watch(ctx, o)
 	if f.unknownField(err) {
@@ -171,8 +170,7 @@ func (t *trimmed) run(f *follower) {
 	}
 }
 
-// arrived converts one event. What cannot be understood ends the watch, and the
-// reflector lists anew.
+// arrived converts one event. An invalid event ends the watch, and the reflector lists again.
 func (f *follower) arrived(ev watch.Event) watch.Event {
 	if ev.Type == watch.Error {
 		f.broken(errors.FromObject(ev.Object))
@@ -184,22 +182,22 @@ func (f *follower) arrived(ev watch.Event) watch.Event {
 		status := errors.NewGenericServerResponse(http.StatusInternalServerError, "watch", f.kind.resource.GroupResource(), "", err.Error(), 0, true).Status()
 		return watch.Event{Type: watch.Error, Object: &status}
 	}
-	f.state.heard(f.kind)
+	f.state.seen(f.kind)
 	return watch.Event{Type: ev.Type, Object: i}
 }
 
-// broken notes why a watch ends, unless that is ordinary: a server forgets old
-// versions, sheds load and is restarted.
+// broken records why a watch ended, unless the reason is normal: a server forgets old versions,
+// sheds load and is restarted.
 func (f *follower) broken(err error) {
 	if errors.IsResourceExpired(err) || errors.IsGone(err) || errors.IsTooManyRequests(err) ||
 		errors.IsTimeout(err) || errors.IsServerTimeout(err) || errors.IsServiceUnavailable(err) {
 		return
 	}
 	f.state.broke(f.kind, source.Problem{Object: string(f.kind.name), Warning: true,
-		Reason: fmt.Sprintf("the watch broke off, and all are listed anew: %v", err)})
+		Reason: fmt.Sprintf("the watch failed, and the objects are listed again: %v", err)})
 }
 
-// store is where a reflector puts its items.
+// store receives a reflector's items.
 type store struct {
 	kind  *kind
 	state *state

@@ -16,9 +16,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// While the server is away nothing is sent. What changed meanwhile is one event
-// per kind afterwards, deletions too, whether the server still knows the changes
-// or only what is left.
+// While the server is unreachable no event is sent. The changes meanwhile are one event per kind
+// afterwards, including deletions, whether the server still has the changes or only the result.
 func TestServerAway(t *testing.T) {
 	for name, forgets := range map[string]bool{"history kept": false, "history forgotten": true} {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +35,7 @@ func TestServerAway(t *testing.T) {
 			}
 			// Some more attempts fail meanwhile.
 			failed := len(s.requests())
-			time.Sleep(5 * quickly.most)
+			time.Sleep(5 * quickly.max)
 			r.wantNothing("while the server is away")
 			if len(s.requests()) != failed {
 				t.Fatal("the server is not away")
@@ -65,7 +64,7 @@ func TestServerAway(t *testing.T) {
 	}
 }
 
-// A server that is there and can do nothing, or a proxy in front of none, is away.
+// A server that returns errors, or a proxy without a server, counts as unreachable.
 func TestServerUnwell(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -82,7 +81,7 @@ func TestServerUnwell(t *testing.T) {
 	}
 }
 
-// A server that is not there at first is waited for.
+// The source waits for a server that is not reachable at first.
 func TestServerComesLater(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -96,7 +95,7 @@ func TestServerComesLater(t *testing.T) {
 	r.want(allOfWorld...)
 }
 
-// R4: no object is sent before all kinds are there, however long one takes.
+// R4: no object is sent before all kinds are complete, however long one takes.
 func TestSlowKind(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -118,14 +117,14 @@ func TestSlowKind(t *testing.T) {
 	r.want(allOfWorld...)
 }
 
-// Run ends at once, in whatever state, and leaves nothing behind.
+// Run ends at once, in whatever state, and leaves no goroutine behind.
 func TestNoLeaks(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
 	before := runtime.NumGoroutine()
 	for i := range 10 {
 		src, _ := newSource(t, s, nil)
-		src.timing = timing{first: time.Hour, most: time.Hour, mostRefused: time.Hour, answer: time.Hour}
+		src.timing = timing{first: time.Hour, max: time.Hour, maxRefused: time.Hour, answer: time.Hour}
 		ctx, cancel := context.WithCancel(context.Background())
 		events, done := make(chan source.Event), make(chan error)
 		if i == 5 {

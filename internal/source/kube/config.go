@@ -20,25 +20,25 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// InCluster says whether the program runs in a pod that was told where the API
-// server is.
+// InCluster reports whether the process runs in a pod with the address of the API server in its
+// environment.
 func InCluster() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && os.Getenv("KUBERNETES_SERVICE_PORT") != ""
 }
 
-// restConfig reads how to reach the server. The error names what to change.
+// restConfig returns the client configuration for the server. Its errors name what to change.
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("the API server cannot be found from inside of the cluster: %w; "+
-				"give the pod a service account with a token, or name a file with --kubeconfig", err)
+			return nil, fmt.Errorf("the in-cluster configuration of the API server is incomplete: %w; "+
+				"give the pod a service account with a token, or give a file with --kubeconfig", err)
 		}
 		return config, nil
 	}
 	content, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {
-		// The error of opening a file names it, those of its content do not always.
+		// The error of opening a file contains its name; errors of its content do not always.
 		if pathError := new(os.PathError); errors.As(err, &pathError) {
 			return nil, fmt.Errorf("--kubeconfig: %w", err)
 		}
@@ -52,11 +52,11 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	case content.CurrentContext == "":
 		return nil, fmt.Errorf("--kubeconfig %s: no current-context; choose one with \"kubectl config use-context\"", kubeconfig)
 	case context == nil:
-		return nil, fmt.Errorf("--kubeconfig %s: the current-context %q is none of its contexts", kubeconfig, content.CurrentContext)
+		return nil, fmt.Errorf("--kubeconfig %s: the current-context %q does not exist in the file", kubeconfig, content.CurrentContext)
 	case content.Clusters[context.Cluster] == nil || content.Clusters[context.Cluster].Server == "":
-		return nil, fmt.Errorf("--kubeconfig %s: no server is given for the cluster %q of context %q", kubeconfig, context.Cluster, content.CurrentContext)
+		return nil, fmt.Errorf("--kubeconfig %s: the cluster %q of context %q has no server", kubeconfig, context.Cluster, content.CurrentContext)
 	case context.AuthInfo != "" && content.AuthInfos[context.AuthInfo] == nil:
-		return nil, fmt.Errorf("--kubeconfig %s: the user %q of context %q is none of its users", kubeconfig, context.AuthInfo, content.CurrentContext)
+		return nil, fmt.Errorf("--kubeconfig %s: the user %q of context %q does not exist in the file", kubeconfig, context.AuthInfo, content.CurrentContext)
 	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*content, content.CurrentContext, nil, nil).ClientConfig()
 	if err != nil {
@@ -65,7 +65,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// scheme knows the kinds that are read, and no others: they cost memory.
+// scheme contains only the kinds that are read, because every kind costs memory.
 var scheme = newScheme()
 
 func newScheme() *runtime.Scheme {
@@ -81,11 +81,10 @@ func newScheme() *runtime.Scheme {
 
 var parameterCodec = runtime.NewParameterCodec(scheme)
 
-// clients returns one for each group that has a kind. They share their
-// connections.
+// clients returns one client for each API group of the kinds. They share their connections.
 func clients(config *rest.Config, kinds []kind) (map[schema.GroupVersion]rest.Interface, error) {
 	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = 20, 40 // lists only; watches are not counted
+	config.QPS, config.Burst = 20, 40 // for lists only; watches do not count
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()

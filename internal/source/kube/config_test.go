@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What is wrong with a kubeconfig is said with the file's name and the way out.
+// Errors in a kubeconfig name the file and what to change.
 func TestBadKubeconfig(t *testing.T) {
 	good, err := os.ReadFile(kubeconfig(t, "https://192.0.2.1:6443"))
 	if err != nil {
@@ -21,11 +21,11 @@ func TestBadKubeconfig(t *testing.T) {
 		{"another kind", "kind: Config", "kind: Service", "not a kubeconfig"},
 		{"empty", string(good), "", "no current-context"},
 		{"no current-context", "current-context: x", "", `choose one with "kubectl config use-context"`},
-		{"unknown current-context", "current-context: x", "current-context: z", `the current-context "z" is none of its contexts`},
-		{"unknown cluster", "cluster: c, user", "cluster: d, user", `no server is given for the cluster "d"`},
-		{"no server", `server: "https://192.0.2.1:6443"`, "", `no server is given for the cluster "c"`},
+		{"unknown current-context", "current-context: x", "current-context: z", `the current-context "z" does not exist in the file`},
+		{"unknown cluster", "cluster: c, user", "cluster: d, user", `the cluster "d" of context "x" has no server`},
+		{"no server", `server: "https://192.0.2.1:6443"`, "", `the cluster "c" of context "x" has no server`},
 		{"server is no URL", "https://192.0.2.1:6443", "https://[:6443", "[:6443"},
-		{"unknown user", "user: u}", "user: v}", `the user "v" of context "x" is none of its users`},
+		{"unknown user", "user: u}", "user: v}", `the user "v" of context "x" does not exist in the file`},
 		{"certificate that is missing", "server:", "certificate-authority: missing.pem, server:", "missing.pem"},
 	} {
 		text := strings.Replace(string(good), test.old, test.new, 1)
@@ -47,7 +47,7 @@ func TestBadKubeconfig(t *testing.T) {
 	}
 }
 
-// Outside of a pod, and in one without a service account, that is said.
+// Outside a pod, and in one without a service account, the error says so.
 func TestInCluster(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if InCluster() {

@@ -20,9 +20,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/wakeup"
 )
 
-// follower follows one kind.
+// follower lists and watches one kind.
 type follower struct {
 	kind   *kind
 	client rest.Interface
@@ -30,9 +31,9 @@ type follower struct {
 	link   *link
 	state  *state
 
-	noFields atomic.Bool // the server does not know the field selector
-	// forbidden is since when every list has been; zero if the last was not. Only
-	// run looks.
+	noFields atomic.Bool // the server does not support the field selector
+	// forbidden is the time since which every list has been forbidden; zero if the last one was
+	// not. Only run uses it.
 	forbidden time.Time
 }
 
@@ -40,10 +41,10 @@ func (s *Source) follower(k *kind) *follower {
 	return &follower{kind: k, client: s.client[k.resource.GroupVersion()], timing: s.timing, link: s.link, state: s.state}
 }
 
-// run lists and watches until ctx ends. The reflector starts a watch that has
-// ended anew by itself; it returns where a list has failed or is needed.
+// run lists and watches until ctx ends. The reflector restarts a watch that ended by itself; it
+// returns if a list failed or is needed.
 func (f *follower) run(ctx context.Context) {
-	// What the reflector would log is in Problems and in the link's messages.
+	// The reflector's log messages are covered by Problems and by the link's messages.
 	quiet := logr.Discard()
 	ctx = klog.NewContext(ctx, quiet)
 	lists := &cache.ListWatch{ListWithContextFunc: f.List, WatchFuncWithContext: f.Watch}
@@ -52,30 +53,31 @@ func (f *follower) run(ctx context.Context) {
 		Name:   f.kind.resource.Resource,
 		Clock:  linkClock{ctx: ctx, link: f.link},
 		Backoff: &wait.Backoff{
-			Duration: f.timing.first, Factor: 2, Jitter: 0.5, Steps: 30, Cap: f.timing.most,
+			Duration: f.timing.first, Factor: 2, Jitter: 0.5, Steps: 30, Cap: f.timing.max,
 		},
 	})
-	delay := f.timing.first
+	backoff := wakeup.Backoff{First: f.timing.first, Most: f.timing.max}
 	for {
 		begin := time.Now()
 		err := reflector.ListAndWatchWithContext(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		most := f.timing.most
+		most := f.timing.max
 		if f.failed(err) {
-			most = f.timing.mostRefused
+			most = f.timing.maxRefused
 		}
-		if time.Since(begin) > f.timing.mostRefused {
-			delay = f.timing.first
+		if time.Since(begin) > f.timing.maxRefused {
+			backoff.Reset()
 		}
+		delay := backoff.Next()
 		f.link.pause(ctx, delay+rand.N(delay/2+1))
-		delay = min(2*delay, most)
+		backoff.Most = most
 	}
 }
 
-// failed notes what is wrong with a list, and says whether it is that the server
-// refuses it. If the server cannot be reached, the link says so.
+// failed records why a list failed, and reports whether the server refused it. If the server cannot
+// be reached, the link reports it.
 func (f *follower) failed(err error) (refused bool) {
 	if !apierrors.IsForbidden(err) {
 		f.forbidden = time.Time{}
@@ -87,7 +89,7 @@ func (f *follower) failed(err error) (refused bool) {
 	if errors.As(err, &status) {
 		code := status.Status().Code
 		refused = code >= 400 && code < 500 && code != http.StatusTooManyRequests
-		// Without what the client says of earlier attempts.
+		// Without the client's text about earlier attempts.
 		err = &apierrors.StatusError{ErrStatus: status.Status()}
 	}
 	switch {
@@ -109,12 +111,12 @@ func (f *follower) failed(err error) (refused bool) {
 func (f *follower) complaint(err error) source.Problem {
 	resource := f.kind.resource.GroupResource().String()
 	p := source.Problem{Object: string(f.kind.name), Warning: f.kind.lost != ""}
-	lost := cmp.Or(f.kind.lost, "the last state stays in force if there is one, and else nothing is served")
+	lost := cmp.Or(f.kind.lost, "the last state, if any, stays in use; otherwise nothing is served")
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return source.Problem{Reason: fmt.Sprintf("the API server does not accept the credentials (%v): renew the token or certificate", err)}
 	case apierrors.IsForbidden(err):
-		p.Reason = fmt.Sprintf("may not be read (%v): %s; grant the verbs list and watch on %s", err, lost, resource)
+		p.Reason = fmt.Sprintf("access is denied (%v): %s; grant the verbs list and watch on %s", err, lost, resource)
 	case apierrors.IsNotFound(err):
 		p.Reason = fmt.Sprintf("the API server does not have %s of %s: %s", resource, f.kind.resource.GroupVersion(), lost)
 	default:

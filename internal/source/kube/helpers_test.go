@@ -23,11 +23,11 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// deadline bounds what a test waits for. It decides nothing.
+// deadline bounds waits of tests. No result depends on it.
 const deadline = time.Minute
 
-// quickly is patience for tests.
-var quickly = timing{first: 10 * time.Millisecond, most: 100 * time.Millisecond, mostRefused: 200 * time.Millisecond, answer: deadline, starting: 50 * time.Millisecond}
+// quickly has short delays for tests.
+var quickly = timing{first: 10 * time.Millisecond, max: 100 * time.Millisecond, maxRefused: 200 * time.Millisecond, answer: deadline, starting: 50 * time.Millisecond}
 
 func svc(name, clusterIP string, labels ...string) *corev1.Service {
 	s := &corev1.Service{
@@ -69,7 +69,7 @@ func pod(name, node string) *corev1.Pod {
 	}
 }
 
-// receiver applies the events of a source as a receiver does.
+// receiver applies the events of a source.
 type receiver struct {
 	t       *testing.T
 	source  *Source
@@ -113,7 +113,7 @@ current-context: x
 	return path
 }
 
-// newSource makes a source of a server without running it.
+// newSource creates a source of a server without running it.
 func newSource(t testing.TB, s *apiServer, change func(*Options)) (*Source, *safeBuffer) {
 	t.Helper()
 	log := &safeBuffer{}
@@ -136,7 +136,7 @@ func receive(t *testing.T, s *apiServer, change func(*Options)) *receiver {
 	return run(t, src, log)
 }
 
-// receiveWith is receive of a source that is changed before it runs.
+// receiveWith is receive with a source that is changed before it runs.
 func receiveWith(t *testing.T, s *apiServer, change func(*Source)) *receiver {
 	t.Helper()
 	src, log := newSource(t, s, nil)
@@ -158,7 +158,7 @@ func run(t *testing.T, src *Source, log *safeBuffer) *receiver {
 	return r
 }
 
-// next takes one event, and checks what holds of every event.
+// next receives one event, and checks invariants of all events.
 func (r *receiver) next() source.Event {
 	r.t.Helper()
 	select {
@@ -184,8 +184,8 @@ func (r *receiver) next() source.Event {
 	return r.last
 }
 
-// want takes one event, which has to bring these changes: +Kind/name that comes
-// or changes, -Kind/name that goes.
+// want receives one event with these changes: +Kind/name for an added or changed object, -Kind/name
+// for a removed one.
 func (r *receiver) want(changes ...string) {
 	r.t.Helper()
 	ev := r.next()
@@ -212,13 +212,13 @@ func (r *receiver) wantNothing(when string) {
 	}
 }
 
-// untilWhole takes events until all of world is there, without a problem.
+// untilWhole receives events until all of world is there, without a problem.
 func (r *receiver) untilWhole() {
 	r.t.Helper()
 	r.until("all of it", func() bool { return len(r.objects) == len(allOfWorld) && len(r.last.Problems) == 0 })
 }
 
-// until takes events until ok holds.
+// until receives events until ok holds.
 func (r *receiver) until(what string, ok func() bool) {
 	r.t.Helper()
 	end := time.Now().Add(deadline)
@@ -230,7 +230,7 @@ func (r *receiver) until(what string, ok func() bool) {
 	}
 }
 
-// wait waits without taking events.
+// wait waits without receiving events.
 func (r *receiver) wait(what string, ok func() bool) {
 	r.t.Helper()
 	for end := time.Now().Add(deadline); !ok(); time.Sleep(time.Millisecond) {

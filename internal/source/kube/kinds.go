@@ -16,19 +16,19 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// kind is how the objects of one kind are followed.
+// kind says how to follow the objects of one kind.
 type kind struct {
 	name     service.Kind
 	resource schema.GroupVersionResource
-	// labels and fields select on the server. An object that is changed so that
-	// they do not select it any more arrives as a deletion.
+	// labels and fields select on the server. An object that a change excludes arrives as a
+	// deletion.
 	labels, fields string
-	// fieldsMatter: without the field selector too much would arrive. Else a
-	// server that does not know it is asked without.
+	// fieldsMatter means that without the field selector too many objects would arrive. For other
+	// kinds the selector is omitted if the server does not support it.
 	fieldsMatter bool
-	// convert returns nil for an object that does not count.
+	// convert returns nil for an object that is ignored.
 	convert func(runtime.Object) (service.Object, error)
-	// lost says what is missing without this kind; empty if nothing works.
+	// lost says what does not work without this kind; empty if nothing works.
 	lost string
 }
 
@@ -39,16 +39,16 @@ const (
 	optOutsLost = "annotations " + service.AnnotationSocketShortcut + " there have no effect"
 )
 
-// kindsFor lists the kinds with what a node reads of them.
+// kindsFor returns the kinds, with selectors for what a node needs.
 func kindsFor(node, proxyName string) []kind {
 	services := noProxyName
 	if proxyName != "" {
-		// "No label or this value" is more than a selector can say.
+		// A selector cannot express "no label or this value".
 		services = ""
 	}
 	return []kind{{
 		name: service.KindService, resource: corev1.SchemeGroupVersion.WithResource("services"),
-		// kube-proxy 1.36 asks for the same; Kubernetes knows the field from 1.31 on.
+		// kube-proxy 1.36 uses the same selector; Kubernetes supports the field since 1.31.
 		labels: services, fields: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
 		convert: wanted(service.ConvertService, func(s *service.Service) bool { return countsFor(s, proxyName) }),
 	}, {
@@ -65,7 +65,7 @@ func kindsFor(node, proxyName string) []kind {
 	}, {
 		name: service.KindServiceCIDR, resource: networkingv1.SchemeGroupVersion.WithResource("servicecidrs"),
 		convert: wanted(service.ConvertServiceCIDR, nil),
-		lost:    "what connects to an unused address of the Service ranges is not refused",
+		lost:    "connections to unused addresses of the Service ranges are not dropped",
 	}, {
 		name: service.KindNamespace, resource: corev1.SchemeGroupVersion.WithResource("namespaces"),
 		convert: wanted(service.ConvertNamespace, nil), lost: optOutsLost,
@@ -75,15 +75,14 @@ func kindsFor(node, proxyName string) []kind {
 	}}
 }
 
-// countsFor leaves out what the selectors would, where the server was not asked
-// to (R1, R3).
+// countsFor applies the selectors' conditions, for servers that were not asked to (R1, R3).
 func countsFor(s *service.Service, proxyName string) bool {
 	return (!s.HasProxyName || proxyName != "" && s.ProxyName == proxyName) &&
 		s.ClusterIPs[0] != corev1.ClusterIPNone
 }
 
-// wanted makes of a typed converter one that takes any object, and returns
-// nothing for those that ok does not admit.
+// wanted turns a typed converter into one for any object, which returns nil for objects that ok
+// rejects.
 func wanted[In runtime.Object, Out service.Object](convert func(In) (Out, error), ok func(Out) bool) func(runtime.Object) (service.Object, error) {
 	return func(o runtime.Object) (service.Object, error) {
 		in, is := o.(In)

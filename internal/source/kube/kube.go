@@ -2,12 +2,10 @@
 
 // Package kube is the source that follows the Kubernetes API server.
 //
-// Each of seven kinds is listed and watched by a reflector of client-go, with
-// selectors, so that the server sends what counts and no more (kinds.go). An
-// object is converted where it arrives and the rest of it dropped (arrive.go);
-// what is kept is shared with the receiver (state.go). While the server is away
-// the last state stays in force (link.go), and what it holds afterwards is
-// compared with it.
+// A client-go reflector lists and watches each of seven kinds, with selectors, so that the server
+// sends only what is needed (kinds.go). Objects are converted on arrival, and the rest of them is
+// discarded (arrive.go); the kept part is shared with the receiver (state.go). While the server is
+// unreachable the last state stays in use (link.go); afterwards the new state is compared with it.
 package kube
 
 import (
@@ -25,18 +23,17 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// Options say which server to follow, and for which node.
+// Options select the server and the node.
 type Options struct {
-	// Kubeconfig is a file; empty for the service account of the pod that the
-	// program runs in.
+	// Kubeconfig is a file; empty for the service account of the process's pod.
 	Kubeconfig string
-	// Version goes into the user agent.
+	// Version is part of the user agent.
 	Version string
-	// NodeName selects the Pods: those of this node only.
+	// NodeName selects Pods: only those of this node are read.
 	NodeName string
-	// ServiceProxyName admits Services of that name beside those without (R1).
+	// ServiceProxyName also admits Services with that proxy name (R1).
 	ServiceProxyName string
-	// Dial makes the connections; nil for the usual way.
+	// Dial makes the connections; nil for the default.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	Log  *slog.Logger
 }
@@ -57,26 +54,25 @@ var (
 	_ source.Remote = (*Source)(nil)
 )
 
-// timing says how patient the source is.
+// timing holds delays and timeouts.
 type timing struct {
-	// first is the wait before a second attempt, twice as long the next time, up
-	// to most, or to mostRefused where the server answers and refuses. All are
-	// lengthened by up to a half, so that nodes do not come at once.
-	first, most, mostRefused time.Duration
-	// answer is how long a list may take, or the beginning of a watch.
+	// first is the delay before the first retry. It doubles with each further one, up to max, or to
+	// maxRefused if the server refuses the request. All delays are increased at random by up to a
+	// half, so that nodes do not retry at the same time.
+	first, max, maxRefused time.Duration
+	// answer is the timeout of a list, and of the start of a watch.
 	answer time.Duration
-	// starting is how long "forbidden" means nothing: an API server that starts
-	// says so until it has read its roles.
+	// starting is how long "forbidden" is ignored: a starting API server returns it until it has
+	// loaded its roles.
 	starting time.Duration
 }
 
 var defaultTiming = timing{
-	first: 500 * time.Millisecond, most: 10 * time.Second, mostRefused: 2 * time.Minute,
+	first: 500 * time.Millisecond, max: 10 * time.Second, maxRefused: 2 * time.Minute,
 	answer: time.Minute, starting: 3 * time.Second,
 }
 
-// New returns a source. Nothing is asked of the server yet; the error is about
-// the configuration.
+// New returns a source. It sends no requests; errors are about the configuration.
 func New(o Options) (*Source, error) {
 	config, err := restConfig(o.Kubeconfig)
 	if err != nil {
@@ -102,16 +98,16 @@ func New(o Options) (*Source, error) {
 // Server is the URL of the API server.
 func (s *Source) Server() string { return s.server }
 
-// Remote says how the connection to the server is.
+// Remote returns the state of the connection to the server.
 func (s *Source) Remote() source.Connection {
 	c := s.link.connection()
-	c.LastHeard, c.WaitingFor = s.state.progress()
+	c.LastSeen, c.WaitingFor = s.state.progress()
 	return c
 }
 
-// Run sends all objects once each kind is complete, and then their changes as
-// they come: what happens while the receiver is busy is one event. Before that it
-// sends events with Problems only. It is called once.
+// Run sends all objects once each kind is complete, and then their changes as they arrive. Changes
+// that arrive while the receiver is busy become one event. Before that it sends events with
+// Problems only. Call it once.
 func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -125,7 +121,7 @@ func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.state.news:
+		case <-s.state.dirty:
 		}
 		ev, ok := s.state.next()
 		if !ok {

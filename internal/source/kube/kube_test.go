@@ -51,7 +51,7 @@ func TestFollow(t *testing.T) {
 		s.remove(o)
 		r.want("-" + strings.ReplaceAll(fmt.Sprintf("%T", o)[strings.LastIndex(fmt.Sprintf("%T", o), ".")+1:]+key(o), "default/", "/"))
 	}
-	if c := r.source.Remote(); !c.Connected || c.LastHeard.IsZero() || len(c.WaitingFor) > 0 {
+	if c := r.source.Remote(); !c.Connected || c.LastSeen.IsZero() || len(c.WaitingFor) > 0 {
 		t.Errorf("connection: %+v", c)
 	}
 	for _, q := range s.requests() {
@@ -64,7 +64,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// What the rules do not read makes no event: a Node's signs of life are many.
+// Changes of fields that the rules do not use cause no event: a Node's heartbeats are frequent.
 func TestHeartbeat(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -80,7 +80,7 @@ func TestHeartbeat(t *testing.T) {
 	r.want("+Node/node-b")
 }
 
-// R1: a Service with the label of another proxy goes, and comes back without.
+// R1: a Service that gets the label of another proxy is removed, and is added again without it.
 func TestServiceProxyName(t *testing.T) {
 	s := startServer(t)
 	const label = service.LabelServiceProxyName
@@ -104,7 +104,7 @@ func TestServiceProxyName(t *testing.T) {
 	r.want("-Service/c")
 }
 
-// R2, R3: neither headless Services nor slices that are labelled so arrive.
+// R2, R3: headless Services and slices with the headless label do not arrive.
 func TestHeadless(t *testing.T) {
 	for name, old := range map[string]bool{"new server": false, "server without the field selector": true} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestPodsOfThisNode(t *testing.T) {
 	r.want("-Pod/here")
 }
 
-// A server that streams no lists, pages them, and knows JSON only.
+// A server without streaming lists, with paging, and JSON only.
 func TestOldServer(t *testing.T) {
 	s := startServer(t)
 	s.noWatchList, s.pages, s.jsonOnly = true, true, true
@@ -162,15 +162,14 @@ func TestOldServer(t *testing.T) {
 	r.want("-Service/s7")
 }
 
-// What happens while the receiver is busy is one event, and what is at its end
-// as it was at its beginning is not in it.
+// Changes while the receiver is busy are one event, without objects that are the same as before.
 func TestBusyReceiver(t *testing.T) {
 	s := startServer(t)
 	s.apply(svc("same", "10.96.0.1"), svc("gone", "10.96.0.2"))
 	r := receive(t, s, nil)
 	r.want("+Service/gone", "+Service/same")
 	s.apply(svc("first", "10.96.0.3"))
-	// Its event waits for the receiver from now on.
+	// From now on its event waits for the receiver.
 	r.wait("an event waits", func() bool { return r.pending() == 0 && r.known("first") })
 	for i := range 500 {
 		s.apply(svc("many", fmt.Sprintf("10.96.1.%d", i%250+1)))
@@ -183,21 +182,21 @@ func TestBusyReceiver(t *testing.T) {
 	r.want("-Service/gone", "+Service/many")
 }
 
-// pending is how many objects wait for an event.
+// pending returns how many objects wait for an event.
 func (r *receiver) pending() int {
 	r.source.state.mu.Lock()
 	defer r.source.state.mu.Unlock()
 	return len(r.source.state.before)
 }
 
-// known says whether a Service of default has arrived at the source.
+// known reports whether a Service of namespace default has arrived at the source.
 func (r *receiver) known(name string) bool {
 	r.source.state.mu.Lock()
 	defer r.source.state.mu.Unlock()
 	return r.source.state.kinds[service.KindService].objects[service.Ref{Kind: service.KindService, Namespace: "default", Name: name}] != nil
 }
 
-// What is wrong in an object is said with its name, and the rest counts.
+// An error in an object is reported with its name, and the rest of the object is used.
 func TestBadObject(t *testing.T) {
 	s := startServer(t)
 	bad := svc("bad", "10.96.0.9")

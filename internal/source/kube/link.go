@@ -16,54 +16,54 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// link knows whether the server answers: the last request to be answered or to
-// fail says so, of whatever kind it was. A failure of one that began before another
-// that has been answered is old: the server may have come back meanwhile.
+// link tracks whether the server answers. The last request of any kind that was answered or failed
+// decides. A failure is ignored if a later request has been answered, because the server may have
+// recovered since.
 type link struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	known bool // some request has ended
+	known bool // a request has completed
 	up    bool
 	since time.Time
 	err   string
-	// Requests have numbers in the order in which they begin: begun is the last one, and
-	// lastAnswered the last of those that have been answered.
+	// Requests are numbered in the order in which they start: begun is the last one, and
+	// lastAnswered the last one that was answered.
 	begun, lastAnswered uint64
 	// back is closed when the server answers again.
 	back chan struct{}
-	// flaps counts how often in a row the server has failed soon after it had answered.
+	// flaps counts how many times in a row the server failed soon after it had answered.
 	flaps int
 }
 
-// A server that fails within shortUp of having answered has not come back. After mostFlaps of
-// these, nobody is woken by an answer, and the log says no more, until it has answered for
-// longer than that.
+// A server that fails within shortUp after an answer has not recovered. After maxFlaps such
+// failures, answers no longer wake waiting requests, and state changes are not logged, until the
+// server has answered for longer than that.
 const (
-	shortUp   = 2 * time.Second
-	mostFlaps = 3
+	shortUp  = 2 * time.Second
+	maxFlaps = 3
 )
 
-func (l *link) flapping() bool { return l.flaps >= mostFlaps }
+func (l *link) flapping() bool { return l.flaps >= maxFlaps }
 
 func newLink(log *slog.Logger) *link {
 	return &link{log: log, since: time.Now(), back: make(chan struct{})}
 }
 
-// roundTripper is a function as an http.RoundTripper.
+// roundTripper adapts a function to http.RoundTripper.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// observe wraps a transport so that the link hears of each request. A server that
-// is there and cannot do anything, or a proxy in front of none, answers 5xx.
+// observe wraps a transport, so that the link sees the result of each request. A status 5xx comes
+// from a server that cannot work, or from a proxy without a server.
 func (l *link) observe(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		number := l.begin()
 		response, err := next.RoundTrip(r)
 		switch {
 		case err == nil && isRedirect(response.StatusCode):
-			// What it redirects to is asked next, and tells.
+			// A redirect is followed by another request, which decides.
 		case err == nil && response.StatusCode < http.StatusInternalServerError:
 			l.answered(number)
 		case err == nil:
@@ -113,7 +113,7 @@ func (l *link) failed(number uint64, err string) {
 		return
 	}
 	if l.err == "" && !l.flapping() {
-		l.log.Warn("the API server does not answer; the last state stays in force until it does", "error", err)
+		l.log.Warn("the API server does not answer; the last state stays in use until it does", "error", err)
 	}
 	if l.up {
 		l.noteFlap(err)
@@ -122,19 +122,18 @@ func (l *link) failed(number uint64, err string) {
 	l.known, l.up, l.err = true, false, err
 }
 
-// noteFlap notes that a server fails which answered before. The caller holds the lock.
+// noteFlap records that a server failed that answered before. The caller holds the lock.
 func (l *link) noteFlap(err string) {
 	if time.Since(l.since) > shortUp {
 		l.flaps = 0
 		return
 	}
-	if l.flaps++; l.flaps == mostFlaps {
-		l.log.Warn("the API server answers some requests and fails others; it is asked less often, and this is not said again until it has answered for longer", "error", err)
+	if l.flaps++; l.flaps == maxFlaps {
+		l.log.Warn("the API server answers some requests and fails others; requests are sent less often, and this message is not repeated until the server has answered for longer", "error", err)
 	}
 }
 
-// unreached notes that a request has failed of which no answer or failure has told, such as
-// one that was redirected too often.
+// unreached records a failed request that observe did not see, such as one with too many redirects.
 func (l *link) unreached(err error) {
 	l.mu.Lock()
 	told := l.up || l.err != ""
@@ -150,8 +149,8 @@ func (l *link) connection() source.Connection {
 	return source.Connection{Connected: l.up, Since: l.since, Error: l.err}
 }
 
-// pause waits before another attempt, but no longer than until the server
-// answers somebody, if it does not now.
+// pause waits before a retry. If the server is not answering, it ends early when the server answers
+// any request.
 func (l *link) pause(ctx context.Context, d time.Duration) {
 	l.mu.Lock()
 	back := l.back
@@ -168,7 +167,7 @@ func (l *link) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// linkClock is for a reflector: its waits are pauses.
+// linkClock is the clock of a reflector: its waits are pauses.
 type linkClock struct {
 	clock.RealClock
 	ctx  context.Context

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Requests of seven kinds are under way at once. One that fails says that the server is away,
-// unless a later one has been answered by then: it is the one before that met nobody.
+// Requests of seven kinds run concurrently. A failed one means that the server is unreachable,
+// unless a later one has been answered: then the failure is outdated.
 func TestFailureThatIsOld(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps     string // b: a request begins; digits: that one is answered; letters: it fails, A the first

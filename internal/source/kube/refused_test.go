@@ -17,8 +17,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Without what is required the source says which permission is missing, and
-// begins when it is given.
+// Without a required kind the source names the missing permission, and starts when it is granted.
 func TestForbidden(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -40,7 +39,7 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// What the rest works without is warned of once, and taken when it is there.
+// An optional kind causes one warning, and is used when it becomes available.
 func TestOptionalKinds(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -58,15 +57,15 @@ func TestOptionalKinds(t *testing.T) {
 	if len(r.objects) != 4 || r.last.Problems.Errors() > 0 {
 		t.Fatalf("%d objects, problems %v", len(r.objects), r.last.Problems)
 	}
-	r.problem("warning: ServiceCIDR: ", "does not have servicecidrs.networking.k8s.io", "not refused")
+	r.problem("warning: ServiceCIDR: ", "does not have servicecidrs.networking.k8s.io", "not dropped")
 	r.problem("warning: Namespace: ", "grant the verbs list and watch on namespaces", service.AnnotationSocketShortcut)
 	r.problem("warning: RuntimeClass: ")
 	s.fail(nil)
 	r.untilWhole()
 }
 
-// A server that starts forbids everything until it has read its roles. That is
-// no reason to go on without anything.
+// A starting server forbids everything until it has loaded its roles. The source must not continue
+// without the optional kinds then.
 func TestStartingServer(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -80,7 +79,7 @@ func TestStartingServer(t *testing.T) {
 	}
 }
 
-// Credentials that are not accepted are one problem, not seven.
+// Rejected credentials are one problem, not seven.
 func TestUnauthorized(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -95,7 +94,7 @@ func TestUnauthorized(t *testing.T) {
 	r.until("synced", func() bool { return r.last.Synced && len(r.last.Problems) == 0 })
 }
 
-// A list that cannot be understood is a problem, and is tried again.
+// A list that cannot be decoded is a problem, and is retried.
 func TestGarbageList(t *testing.T) {
 	s := startServer(t)
 	s.noWatchList = true
@@ -115,11 +114,11 @@ func TestGarbageList(t *testing.T) {
 	r.untilWhole()
 }
 
-// A server that refuses is asked ever more seldom.
+// Requests to a server that refuses become less and less frequent.
 func TestBackoff(t *testing.T) {
 	s := startServer(t)
 	s.fail(func(q request) http.HandlerFunc { return refuse(forbidden(q.resource)) })
-	r := receiveWith(t, s, func(s *Source) { s.timing.first, s.timing.mostRefused = 50*time.Millisecond, time.Hour })
+	r := receiveWith(t, s, func(s *Source) { s.timing.first, s.timing.maxRefused = 50*time.Millisecond, time.Hour })
 	end := time.After(3 * time.Second)
 	for done := false; !done; {
 		select {
@@ -134,8 +133,9 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestBackoffWhereSomeAnswer: a server that redirects to a dead address, for ever to itself, or
-// that fails every second request is asked ever more seldom, and the log says so a few times.
+// TestBackoffWhereSomeAnswer: requests to a server that redirects to a dead address or to itself,
+// or that fails every second request, become less and less frequent, and the log has only a few
+// messages.
 func TestBackoffWhereSomeAnswer(t *testing.T) {
 	var asked atomic.Int32
 	for name, answer := range map[string]http.HandlerFunc{
@@ -157,7 +157,7 @@ func TestBackoffWhereSomeAnswer(t *testing.T) {
 			s := startServer(t)
 			s.fail(func(request) http.HandlerFunc { return answer })
 			r := receiveWith(t, s, func(s *Source) {
-				s.timing.first, s.timing.most, s.timing.mostRefused = 50*time.Millisecond, time.Hour, time.Hour
+				s.timing.first, s.timing.max, s.timing.maxRefused = 50*time.Millisecond, time.Hour, time.Hour
 			})
 			r.wait("the source knows", func() bool { return r.source.Remote().Error != "" })
 			time.Sleep(3 * time.Second)
@@ -167,7 +167,7 @@ func TestBackoffWhereSomeAnswer(t *testing.T) {
 			if n := len(s.requests()); n > 2*7*2*7*10 || name != "redirects to itself" && n > 2*7*2*7 {
 				t.Errorf("%d requests", n)
 			}
-			if n := strings.Count(r.log.String(), "\n"); n == 0 || n > 2*mostFlaps+2 { // two for each, the first failure, and that it flaps
+			if n := strings.Count(r.log.String(), "\n"); n == 0 || n > 2*maxFlaps+2 { // two for each, the first failure, and that it flaps
 				t.Errorf("%d lines of log:\n%s", n, r.log.String())
 			}
 		})

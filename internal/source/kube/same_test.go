@@ -23,8 +23,8 @@ import (
 	"beeline.io/beeline/internal/source/manifest"
 )
 
-// The same objects mean the same, whether they come from files or from an API
-// server, in protobuf or in JSON.
+// Equal objects have equal results, whether they come from files or from an API server, in protobuf
+// or in JSON.
 func TestSameAsManifests(t *testing.T) {
 	objects := append(world(), fullService(), fullSlice(), fullPod())
 	dir := t.TempDir()
@@ -60,7 +60,7 @@ func TestSameAsManifests(t *testing.T) {
 	}
 }
 
-// first is what a source sends first.
+// first returns the first event of a source.
 func first(t *testing.T, s source.Source) []service.Change {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

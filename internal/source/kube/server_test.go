@@ -20,19 +20,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// apiServer speaks as much of the API as a list and a watch need, over real
-// connections, and can be told to fail.
+// apiServer implements as much of the API as a list and a watch need, over real connections, and
+// can be made to fail.
 type apiServer struct {
 	t       testing.TB
 	address string
 	http    *http.Server
 
-	// What it can do; set before it is asked.
+	// Capabilities; set before the first request.
 	noWatchList, pages, jsonOnly, noServiceFields bool
 
 	mu sync.Mutex
-	// version is the resource version of the last change; those up to forgotten
-	// are not in the history any more.
+	// version is the resource version of the last change; the history starts after forgotten.
 	version, forgotten int
 	objects            map[string]map[string]runtime.Object // by resource, and namespace/name
 	history            []change
@@ -47,7 +46,7 @@ type change struct {
 	old, now runtime.Object
 }
 
-// request is one that the server has been asked.
+// request is one that the server has received.
 type request struct {
 	resource string
 	watch    bool
@@ -76,14 +75,14 @@ func (s *apiServer) start() {
 // stop breaks all connections.
 func (s *apiServer) stop() { s.http.Close() }
 
-// fail makes requests fail for which f returns something.
+// fail makes requests fail for which f returns a handler.
 func (s *apiServer) fail(f func(request) http.HandlerFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = f
 }
 
-// requests lists what was asked so far.
+// requests returns the requests so far.
 func (s *apiServer) requests() []request {
 	s.mu.Lock()
 	defer s.mu.Unlock()

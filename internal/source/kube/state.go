@@ -12,38 +12,39 @@ import (
 
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/wakeup"
 )
 
-// state is what the server holds, as far as it counts, and what of it the
-// receiver has not been told yet.
+// state holds the server's objects, as far as they matter, and which changes the receiver has not
+// received yet.
 type state struct {
-	news chan struct{} // holds one: next has something to say
+	dirty wakeup.Signal // next has an event to return
 
 	mu    sync.Mutex
 	kinds map[service.Kind]*content
 	order []service.Kind
-	// before has, for each object that has changed since the last event, what the
-	// receiver holds: nil for nothing.
+	// before holds, for each object changed since the last event, the receiver's version; nil for
+	// none.
 	before   map[service.Ref]service.Object
-	synced   bool // an event has said so
+	synced   bool // an event has had Synced set
 	problems source.Problems
-	heardAt  time.Time
+	lastSeen time.Time
 }
 
-// content is what there is of one kind.
+// content holds the objects of one kind.
 type content struct {
 	objects map[service.Ref]service.Object
-	// bad says of objects what in them could not be taken.
+	// bad holds the problems of objects with invalid fields.
 	bad map[service.Ref]string
-	// complete: listed once, or given up because the rest works without.
+	// complete: listed once, or given up because the rest works without this kind.
 	complete bool
 	refused  *source.Problem // why the kind cannot be read
-	broken   *source.Problem // what was wrong with the last watch
+	broken   *source.Problem // why the last watch failed
 }
 
 func newState(kinds []kind) *state {
 	s := &state{
-		news:   make(chan struct{}, 1),
+		dirty:  wakeup.NewSignal(),
 		kinds:  map[service.Kind]*content{},
 		before: map[service.Ref]service.Object{},
 	}
@@ -54,14 +55,7 @@ func newState(kinds []kind) *state {
 	return s
 }
 
-func (s *state) wake() {
-	select {
-	case s.news <- struct{}{}:
-	default:
-	}
-}
-
-// set takes an object over, nil if it is gone. The caller holds mu.
+// set stores an object, or removes it if it is nil. The caller holds mu.
 func (s *state) set(ref service.Ref, object service.Object, err error) {
 	c := s.kinds[ref.Kind]
 	bad := ""
@@ -72,7 +66,7 @@ func (s *state) set(ref service.Ref, object service.Object, err error) {
 		if c.bad[ref] = bad; bad == "" {
 			delete(c.bad, ref)
 		}
-		s.wake()
+		s.dirty.Send()
 	}
 	old := c.objects[ref]
 	if reflect.DeepEqual(old, object) {
@@ -84,25 +78,25 @@ func (s *state) set(ref service.Ref, object service.Object, err error) {
 	if c.objects[ref] = object; object == nil {
 		delete(c.objects, ref)
 	}
-	s.wake()
+	s.dirty.Send()
 }
 
-// heard notes that something came from the server, and made sense.
-func (s *state) heard(k *kind) {
+// seen records that the server sent something valid.
+func (s *state) seen(k *kind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.heardAt = time.Now()
+	s.lastSeen = time.Now()
 	if c := s.kinds[k.name]; c.broken != nil {
 		c.broken = nil
-		s.wake()
+		s.dirty.Send()
 	}
 }
 
-// listed takes over all objects of a kind.
+// listed stores all objects of a kind.
 func (s *state) listed(k *kind, items []*item) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.heardAt = time.Now()
+	s.lastSeen = time.Now()
 	c := s.kinds[k.name]
 	there := make(map[service.Ref]bool, len(items))
 	for _, i := range items {
@@ -122,37 +116,36 @@ func (s *state) listed(k *kind, items []*item) {
 	}
 	if !c.complete || c.refused != nil {
 		c.complete, c.refused = true, nil
-		s.wake()
+		s.dirty.Send()
 	}
 }
 
-// changed takes over one object.
+// changed stores one object.
 func (s *state) changed(k *kind, i *item) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.set(k.ref(&i.ObjectMeta), i.object, i.err)
 }
 
-// failed notes why a kind cannot be listed. If without says so, the rest goes on
-// without it.
+// failed records why a kind cannot be listed. If without is set, the source continues without it.
 func (s *state) failed(k *kind, p source.Problem, without bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.kinds[k.name]
 	c.refused = &p
 	c.complete = c.complete || without
-	s.wake()
+	s.dirty.Send()
 }
 
-// broke notes why a watch ended before its time.
+// broke records why a watch ended early.
 func (s *state) broke(k *kind, p source.Problem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kinds[k.name].broken = &p
-	s.wake()
+	s.dirty.Send()
 }
 
-func (s *state) progress() (heard time.Time, waiting []string) {
+func (s *state) progress() (seen time.Time, waiting []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range s.order {
@@ -160,41 +153,40 @@ func (s *state) progress() (heard time.Time, waiting []string) {
 			waiting = append(waiting, string(name))
 		}
 	}
-	return s.heardAt, waiting
+	return s.lastSeen, waiting
 }
 
-// next returns the event that leads the receiver to the present state, or false
-// if there is nothing to say. Objects are held back until all are there (R4).
+// next returns the event that takes the receiver to the current state, or false if nothing has
+// changed. Objects are withheld until all kinds are complete (R4).
 func (s *state) next() (source.Event, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	problems := s.allProblems()
-	news := !slices.Equal(problems, s.problems)
+	changed := !slices.Equal(problems, s.problems)
 	s.problems = problems
 	ev := source.Event{Problems: slices.Clone(problems), Synced: true}
 	for _, c := range s.kinds {
 		ev.Synced = ev.Synced && c.complete
 	}
 	if !ev.Synced {
-		return ev, news
+		return ev, changed
 	}
 	ev.Changes = make([]service.Change, 0, len(s.before))
 	for ref, old := range s.before {
-		// What has changed twice may be what it was.
+		// An object that changed twice may be the same as before.
 		if object := s.kinds[ref.Kind].objects[ref]; !reflect.DeepEqual(old, object) {
 			ev.Changes = append(ev.Changes, service.Change{Ref: ref, Object: object})
 		}
 	}
 	s.before = map[service.Ref]service.Object{}
 	slices.SortFunc(ev.Changes, func(a, b service.Change) int { return a.Ref.Compare(b.Ref) })
-	news = news || !s.synced || len(ev.Changes) > 0
+	changed = changed || !s.synced || len(ev.Changes) > 0
 	s.synced = true
-	return ev, news
+	return ev, changed
 }
 
-// mostProblems is how many bad objects are named, so that a flood of them does
-// not cost more than they do.
-const mostProblems = 100
+// maxProblems is the maximum number of invalid objects that are reported by name.
+const maxProblems = 100
 
 func (s *state) allProblems() (all source.Problems) {
 	add := func(p *source.Problem) {
@@ -212,8 +204,8 @@ func (s *state) allProblems() (all source.Problems) {
 		}
 	}
 	slices.SortFunc(bad, func(a, b source.Problem) int { return strings.Compare(a.Object, b.Object) })
-	if more := len(bad) - mostProblems; more > 0 {
-		bad = append(bad[:mostProblems], source.Problem{Reason: fmt.Sprintf("and %d more objects", more), Warning: true})
+	if more := len(bad) - maxProblems; more > 0 {
+		bad = append(bad[:maxProblems], source.Problem{Reason: fmt.Sprintf("and %d more objects", more), Warning: true})
 	}
 	return append(all, bad...)
 }

@@ -17,8 +17,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// brokenWatches are answers that a client of watches can get in place of what it
-// wants to know.
+// brokenWatches are faulty responses to a watch.
 func brokenWatches(t *testing.T) map[string]http.HandlerFunc {
 	protobuf := func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
@@ -63,7 +62,7 @@ func brokenWatches(t *testing.T) map[string]http.HandlerFunc {
 	}
 }
 
-// Whatever goes wrong with watches, the source ends with what the server has.
+// Whatever fails in watches, the source ends with the server's state.
 func TestBrokenWatches(t *testing.T) {
 	for name, fault := range brokenWatches(t) {
 		t.Run(name, func(t *testing.T) {
@@ -93,7 +92,7 @@ func TestBrokenWatches(t *testing.T) {
 	}
 }
 
-// A watch that does not begin is given up. The others begin long before that, also on a busy
+// A watch that does not start is aborted. The others start long before that, even on a busy
 // machine.
 func TestSilentWatch(t *testing.T) {
 	s := startServer(t)

@@ -3,14 +3,15 @@
 package manifest
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// Each bad input is reported with file, line, object, reason and what to change,
-// all of it, and no consequences of it.
+// Every problem is reported with file, line, object, reason and what to change, without problems
+// that only follow from others.
 func TestBadInputs(t *testing.T) {
 	service := func(old, new string) string { return edit(t, web, old, new) }
 	slice := func(old, new string) string { return edit(t, webSlice, old, new) }
@@ -41,13 +42,13 @@ func TestBadInputs(t *testing.T) {
 		{"not UTF-8", service("web", "w\xffeb"),
 			[]string{"4: not UTF-8 text; save the file as UTF-8"}},
 
-		// Documents that are no objects.
+		// Documents that are not objects.
 		{"a text", "hello\n---\n" + web, []string{`1: want a Kubernetes object, have the text "hello"`}},
 		{"a list", web + "---\n- a\n", []string{"10: want a Kubernetes object, have a list"}},
 		{"no kind", service("kind: Service\n", ""),
-			[]string{`1: kind: missing; every object says what it is, as in "kind: Service"`}},
+			[]string{`1: kind: missing; write the kind of the object, as in "kind: Service"`}},
 		{"no apiVersion", service("apiVersion: v1\n", ""),
-			[]string{`1: Service: apiVersion: missing; every object says of which version it is, as in "apiVersion: v1"`}},
+			[]string{`1: Service: apiVersion: missing; write the API version of the object, as in "apiVersion: v1"`}},
 		{"old apiVersion", slice("io/v1", "io/v1beta1"),
 			[]string{"1" + eps + "apiVersion: discovery.k8s.io/v1beta1 is not read; write discovery.k8s.io/v1"}},
 		{"apiVersion of another kind", slice("discovery.k8s.io/v1", "v1"),
@@ -58,9 +59,9 @@ func TestBadInputs(t *testing.T) {
 		{"bad item", "apiVersion: v1\nkind: List\nitems:\n- a\n- " + strings.ReplaceAll(port("port: 0"), "\n", "\n  "),
 			[]string{`4: want a Kubernetes object, have the text "a"`, "12" + svc + "spec.ports[0].port: 0: expected a port from 1 to 65535"}},
 		{"Lists in Lists", strings.Repeat("{apiVersion: v1, kind: List, items: [", 4) + strings.Repeat("]}", 4),
-			[]string{"1: List: more than 3 Lists inside one another; put the objects into one"}},
+			[]string{"1: List: Lists are nested more than 3 levels deep; put the objects into one List"}},
 
-		// Fields that do not belong, and values of a wrong type.
+		// Unknown fields, and values of a wrong type.
 		{"unknown field", port("port: 80\n    colour: red"),
 			[]string{"9" + svc + "spec.ports[0].colour: unknown field; remove it, or correct its name or indentation"}},
 		{"misspelt field", port("prot: 80"), []string{`8` + svc + `spec.ports[0].prot: unknown field; is "port" meant?`}},
@@ -90,7 +91,7 @@ func TestBadInputs(t *testing.T) {
 		{"tag in a nested value", service("name: web", "name: web\n  managedFields: [{fieldsV1: {a: [!x b]}}]"),
 			[]string{"5" + svc + "metadata.managedFields[0].fieldsV1[a][0]: a value with the tag !x is not read"}},
 		{"too deep", service("name: web", "name: web\n  managedFields: [{fieldsV1: "+strings.Repeat("{a: ", 100)+strings.Repeat("}", 100)+"}]"),
-			[]string{"5" + svc + "more than 100 values inside one another"}},
+			[]string{"5" + svc + "values are nested more than 100 levels deep"}},
 		{"bad time", service("name: web", "name: web\n  creationTimestamp: yesterday"),
 			[]string{`5` + svc + `metadata.creationTimestamp: want a time such as 2006-01-02T15:04:05Z, have the text "yesterday"`}},
 		{"empty key", service("name: web", "name: web\n  labels: {'': 1}"),
@@ -120,8 +121,8 @@ func TestBadInputs(t *testing.T) {
 		{"shortcut without quotes", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  annotations:\n    beeline.io/socket-shortcut: off\n",
 			[]string{`6: Pod default/a: metadata.annotations[beeline.io/socket-shortcut]: want a text, have the boolean off; write it in quotes`}},
 		{"the ClusterIP of another", web + "---\n" + named("second", "10.96.0.10"),
-			[]string{"10: Service default/second: spec.clusterIPs: 10.96.0.10 belongs to Service default/web (x.yaml:1) already; choose another"}},
-		{"twice in a file", web + "---\n" + web, []string{"10" + svc + "is in x.yaml:1 already; remove one of the two"}},
+			[]string{"10: Service default/second: spec.clusterIPs: 10.96.0.10 already belongs to Service default/web (x.yaml:1); choose another"}},
+		{"twice in a file", web + "---\n" + web, []string{"10" + svc + "is already in x.yaml:1; remove one of the two"}},
 		{"several documents", port("port: -1") + "---\n" + slice("IPv4", "ipv4"), []string{
 			"8" + svc + "spec.ports[0].port: -1: expected a port from 1 to 65535",
 			`16` + eps + `addressType: "ipv4": expected IPv4, IPv6 or FQDN`,
@@ -147,7 +148,7 @@ func checkProblems(t *testing.T, in string, want []string) {
 	}
 }
 
-// What an API server would refuse, and Beeline reads.
+// What an API server would reject, and Beeline reads.
 func TestBadObjects(t *testing.T) {
 	spec := func(s string) string { return edit(t, web, "  clusterIP: 10.96.0.10\n", s) }
 	ports := func(s string) string { return edit(t, web, "  - port: 80\n", s) }
@@ -171,7 +172,7 @@ func TestBadObjects(t *testing.T) {
 	}{
 		{"type", spec("  clusterIP: None\n  type: Nodeport\n"), []string{`7` + svc + `type: "Nodeport": want ClusterIP, NodePort, LoadBalancer or ExternalName`}},
 		{"no cluster IP", spec("  type: LoadBalancer\n"),
-			[]string{"5" + warn + svc[2:] + "clusterIP: missing, and nobody allocates one for a file: the Service has no cluster IP; write one, or None"}},
+			[]string{"5" + warn + svc[2:] + "clusterIP: missing, and addresses are not allocated for manifests: the Service has no cluster IP; write one, or None"}},
 		{"cluster IP", spec("  clusterIP: 10.96.0.300\n"), []string{`6` + svc + `clusterIP: "10.96.0.300": expected an IPv4 or IPv6 address`}},
 		{"cluster IPs alone", spec("  clusterIPs: [10.96.0.1]\n"), []string{`5` + svc + `clusterIP: missing; write "10.96.0.1", the first of spec.clusterIPs`}},
 		{"another first", spec("  clusterIP: 10.96.0.1\n  clusterIPs: [10.96.0.2]\n"),
@@ -192,10 +193,10 @@ func TestBadObjects(t *testing.T) {
 		{"policies", spec("  clusterIP: None\n  type: NodePort\n  externalTrafficPolicy: local\n  internalTrafficPolicy: node\n"), []string{
 			`8` + svc + `externalTrafficPolicy: "local": want Cluster or Local`,
 			`9` + svc + `internalTrafficPolicy: "node": want Cluster or Local`,
-			"11" + warn + svc[2:] + "ports[0].nodePort: missing, and nobody allocates one for a file: the port has no node port; write one, as in 30080",
+			"11" + warn + svc[2:] + "ports[0].nodePort: missing, and ports are not allocated for manifests: the port has no node port; write one, as in 30080",
 		}},
 		{"policy without a meaning", spec("  clusterIP: None\n  externalTrafficPolicy: Local\n"),
-			[]string{"7" + svc + "externalTrafficPolicy: means nothing for a Service of type ClusterIP without externalIPs; remove it"}},
+			[]string{"7" + svc + "externalTrafficPolicy: has no effect on a Service of type ClusterIP without externalIPs; remove it"}},
 		{"affinity", spec("  clusterIP: None\n  sessionAffinity: clientIP\n"), []string{`7` + svc + `sessionAffinity: "clientIP": expected ClientIP or None`}},
 		{"nothing but a name", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec: {type: ExternalName, externalName: example.org}\n", []string{}},
 		{"headless without ports", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec: {clusterIP: None}\n", []string{}},
@@ -213,7 +214,7 @@ func TestBadObjects(t *testing.T) {
 			`10` + svc + `ports[1].name: "A": want at most 63 lower-case letters, digits and '-', a letter or digit at both ends`,
 		}},
 		{"port name twice", ports("  - port: 80\n    name: a\n  - port: 81\n    name: a\n"),
-			[]string{`11` + svc + `ports[1].name: "a": spec.ports[0].name has this name already; give each port a name of its own`}},
+			[]string{`11` + svc + `ports[1].name: "a": spec.ports[0].name has this name already; give each port a different name`}},
 		{"port twice", ports("  - port: 80\n    name: a\n  - port: 80\n    name: b\n    protocol: TCP\n  - port: 80\n    name: c\n    protocol: UDP\n"),
 			[]string{"10" + svc + "ports[1].port: 80/TCP: spec.ports[0].port is the same already; choose another port or protocol"}},
 		{"protocol", ports("  - port: 80\n    protocol: tcp\n"), []string{`9` + svc + `ports[0].protocol: "tcp": expected TCP, UDP or SCTP`}},
@@ -245,7 +246,7 @@ func TestBadObjects(t *testing.T) {
 		{"endpoint ports", slicePorts("- port: 99999\n- name: A\n  port: 1\n- name: b\n- name: b\n  protocol: X\n  port: 3\n"), []string{
 			"9" + eps + "ports[0].port: 99999: expected a port from 1 to 65535",
 			`10` + eps + `ports[1].name: "A": want at most 63 lower-case letters, digits and '-', a letter or digit at both ends`,
-			`13` + eps + `ports[3].name: "b": ports[2].name has this name already; give each port a name of its own`,
+			`13` + eps + `ports[3].name: "b": ports[2].name has this name already; give each port a different name`,
 			`14` + eps + `ports[3].protocol: "X": expected TCP, UDP or SCTP`,
 		}},
 
@@ -270,7 +271,7 @@ func TestBadObjects(t *testing.T) {
 	}
 }
 
-// Kinds that Beeline does not read are named once a file, and are no error.
+// Kinds that Beeline does not read are reported once per file, and are no error.
 func TestUnknownKinds(t *testing.T) {
 	const deployment = "apiVersion: apps/v1\nkind: Deployment\nspec: {anything: goes}\n---\n"
 	dir := folder(t, map[string]string{
@@ -298,18 +299,52 @@ c.yaml:1: warning: Endpoints: is not read: write an EndpointSlice (discovery.k8s
 	}
 }
 
+// A misspelled kind or group is an error, because skipping the object would lose it. Other
+// Kubernetes kinds, and those of other projects, are skipped.
+func TestSlipsInKinds(t *testing.T) {
+	for _, c := range []struct{ apiVersion, kind, want string }{
+		{"v1", "service", "kind service of v1 is not read; write kind: Service and apiVersion: v1"},
+		{"v1", "Services", "write kind: Service and"},
+		{"v1", "Serivce", "write kind: Service and"},
+		{"v1", "Nod", "write kind: Node and"},
+		{"v1", "namespace", "write kind: Namespace and"},
+		{"discovery.k8s.io/v1", "EndpointSlices", "write kind: EndpointSlice and apiVersion: discovery.k8s.io/v1"},
+		{"discovery.k8s.io/v1", "Endpointslice", "write kind: EndpointSlice and"},
+		{"discovery.k8s.oi/v1", "EndpointSlice", "kind EndpointSlice of discovery.k8s.oi/v1 is not read; write kind: EndpointSlice and apiVersion: discovery.k8s.io/v1"},
+		{"networking.k8s.io/v1", "ServiceCidr", "write kind: ServiceCIDR and"},
+		{"serving.knative.dev/v1", "Service", ""},
+		{"serving.knative.dev/v1", "Services", ""},
+		{"v1", "ServiceAccount", ""}, {"v1", "Secret", ""}, {"v1", "ConfigMap", ""}, {"v1", "PodTemplate", ""}, {"v1", "Event", ""},
+		{"v1", "Binding", ""}, {"v1", "ComponentStatus", ""}, {"v1", "LimitRange", ""}, {"v1", "PersistentVolume", ""},
+		{"v1", "PersistentVolumeClaim", ""}, {"v1", "ReplicationController", ""}, {"v1", "ResourceQuota", ""}, {"v1", "Endpoints", ""},
+		{"networking.k8s.io/v1", "Ingress", ""}, {"networking.k8s.io/v1", "IngressClass", ""},
+		{"networking.k8s.io/v1", "NetworkPolicy", ""}, {"networking.k8s.io/v1", "IPAddress", ""},
+	} {
+		dir := folder(t, map[string]string{"a.yaml": fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: web}\n", c.apiVersion, c.kind)})
+		if c.want == "" {
+			if _, err := New(dir).Load(); err != nil {
+				t.Errorf("%s of %s: %v, want it skipped", c.kind, c.apiVersion, err)
+			}
+			continue
+		}
+		if got := problemsOf(t, dir).Error(); !strings.HasPrefix(got, "a.yaml:1: "+c.kind) || !strings.Contains(got, c.want) {
+			t.Errorf("%s of %s: %q, want an error with %q", c.kind, c.apiVersion, got, c.want)
+		}
+	}
+}
+
 // An object in two files is an error that names both places.
 func TestSameObjectInTwoFiles(t *testing.T) {
 	problems := problemsOf(t, folder(t, map[string]string{"a.yaml": "# first\n" + web, "b.json": `
 
 {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"clusterIP": "None"}}`}))
-	want := "b.json:3: Service default/web: is in a.yaml:2 already; remove one of the two"
+	want := "b.json:3: Service default/web: is already in a.yaml:2; remove one of the two"
 	if diff := cmp.Diff(want, problems.Error()); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 }
 
-// JSON is JSON by its name, with lines of its own.
+// JSON is recognized by the file name, and has its own line numbers.
 func TestBadJSON(t *testing.T) {
 	const object = `{
   "apiVersion": "v1",
@@ -327,13 +362,13 @@ func TestBadJSON(t *testing.T) {
 		{"no value", edit(t, object, `"10.96.0.10"`, "\n10.96.0.10"), "7: not JSON: invalid character '.' after object key:value pair"},
 		{"bad value", edit(t, object, `"10.96.0.10"`, "\ntrue\n1"), "8: not JSON: invalid character '1' after object key:value pair"},
 		{"half", object[:strings.Index(object, "80}")] + "\n\n", "7: not JSON: it ends in the middle of a value"},
-		{"too deep", "\n" + strings.Repeat("[", 500), "2: more than 100 values inside one another"},
+		{"too deep", "\n" + strings.Repeat("[", 500), "2: values are nested more than 100 levels deep"},
 		{"repeated", edit(t, object, `"port": 80`, "\"port\": 80,\n\"port\": 80"),
 			"8: Service default/web: spec.ports[0].port: given twice, first on line 7; remove one of the two"},
 		{"wrong type", edit(t, object, `80`, `"80"`),
 			`7: Service default/web: spec.ports[0].port: want a whole number without quotes, have the text "80"`},
 		{"second value", object + "\n" + edit(t, object, "80", "81"),
-			"10: Service default/web: is in x.json:1 already; remove one of the two"},
+			"10: Service default/web: is already in x.json:1; remove one of the two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := problemsOf(t, folder(t, map[string]string{"x.json": test.in})).Error()

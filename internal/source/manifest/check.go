@@ -17,16 +17,15 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// The checks refuse what an API server would have refused, as far as Beeline
-// reads it; what the converters of package service complain of is not repeated.
+// These checks reject what an API server would have rejected, as far as Beeline reads it. Problems
+// that the converters of package service report are not repeated.
 
 const (
 	wantLabel     = "want at most 63 lower-case letters, digits and '-', a letter or digit at both ends"
 	wantSubdomain = "want lower-case letters, digits, '-' and '.', a letter or digit at both ends of each part, at most 253 in all"
 )
 
-// checkMeta looks at what all kinds have in common, and sets the namespace that
-// an object without one is in.
+// checkMeta checks what all kinds have in common, and sets the default namespace.
 func checkMeta(c *complaints, m metav1.Object, k service.Kind, namespaced bool) {
 	switch name := m.GetName(); {
 	case name == "" && m.GetGenerateName() != "":
@@ -49,8 +48,7 @@ func checkMeta(c *complaints, m metav1.Object, k service.Kind, namespaced bool) 
 	}
 }
 
-// defaultEndpointSlice does what the API server does before it stores a slice:
-// a port without a name has the empty name.
+// defaultEndpointSlice sets the API server's defaults: a port without a name gets the empty name.
 func defaultEndpointSlice(_ *complaints, in *discoveryv1.EndpointSlice) {
 	for i := range in.Ports {
 		if in.Ports[i].Name == nil {
@@ -72,10 +70,10 @@ func checkEndpointSlice(c *complaints, in *discoveryv1.EndpointSlice) {
 		if name != "" && validation.IsDNS1123Label(name) != nil {
 			c.errorf(field, "%q: %s", name, wantLabel)
 		}
-		names.check(c, name, field, fmt.Sprintf("%q", name), "%s has this name already; give each port a name of its own")
+		names.check(c, name, field, fmt.Sprintf("%q", name), "%s has this name already; give each port a different name")
 	}
 	if in.AddressType != discoveryv1.AddressTypeIPv4 && in.AddressType != discoveryv1.AddressTypeIPv6 {
-		return // host names, or the converter's complaint
+		return // host names, or an error of the converter
 	}
 	for i := range in.Endpoints {
 		checkEndpoint(c, fmt.Sprintf("endpoints[%d]", i), &in.Endpoints[i], in.AddressType)
@@ -93,13 +91,13 @@ func checkEndpoint(c *complaints, field string, in *discoveryv1.Endpoint, t disc
 		case s == "":
 			c.errorf(at, "empty; write an %s address", t)
 		case err != nil && i > 0:
-			// The converter reads only the first, and more leniently (R8).
+			// The converter reads only the first address, and is more lenient (R8).
 			c.errorf(at, "%q: want an %s address", s, t)
 		case err != nil:
 		case service.FamilyOf(a).String() != string(t):
 			c.errorf(at, "%q: want an %s address, as addressType says; put other addresses into a slice of their own", s, t)
 		case a.IsLoopback() || a.IsLinkLocalUnicast():
-			// On each node they would be another host: the API server refuses them.
+			// They would mean a different host on each node; the API server rejects them.
 			c.errorf(at, "%q: an endpoint cannot have a loopback or link-local address; write the address that other nodes reach it at", s)
 		}
 	}
@@ -139,8 +137,8 @@ func checkRuntimeClass(c *complaints, in *nodev1.RuntimeClass) {
 	}
 }
 
-// checkShortcut warns only: the object counts without the annotation, as it does
-// from an API server, which takes any value.
+// checkShortcut only warns: the object is used without the annotation, as from an API server, which
+// accepts any value.
 func checkShortcut(c *complaints, annotations map[string]string) {
 	switch v, given := annotations[service.AnnotationSocketShortcut]; service.Shortcut(v) {
 	case service.ShortcutOn, service.ShortcutOff:
@@ -158,13 +156,13 @@ func checkServiceCIDR(c *complaints, in *networkingv1.ServiceCIDR) {
 	checkPrefixes(c, "spec.cidrs", in.Spec.CIDRs)
 }
 
-// checkPrefixes wants at most one prefix for each family, without host bits.
+// checkPrefixes allows at most one prefix of each family, without host bits.
 func checkPrefixes(c *complaints, field string, prefixes []string) {
 	families := firstOf{}
 	for i, s := range prefixes {
 		p, err := netip.ParsePrefix(strings.TrimSpace(s))
 		if err != nil {
-			continue // the converter's, which is more lenient (R8)
+			continue // left to the converter, which is more lenient (R8)
 		}
 		at := fmt.Sprintf("%s[%d]", field, i)
 		if m := p.Masked(); m != p {
@@ -174,11 +172,11 @@ func checkPrefixes(c *complaints, field string, prefixes []string) {
 	}
 }
 
-// firstOf remembers which field had a value first.
+// firstOf maps each value to the first field that has it.
 type firstOf map[string]string
 
-// check complains if an earlier field has the same value; in reason, %s stands
-// for that field.
+// check reports an error if an earlier field has the same value; %s in reason stands for that
+// field.
 func (f firstOf) check(c *complaints, value, field, shown, reason string) {
 	if first, ok := f[value]; ok {
 		c.errorf(field, "%s: "+reason, shown, first)

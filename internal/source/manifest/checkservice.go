@@ -13,9 +13,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// defaultService does what the API server does before it stores a Service:
-// clusterIP alone stands for the list, and the addresses tell the families. It
-// cannot allocate: an address or port that is not written is none.
+// defaultService sets the API server's defaults: clusterIP alone stands for the list, and the
+// addresses determine the families. It cannot allocate addresses or ports that are not written.
 func defaultService(c *complaints, in *corev1.Service) {
 	spec := &in.Spec
 	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
@@ -25,7 +24,7 @@ func defaultService(c *complaints, in *corev1.Service) {
 	for i := len(spec.IPFamilies); i < len(spec.ClusterIPs); i++ {
 		a, err := netip.ParseAddr(strings.TrimSpace(spec.ClusterIPs[i]))
 		if err != nil {
-			return // "None", or the converter's complaint
+			return // "None", or an error of the converter
 		}
 		spec.IPFamilies = append(spec.IPFamilies, corev1.IPFamily(service.FamilyOf(a).String()))
 	}
@@ -51,8 +50,8 @@ func checkService(c *complaints, in *corev1.Service) {
 	}
 }
 
-// checkHealth warns only, as checkShortcut does: a slip in how a Service is watched
-// does not take away what it serves.
+// checkHealth only warns, like checkShortcut: an invalid health check must not take a Service out
+// of use.
 func checkHealth(c *complaints, annotations map[string]string) {
 	_, errs := service.ParseHealthCheck(annotations)
 	for _, e := range errs {
@@ -66,7 +65,7 @@ func checkPolicies(c *complaints, spec *corev1.ServiceSpec) {
 	case "":
 	case corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal:
 		if (spec.Type == "" || spec.Type == corev1.ServiceTypeClusterIP) && len(spec.ExternalIPs) == 0 {
-			c.errorf("spec.externalTrafficPolicy", "means nothing for a Service of type ClusterIP without externalIPs; remove it")
+			c.errorf("spec.externalTrafficPolicy", "has no effect on a Service of type ClusterIP without externalIPs; remove it")
 		}
 	default:
 		c.errorf("spec.externalTrafficPolicy", want, spec.ExternalTrafficPolicy)
@@ -81,7 +80,7 @@ func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
 	ips := spec.ClusterIPs
 	switch {
 	case len(ips) == 0 && spec.ClusterIP == "":
-		c.warnf("spec.clusterIP", "missing, and nobody allocates one for a file: the Service has no cluster IP; write one, or None")
+		c.warnf("spec.clusterIP", "missing, and addresses are not allocated for manifests: the Service has no cluster IP; write one, or None")
 	case len(ips) == 0:
 		checkFamily(c, "spec.clusterIP", spec.ClusterIP, spec.IPFamilies, 0)
 	case spec.ClusterIP == "":
@@ -108,8 +107,8 @@ func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
 	}
 }
 
-// checkFamily compares an address with the family at its place in ipFamilies,
-// and returns its own. An address that is none is left to the converter.
+// checkFamily compares an address with the family at the same index of ipFamilies, and returns its
+// own family. Invalid addresses are left to the converter.
 func checkFamily(c *complaints, field, ip string, families []corev1.IPFamily, i int) string {
 	a, err := netip.ParseAddr(strings.TrimSpace(ip))
 	if err != nil {
@@ -137,16 +136,16 @@ func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
 		case p.Name != "" && validation.IsDNS1123Label(p.Name) != nil:
 			c.errorf(field+".name", "%q: %s", p.Name, wantLabel)
 		case p.Name != "":
-			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "%s has this name already; give each port a name of its own")
+			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "%s has this name already; give each port a different name")
 		}
 		protocol := string(orTCP(p.Protocol))
-		if p.Port != 0 { // missing: the converter's complaint
+		if p.Port != 0 { // missing: an error of the converter
 			numbers.check(c, fmt.Sprint(p.Port, protocol), field+".port",
 				fmt.Sprintf("%d/%s", p.Port, protocol), "%s is the same already; choose another port or protocol")
 		}
 		switch {
 		case p.NodePort == 0 && spec.Type == corev1.ServiceTypeNodePort:
-			c.warnf(field+".nodePort", "missing, and nobody allocates one for a file: the port has no node port; write one, as in 30080")
+			c.warnf(field+".nodePort", "missing, and ports are not allocated for manifests: the port has no node port; write one, as in 30080")
 		case p.NodePort == 0:
 		case !external:
 			c.errorf(field+".nodePort", "%d: a Service of type ClusterIP has no node ports; remove it, or write type: NodePort", p.NodePort)

@@ -17,24 +17,23 @@ import (
 
 const (
 	tooManyAliases = "aliases (*name) and merge keys (<<) of this file repeat too many values; write them out"
-	tooDeep        = "more than %d values inside one another"
+	tooDeep        = "values are nested more than %d levels deep"
 	unknownField   = "unknown field; remove it, or correct its name or indentation"
 )
 
-// decoder fills an API type from a tree, strictly: unknown and repeated fields
-// and values of a wrong type are errors. It goes on after each error and knows
-// its line, which the usual way through JSON cannot do.
+// decoder decodes a tree into an API type strictly: unknown and duplicate fields and values of a
+// wrong type are errors. It continues after each error and knows its line, which a conversion
+// through JSON does not.
 type decoder struct {
 	*complaints
 	path []step
-	// left counts down the values that aliases may repeat, so that a few lines
-	// of them do not stand for millions of values.
+	// left is the number of values that aliases may still repeat. It limits files in which a few
+	// lines of aliases expand to millions of values.
 	left    *atomic.Int64
-	aliases int // that the current value lies in
+	aliases int // nesting of aliases around the current value
 }
 
-// step is one step down into an object: a field, a key of a map, or if name is
-// empty an index.
+// step is one step of a path: a field, a map key or, if name is empty, an index.
 type step struct {
 	name  string
 	key   bool
@@ -63,12 +62,12 @@ func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.add(d.pathString(), n.Line, format, args...)
 }
 
-// wrongType says what was expected and what is there.
+// wrongType reports the expected and the actual type.
 func (d *decoder) wrongType(n *yaml.Node, want string) {
 	d.fail(n, "want %s, have %s", want, describeNode(n))
 }
 
-// decode reads n into v. Null leaves v as it is, as if the field were not there.
+// decode decodes n into v. Null leaves v unchanged, like a missing field.
 func (d *decoder) decode(n *yaml.Node, v reflect.Value) {
 	n, leave, ok := d.enter(n)
 	defer leave()
@@ -105,8 +104,8 @@ func (d *decoder) decode(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// enter follows an alias, and counts what aliases repeat and how deep a value
-// lies. The caller calls leave in any case.
+// enter follows an alias, and counts repeated values and nesting depth. The caller must always call
+// leave.
 func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 	leave = func() {}
 	if n.Kind == yaml.AliasNode {
@@ -143,12 +142,12 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 		d.fail(name, "unknown field; is %q meant?", meant)
 		if child(n, meant) == nil {
 			d.path[len(d.path)-1].name = meant
-			d.expect(d.pathString()) // that it is missing is no news then
+			d.expect(d.pathString()) // then its absence is not reported
 		}
 	})
 }
 
-// eachField calls f for each field of a mapping, with the path gone down to it.
+// eachField calls f for each field of a mapping, with the path set to that field.
 func (d *decoder) eachField(n *yaml.Node, keys bool, f func(name, value *yaml.Node)) {
 	seen := make(map[string]int, len(n.Content)/2)
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -216,7 +215,7 @@ func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
 		d.wrongType(n, want)
 		return
 	}
-	// Base 0 reads 0x1F, 0o17 and 017 as YAML does.
+	// Base 0 parses 0x1F, 0o17 and 017 as YAML does.
 	i, err := strconv.ParseInt(strings.ReplaceAll(n.Value, "_", ""), 0, 64)
 	if err != nil || v.OverflowInt(i) {
 		d.fail(n, "%s does not fit; want a number from %d to %d",
@@ -226,8 +225,7 @@ func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
 	v.SetInt(i)
 }
 
-// unmarshal serves the types that read their own JSON: times, quantities,
-// numbers or names (IntOrString).
+// unmarshal decodes types with their own JSON decoding: times, quantities, IntOrString.
 func (d *decoder) unmarshal(n *yaml.Node, u json.Unmarshaler) {
 	value, ok := d.plain(n)
 	if !ok {
@@ -249,7 +247,7 @@ func (d *decoder) unmarshal(n *yaml.Node, u json.Unmarshaler) {
 	}
 }
 
-// plain makes of n what encoding/json writes.
+// plain converts n to the value that encoding/json would produce.
 func (d *decoder) plain(n *yaml.Node) (any, bool) {
 	n, leave, ok := d.enter(n)
 	defer leave()

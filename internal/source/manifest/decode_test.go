@@ -27,8 +27,8 @@ var apiTypes = map[string]reflect.Type{
 	"networking.k8s.io.v1.ServiceCIDR":  reflect.TypeFor[networkingv1.ServiceCIDR](),
 }
 
-// The decoder understands an object that has every field, as Kubernetes itself
-// writes it, in the same way as the decoder that everybody uses.
+// The decoder decodes an object with every field set, as Kubernetes writes it, like the standard
+// decoder.
 func TestDecodeEveryField(t *testing.T) {
 	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
 	if err != nil {

@@ -15,21 +15,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// document is a part of a file that stands for itself: what a line "---" ends.
-// Documents are cut out before they are parsed, so that one with a syntax error
-// does not hide the errors of the next, and so that they are parsed in parallel.
+// document is one YAML document of a file, separated by a line "---". Documents are split before
+// they are parsed, so that a syntax error in one does not hide errors in the next, and so that they
+// can be parsed in parallel.
 type document struct {
 	data []byte
-	line int // of the file, where data starts; from 1
+	line int // line in the file where data starts, from 1
 }
 
-// blank is what counts as nothing, in YAML and in JSON.
+// blank is white space in YAML and in JSON.
 const blank = " \t\r\n"
 
-// split cuts a YAML file at its "---" lines. YAML knows no other meaning of such
-// a line, not even inside a block of text (YAML 1.2.2, section 9.1.2). The
-// line goes with the document that follows it. Parts with nothing but comments
-// and directives (%YAML) go with it too.
+// split splits a YAML file at its "---" lines. Such a line has no other meaning in YAML, not even
+// in a block scalar (YAML 1.2.2, section 9.1.2). The line belongs to the document that follows it.
+// So do parts with only comments and directives (%YAML).
 func split(data []byte) []document {
 	var docs []document
 	start, startLine, line, empty := 0, 1, 0, true
@@ -58,20 +57,20 @@ func split(data []byte) []document {
 	return docs
 }
 
-// isMarker says whether a line starts a document.
+// isMarker reports whether a line starts a document.
 func isMarker(line []byte) bool {
 	rest, ok := bytes.CutPrefix(line, []byte("---"))
 	return ok && (len(rest) == 0 || strings.IndexByte(blank, rest[0]) >= 0)
 }
 
-// syntaxError says that text is not YAML or JSON at all, and where.
+// syntaxError is an error in the YAML or JSON syntax, with its line.
 type syntaxError struct {
-	line   int // of the file
+	line   int // line in the file
 	reason string
 }
 
-// parseYAML parses a document into trees whose lines are those of the file.
-// There may be several, because a line "..." ends one too, and none.
+// parseYAML parses a document into trees with the file's line numbers. There may be several trees,
+// because a line "..." also ends a document, or none.
 func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
 	if tree, ok := plainTree(doc); ok {
 		return []*yaml.Node{tree}, nil
@@ -93,8 +92,7 @@ func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
 }
 
 func parseTrees(data []byte) (trees []*yaml.Node, err error) {
-	// The parser panics on what it calls internal errors. A file must not be
-	// able to take the agent down.
+	// The parser panics on internal errors. A file must not crash the agent.
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("yaml: %v", r)
@@ -114,7 +112,7 @@ func parseTrees(data []byte) (trees []*yaml.Node, err error) {
 
 var yamlError = regexp.MustCompile(`(?s)^yaml: (?:line (\d+): )?(.*)$`)
 
-// hints say what most often causes a message of the parser.
+// hints name the most frequent cause of a parser message.
 var hints = map[string]string{
 	"mapping values are not allowed in this context":        " (is the line indented too far, or does a value with \": \" in it need quotes?)",
 	"did not find expected key":                             " (is the line indented as the lines above it are?)",
@@ -129,17 +127,16 @@ var hints = map[string]string{
 	"did not find expected alphabetic or numeric character": " (put the value in quotes)",
 }
 
-// locate finds the line, from 1, on which the parser stumbled. The parser names
-// the start of the block around it, or nothing. Since it stops at the first
-// error, the document fails in the same way when it is cut off anywhere after
-// that line, and otherwise when cut off before: the line is found by bisection.
+// locate finds the line, from 1, of a syntax error. The parser reports the start of the surrounding
+// block, or nothing. It stops at the first error, so a document cut off after that line fails in
+// the same way, and one cut off before it does not: bisection finds the line.
 func locate(data []byte, err error) (int, string) {
 	m := yamlError.FindStringSubmatch(err.Error())
 	if m == nil {
 		return 1, err.Error()
 	}
 	message := m[2]
-	// Each step is another parse: not worth it for very large documents.
+	// Each step parses again, which is too slow for very large documents.
 	if len(data) > 256<<10 {
 		line, _ := strconv.Atoi(m[1])
 		return max(line, 1), message
@@ -160,9 +157,8 @@ func locate(data []byte, err error) (int, string) {
 	return high, message
 }
 
-// structureMarks bounds from above, within a factor of two, the values that a
-// parser makes of text; each costs some 200 bytes of memory until the document
-// is done.
+// structureMarks returns an upper bound, within a factor of two, of the number of values in text.
+// Each takes some 200 bytes of memory while the document is processed.
 func structureMarks(data []byte) int {
 	n := 0
 	for _, mark := range []string{"\n", ",", ":"} {

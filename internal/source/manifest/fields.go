@@ -9,11 +9,10 @@ import (
 	"strings"
 	"sync"
 
-	"beeline.io/beeline/internal/nearest"
+	"beeline.io/beeline/internal/suggest"
 )
 
-// fieldIndex finds the Go fields of an API type by their JSON names, as
-// reflect.Value.FieldByIndex wants them.
+// fieldIndex maps JSON names of an API type's fields to indexes for reflect.Value.FieldByIndex.
 type fieldIndex map[string][]int
 
 var fieldIndexes sync.Map // reflect.Type to fieldIndex
@@ -30,7 +29,7 @@ func fieldsOf(t reflect.Type) fieldIndex {
 		case name != "":
 			known[name] = []int{i}
 		case f.Anonymous:
-			// Embedded without a name: its fields count as those of t.
+			// Embedded without a name: its fields count as fields of t.
 			for name, index := range fieldsOf(f.Type) {
 				known[name] = append([]int{i}, index...)
 			}
@@ -40,8 +39,7 @@ func fieldsOf(t reflect.Type) fieldIndex {
 	return known
 }
 
-// nearest returns the known field that an unknown one was probably meant to be,
-// or "".
+// nearest returns the known field that an unknown one probably means, or "".
 func (known fieldIndex) nearest(name string) string {
-	return nearest.Of(name, slices.Collect(maps.Keys(known)))
+	return suggest.Nearest(name, slices.Collect(maps.Keys(known)))
 }

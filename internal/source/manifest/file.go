@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// parse decodes the content of a file. It does not stop at the first problem.
+// parse decodes the content of a file. It continues after errors.
 func parse(name string, data []byte, lim limits) *file {
 	f := &file{name: name}
 	if !utf8.Valid(data) {
@@ -53,12 +53,12 @@ func parse(name string, data []byte, lim limits) *file {
 	return f
 }
 
-// meantKinds are not read, though they say where Service traffic is to go.
+// meantKinds are kinds that affect Service traffic but are not read.
 var meantKinds = map[string]string{
 	"Endpoints": "is not read: write an EndpointSlice (discovery.k8s.io/v1) with the label kubernetes.io/service-name; skipped",
 }
 
-// gather joins the documents of a file. A kind that is not read is named once.
+// gather joins the documents of a file. Each kind that is not read is reported once.
 func (f *file) gather(contents []content, report int) {
 	type seen struct{ line, count int }
 	counts := make(map[string]seen)
@@ -88,8 +88,8 @@ func (f *file) gather(contents []content, report int) {
 	f.problems = truncate(f.problems, report, f.name)
 }
 
-// truncate leaves at most so many problems. It keeps errors rather than warnings: a bad file must not pass for a
-// good one.
+// truncate keeps at most so many problems, errors before warnings, so that a file with errors is
+// never treated as valid.
 func truncate(problems source.Problems, most int, file string) source.Problems {
 	if len(problems) <= most {
 		return problems
@@ -102,7 +102,7 @@ func truncate(problems source.Problems, most int, file string) source.Problems {
 	return problems
 }
 
-// rank puts errors before warnings, and these before what is harmless.
+// rank orders errors before warnings, and warnings before harmless ones.
 func rank(p source.Problem) int {
 	switch {
 	case p.Harmless:
@@ -118,7 +118,7 @@ func comparePlace(a, b source.Problem) int {
 		cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 }
 
-// invalidLine finds the line of the first byte that is not UTF-8.
+// invalidLine returns the line of the first byte that is not UTF-8.
 func invalidLine(data []byte) int {
 	line := 1
 	for len(data) > 0 {

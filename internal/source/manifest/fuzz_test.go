@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever a file holds: it is read without a panic and in a bounded time, it
-// is bad or gives objects, and the lines that problems name are lines of it.
+// Any file is read without a panic and in a bounded time, and is invalid or gives objects; lines in
+// problems exist in the file.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		web, webSlice, web + "---\n" + webSlice, "# a\n---\n" + web + "...\n",
@@ -51,8 +51,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The documents of a file are all of it but empty parts, in order, and each
-// knows its line.
+// The documents of a file are all of it except empty parts, in order, with their lines.
 func FuzzSplit(f *testing.F) {
 	for _, seed := range []string{"", "a", "---", "---\n", "a\n---\nb", "--- a\n---b\n---\tc\n", "%YAML 1.1\n---\na\n...\n---\n#\n---\r\nd"} {
 		f.Add([]byte(seed))

@@ -125,7 +125,7 @@ scheduling: {nodeSelector: {a: b}}
 	}
 }
 
-// The same object in every way to write it.
+// The same object in every notation.
 func TestSpellings(t *testing.T) {
 	asJSON, err := yaml.YAMLToJSON([]byte(web))
 	if err != nil {
@@ -176,8 +176,7 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// Whatever kubectl would understand otherwise than YAML 1.2 means what it means
-// to kubectl.
+// Values that kubectl parses differently from YAML 1.2 mean what they mean to kubectl.
 func TestYAML11(t *testing.T) {
 	for in, ready := range map[string]bool{"yes": true, "On": true, "TRUE": true, "y": true, "no": false, "OFF": false, "n": false} {
 		st := mustLoad(t, folder(t, map[string]string{"x.yaml": webSlice + "  conditions: {ready: " + in + "}\n"}))
@@ -193,8 +192,7 @@ func TestYAML11(t *testing.T) {
 	}
 }
 
-// A folder is not read recursively, and folders with the name of a file are
-// folders.
+// A directory is not read recursively, and directories with the name of a manifest are skipped.
 func TestFoldersInside(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	for _, name := range []string{"sub", "sub.yaml"} {
@@ -214,7 +212,7 @@ func TestEmptyFolder(t *testing.T) {
 	}
 }
 
-// A single file is read whatever its name; problems call it as the user does.
+// A single file is read whatever its name; problems use the user's path.
 func TestSingleFile(t *testing.T) {
 	dir := folder(t, map[string]string{"web": web, "bad.conf": "a"})
 	if diff := cmp.Diff([]string{"Service default/web"}, refs(mustLoad(t, filepath.Join(dir, "web")))); diff != "" {
@@ -227,7 +225,7 @@ func TestSingleFile(t *testing.T) {
 	}
 }
 
-// Objects and their files come in a fixed order, whatever was parsed first.
+// Objects and their files have a fixed order, whatever was parsed first.
 func TestOrder(t *testing.T) {
 	files := make(map[string]string)
 	var want []string
@@ -244,7 +242,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// The examples are good, and are what the lab has.
+// The examples are valid, and match the lab.
 func TestExamples(t *testing.T) {
 	st := mustLoad(t, "../../../examples")
 	pods := make(map[netip.Addr]string)

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// web is a good Service; its lines are counted on in the tests.
+// web is a valid Service; tests rely on its line numbers.
 const web = `apiVersion: v1
 kind: Service
 metadata:
@@ -23,7 +23,7 @@ spec:
   - port: 80
 `
 
-// webSlice is a good EndpointSlice of it.
+// webSlice is a valid EndpointSlice of it.
 const webSlice = `apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata:
@@ -52,7 +52,7 @@ func edit(t testing.TB, s, old, new string) string {
 	return strings.Replace(s, old, new, 1)
 }
 
-// write puts a file where it belongs at once, as a careful program does.
+// write replaces a file atomically.
 func write(t testing.TB, dir, name, data string) {
 	t.Helper()
 	hidden := filepath.Join(dir, "."+name+".new")
@@ -64,7 +64,7 @@ func write(t testing.TB, dir, name, data string) {
 	}
 }
 
-// folder makes a folder of files.
+// folder creates a directory of files.
 func folder(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,7 +74,7 @@ func folder(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// problemsOf loads a folder that is bad, or good with warnings.
+// problemsOf loads a directory with errors or warnings.
 func problemsOf(t testing.TB, path string) source.Problems {
 	t.Helper()
 	st, err := New(path).Load()
@@ -85,7 +85,7 @@ func problemsOf(t testing.TB, path string) source.Problems {
 	return append(problems, st.Warnings...)
 }
 
-// mustLoad loads a good folder without warnings.
+// mustLoad loads a valid directory without warnings.
 func mustLoad(t testing.TB, path string) State {
 	t.Helper()
 	st, err := New(path).Load()

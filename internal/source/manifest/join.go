@@ -12,15 +12,15 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// reading is what all files together say.
+// reading is the joined content of all files.
 type reading struct {
-	// objects is meant only if no problem is an error.
+	// objects is valid only if no problem is an error.
 	objects  map[service.Ref]service.Object
 	problems source.Problems
 }
 
-// join puts the files together. An object that two of them have is an error,
-// because nothing says which is meant.
+// join joins the files. An object in two files is an error, because it is not clear which one is
+// meant.
 func (s *Source) join() reading {
 	files := slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.name, b.name) })
 	type place struct {
@@ -36,7 +36,7 @@ func (s *Source) join() reading {
 			if at, ok := first[ref]; ok {
 				r.problems = append(r.problems, source.Problem{
 					File: f.name, Line: o.line, Object: ref.String(),
-					Reason: fmt.Sprintf("is in %s:%d already; remove one of the two", at.file, at.line),
+					Reason: fmt.Sprintf("is already in %s:%d; remove one of the two", at.file, at.line),
 				})
 				continue
 			}
@@ -49,16 +49,16 @@ func (s *Source) join() reading {
 	return r
 }
 
-// inOrder sorts problems, and leaves no more than are shown.
+// inOrder sorts problems and truncates the list.
 func (s *Source) inOrder(problems source.Problems) source.Problems {
 	slices.SortStableFunc(problems, comparePlace)
 	return truncate(problems, s.limits.report, s.path)
 }
 
-// allocation is what an API server gives to one Service only.
+// allocation is a value that an API server gives to only one Service.
 type allocation struct{ field, value string }
 
-// allocated lists each allocation of a Service once.
+// allocated returns each allocation of a Service once.
 func allocated(s *service.Service) []allocation {
 	var all []allocation
 	for _, ip := range s.ClusterIPs {
@@ -75,9 +75,9 @@ func allocated(s *service.Service) []allocation {
 	return all
 }
 
-// sharedAddresses finds ClusterIPs and NodePorts that two Services have, which
-// an API server would not allocate twice. Nothing says which Service is meant,
-// and one that works must not lose them to one that is new.
+// sharedAddresses reports ClusterIPs and NodePorts that two Services have, which an API server
+// would not allocate twice. It is not clear which Service is meant, and a working one must not lose
+// them to a new one.
 func sharedAddresses(files []*file) (problems source.Problems) {
 	type holder struct {
 		ref   service.Ref
@@ -94,9 +94,9 @@ func sharedAddresses(files []*file) (problems source.Problems) {
 				other, taken := first[c]
 				if !taken {
 					first[c] = holder{s.Ref(), fmt.Sprintf("%s:%d", f.name, o.line)}
-				} else if other.ref != s.Ref() { // an object given twice is said to be that
+				} else if other.ref != s.Ref() { // duplicate objects are reported as such
 					problems = append(problems, source.Problem{File: f.name, Line: o.line, Object: s.Ref().String(),
-						Reason: fmt.Sprintf("%s: %s belongs to %s (%s) already; choose another", c.field, c.value, other.ref, other.place)})
+						Reason: fmt.Sprintf("%s: %s already belongs to %s (%s); choose another", c.field, c.value, other.ref, other.place)})
 				}
 			}
 		}

@@ -13,17 +13,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxDepth of nested values. The deepest Kubernetes object has about 20.
+// maxDepth is the maximum nesting depth. The deepest Kubernetes object has about 20 levels.
 const maxDepth = 100
 
-// jsonReader makes of JSON the trees that the YAML parser makes of YAML. YAML
-// contains JSON almost, but not its surrogate pairs, and not two values in a
-// row without "---".
+// jsonReader converts JSON to the trees that the YAML parser returns. YAML includes most of JSON,
+// but not surrogate pairs and not two values without a "---" between them.
 type jsonReader struct {
 	dec  *json.Decoder
 	data []byte
-	line int   // that byte at is on, from 1
-	at   int64 // up to where lines are counted
+	line int   // line of at, from 1
+	at   int64 // offset up to which lines are counted
 }
 
 // parseJSON returns one tree for each value in the file.
@@ -50,13 +49,13 @@ func parseJSON(data []byte) ([]*yaml.Node, *syntaxError) {
 func (r *jsonReader) token() (json.Token, error) {
 	tok, err := r.dec.Token()
 	if err == nil {
-		// No token has a line end inside, so its last byte is on its line.
+		// Tokens contain no line ends, so a token's last byte is on its line.
 		r.countLines()
 	}
 	return tok, err
 }
 
-// countLines brings line up to where the decoder is.
+// countLines advances line to the decoder's position.
 func (r *jsonReader) countLines() {
 	to := r.dec.InputOffset()
 	r.line += bytes.Count(r.data[r.at:to], []byte("\n"))
@@ -93,8 +92,7 @@ func (r *jsonReader) collection(n *yaml.Node, open json.Delim, depth int) error 
 		n.Kind, n.Tag = yaml.MappingNode, "!!map"
 	}
 	for {
-		// Names and values alternate in an object, and the decoder sees to it
-		// that names are strings.
+		// Names and values alternate in an object; the decoder ensures that names are strings.
 		tok, err := r.token()
 		if errors.Is(err, io.EOF) {
 			return io.ErrUnexpectedEOF
@@ -119,8 +117,8 @@ func (r *jsonReader) syntaxError(err error) *syntaxError {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return &syntaxError{r.line, "not JSON: it ends in the middle of a value"}
 	case errors.As(err, &se):
-		// Where the offending token starts; what SyntaxError.Offset counts from
-		// depends on the kind of token.
+		// The line where the invalid token starts; the meaning of SyntaxError.Offset depends on the
+		// kind of token.
 		r.countLines()
 		return &syntaxError{r.line, "not JSON: " + err.Error()}
 	}

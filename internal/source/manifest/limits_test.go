@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// within fails a test whose f does not return in time: a file must not be able
-// to stop the agent.
+// within fails a test whose f does not return in time: a file must not block the agent.
 func within(t *testing.T, limit time.Duration, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -26,7 +25,7 @@ func within(t *testing.T, limit time.Duration, f func()) {
 	}
 }
 
-// What is no regular file is an error; opening it could block or do harm.
+// A file that is not regular is an error; opening it could block or have side effects.
 func TestSpecialFiles(t *testing.T) {
 	const rest = "; only regular files are read: remove it, or give it a name that does not end in .yaml, .yml or .json"
 	for _, test := range []struct {
@@ -74,7 +73,7 @@ func TestSpecialFiles(t *testing.T) {
 	}
 }
 
-// Between a look at a file and its opening the name may come to mean another.
+// A name may be replaced between stat and open.
 func TestFileReplacedByPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.yaml")
 	if err := syscall.Mkfifo(path, 0o644); err != nil {
@@ -97,10 +96,10 @@ func TestLimits(t *testing.T) {
 		want string
 	}{
 		{"a large file", func(l *limits) { l.file = 100 }, map[string]string{"a.yaml": strings.Repeat("#", 101)},
-			"a.yaml: larger than 100 bytes, the most that is read of one file; split it"},
+			"a.yaml: larger than the limit of 100 bytes for one file; split it"},
 		{"just not too large", func(l *limits) { l.file = 100 }, map[string]string{"a.yaml": strings.Repeat("#", 100)}, ""},
 		{"large together", func(l *limits) { l.folder = 100 }, map[string]string{"a.yaml": strings.Repeat("#", 51), "b.yaml": strings.Repeat("#", 50)},
-			"DIR: files of 101 bytes together; at most 100 are read: remove what is not needed"},
+			"DIR: the files have 101 bytes together, more than the limit of 100: remove unneeded files"},
 		{"a large document", func(l *limits) { l.marks = 16 }, map[string]string{"a.yaml": "# one\n---\nnull\n---\n" + web},
 			"a.yaml:4: the document is too large to be read at once; split it with \"---\" lines, or into several files"},
 		{"aliases", func(l *limits) { l.alias = 10 }, map[string]string{"a.yaml": edit(t, web, "  ports", "  externalIPs:\n  - &a 1.2.3.4\n"+strings.Repeat("  - *a\n", 20)+"  ports")},
@@ -124,8 +123,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Text that stands for, or nests, far more than it seems costs neither time nor
-// memory.
+// Text that expands to, or nests, far more than its size takes neither much time nor memory.
 func TestBombs(t *testing.T) {
 	laughs := func(format string) string {
 		s := "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"

@@ -16,15 +16,15 @@ import (
 
 func symlink(t *testing.T, target, name string) {
 	t.Helper()
-	// By renaming, so that the name always means something.
+	// By renaming, so that the name always exists.
 	if err := os.Symlink(target, name+".new"); err != nil {
 		t.Fatal(err)
 	}
 	rename(t, name+".new", name)
 }
 
-// configMap lays a folder out as the kubelet mounts a ConfigMap: the files are
-// links through ..data, which is a link to a folder that is never changed.
+// configMap lays out a directory as the kubelet mounts a ConfigMap: the files are links through
+// ..data, which is a link to a directory that is never modified.
 func configMap(t *testing.T, dir string, generation int, files map[string]string) {
 	t.Helper()
 	real := fmt.Sprintf("..generation_%d", generation)
@@ -113,8 +113,7 @@ func TestConfigMapIsReadWhole(t *testing.T) {
 	}
 }
 
-// Links on the way to the manifests, and from them, may come to mean something
-// else.
+// Links on the way to the manifests, and from them, may be replaced.
 func TestSymlinks(t *testing.T) {
 	root := t.TempDir()
 	at := func(name ...string) string { return filepath.Join(append([]string{root}, name...)...) }

@@ -69,8 +69,8 @@ endpoints:
 	return service, b.String()
 }
 
-// BenchmarkLoad reads 5,000 Services with 10 endpoints each, in the ways that
-// they may be spread over files.
+// BenchmarkLoad reads 5,000 Services with 10 endpoints each, distributed over files in different
+// ways.
 func BenchmarkLoad(b *testing.B) {
 	var documents bytes.Buffer
 	var items []json.RawMessage

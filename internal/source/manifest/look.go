@@ -15,18 +15,17 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// A read looks for a moment in which no file changes.
+// A read is repeated until no file changes during it.
 const (
 	attempts      = 8 // if files change in place or many at once, which may be seen half done
-	stillAttempts = 3 // if they are only added, replaced and removed
+	stillAttempts = 3 // if files are only added, replaced and removed
 )
 
-// readAll reads all files; failed says why that cannot be. Files that change while it reads would mix two states,
-// so it looks at them before and after, and reads those that did again. Where
-// whole files come and go all the time it takes what it has: each file is one
-// that was there, the next read follows at once, and to stand still would be
-// worse.
-func (s *Source) readAll(heard news) (failed source.Problems) {
+// readAll reads all files; failed says why that is impossible. Files that change during the read
+// would mix two states, so it lists the files before and after, and rereads those that changed. If
+// whole files are added and removed all the time, it accepts the result: each file existed, the
+// next read follows at once, and blocking all updates would be worse.
+func (s *Source) readAll(changed changes) (failed source.Problems) {
 	before, err := list(s.path)
 	for i := 0; i < attempts; i++ {
 		if err != nil {
@@ -37,16 +36,16 @@ func (s *Source) readAll(heard news) (failed source.Problems) {
 			s.folder = 0
 			return source.Problems{{
 				File:   s.path,
-				Reason: fmt.Sprintf("files of %d bytes together; at most %d are read: remove what is not needed", size, s.limits.folder),
+				Reason: fmt.Sprintf("the files have %d bytes together, more than the limit of %d: remove unneeded files", size, s.limits.folder),
 			}}
 		}
-		if i == 0 && s.same(before, heard) {
+		if i == 0 && s.same(before, changed) {
 			return nil
 		}
 		s.folder = 0
-		s.readEntries(before, heard)
+		s.readEntries(before, changed)
 		s.whileReading()
-		heard = news{} // what looks the same from here on is the same
+		changed = changes{} // from here on, equal entries mean equal files
 		var after []entry
 		after, err = list(s.path)
 		still := err == nil && slices.Equal(before, after)
@@ -65,24 +64,23 @@ func (s *Source) readAll(heard news) (failed source.Problems) {
 	}
 	return source.Problems{{
 		File: s.path,
-		Reason: fmt.Sprintf("changed each of %d times while it was being read; "+
+		Reason: fmt.Sprintf("changed during each of %d attempts to read it; "+
 			"write files under a hidden name and rename them when they are complete", attempts),
 	}}
 }
 
-// same says whether a list is that of the last look at all files, which nothing changed
-// during, and there is nothing to read.
-func (s *Source) same(entries []entry, heard news) bool {
+// same reports whether a list equals that of the last complete read without changes during it, so
+// that nothing has to be read.
+func (s *Source) same(entries []entry, changed changes) bool {
 	return s.folder != 0 && len(entries) == len(s.files) && !slices.ContainsFunc(entries, func(e entry) bool {
 		f := s.files[e.name]
-		return e.folder != s.folder || f == nil || !f.unchanged(e, heard)
+		return e.folder != s.folder || f == nil || !f.unchanged(e, changed)
 	})
 }
 
-// replacedOneByOne says whether all that differs between two lists is whole
-// files that came, went or took another's place, each by itself. It is not so
-// where a file was written to, and where a link or the folder is another one now
-// and changes many files at once. The lists are sorted by name.
+// replacedOneByOne reports whether two lists differ only in whole files that were added, removed or
+// replaced one by one. It returns false if a file was written in place, or if a link or the
+// directory changed, which changes many files at once. The lists are sorted by name.
 func replacedOneByOne(before, after []entry) bool {
 	if len(before) > 0 && len(after) > 0 && before[0].folder != after[0].folder {
 		return false
@@ -109,11 +107,11 @@ func replacedOneByOne(before, after []entry) bool {
 	return true
 }
 
-// readEntries reads the files listed.
-func (s *Source) readEntries(entries []entry, heard news) {
+// readEntries reads the listed files.
+func (s *Source) readEntries(entries []entry, changed changes) {
 	files := make([]*file, len(entries))
 	parallel(len(entries), func(i int) {
-		files[i] = readEntry(entries[i], s.files[entries[i].name], heard, s.limits)
+		files[i] = readEntry(entries[i], s.files[entries[i].name], changed, s.limits)
 	})
 	s.files = make(map[string]*file, len(files))
 	for _, f := range files {
@@ -121,29 +119,28 @@ func (s *Source) readEntries(entries []entry, heard news) {
 	}
 }
 
-// readSome reads the files that were heard of, and leaves the others as they are. It says
-// whether that is enough. It is not where links may lead elsewhere, where the folder is
-// another one than at the last look at all of it, and where these files change meanwhile:
-// then all are looked at.
-func (s *Source) readSome(heard news) bool {
-	if heard.all || s.folder == 0 {
+// readSome reads only the files that changed according to notifications. It returns false if all
+// files have to be read: if links may have changed, if the directory was replaced since the last
+// complete read, or if these files change during the read.
+func (s *Source) readSome(changed changes) bool {
+	if changed.all || s.folder == 0 {
 		return false
 	}
-	before, gone, ok := s.some(heard.names)
+	before, gone, ok := s.some(changed.names)
 	if !ok {
 		return false
 	}
 	files, size := make([]*file, len(before)), s.size
 	for i, e := range before {
-		files[i] = readEntry(e, s.files[e.name], heard, s.limits)
+		files[i] = readEntry(e, s.files[e.name], changed, s.limits)
 		size += e.stat.size
 	}
-	for name := range heard.names {
+	for name := range changed.names {
 		if old := s.files[name]; old != nil {
 			size -= old.stat.size
 		}
 	}
-	after, goneAfter, ok := s.some(heard.names)
+	after, goneAfter, ok := s.some(changed.names)
 	if !ok || size > s.limits.folder || !slices.Equal(before, after) || !slices.Equal(gone, goneAfter) {
 		return false
 	}
@@ -157,8 +154,8 @@ func (s *Source) readSome(heard news) bool {
 	return true
 }
 
-// some is list for some names, sorted, and which of them are not there. ok is false where
-// only list can tell.
+// some does what list does for a sorted list of names, and returns which of them do not exist. ok
+// is false if only list can decide.
 func (s *Source) some(names map[string]bool) (entries []entry, gone []string, ok bool) {
 	folder, err := os.Stat(s.path)
 	if err != nil || !folder.IsDir() || statOf(folder).ino != s.folder {

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifest is the source that reads ordinary Kubernetes YAML and JSON
-// from a file or a folder, and follows its changes.
+// Package manifest is the source that reads Kubernetes YAML and JSON from a file or a directory,
+// and follows its changes.
 //
-// The folder is one state. If anything in it is bad, nothing of it counts and
-// the last good state stays in force, while every problem is reported with
-// file, line, object and reason. Once all is good again, the difference is one
-// event. docs/manifests.md tells users the same.
+// The directory is one state. If any part of it is invalid, none of it takes effect and the last
+// valid state stays in use, while every problem is reported with file, line, object and reason.
+// When everything is valid again, the difference is one event. docs/operate/manifests.md is the user
+// documentation.
 //
-// A read goes: list and read files (look.go, read.go), split them into documents
-// (document.go, plain.go, json.go), decode these strictly (decode.go), check them
-// (check.go, checkservice.go) and convert them (object.go), and join the files
-// (join.go). Around that, watch.go says when to read again, and which files may
-// have changed; sequence.go makes events of what did.
+// A read lists and reads files (look.go, read.go), splits them into documents (document.go,
+// plain.go, json.go), decodes these strictly (decode.go), checks them (check.go, checkservice.go),
+// converts them (object.go), and joins the files (join.go). watch.go decides when to read again,
+// and which files may have changed; sequence.go computes events from the changes.
 package manifest
 
 import (
@@ -26,48 +25,48 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// Source is a file or a folder of manifests.
+// Source is a file or a directory of manifests.
 type Source struct {
 	path   string
 	limits limits
 	timing timing
 	notify func() (*fsnotify.Watcher, error)
-	// whileReading is called after files have been read and before they are looked at again: by
-	// tests, in whose files something changes just then.
+	// whileReading is a test hook. It is called after files have been read and before they are
+	// listed again.
 	whileReading func()
 
 	mu sync.Mutex
-	// files holds the last read of each file by name, so that a file with the
-	// same content is not decoded again and its objects stay the same pointers.
+	// files holds the last read of each file by name, so that a file with the same content is not
+	// decoded again and its objects keep their pointers.
 	files map[string]*file
-	// folder is where all of them were found by the last look at all, its inode; 0: that
-	// look failed, or it is one file. size is that of the files together.
+	// folder is the inode of the directory at the last complete read; 0 if that read failed, or for
+	// a single file. size is the total size of the files.
 	folder uint64
 	size   int64
 }
 
 var _ source.Source = (*Source)(nil)
 
-// State is the content of a folder without errors.
+// State is the content of a directory without errors.
 type State struct {
 	// Objects are sorted by their Ref, each once.
 	Objects []service.Object
-	// Warnings name what was left out, or looks like an oversight.
+	// Warnings name what was left out, or is probably a mistake.
 	Warnings source.Problems
 }
 
-// New returns a source of the manifests in path: one file, or all *.yaml, *.yml
-// and *.json in a folder, not in the folders below it. Nothing is read yet.
+// New returns a source of the manifests in path: one file, or all *.yaml, *.yml and *.json in a
+// directory, not in its subdirectories. It reads nothing yet.
 func New(path string) *Source {
 	return &Source{path: path, limits: defaultLimits, timing: defaultTiming, notify: fsnotify.NewWatcher, whileReading: func() {}}
 }
 
-// Load reads the manifests once. The error is of type source.Problems and holds
-// all that is wrong, warnings included.
+// Load reads the manifests once. The error is of type source.Problems and holds all problems,
+// including warnings.
 func (s *Source) Load() (State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := reading{problems: s.readAll(news{all: true})}
+	r := reading{problems: s.readAll(changes{all: true})}
 	if r.problems == nil {
 		r = s.join()
 	}
@@ -82,39 +81,38 @@ func (s *Source) Load() (State, error) {
 	return st, nil
 }
 
-// Run sends the manifests and then each change of them, until ctx ends; it
-// always returns nil. The first event comes at once, also if the manifests are
-// bad: then with Problems and without Synced.
+// Run sends the manifests and then each change of them, until ctx ends; it always returns nil. The
+// first event comes at once; if the manifests are invalid, it has Problems and no Synced.
 func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 	w := &watcher{timing: s.timing, open: s.notify}
 	defer w.close()
 	sent := newSequence()
-	heard := news{all: true}
+	changed := changes{all: true}
 	for {
-		if ev, ok := s.next(w, heard, sent); ok {
+		if ev, ok := s.next(w, changed, sent); ok {
 			select {
 			case events <- ev:
 			case <-ctx.Done():
 				return nil
 			}
 		}
-		if heard = w.wait(ctx); ctx.Err() != nil {
+		if changed = w.wait(ctx); ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
-// next reads what may have changed, and returns the event that this means, or false if it
-// means none.
-func (s *Source) next(w *watcher, heard news, sent *sequence) (source.Event, bool) {
+// next reads the files that may have changed, and returns the resulting event, or false if there is
+// none.
+func (s *Source) next(w *watcher, changed changes, sent *sequence) (source.Event, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.readSome(heard) {
-		return sent.next(s, heard.names, nil)
+	if s.readSome(changed) {
+		return sent.next(s, changed.names, nil)
 	}
-	// Watch first, then read: what changes from here on is heard of.
+	// Watch first, then read, so that no later change is missed.
 	w.watch(watchPoints(s.path))
-	failed := s.readAll(heard)
+	failed := s.readAll(changed)
 	sent.watch = w.problems(s.path)
 	return sent.next(s, nil, failed)
 }

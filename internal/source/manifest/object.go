@@ -13,25 +13,26 @@ import (
 
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/suggest"
 )
 
-// placed is an object and the line that it starts on.
+// placed is an object and the line where it starts.
 type placed struct {
 	object service.Object
 	line   int
 }
 
-// kind is how objects of one kind are read.
+// kind says how objects of one kind are read.
 type kind struct {
 	group, version string
 	namespaced     bool
-	// read returns an object that counts only if d has no error.
+	// read returns a valid object only if d has no error.
 	read func(d *decoder, n *yaml.Node, namespaced bool) service.Object
 }
 
 func (k kind) apiVersion() string { return strings.TrimPrefix(k.group+"/"+k.version, "/") }
 
-// kinds are those that decide where Service traffic goes.
+// kinds are the kinds that determine where Service traffic goes.
 var kinds = map[service.Kind]kind{
 	service.KindService: {"", "v1", true,
 		reader(checkService, defaultService, service.ConvertService)},
@@ -49,7 +50,7 @@ var kinds = map[service.Kind]kind{
 		reader(checkRuntimeClass, nil, service.ConvertRuntimeClass)},
 }
 
-// reader puts the steps together that make of a tree an object of one kind.
+// reader combines the steps that convert a tree to an object of one kind.
 func reader[In any, Out service.Object](
 	check, setDefaults func(*complaints, *In), convert func(*In) (Out, error),
 ) func(*decoder, *yaml.Node, bool) service.Object {
@@ -57,10 +58,10 @@ func reader[In any, Out service.Object](
 		var in In
 		d.decode(n, reflect.ValueOf(&in).Elem())
 		if d.known("") {
-			return nil // not decoded to its end
+			return nil // decoding was aborted
 		}
 		checkMeta(d.complaints, any(&in).(metav1.Object), service.Kind(text(n, "kind")), namespaced)
-		// The converter comes last: for one field, the first complaint stays.
+		// The converter runs last: for each field the first complaint is kept.
 		check(d.complaints, &in)
 		if setDefaults != nil {
 			setDefaults(d.complaints, &in)
@@ -71,7 +72,7 @@ func reader[In any, Out service.Object](
 	}
 }
 
-// content is what one document holds.
+// content is the content of one document.
 type content struct {
 	objects  []placed
 	problems source.Problems
@@ -87,13 +88,13 @@ type skipped struct {
 // treeReader reads the objects in the trees of one file.
 type treeReader struct {
 	file string
-	left *atomic.Int64 // values that aliases may still repeat
-	// aliases that the present tree lies in
+	left *atomic.Int64 // number of values that aliases may still repeat
+	// nesting of aliases around the current tree
 	aliases int
 	content
 }
 
-// read takes one object, or a List of them.
+// read reads one object, or a List of objects.
 func (r *treeReader) read(n *yaml.Node, depth int) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -117,10 +118,10 @@ func (r *treeReader) read(n *yaml.Node, depth int) {
 	apiVersion, name := text(n, "apiVersion"), service.Kind(text(n, "kind"))
 	switch {
 	case name == "":
-		r.problem(n.Line, "", "kind: missing; every object says what it is, as in \"kind: Service\"")
+		r.problem(n.Line, "", "kind: missing; write the kind of the object, as in \"kind: Service\"")
 		return
 	case apiVersion == "":
-		r.problem(n.Line, string(name), "apiVersion: missing; every object says of which version it is, as in \"apiVersion: v1\"")
+		r.problem(n.Line, string(name), "apiVersion: missing; write the API version of the object, as in \"apiVersion: v1\"")
 		return
 	}
 	if name == "List" && apiVersion == "v1" || isTypedList(name, apiVersion) {
@@ -132,18 +133,37 @@ func (r *treeReader) read(n *yaml.Node, depth int) {
 		group = ""
 	}
 	k, known := kinds[name]
+	meant := meantKind(name, group)
 	switch {
 	case known && apiVersion == k.apiVersion():
 		r.readObject(n, k)
 	case known && isKubernetesGroup(group):
 		r.problem(lineOf(n, "apiVersion"), refOf(n, k).String(), "apiVersion: %s is not read; write %s", apiVersion, k.apiVersion())
+	case meant != "":
+		k := kinds[meant]
+		r.problem(n.Line, kindName(string(name), group), "kind %s of %s is not read; write kind: %s and apiVersion: %s", name, apiVersion, meant, k.apiVersion())
 	default:
 		r.skipped = append(r.skipped, skipped{kindName(string(name), group), n.Line})
 	}
 }
 
-// isKubernetesGroup tells a Service with a slip in its apiVersion from another
-// project's kind of the same name, such as Knative's Service.
+// meantKind returns the kind that a misspelled kind or group probably means, or "". Skipping such
+// an object silently would lose it. A kind in another project's group is no mistake.
+func meantKind(name service.Kind, group string) service.Kind {
+	if k, known := kinds[name]; known && k.group != "" && suggest.Nearest(group, []string{k.group}) != "" {
+		return name
+	}
+	var names []string
+	for kind, k := range kinds {
+		if k.group == group {
+			names = append(names, string(kind))
+		}
+	}
+	return service.Kind(suggest.Nearest(string(name), names))
+}
+
+// isKubernetesGroup distinguishes a misspelled apiVersion from another project's kind of the same
+// name, such as Knative's Service.
 func isKubernetesGroup(group string) bool {
 	for _, k := range kinds {
 		if group == k.group {
@@ -178,16 +198,15 @@ func (r *treeReader) readObject(n *yaml.Node, k kind) {
 	}
 }
 
-// isTypedList knows the lists that the API server itself answers with, such as
-// ServiceList.
+// isTypedList reports whether a kind is a list that the API server returns, such as ServiceList.
 func isTypedList(name service.Kind, apiVersion string) bool {
 	item, isList := strings.CutSuffix(string(name), "List")
 	k, known := kinds[service.Kind(item)]
 	return isList && known && apiVersion == k.apiVersion()
 }
 
-// readList reads the items of a v1 List, as "kubectl get -o yaml" writes it, or
-// of a typed list, whose items need not say what they are.
+// readList reads the items of a v1 List, as "kubectl get -o yaml" writes it, or of a typed list,
+// whose items need no kind and apiVersion.
 func (r *treeReader) readList(n *yaml.Node, depth int) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		switch name := n.Content[i]; name.Value {
@@ -199,7 +218,7 @@ func (r *treeReader) readList(n *yaml.Node, depth int) {
 	items := child(n, "items")
 	switch {
 	case depth >= 3:
-		r.problem(n.Line, "List", "more than 3 Lists inside one another; put the objects into one")
+		r.problem(n.Line, "List", "Lists are nested more than 3 levels deep; put the objects into one List")
 		return
 	case items == nil || isNull(items):
 		return
@@ -215,7 +234,7 @@ func (r *treeReader) readList(n *yaml.Node, depth int) {
 		}
 		r.read(item, depth+1)
 		if r.left.Load() < 0 {
-			return // reported where they ran out
+			return // reported where the limit was exceeded
 		}
 	}
 }
@@ -228,7 +247,7 @@ func (r *treeReader) problem(line int, object, format string, args ...any) {
 	r.problems = append(r.problems, source.Problem{File: r.file, Line: line, Object: object, Reason: fmt.Sprintf(format, args...)})
 }
 
-// refOf says which object a tree is meant to be.
+// refOf returns the Ref that a tree is meant to have.
 func refOf(n *yaml.Node, k kind) service.Ref {
 	metadata := child(n, "metadata")
 	ref := service.Ref{Kind: service.Kind(text(n, "kind")), Name: text(metadata, "name")}

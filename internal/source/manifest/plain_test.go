@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Documents that programs write, and such as look like them and are something else.
+// Documents as programs write them, and similar ones that are not plain.
 var plainSeeds = []string{
 	"apiVersion: v1\nkind: Service\nmetadata:\n  name: many-1\nspec:\n  clusterIP: \"10.96.8.1\"\n  clusterIPs:\n    - \"10.96.8.1\"\n" +
 		"  ipFamilies: [IPv4]\n  ports:\n    - name: main\n      protocol: TCP\n      port: 80\n",
@@ -25,12 +25,12 @@ var plainSeeds = []string{
 	"kind: Node\nspec:\n  podCIDR: 10.10.1.0/24\n  podCIDRs:\n  - 10.10.1.0/24\nstatus:\n\n  addresses: []\n  images:\n   - a\n   - b:c",
 }
 
-// What a mutation puts in.
+// Insertions of mutations.
 var plainPieces = []string{" ", "  ", "\n", "\n  ", "- ", "-", ":", ": ", "\"", "'", "[", "]", "{", "}", ",", ", ", "#", " #", "&a ", "*a", "!!str ", "|", ">",
 	"%", "@", "`", "\\", "\t", "\r", "~", "null", "Null", "true", "True", "on", "y", "<<", "0", "1", "007", "0x1f", "1.5", "1e3", ".5", ".inf", "-1", "+1", "1_000",
 	"2024-01-01", "10.0.0.1", "fd00::", "::1", "é", "---", "--- ", "...", "?", "? ", "a", "b: c", "x:y", "=", "/", "[a]", "[a,b]", "[a, b]", "{a: b}", "\"a\": b"}
 
-// Whatever is taken for plain has the tree that the parser makes.
+// Every document accepted as plain has the tree that the YAML parser returns.
 func TestPlainTreesAreThoseOfTheParser(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	plain, changed := 0, 0
@@ -95,7 +95,7 @@ func mutate(random *rand.Rand, text string) string {
 	return strings.Join(lines, "")
 }
 
-// samePlain says whether a text is plain; then it has to have the parser's tree.
+// samePlain reports whether a text is plain; if so it must have the parser's tree.
 func samePlain(t *testing.T, text string) bool {
 	t.Helper()
 	doc := document{[]byte(text), 7}

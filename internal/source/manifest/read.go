@@ -21,7 +21,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// limits bound what is read, so that a wrong path does not eat the node.
+// limits bound what is read, so that a wrong path does not exhaust the node's memory.
 type limits struct {
 	file   int64 // bytes of one file
 	folder int64 // bytes of all files together
@@ -30,8 +30,8 @@ type limits struct {
 	report int   // problems, of one file and of all together
 }
 
-// The defaults. 5,000 Services with 10 endpoints each are 12 MB in one file,
-// and 1.3 million marks if they are one List.
+// The defaults. 5,000 Services with 10 endpoints each take 12 MB in one file, and 1.3 million marks
+// in one List.
 var defaultLimits = limits{
 	file:   64 << 20,
 	folder: 256 << 20,
@@ -40,15 +40,15 @@ var defaultLimits = limits{
 	report: 1000,
 }
 
-// entry is one file to read, and what stat says of it: two equal lists of
-// entries mean that nothing changed in between.
+// entry is one file to read with its stat data: equal lists of entries mean that nothing has
+// changed.
 type entry struct {
-	name string // as problems call it: the name in the folder
+	name string // file name in the directory, used in problems
 	path string
 	stat stat
-	// linked: the name is a symbolic link, and others may change together with it.
+	// linked means that the name is a symbolic link, so others may change together with it.
 	linked bool
-	folder uint64 // the inode of the folder; 0: it is the one file
+	folder uint64 // inode of the directory; 0 for a single file
 }
 
 type stat struct {
@@ -59,7 +59,7 @@ type stat struct {
 	err          string
 }
 
-// list returns the files that count, sorted by name.
+// list returns the manifest files, sorted by name.
 func list(path string) ([]entry, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -79,7 +79,7 @@ func list(path string) ([]entry, error) {
 			continue
 		}
 		e := entry{name: de.Name(), path: filepath.Join(path, de.Name()), folder: folder, linked: de.Type()&fs.ModeSymlink != 0}
-		// Symbolic links are followed: a mounted ConfigMap consists of them.
+		// Symbolic links are followed, because a mounted ConfigMap consists of them.
 		switch fi, err := os.Stat(e.path); {
 		case err != nil:
 			e.stat.err = describe(err)
@@ -93,8 +93,8 @@ func list(path string) ([]entry, error) {
 	return entries, nil
 }
 
-// isManifest leaves out hidden files and what editors leave behind: x.yaml~,
-// #x.yaml#, .x.yaml.swp, x.yaml.bak.
+// isManifest leaves out hidden files and editors' backup files: x.yaml~, #x.yaml#, .x.yaml.swp,
+// x.yaml.bak.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") {
 		return false
@@ -123,7 +123,7 @@ func totalSize(entries []entry) int64 {
 	return size
 }
 
-// file is what one file holds.
+// file is the content of one file.
 type file struct {
 	name     string
 	stat     stat
@@ -133,9 +133,9 @@ type file struct {
 	problems source.Problems
 }
 
-// readEntry reads and decodes a file, or returns old if that has the same content.
-func readEntry(e entry, old *file, heard news, lim limits) *file {
-	if old != nil && old.unchanged(e, heard) {
+// readEntry reads and decodes a file, or returns old if the content is the same.
+func readEntry(e entry, old *file, changed changes, lim limits) *file {
+	if old != nil && old.unchanged(e, changed) {
 		return old
 	}
 	now := time.Now()
@@ -154,22 +154,21 @@ func readEntry(e entry, old *file, heard news, lim limits) *file {
 	return f
 }
 
-// unchanged says that the file need not be read again: it was read, and stat
-// says the same of it as then. The times of a file that has just been written
-// may not tell a second write from the first; but that would be heard of.
-func (f *file) unchanged(e entry, heard news) bool {
+// unchanged reports that the file need not be read again: it was read, and its stat data is the
+// same. The times of a file that has just been written may not show a second write, but that causes
+// a notification.
+func (f *file) unchanged(e entry, changed changes) bool {
 	const granularity = 2 * time.Second
 	return f.sum != [sha256.Size]byte{} && f.stat == e.stat &&
-		(!heard.of(e.name) || f.read.Sub(time.Unix(f.stat.ctime.Unix())) > granularity)
+		(!changed.of(e.name) || f.read.Sub(time.Unix(f.stat.ctime.Unix())) > granularity)
 }
 
-// readTimeout bounds the wait for a file's content.
+// readTimeout bounds the time to read a file's content.
 const readTimeout = 5 * time.Second
 
-// readFile reads a regular file. Anything else could block for ever (a named
-// pipe) or do something by being opened (a device), so it looks first; it looks
-// again afterwards because the name may have changed hands, and opens without
-// blocking for the same reason.
+// readFile reads a regular file. Other types could block forever (a named pipe) or have side
+// effects when opened (a device), so it checks the type before. It checks again after opening, and
+// opens with O_NONBLOCK, because the name may have changed meanwhile.
 func readFile(e entry, limit int64) ([]byte, error) {
 	if e.stat.err != "" {
 		return nil, errors.New(e.stat.err)
@@ -182,8 +181,8 @@ func readFile(e entry, limit int64) ([]byte, error) {
 		return nil, errors.New(describe(err))
 	}
 	defer f.Close()
-	// Some files of /proc look regular and never end to wait. Those of a disk know
-	// no deadline, and need none.
+	// Some files of /proc look regular and block forever. Files on a disk do not support deadlines,
+	// and need none.
 	_ = f.SetReadDeadline(time.Now().Add(readTimeout))
 	fi, err := f.Stat()
 	if err != nil {
@@ -192,11 +191,11 @@ func readFile(e entry, limit int64) ([]byte, error) {
 	if err := checkRegular(fi.Mode()); err != nil {
 		return nil, err
 	}
-	tooLarge := fmt.Errorf("larger than %d bytes, the most that is read of one file; split it", limit)
+	tooLarge := fmt.Errorf("larger than the limit of %d bytes for one file; split it", limit)
 	if fi.Size() > limit {
 		return nil, tooLarge
 	}
-	// The size is only what to expect: the file may grow.
+	// The size is only a hint, because the file may grow.
 	data := bytes.NewBuffer(make([]byte, 0, fi.Size()+bytes.MinRead))
 	if _, err := data.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, errors.New(describe(err))
@@ -205,8 +204,8 @@ func readFile(e entry, limit int64) ([]byte, error) {
 		return nil, tooLarge
 	}
 	if data.Len() == 0 {
-		// So does a file look whose writer has just begun.
-		return nil, errors.New("is empty: remove it if that is meant, or write a comment into it")
+		// A file that is just being written also looks empty.
+		return nil, errors.New("is empty: remove it, or write a comment into it if it is meant to be empty")
 	}
 	return data.Bytes(), nil
 }
@@ -228,7 +227,7 @@ func checkRegular(mode fs.FileMode) error {
 	return fmt.Errorf("is %s; only regular files are read: remove it, or give it a name that does not end in .yaml, .yml or .json", what)
 }
 
-// describe leaves out the path, which the problem names already.
+// describe returns an error without the path, which the problem already contains.
 func describe(err error) string {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -248,7 +247,7 @@ func describe(err error) string {
 func describeListError(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "no such file or folder; create it (an empty folder is a state without objects)"
+		return "no such file or directory; create it (an empty directory is a valid state without objects)"
 	case errors.Is(err, fs.ErrPermission):
 		return "cannot be read: permission denied; make it readable for the agent"
 	}

@@ -39,8 +39,7 @@ func restless(t *testing.T, change func(i int) error) {
 	})
 }
 
-// Files that are replaced without end, each as a whole, do not keep the others
-// from being read.
+// Files that are replaced all the time, each as a whole, do not prevent the others from being read.
 func TestFilesReplacedWithoutEnd(t *testing.T) {
 	files := map[string]string{}
 	for i := range 200 {
@@ -64,8 +63,7 @@ func TestFilesReplacedWithoutEnd(t *testing.T) {
 	}
 }
 
-// A file that is written in place is not taken for one that was replaced: it may
-// look complete at any line.
+// A file written in place is not mistaken for a replaced one: it may look complete at any line.
 func TestFileWrittenWithoutEnd(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": web})
 	f, err := os.OpenFile(filepath.Join(dir, "a.yaml"), os.O_WRONLY|os.O_APPEND, 0)
@@ -82,14 +80,13 @@ func TestFileWrittenWithoutEnd(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	want := dir + ": changed each of 8 times while it was being read; write files under a hidden name and rename them when they are complete"
+	want := dir + ": changed during each of 8 attempts to read it; write files under a hidden name and rename them when they are complete"
 	if _, err := s.Load(); err == nil || err.Error() != want || reads != 8 {
 		t.Errorf("after %d reads: %v, want %q", reads, err, want)
 	}
 }
 
-// A second write that stat does not tell from the first is noticed, because it
-// was heard of.
+// A second write that stat does not show is detected by its notification.
 func TestWriteThatStatDoesNotTell(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": named("a", "10.96.0.1"), "b.yaml": named("b", "10.96.0.2")})
 	s := New(dir)
@@ -97,11 +94,11 @@ func TestWriteThatStatDoesNotTell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.readEntries(entries, news{all: true})
+	s.readEntries(entries, changes{all: true})
 	first := maps.Clone(s.files)
 	write(t, dir, "a.yaml", named("a", "10.96.0.3"))
 	write(t, dir, "b.yaml", named("b", "10.96.0.4"))
-	s.readEntries(entries, news{names: map[string]bool{"a.yaml": true}})
+	s.readEntries(entries, changes{names: map[string]bool{"a.yaml": true}})
 	second := s.files
 	if second["a.yaml"].sum == first["a.yaml"].sum {
 		t.Error("a.yaml was heard of and not read again")
@@ -111,8 +108,8 @@ func TestWriteThatStatDoesNotTell(t *testing.T) {
 	}
 }
 
-// A folder that is exchanged by its link, again and again, is read as it was at
-// one moment: never some files of one and some of the other.
+// A directory that is replaced through its link, again and again, is read as of one moment: never
+// some files of one and some of the other.
 func TestFolderIsReadWhole(t *testing.T) {
 	root := t.TempDir()
 	const files, folders = 30, 100

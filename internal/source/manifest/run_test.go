@@ -18,11 +18,10 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// deadline for what must happen; a test that succeeds does not wait for it.
+// deadline bounds waits for what must happen; a passing test does not reach it.
 const deadline = time.Minute
 
-// follower receives the events of a running source, and checks what holds for
-// all of them.
+// follower receives the events of a running source, and checks invariants of all events.
 type follower struct {
 	t       *testing.T
 	events  chan source.Event
@@ -31,8 +30,7 @@ type follower struct {
 	count   int
 }
 
-// follow runs a source until the end of the test. Such tests mostly wait, so
-// they do it side by side.
+// follow runs a source until the end of the test. Such tests mostly wait, so they run in parallel.
 func follow(t *testing.T, s *Source) *follower {
 	t.Helper()
 	t.Parallel()
@@ -54,7 +52,7 @@ func follow(t *testing.T, s *Source) *follower {
 	return f
 }
 
-// next waits for an event. Each change in it must be one.
+// next waits for an event, and checks that each change is one.
 func (f *follower) next() source.Event {
 	f.t.Helper()
 	select {
@@ -175,8 +173,7 @@ func TestRunEmptyFolder(t *testing.T) {
 	f.want("-web")
 }
 
-// Bad manifests at the start are reported, and nothing is synced (R4) before
-// they are good.
+// Invalid manifests at the start are reported, and nothing is synced (R4) before they are valid.
 func TestRunBadFromTheStart(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": web, "b.yaml": "x"})
 	f := follow(t, New(dir))
@@ -200,7 +197,7 @@ func TestRunNoFolderAtTheStart(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "not", "yet")
 	f := follow(t, New(dir))
-	f.want("", "no such file or folder")
+	f.want("", "no such file or directory")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -209,8 +206,8 @@ func TestRunNoFolderAtTheStart(t *testing.T) {
 	f.want("+web")
 }
 
-// While one file is bad, nothing of the folder changes, not even by a good file;
-// once all is good, the difference is one event.
+// While one file is invalid, nothing of the directory changes, not even by a valid file; when all
+// are valid, the difference is one event.
 func TestFolderIsOneState(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": named("a", "10.96.0.1"), "b.yaml": named("b", "10.96.0.2"), "c.yaml": named("c", "10.96.0.3")})
 	f := follow(t, New(dir))
@@ -220,10 +217,10 @@ func TestFolderIsOneState(t *testing.T) {
 	if !f.last.Synced {
 		t.Error("the last good state is not in force")
 	}
-	// All problems are reported, also the new one of another file.
+	// All problems are reported, including the new one of another file.
 	write(t, dir, "d.yaml", "bad too")
 	f.want("", "b.yaml:1: want a Kubernetes object", "d.yaml:1: want a Kubernetes object")
-	// These are good, and have to wait.
+	// These are valid, and have to wait.
 	write(t, dir, "a.yaml", named("a", "10.96.0.11"))
 	remove(t, dir, "c.yaml")
 	write(t, dir, "d.yaml", named("d", "10.96.0.4"))
@@ -274,7 +271,7 @@ func TestDeletedFile(t *testing.T) {
 	f.want("-web")
 }
 
-// A folder that is gone, or cannot be read, is not an empty folder.
+// A directory that is gone, or cannot be read, is not an empty directory.
 func TestFolderGone(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
 	rename(t, folder(t, map[string]string{"a.yaml": web}), dir)
@@ -282,20 +279,20 @@ func TestFolderGone(t *testing.T) {
 	f.want("+web")
 
 	rename(t, dir, dir+".away")
-	f.want("", "no such file or folder")
+	f.want("", "no such file or directory")
 	if err := os.Symlink("manifests", dir); err != nil {
 		t.Fatal(err)
 	}
 	f.want("", "cannot be read: ")
 	remove(t, dir)
-	f.want("", "no such file or folder")
+	f.want("", "no such file or directory")
 	rename(t, dir+".away", dir)
 	f.want("")
-	// It is watched as it was before, and so is another in its place.
+	// It is watched as before, and so is a new one in its place.
 	write(t, dir, "b.yaml", named("b", "10.96.0.2"))
 	f.want("+b")
 	rename(t, dir, dir+".away")
-	f.want("", "no such file or folder")
+	f.want("", "no such file or directory")
 	rename(t, folder(t, map[string]string{"a.yaml": web, "c.yaml": named("c", "10.96.0.3")}), dir)
 	f.want("-b +c")
 	write(t, dir, "c.yaml", named("c", "10.96.0.33"))
@@ -312,7 +309,7 @@ func TestFolderRemoved(t *testing.T) {
 	f := follow(t, s)
 	f.want("+b +web")
 	remove(t, dir)
-	f.want("", "no such file or folder")
+	f.want("", "no such file or directory")
 }
 
 // One unreadable file is as one bad file.

@@ -10,21 +10,21 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// sequence makes events out of what is read. It remembers the last good state, which is
-// that of the last event, in such a way that a change costs what changed, and not what
-// there is.
+// sequence computes events from reads. It keeps the last valid state, that of the last event, in a
+// form in which the cost of a change depends on the size of the change, not of the state.
 type sequence struct {
 	started, synced bool
 	problems        source.Problems
-	// watch is what is wrong with the notifications.
+	// watch is the problem of the notifications, if any.
 	watch source.Problems
 
-	// files are those of the last good state, and warned those of them with warnings;
-	// objects and allocated are what is in them.
+	// files are those of the last valid state, and warned those of them with warnings; objects and
+	// allocated are their content.
 	files, warned map[string]*file
 	objects       map[service.Ref]struct{}
 	allocated     map[allocation]struct{}
-	// behind: files have been read that are not in that state, for something was bad.
+	// behind means that files have been read that are not in that state, because something was
+	// invalid.
 	behind bool
 }
 
@@ -35,9 +35,9 @@ func newSequence() *sequence {
 	}
 }
 
-// next returns the event that the files of a source mean, or false if it says nothing new.
-// Only those of these names may have changed since the last call, any if names is nil.
-// failed says why they could not be read.
+// next returns the event for the current files of a source, or false if nothing changed. If names
+// is not nil, only those files may have changed since the last call. failed says why the files
+// could not be read.
 func (q *sequence) next(s *Source, names map[string]bool, failed source.Problems) (source.Event, bool) {
 	problems := failed
 	var changes []service.Change
@@ -56,8 +56,8 @@ func (q *sequence) next(s *Source, names map[string]bool, failed source.Problems
 	return source.Event{Changes: changes, Synced: q.synced, Problems: slices.Clone(problems)}, news
 }
 
-// advance takes the files over as the good state, and returns what leads to it. If one of
-// them is bad, or if two of them do not go together, it is false and changes nothing.
+// advance makes the files the valid state, and returns the changes to it. If a file is invalid, or
+// two files conflict, it returns false and changes nothing.
 func (q *sequence) advance(files map[string]*file, names map[string]bool) (changes []service.Change, ok bool) {
 	gone, come := newContents(), newContents()
 	different := q.different(files, names)
@@ -89,7 +89,7 @@ func (q *sequence) advance(files map[string]*file, names map[string]bool) (chang
 	return diff(gone.objects, come.objects), true
 }
 
-// different are the files that are not those of the good state, nil for one that is gone.
+// different returns the files that differ from those of the valid state; nil for a removed one.
 func (q *sequence) different(files map[string]*file, names map[string]bool) map[string]*file {
 	all := map[string]*file{}
 	look := func(name string) {
@@ -112,7 +112,7 @@ func (q *sequence) different(files map[string]*file, names map[string]bool) map[
 	return all
 }
 
-// warnings are those of all files of the good state.
+// warnings returns the warnings of all files of the valid state.
 func (q *sequence) warnings() (all source.Problems) {
 	for _, f := range q.warned {
 		all = append(all, f.problems...)
@@ -120,7 +120,7 @@ func (q *sequence) warnings() (all source.Problems) {
 	return all
 }
 
-// contents are what some files hold together.
+// contents is the joined content of some files.
 type contents struct {
 	objects   map[service.Ref]service.Object
 	allocated map[allocation]service.Ref
@@ -130,7 +130,8 @@ func newContents() contents {
 	return contents{map[service.Ref]service.Object{}, map[allocation]service.Ref{}}
 }
 
-// add is false if there is something in the file already that only one can have.
+// add returns false if the file conflicts with the content, because it has an object or allocation
+// that is already there.
 func (c contents) add(f *file) bool {
 	for _, o := range f.objects {
 		ref := o.object.Ref()
@@ -152,7 +153,7 @@ func (c contents) add(f *file) bool {
 	return true
 }
 
-// stays says whether something that comes is there already, and does not go.
+// stays reports whether something to be added is already there and is not being removed.
 func stays[K comparable, V any](come map[K]V, there map[K]struct{}, gone map[K]V) bool {
 	for k := range come {
 		_, is := there[k]
@@ -172,11 +173,11 @@ func replace[K comparable, V any](there map[K]struct{}, gone, come map[K]V) {
 	}
 }
 
-// diff lists what leads from one state to the other, by value.
+// diff returns the changes from one state to another, by value.
 func diff(from, to map[service.Ref]service.Object) []service.Change {
 	var changes []service.Change
 	for ref, o := range to {
-		// The pointers are equal if the file is unchanged: no need to look inside.
+		// The pointers are equal if the file is unchanged, so there is no need to compare values.
 		if old, ok := from[ref]; !ok || old != o && !reflect.DeepEqual(old, o) {
 			changes = append(changes, service.Change{Ref: ref, Object: o})
 		}

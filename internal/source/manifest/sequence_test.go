@@ -17,9 +17,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Whatever changes in whichever files, the events lead to what all files together say, and
-// what changed while something was bad is not forgotten: the short way through what has
-// changed and the long one through everything agree.
+// Whatever changes in whichever files, the events lead to the content of all files together, and
+// changes made while a file was invalid are not lost: incremental and full computation agree.
 func TestSequenceAgreesWithJoin(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -120,15 +119,15 @@ func TestReadSome(t *testing.T) {
 			rename(t, folder(t, start), dir)
 			s := New(dir)
 			s.limits.folder = 4096
-			if heard := (news{all: true}); s.readSome(heard) || s.readAll(heard) != nil {
+			if changed := (changes{all: true}); s.readSome(changed) || s.readAll(changed) != nil {
 				t.Fatal("the first look is at all files")
 			}
 			c.change(dir)
-			heard := news{names: map[string]bool{}}
+			changed := changes{names: map[string]bool{}}
 			for _, name := range c.heard {
-				heard.names[name] = true
+				changed.names[name] = true
 			}
-			if got := s.readSome(heard); got != c.want {
+			if got := s.readSome(changed); got != c.want {
 				t.Fatalf("read alone: %v, want %v", got, c.want)
 			}
 			if !c.want {

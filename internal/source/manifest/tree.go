@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// target is what an alias stands for, or the node itself.
+// target returns the node that an alias refers to, or the node itself.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		return n.Alias
@@ -18,11 +18,10 @@ func target(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// prepare makes a parsed document ready: its lines become those of the file, and
-// merge keys ("<<: *anchor") are replaced by what they stand for.
+// prepare adds addLines to the lines of a parsed document, and expands merge keys ("<<: *anchor").
 func prepare(n *yaml.Node, addLines int, left *atomic.Int64) *syntaxError {
 	n.Line += addLines
-	// Children first: a merge key names an earlier mapping, which is then done.
+	// Children first: a merge key refers to an earlier mapping, which is then expanded already.
 	for _, c := range n.Content {
 		if err := prepare(c, addLines, left); err != nil {
 			return err
@@ -34,8 +33,8 @@ func prepare(n *yaml.Node, addLines int, left *atomic.Int64) *syntaxError {
 	return nil
 }
 
-// expandMerges gives a mapping the fields of the mappings that its merge keys
-// name; its own fields have precedence, then earlier mappings.
+// expandMerges adds to a mapping the fields of the mappings in its merge keys; its own fields have
+// precedence, then earlier mappings.
 func expandMerges(n *yaml.Node, left *atomic.Int64) *syntaxError {
 	var content, merges []*yaml.Node
 	have := make(map[string]bool)
@@ -67,8 +66,8 @@ func expandMerges(n *yaml.Node, left *atomic.Int64) *syntaxError {
 					continue
 				}
 				have[name.Value] = true
-				// As an alias, so that it is counted as one, and a mapping that
-				// merges one around it makes no endless tree.
+				// Add it as an alias, so that it is counted as one, and a mapping that merges a
+				// surrounding one does not make an endless tree.
 				content = append(content, name, &yaml.Node{Kind: yaml.AliasNode, Alias: target(value), Line: value.Line})
 			}
 		}
@@ -102,11 +101,11 @@ func text(n *yaml.Node, name string) string {
 	return ""
 }
 
-// isNull says whether a value is absent: null, ~, or nothing at all.
+// isNull reports whether a value is null: null, ~, or missing.
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
-// isBool reads true and false. Unquoted yes, no, on and off are booleans too,
-// as they are for kubectl, which reads YAML 1.1: a file must mean the same here.
+// isBool parses booleans. Unquoted yes, no, on and off are booleans too, as for kubectl, which
+// reads YAML 1.1, so that a file means the same here.
 func isBool(n *yaml.Node) (value, ok bool) {
 	if n.Kind != yaml.ScalarNode || len(n.Value) > len("false") {
 		return false, false
@@ -130,7 +129,7 @@ func isBool(n *yaml.Node) (value, ok bool) {
 	return false, false
 }
 
-// describeNode says what a value is, for a person who expected another kind.
+// describeNode describes a value for an error message.
 func describeNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

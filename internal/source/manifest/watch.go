@@ -21,10 +21,10 @@ import (
 // timing says when files are read again.
 type timing struct {
 	quiet  time.Duration // after the last of several changes,
-	rest   time.Duration // or after this, if a file was written in place or removed: more may follow,
-	atMost time.Duration // but no later than this after the first;
+	rest   time.Duration // or after this if a file was written in place or removed, because more changes may follow,
+	atMost time.Duration // but no later than this after the first change;
 	resync time.Duration // and without a change, in case one was missed
-	retry  time.Duration // wait longer by this before each further attempt of a read
+	retry  time.Duration // increase of the wait before each further attempt of a read
 }
 
 var defaultTiming = timing{
@@ -35,18 +35,17 @@ var defaultTiming = timing{
 	retry:  5 * time.Millisecond,
 }
 
-// points are what has to be watched to hear of every change of the manifests.
+// points are what has to be watched to notice every change of the manifests.
 type points struct {
 	dirs []string // to watch
-	// names in dirs that matter; in the folder of the manifests those of manifests do, too.
+	// names in dirs that matter; in the manifests' directory, names of manifests also matter.
 	names  map[string]bool
 	folder string
 }
 
-// watchPoints finds them: the folder, and every place where a name on the way to
-// it or to a file in it could come to mean something else. Editors and "mv"
-// replace a file by renaming another one; a mounted ConfigMap replaces a
-// symbolic link (..data) that all its files go through.
+// watchPoints returns the directory, and every place where a name on the way to it or to a file in
+// it can be replaced. Editors and "mv" replace a file by renaming another one; a mounted ConfigMap
+// replaces a symbolic link (..data) through which all its files are reached.
 func watchPoints(path string) points {
 	p := points{names: make(map[string]bool)}
 	dirs := make(map[string]bool)
@@ -62,7 +61,7 @@ func watchPoints(path string) points {
 	if fi, err := os.Stat(end); err == nil && fi.IsDir() {
 		p.folder = end
 		dirs[end] = true
-		des, _ := os.ReadDir(end) // what cannot be read, list reports
+		des, _ := os.ReadDir(end) // list reports unreadable directories
 		for _, de := range des {
 			if de.Type()&fs.ModeSymlink != 0 && isManifest(de.Name()) {
 				follow(filepath.Join(end, de.Name()))
@@ -72,14 +71,13 @@ func watchPoints(path string) points {
 	for dir := range dirs {
 		p.dirs = append(p.dirs, dir)
 	}
-	// A folder above comes first, so that nothing is missed below it.
+	// A parent comes first, so that nothing is missed below it.
 	slices.Sort(p.dirs)
 	return p
 }
 
-// trail lists the names that decide where a path leads: each symbolic link on
-// the way, and the last name or the first that does not exist. end is where it
-// leads, free of links.
+// trail returns the names that determine where a path leads: each symbolic link on the way, and the
+// last name or the first that does not exist. end is the resolved path.
 func trail(path string) (names []string, end string) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -91,7 +89,7 @@ func trail(path string) (names []string, end string) {
 		rest = rest[1:]
 		to, err := os.Readlink(name)
 		switch {
-		case err == nil && links < 40: // as many as Linux follows (path_resolution(7))
+		case err == nil && links < 40: // the limit of Linux (path_resolution(7))
 			links++
 			names = append(names, name)
 			if filepath.IsAbs(to) {
@@ -112,14 +110,14 @@ type watcher struct {
 	timing timing
 	open   func() (*fsnotify.Watcher, error)
 	points points
-	notify *fsnotify.Watcher // nil if there is none
+	notify *fsnotify.Watcher // nil if inotify is not available
 	events chan fsnotify.Event
 	errors chan error
-	err    error // why changes are not heard of at once
+	err    error // why changes are not noticed at once
 }
 
-// watch sets what is watched from now on. Where that fails, the periodic read
-// remains, and it is tried again next time.
+// watch sets what is watched. If it fails, the periodic read remains, and the next call tries
+// again.
 func (w *watcher) watch(p points) {
 	w.err = nil
 	if w.notify == nil {
@@ -131,19 +129,20 @@ func (w *watcher) watch(p points) {
 	}
 	for _, dir := range w.points.dirs {
 		if !slices.Contains(p.dirs, dir) {
-			_ = w.notify.Remove(dir) // gone with the folder, maybe
+			_ = w.notify.Remove(dir) // possibly removed with the directory
 		}
 	}
 	w.points = p
 	for _, dir := range p.dirs {
-		// Also what is watched already: the name may mean another folder now.
+		// Directories already watched are added again, because the name may mean another directory
+		// now.
 		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			w.err = err
 		}
 	}
 }
 
-// problems warns if changes are not heard of at once.
+// problems returns a warning if changes are not noticed at once.
 func (w *watcher) problems(path string) source.Problems {
 	if w.err == nil {
 		return nil
@@ -155,45 +154,44 @@ func (w *watcher) problems(path string) source.Problems {
 	}}
 }
 
-// news says which files may have changed.
-type news struct {
+// changes says which files may have changed.
+type changes struct {
 	all   bool
-	names map[string]bool // of files in the folder
+	names map[string]bool // names of files in the directory
 }
 
-func (n news) of(name string) bool { return n.all || n.names[name] }
+func (n changes) of(name string) bool { return n.all || n.names[name] }
 
-// wait returns when it is time to read again, with what was heard meanwhile, or
-// when ctx has ended.
-func (w *watcher) wait(ctx context.Context) news {
+// wait returns when a read is due, with the changes noticed meanwhile, or when ctx has ended.
+func (w *watcher) wait(ctx context.Context) changes {
 	resync := time.NewTimer(w.timing.resync)
 	defer resync.Stop()
 	var quiet, atMost <-chan time.Time
-	var until time.Time // of quiet
-	heard := news{all: w.err != nil, names: make(map[string]bool)}
+	var until time.Time // end of the quiet period
+	changed := changes{all: w.err != nil, names: make(map[string]bool)}
 	for {
 		select {
 		case <-ctx.Done():
-			return heard
+			return changed
 		case ev := <-w.events:
 			if !w.points.matter(ev.Name) {
 				continue
 			}
 			if w.points.names[ev.Name] || filepath.Dir(ev.Name) != w.points.folder {
-				heard.all = true // links and folders: any file may be another one now
+				changed.all = true // links and directories: any file may have changed
 			}
-			heard.names[filepath.Base(ev.Name)] = true
+			changed.names[filepath.Base(ev.Name)] = true
 			until = later(until, time.Now().Add(w.pause(ev)))
 		case <-w.errors: // the kernel's queue overflowed: anything may have changed
-			heard.all = true
+			changed.all = true
 			until = later(until, time.Now().Add(w.timing.quiet))
 		case <-quiet:
-			return heard
+			return changed
 		case <-atMost:
-			return heard
+			return changed
 		case <-resync.C:
-			heard.all = true
-			return heard
+			changed.all = true
+			return changed
 		}
 		quiet = time.After(time.Until(until))
 		if atMost == nil {
@@ -202,7 +200,7 @@ func (w *watcher) wait(ctx context.Context) news {
 	}
 }
 
-// pause is how long no other change has to follow one.
+// pause returns how long to wait for further changes after an event.
 func (w *watcher) pause(ev fsnotify.Event) time.Duration {
 	if ev.Has(fsnotify.Write) || ev.Has(fsnotify.Remove) {
 		return max(w.timing.quiet, w.timing.rest)
@@ -217,7 +215,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// matter says whether a change of that name can change the manifests.
+// matter reports whether a change of that name can change the manifests.
 func (p points) matter(name string) bool {
 	return p.names[name] || p.folder != "" && (name == p.folder || filepath.Dir(name) == p.folder && isManifest(filepath.Base(name)))
 }

@@ -27,7 +27,7 @@ func overwrite(t *testing.T, path, data string) {
 	}
 }
 
-// clusterIP is the address of a Service that the follower has.
+// clusterIP returns the address of a Service of the follower.
 func (f *follower) clusterIP(name string) string {
 	s, ok := f.objects[service.Ref{Kind: service.KindService, Namespace: "default", Name: name}].(*service.Service)
 	if !ok {
@@ -36,7 +36,7 @@ func (f *follower) clusterIP(name string) string {
 	return s.ClusterIPs[0]
 }
 
-// Editors write a single file in place, or put another into its place.
+// Editors write a file in place, or replace it.
 func TestSingleFileReplaced(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web, "other.yaml": "not looked at"})
 	path := filepath.Join(dir, "web.yaml")
@@ -47,9 +47,9 @@ func TestSingleFileReplaced(t *testing.T) {
 	overwrite(t, path, named("web", "10.96.0.3"))
 	f.until("written in place", func() bool { return f.clusterIP("web") == "10.96.0.3" })
 	rename(t, path, path+"~")
-	f.want("", path+": no such file or folder")
+	f.want("", path+": no such file or directory")
 	overwrite(t, path, "") // as "kubectl get ... > web.yaml" begins
-	f.want("", path+": is empty: remove it if that is meant, or write a comment into it")
+	f.want("", path+": is empty: remove it, or write a comment into it if it is meant to be empty")
 	overwrite(t, path, "# nothing\n")
 	f.want("-web")
 	rename(t, path+"~", path)
@@ -86,8 +86,8 @@ func TestHalfWrittenFile(t *testing.T) {
 	}
 }
 
-// Changes that follow one another closely are one event. The quiet time is long, for the machine
-// may be busy.
+// Changes in quick succession are one event. The quiet time is long, because the machine may be
+// busy.
 func TestQuietTime(t *testing.T) {
 	dir := t.TempDir()
 	s := New(dir)
@@ -101,8 +101,8 @@ func TestQuietTime(t *testing.T) {
 	f.want("+a +b +c")
 }
 
-// Many writes are few events, and the last write counts. The quiet time is long, for where each
-// write has to wait, be it for a CPU, each may be alone.
+// Many writes cause few events, and the last write counts. The quiet time is long, because on a
+// busy machine each write may be delayed.
 func TestFlood(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	s := New(dir)
@@ -120,7 +120,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// Writes that never end do not put off the event for ever.
+// Endless writes do not delay the event forever.
 func TestEndlessFlood(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	s := New(dir)
@@ -161,7 +161,7 @@ func TestSlowReceiver(t *testing.T) {
 	}
 }
 
-// A change that no notification tells of is found by the periodic read.
+// A change without a notification is found by the periodic read.
 func TestMissedChange(t *testing.T) {
 	dir, elsewhere := folder(t, map[string]string{"web.yaml": web}), t.TempDir()
 	// The kernel tells of a change under the name that it was made by.
@@ -176,7 +176,7 @@ func TestMissedChange(t *testing.T) {
 	f.until("found", func() bool { return f.clusterIP("web") == "10.96.0.2" })
 }
 
-// Without notifications, the periodic read is enough, and the user is told.
+// Without notifications the periodic read suffices, and the user gets a warning.
 func TestNoNotifications(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	var broken atomic.Bool
@@ -199,7 +199,7 @@ func TestNoNotifications(t *testing.T) {
 	f.want("")
 }
 
-// Nothing is left over when the context ends, not even while an event waits.
+// No goroutine remains when the context ends, even while an event waits.
 func TestNoLeaks(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web, "b.yaml": webSlice})
 	descriptors := func() int {
@@ -240,7 +240,7 @@ func TestNoLeaks(t *testing.T) {
 	}
 }
 
-// A file that did not change is not decoded again.
+// An unchanged file is not decoded again.
 func TestUnchangedFilesAreKept(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": web, "b.yaml": webSlice})
 	s := New(dir)

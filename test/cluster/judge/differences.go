@@ -52,7 +52,7 @@ func parsePattern(text string, known []string) (Pattern, error) {
 	return p, nil
 }
 
-// Difference is a row of docs/differences.md that the judge can see: where a
+// Difference is a row of docs/operate/differences.md that the judge can see: where a
 // case is as Case says and kube-proxy's connection ends as KubeProxy says,
 // Beeline's ends in its own way.
 type Difference struct {
@@ -86,13 +86,13 @@ func (o Observation) facts(c *Case) map[string]string {
 	return map[string]string{"result": o.Result, "backend": backend, "place": place, "source": o.Source}
 }
 
-// ReadDifferences reads the first table of docs/differences.md.
+// ReadDifferences reads the first table of docs/operate/differences.md.
 func ReadDifferences() ([]*Difference, error) {
 	sources, err := node.Sources()
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(sources, "docs", "differences.md")
+	path := filepath.Join(sources, "docs", "operate", "differences.md")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err

@@ -32,7 +32,7 @@ var (
 )
 
 // R1 to R31: whatever a client asks of a Service, what becomes of it is what
-// becomes of it with kube-proxy, but for what docs/differences.md says.
+// becomes of it with kube-proxy, but for what docs/operate/differences.md says.
 func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	differences, err := ReadDifferences()
 	if err != nil {

@@ -2,7 +2,7 @@
 
 // Package judge compares Beeline with the real kube-proxy: the same objects, the
 // same client, the same question to both, and then what became of the
-// connection. docs/differences.md says where the answers may differ, and nothing
+// connection. docs/operate/differences.md says where the answers may differ, and nothing
 // else may.
 package judge
 

@@ -77,7 +77,7 @@ func (r *report) showAll(t *testing.T) {
 	for _, v := range r.all {
 		text := fmt.Sprintf("case %s, %+v: kube-proxy: %v; Beeline: %v; wanted: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
 		for _, row := range v.Rows {
-			text += fmt.Sprintf("; docs/differences.md:%d", row.Line)
+			text += fmt.Sprintf("; docs/operate/differences.md:%d", row.Line)
 		}
 		t.Log(text)
 	}
@@ -90,9 +90,9 @@ func (r *report) wantWhole(t *testing.T, differences []*Difference) {
 		t.Errorf("%d cases have been judged, want at least %d", n, want)
 	}
 	for _, row := range differences {
-		t.Logf("docs/differences.md:%d explains %d cases", row.Line, r.byRow[row])
+		t.Logf("docs/operate/differences.md:%d explains %d cases", row.Line, r.byRow[row])
 		if r.byRow[row] == 0 {
-			t.Errorf("docs/differences.md:%d tells of a difference that no case shows: the row is wrong, or the cases lack something", row.Line)
+			t.Errorf("docs/operate/differences.md:%d tells of a difference that no case shows: the row is wrong, or the cases lack something", row.Line)
 		}
 	}
 }
@@ -102,7 +102,7 @@ func (r *report) wantWhole(t *testing.T, differences []*Difference) {
 func describe(t *testing.T, l *lab.Lab, v *Verdict) string {
 	t.Helper()
 	var b strings.Builder
-	fmt.Fprintf(&b, "case %s: what Beeline does is not what kube-proxy does, and docs/differences.md does not say so.\n", v.ID)
+	fmt.Fprintf(&b, "case %s: what Beeline does is not what kube-proxy does, and docs/operate/differences.md does not say so.\n", v.ID)
 	fmt.Fprintf(&b, "kube-proxy: %v\nBeeline:    %v\nwanted:     %v\n", v.KubeProxy, v.Beeline, v.Expected)
 	path := *file
 	if path == "" {

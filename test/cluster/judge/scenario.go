@@ -87,7 +87,7 @@ type Case struct {
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// Facts are a case in the words that patterns use: those of docs/differences.md
+// Facts are a case in the words that patterns use: those of docs/operate/differences.md
 // and those whose pairs the generator has to meet.
 func (c *Case) Facts() map[string]string {
 	s, p := &c.Scenario, &c.Probe

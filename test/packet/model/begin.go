@@ -15,23 +15,23 @@ func noSource(a netip.Addr) bool {
 
 func (v *visit) begin() Result {
 	if noSource(v.tuple.Source) {
-		return v.pass(DropMalformed)
+		return v.pass(Malformed)
 	}
-	if v.wrapped == nil && v.metLater() {
-		return v.pass(NotOurs)
+	if v.wrapped == nil && v.handledAtEgress() {
+		return v.pass(NotService)
 	}
-	f, ok := v.frontendTold(v.tuple)
+	f, ok := v.frontendOfBalancer(v.tuple)
 	if v.wrapped == nil {
 		f, ok = v.Tables.find(v.tuple)
 	}
 	if !ok {
 		if v.isService(v.tuple.Destination) {
-			return v.drop(DropUnused)
+			return v.drop(DropNoService)
 		}
-		return v.pass(NotOurs)
+		return v.pass(NotService)
 	}
 	if v.tuple.Destination.IsLoopback() {
-		return v.pass(NotOurs)
+		return v.pass(NotService)
 	}
 	if f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
 		return v.drop(DropSource)
@@ -47,7 +47,7 @@ func (v *visit) begin() Result {
 		return v.judge(decision.Verdict)
 	}
 	if v.wrapped != nil {
-		id = v.wrapped.told
+		id = v.wrapped.chosen
 	} else if !goesOn {
 		id, dsr = v.choose(f, decision.Slots, hash), f.DSR
 	}
@@ -60,7 +60,7 @@ func (v *visit) begin() Result {
 	}
 	track := &Track{
 		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now,
-		Local: backend.Local, Told: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
+		Local: backend.Local, FromBalancer: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
 	}
 	track.Becomes.Destination, track.Becomes.DestinationPort = backend.Address, backend.Port
 	if goesOn {
@@ -76,7 +76,7 @@ func (v *visit) begin() Result {
 		return v.beginHairpin(track, hash)
 	}
 	reason := v.keep(track, hash, v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0)
-	if reason != New && reason != Adopted {
+	if reason != New && reason != Recovered {
 		return v.drop(reason)
 	}
 	v.Counts[reason]++
@@ -88,7 +88,7 @@ func (v *visit) judge(verdict Verdict) Result {
 	case Drop:
 		return v.drop(DropPolicy)
 	case Pass:
-		return v.pass(NotOurs)
+		return v.pass(NotService)
 	}
 	if v.flags&rst != 0 || v.fragment == laterFragment {
 		return v.drop(Rejected)
@@ -109,9 +109,9 @@ func (v *visit) own(device uint32) netip.Addr {
 func (v *visit) outOfHops() Result {
 	own := v.own(v.device)
 	if !own.IsValid() || v.fragment == laterFragment {
-		return v.drop(DropHops)
+		return v.drop(TTLExceeded)
 	}
-	v.Counts[DropHops]++
+	v.Counts[TTLExceeded]++
 	return Result{Action: ActionSend, Frame: v.timeExceeded(own)}
 }
 
@@ -149,7 +149,7 @@ func (v *visit) beginRemote(track *Track, hash uint32) Result {
 	}
 	track.Becomes.Source = own
 	reason := v.keep(track, hash, false)
-	if reason != New && reason != Adopted {
+	if reason != New && reason != Recovered {
 		return v.drop(reason)
 	}
 	return v.send(track.Becomes, hop, reason)
@@ -169,7 +169,7 @@ func (v *visit) beginHairpin(track *Track, hash uint32) Result {
 	}
 	track.Becomes.Source, track.Local = v.tuple.Destination, false
 	reason := v.keep(track, hash, false)
-	if reason != New && reason != Adopted {
+	if reason != New && reason != Recovered {
 		return v.drop(reason)
 	}
 	return v.send(track.Becomes, hop, reason)
@@ -180,7 +180,7 @@ func (v *visit) keep(track *Track, hash uint32, keepPort bool) Reason {
 	v.noteFirst(track)
 	other, half, ok := v.port(track, hash, keepPort)
 	switch {
-	case !ok && v.beginsNothing(track):
+	case !ok && v.isInvalid(track):
 		return DropInvalid
 	case !ok:
 		return DropNoPort
@@ -194,7 +194,7 @@ func (v *visit) keep(track *Track, hash uint32, keepPort bool) Reason {
 	} else {
 		v.Tracks[v.tuple] = track
 	}
-	return Adopted
+	return Recovered
 }
 
 func (v *visit) leftToTC(hop *NextHop) bool {

@@ -34,7 +34,7 @@ func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, 
 	if v.tuple.Protocol == SCTP {
 		attempts, keep = 1, true
 	}
-	nothing := v.beginsNothing(track)
+	nothing := v.isInvalid(track)
 	if nothing {
 		attempts = min(attempts, 8)
 	}
@@ -49,7 +49,7 @@ func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, 
 		}
 		taken, half := v.Edge.find(track.Becomes.Reverse())
 		if taken != nil && taken.State == StateClosed && v.tuple.Protocol == SCTP && !nothing && taken.Becomes.Reverse() != v.tuple {
-			v.giveWay(track.Becomes.Reverse(), taken)
+			v.evict(track.Becomes.Reverse(), taken)
 			taken = nil
 		}
 		if taken == nil && !nothing || taken != nil && taken.Becomes.Reverse() == v.tuple {

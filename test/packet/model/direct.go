@@ -68,7 +68,7 @@ func (v *visit) way(track *Track) (d direct, result Result, ok bool) {
 }
 
 func (v *visit) beginDirect(track *Track) Result {
-	if v.beginsNothing(track) {
+	if v.isInvalid(track) {
 		return v.drop(DropInvalid)
 	}
 	d, result, ok := v.way(track)
@@ -128,8 +128,8 @@ func (v *visit) noteLater(track *Track, half bool) {
 	}
 }
 
-// beginsNothing says that a packet neither begins a connection nor goes on with one.
-func (v *visit) beginsNothing(track *Track) bool {
+// isInvalid says that a packet neither begins a connection nor goes on with one.
+func (v *visit) isInvalid(track *Track) bool {
 	if v.fragment == laterFragment || v.tuple.Protocol == UDP || track.State != StateNew {
 		return false
 	}
@@ -172,7 +172,7 @@ func (v *visit) servedBy(f Frontend, track *Track) bool {
 
 func (v *visit) sendDirect(d direct, reason Reason) Result {
 	if d.dsr == Opt && !v.is6() && v.l4-l3 > 60-8 {
-		return v.drop(DropFault) // no room for an option
+		return v.drop(DropRewriteFailed) // no room for an option
 	}
 	v.Counts[reason]++
 	out := v.encapsulated(d)

@@ -18,7 +18,7 @@ func (v *visit) echo() (Result, bool) {
 		return v.drop(DropFragment), true
 	}
 	if end := l3 + v.length; end > len(v.frame) || v.l4+8 > end {
-		return v.pass(DropMalformed), true
+		return v.pass(Malformed), true
 	}
 	if message := v.frame[v.l4:]; message[0] != request || message[1] != 0 {
 		return Result{}, false

@@ -7,49 +7,49 @@ import "net/netip"
 // Reason is why a packet met what it met, as enum edge_reason.
 type Reason int
 
-// As in bpf/lib/edge_types.h.
+// As in bpf/state/types.h.
 const (
-	NotOurs Reason = iota
+	NotService Reason = iota
 	Established
 	Reply
 	New
-	Adopted
+	Recovered
 	Untracked
 	ICMPError
 	Rejected
 	Echoed
 	DropPolicy
 	DropSource
-	DropUnused
+	DropNoService
 	DropNoBackend
 	DropNoRoute
 	DropForwarding
 	DropNoAddress
 	DropNoPort
 	DropSCTPPort
-	DropNoRecord
+	DropInsertFailed
 	DropSpoofed
-	DropNotHere
+	DropBackendNotLocal
 	DropFragment
 	DropInvalid
-	DropMalformed
-	DropFault
-	DropHops
+	Malformed
+	DropRewriteFailed
+	TTLExceeded
 	DropTooBig
-	DropRate
+	ICMPRateLimited
 	DropRedirect
 	Fragmented
 	ToTC
 	Reasons
 )
 
-// State of a flow, as enum track_state.
+// State of a flow, as enum ct_state.
 type State uint8
 
-// As in bpf/lib/edge_types.h.
+// As in bpf/state/types.h.
 const (
 	StateNew State = iota
-	StateAnswered
+	StateReplied
 	StateEstablished
 	StateClosing
 	StateClosed
@@ -63,7 +63,7 @@ type Track struct {
 	State            State
 	Reply, Local     bool
 	Fin              bool
-	Told             bool // a balancer has sent the client's packets here
+	FromBalancer     bool // a balancer has sent the client's packets here
 	Later            bool // of UDP: this side has gone on two seconds after the flow began
 	DSR              DSR  // of the client's packets; without a record of the others then
 	// Of TCP: what this side has acknowledged last, and what follows the last that it
@@ -157,7 +157,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	p, result := parse(frame)
 	v := &visit{e, p, xdp, device, nil}
 	if [6]byte(frame) != e.MACs[device] {
-		return v.pass(NotOurs)
+		return v.pass(NotService)
 	}
 	if result != malformed && p.length > 0 {
 		if r, done := v.open(result); done {
@@ -175,14 +175,14 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		if result, ok := v.otherProtocol(bySource); ok {
 			return result
 		}
-		return v.pass(NotOurs)
+		return v.pass(NotService)
 	case result == malformed:
-		return v.pass(DropMalformed)
+		return v.pass(Malformed)
 	case !v.fragmentPorts():
 		if v.serviceAloneHas(v.tuple.Destination) {
 			return v.drop(DropFragment)
 		}
-		return v.pass(NotOurs)
+		return v.pass(NotService)
 	}
 	if result, ok := v.untracked(); ok {
 		return result
@@ -190,10 +190,10 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	track, half := e.find(v.tuple)
 	if track != nil {
 		if track.Reply && track.Local {
-			return v.pass(NotOurs)
+			return v.pass(NotService)
 		}
 		if half && !track.Reply && v.wrapped == nil {
-			if stable := v.pretended(track); stable != nil {
+			if stable := v.forgedSYN(track); stable != nil {
 				d, result, ok := v.way(stable)
 				if !ok {
 					return result
@@ -205,7 +205,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		if v.wrapped == nil && v.flags&(syn|ack) == syn && !v.servesStill(track) {
 			begins = true // nobody is there who could judge
 		}
-		if v.wrapped != nil && v.flags&(syn|ack) == syn && !v.toldServes(track) {
+		if v.wrapped != nil && v.flags&(syn|ack) == syn && !v.chosenServes(track) {
 			begins = true // as above
 		}
 		if (track.Reply || !begins) && !v.yields(track) {
@@ -213,7 +213,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		}
 	}
 	if v.wrapped != nil {
-		if r, done := v.told(); done {
+		if r, done := v.chosenByBalancer(); done {
 			return r
 		}
 	}
@@ -264,12 +264,12 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 func (v *visit) ofNode() Result {
 	f, ok := v.Tables.find(v.tuple)
 	if !ok && v.isService(v.tuple.Destination) {
-		return v.drop(DropUnused)
+		return v.drop(DropNoService)
 	}
 	if ok && !v.tuple.Destination.IsLoopback() && f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
 		return v.drop(DropSource)
 	}
-	return v.pass(NotOurs)
+	return v.pass(NotService)
 }
 
 // fragmentPorts has a datagram's first fragment lend its ports to the others, for 30 seconds, if
@@ -280,7 +280,7 @@ func (v *visit) fragmentPorts() bool {
 	case firstFragment:
 		_, ok := v.Tables.find(v.tuple)
 		if v.wrapped != nil {
-			_, ok = v.frontendTold(v.tuple)
+			_, ok = v.frontendOfBalancer(v.tuple)
 		}
 		if track, _ := v.Edge.find(v.tuple); ok || track != nil {
 			v.Fragments[key] = Fragment{v.tuple.SourcePort, v.tuple.DestinationPort, v.Now}

@@ -17,7 +17,7 @@ type wrapping struct {
 	backend     netip.Addr
 	port        uint16 // of the backend; 0: not told
 	ecn         byte   // of the outer header
-	told        uint32 // the backend's id
+	chosen      uint32 // the backend's id
 }
 
 // unwrap reads what is in a packet, if there is a whole one.
@@ -146,7 +146,7 @@ func (v *visit) open(result parsed) (r Result, done bool) {
 	if !ok {
 		return Result{}, false
 	}
-	_, concerned := v.frontendTold(inside.tuple)
+	_, concerned := v.frontendOfBalancer(inside.tuple)
 	if track, _ := v.Edge.find(inside.tuple); track != nil && track.Local {
 		concerned = true
 	}
@@ -160,7 +160,7 @@ func (v *visit) open(result parsed) (r Result, done bool) {
 	case !may:
 		return v.drop(DropSpoofed), true
 	case w.kind != Opt && !inside.join(w.ecn):
-		return v.pass(DropMalformed), true
+		return v.pass(Malformed), true
 	}
 	v.packet, v.wrapped = inside, w
 	return Result{}, false
@@ -176,9 +176,9 @@ func (v *visit) isBalancer(a netip.Addr) bool {
 	return covers(v.Balancers, a) >= 0
 }
 
-// frontendTold is the frontend that a balancer has been asked for; a NodePort of it is this
+// frontendOfBalancer is the frontend that a balancer has been asked for; a NodePort of it is this
 // node's, too.
-func (v *visit) frontendTold(to Tuple) (Frontend, bool) {
+func (v *visit) frontendOfBalancer(to Tuple) (Frontend, bool) {
 	f, ok := v.Tables.find(to)
 	if ok || !v.isBalancer(to.Destination) {
 		return f, ok
@@ -191,17 +191,17 @@ func (v *visit) frontendTold(to Tuple) (Frontend, bool) {
 	return f, ok && f.NodePort
 }
 
-// toldServes says whether a flow's backend serves what a balancer has been asked.
-func (v *visit) toldServes(track *Track) bool {
-	f, _ := v.frontendTold(v.tuple)
+// chosenServes says whether a flow's backend serves what a balancer has been asked.
+func (v *visit) chosenServes(track *Track) bool {
+	f, _ := v.frontendOfBalancer(v.tuple)
 	return v.servedBy(f, track)
 }
 
-// told finds the backend that the balancer has chosen.
-func (v *visit) told() (r Result, done bool) {
-	f, ok := v.frontendTold(v.tuple)
+// chosenByBalancer finds the backend that the balancer has chosen.
+func (v *visit) chosenByBalancer() (r Result, done bool) {
+	f, ok := v.frontendOfBalancer(v.tuple)
 	if !ok || v.tuple.Destination.IsLoopback() {
-		return v.pass(NotOurs), true
+		return v.pass(NotService), true
 	}
 	var found Backend
 	for _, d := range []Decision{f.Pod, f.Outside} {
@@ -210,20 +210,20 @@ func (v *visit) told() (r Result, done bool) {
 			v.SortMembers(slots)
 		}
 		for _, id := range slots {
-			if b, ok := v.Backends[id]; ok && v.wrapped.told == 0 && b.Address == v.wrapped.backend && (v.wrapped.port == 0 || b.Port == v.wrapped.port) {
-				v.wrapped.told, found = id, b
+			if b, ok := v.Backends[id]; ok && v.wrapped.chosen == 0 && b.Address == v.wrapped.backend && (v.wrapped.port == 0 || b.Port == v.wrapped.port) {
+				v.wrapped.chosen, found = id, b
 			}
 		}
 	}
 	switch {
-	case v.wrapped.kind == Opt && (v.wrapped.told == 0 || f.DSR != Opt):
+	case v.wrapped.kind == Opt && (v.wrapped.chosen == 0 || f.DSR != Opt):
 		return v.drop(DropSpoofed), true
-	case v.wrapped.told == 0:
-		return v.drop(DropNotHere), true
+	case v.wrapped.chosen == 0:
+		return v.drop(DropBackendNotLocal), true
 	case !found.Local && v.Route(v.wrapped.destination) != nil:
-		return v.pass(NotOurs), true
+		return v.pass(NotService), true
 	case !found.Local:
-		return v.drop(DropNotHere), true
+		return v.drop(DropBackendNotLocal), true
 	}
 	return Result{}, false
 }

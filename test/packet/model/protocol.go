@@ -29,14 +29,14 @@ func (v *visit) otherProtocol(c class) (Result, bool) {
 		return Result{}, false
 	}
 	if end := l3 + v.length; noSource(v.tuple.Source) || end > len(v.frame) || v.l4 > end {
-		return v.pass(DropMalformed), true
+		return v.pass(Malformed), true
 	}
 	decision := f.Outside
 	switch {
 	case !ok:
-		return v.drop(DropUnused), true
+		return v.drop(DropNoService), true
 	case c == theNode: // the tables here say nothing of it
-		return v.pass(NotOurs), true
+		return v.pass(NotService), true
 	case v.isPod(v.tuple.Source):
 		decision = f.Pod
 	}

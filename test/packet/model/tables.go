@@ -14,7 +14,7 @@ import (
 // Verdict is what becomes of a client's packet that meets no backend.
 type Verdict uint32
 
-// As enum verdict in bpf/lib/types.h.
+// As enum verdict in bpf/lb/types.h.
 const (
 	Pass Verdict = iota
 	Reject
@@ -57,7 +57,7 @@ func (t *Tables) SortMembers(ids []uint32) {
 // DSR is how a client's packets get to a backend of another node with the client's address.
 type DSR uint8
 
-// As enum dsr in bpf/lib/types.h.
+// As enum dsr in bpf/lb/types.h.
 const (
 	SNAT DSR = iota // they do not
 	IPIP
@@ -147,8 +147,8 @@ func (t *Tables) isService(a netip.Addr) bool {
 	return service >= 0 && service > covers(t.Pods, a)
 }
 
-// metLater says that a packet of a pod is met where it leaves the node, or nowhere.
-func (v *visit) metLater() bool {
+// handledAtEgress says that a packet of a pod is met where it leaves the node, or nowhere.
+func (v *visit) handledAtEgress() bool {
 	to := v.tuple
 	_, exact := v.Frontends[FrontendKey{to.Destination, to.DestinationPort, to.Protocol}]
 	return !v.xdp && v.PodsAt[v.device] && (!exact || v.Route(to.Destination) != nil)

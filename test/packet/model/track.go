@@ -22,8 +22,8 @@ func (v *visit) end(track *Track) {
 	v.remove(v.tuple)
 }
 
-// giveWay removes a flow, one of whose records has a key, for another one to have its port.
-func (v *visit) giveWay(key Tuple, track *Track) {
+// evict removes a flow, one of whose records has a key, for another one to have its port.
+func (v *visit) evict(key Tuple, track *Track) {
 	other, _ := v.Edge.find(track.Becomes.Reverse())
 	if other != nil && other.Becomes.Reverse() == key {
 		v.remove(track.Becomes.Reverse())
@@ -35,7 +35,7 @@ func (v *visit) giveWay(key Tuple, track *Track) {
 func (t *Track) turned(key Tuple) *Track {
 	other := &Track{
 		Becomes: key.Reverse(), Service: t.Service, Backend: t.Backend, LastSeen: t.LastSeen,
-		State: t.State, Reply: !t.Reply, Local: t.Local, Told: t.Told,
+		State: t.State, Reply: !t.Reply, Local: t.Local, FromBalancer: t.FromBalancer,
 	}
 	if key.Protocol == UDP {
 		other.Next = t.Next
@@ -107,9 +107,9 @@ func (v *visit) note(track *Track, half bool) {
 	}
 	v.noteLater(track, half)
 	if half && track.Reply && track.State == StateNew {
-		track.State = StateAnswered
+		track.State = StateReplied
 		if other := v.otherOf(track); other != nil && other.State == StateNew {
-			other.State = StateAnswered
+			other.State = StateReplied
 		}
 	}
 	if v.tuple.Protocol != TCP || v.fragment == laterFragment {
@@ -142,7 +142,7 @@ func (v *visit) heard(track *Track) bool {
 		return false
 	}
 	if v.tuple.Protocol != TCP {
-		return track.State == StateAnswered
+		return track.State == StateReplied
 	}
 	return track.State != StateClosed && v.flags&ack != 0 && other != nil && other.Next != 0 && other.Next-v.acknowledged < window
 }

@@ -47,9 +47,9 @@ func (v *visit) before(f Frontend, hash uint32) uint32 {
 	return slot.Stable
 }
 
-// pretended is where a packet goes that does not go on near a forged SYN with its ends; nil if
+// forgedSYN is where a packet goes that does not go on near a forged SYN with its ends; nil if
 // it is the record's, or nobody knows.
-func (v *visit) pretended(track *Track) *Track {
+func (v *visit) forgedSYN(track *Track) *Track {
 	if v.tuple.Protocol != TCP || v.fragment == laterFragment || track.Next == 0 || v.sequenceNear(track.Next) {
 		return nil
 	}

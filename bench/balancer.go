@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// Of each run of wrk. CPU time is that of the whole machine.
+var (
+	metricRequests   = result.Metric{Name: "requests", Unit: "1", Better: result.None}
+	metricPerSecond  = result.Metric{Name: "requests per second", Unit: "1/s", Better: result.Higher}
+	metricRequestCPU = result.Metric{Name: "CPU time per request", Unit: "us", Better: result.Lower}
+)
+
+const (
+	balancerRounds  = 7 // at most
+	balancerSeconds = 2 // of each run
+	smokeSeconds    = 1 // wrk knows nothing shorter
+)
+
+func runBalancer(ctx context.Context, b *bench) (err error) {
+	rig, err := newBalancerRig(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	all := rig.ways()
+	for _, w := range all {
+		if err := w.prove(ctx); err != nil {
+			return fmt.Errorf("%s: %w", w.name, err)
+		}
+	}
+	rounds, seconds := min(b.runs, balancerRounds), balancerSeconds
+	if b.smoke {
+		seconds = smokeSeconds
+	}
+	for round := range rounds {
+		for _, i := range turns(round, len(all)) {
+			if err := all[i].measure(ctx, b, seconds); err != nil {
+				return fmt.Errorf("%s: %w", all[i].name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// fewestRequests is what a run has at least: with fewer, packets of the kernel's own would count.
+const fewestRequests = 200
+
+// measure is one run of wrk. On a busy machine it may get no CPU for nearly all of it: that is no run.
+func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
+	const tries = 10
+	for range tries {
+		if err := w.run(ctx, b, seconds); !errors.Is(err, errNoAnswer) {
+			return err
+		}
+	}
+	return fmt.Errorf("fewer than %d requests in %d s, %d times in turn", fewestRequests, seconds, tries)
+}
+
+// run is that, and the proof that its requests went that way.
+func (w *way) run(ctx context.Context, b *bench, seconds int) error {
+	before, err := w.traffic()
+	if err != nil {
+		return err
+	}
+	used := usageNow()
+	r, err := runWrk(ctx, w.world.Host("client"), w.to, seconds)
+	if err != nil {
+		return err
+	}
+	if r.Requests < fewestRequests {
+		return errNoAnswer
+	}
+	busy := usageNow().busy - used.busy
+	after, err := w.traffic()
+	if err != nil {
+		return err
+	}
+	add := func(m result.Metric, value float64) {
+		row := result.Row{Series: waySeries(w.name), Metric: m}
+		if w.name != wayOfDirect && m.Better != result.None {
+			row.Against = wayOfDirect
+		}
+		b.results.Add(row, value)
+	}
+	requests := float64(r.Requests)
+	add(metricRequests, requests)
+	add(metricPerSecond, requests/r.Microseconds*1e6)
+	add(metricP50, r.P50)
+	add(metricP99, r.P99)
+	add(metricRequestCPU, float64(busy.Microseconds())/requests)
+	return w.proveTraffic(before, after, r.Requests)
+}
+
+func waySeries(way string) result.Series {
+	return result.Series{Part: partBalancer, Scenario: "HTTP, connections kept open", Side: way, Family: "IPv4",
+		Parameters: result.Parameters{"connections": wrkConnections, "servers": len(webPods)}}
+}
+
+func printBalancer(r *report) {
+	rates := func(way string) []float64 { return r.results.Samples(waySeries(way), metricPerSecond) }
+	direct, sockmap := rates(wayOfDirect), rates(wayOfSockmap)
+	r.say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", wrkThreads, wrkConnections, answerLength, len(direct))
+	r.say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
+	for _, row := range r.results.Of(partBalancer, metricPerSecond) {
+		median := func(m result.Metric) float64 { return stat.Median(r.results.Samples(row.Series, m)) }
+		r.say("  %-24s %10.0f %8.0f -%7.0f %8.0f %8.0f %8.1f   %-23s %-23s", row.Side,
+			median(metricPerSecond), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1),
+			median(metricP50), median(metricP99), median(metricRequestCPU),
+			stat.MedianInterval(stat.Ratios(row.Samples, direct)), stat.MedianInterval(stat.Ratios(row.Samples, sockmap)))
+	}
+}

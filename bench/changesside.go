@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/test/lab"
+)
+
+// A changesSide is a Service proxy that has just been started, and how what it reads is
+// changed.
+type changesSide struct {
+	name   string
+	client *lab.Host // a pod of its node
+	pid    int
+	begin  time.Time // of its start
+	write  func(ctx context.Context, backend *lab.Host) error
+	count  int
+	pause  time.Duration
+	// apart is the time between two connections.
+	apart time.Duration
+}
+
+// measure waits until the side serves, and changes the Service again and again.
+func (c *changesRun) measure(ctx context.Context, s changesSide) error {
+	at, err := c.await(ctx, s, changingPods[0])
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	c.add(s, scenarioFirst, metricTime, milliseconds(at.Sub(s.begin)))
+	if c.smoke {
+		s.count = 2
+	}
+	for i := range s.count {
+		if err := pause(ctx, s.pause); err != nil {
+			return err
+		}
+		pod := changingPods[(i+1)%2]
+		begin := time.Now()
+		if err := s.write(ctx, c.world.Host(pod)); err != nil {
+			return err
+		}
+		at, err := c.await(ctx, s, pod)
+		if err != nil {
+			return fmt.Errorf("%s: change %d: %w", s.name, i+1, err)
+		}
+		c.add(s, scenarioServed, metricTime, milliseconds(at.Sub(begin)))
+	}
+	// The next side finds the Service as this one did.
+	if err := s.write(ctx, c.world.Host(changingPods[0])); err != nil {
+		return err
+	}
+	resident, peak, err := residentMiB(s.pid)
+	if err != nil {
+		return err
+	}
+	c.add(s, scenarioServed, metricResident, resident)
+	c.add(s, scenarioServed, metricPeak, peak)
+	return nil
+}
+
+func (c *changesRun) add(s changesSide, scenario string, m result.Metric, value float64) {
+	c.results.Add(result.Row{Metric: m, Series: result.Series{Part: partChanges, Scenario: scenario, Side: s.name,
+		Parameters: result.Parameters{"services": c.many.services, "endpoints": c.many.endpoints}}}, value)
+}
+
+func printChanges(r *report) {
+	rows, services := r.results.Of(partChanges, metricResident), 0
+	if !slices.ContainsFunc(rows, func(row result.Row) bool { return strings.HasPrefix(row.Side, proxySides) }) {
+		r.say("\nThere was no Kubernetes to run at --controlplane, so only files are measured.")
+	}
+	for _, row := range rows {
+		if n := row.Parameters["services"]; n != services {
+			services = n
+			r.say("\n%d Services with %d endpoints each; times in ms, memory in MiB\n", n, row.Parameters["endpoints"])
+			r.say("  %-34s %9s %9s %9s   %18s %5s %9s %9s", "", "start", "change", "p99", "least - most", "n", "resident", "at most")
+		}
+		times := r.results.Samples(row.Series, metricTime)
+		start := row.Series
+		start.Scenario = scenarioFirst
+		r.say("  %-34s %9.0f %9.1f %9.1f   %8.1f -%8.1f %5d %9.1f %9.1f", row.Side,
+			stat.Median(r.results.Samples(start, metricTime)), stat.Median(times), stat.Quantile(times, 0.99),
+			stat.Quantile(times, 0), stat.Quantile(times, 1), len(times), stat.Median(row.Samples), stat.Median(r.results.Samples(row.Series, metricPeak)))
+	}
+}
+
+// await opens connections to the Service, one after the other, until one is answered by a
+// pod.
+func (c *changesRun) await(ctx context.Context, s changesSide, pod string) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*controlTimeout)
+	defer cancel()
+	for {
+		answer, err := s.client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, servicePort), "who")
+		at := time.Now()
+		if err == nil && answer.Pod == pod {
+			return at, nil
+		}
+		if ctx.Err() != nil {
+			return at, fmt.Errorf("no new connection is answered by %s (the last by %q: %w)", pod, answer.Pod, err)
+		}
+		time.Sleep(s.apart)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
+// residentMiB is what a process holds, and the most that it did.
+func residentMiB(pid int) (now, most float64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(text)) {
+		fmt.Sscanf(line, "VmRSS: %f kB", &now)
+		fmt.Sscanf(line, "VmHWM: %f kB", &most)
+	}
+	return now / 1024, most / 1024, err
+}
+
+// object is a Service and its EndpointSlices.
+func (m *many) object(number int) (*corev1.Service, []*discoveryv1.EndpointSlice, error) {
+	service, slices := &corev1.Service{}, []*discoveryv1.EndpointSlice{}
+	for i, text := range strings.Split(m.text(number, 0), "---\n") {
+		if i == 0 {
+			if err := yaml.UnmarshalStrict([]byte(text), service); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		slice := &discoveryv1.EndpointSlice{}
+		if err := yaml.UnmarshalStrict([]byte(text), slice); err != nil {
+			return nil, nil, err
+		}
+		slices = append(slices, slice)
+	}
+	return service, slices, nil
+}

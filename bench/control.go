@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/test/node"
+)
+
+// What the agent needs for many Services.
+const (
+	// From the start of the process to all Services being in the tables and the programs
+	// attached; the memory is that of one second later.
+	scenarioCold   = "cold start"
+	scenarioWarm   = "start over the tables of an earlier agent"
+	scenarioChange = "one endpoint changed" // until the backend is in the set
+)
+
+var (
+	metricTime = result.Metric{Name: "time", Unit: "ms", Better: result.Lower}
+	// Of the agent, for each change, over all of them.
+	metricAgentCPU = result.Metric{Name: "CPU time", Unit: "ms", Better: result.Lower}
+	// The rest of what is resident is the program and the tables, as far as the agent
+	// looks at them.
+	metricResident = result.Metric{Name: "resident memory", Unit: "MiB", Better: result.Lower}
+	metricOwn      = result.Metric{Name: "anonymous memory", Unit: "MiB", Better: result.Lower}
+	metricPeak     = result.Metric{Name: "most resident memory", Unit: "MiB", Better: result.Lower}
+)
+
+// controlRun is one run of the part.
+type controlRun struct {
+	results *result.File
+	many    *many
+	agent   *node.Agent
+}
+
+func (r *controlRun) add(scenario string, m result.Metric, value float64) {
+	r.results.Add(result.Row{Metric: m, Series: result.Series{Part: partControl, Scenario: scenario, Side: sideBeeline,
+		Parameters: result.Parameters{"services": r.many.services, "endpoints": r.many.endpoints}}}, value)
+}
+
+const (
+	coldStarts     = 3
+	changes        = 30
+	idle           = 100 * time.Millisecond // between changes
+	controlTimeout = 3 * time.Minute
+)
+
+func runControl(ctx context.Context, b *bench) (err error) {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.end()) }()
+	m := &many{folder: w.folder, services: manyMost, endpoints: endpointsOf, families: []string{"IPv4"}, protocol: corev1.ProtocolTCP}
+	starts, count := coldStarts, changes
+	if b.smoke {
+		m.services, starts, count = 50, 1, 2
+	}
+	if err := m.write(); err != nil {
+		return err
+	}
+	a := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: m.folder}
+	w.agents = append(w.agents, a)
+	r := &controlRun{b.results, m, a}
+	for range starts {
+		if err := r.start(ctx); err != nil {
+			return err
+		}
+	}
+	return r.change(ctx, count)
+}
+
+// start starts the agent with nothing there, and again with everything there.
+func (r *controlRun) start(ctx context.Context) error {
+	a := r.agent
+	if a.Running() {
+		if err := a.Stop(); err != nil {
+			return err
+		}
+		if _, err := a.CLI("cleanup"); err != nil {
+			return fmt.Errorf("cleanup: %w", err)
+		}
+	}
+	cold, err := startTimed(ctx, a, r.many)
+	if err != nil {
+		return fmt.Errorf("cold start: %w", err)
+	}
+	r.add(scenarioCold, metricTime, cold)
+	if err := r.memory(ctx); err != nil {
+		return err
+	}
+	if err := a.Stop(); err != nil {
+		return err
+	}
+	warm, err := startTimed(ctx, a, r.many)
+	if err != nil {
+		return fmt.Errorf("warm start: %w", err)
+	}
+	r.add(scenarioWarm, metricTime, warm)
+	return nil
+}
+
+// startTimed waits for the line that says that the agent is ready, and asks it
+// no question until then; then it makes sure that all is there.
+func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err error) {
+	ready := &lineWatch{want: []byte("msg=ready"), seen: make(chan time.Time, 1)}
+	a.Log = ready
+	begin := time.Now()
+	if err := a.StartOnly(); err != nil {
+		return 0, err
+	}
+	at, err := ready.await(ctx, a)
+	if err != nil {
+		return 0, err
+	}
+	status, err := a.Status()
+	if err != nil {
+		return 0, err
+	}
+	// Each Service has a frontend for its port and one for all others.
+	c := status.Counts
+	if !status.Sync.Synced || c.Services != m.services || c.Frontends != 2*m.services || c.Backends != m.services*m.endpoints {
+		return 0, fmt.Errorf("ready with %+v in the tables; the manifests have %d Services with %d endpoints each", c, m.services, m.endpoints)
+	}
+	return float64(at.Sub(begin).Microseconds()) / 1e3, nil
+}
+
+// memory notes what the agent holds a second after its start.
+func (r *controlRun) memory(ctx context.Context) error {
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.agent.PID()))
+	if err != nil {
+		return err
+	}
+	mebibytes := func(field string) float64 {
+		_, rest, _ := strings.Cut(string(status), field+":")
+		kB, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+		n, _ := strconv.ParseFloat(kB, 64)
+		return n / 1024
+	}
+	r.add(scenarioCold, metricResident, mebibytes("VmRSS"))
+	r.add(scenarioCold, metricOwn, mebibytes("RssAnon"))
+	r.add(scenarioCold, metricPeak, mebibytes("VmHWM"))
+	return nil
+}
+
+// change gives one Service another endpoint, again and again.
+func (r *controlRun) change(ctx context.Context, count int) error {
+	a, m := r.agent, r.many
+	tables, err := openView(a.BPFFS())
+	if err != nil {
+		return err
+	}
+	defer tables.frontends.Close()
+	cpu := endpoint.CPUTime(a.PID())
+	for i := range count {
+		select {
+		case <-time.After(idle):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		// Its first endpoint goes, and the spare one comes.
+		svc, first := i%m.services, m.endpoints
+		begin := time.Now()
+		if err := m.writeOne(svc, first); err != nil {
+			return err
+		}
+		frontend, backend := m.address("IPv4", svc), m.endpoint("IPv4", svc, first)
+		if err := tables.await(ctx, frontend, backend); err != nil {
+			return err
+		}
+		r.add(scenarioChange, metricTime, float64(time.Since(begin).Microseconds())/1e3)
+	}
+	r.add(scenarioChange, metricAgentCPU, float64((endpoint.CPUTime(a.PID())-cpu).Microseconds())/1e3/float64(count))
+	return nil
+}
+
+func printControl(r *report) {
+	cold := r.results.Of(partControl, metricResident)[0].Series
+	r.say("\n%d Services with %d endpoints each, a file for each Service\n", cold.Parameters["services"], cold.Parameters["endpoints"])
+	for _, row := range []struct {
+		text, scenario string
+		metric         result.Metric
+	}{
+		{"cold start", scenarioCold, metricTime},
+		{"start over the tables of an earlier agent", scenarioWarm, metricTime},
+		{"one endpoint changed until it is in the set", scenarioChange, metricTime},
+		{"CPU time of the agent for one change", scenarioChange, metricAgentCPU},
+		{"resident memory of the agent", scenarioCold, metricResident},
+		{"of these its own, not program and tables", scenarioCold, metricOwn},
+		{"the most that was resident", scenarioCold, metricPeak},
+	} {
+		series := cold
+		series.Scenario = row.scenario
+		values := r.results.Samples(series, row.metric)
+		r.say("  %-44s %9.1f %-3s   (%.1f - %.1f, n = %d)", row.text, stat.Median(values), row.metric.Unit,
+			stat.Quantile(values, 0), stat.Quantile(values, 1), len(values))
+	}
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/result"
+)
+
+func docCommand() *cobra.Command {
+	var into string
+	c := &cobra.Command{
+		Use: "doc RESULTS.json", Short: "Print the text of a run again, or put it into a page with the run's charts", Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			results, err := result.Read(args[0])
+			if err != nil {
+				return err
+			}
+			if into == "" {
+				(&report{c.OutOrStdout(), results}).printAll()
+				return nil
+			}
+			if err := document(results, into); err != nil {
+				return fmt.Errorf("--into: %w", err)
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&into, "into", "", "page of Markdown in which to replace what stands between the marks, with pictures in a folder of the page's name")
+	return c
+}
+
+// Between these lines of a page stand the text and the pictures of a run.
+const (
+	markText   = "results"
+	markCharts = "charts"
+	markBegin  = "<!-- %s: begin; `bench doc --into` replaces this -->\n"
+	markEnd    = "<!-- %s: end -->\n"
+)
+
+// document replaces text and pictures in a page.
+func document(results *result.File, path string) error {
+	page, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	(&report{&text, results}).printAll()
+	mark := markText
+	if results.Only(partEndurance) {
+		mark = partEndurance
+	}
+	if page, err = replace(page, mark, "```\n"+text.String()+"```\n"); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if mark != markText { // it has a place of its own, and no charts
+		return os.WriteFile(path, page, 0o644)
+	}
+	folder := strings.TrimSuffix(path, filepath.Ext(path))
+	charts := chart.All(results)
+	var pictures strings.Builder
+	for _, c := range charts {
+		fmt.Fprintf(&pictures, "![%s](%s/%s.svg)\n\n", c.Title(), filepath.Base(folder), c.Name)
+	}
+	if page, err = replace(page, markCharts, strings.TrimSuffix(pictures.String(), "\n")); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	// Pictures of what is not measured any more would stay.
+	old, err := filepath.Glob(filepath.Join(folder, "*.svg"))
+	if err != nil {
+		return err
+	}
+	for _, picture := range old {
+		if err := os.Remove(picture); err != nil {
+			return err
+		}
+	}
+	if _, err := chart.Write(folder, charts, "svg"); err != nil {
+		return err
+	}
+	return os.WriteFile(path, page, 0o644)
+}
+
+// replace puts something between the two marks of a name.
+func replace(page []byte, name, what string) ([]byte, error) {
+	return replaceBetween(page, fmt.Sprintf(markBegin, name), fmt.Sprintf(markEnd, name), name, what)
+}
+
+func replaceBetween(page []byte, begin, end, name, what string) ([]byte, error) {
+	before, rest, found := bytes.Cut(page, []byte(begin))
+	_, after, closed := bytes.Cut(rest, []byte(end))
+	if !found || !closed {
+		return nil, errors.New("there are no lines\n" + begin + end + "one after the other, between which to put the " + name)
+	}
+	return []byte(string(before) + begin + what + end + string(after)), nil
+}

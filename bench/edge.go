@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/result"
+)
+
+// metricPacket is what one program costs in one case, net of the prelude.
+var metricPacket = result.Metric{Name: "time per packet", Unit: "ns", Better: result.Lower}
+
+// The sides of each case beside sideBeeline.
+const (
+	sideMinimal = "minimal"
+	sideRecords = "minimal with records" // beside sideMinimal
+)
+
+// The numbers of flows, and of packets in one sample.
+const (
+	someFlows   = 10_000
+	manyFlows   = 300_000
+	mostFlows   = 1_000_000
+	fewestOfAll = 50_000
+	somePackets = 100_000
+	manyPackets = 250_000
+	onePackets  = 20_000 // each in a run of its own
+	edgeRounds  = 9      // at most
+	// Of a flow with two records, with what the table for half open ones has more,
+	// and its frames in four sets.
+	bytesForFlow = 2*230*5/4 + 4*80
+	memoryPart   = 8 // of the machine's memory, at most
+)
+
+// edgeSize is a number of flows in a lab of its own.
+type edgeSize struct {
+	flows   uint32
+	few     uint32 // flows of cases that are not for many; 0: there are none such
+	records uint32 // --max-flows; 0: the default
+	counts  []uint32
+	packets uint32 // of one sample
+	most    bool
+
+	direct   bool     // the cases of DSR, and its Services
+	families []string // none: both
+}
+
+func (size edgeSize) cases() []edgeCase {
+	if size.direct {
+		return directCases
+	}
+	return edgeCases
+}
+
+// fills says whether so many new flows are a row: where the table is to be full, no fewer than fill it.
+func (size edgeSize) fills(flows uint32) bool {
+	return flows > 1 && (!size.most || flows == size.counts[len(size.counts)-1])
+}
+
+func edgeSizes(b *bench) []edgeSize {
+	if b.smoke {
+		return []edgeSize{
+			{flows: 100, counts: []uint32{1, 100}, packets: 200},
+			{flows: 2000, records: 4400, counts: []uint32{2000}, packets: 400, most: true},
+			{flows: 2000, few: 100, records: 4400, counts: []uint32{1, 100, 2000}, packets: 400, direct: true, families: onlyIPv4},
+			{flows: 100, few: 100, counts: []uint32{1, 100}, packets: 200, direct: true, families: onlyIPv6},
+		}
+	}
+	few := edgeSize{flows: someFlows, counts: []uint32{1, someFlows}, packets: somePackets}
+	sizes := []edgeSize{few}
+	most := uint32(min(mostFlows, b.results.Machine.MemoryMiB<<20/memoryPart/bytesForFlow))
+	if most < fewestOfAll {
+		b.say("There is too little memory to measure more than %d flows.", someFlows)
+		return sizes
+	}
+	sizes = append(sizes, edgeSize{flows: most, records: most / 10 * 22, counts: []uint32{most}, packets: manyPackets, most: true})
+	// Flows with DSR have one record each.
+	direct := edgeSize{flows: most, few: someFlows, records: most / 10 * 12, counts: []uint32{1, someFlows, most}, packets: manyPackets,
+		direct: true, families: onlyIPv4}
+	if most > manyFlows {
+		sizes[1].counts = []uint32{manyFlows, most}
+		direct.counts = []uint32{1, someFlows, manyFlows, most}
+	}
+	few.direct, few.few, few.families = true, someFlows, onlyIPv6
+	return append(sizes, direct, few)
+}
+
+// wanted says whether a row is to be measured: --case, of what is printed of it.
+func (b *bench) wanted(hook, family, name string, flows uint32) bool {
+	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %s %s %d", hook, family, name, flows))
+}
+
+// wantedAt says whether some row of a case is to be measured.
+func (b *bench) wantedAt(size edgeSize, family string, c edgeCase) bool {
+	return slices.ContainsFunc(c.hooks, func(hook string) bool {
+		return slices.ContainsFunc(size.counts, func(flows uint32) bool { return b.wanted(hook, family, c.name, flows) })
+	})
+}
+
+// among says whether a family is one of those named; none: it is.
+func among(families []string, family string) bool {
+	return len(families) == 0 || slices.Contains(families, family)
+}
+
+func runEdge(ctx context.Context, b *bench) error {
+	if err := runPeers(ctx, b); err != nil {
+		return err
+	}
+	for _, size := range edgeSizes(b) {
+		for _, family := range bothFamilies {
+			if !among(size.families, family) {
+				continue
+			}
+			if err := measureEdge(ctx, b, family, size); err != nil {
+				return fmt.Errorf("%s, %d flows: %w", family, size.flows, err)
+			}
+		}
+	}
+	return nil
+}
+
+func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (err error) {
+	var sets []string
+	var cases []edgeCase
+	for _, c := range size.cases() {
+		if (c.many || !size.most) && among(c.families, family) && b.wantedAt(size, family, c) {
+			cases, sets = append(cases, c), append(sets, c.set)
+		}
+	}
+	if len(cases) == 0 {
+		return nil
+	}
+	// The yardstick gets frames of the one, and replies are those of flows that another begins.
+	sets = append(sets, remoteSet(size.direct))
+	if slices.Contains(sets, setLocalAnswer) {
+		sets = append(sets, setLocal)
+	}
+	sets = slices.Compact(slices.Sorted(slices.Values(sets)))
+	// Replies are known when the flows are there.
+	slices.SortStableFunc(sets, func(a, b string) int { return later(a) - later(b) })
+	rig, err := newEdgeRig(ctx, b, family, size, frameRoom(uint32(len(sets)), size.flows))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	return rig.world.Host("node-a").Do(func() error {
+		free, err := pin(b.one.Client)
+		if err != nil {
+			return err
+		}
+		defer free()
+		for _, set := range sets {
+			flows := size.flows
+			if size.few > 0 && !slices.ContainsFunc(cases, func(c edgeCase) bool { return c.set == set && c.many }) {
+				flows = size.few
+			}
+			if err := rig.make(flows, set); err != nil {
+				return err
+			}
+		}
+		for _, c := range cases {
+			for _, hook := range c.hooks {
+				for _, flows := range size.counts {
+					if c.fresh && !size.fills(flows) || flows > rig.sets[c.set].count || !b.wanted(hook, family, c.name, flows) {
+						continue
+					}
+					if err := rig.measure(ctx, b, hook, c, flows, size); err != nil {
+						return fmt.Errorf("%s, %s, %d flows: %w", hook, c.name, flows, err)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func later(set string) int {
+	if set == setReplies {
+		return 1
+	}
+	return 0
+}
+
+// pin keeps the calling thread on one CPU until its result is called.
+func pin(cpu int) (free func(), err error) {
+	var before, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return nil, err
+	}
+	one.Set(cpu)
+	return func() { unix.SchedSetaffinity(0, &before) }, unix.SchedSetaffinity(0, &one)
+}
+
+// measure lets the edge and the yardstick take turns, each after the prelude alone on
+// the same frames.
+func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCase, flows uint32, size edgeSize) error {
+	set := rig.sets[c.set].part(flows)
+	yard := set
+	if c.translated() {
+		yard = rig.sets[remoteSet(rig.direct)].part(flows)
+	}
+	packets := size.packets
+	if c.resized() {
+		set.resized, yard.resized = true, true
+		if hook != hookXDP {
+			packets = min(packets, onePackets)
+			stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+			if err != nil {
+				return fmt.Errorf("count the time of programs: %w", err)
+			}
+			defer stats.Close()
+		}
+	}
+	if err := rig.startOver(c); err != nil {
+		return err
+	}
+	if err := rig.prove(hook, c, set, yard); err != nil {
+		return err
+	}
+	row := func(scenario, side, against string) result.Row {
+		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: partEdge, Scenario: scenario, Hook: hook, Side: side,
+			Family: rig.family, Parameters: result.Parameters{"flows": int(flows)}}}
+	}
+	rounds := min(b.runs, edgeRounds) + 1
+	next := uint32(0)
+	if c.fresh {
+		packets = flows // each is new once
+	}
+	if c.fresh && size.most {
+		// The table is full, and none of the flows has been there.
+		if err := rig.startOver(c); err != nil {
+			return err
+		}
+		next, packets = flows/10*3, flows/10*7/uint32(rounds)
+		if _, _, _, err := rig.drivers[hook].run(targetEdge, set, 0, next); err != nil {
+			return err
+		}
+	}
+	for round := range rounds {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if !size.most {
+			if err := rig.startOver(c); err != nil {
+				return err
+			}
+		}
+		at := next
+		next += packets
+		net, err := rig.sample(hook, targetEdge, c.reason, set, at, packets)
+		if err != nil {
+			return err
+		}
+		minimal, err := rig.sample(hook, targetMinimal, "", yard, at, packets)
+		if err != nil {
+			return err
+		}
+		if round > 0 { // the first one has warmed up
+			b.results.Add(row(c.name, sideBeeline, sideMinimal), net)
+			b.results.Add(row(c.name, sideMinimal, ""), minimal)
+		}
+		if !rig.records(hook, c) {
+			continue
+		}
+		records, err := rig.sample(hook, targetRecords, "", yard, at, packets)
+		if err != nil {
+			return err
+		}
+		if round > 0 {
+			b.results.Add(row(sideRecords, sideRecords, sideMinimal), records)
+			b.results.Add(row(sideRecords, sideMinimal, ""), minimal)
+		}
+	}
+	return nil
+}
+
+// startOver makes the flows new again that are to be.
+func (rig *edgeRig) startOver(c edgeCase) error {
+	if !c.fresh {
+		return nil
+	}
+	return rig.forget()
+}
+
+// sample is what a program costs more than none. With a reason it must have been
+// counted for every packet.
+func (rig *edgeRig) sample(hook string, t target, reason string, set frameSet, next, packets uint32) (float64, error) {
+	_, _, nothing, err := rig.drivers[hook].run(targetNothing, set, next, packets)
+	if err != nil {
+		return 0, err
+	}
+	before, err := rig.counts()
+	if err != nil {
+		return 0, err
+	}
+	_, _, all, err := rig.drivers[hook].run(t, set, next, packets)
+	if err != nil {
+		return 0, err
+	}
+	want := map[string]uint64{}
+	if reason != "" {
+		want[reason] = uint64(packets)
+	}
+	return all - nothing, rig.counted(before, want)
+}

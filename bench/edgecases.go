@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// An edgeCase is packets of one kind at the edge.
+type edgeCase struct {
+	name   string
+	hooks  []string
+	set    string
+	reason string // that is counted for each
+	sent   bool   // on to where it came from; else it is passed on
+	hops   byte   // that it loses
+	// becomes says whether the packet is what it should be.
+	becomes func(rig *edgeRig, before, after segment) bool
+	fresh   bool // each packet begins a flow
+	many    bool // also measured with the most flows
+	// recorded: beside it is measured what a record of each flow costs by itself, at XDP with
+	// IPv4.
+	recorded bool
+
+	direct   string   // kind of DSR by which it is sent on
+	wrapped  bool     // it comes by DSR
+	families []string // none: both
+}
+
+var ingressHooks = []string{hookXDP, hookIngress}
+
+var edgeCases = []edgeCase{
+	{name: "not ours", hooks: ingressHooks, set: setPlain, reason: "not_service", becomes: unchanged, many: true},
+	{name: "established, remote backend", hooks: ingressHooks, set: setRemote, reason: "established", sent: true, hops: 1, becomes: toEndpoint, many: true, recorded: true},
+	{name: "reply, remote backend", hooks: ingressHooks, set: setReplies, reason: "reply", sent: true, hops: 1, becomes: fromService(remotePort), many: true},
+	{name: "established, local backend", hooks: ingressHooks, set: setLocal, reason: "established", becomes: toLocal},
+	{name: "reply, local backend", hooks: []string{hookEgress}, set: setLocalAnswer, reason: "reply", becomes: fromService(localPort)},
+	{name: "not ours", hooks: []string{hookEgress}, set: setPlainOut, reason: "not_service", becomes: unchanged, many: true},
+	{name: "new, TCP", hooks: ingressHooks, set: setSYN, reason: "new", sent: true, hops: 1, becomes: toEndpoint, fresh: true, many: true},
+	{name: "new, UDP", hooks: ingressHooks, set: setDatagram, reason: "new", sent: true, hops: 1, becomes: toEndpoint, fresh: true},
+}
+
+func unchanged(_ *edgeRig, before, after segment) bool { return before == after }
+
+func toEndpoint(rig *edgeRig, _, after segment) bool {
+	return after.from.Addr() == rig.node && after.to.Port() == serverPort && slices.Contains(rig.endpoints, after.to.Addr())
+}
+
+func toLocal(rig *edgeRig, before, after segment) bool {
+	return after.from == before.from && after.to == netip.AddrPortFrom(rig.local, serverPort)
+}
+
+func fromService(port uint16) func(*edgeRig, segment, segment) bool {
+	return func(rig *edgeRig, _, after segment) bool {
+		first := rig.client(0, 0).Addr()
+		return after.from == netip.AddrPortFrom(rig.node, port) && !after.to.Addr().Less(first) && after.to.Addr().Less(plus(first, 200))
+	}
+}
+
+// What the hooks return for a packet that is passed on, and one that is sent back.
+var verdicts = map[string][2]uint32{
+	hookXDP:     {2, 3},          // XDP_PASS, XDP_TX
+	hookIngress: {0xffffffff, 7}, // TC_ACT_UNSPEC, TC_ACT_REDIRECT
+	hookEgress:  {0xffffffff, 7},
+	hookTC:      {0xffffffff, 7},
+}
+
+// runOne has a program get one frame of a set, which must be sent on or passed on. It returns
+// what went in and what came out.
+func (rig *edgeRig) runOne(hook string, t target, set frameSet, at uint32, sent bool) (before segment, hops byte, out []byte, err error) {
+	var in frame
+	if err := rig.frames.Lookup(set.first+at, &in); err != nil {
+		return before, 0, nil, err
+	}
+	if before, hops, err = parseFrame(in[:]); err != nil {
+		return before, 0, nil, err
+	}
+	verdict, out, _, err := rig.drivers[hook].run(t, set, at, 1)
+	if err != nil {
+		return before, 0, nil, fmt.Errorf("%s: %w", before, err)
+	}
+	want := verdicts[hook][0]
+	if sent {
+		want = verdicts[hook][1]
+	}
+	if verdict != want {
+		return before, 0, nil, fmt.Errorf("%s: the program returned %#x, want %#x", before, verdict, want)
+	}
+	return before, hops, out, nil
+}
+
+// proveOne has a program get one frame of a set, and looks at what becomes of it.
+func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sent bool, hops byte, becomes func(*edgeRig, segment, segment) bool) error {
+	before, hopsBefore, out, err := rig.runOne(hook, t, set, at, sent)
+	if err != nil {
+		return err
+	}
+	after, hopsAfter, err := parseFrame(out)
+	if err != nil {
+		return fmt.Errorf("%s became %w", before, err)
+	}
+	if !becomes(rig, before, after) || hopsAfter != hopsBefore-hops || after.flags != before.flags {
+		return fmt.Errorf("%s became %s with %d hops left", before, after, hopsAfter)
+	}
+	return nil
+}
+
+// proveDirect is the same for a packet that is sent on by DSR.
+func (rig *edgeRig) proveDirect(hook string, c edgeCase, set frameSet, at uint32) error {
+	before, hopsBefore, out, err := rig.runOne(hook, targetEdge, set, at, true)
+	if err != nil {
+		return err
+	}
+	after, hopsAfter, j, err := parseDirect(c.direct, out)
+	if err != nil {
+		return fmt.Errorf("%s became %w", before, err)
+	}
+	if !rig.arrived(c.direct, before, after, j) || hopsAfter != hopsBefore-1 {
+		return fmt.Errorf("%s became %s with %d hops left, from %s to %s for %s", before, after, hopsAfter, j.from, j.to, j.named)
+	}
+	return nil
+}
+
+// prove looks at packets of a case before they are timed, at both ends of the set and
+// in its middle, at the edge and at the yardstick.
+func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
+	for _, at := range []uint32{0, set.count / 2, set.count - 1} {
+		prove := func() error { return rig.proveOne(hook, targetEdge, set, at, c.sent, c.hops, c.becomes) }
+		if c.direct != "" {
+			prove = func() error { return rig.proveDirect(hook, c, set, at) }
+		}
+		if err := prove(); err != nil {
+			return fmt.Errorf("edge: %w", err)
+		}
+	}
+	becomes, hops := unchanged, byte(0)
+	if c.translated() {
+		hops = 1
+		becomes = func(rig *edgeRig, before, after segment) bool {
+			return before.from == after.from && after.to.Port() == serverPort && slices.Contains(rig.endpoints, after.to.Addr())
+		}
+	}
+	if err := rig.proveOne(hook, targetMinimal, yard, 0, c.translated(), hops, becomes); err != nil {
+		return fmt.Errorf("yardstick: %w", err)
+	}
+	if rig.records(hook, c) {
+		if err := rig.proveRecorded(yard); err != nil {
+			return err
+		}
+		if err := rig.proveOne(hook, targetRecords, yard, 0, true, hops, becomes); err != nil {
+			return fmt.Errorf("yardstick with records: %w", err)
+		}
+	}
+	return nil
+}
+
+// records says whether the yardstick with records is measured beside a case.
+func (rig *edgeRig) records(hook string, c edgeCase) bool {
+	return c.recorded && rig.recordsAt(hook)
+}
+
+// recordsAt says whether the yardstick with records runs at a hook.
+func (rig *edgeRig) recordsAt(hook string) bool { return hook == hookXDP && rig.family == "IPv4" }
+
+// A minimalFlow is the key of a record (struct minimal_flow in bpf/records.h). Ports are in network byte
+// order.
+type minimalFlow struct {
+	source, destination         [16]byte
+	sourcePort, destinationPort uint16
+	protocol                    uint32
+}
+
+// proveRecorded makes sure that the yardstick has records of a set's flows before packets of the set are
+// timed: of those at both ends and in the middle.
+func (rig *edgeRig) proveRecorded(set frameSet) error {
+	records := rig.drivers[hookXDP].collection.Maps[CostXDPMapMinimalRecords]
+	record := make([]byte, records.ValueSize())
+	for _, at := range []uint32{0, set.count / 2, set.count - 1} {
+		var in frame
+		if err := rig.frames.Lookup(set.first+at, &in); err != nil {
+			return err
+		}
+		s, _, err := parseFrame(in[:])
+		if err != nil {
+			return err
+		}
+		key := minimalFlow{source: s.from.Addr().As16(), destination: s.to.Addr().As16(), sourcePort: datapath.NetworkOrder(s.from.Port()),
+			destinationPort: datapath.NetworkOrder(s.to.Port()), protocol: uint32(s.protocol)}
+		if err := records.Lookup(&key, &record); err != nil {
+			return fmt.Errorf("yardstick with records: the record of %s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// translated says whether the packet gets other ends.
+func (c edgeCase) translated() bool { return c.reason != "not_service" }

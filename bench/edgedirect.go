@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/node"
+)
+
+// The sets of frames of clients whose backends answer them themselves (DSR).
+const (
+	setUntracked = "untracked" // of flows that need no record
+	setGeneve    = "geneve"
+	setOption    = "option"
+	setTracked   = "tracked"   // of flows that all have one
+	setOpening   = "opening"   // the first of flows that all get one
+	setContested = "contested" // of those flows of setUntracked's kind that have one
+	setWrapped   = "wrapped"   // of flows that a balancer has sent here
+)
+
+// The Services with DSR, by the number of their address. The remote one is that of setUntracked
+// and the yardstick's, and the local one that of setWrapped.
+const (
+	publishedLocal = 1 + iota
+	publishedRemote
+	publishedTracked
+	publishedContested
+	publishedGeneve
+	publishedOption
+)
+
+// published is where clients find a Service with DSR.
+func (rig *edgeRig) published(number int) netip.AddrPort {
+	first := netip.MustParseAddr("192.0.2.0")
+	if rig.node.Is6() {
+		first = netip.MustParseAddr("2001:db8:2::")
+	}
+	return netip.AddrPortFrom(plus(first, number), servicePort)
+}
+
+// Of the contested Service these endpoints come first, and all others later: about half of
+// the slots of its table have another backend then.
+const endpointsAtFirst = remoteEndpoints / 2
+
+var (
+	onlyIPv4    = []string{"IPv4"}
+	onlyIPv6    = []string{"IPv6"}
+	directCases = []edgeCase{
+		{name: "DSR, IPIP, untracked", hooks: ingressHooks, set: setUntracked, reason: "untracked", direct: dsrIPIP, many: true},
+		{name: "DSR, IPIP, contested", hooks: ingressHooks, set: setContested, reason: "established", direct: dsrIPIP, families: onlyIPv4},
+		{name: "DSR, IPIP, always tracked", hooks: ingressHooks, set: setTracked, reason: "established", direct: dsrIPIP, many: true},
+		{name: "DSR, IPIP, always tracked, new", hooks: ingressHooks, set: setOpening, reason: "new", direct: dsrIPIP, fresh: true, families: onlyIPv4},
+		{name: "DSR, Geneve, untracked", hooks: ingressHooks, set: setGeneve, reason: "untracked", direct: dsrGeneve, families: onlyIPv4},
+		{name: "DSR, option, untracked", hooks: ingressHooks, set: setOption, reason: "untracked", direct: dsrOpt, families: onlyIPv4},
+		{name: "DSR, backend's node, IPIP", hooks: ingressHooks, set: setWrapped, reason: "established", becomes: toUnwrapped, wrapped: true, families: onlyIPv4},
+	}
+)
+
+func toUnwrapped(rig *edgeRig, before, after segment) bool {
+	before.outer, before.to = after.outer, netip.AddrPortFrom(rig.local, serverPort)
+	return !after.outer[0].IsValid() && after == before
+}
+
+// resized says whether the program gives packets another length.
+func (c edgeCase) resized() bool { return c.direct != "" || c.wrapped }
+
+// addDirect adds the Services with DSR; `later` with what has come to the contested one.
+func (rig *edgeRig) addDirect(later bool) error {
+	services := []struct {
+		name      string
+		number    int
+		kind      string
+		algorithm string
+		endpoints int
+	}{
+		{"remote", publishedRemote, dsrIPIP, "maglev", remoteEndpoints},
+		{"tracked", publishedTracked, dsrIPIP, "random", remoteEndpoints},
+		{"contested", publishedContested, dsrIPIP, "maglev", endpointsAtFirst},
+		{"geneve", publishedGeneve, dsrGeneve, "maglev", remoteEndpoints},
+		{"option", publishedOption, dsrOpt, "maglev", remoteEndpoints},
+	}
+	publish := func(number int, kind, algorithm string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			s.Annotations = map[string]string{service.AnnotationDSR: kind, service.AnnotationAlgorithm: algorithm}
+			s.Spec.ExternalIPs = []string{rig.published(number).Addr().String()}
+		}
+	}
+	for _, s := range services {
+		if later {
+			s.endpoints = remoteEndpoints
+		}
+		if err := rig.addService(s.name, uint8(s.number), publish(s.number, s.kind, s.algorithm), "node-b", rig.endpoints[:s.endpoints]...); err != nil {
+			return err
+		}
+	}
+	return rig.addService("local", publishedLocal, publish(publishedLocal, dsrIPIP, "maglev"), "node-a", rig.local)
+}
+
+// settle waits until an agent's Services need no records, and has about half of the contested
+// one's slots get another backend.
+func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
+	tables, err := awaitUntracked(ctx, agent)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(agent.Stop(), rig.addDirect(true), agent.Start()); err != nil {
+		return err
+	}
+	if _, contested, err := untrackedServices(tables); err != nil || contested != 1 {
+		return errors.Join(err, fmt.Errorf("%d untracked Services are contested, want 1", contested))
+	}
+	return nil
+}
+
+// sweepTimeout is for GC passes of all flows. One is due every ten seconds, but after one that has
+// taken more than half a second, as on a busy machine, a minute later.
+const sweepTimeout = 5 * time.Minute
+
+// awaitUntracked waits until an agent has Services whose flows need no record, and none of
+// these remembers flows from before it was there.
+func awaitUntracked(ctx context.Context, agent *node.Agent) (*datapath.Tables, error) {
+	tables, err := datapath.OpenTables(agent.BPFFS())
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(sweepTimeout); ; time.Sleep(50 * time.Millisecond) {
+		untracked, contested, err := untrackedServices(tables)
+		if err != nil || untracked > 0 && contested == 0 {
+			return tables, err
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return nil, fmt.Errorf("%s: %d of %d untracked Services are contested after %s", agent.Host.Name, contested, untracked, sweepTimeout)
+		}
+	}
+}
+
+// untrackedServices counts the service ports whose flows need no record, and those of them that
+// have contested slots.
+func untrackedServices(tables *datapath.Tables) (all, contested int, err error) {
+	index, err := tables.Frontends.All()
+	untracked := map[uint32]bool{}
+	for _, number := range index {
+		f, err := codec.LoadFrontend(tables, number)
+		if err != nil {
+			return 0, 0, err
+		}
+		if f.Untracked() {
+			untracked[f.Port()] = untracked[f.Port()] || f.HasHistory()
+		}
+	}
+	for _, history := range untracked {
+		if history {
+			contested++
+		}
+	}
+	return len(untracked), contested, err
+}
+
+// makeDirect is make for the sets above.
+func (rig *edgeRig) makeDirect(set string, flows uint32) error {
+	switch set {
+	case setUntracked:
+		return rig.addSet(set, true, rig.flowsOf(0, flows, rig.published(publishedRemote), unix.IPPROTO_TCP, flagACK))
+	case setGeneve:
+		return rig.addSet(set, true, rig.flowsOf(4, flows, rig.published(publishedGeneve), unix.IPPROTO_TCP, flagACK))
+	case setOption:
+		return rig.addSet(set, true, rig.flowsOf(5, flows, rig.published(publishedOption), unix.IPPROTO_TCP, flagACK))
+	case setTracked:
+		return rig.establishDirect(set, rig.flowsOf(1, flows, rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN), flows)
+	case setOpening:
+		return rig.addSet(set, true, rig.flowsOf(6, min(flows, someFlows), rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN))
+	case setContested:
+		// More than enough: some are in slots that have always had their backend.
+		return rig.establishDirect(set, rig.flowsOf(2, 3*flows+100, rig.published(publishedContested), unix.IPPROTO_TCP, flagSYN), flows)
+	case setWrapped:
+		all := rig.flowsOf(3, flows, rig.published(publishedLocal), unix.IPPROTO_TCP, flagACK)
+		for i := range all {
+			all[i].outer = [2]netip.Addr{rig.balancer, rig.local}
+		}
+		return rig.establish(set, all, datapath.ConntrackReply|datapath.ConntrackLocal|datapath.ConntrackDSR)
+	}
+	return fmt.Errorf("there is no such set")
+}
+
+// establishDirect has clients begin connections until so many have a record, and go on as
+// who has had an answer. What they send then is the set.
+func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) error {
+	before, err := rig.counts()
+	if err != nil {
+		return err
+	}
+	var known []segment
+	sent := 0
+	atOnce := rig.openAtOnce()
+	for sent < len(all) && uint32(len(known)) < want {
+		some := all[sent:min(sent+atOnce, len(all))]
+		if err := rig.send(hookXDP, some); err != nil {
+			return err
+		}
+		next, err := rig.goOn()
+		if err != nil {
+			return err
+		}
+		if len(next) > 0 {
+			if err := rig.send(hookXDP, next); err != nil {
+				return err
+			}
+		}
+		known, sent = append(known, next...), sent+len(some)
+	}
+	n := uint64(len(known))
+	if n < uint64(want) {
+		return fmt.Errorf("of %d flows %d have a record, want %d", sent, n, want)
+	}
+	if err := rig.counted(before, map[string]uint64{"new": n, "established": n, "untracked": uint64(sent) - n}); err != nil {
+		return fmt.Errorf("beginning flows: %w", err)
+	}
+	return rig.addSet(name, true, known[:want])
+}
+
+// goOn is what clients send next whose flows have one record and are half open.
+func (rig *edgeRig) goOn() (all []segment, err error) {
+	err = rig.flows.Unreplied.Walk(func(key datapath.Tuple, t *datapath.ConntrackEntry) bool {
+		if t.IsOneSided() {
+			s := segmentOf(key, flagACK)
+			s.sequence = t.Next
+			all = append(all, s)
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the records of flows: %w", err)
+	}
+	return all, nil
+}
+
+// arrived says whether a packet has been sent on as the case says, and for whom.
+func (rig *edgeRig) arrived(kind string, before, after segment, j journey) bool {
+	endpoint := slices.Contains(rig.endpoints, j.to)
+	switch kind {
+	case dsrIPIP:
+		return after == before && j.from == rig.node && endpoint
+	case dsrGeneve:
+		return after == before && j.from == rig.node && j.to == rig.balancer &&
+			slices.Contains(rig.endpoints, j.named.Addr()) && j.named.Port() == serverPort
+	}
+	asked := before.to
+	before.to = netip.AddrPortFrom(j.to, serverPort)
+	return after == before && j.from == before.from.Addr() && j.named == asked && endpoint
+}

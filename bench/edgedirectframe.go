@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kinds of direct server return, as the annotation has them.
+const (
+	dsrIPIP   = "ipip"
+	dsrGeneve = "geneve"
+	dsrOpt    = "opt"
+)
+
+// A journey is how a balancer has sent a packet on.
+type journey struct {
+	from, to netip.Addr     // of the outer header; with an option, of the packet itself
+	named    netip.AddrPort // Geneve: the backend; option: what the client has asked
+}
+
+// What bpf/encap/wire.h says of the bytes, written down a second time.
+const (
+	genevePort     = 6081
+	frontendOption = 158
+)
+
+// geneveHeader is all that does not depend on the packet: three words of options, critical
+// ones, IPv4 inside, no network; class 0xffbe, type 0x81, two words.
+var geneveHeader = []byte{3, 0x40, 8, 0, 0, 0, 0, 0, 0xff, 0xbe, 0x81, 2}
+
+// parseDirect reads what a client's packet has become of which the backend is to answer
+// itself: the packet as it is inside, and its journey. It refuses what is not of that kind.
+// Geneve and options are those of IPv4.
+func parseDirect(kind string, f []byte) (s segment, hops byte, j journey, err error) {
+	if len(f) < ethernetLength+60 {
+		return s, 0, j, fmt.Errorf("a frame of %d bytes", len(f))
+	}
+	ip := f[ethernetLength:]
+	if binary.BigEndian.Uint16(f[12:]) == unix.ETH_P_IPV6 {
+		j.from, j.to = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:]))
+		if kind != dsrIPIP || ip[6] != unix.IPPROTO_IPV6 || int(binary.BigEndian.Uint16(ip[4:])) != len(ip)-40 {
+			return s, 0, j, fmt.Errorf("a packet with the IPv6 header %x", ip[:40])
+		}
+		s, hops, err = parsePacket(ip[40:])
+		return s, hops, j, err
+	}
+	header := int(ip[0]&15) * 4
+	if ip[0]>>4 != 4 || header < 20 || sum16(ip[:header], 0) != 0xffff || int(binary.BigEndian.Uint16(ip[2:])) != len(ip) {
+		return s, 0, j, fmt.Errorf("a packet with the IPv4 header %x", ip[:20])
+	}
+	j.from, j.to = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
+	l4, udp := ip[header:], binary.BigEndian.Uint16(ip[header+2:]) == genevePort
+	switch {
+	case kind == dsrIPIP && header == 20 && ip[9] == unix.IPPROTO_IPIP:
+		s, hops, err = parsePacket(l4)
+	case kind == dsrGeneve && header == 20 && ip[9] == unix.IPPROTO_UDP && udp && bytes.Equal(l4[8:20], geneveHeader):
+		j.named = netip.AddrPortFrom(netip.AddrFrom4([4]byte(l4[24:])), binary.BigEndian.Uint16(l4[20:]))
+		s, hops, err = parsePacket(l4[28:])
+	case kind == dsrOpt && header == 28 && ip[20] == frontendOption && ip[21] == 8:
+		j.named = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[24:])), binary.BigEndian.Uint16(ip[22:]))
+		s, hops, err = parsePacket(ip)
+	default:
+		err = fmt.Errorf("a packet that begins with %x", ip[:60])
+	}
+	return s, hops, j, err
+}

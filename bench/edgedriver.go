@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A target is a program behind the prelude (enum target in bpf/prelude.h).
+type target uint32
+
+const (
+	targetNothing target = iota
+	targetMinimal
+	targetEdge
+	targetRecords // at XDP alone
+)
+
+// A driver runs programs at one hook, each packet with the next frame of a set. While
+// it is there it keeps the table of programs filled, which ends with its last user.
+type driver struct {
+	collection *ebpf.Collection
+	prelude    *ebpf.Program
+	context    []uint32
+	restores   bool // the prelude gives a packet its length again
+}
+
+// frameSet is a range of the table of frames.
+type frameSet struct {
+	first, count uint32
+	resized      bool   // packets get another length
+	rest         []byte // of each packet, behind the frame
+}
+
+// part is the set's first frames.
+func (s frameSet) part(count uint32) frameSet {
+	return frameSet{first: s.first, count: min(s.count, count), rest: s.rest}
+}
+
+// addDriver loads the prelude for a hook. All drivers share frames and yardstick's tables.
+func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
+	name, load, shared := string(hook), LoadCostTC, map[string]*ebpf.Map{}
+	// struct __sk_buff: ingress_ifindex, ifindex.
+	context := [48]uint32{9: device, 10: device}
+	switch hook {
+	case datapath.EdgeXDP:
+		load = LoadCostXDP
+		context = [48]uint32{3: device} // struct xdp_md: ingress_ifindex
+	case datapath.EdgeEgress:
+		name, context[9] = hookEgress, pod
+	case datapath.EdgeIngress:
+		name, context[9] = hookIngress, 0
+	}
+	spec, err := load()
+	if err != nil {
+		return err
+	}
+	spec.Maps[CostTCMapFrames].MaxEntries = frames
+	if records := spec.Maps[CostXDPMapMinimalRecords]; records != nil {
+		records.MaxEntries = rig.flows.Assured.Max()
+	}
+	for _, other := range rig.drivers {
+		shared = maps.Clone(other.collection.Maps)
+		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool {
+			return spec.Maps[name] == nil || name == CostTCMapTargets || name[0] == '.'
+		})
+	}
+	d, err := newDriver(spec, shared, hook == datapath.EdgeXDP, context[:], program)
+	if err != nil {
+		return err
+	}
+	rig.open = append(rig.open, closer{d.collection})
+	rig.drivers[name], rig.frames = d, d.collection.Maps[CostTCMapFrames]
+	return nil
+}
+
+// newDriver loads a prelude with a program, which takes the edge's place. The context is that of
+// a struct __sk_buff, or with the first words a struct xdp_md.
+func newDriver(spec *ebpf.CollectionSpec, shared map[string]*ebpf.Map, xdp bool, context []uint32, program *ebpf.Program) (*driver, error) {
+	d := &driver{context: context}
+	if xdp {
+		d.context, d.restores = context[:6], true
+	}
+	var err error
+	if d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+		return nil, err
+	}
+	d.prelude = d.collection.Programs[CostTCProgCostPrelude]
+	err = errors.Join(d.put(targetNothing, d.collection.Programs[CostTCProgCostNothing]),
+		d.put(targetMinimal, d.collection.Programs[CostTCProgCostMinimal]), d.put(targetEdge, program))
+	if records := d.collection.Programs[CostXDPProgCostRecords]; records != nil {
+		err = errors.Join(err, d.put(targetRecords, records))
+	}
+	if err != nil {
+		d.collection.Close()
+	}
+	return d, err
+}
+
+func (d *driver) put(t target, program *ebpf.Program) error {
+	return d.collection.Maps[CostTCMapTargets].Put(uint32(t), program)
+}
+
+// closer is a collection as others close.
+type closer struct{ *ebpf.Collection }
+
+func (c closer) Close() error { c.Collection.Close(); return nil }
+
+// run has a program get so many packets, beginning with one of the set's frames. It
+// returns what became of the last one, and the time that each took, prelude included.
+func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+	variables, resized := d.collection.Variables, uint32(0)
+	if set.resized && d.restores {
+		resized = 1
+	}
+	for name, value := range map[string]uint32{CostTCVarTarget: uint32(t), CostTCVarFirstFrame: set.first,
+		CostTCVarFrameCount: set.count, CostTCVarNextFrame: next % set.count, CostTCVarResized: resized, CostTCVarMissed: 0,
+		CostTCVarPacketLength: uint32(len(frame{}) + len(set.rest))} {
+		if err := variables[name].Set(value); err != nil {
+			return 0, nil, 0, err
+		}
+	}
+	var first frame // of which the kernel reads the Ethernet header before the runs
+	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.first, &first); err != nil {
+		return 0, nil, 0, err
+	}
+	whole, context := slices.Concat(first[:], set.rest), slices.Clone(d.context)
+	if d.restores {
+		context[1] = uint32(len(whole)) // data_end
+	}
+	r := testRun{d.prelude, whole, context, packets}
+	if set.resized && !d.restores {
+		verdict, packet, nanoseconds, err = d.oneByOne(r)
+	} else {
+		verdict, packet, nanoseconds, err = r.do()
+	}
+	var missed uint32
+	err = errors.Join(err, variables[CostTCVarMissed].Get(&missed))
+	if err == nil && missed > 0 {
+		err = fmt.Errorf("%d of %d packets reached no program", missed, packets)
+	}
+	return verdict, packet, nanoseconds, err
+}
+
+// oneByOne does the same with a new packet each time. The time is that which the kernel
+// counts while the program's statistics are on.
+func (d *driver) oneByOne(r testRun) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+	before, err := d.prelude.Stats()
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	packets := r.repeat
+	r.repeat = 1
+	for range packets {
+		if verdict, packet, _, err = r.do(); err != nil {
+			return 0, nil, 0, err
+		}
+	}
+	after, err := d.prelude.Stats()
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	return verdict, packet, float64((after.Runtime - before.Runtime).Nanoseconds()) / float64(packets), nil
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+)
+
+// The sets of frames, each of as many flows.
+const (
+	setPlain       = "plain"       // of a client to a pod
+	setPlainOut    = "plainOut"    // of a pod to a client
+	setRemote      = "remote"      // of established flows to endpoints elsewhere
+	setReplies     = "replies"     // what these endpoints answer
+	setLocal       = "local"       // of established flows to an endpoint of this node
+	setLocalAnswer = "localAnswer" // what that endpoint answers
+	setSYN         = "syn"         // the first of flows that nobody knows
+	setDatagram    = "datagram"
+)
+
+// Frames with which flows are begun, at the beginning of the table.
+const scratchFrames = 8192
+
+const plainPort = 5201
+
+// frameRoom is how many frames a rig has for so many sets of so many flows.
+func frameRoom(sets, flows uint32) uint32 { return scratchFrames + sets*flows }
+
+// client is an address and port of its own for each flow, and for each kind of flows.
+func (rig *edgeRig) client(kind, n uint32) netip.AddrPort {
+	const ports = 60000
+	first := plus(rig.address("client"), 10+int(kind)*40)
+	return netip.AddrPortFrom(plus(first, int(n/ports)), uint16(1024+n%ports))
+}
+
+// make fills the table of frames with the sets named, each of so many flows, and has
+// the edge begin those that are to be established. It is for the node's namespace.
+func (rig *edgeRig) make(flows uint32, sets ...string) error {
+	for _, set := range sets {
+		var err error
+		switch set {
+		case setPlain:
+			err = rig.addSet(set, true, rig.flowsOf(0, flows, netip.AddrPortFrom(rig.plain, plainPort), unix.IPPROTO_TCP, flagACK))
+		case setPlainOut:
+			err = rig.addSet(set, false, turned(rig.flowsOf(0, flows, netip.AddrPortFrom(rig.plain, plainPort), unix.IPPROTO_TCP, flagACK)))
+		case setSYN:
+			err = rig.addSet(set, true, rig.flowsOf(3, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, flagSYN))
+		case setDatagram:
+			err = rig.addSet(set, true, rig.flowsOf(3, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_UDP, 0))
+		case setRemote:
+			err = rig.establish(set, rig.flowsOf(1, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, flagACK), datapath.ConntrackReply)
+		case setLocal:
+			err = rig.establish(set, rig.flowsOf(2, flows, netip.AddrPortFrom(rig.node, localPort), unix.IPPROTO_TCP, flagACK), datapath.ConntrackReply|datapath.ConntrackLocal)
+		case setLocalAnswer:
+			err = rig.addSet(set, false, turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, serverPort), unix.IPPROTO_TCP, flagACK)))
+		case setReplies:
+			var all []segment
+			if all, err = rig.answers(rig.flows.Assured, flows, datapath.ConntrackReply, flagACK); err == nil {
+				err = rig.addSet(set, true, all)
+			}
+		default:
+			err = rig.makeDirect(set, flows)
+		}
+		if err != nil {
+			return fmt.Errorf("frames %q: %w", set, err)
+		}
+	}
+	return nil
+}
+
+func (rig *edgeRig) flowsOf(kind, count uint32, to netip.AddrPort, protocol uint8, flags byte) []segment {
+	all := make([]segment, count)
+	for n := range count {
+		all[n] = segment{from: rig.client(kind, n), to: to, protocol: protocol, flags: flags}
+	}
+	return all
+}
+
+func turned(all []segment) []segment {
+	for i, s := range all {
+		all[i].from, all[i].to = s.to, s.from
+	}
+	return all
+}
+
+// addSet adds frames, in an order that is not that in which flows began: records lie
+// in memory as they were made.
+func (rig *edgeRig) addSet(name string, incoming bool, all []segment) error {
+	if rig.used == 0 {
+		rig.used = scratchFrames
+	}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	rig.sets[name] = frameSet{first: rig.used, count: uint32(len(all))}
+	rig.used += uint32(len(all))
+	return rig.write(rig.sets[name].first, incoming, all)
+}
+
+func (rig *edgeRig) write(first uint32, incoming bool, all []segment) error {
+	source, destination := rig.own, rig.gateway
+	if incoming {
+		source, destination = rig.gateway, rig.own
+	}
+	for len(all) > 0 {
+		some := all[:min(len(all), scratchFrames)]
+		keys, frames := make([]uint32, len(some)), make([]frame, len(some))
+		for i, s := range some {
+			keys[i], frames[i] = first+uint32(i), s.frame(source, destination)
+		}
+		if _, err := rig.frames.BatchUpdate(keys, frames, nil); err != nil {
+			return fmt.Errorf("write %d frames: %w", len(some), err)
+		}
+		first, all = first+uint32(len(some)), all[len(some):]
+	}
+	return nil
+}
+
+// openAtOnce is how many flows may be half open at the same time. The sets of the table of those are
+// chosen by chance, and one that gets more than it has places for puts one out: where a 16th of all
+// places is taken, by two records of each flow, in one table of 10^13, where it is a quarter in one of
+// 36,000.
+func (rig *edgeRig) openAtOnce() int {
+	return max(1, min(scratchFrames, int(rig.flows.Unreplied.Max())/32))
+}
+
+// establish has clients open connections, which backends of this node or of others
+// answer, and adds the clients' ACKs as a set. The backends' records are of that kind.
+func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCCtFlag) error {
+	before, err := rig.counts()
+	if err != nil {
+		return err
+	}
+	atOnce := rig.openAtOnce()
+	for first := 0; first < len(all); first += atOnce {
+		some := all[first:min(first+atOnce, len(all))]
+		if err := rig.handshake(some, kind); err != nil {
+			return err
+		}
+		if err := rig.record(name, uint32(len(some))); err != nil {
+			return err
+		}
+	}
+	n := uint64(len(all))
+	want := map[string]uint64{"new": n, "reply": n, "established": n}
+	if err := rig.counted(before, want); err != nil {
+		return fmt.Errorf("beginning flows: %w", err)
+	}
+	return rig.addSet(name, true, all)
+}
+
+// handshake has the programs see SYN, SYN-ACK and ACK of each connection: without the
+// second one a flow is not taken for established.
+func (rig *edgeRig) handshake(some []segment, kind datapath.EdgeTCCtFlag) error {
+	asks := func(flags byte) error {
+		for i := range some {
+			some[i].flags = flags
+		}
+		return rig.send(hookXDP, some)
+	}
+	if err := asks(flagSYN); err != nil {
+		return err
+	}
+	answers, err := rig.answers(rig.flows.Unreplied, uint32(len(some)), kind, flagSYN|flagACK)
+	if err != nil {
+		return err
+	}
+	hook := hookXDP
+	if kind&datapath.ConntrackLocal != 0 {
+		hook = hookEgress
+	}
+	if err := rig.send(hook, answers); err != nil {
+		return err
+	}
+	return asks(flagACK)
+}
+
+// record has the yardstick with records see the last segments sent, if it is measured with their set.
+// Its records then lie in memory in the order in which flows began, like Beeline's entries. If packets
+// that are timed made them, they would lie in the order of the frames (addSet), and the CPU would fetch
+// each before its packet.
+func (rig *edgeRig) record(name string, count uint32) error {
+	if name != setRemote || !rig.recordsAt(hookXDP) {
+		return nil
+	}
+	_, _, _, err := rig.drivers[hookXDP].run(targetRecords, frameSet{count: count, resized: true}, 0, count)
+	return err
+}
+
+// send has the edge's program at a hook see each segment once.
+func (rig *edgeRig) send(hook string, all []segment) error {
+	if err := rig.write(0, hook != hookEgress, all); err != nil {
+		return err
+	}
+	count := uint32(len(all))
+	_, _, _, err := rig.drivers[hook].run(targetEdge, frameSet{count: count, resized: hook == hookXDP}, 0, count)
+	return err
+}
+
+// lostShare: of a million flows in the tables a few find their sets full by chance. For these others
+// are asked twice.
+const lostShare = 10_000
+
+// answers are what backends send by their records of flows, which are of a kind.
+func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.EdgeTCCtFlag, flags byte) (all []segment, err error) {
+	err = table.Walk(func(key datapath.Tuple, t *datapath.ConntrackEntry) bool {
+		if t.Flags&^uint8(datapath.ConntrackFIN) == uint8(kind) {
+			all = append(all, segmentOf(key, flags))
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the records of flows: %w", err)
+	}
+	missing := int(want) - len(all)
+	if missing < 0 || missing > int(want)/lostShare {
+		return nil, fmt.Errorf("%d flows have a record for replies, want %d", len(all), want)
+	}
+	return append(all, all[:missing]...), nil
+}
+
+func segmentOf(key datapath.Tuple, flags byte) segment {
+	return segment{from: endOf(key.Source.Bytes, key.SourcePort), to: endOf(key.Destination.Bytes, key.DestinationPort),
+		protocol: key.Protocol, flags: flags}
+}
+
+func endOf(address [16]byte, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), datapath.NetworkOrder(port))
+}
+
+// forget removes the records of flows of which one side has been heard.
+func (rig *edgeRig) forget() error {
+	var failed error
+	err := rig.flows.Unreplied.Walk(func(key datapath.Tuple, _ *datapath.ConntrackEntry) bool {
+		_, failed = rig.flows.Unreplied.Delete(key)
+		return failed == nil
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return fmt.Errorf("remove records: %w", err)
+	}
+	return nil
+}
+
+func (rig *edgeRig) counts() (map[string]uint64, error) { return datapath.ReadEdgeCounters(rig.bpffs) }
+
+// strangers is how many packets of the kernel's own, of which none is ours, may pass
+// the devices meanwhile.
+const strangers = 1000
+
+// counted makes sure that the edge has met so many packets, and how, but for flows that have found no
+// room.
+func (rig *edgeRig) counted(before, want map[string]uint64) error {
+	after, err := rig.counts()
+	if err != nil {
+		return err
+	}
+	var all uint64
+	for _, n := range want {
+		all += n
+	}
+	for reason, n := range after {
+		n -= before[reason]
+		if max(n, want[reason])-min(n, want[reason]) > all/lostShare && !(reason == "not_service" && n > want[reason] && n <= want[reason]+strangers) {
+			return fmt.Errorf("the edge counted %q %d times, want %d", reason, n, want[reason])
+		}
+	}
+	return nil
+}

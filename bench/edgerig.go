@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// An edgeRig is a node whose edge an agent has set up, with one family's flows. The
+// agent has ended, so that it takes no part in what is measured; its programs and
+// tables stay.
+type edgeRig struct {
+	world   *world
+	family  string
+	bpffs   string
+	drivers map[string]*driver // by hook
+	frames  *ebpf.Map
+	flows   *conntrack.Tables
+	open    []io.Closer
+
+	own, gateway [6]byte
+	direct       bool // the Services are those with DSR
+	node         netip.Addr
+	balancer     netip.Addr   // another node
+	endpoints    []netip.Addr // of the remote Service
+	local        netip.Addr   // of the local one
+	plain        netip.Addr   // a pod of the node without Service
+	sets         map[string]frameSet
+	used         uint32 // of frames
+}
+
+// The hooks, as datapath.EdgeHook and people name them.
+const (
+	hookXDP     = "xdp"
+	hookIngress = "tc ingress"
+	hookEgress  = "tc egress"
+	hookTC      = "tc" // of a peer, wherever it is
+)
+
+const (
+	remotePort, localPort = 30080, 30081 // NodePorts
+	// A port of the node for each flow to one endpoint: there are 33,512.
+	remoteEndpoints = 100
+)
+
+// newEdgeRig sets up a node, with room for so many frames.
+func newEdgeRig(ctx context.Context, b *bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
+	w, err := newWorld()
+	if err != nil {
+		return nil, err
+	}
+	rig = &edgeRig{world: w, family: family, direct: size.direct, drivers: map[string]*driver{}, sets: map[string]frameSet{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rig.end())
+		}
+	}()
+	rig.name()
+	if err := rig.addServices(); err != nil {
+		return rig, err
+	}
+	if err := w.ReadyForXDP(); err != nil {
+		return rig, err
+	}
+	agent := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder, EdgeMode: "xdp"}
+	if size.records > 0 {
+		agent.Flags = []string{"--max-flows", strconv.FormatUint(uint64(size.records), 10)}
+	}
+	rig.bpffs = agent.BPFFS()
+	w.agents = append(w.agents, agent)
+	if err := agent.Start(); err != nil {
+		return rig, err
+	}
+	if rig.direct {
+		if err := rig.settle(ctx, agent); err != nil {
+			return rig, err
+		}
+	}
+	if err := errors.Join(rig.waitForPrefilter(), agent.Stop()); err != nil {
+		return rig, err
+	}
+	if err := rig.fixNeighbour(); err != nil {
+		return rig, err
+	}
+	return rig, w.Host("node-a").Do(func() error { return rig.load(frames) })
+}
+
+// waitForPrefilter waits until packets are passed by the prefilter that are none of ours: the
+// agent's first GC pass of flows shuts it.
+func (rig *edgeRig) waitForPrefilter() error {
+	m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapPrefilters), nil)
+	if err != nil {
+		return err
+	}
+	rig.open = append(rig.open, m)
+	prefilter, err := datapath.MapPrefilter(m, nil)
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(sweepTimeout); !prefilter.Enabled(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the prefilter is disabled after %s", sweepTimeout)
+		}
+	}
+	return nil
+}
+
+func (rig *edgeRig) end() error {
+	for _, c := range rig.open {
+		c.Close()
+	}
+	return rig.world.end()
+}
+
+// address is a host's in the rig's family.
+func (rig *edgeRig) address(host string) netip.Addr {
+	h := rig.world.Host(host)
+	if rig.family == "IPv6" {
+		return h.Addr6
+	}
+	return h.Addr4
+}
+
+// name gives the packets' ends their addresses. Of the endpoints there is but the
+// address: node-b's pods end before.
+func (rig *edgeRig) name() {
+	rig.node, rig.local, rig.plain = rig.address("node-a"), rig.address("a1"), rig.address("a2")
+	rig.balancer = rig.address("node-b")
+	for i := range remoteEndpoints {
+		rig.endpoints = append(rig.endpoints, plus(rig.address("b1"), 100+i))
+	}
+}
+
+// remoteSet is the set of what asks at remotePort.
+func remoteSet(direct bool) string {
+	if direct {
+		return setUntracked
+	}
+	return setRemote
+}
+
+func (rig *edgeRig) addServices() error {
+	if rig.direct {
+		return rig.addDirect(false)
+	}
+	nodePort := func(port int32) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeNodePort
+			for i := range s.Spec.Ports {
+				s.Spec.Ports[i].NodePort = port
+			}
+		}
+	}
+	return errors.Join(rig.addService("local", 1, nodePort(localPort), "node-a", rig.local),
+		rig.addService("remote", 2, nodePort(remotePort), "node-b", rig.endpoints...))
+}
+
+// addService adds a Service with endpoints on one node; publish says where clients find it.
+func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.Service), host string, all ...netip.Addr) error {
+	service, slices := node.Service(name, number), node.Slices(name)
+	node.SetPorts(service, slices,
+		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
+		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+	publish(service)
+	slice := slices[0]
+	if all[0].Is6() {
+		slice = slices[1]
+	}
+	ready := true
+	for _, a := range all {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{a.String()}, NodeName: &host, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	return node.WriteManifest(rig.world.folder, name+".yaml", []runtime.Object{service, slice}...)
+}
+
+// gateways are the nodes' on the fabric, by family.
+var gateways = map[string]netip.Addr{"IPv4": netip.MustParseAddr("192.168.100.254"), "IPv6": netip.MustParseAddr("fd00:100::fe")}
+
+// fixNeighbour makes the gateway's address known for good, and notes the MAC addresses.
+func (rig *edgeRig) fixNeighbour() error {
+	far, err := deviceOf(rig.world.Host("fabric"), "node-a")
+	if err != nil {
+		return err
+	}
+	near, err := deviceOf(rig.world.Host("node-a"), "eth0")
+	if err != nil {
+		return err
+	}
+	rig.own, rig.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
+	return setNeighbour(rig.world.Host("node-a"), near.Index, gateways[rig.family], far.HardwareAddr)
+}
+
+// setNeighbour makes a neighbour of a host known for good.
+func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareAddr) error {
+	nl, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	err = nl.NeighSet(&netlink.Neigh{LinkIndex: device, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac})
+	if err != nil {
+		return fmt.Errorf("%s: neighbour %s: %w", h.Name, address, err)
+	}
+	return nil
+}
+
+func deviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
+	nl, link, err := h.OpenDevice(name)
+	if err != nil {
+		return nil, err
+	}
+	defer nl.Close()
+	return link.Attrs(), nil
+}
+
+// load puts the prelude in front of the programs that the agent has attached to eth0.
+func (rig *edgeRig) load(frames uint32) error {
+	device, err := deviceOf(rig.world.Host("node-a"), "eth0")
+	if err != nil {
+		return err
+	}
+	pod, err := deviceOf(rig.world.Host("node-a"), "a1")
+	if err != nil {
+		return err
+	}
+	if err := rig.openFlows(); err != nil {
+		return err
+	}
+	err = programsAt(rig.bpffs, device.Index, func(hook datapath.EdgeHook, program *ebpf.Program) error {
+		rig.open = append(rig.open, program)
+		return rig.addDriver(hook, program, uint32(device.Index), uint32(pod.Index), frames)
+	})
+	if err != nil {
+		return err
+	}
+	if len(rig.drivers) != 3 {
+		return fmt.Errorf("the agent has attached programs to eth0 at %v, want all three hooks", slices.Sorted(maps.Keys(rig.drivers)))
+	}
+	return rig.fillMinimal()
+}
+
+func (rig *edgeRig) openFlows() error {
+	tables := map[string]*ebpf.Map{}
+	for _, name := range datapath.ConntrackTableNames() {
+		m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, name), nil)
+		if err != nil {
+			return err
+		}
+		rig.open, tables[name] = append(rig.open, m), m
+	}
+	rig.flows = conntrack.TablesOf(tables)
+	return nil
+}
+
+// programsAt opens the programs that an agent has attached to a device of this namespace.
+func programsAt(bpffs string, device int, each func(datapath.EdgeHook, *ebpf.Program) error) error {
+	attached, err := datapath.EdgeAttachments(bpffs)
+	if err != nil {
+		return err
+	}
+	for _, a := range attached {
+		if a.Device != device {
+			continue
+		}
+		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
+		if err != nil {
+			return err
+		}
+		if err := each(a.Hook, program); err != nil {
+			return fmt.Errorf("%s: %w", a.Hook, err)
+		}
+	}
+	return nil
+}
+
+// fillMinimal gives the yardstick the remote Service.
+func (rig *edgeRig) fillMinimal() error {
+	asked := netip.AddrPortFrom(rig.node, remotePort)
+	if rig.direct {
+		asked = rig.published(publishedRemote)
+	}
+	tables := rig.drivers[hookXDP].collection.Maps
+	return fillMinimal(tables, asked, unix.IPPROTO_TCP, rig.endpoints...)
+}
+
+// fillMinimal gives the yardstick with these tables a Service.
+func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
+	var key struct {
+		Address  [16]byte
+		Port     uint16
+		Protocol uint8
+		_        uint8
+	}
+	key.Address, key.Port, key.Protocol = asked.Addr().As16(), datapath.NetworkOrder(asked.Port()), protocol
+	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(endpoints))); err != nil {
+		return err
+	}
+	for i, a := range endpoints {
+		var row struct {
+			Address [16]byte
+			Port    uint16
+			_       uint16
+		}
+		row.Address, row.Port = a.As16(), datapath.NetworkOrder(serverPort)
+		if err := tables[CostXDPMapMinimalBackends].Put(uint32(i), row); err != nil {
+			return err
+		}
+	}
+	return nil
+}

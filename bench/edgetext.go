@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"slices"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+func printEdge(r *report) {
+	r.say("\nTime of the edge's programs for one packet, in ns net of what drives them; beside it the least that a load balancer does\n")
+	r.say("  %-10s %-4s  %-28s %8s %8s %15s %8s %6s", "", "", "", "flows", "median", "least - most", "minimal", "ratio")
+	for _, row := range edgeRows(r.results) {
+		net, minimal := stat.Median(row.Samples), stat.Median(r.results.Counterpart(row))
+		r.say("  %-10s %-4s  %-28s %8d %8.0f %6.0f - %6.0f %8.0f %6.1f", row.Hook, row.Family, row.Scenario, row.Parameters["flows"],
+			net, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), minimal, net/minimal)
+	}
+}
+
+// edgeRows are Beeline's, by hook, family and case, each followed by the peers'.
+func edgeRows(results *result.File) []result.Row {
+	all := slices.DeleteFunc(results.Of(partEdge, metricPacket), func(r result.Row) bool { return r.Side == sideMinimal })
+	cases := map[string]int{}
+	for i, c := range slices.Concat(edgeCases, directCases) {
+		if _, known := cases[c.name]; !known {
+			cases[c.name] = i
+		}
+	}
+	place := func(r result.Row) int {
+		if place, known := cases[r.Scenario]; known {
+			return place
+		}
+		return len(edgeCases) + len(directCases)
+	}
+	hooks := []string{hookXDP, hookIngress, hookEgress, hookTC}
+	slices.SortStableFunc(all, func(a, b result.Row) int {
+		return cmp.Or(slices.Index(hooks, a.Hook)-slices.Index(hooks, b.Hook), cmp.Compare(a.Family, b.Family), place(a)-place(b))
+	})
+	return all
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/test/controlplane"
+	"beeline.io/beeline/test/node"
+)
+
+// Every side carries each kind of clients in each phase, and the text of the results can be put
+// into a page beside that of another run.
+func TestEnduranceSmoke(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the lab needs root")
+	}
+	s := settings{program: node.Program(t), controlPlane: "../build/controlplane", parts: []string{partEndurance}, cpus: cpusAuto, smoke: true,
+		output: filepath.Join(t.TempDir(), "results.json")}
+	if err := s.check(1); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), s, &out); err != nil {
+		t.Fatal(err)
+	}
+	r, err := result.Read(s.output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]int{}
+	for _, row := range r.Of(partEndurance, metricAsked) {
+		rows[row.Side]++
+		// At this pace and size nothing is full, so each side serves.
+		failed := r.Samples(row.Series, metricFailed)
+		if asked := row.Samples[0]; asked < 25 || len(failed) != 1 || failed[0] > asked/2 {
+			t.Errorf("%s: of %.0f clients %v failed", row.Series, asked, failed)
+		}
+	}
+	for _, side := range enduranceSides {
+		if side.name == sideEnduranceProxy && controlplane.Find(s.controlPlane) != nil {
+			t.Run("kube-proxy", func(t *testing.T) { t.Skip(controlplane.Find(s.controlPlane)) })
+			continue
+		}
+		// Three loads, two kinds of clients beside the flood, and four kinds of idle connections in both
+		// phases.
+		if want := 3 + 2 + 2*4; rows[side.name] != want {
+			t.Errorf("%s has %d rows, want %d", side.name, rows[side.name], want)
+		}
+	}
+	if got := len(r.Of(partEndurance, metricFlood)); got != len(rows) {
+		t.Errorf("%d rates of floods, want one of each side", got)
+	}
+	page := filepath.Join(t.TempDir(), "page.md")
+	marks := fmt.Sprintf(markBegin+markEnd+"between\n"+markBegin+"old\n"+markEnd+markBegin+markEnd, markText, markText, partEndurance, partEndurance, markCharts, markCharts)
+	if err := os.WriteFile(page, []byte(marks), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	printed(t, "doc", s.output, "--into", page)
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Replace(marks, "old\n", "```\n"+out.String()+"```\n", 1)
+	if string(text) != want {
+		t.Errorf("the page is\n%s\nwant\n%s", text, want)
+	}
+}
+
+// What happens to clients is counted as what it is: each fault is made by rules on the way of a
+// part of their packets.
+func TestEnduranceCountsFaults(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the lab needs root")
+	}
+	one, two, err := chooseCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{report: report{results: &result.File{}}}
+	b.one, b.two, b.endurance.idle = one, two, 20
+	rig, err := newEnduranceRig(t.Context(), b, enduranceSides[0], 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := rig.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	router := rig.world.Host("node-b")
+	iptables := func(t *testing.T, args ...string) {
+		t.Helper()
+		argv := append([]string{"iptables-nft", "-w"}, args...)
+		if out, err := router.Command(context.Background(), argv...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", strings.Join(argv, " "), err, out)
+		}
+	}
+	// rule is the only one from then on, and its counter begins anew.
+	rule := func(t *testing.T, rule ...string) {
+		t.Helper()
+		iptables(t, "-F", "FORWARD")
+		iptables(t, append([]string{"-A", "FORWARD", "-d", rig.target.Addr().String()}, rule...)...)
+	}
+	// Other work on the machine may delay clients that no rule delays: then the case is tried again.
+	const clients, tries = 100, 3
+	fourth := []string{"-m", "statistic", "--mode", "nth", "--every", "4", "--packet", "0", "-j"}
+	type counts = endpoint.LoadResult
+	for _, c := range []struct {
+		name string
+		rule []string
+		// target is what becomes of every fourth packet that the rule matches.
+		target []string
+		load   endpoint.LoadConfig
+		want   counts
+	}{
+		{"nothing, UDP", []string{"-p", "udp"}, []string{"ACCEPT"}, endpoint.LoadConfig{Datagrams: true}, counts{Answered: 100}},
+		{"nothing, TCP", []string{"-p", "tcp"}, []string{"ACCEPT"}, endpoint.LoadConfig{ServerCloses: true}, counts{Answered: 100}},
+		{"lost datagrams", []string{"-p", "udp"}, []string{"DROP"}, endpoint.LoadConfig{Datagrams: true, Patience: 2 * time.Second}, counts{Answered: 75, TimedOut: 25}},
+		{"lost datagrams, asked again", []string{"-p", "udp"}, []string{"DROP"}, endpoint.LoadConfig{Datagrams: true, AskAgain: true}, counts{Answered: 100, Delayed: 25}},
+		{"refused datagrams", []string{"-p", "udp"}, []string{"REJECT"}, endpoint.LoadConfig{Datagrams: true}, counts{Answered: 75, Refused: 25}},
+		{"refused SYNs", []string{"-p", "tcp", "--syn"}, []string{"REJECT", "--reject-with", "tcp-reset"}, endpoint.LoadConfig{}, counts{Answered: 75, Refused: 25}},
+		{"lost SYNs", []string{"-p", "tcp", "--syn"}, []string{"DROP"}, endpoint.LoadConfig{ServerCloses: true}, counts{Answered: 100, Delayed: 25}},
+		{"reset requests", []string{"-p", "tcp", "--tcp-flags", "PSH", "PSH"}, []string{"REJECT", "--reject-with", "tcp-reset"}, endpoint.LoadConfig{}, counts{Answered: 75, Reset: 25}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got counts
+			for range tries {
+				rule(t, slices.Concat(c.rule, fourth, c.target)...)
+				c.load.Target, c.load.Sources, c.load.First = rig.target, enduranceClientRange, rig.clients(clients)
+				// All have begun before the first of them asks again, as every fourth packet is to be
+				// another client's.
+				c.load.Count, c.load.Rate, c.load.CPU = clients, 2000, two.Client
+				c.load.Patience = cmp.Or(c.load.Patience, 10*time.Second)
+				if got, err = endpoint.RunLoad(t.Context(), rig.world.Host("client"), c.load); err != nil {
+					t.Fatal(err)
+				}
+				c.want.Asked, c.want.Sending, c.want.P50, c.want.P99 = clients, got.Sending, got.P50, got.P99
+				if got == c.want {
+					return
+				}
+			}
+			t.Errorf("%+v, want %+v", got, c.want)
+		})
+	}
+	t.Run("idle connections", func(t *testing.T) {
+		iptables(t, "-F", "FORWARD")
+		idle, err := endpoint.StartIdle(t.Context(), rig.world.Host("client"), endpoint.IdleConfig{
+			Targets: []netip.AddrPort{rig.target, rig.other}, Each: 20, Sources: enduranceClientRange, First: rig.clients(40), Patience: 3 * time.Second, CPU: two.Client})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer idle.Stop()
+		rule(t, "-p", "tcp", "-j", "DROP")
+		for _, s := range rig.servers {
+			if err := s.Speak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := idle.Speak()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lost, served := endpoint.IdleCount{Asked: 10}, endpoint.IdleCount{Asked: 10, Answered: 10}
+		for i, want := range []endpoint.IdleCount{lost, served} {
+			if got[i].Client != want || got[i].Server != want {
+				t.Errorf("to %s: %+v, want %+v of each kind", endurancePods[i], got[i], want)
+			}
+		}
+	})
+	t.Run("void", func(t *testing.T) {
+		rule(t, append([]string{"-p", "udp"}, append(fourth, "DROP")...)...)
+		err := rig.run(t.Context(), []enduranceClients{{scenario: scenarioUDP, datagrams: true, rate: 500, count: 20, patience: time.Second}})
+		if err == nil || !strings.Contains(err.Error(), "void") || !strings.Contains(err.Error(), "of 20 failed") {
+			t.Errorf("clients fail without a balancer, and the error is %v", err)
+		}
+	})
+	iptables(t, "-F", "FORWARD")
+	// A server that is asked by an address that is none of the side's says so.
+	rig.side.direct = false
+	for _, s := range rig.servers {
+		s.Stop()
+	}
+	rig.servers = nil
+	server, err := endpoint.StartLoadServer(t.Context(), rig.world.Host("b1"), serverPort, netip.MustParsePrefix("192.0.2.0/24"), two.Server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig.servers = append(rig.servers, server)
+	if _, err := endpoint.RunLoad(t.Context(), rig.world.Host("client"), endpoint.LoadConfig{
+		Target: rig.target, Sources: enduranceClientRange, First: rig.clients(1), Count: 1, Rate: 1, Patience: time.Second, CPU: two.Client}); err != nil {
+		t.Fatal(err)
+	}
+	if err := rig.finish(); err == nil || !strings.Contains(err.Error(), "b1 saw 1 connections") {
+		t.Errorf("clients came by another way: %v", err)
+	}
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/test/controlplane"
+	"beeline.io/beeline/test/node"
+)
+
+// An enduranceSide is what balances on node-a: clients outside ask an external IP, and the
+// backend is on node-b, so that node-a translates both addresses.
+type enduranceSide struct {
+	name      string
+	direct    bool // clients ask the backend
+	conntrack bool // flows are known to the kernel's connection tracking
+	balance   func(*enduranceRig, context.Context) error
+}
+
+const (
+	sideEnduranceDirect  = "direct"
+	sideEnduranceRunning = "Beeline"
+	sideEnduranceStopped = "Beeline, agent killed"
+	sideEnduranceRules   = "iptables, DNAT and MASQUERADE"
+	sideEnduranceProxy   = proxySides + "nftables"
+)
+
+var enduranceSides = []enduranceSide{
+	{name: sideEnduranceDirect, direct: true},
+	{name: sideEnduranceRunning, balance: (*enduranceRig).addBeeline},
+	{name: sideEnduranceStopped, balance: (*enduranceRig).addStoppedBeeline},
+	{name: sideEnduranceRules, conntrack: true, balance: (*enduranceRig).addRules},
+	{name: sideEnduranceProxy, conntrack: true, balance: (*enduranceRig).addProxy},
+}
+
+// records is the size of the side's table in a turn, and whether it is measured.
+func (s enduranceSide) records(b *bench, turn, size, machineMax int) (int, bool) {
+	switch {
+	case s.name == sideEnduranceProxy && controlplane.Find(b.controlPlane) != nil:
+		return size, false // as the printed table says
+	case !s.conntrack || b.endurance.setMax:
+		return size, true
+	}
+	// Of the kernel's table the size is the machine's; network namespaces have none of their own.
+	return machineMax, turn == 0
+}
+
+// An enduranceRig is a lab with one side.
+type enduranceRig struct {
+	bench   *bench
+	side    enduranceSide
+	records int
+	world   *world
+	servers []*endpoint.LoadServer // of the Service that is asked, and of the other
+	target  netip.AddrPort
+	other   netip.AddrPort
+	device  string // of the fabric, to the node that the flood enters
+	used    int    // clients
+}
+
+// Addresses of honest clients, and those that floods pretend. Answers to the latter end at the fabric.
+var (
+	enduranceClientRange = netip.MustParsePrefix("10.200.0.0/16")
+	enduranceFloodRange  = netip.MustParsePrefix("100.64.0.0/10")
+)
+
+var endurancePods = []string{"b1", "b2"}
+
+var enduranceServices = []struct {
+	name   string
+	number uint8
+	at     netip.Addr
+}{{"asked", 101, addressSNAT}, {"other", 102, addressDSR}}
+
+func newEnduranceRig(ctx context.Context, b *bench, side enduranceSide, records int) (rig *enduranceRig, err error) {
+	w, err := newWorld()
+	if err != nil {
+		return nil, err
+	}
+	rig = &enduranceRig{bench: b, side: side, records: records, world: w, device: "node-a"}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rig.end())
+		}
+	}()
+	if err := rig.addNetwork(); err != nil {
+		return rig, err
+	}
+	clients := netip.PrefixFrom(w.Host("node-a").Addr4, 32)
+	if side.direct {
+		clients, rig.device = enduranceClientRange, "node-b"
+	}
+	for _, pod := range endurancePods {
+		server, err := endpoint.StartLoadServer(ctx, w.Host(pod), serverPort, clients, b.two.Server)
+		if err != nil {
+			return rig, err
+		}
+		rig.servers = append(rig.servers, server)
+	}
+	if side.direct {
+		rig.target, rig.other = netip.AddrPortFrom(w.Host("b1").Addr4, serverPort), netip.AddrPortFrom(w.Host("b2").Addr4, serverPort)
+		return rig, nil
+	}
+	rig.target, rig.other = netip.AddrPortFrom(enduranceServices[0].at, servicePort), netip.AddrPortFrom(enduranceServices[1].at, servicePort)
+	return rig, side.balance(rig, ctx)
+}
+
+func (rig *enduranceRig) end() error {
+	for _, s := range rig.servers {
+		s.Stop()
+	}
+	return rig.world.end()
+}
+
+// finish ends the servers, and makes sure that all that they saw came by the side's way.
+func (rig *enduranceRig) finish() error {
+	for i, s := range rig.servers {
+		seen, err := s.Finish()
+		if err != nil {
+			return err
+		}
+		// A flood's packets have no other way than the clients', but without a balancer their own addresses.
+		if seen.Strange > 0 && !rig.side.direct {
+			return fmt.Errorf("%s saw %d connections and datagrams of other addresses than node-a's", endurancePods[i], seen.Strange)
+		}
+		if rig.side.direct && seen.Strange > seen.Flood {
+			return fmt.Errorf("%s saw %d connections and datagrams that are no client's and no flood's", endurancePods[i], seen.Strange-seen.Flood)
+		}
+	}
+	return nil
+}
+
+// addNetwork gives the client a network of addresses, has answers to pretended addresses end at
+// the fabric, and lets client and servers remember all connections that they have ended.
+func (rig *enduranceRig) addNetwork() error {
+	w := rig.world
+	route := func(host, device string, r netlink.Route) error {
+		nl, link, err := w.Host(host).OpenDevice(device)
+		if err != nil {
+			return err
+		}
+		defer nl.Close()
+		if r.Type != unix.RTN_BLACKHOLE {
+			r.LinkIndex = link.Attrs().Index
+		}
+		if err := nl.RouteAdd(&r); err != nil {
+			return fmt.Errorf("host %s: route to %s: %w", host, r.Dst, err)
+		}
+		return nil
+	}
+	network := func(p netip.Prefix) *net.IPNet {
+		return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	}
+	errs := []error{
+		route("client", "lo", netlink.Route{Dst: network(enduranceClientRange), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}),
+		route("fabric", "client", netlink.Route{Dst: network(enduranceClientRange), Gw: w.Host("client").Addr4.AsSlice()}),
+		route("fabric", "lo", netlink.Route{Dst: network(enduranceFloodRange), Type: unix.RTN_BLACKHOLE}),
+		routeTo(w.Host("fabric"), "node-a", balancedRange, w.Host("node-a").Addr4),
+	}
+	for _, host := range append([]string{"client"}, endurancePods...) {
+		errs = append(errs, w.Host(host).Do(func() error {
+			return os.WriteFile("/proc/sys/net/ipv4/tcp_max_tw_buckets", []byte("2000000"), 0o644)
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// objects are the Services, and their endpoints.
+func (rig *enduranceRig) objects() (all []runtime.Object) {
+	for i, s := range enduranceServices {
+		service, slices := node.Service(s.name, s.number), node.Slices(s.name, rig.world.Host(endurancePods[i]))
+		node.SetPorts(service, slices,
+			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
+			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+		service.Spec.ExternalIPs = []string{s.at.String()}
+		all = append(all, service)
+		for _, slice := range slices {
+			all = append(all, slice)
+		}
+	}
+	return all
+}
+
+// addBeeline starts an agent with its defaults, but for the size of the table of flows.
+func (rig *enduranceRig) addBeeline(context.Context) error {
+	if err := node.WriteManifest(rig.world.folder, "services.yaml", rig.objects()...); err != nil {
+		return err
+	}
+	agent := &node.Agent{Host: rig.world.Host("node-a"), Program: rig.bench.program, Manifests: rig.world.folder,
+		Flags: append([]string{"--max-flows", strconv.Itoa(rig.records)}, rig.bench.endurance.agent...)}
+	rig.world.agents = append(rig.world.agents, agent)
+	return agent.Start()
+}
+
+// addStoppedBeeline kills the agent as soon as its tables are complete: what it attached serves on.
+func (rig *enduranceRig) addStoppedBeeline(ctx context.Context) error {
+	if err := rig.addBeeline(ctx); err != nil {
+		return err
+	}
+	return rig.world.agents[0].Kill()
+}
+
+func (rig *enduranceRig) addRules(ctx context.Context) error {
+	host := rig.world.Host("node-a")
+	for i, s := range enduranceServices {
+		backend := rig.world.Host(endurancePods[i]).Addr4
+		for _, protocol := range []string{"tcp", "udp"} {
+			for _, rule := range [][]string{
+				{"PREROUTING", "-d", s.at.String(), "-p", protocol, "--dport", strconv.Itoa(servicePort), "-j", "DNAT", "--to-destination", netip.AddrPortFrom(backend, serverPort).String()},
+				{"POSTROUTING", "-d", backend.String(), "-p", protocol, "--dport", strconv.Itoa(serverPort), "-j", "MASQUERADE"},
+			} {
+				argv := append([]string{"iptables-nft", "-w", "-t", "nat", "-A"}, rule...)
+				if out, err := host.Command(ctx, argv...).CombinedOutput(); err != nil {
+					return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// addProxy has kube-proxy write its rules, and ends it and the API server: the rules stay.
+func (rig *enduranceRig) addProxy(ctx context.Context) error {
+	control, err := controlplane.Start(ctx, rig.world.Lab, rig.bench.controlPlane)
+	if err != nil {
+		return err
+	}
+	defer control.Stop()
+	if err := control.Create(ctx, append(node.Cluster(rig.world.Lab), rig.objects()...)...); err != nil {
+		return err
+	}
+	proxy, err := control.StartProxy(rig.world.Host("node-a"), controlplane.NFTables)
+	if err != nil {
+		return err
+	}
+	var wanted []string
+	for i, s := range enduranceServices {
+		for _, protocol := range []string{"tcp", "udp"} {
+			wanted = append(wanted, fmt.Sprintf("%s . %s . %d", s.at, protocol, servicePort))
+		}
+		wanted = append(wanted, fmt.Sprintf("%s . %d", rig.world.Host(endurancePods[i]).Addr4, serverPort))
+	}
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := proxy.AwaitRules(limited, "serving both Services", wanted...); err != nil {
+		return err
+	}
+	return errors.Join(proxy.Stop(), control.Stop())
+}
+
+// clients takes so many numbers, which no client has had.
+func (rig *enduranceRig) clients(count int) (first int) {
+	first = rig.used
+	rig.used += count
+	return first
+}
+
+func (rig *enduranceRig) startIdle(ctx context.Context) (*endpoint.Idle, error) {
+	each := rig.bench.endurance.idle
+	return endpoint.StartIdle(ctx, rig.world.Host("client"), endpoint.IdleConfig{
+		Targets: []netip.AddrPort{rig.target, rig.other}, Each: each, Sources: enduranceClientRange, First: rig.clients(2 * each),
+		Patience: patience, CPU: rig.bench.two.Client,
+	})
+}
+
+// startFlood floods both Services, from the fabric's device to the node.
+func (rig *enduranceRig) startFlood(ctx context.Context, answered bool) (*endpoint.Flood, error) {
+	fabric := rig.world.Host("fabric")
+	far, err := deviceOf(fabric, rig.device)
+	if err != nil {
+		return nil, err
+	}
+	near, err := deviceOf(rig.world.Host(rig.device), "eth0")
+	if err != nil {
+		return nil, err
+	}
+	return endpoint.StartFlood(ctx, fabric, endpoint.FloodConfig{
+		Device: rig.device, Index: far.Index, From: [6]byte(far.HardwareAddr), To: [6]byte(near.HardwareAddr),
+		Targets: []netip.AddrPort{rig.target, rig.other}, Sources: enduranceFloodRange, Answered: answered,
+		Rate: rig.bench.endurance.floodRate, CPU: rig.bench.two.Client,
+	})
+}
+
+// received is how many packets the node that a flood enters has received.
+func (rig *enduranceRig) received() (uint64, error) {
+	device, err := deviceOf(rig.world.Host(rig.device), "eth0")
+	if err != nil {
+		return 0, err
+	}
+	return device.Statistics.RxPackets, nil
+}
+
+// conntrackMaxFile is of the whole machine: network namespaces can read it.
+const conntrackMaxFile = "/proc/sys/net/netfilter/nf_conntrack_max"
+
+func conntrackMax() (int, error) {
+	text, err := os.ReadFile(conntrackMaxFile)
+	if err != nil {
+		return 0, fmt.Errorf("size of the kernel's connection tracking: %w (is its module nf_conntrack loaded?)", err)
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// setConntrackMax sets the machine's size, and returns what sets it back.
+func setConntrackMax(size int) (restore func() error, err error) {
+	before, err := conntrackMax()
+	if err != nil {
+		return nil, err
+	}
+	write := func(n int) error { return os.WriteFile(conntrackMaxFile, []byte(strconv.Itoa(n)), 0o644) }
+	return func() error { return write(before) }, write(size)
+}

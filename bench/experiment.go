@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// publishedBy is who published the experiment that the parts rates and instructions repeat: how many
+// packets of a flood a node's balancer passes on to the one backend of a Service.
+const publishedBy = "Cilium 1.8, https://cilium.io/blog/2020/06/22/cilium-18/"
+
+// A contender is one way through a balancer.
+type contender struct {
+	side string // of rows
+	// published is in millions of packets per second; 0: nobody has. It is that of Cilium
+	// where the side is Beeline.
+	published float64
+	words     string // where there is no number
+}
+
+var contenders = []contender{
+	{side: sideMinimalXDP},
+	{side: sideXDPSNAT, published: 10},
+	{side: sideXDPDSR},
+	{side: sideMinimalTC},
+	{side: sideTCSNAT, published: 2.8},
+	{side: sideTCDSR},
+	{side: rateProxyName("iptables", 1), published: 2.4},
+	{side: sideOldIPTables},
+	{side: sideIPTables},
+	{side: sideMasquerade},
+	{side: rateProxyName("nftables", 1)},
+	{side: sideNFT},
+	{side: sideIPVSProxy, words: "< 2.4"},
+	{side: sideIPVSNAT},
+	{side: sideIPVSTunnel},
+	{side: sideIPVSDirect},
+}
+
+// All figures are compared with this side's.
+const experimentBase = sideXDPSNAT
+
+// An experiment is two runs, of which each has one of the parts.
+type experiment struct{ rates, instructions *result.File }
+
+func (e experiment) check() error {
+	for _, need := range []struct {
+		results *result.File
+		series  result.Series
+		metric  result.Metric
+	}{
+		{e.rates, rateSeries(experimentBase, 0), metricPacketCPU},
+		{e.instructions, instructionSeries(experimentBase), metricInstructions},
+	} {
+		if need.results.Samples(need.series, need.metric) == nil {
+			return fmt.Errorf("the results of the part %s have no row %q of %q", need.series.Part, need.metric.Name, experimentBase)
+		}
+	}
+	return nil
+}
+
+// Samples of a side: nil where there are none.
+func (e experiment) cpu(side string) []float64 {
+	return e.rates.Samples(rateSeries(side, 0), metricPacketCPU)
+}
+
+func (e experiment) instructionsOf(side string) []float64 {
+	return e.instructions.Samples(instructionSeries(side), metricInstructions)
+}
+
+// ofBase is how many packets pass for each one of the base, where a sample is what one costs.
+func ofBase(samples func(side string) []float64, side string) stat.Interval {
+	return stat.MedianInterval(stat.Ratios(samples(experimentBase), samples(side)))
+}
+
+// publishedOfBase is the same of what was published.
+func (w contender) publishedOfBase() stat.Interval {
+	if w.published == 0 {
+		return stat.MedianInterval(nil)
+	}
+	for _, base := range contenders {
+		if base.side == experimentBase {
+			return stat.MedianInterval([]float64{w.published / base.published})
+		}
+	}
+	return stat.MedianInterval(nil)
+}
+
+// shares are how many packets pass for each one by the base: as was published, by CPU time, by
+// instructions.
+func (e experiment) shares(w contender) []stat.Interval {
+	return []stat.Interval{w.publishedOfBase(), ofBase(e.cpu, w.side), ofBase(e.instructionsOf, w.side)}
+}
+
+func (e experiment) chart() chart.Chart {
+	kinds := []string{"published: packets per second, from a NIC", "here: CPU time per packet, veth", "here: instructions per packet, emulated"}
+	var all []chart.Way
+	for _, w := range contenders {
+		name := w.side
+		if w.words != "" {
+			name += " (published: " + w.words + " Mpps)"
+		}
+		all = append(all, chart.Way{Name: name, Figures: e.shares(w)})
+	}
+	return chart.Ways("experiment", "Packets that pass for each one by "+experimentBase, kinds, all)
+}
+
+// markdown is the table.
+func (e experiment) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Share: packets that pass for each one by \"%s\". Published: %s. CPU time: %s; Linux %s, %d rounds; others used %.0f %% of the machine.\nInstructions: %s; Linux %s, emulated, %d rounds.\n\n",
+		experimentBase, publishedBy, e.rates.Program, e.rates.Machine.Kernel, len(e.cpu(experimentBase)), 100*(e.rates.Noise.Others+e.rates.Noise.Stolen),
+		e.instructions.Program, e.instructions.Machine.Kernel, len(e.instructionsOf(experimentBase)))
+	b.WriteString("| | published, Mpps | share | CPU time, ns | share | core at 1 / 2 Mpps offered | instructions, emulated | share |\n|---|---|---|---|---|---|---|---|\n")
+	for _, w := range contenders {
+		shares := e.shares(w)
+		published := w.words
+		if w.published > 0 {
+			published = fmt.Sprintf("%.3g", w.published)
+		}
+		cells := []string{w.side, published, share(shares[0]), figure(e.cpu(w.side)), share(shares[1]), e.busy(w.side), figure(e.instructionsOf(w.side)), share(shares[2])}
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | "))
+	}
+	return b.String()
+}
+
+// busy is the share of the core that a side needs, and after it how many millions pass if they are not
+// all.
+func (e experiment) busy(side string) string {
+	var all []string
+	for _, rate := range []int{1_000_000, 2_000_000} {
+		series := rateSeries(side, rate)
+		used, passed := e.rates.Samples(series, metricShare), e.rates.Samples(series, metricPassed)
+		if len(used) == 0 || len(passed) == 0 {
+			return ""
+		}
+		text := fmt.Sprintf("%.0f %%", 100*stat.Median(used))
+		if millions := stat.Median(passed) / 1e6; millions < 0.95*float64(rate)/1e6 {
+			text += fmt.Sprintf(" (%.2f)", millions)
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, " / ")
+}
+
+func figure(samples []float64) string {
+	if len(samples) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f", stat.Median(samples))
+}
+
+func share(i stat.Interval) string {
+	switch {
+	case math.IsNaN(i.Median):
+		return ""
+	case i.Low == i.High || fmt.Sprintf("%.2f", i.Low) == fmt.Sprintf("%.2f", i.High):
+		return fmt.Sprintf("%.2f", i.Median)
+	}
+	return fmt.Sprintf("%.2f [%.2f, %.2f]", i.Median, i.Low, i.High)
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/bench/result"
+)
+
+// experimentFiles are two runs in which a packet costs by XDP 400 ns and 2,000 instructions, and by
+// two others more; of the rest nothing is known.
+func experimentFiles(t *testing.T) (rates, instructions string) {
+	t.Helper()
+	one, two := &result.File{Schema: result.Schema}, &result.File{Schema: result.Schema}
+	for range 6 {
+		for side, ns := range map[string]float64{sideXDPSNAT: 400, sideOldIPTables: 2000} {
+			one.Add(result.Row{Series: rateSeries(side, 0), Metric: metricPacketCPU}, ns)
+			for _, rate := range rateOffers {
+				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricShare}, min(1, ns*float64(rate)/1e9))
+				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricPassed}, min(float64(rate), 1e9/ns))
+			}
+		}
+		for side, count := range map[string]float64{sideXDPSNAT: 2000, sideIPVSProxy: 8000} {
+			two.Add(result.Row{Series: instructionSeries(side), Metric: metricInstructions}, count)
+		}
+	}
+	rates, instructions = filepath.Join(t.TempDir(), "rates.json"), filepath.Join(t.TempDir(), "instructions.json")
+	for path, f := range map[string]*result.File{rates: one, instructions: two} {
+		if err := f.Write(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return rates, instructions
+}
+
+// The table has what was published, and shares of the packets that pass by XDP: a fifth where a packet
+// costs five times as much.
+func TestExperiment(t *testing.T) {
+	rates, instructions := experimentFiles(t)
+	table := printed(t, "experiment", rates, instructions)
+	for _, want := range []string{
+		"cilium.io/blog",
+		"| " + sideXDPSNAT + " | 10 | 1.00 | 400 | 1.00 | 40 % / 80 % | 2000 | 1.00 |\n",
+		"| " + sideTCSNAT + " | 2.8 | 0.28 |  |  |  |  |  |\n",
+		"| " + sideOldIPTables + " |  |  | 2000 | 0.20 | 100 % (0.50) / 100 % (0.50) |  |  |\n",
+		"| " + sideIPVSProxy + " | < 2.4 |  |  |  |  | 8000 | 0.25 |\n",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+	page := filepath.Join(t.TempDir(), "page.md")
+	if err := os.WriteFile(page, []byte("before\n"+experimentBegin+"old\n"+experimentEnd+"after\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		printed(t, "experiment", rates, instructions, "--into", page)
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(text); !strings.HasPrefix(got, "before\n"+experimentBegin+table) || !strings.HasSuffix(got, "(pictures/experiment.svg)\n"+experimentEnd+"after\n") {
+		t.Errorf("the page is\n%s", got)
+	}
+	picture, err := os.ReadFile(filepath.Join(filepath.Dir(page), "pictures", "experiment.svg"))
+	for _, want := range []string{sideIPVSProxy + " (published: &lt; 2.4 Mpps)", "emulated"} {
+		if err != nil || !strings.Contains(string(picture), want) {
+			t.Errorf("the picture has no %q (%v)", want, err)
+		}
+	}
+}
+
+// Without either part there is no experiment, and the error says which is missing.
+func TestExperimentWithoutAPart(t *testing.T) {
+	rates, instructions := experimentFiles(t)
+	for want, args := range map[string][]string{partRates: {instructions, instructions}, partInstructions: {rates, rates}} {
+		c := command()
+		c.SetArgs(append([]string{"experiment"}, args...))
+		if err := c.Execute(); err == nil || !strings.Contains(err.Error(), "the part "+want) {
+			t.Errorf("%v, want an error about the part %s", err, want)
+		}
+	}
+}
+
+// What the part instructions has measured is printed again from its file, as of every part.
+func TestInstructionsText(t *testing.T) {
+	_, instructions := experimentFiles(t)
+	text := printed(t, "doc", instructions)
+	for _, want := range []string{"== instructions: ", sideIPVSProxy, "8000", "4.000 [4.000, 4.000]"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// In an emulated machine whose time is the number of instructions that it has executed
+// (`scripts/kernels --instructions` boots one), CPU time is an instruction count. The way is that
+// of the part rates, with the same threads, on one CPU.
+
+var metricInstructions = result.Metric{Name: "instructions per packet", Unit: "1", Better: result.Lower}
+
+const (
+	instructionRounds  = 6 // at most: the count hardly differs
+	instructionPackets = 4 * rateFlows
+)
+
+func runInstructions(ctx context.Context, b *bench) (err error) {
+	each, err := instructionTime()
+	if err != nil {
+		return err
+	}
+	if !hasIPVS() {
+		return errors.New("the kernel has no IPVS: load the module ip_vs")
+	}
+	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).settle)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	for round := range min(b.runs, instructionRounds) {
+		for _, i := range turns(round, len(rig.sides)) {
+			s := rig.sides[i]
+			if err := s.count(ctx, b, each); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func instructionSeries(side string) result.Series {
+	s := rateSeries(side, 0)
+	s.Part, s.Scenario = partInstructions, "UDP, established"
+	return s
+}
+
+// count sends packets of flows that are known; each is what an instruction takes.
+func (s *rateSide) count(ctx context.Context, b *bench, each time.Duration) error {
+	many := burst{set: s.frames(), packets: instructionPackets, like: s.like()}
+	if b.smoke {
+		many.packets = rateFlows
+	}
+	o, err := s.run(ctx, many, 0, false)
+	if err != nil {
+		return err
+	}
+	row := result.Row{Series: instructionSeries(s.name), Metric: metricInstructions, Against: s.against()}
+	b.results.Add(row, float64(o.cpu)/float64(each)/float64(o.sent))
+	return nil
+}
+
+// instructionTime is what each instruction takes, by the monotonic clock, and an error where
+// they do not all take the same.
+func instructionTime() (time.Duration, error) {
+	const loops, tries = 200_000, 5
+	// The least of some, for interrupts are in between.
+	least := func(run func(int64)) float64 {
+		best := math.Inf(1)
+		for range tries {
+			begin := monotonic()
+			run(loops)
+			best = min(best, float64(monotonic()-begin))
+		}
+		return best
+	}
+	return commonTime(least(runAdditions)/loops/instructionsOfLoop, least(runDivisions)/loops/instructionsOfLoop)
+}
+
+// commonTime is that of additions and of divisions, in ns, if it is the same: QEMU gives each
+// instruction a power of two.
+func commonTime(addition, division float64) (time.Duration, error) {
+	const within = 0.02
+	ns := math.Round(addition)
+	if near := func(t float64) bool { return math.Abs(t/ns-1) < within }; ns < 1 || !near(addition) || !near(division) {
+		return 0, fmt.Errorf("an addition takes %.3g ns here, a division %.3g ns: this is no machine whose time is the number of its instructions, as `scripts/kernels --instructions` boots one", addition, division)
+	}
+	return time.Duration(ns), nil
+}
+
+// instructionPairs are the ratios that are printed; they have no bounds.
+var instructionPairs = []rateGoal{
+	{sideXDPSNAT, sideMinimalXDP, 0, 0}, {sideXDPDSR, sideMinimalXDP, 0, 0}, {sideTCSNAT, sideMinimalTC, 0, 0}, {sideTCDSR, sideMinimalTC, 0, 0},
+	{sideTCSNAT, sideXDPSNAT, 0, 0},
+	{sideIPTables, sideXDPSNAT, 0, 0}, {sideOldIPTables, sideXDPSNAT, 0, 0}, {sideMasquerade, sideXDPSNAT, 0, 0}, {sideNFT, sideXDPSNAT, 0, 0},
+	{sideIPVSNAT, sideXDPSNAT, 0, 0}, {sideIPVSProxy, sideXDPSNAT, 0, 0}, {sideIPVSTunnel, sideXDPDSR, 0, 0}, {sideIPVSDirect, sideXDPDSR, 0, 0},
+	{sideIPVSNAT, sideTCSNAT, 0, 0}, {sideIPVSProxy, sideTCSNAT, 0, 0}, {sideIPVSNAT, sideOldIPTables, 0, 0}, {sideIPVSProxy, sideMasquerade, 0, 0},
+}
+
+func printInstructions(r *report) {
+	rows := r.results.Of(partInstructions, metricInstructions)
+	r.say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", rateFlows, len(rows[0].Samples))
+	r.say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
+	r.say("  %-34s %12s %20s", "", "instructions", "least - most")
+	for _, row := range rows {
+		r.say("  %-34s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
+	}
+	r.say("\nRatios of instructions for a packet, round by round")
+	of := func(side string) []float64 { return r.results.Samples(instructionSeries(side), metricInstructions) }
+	for _, g := range instructionPairs {
+		r.say("  %-34s by %-34s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
+	}
+}

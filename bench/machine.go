@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/result"
+)
+
+func thisMachine() result.Machine {
+	var m result.Machine
+	info, _ := os.ReadFile("/proc/cpuinfo") // what is missing stays empty
+	for line := range strings.Lines(string(info)) {
+		name, value, _ := strings.Cut(line, ":")
+		switch strings.TrimSpace(name) {
+		case "processor":
+			m.CPUs++
+		case "model name":
+			m.CPU = strings.TrimSpace(value)
+		case "flags":
+			m.Virtual = strings.Contains(value+" ", " hypervisor ")
+		}
+	}
+	for _, name := range []string{"sys_vendor", "product_name"} {
+		text, _ := os.ReadFile("/sys/class/dmi/id/" + name)
+		m.Hypervisor = strings.TrimSpace(m.Hypervisor + " " + strings.TrimSpace(string(text)))
+	}
+	if !m.Virtual {
+		m.Hypervisor = "" // that is the maker of the machine
+	}
+	jit, _ := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
+	m.JIT = strings.TrimSpace(string(jit)) != "0"
+	var sys unix.Sysinfo_t
+	if unix.Sysinfo(&sys) == nil {
+		m.MemoryMiB = sys.Totalram * uint64(sys.Unit) >> 20
+	}
+	var uts unix.Utsname
+	if unix.Uname(&uts) == nil {
+		m.Kernel = unix.ByteSliceToString(uts.Release[:])
+	}
+	return m
+}
+
+func loadAverage() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(text))
+	return strings.Join(fields[:min(3, len(fields))], " ")
+}
+
+// Where the two ends of a connection run. Unpinned they would move, and times would
+// have two peaks: that of a wake-up on the same CPU and that of one on another.
+// These are the values of --cpus.
+const (
+	cpusAuto = "auto"
+	cpusOne  = "one"
+	cpusTwo  = "two"
+)
+
+// chooseCPUs takes the last CPUs that this process may use; interrupts mostly
+// go to the first.
+func chooseCPUs() (one, two result.CPUPair, err error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return one, two, fmt.Errorf("sched_getaffinity: %w", err)
+	}
+	var usable []int
+	for cpu := 0; len(usable) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			usable = append(usable, cpu)
+		}
+	}
+	last := usable[len(usable)-1]
+	other := usable[max(0, len(usable)-2)]
+	return result.CPUPair{Client: last, Server: last}, result.CPUPair{Client: last, Server: other}, nil
+}
+
+// pairOf is where the ends of that many connections run. One connection leaves
+// one of the ends idle at any time: on one CPU that costs no time, and saves the
+// wake-up of a sleeping CPU, which on a virtual machine is most of what would be
+// measured and nearly all of its noise.
+func pairOf(s result.Settings, connections int) result.CPUPair {
+	if s.CPUs == cpusOne || s.CPUs == cpusAuto && connections == 1 {
+		return s.One
+	}
+	return s.Two
+}
+
+// softirqThreads are the kernel threads that handle packets when a CPU has too
+// many of them for the process that happens to run: their time belongs to the
+// traffic.
+func softirqThreads() []int {
+	var pids []int
+	paths, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, path := range paths {
+		name, err := os.ReadFile(path)
+		if err != nil || !strings.HasPrefix(string(name), "ksoftirqd/") {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

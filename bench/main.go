@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bench measures what Beeline costs and saves, on this machine, in labs
+// of network namespaces. docs/measure/how.md says how, and what to make of it.
+//
+// Each part has a function that measures, which gives every sample to b.results.Add
+// (see package result), and one that prints, which takes what it prints from the
+// results alone: `bench doc` prints a file's.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/test/lab"
+)
+
+// A part measures one thing, in labs of its own.
+type part struct {
+	name string // as its rows have it
+	text string
+	// named says that it is measured only where it is asked for by name.
+	named bool
+	run   func(context.Context, *bench) error
+	print func(*report)
+}
+
+const (
+	partSockets  = "sockets"
+	partHook     = "hook"
+	partEdge     = "edge"
+	partRates    = "rates"
+	partBalancer = "balancer"
+	partControl  = "control"
+	partChanges  = "changes"
+	// It takes longer than all others.
+	partEndurance = "endurance"
+	// On no real machine.
+	partInstructions = "instructions"
+)
+
+var parts = []part{
+	{name: partSockets, text: "requests through a ClusterIP beside the direct way", run: runSockets, print: printSockets},
+	{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks},
+	{name: partEdge, text: "what the programs at devices cost for each packet", run: runEdge, print: printEdge},
+	{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates},
+	{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer},
+	{name: partControl, text: "start, change and memory of the agent with many Services", run: runControl, print: printControl},
+	{name: partChanges, text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", run: runChanges, print: printChanges},
+	{name: partEndurance, text: "what load and floods over time do to new connections and to idle ones", named: true, run: runEndurance, print: printEndurance},
+	{name: partInstructions, text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", named: true, run: runInstructions, print: printInstructions},
+}
+
+func partNames() []string {
+	var names []string
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+func main() {
+	lab.Main() // these two do not return in the processes that play a part
+	endpoint.Main()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// command is the command line.
+func command() *cobra.Command {
+	root := runCommand()
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(chartCommand(), compareCommand(), docCommand(), experimentCommand())
+	return root
+}

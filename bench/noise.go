@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/result"
+)
+
+// usage is CPU time of the whole machine and of what the benchmark runs.
+type usage struct {
+	busy, stolen, all time.Duration
+	own               time.Duration
+}
+
+// usageNow reads it. Processes count as the benchmark's own once they have
+// ended; at the end of a run all of them have.
+func usageNow() usage {
+	var u usage
+	text, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(text), "\n")
+	// cpu user nice system idle iowait irq softirq steal ..., see proc_stat(5)
+	for i, field := range strings.Fields(line) {
+		ticks, err := strconv.Atoi(field)
+		if err != nil || i > 8 {
+			continue // the name, and guest times that user time holds already
+		}
+		const tick = time.Second / 100 // USER_HZ
+		u.all += time.Duration(ticks) * tick
+		switch i {
+		case 4, 5: // idle, and waiting
+		case 8:
+			u.stolen += time.Duration(ticks) * tick
+		default:
+			u.busy += time.Duration(ticks) * tick
+		}
+	}
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var r unix.Rusage
+		if unix.Getrusage(who, &r) == nil {
+			u.own += time.Duration(r.Utime.Nano() + r.Stime.Nano())
+		}
+	}
+	return u
+}
+
+// noiseBetween is the share of the machine that was not the benchmark's.
+func noiseBetween(before, after usage) result.Noise {
+	all := (after.all - before.all).Seconds()
+	if all <= 0 {
+		return result.Noise{}
+	}
+	others := (after.busy - before.busy) - (after.own - before.own)
+	return result.Noise{Others: max(0, others.Seconds()/all), Stolen: (after.stolen - before.stolen).Seconds() / all}
+}

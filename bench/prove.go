@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A path is what traffic meets on its way.
+type path string
+
+const (
+	unhooked path = "unhooked" // nothing of Beeline
+	passed   path = "passed"   // the hooks, which leave it alone
+	balanced path = "balanced" // the hooks, which send it to a backend
+)
+
+// countersOf is what the hooks must count for a client's traffic, and nothing
+// else.
+func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) datapath.SocketCounters {
+	var c datapath.SocketCounters
+	if p == unhooked {
+		return c
+	}
+	if p == balanced {
+		c.ConnectBalance = r.Connected
+	} else {
+		c.ConnectPass = r.Connected
+	}
+	if mode.Datagrams() {
+		c.DatagramPass = r.Sent // the server's answers
+	}
+	if mode == endpoint.UDPUnconnected {
+		if p == balanced {
+			c.FlowNew = uint64(sockets)
+			c.DatagramBalance, c.DatagramName = r.Sent, r.Received
+		} else {
+			c.DatagramPass += r.Sent
+		}
+	}
+	return c
+}
+
+// prove says whether the hooks have counted exactly what they should. As many
+// datagrams may have been lost before the server answered them.
+func prove(before, after, want datapath.SocketCounters, lost uint64) error {
+	got := combine(after, before, func(a, b uint64) uint64 { return a - b })
+	if want.DatagramPass-got.DatagramPass <= lost {
+		want.DatagramPass = got.DatagramPass
+	}
+	var wrong []error
+	for field, value := range reflect.ValueOf(got).Fields() {
+		if !field.IsExported() {
+			continue
+		}
+		if should := reflect.ValueOf(want).FieldByIndex(field.Index).Uint(); value.Uint() != should {
+			wrong = append(wrong, fmt.Errorf("the hooks have counted %s %d times instead of %d", field.Name, value.Uint(), should))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// combine makes new counters of each pair of the same name.
+func combine(a, b datapath.SocketCounters, of func(a, b uint64) uint64) datapath.SocketCounters {
+	result := reflect.ValueOf(&a).Elem()
+	for i := range result.NumField() {
+		if field := result.Field(i); field.CanSet() {
+			field.SetUint(of(field.Uint(), reflect.ValueOf(b).Field(i).Uint()))
+		}
+	}
+	return a
+}

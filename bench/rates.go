@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"beeline.io/beeline/bench/result"
+)
+
+// Of each slice of packets. CPU time is the balancer's.
+var (
+	metricPacketCPU = result.Metric{Name: "CPU time per packet", Unit: "ns", Better: result.Lower}
+	metricPassed    = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
+	metricShare     = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
+)
+
+// rateOffers are rates that clients offer, in packets per second.
+var rateOffers = []int{250_000, 500_000, 1_000_000, 2_000_000}
+
+const (
+	rateRounds      = 7 // at most
+	rateSlice       = 60 * time.Millisecond
+	rateOfferSlice  = 50 * time.Millisecond
+	rateSliceSmoke  = 5 * time.Millisecond
+	rateOfferRounds = 5 // at most
+)
+
+func runRates(ctx context.Context, b *bench) (err error) {
+	if b.two.Client == b.two.Server {
+		return errors.New("the balancer and its clients need a CPU each, and there is one")
+	}
+	// Beeline first: while the others are made it gets to know that its Service with DSR
+	// has no flows from before.
+	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).addProxies, (*rateRig).settle)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	for round := range min(b.runs, rateRounds) {
+		for _, i := range turns(round, len(rig.sides)) {
+			s := rig.sides[i]
+			if b.only != nil && !b.only.MatchString(s.name) {
+				continue
+			}
+			if err := s.measure(ctx, b); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			if round >= rateOfferRounds {
+				continue
+			}
+			for _, rate := range rateOffers {
+				if err := s.offer(ctx, b, rate); err != nil {
+					return fmt.Errorf("%s, %d packets per second: %w", s.name, rate, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// rateSeries is a side's; offered is 0 where packets come as fast as they are taken.
+func rateSeries(side string, offered int) result.Series {
+	s := result.Series{Part: partRates, Scenario: "UDP, established, as fast as it goes", Side: side, Family: "IPv4",
+		Parameters: result.Parameters{"flows": rateFlows}}
+	if offered > 0 {
+		s.Scenario, s.Parameters["packets offered per second"] = "UDP, established, offered at a rate", offered
+	}
+	return s
+}
+
+// measure sends as fast as packets are taken.
+func (s *rateSide) measure(ctx context.Context, b *bench) error {
+	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
+	if b.smoke {
+		slice.limit = rateSliceSmoke
+	}
+	// The first moment brings the side's program and tables into the caches.
+	warm := slice
+	warm.packets, warm.limit = 2*rateFlows, 0
+	if err := s.counted(ctx, warm, 0, false); err != nil {
+		return err
+	}
+	o, err := s.slice(ctx, slice)
+	if err != nil {
+		return err
+	}
+	row := result.Row{Series: rateSeries(s.name, 0), Metric: metricPacketCPU, Against: s.against()}
+	b.results.Add(row, float64(o.cpu.Nanoseconds())/float64(o.sent))
+	return nil
+}
+
+// offer sends so many packets per second, if they are taken.
+func (s *rateSide) offer(ctx context.Context, b *bench, rate int) error {
+	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateOfferSlice, like: s.like(), pace: time.Second / time.Duration(rate)}
+	if b.smoke {
+		slice.limit = rateSliceSmoke
+	}
+	o, err := s.slice(ctx, slice)
+	if err != nil {
+		return err
+	}
+	series := rateSeries(s.name, rate)
+	b.results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.against()}, float64(o.sent)/o.took.Seconds())
+	b.results.Add(result.Row{Series: series, Metric: metricShare, Against: s.against()}, o.cpu.Seconds()/o.took.Seconds())
+	return nil
+}
+
+// slice sends for a time. On a busy machine the generator may get no CPU for all of it: that
+// is no slice.
+func (s *rateSide) slice(ctx context.Context, b burst) (o outcome, err error) {
+	const tries, fewest = 10, 200
+	for range tries {
+		if o, err = s.run(ctx, b, 0, false); err != nil || o.sent >= fewest {
+			return o, err
+		}
+	}
+	return o, fmt.Errorf("%d packets were sent in %s, %d times in turn: other processes leave too little of CPU %d", o.sent, b.limit, tries, s.line.cpu)
+}

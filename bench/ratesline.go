@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+)
+
+// A rateLine is the link between the fabric and a balancer. Client and receiver are at the
+// fabric's end: the generator, which sends into the link, and the sink, which takes what
+// comes out of it. The balancer's end has a CPU of its own.
+type rateLine struct {
+	world        *world
+	balancer     *lab.Host
+	far, near    int // devices: the fabric's, the balancer's
+	own, gateway [6]byte
+	collection   *ebpf.Collection
+	thread       napiThread // of the balancer's end
+	sink         napiThread // of the fabric's end
+	cpu          int        // of generator and sink
+}
+
+const (
+	rateFlows  = 4096
+	rateSets   = 3 // Services of a line
+	rateFrames = (1 + rateSets) * rateFlows
+	// Of an agent's table of flows; it is the default where there is much memory. All flows are half
+	// open at first, and of those there is room for a quarter of this: of an eighth of the places one
+	// is put out by chance in one table of four million, of a quarter in one of 400.
+	rateRecords = 64 * rateFlows
+	// A packet of the window is in one of two queues of 256 (VETH_RING_SIZE).
+	rateWindow = 192
+	// Runs of the generator before it is asked how far it is: few for a number of packets,
+	// and about a slice's for a time. Beginning anew takes the kernel milliseconds.
+	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
+	// Without a packet for so long, the rest is lost. On a busy machine a CPU has been seen to pause
+	// for more than two seconds, whatever comes before processes there.
+	ratePatience = 30 * time.Second
+)
+
+// newRateLine prepares the link of a node: its ends' threads, the sink, and the
+// balancer's end without an XDP program.
+func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair) (l *rateLine, err error) {
+	fabric := w.Host("fabric")
+	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.end())
+		}
+	}()
+	far, err := deviceOf(fabric, name)
+	if err != nil {
+		return l, err
+	}
+	near, err := deviceOf(l.balancer, "eth0")
+	if err != nil {
+		return l, err
+	}
+	if err := rememberLong(l.balancer); err != nil {
+		return l, err
+	}
+	l.far, l.near = far.Index, near.Index
+	l.own, l.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
+	if err := setNeighbour(l.balancer, l.near, gateways["IPv4"], far.HardwareAddr); err != nil {
+		return l, err
+	}
+	if err := l.load(); err != nil {
+		return l, err
+	}
+	if err := errors.Join(l.balancer.GRO("eth0"), l.setXDP(fabric, l.far, RatesProgRatesSink)); err != nil {
+		return l, err
+	}
+	if l.sink, err = newNAPIThread(ctx, fabric, name, l.far, cpus.Client); err != nil {
+		return l, err
+	}
+	if err := restless(ctx, fabric, name); err != nil {
+		return l, err
+	}
+	l.thread, err = newNAPIThread(ctx, l.balancer, "eth0", l.near, cpus.Server)
+	return l, err
+}
+
+// rememberLong has a host's connection tracking, if the kernel has one, know flows of UDP for longer
+// than a run takes. By itself it forgets them after half a minute, until they have lasted for some
+// seconds: on a busy machine before they have their turn.
+func rememberLong(host *lab.Host) error {
+	const folder, seconds = "/proc/sys/net/netfilter/", "86400"
+	return host.Do(func() error {
+		for _, name := range []string{"nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"} {
+			if err := os.WriteFile(folder+name, []byte(seconds), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("host %s: %w", host.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func (l *rateLine) end() error {
+	if l.collection != nil {
+		l.collection.Close()
+	}
+	return nil
+}
+
+func (l *rateLine) load() error {
+	spec, err := LoadRates()
+	if err != nil {
+		return err
+	}
+	spec.Maps[RatesMapRateFrames].MaxEntries = rateFrames
+	spec.Maps[RatesMapRateKept].MaxEntries = rateFlows
+	spec.Maps[RatesMapMinimalRecords].MaxEntries = datapath.DefaultLimits.Flows
+	if err := setOuterSource(spec, l.balancer.Addr4); err != nil {
+		return err
+	}
+	l.collection, err = ebpf.NewCollection(spec)
+	return err
+}
+
+// setXDP attaches one of the line's programs in place of what is there; "" for none.
+func (l *rateLine) setXDP(host *lab.Host, device int, program string) error {
+	fd := -1
+	if program != "" {
+		fd = l.collection.Programs[program].FD()
+	}
+	return host.Do(func() error {
+		link, err := netlink.LinkByIndex(device)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetXdpFdWithFlags(link, fd, nl.XDP_FLAGS_DRV_MODE); err != nil {
+			return fmt.Errorf("XDP program %q at %s: %w", program, link.Attrs().Name, err)
+		}
+		return nil
+	})
+}
+
+// write puts frames of segments into the table of frames, from the client to the balancer.
+func (l *rateLine) write(first uint32, all []segment) error {
+	keys, frames := make([]uint32, len(all)), make([]frame, len(all))
+	for i, s := range all {
+		keys[i], frames[i] = first+uint32(i), s.frame(l.gateway, l.own)
+	}
+	_, err := l.collection.Maps[RatesMapRateFrames].BatchUpdate(keys, frames, nil)
+	return err
+}
+
+// A burst is packets to be sent.
+type burst struct {
+	set     frameSet
+	packets uint64
+	pace    time.Duration // from one packet to the next; 0: as fast as they are taken
+	like    RatesLikeness // what they come back as
+	keep    uint32        // how many of those to keep
+	limit   time.Duration // after it no more are sent; 0: all are
+}
+
+// outcome is what became of a burst.
+type outcome struct {
+	sent, arrived, strange uint64
+	took                   time.Duration // from the first one sent to the last one back
+	cpu                    time.Duration // of the balancer's end
+}
+
+// run sends a burst, and returns when all that was sent is back.
+func (l *rateLine) run(ctx context.Context, b burst) (o outcome, err error) {
+	if err := l.collection.Maps[RatesMapRateLikeness].Put(uint32(0), b.like); err != nil {
+		return o, err
+	}
+	// As fast as they are taken: a window at once, so that the balancer wakes up for many,
+	// as it does where packets never end. At a pace: each when it is due.
+	low := uint64(0)
+	if b.pace > 0 {
+		low = rateWindow - 1
+	}
+	if err := l.set(map[string]any{
+		RatesVarLow: low, RatesVarWaiting: uint32(0),
+		RatesVarDevice: uint32(l.far), RatesVarFirstFrame: b.set.first, RatesVarFrameCount: b.set.count, RatesVarNextFrame: uint32(0),
+		RatesVarWanted: b.packets, RatesVarWindow: uint64(rateWindow), RatesVarInterval: uint64(b.pace.Nanoseconds()),
+		RatesVarSent: uint64(0), RatesVarKnown: uint64(0), RatesVarArrived: uint64(0), RatesVarStrange: uint64(0), RatesVarKeep: b.keep,
+	}); err != nil {
+		return o, err
+	}
+	before, err := l.thread.time()
+	if err != nil {
+		return o, err
+	}
+	if err := l.world.Host("fabric").Do(func() error { return l.generate(ctx, b, &o) }); err != nil {
+		return o, err
+	}
+	after, err := l.thread.time()
+	o.cpu = after - before
+	return o, err
+}
+
+func (l *rateLine) set(values map[string]any) error {
+	for name, value := range values {
+		if err := l.collection.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// generate is for a thread of the fabric's namespace, which has the line's CPU meanwhile.
+func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
+	var before, own unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return err
+	}
+	own.Set(l.cpu)
+	if err := unix.SchedSetaffinity(0, &own); err != nil {
+		return err
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	// The sink, which comes before it, has to get in between.
+	if err := beforeProcesses(0, 1); err != nil {
+		return fmt.Errorf("generator before processes: %w", err)
+	}
+	defer beforeProcesses(0, 0)
+	var empty frame
+	batch := uint32(rateWindow)
+	if b.pace > 0 {
+		batch = 64
+	}
+	run := testRun{program: l.collection.Programs[RatesProgRatesGenerate], packet: empty[:], repeat: rateRuns}
+	limit := uint64(math.MaxInt64)
+	if b.limit > 0 {
+		limit, run.repeat = uint64(b.limit), uint32(max(rateRuns, rateRunsOfSlice*b.limit/rateSlice))
+	}
+	if err := l.set(map[string]any{RatesVarBegin: uint64(0), RatesVarLimit: limit, RatesVarLatest: uint64(0)}); err != nil {
+		return err
+	}
+	for last, moved := uint64(0), monotonic(); ; {
+		if err := run.doLive(batch); err != nil {
+			return err
+		}
+		wanted, err := l.read(o)
+		if err != nil {
+			return err
+		}
+		back, now := o.arrived+o.strange, monotonic()
+		if o.sent == back && o.sent >= wanted { // it is 0 when the time is over
+			return ctx.Err()
+		}
+		if o.sent+back != last {
+			last, moved = o.sent+back, now
+		}
+		if now-moved > ratePatience || ctx.Err() != nil {
+			return errors.Join(ctx.Err(), fmt.Errorf("of %d packets sent %d have come back, and no more come", o.sent, back))
+		}
+	}
+}
+
+// read returns how many packets are to be sent.
+func (l *rateLine) read(o *outcome) (wanted uint64, err error) {
+	var begin, latest uint64
+	v := l.collection.Variables
+	err = errors.Join(v[RatesVarWanted].Get(&wanted), v[RatesVarSent].Get(&o.sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.strange),
+		v[RatesVarBegin].Get(&begin), v[RatesVarLatest].Get(&latest))
+	o.took = time.Duration(latest - begin)
+	return wanted, err
+}
+
+// kept are the packets that the sink has kept of the last burst.
+func (l *rateLine) kept(count uint64) (all [][]byte, err error) {
+	for i := range uint32(count) {
+		var k RatesKept
+		if err := l.collection.Maps[RatesMapRateKept].Lookup(i, &k); err != nil {
+			return nil, err
+		}
+		all = append(all, k.Bytes[:k.Length])
+	}
+	return all, nil
+}
+
+// monotonic is the clock of bpf_ktime_get_ns.
+func monotonic() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail
+	return time.Duration(t.Nano())
+}

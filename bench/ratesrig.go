@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/controlplane"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A rateRig is the labs of all sides, which are there at the same time, so that they can
+// take turns. Each node of a lab is a balancer.
+type rateRig struct {
+	bench  *bench
+	cpus   result.CPUPair // of the client and the receiver, and of the balancer
+	worlds []*world
+	lines  []*rateLine
+	sides  []*rateSide
+	open   []func() error
+}
+
+// Sides that others are compared with.
+const (
+	sideSink            = "sink only"
+	sideMinimalXDP      = "minimal, XDP_TX"
+	sideMinimalRecords  = "minimal with records, XDP_TX"
+	sideMinimalTunnel   = "minimal, XDP, DSR (IPIP)"
+	sideMinimalTC       = "minimal, tc"
+	sideTCChecksum      = "minimal, tc, the kernel's checksums"
+	sideTCTunnel        = "minimal, tc, DSR (IPIP)"
+	sideXDPSNAT         = "Beeline, XDP, SNAT"
+	sideXDPDSR          = "Beeline, XDP, DSR (IPIP)"
+	sideTCSNAT          = "Beeline, tc, SNAT"
+	sideTCDSR           = "Beeline, tc, DSR (IPIP)"
+	sideIPTables        = "iptables (nft), DNAT, 1 rule"
+	sideOldIPTables     = "iptables (legacy), DNAT, 1 rule"
+	sideNFT             = "nft, DNAT, 1 rule"
+	sideMinimalRedirect = "minimal, XDP redirect"
+)
+
+// proxySides is how the names of kube-proxy's sides begin.
+const proxySides = "kube-proxy, "
+
+// rateSizes are how many Services kube-proxy has.
+func (b *bench) rateSizes() []int {
+	if b.smoke {
+		return []int{1}
+	}
+	return []int{1, 1000, manyMost}
+}
+
+// newRateRig has each function add sides, in this order, and proves that each side carries packets.
+func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Context) error) (rig *rateRig, err error) {
+	rig = &rateRig{bench: b, cpus: rateCPUs(b.two)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rig.end())
+		}
+	}()
+	for _, add := range adds {
+		if err := add(rig, ctx); err != nil {
+			return rig, err
+		}
+	}
+	for _, s := range rig.sides {
+		if err := s.prove(ctx); err != nil {
+			return rig, fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return rig, nil
+}
+
+func (rig *rateRig) end() error {
+	var errs []error
+	for _, end := range rig.open {
+		errs = append(errs, end())
+	}
+	for _, l := range rig.lines {
+		errs = append(errs, l.end())
+	}
+	for _, w := range rig.worlds {
+		errs = append(errs, w.end())
+	}
+	return errors.Join(errs...)
+}
+
+func (rig *rateRig) newWorld() (*world, error) {
+	w, err := newWorldOf(lab.Shape{ThreeNodes: true})
+	if err != nil {
+		return nil, err
+	}
+	rig.worlds = append(rig.worlds, w)
+	return w, w.ReadyForXDP()
+}
+
+func (rig *rateRig) newLine(ctx context.Context, w *world, name string) (*rateLine, error) {
+	l, err := newRateLine(ctx, w, name, rig.cpus)
+	if err == nil {
+		rig.lines = append(rig.lines, l)
+	}
+	return l, err
+}
+
+func (rig *rateRig) add(s *rateSide) {
+	if !s.service.IsValid() {
+		s.service = rateService
+	}
+	rig.sides = append(rig.sides, s)
+}
+
+func runsOf(program *ebpf.Program) func() (uint64, error) {
+	return func() (uint64, error) {
+		stats, err := program.Stats()
+		if err != nil {
+			return 0, err
+		}
+		return stats.RunCount, nil
+	}
+}
+
+// addBeeline adds an agent by XDP on node-a, and one by tc on node-b. They have ended
+// when they are measured.
+func (rig *rateRig) addBeeline(ctx context.Context) error {
+	w, err := rig.newWorld()
+	if err != nil {
+		return err
+	}
+	for _, object := range rateServices() {
+		if err := node.WriteManifest(w.folder, object.name+".yaml", object.service, object.slice); err != nil {
+			return err
+		}
+	}
+	for _, m := range []struct{ host, mode, snat, dsr string }{
+		{"node-a", "xdp", sideXDPSNAT, sideXDPDSR}, {"node-b", "tc", sideTCSNAT, sideTCDSR},
+	} {
+		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.program, Manifests: w.folder, EdgeMode: m.mode,
+			Flags: []string{"--max-flows", strconv.Itoa(rateRecords)}}
+		w.agents = append(w.agents, agent)
+		if err := agent.Start(); err != nil {
+			return err
+		}
+		line, err := rig.newLine(ctx, w, m.host)
+		if err != nil {
+			return err
+		}
+		count := func(reasons ...string) func() (uint64, error) {
+			return func() (sum uint64, err error) {
+				counts, err := datapath.ReadEdgeCounters(agent.BPFFS())
+				for _, r := range reasons {
+					sum += counts[r]
+				}
+				return sum, err
+			}
+		}
+		rig.add(&rateSide{name: m.snat, line: line, becomes: becomesSNAT, handled: count("new", "established"), begun: count("new")})
+		rig.add(&rateSide{name: m.dsr, line: line, set: 1, becomes: becomesIPIP, service: rateDirect, handled: count("untracked")})
+	}
+	return nil
+}
+
+// settle waits until the Service with DSR needs no records, and ends the agents.
+func (rig *rateRig) settle(ctx context.Context) error {
+	for _, agent := range rig.worlds[0].agents {
+		if _, err := awaitUntracked(ctx, agent); err != nil {
+			return err
+		}
+		if err := agent.Stop(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in
+// iptables mode on node-b. Its rules stay when it ends, as it has when they are measured.
+func (rig *rateRig) addProxies(ctx context.Context) error {
+	if err := controlplane.Find(rig.bench.controlPlane); err != nil {
+		return nil // as the printed table says
+	}
+	for _, services := range rig.bench.rateSizes() {
+		if err := rig.addProxy(ctx, services); err != nil {
+			return fmt.Errorf("kube-proxy with %d Services: %w", services, err)
+		}
+	}
+	return nil
+}

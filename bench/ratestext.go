@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// against is the side that one is compared with: what does the least at the same hook,
+// and Beeline for netfilter.
+func (s *rateSide) against() string {
+	switch s.name {
+	case sideMinimalXDP:
+		return ""
+	case sideTCSNAT, sideTCDSR, sideTCChecksum, sideTCTunnel:
+		return sideMinimalTC
+	case sideSink, sideMinimalRecords, sideMinimalTunnel, sideMinimalRedirect, sideMinimalTC, sideXDPSNAT, sideXDPDSR:
+		return sideMinimalXDP
+	}
+	return sideXDPSNAT
+}
+
+// A rateGoal is a ratio of two sides' CPU time for a packet. 0 is no bound.
+type rateGoal struct {
+	side, by    string
+	least, most float64
+}
+
+var rateGoals = []rateGoal{
+	{sideXDPSNAT, sideMinimalXDP, 0, 1.25},
+	{sideMinimalRecords, sideMinimalXDP, 0, 0},
+	{sideXDPSNAT, sideMinimalRecords, 0, 0},
+	{sideXDPDSR, sideMinimalXDP, 0, 1.25},
+	{sideMinimalTunnel, sideMinimalXDP, 0, 0},
+	{sideXDPDSR, sideMinimalTunnel, 0, 0},
+	{sideTCSNAT, sideMinimalTC, 0, 1.2},
+	{sideTCChecksum, sideMinimalTC, 0, 0},
+	{sideTCSNAT, sideTCChecksum, 0, 0},
+	{sideTCDSR, sideMinimalTC, 0, 1.2},
+	{sideTCTunnel, sideMinimalTC, 0, 0},
+	{sideTCDSR, sideTCTunnel, 0, 0},
+	{sideIPTables, sideXDPSNAT, 4.2, 0},
+	{sideOldIPTables, sideXDPSNAT, 4.2, 0},
+	{sideNFT, sideXDPSNAT, 0, 0},
+	{sideTCSNAT, sideXDPSNAT, 0, 0},
+	{sideIPTables, sideTCSNAT, 0, 0},
+}
+
+// verdict is the goal, and whether it is kept: by the whole interval, or one cannot say.
+func (g rateGoal) verdict(ratio stat.Interval) string {
+	word := func(kept, missed bool) string {
+		switch {
+		case ratio.Confidence >= 0.95 && kept:
+			return "kept"
+		case ratio.Confidence >= 0.95 && missed:
+			return "missed"
+		}
+		return "not decided"
+	}
+	switch {
+	case g.most > 0:
+		return fmt.Sprintf("at most %g: %s", g.most, word(ratio.High <= g.most, ratio.Low > g.most))
+	case g.least > 0:
+		return fmt.Sprintf("at least %g: %s", g.least, word(ratio.Low >= g.least, ratio.High < g.least))
+	}
+	return ""
+}
+
+func printRates(r *report) {
+	rows := r.results.Of(partRates, metricPacketCPU)
+	cpus := rateCPUs(r.results.Settings.Two)
+	r.say("\n%d flows of UDP over IPv4, both ways known; the balancer on CPU %d, client and receiver on CPU %d; medians of %d rounds", rateFlows, cpus.Server, cpus.Client, len(rows[0].Samples))
+	r.say("CPU time of the balancer for a packet and what a core takes; at rates that are offered, its share of the core (packets that pass, in millions per second)\n")
+	line := fmt.Sprintf("  %-42s %6s %15s %6s ", "", "ns", "least - most", "Mpps")
+	for _, rate := range rateOffers {
+		line += fmt.Sprintf(" %9.4g Mpps", float64(rate)/1e6)
+	}
+	r.say("%s", line)
+	proxies, ipvs := false, false
+	for _, row := range rows {
+		median := stat.Median(row.Samples)
+		line := fmt.Sprintf("  %-42s %6.0f %6.0f - %6.0f %6.2f ", row.Side, median, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), 1e3/median)
+		for _, rate := range rateOffers {
+			series := rateSeries(row.Side, rate)
+			line += fmt.Sprintf(" %5.0f %% (%.2f)", 100*stat.Median(r.results.Samples(series, metricShare)), stat.Median(r.results.Samples(series, metricPassed))/1e6)
+		}
+		r.say("%s", line)
+		proxies = proxies || strings.HasPrefix(row.Side, proxySides)
+		ipvs = ipvs || row.Side == sideIPVSNAT
+	}
+	if !proxies {
+		r.say("  There was no Kubernetes to run at --controlplane, so kube-proxy is left out.")
+	}
+	if !ipvs {
+		r.say("  This kernel has no IPVS, or its module ip_vs is not loaded, so IPVS is left out; the part %s has it.", partInstructions)
+	}
+	r.say("\nRatios of CPU time for a packet, round by round [95 %% interval]")
+	compare := func(g rateGoal) {
+		of := func(side string) []float64 { return r.results.Samples(rateSeries(side, 0), metricPacketCPU) }
+		if len(of(g.side)) == 0 || len(of(g.by)) == 0 {
+			return // left out by --case
+		}
+		ratio := stat.MedianInterval(stat.Ratios(of(g.side), of(g.by)))
+		r.say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio))
+	}
+	for _, g := range rateGoals {
+		compare(g)
+	}
+	for _, row := range rows {
+		if strings.HasPrefix(row.Side, proxySides) || strings.HasPrefix(row.Side, sidesOfIPVS) {
+			compare(rateGoal{side: row.Side, by: sideXDPSNAT})
+		}
+	}
+}
+
+// rateCPUs has the balancer on the CPU to which fewer interrupts go.
+func rateCPUs(two result.CPUPair) result.CPUPair {
+	return result.CPUPair{Client: two.Server, Server: two.Client}
+}

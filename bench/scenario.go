@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"beeline.io/beeline/bench/endpoint"
+)
+
+// A scenario is a kind of traffic.
+type scenario struct {
+	Mode        endpoint.Mode `json:"mode"`
+	Family      string        `json:"family"`      // "IPv4" or "IPv6"
+	Backend     string        `json:"backend"`     // "local" or "remote", as seen from the client's node
+	Connections int           `json:"connections"` // or UDP sockets
+	Services    int           `json:"services"`    // that there are
+}
+
+func (s scenario) String() string {
+	return fmt.Sprintf("%s, %s, %s backend, %d at a time, %d Services", s.Mode, s.Family, s.Backend, s.Connections, s.Services)
+}
+
+var modes = []endpoint.Mode{
+	endpoint.ConnectRequestClose, endpoint.RequestResponse, endpoint.UDPUnconnected, endpoint.UDPConnected,
+}
+
+// Numbers of Services.
+const (
+	fewServices   = 10
+	manySmokeTest = 50 // in place of manyMost
+)
+
+// manyServices is how many there are where there are many.
+func manyServices(smoke bool) int {
+	if smoke {
+		return manySmokeTest
+	}
+	return manyMost
+}
+
+func scenarios(smoke bool) []scenario {
+	var all []scenario
+	for _, mode := range modes {
+		for _, connections := range []int{1, 64} {
+			for _, family := range bothFamilies {
+				for _, backend := range []string{"local", "remote"} {
+					all = append(all, scenario{mode, family, backend, connections, fewServices})
+				}
+			}
+		}
+	}
+	for _, backend := range []string{"local", "remote"} {
+		all = append(all,
+			scenario{endpoint.ConnectRequestClose, "IPv4", backend, 64, manyServices(smoke)},
+			scenario{endpoint.Stream, "IPv4", backend, 1, fewServices})
+	}
+	return all
+}
+
+// The Services of this part, by the number of their addresses; each has one
+// backend, so that all sides speak with the same server.
+var backends = map[string]struct {
+	number uint8
+	server string // the pod, for clients on node-a
+	again  string // the same kind of pod, for clients on node-b
+}{
+	"local":  {101, "a2", "b1"},
+	"remote": {102, "b1", "a2"},
+}
+
+// The sides of each comparison. The first is the limit that nothing can beat;
+// the second is the same, between other pods: what differs between these two is
+// what the instrument cannot see. Of the third the nodes have programs at their devices as
+// Beeline has them, which do nothing: what any balancer there costs; only to another node.
+const (
+	sideBare = iota
+	sideAgain
+	sideNoOp
+	sideDirect
+	sideService
+	sideProxyNFT
+	sideProxyIPT
+	sides
+)
+
+var sideNames = [sides]string{
+	"direct, bare node", "direct, bare node (A/A)", "direct, no-op programs", "direct, Beeline node", "ClusterIP", "kube-proxy, nftables", "kube-proxy, iptables",
+}
+
+// turns is the order of so many sides in a round, which changes with the round: whatever
+// drifts touches all of them.
+func turns(round, sides int) []int {
+	order := make([]int, 0, sides)
+	for i := range sides {
+		order = append(order, (i+round)%sides)
+	}
+	if round%2 == 1 {
+		slices.Reverse(order)
+	}
+	return order
+}

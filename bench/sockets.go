@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/test/controlplane"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A side is one way to a server.
+type side struct {
+	client *lab.Host
+	server *endpoint.Server
+	target netip.AddrPort
+	path   path
+}
+
+// socketRig is clusters with the same servers: a bare one, one with programs that do nothing, and
+// by the number of Services those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables
+// mode on node-b.
+type socketRig struct {
+	bare, noOp      *world
+	hooked, proxied map[int]*world
+	softirq         []int
+	attached        []io.Closer
+}
+
+func runSockets(ctx context.Context, b *bench) (err error) {
+	rig := &socketRig{softirq: softirqThreads(), hooked: map[int]*world{}, proxied: map[int]*world{}}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	if err := rig.setUp(ctx, b); err != nil {
+		return err
+	}
+	for _, s := range scenarios(b.smoke) {
+		if err := rig.measure(ctx, b, s); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
+	if rig.bare, err = newWorld(); err != nil {
+		return err
+	}
+	if err := errors.Join(rig.startServers(ctx, b, rig.bare), rig.bare.proveHooks(0)); err != nil {
+		return err
+	}
+	if err := rig.addNoOp(ctx, b); err != nil {
+		return fmt.Errorf("programs that do nothing: %w", err)
+	}
+	for _, services := range []int{fewServices, manyServices(b.smoke)} {
+		if err := rig.addHooked(ctx, b, services); err != nil {
+			return fmt.Errorf("%d Services: %w", services, err)
+		}
+		if controlplane.Find(b.controlPlane) != nil {
+			continue // what is printed has no kube-proxy then
+		}
+		if err := rig.addProxied(ctx, b, services); err != nil {
+			return fmt.Errorf("kube-proxy with %d Services: %w", services, err)
+		}
+	}
+	return nil
+}
+
+func (rig *socketRig) startServers(ctx context.Context, b *bench, w *world) error {
+	for _, pod := range []string{"a2", "b1"} {
+		if err := w.startServer(ctx, pod, b.two.Server); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addNoOp adds a cluster whose nodes have programs where Beeline has those of the edge.
+func (rig *socketRig) addNoOp(ctx context.Context, b *bench) (err error) {
+	if rig.noOp, err = newWorld(); err != nil {
+		return err
+	}
+	spec, err := LoadCostTC()
+	if err != nil {
+		return err
+	}
+	collection, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	defer collection.Close()
+	for _, name := range []string{"node-a", "node-b"} {
+		host := rig.noOp.Host(name)
+		device, err := deviceOf(host, "eth0")
+		if err != nil {
+			return err
+		}
+		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			if err := host.Do(func() error {
+				l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: collection.Programs[CostTCProgCostNothing], Attach: at})
+				if err == nil {
+					rig.attached = append(rig.attached, l)
+				}
+				return err
+			}); err != nil {
+				return fmt.Errorf("host %s: %w", name, err)
+			}
+		}
+	}
+	return errors.Join(rig.startServers(ctx, b, rig.noOp), rig.noOp.proveHooks(0))
+}
+
+// addHooked adds a cluster with Beeline and so many Services.
+func (rig *socketRig) addHooked(ctx context.Context, b *bench, services int) error {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	rig.hooked[services] = w
+	if err := node.WriteManifest(w.folder, "services.yaml", socketObjects(w, services)...); err != nil {
+		return err
+	}
+	if err := rig.startServers(ctx, b, w); err != nil {
+		return err
+	}
+	for _, host := range []string{"node-a", "node-b"} {
+		if _, err := w.startAgent(b.program, host); err != nil {
+			return err
+		}
+	}
+	return w.proveHooks(1)
+}
+
+func (rig *socketRig) end() error {
+	var errs []error
+	for _, l := range rig.attached {
+		errs = append(errs, l.Close())
+	}
+	for _, w := range slices.Concat([]*world{rig.bare, rig.noOp}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
+		if w != nil {
+			errs = append(errs, w.end())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sides are those of a scenario; one without a client is not there.
+func (rig *socketRig) sides(s scenario) [sides]side {
+	b, hooked, proxied := backends[s.Backend], rig.hooked[s.Services], rig.proxied[s.Services]
+	address := func(h *lab.Host) netip.Addr { return h.Addr4 }
+	if s.Family == "IPv6" {
+		address = func(h *lab.Host) netip.Addr { return h.Addr6 }
+	}
+	direct := func(w *world, client, server string, p path) side {
+		to := netip.AddrPortFrom(address(w.Host(server)), serverPort)
+		return side{w.Host(client), w.servers[server], to, p}
+	}
+	service := func(w *world, client, server string, p path) side {
+		all := direct(w, client, server, p)
+		all.target = serviceOf(server, s.Family)
+		return all
+	}
+	all := [sides]side{
+		sideBare:    direct(rig.bare, "a1", b.server, unhooked),
+		sideAgain:   direct(rig.bare, "b2", b.again, unhooked),
+		sideDirect:  direct(hooked, "a1", b.server, passed),
+		sideService: service(hooked, "a1", b.server, balanced),
+	}
+	if s.Backend == "remote" {
+		all[sideNoOp] = direct(rig.noOp, "a1", b.server, unhooked)
+	}
+	if proxied != nil && !s.Mode.Datagrams() {
+		all[sideProxyNFT] = service(proxied, "a1", b.server, unhooked)
+		all[sideProxyIPT] = service(proxied, "b2", b.again, unhooked)
+	}
+	return all
+}
+
+// measure lets the sides take turns, round by round, in an order that changes:
+// whatever drifts touches all of them.
+func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
+	cpus, resent := pairOf(b.results.Settings, s.Connections), uint64(0)
+	all := rig.sides(s)
+	for _, side := range all {
+		if side.client == nil {
+			continue
+		}
+		if err := side.server.Pin(cpus.Server); err != nil {
+			return err
+		}
+	}
+	for round := range b.runs {
+		for _, i := range turns(round, len(all)) {
+			if all[i].client == nil {
+				continue
+			}
+			slice, err := rig.slice(ctx, b, s, cpus.Client, all[i])
+			if err != nil {
+				return fmt.Errorf("%s: %w", sideNames[i], err)
+			}
+			s.addSlice(b.results, i, slice)
+			if resent += slice.Resent; resent > endpoint.LostMost {
+				return fmt.Errorf("%d datagrams were sent again, which is too many for devices that lose none", resent)
+			}
+		}
+	}
+	return nil
+}
+
+// slice is a moment of traffic on one side. On a busy machine neither end may get a CPU in all of
+// it: that is no slice.
+func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
+	const tries = 10
+	for range tries {
+		if r, err = rig.moment(ctx, b, s, cpu, side); err != nil || r.Operations > 0 {
+			return r, err
+		}
+	}
+	return r, fmt.Errorf("nothing was answered in %s, %d times in turn", b.slice, tries)
+}
+
+// moment is traffic on one side, and the proof that it went that side's way.
+func (rig *socketRig) moment(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
+	before, err := rig.hooked[s.Services].counters()
+	if err != nil {
+		return r, err
+	}
+	r, err = endpoint.RunClient(ctx, side.client, endpoint.ClientConfig{
+		Mode: s.Mode, Target: side.target, Connections: s.Connections,
+		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu,
+		Processes: append([]int{side.server.PID()}, rig.softirq...),
+	})
+	if err != nil {
+		return r, err
+	}
+	after, err := rig.hooked[s.Services].counters()
+	if err != nil {
+		return r, err
+	}
+	want := countersOf(side.path, s.Mode, s.Connections, r)
+	return r, prove(before, after, want, r.Resent)
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// view reads single frontends from the pinned tables, as the programs do.
+type view struct {
+	frontends *ebpf.Map
+	tables    *datapath.Tables
+}
+
+func openView(bpffs string) (*view, error) {
+	tables, err := datapath.OpenTables(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	frontends, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, datapath.SockMapFrontends), nil)
+	return &view{frontends, tables}, err
+}
+
+// has says whether a frontend sends pods to a backend.
+func (v *view) has(frontend netip.AddrPort, backend netip.Addr) (bool, error) {
+	key := codec.FrontendKey(service.FrontendKey{Addr: frontend.Addr(), Port: frontend.Port(), Protocol: service.TCP})
+	var row uint32
+	if err := v.frontends.Lookup(key, &row); err != nil {
+		return false, fmt.Errorf("look up %s: %w", frontend, err)
+	}
+	f, err := codec.LoadFrontend(v.tables, row)
+	if err != nil {
+		return false, err
+	}
+	for _, id := range codec.Slots(v.tables, f.Slots(service.FromPod)) {
+		if v.tables.Backends.Load(id).Address.Addr() == backend {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// await waits until a frontend sends pods to a backend.
+func (v *view) await(ctx context.Context, frontend netip.AddrPort, backend netip.Addr) error {
+	for deadline := time.Now().Add(controlTimeout); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+		has, err := v.has(frontend, backend)
+		if has || err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return errors.New("the change is not in the tables after " + controlTimeout.String())
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The addresses that may send encapsulated packets to this node. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lb/types.h"
+
+/* Networks of balancers that send encapsulated packets to backends on this node, and this node's
+ * own addresses in them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct network_key);
+	__type(value, enum balancer);
+} balancers SEC(".maps");

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* ICMP errors about packets of flows. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "conntrack/conntrack.h"
+#include "conntrack/types.h"
+#include "dsr/icmp.h"
+#include "icmp/quote.h"
+#include "packet/packet.h"
+#include "packet/tuple.h"
+#include "route/fib.h"
+#include "route/redirect.h"
+#include "state/events.h"
+#include "state/scratch.h"
+#include "state/types.h"
+
+/* Returns the entry of the direction in which an ICMP error about a packet of a flow goes, and sets
+ * w->reverse_key to its key; 0 if the packet is no such error. */
+static __always_inline struct ct_entry *icmp_error_flow(struct context *ctx, struct scratch *w)
+{
+	int unreplied;
+
+	__builtin_memset(&w->quoted, 0, sizeof(w->quoted));
+	if (!is_icmp(&w->packet) || w->packet.fragment)
+		return 0;
+	if (!quote_parse(ctx, &w->packet, &w->quoted))
+		return 0;
+	tuple_reverse(&w->quoted.tuple, &w->reverse_key);
+	return ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied);
+}
+
+/* Translates and forwards an ICMP error to the sender of the quoted packet. */
+static __always_inline enum action icmp_error_forward(struct context *ctx, struct scratch *w)
+{
+	struct ct_entry *ct = icmp_error_flow(ctx, w);
+	enum routed routed = ROUTED;
+
+	if (!ct && !w->decap.dsr)
+		return icmp_error_dsr(ctx);
+	if (!ct || is_local_reply(ct) || (w->decap.dsr && !(ct->flags & CT_LOCAL)))
+		return pass(ctx, EDGE_NOT_SERVICE);
+	if (is_redirect(ctx, &w->packet))
+		return drop(ctx, w, EDGE_DROP_REDIRECT);
+	if (ct->dsr)
+		return icmp_error_of_flow(ctx, w, ct);
+	if (!(ct->flags & (CT_LOCAL | CT_OUTBOUND))) {
+		if (w->packet.hops <= 1)
+			return drop(ctx, w, EDGE_TTL_EXCEEDED);
+		w->to = ct->xlate;
+		routed = route(ctx, w, &w->to);
+#ifdef EDGE_XDP
+		if (needs_tc(ctx, routed, &w->fib))
+			return pass(ctx, EDGE_TO_TC);
+#endif
+		if (routed == ROUTED_TOO_BIG)
+			return drop(ctx, w, EDGE_DROP_TOO_BIG);
+	}
+	if (icmp_translate(ctx, w, &w->reverse_key, ct))
+		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+	w->packet.fragment = FRAGMENT_LATER; /* no ports to rewrite */
+	if (ct->flags & (CT_LOCAL | CT_OUTBOUND))
+		return deliver_local(ctx, w, EDGE_ICMP);
+	return forward(ctx, w, routed, EDGE_ICMP);
+}
+
+/* The same for an error from a backend on this node, or from the node about it. */
+static __always_inline enum action icmp_error_local(struct context *ctx, struct scratch *w)
+{
+	struct ct_entry *ct = icmp_error_flow(ctx, w);
+
+	if (!ct || !is_local_reply(ct))
+		return packet_pass(ctx);
+	if (is_redirect(ctx, &w->packet))
+		return drop(ctx, w, EDGE_DROP_REDIRECT);
+	if (icmp_translate(ctx, w, &w->reverse_key, ct))
+		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+	w->packet.fragment = FRAGMENT_LATER; /* no ports to rewrite */
+	return deliver_local(ctx, w, EDGE_ICMP);
+}

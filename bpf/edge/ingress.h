@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets that come to the node: one code path for XDP and tc, and for both families. A client's
+ * packet goes to a backend on another node from this node's address (SNAT) or encapsulated (DSR,
+ * dsr/forward.h), or to a backend on this node unchanged; replies of backends on other nodes go
+ * back to the client. edge/egress.h handles packets that leave the node. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "conntrack/conntrack.h"
+#include "conntrack/snat_alloc.h"
+#include "conntrack/types.h"
+#include "conntrack/update.h"
+#include "dsr/decap.h"
+#include "dsr/forward.h"
+#include "dsr/stateless.h"
+#include "edge/fragment_ports.h"
+#include "edge/icmp_echo.h"
+#include "edge/icmp_error.h"
+#include "edge/other_protocol.h"
+#include "edge/select.h"
+#include "encap/parse.h"
+#include "filter/prefilter.h"
+#include "filter/source_class.h"
+#include "icmp/quote.h"
+#include "lb/address.h"
+#include "lb/backend_select.h"
+#include "lb/frontend.h"
+#include "lb/maps.h"
+#include "lb/types.h"
+#include "packet/device.h"
+#include "packet/packet.h"
+#include "packet/parse.h"
+#include "packet/tuple.h"
+#include "packet/types.h"
+#include "route/fib.h"
+#include "route/redirect.h"
+#include "state/events.h"
+#include "state/scratch.h"
+#include "state/types.h"
+
+/* Handles the first packet of a flow to a backend on another node. */
+static __always_inline enum action new_flow_remote(struct context *ctx, struct scratch *w)
+{
+	enum edge_reason reason;
+	enum routed routed;
+
+	if (w->packet.hops <= 1)
+		return ttl_exceeded(ctx, w);
+	routed = route_snat(ctx, w);
+#ifdef EDGE_XDP
+	if (needs_tc(ctx, routed, &w->fib))
+		return pass(ctx, EDGE_TO_TC);
+#endif
+	if (routed == ROUTED_TOO_BIG)
+		return too_big(ctx);
+	if (not_routed(routed))
+		return drop(ctx, w, no_route_reason(routed));
+	if (address_is_unspecified(&w->ct.xlate.source))
+		return drop(ctx, w, EDGE_DROP_NO_ADDRESS);
+	reason = ct_create(0);
+	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
+		return drop(ctx, w, reason);
+	return forward(ctx, w, routed, reason);
+}
+
+#ifndef EDGE_XDP
+/* Returns whether only pods of this node are behind the device by which a packet has come. */
+static __always_inline int is_pod_device(struct context *ctx)
+{
+	__u32 index = packet_device(ctx);
+	struct edge_device *device = bpf_map_lookup_elem(&edge_devices, &index);
+
+	return device && device->pods;
+}
+
+/* Returns whether a packet comes from a pod of this node and leaves the node, or is not for a
+ * Service: edge/egress.h handles it. Packets of pods to the node's own addresses do not leave. */
+static __always_inline int handled_at_egress(struct context *ctx, struct scratch *w)
+{
+	const struct tuple *asked = &w->packet.tuple;
+	struct frontend_key key = {.address = asked->destination,
+				   .port = asked->destination_port,
+				   .protocol = asked->protocol};
+
+	if (!is_pod_device(ctx))
+		return 0;
+	return !frontend_at(&key) || !not_routed(route(ctx, w, asked));
+}
+
+/* Handles the first packet of a pod to itself. The pod would not reply to its own address, so the
+ * source becomes the Service's (R19). */
+static __always_inline enum action new_flow_hairpin(struct context *ctx, struct scratch *w)
+{
+	enum edge_reason reason;
+	enum routed routed;
+
+	if (w->packet.hops <= 1)
+		return ttl_exceeded(ctx, w);
+	w->ct.xlate.source = w->packet.tuple.destination;
+	routed = route(ctx, w, &w->ct.xlate);
+	if (not_routed(routed))
+		return drop(ctx, w, no_route_reason(routed));
+	if (routed == ROUTED_TOO_BIG)
+		return too_big(ctx);
+	reason = ct_create(0);
+	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
+		return drop(ctx, w, reason);
+	return forward(ctx, w, routed, reason);
+}
+#endif
+
+/* Handles a packet of a protocol that no Service has, to an address that a Service may have. */
+static __always_inline enum action reject_other_protocol(struct context *ctx,
+							 const struct scratch *w)
+{
+	if (w->decap.dsr || !may_be_for_service(&w->packet))
+		return ACTION_CONTINUE;
+#ifndef EDGE_XDP
+	if (is_pod_device(ctx)) /* edge/egress.h handles it */
+		return ACTION_CONTINUE;
+#endif
+	return other_protocol(ctx, SOURCE_CLASSES);
+}
+
+/* Returns whether a client keeps its own port at a backend on this node, if no other flow uses it
+ * there. Pods and nodes also talk to pods directly, which is not tracked: replies of TCP show which
+ * connection they belong to (ct_reply_valid), those of UDP do not. */
+static __always_inline int keeps_client_port(const struct scratch *w, enum source_class class)
+{
+	const struct address *source = &w->packet.tuple.source;
+
+	return w->packet.tuple.protocol != IPPROTO_UDP ||
+	       (class == FROM_OUTSIDE && !balancer_of(source));
+}
+
+/* Handles the first packet of a flow from outside the node, or from its pods. */
+static __always_inline enum action new_flow(struct context *ctx, struct scratch *w)
+{
+	enum source_class class = class_of(&w->packet.tuple.source);
+	enum edge_reason reason;
+	struct backend *backend;
+	enum action action;
+
+	/* The stack drops such forgeries, and a reply would go to a third party. */
+	if (address_is_no_source(&w->packet.tuple.source))
+		return pass(ctx, EDGE_MALFORMED);
+#ifndef EDGE_XDP
+	if (!w->decap.dsr && handled_at_egress(ctx, w))
+		return pass(ctx, EDGE_NOT_SERVICE);
+#endif
+	action = edge_select(ctx, w, class, &backend);
+	if (action != ACTION_CONTINUE || !backend)
+		return action;
+	if (w->ct.dsr)
+		return new_flow_dsr(ctx, w, backend);
+	if (!backend->local)
+		return new_flow_remote(ctx, w);
+#ifndef EDGE_XDP
+	if (!w->decap.dsr && address_equal(&backend->address, &w->packet.tuple.source))
+		return new_flow_hairpin(ctx, w);
+#endif
+	w->ct.flags |= CT_LOCAL;
+	if (w->decap.dsr) {
+		w->ct.flags |= CT_DSR;
+		w->ct.device = 0;
+	}
+	reason = ct_create(keeps_client_port(w, class));
+	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
+		return drop(ctx, w, reason);
+	return deliver_local(ctx, w, reason);
+}
+
+/* Returns the device by which a client's packets come; 0, unknown, if a balancer sent them. */
+static __always_inline __u32 client_device(struct context *ctx, const struct scratch *w)
+{
+	return w->decap.dsr ? 0 : packet_device(ctx);
+}
+
+/* Handles a packet of a known flow. */
+static __always_inline enum action established(struct context *ctx, struct scratch *w,
+					       struct ct_entry *ct, int unreplied)
+{
+	enum edge_reason reason = ct->flags & CT_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED;
+	struct packet *p = &w->packet;
+	__u8 flags = ct->flags;
+	enum routed routed = ROUTED;
+
+	if (!(flags & (CT_LOCAL | CT_OUTBOUND))) {
+		if (p->hops <= 1)
+			return ttl_exceeded(ctx, w);
+		if (flags & CT_REPLY)
+			routed = route_reply(ctx, w, &w->to, ct->device);
+		else
+			routed = route(ctx, w, &w->to);
+#ifdef EDGE_XDP
+		/* tc finds the same flow, and updates it. */
+		if (needs_tc(ctx, routed, &w->fib))
+			return pass(ctx, EDGE_TO_TC);
+#endif
+		if (routed == ROUTED_TOO_BIG)
+			return too_big(ctx);
+	}
+	if (!(flags & (CT_REPLY | CT_OUTBOUND | CT_DSR)) && ct->device != client_device(ctx, w) &&
+	    !dry_run)
+		ct_set_device(ct, client_device(ctx, w));
+	ct_update(w, ct, unreplied);
+	if (flags & (CT_LOCAL | CT_OUTBOUND))
+		return deliver_local(ctx, w, reason);
+	return forward(ctx, w, routed, reason);
+}
+
+/* Returns whether a packet that a pod sends belongs to a flow that egress handles. Of flows begun
+ * by clients of this node only replies from elsewhere come in. */
+static __always_inline int flow_handled_at_egress(const struct ct_entry *ct)
+{
+	__u8 flags = ct->flags & ~CT_FIN;
+
+	return is_local_reply(ct) || (flags & CT_OUTBOUND && flags != (CT_OUTBOUND | CT_REPLY));
+}
+
+static __always_inline enum action edge_ingress(struct context *ctx)
+{
+	struct scratch *w = scratch_get();
+	struct backend *backend;
+	enum parsed parsed;
+	struct ct_entry *ct;
+	enum action action;
+	int unreplied;
+
+	if (!w)
+		return packet_pass(ctx);
+	if ((!dry_run && !packet_is_for_node(ctx, &w->own)) || prefilter_miss(ctx, 0))
+		return pass(ctx, EDGE_NOT_SERVICE);
+	scratch_reset(w);
+	parsed = packet_parse(ctx, &w->packet);
+	if (may_be_encapsulated(&w->packet, parsed)) {
+		action = decap_open(ctx, w, &parsed);
+		if (action != ACTION_CONTINUE)
+			return action;
+	}
+	switch (parsed) {
+	case PARSED_OTHER:
+#ifdef EDGE_XDP
+		if (packet_priority_tagged(ctx))
+			return pass(ctx, EDGE_TO_TC);
+#endif
+		if (!w->decap.dsr && is_icmp(&w->packet)) {
+			action = icmp_echo(ctx, SOURCE_CLASSES);
+			if (action != ACTION_CONTINUE)
+				return action;
+		}
+		action = reject_other_protocol(ctx, w);
+		if (action != ACTION_CONTINUE)
+			return action;
+		return icmp_error_forward(ctx, w);
+	case PARSED_MALFORMED:
+		return pass(ctx, EDGE_MALFORMED);
+	default:
+		break;
+	}
+	if (w->packet.fragment && !fragment_ports(ctx))
+		return orphan_fragment(ctx, w);
+	w->hash = tuple_hash(&w->packet.tuple);
+	if (!w->decap.dsr && may_be_untracked(&w->packet)) {
+		backend = backend_lookup(untracked_select(w->hash));
+		if (backend)
+			return forward_untracked(ctx, w, backend);
+	}
+	ct = ct_lookup(&w->packet.tuple, w->hash, &unreplied);
+	if (ct && ct_read(ct, w->hash, &w->to)) {
+		if (flow_handled_at_egress(ct))
+			return pass(ctx, EDGE_NOT_SERVICE);
+		if (ct_syn_unseen(ct, &w->packet)) {
+			ct_delete_flow(ct);
+			return pass(ctx, EDGE_NOT_SERVICE);
+		}
+		if (unreplied && !w->decap.dsr && may_be_untracked(&w->packet)) {
+			backend = backend_lookup(forged_syn(w, ct));
+			if (backend)
+				return forward_untracked(ctx, w, backend);
+		}
+		if (!ct_is_reused(w, ct) && !backend_gone(w, ct) && !yields_to_balancer(w, ct) &&
+		    !chosen_by_balancer_reused(ctx, w))
+			return ct->dsr ? established_dsr(ctx, w, ct, unreplied)
+				       : established(ctx, w, ct, unreplied);
+	} else {
+		ct = 0;
+	}
+	if (w->decap.dsr) {
+		action = chosen_by_balancer(ctx);
+		if (action != ACTION_CONTINUE)
+			return action;
+	}
+	if (ct)
+		ct_delete_flow(ct);
+	return new_flow(ctx, w);
+}

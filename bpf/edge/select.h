@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Selects the backend for the first packet of a flow, or the reason for none. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "conntrack/types.h"
+#include "dsr/decap.h"
+#include "dsr/forward.h"
+#include "filter/source_class.h"
+#include "lb/address.h"
+#include "lb/backend_select.h"
+#include "lb/frontend.h"
+#include "lb/jet.h"
+#include "lb/maps.h"
+#include "lb/types.h"
+#include "packet/packet.h"
+#include "route/redirect.h"
+#include "state/events.h"
+#include "state/scratch.h"
+#include "state/types.h"
+
+/* Applies a verdict other than BALANCE. */
+static __always_inline enum action apply_verdict(struct context *ctx, const struct scratch *w,
+						 enum verdict verdict)
+{
+	switch (verdict) {
+	case VERDICT_REJECT:
+		/* No reply to RST (RFC 9293 section 3.10.7.1), nor to later fragments (RFC 1122
+		 * section 3.2.2). */
+		if (w->packet.tcp_flags & TCP_RST || w->packet.fragment == FRAGMENT_LATER)
+			return drop(ctx, w, EDGE_REJECTED);
+		return reject(ctx, w);
+	case VERDICT_DROP:
+		return drop(ctx, w, EDGE_DROP_POLICY);
+	default:
+		return pass(ctx, EDGE_NOT_SERVICE);
+	}
+}
+
+/* Returns the state of a flow that had no entry so far: it is established, or nearly over. */
+static __always_inline enum ct_state state_of_untracked(__u8 tcp_flags)
+{
+	if (tcp_flags & TCP_RST)
+		return CT_CLOSED;
+	return tcp_flags & TCP_FIN ? CT_CLOSING : CT_ESTABLISHED;
+}
+
+/* Selects a backend for the first packet of a flow, or of one that has lost its entries. Fills
+ * w->ct, the new entry, except for its source. With ACTION_CONTINUE *selected is the backend; other
+ * actions are for a packet that gets none. */
+static __always_inline enum action edge_select(struct context *ctx, struct scratch *w,
+					       enum source_class class, struct backend **selected)
+{
+	struct packet *p = &w->packet;
+	struct frontend_key asked = {.address = p->tuple.destination,
+				     .port = p->tuple.destination_port,
+				     .protocol = p->tuple.protocol};
+	struct frontend *frontend =
+		w->decap.chosen ? frontend_of_balancer(ctx, &p->tuple) : frontend_lookup(&asked);
+	const struct decision *decision;
+	struct ct_entry *ct = &w->ct;
+	struct backend *backend;
+	__u32 stable = 0, dsr;
+
+	/* For the verifier: it does not know that bpf_redirect never returns ACTION_CONTINUE. */
+	*selected = 0;
+	if (!frontend)
+		return in_service_network(&p->tuple.destination)
+			       ? drop(ctx, w, EDGE_DROP_NO_SERVICE)
+			       : pass(ctx, EDGE_NOT_SERVICE);
+	if (address_is_loopback(&asked.address)) { /* served by the socket hooks only (R22) */
+		return pass(ctx, EDGE_NOT_SERVICE);
+	}
+	w->service = frontend->service;
+	if (dry_run)
+		explain_choice(frontend, class);
+	if (frontend->source_set && !source_admitted(frontend->source_set, &p->tuple.source))
+		return drop(ctx, w, EDGE_DROP_SOURCE);
+	decision = decision_for(frontend, class);
+	dsr = frontend->dsr;
+	if (class == FROM_OUTSIDE && !w->egress && !w->decap.dsr && !(p->tcp_flags & TCP_SYN))
+		stable = jet_backend(frontend, p->tuple.protocol, w->hash, &dsr);
+	if (!decision->count && !w->decap.chosen && !stable)
+		return apply_verdict(ctx, w, decision->verdict);
+	__builtin_memset(ct, 0, sizeof(*ct));
+	ct->tag = w->hash;
+	ct->lb.backend = stable ? stable : w->decap.chosen;
+	if (!ct->lb.backend)
+		ct->lb.backend = select_backend(frontend, class, &p->tuple.source, w->hash);
+	backend = backend_lookup(ct->lb.backend);
+	if (!backend)
+		return drop(ctx, w, EDGE_DROP_NO_BACKEND);
+	if (p->tuple.protocol == IPPROTO_SCTP && backend->port != p->tuple.destination_port)
+		return drop(ctx, w, EDGE_DROP_SCTP_PORT);
+	ct->lb.service = frontend->service;
+	ct->dsr = dsr_of(dsr, backend, class, &p->tuple.source);
+	if (stable) {
+		ct->state = state_of_untracked(p->tcp_flags);
+		ct->flags = p->tcp_flags & TCP_FIN ? CT_FIN : 0;
+	}
+	ct->last_seen = second_of(w);
+	ct->device = packet_device(ctx);
+	ct->packets = 1;
+	ct->bytes = p->length;
+	ct->xlate = p->tuple;
+	ct->xlate.destination = backend->address;
+	ct->xlate.destination_port = backend->port;
+	*selected = backend;
+	return ACTION_CONTINUE;
+}

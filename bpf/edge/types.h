@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The ports of fragmented datagrams. */
+#pragma once
+
+#include <linux/types.h>
+
+#include "lb/types.h"
+
+/* Identifies a fragmented datagram, of which only the first fragment has the ports (RFC 791, RFC
+ * 8200 section 4.5). */
+struct fragment_key {
+	struct address source;
+	struct address destination;
+	__u32 id;
+	__u8 protocol;
+	__u8 reserved[3];
+};
+
+struct fragment {
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 since; /* seconds, CLOCK_MONOTONIC */
+};

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packets and devices, shared by the programs and the agent. lb/types.h describes how addresses,
+ * ports and numbers are represented. */
+#pragma once
+
+#include <linux/types.h>
+
+#include "lb/types.h"
+
+/* The addresses and ports of a packet, as the packet has them. Aligned because it is hashed in
+ * 64-bit words. */
+struct tuple {
+	struct address source;
+	struct address destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 reserved[3];
+} __attribute__((aligned(8)));
+
+/* A device of the node with clients, other nodes or pods of this node behind it. */
+struct edge_device {
+	struct address source4; /* source of SNAT; unspecified: none */
+	struct address source6;
+	struct address outer4; /* source of outer headers (DSR): the address by which other nodes
+				  know this node, on whatever device the packet leaves */
+	struct address outer6;
+	__u8 mac[6]; /* destination MAC of frames for the node; 0: the device is not Ethernet */
+	__u8 pods;   /* 1: pods of this node are behind it; their packets to other nodes are handled
+			at egress */
+	__u8 reserved;
+};

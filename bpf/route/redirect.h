@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How a packet leaves the edge: as a reply, to a next hop, or to the node's stack. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "encap/decap.h"
+#include "encap/encap.h"
+#include "encap/wire.h"
+#include "icmp/reply.h"
+#include "lb/maps.h"
+#include "lb/types.h"
+#include "packet/packet.h"
+#include "route/fib.h"
+#include "route/fragment.h"
+#include "state/events.h"
+#include "state/scratch.h"
+#include "state/types.h"
+
+/* Sends the reply that has replaced the packet. */
+static __always_inline enum action send_reply(struct context *ctx, const struct scratch *w,
+					      enum reply_result reply, enum edge_reason reason)
+{
+#ifdef EDGE_XDP
+	/* The XDP buffer has no room after the packet; tc can enlarge it. */
+	if (reply == REPLY_NO_TAILROOM)
+		return pass(ctx, EDGE_TO_TC);
+#endif
+	if (reply == REPLY_FAILED || reply == REPLY_NO_TAILROOM)
+		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+	if (reply == REPLY_RATE_LIMITED)
+		return drop(ctx, w, EDGE_ICMP_RATE_LIMITED);
+	edge_count(reason);
+	emit_event(ctx, w, reason);
+	return w->egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
+}
+
+static __always_inline enum action reject(struct context *ctx, const struct scratch *w)
+{
+	const struct packet *p = &w->packet;
+
+	if (p->tuple.protocol == IPPROTO_TCP)
+		return send_reply(ctx, w, reply_tcp_reset(ctx, p), EDGE_REJECTED);
+	return send_reply(ctx, w,
+			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_PORT_UNREACHABLE, 0),
+			  EDGE_REJECTED);
+}
+
+/* Replies with time exceeded (RFC 792, RFC 4443 section 3.3) from this node. No reply to later
+ * fragments (RFC 1122 section 3.2.2). */
+static __always_inline enum action ttl_exceeded(struct context *ctx, const struct scratch *w)
+{
+	const struct packet *p = &w->packet;
+	const struct address *own = address_on(packet_device(ctx), p->is_v6);
+
+	if (!own || p->fragment == FRAGMENT_LATER)
+		return drop(ctx, w, EDGE_TTL_EXCEEDED);
+	return send_reply(ctx, w, reply_icmp_error(ctx, p, own, ICMP_TIME_EXCEEDED, 0),
+			  EDGE_TTL_EXCEEDED);
+}
+
+/* Fragments a packet that exceeds the MTU, or replies with an ICMP error (RFC 1191, RFC 8201): to a
+ * client from the Service's address, to a backend from the node's. No reply to later fragments (RFC
+ * 1122 section 3.2.2). Global function: the verifier checks it once. */
+__noinline enum action too_big(struct context *ctx)
+{
+	__u32 zero = 0, mtu;
+	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	const struct packet *p;
+
+	if (!w)
+		return packet_drop(ctx);
+	p = &w->packet;
+	mtu = w->fib.mtu_result - dsr_overhead(w->dsr, p->is_v6);
+	if (may_fragment(ctx, p)) {
+#ifdef EDGE_XDP
+		return pass(ctx, EDGE_TO_TC);
+#else
+		enum action action;
+
+		if (dry_run)
+			return pass(ctx, EDGE_FRAGMENTED);
+		action = fragment(ctx, mtu);
+		if (action == ACTION_CONTINUE)
+			return drop(ctx, w, EDGE_DROP_TOO_BIG);
+		edge_count(EDGE_FRAGMENTED);
+		return action;
+#endif
+	}
+	if (p->fragment == FRAGMENT_LATER || !(p->is_v6 || dont_fragment(ctx, p)))
+		return drop(ctx, w, EDGE_DROP_TOO_BIG);
+	return send_reply(ctx, w,
+			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_TOO_BIG, mtu),
+			  EDGE_DROP_TOO_BIG);
+}
+
+/* Removes the bytes after a fragment that was made here. Ethernet does not pad frames of this
+ * length. */
+static __always_inline int trim_fragment(struct context *ctx, const struct packet *p)
+{
+	__u32 end = p->l3 + p->length;
+
+	if (!p->fragment || p->is_v6 || end < ETH_ZLEN || end >= packet_length(ctx))
+		return 0;
+	return packet_trim(ctx, end);
+}
+
+/* Translates a packet, and counts it. After an error drop the packet. */
+static __always_inline int rewrite(struct context *ctx, struct scratch *w, int hops,
+				   enum edge_reason reason)
+{
+	enum decap_result decapped = w->decap.dsr ? decap_strip(ctx) : DECAP_DONE;
+
+	if (decapped == DECAP_FAILED || trim_fragment(ctx, &w->packet))
+		return -1;
+	if (decapped == DECAP_DONE && packet_translate(ctx, &w->packet, &w->to, hops))
+		return -1;
+	edge_count(reason);
+	if (reason == EDGE_NEW || reason == EDGE_RECOVERED)
+		emit_event(ctx, w, reason);
+	return 0;
+}
+
+/* Returns whether a client's datagram would leave with this node's address and look like a packet
+ * from a balancer: the backend's node would accept it, because it trusts nodes. */
+static __always_inline int looks_like_balancer(struct context *ctx, const struct scratch *w)
+{
+	const struct packet *p = &w->packet;
+	const struct geneve_v4 *geneve;
+
+	if (w->to.protocol != IPPROTO_UDP || w->to.destination_port != bpf_htons(GENEVE_PORT) ||
+	    p->fragment == FRAGMENT_LATER)
+		return 0;
+	geneve = packet_bytes(ctx, p->l4 + sizeof(struct udphdr), sizeof(*geneve));
+	return geneve && geneve->option.class == bpf_htons(GENEVE_OPTION_CLASS) &&
+	       geneve->option.type == GENEVE_OPTION_BACKEND;
+}
+
+/* Forwards a packet to its next hop, in either direction. */
+static __always_inline enum action forward(struct context *ctx, struct scratch *w,
+					   enum routed routed, enum edge_reason reason)
+{
+	if (not_routed(routed))
+		return drop(ctx, w, no_route_reason(routed));
+	if (looks_like_balancer(ctx, w))
+		return drop(ctx, w, EDGE_DROP_SPOOFED);
+	if (rewrite(ctx, w, 1, reason))
+		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+	return packet_forward(ctx, &w->fib, w->fib_cached);
+}
+
+/* Delivers a packet to or from a backend on this node by the stack. */
+static __always_inline enum action deliver_local(struct context *ctx, struct scratch *w,
+						 enum edge_reason reason)
+{
+	if (rewrite(ctx, w, 0, reason))
+		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+	return packet_pass(ctx);
+}

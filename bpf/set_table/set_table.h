@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Set-associative tables that the programs maintain themselves: conntrack/table.h,
+ * lb/affinity.h. LRU maps of the kernel evict the least recently used entry, whoever needs the
+ * room. Here a key belongs to a set of 15 places. The tags of the set locate the key, and the
+ * eviction data decides which entry is evicted when the set is full:
+ *
+ *   1. one that has expired or is closed
+ *   2. of the Service with most entries in the set, the new one included: the entry of the
+ *      highest rank, and among these the one that expires first
+ *
+ * So a flood of one Service evicts that Service's own entries (longest queue drop), and entries
+ * of a better rank are not evicted for new ones. This works without the agent.
+ *
+ * There are no locks. A writer claims a place by CAS on its tag, and then looks for the same key
+ * in all places where it can be: of two writers of one key at least one sees the other and
+ * gives up. A reader copies an entry and checks its tag afterwards. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "set_table/types.h"
+
+/* 1 on CPUs that may reorder stores; set by the loader. */
+const volatile __u8 weakly_ordered = 1;
+
+/* How often a writer retries when others claim the place that it has picked. */
+#define SET_TRIES 4
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct set_secret);
+} table_secret SEC(".maps");
+
+/* Converts nanoseconds to ticks. A tick is 2^20 ns of CLOCK_MONOTONIC, about a millisecond. Ticks
+ * wrap after 52 days; compared values are less than half of that apart. */
+static __always_inline __u32 tick_of_ns(__u64 ns)
+{
+	return ns >> 20;
+}
+
+#define SECONDS_TO_TICKS(seconds) ((__u32)((__u64)(seconds) * 1000000000ull >> 20))
+
+/* Returns the sum of a key's words, each multiplied by a secret number. An attacker who does not
+ * know the secrets cannot find keys of one set (Carter and Wegman, "Universal Classes of Hash
+ * Functions", 1979). The sums of a client's consecutive ports are equidistant, which with one
+ * secret in fifty maps them to few sets; so the sum is mixed. The agent computes the same
+ * (datapath.setSum). */
+static __always_inline __u64 set_sum(const void *key, int words)
+{
+	const __u32 *word = key;
+	__u32 zero = 0;
+	const struct set_secret *secret = bpf_map_lookup_elem(&table_secret, &zero);
+	__u64 sum = 0;
+
+	if (!secret)
+		return 0;
+	for (int i = 0; i < words; i++)
+		sum += secret->multipliers[i] * word[i];
+	sum ^= sum >> 32;
+	return sum * ((__u64)SET_MIX_HIGH << 32 | SET_MIX_LOW);
+}
+
+/* Returns the first set of a key. */
+static __always_inline __u32 set_first(__u64 sum, __u32 sets)
+{
+	return ((sum >> 32) * sets) >> 32;
+}
+
+/* Returns the second set of a key, to which entries of some tables spill. */
+static __always_inline __u32 set_second(__u64 sum, __u32 sets)
+{
+	__u32 second = ((sum & 0xffffffff) * sets) >> 32;
+
+	if (second == set_first(sum, sets))
+		second = second + 1 < sets ? second + 1 : 0;
+	return second;
+}
+
+/* Returns the tag of a hash; never 0. The agent computes the same. */
+static __always_inline __u32 set_tag(__u32 hash)
+{
+	hash &= ~SET_CLAIMED;
+	return hash ? hash : 1;
+}
+
+static __always_inline __u32 tag_at(const struct set_tags *tags, __u32 place)
+{
+	return *(const volatile __u32 *)&tags->tags[place];
+}
+
+static __always_inline __u32 eviction_owner(__u32 service, enum set_rank rank)
+{
+	return service << SET_RANK_BITS | rank;
+}
+
+static __always_inline enum set_rank eviction_rank(const struct set_eviction *mark)
+{
+	return mark->owner & ((1 << SET_RANK_BITS) - 1);
+}
+
+static __always_inline int eviction_expired(const struct set_eviction *mark, __u32 now)
+{
+	return (__s32)(now - mark->expires) >= 0;
+}
+
+/* Result of set_pick: a place, and one flag for what is there. */
+enum set_pick {
+	PICK_PLACE = 15,
+	PICK_FREE = 16,		/* nothing */
+	PICK_DEAD = 32,		/* an entry that has expired or is closed */
+	PICK_VICTIM = 64,	/* a live entry to evict */
+	PICK_NONE = 128,	/* no place: all entries have a better rank than the new one */
+	PICK_NO_MAJORITY = 256, /* of set_pick_of_majority only */
+};
+
+/* Returns 1 if two numbers are equal, else 0. The functions for full sets have no branches and no
+ * calls in their loops: the verifier of Linux 6.1 follows each branch, and keeps all state across
+ * calls. */
+static __always_inline __u64 same_number(__u64 a, __u64 b)
+{
+	__u64 difference = a ^ b;
+
+	return ~(difference | -difference) >> 63;
+}
+
+/* Returns 1 if a is less than b, else 0. */
+static __always_inline __u64 less_number(__u64 a, __u64 b)
+{
+	return ((~a & b) | ((~a | b) & (a - b))) >> 63;
+}
+
+/* Returns the priority of evicting the entry in a place; 0: it must stay. `weight` is its
+ * Service's. */
+static __always_inline __u64 set_score(const struct set_tags *tags,
+				       const struct set_evictions *evictions, __u32 place,
+				       __u32 owner, __u32 now, __u64 weight)
+{
+	const struct set_eviction *mark = &evictions->evictions[place];
+	__u64 rank = eviction_rank(mark), newcomer = owner & ((1 << SET_RANK_BITS) - 1);
+	/* The entry that expires first has the highest age; never 0. */
+	__u64 age = ((__u32)(now - mark->expires) ^ 0x80000000) + 1ull;
+	__u64 expired = (~(__u32)(now - mark->expires)) >> 31;
+	__u64 dead = expired | same_number(rank, SET_RANK_CLOSED);
+	__u64 stays = tag_at(tags, place) >> 31 | (less_number(rank, newcomer) & ~dead);
+
+	return (dead << 63 | (weight << 48 | rank << 40) * (dead ^ 1) | age) * ((stays & 1) ^ 1);
+}
+
+/* Keeps the better of two places, with its score. */
+static __always_inline void set_better(__u64 *best, __u32 *found, __u64 score, __u32 place)
+{
+	__u64 better = -less_number(*best, score);
+
+	barrier_var(better); /* otherwise the compiler makes branches of it */
+	*best ^= (*best ^ score) & better;
+	*found ^= (*found ^ place) & (__u32)better;
+}
+
+static __always_inline __u32 set_found(__u64 best, __u32 found)
+{
+	if (!best)
+		return PICK_NONE;
+	return (found & PICK_PLACE) | (best >> 63 ? PICK_DEAD : PICK_VICTIM);
+}
+
+/* Returns the Service that has more than half of a set, a new entry of `service` included (Boyer
+ * and Moore, "MJRTY", 1991); 0xffffffff: none. Global function: the verifier checks it once. */
+__noinline __u32 set_majority(const struct set_evictions *evictions, __u32 service)
+{
+	__u64 candidate = service, votes = 1, count;
+
+	if (!evictions)
+		return 0xffffffff;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SET_PLACES; i++) {
+		__u64 other = evictions->evictions[i].owner >> SET_RANK_BITS;
+
+		candidate ^= (candidate ^ other) & -same_number(votes, 0);
+		votes += 2 * same_number(candidate, other) - 1;
+	}
+	count = same_number(candidate, service);
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SET_PLACES; i++)
+		count += same_number(evictions->evictions[i].owner >> SET_RANK_BITS, candidate);
+	return count > (SET_PLACES + 1) / 2 ? candidate : 0xffffffff;
+}
+
+/* Picks a place in a full set of which no Service has more than half: entries are weighted by the
+ * number that their Service has. At a tie the Service of the new entry loses one. Returns enum
+ * set_pick. Global function: the verifier checks it once. */
+__noinline __u32 set_pick_by_weight(const struct set_tags *tags,
+				    const struct set_evictions *evictions, __u32 owner, __u32 now)
+{
+	__u64 service = owner >> SET_RANK_BITS, best = 0;
+	__u32 found = 0;
+
+	if (!tags || !evictions)
+		return PICK_NONE;
+#pragma clang loop unroll(disable)
+	for (__u32 place = 0; place < SET_PLACES; place++) {
+		__u64 other = evictions->evictions[place].owner >> SET_RANK_BITS;
+		__u64 weight = 3 * same_number(other, service);
+
+#pragma clang loop unroll(disable)
+		for (int i = 0; i < SET_PLACES; i++)
+			weight += 2 * same_number(evictions->evictions[i].owner >> SET_RANK_BITS,
+						  other);
+		set_better(&best, &found, set_score(tags, evictions, place, owner, now, weight),
+			   place);
+	}
+	return set_found(best, found);
+}
+
+/* Picks a place for a new entry, free or of the Service that has more than half of the set;
+ * PICK_NO_MAJORITY if none has. Returns enum set_pick. Global function: the verifier checks it
+ * once. */
+__noinline __u32 set_pick_of_majority(const struct set_tags *tags,
+				      const struct set_evictions *evictions, __u32 owner, __u32 now)
+{
+	__u32 found = 0, largest;
+	__u64 best = 0;
+
+	if (!tags || !evictions)
+		return PICK_NONE;
+	for (__u32 place = 0; place < SET_PLACES; place++)
+		if (!tag_at(tags, place))
+			return place | PICK_FREE;
+	largest = set_majority(evictions, owner >> SET_RANK_BITS);
+	if (largest == 0xffffffff)
+		return PICK_NO_MAJORITY;
+#pragma clang loop unroll(disable)
+	for (__u32 place = 0; place < SET_PLACES; place++) {
+		__u64 weight =
+			same_number(evictions->evictions[place].owner >> SET_RANK_BITS, largest);
+
+		set_better(&best, &found, set_score(tags, evictions, place, owner, now, weight),
+			   place);
+	}
+	return set_found(best, found);
+}
+
+/* Picks a place for a new entry of an owner (eviction_owner). Returns enum set_pick. The functions
+ * are called in sequence, not nested: the stack is nearly full. */
+static __always_inline __u32 set_pick(const struct set_tags *tags,
+				      const struct set_evictions *evictions, __u32 owner, __u32 now)
+{
+	__u32 pick = set_pick_of_majority(tags, evictions, owner, now);
+
+	return pick == PICK_NO_MAJORITY ? set_pick_by_weight(tags, evictions, owner, now) : pick;
+}
+
+/* Writes a tag after all preceding stores and before all following ones. An atomic operation is a
+ * full barrier, but waits for cache misses; on x86 a compiler barrier suffices. */
+static __always_inline void write_tag(__u32 *tag, __u32 value)
+{
+	if (weakly_ordered) {
+		__sync_lock_test_and_set(tag, value);
+		return;
+	}
+	barrier();
+	*(volatile __u32 *)tag = value;
+	barrier();
+}
+
+/* Claims a place whose tag was `there` for an entry with a hash. Returns whether it succeeded. The
+ * atomic operation is also a barrier. */
+static __always_inline int set_claim(struct set_tags *tags, __u32 place, __u32 there, __u32 hash)
+{
+	return !(there & SET_CLAIMED) &&
+	       __sync_val_compare_and_swap(&tags->tags[place], there,
+					   set_tag(hash) | SET_CLAIMED) == there;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The record of a connected socket: the Service and backend of its connect(2), kept in socket
+ * storage for getpeername(2) and for the garbage collection of sockets. */
+#pragma once
+
+#include "lb/frontend.h"
+#include "lb/maps.h"
+#include "lb/serving.h"
+#include "lb/types.h"
+#include "sock/socket.h"
+#include "sock/types.h"
+
+/* Stores the current peer of a UDP socket: it stays connected to it if the kernel refuses the
+ * connect() in progress. */
+static __always_inline void record_prev(struct bpf_sock *sk, const struct connected *record)
+{
+	struct connected *before;
+
+	if (!connected_to(sk, &record->backend, record->backend_port))
+		return;
+	before = bpf_sk_storage_get(&connected_prev, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (before)
+		*before = *record;
+}
+
+/* Stores the record of a connect() with the socket. */
+static __always_inline void record_connect(struct bpf_sock *sk, const struct destination *service,
+					   const struct destination *backend)
+{
+	struct connected *record =
+		bpf_sk_storage_get(&connected, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!record) {
+		COUNT(record_failed); /* the connection works without it */
+		return;
+	}
+	if (sk->protocol == IPPROTO_UDP)
+		record_prev(sk, record);
+	record->service = service->address;
+	record->service_port = service->port;
+	record->backend = backend->address;
+	record->backend_port = backend->port;
+}
+
+/* Removes the records of a socket that connects to their backend directly: getpeername must not
+ * name a Service then. Records of other peers stay: they are ignored while the socket has another
+ * peer. */
+static __always_inline void record_forget(struct bpf_sock *sk, const struct destination *d)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
+
+	if (!record)
+		return;
+	if (destination_is(d, &record->backend, record->backend_port))
+		bpf_sk_storage_delete(&connected, sk);
+	record = bpf_sk_storage_get(&connected_prev, sk, 0, 0);
+	if (record && destination_is(d, &record->backend, record->backend_port))
+		bpf_sk_storage_delete(&connected_prev, sk);
+}
+
+static __always_inline int backend_of_record(const struct connected *record,
+					     const struct frontend *frontend,
+					     const struct destination *service,
+					     struct destination *backend)
+{
+	__u32 slot = 0;
+
+	if (!record || !destination_is(service, &record->service, record->service_port))
+		return 0;
+	destination_set(backend, &record->backend, record->backend_port);
+	return serves(frontend, backend, &slot);
+}
+
+/* Returns the backend of the last connect() of a UDP socket to a service, or of the one before, if
+ * it still serves. */
+static __always_inline int backend_of_connect(struct bpf_sock *sk, const struct frontend *frontend,
+					      const struct destination *service,
+					      struct destination *backend)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
+
+	if (!record)
+		return 0;
+	return backend_of_record(record, frontend, service, backend) ||
+	       backend_of_record(bpf_sk_storage_get(&connected_prev, sk, 0, 0), frontend, service,
+				 backend);
+}
+
+/* Returns whether a record is of the socket's peer, and its Service may still be named: not if the
+ * address is no longer a Service's. TCP keeps the name for the life of the connection. */
+static __always_inline int record_names(const struct connected *record, struct bpf_sock_addr *ctx,
+					const struct destination *d)
+{
+	struct destination service;
+
+	if (!record || !destination_is(d, &record->backend, record->backend_port))
+		return 0;
+	destination_set(&service, &record->service, record->service_port);
+	return ctx->protocol != IPPROTO_UDP || frontend_of(&service, IPPROTO_UDP);
+}
+
+/* Replaces the backend by the Service in the result of getpeername. The latest record need not be
+ * of the peer: the kernel may have refused that connect(), or not completed it. Records without a
+ * name are kept, too: the garbage collection of sockets finds sockets by them. */
+static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct destination *d)
+{
+	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
+
+	if (!record || !connected_to(ctx->sk, &d->address, d->port))
+		return 0;
+	if (!record_names(record, ctx, d)) {
+		record = bpf_sk_storage_get(&connected_prev, ctx->sk, 0, 0);
+		if (!record || !record_names(record, ctx, d))
+			return 0;
+	}
+	destination_set(d, &record->service, record->service_port);
+	return 1;
+}

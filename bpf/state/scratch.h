@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The scratch area of the programs: the state of the packet that is being handled, and the clock.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "conntrack/types.h"
+#include "lb/types.h"
+#include "packet/packet.h"
+#include "packet/types.h"
+#include "set_table/set_table.h"
+
+/* A packet from a balancer (encap/wire.h), and its backend. */
+struct decap {
+	/* The tuple of the frame: of the outer header, or of the packet with the option. */
+	struct tuple outer;
+	struct address backend;
+	__be16 port;  /* of the backend; 0: not in the packet */
+	__u8 dsr;     /* enum dsr; DSR_NONE: not encapsulated */
+	__u8 ecn;     /* of the outer header */
+	__u32 length; /* number of bytes to remove */
+	__u8 next;    /* IPv6 option: next header */
+	__u8 reserved[3];
+	__u32 chosen; /* ID in `backends`; 0: not looked up yet */
+};
+
+/* State of one packet; too large for the stack. */
+struct scratch {
+	struct packet packet;
+	struct packet quoted; /* in an ICMP error */
+	struct tuple to;      /* the tuple after translation; DSR: at the backend's node */
+	struct tuple outer;   /* DSR: the tuple of the outer header */
+	__u32 dsr;	      /* enum dsr */
+	__u32 headroom[32];   /* DSR: buffer for the outer headers */
+	__u32 hash;	      /* of the packet's tuple */
+	__u32 service;	      /* ID of the Service that the packet is for; 0: none */
+	__u32 egress;	      /* 1: the packet is leaving the node */
+	/* If the packet is encapsulated, `packet` is the inner packet, with its offsets in the
+	 * frame. */
+	struct decap decap;
+	struct ct_entry ct;
+	struct tuple reverse_key;
+	struct ct_entry other;
+	struct bpf_fib_lookup fib;
+	/* A flow that is evicted (conntrack/table.h). */
+	struct {
+		struct tuple key, other, reversed;
+		__u32 evicted;
+		__u32 reserved;
+	} victim;
+	struct network_key network; /* key to look up a client (filter/source_class.h) */
+	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
+			   */
+	/* The following persist from packet to packet. */
+	struct own_mac own;
+	__u64 jiffies; /* when `second` and `tick` were read */
+	__u32 second;
+	__u32 tick;
+	__u32 port_pressure; /* rises with searches that find no free SNAT port
+				(conntrack/snat_alloc.h) */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratch SEC(".maps");
+
+/* Returns the scratch area. Per CPU: tc and XDP programs run with bottom halves disabled, so no
+ * other packet is handled on this CPU meanwhile. */
+static __always_inline struct scratch *scratch_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&scratch, &zero);
+}
+
+/* Resets what is left of the previous packet. */
+static __always_inline void scratch_reset(struct scratch *w)
+{
+	__builtin_memset(&w->packet, 0, sizeof(w->packet));
+	w->service = 0;
+	w->egress = 0;
+	w->decap.dsr = DSR_NONE;
+	w->decap.chosen = 0;
+	w->dsr = DSR_NONE;
+}
+
+/* Reads the coarse clock, CLOCK_MONOTONIC, once per jiffy: the kernel advances both in the same
+ * step. */
+static __always_inline void clock_read(struct scratch *w)
+{
+	__u64 jiffies = bpf_jiffies64(), ns;
+
+	if (w->jiffies == jiffies)
+		return;
+	ns = bpf_ktime_get_coarse_ns();
+	w->second = ns / 1000000000ull;
+	w->tick = tick_of_ns(ns);
+	w->jiffies = jiffies;
+}
+
+/* Returns the time in seconds. */
+static __always_inline __u32 second_of(struct scratch *w)
+{
+	clock_read(w);
+	return w->second;
+}
+
+/* Returns the time in ticks (set_table/set_table.h). */
+static __always_inline __u32 tick_of(struct scratch *w)
+{
+	clock_read(w);
+	return w->tick;
+}

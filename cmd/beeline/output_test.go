@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+)
+
+// All JSON is an object whose first field is the version of its schema; lists are in the field
+// items.
+func TestSchemaVersion(t *testing.T) {
+	for want, value := range map[string]any{
+		`{"schemaVersion":1,"items":["a","b"]}`: []string{"a", "b"},
+		`{"schemaVersion":1,"items":[]}`:        []string(nil),
+		`{"schemaVersion":1,"a":2}`:             map[string]int{"a": 2},
+		`{"schemaVersion":1}`:                   struct{}{},
+	} {
+		if got, err := versioned(value); err != nil || string(got) != want || !json.Valid(got) {
+			t.Errorf("%v is %s (%v), want %s", value, got, err, want)
+		}
+	}
+	var text bytes.Buffer
+	if err := write(&text, "yaml", []string{"a"}, nil); err != nil || text.String() != "items:\n- a\nschemaVersion: 1\n" {
+		t.Errorf("YAML %q, %v", &text, err)
+	}
+}
+
+func webTables() *inspect.Tables {
+	backends := []inspect.Member{{ID: 1, Address: "10.0.0.1:8080", Slots: 1}}
+	decision := inspect.Decision{Verdict: service.Balance.String(), Backends: backends}
+	frontend := func(address, port string, kind service.FrontendKind) inspect.Frontend {
+		return inspect.Frontend{Address: address, Protocol: service.TCP, Kind: kind, Port: port, Pod: decision, Node: decision, Outside: decision}
+	}
+	return &inspect.Tables{OutsideServed: true, Services: []inspect.Service{{
+		Kind: service.KindService, Namespace: "default", Name: "web", State: "applied", Algorithm: service.Random,
+		Frontends: []inspect.Frontend{frontend("10.96.0.1:80", "http", service.ClusterIP), frontend("192.0.2.1:30080", "http", service.NodePort)},
+		Counters:  []inspect.PortCounters{{Port: "http", Protocol: service.TCP, Flows: 5, Sent: conntrack.Traffic{Packets: 6, Bytes: 360}}},
+	}, {Kind: service.KindService, Namespace: "shop", Name: "late", State: "pending"}}}
+}
+
+// -o wide adds columns to the table. Counters of a port are shown once, so that they can be summed
+// up. --no-headers leaves the rows unchanged.
+func TestWideAddsColumns(t *testing.T) {
+	print := func(v view) []string {
+		var text bytes.Buffer
+		serviceTable(&text, webTables(), &v)
+		return strings.Split(strings.TrimSpace(text.String()), "\n")
+	}
+	plain, wide, bare := print(view{output: "table"}), print(view{output: "wide"}), print(view{output: "wide", noHeaders: true})
+	if len(plain) != 4 || len(wide) != 4 || len(bare) != 3 {
+		t.Fatalf("%d, %d and %d lines", len(plain), len(wide), len(bare))
+	}
+	for i, line := range plain {
+		if fields := strings.Fields(line); !slices.Equal(strings.Fields(wide[i])[:len(fields)], fields) {
+			t.Errorf("line %d with -o wide is\n%s\nwithout\n%s", i, wide[i], line)
+		}
+	}
+	if all := strings.Join(wide, "\n"); strings.Count(all, "6 (360 bytes)") != 1 || !strings.Contains(wide[1], "6 (360 bytes)") || !strings.Contains(wide[0], "NEW FLOWS") {
+		t.Errorf("counters:\n%s", all)
+	}
+	if strings.Contains(strings.Join(bare, "\n"), "NAME") {
+		t.Errorf("headers in\n%s", strings.Join(bare, "\n"))
+	}
+}
+
+// --namespace chooses by the namespace of an object.
+func TestNamespaceChooses(t *testing.T) {
+	for _, test := range []struct {
+		namespace, name string
+		want            bool
+	}{{"", "default/web", true}, {"default", "default/web", true}, {"shop", "default/web", false}, {"def", "default/web", false}} {
+		v := view{namespace: test.namespace}
+		if got := v.of(test.name); got != test.want {
+			t.Errorf("%q of --namespace %q: %t", test.name, test.namespace, got)
+		}
+	}
+}
+
+// monitor shows only events of the namespace, and always the number of lost events.
+func TestMonitorOfANamespace(t *testing.T) {
+	var out bytes.Buffer
+	m := monitor{output: "json", view: view{namespace: "shop"}, out: &out}
+	for _, name := range []string{"shop/web", "default/web", ""} {
+		if err := m.print(inspect.EventMessage{Event: &inspect.Event{Service: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.print(inspect.EventMessage{Lost: 5}); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "shop/web") {
+		t.Errorf("%v, printed\n%s", err, &out)
+	}
+}
+
+// --watch prints repeatedly until the command is interrupted, and continues after errors of an
+// agent that restarts.
+func TestWatch(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := &cobra.Command{}
+	cmd.SetContext(ctx)
+	var out, errOut bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&errOut)
+	v := view{output: "json", interval: time.Millisecond}
+	n := 0
+	err := v.show(cmd, func() (any, func(io.Writer), error) {
+		if n++; n == 2 {
+			return nil, nil, context.DeadlineExceeded
+		}
+		if n == 4 {
+			cancel()
+		}
+		return map[string]int{"n": n}, nil, nil
+	})
+	if err != nil || !strings.Contains(errOut.String(), "deadline") {
+		t.Errorf("%v, errors %q", err, &errOut)
+	}
+	documents := json.NewDecoder(&out)
+	for _, want := range []int{1, 3, 4} {
+		var got struct{ N int }
+		if err := documents.Decode(&got); err != nil || got.N != want {
+			t.Errorf("a document of %d (%v), want %d", got.N, err, want)
+		}
+	}
+	if documents.More() {
+		t.Error("it went on after the interrupt")
+	}
+}
+
+// All commands use the same two flags to select the agent; -o, -n and -w mean the same in all
+// commands that have them.
+func TestFlagsMeanTheSame(t *testing.T) {
+	shorthand, defaults := map[string]string{}, map[string]string{}
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if old := shorthand[f.Name]; old != f.Shorthand && old != "" {
+				t.Errorf("%s: --%s is -%s, and -%s elsewhere", cmd.CommandPath(), f.Name, f.Shorthand, old)
+			}
+			shorthand[f.Name] = f.Shorthand
+			for _, old := range []string{"socket", "bpffs", "from-maps"} {
+				if f.Name == old {
+					t.Errorf("%s has --%s: it is --agent-socket or --pins", cmd.CommandPath(), old)
+				}
+			}
+			if f.Name == socketFlag || f.Name == pinsFlag {
+				if old := defaults[f.Name]; old != "" && old != f.DefValue {
+					t.Errorf("%s: --%s is %s by default, and %s elsewhere", cmd.CommandPath(), f.Name, f.DefValue, old)
+				}
+				defaults[f.Name] = f.DefValue
+			}
+		})
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRootCommand())
+	if len(defaults) != 2 {
+		t.Errorf("flags that say where an agent is: %v", defaults)
+	}
+}
+
+// Arguments that are nearly right give exit code 2 and an error that names the right ones.
+func TestNearlyRight(t *testing.T) {
+	for args, words := range map[string]string{
+		"explain 198.51.100.7 192.0.2.1:80":             "`beeline explain packet` for packets from the network",
+		"explain pakcet 198.51.100.7 192.0.2.1:80":      `did you mean "packet"?`,
+		"service list -n a -A":                          "--namespace has no effect with --all-namespaces",
+		"status --agent-socket a --pins b":              "--agent-socket has no effect with --pins",
+		"service show shop/web -n default":              "shop/web is not in the namespace",
+		"service list --watch=-1s":                      "negative",
+		"monitor -o yaml":                               "table or json",
+		"check --manifests /nowhere --pins no/absolute": "not an absolute path",
+	} {
+		root := newRootCommand()
+		root.SetArgs(strings.Fields(args))
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		err := root.ExecuteContext(t.Context())
+		if exit := (exitError{}); !errors.As(err, &exit) || exit.code != exitUsage || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v, want exit code 2 and %q", args, err, words)
+		}
+	}
+}
+
+// check reports the same problems in manifests as an agent.
+func TestCheck(t *testing.T) {
+	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n---\n"
+	const web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{name: http, port: 80}]}\n---\n"
+	const slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
+		"addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.0.0.1]}]\n---\n"
+	for _, test := range []struct {
+		name, manifest string
+		code           int
+		words          string
+	}{
+		{"well", node + web + slice, 0, "All is well."},
+		{"no slice", node + web, 3, "EndpointsMissing: Service default/web"},
+		{"no Service", node + slice, 3, "EndpointSliceUnused: EndpointSlice default/web-1"},
+		{"no port", node + strings.Replace(web, "port: 80}", "port: 80000}", 1), 3, "SourceError"},
+		{"annotation", node + strings.Replace(web, "name: web", `name: web, annotations: {beeline.io/stateless: "true"}`, 1) + slice, 4, "AnnotationWithoutEffect: Service default/web"},
+		{"another Node", strings.Replace(node, "name: node-a", "name: node-b", 1) + web + slice, 3, "NodeUnknown: Node node-a"},
+	} {
+		path := filepath.Join(t.TempDir(), "all.yaml")
+		if err := os.WriteFile(path, []byte(test.manifest), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs([]string{"check", "--manifests", path, "--node-name", "node-a"})
+		root.SetOut(&out)
+		code := 0
+		if exit := (exitError{}); errors.As(root.ExecuteContext(t.Context()), &exit) {
+			code = exit.code
+		}
+		if code != test.code || !strings.Contains(out.String(), test.words) {
+			t.Errorf("%s: exit code %d, want %d and %q:\n%s", test.name, code, test.code, test.words, &out)
+		}
+	}
+}

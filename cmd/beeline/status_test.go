@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/edge"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/reconcile"
+)
+
+// largeNode is a node without problems, with more of everything than a screen has lines.
+func largeNode() *inspect.Status {
+	s := &inspect.Status{
+		Running: true, Answered: true, Version: "v1", PID: 1, Started: time.Now(), Node: "node-a", BPFFS: "/sys/fs/bpf/beeline",
+		Sync: reconcile.Stats{Synced: true}, Counters: &datapath.SocketCounters{ConnectBalance: 7},
+		Edge:   &edge.Status{Mode: edge.Auto, Flows: conntrack.Status{Entries: 2, Limit: 100}},
+		Health: &inspect.HealthStatus{Backends: 3},
+		Counts: inspect.Counts{Services: 10000, Maglev: 5, DSR: 5},
+	}
+	for i := range 200 {
+		s.Edge.Devices = append(s.Edge.Devices, edge.DeviceStatus{Name: fmt.Sprintf("cali%d", i), Mode: "tc"})
+		s.OptedOut.Pods = append(s.OptedOut.Pods, optout.Pod{Namespace: "default", Name: fmt.Sprintf("p%d", i), Found: true})
+		s.Attachments = append(s.Attachments, datapath.Attachment{Hook: "connect4", Cgroup: "/sys/fs/cgroup"})
+		s.Tables = append(s.Tables, reconcile.Usage{Table: fmt.Sprintf("table%d", i), Used: uint32(i % 90), Limit: 100})
+		s.Source.Problems = append(s.Source.Problems, condition.SourceNote.New("file%d.yaml: a kind that no Service needs", i))
+	}
+	s.Assess()
+	return s
+}
+
+// On a node without problems, status fits on a screen of 24 lines; with -v it shows everything.
+func TestStatusFitsOnAScreen(t *testing.T) {
+	var short, long bytes.Buffer
+	s := largeNode()
+	statusText(&short, s, false)
+	statusText(&long, s, true)
+	if n := strings.Count(short.String(), "\n"); n > 23 || !strings.HasPrefix(short.String(), "All is well.\n") { // and the prompt
+		t.Errorf("%d lines:\n%s", n, &short)
+	}
+	for _, words := range []string{"cali0 (tc)", "and 194 more", "fullest: table89, 89 of 100", "200 programs attached to /sys/fs/cgroup", "200 pods without", "7 to Services", "beeline status -v"} {
+		if !strings.Contains(short.String(), words) {
+			t.Errorf("nothing of %q:\n%s", words, &short)
+		}
+	}
+	for _, words := range []string{"All is well.", "cali199", "table199", "p199"} {
+		if !strings.Contains(long.String(), words) {
+			t.Errorf("with -v nothing of %q", words)
+		}
+	}
+}
+
+// A component with a line of its own has it with and without -v, and its conditions are among the others.
+func TestStatusOfComponents(t *testing.T) {
+	s := largeNode()
+	s.Components = []inspect.ComponentStatus{{Name: "counter", State: "packets 5"}}
+	s.ComponentConditions = condition.List{condition.DeviceNotServed.New("packets are not counted").At("eth7")}
+	s.Assess()
+	for _, verbose := range []bool{false, true} {
+		var text bytes.Buffer
+		statusText(&text, s, verbose)
+		for _, words := range []string{"1 error.", "DeviceNotServed: eth7: packets are not counted", "Component counter:"} {
+			if !strings.Contains(text.String(), words) {
+				t.Errorf("verbose %t: nothing of %q:\n%s", verbose, words, &text)
+			}
+		}
+	}
+}
+
+// Exit codes and the first line follow from the worst severity. "All is well." means that there is
+// no error and no warning below it.
+func TestSeverityDecides(t *testing.T) {
+	bad, odd, note := condition.NotSynced.New("a"), condition.PortHeld.New("b"), condition.SourceNote.New("c")
+	for _, test := range []struct {
+		list condition.List
+		code int
+		head string
+	}{
+		{nil, 0, "All is well."},
+		{condition.List{note}, 0, "All is well."},
+		{condition.List{odd, note}, 4, "1 warning."},
+		{condition.List{odd, odd.At("x")}, 4, "2 warnings."},
+		{condition.List{bad, odd, note}, 3, "1 error, 1 warning."},
+		{condition.List{bad, bad.At("x")}, 3, "2 errors."},
+	} {
+		code := 0
+		if exit := (exitError{}); errors.As(judged(test.list), &exit) {
+			code = exit.code
+		}
+		if head := headline(test.list); code != test.code || head != test.head {
+			t.Errorf("%v: exit code %d and %q, want %d and %q", test.list, code, head, test.code, test.head)
+		}
+	}
+}
+
+// Conditions of one kind are grouped, with the remedy below them; of many only the first are shown
+// and the others counted.
+func TestConditionsText(t *testing.T) {
+	var all condition.List
+	for i := range 5 {
+		all = append(all, condition.AddressTaken.New("port %d is taken", i).At("Service default/web"))
+	}
+	all = append(all, condition.DeviceNotServed.New("device eth0 is not served").At("eth0"), condition.SourceNote.New("skipped"))
+	var got bytes.Buffer
+	conditionsText(&got, all, 3)
+	want := `6 errors.
+error    AddressTaken: Service default/web: port 0 is taken
+error    AddressTaken: Service default/web: port 1 is taken
+error    AddressTaken: Service default/web: port 2 is taken
+         ... and 2 more of these: -o json lists all
+         what to do: change one of them
+error    DeviceNotServed: device eth0 is not served
+         what to do: see the reason in the message; set --devices to the devices to serve
+info     SourceNote: skipped
+`
+	if got.String() != want {
+		t.Errorf("printed\n%s\nwant\n%s", &got, want)
+	}
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/component/edge"
+	"beeline.io/beeline/internal/component/socket"
+	"beeline.io/beeline/internal/datapath"
+)
+
+// Components are the shortcuts of the product. One may use the tables of those before it.
+func Components() component.List {
+	return component.List{
+		socket.New(),
+		edge.New(),
+	}
+}
+
+// Cleanup removes everything that an agent with these components created: programs, tables, pins, mounts and a
+// socket that a killed agent left.
+//
+// Errors: *datapath.LockedError while an agent is running.
+func Cleanup(bpffs, socket string, components component.List) error {
+	if err := datapath.Cleanup(bpffs, components.BPF()...); err != nil {
+		return err
+	}
+	RemoveSocket(socket)
+	return nil
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import "time"
+
+// repairInterval is how often pins and links are checked. A check takes less than a millisecond.
+// The kernel does not notify of every way to lose one.
+const repairInterval = time.Second
+
+// repair restores missing pins and links, and what the components see to be missing.
+func (a *Agent) repair() {
+	if !a.synced {
+		return
+	}
+	repaired, err := a.datapath.Repair()
+	a.logRepaired(append(repaired, a.components.Repair()...))
+	failed := ""
+	if err != nil {
+		failed = err.Error()
+	}
+	if failed != a.repairErrors && failed != "" {
+		a.log.Error("the datapath is damaged and cannot be repaired; retrying", "error", err)
+	}
+	a.repairErrors = failed
+}
+
+func (a *Agent) logRepaired(repaired []string) {
+	for _, what := range repaired {
+		a.log.Error("repaired what another program changed or removed", "what", what)
+	}
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// A cleanup removes the socket of a killed agent, but neither that of a running agent nor a file
+// that is not a socket.
+func TestRemoveSocket(t *testing.T) {
+	dir := t.TempDir()
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		return l
+	}
+	defer listen("running").Close()
+	listen("killed").Close()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, stays := range map[string]bool{"running": true, "killed": false, "file": true, "missing": false} {
+		path := filepath.Join(dir, name)
+		RemoveSocket(path)
+		if _, err := os.Lstat(path); stays != !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: stays %v (%v), want %v", name, !stays, err, stays)
+		}
+	}
+}
+
+// refused is a transport without permission to open the agent's socket.
+type refused struct{}
+
+func (refused) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)}
+}
+
+// A user without permission to open the socket is not told that no agent is running.
+func TestSocketOfAnotherUser(t *testing.T) {
+	c := Client{http.Client{Transport: refused{}}}
+	err := c.Get(context.Background(), StatusPath, new(any))
+	if err == nil || errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "run this as root") {
+		t.Errorf("got %v, want to be told to run this as root", err)
+	}
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"net/netip"
+	"slices"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// forwarded holds the objects with backends other than this node itself, by the backends' address
+// family.
+type forwarded map[service.Family]map[service.Ref]struct{}
+
+// note adds the backends of a change.
+func (f forwarded) note(d service.Delta, own []netip.Addr) {
+	for ref, plan := range d.Plans {
+		for _, family := range []service.Family{service.IPv4, service.IPv6} {
+			delete(f[family], ref)
+		}
+		if plan == nil {
+			continue
+		}
+		for _, set := range plan.Sets {
+			if !slices.ContainsFunc(set.Backends, func(b service.Backend) bool { return !slices.Contains(own, b.Addr.Addr()) }) {
+				continue
+			}
+			if f[set.Key.Family] == nil {
+				f[set.Key.Family] = map[service.Ref]struct{}{}
+			}
+			f[set.Key.Family][ref] = struct{}{}
+		}
+	}
+}
+
+// families returns the families with such backends, sorted.
+func (f forwarded) families() (all []service.Family) {
+	for _, family := range []service.Family{service.IPv4, service.IPv6} {
+		if len(f[family]) > 0 {
+			all = append(all, family)
+		}
+	}
+	return all
+}
+
+// remoteBackends returns the addresses of a change's backends on other nodes, and of these nodes.
+func remoteBackends(d service.Delta) (all []netip.Addr) {
+	for _, plan := range d.Plans {
+		if plan == nil {
+			continue
+		}
+		for _, set := range plan.Sets {
+			for _, b := range set.Backends {
+				if !b.Local {
+					all = append(all, b.Addr.Addr())
+					if b.Node.IsValid() {
+						all = append(all, b.Node)
+					}
+				}
+			}
+		}
+	}
+	return all
+}

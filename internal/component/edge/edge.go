@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package edge is the edge as a component of the agent: its flags, the edge at the devices
+// (internal/edge) and connection tracking (internal/conntrack).
+package edge
+
+import (
+	"net/netip"
+	"time"
+
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/edge"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+)
+
+// New returns the edge. It is enabled unless --edge-mode=off.
+func New() *component.Component {
+	c := &config{}
+	bpf := datapath.Edge()
+	return &component.Component{
+		Name: bpf.Name, BPF: bpf,
+		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Options: c.options, New: c.run,
+	}
+}
+
+// off reports whether there is no edge.
+func (c *config) off() bool { return c.edge.Mode == edge.Off }
+
+// check reports that there is no edge although one is asked for.
+func (c *config) check() condition.List {
+	if c.noEdge == "" {
+		return nil
+	}
+	return condition.List{condition.EdgeOff.New("%s", c.noEdge)}
+}
+
+// options enables the datapath's edge.
+func (c *config) options(o *datapath.Options) {
+	if c.off() {
+		return
+	}
+	o.Edge = &datapath.EdgeOptions{
+		SNATPorts: c.ports, Timeouts: c.timeouts.Datapath(), ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher,
+		AcceptDSR: c.dsrAccept != acceptNever, LateXDP: !edge.MayEnterXDP(c.edge),
+	}
+}
+
+// running is a running edge.
+type running struct {
+	*config
+	env       component.Env
+	edge      *edge.Edge
+	conntrack *conntrack.Collector
+	forwarded forwarded
+}
+
+// run makes the edge run. If there is none, it only tells that.
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if c.noEdge != "" {
+		env.Log.Error(c.noEdge)
+	}
+	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
+		return nil, err
+	}
+	r := &running{config: c, env: env, forwarded: forwarded{}}
+	if c.off() {
+		return &component.Instance{Status: r.statusOff}, nil
+	}
+	config := c.edge
+	config.Destinations, config.Log = env.Syncer, env.Log
+	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
+	r.edge = edge.New(env.Datapath, tables, config)
+	r.conntrack = conntrack.NewCollector(tables, env.Datapath.WaitForReaders, conntrack.Config{
+		Timeouts: c.timeouts, Serves: env.Serves, Log: env.Log,
+		Counters: func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) },
+	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs())
+	return &component.Instance{
+		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,
+		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}},
+		Status: r.status, Metrics: r.metrics,
+	}, nil
+}
+
+// establishedTimeout returns the conntrack timeout of established flows of a protocol.
+func (c *config) establishedTimeout(p service.Protocol) time.Duration {
+	return c.timeouts.Established(uint8(p))
+}
+
+// prepare brings the programs to devices that packets come by once they follow a change.
+func (r *running) prepare(change component.Change) {
+	r.edge.SetNode(change.Cluster.OwnAddresses())
+	r.edge.SetPods(packetPathPods(change))
+	r.edge.Reach(remoteBackends(change.Delta))
+}
+
+func (r *running) apply(change component.Change) {
+	r.forwarded.note(change.Delta, change.Addresses)
+	r.edge.Forward(r.forwarded.families())
+	r.edge.DSRChanged(goesByDSR(change.Delta))
+}
+
+func (r *running) start() {
+	r.edge.Start()
+	r.conntrack.Start()
+}
+
+func (r *running) backendsRemoved(udp, _ bool) { r.conntrack.BackendsChanged(udp) }
+
+func (r *running) repair() []string {
+	if !r.edge.Detached() {
+		return nil
+	}
+	return r.edge.Repair()
+}
+
+// audit also finds damage that the state of links does not show.
+func (r *running) audit() ([]string, error) { return r.edge.Repair(), nil }
+
+// packetPathPods returns the pods of this node that the edge has to serve at their own devices:
+// those that opted out of the socket shortcut; and all pods if an address of the node has source
+// ranges, because a pod's socket has no source address at connect().
+func packetPathPods(change component.Change) []netip.Prefix {
+	if change.Cluster.RestrictsOwnAddress() {
+		return change.Cluster.PodNetworks()
+	}
+	var all []netip.Prefix
+	for _, pod := range change.OptOuts.Pods() {
+		for _, ip := range pod.IPs {
+			if ip.IsValid() {
+				all = append(all, netip.PrefixFrom(ip, ip.BitLen()))
+			}
+		}
+	}
+	return all
+}
+
+// statusOff is the status without an edge.
+func (r *running) statusOff(s *inspect.Status) {
+	s.Unserved = r.noEdge
+	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
+	s.Edge = &edge.Status{Mode: edge.Off, Devices: []edge.DeviceStatus{}}
+}
+
+func (r *running) status(s *inspect.Status) {
+	tunnels, option := r.env.Syncer.Accepted()
+	s.DSRAccepted = r.dsrAccepted(tunnels, option, s.Counts.DSR)
+	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
+	s.Edge = r.edge.CompleteStatus(s.Edge)
+	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
+}
+
+// metrics are the packets by reason.
+func (r *running) metrics() (all []inspect.Metric, err error) {
+	counters, err := datapath.ReadEdgeCounters(r.env.BPFFS)
+	for reason, n := range counters {
+		all = append(all, inspect.Metric{
+			Name: "beeline_edge_packets_total", Kind: inspect.CounterMetric, Help: "Packets at devices, by what the edge did with them.",
+			Labels: map[string]string{"reason": reason}, Value: float64(n),
+		})
+	}
+	return all, err
+}

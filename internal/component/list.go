@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package component
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+)
+
+// A List is the components of an agent. A component may use the tables of those before it.
+type List []*Component
+
+// AddFlags defines the flags of all.
+func (l List) AddFlags(fs *pflag.FlagSet) {
+	for _, c := range l {
+		if c.AddFlags != nil {
+			c.AddFlags(fs)
+		}
+	}
+}
+
+// Complete validates the flags of all.
+func (l List) Complete(services *service.Config) error {
+	for _, c := range l {
+		if c.Complete == nil {
+			continue
+		}
+		if err := c.Complete(services); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check returns what is wrong with the complete configuration.
+func (l List) Check() (all condition.List) {
+	for _, c := range l {
+		if c.Check != nil {
+			all = append(all, c.Check()...)
+		}
+	}
+	return all
+}
+
+// Options sets the options of the datapath.
+func (l List) Options(o *datapath.Options) {
+	o.Components = l.BPF()
+	for _, c := range l {
+		if c.Options != nil {
+			c.Options(o)
+		}
+	}
+}
+
+// BPF returns the BPF part of all that have one.
+func (l List) BPF() (all []*datapath.Component) {
+	for _, c := range l {
+		if c.BPF != nil {
+			all = append(all, c.BPF)
+		}
+	}
+	return all
+}
+
+// New makes all run. If one fails, the others are closed.
+func (l List) New(env Env) (Running, error) {
+	var all Running
+	for _, c := range l {
+		if c.New == nil {
+			continue
+		}
+		instance, err := c.New(env)
+		if err != nil {
+			all.Close()
+			return nil, fmt.Errorf("component %s: %w", c.Name, err)
+		}
+		all = append(all, running{c.Name, instance})
+	}
+	return all, nil
+}
+
+// Running are the components of a running agent.
+type Running []running
+
+type running struct {
+	name string
+	*Instance
+}
+
+// Prepare is Instance.Prepare of all, the last first: a component takes over what those before it leave to it. So the
+// edge is at the device of a pod before the pod loses the socket shortcut.
+func (r Running) Prepare(change Change) {
+	for _, c := range slices.Backward(r) {
+		if c.Prepare != nil {
+			c.Prepare(change)
+		}
+	}
+}
+
+// Apply is Instance.Apply of all.
+func (r Running) Apply(change Change) {
+	for _, c := range r {
+		if c.Apply != nil {
+			c.Apply(change)
+		}
+	}
+}
+
+// Start is Instance.Start of all.
+func (r Running) Start() {
+	for _, c := range r {
+		if c.Start != nil {
+			c.Start()
+		}
+	}
+}
+
+// BackendsRemoved is Instance.BackendsRemoved of all.
+func (r Running) BackendsRemoved(udp, tcp bool) {
+	for _, c := range r {
+		if c.BackendsRemoved != nil {
+			c.BackendsRemoved(udp, tcp)
+		}
+	}
+}
+
+// Repair is Instance.Repair of all.
+func (r Running) Repair() (repaired []string) {
+	for _, c := range r {
+		if c.Repair != nil {
+			repaired = append(repaired, c.Repair()...)
+		}
+	}
+	return repaired
+}
+
+// Audit is Instance.Audit of all, whatever fails.
+func (r Running) Audit() (repaired []string, failed error) {
+	for _, c := range r {
+		if c.Audit == nil {
+			continue
+		}
+		what, err := c.Audit()
+		repaired = append(repaired, what...)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("component %s: %w", c.name, err))
+		}
+	}
+	return repaired, failed
+}
+
+// Tasks are Instance.Run of all.
+func (r Running) Tasks() (all []Task) {
+	for _, c := range r {
+		all = append(all, c.Run...)
+	}
+	return all
+}
+
+// Close is Instance.Close of all, the last first.
+func (r Running) Close() {
+	for _, c := range slices.Backward(r) {
+		if c.Close != nil {
+			c.Close()
+		}
+	}
+}
+
+// Status adds what the components know to a status, with their conditions.
+func (r Running) Status(s *inspect.Status) {
+	for _, c := range r {
+		if c.Status != nil {
+			c.Status(s)
+		}
+		if c.Conditions != nil {
+			s.ComponentConditions = append(s.ComponentConditions, c.Conditions()...)
+		}
+	}
+}
+
+// Metrics are Instance.Metrics of all.
+func (r Running) Metrics() (all []inspect.Metric, failed error) {
+	for _, c := range r {
+		if c.Metrics == nil {
+			continue
+		}
+		metrics, err := c.Metrics()
+		all = append(all, metrics...)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("component %s: %w", c.name, err))
+		}
+	}
+	return all, failed
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package socket is the socket shortcut as a component of the agent: its flags, the pods that opt
+// out of it (internal/optout), and the end of sockets whose backend is gone (internal/sockgc).
+package socket
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/sockgc"
+)
+
+// config is the socket shortcut's configuration.
+type config struct {
+	podCgroups     []string
+	bindProtection bool          // datapath.Options.BindProtection
+	terminate      string        // sockgc.Method
+	tcpDrain       time.Duration // 0: TCP connections are kept when their backend is removed
+}
+
+// New returns the socket shortcut.
+func New() *component.Component {
+	c := &config{}
+	bpf := datapath.Socket()
+	return &component.Component{
+		Name: bpf.Name, BPF: bpf,
+		AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run,
+	}
+}
+
+func (c *config) addFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.podCgroups, "pod-cgroups", nil, "directories to search for the kubelet's cgroup directory (kubepods.slice or kubepods), or that directory itself (default: all cgroup hierarchies)")
+	fs.StringVar(&c.terminate, "terminate-sockets", string(sockgc.Auto), "how to end connected UDP sockets of removed backends, in all pods and on the node: "+strings.Join(sockgc.Methods, ", "))
+	fs.DurationVar(&c.tcpDrain, "tcp-drain-timeout", 0, "reset TCP connections when their backend has been out of service for this long; 0 for never")
+	fs.BoolVar(&c.bindProtection, "bind-protection", true, "refuse bind() of a served NodePort or HostPort in the node's own network namespace: the process would never receive a connection")
+}
+
+func (c *config) complete(services *service.Config) error {
+	services.KeepTCP = c.tcpDrain > 0
+	switch {
+	case slices.ContainsFunc(c.podCgroups, func(path string) bool { return !filepath.IsAbs(path) }):
+		return fmt.Errorf("--pod-cgroups %q: not absolute paths", c.podCgroups)
+	case !slices.Contains(sockgc.Methods, c.terminate):
+		return fmt.Errorf("--terminate-sockets %q: one of %s", c.terminate, strings.Join(sockgc.Methods, ", "))
+	case c.tcpDrain < 0:
+		return errors.New("--tcp-drain-timeout is negative: give 0 to keep TCP connections")
+	case c.tcpDrain > 0 && c.terminate == string(sockgc.Off):
+		return errors.New("--tcp-drain-timeout has no effect with --terminate-sockets=off: choose another method")
+	}
+	return nil
+}
+
+func (c *config) options(o *datapath.Options) { o.BindProtection = c.bindProtection }
+
+// running is a running socket shortcut.
+type running struct {
+	env     component.Env
+	optOuts optOuts
+	sockets *sockgc.Collector
+}
+
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if env.Datapath.Unprotected != "" {
+		env.Log.Error(env.Datapath.Unprotected)
+	}
+	tracker, err := optout.New(env.Datapath.Tables.OptedOut, c.podCgroups, env.Datapath.CgroupPath(), env.Log)
+	if err != nil {
+		return nil, err
+	}
+	r := &running{env: env, optOuts: optOuts{tracker: tracker, log: env.Log}}
+	r.sockets = sockgc.New(env.Datapath, sockgc.Config{
+		Method: sockgc.Method(c.terminate), TCPDrain: c.tcpDrain, Serves: env.Serves, Log: env.Log,
+	})
+	return &component.Instance{
+		Prepare: r.optOuts.prepare, Audit: r.optOuts.audit, BackendsRemoved: r.sockets.Changed,
+		Run:    []component.Task{{Name: "socket garbage collection", Run: r.sockets.Run}, {Name: "pods", Run: tracker.Run}},
+		Close:  r.sockets.Close,
+		Status: r.status, Metrics: r.metrics,
+	}, nil
+}
+
+func (r *running) status(s *inspect.Status) {
+	s.Unprotected, s.Sockets = r.env.Datapath.Unprotected, r.sockets.Status()
+	r.optOuts.status(s)
+}
+
+// metrics are what the hooks counted.
+func (r *running) metrics() (all []inspect.Metric, err error) {
+	counters, err := datapath.ReadCounters(r.env.BPFFS)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(counters) // gives each counter its name in the status
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]uint64{}
+	if err := json.Unmarshal(text, &byName); err != nil {
+		return nil, err
+	}
+	for name, n := range byName {
+		all = append(all, inspect.Metric{
+			Name: "beeline_socket_calls_total", Kind: inspect.CounterMetric, Help: "Calls of sockets, by what the hooks did.",
+			Labels: map[string]string{"event": name}, Value: float64(n),
+		})
+	}
+	return all, nil
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package condition
+
+// The agent and its environment.
+var (
+	AgentNotRunning = register("AgentNotRunning", Error,
+		"No agent holds the pins. The attached programs keep serving with the current tables; changes of Services and endpoints do not take effect.",
+		"start the agent: `systemctl start beeline`, or find out why its pod is not running")
+	NotSynced = register("NotSynced", Error,
+		"The agent has not read a complete state from its source since it started. Tables of an earlier agent stay in use; on a new node nothing is attached.",
+		"see \"Source\" in `beeline status` for what the agent waits for, or for the errors in the manifests")
+	OtherNetworkNamespace = register("OtherNetworkNamespace", Error,
+		"The command was run in another network namespace than the agent's. It looks for devices and sockets in the wrong place.",
+		"run the command where the agent runs: `nsenter --net=/proc/PID/ns/net beeline ...` with the agent's PID")
+	NodeUnknown = register("NodeUnknown", Error,
+		"There are Node objects, but none has the name of this node. There are no NodePorts, and only endpoints that name this node count as local.",
+		"set --node-name to the name of this node's Node object")
+	NodeAddressMissing = register("NodeAddressMissing", Error,
+		"No device in the agent's network namespace has an address of the node's Node object. The agent runs in a pod's network namespace, or with another node's name.",
+		"run the agent in the node's network namespace (in a pod: hostNetwork: true), and check --node-name")
+	NodeDeleted = register("NodeDeleted", Warning,
+		"The node's Node object has been deleted (R39). Its last addresses, zone and podCIDRs stay in use.",
+		"register the node again, or take the node out of service")
+	NodesWithoutPodCIDRs = register("NodesWithoutPodCIDRs", Warning,
+		"Other Nodes have no podCIDRs. Their pods count as clients outside the cluster, and externalTrafficPolicy applies to them.",
+		"set --pod-networks to the pod networks")
+	PodNetworkIsServiceCIDR = register("PodNetworkIsServiceCIDR", Warning,
+		"A network is a ServiceCIDR and a network of pods. It is treated as a ServiceCIDR, and pods there count as clients outside the cluster.",
+		"change the Nodes' podCIDRs or --pod-networks")
+)
+
+// The source of objects.
+var (
+	SourceUnreachable = register("SourceUnreachable", Error,
+		"The API server has not answered for more than 30 seconds. The last state stays in use, and changes are not seen.",
+		"check that the API server is running, that this node reaches it, and that the kubeconfig is correct")
+	SourceError = register("SourceError", Error,
+		"The source cannot be read: a manifest is invalid, or the API server refuses to list objects. The last valid state stays in use as a whole.",
+		"correct what the message names; the agent applies the correction at once")
+	SourceWarning = register("SourceWarning", Warning,
+		"An object, or a part of one, cannot take effect as written. The rest of the source does.",
+		"correct what the message names; the agent applies the correction at once")
+	SourceNote = register("SourceNote", Info,
+		"The source has objects of kinds that Beeline does not use. They are skipped.",
+		"nothing; or keep the manifests for Beeline in a separate directory")
+)
+
+// Objects and the tables.
+var (
+	ObjectNotApplied = register("ObjectNotApplied", Error,
+		"Some addresses of an object could not be written to the tables. The agent retries; earlier entries keep serving.",
+		"see the reason in the message; if a table is full, raise the flag that the message names")
+	ObjectLeftOut = register("ObjectLeftOut", Error,
+		"An object is not served at all: it does not fit into the tables, or exceeds its share of them. It is added when there is room.",
+		"raise the limit or the share that the message names, and restart the agent")
+	NetworksNotApplied = register("NetworksNotApplied", Error,
+		"Not all ServiceCIDRs and networks of pods are in the tables. Packets to unused ClusterIPs may leave the node, and pods may count as clients outside the cluster.",
+		"see the reason in the message; the agent retries")
+	BalancersNotApplied = register("BalancersNotApplied", Error,
+		"Not all networks of balancers are in the tables. Packets that they encapsulate for backends on this node may be dropped.",
+		"see the reason in the message; give fewer and larger networks with --dsr-balancers")
+	TableNearlyFull = register("TableNearlyFull", Warning,
+		"A table is more than 90 percent full. Objects that do not fit are not served.",
+		"raise the flag that the message names, or remove objects")
+	AddressTaken = register("AddressTaken", Error,
+		"An address and port that an object requests belongs to another object, or to another port of the same object. Only one of them is served.",
+		"change one of them")
+	PortNotUnique = register("PortNotUnique", Error,
+		"Two ports of a Service have the same name and protocol. The second one is not served.",
+		"give each port a different name")
+	HostIPNotHere = register("HostIPNotHere", Error,
+		"The hostIP of a Pod's hostPort is not an address of this node. The port is not served.",
+		"set hostIP to an address of the node, or leave it empty for all addresses")
+	ExternalIPRefused = register("ExternalIPRefused", Warning,
+		"--refuse-foreign-external-ips is set, and an external IP is an address of a Node or of the API server. It is ignored.",
+		"remove the external IP from the Service")
+	SCTPPortDiffers = register("SCTPPortDiffers", Error,
+		"An SCTP port differs from the port of its endpoints. SCTP ports are never translated (docs/operate/sctp.md), so packets to this port are dropped.",
+		"set both to the same port")
+	EndpointsMissing = register("EndpointsMissing", Error,
+		"A Service in manifests has a port for which no EndpointSlice has endpoints: the slice is missing, or its ports have other names. Clients are rejected.",
+		"add the EndpointSlice, or give its port the name of the Service's port")
+	EndpointSliceUnused = register("EndpointSliceUnused", Error,
+		"An EndpointSlice in manifests belongs to a Service that does not exist. It has no effect.",
+		"correct the label kubernetes.io/service-name or the namespace")
+	EndpointsIndistinct = register("EndpointsIndistinct", Warning,
+		"Two endpoints on another node differ only in their ports, and the Service uses DSR with ipip, which carries no port. One of them gets the packets of both.",
+		"set the annotation beeline.io/dsr to geneve or opt, or give the endpoints the same port")
+	AnnotationWithoutEffect = register("AnnotationWithoutEffect", Warning,
+		"An annotation conflicts with other settings of the Service. It has no effect.",
+		"change the annotation or the setting that the message names")
+	AnnotationInvalid = register("AnnotationInvalid", Warning,
+		"An annotation has an invalid value. It is ignored; a health check that was valid before continues.",
+		"use one of the values that the message names")
+	HealthCheckNodePortNotServed = register("HealthCheckNodePortNotServed", Warning,
+		"A Service has a healthCheckNodePort, which Beeline does not serve (R34). Load balancers that check it find no node with endpoints.",
+		"configure the load balancer to check a port of the Service")
+	AllBackendsDown = register("AllBackendsDown", Error,
+		"All backends of a Service fail their health check. Clients are rejected, unless the check's annotation all-down sends them to the backends anyway.",
+		"see the reason in the message; restart the backends, or correct the check's annotations")
+	BackendsDown = register("BackendsDown", Warning,
+		"Some backends of a Service fail their health check. New connections go to the others.",
+		"see the reason in the message; restart the backend, or correct the check's annotations")
+)
+
+// Sockets and pods of this node.
+var (
+	PinsUnreadable = register("PinsUnreadable", Error,
+		"Pins are missing or cannot be read, because another program removed them. A running agent restores them within two seconds.",
+		"find out what removes files in the directory of the pins; start the agent if none is running")
+	HookDetached = register("HookDetached", Error,
+		"A program is not attached, because its cgroup is gone or another program detached it. A running agent attaches it again.",
+		"check that the cgroup of --cgroup-root exists, and that no other tool detaches programs there")
+	HooksMissing = register("HooksMissing", Error,
+		"Not all socket programs are attached. Some system calls are not translated.",
+		"see the agent's log for the reason, and restart it")
+	BindNotProtected = register("BindNotProtected", Warning,
+		"--bind-protection is set, but this kernel does not support it. Programs on the node may bind NodePorts and HostPorts, and never receive a connection.",
+		"use a kernel with CONFIG_DEBUG_INFO_BTF, or set --bind-protection=false")
+	PortHeld = register("PortHeld", Warning,
+		"A socket of this node is bound to a NodePort or HostPort. Connections to it go to the Service or Pod, not to the socket.",
+		"configure the process to use another port, or change the NodePort or HostPort")
+	PortHoldersUnknown = register("PortHoldersUnknown", Warning,
+		"The kernel does not list the sockets of this node. It is not known which of them are bound to NodePorts and HostPorts.",
+		"load the kernel module that the message names (inet_diag, tcp_diag, udp_diag, sctp_diag)")
+	SocketsNotEnded = register("SocketsNotEnded", Warning,
+		"Not all sockets of removed backends could be ended. Their programs wait for replies that do not come.",
+		"see the reason in the message; --terminate-sockets chooses another method")
+	PodNotFound = register("PodNotFound", Warning,
+		"A pod has opted out of the socket shortcut, but still uses it, because its network namespace was not found.",
+		"see the reason in the message; set --pod-cgroups to the kubelet's cgroup directory")
+	PodSearchFailed = register("PodSearchFailed", Warning,
+		"The cgroups of pods cannot be searched or watched completely. Pods that have opted out of the socket shortcut are found late or not at all.",
+		"mount the node's cgroups where the agent runs, or set --pod-cgroups to the kubelet's cgroup directory")
+)
+
+// The edge: clients outside the cluster.
+var (
+	EdgeOff = register("EdgeOff", Error,
+		"Clients outside the cluster are not served, because there is no free range of SNAT ports.",
+		"free a range of ports, and set --snat-ports to it")
+	DeviceNotServed = register("DeviceNotServed", Error,
+		"The programs cannot be attached to a device, or cannot read its packets. Clients behind it are not served.",
+		"see the reason in the message; set --devices to the devices to serve")
+	DeviceModeRefused = register("DeviceModeRefused", Error,
+		"A device is served, but not as --edge-mode or --edge-xdp-dispatcher requests.",
+		"remove the obstacle that the message names, or set --edge-mode=auto")
+	DeviceNotFound = register("DeviceNotFound", Error,
+		"--devices names a device that does not exist. It is served when it appears.",
+		"correct --devices, or create the device")
+	DeviceUnsuitable = register("DeviceUnsuitable", Error,
+		"--devices names a device that exists but cannot be served: the loopback device, or one without MAC addresses.",
+		"remove it from --devices")
+	NoDeviceWithClients = register("NoDeviceWithClients", Error,
+		"Services have backends for clients outside the cluster, but no device that can be served has a default route or an address of the Node.",
+		"set --devices to the devices that lead to clients")
+	DeviceLosesPackets = register("DeviceLosesPackets", Error,
+		"By its own counters, a driver lost packets that XDP sent in the last ten minutes. The peer of a veth device accepts them only with GRO or an XDP program.",
+		"serve the device with tc: --edge-mode=tc, or auto")
+	DevicesUnreadable = register("DevicesUnreadable", Error,
+		"The devices of this node, or their attached programs, cannot be read from the kernel. The devices known so far are served.",
+		"see the reason in the message; the agent retries")
+	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
+		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
+		"see the reason in the message; the agent retries")
+	DetachFailed = register("DetachFailed", Warning,
+		"Programs could not be detached from a device that is no longer served.",
+		"see the reason in the message; the agent retries")
+	ForwardingOff = register("ForwardingOff", Error,
+		"The kernel does not forward packets of a family. Clients outside the cluster reach no backend except the node itself.",
+		"set the sysctl that the message names, or start the agent with --set-sysctls")
+	SysctlNotSet = register("SysctlNotSet", Error,
+		"--set-sysctls is given, but the kernel rejects a setting.",
+		"let the agent write to /proc/sys/net, or set the sysctl on the node")
+	FlowsNotSwept = register("FlowsNotSwept", Warning,
+		"Garbage collection of the conntrack table failed. Expired entries occupy it longer than they should.",
+		"see the reason in the message; the agent retries")
+	FlowsNearlyFull = register("FlowsNearlyFull", Warning,
+		"The conntrack table is more than 90 percent full. The least recently used entries are evicted, and their connections may break.",
+		"raise --max-flows")
+	SNATPortsExhausted = register("SNATPortsExhausted", Error,
+		"New flows to backends on other nodes found no free SNAT port in the last ten minutes, and were dropped.",
+		"set --snat-ports to wider ranges, or give the Service more backends")
+	CountersUnreadable = register("CountersUnreadable", Warning,
+		"The attached programs are of another version, and count other reasons. Their counters are not shown.",
+		"start this version's agent, or use the command of that version")
+)

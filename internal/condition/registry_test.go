@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package condition
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Each kind has a code of its own, a known severity, a meaning and a remedy, and the program
+// reports it somewhere: what docs/operate/conditions.md says is the case.
+func TestKinds(t *testing.T) {
+	used := reported(t)
+	seen := map[Code]bool{}
+	for _, k := range Kinds() {
+		switch {
+		case seen[k.Code]:
+			t.Errorf("%s is registered twice", k.Code)
+		case k.Severity.rank() < 0:
+			t.Errorf("%s: severity %q", k.Code, k.Severity)
+		case !strings.HasSuffix(k.Meaning, ".") || k.Remedy == "" || strings.HasSuffix(k.Remedy, "."):
+			t.Errorf("%s: the meaning is sentences, and the remedy a clause: %q, %q", k.Code, k.Meaning, k.Remedy)
+		case !used[string(k.Code)]:
+			t.Errorf("%s is reported nowhere", k.Code)
+		}
+		seen[k.Code] = true
+	}
+}
+
+// reported are the names of the kinds that other packages use. A variable has the name of its code.
+func reported(t *testing.T) map[string]bool {
+	used := map[string]bool{}
+	use := regexp.MustCompile(`condition\.([A-Z]\w*)`)
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range use.FindAllSubmatch(text, -1) {
+			used[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return used
+}
+
+// The worst come first, then the order of registration; what is said twice is there once.
+func TestSort(t *testing.T) {
+	note, warning, first, second := SourceNote.New("n"), PortHeld.New("w"), NotSynced.New("a"), AddressTaken.New("b")
+	got := List{note, second, warning, second.At("x"), first, second}.Sort()
+	if want := (List{first, second, second.At("x"), warning, note}); !slices.Equal(got, want) {
+		t.Errorf("sorted:\n%s\nwant\n%s", got, want)
+	}
+	if wrong := got.Wrong(); len(wrong) != 4 || wrong.Has(SourceNote) || got.Count(Error) != 3 {
+		t.Errorf("wrong:\n%s\nerrors %d", wrong, got.Count(Error))
+	}
+}
+
+// A condition in one line has the code, the object, the message and the remedy.
+func TestConditionText(t *testing.T) {
+	for want, c := range map[string]Condition{
+		"TableNearlyFull: slots: 9 of 10: raise --max-slots": TableNearlyFull.New("%d of %d", 9, 10).At("slots").Do("raise --%s", "max-slots"),
+		"AddressTaken: taken: change one of them":            AddressTaken.New("taken"),
+	} {
+		if got := c.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/wakeup"
+)
+
+// The time between GC passes. It grows with the CPU time of a pass.
+const (
+	gcInterval    = 10 * time.Second
+	gcShare       = 100 // passes take at most this part of one CPU's time
+	maxGCInterval = time.Minute
+)
+
+// A Subscriber takes part in each GC pass: it sees all conntrack entries in one walk. The calls come
+// from one goroutine.
+type Subscriber interface {
+	// Begin is called before the walk. All programs that run at the call end before the first Entry.
+	Begin()
+	// Entry is called with each entry, also with one that is about to be deleted. An entry that is
+	// inserted after Begin may be missing. Entry must not keep the pointer.
+	Entry(Tuple, *Entry)
+	// End is called after the last entry. It is not called if the walk fails: the next call is Begin.
+	End() error
+}
+
+// Config configures a Collector.
+type Config struct {
+	Timeouts Timeouts
+	// Serves reports whether a backend serves a service at present.
+	Serves func(datapath.Connection) bool
+	// Counters reads the edge's counters of packets by reason (datapath.ReadEdgeCounters).
+	Counters func() (map[string]uint64, error)
+	Log      *slog.Logger
+}
+
+// A Collector deletes the conntrack entries that have expired, and those of UDP flows whose backend no
+// longer serves. All methods may be called from any goroutine.
+type Collector struct {
+	config      Config
+	tables      *Tables
+	wait        func() error // datapath.Tables.WaitForReaders
+	subscribers []Subscriber
+
+	udpRemoved wakeup.Signal // backends of UDP Services
+	started    wakeup.Signal
+
+	mu             sync.Mutex
+	stats          gcStats
+	portExhaustion portExhaustion
+}
+
+// gcStats are the results of GC passes.
+type gcStats struct {
+	last    time.Time
+	took    time.Duration
+	expired uint64 // flows, since the start
+	stale   uint64 // UDP flows whose backend no longer serves, since the start
+	err     error
+}
+
+// NewCollector returns a Collector. wait returns when all programs have ended that ran at the call.
+// Begin and End of subscribers are called in the given order.
+func NewCollector(tables *Tables, wait func() error, config Config, subscribers ...Subscriber) *Collector {
+	return &Collector{
+		config: config, tables: tables, wait: wait, subscribers: subscribers,
+		udpRemoved: wakeup.NewSignal(), started: wakeup.NewSignal(),
+	}
+}
+
+// Start requests a GC pass as soon as possible: the prefilter stays disabled until the first one.
+func (c *Collector) Start() {
+	c.started.Send()
+}
+
+// BackendsChanged requests the deletion of UDP flows whose backend no longer serves (R29), if udp is
+// true. TCP connections go on (R30).
+func (c *Collector) BackendsChanged(udp bool) {
+	if udp {
+		c.udpRemoved.Send()
+	}
+}
+
+// Run collects garbage until ctx ends.
+func (c *Collector) Run(ctx context.Context) error {
+	c.countPortExhaustion()
+	timer := time.NewTimer(gcInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.udpRemoved:
+			c.deleteStaleUDP()
+		case <-c.started:
+			timer.Reset(c.Collect())
+		case <-timer.C:
+			timer.Reset(c.Collect())
+			c.countPortExhaustion()
+		}
+	}
+}
+
+// Collect makes one GC pass, and returns the time until the next. Only one call may run at a time.
+func (c *Collector) Collect() time.Duration {
+	// The interval depends on CPU time and not on elapsed time: on a busy machine a pass waits for the CPU,
+	// and that is no reason to remember flows for longer.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin, busy := time.Now(), threadTime()
+	expired, err := c.pass()
+	took := time.Since(begin)
+	busy = threadTime() - busy
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.noteError(err)
+	c.stats.last, c.stats.took = begin, took
+	c.stats.expired += expired
+	return min(max(gcInterval, gcShare*busy), maxGCInterval)
+}
+
+// pass walks all entries once, with the subscribers.
+func (c *Collector) pass() (expired uint64, err error) {
+	for _, s := range c.subscribers {
+		s.Begin()
+	}
+	if err := c.wait(); err != nil {
+		return 0, err
+	}
+	expired, err = CollectGarbage(c.tables, c.config.Timeouts, datapath.Now(), func(key Tuple, e *Entry) {
+		for _, s := range c.subscribers {
+			s.Entry(key, e)
+		}
+	})
+	if err != nil {
+		return expired, err
+	}
+	for _, s := range c.subscribers {
+		err = errors.Join(err, s.End())
+	}
+	return expired, err
+}
+
+// threadTime returns the CPU time of the calling thread.
+func threadTime() time.Duration {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now) // fails only for clocks that do not exist
+	return time.Duration(now.Nano())
+}
+
+// noteError keeps the error of the last pass, and logs it if it is new. The caller holds the lock.
+func (c *Collector) noteError(err error) {
+	if err != nil && (c.stats.err == nil || c.stats.err.Error() != err.Error()) {
+		c.config.Log.Error("conntrack garbage collection failed: expired flows may be remembered for longer", "error", err)
+	}
+	c.stats.err = err
+}
+
+func (c *Collector) deleteStaleUDP() {
+	stale, err := DeleteStaleUDP(c.tables, c.config.Serves, c.wait)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.noteError(err)
+	c.stats.stale += stale
+}

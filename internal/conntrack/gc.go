@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// CollectGarbage deletes the flows that have expired, and returns their number; now is in seconds of
+// CLOCK_MONOTONIC. A flow expires by its later entry, and both are deleted. visit is called with each
+// entry before; it may be nil.
+func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(Tuple, *Entry)) (expired uint64, err error) {
+	for _, table := range tables.All() {
+		var failed error
+		n, err := deleteFlows(table, visit, func(key Tuple, e *Entry) bool {
+			if idle(e.LastSeen, now) < timeouts.shortest(key.Protocol, State(e.State)) {
+				return false
+			}
+			other, err := otherEntry(table, key, e)
+			failed = errors.Join(failed, err)
+			return err == nil && timeouts.expired(key, e, other, now)
+		})
+		expired += n
+		if err = errors.Join(err, failed); err != nil {
+			return expired, err
+		}
+	}
+	return expired, nil
+}
+
+// DeleteFlows deletes both entries of each flow for one of which over returns true, and returns the
+// number of flows. over is called again right before an entry is deleted.
+func DeleteFlows(table Table, over func(Tuple, *Entry) bool) (deleted uint64, err error) {
+	return deleteFlows(table, nil, over)
+}
+
+// deleteFlows is DeleteFlows, and calls visit with each entry before; visit may be nil.
+func deleteFlows(table Table, visit func(Tuple, *Entry), over func(Tuple, *Entry) bool) (deleted uint64, err error) {
+	var failed error
+	err = table.Walk(func(key Tuple, e *Entry) bool {
+		if visit != nil {
+			visit(key, e)
+		}
+		if over(key, e) {
+			failed = deleteFlow(table, key, e, over, &deleted)
+		}
+		return failed == nil
+	})
+	return deleted, errors.Join(err, failed)
+}
+
+// otherEntry returns the entry of a flow's other direction; nil if it is lost, if another flow has its
+// port by now, or if the flow has only one.
+func otherEntry(table Table, key Tuple, e *Entry) (*Entry, error) {
+	if e.IsOneSided() {
+		return nil, nil
+	}
+	other, err := table.Get(e.Xlate.Reverse())
+	if err != nil || other == nil || other.Xlate.Reverse() != key {
+		return nil, err
+	}
+	return other, nil
+}
+
+// deleteFlow counts a flow once, though a walk may meet both of its entries. Programs run meanwhile: the
+// key or the SNAT port may be another flow's by now, or a packet of the flow may have come.
+func deleteFlow(table Table, key Tuple, e *Entry, over func(Tuple, *Entry) bool, count *uint64) error {
+	was := *e
+	deleted, err := table.DeleteIf(key, func(now *Entry) bool { return now.Xlate == was.Xlate && over(key, now) })
+	if err != nil || !deleted {
+		return err
+	}
+	*count++
+	if was.IsOneSided() {
+		return nil
+	}
+	_, err = table.DeleteIf(was.Xlate.Reverse(), func(other *Entry) bool { return other.Xlate.Reverse() == key })
+	return err
+}
+
+// DeleteStaleUDP deletes the UDP flows whose backend does not serve their service (R29). wait returns
+// when all programs have ended that may still choose such a backend, or move a flow from one table to
+// the other.
+func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait func() error) (deleted uint64, err error) {
+	for _, table := range tables.All() {
+		if err := wait(); err != nil {
+			return deleted, err
+		}
+		n, err := DeleteFlows(table, func(key Tuple, e *Entry) bool {
+			return key.Protocol == unix.IPPROTO_UDP && !serves(e.Connection(key))
+		})
+		deleted += n
+		if err != nil {
+			return deleted, err
+		}
+	}
+	return deleted, nil
+}

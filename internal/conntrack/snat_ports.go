@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// nodePorts is the API server's default for --service-node-port-range.
+var nodePorts = datapath.PortRange{First: 30000, Last: 32767}
+
+const localPortsPath = "/proc/sys/net/ipv4/ip_local_port_range"
+
+// ParseSNATPorts parses one or two ranges such as 1024-29999, or single ports.
+func ParseSNATPorts(texts []string) ([]datapath.PortRange, error) {
+	var all []datapath.PortRange
+	for _, text := range texts {
+		first, last, isRange := strings.Cut(strings.TrimSpace(text), "-")
+		if !isRange {
+			last = first
+		}
+		f, err := strconv.ParseUint(first, 10, 16)
+		l, err2 := strconv.ParseUint(last, 10, 16)
+		if err := errors.Join(err, err2); err != nil {
+			return nil, fmt.Errorf("%q is not a range of ports such as 1024-29999", text)
+		}
+		all = append(all, datapath.PortRange{First: uint16(f), Last: uint16(l)})
+	}
+	return all, datapath.CheckSNATPorts(all)
+}
+
+// LocalPorts returns the ports of the node's own connections (ip(7), ip_local_port_range).
+func LocalPorts() (local datapath.PortRange, err error) {
+	text, err := os.ReadFile(localPortsPath)
+	if err != nil {
+		return local, fmt.Errorf("cannot tell which ports the node's own connections use: %w", err)
+	}
+	if _, err := fmt.Sscan(string(text), &local.First, &local.Last); err != nil {
+		return local, fmt.Errorf("%s: %w", localPortsPath, err)
+	}
+	return local, nil
+}
+
+// firstFreePort is the first port that is not a system port (RFC 6335 section 6).
+const firstFreePort = 1024
+
+// FreeSNATPorts returns the two largest ranges that neither the node's own connections nor NodePorts use,
+// in ascending order; fewer if there are fewer. With Linux's default range these are 1024-29999 and
+// 61000-65535.
+func FreeSNATPorts(local datapath.PortRange) []datapath.PortRange {
+	taken := func(port int) bool {
+		one := datapath.PortRange{First: uint16(port), Last: uint16(port)}
+		return port > 65535 || one.Overlaps(local) || one.Overlaps(nodePorts)
+	}
+	var free []datapath.PortRange
+	first := firstFreePort
+	for port := firstFreePort; port <= 65536; port++ {
+		if !taken(port) {
+			continue
+		}
+		if first < port {
+			free = append(free, datapath.PortRange{First: uint16(first), Last: uint16(port - 1)})
+		}
+		first = port + 1
+	}
+	bySize := func(a, b datapath.PortRange) int { return int(b.Last-b.First) - int(a.Last-a.First) }
+	slices.SortStableFunc(free, bySize)
+	free = free[:min(len(free), 2)]
+	slices.SortFunc(free, func(a, b datapath.PortRange) int { return int(a.First) - int(b.First) })
+	return free
+}
+
+// CheckSNATPorts returns an error if the node's own connections or NodePorts use ports of the ranges.
+func CheckSNATPorts(ranges []datapath.PortRange, local datapath.PortRange) error {
+	for _, r := range ranges {
+		if r.Overlaps(local) {
+			return fmt.Errorf("--snat-ports: %s overlaps %s, from which the node's own connections take their ports (net.ipv4.ip_local_port_range): "+
+				"change one of them, or serve no clients from outside (--edge-mode=off)", r, local)
+		}
+		if r.Overlaps(nodePorts) {
+			return fmt.Errorf("--snat-ports: %s overlaps the NodePorts %s: give --snat-ports other ranges", r, nodePorts)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"errors"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// A Table is a table of conntrack entries. Programs change it at any time.
+type Table interface {
+	// Max returns the number of entries that fit.
+	Max() uint32
+	// Walk calls f for each entry until f returns false. f may delete entries, and must not keep
+	// the pointer. An entry that is inserted or deleted meanwhile may be missing.
+	Walk(f func(Tuple, *Entry) bool) error
+	// Get returns an entry, nil if there is none.
+	Get(Tuple) (*Entry, error)
+	// Delete deletes an entry, and reports whether there was one.
+	Delete(Tuple) (bool, error)
+	// DeleteIf deletes an entry for which is returns true, and reports whether it did.
+	DeleteIf(key Tuple, is func(*Entry) bool) (bool, error)
+}
+
+// kernelTable is a Table in the memory of BPF maps (bpf/conntrack/table.h).
+type kernelTable struct {
+	*datapath.ConntrackSets
+	collected *ebpf.Map // takes over the counts of deleted entries; nil: they are lost
+}
+
+func newKernelTable(maps map[string]*ebpf.Map, name string) *kernelTable {
+	return &kernelTable{datapath.NewConntrackSets(maps, name), maps[datapath.EdgeTCMapServiceCollected]}
+}
+
+func (t *kernelTable) Walk(f func(Tuple, *Entry) bool) error {
+	return t.ConntrackSets.Walk(func(e *datapath.ConntrackSlot) bool { return f(e.Key, &e.Ct) })
+}
+
+func (t *kernelTable) Get(key Tuple) (*Entry, error) {
+	e, err := t.ConntrackSets.Get(key)
+	if e == nil {
+		return nil, err
+	}
+	return &e.Ct, err
+}
+
+func (t *kernelTable) Delete(key Tuple) (existed bool, err error) {
+	return t.DeleteIf(key, func(*Entry) bool { return true })
+}
+
+// DeleteIf reads the entry again: since the caller read it, programs may have given its key to
+// another flow. From that read to the change of the tag there are only a few instructions.
+func (t *kernelTable) DeleteIf(key Tuple, is func(*Entry) bool) (deleted bool, err error) {
+	e, err := t.Remove(key, func(e *datapath.ConntrackSlot) bool { return is(&e.Ct) })
+	if e == nil {
+		return false, err
+	}
+	return true, errors.Join(err, keepCounts(t.collected, &e.Ct))
+}

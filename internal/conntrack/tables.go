@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package conntrack keeps the connection tracking of the edge: it reads and lists conntrack entries,
+// has their timeouts, deletes entries that have expired, and chooses the range of SNAT ports.
+//
+// The programs insert the entries and honour the timeouts by themselves (bpf/conntrack). The garbage
+// collector frees the entries' places and the resources that only they need. Packages that need all
+// entries subscribe to its walk (Subscriber).
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+type (
+	// Tuple is the key of an entry: the source and destination of the packets that it is for.
+	Tuple = datapath.Tuple
+	// Entry says how the packets of one direction of a flow are rewritten. A flow has two.
+	Entry = datapath.ConntrackEntry
+	// State is the state of an Entry.
+	State = datapath.ConntrackState
+)
+
+// Tables are the conntrack tables of the edge.
+type Tables struct {
+	// Assured has the entries of assured flows: TCP with a complete handshake, UDP streams.
+	Assured Table
+	// Unreplied has the entries of all other flows, so that a flood of them evicts no assured flow.
+	Unreplied Table
+}
+
+// All returns the tables in the order in which a flow moves from one to the other. A walk in this
+// order meets a flow that moves meanwhile at least once.
+func (t *Tables) All() []Table { return []Table{t.Unreplied, t.Assured} }
+
+// Walk calls f for each entry of both tables.
+func (t *Tables) Walk(f func(Tuple, *Entry)) error {
+	var failed error
+	for _, table := range t.All() {
+		failed = errors.Join(failed, table.Walk(func(key Tuple, e *Entry) bool { f(key, e); return true }))
+	}
+	return failed
+}
+
+// TablesOf returns the conntrack tables in maps by their names.
+func TablesOf(maps map[string]*ebpf.Map) *Tables {
+	return &Tables{
+		Assured:   newKernelTable(maps, datapath.EdgeTCMapConntrack),
+		Unreplied: newKernelTable(maps, datapath.EdgeTCMapUnreplied),
+	}
+}
+
+// Open opens the pinned conntrack tables of a bpffs directory, whether an agent runs there or not.
+//
+// Errors: os.ErrNotExist if there is no edge.
+func Open(bpffs string) (*Tables, error) {
+	maps := map[string]*ebpf.Map{}
+	for _, name := range append(datapath.ConntrackTableNames(), datapath.EdgeTCMapServiceCollected) {
+		m, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("no conntrack tables are pinned under %s: name the agent's --pins; if this is the agent's, its --edge-mode is off, or no agent has run yet: %w", bpffs, os.ErrNotExist)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
+		}
+		maps[name] = m
+	}
+	return TablesOf(maps), nil
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// Timeouts are the times after which a flow without packets is forgotten, by its state. SCTP has
+// those of TCP.
+type Timeouts struct {
+	TCPUnreplied   time.Duration // before the handshake is complete
+	TCPEstablished time.Duration
+	TCPCloseWait   time.Duration // after a FIN of one side; with DSR only the client's is seen
+	TCPClose       time.Duration // after a RST, or a FIN of each side
+	UDPUnreplied   time.Duration // before both sides have sent for two seconds
+	UDPStream      time.Duration
+}
+
+// DefaultTimeouts are those of Linux (net.netfilter.nf_conntrack_*_timeout_*), but for TCP: established
+// connections outlive the first TCP keepalive probe, which is sent after two hours.
+var DefaultTimeouts = Timeouts{
+	TCPUnreplied:   60 * time.Second,
+	TCPEstablished: 8 * time.Hour,
+	TCPCloseWait:   60 * time.Second,
+	TCPClose:       10 * time.Second,
+	UDPUnreplied:   30 * time.Second,
+	UDPStream:      2 * time.Minute,
+}
+
+const (
+	// minTimeout is the resolution of Entry.LastSeen.
+	minTimeout = time.Second
+	// maxTimeout is the longest time that the programs can tell from one in the past.
+	maxTimeout = 24 * 24 * time.Hour
+)
+
+// timeoutFlag is a flag that sets a timeout.
+type timeoutFlag struct {
+	name    string
+	timeout *time.Duration
+	usage   string
+}
+
+// flags are named as those of kube-proxy where that has one for the same state.
+func (t *Timeouts) flags() []timeoutFlag {
+	return []timeoutFlag{
+		{"conntrack-tcp-timeout-unreplied", &t.TCPUnreplied, "conntrack timeout of a TCP connection whose handshake is not complete"},
+		{"conntrack-tcp-timeout-established", &t.TCPEstablished, "conntrack timeout of an established TCP connection: how long a client's connection without packets is remembered"},
+		{"conntrack-tcp-timeout-close-wait", &t.TCPCloseWait, "conntrack timeout of a TCP connection after a FIN of one side"},
+		{"conntrack-tcp-timeout-close", &t.TCPClose, "conntrack timeout of a TCP connection after a RST, or a FIN of each side"},
+		{"conntrack-udp-timeout", &t.UDPUnreplied, "conntrack timeout of a UDP flow that is not a stream: unreplied, or younger than two seconds"},
+		{"conntrack-udp-timeout-stream", &t.UDPStream, "conntrack timeout of a UDP stream: a flow with packets in both directions for two seconds"},
+	}
+}
+
+// AddFlags adds a flag for each timeout. The value of t is the default.
+func (t *Timeouts) AddFlags(fs *pflag.FlagSet) {
+	for _, f := range t.flags() {
+		fs.DurationVar(f.timeout, f.name, *f.timeout, f.usage)
+	}
+	for old, name := range map[string]string{
+		"flow-timeout-tcp": "conntrack-tcp-timeout-established", "flow-timeout-udp": "conntrack-udp-timeout-stream",
+	} {
+		f := *fs.Lookup(name)
+		f.Name, f.Hidden, f.Deprecated = old, true, "use --"+name
+		fs.AddFlag(&f)
+	}
+}
+
+// Check returns an error that names the flag of a timeout that is out of range.
+func (t *Timeouts) Check() error {
+	for _, f := range t.flags() {
+		if *f.timeout < minTimeout {
+			return fmt.Errorf("--%s %v: at least %v, such as 30s or 8h: the age of flows is known in seconds, and with less each flow expires as soon as it begins", f.name, *f.timeout, minTimeout)
+		}
+		if *f.timeout > maxTimeout {
+			return fmt.Errorf("--%s %v: at most %v, such as 8h: the programs cannot tell a longer time from the past", f.name, *f.timeout, maxTimeout)
+		}
+	}
+	return nil
+}
+
+// Datapath returns the timeouts as the programs have them. The programs need no agent to honour them.
+func (t *Timeouts) Datapath() *datapath.ConntrackTimeouts {
+	var ticks datapath.ConntrackTimeouts
+	for i, d := range map[datapath.EdgeTCCtTimeout]time.Duration{
+		datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   t.TCPUnreplied,
+		datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: t.TCPEstablished,
+		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING:         t.TCPCloseWait,
+		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED:          t.TCPClose,
+		datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   t.UDPUnreplied,
+		datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      t.UDPStream,
+	} {
+		ticks[i] = uint32(d.Nanoseconds() >> 20)
+	}
+	return &ticks
+}
+
+// of returns the timeout of a flow in a state.
+func (t *Timeouts) of(protocol uint8, state State) time.Duration {
+	tcp := protocol != unix.IPPROTO_UDP
+	switch {
+	case state == datapath.ConntrackClosed:
+		return t.TCPClose
+	case state == datapath.ConntrackClosing:
+		return t.TCPCloseWait
+	case state <= datapath.ConntrackReplied && tcp:
+		return t.TCPUnreplied
+	case state <= datapath.ConntrackReplied:
+		return t.UDPUnreplied
+	case tcp:
+		return t.TCPEstablished
+	}
+	return t.UDPStream
+}
+
+// shortest returns the shortest timeout that a flow may have of which one entry is known: with a FIN in
+// the other entry, too, the flow is closed.
+func (t *Timeouts) shortest(protocol uint8, state State) time.Duration {
+	if state == datapath.ConntrackClosing {
+		return min(t.TCPCloseWait, t.TCPClose)
+	}
+	return t.of(protocol, state)
+}
+
+// Established returns the timeout of an established flow of a protocol.
+func (t *Timeouts) Established(protocol uint8) time.Duration {
+	return t.of(protocol, datapath.ConntrackEstablished)
+}
+
+// expired reports whether a flow has timed out; now is in seconds of CLOCK_MONOTONIC.
+func (t *Timeouts) expired(key Tuple, one, other *Entry, now uint32) bool {
+	return idle(lastSeen(one, other), now) >= t.of(key.Protocol, StateOf(one, other))
+}
+
+// StateOf returns the state of a flow by its two entries; other is nil if it is lost.
+func StateOf(one, other *Entry) State {
+	if other == nil {
+		return State(one.State)
+	}
+	if one.Flags&other.Flags&uint8(datapath.ConntrackFIN) != 0 {
+		return datapath.ConntrackClosed
+	}
+	return State(max(one.State, other.State))
+}
+
+// lastSeen returns the later time of two entries.
+func lastSeen(one, other *Entry) uint32 {
+	if other != nil && int32(other.LastSeen-one.LastSeen) > 0 {
+		return other.LastSeen
+	}
+	return one.LastSeen
+}
+
+// Idle returns the time since the last packet of a flow; other is nil if it is lost.
+func Idle(one, other *Entry) time.Duration {
+	return idle(lastSeen(one, other), datapath.Now())
+}
+
+// idle returns the time since seen, at least 0: a packet may be later than the clock that was read
+// before it.
+func idle(seen, now uint32) time.Duration {
+	return time.Duration(max(int32(now-seen), 0)) * time.Second
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// Each flag sets the timeout of its state, in the programs and in garbage collection.
+func TestTimeoutFlags(t *testing.T) {
+	for _, c := range []struct {
+		flag     string
+		index    datapath.EdgeTCCtTimeout
+		protocol uint8
+		state    State
+	}{
+		{"conntrack-tcp-timeout-unreplied", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED, unix.IPPROTO_SCTP, datapath.ConntrackNew},
+		{"conntrack-tcp-timeout-established", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished},
+		{"conntrack-tcp-timeout-close-wait", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING, tcp, datapath.ConntrackClosing},
+		{"conntrack-tcp-timeout-close", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED, tcp, datapath.ConntrackClosed},
+		{"conntrack-udp-timeout", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED, udp, datapath.ConntrackReplied},
+		{"conntrack-udp-timeout-stream", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished},
+		{"flow-timeout-tcp", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished},
+		{"flow-timeout-udp", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished},
+	} {
+		timeouts := DefaultTimeouts
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		fs.SetOutput(t.Output())
+		timeouts.AddFlags(fs)
+		want := *DefaultTimeouts.Datapath()
+		if err := fs.Parse([]string{"--" + c.flag + "=17m"}); err != nil {
+			t.Fatal(err)
+		}
+		want[c.index] = uint32((17 * time.Minute).Nanoseconds() >> 20)
+		if got := *timeouts.Datapath(); got != want {
+			t.Errorf("--%s: the programs have %v, want %v", c.flag, got, want)
+		}
+		if got := timeouts.of(c.protocol, c.state); got != 17*time.Minute {
+			t.Errorf("--%s: garbage collection has %v", c.flag, got)
+		}
+	}
+}
+
+// Timeouts that the programs cannot tell apart are refused with the name of the flag.
+func TestTimeoutsOutOfRange(t *testing.T) {
+	if err := DefaultTimeouts.Check(); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		timeout time.Duration
+		want    string
+	}{{999 * time.Millisecond, "at least 1s"}, {0, "at least 1s"}, {25 * 24 * time.Hour, "at most 576h0m0s"}} {
+		timeouts := DefaultTimeouts
+		for _, f := range timeouts.flags() {
+			whole := *f.timeout
+			*f.timeout = c.timeout
+			if err := timeouts.Check(); err == nil || !strings.Contains(err.Error(), "--"+f.name+" ") || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("--%s=%v: %v, want %q", f.name, c.timeout, err, c.want)
+			}
+			*f.timeout = whole
+		}
+	}
+}

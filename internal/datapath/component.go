@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"iter"
+	"regexp"
+
+	"github.com/cilium/ebpf"
+)
+
+// A Component is the BPF part of a shortcut: what it loads, and where its programs are attached. Loading,
+// pinning, resizing, repair and cleanup read it. Its tables live as long as it is enabled.
+type Component struct {
+	// Name is unique, and begins the names of its pinned links at devices.
+	Name string
+	// Objects reads the BPF objects that the options enable. If there are none, the component is disabled, and
+	// Attach removes what an earlier agent has left of it.
+	Objects func(*Datapath) ([]*ebpf.CollectionSpec, error)
+	// Tables declares the maps of its objects, except those of components before it. Tables are opened, copied and
+	// pinned in this order.
+	Tables []Table
+	// Constants computes the `const volatile` variables of its objects, except those of components before it.
+	Constants map[string]ConstantValue
+	// CgroupHooks are attached to the agent's cgroup, in this order.
+	CgroupHooks []CgroupHook
+	// DeviceHooks are attached to the devices that SetDevices names, in this order.
+	DeviceHooks []DeviceHook
+
+	// The edge is attached to devices by more than links: by filters, and in XDP dispatchers. These three replace
+	// what is done for DeviceHooks.
+
+	// attached finds its programs at devices, whoever has attached them.
+	attached func(bpffs string) ([]attachedProgram, error)
+	// replace replaces the programs of an earlier agent.
+	replace func(*Datapath) error
+	// detach detaches all programs.
+	detach func(bpffs string) error
+}
+
+// attachedProgram is a program in the kernel, and the words for where it is attached.
+type attachedProgram struct {
+	id ebpf.ProgramID
+	at string
+}
+
+// pinnedNames are the component's pinned tables, in their order.
+func (c *Component) pinnedNames() (names []string) {
+	for i := range c.Tables {
+		if c.Tables[i].pinned() {
+			names = append(names, c.Tables[i].Name)
+		}
+	}
+	return names
+}
+
+// A registry is a list of components. A component may use the tables of those before it.
+type registry []*Component
+
+// sections are the global variables of an object (constants.go). Every object may have them. No program of the
+// product has variables in .bss, which bpf2go needs for some types.
+var sections = []Table{{Name: ".rodata", Kind: variableSection}, {Name: ".bss", Kind: variableSection}}
+
+// tables are those of all components, in their order.
+func (r registry) tables() iter.Seq2[*Component, *Table] {
+	return func(yield func(*Component, *Table) bool) {
+		for _, c := range r {
+			for i := range c.Tables {
+				if !yield(c, &c.Tables[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// table finds the declaration of a map, nil if there is none.
+func (r registry) table(name string) *Table {
+	for _, t := range r.tables() {
+		if t.Name == name {
+			return t
+		}
+	}
+	for i := range sections {
+		if sections[i].Name == name {
+			return &sections[i]
+		}
+	}
+	return nil
+}
+
+// owner is the name of the component that declares a table.
+func (r registry) owner(table string) string {
+	for c, t := range r.tables() {
+		if t.Name == table {
+			return c.Name
+		}
+	}
+	return ""
+}
+
+// constant finds what computes a constant, nil if it is not declared.
+func (r registry) constant(name string) ConstantValue {
+	for _, c := range r {
+		if value := c.Constants[name]; value != nil {
+			return value
+		}
+	}
+	return nil
+}
+
+// component finds a component by its name.
+func (r registry) component(name string) (*Component, error) {
+	for _, c := range r {
+		if c.Name == name {
+			return c, nil
+		}
+	}
+	return nil, fmt.Errorf("component %s is not enabled, or not among Options.Components", name)
+}
+
+// cgroupHooks are those of all components, in the order of attachment.
+func (r registry) cgroupHooks() (all []CgroupHook) {
+	for _, c := range r {
+		all = append(all, c.CgroupHooks...)
+	}
+	return all
+}
+
+// checkDeclared returns an error for a map of an object that no component declares: nobody would pin, size or
+// remove it.
+func (r registry) checkDeclared(spec *ebpf.CollectionSpec) error {
+	for name := range spec.Maps {
+		if r.table(name) == nil {
+			return fmt.Errorf("map %s of the BPF object is not declared: add it to the Tables of its component (internal/datapath/component.go)", name)
+		}
+	}
+	return nil
+}
+
+// pinName is a part of names of pins, which must not have dots. Hyphens separate the parts.
+var pinName = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
+
+const pinNameRule = "a name has lower-case letters, digits and underscores, and begins with a letter"
+
+// check returns an error if two components would share a name, a pinned table or the pin of a hook.
+func (r registry) check() error {
+	seen := map[string]string{} // what has it
+	take := func(what, owner string) error {
+		if other, taken := seen[what]; taken {
+			return fmt.Errorf("components %s and %s both have %s", other, owner, what)
+		}
+		seen[what] = owner
+		return nil
+	}
+	for _, c := range r {
+		if !pinName.MatchString(c.Name) {
+			return fmt.Errorf("component %q: %s", c.Name, pinNameRule)
+		}
+		if c.Objects == nil {
+			return fmt.Errorf("component %s: Objects is nil: let it return no objects if the component is disabled", c.Name)
+		}
+		names := []string{"the name " + c.Name}
+		for _, table := range c.pinnedNames() {
+			names = append(names, "table "+truncated(table)) // recoverTable finds a table by its name in the kernel
+		}
+		for _, h := range c.CgroupHooks {
+			names = append(names, "hook "+h.Name)
+		}
+		for _, hook := range hookNames(c.DeviceHooks) {
+			if !pinName.MatchString(hook) {
+				return fmt.Errorf("component %s: hook %q: %s", c.Name, hook, pinNameRule)
+			}
+			names = append(names, "hook "+c.Name+"-"+hook)
+		}
+		for _, name := range names {
+			if err := take(name, c.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

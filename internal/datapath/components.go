@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// product are the components of the product, in the order of Options.Components.
+func product() registry { return registry{Socket(), Edge()} }
+
+// Socket is the socket shortcut, which is always enabled. All objects share its tables.
+func Socket() *Component {
+	return &Component{
+		Name: "socket", Objects: (*Datapath).socketObjects, Tables: socketTables, Constants: socketConstants, CgroupHooks: socketHooks,
+	}
+}
+
+// Edge is the edge, enabled by Options.Edge.
+func Edge() *Component {
+	return &Component{
+		Name: edgeName, Objects: (*Datapath).edgeObjects, Tables: edgeTables, Constants: edgeConstants,
+		attached: attachedEdge, replace: (*Datapath).replaceEdge, detach: detachEdge,
+	}
+}
+
+// socketObjects are the socket shortcut's, with what refuses bind() of served ports if that is enabled.
+func (d *Datapath) socketObjects() ([]*ebpf.CollectionSpec, error) {
+	sock, err := LoadSock()
+	if err != nil {
+		return nil, err
+	}
+	if !d.canProtectBind() {
+		return []*ebpf.CollectionSpec{sock}, nil
+	}
+	bind, err := LoadBind()
+	return []*ebpf.CollectionSpec{sock, bind}, err
+}
+
+// canProtectBind reports whether bind() of served ports can be refused, as the options want. That needs the kernel's
+// BTF; without it everything else works, and Unprotected says so.
+func (d *Datapath) canProtectBind() bool {
+	if d.options.BindProtection && !kernelHas()[kernelTypes] {
+		d.options.BindProtection = false
+		d.Unprotected = "bind() of NodePorts and HostPorts is not refused, because this kernel does not tell its types (CONFIG_DEBUG_INFO_BTF): " +
+			"use another kernel, or --bind-protection=false if that is all right"
+	}
+	return d.options.BindProtection
+}
+
+// edgeObjects are the edge's: tc first, which has all its tables.
+func (d *Datapath) edgeObjects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.Edge == nil {
+		return nil, nil
+	}
+	tc, err := LoadEdgeTC()
+	if err != nil || d.options.Edge.LateXDP {
+		return []*ebpf.CollectionSpec{tc}, err
+	}
+	xdp, err := LoadEdgeXDP()
+	return []*ebpf.CollectionSpec{tc, xdp}, err
+}
+
+// attachedPrograms finds a component's programs in the kernel.
+func (c *Component) attachedPrograms(bpffs string) ([]attachedProgram, error) {
+	all, err := attachedToCgroup(bpffs, c.CgroupHooks)
+	if err != nil {
+		return nil, err
+	}
+	if c.attached != nil {
+		more, err := c.attached(bpffs)
+		return append(all, more...), err
+	}
+	links, err := deviceLinks(bpffs, c.Name, hookNames(c.DeviceHooks))
+	for _, l := range links {
+		all = append(all, attachedProgram{l.program, fmt.Sprintf("%s of device %d", l.hook, l.device)})
+	}
+	return all, err
+}
+
+// attachedToCgroup finds the programs of the pinned links of hooks.
+func attachedToCgroup(bpffs string, hooks []CgroupHook) (all []attachedProgram, err error) {
+	attached, err := cgroupAttachments(bpffs, hooks)
+	for _, a := range attached {
+		all = append(all, attachedProgram{ebpf.ProgramID(a.ProgramID), a.Hook})
+	}
+	return all, err
+}
+
+// attachedEdge finds the edge's programs at the devices of this network namespace.
+func attachedEdge(bpffs string) (all []attachedProgram, err error) {
+	attached, err := EdgeAttachments(bpffs)
+	for _, a := range attached {
+		all = append(all, attachedProgram{ebpf.ProgramID(a.ProgramID), fmt.Sprintf("%s of device %d", a.Hook, a.Device)})
+	}
+	return all, err
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// A ConnectCall is a connect(2) of a new socket to explain.
+type ConnectCall struct {
+	// NetnsCookie is the cookie of the socket's network namespace.
+	NetnsCookie uint64
+	// Source is the address that the socket is bound to; not valid: it is not bound.
+	Source      netip.Addr
+	Destination netip.AddrPort
+	Protocol    uint8
+}
+
+// ConnectExplanation is what the socket programs do with a connect(2).
+type ConnectExplanation = ConnectExplainConnectExplanation
+
+// ConnectReason says what decides over a connect(2).
+type ConnectReason = ConnectExplainConnectReason
+
+// The values of ConnectReason.
+const (
+	ConnectDecision      = ConnectExplainConnectReasonCONNECT_DECISION
+	ConnectNoFrontend    = ConnectExplainConnectReasonCONNECT_NO_FRONTEND
+	ConnectOptedOut      = ConnectExplainConnectReasonCONNECT_OPTED_OUT
+	ConnectUDPOtherPort  = ConnectExplainConnectReasonCONNECT_UDP_OTHER_PORT
+	ConnectSource        = ConnectExplainConnectReasonCONNECT_SOURCE
+	ConnectSourceUnknown = ConnectExplainConnectReasonCONNECT_SOURCE_UNKNOWN
+	ConnectNoBackend     = ConnectExplainConnectReasonCONNECT_NO_BACKEND
+	ConnectProtocol      = ConnectExplainConnectReasonCONNECT_PROTOCOL
+)
+
+// FrontendKey is that of the frontend that was found; zeros: none.
+func (e *ConnectExplainConnectExplanation) FrontendKey() FrontendKey {
+	return FrontendKey{Address: Address(e.Frontend.Address), Port: e.Frontend.Port, Protocol: e.Frontend.Protocol}
+}
+
+// ConnectedTo is the destination after the rewrite.
+func (e *ConnectExplainConnectExplanation) ConnectedTo() netip.AddrPort {
+	return netip.AddrPortFrom(Address(e.Destination).Addr(), NetworkOrder(e.Port))
+}
+
+// ExplainConnect runs the decision of the socket programs over the pinned tables of a bpffs directory. It writes
+// nothing that outlives the run. other says that the attached programs are of another version than this one.
+// os.ErrNotExist if they are not attached.
+func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, other bool, err error) {
+	attached, err := attachedToCgroup(bpffs, Socket().CgroupHooks)
+	if err != nil {
+		return nil, false, err
+	}
+	i := slices.IndexFunc(attached, func(a attachedProgram) bool { return a.at == connectHook })
+	if i < 0 {
+		return nil, false, fmt.Errorf("under %s no program is attached to %s: name the agent's --pins; if it is this one, no agent has run yet: %w",
+			bpffs, connectHook, os.ErrNotExist)
+	}
+	e, err = runConnect(bpffs, attached[i].id, call)
+	if err != nil {
+		return nil, false, fmt.Errorf("explain connect() in a dry run: %w", err)
+	}
+	hook := dryProgram{program: SockProgBeelineConnect4, object: LoadSock}
+	defer hook.Close()
+	if err := hook.load(bpffs, attached[i].id); err != nil {
+		return nil, false, fmt.Errorf("load the program of %s for a comparison: %w", connectHook, err)
+	}
+	other, err = hook.differs(attached[i].id)
+	return e, other, err
+}
+
+// connectHook is the name of the hook whose constants a dry run takes. That of IPv6 has the same.
+const connectHook = "connect4"
+
+func runConnect(bpffs string, attached ebpf.ProgramID, call ConnectCall) (*ConnectExplanation, error) {
+	d := dryProgram{program: ConnectExplainProgBeelineExplain, object: LoadConnectExplain}
+	defer d.Close()
+	if err := d.load(bpffs, attached); err != nil {
+		return nil, err
+	}
+	calls, question := d.loaded.Maps[ConnectExplainMapConnectExplained], call.question()
+	if err := calls.Put(uint32(0), &question); err != nil {
+		return nil, err
+	}
+	// The kernel runs tc programs on nothing shorter than an Ethernet header.
+	if _, err := d.loaded.Programs[d.program].Run(&ebpf.RunOptions{Data: make([]byte, 14)}); err != nil {
+		return nil, fmt.Errorf("run the program: %w", err)
+	}
+	e := &ConnectExplanation{}
+	if err := calls.Lookup(uint32(0), e); err != nil {
+		return nil, err
+	}
+	if e.Done == 0 {
+		return nil, errors.New("the program has not looked at the call")
+	}
+	return e, nil
+}
+
+// question encodes a call. A socket that is not bound has the unspecified address of the destination's family.
+func (c ConnectCall) question() ConnectExplanation {
+	source := c.Source
+	if !source.IsValid() {
+		source = netip.IPv6Unspecified()
+		if c.Destination.Addr().Is4() {
+			source = netip.IPv4Unspecified()
+		}
+	}
+	e := ConnectExplanation{NetnsCookie: c.NetnsCookie, Port: NetworkOrder(c.Destination.Port()), Protocol: c.Protocol}
+	e.Source.Bytes, e.Destination.Bytes = source.As16(), c.Destination.Addr().As16()
+	return e
+}

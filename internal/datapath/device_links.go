@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// A DeviceHook is one program and the place at a device that it belongs to. It is attached by a link: tcx (Linux 6.6)
+// or XDP.
+type DeviceHook struct {
+	Name    string // ends the name of its pinned link
+	Program string
+	Attach  ebpf.AttachType // AttachTCXIngress, AttachTCXEgress or AttachXDP
+}
+
+func hookNames(hooks []DeviceHook) (names []string) {
+	for _, h := range hooks {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+// deviceLink is a pinned link to a device.
+type deviceLink struct {
+	device  int // index
+	hook    string
+	program ebpf.ProgramID
+	link    link.ID
+	// detached: the device is gone, or somebody detached the program.
+	detached bool
+}
+
+func deviceLinkPath(bpffs, component string, device int, hook string) string {
+	return filepath.Join(bpffs, "links", fmt.Sprintf("%s-%d-%s", component, device, hook))
+}
+
+// parseDeviceLink is the inverse of deviceLinkPath.
+func parseDeviceLink(path string) (component string, device int, hook string, ok bool) {
+	parts := strings.Split(filepath.Base(path), "-")
+	if len(parts) != 3 {
+		return "", 0, "", false
+	}
+	device, err := strconv.Atoi(parts[1])
+	return parts[0], device, parts[2], err == nil
+}
+
+// deviceLinks lists the pinned links of a component's hooks, in the order of devices and of attachment.
+func deviceLinks(bpffs, component string, hooks []string) (all []deviceLink, err error) {
+	paths, err := filepath.Glob(filepath.Join(bpffs, "links", component+"-*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		_, device, hook, ok := parseDeviceLink(path)
+		if !ok || !slices.Contains(hooks, hook) {
+			continue
+		}
+		l, err := link.LoadPinnedLink(path, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
+		}
+		all = append(all, deviceLink{device, hook, info.Program, info.ID, !atDevice(device)(info)})
+	}
+	slices.SortFunc(all, func(a, b deviceLink) int {
+		if a.device != b.device {
+			return a.device - b.device
+		}
+		return slices.Index(hooks, a.hook) - slices.Index(hooks, b.hook)
+	})
+	return all, nil
+}
+
+// atDevice says whether a link is attached to a device. One whose device is gone is attached to none.
+func atDevice(device int) func(*link.Info) bool {
+	return func(info *link.Info) bool {
+		if i := info.TCX(); i != nil {
+			return int(i.Ifindex) == device
+		}
+		if i := info.XDP(); i != nil {
+			return int(i.Ifindex) == device
+		}
+		return false
+	}
+}
+
+// removeDeviceLink detaches a pinned link. There may be none.
+func removeDeviceLink(bpffs, component string, device int, hook string) error {
+	l, err := link.LoadPinnedLink(deviceLinkPath(bpffs, component, device, hook), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return takeDown(l)
+}
+
+// SetDevices attaches the DeviceHooks of a component to devices, by index, and detaches them from all others. From
+// then on Repair restores them. The component must be enabled.
+func (d *Datapath) SetDevices(component string, devices ...int) error {
+	c, err := d.enabled.component(component)
+	if err != nil {
+		return err
+	}
+	d.loading.Lock()
+	d.atDevices[component] = slices.Clone(devices)
+	d.loading.Unlock()
+	for _, device := range devices {
+		if err := d.attachToDevice(c, device); err != nil {
+			return err
+		}
+	}
+	links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	if err != nil {
+		return err
+	}
+	for _, l := range slices.Backward(links) {
+		if slices.Contains(devices, l.device) {
+			continue
+		}
+		if err := removeDeviceLink(d.options.BPFFS, c.Name, l.device, l.hook); err != nil {
+			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
+		}
+	}
+	return nil
+}
+
+// attachToDevice attaches all hooks of a component to a device, or replaces the programs there.
+func (d *Datapath) attachToDevice(c *Component, device int) error {
+	for _, h := range c.DeviceHooks {
+		program := d.program(h.Program)
+		err := attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
+			if h.Attach == ebpf.AttachXDP {
+				return link.AttachXDP(link.XDPOptions{Program: program, Interface: device})
+			}
+			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return fmt.Errorf("attach %s of component %s to device %d: %w: links to tc need Linux 6.6", h.Name, c.Name, device, err)
+		}
+		if err != nil {
+			return fmt.Errorf("attach %s of component %s to device %d: %w", h.Name, c.Name, device, err)
+		}
+	}
+	return nil
+}
+
+// replaceAtDevices replaces the programs of an earlier agent at devices. Links to devices that are gone are removed.
+func (d *Datapath) replaceAtDevices(c *Component) error {
+	if c.replace != nil {
+		return c.replace(d)
+	}
+	links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if l.detached {
+			err = removeDeviceLink(d.options.BPFFS, c.Name, l.device, l.hook)
+		} else {
+			err = d.attachToDevice(c, l.device)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repairDevices attaches what somebody has detached from the devices of SetDevices. A device may be gone.
+func (d *Datapath) repairDevices() (repaired []string, err error) {
+	for _, c := range d.enabled {
+		d.loading.Lock()
+		devices := slices.Clone(d.atDevices[c.Name])
+		d.loading.Unlock()
+		if len(devices) == 0 {
+			continue
+		}
+		links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+		if err != nil {
+			return repaired, err
+		}
+		for _, device := range devices {
+			if _, err := net.InterfaceByIndex(device); err != nil {
+				continue
+			}
+			lost := slices.DeleteFunc(hookNames(c.DeviceHooks), func(hook string) bool {
+				return slices.ContainsFunc(links, func(l deviceLink) bool { return l.device == device && l.hook == hook && !l.detached })
+			})
+			if len(lost) == 0 {
+				continue
+			}
+			if err := d.attachToDevice(c, device); err != nil {
+				return repaired, err
+			}
+			repaired = append(repaired, fmt.Sprintf("%s of component %s at device %d", strings.Join(lost, ", "), c.Name, device))
+		}
+	}
+	return repaired, nil
+}
+
+// detachFromDevices detaches the component's programs from all devices.
+func (c *Component) detachFromDevices(bpffs string) error {
+	links, err := deviceLinks(bpffs, c.Name, hookNames(c.DeviceHooks))
+	if err != nil {
+		return err
+	}
+	for _, l := range slices.Backward(links) {
+		if err := removeDeviceLink(bpffs, c.Name, l.device, l.hook); err != nil {
+			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
+		}
+	}
+	return nil
+}
+
+// Devices are the indexes of the devices at which all programs of a component are attached.
+func (d *Datapath) Devices(component string) (all []int, err error) {
+	c, err := d.enabled.component(component)
+	if err != nil {
+		return nil, err
+	}
+	links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	if err != nil {
+		return nil, err
+	}
+	count := map[int]int{}
+	for _, l := range links {
+		if !l.detached {
+			count[l.device]++
+		}
+		if count[l.device] == len(c.DeviceHooks) {
+			all = append(all, l.device)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// passing is a component whose programs pass every packet at these hooks.
+func passing(hooks ...DeviceHook) *Component {
+	types := map[ebpf.AttachType]ebpf.ProgramType{ebpf.AttachXDP: ebpf.XDP, ebpf.AttachTCXIngress: ebpf.SchedCLS, ebpf.AttachTCXEgress: ebpf.SchedCLS}
+	verdicts := map[ebpf.ProgramType]int32{ebpf.XDP: 2 /* XDP_PASS */, ebpf.SchedCLS: -1 /* TCX_NEXT */}
+	spec := &ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{}}
+	for _, h := range hooks {
+		kind := types[h.Attach]
+		spec.Programs[h.Program] = &ebpf.ProgramSpec{
+			Name: h.Program, Type: kind, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdicts[kind]), asm.Return()},
+		}
+	}
+	return &Component{
+		Name: "passing", DeviceHooks: hooks,
+		Objects: func(*Datapath) ([]*ebpf.CollectionSpec, error) { return []*ebpf.CollectionSpec{spec.Copy()}, nil },
+	}
+}
+
+// links lists the links of a component: "2 egress, 2 ingress detached".
+func (w *edgeWorld) links(c *Component) (all []deviceLink, text string) {
+	w.t.Helper()
+	all, err := deviceLinks(w.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	must(w.t, err)
+	var names []string
+	for _, l := range all {
+		name := fmt.Sprint(l.device, " ", l.hook)
+		if l.detached {
+			name += " detached"
+		}
+		names = append(names, name)
+	}
+	return all, strings.Join(names, ", ")
+}
+
+// wantLinks compares the links of a component.
+func (w *edgeWorld) wantLinks(when string, c *Component, want string) (all []deviceLink) {
+	w.t.Helper()
+	all, got := w.links(c)
+	if got != want {
+		w.t.Errorf("%s: attached %q, want %q", when, got, want)
+	}
+	return all
+}
+
+// hasTCX reports whether the kernel has links to tc (Linux 6.6).
+func (w *edgeWorld) hasTCX() (has bool) {
+	w.do(func() error {
+		_, err := link.QueryPrograms(link.QueryOptions{Target: w.device, Attach: ebpf.AttachTCXIngress})
+		has = !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported)
+		return nil
+	})
+	return has
+}
+
+// TestDeviceHooks: a component's programs are at the devices that it names, in the order of its hooks. The next agent
+// replaces them in their links before it knows the devices. Repair attaches what is gone. A device that is not named
+// any more, and a component that nobody enables, have none.
+func TestDeviceHooks(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.options.Edge = nil
+	hooks := []DeviceHook{{"xdp", "pass_xdp", ebpf.AttachXDP}}
+	if w.hasTCX() {
+		hooks = []DeviceHook{{"egress", "pass_egress", ebpf.AttachTCXEgress}, {"ingress", "pass_ingress", ebpf.AttachTCXIngress}, hooks[0]}
+	}
+	c := passing(hooks...)
+	w.options.Components = append(product(), c)
+	var names []string
+	for _, h := range hooks {
+		names = append(names, fmt.Sprint(w.device, " ", h.Name))
+	}
+	all := strings.Join(names, ", ")
+
+	d := mustOpen(t, w.options)
+	w.do(func() error { return d.SetDevices("passing", w.device) })
+	before := w.wantLinks("set", c, all)
+	w.do(func() error { return d.SetDevices("passing", w.device) })
+	if again := w.wantLinks("set twice", c, all); !slices.EqualFunc(before, again, func(a, b deviceLink) bool { return a.link == b.link }) {
+		t.Errorf("set twice: the links were %v and are %v", before, again)
+	}
+	d.Close()
+
+	d = mustOpen(t, w.options)
+	w.do(d.Attach)
+	for i, l := range w.wantLinks("the next agent", c, all) {
+		if l.link != before[i].link || l.program == before[i].program {
+			t.Errorf("the next agent: %s was %+v and is %+v", l.hook, before[i], l)
+		}
+	}
+	w.do(func() error { return d.SetDevices("passing", w.device) })
+	if devices, err := d.Devices("passing"); err != nil || !slices.Equal(devices, []int{w.device}) {
+		t.Errorf("devices %v, %v", devices, err)
+	}
+	for _, h := range hooks {
+		must(t, os.Remove(deviceLinkPath(w.options.BPFFS, c.Name, w.device, h.Name)))
+		if devices, err := d.Devices("passing"); err != nil || len(devices) > 0 {
+			t.Errorf("%s is gone, and devices are %v, %v", h.Name, devices, err)
+		}
+		w.do(func() error {
+			var repaired []string
+			err := errors.New("not tried")
+			for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
+				repaired, err = d.Repair() // the kernel takes a moment to release a link of XDP without a pin
+			}
+			if want := fmt.Sprintf("%s of component passing at device %d", h.Name, w.device); !slices.Equal(repaired, []string{want}) {
+				t.Errorf("repaired %q, want %q", repaired, want)
+			}
+			return err
+		})
+		w.wantLinks("repaired", c, all)
+	}
+	w.do(func() error { return d.SetDevices("passing") })
+	w.wantLinks("no device is named", c, "")
+	w.do(func() error { return d.SetDevices("passing", w.device) })
+	d.Close()
+
+	disabled := passing(hooks...)
+	disabled.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
+	w.options.Components = append(product(), disabled)
+	d = mustOpen(t, w.options)
+	w.do(d.Attach)
+	w.wantLinks("disabled", c, "")
+	if err := d.SetDevices("passing", w.device); err == nil || !strings.Contains(err.Error(), "component passing is not enabled") {
+		t.Errorf("devices of a disabled component: %v", err)
+	}
+}
+
+// TestDeviceHookNeedsKernel: before Linux 6.6 a component at tc is refused, and the error names the version.
+func TestDeviceHookNeedsKernel(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.options.Edge = nil
+	c := passing(DeviceHook{"ingress", "pass_ingress", ebpf.AttachTCXIngress})
+	w.options.Components = append(product(), c)
+	d := mustOpen(t, w.options)
+	has := w.hasTCX()
+	w.do(func() error {
+		err := d.SetDevices("passing", w.device)
+		if refused := err != nil && strings.Contains(err.Error(), "links to tc need Linux 6.6"); has != (err == nil) || refused == has {
+			t.Errorf("the kernel has links to tc: %t; %v", has, err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+)
+
+// DSRCheck is a health check's connection that goes the way of clients' packets
+// (bpf/dsr/health_check.h).
+type DSRCheck struct {
+	DSR DSR
+	// Connected is what the socket is connected to, at the backend's port: where encapsulated
+	// packets go.
+	Connected         netip.Addr
+	Frontend, Backend netip.AddrPort
+}
+
+// DSRChecks are the checks under way. Its methods may be called from any goroutine.
+type DSRChecks struct {
+	checks Hash[uint64, EdgeTCDsrCheck]
+	on     *ebpf.Map
+
+	mu      sync.Mutex
+	running int
+}
+
+// DSRChecks forgets what an earlier agent left; nil if there is no edge.
+func (d *Datapath) DSRChecks() (*DSRChecks, error) {
+	if d.options.Edge == nil {
+		return nil, nil
+	}
+	c := &DSRChecks{
+		checks: kernelHash[uint64, EdgeTCDsrCheck]{EdgeTCMapDsrChecks, d.maps[EdgeTCMapDsrChecks]},
+		on:     d.maps[EdgeTCMapDsrChecksOn],
+	}
+	left, err := c.checks.All()
+	for cookie := range left {
+		err = errors.Join(err, c.checks.Delete(cookie))
+	}
+	if err = errors.Join(err, c.setOn(0)); err != nil {
+		return nil, fmt.Errorf("forget the health checks of an earlier agent: %w", err)
+	}
+	return c, nil
+}
+
+// setOn has programs look for answers, or not.
+func (c *DSRChecks) setOn(on uint32) error { return c.on.Put(uint32(0), on) }
+
+// Begin has what a socket sends encapsulated from now on. The socket is named by its cookie (SO_COOKIE).
+func (c *DSRChecks) Begin(cookie uint64, check DSRCheck) error {
+	err := c.checks.Put(cookie, EdgeTCDsrCheck{
+		Connected: AddressFrom(check.Connected),
+		Frontend:  AddressFrom(check.Frontend.Addr()), FrontendPort: NetworkOrder(check.Frontend.Port()),
+		Backend: AddressFrom(check.Backend.Addr()), BackendPort: NetworkOrder(check.Backend.Port()),
+		Dsr: uint8(check.DSR),
+	})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running++
+	if c.running > 1 {
+		return nil
+	}
+	return c.setOn(1)
+}
+
+// End is for each Begin, after the socket has been closed.
+func (c *DSRChecks) End(cookie uint64) error {
+	err := c.checks.Delete(cookie)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running--; c.running > 0 {
+		return err
+	}
+	return errors.Join(err, c.setOn(0))
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestFollowConntrack: after the last pass the new tables have what the old ones have, whatever happened to a flow
+// between the passes, and nothing else. (R37)
+func TestFollowConntrack(t *testing.T) {
+	const flows = 3000
+	oldAssured, _ := newConntrack(t, EdgeTCMapConntrack, 800, 0, nil)
+	oldUnreplied, _ := newConntrack(t, EdgeTCMapUnreplied, 900, 0, oldAssured.secret)
+	assured, _ := newConntrack(t, EdgeTCMapConntrack, 1300, 0, oldAssured.secret)
+	unreplied, _ := newConntrack(t, EdgeTCMapUnreplied, 700, 0, oldAssured.secret)
+	tables := func(a, u *ConntrackSets) map[string]*ebpf.Map {
+		return map[string]*ebpf.Map{
+			EdgeTCMapConntrack: a.rows, EdgeTCMapConntrackTags: a.tags,
+			EdgeTCMapUnreplied: u.rows, EdgeTCMapUnrepliedTags: u.tags, EdgeTCMapTableSecret: oldAssured.secret,
+		}
+	}
+	d := &Datapath{enabled: registry{Edge()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
+	oldA, err := oldAssured.open()
+	must(t, err)
+	oldU, err := oldUnreplied.open()
+	must(t, err)
+	newU, err := unreplied.open()
+	must(t, err)
+	entry := func(n int, state ConntrackState) *ConntrackSlot {
+		e := &ConntrackSlot{Key: Tuple{Protocol: 17, SourcePort: uint16(n), DestinationPort: uint16(n >> 16)}}
+		e.Ct = ConntrackEntry{Tag: tupleHash(&e.Key), State: uint8(state), LastSeen: Now(), Packets: uint64(n), Dsr: uint8(DSRIPIP)} // one-sided
+		return e
+	}
+	const isAssured, isUnreplied, isGone = 1, 2, 3
+	want := map[Tuple]ConntrackEntry{}
+	where := make([]int, 2*flows)
+	step := func(n int) {
+		e := entry(n, ConntrackNew)
+		switch old := where[n]; {
+		case old == 0 || old == isUnreplied && rand.IntN(3) == 0:
+			where[n], e.Ct.Packets = isUnreplied, rand.Uint64()
+			oldU.set(e, EdgeTCSetEviction{Owner: 8})
+			want[e.Key] = e.Ct
+		case old == isUnreplied && rand.IntN(2) == 0:
+			where[n], e.Ct.State = isAssured, uint8(ConntrackEstablished)
+			oldA.set(e, EdgeTCSetEviction{Owner: 8})
+			oldU.remove(&e.Key)
+			want[e.Key] = e.Ct
+		case old == isUnreplied:
+			where[n] = isGone
+			oldU.remove(&e.Key)
+			delete(want, e.Key)
+		case old == isAssured && rand.IntN(2) == 0:
+			e.Ct.State, e.Ct.Flags = uint8(ConntrackClosed), uint8(ConntrackFIN)
+			oldA.set(e, EdgeTCSetEviction{Owner: 8})
+			want[e.Key] = e.Ct
+		}
+	}
+	for n := range flows {
+		step(n)
+		step(n)
+	}
+	half := entry(11*flows, ConntrackNew) // whose other entry is lost: its replies would get lost, too
+	half.Ct.Dsr, half.Ct.LastSeen = uint8(DSRNone), 0
+	oldU.set(half, EdgeTCSetEviction{Owner: 8})
+	must(t, d.follow(firstPass))
+	oldU.remove(&half.Key)
+	for range flows {
+		step(rand.IntN(2 * flows))
+	}
+	must(t, d.follow(recentPass))
+	for range flows {
+		step(rand.IntN(2 * flows))
+	}
+	// What began since in the new tables stays.
+	began := entry(10*flows, ConntrackNew)
+	newU.insert(began, EdgeTCSetEviction{})
+	want[began.Key] = began.Ct
+	must(t, d.follow(lastPass))
+	for _, table := range []*ConntrackSets{assured, unreplied} {
+		must(t, table.Walk(func(e *ConntrackSlot) bool {
+			if w, ok := want[e.Key]; !ok || e.Ct != w {
+				t.Errorf("entry %d is %+v, want %+v (%v)", e.Key.SourcePort, e.Ct, w, ok)
+			}
+			delete(want, e.Key)
+			return !t.Failed()
+		}))
+	}
+	if len(want) > 0 {
+		t.Errorf("%d entries of %d are missing", len(want), flows)
+	}
+}

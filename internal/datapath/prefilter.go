@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// A Prefilter is the set of bits by which the edge leaves most packets alone that are none of
+// ours (bpf/filter/prefilter.h). A bit that is set in vain costs time, a missing one loses packets:
+// so bits are set before what they are for, in both sets, by the programs too, and nothing is
+// cleared but in Rebuild. All methods may be called from any goroutine; those of a nil Prefilter do
+// nothing.
+type Prefilter struct {
+	at   *EdgeTCPrefilter
+	wait func() error // Tables.WaitForReaders
+
+	mu       sync.Mutex
+	disabled uint64 // times that it has been opened
+	writing  bool   // its networks are being written
+	current  bool   // SetProgramsCurrent
+}
+
+// NewPrefilter is a prefilter in memory, which may be a table's. wait returns when the programs have
+// ended that were running at the call.
+func NewPrefilter(at *EdgeTCPrefilter, wait func() error) *Prefilter {
+	return &Prefilter{at: at, wait: wait}
+}
+
+// MapPrefilter is the prefilter in a table.
+func MapPrefilter(m *ebpf.Map, wait func() error) (*Prefilter, error) {
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(EdgeTCPrefilter{}) {
+		return nil, fmt.Errorf("table %s has values of %d bytes", m, m.ValueSize())
+	}
+	page := uintptr(unix.Getpagesize())
+	size := (unsafe.Sizeof(EdgeTCPrefilter{}) + page - 1) &^ (page - 1)
+	memory, err := unix.Mmap(m.FD(), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of %s: %w", m, err)
+	}
+	return NewPrefilter((*EdgeTCPrefilter)(unsafe.Pointer(&memory[0])), wait), nil
+}
+
+const (
+	prefilterMultiplier      = uint64(EdgeTCPrefilterMultiplierPREFILTER_FIRST_HIGH)<<32 | uint64(EdgeTCPrefilterMultiplierPREFILTER_FIRST_LOW)
+	prefilterOtherMultiplier = uint64(EdgeTCPrefilterMultiplierPREFILTER_LAST_HIGH)<<32 | uint64(EdgeTCPrefilterMultiplierPREFILTER_LAST_LOW)
+)
+
+// prefilterAddress, prefilterEnd and prefilterSource are those of bpf/filter/prefilter.h.
+func prefilterAddress(a [16]byte) uint64 {
+	first, last := binary.LittleEndian.Uint64(a[:8]), binary.LittleEndian.Uint64(a[8:])
+	return (first*prefilterMultiplier ^ last) * prefilterOtherMultiplier
+}
+
+func prefilterEnd(address uint64, port uint16) uint64 {
+	return (address + uint64(port) + 1) * prefilterMultiplier
+}
+
+func prefilterSource(address uint64) uint64 { return ^address * prefilterOtherMultiplier }
+
+// set sets a bit in both sets. Who clears one has d.mu.
+func (d *Prefilter) set(hash uint64) {
+	word, bit := hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT, uint64(1)<<(hash>>EdgeTCPrefilterSizePREFILTER_BIT_SHIFT&63)
+	for i := range uint64(2) {
+		at := &d.at.Bits[i*uint64(EdgeTCPrefilterSizePREFILTER_WORDS)+word]
+		if atomic.LoadUint64(at)&bit == 0 {
+			atomic.OrUint64(at, bit)
+		}
+	}
+}
+
+func (d *Prefilter) add(address uint64, port uint16) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.set(address)
+	d.set(prefilterEnd(address, port))
+}
+
+// Add lets in what asks for a frontend. Call it before the frontend is in the table.
+func (d *Prefilter) Add(key FrontendKey) {
+	if d != nil {
+		d.add(prefilterAddress(key.Address.Bytes), key.Port)
+	}
+}
+
+// Contains says whether what asks for a frontend is let in.
+func (d *Prefilter) Contains(key FrontendKey) bool {
+	if d == nil {
+		return true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	address := prefilterAddress(key.Address.Bytes)
+	switch state := EdgeTCPrefilterState(d.at.State); state {
+	case EdgeTCPrefilterStatePREFILTER_FIRST, EdgeTCPrefilterStatePREFILTER_SECOND:
+		first := uint64(state-EdgeTCPrefilterStatePREFILTER_FIRST) * uint64(EdgeTCPrefilterSizePREFILTER_WORDS)
+		return d.has(first, address) && d.has(first, prefilterEnd(address, key.Port))
+	}
+	return true
+}
+
+// has says whether a bit is set in the set that begins with a word.
+func (d *Prefilter) has(first, hash uint64) bool {
+	word := atomic.LoadUint64(&d.at.Bits[first+hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT])
+	return word>>(hash>>EdgeTCPrefilterSizePREFILTER_BIT_SHIFT&63)&1 != 0
+}
+
+// AddFlow lets in the packets that a conntrack entry is for.
+func (d *Prefilter) AddFlow(key Tuple, t *ConntrackEntry) {
+	if d == nil {
+		return
+	}
+	if t.Flags&^uint8(ConntrackFIN|ConntrackDSR|ConntrackStream) == uint8(ConntrackReply|ConntrackLocal) { // is_local_reply
+		d.add(prefilterSource(prefilterAddress(key.Source.Bytes)), key.SourcePort)
+		return
+	}
+	d.add(prefilterAddress(key.Destination.Bytes), key.DestinationPort)
+}
+
+// SetProgramsCurrent says whether only this agent's programs are attached. Programs of an earlier agent
+// may insert conntrack entries into tables that no walk of this agent sees: meanwhile the prefilter must
+// not be rebuilt.
+func (d *Prefilter) SetProgramsCurrent(current bool) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.current = current
+}
+
+// A PrefilterRebuild fills a prefilter's unused set, which then replaces the used one. The methods of a nil
+// PrefilterRebuild do nothing.
+type PrefilterRebuild struct {
+	*Prefilter
+	next     EdgeTCPrefilterState
+	disabled uint64 // Prefilter.disabled at the begin
+}
+
+// BeginRebuild clears the unused set. The caller waits for the programs that run at the call, because they
+// may have seen a bit that was set before, then adds all frontends and flows, and calls End. What others add
+// meanwhile, programs or callers of Add, is in both sets. Only one rebuild may run at a time.
+//
+// It returns nil if the prefilter must stay as it is (SetProgramsCurrent).
+func (d *Prefilter) BeginRebuild() *PrefilterRebuild {
+	if d == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.current {
+		return nil
+	}
+	return d.clear()
+}
+
+// End enables the rebuilt prefilter, unless networks have changed since BeginRebuild.
+func (r *PrefilterRebuild) End() {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.Prefilter.disabled == r.disabled && !r.writing {
+		atomic.StoreUint32(&r.at.State, uint32(r.next))
+	}
+}
+
+// Rebuild is BeginRebuild, the wait for programs, fill, and End, whatever SetProgramsCurrent said last.
+func (d *Prefilter) Rebuild(fill func() error) error {
+	if d == nil {
+		return fill()
+	}
+	d.mu.Lock()
+	rebuild := d.clear()
+	d.mu.Unlock()
+	if err := d.wait(); err != nil {
+		return err
+	}
+	if err := fill(); err != nil {
+		return err
+	}
+	rebuild.End()
+	return nil
+}
+
+// clear empties the unused set. The caller holds the lock.
+func (d *Prefilter) clear() *PrefilterRebuild {
+	next := EdgeTCPrefilterStatePREFILTER_FIRST
+	if EdgeTCPrefilterState(atomic.LoadUint32(&d.at.State)) == EdgeTCPrefilterStatePREFILTER_FIRST {
+		next = EdgeTCPrefilterStatePREFILTER_SECOND
+	}
+	words := d.at.Bits[:EdgeTCPrefilterSizePREFILTER_WORDS]
+	if next == EdgeTCPrefilterStatePREFILTER_SECOND {
+		words = d.at.Bits[EdgeTCPrefilterSizePREFILTER_WORDS:]
+	}
+	for i := range words {
+		atomic.StoreUint64(&words[i], 0)
+	}
+	return &PrefilterRebuild{d, next, d.disabled}
+}
+
+// Enabled says whether packets are passed by the prefilter.
+func (d *Prefilter) Enabled() bool {
+	return d != nil && EdgeTCPrefilterState(atomic.LoadUint32(&d.at.State)) != EdgeTCPrefilterStatePREFILTER_OFF
+}
+
+// Disable has everything looked up until the prefilter is rebuilt.
+func (d *Prefilter) Disable() {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.disabled++
+	atomic.StoreUint32(&d.at.State, uint32(EdgeTCPrefilterStatePREFILTER_OFF))
+}
+
+// SetServiceNetworks lets in what asks for any address of networks. If they are others than
+// before the prefilter is disabled until it is renewed.
+func (d *Prefilter) SetServiceNetworks(networks []netip.Prefix) error {
+	if d == nil {
+		return nil
+	}
+	services4, services6 := prefilterNetworks(networks, len(d.at.Services4), summarize)
+	if slices.Equal(services4, d.at.Services4[:]) && slices.Equal(services6, d.at.Services6[:]) {
+		d.write(false) // others that could not be written are not wanted any more
+		return nil
+	}
+	d.Disable()
+	d.write(true)
+	if err := d.wait(); err != nil {
+		return err // whoever renews it sees that it is being written
+	}
+	copy(d.at.Services4[:], services4)
+	copy(d.at.Services6[:], services6)
+	d.write(false)
+	return nil
+}
+
+func (d *Prefilter) write(writing bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writing = writing
+}
+
+// prefilterNetworks are networks as the programs compare addresses with them: no more of a family
+// than choose makes of them.
+func prefilterNetworks(networks []netip.Prefix, most int, choose func([]netip.Prefix, int) []netip.Prefix) (v4 []EdgeTCPrefilterNetwork4, v6 []EdgeTCPrefilterNetwork6) {
+	v4, v6 = make([]EdgeTCPrefilterNetwork4, most), make([]EdgeTCPrefilterNetwork6, most)
+	for i := range most { // nothing has these values
+		v4[i].Value = 1
+		v6[i].Value[0] = 1
+	}
+	all4, all6 := byFamily(networks)
+	for i, p := range choose(all4, most) {
+		mask, value := maskOf(p), p.Addr().As4()
+		v4[i] = EdgeTCPrefilterNetwork4{Mask: binary.LittleEndian.Uint32(mask[:]), Value: binary.LittleEndian.Uint32(value[:])}
+	}
+	for i, p := range choose(all6, most) {
+		mask, value := maskOf(p), p.Addr().As16()
+		v6[i] = EdgeTCPrefilterNetwork6{Mask: prefilterWords(mask), Value: prefilterWords(value)}
+	}
+	return v4, v6
+}
+
+func byFamily(networks []netip.Prefix) (v4, v6 []netip.Prefix) {
+	for _, p := range networks {
+		if p.Addr().Is4() {
+			v4 = append(v4, p.Masked())
+		} else {
+			v6 = append(v6, p.Masked())
+		}
+	}
+	return v4, v6
+}
+
+func prefilterWords(b [16]byte) [2]uint64 {
+	return [2]uint64{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
+}
+
+func maskOf(p netip.Prefix) (mask [16]byte) {
+	for bit := range p.Bits() {
+		mask[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return mask
+}
+
+// summarize makes networks of one family no more than so many: of those that are closest to each
+// other it takes the one around both.
+func summarize(networks []netip.Prefix, most int) []netip.Prefix {
+	all := slices.Clone(networks)
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	for len(all) > most {
+		at, closest := 0, netip.Prefix{}
+		for i := range len(all) - 1 {
+			if p := commonNetwork(all[i], all[i+1]); i == 0 || p.Bits() > closest.Bits() {
+				at, closest = i, p
+			}
+		}
+		all = slices.Replace(all, at, at+2, closest)
+	}
+	return all
+}
+
+// largestNetworks are the largest networks of one family, of which those that lie side by side are one.
+func largestNetworks(networks []netip.Prefix, most int) []netip.Prefix {
+	all := joinNetworks(networks)
+	return all[:min(most, len(all))]
+}
+
+// joinNetworks are networks of one family, the largest first, of which those that lie side by side are one.
+func joinNetworks(networks []netip.Prefix) []netip.Prefix {
+	all := slices.Clone(networks)
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	var joined []netip.Prefix
+	for _, p := range all {
+		for n := len(joined); n > 0; n = len(joined) {
+			last := joined[n-1]
+			if last.Bits() <= p.Bits() && last.Contains(p.Addr()) {
+				p = last
+			} else if around := commonNetwork(last, p); last.Bits() == p.Bits() && around.Bits() == p.Bits()-1 {
+				p = around
+			} else {
+				break
+			}
+			joined = joined[:n-1]
+		}
+		joined = append(joined, p)
+	}
+	slices.SortStableFunc(joined, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
+	return joined
+}
+
+// commonNetwork is the smallest network around two.
+func commonNetwork(a, b netip.Prefix) netip.Prefix {
+	p := a
+	for !p.Contains(b.Addr()) || p.Bits() > b.Bits() {
+		p = netip.PrefixFrom(p.Addr(), p.Bits()-1).Masked()
+	}
+	return p
+}
+
+// Prefilter is that of this datapath; nil where there is no edge.
+func (d *Datapath) Prefilter() *Prefilter { return d.Tables.Prefilter }

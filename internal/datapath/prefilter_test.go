@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+)
+
+func newTestPrefilter() (*Prefilter, *EdgeTCPrefilter) {
+	at := new(EdgeTCPrefilter)
+	return NewPrefilter(at, func() error { return nil }), at
+}
+
+// A table of zeros is a disabled prefilter, and one whose filling fails stays as it was.
+func TestPrefilterDisabledAtFirst(t *testing.T) {
+	d, _ := newTestPrefilter()
+	if d.Enabled() {
+		t.Error("a new prefilter is enabled")
+	}
+	failed := errors.New("planted")
+	if err := d.Rebuild(func() error { return failed }); !errors.Is(err, failed) || d.Enabled() {
+		t.Errorf("a prefilter that could not be filled: %v, shut %v", err, d.Enabled())
+	}
+	must(t, d.Rebuild(func() error { return nil }))
+	if !d.Enabled() {
+		t.Error("a prefilter that has been filled is open")
+	}
+	before := d.at.State
+	if err := d.Rebuild(func() error { return failed }); !errors.Is(err, failed) || d.at.State != before {
+		t.Errorf("a prefilter that could not be filled again: %v, state %d, want %d", err, d.at.State, before)
+	}
+	d.Disable()
+	if d.Enabled() {
+		t.Error("an opened prefilter is enabled")
+	}
+}
+
+// What is admitted stays, whatever part of a renewal it comes in; what nobody admits again has
+// gone after that.
+func TestPrefilterRebuild(t *testing.T) {
+	d, at := newTestPrefilter()
+	parts := map[string]FrontendKey{"before": frontendKey(1), "as programs end": frontendKey(2), "as it is filled": frontendKey(3)}
+	d.wait = func() error { d.Add(parts["as programs end"]); return nil }
+	for round := range 4 {
+		d.Add(parts["before"])
+		d.Add(frontendKey(byte(100 + round))) // nobody admits it again
+		err := d.Rebuild(func() error {
+			d.Add(parts["as it is filled"])
+			d.Add(parts["before"])
+			return nil
+		})
+		must(t, err)
+		if want := uint32(1 + round%2); at.State != want {
+			t.Errorf("round %d: set %d holds, want %d", round, at.State, want)
+		}
+		for part, key := range parts {
+			if !d.Contains(key) {
+				t.Errorf("round %d: what was admitted %s is not known", round, part)
+			}
+		}
+		if d.Contains(frontendKey(byte(100 + round))) {
+			t.Errorf("round %d: what nobody admits again is known", round)
+		}
+	}
+	d.Disable()
+	if !d.Contains(frontendKey(100)) {
+		t.Error("a disabled prefilter does not let everybody in")
+	}
+}
+
+// Other ServiceCIDRs open the prefilter, also one that is just being renewed, until it is renewed
+// anew; the same ones do not.
+func TestPrefilterNetworks(t *testing.T) {
+	d, _ := newTestPrefilter()
+	networks := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")}
+	must(t, d.SetServiceNetworks(networks))
+	must(t, d.Rebuild(func() error { return nil }))
+	must(t, d.SetServiceNetworks(networks))
+	if !d.Enabled() {
+		t.Error("the same networks have opened the prefilter")
+	}
+	must(t, d.Rebuild(func() error { return d.SetServiceNetworks(networks[:1]) }))
+	if d.Enabled() {
+		t.Error("a prefilter has been enabled while its networks changed")
+	}
+	must(t, d.Rebuild(func() error { return nil }))
+	failed := errors.New("planted")
+	wait := d.wait
+	d.wait = func() error { return failed }
+	if err := d.SetServiceNetworks(networks); !errors.Is(err, failed) {
+		t.Errorf("networks that could not be set: %v", err)
+	}
+	d.wait = wait
+	must(t, d.Rebuild(func() error { return nil }))
+	if d.Enabled() {
+		t.Error("a prefilter has been enabled whose networks are not those that are wanted")
+	}
+	must(t, d.SetServiceNetworks(networks))
+	must(t, d.Rebuild(func() error { return nil }))
+	if !d.Enabled() {
+		t.Error("the prefilter stays open")
+	}
+}
+
+// As the programs compare them, networks have each address that they should, and where they
+// find room no other.
+func TestPrefilterNetworksHold(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var networks []netip.Prefix
+		for range random.IntN(6) {
+			networks = append(networks, randomNetwork(random))
+		}
+		choose := random.IntN(2)
+		v4, v6 := prefilterNetworks(networks, int(EdgeTCPrefilterSizePREFILTER_NETWORKS), []func([]netip.Prefix, int) []netip.Prefix{summarize, largestNetworks}[choose])
+		for range 20 {
+			a := randomNetwork(random).Addr()
+			in, fit := false, [2]int{}
+			for _, p := range networks {
+				in = in || p.Contains(a)
+				if p.Addr().Is4() {
+					fit[0]++
+				} else {
+					fit[1]++
+				}
+			}
+			got := false
+			if a.Is4() {
+				b := AddressFrom(a).Bytes
+				word := prefilterWords(b)[1] >> 32
+				for _, n := range v4 {
+					got = got || uint32(word)&n.Mask == n.Value
+				}
+			} else {
+				words := prefilterWords(AddressFrom(a).Bytes)
+				for _, n := range v6 {
+					got = got || words[0]&n.Mask[0] == n.Value[0] && words[1]&n.Mask[1] == n.Value[1]
+				}
+			}
+			all := fit[0] <= len(v4) && a.Is4() || fit[1] <= len(v6) && a.Is6()
+			// Some are around more than there is, others are less.
+			if choose == 0 && in && !got || choose == 1 && got && !in || all && got != in {
+				t.Fatalf("of %v, %v is told to be inside: %v; want %v (%v %v)", networks, a, got, in, v4, v6)
+			}
+		}
+	}
+}
+
+// randomNetwork is of few addresses, so that they meet.
+func randomNetwork(random *rand.Rand) netip.Prefix {
+	if random.IntN(2) == 0 {
+		a := netip.AddrFrom4([4]byte{10, byte(random.IntN(4)), byte(random.IntN(4)), byte(random.IntN(2) * 128)})
+		return netip.PrefixFrom(a, random.IntN(33)).Masked()
+	}
+	a := netip.AddrFrom16([16]byte{0: 0xfd, 7: byte(random.IntN(4)), 8: byte(random.IntN(4)), 15: byte(random.IntN(2))})
+	return netip.PrefixFrom(a, random.IntN(129)).Masked()
+}
+
+// The next agent finds the prefilter as the one before has left it, with the conntrack entries that are in
+// the tables; who begins without tables has an open one.
+func TestPrefilterOutlivesAgent(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.do(func() error {
+		for _, again := range []bool{false, true} {
+			d, err := Open(w.options)
+			if err != nil {
+				return err
+			}
+			prefilter := d.Prefilter()
+			if prefilter.Enabled() != again || prefilter.Contains(frontendKey(2)) == again || !prefilter.Contains(frontendKey(1)) {
+				t.Errorf("second agent: %v; the prefilter is enabled: %v; it lets in frontend 1: %v, 2: %v", again, prefilter.Enabled(),
+					prefilter.Contains(frontendKey(1)), prefilter.Contains(frontendKey(2)))
+			}
+			err = prefilter.Rebuild(func() error { prefilter.Add(frontendKey(1)); return nil })
+			prefilter.Add(frontendKey(1))
+			d.Close()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Service networks that could not be changed and are not to be any more do not keep the prefilter
+// open for ever.
+func TestPrefilterNetworksTakenBack(t *testing.T) {
+	d, _ := newTestPrefilter()
+	before := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}
+	must(t, d.SetServiceNetworks(before))
+	failed := errors.New("planted")
+	d.wait = func() error { return failed }
+	if err := d.SetServiceNetworks([]netip.Prefix{netip.MustParsePrefix("10.112.0.0/12")}); !errors.Is(err, failed) {
+		t.Fatalf("other networks while programs may be running: %v", err)
+	}
+	d.wait = func() error { return nil }
+	must(t, d.Rebuild(func() error { return nil }))
+	if d.Enabled() {
+		t.Error("the prefilter is enabled, and networks that are wanted are not in it")
+	}
+	must(t, d.SetServiceNetworks(before))
+	must(t, d.Rebuild(func() error { return nil }))
+	if !d.Enabled() {
+		t.Error("the prefilter is disabled, and what is wanted is in it")
+	}
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/shared"
+)
+
+// sharedInputs is how many random inputs the functions are compared on.
+const sharedInputs = 500
+
+// TestSharedWithC: what both the programs and the agent compute is the same in C and in Go, on random inputs. The C
+// runs in the kernel.
+func TestSharedWithC(t *testing.T) {
+	r, p := shared.Random(t), shared.Load(t)
+	must(t, datapath.InitTableSecret(p.Maps[shared.SharedMapTableSecret]))
+	var secret datapath.SockSetSecret
+	must(t, p.Maps[shared.SharedMapTableSecret].Lookup(uint32(0), &secret))
+	for range sharedInputs {
+		c := randomCall(r)
+		tuple := *(*datapath.Tuple)(unsafe.Pointer(&c.Tuple))
+		affinity := *(*datapath.AffinityKey)(unsafe.Pointer(&c.Affinity))
+		p.Run(&c)
+		sum, hash := datapath.KeySum(secret, &tuple), datapath.TupleHash(&tuple)
+		for _, same := range []struct {
+			what      string
+			inC, inGo uint64
+		}{
+			{"tuple_hash", uint64(c.TupleHash), uint64(hash)},
+			{"set_sum of a tuple", c.TupleSum, sum},
+			{"set_sum of a client", c.AffinitySum, datapath.KeySum(secret, &affinity)},
+			{"set_first", uint64(c.First), uint64(datapath.SetFirst(sum, c.Sets))},
+			{"set_second", uint64(c.Second), uint64(datapath.SetSecond(sum, c.Sets))},
+			{"set_tag", uint64(c.Tag), uint64(datapath.SetTag(hash))},
+			{"eviction_expired", uint64(c.Expired), number(datapath.MarkExpired(c.Mark.Expires, c.Now))},
+			{"eviction_rank", uint64(c.Rank), uint64(datapath.Rank(c.Mark.Owner))},
+			{"chosen_slot", uint64(c.Slot), uint64(jet.Slot(hash, int(c.Slots)))},
+		} {
+			if same.inC != same.inGo {
+				t.Fatalf("%s for %s > %s, %d sets, %d slots: C computes %#x, Go %#x", same.what, tuple.From(), tuple.To(), c.Sets, c.Slots, same.inC, same.inGo)
+			}
+		}
+	}
+}
+
+// TestTablesReadByC: what the agent writes for a frontend is what the programs look up: its row by the key, its bits
+// in the prefilter and among the untracked frontends, and the port that bind() refuses. For another address the
+// tables have nothing.
+func TestTablesReadByC(t *testing.T) {
+	r, p := shared.Random(t), shared.Load(t)
+	must(t, p.Maps[shared.SharedMapTableSecret].Put(uint32(0), &datapath.SockSetSecret{}))
+	tables := &datapath.Tables{FrontendRows: rows{p, t}}
+	for range sharedInputs {
+		c := randomCall(r)
+		tuple := *(*datapath.Tuple)(unsafe.Pointer(&c.Tuple))
+		to := tuple.To()
+		f := service.Frontend{Kind: service.NodePort, Untracked: true,
+			Key: service.FrontendKey{Addr: to.Addr(), Port: to.Port(), Protocol: service.Protocol(tuple.Protocol)}}
+		row := codec.NewFrontend(&f, 7)
+		must(t, row.Store(tables, 1))
+		key := codec.FrontendKey(f.Key)
+		must(t, p.Maps[shared.SharedMapFrontends].Put(&key, uint32(1)))
+		var ends datapath.UntrackedEnds
+		ends.Add(key)
+		must(t, p.Maps[shared.SharedMapUntrackedFrontends].Put(uint32(0), &ends))
+		reserved, ok := row.ReservedPort()
+		if !ok {
+			t.Fatal("a NodePort reserves no port")
+		}
+		must(t, p.Maps[shared.SharedMapReservedPorts].Put(&reserved, uint32(1)))
+		bits := new(datapath.EdgeTCPrefilter)
+		prefilter := datapath.NewPrefilter(bits, func() error { return nil })
+		must(t, prefilter.Rebuild(func() error { // the bit for the address with port 0, which prefilter_may_match asks for
+			prefilter.Add(datapath.FrontendKey{Address: key.Address})
+			return nil
+		}))
+		must(t, p.Maps[shared.SharedMapPrefilters].Put(uint32(0), bits))
+		p.Run(&c)
+		if c.Frontend != 1 || service.FrontendKind(c.FrontendKind) != service.NodePort || c.Untracked != 1 || c.Bind != 1 || c.Prefilter != 1 {
+			t.Fatalf("for %s a program finds row %d of kind %d, untracked %d, bind %d, prefilter %d", f.Key, c.Frontend, c.FrontendKind, c.Untracked, c.Bind, c.Prefilter)
+		}
+		wantEntryBits(t, p, prefilter, bits, tuple, c.LocalReply != 0)
+		other := c
+		other.Tuple.Destination.Bytes[15]++
+		other.Tuple.DestinationPort++
+		p.Run(&other)
+		if other.Frontend == 1 || other.Bind == 1 {
+			t.Fatalf("another destination than %s finds row %d, bind %d", f.Key, other.Frontend, other.Bind)
+		}
+		must(t, p.Maps[shared.SharedMapFrontends].Delete(&key))
+		must(t, p.Maps[shared.SharedMapReservedPorts].Delete(&reserved))
+	}
+}
+
+// wantEntryBits fails the test unless the program has set the bits for a conntrack entry that the agent sets.
+func wantEntryBits(t *testing.T, p *shared.Program, prefilter *datapath.Prefilter, bits *datapath.EdgeTCPrefilter, key datapath.Tuple, localReply bool) {
+	t.Helper()
+	var entry datapath.ConntrackEntry
+	if localReply {
+		entry.Flags = uint8(datapath.ConntrackReply | datapath.ConntrackLocal)
+	}
+	prefilter.AddFlow(key, &entry)
+	got := new(datapath.EdgeTCPrefilter)
+	must(t, p.Maps[shared.SharedMapPrefilters].Lookup(uint32(0), got))
+	if !slices.Equal(got.Bits[:], bits.Bits[:]) {
+		t.Fatalf("the programs and the agent set other bits of the prefilter for %s > %s, reply of a local backend: %v", key.From(), key.To(), localReply)
+	}
+}
+
+// TestServiceNetworksReadByC: an address of a ServiceCIDR passes the prefilter of the programs, and another one not.
+func TestServiceNetworksReadByC(t *testing.T) {
+	r, p := shared.Random(t), shared.Load(t)
+	for range sharedInputs {
+		c := randomCall(r)
+		to := netip.AddrFrom16(c.Tuple.Destination.Bytes).Unmap()
+		network := netip.PrefixFrom(to, 1+r.IntN(to.BitLen())).Masked()
+		bits := new(datapath.EdgeTCPrefilter)
+		prefilter := datapath.NewPrefilter(bits, func() error { return nil })
+		must(t, prefilter.SetServiceNetworks([]netip.Prefix{network}))
+		must(t, prefilter.Rebuild(func() error { return nil }))
+		must(t, p.Maps[shared.SharedMapPrefilters].Put(uint32(0), bits))
+		if p.Run(&c); c.Prefilter != 1 {
+			t.Fatalf("%s is in the ServiceCIDR %s, and the programs leave it alone", to, network)
+		}
+		outside := c
+		at := 128 - to.BitLen() + r.IntN(network.Bits()) // a bit of the prefix
+		outside.Tuple.Destination.Bytes[at/8] ^= 0x80 >> (at % 8)
+		must(t, p.Maps[shared.SharedMapPrefilters].Put(uint32(0), bits))
+		if p.Run(&outside); outside.Prefilter != 0 {
+			t.Fatalf("%s is not in the ServiceCIDR %s, and the programs look it up", netip.AddrFrom16(outside.Tuple.Destination.Bytes).Unmap(), network)
+		}
+	}
+}
+
+// rows is the table of rows of a Program.
+type rows struct {
+	p *shared.Program
+	t *testing.T
+}
+
+func (a rows) Len() uint32 { return 2 }
+
+func (a rows) Load(i uint32) (row datapath.Frontend) {
+	must(a.t, a.p.Maps[shared.SharedMapFrontendRows].Lookup(i, &row))
+	return row
+}
+
+func (a rows) Store(i uint32, row datapath.Frontend) error {
+	return a.p.Maps[shared.SharedMapFrontendRows].Put(i, &row)
+}
+
+func (a rows) All() (map[uint32]datapath.Frontend, error) {
+	return map[uint32]datapath.Frontend{1: a.Load(1)}, nil
+}
+
+// randomCall is random, with addresses of one family and no reserved bytes.
+func randomCall(r *rand.Rand) (c shared.Call) {
+	all := unsafe.Slice((*byte)(unsafe.Pointer(&c)), unsafe.Offsetof(c.TupleHash))
+	for i := range all {
+		all[i] = byte(r.Uint32())
+	}
+	c.Sets, c.Slots = 1+r.Uint32N(1<<r.IntN(24)), 1+r.Uint32N(1<<r.IntN(24))
+	c.IsV6, c.LocalReply = uint8(r.IntN(2)), uint8(r.IntN(2))
+	if c.Now = c.Mark.Expires + uint32(r.IntN(3)) - 1; r.IntN(2) == 0 {
+		c.Now = r.Uint32()
+	}
+	c.Tuple.Reserved = [3]uint8{}
+	for _, address := range []*[16]byte{&c.Tuple.Source.Bytes, &c.Tuple.Destination.Bytes, &c.Affinity.Client.Bytes} {
+		if c.IsV6 == 0 {
+			copy(address[:], []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff})
+		} else {
+			address[0] |= 0x20 // not IPv4-mapped
+		}
+	}
+	return c
+}
+
+func number(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

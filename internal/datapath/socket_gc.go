@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// SocketGC finds the sockets of a network namespace that are connected to a
+// backend that serves no more (R29, R30).
+type SocketGC struct {
+	collection *ebpf.Collection
+	udp, tcp   *link.Iter
+	toAbort    Hash[uint64, uint32]
+}
+
+// OpenSocketGC loads the socket GC programs over the tables. With end it ends the sockets that
+// it finds, which needs bpf_sock_destroy (HaveSockDestroy); else it only tells.
+// An error says that this kernel cannot; all else works without.
+func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
+	spec, err := LoadSockGC()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.setConstants(spec); err != nil {
+		return nil, err
+	}
+	var mayEnd uint8
+	if end {
+		mayEnd = 1
+	}
+	if err := spec.Variables[SockGCVarMayDestroy].Set(mayEnd); err != nil {
+		return nil, err
+	}
+	tables, err := d.sharedTables(spec)
+	if err != nil {
+		return nil, err
+	}
+	s = &SocketGC{}
+	defer func() {
+		if err != nil {
+			s.Close()
+			s = nil
+		}
+	}()
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
+	if err != nil {
+		return s, fmt.Errorf("load the socket iterators: %w", err)
+	}
+	s.toAbort = kernelHash[uint64, uint32]{SockGCMapSocketsToAbort, s.collection.Maps[SockGCMapSocketsToAbort]}
+	if s.udp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcUdp]); err != nil {
+		return s, err
+	}
+	if s.tcp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcTcp]); err != nil {
+		return s, err
+	}
+	return s, s.clearToAbort() // what an agent has left that was killed before its GC pass
+}
+
+func attachIterator(p *ebpf.Program) (*link.Iter, error) {
+	it, err := link.AttachIter(link.IterOptions{Program: p})
+	if err != nil {
+		return nil, fmt.Errorf("attach %s: %w", p, err)
+	}
+	return it, nil
+}
+
+// Close unloads the socket GC programs.
+func (s *SocketGC) Close() {
+	for _, it := range []*link.Iter{s.udp, s.tcp} {
+		if it != nil {
+			it.Close()
+		}
+	}
+	if s.collection != nil {
+		s.collection.Close()
+	}
+}
+
+// UDP goes once over the UDP sockets of the calling thread's network namespace.
+// It returns those that it has ended (Ended is 1), or that are to be ended.
+// After sockets have ended a pass may have missed others (before Linux 6.16 it
+// continues in a list by counting): go on until one finds none.
+func (s *SocketGC) UDP() ([]StaleSocket, error) { return readIterator(s.udp) }
+
+// TCP goes once over the TCP sockets likewise, and ends those among toAbort, which
+// are socket cookies.
+func (s *SocketGC) TCP(toAbort ...uint64) (found []StaleSocket, err error) {
+	defer func() {
+		for _, cookie := range toAbort {
+			err = errors.Join(err, s.toAbort.Delete(cookie))
+		}
+	}()
+	for _, cookie := range toAbort {
+		if err := s.toAbort.Put(cookie, 1); err != nil {
+			return nil, err
+		}
+	}
+	return readIterator(s.tcp)
+}
+
+// clearToAbort empties the table of sockets to abort.
+func (s *SocketGC) clearToAbort() error {
+	all, err := s.toAbort.All()
+	for cookie := range all {
+		err = errors.Join(err, s.toAbort.Delete(cookie))
+	}
+	return err
+}
+
+const staleSocketSize = int(unsafe.Sizeof(StaleSocket{}))
+
+// readIterator runs an iterator over the calling thread's network namespace.
+func readIterator(it *link.Iter) ([]StaleSocket, error) {
+	sequence, err := it.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer sequence.Close()
+	var all []StaleSocket
+	buffer := make([]StaleSocket, 256)
+	memory := unsafe.Slice((*byte)(unsafe.Pointer(&buffer[0])), len(buffer)*staleSocketSize)
+	for {
+		n, err := sequence.Read(memory) // whole records, as they are written
+		all = append(all, buffer[:n/staleSocketSize]...)
+		switch {
+		case errors.Is(err, io.EOF):
+			return all, nil
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // a million sockets, and none of them is told
+		case err != nil:
+			return all, fmt.Errorf("read the socket iterator: %w", err)
+		case n%staleSocketSize != 0:
+			return all, fmt.Errorf("read the socket iterator: %d bytes are no whole records of %d", n, staleSocketSize)
+		}
+	}
+}
+
+// HaveSockDestroy says whether the kernel has bpf_sock_destroy (Linux 6.5).
+func HaveSockDestroy() bool { return kernelHas()[sockDestroy] }
+
+// What the kernel's types tell of it.
+const (
+	kernelTypes    = "types"
+	socketIterator = "bpf_iter_udp"
+	sockDestroy    = "bpf_sock_destroy"
+)
+
+// kernelBTF are the kernel's types, for whoever loads programs between kernelHas and Attach:
+// to read them takes some MiB and 15 ms. Nil: read them yourself.
+var kernelBTF atomic.Pointer[btf.Cache]
+
+// kernelHas looks these up in the kernel's types (CONFIG_DEBUG_INFO_BTF), once.
+var kernelHas = sync.OnceValue(func() map[string]bool {
+	found := map[string]bool{}
+	cache := btf.NewCache()
+	spec, err := cache.Kernel()
+	if err != nil {
+		return found
+	}
+	kernelBTF.Store(cache)
+	found[kernelTypes] = true
+	for _, name := range []string{socketIterator, sockDestroy} {
+		var f *btf.Func
+		found[name] = spec.TypeByName(name, &f) == nil
+	}
+	return found
+})
+
+// Connection is the service that a socket asked for and the backend that it is
+// connected to.
+type Connection struct {
+	Protocol         uint8
+	Service, Backend netip.AddrPort
+}
+
+// Connection is what the socket is connected to.
+func (s *SockGCStaleSocket) Connection() Connection {
+	return Connection{
+		Protocol: s.Protocol,
+		Service:  addrPort(s.Service.Bytes, s.ServicePort),
+		Backend:  addrPort(s.Backend.Bytes, s.BackendPort),
+	}
+}
+
+// LocalAddr is the socket's own address.
+func (s *SockGCStaleSocket) LocalAddr() netip.AddrPort { return addrPort(s.Local.Bytes, s.LocalPort) }
+
+func addrPort(address [16]byte, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), NetworkOrder(port))
+}

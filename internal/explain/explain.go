@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package explain explains what happens to a client's packet or connect(), and why. It test-runs
+// the edge's programs on a packet, and the decision of the socket programs on a connect().
+package explain
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+)
+
+// Answer says what happens to a packet or a connect(), and why.
+type Answer struct {
+	// Entry is xdp, tc or connect.
+	Entry  string `json:"entry"`
+	Device string `json:"device,omitempty"`
+	// EarlierPrograms says what the programs did that ran before.
+	EarlierPrograms []string `json:"earlierPrograms,omitempty"`
+	// Verdict is balance, reject, drop, answer (ICMP echo) or pass (unchanged). Reason is a key of
+	// inspect.Reasons, and Why its text.
+	Verdict string `json:"verdict"`
+	Reason  string `json:"reason,omitempty"`
+	Why     string `json:"why"`
+	// Rules are the rules of docs/operate/semantics.md that apply.
+	Rules []string `json:"rules,omitempty"`
+	// Service is namespace/name. Frontend is the address that the client uses; nil if it belongs to
+	// no Service.
+	Service  string            `json:"service,omitempty"`
+	Frontend *inspect.Frontend `json:"frontend,omitempty"`
+	// Class is the client's source class.
+	Class string `json:"class,omitempty"`
+	// Backends is the backend set. Backend is the chosen one; nil if the choice is random.
+	Backends []inspect.Member `json:"backends,omitempty"`
+	Backend  *inspect.Member  `json:"backend,omitempty"`
+	// Affinity is kept, or new if the Service has session affinity and the client has no entry.
+	Affinity string `json:"affinity,omitempty"`
+	// Flow is the state of the flow if it exists.
+	Flow     string `json:"flow,omitempty"`
+	Original Ends   `json:"original"`
+	// Rewritten are the addresses and ports after the rewrite.
+	Rewritten *Ends `json:"rewritten,omitempty"`
+	// Encapsulated says how the packet reaches a backend that answers the client directly (DSR);
+	// nil without DSR.
+	Encapsulated *Encapsulation `json:"encapsulated,omitempty"`
+	Out          *Hop           `json:"out,omitempty"`
+	// Notes are additional remarks.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Ends are the addresses, ports and protocol of a packet.
+type Ends struct {
+	Source      netip.AddrPort   `json:"source"`
+	Destination netip.AddrPort   `json:"destination"`
+	Protocol    service.Protocol `json:"protocol"`
+}
+
+func (e Ends) String() string {
+	if isICMP(e.Protocol) {
+		return fmt.Sprintf("%s > %s %s", e.Source.Addr(), e.Destination.Addr(), e.Protocol)
+	}
+	return fmt.Sprintf("%s > %s %s", e.Source, e.Destination, e.Protocol)
+}
+
+// Encapsulation describes an outer header, or an IP option.
+type Encapsulation struct {
+	// DSR is ipip, geneve or opt. With opt the packet has an IP option and no outer header.
+	DSR string `json:"dsr"`
+	// Source and Destination are the addresses of the outer header; not valid without one.
+	Source      netip.Addr `json:"source,omitzero"`
+	Destination netip.Addr `json:"destination,omitzero"`
+}
+
+func (e *Encapsulation) String() string {
+	switch e.DSR {
+	case conntrack.DSRNames[datapath.DSRIPIP]:
+		return fmt.Sprintf("IPIP, %s > %s", e.Source, e.Destination)
+	case conntrack.DSRNames[datapath.DSRGeneve]:
+		return fmt.Sprintf("Geneve, %s > %s", e.Source, e.Destination)
+	}
+	return "with the original destination in an IP option"
+}
+
+// Hop is the next hop of a packet.
+type Hop struct {
+	Device  string     `json:"device"`
+	NextHop netip.Addr `json:"nextHop"`
+	MAC     string     `json:"mac,omitempty"` // empty: not resolved yet
+}
+
+// Explain answers a question from the pinned tables of a bpffs directory. It has to run in the
+// node's network namespace. It changes nothing.
+//
+// It returns a *RequestError if the question has to be changed.
+func Explain(bpffs string, q Question) (*Answer, error) {
+	raw, err := datapath.OpenTables(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	other, err := datapath.OtherNamespace(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	if other {
+		return nil, inspect.BadRequest("this command runs in another network namespace than the agent of %s, with other devices and routes: "+
+			"run it there, as in `nsenter --net=/proc/PID/ns/net beeline explain ...` with the PID of that agent", bpffs)
+	}
+	tables, err := inspect.ReadTables(raw)
+	if err != nil {
+		return nil, err
+	}
+	x := &explainer{bpffs: bpffs, raw: raw, tables: tables, question: q}
+	x.answer.Original = Ends{q.Source, q.Destination, q.Protocol}
+	if q.Socket {
+		err = x.socket()
+	} else {
+		err = x.packet()
+	}
+	return &x.answer, err
+}
+
+type explainer struct {
+	bpffs    string
+	raw      *datapath.Tables
+	tables   *inspect.Tables
+	question Question
+	answer   Answer
+}
+
+func (x *explainer) note(format string, args ...any) {
+	x.answer.Notes = append(x.answer.Notes, fmt.Sprintf(format, args...))
+}
+
+// frontend returns the frontend of a key and its Service.
+func (x *explainer) frontend(key datapath.FrontendKey) (*inspect.Service, *inspect.Frontend) {
+	for i := range x.tables.Services {
+		s := &x.tables.Services[i]
+		for j := range s.Frontends {
+			if s.Frontends[j].Key == key {
+				return s, &s.Frontends[j]
+			}
+		}
+	}
+	return nil, nil
+}
+
+// setFrontend sets the frontend, and returns the decision for the client's class.
+func (x *explainer) setFrontend(s *inspect.Service, f *inspect.Frontend, class service.SourceClass) inspect.Decision {
+	x.answer.Service, x.answer.Frontend, x.answer.Class = s.Namespace+"/"+s.Name, f, class.String()
+	d := [...]inspect.Decision{service.FromPod: f.Pod, service.FromNode: f.Node, service.FromOutside: f.Outside}[class]
+	x.answer.Backends = d.Backends
+	return d
+}
+
+// remembered returns the backend of a client's session affinity entry; 0 if there is none that is
+// still valid.
+func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client datapath.Address) (uint32, error) {
+	if f.AffinitySeconds == 0 {
+		return 0, nil
+	}
+	entry, err := x.raw.Affinity.Get(datapath.AffinityKey{Client: client, Service: f.ServiceID})
+	if err != nil {
+		return 0, err
+	}
+	if entry == nil || int32(coarseSeconds()-entry.LastUsed) > int32(f.AffinitySeconds) ||
+		!slices.ContainsFunc(d.Backends, func(m inspect.Member) bool { return m.ID == entry.Backend }) {
+		return 0, nil
+	}
+	return entry.Backend, nil
+}
+
+// coarseSeconds returns the clock of session affinity.
+func coarseSeconds() uint32 {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now) // fails only for clocks that do not exist
+	return uint32(now.Sec)
+}
+
+// OwnAddress reports whether an address belongs to the calling thread's network namespace.
+func ownAddress(a netip.Addr) (bool, error) {
+	if a.IsLoopback() {
+		return true, nil
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(all, func(own net.Addr) bool {
+		p, err := netip.ParsePrefix(own.String())
+		return err == nil && p.Addr().Unmap() == a
+	}), nil
+}
+
+// rulesOf returns the rules that decide for a client at a frontend.
+func rulesOf(f *inspect.Frontend, class service.SourceClass, d inspect.Decision, reason string) (rules []string) {
+	switch {
+	case reason == "drop_no_service" || f != nil && f.Kind == service.ClusterIPOther:
+		return []string{"R21"}
+	case f == nil, f.Kind == service.Echo && reason != "drop_source":
+		return nil
+	case reason == "drop_source":
+		return []string{"R25"}
+	}
+	switch f.Kind {
+	case service.ClusterIP:
+		rules = []string{"R16"}
+		if class == service.FromOutside {
+			rules = append(rules, "R20")
+		}
+	case service.HostPort:
+		rules = []string{"R33"}
+	default:
+		rules = []string{"R17"}
+		// With externalTrafficPolicy Cluster all clients are masqueraded at such an address (R19).
+		if !f.Outside.Masquerade {
+			rules = append(rules, "R18")
+		}
+	}
+	if f.Kind == service.NodePort {
+		rules = append(rules, "R22")
+	}
+	if f.Restricted {
+		rules = append(rules, "R25")
+	}
+	if d.Verdict == service.Balance.String() {
+		if f.AffinitySeconds > 0 {
+			rules = append(rules, "R27")
+		}
+		if d.Masquerade {
+			rules = append(rules, "R19")
+		}
+	}
+	slices.SortFunc(rules, func(a, b string) int { return number(a) - number(b) })
+	return rules
+}
+
+func number(rule string) int {
+	n, _ := strconv.Atoi(rule[1:])
+	return n
+}

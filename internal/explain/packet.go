@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+)
+
+// anyPort is the source port if none is given: an ephemeral port.
+const anyPort = 40000
+
+// packet test-runs the edge's programs.
+func (x *explainer) packet() error {
+	own, err := ownAddress(x.question.Source.Addr())
+	if err != nil {
+		return err
+	}
+	if own {
+		return inspect.BadRequest("%s is an address of this node: use `beeline explain connect` for its sockets", x.question.Source.Addr())
+	}
+	device, xdp, err := x.device()
+	if err != nil {
+		return err
+	}
+	if xdp != nil {
+		x.answer.Entry = "xdp"
+		x.noteOthers(xdp.Chain)
+		e, err := x.run(datapath.EdgeXDP, device, device.Index)
+		if err != nil {
+			return err
+		}
+		if datapath.ReasonName(e.Reason) != "to_tc" {
+			return x.explained(e)
+		}
+		x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "xdp: "+inspect.Reasons["to_tc"])
+	}
+	return x.throughTC(device)
+}
+
+// throughTC runs the tc program of a device and, if that passes the packet, the one of the output
+// device.
+func (x *explainer) throughTC(in *net.Interface) error {
+	x.answer.Entry = "tc"
+	e, err := x.run(datapath.EdgeIngress, in, in.Index)
+	if err != nil {
+		return err
+	}
+	if datapath.ReasonName(e.Reason) != "not_service" {
+		return x.explained(e)
+	}
+	var out *net.Interface
+	if routes, err := netlink.RouteGet(x.question.Destination.Addr().AsSlice()); err == nil && len(routes) > 0 {
+		if out, err = x.attachedAt(datapath.EdgeEgress, routes[0].LinkIndex); err != nil {
+			return err
+		}
+	}
+	if out == nil {
+		return x.explained(e)
+	}
+	leaving, err := x.run(datapath.EdgeEgress, out, in.Index)
+	if err != nil {
+		return err
+	}
+	if leaving.Done == 0 { // the egress program handles only packets of local sources
+		x.answer.Device = in.Name
+		return x.explained(e)
+	}
+	x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "tc at "+in.Name+": "+inspect.Reasons["not_service"])
+	return x.explained(leaving)
+}
+
+// run runs the program of a hook on the packet.
+func (x *explainer) run(hook datapath.EdgeHook, device *net.Interface, from int) (*datapath.Explanation, error) {
+	dry, err := datapath.OpenDryRun(x.bpffs, hook)
+	if err != nil {
+		return nil, err
+	}
+	defer dry.Close()
+	if dry.Other {
+		x.note("the attached program of %s is of another version of Beeline than this command, and may decide differently", hook)
+	}
+	return dry.Run(device.Index, from, x.frame(device))
+}
+
+// frame builds the packet as a device receives it.
+func (x *explainer) frame(device *net.Interface) []byte {
+	asks := &x.answer.Original
+	if asks.Source.Port() == 0 && !isICMP(asks.Protocol) {
+		asks.Source = netip.AddrPortFrom(asks.Source.Addr(), anyPort)
+		x.note("the source port is %d, because none was given; another port may reach another backend", anyPort)
+	}
+	x.answer.Device = device.Name
+	return frameOf(*asks, device.HardwareAddr)
+}
+
+// noteOthers names the XDP programs that run before Beeline's.
+func (x *explainer) noteOthers(chain []datapath.ChainProgram) {
+	for _, p := range chain {
+		if p.Own {
+			return
+		}
+		x.note("%s (program %d) runs before Beeline at this device, and may drop the packet", p.Name, p.ID)
+	}
+}
+
+// device returns the device that receives the packet, and the XDP program that runs there first, if
+// any.
+func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachment, err error) {
+	attached, err := datapath.EdgeAttachments(x.bpffs)
+	if err != nil {
+		return nil, nil, err
+	}
+	byXDP := map[int]*datapath.EdgeAttachment{}
+	var names []string
+	var devices []*net.Interface
+	for _, a := range attached {
+		if a.Detached {
+			continue
+		}
+		if a.Hook == datapath.EdgeXDP {
+			byXDP[a.Device] = &a
+		}
+		if a.Hook != datapath.EdgeIngress {
+			continue
+		}
+		if d, err := net.InterfaceByIndex(a.Device); err == nil {
+			devices, names = append(devices, d), append(names, d.Name)
+		}
+	}
+	if len(devices) == 0 {
+		return nil, nil, inspect.BadRequest("the programs pinned under %s serve clients at no device of this network namespace (--edge-mode=off?): give the agent's --pins, and run this command in the agent's network namespace", x.bpffs)
+	}
+	if name := x.question.Device; name != "" {
+		i := slices.Index(names, name)
+		if i < 0 {
+			return nil, nil, inspect.BadRequest("--device %s: clients are not served at this device; choose from %s", name, strings.Join(names, ", "))
+		}
+		return devices[i], byXDP[devices[i].Index], nil
+	}
+	routes, err := netlink.RouteGet(x.question.Source.Addr().AsSlice())
+	if err != nil || len(routes) == 0 {
+		if len(devices) == 1 {
+			return devices[0], byXDP[devices[0].Index], nil
+		}
+		return nil, nil, inspect.BadRequest("there is no route to %s: set --device to the device that receives its packets, one of %s", x.question.Source.Addr(), strings.Join(names, ", "))
+	}
+	for _, d := range devices {
+		if d.Index == routes[0].LinkIndex {
+			return d, byXDP[d.Index], nil
+		}
+	}
+	return nil, nil, inspect.BadRequest("the route to %s leads to %s, where clients are not served: add the device to the agent's --devices, use `beeline explain connect` for a pod of this node, or set --device to the device that receives its packets, one of %s",
+		x.question.Source.Addr(), deviceName(uint32(routes[0].LinkIndex)), strings.Join(names, ", "))
+}
+
+// explained converts the programs' result.
+func (x *explainer) explained(e *datapath.Explanation) error {
+	a := &x.answer
+	if e.Done == 0 {
+		a.Verdict, a.Why = service.Pass.String(), "passed unchanged without a look-up"
+		return nil
+	}
+	a.Reason = datapath.ReasonName(e.Reason)
+	a.Why, a.Verdict = inspect.Reasons[a.Reason], verdictOf(a.Reason)
+	class := service.SourceClass(e.Class)
+	var d inspect.Decision
+	s, f := x.frontend(e.Key())
+	if f != nil {
+		d = x.setFrontend(s, f, class)
+	}
+	a.Rules = rulesOf(f, class, d, a.Reason)
+	if e.Known != 0 {
+		x.known(e)
+	}
+	if a.Verdict != service.Balance.String() {
+		return nil
+	}
+	a.Rewritten = &Ends{e.Xlate.From(), e.Xlate.To(), a.Original.Protocol}
+	local := e.Known != 0 && e.Flags&uint8(datapath.ConntrackLocal) != 0
+	a.Backend = &inspect.Member{ID: e.Backend, Address: a.Rewritten.Destination.String()}
+	for _, m := range a.Backends {
+		if m.ID == e.Backend {
+			a.Backend, local = &m, m.Local
+		}
+	}
+	a.Backend.Local = local
+	a.Encapsulated = encapsulation(e)
+	if !local && e.Device != 0 {
+		a.Out = &Hop{Device: deviceName(e.Device), NextHop: e.Next()}
+		if e.Mac != [6]uint8{} {
+			a.Out.MAC = net.HardwareAddr(e.Mac[:]).String()
+		}
+	}
+	if f == nil || f.AffinitySeconds == 0 {
+		return nil
+	}
+	a.Affinity = "new"
+	kept, err := x.remembered(f, d, datapath.AddressFrom(a.Original.Source.Addr()))
+	if kept == e.Backend && kept != 0 {
+		a.Affinity = "kept"
+	}
+	return err
+}
+
+func encapsulation(e *datapath.Explanation) *Encapsulation {
+	how, direct := conntrack.DSRNames[datapath.DSR(e.Dsr)]
+	if !direct {
+		return nil
+	}
+	c := &Encapsulation{DSR: how}
+	if datapath.DSR(e.Dsr) != datapath.DSROpt {
+		c.Source, c.Destination = datapath.Address(e.OuterSource).Addr(), datapath.Address(e.OuterDestination).Addr()
+	}
+	return c
+}
+
+// known explains a packet of a flow with conntrack entries, which decide instead of the tables.
+func (x *explainer) known(e *datapath.Explanation) {
+	x.answer.Flow = conntrack.StateNames[conntrack.State(e.State)]
+	for i := range x.tables.Services {
+		s := &x.tables.Services[i]
+		for j := range s.Frontends {
+			if s.Frontends[j].ServiceID == e.Service {
+				x.answer.Service = s.Namespace + "/" + s.Name
+			}
+		}
+	}
+}
+
+func verdictOf(reason string) string {
+	switch reason {
+	case "new", "recovered", "established", "reply", "fragmented", "untracked":
+		return service.Balance.String()
+	case "rejected":
+		return service.Reject.String()
+	case "echo":
+		return service.Answer.String()
+	}
+	if inspect.Dropped(reason) {
+		return service.Drop.String()
+	}
+	return service.Pass.String()
+}
+
+func deviceName(index uint32) string {
+	if d, err := net.InterfaceByIndex(int(index)); err == nil {
+		return d.Name
+	}
+	return fmt.Sprintf("(index %d)", index)
+}

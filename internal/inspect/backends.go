@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"cmp"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// Member is a backend of a set. Its share of new connections is Slots divided by the sum of Slots.
+type Member struct {
+	ID      uint32 `json:"id"`
+	Address string `json:"address"`
+	Local   bool   `json:"local"`
+	// Node is the address of the backend's node, if packets are sent to it (geneve).
+	Node  string `json:"node,omitempty"`
+	Slots int    `json:"slots"`
+}
+
+// Backend is an endpoint of at least one frontend.
+type Backend struct {
+	ID       uint32           `json:"id"`
+	Address  string           `json:"address"`
+	Protocol service.Protocol `json:"protocol"`
+	Local    bool             `json:"local"`
+	Node     string           `json:"node,omitempty"` // as in Member
+	Services []string         `json:"services"`       // namespace/name of the Services that use it
+}
+
+// members returns the backends of a set in the order of the list of its members.
+func (r *reader) members(slots, members codec.Range, owner string) (all []Member) {
+	seen := map[uint32]int{} // index in all, by ID
+	place := func(id uint32) int {
+		at, known := seen[id]
+		if !known {
+			b := r.backend(id, owner)
+			at = len(all)
+			seen[id] = at
+			all = append(all, Member{ID: id, Address: b.Address, Local: b.Local, Node: b.Node})
+		}
+		return at
+	}
+	if members != slots { // a Maglev table
+		for _, id := range codec.Slots(r.tables, members) {
+			place(id)
+		}
+	}
+	for _, id := range codec.Slots(r.tables, slots) {
+		all[place(id)].Slots++
+	}
+	return all
+}
+
+func (r *reader) backend(id uint32, owner string) *Backend {
+	b := r.backends[id]
+	if b == nil {
+		b = &Backend{ID: id, Address: "(no such backend)"}
+		if id < r.tables.Backends.Len() {
+			row := codec.BackendOf(r.tables.Backends.Load(id))
+			b.Address, b.Protocol, b.Local = row.AddrPort().String(), row.Protocol(), row.Local()
+			if row.KnowsNode() {
+				b.Node = row.Node().String()
+			}
+		}
+		r.backends[id] = b
+	}
+	// The frontends of one owner are read consecutively.
+	if n := len(b.Services); owner != "" && (n == 0 || b.Services[n-1] != owner) {
+		b.Services = append(b.Services, owner)
+	}
+	return b
+}
+
+func (r *reader) sortedBackends() []Backend {
+	all := make([]Backend, 0, len(r.backends))
+	for _, b := range r.backends {
+		slices.Sort(b.Services)
+		b.Services = slices.Compact(b.Services)
+		all = append(all, *b)
+	}
+	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// noteMembers does what members does for callers that need only the backends.
+func (r *reader) noteMembers(members codec.Range, owner string) {
+	for _, id := range codec.Slots(r.tables, members) {
+		r.backend(id, owner)
+	}
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/reconcile"
+)
+
+// nearlyFull is the usage from which a table gets a warning.
+const nearlyFull = 0.9
+
+// unreachableAfter is how long an API server may be unreachable before that is a condition. A
+// restart takes less.
+const unreachableAfter = 30 * time.Second
+
+// Assess fills in Conditions from the rest of the status.
+func (s *Status) Assess() {
+	all := slices.Concat(s.ofAgent(), s.Source.conditions(), s.ofSync(), s.ofObjects(), s.ofSockets(), s.ofHooks(), s.ofHealth(), s.ofOptOuts(), s.ComponentConditions)
+	if s.Edge != nil {
+		all = append(all, s.Edge.Conditions()...)
+	}
+	for _, f := range s.Tables {
+		if float64(f.Used) > nearlyFull*float64(f.Limit) {
+			all = append(all, fullTable(f))
+		}
+	}
+	s.Conditions = all.Sort()
+}
+
+func fullTable(f reconcile.Usage) condition.Condition {
+	c := condition.TableNearlyFull.New("table %s is nearly full (%d of %d)", f.Table, f.Used, f.Limit).At(f.Table)
+	if f.Flag == "" {
+		return c.Do("remove unneeded objects; the size of this table is fixed")
+	}
+	return c.Do("raise --%s", f.Flag)
+}
+
+// ofAgent returns the conditions of the agent and of its environment.
+func (s *Status) ofAgent() (all condition.List) {
+	if !s.Running {
+		all = append(all, condition.AgentNotRunning.New("no agent is running: the current tables stay in use, and changes do not take effect"))
+	}
+	if s.Answered && !s.Sync.Synced {
+		serves := "the tables of an earlier agent stay in use"
+		if len(s.Attachments) == 0 {
+			serves = "nothing is attached"
+		}
+		all = append(all, condition.NotSynced.New("no complete state has been read yet: %s", serves))
+	}
+	if s.OtherNamespace {
+		all = append(all, condition.OtherNetworkNamespace.New("this command runs in another network namespace than the agent: it looks up devices in the wrong place"))
+	}
+	if s.NoOwnAddress {
+		all = append(all, condition.NodeAddressMissing.New("no device here has an address of Node %q", s.Node).At("Node "+s.Node))
+	}
+	if s.UnknownNode {
+		all = append(all, NodeUnknown(s.Node))
+	}
+	if s.NodeDeleted {
+		all = append(all, condition.NodeDeleted.New("Node %s has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", s.Node).At("Node "+s.Node))
+	}
+	if s.UnclassifiedPods > 0 {
+		all = append(all, condition.NodesWithoutPodCIDRs.New("Nodes without podCIDRs (%d): their pods count as clients outside the cluster, and externalTrafficPolicy applies to them", s.UnclassifiedPods))
+	}
+	return all
+}
+
+// NodeUnknown returns the condition that no Node object has this node's name.
+func NodeUnknown(name string) condition.Condition {
+	return condition.NodeUnknown.New("no Node is named %q: there are no NodePorts, and only endpoints that name it count as local", name).At("Node " + name)
+}
+
+// conditions returns those of the source's server and objects.
+func (s *Source) conditions() (all condition.List) {
+	all = slices.Clone(s.Problems)
+	c := s.Connection
+	if c == nil || c.Connected || time.Since(c.Since) < unreachableAfter {
+		return all
+	}
+	text := fmt.Sprintf("the API server has not answered for %s, and changes are not seen: the last state stays in use", time.Since(c.Since).Round(time.Second))
+	if c.Error != "" {
+		text += ": " + c.Error
+	}
+	return append(all, condition.SourceUnreachable.New("%s", text).At(s.Location))
+}
+
+// ofSync returns the conditions of what the reconciler could not write to the tables.
+func (s *Status) ofSync() (all condition.List) {
+	if s.Sync.Networks != "" {
+		all = append(all, condition.NetworksNotApplied.New("not all ServiceCIDRs and networks of pods could be written to the tables: %s", s.Sync.Networks))
+	}
+	if s.Sync.Balancers != "" {
+		all = append(all, condition.BalancersNotApplied.New("packets of some balancers may be dropped, because their networks could not be written to the tables: %s", s.Sync.Balancers))
+	}
+	for _, p := range s.Sync.BothNetworks {
+		all = append(all, condition.PodNetworkIsServiceCIDR.New("%s is a ServiceCIDR and a network of pods: it is treated as a ServiceCIDR, and pods there count as clients outside the cluster", p).At(p))
+	}
+	return all
+}
+
+// ofObjects returns the conditions of single objects.
+func (s *Status) ofObjects() (all condition.List) {
+	for i := range s.Objects {
+		all = append(all, ofObject(&s.Objects[i])...)
+	}
+	// The lists and the counts were not read at the same time.
+	if s.Sync.Failing > 0 && !all.Has(condition.ObjectNotApplied) {
+		all = append(all, condition.ObjectNotApplied.New("frontends that could not be written to the tables: %d", s.Sync.Failing))
+	}
+	if s.Sync.LeftOut > 0 && !all.Has(condition.ObjectLeftOut) && !all.Has(condition.ObjectNotApplied) {
+		all = append(all, condition.ObjectLeftOut.New("objects that are not served, or only in part: %d", s.Sync.LeftOut))
+	}
+	return all
+}
+
+// ofObject returns one condition of each kind, so that an object with thousands of addresses does
+// not hide the others. Status.Objects has all of them.
+func ofObject(o *reconcile.Status) (all condition.List) {
+	kind := condition.ObjectNotApplied
+	if o.State == reconcile.LeftOut {
+		kind = condition.ObjectLeftOut
+	}
+	every := slices.Clone(o.Problems)
+	for _, reason := range o.Reasons {
+		every = append(every, kind.New("%s: %s", o.State, reason))
+	}
+	of := map[condition.Code]int{}
+	for _, c := range every {
+		of[c.Code]++
+	}
+	for _, c := range every {
+		if all.HasCode(c.Code) {
+			continue
+		}
+		if more := of[c.Code] - 1; more > 0 {
+			c.Message += fmt.Sprintf(" (and %d more)", more)
+		}
+		all = append(all, c.At(o.Owner.String()))
+	}
+	return all
+}
+
+// ofSockets returns the conditions of sockets of this node and its pods.
+func (s *Status) ofSockets() (all condition.List) {
+	if s.Sockets.LastError != "" {
+		all = append(all, condition.SocketsNotEnded.New("sockets of removed backends may remain open: %s", s.Sockets.LastError))
+	}
+	for _, h := range s.PortConflicts {
+		all = append(all, condition.PortHeld.New("%s: connections to it go to the Service or Pod", h).At(fmt.Sprintf("%s %s", h.Protocol, h.Address)))
+	}
+	if s.PortConflictsUnknown != "" {
+		all = append(all, condition.PortHoldersUnknown.New("cannot find out which sockets are bound to ports of Services and Pods: %s", s.PortConflictsUnknown))
+	}
+	if s.Unprotected != "" {
+		all = append(all, condition.BindNotProtected.New("%s", s.Unprotected))
+	}
+	return all
+}
+
+// ofHooks returns the conditions of attached programs and pins.
+func (s *Status) ofHooks() (all condition.List) {
+	if s.Unreadable != "" {
+		all = append(all, condition.PinsUnreadable.New("pins are missing; a running agent restores them within two seconds: %s", s.Unreadable))
+	}
+	if s.Unserved != "" {
+		all = append(all, condition.EdgeOff.New("%s", s.Unserved))
+	}
+	if len(s.Attachments) < s.Hooks {
+		all = append(all, condition.HooksMissing.New("%d of %d hooks are attached", len(s.Attachments), s.Hooks))
+	}
+	for _, a := range s.Attachments {
+		if a.Detached {
+			all = append(all, condition.HookDetached.New("hook %s is detached, because its cgroup is gone or another program detached it", a.Hook).At(fmt.Sprint(a.Hook)))
+		}
+	}
+	return all
+}
+
+// maxNamed is the maximum number of backends that a condition names.
+const maxNamed = 3
+
+// ofHealth returns one condition for each Service with backends that are down.
+func (s *Status) ofHealth() (all condition.List) {
+	if s.Health == nil {
+		return nil
+	}
+	byService := map[string][]string{}
+	for _, b := range s.Health.Down {
+		byService[b.Service] = append(byService[b.Service], fmt.Sprintf("%s/%s (%s)", b.Address, b.Protocol, b))
+	}
+	for name, down := range byService {
+		kind := condition.BackendsDown
+		if len(down) == s.Health.Services[name] {
+			kind = condition.AllBackendsDown
+		}
+		all = append(all, kind.New("backends that fail their health check: %d of %d: %s", len(down), s.Health.Services[name], someOf(down)).At("Service "+name))
+	}
+	return all
+}
+
+func someOf(names []string) string {
+	if len(names) > maxNamed {
+		return strings.Join(names[:maxNamed], ", ") + ", ..."
+	}
+	return strings.Join(names, ", ")
+}
+
+// ofOptOuts returns the conditions of pods that opted out of the socket shortcut but still use it.
+// Opting out is no condition.
+func (s *Status) ofOptOuts() (all condition.List) {
+	for _, p := range s.OptedOut.Pods {
+		if p.Late {
+			all = append(all, condition.PodNotFound.New("the pod has opted out of the socket shortcut, but still uses it, because its network namespace was not found: %s", p.Problem).
+				At(fmt.Sprintf("Pod %s/%s", p.Namespace, p.Name)))
+		}
+	}
+	if slices.ContainsFunc(s.OptedOut.Pods, func(p optout.Pod) bool { return !p.Found }) {
+		all = append(all, s.OptedOut.Problems...)
+	}
+	return all
+}

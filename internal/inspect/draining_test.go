@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/conntrack/conntracktest"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// TestLeaving: a backend in no set stays visible while it has flows, and one that is down always
+// does. Serving backends, replies and closed flows do not count.
+func TestLeaving(t *testing.T) {
+	tables, _ := sharedTables(2, 2) // backends 10.10.0.1 and .2; service ports 1 and 2
+	tracks := conntracktest.Table{}
+	add := func(port int, id uint32, backend string, state datapath.ConntrackState, flags uint8) {
+		client := fmt.Sprintf("198.51.100.7:%d", port)
+		key := conntracktest.Tuple(uint8(service.TCP), client, "192.0.2.1:80")
+		tracks[key] = datapath.ConntrackEntry{Lb: datapath.EdgeTCCtLb{Service: id}, Xlate: conntracktest.Tuple(uint8(service.TCP), client, backend), State: uint8(state), Flags: flags}
+	}
+	add(1, 1, "10.10.0.1:8080", datapath.ConntrackEstablished, 0) // serves
+	add(2, 1, "10.10.0.9:8080", datapath.ConntrackEstablished, 0)
+	add(3, 1, "10.10.0.9:8080", datapath.ConntrackClosing, 0)
+	add(4, 1, "10.10.0.9:8080", datapath.ConntrackClosed, 0)
+	add(5, 1, "10.10.0.9:8080", datapath.ConntrackEstablished, uint8(datapath.ConntrackReply))
+	add(6, 2, "10.10.0.8:8080", datapath.ConntrackEstablished, 0)
+	for _, c := range []struct {
+		scope Scope
+		down  string
+		want  string
+	}{
+		{Scope{Service: "n0/web00000"}, "", "[10.10.0.9:8080 draining, 2 connections left]"},
+		{Scope{Service: "n0/web00000"}, "10.10.0.9:8080", "[10.10.0.9:8080 down, 2 connections left: timeout]"},
+		{Scope{Service: "n0/web00000"}, "10.10.0.7:8080", "[10.10.0.7:8080 down, 0 connections left: timeout 10.10.0.9:8080 draining, 2 connections left]"},
+		{Scope{Service: "n1/web00001"}, "", "[10.10.0.8:8080 draining, 1 connection left]"},
+		{Scope{Outline: true, Owners: true}, "", "[10.10.0.8:8080 draining, 1 connection left 10.10.0.9:8080 draining, 2 connections left]"},
+		{Scope{Outline: true, Owners: true}, "10.10.0.8:8080", "[10.10.0.8:8080 down, 1 connection left: timeout 10.10.0.9:8080 draining, 2 connections left]"},
+		{Scope{Outline: true, Owners: true}, "10.10.0.1:8080", "[10.10.0.8:8080 draining, 1 connection left 10.10.0.9:8080 draining, 2 connections left]"},
+	} {
+		read, err := ReadScope(t.Context(), tables, c.scope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := read.addDraining(&conntrack.Tables{Assured: tracks, Unreplied: conntracktest.Table{}}, c.scope); err != nil {
+			t.Fatal(err)
+		}
+		var down []BackendHealth
+		if c.down != "" {
+			down = []BackendHealth{{Address: netip.MustParseAddrPort(c.down), Protocol: service.TCP, Why: "timeout"}}
+		}
+		var all []Draining
+		if c.scope.Service != "" {
+			read.Services[0].AddDown(&Health{Backends: down})
+			all = read.Services[0].Draining
+		} else {
+			read.AddDown(&HealthStatus{Down: down})
+			all = read.Draining
+		}
+		var got []string
+		for _, l := range all {
+			got = append(got, l.Address.String()+" "+l.String())
+		}
+		if fmt.Sprint(got) != c.want {
+			t.Errorf("%+v, down %q: %v, want %s", c.scope, c.down, got, c.want)
+		}
+	}
+}

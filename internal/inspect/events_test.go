@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"net/url"
+	"testing"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// Every reason of the programs has a text, and there are no other texts.
+func TestReasons(t *testing.T) {
+	names, err := datapath.ReasonNames()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if Reasons[name] == "" {
+			t.Errorf("%s has no words", name)
+		}
+	}
+	if len(names) != len(Reasons) {
+		t.Errorf("%d reasons, and words for %d", len(names), len(Reasons))
+	}
+}
+
+func TestFilter(t *testing.T) {
+	flow := &Event{Reason: "new", Service: "default/web", Device: "eth0"}
+	drop := &Event{Reason: "drop_policy", Service: "default/web", Device: "eth1"}
+	for _, c := range []struct {
+		filter     Filter
+		flow, drop bool
+	}{
+		{Filter{}, true, true},
+		{Filter{Drops: true}, false, true},
+		{Filter{Service: "default/web"}, true, true},
+		{Filter{Service: "default/other"}, false, false},
+		{Filter{Device: "eth0"}, true, false},
+		{Filter{Reason: "drop_policy"}, false, true},
+		{Filter{Drops: true, Device: "eth0"}, false, false},
+	} {
+		v, err := url.ParseQuery(c.filter.Query())
+		if err != nil || FilterFrom(v) != c.filter {
+			t.Errorf("%+v comes back as %+v (%v)", c.filter, FilterFrom(v), err)
+		}
+		if got := c.filter.Wants(flow); got != c.flow {
+			t.Errorf("%+v wants a new flow: %v", c.filter, got)
+		}
+		if got := c.filter.Wants(drop); got != c.drop {
+			t.Errorf("%+v wants a drop: %v", c.filter, got)
+		}
+	}
+	for _, wrong := range []Filter{{Reason: "established"}, {Reason: "to_tc"}, {Reason: "drop"}, {Service: "web"}, {Service: "a/b/c"}} {
+		if wrong.Check() == nil {
+			t.Errorf("%+v is accepted", wrong)
+		}
+	}
+}

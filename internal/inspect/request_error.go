@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+)
+
+// RequestError is an error of the request, not of the agent.
+type RequestError struct{ text string }
+
+func (e *RequestError) Error() string { return e.text }
+
+// NewRequestError returns the error that a client received as text.
+func NewRequestError(text string) *RequestError { return &RequestError{text} }
+
+func BadRequest(format string, args ...any) error { return &RequestError{fmt.Sprintf(format, args...)} }

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/edge"
+	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/sockgc"
+	"beeline.io/beeline/internal/source"
+)
+
+// Status is the state of the agent and its datapath.
+type Status struct {
+	// Conditions are the problems found, the worst first (Assess).
+	Conditions condition.List `json:"conditions"`
+	// Running means that an agent holds the bpffs directory. Answered means that the agent provided
+	// this status; otherwise it comes from the pins alone.
+	Running  bool      `json:"running"`
+	Answered bool      `json:"answered"`
+	Version  string    `json:"version"`
+	PID      int       `json:"pid,omitempty"`
+	Started  time.Time `json:"started,omitzero"`
+	Node     string    `json:"node,omitempty"`
+	// Unreadable names the pins that cannot be read, because another program removed them.
+	Unreadable string `json:"unreadable,omitempty"`
+	// Unprotected is the reason why bind protection is off although it is configured.
+	Unprotected string `json:"unprotected,omitempty"`
+	// Unserved is the reason why clients outside the cluster are not served although the edge is
+	// configured.
+	Unserved string `json:"unserved,omitempty"`
+	// OtherNamespace means that the status was read in another network namespace than the agent's,
+	// where its devices are not visible.
+	OtherNamespace bool `json:"otherNamespace,omitempty"`
+	// NoOwnAddress means that no device of the agent's network namespace has an address of this
+	// node's Node object.
+	NoOwnAddress bool `json:"noOwnAddress,omitempty"`
+	// UnclassifiedPods is the number of other Nodes without podCIDRs, whose pods count as clients
+	// outside the cluster.
+	UnclassifiedPods int `json:"unclassifiedPods,omitempty"`
+	// UnknownNode means that there are Nodes, but none has this node's name.
+	UnknownNode bool `json:"unknownNode,omitempty"`
+	// NodeDeleted means that this node's Node object is gone, and its last state stays in use
+	// (R39).
+	NodeDeleted bool   `json:"nodeDeleted,omitempty"`
+	BPFFS       string `json:"pins"`
+	Cgroup      string `json:"cgroup,omitempty"`
+
+	Source Source          `json:"source,omitzero"`
+	Sync   reconcile.Stats `json:"sync,omitzero"`
+	// Slots counts the slots of untracked frontends that still need conntrack entries.
+	Slots       reconcile.SlotUsage   `json:"slots,omitzero"`
+	Sockets     sockgc.Status         `json:"sockets,omitzero"`
+	Attachments []datapath.Attachment `json:"attachments"`
+	// Hooks is the number of expected attachments; 0 if the status comes from the pins alone.
+	Hooks    int                `json:"hooks,omitempty"`
+	Features []datapath.Feature `json:"features"`
+	Counts   Counts             `json:"counts"`
+	// Algorithm is the default of Services. TableSize is the number of slots of each Maglev table.
+	Algorithm service.Algorithm `json:"algorithm,omitempty"`
+	TableSize uint32            `json:"tableSize,omitempty"`
+	// DSR is the default of Services. DSRHybrid means that by default only TCP uses it.
+	DSR       service.DSR `json:"dsr,omitempty"`
+	DSRHybrid bool        `json:"dsrHybrid,omitempty"`
+	// DSRAccepted says which packets of balancers are decapsulated for backends of this node; nil
+	// if clients outside the cluster are not served.
+	DSRAccepted *DSRAccepted             `json:"dsrAccepted,omitempty"`
+	Tables      []reconcile.Usage        `json:"tables,omitempty"`
+	Counters    *datapath.SocketCounters `json:"counters"`
+	// Edge is the state of the edge; nil if it is off.
+	Edge *edge.Status `json:"edge,omitempty"`
+	// Health is the state of health checks; nil if there are none.
+	Health *HealthStatus `json:"health,omitempty"`
+	// Objects are those with a failure or a problem.
+	Objects []reconcile.Status `json:"objects,omitempty"`
+	// OptedOut are the pods without the socket shortcut, which get no Services from Beeline yet.
+	OptedOut optout.Status `json:"optedOut,omitzero"`
+	// Components are those with a line of their own.
+	Components []ComponentStatus `json:"components,omitempty"`
+	// ComponentConditions are conditions of components that are not those of another part of the status.
+	// Status.Conditions contains them, too.
+	ComponentConditions condition.List `json:"-"`
+	// PortConflicts are sockets of the node that are bound to NodePorts and HostPorts: bound before
+	// these were served, or with bind protection off.
+	PortConflicts []PortConflict `json:"portConflicts,omitempty"`
+	// PortConflictsUnknown is the error if PortConflicts cannot be determined.
+	PortConflictsUnknown string `json:"portConflictsUnknown,omitempty"`
+}
+
+// ComponentStatus is the state of a component in one line.
+type ComponentStatus struct {
+	Name  string `json:"name"`
+	State string `json:"state"`
+}
+
+// DSRAccepted says which packets of balancers are decapsulated, and why.
+type DSRAccepted struct {
+	Tunnels bool   `json:"tunnels"` // IPIP and Geneve
+	Option  bool   `json:"option"`  // of IP
+	Why     string `json:"why"`
+}
+
+func (d *DSRAccepted) String() string {
+	what := "passed unchanged"
+	switch {
+	case d.Tunnels && d.Option:
+		what = "IPIP, Geneve and the IP option are accepted"
+	case d.Tunnels:
+		what = "IPIP and Geneve are accepted"
+	}
+	return fmt.Sprintf("%s (%s)", what, d.Why)
+}
+
+// Source is the state of the source of objects.
+type Source struct {
+	Kind     string    `json:"kind"`
+	Location string    `json:"location"`
+	Synced   bool      `json:"synced"`
+	LastGood time.Time `json:"lastGood,omitzero"` // when a valid state was last applied
+	// Problems are those of its objects; Status.Conditions contains them, too.
+	Problems condition.List `json:"-"`
+	// Errors is the number of problems that keep the current state from taking effect.
+	Errors int `json:"errors"`
+	// Warnings is the number of other problems.
+	Warnings int `json:"warnings"`
+	// Connection to a server; nil for manifests.
+	Connection *source.Connection `json:"connection,omitempty"`
+}
+
+// Counts are the numbers of objects in the tables.
+type Counts struct {
+	Services  int `json:"services"`
+	Frontends int `json:"frontends"`
+	Backends  int `json:"backends"`
+	Maglev    int `json:"maglev"` // Services with Maglev tables
+	DSR       int `json:"dsr"`    // Services with DSR
+}
+
+// Untracked describes frontends without conntrack entries, and how long some slots still need them;
+// empty if there are no such frontends.
+func (s *Status) Untracked() string {
+	if s.Sync.Untracked == 0 && s.Slots.Contested == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%d frontends need no conntrack entries for flows to other nodes", s.Sync.Untracked)
+	if s.Slots.Contested == 0 {
+		return text
+	}
+	text += fmt.Sprintf("; for now %d of %d slots do", s.Slots.Contested, s.Slots.Slots)
+	if s.Slots.Seconds == 0 {
+		return text + ", until no conntrack entry leads to another backend"
+	}
+	return text + fmt.Sprintf(", for at most %v more unless tracked connections to other backends go on", time.Duration(s.Slots.Seconds)*time.Second)
+}
+
+// CountsOf counts the objects in the tables.
+func CountsOf(t *Tables) Counts {
+	c := Counts{Services: len(t.Services), Backends: len(t.Backends)}
+	for i := range t.Services {
+		c.Frontends += len(t.Services[i].Frontends)
+		if t.Services[i].Algorithm == service.Maglev {
+			c.Maglev++
+		}
+		if slices.ContainsFunc(t.Services[i].Frontends, func(f Frontend) bool { return f.DSR != "" }) {
+			c.DSR++
+		}
+	}
+	return c
+}
+
+// ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the
+// rest, and assesses the whole again.
+func ReadStatus(bpffs, version string, tables *Tables) *Status {
+	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
+	s.Running, s.PID = datapath.AgentRunning(bpffs)
+	var attachments, counters error
+	s.Attachments, attachments = datapath.Attachments(bpffs)
+	s.Counters, counters = datapath.ReadCounters(bpffs)
+	var edgeErr error
+	s.Edge, edgeErr = edge.ReadStatus(bpffs)
+	var namespaceErr error
+	s.OtherNamespace, namespaceErr = datapath.OtherNamespace(bpffs)
+	if err := errors.Join(attachments, counters, edgeErr, namespaceErr); err != nil {
+		s.Unreadable = err.Error()
+	}
+	s.Assess()
+	return s
+}

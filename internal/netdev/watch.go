@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netdev watches the network of this namespace for changes, and lists its devices.
+package netdev
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/wakeup"
+)
+
+// Watch sends a signal at the start and when an object of these groups (RTNLGRP_*, rtnetlink(7))
+// may have changed, until ctx ends. If the kernel ends the subscription, as it does when messages
+// come faster than they are read, Watch subscribes again. It returns an error if it cannot
+// subscribe.
+func Watch(ctx context.Context, changed wakeup.Signal, groups ...uint) error {
+	for {
+		if err := subscribe(ctx, changed, groups); err != nil {
+			return fmt.Errorf("watch the network of this node: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// subscribe runs one subscription until it ends.
+func subscribe(ctx context.Context, changed wakeup.Signal, groups []uint) error {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	stop := context.AfterFunc(ctx, s.Close)
+	defer stop()
+	changed.Send() // for changes before the subscription
+	for {
+		messages, _, err := s.Receive()
+		if err != nil || ctx.Err() != nil {
+			return nil
+		}
+		if len(messages) > 0 {
+			changed.Send()
+		}
+	}
+}

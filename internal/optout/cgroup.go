@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package optout finds the network namespaces of a node's pods by the cgroups into which the
+// kubelet puts their processes. It maintains the table of namespaces that have opted out of the
+// socket shortcut.
+//
+// The kubelet names a pod's cgroup by the pod's UID. It creates the cgroup below its own directory
+// in all hierarchies that it uses (cgroup v1: one for each controller; v2: only one), at
+//
+//	kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_ab.slice   systemd driver
+//	kubepods/burstable/pod1234-ab                                                 cgroupfs driver
+//
+// where pods of QoS class Guaranteed are directly in the first directory (pkg/kubelet/cm of
+// Kubernetes, KEP-2254). With the kubelet's --cgroup-root it is deeper, and the systemd driver
+// prefixes the names above it:
+// kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1234_ab.slice.
+package optout
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// kubepods is the kubelet's name for the cgroup of all pods.
+const kubepods = "kubepods"
+
+// isRoot reports whether a directory of that name contains the cgroups of all pods.
+func isRoot(name string) bool {
+	slice, isSlice := strings.CutSuffix(name, ".slice")
+	return name == kubepods || isSlice && (slice == kubepods || strings.HasSuffix(slice, "-"+kubepods))
+}
+
+// groups returns the existing directories below a root that contain pods' cgroups.
+func groups(root string) []string {
+	all := []string{root}
+	slice, isSlice := strings.CutSuffix(filepath.Base(root), ".slice")
+	for _, qos := range []string{"burstable", "besteffort"} {
+		name := qos
+		if isSlice {
+			name = slice + "-" + qos + ".slice"
+		}
+		if path := filepath.Join(root, name); isDirectory(path) {
+			all = append(all, path)
+		}
+	}
+	return all
+}
+
+// cgroupIn returns the path of a pod's cgroup in one of the groups.
+func cgroupIn(group, uid string) string {
+	slice, isSlice := strings.CutSuffix(filepath.Base(group), ".slice")
+	if !isSlice {
+		return filepath.Join(group, "pod"+uid)
+	}
+	// systemd treats "-" in a slice's name as a level of the hierarchy.
+	return filepath.Join(group, slice+"-pod"+strings.ReplaceAll(uid, "-", "_")+".slice")
+}
+
+// nameable reports whether a UID can be part of a directory's name.
+func nameable(uid string) bool {
+	return uid != "" && len(uid) < 200 && !strings.ContainsAny(uid, "/\x00")
+}
+
+// isDirectory does not follow links, because cgroup file systems have none.
+func isDirectory(path string) bool {
+	st, err := os.Lstat(path)
+	return err == nil && st.IsDir()
+}

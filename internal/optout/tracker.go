@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package optout
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/wakeup"
+)
+
+// Tracker keeps the table consistent with the pods that have opted out, as their namespaces appear,
+// change and go. All methods may be called from any goroutine. The table has no other writer.
+type Tracker struct {
+	table     Table
+	log       *slog.Logger
+	processes processReader
+	host      []uint64
+	// searchIn returns where to search for the kubelet's directories; where describes that as text.
+	searchIn func() ([]string, error)
+	where    string
+
+	wake   wakeup.Signal
+	notify func() (*fsnotify.Watcher, error)
+
+	mu    sync.Mutex
+	known bool            // SetPods has been called
+	pods  map[string]*pod // by UID
+	roots []string
+	// search holds when the roots were last searched, how long that took, and the error.
+	search struct {
+		at   time.Time
+		took time.Duration
+		err  error
+	}
+	watchErr error
+	// held counts the pods of each cookie in the table. leftover holds the cookies of an earlier
+	// agent that no pod has claimed yet.
+	held     map[uint64]int
+	leftover map[uint64]bool
+}
+
+// pod is a pod that has opted out.
+type pod struct {
+	service.OptOut
+	since time.Time // when found or missing last changed
+	// dirs are its cgroups, as last listed.
+	dirs   []string
+	listed time.Time
+	// cookie of its namespace in the table; 0 if not found.
+	cookie uint64
+	err    error
+	// scanned: at least once; seen: it had a process at the last scan.
+	scanned, seen bool
+	// next is the time of the next scan. Until scanOftenUntil scans are frequent.
+	next, scanOftenUntil time.Time
+}
+
+// New returns a Tracker without pods. byHand lists directories in which to search for the
+// kubelet's; if it is empty, New uses all cgroup hierarchies and the agent's cgroupRoot. The
+// calling thread must be in the host's network namespace. Existing rows of the table stay until
+// SetPods.
+func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tracker, error) {
+	host, err := hostNamespaces()
+	if err != nil {
+		return nil, err
+	}
+	t := newTracker(table, procfs{}, host, log)
+	t.searchIn = func() ([]string, error) { return searchRoots(byHand, cgroupRoot) }
+	if len(byHand) > 0 {
+		t.where = "at or below " + strings.Join(byHand, " or ") + " (--pod-cgroups)"
+	}
+	left, err := table.All()
+	if err != nil {
+		return nil, err
+	}
+	for cookie := range left {
+		t.leftover[cookie] = true
+	}
+	return t, nil
+}
+
+func newTracker(table Table, m processReader, host []uint64, log *slog.Logger) *Tracker {
+	return &Tracker{
+		table: table, log: log, processes: m, host: host,
+		where: "in the cgroup hierarchies that the agent sees",
+		wake:  wakeup.NewSignal(), notify: fsnotify.NewWatcher,
+		pods: map[string]*pod{}, held: map[uint64]int{}, leftover: map[uint64]bool{},
+	}
+}
+
+// SetPods sets the complete list of pods that have opted out (R4). When it returns, the running
+// ones are in the table, and pods no longer in the list are not.
+func (t *Tracker) SetPods(all []service.OptOut) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.known = true
+	now := time.Now()
+	wanted := map[string]bool{}
+	for _, o := range all {
+		wanted[o.UID] = true
+		if p := t.pods[o.UID]; p != nil {
+			p.OptOut = o
+		} else {
+			t.pods[o.UID] = &pod{OptOut: o, since: now, next: now}
+		}
+	}
+	if len(t.pods) > 0 && t.search.at.IsZero() {
+		t.findRoots()
+	}
+	// Add new pods first: a namespace that one pod releases may be another's, if a static pod was
+	// replaced.
+	t.scanDue(time.Now())
+	for uid, p := range t.pods {
+		if !wanted[uid] {
+			t.remove(p, "the pod is gone, or its annotation")
+			delete(t.pods, uid)
+		}
+	}
+	t.removeLeftover()
+	t.wake.Send()
+}
+
+// scanDue scans all pods that are due.
+func (t *Tracker) scanDue(now time.Time) {
+	for _, p := range t.pods {
+		if !p.next.After(now) {
+			t.scanPod(p, now)
+		}
+	}
+}
+
+// scanPod finds the namespace of one pod and writes it to the table.
+func (t *Tracker) scanPod(p *pod, now time.Time) {
+	cookie := t.scanCgroups(p)
+	if cookie == 0 && now.Sub(p.listed) >= emptyInterval {
+		before := len(p.dirs)
+		p.dirs, p.listed = t.dirsOf(p.UID), now
+		if before == 0 && len(p.dirs) > 0 {
+			p.scanOftenUntil = now.Add(oftenTime)
+		}
+		cookie = t.scanCgroups(p)
+	}
+	p.scanned, p.seen = true, cookie != 0
+	switch {
+	case cookie != 0:
+		t.add(p, cookie, now)
+	case p.cookie != 0 && len(p.dirs) == 0:
+		t.remove(p, "its cgroup is gone")
+		p.since = now
+	}
+	p.next = now.Add(p.interval(now))
+}
+
+// scanCgroups scans the known cgroups of a pod, and moves the one with a result to the front.
+func (t *Tracker) scanCgroups(p *pod) (cookie uint64) {
+	p.err = nil
+	for i, dir := range p.dirs {
+		cookie, err := namespaceOf(dir, t.processes, t.host)
+		if cookie != 0 {
+			p.err = nil
+			p.dirs[0], p.dirs[i] = dir, p.dirs[0]
+			return cookie
+		}
+		p.err = errors.Join(p.err, err)
+	}
+	return 0
+}
+
+// dirsOf returns the existing cgroups of a pod.
+func (t *Tracker) dirsOf(uid string) (dirs []string) {
+	if !nameable(uid) {
+		return nil
+	}
+	for _, root := range t.roots {
+		for _, group := range groups(root) {
+			if dir := cgroupIn(group, uid); isDirectory(dir) {
+				dirs = append(dirs, dir)
+			}
+		}
+	}
+	return dirs
+}
+
+// findRoots searches for the kubelet's directories.
+func (t *Tracker) findRoots() {
+	begin := time.Now()
+	from, err := t.searchIn()
+	roots, searchErr := search(from)
+	t.setRoots(begin, roots, errors.Join(err, searchErr))
+}
+
+func (t *Tracker) setRoots(begin time.Time, roots []string, err error) {
+	t.search.at, t.search.took, t.search.err = time.Now(), time.Since(begin), err
+	if !slices.Equal(roots, t.roots) {
+		t.log.Debug("found the kubelet's cgroups", "directories", roots)
+		t.roots = roots
+		t.due("", time.Now())
+	}
+}

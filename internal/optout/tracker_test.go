@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package optout
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// R4: rows of an earlier agent stay until SetPods, and rows that are still wanted are never
+// missing.
+func TestLeftoversOfAnEarlierAgent(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	m.start(2, 41, 1)
+	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/pod-b/c: 2")
+	table := newTable(1040, 1041, 1099)
+	tracker := trackerIn(root, table, m)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- tracker.Run(ctx) }()
+	if repairs, err := tracker.Audit(); repairs != 0 || err != nil {
+		t.Errorf("Audit repairs %d (%v) before anything is known", repairs, err)
+	}
+	wantCookies(t, table, 1040, 1041, 1099)
+	tracker.SetPods(optOuts("-a"))
+	wantCookies(t, table, 1040)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(strings.Join(table.steps, " "), "-1040") {
+		t.Errorf("the steps were %v: 1040 was away", table.steps)
+	}
+}
+
+// Rows of an earlier agent stay while this one cannot find the pods: the kubelet's directories are
+// not mounted here, or processes are not visible.
+func TestLeftoversStayWhileInDoubt(t *testing.T) {
+	for name, test := range map[string]struct {
+		tree    string
+		problem string
+	}{
+		"no kubelet directory":  {"system.slice", "no kubelet directory"},
+		"another PID namespace": {"kubepods/pod-a/c: 0", "hostPID"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, m := t.TempDir(), newMachine()
+			m.start(1, 40, 1)
+			tree(t, root, test.tree)
+			table := newTable(1040, 1099)
+			tracker := trackerIn(root, table, m)
+			tracker.SetPods(optOuts("-a"))
+			wantCookies(t, table, 1040, 1099)
+			s := tracker.Status()
+			if all := s.Problems.String() + "\n" + s.Pods[0].Problem; !strings.Contains(all, test.problem) {
+				t.Errorf("the status says %q, want %q", all, test.problem)
+			}
+			tree(t, root, "kubepods/pod-a/c: 1") // and now it can
+			tracker.findRoots()
+			tracker.due("-a", time.Now())
+			tracker.SetPods(optOuts("-a"))
+			wantCookies(t, table, 1040)
+		})
+	}
+}
+
+// A pod that is no longer wanted is removed at once, and a changed cgroup or namespace is followed.
+func TestPodsComeAndGo(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	m.start(2, 41, 2)
+	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/burstable/pod-b/c: 2")
+	table := newTable()
+	tracker := trackerIn(root, table, m)
+	look := func() {
+		tracker.mu.Lock()
+		for _, p := range tracker.pods {
+			p.listed = time.Time{}
+			tracker.scanPod(p, time.Now())
+		}
+		tracker.mu.Unlock()
+	}
+	tracker.SetPods(optOuts("-a", "-b"))
+	wantCookies(t, table, 1040, 1041)
+	tracker.SetPods(optOuts("-b"))
+	wantCookies(t, table, 1041)
+
+	// Without a process for a while, and then in another namespace.
+	tree(t, root, "kubepods/burstable/pod-b/c:")
+	look()
+	wantCookies(t, table, 1041)
+	m.start(3, 42, 3)
+	tree(t, root, "kubepods/burstable/pod-b/d: 3")
+	look()
+	wantCookies(t, table, 1042)
+	if steps := strings.Join(table.steps, " "); !strings.HasSuffix(steps, "+1042 -1041") {
+		t.Errorf("the steps were %q, want the new namespace before the old one goes", steps)
+	}
+	if err := os.RemoveAll(filepath.Join(root, "kubepods/burstable/pod-b")); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	wantCookies(t, table)
+	if s := tracker.Status(); s.Pods[0].Found || s.Pods[0].Problem != "no cgroup has its UID in its name" {
+		t.Errorf("%+v", s.Pods[0])
+	}
+}
+
+// Two pods in one namespace: it is removed with the last.
+func TestSharedNamespace(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/pod-b/c: 1")
+	table := newTable()
+	tracker := trackerIn(root, table, m)
+	tracker.SetPods(optOuts("-a", "-b"))
+	tracker.SetPods(optOuts("-b"))
+	wantCookies(t, table, 1040)
+	tracker.SetPods(nil)
+	wantCookies(t, table)
+}
+
+// Errors of the table are reported, and the write is retried.
+func TestTableRefuses(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	tree(t, root, "kubepods/pod-a/c: 1")
+	table := newTable()
+	tracker := trackerIn(root, table, m)
+	table.refuseAll(errors.New("table opted_out is full"))
+	tracker.SetPods(optOuts("-a"))
+	if s := tracker.Status(); s.Pods[0].Found || !strings.Contains(s.Pods[0].Problem, "is full") {
+		t.Errorf("%+v", s.Pods[0])
+	}
+	table.refuseAll(nil)
+	go tracker.Run(t.Context())
+	tracker.mu.Lock()
+	tracker.due("-a", time.Now())
+	tracker.mu.Unlock()
+	tracker.wake.Send()
+	eventually(t, "in the table", func() bool { return len(table.cookies()) == 1 })
+	table.refuseAll(errors.New("no"))
+	tracker.SetPods(nil)
+	wantCookies(t, table, 1040)
+	table.refuseAll(nil)
+	tracker.wake.Send()
+	eventually(t, "out of the table", func() bool { return len(table.cookies()) == 0 })
+}
+
+// The audit restores the table, whoever wrote to it.
+func TestAuditRepairs(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	tree(t, root, "kubepods/pod-a/c: 1")
+	table := newTable()
+	tracker := trackerIn(root, table, m)
+	tracker.SetPods(optOuts("-a"))
+	table.Delete(1040)
+	table.Put(7, 1)
+	table.Put(8, 1)
+	for _, want := range []int{3, 0} {
+		if repairs, err := tracker.Audit(); repairs != want || err != nil {
+			t.Errorf("%d repairs (%v), want %d", repairs, err, want)
+		}
+		wantCookies(t, table, 1040)
+	}
+}
+
+// A pod is found as soon as it exists, from nothing: the kubelet's directory, that of its QoS
+// class, its own, a container's, a process.
+func TestPodsAreFollowed(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	m.start(2, 41, 2)
+	table := newTable()
+	tracker := trackerIn(root, table, m)
+	go tracker.Run(t.Context())
+	tracker.SetPods(optOuts("-a", "-b"))
+	for _, step := range []string{"kubepods", "kubepods/burstable", "kubepods/burstable/pod-a", "kubepods/burstable/pod-a/c:", "kubepods/burstable/pod-a/c: 1"} {
+		wantCookies(t, table)
+		tree(t, root, step)
+		time.Sleep(5 * time.Millisecond) // makes it likely that each is seen
+	}
+	eventually(t, "a is found", func() bool { return len(table.cookies()) == 1 })
+	wantCookies(t, table, 1040)
+	tree(t, root, "kubepods/burstable/pod-b/c: 2")
+	eventually(t, "b is found", func() bool { return len(table.cookies()) == 2 })
+	tree(t, root, "kubepods/burstable/pod-a/c:", "kubepods/burstable/pod-a/d: 1 2")
+	m.start(1, 43, 3) // an older one, of another namespace
+	eventually(t, "a has another namespace", func() bool { return table.cookies()[0] == 1041 })
+	if err := os.RemoveAll(filepath.Join(root, "kubepods/burstable")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "both are gone", func() bool { return len(table.cookies()) == 0 })
+}
+
+// Without notifications pods are found nevertheless, and the status says so.
+func TestWithoutNotifications(t *testing.T) {
+	root, m := t.TempDir(), newMachine()
+	m.start(1, 40, 1)
+	tree(t, root, "kubepods")
+	table := newTable()
+	tracker := trackerIn(root, table, m)
+	tracker.notify = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+	tracker.SetPods(optOuts("-a"))
+	go tracker.Run(t.Context())
+	eventually(t, "the status says so", func() bool {
+		s := tracker.Status()
+		return len(s.Problems) == 1 && strings.Contains(s.Problems[0].Remedy, "fs.inotify.max_user_instances")
+	})
+	tree(t, root, "kubepods/pod-a/c: 1")
+	eventually(t, "found", func() bool { return len(table.cookies()) == 1 })
+}
+
+// Nothing is done while no pod is missing and nothing changes.
+func TestIdle(t *testing.T) {
+	root, m := t.TempDir(), &countingMachine{fakeMachine: newMachine()}
+	m.start(1, 40, 1)
+	tree(t, root, "kubepods/pod-a/c: 1")
+	tracker := trackerIn(root, newTable(), m)
+	begin := time.Now()
+	tracker.SetPods(optOuts("-a"))
+	searched, now := tracker.search.at, time.Now()
+	tracker.searchAgain()
+	tracker.mu.Lock()
+	defer tracker.mu.Unlock()
+	tracker.scanDue(now)
+	if m.asked != 1 || tracker.search.at != searched {
+		t.Errorf("looked at %d processes, searched at %v and %v", m.asked, searched, tracker.search.at)
+	}
+	if next := tracker.nextScan().Sub(begin); next < foundInterval {
+		t.Errorf("the next look is %v after the first, want %v", next, foundInterval)
+	}
+	delete(tracker.pods, "-a")
+	if next := tracker.nextScan(); !next.IsZero() {
+		t.Errorf("without pods the next look is at %v, want never", next)
+	}
+}
+
+// A pod is late if it is not found for a while, and is not being deleted.
+func TestLate(t *testing.T) {
+	now := time.Now()
+	for name, test := range map[string]struct {
+		pod  pod
+		want bool
+	}{
+		"just now":      {pod{since: now}, false},
+		"long":          {pod{since: now.Add(-time.Minute)}, true},
+		"found":         {pod{since: now.Add(-time.Minute), cookie: 1}, false},
+		"pending":       {pod{since: now.Add(-time.Minute), OptOut: service.OptOut{Pending: true}}, false},
+		"being deleted": {pod{since: now.Add(-time.Minute), OptOut: service.OptOut{Deleting: true}}, false},
+	} {
+		if got := test.pod.status(now); got.Late != test.want {
+			t.Errorf("%s: late %v", name, got.Late)
+		}
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// Audit compares what the tables really hold with what they should, and repairs
+// what differs. It returns the number of differences. Nothing but damage makes
+// any: another program that writes to the pinned tables, or a fault of ours.
+func (s *Syncer) Audit() (repairs int, err error) {
+	s.writer.Lock()
+	defer s.writer.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.stats.Synced {
+		return 0, nil
+	}
+	a := auditor{Syncer: s}
+	a.names()
+	a.sourceRanges()
+	a.setsAndBackends()
+	a.frontends()
+	auditNetworks(&a, &s.networks)
+	auditNetworks(&a, &s.balancers)
+	a.reservedPorts()
+	a.untrackedFrontends()
+	a.accepted()
+	s.stats.LastAudit = time.Now()
+	s.stats.Repairs += uint64(a.repairs)
+	if a.repairs > 0 {
+		a.errs = append(a.errs, s.reconcile())
+	}
+	return a.repairs, errors.Join(a.errs...)
+}
+
+type auditor struct {
+	*Syncer
+	repairs int
+	errs    []error
+}
+
+func (a *auditor) repaired(err error) {
+	a.repairs++
+	a.errs = append(a.errs, err)
+}
+
+func auditHash[K comparable, V comparable](a *auditor, table datapath.Hash[K, V], want map[K]V) {
+	have, err := table.All()
+	if err != nil {
+		a.errs = append(a.errs, err)
+		return
+	}
+	for k, v := range want {
+		if got, ok := have[k]; !ok || got != v {
+			a.repaired(table.Put(k, v))
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			a.repaired(table.Delete(k))
+		}
+	}
+}
+
+// names: ports that wait to be freed keep their names until then, and those
+// known only by number have none.
+func (a *auditor) names() {
+	want := map[uint32]datapath.ServiceName{}
+	for key, p := range a.ports {
+		name, err := codec.ServiceName(key)
+		if err != nil {
+			a.errs = append(a.errs, err)
+			continue
+		}
+		want[p.id] = name
+	}
+	for _, x := range a.unreferenced {
+		if p, ok := x.(*port); ok && p.key != (service.Port{}) && a.ports[p.key] != p {
+			want[p.id], _ = codec.ServiceName(p.key)
+		}
+	}
+	auditHash(a, a.tables.Services, want)
+}
+
+func (a *auditor) sourceRanges() {
+	want := map[datapath.SourceRangeKey]uint32{}
+	add := func(x *source) {
+		for _, p := range x.prefixes {
+			want[codec.SourceRangeKey(x.id, p)] = 1
+		}
+	}
+	for _, x := range a.sources {
+		add(x)
+	}
+	for _, x := range a.unreferenced {
+		if x, ok := x.(*source); ok {
+			add(x)
+		}
+	}
+	auditHash(a, a.tables.SourceRanges, want)
+}
+
+// setsAndBackends repairs slots and rows where they are: they hold now what they
+// should have held all the time.
+func (a *auditor) setsAndBackends() {
+	for _, set := range a.liveSets() {
+		if set.table != nil {
+			a.table(set)
+			continue
+		}
+		content, err := set.content()
+		if err != nil {
+			a.errs = append(a.errs, err)
+		}
+		for i, id := range content {
+			slot := set.extent.first + uint32(i)
+			if a.tables.Slots.Load(slot) != id {
+				a.repaired(a.tables.Slots.Store(slot, id))
+			}
+		}
+	}
+	for key, b := range a.backends {
+		if row := key.Row(); a.tables.Backends.Load(b.id) != row {
+			a.repaired(a.tables.Backends.Store(b.id, row))
+		}
+	}
+}
+
+func (a *auditor) liveSets() map[*set]*set {
+	live := map[*set]*set{}
+	for _, e := range a.applied {
+		for _, set := range e.sets {
+			if set != nil {
+				live[set] = set
+			}
+		}
+	}
+	return live
+}
+
+// frontends writes a damaged row anew and turns the index to it; what nobody
+// put there is removed.
+func (a *auditor) frontends() {
+	index, err := a.tables.Frontends.All()
+	if err != nil {
+		a.errs = append(a.errs, err)
+		return
+	}
+	for key, e := range a.applied {
+		row, ok := index[codec.FrontendKey(key)]
+		delete(index, codec.FrontendKey(key))
+		if !a.tables.Prefilter.Contains(codec.FrontendKey(key)) {
+			a.tables.Prefilter.Add(codec.FrontendKey(key))
+			a.repaired(nil)
+		}
+		if ok && row == e.row {
+			if content, err := codec.LoadFrontend(a.tables, row); err == nil && content == e.content {
+				continue
+			}
+		}
+		e.content.ForgetKey() // another row; the rest says how packets have gone (remember)
+		a.dirty[key] = true
+		a.repairs++
+	}
+	for key := range index {
+		a.repaired(a.tables.Frontends.Delete(key))
+		a.epochStale = true
+	}
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/maglev"
+	"beeline.io/beeline/internal/service"
+)
+
+// behaviour is what a client of one class meets at a frontend: a verdict, or
+// the backends with their shares; and all else that the row says.
+type behaviour struct {
+	decisions [service.SourceClasses]string
+	kept      string
+	kind      service.FrontendKind
+	service   service.Port
+	affinity  uint32
+	sources   string
+	untracked bool
+	dsr       service.DSR
+}
+
+// meets looks a frontend up as the programs do.
+func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
+	row, ok := k.index.entries[codec.FrontendKey(key)]
+	if !ok {
+		return b, false
+	}
+	content := k.rows.rows[row]
+	if content.Key != codec.FrontendKey(key) {
+		k.t.Errorf("the index leads from %s to another frontend's row", key)
+	}
+	for class, d := range content.Decisions {
+		if d.Count == 0 {
+			b.decisions[class] = fmt.Sprint(service.Verdict(d.First))
+			continue
+		}
+		if content.Flags&uint16(datapath.FlagMaglev) == 0 {
+			b.decisions[class] = k.members(d.First, d.Count)
+			continue
+		}
+		list := k.listsOf(row).Members[class]
+		b.decisions[class] = fmt.Sprint("maglev ", k.members(list.First, list.Count), k.table(d))
+	}
+	if kept := k.listsOf(row).Retained; kept.Count > 0 {
+		b.kept = k.members(kept.First, kept.Count)
+	}
+	name, known := k.services.entries[content.Service]
+	if !known {
+		k.t.Errorf("frontend %s names service id %d, which has no name", key, content.Service)
+	}
+	b.kind, b.service, b.affinity, b.sources = service.FrontendKind(content.Kind), codec.PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
+	b.dsr, b.untracked = codec.DSROf(datapath.DSR(content.Dsr)), content.Flags&uint16(datapath.FlagUntracked) != 0
+	return b, true
+}
+
+// members are those of a set, or kept. They have to be in the order of their addresses.
+func (k *fakeKernel) members(first, count uint32) string {
+	var members []string
+	var last netip.AddrPort
+	for n := range count {
+		backend := k.backends.rows[k.slots.rows[first+n]]
+		if backend.AddrPort().Compare(last) < 0 {
+			k.t.Errorf("of the members from slot %d %s comes after %s: programs do not find one of them (bpf/lb/members.h)", first, backend.AddrPort(), last)
+		}
+		last = backend.AddrPort()
+		members = append(members, fmt.Sprint(backend.AddrPort(), backend.Protocol, backend.Local, backend.Node.Addr()))
+	}
+	slices.Sort(members)
+	return fmt.Sprint(members)
+}
+
+// table is what the slots of a Maglev table lead to, in their order.
+func (k *fakeKernel) table(d datapath.Decision) (addresses []netip.AddrPort) {
+	for n := range d.Count {
+		addresses = append(addresses, k.backends.rows[k.slots.rows[d.First+n]].AddrPort())
+	}
+	return addresses
+}
+
+func plannedTable(size uint32, set service.BackendSet) string {
+	var backends []maglev.Backend
+	set.Backends = slices.Clone(set.Backends)
+	for i, b := range set.Backends {
+		backends = append(backends, maglev.Backend{Addr: b.Addr, Weight: b.Weight})
+		set.Backends[i].Weight = 1
+	}
+	slots, err := maglev.Fill(size, backends)
+	var addresses []netip.AddrPort
+	for _, i := range slots {
+		addresses = append(addresses, backends[i].Addr)
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint("maglev ", plannedMembers(set), addresses)
+}
+
+func (k *fakeKernel) admitted(id uint32) string {
+	if id == 0 {
+		return "all"
+	}
+	var all []string
+	for key := range k.ranges.entries {
+		if key.SourceSet == id {
+			all = append(all, key.Prefix().String())
+		}
+	}
+	slices.Sort(all)
+	return fmt.Sprint(all)
+}
+
+func plannedMembers(set service.BackendSet) string {
+	divisor := uint8(0)
+	for _, backend := range set.Backends {
+		divisor = gcd(divisor, backend.Weight)
+	}
+	var members []string
+	for _, backend := range set.Backends {
+		local := 0
+		if backend.Local {
+			local = 1
+		}
+		node := backend.Node
+		if !node.IsValid() {
+			node = backend.Addr.Addr()
+		}
+		for range backend.Weight / divisor {
+			members = append(members, fmt.Sprint(backend.Addr, uint8(set.Key.Port.Protocol), local, node))
+		}
+	}
+	slices.Sort(members)
+	return fmt.Sprint(members)
+}
+
+// planned is what a client should meet.
+func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
+	for class, d := range f.Decisions {
+		if d.Verdict != service.Balance {
+			b.decisions[class] = fmt.Sprint(d.Verdict)
+			continue
+		}
+		for _, set := range plan.Sets {
+			if set.Key == f.Set(d) {
+				b.decisions[class] = plannedMembers(set)
+				if plan.TableSize > 0 {
+					b.decisions[class] = plannedTable(plan.TableSize, set)
+				}
+			}
+		}
+	}
+	for _, set := range plan.Retained {
+		if set.Key.Port == f.Port && set.Key.Family == service.FamilyOf(f.Key.Addr) {
+			b.kept = plannedMembers(set)
+		}
+	}
+	b.kind, b.service, b.affinity, b.sources = f.Kind, f.Port, uint32(f.Affinity.Seconds()), "all"
+	b.dsr, b.untracked = f.DSR, f.Untracked
+	if f.SourceRanges != nil {
+		var all []string
+		for _, p := range f.SourceRanges {
+			all = append(all, p.String())
+		}
+		slices.Sort(all)
+		b.sources = fmt.Sprint(all)
+	}
+	return b
+}
+
+// state is what every frontend should meet.
+type state map[service.FrontendKey]behaviour
+
+func stateOf(plans map[service.Ref]*service.Plan) state {
+	all := state{}
+	for _, plan := range plans {
+		for _, f := range plan.Frontends {
+			all[f.Key] = planned(plan, f)
+		}
+	}
+	return all
+}
+
+func (k *fakeKernel) state() state {
+	all := state{}
+	for key := range k.index.entries {
+		name := service.FrontendKey{Addr: key.Address.Addr(), Port: datapath.NetworkOrder(key.Port), Protocol: service.Protocol(key.Protocol)}
+		all[name], _ = k.meets(name)
+	}
+	return all
+}
+
+var compare = cmp.AllowUnexported(behaviour{})
+
+// mustHold ends the test if a client meets anything but what is planned.
+func (k *fakeKernel) mustHold(t *testing.T, plans map[service.Ref]*service.Plan, when string) {
+	t.Helper()
+	if diff := cmp.Diff(stateOf(plans), k.state(), compare); diff != "" {
+		t.Fatalf("%s: planned (-) and met (+):\n%s", when, diff)
+	}
+}

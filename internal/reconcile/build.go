@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// An entry is a frontend in the tables, with a reference to all that its row
+// names. row is 0 while it has none. sets are those of the decisions, and last
+// what the frontend keeps.
+type entry struct {
+	row     uint32
+	content codec.Frontend
+	port    *port
+	source  *source
+	taken   *reservation // NodePort and HostPort
+	sets    [retainedSet + 1]*set
+	// tracked says why every flow of an untracked frontend is recorded all the same.
+	tracked error
+}
+
+const retainedSet = service.SourceClasses
+
+// A port is a service port and its id.
+type port struct {
+	id   uint32
+	key  service.Port
+	refs int
+}
+
+// A source is a list of admitted sources and its id. Equal lists share one.
+type source struct {
+	id       uint32
+	prefixes []netip.Prefix
+	refs     int
+}
+
+// build makes what a frontend's row will name and fills the row's content. On
+// error the entry holds what had been made by then: retire it.
+func (s *Syncer) build(w want, old *entry) (*entry, error) {
+	f, e := w.frontend, &entry{}
+	var err error
+	if e.port, err = s.ensurePort(f.Port); err != nil {
+		return e, err
+	}
+	e.port.refs++
+	e.content = codec.NewFrontend(f, e.port.id)
+	if err := s.reserve(e); err != nil {
+		return e, err
+	}
+	if f.SourceRanges != nil {
+		if e.source, err = s.ensureSource(f.SourceRanges); err != nil {
+			return e, err
+		}
+		e.source.refs++
+		e.content.SetSourceSet(e.source.id)
+	}
+	for class, d := range f.Decisions {
+		if d.Verdict != service.Balance {
+			e.content.SetVerdict(service.SourceClass(class), d.Verdict)
+			continue
+		}
+		set, err := s.useSet(e, class, f.Set(d), w.plan.Sets, w.plan.TableSize, old)
+		if err != nil {
+			return e, err
+		}
+		e.content.SetSlots(service.SourceClass(class), set.chosenFrom(), set.table != nil)
+	}
+	err = s.buildRetained(e, w, old)
+	e.setLists()
+	return e, err
+}
+
+// buildRetained makes what the frontend keeps (service.Plan.Retained), and what it remembers of
+// earlier tables.
+func (s *Syncer) buildRetained(e *entry, w want, old *entry) error {
+	key := service.SetKey{Port: w.frontend.Port, Family: service.FamilyOf(w.frontend.Key.Addr), Scope: service.ScopeRetained}
+	if remembered := s.requiredSlotHistory(e, old); remembered != nil {
+		err := s.buildSlotHistory(e, key, w.plan.Retained, remembered, old)
+		if !e.mayBeTracked(remembered, err) {
+			return err
+		}
+	}
+	if _, ok := findSet(w.plan.Retained, key); !ok {
+		return nil
+	}
+	_, err := s.useSet(e, retainedSet, key, w.plan.Retained, 0, old)
+	return err
+}
+
+// useSet finds or makes a set and lets an entry refer to it.
+func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.BackendSet, tableSize uint32, old *entry) (*set, error) {
+	var inUse *set
+	if old != nil {
+		inUse = old.sets[at]
+	}
+	set, err := s.ensureSet(key, plan, tableSize, inUse)
+	if err != nil {
+		return nil, err
+	}
+	set.refs++
+	e.sets[at] = set
+	return set, nil
+}
+
+func findSet(sets []service.BackendSet, key service.SetKey) (int, bool) {
+	return slices.BinarySearchFunc(sets, key, func(set service.BackendSet, key service.SetKey) int {
+		return set.Key.Compare(key)
+	})
+}
+
+func (s *Syncer) ensurePort(key service.Port) (*port, error) {
+	if p := s.ports[key]; p != nil {
+		return p, nil
+	}
+	name, err := codec.ServiceName(key)
+	if err != nil {
+		return nil, err
+	}
+	id, ok := s.portIDs.take()
+	if !ok {
+		return nil, datapath.NewFullError(datapath.SockMapServices, s.tables.Services.Max())
+	}
+	if err := s.tables.Services.Put(id, name); err != nil {
+		s.portIDs.put(id)
+		return nil, err
+	}
+	p := &port{id: id, key: key}
+	s.ports[key] = p
+	s.unreferenced = append(s.unreferenced, p)
+	return p, nil
+}
+
+// ensureSet finds the set as it is in the tables, or writes it beside the one
+// that the frontend uses now, nil for none.
+func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableSize uint32, inUse *set) (*set, error) {
+	at, ok := findSet(plan, key)
+	if !ok {
+		return nil, fmt.Errorf("the plan has no set %s", key)
+	}
+	members, table, err := s.fillSlots(plan[at], tableSize)
+	if err != nil {
+		return nil, err
+	}
+	if current := s.sets[key]; current != nil && current.holds(members, table) {
+		return current, nil
+	}
+	if inUse != nil && inUse.key == (service.SetKey{}) && inUse.slotHistory == nil && inUse.holds(members, table) {
+		inUse.key = key // found in the tables, where sets have no names
+		s.sets[key] = inUse
+		return inUse, nil
+	}
+	return s.writeSet(&set{key: key, members: members, table: table})
+}
+
+func (s *Syncer) writeSet(x *set) (*set, error) {
+	content, err := x.content()
+	if err != nil {
+		return nil, err
+	}
+	n, length := roundSlots(uint32(len(content))), s.tables.Slots.Len()
+	// Histories leave what changes need.
+	full := x.slotHistory != nil && s.slots.used(length)+n+length/updateReserve > length
+	at, ok := extent{}, false
+	if !full {
+		at, ok = s.slots.take(n)
+	}
+	if !ok {
+		return nil, datapath.NewFullError(datapath.SockMapSlots, length)
+	}
+	for i, id := range content {
+		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
+			s.slots.put(at)
+			return nil, err
+		}
+	}
+	x.extent, x.spare = extent{at.first, uint32(len(content))}, n-uint32(len(content))
+	if x.table != nil {
+		x.table.sum = sumOf(x.table.size, func(slot uint32) uint32 { return content[uint32(len(x.members))+slot] })
+	}
+	for _, b := range x.backends() {
+		b.refs++
+	}
+	if x.slotHistory != nil {
+		s.slotHistories[x.key] = append(s.slotHistories[x.key], x)
+	} else {
+		s.sets[x.key] = x
+	}
+	s.unreferenced = append(s.unreferenced, x)
+	return x, nil
+}
+
+// members are the backends of a set, and their weights divided by the greatest common
+// divisor of all.
+func (s *Syncer) members(bs service.BackendSet) (members []*backend, weights []uint8, err error) {
+	divisor := uint8(0)
+	for _, b := range bs.Backends {
+		divisor = gcd(divisor, max(b.Weight, 1))
+	}
+	for _, b := range bs.Backends {
+		known, err := s.ensureBackend(codec.NewBackend(b, bs.Key.Port.Protocol))
+		if err != nil {
+			return nil, nil, err
+		}
+		members = append(members, known)
+		weights = append(weights, max(b.Weight, 1)/divisor)
+	}
+	return members, weights, nil
+}
+
+func gcd(a, b uint8) uint8 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+func (s *Syncer) ensureSource(prefixes []netip.Prefix) (*source, error) {
+	if known := s.sources[sourceName(prefixes)]; known != nil {
+		return known, nil
+	}
+	if err := s.spare(datapath.SockMapSourceRanges, s.ranges+uint32(len(prefixes)), s.tables.SourceRanges.Max()); err != nil {
+		return nil, err
+	}
+	id, ok := s.sourceIDs.take()
+	if !ok {
+		return nil, datapath.NewFullError(datapath.SockMapSourceRanges, s.tables.SourceRanges.Max())
+	}
+	made := &source{id: id, prefixes: prefixes}
+	s.ranges += uint32(len(prefixes))
+	for _, p := range prefixes {
+		if err := s.tables.SourceRanges.Put(codec.SourceRangeKey(id, p), 1); err != nil {
+			s.unreferenced = append(s.unreferenced, made) // some of it may be there
+			return nil, err
+		}
+	}
+	s.sources[sourceName(prefixes)] = made
+	s.unreferenced = append(s.unreferenced, made)
+	return made, nil
+}
+
+// sourceName is the same for equal lists, whatever their order.
+func sourceName(prefixes []netip.Prefix) string {
+	names := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		names[i] = p.Masked().String()
+	}
+	slices.Sort(names)
+	return strings.Join(slices.Compact(names), " ")
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"math/bits"
+	"net/netip"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// A cost is how many entries of each table a plan takes.
+type cost [costKinds]int64
+
+// The tables that plans share.
+const (
+	costFrontends = iota
+	costServices
+	costSlots
+	costBackends
+	costRanges
+	costTables
+	// costHistories are slots, too: those of histories that may come (past), and are no reason to leave out
+	// what fits without them.
+	costHistories = costTables
+	costKinds     = costTables + 1
+)
+
+// costNames are the names of the tables.
+var costNames = [costTables]string{
+	datapath.SockMapFrontends, datapath.SockMapServices, datapath.SockMapSlots, datapath.SockMapBackends, datapath.SockMapSourceRanges,
+}
+
+// shared says of which tables plans share entries: equal endpoints and equal lists of source
+// ranges are there once, so that the sum of all costs is more than what is in use.
+func shared(table int) bool { return table == costBackends || table == costRanges }
+
+func (c *cost) add(o cost) {
+	for table := range c {
+		c[table] += o[table]
+	}
+}
+
+func (c *cost) subtract(o cost) {
+	for table := range c {
+		c[table] -= o[table]
+	}
+}
+
+// limits are the sizes of the tables.
+func (s *Syncer) limits() cost {
+	t := s.tables
+	return cost{int64(t.Frontends.Max()), int64(t.Services.Max()), int64(t.Slots.Len()), int64(t.Backends.Len()) - 1, int64(t.SourceRanges.Max()), 0}
+}
+
+// costOf counts what a plan takes. The history of an untracked frontend takes as much as its table,
+// but not that of all frontends at once: half of it is counted.
+func costOf(p *service.Plan) (c cost) {
+	ports, untracked := map[service.Port]bool{}, map[service.SetKey]bool{}
+	lists := map[*netip.Prefix]bool{}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		ports[f.Port] = true
+		if f.Untracked {
+			untracked[f.Set(f.Decisions[service.FromOutside])] = true
+		}
+		if len(f.SourceRanges) > 0 && !lists[&f.SourceRanges[0]] {
+			lists[&f.SourceRanges[0]] = true
+			c[costRanges] += int64(len(f.SourceRanges))
+		}
+	}
+	most := map[service.SetKey]int{} // without the scope: the sets of a port mostly have the same backends
+	for i := range p.Sets {
+		set := &p.Sets[i]
+		n := setSlots(set, p.TableSize)
+		if untracked[set.Key] {
+			c[costHistories] += int64(n / 2)
+		}
+		c[costSlots] += int64(n)
+		key := set.Key
+		key.Scope = 0
+		most[key] = max(most[key], len(set.Backends))
+	}
+	for i := range p.Retained {
+		c[costSlots] += int64(roundSlots(uint32(len(p.Retained[i].Backends))))
+		c[costBackends] += int64(len(p.Retained[i].Backends))
+	}
+	for _, n := range most {
+		c[costBackends] += int64(n)
+	}
+	c[costFrontends], c[costServices] = int64(len(p.Frontends)), int64(len(ports))
+	return c
+}
+
+// setSlots is how many slots a set takes, with the list of its members beside a table.
+func setSlots(set *service.BackendSet, tableSize uint32) uint32 {
+	if tableSize > 0 {
+		return roundSlots(tableSize + uint32(len(set.Backends)))
+	}
+	divisor, sum := uint8(0), uint32(0)
+	for _, b := range set.Backends {
+		divisor = gcd(divisor, max(b.Weight, 1))
+		sum += uint32(max(b.Weight, 1))
+	}
+	if divisor == 0 {
+		return 0
+	}
+	return roundSlots(sum / uint32(divisor))
+}
+
+// largestSet is how many slots the largest set of a plan takes: its change needs as many beside it.
+func largestSet(p *service.Plan) (most int64) {
+	for i := range p.Sets {
+		most = max(most, int64(setSlots(&p.Sets[i], p.TableSize)))
+	}
+	return most
+}
+
+// smallExtent is below what an extent takes just the slots that it needs.
+const smallExtent = 128
+
+// roundSlots is how many slots an extent of n takes. Large extents come in few sizes, up to 6 % apart, so that
+// a set that has become a little larger fits where another one has been. The sizes lie halfway between round
+// numbers: Maglev tables have a little less than a power of two, and with their members a little more.
+func roundSlots(n uint32) uint32 {
+	if n < smallExtent {
+		return n
+	}
+	unit := uint32(1) << (bits.Len32(n+n/16) - 6)
+	return (n+unit/2-1)/unit*unit + unit/2
+}
+
+// appliedCost counts what the tables hold for each object.
+func (s *Syncer) appliedCost() map[service.Ref]cost {
+	all := map[service.Ref]cost{}
+	ports, sets, lists := map[*port]bool{}, map[*set]bool{}, map[*source]bool{}
+	for _, e := range s.applied {
+		if e.port == nil {
+			continue
+		}
+		c := all[e.port.key.Owner]
+		c[costFrontends]++
+		if !ports[e.port] {
+			ports[e.port] = true
+			c[costServices]++
+		}
+		for _, x := range e.sets {
+			if x != nil && !sets[x] {
+				sets[x] = true
+				c[costSlots] += int64(x.extent.count + x.spare)
+				c[costBackends] += int64(len(x.backends()))
+			}
+		}
+		if e.source != nil && !lists[e.source] {
+			lists[e.source] = true
+			c[costRanges] += int64(len(e.source.prefixes))
+		}
+		all[e.port.key.Owner] = c
+	}
+	return all
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// DSRDestinations are the addresses that packets of clients outside are sent to by DSR, by
+// kind: of backends on other nodes, or of these nodes.
+func (s *Syncer) DSRDestinations() map[service.DSR][]netip.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	met := map[service.DSR]map[netip.Addr]bool{}
+	for _, e := range s.applied {
+		kind, set := codec.DSROf(e.content.DSR()), e.sets[service.FromOutside]
+		if kind == "" || set == nil {
+			continue
+		}
+		if met[kind] == nil {
+			met[kind] = map[netip.Addr]bool{}
+		}
+		for _, b := range set.members {
+			switch {
+			case b.key.Local():
+			case kind == service.DSRGeneve:
+				met[kind][b.key.Node()] = true
+			default:
+				met[kind][b.key.Addr()] = true
+			}
+		}
+	}
+	all := map[service.DSR][]netip.Addr{}
+	for kind, addresses := range met {
+		all[kind] = slices.SortedFunc(maps.Keys(addresses), netip.Addr.Compare)
+	}
+	return all
+}

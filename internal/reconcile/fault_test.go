@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// TestConvergesUnderFaults: one operation in ten fails, and all that touch one
+// frontend's index entry. That one keeps what it had and says so, everything
+// else arrives.
+func TestConvergesUnderFaults(t *testing.T) {
+	r := newRand(t)
+	for range 20 {
+		k := smallKernel(t)
+		s := newSyncer(t, k)
+		stuck := service.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
+		broken := fmt.Sprintf("put %s %v", datapath.SockMapFrontends, codec.FrontendKey(stuck))
+		removal := fmt.Sprintf("delete %s %v", datapath.SockMapFrontends, codec.FrontendKey(stuck))
+		k.before = func(operation string) error {
+			if operation == broken || operation == removal || r.IntN(10) == 0 {
+				return fmt.Errorf("%s: %w", operation, errFault)
+			}
+			return nil
+		}
+		plans := map[service.Ref]*service.Plan{}
+		for range 20 {
+			next := randomPlans(r, 6)
+			s.Apply(difference(plans, next))
+			plans = next
+			s.CollectGarbage()
+		}
+		now := time.Now()
+		for range 600 { // a table is many operations
+			now = now.Add(time.Minute)
+			s.Retry(now)
+			s.CollectGarbage()
+		}
+		want, got := stateOf(plans), k.state()
+		_, planned := want[stuck]
+		delete(want, stuck)
+		delete(got, stuck)
+		if diff := cmp.Diff(want, got, compare); diff != "" {
+			t.Fatalf("planned (-) and met (+):\n%s", diff)
+		}
+		for _, st := range s.Status() {
+			failed := planned && st.Owner == ref("s0")
+			if (st.State == Failed) != failed || (failed && !strings.Contains(st.Reasons[0], stuck.String())) {
+				t.Fatalf("status %+v; the broken frontend is planned: %v", st, planned)
+			}
+		}
+	}
+}
+
+// TestFullTableNamesTheFlag: what does not fit is refused by name, what was
+// there stays, and it arrives as soon as there is room.
+func TestFullTableNamesTheFlag(t *testing.T) {
+	for _, test := range []struct {
+		limits datapath.Limits
+		flag   string
+	}{
+		{datapath.Limits{Frontends: 2}, "--max-frontends"},
+		{datapath.Limits{Backends: 4}, "--max-backends"},
+		{datapath.Limits{Slots: 6}, "--max-slots"},
+		{datapath.Limits{Services: 2}, "--max-services"},
+	} {
+		t.Run(test.flag, func(t *testing.T) {
+			k := newFakeKernel(t, test.limits)
+			s := newSyncer(t, k)
+			plans := simplePlans(2, 2)
+			mustApply(t, s, difference(nil, plans))
+			more := simplePlans(3, 2)
+			err := s.Apply(difference(plans, more))
+			if err == nil || !strings.Contains(err.Error(), test.flag) {
+				t.Errorf("the error is %v", err)
+			}
+			k.mustHold(t, plans, "after the change that does not fit")
+			// One goes, another comes, in one delta: there is room for it.
+			delete(more, ref("s0"))
+			if err := s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{ref("s0"): nil}}); err != nil {
+				t.Log(err)
+			}
+			mustConverge(t, s)
+			k.mustHold(t, more, "with room")
+		})
+	}
+}
+
+// mustConverge tries again until nothing waits any more.
+func mustConverge(t *testing.T, s *Syncer) {
+	t.Helper()
+	for now := time.Now(); ; {
+		next, _ := s.Retry(now)
+		if next.IsZero() {
+			return
+		}
+		if now = next; now.After(time.Now().Add(time.Hour)) {
+			t.Fatalf("never converges: %+v", s.Status())
+		}
+	}
+}
+
+// TestIDRestsWhileAffinityNamesIt (R27): a client that was bound to a backend
+// which is gone never finds another under the same id.
+func TestIDRestsWhileAffinityNamesIt(t *testing.T) {
+	k := newFakeKernel(t, datapath.Limits{Backends: 1})
+	s := newSyncer(t, k)
+	owner := ref("sticky")
+	one := map[service.Ref]*service.Plan{owner: simplePlan(owner, 0, 1)}
+	mustApply(t, s, difference(nil, one))
+	services, backends := k.ids()
+	client := datapath.AffinityKey{Service: services[service.Port{Owner: owner, Protocol: service.TCP}]}
+	k.affinity.entries[client] = datapath.AffinityEntry{Backend: backends["10.10.0.1:8080 6 0 10.10.0.1"]}
+
+	other := map[service.Ref]*service.Plan{owner: simplePlan(owner, 1, 1)}
+	k.before = func(operation string) error {
+		if strings.HasPrefix(operation, "delete "+datapath.SockMapAffinity) {
+			return errFault
+		}
+		return nil
+	}
+	mustApply(t, s, difference(one, nil))
+	if err := s.Apply(difference(nil, other)); err == nil {
+		t.Error("the id was used again while an affinity entry named it")
+	}
+	// The next agent knows that too.
+	s = newSyncer(t, k)
+	if err := s.Apply(difference(nil, other)); err == nil {
+		t.Error("after a restart the id was used again while an affinity entry named it")
+	}
+	k.before = nil
+	s.CollectGarbage()
+	if _, err := s.Retry(time.Now().Add(time.Minute)); err != nil {
+		t.Errorf("with the entry gone the id is free: %v", err)
+	}
+	if len(k.affinity.entries) != 0 {
+		t.Errorf("affinity entries left: %v", k.affinity.entries)
+	}
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// fits says why an object may not take c, nil if it may. Nobody is refused what he has already. What is new
+// has to leave room for changes of what is served.
+func (s *Syncer) fits(a *account, c cost) error {
+	limits := s.limits()
+	for table := range costTables {
+		limit, need, held := limits[table], c[table], a.held[table]
+		if need <= held {
+			continue
+		}
+		if err := s.withinShares(a, table, c, limit); err != nil {
+			return err
+		}
+		if shared(table) {
+			continue // known only when it is brought into the tables
+		}
+		room := limit - s.admission.total[table] + held
+		if !a.served() {
+			room -= s.reserveOf(table, a)
+		}
+		if need > room {
+			return roomError(table, need, max(room, 0), limit)
+		}
+	}
+	return nil
+}
+
+// withinShares says why c is more of a table than one object or its namespace may have.
+func (s *Syncer) withinShares(a *account, table int, c cost, limit int64) error {
+	shares, need := s.admission.shares, sharedOut(c, table)
+	if most := share(shares.Service, limit); shares.Service > 0 && need > most {
+		return shareError(table, need, most, "one Service", "service-share")
+	}
+	sum := sharedOut(s.admission.namespaces[a.ref.Namespace], table) - sharedOut(a.held, table) + need
+	if most := share(shares.Namespace, limit); shares.Namespace > 0 && sum > most {
+		return shareError(table, need, most, "all of namespace "+a.ref.Namespace, "namespace-share")
+	}
+	return nil
+}
+
+// sharedOut is what counts towards a share of a table.
+func sharedOut(c cost, table int) int64 {
+	if table == costSlots {
+		return c[costSlots] + c[costHistories]
+	}
+	return c[table]
+}
+
+// reserveOf is what an object that is new leaves free of a table: a part of it, and room for the change of
+// its largest set.
+func (s *Syncer) reserveOf(table int, a *account) int64 {
+	reserve := s.limits()[table] / updateReserve
+	if table == costSlots {
+		reserve = max(reserve, largestSet(a.plan))
+	}
+	return reserve
+}
+
+// spare says why a frontend that is new may not take another of the entries that plans share.
+func (s *Syncer) spare(table string, used, limit uint32) error {
+	if s.addsFrontend && used+limit/updateReserve >= limit {
+		return datapath.NewFullError(table, limit)
+	}
+	return nil
+}
+
+func shareError(table int, needs, most int64, who, flag string) error {
+	return fmt.Errorf("needs %d entries of table %s, and %s may have %d: make it smaller, or raise --%s or --%s and restart the agent",
+		needs, costNames[table], who, most, flag, datapath.LimitFlag(costNames[table]))
+}
+
+func roomError(table int, needs, room, limit int64) error {
+	return fmt.Errorf("needs %d entries of table %s, and %d of %d are free for it: raise --%s and restart the agent",
+		needs, costNames[table], room, limit, datapath.LimitFlag(costNames[table]))
+}

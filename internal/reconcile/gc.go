@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+)
+
+// releasable is something with an id that entries refer to.
+type releasable interface {
+	references() int
+	// free gives the id back and removes what the tables hold of it.
+	free(*Syncer) error
+}
+
+func (p *port) references() int    { return p.refs }
+func (b *backend) references() int { return int(b.refs) }
+func (x *set) references() int     { return x.refs }
+func (x *source) references() int  { return x.refs }
+
+// deferRelease puts away an entry that the index does not lead to (any more).
+func (s *Syncer) deferRelease(e *entry) { s.deferred = append(s.deferred, e) }
+
+// release gives up an entry's references. What has none left becomes unused.
+func (s *Syncer) release(e *entry) {
+	if e.row != 0 {
+		// Not to be found in use when the table is to become smaller.
+		codec.EraseFrontend(s.tables, e.row)
+		s.rowNumbers.put(e.row)
+	}
+	if e.port != nil {
+		if e.port.refs--; e.port.refs == 0 {
+			s.unreferenced = append(s.unreferenced, e.port)
+		}
+	}
+	if e.source != nil {
+		if e.source.refs--; e.source.refs == 0 {
+			s.unreferenced = append(s.unreferenced, e.source)
+		}
+	}
+	if e.taken != nil {
+		if e.taken.refs--; e.taken.refs == 0 {
+			s.unreferenced = append(s.unreferenced, e.taken)
+		}
+	}
+	for _, set := range e.sets {
+		if set == nil {
+			continue
+		}
+		if set.refs--; set.refs == 0 {
+			s.unreferenced = append(s.unreferenced, set)
+		}
+	}
+}
+
+// CollectGarbage gives back what was retired, after a grace period, and what nothing
+// refers to. Call it now and then: once a second is plenty. It reports whether
+// anything is left to do.
+//
+// Changes go on during the grace period: what they retire waits for the next one.
+func (s *Syncer) CollectGarbage() (more bool, err error) {
+	s.gcMu.Lock()
+	defer s.gcMu.Unlock()
+	s.mu.Lock()
+	deferred, unreferenced := len(s.deferred), len(s.unreferenced)
+	s.released = 0
+	err = s.bumpEpoch()
+	s.mu.Unlock()
+	if err != nil {
+		return true, err
+	}
+	if deferred == 0 && unreferenced == 0 {
+		return false, nil
+	}
+	if err := s.tables.WaitForReaders(); err != nil {
+		return true, err
+	}
+	s.writer.Lock()
+	defer s.writer.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// A writer that was short of space has given all of these back meanwhile, or none.
+	err = s.releaseDeferred(max(0, deferred-s.released))
+	if s.freed && err == nil {
+		s.freed = false
+		s.retryAt = time.Now() // there may be room now for what failed
+	}
+	return len(s.deferred) > 0 || len(s.unreferenced) > 0, err
+}
+
+// collectGarbage is called by a writer. Who only wants to look need not wait for the
+// grace period.
+func (s *Syncer) collectGarbage() error {
+	if err := s.bumpEpoch(); err != nil {
+		return err
+	}
+	s.mu.Unlock()
+	err := s.tables.WaitForReaders()
+	s.mu.Lock()
+	if err != nil {
+		return err
+	}
+	n := len(s.deferred)
+	err = s.releaseDeferred(n)
+	s.released += n
+	return err
+}
+
+// releaseDeferred releases the oldest n of what was retired, which no program is using, and what
+// nothing refers to then: an entry that was retired later has its references yet.
+func (s *Syncer) releaseDeferred(n int) error {
+	for _, e := range s.deferred[:n] {
+		s.release(e)
+	}
+	s.deferred = append([]*entry(nil), s.deferred[n:]...)
+	return s.freeUnreferenced()
+}
+
+// freeUnreferenced frees what still has no reference: sets first, since their
+// backends become unused with them; then affinity entries, which name ports
+// and backends; then these.
+func (s *Syncer) freeUnreferenced() error {
+	dead := map[releasable]bool{}
+	for len(s.unreferenced) > 0 {
+		x := s.unreferenced[0]
+		s.unreferenced = s.unreferenced[1:]
+		if x.references() > 0 || dead[x] {
+			continue
+		}
+		if set, ok := x.(*set); ok {
+			s.freeSet(set)
+			continue
+		}
+		dead[x] = true
+	}
+	errs := []error{s.gcAffinity(dead)}
+	for x := range dead {
+		if errs[0] == nil {
+			err := x.free(s)
+			if err == nil {
+				continue
+			}
+			errs = append(errs, err)
+		}
+		s.unreferenced = append(s.unreferenced, x)
+	}
+	return errors.Join(errs...)
+}
+
+// freeSet gives a set's slots back. It may have been put into unused twice.
+func (s *Syncer) freeSet(x *set) {
+	if x.extent.count == 0 {
+		return
+	}
+	for n := x.extent.first; n < x.extent.end(); n++ {
+		s.tables.Slots.Store(n, 0) // as with rows
+	}
+	s.slots.put(extent{x.extent.first, x.extent.count + x.spare})
+	x.extent, x.spare = extent{}, 0
+	if s.sets[x.key] == x {
+		delete(s.sets, x.key)
+	}
+	s.dropSlotHistory(x)
+	for _, b := range x.backends() {
+		if b.refs--; b.refs == 0 {
+			s.unreferenced = append(s.unreferenced, b)
+		}
+	}
+}
+
+// gcAffinity forgets clients whose service port or backend is about to lose
+// its id.
+func (s *Syncer) gcAffinity(dead map[releasable]bool) error {
+	ports, backends := map[uint32]bool{}, map[uint32]bool{}
+	for x := range dead {
+		switch x := x.(type) {
+		case *port:
+			ports[x.id] = true
+		case *backend:
+			backends[x.id] = true
+		}
+	}
+	if len(ports) == 0 && len(backends) == 0 {
+		return nil
+	}
+	var named []datapath.AffinityKey
+	err := s.tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool {
+		if ports[e.Key.Service] || backends[e.Backend] {
+			named = append(named, e.Key)
+		}
+		return true
+	})
+	for _, key := range named {
+		if err == nil {
+			err = s.tables.Affinity.Delete(key)
+		}
+	}
+	return err
+}
+
+func (p *port) free(s *Syncer) error {
+	if err := s.tables.Services.Delete(p.id); err != nil {
+		return err
+	}
+	s.portIDs.put(p.id)
+	if s.ports[p.key] == p {
+		delete(s.ports, p.key)
+	}
+	return nil
+}
+
+func (b *backend) free(s *Syncer) error {
+	if err := s.tables.Backends.Store(b.id, datapath.Backend{}); err != nil {
+		return err
+	}
+	s.backendIDs.put(b.id)
+	if s.backends[b.key] == b {
+		delete(s.backends, b.key)
+	}
+	return nil
+}
+
+// free of a set is freeSet: it touches no table.
+func (x *set) free(s *Syncer) error {
+	s.freeSet(x)
+	return nil
+}
+
+func (x *source) free(s *Syncer) error {
+	if name := sourceName(x.prefixes); s.sources[name] == x {
+		delete(s.sources, name) // first: half of it is not to be used again
+	}
+	for _, p := range x.prefixes {
+		if err := s.tables.SourceRanges.Delete(codec.SourceRangeKey(x.id, p)); err != nil {
+			return err
+		}
+	}
+	s.sourceIDs.put(x.id)
+	s.ranges -= uint32(len(x.prefixes))
+	return nil
+}

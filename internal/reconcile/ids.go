@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import "slices"
+
+// A pool hands out the numbers 1 to last. A number that came back is used again
+// only when rest others have come back after it: an id that people have seen in
+// a log line or a table does not name something else a second later.
+type pool struct {
+	next, last uint32
+	rest       int
+	free       []uint32 // oldest first
+}
+
+// idRest is the rest of ids; row numbers, which nobody sees, need none.
+const idRest = 128
+
+// poolOf makes a pool of which some numbers are taken. Those beyond last are
+// nobody's: damage, or what a larger table had.
+func poolOf[V any](taken map[uint32]V, last uint32, rest int) pool {
+	p := pool{next: 1, last: last, rest: rest}
+	for n := range taken {
+		if n <= last {
+			p.next = max(p.next, n+1)
+		}
+	}
+	for n := uint32(1); n < p.next; n++ {
+		if _, ok := taken[n]; !ok {
+			p.free = append(p.free, n)
+		}
+	}
+	return p
+}
+
+func (p *pool) take() (uint32, bool) {
+	if len(p.free) > p.rest || (p.next > p.last && len(p.free) > 0) {
+		n := p.free[0]
+		p.free = p.free[1:]
+		return n, true
+	}
+	if p.next > p.last {
+		return 0, false
+	}
+	p.next++
+	return p.next - 1, true
+}
+
+func (p *pool) put(n uint32) { p.free = append(p.free, n) }
+
+// An extent is count slots from first.
+type extent struct{ first, count uint32 }
+
+func (e extent) end() uint32 { return e.first + e.count }
+
+// extents are the free parts of the slot array: sorted, apart from each other.
+type extents struct {
+	free []extent
+}
+
+func newExtents(length uint32) extents { return extents{[]extent{{0, length}}} }
+
+// take finds count slots in a row, in the smallest free part that has them: large ones stay for
+// those who need them. Of equal ones it is the lowest: what is in use stays together, so that the
+// table can be made smaller.
+func (x *extents) take(count uint32) (extent, bool) {
+	best := -1
+	for i, e := range x.free {
+		if e.count >= count && (best < 0 || e.count < x.free[best].count) {
+			best = i
+		}
+		if e.count == count {
+			break
+		}
+	}
+	if best < 0 {
+		return extent{}, false
+	}
+	taken := extent{x.free[best].first, count}
+	x.cut(best, taken)
+	return taken, true
+}
+
+// reserve takes just this extent; false if any of it is taken.
+func (x *extents) reserve(want extent) bool {
+	for i, e := range x.free {
+		if e.first <= want.first && want.end() <= e.end() && want.end() >= want.first {
+			x.cut(i, want)
+			return true
+		}
+	}
+	return false
+}
+
+// cut takes a part out of the free extent at index at.
+func (x *extents) cut(at int, part extent) {
+	e := x.free[at]
+	var left []extent
+	if part.first > e.first {
+		left = append(left, extent{e.first, part.first - e.first})
+	}
+	if part.end() < e.end() {
+		left = append(left, extent{part.end(), e.end() - part.end()})
+	}
+	x.free = slices.Replace(x.free, at, at+1, left...)
+}
+
+// put gives an extent back and joins it with its neighbours.
+func (x *extents) put(e extent) {
+	at, _ := slices.BinarySearchFunc(x.free, e.first, func(f extent, first uint32) int {
+		if f.first < first {
+			return -1
+		}
+		return 1
+	})
+	from, to := at, at
+	if at > 0 && x.free[at-1].end() == e.first {
+		from--
+		e = extent{x.free[from].first, x.free[from].count + e.count}
+	}
+	if at < len(x.free) && e.end() == x.free[at].first {
+		e.count += x.free[at].count
+		to++
+	}
+	x.free = slices.Replace(x.free, from, to, e)
+}
+
+// used is the number of slots taken of an array of this length.
+func (x *extents) used(length uint32) uint32 {
+	for _, e := range x.free {
+		length -= e.count
+	}
+	return length
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/maglev"
+	"beeline.io/beeline/internal/service"
+)
+
+// A table is what a set with a Maglev table knows of it. The table itself, of
+// thousands of slots, is in the slots alone: what they should hold is computed again
+// when they do not have the sum.
+//
+// In its extent stand first the ids of the members, each once, then the table.
+type table struct {
+	size    uint32
+	weights []uint8 // of the members; nil: not known of what an earlier agent left
+	sum     uint64  // of what the table holds
+}
+
+// sumOf is FNV-1a over the ids of a table.
+func sumOf(size uint32, id func(slot uint32) uint32) uint64 {
+	sum := uint64(0xcbf29ce484222325)
+	for slot := range size {
+		sum = (sum ^ uint64(id(slot))) * 0x100000001b3
+	}
+	return sum
+}
+
+// assignSlots says which member is in which slot of the table.
+func (t *table) assignSlots(members []*backend) ([]uint32, error) {
+	backends := make([]maglev.Backend, len(members))
+	for i, b := range members {
+		backends[i] = maglev.Backend{Addr: b.key.AddrPort(), Weight: t.weights[i]}
+	}
+	slots, err := maglev.Fill(t.size, backends)
+	if err != nil && len(members) > int(t.size) {
+		return nil, fmt.Errorf("%w: raise --maglev-table-size to 100 times as many and restart the agent", err)
+	}
+	return slots, err
+}
+
+// content is what the slots of a set should hold.
+func (x *set) content() ([]uint32, error) {
+	ids := make([]uint32, 0, x.extent.count)
+	if x.slotHistory != nil {
+		ids = append(ids, x.slotHistory.words...)
+	}
+	for _, b := range x.members {
+		ids = append(ids, b.id)
+	}
+	if x.table == nil {
+		return ids, nil
+	}
+	slots, err := x.table.assignSlots(x.members)
+	for _, member := range slots {
+		ids = append(ids, x.members[member].id)
+	}
+	return ids, err
+}
+
+// holds says whether a set is just that. Of one that an earlier agent left the weights
+// are told by what its table holds.
+func (x *set) holds(members []*backend, t *table) bool {
+	if !slices.Equal(x.members, members) || (x.table == nil) != (t == nil) {
+		return false
+	}
+	if t == nil {
+		return true
+	}
+	if x.table.size != t.size {
+		return false
+	}
+	if x.table.weights != nil {
+		return slices.Equal(x.table.weights, t.weights)
+	}
+	slots, err := t.assignSlots(members)
+	if err != nil || sumOf(t.size, func(slot uint32) uint32 { return members[slots[slot]].id }) != x.table.sum {
+		return false
+	}
+	x.table.weights = t.weights
+	return true
+}
+
+// fillSlots decides what a set's slots hold: each backend as often as its weight; or, in
+// a table, what package maglev chooses.
+func (s *Syncer) fillSlots(bs service.BackendSet, size uint32) ([]*backend, *table, error) {
+	members, weights, err := s.members(bs)
+	if err != nil {
+		return nil, nil, err
+	}
+	if size > 0 {
+		return members, &table{size: size, weights: weights}, nil
+	}
+	var slots []*backend
+	for i, b := range members {
+		for range weights[i] {
+			slots = append(slots, b)
+		}
+	}
+	return slots, nil, nil
+}
+
+// readTable reads the members of a table and takes the sum of the table, nil if they
+// make no sense.
+func (r *restorer) readTable(members, slots codec.Range) *set {
+	if codec.End(members) != slots.First || members.Count == 0 || !codec.Valid(slots, r.tables.Slots.Len()) {
+		return nil
+	}
+	found := r.readMembers(members)
+	if found == nil {
+		return nil
+	}
+	found.extent.count += slots.Count
+	known := map[uint32]bool{}
+	for _, b := range found.members {
+		known[b.id] = true
+	}
+	for at := slots.First; at < codec.End(slots); at++ {
+		if !known[r.tables.Slots.Load(at)] {
+			return nil
+		}
+	}
+	found.table = &table{size: slots.Count}
+	found.table.sum = sumOf(slots.Count, func(slot uint32) uint32 { return r.tables.Slots.Load(slots.First + slot) })
+	return found
+}
+
+// table repairs the list and the table of a set.
+func (a *auditor) table(x *set) {
+	first, slots := x.extent.first, a.tables.Slots
+	sound := true
+	for i, b := range x.members {
+		sound = sound && slots.Load(first+uint32(i)) == b.id
+	}
+	start := x.tableRange().First
+	if sound && sumOf(x.table.size, func(slot uint32) uint32 { return slots.Load(start + slot) }) == x.table.sum {
+		return
+	}
+	if x.table.weights == nil {
+		return // nobody knows what it should hold; its frontends await another set
+	}
+	content, err := x.content()
+	if err != nil {
+		a.errs = append(a.errs, err)
+		return
+	}
+	for i, id := range content {
+		if slot := first + uint32(i); slots.Load(slot) != id {
+			a.repaired(slots.Store(slot, id))
+		}
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+)
+
+// networkTable is a table of networks and what it holds. A nil table holds nothing, and
+// nothing is missing there: the datapath has no such table.
+type networkTable[V comparable] struct {
+	table   datapath.Hash[datapath.NetworkKey, V]
+	applied map[netip.Prefix]V
+	err     error // why it is not what is wanted
+}
+
+func (n *networkTable[V]) restore() error {
+	n.applied = map[netip.Prefix]V{}
+	if n.table == nil {
+		return nil
+	}
+	all, err := n.table.All()
+	for key, v := range all {
+		n.applied[key.Prefix()] = v
+	}
+	return err
+}
+
+// reconcile makes the table what is wanted: what is new comes before what is old goes. Of two
+// networks the smaller one, which is an exception to the other, comes first and goes last.
+func (n *networkTable[V]) reconcile(what string, want map[netip.Prefix]V) {
+	if n.table == nil {
+		return
+	}
+	var errs []error
+	var missing, left []netip.Prefix
+	for p, v := range want {
+		if have, ok := n.applied[p]; !ok || have != v {
+			missing = append(missing, p)
+		}
+	}
+	for p := range n.applied {
+		if _, ok := want[p]; !ok {
+			left = append(left, p)
+		}
+	}
+	shorter := func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) }
+	slices.SortFunc(missing, func(a, b netip.Prefix) int { return shorter(b, a) })
+	slices.SortFunc(left, shorter)
+	for _, p := range missing {
+		if err := n.table.Put(codec.NetworkKey(p), want[p]); err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, p, err))
+			continue
+		}
+		n.applied[p] = want[p]
+	}
+	for _, p := range left {
+		if err := n.table.Delete(codec.NetworkKey(p)); err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, p, err))
+			continue
+		}
+		delete(n.applied, p)
+	}
+	n.err = errors.Join(errs...)
+}
+
+// auditNetworks repairs a table of networks.
+func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
+	if n.table == nil {
+		return
+	}
+	want := map[datapath.NetworkKey]V{}
+	for p, v := range n.applied {
+		want[codec.NetworkKey(p)] = v
+	}
+	auditHash(a, n.table, want)
+}
+
+// wantedNetworks are the ServiceCIDRs and the networks of pods. Of what is both the
+// ServiceCIDR wins: addresses of Services are what clients ask for. An address of this node
+// inside a ServiceCIDR is an exception: nothing that is sent to it is dropped (R21).
+func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, conflict []netip.Prefix) {
+	want = map[netip.Prefix]datapath.Network{}
+	for _, p := range s.cidrs {
+		want[p] = datapath.NetworkService
+	}
+	for _, p := range s.pods {
+		if want[p] == datapath.NetworkService {
+			conflict = append(conflict, p)
+			continue
+		}
+		want[p] = datapath.NetworkPod
+	}
+	for _, a := range s.own {
+		if s.inServiceCIDR(a) {
+			want[netip.PrefixFrom(a, a.BitLen())] = datapath.NetworkOwn
+		}
+	}
+	return want, conflict
+}
+
+// inServiceCIDR says whether the smallest network that an address lies in is a ServiceCIDR.
+func (s *Syncer) inServiceCIDR(a netip.Addr) bool {
+	longest := func(networks []netip.Prefix) int {
+		bits := -1
+		for _, p := range networks {
+			if p.Contains(a) {
+				bits = max(bits, p.Bits())
+			}
+		}
+		return bits
+	}
+	cidr := longest(s.cidrs)
+	return cidr >= 0 && cidr >= longest(s.pods)
+}
+
+// reconcileNetworks makes ServiceCIDRs, networks of pods and balancers known.
+func (s *Syncer) reconcileNetworks() {
+	networks, conflict := s.wantedNetworks()
+	if s.networks.err = s.tables.Prefilter.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
+		s.networks.err = s.reconcileClasses(networks)
+	}
+	s.conflict = conflict
+	s.balancers.reconcile("balancer", s.wantedBalancerTable())
+}
+
+// serviceNetworks are the ServiceCIDRs that are wanted and those in the table.
+func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []netip.Prefix) {
+	for _, networks := range []map[netip.Prefix]datapath.Network{want, s.networks.applied} {
+		for p, network := range networks {
+			if network == datapath.NetworkService && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// reconcileClasses makes ServiceCIDRs and networks of pods known. While the table changes it
+// decides, and not what the prefilter knows of it.
+func (s *Syncer) reconcileClasses(networks map[netip.Prefix]datapath.Network) error {
+	if !maps.Equal(networks, s.networks.applied) {
+		s.tables.Prefilter.LookUpPods()
+	}
+	s.networks.reconcile("network", networks)
+	var pods, services []netip.Prefix
+	for p, network := range s.networks.applied {
+		if network == datapath.NetworkPod {
+			pods = append(pods, p)
+		} else {
+			services = append(services, p)
+		}
+	}
+	return errors.Join(s.networks.err, s.tables.Prefilter.SetPodNetworks(pods, services))
+}
+
+// ServiceCIDRs are those in the tables.
+func (s *Syncer) ServiceCIDRs() []netip.Prefix {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []netip.Prefix
+	for p, network := range s.networks.applied {
+		if network == datapath.NetworkService {
+			all = append(all, p)
+		}
+	}
+	return all
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+)
+
+// PrefilterRebuild rebuilds the prefilter in a walk of all conntrack entries (conntrack.Subscriber).
+type PrefilterRebuild struct {
+	syncer  *Syncer
+	rebuild *datapath.PrefilterRebuild // nil: the prefilter stays as it is
+}
+
+// PrefilterRebuild returns a subscriber that rebuilds the prefilter.
+func (s *Syncer) PrefilterRebuild() *PrefilterRebuild { return &PrefilterRebuild{syncer: s} }
+
+// Begin clears the unused set of the prefilter.
+func (p *PrefilterRebuild) Begin() { p.rebuild = p.syncer.tables.Prefilter.BeginRebuild() }
+
+// Entry adds the flow of an entry.
+func (p *PrefilterRebuild) Entry(key datapath.Tuple, e *datapath.ConntrackEntry) {
+	if p.rebuild != nil {
+		p.rebuild.AddFlow(key, e)
+	}
+}
+
+// End adds the frontends, and enables the prefilter.
+func (p *PrefilterRebuild) End() error {
+	if p.rebuild != nil {
+		p.syncer.fillPrefilter()
+		p.rebuild.End()
+	}
+	return nil
+}
+
+// fillPrefilter adds all frontends in the tables to the prefilter. A frontend that is published meanwhile
+// is added by its writer.
+func (s *Syncer) fillPrefilter() {
+	s.writer.Lock()
+	defer s.writer.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key := range s.applied {
+		s.tables.Prefilter.Add(codec.FrontendKey(key))
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/internal/service"
+)
+
+// What asks for a frontend is let in before that is in the tables (the fake kernel looks at
+// each), and after the prefilter has been rebuilt for as long as it is there; an audit finds what
+// somebody has cleared.
+func TestPrefilter(t *testing.T) {
+	k := smallKernel(t)
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRand(t)
+	change := func() {
+		delta := service.Delta{Plans: map[service.Ref]*service.Plan{}}
+		for number := range 6 {
+			if owner := ref(fmt.Sprint("s", number)); r.IntN(2) == 0 {
+				delta.Plans[owner] = nil
+			} else {
+				delta.Plans[owner] = randomPlan(r, owner, number)
+			}
+		}
+		s.Apply(delta) // some of it may find no room
+	}
+	for range 50 {
+		if err := k.tables.Prefilter.Rebuild(func() error { change(); s.fillPrefilter(); change(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		for key := range k.index.entries {
+			if !k.tables.Prefilter.Contains(key) {
+				t.Fatalf("the prefilter does not let in what asks for %v", key)
+			}
+		}
+		change()
+	}
+	for len(k.index.entries) == 0 { // once in 64 times all Services have just gone
+		change()
+	}
+	if repairs, err := s.Audit(); repairs != 0 || err != nil {
+		t.Fatalf("an audit repaired %d differences: %v", repairs, err)
+	}
+	if err := k.tables.Prefilter.Rebuild(func() error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if repairs, err := s.Audit(); repairs != len(k.index.entries) || err != nil {
+		t.Errorf("an audit repaired %d differences, want %d: %v", repairs, len(k.index.entries), err)
+	}
+}
+
+// Of a ServiceCIDR everything is let in before it is in the tables: until the prefilter is rebuilt
+// it is open.
+func TestPrefilterServiceCIDRs(t *testing.T) {
+	k := smallKernel(t)
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := true
+	k.before = func(operation string) error {
+		if len(operation) > 12 && operation[:12] == "put networks" {
+			opened = opened && !k.tables.Prefilter.Enabled()
+		}
+		return nil
+	}
+	for _, cidrs := range [][]netip.Prefix{
+		{netip.MustParsePrefix("10.96.0.0/12")},
+		{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")},
+	} {
+		if err := s.Apply(service.Delta{ServiceCIDRs: &cidrs}); err != nil {
+			t.Fatal(err)
+		}
+		if !opened {
+			t.Fatalf("%v: a ServiceCIDR came into the tables, and the prefilter was enabled", cidrs)
+		}
+		if err := k.tables.Prefilter.Rebuild(func() error { s.fillPrefilter(); return nil }); err != nil || !k.tables.Prefilter.Enabled() {
+			t.Fatalf("%v: the prefilter is disabled: %v", cidrs, err)
+		}
+		if err := s.Apply(service.Delta{}); err != nil || !k.tables.Prefilter.Enabled() {
+			t.Fatalf("%v: nothing has changed, and the prefilter is disabled: %v", cidrs, err)
+		}
+	}
+}
+
+// While networks of pods or ServiceCIDRs change, the programs look in the table; when all that
+// is wanted is there they need not, and not when it could not be brought there.
+func TestPrefilterPods(t *testing.T) {
+	k := smallKernel(t)
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	looked, changes, fail := true, 0, false
+	k.before = func(operation string) error {
+		if strings.HasPrefix(operation, "put networks") || strings.HasPrefix(operation, "delete networks") {
+			looked = looked && !k.tables.Prefilter.PodsComplete()
+			changes++
+			if fail {
+				return errFault
+			}
+		}
+		return nil
+	}
+	for _, c := range []struct {
+		pods  []string
+		fail  bool
+		whole bool
+	}{
+		{[]string{"10.10.1.0/24", "fd00:10::/64"}, false, true},
+		{[]string{"10.10.3.0/24"}, false, true},
+		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, true, true}, // the old ones still are all
+		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, false, true},
+		{[]string{"10.96.0.0/24"}, false, false},
+		{nil, false, true},
+	} {
+		fail = c.fail
+		before := changes
+		err := s.Apply(service.Delta{ServiceCIDRs: networksOf("10.96.0.0/16"), PodNetworks: networksOf(c.pods...)})
+		if (err != nil) != c.fail || changes == before || !looked || k.tables.Prefilter.PodsComplete() != c.whole {
+			t.Errorf("%v: %v, %d changes, the table decided meanwhile: %v, networks are whole: %v", c.pods, err, changes-before, looked, k.tables.Prefilter.PodsComplete())
+		}
+	}
+}

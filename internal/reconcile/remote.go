@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// RemoteBackends returns the addresses of backends on other nodes and of these nodes, where they
+// matter, sorted, each once. Those whose ids wait to be free are among them.
+func (s *Syncer) RemoteBackends() []netip.Addr {
+	all := s.remoteBackends()
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// remoteBackends is RemoteBackends as it comes; who changes the tables waits meanwhile.
+func (s *Syncer) remoteBackends() (all []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all = make([]netip.Addr, 0, len(s.backends))
+	nodes := map[netip.Addr]struct{}{}
+	for key := range s.backends {
+		if key.Local() {
+			continue
+		}
+		all = append(all, key.Addr())
+		if key.KnowsNode() {
+			nodes[key.Node()] = struct{}{}
+		}
+	}
+	return slices.AppendSeq(all, maps.Keys(nodes))
+}

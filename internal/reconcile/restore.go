@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"errors"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// restorer builds a Syncer's picture of the tables. Ids that only affinity
+// entries still name are taken too: they become free when the entries are gone.
+type restorer struct {
+	*Syncer
+	portByID    map[uint32]*port
+	backendByID map[uint32]*backend
+	sourceByID  map[uint32]*source
+	setAt       map[layout]*set
+	rows        map[uint32]bool
+}
+
+func (s *Syncer) restore() error {
+	s.epochStale, s.fewerUntracked = true, true // as far as is known
+	if err := s.bumpEpoch(); err != nil {
+		return err
+	}
+	if err := s.tables.WaitForReaders(); err != nil { // of what the earlier agent retired
+		return err
+	}
+	r := restorer{s, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*source{}, map[layout]*set{}, map[uint32]bool{}}
+	s.slots = newExtents(s.tables.Slots.Len())
+	if err := r.readPorts(); err != nil {
+		return err
+	}
+	if err := r.readSources(); err != nil {
+		return err
+	}
+	if err := r.readBackends(); err != nil {
+		return err
+	}
+	if err := r.readReservedPorts(); err != nil {
+		return err
+	}
+	index, err := s.tables.Frontends.All()
+	if err != nil {
+		return err
+	}
+	for key, row := range index {
+		r.readFrontend(key, row)
+	}
+	r.takeSpare()
+	if err := s.startAccepting(s.wantedAccepted()); err != nil { // an earlier agent may not have known of it
+		return err
+	}
+	if err := r.readAffinity(); err != nil {
+		return err
+	}
+	if err := errors.Join(s.networks.restore(), s.balancers.restore()); err != nil {
+		return err
+	}
+	s.rowNumbers = poolOf(r.rows, s.tables.FrontendRows.Len()-1, 0)
+	s.portIDs = poolOf(r.portByID, s.tables.Services.Max(), idRest)
+	s.backendIDs = poolOf(r.backendByID, s.tables.Backends.Len()-1, idRest)
+	s.sourceIDs = poolOf(r.sourceByID, s.tables.SourceRanges.Max(), idRest)
+	return nil
+}
+
+func (r *restorer) readPorts() error {
+	names, err := r.tables.Services.All()
+	if err != nil {
+		return err
+	}
+	for id, name := range names {
+		p := &port{id: id, key: codec.PortOf(name)}
+		r.portByID[id] = p
+		r.unreferenced = append(r.unreferenced, p)
+		if other := r.ports[p.key]; other == nil || other.id > id {
+			r.ports[p.key] = p
+		}
+	}
+	return nil
+}
+
+func (r *restorer) readSources() error {
+	ranges, err := r.tables.SourceRanges.All()
+	if err != nil {
+		return err
+	}
+	for key := range ranges {
+		found := r.sourceOf(key.SourceSet)
+		found.prefixes = append(found.prefixes, key.Prefix())
+	}
+	r.ranges = uint32(len(ranges))
+	for _, found := range r.sourceByID {
+		r.sources[sourceName(found.prefixes)] = found
+	}
+	return nil
+}
+
+func (r *restorer) sourceOf(id uint32) *source {
+	found := r.sourceByID[id]
+	if found == nil {
+		found = &source{id: id}
+		r.sourceByID[id] = found
+		r.unreferenced = append(r.unreferenced, found)
+	}
+	return found
+}
+
+// readFrontend takes one entry of the index in. One that does not make sense
+// keeps an empty content, so that it is written anew or removed.
+func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
+	e := &entry{}
+	r.applied[codec.FrontendKeyOf(key)] = e
+	if row == 0 || row >= r.tables.FrontendRows.Len() || r.rows[row] {
+		return
+	}
+	e.row, r.rows[row] = row, true
+	content, err := codec.LoadFrontend(r.tables, row)
+	p := r.portByID[content.Port()]
+	if err != nil || content.Key() != key || p == nil {
+		return
+	}
+	sets, ok := r.readSets(&content)
+	if !ok {
+		return
+	}
+	e.content, e.port, e.sets = content, p, sets
+	p.refs++
+	r.refer(e)
+	for _, set := range sets {
+		if set != nil {
+			set.refs++
+		}
+	}
+	if id := content.SourceSet(); id != 0 {
+		e.source = r.sourceOf(id)
+		e.source.refs++
+	}
+}
+
+// readSets reads the sets of a frontend. It returns whether they make sense.
+func (r *restorer) readSets(content *codec.Frontend) (sets [retainedSet + 1]*set, ok bool) {
+	lists := content.Lists()
+	if content.HasHistory() != (lists.History.Count > 0) {
+		return sets, false
+	}
+	for class := range service.SourceClasses {
+		chosenFrom := content.Slots(service.SourceClass(class))
+		if chosenFrom.Count == 0 {
+			continue
+		}
+		l := layout{members: lists.Members[class]}
+		if content.Maglev() {
+			l.table = chosenFrom
+		} else if l.members != chosenFrom {
+			return sets, false
+		}
+		if sets[class] = r.readSet(l); sets[class] == nil {
+			return sets, false
+		}
+	}
+	if lists.Retained.Count > 0 || lists.History.Count > 0 {
+		sets[retainedSet] = r.readSet(layout{members: lists.Retained, history: lists.History, historyDSR: lists.HistoryDSR})
+		return sets, sets[retainedSet] != nil
+	}
+	return sets, true
+}
+
+// layout is where the parts of a set are.
+type layout struct {
+	members, table, history codec.Range
+	historyDSR              datapath.DSR
+}
+
+// readSet reads the slots of a set, nil if they are not a set.
+func (r *restorer) readSet(l layout) *set {
+	if known := r.setAt[l]; known != nil {
+		return known
+	}
+	var found *set
+	if l.table.Count > 0 {
+		found = r.readTable(l.members, l.table)
+	} else {
+		found = r.readMembers(l.members)
+	}
+	if found == nil || l.history.Count > 0 && !r.readSlotHistory(found, l) || !r.slots.reserve(found.extent) {
+		return nil
+	}
+	for _, b := range found.backends() {
+		b.refs++
+	}
+	r.setAt[l] = found
+	r.unreferenced = append(r.unreferenced, found)
+	return found
+}
+
+// takeSpare takes what sets were given beyond what they need, where nothing else is: an earlier agent may
+// not have done so.
+func (r *restorer) takeSpare() {
+	for _, x := range r.setAt {
+		if x == nil {
+			continue
+		}
+		if n := roundSlots(x.extent.count) - x.extent.count; n > 0 && r.slots.reserve(extent{x.extent.end(), n}) {
+			x.spare = n
+		}
+	}
+}
+
+// readMembers reads a set without a table.
+func (r *restorer) readMembers(at codec.Range) *set {
+	if !codec.Valid(at, r.tables.Slots.Len()) {
+		return nil
+	}
+	found := &set{extent: extent{at.First, at.Count}}
+	for _, id := range codec.Slots(r.tables, at) {
+		b := r.backendByID[id]
+		if b == nil {
+			return nil
+		}
+		found.members = append(found.members, b)
+	}
+	return found
+}
+
+func (r *restorer) readBackends() error {
+	rows, err := r.tables.Backends.All()
+	if err != nil {
+		return err
+	}
+	for id, row := range rows {
+		b := &backend{id: id, key: codec.BackendOf(row)}
+		r.backendByID[id] = b
+		r.unreferenced = append(r.unreferenced, b)
+		if other := r.backends[b.key]; other == nil || other.id > id {
+			r.backends[b.key] = b
+		}
+	}
+	return nil
+}
+
+func (r *restorer) readAffinity() error {
+	return r.tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool {
+		if r.portByID[e.Key.Service] == nil {
+			p := &port{id: e.Key.Service}
+			r.portByID[p.id] = p
+			r.unreferenced = append(r.unreferenced, p)
+		}
+		if r.backendByID[e.Backend] == nil && e.Backend != 0 && e.Backend < r.tables.Backends.Len() {
+			b := &backend{id: e.Backend}
+			r.backendByID[b.id] = b
+			r.unreferenced = append(r.unreferenced, b)
+		}
+		return true
+	})
+}

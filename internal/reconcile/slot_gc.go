@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/service"
+)
+
+// SlotGC ends the contest of slots in walks of all conntrack entries (conntrack.Subscriber).
+type SlotGC struct {
+	syncer  *Syncer
+	timeout func(service.Protocol) time.Duration
+	pass    *slotPass
+}
+
+// SlotGC returns a subscriber that ends the contest of slots. timeout returns the conntrack timeout of
+// established flows of a protocol.
+func (s *Syncer) SlotGC(timeout func(service.Protocol) time.Duration) *SlotGC {
+	return &SlotGC{syncer: s, timeout: timeout}
+}
+
+// Begin collects the contested slots.
+func (g *SlotGC) Begin() { g.pass = g.syncer.beginSlotPass() }
+
+// Entry notes an entry that keeps its slot contested.
+func (g *SlotGC) Entry(key datapath.Tuple, e *datapath.ConntrackEntry) { g.pass.note(key, e) }
+
+// End ends the contest of the slots whose flows all lead to the slot's backend.
+func (g *SlotGC) End() error { return g.syncer.endSlotPass(g.pass, g.timeout) }
+
+// slotPass looks in one walk for the conntrack entries that keep slots contested: their flows go to
+// another backend than the slot's, or to the same backend in another way than a packet without an entry.
+// It also looks for the entries because of which packets of balancers are accepted that no Service uses
+// any more. A nil slotPass looks for nothing.
+type slotPass struct {
+	began     jet.Seconds
+	pods      []netip.Prefix // clients there are not outside, and have conntrack entries in any case
+	frontends map[datapath.FrontendKey]*historyGroup
+	histories map[*jet.History]*historyGroup
+	unused    datapath.Accepted // kinds of packets of balancers
+	balanced  bool              // a balancer sends the packets of a flow here
+}
+
+// A historyGroup is a history whose frontends are looked at together.
+type historyGroup struct {
+	outside   *set // that its frontends had when the GC pass began
+	untracked bool
+	protocol  service.Protocol
+	table     []uint32
+	backends  map[uint32]datapath.Backend
+	busy      []bool // by slot of the table
+}
+
+// beginSlotPass returns what a walk has to look for, nil for nothing. The caller waits for the programs that
+// run at the call before it walks.
+func (s *Syncer) beginSlotPass() *slotPass {
+	s.writer.Lock()
+	defer s.writer.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	unused := s.unusedAccepted()
+	if !s.tables.UntrackedFrontends.Load(0).Any() && unused == 0 {
+		return nil
+	}
+	w := &slotPass{began: jet.Seconds(s.seconds()), pods: s.pods, frontends: map[datapath.FrontendKey]*historyGroup{},
+		histories: map[*jet.History]*historyGroup{}, unused: unused}
+	for key, e := range s.applied {
+		p := e.slotHistory()
+		if p == nil {
+			continue
+		}
+		c := w.histories[p.history]
+		if c == nil {
+			c = s.newHistoryGroup(key, e)
+			w.histories[p.history] = c
+		}
+		if c.is(e) {
+			w.frontends[codec.FrontendKey(key)] = c
+		}
+	}
+	if len(w.frontends) == 0 && unused == 0 {
+		return nil
+	}
+	return w
+}
+
+func (s *Syncer) newHistoryGroup(key service.FrontendKey, e *entry) *historyGroup {
+	c := &historyGroup{outside: e.outside(), untracked: e.untracked(), protocol: key.Protocol, table: s.tableOf(e.outside(), nil),
+		backends: map[uint32]datapath.Backend{}}
+	c.busy = make([]bool, len(c.table))
+	if len(c.table) > 0 {
+		for _, b := range c.outside.members {
+			c.backends[b.id] = b.key.Row()
+		}
+	}
+	return c
+}
+
+// is says whether an entry is one of those that the contest is about.
+func (c *historyGroup) is(e *entry) bool {
+	return c != nil && c.outside == e.outside() && c.untracked == e.untracked()
+}
+
+// note takes a conntrack entry.
+func (w *slotPass) note(key datapath.Tuple, t *datapath.ConntrackEntry) {
+	if w == nil {
+		return
+	}
+	w.balanced = w.balanced || t.Flags&uint8(datapath.ConntrackDSR) != 0
+	if t.Flags&uint8(datapath.ConntrackReply|datapath.ConntrackOutbound) != 0 {
+		return
+	}
+	c := w.frontends[codec.AskedFrontend(key)]
+	if c == nil || len(c.table) == 0 {
+		return
+	}
+	slot := jet.Slot(t.Tag, len(c.table))
+	if !c.busy[slot] && !follows(key, t, c.backends[c.table[slot]]) && w.outside(key) {
+		c.busy[slot] = true
+	}
+}
+
+// follows says whether a conntrack entry leads to where a packet without one would go. The backend's own
+// node is sent on with a conntrack entry in any case (bpf/dsr/forward.h).
+func follows(key datapath.Tuple, t *datapath.ConntrackEntry, b datapath.Backend) bool {
+	local := b.Local != 0
+	return t.Xlate.Destination.Bytes == b.Address.Bytes && t.Xlate.DestinationPort == b.Port &&
+		t.IsLocal() == local && (local || t.Dsr != 0 || key.Source.Bytes == b.Node.Bytes)
+}
+
+// outside says whether a client is.
+func (w *slotPass) outside(key datapath.Tuple) bool {
+	client := datapath.Address{Bytes: key.Source.Bytes}.Addr()
+	return !slices.ContainsFunc(w.pods, func(p netip.Prefix) bool { return p.Contains(client) })
+}
+
+// endSlotPass ends the contest of the slots of which no flow is left that belongs to another backend.
+func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Duration) error {
+	if w == nil {
+		return nil
+	}
+	s.writer.Lock()
+	defer s.writer.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !w.balanced {
+		if err := s.stopAccepting(w.unused); err != nil {
+			return err
+		}
+	}
+	s.stable = map[*jet.History]*jet.History{}
+	defer func() { s.stable = nil }()
+	for key, e := range s.applied {
+		p := e.slotHistory()
+		if p == nil || !w.histories[p.history].is(e) {
+			continue // it has changed meanwhile
+		}
+		next, known := s.stable[p.history]
+		if !known {
+			c := w.histories[p.history]
+			state := jet.State{Table: c.table, Untracked: c.untracked, History: p.history}
+			next = state.Settle(jet.Seconds(timeout(c.protocol)/time.Second), w.began, func(slot uint32) bool { return c.busy[slot] })
+			s.stable[p.history] = next
+		}
+		if next != p.history {
+			s.dirty[key] = true
+		}
+	}
+	if len(s.dirty) == 0 {
+		return nil
+	}
+	settling := slices.Collect(maps.Keys(s.dirty))
+	s.retryAfter(s.reconcile())
+	for _, key := range settling {
+		if err := s.failures[key]; err != nil {
+			return fmt.Errorf("some slots of %s need no conntrack entries any more, and stay contested: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// SlotUsage is how far slots are on their way to need conntrack entries no more.
+type SlotUsage struct {
+	// Slots are those of the tables of untracked frontends, and of tables that are remembered,
+	// Contested those of them of which every flow is recorded. A table that frontends share
+	// counts once.
+	Slots     int `json:"slots"`
+	Contested int `json:"contested"`
+	// Seconds is for how long at most flows without conntrack entries are still waited for. A slot stays
+	// contested for longer only while a recorded connection goes on elsewhere.
+	Seconds uint32 `json:"seconds"`
+}
+
+// SlotUsage says how many slots are contested. timeout is as in SlotGC.
+func (s *Syncer) SlotUsage(timeout func(service.Protocol) time.Duration) (all SlotUsage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	type seen struct {
+		history   *jet.History
+		outside   *set
+		untracked bool
+	}
+	known := map[seen]bool{}
+	for key, e := range s.applied {
+		this := seen{outside: e.outside(), untracked: e.untracked()}
+		if p := e.slotHistory(); p != nil {
+			this.history = p.history
+		} else if !this.untracked {
+			continue
+		}
+		if known[this] {
+			continue
+		}
+		known[this] = true
+		state := jet.State{Table: s.tableOf(this.outside, nil), Untracked: this.untracked, History: this.history}
+		contested, left := state.Pending(jet.Seconds(timeout(key.Protocol)/time.Second), jet.Seconds(s.seconds()))
+		all.Slots += state.Slots()
+		all.Contested += contested
+		all.Seconds = max(all.Seconds, uint32(left))
+	}
+	return all
+}

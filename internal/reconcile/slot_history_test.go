@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// TestHistoryInTables: a slot that has another backend is contested, with the one that it had
+// as stable; others are not. It stays so until flows have been idle for too long and no entry
+// leads elsewhere, and then nothing is left of it, in slots neither.
+func TestHistoryInTables(t *testing.T) {
+	m := settledMemory(t, 2000, 1, 2, 3)
+	used := m.s.slots.used(m.k.slots.Len())
+	before := m.table()
+	plan := untrackedPlan(slotsOfTable, 1, 2, 4)
+	plan.Retained = keptOf(3)
+	m.apply(plan)
+	changed := -1
+	for slot, word := range m.words() {
+		contested := word&uint32(datapath.HistoryContested) != 0
+		if contested != (m.table()[slot] != before[slot]) {
+			t.Fatalf("slot %d went from %d to %d; contested: %v", slot, before[slot], m.table()[slot], contested)
+		}
+		if contested && m.stable(word) != before[slot] {
+			t.Fatalf("slot %d went from %d to %d; stable: %d", slot, before[slot], m.table()[slot], m.stable(word))
+		}
+		if contested {
+			changed = slot
+		}
+	}
+	m.k.mustHold(t, map[service.Ref]*service.Plan{untrackedOwner: plan}, "with a history")
+	m.now += 50
+	m.gc(nil)
+	if m.words()[changed] == 0 {
+		t.Fatal("uncontested before flows without records have been idle for too long")
+	}
+	m.now += 60
+	m.gc(map[uint32]byte{uint32(changed): before[changed]})
+	if w := m.words(); w == nil || w[changed] == 0 || slices.Max(w) != w[changed] {
+		t.Fatal("the one slot with a conntrack entry that leads elsewhere is to be contested")
+	}
+	m.gc(map[uint32]byte{uint32(changed): m.table()[changed]})
+	if m.words() != nil {
+		t.Fatal("still contested, though no record leads elsewhere")
+	}
+	m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
+	mustCollect(t, m.s)
+	if now := m.s.slots.used(m.k.slots.Len()); now != used {
+		t.Errorf("%d slots are in use, and %d were before", now, used)
+	}
+}
+
+func keptOf(backends ...byte) []service.BackendSet {
+	kept := service.BackendSet{Key: service.SetKey{Port: service.Port{Owner: untrackedOwner, Protocol: service.TCP}, Family: service.IPv4, Scope: service.ScopeRetained}}
+	for _, n := range backends {
+		kept.Backends = append(kept.Backends, backendOf(n))
+	}
+	return []service.BackendSet{kept}
+}
+
+// TestStableThatServesNoMore: its flows go to the current backend, until it serves again. Its id
+// is nobody else's meanwhile.
+func TestStableThatServesNoMore(t *testing.T) {
+	m := settledMemory(t, 3000, 1, 2)
+	slot := slices.Index(m.table(), 2)
+	m.apply(untrackedPlan(slotsOfTable, 1))
+	if w := m.words()[slot]; w != uint32(datapath.HistoryContested) {
+		t.Fatalf("word %#x, want contested and no backend", w)
+	}
+	for range 3 {
+		mustCollect(t, m.s)
+	}
+	plan := untrackedPlan(slotsOfTable, 1)
+	plan.Retained = keptOf(2)
+	m.apply(plan)
+	if w := m.words()[slot]; m.stable(w) != 2 {
+		t.Fatalf("word %#x leads to %d, want 2, which serves again", w, m.stable(w))
+	}
+	mustCollect(t, m.s)
+}
+
+// TestHistoryAfterRestart: the next agent finds the history in the tables, begins to wait anew,
+// and writes nothing.
+func TestHistoryAfterRestart(t *testing.T) {
+	m := settledMemory(t, 3000, 1, 2)
+	m.apply(untrackedPlan(slotsOfTable, 1, 2, 3))
+	words := slices.Clone(m.words())
+	m.now += 99
+	m.restart()
+	m.apply(m.plan)
+	if n := m.s.Stats().Updates; n != 0 || !slices.Equal(m.words(), words) {
+		t.Fatalf("%d frontends have changed", n)
+	}
+	mustCollect(t, m.s)
+	if !slices.Equal(m.words(), words) {
+		t.Fatal("what the history has is taken for free")
+	}
+	m.now += 50
+	m.gc(nil)
+	if m.words() == nil {
+		t.Fatal("uncontested before flows without records have been idle for too long: nobody knows since when")
+	}
+	m.now += 60
+	m.gc(nil)
+	if m.words() != nil {
+		t.Fatal("still contested")
+	}
+}
+
+// TestSettling: what people are told of contested slots are those in the tables, each once though
+// frontends share it, and the time until a GC pass ends them.
+func TestSettling(t *testing.T) {
+	m := newMemory(t, 3000)
+	plan := func(backends ...byte) *service.Plan {
+		plan := untrackedPlan(slotsOfTable, backends...)
+		f := plan.Frontends[0]
+		f.Key.Port++
+		plan.Frontends = append(plan.Frontends, f)
+		return plan
+	}
+	want := func(when string, want SlotUsage) {
+		t.Helper()
+		if got := m.s.SlotUsage(func(service.Protocol) time.Duration { return idle }); got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	want("nothing is there", SlotUsage{})
+	m.apply(plan(1, 2))
+	want("a new frontend", SlotUsage{slotsOfTable, slotsOfTable, 0})
+	m.now += 2
+	m.gc(nil)
+	want("a GC pass has ended it", SlotUsage{slotsOfTable, 0, 0})
+	m.apply(plan(1, 3))
+	contested := 0
+	for _, word := range m.words() {
+		if word != 0 {
+			contested++
+		}
+	}
+	if contested == 0 || contested == slotsOfTable {
+		t.Fatalf("%d slots are contested of %d", contested, slotsOfTable)
+	}
+	want("a change", SlotUsage{slotsOfTable, contested, 101}) // its second is the next one
+	m.now += 41
+	want("41 s later", SlotUsage{slotsOfTable, contested, 60})
+	m.now += 60
+	m.gc(nil)
+	want("in the end", SlotUsage{slotsOfTable, 0, 0})
+}
+
+// TestOtherSizeAndRandom: with a table of another size, and without one, packets find where
+// they belong by the old table, until flows without conntrack entries have been idle for too long.
+func TestOtherSizeAndRandom(t *testing.T) {
+	random := untrackedPlan(0, 1, 2)
+	random.Frontends[0].Untracked, random.Frontends[0].DSR = false, ""
+	for name, plan := range map[string]*service.Plan{"another size": untrackedPlan(257, 1, 2), "random": random} {
+		m := settledMemory(t, 3000, 1, 2)
+		before := m.table()
+		m.apply(plan)
+		words := m.words()
+		if len(words) != len(before) {
+			t.Fatalf("%s: %d words, want the %d of the old table", name, len(words), len(before))
+		}
+		for slot, word := range words {
+			if m.stable(word) != before[slot] || word&uint32(datapath.HistoryContested) == 0 {
+				t.Fatalf("%s: slot %d had %d; word %#x leads to %d", name, slot, before[slot], word, m.stable(word))
+			}
+		}
+		if kind := m.lists().HistoryDSR; kind != datapath.DSRIPIP {
+			t.Errorf("%s: packets of flows without records go by kind %d, want IPIP", name, kind)
+		}
+		m.now += 50
+		m.gc(nil)
+		if m.words() == nil {
+			t.Fatalf("%s: forgotten too early", name)
+		}
+		m.now += 60
+		m.gc(nil)
+		if m.words() != nil {
+			t.Fatalf("%s: not forgotten", name)
+		}
+		if on := m.k.untracked.rows[0].Any(); on != (plan != random) {
+			t.Errorf("%s: the edge looks for untracked frontends: %v", name, on)
+		}
+	}
+}
+
+// TestGCOfEarlierTable: what a GC pass has found of a table that has changed meanwhile says
+// nothing of the new one.
+func TestGCOfEarlierTable(t *testing.T) {
+	m := newMemory(t, 3000)
+	m.apply(untrackedPlan(slotsOfTable, 1, 2))
+	m.now += 2
+	w := m.s.beginSlotPass()
+	m.apply(untrackedPlan(slotsOfTable, 1, 3))
+	if err := m.s.endSlotPass(w, func(service.Protocol) time.Duration { return idle }); err != nil {
+		t.Fatal(err)
+	}
+	if m.words() == nil {
+		t.Fatal("uncontested by a GC pass that began before the change")
+	}
+}
+
+// TestSettlingIsNoMatterOfOthers: that another Service cannot be served is no failure of a GC pass.
+func TestSettlingIsNoMatterOfOthers(t *testing.T) {
+	m := newMemory(t, 2000)
+	m.apply(untrackedPlan(slotsOfTable, 1, 2))
+	other := ref("other")
+	broken := maglevPlan(other, 2, 0, 4) // no prime number
+	broken.Sets[0].Backends = []service.Backend{backendOf(1)}
+	if err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{other: broken}}); err == nil {
+		t.Fatal("a table of 4 slots is served")
+	}
+	m.now += 2
+	m.gc(nil) // fails the test on an error
+	if m.words() != nil {
+		t.Error("still contested")
+	}
+}
+
+// TestFrontendsShareHistory: those of one port remember the same slots, once.
+func TestFrontendsShareHistory(t *testing.T) {
+	m := newMemory(t, 2000)
+	two := func(backends ...byte) *service.Plan {
+		plan := untrackedPlan(slotsOfTable, backends...)
+		f := plan.Frontends[0]
+		f.Key.Port++
+		plan.Frontends = append(plan.Frontends, f)
+		return plan
+	}
+	m.apply(two(1, 2))
+	m.now += 2
+	m.gc(nil)
+	mustCollect(t, m.s)
+	m.apply(two(1, 3))
+	firsts := map[uint32]bool{}
+	for _, row := range m.k.index.entries {
+		firsts[m.k.listsOf(row).History.First] = true
+	}
+	if len(firsts) != 1 || m.lists().History.Count == 0 {
+		t.Errorf("two frontends remember at %v", firsts)
+	}
+	mustCollect(t, m.s)
+	// A conntrack entry of either keeps the slot contested for both: what they share is looked at together.
+	m.now += 200
+	m.gc(nil)
+	if m.words() != nil {
+		t.Error("still contested")
+	}
+}
+
+// TestAuditRepairsHistory: what somebody else writes into a history is put right, and so is the
+// word that has the edge look for untracked frontends.
+func TestAuditRepairsHistory(t *testing.T) {
+	m := settledMemory(t, 2000, 1, 2)
+	m.apply(untrackedPlan(slotsOfTable, 1, 3))
+	want := slices.Clone(m.words())
+	m.k.slots.rows[m.lists().History.First+7] ^= 1 << 31
+	m.k.lists.rows[m.rowNumber()].History.Count--
+	untracked := m.k.untracked.rows[0]
+	m.k.untracked.rows[0].Bits = [8]uint64{}
+	m.k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+	if n, err := m.s.Audit(); n != 3 || err != nil {
+		t.Errorf("%d repairs, %v; want 3", n, err)
+	}
+	m.k.t = t
+	if !slices.Equal(m.words(), want) || m.k.untracked.rows[0].Bits != untracked.Bits {
+		t.Error("not repaired")
+	}
+}
+
+// TestAuditForgetsNoHistory: a damaged row is written anew, and flows that have no conntrack entries are
+// where they were: the slots that change afterwards have their backends as stable ones.
+func TestAuditForgetsNoHistory(t *testing.T) {
+	m := settledMemory(t, 3000, 1, 2)
+	slot := slices.Index(m.table(), 2)
+	m.k.rows.rows[m.k.index.entries[codec.FrontendKey(m.plan.Frontends[0].Key)]].SourceSet++
+	m.k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+	if n, err := m.s.Audit(); n != 1 || err != nil {
+		t.Errorf("%d repairs, %v; want 1", n, err)
+	}
+	m.k.t = t
+	if m.words() != nil {
+		t.Error("slots are contested, and nothing has changed")
+	}
+	plan := untrackedPlan(slotsOfTable, 1)
+	plan.Retained = keptOf(2)
+	m.apply(plan)
+	if words := m.words(); words == nil || m.stable(words[slot]) != 2 {
+		t.Error("a slot has another backend now, and its stable one, which serves, is forgotten")
+	}
+}
+
+// TestHistoryDoesNotFit: a new frontend for whose history there is no room has every flow recorded,
+// says so with the name of the flag, and is untracked as soon as there is room.
+func TestHistoryDoesNotFit(t *testing.T) {
+	m := newMemory(t, roundSlots(slotsOfTable+3)*3+9) // two tables, and room for the change of one
+	other := ref("other")
+	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: maglevPlan(other, 2, 2, slotsOfTable)}})
+	histories, _ := m.s.slots.take(250) // as those of other frontends
+	plan := untrackedPlan(slotsOfTable, 1, 2)
+	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: plan}})
+	m.s.slots.put(histories)
+	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is recorded") {
+		t.Errorf("want an error that names --max-slots and says what happens: %v", err)
+	}
+	if flags := m.row().Flags; m.row().Decisions[service.FromOutside].Count != slotsOfTable || flags&uint16(datapath.FlagUntracked) != 0 {
+		t.Errorf("the frontend is to be served, and tracked; its flags are %#x", flags)
+	}
+	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: nil, untrackedOwner: plan}})
+	mustCollect(t, m.s)
+	if _, err := m.s.Retry(time.Now().Add(time.Hour)); err != nil {
+		t.Error(err)
+	}
+	if m.row().Flags&uint16(datapath.FlagUntracked) == 0 {
+		t.Error("there is room, and the frontend is tracked still")
+	}
+}
+
+// TestChangeThatDoesNotFit: where flows without conntrack entries could lose their backend, the change
+// waits, and what was there serves on.
+func TestChangeThatDoesNotFit(t *testing.T) {
+	m := settledMemory(t, roundSlots(slotsOfTable+3)*2+10, 1, 2)
+	before := m.row()
+	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: untrackedPlan(slotsOfTable, 1, 3)}})
+	if err == nil || !strings.Contains(err.Error(), "--max-slots") {
+		t.Errorf("want an error that names --max-slots: %v", err)
+	}
+	if m.row() != before {
+		t.Error("the frontend has changed")
+	}
+}

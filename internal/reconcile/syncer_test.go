@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+func newSyncer(t *testing.T, k *fakeKernel) *Syncer {
+	t.Helper()
+	s, err := New(k.tables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func mustApply(t *testing.T, s *Syncer, d service.Delta) {
+	t.Helper()
+	if err := s.Apply(d); err != nil {
+		t.Fatalf("apply: %v", err)
+	}
+}
+
+func mustCollect(t *testing.T, s *Syncer) {
+	t.Helper()
+	if left, err := s.CollectGarbage(); left || err != nil {
+		t.Fatalf("collect: left %v, %v", left, err)
+	}
+}
+
+// TestTablesHoldThePlan: whatever sequence of plans, the programs meet just
+// what the last one says, and at the end nothing is left behind.
+func TestTablesHoldThePlan(t *testing.T) {
+	r := newRand(t)
+	for range 50 {
+		k := smallKernel(t)
+		s := newSyncer(t, k)
+		plans := map[service.Ref]*service.Plan{}
+		for range 10 {
+			next := randomPlans(r, 6)
+			mustApply(t, s, difference(plans, next))
+			plans = next
+			k.mustHold(t, plans, "after a change")
+			k.mustReserve(t)
+			if r.IntN(2) == 0 {
+				mustCollect(t, s)
+				k.mustReserveOnly(t)
+			}
+			if r.IntN(3) == 0 {
+				s = newSyncer(t, k)
+				mustApply(t, s, difference(nil, plans))
+			}
+		}
+		mustApply(t, s, difference(plans, nil))
+		mustCollect(t, s)
+		if len(k.index.entries)+len(k.services.entries)+len(k.ranges.entries)+len(k.reserved.entries) != 0 {
+			t.Fatalf("left behind: %v %v %v %v", k.index.entries, k.services.entries, k.ranges.entries, k.reserved.entries)
+		}
+		for id, b := range k.backends.rows {
+			if b != (datapath.Backend{}) {
+				t.Fatalf("backend %d left behind: %v", id, b)
+			}
+		}
+		if used := s.slots.used(k.slots.Len()); used != 0 || len(s.slots.free) != 1 {
+			t.Fatalf("%d slots are not free; %v", used, s.slots.free)
+		}
+	}
+}
+
+// TestStatusDuringChange: whoever asks while a large change goes on learns what
+// is applied and what is still pending.
+func TestStatusDuringChange(t *testing.T) {
+	k := newFakeKernel(t, datapath.Limits{Frontends: 1024, Slots: 1024, Backends: 1024})
+	s := newSyncer(t, k)
+	seen := map[State]int{}
+	asked, answered := make(chan bool, 1), make(chan bool)
+	k.after = func() {
+		select {
+		case asked <- true: // the first operation: from here on somebody waits for an answer
+			go func() {
+				for _, st := range s.Status() {
+					seen[st.State]++
+				}
+				close(answered)
+			}()
+			time.Sleep(50 * time.Millisecond)
+		default:
+			time.Sleep(time.Millisecond)
+		}
+	}
+	mustApply(t, s, difference(nil, simplePlans(200, 1)))
+	<-answered
+	if seen[Applied] == 0 || seen[Pending] == 0 || seen[Applied]+seen[Pending] != 200 {
+		t.Errorf("states during the change: %v", seen)
+	}
+	for _, st := range s.Status() {
+		if st.State != Applied {
+			t.Errorf("after the change: %+v", st)
+		}
+	}
+}
+
+// TestServiceCIDRs follow the plan, and a restart.
+func TestServiceCIDRs(t *testing.T) {
+	k := newFakeKernel(t, datapath.Limits{})
+	s := newSyncer(t, k)
+	for _, cidrs := range [][]string{{"10.96.0.0/16", "fd00:96::/112"}, {"10.97.0.0/16"}, {}} {
+		prefixes := []netip.Prefix{}
+		for _, c := range cidrs {
+			prefixes = append(prefixes, netip.MustParsePrefix(c))
+		}
+		mustApply(t, s, service.Delta{ServiceCIDRs: &prefixes})
+		var got []string
+		for key := range k.networks.entries {
+			got = append(got, key.Prefix().String())
+		}
+		if len(got) != len(cidrs) {
+			t.Errorf("want %v, have %v", cidrs, got)
+		}
+		for _, c := range cidrs {
+			if k.networks.entries[codec.NetworkKey(netip.MustParsePrefix(c))] != datapath.NetworkService {
+				t.Errorf("%s is not there: %v", c, got)
+			}
+		}
+		s = newSyncer(t, k)
+	}
+}
+
+// Networks of pods follow the plan, and a restart; one that is a ServiceCIDR, too,
+// counts as that as long as it is one, and is told. A node's own address inside a ServiceCIDR
+// counts as neither (R21).
+func TestPodNetworks(t *testing.T) {
+	k := newFakeKernel(t, datapath.Limits{})
+	s := newSyncer(t, k)
+	prefixes := func(texts ...string) *[]netip.Prefix {
+		all := []netip.Prefix{}
+		for _, text := range texts {
+			all = append(all, netip.MustParsePrefix(text))
+		}
+		return &all
+	}
+	for _, step := range []struct {
+		services, pods *[]netip.Prefix
+		own            string
+		want, both     string
+	}{
+		{prefixes("10.96.0.0/16"), prefixes("10.10.1.0/24", "fd00:10::/64"), "", "10.10.1.0/24 pod, 10.96.0.0/16 service, fd00:10::/64 pod", ""},
+		{nil, nil, "10.96.0.1 10.10.1.1 192.0.2.1", "10.10.1.0/24 pod, 10.96.0.0/16 service, 10.96.0.1/32 own, fd00:10::/64 pod", ""},
+		{nil, prefixes("10.96.0.0/24"), "10.96.0.1 10.96.1.1", "10.96.0.0/16 service, 10.96.0.0/24 pod, 10.96.1.1/32 own", ""},
+		{nil, prefixes("10.10.1.0/24", "10.96.0.0/16", "10.96.1.0/24"), "", "10.10.1.0/24 pod, 10.96.0.0/16 service, 10.96.1.0/24 pod", "10.96.0.0/16"},
+		{prefixes(), nil, "10.96.0.1", "10.10.1.0/24 pod, 10.96.0.0/16 pod, 10.96.1.0/24 pod", ""},
+		{prefixes("10.10.1.0/24"), nil, "", "10.10.1.0/24 service, 10.96.0.0/16 pod, 10.96.1.0/24 pod", "10.10.1.0/24"},
+		{nil, prefixes(), "", "10.10.1.0/24 service", ""},
+	} {
+		s.SetOwn(addresses(step.own))
+		mustApply(t, s, service.Delta{ServiceCIDRs: step.services, PodNetworks: step.pods})
+		var got []string
+		for key, network := range k.networks.entries {
+			got = append(got, key.Prefix().String()+map[datapath.Network]string{datapath.NetworkPod: " pod", datapath.NetworkService: " service", datapath.NetworkOwn: " own"}[network])
+		}
+		slices.Sort(got)
+		if got := strings.Join(got, ", "); got != step.want {
+			t.Errorf("the tables have %s, want %s", got, step.want)
+		}
+		if both := strings.Join(s.Stats().BothNetworks, ", "); both != step.both {
+			t.Errorf("both: %q, want %q", both, step.both)
+		}
+		if n, err := s.Audit(); n != 0 || err != nil {
+			t.Errorf("an audit repaired %d, %v", n, err)
+		}
+	}
+	before := maps.Clone(k.networks.entries)
+	again := newSyncer(t, k)
+	mustApply(t, again, service.Delta{ServiceCIDRs: prefixes("10.10.1.0/24"), PodNetworks: prefixes()})
+	if !maps.Equal(before, k.networks.entries) {
+		t.Errorf("after a restart %v, before %v", k.networks.entries, before)
+	}
+}
+
+// addresses are those of a list with spaces between them.
+func addresses(list string) (all []netip.Addr) {
+	for _, text := range strings.Fields(list) {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reconcile
+
+import (
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/service"
+)
+
+// noteUntracked has the edge look for an untracked frontend, before there is one.
+func (s *Syncer) noteUntracked(key service.FrontendKey, e *entry) error {
+	ends := s.tables.UntrackedFrontends.Load(0)
+	if !e.concernsUntracked() || ends.Has(codec.FrontendKey(key)) {
+		return nil
+	}
+	ends.Add(codec.FrontendKey(key))
+	return s.tables.UntrackedFrontends.Store(0, ends)
+}
+
+func (e *entry) concernsUntracked() bool {
+	return e.content.Untracked() || e.content.HasHistory()
+}
+
+// forgetUntracked has it look for none any more that is none.
+func (s *Syncer) forgetUntracked() error {
+	if !s.fewerUntracked {
+		return nil
+	}
+	had := s.tables.UntrackedFrontends.Load(0)
+	ends := datapath.UntrackedEnds{}
+	ends.Epoch, ends.Accepted = had.Epoch, had.Accepted
+	for key, e := range s.applied {
+		if e.concernsUntracked() {
+			ends.Add(codec.FrontendKey(key))
+		}
+	}
+	if ends != had {
+		if err := s.tables.UntrackedFrontends.Store(0, ends); err != nil {
+			return err
+		}
+	}
+	s.fewerUntracked = false
+	return nil
+}
+
+// bumpEpoch has programs forget which rows the index has led to, if it leads elsewhere by now. What it
+// led to is used again only after that, and when those have ended that were running.
+func (s *Syncer) bumpEpoch() error {
+	if !s.epochStale {
+		return nil
+	}
+	ends := s.tables.UntrackedFrontends.Load(0)
+	ends.Epoch++
+	if err := s.tables.UntrackedFrontends.Store(0, ends); err != nil {
+		return err
+	}
+	s.epochStale = false
+	return nil
+}
+
+// untrackedFrontends repairs what somebody else has written.
+func (a *auditor) untrackedFrontends() {
+	for key, e := range a.applied {
+		if e.concernsUntracked() && !a.tables.UntrackedFrontends.Load(0).Has(codec.FrontendKey(key)) {
+			a.repaired(a.noteUntracked(key, e))
+		}
+	}
+}
+
+// readSlotHistory reads what a frontend remembers beside a list of what it keeps. Backends that it names
+// and nobody knows are as good as none. It returns whether it makes sense.
+func (r *restorer) readSlotHistory(x *set, l layout) bool {
+	if codec.End(l.history) != l.members.First || !codec.Valid(l.history, r.tables.Slots.Len()) || l.historyDSR > datapath.DSROpt {
+		return false
+	}
+	n := l.history.Count
+	h := &jet.History{Stable: make([]uint32, n), Contested: make([]bool, n), Since: make([]jet.Seconds, n)}
+	x.slotHistory = &slotHistory{history: h, dsr: l.historyDSR, words: codec.Slots(r.tables, l.history)}
+	of := map[*backend]bool{}
+	for slot, word := range x.slotHistory.words {
+		stable, contested := codec.ParseHistoryWord(word)
+		if h.Contested[slot] = contested; !contested {
+			continue
+		}
+		h.Since[slot] = r.nextSecond()
+		if b := r.backendByID[stable]; b != nil {
+			h.Stable[slot] = b.id
+			if !of[b] {
+				of[b] = true
+				x.slotHistory.backends = append(x.slotHistory.backends, b)
+			}
+		}
+	}
+	x.extent = extent{l.history.First, n + x.extent.count}
+	return true
+}

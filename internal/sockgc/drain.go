@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockgc
+
+import (
+	"maps"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// removedBackend is a backend that is out of service.
+type removedBackend struct {
+	since time.Time // when a GC pass first found it
+	seen  time.Time // when a GC pass last found it
+}
+
+// A drain records since when the backends of TCP connections have been out of service.
+type drain struct {
+	timeout time.Duration
+	removed map[datapath.Connection]removedBackend
+	// serves reports whether a backend serves a service again.
+	serves func(datapath.Connection) bool
+}
+
+// found records a connection that a GC pass found, and returns whether its drain timeout has
+// passed.
+func (d *drain) found(c datapath.Connection, now time.Time) (over bool) {
+	g, known := d.removed[c]
+	if !known {
+		if d.serves(c) { // it was restored since the GC pass found it
+			return false
+		}
+		g.since = now
+	}
+	g.seen = now
+	d.removed[c] = g
+	return known && !now.Before(g.since.Add(d.timeout))
+}
+
+// forgetAfter is how long a backend is kept that GC passes do not find, while they cannot enter
+// some namespaces.
+const forgetAfter = 10 * time.Minute
+
+// keep removes all backends but those that a GC pass left, or, if it could not enter every
+// namespace, those that have not been found for forgetAfter.
+func (d *drain) keep(left map[datapath.Connection]bool, everywhere bool, now time.Time) {
+	maps.DeleteFunc(d.removed, func(c datapath.Connection, g removedBackend) bool {
+		return !left[c] && (everywhere || now.Sub(g.seen) > forgetAfter)
+	})
+}
+
+// returned removes backends that serve again. Their drain timeout restarts when they are removed
+// again.
+func (d *drain) returned() {
+	maps.DeleteFunc(d.removed, func(c datapath.Connection, _ removedBackend) bool { return d.serves(c) })
+}
+
+// next returns when the next drain timeout after now passes; the zero time if there is none.
+func (d *drain) next(now time.Time) (at time.Time) {
+	for _, g := range d.removed {
+		end := g.since.Add(d.timeout)
+		if end.After(now) && (at.IsZero() || end.Before(at)) {
+			at = end
+		}
+	}
+	return at
+}

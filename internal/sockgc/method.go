@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockgc
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/sockdiag"
+)
+
+// Method says how sockets are found and ended.
+type Method string
+
+// The methods. BPF iterators find the sockets (datapath.SocketGC).
+const (
+	// Auto is the first of the following that the kernel supports.
+	Auto Method = "auto"
+	// Iterator: the iterators also end the sockets (bpf_sock_destroy, Linux 6.5).
+	Iterator Method = "iterator"
+	// Netlink: SOCK_DESTROY of sock_diag(7) ends them (CONFIG_INET_DIAG_DESTROY).
+	Netlink Method = "netlink"
+	// Off: no sockets are ended.
+	Off Method = "off"
+)
+
+// Methods are the values of --terminate-sockets.
+var Methods = []string{string(Auto), string(Iterator), string(Netlink), string(Off)}
+
+// A finder iterates over the sockets of the calling thread's network namespace: *datapath.SocketGC.
+type finder interface {
+	UDP() ([]datapath.StaleSocket, error)
+	TCP(toAbort ...uint64) ([]datapath.StaleSocket, error)
+}
+
+// opener loads a finder that ends the sockets it finds, or only reports them.
+type opener func(end bool) (finder, error)
+
+// choose returns the requested method, or the best one available, and why. The error says why there
+// is none although one was requested.
+func choose(asked Method, canEnd bool, open opener) (method Method, finder finder, why string, err error) {
+	if asked == Off {
+		return Off, nil, "turned off by --terminate-sockets=off", nil
+	}
+	const lacking = "the kernel lacks bpf_sock_destroy (Linux 6.5)"
+	switch {
+	case asked == Netlink:
+		why = "set by --terminate-sockets=netlink"
+	case canEnd:
+		finder, err = open(true)
+		if err == nil {
+			return Iterator, finder, "the kernel has bpf_sock_destroy", nil
+		}
+		if asked == Iterator {
+			return Off, nil, "the socket GC programs cannot be loaded", err
+		}
+		why = fmt.Sprintf("the socket GC programs cannot be loaded with bpf_sock_destroy: %v", err)
+	case asked == Iterator:
+		return Off, nil, lacking, errors.New(lacking + ": use --terminate-sockets=auto or netlink")
+	default:
+		why = lacking
+	}
+	if finder, err = open(false); err != nil {
+		return Off, nil, "the socket GC programs cannot be loaded", err
+	}
+	return Netlink, finder, why, nil
+}
+
+// destroyByNetlink ends sockets of the calling thread's network namespace. It lists them again to
+// match cookies, because the kernel also requires the device a socket is bound to. Sockets that are
+// gone meanwhile do not count.
+func destroyByNetlink(protocol uint8, stale []datapath.StaleSocket) (ended int, err error) {
+	if len(stale) == 0 {
+		return 0, nil
+	}
+	wanted := map[uint64]netip.AddrPort{} // backends by socket cookie
+	for i := range stale {
+		wanted[stale[i].Cookie] = stale[i].Connection().Backend
+	}
+	states := sockdiag.AllStates &^ sockdiag.Listening
+	if protocol == unix.IPPROTO_UDP {
+		states = sockdiag.Established
+	}
+	sockets, err := sockdiag.List(protocol, states)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, s := range sockets {
+		backend, found := wanted[s.Cookie]
+		if !found || netip.AddrPortFrom(s.Remote.Addr().Unmap(), s.Remote.Port()) != backend {
+			continue // or it was reconnected, which does not change its cookie
+		}
+		done, err := sockdiag.Destroy(s)
+		if err != nil {
+			errs = append(errs, err)
+		} else if done {
+			ended++
+		}
+	}
+	return ended, errors.Join(errs...)
+}

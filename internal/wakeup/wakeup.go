@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wakeup wakes loops: at once with a Signal, or after a growing delay with a Backoff.
+package wakeup
+
+import "time"
+
+// A Signal wakes the loop that receives from it. Signals do not queue: after one the loop rereads
+// the state, so one is enough.
+type Signal chan struct{}
+
+// NewSignal returns a signal that has not been sent.
+func NewSignal() Signal { return make(Signal, 1) }
+
+// Send does not block.
+func (s Signal) Send() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// A Backoff computes the delay after each failure: First, then twice the previous delay, at most
+// Most. Most may be changed between calls.
+type Backoff struct {
+	First, Most time.Duration
+	delay       time.Duration
+}
+
+// Next returns the delay after a failure.
+func (b *Backoff) Next() time.Duration {
+	b.delay = min(max(2*b.delay, b.First), b.Most)
+	return b.delay
+}
+
+// Reset is called after a success.
+func (b *Backoff) Reset() { b.delay = 0 }
+
+// Delay returns the last result of Next, or 0 after a success.
+func (b *Backoff) Delay() time.Duration { return b.delay }

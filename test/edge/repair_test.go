@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/internal/datapath"
+)
+
+// repairedWithin is far less than --audit-interval, and much for a second on a busy machine.
+const repairedWithin = 15 * time.Second
+
+// TestLostHooksComeBack: links of cgroups and devices that somebody detaches, and pins that
+// somebody removes, are back long before the next audit. It measures for how long clients
+// outside are not served.
+func TestLostHooksComeBack(t *testing.T) {
+	w := startWorld(t, "--edge-mode=xdp")
+	w.apply("web", objects(w.public("b1"))...)
+	pins := w.agent.BPFFS()
+	all, err := filepath.Glob(filepath.Dir(datapath.TablePath(pins, "x")) + "/*")
+	w.must(err)
+	tables := len(all)
+	remove := func(path string) error { return os.Remove(path) }
+	for _, c := range []struct {
+		name, pattern string
+		take          func(path string) error
+	}{
+		{"pins of links of devices", "links/edge-*", remove},
+		{"links of devices", "links/edge-*", detach},
+		{"links of the cgroup", "links/*4", detach},
+		{"pins of tables", filepath.Base(filepath.Dir(datapath.TablePath(pins, "x"))) + "/*", remove},
+	} {
+		paths, err := filepath.Glob(filepath.Join(pins, c.pattern))
+		w.must(err)
+		if len(paths) == 0 {
+			t.Fatalf("%s: there are none", c.name)
+		}
+		begin := time.Now()
+		for _, path := range paths {
+			if err := c.take(path); err != nil && !os.IsNotExist(err) {
+				t.Logf("%s: %s: %v", c.name, filepath.Base(path), err)
+			}
+		}
+		unserved, last := time.Duration(0), begin // from the last answer before a failure to the next
+		for failing := false; (failing || !w.whole(tables)) && time.Since(begin) < patience; {
+			failed := !w.isServed()
+			now := time.Now()
+			if failed || failing {
+				unserved += now.Sub(last)
+			}
+			failing, last = failed, now
+		}
+		whole := time.Since(begin)
+		t.Logf("%s: whole after %v, clients not served for %v of that", c.name, whole.Round(time.Millisecond), unserved.Round(time.Millisecond))
+		if whole > repairedWithin {
+			t.Errorf("%s: whole after %v, want %v", c.name, whole, repairedWithin)
+		}
+	}
+}
+
+// detach is what `bpftool link detach` does.
+func detach(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	return l.Detach()
+}
+
+// whole says whether everything is attached and pinned, as the pins tell.
+func (w *world) whole(tables int) bool {
+	w.t.Helper()
+	s := w.status()
+	pins, err := filepath.Glob(filepath.Join(filepath.Dir(datapath.TablePath(w.agent.BPFFS(), "x")), "*"))
+	w.must(err)
+	attached := w.attached()
+	return len(s.Conditions.Wrong()) == 0 && len(s.Attachments) == s.Hooks && len(pins) == tables && len(attached) == 3 &&
+		!slices.ContainsFunc(attached, func(a datapath.EdgeAttachment) bool { return a.Detached })
+}
+
+// isServed asks the NodePort once.
+func (w *world) isServed() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_, err := w.Host("client").Request(ctx, "tcp", netip.AddrPortFrom(w.Host("node-a").Addr4, nodePort).String(), "hello")
+	return err == nil
+}
