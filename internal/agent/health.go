@@ -12,7 +12,6 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 )
 

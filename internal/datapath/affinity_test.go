@@ -29,11 +29,9 @@ func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable 
 // fillAffinity stores clients, of which each tenth has come again, and each tenth has expired.
 func fillAffinity(t *testing.T, a *affinityTable, clients uint32) {
 	t.Helper()
-	secret, err := readTableSecret(a.secret)
-	must(t, err)
 	now, err := tickNow()
 	must(t, err)
-	sets, err := mapSets[AffinityEntry](a.setMaps, 0, a.rows.MaxEntries())
+	sets, err := a.open()
 	must(t, err)
 	for n := range clients {
 		e := AffinityEntry{Key: affinityKey(n), Backend: n + 1, Slot: n, LastUsed: n}
@@ -44,9 +42,9 @@ func fillAffinity(t *testing.T, a *affinityTable, clients uint32) {
 		case 1:
 			until = now
 		}
-		a.put(sets, &secret, &e, EdgeTCSetEviction{Expires: until, Owner: owner})
+		sets.insert(&e, EdgeTCSetEviction{Expires: until, Owner: owner})
 	}
-	must(t, sets.unmap())
+	must(t, sets.close())
 }
 
 func affinityKey(n uint32) AffinityKey {
@@ -69,7 +67,14 @@ func TestAffinityIsCopied(t *testing.T) {
 		{clients / 5, clients / 20, clients / 5},
 	} {
 		to := newAffinity(t, c.size, from.secret)
-		must(t, copyAffinity(to.rows, from.rows, from.secret))
+		d := Datapath{
+			maps: map[string]*ebpf.Map{SockMapAffinity: to.rows, SockMapTableSecret: to.secret},
+			old:  &predecessor{maps: map[string]*ebpf.Map{SockMapAffinity: from.rows}},
+		}
+		tick, err := tickNow()
+		must(t, err)
+		d.follower.tick = tick
+		must(t, followAffinity(&d, firstPass))
 		again, once := 0, 0
 		for n := range uint32(clients) {
 			e, err := to.Get(affinityKey(n))

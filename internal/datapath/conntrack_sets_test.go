@@ -32,17 +32,15 @@ func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.
 		tables[name] = m
 	}
 	c, all := NewConntrackSets(tables, name), map[Tuple]uint32{}
-	words, err := readTableSecret(secret)
-	must(t, err)
-	memory, err := mapSets[EdgeTCCtSlot](c.setMaps, 0, sets)
+	open, err := c.open()
 	must(t, err)
 	for n := range entries {
 		key := Tuple{SourcePort: uint16(n), DestinationPort: uint16(n >> 16), Protocol: 6}
-		if c.put(memory, &words, &EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{LastSeen: n, Tag: tupleHash(&key)}}, EdgeTCSetEviction{Expires: n}) {
+		if open.insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{LastSeen: n, Tag: tupleHash(&key)}}, EdgeTCSetEviction{Expires: n}) {
 			all[key] = n
 		}
 	}
-	must(t, memory.unmap())
+	must(t, open.close())
 	return c, all
 }
 
@@ -62,7 +60,10 @@ func TestConntrackCopied(t *testing.T) {
 				t.Fatalf("%d entries of %d have found room", len(all), c.entries)
 			}
 			to, _ := newConntrack(t, c.name, c.sets+188, 0, from.secret)
-			must(t, to.copyFrom(from.setMaps, allMarks))
+			copies, err := to.open()
+			must(t, err)
+			must(t, from.Walk(func(e *ConntrackSlot) bool { return copies.insert(e, EdgeTCSetEviction{}) }))
+			must(t, copies.close())
 			seen := map[Tuple]bool{}
 			must(t, to.Walk(func(e *ConntrackSlot) bool {
 				key, track := e.Key, &e.Ct

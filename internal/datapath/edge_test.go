@@ -218,14 +218,12 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
 	track.Tag = tupleHash(&key)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
-	secret, err := readTableSecret(table.secret)
+	sets, err := table.open()
 	must(t, err)
-	sets, err := mapSets[EdgeTCCtSlot](table.setMaps, 0, table.rows.MaxEntries())
-	must(t, err)
-	if !table.put(sets, &secret, &EdgeTCCtSlot{Key: key, Ct: track}, EdgeTCSetEviction{}) {
+	if !sets.insert(&EdgeTCCtSlot{Key: key, Ct: track}, EdgeTCSetEviction{}) {
 		t.Fatal("an empty table has no room")
 	}
-	must(t, sets.unmap())
+	must(t, sets.close())
 	w.do(d.Attach)
 	d.Close()
 	w.options.Limits.Flows = 4096

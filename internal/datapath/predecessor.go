@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // A predecessor is the directory with the tables of the agent before, if these have another layout, or another size of
@@ -155,7 +156,11 @@ func (d *Datapath) pinTables(pinned map[string]*ebpf.Map) error {
 	if !staged {
 		return nil
 	}
-	return os.Rename(filepath.Join(d.options.BPFFS, newTables), filepath.Join(d.options.BPFFS, tablesDirectory))
+	// os.Rename refuses a directory that exists; the kernel replaces an empty one.
+	if err := unix.Rename(filepath.Join(d.options.BPFFS, newTables), filepath.Join(d.options.BPFFS, tablesDirectory)); err != nil {
+		return fmt.Errorf("move the new tables to %s: %w", tablesDirectory, err)
+	}
+	return nil
 }
 
 // removeNewTables removes what an agent left that was killed in pinTables.

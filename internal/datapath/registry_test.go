@@ -188,15 +188,16 @@ func TestConntrackIsResized(t *testing.T) {
 	o.Limits.Flows = 1000
 	d := mustOpen(t, o)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
-	secret, err := readTableSecret(d.maps[SockMapTableSecret])
-	must(t, err)
-	memory, err := mapSets[EdgeTCCtSlot](table.setMaps, 0, table.rows.MaxEntries())
+	sets, err := table.open()
 	must(t, err)
 	key := Tuple{SourcePort: 1, Protocol: 6}
-	if !table.put(memory, &secret, &EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{Tag: tupleHash(&key)}}, EdgeTCSetEviction{}) {
+	if !sets.insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{Tag: tupleHash(&key)}}, EdgeTCSetEviction{}) {
 		t.Fatal("an empty table has no room")
 	}
-	must(t, memory.unmap())
+	must(t, sets.close())
+	staged := filepath.Join(o.BPFFS, newTables)
+	must(t, os.Mkdir(staged, 0o700))
+	must(t, pinCopy(table.rows, filepath.Join(staged, EdgeTCMapConntrack))) // by an agent that was killed
 	d.Close()
 	o.Limits.Flows = 4000
 	d = mustOpen(t, o)
@@ -206,5 +207,45 @@ func TestConntrackIsResized(t *testing.T) {
 	}
 	if e, err := NewConntrackSets(d.maps, EdgeTCMapConntrack).Get(key); e == nil || err != nil {
 		t.Errorf("the entry is %v, %v", e, err)
+	}
+}
+
+// TestAffinityIsResized: another --max-affinity of sockets alone keeps the clients that had a backend before, and those
+// that have got one from the new hooks when an agent is killed in between.
+func TestAffinityIsResized(t *testing.T) {
+	o := options(t)
+	o.Limits.Affinity = 1000
+	d := mustOpen(t, o)
+	must(t, d.Attach())
+	add := func(client uint32) {
+		t.Helper()
+		sets, err := newAffinityTable(d.maps[SockMapAffinity], d.maps[SockMapTableSecret]).open()
+		must(t, err)
+		tick, err := tickNow()
+		must(t, err)
+		if !sets.insert(&AffinityEntry{Key: affinityKey(client), Backend: client}, EdgeTCSetEviction{Expires: tick + 1<<20, Owner: uint32(SockSetRankSET_RANK_UNASSURED)}) {
+			t.Fatal("an empty table has no room")
+		}
+		must(t, sets.close())
+	}
+	add(1)
+	d.Close()
+	o.Limits.Affinity = 4000
+	d = mustOpen(t, o)
+	must(t, d.follow(lastPass))
+	must(t, d.attachHooks())
+	add(2)
+	d.Close()
+	d = mustOpen(t, o)
+	must(t, d.Attach())
+	if got, want := d.maps[SockMapAffinity].MaxEntries(), affinitySets(4000); got != want {
+		t.Errorf("%d sets, want %d", got, want)
+	}
+	for client := range uint32(3) {
+		e, err := AffinityOf(d.maps).Get(affinityKey(client))
+		must(t, err)
+		if (e != nil) != (client != 0) {
+			t.Errorf("client %d has %+v", client, e)
+		}
 	}
 }

@@ -89,7 +89,7 @@ func TestTablesReadByC(t *testing.T) {
 		if c.Frontend != 1 || service.FrontendKind(c.FrontendKind) != service.NodePort || c.Untracked != 1 || c.Bind != 1 || c.Prefilter != 1 {
 			t.Fatalf("for %s a program finds row %d of kind %d, untracked %d, bind %d, prefilter %d", f.Key, c.Frontend, c.FrontendKind, c.Untracked, c.Bind, c.Prefilter)
 		}
-		wantEntryBits(t, p, prefilter, bits, tuple, c.LocalReply != 0)
+		wantEntryBits(t, p, prefilter, bits, tuple, c.Flags)
 		other := c
 		other.Tuple.Destination.Bytes[15]++
 		other.Tuple.DestinationPort++
@@ -103,17 +103,13 @@ func TestTablesReadByC(t *testing.T) {
 }
 
 // wantEntryBits fails the test unless the program has set the bits for a conntrack entry that the agent sets.
-func wantEntryBits(t *testing.T, p *shared.Program, prefilter *datapath.Prefilter, bits *datapath.EdgeTCPrefilter, key datapath.Tuple, localReply bool) {
+func wantEntryBits(t *testing.T, p *shared.Program, prefilter *datapath.Prefilter, bits *datapath.EdgeTCPrefilter, key datapath.Tuple, flags uint8) {
 	t.Helper()
-	var entry datapath.ConntrackEntry
-	if localReply {
-		entry.Flags = uint8(datapath.ConntrackReply | datapath.ConntrackLocal)
-	}
-	prefilter.AddFlow(key, &entry)
+	prefilter.AddFlow(key, &datapath.ConntrackEntry{Flags: flags})
 	got := new(datapath.EdgeTCPrefilter)
 	must(t, p.Maps[shared.SharedMapPrefilters].Lookup(uint32(0), got))
 	if !slices.Equal(got.Bits[:], bits.Bits[:]) {
-		t.Fatalf("the programs and the agent set other bits of the prefilter for %s > %s, reply of a local backend: %v", key.From(), key.To(), localReply)
+		t.Fatalf("the programs and the agent set other bits of the prefilter for %s > %s with flags %#x", key.From(), key.To(), flags)
 	}
 }
 
@@ -170,7 +166,7 @@ func randomCall(r *rand.Rand) (c shared.Call) {
 		all[i] = byte(r.Uint32())
 	}
 	c.Sets, c.Slots = 1+r.Uint32N(1<<r.IntN(24)), 1+r.Uint32N(1<<r.IntN(24))
-	c.IsV6, c.LocalReply = uint8(r.IntN(2)), uint8(r.IntN(2))
+	c.IsV6 = uint8(r.IntN(2))
 	if c.Now = c.Mark.Expires + uint32(r.IntN(3)) - 1; r.IntN(2) == 0 {
 		c.Now = r.Uint32()
 	}

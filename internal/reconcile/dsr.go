@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/service"
 )

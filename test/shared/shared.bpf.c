@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet/ctx_tc.h"
+#include "conntrack/conntrack.h"
 #include "conntrack/table.h"
 #include "dsr/stateless.h"
 #include "encap/encap.h"
@@ -30,7 +31,7 @@ struct shared_call {
 	__u32 slots; /* of a Maglev table */
 	__u32 dsr;   /* enum dsr */
 	__u8 is_v6;
-	__u8 local_reply; /* the entry of `tuple` is for replies of a backend on this node */
+	__u8 flags; /* enum ct_flag, of the entry of `tuple` */
 	__u8 reserved[2];
 
 	__u32 tuple_hash;
@@ -90,9 +91,11 @@ int beeline_shared(struct __sk_buff *ctx)
 	__u32 zero = 0;
 	struct shared_call *c = bpf_map_lookup_elem(&shared_calls, &zero);
 	struct scratch *w = scratch_get();
+	struct ct_entry ct = {};
 
 	if (!c || !w)
 		return 0;
+	ct.flags = c->flags;
 	w->packet.tuple = c->tuple;
 	c->tuple_hash = tuple_hash(&c->tuple);
 	c->tuple_sum = ct_sum(&c->tuple);
@@ -101,7 +104,7 @@ int beeline_shared(struct __sk_buff *ctx)
 	c->overhead = dsr_overhead(c->dsr, c->is_v6);
 	run_tables(c);
 	run_lookups(c, w);
-	prefilter_add(&c->tuple, c->local_reply);
+	ct_prefilter_add(&c->tuple, &ct);
 	c->done = 1;
 	return 0;
 }
