@@ -51,6 +51,7 @@ type Stats struct {
 	Retries   uint64    `json:"retries"`
 	Repairs   uint64    `json:"repairs"` // differences that Audit found
 	Failing   int       `json:"failing"` // frontends that differ from what is wanted now
+	Pending   int       `json:"pending"` // frontends whose change is not in the tables yet
 	LeftOut   int       `json:"leftOut"` // objects of which not all fits: those left out, and those served in part
 	// Untracked are frontends whose flows to other nodes need no records, Remembering
 	// those that remember an earlier table: slots that changed need records all the same.
@@ -78,6 +79,7 @@ func (s *Syncer) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stats := s.stats
+	stats.Pending = len(s.dirty)
 	stats.Failing, stats.LeftOut = len(s.failures), len(s.admission.leftOut)
 	for _, e := range s.applied {
 		if e.untracked() {

@@ -96,17 +96,23 @@ func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
 	return p.AwaitRules(ctx, fmt.Sprintf("at %v", m), targets...)
 }
 
-// AwaitAgent waits until a Beeline agent's tables have the mark.
+// AwaitAgent waits until a Beeline agent's tables have the mark, and what it applies together with it: it writes changed
+// frontends before new ones.
 func (m Mark) AwaitAgent(a *node.Agent) error {
-	return a.WaitForTables(m.String(), func(t *inspect.Tables) bool {
-		found := 0
-		for _, backend := range t.Backends {
-			for _, addr := range m.backends() {
-				if backend.Address == net.JoinHostPort(addr, strconv.Itoa(lab.PortTCP)) {
-					found++
-				}
+	if err := a.WaitForTables(m.String(), m.inTables); err != nil {
+		return err
+	}
+	return a.WaitFor(fmt.Sprintf("done with %v", m), func(s *inspect.Status) bool { return s.Sync.Pending == 0 })
+}
+
+func (m Mark) inTables(t *inspect.Tables) bool {
+	found := 0
+	for _, backend := range t.Backends {
+		for _, addr := range m.backends() {
+			if backend.Address == net.JoinHostPort(addr, strconv.Itoa(lab.PortTCP)) {
+				found++
 			}
 		}
-		return found == len(m.backends())
-	})
+	}
+	return found == len(m.backends())
 }
