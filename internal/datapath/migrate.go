@@ -219,8 +219,8 @@ func (d *Datapath) follow(pass CopyPass) (err error) {
 	return nil
 }
 
-// FollowEntries is the rule of a hash table whose entries programs make anew if they miss one: a table of another layout
-// starts empty.
+// FollowEntries is the rule of a hash table whose entries programs make anew if they miss one: a table of another
+// layout starts empty.
 func FollowEntries(name string) FollowRule {
 	return func(d *Datapath, pass CopyPass) error {
 		from, to := d.old.maps[name], d.maps[name]

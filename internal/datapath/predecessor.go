@@ -56,7 +56,8 @@ var layouts = map[string]layout{
 	"tables_v10": {},
 }
 
-// newTables is the directory in which an agent pins the tables that it makes beside a predecessor's, until all are there.
+// newTables is the directory in which an agent pins the tables that it makes beside a predecessor's, until all are
+// there.
 const newTables = "tables_new"
 
 // asideSuffix marks the directory of tables of this version, of which one gets another size.

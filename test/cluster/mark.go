@@ -96,8 +96,8 @@ func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
 	return p.AwaitRules(ctx, fmt.Sprintf("at %v", m), targets...)
 }
 
-// AwaitAgent waits until a Beeline agent's tables have the mark, and what it applies together with it: it writes changed
-// frontends before new ones.
+// AwaitAgent waits until a Beeline agent's tables have the mark, and what it applies together with it: it writes
+// changed frontends before new ones.
 func (m Mark) AwaitAgent(a *node.Agent) error {
 	if err := a.WaitForTables(m.String(), m.inTables); err != nil {
 		return err
