@@ -258,12 +258,14 @@ __noinline int ct_evict_reverse(void)
 __noinline int ct_duplicate(const struct set_tags *tags, const struct ct_set *set,
 			    const struct tuple *key, __u32 tag, __u32 own)
 {
+	__u32 others = ~(1u << (own & 31));
+
 	if (!tags || !set || !key)
 		return 1;
 	for (__u32 place = 0; place < SET_PLACES; place++) {
 		__u32 there = tag_at(tags, place);
 
-		if (place == own || (there & ~SET_CLAIMED) != tag)
+		if (!(others >> place & 1) || (there & ~SET_CLAIMED) != tag)
 			continue;
 		if (there != tag || tuple_same(&set->entries[place].key, key))
 			return 1;

@@ -135,12 +135,14 @@ __noinline __u32 affinity_find(const struct affinity_key *key, __u64 sum)
 __noinline __u32 affinity_duplicate(const struct affinity_set *set, const struct affinity_key *key,
 				    __u32 tag, __u32 own)
 {
+	__u32 others = ~(1u << (own & 31));
+
 	if (!set || !key)
 		return SET_PLACES;
 	for (__u32 place = 0; place < SET_PLACES; place++) {
 		__u32 there = tag_at(&set->tags, place);
 
-		if (place == own || (there & ~SET_CLAIMED) != tag)
+		if (!(others >> place & 1) || (there & ~SET_CLAIMED) != tag)
 			continue;
 		if (there != tag || affinity_key_same(&set->entries[place].key, key))
 			return place;

@@ -104,6 +104,28 @@ static __always_inline int skip_extension(struct context *ctx, struct packet *p,
 	return 0;
 }
 
+/* Skips the extension headers of a packet and moves p->l4 behind them. Returns the protocol there.
+ * Global function: the verifier checks it once. */
+__noinline __u32 skip_extensions(struct context *ctx, struct packet *p, __u32 first)
+{
+	__u8 next = first;
+
+	if (!p)
+		return next;
+	for (int i = 0; i < EXTENSION_HEADERS; i++) {
+		/* The payload of a later fragment does not begin with a header. */
+		if (p->fragment == FRAGMENT_LATER || !skip_extension(ctx, p, &next))
+			break;
+	}
+	return next;
+}
+
+static __always_inline int is_extension(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING ||
+	       protocol == IPPROTO_DSTOPTS || protocol == IPPROTO_FRAGMENT;
+}
+
 static __always_inline enum parsed parse_v6(struct context *ctx, struct packet *p)
 {
 	const struct ipv6hdr *ip = packet_bytes(ctx, p->l3, sizeof(*ip));
@@ -124,11 +146,8 @@ static __always_inline enum parsed parse_v6(struct context *ctx, struct packet *
 	p->length = length_of_header(ctx, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
 	p->l4 = p->l3 + sizeof(*ip);
 	next = ip->nexthdr;
-	for (int i = 0; i < EXTENSION_HEADERS; i++) {
-		/* The payload of a later fragment does not begin with a header. */
-		if (p->fragment == FRAGMENT_LATER || !skip_extension(ctx, p, &next))
-			break;
-	}
+	if (is_extension(next))
+		next = skip_extensions(ctx, p, next);
 	p->tuple.protocol = next;
 	return has_ports(next) ? PARSED : PARSED_OTHER;
 }

@@ -80,11 +80,12 @@ static __always_inline __u32 set_second(__u64 sum, __u32 sets)
 	return second;
 }
 
-/* Returns the tag of a hash; never 0. The agent computes the same. */
+/* Returns the tag of a hash; never 0. The agent computes the same. No branch: the verifier would
+ * follow every search for a tag twice. */
 static __always_inline __u32 set_tag(__u32 hash)
 {
 	hash &= ~SET_CLAIMED;
-	return hash ? hash : 1;
+	return hash + ((hash - 1) >> 31);
 }
 
 static __always_inline __u32 tag_at(const struct set_tags *tags, __u32 place)
@@ -117,20 +118,24 @@ enum set_pick {
 	PICK_NO_MAJORITY = 256, /* of set_pick_of_majority only */
 };
 
-/* Returns 1 if two numbers are equal, else 0. The functions for full sets have no branches and no
- * calls in their loops: the verifier of Linux 6.1 follows each branch, and keeps all state across
- * calls. */
+/* Returns 1 if two numbers are equal, else 0. The functions for full sets have no branches in
+ * their loops: the verifier of Linux 6.1 follows each branch. The barriers keep the compiler from
+ * making branches of it. */
 static __always_inline __u64 same_number(__u64 a, __u64 b)
 {
-	__u64 difference = a ^ b;
+	__u64 difference = a ^ b, same = ~(difference | -difference) >> 63;
 
-	return ~(difference | -difference) >> 63;
+	barrier_var(same);
+	return same;
 }
 
 /* Returns 1 if a is less than b, else 0. */
 static __always_inline __u64 less_number(__u64 a, __u64 b)
 {
-	return ((~a & b) | ((~a | b) & (a - b))) >> 63;
+	__u64 less = ((~a & b) | ((~a | b) & (a - b))) >> 63;
+
+	barrier_var(less);
+	return less;
 }
 
 /* Returns the priority of evicting the entry in a place; 0: it must stay. `weight` is its
@@ -141,11 +146,14 @@ static __always_inline __u64 set_score(const struct set_tags *tags,
 {
 	const struct set_eviction *mark = &evictions->evictions[place];
 	__u64 rank = eviction_rank(mark), newcomer = owner & ((1 << SET_RANK_BITS) - 1);
+	__u32 since_expiry = now - mark->expires, live = since_expiry >> 31;
 	/* The entry that expires first has the highest age; never 0. */
-	__u64 age = ((__u32)(now - mark->expires) ^ 0x80000000) + 1ull;
-	__u64 expired = (~(__u32)(now - mark->expires)) >> 31;
-	__u64 dead = expired | same_number(rank, SET_RANK_CLOSED);
-	__u64 stays = tag_at(tags, place) >> 31 | (less_number(rank, newcomer) & ~dead);
+	__u64 age = (since_expiry ^ 0x80000000) + 1ull, dead, stays;
+
+	barrier_var(live);
+	barrier_var(rank);
+	dead = (live ^ 1) | same_number(rank, SET_RANK_CLOSED);
+	stays = tag_at(tags, place) >> 31 | (less_number(rank, newcomer) & ~dead);
 
 	return (dead << 63 | (weight << 48 | rank << 40) * (dead ^ 1) | age) * ((stays & 1) ^ 1);
 }
@@ -155,7 +163,6 @@ static __always_inline void set_better(__u64 *best, __u32 *found, __u64 score, _
 {
 	__u64 better = -less_number(*best, score);
 
-	barrier_var(better); /* otherwise the compiler makes branches of it */
 	*best ^= (*best ^ score) & better;
 	*found ^= (*found ^ place) & (__u32)better;
 }
@@ -165,6 +172,19 @@ static __always_inline __u32 set_found(__u64 best, __u32 found)
 	if (!best)
 		return PICK_NONE;
 	return (found & PICK_PLACE) | (best >> 63 ? PICK_DEAD : PICK_VICTIM);
+}
+
+/* Returns how many entries of a set a Service has. Global function: the verifier checks it once. */
+__noinline __u32 set_entries_of(const struct set_evictions *evictions, __u32 service)
+{
+	__u32 count = 0;
+
+	if (!evictions)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SET_PLACES; i++)
+		count += same_number(evictions->evictions[i].owner >> SET_RANK_BITS, service);
+	return count;
 }
 
 /* Returns the Service that has more than half of a set, a new entry of `service` included (Boyer
@@ -182,10 +202,7 @@ __noinline __u32 set_majority(const struct set_evictions *evictions, __u32 servi
 		candidate ^= (candidate ^ other) & -same_number(votes, 0);
 		votes += 2 * same_number(candidate, other) - 1;
 	}
-	count = same_number(candidate, service);
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < SET_PLACES; i++)
-		count += same_number(evictions->evictions[i].owner >> SET_RANK_BITS, candidate);
+	count = same_number(candidate, service) + set_entries_of(evictions, candidate);
 	return count > (SET_PLACES + 1) / 2 ? candidate : 0xffffffff;
 }
 
@@ -203,12 +220,9 @@ __noinline __u32 set_pick_by_weight(const struct set_tags *tags,
 #pragma clang loop unroll(disable)
 	for (__u32 place = 0; place < SET_PLACES; place++) {
 		__u64 other = evictions->evictions[place].owner >> SET_RANK_BITS;
-		__u64 weight = 3 * same_number(other, service);
+		__u64 weight =
+			2 * set_entries_of(evictions, other) + 3 * same_number(other, service);
 
-#pragma clang loop unroll(disable)
-		for (int i = 0; i < SET_PLACES; i++)
-			weight += 2 * same_number(evictions->evictions[i].owner >> SET_RANK_BITS,
-						  other);
 		set_better(&best, &found, set_score(tags, evictions, place, owner, now, weight),
 			   place);
 	}
