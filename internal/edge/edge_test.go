@@ -50,7 +50,7 @@ func TestModes(t *testing.T) {
 		{"xdp, no native XDP", Config{Mode: XDP}, hardware, errNoDriver,
 			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no native XDP"}, "2 egress ingress"},
 		{"xdp, another XDP program", Config{Mode: XDP}, hardware, other,
-			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program has the device (filter, program 77)"}, "2 egress ingress"},
+			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program is attached to the device (filter, program 77)"}, "2 egress ingress"},
 		{"tc", Config{Mode: TC}, hardware, nil, []string{"eth0 tc"}, "2 egress ingress"},
 		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &datapath.ExclusiveXDPError{},
 			[]string{"eth0 xdp", "! DeviceModeRefused: eth0: device eth0 is served by xdp, though not as --edge-xdp-dispatcher asks for: Beeline is alone there"}, "2 egress ingress xdp"},
