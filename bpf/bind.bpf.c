@@ -61,8 +61,8 @@ static __always_inline int bind_hook(struct bpf_sock_addr *ctx, const struct des
 	return d->port && bind_takes(d, ctx->protocol, ipv6_only) ? bind_refused() : BIND_PROCEED;
 }
 
-/* A named port was checked by the bind hook. The kernel does not call this for ports assigned by
- * connect() or by sending: no one waits for connections there. */
+/* The bind hook has checked a port that the program names. The kernel does not call this for ports
+ * assigned by connect() or by sending: nothing waits for connections there. */
 static __always_inline int post_bind_hook(struct bpf_sock *sk, const struct destination *d)
 {
 	struct bind_pending *bound = bpf_sk_storage_get(&bind_pending, sk, 0, 0);

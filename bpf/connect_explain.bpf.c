@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Explains a connect(2) with the functions of the hooks (sock/connect_policy.h). The kernel has no
- * test run for cgroup programs, so this is a tc program, which the agent's commands test-run over
- * the pinned tables. The packet does not matter. */
+/* Explains a connect(2) with the functions of the hooks (sock/connect_policy.h). The kernel cannot
+ * test-run cgroup programs, so this is a tc program, which the agent's commands test-run with the
+ * pinned tables. Its packet does not matter. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The edge at tc while the tables of the agent before are migrated. An object of its own: a program
- * that may make a tail call is slower even if it makes none. */
+/* The edge at tc while the predecessor's tables are migrated. A separate object: a program that may
+ * make a tail call is slower even if it makes none. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

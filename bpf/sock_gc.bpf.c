@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Garbage collection of sockets: iterators over the sockets of one network namespace that find
- * those whose backend no longer serves (R29), report them to the agent, and destroy them where the
- * kernel can (bpf_sock_destroy, Linux 6.5): UDP sockets at once, TCP sockets only if the agent has
- * listed them in sockets_to_abort (R30).
+ * those whose backend no longer serves (R29), report them to the agent, and destroy them if the
+ * kernel supports it (bpf_sock_destroy, Linux 6.5): UDP sockets immediately, TCP sockets only if
+ * the agent has listed them in sockets_to_abort (R30).
  *
  * Reading an iterator returns an array of struct stale_socket. */
 #include <linux/bpf.h>
@@ -125,7 +125,7 @@ int beeline_sock_gc_udp(struct bpf_iter__udp *ctx)
 	if (!record)
 		return 0;
 	socket_addresses((struct sock_common *)udp, &stale);
-	if (!is_record_of_peer(record, &stale)) /* the kernel has refused the latest connect() */
+	if (!is_record_of_peer(record, &stale)) /* the kernel has rejected the latest connect() */
 		record = bpf_sk_storage_get(&connected_prev, (void *)udp, 0, 0);
 	if (!record || !is_stale(record, IPPROTO_UDP, &stale))
 		return 0;

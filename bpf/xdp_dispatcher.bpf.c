@@ -22,8 +22,8 @@ const volatile struct xdp_dispatcher_config {
 } conf = {};
 
 /* A function that a program replaces. Its own body runs only while the program is being detached.
- * The call changes nothing, but makes the verifier treat the function as one that changes packet
- * bounds: only such a function can be replaced by programs that do (since Linux 6.13). */
+ * The call has no effect, but makes the verifier treat the function as one that changes packet
+ * bounds: only such a function can be replaced by programs that do so (since Linux 6.13). */
 #define SLOT(n)                                                   \
 	__attribute__((noinline)) int prog##n(struct xdp_md *ctx) \
 	{                                                         \

@@ -13,7 +13,7 @@
 SEC("xdp")
 int beeline_edge(struct xdp_md *ctx)
 {
-	/* tc handles all packets, by the programs of the agent before if need be. */
+	/* tc handles all packets, if necessary by the predecessor's programs. */
 	if (migration_phase() != MIGRATION_DONE)
 		return XDP_PASS;
 	return edge_ingress(ctx);

@@ -29,8 +29,7 @@ static __always_inline struct ct_entry *ct_lookup(const struct tuple *tuple, __u
 	return ct_entry_at(at);
 }
 
-/* Copies the tuple of a packet after translation. Returns whether the entry was the packet's
- * throughout. */
+/* Copies the tuple after translation. Returns whether the entry was the packet's throughout. */
 static __always_inline int ct_read(const struct ct_entry *ct, __u32 hash, struct tuple *to)
 {
 	*to = ct->xlate;
@@ -170,7 +169,7 @@ static __always_inline void ct_init(struct scratch *w)
 		w->ct.next = second_of(w);
 }
 
-/* Inserts the entry of a new flow of which one direction is seen (DSR). */
+/* Inserts the entry of a new flow of which only one direction is seen (DSR). */
 static __always_inline int ct_insert_one_way(struct scratch *w)
 {
 	if (dry_run)
@@ -209,9 +208,8 @@ __noinline int ct_expired(__u32 hash)
 	return mark && eviction_expired(mark, tick_of(w));
 }
 
-/* Returns whether a packet begins another flow with the tuple of one that is closed or expired. A
- * segment from the middle of a TCP connection belongs to the old flow, however long that was idle.
- */
+/* Returns whether a packet begins another flow with the tuple of a closed or expired one. A segment
+ * from the middle of a TCP connection belongs to the old flow, however long that was idle. */
 static __always_inline int ct_is_reused(struct scratch *w, const struct ct_entry *ct)
 {
 	const struct packet *p = &w->packet;

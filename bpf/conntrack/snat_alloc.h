@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Creates the entries of a new flow, and allocates the port by which its backend replies. */
+/* Creates the entries of a new flow, and allocates the port that its backend replies to. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -16,8 +16,8 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* How many ports are tried per flow: before a port is taken from another flow, if searches have
- * found free ports recently, and if they have not; and at most. */
+/* How many ports are tried per flow: before another flow is evicted, if recent searches have found
+ * free ports, and if they have not; and at most. */
 #define SNAT_TRIES	    32
 #define SNAT_TRIES_PRESSURE 8
 #define SNAT_ATTEMPTS	    64
@@ -33,8 +33,8 @@
 /* An assured flow is evicted only if it has been idle for this long. */
 #define IDLE_TICKS	    SECONDS_TO_TICKS(10)
 
-/* The order in which flows lose their ports if all ports tried are in use. Among equals the flow
- * that has been idle for longest. Established TCP keeps its port until it is closed or expires. */
+/* The order in which flows are evicted if all ports tried are in use; among equals the flow that
+ * has been idle longest. Established TCP keeps its port until it is closed or expires. */
 enum evict_order {
 	EVICT_EXPIRED, /* expired */
 	EVICT_STALE,   /* not assured, and no handshake in progress */
@@ -51,11 +51,11 @@ struct snat_search {
 	__u8 recovered;
 	__u8 unreplied; /* the table of the recovered flow's other entry */
 	__u8 found;
-	__u8 recover_only; /* the packet begins no flow */
+	__u8 recover_only; /* the packet does not begin a flow */
 	__u8 sctp;	   /* the port is not translated */
 	__u8 failed;	   /* a port was found, but the entry could not be inserted */
 	__u8 victim;	   /* enum evict_order of the best flow to evict so far */
-	__u8 exhausted;	   /* a port was taken from another flow */
+	__u8 exhausted;	   /* a flow was evicted */
 	__be16 port;	   /* its port */
 	__u32 idle;	   /* how long it has been idle, in ticks */
 };
@@ -105,7 +105,7 @@ static __always_inline int port_claim(struct snat_search *search, struct scratch
 	if (!dry_run) {
 		ct_prefilter_add(&w->reverse_key, &w->other);
 		stored = ct_insert(&w->reverse_key, &w->other, CT_TABLE_UNREPLIED, 1);
-		/* Another CPU has the port, or is about to: it may take long, as a virtual CPU. */
+		/* Another CPU has the port, or is about to: that may take long on a virtual CPU. */
 		if (stored == CT_EXISTS || stored == CT_INSERT_FAILED)
 			return 0;
 		search->failed = stored != CT_INSERTED;
@@ -114,8 +114,8 @@ static __always_inline int port_claim(struct snat_search *search, struct scratch
 	return 1;
 }
 
-/* Tries the port in reverse_key. If the same flow holds it already, and has lost its other entry,
- * it is recovered. */
+/* Tries the port in reverse_key. If the same flow holds it and has lost its other entry, recovers
+ * the flow. */
 static __always_inline int port_try(struct snat_search *search, struct scratch *w)
 {
 	enum evict_order order;
@@ -153,7 +153,7 @@ static __always_inline int port_try(struct snat_search *search, struct scratch *
 	return 0;
 }
 
-/* Takes the port of the best flow to evict. */
+/* Evicts the best candidate and takes its port. */
 static __always_inline int port_evict(struct snat_search *search, struct scratch *w)
 {
 	struct ct_entry *holder;
@@ -171,8 +171,8 @@ static __always_inline int port_evict(struct snat_search *search, struct scratch
 	return port_claim(search, w);
 }
 
-/* Updates w->port_pressure by the result of a search. While a flood holds all ports, long searches
- * would only cost time. */
+/* Updates w->port_pressure with the result of a search. While a flood holds all ports, long
+ * searches only cost time. */
 static __always_inline void port_pressure_note(struct scratch *w, int exhausted)
 {
 	w->port_pressure -= w->port_pressure / PORT_PRESSURE_STEPS;
@@ -180,7 +180,7 @@ static __always_inline void port_pressure_note(struct scratch *w, int exhausted)
 		w->port_pressure += PORT_PRESSURE_MAX / PORT_PRESSURE_STEPS;
 }
 
-/* Returns whether to keep looking for a free port before one is taken from another flow. */
+/* Returns whether to look for another free port before evicting a flow. */
 static __always_inline int may_find_free_port(const struct scratch *w, __u32 attempts)
 {
 	return attempts <
@@ -189,7 +189,7 @@ static __always_inline int may_find_free_port(const struct scratch *w, __u32 att
 
 /* One attempt of the search. The sequence of ports depends on the flow: with a fixed successor of
  * each port, used ports would form long chains that every search follows to the end. The number of
- * the attempt is mixed more than once: otherwise attempts that differ in a few low bits leave out
+ * the attempt is mixed more than once: otherwise attempts that differ only in a few low bits skip
  * ports of a small range. Global function: the verifier checks it once. */
 __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
 {
@@ -208,16 +208,16 @@ __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
 		return 0;
 	if (search->victim >= (last ? EVICT_NEVER : EVICT_IDLE))
 		return 0;
-	/* SCTP has only one port to try: a handshake in progress keeps it. */
+	/* SCTP has only one port to try: it does not evict a handshake in progress. */
 	if (search->sctp && search->victim == EVICT_UNASSURED)
 		return 0;
 	return port_evict(search, w);
 }
 
-/* Finds a port by which a backend replies to this flow and no other. For SCTP only the client's own
+/* Finds a port at which a backend's replies belong to no other flow. For SCTP only the client's own
  * port: the checksum covers the ports, and would have to be recomputed over the whole packet. It
- * may be outside the SNAT ranges, because local port ranges concern TCP and UDP. It could only
- * collide with an association of the node itself, from the same port to the same backend; excluding
+ * may be outside the SNAT ranges, because local port ranges concern TCP and UDP. It can collide
+ * only with an association of the node itself, from the same port to the same backend; excluding
  * ports for that would lock out clients that use them. */
 static __always_inline int snat_choose_port(struct snat_search *search, struct scratch *w,
 					    __u8 protocol)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The SNAT ports: with the node's address to clients outside, with a Service's address to clients
- * on this node. */
+/* The SNAT ports: of the node's address for clients outside the cluster, of a Service's address for
+ * clients on this node. */
 #pragma once
 
 #include <linux/types.h>

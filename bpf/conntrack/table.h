@@ -167,8 +167,8 @@ static __always_inline __u32 ct_timeout(__u8 protocol, enum ct_state state)
 	}
 }
 
-/* Returns the rank of an entry. A half-closed connection may go on for long in the other direction:
- * it has the rank of an open one, and a shorter timeout. */
+/* Returns the rank of an entry. A half-closed connection may continue for long in the other
+ * direction: it has the rank of an open one, and a shorter timeout. */
 static __always_inline enum set_rank ct_rank(__u8 protocol, enum ct_state state, int unreplied)
 {
 	if (state == CT_CLOSED)
@@ -178,8 +178,8 @@ static __always_inline enum set_rank ct_rank(__u8 protocol, enum ct_state state,
 	return protocol == IPPROTO_UDP ? SET_RANK_ASSURED : SET_RANK_TCP;
 }
 
-/* The eviction data of an entry in `conntrack` is updated at most once in this many seconds, and is
- * late by up to that. */
+/* The eviction data of an entry in `conntrack` is updated at most once in this many seconds, and
+ * lags by up to that. */
 #define MARK_SECONDS 8
 
 /* Returns the eviction data of a flow that was seen now. */
@@ -230,8 +230,8 @@ static __always_inline void ct_account(const struct ct_entry *ct)
 	}
 }
 
-/* Deletes the other entry of an evicted flow: that of w->victim.other, if its reversed translation
- * is w->victim.key. Global function: the verifier checks it once. */
+/* Deletes the other entry of an evicted flow: the entry of w->victim.other, if its reversed
+ * translation is w->victim.key. Global function: the verifier checks it once. */
 __noinline int ct_evict_reverse(void)
 {
 	struct scratch *w = scratch_get();
@@ -403,8 +403,8 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 	if (!set)
 		return CT_INSERT_FULL;
 	bounded = place;
-	/* In assembly, since Linux 6.1 does not apply the result of a comparison to a copy on the
-	 * stack, and the compiler may take the copy. The caller's place is always in bounds. */
+	/* In assembly, because Linux 6.1 does not apply the result of a comparison to a copy on the
+	 * stack, and the compiler may use the copy. The caller's place is always in bounds. */
 	_Static_assert(SET_PLACES == 15, "the bound below");
 	asm volatile("if %[place] < 15 goto +1\n\t%[place] = 14" : [place] "+r"(bounded));
 	victim = &set->entries[bounded];
@@ -421,7 +421,7 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 			w->victim.evicted = 0;
 	}
 	contended = ct_contended(sum, unreplied, where.number, key, tag, place);
-	if (contended) /* the previous entry is gone in any case */
+	if (contended) /* the previous entry is lost in any case */
 		write_tag(&tags->tags[place], 0);
 	else
 		ct_write(tags, set, victim, place, key, ct, mark);

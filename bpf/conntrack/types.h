@@ -28,14 +28,14 @@ enum ct_flag {
 	CT_DSR = 16,
 	/* UDP: this side has sent a datagram UDP_STREAM_AFTER seconds after the flow began. */
 	CT_STREAM = 32,
-	/* The entry is a copy of one of the tables before, whose programs may still update that
-	 * (migrate/predecessor.h). */
+	/* The entry is a copy from the predecessor's table, whose programs may still update the
+	 * original (migrate/predecessor.h). */
 	CT_COPIED = 64,
 };
 
-/* The load balancer's annex of an entry. All else in struct ct_entry is the core, which does not
- * depend on Services, but for `dsr`, which has no room here. To the core `dsr` says whether the
- * flow has a second entry. */
+/* The load balancer's annex of an entry. The rest of struct ct_entry is the core, which does not
+ * depend on Services, except for `dsr`, for which there is no room here. To the core `dsr` only
+ * tells whether the flow has a second entry. */
 struct ct_lb {
 	__u32 service; /* ID in `services` */
 	__u32 backend; /* ID in `backends` when the flow began */
@@ -43,7 +43,7 @@ struct ct_lb {
 
 /* The translation of one direction of a flow, and its state. A flow has an entry per direction.
  * Each determines the key and translation of the other: the other's key is this one's translation
- * reversed, and vice versa. With its key an entry is two cache lines. */
+ * reversed, and vice versa. With its key an entry has two cache lines. */
 struct ct_entry {
 	struct tuple xlate;
 	struct ct_lb lb;
@@ -55,7 +55,8 @@ struct ct_entry {
 	 * entry of the other direction: the backend's replies do not pass this node. */
 	__u8 dsr;
 	__u8 reserved;
-	__u32 device; /* by which the client's packets come; 0: unknown. Unused with CT_OUTBOUND */
+	__u32 device; /* input device of the client's packets; 0: unknown. Unused with CT_OUTBOUND
+		       */
 	/* TCP, in host byte order (RFC 9293 section 3.4): the last acknowledgment number of this
 	 * side; 0: unknown. */
 	__u32 acked;

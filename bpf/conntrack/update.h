@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Updates a flow by its packets: replied, assured, closing, or another device; and validates such
+/* Updates a flow by its packets (replied, assured, closing, another device), and validates such
  * packets. */
 #pragma once
 
@@ -32,16 +32,16 @@ static __always_inline int ct_refresh_due(__u32 before, __u32 now, int unreplied
  * flight, and about one in a thousand random numbers. */
 #define TCP_WINDOW (1u << 22)
 
-/* Returns whether a packet's sequence number is near the next one of a flow of which one direction
- * is seen. */
+/* Returns whether a packet's sequence number is near the next one of a flow of which only one
+ * direction is seen. */
 static __always_inline int seq_near(const struct packet *p, const struct ct_entry *ct)
 {
 	return !ct->next || p->sequence - ct->next + TCP_WINDOW < 2 * TCP_WINDOW;
 }
 
 /* Returns whether the sender of a FIN or RST sees the connection: the sequence number is the one
- * that the other side expects (RFC 5961 section 3.2). Of a flow of which one direction is seen, it
- * is near that side's own. Also true if neither is known. */
+ * that the other side expects (RFC 5961 section 3.2); if only one direction is seen, it is near
+ * that side's next one. Also true if neither is known. */
 static __always_inline int seq_valid(const struct packet *p, const struct ct_entry *ct,
 				     const struct ct_entry *other)
 {
@@ -105,8 +105,8 @@ __noinline int ct_set_replied(struct ct_entry *ct)
 	return 0;
 }
 
-/* Returns whether a client goes on like one that has got a reply, if replies do not pass this node:
- * with the next sequence number, or with a datagram some time later. */
+/* Returns whether a client continues as after a reply, if replies do not pass this node: with the
+ * next sequence number, or with a datagram some time later. */
 static __always_inline int ct_client_goes_on(const struct packet *p, const struct ct_entry *ct)
 {
 	if (p->tcp_flags & (TCP_SYN | TCP_RST))
@@ -172,15 +172,15 @@ __noinline int ct_reply_valid(const struct ct_entry *ct)
 		return p->tcp_flags & TCP_ACK && other->next - p->acknowledged <= SYN_DATA_MAX;
 	if (p->tcp_flags & TCP_RST && p->tcp_flags & TCP_ACK && !p->sequence)
 		return other->next - p->acknowledged <= SYN_DATA_MAX;
-	/* A connection that has lost its entries continues: both sequence numbers are where the
-	 * client has them. */
+	/* A connection that has lost its entries continues: both sequence numbers match the
+	 * client's. */
 	return other->acked && p->sequence - other->acked + TCP_WINDOW < 2 * TCP_WINDOW &&
 	       (!(p->tcp_flags & TCP_ACK) ||
 		p->acknowledged - other->next + TCP_WINDOW < 2 * TCP_WINDOW);
 }
 
-/* Updates the device by which the client's packets come, and by which replies leave. TCP: only by a
- * segment that the other side would accept. */
+/* Updates the device by which the client's packets arrive and replies leave. TCP: only by a segment
+ * that the other side would accept. */
 __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 {
 	struct scratch *w = scratch_get();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets from balancers for backends on this node (encap/wire.h). The rest of the edge handles the
  * inner packet as the client sent it. The frame stays unchanged until it is forwarded
- * (encap/decap.h), so packets that are for others are passed as they came. */
+ * (encap/decap.h), so packets for others are passed unchanged. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -49,7 +49,7 @@ static __always_inline int may_be_from_balancer(const struct scratch *w, enum pa
 	return inside == PARSED_OTHER || (class_of(source) == FROM_OUTSIDE && !balancer_of(source));
 }
 
-/* Returns the frontend that a balancer has received the packet for. A NodePort is looked up on this
+/* Returns the frontend that a balancer has received the packet for. A NodePort is looked up at this
  * node's own address, because the balancer's has no frontend here. */
 static __always_inline struct frontend *frontend_of_balancer(struct context *ctx,
 							     const struct tuple *asked)
@@ -156,8 +156,7 @@ static __always_inline enum action decap_open(struct context *ctx, struct scratc
 #endif
 }
 
-/* Returns whether the entry of a packet is to be ignored, because a balancer has chosen the
- * backend. */
+/* Returns whether to ignore the entry of a packet, because a balancer has chosen the backend. */
 static __always_inline int yields_to_balancer(const struct scratch *w, const struct ct_entry *ct)
 {
 	return w->decap.dsr && (ct->flags & (CT_LOCAL | CT_REPLY)) != CT_LOCAL;
@@ -179,8 +178,8 @@ __noinline int chosen_by_balancer_gone(struct context *ctx)
 	return !frontend || !serves(frontend, &backend, &slot);
 }
 
-/* Returns whether a SYN from a balancer reuses the tuple of a flow whose backend is gone and cannot
- * check it (like backend_gone at the balancer). */
+/* Returns whether a SYN from a balancer reuses the tuple of a flow whose backend was removed, and
+ * so cannot validate it (like backend_gone at the balancer). */
 static __always_inline int chosen_by_balancer_reused(struct context *ctx, const struct scratch *w)
 {
 	return w->decap.dsr && (w->packet.tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&

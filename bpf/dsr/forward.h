@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Flows to backends on other nodes that reply directly to the client (DSR). The balancer sees
- * one direction only, so a flow has one entry, which approximates the rest:
+/* Flows to backends on other nodes that reply directly to the client (DSR). The balancer sees only
+ * one direction, so a flow has one entry, which approximates the rest:
  *
- *   - the flow counts as established when the client goes on like one that has got a reply:
- *     TCP with the next sequence number, UDP with a second datagram
- *   - a FIN of the client closes the flow like a FIN of either side does elsewhere, with the
- *     same timeout (internal/edge/gc.go); FIN and RST of the backend are not seen. A connection
- *     that the client has closed, and on which only the backend sends, loses its entry; later
- *     packets go to the backend that is selected by the tuple, which is the same one unless the
- *     backends have changed
+ *   - the flow counts as established when the client continues as after a reply: TCP with the
+ *     next sequence number, UDP with a second datagram
+ *   - a FIN of the client closes the flow like a FIN of either side elsewhere, with the same
+ *     timeout (internal/conntrack/timeouts.go); FIN and RST of the backend are not seen. A
+ *     connection that the client has closed, and on which only the backend sends, loses its
+ *     entry; later packets go to the backend that is selected by the tuple, which is the same
+ *     one unless the backends have changed
  *   - so a SYN with the tuple of a live flow may open a new connection. If the backend in the
- *     entry still serves, it decides; else no host would. */
+ *     entry still serves, the backend decides; otherwise no host would */
 #pragma once
 
 #include <linux/bpf.h>
@@ -35,8 +35,8 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* Returns the DSR format for a client's packets. DSR is only for clients outside the cluster and
- * off the backend's own node: replies to others would not pass the device that restores the
+/* Returns the DSR format for a client's packets. Only clients outside the cluster that are not on
+ * the backend's own node get DSR: replies to others would not pass the device that restores the
  * Service's address. */
 static __always_inline enum dsr dsr_of(enum dsr wanted, const struct backend *backend,
 				       enum source_class class, const struct address *client)
@@ -116,7 +116,6 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 	return drop(ctx, w, reason);
 }
 
-/* Sends a packet, and counts it. */
 static __always_inline enum action dsr_send(struct context *ctx, struct scratch *w,
 					    enum edge_reason reason)
 {

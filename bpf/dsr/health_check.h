@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Health checks that take the way of clients' packets with DSR.
+/* Health checks that take the path of clients' packets with DSR.
  *
  * The agent's socket is connected to the outer destination: the backend or, with Geneve, its node.
  * So the kernel selects route, source and next hop for it, and needs no route to the Service's

@@ -48,7 +48,7 @@ static __always_inline int is_message_complete(struct context *ctx, const struct
 }
 
 /* Forwards an error to a flow's backend. w->reverse_key has the client and its original
- * destination, which the option carries for a packet without ports, too. */
+ * destination, which the option carries even for a packet without ports. */
 static __always_inline enum action icmp_error_to_backend(struct context *ctx, struct scratch *w,
 							 enum dsr dsr,
 							 const struct address *backend, __be16 port,
@@ -97,7 +97,7 @@ static __always_inline struct frontend *dsr_frontend(const struct tuple *asked)
 	return frontend && (frontend->dsr || frontend->flags & FRONTEND_HISTORY) ? frontend : 0;
 }
 
-/* Returns the backend of a flow without an entry: the one selected by its tuple, now or by the
+/* Returns the backend of a flow without an entry: the one that its tuple selects, now or by the
  * slot's history; none if session affinity decides. Sets w->dsr; returns none without DSR. */
 static __always_inline struct backend *backend_of_slot(struct scratch *w, const struct tuple *asked)
 {
@@ -117,7 +117,7 @@ static __always_inline struct backend *backend_of_slot(struct scratch *w, const 
 	if (!backend)
 		return 0;
 	w->service = frontend->service;
-	/* Looked up, because the stack has no room for the comparisons (encapsulate). */
+	/* By table lookup, because the stack has no room for the comparisons (encapsulate). */
 	w->dsr = dsr_of(dsr, backend, class_lookup(&asked->source), &asked->source);
 	return w->dsr ? backend : 0;
 }
@@ -203,7 +203,7 @@ static __noinline int is_own_address(struct context *ctx, struct scratch *w)
 }
 
 /* Returns whether this node sends the quoted client packet in the quoted encapsulation.
- * w->reverse_key has the reverse of the outer tuple. */
+ * w->reverse_key is the outer tuple reversed. */
 static __always_inline int is_encapsulated_so(struct scratch *w)
 {
 	const struct tuple *reply = &w->reverse_key;
@@ -310,8 +310,8 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 	return packet_forward(ctx, &w->fib, 0);
 }
 
-/* Handles an ICMP error that matches no flow by the quoted tuple, of which w->reverse_key has the
- * reverse. Global function: the verifier checks it once. */
+/* Handles an ICMP error that matches no flow by the quoted tuple; w->reverse_key is that tuple
+ * reversed. Global function: the verifier checks it once. */
 __noinline enum action icmp_error_dsr(struct context *ctx)
 {
 	__u32 zero = 0;

@@ -27,7 +27,7 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* The frontend rows that were looked up last. They are valid until the index is switched. */
+/* Recently looked-up frontend rows, valid until the index changes. */
 #define FRONTEND_CACHE_ENTRIES 64
 
 struct frontend_cached {
@@ -59,8 +59,8 @@ static __always_inline int may_be_untracked(const struct packet *p)
 	return ends && ends->bits[hash >> 29] >> (hash >> 23 & 63) & 1;
 }
 
-/* frontend_at with a cache. A row is reused only after the index was switched, then `epoch`
- * changed, and then all programs that were running have ended. */
+/* frontend_at with a cache. A row is reused only after the index has changed, then `epoch`, and
+ * then all programs that were running have ended. */
 static __always_inline struct frontend *frontend_cached(const struct frontend_key *key)
 {
 	__u32 zero = 0, place = endpoint_hash(&key->address, key->port) % FRONTEND_CACHE_ENTRIES,
@@ -86,9 +86,9 @@ static __always_inline struct frontend *frontend_cached(const struct frontend_ke
 	return row;
 }
 
-/* Returns whether a packet needs an entry although its frontend is untracked. UDP flows with an
- * entry from before keep using it, and no others are created: their Service's annotation accepts
- * that they change backends. */
+/* Returns whether a packet needs an entry although its frontend is untracked. UDP flows that
+ * already have an entry keep using it, and no others are created: their Service's annotation
+ * accepts that they change backends. */
 static __always_inline int needs_conntrack(const struct scratch *w, const struct frontend *frontend,
 					   __u32 hash)
 {
@@ -100,8 +100,8 @@ static __always_inline int needs_conntrack(const struct scratch *w, const struct
 	       ct_lookup(&w->packet.tuple, hash, &unreplied);
 }
 
-/* Returns the ID of the backend of a packet that needs no entry; 0: it may need one, or get
- * something else than a backend on another node. */
+/* Returns the ID of the backend of a packet that needs no entry; 0: it may need one, or is not for
+ * a backend on another node. */
 static __always_inline __u32 untracked_backend(const struct scratch *w,
 					       const struct frontend *frontend, __u32 hash)
 {
@@ -124,7 +124,7 @@ static __always_inline __u32 untracked_backend(const struct scratch *w,
 	return id;
 }
 
-/* Counts what is known of flows without entries: their packets, and their first ones. */
+/* Counts packets without entries; those with SYN also as events. */
 static __always_inline void untracked_count(struct context *ctx, struct scratch *w)
 {
 	if (dry_run)
@@ -173,8 +173,8 @@ static __always_inline enum action forward_untracked(struct context *ctx, struct
 	return dsr_send(ctx, w, EDGE_UNTRACKED);
 }
 
-/* Returns the ID of the backend of a connection without an entry, for which somebody has forged a
- * SYN that created an entry: the packet's sequence number does not follow that SYN. Known only for
+/* Returns the ID of the backend of a connection without an entry, if a forged SYN has created an
+ * entry for its tuple: the packet's sequence number does not follow that SYN. Known only for
  * contested slots. 0: the entry is the packet's. Sets w->dsr. Global function: the verifier checks
  * it once. */
 __noinline __u32 forged_syn(struct scratch *w, const struct ct_entry *unreplied)

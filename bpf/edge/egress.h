@@ -40,7 +40,7 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* Finds the class of a client on this node, whose packet has come to the output device. */
+/* Determines the class of a client on this node whose packet has reached the output device. */
 static __always_inline int class_of_local(struct context *ctx, const struct scratch *w,
 					  enum source_class *class)
 {
@@ -91,7 +91,7 @@ static __always_inline enum action egress_forward(struct context *ctx, struct sc
 {
 	if (rewrite(ctx, w, 0, reason))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
-	if (routed == NOT_ROUTED) /* the result of the kernel's lookup for local addresses */
+	if (routed == NOT_ROUTED) /* the kernel's result for local addresses */
 		return packet_redirect_self(ctx);
 	return packet_redirect_neigh(ctx, w->fib.ifindex);
 }
@@ -142,8 +142,8 @@ static __always_inline enum action established_outbound(struct context *ctx, str
 	return egress_forward(ctx, w, routed, flags & CT_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED);
 }
 
-/* Handles a reply of a backend on this node. It leaves by the device that the client's packets come
- * by: the stack has routed it by the backend's address, which is translated here. */
+/* Handles a reply of a backend on this node. It leaves by the device that the client's packets
+ * arrive by: the stack has routed it by the backend's address, which is translated here. */
 static __always_inline enum action egress_local_reply(struct context *ctx, struct scratch *w,
 						      struct ct_entry *ct, int unreplied)
 {
@@ -163,8 +163,8 @@ static __always_inline enum action egress_local_reply(struct context *ctx, struc
 	return packet_redirect_neigh(ctx, w->fib.ifindex);
 }
 
-/* Tunnel packets that this node did not encapsulate but is about to send from its own address:
- * where pods are masqueraded, a pod could pose as a balancer. Tunnels of others are passed. */
+/* Tunnel packets that this node did not encapsulate but is about to send from its own address: if
+ * pods are masqueraded, a pod could pose as a balancer. Other nodes' tunnels are passed. */
 enum forged_tunnel { TUNNEL_NONE, TUNNEL_FORGED, TUNNEL_FOREIGN };
 
 static __always_inline enum forged_tunnel forged_tunnel(struct context *ctx, struct scratch *w,
@@ -193,8 +193,8 @@ static __always_inline enum forged_tunnel forged_tunnel(struct context *ctx, str
 	}
 }
 
-/* Passes an egress packet that is not for a Service. Counts it as new_flow_outbound does; packets
- * of clients elsewhere were counted at ingress. */
+/* Passes an egress packet that is not for a Service. Counts it like new_flow_outbound; packets of
+ * clients elsewhere were counted at ingress. */
 static __always_inline enum action egress_pass(struct context *ctx)
 {
 	if (ctx->ingress_ifindex && !prefilter_miss_of_pod(ctx))
@@ -202,8 +202,8 @@ static __always_inline enum action egress_pass(struct context *ctx)
 	return pass(ctx, EDGE_NOT_SERVICE);
 }
 
-/* Handles a later fragment of unknown ports, from this node to an address that only a Service has:
- * no host on the wire has it. */
+/* Handles a later fragment with unknown ports, from this node to an address that only a Service
+ * has: no host on the network has it. */
 static __always_inline enum action egress_orphan_fragment(struct context *ctx,
 							  const struct scratch *w)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The ports of fragmented datagrams. Only the first fragment has them; it stores them in an entry
+/* The ports of fragmented datagrams. Only the first fragment has them; they are stored in an entry
  * for the others. An entry is stored only for a flow or a Service: those of unrelated datagrams
  * would evict others. */
 #pragma once
@@ -74,9 +74,9 @@ __noinline int fragment_ports(struct context *ctx)
 	return 1;
 }
 
-/* Returns whether an address is a Service's and not a node's: the edge answers for all its other
- * ports, it is in a ServiceCIDR, or the edge replies to its pings. The stack would forward packets
- * to such an address, or hold fragments that nothing completes. */
+/* Returns whether an address is a Service's and not a node's: it has a frontend for all other
+ * ports, is in a ServiceCIDR, or the edge replies to its pings. The stack would forward packets to
+ * such an address, or hold fragments that are never completed. */
 static __always_inline int only_service_has(const struct address *a)
 {
 	struct frontend_key key = {.address = *a};
@@ -87,7 +87,7 @@ static __always_inline int only_service_has(const struct address *a)
 	return frontend_at(&key) != 0;
 }
 
-/* Handles a later fragment of unknown ports. The stack reassembles those for the node's own
+/* Handles a later fragment with unknown ports. The stack reassembles those for the node's own
  * addresses. */
 static __always_inline enum action orphan_fragment(struct context *ctx, const struct scratch *w)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* ICMP echo (RFC 792, RFC 4443 section 4). No stack answers for an address that only Services have;
- * a frontend of its own states that they reply there. No state is kept, and each request has one
- * reply of equal length: a flood costs less than one of rejected connections, and needs no rate
- * limit. */
+/* ICMP echo (RFC 792, RFC 4443 section 4). No stack replies for an address that only Services have;
+ * a separate frontend marks addresses that reply. No state is kept, and each request has one reply
+ * of equal length: a flood costs less than one of rejected connections, and needs no rate limit. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -94,7 +93,7 @@ icmp_echo_verdict(struct scratch *w, const struct frontend *frontend, enum sourc
 								       : EDGE_NOT_SERVICE;
 }
 
-/* Replies to an echo request to a Service's address. ACTION_CONTINUE if it is none. `class` is
+/* Replies to an echo request to a Service's address; ACTION_CONTINUE for other packets. `class` is
  * SOURCE_CLASSES if the source address determines it, and never FROM_NODE: the node's own requests
  * go to the network. Global function: the verifier checks it once, and not for each path through
  * the headers. */

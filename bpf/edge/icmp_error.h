@@ -17,8 +17,8 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* Returns the entry of the direction in which an ICMP error about a packet of a flow goes, and sets
- * w->reverse_key to its key; 0 if the packet is no such error. */
+/* Returns the entry of the direction in which an ICMP error about a packet of a flow travels, and
+ * sets w->reverse_key to its key; 0 for other packets. */
 static __always_inline struct ct_entry *icmp_error_flow(struct context *ctx, struct scratch *w)
 {
 	int unreplied;
@@ -66,7 +66,7 @@ static __always_inline enum action icmp_error_forward(struct context *ctx, struc
 	return forward(ctx, w, routed, EDGE_ICMP);
 }
 
-/* The same for an error from a backend on this node, or from the node about it. */
+/* icmp_error_forward for an error from a backend on this node, or from the node about it. */
 static __always_inline enum action icmp_error_local(struct context *ctx, struct scratch *w)
 {
 	struct ct_entry *ct = icmp_error_flow(ctx, w);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Packets that come to the node: one code path for XDP and tc, and for both families. A client's
+/* Packets that arrive at the node: one code path for XDP and tc, and for both families. A client's
  * packet goes to a backend on another node from this node's address (SNAT) or encapsulated (DSR,
  * dsr/forward.h), or to a backend on this node unchanged; replies of backends on other nodes go
  * back to the client. edge/egress.h handles packets that leave the node. */
@@ -67,7 +67,7 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 }
 
 #ifndef EDGE_XDP
-/* Returns whether only pods of this node are behind the device by which a packet has come. */
+/* Returns whether only pods of this node are behind the input device. */
 static __always_inline int is_pod_device(struct context *ctx)
 {
 	__u32 index = packet_device(ctx);
@@ -125,9 +125,9 @@ static __always_inline enum action reject_other_protocol(struct context *ctx,
 	return other_protocol(ctx, SOURCE_CLASSES);
 }
 
-/* Returns whether a client keeps its own port at a backend on this node, if no other flow uses it
- * there. Pods and nodes also talk to pods directly, which is not tracked: replies of TCP show which
- * connection they belong to (ct_reply_valid), those of UDP do not. */
+/* Returns whether a client may keep its own port at a backend on this node, if no other flow uses
+ * it there. Pods and nodes also talk to pods directly, which is not tracked: replies of TCP show
+ * which connection they belong to (ct_reply_valid), those of UDP do not. */
 static __always_inline int keeps_client_port(const struct scratch *w, enum source_class class)
 {
 	const struct address *source = &w->packet.tuple.source;
@@ -173,7 +173,7 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	return deliver_local(ctx, w, reason);
 }
 
-/* Returns the device by which a client's packets come; 0, unknown, if a balancer sent them. */
+/* Returns the device by which a client's packets arrive; 0, unknown, if a balancer sent them. */
 static __always_inline __u32 client_device(struct context *ctx, const struct scratch *w)
 {
 	return w->decap.dsr ? 0 : packet_device(ctx);
@@ -212,8 +212,8 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 	return forward(ctx, w, routed, reason);
 }
 
-/* Returns whether a packet that a pod sends belongs to a flow that egress handles. Of flows begun
- * by clients of this node only replies from elsewhere come in. */
+/* Returns whether egress handles the flow of a pod's packet. Of flows from clients of this node
+ * only replies from elsewhere arrive at ingress. */
 static __always_inline int flow_handled_at_egress(const struct ct_entry *ct)
 {
 	__u8 flags = ct->flags & ~CT_FIN;

@@ -42,8 +42,8 @@ static __always_inline int needs_no_reply(struct context *ctx, const struct pack
 }
 
 /* Returns whether the protocol of an IPv6 packet is unknown, because the parser (packet/parse.h)
- * has stopped at an extension header: too many headers, a length that it does not read, or segments
- * left, so that the packet is on its way to another node. */
+ * has stopped at an extension header: too many headers, an unsupported length, or segments left, so
+ * that the packet is in transit to another node. */
 static __always_inline int hides_protocol(const struct packet *p)
 {
 	if (!p->is_v6)
@@ -68,7 +68,7 @@ static __always_inline int may_be_for_service(const struct packet *p)
 	       prefilter_may_match(&p->tuple.destination);
 }
 
-/* Rejects or drops a packet of another protocol to a Service; ACTION_CONTINUE if it is none.
+/* Rejects or drops a packet of another protocol to a Service; ACTION_CONTINUE for other packets.
  * `class` is SOURCE_CLASSES if the source address determines it. Global function: the verifier
  * checks it once. */
 __noinline enum action other_protocol(struct context *ctx, enum source_class class)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Selects the backend for the first packet of a flow, or the reason for none. */
+/* Selects the backend for the first packet of a flow. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -39,7 +39,7 @@ static __always_inline enum action apply_verdict(struct context *ctx, const stru
 	}
 }
 
-/* Returns the state of a flow that had no entry so far: it is established, or nearly over. */
+/* Returns the state of a flow that has had no entry: it is established, or nearly over. */
 static __always_inline enum ct_state state_of_untracked(__u8 tcp_flags)
 {
 	if (tcp_flags & TCP_RST)
@@ -49,7 +49,7 @@ static __always_inline enum ct_state state_of_untracked(__u8 tcp_flags)
 
 /* Selects a backend for the first packet of a flow, or of one that has lost its entries. Fills
  * w->ct, the new entry, except for its source. With ACTION_CONTINUE *selected is the backend; other
- * actions are for a packet that gets none. */
+ * actions are for a packet without one. */
 static __always_inline enum action edge_select(struct context *ctx, struct scratch *w,
 					       enum source_class class, struct backend **selected)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The edge at tc: packets that XDP passes, all ingress packets where there is no XDP, and all
+/* The edge at tc: packets that XDP passes, all ingress packets of devices without XDP, and all
  * egress packets. */
 #pragma once
 

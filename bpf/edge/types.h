@@ -6,8 +6,8 @@
 
 #include "lb/types.h"
 
-/* Identifies a fragmented datagram, of which only the first fragment has the ports (RFC 791, RFC
- * 8200 section 4.5). */
+/* Identifies a fragmented datagram. Only its first fragment has the ports (RFC 791, RFC 8200
+ * section 4.5). */
 struct fragment_key {
 	struct address source;
 	struct address destination;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Decapsulates a packet from a balancer (encap/wire.h). This is the last step: while the packet may
- * still be passed to others it stays unchanged. */
+/* Decapsulates a packet from a balancer (encap/wire.h). This is the last step: until then the
+ * packet may still be passed, and stays unchanged. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -45,7 +45,7 @@ static __always_inline __u8 ecn_of(__be32 word, int is_v6)
 	return bpf_ntohl(word) >> (is_v6 ? 20 : 16) & ECN_MASK;
 }
 
-/* Replaces the first word of an IPv4 header. Updates the checksum for that and for the difference
+/* Replaces the first word of an IPv4 header. Updates the checksum by that and by the difference
  * `less`. */
 static __always_inline int rewrite_v4(struct context *ctx, __u32 l3, __be32 before, __be32 after,
 				      __u32 less)
@@ -115,7 +115,7 @@ static __always_inline int decap_strip_option_v6(struct context *ctx, const stru
 }
 
 /* Updates the checksum of ICMPv6, which covers the addresses: the code that translates the message
- * expects a checksum of the addresses with which it was sent. */
+ * expects the checksum for the addresses with which it was sent. */
 static __always_inline int icmpv6_fix_checksum(struct context *ctx, const struct scratch *w)
 {
 	return packet_checksum(

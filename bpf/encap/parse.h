@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Parses the encapsulation of a packet from a balancer (encap/wire.h). A packet that is incomplete
- * or in another format is not for this code. */
+/* Parses the encapsulation of a packet from a balancer (encap/wire.h). Rejects incomplete packets
+ * and other formats. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -31,7 +31,7 @@ static __always_inline int may_be_tunnel(const struct packet *p)
 	return p->tuple.protocol == IPPROTO_IPIP || p->tuple.protocol == IPPROTO_IPV6;
 }
 
-/* Returns whether this node decapsulates packets of a kind at present: only while a Service uses it
+/* Returns whether this node currently decapsulates packets of a kind: only while a Service uses it
  * (package reconcile). */
 static __always_inline int dsr_accepts(enum dsr_accepted kind)
 {

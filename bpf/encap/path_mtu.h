@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The path MTU to the nodes and backends to which this node sends encapsulated packets (DSR). A
- * router need quote no more of a packet than its IP header and 8 octets (RFC 792), which do not
- * include the client's packet. So the MTU it reports is stored per outer destination (RFC 2003
- * section 5.1, "tunnel soft state"; RFC 2473 section 7.1), and the client gets an error for the
- * next packet that is too big. */
+ * router may quote just the IP header and 8 octets of a packet (RFC 792), which do not include the
+ * client's packet. So the MTU that it reports is stored per outer destination (RFC 2003 section
+ * 5.1, "tunnel soft state"; RFC 2473 section 7.1), and the client gets an error for the next packet
+ * that is too big. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -19,8 +19,8 @@
 /* Lifetime of a reported MTU (RFC 1191 section 6.3, RFC 8201 section 4). */
 #define OUTER_MTU_SECONDS 600
 
-/* The smallest MTU that is accepted, because anybody who knows the addresses can forge such an
- * error. IPv4: the default of Linux (net.ipv4.route.min_pmtu). */
+/* The smallest accepted MTU, because anyone who knows the addresses can forge such an error. IPv4:
+ * the default of Linux (net.ipv4.route.min_pmtu). */
 #define OUTER_LEAST_IPV4  552
 #define OUTER_LEAST_IPV6  1280
 
@@ -38,7 +38,7 @@ struct {
 	__type(value, struct outer_path);
 } outer_paths SEC(".maps");
 
-/* Returns the path MTU to w->outer.destination, or 0 if it is that of the route. Creates the entry.
+/* Returns the path MTU to w->outer.destination, or 0 if it is the route's. Creates the entry.
  * Called only with a route lookup: the next-hop cache keeps the result. */
 static __always_inline __u32 outer_mtu(struct scratch *w)
 {

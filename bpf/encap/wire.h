@@ -11,7 +11,7 @@
  *            right after the IPv6 header.
  *
  * An ICMP error about a packet that a backend has sent from the Service's address takes the same
- * way, with the address of the reporting host: in a tunnel it is unchanged, to the VIP; with the
+ * path, with the address of the reporting host: in a tunnel it is unchanged, to the VIP; with the
  * option it is sent to the backend, and ICMPv6's checksum covers these addresses. The option then
  * carries the port from the quote.
  *

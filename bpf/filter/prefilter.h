@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The prefilter: a Bloom filter that shows, before any lookup, that a packet belongs neither to a
- * Service nor to a flow, which holds for most other packets. It has bits for
+ * Service nor to a flow. That is so for most other packets. It has bits for
  *
  *   - the address of each frontend, and the address with its port
- *   - the destination of each conntrack entry (`conntrack`, `unreplied`), likewise
+ *   - the destination address of each conntrack entry (`conntrack`, `unreplied`), and the
+ *     address with the port
  *   - the source, instead of the destination, of entries for replies of this node's backends:
  *     these are looked up at egress, and their destinations are arbitrary clients
  *
@@ -265,8 +266,8 @@ static __always_inline int prefilter_may_match(const struct address *a)
 	return in_networks6(prefilter->services6, words);
 }
 
-/* Returns whether a packet certainly belongs to no Service and no flow. Returns 0, for a closer
- * look, unless it is a complete TCP, UDP or SCTP packet without fragmentation and options; and
+/* Returns whether a packet certainly belongs to no Service and no flow. Returns 0, so that it is
+ * parsed, unless it is a complete TCP, UDP or SCTP packet without fragmentation and options; and
  * always in a dry run. */
 static __always_inline int prefilter_miss(struct context *ctx, int egress)
 {

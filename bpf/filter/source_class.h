@@ -14,13 +14,13 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* Returns 1 if a word is 0, else 0. Branch-free: the verifier need not follow two paths. */
+/* Returns 1 if a word is 0, else 0. Branch-free, to spare the verifier a second path. */
 static __always_inline __u64 is_zero(__u64 word)
 {
 	return ~(word | -word) >> 63;
 }
 
-/* Returns whether an address is in one of the pod networks that the prefilter has. */
+/* Returns whether an address is in one of the prefilter's pod networks. */
 static __always_inline int in_pod_networks(const struct prefilter *prefilter,
 					   const struct address *a)
 {

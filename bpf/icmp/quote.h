@@ -54,9 +54,9 @@ static __always_inline int is_icmp_error(__u8 protocol, __u8 type)
 	return type == 3 || type == 4 || type == ICMP_REDIRECT || type == 11 || type == 12;
 }
 
-/* A redirect names a gateway on the link of the host it is sent to (RFC 1122 section 3.2.2.2), so
- * it is meaningless on other links. ICMPv6 redirects are not errors, but neighbour discovery, which
- * routers do not forward (RFC 4861 section 8.1). */
+/* A redirect names a gateway on the link of the host that receives it (RFC 1122 section 3.2.2.2),
+ * so it is meaningless on other links. ICMPv6 redirects are not errors, but neighbour discovery,
+ * which routers do not forward (RFC 4861 section 8.1). */
 static __always_inline int is_redirect(struct context *ctx, const struct packet *p)
 {
 	const struct icmp_header *icmp = packet_bytes(ctx, p->l4, sizeof(*icmp));
@@ -64,8 +64,8 @@ static __always_inline int is_redirect(struct context *ctx, const struct packet 
 	return icmp && p->tuple.protocol == IPPROTO_ICMP && icmp->type == ICMP_REDIRECT;
 }
 
-/* Parses the quoted packet. It may have no more than 8 octets of layer 4. Sets quoted->l3 for a
- * packet without ports, too; 0 if none is quoted. */
+/* Parses the quoted packet, which may have only 8 octets of layer 4. Also sets quoted->l3 for a
+ * packet without ports; 0 if none is quoted. */
 static __always_inline int quote_parse(struct context *ctx, const struct packet *outer,
 				       struct packet *quoted)
 {
@@ -158,8 +158,8 @@ static __always_inline int quote_rewrite(const struct packet *quoted, const stru
 	return 0;
 }
 
-/* Translates an ICMP error. `key` is the tuple of the direction in which the error goes, `ct` its
- * entry. After an error drop the packet: it may be partly changed. */
+/* Translates an ICMP error. `key` is the tuple of the direction in which the error travels, `ct`
+ * its entry. After an error drop the packet: it may be partly changed. */
 static __always_inline int icmp_translate(struct context *ctx, struct scratch *w,
 					  const struct tuple *key, const struct ct_entry *ct)
 {

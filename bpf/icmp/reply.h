@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Replies that replace a packet: TCP RST and ICMP errors. They go back the way the packet came. */
+/* Replies that replace a packet: TCP RST and ICMP errors. They take the reverse path. */
 #pragma once
 
 #include <linux/bpf.h>

@@ -57,7 +57,7 @@ struct affinity_query {
 	__u64 seen;    /* version of the entry found; 0: none */
 };
 
-/* The entry of a client as it was read. */
+/* An entry as it was read. */
 struct affinity_seen {
 	__u32 at; /* AFFINITY_NOT_FOUND: no entry */
 	__u32 backend;

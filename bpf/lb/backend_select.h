@@ -26,7 +26,7 @@ static __always_inline __u32 slot_choice(const struct decision *decision, __u32 
 	return slot_backend(decision->first + chosen_slot(decision->count, random));
 }
 
-/* Returns whether a backend is still where it was last seen, which is nearly always so. */
+/* Returns whether a backend is still where it was last seen; it nearly always is. */
 static __always_inline int affinity_hint_valid(const struct affinity_seen *entry,
 					       const struct slot_range *members)
 {
@@ -104,7 +104,7 @@ static __always_inline void affinity_query_set(struct affinity_query *q,
 	q->sum = affinity_sum(&q->entry.key);
 }
 
-/* Returns the backend that session affinity has for a client, or 0. */
+/* Returns the backend of a client's affinity entry, or 0. */
 static __always_inline __u32 affinity_of(const struct frontend *frontend, enum source_class class,
 					 const struct address *client)
 {
@@ -117,7 +117,7 @@ static __always_inline __u32 affinity_of(const struct frontend *frontend, enum s
 }
 
 /* Of two concurrent first connections of a client one stores its choice, and the other adopts it.
- * If they replace an expired entry, the last writer's choice is adopted. */
+ * If they replace an expired entry, both adopt the last writer's choice. */
 static __always_inline __u32 select_with_affinity(const struct frontend *frontend,
 						  enum source_class class,
 						  const struct address *client, __u32 random)

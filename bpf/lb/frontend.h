@@ -52,9 +52,9 @@ static __always_inline int frontend_number(const struct frontend_key *key, __u32
 	return 1;
 }
 
-/* Repeats a lookup that has found another key's row. Returns the row number, or 0. Copies the key:
- * before Linux 6.2 a function argument cannot be a map key. Global function: the verifier checks it
- * once. */
+/* Repeats a lookup that has found another key's row. Returns the row number, or 0. Copies the key,
+ * because before Linux 6.2 a function argument cannot be a map key. Global function: the verifier
+ * checks it once. */
 __noinline __u32 frontend_retry(const struct frontend_key *asked)
 {
 	struct frontend_key key;
@@ -95,7 +95,7 @@ static __always_inline struct frontend *frontend_at(const struct frontend_key *k
 	return frontend_numbered(key, &number);
 }
 
-/* Returns the frontend of a key, or else the one for all other ports of its address, or 0. */
+/* Returns the frontend of a key, else the frontend for all other ports of its address, else 0. */
 static __always_inline struct frontend *frontend_lookup(const struct frontend_key *asked)
 {
 	struct frontend *row = frontend_at(asked);

@@ -31,8 +31,8 @@ static __always_inline int jet_contested(const struct frontend *frontend, __u32 
 	return lists && (jet_word(&lists->history, hash) & HISTORY_CONTESTED) != 0;
 }
 
-/* Returns the ID of the backend of a flow that has no entry, and sets *dsr to how packets reach it;
- * 0 if nothing is known of such flows. UDP flows without an entry are treated as new. */
+/* Returns the ID of the backend of a flow without an entry, and sets *dsr to how packets reach it;
+ * 0 if the history has none. UDP flows without an entry are treated as new. */
 static __always_inline __u32 jet_backend(const struct frontend *frontend, __u8 protocol, __u32 hash,
 					 __u32 *dsr)
 {

@@ -97,7 +97,7 @@ struct {
 } connected SEC(".maps");
 
 /* The previous peer of a connected UDP socket that calls connect() again. The socket keeps it if
- * the kernel refuses the new peer. */
+ * the kernel rejects the new peer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -41,8 +41,8 @@ static __always_inline const struct frontend_lists *lists_of(const struct fronte
 	return row ? bpf_map_lookup_elem(&frontend_list_rows, &row) : 0;
 }
 
-/* Returns the decision for a class of clients. Constant offsets: a bound that is checked does not
- * reach the access on all kernels. */
+/* Returns the decision for a class of clients. Constant offsets: on some kernels a checked bound
+ * does not reach the access. */
 static __always_inline const struct decision *decision_for(const struct frontend *frontend,
 							   enum source_class class)
 {

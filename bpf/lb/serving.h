@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Whether a backend still serves a frontend. UDP flows (R29), and TCP connections that are reset
- * after the drain time, depend on it. */
+/* Whether a backend still serves a frontend. UDP flows (R29) depend on it, and TCP connections that
+ * are reset after the drain time. */
 #pragma once
 
 #include "lb/address.h"

@@ -16,9 +16,9 @@ struct address {
 	__u8 bytes[16];
 } __attribute__((aligned(4)));
 
-/* The destination of a client's packet or connection. Port 0 with protocol 0 stands for every port
- * and protocol of the address that no other key names; port 0 with the protocol number of ICMP or
- * ICMPv6 stands for its echo requests. */
+/* The destination of a client's packet or connection. Port 0 with protocol 0 matches every port and
+ * protocol of the address that no other key names; port 0 with the protocol number of ICMP or
+ * ICMPv6 matches its echo requests. */
 struct frontend_key {
 	struct address address;
 	__be16 port;
@@ -62,16 +62,16 @@ enum socket_mark {
 };
 
 /* Mark of packets that the edge encapsulated at tc ingress, read at tc egress. A mark does not
- * survive the way out of a pod, so a pod cannot set it. */
+ * survive leaving a pod, so a pod cannot set it. */
 #define MARK_ENCAPSULATED 0x111e
 
-/* A part of `slots`. */
+/* A range of `slots`. */
 struct slot_range {
 	__u32 first, count;
 };
 
-/* What one class of clients gets: a backend set, which is the range of slots {first, count}; or, if
- * count is 0, a verdict other than BALANCE.
+/* The result for one class of clients: a backend set, which is the range of slots {first, count};
+ * or, if count is 0, a verdict other than BALANCE.
  *
  * The slots of a set hold its members sorted by address and port, so that programs find a member by
  * binary search (lb/members.h). Those of a Maglev table (FRONTEND_MAGLEV) are filled by package
@@ -85,7 +85,7 @@ struct decision {
 };
 
 /* One cache line. A row never changes while the index refers to it: an update fills another row and
- * then switches the index in one step. */
+ * then changes the index atomically. */
 struct frontend {
 	struct frontend_key
 		key;   /* compared with the key that was looked up: the index may have changed */
@@ -104,7 +104,7 @@ struct frontend {
 
 /* The lists of a frontend with Maglev tables, retained backends or a history. Packets of
  * established flows and most first packets need none of them. One cache line. Like the frontend's
- * row, it never changes while the index refers to that. */
+ * row, it never changes while the index refers to that row. */
 struct frontend_lists {
 	/* The members of the set of each decision, sorted by address and port: the set itself, or a
 	 * list beside a Maglev table, which has each member once. */
@@ -149,8 +149,8 @@ struct untracked_filter {
 	 * FRONTEND_HISTORY, selected by the upper nine bits of endpoint_hash. A false positive
 	 * costs one lookup. */
 	__u64 bits[8];
-	/* Changes whenever the index of any frontend is switched. It invalidates what programs have
-	 * cached from the index. */
+	/* Changes whenever an index entry changes. Invalidates what programs have cached from the
+	 * index. */
 	__u32 epoch;
 	enum dsr_accepted accepted; /* one or both */
 };
@@ -229,7 +229,7 @@ struct network_key {
 	struct address address;
 };
 
-/* Value in `networks`: what a prefix is. */
+/* Value in `networks`: the kind of a prefix. */
 enum network {
 	NETWORK_SERVICE =
 		1,   /* a ServiceCIDR: packets to addresses without a frontend are dropped */
@@ -237,7 +237,7 @@ enum network {
 	NETWORK_OWN, /* an address of this node within a ServiceCIDR: left to the node's stack */
 };
 
-/* The name of a service ID, for people, and to restore the IDs after a restart of the agent.
+/* The name of a service ID, for users, and for restoring the IDs after a restart of the agent.
  * Strings end with a zero byte. */
 struct service_name {
 	__u8 owner_kind; /* 0: Service; 1: Pod (its hostPorts) */

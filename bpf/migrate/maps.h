@@ -15,7 +15,7 @@ struct {
 	__type(value, __u32);
 } migration SEC(".maps");
 
-/* The programs of the agent before, which use its tables. */
+/* The programs of the predecessor, which use its tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, MIGRATION_HOOKS);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Leaves packets to the programs of the agent before, while its tables are migrated. */
+/* Passes packets to the programs of the predecessor, while its tables are migrated. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -15,10 +15,10 @@
 #include "packet/tuple.h"
 #include "state/scratch.h"
 
-/* Returns whether a packet may belong to a flow that the new tables do not have, or whose entry is
- * a copy that may be outdated (CT_COPIED). The first packet of a flow to a frontend does not. Nor
- * does a datagram to a frontend: if its flow is not in the new tables, this program selects the
- * same backend and the same SNAT port as the other one, because both follow from hashes. A tunnel
+/* Returns whether a packet may belong to a flow that the new tables lack, or whose entry is a copy
+ * that may be outdated (CT_COPIED). The first packet of a flow to a frontend does not. Nor does a
+ * datagram to a frontend: if its flow is not in the new tables, this program selects the same
+ * backend and the same SNAT port as the predecessor's, because both follow from hashes. A tunnel
  * packet, a fragment and an ICMP error do not depend on an entry of their own key. */
 static __always_inline int migration_unknown(struct context *ctx)
 {
@@ -45,7 +45,7 @@ static __always_inline int migration_unknown(struct context *ctx)
 	return !frontend_lookup(&key);
 }
 
-/* Returns whether the agent before has to handle a packet, by its program at the same hook. */
+/* Returns whether the predecessor's program at the same hook must handle a packet. */
 static __always_inline int migration_predecessor(struct context *ctx)
 {
 	switch (migration_phase()) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The migration of the tables of an earlier layout or size, shared by the programs and the agent
+/* The migration of tables with an earlier layout or size, shared by the programs and the agent
  * (internal/datapath/migrate.go). */
 #pragma once
 

@@ -12,8 +12,8 @@
 /* The VLAN identifier in a tag's control information (IEEE 802.1Q). */
 #define VLAN_ID	    0x0fff
 
-/* Loads a packet pointer from a field of the hook's context. The verifier takes the value for a
- * pointer only if the field is loaded directly; the compiler otherwise narrows it to the field's 32
+/* Loads a packet pointer from a field of the hook's context. The verifier recognises the value as a
+ * pointer only if the field is loaded directly; otherwise the compiler narrows it to the field's 32
  * bits. */
 #define PACKET_POINTER(ctx, field)                                              \
 	({                                                                      \

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packet access for tc. The skb may be non-linear, and its checksum may be left to a device
- * (CHECKSUM_PARTIAL) or computed by one (CHECKSUM_COMPLETE). Only the kernel knows which, so bytes
- * covered by these checksums are changed by its helpers. Other bytes are written directly: before
- * the program runs, the kernel makes the linear data private to this skb. The sender's clone of a
- * TCP segment shares only the payload, which is not part of it; for packet sockets on the device
- * the kernel copies the headers. */
+ * (CHECKSUM_PARTIAL) or computed by one (CHECKSUM_COMPLETE). Only the kernel knows which, so its
+ * helpers change the bytes covered by these checksums. Other bytes are written directly: before the
+ * program runs, the kernel makes the linear data private to this skb. The sender's clone of a TCP
+ * segment shares only the payload, which is not part of it; for packet sockets on the device the
+ * kernel copies the headers. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -23,7 +23,7 @@
 #define context __sk_buff
 #define IS_XDP	0
 
-/* What to do with a packet: ACTION_CONTINUE, or the return value of the hook. */
+/* The action for a packet: ACTION_CONTINUE, or the return value of the hook. */
 enum action {
 	ACTION_PASS = TC_ACT_UNSPEC, /* continue with the next program */
 	ACTION_DROP = TC_ACT_SHOT,
@@ -39,8 +39,8 @@ static __always_inline void *linear_bytes(struct __sk_buff *ctx, __u32 offset, _
 {
 	void *data = PACKET_POINTER(ctx, data), *end = PACKET_POINTER(ctx, data_end);
 
-	/* The verifier needs this comparison, even if the compiler does not: that of Linux 6.1
-	 * loses the bounds of values spilled to the stack. */
+	/* The verifier needs this comparison, even if the compiler does not: Linux 6.1 loses the
+	 * bounds of values spilled to the stack. */
 	barrier_var(offset);
 	if (offset > HEADERS_END)
 		return 0;
@@ -82,8 +82,8 @@ static __always_inline int packet_tagged(const struct __sk_buff *ctx)
 	       (ctx->vlan_tci & VLAN_ID || ctx->vlan_proto != bpf_htons(ETH_P_8021Q));
 }
 
-/* Removes the tag of a frame before it is sent: its priority was for the link it came by. The stack
- * removes it from what is passed to it. */
+/* Removes the tag of a frame before it is sent: its priority was for the input link. The stack
+ * removes the tag of frames that it receives. */
 static __always_inline void packet_untag(struct __sk_buff *ctx)
 {
 	if (ctx->vlan_present)
@@ -140,8 +140,8 @@ static __always_inline int translate_v4(struct __sk_buff *ctx, const struct pack
 	return 0;
 }
 
-/* CHECKSUM_COMPLETE stays correct if a checksum in the packet changes with the addresses. No
- * checksum in an IPv6 header compensates for it otherwise. */
+/* CHECKSUM_COMPLETE stays correct if a checksum in the packet changes with the addresses. If none
+ * does, an IPv6 header has no checksum that compensates for it. */
 static __always_inline int translate_v6(struct __sk_buff *ctx, const struct packet *p,
 					const struct tuple *to, int hops)
 {
@@ -185,7 +185,7 @@ static __always_inline int packet_translate(struct __sk_buff *ctx, const struct 
 
 /* Sets the length of the packet that replaces this one. The sender may have left the checksum to
  * the device (CHECKSUM_PARTIAL), which would sum the wrong bytes: the kernel clears that state when
- * it removes the bytes from the start of the summed range on. */
+ * it removes everything from the start of the summed range on. */
 static __always_inline int packet_resize(struct __sk_buff *ctx, const struct packet *p,
 					 __u32 length)
 {
@@ -207,7 +207,7 @@ static __always_inline int packet_store(struct __sk_buff *ctx, __u32 offset, con
 	return bpf_skb_store_bytes(ctx, offset, from, length, 0);
 }
 
-/* FIXED_GSO: the segment size of merged packets stays as it is. */
+/* FIXED_GSO: the segment size of merged packets does not change. */
 static __always_inline int packet_cut(struct __sk_buff *ctx, __u32 kept, __u32 length)
 {
 	__u32 mode = kept == sizeof(struct ethhdr) ? BPF_ADJ_ROOM_MAC : BPF_ADJ_ROOM_NET;
@@ -244,7 +244,7 @@ static __always_inline __be32 packet_decrement_ttl(struct __sk_buff *ctx, const 
 	return packet_put(ctx, p->l3 + offsetof(struct ipv6hdr, hop_limit), &left, 1) ? 0 : word;
 }
 
-/* The segment size of merged packets stays as it is; the caller has checked that segments fit. */
+/* The segment size of merged packets does not change; the caller has checked that segments fit. */
 static __always_inline void *packet_push(struct __sk_buff *ctx, void *buffer, __u32 length,
 					 enum push_kind kind)
 {
@@ -293,15 +293,15 @@ static __always_inline enum action packet_drop(struct __sk_buff *ctx)
 	return ACTION_DROP;
 }
 
-/* Sends the packet back by its device; the MAC addresses are already set. */
+/* Sends the packet back out of its device; the MAC addresses are already set. */
 static __always_inline enum action packet_bounce(struct __sk_buff *ctx)
 {
 	packet_untag(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
 }
 
-/* Redirects a packet to the ingress of the device that it was to leave by: to the node itself, or
- * to its neighbour behind that device. The MAC addresses are already set. */
+/* Redirects a packet to the ingress of its output device: to the node itself, or to its neighbour
+ * behind that device. The MAC addresses are already set. */
 static __always_inline enum action packet_redirect_ingress(struct __sk_buff *ctx)
 {
 	return bpf_redirect(ctx->ifindex, BPF_F_INGRESS);
@@ -324,10 +324,11 @@ static __always_inline void packet_mark_encapsulated(struct __sk_buff *ctx)
 	ctx->mark = MARK_ENCAPSULATED;
 }
 
-/* Sends a packet to the next hop of its route. A route that has just been looked up goes through
- * the kernel's neighbour table, which keeps the neighbour entry in use and probes it; a cached one
- * is sent directly. Both use the next hop of the route: the kernel's own lookup for a redirected
- * packet could choose another one if there are several, or if routing rules match the source. */
+/* Sends a packet to the next hop of its route. With a route that has just been looked up it passes
+ * through the kernel's neighbour table, which keeps the neighbour entry in use and probes it; with
+ * a cached one it is sent directly. Both use the next hop of the route: the kernel's own lookup for
+ * a redirected packet could choose another one if there are several, or if routing rules match the
+ * source. */
 static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 						  const struct bpf_fib_lookup *fib, int fib_cached)
 {
@@ -350,8 +351,8 @@ static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 	return bpf_redirect(fib->ifindex, 0);
 }
 
-/* Packets that leave the node have been routed by the kernel; at another device the kernel looks up
- * the next hop for each packet. */
+/* The kernel has routed packets that leave the node; at another device it looks up the next hop for
+ * each packet. */
 static __always_inline enum action packet_redirect_neigh(struct __sk_buff *ctx, __u32 device)
 {
 	packet_untag(ctx);

@@ -19,7 +19,7 @@
 #define EDGE_XDP 1
 #define IS_XDP	 1
 
-/* What to do with a packet: ACTION_CONTINUE, or the return value of the hook. */
+/* The action for a packet: ACTION_CONTINUE, or the return value of the hook. */
 enum action {
 	ACTION_DROP = XDP_DROP,
 	ACTION_PASS = XDP_PASS,
@@ -74,7 +74,7 @@ static __always_inline int packet_tagged(const struct xdp_md *ctx)
 }
 
 /* Returns whether a frame has a tag with VID 0, which names no network. It is passed to tc: the
- * kernel removes the tag before. */
+ * kernel removes the tag first. */
 static __always_inline int packet_priority_tagged(struct xdp_md *ctx)
 {
 	const struct {
@@ -167,9 +167,9 @@ static __always_inline int packet_translate(struct xdp_md *ctx, const struct pac
 	return 0;
 }
 
-/* From Linux 6.13 on, a program that changes packet bounds can replace only a function that does so
- * too, as the dispatchers of libxdp do since 2025. A program that may be attached below an older
- * dispatcher leaves this to tc. */
+/* From Linux 6.13 on, a program that changes packet bounds can replace only a function that does
+ * so, too, as the dispatchers of libxdp do since 2025. A program that may be attached below an
+ * older dispatcher leaves this to tc. */
 static __always_inline int packet_resize(struct xdp_md *ctx, const struct packet *p, __u32 length)
 {
 #ifdef FIXED_SIZE
@@ -196,7 +196,7 @@ static __always_inline int packet_store(struct xdp_md *ctx, __u32 offset, const 
 	return bpf_xdp_store_bytes(ctx, offset, (void *)from, length);
 }
 
-/* Moves the bytes that stay, because a frame shrinks only at its ends. */
+/* Moves the remaining bytes, because a frame shrinks only at its ends. */
 static __always_inline int packet_cut(struct xdp_md *ctx, __u32 kept, __u32 length)
 {
 #ifdef FIXED_SIZE /* as above */
@@ -305,7 +305,7 @@ static __always_inline enum action packet_drop(struct xdp_md *ctx)
 	return ACTION_DROP;
 }
 
-/* Sends the packet back by its device; the MAC addresses are already set. */
+/* Sends the packet back out of its device; the MAC addresses are already set. */
 static __always_inline enum action packet_bounce(struct xdp_md *ctx)
 {
 	return ACTION_BOUNCE;
@@ -322,7 +322,7 @@ static __always_inline void packet_mark_encapsulated(struct xdp_md *ctx)
 {
 }
 
-/* Sends a packet to the next hop of the route, cached or not, by the device it came by. Packets for
+/* Sends a packet to the next hop of the route, cached or not, out of the input device. Packets for
  * other devices were passed to tc (needs_tc). */
 static __always_inline enum action packet_forward(struct xdp_md *ctx,
 						  const struct bpf_fib_lookup *fib, int fib_cached)

@@ -15,8 +15,8 @@ struct {
 	__type(value, struct edge_device);
 } edge_devices SEC(".maps");
 
-/* Returns whether a device's neighbours have MAC addresses. Those of a tunnel do not: its
- * link-layer addresses only look like MAC addresses, and packets to it need the route that the
+/* Returns whether a device's neighbours have MAC addresses. Those of a tunnel do not: their
+ * link-layer addresses only look like MAC addresses, and packets to them need the route that the
  * kernel looks up. */
 static __always_inline int is_ethernet(__u32 device)
 {

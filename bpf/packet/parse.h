@@ -137,8 +137,8 @@ static __always_inline enum parsed parse_v6(struct context *ctx, struct packet *
 		return PARSED_MALFORMED;
 	address_put(&p->tuple.source, &ip->saddr);
 	address_put(&p->tuple.destination, &ip->daddr);
-	/* IPv4-mapped addresses never appear on the wire (RFC 4942 section 2.2), and would be taken
-	 * for IPv4 here. */
+	/* IPv4-mapped addresses never appear on the wire (RFC 4942 section 2.2), and would be
+	 * mistaken for IPv4 here. */
 	if (address_is_v4(&p->tuple.source) || address_is_v4(&p->tuple.destination))
 		return PARSED_OTHER;
 	p->is_v6 = 1;

@@ -20,7 +20,7 @@ static __always_inline void tuple_reverse(const struct tuple *t, struct tuple *r
 	reverse->source_port = t->destination_port;
 	reverse->destination_port = t->source_port;
 	/* In one word with the reserved bytes: otherwise the compiler stores zeros bytewise,
-	 * including those that follow in the same structure. */
+	 * including following ones of the same structure. */
 	*(__u32 *)&reverse->protocol = bpf_htonl((__u32)t->protocol << 24);
 }
 
@@ -32,8 +32,8 @@ static __always_inline int tuple_equal(const struct tuple *a, const struct tuple
 	       a->protocol == b->protocol;
 }
 
-/* tuple_equal for tuples in maps and the scratch area, in one comparison: the verifier need not
- * follow a path per word. */
+/* tuple_equal for tuples in maps and the scratch area, in one comparison, to spare the verifier a
+ * path per word. */
 static __always_inline int tuple_same(const struct tuple *a, const struct tuple *b)
 {
 	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;

@@ -7,7 +7,7 @@
 
 #include "lb/types.h"
 
-/* The addresses and ports of a packet, as the packet has them. Aligned because it is hashed in
+/* The addresses and ports of a packet, in the packet's byte order. Aligned because it is hashed in
  * 64-bit words. */
 struct tuple {
 	struct address source;

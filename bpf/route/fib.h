@@ -46,7 +46,7 @@ enum routed {
 	ROUTED_TOO_BIG,
 	ROUTED_WITHOUT_ADDRESS, /* no address for SNAT */
 	/* net.ipv4.conf.DEVICE.forwarding, or its IPv6 counterpart, is 0: the kernel does not look
-	 * up routes for packets that came by the device. */
+	 * up routes for packets that arrived by the device. */
 	FORWARDING_OFF,
 };
 
@@ -78,8 +78,8 @@ static __always_inline __u32 wire_length(struct context *ctx, const struct packe
 	return p->l4 - p->l3 + header + segment;
 }
 
-/* Looks up the device and next hop to an address, for a packet of some length that came by a device
- * (flags 0) or is to leave by it (BPF_FIB_LOOKUP_OUTPUT). */
+/* Looks up the device and next hop to an address, for a packet of some length that arrived by a
+ * device (flags 0) or is to leave by it (BPF_FIB_LOOKUP_OUTPUT). */
 static __always_inline enum routed fib_lookup(struct context *ctx, __u32 length, int is_v6,
 					      __u8 protocol, const struct tuple *to,
 					      struct bpf_fib_lookup *fib, __u32 device, __u32 flags)
@@ -140,8 +140,8 @@ static __always_inline enum routed route(struct context *ctx, struct scratch *w,
 	return fib_lookup_cached(ctx, w, to, packet_device(ctx), 0);
 }
 
-/* Looks up the route of a packet with SNAT: w->ct.xlate, of which it sets the source; unspecified
- * if there is none. Returns enum routed. Global function: the verifier checks it once. */
+/* Looks up the route of a packet with SNAT, w->ct.xlate, and sets its source; unspecified if there
+ * is none. Returns enum routed. Global function: the verifier checks it once. */
 __noinline int route_snat(struct context *ctx, struct scratch *w)
 {
 	__u32 length, device = packet_device(ctx);
@@ -174,8 +174,8 @@ __noinline int route_snat(struct context *ctx, struct scratch *w)
 	return routed;
 }
 
-/* Looks up the route of a reply: by the device that the client's packets come by, if a route to the
- * client uses it. */
+/* Looks up the route of a reply: by the device that the client's packets arrive by, if a route to
+ * the client uses it. */
 static __always_inline enum routed route_reply(struct context *ctx, struct scratch *w,
 					       const struct tuple *to, __u32 device)
 {
@@ -189,10 +189,10 @@ static __always_inline enum routed route_reply(struct context *ctx, struct scrat
 }
 
 #ifdef EDGE_XDP
-/* Returns whether XDP must pass a packet to tc. XDP sends only by the device the packet came by,
- * and to resolved neighbours. XDP_REDIRECT to another device works only while its driver has XDP
- * transmit queues, which come and go with XDP programs and settings there; without them the kernel
- * drops packets, and the program does not learn of it. */
+/* Returns whether XDP must pass a packet to tc. XDP sends only out of the input device, and to
+ * resolved neighbours. XDP_REDIRECT to another device works only while its driver has XDP transmit
+ * queues, which depend on XDP programs and settings there; without them the kernel drops packets,
+ * and the program does not notice. */
 static __always_inline int needs_tc(struct context *ctx, enum routed routed,
 				    const struct bpf_fib_lookup *fib)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The next-hop cache: recent results of route lookups. All flows between two addresses use the same
- * next hop, and a lookup costs as much as all other work for a packet. Entries expire after a
- * moment, so changes of routes, neighbours and devices take effect then. Caches only next hops on
- * Ethernet: unreachable destinations and tunnels without MAC addresses are looked up each time. */
+ * next hop, and a lookup costs as much as all other work for a packet. Entries expire quickly, so
+ * that changes of routes, neighbours and devices take effect. Caches only next hops on Ethernet:
+ * unreachable destinations and tunnels without MAC addresses are looked up each time. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -72,8 +72,8 @@ static __always_inline struct fib_entry *fib_cache_place(const struct tuple *to,
 	return dry_run ? 0 : bpf_map_lookup_elem(&fib_cache, &slot);
 }
 
-/* Returns whether an entry is for this lookup, has not expired, and has an MTU that fits the
- * packet. */
+/* Returns whether an entry is for this lookup, has not expired, and has an MTU that the packet
+ * fits. */
 static __always_inline int fib_cache_valid(struct scratch *w, const struct fib_entry *cached,
 					   const struct tuple *to, enum fib_kind kind, __u32 device,
 					   __u32 length)

@@ -24,7 +24,7 @@ static __always_inline int dont_fragment(struct context *ctx, const struct packe
 }
 
 /* Returns whether this node fragments a packet that is too big. Not if GRO has merged it: the
- * kernel would fragment each segment, and they are not separate here. */
+ * kernel would fragment each segment, but they are not separate here. */
 static __always_inline int may_fragment(struct context *ctx, const struct packet *p)
 {
 	return !p->is_v6 && !packet_segment(ctx) && !dont_fragment(ctx, p);
@@ -90,8 +90,8 @@ static __always_inline int fragment_write(struct __sk_buff *ctx, struct iphdr *i
 				   BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Reads the IP header of a packet to fragment. Returns an error for options, of which some belong
- * in the first fragment only, and for a wrong header checksum, which new headers would hide. */
+/* Reads the IP header of a packet to fragment. Returns an error for options, some of which belong
+ * only in the first fragment, and for a wrong header checksum, which new headers would hide. */
 static __always_inline int fragment_header(struct __sk_buff *ctx, const struct packet *p,
 					   struct iphdr *ip)
 {

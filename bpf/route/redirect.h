@@ -24,7 +24,7 @@ static __always_inline enum action send_reply(struct context *ctx, const struct 
 					      enum reply_result reply, enum edge_reason reason)
 {
 #ifdef EDGE_XDP
-	/* The XDP buffer has no room after the packet; tc can enlarge it. */
+	/* The XDP buffer has no room after the packet; tc can extend it. */
 	if (reply == REPLY_NO_TAILROOM)
 		return pass(ctx, EDGE_TO_TC);
 #endif
@@ -96,8 +96,8 @@ __noinline enum action too_big(struct context *ctx)
 			  EDGE_DROP_TOO_BIG);
 }
 
-/* Removes the bytes after a fragment that was made here. Ethernet does not pad frames of this
- * length. */
+/* Removes the bytes after a fragment that was made here. Frames of this length need no Ethernet
+ * padding. */
 static __always_inline int trim_fragment(struct context *ctx, const struct packet *p)
 {
 	__u32 end = p->l3 + p->length;
@@ -123,8 +123,8 @@ static __always_inline int rewrite(struct context *ctx, struct scratch *w, int h
 	return 0;
 }
 
-/* Returns whether a client's datagram would leave with this node's address and look like a packet
- * from a balancer: the backend's node would accept it, because it trusts nodes. */
+/* Returns whether a client's datagram would leave with this node's address and look like a
+ * balancer's: the backend's node would accept it, because it trusts nodes. */
 static __always_inline int looks_like_balancer(struct context *ctx, const struct scratch *w)
 {
 	const struct packet *p = &w->packet;
@@ -151,7 +151,7 @@ static __always_inline enum action forward(struct context *ctx, struct scratch *
 	return packet_forward(ctx, &w->fib, w->fib_cached);
 }
 
-/* Delivers a packet to or from a backend on this node by the stack. */
+/* Delivers a packet to or from a backend on this node through the stack. */
 static __always_inline enum action deliver_local(struct context *ctx, struct scratch *w,
 						 enum edge_reason reason)
 {

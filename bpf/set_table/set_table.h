@@ -206,7 +206,7 @@ __noinline __u32 set_majority(const struct set_evictions *evictions, __u32 servi
 	return count > (SET_PLACES + 1) / 2 ? candidate : 0xffffffff;
 }
 
-/* Picks a place in a full set of which no Service has more than half: entries are weighted by the
+/* Picks a place in a full set in which no Service has more than half: entries are weighted by the
  * number that their Service has. At a tie the Service of the new entry loses one. Returns enum
  * set_pick. Global function: the verifier checks it once. */
 __noinline __u32 set_pick_by_weight(const struct set_tags *tags,

@@ -12,8 +12,8 @@ enum set_table_size {
 /* Bit in a tag: the entry in its place is being written. */
 #define SET_CLAIMED 0x80000000
 
-/* The order of eviction from a full set: the highest rank first. A new entry never evicts one of a
- * lower rank than its own. */
+/* The order of eviction from a full set: the highest rank first. A new entry never evicts one with
+ * a lower rank than its own. */
 enum set_rank {
 	SET_RANK_TCP,	  /* TCP, handshake complete */
 	SET_RANK_ASSURED, /* another flow that has continued in both directions; a returning client

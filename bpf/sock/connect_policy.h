@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The decision of connect(2), for the hook (sock/connect.h) and for explanations of it
+/* The decision of connect(2), for the hook (sock/connect.h) and for its explanation
  * (connect_explain.bpf.c): both run these functions. */
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "sock/socket.h"
 #include "sock/types.h"
 
-/* A connect(2), and what is known of it so far. */
+/* A connect(2), and its state during the decision. */
 struct connect_call {
 	struct caller caller;
 	struct address source; /* that the socket is bound to, or unspecified */
@@ -41,7 +41,7 @@ static __always_inline enum verdict connect_passes(struct connect_call *call,
 	return VERDICT_PASS;
 }
 
-/* Looks up the frontend of a destination. Returns BALANCE if its decision is to be applied. */
+/* Looks up the frontend of a destination. Returns BALANCE if its decision must be applied. */
 static __always_inline enum verdict connect_frontend(struct connect_call *call,
 						     struct destination *d)
 {

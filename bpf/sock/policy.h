@@ -13,7 +13,7 @@
 
 enum { HOOK_REFUSE = 0, HOOK_PROCEED = 1 };
 
-/* Who calls: a hook, or an explanation of what a hook would do. */
+/* The caller: a hook, or an explanation of what a hook would do. */
 struct caller {
 	struct bpf_sock_addr *ctx; /* 0: an explanation, for a socket in... */
 	__u64 netns_cookie;	   /* ... this network namespace */
@@ -33,7 +33,7 @@ __noinline int source_verdict(const struct frontend *frontend, const struct addr
 	if (!frontend || !source)
 		return VERDICT_DROP;
 	/* The node uses its own address as source to reach it. Otherwise the source of an unbound
-	 * socket is unknown yet: the packet path decides. */
+	 * socket is not known yet: the packet path decides. */
 	if (address_is_unspecified(source) && node && frontend->flags & FRONTEND_OWN_ADDRESS)
 		source = &frontend->key.address;
 	if (address_is_unspecified(source))
@@ -41,8 +41,8 @@ __noinline int source_verdict(const struct frontend *frontend, const struct addr
 	return source_admitted(frontend->source_set, source) ? VERDICT_BALANCE : VERDICT_DROP;
 }
 
-/* Returns the verdict for a destination with a frontend, and sets *class to the caller's and
- * *reason to what decides; a verdict other than BALANCE is final. */
+/* Returns the verdict for a destination with a frontend, and sets *class and *reason; a verdict
+ * other than BALANCE is final. */
 static __always_inline enum verdict socket_verdict(const struct frontend *frontend,
 						   const struct address *source, __u64 netns_cookie,
 						   enum source_class *class,
@@ -68,7 +68,7 @@ static __always_inline enum verdict socket_verdict(const struct frontend *fronte
 }
 
 /* Returns the verdict for a destination without a frontend: PASS, unless the address is in a
- * ServiceCIDR (R21). Sets *reason to what decides. */
+ * ServiceCIDR (R21). Sets *reason. */
 static __always_inline enum verdict verdict_without_frontend(const struct caller *caller,
 							     const struct destination *d,
 							     enum connect_reason *reason)

@@ -10,8 +10,8 @@
 #include "sock/socket.h"
 #include "sock/types.h"
 
-/* Stores the current peer of a UDP socket: it stays connected to it if the kernel refuses the
- * connect() in progress. */
+/* Stores the current peer of a UDP socket: the socket stays connected to it if the kernel rejects
+ * the connect() in progress. */
 static __always_inline void record_prev(struct bpf_sock *sk, const struct connected *record)
 {
 	struct connected *before;
@@ -43,7 +43,7 @@ static __always_inline void record_connect(struct bpf_sock *sk, const struct des
 }
 
 /* Removes the records of a socket that connects to their backend directly: getpeername must not
- * name a Service then. Records of other peers stay: they are ignored while the socket has another
+ * return a Service then. Records of other peers stay: they are ignored while the socket has another
  * peer. */
 static __always_inline void record_forget(struct bpf_sock *sk, const struct destination *d)
 {
@@ -86,8 +86,8 @@ static __always_inline int backend_of_connect(struct bpf_sock *sk, const struct 
 				 backend);
 }
 
-/* Returns whether a record is of the socket's peer, and its Service may still be named: not if the
- * address is no longer a Service's. TCP keeps the name for the life of the connection. */
+/* Returns whether a record is of the socket's peer, and getpeername may still return its Service:
+ * not if the address is no longer a Service's. For TCP it may for the life of the connection. */
 static __always_inline int record_names(const struct connected *record, struct bpf_sock_addr *ctx,
 					const struct destination *d)
 {
@@ -100,8 +100,8 @@ static __always_inline int record_names(const struct connected *record, struct b
 }
 
 /* Replaces the backend by the Service in the result of getpeername. The latest record need not be
- * of the peer: the kernel may have refused that connect(), or not completed it. Records without a
- * name are kept, too: the garbage collection of sockets finds sockets by them. */
+ * of the peer: the kernel may have rejected that connect(), or not completed it. Records without a
+ * name are kept, because the garbage collection of sockets uses them. */
 static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct destination *d)
 {
 	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);

@@ -50,7 +50,7 @@ static __always_inline int connected_to(const struct bpf_sock *sk, const struct 
 	return sk->dst_port == port && address_equal(&peer, address);
 }
 
-/* Replaces the unspecified address, which means this host: by the address that the socket is bound
+/* Replaces the unspecified address, which means this host, by the address that the socket is bound
  * to, or loopback (ip_route_output_key, tcp_v6_connect, udpv6_sendmsg). */
 static __always_inline void destination_resolve(struct destination *d, const struct address *source)
 {

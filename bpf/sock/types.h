@@ -76,7 +76,7 @@ struct stale_socket {
 	__u32 reserved;
 };
 
-/* What decides over a connect(2). */
+/* The reason for the result of a connect(2). */
 enum connect_reason {
 	CONNECT_DECISION,	/* the frontend's decision for the caller's class */
 	CONNECT_NO_FRONTEND,	/* no Service has the address and port; in a ServiceCIDR: R21 */
@@ -88,7 +88,7 @@ enum connect_reason {
 	CONNECT_PROTOCOL,	/* served per packet */
 };
 
-/* A connect(2) to explain, and the explanation: all from `verdict` on. */
+/* A connect(2) to explain, and, from `verdict` on, the explanation. */
 struct connect_explanation {
 	struct address source;	    /* that the socket is bound to, or unspecified */
 	struct address destination; /* becomes the backend if `verdict` is BALANCE */

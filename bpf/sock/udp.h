@@ -24,8 +24,8 @@
 /* Whether the edge is active (edge/ingress.h). Set by the loader. */
 const volatile __u8 edge_serves = 0;
 
-/* Notes a datagram to an address without a Service, if it is also the backend of a flow of the
- * socket: the replies have to be told apart. */
+/* Notes a datagram to an address without a Service, if the address is also the backend of a flow of
+ * the socket: their replies have to be distinguished. */
 static __always_inline void note_direct_datagram(struct bpf_sock *sk, struct udp_flow_set *set,
 						 const struct destination *d)
 {
@@ -85,8 +85,8 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 	if (address_is_unspecified(source))
 		socket_address(ctx->sk, source);
 	destination_resolve(d, source);
-	/* A connected socket keeps its peer. An AF_INET6 socket with an IPv4 peer passes here on
-	 * each send(2) (udpv6_sendmsg). */
+	/* A connected socket keeps its peer. An AF_INET6 socket with an IPv4 peer calls this hook
+	 * on each send(2) (udpv6_sendmsg). */
 	if (connected_to(ctx->sk, &d->address, d->port))
 		return VERDICT_PASS;
 	udp_flows_of(ctx->sk, &set);
@@ -103,7 +103,7 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 		return VERDICT_PASS;
 	}
 	/* A reply to a client on this node, to a SNAT port with the Service's address
-	 * (edge/egress.h). The packet path rejects the datagram if it is not. */
+	 * (edge/egress.h). If it is something else, the packet path rejects it. */
 	if (edge_serves && frontend->kind == FRONTEND_CLUSTER_IP_OTHER && snat_has(d->port))
 		return VERDICT_PASS;
 	service = *d;

@@ -66,8 +66,8 @@ static __always_inline int flow_awaits_reply(const struct udp_flow *flow, __u32 
 	return flow->unanswered && now - flow->latest_second <= ANSWER_SECONDS;
 }
 
-/* Returns whether a reply belongs rather to `a` than to `b`: its pending request is older; of two
- * without one the more recently used. */
+/* Returns whether a reply more likely belongs to `a` than to `b`: its pending request is older; if
+ * neither has one, it was used more recently. */
 static __always_inline int flow_likelier(const struct udp_flow *a, const struct udp_flow *b,
 					 __u32 now)
 {
@@ -311,7 +311,7 @@ static __always_inline void flow_add(struct bpf_sock *sk, struct udp_flow_set *s
 	struct udp_flow *flow = flow_alloc(sk, set);
 
 	if (!flow || !set->first) {
-		COUNT(flow_failed); /* the datagram is sent all the same */
+		COUNT(flow_failed); /* the datagram is sent anyway */
 		return;
 	}
 	flow->service = service->address;

@@ -37,7 +37,7 @@ struct {
 	__type(value, struct service_counters);
 } service_counts SEC(".maps");
 
-/* Packets without a conntrack entry, of the service IDs that most Services have; added to
+/* Packets without a conntrack entry, for the range of service IDs that most Services have; added to
  * `service_counts`. An array, because it is updated for each such packet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -46,8 +46,8 @@ struct {
 	__type(value, struct service_packets);
 } service_untracked SEC(".maps");
 
-/* Traffic of flows that the agent has removed, by service ID; added to `service_counts`. Written by
- * the agent only. */
+/* Traffic of flows that the agent has deleted, by service ID; added to `service_counts`. Written
+ * only by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

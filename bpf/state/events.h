@@ -70,7 +70,7 @@ static __always_inline void count_event(__u32 service, enum edge_reason reason)
 		counters->dropped++;
 }
 
-/* Counts an event for its service, and emits it if somebody watches. Global function: the verifier
+/* Counts an event for its service, and emits it if there is a reader. Global function: the verifier
  * checks it once, and not for each path to a call. */
 __noinline int emit_event(struct context *ctx, const struct scratch *w, enum edge_reason reason)
 {

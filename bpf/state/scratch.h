@@ -78,7 +78,7 @@ static __always_inline struct scratch *scratch_get(void)
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
 
-/* Resets what is left of the previous packet. */
+/* Resets the state of the previous packet. */
 static __always_inline void scratch_reset(struct scratch *w)
 {
 	__builtin_memset(&w->packet, 0, sizeof(w->packet));
@@ -89,8 +89,8 @@ static __always_inline void scratch_reset(struct scratch *w)
 	w->dsr = DSR_NONE;
 }
 
-/* Reads the coarse clock, CLOCK_MONOTONIC, once per jiffy: the kernel advances both in the same
- * step. */
+/* Reads the coarse clock, CLOCK_MONOTONIC, once per jiffy: the kernel advances both at the same
+ * time. */
 static __always_inline void clock_read(struct scratch *w)
 {
 	__u64 jiffies = bpf_jiffies64(), ns;

@@ -5,7 +5,8 @@
 #include "lb/types.h"
 #include "packet/types.h"
 
-/* Why a packet was handled as it was. Matches datapath.EdgeReason. */
+/* Why a packet was handled as it was. The agent reads the names from the BTF
+ * (datapath.ReasonNames). */
 enum edge_reason {
 	EDGE_NOT_SERVICE,     /* neither to a Service nor of a flow */
 	EDGE_ESTABLISHED,     /* of a flow */
@@ -57,7 +58,7 @@ struct service_counters {
 	__u64 flows; /* new flows */
 	__u64 refused;
 	__u64 dropped;
-	/* Traffic of flows whose entries the programs have removed. */
+	/* Traffic of flows whose entries the programs have deleted. */
 	__u64 sent_packets; /* by clients */
 	__u64 sent_bytes;
 	__u64 received_packets;
@@ -70,7 +71,7 @@ struct service_packets {
 	__u64 bytes;
 };
 
-/* Traffic of a service's flows whose entries the agent has removed. */
+/* Traffic of a service's flows whose entries the agent has deleted. */
 struct service_traffic {
 	__u64 sent_packets; /* by clients */
 	__u64 sent_bytes;

@@ -112,7 +112,7 @@ func TestEdgeFlags(t *testing.T) {
 		"--snat-ports=30000-30001":                  "--snat-ports: 30000-30001 overlaps the NodePorts 30000-32767",
 		"--snat-ports=many":                         "--snat-ports many: \"many\" is not a range of ports",
 		"--max-flows=0":                             "--max-flows 0: between 64 and",
-		"--max-flows=1":                             "with fewer flows push one another out",
+		"--max-flows=1":                             "with fewer entries flows evict each other",
 		"--max-flows=4":                             "--max-flows 4: between 64 and",
 		"--max-flows=63":                            "--max-flows 63: between 64 and",
 		"--max-flows=64":                            "",

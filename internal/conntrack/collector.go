@@ -16,20 +16,21 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// The time between GC passes. It grows with the CPU time of a pass.
+// The time between GC passes: it grows with the CPU time of a pass.
 const (
 	gcInterval    = 10 * time.Second
-	gcShare       = 100 // passes take at most this part of one CPU's time
+	gcShare       = 100 // passes take at most 1/gcShare of one CPU's time
 	maxGCInterval = time.Minute
 )
 
-// A Subscriber takes part in each GC pass: it sees all conntrack entries in one walk. The calls come
-// from one goroutine.
+// A Subscriber takes part in each GC pass: it sees all conntrack entries in one walk. All calls come from
+// one goroutine.
 type Subscriber interface {
-	// Begin is called before the walk. All programs that run at the call end before the first Entry.
+	// Begin is called before the walk. All programs that run at the call have ended before the first
+	// Entry.
 	Begin()
-	// Entry is called with each entry, also with one that is about to be deleted. An entry that is
-	// inserted after Begin may be missing. Entry must not keep the pointer.
+	// Entry is called with each entry, including those about to be deleted. An entry inserted after
+	// Begin may be missing. Entry must not keep the pointer.
 	Entry(Tuple, *Entry)
 	// End is called after the last entry. It is not called if the walk fails: the next call is Begin.
 	End() error
@@ -53,7 +54,7 @@ type Collector struct {
 	wait        func() error // datapath.Tables.WaitForReaders
 	subscribers []Subscriber
 
-	udpRemoved wakeup.Signal // backends of UDP Services
+	udpRemoved wakeup.Signal // a backend of a UDP Service
 	started    wakeup.Signal
 
 	mu             sync.Mutex
@@ -65,13 +66,13 @@ type Collector struct {
 type gcStats struct {
 	last    time.Time
 	took    time.Duration
-	expired uint64 // flows, since the start
-	stale   uint64 // UDP flows whose backend no longer serves, since the start
+	expired uint64 // flows, since the agent started
+	stale   uint64 // UDP flows whose backend no longer serves, since the agent started
 	err     error
 }
 
-// NewCollector returns a Collector. wait returns when all programs have ended that ran at the call.
-// Begin and End of subscribers are called in the given order.
+// NewCollector returns a Collector. wait returns when all programs have ended that run at the call. Begin
+// and End of subscribers are called in the order of the arguments.
 func NewCollector(tables *Tables, wait func() error, config Config, subscribers ...Subscriber) *Collector {
 	return &Collector{
 		config: config, tables: tables, wait: wait, subscribers: subscribers,
@@ -84,8 +85,8 @@ func (c *Collector) Start() {
 	c.started.Send()
 }
 
-// BackendsChanged requests the deletion of UDP flows whose backend no longer serves (R29), if udp is
-// true. TCP connections go on (R30).
+// BackendsChanged requests the deletion of UDP flows whose backend no longer serves (R29), if udp is true.
+// TCP connections continue (R30).
 func (c *Collector) BackendsChanged(udp bool) {
 	if udp {
 		c.udpRemoved.Send()
@@ -114,8 +115,8 @@ func (c *Collector) Run(ctx context.Context) error {
 
 // Collect makes one GC pass, and returns the time until the next. Only one call may run at a time.
 func (c *Collector) Collect() time.Duration {
-	// The interval depends on CPU time and not on elapsed time: on a busy machine a pass waits for the CPU,
-	// and that is no reason to remember flows for longer.
+	// The interval depends on CPU time, not on elapsed time: on a busy machine a pass waits for the
+	// CPU, and that should not delay the expiry of flows.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin, busy := time.Now(), threadTime()
@@ -162,7 +163,7 @@ func threadTime() time.Duration {
 // noteError keeps the error of the last pass, and logs it if it is new. The caller holds the lock.
 func (c *Collector) noteError(err error) {
 	if err != nil && (c.stats.err == nil || c.stats.err.Error() != err.Error()) {
-		c.config.Log.Error("conntrack garbage collection failed: expired flows may be remembered for longer", "error", err)
+		c.config.Log.Error("conntrack garbage collection failed: expired flows may be kept for longer", "error", err)
 	}
 	c.stats.err = err
 }

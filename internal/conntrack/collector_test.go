@@ -32,8 +32,8 @@ type brokenTable struct{ conntracktest.Table }
 
 func (brokenTable) Walk(func(Tuple, *Entry) bool) error { return errors.New("planted") }
 
-// In a pass every subscriber is called with each entry of both tables, after the programs have ended that
-// ran at Begin. It is told the end of a complete walk only.
+// In a pass every subscriber is called with each entry of both tables, after all programs have ended that
+// run at Begin. End is called only after a complete walk.
 func TestSubscribers(t *testing.T) {
 	now := datapath.Now()
 	both := [2]int{conntracktest.Both, conntracktest.Both}

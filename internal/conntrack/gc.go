@@ -10,9 +10,9 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// CollectGarbage deletes the flows that have expired, and returns their number; now is in seconds of
-// CLOCK_MONOTONIC. A flow expires by its later entry, and both are deleted. visit is called with each
-// entry before; it may be nil.
+// CollectGarbage deletes expired flows, and returns their number; now is in seconds of CLOCK_MONOTONIC. The
+// later of a flow's two entries determines its expiry, and both are deleted. visit is called with each
+// entry before that; it may be nil.
 func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(Tuple, *Entry)) (expired uint64, err error) {
 	for _, table := range tables.All() {
 		var failed error
@@ -32,13 +32,13 @@ func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(Tu
 	return expired, nil
 }
 
-// DeleteFlows deletes both entries of each flow for one of which over returns true, and returns the
+// DeleteFlows deletes both entries of each flow if over returns true for one of them, and returns the
 // number of flows. over is called again right before an entry is deleted.
 func DeleteFlows(table Table, over func(Tuple, *Entry) bool) (deleted uint64, err error) {
 	return deleteFlows(table, nil, over)
 }
 
-// deleteFlows is DeleteFlows, and calls visit with each entry before; visit may be nil.
+// deleteFlows is DeleteFlows, and calls visit with each entry first; visit may be nil.
 func deleteFlows(table Table, visit func(Tuple, *Entry), over func(Tuple, *Entry) bool) (deleted uint64, err error) {
 	var failed error
 	err = table.Walk(func(key Tuple, e *Entry) bool {
@@ -53,8 +53,8 @@ func deleteFlows(table Table, visit func(Tuple, *Entry), over func(Tuple, *Entry
 	return deleted, errors.Join(err, failed)
 }
 
-// otherEntry returns the entry of a flow's other direction; nil if it is lost, if another flow has its
-// port by now, or if the flow has only one.
+// otherEntry returns the entry of a flow's other direction; nil if it is lost, if another flow has its port
+// now, or if the flow has only one entry.
 func otherEntry(table Table, key Tuple, e *Entry) (*Entry, error) {
 	if e.IsOneSided() {
 		return nil, nil
@@ -66,8 +66,8 @@ func otherEntry(table Table, key Tuple, e *Entry) (*Entry, error) {
 	return other, nil
 }
 
-// deleteFlow counts a flow once, though a walk may meet both of its entries. Programs run meanwhile: the
-// key or the SNAT port may be another flow's by now, or a packet of the flow may have come.
+// deleteFlow counts a flow once, though a walk may find both of its entries. Programs run meanwhile: the
+// key or the SNAT port may belong to another flow now, or the flow may have had another packet.
 func deleteFlow(table Table, key Tuple, e *Entry, over func(Tuple, *Entry) bool, count *uint64) error {
 	was := *e
 	deleted, err := table.DeleteIf(key, func(now *Entry) bool { return now.Xlate == was.Xlate && over(key, now) })
@@ -82,9 +82,8 @@ func deleteFlow(table Table, key Tuple, e *Entry, over func(Tuple, *Entry) bool,
 	return err
 }
 
-// DeleteStaleUDP deletes the UDP flows whose backend does not serve their service (R29). wait returns
-// when all programs have ended that may still choose such a backend, or move a flow from one table to
-// the other.
+// DeleteStaleUDP deletes the UDP flows whose backend does not serve their service (R29). wait returns when
+// all programs have ended that may still select such a backend, or move a flow from one table to the other.
 func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait func() error) (deleted uint64, err error) {
 	for _, table := range tables.All() {
 		if err := wait(); err != nil {

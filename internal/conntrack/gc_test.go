@@ -21,14 +21,14 @@ const (
 	client, backend = "198.51.100.7:40000", "10.10.2.11:8080"
 )
 
-// Each flow ends when the time of its state has come since either side was last
-// heard, and not a second before; both of its conntrack entries go.
+// A flow expires when the timeout of its state has passed since the last packet of either side, and not a
+// second earlier; both of its conntrack entries are deleted.
 func TestGC(t *testing.T) {
 	hour := uint32(3600)
 	for _, c := range []struct {
 		name     string
 		protocol uint8
-		states   [2]int // of the client's record, and the backend's
+		states   [2]int // of the client's entry, and the backend's
 		timeout  uint32 // seconds
 	}{
 		{"TCP, half open", tcp, [2]int{conntracktest.New, conntracktest.New}, 60},
@@ -36,15 +36,15 @@ func TestGC(t *testing.T) {
 		{"TCP, established", tcp, [2]int{conntracktest.Both, conntracktest.Both}, 8 * hour},
 		{"UDP, assured", udp, [2]int{conntracktest.Both, conntracktest.Both}, 120},
 		{"TCP, FIN of the client", tcp, [2]int{conntracktest.FIN, conntracktest.Closing}, 60},
-		{"TCP, FIN of the client, told by one record", tcp, [2]int{conntracktest.FIN, conntracktest.Both}, 60},
+		{"TCP, FIN of the client, in one entry", tcp, [2]int{conntracktest.FIN, conntracktest.Both}, 60},
 		{"TCP, FIN of the backend", tcp, [2]int{conntracktest.Closing, conntracktest.FIN}, 60},
 		{"TCP, FIN of both", tcp, [2]int{conntracktest.Closed, conntracktest.Closed}, 10},
 		{"TCP, FIN of both at once", tcp, [2]int{conntracktest.FIN, conntracktest.FIN}, 10},
 		{"TCP, RST of the client", tcp, [2]int{conntracktest.Closed, conntracktest.Both}, 10},
 		{"TCP, RST of the backend after a FIN", tcp, [2]int{conntracktest.FIN, conntracktest.Closed}, 10},
-		{"TCP, the client's record lost", tcp, [2]int{conntracktest.Lost, conntracktest.Both}, 8 * hour},
-		{"TCP, the backend's record lost after a FIN", tcp, [2]int{conntracktest.FIN, conntracktest.Lost}, 60},
-		{"UDP, the backend's record lost", udp, [2]int{conntracktest.Both, conntracktest.Lost}, 120},
+		{"TCP, the client's entry lost", tcp, [2]int{conntracktest.Lost, conntracktest.Both}, 8 * hour},
+		{"TCP, the backend's entry lost after a FIN", tcp, [2]int{conntracktest.FIN, conntracktest.Lost}, 60},
+		{"UDP, the backend's entry lost", udp, [2]int{conntracktest.Both, conntracktest.Lost}, 120},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, seen := range [][2]uint32{{100000, 100000}, {100000, 90000}, {90000, 100000}} {
@@ -59,11 +59,11 @@ func TestGC(t *testing.T) {
 				flows := &Tables{Assured: table, Unreplied: conntracktest.Table{}}
 				collects(t, flows, 100000+c.timeout-1, 0)
 				if len(table) != before {
-					t.Fatalf("%d of %d records left a second early", len(table), before)
+					t.Fatalf("%d of %d entries left a second early", len(table), before)
 				}
 				collects(t, flows, 100000+c.timeout, 1)
 				if len(table) != 0 {
-					t.Errorf("%d records left: %v", len(table), table)
+					t.Errorf("%d entries left: %v", len(table), table)
 				}
 			}
 		})
@@ -78,8 +78,8 @@ func collects(t *testing.T, flows *Tables, now uint32, want uint64) {
 	}
 }
 
-// With DSR a flow has the client's record alone: its time is that of what the client has
-// said, and what has the ends of the backend's answers is none of its own.
+// With DSR a flow has only the client's entry: its state depends only on what the client has sent, and an
+// entry with the addresses of the backend's replies belongs to another flow.
 func TestGCOfOneSide(t *testing.T) {
 	hour := uint32(3600)
 	for _, c := range []struct {
@@ -111,13 +111,13 @@ func TestGCOfOneSide(t *testing.T) {
 			collects(t, flows, 1000+c.timeout-1, 0)
 			collects(t, flows, 1000+c.timeout, 1)
 			if _, kept := table[stranger]; !kept || len(table) != 1 {
-				t.Errorf("left: %v; want the other flow's record", table)
+				t.Errorf("left: %v; want the other flow's entry", table)
 			}
 		})
 	}
 }
 
-// A packet that came after the clock was read is no reason to end its flow.
+// A packet that arrives after the clock was read does not end its flow.
 func TestGCOfTheFuture(t *testing.T) {
 	table := conntracktest.Table{}
 	table.Put(udp, client, backend, [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{1001, 1001})
@@ -134,8 +134,8 @@ func TestGCTimeouts(t *testing.T) {
 	}
 }
 
-// R29, R30: UDP flows whose backend has left end at once, whichever record is found
-// and whether or not they were answered; others and TCP flows stay.
+// R29, R30: UDP flows whose backend was removed are deleted immediately, whichever entry is found and
+// whether or not they were replied to; others and TCP flows stay.
 func TestDeleteStaleUDP(t *testing.T) {
 	const stays = "10.10.2.12:8080"
 	states := [][2]int{{conntracktest.Both, conntracktest.Both}, {conntracktest.Lost, conntracktest.Both}, {conntracktest.Both, conntracktest.Lost}}
@@ -157,10 +157,10 @@ func TestDeleteStaleUDP(t *testing.T) {
 		}
 		ended, err := DeleteStaleUDP(flows, serves, func() error { waits++; return nil })
 		if err != nil || ended != 2 {
-			t.Errorf("records %v: ended %d flows, %v; want 2", s, ended, err)
+			t.Errorf("entries %v: ended %d flows, %v; want 2", s, ended, err)
 		}
 		if len(half) != 0 || len(tracks) != kept {
-			t.Errorf("records %v: %d half open and %d others left, want 0 and %d", s, len(half), len(tracks), kept)
+			t.Errorf("entries %v: %d half open and %d others left, want 0 and %d", s, len(half), len(tracks), kept)
 		}
 		if waits != 2 {
 			t.Errorf("waited %d times for running programs, want before each table", waits)
@@ -168,8 +168,8 @@ func TestDeleteStaleUDP(t *testing.T) {
 	}
 }
 
-// While a GC pass is at a flow that has expired, another flow gets its port, or it goes on itself. What
-// the programs have written since stays.
+// While a GC pass deletes an expired flow, another flow gets its port, or it has another packet. What the
+// programs have written since stays.
 func TestGCBesidePrograms(t *testing.T) {
 	for name, happens := range map[string]func(table conntracktest.Table, client, backend Tuple){
 		"another flow has its port": func(table conntracktest.Table, client, backend Tuple) {
@@ -179,7 +179,7 @@ func TestGCBesidePrograms(t *testing.T) {
 			table[backend] = other
 			delete(table, client)
 		},
-		"it goes on": func(table conntracktest.Table, client, backend Tuple) {
+		"it continues": func(table conntracktest.Table, client, backend Tuple) {
 			for _, key := range []Tuple{client, backend} {
 				entry := table[key]
 				entry.LastSeen = 200000

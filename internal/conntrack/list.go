@@ -40,13 +40,13 @@ type Traffic struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-// StateNames are the states as people see them.
+// StateNames are the states as users see them.
 var StateNames = map[State]string{
 	datapath.ConntrackNew: "new", datapath.ConntrackReplied: "answered", datapath.ConntrackEstablished: "established",
 	datapath.ConntrackClosing: "closing", datapath.ConntrackClosed: "closed",
 }
 
-// DSRNames are the kinds of DSR as people see them.
+// DSRNames are the kinds of DSR as users see them.
 var DSRNames = map[datapath.DSR]string{
 	datapath.DSRIPIP: "ipip", datapath.DSRGeneve: "geneve", datapath.DSROpt: "opt",
 }
@@ -58,7 +58,7 @@ type flowEntries struct{ client, reply *Entry }
 // empty if the id is unknown.
 type PortName func(id uint32) (owner, port string)
 
-// List returns all flows, sorted by service, client and address. A flow that begins or ends meanwhile
+// List returns all flows, sorted by service, client and address. A flow that begins or ends during the walk
 // may be missing.
 func List(tables *Tables, name PortName) ([]Flow, error) {
 	all := []Flow{}
@@ -122,8 +122,8 @@ func compareFlows(a, b Flow) int {
 		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.State, b.State))
 }
 
-// Flush deletes the flows of the services for whose ids of returns true and of the backends for which
-// backend returns true; backend may be nil for all. It returns the number of flows.
+// Flush deletes flows and returns their number: those of services for whose ids of returns true and of
+// backends for which backend returns true; a nil backend selects all.
 func Flush(tables *Tables, of func(id uint32) bool, backend func(netip.AddrPort) bool) (flushed uint64, err error) {
 	for _, table := range tables.All() {
 		n, err := DeleteFlows(table, func(key Tuple, t *Entry) bool {

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A flow is the same whichever of its conntrack entries is left, but for what only the other
-// one counted.
+// A flow is listed the same whichever of its conntrack entries is left, except for the counts of the other
+// one.
 func TestListWithLostEntries(t *testing.T) {
 	asked := conntracktest.Tuple(udp, "198.51.100.7:40000", "192.0.2.1:30080")
 	answer := conntracktest.Tuple(udp, "10.10.2.11:8080", "192.0.2.1:1024")
@@ -67,8 +67,8 @@ func TestListWithLostEntries(t *testing.T) {
 	}
 }
 
-// A flow with DSR has the client's record alone: the backend sees the client, and what it
-// answers nobody here counts.
+// With DSR a flow has only the client's entry: the backend sees the client, and nothing here counts its
+// replies.
 func TestListWithDSR(t *testing.T) {
 	asked := conntracktest.Tuple(udp, "198.51.100.7:40000", "192.0.2.1:30080")
 	becomes := conntracktest.Tuple(udp, "198.51.100.7:40000", "10.10.2.11:8080")

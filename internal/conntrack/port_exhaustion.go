@@ -8,20 +8,20 @@ import (
 	"beeline.io/beeline/internal/condition"
 )
 
-// portExhaustionShown is how long status reports that flows found no SNAT port, after the last one.
+// portExhaustionShown is how long status reports flows without a SNAT port, after the last one.
 const portExhaustionShown = 10 * time.Minute
 
-// noPort is the counter of packets of new flows that found no free SNAT port (enum edge_reason).
+// noPort is the counter of packets of new flows for which no SNAT port was free (enum edge_reason).
 const noPort = "drop_no_port"
 
-// portExhaustion notices new flows that find no free SNAT port.
+// portExhaustion detects new flows for which no SNAT port is free.
 type portExhaustion struct {
 	known bool
-	count uint64    // of packets, since the counters began
-	last  time.Time // when count was seen to have grown
+	count uint64    // packets, since the counters began
+	last  time.Time // when count was last seen to grow
 }
 
-// note takes the counters. The first count is of the time before this agent.
+// note handles a reading of the counters. The first one includes the time before this agent.
 func (p *portExhaustion) note(counters map[string]uint64, now time.Time) {
 	count := counters[noPort]
 	if p.known && count > p.count {
@@ -36,7 +36,7 @@ func (p *portExhaustion) condition(now time.Time) (condition.Condition, bool) {
 		p.count, p.last.Format(time.TimeOnly)), !p.last.IsZero() && now.Sub(p.last) < portExhaustionShown
 }
 
-// countPortExhaustion reads the counters between two calls of status.
+// countPortExhaustion reads the counters between calls of status.
 func (c *Collector) countPortExhaustion() {
 	if c.config.Counters == nil {
 		return

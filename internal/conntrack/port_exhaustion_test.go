@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Status speaks of new flows that found no port for some time after the last one, and
-// not of those of a time before the agent's.
+// Status reports new flows without a SNAT port for some time after the last one, and not those from before
+// the agent started.
 func TestShortageOfPorts(t *testing.T) {
 	now := time.Now()
 	var s portExhaustion

@@ -40,7 +40,7 @@ func ParseSNATPorts(texts []string) ([]datapath.PortRange, error) {
 func LocalPorts() (local datapath.PortRange, err error) {
 	text, err := os.ReadFile(localPortsPath)
 	if err != nil {
-		return local, fmt.Errorf("cannot tell which ports the node's own connections use: %w", err)
+		return local, fmt.Errorf("read the ports of the node's own connections: %w", err)
 	}
 	if _, err := fmt.Sscan(string(text), &local.First, &local.Last); err != nil {
 		return local, fmt.Errorf("%s: %w", localPortsPath, err)
@@ -51,8 +51,8 @@ func LocalPorts() (local datapath.PortRange, err error) {
 // firstFreePort is the first port that is not a system port (RFC 6335 section 6).
 const firstFreePort = 1024
 
-// FreeSNATPorts returns the two largest ranges that neither the node's own connections nor NodePorts use,
-// in ascending order; fewer if there are fewer. With Linux's default range these are 1024-29999 and
+// FreeSNATPorts returns the two largest ranges, or fewer if there are fewer, that neither the node's own
+// connections nor NodePorts use, in ascending order. With Linux's default range these are 1024-29999 and
 // 61000-65535.
 func FreeSNATPorts(local datapath.PortRange) []datapath.PortRange {
 	taken := func(port int) bool {
@@ -81,8 +81,8 @@ func FreeSNATPorts(local datapath.PortRange) []datapath.PortRange {
 func CheckSNATPorts(ranges []datapath.PortRange, local datapath.PortRange) error {
 	for _, r := range ranges {
 		if r.Overlaps(local) {
-			return fmt.Errorf("--snat-ports: %s overlaps %s, from which the node's own connections take their ports (net.ipv4.ip_local_port_range): "+
-				"change one of them, or serve no clients from outside (--edge-mode=off)", r, local)
+			return fmt.Errorf("--snat-ports: %s overlaps %s, the ports of the node's own connections (net.ipv4.ip_local_port_range): "+
+				"change one of them, or do not serve external clients (--edge-mode=off)", r, local)
 		}
 		if r.Overlaps(nodePorts) {
 			return fmt.Errorf("--snat-ports: %s overlaps the NodePorts %s: give --snat-ports other ranges", r, nodePorts)

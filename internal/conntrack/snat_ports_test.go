@@ -38,7 +38,7 @@ func TestPortsThatOthersUse(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"1024-29999,61000-65535", ""},
 		{"1024-30000", "--snat-ports: 1024-30000 overlaps the NodePorts 30000-32767"},
-		{"1024-2000,60999-61005", "--snat-ports: 60999-61005 overlaps 32768-60999, from which the node's own connections"},
+		{"1024-2000,60999-61005", "--snat-ports: 60999-61005 overlaps 32768-60999, the ports of the node's own connections"},
 		{"32767-32767", "overlaps the NodePorts"},
 	} {
 		ranges, err := ParseSNATPorts(strings.Split(c.text, ","))
@@ -52,8 +52,7 @@ func TestPortsThatOthersUse(t *testing.T) {
 	}
 }
 
-// Unless ports are named, those are taken that nobody else uses, whatever the host's
-// range is.
+// By default the ports are those that nothing else uses, whatever the host's range is.
 func TestPortsThatAreFree(t *testing.T) {
 	for _, c := range []struct {
 		first, last uint16

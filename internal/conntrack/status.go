@@ -41,7 +41,7 @@ func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all c
 	s.LastGC, s.GCSeconds = c.stats.last, c.stats.took.Seconds()
 	s.Expired, s.Ended = c.stats.expired, c.stats.stale
 	if c.stats.err != nil {
-		all = append(all, condition.FlowsNotSwept.New("conntrack garbage collection failed, and expired flows may be remembered for longer: %v", c.stats.err))
+		all = append(all, condition.FlowsNotSwept.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", c.stats.err))
 	}
 	now := time.Now()
 	if counters != nil {
@@ -53,13 +53,13 @@ func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all c
 	return all
 }
 
-// nearlyFull is the part of the table from which on flows that are in use may soon be evicted.
+// nearlyFull is the part of the table above which flows in use may soon be evicted.
 const nearlyFull = 0.9
 
-// Conditions returns what is wrong with the fill of the tables.
+// Conditions returns the conditions of the fill of the tables.
 func (s *Status) Conditions() (all condition.List) {
 	if float64(s.Entries) > nearlyFull*float64(s.Limit) && s.Limit > 0 {
-		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d of %d entries): the flows that have been idle for longest are evicted", s.Entries, s.Limit))
+		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d of %d entries): the flows that have been idle longest are evicted", s.Entries, s.Limit))
 	}
 	return all
 }

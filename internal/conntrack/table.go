@@ -10,25 +10,25 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// A Table is a table of conntrack entries. Programs change it at any time.
+// A Table is a table of conntrack entries. Programs may change it at any time.
 type Table interface {
-	// Max returns the number of entries that fit.
+	// Max returns the maximum number of entries.
 	Max() uint32
-	// Walk calls f for each entry until f returns false. f may delete entries, and must not keep
-	// the pointer. An entry that is inserted or deleted meanwhile may be missing.
+	// Walk calls f for each entry until f returns false. f may delete entries, and must not keep the
+	// pointer. An entry inserted or deleted during the walk may be missing.
 	Walk(f func(Tuple, *Entry) bool) error
 	// Get returns an entry, nil if there is none.
 	Get(Tuple) (*Entry, error)
 	// Delete deletes an entry, and reports whether there was one.
 	Delete(Tuple) (bool, error)
-	// DeleteIf deletes an entry for which is returns true, and reports whether it did.
+	// DeleteIf deletes an entry if is returns true for it, and reports whether it did.
 	DeleteIf(key Tuple, is func(*Entry) bool) (bool, error)
 }
 
 // kernelTable is a Table in the memory of BPF maps (bpf/conntrack/table.h).
 type kernelTable struct {
 	*datapath.ConntrackSets
-	collected *ebpf.Map // takes over the counts of deleted entries; nil: they are lost
+	collected *ebpf.Map // accumulates the counts of deleted entries; nil: they are lost
 }
 
 func newKernelTable(maps map[string]*ebpf.Map, name string) *kernelTable {
@@ -51,8 +51,8 @@ func (t *kernelTable) Delete(key Tuple) (existed bool, err error) {
 	return t.DeleteIf(key, func(*Entry) bool { return true })
 }
 
-// DeleteIf reads the entry again: since the caller read it, programs may have given its key to
-// another flow. From that read to the change of the tag there are only a few instructions.
+// DeleteIf reads the entry again, because programs may have given its key to another flow since the caller
+// read it. Only a few instructions lie between that read and the change of the tag.
 func (t *kernelTable) DeleteIf(key Tuple, is func(*Entry) bool) (deleted bool, err error) {
 	e, err := t.Remove(key, func(e *datapath.ConntrackSlot) bool { return is(&e.Ct) })
 	if e == nil {

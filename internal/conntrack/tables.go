@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack keeps the connection tracking of the edge: it reads and lists conntrack entries,
-// has their timeouts, deletes entries that have expired, and chooses the range of SNAT ports.
+// Package conntrack is the agent's side of connection tracking at the edge: it reads and lists conntrack
+// entries, defines their timeouts, deletes expired entries, and chooses the range of SNAT ports.
 //
-// The programs insert the entries and honour the timeouts by themselves (bpf/conntrack). The garbage
-// collector frees the entries' places and the resources that only they need. Packages that need all
-// entries subscribe to its walk (Subscriber).
+// The programs insert entries and apply the timeouts themselves (bpf/conntrack). Garbage collection frees
+// the entries' slots and the resources that only they use. Packages that need all entries subscribe to its
+// walk (Subscriber).
 package conntrack
 
 import (
@@ -19,9 +19,9 @@ import (
 )
 
 type (
-	// Tuple is the key of an entry: the source and destination of the packets that it is for.
+	// Tuple is the key of an entry: the source and destination of its packets.
 	Tuple = datapath.Tuple
-	// Entry says how the packets of one direction of a flow are rewritten. A flow has two.
+	// Entry is the translation of one direction of a flow. A flow has two.
 	Entry = datapath.ConntrackEntry
 	// State is the state of an Entry.
 	State = datapath.ConntrackState
@@ -29,14 +29,14 @@ type (
 
 // Tables are the conntrack tables of the edge.
 type Tables struct {
-	// Assured has the entries of assured flows: TCP with a complete handshake, UDP streams.
+	// Assured has the entries of assured flows: TCP with a complete handshake, and UDP streams.
 	Assured Table
 	// Unreplied has the entries of all other flows, so that a flood of them evicts no assured flow.
 	Unreplied Table
 }
 
-// All returns the tables in the order in which a flow moves from one to the other. A walk in this
-// order meets a flow that moves meanwhile at least once.
+// All returns the tables in the order in which a flow moves from one to the other. A walk in this order
+// sees a flow that moves meanwhile at least once.
 func (t *Tables) All() []Table { return []Table{t.Unreplied, t.Assured} }
 
 // Walk calls f for each entry of both tables.
@@ -64,7 +64,7 @@ func Open(bpffs string) (*Tables, error) {
 	for _, name := range append(datapath.ConntrackTableNames(), datapath.EdgeTCMapServiceCollected) {
 		m, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("no conntrack tables are pinned under %s: name the agent's --pins; if this is the agent's, its --edge-mode is off, or no agent has run yet: %w", bpffs, os.ErrNotExist)
+			return nil, fmt.Errorf("no conntrack tables are pinned under %s: set --pins to the agent's; if it is, the agent's --edge-mode is off, or no agent has run yet: %w", bpffs, os.ErrNotExist)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)

@@ -12,8 +12,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Timeouts are the times after which a flow without packets is forgotten, by its state. SCTP has
-// those of TCP.
+// Timeouts are the times after which an idle flow expires, by its state. SCTP has the timeouts of TCP.
 type Timeouts struct {
 	TCPUnreplied   time.Duration // before the handshake is complete
 	TCPEstablished time.Duration
@@ -23,7 +22,7 @@ type Timeouts struct {
 	UDPStream      time.Duration
 }
 
-// DefaultTimeouts are those of Linux (net.netfilter.nf_conntrack_*_timeout_*), but for TCP: established
+// DefaultTimeouts are those of Linux (net.netfilter.nf_conntrack_*_timeout_*), except for TCP: established
 // connections outlive the first TCP keepalive probe, which is sent after two hours.
 var DefaultTimeouts = Timeouts{
 	TCPUnreplied:   60 * time.Second,
@@ -37,7 +36,7 @@ var DefaultTimeouts = Timeouts{
 const (
 	// minTimeout is the resolution of Entry.LastSeen.
 	minTimeout = time.Second
-	// maxTimeout is the longest time that the programs can tell from one in the past.
+	// maxTimeout is the longest time that the programs can distinguish from one in the past.
 	maxTimeout = 24 * 24 * time.Hour
 )
 
@@ -48,11 +47,11 @@ type timeoutFlag struct {
 	usage   string
 }
 
-// flags are named as those of kube-proxy where that has one for the same state.
+// flags returns a flag for each timeout, named like kube-proxy's for the same state if it has one.
 func (t *Timeouts) flags() []timeoutFlag {
 	return []timeoutFlag{
 		{"conntrack-tcp-timeout-unreplied", &t.TCPUnreplied, "conntrack timeout of a TCP connection whose handshake is not complete"},
-		{"conntrack-tcp-timeout-established", &t.TCPEstablished, "conntrack timeout of an established TCP connection: how long a client's connection without packets is remembered"},
+		{"conntrack-tcp-timeout-established", &t.TCPEstablished, "conntrack timeout of an established TCP connection: how long an idle connection of a client is kept"},
 		{"conntrack-tcp-timeout-close-wait", &t.TCPCloseWait, "conntrack timeout of a TCP connection after a FIN of one side"},
 		{"conntrack-tcp-timeout-close", &t.TCPClose, "conntrack timeout of a TCP connection after a RST, or a FIN of each side"},
 		{"conntrack-udp-timeout", &t.UDPUnreplied, "conntrack timeout of a UDP flow that is not a stream: unreplied, or younger than two seconds"},
@@ -78,16 +77,16 @@ func (t *Timeouts) AddFlags(fs *pflag.FlagSet) {
 func (t *Timeouts) Check() error {
 	for _, f := range t.flags() {
 		if *f.timeout < minTimeout {
-			return fmt.Errorf("--%s %v: at least %v, such as 30s or 8h: the age of flows is known in seconds, and with less each flow expires as soon as it begins", f.name, *f.timeout, minTimeout)
+			return fmt.Errorf("--%s %v: at least %v, such as 30s or 8h: the age of flows is known in seconds, and with less a flow would expire as soon as it begins", f.name, *f.timeout, minTimeout)
 		}
 		if *f.timeout > maxTimeout {
-			return fmt.Errorf("--%s %v: at most %v, such as 8h: the programs cannot tell a longer time from the past", f.name, *f.timeout, maxTimeout)
+			return fmt.Errorf("--%s %v: at most %v, such as 8h: the programs cannot distinguish a longer time from the past", f.name, *f.timeout, maxTimeout)
 		}
 	}
 	return nil
 }
 
-// Datapath returns the timeouts as the programs have them. The programs need no agent to honour them.
+// Datapath returns the timeouts as the programs have them. The programs apply them without the agent.
 func (t *Timeouts) Datapath() *datapath.ConntrackTimeouts {
 	var ticks datapath.ConntrackTimeouts
 	for i, d := range map[datapath.EdgeTCCtTimeout]time.Duration{
@@ -121,8 +120,8 @@ func (t *Timeouts) of(protocol uint8, state State) time.Duration {
 	return t.UDPStream
 }
 
-// shortest returns the shortest timeout that a flow may have of which one entry is known: with a FIN in
-// the other entry, too, the flow is closed.
+// shortest returns the shortest possible timeout of a flow with a known entry: if the other entry has a
+// FIN, too, the flow is closed.
 func (t *Timeouts) shortest(protocol uint8, state State) time.Duration {
 	if state == datapath.ConntrackClosing {
 		return min(t.TCPCloseWait, t.TCPClose)
@@ -164,8 +163,7 @@ func Idle(one, other *Entry) time.Duration {
 	return idle(lastSeen(one, other), datapath.Now())
 }
 
-// idle returns the time since seen, at least 0: a packet may be later than the clock that was read
-// before it.
+// idle returns the time since seen, at least 0: a packet may arrive after the clock has been read.
 func idle(seen, now uint32) time.Duration {
 	return time.Duration(max(int32(now-seen), 0)) * time.Second
 }

@@ -48,7 +48,7 @@ func TestTimeoutFlags(t *testing.T) {
 	}
 }
 
-// Timeouts that the programs cannot tell apart are refused with the name of the flag.
+// Timeouts that the programs cannot represent are refused with the name of the flag.
 func TestTimeoutsOutOfRange(t *testing.T) {
 	if err := DefaultTimeouts.Check(); err != nil {
 		t.Error(err)

@@ -9,34 +9,34 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// An AffinityTable has the backends that clients of Services with session affinity had last. The
-// programs write it; what they change meanwhile may be missing or be seen twice.
+// An AffinityTable has the last backends of clients of Services with session affinity. The programs write
+// it; entries that they change during a walk may be missing or seen twice.
 type AffinityTable interface {
-	// Max is the number of places for entries.
+	// Max returns the maximum number of entries.
 	Max() uint32
-	// Live is the number of entries that have not expired.
+	// Live returns the number of entries that have not expired.
 	Live() (uint32, error)
-	// Walk calls f with every entry, expired ones too, until that returns false.
+	// Walk calls f for each entry, including expired ones, until f returns false.
 	Walk(f func(*AffinityEntry) bool) error
-	// Get reads an entry, nil if there is none.
+	// Get returns an entry, nil if there is none.
 	Get(AffinityKey) (*AffinityEntry, error)
-	// Delete removes an entry; one that is not there is no error.
+	// Delete deletes an entry. It is not an error if there is none.
 	Delete(AffinityKey) error
 }
 
-// AffinityOf is the table in maps, by their names.
+// AffinityOf returns the table in maps by their names.
 func AffinityOf(maps map[string]*ebpf.Map) AffinityTable {
 	return newAffinityTable(maps[SockMapAffinity], maps[SockMapTableSecret])
 }
 
-// affinityLoad is how many of a set's places are meant to be in use: with this many clients in
-// each set hardly any finds both of its sets full.
+// affinityLoad is the intended number of entries per set: with this many hardly any client finds both of
+// its sets full.
 const affinityLoad = 12
 
-// affinitySets is how many sets there are for so many clients.
+// affinitySets returns the number of sets for a number of clients.
 func affinitySets(clients uint32) uint32 { return max((clients+affinityLoad-1)/affinityLoad, 1) }
 
-// affinityTable is bpf/lb/affinity.h's.
+// affinityTable is the table of bpf/lb/affinity.h.
 type affinityTable struct {
 	SetTable[AffinityKey, AffinityEntry]
 }

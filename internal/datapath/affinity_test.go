@@ -26,7 +26,7 @@ func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable 
 	return newAffinityTable(m, secret)
 }
 
-// fillAffinity stores clients, of which each tenth has come again, and each tenth has expired.
+// fillAffinity stores clients, a tenth of which have come again, and a tenth of which have expired.
 func fillAffinity(t *testing.T, a *affinityTable, clients uint32) {
 	t.Helper()
 	now, err := tickNow()
@@ -53,8 +53,8 @@ func affinityKey(n uint32) AffinityKey {
 	return key
 }
 
-// A table's entries are where programs look for them when it gets another size. Of what does not
-// fit those are left that have come once; what has expired is in nobody's way.
+// After a change of the table's size its entries are where programs look for them. Of those that do not
+// fit, entries of clients that have come once are dropped; expired ones take no room.
 func TestAffinityIsCopied(t *testing.T) {
 	const clients = 6000
 	from := newAffinity(t, 2*clients, nil)
@@ -86,7 +86,7 @@ func TestAffinityIsCopied(t *testing.T) {
 			case n%10 == 0:
 				again++
 			case n%10 == 1:
-				t.Errorf("client %d has been copied, and had expired", n)
+				t.Errorf("client %d has been copied, though it had expired", n)
 			default:
 				once++
 			}
@@ -102,7 +102,7 @@ func TestAffinityIsCopied(t *testing.T) {
 	}
 }
 
-// The secret is random, and never changes while there are entries that it has placed.
+// The secret is random, and never changes while entries depend on it.
 func TestTableSecretStays(t *testing.T) {
 	a, b := newAffinity(t, 1, nil), newAffinity(t, 1, nil)
 	first, err := readTableSecret(a.secret)

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// AgentDirectories are the directories on the BPF file systems mounted here in which an agent has
-// pinned something. They are looked for as deep as agentDirectoryDepth below each mount.
+// AgentDirectories returns the directories on BPF file systems mounted here in which an agent has pinned
+// something, down to agentDirectoryDepth below each mount.
 func AgentDirectories() (all []string) {
 	for _, mount := range bpfMounts() {
 		pattern := mount
@@ -46,5 +46,5 @@ func bpfMounts() (all []string) {
 	return all
 }
 
-// HasPins says whether an agent has left anything in a bpffs directory.
+// HasPins reports whether a bpffs directory has pins of an agent.
 func HasPins(bpffs string) bool { return hasPins(bpffs) }

@@ -12,19 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelArray is a BPF_F_MMAPABLE array map. Its memory is mapped a window at a
-// time, where it is looked at: the kernel has all pages of a mapping resident from
-// the start, and a table is mostly larger than what is in use of it.
+// kernelArray is a BPF_F_MMAPABLE array map. Its memory is mapped in windows, when they are accessed: the
+// kernel makes all pages of a mapping resident at once, and most of a table is usually unused.
 type kernelArray[V comparable] struct {
 	m       *ebpf.Map
 	stride  uintptr
 	length  uint32
-	rows    uint32 // of a window
+	rows    uint32 // per window
 	windows []atomic.Pointer[byte]
 	mapping sync.Mutex
 }
 
-// Sizes of windows, in bytes: where rows are picked, and where all are read.
+// Sizes of windows, in bytes: for access to single rows, and for reading all rows.
 const (
 	pickWindow = 64 << 10
 	readWindow = 1 << 20
@@ -39,8 +38,8 @@ func newArray[V comparable](m *ebpf.Map) *kernelArray[V] {
 	}
 }
 
-// at panics if there is no such row, or if its window cannot be mapped: there is no
-// address space left, or the map has been closed.
+// at panics if there is no such row, or if its window cannot be mapped, because the address space is
+// exhausted or the map has been closed.
 func (a *kernelArray[V]) at(i uint32) *V {
 	if i >= a.length {
 		panic(fmt.Sprintf("row %d of %d of %s", i, a.length, a.m))
@@ -79,7 +78,7 @@ func (a *kernelArray[V]) Store(i uint32, v V) error {
 	return nil
 }
 
-// All reads through mappings of its own, which do not stay.
+// All reads through temporary mappings.
 func (a *kernelArray[V]) All() (map[uint32]V, error) {
 	all := map[uint32]V{}
 	var zero V
@@ -102,14 +101,13 @@ func (a *kernelArray[V]) All() (map[uint32]V, error) {
 	return all, nil
 }
 
-// arrayStride is the distance of an array's rows, as the kernel lays them out.
+// arrayStride returns the distance between an array's rows in the kernel.
 func arrayStride(m *ebpf.Map) uintptr { return uintptr(m.ValueSize()+7) &^ 7 }
 
-// arrayBytes is the size of all rows.
+// arrayBytes returns the size of all rows.
 func arrayBytes(m *ebpf.Map) uintptr { return arrayStride(m) * uintptr(m.MaxEntries()) }
 
-// mapMemory maps the bytes of an array from one to before another, which need not be
-// at the borders of pages.
+// mapMemory maps the bytes [from, to) of an array, which need not be page-aligned.
 func mapMemory(m *ebpf.Map, from, to uintptr) (memory []byte, unmap func() error, err error) {
 	page := uintptr(unix.Getpagesize())
 	start, end := from&^(page-1), (to+page-1)&^(page-1)

@@ -11,8 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Rows on both sides of windows' borders are what was stored there, and what the
-// kernel has.
+// Rows on both sides of a window's border hold what was stored there, in the kernel, too.
 func TestArrayAcrossWindows(t *testing.T) {
 	d := mustOpen(t, options(t))
 	m := d.maps[SockMapBackends]
@@ -39,7 +38,7 @@ func TestArrayAcrossWindows(t *testing.T) {
 	}
 }
 
-// Of a table only what is looked at is mapped, for all of a mapping is resident.
+// Only accessed windows of a table are mapped, because all of a mapping is resident.
 func TestArrayMapsWhatIsLookedAt(t *testing.T) {
 	d := mustOpen(t, options(t))
 	before := mappedMaps(t)
@@ -54,7 +53,7 @@ func TestArrayMapsWhatIsLookedAt(t *testing.T) {
 	}
 }
 
-// mappedMaps is how much of BPF maps this process has mapped, in bytes.
+// mappedMaps returns how many bytes of BPF maps this process has mapped.
 func mappedMaps(t *testing.T) (sum uint64) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/maps")

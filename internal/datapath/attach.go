@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A CgroupHook is one program and the place in a cgroup that it belongs to.
+// A CgroupHook is a program and its attach point in a cgroup.
 type CgroupHook struct {
 	Name    string // of its pins
 	Program string
 	Attach  ebpf.AttachType
-	// wanted says whether the options ask for it; nil: always.
+	// wanted reports whether the options enable the hook; nil: always.
 	wanted func(Options) bool
 }
 
-// socketHooks in the order of attachment: who asks for a peer's name must find the
-// answer as soon as a connection or datagram has been rewritten.
+// socketHooks are in the order of attachment: getpeername(2) must know a connection or datagram as soon as
+// it has been rewritten.
 var socketHooks = []CgroupHook{
 	{"getpeername4", SockProgBeelineGetpeername4, ebpf.AttachCgroupInet4GetPeername, nil},
 	{"getpeername6", SockProgBeelineGetpeername6, ebpf.AttachCgroupInet6GetPeername, nil},
@@ -44,20 +44,20 @@ var socketHooks = []CgroupHook{
 
 func bindProtection(o Options) bool { return o.BindProtection }
 
-// hooks are the cgroup hooks of the enabled components that the options ask for.
+// hooks returns the cgroup hooks of the enabled components that the options enable.
 func (d *Datapath) hooks() []CgroupHook {
 	return slices.DeleteFunc(d.enabled.cgroupHooks(), func(h CgroupHook) bool { return h.wanted != nil && !h.wanted(d.options) })
 }
 
-// Hooks is the number of Attachments when all is well.
+// Hooks returns the number of Attachments when everything is attached.
 func (d *Datapath) Hooks() int { return len(d.hooks()) }
 
 func linkPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "links", h.Name) }
 
 func programPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "programs", h.Name) }
 
-// Attached says whether an earlier agent left links in a bpffs directory: then
-// traffic depends on them, and Attach replaces their programs without a gap.
+// Attached reports whether an earlier agent left links in a bpffs directory: then traffic depends on them,
+// and Attach replaces their programs without a gap.
 func Attached(bpffs string) bool {
 	return slices.ContainsFunc(socketHooks, func(h CgroupHook) bool {
 		_, err := os.Stat(linkPath(bpffs, h))
@@ -65,9 +65,9 @@ func Attached(bpffs string) bool {
 	})
 }
 
-// Attach attaches the programs, or replaces those of an earlier agent in their
-// links. A link to another cgroup than the one asked for is taken down first,
-// since a connection that went through both would be looked up twice.
+// Attach attaches the programs, or replaces those of an earlier agent in their links. A link to another
+// cgroup than the requested one is detached first, since a connection that passed both would be looked up
+// twice.
 func (d *Datapath) Attach() error {
 	if err := d.refuseForeign(); err != nil {
 		return err
@@ -75,14 +75,14 @@ func (d *Datapath) Attach() error {
 	if err := d.attachAll(); err != nil {
 		return err
 	}
-	kernelBTF.Store(nil) // what is loaded later is little, and seldom
+	kernelBTF.Store(nil) // little is loaded later, and seldom
 	return d.swapResized()
 }
 
 func (d *Datapath) attachAll() error {
 	if d.old != nil {
 		if err := d.migrate(); err != nil {
-			return fmt.Errorf("migrate the tables of the agent before: %w", err)
+			return fmt.Errorf("migrate the tables of the earlier agent: %w", err)
 		}
 		return nil
 	}
@@ -92,7 +92,7 @@ func (d *Datapath) attachAll() error {
 	return d.replaceAtAllDevices()
 }
 
-// attachHooks attaches the hooks of cgroups, or replaces their programs.
+// attachHooks attaches the cgroup hooks, or replaces their programs.
 func (d *Datapath) attachHooks() error {
 	id, err := cgroupID(d.cgroup)
 	if err != nil {
@@ -156,20 +156,20 @@ func detachHook(bpffs string, h CgroupHook) error {
 	return nil
 }
 
-// attach replaces the program in the pinned link of a hook. A link to another cgroup is made anew.
+// attach replaces the program in the pinned link of a hook. A link to another cgroup is replaced.
 func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup uint64) error {
 	there := func(info *link.Info) bool { return info.Cgroup().CgroupId == cgroup }
 	err := attachPinned(linkPath(d.options.BPFFS, h), program, there, func() (link.Link, error) {
 		return link.AttachCgroup(link.CgroupOptions{Path: d.cgroup, Attach: h.Attach, Program: program})
 	})
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: another program is attached there for itself alone (`bpftool cgroup show %s`)", err, d.cgroup)
+		return fmt.Errorf("%w: another program is attached there exclusively (`bpftool cgroup show %s`)", err, d.cgroup)
 	}
 	return err
 }
 
-// attachPinned replaces the program in a pinned link. If there is none, or it is not attached `there`, or it does not
-// take the program, a link is made in its place.
+// attachPinned replaces the program in a pinned link. It makes a new link if there is none, if `there`
+// returns false for it, or if it rejects the program.
 func attachPinned(path string, program *ebpf.Program, there func(*link.Info) bool, attach func() (link.Link, error)) error {
 	old, err := link.LoadPinnedLink(path, nil)
 	if err == nil {
@@ -191,8 +191,8 @@ func attachPinned(path string, program *ebpf.Program, there func(*link.Info) boo
 	return l.Pin(path)
 }
 
-// refuseForeign looks for hooks of another Beeline: of two that look a Service
-// up the first one wins, and whoever looks after the second wonders.
+// refuseForeign refuses hooks of another Beeline: of two that look up a Service the first one wins, and the
+// other would appear to have no effect.
 func (d *Datapath) refuseForeign() error {
 	ours := map[ebpf.ProgramID]bool{}
 	attached, err := d.Attachments()
@@ -205,7 +205,7 @@ func (d *Datapath) refuseForeign() error {
 	for _, h := range d.components.cgroupHooks() {
 		found, err := link.QueryPrograms(link.QueryOptions{Target: int(d.cgroupDir.Fd()), Attach: h.Attach})
 		if err != nil {
-			continue // a cgroup that has been removed; attaching says more
+			continue // the cgroup has been removed; attaching returns a better error
 		}
 		for _, p := range found.Programs {
 			info, err := programInfo(p.ID)
@@ -218,8 +218,8 @@ func (d *Datapath) refuseForeign() error {
 	return nil
 }
 
-// programInfo is what the kernel says of a program that is loaded; os.ErrNotExist if it
-// is no more.
+// programInfo returns the kernel's information about a loaded program; os.ErrNotExist if it is not loaded
+// any more.
 func programInfo(id ebpf.ProgramID) (*ebpf.ProgramInfo, error) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -229,11 +229,10 @@ func programInfo(id ebpf.ProgramID) (*ebpf.ProgramInfo, error) {
 	return p.Info()
 }
 
-// truncated is what the kernel keeps of a program's or map's name
-// (BPF_OBJ_NAME_LEN).
+// truncated returns a program's or map's name as the kernel stores it (BPF_OBJ_NAME_LEN).
 func truncated(name string) string { return name[:min(len(name), 15)] }
 
-// repin replaces a pin in one step.
+// repin replaces a pin atomically.
 func repin(program *ebpf.Program, path string) error {
 	p, err := program.Clone()
 	if err != nil {
@@ -249,7 +248,7 @@ func repin(program *ebpf.Program, path string) error {
 	return os.Rename(path+"_new", path)
 }
 
-// Attachment is one program where it is attached.
+// Attachment is a program with its attach point.
 type Attachment struct {
 	Hook      string `json:"hook"`
 	ProgramID uint32 `json:"programID"`
@@ -259,12 +258,12 @@ type Attachment struct {
 	Detached bool `json:"detached,omitempty"`
 }
 
-// Attachments lists what the links of the product's cgroup hooks in a bpffs directory hold.
+// Attachments lists the pinned links of the product's cgroup hooks in a bpffs directory.
 func Attachments(bpffs string) ([]Attachment, error) {
 	return cgroupAttachments(bpffs, product().cgroupHooks())
 }
 
-// Attachments lists what the links of the components' cgroup hooks hold.
+// Attachments lists the pinned links of the components' cgroup hooks.
 func (d *Datapath) Attachments() ([]Attachment, error) {
 	return cgroupAttachments(d.options.BPFFS, d.components.cgroupHooks())
 }
@@ -295,7 +294,7 @@ func cgroupAttachments(bpffs string, hooks []CgroupHook) ([]Attachment, error) {
 	return all, nil
 }
 
-// ReadCounters adds up what the socket hooks counted on all CPUs.
+// ReadCounters sums the counters of the socket hooks over all CPUs.
 func ReadCounters(bpffs string) (*SocketCounters, error) {
 	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, SockMapSocketCounts), nil)
 	if err != nil {

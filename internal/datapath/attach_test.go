@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestProgramsAreReplacedInPlace: the links stay, their programs change. A link
-// whose cgroup is gone, or another one, is made anew.
+// TestProgramsAreReplacedInPlace: the links stay, their programs change. A link whose cgroup was removed or
+// replaced is made again.
 func TestProgramsAreReplacedInPlace(t *testing.T) {
 	o := options(t)
 	attach := func() []Attachment {
@@ -41,12 +41,12 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 	must(t, os.Remove(child))
 	detached := false
 	for deadline := time.Now().Add(time.Minute); !detached && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		all, err := Attachments(o.BPFFS) // the kernel detaches when it gets round to it
+		all, err := Attachments(o.BPFFS) // the kernel detaches asynchronously
 		must(t, err)
 		detached = all[0].Detached
 	}
 	if !detached {
-		t.Error("the links of a removed cgroup are not seen to be detached")
+		t.Error("the links of a removed cgroup are not reported as detached")
 	}
 	o.CgroupRoot = root
 	if again := attach(); again[0].Detached || again[0].Cgroup != root {

@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemBPFFS is where Linux has a directory for a BPF file system.
+// systemBPFFS is Linux's directory for a BPF file system.
 const systemBPFFS = "/sys/fs/bpf"
 
-// pinDirectories are what the bpffs directory consists of.
+// pinDirectories are the subdirectories of the bpffs directory.
 var pinDirectories = []string{tablesDirectory, "links", "programs"}
 
-// mountedByUs is a directory in the bpffs directory that says that the file
-// system was mounted for it, so that Cleanup unmounts it.
+// mountedByUs is a directory in the bpffs directory that marks a file system mounted by prepareBPFFS, so
+// that Cleanup unmounts it.
 const mountedByUs = "mounted_by_beeline"
 
-// A LockedError says which process has the bpffs directory.
+// A LockedError is returned if another process uses the bpffs directory.
 type LockedError struct {
 	Path string
 	// PID of the agent, 0 if it is in another PID namespace.
@@ -38,24 +38,23 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --pins", e.Path, e.PID)
 }
 
-// CheckBPFFSPath refuses paths that cannot be a directory on a BPF file system.
+// CheckBPFFSPath returns an error for a path that cannot be a directory on a BPF file system.
 func CheckBPFFSPath(path string) error {
 	if !filepath.IsAbs(path) || path != filepath.Clean(path) {
 		return fmt.Errorf("--pins %s: not an absolute path in its shortest form", path)
 	}
 	if strings.Contains(path[1:], ".") {
-		// The file system refuses names with dots ("reserved for future extensions").
+		// The file system rejects names with dots ("reserved for future extensions").
 		on, _ := isFS(existingParent(path), unix.BPF_FS_MAGIC)
 		if on || strings.HasPrefix(path, systemBPFFS+"/") {
-			return fmt.Errorf("--pins %s: a BPF file system takes no names with dots", path)
+			return fmt.Errorf("--pins %s: a BPF file system does not allow names with dots", path)
 		}
 	}
 	return nil
 }
 
-// prepareBPFFS makes sure that path is a directory in a BPF file system,
-// mounting one where there is none: at the nearest parent that Linux makes for
-// this purpose (/sys/fs/bpf), else at path itself.
+// prepareBPFFS makes path a directory on a BPF file system. If it is not on one, it mounts one: at
+// /sys/fs/bpf, which Linux makes for this purpose, if path is below it, else at path itself.
 func prepareBPFFS(path string) error {
 	if err := CheckBPFFSPath(path); err != nil {
 		return err
@@ -68,8 +67,8 @@ func prepareBPFFS(path string) error {
 		at := mountPoint(path)
 		if at == path && path != systemBPFFS {
 			if err := os.MkdirAll(path, 0o700); err != nil {
-				return fmt.Errorf("--pins %s: not on a BPF file system, and no directory to mount one at can be made: %w; "+
-					"name a directory under %s, such as the default", path, err, systemBPFFS)
+				return fmt.Errorf("--pins %s: not on a BPF file system, and a directory to mount one at cannot be created: %w; "+
+					"use a directory under %s, such as the default", path, err, systemBPFFS)
 			}
 			if err := refuseUsed(path); err != nil {
 				return err
@@ -90,7 +89,7 @@ func prepareBPFFS(path string) error {
 	return nil
 }
 
-// refuseUsed refuses to hide what is in a directory behind a mount.
+// refuseUsed returns an error if a mount would hide files in a directory.
 func refuseUsed(path string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -98,12 +97,12 @@ func refuseUsed(path string) error {
 	}
 	if len(entries) > 0 {
 		return fmt.Errorf("--pins %s: an ordinary directory with files such as %s, which a BPF file system mounted there would hide: "+
-			"name a directory under %s, or an empty one", path, entries[0].Name(), systemBPFFS)
+			"use a directory under %s, or an empty one", path, entries[0].Name(), systemBPFFS)
 	}
 	return nil
 }
 
-// hasPins says whether an agent has left anything in a bpffs directory.
+// hasPins reports whether a bpffs directory has pins of an agent.
 func hasPins(path string) bool {
 	for _, dir := range []string{"tables_v*", "links", "programs"} {
 		if pins, _ := filepath.Glob(filepath.Join(path, dir, "*")); len(pins) > 0 {
@@ -113,7 +112,7 @@ func hasPins(path string) bool {
 	return false
 }
 
-// mountPoint is where a BPF file system for a directory is mounted.
+// mountPoint returns where a BPF file system for a directory is mounted.
 func mountPoint(path string) string {
 	if strings.HasPrefix(path+"/", systemBPFFS+"/") {
 		return systemBPFFS
@@ -139,8 +138,7 @@ func isFS(path string, magic int64) (bool, error) {
 	return int64(st.Type) == magic, nil
 }
 
-// lockBPFFS takes the directory for this process; it is free again when the
-// file is closed or the process ends, however it ends.
+// lockBPFFS locks the directory for this process, until the file is closed or the process ends.
 func lockBPFFS(path string) (*os.File, error) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -159,8 +157,8 @@ func lockBPFFS(path string) (*os.File, error) {
 	return dir, nil
 }
 
-// AgentRunning says whether an agent has a bpffs directory, and its pid, which
-// is 0 if that is in another PID namespace.
+// AgentRunning reports whether an agent uses a bpffs directory, and returns its pid, 0 if it is in another
+// PID namespace.
 func AgentRunning(bpffs string) (running bool, pid int) {
 	dir, err := os.Open(bpffs)
 	if err != nil {
@@ -170,7 +168,7 @@ func AgentRunning(bpffs string) (running bool, pid int) {
 	return lockHolder(dir)
 }
 
-// lockHolder looks the owner of a flock up in /proc/locks, whose lines read
+// lockHolder looks up the owner of a flock in /proc/locks, whose lines read
 // "1: FLOCK ADVISORY WRITE 4711 00:1c:1234 0 EOF" (proc(5)).
 func lockHolder(f *os.File) (held bool, pid int) {
 	var st unix.Stat_t

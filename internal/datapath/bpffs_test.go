@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMountsOwnBPFFS: where there is no BPF file system the agent mounts one,
-// and cleanup takes it away again.
+// TestMountsOwnBPFFS: if there is no BPF file system the agent mounts one, and cleanup unmounts it.
 func TestMountsOwnBPFFS(t *testing.T) {
 	o := options(t)
 	o.BPFFS = filepath.Join(t.TempDir(), "pins")

@@ -13,20 +13,17 @@ import (
 const (
 	// systemCgroup is where the distributions mount cgroups (v2, or v1 in a tmpfs).
 	systemCgroup = "/sys/fs/cgroup"
-	// OwnCgroup is where Beeline mounts cgroup v2 if systemCgroup is not that:
-	// on a node with v1 hierarchies ("hybrid") the v2 one beside them may be
-	// mounted anywhere or nowhere.
+	// OwnCgroup is where Beeline mounts cgroup v2 if systemCgroup is not v2: on a node with v1
+	// hierarchies ("hybrid") v2 may be mounted anywhere or nowhere.
 	OwnCgroup = "/run/beeline/cgroup2"
 )
 
-// initialCgroupNamespace is the inode of the first cgroup namespace
-// (PROC_CGROUP_INIT_INO of linux/proc_ns.h): in any other one the root of a
-// mount is not the root of the hierarchy.
+// initialCgroupNamespace is the inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO of
+// linux/proc_ns.h): in any other one the root of a mount is not the root of the hierarchy.
 const initialCgroupNamespace = 0xEFFFFFFB
 
-// CgroupRoot returns the directory to attach at: root if it is not empty, else
-// the root of the machine's cgroup v2 hierarchy, mounted at OwnCgroup if need
-// be.
+// CgroupRoot returns the directory to attach to: root if it is not empty, else the root of the machine's
+// cgroup v2 hierarchy, which is mounted at OwnCgroup if necessary.
 func CgroupRoot(root string) (string, error) {
 	if root != "" {
 		v2, err := isFS(root, unix.CGROUP2_SUPER_MAGIC)
@@ -43,8 +40,8 @@ func CgroupRoot(root string) (string, error) {
 	}
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/cgroup", &st); err == nil && st.Ino != initialCgroupNamespace {
-		return "", fmt.Errorf("the agent runs in a cgroup namespace of its own, where pods of the node cannot be seen: " +
-			"mount the node's cgroup v2 hierarchy into its container and name it with --cgroup-root")
+		return "", fmt.Errorf("the agent runs in a cgroup namespace of its own, which hides the node's pods: " +
+			"mount the node's cgroup v2 hierarchy into its container and set --cgroup-root to it")
 	}
 	for _, path := range []string{systemCgroup, OwnCgroup} {
 		if v2, err := isFS(path, unix.CGROUP2_SUPER_MAGIC); err == nil && v2 {
@@ -52,7 +49,7 @@ func CgroupRoot(root string) (string, error) {
 		}
 	}
 	if err := os.MkdirAll(OwnCgroup, 0o755); err != nil {
-		return "", fmt.Errorf("make the mount point for cgroup v2: %w", err)
+		return "", fmt.Errorf("create the mount point for cgroup v2: %w", err)
 	}
 	if err := unix.Mount("none", OwnCgroup, "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return "", fmt.Errorf("mount cgroup v2 at %s: %w", OwnCgroup, err)
@@ -60,7 +57,7 @@ func CgroupRoot(root string) (string, error) {
 	return OwnCgroup, nil
 }
 
-// cgroupID is the kernel's id of a cgroup directory: its inode number.
+// cgroupID returns the kernel's id of a cgroup directory: its inode number.
 func cgroupID(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -69,8 +66,8 @@ func cgroupID(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// cgroupName finds the path of a cgroup by its id, below the mounts that this
-// process sees; the id itself if the directory is gone or out of sight.
+// cgroupName returns the path of a cgroup by its id, below the mounts that this process sees; the id itself
+// if the directory was removed or is not visible.
 func cgroupName(id uint64) string {
 	if id == 0 {
 		return "(removed)"
@@ -98,6 +95,5 @@ func cgroupName(id uint64) string {
 	return fmt.Sprintf("(id %d)", id)
 }
 
-// fileidKernfs is FILEID_KERNFS of linux/exportfs.h: a file handle that is the
-// node's 64-bit id.
+// fileidKernfs is FILEID_KERNFS of linux/exportfs.h: a file handle that consists of the node's 64-bit id.
 const fileidKernfs = 0xfe

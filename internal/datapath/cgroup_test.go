@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCgroupRoot (K6): a cgroup v2 hierarchy beside v1 ones is mounted for the
-// agent. Everything happens in a mount namespace of its own.
+// TestCgroupRoot (K6): a cgroup v2 hierarchy beside v1 ones is mounted for the agent. The test runs in a
+// mount namespace of its own.
 func TestCgroupRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mounts")
@@ -23,7 +23,7 @@ func TestCgroupRoot(t *testing.T) {
 		t.Errorf("/proc: %v", err)
 	}
 	if _, err := CgroupRoot("/nowhere"); err == nil {
-		t.Error("/nowhere was taken")
+		t.Error("/nowhere was accepted")
 	}
 	done := make(chan struct{})
 	skip := ""
@@ -35,7 +35,7 @@ func TestCgroupRoot(t *testing.T) {
 			return
 		}
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); errors.Is(err, unix.EINVAL) {
-			skip = "the root directory is no mount point (chroot), so mounts cannot be kept from others"
+			skip = "the root directory is not a mount point (chroot), so mounts cannot be private"
 			return
 		}
 		for _, step := range []error{

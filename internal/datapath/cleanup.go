@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cleanup detaches all programs of components (none: of the product) and removes the pins, their directory if it is
-// empty then, and the mounts that Open made. It changes nothing that does not have one of Beeline's names. It does
-// nothing if the directory does not exist.
+// Cleanup detaches all programs of components (none: of the product) and removes the pins, their directory
+// if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
+// does nothing if the directory does not exist.
 //
 // Errors: *LockedError while an agent is running.
 func Cleanup(bpffs string, components ...*Component) error {
@@ -27,7 +27,7 @@ func Cleanup(bpffs string, components ...*Component) error {
 		return unmountOwnCgroup()
 	}
 	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
-		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so nothing of Beeline's is there", bpffs))
+		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so Beeline has no pins there", bpffs))
 	}
 	lock, err := lockBPFFS(bpffs)
 	if err != nil {
@@ -43,13 +43,13 @@ func Cleanup(bpffs string, components ...*Component) error {
 	if mounted {
 		err = unmountBPFFS(bpffs)
 	} else {
-		os.Remove(bpffs) // fails if others have pins in it, which is as it should be
+		os.Remove(bpffs) // fails, intentionally, if others have pins in it
 	}
 	return errors.Join(err, unmountOwnCgroup())
 }
 
-// removePins removes what Open and Attach pinned: first the links, in the opposite order of attachment (connect before
-// getpeername).
+// removePins removes what Open and Attach pinned: first the links, in reverse order of attachment (connect
+// before getpeername).
 func removePins(bpffs string, components registry) error {
 	var paths []string
 	for _, c := range slices.Backward(components) {
@@ -83,7 +83,7 @@ func removePins(bpffs string, components registry) error {
 		return err
 	}
 	for _, dir := range append(tables, filepath.Join(bpffs, "links"), filepath.Join(bpffs, "programs")) {
-		os.Remove(dir) // fails if others have pins in it, too
+		os.Remove(dir) // fails if others have pins in it
 	}
 	return nil
 }
@@ -118,13 +118,13 @@ func (c *Component) detachAll(bpffs string) error {
 	return nil
 }
 
-// takeDown detaches a pinned link and removes its pin. Without the first step the program would run for some time more:
-// the kernel releases what a pin held only after a grace period.
+// takeDown detaches a pinned link and removes its pin. Removing only the pin would leave the program
+// running for a while: the kernel releases the link after a grace period.
 func takeDown(l link.Link) error {
 	return errors.Join(l.Detach(), l.Unpin(), l.Close())
 }
 
-// unmountBPFFS unmounts the file system that prepareBPFFS mounted, unless somebody else uses it.
+// unmountBPFFS unmounts the file system that prepareBPFFS mounted, unless it is used otherwise.
 func unmountBPFFS(bpffs string) error {
 	at := mountPoint(bpffs)
 	if err := os.Remove(filepath.Join(bpffs, mountedByUs)); err != nil {
@@ -135,7 +135,7 @@ func unmountBPFFS(bpffs string) error {
 	}
 	left, err := os.ReadDir(at)
 	for _, e := range left {
-		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's own, in every such mount
+		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's, in every bpffs mount
 			return err
 		}
 	}

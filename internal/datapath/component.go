@@ -10,10 +10,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// A Component is the BPF part of a shortcut: what it loads, and where its programs are attached. Loading,
-// pinning, resizing, repair and cleanup read it. Its tables live as long as it is enabled.
+// A Component is the BPF part of a shortcut: its objects, and where its programs are attached. Loading,
+// pinning, resizing, repair and cleanup use it. Its tables exist as long as it is enabled.
 type Component struct {
-	// Name is unique, and begins the names of its pinned links at devices.
+	// Name is unique. It is the prefix of the names of its pinned links at devices.
 	Name string
 	// Objects reads the BPF objects that the options enable. If there are none, the component is disabled, and
 	// Attach removes what an earlier agent has left of it.
@@ -28,8 +28,8 @@ type Component struct {
 	// DeviceHooks are attached to the devices that SetDevices names, in this order.
 	DeviceHooks []DeviceHook
 
-	// The edge is attached to devices by more than links: by filters, and in XDP dispatchers. These three replace
-	// what is done for DeviceHooks.
+	// The edge is not attached only by links, but also by filters and in XDP dispatchers. These three
+	// functions replace what is done for DeviceHooks.
 
 	// attached finds its programs at devices, whoever has attached them.
 	attached func(bpffs string) ([]attachedProgram, error)
@@ -39,13 +39,13 @@ type Component struct {
 	detach func(bpffs string) error
 }
 
-// attachedProgram is a program in the kernel, and the words for where it is attached.
+// attachedProgram is a program in the kernel, and a description of where it is attached.
 type attachedProgram struct {
 	id ebpf.ProgramID
 	at string
 }
 
-// pinnedNames are the component's pinned tables, in their order.
+// pinnedNames returns the component's pinned tables, in order.
 func (c *Component) pinnedNames() (names []string) {
 	for i := range c.Tables {
 		if c.Tables[i].pinned() {
@@ -62,7 +62,7 @@ type registry []*Component
 // product has variables in .bss, which bpf2go needs for some types.
 var sections = []Table{{Name: ".rodata", Kind: variableSection}, {Name: ".bss", Kind: variableSection}}
 
-// tables are those of all components, in their order.
+// tables iterates over the tables of all components, in order.
 func (r registry) tables() iter.Seq2[*Component, *Table] {
 	return func(yield func(*Component, *Table) bool) {
 		for _, c := range r {
@@ -75,7 +75,7 @@ func (r registry) tables() iter.Seq2[*Component, *Table] {
 	}
 }
 
-// table finds the declaration of a map, nil if there is none.
+// table returns the declaration of a map, nil if there is none.
 func (r registry) table(name string) *Table {
 	for _, t := range r.tables() {
 		if t.Name == name {
@@ -90,7 +90,7 @@ func (r registry) table(name string) *Table {
 	return nil
 }
 
-// owner is the name of the component that declares a table.
+// owner returns the name of the component that declares a table.
 func (r registry) owner(table string) string {
 	for c, t := range r.tables() {
 		if t.Name == table {
@@ -100,7 +100,7 @@ func (r registry) owner(table string) string {
 	return ""
 }
 
-// constant finds what computes a constant, nil if it is not declared.
+// constant returns the function that computes a constant, nil if it is not declared.
 func (r registry) constant(name string) ConstantValue {
 	for _, c := range r {
 		if value := c.Constants[name]; value != nil {
@@ -110,7 +110,7 @@ func (r registry) constant(name string) ConstantValue {
 	return nil
 }
 
-// component finds a component by its name.
+// component returns a component by its name.
 func (r registry) component(name string) (*Component, error) {
 	for _, c := range r {
 		if c.Name == name {
@@ -120,7 +120,7 @@ func (r registry) component(name string) (*Component, error) {
 	return nil, fmt.Errorf("component %s is not enabled, or not among Options.Components", name)
 }
 
-// cgroupHooks are those of all components, in the order of attachment.
+// cgroupHooks returns the hooks of all components, in the order of attachment.
 func (r registry) cgroupHooks() (all []CgroupHook) {
 	for _, c := range r {
 		all = append(all, c.CgroupHooks...)
@@ -128,8 +128,8 @@ func (r registry) cgroupHooks() (all []CgroupHook) {
 	return all
 }
 
-// checkDeclared returns an error for a map of an object that no component declares: nobody would pin, size or
-// remove it.
+// checkDeclared returns an error for a map of an object that no component declares: nothing would pin, size
+// or remove it.
 func (r registry) checkDeclared(spec *ebpf.CollectionSpec) error {
 	for name := range spec.Maps {
 		if r.table(name) == nil {
@@ -139,14 +139,14 @@ func (r registry) checkDeclared(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// pinName is a part of names of pins, which must not have dots. Hyphens separate the parts.
+// pinName is a part of the names of pins, which must not contain dots. Hyphens separate the parts.
 var pinName = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 
 const pinNameRule = "a name has lower-case letters, digits and underscores, and begins with a letter"
 
 // check returns an error if two components would share a name, a pinned table or the pin of a hook.
 func (r registry) check() error {
-	seen := map[string]string{} // what has it
+	seen := map[string]string{} // owner by name
 	take := func(what, owner string) error {
 		if other, taken := seen[what]; taken {
 			return fmt.Errorf("components %s and %s both have %s", other, owner, what)

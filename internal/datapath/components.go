@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// product are the components of the product, in the order of Options.Components.
+// product returns the components of the product, in the order of Options.Components.
 func product() registry { return registry{Socket(), Edge()} }
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.
@@ -26,7 +26,7 @@ func Edge() *Component {
 	}
 }
 
-// socketObjects are the socket shortcut's, with what refuses bind() of served ports if that is enabled.
+// socketObjects returns the socket shortcut's objects, with bind protection if that is enabled.
 func (d *Datapath) socketObjects() ([]*ebpf.CollectionSpec, error) {
 	sock, err := LoadSock()
 	if err != nil {
@@ -39,18 +39,18 @@ func (d *Datapath) socketObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{sock, bind}, err
 }
 
-// canProtectBind reports whether bind() of served ports can be refused, as the options want. That needs the kernel's
-// BTF; without it everything else works, and Unprotected says so.
+// canProtectBind reports whether bind() of served ports can be refused, if the options enable that. It
+// needs the kernel's BTF; without BTF everything else works, and Unprotected has the reason.
 func (d *Datapath) canProtectBind() bool {
 	if d.options.BindProtection && !kernelHas()[kernelTypes] {
 		d.options.BindProtection = false
-		d.Unprotected = "bind() of NodePorts and HostPorts is not refused, because this kernel does not tell its types (CONFIG_DEBUG_INFO_BTF): " +
-			"use another kernel, or --bind-protection=false if that is all right"
+		d.Unprotected = "bind() of NodePorts and HostPorts is not refused, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+			"use another kernel, or --bind-protection=false if that is acceptable"
 	}
 	return d.options.BindProtection
 }
 
-// edgeObjects are the edge's: tc first, which has all its tables.
+// edgeObjects returns the edge's objects: tc first, which has all of its tables.
 func (d *Datapath) edgeObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Edge == nil {
 		return nil, nil

@@ -25,7 +25,7 @@ type ConnectCall struct {
 // ConnectExplanation is what the socket programs do with a connect(2).
 type ConnectExplanation = ConnectExplainConnectExplanation
 
-// ConnectReason says what decides over a connect(2).
+// ConnectReason is the reason for the result of a connect(2).
 type ConnectReason = ConnectExplainConnectReason
 
 // The values of ConnectReason.
@@ -40,18 +40,18 @@ const (
 	ConnectProtocol      = ConnectExplainConnectReasonCONNECT_PROTOCOL
 )
 
-// FrontendKey is that of the frontend that was found; zeros: none.
+// FrontendKey returns the key of the frontend that was found; zero: none.
 func (e *ConnectExplainConnectExplanation) FrontendKey() FrontendKey {
 	return FrontendKey{Address: Address(e.Frontend.Address), Port: e.Frontend.Port, Protocol: e.Frontend.Protocol}
 }
 
-// ConnectedTo is the destination after the rewrite.
+// ConnectedTo returns the destination after the rewrite.
 func (e *ConnectExplainConnectExplanation) ConnectedTo() netip.AddrPort {
 	return netip.AddrPortFrom(Address(e.Destination).Addr(), NetworkOrder(e.Port))
 }
 
-// ExplainConnect runs the decision of the socket programs over the pinned tables of a bpffs directory. It writes
-// nothing that outlives the run. other says that the attached programs are of another version than this one.
+// ExplainConnect runs the decision of the socket programs on the pinned tables of a bpffs directory, without
+// changing them. other reports that the attached programs are of another version. The error is
 // os.ErrNotExist if they are not attached.
 func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, other bool, err error) {
 	attached, err := attachedToCgroup(bpffs, Socket().CgroupHooks)
@@ -60,7 +60,7 @@ func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, othe
 	}
 	i := slices.IndexFunc(attached, func(a attachedProgram) bool { return a.at == connectHook })
 	if i < 0 {
-		return nil, false, fmt.Errorf("under %s no program is attached to %s: name the agent's --pins; if it is this one, no agent has run yet: %w",
+		return nil, false, fmt.Errorf("under %s no program is attached to %s: set --pins to the agent's; if it is, no agent has run yet: %w",
 			bpffs, connectHook, os.ErrNotExist)
 	}
 	e, err = runConnect(bpffs, attached[i].id, call)
@@ -76,7 +76,7 @@ func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, othe
 	return e, other, err
 }
 
-// connectHook is the name of the hook whose constants a dry run takes. That of IPv6 has the same.
+// connectHook is the hook whose constants a dry run copies. The hook for IPv6 has the same.
 const connectHook = "connect4"
 
 func runConnect(bpffs string, attached ebpf.ProgramID, call ConnectCall) (*ConnectExplanation, error) {
@@ -89,7 +89,7 @@ func runConnect(bpffs string, attached ebpf.ProgramID, call ConnectCall) (*Conne
 	if err := calls.Put(uint32(0), &question); err != nil {
 		return nil, err
 	}
-	// The kernel runs tc programs on nothing shorter than an Ethernet header.
+	// The kernel does not run tc programs on less than an Ethernet header.
 	if _, err := d.loaded.Programs[d.program].Run(&ebpf.RunOptions{Data: make([]byte, 14)}); err != nil {
 		return nil, fmt.Errorf("run the program: %w", err)
 	}
@@ -98,12 +98,12 @@ func runConnect(bpffs string, attached ebpf.ProgramID, call ConnectCall) (*Conne
 		return nil, err
 	}
 	if e.Done == 0 {
-		return nil, errors.New("the program has not looked at the call")
+		return nil, errors.New("the program has not handled the call")
 	}
 	return e, nil
 }
 
-// question encodes a call. A socket that is not bound has the unspecified address of the destination's family.
+// question encodes a call. An unbound socket has the unspecified address of the destination's family.
 func (c ConnectCall) question() ConnectExplanation {
 	source := c.Source
 	if !source.IsValid() {

@@ -13,7 +13,7 @@ import (
 type (
 	// Tuple is the source and destination of a packet.
 	Tuple = EdgeTCTuple
-	// ConntrackEntry says how the packets of one direction of a flow are rewritten.
+	// ConntrackEntry is the translation of packets of one direction of a flow.
 	ConntrackEntry = EdgeTCCtEntry
 	// ConntrackState is the state of a ConntrackEntry.
 	ConntrackState = EdgeTCCtState
@@ -66,8 +66,8 @@ func (t *EdgeTCCtEntry) IsLocal() bool { return t.Flags&uint8(ConntrackLocal) !=
 // replies do not pass through this node.
 func (t *EdgeTCCtEntry) IsOneSided() bool { return DSR(t.Dsr) != DSRNone }
 
-// Connection returns the service address that the client asked for and the backend. key is the key
-// of the entry.
+// Connection returns the service address that the client sends to, and the backend. key is the key of the
+// entry.
 func (t *EdgeTCCtEntry) Connection(key Tuple) Connection {
 	if t.IsReply() {
 		return Connection{Protocol: key.Protocol, Service: t.Xlate.From(), Backend: key.From()}

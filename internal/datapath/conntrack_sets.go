@@ -11,7 +11,7 @@ import (
 // ConntrackSlot is a conntrack entry with its key, as a set holds it.
 type ConntrackSlot = EdgeTCCtSlot
 
-// ConntrackSets is a table of conntrack entries as it lies in memory (bpf/conntrack/table.h).
+// ConntrackSets is a table of conntrack entries in memory (bpf/conntrack/table.h).
 type ConntrackSets = SetTable[Tuple, ConntrackSlot]
 
 // The compiler compares the layout with that of the programs.
@@ -20,14 +20,14 @@ var (
 	_ [unsafe.Offsetof(EdgeTCCtSet{}.Entries)]byte = [unsafe.Offsetof(setRow[ConntrackSlot]{}.Entries)]byte{}
 )
 
-// conntrackTags are the tables of tags, by the tables of entries that they belong to.
+// conntrackTags are the maps of tags, by the maps of entries that they belong to.
 var conntrackTags = map[string]string{
 	EdgeTCMapConntrack: EdgeTCMapConntrackTags,
 	EdgeTCMapUnreplied: EdgeTCMapUnrepliedTags,
 }
 
-// ConntrackTableNames are the names of the maps that hold conntrack entries, and of those that are
-// needed to look one up.
+// ConntrackTableNames returns the names of the maps of conntrack entries, and of those needed to look one
+// up.
 func ConntrackTableNames() []string {
 	return []string{EdgeTCMapConntrack, EdgeTCMapConntrackTags, EdgeTCMapUnreplied, EdgeTCMapUnrepliedTags, EdgeTCMapTableSecret}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// newConntrack is a table of so many sets, which spills or not, with so many entries. It returns what
-// has found room.
+// newConntrack makes a table with a number of sets and entries, with or without spilling. It returns the
+// entries that found room.
 func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.Map) (*ConntrackSets, map[Tuple]uint32) {
 	t.Helper()
 	spec, err := LoadEdgeTC()
@@ -46,9 +46,9 @@ func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.
 
 func anyEntry(*ConntrackSlot) bool { return true }
 
-// Entries keep what they hold when the table gets another size, and are found and deleted
-// there, also by who walks through them. They are so few that no set overflows but by one secret
-// in ten million. Of a table that spills half of the places may be taken: then one set in 250 would overflow.
+// After a change of the table's size entries are unchanged, and are found and deleted, also during a walk.
+// They are so few that with only one secret in ten million a set overflows. In a table that spills half of
+// the places may be used: without spilling one set in 250 would overflow.
 func TestConntrackCopied(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -92,14 +92,14 @@ func TestConntrackCopied(t *testing.T) {
 			n := 0
 			must(t, from.Walk(func(*ConntrackSlot) bool { n++; return n < 3 }))
 			if n != 3 {
-				t.Errorf("a walk that is to end after 3 entries ended after %d", n)
+				t.Errorf("a walk that should end after 3 entries ended after %d", n)
 			}
 		})
 	}
 }
 
-// What one client opens, port by port, is spread over the sets by every secret, as if thrown at
-// random: no set is full while a quarter of the places is taken.
+// The flows of one client, from consecutive ports, are spread over the sets by every secret as if at
+// random: no set is full while a quarter of the places is used.
 func TestConntrackOfOneClientIsSpread(t *testing.T) {
 	const sets, flows, secrets, seed = 64, 240, 3000, 1
 	random := rand.New(rand.NewPCG(seed, seed))
@@ -119,7 +119,7 @@ func TestConntrackOfOneClientIsSpread(t *testing.T) {
 					full++
 				}
 			}
-			// One secret in 10,000 does it by chance.
+			// With one secret in 10,000 it happens by chance.
 			if full > 5 {
 				t.Errorf("steps of %d ports: by %d of %d secrets a set is full", step, full, secrets)
 			}
@@ -127,7 +127,7 @@ func TestConntrackOfOneClientIsSpread(t *testing.T) {
 	}
 }
 
-// BenchmarkWalk is a GC pass of the default's number of entries of which none is over.
+// BenchmarkWalk is a GC pass with the default number of entries, none of them expired.
 func BenchmarkWalk(b *testing.B) {
 	c, all := newConntrack(b, EdgeTCMapConntrack, conntrackSets(maxFlows*5/4), maxFlows, nil)
 	for b.Loop() {

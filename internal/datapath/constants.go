@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// A ConstantValue computes the value of a constant; nil: the one in the object stays.
+// A ConstantValue computes the value of a constant; nil keeps the value in the object.
 type ConstantValue func(*Datapath) (any, error)
 
 // objectValue keeps the value in the object.
@@ -26,12 +26,12 @@ func ofEdge(value func(*EdgeOptions) (any, error)) ConstantValue {
 	}
 }
 
-// entriesOf is the size of a table that has been made.
+// entriesOf returns the size of a table that exists already.
 func entriesOf(table string) ConstantValue {
 	return func(d *Datapath) (any, error) {
 		m := d.maps[table]
 		if m == nil {
-			return nil, fmt.Errorf("table %s has not been made", table)
+			return nil, fmt.Errorf("table %s does not exist yet", table)
 		}
 		return m.MaxEntries(), nil
 	}
@@ -80,7 +80,7 @@ var edgeConstants = map[string]ConstantValue{
 	EdgeTCVarPseudoHeaderV6: func(*Datapath) (any, error) { return PseudoHeaderV6(), nil },
 }
 
-// snatRanges are the first port and the length of each range; an unused second range has length 0.
+// snatRanges returns the first port and the length of each range; an unused second range has length 0.
 func (o *EdgeOptions) snatRanges() (first, count [2]uint16) {
 	for i, r := range o.SNATPorts {
 		first[i], count[i] = r.First, r.Last-r.First+1
@@ -88,8 +88,8 @@ func (o *EdgeOptions) snatRanges() (first, count [2]uint16) {
 	return first, count
 }
 
-// setConstants sets the constants of an object. A constant that is not declared is an error: its value would depend
-// on nobody.
+// setConstants sets the constants of an object. An undeclared constant is an error: nothing would set its
+// value.
 func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {
 	for name, variable := range spec.Variables {
 		if !variable.Constant() {

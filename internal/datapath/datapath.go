@@ -22,17 +22,17 @@ type Options struct {
 	Limits     Limits
 	// BindProtection refuses a bind() to a served NodePort or HostPort in the host's network namespace.
 	BindProtection bool
-	// Edge serves clients outside of the cluster; nil: they are not served.
+	// Edge configures the edge; nil: external clients are not served.
 	Edge *EdgeOptions
-	// Components are all that there are, enabled or not; none: Socket and Edge. A component may use the tables of
-	// those before it.
+	// Components are all components, enabled or not; default: Socket and Edge. A component may use the
+	// tables of those before it.
 	Components []*Component
 }
 
 // Datapath is the loaded programs and their tables. It holds the lock of its bpffs directory until Close.
 type Datapath struct {
 	Tables *Tables
-	// Unprotected says why there is no bind protection although the options want it; empty otherwise.
+	// Unprotected is why there is no bind protection although the options enable it; empty otherwise.
 	Unprotected string
 
 	options    Options
@@ -45,7 +45,7 @@ type Datapath struct {
 	loading    sync.Mutex // guards programs, some of which are loaded after Open, and atDevices
 	programs   map[string]*ebpf.Program
 	atDevices  map[string][]int // the indexes of the devices of SetDevices, by component; guarded by loading
-	resized    []string         // tables whose pin is still the one of the old size (swapResized)
+	resized    []string         // tables whose pin still names the one of the old size (swapResized)
 	old        *predecessor     // tables to migrate; nil: there are none
 	aside      bool             // setAside has renamed the directory of the tables
 	follower   follower         // of the migration
@@ -54,8 +54,8 @@ type Datapath struct {
 	replacement func() error
 }
 
-// Open loads the programs over the tables that are pinned in the directory, and makes those that are missing. It
-// attaches and replaces no program. A table whose limit has changed is copied into a new one.
+// Open loads the programs with the tables that are pinned in the directory, and makes the missing ones. It
+// attaches and replaces no program. A table whose limit has changed is copied to a new one.
 //
 // If Open fails and the directory had no pins before, it leaves none.
 //
@@ -135,7 +135,7 @@ func Open(o Options) (d *Datapath, err error) {
 	return d, nil
 }
 
-// undo removes what a failed Open has made, unless another agent has the directory.
+// undo removes what a failed Open has made, unless another agent uses the directory.
 func undo(bpffs string, components registry) error {
 	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
 		return nil // Open failed before it made anything
@@ -147,8 +147,8 @@ func undo(bpffs string, components registry) error {
 	return err
 }
 
-// Close releases the directory. Attached programs stay attached. Copies of tables that no attached program uses are
-// removed.
+// Close unlocks the directory. Attached programs stay attached. It removes copies of tables that no
+// attached program uses.
 func (d *Datapath) Close() {
 	for _, name := range d.resized {
 		os.Remove(d.tablePath(name) + "_new") // the next Open does so if this fails
@@ -169,8 +169,8 @@ func (d *Datapath) Close() {
 	}
 }
 
-// Map is a pinned table of an enabled component; nil if there is no such table.
+// Map returns a pinned table of an enabled component; nil if there is none.
 func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
 
-// CgroupPath is the cgroup directory that Attach attaches the hooks to.
+// CgroupPath returns the cgroup directory that Attach attaches the hooks to.
 func (d *Datapath) CgroupPath() string { return d.cgroup }

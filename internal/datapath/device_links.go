@@ -16,10 +16,10 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// A DeviceHook is one program and the place at a device that it belongs to. It is attached by a link: tcx (Linux 6.6)
-// or XDP.
+// A DeviceHook is a program and its attach point at a device. It is attached by a link: tcx (Linux 6.6) or
+// XDP.
 type DeviceHook struct {
-	Name    string // ends the name of its pinned link
+	Name    string // suffix of the name of its pinned link
 	Program string
 	Attach  ebpf.AttachType // AttachTCXIngress, AttachTCXEgress or AttachXDP
 }
@@ -37,7 +37,7 @@ type deviceLink struct {
 	hook    string
 	program ebpf.ProgramID
 	link    link.ID
-	// detached: the device is gone, or somebody detached the program.
+	// detached: the device is gone, or something detached the program.
 	detached bool
 }
 
@@ -89,7 +89,8 @@ func deviceLinks(bpffs, component string, hooks []string) (all []deviceLink, err
 	return all, nil
 }
 
-// atDevice says whether a link is attached to a device. One whose device is gone is attached to none.
+// atDevice reports whether a link is attached to a device. If the device is gone the link is attached to
+// none.
 func atDevice(device int) func(*link.Info) bool {
 	return func(info *link.Info) bool {
 		if i := info.TCX(); i != nil {
@@ -102,7 +103,7 @@ func atDevice(device int) func(*link.Info) bool {
 	}
 }
 
-// removeDeviceLink detaches a pinned link. There may be none.
+// removeDeviceLink detaches a pinned link, if there is one.
 func removeDeviceLink(bpffs, component string, device int, hook string) error {
 	l, err := link.LoadPinnedLink(deviceLinkPath(bpffs, component, device, hook), nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -164,7 +165,8 @@ func (d *Datapath) attachToDevice(c *Component, device int) error {
 	return nil
 }
 
-// replaceAtDevices replaces the programs of an earlier agent at devices. Links to devices that are gone are removed.
+// replaceAtDevices replaces the programs of an earlier agent at devices. It removes links to devices that
+// are gone.
 func (d *Datapath) replaceAtDevices(c *Component) error {
 	if c.replace != nil {
 		return c.replace(d)
@@ -186,7 +188,7 @@ func (d *Datapath) replaceAtDevices(c *Component) error {
 	return nil
 }
 
-// repairDevices attaches what somebody has detached from the devices of SetDevices. A device may be gone.
+// repairDevices attaches what was detached from the devices of SetDevices. It skips devices that are gone.
 func (d *Datapath) repairDevices() (repaired []string, err error) {
 	for _, c := range d.enabled {
 		d.loading.Lock()
@@ -232,7 +234,7 @@ func (c *Component) detachFromDevices(bpffs string) error {
 	return nil
 }
 
-// Devices are the indexes of the devices at which all programs of a component are attached.
+// Devices returns the indexes of the devices at which all programs of a component are attached.
 func (d *Datapath) Devices(component string) (all []int, err error) {
 	c, err := d.enabled.component(component)
 	if err != nil {

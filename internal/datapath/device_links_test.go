@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// passing is a component whose programs pass every packet at these hooks.
+// passing returns a component whose programs pass every packet at these hooks.
 func passing(hooks ...DeviceHook) *Component {
 	types := map[ebpf.AttachType]ebpf.ProgramType{ebpf.AttachXDP: ebpf.XDP, ebpf.AttachTCXIngress: ebpf.SchedCLS, ebpf.AttachTCXEgress: ebpf.SchedCLS}
 	verdicts := map[ebpf.ProgramType]int32{ebpf.XDP: 2 /* XDP_PASS */, ebpf.SchedCLS: -1 /* TCX_NEXT */}
@@ -71,9 +71,9 @@ func (w *edgeWorld) hasTCX() (has bool) {
 	return has
 }
 
-// TestDeviceHooks: a component's programs are at the devices that it names, in the order of its hooks. The next agent
-// replaces them in their links before it knows the devices. Repair attaches what is gone. A device that is not named
-// any more, and a component that nobody enables, have none.
+// TestDeviceHooks: a component's programs are attached to the devices that it names, in the order of its
+// hooks. The next agent replaces them in their links before it knows the devices. Repair attaches what was
+// detached. A device that is not named any more has none, and neither does a disabled component.
 func TestDeviceHooks(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil

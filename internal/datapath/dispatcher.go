@@ -15,17 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A device has one XDP program. Several share it by a dispatcher, which runs them in
-// turn: bpf/xdp_dispatcher.bpf.c, or libxdp's own. Who has which place in it is
-// told by pins, by the protocol of libxdp, version 2 (lib/libxdp/protocol.org of
-// xdp-tools).
+// A device has one XDP program. Several programs share it by a dispatcher, which calls them in turn:
+// bpf/xdp_dispatcher.bpf.c, or libxdp's own. Pins record which program has which place in it, by the
+// protocol of libxdp, version 2 (lib/libxdp/protocol.org of xdp-tools).
 
-// What the protocol says of a dispatcher's program.
+// The protocol's values for a dispatcher's program.
 const (
 	dispatcherName    = "xdp_dispatcher"
 	dispatcherMagic   = 236
 	dispatcherVersion = 2
-	// dispatcherNotReplaced is the action of a place whose program is gone.
+	// dispatcherNotReplaced is the action of a place without a program.
 	dispatcherNotReplaced = 31
 )
 
@@ -35,13 +34,13 @@ var dispatcherPlaces = len(dispatcherConfig{}.RunPrios)
 
 // ChainProgram is one of the XDP programs that share a device.
 type ChainProgram struct {
-	Name     string `json:"name"` // as the kernel has it, cut to 15 characters
+	Name     string `json:"name"` // cut to 15 characters by the kernel
 	ID       uint32 `json:"id"`
 	Priority uint32 `json:"priority"` // the lowest runs first
 	Own      bool   `json:"own,omitempty"`
 }
 
-// A dispatcher is what a device has for an XDP program.
+// A dispatcher is a device's XDP program that calls others.
 type dispatcher struct {
 	device  int
 	id      uint32
@@ -53,8 +52,8 @@ type dispatcher struct {
 // A member is a program of a dispatcher.
 type member struct {
 	ChainProgram
-	program *ebpf.Program // nil: one that is yet to be loaded
-	actions uint32        // bits: after which of its actions the next one runs
+	program *ebpf.Program // nil: to be loaded
+	actions uint32        // bits: the next program runs after these actions of this one
 	flags   uint32        // BPF_F_XDP_HAS_FRAGS, or 0
 }
 
@@ -65,7 +64,7 @@ func (d *dispatcher) close() {
 	}
 }
 
-// chain tells who runs in which order.
+// chain returns the programs in the order in which they run.
 func (d *dispatcher) chain(bpffs string) (all []ChainProgram) {
 	for _, m := range d.members {
 		m.Own = m.Name == slotName(bpffs)
@@ -76,7 +75,7 @@ func (d *dispatcher) chain(bpffs string) (all []ChainProgram) {
 
 func (d *dispatcher) pins() string { return dispatcherPins(d.device, d.id) }
 
-// libxdpBPFFS is where libxdp looks for a BPF file system.
+// libxdpBPFFS returns the BPF file system that libxdp uses.
 func libxdpBPFFS() string {
 	if path := os.Getenv("LIBXDP_BPFFS"); path != "" {
 		return path
@@ -84,7 +83,7 @@ func libxdpBPFFS() string {
 	return systemBPFFS
 }
 
-// dispatchersPath is the directory of the dispatchers of all devices.
+// dispatchersPath returns the directory of the dispatchers of all devices.
 func dispatchersPath() string { return filepath.Join(libxdpBPFFS(), "xdp") }
 
 func dispatcherPins(device int, id uint32) string {
@@ -93,11 +92,11 @@ func dispatcherPins(device int, id uint32) string {
 
 func placeName(place int) string { return fmt.Sprintf("prog%d", place) }
 
-// maxChangesSeen is how often somebody else may change a device while it is looked at.
+// maxChangesSeen is how often others may change a device while it is read.
 const maxChangesSeen = 10
 
-// readDispatcher opens the dispatcher of a device; nil if there is no XDP program.
-// Errors: *OtherXDPError if there is one and it is no dispatcher that can be joined.
+// readDispatcher opens the dispatcher of a device; nil if the device has no XDP program. Errors:
+// *OtherXDPError if its program is not a dispatcher that can be joined.
 func readDispatcher(device int) (*dispatcher, error) {
 	for attempt := 0; ; attempt++ {
 		xdp := xdpOf(device)
@@ -138,7 +137,7 @@ func openDispatcher(device int, xdp *netlink.LinkXdp) (d *dispatcher, err error)
 		return d, err
 	}
 	if config == nil {
-		other.Reason = fmt.Sprintf("it is a dispatcher of another version than %d of libxdp's protocol: load what is in it again with a newer xdp-tools (1.3 or later)", dispatcherVersion)
+		other.Reason = fmt.Sprintf("it is a dispatcher of another version than %d of libxdp's protocol: load its programs again with a newer xdp-tools (1.3 or later)", dispatcherVersion)
 		return d, other
 	}
 	for place := range min(int(config.NumProgsEnabled), dispatcherPlaces) {
@@ -146,7 +145,7 @@ func openDispatcher(device int, xdp *netlink.LinkXdp) (d *dispatcher, err error)
 		m.Priority = config.RunPrios[place]
 		path := filepath.Join(d.pins(), placeName(place)+"-prog")
 		if m.program, err = ebpf.LoadPinnedProgram(path, nil); errors.Is(err, os.ErrNotExist) {
-			other.Reason = fmt.Sprintf("it is a dispatcher, and there is no %s that tells what is in it: where libxdp has another BPF file system, set LIBXDP_BPFFS for Beeline, too", path)
+			other.Reason = fmt.Sprintf("it is a dispatcher, and the pin %s of its program does not exist: if libxdp uses another BPF file system, set LIBXDP_BPFFS for Beeline, too", path)
 			return d, other
 		}
 		if err != nil {
@@ -170,7 +169,7 @@ func (m *member) identify() error {
 	return nil
 }
 
-// readDispatcherConfig is nil for a dispatcher of another version.
+// readDispatcherConfig returns nil for a dispatcher of another version.
 func readDispatcherConfig(info *ebpf.ProgramInfo) (*dispatcherConfig, error) {
 	ids, _ := info.MapIDs()
 	if len(ids) != 1 {
@@ -186,7 +185,7 @@ func readDispatcherConfig(info *ebpf.ProgramInfo) (*dispatcherConfig, error) {
 		return nil, nil
 	}
 	if err := m.Lookup(uint32(0), config); err != nil {
-		return nil, fmt.Errorf("read what a dispatcher runs: %w", err)
+		return nil, fmt.Errorf("read the configuration of a dispatcher: %w", err)
 	}
 	if config.Magic != dispatcherMagic || config.DispatcherVersion != dispatcherVersion {
 		return nil, nil
@@ -194,19 +193,19 @@ func readDispatcherConfig(info *ebpf.ProgramInfo) (*dispatcherConfig, error) {
 	return config, nil
 }
 
-// configFor is what a dispatcher of these programs is loaded with.
+// configFor returns the configuration of a dispatcher of these programs.
 func configFor(members []member) dispatcherConfig {
 	c := dispatcherConfig{Magic: dispatcherMagic, DispatcherVersion: dispatcherVersion, NumProgsEnabled: uint8(len(members)), IsXdpFrags: 1}
 	for place, m := range members {
 		c.ChainCallActions[place], c.RunPrios[place], c.ProgramFlags[place] = m.actions, m.Priority, m.flags
 		if m.flags&unix.BPF_F_XDP_HAS_FRAGS == 0 {
-			c.IsXdpFrags = 0 // a packet in pieces is for those who all know of them
+			c.IsXdpFrags = 0 // fragments need support by all programs
 		}
 	}
 	return c
 }
 
-// sorted keeps the order of equal priorities.
+// sorted sorts members by priority, and keeps the order of equal ones.
 func sorted(members []member) []member {
 	slices.SortStableFunc(members, func(a, b member) int { return int(int64(a.Priority) - int64(b.Priority)) })
 	return members

@@ -17,19 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A dispatcherChange replaces the dispatcher of a device by another one, in one step.
+// A dispatcherChange replaces the dispatcher of a device atomically.
 type dispatcherChange struct {
 	bpffs  string // Beeline's
 	device int
 	flags  uint32 // XDP_FLAGS_DRV_MODE or XDP_FLAGS_SKB_MODE
-	// members are those of the new dispatcher, given the old one, which is nil if
-	// the device has no XDP program. changed is false if it is well as it is.
+	// members returns the members of the new dispatcher, given the old one, which is nil if the device
+	// has no XDP program. changed is false if the old one can stay.
 	members func(old *dispatcher) (all []member, changed bool, err error)
-	// load gives the member without a program one that may replace a function.
+	// load loads the program of a member that has none, so that it can replace a function.
 	load func(target *ebpf.Program, function string) (*ebpf.Program, error)
 }
 
-// run makes the change, anew if others change the device at the same time.
+// run makes the change, and retries it if others change the device at the same time.
 func (c *dispatcherChange) run() error {
 	unlock, err := lockDispatchers()
 	if err != nil {
@@ -47,7 +47,7 @@ func (c *dispatcherChange) run() error {
 	}
 }
 
-// changedMeanwhile says whether setXDP found another program than it was told of.
+// changedMeanwhile reports whether setXDP found another program than the expected one.
 func changedMeanwhile(err error) bool {
 	return errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY)
 }
@@ -78,8 +78,8 @@ func (c *dispatcherChange) try() error {
 	return errors.Join(c.swap(old, program, members), finishChanges(c.bpffs))
 }
 
-// swap attaches a dispatcher in place of the old one. What is left of either, if it
-// fails or is interrupted, finishChanges takes away.
+// swap attaches a dispatcher in place of the old one. If it fails or is interrupted, finishChanges removes
+// what is left of either.
 func (c *dispatcherChange) swap(old *dispatcher, program *ebpf.Program, members []member) error {
 	id, err := programID(program)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *dispatcherChange) swap(old *dispatcher, program *ebpf.Program, members 
 	return setXDP(c.device, program, old, c.flags)
 }
 
-// fill has a program take its place in a dispatcher, and pins both.
+// fill puts a program in its place in a dispatcher, and pins both.
 func (c *dispatcherChange) fill(dispatcher *ebpf.Program, place int, m member, pins string) (err error) {
 	program, name := m.program, placeName(place)
 	if program == nil {
@@ -124,7 +124,7 @@ func (c *dispatcherChange) fill(dispatcher *ebpf.Program, place int, m member, p
 	return l.Pin(filepath.Join(pins, name+"-link"))
 }
 
-// changePath is where a dispatcher is pinned for as long as it comes or goes.
+// changePath returns where a dispatcher is pinned while it is added or removed.
 func changePath(bpffs string, device int, id uint32) string {
 	return filepath.Join(bpffs, "programs", fmt.Sprintf("dispatch-%d-%d", device, id))
 }
@@ -133,8 +133,8 @@ func changesOf(bpffs string) ([]string, error) {
 	return filepath.Glob(filepath.Join(bpffs, "programs", "dispatch-*"))
 }
 
-// finishChanges removes the pins of the dispatchers of changes that are over, or of which
-// an agent was killed, but for those that are attached. The caller has the lock.
+// finishChanges removes the pins of the dispatchers of changes that have ended, or during which an agent
+// was killed, except for attached dispatchers. The caller holds the lock.
 func finishChanges(bpffs string) error {
 	paths, err := changesOf(bpffs)
 	if err != nil {
@@ -158,7 +158,7 @@ func finishChanges(bpffs string) error {
 	return nil
 }
 
-// recoverChanges is finishChanges for those who have not the lock.
+// recoverChanges is finishChanges for callers without the lock.
 func recoverChanges(bpffs string) error {
 	if paths, err := changesOf(bpffs); err != nil || len(paths) == 0 {
 		return err
@@ -171,11 +171,11 @@ func recoverChanges(bpffs string) error {
 	return finishChanges(bpffs)
 }
 
-// dispatcherLockTimeout is how long another program may have the lock: it does with it
-// what takes milliseconds.
+// dispatcherLockTimeout is how long another program may hold the lock: what it is held for takes
+// milliseconds.
 const dispatcherLockTimeout = 10 * time.Second
 
-// lockDispatchers takes libxdp's lock, which is for those who change pins.
+// lockDispatchers takes libxdp's lock for changing pins.
 func lockDispatchers() (unlock func(), err error) {
 	path := dispatchersPath()
 	if on, err := isFS(libxdpBPFFS(), unix.BPF_FS_MAGIC); err != nil || !on {
@@ -196,7 +196,7 @@ func lockDispatchers() (unlock func(), err error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(begin) > dispatcherLockTimeout {
 			_, pid := lockHolder(dir)
 			dir.Close()
-			return nil, fmt.Errorf("lock %s, which the process %s has: %w", path, pidText(pid), err)
+			return nil, fmt.Errorf("lock %s, which process %s holds: %w", path, pidText(pid), err)
 		}
 	}
 }
@@ -208,15 +208,15 @@ func pidText(pid int) string {
 	return strconv.Itoa(pid)
 }
 
-// Of the netlink attribute IFLA_XDP (include/uapi/linux/if_link.h).
+// Values of the netlink attribute IFLA_XDP (include/uapi/linux/if_link.h).
 const (
 	iflaXDPExpectedFD = 8
 	xdpFlagsReplace   = 1 << 4
 	xdpFlagsIfNoexist = nl.XDP_FLAGS_UPDATE_IF_NOEXIST
 )
 
-// setXDP gives a device another XDP program, nil for none, if it has `old` still; nil
-// for none. Errors: unix.EEXIST, unix.EBUSY if it has another one.
+// setXDP replaces the XDP program of a device if it still is `old`; program and `old` may be nil for none.
+// Errors: unix.EEXIST, unix.EBUSY if the device has another program.
 func setXDP(device int, program *ebpf.Program, old *dispatcher, flags uint32) error {
 	number := func(n int) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(n)) }
 	attrs, fd := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil), -1

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dispatcherMetadata is the section of the types that has the version. Libxdp looks
-// for it in the types of the loaded program.
+// dispatcherMetadata is the section of the BTF that holds the version. Libxdp reads it from the BTF of the
+// loaded program.
 const dispatcherMetadata = "xdp_metadata"
 
-// loadDispatcher loads bpf/xdp_dispatcher.bpf.c. Package ebpf gives a program the
-// types of its functions alone, so that this one is loaded without its help.
+// loadDispatcher loads bpf/xdp_dispatcher.bpf.c. Package ebpf loads a program with the BTF of only its
+// functions, so this one is loaded without it.
 func loadDispatcher(config dispatcherConfig) (*ebpf.Program, error) {
 	spec, err := LoadXDPDispatcher()
 	if err != nil {
@@ -91,7 +91,7 @@ func loadWithMetadata(p *ebpf.ProgramSpec, types *btf.Spec) (*ebpf.Program, erro
 	copy(attr.name[:len(attr.name)-1], p.Name)
 	log := make([]byte, 1<<16)
 	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 { // once more, to be told why
+	if errno != 0 { // again, with a log
 		attr.logLevel, attr.logBuffer, attr.logSize = 1, unsafe.Pointer(&log[0]), uint32(len(log))
 		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	}

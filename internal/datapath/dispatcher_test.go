@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// dispatcherOf loads a dispatcher for so many programs, which it lacks.
+// dispatcherOf loads a dispatcher for a number of programs, without them.
 func dispatcherOf(t *testing.T, programs int) (*ebpf.Program, uint32) {
 	t.Helper()
 	p, err := loadDispatcher(configFor(make([]member, programs)))
@@ -33,8 +33,7 @@ func pinPlaces(t *testing.T, device int, id uint32, places int) {
 	}
 }
 
-// Dispatchers that cannot be joined are refused with the reason, and are left as they
-// are.
+// Dispatchers that cannot be joined are refused with the reason, and stay unchanged.
 func TestDispatcherThatIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -71,8 +70,8 @@ func TestDispatcherThatIsRefused(t *testing.T) {
 	}
 }
 
-// Where the kernel refuses dispatchers, or one cannot be made, the edge serves by itself:
-// by the link that it has, with the program of the agent that asked.
+// If the kernel does not support dispatchers, or one cannot be made, the edge is attached by itself: by its
+// existing link, with the current agent's program.
 func TestDispatcherThatCannotBe(t *testing.T) {
 	for name, had := range map[string]bool{"served before": true, "fresh": false} {
 		t.Run(name, func(t *testing.T) {
@@ -89,8 +88,8 @@ func TestDispatcherThatCannotBe(t *testing.T) {
 			d.replacement = func() error { return ebpf.ErrNotSupported }
 			w.do(func() error {
 				alone := (*ExclusiveXDPError)(nil)
-				if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &alone) || !strings.Contains(err.Error(), "leave --edge-xdp-dispatcher out") {
-					t.Errorf("attached with %v, want %T and what to leave out", err, alone)
+				if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &alone) || !strings.Contains(err.Error(), "remove --edge-xdp-dispatcher") {
+					t.Errorf("attached with %v, want %T and the flag to remove", err, alone)
 				}
 				return nil
 			})
@@ -105,8 +104,8 @@ func TestDispatcherThatCannotBe(t *testing.T) {
 	}
 }
 
-// What an agent left that was killed while it changed a dispatcher goes when the next
-// one starts, or with all else; what is attached stays.
+// The next start, or cleanup, removes what an agent left that was killed while it changed a dispatcher;
+// what is attached stays.
 func TestInterruptedChange(t *testing.T) {
 	for _, attached := range []bool{false, true} {
 		w := newEdgeWorld(t)
@@ -138,7 +137,7 @@ func TestInterruptedChange(t *testing.T) {
 	}
 }
 
-// A dispatcher is replaced only where it is what has been looked at.
+// A dispatcher is replaced only if it is the one that was read.
 func TestDispatcherOfSomebodyElse(t *testing.T) {
 	w := newEdgeWorld(t)
 	mine, _ := dispatcherOf(t, 1)

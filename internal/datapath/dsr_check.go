@@ -11,17 +11,16 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// DSRCheck is a health check's connection that goes the way of clients' packets
-// (bpf/dsr/health_check.h).
+// DSRCheck is a health check's connection that takes the path of clients' packets (bpf/dsr/health_check.h).
 type DSRCheck struct {
 	DSR DSR
-	// Connected is what the socket is connected to, at the backend's port: where encapsulated
-	// packets go.
+	// Connected is the address that the socket is connected to, at the backend's port: the destination
+	// of the encapsulated packets.
 	Connected         netip.Addr
 	Frontend, Backend netip.AddrPort
 }
 
-// DSRChecks are the checks under way. Its methods may be called from any goroutine.
+// DSRChecks are the checks in progress. Its methods may be called from any goroutine.
 type DSRChecks struct {
 	checks Hash[uint64, EdgeTCDsrCheck]
 	on     *ebpf.Map
@@ -30,7 +29,7 @@ type DSRChecks struct {
 	running int
 }
 
-// DSRChecks forgets what an earlier agent left; nil if there is no edge.
+// DSRChecks returns the table of checks, without those of an earlier agent; nil if there is no edge.
 func (d *Datapath) DSRChecks() (*DSRChecks, error) {
 	if d.options.Edge == nil {
 		return nil, nil
@@ -44,15 +43,15 @@ func (d *Datapath) DSRChecks() (*DSRChecks, error) {
 		err = errors.Join(err, c.checks.Delete(cookie))
 	}
 	if err = errors.Join(err, c.setOn(0)); err != nil {
-		return nil, fmt.Errorf("forget the health checks of an earlier agent: %w", err)
+		return nil, fmt.Errorf("delete the health checks of an earlier agent: %w", err)
 	}
 	return c, nil
 }
 
-// setOn has programs look for answers, or not.
+// setOn makes programs look for replies to checks, or stops that.
 func (c *DSRChecks) setOn(on uint32) error { return c.on.Put(uint32(0), on) }
 
-// Begin has what a socket sends encapsulated from now on. The socket is named by its cookie (SO_COOKIE).
+// Begin makes programs encapsulate what a socket sends. The socket is identified by its cookie (SO_COOKIE).
 func (c *DSRChecks) Begin(cookie uint64, check DSRCheck) error {
 	err := c.checks.Put(cookie, EdgeTCDsrCheck{
 		Connected: AddressFrom(check.Connected),
@@ -72,7 +71,7 @@ func (c *DSRChecks) Begin(cookie uint64, check DSRCheck) error {
 	return c.setOn(1)
 }
 
-// End is for each Begin, after the socket has been closed.
+// End must follow each Begin, after the socket has been closed.
 func (c *DSRChecks) End(cookie uint64) error {
 	err := c.checks.Delete(cookie)
 	c.mu.Lock()

@@ -9,13 +9,13 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// The structures of the edge, as Address and the like.
+// Names of the edge's structures.
 type (
-	// EdgeDevice are the addresses that the node has on a device.
+	// EdgeDevice are the node's addresses on a device.
 	EdgeDevice = EdgeTCEdgeDevice
 )
 
-// Balancer says who has an address of the table Balancers.
+// Balancer is the owner of an address in the table Balancers.
 type Balancer = EdgeTCBalancer
 
 // The values of a Balancer.
@@ -29,31 +29,29 @@ type PortRange struct{ First, Last uint16 }
 
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// Overlaps says whether the ranges have a port in common.
+// Overlaps reports whether the ranges have a common port.
 func (r PortRange) Overlaps(o PortRange) bool { return r.First <= o.Last && o.First <= r.Last }
 
-// EdgeOptions say how clients outside of the cluster are served.
+// EdgeOptions configure the edge.
 type EdgeOptions struct {
-	// SNATPorts are one or two ranges of ports under which the node speaks for
-	// clients.
+	// SNATPorts are one or two ranges of SNAT ports.
 	SNATPorts []PortRange
-	// ICMPRate is how many ICMP errors each CPU sends in a second, 0 for as many as
-	// there are; nil: the programs' own 1000.
+	// ICMPRate is how many ICMP errors each CPU sends per second, 0 for no limit; nil: the programs'
+	// default of 1000.
 	ICMPRate *uint32
-	// Timeouts of conntrack entries; nil: the programs' own.
+	// Timeouts of conntrack entries; nil: the programs' defaults.
 	Timeouts *ConntrackTimeouts
-	// Dispatcher: a device's XDP program is one of a dispatcher of libxdp's protocol
-	// even if it is the only one, so that others can join it.
+	// Dispatcher puts a device's XDP program into a dispatcher of libxdp's protocol even if it is the
+	// only one, so that others can join.
 	Dispatcher bool
-	// AcceptDSR: what balancers have encapsulated may be for backends of this node (table
-	// Balancers), as far as UntrackedEnds.Accepted says.
+	// AcceptDSR accepts packets that balancers have encapsulated for backends of this node (table
+	// Balancers), as far as UntrackedEnds.Accepted allows.
 	AcceptDSR bool
-	// LateXDP: the program for XDP is loaded when the first device is to have it, and not
-	// before; the verifier is spared the work where none is.
+	// LateXDP loads the XDP program when the first device needs it: verifying it takes time.
 	LateXDP bool
 }
 
-// edgeProgram returns the program for a hook, and loads it first if need be (EdgeOptions.LateXDP).
+// edgeProgram returns the program for a hook, and loads it first if necessary (EdgeOptions.LateXDP).
 func (d *Datapath) edgeProgram(hook EdgeHook) (*ebpf.Program, error) {
 	if p := d.follower.programs[edgePrograms[hook]]; p != nil {
 		return p, nil
@@ -69,15 +67,15 @@ func (d *Datapath) edgeProgram(hook EdgeHook) (*ebpf.Program, error) {
 	return d.program(edgePrograms[hook]), err
 }
 
-// CheckSNATPorts refuses ranges that the programs cannot use: more than two,
-// empty ones, and such that overlap.
+// CheckSNATPorts refuses ranges that the programs cannot use: more than two, empty ones, and overlapping
+// ones.
 func CheckSNATPorts(ranges []PortRange) error {
 	if len(ranges) == 0 || len(ranges) > 2 {
 		return fmt.Errorf("%d ranges: give one or two", len(ranges))
 	}
 	for _, r := range ranges {
 		if r.First == 0 || r.First > r.Last {
-			return fmt.Errorf("range %s: from a port above 0 to one that is not below it", r)
+			return fmt.Errorf("range %s: must go from a port above 0 to the same or a higher one", r)
 		}
 	}
 	if len(ranges) == 2 && ranges[0].Overlaps(ranges[1]) {
@@ -86,13 +84,12 @@ func CheckSNATPorts(ranges []PortRange) error {
 	return nil
 }
 
-// EdgeDevices is the table of devices by their index.
+// EdgeDevices returns the table of devices by their index.
 func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
 	return kernelHash[uint32, EdgeDevice]{EdgeTCMapEdgeDevices, d.maps[EdgeTCMapEdgeDevices]}
 }
 
-// Balancers is the table of networks whose encapsulated packets are for backends of this
-// node.
+// Balancers returns the table of networks whose encapsulated packets are for backends of this node.
 func (d *Datapath) Balancers() Hash[NetworkKey, Balancer] {
 	return kernelHash[NetworkKey, Balancer]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
 }

@@ -12,11 +12,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// EdgeHook is where at a device a program of the edge is attached.
+// EdgeHook is the attach point of a program of the edge at a device.
 type EdgeHook string
 
-// The hooks, in the order of attachment: what brings flows to backends comes
-// after what brings answers back.
+// The hooks, in the order of attachment: programs for replies precede those that forward to backends.
 const (
 	EdgeEgress  EdgeHook = "egress"
 	EdgeIngress EdgeHook = "ingress"
@@ -36,23 +35,23 @@ var edgePrograms = map[EdgeHook]string{
 
 var tcxTypes = map[EdgeHook]ebpf.AttachType{EdgeEgress: ebpf.AttachTCXEgress, EdgeIngress: ebpf.AttachTCXIngress}
 
-// XDPMode says who runs an XDP program.
+// XDPMode is where an XDP program runs.
 type XDPMode string
 
 const (
-	// XDPNative: the device's driver.
+	// XDPNative: in the device's driver.
 	XDPNative XDPMode = "native"
-	// XDPGeneric: the kernel, once it has made a packet buffer; slower than tc.
+	// XDPGeneric: in the kernel, after allocation of a packet buffer; slower than tc.
 	XDPGeneric XDPMode = "generic"
 )
 
-// EdgeAttachment is a program of the edge where it is attached.
+// EdgeAttachment is an attached program of the edge.
 type EdgeAttachment struct {
 	Device    int      `json:"device"` // index
 	Hook      EdgeHook `json:"hook"`
 	ProgramID uint32   `json:"programID"`
 	LinkID    uint32   `json:"linkID,omitempty"` // 0: a filter
-	// Detached: the device is gone, or somebody took the program down.
+	// Detached: the device is gone, or something detached the program.
 	Detached bool `json:"detached,omitempty"`
 	// Chain are the programs that share the device, in the order in which they run,
 	// if it has a dispatcher.
@@ -61,16 +60,15 @@ type EdgeAttachment struct {
 	filter *netlink.BpfFilter
 }
 
-// edgeName begins the names of the edge's pinned links.
+// edgeName is the prefix of the names of the edge's pinned links.
 const edgeName = "edge"
 
 func edgeLinkPath(bpffs string, device int, hook EdgeHook) string {
 	return deviceLinkPath(bpffs, edgeName, device, string(hook))
 }
 
-// EdgeAttachments lists what is attached to devices of this network namespace, by
-// the pinned links of a bpffs directory or as filters, in the order of devices
-// and attachment.
+// EdgeAttachments lists what is attached to devices of this network namespace, by the pinned links of a
+// bpffs directory, as filters or in dispatchers, in the order of devices and attachment.
 func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
 	links, err := deviceLinks(bpffs, edgeName, edgeHookNames)
 	if err != nil {
@@ -140,8 +138,7 @@ func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func(*ebpf.Progr
 	return attachPinned(edgeLinkPath(d.options.BPFFS, device, hook), program, atDevice(device), func() (link.Link, error) { return attach(program) })
 }
 
-// DetachEdge takes hooks of the edge down from a device; all, if none is named. The
-// device may be gone.
+// DetachEdge detaches hooks of the edge from a device; all, if none is named. The device may be gone.
 func (d *Datapath) DetachEdge(device int, hooks ...EdgeHook) error {
 	attached, err := EdgeAttachments(d.options.BPFFS)
 	if err != nil {
@@ -166,7 +163,7 @@ func (d *Datapath) EdgeAttachments() ([]EdgeAttachment, error) {
 // WaitForReaders is Tables.WaitForReaders.
 func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
 
-// replaceEdge replaces the programs of an earlier agent where they are attached.
+// replaceEdge replaces the attached programs of an earlier agent.
 func (d *Datapath) replaceEdge() error {
 	if err := recoverChanges(d.options.BPFFS); err != nil {
 		return err
@@ -199,7 +196,7 @@ func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 			_, err := d.joinDispatcher(a.Device, xdp.AttachMode)
 			return err
 		}
-		return nil // gone by now
+		return nil // removed meanwhile
 	}
 	program, err := d.edgeProgram(a.Hook)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// ReasonNames are those of enum edge_reason in lower case without their prefix, as
-// "drop_no_port", by its values; the programs bring them along.
+// ReasonNames returns the names of enum edge_reason by value, in lower case without their prefix, such as
+// "drop_no_port". They are in the BTF of the programs.
 var ReasonNames = sync.OnceValues(func() ([]string, error) {
 	spec, err := LoadEdgeTC()
 	if err != nil {
@@ -34,8 +34,7 @@ var ReasonNames = sync.OnceValues(func() ([]string, error) {
 	return names, nil
 })
 
-// ReasonName is the name of enum edge_reason in lower case without its prefix, as
-// "drop_no_port".
+// ReasonName returns the name of a value of enum edge_reason, as in ReasonNames.
 func ReasonName(reason uint8) string {
 	names, err := ReasonNames()
 	if err != nil || int(reason) >= len(names) {
@@ -44,9 +43,7 @@ func ReasonName(reason uint8) string {
 	return names[reason]
 }
 
-// ReadEdgeCounters adds up what the edge counted on all CPUs, by the names of enum
-// edge_reason in lower case without their prefix, as "drop_no_port"; nil where there
-// is no edge.
+// ReadEdgeCounters sums the counters of the edge over all CPUs, by ReasonNames; nil if there is no edge.
 //
 // Errors: ErrOtherCounters.
 func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
@@ -75,9 +72,9 @@ func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
 	return sum, nil
 }
 
-// ErrOtherCounters says that what is counted, and told of packets, is of another version
-// of Beeline: the reasons have other numbers.
-var ErrOtherCounters = errors.New("the attached programs are those of another version of Beeline, which knows other reasons: start this version's agent, or use that version's command")
+// ErrOtherCounters means that counters and events are of another version of Beeline, whose reasons have
+// other numbers.
+var ErrOtherCounters = errors.New("the attached programs belong to another version of Beeline, with other reasons: start this version's agent, or use that version's command")
 
 // countersIn reads the counters of each CPU.
 func countersIn(m *ebpf.Map) (perCPU []EdgeTCEdgeCounters, err error) {

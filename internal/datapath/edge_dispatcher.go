@@ -16,24 +16,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EdgePriority is the edge's priority among the XDP programs of a device: whoever
-// has none of his own (50) runs before, so that filters see all packets.
+// EdgePriority is the edge's priority among the XDP programs of a device: programs without a priority of
+// their own (50) run before it, so that filters see all packets.
 const EdgePriority = 100
 
-// slotName is the name of the edge's program in dispatchers. It tells the agents of
-// several bpffs directories apart, and has 15 characters, as many as the kernel keeps.
+// slotName returns the name of the edge's program in dispatchers. It distinguishes the agents of several
+// bpffs directories, and has 15 characters, as many as the kernel keeps.
 func slotName(bpffs string) string {
 	h := fnv.New32a()
 	h.Write([]byte(bpffs))
 	return fmt.Sprintf("beeline_%07x", h.Sum32()&0xfffffff)
 }
 
-// attachFlags are those of netlink, by how the kernel says that a program is attached.
+// attachFlags are the flags of netlink, by the kernel's mode of attachment.
 var attachFlags = map[uint32]uint32{nl.XDP_ATTACHED_DRV: nl.XDP_FLAGS_DRV_MODE, nl.XDP_ATTACHED_SKB: nl.XDP_FLAGS_SKB_MODE}
 
-// joinDispatcher has the present program of the edge run in the device's dispatcher,
-// in place of that of an earlier agent; it makes one if the device has no XDP program.
-// `mode` is nl.XDP_ATTACHED_DRV or the like.
+// joinDispatcher makes the device's dispatcher run the edge's current program in place of an earlier
+// agent's; it makes a dispatcher if the device has no XDP program. `mode` is nl.XDP_ATTACHED_DRV or the
+// like.
 func (d *Datapath) joinDispatcher(device int, mode uint32) ([]ChainProgram, error) {
 	if err := d.canShare(); err != nil {
 		return nil, err
@@ -41,16 +41,16 @@ func (d *Datapath) joinDispatcher(device int, mode uint32) ([]ChainProgram, erro
 	return d.joinEdge(device, mode)
 }
 
-// canShare is an error if the kernel has no dispatchers.
+// canShare returns an error if the kernel does not support dispatchers.
 func (d *Datapath) canShare() error {
 	if err := d.replacement(); err != nil {
-		return fmt.Errorf("XDP programs cannot share a device under this kernel, for it has, or allows, no programs that replace functions (%v): leave --edge-xdp-dispatcher out, if that is set", err)
+		return fmt.Errorf("XDP programs cannot share a device on this kernel, which does not support or allow programs that replace functions (%v): remove --edge-xdp-dispatcher if it is set", err)
 	}
 	return nil
 }
 
-// An ExclusiveXDPError says why the edge is at a device's XDP hook by itself, and not in a
-// dispatcher as was asked. It serves there.
+// An ExclusiveXDPError is the reason why the edge is attached to a device's XDP hook by itself, not in a
+// dispatcher as requested. It serves there.
 type ExclusiveXDPError struct{ reason error }
 
 func (e *ExclusiveXDPError) Error() string {
@@ -59,8 +59,8 @@ func (e *ExclusiveXDPError) Error() string {
 
 func (e *ExclusiveXDPError) Unwrap() error { return e.reason }
 
-// makeDispatcher has the edge run in a dispatcher at a device that has none. Its own link
-// is in the way of that, and stays where no dispatcher can be, or comes back.
+// makeDispatcher makes a dispatcher with the edge at a device that has none. The edge's own link must be
+// detached for that; it stays, or is restored, if a dispatcher is not possible.
 func (d *Datapath) makeDispatcher(device int, mode uint32, alone func() error) (chain []ChainProgram, err error) {
 	if err = d.canShare(); err == nil {
 		if err = d.DetachEdge(device, EdgeXDP); err != nil {
@@ -77,7 +77,7 @@ func (d *Datapath) makeDispatcher(device int, mode uint32, alone func() error) (
 	return nil, &ExclusiveXDPError{err}
 }
 
-// joinEdge is joinDispatcher where the kernel can do it.
+// joinEdge is joinDispatcher for a kernel that supports it.
 func (d *Datapath) joinEdge(device int, mode uint32) ([]ChainProgram, error) {
 	change := dispatcherChange{bpffs: d.options.BPFFS, device: device, flags: attachFlags[mode], load: d.loadSlot}
 	change.members = func(old *dispatcher) ([]member, bool, error) {
@@ -95,14 +95,14 @@ func (d *Datapath) joinEdge(device int, mode uint32) ([]ChainProgram, error) {
 			return []member{own}, true, nil
 		}
 		if old.mode != mode {
-			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: "it does not run natively, in the driver, or not as asked for: load what is in it again in the other mode"}
+			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: "it does not run in the requested mode (native or generic): load its programs again in the other mode"}
 		}
 		if slices.ContainsFunc(old.members, func(m member) bool { return own.ID != 0 && m.ID == own.ID }) {
 			return nil, false, nil
 		}
 		others := slices.DeleteFunc(slices.Clone(old.members), func(m member) bool { return m.Name == own.Name })
 		if len(others) == dispatcherPlaces {
-			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: fmt.Sprintf("it runs %d programs already, which is as many as it can: unload one", len(others))}
+			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: fmt.Sprintf("it already runs %d programs, its maximum: unload one", len(others))}
 		}
 		return sorted(append(others, own)), true, nil
 	}
@@ -111,21 +111,21 @@ func (d *Datapath) joinEdge(device int, mode uint32) ([]ChainProgram, error) {
 	}
 	now, err := readDispatcher(device)
 	if err != nil || now == nil {
-		return nil, errors.Join(err, errors.New("the device lost its dispatcher at once: somebody else changes its XDP programs"))
+		return nil, errors.Join(err, errors.New("the device has already lost its dispatcher: something else changes its XDP programs"))
 	}
 	defer now.close()
 	return now.chain(d.options.BPFFS), nil
 }
 
-// loadSlot loads the edge's program such that it can replace a function: this one, and
-// those like it in other dispatchers.
+// loadSlot loads the edge's program so that it can replace a function: this one, and equivalent ones in
+// other dispatchers.
 func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Program, error) {
 	spec, err := LoadXDPSlot()
 	if err != nil {
 		return nil, err
 	}
 	p := spec.Programs[XDPSlotProgBeelineEdge]
-	main := *btf.FuncMetadata(&p.Instructions[0]) // which is what tools call the program
+	main := *btf.FuncMetadata(&p.Instructions[0]) // tools show its name as the program's
 	main.Name = slotName(d.options.BPFFS)
 	p.Instructions[0] = btf.WithFuncMetadata(p.Instructions[0], &main)
 	p.Name, p.Type, p.AttachType, p.AttachTarget, p.AttachTo = slotName(d.options.BPFFS), ebpf.Extension, ebpf.AttachNone, target, function
@@ -135,8 +135,8 @@ func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Progra
 	return d.program(XDPSlotProgBeelineEdge), nil
 }
 
-// leaveDispatcher takes the edge's program out of the device's dispatcher. The others
-// stay; without others the dispatcher goes.
+// leaveDispatcher removes the edge's program from the device's dispatcher, and the dispatcher if no other
+// program is in it.
 func leaveDispatcher(bpffs string, device int) error {
 	xdp := xdpOf(device)
 	if xdp == nil {

@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EdgeEvent is what the edge tells of a packet: a new flow, a refusal or a drop.
+// EdgeEvent is an event of a packet: a new flow, a refusal or a drop.
 type EdgeEvent = EdgeTCEdgeEvent
 
-// Events is what the edge tells whoever watches. One at a time can read it.
+// Events are the edge's events. They can have one reader at a time.
 type Events struct{ ring, watched, counts *ebpf.Map }
 
-// Events are those of this datapath; nil if there is no edge.
+// Events returns the events of this datapath; nil if there is no edge.
 func (d *Datapath) Events() *Events {
 	if d.options.Edge == nil {
 		return nil
@@ -30,19 +30,19 @@ func (d *Datapath) Events() *Events {
 	return &Events{d.maps[EdgeTCMapEdgeEvents], d.maps[EdgeTCMapEdgeWatched], d.maps[EdgeTCMapEdgeCounts]}
 }
 
-// OpenEvents opens the pinned events of a directory in which no agent is running, and
-// keeps other readers away until Close. os.ErrNotExist if there is no edge.
+// OpenEvents opens the pinned events of a directory without a running agent, and locks out other readers
+// until Close. The error is os.ErrNotExist if there is no edge.
 func OpenEvents(bpffs string) (*Events, func(), error) {
 	dir, err := os.Open(filepath.Join(bpffs, tablesDirectory))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, fmt.Errorf("nothing is pinned under %s: name the agent's --pins; if it is this one, no agent has run yet: %w", bpffs, err)
+		return nil, nil, fmt.Errorf("nothing is pinned under %s: set --pins to the agent's; if it is, no agent has run yet: %w", bpffs, err)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		dir.Close()
-		return nil, nil, fmt.Errorf("another `beeline monitor` reads the events under %s: without an agent there can be one", bpffs)
+		return nil, nil, fmt.Errorf("another `beeline monitor` reads the events under %s: without an agent only one can run", bpffs)
 	}
 	e, opened := &Events{}, []*ebpf.Map{}
 	closeAll := func() {
@@ -61,7 +61,7 @@ func OpenEvents(bpffs string) (*Events, func(), error) {
 	return e, closeAll, nil
 }
 
-// unwatch takes back what an agent left that was killed while somebody watched.
+// unwatch undoes the watch of an agent that was killed during it.
 func (e *Events) unwatch() error { return e.watch(0) }
 
 func (e *Events) watch(on uint32) error {
@@ -71,11 +71,11 @@ func (e *Events) watch(on uint32) error {
 	return nil
 }
 
-// lostInterval is how often it is looked whether events found no room.
+// lostInterval is how often Read checks for lost events.
 const lostInterval = 200 * time.Millisecond
 
-// Read has the programs tell what they do, until ctx ends. It calls ready when they
-// do, event for each event, and lost with the number of those that found no room.
+// Read makes the programs emit events, until ctx ends. It calls ready when they do, event for each event,
+// and lost with the number of events for which there was no room.
 func (e *Events) Read(ctx context.Context, ready func(), event func(*EdgeEvent), lost func(uint64)) (err error) {
 	reader, err := ringbuf.NewReader(e.ring)
 	if err != nil {
@@ -112,7 +112,7 @@ func (e *Events) Read(ctx context.Context, ready func(), event func(*EdgeEvent),
 		case err != nil:
 			return fmt.Errorf("read %s: %w", EdgeTCMapEdgeEvents, err)
 		default:
-			// What is older was written for another reader.
+			// Older events were written for another reader.
 			if ev := eventOf(record.RawSample); ev != nil && ev.Time >= begin {
 				event(ev)
 			}
@@ -128,7 +128,7 @@ func eventOf(sample []byte) *EdgeEvent {
 	return &e
 }
 
-// lost is how many events found no room so far.
+// lost returns how many events have been lost so far.
 func (e *Events) lost() (n uint64, err error) {
 	perCPU, err := countersIn(e.counts)
 	if err != nil {
@@ -140,12 +140,12 @@ func (e *Events) lost() (n uint64, err error) {
 	return n, nil
 }
 
-// monotonic is bpf_ktime_get_ns.
+// monotonic returns the time of bpf_ktime_get_ns.
 func monotonic() uint64 {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails only for clocks that do not exist
 	return uint64(now.Nano())
 }
 
-// Age is how long ago an event was.
+// Age returns how long ago an event was.
 func (e *EdgeTCEdgeEvent) Age() time.Duration { return time.Duration(monotonic() - e.Time) }

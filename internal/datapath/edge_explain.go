@@ -13,28 +13,28 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Explanation is what a dry run tells of a packet.
+// Explanation is the result of a dry run.
 type Explanation = EdgeTCExplanation
 
-// Key is that of the frontend that has been found; zeros: none.
+// Key returns the key of the frontend that was found; zero: none.
 func (e *EdgeTCExplanation) Key() FrontendKey {
 	return FrontendKey{Address: Address(e.Frontend.Address), Port: e.Frontend.Port, Protocol: e.Frontend.Protocol}
 }
 
-// Next is the address of the next hop.
+// Next returns the address of the next hop.
 func (e *EdgeTCExplanation) Next() netip.Addr { return Address(e.NextHop).Addr() }
 
-// A DryRun runs a program of the edge on packets that nobody sent.
+// A DryRun runs a program of the edge on synthetic packets.
 type DryRun struct {
-	// Other says that the attached program is of another version than this one.
+	// Other reports that the attached program is of another version.
 	Other bool
 
 	hook EdgeHook
 	dryProgram
 }
 
-// A dryProgram is a second instance of a program, over the pinned tables and with the constants
-// of what is attached, that writes nothing which outlives the test run.
+// A dryProgram is a second instance of a program, with the pinned tables and the constants of the attached
+// one. It does not change the pinned tables.
 type dryProgram struct {
 	program string
 	object  func() (*ebpf.CollectionSpec, error)
@@ -42,8 +42,8 @@ type dryProgram struct {
 	closers []func()
 }
 
-// OpenDryRun loads the program of a hook over the tables of a bpffs directory, for the
-// devices of this network namespace. os.ErrNotExist if it is attached to none.
+// OpenDryRun loads the program of a hook with the tables of a bpffs directory, for the devices of this
+// network namespace. The error is os.ErrNotExist if it is attached to none.
 func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 	attached, err := EdgeAttachments(bpffs)
 	if err != nil {
@@ -51,8 +51,8 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 	}
 	i := slices.IndexFunc(attached, func(a EdgeAttachment) bool { return a.Hook == hook && !a.Detached })
 	if i < 0 {
-		return nil, fmt.Errorf("no program of %s is attached to a device of this network namespace by what is pinned under %s: "+
-			"name the agent's --pins, and run this where the agent runs: %w", hook, bpffs, os.ErrNotExist)
+		return nil, fmt.Errorf("no program of %s is attached by pins under %s to a device of this network namespace: "+
+			"set --pins to the agent's, and run this in the agent's network namespace: %w", hook, bpffs, os.ErrNotExist)
 	}
 	d := &DryRun{hook: hook, dryProgram: dryProgram{program: edgePrograms[hook], object: LoadEdgeTC}}
 	if hook == EdgeXDP {
@@ -72,7 +72,7 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 	return d, nil
 }
 
-// Close lets go of the program.
+// Close releases the program.
 func (d *dryProgram) Close() {
 	for _, f := range d.closers {
 		f()
@@ -97,11 +97,11 @@ func (d *dryProgram) load(bpffs string, attached ebpf.ProgramID) error {
 	tables := map[string]*ebpf.Map{}
 	for name, s := range spec.Maps {
 		if t := product().table(name); !t.pinned() || t.Kind == CounterTable {
-			continue // a dry run counts nothing, and the counters of another version may have another size
+			continue // a dry run does not count, and the counters of another version may have another size
 		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // of another version; this one makes itself an empty one
+			continue // of another version; the dry run gets an empty one
 		}
 		if err != nil {
 			return fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
@@ -117,8 +117,7 @@ func (d *dryProgram) load(bpffs string, attached ebpf.ProgramID) error {
 	return nil
 }
 
-// differs reports whether a program is another than the attached one, by the hash of their
-// instructions.
+// differs reports whether the program differs from the attached one, by the hash of their instructions.
 func (d *dryProgram) differs(attached ebpf.ProgramID) (bool, error) {
 	own, err := d.loaded.Programs[d.program].Info()
 	if err != nil {
@@ -131,7 +130,7 @@ func (d *dryProgram) differs(attached ebpf.ProgramID) (bool, error) {
 	return own.Tag != running.Tag, nil
 }
 
-// copyConstants gives a spec the constants that an attached program was loaded with.
+// copyConstants copies the constants of an attached program to a spec.
 func copyConstants(spec *ebpf.CollectionSpec, attached ebpf.ProgramID) error {
 	info, err := programInfo(attached)
 	if err != nil {
@@ -154,10 +153,10 @@ func copyConstants(spec *ebpf.CollectionSpec, attached ebpf.ProgramID) error {
 	return nil
 }
 
-// constantsName is the section and the map that have the constants.
+// constantsName is the section and the map of constants.
 const constantsName = ".rodata"
 
-// readConstants finds the constants of a program, and what is where in them.
+// readConstants finds the constants of a program, and their layout.
 func readConstants(info *ebpf.ProgramInfo) (*btf.Datasec, []byte, error) {
 	ids, _ := info.MapIDs()
 	for _, id := range ids {
@@ -171,10 +170,10 @@ func readConstants(info *ebpf.ProgramInfo) (*btf.Datasec, []byte, error) {
 			return section, contents, err
 		}
 	}
-	return nil, nil, errors.New("there are none")
+	return nil, nil, errors.New("not found")
 }
 
-// constantsIn reads a map, if that has the constants.
+// constantsIn reads a map if it has the constants.
 func constantsIn(m *ebpf.Map) (*btf.Datasec, []byte, error) {
 	info, err := m.Info()
 	if err != nil || info.Name != constantsName {
@@ -182,7 +181,7 @@ func constantsIn(m *ebpf.Map) (*btf.Datasec, []byte, error) {
 	}
 	id, ok := info.BTFID()
 	if !ok {
-		return nil, nil, errors.New("they do not tell their types")
+		return nil, nil, errors.New("they have no BTF")
 	}
 	handle, err := btf.NewHandleFromID(id)
 	if err != nil {
@@ -201,8 +200,9 @@ func constantsIn(m *ebpf.Map) (*btf.Datasec, []byte, error) {
 	return section, contents, err
 }
 
-// Run has a device receive a frame, or send one that has come in by device `from`; 0:
-// of the node's own. The frame begins with an Ethernet header. The calling thread is in the device's network namespace.
+// Run makes a device receive a frame, or send one that arrived at device `from`, 0 for one of the node's
+// own. The frame begins with an Ethernet header. The calling thread must be in the device's network
+// namespace.
 func (d *DryRun) Run(device, from int, frame []byte) (*Explanation, error) {
 	if err := d.clear(); err != nil {
 		return nil, err
@@ -230,7 +230,7 @@ func (d *DryRun) Run(device, from int, frame []byte) (*Explanation, error) {
 	return &Explanation{}, nil
 }
 
-// clear forgets the run before.
+// clear resets the state of the previous run.
 func (d *DryRun) clear() error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {

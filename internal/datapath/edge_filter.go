@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where the kernel has no links for tc (before Linux 6.6) the programs are filters
-// of the clsact qdisc, known by these numbers and their name.
+// Where the kernel has no links for tc (before Linux 6.6) the programs are filters of the clsact qdisc,
+// identified by these numbers and their name.
 const (
 	filterPriority = 190
 	filterHandle   = 0xbee
@@ -21,7 +21,7 @@ const (
 	filterNamePrefix = "beeline_edge_"
 )
 
-// filterName tells the agents of several bpffs directories apart.
+// filterName distinguishes the agents of several bpffs directories.
 func filterName(bpffs string) string {
 	h := fnv.New32a()
 	h.Write([]byte(bpffs))
@@ -30,8 +30,7 @@ func filterName(bpffs string) string {
 
 var filterParents = map[EdgeHook]uint32{EdgeIngress: netlink.HANDLE_MIN_INGRESS, EdgeEgress: netlink.HANDLE_MIN_EGRESS}
 
-// attachFilter attaches a program, or replaces that of an earlier agent in one
-// step.
+// attachFilter attaches a program, or replaces that of an earlier agent atomically.
 func attachFilter(bpffs string, device int, hook EdgeHook, program *ebpf.Program) error {
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -60,7 +59,7 @@ func edgeFilters(bpffs string) ([]EdgeAttachment, error) {
 		}
 		device, err := netlink.LinkByIndex(q.Attrs().LinkIndex)
 		if err != nil {
-			continue // gone by now
+			continue // removed meanwhile
 		}
 		for hook, parent := range filterParents {
 			filters, err := netlink.FilterList(device, parent)
@@ -77,7 +76,7 @@ func edgeFilters(bpffs string) ([]EdgeAttachment, error) {
 	return all, nil
 }
 
-// removeFilter removes a filter, and the qdisc if nobody else has a filter there.
+// removeFilter removes a filter, and the qdisc if it has no other filters.
 func removeFilter(f *netlink.BpfFilter) error {
 	if err := netlink.FilterDel(f); err != nil {
 		return err

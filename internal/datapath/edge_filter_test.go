@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where the kernel has no links for tc, filters serve: replaced in place, found
-// again, and removed with their qdisc unless somebody else has a filter there.
+// If the kernel has no links for tc, filters are used: replaced in place, found again, and removed with
+// their qdisc unless another program has a filter there.
 func TestFilters(t *testing.T) {
 	w := newEdgeWorld(t)
 	attach := func(p *ebpf.Program) {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refuseForeignEdge looks for the edge of another Beeline at a device that this one is not
-// at yet: each would translate what the other has translated.
+// refuseForeignEdge refuses the edge of another Beeline at a device to which this one is not attached yet:
+// each would translate what the other has translated.
 func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
 	if _, err := os.Stat(edgeLinkPath(d.options.BPFFS, device, hook)); err == nil {
 		return nil
@@ -28,10 +28,10 @@ func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
 		return err
 	}
 	return fmt.Errorf("another Beeline serves the device already (program %d): stop it and run `beeline cleanup` with its --pins, "+
-		"or leave the device out with --devices, or serve none with --edge-mode=off", id)
+		"or leave the device out with --devices, or disable the edge with --edge-mode=off", id)
 }
 
-// foreignLink finds another's program in the links of a tc hook; 0: there is none.
+// foreignLink finds another Beeline's program in the links of a tc hook; 0: there is none.
 func (d *Datapath) foreignLink(device int, hook EdgeHook) (ebpf.ProgramID, error) {
 	found, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: tcxTypes[hook]})
 	if err != nil {
@@ -46,8 +46,8 @@ func (d *Datapath) foreignLink(device int, hook EdgeHook) (ebpf.ProgramID, error
 	return 0, nil
 }
 
-// loaded says whether a program is one that this agent has loaded: a link whose pin
-// somebody has removed holds it for a moment yet.
+// loaded reports whether this agent has loaded a program: a link whose pin was removed holds its program
+// for a moment longer.
 func (d *Datapath) loaded(id ebpf.ProgramID) bool {
 	d.loading.Lock()
 	defer d.loading.Unlock()
@@ -61,7 +61,7 @@ func (d *Datapath) loaded(id ebpf.ProgramID) bool {
 	return false
 }
 
-// foreignFilter is foreignLink where the kernel has filters only.
+// foreignFilter is foreignLink for kernels that have only filters.
 func foreignFilter(bpffs string, device int, hook EdgeHook) (ebpf.ProgramID, error) {
 	l, err := netlink.LinkByIndex(device)
 	if err != nil {

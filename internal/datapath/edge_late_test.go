@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// With LateXDP the program for XDP is there when a device is to have it, and when it
-// replaces that of an earlier agent.
+// With LateXDP the XDP program is loaded when a device needs it, or when it replaces that of an earlier
+// agent.
 func TestLateXDP(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge.LateXDP = true
 	d := mustOpen(t, w.options)
 	if d.program(EdgeXDPProgBeelineEdgeXdp) != nil {
-		t.Error("it is loaded before any device is to have it")
+		t.Error("it is loaded before any device needs it")
 	}
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), attachXDP(d, w.device, XDPNative)) })
 	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress, %[1]d xdp", w.device)

@@ -15,9 +15,9 @@ const (
 	ipv6Flag         = 1 << 7 // BPF_F_IPV6, Linux 6.16
 )
 
-// PseudoHeaderV6 is what this kernel wants for EdgeTCVarPseudoHeaderV6: what says that
-// the pseudo header of an IPv6 packet has changed. Without BPF_F_IPV6 the checksum that a device has computed becomes
-// wrong where an address alone changes (Linux commit ead7f9b8de65, 6.16).
+// PseudoHeaderV6 returns this kernel's value of EdgeTCVarPseudoHeaderV6: the flags for a change of the
+// pseudo header of an IPv6 packet. Without BPF_F_IPV6 a checksum that a device has computed becomes wrong
+// if only an address changes (Linux commit ead7f9b8de65, 6.16).
 var PseudoHeaderV6 = sync.OnceValue(func() uint64 {
 	if acceptsChecksumFlags(pseudoHeaderFlag | ipv6Flag) {
 		return pseudoHeaderFlag | ipv6Flag
@@ -25,7 +25,7 @@ var PseudoHeaderV6 = sync.OnceValue(func() uint64 {
 	return pseudoHeaderFlag
 })
 
-// acceptsChecksumFlags has a program try them on a packet of its own.
+// acceptsChecksumFlags tries flags in a program on a packet of its own.
 func acceptsChecksumFlags(flags int64) bool {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "Dual BSD/GPL",

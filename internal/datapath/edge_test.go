@@ -44,7 +44,7 @@ func newEdgeWorld(t *testing.T) *edgeWorld {
 	return w
 }
 
-// do acts in the node's network namespace.
+// do runs a function in the node's network namespace.
 func (w *edgeWorld) do(f func() error) {
 	w.t.Helper()
 	must(w.t, w.node.Do(f))
@@ -75,8 +75,8 @@ func (w *edgeWorld) want(want string) {
 	}
 }
 
-// The edge's links stay when another agent replaces the programs, at once and
-// without knowing the devices; no edge takes all of it away; and so does cleanup.
+// The edge's links stay when another agent replaces the programs, at start and without knowing the devices;
+// an agent without an edge removes all of them, and so does cleanup.
 func TestEdgeIsReplacedInPlace(t *testing.T) {
 	w := newEdgeWorld(t)
 	d := mustOpen(t, w.options)
@@ -112,14 +112,14 @@ func TestEdgeIsReplacedInPlace(t *testing.T) {
 	wantGone(t, w.options.BPFFS)
 }
 
-// newVeth is a pair of devices of which one has the index 100.
+// newVeth makes a pair of devices, one with the index 100.
 func newVeth() *netlink.Veth {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = "veth0", 100
 	return &netlink.Veth{LinkAttrs: attrs, PeerName: "veth1"}
 }
 
-// The links of a device that is gone are seen to be detached, and are removed.
+// The links of a device that was deleted are reported as detached, and are removed.
 func TestEdgeOfDeviceThatIsGone(t *testing.T) {
 	w := newEdgeWorld(t)
 	d := mustOpen(t, w.options)
@@ -127,15 +127,15 @@ func TestEdgeOfDeviceThatIsGone(t *testing.T) {
 	w.want("100 egress, 100 ingress")
 	w.do(func() error { return netlink.LinkDel(newVeth()) })
 	w.want("100 egress detached, 100 ingress detached")
-	// One of the same index is another one.
+	// A device with the same index is another device.
 	w.do(func() error { return errors.Join(netlink.LinkAdd(newVeth()), d.AttachEdgeTC(100)) })
 	w.want("100 egress, 100 ingress")
 	w.do(func() error { return errors.Join(netlink.LinkDel(newVeth()), d.DetachEdge(100)) })
 	w.want("")
 }
 
-// A device whose XDP hook another program has, natively or not, keeps that, and the
-// error names it. A device whose driver has no XDP says so.
+// A device whose XDP hook has another program, native or not, keeps it, and the error names it. The error
+// for a device whose driver has no XDP says so.
 func TestOtherXDPProgram(t *testing.T) {
 	w := newEdgeWorld(t)
 	d := mustOpen(t, w.options)
@@ -163,7 +163,7 @@ func TestOtherXDPProgram(t *testing.T) {
 	w.want("1 xdp")
 }
 
-// From generic XDP to native and back, the other one is taken down first.
+// When the mode changes between generic and native XDP, the other one is detached first.
 func TestXDPModeChanges(t *testing.T) {
 	w := newEdgeWorld(t)
 	d := mustOpen(t, w.options)
@@ -179,13 +179,13 @@ func TestXDPModeChanges(t *testing.T) {
 	}
 }
 
-// attachXDP attaches the edge where nobody else is.
+// attachXDP attaches the edge to a device without another XDP program.
 func attachXDP(d *Datapath, device int, mode XDPMode) error {
 	_, err := d.AttachEdgeXDP(device, mode)
 	return err
 }
 
-// anyProgram leaves packets alone.
+// anyProgram passes all packets.
 func anyProgram(t *testing.T, kind ebpf.ProgramType) *ebpf.Program {
 	t.Helper()
 	verdict := int32(2) // XDP_PASS
@@ -208,8 +208,7 @@ func idOf(t *testing.T, p *ebpf.Program) uint32 {
 	return uint32(id)
 }
 
-// Flows outlive another --max-flows, and the tables' names are what the programs
-// count by.
+// Flows survive a change of --max-flows, and counters have the names of enum edge_reason.
 func TestEdgeTablesAreResized(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Limits.Flows = 1024
@@ -253,8 +252,8 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	}
 }
 
-// Over the programs of a version that knows fewer reasons the commands of this one say
-// so, a dry run works, and the next agent begins to count anew.
+// With programs of a version that has fewer reasons, the commands of this one report that, a dry run works,
+// and the next agent restarts the counters.
 func TestCountersOfAnotherVersion(t *testing.T) {
 	w := newEdgeWorld(t)
 	d := mustOpen(t, w.options)
@@ -286,7 +285,7 @@ func TestCountersOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// The kernel says which flags bpf_l4_csum_replace has.
+// The kernel tells which flags bpf_l4_csum_replace has.
 func TestChecksumFlags(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("loading programs needs root")

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AttachEdgeXDP attaches the edge to a device's XDP hook, or replaces the program
-// of an earlier agent there: in the device's dispatcher if it has one, or is to have
-// one, and then it returns who is in there in the order in which they run.
-// Errors: *OtherXDPError; ebpf.ErrNotSupported if the driver has no native XDP;
-// *ExclusiveXDPError if it is attached, by itself, and was to be in a dispatcher.
+// AttachEdgeXDP attaches the edge to a device's XDP hook, or replaces the program of an earlier agent
+// there. If the device has a dispatcher, or should have one, it attaches the edge in the dispatcher, and
+// returns the dispatcher's programs in the order in which they run. Errors: *OtherXDPError;
+// ebpf.ErrNotSupported if the driver has no native XDP; *ExclusiveXDPError if it is attached, but by itself
+// instead of in a dispatcher.
 func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []ChainProgram, err error) {
 	flags, attached := link.XDPDriverMode, uint32(nl.XDP_ATTACHED_DRV)
 	if mode == XDPGeneric {
@@ -59,7 +59,7 @@ func hasDispatcher(device int) bool {
 	return xdp != nil && otherXDP(xdp).Name == dispatcherName
 }
 
-// xdpOf is what XDP program a device has, nil if none.
+// xdpOf returns the XDP program of a device, nil if there is none.
 func xdpOf(device int) *netlink.LinkXdp {
 	l, err := netlink.LinkByIndex(device)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
@@ -68,23 +68,23 @@ func xdpOf(device int) *netlink.LinkXdp {
 	return l.Attrs().Xdp
 }
 
-// An OtherXDPError says that another XDP program has the device, and why the edge
-// cannot be beside it.
+// An OtherXDPError means that another XDP program is attached to the device, and why the edge cannot share
+// it.
 type OtherXDPError struct {
 	ProgramID uint32
 	Name      string
-	Reason    string // empty: it is no dispatcher
+	Reason    string // empty: it is not a dispatcher
 }
 
 func (e *OtherXDPError) Error() string {
 	reason := e.Reason
 	if reason == "" {
-		reason = "it is not in a dispatcher, in which several find room: load it with xdp-loader"
+		reason = "it is not in a dispatcher, which several can share: load it with xdp-loader"
 	}
-	return fmt.Sprintf("another XDP program has the device (%s, program %d): %s; or let tc serve (--edge-mode=tc)", e.Name, e.ProgramID, reason)
+	return fmt.Sprintf("another XDP program is attached to the device (%s, program %d): %s; or use tc (--edge-mode=tc)", e.Name, e.ProgramID, reason)
 }
 
-// otherXDP names the program of a device.
+// otherXDP returns an error that names the program of a device.
 func otherXDP(xdp *netlink.LinkXdp) *OtherXDPError {
 	e := &OtherXDPError{ProgramID: xdp.ProgId, Name: "unknown"}
 	if info, err := programInfo(ebpf.ProgramID(xdp.ProgId)); err == nil && info.Name != "" {

@@ -4,7 +4,7 @@ package datapath
 
 import "unsafe"
 
-// What bpf/ computes alike, for the comparison with it.
+// Functions that bpf/ has, too, for comparison.
 var (
 	TupleHash   = tupleHash
 	SetFirst    = setFirst
@@ -13,10 +13,10 @@ var (
 	MarkExpired = markExpired
 )
 
-// Rank is the rank in the owner of an eviction mark.
+// Rank returns the rank in the owner of an eviction mark.
 func Rank(owner uint32) uint32 { return uint32(markRank(owner)) }
 
-// KeySum is the sum of a key by the secret of a table.
+// KeySum returns the sum of a key by the secret of a table.
 func KeySum[K any](secret SockSetSecret, key *K) uint64 { return keySum(&secret, key) }
 
 // PrefilterSize is the size of the table of the prefilter.

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Feature is something of the kernel that Beeline uses.
+// Feature is a feature of the kernel that Beeline uses.
 type Feature struct {
 	Name    string `json:"name"`
 	Since   string `json:"since"` // first kernel version that has it
 	Present bool   `json:"present"`
-	// Cost is what its absence costs.
+	// Cost is the effect of its absence.
 	Cost string `json:"cost,omitempty"`
 	// Required: without it the agent does not start.
 	Required bool `json:"required"`
@@ -37,26 +37,25 @@ var featureProbes = []featureProbe{
 		func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
 	{Feature{Name: "memory-mapped arrays", Since: "5.5", Required: true, Cost: "no atomic tables"},
 		func() error { return features.HaveMapFlag(features.BPF_F_MMAPABLE) }},
-	{Feature{Name: "network namespace cookies", Since: "5.7", Required: true, Cost: "pods and host cannot be told apart"},
+	{Feature{Name: "network namespace cookies", Since: "5.7", Required: true, Cost: "pods and host cannot be distinguished"},
 		socketHelper(asm.FnGetNetnsCookie)},
-	{Feature{Name: "socket storage in socket hooks", Since: "5.8", Required: true, Cost: "getpeername cannot answer the Service address"},
+	{Feature{Name: "socket storage in socket hooks", Since: "5.8", Required: true, Cost: "getpeername cannot return the Service address"},
 		socketHelper(asm.FnSkStorageGet)},
 	{Feature{Name: "bpf_loop", Since: "5.17", Required: true, Cost: "session affinity cannot search a set"},
 		socketHelper(asm.FnLoop)},
-	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "a Service without endpoints cannot answer ECONNREFUSED"},
+	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "connect() to a Service without endpoints cannot return ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
 	{Feature{Name: "types of the kernel (CONFIG_DEBUG_INFO_BTF)", Since: "5.2", Cost: "no bind protection, and none of the following"},
 		kernelTold(kernelTypes)},
-	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to backends that are gone"},
+	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to removed backends"},
 		kernelTold(socketIterator)},
-	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of backends that are gone are ended by netlink, more slowly"},
+	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of removed backends are closed by netlink, which is slower"},
 		kernelTold(sockDestroy)},
-	{Feature{Name: "programs that replace functions (freplace)", Since: "5.10", Cost: "XDP programs cannot share a device: tc serves where another one is"},
+	{Feature{Name: "programs that replace functions (freplace)", Since: "5.10", Cost: "XDP programs cannot share a device: tc serves devices that have another one"},
 		haveReplacement},
 }
 
-// haveReplacement probes what a dispatcher needs. Some kernels have it and allow it to
-// nobody.
+// haveReplacement probes what a dispatcher needs. Some kernels have it, but do not allow it.
 func haveReplacement() error {
 	err := features.HaveProgramType(ebpf.Extension)
 	if errors.Is(err, unix.EPERM) {
@@ -74,8 +73,8 @@ func kernelTold(name string) func() error {
 	}
 }
 
-// Features probes the running kernel. A probe that could not tell counts as
-// present: loading the programs then says what is wrong.
+// Features probes the running kernel. A feature counts as present if its probe fails: loading the programs
+// then returns the error.
 func Features() []Feature {
 	var all []Feature
 	for _, p := range featureProbes {
@@ -89,7 +88,7 @@ func Features() []Feature {
 	return all
 }
 
-// RequiredFeatures is an error that names what the running kernel lacks.
+// RequiredFeatures returns an error that names what the running kernel lacks.
 func RequiredFeatures() error {
 	var errs []error
 	for _, f := range Features() {

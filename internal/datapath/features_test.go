@@ -6,15 +6,14 @@ import (
 	"testing"
 )
 
-// TestFeatures: this kernel has what the tests need, and the names of what is
-// lacking come with their cost.
+// TestFeatures: this kernel has what the tests need, and each missing feature has a cost.
 func TestFeatures(t *testing.T) {
 	for _, f := range Features() {
 		if f.Required && !f.Present {
 			t.Errorf("missing: %+v", f)
 		}
 		if f.Present != (f.Cost == "") {
-			t.Errorf("a feature costs something just if it is missing: %+v", f)
+			t.Errorf("a feature has a cost if and only if it is missing: %+v", f)
 		}
 	}
 }

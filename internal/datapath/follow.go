@@ -28,7 +28,7 @@ func (m setMaps) clear() error {
 	return nil
 }
 
-// openSets is a set table with all its memory mapped, to which the agent writes.
+// openSets is a set table with all of its memory mapped, for writing by the agent.
 type openSets[K comparable, E any] struct {
 	*SetTable[K, E]
 	window *setWindow[E]
@@ -69,7 +69,7 @@ func (o *openSets[K, E]) remove(key *K) {
 	}
 }
 
-// set stores an entry in a table that no program uses, in place of the key's earlier one.
+// set stores an entry in a table that no program uses, and replaces the key's previous one.
 func (o *openSets[K, E]) set(e *E, mark EdgeTCSetEviction) {
 	if s, place, found := o.at(o.key(e)); found {
 		s.Entries[place], s.Marks.Evictions[place] = *e, mark
@@ -85,9 +85,9 @@ func (o *openSets[K, E]) add(e *E, mark EdgeTCSetEviction) {
 	}
 }
 
-// insert stores the entry of a key that has none in a table that programs use, like ct_insert_once in
-// bpf/conntrack/table.h: it claims a free place and gives up if another writer has the key. It returns false if it
-// gives up or if all places of the key are taken.
+// insert stores the entry of a key without an entry, in a table that programs use, like ct_insert_once in
+// bpf/conntrack/table.h: it claims a free place and gives up if another writer has the key. It returns
+// false if it gives up or if all places of the key are taken.
 func (o *openSets[K, E]) insert(e *E, mark EdgeTCSetEviction) bool {
 	key := o.key(e)
 	sum := keySum(&o.secret, key)
@@ -115,7 +115,7 @@ func (o *openSets[K, E]) insert(e *E, mark EdgeTCSetEviction) bool {
 	return false
 }
 
-// contended reports whether a place other than `own` has the key, or may be about to have it.
+// contended reports whether another place than `own` has the key, or may be about to get it.
 func (o *openSets[K, E]) contended(numbers []uint32, tag uint32, key *K, own *uint32) bool {
 	for _, number := range numbers {
 		s := o.window.at(number)
@@ -130,7 +130,7 @@ func (o *openSets[K, E]) contended(numbers []uint32, tag uint32, key *K, own *ui
 	return false
 }
 
-// publish writes an entry such that a reader who copies it meanwhile sees that.
+// publish writes an entry so that a reader that copies it meanwhile notices.
 func (o *openSets[K, E]) publish(to, from *E) {
 	if o.tagOf == nil {
 		*to = *from
@@ -144,11 +144,11 @@ func (o *openSets[K, E]) publish(to, from *E) {
 	atomic.StoreUint32(o.tagOf(to), whole)
 }
 
-// affinityRanks are the ranks of affinity entries, in the order in which they get a place if there is too little room:
-// clients that have come again first.
+// affinityRanks are the ranks of affinity entries, in the order in which they are copied, in case not all
+// fit: clients that have come again precede others.
 var affinityRanks = []setRank{SockSetRankSET_RANK_ASSURED, SockSetRankSET_RANK_UNASSURED}
 
-// followAffinity is the rule of the affinity table. Expired entries are left behind.
+// followAffinity is the rule of the affinity table. It does not copy expired entries.
 func followAffinity(d *Datapath, pass CopyPass) error {
 	to := newAffinityTable(d.maps[SockMapAffinity], d.maps[SockMapTableSecret])
 	from := newAffinityTable(d.old.maps[SockMapAffinity], d.maps[SockMapTableSecret])
@@ -178,9 +178,10 @@ func followAffinity(d *Datapath, pass CopyPass) error {
 	return errors.Join(err, sets.close())
 }
 
-// followConntrack is the rule of both conntrack tables. In the older one flows move from `unreplied` to `conntrack`, so
-// that is the order of reading. A flow that is not assured may change with every packet; until the last pass its
-// packets go to the programs of the agent before, which the flag CT_COPIED says.
+// followConntrack is the rule of both conntrack tables. In the old ones flows move from `unreplied` to
+// `conntrack`, so they are read in this order. A flow that is not assured may change with every packet;
+// until the last pass its packets are passed to the programs of the predecessor, and the flag CT_COPIED
+// marks its copy.
 func followConntrack(d *Datapath, pass CopyPass) error {
 	assured, unreplied := NewConntrackSets(d.maps, EdgeTCMapConntrack), NewConntrackSets(d.maps, EdgeTCMapUnreplied)
 	if pass == firstPass {
@@ -198,7 +199,7 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 		return err
 	}
 	defer c.unreplied.close()
-	if pass == firstPass { // if there is too little room it is for those that are in use
+	if pass == firstPass { // in case not all fit, those in use precede dead ones
 		for _, dead := range []bool{false, true} {
 			c.takes = func(mark EdgeTCSetEviction, _ *ConntrackSlot) bool { return d.isDead(mark) == dead }
 			if err := d.copyConntrack(&c); err != nil {
@@ -216,12 +217,12 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 	return c.removeEnded()
 }
 
-// isDead reports whether an entry is closed or has expired, which its mark says.
+// isDead reports whether an entry is closed or has expired, by its mark.
 func (d *Datapath) isDead(mark EdgeTCSetEviction) bool {
 	return markRank(mark.Owner) == SockSetRankSET_RANK_CLOSED || markExpired(mark.Expires, d.follower.tick)
 }
 
-// copyConntrack copies the entries that a pass takes.
+// copyConntrack copies the entries that c.takes selects.
 func (d *Datapath) copyConntrack(c *conntrackCopy) error {
 	for _, table := range []struct {
 		name string
@@ -241,7 +242,7 @@ func (d *Datapath) copyConntrack(c *conntrackCopy) error {
 	return nil
 }
 
-// withConntrack is the rule of the tables that followConntrack also copies.
+// withConntrack is the rule of tables that followConntrack also copies.
 func withConntrack(*Datapath, CopyPass) error { return nil }
 
 // conntrackCopy is a pass over the conntrack tables.
@@ -262,8 +263,8 @@ func (c *conntrackCopy) unassuredFlow(e *ConntrackSlot, mark EdgeTCSetEviction) 
 	if _, _, assured := c.assured.at(&e.Key); assured {
 		return
 	}
-	// A copy is replaced, not updated: a program may evict it and use its place for another flow at any time.
-	// Between the two steps the flow is one that the new tables do not know.
+	// A copy is replaced, not updated: a program may evict it and use its place for another flow at any
+	// time. Between the two steps the new tables do not have the flow.
 	if s, place, found := c.unreplied.at(&e.Key); found && s.Entries[place].Ct.Flags&conntrackCopied != 0 {
 		c.unreplied.remove(&e.Key)
 	}
@@ -282,14 +283,14 @@ func (c *conntrackCopy) assuredFlow(e *ConntrackSlot, mark EdgeTCSetEviction) {
 		return
 	}
 	if s, place, found := c.unreplied.at(&e.Key); found && s.Entries[place].Ct.Flags&conntrackCopied == 0 {
-		return // begun again since
+		return // the flow has begun again since
 	}
 	if c.assured.insert(e, mark) {
 		c.unreplied.remove(&e.Key)
 	}
 }
 
-// removeHalves removes entries whose flow's other one has found no room. Programs do not use the tables.
+// removeHalves removes entries of flows whose other entry found no room. No program uses the tables.
 func (c *conntrackCopy) removeHalves() error {
 	for _, table := range []*openSets[Tuple, ConntrackSlot]{c.assured, c.unreplied} {
 		if err := eachPlace(table.setMaps, func(s entrySet[ConntrackSlot], place int) bool {
@@ -315,7 +316,7 @@ func (c *conntrackCopy) hasOther(e *ConntrackSlot) bool {
 	return false
 }
 
-// removeEnded removes copies of flows that have ended since they were made.
+// removeEnded removes copies of flows that have ended since they were copied.
 func (c *conntrackCopy) removeEnded() error {
 	return eachPlace(c.unreplied.setMaps, func(s entrySet[ConntrackSlot], place int) bool {
 		if tag := atomic.LoadUint32(&s.Tags[place]); tag&setClaimed == 0 && s.Entries[place].Ct.Flags&conntrackCopied != 0 {
@@ -325,10 +326,10 @@ func (c *conntrackCopy) removeEnded() error {
 	})
 }
 
-// stateWord is the word of an entry with its state and flags.
+// stateWord returns the word of an entry with its state and flags.
 func stateWord(e *ConntrackEntry) *uint32 { return (*uint32)(unsafe.Pointer(&e.State)) }
 
-// closeLike makes an entry closing or closed if the other one is. Programs may use it.
+// closeLike makes an entry closing or closed if the other one is. Programs may use the entry.
 func closeLike(to, from *ConntrackEntry) {
 	for {
 		word := atomic.LoadUint32(stateWord(to))

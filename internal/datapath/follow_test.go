@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TestFollowConntrack: after the last pass the new tables have what the old ones have, whatever happened to a flow
-// between the passes, and nothing else. (R37)
+// TestFollowConntrack: after the last pass the new tables have exactly what the old ones have, whatever
+// happened to a flow between the passes. (R37)
 func TestFollowConntrack(t *testing.T) {
 	const flows = 3000
 	oldAssured, _ := newConntrack(t, EdgeTCMapConntrack, 800, 0, nil)
@@ -64,7 +64,7 @@ func TestFollowConntrack(t *testing.T) {
 		step(n)
 		step(n)
 	}
-	half := entry(11*flows, ConntrackNew) // whose other entry is lost: its replies would get lost, too
+	half := entry(11*flows, ConntrackNew) // whose other entry is lost: its replies would be dropped
 	half.Ct.Dsr, half.Ct.LastSeen = uint8(DSRNone), 0
 	oldU.set(half, EdgeTCSetEviction{Owner: 8})
 	must(t, d.follow(firstPass))
@@ -76,7 +76,7 @@ func TestFollowConntrack(t *testing.T) {
 	for range flows {
 		step(rand.IntN(2 * flows))
 	}
-	// What began since in the new tables stays.
+	// What has begun in the new tables since then stays.
 	began := entry(10*flows, ConntrackNew)
 	newU.insert(began, EdgeTCSetEviction{})
 	want[began.Key] = began.Ct

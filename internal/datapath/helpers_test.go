@@ -15,9 +15,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The first thread is for TestMain: what a test does to a thread that it has locked
-// would stay there, for all to see who ask /proc/self. Only other threads end with
-// their goroutine.
+// The first thread is reserved for TestMain: what a test does to a thread that it has locked would stay
+// there, visible in /proc/self. Only other threads end with their goroutine.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
@@ -25,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// options are those of an agent on a node of a lab of its own.
+// options returns the options of an agent on a node of its own lab.
 func options(t *testing.T) Options {
 	t.Helper()
 	node := lab.New(t).Nodes()[0]
@@ -44,7 +43,7 @@ func frontendKey(n byte) FrontendKey {
 	return FrontendKey{Address: AddressFrom(netip.AddrFrom4([4]byte{10, 96, 0, n})), Port: NetworkOrder(80), Protocol: 6}
 }
 
-// must ends the test if a step that is not what it tests fails.
+// must ends the test if a step fails that the test is not about.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -52,7 +51,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// pinMap pins an array that is not Beeline's, with values of so many bytes.
+// pinMap pins an array that is not Beeline's, with values of a size.
 func pinMap(t *testing.T, path string, valueSize uint32) {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: 10})

@@ -9,7 +9,8 @@ package datapath
 //	slots before retained backends:  a word per slot of an earlier table..., number of these words, kind of DSR,
 //	                                 number of retained backends (only this one without FRONTEND_HISTORY)
 
-// listsSince10 gives the frontends of such tables their rows of lists. The tables are copies; no program uses them.
+// listsSince10 makes the rows of lists for frontends of such tables. The tables are copies; no program uses
+// them.
 func listsSince10(d *Datapath) error {
 	rows, lists := newArray[Frontend](d.maps[SockMapFrontendRows]), newArray[FrontendLists](d.maps[SockMapFrontendListRows])
 	u := upgrade9{slots: newArray[uint32](d.maps[SockMapSlots]), moved: map[uint32]FrontendLists{}}
@@ -35,7 +36,7 @@ type upgrade9 struct {
 	moved map[uint32]FrontendLists // by the first slot of a table or of retained backends, which frontends share
 }
 
-// at reads a slot. A row that is damaged may name one that there is not: the agent's audit repairs the row.
+// at reads a slot, 0 if there is none: a damaged row may name one, and the agent's audit repairs the row.
 func (u *upgrade9) at(slot uint32) uint32 {
 	if slot >= u.slots.Len() {
 		return 0

@@ -9,8 +9,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TestListsOfVersion9: frontends of version 9 get rows of lists with the members, retained backends and history that
-// they had, each list right before the one that follows it, as package reconcile restores them. Frontends share lists.
+// TestListsOfVersion9: frontends of version 9 get rows of lists with their members, retained backends and
+// history, each list right before the one that follows it, as package reconcile restores them. Frontends
+// share lists.
 func TestListsOfVersion9(t *testing.T) {
 	spec, err := LoadSock()
 	must(t, err)

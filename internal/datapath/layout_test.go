@@ -11,9 +11,8 @@ import (
 
 const otherVersion = "tables_v1"
 
-// TestOtherVersionIsRefused: an agent refuses pins of another layout before it makes
-// anything; the agent that pinned them is not refused afterwards (R37). A directory without
-// pins is no reason to refuse.
+// TestOtherVersionIsRefused: an agent refuses pins of another layout before it makes anything; the agent
+// that pinned them is not refused afterwards (R37). A directory without pins is not refused.
 func TestOtherVersionIsRefused(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -45,17 +44,17 @@ func TestOtherVersionIsRefused(t *testing.T) {
 				t.Errorf("it left %v beside %s", entries, otherVersion)
 			}
 			if _, err := OpenTables(o.BPFFS); err == nil || !strings.Contains(err.Error(), "another layout") {
-				t.Errorf("a command says of these tables: %v", err)
+				t.Errorf("a command on these tables returns %v", err)
 			}
 		})
 	}
 }
 
-// TestFailedOpenLeavesNothing: an agent that fails where no other has been leaves neither
-// pins nor a directory nor a mount; one that fails beside pins leaves these.
+// TestFailedOpenLeavesNothing: if an agent fails and there was none before, it leaves neither pins nor a
+// directory nor a mount; if there are pins, it leaves these.
 func TestFailedOpenLeavesNothing(t *testing.T) {
 	on := options(t)
-	on.CgroupRoot = t.TempDir() // refused after the directory has been made
+	on.CgroupRoot = t.TempDir() // refused after the directory has been created
 	off := on
 	off.BPFFS = filepath.Join(t.TempDir(), "pins")
 	used := on

@@ -8,29 +8,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are the numbers of entries that the tables can hold. Zero takes the default. The comment says what one entry
-// costs in kernel memory. "on use": only entries that exist cost that.
+// Limits are the maximum numbers of entries of the tables. Zero means the default. The comments give the
+// kernel memory per entry; "on use" is needed only for existing entries.
 type Limits struct {
-	Frontends    uint32 // addresses and ports that clients ask for: 144 bytes, and about 100 on use
+	Frontends    uint32 // addresses and ports of Services: 144 bytes, and about 100 on use
 	Backends     uint32 // distinct endpoints: 32 bytes
 	Slots        uint32 // members of all backend sets together, by weight: 8 bytes
-	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (256 KiB for each are taken in any case)
+	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (at least 256 KiB for each CPU in any case)
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
 	Affinity     uint32 // clients remembered by session affinity: about 60 bytes
-	Flows        uint32 // conntrack entries of assured flows, two for each: 282 bytes; and half as many, at least 65,536, of the others; and 15 for datagrams in fragments
+	Flows        uint32 // conntrack entries of assured flows, two for each: 282 bytes; half as many, at least 65,536, of other flows; and 15 bytes for fragmented datagrams
 }
 
 // A Limit is one of the Limits with its flag.
 type Limit struct {
 	Flag  string
 	Usage string
-	// DefaultText replaces the number where defaults are printed; empty: the number.
+	// DefaultText replaces the number where defaults are printed.
 	DefaultText string
 	// In returns the limit's field.
 	In func(*Limits) *uint32
 
 	min uint32
-	why string // no smaller one
+	why string // why min is the minimum
 }
 
 var (
@@ -48,15 +48,15 @@ var (
 		In: func(l *Limits) *uint32 { return &l.Affinity }, min: 1}
 	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; the least recently used are evicted",
 		DefaultText: "by the machine's memory",
-		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer flows push one another out"}
+		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer entries flows evict each other"}
 )
 
 // AllLimits are the limits with a flag.
 var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows}
 
-// DefaultLimits hold a large cluster: 39 MiB of kernel memory and what is used. Slots have room for
-// 126 Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many
-// tables again for half of them, which changes need.
+// DefaultLimits suit a large cluster: 39 MiB of kernel memory, and what is needed on use. Slots hold 126
+// Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many tables
+// again for half of them, which changes need.
 var DefaultLimits = Limits{
 	Frontends:    65536,
 	Backends:     262144,
@@ -67,7 +67,7 @@ var DefaultLimits = Limits{
 	Flows:        flowsFor(memory()),
 }
 
-// Sizes that no flag changes. An entry costs 16 bytes, and about 80 on use.
+// Sizes without a flag. An entry costs 16 bytes, and about 80 on use.
 const (
 	networkLimit        = 32768 // ServiceCIDRs, and the podCIDRs of all Nodes; and balancers
 	reservedPortLimit   = 32768 // all NodePorts, of each protocol and family
@@ -81,15 +81,16 @@ const (
 	maxFlows        = 262144
 	minDefaultFlows = 16384
 	bytesForFlow    = 352
-	flowsOfMemory   = 128 // one part in 128 of the machine's memory
+	flowsOfMemory   = 128 // 1/128 of the machine's memory
 )
 
-// flowsFor is the default of Flows on a machine with this many bytes of memory.
+// flowsFor returns the default of Flows on a machine with this many bytes of memory.
 func flowsFor(memory uint64) uint32 {
 	return uint32(min(max(memory/flowsOfMemory/bytesForFlow, minDefaultFlows), maxFlows))
 }
 
-// memory is the size of the machine's memory in bytes. If it is unknown, the default of Flows is the largest one.
+// memory returns the size of the machine's memory in bytes. If it is unknown, the default of Flows is the
+// largest one.
 func memory() uint64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -98,7 +99,7 @@ func memory() uint64 {
 	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
-// WithDefaults replaces zeros by the defaults.
+// WithDefaults replaces zeros with the defaults.
 func (l Limits) WithDefaults() Limits {
 	for _, limit := range AllLimits {
 		if n := limit.In(&l); *n == 0 {
@@ -108,30 +109,32 @@ func (l Limits) WithDefaults() Limits {
 	return l
 }
 
-// rowsFor is the number of frontend rows: more than frontends, since an update fills a new row before it releases the
-// old one. Row 0 is never used.
+// rowsFor returns the number of frontend rows: more than frontends, because an update fills a new row
+// before it releases the old one. Row 0 is never used.
 func rowsFor(frontends uint32) uint32 { return frontends + frontends/8 + 64 }
 
-// backendRows is the number of rows for backends. Backend 0 is never used.
+// backendRows returns the number of rows for backends. Backend 0 is never used.
 func backendRows(backends uint32) uint32 { return backends + 1 }
 
-// assuredSets is the number of sets for entries of assured flows. They have places for twice as many entries: sets fill
-// at random, and while they are half full on average, hardly one in a million entries finds no place.
+// assuredSets returns the number of sets for entries of assured flows. They have places for twice as many
+// entries: sets fill at random, and while they are half full on average, hardly one in a million entries
+// finds no place.
 func assuredSets(flows uint32) uint32 { return conntrackSets(2 * flows) }
 
-// minHalfOpen is the least number of entries for flows that are not assured: with two for each flow, those that a flood
-// of 300,000 flows per second begins in 100 ms.
+// minHalfOpen is the minimum number of entries for flows that are not assured: with two for each flow,
+// those that a flood of 300,000 flows per second begins in 100 ms.
 const minHalfOpen = 65536
 
-// halfOpenSets is the number of sets for entries of flows that are not assured.
+// halfOpenSets returns the number of sets for entries of flows that are not assured.
 func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, minHalfOpen)) }
 
-// fragmentsFor is the number of fragmented datagrams that are tracked: one for eight conntrack entries. An entry is
-// needed from the first fragment of a datagram to its last one, mostly for some milliseconds. It stays until it is
-// evicted: 32,768 entries hold 6 seconds of 5,000 datagrams each.
+// fragmentsFor returns the number of fragmented datagrams that are tracked: one for eight conntrack
+// entries. An entry is needed from the first fragment of a datagram to its last one, mostly for some
+// milliseconds. It stays until it is evicted: 32,768 entries last for 6 seconds at 5,000 datagrams per
+// second.
 func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
 
-// LimitFlag is the name of the flag that sizes a table, "" if there is none.
+// LimitFlag returns the name of the flag that sizes a table, "" if there is none.
 func LimitFlag(table string) string {
 	if t := product().table(table); t != nil && t.Limit != nil {
 		return t.Limit.Flag
@@ -139,7 +142,7 @@ func LimitFlag(table string) string {
 	return ""
 }
 
-// FullError says which table is full, and what to change.
+// FullError means that a table is full. Its text names the table and the remedy.
 type FullError struct {
 	Table string
 	Limit uint32 // entries
@@ -156,16 +159,16 @@ func (e *FullError) Error() string {
 	return s
 }
 
-// NewFullError makes a FullError for a table that the agent knows to be full before the kernel says so.
+// NewFullError makes a FullError for a table that the agent knows to be full without a call to the kernel.
 func NewFullError(table string, limit uint32) *FullError { return &FullError{table, limit} }
 
-// minFlows is a few sets: with fewer, flows evict one another.
+// minFlows is a few sets: with fewer entries flows evict each other.
 const minFlows = 64
 
 // maxLimit is the largest limit in entries. The largest table then has 4 GiB.
 const maxLimit = 1 << 26
 
-// Check refuses limits that the kernel would refuse, or with which nothing would be served.
+// Check returns an error for limits that the kernel would refuse, or with which nothing could be served.
 func (l Limits) Check() error {
 	for _, limit := range AllLimits {
 		if n := *limit.In(&l); n < limit.min || n > maxLimit {

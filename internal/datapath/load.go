@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// load makes the tables of all enabled components, and then loads their programs over them. Objects load in parallel:
-// the verifier takes most of the time.
+// load makes the tables of all enabled components, and then loads their programs. Objects are loaded in
+// parallel: most of the time is the verifier's.
 func (d *Datapath) load() error {
 	d.maps, d.programs = map[string]*ebpf.Map{}, map[string]*ebpf.Program{}
 	if err := removeNewTables(d.options.BPFFS); err != nil {
@@ -37,7 +37,7 @@ func (d *Datapath) load() error {
 			continue
 		}
 		d.enabled = append(d.enabled, c)
-		if d.old == nil { // or the programs use the tables before
+		if d.old == nil { // else the attached programs use the predecessor's tables
 			if err := recoverPins(d.options.BPFFS, c); err != nil {
 				return err
 			}
@@ -61,7 +61,7 @@ func (d *Datapath) load() error {
 	return d.pinTables(pinned)
 }
 
-// loadTables takes over the pinned tables of an object, adds them to pinned, and makes the others.
+// loadTables uses the pinned tables of an object, adds them to pinned, and makes the others.
 func (d *Datapath) loadTables(spec *ebpf.CollectionSpec, c *Component, pinned map[string]*ebpf.Map) error {
 	if err := d.prepareMaps(spec); err != nil {
 		return err
@@ -80,7 +80,7 @@ func closeMaps(all map[string]*ebpf.Map) {
 	}
 }
 
-// makeTables takes over the pinned tables of an object, whose maps are prepared, and makes the others.
+// makeTables uses the pinned tables of an object, whose maps are prepared, and makes the others.
 func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf.Map) (err error) {
 	for name, s := range spec.Maps {
 		t := d.components.table(name)
@@ -94,7 +94,7 @@ func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf
 			m, err = ebpf.NewMap(s)
 		}
 		if err != nil {
-			return fmt.Errorf("make table %s: %w", name, err)
+			return fmt.Errorf("create table %s: %w", name, err)
 		}
 		d.maps[name] = m
 		if t.Init == nil {
@@ -107,7 +107,7 @@ func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf
 	return nil
 }
 
-// loadPrograms loads the programs of objects, which program then finds.
+// loadPrograms loads the programs of objects, for d.program.
 func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 	loaded, err := d.loadObjects(specs)
 	d.loading.Lock()
@@ -116,8 +116,8 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 	return err
 }
 
-// loadObjects loads the programs of objects over the tables that have been made. If it fails it returns those that
-// could be loaded.
+// loadObjects loads the programs of objects with the existing tables. If it fails it returns the programs
+// that could be loaded.
 func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
 	shared := make([]map[string]*ebpf.Map, len(specs))
 	for i, spec := range specs {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestSecondAgentIsRefused with the pid of the first.
+// TestSecondAgentIsRefused: a second agent is refused with the pid of the first.
 func TestSecondAgentIsRefused(t *testing.T) {
 	o := options(t)
 	d := mustOpen(t, o)
@@ -24,7 +24,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	mustOpen(t, o)
 }
 
-// TestOtherLayoutIsRefused, saying what to do.
+// TestOtherLayoutIsRefused: the error for another layout has the remedy.
 func TestOtherLayoutIsRefused(t *testing.T) {
 	o := options(t)
 	mustOpen(t, o).Close()

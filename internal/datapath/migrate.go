@@ -19,25 +19,25 @@ const (
 	migrationDone  = EdgeTCMigrationPhaseMIGRATION_DONE
 )
 
-// A FollowRule copies what programs write into the predecessor's table while they run.
+// A FollowRule copies what programs write to the predecessor's table while they run.
 type FollowRule func(d *Datapath, pass CopyPass) error
 
-// CopyPass says how far a migration is.
+// CopyPass is a pass of a migration.
 type CopyPass uint8
 
 const (
 	// firstPass copies everything. No program uses the new tables.
 	firstPass CopyPass = iota
-	// recentPass copies again what has been used since the first pass. No program uses the new tables.
+	// recentPass copies again what was used since the first pass. No program uses the new tables.
 	recentPass
-	// lastPass copies what the new tables do not have, and what is newer in the old ones. Programs use both.
+	// lastPass copies what the new tables lack, and what is newer in the old ones. Programs use both.
 	lastPass
 )
 
 // follower is the state of a migration.
 type follower struct {
-	programs map[string]*ebpf.Program // attached at tc meanwhile, by their names
-	since    uint32                   // second of CLOCK_MONOTONIC from which on recentPass copies what was used
+	programs map[string]*ebpf.Program // attached to tc during the migration, by name
+	since    uint32                   // recentPass copies what was used since this second of CLOCK_MONOTONIC
 	tick     uint32                   // when the pass began (set_table/set_table.h)
 }
 
@@ -48,16 +48,17 @@ func (f *follower) close() {
 	f.programs = nil
 }
 
-// migrate replaces the programs of the agent before by those of this one, whose tables have another layout or size.
+// migrate replaces the programs of the predecessor by those of this agent, whose tables have another layout
+// or size.
 //
-//  1. Programs that pass all packets to the ones before replace these at all devices. Nothing uses the new tables,
+//  1. Programs that pass all packets to the predecessor's replace these at all devices. Nothing uses the new tables,
 //     which are filled.
-//  2. The phase changes: from now on new flows are in the new tables. The programs pass on only packets that these
-//     do not know. The socket hooks are replaced.
-//  3. When no program runs any more that has seen the former phase, the last pass copies what has changed meanwhile.
+//  2. The phase changes: from now on new flows are in the new tables. The programs pass on only packets that the new
+//     tables have no entry for. The socket hooks are replaced.
+//  3. When no program runs any more that has seen the previous phase, the last pass copies what has changed meanwhile.
 //  4. The plain programs replace those of step 1, and the old tables are removed.
 //
-// An agent that is killed leaves a phase from which the next one continues.
+// If an agent is killed, the next one continues from the phase that it left.
 func (d *Datapath) migrate() error {
 	if d.options.Edge == nil {
 		return d.migrateSockets()
@@ -99,8 +100,9 @@ func (d *Datapath) migrate() error {
 	return d.leaveMigration()
 }
 
-// migrateSockets migrates if there is no edge, or no edge any more. There is no phase: the last pass is right whether
-// or not programs use the new tables, so an agent that is killed at any point is followed by one that does all again.
+// migrateSockets migrates if there is no edge, or not any more. It has no phases: the last pass is correct
+// whether or not programs use the new tables, so if an agent is killed at any point, the next one repeats
+// everything.
 func (d *Datapath) migrateSockets() error {
 	if err := d.follow(lastPass); err != nil {
 		return err
@@ -117,7 +119,7 @@ func (d *Datapath) migrateSockets() error {
 	return d.leaveMigration()
 }
 
-// enterMigration attaches the programs that know those before.
+// enterMigration attaches the programs that pass packets to the predecessor's.
 func (d *Datapath) enterMigration() error {
 	spec, err := LoadEdgeMigrate()
 	if err != nil {
@@ -143,8 +145,8 @@ var migrationHooks = map[EdgeHook]uint32{
 	EdgeEgress:  uint32(EdgeTCMigrationHookMIGRATION_EGRESS),
 }
 
-// notePredecessor makes an attached program known to those that replace it, if it uses the tables of the agent before.
-// All programs of a hook do the same.
+// notePredecessor makes an attached program known to those that replace it, if it uses the predecessor's
+// tables. All programs of a hook are equivalent.
 func (d *Datapath) notePredecessor(a EdgeAttachment) error {
 	hook, tc := migrationHooks[a.Hook]
 	if !tc || a.Detached {
@@ -162,7 +164,7 @@ func (d *Datapath) notePredecessor(a EdgeAttachment) error {
 	return d.maps[EdgeTCMapPredecessors].Put(hook, program)
 }
 
-// usesOld reports whether a program uses the conntrack table of the agent before.
+// usesOld reports whether a program uses the predecessor's conntrack table.
 func (d *Datapath) usesOld(program *ebpf.Program) (bool, error) {
 	table := d.old.maps[EdgeTCMapConntrack]
 	if table == nil {
@@ -190,7 +192,7 @@ func (d *Datapath) leaveMigration() error {
 	if predecessors := d.maps[EdgeTCMapPredecessors]; predecessors != nil {
 		for _, hook := range migrationHooks {
 			if err := predecessors.Delete(hook); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("forget the programs of the agent before: %w", err)
+				return fmt.Errorf("remove the earlier agent's programs from the table of predecessors: %w", err)
 			}
 		}
 	}
@@ -203,7 +205,7 @@ func (d *Datapath) leaveMigration() error {
 // follow runs a pass for all tables that programs write.
 func (d *Datapath) follow(pass CopyPass) (err error) {
 	if pass == firstPass {
-		d.follower.since = Now() - 1 // a flow of this second may have been used before its entry is read
+		d.follower.since = Now() - 1 // a flow with this second as last_seen may have been used before its entry is read
 	}
 	if d.follower.tick, err = tickNow(); err != nil {
 		return err
@@ -213,13 +215,13 @@ func (d *Datapath) follow(pass CopyPass) (err error) {
 			continue
 		}
 		if err := t.Follow(d, pass); err != nil {
-			return fmt.Errorf("copy table %s of the agent before: %w", t.Name, err)
+			return fmt.Errorf("copy table %s of the earlier agent: %w", t.Name, err)
 		}
 	}
 	return nil
 }
 
-// FollowEntries is the rule of a hash table whose entries programs make anew if they miss one: a table of another
+// FollowEntries is the rule of a hash table whose missing entries programs make again: a table of another
 // layout starts empty.
 func FollowEntries(name string) FollowRule {
 	return func(d *Datapath, pass CopyPass) error {

@@ -11,9 +11,9 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// namespaceMark begins the name of a directory in the bpffs directory. The rest is the
-// cookie of the network namespace whose devices the agent serves; no other namespace gets
-// it until the machine starts anew.
+// namespaceMark is the prefix of the name of a directory in the bpffs directory. The rest is the cookie of
+// the network namespace whose devices the agent serves; no other namespace gets the same cookie until the
+// next boot.
 const namespaceMark = "netns_"
 
 func namespacePath(bpffs string) (string, error) {
@@ -21,7 +21,7 @@ func namespacePath(bpffs string) (string, error) {
 	return filepath.Join(bpffs, fmt.Sprintf("%s%d", namespaceMark, cookie)), err
 }
 
-// markNamespace says that an agent of the present network namespace has the directory.
+// markNamespace records that an agent of the current network namespace uses the directory.
 func markNamespace(bpffs string) error {
 	own, err := namespacePath(bpffs)
 	if err != nil {
@@ -44,8 +44,8 @@ func unmarkNamespaces(bpffs, keep string) error {
 	return err
 }
 
-// OtherNamespace says whether an agent of another network namespace than the present one
-// has pinned what is in a bpffs directory. Its devices cannot be seen from here.
+// OtherNamespace reports whether an agent of another network namespace than the current one made the pins
+// in a bpffs directory. Its devices are not visible from here.
 func OtherNamespace(bpffs string) (bool, error) {
 	own, err := namespacePath(bpffs)
 	if err != nil {
@@ -62,13 +62,13 @@ func OtherNamespace(bpffs string) (bool, error) {
 	return false, err
 }
 
-// refuseOtherNamespace refuses what serves another network namespace: its devices would be
-// left with programs that nobody keeps in order.
+// refuseOtherNamespace refuses a directory that serves another network namespace: its programs would stay
+// at devices that no agent maintains.
 func refuseOtherNamespace(bpffs string) error {
 	other, err := OtherNamespace(bpffs)
 	if err != nil || !other || !Attached(bpffs) {
 		return err
 	}
-	return fmt.Errorf("--pins %s: what is attached there serves another network namespace: start this agent in that one (in a pod: hostNetwork: true), "+
+	return fmt.Errorf("--pins %s: the datapath there serves another network namespace: start this agent in that one (in a pod: hostNetwork: true), "+
 		"give it another --pins, or run `beeline cleanup --pins %s` first", bpffs, bpffs)
 }

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// TestOtherNamespaceIsRefused: an agent does not take over what serves another network
-// namespace, and a command there knows that it is in the wrong place.
+// TestOtherNamespaceIsRefused: an agent does not take over pins that serve another network namespace, and a
+// command there detects the wrong namespace.
 func TestOtherNamespaceIsRefused(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true}
@@ -33,7 +33,7 @@ func TestOtherNamespaceIsRefused(t *testing.T) {
 		}
 		return nil
 	}))
-	mustOpen(t, o).Close() // the right one is not in the way of itself
+	mustOpen(t, o).Close() // the right one does not refuse its own pins
 	must(t, Cleanup(o.BPFFS))
 	wantGone(t, o.BPFFS)
 	must(t, node.Do(func() error {

@@ -11,11 +11,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// tablesDirectory has the version of the tables' layout in its name (bpf/lb/types.h). The version changes with
+// tablesDirectory contains the version of the tables' layout (bpf/lb/types.h). The version changes with
 // anything that an older or newer agent would misread.
 var tablesDirectory = "tables_v10"
 
-// TablePath is where a table is pinned.
+// TablePath returns the path of a table's pin.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
 
 func (d *Datapath) tablePath(name string) string {
@@ -29,9 +29,9 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec, c *Component) (map[st
 	for _, name := range c.pinnedNames() {
 		s := spec.Maps[name]
 		if s == nil || d.maps[name] != nil {
-			continue // the object does not have the table, or an object before it has it, too
+			continue // the object lacks the table, or a previous object has it, too
 		}
-		// An agent that was killed while it changed the table's size left this copy.
+		// A copy from an agent that was killed while it resized the table.
 		if err := os.Remove(d.tablePath(name) + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return found, err
 		}
@@ -75,14 +75,14 @@ func OpenTables(bpffs string) (*Tables, error) {
 	socket := Socket()
 	for _, name := range socket.pinnedNames() {
 		if (registry{socket}).table(name).size(DefaultLimits) == 0 {
-			continue // socket storage and counters, which Tables does not have
+			continue // socket storage and counters, which Tables lacks
 		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			if others := otherLayouts(bpffs); len(others) > 0 {
-				return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it, or start the agent of this version, which migrates", others[0], bpffs, tablesDirectory)
+				return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it, or start the agent of this version, which migrates the tables", others[0], bpffs, tablesDirectory)
 			}
-			return nil, fmt.Errorf("no tables are pinned under %s: name the agent's --pins; if it is this one, no agent has run yet", bpffs)
+			return nil, fmt.Errorf("no tables are pinned under %s: set --pins to the agent's; if it is, no agent has run yet", bpffs)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)

@@ -14,20 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A predecessor is the directory with the tables of the agent before, if these have another layout, or another size of
-// a table that programs write. The attached programs may use them until migrate has replaced them.
+// A predecessor is the directory with the tables of the earlier agent, if these have another layout, or
+// another size of a table that programs write. The attached programs may use them until migrate has
+// replaced the programs.
 type predecessor struct {
 	path   string
 	layout layout
 	maps   map[string]*ebpf.Map // by the names of this version
 }
 
-// layout says how the tables of an earlier version differ from those of this one. A table that is not mentioned has the
-// same layout.
+// layout describes how the tables of an earlier version differ from this version's. A table that is not
+// mentioned has the same layout.
 type layout struct {
 	// names are the names of tables there, by the names of this version.
 	names map[string]string
-	// upgrade brings copies of its tables into the layout of this version; nil: they are in it.
+	// upgrade converts copies of its tables to the layout of this version; nil: they already have it.
 	upgrade func(*Datapath) error
 }
 
@@ -47,7 +48,7 @@ var namesBefore9 = map[string]string{
 	EdgeTCMapServiceCollected: "service_gone",
 }
 
-// layouts are the layouts that this version migrates, by the names of their directories. Until version 7 each set of a
+// layouts are the layouts that this version migrates, by directory name. Until version 7 each set of a
 // conntrack table began with its tags: there is no table of tags.
 var layouts = map[string]layout{
 	"tables_v7":  {names: namesBefore9, upgrade: listsSince10},
@@ -56,15 +57,15 @@ var layouts = map[string]layout{
 	"tables_v10": {},
 }
 
-// newTables is the directory in which an agent pins the tables that it makes beside a predecessor's, until all are
-// there.
+// newTables is the directory in which an agent pins the tables that it makes beside a predecessor's, until
+// it has made all.
 const newTables = "tables_new"
 
-// asideSuffix marks the directory of tables of this version, of which one gets another size.
+// asideSuffix marks the directory of tables of this version while one of them is resized.
 const asideSuffix = "_resized"
 
-// checkLayout returns an error if tables are pinned of a version that is not known. A directory without pins does not
-// count: an agent of another version that was refused may have left it.
+// checkLayout returns an error if tables of an unknown version are pinned. A directory without pins does
+// not count: a refused agent of another version may have left it.
 func checkLayout(bpffs string) error {
 	for _, dir := range otherLayouts(bpffs) {
 		if _, known := layouts[strings.TrimSuffix(dir, asideSuffix)]; !known && dir != tablesDirectory+asideSuffix {
@@ -86,14 +87,15 @@ func otherLayouts(bpffs string) (all []string) {
 	return all
 }
 
-// layoutError says that this version cannot use what is pinned, and what to do.
+// layoutError returns an error for pins that this version cannot use, with the remedy.
 func layoutError(bpffs, what string) error {
-	return fmt.Errorf("pinned %s has a layout that this version of Beeline (%s) does not know: start the version that pinned it, which serves on, or a newer one; "+
+	return fmt.Errorf("pinned %s has a layout that this version of Beeline (%s) does not know: start the version that pinned it, which continues to serve, or a newer one; "+
 		"or run `beeline cleanup --pins %s` and start this one: Services are not translated in between",
 		what, tablesDirectory, bpffs)
 }
 
-// openPredecessor opens the tables of the agent before, if there are any to migrate; nil if there are none.
+// openPredecessor opens the tables of the earlier agent, if there are any to migrate; nil if there are
+// none.
 func (d *Datapath) openPredecessor() (*predecessor, error) {
 	bpffs := d.options.BPFFS
 	others := otherLayouts(bpffs)
@@ -135,8 +137,8 @@ func (p *predecessor) close() {
 	}
 }
 
-// pinTables pins the tables that this agent has made. Beside a predecessor's they appear in one step: tables of which
-// some are copies and some are not would not fit together for the next agent.
+// pinTables pins the tables that this agent has made. Beside a predecessor's tables they appear atomically:
+// if some were copies and some were not, the next agent would find inconsistent tables.
 func (d *Datapath) pinTables(pinned map[string]*ebpf.Map) error {
 	directory := tablesDirectory
 	staged := d.old != nil && len(pinned) == 0
@@ -157,7 +159,7 @@ func (d *Datapath) pinTables(pinned map[string]*ebpf.Map) error {
 	if !staged {
 		return nil
 	}
-	// os.Rename refuses a directory that exists; the kernel replaces an empty one.
+	// os.Rename refuses an existing directory; the kernel replaces an empty one.
 	if err := unix.Rename(filepath.Join(d.options.BPFFS, newTables), filepath.Join(d.options.BPFFS, tablesDirectory)); err != nil {
 		return fmt.Errorf("move the new tables to %s: %w", tablesDirectory, err)
 	}
@@ -173,7 +175,7 @@ func removeNewTables(bpffs string) error {
 	return err
 }
 
-// remove removes the directory. What no program uses any more is freed.
+// remove removes the directory. Tables that no program uses any more are freed.
 func (p *predecessor) remove() error {
 	pins, err := filepath.Glob(filepath.Join(p.path, "*"))
 	if err != nil {
@@ -187,9 +189,9 @@ func (p *predecessor) remove() error {
 	return os.Remove(p.path)
 }
 
-// inherit makes the table of this version from that of the agent before; nil if there is none. What programs write
-// is shared if it has the same layout and size, and else copied by migrate. Socket storage, which the kernel cannot
-// copy, is always shared: its layout never changes.
+// inherit makes this version's table from the earlier agent's; nil if there is none. A table that programs
+// write is shared if it has the same layout and size, else migrate copies it. Socket storage, which the
+// kernel cannot copy, is always shared: its layout never changes.
 func (d *Datapath) inherit(t *Table, s *ebpf.MapSpec) (*ebpf.Map, error) {
 	if d.old == nil || d.old.maps[t.Name] == nil {
 		return nil, nil
@@ -215,8 +217,8 @@ func (d *Datapath) inherit(t *Table, s *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// setAside makes the present tables the predecessor's if a table that programs write gets another size. Programs may
-// use them and write to them at any time.
+// setAside makes the current tables the predecessor's if a table that programs write is resized. Programs
+// may use them and write to them at any time.
 func (d *Datapath) setAside() error {
 	resized, err := d.resizes()
 	if err != nil || !resized {
@@ -245,7 +247,8 @@ func (d *Datapath) putBack() error {
 	return os.Rename(present+asideSuffix, present)
 }
 
-// resizes reports whether a pinned table that programs write has another size than this agent wants.
+// resizes reports whether a pinned table that programs write has another size than this agent's options
+// require.
 func (d *Datapath) resizes() (bool, error) {
 	for _, t := range d.components.tables() {
 		if t.Follow == nil || t.size(d.options.Limits) == 0 {

@@ -16,28 +16,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Prefilter is the set of bits by which the edge leaves most packets alone that are none of
-// ours (bpf/filter/prefilter.h). A bit that is set in vain costs time, a missing one loses packets:
-// so bits are set before what they are for, in both sets, by the programs too, and nothing is
-// cleared but in Rebuild. All methods may be called from any goroutine; those of a nil Prefilter do
-// nothing.
+// A Prefilter is the set of bits by which the edge passes most packets that are not for Services
+// (bpf/filter/prefilter.h). A needless bit costs time, but a missing one loses packets: bits are therefore
+// set before what they are for exists, in both sets, also by programs, and are cleared only by a rebuild.
+// All methods may be called from any goroutine; on a nil Prefilter they do nothing.
 type Prefilter struct {
 	at   *EdgeTCPrefilter
 	wait func() error // Tables.WaitForReaders
 
 	mu       sync.Mutex
-	disabled uint64 // times that it has been opened
+	disabled uint64 // how often it was disabled
 	writing  bool   // its networks are being written
 	current  bool   // SetProgramsCurrent
 }
 
-// NewPrefilter is a prefilter in memory, which may be a table's. wait returns when the programs have
-// ended that were running at the call.
+// NewPrefilter returns a prefilter in memory, which may be a table's. wait returns when all programs have
+// ended that run at the call.
 func NewPrefilter(at *EdgeTCPrefilter, wait func() error) *Prefilter {
 	return &Prefilter{at: at, wait: wait}
 }
 
-// MapPrefilter is the prefilter in a table.
+// MapPrefilter returns the prefilter in a table.
 func MapPrefilter(m *ebpf.Map, wait func() error) (*Prefilter, error) {
 	if uintptr(m.ValueSize()) != unsafe.Sizeof(EdgeTCPrefilter{}) {
 		return nil, fmt.Errorf("table %s has values of %d bytes", m, m.ValueSize())
@@ -56,7 +55,7 @@ const (
 	prefilterOtherMultiplier = uint64(EdgeTCPrefilterMultiplierPREFILTER_LAST_HIGH)<<32 | uint64(EdgeTCPrefilterMultiplierPREFILTER_LAST_LOW)
 )
 
-// prefilterAddress, prefilterEnd and prefilterSource are those of bpf/filter/prefilter.h.
+// prefilterAddress, prefilterEnd and prefilterSource are the hashes of bpf/filter/prefilter.h.
 func prefilterAddress(a [16]byte) uint64 {
 	first, last := binary.LittleEndian.Uint64(a[:8]), binary.LittleEndian.Uint64(a[8:])
 	return (first*prefilterMultiplier ^ last) * prefilterOtherMultiplier
@@ -68,7 +67,7 @@ func prefilterEnd(address uint64, port uint16) uint64 {
 
 func prefilterSource(address uint64) uint64 { return ^address * prefilterOtherMultiplier }
 
-// set sets a bit in both sets. Who clears one has d.mu.
+// set sets a bit in both sets. It takes d.mu to clear one.
 func (d *Prefilter) set(hash uint64) {
 	word, bit := hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT, uint64(1)<<(hash>>EdgeTCPrefilterSizePREFILTER_BIT_SHIFT&63)
 	for i := range uint64(2) {
@@ -86,14 +85,14 @@ func (d *Prefilter) add(address uint64, port uint16) {
 	d.set(prefilterEnd(address, port))
 }
 
-// Add lets in what asks for a frontend. Call it before the frontend is in the table.
+// Add lets packets to a frontend pass. Call it before the frontend is in the table.
 func (d *Prefilter) Add(key FrontendKey) {
 	if d != nil {
 		d.add(prefilterAddress(key.Address.Bytes), key.Port)
 	}
 }
 
-// Contains says whether what asks for a frontend is let in.
+// Contains reports whether packets to a frontend pass.
 func (d *Prefilter) Contains(key FrontendKey) bool {
 	if d == nil {
 		return true
@@ -109,13 +108,13 @@ func (d *Prefilter) Contains(key FrontendKey) bool {
 	return true
 }
 
-// has says whether a bit is set in the set that begins with a word.
+// has reports whether a bit is set in the set that begins with a word.
 func (d *Prefilter) has(first, hash uint64) bool {
 	word := atomic.LoadUint64(&d.at.Bits[first+hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT])
 	return word>>(hash>>EdgeTCPrefilterSizePREFILTER_BIT_SHIFT&63)&1 != 0
 }
 
-// AddFlow lets in the packets that a conntrack entry is for.
+// AddFlow lets the packets of a conntrack entry pass.
 func (d *Prefilter) AddFlow(key Tuple, t *ConntrackEntry) {
 	if d == nil {
 		return
@@ -127,9 +126,9 @@ func (d *Prefilter) AddFlow(key Tuple, t *ConntrackEntry) {
 	d.add(prefilterAddress(key.Destination.Bytes), key.DestinationPort)
 }
 
-// SetProgramsCurrent says whether only this agent's programs are attached. Programs of an earlier agent
-// may insert conntrack entries into tables that no walk of this agent sees: meanwhile the prefilter must
-// not be rebuilt.
+// SetProgramsCurrent sets whether only this agent's programs are attached. Programs of an earlier agent may
+// insert conntrack entries into tables that no walk of this agent sees: until they are replaced the
+// prefilter must not be rebuilt.
 func (d *Prefilter) SetProgramsCurrent(current bool) {
 	if d == nil {
 		return
@@ -144,12 +143,12 @@ func (d *Prefilter) SetProgramsCurrent(current bool) {
 type PrefilterRebuild struct {
 	*Prefilter
 	next     EdgeTCPrefilterState
-	disabled uint64 // Prefilter.disabled at the begin
+	disabled uint64 // Prefilter.disabled when it began
 }
 
-// BeginRebuild clears the unused set. The caller waits for the programs that run at the call, because they
-// may have seen a bit that was set before, then adds all frontends and flows, and calls End. What others add
-// meanwhile, programs or callers of Add, is in both sets. Only one rebuild may run at a time.
+// BeginRebuild clears the unused set. The caller must wait for the programs that run at the call, because
+// they may have seen bits that were set before, then add all frontends and flows, and call End. What
+// programs or callers of Add add meanwhile is in both sets. Only one rebuild may run at a time.
 //
 // It returns nil if the prefilter must stay as it is (SetProgramsCurrent).
 func (d *Prefilter) BeginRebuild() *PrefilterRebuild {
@@ -176,7 +175,7 @@ func (r *PrefilterRebuild) End() {
 	}
 }
 
-// Rebuild is BeginRebuild, the wait for programs, fill, and End, whatever SetProgramsCurrent said last.
+// Rebuild is BeginRebuild, the wait for programs, fill, and End, regardless of SetProgramsCurrent.
 func (d *Prefilter) Rebuild(fill func() error) error {
 	if d == nil {
 		return fill()
@@ -210,12 +209,12 @@ func (d *Prefilter) clear() *PrefilterRebuild {
 	return &PrefilterRebuild{d, next, d.disabled}
 }
 
-// Enabled says whether packets are passed by the prefilter.
+// Enabled reports whether the prefilter filters packets.
 func (d *Prefilter) Enabled() bool {
 	return d != nil && EdgeTCPrefilterState(atomic.LoadUint32(&d.at.State)) != EdgeTCPrefilterStatePREFILTER_OFF
 }
 
-// Disable has everything looked up until the prefilter is rebuilt.
+// Disable lets all packets pass until the prefilter is rebuilt.
 func (d *Prefilter) Disable() {
 	if d == nil {
 		return
@@ -226,21 +225,21 @@ func (d *Prefilter) Disable() {
 	atomic.StoreUint32(&d.at.State, uint32(EdgeTCPrefilterStatePREFILTER_OFF))
 }
 
-// SetServiceNetworks lets in what asks for any address of networks. If they are others than
-// before the prefilter is disabled until it is renewed.
+// SetServiceNetworks lets packets to any address of networks pass. If the networks have changed, the
+// prefilter is disabled until it is rebuilt.
 func (d *Prefilter) SetServiceNetworks(networks []netip.Prefix) error {
 	if d == nil {
 		return nil
 	}
 	services4, services6 := prefilterNetworks(networks, len(d.at.Services4), summarize)
 	if slices.Equal(services4, d.at.Services4[:]) && slices.Equal(services6, d.at.Services6[:]) {
-		d.write(false) // others that could not be written are not wanted any more
+		d.write(false) // others that could not be written are no longer wanted
 		return nil
 	}
 	d.Disable()
 	d.write(true)
 	if err := d.wait(); err != nil {
-		return err // whoever renews it sees that it is being written
+		return err // a rebuild sees that the networks are being written
 	}
 	copy(d.at.Services4[:], services4)
 	copy(d.at.Services6[:], services6)
@@ -254,11 +253,11 @@ func (d *Prefilter) write(writing bool) {
 	d.writing = writing
 }
 
-// prefilterNetworks are networks as the programs compare addresses with them: no more of a family
-// than choose makes of them.
+// prefilterNetworks returns networks in the format that programs compare addresses with: for each family at
+// most those that choose returns.
 func prefilterNetworks(networks []netip.Prefix, most int, choose func([]netip.Prefix, int) []netip.Prefix) (v4 []EdgeTCPrefilterNetwork4, v6 []EdgeTCPrefilterNetwork6) {
 	v4, v6 = make([]EdgeTCPrefilterNetwork4, most), make([]EdgeTCPrefilterNetwork6, most)
-	for i := range most { // nothing has these values
+	for i := range most { // no address has these values
 		v4[i].Value = 1
 		v6[i].Value[0] = 1
 	}
@@ -296,8 +295,8 @@ func maskOf(p netip.Prefix) (mask [16]byte) {
 	return mask
 }
 
-// summarize makes networks of one family no more than so many: of those that are closest to each
-// other it takes the one around both.
+// summarize reduces networks of one family to a number: it repeatedly replaces the two that are closest to
+// each other by the network around both.
 func summarize(networks []netip.Prefix, most int) []netip.Prefix {
 	all := slices.Clone(networks)
 	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
@@ -313,13 +312,13 @@ func summarize(networks []netip.Prefix, most int) []netip.Prefix {
 	return all
 }
 
-// largestNetworks are the largest networks of one family, of which those that lie side by side are one.
+// largestNetworks returns the largest networks of one family, after joining adjacent ones.
 func largestNetworks(networks []netip.Prefix, most int) []netip.Prefix {
 	all := joinNetworks(networks)
 	return all[:min(most, len(all))]
 }
 
-// joinNetworks are networks of one family, the largest first, of which those that lie side by side are one.
+// joinNetworks joins adjacent networks of one family, and returns the result, the largest first.
 func joinNetworks(networks []netip.Prefix) []netip.Prefix {
 	all := slices.Clone(networks)
 	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
@@ -342,7 +341,7 @@ func joinNetworks(networks []netip.Prefix) []netip.Prefix {
 	return joined
 }
 
-// commonNetwork is the smallest network around two.
+// commonNetwork returns the smallest network around two.
 func commonNetwork(a, b netip.Prefix) netip.Prefix {
 	p := a
 	for !p.Contains(b.Addr()) || p.Bits() > b.Bits() {
@@ -351,5 +350,5 @@ func commonNetwork(a, b netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Prefilter is that of this datapath; nil where there is no edge.
+// Prefilter returns the prefilter of this datapath; nil if there is no edge.
 func (d *Datapath) Prefilter() *Prefilter { return d.Tables.Prefilter }

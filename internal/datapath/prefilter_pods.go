@@ -8,22 +8,22 @@ import (
 	"sync/atomic"
 )
 
-// LookUpPods has the programs look in the table of networks for those of pods, until
-// SetPodNetworks has said what is there. Call it before that table changes.
+// LookUpPods makes the programs look up pod networks in the table of networks, until SetPodNetworks is
+// called. Call it before that table changes.
 func (d *Prefilter) LookUpPods() {
 	if d != nil {
 		atomic.StoreUint32(&d.at.PodsComplete, 0)
 	}
 }
 
-// PodsComplete says whether the programs know all networks of pods without the table.
+// PodsComplete reports whether the programs know all pod networks without the table.
 func (d *Prefilter) PodsComplete() bool {
 	return d != nil && atomic.LoadUint32(&d.at.PodsComplete) != 0
 }
 
-// SetPodNetworks says which networks of pods and of Services are in the table. Where those of
-// pods are few, and no Service's is among them, the programs need not look there. With an error
-// they do. Who changes the table calls it, and has called LookUpPods before.
+// SetPodNetworks sets the pod networks and Service networks in the table. If the pod networks are few, and
+// no Service network overlaps them, the programs need no lookup; after an error they do. Call LookUpPods
+// before the table changes, and SetPodNetworks afterwards.
 func (d *Prefilter) SetPodNetworks(pods, services []netip.Prefix) error {
 	if d == nil {
 		return nil
@@ -35,7 +35,7 @@ func (d *Prefilter) SetPodNetworks(pods, services []netip.Prefix) error {
 		return nil
 	}
 	d.LookUpPods()
-	if !same { // no program compares addresses with some of the old networks and some of the new ones,
+	if !same { // no program may compare addresses with a mix of old and new networks,
 		if err := d.wait(); err != nil {
 			return err
 		}
@@ -45,17 +45,17 @@ func (d *Prefilter) SetPodNetworks(pods, services []netip.Prefix) error {
 	if !whole {
 		return nil
 	}
-	if err := d.wait(); err != nil { // and none that finds them whole has read one before
+	if err := d.wait(); err != nil { // and none that sees PodsComplete may have read an old one before
 		return err
 	}
 	atomic.StoreUint32(&d.at.PodsComplete, 1)
 	return nil
 }
 
-// podsAlone are the networks of pods that no Service's overlaps, and whether the programs have
-// room for all networks of pods.
+// podsAlone returns the pod networks that no Service network overlaps, and whether the programs have room
+// for all pod networks.
 func podsAlone(pods, services []netip.Prefix) (alone []netip.Prefix, whole bool) {
-	mapped := netip.MustParsePrefix("::ffff:0:0/96") // what the table has for IPv4
+	mapped := netip.MustParsePrefix("::ffff:0:0/96") // the table's form of IPv4
 	whole = true
 	for _, p := range pods {
 		if slices.ContainsFunc(services, p.Overlaps) || p.Overlaps(mapped) {

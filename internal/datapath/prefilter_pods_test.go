@@ -16,8 +16,8 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 	return all
 }
 
-// The programs are told that they know all networks of pods only where that is so: where they
-// are few once those side by side are one, no Service's is among them, and none has IPv4 inside.
+// PodsComplete is set only if the programs know all pod networks: if these are few after joining adjacent
+// ones, no Service network overlaps them, and none contains mapped IPv4.
 func TestPrefilterPodsComplete(t *testing.T) {
 	services := prefixes("10.96.0.0/16", "fd00:96::/112")
 	for _, c := range []struct {
@@ -37,12 +37,12 @@ func TestPrefilterPodsComplete(t *testing.T) {
 		d, _ := newTestPrefilter()
 		must(t, d.SetPodNetworks(c.pods, services))
 		if d.PodsComplete() != c.want {
-			t.Errorf("%s: whole: %v", c.name, d.PodsComplete())
+			t.Errorf("%s: complete: %v", c.name, d.PodsComplete())
 		}
 	}
 }
 
-// What is whole holds just the addresses that the table says are those of pods.
+// A complete set holds exactly the addresses that are pods' according to the table.
 func TestPrefilterPodsHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	whole := 0
@@ -64,7 +64,7 @@ func TestPrefilterPodsHold(t *testing.T) {
 		whole++
 		for range 20 {
 			a := randomNetwork(random).Addr()
-			longest, want := -1, false // as the table finds it
+			longest, want := -1, false // by the rules of the table
 			for i, p := range append(append([]netip.Prefix(nil), pods...), services...) {
 				if p.Contains(a) && p.Bits() > longest {
 					longest, want = p.Bits(), i < len(pods)
@@ -80,18 +80,18 @@ func TestPrefilterPodsHold(t *testing.T) {
 				}
 			}
 			if got != want {
-				t.Fatalf("of %v, but not %v, %v is told to be a pod's: %v", pods, services, a, got)
+				t.Fatalf("with pod networks %v and Service networks %v, %v counts as a pod's: %v", pods, services, a, got)
 			}
 		}
 	}
 	if whole < 400 {
-		t.Errorf("only %d have been whole", whole)
+		t.Errorf("only %d have been complete", whole)
 	}
 }
 
-// No network is written while programs run that take them for whole, and they are told that they
-// are only when all have ended that may have read one before. Who cannot wait for that has them look in the
-// table, until it can.
+// No network is written while programs run that see PodsComplete, and it is set only after all programs
+// have ended that may have read a network before. If waiting fails, programs use the table until it
+// succeeds.
 func TestPrefilterPodsChange(t *testing.T) {
 	d, at := newTestPrefilter()
 	services := prefixes("10.96.0.0/16")
@@ -101,7 +101,7 @@ func TestPrefilterPodsChange(t *testing.T) {
 	d.wait = func() error {
 		waited++
 		if d.PodsComplete() {
-			t.Error("the networks are whole while they change")
+			t.Error("the networks are complete while they change")
 		}
 		if written := at.Pods4 != before; written != (waited == 2) {
 			t.Errorf("at wait %d they are written: %v", waited, written)
@@ -113,23 +113,23 @@ func TestPrefilterPodsChange(t *testing.T) {
 	}
 	must(t, d.SetPodNetworks(prefixes("10.0.1.0/24"), services))
 	if waited != 0 || !d.PodsComplete() {
-		t.Errorf("the same networks: waited %d times, whole: %v", waited, d.PodsComplete())
+		t.Errorf("the same networks: waited %d times, complete: %v", waited, d.PodsComplete())
 	}
 	must(t, d.SetPodNetworks(prefixes("10.0.3.0/24"), services))
 	if waited != 2 || !d.PodsComplete() {
-		t.Errorf("other networks: waited %d times, whole: %v", waited, d.PodsComplete())
+		t.Errorf("other networks: waited %d times, complete: %v", waited, d.PodsComplete())
 	}
 	for failAt = 1; failAt <= 2; failAt++ {
 		waited, before = 0, at.Pods4
 		next := prefixes([]string{"10.0.5.0/24", "10.0.7.0/24"}[failAt-1])
 		if err := d.SetPodNetworks(next, services); !errors.Is(err, failed) || d.PodsComplete() {
-			t.Errorf("wait %d failed: %v, whole: %v", failAt, err, d.PodsComplete())
+			t.Errorf("wait %d failed: %v, complete: %v", failAt, err, d.PodsComplete())
 		}
 	}
-	// The networks are written, but nobody has waited since: that is made up for.
+	// The networks are written, but there was no wait since: it is made up for.
 	failAt, waited, before = 0, 1, EdgeTCPrefilter{}.Pods4
 	must(t, d.SetPodNetworks(prefixes("10.0.7.0/24"), services))
 	if waited != 2 || !d.PodsComplete() {
-		t.Errorf("at last: waited %d times, whole: %v", waited-1, d.PodsComplete())
+		t.Errorf("at last: waited %d times, complete: %v", waited-1, d.PodsComplete())
 	}
 }

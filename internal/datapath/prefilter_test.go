@@ -14,7 +14,7 @@ func newTestPrefilter() (*Prefilter, *EdgeTCPrefilter) {
 	return NewPrefilter(at, func() error { return nil }), at
 }
 
-// A table of zeros is a disabled prefilter, and one whose filling fails stays as it was.
+// A table of zeros is a disabled prefilter, and if filling fails it stays unchanged.
 func TestPrefilterDisabledAtFirst(t *testing.T) {
 	d, _ := newTestPrefilter()
 	if d.Enabled() {
@@ -22,11 +22,11 @@ func TestPrefilterDisabledAtFirst(t *testing.T) {
 	}
 	failed := errors.New("planted")
 	if err := d.Rebuild(func() error { return failed }); !errors.Is(err, failed) || d.Enabled() {
-		t.Errorf("a prefilter that could not be filled: %v, shut %v", err, d.Enabled())
+		t.Errorf("a prefilter that could not be filled: %v, enabled %v", err, d.Enabled())
 	}
 	must(t, d.Rebuild(func() error { return nil }))
 	if !d.Enabled() {
-		t.Error("a prefilter that has been filled is open")
+		t.Error("a prefilter that has been filled is disabled")
 	}
 	before := d.at.State
 	if err := d.Rebuild(func() error { return failed }); !errors.Is(err, failed) || d.at.State != before {
@@ -34,19 +34,18 @@ func TestPrefilterDisabledAtFirst(t *testing.T) {
 	}
 	d.Disable()
 	if d.Enabled() {
-		t.Error("an opened prefilter is enabled")
+		t.Error("a disabled prefilter is enabled")
 	}
 }
 
-// What is admitted stays, whatever part of a renewal it comes in; what nobody admits again has
-// gone after that.
+// What is added stays, at whichever point of a rebuild it is added; what is not added again is cleared.
 func TestPrefilterRebuild(t *testing.T) {
 	d, at := newTestPrefilter()
 	parts := map[string]FrontendKey{"before": frontendKey(1), "as programs end": frontendKey(2), "as it is filled": frontendKey(3)}
 	d.wait = func() error { d.Add(parts["as programs end"]); return nil }
 	for round := range 4 {
 		d.Add(parts["before"])
-		d.Add(frontendKey(byte(100 + round))) // nobody admits it again
+		d.Add(frontendKey(byte(100 + round))) // not added again
 		err := d.Rebuild(func() error {
 			d.Add(parts["as it is filled"])
 			d.Add(parts["before"])
@@ -58,21 +57,21 @@ func TestPrefilterRebuild(t *testing.T) {
 		}
 		for part, key := range parts {
 			if !d.Contains(key) {
-				t.Errorf("round %d: what was admitted %s is not known", round, part)
+				t.Errorf("round %d: what was added %s is missing", round, part)
 			}
 		}
 		if d.Contains(frontendKey(byte(100 + round))) {
-			t.Errorf("round %d: what nobody admits again is known", round)
+			t.Errorf("round %d: what was not added again is still there", round)
 		}
 	}
 	d.Disable()
 	if !d.Contains(frontendKey(100)) {
-		t.Error("a disabled prefilter does not let everybody in")
+		t.Error("a disabled prefilter does not pass everything")
 	}
 }
 
-// Other ServiceCIDRs open the prefilter, also one that is just being renewed, until it is renewed
-// anew; the same ones do not.
+// A change of ServiceCIDRs disables the prefilter until it is rebuilt, also during a rebuild; the same ones
+// do not.
 func TestPrefilterNetworks(t *testing.T) {
 	d, _ := newTestPrefilter()
 	networks := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/112")}
@@ -80,7 +79,7 @@ func TestPrefilterNetworks(t *testing.T) {
 	must(t, d.Rebuild(func() error { return nil }))
 	must(t, d.SetServiceNetworks(networks))
 	if !d.Enabled() {
-		t.Error("the same networks have opened the prefilter")
+		t.Error("the same networks have disabled the prefilter")
 	}
 	must(t, d.Rebuild(func() error { return d.SetServiceNetworks(networks[:1]) }))
 	if d.Enabled() {
@@ -96,17 +95,17 @@ func TestPrefilterNetworks(t *testing.T) {
 	d.wait = wait
 	must(t, d.Rebuild(func() error { return nil }))
 	if d.Enabled() {
-		t.Error("a prefilter has been enabled whose networks are not those that are wanted")
+		t.Error("a prefilter has been enabled without the wanted networks")
 	}
 	must(t, d.SetServiceNetworks(networks))
 	must(t, d.Rebuild(func() error { return nil }))
 	if !d.Enabled() {
-		t.Error("the prefilter stays open")
+		t.Error("the prefilter stays disabled")
 	}
 }
 
-// As the programs compare them, networks have each address that they should, and where they
-// find room no other.
+// By the comparison of the programs, networks contain each address that they should, and, if they fit, no
+// other.
 func TestPrefilterNetworksHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -141,15 +140,15 @@ func TestPrefilterNetworksHold(t *testing.T) {
 				}
 			}
 			all := fit[0] <= len(v4) && a.Is4() || fit[1] <= len(v6) && a.Is6()
-			// Some are around more than there is, others are less.
+			// Sometimes there are more networks than fit, sometimes fewer.
 			if choose == 0 && in && !got || choose == 1 && got && !in || all && got != in {
-				t.Fatalf("of %v, %v is told to be inside: %v; want %v (%v %v)", networks, a, got, in, v4, v6)
+				t.Fatalf("with networks %v, %v is inside: %v; want %v (%v %v)", networks, a, got, in, v4, v6)
 			}
 		}
 	}
 }
 
-// randomNetwork is of few addresses, so that they meet.
+// randomNetwork uses few addresses, so that networks overlap.
 func randomNetwork(random *rand.Rand) netip.Prefix {
 	if random.IntN(2) == 0 {
 		a := netip.AddrFrom4([4]byte{10, byte(random.IntN(4)), byte(random.IntN(4)), byte(random.IntN(2) * 128)})
@@ -159,8 +158,8 @@ func randomNetwork(random *rand.Rand) netip.Prefix {
 	return netip.PrefixFrom(a, random.IntN(129)).Masked()
 }
 
-// The next agent finds the prefilter as the one before has left it, with the conntrack entries that are in
-// the tables; who begins without tables has an open one.
+// The next agent finds the prefilter unchanged, together with the conntrack entries in the tables; without
+// tables it is disabled.
 func TestPrefilterOutlivesAgent(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.do(func() error {
@@ -171,7 +170,7 @@ func TestPrefilterOutlivesAgent(t *testing.T) {
 			}
 			prefilter := d.Prefilter()
 			if prefilter.Enabled() != again || prefilter.Contains(frontendKey(2)) == again || !prefilter.Contains(frontendKey(1)) {
-				t.Errorf("second agent: %v; the prefilter is enabled: %v; it lets in frontend 1: %v, 2: %v", again, prefilter.Enabled(),
+				t.Errorf("second agent: %v; the prefilter is enabled: %v; it passes frontend 1: %v, 2: %v", again, prefilter.Enabled(),
 					prefilter.Contains(frontendKey(1)), prefilter.Contains(frontendKey(2)))
 			}
 			err = prefilter.Rebuild(func() error { prefilter.Add(frontendKey(1)); return nil })
@@ -185,8 +184,8 @@ func TestPrefilterOutlivesAgent(t *testing.T) {
 	})
 }
 
-// Service networks that could not be changed and are not to be any more do not keep the prefilter
-// open for ever.
+// Service networks that could not be changed and are no longer wanted do not keep the prefilter disabled
+// forever.
 func TestPrefilterNetworksTakenBack(t *testing.T) {
 	d, _ := newTestPrefilter()
 	before := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}
@@ -199,11 +198,11 @@ func TestPrefilterNetworksTakenBack(t *testing.T) {
 	d.wait = func() error { return nil }
 	must(t, d.Rebuild(func() error { return nil }))
 	if d.Enabled() {
-		t.Error("the prefilter is enabled, and networks that are wanted are not in it")
+		t.Error("the prefilter is enabled without all wanted networks")
 	}
 	must(t, d.SetServiceNetworks(before))
 	must(t, d.Rebuild(func() error { return nil }))
 	if !d.Enabled() {
-		t.Error("the prefilter is disabled, and what is wanted is in it")
+		t.Error("the prefilter is disabled, though it has the wanted networks")
 	}
 }

@@ -8,17 +8,17 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TableKind says who writes a BPF map and how long its contents last.
+// TableKind tells who writes a BPF map and how long its contents last.
 type TableKind uint8
 
 const (
-	// ConfigTable is written by the agent alone. Programs read it.
+	// ConfigTable is written only by the agent. Programs read it.
 	ConfigTable TableKind = iota
-	// StateTable is written by programs: what they know about flows, clients, sockets and paths.
+	// StateTable is written by programs: their knowledge of flows, clients, sockets and paths.
 	StateTable
-	// CounterTable has counts of programs. It starts from zero if its layout or size changes.
+	// CounterTable has counters of programs. It starts from zero if its layout or size changes.
 	CounterTable
-	// ScratchTable is private memory of the programs of one object: work space of a packet, caches, rate limits.
+	// ScratchTable is private memory of the programs of one object: scratch areas, caches, rate limits.
 	// It is not pinned and starts empty with each load.
 	ScratchTable
 	// variableSection has the global variables of one object (constants.go). It is not pinned.
@@ -35,14 +35,15 @@ type Table struct {
 	Entries func(limit uint32) uint32
 	// Fixed is the number of map entries of a table without a limit; 0: the one in the object.
 	Fixed uint32
-	// Copy fills a table of another size or layout with what the pinned one holds, before programs use it. A pinned
-	// table needs it unless it is socket storage, which has no size.
+	// Copy fills a table of another size or layout from the pinned one, before programs use it. A
+	// pinned table needs it unless it is socket storage, which has no size.
 	Copy CopyRule
-	// Follow copies what programs write into the table while they run (migrate.go). Copy is not used then.
+	// Follow copies what programs write to the table while they run (migrate.go). Copy is not used
+	// then.
 	Follow FollowRule
-	// Init prepares the table before programs use it. It must not change a table that is prepared.
+	// Init prepares the table before programs use it. It must not change a prepared table.
 	Init func(*ebpf.Map) error
-	// Remedy tells what to change if a table without a limit is full.
+	// Remedy is the remedy for a full table without a limit.
 	Remedy string
 }
 
@@ -73,7 +74,7 @@ var socketTables = []Table{
 var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeDevices, Kind: ConfigTable, Fixed: edgeDeviceLimit, Copy: CopyEntries},
 	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
-		Remedy: "let --dsr-balancers name the nodes' networks, which stand for the addresses inside"},
+		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
 	// Disabled until the first GC pass: a copy would not have the bits of entries that programs insert after it.
 	{Name: EdgeTCMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
 	// The agent clears these three when it starts (Events.unwatch, DSRChecks).
@@ -85,7 +86,7 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapConntrackTags, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: withConntrack},
 	{Name: EdgeTCMapUnreplied, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack},
 	{Name: EdgeTCMapUnrepliedTags, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack},
-	// An entry is needed for milliseconds.
+	// An entry is used for milliseconds.
 	{Name: EdgeTCMapFragments, Kind: StateTable, Limit: &limitFlows, Entries: fragmentsFor, Copy: StartEmpty},
 	{Name: EdgeTCMapOuterPaths, Kind: StateTable, Copy: StartEmpty, Follow: FollowEntries(EdgeTCMapOuterPaths)},
 	{Name: EdgeTCMapEdgeEvents, Kind: StateTable, Copy: StartEmpty},
@@ -111,7 +112,7 @@ var edgeTables = []Table{
 // pinned reports whether the map is shared by objects and outlives the agent.
 func (t *Table) pinned() bool { return t.Kind != ScratchTable && t.Kind != variableSection }
 
-// size is the number of map entries under the limits; 0: the one in the object.
+// size returns the number of map entries under the limits; 0: the object's.
 func (t *Table) size(l Limits) uint32 {
 	if t.Limit == nil {
 		return t.Fixed
@@ -136,8 +137,8 @@ func (d *Datapath) prepareMaps(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// sharedTables returns the tables that replace the maps of an object, and gives its maps their sizes. A pinned table
-// that has not been made is an error: the object would use an empty one of its own.
+// sharedTables returns the tables that replace the maps of an object, and sets the sizes of its maps. A
+// pinned table that does not exist is an error: the object would use an empty one of its own.
 func (d *Datapath) sharedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	if err := d.components.checkDeclared(spec); err != nil {
 		return nil, err
@@ -149,7 +150,7 @@ func (d *Datapath) sharedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map
 		}
 		m := d.maps[name]
 		if m == nil {
-			return nil, fmt.Errorf("table %s of the BPF object has not been made: enable component %s, or load an object that has the table first",
+			return nil, fmt.Errorf("table %s of the BPF object does not exist: enable component %s, or load an object that has the table first",
 				name, d.components.owner(name))
 		}
 		tables[name], s.MaxEntries = m, m.MaxEntries()

@@ -54,8 +54,8 @@ func TestRegistryHasAllMaps(t *testing.T) {
 	}
 }
 
-// TestRegistryIsConsistent: what is pinned is in the first object of its component, which makes it, and has a copy rule
-// that its type allows.
+// TestRegistryIsConsistent: each pinned table is in the first object of its component, which makes it, and
+// has a copy rule that its type allows.
 func TestRegistryIsConsistent(t *testing.T) {
 	must(t, product().check())
 	position := map[string]int{}
@@ -72,7 +72,7 @@ func TestRegistryIsConsistent(t *testing.T) {
 			case m == nil:
 				t.Errorf("%s: the object of component %s does not have it", table.Name, component.Name)
 			case (m.Type == ebpf.SkStorage) != (table.Copy == nil):
-				t.Errorf("%s: socket storage has no copy rule, all else has one", table.Name)
+				t.Errorf("%s: socket storage must have no copy rule, all others must have one", table.Name)
 			case table.size(DefaultLimits) == 0 && m.MaxEntries == 1 && m.Type == ebpf.Hash:
 				t.Errorf("%s: nothing sizes it", table.Name)
 			}
@@ -80,7 +80,7 @@ func TestRegistryIsConsistent(t *testing.T) {
 	}
 	for entries, tags := range conntrackTags {
 		if position[tags] < position[entries] {
-			t.Errorf("%s has to come after %s, whose copy it needs", tags, entries)
+			t.Errorf("%s must follow %s, whose copy it needs", tags, entries)
 		}
 	}
 }
@@ -130,8 +130,8 @@ func TestUndeclaredIsRefused(t *testing.T) {
 	}
 }
 
-// TestCopyRules: a pinned table of another size that only the agent writes is copied as its rule says. Ports of
-// fragments and counts start empty.
+// TestCopyRules: a resized pinned table that only the agent writes is copied by its rule. Ports of
+// fragments and counters start empty.
 func TestCopyRules(t *testing.T) {
 	o := options(t)
 	o.Edge = &EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true}
@@ -157,7 +157,7 @@ func TestCopyRules(t *testing.T) {
 	}
 }
 
-// pinHalf replaces a pinned table by one of half its size with one entry, and returns its key.
+// pinHalf replaces a pinned table by one of half its size with one entry, and returns the key of the entry.
 func pinHalf(t *testing.T, path string) (key []byte) {
 	t.Helper()
 	old, err := ebpf.LoadPinnedMap(path, nil)
@@ -210,8 +210,8 @@ func TestConntrackIsResized(t *testing.T) {
 	}
 }
 
-// TestAffinityIsResized: another --max-affinity of sockets alone keeps the clients that had a backend before, and those
-// that have got one from the new hooks when an agent is killed in between.
+// TestAffinityIsResized: another --max-affinity with only sockets keeps the clients that had a backend
+// before, and those that have got one from the new hooks when an agent is killed in between.
 func TestAffinityIsResized(t *testing.T) {
 	o := options(t)
 	o.Limits.Affinity = 1000

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Repair restores what somebody has removed while the agent ran: pins of tables, links, attachments. It returns what
+// Repair restores what was removed while the agent ran: pins of tables, links, attachments. It returns what
 // it restored.
 func (d *Datapath) Repair() (repaired []string, err error) {
 	if repaired, err = d.repairDirectory(); err != nil {
@@ -31,7 +31,7 @@ func (d *Datapath) Repair() (repaired []string, err error) {
 	return append(repaired, devices...), err
 }
 
-// repairPins pins tables again.
+// repairPins restores pins of tables.
 func (d *Datapath) repairPins() (repaired []string, err error) {
 	for name, m := range d.maps {
 		if _, err := os.Stat(d.tablePath(name)); !errors.Is(err, os.ErrNotExist) {
@@ -45,7 +45,7 @@ func (d *Datapath) repairPins() (repaired []string, err error) {
 	return repaired, nil
 }
 
-// repairHooks attaches the programs of cgroup hooks again.
+// repairHooks attaches detached cgroup hooks again.
 func (d *Datapath) repairHooks() (repaired []string, err error) {
 	attached, err := d.Attachments()
 	if err != nil {
@@ -75,8 +75,8 @@ func (d *Datapath) repairHooks() (repaired []string, err error) {
 	return repaired, nil
 }
 
-// repairDirectory makes the bpffs directory and its subdirectories again if somebody has removed them. With the
-// directory the lock is lost, so it takes a new one.
+// repairDirectory restores the bpffs directory and its subdirectories. The lock is lost with the directory,
+// so it takes a new one.
 func (d *Datapath) repairDirectory() (repaired []string, err error) {
 	lost := d.lostDirectories()
 	if len(lost) == 0 {
@@ -102,8 +102,8 @@ func (d *Datapath) repairDirectory() (repaired []string, err error) {
 	return repaired, nil
 }
 
-// lostDirectories returns the directories that somebody has removed. The bpffs directory is first; it counts as removed
-// if there is another one of its name.
+// lostDirectories returns the directories that were removed. The bpffs directory is first; it counts as
+// removed if another one has its name.
 func (d *Datapath) lostDirectories() (lost []string) {
 	held, err := d.lock.Stat()
 	now, statErr := os.Stat(d.options.BPFFS)
@@ -119,7 +119,7 @@ func (d *Datapath) lostDirectories() (lost []string) {
 	return lost
 }
 
-// reopenCgroup opens the cgroup directory again, which may have been removed and made anew.
+// reopenCgroup opens the cgroup directory again, which may have been replaced.
 func (d *Datapath) reopenCgroup() error {
 	dir, err := os.Open(d.cgroup)
 	if err != nil {
@@ -130,7 +130,7 @@ func (d *Datapath) reopenCgroup() error {
 	return nil
 }
 
-// pinCopy pins a clone of a map: Map.Pin would try to move the pin that the map had before, which has been removed.
+// pinCopy pins a clone of a map: Map.Pin would try to move the map's previous pin, which has been removed.
 func pinCopy(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {
@@ -140,8 +140,8 @@ func pinCopy(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// recoverPins pins the tables of a component's attached programs again if somebody has removed the pins. With new,
-// empty tables the traffic would lose its Services.
+// recoverPins restores the pins of the tables of a component's attached programs. With new, empty tables
+// existing traffic would lose its Services.
 func recoverPins(bpffs string, c *Component) error {
 	attached, err := c.attachedPrograms(bpffs)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestRepairsWhatIsTakenAway: pins and links that somebody removes come back, with
-// the tables that the programs use.
+// TestRepairsWhatIsTakenAway: pins and links that are removed are restored, with the tables that the
+// programs use.
 func TestRepairsWhatIsTakenAway(t *testing.T) {
 	o := options(t)
 	d := mustOpen(t, o)
@@ -36,12 +36,12 @@ func TestRepairsWhatIsTakenAway(t *testing.T) {
 			t.Errorf("%s was removed, and this is attached: %+v, %v", lost, all, err)
 		}
 		if running, _ := AgentRunning(o.BPFFS); !running {
-			t.Errorf("%s was removed, and nobody holds the lock", lost)
+			t.Errorf("%s was removed, and the lock is not held", lost)
 		}
 	}
 	d.Close()
 
-	// Nobody was there to repair it, but programs are attached.
+	// No agent was there to repair it, but programs are attached.
 	for _, name := range []string{SockMapFrontends, SockMapConnected, SockMapAffinity} {
 		must(t, os.Remove(TablePath(o.BPFFS, name)))
 	}

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A CopyRule fills the table `to`, which has another size, with what the pinned table `from` holds. Programs are using
-// `from`.
+// A CopyRule fills the table `to`, which has another size, from the pinned table `from`. Programs use
+// `from` meanwhile.
 type CopyRule func(d *Datapath, to, from *ebpf.Map) error
 
-// StartEmpty copies nothing: the contents are counts, live for milliseconds, or are cleared by a new agent in any
-// case.
+// StartEmpty copies nothing: the contents are counters, last for milliseconds, or are cleared by a new
+// agent in any case.
 func StartEmpty(*Datapath, *ebpf.Map, *ebpf.Map) error { return nil }
 
 // CopyEntries copies all entries of a hash, LRU or longest-prefix table.
@@ -26,7 +26,7 @@ func CopyEntries(_ *Datapath, to, from *ebpf.Map) error {
 	it := from.Iterate()
 	for it.Next(&key, &value) {
 		if err := to.Put(key, value); errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-			return errors.New("there are more in use")
+			return errors.New("more entries are in use")
 		} else if err != nil {
 			return err
 		}
@@ -57,16 +57,16 @@ func CopyArray(_ *Datapath, to, from *ebpf.Map) error {
 	return nil
 }
 
-// replace makes a table of another size, copies the pinned one into it by the table's rule and pins it beside that.
-// The agent is the only writer, so both stay equal until its first change; what programs write into a table without
-// Follow between the copy and the exchange of the programs is lost.
+// replace makes a table of another size, copies the pinned one by the table's rule and pins the copy beside
+// it. The agent is the only writer, so both stay equal until its first change; what programs write to a
+// table without Follow between the copy and the replacement of the programs is lost.
 func (d *Datapath) replace(t *Table, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
 	if t.Copy == nil {
 		return nil, layoutError(d.options.BPFFS, "table "+t.Name)
 	}
 	m, err := ebpf.NewMap(s)
 	if err != nil {
-		return nil, fmt.Errorf("make table %s with %d entries: %w", t.Name, s.MaxEntries, err)
+		return nil, fmt.Errorf("create table %s with %d entries: %w", t.Name, s.MaxEntries, err)
 	}
 	if err := t.Copy(d, m, old); err != nil {
 		m.Close()
@@ -85,10 +85,10 @@ func resizeError(t *Table, s *ebpf.MapSpec, old *ebpf.Map, err error) error {
 	if t.Limit == nil {
 		return err
 	}
-	return fmt.Errorf("%w (what is in use has to fit: raise --%s)", err, t.Limit.Flag)
+	return fmt.Errorf("%w (entries in use must fit: raise --%s)", err, t.Limit.Flag)
 }
 
-// pinnedSize is the number of entries that a pinned table can hold; 0 if there is no such table.
+// pinnedSize returns the maximum number of entries of a pinned table; 0 if it does not exist.
 func pinnedSize(path string) (uint32, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -101,8 +101,8 @@ func pinnedSize(path string) (uint32, error) {
 	return m.MaxEntries(), nil
 }
 
-// swapResized replaces the pins of resized tables by those of their copies. The attached programs use the copies
-// by now.
+// swapResized replaces the pins of resized tables by those of their copies, which the attached programs use
+// now.
 func (d *Datapath) swapResized() error {
 	for len(d.resized) > 0 {
 		path := d.tablePath(d.resized[0])

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLimitsCanChange: a table is copied to its new size, and the attached
-// programs are exchanged with it. What does not fit is refused by name.
+// TestLimitsCanChange: a table is copied to its new size, and the attached programs are replaced with it.
+// What does not fit is refused with the name of the flag.
 func TestLimitsCanChange(t *testing.T) {
 	o := options(t)
 	o.Limits = Limits{Frontends: 10, Backends: 100, Slots: 50}

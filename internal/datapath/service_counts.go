@@ -10,12 +10,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ServiceCounters is what the edge counts for a service, without what the flows have
-// that are remembered still: their conntrack entries tell.
+// ServiceCounters are the edge's counters of a service, without existing flows: these are counted in their
+// conntrack entries.
 type ServiceCounters = EdgeTCServiceCounters
 
-// ReadServiceCounters adds up what the edge counted for each service id on all CPUs,
-// and what the agent took over from flows that are over; nil where there is no edge.
+// ReadServiceCounters sums the edge's counters of each service id over all CPUs, with those that the agent
+// collected from deleted flows; nil if there is no edge.
 func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	tables, err := openServiceCounters(bpffs)
 	if err != nil || tables == nil {
@@ -49,7 +49,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	return all, err
 }
 
-// addSent adds what clients have sent in packets without conntrack entries.
+// addSent adds what clients sent in packets without conntrack entries.
 func addSent(all map[uint32]ServiceCounters, sent *ebpf.Map) error {
 	const batch = 1024
 	ids := make([]uint32, batch)
@@ -105,7 +105,7 @@ func (c *EdgeTCServiceCounters) add(o ServiceCounters) {
 	c.ReceivedBytes += o.ReceivedBytes
 }
 
-// AddEntry adds what a flow's entry has counted.
+// AddEntry adds the counts of a flow's entry.
 func (c *EdgeTCServiceCounters) AddEntry(t *ConntrackEntry) {
 	if t.IsReply() {
 		c.ReceivedPackets += t.Packets
@@ -116,13 +116,13 @@ func (c *EdgeTCServiceCounters) AddEntry(t *ConntrackEntry) {
 	}
 }
 
-// countedServices are the names of services, with whose ids their counters come and
-// go.
+// countedServices is the table of service names. It resets the counters of an id when the id is allocated
+// or freed.
 type countedServices struct {
 	Hash[uint32, ServiceName]
 	counts, sent, gone *ebpf.Map
-	// unused is the first id that nothing can have been counted for: no service has had it
-	// since this agent made the tables. 0: an earlier one did.
+	// unused is the first id that has no counts: no service has had it since this agent made the
+	// tables. 0: an earlier agent made them.
 	unused uint32
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What is counted for a service is the sum of all tables and CPUs, whatever its id; it goes with
-// the id, and who has the id next begins at nothing.
+// The counts of a service are the sum over all tables and CPUs, whatever its id; they are removed with the
+// id, and the next service with the id begins at zero.
 func TestServiceCountersAddUp(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Limits.Services = 1 << 17
@@ -52,10 +52,10 @@ func TestServiceCountersAddUp(t *testing.T) {
 			must(t, d.Tables.Services.Delete(id))
 			delete(want, id)
 		}
-		check("some have gone")
+		check("some are deleted")
 		must(t, d.Tables.Services.Put(1024, ServiceName{}))
 		delete(want, 1024)
-		check("another one has an id")
+		check("another one has a reused id")
 		return nil
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What bpf/set_table/set_table.h computes.
+// The agent's version of bpf/set_table/set_table.h.
 
 const (
 	setPlaces   = int(SockSetTableSizeSET_PLACES)
@@ -25,8 +25,8 @@ type (
 	setRank   = SockSetRank
 )
 
-// InitTableSecret gives table_secret, from which the sets of keys follow, random numbers if it has
-// none. Not while programs use the tables.
+// InitTableSecret sets table_secret, which determines the sets of keys, to random numbers, unless it is
+// set. Programs must not use the tables meanwhile.
 func InitTableSecret(m *ebpf.Map) error {
 	secret, err := readTableSecret(m)
 	if err != nil || secret.Multipliers != [len(secret.Multipliers)]uint64{} {
@@ -44,7 +44,7 @@ func readTableSecret(m *ebpf.Map) (secret setSecret, err error) {
 	return secret, nil
 }
 
-// setSum is what a key's sets and tag follow from; words are all of the key.
+// setSum returns the sum that determines a key's sets and tag; words are all of the key.
 func setSum(secret *setSecret, words []uint32) (sum uint64) {
 	const mix = uint64(SockSetMixSET_MIX_HIGH)<<32 | uint64(SockSetMixSET_MIX_LOW)
 	for i, word := range words {
@@ -53,7 +53,7 @@ func setSum(secret *setSecret, words []uint32) (sum uint64) {
 	return (sum ^ sum>>32) * mix
 }
 
-// setFirst and setSecond are the two sets of a key, of so many.
+// setFirst and setSecond return the two sets of a key, of a number of sets.
 func setFirst(sum uint64, sets uint32) uint32 { return uint32(sum >> 32 * uint64(sets) >> 32) }
 
 func setSecond(sum uint64, sets uint32) uint32 {
@@ -64,12 +64,12 @@ func setSecond(sum uint64, sets uint32) uint32 {
 	return second
 }
 
-// setTag is the tag in a key's place.
+// setTag returns the tag in a key's place.
 func setTag(hash uint32) uint32 { return max(hash&^setClaimed, 1) }
 
 func markRank(owner uint32) setRank { return setRank(owner & (1<<setRankBits - 1)) }
 
-// tickNow is the clock of the marks.
+// tickNow returns the time on the clock of the marks.
 func tickNow() (uint32, error) {
 	var now unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now)
@@ -78,7 +78,7 @@ func tickNow() (uint32, error) {
 
 func markExpired(until, now uint32) bool { return int32(now-until) >= 0 }
 
-// weaklyOrdered says whether a CPU here may make its writes seen in another order: 1, or 0.
+// weaklyOrdered returns 1 if other CPUs may see a CPU's writes in another order, else 0.
 func weaklyOrdered() uint8 {
 	if runtime.GOARCH == "amd64" {
 		return 0

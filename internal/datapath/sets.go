@@ -28,7 +28,7 @@ type entrySet[E any] struct {
 	*setRow[E]
 }
 
-// SetTable reads and removes entries of a table of sets (bpf/set_table/set_table.h) in the memory of its
+// SetTable reads and removes entries of a set table (bpf/set_table/set_table.h) in the memory of its
 // arrays. Programs change the table at the same time. Memory is mapped only while it is read.
 type SetTable[K comparable, E any] struct {
 	setMaps
@@ -37,13 +37,13 @@ type SetTable[K comparable, E any] struct {
 	key    func(*E) *K
 	tag    func(key *K, sum uint64) uint32
 	whole  func(*E) bool    // false: a program was writing the entry while it was read
-	tagOf  func(*E) *uint32 // the tag in the entry itself; nil: there is none
+	tagOf  func(*E) *uint32 // the tag in the entry itself; nil if it has none
 }
 
-// Max is the number of places for entries.
+// Max returns the number of places for entries.
 func (m setMaps) Max() uint32 { return m.rows.MaxEntries() * uint32(setPlaces) }
 
-// keySum returns the sum of a key, from which its sets follow.
+// keySum returns the sum of a key, which determines its sets.
 func keySum[K any](secret *setSecret, key *K) uint64 {
 	return setSum(secret, unsafe.Slice((*uint32)(unsafe.Pointer(key)), unsafe.Sizeof(*key)/4))
 }
@@ -66,7 +66,7 @@ func (w *setWindow[E]) at(set uint32) entrySet[E] {
 	return entrySet[E]{(*EdgeTCSetTags)(unsafe.Pointer(&w.tags[uintptr(set)*w.tagStride])), (*setRow[E])(unsafe.Pointer(&row[0]))}
 }
 
-// mapSets maps count sets, beginning with the set first.
+// mapSets maps count sets from the set first on.
 func mapSets[E any](m setMaps, first, count uint32) (w *setWindow[E], err error) {
 	w = &setWindow[E]{rowStride: arrayStride(m.rows)}
 	w.rows, w.unmap, err = mapMemory(m.rows, uintptr(first)*w.rowStride, uintptr(first+count)*w.rowStride)
@@ -112,7 +112,8 @@ func (w *setWindow[E]) eachPlace(f func(s entrySet[E], place int) bool) (more bo
 	return true
 }
 
-// read copies the entry of a place into e. It returns false if there is none, or if a program has replaced it.
+// read copies the entry of a place to e. It returns false if there is none, or if a program has replaced it
+// meanwhile.
 func (t *SetTable[K, E]) read(s entrySet[E], place int, e *E) bool {
 	tag := atomic.LoadUint32(&s.Tags[place])
 	if tag == 0 || tag&setClaimed != 0 {
@@ -128,7 +129,8 @@ func (t *SetTable[K, E]) Walk(f func(*E) bool) error {
 	return eachPlace(t.setMaps, func(s entrySet[E], place int) bool { return !t.read(s, place, &e) || f(&e) })
 }
 
-// setsOf returns the numbers of the sets in which the key with a sum may be, in a table of the given number of sets.
+// setsOf returns the numbers of the sets that may have the key with a sum, in a table with a number of
+// sets.
 func (t *SetTable[K, E]) setsOf(sum uint64, sets uint32) []uint32 {
 	if !t.spills {
 		return []uint32{setFirst(sum, sets)}
@@ -136,7 +138,7 @@ func (t *SetTable[K, E]) setsOf(sum uint64, sets uint32) []uint32 {
 	return []uint32{setFirst(sum, sets), setSecond(sum, sets)}
 }
 
-// find calls f with the entry of a key and with the tag in its place, if there is one.
+// find calls f with the entry of a key and the tag in its place, if there is one.
 func (t *SetTable[K, E]) find(key K, f func(tag *uint32, e *E)) error {
 	secret, err := readTableSecret(t.secret)
 	if err != nil {
@@ -170,8 +172,8 @@ func (t *SetTable[K, E]) Get(key K) (found *E, err error) {
 	return found, err
 }
 
-// Remove removes an entry for which is returns true. It returns the entry, nil if none was removed. An
-// entry that a program has stored in its place since then stays.
+// Remove removes an entry if is returns true for it, and returns the entry, nil if none was removed. It
+// does not remove an entry that a program has stored in the place meanwhile.
 func (t *SetTable[K, E]) Remove(key K, is func(*E) bool) (removed *E, err error) {
 	err = t.find(key, func(at *uint32, e *E) {
 		if tag := atomic.LoadUint32(at); tag&setClaimed == 0 && is(e) && atomic.CompareAndSwapUint32(at, tag, 0) {

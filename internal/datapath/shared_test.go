@@ -16,11 +16,11 @@ import (
 	"beeline.io/beeline/test/shared"
 )
 
-// sharedInputs is how many random inputs the functions are compared on.
+// sharedInputs is the number of random inputs to compare the functions on.
 const sharedInputs = 500
 
-// TestSharedWithC: what both the programs and the agent compute is the same in C and in Go, on random inputs. The C
-// runs in the kernel.
+// TestSharedWithC: what both the programs and the agent compute is equal in C and in Go, on random inputs.
+// The C runs in the kernel.
 func TestSharedWithC(t *testing.T) {
 	r, p := shared.Random(t), shared.Load(t)
 	must(t, datapath.InitTableSecret(p.Maps[shared.SharedMapTableSecret]))
@@ -53,9 +53,9 @@ func TestSharedWithC(t *testing.T) {
 	}
 }
 
-// TestTablesReadByC: what the agent writes for a frontend is what the programs look up: its row by the key, its bits
-// in the prefilter and among the untracked frontends, and the port that bind() refuses. For another address the
-// tables have nothing.
+// TestTablesReadByC: what the agent writes for a frontend is what the programs look up: its row by the key,
+// its bits in the prefilter and among the untracked frontends, and the port that bind() refuses. For
+// another address they find nothing.
 func TestTablesReadByC(t *testing.T) {
 	r, p := shared.Random(t), shared.Load(t)
 	must(t, p.Maps[shared.SharedMapTableSecret].Put(uint32(0), &datapath.SockSetSecret{}))
@@ -109,11 +109,12 @@ func wantEntryBits(t *testing.T, p *shared.Program, prefilter *datapath.Prefilte
 	got := new(datapath.EdgeTCPrefilter)
 	must(t, p.Maps[shared.SharedMapPrefilters].Lookup(uint32(0), got))
 	if !slices.Equal(got.Bits[:], bits.Bits[:]) {
-		t.Fatalf("the programs and the agent set other bits of the prefilter for %s > %s with flags %#x", key.From(), key.To(), flags)
+		t.Fatalf("the programs and the agent set different bits of the prefilter for %s > %s with flags %#x", key.From(), key.To(), flags)
 	}
 }
 
-// TestServiceNetworksReadByC: an address of a ServiceCIDR passes the prefilter of the programs, and another one not.
+// TestServiceNetworksReadByC: addresses of a ServiceCIDR pass the prefilter of the programs, and others do
+// not.
 func TestServiceNetworksReadByC(t *testing.T) {
 	r, p := shared.Random(t), shared.Load(t)
 	for range sharedInputs {
@@ -126,7 +127,7 @@ func TestServiceNetworksReadByC(t *testing.T) {
 		must(t, prefilter.Rebuild(func() error { return nil }))
 		must(t, p.Maps[shared.SharedMapPrefilters].Put(uint32(0), bits))
 		if p.Run(&c); c.Prefilter != 1 {
-			t.Fatalf("%s is in the ServiceCIDR %s, and the programs leave it alone", to, network)
+			t.Fatalf("%s is in the ServiceCIDR %s, and the programs do not look it up", to, network)
 		}
 		outside := c
 		at := 128 - to.BitLen() + r.IntN(network.Bits()) // a bit of the prefix
@@ -138,7 +139,7 @@ func TestServiceNetworksReadByC(t *testing.T) {
 	}
 }
 
-// rows is the table of rows of a Program.
+// rows returns the table of rows of a Program.
 type rows struct {
 	p *shared.Program
 	t *testing.T
@@ -159,7 +160,7 @@ func (a rows) All() (map[uint32]datapath.Frontend, error) {
 	return map[uint32]datapath.Frontend{1: a.Load(1)}, nil
 }
 
-// randomCall is random, with addresses of one family and no reserved bytes.
+// randomCall returns a random call, with addresses of one family and zero reserved bytes.
 func randomCall(r *rand.Rand) (c shared.Call) {
 	all := unsafe.Slice((*byte)(unsafe.Pointer(&c)), unsafe.Offsetof(c.TupleHash))
 	for i := range all {

@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketGC finds the sockets of a network namespace that are connected to a
-// backend that serves no more (R29, R30).
+// SocketGC finds the sockets of a network namespace that are connected to a backend that no longer serves
+// (R29, R30).
 type SocketGC struct {
 	collection *ebpf.Collection
 	udp, tcp   *link.Iter
 	toAbort    Hash[uint64, uint32]
 }
 
-// OpenSocketGC loads the socket GC programs over the tables. With end it ends the sockets that
-// it finds, which needs bpf_sock_destroy (HaveSockDestroy); else it only tells.
-// An error says that this kernel cannot; all else works without.
+// OpenSocketGC loads the socket GC programs with the existing tables. With end they destroy the sockets
+// that they find, which needs bpf_sock_destroy (HaveSockDestroy); else they only report them. An error
+// means that this kernel does not support it; everything else works without it.
 func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
 	spec, err := LoadSockGC()
 	if err != nil {
@@ -65,7 +65,7 @@ func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
 	if s.tcp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcTcp]); err != nil {
 		return s, err
 	}
-	return s, s.clearToAbort() // what an agent has left that was killed before its GC pass
+	return s, s.clearToAbort() // left by an agent that was killed before its GC pass
 }
 
 func attachIterator(p *ebpf.Program) (*link.Iter, error) {
@@ -88,14 +88,12 @@ func (s *SocketGC) Close() {
 	}
 }
 
-// UDP goes once over the UDP sockets of the calling thread's network namespace.
-// It returns those that it has ended (Ended is 1), or that are to be ended.
-// After sockets have ended a pass may have missed others (before Linux 6.16 it
-// continues in a list by counting): go on until one finds none.
+// UDP iterates once over the UDP sockets of the calling thread's network namespace. It returns those that
+// it has destroyed (Ended is 1), or that should be destroyed. A pass that destroys sockets may miss others
+// (before Linux 6.16 it resumes in a list by position): repeat it until a pass finds none.
 func (s *SocketGC) UDP() ([]StaleSocket, error) { return readIterator(s.udp) }
 
-// TCP goes once over the TCP sockets likewise, and ends those among toAbort, which
-// are socket cookies.
+// TCP does the same for TCP sockets, and destroys those in toAbort, which are socket cookies.
 func (s *SocketGC) TCP(toAbort ...uint64) (found []StaleSocket, err error) {
 	defer func() {
 		for _, cookie := range toAbort {
@@ -132,35 +130,35 @@ func readIterator(it *link.Iter) ([]StaleSocket, error) {
 	buffer := make([]StaleSocket, 256)
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(&buffer[0])), len(buffer)*staleSocketSize)
 	for {
-		n, err := sequence.Read(memory) // whole records, as they are written
+		n, err := sequence.Read(memory) // complete records
 		all = append(all, buffer[:n/staleSocketSize]...)
 		switch {
 		case errors.Is(err, io.EOF):
 			return all, nil
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // a million sockets, and none of them is told
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // a million sockets, none of them reported
 		case err != nil:
 			return all, fmt.Errorf("read the socket iterator: %w", err)
 		case n%staleSocketSize != 0:
-			return all, fmt.Errorf("read the socket iterator: %d bytes are no whole records of %d", n, staleSocketSize)
+			return all, fmt.Errorf("read the socket iterator: %d bytes are not a multiple of the record size %d", n, staleSocketSize)
 		}
 	}
 }
 
-// HaveSockDestroy says whether the kernel has bpf_sock_destroy (Linux 6.5).
+// HaveSockDestroy reports whether the kernel has bpf_sock_destroy (Linux 6.5).
 func HaveSockDestroy() bool { return kernelHas()[sockDestroy] }
 
-// What the kernel's types tell of it.
+// Features that the kernel's BTF shows.
 const (
 	kernelTypes    = "types"
 	socketIterator = "bpf_iter_udp"
 	sockDestroy    = "bpf_sock_destroy"
 )
 
-// kernelBTF are the kernel's types, for whoever loads programs between kernelHas and Attach:
-// to read them takes some MiB and 15 ms. Nil: read them yourself.
+// kernelBTF is the kernel's BTF, for loading programs between kernelHas and Attach: reading it takes some
+// MiB and 15 ms. Nil: not cached.
 var kernelBTF atomic.Pointer[btf.Cache]
 
-// kernelHas looks these up in the kernel's types (CONFIG_DEBUG_INFO_BTF), once.
+// kernelHas looks up these features in the kernel's BTF (CONFIG_DEBUG_INFO_BTF), once.
 var kernelHas = sync.OnceValue(func() map[string]bool {
 	found := map[string]bool{}
 	cache := btf.NewCache()
@@ -177,14 +175,13 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 	return found
 })
 
-// Connection is the service that a socket asked for and the backend that it is
-// connected to.
+// Connection is the service address that a client sends to and the backend that serves it.
 type Connection struct {
 	Protocol         uint8
 	Service, Backend netip.AddrPort
 }
 
-// Connection is what the socket is connected to.
+// Connection returns the connection of the socket.
 func (s *SockGCStaleSocket) Connection() Connection {
 	return Connection{
 		Protocol: s.Protocol,
@@ -193,7 +190,7 @@ func (s *SockGCStaleSocket) Connection() Connection {
 	}
 }
 
-// LocalAddr is the socket's own address.
+// LocalAddr returns the socket's own address.
 func (s *SockGCStaleSocket) LocalAddr() netip.AddrPort { return addrPort(s.Local.Bytes, s.LocalPort) }
 
 func addrPort(address [16]byte, port uint16) netip.AddrPort {

@@ -10,27 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Array is a table of rows by number, stored without a system call.
+// An Array is a table of rows by number, which is written without system calls.
 type Array[V any] interface {
-	// Len is the number of rows.
+	// Len returns the number of rows.
 	Len() uint32
-	// Load reads a row. It panics if i >= Len(), as a slice does.
+	// Load returns a row. It panics if i >= Len(), like a slice.
 	Load(i uint32) V
-	// Store writes a row, not atomically: no reader may know it yet.
+	// Store writes a row, but not atomically: no reader may use the row yet.
 	Store(i uint32, v V) error
-	// All reads every row that is not zero.
+	// All returns all rows that are not zero.
 	All() (map[uint32]V, error)
 }
 
 // A Hash is a table by key.
 type Hash[K comparable, V any] interface {
-	// Max is the number of entries that it can hold.
+	// Max returns the maximum number of entries.
 	Max() uint32
-	// Put stores an entry in one atomic step; *FullError if there is no room.
+	// Put stores an entry atomically; *FullError if there is no room.
 	Put(K, V) error
-	// Delete removes an entry; one that is not there is no error.
+	// Delete deletes an entry. It is not an error if there is none.
 	Delete(K) error
-	// All reads every entry. One that changes meanwhile may be missing.
+	// All returns all entries. An entry that changes meanwhile may be missing.
 	All() (map[K]V, error)
 }
 
@@ -48,17 +48,17 @@ type Tables struct {
 	Affinity      AffinityTable
 	// UntrackedFrontends has one row.
 	UntrackedFrontends Array[UntrackedEnds]
-	// ReservedPorts are those that bind() is refused.
+	// ReservedPorts are the ports at which bind() is refused.
 	ReservedPorts Hash[ReservedPort, uint32]
 	// OptedOut has the cookies of network namespaces without the socket shortcut.
 	OptedOut Hash[uint64, uint32]
-	// Balancers are networks whose encapsulated packets are for backends of this node, and the
-	// node's own addresses in them; nil where there is no edge.
+	// Balancers are networks whose encapsulated packets are for backends of this node, and the node's
+	// own addresses in them; nil if there is no edge.
 	Balancers Hash[NetworkKey, Balancer]
-	// Prefilter is asked by the edge before all others; nil where there is no edge.
+	// Prefilter is what the edge checks first; nil if there is no edge.
 	Prefilter *Prefilter
-	// WaitForReaders returns when every program has ended that was running at
-	// the call. What no table leads to any more can be used again then.
+	// WaitForReaders returns when all programs have ended that run at the call. Then what no table
+	// leads to any more can be reused.
 	WaitForReaders func() error
 }
 
@@ -93,7 +93,7 @@ func (h kernelHash[K, V]) All() (map[K]V, error) {
 	return h.batched()
 }
 
-// one reads entry by entry: longest-prefix maps know no batches before 6.x.
+// one reads entry by entry: longest-prefix maps do not support batches before 6.x.
 func (h kernelHash[K, V]) one() (map[K]V, error) {
 	all := map[K]V{}
 	var k K
@@ -109,7 +109,7 @@ func (h kernelHash[K, V]) one() (map[K]V, error) {
 }
 
 func (h kernelHash[K, V]) batched() (map[K]V, error) {
-	const size = 4096 // larger than any hash bucket, which a batch has to hold whole
+	const size = 4096 // larger than any hash bucket, which must fit in a batch
 	all := map[K]V{}
 	keys, values := make([]K, size), make([]V, size)
 	var cursor ebpf.MapBatchCursor
@@ -127,19 +127,19 @@ func (h kernelHash[K, V]) batched() (map[K]V, error) {
 	}
 }
 
-// newGracePeriod returns a function that waits for an RCU grace period: programs
-// run in RCU read-side sections. The kernel waits for one whenever a map inside
-// a map is replaced (maybe_wait_bpf_programs in kernel/bpf/syscall.c, Linux
-// 5.0), on any number of CPUs; membarrier(2) does not on one, nor with nohz_full.
+// newGracePeriod returns a function that waits for an RCU grace period: programs run in RCU read-side
+// critical sections. The kernel waits for one whenever a map inside a map is replaced
+// (maybe_wait_bpf_programs in kernel/bpf/syscall.c, Linux 5.0), on any number of CPUs; membarrier(2) does
+// not wait with a single CPU, or with nohz_full.
 func newGracePeriod() (func() error, error) {
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	m, err := ebpf.NewMap(inner)
 	if err != nil {
-		return nil, fmt.Errorf("make a map to wait for grace periods: %w", err)
+		return nil, fmt.Errorf("create a map to wait for grace periods: %w", err)
 	}
 	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
 	if err != nil {
-		return nil, fmt.Errorf("make a map to wait for grace periods: %w", err)
+		return nil, fmt.Errorf("create a map to wait for grace periods: %w", err)
 	}
 	return func() error {
 		if err := outer.Put(uint32(0), m); err != nil {
@@ -149,7 +149,7 @@ func newGracePeriod() (func() error, error) {
 	}, nil
 }
 
-// NewTables are the tables in maps, by their names; the edge has more.
+// NewTables returns the tables in maps by their names; the edge has more.
 func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 	wait, err := newGracePeriod()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTablesKeepWhatIsStored, and give it back after the agent was away.
+// TestTablesKeepWhatIsStored: tables keep their entries while no agent runs.
 func TestTablesKeepWhatIsStored(t *testing.T) {
 	o := options(t)
 	d := mustOpen(t, o)
@@ -56,7 +56,7 @@ func TestTablesKeepWhatIsStored(t *testing.T) {
 	check("prefix of a network", network.Prefix().String(), nil, "fd00:96::/112")
 }
 
-// TestAllReadsLargeTables: more entries than one batch holds.
+// TestAllReadsLargeTables: a table has more entries than one batch.
 func TestAllReadsLargeTables(t *testing.T) {
 	tables := mustOpen(t, options(t)).Tables
 	const n = 20000

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datapath loads the BPF programs, keeps their tables and attaches
-// them. It knows addresses, rows and links, and nothing of Kubernetes.
+// Package datapath loads the BPF programs, maintains their tables and attaches them. It handles addresses,
+// rows and links, and does not depend on Kubernetes.
 package datapath
 
 import (
@@ -12,9 +12,8 @@ import (
 	"strings"
 )
 
-// The structures of bpf/lb/types.h. Addresses are 16 bytes in network byte
-// order with IPv4 mapped into them, ports are in network byte order
-// (NetworkOrder), everything else is in host byte order.
+// The structures of bpf/lb/types.h. Addresses are 16 bytes in network byte order, with IPv4 mapped; ports
+// are in network byte order (NetworkOrder); everything else is in host byte order.
 type (
 	Address        = SockAddress
 	FrontendKey    = SockFrontendKey
@@ -33,11 +32,11 @@ type (
 	Verdict        = SockVerdict
 	// ReservedPort is a port at which bind() is refused on the host.
 	ReservedPort = SockReservedPortKey
-	// StaleSocket is what the GC pass says of a socket.
+	// StaleSocket is a socket that the GC pass has found.
 	StaleSocket = SockGCStaleSocket
 )
 
-// What a Decision says. One with slots has no verdict: it is Balance.
+// The verdicts of a Decision. A Decision with slots has none: it is Balance.
 const (
 	Pass    = SockVerdictVERDICT_PASS
 	Reject  = SockVerdictVERDICT_REJECT
@@ -73,7 +72,7 @@ const (
 	DSROpt    = SockDsrDSR_OPT
 )
 
-// Accepted are the kinds of packets of balancers that programs open.
+// Accepted are the kinds of packets of balancers that programs decapsulate.
 type Accepted = SockDsrAccepted
 
 // The kinds of Accepted.
@@ -82,10 +81,10 @@ const (
 	AcceptOption  = SockDsrAcceptedDSR_ACCEPT_OPTION
 )
 
-// AgentMark is the SO_MARK of sockets whose connections no Service takes.
+// AgentMark is the SO_MARK of sockets that programs never redirect.
 const AgentMark = SockSocketMarkMARK_AGENT
 
-// What is known of a network.
+// The kinds of networks.
 const (
 	NetworkService = SockNetworkNETWORK_SERVICE // its addresses belong to Services
 	NetworkPod     = SockNetworkNETWORK_POD     // its addresses belong to pods
@@ -104,16 +103,16 @@ func AddressFrom(a netip.Addr) Address { return Address{Bytes: a.As16()} }
 // Addr is the inverse of AddressFrom.
 func (a SockAddress) Addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap() }
 
-// NetworkOrder turns a port from host to network byte order, and back. The
-// programs are built for little-endian machines only.
+// NetworkOrder converts a port from host to network byte order, and back. The programs are built only for
+// little-endian machines.
 func NetworkOrder(port uint16) uint16 { return bits.ReverseBytes16(port) }
 
-// AddrPort is the backend's address and port.
+// AddrPort returns the backend's address and port.
 func (b SockBackend) AddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(b.Address.Addr(), NetworkOrder(b.Port))
 }
 
-// PrefixLen is the length that a prefix has once its address is 16 bytes.
+// PrefixLen returns the length of a prefix whose address is mapped to 16 bytes.
 func PrefixLen(p netip.Prefix) uint32 {
 	if p.Addr().Is4() {
 		return uint32(p.Bits()) + 96
@@ -121,10 +120,10 @@ func PrefixLen(p netip.Prefix) uint32 {
 	return uint32(p.Bits())
 }
 
-// Prefix is the prefix of a network key.
+// Prefix returns the prefix of a network key.
 func (k SockNetworkKey) Prefix() netip.Prefix { return prefixFrom(k.Address, k.Prefixlen) }
 
-// Prefix is the admitted source of a range key.
+// Prefix returns the admitted source of a range key.
 func (k SockSourceRangeKey) Prefix() netip.Prefix { return prefixFrom(k.Address, k.Prefixlen-32) }
 
 func prefixFrom(a Address, bits uint32) netip.Prefix {
@@ -135,7 +134,7 @@ func prefixFrom(a Address, bits uint32) netip.Prefix {
 	return netip.PrefixFrom(addr, int(bits))
 }
 
-// MarshalJSON names the counters in lower camel case, as all other JSON here.
+// MarshalJSON names the counters in lower camel case, like all other JSON here.
 func (c SockSocketCounters) MarshalJSON() ([]byte, error) {
 	named := map[string]uint64{}
 	for field, value := range reflect.ValueOf(c).Fields() {

@@ -4,11 +4,11 @@ package datapath
 
 import "encoding/binary"
 
-// UntrackedEnds says which packets may be for a frontend with FlagUntracked or FlagHistory, and
-// whether what programs remember of the index holds (struct untracked_filter).
+// UntrackedEnds tells which packets may be for a frontend with FlagUntracked or FlagHistory, and whether
+// programs' cached results of the index are valid (struct untracked_filter).
 type UntrackedEnds struct{ SockUntrackedFilter }
 
-// place is where a frontend's bit stands, as endpoint_hash in bpf/dsr/stateless.h has it.
+// place returns the location of a frontend's bit, like endpoint_hash in bpf/dsr/stateless.h.
 func (UntrackedEnds) place(k FrontendKey) (word, bit uint32) {
 	var hash uint32
 	for i := 0; i < len(k.Address.Bytes); i += 4 {
@@ -18,13 +18,13 @@ func (UntrackedEnds) place(k FrontendKey) (word, bit uint32) {
 	return hash >> 29, hash >> 23 & 63
 }
 
-// Add has packets for a frontend looked at.
+// Add makes programs look up packets for a frontend.
 func (u *UntrackedEnds) Add(k FrontendKey) {
 	word, bit := u.place(k)
 	u.Bits[word] |= 1 << bit
 }
 
-// Has reports whether packets for a frontend are looked at.
+// Has reports whether packets for a frontend are looked up.
 func (u UntrackedEnds) Has(k FrontendKey) bool {
 	word, bit := u.place(k)
 	return u.Bits[word]>>bit&1 != 0

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// attach brings a device to the entry that is wanted, if it is not there yet.
+// attach attaches the edge to a device as wanted, unless it is attached like that already.
 func (e *Edge) attach(d Device) {
 	old := e.devices[d.Index]
 	if old != nil && old.failed == nil && !old.entry.retry && old.Kind == d.Kind && old.XDP == d.XDP && old.TakesTags == d.TakesTags && old.onlyPods() == d.onlyPods() && old.Draining == d.Draining {
@@ -36,7 +36,7 @@ func (e *Edge) attach(d Device) {
 		return
 	}
 	if old != nil && old.failed == nil && old.entry == a.entry && old.Name == a.Name {
-		return // tried again, in vain
+		return // retried without success
 	}
 	log := e.config.Log.Info
 	if a.entry.refused {
@@ -45,21 +45,21 @@ func (e *Edge) attach(d Device) {
 	log("serving a device", "device", d.Name, "for", d.role(), "mode", a.entry.mode, "why", a.entry.why)
 }
 
-// An entry is how packets of a device come to the edge.
+// An entry is how the edge gets a device's packets.
 type entry struct {
 	mode string // xdp, generic xdp or tc
 	why  string
-	// refused: it is not the one that was asked for.
+	// refused: this is not what was requested.
 	refused bool
-	// retry: what is in the way, as another program, may go.
+	// retry: the obstacle, such as another program, may disappear.
 	retry bool
 }
 
-// errNoEthernet: the programs look for IP headers behind those of Ethernet.
-var errNoEthernet = errors.New("its packets have no Ethernet header, and the edge reads none without: use a device that has MAC addresses (VXLAN, Geneve) for the overlay")
+// errNoEthernet: the programs expect IP headers behind Ethernet headers.
+var errNoEthernet = errors.New("its packets have no Ethernet header, which the edge needs: use a device that has MAC addresses (VXLAN, Geneve) for the overlay")
 
-// enter attaches the edge to a device. tc comes first: XDP leaves to it what it
-// cannot send itself.
+// enter attaches the edge to a device. It attaches tc first: XDP passes to tc what it cannot forward
+// itself.
 func (e *Edge) enter(a *attached) error {
 	if !a.Ethernet {
 		return errNoEthernet
@@ -86,7 +86,7 @@ func (e *Edge) enter(a *attached) error {
 	return nil
 }
 
-// chainText tells who shares a device with the edge.
+// chainText names the programs that share a device with the edge.
 func chainText(chain []datapath.ChainProgram) string {
 	if len(chain) == 0 {
 		return ""
@@ -102,33 +102,31 @@ func chainText(chain []datapath.ChainProgram) string {
 	return "; in a dispatcher: " + strings.Join(names, ", then ")
 }
 
-// wantedEntry says whether XDP is to be tried at a device, in which mode, and why.
+// wantedEntry returns whether to try XDP on a device, in which mode, and why.
 func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try bool) {
 	switch {
 	case c.Mode == TC:
 		return "", "--edge-mode=tc", false
 	case d.Draining:
-		return "", "flows go on of who is behind it; it is left when they are over", false
+		return "", "flows of clients or pods behind it continue; it is released when they end", false
 	case !d.Clients && !d.Backends:
-		return "", "pods behind it ask the node's own addresses without the socket shortcut", false
+		return "", "pods behind it send to the node's own addresses without the socket shortcut", false
 	case slices.Contains(softwareKinds, d.Kind):
-		return "", "a " + d.Kind + " device gets its packets from other devices: XDP has nothing to gain here", false
+		return "", "a " + d.Kind + " device gets its packets from other devices: XDP gains nothing here", false
 	case d.TakesTags:
-		return "", "there are VLAN devices above, and the driver takes the tags away before XDP sees them: `ethtool -K " + d.Name + " rxvlan off` lets XDP serve", false
+		return "", "there are VLAN devices above, and the driver strips the tags before XDP sees them: `ethtool -K " + d.Name + " rxvlan off` allows XDP", false
 	case c.Generic:
 		return datapath.XDPGeneric, "--edge-xdp-generic", true
 	case c.Mode == XDP:
 		return datapath.XDPNative, "--edge-mode=xdp", true
 	case d.Kind == "veth":
-		// It loses what XDP sends, unless its peer has GRO or XDP, and has no whole
-		// checksums.
-		return "", "a veth does not always take what XDP sends; --edge-mode=xdp uses it all the same", false
+		// It drops what XDP sends unless its peer has GRO or XDP, and checksums are not complete.
+		return "", "a veth may drop what XDP sends; --edge-mode=xdp uses XDP anyway", false
 	}
-	return datapath.XDPNative, "its driver has XDP", true
+	return datapath.XDPNative, "its driver supports XDP", true
 }
 
-// MayEnterXDP says whether XDP is to be tried at some device of this node, if that is one
-// of those that are served.
+// MayEnterXDP reports whether XDP would be tried on some device of this node if that device is served.
 func MayEnterXDP(c Config) bool {
 	devices, err := readDevices(nil)
 	return err != nil || slices.ContainsFunc(devices, func(d Device) bool {
@@ -152,7 +150,7 @@ func refusal(err error) string {
 	return "no XDP: " + err.Error()
 }
 
-// Detached says whether somebody has taken the edge down from a device that it was attached to.
+// Detached reports whether another program has detached the edge from a device.
 func (e *Edge) Detached() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -160,11 +158,11 @@ func (e *Edge) Detached() bool {
 	return err == nil && len(e.missingHooks(all)) > 0
 }
 
-// findDetached forgets the devices at which something is not attached any more.
+// findDetached forgets the devices with a detached program, so that they are attached again.
 func (e *Edge) findDetached() (lost []string) {
 	all, err := e.datapath.EdgeAttachments()
 	if err != nil {
-		e.report(condition.DevicesUnreadable.New("what is attached cannot be read: %v", err))
+		e.report(condition.DevicesUnreadable.New("attachments cannot be read: %v", err))
 		return nil
 	}
 	for index, hooks := range e.missingHooks(all) {
@@ -176,7 +174,7 @@ func (e *Edge) findDetached() (lost []string) {
 	return lost
 }
 
-// missingHooks are the hooks of each device that should be attached, and are not.
+// missingHooks returns the hooks of each device that should be attached, and are not.
 func (e *Edge) missingHooks(all []datapath.EdgeAttachment) map[int][]datapath.EdgeHook {
 	lost := map[int][]datapath.EdgeHook{}
 	for index, a := range e.devices {
@@ -198,18 +196,17 @@ func (e *Edge) missingHooks(all []datapath.EdgeAttachment) map[int][]datapath.Ed
 	return lost
 }
 
-// detachOthers takes the edge down from all other devices, and what is left of
-// those that are gone.
+// detachOthers detaches the edge from all other devices, and removes what is left of deleted devices.
 func (e *Edge) detachOthers(keep map[int]bool) {
 	all, err := e.datapath.EdgeAttachments()
 	if err != nil {
-		e.report(condition.DevicesUnreadable.New("what is attached cannot be read: %v", err))
+		e.report(condition.DevicesUnreadable.New("attachments cannot be read: %v", err))
 		return
 	}
 	gone := map[int]string{}
 	for _, a := range all {
 		if !keep[a.Device] {
-			gone[a.Device] = "" // of a device that an earlier agent has served, or that is gone
+			gone[a.Device] = "" // a device of an earlier agent, or a deleted device
 		}
 	}
 	for index, d := range e.devices {

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// servingBackends are the backends of Services on other nodes.
+// servingBackends returns the backends of Services on other nodes.
 func (e *Edge) servingBackends() []netip.Addr {
 	if e.config.Destinations == nil {
 		return nil
@@ -17,8 +17,8 @@ func (e *Edge) servingBackends() []netip.Addr {
 	return e.config.Destinations.RemoteBackends()
 }
 
-// Reach sees to it that the edge is at the devices that lead to backends on other nodes,
-// before these are chosen: the first answer may come at once.
+// Reach attaches the edge to the devices that lead to backends on other nodes, before these are selected:
+// the first reply may arrive immediately.
 func (e *Edge) Reach(backends []netip.Addr) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -37,7 +37,7 @@ func (e *Edge) Reach(backends []netip.Addr) {
 	}
 }
 
-// deviceTo is the index of the device by which the kernel sends to an address.
+// deviceTo returns the index of the device of the kernel's route to an address.
 func deviceTo(a netip.Addr) (device int, err error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil || len(routes) == 0 {

@@ -16,8 +16,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// An overlay is a world of eth0 and, while there is one, a device of an overlay that
-// leads to 10.10.2.0/24.
+// An overlay is a world with eth0 and, while it exists, an overlay device that leads to 10.10.2.0/24.
 type overlayWorld struct {
 	*world
 	remote []netip.Addr // backends of Services
@@ -44,7 +43,7 @@ func newOverlayWorld(t *testing.T, c Config, kind string) *overlayWorld {
 	return o
 }
 
-// roles are the devices and what is behind them.
+// roles returns the devices and what is behind them.
 func (o *overlayWorld) roles() string {
 	var all []string
 	for _, d := range o.CompleteStatus(nil).Devices {
@@ -60,8 +59,8 @@ func (o *overlayWorld) wantRoles(want string) {
 	}
 }
 
-// The edge comes to a device that leads to a backend before that is chosen, and stays
-// while a Service or a flow has the backend.
+// The edge attaches to a device that leads to a backend before the backend is selected, and stays while a
+// Service or a flow has the backend.
 func TestDeviceThatLeadsToBackends(t *testing.T) {
 	o := newOverlayWorld(t, Config{Mode: XDP}, "vxlan")
 	o.Start()
@@ -76,7 +75,7 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 	o.gc()
 	o.rescan()
 	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
-	// It has left the Service, and a flow goes on.
+	// It is removed from the Service, and a flow continues.
 	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{datapath.Now(), datapath.Now()})
 	o.remote = nil
 	o.gc() // it may have served until now
@@ -87,7 +86,7 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 	clear(o.kernel.assured)
 	o.gc()
 	o.rescan()
-	o.wantRoles("eth0 xdp clients, flannel.1 tc flows") // clients may have come by it until now
+	o.wantRoles("eth0 xdp clients, flannel.1 tc flows") // clients may have used it until now
 	o.gc()
 	o.rescan()
 	o.wantRoles("eth0 xdp clients")
@@ -96,13 +95,13 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 // The flows of an earlier agent count, too.
 func TestDeviceOfAnEarlierAgentsFlows(t *testing.T) {
 	o := newOverlayWorld(t, Config{Mode: TC}, "vxlan")
-	// Of two conntrack entries one may have been lost.
+	// One of the two conntrack entries may have been lost.
 	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Lost}, [2]uint32{datapath.Now(), 0})
 	o.Start()
 	o.wantRoles("eth0 tc clients, flannel.1 tc backends")
 }
 
-// A flow to a backend of this node says nothing of devices.
+// A flow to a backend of this node needs no device.
 func TestBackendOfThisNodeLeadsNowhere(t *testing.T) {
 	key := conntracktest.Tuple(unix.IPPROTO_TCP, client, conntracktest.Asked)
 	if addr, ok := flowBackend(key, &datapath.ConntrackEntry{Flags: uint8(datapath.ConntrackLocal)}); ok {
@@ -110,24 +109,23 @@ func TestBackendOfThisNodeLeadsNowhere(t *testing.T) {
 	}
 }
 
-// R19: neither does that of a pod that is its own backend, by either record: its device
-// is one of pods, however long the flow goes on.
+// R19: neither does the flow of a pod that is its own backend, by either entry: its device is one of pods,
+// however long the flow continues.
 func TestHairpinLeadsNowhere(t *testing.T) {
 	const pod = "10.10.1.11"
 	table := conntracktest.Table{}
 	table.Put(tcp, pod+":40000", pod+":8080", [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{1, 1})
 	if len(table) != 2 {
-		t.Fatalf("%d records, want 2", len(table))
+		t.Fatalf("%d entries, want 2", len(table))
 	}
 	for key, track := range table {
 		if addr, ok := flowBackend(key, &track); ok {
-			t.Errorf("by the record of %v it is at %s, elsewhere", key, addr)
+			t.Errorf("by the entry of %v it is at %s, on another node", key, addr)
 		}
 	}
 }
 
-// A backend that is reached by a device that is known costs one look-up, and no look at
-// the devices.
+// A backend that is reached by a known device costs one route lookup, and no read of the devices.
 func TestReachLooksOnce(t *testing.T) {
 	o := newOverlayWorld(t, Config{Mode: TC}, "vxlan")
 	looks, read := 0, o.Edge.read
@@ -140,24 +138,24 @@ func TestReachLooksOnce(t *testing.T) {
 		o.Reach(addrs("10.10.2.11", "10.10.2.12", "10.10.2.13"))
 	}
 	if looks != 2 || asked != 1 {
-		t.Errorf("the devices were looked at %d times after %d questions, want once at the start and once for three backends", looks, asked)
+		t.Errorf("the devices were read %d times after %d route lookups, want once at the start and once for three backends", looks, asked)
 	}
 	o.Reach(addrs("10.10.2.14"))
 	if looks != 2 || asked != 2 {
-		t.Errorf("a fourth backend: %d looks, %d questions", looks, asked)
+		t.Errorf("a fourth backend: %d reads, %d lookups", looks, asked)
 	}
 	o.deviceTo = func(netip.Addr) (int, error) { return 0, errors.New("no way") }
 	o.Reach(addrs("203.0.113.1"))
 	if looks != 3 {
-		t.Errorf("a backend without a way: %d looks", looks)
+		t.Errorf("a backend without a route: %d reads", looks)
 	}
 }
 
-// A device without Ethernet cannot be served; status names it and says why.
+// A device without Ethernet cannot be served; status names it and the reason.
 func TestOverlayWithoutEthernet(t *testing.T) {
 	o := newOverlayWorld(t, Config{Mode: Auto}, "ipip")
 	o.Start()
 	o.Reach(addrs("10.10.2.11"))
 	o.want("eth0 xdp", "flannel.1 none",
-		"! DeviceNotServed: flannel.1: answers of backends behind device flannel.1 do not reach clients from outside: its packets have no Ethernet header")
+		"! DeviceNotServed: flannel.1: replies of backends behind device flannel.1 do not reach external clients: its packets have no Ethernet header")
 }

@@ -13,48 +13,47 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// A Device is a network device of the node, as far as the edge wants to know.
+// A Device is a network device of the node, with what the edge needs to know of it.
 type Device struct {
 	Index int
 	Name  string
 	Kind  string // as `ip -details link` names it; "device" for hardware
 	Up    bool
-	// Ethernet: frames begin with MAC addresses; those for the node have this one.
+	// Ethernet: frames begin with MAC addresses; frames to the node have MAC as destination.
 	Ethernet, Loopback bool
 	MAC                [6]byte
-	// Enslaved to a bridge, bond or team, which has its packets.
+	// Enslaved to a bridge, bond or team, which gets its packets.
 	Enslaved bool
-	// TakesTags: the driver takes VLAN tags from frames before XDP sees them, and
-	// there are VLAN devices above, whose frames XDP would take for its own.
+	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
+	// above, whose frames XDP would take for the device's own.
 	TakesTags bool
-	// DefaultRoute: the route to all else leads here. Routed: some way does.
+	// DefaultRoute: a default route leads here. Routed: any route does.
 	DefaultRoute, Routed bool
-	// Direct are the networks that are on the device itself, behind no gateway.
+	// Direct are the networks on the device itself, without a gateway.
 	Direct []netip.Prefix
-	// XDP is the number of its XDP program, 0 for none.
+	// XDP is the id of its XDP program, 0 for none.
 	XDP uint32
-	// Addresses that others can reach, those that the kernel prefers first.
+	// Addresses are reachable by others, in the kernel's order of preference.
 	Addresses []netip.Addr
-	// Backends: the route to backends on other nodes leads here. Sources are what its
-	// routes say packets to them are to come from.
+	// Backends: a route to backends on other nodes leads here. Sources are the source addresses that
+	// these routes prescribe.
 	Backends bool
 	Sources  []netip.Addr
-	// BackendRoutes are the routes to these, and MTU is how long a packet can be that leaves here, in
-	// octets from the IP header on.
+	// BackendRoutes are those routes. MTU is the maximum length of packets sent here, in octets from
+	// the IP header on.
 	BackendRoutes []BackendRoute
 	MTU           int
-	// Pods are behind it that the edge has to meet there (Edge.SetPods).
+	// Pods behind the device need the edge there (Edge.SetPods).
 	Pods bool
-	// Clients may be behind it: chosen, and not read.
+	// Clients may be behind it: decided, not read.
 	Clients bool
-	// Draining: nothing asks for it any more, and flows of clients or pods behind it may
-	// go on. Chosen, and not read.
+	// Draining: nothing requires the device any more, but flows of clients or pods behind it may
+	// continue. Decided, not read.
 	Draining bool
 }
 
-// choose says which devices are served: those that clients may be behind, and before
-// them those that only lead to backends, by which these answer, and to pods; and those
-// of which flows may go on.
+// choose returns the devices that are served: first those that only lead to backends, by which replies
+// return, those of pods, and those of which flows may continue; then those that clients may be behind.
 func choose(devices []Device, patterns []string, node []netip.Addr, flows map[int]bool) []Device {
 	var chosen []Device
 	for _, d := range devices {
@@ -71,8 +70,8 @@ func choose(devices []Device, patterns []string, node []netip.Addr, flows map[in
 	return chosen
 }
 
-// choosePods marks the devices that the pods are behind that have an address in one of
-// the networks; of a single address it is the device with the longest route.
+// choosePods marks the devices of pods with an address in one of the networks; for a single address that is
+// the device with the longest matching route.
 func choosePods(devices []Device, networks []netip.Prefix) {
 	for _, n := range networks {
 		longest, behind := -1, -1
@@ -92,8 +91,7 @@ func choosePods(devices []Device, networks []netip.Prefix) {
 	}
 }
 
-// onlyPods says that nobody else is behind a device that is to be served anew: of one
-// that lingers nobody is.
+// onlyPods reports that only pods are behind a device; a draining device counts as one.
 func (d *Device) onlyPods() bool { return (d.Pods || d.Draining) && !d.Clients && !d.Backends }
 
 func compareBool(a, b bool) int {
@@ -106,8 +104,8 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// mayHaveClients says whether clients may be behind a device: behind those that patterns
-// name, else behind those with a default route or one of the Node's addresses.
+// mayHaveClients reports whether clients may be behind a device: if there are patterns, a device that
+// matches, else a device with a default route or one of the Node's addresses.
 func mayHaveClients(d Device, patterns []string, node []netip.Addr) bool {
 	if d.Loopback || !d.Ethernet {
 		return false
@@ -119,12 +117,11 @@ func mayHaveClients(d Device, patterns []string, node []netip.Addr) bool {
 		slices.ContainsFunc(d.Addresses, func(a netip.Addr) bool { return slices.Contains(node, a) }))
 }
 
-// inUse says whether packets come by the device itself. A dummy has addresses, and
-// nobody behind it.
+// inUse reports whether packets pass through the device itself. A dummy has addresses, but nothing behind
+// it.
 func (d *Device) inUse() bool { return d.Up && !d.Enslaved && d.Kind != "dummy" }
 
-// softwareKinds are those whose packets have come by another device, which is where XDP
-// would gain something.
+// softwareKinds are kinds whose packets have arrived at another device, where XDP is more useful.
 var softwareKinds = []string{"vxlan", "geneve", "gretap", "ip6gretap", "vlan", "bridge", "macvlan"}
 
 func matches(name string, patterns []string) bool {
@@ -134,29 +131,29 @@ func matches(name string, patterns []string) bool {
 	})
 }
 
-// unmatched are the patterns that no device has.
+// unmatched returns the patterns that match no device.
 func unmatched(devices []Device, patterns []string) []string {
 	return slices.DeleteFunc(slices.Clone(patterns), func(p string) bool {
 		return slices.ContainsFunc(devices, func(d Device) bool { return !d.Loopback && d.Ethernet && matches(d.Name, []string{p}) })
 	})
 }
 
-// whyUnmatched says what keeps a pattern of --devices from naming a device that can be served.
+// whyUnmatched returns why a pattern of --devices matches no device that can be served.
 func whyUnmatched(devices []Device, pattern string) condition.Condition {
 	for _, d := range devices {
 		switch {
 		case !matches(d.Name, []string{pattern}):
 		case d.Loopback:
-			return condition.DeviceUnsuitable.New("--devices %s: %s is the loopback device, and no client is behind it", pattern, d.Name).At(pattern)
+			return condition.DeviceUnsuitable.New("--devices %s: %s is the loopback device, which has no clients", pattern, d.Name).At(pattern)
 		default:
-			return condition.DeviceUnsuitable.New("--devices %s: %s has no MAC addresses, as a tunnel without Ethernet, and such a device is not served", pattern, d.Name).At(pattern)
+			return condition.DeviceUnsuitable.New("--devices %s: %s has no MAC addresses (a tunnel without Ethernet), and cannot be served", pattern, d.Name).At(pattern)
 		}
 	}
 	return condition.DeviceNotFound.New("--devices %s: no such device", pattern).At(pattern).
-		Do("correct --devices, or make the device (%s)", present(devices))
+		Do("correct --devices, or create the device (%s)", present(devices))
 }
 
-// present names the devices that can be served.
+// present lists the devices that can be served.
 func present(devices []Device) string {
 	var names []string
 	for _, d := range devices {
@@ -166,15 +163,15 @@ func present(devices []Device) string {
 	}
 	slices.Sort(names)
 	if len(names) == 0 {
-		return "there is none here that can be served"
+		return "no device here can be served"
 	}
-	return "here are: " + strings.Join(names, ", ")
+	return "present: " + strings.Join(names, ", ")
 }
 
-// ownAddresses are, for the devices that packets may come by or leave by, the MAC
-// address, and the addresses that they leave with in the node's name: the Node's own on
-// the device, else the device's first, else what routes there say, else the Node's. What is put
-// around packets (DSR) has the Node's wherever there is one: other nodes know no other.
+// ownAddresses returns, for the devices that packets may arrive or leave by, the MAC address and the source
+// addresses of packets that the edge sends in the node's name: the Node's own on the device, else the
+// device's first, else the source address of its routes, else the Node's. Outer headers (DSR) have the
+// Node's address if there is one, because other nodes know no other.
 func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint32]datapath.EdgeDevice {
 	all := map[uint32]datapath.EdgeDevice{}
 	for _, d := range devices {
@@ -183,7 +180,7 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 			continue
 		}
 		var e datapath.EdgeDevice
-		if d.Ethernet { // the addresses of other links are none that a frame could have
+		if d.Ethernet { // other links' addresses cannot be in a frame
 			e.Mac = d.MAC
 		}
 		if at >= 0 && chosen[at].onlyPods() {
@@ -204,7 +201,7 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 	return all
 }
 
-// outerAddress is the Node's first of a family, or what is sent in the node's name has.
+// outerAddress returns the Node's first address of a family, or own if it has none.
 func outerAddress(own netip.Addr, node []netip.Addr) netip.Addr {
 	if i := slices.IndexFunc(node, func(a netip.Addr) bool { return a.Is4() == own.Is4() }); i >= 0 {
 		return node[i]

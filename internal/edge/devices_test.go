@@ -42,9 +42,9 @@ var nodeDevices = []Device{
 	device(16, "port", func(d *Device) { d.Backends, d.Enslaved = true, true }),
 }
 
-// Clients are behind devices with a default route or an address of the Node; not
-// behind pods' devices, ports of bridges and bonds, and what has no MAC addresses. Those
-// that lead to backends come first, whatever patterns say.
+// Clients are behind devices with a default route or an address of the Node; not behind pods' devices,
+// ports of bridges and bonds, and devices without MAC addresses. Devices that lead to backends come first,
+// whatever the patterns.
 func TestChoose(t *testing.T) {
 	for _, c := range []struct{ patterns, want string }{
 		{"", "flannel.1 tunl0 eth0 eth2 br0"},
@@ -69,8 +69,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// A packet in the node's name has the Node's address if the device has that, else
-// the device's own, else the Node's all the same.
+// A packet in the node's name has the Node's address if the device has that, else the device's own, else
+// the Node's anyway.
 func TestOwnAddresses(t *testing.T) {
 	got := ownAddresses(nodeDevices, choose(nodeDevices, nil, nodeAddresses, nil), nodeAddresses)
 	for index, want := range map[uint32][2]string{
@@ -78,47 +78,47 @@ func TestOwnAddresses(t *testing.T) {
 		3:  {"198.51.100.1", "2001:db8::1"},
 		8:  {"192.0.2.1", "2001:db8::1"},
 		12: {"192.0.2.1", "2001:db8::1"},
-		13: {"10.10.1.0", "2001:db8::7"}, // its own, and what the routes there say
+		13: {"10.10.1.0", "2001:db8::7"}, // its own, and that of the routes there
 	} {
 		for i, a := range []datapath.Address{got[index].Source4, got[index].Source6} {
 			if a.Addr() != netip.MustParseAddr(want[i]) {
 				t.Errorf("device %d sends as %s, want %s", index, a.Addr(), want[i])
 			}
 		}
-		// Other nodes know this one by what its Node says, also behind an overlay's device.
+		// Other nodes know this one by the addresses of its Node, also behind an overlay's device.
 		for i, a := range []datapath.Address{got[index].Outer4, got[index].Outer6} {
 			if a.Addr() != nodeAddresses[i] {
-				t.Errorf("what device %d puts around packets is from %s, want %s", index, a.Addr(), nodeAddresses[i])
+				t.Errorf("outer headers of device %d are from %s, want %s", index, a.Addr(), nodeAddresses[i])
 			}
 		}
 	}
-	for _, index := range []uint32{1, 11} { // loopback, and what nothing is routed to
+	for _, index := range []uint32{1, 11} { // loopback, and a device without routes
 		if _, ok := got[index]; ok {
 			t.Errorf("device %d has an address to send with", index)
 		}
 	}
-	// Frames for the node are told by the device's MAC address.
+	// Frames to the node are recognised by the device's MAC address.
 	mac := device(3, "eth1", func(d *Device) { d.MAC = [6]byte{2, 0, 0, 0, 0, 7} })
 	if got := ownAddresses([]Device{mac}, []Device{mac}, nil)[3].Mac; got != mac.MAC {
 		t.Errorf("frames for eth1 have %x, want %x", got, mac.MAC)
 	}
-	// The address of a tunnel is none that a frame could have.
+	// The address of a tunnel cannot be in a frame.
 	tunnel := device(3, "tunl0", func(d *Device) { d.MAC, d.Ethernet, d.Routed = [6]byte{192, 168, 101, 1}, false, true })
 	if got := ownAddresses([]Device{tunnel}, nil, nodeAddresses)[3].Mac; got != [6]byte{} {
 		t.Errorf("frames for a tunnel have %x, want none", got)
 	}
-	// Without a Node an address of one family is all there is.
+	// Without a Node there is only an address of one family.
 	alone := ownAddresses(nodeDevices[2:3], nil, nil)[3]
 	if source4 := datapath.Address(alone.Source4); source4.Addr() != netip.MustParseAddr("198.51.100.1") || alone.Source6 != (datapath.EdgeDevice{}).Source6 {
 		t.Errorf("without a Node eth1 sends as %v", alone)
 	}
 	if alone.Outer4 != alone.Source4 || alone.Outer6 != alone.Source6 {
-		t.Errorf("without a Node eth1 puts %v around packets", alone)
+		t.Errorf("without a Node outer headers of eth1 are from %v", alone)
 	}
 }
 
-// The pods of a node are behind devices with a route to them alone; those of other
-// nodes behind gateways. Where clients are, is no such device.
+// The pods of a node are behind devices with direct routes to them; those of other nodes behind gateways. A
+// device of clients is not one of pods.
 func TestDevicesOfPods(t *testing.T) {
 	on := func(texts ...string) func(*Device) {
 		return func(d *Device) { d.Kind, d.Direct = "veth", prefixes(texts...) }
@@ -164,7 +164,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// Who is behind a device that cannot be served is told by what they do without.
+// The condition of a device that cannot be served names what is behind it.
 func TestConditionsNameWhoIsBehindADevice(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC}, hardware, device(3, "cali1", func(d *Device) {
 		d.Kind, d.Direct = "veth", []netip.Prefix{netip.MustParsePrefix("10.10.1.11/32")}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package edge serves clients outside of the cluster, and pods without the socket shortcut: it chooses the
-// devices that these are behind and those that lead to backends, and attaches the datapath there.
+// Package edge serves clients outside the cluster, and pods without the socket shortcut: it selects the
+// devices that they are behind and those that lead to backends, and attaches the datapath there.
 package edge
 
 import (
@@ -18,39 +18,39 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// Mode says how the edge is entered.
+// Mode is the mode of the edge.
 type Mode string
 
 const (
-	Auto Mode = "auto" // native XDP where it serves, else tc
+	Auto Mode = "auto" // native XDP where the driver supports it, else tc
 	XDP  Mode = "xdp"
 	TC   Mode = "tc"
 	Off  Mode = "off"
 )
 
-// Modes are all of them, as a flag has them.
+// Modes are all modes, as flag values.
 var Modes = []string{string(Auto), string(XDP), string(TC), string(Off)}
 
-// Config is what the operator decides.
+// Config is the operator's configuration.
 type Config struct {
 	Mode Mode
 	// Generic uses generic XDP.
 	Generic bool
-	// Devices are names or shell patterns; empty: they are detected.
+	// Devices are names or shell patterns; if empty, devices are detected.
 	Devices []string
 	// Destinations are the backends on other nodes; nil: there are none.
 	Destinations Destinations
-	// SetSysctls has the sysctls set without which the kernel forwards nothing.
+	// SetSysctls enables setting the sysctls that the kernel needs to forward packets.
 	SetSysctls bool
 	Log        *slog.Logger
 }
 
-// Destinations reads which backends on other nodes the tables have. The methods must not call the edge.
+// Destinations tells which backends on other nodes the tables have. The methods must not call the edge.
 type Destinations interface {
-	// RemoteBackends returns the addresses of backends on other nodes and of these nodes, sorted.
+	// RemoteBackends returns the addresses of backends on other nodes and of those nodes, sorted.
 	RemoteBackends() []netip.Addr
 	// DSRDestinations returns the addresses that packets are sent to by DSR, of backends on other nodes
-	// or of these nodes, by the kind of DSR.
+	// or of those nodes, by the kind of DSR.
 	DSRDestinations() map[service.DSR][]netip.Addr
 }
 
@@ -64,8 +64,7 @@ type Datapath interface {
 	Prefilter() *datapath.Prefilter
 }
 
-// Edge keeps the programs at the devices. All methods may be called from any
-// goroutine.
+// Edge keeps the programs attached to the devices. All methods may be called from any goroutine.
 type Edge struct {
 	config   Config
 	datapath Datapath
@@ -80,30 +79,30 @@ type Edge struct {
 	ready          bool // the tables are complete
 	node           []netip.Addr
 	pods           []netip.Prefix
-	remoteBackends refSet[netip.Addr] // backends on other nodes: of Services, and of flows that go on
-	entered        refSet[int]        // devices that clients are behind, and pods: those chosen, and those of flows that go on
+	remoteBackends refSet[netip.Addr] // backends on other nodes: of Services, and of existing flows
+	entered        refSet[int]        // devices of clients and pods: those selected, and those of existing flows
 	devices        map[int]*attached
-	problems       condition.List // that are not of one device
-	logged         condition.List // those of the last reconcile: each is logged once while it lasts
+	problems       condition.List // not of one device
+	logged         condition.List // of the last reconcile: each is logged once while it lasts
 	tables         map[uint32]datapath.EdgeDevice
 	dsr            []DSRStatus
-	// forwards are the families that packets have to be forwarded of, and forwarding is what
-	// was logged of the sysctls that keep them from it, which are below the folder sysctls.
+	// forwards are the families whose packets the kernel must forward, and forwarding are the
+	// conditions that were logged of sysctls that prevent it. sysctls is the directory of these.
 	forwards   []service.Family
 	forwarding condition.List
 	sysctls    string
 }
 
-// attached is a device and how the edge is there.
+// attached is a device and how the edge is attached to it.
 type attached struct {
 	Device
 	entry  entry
-	chain  []datapath.ChainProgram // it shares the XDP hook with others
-	failed error                   // it is not
+	chain  []datapath.ChainProgram // the programs that share the XDP hook
+	failed error                   // why it is not attached
 	losses losses
 }
 
-// New returns an edge. flows are the conntrack tables of the datapath. Nothing is attached before Start.
+// New returns an edge. flows are the conntrack tables of the datapath. Start attaches it.
 func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
 		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: deviceTo, lost: xdpLosses,
@@ -118,12 +117,12 @@ func (e *Edge) Start() {
 	defer e.mu.Unlock()
 	e.ready = true
 	if err := e.noteEarlier(); err != nil {
-		e.config.Log.Error("flows that an earlier agent left may go unanswered", "error", err)
+		e.config.Log.Error("replies of an earlier agent's flows may be lost", "error", err)
 	}
 	e.reconcile(false)
 }
 
-// SetNode takes the addresses of the Node object, in its order.
+// SetNode sets the addresses of the Node object, in its order.
 func (e *Edge) SetNode(addresses []netip.Addr) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,11 +132,10 @@ func (e *Edge) SetNode(addresses []netip.Addr) {
 	}
 }
 
-// SetPods takes where the pods of this node are whose packets to the node's own
-// addresses ask for Services: no socket hook decides for them, and what stays on the
-// node comes by none of the devices that clients are behind. When it returns the edge is
-// at the devices of those that are new: their sockets are left to it from then on. It
-// stays at those of others while flows go on that began there (R30).
+// SetPods sets the networks of this node's pods whose packets to the node's own addresses the edge must
+// serve: no socket hook handles them, and packets that stay on the node do not pass the devices of clients.
+// When it returns, the edge is attached to the devices of new pods: from then on their sockets may be left
+// to it. It stays attached to the devices of others while flows that began there continue (R30).
 func (e *Edge) SetPods(networks []netip.Prefix) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -153,15 +151,15 @@ func (e *Edge) SetPods(networks []netip.Prefix) {
 	e.changed.Send()
 }
 
-// Repair attaches what somebody has taken down, and returns what that was.
+// Repair attaches what another program has detached, and returns what that was.
 func (e *Edge) Repair() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.reconcile(true)
 }
 
-// reconcile attaches and detaches until the devices are as they should be. With
-// audit it looks at what is attached, and does not rely on what it did before.
+// reconcile attaches to and detaches from devices until they are as they should be. With audit it reads
+// what is attached, and does not rely on what it did before.
 func (e *Edge) reconcile(audit bool) (repaired []string) {
 	e.logged, e.problems = e.problems, nil
 	e.remoteBackends.add(e.servingBackends())
@@ -171,15 +169,15 @@ func (e *Edge) reconcile(audit bool) (repaired []string) {
 		return nil
 	}
 	choosePods(devices, e.pods)
-	e.entered.add(e.wantedDevices()) // until now
+	e.entered.add(e.wantedDevices()) // the devices that were selected until now
 	chosen := choose(devices, e.config.Devices, e.node, e.entered.known)
 	e.noteDSR(devices, chosen)
 	for _, pattern := range unmatched(devices, e.config.Devices) {
 		e.report(whyUnmatched(devices, pattern))
 	}
 	if len(e.forwards) > 0 && len(e.config.Devices) == 0 && !slices.ContainsFunc(chosen, func(d Device) bool { return d.Clients }) {
-		e.report(condition.NoDeviceWithClients.New("clients from outside reach no Service: no device that can be served has a default route or an address of this Node").
-			Do("name with --devices those that clients are behind (%s)", present(devices)))
+		e.report(condition.NoDeviceWithClients.New("external clients reach no Service: no device that can be served has a default route or an address of this Node").
+			Do("set --devices to those that clients are behind (%s)", present(devices)))
 	}
 	if audit {
 		repaired = e.findDetached()
@@ -196,7 +194,8 @@ func (e *Edge) reconcile(audit bool) (repaired []string) {
 	return repaired
 }
 
-// attachedEverywhere reports whether this agent's programs are at all devices. The caller holds the lock.
+// attachedEverywhere reports whether this agent's programs are attached to all devices. The caller holds
+// the lock.
 func (e *Edge) attachedEverywhere() bool {
 	for _, a := range e.devices {
 		if a.failed != nil {
@@ -206,7 +205,7 @@ func (e *Edge) attachedEverywhere() bool {
 	return e.ready
 }
 
-// report keeps a condition for the status until devices are looked at again, and logs it if it is new.
+// report keeps a condition for the status until the next reconcile, and logs it if it is new.
 func (e *Edge) report(c condition.Condition) {
 	e.problems = append(e.problems, c)
 	if !slices.Contains(e.logged, c) {
@@ -214,7 +213,7 @@ func (e *Edge) report(c condition.Condition) {
 	}
 }
 
-// writeDevices makes the addresses known under which the node sends.
+// writeDevices publishes the addresses that the edge sends from.
 func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, audit bool) {
 	table := e.datapath.EdgeDevices()
 	if e.tables == nil || audit {

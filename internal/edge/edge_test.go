@@ -26,8 +26,8 @@ var (
 
 var errNoDriver = fmt.Errorf("its driver refuses XDP (%w): %w", unix.EOPNOTSUPP, ebpf.ErrNotSupported)
 
-// Each mode at each kind of device: how the edge is entered, and whether somebody
-// has to be told that it is not as asked.
+// Each mode at each kind of device: how the edge is attached, and whether status reports that this is not
+// as requested.
 func TestModes(t *testing.T) {
 	other := &datapath.OtherXDPError{ProgramID: 77, Name: "filter"}
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestModes(t *testing.T) {
 		{"xdp, no native XDP", Config{Mode: XDP}, hardware, errNoDriver,
 			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no native XDP"}, "2 egress ingress"},
 		{"xdp, another XDP program", Config{Mode: XDP}, hardware, other,
-			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program has the device (filter, program 77)"}, "2 egress ingress"},
+			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program is attached to the device (filter, program 77)"}, "2 egress ingress"},
 		{"tc", Config{Mode: TC}, hardware, nil, []string{"eth0 tc"}, "2 egress ingress"},
 		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &datapath.ExclusiveXDPError{},
 			[]string{"eth0 xdp", "! DeviceModeRefused: eth0: device eth0 is served by xdp, though not as --edge-xdp-dispatcher asks for: Beeline is alone there"}, "2 egress ingress xdp"},
@@ -71,8 +71,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// XDP is tried again where another program was in the way, and not where the driver
-// has none.
+// XDP is retried if another program was in the way, but not if the driver does not support it.
 func TestXDPIsTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		refuse error
@@ -84,14 +83,14 @@ func TestXDPIsTriedAgain(t *testing.T) {
 		w.want("eth0 tc")
 		w.kernel.refuse = nil
 		if again := w.failing(); again != (c.want == "eth0 xdp") {
-			t.Errorf("after %v it is tried again: %v", c.refuse, again)
+			t.Errorf("after %v it is retried: %v", c.refuse, again)
 		}
 		w.rescan()
 		w.want(c.want)
 	}
 }
 
-// A device at which nothing can be attached is reported, and tried again.
+// A device at which nothing can be attached is reported, and retried.
 func TestDeviceThatCannotBeServed(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
 	w.kernel.tcError = errors.New("no such luck")
@@ -102,7 +101,7 @@ func TestDeviceThatCannotBeServed(t *testing.T) {
 	w.want("eth0 xdp")
 }
 
-// Devices come, go, are renamed and enslaved; what does not change is left alone.
+// Devices are added, removed, renamed and enslaved; unchanged ones are left alone.
 func TestDevicesThatChange(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
 	w.rescan()
@@ -133,18 +132,17 @@ func TestDevicesThatChange(t *testing.T) {
 	}
 }
 
-// A device that --devices names and that is not there yet is asked for and cannot
-// be had.
+// A device that --devices names and that does not exist yet is reported.
 func TestDeviceThatIsNotThere(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto, Devices: []string{"wan*"}}, hardware)
 	w.Start()
-	w.want("! DeviceNotFound: wan*: --devices wan*: no such device: correct --devices, or make the device (here are: eth0)")
+	w.want("! DeviceNotFound: wan*: --devices wan*: no such device: correct --devices, or create the device (present: eth0)")
 	w.devices = append(w.devices, device(3, "wan1", nil))
 	w.rescan()
 	w.want("wan1 xdp")
 }
 
-// A device that is there and cannot be served is not said to be missing.
+// A device that exists and cannot be served is not reported as missing.
 func TestNamedDeviceThatCannotBeServed(t *testing.T) {
 	tun := device(3, "tun0", func(d *Device) { d.Ethernet = false })
 	lo := device(1, "lo", func(d *Device) { d.Ethernet, d.Loopback = false, true })
@@ -153,11 +151,11 @@ func TestNamedDeviceThatCannotBeServed(t *testing.T) {
 	w.want("eth0 tc", "! DeviceUnsuitable: tun*: --devices tun*: tun0 has no MAC addresses", "! DeviceUnsuitable: lo: --devices lo: lo is the loopback device")
 }
 
-// Status is not content with an edge that no client reaches, while Services have backends for them.
+// Status reports an edge without devices for clients, while Services have backends.
 func TestNoDeviceWithClients(t *testing.T) {
 	backends := device(3, "eth1", func(d *Device) { d.DefaultRoute, d.Addresses, d.Backends = false, nil, true })
-	condition := "! NoDeviceWithClients: clients from outside reach no Service: no device that can be served has a default route or an address of this Node: " +
-		"name with --devices those that clients are behind (here are: eth1)"
+	condition := "! NoDeviceWithClients: external clients reach no Service: no device that can be served has a default route or an address of this Node: " +
+		"set --devices to those that clients are behind (present: eth1)"
 	for _, c := range []struct {
 		name     string
 		config   Config
@@ -180,8 +178,8 @@ func TestNoDeviceWithClients(t *testing.T) {
 	}
 }
 
-// A problem that lasts is one line of the log, however often devices are looked at; one that comes
-// again is another.
+// A problem that persists is one line of the log, however often devices are read; one that recurs is logged
+// again.
 func TestProblemIsLoggedOnce(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC, Devices: []string{"wan1"}}, hardware)
 	var log strings.Builder
@@ -200,8 +198,8 @@ func TestProblemIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// What somebody takes down is attached again, and what an earlier agent left at
-// other devices is taken down.
+// What another program detaches is attached again, and what an earlier agent left at other devices is
+// detached.
 func TestRepair(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
 	w.kernel.hooks[9] = []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
@@ -222,8 +220,8 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// The edge is at the device of a pod when SetPods returns, for what comes after leaves
-// the pod's packets to it.
+// The edge is attached to the device of a pod when SetPods returns, because the caller then leaves the
+// pod's packets to it.
 func TestDeviceOfPodsIsServedAtOnce(t *testing.T) {
 	const index = 7
 	pod := device(index, "veth7", func(d *Device) {
@@ -238,6 +236,6 @@ func TestDeviceOfPodsIsServedAtOnce(t *testing.T) {
 		t.Errorf("attached: %v, want %v", got, want)
 	}
 	if w.kernel.table[index].Pods != 1 {
-		t.Errorf("the programs are told %+v of the device, not that pods are behind it", w.kernel.table[index])
+		t.Errorf("the programs have %+v for the device, not that pods are behind it", w.kernel.table[index])
 	}
 }

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ethtool sends a request of SIOCETHTOOL for a device; value begins with the command, and
-// receives the answer.
+// ethtool sends a SIOCETHTOOL request for a device; value begins with the command, and receives the reply.
 func ethtool(device string, value unsafe.Pointer) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -36,7 +35,7 @@ const (
 	statisticLength = 32 // ETH_GSTRING_LEN
 )
 
-// statistics are those of a device's driver, by name.
+// statistics returns the statistics of a device's driver, by name.
 func statistics(device string) (map[string]uint64, error) {
 	info := unix.EthtoolDrvinfo{Cmd: unix.ETHTOOL_GDRVINFO}
 	if err := ethtool(device, unsafe.Pointer(&info)); err != nil {
@@ -64,9 +63,9 @@ func statistics(device string) (map[string]uint64, error) {
 	return all, nil
 }
 
-// xdpLosses is how many packets a driver has lost that XDP programs sent, by its own count; 0
-// where it has none. Drivers name these counts in their own ways: xdp_tx_errors,
-// xdp_xmit_errors (veth), xdp_tx_drops (virtio_net), tx_xdp_full (mlx5).
+// xdpLosses returns how many packets sent by XDP programs a driver has dropped, by its own count; 0 if it
+// has none. Drivers use different names for these counts: xdp_tx_errors, xdp_xmit_errors (veth),
+// xdp_tx_drops (virtio_net), tx_xdp_full (mlx5).
 func xdpLosses(device string) (sum uint64) {
 	all, err := statistics(device)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// kernel is a datapath that remembers what is attached where.
+// kernel is a datapath that records what is attached where.
 type kernel struct {
 	hooks     map[int][]datapath.EdgeHook
 	xdp       map[int]datapath.XDPMode
@@ -103,7 +103,7 @@ type world struct {
 	kernel    *kernel
 	devices   []Device
 	collector *conntrack.Collector
-	waited    int // times that the collector waited for programs
+	waited    int // how often the collector waited for programs
 }
 
 // destinations are the backends on other nodes.
@@ -133,11 +133,11 @@ func newWorld(t *testing.T, c Config, devices ...Device) *world {
 	return w
 }
 
-// gc is a GC pass.
+// gc makes a GC pass.
 func (w *world) gc() { w.collector.Collect() }
 
-// want compares the status, a line for each device: "eth0 tc", and conditions after
-// an exclamation mark.
+// want compares the status, one line for each device ("eth0 tc"), followed by conditions after an
+// exclamation mark.
 func (w *world) want(lines ...string) *Status {
 	w.t.Helper()
 	s := w.CompleteStatus(nil)

@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// flowRefs are the backends on other nodes that some flows have, and the indexes of the devices that the
-// flows' clients are behind.
+// flowRefs are the backends on other nodes that flows have, and the indexes of the devices that the flows'
+// clients are behind.
 type flowRefs struct {
 	backends map[netip.Addr]struct{}
 	devices  map[int]struct{}
@@ -23,7 +23,7 @@ func newFlowRefs() *flowRefs {
 	return &flowRefs{map[netip.Addr]struct{}{}, map[int]struct{}{}}
 }
 
-// note takes a conntrack entry.
+// note handles a conntrack entry.
 func (f *flowRefs) note(key conntrack.Tuple, t *conntrack.Entry) {
 	if addr, ok := flowBackend(key, t); ok {
 		f.backends[addr] = struct{}{}
@@ -35,8 +35,8 @@ func (f *flowRefs) note(key conntrack.Tuple, t *conntrack.Entry) {
 
 // flowBackend returns the backend of a flow by one of its conntrack entries; ok is false if the backend is
 // on this node. That includes a backend that is its own client (R19), whose entries lack ConntrackLocal.
-// With DSR no reply comes by the device that leads to the backend, but encapsulated packets are sent from
-// that device's address, and ICMP errors about them come by it.
+// With DSR no reply arrives by the device that leads to the backend, but encapsulated packets have that
+// device's address as source, and ICMP errors about them arrive by it.
 func flowBackend(key conntrack.Tuple, t *conntrack.Entry) (addr netip.Addr, ok bool) {
 	if t.IsLocal() || key.Source == t.Xlate.Destination {
 		return addr, false
@@ -47,23 +47,23 @@ func flowBackend(key conntrack.Tuple, t *conntrack.Entry) (addr netip.Addr, ok b
 	return t.Xlate.To().Addr(), true
 }
 
-// flowDevice returns the device that a flow's client is behind. Flows that clients of this node began at
-// egress need none.
+// flowDevice returns the device that a flow's client is behind. Flows that began at egress, from clients on
+// this node, need none.
 func flowDevice(t *conntrack.Entry) (device int, ok bool) {
 	return int(t.Device), t.Device != 0 && t.Flags&uint8(datapath.ConntrackOutbound) == 0
 }
 
-// FlowRefs keeps the edge at the devices that flows still need, in walks of all conntrack entries
+// FlowRefs keeps the edge attached to the devices that flows still need, by walks of all conntrack entries
 // (conntrack.Subscriber).
 type FlowRefs struct {
 	edge  *Edge
 	found *flowRefs
 }
 
-// FlowRefs returns a subscriber that keeps the edge at the devices that flows still need.
+// FlowRefs returns a subscriber that keeps the edge attached to the devices that flows still need.
 func (e *Edge) FlowRefs() *FlowRefs { return &FlowRefs{edge: e} }
 
-// Begin notes the backends and devices that are needed for more than flows.
+// Begin notes the backends and devices that are needed for other reasons than flows.
 func (f *FlowRefs) Begin() {
 	e := f.edge
 	f.found = newFlowRefs()
@@ -89,7 +89,7 @@ func (f *FlowRefs) End() error {
 	return nil
 }
 
-// noteEarlier notes the backends and devices of an earlier agent as needed: those of its flows, and the
+// noteEarlier marks the backends and devices of an earlier agent as needed: those of its flows, and the
 // devices that its programs are attached to. The next walk decides about the latter.
 func (e *Edge) noteEarlier() error {
 	found := newFlowRefs()
@@ -103,7 +103,7 @@ func (e *Edge) noteEarlier() error {
 	return errors.Join(failed, err)
 }
 
-// wantedDevices returns the indexes of the devices that are served for more than flows.
+// wantedDevices returns the indexes of the devices that are needed for other reasons than flows.
 func (e *Edge) wantedDevices() (all []int) {
 	for index, d := range e.devices {
 		if !d.Draining {

@@ -14,13 +14,13 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// sysctlRoot has the settings of this network namespace.
+// sysctlRoot is the directory of this network namespace's settings.
 const sysctlRoot = "/proc/sys/net"
 
-// sysctl is the path of a setting below sysctlRoot.
+// sysctl is the path of a setting relative to sysctlRoot.
 type sysctl string
 
-// String is the name that sysctl(8) takes: a dot inside a device's name is a slash there.
+// String returns the name that sysctl(8) takes: a dot in a device's name becomes a slash.
 func (s sysctl) String() string {
 	parts := strings.Split(string(s), "/")
 	for i := range parts {
@@ -29,8 +29,8 @@ func (s sysctl) String() string {
 	return "net." + strings.Join(parts, ".")
 }
 
-// forwardingOf are the settings without which the kernel forwards nothing of a family that
-// comes by one of the devices. The first one sets all others.
+// forwardingOf returns the settings that must be 1 for the kernel to forward packets of a family that
+// arrive by one of the devices. The first one sets all others.
 func forwardingOf(family service.Family, devices []string) []sysctl {
 	all, of := []sysctl{"ipv4/ip_forward"}, sysctl("ipv4/conf/")
 	if family == service.IPv6 {
@@ -42,21 +42,21 @@ func forwardingOf(family service.Family, devices []string) []sysctl {
 	return all
 }
 
-// forwardingOff are those of the settings that are 0 and have to be set, in this order: one of
-// a device only if the first one does not set it.
+// forwardingOff returns the settings that are 0 and have to be set, in this order: a device's setting only
+// if the first one does not set it.
 func forwardingOff(root string, family service.Family, devices []string) []sysctl {
 	all := forwardingOf(family, devices)
 	off := slices.DeleteFunc(slices.Clone(all[1:]), func(s sysctl) bool { return !isZero(root, s) })
 	everywhere := isZero(root, all[0])
 	switch {
-	case everywhere && (len(off) > 0 || family == service.IPv6): // for IPv6 the kernel looks at both
+	case everywhere && (len(off) > 0 || family == service.IPv6): // for IPv6 the kernel checks both
 		return all[:1]
 	default:
 		return off
 	}
 }
 
-// isZero says that a setting is there, and 0: without IPv6 there is none.
+// isZero reports whether a setting exists and is 0: without IPv6 its settings do not exist.
 func isZero(root string, s sysctl) bool {
 	text, err := os.ReadFile(filepath.Join(root, string(s)))
 	return err == nil && strings.TrimSpace(string(text)) == "0"
@@ -69,8 +69,8 @@ func (s sysctl) set(root, value string) error {
 	return nil
 }
 
-// keepRouterAdvertisements has devices that configure themselves by router advertisements go on
-// doing so: a router ignores them unless accept_ra is 2.
+// keepRouterAdvertisements lets devices that use router advertisements continue to do so: a router ignores
+// them unless accept_ra is 2.
 func keepRouterAdvertisements(root string) (errs []error) {
 	found, _ := filepath.Glob(filepath.Join(root, "ipv6/conf/*/accept_ra"))
 	for _, path := range found {
@@ -83,7 +83,7 @@ func keepRouterAdvertisements(root string) (errs []error) {
 	return errs
 }
 
-// setForwarding sets what is off.
+// setForwarding sets settings to 1.
 func setForwarding(root string, family service.Family, off []sysctl) error {
 	var errs []error
 	if family == service.IPv6 && len(off) > 0 {
@@ -95,8 +95,8 @@ func setForwarding(root string, family service.Family, off []sysctl) error {
 	return errors.Join(errs...)
 }
 
-// Forward says of which families packets are to be forwarded now, to backends that are not
-// the node itself; sorted.
+// Forward sets the families of which packets must be forwarded now, to backends other than the node itself;
+// sorted.
 func (e *Edge) Forward(families []service.Family) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,7 +106,7 @@ func (e *Edge) Forward(families []service.Family) {
 	}
 }
 
-// forwardingDevices are the names of those that clients and backends are behind, sorted.
+// forwardingDevices returns the names of the devices that clients and backends are behind, sorted.
 func (e *Edge) forwardingDevices() (names []string) {
 	for _, a := range e.devices {
 		if !a.Draining {
@@ -117,7 +117,7 @@ func (e *Edge) forwardingDevices() (names []string) {
 	return names
 }
 
-// noteForwarding sets the sysctls that are off, if it may, and logs once what is left.
+// noteForwarding sets the sysctls that are off, if it may, and logs the others once.
 func (e *Edge) noteForwarding() {
 	for _, family := range e.forwards {
 		off := forwardingOff(e.sysctls, family, e.forwardingDevices())
@@ -142,7 +142,7 @@ func (e *Edge) noteForwarding() {
 	e.forwarding = problems
 }
 
-// forwardingProblems say which sysctls keep packets from backends.
+// forwardingProblems returns the conditions of sysctls that prevent forwarding to backends.
 func (e *Edge) forwardingProblems(families []service.Family) (all condition.List) {
 	for _, family := range families {
 		off := forwardingOff(e.sysctls, family, e.forwardingDevices())
@@ -153,7 +153,7 @@ func (e *Edge) forwardingProblems(families []service.Family) (all condition.List
 		for i, s := range off {
 			names[i] = s.String() + "=1"
 		}
-		all = append(all, condition.ForwardingOff.New("%s is not forwarded, and no client from outside reaches a backend that is not this node itself", family).
+		all = append(all, condition.ForwardingOff.New("%s is not forwarded, and no external client reaches a backend other than this node itself", family).
 			Do("run sysctl -w %s, write the same to a file in /etc/sysctl.d, or start the agent with --set-sysctls", strings.Join(names, " ")))
 	}
 	return all.Sort()

@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// sysctlTree makes a tree of settings like that of /proc/sys/net. One is another, as the kernel
-// has it when that is set, where its value is a path.
+// sysctlTree makes a tree of settings like /proc/sys/net. A setting whose value is a path is a link to that
+// setting: the kernel sets both.
 func sysctlTree(t *testing.T, settings ...string) (root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -61,8 +61,8 @@ func TestForwardingOff(t *testing.T) {
 	}
 }
 
-// Status reports what is off only for families that need it, until it is set; --set-sysctls
-// sets it, and keeps router advertisements.
+// Status reports what is off only for families that need forwarding, until it is set; --set-sysctls sets
+// it, and keeps router advertisements.
 func TestForwardingIsReportedOrSet(t *testing.T) {
 	off := []string{"ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward",
 		"ipv6/conf/all/forwarding=0", "ipv6/conf/eth0/forwarding=ipv6/conf/all/forwarding", "ipv6/conf/eth0/accept_ra=1", "ipv6/conf/eth1/accept_ra=0"}
@@ -81,18 +81,17 @@ func TestForwardingIsReportedOrSet(t *testing.T) {
 			wantSysctls(t, w.sysctls, "ipv6/conf/all/forwarding=1", "ipv6/conf/eth0/accept_ra=2", "ipv6/conf/eth1/accept_ra=0")
 			continue
 		}
-		condition := "! ForwardingOff: IPv4 is not forwarded, and no client from outside reaches a backend that is not this node itself: run sysctl -w net.ipv4.ip_forward=1, "
+		condition := "! ForwardingOff: IPv4 is not forwarded, and no external client reaches a backend other than this node itself: run sysctl -w net.ipv4.ip_forward=1, "
 		w.want("eth0 tc", condition)
 		if err := sysctl("ipv4/ip_forward").set(w.sysctls, "1"); err != nil {
 			t.Fatal(err)
 		}
-		w.want("eth0 tc") // at once
+		w.want("eth0 tc") // immediately
 	}
 }
 
-// The kernel tells nobody of a sysctl: while one is off it is read again, until the complaint
-// is over, and --set-sysctls sets what is off again. A family that no Service needs any more
-// is nothing to complain of.
+// The kernel does not notify of sysctl changes: while one is off it is read again, until the condition
+// ends, and --set-sysctls sets what is off again. A family that no Service needs any more is not reported.
 func TestForwardingIsReadAgain(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC}, veth)
 	w.sysctls = sysctlTree(t, "ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward")
@@ -118,7 +117,7 @@ func TestForwardingIsReadAgain(t *testing.T) {
 	set("1")
 	step("set", false)
 	set("0")
-	w.rescan() // some device has changed
+	w.rescan() // a device has changed
 	step("off again", true)
 	w.Forward(nil)
 	w.want("eth0 tc")

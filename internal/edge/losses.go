@@ -8,18 +8,18 @@ import (
 	"beeline.io/beeline/internal/condition"
 )
 
-// lossShown is how long status speaks of packets that a driver has lost after the last one.
+// lossShown is how long status reports packets that a driver has dropped, after the last one.
 const lossShown = 10 * time.Minute
 
-// losses are packets that a device's driver has lost of those that XDP sent.
+// losses counts packets sent by XDP that a device's driver has dropped.
 type losses struct {
-	before uint64 // the count when the edge came
+	before uint64 // the driver's count when the edge was attached
 	count  uint64 // since then
 	last   time.Time
 }
 
 func (l *losses) note(count uint64, now time.Time) {
-	if count < l.before+l.count { // the driver has begun anew
+	if count < l.before+l.count { // the driver's count was reset
 		l.before, l.count = 0, 0
 	}
 	if count > l.before+l.count {
@@ -27,7 +27,7 @@ func (l *losses) note(count uint64, now time.Time) {
 	}
 }
 
-// shown is the count if it has grown of late.
+// shown returns the count if it has grown recently.
 func (l *losses) shown(now time.Time) uint64 {
 	if l.last.IsZero() || now.Sub(l.last) >= lossShown {
 		return 0
@@ -35,7 +35,7 @@ func (l *losses) shown(now time.Time) uint64 {
 	return l.count
 }
 
-// countLosses looks at the drivers' counts. The caller holds the lock.
+// countLosses reads the drivers' counts. The caller holds the lock.
 func (e *Edge) countLosses(now time.Time) {
 	for _, a := range e.devices {
 		if a.failed == nil && a.entry.mode != "tc" {
@@ -44,8 +44,8 @@ func (e *Edge) countLosses(now time.Time) {
 	}
 }
 
-// lost says what to do about a device that loses packets.
+// lost returns the condition of a device that drops packets.
 func (d *DeviceStatus) lost() (condition.Condition, bool) {
-	return condition.DeviceLosesPackets.New("device %s has lost %d packets that XDP sent: its driver, or of a veth the other end (which needs GRO or an XDP program), does not take them",
+	return condition.DeviceLosesPackets.New("device %s has lost %d packets that XDP sent: its driver drops them, or for a veth the peer, which needs GRO or an XDP program",
 		d.Name, d.Lost).At(d.Name), d.Lost > 0
 }

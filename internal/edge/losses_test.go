@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestLosses: only what has been lost since the edge came counts, and is told for a while.
+// TestLosses: only what was dropped since the edge was attached counts, and it is reported for a while.
 func TestLosses(t *testing.T) {
 	l, now := losses{before: 5}, time.Now()
 	for _, step := range []struct {

@@ -11,8 +11,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// clientMTU is the largest packet that is expected of clients: few networks on the way
-// carry more (RFC 894).
+// clientMTU is the largest packet that is expected from clients: few networks carry more (RFC 894).
 const clientMTU = 1500
 
 // overheads are the octets that packets of IPv4 and of IPv6 grow by (bpf/encap/wire.h).
@@ -29,22 +28,22 @@ func overhead(kind service.DSR, family service.Family) int {
 	return overheads[kind][0]
 }
 
-// A BackendRoute is a route by a device to some backends. MTU is the route's, 0 for the device's.
+// A BackendRoute is a device's route to backends. MTU is the route's, 0 for the device's.
 type BackendRoute struct {
 	To  netip.Prefix
 	MTU int
 }
 
-// DSRStatus says which packets of clients of one family get to all backends on other nodes by
-// one kind of DSR. Sizes are in octets from the IP header on.
+// DSRStatus is the packet size that reaches all backends on other nodes by one kind of DSR, for clients of
+// one family. Sizes are in octets from the IP header on.
 type DSRStatus struct {
 	Kind     service.DSR    `json:"kind"`
 	Family   service.Family `json:"family"` // 4 or 6
 	Fits     int            `json:"fits"`
 	Wanted   int            `json:"wanted"` // what clients may send
 	Overhead int            `json:"overhead"`
-	// Device and MTU are those of the narrowest route to a backend. Route is the network that
-	// has this MTU of its own, empty if the device has it.
+	// Device and MTU are those of the narrowest route to a backend. Route is its network if the route
+	// has an MTU of its own, else empty.
 	Device string `json:"device"`
 	MTU    int    `json:"mtu"`
 	Route  string `json:"route,omitempty"`
@@ -59,10 +58,10 @@ func (s DSRStatus) String() string {
 	if s.Route != "" {
 		narrow = fmt.Sprintf("the route to %s by %s", s.Route, s.Device)
 	}
-	return fmt.Sprintf("%s; larger ones are answered with ICMP: raise the MTU of %s from %d to %d, and that of all on the route to the backends", text, narrow, s.MTU, s.Wanted+s.Overhead)
+	return fmt.Sprintf("%s; larger ones are answered with ICMP: raise the MTU of %s from %d to %d, and that of all links on the route to the backends", text, narrow, s.MTU, s.Wanted+s.Overhead)
 }
 
-// planDSR says what fits on the route to the backends, or to their nodes, by kind.
+// planDSR returns what fits on the routes to the backends, or to their nodes, by kind.
 func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr) (all []DSRStatus) {
 	wanted := 0
 	for _, d := range chosen {
@@ -92,10 +91,10 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 	return all
 }
 
-// routesOut finds the route to an address: the longest network that has it, and of several routes
-// there the narrowest.
+// routesOut finds the route to an address: the longest prefix that contains it, and of several such routes
+// the narrowest.
 type routesOut struct {
-	lengths [2][]int // of networks of IPv4 and IPv6, longest first
+	lengths [2][]int // prefix lengths of IPv4 and IPv6, longest first
 	routes  map[netip.Prefix]DSRStatus
 }
 
@@ -138,7 +137,7 @@ func (w *routesOut) to(a netip.Addr) (s DSRStatus, ok bool) {
 	return s, false
 }
 
-// DSRChanged is told that what goes by DSR has changed; more: some Service goes by it.
+// DSRChanged reports a change of what uses DSR; more: some Service uses it.
 func (e *Edge) DSRChanged(more bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -147,7 +146,7 @@ func (e *Edge) DSRChanged(more bool) {
 	}
 }
 
-// noteDSR finds out what fits, and logs what is new.
+// noteDSR determines what fits, and logs changes.
 func (e *Edge) noteDSR(devices, chosen []Device) {
 	if e.config.Destinations == nil {
 		return

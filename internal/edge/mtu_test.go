@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// with gives a device an MTU and routes.
+// with returns a device with an MTU and routes.
 func (d Device) with(mtu int, routes ...BackendRoute) Device {
 	d.MTU, d.BackendRoutes = mtu, routes
 	return d
@@ -21,8 +21,8 @@ func way(network string, mtu int) BackendRoute {
 	return BackendRoute{netip.MustParsePrefix(network), mtu}
 }
 
-// What fits is what the narrowest route to a backend leaves; nobody is told to raise it beyond
-// what clients send.
+// The packets that fit depend on the narrowest route to a backend; status does not suggest more than what
+// clients send.
 func TestWhatFitsByDSR(t *testing.T) {
 	clients := device(2, "eth0", func(d *Device) { d.Clients = true })
 	overlay := device(5, "vxlan0", func(*Device) {})
@@ -33,9 +33,9 @@ func TestWhatFitsByDSR(t *testing.T) {
 		destinations map[service.DSR][]netip.Addr
 		want         string // "; " between
 	}{
-		{"nothing goes by DSR", []Device{clients.with(1500, default4)}, nil, ""},
-		{"nobody is elsewhere", []Device{clients.with(1500)}, map[service.DSR][]netip.Addr{service.DSRIPIP: nil}, ""},
-		{"no way there", []Device{clients.with(1500, way("10.0.0.0/8", 0))}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("192.0.2.7", "fd00::1")}, ""},
+		{"nothing uses DSR", []Device{clients.with(1500, default4)}, nil, ""},
+		{"no backends on other nodes", []Device{clients.with(1500)}, map[service.DSR][]netip.Addr{service.DSRIPIP: nil}, ""},
+		{"no route", []Device{clients.with(1500, way("10.0.0.0/8", 0))}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("192.0.2.7", "fd00::1")}, ""},
 		{"ipip", []Device{clients.with(1500, default4, default6)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11", "fd00::1")},
 			"DSR (ipip), IPv4: clients' packets up to 1480 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520; " +
 				"DSR (ipip), IPv6: clients' packets up to 1460 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1540"},
@@ -52,7 +52,7 @@ func TestWhatFitsByDSR(t *testing.T) {
 		{"clients of a narrow network", []Device{clients.with(1400, default6), overlay.with(1450, way("10.10.0.0/16", 0))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11"), service.DSRGeneve: addrs("10.10.2.11")},
 			"DSR (geneve), IPv4: clients' packets up to 1402 octets; DSR (ipip), IPv4: clients' packets up to 1430 octets"},
-		{"the longest network is the way", []Device{clients.with(1600, default4), overlay.with(1450, way("10.10.0.0/16", 0))},
+		{"the longest prefix wins", []Device{clients.with(1600, default4), overlay.with(1450, way("10.10.0.0/16", 0))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11"), service.DSRGeneve: addrs("192.0.2.2")},
 			"DSR (geneve), IPv4: clients' packets up to 1552 octets; " +
 				"DSR (ipip), IPv4: clients' packets up to 1430 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
@@ -62,13 +62,13 @@ func TestWhatFitsByDSR(t *testing.T) {
 		{"the route's own MTU", []Device{clients.with(1600, default4, way("10.10.2.0/24", 1510), way("10.10.3.0/24", 9000))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11", "10.10.3.11")},
 			"DSR (ipip), IPv4: clients' packets up to 1490 octets; larger ones are answered with ICMP: raise the MTU of the route to 10.10.2.0/24 by eth0 from 1510 to 1520"},
-		{"two ways of one length", []Device{clients.with(1600, default4), overlay.with(1450, default4)},
+		{"two routes of one length", []Device{clients.with(1600, default4), overlay.with(1450, default4)},
 			map[service.DSR][]netip.Addr{service.DSROpt: addrs("10.10.2.11")},
 			"DSR (opt), IPv4: clients' packets up to 1442 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1508"},
 	} {
 		var got []string
 		for _, s := range planDSR(c.devices, c.devices[:1], c.destinations) {
-			got = append(got, strings.TrimSuffix(s.String(), ", and that of all on the route to the backends"))
+			got = append(got, strings.TrimSuffix(s.String(), ", and that of all links on the route to the backends"))
 		}
 		if got := strings.Join(got, "; "); got != c.want {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
@@ -76,7 +76,7 @@ func TestWhatFitsByDSR(t *testing.T) {
 	}
 }
 
-// What fits follows devices and backends, is no condition, and is logged once.
+// The DSR status follows devices and backends, is not a condition, and is logged once.
 func TestWhatFitsIsFollowed(t *testing.T) {
 	to := map[service.DSR][]netip.Addr{}
 	w := newWorld(t, Config{Mode: TC, Destinations: &destinations{dsr: to}}, hardware.with(1500, way("0.0.0.0/0", 0)))
@@ -100,7 +100,7 @@ func TestWhatFitsIsFollowed(t *testing.T) {
 	}
 	to[service.DSRIPIP] = addrs("10.10.2.11")
 	if w.DSRChanged(true); !notified() {
-		t.Error("nobody looks for what fits")
+		t.Error("the DSR status is not updated")
 	}
 	var log strings.Builder
 	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
@@ -116,7 +116,7 @@ func TestWhatFitsIsFollowed(t *testing.T) {
 	}
 	delete(to, service.DSRIPIP)
 	if w.DSRChanged(false); !notified() {
-		t.Error("nobody sees that DSR has ended")
+		t.Error("the end of DSR is not noticed")
 	}
 	if w.rescan(); fits() != nil {
 		t.Errorf("without DSR again: %v", fits())

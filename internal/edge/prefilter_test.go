@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// The prefilter may be rebuilt while this agent's programs are at all devices: not before the edge starts,
-// and not while a device may still have the programs of an earlier agent, whose entries no walk sees.
+// The prefilter may be rebuilt while this agent's programs are attached to all devices: not before the edge
+// starts, and not while a device may still have the programs of an earlier agent, whose entries no walk
+// sees.
 func TestPrefilterNeedsThisAgentsPrograms(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC}, hardware)
 	want := func(when string, want bool) {

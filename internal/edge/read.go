@@ -14,8 +14,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// readDevices reads the devices of this network namespace. Backends are those on other
-// nodes, sorted.
+// readDevices reads the devices of this network namespace. backends are those on other nodes, sorted.
 func readDevices(backends []netip.Addr) ([]Device, error) {
 	links, err := netdev.Dump(netlink.LinkList)
 	if err != nil {
@@ -51,8 +50,7 @@ func readDevices(backends []netip.Addr) ([]Device, error) {
 	return all, readRoutes(all, at, backends)
 }
 
-// readTags finds the devices that have VLAN devices above them and do not leave the tags
-// to these.
+// readTags finds the devices that have VLAN devices above them and strip the tags themselves.
 func readTags(all []Device, at map[int]int, links []netlink.Link) {
 	for _, l := range links {
 		i, known := at[l.Attrs().ParentIndex]
@@ -62,15 +60,15 @@ func readTags(all []Device, at map[int]int, links []netlink.Link) {
 	}
 }
 
-// takesTags says whether a driver takes VLAN tags from frames. One that does not say is
-// taken for one that does not.
+// takesTags reports whether a driver strips VLAN tags. A driver that does not tell counts as one that does
+// not.
 func takesTags(device string) bool {
 	const ethtoolGFlags, rxVLAN = unix.ETHTOOL_GFLAGS, 1 << 8 // ETH_FLAG_RXVLAN
 	value := struct{ command, data uint32 }{command: ethtoolGFlags}
 	return ethtool(device, unsafe.Pointer(&value)) == nil && value.data&rxVLAN != 0
 }
 
-// unusable addresses are not what a packet in the node's name may have.
+// unusable are flags of addresses that the node must not send from.
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
 func readAddresses(all []Device, at map[int]int) error {
@@ -101,7 +99,7 @@ func readAddresses(all []Device, at map[int]int) error {
 	return nil
 }
 
-// refusing are the types of routes that lead nowhere.
+// refusing are the types of routes that drop or reject packets.
 var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
 func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
@@ -147,8 +145,7 @@ func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
 	return nil
 }
 
-// routeOf leaves out what is no way for packets of others: to the node itself, and to
-// all at once.
+// routeOf ignores routes that do not forward packets: to the node itself, broadcast and multicast.
 func routeOf(r *netlink.Route) (route route, ok bool) {
 	route.table, route.mtu = r.Table, r.MTU
 	switch {

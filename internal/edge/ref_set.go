@@ -5,8 +5,8 @@ package edge
 // refSet is a set of resources that the edge needs: those that are requested, and those that are no
 // longer requested while flows still refer to them.
 type refSet[K comparable] struct {
-	// known tells of each whether it was requested since the last walk of all flows began: it may
-	// have flows that the walk has not met.
+	// known has true for resources that were requested since the last walk of all flows began: they may
+	// have flows that the walk has not seen.
 	known map[K]bool
 }
 
@@ -19,7 +19,7 @@ func (n *refSet[K]) add(all []K) {
 	}
 }
 
-// begin begins a walk; asked are those that are requested now.
+// begin begins a walk; asked are the resources that are requested now.
 func (n *refSet[K]) begin(asked []K) {
 	for k := range n.known {
 		n.known[k] = false
@@ -27,7 +27,8 @@ func (n *refSet[K]) begin(asked []K) {
 	n.add(asked)
 }
 
-// end forgets those that are neither requested nor referred to by flows, and reports whether there were any.
+// end forgets resources that are neither requested nor referred to by flows, and reports whether there were
+// any.
 func (n *refSet[K]) end(inFlows map[K]struct{}) bool {
 	before := len(n.known)
 	for k, asked := range n.known {

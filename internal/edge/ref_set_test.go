@@ -12,7 +12,7 @@ import (
 
 const podIndex = 7
 
-// newPodWorld has a device that a pod is behind, beside eth0.
+// newPodWorld has the device of a pod beside eth0.
 func newPodWorld(t *testing.T, c Config) *world {
 	return newWorld(t, c, hardware, device(podIndex, "veth7", func(d *Device) {
 		d.Kind, d.DefaultRoute, d.Addresses = "veth", false, nil
@@ -20,8 +20,8 @@ func newPodWorld(t *testing.T, c Config) *world {
 	}))
 }
 
-// putPodFlow stores the conntrack entries of a flow that a pod began by its device, or of which
-// one has been lost.
+// putPodFlow stores the conntrack entries of a flow that a pod began by its device; one of them may be
+// lost.
 func (w *world) putPodFlow(entries [2]int, flags uint8) {
 	now := datapath.Now()
 	table := w.kernel.assured
@@ -32,7 +32,7 @@ func (w *world) putPodFlow(entries [2]int, flags uint8) {
 	}
 }
 
-// walk is a GC pass, and the look at the devices that it may ask for.
+// walk makes a GC pass, and reads the devices if the pass requests that.
 func (w *world) walk() {
 	w.gc()
 	w.rescan()
@@ -50,9 +50,8 @@ func (w *world) wantAttached(when string, want []string) {
 	}
 }
 
-// R30: a pod's device that is asked for no more stays while a flow goes on that the pod
-// began there, by whichever of its conntrack entries is left; the programs are told no other than
-// before.
+// R30: a pod's device that is no longer requested stays while a flow continues that the pod began there,
+// whichever of its conntrack entries is left; the programs see no change.
 func TestDeviceStaysForFlows(t *testing.T) {
 	for name, c := range map[string]struct {
 		records [2]int
@@ -65,7 +64,7 @@ func TestDeviceStaysForFlows(t *testing.T) {
 		"a backend of this node":     {[2]int{conntracktest.Both, conntracktest.Both}, uint8(datapath.ConntrackLocal), true},
 		"begun where it left":        {[2]int{conntracktest.Both, conntracktest.Both}, uint8(datapath.ConntrackOutbound), false},
 		"no flow":                    {[2]int{conntracktest.Lost, conntracktest.Lost}, 0, false},
-		"closing, with both records": {[2]int{conntracktest.Closing, conntracktest.Closing}, 0, true},
+		"closing, with both entries": {[2]int{conntracktest.Closing, conntracktest.Closing}, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newPodWorld(t, Config{Mode: TC})
@@ -85,7 +84,7 @@ func TestDeviceStaysForFlows(t *testing.T) {
 			}
 			w.wantAttached("after a walk", want)
 			if told := w.kernel.table[podIndex].Pods == 1; told != c.stays {
-				t.Errorf("the programs are told that pods are behind it: %v, want %v", told, c.stays)
+				t.Errorf("the programs have a device of pods: %v, want %v", told, c.stays)
 			}
 			clear(w.kernel.assured)
 			w.walk()
@@ -94,7 +93,7 @@ func TestDeviceStaysForFlows(t *testing.T) {
 	}
 }
 
-// A pod's device that has lingered is one of pods again when a pod asks for it.
+// A draining device of a pod is one of pods again when a pod requests it.
 func TestDeviceIsAskedForAgain(t *testing.T) {
 	w := newPodWorld(t, Config{Mode: TC})
 	w.Start()
@@ -111,7 +110,7 @@ func TestDeviceIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// So it stays if the agent that was asked for it is gone.
+// A pod's device also stays if the agent that it was requested from has been replaced.
 func TestDeviceOfAnEarlierAgentStaysForFlows(t *testing.T) {
 	for _, flow := range []bool{true, false} {
 		w := newPodWorld(t, Config{Mode: TC, Devices: []string{"eth*"}})
@@ -129,7 +128,7 @@ func TestDeviceOfAnEarlierAgentStaysForFlows(t *testing.T) {
 	}
 }
 
-// What a bridge or bond has taken is no device of flows any more.
+// A device that is enslaved to a bridge or bond does not stay for flows.
 func TestEnslavedDeviceDoesNotLinger(t *testing.T) {
 	w := newPodWorld(t, Config{Mode: TC})
 	w.Start()

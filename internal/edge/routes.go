@@ -8,16 +8,16 @@ import (
 	"slices"
 )
 
-// A route is a route to some addresses. One without devices refuses them.
+// A route is a route to a network. Without devices it rejects packets.
 type route struct {
 	table   int
 	to      netip.Prefix
 	devices []int      // indices
-	source  netip.Addr // of the node's own packets; not valid: the route does not say
-	mtu     int        // 0: that of the device
+	source  netip.Addr // of the node's own packets; invalid: not prescribed
+	mtu     int        // 0: the device's
 }
 
-// routes are those that matter for some backends.
+// routes are the routes that matter for some backends.
 type routes struct {
 	backends []netip.Addr // sorted, each once
 	all      []route
@@ -30,21 +30,20 @@ func (r *routes) add(route route) {
 	}
 }
 
-// first is the place of the first backend that a network may have.
+// first returns the place of the first backend that a network may contain.
 func (r *routes) first(to netip.Prefix) int {
 	i, _ := slices.BinarySearchFunc(r.backends, to.Masked().Addr(), netip.Addr.Compare)
 	return i
 }
 
-// leads calls visit with each way that is the best one to some backend: in its table,
-// for which table a packet's way is looked up in may depend on more than its
-// destination. Ways to one network that differ in their metric are all among them: the
-// second may have to do tomorrow.
+// leads calls visit with each route that is the best one in its table to some backend: which table applies
+// to a packet may depend on more than its destination. Routes to one network that differ in their metric
+// are all visited: the second may be needed later.
 func (r *routes) leads(visit func(route)) {
 	slices.SortStableFunc(r.all, func(a, b route) int {
 		return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(b.to.Bits(), a.to.Bits()))
 	})
-	var taken []int // by place in backends: 1 + length of the best network in this table
+	var taken []int // by place in backends: 1 + prefix length of the best route in this table
 	for n, route := range r.all {
 		if n == 0 || r.all[n-1].table != route.table {
 			taken = make([]int, len(r.backends))

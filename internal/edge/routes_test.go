@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// routes makes routes of "table network device", device 0 for one that refuses.
+// routes parses routes of the form "table network device"; device 0 rejects packets.
 func ways(t *testing.T, backends []netip.Addr, texts ...string) *routes {
 	t.Helper()
 	r := &routes{backends: backends}
@@ -28,8 +28,7 @@ func ways(t *testing.T, backends []netip.Addr, texts ...string) *routes {
 	return r
 }
 
-// A device leads to backends if a route over it is the best one to one of them, in
-// whichever table.
+// A device leads to backends if a route over it is the best one in its table to one of them.
 func TestRoutesToBackends(t *testing.T) {
 	backends := addrs("10.10.2.11", "10.10.2.12", "10.10.3.11", "fd00:10:2::11")
 	for _, c := range []struct {
@@ -41,14 +40,14 @@ func TestRoutesToBackends(t *testing.T) {
 		{"a default route", []string{"254 0.0.0.0/0 2"}, []int{2}},
 		{"the longest network wins", []string{"254 0.0.0.0/0 2", "254 10.10.0.0/16 5"}, []int{5}},
 		{"in whatever order", []string{"254 10.10.0.0/16 5", "254 0.0.0.0/0 2"}, []int{5}},
-		{"if it has all", []string{"254 0.0.0.0/0 2", "254 10.10.2.0/24 5"}, []int{2, 5}},
+		{"unless it does not contain all", []string{"254 0.0.0.0/0 2", "254 10.10.2.0/24 5"}, []int{2, 5}},
 		{"a single address", []string{"254 10.10.0.0/16 5", "254 10.10.2.11/32 7"}, []int{5, 7}},
 		{"networks without backends", []string{"254 0.0.0.0/0 2", "254 10.10.1.0/24 5", "254 10.10.2.13/32 6"}, []int{2}},
 		{"refused", []string{"254 0.0.0.0/0 2", "254 10.10.0.0/16 0"}, nil},
-		{"two ways of one length", []string{"254 10.10.0.0/16 5", "254 10.10.0.0/16 6"}, []int{5, 6}},
+		{"two routes of one length", []string{"254 10.10.0.0/16 5", "254 10.10.0.0/16 6"}, []int{5, 6}},
 		{"another table", []string{"254 10.10.0.0/16 5", "100 0.0.0.0/0 2"}, []int{2, 5}},
 		{"IPv6", []string{"254 ::/0 2", "254 fd00:10:2::/64 5", "254 10.96.0.0/12 9"}, []int{5}},
-		{"one family does not stand for the other", []string{"254 ::/0 2", "254 0.0.0.0/0 3"}, []int{2, 3}},
+		{"families are independent", []string{"254 ::/0 2", "254 0.0.0.0/0 3"}, []int{2, 3}},
 	} {
 		var got []int
 		ways(t, backends, c.routes...).leads(func(r route) { got = append(got, r.devices...) })

@@ -12,15 +12,15 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// Changes of devices may go on for so long until they are looked at; and longer
-// where a look takes long, since there are a million routes.
+// The devices are read settleTime after a change, so that several changes need only one read; later if a
+// read takes long, as with a million routes.
 const (
 	settleTime  = 50 * time.Millisecond
-	rescanShare = 20 // looks take at most a part in so many of the time
+	rescanShare = 20 // reads take at most 1/rescanShare of the time
 )
 
-// retryInterval is when devices that could not be served are tried again, and sysctls that were
-// off are read again, of whose changes the kernel tells nobody.
+// retryInterval is when devices that could not be served are retried, and sysctls that were off are read
+// again: the kernel does not notify of their changes.
 const retryInterval = 30 * time.Second
 
 // lossInterval is how often the drivers' counts of lost packets are read.
@@ -48,7 +48,7 @@ func (e *Edge) followDevices(ctx context.Context) {
 	defer retry.Stop()
 	losses := time.NewTicker(lossInterval)
 	defer losses.Stop()
-	took := time.Duration(0) // the last look at the devices
+	took := time.Duration(0) // by the last read of the devices
 	for {
 		select {
 		case <-ctx.Done():
@@ -72,7 +72,7 @@ func (e *Edge) followDevices(ctx context.Context) {
 	}
 }
 
-// sleep says whether it slept so long.
+// sleep sleeps for d, and returns false if ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -17,42 +17,41 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Status is how the edge is.
+// Status is the status of the edge.
 type Status struct {
-	// Mode is what was asked for; empty: only the agent knows.
+	// Mode is the configured mode; empty: only the agent knows.
 	Mode    Mode           `json:"mode,omitempty"`
 	Devices []DeviceStatus `json:"devices"`
-	// Problems are those of Conditions that are no device's.
+	// Problems are the conditions that are not of one device.
 	Problems condition.List `json:"-"`
 	// Counters of packets by reason (datapath.ReadEdgeCounters).
 	Counters map[string]uint64 `json:"counters,omitempty"`
 	Flows    conntrack.Status  `json:"flows,omitzero"`
-	// DSR says which packets of clients fit, for each kind and family in use.
+	// DSR is the size of clients' packets that fit, for each kind and family in use.
 	DSR []DSRStatus `json:"dsr,omitempty"`
 }
 
-// DeviceStatus is how the edge is at one device.
+// DeviceStatus is the status of the edge at one device.
 type DeviceStatus struct {
 	Name  string `json:"name"`
 	Index int    `json:"index"`
 	Mode  string `json:"mode"` // xdp, generic xdp, tc or none
-	// Role is who is behind it: clients, backends, clients and backends, or pods of this
-	// node alone; or flows, if it is there for those that go on and for nobody else.
-	// Empty: only the agent knows.
+	// Role is what is behind the device: clients, backends, clients and backends, or only pods of this
+	// node; flows means that the edge is attached only for existing ones. Empty: only the agent knows.
 	Role string `json:"role,omitempty"`
 	Why  string `json:"why,omitempty"`
 	// Chain are the XDP programs that share the device with Beeline's, which is one
 	// of them, in the order in which they run.
 	Chain []datapath.ChainProgram `json:"chain,omitempty"`
-	// Refused: clients are not served, or not in the way that was asked for.
+	// Refused: clients are not served, or not in the mode that was requested.
 	Refused bool `json:"refused,omitempty"`
-	// Lost is how many packets that XDP sent the driver has lost since the edge came, by its
-	// own count, if that has grown in the last ten minutes.
+	// Lost is how many packets sent by XDP the driver has dropped since the edge was attached, by the
+	// driver's own count, if that has grown in the last ten minutes.
 	Lost uint64 `json:"lost,omitempty"`
 }
 
-// CompleteStatus adds to what the pins tell what only the agent knows; s is nil if there
-// are none.
+// CompleteStatus adds what only the agent knows to the status read from the pins; s is nil if there are no
+// pins.
 func (e *Edge) CompleteStatus(s *Status) *Status {
 	if s == nil {
 		s = &Status{}
@@ -73,7 +72,7 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	return s
 }
 
-// What may be behind a device.
+// What is behind a device.
 const (
 	clientsRole  = "clients"
 	backendsRole = "backends"
@@ -104,7 +103,7 @@ func (a *attached) status() DeviceStatus {
 	return s
 }
 
-// ReadStatus reads what the pins of a bpffs directory tell; nil if there is no edge.
+// ReadStatus reads the status from the pins of a bpffs directory; nil if there is no edge.
 func ReadStatus(bpffs string) (*Status, error) {
 	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
@@ -118,7 +117,7 @@ func ReadStatus(bpffs string) (*Status, error) {
 		return nil, err
 	}
 	if s.Counters, err = datapath.ReadEdgeCounters(bpffs); errors.Is(err, datapath.ErrOtherCounters) {
-		s.Problems = append(s.Problems, condition.CountersUnreadable.New("the attached programs are those of another version of Beeline, which knows other reasons"))
+		s.Problems = append(s.Problems, condition.CountersUnreadable.New("the attached programs belong to another version of Beeline, with other reasons"))
 	} else if err != nil {
 		return nil, err
 	}
@@ -150,7 +149,7 @@ func deviceName(index int) string {
 	return fmt.Sprintf("(index %d)", index)
 }
 
-// Conditions are what is not as it should be with the edge.
+// Conditions returns the conditions of the edge.
 func (s *Status) Conditions() condition.List {
 	all := slices.Clone(s.Problems)
 	for i := range s.Devices {
@@ -165,10 +164,10 @@ func (s *Status) Conditions() condition.List {
 	return append(all, s.Flows.Conditions()...)
 }
 
-// refused says who is not served at a device, or not in the way that was asked for.
+// refused returns the condition of a device that is not served, or not in the mode that was requested.
 func (d *DeviceStatus) refused(mode Mode) (condition.Condition, bool) {
 	without := map[string]string{
-		backendsRole: "answers of backends behind device %s do not reach clients from outside: %s",
+		backendsRole: "replies of backends behind device %s do not reach external clients: %s",
 		podsRole:     "pods behind device %s may not reach Services at the node's own addresses: %s",
 		flowsRole:    "connections of clients and pods behind device %s may be cut: %s",
 	}

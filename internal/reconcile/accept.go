@@ -8,13 +8,13 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Programs open what balancers have encapsulated for this node's backends only while somebody
-// uses DSR (enum dsr_accepted in bpf/lb/types.h). A kind is accepted before the first frontend
-// is there that uses it. It is given up by a GC pass over flows that meets no entry of a flow which
-// a balancer sends here: flows keep their encapsulation when a Service gives DSR up.
+// Programs decapsulate packets of balancers for this node's backends only while something uses DSR (enum
+// dsr_accepted in bpf/lb/types.h). A kind is accepted before the first frontend that uses it is published.
+// It is no longer accepted after a GC pass that finds no conntrack entry of a flow that a balancer sends
+// here: flows keep their encapsulation when their Service stops using DSR.
 
-// AcceptTunnels has IPIP and Geneve accepted also while no Service has DSR, or no more so. It
-// takes effect at once; what is given up waits for a GC pass.
+// AcceptTunnels makes programs accept IPIP and Geneve even while no Service uses DSR, or stops doing so.
+// Accepting takes effect immediately, stopping after a GC pass.
 func (s *Syncer) AcceptTunnels(always bool) error {
 	s.writer.Lock()
 	defer s.writer.Unlock()
@@ -24,7 +24,7 @@ func (s *Syncer) AcceptTunnels(always bool) error {
 	return s.startAccepting(s.wantedAccepted())
 }
 
-// Accepted says which kinds of packets of balancers are opened.
+// Accepted returns which kinds of packets of balancers are decapsulated.
 func (s *Syncer) Accepted() (tunnels, option bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -32,8 +32,7 @@ func (s *Syncer) Accepted() (tunnels, option bool) {
 	return accepted&datapath.AcceptTunnels != 0, accepted&datapath.AcceptOption != 0
 }
 
-// accepts are the kinds that a frontend needs: what flows need that began when it was another one,
-// too.
+// accepts returns the kinds that a frontend needs, including those of flows from before its last change.
 func (e *entry) accepts() (kinds datapath.Accepted) {
 	p := e.slotHistory()
 	if e.content.DSR() != datapath.DSRNone || p != nil && p.dsr != datapath.DSRNone {
@@ -45,7 +44,7 @@ func (e *entry) accepts() (kinds datapath.Accepted) {
 	return kinds
 }
 
-// wantedAccepted are the kinds that somebody uses.
+// wantedAccepted returns the kinds that are in use.
 func (s *Syncer) wantedAccepted() (kinds datapath.Accepted) {
 	if s.acceptTunnels {
 		kinds = datapath.AcceptTunnels
@@ -56,7 +55,7 @@ func (s *Syncer) wantedAccepted() (kinds datapath.Accepted) {
 	return kinds
 }
 
-// startAccepting has kinds accepted beside those that are.
+// startAccepting makes programs accept more kinds.
 func (s *Syncer) startAccepting(kinds datapath.Accepted) error {
 	ends := s.tables.UntrackedFrontends.Load(0)
 	if ends.Accepted|kinds == ends.Accepted {
@@ -66,7 +65,7 @@ func (s *Syncer) startAccepting(kinds datapath.Accepted) error {
 	return s.tables.UntrackedFrontends.Store(0, ends)
 }
 
-// unusedAccepted are the kinds that are accepted and that nobody uses.
+// unusedAccepted returns the kinds that are accepted and not in use.
 func (s *Syncer) unusedAccepted() datapath.Accepted {
 	accepted := s.tables.UntrackedFrontends.Load(0).Accepted
 	if accepted == 0 {
@@ -75,7 +74,7 @@ func (s *Syncer) unusedAccepted() datapath.Accepted {
 	return accepted &^ s.wantedAccepted()
 }
 
-// stopAccepting accepts kinds no more that nobody uses.
+// stopAccepting makes programs reject those of the kinds that are not in use.
 func (s *Syncer) stopAccepting(kinds datapath.Accepted) error {
 	if kinds &= s.unusedAccepted(); kinds == 0 {
 		return nil
@@ -85,7 +84,7 @@ func (s *Syncer) stopAccepting(kinds datapath.Accepted) error {
 	return s.tables.UntrackedFrontends.Store(0, ends)
 }
 
-// accepted repairs what somebody else has written.
+// accepted repairs the kinds if another program has changed them.
 func (a *auditor) accepted() {
 	want := a.wantedAccepted()
 	if a.tables.UntrackedFrontends.Load(0).Accepted&want != want {
@@ -93,8 +92,8 @@ func (a *auditor) accepted() {
 	}
 }
 
-// SetOwn says which addresses the node has: nobody else sends with them, and a ServiceCIDR around
-// one does not hold for it. They are in the tables after the next change.
+// SetOwn sets the node's addresses: no other host sends from them, and a ServiceCIDR does not apply to one
+// that it contains. The next change writes them to the tables.
 func (s *Syncer) SetOwn(addresses []netip.Addr) {
 	s.writer.Lock()
 	defer s.writer.Unlock()
@@ -103,8 +102,8 @@ func (s *Syncer) SetOwn(addresses []netip.Addr) {
 	s.own = addresses
 }
 
-// wantedBalancerTable is what the table of balancers holds: their networks, and the node's own
-// addresses that lie in them.
+// wantedBalancerTable returns what the table of balancers should hold: their networks, and the node's own
+// addresses within these.
 func (s *Syncer) wantedBalancerTable() map[netip.Prefix]datapath.Balancer {
 	want := map[netip.Prefix]datapath.Balancer{}
 	var networks []netip.Prefix

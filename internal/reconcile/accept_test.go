@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// acceptedBy says what a row needs accepted, of what the fake's programs can reach.
+// acceptedBy returns the kinds that a row needs accepted, for rows that the fake's programs can reach.
 func acceptedBy(row datapath.Frontend) datapath.Accepted {
 	switch datapath.DSR(row.Dsr) {
 	case datapath.DSRNone:
@@ -24,9 +24,9 @@ func acceptedBy(row datapath.Frontend) datapath.Accepted {
 	return datapath.AcceptTunnels
 }
 
-// Packets of balancers are opened while a Service here uses DSR, or the agent is told so; and after
-// that until no flow is left that a balancer sends here. Each step is a change and a GC pass, which
-// meets a conntrack entry of such a flow or none.
+// Packets of balancers are decapsulated while a Service uses DSR, or the agent is told so; and after that
+// until no flow is left that a balancer sends here. Each step is a change and a GC pass, which finds a
+// conntrack entry of such a flow or none.
 func TestAcceptedWhileInUse(t *testing.T) {
 	const tunnels, both = datapath.AcceptTunnels, datapath.AcceptTunnels | datapath.AcceptOption
 	k := smallKernel(t)
@@ -57,29 +57,29 @@ func TestAcceptedWhileInUse(t *testing.T) {
 	for _, step := range []struct {
 		name  string
 		do    func()
-		flow  datapath.EdgeTCCtFlag // that the GC pass meets
+		flow  datapath.EdgeTCCtFlag // that the GC pass finds
 		while func()
 		want  [2]datapath.Accepted // before and after the GC pass
 	}{
 		{"a Service without DSR", func() { serve("") }, 0, nothing, [2]datapath.Accepted{0, 0}},
 		{"it has IPIP", func() { serve(service.DSRIPIP) }, 0, nothing, [2]datapath.Accepted{tunnels, tunnels}},
 		{"it has an option", func() { serve(service.DSROpt) }, 0, nothing, [2]datapath.Accepted{both, both}},
-		{"it has Geneve, and a flow goes on", func() { serve(service.DSRGeneve) }, datapath.ConntrackDSR | datapath.ConntrackLocal, nothing, [2]datapath.Accepted{both, both}},
+		{"it has Geneve, and a flow continues", func() { serve(service.DSRGeneve) }, datapath.ConntrackDSR | datapath.ConntrackLocal, nothing, [2]datapath.Accepted{both, both}},
 		{"no such flow is left", nothing, datapath.ConntrackLocal, nothing, [2]datapath.Accepted{both, tunnels}},
 		{"the agent has been restarted", func() { s = newSyncer(t, k) }, 0, nothing, [2]datapath.Accepted{tunnels, tunnels}},
-		{"no DSR any more, and answers of a flow go on", func() { serve("") }, datapath.ConntrackDSR | datapath.ConntrackLocal | datapath.ConntrackReply, nothing, [2]datapath.Accepted{tunnels, tunnels}},
+		{"no DSR any more, and replies of a flow continue", func() { serve("") }, datapath.ConntrackDSR | datapath.ConntrackLocal | datapath.ConntrackReply, nothing, [2]datapath.Accepted{tunnels, tunnels}},
 		{"DSR again during a GC pass", nothing, 0, func() { serve(service.DSROpt) }, [2]datapath.Accepted{tunnels, both}},
 		{"the Service is gone", func() { mustApply(t, s, service.Delta{Plans: map[service.Ref]*service.Plan{owner: nil}}) }, 0, nothing, [2]datapath.Accepted{both, 0}},
 		{"the agent is told to", func() { always(true) }, 0, nothing, [2]datapath.Accepted{tunnels, tunnels}},
 		{"and not to", func() { always(false) }, 0, nothing, [2]datapath.Accepted{tunnels, 0}},
-		{"somebody has taken it away", func() {
+		{"another program has cleared it", func() {
 			serve(service.DSROpt)
 			k.untracked.rows[0].Accepted = datapath.AcceptTunnels
 			if repairs, err := s.Audit(); repairs != 1 || err != nil {
 				t.Errorf("audit: %d repairs, %v", repairs, err)
 			}
 		}, 0, nothing, [2]datapath.Accepted{both, both}},
-		{"an earlier agent knew nothing of it", func() { k.untracked.rows[0].Accepted = 0; s = newSyncer(t, k) }, 0, nothing, [2]datapath.Accepted{both, both}},
+		{"an earlier agent did not support it", func() { k.untracked.rows[0].Accepted = 0; s = newSyncer(t, k) }, 0, nothing, [2]datapath.Accepted{both, both}},
 	} {
 		step.do()
 		before := k.untracked.rows[0].Accepted
@@ -90,8 +90,8 @@ func TestAcceptedWhileInUse(t *testing.T) {
 	}
 }
 
-// The node's own addresses are in the table of balancers where a network of balancers has them,
-// before that is there, and nowhere else; they leave when the node loses them.
+// The node's own addresses are in the table of balancers if they are within a network of balancers: they
+// are added before the network, and removed when the node loses them.
 func TestOwnAddressesAmongBalancers(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -99,7 +99,7 @@ func TestOwnAddressesAmongBalancers(t *testing.T) {
 	s.SetOwn([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8::1")})
 	k.after = func() {
 		if k.balancers.entries[key("192.0.2.0/24")] == datapath.IsBalancer && k.balancers.entries[key("192.0.2.1/32")] != datapath.IsOwn {
-			t.Error("the node's own address is a balancer's for a moment")
+			t.Error("the node's own address counts as a balancer for a moment")
 		}
 	}
 	for range 20 { // the order of a map
@@ -113,7 +113,7 @@ func TestOwnAddressesAmongBalancers(t *testing.T) {
 		}
 		mustApply(t, s, service.Delta{Balancers: networksOf()})
 		if len(k.balancers.entries) != 0 {
-			t.Fatalf("left behind: %v", k.balancers.entries)
+			t.Fatalf("not removed: %v", k.balancers.entries)
 		}
 	}
 	mustApply(t, s, service.Delta{Balancers: networksOf("192.0.2.0/24")})

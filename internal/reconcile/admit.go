@@ -11,56 +11,56 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Shares are how much of each table one object and one namespace may take, in percent; zero: as much as
-// there is.
+// Shares are the maximum parts of each table that one object and one namespace may take, in percent; zero
+// means no limit.
 type Shares struct {
 	Service   uint32
 	Namespace uint32
 }
 
-// share is a part of a table.
 func share(percent uint32, limit int64) int64 { return limit * int64(percent) / 100 }
 
-// updateReserve is the part of each table that objects which are new leave free, for changes of those that
-// are served.
+// updateReserve: new objects leave 1/updateReserve of each table free, for changes of objects that are
+// already served.
 const updateReserve = 32
 
-// An account is an object that has a plan, and what of it is let into the tables: all of it, or
-// nothing, or, where it is served already and asks for more than fits, what it has.
+// An account is an object with a plan, and the admitted part of the plan: all of it, or nothing, or, if the
+// object is already served and the plan does not fit, what it has.
 type account struct {
 	ref  service.Ref
-	plan *service.Plan // that it asks for
+	plan *service.Plan // that the object asks for
 	cost cost          // of plan
-	// admitted is what is brought into the tables: plan, a part of it, or an earlier one; nil: nothing.
+	// admitted is the plan that goes into the tables: plan, a part of it, or an earlier one; nil if
+	// none.
 	admitted *service.Plan
-	held     cost // what is counted for it
-	// keeps are frontends that stay as an earlier agent left them, because their change does not fit.
+	held     cost // counted for the object
+	// keeps are frontends of an earlier agent that stay unchanged because their change does not fit.
 	keeps  map[service.FrontendKey]bool
 	reason error // why not all of plan is admitted
 }
 
-// served says whether the tables hold anything for the object.
+// served reports whether the tables hold anything for the object.
 func (a *account) served() bool { return a.held != cost{} }
 
-// admission decides which objects are let into the tables.
+// admission decides which objects go into the tables.
 type admission struct {
 	shares     Shares
 	accounts   map[service.Ref]*account
 	total      cost
 	namespaces map[string]cost
-	leftOut    map[*account]bool // those of which not all is admitted
-	roomier    bool              // something has been given up since these were looked at
+	leftOut    map[*account]bool // not admitted completely
+	roomier    bool              // something has been freed since leftOut was last tried
 }
 
 func newAdmission() admission {
 	return admission{accounts: map[service.Ref]*account{}, namespaces: map[string]cost{}, leftOut: map[*account]bool{}}
 }
 
-// SetShares is called before the first Apply.
+// SetShares sets the shares. It must be called before the first Apply.
 func (s *Syncer) SetShares(shares Shares) { s.admission.shares = shares }
 
-// admit decides anew for the objects of a change, and then for those that have been left out, if there is
-// more room. It returns why objects are left out that were not before.
+// admit decides about the objects of a change, and, if there is more room, about those left out before. It
+// returns why objects are left out that were not before.
 func (s *Syncer) admit(delta service.Delta) error {
 	if !s.stats.Synced {
 		s.countApplied(delta)
@@ -88,7 +88,7 @@ func (s *Syncer) admit(delta service.Delta) error {
 	return leftOutError(refused)
 }
 
-// countApplied counts what an earlier agent has left of the objects that there still are.
+// countApplied counts what an earlier agent left in the tables for the objects that still exist.
 func (s *Syncer) countApplied(delta service.Delta) {
 	for ref, c := range s.appliedCost() {
 		if delta.Plans[ref] != nil && s.admission.accounts[ref] == nil {
@@ -106,7 +106,7 @@ func (s *Syncer) account(ref service.Ref) *account {
 	return a
 }
 
-// remove forgets an object that has gone.
+// remove forgets a deleted object.
 func (s *Syncer) remove(ref service.Ref) {
 	if a := s.admission.accounts[ref]; a != nil {
 		a.plan, a.reason, a.keeps = nil, nil, nil
@@ -117,8 +117,8 @@ func (s *Syncer) remove(ref service.Ref) {
 	}
 }
 
-// settleAll decides for some objects: those that are served first, then the oldest. It returns those that
-// are left out, wholly or in part, and were not before.
+// settleAll decides about objects: first those that are served, then the oldest. It returns those that are
+// left out, completely or in part, and were not before.
 func (s *Syncer) settleAll(all []*account) (refused []*account) {
 	first := func(a *account) int {
 		if a.served() {
@@ -144,7 +144,7 @@ func (s *Syncer) settleAll(all []*account) (refused []*account) {
 	return refused
 }
 
-// settle decides for one object.
+// settle decides about one object.
 func (s *Syncer) settle(a *account) {
 	a.keeps = nil
 	if a.reason = s.fits(a, a.cost); a.reason == nil {
@@ -160,16 +160,16 @@ func (s *Syncer) settle(a *account) {
 	part := s.partOf(a)
 	c := costOf(part)
 	if len(part.Frontends) > 0 && s.fits(a, c) == nil {
-		a.reason = fmt.Errorf("what is new in it is left out: it %w", a.reason)
+		a.reason = fmt.Errorf("its additions are left out: it %w", a.reason)
 		s.hold(a, c)
 		s.want(a, part)
 		return
 	}
-	a.reason = fmt.Errorf("its changes are left out, and what was there serves on: it %w", a.reason)
+	a.reason = fmt.Errorf("its changes are left out, and its previous state stays in effect: it %w", a.reason)
 	s.keep(a)
 }
 
-// hold counts c for an object, in place of what was counted before.
+// hold counts c for an object in place of its previous cost.
 func (s *Syncer) hold(a *account, c cost) {
 	for table := range c {
 		s.admission.roomier = s.admission.roomier || c[table] < a.held[table]
@@ -185,7 +185,7 @@ func (s *Syncer) hold(a *account, c cost) {
 	}
 }
 
-// want makes a plan, nil for none, the one that an object's frontends are to have.
+// want sets the plan of an object's frontends; nil for none.
 func (s *Syncer) want(a *account, plan *service.Plan) {
 	if old := a.admitted; old != nil {
 		for i := range old.Frontends {
@@ -206,7 +206,7 @@ func (s *Syncer) want(a *account, plan *service.Plan) {
 	a.admitted = plan
 }
 
-// partOf is the part of a plan at addresses that the object has in the tables.
+// partOf returns the part of a plan at addresses that the object already has in the tables.
 func (s *Syncer) partOf(a *account) *service.Plan {
 	part := &service.Plan{TableSize: a.plan.TableSize, Created: a.plan.Created, Problems: a.plan.Problems}
 	used, ports := map[service.SetKey]bool{}, map[service.SetKey]bool{}
@@ -233,13 +233,13 @@ func (s *Syncer) partOf(a *account) *service.Plan {
 	return part
 }
 
-// has says whether the tables have a frontend for the object.
+// has reports whether the tables have a frontend for the object.
 func (s *Syncer) has(a *account, key service.FrontendKey) bool {
 	e := s.applied[key]
 	return e != nil && e.port != nil && e.port.key.Owner == a.ref
 }
 
-// keep leaves the object's frontends that it still asks for as they are; the others go.
+// keep leaves frontends as they are if the object still asks for them, and removes its others.
 func (s *Syncer) keep(a *account) {
 	asked := map[service.FrontendKey]bool{}
 	for i := range a.plan.Frontends {
@@ -258,7 +258,7 @@ func (s *Syncer) keep(a *account) {
 	}
 }
 
-// kept says whether a frontend that nobody wants stays: it waits for a change that does not fit.
+// kept reports whether a frontend that is not wanted stays because its change does not fit.
 func (s *Syncer) kept(key service.FrontendKey, e *entry) bool {
 	if e.port == nil {
 		return false
@@ -267,7 +267,7 @@ func (s *Syncer) kept(key service.FrontendKey, e *entry) bool {
 	return a != nil && a.keeps[key]
 }
 
-// maxNamed is how many objects the error of a change names.
+// maxNamed is the maximum number of objects that the error of a change names.
 const maxNamed = 10
 
 func leftOutError(accounts []*account) error {

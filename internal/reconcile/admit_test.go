@@ -15,14 +15,14 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// in is the Ref of a Service.
+// in returns the Ref of a Service.
 func in(namespace, name string) service.Ref {
 	return service.Ref{Kind: service.KindService, Namespace: namespace, Name: name}
 }
 
 var day = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// wide is a plan with many external IPs, made on a day of January.
+// wide returns a plan with many external IPs, created on a day of January.
 func wide(owner service.Ref, number, frontends, created int) *service.Plan {
 	plan := simplePlan(owner, number, 1)
 	for i := 1; i < frontends; i++ {
@@ -34,14 +34,14 @@ func wide(owner service.Ref, number, frontends, created int) *service.Plan {
 	return plan
 }
 
-// tabled is a plan with a Maglev table.
+// tabled returns a plan with a Maglev table.
 func tabled(owner service.Ref, number, backends, created int) *service.Plan {
 	plan := maglevPlan(owner, number, backends, 251)
 	plan.Created = day.AddDate(0, 0, created)
 	return plan
 }
 
-// states are those of all objects but the applied ones, with their reasons.
+// states returns the states and reasons of all objects that are not applied.
 func states(s *Syncer) map[string]string {
 	all := map[string]string{}
 	for _, st := range s.Status() {
@@ -52,7 +52,7 @@ func states(s *Syncer) map[string]string {
 	return all
 }
 
-// wantStates fails unless just these objects are not applied, for a reason that has some text.
+// wantStates fails unless exactly these objects are not applied, each with a reason that contains a text.
 func wantStates(t *testing.T, s *Syncer, want map[string]string) {
 	t.Helper()
 	got := states(s)
@@ -70,8 +70,9 @@ func wantStates(t *testing.T, s *Syncer, want map[string]string) {
 
 type plans = map[service.Ref]*service.Plan
 
-// TestAdmission: what fits is served, the oldest object first, and what is served already before what is
-// new; nobody takes more than his share, and what does not fit is in the tables as soon as there is room.
+// TestAdmission: what fits is served; objects that are served already precede new ones, and older ones
+// precede newer ones. No object takes more than its share, and what does not fit is added as soon as there
+// is room.
 func TestAdmission(t *testing.T) {
 	a, b, c, hostile := in("a", "web"), in("b", "web"), in("c", "web"), in("h", "hostile")
 	type step struct {
@@ -108,7 +109,7 @@ func TestAdmission(t *testing.T) {
 				p := wide(a, 1, 30, 1)
 				p.Sets[0].Backends = []service.Backend{backendOf(77)}
 				return p
-			}()}, map[string]string{"a/web": "failed: what is new in it is left out: it needs 30"}},
+			}()}, map[string]string{"a/web": "failed: its additions are left out: it needs 30"}},
 			{plans{a: wide(a, 1, 20, 1)}, nil},
 		}, true},
 		"a share that is smaller than what is served takes nothing away": {datapath.Limits{Frontends: 100}, Shares{}, []step{
@@ -126,7 +127,7 @@ func TestAdmission(t *testing.T) {
 				p := simplePlan(hostile, 1, 3)
 				p.Sets[0].Backends[0].Weight, p.Sets[0].Backends[1].Weight = 255, 254
 				return p
-			}()}, map[string]string{"h/hostile": "failed: its changes are left out, and what was there serves on: it needs 520 entries of table slots, and one Service may have 256"}},
+			}()}, map[string]string{"h/hostile": "failed: its changes are left out, and its previous state stays in effect: it needs 520 entries of table slots, and one Service may have 256"}},
 		}, true},
 		"endpoints": {datapath.Limits{Backends: 100}, Shares{Service: 25}, []step{
 			{plans{hostile: simplePlan(hostile, 1, 26), a: simplePlan(a, 2, 25)}, map[string]string{"h/hostile": "needs 26 entries of table backends"}},
@@ -157,7 +158,7 @@ func TestAdmission(t *testing.T) {
 					mustCollect(t, s)
 					wantStates(t, s, step.want)
 					if n := s.Stats().LeftOut; n != len(step.want) {
-						t.Errorf("%d are left out, want %d", n, len(step.want))
+						t.Errorf("%d objects are left out, want %d", n, len(step.want))
 					}
 					wantServed(t, k, step.plans, step.want)
 					if n, err := s.Audit(); n != 0 || err != nil {
@@ -169,8 +170,8 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// wantServed: the frontends of objects that are applied are in the tables; of those that are left out,
-// none is; of one that is served in part those are that it had.
+// wantServed fails unless the tables have all frontends of applied objects, none of those that are left
+// out, and the previous ones of objects that are served in part.
 func wantServed(t *testing.T, k *fakeKernel, all plans, not map[string]string) {
 	t.Helper()
 	for ref, plan := range all {
@@ -190,7 +191,7 @@ func wantServed(t *testing.T, k *fakeKernel, all plans, not map[string]string) {
 }
 
 // TestUpdatesAreNotFrozen: whatever tenants have that leaves the tables full, endpoints of everybody can
-// change, those of Maglev tables and of sets with weights too: the new ones are met after each change.
+// change, also in Maglev tables and weighted sets: the new ones are served after each change.
 func TestUpdatesAreNotFrozen(t *testing.T) {
 	const slots = 64 * 1024
 	k := newFakeKernel(t, datapath.Limits{Slots: slots, Frontends: 4096})
@@ -215,7 +216,7 @@ func TestUpdatesAreNotFrozen(t *testing.T) {
 		small[ref], all[ref] = n, simplePlan(ref, 201+n, 1+r.IntN(30))
 	}
 	if err := s.Apply(difference(nil, all)); err == nil {
-		t.Fatal("all tables fit: this test proves nothing")
+		t.Fatal("all tables fit: the test is void")
 	}
 	served := map[service.Ref]int{}
 	for n := range 146 {
@@ -256,8 +257,8 @@ func TestUpdatesAreNotFrozen(t *testing.T) {
 	}
 }
 
-// TestLeftOutInFewWords: the error of a change names ten objects that are left out and counts the others,
-// once.
+// TestLeftOutInFewWords: the error of a change names ten objects that are left out and counts the others.
+// It is reported once.
 func TestLeftOutInFewWords(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{Frontends: 64})
 	s := newSyncer(t, k)
@@ -274,6 +275,6 @@ func TestLeftOutInFewWords(t *testing.T) {
 	other := in("a", "web")
 	mustApply(t, s, service.Delta{Plans: plans{other: simplePlan(other, 200, 1)}})
 	if next, err := s.Retry(time.Now().Add(time.Hour)); !next.IsZero() || err != nil {
-		t.Errorf("what does not fit is tried again at %v, %v: nothing has changed", next, err)
+		t.Errorf("what does not fit is retried at %v, %v, though nothing has changed", next, err)
 	}
 }

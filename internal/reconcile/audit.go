@@ -11,9 +11,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Audit compares what the tables really hold with what they should, and repairs
-// what differs. It returns the number of differences. Nothing but damage makes
-// any: another program that writes to the pinned tables, or a fault of ours.
+// Audit compares the tables with what they should hold, repairs differences and returns their number. Only
+// damage causes differences: another program that writes to the pinned tables, or a bug of the agent.
 func (s *Syncer) Audit() (repairs int, err error) {
 	s.writer.Lock()
 	defer s.writer.Unlock()
@@ -69,8 +68,8 @@ func auditHash[K comparable, V comparable](a *auditor, table datapath.Hash[K, V]
 	}
 }
 
-// names: ports that wait to be freed keep their names until then, and those
-// known only by number have none.
+// names audits service names. Ports that wait to be freed keep their names; ports of which only the id is
+// known have none.
 func (a *auditor) names() {
 	want := map[uint32]datapath.ServiceName{}
 	for key, p := range a.ports {
@@ -107,8 +106,8 @@ func (a *auditor) sourceRanges() {
 	auditHash(a, a.tables.SourceRanges, want)
 }
 
-// setsAndBackends repairs slots and rows where they are: they hold now what they
-// should have held all the time.
+// setsAndBackends repairs slots and rows in place: a repair only restores what they should have held all
+// along.
 func (a *auditor) setsAndBackends() {
 	for _, set := range a.liveSets() {
 		if set.table != nil {
@@ -145,8 +144,7 @@ func (a *auditor) liveSets() map[*set]*set {
 	return live
 }
 
-// frontends writes a damaged row anew and turns the index to it; what nobody
-// put there is removed.
+// frontends replaces damaged rows, and removes index entries that the agent did not make.
 func (a *auditor) frontends() {
 	index, err := a.tables.Frontends.All()
 	if err != nil {
@@ -165,7 +163,7 @@ func (a *auditor) frontends() {
 				continue
 			}
 		}
-		e.content.ForgetKey() // another row; the rest says how packets have gone (remember)
+		e.content.ForgetKey() // build needs another row; the rest still tells requiredSlotHistory how packets were forwarded
 		a.dirty[key] = true
 		a.repairs++
 	}

@@ -12,8 +12,7 @@ import (
 
 var podNetwork = netip.MustParsePrefix("10.10.1.0/24")
 
-// TestAuditRepairsDamage: whatever is changed behind the agent's back is found,
-// counted and repaired.
+// TestAuditRepairsDamage: changes by other programs are found, counted and repaired.
 func TestAuditRepairsDamage(t *testing.T) {
 	r := newRand(t)
 	for name, damage := range map[string]func(k *fakeKernel, key datapath.FrontendKey, row uint32){
@@ -72,7 +71,7 @@ func TestAuditRepairsDamage(t *testing.T) {
 			mustApply(t, s, delta)
 			key := codec.FrontendKey(plans[ref("simple")].Frontends[0].Key)
 			damage(k, key, k.index.entries[key])
-			k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+			k.t = &testing.T{} // repairs overwrite what a program may be reading: it is wrong anyway
 			if n, err := s.Audit(); n != 1 || err != nil {
 				t.Errorf("audit: %d repairs, %v", n, err)
 			}

@@ -7,7 +7,7 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 )
 
-// A backend is an endpoint and its id; each set that holds it has a reference.
+// A backend is an endpoint with its id; each set that contains it holds a reference.
 type backend struct {
 	id   uint32
 	key  codec.Backend

@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// behaviour is what a client of one class meets at a frontend: a verdict, or
-// the backends with their shares; and all else that the row says.
+// behaviour is what a client of one class gets at a frontend: a verdict, or the backends with their shares;
+// and everything else in the row.
 type behaviour struct {
 	decisions [service.SourceClasses]string
 	kept      string
@@ -29,7 +29,7 @@ type behaviour struct {
 	dsr       service.DSR
 }
 
-// meets looks a frontend up as the programs do.
+// meets looks up a frontend as the programs do.
 func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	row, ok := k.index.entries[codec.FrontendKey(key)]
 	if !ok {
@@ -63,14 +63,14 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	return b, true
 }
 
-// members are those of a set, or kept. They have to be in the order of their addresses.
+// members returns the members of a set, or retained backends. They must be sorted by address.
 func (k *fakeKernel) members(first, count uint32) string {
 	var members []string
 	var last netip.AddrPort
 	for n := range count {
 		backend := k.backends.rows[k.slots.rows[first+n]]
 		if backend.AddrPort().Compare(last) < 0 {
-			k.t.Errorf("of the members from slot %d %s comes after %s: programs do not find one of them (bpf/lb/members.h)", first, backend.AddrPort(), last)
+			k.t.Errorf("of the members from slot %d on, %s comes after %s: programs do not find one of them (bpf/lb/members.h)", first, backend.AddrPort(), last)
 		}
 		last = backend.AddrPort()
 		members = append(members, fmt.Sprint(backend.AddrPort(), backend.Protocol, backend.Local, backend.Node.Addr()))
@@ -79,7 +79,7 @@ func (k *fakeKernel) members(first, count uint32) string {
 	return fmt.Sprint(members)
 }
 
-// table is what the slots of a Maglev table lead to, in their order.
+// table returns the backends in the slots of a Maglev table, in order.
 func (k *fakeKernel) table(d datapath.Decision) (addresses []netip.AddrPort) {
 	for n := range d.Count {
 		addresses = append(addresses, k.backends.rows[k.slots.rows[d.First+n]].AddrPort())
@@ -142,7 +142,7 @@ func plannedMembers(set service.BackendSet) string {
 	return fmt.Sprint(members)
 }
 
-// planned is what a client should meet.
+// planned returns what a client should get.
 func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
 	for class, d := range f.Decisions {
 		if d.Verdict != service.Balance {
@@ -176,7 +176,7 @@ func planned(plan *service.Plan, f service.Frontend) (b behaviour) {
 	return b
 }
 
-// state is what every frontend should meet.
+// state returns what clients should get at every frontend.
 type state map[service.FrontendKey]behaviour
 
 func stateOf(plans map[service.Ref]*service.Plan) state {
@@ -200,10 +200,10 @@ func (k *fakeKernel) state() state {
 
 var compare = cmp.AllowUnexported(behaviour{})
 
-// mustHold ends the test if a client meets anything but what is planned.
+// mustHold ends the test if a client gets anything but what is planned.
 func (k *fakeKernel) mustHold(t *testing.T, plans map[service.Ref]*service.Plan, when string) {
 	t.Helper()
 	if diff := cmp.Diff(stateOf(plans), k.state(), compare); diff != "" {
-		t.Fatalf("%s: planned (-) and met (+):\n%s", when, diff)
+		t.Fatalf("%s: planned (-) and found (+):\n%s", when, diff)
 	}
 }

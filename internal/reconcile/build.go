@@ -13,9 +13,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// An entry is a frontend in the tables, with a reference to all that its row
-// names. row is 0 while it has none. sets are those of the decisions, and last
-// what the frontend keeps.
+// An entry is a frontend in the tables, with references to all that its row names. row is 0 until the entry
+// has one. sets are the sets of the decisions, and last that of retained backends.
 type entry struct {
 	row     uint32
 	content codec.Frontend
@@ -23,28 +22,28 @@ type entry struct {
 	source  *source
 	taken   *reservation // NodePort and HostPort
 	sets    [retainedSet + 1]*set
-	// tracked says why every flow of an untracked frontend is recorded all the same.
+	// tracked is the reason why an untracked frontend tracks all of its flows anyway.
 	tracked error
 }
 
 const retainedSet = service.SourceClasses
 
-// A port is a service port and its id.
+// A port is a service port with its id.
 type port struct {
 	id   uint32
 	key  service.Port
 	refs int
 }
 
-// A source is a list of admitted sources and its id. Equal lists share one.
+// A source is a list of admitted sources with its id. Equal lists share one.
 type source struct {
 	id       uint32
 	prefixes []netip.Prefix
 	refs     int
 }
 
-// build makes what a frontend's row will name and fills the row's content. On
-// error the entry holds what had been made by then: retire it.
+// build allocates what a frontend's row will name and fills in the row's content. On error the entry holds
+// what was allocated before: the caller must release it.
 func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	f, e := w.frontend, &entry{}
 	var err error
@@ -79,8 +78,8 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	return e, err
 }
 
-// buildRetained makes what the frontend keeps (service.Plan.Retained), and what it remembers of
-// earlier tables.
+// buildRetained builds the set of retained backends (service.Plan.Retained), with the history of earlier
+// tables.
 func (s *Syncer) buildRetained(e *entry, w want, old *entry) error {
 	key := service.SetKey{Port: w.frontend.Port, Family: service.FamilyOf(w.frontend.Key.Addr), Scope: service.ScopeRetained}
 	if remembered := s.requiredSlotHistory(e, old); remembered != nil {
@@ -96,7 +95,7 @@ func (s *Syncer) buildRetained(e *entry, w want, old *entry) error {
 	return err
 }
 
-// useSet finds or makes a set and lets an entry refer to it.
+// useSet finds or makes a set and adds a reference from an entry.
 func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.BackendSet, tableSize uint32, old *entry) (*set, error) {
 	var inUse *set
 	if old != nil {
@@ -139,8 +138,8 @@ func (s *Syncer) ensurePort(key service.Port) (*port, error) {
 	return p, nil
 }
 
-// ensureSet finds the set as it is in the tables, or writes it beside the one
-// that the frontend uses now, nil for none.
+// ensureSet finds the set in the tables, or writes it to free slots. inUse is the set that the frontend
+// uses now, nil for none.
 func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableSize uint32, inUse *set) (*set, error) {
 	at, ok := findSet(plan, key)
 	if !ok {
@@ -154,7 +153,7 @@ func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableS
 		return current, nil
 	}
 	if inUse != nil && inUse.key == (service.SetKey{}) && inUse.slotHistory == nil && inUse.holds(members, table) {
-		inUse.key = key // found in the tables, where sets have no names
+		inUse.key = key // restored from the tables, where sets have no keys
 		s.sets[key] = inUse
 		return inUse, nil
 	}
@@ -167,7 +166,7 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 		return nil, err
 	}
 	n, length := roundSlots(uint32(len(content))), s.tables.Slots.Len()
-	// Histories leave what changes need.
+	// Histories leave enough slots for changes.
 	full := x.slotHistory != nil && s.slots.used(length)+n+length/updateReserve > length
 	at, ok := extent{}, false
 	if !full {
@@ -198,8 +197,7 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 	return x, nil
 }
 
-// members are the backends of a set, and their weights divided by the greatest common
-// divisor of all.
+// members returns the backends of a set, and their weights divided by their greatest common divisor.
 func (s *Syncer) members(bs service.BackendSet) (members []*backend, weights []uint8, err error) {
 	divisor := uint8(0)
 	for _, b := range bs.Backends {
@@ -238,7 +236,7 @@ func (s *Syncer) ensureSource(prefixes []netip.Prefix) (*source, error) {
 	s.ranges += uint32(len(prefixes))
 	for _, p := range prefixes {
 		if err := s.tables.SourceRanges.Put(codec.SourceRangeKey(id, p), 1); err != nil {
-			s.unreferenced = append(s.unreferenced, made) // some of it may be there
+			s.unreferenced = append(s.unreferenced, made) // some prefixes may be in the table
 			return nil, err
 		}
 	}
@@ -247,7 +245,7 @@ func (s *Syncer) ensureSource(prefixes []netip.Prefix) (*source, error) {
 	return made, nil
 }
 
-// sourceName is the same for equal lists, whatever their order.
+// sourceName returns the same name for equal lists, in whatever order.
 func sourceName(prefixes []netip.Prefix) string {
 	names := make([]string, len(prefixes))
 	for i, p := range prefixes {

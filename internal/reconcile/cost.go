@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A cost is how many entries of each table a plan takes.
+// A cost is the number of entries of each table that a plan takes.
 type cost [costKinds]int64
 
 // The tables that plans share.
@@ -21,19 +21,18 @@ const (
 	costBackends
 	costRanges
 	costTables
-	// costHistories are slots, too: those of histories that may come (past), and are no reason to leave out
-	// what fits without them.
+	// costHistories are slots, too: those of histories that may be needed later (slotHistory). A plan
+	// that fits without them is not refused because of them.
 	costHistories = costTables
 	costKinds     = costTables + 1
 )
 
-// costNames are the names of the tables.
 var costNames = [costTables]string{
 	datapath.SockMapFrontends, datapath.SockMapServices, datapath.SockMapSlots, datapath.SockMapBackends, datapath.SockMapSourceRanges,
 }
 
-// shared says of which tables plans share entries: equal endpoints and equal lists of source
-// ranges are there once, so that the sum of all costs is more than what is in use.
+// shared reports whether plans share entries of a table: equal endpoints and equal lists of source ranges
+// have one entry, so the sum of all costs exceeds what is in use.
 func shared(table int) bool { return table == costBackends || table == costRanges }
 
 func (c *cost) add(o cost) {
@@ -48,14 +47,14 @@ func (c *cost) subtract(o cost) {
 	}
 }
 
-// limits are the sizes of the tables.
+// limits returns the sizes of the tables.
 func (s *Syncer) limits() cost {
 	t := s.tables
 	return cost{int64(t.Frontends.Max()), int64(t.Services.Max()), int64(t.Slots.Len()), int64(t.Backends.Len()) - 1, int64(t.SourceRanges.Max()), 0}
 }
 
-// costOf counts what a plan takes. The history of an untracked frontend takes as much as its table,
-// but not that of all frontends at once: half of it is counted.
+// costOf returns the cost of a plan. The history of an untracked frontend takes as much as its table, but
+// not all frontends have one at the same time: half of it is counted.
 func costOf(p *service.Plan) (c cost) {
 	ports, untracked := map[service.Port]bool{}, map[service.SetKey]bool{}
 	lists := map[*netip.Prefix]bool{}
@@ -93,7 +92,7 @@ func costOf(p *service.Plan) (c cost) {
 	return c
 }
 
-// setSlots is how many slots a set takes, with the list of its members beside a table.
+// setSlots returns the number of slots of a set; a Maglev table has the list of its members in front.
 func setSlots(set *service.BackendSet, tableSize uint32) uint32 {
 	if tableSize > 0 {
 		return roundSlots(tableSize + uint32(len(set.Backends)))
@@ -109,7 +108,7 @@ func setSlots(set *service.BackendSet, tableSize uint32) uint32 {
 	return roundSlots(sum / uint32(divisor))
 }
 
-// largestSet is how many slots the largest set of a plan takes: its change needs as many beside it.
+// largestSet returns the slots of the largest set of a plan: changing it takes as many again.
 func largestSet(p *service.Plan) (most int64) {
 	for i := range p.Sets {
 		most = max(most, int64(setSlots(&p.Sets[i], p.TableSize)))
@@ -117,12 +116,13 @@ func largestSet(p *service.Plan) (most int64) {
 	return most
 }
 
-// smallExtent is below what an extent takes just the slots that it needs.
+// smallExtent is the number of slots from which on extents are rounded up.
 const smallExtent = 128
 
-// roundSlots is how many slots an extent of n takes. Large extents come in few sizes, up to 6 % apart, so that
-// a set that has become a little larger fits where another one has been. The sizes lie halfway between round
-// numbers: Maglev tables have a little less than a power of two, and with their members a little more.
+// roundSlots returns the number of slots to allocate for n. Large extents come in few sizes, up to 6 %
+// apart, so that a set that has grown a little fits where another one was. The sizes lie halfway between
+// round numbers: Maglev tables have a little less than a power of two, and with their members a little
+// more.
 func roundSlots(n uint32) uint32 {
 	if n < smallExtent {
 		return n
@@ -131,7 +131,7 @@ func roundSlots(n uint32) uint32 {
 	return (n+unit/2-1)/unit*unit + unit/2
 }
 
-// appliedCost counts what the tables hold for each object.
+// appliedCost returns the cost of each object in the tables.
 func (s *Syncer) appliedCost() map[service.Ref]cost {
 	all := map[service.Ref]cost{}
 	ports, sets, lists := map[*port]bool{}, map[*set]bool{}, map[*source]bool{}

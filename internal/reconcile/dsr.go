@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// DSRDestinations are the addresses that packets of clients outside are sent to by DSR, by
-// kind: of backends on other nodes, or of these nodes.
+// DSRDestinations returns, by kind of DSR, the addresses that external clients' packets are sent to: of
+// backends on other nodes, or of those nodes.
 func (s *Syncer) DSRDestinations() map[service.DSR][]netip.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// withDSR is a plan whose frontends have a kind of DSR.
+// withDSR returns a plan whose frontends have a kind of DSR.
 func withDSR(plan *service.Plan, kind service.DSR) *service.Plan {
 	changed := *plan
 	changed.Frontends = slices.Clone(plan.Frontends)
@@ -27,8 +27,8 @@ func withDSR(plan *service.Plan, kind service.DSR) *service.Plan {
 	return &changed
 }
 
-// A change of the kind of DSR fills another row and turns the index to it: sets and backends
-// stay, no flow is looked after, and the next agent finds the row as it should be.
+// A change of the kind of DSR fills another row and changes the index: sets and backends stay, no flow is
+// checked, and the next agent finds the row unchanged.
 func TestDSRIsInTheRow(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -53,7 +53,7 @@ func TestDSRIsInTheRow(t *testing.T) {
 			t.Errorf("%q: sets or backends have changed", kind)
 		}
 		if udp, tcp := s.TakeRemoved(); udp || tcp {
-			t.Errorf("%q: backends are said to have left", kind)
+			t.Errorf("%q: backends are reported as removed", kind)
 		}
 		mustCollect(t, s)
 		updates := s.Stats().Updates
@@ -61,13 +61,13 @@ func TestDSRIsInTheRow(t *testing.T) {
 		s = newSyncer(t, k)
 		apply(kind)
 		if s.Stats().Updates > 0 {
-			t.Errorf("%q: %d updates before, and after a restart %d more of what is there already", kind, updates, s.Stats().Updates)
+			t.Errorf("%q: %d updates before a restart, and %d after it, though nothing has changed", kind, updates, s.Stats().Updates)
 		}
 	}
 }
 
-// A backend whose node has another address is another backend: its row changes only when
-// nothing leads to it. One without a node has its own address there.
+// A backend whose node gets another address is another backend: a row changes only when nothing leads to
+// it. A backend without a node has its own address there.
 func TestNodeOfBackend(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -90,7 +90,7 @@ func TestNodeOfBackend(t *testing.T) {
 			t.Errorf("the edge has to reach %s and %s: %s", backend.Addr.Addr(), want, elsewhere)
 		}
 		if udp, tcp := s.TakeRemoved(); udp || tcp && node != "" {
-			t.Errorf("with node %q backends are said to have left", node)
+			t.Errorf("with node %q backends are reported as removed", node)
 		}
 		mustCollect(t, s)
 		s = newSyncer(t, k)
@@ -119,8 +119,8 @@ func networksOf(texts ...string) *[]netip.Prefix {
 	return &all
 }
 
-// Balancers follow what is wanted, new ones before old ones go; a starting agent leaves them
-// alone until it knows; damage is repaired.
+// The table of balancers follows what is wanted, adding new ones before removing old ones; a starting agent
+// leaves it alone until it knows them; damage is repaired.
 func TestBalancers(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -133,11 +133,11 @@ func TestBalancers(t *testing.T) {
 				added++
 				for key := range before {
 					if k.balancers.entries[key] != 1 {
-						t.Errorf("%s is gone before all is there", key.Prefix())
+						t.Errorf("%s is removed before all others are added", key.Prefix())
 					}
 				}
 			case strings.HasPrefix(operation, "delete "+datapath.EdgeTCMapBalancers) && added == 0 && len(before) < len(networks):
-				t.Error("balancers go before others come")
+				t.Error("balancers are removed before others are added")
 			}
 			return nil
 		}
@@ -170,8 +170,8 @@ func TestBalancers(t *testing.T) {
 	}
 }
 
-// Balancers that do not fit are named, those that fit are there, and the rest comes when
-// there is room; the same with a step that fails.
+// Balancers that do not fit are named, those that fit are in the table, and the rest is added when there is
+// room; likewise after a failed operation.
 func TestBalancersThatDoNotFit(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -181,13 +181,13 @@ func TestBalancersThatDoNotFit(t *testing.T) {
 	}
 	err := s.Apply(service.Delta{Balancers: networksOf(many...)})
 	var full *datapath.FullError
-	if !errors.As(err, &full) || !strings.Contains(err.Error(), "balancer 192.0.2.") || !strings.Contains(err.Error(), "let --dsr-balancers name the nodes' networks") {
+	if !errors.As(err, &full) || !strings.Contains(err.Error(), "balancer 192.0.2.") || !strings.Contains(err.Error(), "set --dsr-balancers to the nodes' networks") {
 		t.Errorf("the error is %v", err)
 	}
 	if s.Stats().Balancers == "" || len(k.balancers.entries) != int(k.balancers.max) {
 		t.Errorf("%d balancers, status %q", len(k.balancers.entries), s.Stats().Balancers)
 	}
-	// As many as fit, one of them new: it has to wait until another has gone.
+	// As many as fit, one of them new: it has to wait until another is removed.
 	if err := s.Apply(service.Delta{Balancers: networksOf(many[1:]...)}); err != nil {
 		t.Log(err)
 	}
@@ -211,8 +211,8 @@ func TestBalancersThatDoNotFit(t *testing.T) {
 	}
 }
 
-// What goes by DSR is sent to backends elsewhere, or with Geneve to their nodes; each kind
-// is told of by itself, and only of frontends that have it.
+// Packets of DSR are sent to backends on other nodes, or with Geneve to their nodes; each kind has its own
+// list, only of frontends that use it.
 func TestDSRDestinations(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -247,7 +247,7 @@ func TestDSRDestinations(t *testing.T) {
 	want("")
 }
 
-// Without an edge there is no such table, and nothing is missing.
+// Without an edge the table does not exist, and this is no error.
 func TestNoBalancersWithoutEdge(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	k.tables.Balancers = nil

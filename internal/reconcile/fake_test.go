@@ -13,17 +13,16 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 )
 
-// fakeKernel holds tables in memory. Each operation that would change one asks
-// before first, so that a test can make it fail, count it, or look at the
-// tables between two operations.
+// fakeKernel holds tables in memory. Each operation that would change one calls before first, so that a
+// test can make it fail, count it, or inspect the tables between two operations.
 type fakeKernel struct {
 	t       *testing.T
 	tables  *datapath.Tables
 	before  func(operation string) error
 	after   func()
 	reading []use // what programs may still be reading: reachable since the last grace period
-	known   []use // what they may remember: reachable since they were told that the index has turned
-	trusts  bool  // nobody looks whether what is overwritten can be read: for millions of slots
+	known   []use // what they may have cached: reachable since the epoch was last bumped
+	trusts  bool  // do not check whether what is overwritten can be read: for millions of slots
 
 	index    *fakeHash[datapath.FrontendKey, uint32]
 	rows     *fakeArray[datapath.Frontend]
@@ -40,7 +39,7 @@ type fakeKernel struct {
 	untracked *fakeArray[datapath.UntrackedEnds]
 }
 
-// use is one thing that a program can reach: a row, a slot or a backend.
+// use is a resource that a program can reach: a row, a slot or a backend.
 type use struct {
 	table  string
 	number uint32
@@ -92,7 +91,7 @@ func (k *fakeKernel) do(operation string, change func()) error {
 	return nil
 }
 
-// reachable lists what a program gets to by way of one index entry.
+// reachable lists what a program reaches by one index entry.
 func (k *fakeKernel) reachable(key datapath.FrontendKey) (uses []use) {
 	row, ok := k.index.entries[key]
 	if !ok || row >= k.rows.Len() {
@@ -121,7 +120,7 @@ func (k *fakeKernel) reachable(key datapath.FrontendKey) (uses []use) {
 	return uses
 }
 
-// remembered lists what a program gets to by way of a frontend's history.
+// remembered lists what a program reaches by a frontend's history.
 func (k *fakeKernel) remembered(history codec.Range) (uses []use) {
 	for n := range history.Count {
 		slot := history.First + n
@@ -136,7 +135,7 @@ func (k *fakeKernel) remembered(history codec.Range) (uses []use) {
 	return uses
 }
 
-// listsOf are the lists of a row, none for one that is damaged.
+// listsOf returns the lists of a row, none if it is damaged.
 func (k *fakeKernel) listsOf(row uint32) codec.Lists {
 	content, err := codec.LoadFrontend(k.tables, row)
 	if err != nil {
@@ -172,11 +171,11 @@ func (h *fakeHash[K, V]) Max() uint32 { return h.max }
 
 func (h *fakeHash[K, V]) Put(key K, v V) error {
 	if asked, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.tables.Prefilter.Contains(asked) {
-		h.kernel.t.Errorf("frontend %v comes into the tables, and the prefilter does not let in what asks for it", asked)
+		h.kernel.t.Errorf("frontend %v is published, and the prefilter does not pass packets to it", asked)
 	}
 	if row, ok := any(v).(uint32); ok && h.name == datapath.SockMapFrontends {
 		if need := acceptedBy(h.kernel.rows.rows[row]); h.kernel.untracked.rows[0].Accepted&need != need {
-			h.kernel.t.Errorf("frontend %v comes into the tables, and what balancers send for it is not opened", key)
+			h.kernel.t.Errorf("frontend %v is published, and packets of balancers for it are not decapsulated", key)
 		}
 	}
 	if _, ok := h.entries[key]; !ok && len(h.entries) >= int(h.max) {
@@ -189,7 +188,7 @@ func (h *fakeHash[K, V]) Delete(key K) error {
 	return h.kernel.do(fmt.Sprintf("delete %s %v", h.name, key), func() { h.left(key); delete(h.entries, key) })
 }
 
-// left notes what programs may be reading that came through an index entry.
+// left notes what programs that came by an index entry may be reading.
 func (h *fakeHash[K, V]) left(key K) {
 	if key, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.trusts {
 		h.kernel.known = append(h.kernel.known, h.kernel.reachable(key)...)
@@ -198,7 +197,7 @@ func (h *fakeHash[K, V]) left(key K) {
 
 func (h *fakeHash[K, V]) All() (map[K]V, error) { return maps.Clone(h.entries), nil }
 
-// fakeAffinity has entries that a test puts there.
+// fakeAffinity has the entries that a test inserts.
 type fakeAffinity struct {
 	*fakeHash[datapath.AffinityKey, datapath.AffinityEntry]
 }

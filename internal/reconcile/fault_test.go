@@ -16,9 +16,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// TestConvergesUnderFaults: one operation in ten fails, and all that touch one
-// frontend's index entry. That one keeps what it had and says so, everything
-// else arrives.
+// TestConvergesUnderFaults: one operation in ten fails, and so do all for the index entry of one frontend.
+// That frontend keeps its state and reports the failure; all others are applied.
 func TestConvergesUnderFaults(t *testing.T) {
 	r := newRand(t)
 	for range 20 {
@@ -51,7 +50,7 @@ func TestConvergesUnderFaults(t *testing.T) {
 		delete(want, stuck)
 		delete(got, stuck)
 		if diff := cmp.Diff(want, got, compare); diff != "" {
-			t.Fatalf("planned (-) and met (+):\n%s", diff)
+			t.Fatalf("planned (-) and found (+):\n%s", diff)
 		}
 		for _, st := range s.Status() {
 			failed := planned && st.Owner == ref("s0")
@@ -62,8 +61,8 @@ func TestConvergesUnderFaults(t *testing.T) {
 	}
 }
 
-// TestFullTableNamesTheFlag: what does not fit is refused by name, what was
-// there stays, and it arrives as soon as there is room.
+// TestFullTableNamesTheFlag: what does not fit is refused with the name of the flag, the previous state
+// stays in effect, and the change is applied as soon as there is room.
 func TestFullTableNamesTheFlag(t *testing.T) {
 	for _, test := range []struct {
 		limits datapath.Limits
@@ -85,7 +84,7 @@ func TestFullTableNamesTheFlag(t *testing.T) {
 				t.Errorf("the error is %v", err)
 			}
 			k.mustHold(t, plans, "after the change that does not fit")
-			// One goes, another comes, in one delta: there is room for it.
+			// One Service is removed and another added in one delta: there is room for it.
 			delete(more, ref("s0"))
 			if err := s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{ref("s0"): nil}}); err != nil {
 				t.Log(err)
@@ -96,7 +95,7 @@ func TestFullTableNamesTheFlag(t *testing.T) {
 	}
 }
 
-// mustConverge tries again until nothing waits any more.
+// mustConverge retries until nothing is pending.
 func mustConverge(t *testing.T, s *Syncer) {
 	t.Helper()
 	for now := time.Now(); ; {
@@ -110,8 +109,8 @@ func mustConverge(t *testing.T, s *Syncer) {
 	}
 }
 
-// TestIDRestsWhileAffinityNamesIt (R27): a client that was bound to a backend
-// which is gone never finds another under the same id.
+// TestIDRestsWhileAffinityNamesIt (R27): a client that was bound to a removed backend never reaches another
+// one with the same id.
 func TestIDRestsWhileAffinityNamesIt(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{Backends: 1})
 	s := newSyncer(t, k)
@@ -133,7 +132,7 @@ func TestIDRestsWhileAffinityNamesIt(t *testing.T) {
 	if err := s.Apply(difference(nil, other)); err == nil {
 		t.Error("the id was used again while an affinity entry named it")
 	}
-	// The next agent knows that too.
+	// The next agent does not reuse it, either.
 	s = newSyncer(t, k)
 	if err := s.Apply(difference(nil, other)); err == nil {
 		t.Error("after a restart the id was used again while an affinity entry named it")

@@ -8,8 +8,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// fits says why an object may not take c, nil if it may. Nobody is refused what he has already. What is new
-// has to leave room for changes of what is served.
+// fits returns why an object may not take c, nil if it may. An object may always keep what it has. New
+// objects must leave room for changes of those that are served.
 func (s *Syncer) fits(a *account, c cost) error {
 	limits := s.limits()
 	for table := range costTables {
@@ -21,7 +21,7 @@ func (s *Syncer) fits(a *account, c cost) error {
 			return err
 		}
 		if shared(table) {
-			continue // known only when it is brought into the tables
+			continue // known only once it is in the tables
 		}
 		room := limit - s.admission.total[table] + held
 		if !a.served() {
@@ -34,7 +34,7 @@ func (s *Syncer) fits(a *account, c cost) error {
 	return nil
 }
 
-// withinShares says why c is more of a table than one object or its namespace may have.
+// withinShares returns an error if c is more of a table than one object or its namespace may have.
 func (s *Syncer) withinShares(a *account, table int, c cost, limit int64) error {
 	shares, need := s.admission.shares, sharedOut(c, table)
 	if most := share(shares.Service, limit); shares.Service > 0 && need > most {
@@ -47,7 +47,7 @@ func (s *Syncer) withinShares(a *account, table int, c cost, limit int64) error 
 	return nil
 }
 
-// sharedOut is what counts towards a share of a table.
+// sharedOut returns what counts towards a share of a table.
 func sharedOut(c cost, table int) int64 {
 	if table == costSlots {
 		return c[costSlots] + c[costHistories]
@@ -55,8 +55,8 @@ func sharedOut(c cost, table int) int64 {
 	return c[table]
 }
 
-// reserveOf is what an object that is new leaves free of a table: a part of it, and room for the change of
-// its largest set.
+// reserveOf returns how much of a table a new object must leave free: a fixed part, and room to change its
+// largest set.
 func (s *Syncer) reserveOf(table int, a *account) int64 {
 	reserve := s.limits()[table] / updateReserve
 	if table == costSlots {
@@ -65,7 +65,7 @@ func (s *Syncer) reserveOf(table int, a *account) int64 {
 	return reserve
 }
 
-// spare says why a frontend that is new may not take another of the entries that plans share.
+// spare returns an error if a new frontend may not take another entry of a table whose entries plans share.
 func (s *Syncer) spare(table string, used, limit uint32) error {
 	if s.addsFrontend && used+limit/updateReserve >= limit {
 		return datapath.NewFullError(table, limit)

@@ -10,10 +10,10 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 )
 
-// releasable is something with an id that entries refer to.
+// releasable is a resource with an id that entries refer to.
 type releasable interface {
 	references() int
-	// free gives the id back and removes what the tables hold of it.
+	// free frees the id and removes its entries from the tables.
 	free(*Syncer) error
 }
 
@@ -22,13 +22,14 @@ func (b *backend) references() int { return int(b.refs) }
 func (x *set) references() int     { return x.refs }
 func (x *source) references() int  { return x.refs }
 
-// deferRelease puts away an entry that the index does not lead to (any more).
+// deferRelease queues an entry that the index does not (or no longer) lead to, for release after a grace
+// period.
 func (s *Syncer) deferRelease(e *entry) { s.deferred = append(s.deferred, e) }
 
-// release gives up an entry's references. What has none left becomes unused.
+// release drops an entry's references. Resources without further references become unreferenced.
 func (s *Syncer) release(e *entry) {
 	if e.row != 0 {
-		// Not to be found in use when the table is to become smaller.
+		// A row that looks used would keep the table from being made smaller.
 		codec.EraseFrontend(s.tables, e.row)
 		s.rowNumbers.put(e.row)
 	}
@@ -57,11 +58,10 @@ func (s *Syncer) release(e *entry) {
 	}
 }
 
-// CollectGarbage gives back what was retired, after a grace period, and what nothing
-// refers to. Call it now and then: once a second is plenty. It reports whether
-// anything is left to do.
+// CollectGarbage frees what was deferred, after a grace period, and what has no references. Call it
+// periodically: once a second is plenty. It reports whether anything is left to free.
 //
-// Changes go on during the grace period: what they retire waits for the next one.
+// Changes can be made during the grace period: what they defer waits for the next one.
 func (s *Syncer) CollectGarbage() (more bool, err error) {
 	s.gcMu.Lock()
 	defer s.gcMu.Unlock()
@@ -83,17 +83,17 @@ func (s *Syncer) CollectGarbage() (more bool, err error) {
 	defer s.writer.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A writer that was short of space has given all of these back meanwhile, or none.
+	// A writer that was short of space has released all of these meanwhile, or none.
 	err = s.releaseDeferred(max(0, deferred-s.released))
 	if s.freed && err == nil {
 		s.freed = false
-		s.retryAt = time.Now() // there may be room now for what failed
+		s.retryAt = time.Now() // what failed may fit now
 	}
 	return len(s.deferred) > 0 || len(s.unreferenced) > 0, err
 }
 
-// collectGarbage is called by a writer. Who only wants to look need not wait for the
-// grace period.
+// collectGarbage is CollectGarbage for a writer. It unlocks mu during the grace period, so that readers
+// need not wait for it.
 func (s *Syncer) collectGarbage() error {
 	if err := s.bumpEpoch(); err != nil {
 		return err
@@ -110,8 +110,8 @@ func (s *Syncer) collectGarbage() error {
 	return err
 }
 
-// releaseDeferred releases the oldest n of what was retired, which no program is using, and what
-// nothing refers to then: an entry that was retired later has its references yet.
+// releaseDeferred releases the n oldest deferred entries, which no program uses, and frees what has no
+// references then: a resource of an entry that was deferred later still has one.
 func (s *Syncer) releaseDeferred(n int) error {
 	for _, e := range s.deferred[:n] {
 		s.release(e)
@@ -120,9 +120,8 @@ func (s *Syncer) releaseDeferred(n int) error {
 	return s.freeUnreferenced()
 }
 
-// freeUnreferenced frees what still has no reference: sets first, since their
-// backends become unused with them; then affinity entries, which name ports
-// and backends; then these.
+// freeUnreferenced frees what still has no reference: first sets, because they are what refers to backends;
+// then affinity entries, which name ports and backends; then these.
 func (s *Syncer) freeUnreferenced() error {
 	dead := map[releasable]bool{}
 	for len(s.unreferenced) > 0 {
@@ -151,13 +150,13 @@ func (s *Syncer) freeUnreferenced() error {
 	return errors.Join(errs...)
 }
 
-// freeSet gives a set's slots back. It may have been put into unused twice.
+// freeSet frees a set's slots. A set may be in unreferenced twice.
 func (s *Syncer) freeSet(x *set) {
 	if x.extent.count == 0 {
 		return
 	}
 	for n := x.extent.first; n < x.extent.end(); n++ {
-		s.tables.Slots.Store(n, 0) // as with rows
+		s.tables.Slots.Store(n, 0) // as in release
 	}
 	s.slots.put(extent{x.extent.first, x.extent.count + x.spare})
 	x.extent, x.spare = extent{}, 0
@@ -172,8 +171,8 @@ func (s *Syncer) freeSet(x *set) {
 	}
 }
 
-// gcAffinity forgets clients whose service port or backend is about to lose
-// its id.
+// gcAffinity deletes the affinity entries that name a service port or backend whose id is about to be
+// freed.
 func (s *Syncer) gcAffinity(dead map[releasable]bool) error {
 	ports, backends := map[uint32]bool{}, map[uint32]bool{}
 	for x := range dead {
@@ -224,7 +223,7 @@ func (b *backend) free(s *Syncer) error {
 	return nil
 }
 
-// free of a set is freeSet: it touches no table.
+// free implements releasable; freeUnreferenced calls freeSet itself.
 func (x *set) free(s *Syncer) error {
 	s.freeSet(x)
 	return nil
@@ -232,7 +231,7 @@ func (x *set) free(s *Syncer) error {
 
 func (x *source) free(s *Syncer) error {
 	if name := sourceName(x.prefixes); s.sources[name] == x {
-		delete(s.sources, name) // first: half of it is not to be used again
+		delete(s.sources, name) // first: a partly deleted list must not be used again
 	}
 	for _, p := range x.prefixes {
 		if err := s.tables.SourceRanges.Delete(codec.SourceRangeKey(x.id, p)); err != nil {

@@ -8,16 +8,15 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Changes that come while CollectGarbage waits for programs do not wait with it. What they
-// replace is used again only after the next grace period, which the fake kernel watches,
-// and at the end nothing is left behind.
+// Changes made while CollectGarbage waits for programs do not wait with it. What they replace is reused
+// only after the next grace period, which the fake kernel checks, and in the end everything is freed.
 func TestChangesDuringGracePeriods(t *testing.T) {
 	r := newRand(t)
 	for range 50 {
 		k := smallKernel(t)
 		var during func()
 		k.tables.WaitForReaders = func() error {
-			k.reading = nil // what is reached from here on may still be read at the end
+			k.reading = nil // what becomes reachable from here on may still be read at the end
 			if f := during; f != nil {
 				during = nil
 				f()
@@ -39,14 +38,14 @@ func TestChangesDuringGracePeriods(t *testing.T) {
 				t.Fatal(err)
 			}
 			if during != nil && retired > 0 {
-				t.Error("Collect did not wait for programs")
+				t.Error("CollectGarbage did not wait for programs")
 			}
 			during = nil
 		}
 		mustApply(t, s, difference(plans, nil))
 		mustCollect(t, s)
 		if used := s.slots.used(k.slots.Len()); used != 0 || len(k.index.entries)+len(k.services.entries) != 0 {
-			t.Fatalf("left behind: %d slots, %v, %v", used, k.index.entries, k.services.entries)
+			t.Fatalf("not freed: %d slots, %v, %v", used, k.index.entries, k.services.entries)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// simplePlan is a ClusterIP over some backends of its own.
+// simplePlan returns a ClusterIP with some backends of its own.
 func simplePlan(owner service.Ref, number, backends int) *service.Plan {
 	port := service.Port{Owner: owner, Protocol: service.TCP}
 	set := service.BackendSet{Key: service.SetKey{Port: port, Family: service.IPv4}}
@@ -42,7 +42,7 @@ func simplePlan(owner service.Ref, number, backends int) *service.Plan {
 	return &service.Plan{Frontends: []service.Frontend{f}, Sets: []service.BackendSet{set}}
 }
 
-// simplePlans are such of s0, s1 and so on.
+// simplePlans returns such plans of s0, s1 and so on.
 func simplePlans(services, backends int) map[service.Ref]*service.Plan {
 	plans := map[service.Ref]*service.Plan{}
 	for i := range services {
@@ -52,8 +52,8 @@ func simplePlans(services, backends int) map[service.Ref]*service.Plan {
 	return plans
 }
 
-// randomPlan makes a plan as package service would: a ClusterIP and some other
-// addresses over a cluster and a local set, or verdicts.
+// randomPlan makes a plan like those of package service: a ClusterIP and some other addresses with a
+// cluster and a local set, or verdicts.
 func randomPlan(r *rand.Rand, owner service.Ref, number int) *service.Plan {
 	port := service.Port{Owner: owner, Name: "http", Protocol: service.TCP}
 	plan := &service.Plan{}
@@ -109,7 +109,7 @@ func randomBackends(r *rand.Rand) []service.Backend {
 	if r.IntN(3) == 0 {
 		weight = func() uint8 { return uint8(1 + r.IntN(4)) }
 	}
-	nodes := 1 + r.IntN(2) // on one node alone, both sets are equal
+	nodes := 1 + r.IntN(2) // if all are on one node, both sets are equal
 	for i := range 6 {
 		if r.IntN(2) == 0 && i%2 < nodes {
 			node := []netip.Addr{{}, {}, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}[r.IntN(4)]
@@ -136,7 +136,7 @@ func randomPlans(r *rand.Rand, services int) map[service.Ref]*service.Plan {
 	return plans
 }
 
-// difference is the delta from one state to another.
+// difference returns the delta from one state to another.
 func difference(from, to map[service.Ref]*service.Plan) service.Delta {
 	d := service.Delta{Plans: map[service.Ref]*service.Plan{}}
 	for owner := range from {

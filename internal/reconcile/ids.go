@@ -4,9 +4,9 @@ package reconcile
 
 import "slices"
 
-// A pool hands out the numbers 1 to last. A number that came back is used again
-// only when rest others have come back after it: an id that people have seen in
-// a log line or a table does not name something else a second later.
+// A pool hands out the numbers 1 to last. A freed number is reused only after rest others have been freed
+// after it: an id that people have just seen in a log line or a table should not name something else a
+// second later.
 type pool struct {
 	next, last uint32
 	rest       int
@@ -16,8 +16,8 @@ type pool struct {
 // idRest is the rest of ids; row numbers, which nobody sees, need none.
 const idRest = 128
 
-// poolOf makes a pool of which some numbers are taken. Those beyond last are
-// nobody's: damage, or what a larger table had.
+// poolOf makes a pool in which some numbers are taken. It ignores those beyond last: damage, or left from a
+// larger table.
 func poolOf[V any](taken map[uint32]V, last uint32, rest int) pool {
 	p := pool{next: 1, last: last, rest: rest}
 	for n := range taken {
@@ -48,21 +48,21 @@ func (p *pool) take() (uint32, bool) {
 
 func (p *pool) put(n uint32) { p.free = append(p.free, n) }
 
-// An extent is count slots from first.
+// An extent is a range of count slots from first.
 type extent struct{ first, count uint32 }
 
 func (e extent) end() uint32 { return e.first + e.count }
 
-// extents are the free parts of the slot array: sorted, apart from each other.
+// extents are the free ranges of the slot array: sorted, with no two adjacent.
 type extents struct {
 	free []extent
 }
 
 func newExtents(length uint32) extents { return extents{[]extent{{0, length}}} }
 
-// take finds count slots in a row, in the smallest free part that has them: large ones stay for
-// those who need them. Of equal ones it is the lowest: what is in use stays together, so that the
-// table can be made smaller.
+// take allocates count contiguous slots in the smallest free range that has them, to keep large ranges for
+// those who need them. Of equal ranges it takes the lowest, so that used slots stay together and the table
+// can be made smaller.
 func (x *extents) take(count uint32) (extent, bool) {
 	best := -1
 	for i, e := range x.free {
@@ -81,7 +81,7 @@ func (x *extents) take(count uint32) (extent, bool) {
 	return taken, true
 }
 
-// reserve takes just this extent; false if any of it is taken.
+// reserve allocates exactly this extent; it returns false if any slot is taken.
 func (x *extents) reserve(want extent) bool {
 	for i, e := range x.free {
 		if e.first <= want.first && want.end() <= e.end() && want.end() >= want.first {
@@ -92,7 +92,7 @@ func (x *extents) reserve(want extent) bool {
 	return false
 }
 
-// cut takes a part out of the free extent at index at.
+// cut removes a part of the free extent with index at.
 func (x *extents) cut(at int, part extent) {
 	e := x.free[at]
 	var left []extent
@@ -105,7 +105,7 @@ func (x *extents) cut(at int, part extent) {
 	x.free = slices.Replace(x.free, at, at+1, left...)
 }
 
-// put gives an extent back and joins it with its neighbours.
+// put frees an extent and merges it with its neighbours.
 func (x *extents) put(e extent) {
 	at, _ := slices.BinarySearchFunc(x.free, e.first, func(f extent, first uint32) int {
 		if f.first < first {
@@ -125,7 +125,7 @@ func (x *extents) put(e extent) {
 	x.free = slices.Replace(x.free, from, to, e)
 }
 
-// used is the number of slots taken of an array of this length.
+// used returns the number of slots taken, of an array of this length.
 func (x *extents) used(length uint32) uint32 {
 	for _, e := range x.free {
 		length -= e.count

@@ -11,18 +11,17 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A table is what a set with a Maglev table knows of it. The table itself, of
-// thousands of slots, is in the slots alone: what they should hold is computed again
-// when they do not have the sum.
+// A table describes the Maglev table of a set. The thousands of slots themselves are only in the slots
+// array: they are computed again when their checksum differs.
 //
-// In its extent stand first the ids of the members, each once, then the table.
+// The extent of the set begins with the ids of the members, each once; the table follows.
 type table struct {
 	size    uint32
-	weights []uint8 // of the members; nil: not known of what an earlier agent left
-	sum     uint64  // of what the table holds
+	weights []uint8 // of the members; nil: not known, because an earlier agent wrote the table
+	sum     uint64  // of the ids in the table
 }
 
-// sumOf is FNV-1a over the ids of a table.
+// sumOf returns the FNV-1a checksum of the ids of a table.
 func sumOf(size uint32, id func(slot uint32) uint32) uint64 {
 	sum := uint64(0xcbf29ce484222325)
 	for slot := range size {
@@ -31,7 +30,7 @@ func sumOf(size uint32, id func(slot uint32) uint32) uint64 {
 	return sum
 }
 
-// assignSlots says which member is in which slot of the table.
+// assignSlots returns the index of the member in each slot of the table.
 func (t *table) assignSlots(members []*backend) ([]uint32, error) {
 	backends := make([]maglev.Backend, len(members))
 	for i, b := range members {
@@ -44,7 +43,7 @@ func (t *table) assignSlots(members []*backend) ([]uint32, error) {
 	return slots, err
 }
 
-// content is what the slots of a set should hold.
+// content returns what the slots of a set should hold.
 func (x *set) content() ([]uint32, error) {
 	ids := make([]uint32, 0, x.extent.count)
 	if x.slotHistory != nil {
@@ -63,8 +62,8 @@ func (x *set) content() ([]uint32, error) {
 	return ids, err
 }
 
-// holds says whether a set is just that. Of one that an earlier agent left the weights
-// are told by what its table holds.
+// holds reports whether a set has these members and this table. Unknown weights, of a set from an earlier
+// agent, are confirmed by the checksum of its table.
 func (x *set) holds(members []*backend, t *table) bool {
 	if !slices.Equal(x.members, members) || (x.table == nil) != (t == nil) {
 		return false
@@ -86,8 +85,8 @@ func (x *set) holds(members []*backend, t *table) bool {
 	return true
 }
 
-// fillSlots decides what a set's slots hold: each backend as often as its weight; or, in
-// a table, what package maglev chooses.
+// fillSlots decides what a set's slots hold: without a table each backend as often as its weight; with one,
+// what package maglev computes.
 func (s *Syncer) fillSlots(bs service.BackendSet, size uint32) ([]*backend, *table, error) {
 	members, weights, err := s.members(bs)
 	if err != nil {
@@ -105,8 +104,8 @@ func (s *Syncer) fillSlots(bs service.BackendSet, size uint32) ([]*backend, *tab
 	return slots, nil, nil
 }
 
-// readTable reads the members of a table and takes the sum of the table, nil if they
-// make no sense.
+// readTable reads the members of a set with a table, and computes the checksum of the table. It returns nil
+// if they are not valid.
 func (r *restorer) readTable(members, slots codec.Range) *set {
 	if codec.End(members) != slots.First || members.Count == 0 || !codec.Valid(slots, r.tables.Slots.Len()) {
 		return nil
@@ -130,7 +129,7 @@ func (r *restorer) readTable(members, slots codec.Range) *set {
 	return found
 }
 
-// table repairs the list and the table of a set.
+// table repairs the members and the table of a set.
 func (a *auditor) table(x *set) {
 	first, slots := x.extent.first, a.tables.Slots
 	sound := true
@@ -142,7 +141,7 @@ func (a *auditor) table(x *set) {
 		return
 	}
 	if x.table.weights == nil {
-		return // nobody knows what it should hold; its frontends await another set
+		return // nobody knows what it should hold; its frontends get another set
 	}
 	content, err := x.content()
 	if err != nil {

@@ -12,16 +12,15 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// maglevPlan is a simplePlan with a Maglev table.
+// maglevPlan is simplePlan with a Maglev table.
 func maglevPlan(owner service.Ref, number, backends int, size uint32) *service.Plan {
 	plan := simplePlan(owner, number, backends)
 	plan.TableSize = size
 	return plan
 }
 
-// TestAuditRepairsMaglevTable: a slot of the table, of the list before it or a row of lists
-// that somebody has changed is put right; so it is after a restart, when what the table
-// held before has been read from the slots.
+// TestAuditRepairsMaglevTable: a changed slot of the table or of the list before it, or a changed row of
+// lists, is repaired; also after a restart, when the content of the table has been read from the slots.
 func TestAuditRepairsMaglevTable(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		slot := func(offset int) func(*fakeKernel, uint32) {
@@ -44,7 +43,7 @@ func TestAuditRepairsMaglevTable(t *testing.T) {
 				mustApply(t, s, difference(nil, plans))
 			}
 			damage(k, k.index.entries[codec.FrontendKey(plans[owner].Frontends[0].Key)])
-			k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+			k.t = &testing.T{} // repairs overwrite what a program may be reading: it is wrong anyway
 			if n, err := s.Audit(); n != 1 || err != nil {
 				t.Errorf("%s, restarted %v: %d repairs, %v", name, restarted, n, err)
 			}
@@ -57,9 +56,9 @@ func TestAuditRepairsMaglevTable(t *testing.T) {
 	}
 }
 
-// TestMaglevRestart: a new agent finds weights again by what the table holds. Nothing is
-// written for the same ones, also not where all are twice as large; other weights, another
-// size and another algorithm have the table written beside the old one.
+// TestMaglevRestart: a new agent confirms weights by the content of the table. It writes nothing if they
+// are the same, or all twice as large; for other weights, another size or another algorithm it writes the
+// table to free slots.
 func TestMaglevRestart(t *testing.T) {
 	owner := ref("web")
 	weighted := func(weights ...uint8) *service.Plan {
@@ -107,7 +106,7 @@ func TestMaglevRestart(t *testing.T) {
 	}
 }
 
-// TestMaglevDoesNotFit: what does not fit names the flag, and what was there stays.
+// TestMaglevDoesNotFit: what does not fit names the flag, and the previous state stays in effect.
 func TestMaglevDoesNotFit(t *testing.T) {
 	owner, second := ref("web"), ref("second")
 	k := newFakeKernel(t, datapath.Limits{Slots: 600})
@@ -129,8 +128,8 @@ func TestMaglevDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestMaglevSameOnNodes: two nodes that came to the same backends by different ways, with
-// other ids and each with others of them on itself, have the same table.
+// TestMaglevSameOnNodes: two nodes that got the same backends in different ways, with different ids and
+// different ones of them local, have the same table.
 func TestMaglevSameOnNodes(t *testing.T) {
 	owner, other := ref("web"), ref("other")
 	backend := func(n byte, local bool) service.Backend {

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// memory is a node with one untracked Service and a clock that the test moves.
+// memory is a node with one untracked Service and a clock that the test sets.
 type memory struct {
 	t    *testing.T
 	k    *fakeKernel
@@ -41,7 +41,7 @@ func (m *memory) restart() {
 	}
 }
 
-// untrackedPlan has backends by the last byte of their addresses, all of other nodes.
+// untrackedPlan has backends by the last byte of their addresses, all on other nodes.
 func untrackedPlan(size uint32, backends ...byte) *service.Plan {
 	plan := maglevPlan(untrackedOwner, 1, 0, size)
 	for _, n := range backends {
@@ -69,7 +69,7 @@ func (m *memory) row() datapath.Frontend { return m.k.rows.rows[m.rowNumber()] }
 
 func (m *memory) lists() codec.Lists { return m.k.listsOf(m.rowNumber()) }
 
-// words are those of the frontend's history, nil for none.
+// words returns the words of the frontend's history, nil for none.
 func (m *memory) words() []uint32 {
 	history := m.lists().History
 	if (history.Count > 0) != (m.row().Flags&uint16(datapath.FlagHistory) != 0) {
@@ -81,7 +81,7 @@ func (m *memory) words() []uint32 {
 	return m.k.slots.rows[history.First:codec.End(history)]
 }
 
-// stable is the last byte of the address of a word's backend; 0: none.
+// stable returns the last byte of the address of a word's backend; 0: none.
 func (m *memory) stable(word uint32) byte {
 	if word &= uint32(datapath.HistoryBackend); word != 0 {
 		return m.k.backends.rows[word].Address.Bytes[15]
@@ -96,7 +96,8 @@ func (m *memory) table() (table []byte) {
 	return table
 }
 
-// gc finds some records, by the slot and the last byte of the backend's address.
+// gc makes a GC pass that finds some conntrack entries, by the slot and the last byte of the backend's
+// address.
 func (m *memory) gc(records map[uint32]byte) {
 	m.t.Helper()
 	w := m.s.beginSlotPass()
@@ -119,17 +120,17 @@ func (m *memory) note(w *slotPass, records map[uint32]byte) {
 	}
 }
 
-// settled is a Service of some backends of which nothing is contested.
+// settledMemory returns a memory of some backends and without contested slots.
 func settledMemory(t *testing.T, slots uint32, backends ...byte) *memory {
 	m := newMemory(t, slots)
 	m.apply(untrackedPlan(slotsOfTable, backends...))
 	if w := m.words(); len(w) != 1 || w[0] != uint32(datapath.HistoryContested) {
-		t.Fatalf("a new frontend remembers %#x: records of an earlier one may lead anywhere", w)
+		t.Fatalf("a new frontend remembers %#x: conntrack entries of an earlier one may lead anywhere", w)
 	}
 	m.now += 2
 	m.gc(nil)
 	if m.words() != nil {
-		t.Fatal("a GC pass has found no records, and slots are still contested")
+		t.Fatal("a GC pass has found no conntrack entries, and slots are still contested")
 	}
 	mustCollect(t, m.s)
 	return m

@@ -14,12 +14,12 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 )
 
-// networkTable is a table of networks and what it holds. A nil table holds nothing, and
-// nothing is missing there: the datapath has no such table.
+// networkTable is a table of networks and its content. A nil table stays empty, without error: the datapath
+// has no such table.
 type networkTable[V comparable] struct {
 	table   datapath.Hash[datapath.NetworkKey, V]
 	applied map[netip.Prefix]V
-	err     error // why it is not what is wanted
+	err     error // why it differs from what is wanted
 }
 
 func (n *networkTable[V]) restore() error {
@@ -34,8 +34,8 @@ func (n *networkTable[V]) restore() error {
 	return err
 }
 
-// reconcile makes the table what is wanted: what is new comes before what is old goes. Of two
-// networks the smaller one, which is an exception to the other, comes first and goes last.
+// reconcile makes the table hold what is wanted: it adds new networks before it removes old ones. Of two
+// nested networks the smaller one, which is an exception to the other, is added first and removed last.
 func (n *networkTable[V]) reconcile(what string, want map[netip.Prefix]V) {
 	if n.table == nil {
 		return
@@ -84,9 +84,9 @@ func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
 	auditHash(a, n.table, want)
 }
 
-// wantedNetworks are the ServiceCIDRs and the networks of pods. Of what is both the
-// ServiceCIDR wins: addresses of Services are what clients ask for. An address of this node
-// inside a ServiceCIDR is an exception: nothing that is sent to it is dropped (R21).
+// wantedNetworks returns the ServiceCIDRs and the pod networks. A network that is both is a ServiceCIDR:
+// clients send to addresses of Services. An address of this node inside a ServiceCIDR is an exception:
+// packets to it are not dropped (R21).
 func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, conflict []netip.Prefix) {
 	want = map[netip.Prefix]datapath.Network{}
 	for _, p := range s.cidrs {
@@ -107,7 +107,7 @@ func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, confl
 	return want, conflict
 }
 
-// inServiceCIDR says whether the smallest network that an address lies in is a ServiceCIDR.
+// inServiceCIDR reports whether the smallest network that contains an address is a ServiceCIDR.
 func (s *Syncer) inServiceCIDR(a netip.Addr) bool {
 	longest := func(networks []netip.Prefix) int {
 		bits := -1
@@ -122,7 +122,7 @@ func (s *Syncer) inServiceCIDR(a netip.Addr) bool {
 	return cidr >= 0 && cidr >= longest(s.pods)
 }
 
-// reconcileNetworks makes ServiceCIDRs, networks of pods and balancers known.
+// reconcileNetworks publishes ServiceCIDRs, pod networks and balancers.
 func (s *Syncer) reconcileNetworks() {
 	networks, conflict := s.wantedNetworks()
 	if s.networks.err = s.tables.Prefilter.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
@@ -132,7 +132,7 @@ func (s *Syncer) reconcileNetworks() {
 	s.balancers.reconcile("balancer", s.wantedBalancerTable())
 }
 
-// serviceNetworks are the ServiceCIDRs that are wanted and those in the table.
+// serviceNetworks returns the ServiceCIDRs that are wanted and those in the table.
 func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []netip.Prefix) {
 	for _, networks := range []map[netip.Prefix]datapath.Network{want, s.networks.applied} {
 		for p, network := range networks {
@@ -144,8 +144,8 @@ func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []
 	return all
 }
 
-// reconcileClasses makes ServiceCIDRs and networks of pods known. While the table changes it
-// decides, and not what the prefilter knows of it.
+// reconcileClasses publishes ServiceCIDRs and pod networks. While the table changes, programs look up pods
+// in it instead of in the prefilter.
 func (s *Syncer) reconcileClasses(networks map[netip.Prefix]datapath.Network) error {
 	if !maps.Equal(networks, s.networks.applied) {
 		s.tables.Prefilter.LookUpPods()
@@ -162,7 +162,7 @@ func (s *Syncer) reconcileClasses(networks map[netip.Prefix]datapath.Network) er
 	return errors.Join(s.networks.err, s.tables.Prefilter.SetPodNetworks(pods, services))
 }
 
-// ServiceCIDRs are those in the tables.
+// ServiceCIDRs returns the ServiceCIDRs in the tables.
 func (s *Syncer) ServiceCIDRs() []netip.Prefix {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,9 +4,8 @@ package reconcile
 
 import "beeline.io/beeline/internal/datapath"
 
-// A reservation is a port at which bind() is refused on the host. Each frontend
-// that has the port holds a reference: from before programs can reach it until
-// none can.
+// A reservation is a port at which bind() is refused on the host. Each frontend with the port holds a
+// reference: from before programs can reach the frontend until none can.
 type reservation struct {
 	key    datapath.ReservedPort
 	stored bool // the table has it
@@ -15,7 +14,7 @@ type reservation struct {
 
 func (x *reservation) references() int { return x.refs }
 
-// refer gives a new entry its reservation, which the table may not have yet.
+// refer gives a new entry its reservation, which may not be in the table yet.
 func (s *Syncer) refer(e *entry) {
 	key, ok := e.content.ReservedPort()
 	if !ok {
@@ -28,7 +27,7 @@ func (s *Syncer) refer(e *entry) {
 	e.taken.refs++
 }
 
-// reserve is refer for an entry that is to be reachable.
+// reserve is refer for an entry that is about to be published, and writes the reservation to the table.
 func (s *Syncer) reserve(e *entry) error {
 	s.refer(e)
 	if e.taken == nil || e.taken.stored {

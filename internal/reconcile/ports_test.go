@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// shouldReserve are the ports of the NodePorts and HostPorts that a program can
-// reach, whatever the Syncer thinks.
+// shouldReserve returns the ports of the NodePorts and HostPorts that a program can reach, independently of
+// the Syncer.
 func (k *fakeKernel) shouldReserve() map[datapath.ReservedPort]bool {
 	ports := map[datapath.ReservedPort]bool{}
 	for key, row := range k.index.entries {
@@ -33,8 +33,7 @@ func (k *fakeKernel) shouldReserve() map[datapath.ReservedPort]bool {
 	return ports
 }
 
-// mustReserve (K5): no NodePort or HostPort can be reached while a program on
-// the host could take its port.
+// mustReserve (K5): no NodePort or HostPort is reachable while a program on the host could bind its port.
 func (k *fakeKernel) mustReserve(t *testing.T) {
 	t.Helper()
 	for port := range k.shouldReserve() {
@@ -44,7 +43,7 @@ func (k *fakeKernel) mustReserve(t *testing.T) {
 	}
 }
 
-// mustReserveOnly: what is not served is free for everybody.
+// mustReserveOnly: ports that are not served are free.
 func (k *fakeKernel) mustReserveOnly(t *testing.T) {
 	t.Helper()
 	k.mustReserve(t)
@@ -56,7 +55,7 @@ func (k *fakeKernel) mustReserveOnly(t *testing.T) {
 	}
 }
 
-// publicPlan is a NodePort on two addresses of the node.
+// publicPlan returns a NodePort on two addresses of the node.
 func publicPlan(owner service.Ref, number int, port uint16) *service.Plan {
 	plan := simplePlan(owner, number, 1)
 	for i := range 2 {
@@ -70,8 +69,7 @@ func publicPlan(owner service.Ref, number int, port uint16) *service.Plan {
 
 var reservedHere = datapath.ReservedPort{Port: datapath.NetworkOrder(30080), Protocol: 6, IpVersion: 4}
 
-// TestPortIsReservedUntilItsLastFrontendGoes: two addresses have the NodePort,
-// and then one of them.
+// TestPortIsReservedUntilItsLastFrontendGoes: a NodePort has two addresses, and then one of them.
 func TestPortIsReservedUntilItsLastFrontendGoes(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -100,8 +98,7 @@ func TestPortIsReservedUntilItsLastFrontendGoes(t *testing.T) {
 	}
 }
 
-// TestPortOfBothFamilies: a port of IPv4 and the same of IPv6, TCP and UDP, are
-// four.
+// TestPortOfBothFamilies: IPv4 and IPv6, TCP and UDP have four different ports.
 func TestPortOfBothFamilies(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -128,8 +125,8 @@ func TestPortOfBothFamilies(t *testing.T) {
 	}
 }
 
-// TestReservedPortsFull: a NodePort whose port cannot be reserved is not served,
-// says so, and arrives when there is room.
+// TestReservedPortsFull: a NodePort whose port cannot be reserved is not served, reports that, and is
+// applied when there is room.
 func TestReservedPortsFull(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	k.reserved.max = 1
@@ -157,7 +154,7 @@ func TestReservedPortsFull(t *testing.T) {
 	}
 }
 
-// TestReservationThatCannotBeGivenBack is tried again.
+// TestReservationThatCannotBeGivenBack: freeing a reservation is retried.
 func TestReservationThatCannotBeGivenBack(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)

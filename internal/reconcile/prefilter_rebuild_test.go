@@ -15,8 +15,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A GC pass has the prefilter let in the packets of all flows and frontends, after the programs have ended
-// that were running: but not while the programs of an earlier agent may be attached.
+// A GC pass makes the prefilter pass the packets of all flows and frontends, after the programs have ended
+// that were running: but not while programs of an earlier agent may be attached.
 func TestPrefilterRebuildInGC(t *testing.T) {
 	k := smallKernel(t)
 	s, err := New(k.tables)
@@ -51,17 +51,17 @@ func TestPrefilterRebuildInGC(t *testing.T) {
 	for _, flows := range []conntracktest.Table{table, unreplied} {
 		for key := range flows {
 			if !prefilter.Contains(datapath.FrontendKey{Address: datapath.Address(key.Destination), Port: key.DestinationPort, Protocol: key.Protocol}) {
-				t.Errorf("the prefilter does not let in the packets of the entry %v", key)
+				t.Errorf("the prefilter does not pass the packets of the entry %v", key)
 			}
 		}
 	}
 	for key := range k.index.entries {
 		if !prefilter.Contains(key) {
-			t.Errorf("the prefilter does not let in the packets to the frontend %v", key)
+			t.Errorf("the prefilter does not pass the packets to the frontend %v", key)
 		}
 	}
 	stranger := conntracktest.Tuple(tcp, "198.51.100.7:40000", "203.0.113.9:81")
 	if prefilter.Contains(datapath.FrontendKey{Address: datapath.Address(stranger.Destination), Port: stranger.DestinationPort, Protocol: tcp}) {
-		t.Error("the prefilter lets in packets of no flow and no frontend")
+		t.Error("the prefilter passes packets of no flow and no frontend")
 	}
 }

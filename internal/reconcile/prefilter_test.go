@@ -11,9 +11,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// What asks for a frontend is let in before that is in the tables (the fake kernel looks at
-// each), and after the prefilter has been rebuilt for as long as it is there; an audit finds what
-// somebody has cleared.
+// Packets to a frontend pass the prefilter before the frontend is in the tables (the fake kernel checks
+// each), and after each rebuild for as long as it exists; an audit finds what another program has cleared.
 func TestPrefilter(t *testing.T) {
 	k := smallKernel(t)
 	s, err := New(k.tables)
@@ -30,7 +29,7 @@ func TestPrefilter(t *testing.T) {
 				delta.Plans[owner] = randomPlan(r, owner, number)
 			}
 		}
-		s.Apply(delta) // some of it may find no room
+		s.Apply(delta) // some may find no room
 	}
 	for range 50 {
 		if err := k.tables.Prefilter.Rebuild(func() error { change(); s.fillPrefilter(); change(); return nil }); err != nil {
@@ -38,12 +37,12 @@ func TestPrefilter(t *testing.T) {
 		}
 		for key := range k.index.entries {
 			if !k.tables.Prefilter.Contains(key) {
-				t.Fatalf("the prefilter does not let in what asks for %v", key)
+				t.Fatalf("the prefilter does not pass packets to %v", key)
 			}
 		}
 		change()
 	}
-	for len(k.index.entries) == 0 { // once in 64 times all Services have just gone
+	for len(k.index.entries) == 0 { // once in 64 times all Services have just been removed
 		change()
 	}
 	if repairs, err := s.Audit(); repairs != 0 || err != nil {
@@ -57,8 +56,7 @@ func TestPrefilter(t *testing.T) {
 	}
 }
 
-// Of a ServiceCIDR everything is let in before it is in the tables: until the prefilter is rebuilt
-// it is open.
+// Packets to a ServiceCIDR pass before it is in the tables: the prefilter is disabled until it is rebuilt.
 func TestPrefilterServiceCIDRs(t *testing.T) {
 	k := smallKernel(t)
 	s, err := New(k.tables)
@@ -80,7 +78,7 @@ func TestPrefilterServiceCIDRs(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !opened {
-			t.Fatalf("%v: a ServiceCIDR came into the tables, and the prefilter was enabled", cidrs)
+			t.Fatalf("%v: a ServiceCIDR was published while the prefilter was enabled", cidrs)
 		}
 		if err := k.tables.Prefilter.Rebuild(func() error { s.fillPrefilter(); return nil }); err != nil || !k.tables.Prefilter.Enabled() {
 			t.Fatalf("%v: the prefilter is disabled: %v", cidrs, err)
@@ -91,8 +89,8 @@ func TestPrefilterServiceCIDRs(t *testing.T) {
 	}
 }
 
-// While networks of pods or ServiceCIDRs change, the programs look in the table; when all that
-// is wanted is there they need not, and not when it could not be brought there.
+// While pod networks or ServiceCIDRs change, the programs look them up in the table. When everything that
+// is wanted has been written they need not; after a failure they still must.
 func TestPrefilterPods(t *testing.T) {
 	k := smallKernel(t)
 	s, err := New(k.tables)
@@ -117,7 +115,7 @@ func TestPrefilterPods(t *testing.T) {
 	}{
 		{[]string{"10.10.1.0/24", "fd00:10::/64"}, false, true},
 		{[]string{"10.10.3.0/24"}, false, true},
-		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, true, true}, // the old ones still are all
+		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, true, true}, // includes the old ones
 		{[]string{"10.10.3.0/24", "10.10.5.0/24"}, false, true},
 		{[]string{"10.96.0.0/24"}, false, false},
 		{nil, false, true},
@@ -126,7 +124,7 @@ func TestPrefilterPods(t *testing.T) {
 		before := changes
 		err := s.Apply(service.Delta{ServiceCIDRs: networksOf("10.96.0.0/16"), PodNetworks: networksOf(c.pods...)})
 		if (err != nil) != c.fail || changes == before || !looked || k.tables.Prefilter.PodsComplete() != c.whole {
-			t.Errorf("%v: %v, %d changes, the table decided meanwhile: %v, networks are whole: %v", c.pods, err, changes-before, looked, k.tables.Prefilter.PodsComplete())
+			t.Errorf("%v: %v, %d changes, the table decided meanwhile: %v, networks are complete: %v", c.pods, err, changes-before, looked, k.tables.Prefilter.PodsComplete())
 		}
 	}
 }

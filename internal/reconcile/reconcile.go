@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// reconcile works off all that is dirty. While a table is full it makes what was
-// given back free and tries again, as long as that leaves fewer frontends without room.
+// reconcile brings everything that is dirty into the tables. While a table is full it frees what is
+// deferred and tries again, as long as that leaves fewer frontends without room.
 func (s *Syncer) reconcile() error {
 	full := s.pass()
 	for len(full) > 0 && len(s.deferred) > 0 && s.collectGarbage() == nil {
@@ -39,7 +39,7 @@ func (s *Syncer) reconcile() error {
 	return s.failed()
 }
 
-// failed puts the first failures into words.
+// failed returns an error that describes the first failures.
 func (s *Syncer) failed() error {
 	errs := []error{s.networks.err, s.balancers.err}
 	for _, key := range slices.SortedFunc(maps.Keys(s.failures), service.FrontendKey.Compare) {
@@ -52,16 +52,16 @@ func (s *Syncer) failed() error {
 	return errors.Join(errs...)
 }
 
-// pass goes once over the dirty frontends, those that stand for all other ports
-// of an address last: a Service that comes or goes has its ports before, and
-// after, these are refused. It returns those for which a table was full.
+// pass reconciles the dirty frontends once, in order, and returns those for which a table was full. Frontends
+// for all other ports of an address come last: the ports of a new Service are published before its other
+// ports are refused, and those of a removed Service are refused until its address is removed.
 func (s *Syncer) pass() (full []service.FrontendKey) {
 	s.next = map[step]*jet.History{}
-	s.bumpEpoch()             // what failed before; collect fails if it still does
-	defer s.forgetUntracked() // else with the next change
+	s.bumpEpoch()             // what failed before; collectGarbage fails if it still does
+	defer s.forgetUntracked() // if it fails, it is repeated with the next change
 	for i, key := range s.inOrder() {
 		if i%64 == 63 {
-			s.mu.Unlock() // whoever waits for it takes its turn
+			s.mu.Unlock() // lets readers in
 			s.mu.Lock()
 		}
 		err := s.reconcileFrontend(key)
@@ -80,15 +80,15 @@ func (s *Syncer) pass() (full []service.FrontendKey) {
 	return full
 }
 
-// workItem is a frontend that is to be worked on, and when it is its turn.
+// workItem is a frontend to reconcile, with what determines its place in the order.
 type workItem struct {
 	key     service.FrontendKey
-	class   int // of those for one port: 0 those that go, 1 those that change, 2 those that are new
+	class   int // within a port: 0 removed, 1 changed, 2 new
 	created time.Time
 }
 
-// inOrder are the dirty frontends. What changes comes before what is new, and of that the frontends of the
-// oldest object come first: they find room.
+// inOrder returns the dirty frontends in the order in which they are reconciled. Changes precede new
+// frontends, and of new ones those of the oldest object come first, so that they find room.
 func (s *Syncer) inOrder() []service.FrontendKey {
 	turns := make([]workItem, 0, len(s.dirty))
 	for key := range s.dirty {
@@ -114,8 +114,7 @@ func (s *Syncer) inOrder() []service.FrontendKey {
 	return keys
 }
 
-// reconcileFrontend makes one frontend what is wanted of it. Its last step is
-// the one that programs see.
+// reconcileFrontend makes one frontend what is wanted. Only its last step is visible to programs.
 func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	old := s.applied[key]
 	w, ok := s.wanted[key]
@@ -138,7 +137,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	s.addsFrontend = old == nil
 	e, err := s.build(w, old)
 	if err == nil && old != nil && old.content == e.content {
-		s.release(e) // the old one holds the same
+		s.release(e) // the old one has the same content
 		return e.tracked
 	}
 	if err == nil {
@@ -159,7 +158,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 	return errors.Join(e.tracked, s.bumpEpoch())
 }
 
-// publish fills a free row and turns the index to it.
+// publish fills a free row and makes the index lead to it.
 func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
 	row, ok := s.rowNumbers.take()
 	if !ok {

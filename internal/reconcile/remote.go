@@ -8,15 +8,16 @@ import (
 	"slices"
 )
 
-// RemoteBackends returns the addresses of backends on other nodes and of these nodes, where they
-// matter, sorted, each once. Those whose ids wait to be free are among them.
+// RemoteBackends returns the addresses of backends on other nodes, and of those nodes where they matter,
+// sorted, each once. It includes backends whose ids wait to be freed.
 func (s *Syncer) RemoteBackends() []netip.Addr {
 	all := s.remoteBackends()
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
 }
 
-// remoteBackends is RemoteBackends as it comes; who changes the tables waits meanwhile.
+// remoteBackends is RemoteBackends, unsorted and with duplicates. It keeps mu only for as long as it takes
+// to collect them.
 func (s *Syncer) remoteBackends() (all []netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// TakeRemoved says whether a backend that served a frontend serves it no more, by
-// protocol, since the last call: the sockets that are connected to it are to be
-// looked after (R29). An earlier agent's tables count as what was there before.
+// TakeRemoved reports, by protocol, whether since the last call a backend was removed from a frontend that
+// it served: sockets connected to it must be checked (R29). The tables of an earlier agent count as the
+// state before.
 func (s *Syncer) TakeRemoved() (udp, tcp bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -19,14 +19,14 @@ func (s *Syncer) TakeRemoved() (udp, tcp bool) {
 	return udp, tcp
 }
 
-// noteRemoved compares the backends of a frontend before and after a change; now is
-// nil if it is gone.
+// noteRemoved compares the backends of a frontend before and after a change; now is nil if the frontend was
+// removed.
 func (s *Syncer) noteRemoved(key service.FrontendKey, before, now *entry) {
 	if s.removed[key.Protocol] {
 		return
 	}
 	if before == nil || now != nil && !before.content.SameFlags(&now.content) {
-		// On one loopback address it takes that from a frontend that stands for all.
+		// On one loopback address it shadows the frontend of all of 127.0.0.0/8.
 		s.removed[key.Protocol] = key.Addr.Is4() && key.Addr.IsLoopback()
 		if before == nil {
 			return
@@ -49,8 +49,7 @@ func (s *Syncer) noteRemoved(key service.FrontendKey, before, now *entry) {
 	}
 }
 
-// backends goes through the members of the entry's sets, each as often as it is
-// in slots.
+// backends iterates over the members of the entry's sets, each as often as it is in slots.
 func (e *entry) backends(yield func(*backend) bool) {
 	for _, set := range e.sets {
 		if set == nil {
@@ -64,8 +63,8 @@ func (e *entry) backends(yield func(*backend) bool) {
 	}
 }
 
-// Serves says whether the tables hold a backend for a service address, as the
-// programs read them (bpf/lb/serving.h).
+// Serves reports whether the tables have a backend for a service address, by the rules of the programs
+// (bpf/lb/serving.h).
 func (s *Syncer) Serves(protocol service.Protocol, address, backend netip.AddrPort) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

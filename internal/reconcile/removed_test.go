@@ -11,8 +11,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// serving are the backends that programs find for each frontend, in whichever
-// of its sets (bpf/lb/serving.h).
+// serving returns the backends that programs find for each frontend, in any of its sets (bpf/lb/serving.h).
 func (k *fakeKernel) serving() map[service.FrontendKey]map[netip.AddrPort]bool {
 	all := map[service.FrontendKey]map[netip.AddrPort]bool{}
 	for key, row := range k.index.entries {
@@ -31,10 +30,9 @@ func (k *fakeKernel) serving() map[service.FrontendKey]map[netip.AddrPort]bool {
 	return all
 }
 
-// R29: TakeRemoved tells of just those changes after which a backend serves a frontend
-// no more, also when another agent made the tables; Serves agrees with the
-// programs.
-func TestLeftTellsWhetherABackendServesNoMore(t *testing.T) {
+// R29: TakeRemoved reports exactly the changes that remove a backend from a frontend, also if another agent
+// wrote the tables; Serves agrees with the programs.
+func TestTakeRemoved(t *testing.T) {
 	r, outcomes := newRand(t), map[bool]int{}
 	for range 200 {
 		k := smallKernel(t)
@@ -61,7 +59,7 @@ func TestLeftTellsWhetherABackendServesNoMore(t *testing.T) {
 				t.Fatalf("UDP %t, TCP %t; want TCP %t\nbefore %v\nafter %v", udp, tcp, want, before, after)
 			}
 			if udp, tcp := s.TakeRemoved(); udp || tcp {
-				t.Fatal("Left tells it twice")
+				t.Fatal("TakeRemoved reports it twice")
 			}
 			outcomes[want]++
 		}
@@ -71,7 +69,7 @@ func TestLeftTellsWhetherABackendServesNoMore(t *testing.T) {
 	}
 }
 
-// 127.0.0.0/8 is one address to what is served on all of it.
+// 127.0.0.0/8 counts as one address for a Service on all of it.
 func TestServesOnLoopback(t *testing.T) {
 	for _, one := range []bool{false, true} {
 		k := newFakeKernel(t, datapath.Limits{})

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// restorer builds a Syncer's picture of the tables. Ids that only affinity
-// entries still name are taken too: they become free when the entries are gone.
+// restorer reads the state of a Syncer from the tables. Ids that only affinity entries name are taken, too,
+// until the entries are deleted.
 type restorer struct {
 	*Syncer
 	portByID    map[uint32]*port
@@ -22,11 +22,11 @@ type restorer struct {
 }
 
 func (s *Syncer) restore() error {
-	s.epochStale, s.fewerUntracked = true, true // as far as is known
+	s.epochStale, s.fewerUntracked = true, true // not known: assume so
 	if err := s.bumpEpoch(); err != nil {
 		return err
 	}
-	if err := s.tables.WaitForReaders(); err != nil { // of what the earlier agent retired
+	if err := s.tables.WaitForReaders(); err != nil { // those that may use what the earlier agent deferred
 		return err
 	}
 	r := restorer{s, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*source{}, map[layout]*set{}, map[uint32]bool{}}
@@ -51,7 +51,7 @@ func (s *Syncer) restore() error {
 		r.readFrontend(key, row)
 	}
 	r.takeSpare()
-	if err := s.startAccepting(s.wantedAccepted()); err != nil { // an earlier agent may not have known of it
+	if err := s.startAccepting(s.wantedAccepted()); err != nil { // an earlier agent may not have supported it
 		return err
 	}
 	if err := r.readAffinity(); err != nil {
@@ -109,8 +109,8 @@ func (r *restorer) sourceOf(id uint32) *source {
 	return found
 }
 
-// readFrontend takes one entry of the index in. One that does not make sense
-// keeps an empty content, so that it is written anew or removed.
+// readFrontend reads one entry of the index. A frontend whose row is invalid gets an empty content, so that
+// it is replaced or removed.
 func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 	e := &entry{}
 	r.applied[codec.FrontendKeyOf(key)] = e
@@ -141,7 +141,7 @@ func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
 	}
 }
 
-// readSets reads the sets of a frontend. It returns whether they make sense.
+// readSets reads the sets of a frontend, and reports whether they are valid.
 func (r *restorer) readSets(content *codec.Frontend) (sets [retainedSet + 1]*set, ok bool) {
 	lists := content.Lists()
 	if content.HasHistory() != (lists.History.Count > 0) {
@@ -169,13 +169,13 @@ func (r *restorer) readSets(content *codec.Frontend) (sets [retainedSet + 1]*set
 	return sets, true
 }
 
-// layout is where the parts of a set are.
+// layout is the location of the parts of a set.
 type layout struct {
 	members, table, history codec.Range
 	historyDSR              datapath.DSR
 }
 
-// readSet reads the slots of a set, nil if they are not a set.
+// readSet reads a set; nil if it is invalid.
 func (r *restorer) readSet(l layout) *set {
 	if known := r.setAt[l]; known != nil {
 		return known
@@ -197,8 +197,8 @@ func (r *restorer) readSet(l layout) *set {
 	return found
 }
 
-// takeSpare takes what sets were given beyond what they need, where nothing else is: an earlier agent may
-// not have done so.
+// takeSpare reserves the slots behind each set's extent that roundSlots adds, unless something else uses
+// them: an earlier agent may not have rounded.
 func (r *restorer) takeSpare() {
 	for _, x := range r.setAt {
 		if x == nil {

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// ids are the numbers that must not change while what they name lives.
+// ids are the ids that must not change while what they name exists.
 func (k *fakeKernel) ids() (services map[service.Port]uint32, backends map[string]uint32) {
 	services, backends = map[service.Port]uint32{}, map[string]uint32{}
 	for id, name := range k.services.entries {
@@ -31,10 +31,9 @@ func (k *fakeKernel) ids() (services map[service.Port]uint32, backends map[strin
 	return services, backends
 }
 
-// TestKilledAfterEachOperation stops the agent after every single operation of
-// an update in turn. At that moment, as after each operation before, every
-// frontend is as before or as it should be, for all classes of clients at
-// once. The next agent finishes the work, and no id has changed.
+// TestKilledAfterEachOperation stops the agent after every single operation of an update in turn. At that
+// moment, as after each operation before, every frontend is either as before or as it should be, for all
+// classes of clients at once. The next agent completes the update, and no id changes.
 func TestKilledAfterEachOperation(t *testing.T) {
 	r := newRand(t)
 	killed := errors.New("the agent is dead")
@@ -69,7 +68,7 @@ func TestKilledAfterEachOperation(t *testing.T) {
 				t.Fatalf("after operation %d", stop)
 			}
 			k.before, k.after = nil, nil
-			k.reading = nil // the dead agent's last grace period is long over
+			k.reading = nil // the dead agent's last grace period ended long ago
 			stops++
 
 			s = newSyncer(t, k)
@@ -83,7 +82,7 @@ func TestKilledAfterEachOperation(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("killed at %d places", stops)
+	t.Logf("killed after each of %d operations", stops)
 }
 
 func oldOrNew(t *testing.T, k *fakeKernel, before, after state) {
@@ -101,7 +100,7 @@ func oldOrNew(t *testing.T, k *fakeKernel, before, after state) {
 	}
 }
 
-// sameIDs: what lived before and lives now has its id still.
+// sameIDs fails unless what existed before and still exists has the same id.
 func sameIDs(t *testing.T, k *fakeKernel, services map[service.Port]uint32, backends map[string]uint32) {
 	t.Helper()
 	nowServices, nowBackends := k.ids()
@@ -117,7 +116,7 @@ func sameIDs(t *testing.T, k *fakeKernel, services map[service.Port]uint32, back
 	}
 }
 
-// filledKernel has tables that another agent has filled with random plans.
+// filledKernel returns tables that another agent has filled with random plans.
 func filledKernel(t *testing.T, r *rand.Rand) (*fakeKernel, map[service.Ref]*service.Plan) {
 	t.Helper()
 	k, plans := smallKernel(t), randomPlans(r, 6)
@@ -125,8 +124,8 @@ func filledKernel(t *testing.T, r *rand.Rand) (*fakeKernel, map[service.Ref]*ser
 	return k, plans
 }
 
-// TestRestartChangesNothing: with the objects of before, a new agent touches no
-// frontend, also where two sets are equal.
+// TestRestartChangesNothing: with the same objects as before, a new agent changes no frontend, even if two
+// sets are equal.
 func TestRestartChangesNothing(t *testing.T) {
 	r := newRand(t)
 	for range 50 {
@@ -139,7 +138,7 @@ func TestRestartChangesNothing(t *testing.T) {
 	}
 }
 
-// TestGarbageAtStart: tables that make no sense are no reason not to start.
+// TestGarbageAtStart: the agent starts with invalid tables, too.
 func TestGarbageAtStart(t *testing.T) {
 	r := newRand(t)
 	for range 50 {

@@ -7,20 +7,20 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A set is one filling of a range of slots: the words of a history, the members, and a Maglev
-// table, one after the other. It never changes. One that an earlier agent left has no key until a
-// frontend that uses it asks for the same members.
+// A set is a range of slots with its content: the words of a history, the members, and a Maglev table, in
+// this order. It never changes. A set from an earlier agent has no key until a frontend that uses it asks
+// for the same members.
 type set struct {
 	key         service.SetKey
 	extent      extent
 	members     []*backend   // as often as in the slots; with a table each once
 	table       *table       // Maglev; nil: the slots hold the members
 	slotHistory *slotHistory // only of retained backends
-	spare       uint32       // slots behind the extent that are taken, too (roundSlots)
+	spare       uint32       // slots after the extent that are taken, too (roundSlots)
 	refs        int
 }
 
-// historyRange, memberRange and tableRange are where the parts of a set are.
+// historyRange, memberRange and tableRange return the locations of the parts of a set.
 func (x *set) historyRange() codec.Range {
 	return codec.Range{First: x.extent.first, Count: x.slotHistory.length()}
 }
@@ -36,7 +36,7 @@ func (x *set) tableRange() codec.Range {
 	return codec.Range{First: codec.End(x.memberRange()), Count: x.table.size}
 }
 
-// chosenFrom is the range that programs choose from for a new flow.
+// chosenFrom returns the range that programs choose the backend of a new flow from.
 func (x *set) chosenFrom() codec.Range {
 	if x.table != nil {
 		return x.tableRange()
@@ -44,7 +44,7 @@ func (x *set) chosenFrom() codec.Range {
 	return x.memberRange()
 }
 
-// setLists gives the content the lists of the entry's sets, if programs cannot do without.
+// setLists sets the lists of the entry's sets in the content, if programs need them.
 func (e *entry) setLists() {
 	var l codec.Lists
 	needed := false

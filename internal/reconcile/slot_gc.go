@@ -37,22 +37,22 @@ func (g *SlotGC) Entry(key datapath.Tuple, e *datapath.ConntrackEntry) { g.pass.
 // End ends the contest of the slots whose flows all lead to the slot's backend.
 func (g *SlotGC) End() error { return g.syncer.endSlotPass(g.pass, g.timeout) }
 
-// slotPass looks in one walk for the conntrack entries that keep slots contested: their flows go to
-// another backend than the slot's, or to the same backend in another way than a packet without an entry.
-// It also looks for the entries because of which packets of balancers are accepted that no Service uses
-// any more. A nil slotPass looks for nothing.
+// slotPass searches one walk for the conntrack entries that keep slots contested: their flows have another
+// backend than the slot, or reach the same backend in another way than a packet without an entry. It also
+// searches for entries that require accepting packets of balancers that no Service uses any more. A nil
+// slotPass ignores all entries.
 type slotPass struct {
 	began     jet.Seconds
-	pods      []netip.Prefix // clients there are not outside, and have conntrack entries in any case
+	pods      []netip.Prefix // clients there are not external, and always have conntrack entries
 	frontends map[datapath.FrontendKey]*historyGroup
 	histories map[*jet.History]*historyGroup
 	unused    datapath.Accepted // kinds of packets of balancers
 	balanced  bool              // a balancer sends the packets of a flow here
 }
 
-// A historyGroup is a history whose frontends are looked at together.
+// A historyGroup is a history whose frontends are handled together.
 type historyGroup struct {
-	outside   *set // that its frontends had when the GC pass began
+	outside   *set // of its frontends, when the GC pass began
 	untracked bool
 	protocol  service.Protocol
 	table     []uint32
@@ -60,8 +60,8 @@ type historyGroup struct {
 	busy      []bool // by slot of the table
 }
 
-// beginSlotPass returns what a walk has to look for, nil for nothing. The caller waits for the programs that
-// run at the call before it walks.
+// beginSlotPass returns what to search for in a walk, nil for nothing. Before the walk the caller waits
+// until all programs have ended that run at the call.
 func (s *Syncer) beginSlotPass() *slotPass {
 	s.writer.Lock()
 	defer s.writer.Unlock()
@@ -105,12 +105,12 @@ func (s *Syncer) newHistoryGroup(key service.FrontendKey, e *entry) *historyGrou
 	return c
 }
 
-// is says whether an entry is one of those that the contest is about.
+// is reports whether an entry belongs to the group.
 func (c *historyGroup) is(e *entry) bool {
 	return c != nil && c.outside == e.outside() && c.untracked == e.untracked()
 }
 
-// note takes a conntrack entry.
+// note handles a conntrack entry.
 func (w *slotPass) note(key datapath.Tuple, t *datapath.ConntrackEntry) {
 	if w == nil {
 		return
@@ -129,21 +129,21 @@ func (w *slotPass) note(key datapath.Tuple, t *datapath.ConntrackEntry) {
 	}
 }
 
-// follows says whether a conntrack entry leads to where a packet without one would go. The backend's own
-// node is sent on with a conntrack entry in any case (bpf/dsr/forward.h).
+// follows reports whether a conntrack entry leads to where a packet without one would be sent. Packets from
+// the backend's own node have conntrack entries in any case (bpf/dsr/forward.h).
 func follows(key datapath.Tuple, t *datapath.ConntrackEntry, b datapath.Backend) bool {
 	local := b.Local != 0
 	return t.Xlate.Destination.Bytes == b.Address.Bytes && t.Xlate.DestinationPort == b.Port &&
 		t.IsLocal() == local && (local || t.Dsr != 0 || key.Source.Bytes == b.Node.Bytes)
 }
 
-// outside says whether a client is.
+// outside reports whether a client is external.
 func (w *slotPass) outside(key datapath.Tuple) bool {
 	client := datapath.Address{Bytes: key.Source.Bytes}.Addr()
 	return !slices.ContainsFunc(w.pods, func(p netip.Prefix) bool { return p.Contains(client) })
 }
 
-// endSlotPass ends the contest of the slots of which no flow is left that belongs to another backend.
+// endSlotPass ends the contest of slots without flows that have another backend.
 func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Duration) error {
 	if w == nil {
 		return nil
@@ -162,7 +162,7 @@ func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Du
 	for key, e := range s.applied {
 		p := e.slotHistory()
 		if p == nil || !w.histories[p.history].is(e) {
-			continue // it has changed meanwhile
+			continue // it has changed since the pass began
 		}
 		next, known := s.stable[p.history]
 		if !known {
@@ -182,25 +182,25 @@ func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Du
 	s.retryAfter(s.reconcile())
 	for _, key := range settling {
 		if err := s.failures[key]; err != nil {
-			return fmt.Errorf("some slots of %s need no conntrack entries any more, and stay contested: %w", key, err)
+			return fmt.Errorf("some slots of %s stay contested, though their flows no longer need conntrack entries: %w", key, err)
 		}
 	}
 	return nil
 }
 
-// SlotUsage is how far slots are on their way to need conntrack entries no more.
+// SlotUsage is the progress of slots towards flows without conntrack entries.
 type SlotUsage struct {
-	// Slots are those of the tables of untracked frontends, and of tables that are remembered,
-	// Contested those of them of which every flow is recorded. A table that frontends share
+	// Slots is the number of slots of the tables of untracked frontends, and of tables in histories;
+	// Contested is the number of those in which every flow is tracked. A table that frontends share
 	// counts once.
 	Slots     int `json:"slots"`
 	Contested int `json:"contested"`
-	// Seconds is for how long at most flows without conntrack entries are still waited for. A slot stays
-	// contested for longer only while a recorded connection goes on elsewhere.
+	// Seconds is the longest remaining wait for flows without conntrack entries. A slot stays contested
+	// for longer only while a tracked connection has another backend.
 	Seconds uint32 `json:"seconds"`
 }
 
-// SlotUsage says how many slots are contested. timeout is as in SlotGC.
+// SlotUsage returns how many slots are contested. timeout is as in SlotGC.
 func (s *Syncer) SlotUsage(timeout func(service.Protocol) time.Duration) (all SlotUsage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

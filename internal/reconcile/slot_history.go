@@ -14,19 +14,17 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A slotHistory is what a frontend remembers of earlier tables: its history, with backends by
-// their ids.
+// A slotHistory is a frontend's memory of earlier tables: its history, with backends by id.
 //
-// When a slot became contested is not in the tables: to a new agent it is as if that had
-// just been.
+// The tables do not hold when a slot became contested: a new agent assumes that it has just happened.
 type slotHistory struct {
 	history  *jet.History
 	dsr      datapath.DSR // of the frontend while its flows needed no conntrack entries
 	words    []uint32     // of the history, without backends that do not serve
-	backends []*backend   // those of the history, serving or not: their ids stay theirs
+	backends []*backend   // of the history, serving or not: it holds their ids
 }
 
-// length is the number of words; nil has none.
+// length returns the number of words; 0 for nil.
 func (p *slotHistory) length() uint32 {
 	if p == nil {
 		return 0
@@ -34,7 +32,7 @@ func (p *slotHistory) length() uint32 {
 	return uint32(len(p.words))
 }
 
-// backends are all that a set refers to.
+// backends returns all backends that a set refers to.
 func (x *set) backends() []*backend {
 	if x.slotHistory == nil {
 		return x.members
@@ -42,19 +40,20 @@ func (x *set) backends() []*backend {
 	return slices.Concat(x.members, x.slotHistory.backends)
 }
 
-// step is what a history follows from: frontends that share it share the next one.
+// step is a change that determines the next history: frontends that share the history share the next one,
+// too.
 type step struct {
 	was          *jet.History
 	table, next  *set
 	before, then bool // untracked
 }
 
-// outside is the set that clients outside meet: theirs alone go without conntrack entries.
+// outside returns the backend set of external clients: only these can do without conntrack entries.
 func (e *entry) outside() *set { return e.sets[service.FromOutside] }
 
 func (e *entry) untracked() bool { return e.content.Untracked() }
 
-// slotHistory is what an entry remembers, nil for nothing; so it is of no entry.
+// slotHistory returns an entry's history; nil if the entry has none or is nil.
 func (e *entry) slotHistory() *slotHistory {
 	if e == nil || e.sets[retainedSet] == nil {
 		return nil
@@ -62,7 +61,7 @@ func (e *entry) slotHistory() *slotHistory {
 	return e.sets[retainedSet].slotHistory
 }
 
-// requiredSlotHistory is what a frontend has to remember that was another one, nil for none.
+// requiredSlotHistory returns the history that a changed frontend needs, nil for none.
 func (s *Syncer) requiredSlotHistory(e, old *entry) *slotHistory {
 	var was *jet.History
 	var table *set
@@ -105,11 +104,11 @@ func (s *Syncer) nextHistory(n step) *jet.History {
 	return h
 }
 
-// nextSecond is past all that happens until what is now under way is in the tables.
+// nextSecond returns a second that is later than everything until the current change is in the tables.
 func (s *Syncer) nextSecond() jet.Seconds { return jet.Seconds(s.seconds() + 1) }
 
-// tableOf reads a set's table; nil if it has none. A backend of which another set has the
-// address has the id that it has there: it may have moved to another node.
+// tableOf reads a set's table; nil if it has none. A backend whose address has another id in the other set,
+// because it moved to another node, gets that id.
 func (s *Syncer) tableOf(x, other *set) []uint32 {
 	if x == nil || x.table == nil {
 		return nil
@@ -137,7 +136,7 @@ func (s *Syncer) tableOf(x, other *set) []uint32 {
 	return table
 }
 
-// buildSlotHistory makes what a frontend remembers, with the list of what it keeps behind it.
+// buildSlotHistory builds a frontend's history, followed by the list of retained backends.
 func (s *Syncer) buildSlotHistory(e *entry, key service.SetKey, kept []service.BackendSet, p *slotHistory, old *entry) error {
 	var members []*backend
 	if at, ok := findSet(kept, key); ok {
@@ -149,26 +148,27 @@ func (s *Syncer) buildSlotHistory(e *entry, key service.SetKey, kept []service.B
 	s.fillSlotHistory(e, p, members, old)
 	x, err := s.ensureSlotHistory(&set{key: key, members: members, slotHistory: p}, old)
 	if err != nil {
-		return fmt.Errorf("remember where flows without records are: %w", err)
+		return fmt.Errorf("remember the backends of flows without conntrack entries: %w", err)
 	}
 	x.refs++
 	e.sets[retainedSet] = x
 	return nil
 }
 
-// mayBeTracked has every flow of a frontend recorded for which there is no room to remember
-// which need not be. That loses nothing unless there are flows without conntrack entries already.
+// mayBeTracked makes a frontend track all of its flows if there is no room for its history. That loses
+// nothing unless flows without conntrack entries exist already.
 func (e *entry) mayBeTracked(p *slotHistory, err error) bool {
 	var full *datapath.FullError
 	if !errors.As(err, &full) || !e.untracked() || p.history.Known() {
 		return false
 	}
-	e.tracked = fmt.Errorf("every flow is recorded, which need not be: %w", err)
+	e.tracked = fmt.Errorf("every flow is tracked, though not all need to be: %w", err)
 	e.content.SetTracked()
 	return true
 }
 
-// fillSlotHistory finds the backends of a history. Those that serve are in the entry's sets, or kept.
+// fillSlotHistory finds the backends of a history. Backends that serve are in the entry's sets, or
+// retained.
 func (s *Syncer) fillSlotHistory(e *entry, p *slotHistory, kept []*backend, old *entry) {
 	known, serving := map[uint32]*backend{}, map[netip.AddrPort]uint32{}
 	for _, b := range kept {
@@ -206,7 +206,7 @@ func (s *Syncer) fillSlotHistory(e *entry, p *slotHistory, kept []*backend, old 
 	}
 }
 
-// ensureSlotHistory finds a set with the same past and members, or writes it.
+// ensureSlotHistory finds a set with the same history and members, or writes it.
 func (s *Syncer) ensureSlotHistory(x *set, old *entry) (*set, error) {
 	same := func(o *set) bool {
 		return o.slotHistory.history == x.slotHistory.history && o.slotHistory.dsr == x.slotHistory.dsr && slices.Equal(o.slotHistory.words, x.slotHistory.words) &&

@@ -13,9 +13,9 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// TestHistoryInTables: a slot that has another backend is contested, with the one that it had
-// as stable; others are not. It stays so until flows have been idle for too long and no entry
-// leads elsewhere, and then nothing is left of it, in slots neither.
+// TestHistoryInTables: a slot whose backend has changed is contested, with the previous one as stable;
+// others are not. It is contested until flows without entries have timed out and no entry has another
+// backend. Then the history is removed and its slots are freed.
 func TestHistoryInTables(t *testing.T) {
 	m := settledMemory(t, 2000, 1, 2, 3)
 	used := m.s.slots.used(m.k.slots.Len())
@@ -40,16 +40,16 @@ func TestHistoryInTables(t *testing.T) {
 	m.now += 50
 	m.gc(nil)
 	if m.words()[changed] == 0 {
-		t.Fatal("uncontested before flows without records have been idle for too long")
+		t.Fatal("no longer contested before flows without conntrack entries have timed out")
 	}
 	m.now += 60
 	m.gc(map[uint32]byte{uint32(changed): before[changed]})
 	if w := m.words(); w == nil || w[changed] == 0 || slices.Max(w) != w[changed] {
-		t.Fatal("the one slot with a conntrack entry that leads elsewhere is to be contested")
+		t.Fatal("only the slot with a conntrack entry of another backend should be contested")
 	}
 	m.gc(map[uint32]byte{uint32(changed): m.table()[changed]})
 	if m.words() != nil {
-		t.Fatal("still contested, though no record leads elsewhere")
+		t.Fatal("still contested, though no conntrack entry has another backend")
 	}
 	m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
 	mustCollect(t, m.s)
@@ -66,8 +66,8 @@ func keptOf(backends ...byte) []service.BackendSet {
 	return []service.BackendSet{kept}
 }
 
-// TestStableThatServesNoMore: its flows go to the current backend, until it serves again. Its id
-// is nobody else's meanwhile.
+// TestStableThatServesNoMore: the flows of a stable backend that does not serve go to the current backend,
+// until it serves again. Its id is not reused meanwhile.
 func TestStableThatServesNoMore(t *testing.T) {
 	m := settledMemory(t, 3000, 1, 2)
 	slot := slices.Index(m.table(), 2)
@@ -87,8 +87,8 @@ func TestStableThatServesNoMore(t *testing.T) {
 	mustCollect(t, m.s)
 }
 
-// TestHistoryAfterRestart: the next agent finds the history in the tables, begins to wait anew,
-// and writes nothing.
+// TestHistoryAfterRestart: the next agent restores the history from the tables, restarts the timeout, and
+// writes nothing.
 func TestHistoryAfterRestart(t *testing.T) {
 	m := settledMemory(t, 3000, 1, 2)
 	m.apply(untrackedPlan(slotsOfTable, 1, 2, 3))
@@ -101,12 +101,12 @@ func TestHistoryAfterRestart(t *testing.T) {
 	}
 	mustCollect(t, m.s)
 	if !slices.Equal(m.words(), words) {
-		t.Fatal("what the history has is taken for free")
+		t.Fatal("what the history uses has been freed")
 	}
 	m.now += 50
 	m.gc(nil)
 	if m.words() == nil {
-		t.Fatal("uncontested before flows without records have been idle for too long: nobody knows since when")
+		t.Fatal("no longer contested before flows without conntrack entries have timed out since the restart")
 	}
 	m.now += 60
 	m.gc(nil)
@@ -115,8 +115,8 @@ func TestHistoryAfterRestart(t *testing.T) {
 	}
 }
 
-// TestSettling: what people are told of contested slots are those in the tables, each once though
-// frontends share it, and the time until a GC pass ends them.
+// TestSettling: SlotUsage counts the contested slots in the tables, each once even if frontends share it,
+// and the time until a GC pass ends the contest.
 func TestSettling(t *testing.T) {
 	m := newMemory(t, 3000)
 	plan := func(backends ...byte) *service.Plan {
@@ -132,7 +132,7 @@ func TestSettling(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", when, got, want)
 		}
 	}
-	want("nothing is there", SlotUsage{})
+	want("no frontends", SlotUsage{})
 	m.apply(plan(1, 2))
 	want("a new frontend", SlotUsage{slotsOfTable, slotsOfTable, 0})
 	m.now += 2
@@ -156,8 +156,8 @@ func TestSettling(t *testing.T) {
 	want("in the end", SlotUsage{slotsOfTable, 0, 0})
 }
 
-// TestOtherSizeAndRandom: with a table of another size, and without one, packets find where
-// they belong by the old table, until flows without conntrack entries have been idle for too long.
+// TestOtherSizeAndRandom: after a change to a table of another size, or to none, packets find their
+// backends by the old table, until flows without conntrack entries have timed out.
 func TestOtherSizeAndRandom(t *testing.T) {
 	random := untrackedPlan(0, 1, 2)
 	random.Frontends[0].Untracked, random.Frontends[0].DSR = false, ""
@@ -175,7 +175,7 @@ func TestOtherSizeAndRandom(t *testing.T) {
 			}
 		}
 		if kind := m.lists().HistoryDSR; kind != datapath.DSRIPIP {
-			t.Errorf("%s: packets of flows without records go by kind %d, want IPIP", name, kind)
+			t.Errorf("%s: packets of flows without conntrack entries are sent by DSR kind %d, want IPIP", name, kind)
 		}
 		m.now += 50
 		m.gc(nil)
@@ -193,8 +193,7 @@ func TestOtherSizeAndRandom(t *testing.T) {
 	}
 }
 
-// TestGCOfEarlierTable: what a GC pass has found of a table that has changed meanwhile says
-// nothing of the new one.
+// TestGCOfEarlierTable: a GC pass that began before a change of the table does not apply to the new one.
 func TestGCOfEarlierTable(t *testing.T) {
 	m := newMemory(t, 3000)
 	m.apply(untrackedPlan(slotsOfTable, 1, 2))
@@ -205,16 +204,16 @@ func TestGCOfEarlierTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m.words() == nil {
-		t.Fatal("uncontested by a GC pass that began before the change")
+		t.Fatal("no longer contested after a GC pass that began before the change")
 	}
 }
 
-// TestSettlingIsNoMatterOfOthers: that another Service cannot be served is no failure of a GC pass.
+// TestSettlingIsNoMatterOfOthers: a GC pass does not fail because another Service cannot be served.
 func TestSettlingIsNoMatterOfOthers(t *testing.T) {
 	m := newMemory(t, 2000)
 	m.apply(untrackedPlan(slotsOfTable, 1, 2))
 	other := ref("other")
-	broken := maglevPlan(other, 2, 0, 4) // no prime number
+	broken := maglevPlan(other, 2, 0, 4) // not a prime number
 	broken.Sets[0].Backends = []service.Backend{backendOf(1)}
 	if err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{other: broken}}); err == nil {
 		t.Fatal("a table of 4 slots is served")
@@ -226,7 +225,7 @@ func TestSettlingIsNoMatterOfOthers(t *testing.T) {
 	}
 }
 
-// TestFrontendsShareHistory: those of one port remember the same slots, once.
+// TestFrontendsShareHistory: the frontends of a port share one history.
 func TestFrontendsShareHistory(t *testing.T) {
 	m := newMemory(t, 2000)
 	two := func(backends ...byte) *service.Plan {
@@ -249,7 +248,7 @@ func TestFrontendsShareHistory(t *testing.T) {
 		t.Errorf("two frontends remember at %v", firsts)
 	}
 	mustCollect(t, m.s)
-	// A conntrack entry of either keeps the slot contested for both: what they share is looked at together.
+	// A conntrack entry of either frontend keeps the slot contested for both: they share it.
 	m.now += 200
 	m.gc(nil)
 	if m.words() != nil {
@@ -257,8 +256,8 @@ func TestFrontendsShareHistory(t *testing.T) {
 	}
 }
 
-// TestAuditRepairsHistory: what somebody else writes into a history is put right, and so is the
-// word that has the edge look for untracked frontends.
+// TestAuditRepairsHistory: changes of a history by other programs are repaired, and so is the word that
+// makes the edge look up untracked frontends.
 func TestAuditRepairsHistory(t *testing.T) {
 	m := settledMemory(t, 2000, 1, 2)
 	m.apply(untrackedPlan(slotsOfTable, 1, 3))
@@ -267,7 +266,7 @@ func TestAuditRepairsHistory(t *testing.T) {
 	m.k.lists.rows[m.rowNumber()].History.Count--
 	untracked := m.k.untracked.rows[0]
 	m.k.untracked.rows[0].Bits = [8]uint64{}
-	m.k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+	m.k.t = &testing.T{} // repairs overwrite what a program may be reading: it is wrong anyway
 	if n, err := m.s.Audit(); n != 3 || err != nil {
 		t.Errorf("%d repairs, %v; want 3", n, err)
 	}
@@ -277,43 +276,43 @@ func TestAuditRepairsHistory(t *testing.T) {
 	}
 }
 
-// TestAuditForgetsNoHistory: a damaged row is written anew, and flows that have no conntrack entries are
-// where they were: the slots that change afterwards have their backends as stable ones.
+// TestAuditForgetsNoHistory: a damaged row is replaced, and flows without conntrack entries keep their
+// backends: the slots that change afterwards have them as stable ones.
 func TestAuditForgetsNoHistory(t *testing.T) {
 	m := settledMemory(t, 3000, 1, 2)
 	slot := slices.Index(m.table(), 2)
 	m.k.rows.rows[m.k.index.entries[codec.FrontendKey(m.plan.Frontends[0].Key)]].SourceSet++
-	m.k.t = &testing.T{} // mending overwrites what a program may be reading: it is wrong anyway
+	m.k.t = &testing.T{} // repairs overwrite what a program may be reading: it is wrong anyway
 	if n, err := m.s.Audit(); n != 1 || err != nil {
 		t.Errorf("%d repairs, %v; want 1", n, err)
 	}
 	m.k.t = t
 	if m.words() != nil {
-		t.Error("slots are contested, and nothing has changed")
+		t.Error("slots are contested, though nothing has changed")
 	}
 	plan := untrackedPlan(slotsOfTable, 1)
 	plan.Retained = keptOf(2)
 	m.apply(plan)
 	if words := m.words(); words == nil || m.stable(words[slot]) != 2 {
-		t.Error("a slot has another backend now, and its stable one, which serves, is forgotten")
+		t.Error("a slot has another backend now, and its stable one, which serves, is lost")
 	}
 }
 
-// TestHistoryDoesNotFit: a new frontend for whose history there is no room has every flow recorded,
-// says so with the name of the flag, and is untracked as soon as there is room.
+// TestHistoryDoesNotFit: a new frontend without room for its history tracks all flows, reports that with
+// the name of the flag, and is untracked as soon as there is room.
 func TestHistoryDoesNotFit(t *testing.T) {
 	m := newMemory(t, roundSlots(slotsOfTable+3)*3+9) // two tables, and room for the change of one
 	other := ref("other")
 	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: maglevPlan(other, 2, 2, slotsOfTable)}})
-	histories, _ := m.s.slots.take(250) // as those of other frontends
+	histories, _ := m.s.slots.take(250) // stands for those of other frontends
 	plan := untrackedPlan(slotsOfTable, 1, 2)
 	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: plan}})
 	m.s.slots.put(histories)
-	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is recorded") {
+	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is tracked") {
 		t.Errorf("want an error that names --max-slots and says what happens: %v", err)
 	}
 	if flags := m.row().Flags; m.row().Decisions[service.FromOutside].Count != slotsOfTable || flags&uint16(datapath.FlagUntracked) != 0 {
-		t.Errorf("the frontend is to be served, and tracked; its flags are %#x", flags)
+		t.Errorf("the frontend should be served and tracked; its flags are %#x", flags)
 	}
 	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: nil, untrackedOwner: plan}})
 	mustCollect(t, m.s)
@@ -321,12 +320,12 @@ func TestHistoryDoesNotFit(t *testing.T) {
 		t.Error(err)
 	}
 	if m.row().Flags&uint16(datapath.FlagUntracked) == 0 {
-		t.Error("there is room, and the frontend is tracked still")
+		t.Error("the frontend is still tracked, though there is room")
 	}
 }
 
-// TestChangeThatDoesNotFit: where flows without conntrack entries could lose their backend, the change
-// waits, and what was there serves on.
+// TestChangeThatDoesNotFit: if flows without conntrack entries could lose their backend, the change waits,
+// and the previous state stays in effect.
 func TestChangeThatDoesNotFit(t *testing.T) {
 	m := settledMemory(t, roundSlots(slotsOfTable+3)*2+10, 1, 2)
 	before := m.row()

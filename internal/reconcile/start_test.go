@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// both is a plan of one port in both families, each with a Maglev table of the default size.
+// both returns a plan of one port in both families, each with a Maglev table of the default size.
 func both(n byte, backends ...byte) *service.Plan {
 	owner := ref(fmt.Sprint("web", n))
 	plan := maglevPlan(owner, int(n), 0, maglev.DefaultSize)
@@ -34,8 +34,8 @@ func both(n byte, backends ...byte) *service.Plan {
 	return plan
 }
 
-// TestFreshStart: 40 untracked ports in both families have room by default on a new node, none of
-// them needs a second table, and a change at once is served, as one is after the first GC pass.
+// TestFreshStart: 40 untracked ports in both families fit by default on a new node, none of them needs a
+// second table, and a change is served both immediately and after the first GC pass.
 func TestFreshStart(t *testing.T) {
 	const ports = 40
 	m := &memory{t: t, k: newFakeKernel(t, datapath.Limits{}), now: 1000}
@@ -60,7 +60,7 @@ func TestFreshStart(t *testing.T) {
 	rows(2*ports, datapath.FlagUntracked|datapath.FlagHistory)
 	table := maglev.DefaultSize + 3 // the members, and their number
 	if used, most := m.s.slots.used(m.k.slots.Len()), 2*ports*(roundSlots(uint32(table))+4); used > most {
-		t.Errorf("%d slots are in use, want at most %d: a table for each port and family, and next to nothing to remember", used, most)
+		t.Errorf("%d slots are in use, want at most %d: a table for each port and family, and next to no history", used, most)
 	}
 	change := func(backends ...byte) {
 		t.Helper()

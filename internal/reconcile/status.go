@@ -12,19 +12,19 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// State says how far an object has come.
+// State is the state of an object.
 type State string
 
 const (
-	// Applied: the tables hold all that the object asks for.
+	// Applied: the tables hold everything that the object asks for.
 	Applied State = "applied"
-	// Pending: a change is on its way.
+	// Pending: a change is in progress.
 	Pending State = "pending"
-	// Failed: some of it could not be brought into the tables; it is retried,
-	// and what was there before goes on.
+	// Failed: a part of it could not be written to the tables. It is retried, and the previous state
+	// stays in effect.
 	Failed State = "failed"
-	// LeftOut: it does not fit, and nothing of it is in the tables (Shares). It is taken in
-	// when there is room.
+	// LeftOut: it does not fit (Shares), and nothing of it is in the tables. It is added when there is
+	// room.
 	LeftOut State = "left out"
 )
 
@@ -32,16 +32,16 @@ const (
 type Status struct {
 	Owner service.Ref `json:"owner"`
 	State State       `json:"state"`
-	// Reasons say what failed, a line for each frontend, at most a few.
+	// Reasons are the errors, one line for each failed frontend, at most maxReasons.
 	Reasons []string `json:"reasons,omitempty"`
-	// Problems say what the object asks for and does not get, though all is
-	// well with the tables: an address that belongs to another object.
+	// Problems are what the object asks for and does not get for other reasons than the tables: an
+	// address that belongs to another object.
 	Problems condition.List `json:"problems,omitempty"`
-	// Refusals say why clients are refused where no endpoint can be used.
+	// Refusals are why clients are refused where no endpoint can be used.
 	Refusals []string `json:"refusals,omitempty"`
 }
 
-// Stats count what the Syncer did.
+// Stats are the statistics of the Syncer.
 type Stats struct {
 	Synced    bool      `json:"synced"` // the complete state has been applied once
 	LastSync  time.Time `json:"lastSync"`
@@ -49,20 +49,19 @@ type Stats struct {
 	Updates   uint64    `json:"updates"`  // frontends changed in the tables
 	Failures  uint64    `json:"failures"` // steps that failed
 	Retries   uint64    `json:"retries"`
-	Repairs   uint64    `json:"repairs"` // differences that Audit found
-	Failing   int       `json:"failing"` // frontends that differ from what is wanted now
+	Repairs   uint64    `json:"repairs"` // differences that Audit repaired
+	Failing   int       `json:"failing"` // frontends that differ from what is wanted
 	Pending   int       `json:"pending"` // frontends whose change is not in the tables yet
-	LeftOut   int       `json:"leftOut"` // objects of which not all fits: those left out, and those served in part
-	// Untracked are frontends whose flows to other nodes need no records, Remembering
-	// those that remember an earlier table: slots that changed need records all the same.
+	LeftOut   int       `json:"leftOut"` // objects that do not fit completely: left out, or served in part
+	// Untracked is the number of frontends whose flows to other nodes need no conntrack entries,
+	// Remembering that of frontends with a history: in their contested slots flows need entries anyway.
 	Untracked   int `json:"untracked"`
 	Remembering int `json:"remembering"`
-	// Networks says why the ServiceCIDRs and networks of pods in the tables are not
-	// those wanted.
+	// Networks is why the ServiceCIDRs and pod networks in the tables are not the wanted ones.
 	Networks string `json:"networks,omitempty"`
-	// Balancers says why those in the tables are not those wanted.
+	// Balancers is why the balancers in the tables are not the wanted ones.
 	Balancers string `json:"balancers,omitempty"`
-	// BothNetworks are networks of pods that are ServiceCIDRs, too, and count as these.
+	// BothNetworks are pod networks that are also ServiceCIDRs, and count as ServiceCIDRs.
 	BothNetworks []string `json:"bothNetworks,omitempty"`
 }
 
@@ -71,10 +70,10 @@ type Usage struct {
 	Table string `json:"table"`
 	Used  uint32 `json:"used"`
 	Limit uint32 `json:"limit"`
-	Flag  string `json:"flag,omitempty"` // that raises the limit; none: it is fixed
+	Flag  string `json:"flag,omitempty"` // raises the limit; empty: it is fixed
 }
 
-// Stats returns the counts so far.
+// Stats returns the current statistics.
 func (s *Syncer) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +100,8 @@ func (s *Syncer) Stats() Stats {
 	return stats
 }
 
-// Status returns the state of every object that has a plan, and of frontends
-// that could not be removed after their object went; sorted by owner.
+// Status returns the state of every object that has a plan, and of frontends that could not be removed
+// after their object was deleted; sorted by owner.
 func (s *Syncer) Status() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,10 +119,10 @@ func (s *Syncer) Status() []Status {
 	return all
 }
 
-// maxReasons is how many frontends of an object are named that failed.
+// maxReasons is the maximum number of an object's failed frontends that are named.
 const maxReasons = 5
 
-// statusOf is the state of an object that has a plan.
+// statusOf returns the state of an object that has a plan.
 func (s *Syncer) statusOf(a *account) Status {
 	st := Status{Owner: a.ref, State: Applied, Problems: a.plan.Problems, Refusals: a.plan.Refusals}
 	if a.reason != nil {
@@ -153,10 +152,10 @@ func (s *Syncer) statusOf(a *account) Status {
 	return st
 }
 
-// Usage returns how full the tables are. Session affinity that does not fit
-// any more displaces clients that came only once.
+// Usage returns how full the tables are. When the affinity table is full, new clients evict clients that
+// came only once.
 func (s *Syncer) Usage() ([]Usage, error) {
-	clients, err := s.tables.Affinity.Live() // may be many: nobody has to wait for that
+	clients, err := s.tables.Affinity.Live() // may be many: do not make others wait
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.tables
@@ -176,7 +175,7 @@ func (s *Syncer) Usage() ([]Usage, error) {
 	return usage, err
 }
 
-// usageOf is the usage of a table, with the flag that the registry has for it.
+// usageOf returns the usage of a table, with its flag from the registry.
 func usageOf(table string, used, limit uint32) Usage {
 	return Usage{table, used, limit, datapath.LimitFlag(table)}
 }

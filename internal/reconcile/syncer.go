@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reconcile brings what package service planned into the datapath's tables.
+// Package reconcile writes the plans of package service to the datapath's tables.
 //
-// It is level-triggered: it knows what is wanted and what the tables hold, and
-// works on the difference until there is none. Whatever a program can reach
-// never changes under it; an update fills free rows, slots and ids, turns one
-// index entry, and gives the old ones back after a grace period. An agent that
-// is killed between any two steps leaves every frontend as it was or as it
-// should be, and the next agent finds ids and sets again from the tables.
+// It is level-triggered: it knows what is wanted and what the tables hold, and works on the difference
+// until there is none. It never changes anything that a program can reach; an update fills free rows, slots
+// and ids, changes one index entry, and frees the old ones after a grace period. An agent that is killed
+// between any two steps leaves every frontend either as it was or as it should be, and the next agent
+// restores ids and sets from the tables.
 package reconcile
 
 import (
@@ -24,19 +23,18 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// What failed is tried again after these times.
+// Failures are retried after these times.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// Syncer keeps the tables in agreement with the plans. All methods may be
-// called from any goroutine; the tables have no other writer.
+// Syncer keeps the tables in agreement with the plans. It is the only writer of the tables. All methods may
+// be called from any goroutine.
 type Syncer struct {
 	tables *datapath.Tables
-	// writer is held by whoever changes anything, from beginning to end; mu by
-	// whoever looks at a field. A long change lets go of mu now and then, so that
-	// Status shows how far it is.
+	// writer is held throughout any change, mu while a field is accessed. A long change unlocks mu now
+	// and then, so that Status shows its progress.
 	writer sync.Mutex
 	mu     sync.Mutex
 
@@ -48,14 +46,14 @@ type Syncer struct {
 	// wantedBalancers are networks whose encapsulated packets are for this node's backends.
 	wantedBalancers []netip.Prefix
 	own             []netip.Addr // of the node
-	acceptTunnels   bool         // also while no Service has DSR
+	acceptTunnels   bool         // even while no Service uses DSR
 
-	// What may differ from the tables, and what does because a step failed.
+	// What may differ from the tables, and what does so because a step failed.
 	dirty    map[service.FrontendKey]bool
 	failures map[service.FrontendKey]error
-	conflict []netip.Prefix // networks of pods that are ServiceCIDRs, too
+	conflict []netip.Prefix // pod networks that are also ServiceCIDRs
 	backoff  wakeup.Backoff
-	retryAt  time.Time // meant only after a failure
+	retryAt  time.Time // valid only after a failure
 
 	// What the tables hold.
 	applied       map[service.FrontendKey]*entry
@@ -63,54 +61,53 @@ type Syncer struct {
 	balancers     networkTable[datapath.Balancer]
 	ports         map[service.Port]*port
 	sets          map[service.SetKey]*set
-	slotHistories map[service.SetKey][]*set // those with a past
+	slotHistories map[service.SetKey][]*set // sets with a history
 	backends      map[codec.Backend]*backend
 	sources       map[string]*source
 	reserved      map[datapath.ReservedPort]*reservation
 	ranges        uint32 // source ranges of all sources
 
-	// What GC passes have found out of histories that are in use, while it is brought into
-	// the tables; and the histories that frontends of one port share, of one pass.
+	// stable are the results of a GC pass by the history they replace, while they are written to the
+	// tables; next are the new histories that frontends of one port share, during one pass.
 	stable  map[*jet.History]*jet.History
 	next    map[step]*jet.History
 	seconds func() uint32 // now: CLOCK_MONOTONIC
 
-	// addsFrontend: the frontend that is being made is not in the tables yet.
+	// addsFrontend: the frontend that is being built is not in the tables yet.
 	addsFrontend bool
 
-	// Protocols of which backends have left since TakeRemoved was asked.
+	// Protocols with backends that were removed since the last call of TakeRemoved.
 	removed map[service.Protocol]bool
 
-	// The index leads elsewhere, and programs have not been told; and what was untracked is not
-	// any more, or is gone.
+	// epochStale: the index has changed, and programs still cache the old rows. fewerUntracked: an
+	// untracked frontend became tracked, or was removed.
 	epochStale, fewerUntracked bool
 
 	// What is free.
 	rowNumbers, portIDs, backendIDs, sourceIDs pool
 	slots                                      extents
 
-	// What is given back once no program can be using it.
+	// What is freed when no program can use it any more.
 	deferred     []*entry
-	unreferenced []releasable // what had no reference when it was put here
-	freed        bool         // some of what was retired had been in use
-	// gcMu is held by CollectGarbage; released counts what others gave back while it waited.
+	unreferenced []releasable // had no reference when it was added
+	freed        bool         // some of what was deferred had been in use
+	// gcMu is held by CollectGarbage; released counts what writers released while it waited.
 	gcMu     sync.Mutex
 	released int
 
 	stats Stats
 }
 
-// want is a frontend and the plan that it is of.
+// want is a frontend and the plan that it is part of.
 type want struct {
 	frontend *service.Frontend
 	plan     *service.Plan
 }
 
-// New finds out what the tables hold. It changes nothing that they say.
+// New restores the state of the tables. It does not change what they mean.
 func New(tables *datapath.Tables) (*Syncer, error) { return NewAt(tables, datapath.Now) }
 
-// NewAt is New with a clock of its own for what becomes of flows: in seconds, and as that
-// of their last_seen.
+// NewAt is New with a clock for the age of flows: in seconds, like last_seen of conntrack entries.
 func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
 		tables:        tables,
@@ -136,13 +133,12 @@ func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 	return s, nil
 }
 
-// Apply takes in what changed and brings it into the tables. The first delta
-// has to be the complete state (R4): what is left over from an earlier agent
-// and is not in it is removed.
+// Apply writes a delta to the tables. The first delta must be the complete state (R4): everything from an
+// earlier agent that it lacks is removed.
 //
-// An error says that some of it is not in the tables; Status says which, and
-// Retry tries again. What has been left out (admission) is taken in with the change that
-// makes room, and is an error once.
+// An error means that a part of it is not in the tables; Status names it, and Retry tries again. Objects
+// that are left out (admission) are added by the change that makes room for them, and are reported as an
+// error once.
 func (s *Syncer) Apply(delta service.Delta) error {
 	s.writer.Lock()
 	defer s.writer.Unlock()
@@ -155,17 +151,16 @@ func (s *Syncer) Apply(delta service.Delta) error {
 	return errors.Join(leftOut, err)
 }
 
-// retryAfter has Retry try again what has failed for the first time.
+// retryAfter schedules Retry after a first failure.
 func (s *Syncer) retryAfter(err error) {
 	if s.backoff.Delay() == 0 && err != nil {
 		s.retryAt = time.Now().Add(s.backoff.Next())
 	}
 }
 
-// Retry tries again what failed, if its time has come: after 100 ms first, then
-// after twice the time before, at most 30 s; at once when CollectGarbage has given
-// table space back. It returns when to call again, the zero time if there is
-// nothing to retry.
+// Retry tries failed changes again if they are due: after 100 ms first, then after twice the previous
+// delay, at most 30 s; at once when CollectGarbage has freed table space. It returns when to call it again,
+// the zero time if there is nothing to retry.
 func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
 	s.writer.Lock()
 	defer s.writer.Unlock()
@@ -186,8 +181,8 @@ func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
 	return s.retryAt, err
 }
 
-// take turns a delta into wanted and dirty frontends, and says what has been left out of it. A frontend
-// that goes from one owner to another within a delta is only changed, never taken away.
+// take turns a delta into wanted and dirty frontends, and returns which objects are left out. A frontend
+// that moves from one owner to another within a delta is only changed, never removed.
 func (s *Syncer) take(delta service.Delta) (leftOut error) {
 	leftOut = s.admit(delta)
 	if delta.ServiceCIDRs != nil {

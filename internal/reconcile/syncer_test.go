@@ -38,8 +38,8 @@ func mustCollect(t *testing.T, s *Syncer) {
 	}
 }
 
-// TestTablesHoldThePlan: whatever sequence of plans, the programs meet just
-// what the last one says, and at the end nothing is left behind.
+// TestTablesHoldThePlan: after any sequence of plans, the programs find exactly what the last one says, and
+// in the end everything is freed.
 func TestTablesHoldThePlan(t *testing.T) {
 	r := newRand(t)
 	for range 50 {
@@ -64,11 +64,11 @@ func TestTablesHoldThePlan(t *testing.T) {
 		mustApply(t, s, difference(plans, nil))
 		mustCollect(t, s)
 		if len(k.index.entries)+len(k.services.entries)+len(k.ranges.entries)+len(k.reserved.entries) != 0 {
-			t.Fatalf("left behind: %v %v %v %v", k.index.entries, k.services.entries, k.ranges.entries, k.reserved.entries)
+			t.Fatalf("not removed: %v %v %v %v", k.index.entries, k.services.entries, k.ranges.entries, k.reserved.entries)
 		}
 		for id, b := range k.backends.rows {
 			if b != (datapath.Backend{}) {
-				t.Fatalf("backend %d left behind: %v", id, b)
+				t.Fatalf("backend %d not removed: %v", id, b)
 			}
 		}
 		if used := s.slots.used(k.slots.Len()); used != 0 || len(s.slots.free) != 1 {
@@ -77,8 +77,7 @@ func TestTablesHoldThePlan(t *testing.T) {
 	}
 }
 
-// TestStatusDuringChange: whoever asks while a large change goes on learns what
-// is applied and what is still pending.
+// TestStatusDuringChange: Status during a large change shows what is applied and what is still pending.
 func TestStatusDuringChange(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{Frontends: 1024, Slots: 1024, Backends: 1024})
 	s := newSyncer(t, k)
@@ -86,7 +85,7 @@ func TestStatusDuringChange(t *testing.T) {
 	asked, answered := make(chan bool, 1), make(chan bool)
 	k.after = func() {
 		select {
-		case asked <- true: // the first operation: from here on somebody waits for an answer
+		case asked <- true: // the first operation: from here on Status is called
 			go func() {
 				for _, st := range s.Status() {
 					seen[st.State]++
@@ -110,7 +109,7 @@ func TestStatusDuringChange(t *testing.T) {
 	}
 }
 
-// TestServiceCIDRs follow the plan, and a restart.
+// TestServiceCIDRs: ServiceCIDRs follow the plan, also after a restart.
 func TestServiceCIDRs(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -136,9 +135,9 @@ func TestServiceCIDRs(t *testing.T) {
 	}
 }
 
-// Networks of pods follow the plan, and a restart; one that is a ServiceCIDR, too,
-// counts as that as long as it is one, and is told. A node's own address inside a ServiceCIDR
-// counts as neither (R21).
+// Pod networks follow the plan, also after a restart; one that is also a ServiceCIDR counts as a
+// ServiceCIDR while it is one, and is reported. A node's own address inside a ServiceCIDR counts as neither
+// (R21).
 func TestPodNetworks(t *testing.T) {
 	k := newFakeKernel(t, datapath.Limits{})
 	s := newSyncer(t, k)
@@ -187,7 +186,7 @@ func TestPodNetworks(t *testing.T) {
 	}
 }
 
-// addresses are those of a list with spaces between them.
+// addresses parses a list with spaces between.
 func addresses(list string) (all []netip.Addr) {
 	for _, text := range strings.Fields(list) {
 		all = append(all, netip.MustParseAddr(text))

@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// noteUntracked has the edge look for an untracked frontend, before there is one.
+// noteUntracked makes the edge look up an untracked frontend, before it is published.
 func (s *Syncer) noteUntracked(key service.FrontendKey, e *entry) error {
 	ends := s.tables.UntrackedFrontends.Load(0)
 	if !e.concernsUntracked() || ends.Has(codec.FrontendKey(key)) {
@@ -23,7 +23,7 @@ func (e *entry) concernsUntracked() bool {
 	return e.content.Untracked() || e.content.HasHistory()
 }
 
-// forgetUntracked has it look for none any more that is none.
+// forgetUntracked stops the edge from looking up frontends that are no longer untracked.
 func (s *Syncer) forgetUntracked() error {
 	if !s.fewerUntracked {
 		return nil
@@ -45,8 +45,8 @@ func (s *Syncer) forgetUntracked() error {
 	return nil
 }
 
-// bumpEpoch has programs forget which rows the index has led to, if it leads elsewhere by now. What it
-// led to is used again only after that, and when those have ended that were running.
+// bumpEpoch makes programs discard cached rows if the index has changed. Rows are reused only after that,
+// and after all programs have ended that were running then.
 func (s *Syncer) bumpEpoch() error {
 	if !s.epochStale {
 		return nil
@@ -60,7 +60,7 @@ func (s *Syncer) bumpEpoch() error {
 	return nil
 }
 
-// untrackedFrontends repairs what somebody else has written.
+// untrackedFrontends repairs the untracked frontends if another program has changed them.
 func (a *auditor) untrackedFrontends() {
 	for key, e := range a.applied {
 		if e.concernsUntracked() && !a.tables.UntrackedFrontends.Load(0).Has(codec.FrontendKey(key)) {
@@ -69,8 +69,8 @@ func (a *auditor) untrackedFrontends() {
 	}
 }
 
-// readSlotHistory reads what a frontend remembers beside a list of what it keeps. Backends that it names
-// and nobody knows are as good as none. It returns whether it makes sense.
+// readSlotHistory reads the history in front of a list of retained backends, and reports whether it is
+// valid. Unknown backends count as none.
 func (r *restorer) readSlotHistory(x *set, l layout) bool {
 	if codec.End(l.history) != l.members.First || !codec.Valid(l.history, r.tables.Slots.Len()) || l.historyDSR > datapath.DSROpt {
 		return false

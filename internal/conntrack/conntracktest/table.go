@@ -10,11 +10,11 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Table is a table of conntrack entries (conntrack.Table). A walk sees the entries that were there at its
-// begin.
+// Table is a table of conntrack entries (conntrack.Table). A walk sees the entries that exist when it
+// begins.
 type Table map[datapath.Tuple]datapath.ConntrackEntry
 
-// Max returns the number of entries that fit.
+// Max returns the maximum number of entries.
 func (Table) Max() uint32 { return 64 }
 
 // Walk calls f for each entry until f returns false.
@@ -40,7 +40,7 @@ func (t Table) Delete(k datapath.Tuple) (bool, error) {
 	return t.DeleteIf(k, func(*datapath.ConntrackEntry) bool { return true })
 }
 
-// DeleteIf deletes an entry for which is returns true, and reports whether it did.
+// DeleteIf deletes an entry if is returns true for it, and reports whether it did.
 func (t Table) DeleteIf(k datapath.Tuple, is func(*datapath.ConntrackEntry) bool) (bool, error) {
 	e, existed := t[k]
 	if !existed || !is(&e) {
@@ -60,13 +60,13 @@ func Tuple(protocol uint8, from, to string) datapath.Tuple {
 	}
 }
 
-// The Service of the flows of Put, and the address and port of the node that their backends see.
+// The service address of the flows of Put, and the address and port of the node that their backends see.
 const (
 	Asked = "192.0.2.1:30080"
 	Seen  = "192.0.2.1:1024"
 )
 
-// What an entry of Put says of its side.
+// States of an entry of Put.
 const (
 	Lost    = -1 // there is no entry
 	New     = int(datapath.ConntrackNew)
@@ -76,7 +76,7 @@ const (
 	FIN     = 100 // closing, and this side has sent a FIN
 )
 
-// Put stores the two entries of a flow that asks for Asked: first the client's, then the backend's.
+// Put stores the two entries of a flow to Asked: first the client's, then the backend's.
 func (t Table) Put(protocol uint8, client, backend string, states [2]int, lastSeen [2]uint32) {
 	request, reply := Tuple(protocol, client, Asked), Tuple(protocol, backend, Seen)
 	if states[0] != Lost {

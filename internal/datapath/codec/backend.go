@@ -9,9 +9,9 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// A Backend is what the row of a backend says. There are many, so it is small, and without pointers.
+// A Backend is the decoded row of a backend. There are many, so it is small and without pointers.
 type Backend struct {
-	address, node   datapath.Address // the node's is the backend's own where none is known
+	address, node   datapath.Address // node is the backend's own address if the node is unknown
 	port            uint16           // in network byte order
 	protocol, local uint8
 }
@@ -53,7 +53,7 @@ func (b *Backend) Addr() netip.Addr { return b.address.Addr() }
 // Node returns the address of the endpoint's node, or the endpoint's own if the node is unknown.
 func (b *Backend) Node() netip.Addr { return b.node.Addr() }
 
-// KnowsNode reports whether the node's address is known, and another than the endpoint's.
+// KnowsNode reports whether the node's address is known, and different from the endpoint's.
 func (b *Backend) KnowsNode() bool { return b.node != b.address }
 
 // Protocol returns the protocol of the endpoint.

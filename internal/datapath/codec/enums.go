@@ -24,7 +24,7 @@ func VerdictOf(v datapath.Verdict) service.Verdict {
 			return decoded
 		}
 	}
-	return service.Verdict(v) // damage; it prints as a number
+	return service.Verdict(v) // invalid; it prints as a number
 }
 
 var dsrs = map[service.DSR]datapath.DSR{

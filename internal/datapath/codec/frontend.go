@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package codec encodes and decodes the rows of the tables of Services. It is the only package that knows what the
-// fields of a row and the words in the slots mean (bpf/lb/types.h); others ask it, in the types of package service.
+// Package codec encodes and decodes the rows of the tables of Services, in the types of package service. It
+// is the only package that interprets the fields of rows and the words in slots (bpf/lb/types.h).
 package codec
 
 import (
@@ -12,17 +12,17 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Range is a part of the slots.
+// Range is a range of slots.
 type Range = datapath.SlotRange
 
-// End is the first slot after a range.
+// End returns the first slot after a range.
 func End(r Range) uint32 { return r.First + r.Count }
 
-// Valid reports whether a table of so many slots has all of a range.
+// Valid reports whether a range lies within a table of so many slots.
 func Valid(r Range, slots uint32) bool { return End(r) >= r.First && End(r) <= slots }
 
-// A Frontend is a frontend in the tables: its row, and the row of its lists, which is zero if it has none. Values
-// can be compared.
+// A Frontend is a frontend in the tables: its row, and its row of lists, zero if it has none. Values are
+// comparable.
 type Frontend struct {
 	row   datapath.Frontend // without the number of the row of lists
 	lists datapath.FrontendLists
@@ -92,7 +92,7 @@ func EraseFrontend(t *datapath.Tables, number uint32) error {
 	return t.FrontendRows.Store(number, datapath.Frontend{})
 }
 
-// SetVerdict sets what a class of clients gets that has no backends.
+// SetVerdict sets the verdict of a class of clients that has no backends.
 func (f *Frontend) SetVerdict(class service.SourceClass, v service.Verdict) {
 	f.row.Decisions[class] = datapath.Decision{First: uint32(verdicts[v])}
 }
@@ -110,7 +110,7 @@ type Lists struct {
 	Members  [service.SourceClasses]Range // of the sets of Slots, sorted
 	Retained Range
 	History  Range // one word per slot of an earlier table (HistoryWord)
-	// HistoryDSR is the kind of DSR of the time of that table.
+	// HistoryDSR is the frontend's kind of DSR while it had that table.
 	HistoryDSR datapath.DSR
 }
 
@@ -123,7 +123,7 @@ func (f *Frontend) SetLists(l Lists) {
 	f.lists = datapath.FrontendLists{Members: l.Members, Retained: l.Retained, History: l.History, HistoryDsr: uint32(l.HistoryDSR)}
 }
 
-// Lists returns the lists of a frontend. One without a row of lists has the members of its sets.
+// Lists returns the lists of a frontend. Without a row of lists these are the members of its sets.
 func (f *Frontend) Lists() Lists {
 	if !f.HasLists() {
 		l := Lists{}
@@ -146,7 +146,7 @@ func (f *Frontend) Slots(class service.SourceClass) Range {
 	return Range{}
 }
 
-// Verdict returns what a class of clients gets.
+// Verdict returns the verdict of a class of clients.
 func (f *Frontend) Verdict(class service.SourceClass) service.Verdict {
 	d := f.row.Decisions[class]
 	if d.Count > 0 {
@@ -160,7 +160,7 @@ func (f *Frontend) Masquerades(class service.SourceClass) bool {
 	return f.row.Flags&(uint16(datapath.FlagMasquerade)<<class) != 0
 }
 
-// Key returns the address that clients ask for.
+// Key returns the address that clients send to.
 func (f *Frontend) Key() datapath.FrontendKey { return f.row.Key }
 
 // ForgetKey makes the frontend differ from all others.
@@ -178,7 +178,7 @@ func (f *Frontend) SourceSet() uint32 { return f.row.SourceSet }
 // AffinitySeconds returns the timeout of session affinity; 0: none.
 func (f *Frontend) AffinitySeconds() uint32 { return f.row.AffinitySeconds }
 
-// Kind returns what of an object the frontend is.
+// Kind returns the kind of the frontend.
 func (f *Frontend) Kind() service.FrontendKind { return service.FrontendKind(f.row.Kind) }
 
 // DSR returns how packets reach backends on other nodes.

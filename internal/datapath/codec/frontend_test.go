@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// array is a table in memory, which notes where it is written.
+// array is a table in memory that records writes.
 type array[V comparable] struct {
 	name   string
 	rows   []V
@@ -40,8 +40,8 @@ func newTables() (t *datapath.Tables, writes *[]string) {
 
 const outside = service.FromOutside
 
-// TestFrontendIsReadAsWritten: a frontend is read as it was written. The row of its lists is written first, and only
-// if it has lists; erasing leaves nothing.
+// TestFrontendIsReadAsWritten: a frontend is read as it was written. The row of its lists is written first,
+// and only if it has lists; erasing clears everything.
 func TestFrontendIsReadAsWritten(t *testing.T) {
 	f := NewFrontend(&service.Frontend{Key: service.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP},
 		Kind: service.NodePort, DSR: service.DSRGeneve, Untracked: true, OneAddress: true}, 7)
@@ -81,12 +81,12 @@ func TestFrontendIsReadAsWritten(t *testing.T) {
 		}
 		must(t, EraseFrontend(tables, 2))
 		if got, err := LoadFrontend(tables, 2); err != nil || got != (Frontend{}) || tables.FrontendLists.Load(2) != (datapath.FrontendLists{}) {
-			t.Errorf("%s: erased, and %+v is left, %v", name, got, err)
+			t.Errorf("%s: %+v is left after erasing, %v", name, got, err)
 		}
 	}
 }
 
-// TestDamagedFrontend: a row that is not there, or that names the lists of another row, is an error.
+// TestDamagedFrontend: a row that does not exist, or that names the lists of another row, is an error.
 func TestDamagedFrontend(t *testing.T) {
 	tables, _ := newTables()
 	must(t, tables.FrontendRows.Store(1, datapath.Frontend{Lists: 2}))
@@ -97,7 +97,7 @@ func TestDamagedFrontend(t *testing.T) {
 	}
 }
 
-// TestSlots: a range of slots is read as far as the table goes.
+// TestSlots: a range of slots is read up to the end of the table.
 func TestSlots(t *testing.T) {
 	tables, _ := newTables()
 	for at, want := range map[Range][]uint32{{First: 1, Count: 2}: {10, 20}, {First: 3, Count: 5}: {30}, {First: 9, Count: 1}: nil, {First: 2}: {}} {

@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// FrontendKey encodes the address that clients ask for.
+// FrontendKey encodes the address that clients send to.
 func FrontendKey(k service.FrontendKey) datapath.FrontendKey {
 	return datapath.FrontendKey{
 		Address:  datapath.AddressFrom(k.Addr),
@@ -27,7 +27,7 @@ func FrontendKeyOf(k datapath.FrontendKey) service.FrontendKey {
 	}
 }
 
-// AskedFrontend returns the key of the frontend that the first packet of a flow asks for.
+// AskedFrontend returns the key of the frontend that the first packet of a flow is sent to.
 func AskedFrontend(t datapath.Tuple) datapath.FrontendKey {
 	return datapath.FrontendKey{Address: datapath.Address{Bytes: t.Destination.Bytes}, Port: t.DestinationPort, Protocol: t.Protocol}
 }

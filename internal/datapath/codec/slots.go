@@ -4,8 +4,8 @@ package codec
 
 import "beeline.io/beeline/internal/datapath"
 
-// HistoryWord encodes what a frontend remembers of one slot: the backend of flows without an entry, 0 for none, and
-// whether the slot is contested.
+// HistoryWord encodes a frontend's memory of one slot: the backend of flows without an entry, 0 for none,
+// and whether the slot is contested.
 func HistoryWord(backend uint32, contested bool) uint32 {
 	word := backend & uint32(datapath.HistoryBackend)
 	if contested {
@@ -19,8 +19,8 @@ func ParseHistoryWord(word uint32) (backend uint32, contested bool) {
 	return word & uint32(datapath.HistoryBackend), word&uint32(datapath.HistoryContested) != 0
 }
 
-// Slots returns what a range of slots holds: IDs of backends, or history words. The part that is beyond the table is
-// left out.
+// Slots returns the content of a range of slots: IDs of backends, or history words. It omits the part that
+// is beyond the table.
 func Slots(t *datapath.Tables, r Range) []uint32 {
 	if r.First >= t.Slots.Len() {
 		return nil
