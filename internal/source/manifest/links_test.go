@@ -92,7 +92,7 @@ func TestConfigMapIsReadWhole(t *testing.T) {
 	for end := time.Now().Add(deadline); len(good) < 50 && time.Now().Before(end); {
 		st, err := s.Load()
 		if err != nil {
-			if !strings.Contains(err.Error(), "while it was being read") {
+			if !strings.Contains(err.Error(), "attempts to read it") {
 				t.Fatal(err)
 			}
 			continue
