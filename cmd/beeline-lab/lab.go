@@ -21,7 +21,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// defaultLab is the lab of commands without --name.
+// defaultLab is the name of the lab without --name.
 const defaultLab = "demo"
 
 // Exit codes of `exec` for commands that did not run, as in a shell.

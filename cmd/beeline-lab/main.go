@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command beeline-lab makes small clusters of network namespaces on this machine, to try
-// Beeline by hand. docs/develop/lab.md describes them.
+// Command beeline-lab creates small clusters of network namespaces on this machine for manual tests of Beeline.
+// docs/develop/lab.md describes them.
 package main
 
 import (

@@ -63,7 +63,7 @@ func TestExitCodes(t *testing.T) {
 func TestListJSON(t *testing.T) {
 	var empty strings.Builder
 	if err := write(&empty, "json", []labView{}); err != nil || strings.TrimSpace(empty.String()) != "[]" {
-		t.Errorf("no lab is printed as %q (%v)", empty.String(), err)
+		t.Errorf("without labs it prints %q (%v)", empty.String(), err)
 	}
 	l := lab.New(t)
 	labs, err := lab.List()

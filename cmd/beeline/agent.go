@@ -76,8 +76,8 @@ afterwards; established connections continue.`,
 	return cmd
 }
 
-// cleanup reports what it removed. If nothing was pinned there, it names the directories that do
-// hold Beeline's objects.
+// cleanup reports what it removed. If nothing was pinned there, it names the directories that hold Beeline's
+// objects.
 func cleanup(out io.Writer, pins, socket string) error {
 	if err := checkCapabilities(); err != nil {
 		return err

@@ -64,8 +64,8 @@ func backendList(tables *inspect.Tables) []listedBackend {
 	return all
 }
 
-// backendTable prints backends. With -o wide it adds the node of backends that get encapsulated
-// packets, and the connections left on draining backends.
+// backendTable prints backends. -o wide adds the node of backends that get encapsulated packets, and the
+// remaining connections of draining backends.
 func backendTable(w io.Writer, backends []listedBackend, v *view) {
 	columns := []string{"ID", "ADDRESS", "PROTOCOL", "ON THIS NODE", "SERVICES"}
 	wide := v.output == "wide"
@@ -88,7 +88,7 @@ func backendTable(w io.Writer, backends []listedBackend, v *view) {
 	t.Flush()
 }
 
-// onThisNode says whether a backend is on this node, or on which other node if that matters.
+// onThisNode returns text for a backend on this node, or with its node if it gets encapsulated packets.
 func onThisNode(b inspect.Member) string {
 	switch {
 	case b.Local:

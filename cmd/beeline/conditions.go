@@ -17,8 +17,7 @@ var exitCodes = map[condition.Severity]int{
 	condition.Warning: exitWarnings,
 }
 
-// judged returns the exit code for the worst severity, or nil if there are neither errors nor
-// warnings.
+// judged returns the exit code for the worst severity, or nil without errors and warnings.
 func judged(conditions condition.List) error {
 	for _, severity := range condition.Severities {
 		if code := exitCodes[severity]; code != 0 && conditions.Count(severity) > 0 {
@@ -34,8 +33,8 @@ const (
 	mostConditions = 10
 )
 
-// conditionsText prints conditions, the worst first, with the remedy after each group of the same
-// kind. It prints at most the given number of each group.
+// conditionsText prints conditions, worst first, at most `most` of each group with the same code and remedy,
+// followed by the remedy.
 func conditionsText(w io.Writer, all condition.List, most int) {
 	fmt.Fprintln(w, headline(all))
 	for len(all) > 0 {
@@ -64,7 +63,7 @@ func about(c condition.Condition) string {
 	return c.Object + ": " + c.Message
 }
 
-// headline counts errors and warnings. It returns "All is well." if there are none.
+// headline counts errors and warnings. It returns "All is well." without any.
 func headline(all condition.List) string {
 	errors, warnings := all.Count(condition.Error), all.Count(condition.Warning)
 	switch {

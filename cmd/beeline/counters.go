@@ -16,8 +16,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// countedTables returns the tables, with the edge's counters of each Service if the output format
-// shows them.
+// countedTables returns the tables, with the edge's counters of each Service if the output format shows them.
 func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	if l.output == "table" {
 		return l.tables(ctx)
@@ -41,8 +40,8 @@ func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	return tables, tables.AddCounters(l.pins, names)
 }
 
-// wideCells returns the cells that -o wide adds for a frontend. Counters are per port: they are
-// shown only at the first frontend of each port; counted holds the ports already shown.
+// wideCells returns the cells that -o wide adds for a frontend. Counters are per port, so only the first
+// frontend of each port shows them; counted holds the ports already shown.
 func wideCells(s *inspect.Service, f inspect.Frontend, counted map[string]bool) []string {
 	affinity := "-"
 	if f.AffinitySeconds > 0 {

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// statusEdge prints how clients outside the cluster are served.
+// statusEdge prints the state of the edge.
 func statusEdge(w io.Writer, s *inspect.Status) {
 	e := s.Edge
 	if e == nil {

@@ -155,7 +155,7 @@ func explanation(w io.Writer, a *explain.Answer) {
 	}
 }
 
-// members prints the backend set from which a backend is chosen.
+// members prints the backend set.
 func members(w io.Writer, line func(name, format string, args ...any), a *explain.Answer) {
 	slots := 0
 	for _, m := range a.Backends {

@@ -43,8 +43,7 @@ func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
 	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
 }
 
-// open returns the flows and the names of services. A Service that is not in the tables is a usage
-// error.
+// open returns the flows and the names of Services. An unknown --service is a usage error.
 func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName, error) {
 	if s.service != "" && strings.Count(s.service, "/") != 1 {
 		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: not of the form namespace/name", s.service)}
@@ -155,7 +154,7 @@ Select flows by --service, --backend or both; --all selects all flows.`,
 	return cmd
 }
 
-// flowTable prints flows; with -o wide also packet and byte counts.
+// flowTable prints flows; -o wide adds packet and byte counts.
 func flowTable(w io.Writer, flows []conntrack.Flow, v *view) {
 	columns := []string{"SERVICE", "PROTOCOL", "CLIENT", "ADDRESS", "BACKEND", "SEEN AS", "STATE", "IDLE"}
 	wide := v.output == "wide"

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The agent's binary contains nothing of the lab, the tests and the benchmark.
+// The agent's binary contains no package of the lab, the tests or the benchmark.
 func TestImports(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
 	if err != nil || !strings.Contains(string(out), "beeline.io/beeline/internal/datapath\n") {

@@ -49,7 +49,7 @@ func (l *lookup) tables(ctx context.Context) (*inspect.Tables, error) {
 	return l.read(ctx, agent.TablesPath, inspect.Scope{})
 }
 
-// read returns the part of the tables that scope selects; path is where the agent serves it.
+// read returns the part of the tables that scope selects; path is its path on the agent's socket.
 func (l *lookup) read(ctx context.Context, path string, scope inspect.Scope) (*inspect.Tables, error) {
 	if l.fromPins {
 		tables, err := datapath.OpenTables(l.pins)

@@ -82,7 +82,7 @@ warnings only.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetVersionTemplate("beeline {{.Version}}\n")
-	// All output may contain text from outside.
+	// Output may contain text from untrusted sources.
 	root.SetOut(printable.NewWriter(os.Stdout))
 	root.SetErr(printable.NewWriter(os.Stderr))
 	root.SetFlagErrorFunc(usageError)
@@ -131,7 +131,7 @@ func exclusive(cmd *cobra.Command, a, b string) {
 	})
 }
 
-// beforeRun runs do when the flags are parsed, before the command's own PreRun.
+// beforeRun runs do after the flags are parsed, before the command's own PreRun.
 func beforeRun(cmd *cobra.Command, do func() error) {
 	before := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {

@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// monitor prints what the edge does, from the agent's event stream or, if no agent is running, from
-// the pinned tables.
+// monitor prints the edge's events, from the agent's event stream or, if no agent is running, from the pinned
+// tables.
 type monitor struct {
 	socket, pins, output string
 	view                 view // --no-headers and --namespace
@@ -74,7 +74,7 @@ func (m *monitor) fromAgent(ctx context.Context) error {
 // agentInterval is how often fromPins checks whether an agent has started.
 const agentInterval = time.Second
 
-// fromPins reads the events directly while no agent does.
+// fromPins reads the events directly until an agent starts.
 func (m *monitor) fromPins(ctx context.Context) error {
 	if err := m.alone(); err != nil {
 		return err
@@ -123,8 +123,7 @@ func (m *monitor) fromPins(ctx context.Context) error {
 	return err
 }
 
-// alone returns an error if an agent is running, because that agent reads the events for all
-// clients.
+// alone returns an error if an agent is running: the agent is then the only reader of the events.
 func (m *monitor) alone() error {
 	if running, pid := datapath.AgentRunning(m.pins); running {
 		return fmt.Errorf("an agent is running on %s (pid %d) and reads the events: use --agent-socket instead of --pins", m.pins, pid)
@@ -134,7 +133,7 @@ func (m *monitor) alone() error {
 
 const eventFormat = "%-15s  %-3s  %-10s  %-24s  %-4s  %-45s  %s\n"
 
-// begin prints that events are shown from now on.
+// begin reports that events are shown from now on.
 func (m *monitor) begin() {
 	fmt.Fprintln(m.notes, "watching")
 	if m.output == "table" && !m.view.noHeaders {

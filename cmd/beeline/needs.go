@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// requiredCapabilities are the capabilities needed to load, attach and read programs and tables.
-// CAP_SYS_ADMIN includes CAP_BPF.
+// requiredCapabilities are needed to load, attach and read programs and tables. CAP_SYS_ADMIN includes CAP_BPF.
 var requiredCapabilities = []struct {
 	number int
 	name   string
@@ -47,8 +46,8 @@ const (
 	wantedFiles = 65536 // health checks need one each
 )
 
-// raiseFileLimit raises the limit of open files if it is low and raising is permitted. The Go
-// runtime has already raised it to the hard limit.
+// raiseFileLimit raises the limit of open files if it is low and the process may raise it. The Go runtime has
+// already raised the soft limit to the hard one.
 func raiseFileLimit() {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil || limit.Max >= wantedFiles {
@@ -57,7 +56,7 @@ func raiseFileLimit() {
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: wantedFiles, Max: wantedFiles}) // fails without CAP_SYS_RESOURCE
 }
 
-// checkFileLimit refuses to start with a limit of open files that would fail halfway.
+// checkFileLimit rejects a limit of open files that the agent would hit halfway through its start.
 func checkFileLimit() error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= minFiles {
@@ -70,7 +69,7 @@ func fileLimitText(limit uint64) string {
 	return fmt.Sprintf("the limit of open files is %d: raise it (`ulimit -n %d`, or LimitNOFILE=%d in the unit)", limit, wantedFiles, wantedFiles)
 }
 
-// withHint adds to an error how to change the limits of this process, if these caused it.
+// withHint adds to an error that a process limit caused how to raise that limit.
 func withHint(err error) error {
 	switch {
 	case errors.Is(err, syscall.EMFILE):

@@ -21,7 +21,7 @@ func statusOptedOut(w io.Writer, s *inspect.Status) {
 	if len(s.OptedOut.Pods) == 0 {
 		return
 	}
-	fmt.Fprint(w, "\nPods that opted out of the socket shortcut, and get no Services from Beeline yet")
+	fmt.Fprint(w, "\nPods that opted out of the socket shortcut")
 	if c := s.Counters; c != nil {
 		fmt.Fprintf(w, " (calls passed unchanged so far: %d)", c.OptedOut)
 	}

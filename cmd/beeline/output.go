@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// schemaVersion is the version of all JSON and YAML that the commands print. It is raised when a
-// field changes its meaning or is removed, but not when a field is added.
+// schemaVersion is the version of all JSON and YAML output. It is raised when a field changes its meaning or is
+// removed, not when a field is added.
 const schemaVersion = 1
 
 // outputFormat is the value of -o.
@@ -46,8 +46,8 @@ func (o outputFormat) Set(text string) error {
 	return nil
 }
 
-// addOutputFlag defines -o with these formats; the first is the default. Without any the formats
-// are table, json and yaml.
+// addOutputFlag defines -o with these formats; the first is the default. The formats default to table, json and
+// yaml.
 func addOutputFlag(cmd *cobra.Command, format *string, formats ...string) {
 	if len(formats) == 0 {
 		formats = []string{"table", "json", "yaml"}
@@ -57,7 +57,7 @@ func addOutputFlag(cmd *cobra.Command, format *string, formats ...string) {
 	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// write prints a value in the requested format; table prints it as text.
+// write prints a value in the requested format; the function table prints it as text.
 func write(w io.Writer, format string, value any, table func(io.Writer)) error {
 	switch format {
 	case "json":
@@ -88,8 +88,8 @@ func write(w io.Writer, format string, value any, table func(io.Writer)) error {
 	return err
 }
 
-// versioned returns the JSON of an object with schemaVersion as the first field. A list becomes the
-// field "items" of such an object.
+// versioned returns the JSON of an object with schemaVersion as its first field. It wraps a list in an object
+// with the field "items".
 func versioned(value any) ([]byte, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -109,12 +109,12 @@ func versioned(value any) ([]byte, error) {
 	}
 }
 
-// table prints rows in columns, below headers.
+// table prints rows in columns, below a header.
 type table struct {
 	*tabwriter.Writer
 }
 
-// newTable starts a table; if headers is false, it prints only rows.
+// newTable starts a table; without headers it prints only rows.
 func newTable(w io.Writer, headers bool, columns ...string) table {
 	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
 	if headers {

@@ -23,8 +23,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// All JSON is an object whose first field is the version of its schema; lists are in the field
-// items.
+// All JSON is an object whose first field is the version of its schema; lists are in the field items.
 func TestSchemaVersion(t *testing.T) {
 	for want, value := range map[string]any{
 		`{"schemaVersion":1,"items":["a","b"]}`: []string{"a", "b"},
@@ -55,8 +54,8 @@ func webTables() *inspect.Tables {
 	}, {Kind: service.KindService, Namespace: "shop", Name: "late", State: "pending"}}}
 }
 
-// -o wide adds columns to the table. Counters of a port are shown once, so that they can be summed
-// up. --no-headers leaves the rows unchanged.
+// -o wide adds columns to the table. Counters of a port are shown once, so that they can be summed up.
+// --no-headers leaves the rows unchanged.
 func TestWideAddsColumns(t *testing.T) {
 	print := func(v view) []string {
 		var text bytes.Buffer
@@ -80,7 +79,7 @@ func TestWideAddsColumns(t *testing.T) {
 	}
 }
 
-// --namespace chooses by the namespace of an object.
+// --namespace selects by the namespace of an object.
 func TestNamespaceChooses(t *testing.T) {
 	for _, test := range []struct {
 		namespace, name string
@@ -139,7 +138,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	if documents.More() {
-		t.Error("it went on after the interrupt")
+		t.Error("it continued after the interrupt")
 	}
 }
 
@@ -151,7 +150,7 @@ func TestFlagsMeanTheSame(t *testing.T) {
 	walk = func(cmd *cobra.Command) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if old := shorthand[f.Name]; old != f.Shorthand && old != "" {
-				t.Errorf("%s: --%s is -%s, and -%s elsewhere", cmd.CommandPath(), f.Name, f.Shorthand, old)
+				t.Errorf("%s: --%s has the shorthand %q, and %q elsewhere", cmd.CommandPath(), f.Name, f.Shorthand, old)
 			}
 			shorthand[f.Name] = f.Shorthand
 			for _, old := range []string{"socket", "bpffs", "from-maps"} {
@@ -161,7 +160,7 @@ func TestFlagsMeanTheSame(t *testing.T) {
 			}
 			if f.Name == socketFlag || f.Name == pinsFlag {
 				if old := defaults[f.Name]; old != "" && old != f.DefValue {
-					t.Errorf("%s: --%s is %s by default, and %s elsewhere", cmd.CommandPath(), f.Name, f.DefValue, old)
+					t.Errorf("%s: --%s defaults to %s, and to %s elsewhere", cmd.CommandPath(), f.Name, f.DefValue, old)
 				}
 				defaults[f.Name] = f.DefValue
 			}
@@ -172,11 +171,11 @@ func TestFlagsMeanTheSame(t *testing.T) {
 	}
 	walk(newRootCommand())
 	if len(defaults) != 2 {
-		t.Errorf("flags that say where an agent is: %v", defaults)
+		t.Errorf("flags that select an agent: %v", defaults)
 	}
 }
 
-// Arguments that are nearly right give exit code 2 and an error that names the right ones.
+// Misspelled arguments give exit code 2 and an error that names the correct ones.
 func TestNearlyRight(t *testing.T) {
 	for args, words := range map[string]string{
 		"explain 198.51.100.7 192.0.2.1:80":             "`beeline explain packet` for packets from the network",

@@ -19,8 +19,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// escape is hostile text from a process, certificate or server: it sets the title of the terminal
-// and forges a line.
+// escape is hostile text from a process, certificate or server: it sets the title of the terminal and forges a
+// line.
 const escape = "evil\x1b]0;x\x07\u009b2J\n! All is well.\t\x9b"
 
 // captured returns what f prints to standard output and standard error.
@@ -43,21 +43,21 @@ func captured(t *testing.T, f func()) string {
 	return <-text
 }
 
-// wantHarmless fails if a terminal would act on a text.
+// wantHarmless fails if a terminal would interpret a text.
 func wantHarmless(t *testing.T, what, text string) {
 	t.Helper()
 	if !strings.Contains(text, "evil") {
-		t.Errorf("%s does not have the text at all: %q", what, text)
+		t.Errorf("%s lacks the text: %q", what, text)
 	}
 	if i := strings.IndexFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\ufffd' }); i >= 0 {
 		t.Errorf("%s has %q at %d of %q", what, text[i:min(len(text), i+8)], i, text)
 	}
 	if strings.Contains(text, "\n! All is well.") {
-		t.Errorf("%s has a line that is not ours:\n%s", what, text)
+		t.Errorf("%s has a forged line:\n%s", what, text)
 	}
 }
 
-// TestNothingReachesTheTerminal: text from outside is escaped in all text output, in logs and in
+// TestNothingReachesTheTerminal: text from untrusted sources is escaped in all text output, in logs and in
 // errors.
 func TestNothingReachesTheTerminal(t *testing.T) {
 	now := time.Now()
@@ -99,6 +99,6 @@ func TestNothingReachesTheTerminal(t *testing.T) {
 	wantHarmless(t, "JSON", text)
 	var got inspect.Status
 	if err := json.NewDecoder(bytes.NewBufferString(text)).Decode(&got); err != nil || got.PortConflicts[0].Process != strings.ToValidUTF8(escape, "\ufffd") {
-		t.Errorf("JSON reads as %q, %v", got.PortConflicts, err)
+		t.Errorf("JSON decodes to %q, %v", got.PortConflicts, err)
 	}
 }

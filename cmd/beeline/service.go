@@ -121,9 +121,9 @@ func addressText(f inspect.Frontend) string {
 	return f.Address
 }
 
-// notServed marks what is decided, but no program applies: clients outside the cluster, SCTP and
-// ICMP echo if the agent runs with --edge-mode=off; and SCTP if a backend's port differs from the
-// Service's, because SCTP ports are never translated.
+// notServed marks decisions that no program applies: clients outside the cluster, SCTP and ICMP echo with
+// --edge-mode=off; and SCTP if a backend's port differs from the Service's, because SCTP ports are never
+// translated.
 const notServed = "not served"
 
 func served(f inspect.Frontend, d inspect.Decision, class service.SourceClass, outside bool) string {
@@ -195,7 +195,7 @@ func algorithmText(s *inspect.Service) string {
 	return fmt.Sprintf("%s, tables of %d slots", s.Algorithm, s.TableSize)
 }
 
-// decisions groups client classes that get the same decision.
+// decisions prints the decisions, with client classes that get the same one on one line.
 func decisions(w io.Writer, f inspect.Frontend, outside bool) {
 	classes := map[string][]string{}
 	var order []string

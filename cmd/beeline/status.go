@@ -109,7 +109,7 @@ func dsrText(w io.Writer, s *inspect.Status) {
 	fmt.Fprintf(w, "DSR:\t%s%s unless a Service says otherwise; Services with DSR: %d\n", s.DSR, protocols, s.Counts.DSR)
 }
 
-// socketsText prints how sockets are ended whose backend was removed.
+// socketsText prints how sockets of removed backends are terminated.
 func socketsText(w io.Writer, st sockgc.Status) {
 	fmt.Fprintf(w, "Sockets of removed backends:\t%s (%s)\n", st.Method, st.Why)
 	if st.Method == sockgc.Off {

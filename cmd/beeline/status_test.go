@@ -50,17 +50,17 @@ func TestStatusFitsOnAScreen(t *testing.T) {
 	}
 	for _, words := range []string{"cali0 (tc)", "and 194 more", "fullest: table89, 89 of 100", "200 programs attached to /sys/fs/cgroup", "200 pods without", "7 to Services", "beeline status -v"} {
 		if !strings.Contains(short.String(), words) {
-			t.Errorf("nothing of %q:\n%s", words, &short)
+			t.Errorf("lacks %q:\n%s", words, &short)
 		}
 	}
 	for _, words := range []string{"All is well.", "cali199", "table199", "p199"} {
 		if !strings.Contains(long.String(), words) {
-			t.Errorf("with -v nothing of %q", words)
+			t.Errorf("with -v it lacks %q", words)
 		}
 	}
 }
 
-// A component with a line of its own has it with and without -v, and its conditions are among the others.
+// A component's status line is shown with and without -v, and its conditions are among the others.
 func TestStatusOfComponents(t *testing.T) {
 	s := largeNode()
 	s.Components = []inspect.ComponentStatus{{Name: "counter", State: "packets 5"}}
@@ -71,14 +71,14 @@ func TestStatusOfComponents(t *testing.T) {
 		statusText(&text, s, verbose)
 		for _, words := range []string{"1 error.", "DeviceNotServed: eth7: packets are not counted", "Component counter:"} {
 			if !strings.Contains(text.String(), words) {
-				t.Errorf("verbose %t: nothing of %q:\n%s", verbose, words, &text)
+				t.Errorf("verbose %t: lacks %q:\n%s", verbose, words, &text)
 			}
 		}
 	}
 }
 
-// Exit codes and the first line follow from the worst severity. "All is well." means that there is
-// no error and no warning below it.
+// Exit codes and the first line follow from the worst severity. "All is well." means neither errors nor
+// warnings.
 func TestSeverityDecides(t *testing.T) {
 	bad, odd, note := condition.NotSynced.New("a"), condition.PortHeld.New("b"), condition.SourceNote.New("c")
 	for _, test := range []struct {
@@ -103,8 +103,8 @@ func TestSeverityDecides(t *testing.T) {
 	}
 }
 
-// Conditions of one kind are grouped, with the remedy below them; of many only the first are shown
-// and the others counted.
+// Conditions of one kind are grouped, with the remedy below them; only the first of many are shown, the others
+// counted.
 func TestConditionsText(t *testing.T) {
 	var all condition.List
 	for i := range 5 {

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/reconcile"
 )
 
-// statusSummary prints one line for each part of the agent, so that all fits on one screen.
+// statusSummary prints one line per part of the agent, so that everything fits on one screen.
 func statusSummary(w io.Writer, s *inspect.Status) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
@@ -55,7 +55,7 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 	fmt.Fprintln(w, "\nbeeline status -v shows everything.")
 }
 
-// componentsText prints a line for each component that has one.
+// componentsText prints a line for each component with a state.
 func componentsText(w io.Writer, s *inspect.Status) {
 	for _, c := range s.Components {
 		fmt.Fprintf(w, "Component %s:\t%s\n", c.Name, c.State)
@@ -73,7 +73,7 @@ func servicesText(s *inspect.Status) string {
 	return text
 }
 
-// fullest returns the usage of the table with the largest part in use.
+// fullest returns the usage of the table with the largest fraction in use.
 func fullest(s *inspect.Status) (fullest reconcile.Usage, ok bool) {
 	part := func(f reconcile.Usage) float64 { return float64(f.Used) / float64(max(f.Limit, 1)) }
 	for _, f := range s.Tables {
@@ -96,7 +96,7 @@ func hooksText(s *inspect.Status) string {
 	return fmt.Sprintf("%d%s programs attached to %s", len(s.Attachments), of, cmp.Or(s.Cgroup, s.Attachments[0].Cgroup))
 }
 
-// mostDevices is the maximum number of devices in one line.
+// mostDevices is the maximum number of devices named in one line.
 const mostDevices = 6
 
 func devicesText(e *edge.Status) string {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// view holds the flags that select and repeat what a command prints.
+// view holds the flags that select what a command prints, and how often.
 type view struct {
 	output    string
 	noHeaders bool
@@ -54,7 +54,7 @@ func (v *view) addWatch(cmd *cobra.Command) {
 // names reports whether objects of a namespace are shown.
 func (v *view) names(namespace string) bool { return v.namespace == "" || v.namespace == namespace }
 
-// of reports whether the object namespace/name is shown.
+// of reports whether an object named namespace/name is shown.
 func (v *view) of(name string) bool {
 	namespace, _, _ := strings.Cut(name, "/")
 	return v.names(namespace)
@@ -67,8 +67,8 @@ func (v *view) nothing(cmd *cobra.Command, rows int, what string) {
 	}
 }
 
-// show reads and prints, once or repeatedly until ctx ends. A repeated read that fails does not end
-// it.
+// show reads and prints, once or repeatedly until the command's context ends. A failed read does not end the
+// repetition.
 func (v *view) show(cmd *cobra.Command, read func() (value any, table func(io.Writer), err error)) error {
 	print := func() error {
 		value, table, err := read()
@@ -107,8 +107,8 @@ func wait(ctx context.Context, interval time.Duration) bool {
 	}
 }
 
-// clear clears a terminal; otherwise it starts a new paragraph with the time. JSON and YAML stay a
-// plain stream of documents.
+// clear clears a terminal. In other output it starts a paragraph with the time; JSON and YAML stay a plain
+// stream of documents.
 func (v *view) clear(w io.Writer) {
 	_, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
 	switch {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent runs on each node. It takes objects from a source, lets package service decide, and
-// keeps the datapath's tables up to date. Traffic does not depend on the agent: what it attached
-// keeps serving without it.
+// Package agent runs on each node. It reads objects from a source, has package service resolve them, and keeps
+// the datapath's tables up to date. Traffic does not depend on the agent: the attached programs keep serving
+// without it.
 package agent
 
 import (
@@ -42,7 +42,7 @@ type Agent struct {
 	components component.Running
 	prober     *healthcheck.Prober
 
-	// repairErrors are the errors of the last repair. Only the loop uses it.
+	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
 
 	synced bool // the complete state is in the tables and the programs are attached; only the loop uses it
@@ -62,11 +62,11 @@ type Agent struct {
 	checked map[service.Ref][]service.CheckedEndpoint
 }
 
-// Run runs an agent until ctx ends. It leaves everything attached.
+// Run runs an agent until ctx ends. The programs stay attached.
 //
-// On a node where nothing is attached it fails if the manifests are invalid, and restores the node;
-// with an API server it waits for a complete state before it attaches anything. If an earlier
-// agent's programs are attached, it reports the errors and keeps serving with the existing tables.
+// If nothing is attached and the manifests are invalid, it fails and restores the node; with an API server it
+// waits for the complete state before it attaches programs. If an earlier agent's programs are attached, it
+// reports the errors and keeps serving with the existing tables.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
 	a := &Agent{config: config, log: log, version: version, started: time.Now()}
 	var err error
@@ -114,14 +114,14 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	return err
 }
 
-// datapathOptions are the options of the datapath and of its components.
+// datapathOptions returns the options of the datapath and its components.
 func (c *Config) datapathOptions() datapath.Options {
 	o := datapath.Options{BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Limits: c.Limits}
 	c.Components.Options(&o)
 	return o
 }
 
-// sdNotify sends a state to the service manager, if there is one (sd_notify(3)).
+// sdNotify sends a state to the service manager, if any (sd_notify(3)).
 func (a *Agent) sdNotify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		a.log.Warn("cannot notify the service manager", "state", state, "error", err)

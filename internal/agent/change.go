@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// take applies one event of the source to the tables. Until the source is complete, it programs and
-// removes nothing (R4).
+// take applies one event of the source to the tables. Until the source is complete, it neither adds nor removes
+// entries (R4).
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
 	a.cluster.SetServer(a.server.addresses())
@@ -71,7 +71,7 @@ func (a *Agent) logMissing(err error) {
 	a.log.Error("part of the change is not in the tables; the rest is, and earlier entries keep serving", "error", err)
 }
 
-// apply writes a change to the tables as far as possible; the loop retries the rest.
+// apply writes as much of a change to the tables as possible; the loop retries the rest.
 func (a *Agent) apply(delta service.Delta, optOuts bool) error {
 	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses, OptOuts: a.optOuts, OptOutsChanged: optOuts}
 	a.components.Prepare(change)
@@ -82,22 +82,21 @@ func (a *Agent) apply(delta service.Delta, optOuts bool) error {
 	return err
 }
 
-// noteRemoved tells the components about backends that the last change of the tables took out of service.
+// noteRemoved notifies the components of backends that the last change of the tables removed.
 func (a *Agent) noteRemoved() {
 	if a.synced {
 		a.components.BackendsRemoved(a.syncer.TakeRemoved())
 	}
 }
 
-// garbagePercent is the agent's GOGC. It trades a little CPU time for less memory on the node.
+// garbagePercent is the agent's GOGC: less memory for a little more CPU time.
 const garbagePercent = 25
 
-// freeAfter are the times after which memory of the initial read is returned to the system. Pooled
-// memory is freed by the second collection, and on a busy machine the follow-up work takes a while.
+// freeAfter are the delays after which memory of the initial read is returned to the system. The second
+// collection frees pooled memory, and on a busy machine the follow-up work takes a while.
 var freeAfter = []time.Duration{time.Second, 5 * time.Second, 20 * time.Second}
 
-// becomeReady attaches the programs, unless an earlier agent did. The tables hold the complete
-// state by then.
+// becomeReady attaches the programs, unless an earlier agent did. The tables already hold the complete state.
 func (a *Agent) becomeReady(objects int) error {
 	a.components.Start()
 	if !datapath.Attached(a.config.BPFFS) {
@@ -106,8 +105,8 @@ func (a *Agent) becomeReady(objects int) error {
 		}
 	}
 	a.synced = true
-	// The initial read needs more memory than steady state, and a low GOGC would slow it down. So
-	// lower GOGC now.
+	// The initial read needs more memory than the steady state and would be slow with a low GOGC, so lower
+	// it only now.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbagePercent)
 	}
@@ -145,8 +144,7 @@ func (a *Agent) orphanSliceStatus(s *inspect.Status) {
 	}
 }
 
-// noteNode warns if no Node has this node's name, if that Node was deleted, and if Nodes have no
-// podCIDRs.
+// noteNode warns if no Node has this node's name, if that Node was deleted, or if Nodes lack podCIDRs.
 func (a *Agent) noteNode() {
 	unknown, deleted, unclassified := a.cluster.UnknownNode(), a.cluster.OwnNodeDeleted(), a.cluster.UnclassifiedPods()
 	a.mu.Lock()

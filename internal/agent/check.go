@@ -27,8 +27,7 @@ type Checked struct {
 	Frontends int    `json:"frontends"`
 }
 
-// Check reports what an agent with a complete configuration would find wrong. It changes nothing
-// and contacts no server.
+// Check reports the problems of a complete configuration. It changes nothing and contacts no server.
 func Check(config Config) (*Checked, error) {
 	c := &Checked{Source: config.Manifests, Manifests: config.Manifests != ""}
 	if err := errors.Join(datapath.CheckBPFFSPath(config.BPFFS), checkSocketPath(config.Socket)); err != nil {
@@ -60,8 +59,7 @@ func Check(config Config) (*Checked, error) {
 	return c, nil
 }
 
-// resolve finds requests of objects that would not be met on a node with the addresses of this
-// machine.
+// resolve reports requests of objects that a node with this machine's addresses would not fulfil.
 func (c *Checked) resolve(config Config, objects []service.Object) error {
 	addresses, err := localAddresses()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Components are the shortcuts of the product. One may use the tables of those before it.
+// Components returns the product's shortcuts. A component may use the tables of those before it.
 func Components() component.List {
 	return component.List{
 		socket.New(),
@@ -17,8 +17,8 @@ func Components() component.List {
 	}
 }
 
-// Cleanup removes everything that an agent with these components created: programs, tables, pins, mounts and a
-// socket that a killed agent left.
+// Cleanup removes everything that an agent with these components created: programs, tables, pins, mounts and
+// the socket of a killed agent.
 //
 // Errors: *datapath.LockedError while an agent is running.
 func Cleanup(bpffs, socket string, components component.List) error {

@@ -30,11 +30,10 @@ const (
 	DefaultSocket = "/run/beeline/agent.sock"
 )
 
-// Config is the agent's configuration. The flags and the keys of the configuration file have the
-// same names.
+// Config is the agent's configuration. Flags and keys of the configuration file have the same names.
 type Config struct {
-	// Manifests is a path; empty for an API server. Kubeconfig is the file that locates it; empty
-	// for the API server of the cluster in which the agent runs.
+	// Manifests is a path; empty with an API server. Kubeconfig locates the API server; empty for that of
+	// the cluster in which the agent runs.
 	Manifests  string
 	Kubeconfig string
 	NodeName   string
@@ -42,17 +41,17 @@ type Config struct {
 	CgroupRoot string
 	Socket     string
 	Limits     datapath.Limits
-	// Shares limit the part of each table that one object and one namespace may use; zero means the
+	// Shares limit the fraction of each table that one object and one namespace may use; zero selects the
 	// default.
 	Shares reconcile.Shares
-	// IgnoreAnnotations disables annotations beeline.io/... of Services, EndpointSlices and Pods.
+	// IgnoreAnnotations disables the beeline.io/... annotations of Services, EndpointSlices and Pods.
 	IgnoreAnnotations bool
 	AuditInterval     time.Duration
 	LogLevel          string
 	LogFormat         string
 
 	Service service.Config
-	// Components are the shortcuts. AddFlags sets those of the product if there are none.
+	// Components are the shortcuts. If empty, AddFlags sets those of the product.
 	Components component.List
 
 	file              string
@@ -86,7 +85,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.Shares.Service, "service-share", 0, fmt.Sprintf("percentage of each table that one Service may use, 1 to 100 (default: %d with an API server, 100 with --manifests)", defaultShares.Service))
 	fs.Uint32Var(&c.Shares.Namespace, "namespace-share", 0, fmt.Sprintf("percentage of each table that all Services of one namespace may use, 1 to 100 (default: %d with an API server, 100 with --manifests)", defaultShares.Namespace))
 	fs.BoolVar(&c.IgnoreAnnotations, "ignore-annotations", false, "ignore annotations beeline.io/... of Services, EndpointSlices and Pods; otherwise anyone with write access to these objects can use much of the tables, and opt pods out of the socket shortcut")
-	fs.StringVar(&c.algorithm, "algorithm", string(service.Random), "how to choose backends for Services without the annotation "+service.AnnotationAlgorithm+": random, or maglev (the same backend for a flow on every node, and few other choices when backends come and go)")
+	fs.StringVar(&c.algorithm, "algorithm", string(service.Random), "how to choose backends for Services without the annotation "+service.AnnotationAlgorithm+": random, or maglev (the same backend for a flow on every node, and few changes when backends are added or removed)")
 	fs.Uint32Var(&c.Service.TableSize, "maglev-table-size", maglev.DefaultSize, "slots of each Maglev table: a prime number, at least 100 times the number of endpoints of a Service")
 	fs.DurationVar(&c.AuditInterval, "audit-interval", time.Minute, "interval at which the tables are compared with the expected state and repaired; 0 for never")
 	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "also serve Services with this value of the label service.kubernetes.io/service-proxy-name")
@@ -192,8 +191,8 @@ func settingText(value any) string {
 	return fmt.Sprint(value)
 }
 
-// PlainValue rewrites pflag's error about an invalid value, which names a Go function, into what
-// values are valid.
+// PlainValue replaces pflag's error about an invalid value, which names a Go function, with one that says what
+// is wrong with the value.
 func PlainValue(err error) error {
 	number := (*strconv.NumError)(nil)
 	if !errors.As(err, &number) {
@@ -211,7 +210,7 @@ func PlainValue(err error) error {
 	return errors.New(strings.Replace(err.Error(), number.Error(), want, 1))
 }
 
-// FlagNames lists the flags of a set, without hidden ones: old names.
+// FlagNames lists the flags of a set, except hidden ones (former names).
 func FlagNames(fs *pflag.FlagSet) (names []string) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {

@@ -16,7 +16,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Services come from one source, and errors say how to give one.
+// Services come from one source; without one, the error says how to give one.
 func TestSourceOfServices(t *testing.T) {
 	for _, test := range []struct {
 		name, args, inCluster, want string
@@ -33,7 +33,7 @@ func TestSourceOfServices(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 			c := wantComplete(t, test.args, test.want)
 			if files := strings.HasPrefix(test.name, "manifests"); test.want == "" && c.Service.LocalByAddress != files {
-				t.Errorf("an endpoint without a node is this node's by its address: %t, want %t (R11)", c.Service.LocalByAddress, files)
+				t.Errorf("an endpoint without a node name is local by its address: %t, want %t (R11)", c.Service.LocalByAddress, files)
 			}
 		})
 	}
@@ -184,10 +184,10 @@ func TestDSRFlags(t *testing.T) {
 	path := configFile(t, "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n")
 	c := wantComplete(t, "--manifests /m --config "+path, "").Service
 	if c.DSR != service.DSRGeneve || !c.DSRHybrid || fmt.Sprint(c.Balancers) != "[192.0.2.0/24 2001:db8::/64]" {
-		t.Errorf("the file's: %s, hybrid %t, balancers %v", c.DSR, c.DSRHybrid, c.Balancers)
+		t.Errorf("from the file: %s, hybrid %t, balancers %v", c.DSR, c.DSRHybrid, c.Balancers)
 	}
 	if c := wantComplete(t, "--manifests /m --dsr=ipip --dsr-hybrid=false --config "+path, "").Service; c.DSR != service.DSRIPIP || c.DSRHybrid {
-		t.Errorf("the command line wins: %s, hybrid %t", c.DSR, c.DSRHybrid)
+		t.Errorf("the command line does not take precedence: %s, hybrid %t", c.DSR, c.DSRHybrid)
 	}
 }
 

@@ -17,13 +17,13 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// EventsPath answers a GET with a stream of inspect.EventMessage, one JSON object per line, until
-// the client disconnects. An empty message comes first, when events are being reported. The query
-// is an inspect.Filter.
+// EventsPath answers a GET with a stream of inspect.EventMessage, one JSON object per line, until the client
+// disconnects. The first message is empty, and sent once events are being reported. The query is an
+// inspect.Filter.
 const EventsPath = "/v1/events"
 
-// watchers are the clients that watch the edge's events. The programs send events only while there
-// is one; otherwise they only check whether to send.
+// watchers are the clients that watch the edge's events. The programs send events only while there is a
+// watcher; otherwise they only check whether to send.
 type watchers struct {
 	events   *datapath.Events // nil without an edge
 	services datapath.Hash[uint32, datapath.ServiceName]
@@ -36,7 +36,7 @@ type watchers struct {
 	done chan struct{} // closed when the last reading ended; nil before the first
 }
 
-// reading reads events while there are watchers.
+// reading is one period in which watchers exist and events are read.
 type reading struct {
 	stop  context.CancelFunc
 	ready bool // the programs send events
@@ -51,7 +51,7 @@ type watcher struct {
 	failed  chan error
 }
 
-// backlog is the number of events that wait for a slow watcher.
+// backlog is the maximum number of events queued for a watcher.
 const backlog = 8192
 
 func newWatchers(d *datapath.Datapath, log *slog.Logger) *watchers {
@@ -99,7 +99,7 @@ func (w *watchers) end() {
 	}
 }
 
-// close stops reading, and returns when the programs send no more events.
+// close stops reading, and returns when the programs no longer send events.
 func (w *watchers) close() {
 	w.mu.Lock()
 	w.end()
@@ -242,8 +242,8 @@ func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 	}
 }
 
-// Watch calls ready as soon as events are being reported, and f for each message, until ctx ends, f
-// fails or the agent stops. It returns an *inspect.RequestError for a filter with unknown names.
+// Watch calls ready once events are being reported, and f for each message, until ctx ends, f fails or the
+// agent stops. It returns an *inspect.RequestError for a filter with unknown names.
 func (c *Client) Watch(ctx context.Context, filter inspect.Filter, ready func(), f func(inspect.EventMessage) error) error {
 	endless := *c
 	endless.Timeout = 0

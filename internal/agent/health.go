@@ -24,8 +24,8 @@ func (a *Agent) newProber() (*healthcheck.Prober, error) {
 	return healthcheck.New(healthcheck.Options{Dial: healthcheck.Direct(mark), Through: healthcheck.Through(mark, dsrChecks{checks})}), nil
 }
 
-// dsrChecks has the datapath encapsulate packets of health checks. Without an edge no checks need
-// that (service.Config.Edge).
+// dsrChecks makes the datapath encapsulate the packets of health checks. Without an edge no check needs that
+// (service.Config.Edge).
 type dsrChecks struct{ *datapath.DSRChecks }
 
 func (d dsrChecks) Begin(cookie uint64, via service.Via) error {
@@ -34,8 +34,7 @@ func (d dsrChecks) Begin(cookie uint64, via service.Via) error {
 	})
 }
 
-// wantHealth starts probes of the table's targets, and adds the known results to a change of the
-// table.
+// wantHealth starts probes of the cluster's targets, and adds their known states to a change.
 func (a *Agent) wantHealth(delta *service.Delta) {
 	start := func(service.Target) healthcheck.Start { return healthcheck.Unknown }
 	if !a.synced && datapath.Attached(a.config.BPFFS) {
@@ -54,8 +53,8 @@ func (a *Agent) wantHealth(delta *service.Delta) {
 	a.checked = maps.Collect(a.cluster.Checked())
 }
 
-// earlierHealth reads from the tables which backends an earlier agent found healthy, so that a
-// restart neither removes a backend nor brings one back before its first probe.
+// earlierHealth reads from the tables which backends an earlier agent found healthy, so that a restart neither
+// removes nor restores a backend before its first probe.
 func (a *Agent) earlierHealth() func(service.Target) healthcheck.Start {
 	tables, err := inspect.ReadTables(a.datapath.Tables)
 	if err != nil {
@@ -99,7 +98,7 @@ func (a *Agent) takeHealth(changes []healthcheck.Change) {
 	fails := map[service.Target]bool{}
 	slices.SortFunc(changes, func(x, y healthcheck.Change) int { return x.Target.Addr.Compare(y.Target.Addr) })
 	for _, c := range changes {
-		// The change may be from an earlier time when this target was probed.
+		// The change may be from an earlier period in which this target was probed.
 		state, asked := a.prober.State(c.Target)
 		if !asked {
 			continue
@@ -151,7 +150,7 @@ func backendHealth(ref service.Ref, c service.CheckedEndpoint, state healthcheck
 	}
 }
 
-// healthStatus returns the status of all probed backends; nil if there are none.
+// healthStatus returns the status of all probed backends; nil without health checks.
 func (a *Agent) healthStatus() *inspect.HealthStatus {
 	a.mu.Lock()
 	checked := a.checked

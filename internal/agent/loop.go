@@ -65,12 +65,11 @@ func (a *Agent) serve(ctx context.Context) error {
 	}
 }
 
-// stopTime is long for work of milliseconds: a busy machine may stall for seconds, and goroutines
-// that still run must not find the tables closed.
+// stopTime is long for work of milliseconds, because a busy machine may stall for seconds, and goroutines that
+// still run must not use closed tables.
 const stopTime = 10 * time.Second
 
-// wait waits for the goroutines beside the loop, but not forever, because a file system may not
-// respond.
+// wait waits for the goroutines beside the loop, but at most stopTime, because a file system may not respond.
 func wait(group *gosync.WaitGroup) {
 	ended := make(chan struct{})
 	go func() {
@@ -83,12 +82,11 @@ func wait(group *gosync.WaitGroup) {
 	}
 }
 
-// collectInterval is how long freed table space waits for its grace period, so that many updates
-// share one.
+// collectInterval is how long freed table space waits for its grace period, so that many updates share one.
 const collectInterval = time.Second
 
-// loop is the only goroutine that changes the plan and the tables, except that freed space is
-// collected beside it.
+// loop is the only goroutine that changes the plan and the tables, except for garbage collection, which runs
+// beside it.
 func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-chan []healthcheck.Change, addresses <-chan struct{}) error {
 	collect := time.NewTicker(collectInterval)
 	defer collect.Stop()
@@ -156,7 +154,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 	}
 }
 
-// audit repairs the tables, the pins and the links, and what the components have beside these.
+// audit repairs the tables, pins, links, and the components' own state.
 func (a *Agent) audit() {
 	a.repair()
 	if a.synced {

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// docs/operate/migrate.md has a row for every flag of kube-proxy, and the flags that it names instead
-// exist. testdata/kube-proxy-flags.txt has the flags of kube-proxy 1.36.3 --help, and the
-// deprecated ones that it does not print.
+// docs/operate/migrate.md has a row for every flag of kube-proxy, and the flags that it names exist.
+// testdata/kube-proxy-flags.txt has the flags of kube-proxy 1.36.3 --help, and the deprecated ones that it does
+// not print.
 func TestEveryFlagOfKubeProxyIsMapped(t *testing.T) {
 	flags, err := os.ReadFile("testdata/kube-proxy-flags.txt")
 	if err != nil {
@@ -38,7 +38,7 @@ func TestEveryFlagOfKubeProxyIsMapped(t *testing.T) {
 		case isFlag && own.Lookup(name) == nil:
 			t.Errorf("%s: the agent has no flag --%s", row[1], name)
 		case row[2] == "-" && row[3] == "":
-			t.Errorf("%s: no reason is given why there is none", row[1])
+			t.Errorf("%s: neither a replacement nor a reason", row[1])
 		case !isFlag && row[2] != "-" && !strings.HasPrefix(row[2], "`beeline "):
 			t.Errorf("%s: %q is neither a flag nor a command", row[1], row[2])
 		}
@@ -49,11 +49,11 @@ func TestEveryFlagOfKubeProxyIsMapped(t *testing.T) {
 				t.Errorf("%s is not mapped", flag)
 			}
 		}
-		t.Errorf("mapped are, in this order, %q; want %q", mapped, want)
+		t.Errorf("mapped, in this order: %q; want %q", mapped, want)
 	}
 	for _, flag := range regexp.MustCompile("`--([a-z-]+)").FindAllStringSubmatch(table, -1) {
 		if own.Lookup(flag[1]) == nil && !slices.Contains(mapped, "--"+flag[1]) {
-			t.Errorf("--%s is no flag of either", flag[1])
+			t.Errorf("--%s is a flag of neither", flag[1])
 		}
 	}
 }

@@ -48,13 +48,13 @@ func TestSourceNotesTheAPIServer(t *testing.T) {
 	want := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	for end := time.Now().Add(time.Minute); !slices.Equal(known.addresses(), want); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("known are %v, want %v", known.addresses(), want)
+			t.Fatalf("known addresses %v, want %v", known.addresses(), want)
 		}
 	}
 }
 
-// R26: with --refuse-foreign-external-ips, an external IP that is the address at which the agent
-// reaches the API server is ignored, from the next change on; other external IPs are served.
+// R26: with --refuse-foreign-external-ips, an external IP at which the agent reaches the API server is ignored
+// from the next change on; other external IPs are served.
 func TestAPIServerIsNoExternalIP(t *testing.T) {
 	at, other := netip.MustParseAddr("203.0.113.6"), netip.MustParseAddr("203.0.113.7")
 	web := &service.Service{

@@ -4,11 +4,11 @@ package agent
 
 import "time"
 
-// repairInterval is how often pins and links are checked. A check takes less than a millisecond.
-// The kernel does not notify of every way to lose one.
+// repairInterval is how often pins and links are checked, which takes less than a millisecond. The kernel does
+// not report all the ways in which they can be lost.
 const repairInterval = time.Second
 
-// repair restores missing pins and links, and what the components see to be missing.
+// repair restores missing pins and links, and what the components find missing.
 func (a *Agent) repair() {
 	if !a.synced {
 		return

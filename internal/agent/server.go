@@ -17,17 +17,17 @@ import (
 // apiServer holds the addresses at which the agent reaches the API server.
 type apiServer struct {
 	mu sync.Mutex
-	// known holds the addresses of the last connections, the most recent last.
+	// known holds the addresses of the last connections, the latest last.
 	known []netip.Addr
 }
 
-// knownServers bounds apiServer.known. A name may have several addresses, and its old ones may no
-// longer belong to the server.
+// knownServers bounds apiServer.known. A name may have several addresses, and old ones may no longer belong to
+// the server.
 const knownServers = 8
 
-// dial connects to the address itself, even if it belongs to a Service. If the tables sent the
-// agent to an API server that is gone, it could never learn of another one; and anyone who may
-// create a Service could intercept its connection.
+// dial connects to the address itself, even if it belongs to a Service. If the tables translated it to an API
+// server that is gone, the agent could never learn of another; and anyone who may create a Service could
+// intercept the connection.
 func (s *apiServer) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	d := healthcheck.Marked(net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}, uint32(datapath.AgentMark))
 	conn, err := d.DialContext(ctx, network, address)

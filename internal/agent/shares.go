@@ -9,8 +9,7 @@ import (
 	"beeline.io/beeline/internal/reconcile"
 )
 
-// defaultShares apply with an API server, whose objects have many authors. A manifest has one
-// author.
+// defaultShares apply with an API server, whose objects have many authors. Manifests have one author.
 var defaultShares = reconcile.Shares{Service: 25, Namespace: 50}
 
 // completeShares sets defaults and validates the shares.

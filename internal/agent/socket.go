@@ -70,9 +70,8 @@ func listen(path string) (net.Listener, error) {
 // maxSocketPath is the size of sun_path (unix(7)) without the terminating zero.
 const maxSocketPath = 107
 
-// RemoveSocket removes a socket that a killed agent left, and the agent's own directory if it is
-// then empty. It keeps a socket on which an agent listens, possibly that of another bpffs
-// directory.
+// RemoveSocket removes the socket of a killed agent, and the default directory if it is then empty. It keeps a
+// socket on which an agent listens, possibly one with another bpffs directory.
 func RemoveSocket(path string) {
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
@@ -114,7 +113,7 @@ func answer[T any](mux *http.ServeMux, path string, ask func(context.Context) (T
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { reply(w, r, ask) })
 }
 
-// reply answers with the value that ask returns. ask is cancelled when the client disconnects.
+// reply answers with the value that ask returns. A disconnect of the client cancels ask.
 func reply[T any](w http.ResponseWriter, r *http.Request, ask func(context.Context) (T, error)) {
 	value, err := ask(r.Context())
 	if err != nil {
@@ -125,8 +124,7 @@ func reply[T any](w http.ResponseWriter, r *http.Request, ask func(context.Conte
 	json.NewEncoder(w).Encode(value) // an error means that the client has disconnected
 }
 
-// tables reads the tables and adds the state of each object. Objects without entries in the tables
-// have no frontends.
+// tables reads the tables and adds the state of each object. Objects without table entries have no frontends.
 func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Tables, error) {
 	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, scope)
 	if err != nil {
@@ -228,7 +226,7 @@ func NewClient(socket string) *Client {
 	}}
 }
 
-// ErrNotRunning means that nothing answers on the socket.
+// ErrNotRunning means that no agent answers on the socket.
 var ErrNotRunning = errors.New("no agent is running there")
 
 // Get reads one of the paths above into value.
@@ -241,7 +239,7 @@ func (c *Client) Get(ctx context.Context, path string, value any) error {
 	return json.NewDecoder(response.Body).Decode(value)
 }
 
-// request requests one of the paths, and returns the response if it is 200 OK.
+// request sends a GET, and returns the response if it is 200 OK.
 func (c *Client) request(ctx context.Context, path string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {

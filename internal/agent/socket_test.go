@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// A cleanup removes the socket of a killed agent, but neither that of a running agent nor a file
-// that is not a socket.
+// Cleanup removes the socket of a killed agent, but neither that of a running agent nor a file that is not a
+// socket.
 func TestRemoveSocket(t *testing.T) {
 	dir := t.TempDir()
 	listen := func(name string) *net.UnixListener {
@@ -35,7 +35,7 @@ func TestRemoveSocket(t *testing.T) {
 		path := filepath.Join(dir, name)
 		RemoveSocket(path)
 		if _, err := os.Lstat(path); stays != !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: stays %v (%v), want %v", name, !stays, err, stays)
+			t.Errorf("%s: kept %v (%v), want %v", name, !stays, err, stays)
 		}
 	}
 }
@@ -47,11 +47,11 @@ func (refused) RoundTrip(*http.Request) (*http.Response, error) {
 	return nil, &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)}
 }
 
-// A user without permission to open the socket is not told that no agent is running.
+// A user without permission to open the socket does not get the error that no agent is running.
 func TestSocketOfAnotherUser(t *testing.T) {
 	c := Client{http.Client{Transport: refused{}}}
 	err := c.Get(context.Background(), StatusPath, new(any))
 	if err == nil || errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "run this as root") {
-		t.Errorf("got %v, want to be told to run this as root", err)
+		t.Errorf("%v, want an error that says to run this as root", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // newSource returns the configured source.
 //
-// An API server need not be reachable yet. The source records its addresses in the given apiServer.
+// The API server need not be reachable yet. The source records its addresses in the given apiServer.
 func newSource(config Config, version string, server *apiServer, log *slog.Logger) (source.Source, inspect.Source, error) {
 	if config.Manifests == "" {
 		objects, err := kube.New(kube.Options{
@@ -32,8 +32,8 @@ func newSource(config Config, version string, server *apiServer, log *slog.Logge
 	return manifest.New(config.Manifests), inspect.Source{Kind: "manifests", Location: config.Manifests}, nil
 }
 
-// loadManifests reads manifests once, while the kernel verifies the programs. It returns an error
-// if they are invalid, unless an earlier agent's programs are attached.
+// loadManifests reads manifests once, while the kernel verifies the programs. Its channel returns an error if
+// they are invalid.
 func (a *Agent) loadManifests() <-chan error {
 	bad := make(chan error, 1)
 	objects, ok := a.objects.(*manifest.Source)

@@ -18,7 +18,7 @@ import (
 // A List is the components of an agent. A component may use the tables of those before it.
 type List []*Component
 
-// AddFlags defines the flags of all.
+// AddFlags defines the flags of all components.
 func (l List) AddFlags(fs *pflag.FlagSet) {
 	for _, c := range l {
 		if c.AddFlags != nil {
@@ -27,7 +27,7 @@ func (l List) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// Complete validates the flags of all.
+// Complete validates the flags of all components.
 func (l List) Complete(services *service.Config) error {
 	for _, c := range l {
 		if c.Complete == nil {
@@ -50,7 +50,7 @@ func (l List) Check() (all condition.List) {
 	return all
 }
 
-// Options sets the options of the datapath.
+// Options sets the datapath options of all components.
 func (l List) Options(o *datapath.Options) {
 	o.Components = l.BPF()
 	for _, c := range l {
@@ -60,7 +60,7 @@ func (l List) Options(o *datapath.Options) {
 	}
 }
 
-// BPF returns the BPF part of all that have one.
+// BPF returns the BPF parts of the components.
 func (l List) BPF() (all []*datapath.Component) {
 	for _, c := range l {
 		if c.BPF != nil {
@@ -70,7 +70,7 @@ func (l List) BPF() (all []*datapath.Component) {
 	return all
 }
 
-// New makes all run. If one fails, the others are closed.
+// New starts all components. If one fails, it closes the others.
 func (l List) New(env Env) (Running, error) {
 	var all Running
 	for _, c := range l {
@@ -95,8 +95,8 @@ type running struct {
 	*Instance
 }
 
-// Prepare is Instance.Prepare of all, the last first: a component takes over what those before it leave to it. So the
-// edge is at the device of a pod before the pod loses the socket shortcut.
+// Prepare calls Instance.Prepare of all components, the last first, because a component takes over what those
+// before it no longer serve. So the edge is at a pod's device before the pod loses the socket shortcut.
 func (r Running) Prepare(change Change) {
 	for _, c := range slices.Backward(r) {
 		if c.Prepare != nil {
@@ -105,7 +105,7 @@ func (r Running) Prepare(change Change) {
 	}
 }
 
-// Apply is Instance.Apply of all.
+// Apply calls Instance.Apply of all components.
 func (r Running) Apply(change Change) {
 	for _, c := range r {
 		if c.Apply != nil {
@@ -114,7 +114,7 @@ func (r Running) Apply(change Change) {
 	}
 }
 
-// Start is Instance.Start of all.
+// Start calls Instance.Start of all components.
 func (r Running) Start() {
 	for _, c := range r {
 		if c.Start != nil {
@@ -123,7 +123,7 @@ func (r Running) Start() {
 	}
 }
 
-// BackendsRemoved is Instance.BackendsRemoved of all.
+// BackendsRemoved calls Instance.BackendsRemoved of all components.
 func (r Running) BackendsRemoved(udp, tcp bool) {
 	for _, c := range r {
 		if c.BackendsRemoved != nil {
@@ -132,7 +132,7 @@ func (r Running) BackendsRemoved(udp, tcp bool) {
 	}
 }
 
-// Repair is Instance.Repair of all.
+// Repair calls Instance.Repair of all components.
 func (r Running) Repair() (repaired []string) {
 	for _, c := range r {
 		if c.Repair != nil {
@@ -142,7 +142,7 @@ func (r Running) Repair() (repaired []string) {
 	return repaired
 }
 
-// Audit is Instance.Audit of all, whatever fails.
+// Audit calls Instance.Audit of all components, even if one fails.
 func (r Running) Audit() (repaired []string, failed error) {
 	for _, c := range r {
 		if c.Audit == nil {
@@ -157,7 +157,7 @@ func (r Running) Audit() (repaired []string, failed error) {
 	return repaired, failed
 }
 
-// Tasks are Instance.Run of all.
+// Tasks returns the tasks of all components.
 func (r Running) Tasks() (all []Task) {
 	for _, c := range r {
 		all = append(all, c.Run...)
@@ -165,7 +165,7 @@ func (r Running) Tasks() (all []Task) {
 	return all
 }
 
-// Close is Instance.Close of all, the last first.
+// Close calls Instance.Close of all components, the last first.
 func (r Running) Close() {
 	for _, c := range slices.Backward(r) {
 		if c.Close != nil {
@@ -174,7 +174,7 @@ func (r Running) Close() {
 	}
 }
 
-// Status adds what the components know to a status, with their conditions.
+// Status adds the components' parts of the status, and their conditions.
 func (r Running) Status(s *inspect.Status) {
 	for _, c := range r {
 		if c.Status != nil {
@@ -186,7 +186,7 @@ func (r Running) Status(s *inspect.Status) {
 	}
 }
 
-// Metrics are Instance.Metrics of all.
+// Metrics returns the metrics of all components.
 func (r Running) Metrics() (all []inspect.Metric, failed error) {
 	for _, c := range r {
 		if c.Metrics == nil {

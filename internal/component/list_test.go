@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// calls notes which function of which component is called.
+// calls records which function of which component is called.
 type calls []string
 
-// component returns a component that notes its calls.
+// component returns a component that records its calls.
 func (c *calls) component(name string) *Component {
 	note := func(what string) { *c = append(*c, name+" "+what) }
 	return &Component{Name: name, New: func(Env) (*Instance, error) {
@@ -27,8 +27,8 @@ func (c *calls) component(name string) *Component {
 	}}
 }
 
-// The agent calls the components in their order, and prepares and closes the last first. A component that lacks
-// functions is left out.
+// The agent calls the components in order, except that Prepare and Close start with the last. It skips
+// functions that a component does not have.
 func TestOrder(t *testing.T) {
 	var got calls
 	nothing := &Component{Name: "nothing", New: func(Env) (*Instance, error) { return &Instance{}, nil }}
@@ -49,7 +49,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// An audit that fails keeps none of the others from being made, and the error names the component.
+// A failed audit does not prevent the others, and the error names the component.
 func TestAuditGoesOn(t *testing.T) {
 	var got calls
 	all, err := List{got.component("socket"), got.component("edge")}.New(Env{})
@@ -63,7 +63,7 @@ func TestAuditGoesOn(t *testing.T) {
 	}
 }
 
-// If a component cannot run, those before it are closed, and the error names it.
+// If a component cannot start, those before it are closed, and the error names it.
 func TestNewClosesTheOthers(t *testing.T) {
 	var got calls
 	broken := &Component{Name: "edge", New: func(Env) (*Instance, error) { return nil, errors.New("no room") }}

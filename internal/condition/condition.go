@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Severity says how bad a condition is.
+// Severity is how bad a condition is.
 type Severity string
 
 // The severities, the worst first.
@@ -33,8 +33,8 @@ var Severities = []Severity{Error, Warning, Info}
 // rank returns the order of a severity: 0 is the worst.
 func (s Severity) rank() int { return slices.Index(Severities, s) }
 
-// Code identifies a kind of condition. It does not change between versions: Events, metrics and
-// alerts may refer to it.
+// Code identifies a kind of condition. It does not change between versions, so that Events, metrics and alerts
+// can refer to it.
 type Code string
 
 // Condition is one problem of an object or of the agent.
@@ -56,7 +56,7 @@ func (c Condition) At(object string) Condition {
 	return c
 }
 
-// Do returns the condition with its own remedy, in place of its kind's.
+// Do returns the condition with its own remedy instead of its kind's.
 func (c Condition) Do(format string, args ...any) Condition {
 	c.Remedy = fmt.Sprintf(format, args...)
 	return c
@@ -70,7 +70,7 @@ func (c Condition) Text() string {
 	return c.Message + ": " + c.Remedy
 }
 
-// String returns all but the severity in one line.
+// String returns everything except the severity in one line.
 func (c Condition) String() string {
 	if c.Object == "" {
 		return fmt.Sprintf("%s: %s", c.Code, c.Text())
@@ -116,7 +116,7 @@ func (l List) HasCode(code Code) bool {
 	return slices.ContainsFunc(l, func(c Condition) bool { return c.Code == code })
 }
 
-// String returns one line for each condition.
+// String returns one line per condition.
 func (l List) String() string {
 	lines := make([]string, len(l))
 	for i, c := range l {

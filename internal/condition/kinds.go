@@ -5,13 +5,13 @@ package condition
 // The agent and its environment.
 var (
 	AgentNotRunning = register("AgentNotRunning", Error,
-		"No agent holds the pins. The attached programs keep serving with the current tables; changes of Services and endpoints do not take effect.",
+		"No agent holds the pins. The attached programs keep serving with the current tables; changes to Services and endpoints do not take effect.",
 		"start the agent: `systemctl start beeline`, or find out why its pod is not running")
 	NotSynced = register("NotSynced", Error,
 		"The agent has not read a complete state from its source since it started. Tables of an earlier agent stay in use; on a new node nothing is attached.",
 		"see \"Source\" in `beeline status` for what the agent waits for, or for the errors in the manifests")
 	OtherNetworkNamespace = register("OtherNetworkNamespace", Error,
-		"The command was run in another network namespace than the agent's. It looks for devices and sockets in the wrong place.",
+		"The command runs in another network namespace than the agent's. It looks for devices and sockets in the wrong place.",
 		"run the command where the agent runs: `nsenter --net=/proc/PID/ns/net beeline ...` with the agent's PID")
 	NodeUnknown = register("NodeUnknown", Error,
 		"There are Node objects, but none has the name of this node. There are no NodePorts, and only endpoints that name this node count as local.",
@@ -26,14 +26,14 @@ var (
 		"Other Nodes have no podCIDRs. Their pods count as clients outside the cluster, and externalTrafficPolicy applies to them.",
 		"set --pod-networks to the pod networks")
 	PodNetworkIsServiceCIDR = register("PodNetworkIsServiceCIDR", Warning,
-		"A network is a ServiceCIDR and a network of pods. It is treated as a ServiceCIDR, and pods there count as clients outside the cluster.",
+		"A network is both a ServiceCIDR and a pod network. It is treated as a ServiceCIDR, and pods there count as clients outside the cluster.",
 		"change the Nodes' podCIDRs or --pod-networks")
 )
 
 // The source of objects.
 var (
 	SourceUnreachable = register("SourceUnreachable", Error,
-		"The API server has not answered for more than 30 seconds. The last state stays in use, and changes are not seen.",
+		"The API server has not answered for more than 30 seconds. The last state stays in use, and the agent sees no changes.",
 		"check that the API server is running, that this node reaches it, and that the kubeconfig is correct")
 	SourceError = register("SourceError", Error,
 		"The source cannot be read: a manifest is invalid, or the API server refuses to list objects. The last valid state stays in use as a whole.",
@@ -55,7 +55,7 @@ var (
 		"An object is not served at all: it does not fit into the tables, or exceeds its share of them. It is added when there is room.",
 		"raise the limit or the share that the message names, and restart the agent")
 	NetworksNotApplied = register("NetworksNotApplied", Error,
-		"Not all ServiceCIDRs and networks of pods are in the tables. Packets to unused ClusterIPs may leave the node, and pods may count as clients outside the cluster.",
+		"Not all ServiceCIDRs and pod networks are in the tables. Packets to unused ClusterIPs may leave the node, and pods may count as clients outside the cluster.",
 		"see the reason in the message; the agent retries")
 	BalancersNotApplied = register("BalancersNotApplied", Error,
 		"Not all networks of balancers are in the tables. Packets that they encapsulate for backends on this node may be dropped.",
@@ -122,16 +122,16 @@ var (
 		"A socket of this node is bound to a NodePort or HostPort. Connections to it go to the Service or Pod, not to the socket.",
 		"configure the process to use another port, or change the NodePort or HostPort")
 	PortHoldersUnknown = register("PortHoldersUnknown", Warning,
-		"The kernel does not list the sockets of this node. It is not known which of them are bound to NodePorts and HostPorts.",
+		"The kernel does not list the sockets of this node. Beeline cannot tell which of them are bound to NodePorts and HostPorts.",
 		"load the kernel module that the message names (inet_diag, tcp_diag, udp_diag, sctp_diag)")
 	SocketsNotEnded = register("SocketsNotEnded", Warning,
-		"Not all sockets of removed backends could be ended. Their programs wait for replies that do not come.",
+		"Not all sockets of removed backends could be terminated. Their programs wait for replies that never arrive.",
 		"see the reason in the message; --terminate-sockets chooses another method")
 	PodNotFound = register("PodNotFound", Warning,
 		"A pod has opted out of the socket shortcut, but still uses it, because its network namespace was not found.",
 		"see the reason in the message; set --pod-cgroups to the kubelet's cgroup directory")
 	PodSearchFailed = register("PodSearchFailed", Warning,
-		"The cgroups of pods cannot be searched or watched completely. Pods that have opted out of the socket shortcut are found late or not at all.",
+		"The cgroups of pods cannot be searched or watched completely. Pods that have opted out of the socket shortcut are found late or never.",
 		"mount the node's cgroups where the agent runs, or set --pod-cgroups to the kubelet's cgroup directory")
 )
 
@@ -168,7 +168,7 @@ var (
 		"Programs could not be detached from a device that is no longer served.",
 		"see the reason in the message; the agent retries")
 	ForwardingOff = register("ForwardingOff", Error,
-		"The kernel does not forward packets of a family. Clients outside the cluster reach no backend except the node itself.",
+		"The kernel does not forward packets of one address family. Clients outside the cluster reach no backend except the node itself.",
 		"set the sysctl that the message names, or start the agent with --set-sysctls")
 	SysctlNotSet = register("SysctlNotSet", Error,
 		"--set-sysctls is given, but the kernel rejects a setting.",
@@ -183,6 +183,6 @@ var (
 		"New flows to backends on other nodes found no free SNAT port in the last ten minutes, and were dropped.",
 		"set --snat-ports to wider ranges, or give the Service more backends")
 	CountersUnreadable = register("CountersUnreadable", Warning,
-		"The attached programs are of another version, and count other reasons. Their counters are not shown.",
-		"start this version's agent, or use the command of that version")
+		"The attached programs are from another version and count different reasons. Their counters are not shown.",
+		"start this version's agent, or use that version's command")
 )

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Kind holds what all conditions of one code have in common.
+// Kind holds what all conditions of a code share.
 type Kind struct {
 	Code     Code
 	Severity Severity
@@ -20,8 +20,7 @@ type Kind struct {
 
 var registered []*Kind
 
-// register is called only by the variables of kinds.go, so that every condition has a registered
-// code.
+// register is called only by the variables of kinds.go, so that every condition has a registered code.
 func register(code Code, severity Severity, meaning, remedy string) *Kind {
 	k := &Kind{code, severity, meaning, remedy}
 	registered = append(registered, k)
@@ -41,7 +40,7 @@ func (k *Kind) New(format string, args ...any) Condition {
 	return Condition{Code: k.Code, Severity: k.Severity, Message: fmt.Sprintf(format, args...), Remedy: k.Remedy}
 }
 
-// Markdown returns docs/operate/conditions.md, with a section for each code.
+// Markdown returns docs/operate/conditions.md, with one section per code.
 func Markdown() string {
 	var b strings.Builder
 	b.WriteString(`# Conditions
@@ -50,7 +49,7 @@ func Markdown() string {
 
 Beeline reports problems as conditions. ` + "`beeline status`" + ` lists the conditions of a running agent, ` +
 		"`beeline check`" + `
-those that its manifests would have. Each has a code, a severity, mostly an object, a message, and a remedy: what to change.
+those that its manifests would have. Each has a code, a severity, usually an object, a message, and a remedy: what to change.
 ` + "`-o json`" + ` lists all of them as ` + "`conditions`" + `. Codes do not change between versions.
 
 The exit code of both commands follows from the severities:

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// Each kind has a code of its own, a known severity, a meaning and a remedy, and the program
-// reports it somewhere: what docs/operate/conditions.md says is the case.
+// Each kind has its own code, a known severity, a meaning and a remedy, and the program reports it somewhere,
+// as docs/operate/conditions.md says.
 func TestKinds(t *testing.T) {
 	used := reported(t)
 	seen := map[Code]bool{}
@@ -24,7 +24,7 @@ func TestKinds(t *testing.T) {
 		case k.Severity.rank() < 0:
 			t.Errorf("%s: severity %q", k.Code, k.Severity)
 		case !strings.HasSuffix(k.Meaning, ".") || k.Remedy == "" || strings.HasSuffix(k.Remedy, "."):
-			t.Errorf("%s: the meaning is sentences, and the remedy a clause: %q, %q", k.Code, k.Meaning, k.Remedy)
+			t.Errorf("%s: the meaning must be sentences, and the remedy a clause: %q, %q", k.Code, k.Meaning, k.Remedy)
 		case !used[string(k.Code)]:
 			t.Errorf("%s is reported nowhere", k.Code)
 		}
@@ -32,7 +32,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// reported are the names of the kinds that other packages use. A variable has the name of its code.
+// reported returns the names of the kinds that other packages use. A variable has the name of its code.
 func reported(t *testing.T) map[string]bool {
 	used := map[string]bool{}
 	use := regexp.MustCompile(`condition\.([A-Z]\w*)`)
@@ -52,7 +52,7 @@ func reported(t *testing.T) map[string]bool {
 	return used
 }
 
-// The worst come first, then the order of registration; what is said twice is there once.
+// The worst come first, then registration order decides; duplicates are removed.
 func TestSort(t *testing.T) {
 	note, warning, first, second := SourceNote.New("n"), PortHeld.New("w"), NotSynced.New("a"), AddressTaken.New("b")
 	got := List{note, second, warning, second.At("x"), first, second}.Sort()

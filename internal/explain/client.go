@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// client finds the network namespace that has the source address: this one, or a pod's.
+// client finds the network namespace with the source address: this one, or a pod's.
 func (x *explainer) client() (cookie uint64, class service.SourceClass, err error) {
 	source := x.question.Source.Addr()
 	own, err := ownAddress(source)
@@ -34,16 +34,16 @@ func (x *explainer) client() (cookie uint64, class service.SourceClass, err erro
 	if err != nil {
 		return 0, 0, err
 	}
-	// A namespace that no device leads to may have the address by coincidence, unless the address
-	// is a pod's.
+	// A namespace to which no device leads may have the address by coincidence, unless it is a pod's
+	// address.
 	if ns == 0 || !near && networkOf(networks, source) != datapath.NetworkPod {
 		return 0, 0, inspect.BadRequest("%s is not an address of this node or of a pod on it: use `beeline explain packet` for its packets", source)
 	}
 	return ns, service.FromPod, nil
 }
 
-// podNamespace returns the cookie of another namespace that has an address; 0 if there is none. It
-// prefers the namespace that a device of this namespace leads to, and then sets near.
+// podNamespace returns the cookie of another namespace that has an address, or 0. It prefers one to which a
+// device of this namespace leads, and then sets near.
 func podNamespace(a netip.Addr) (found uint64, near bool, err error) {
 	here, err := netns.Current()
 	if err != nil {
@@ -62,8 +62,8 @@ func podNamespace(a netip.Addr) (found uint64, near bool, err error) {
 	return found, best == 2, nil
 }
 
-// nearness returns 0 for a namespace without the address, 1 for one with it, and 2 if a device
-// leads there, too.
+// nearness returns 0 for a namespace without the address, 1 for one with it, and 2 if a device also leads
+// there.
 func nearness(ns *netns.Namespace, here uint64, a netip.Addr) (rank int, cookie uint64) {
 	if ns.Inode == here {
 		return 0, 0

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// socket explains the connect() of a new socket: the decision of the socket programs, in a dry run.
+// socket explains the connect() of a new socket with a dry run of the socket programs' decision.
 func (x *explainer) socket() error {
 	a := &x.answer
 	a.Entry = "connect"
@@ -49,7 +49,7 @@ func (x *explainer) connected(e *datapath.ConnectExplanation) error {
 	if key := e.FrontendKey(); key != (datapath.FrontendKey{}) {
 		var s *inspect.Service
 		if s, f = x.frontend(key); f == nil {
-			return fmt.Errorf("the Service at %s has changed while it was explained: ask again", x.question.Destination)
+			return fmt.Errorf("the Service at %s changed meanwhile: try again", x.question.Destination)
 		}
 		d = x.setFrontend(s, f, class)
 	}
@@ -77,7 +77,7 @@ func (x *explainer) connected(e *datapath.ConnectExplanation) error {
 		a.Why = "dropped (EPERM): the node's own address is not in loadBalancerSourceRanges"
 		return nil
 	case datapath.ConnectNoBackend:
-		a.Why = "rejected (ECONNREFUSED): the tables name a backend that they do not have; the agent repairs them"
+		a.Why = "rejected (ECONNREFUSED): a slot refers to a backend that is not in the tables; the agent repairs it"
 		return nil
 	}
 	a.Rules = rulesOf(f, class, d, "")
@@ -95,7 +95,7 @@ func (x *explainer) connected(e *datapath.ConnectExplanation) error {
 	return nil
 }
 
-// chosen sets the backend, unless the choice is random: another connect() may get another one.
+// chosen sets the backend, unless the choice is random: another connect() may get a different one.
 func (x *explainer) chosen(e *datapath.ConnectExplanation, f *inspect.Frontend, d inspect.Decision) {
 	a := &x.answer
 	if f.AffinitySeconds > 0 {
@@ -115,8 +115,7 @@ func (x *explainer) chosen(e *datapath.ConnectExplanation, f *inspect.Frontend, 
 	}
 }
 
-// leaves explains a connect() that the socket programs pass: the program at the device of the route
-// decides.
+// leaves explains a connect() that the socket programs pass: the tc program at the device decides.
 func (x *explainer) leaves(class service.SourceClass, why string) error {
 	x.answer.Verdict, x.answer.Why, x.answer.Backends = service.Pass.String(), why, nil
 	from := 0
@@ -153,8 +152,7 @@ func (x *explainer) leftToTC(why string) {
 	x.answer.Entry, x.answer.Frontend, x.answer.Service = "tc", nil, ""
 }
 
-// outDevice returns the device of the route to the destination; nil if the edge is not attached to
-// it.
+// outDevice returns the output device of the route to the destination; nil if the edge is not attached to it.
 func (x *explainer) outDevice() (*net.Interface, error) {
 	routes, err := netlink.RouteGet(x.question.Destination.Addr().AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -168,7 +166,7 @@ func (x *explainer) outDevice() (*net.Interface, error) {
 	return device, err
 }
 
-// attachedAt returns a device; nil if the edge is not attached to the hook there.
+// attachedAt returns the device with an index; nil if the edge is not attached to the hook there.
 func (x *explainer) attachedAt(hook datapath.EdgeHook, index int) (*net.Interface, error) {
 	attached, err := datapath.EdgeAttachments(x.bpffs)
 	if err != nil {

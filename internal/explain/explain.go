@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explain explains what happens to a client's packet or connect(), and why. It test-runs
-// the edge's programs on a packet, and the decision of the socket programs on a connect().
+// Package explain explains what happens to a client's packet or connect(), and why. It test-runs the edge's
+// programs on a packet, or the socket programs' decision on a connect().
 package explain
 
 import (
@@ -19,12 +19,12 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Answer says what happens to a packet or a connect(), and why.
+// Answer is what happens to a packet or a connect(), and why.
 type Answer struct {
 	// Entry is xdp, tc or connect.
 	Entry  string `json:"entry"`
 	Device string `json:"device,omitempty"`
-	// EarlierPrograms says what the programs did that ran before.
+	// EarlierPrograms lists what the programs before Entry did.
 	EarlierPrograms []string `json:"earlierPrograms,omitempty"`
 	// Verdict is balance, reject, drop, answer (ICMP echo) or pass (unchanged). Reason is a key of
 	// inspect.Reasons, and Why its text.
@@ -33,8 +33,7 @@ type Answer struct {
 	Why     string `json:"why"`
 	// Rules are the rules of docs/operate/semantics.md that apply.
 	Rules []string `json:"rules,omitempty"`
-	// Service is namespace/name. Frontend is the address that the client uses; nil if it belongs to
-	// no Service.
+	// Service is namespace/name. Frontend is the destination; nil if no Service has it.
 	Service  string            `json:"service,omitempty"`
 	Frontend *inspect.Frontend `json:"frontend,omitempty"`
 	// Class is the client's source class.
@@ -42,15 +41,14 @@ type Answer struct {
 	// Backends is the backend set. Backend is the chosen one; nil if the choice is random.
 	Backends []inspect.Member `json:"backends,omitempty"`
 	Backend  *inspect.Member  `json:"backend,omitempty"`
-	// Affinity is kept, or new if the Service has session affinity and the client has no entry.
+	// Affinity is kept, or new if the Service has session affinity but the client has no entry.
 	Affinity string `json:"affinity,omitempty"`
-	// Flow is the state of the flow if it exists.
+	// Flow is the state of the flow if there is one.
 	Flow     string `json:"flow,omitempty"`
 	Original Ends   `json:"original"`
 	// Rewritten are the addresses and ports after the rewrite.
 	Rewritten *Ends `json:"rewritten,omitempty"`
-	// Encapsulated says how the packet reaches a backend that answers the client directly (DSR);
-	// nil without DSR.
+	// Encapsulated is how the packet reaches a backend that answers the client directly; nil without DSR.
 	Encapsulated *Encapsulation `json:"encapsulated,omitempty"`
 	Out          *Hop           `json:"out,omitempty"`
 	// Notes are additional remarks.
@@ -71,9 +69,9 @@ func (e Ends) String() string {
 	return fmt.Sprintf("%s > %s %s", e.Source, e.Destination, e.Protocol)
 }
 
-// Encapsulation describes an outer header, or an IP option.
+// Encapsulation describes an outer header or an IP option.
 type Encapsulation struct {
-	// DSR is ipip, geneve or opt. With opt the packet has an IP option and no outer header.
+	// DSR is ipip, geneve or opt. With opt, the packet has an IP option and no outer header.
 	DSR string `json:"dsr"`
 	// Source and Destination are the addresses of the outer header; not valid without one.
 	Source      netip.Addr `json:"source,omitzero"`
@@ -97,10 +95,10 @@ type Hop struct {
 	MAC     string     `json:"mac,omitempty"` // empty: not resolved yet
 }
 
-// Explain answers a question from the pinned tables of a bpffs directory. It has to run in the
-// node's network namespace. It changes nothing.
+// Explain answers a question from the tables pinned in a bpffs directory. It must run in the node's network
+// namespace. It changes nothing.
 //
-// It returns a *RequestError if the question has to be changed.
+// It returns an *inspect.RequestError if the question itself is wrong.
 func Explain(bpffs string, q Question) (*Answer, error) {
 	raw, err := datapath.OpenTables(bpffs)
 	if err != nil {
@@ -161,8 +159,7 @@ func (x *explainer) setFrontend(s *inspect.Service, f *inspect.Frontend, class s
 	return d
 }
 
-// remembered returns the backend of a client's session affinity entry; 0 if there is none that is
-// still valid.
+// remembered returns the backend of a client's valid session affinity entry, or 0.
 func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client datapath.Address) (uint32, error) {
 	if f.AffinitySeconds == 0 {
 		return 0, nil
@@ -185,7 +182,7 @@ func coarseSeconds() uint32 {
 	return uint32(now.Sec)
 }
 
-// OwnAddress reports whether an address belongs to the calling thread's network namespace.
+// ownAddress reports whether an address belongs to the calling thread's network namespace.
 func ownAddress(a netip.Addr) (bool, error) {
 	if a.IsLoopback() {
 		return true, nil
@@ -220,7 +217,7 @@ func rulesOf(f *inspect.Frontend, class service.SourceClass, d inspect.Decision,
 		rules = []string{"R33"}
 	default:
 		rules = []string{"R17"}
-		// With externalTrafficPolicy Cluster all clients are masqueraded at such an address (R19).
+		// With externalTrafficPolicy Cluster, all clients at such an address are masqueraded (R19).
 		if !f.Outside.Masquerade {
 			rules = append(rules, "R18")
 		}

@@ -15,8 +15,8 @@ import (
 
 func isICMP(p service.Protocol) bool { return p == service.ICMP || p == service.ICMPv6 }
 
-// frameOf builds the first packet of a client, with an Ethernet header for a device: a SYN, an
-// empty datagram, an INIT or an echo request.
+// frameOf builds a client's first packet (a SYN, an empty datagram, an INIT or an echo request) with an
+// Ethernet header for a device.
 func frameOf(e Ends, device net.HardwareAddr) []byte {
 	const hops = 64
 	l4 := firstOf(e)
@@ -41,7 +41,7 @@ func frameOf(e Ends, device net.HardwareAddr) []byte {
 	return slices.Concat(frame, ip, source, destination, l4)
 }
 
-// firstOf builds the transport header with a valid checksum.
+// firstOf builds the transport header, with a valid checksum.
 func firstOf(e Ends) (l4 []byte) {
 	at := 0 // offset of the checksum
 	switch e.Protocol {

@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// anyPort is the source port if none is given: an ephemeral port.
+// anyPort is the source port, an ephemeral one, if none is given.
 const anyPort = 40000
 
 // packet test-runs the edge's programs.
@@ -48,8 +48,7 @@ func (x *explainer) packet() error {
 	return x.throughTC(device)
 }
 
-// throughTC runs the tc program of a device and, if that passes the packet, the one of the output
-// device.
+// throughTC runs the tc program of the input device and, if it passes the packet, that of the output device.
 func (x *explainer) throughTC(in *net.Interface) error {
 	x.answer.Entry = "tc"
 	e, err := x.run(datapath.EdgeIngress, in, in.Index)
@@ -80,7 +79,7 @@ func (x *explainer) throughTC(in *net.Interface) error {
 	return x.explained(leaving)
 }
 
-// run runs the program of a hook on the packet.
+// run test-runs the program of a hook on the packet.
 func (x *explainer) run(hook datapath.EdgeHook, device *net.Interface, from int) (*datapath.Explanation, error) {
 	dry, err := datapath.OpenDryRun(x.bpffs, hook)
 	if err != nil {
@@ -93,7 +92,7 @@ func (x *explainer) run(hook datapath.EdgeHook, device *net.Interface, from int)
 	return dry.Run(device.Index, from, x.frame(device))
 }
 
-// frame builds the packet as a device receives it.
+// frame builds the packet as the device receives it.
 func (x *explainer) frame(device *net.Interface) []byte {
 	asks := &x.answer.Original
 	if asks.Source.Port() == 0 && !isICMP(asks.Protocol) {
@@ -114,8 +113,7 @@ func (x *explainer) noteOthers(chain []datapath.ChainProgram) {
 	}
 }
 
-// device returns the device that receives the packet, and the XDP program that runs there first, if
-// any.
+// device returns the device that receives the packet, and its XDP program if it has one.
 func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachment, err error) {
 	attached, err := datapath.EdgeAttachments(x.bpffs)
 	if err != nil {
@@ -139,7 +137,7 @@ func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachmen
 		}
 	}
 	if len(devices) == 0 {
-		return nil, nil, inspect.BadRequest("the programs pinned under %s serve clients at no device of this network namespace (--edge-mode=off?): give the agent's --pins, and run this command in the agent's network namespace", x.bpffs)
+		return nil, nil, inspect.BadRequest("the programs pinned under %s are attached to no device of this network namespace (--edge-mode=off?): give the agent's --pins, and run this command in the agent's network namespace", x.bpffs)
 	}
 	if name := x.question.Device; name != "" {
 		i := slices.Index(names, name)
@@ -164,7 +162,7 @@ func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachmen
 		x.question.Source.Addr(), deviceName(uint32(routes[0].LinkIndex)), strings.Join(names, ", "))
 }
 
-// explained converts the programs' result.
+// explained converts the result of the test run.
 func (x *explainer) explained(e *datapath.Explanation) error {
 	a := &x.answer
 	if e.Done == 0 {
@@ -225,7 +223,7 @@ func encapsulation(e *datapath.Explanation) *Encapsulation {
 	return c
 }
 
-// known explains a packet of a flow with conntrack entries, which decide instead of the tables.
+// known explains a packet of a flow with conntrack entries, which take precedence over the Services' tables.
 func (x *explainer) known(e *datapath.Explanation) {
 	x.answer.Flow = conntrack.StateNames[conntrack.State(e.State)]
 	for i := range x.tables.Services {

@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Encapsulations as text: an IP option has no outer header.
+// An IP option has no outer header.
 func TestEncapsulation(t *testing.T) {
 	e := &datapath.Explanation{}
 	e.OuterSource.Bytes, e.OuterDestination.Bytes = netip.MustParseAddr("192.0.2.1").As16(), netip.MustParseAddr("10.10.2.11").As16()

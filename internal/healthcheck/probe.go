@@ -22,7 +22,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Maximum number of bytes read from a response. A probe needs only the status.
+// Maximum number of bytes read from a response, whose status is all that a probe needs.
 const (
 	maxHeader = 64 << 10
 	maxBody   = 64 << 10
@@ -31,8 +31,8 @@ const (
 // A Dialer connects to an address.
 type Dialer func(context.Context, netip.AddrPort) (net.Conn, error)
 
-// Direct returns a Dialer that connects to the address itself, even if it belongs to a Service: the
-// datapath passes sockets with this mark (SO_MARK). The source address is that of the route.
+// Direct returns a Dialer that connects to the address itself, even if it belongs to a Service: the datapath
+// passes sockets with this mark (SO_MARK). The route selects the source address.
 func Direct(mark uint32) Dialer {
 	d := Marked(net.Dialer{KeepAlive: -1}, mark)
 	return func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
@@ -40,8 +40,8 @@ func Direct(mark uint32) Dialer {
 	}
 }
 
-// Marked returns a dialer that sets SO_MARK before connect(). It disables MPTCP, with which
-// the kernel would connect another socket, without the mark.
+// Marked returns a dialer that sets SO_MARK before connect(). It disables MPTCP, because with MPTCP the kernel
+// connects another socket, without the mark.
 func Marked(d net.Dialer, mark uint32) *net.Dialer {
 	d.Control = func(_, _ string, raw syscall.RawConn) (err error) {
 		if err := raw.Control(func(fd uintptr) {
@@ -55,7 +55,7 @@ func Marked(d net.Dialer, mark uint32) *net.Dialer {
 	return &d
 }
 
-// Reach returns why the serving endpoint does not answer; "" if it accepts or refuses a connection.
+// Reach returns why the serving endpoint does not answer; "" if it accepts or refuses the connection.
 func Reach(ctx context.Context, dial Dialer, t service.Target) (why string) {
 	conn, err := dial(ctx, t.Via.Backend)
 	switch {
@@ -68,7 +68,7 @@ func Reach(ctx context.Context, dial Dialer, t service.Target) (why string) {
 	return reasonOf(err, "no answer", t.Probe.Timeout)
 }
 
-// reset ends a connection with a RST, so that thousands of probes leave no sockets in TIME_WAIT.
+// reset closes a connection with a RST, so that thousands of probes leave no sockets in TIME_WAIT.
 func reset(conn net.Conn) {
 	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
 		tcp.SetLinger(0)
@@ -76,7 +76,7 @@ func reset(conn net.Conn) {
 	conn.Close()
 }
 
-// Probe probes a target once, until ctx ends. It returns why the probe failed, or "".
+// Probe probes a target once, until ctx ends. It returns why the probe failed; "" if it did not.
 func Probe(ctx context.Context, dial Dialer, t service.Target) (why string) {
 	conn, err := dial(ctx, t.Addr)
 	if err != nil {
@@ -132,12 +132,12 @@ func get(ctx context.Context, conn net.Conn, t service.Target) (status int, err 
 		return 0, err
 	}
 	defer response.Body.Close()
-	// A server that is cut off in the middle of a short response may log an error.
+	// A server whose short response is cut off may log an error.
 	io.CopyN(io.Discard, response.Body, maxBody)
 	return response.StatusCode, nil
 }
 
-// reasonOf returns a short reason, with the same text for the same failure.
+// reasonOf returns a short reason, the same text for the same failure.
 func reasonOf(err error, missing string, within time.Duration) string {
 	var certificate *tls.CertificateVerificationError
 	var timeout net.Error

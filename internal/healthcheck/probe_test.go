@@ -96,11 +96,11 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("asked of %s", r.Host)
 		}
 	})); why != "" {
-		t.Errorf("404 is wanted: %s", why)
+		t.Errorf("404 is an expected status: %s", why)
 	}
 }
 
-// A server that sends nothing, or starts to and stops, causes a timeout.
+// A server that sends nothing, or stops after a part, causes a timeout.
 func TestSlow(t *testing.T) {
 	hang := func(says string) func(net.Conn) {
 		return func(conn net.Conn) {
@@ -115,7 +115,7 @@ func TestSlow(t *testing.T) {
 		}
 	}
 	if why := ask(t, httpProbe(), hang("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfive.")); why != "" {
-		t.Errorf("the status is good, the body is not waited for longer than the timeout: %q", why)
+		t.Errorf("the status is good, and the body has only until the timeout: %q", why)
 	}
 	secure := func(p *service.Probe) { p.Kind = service.CheckHTTPS }
 	if why := ask(t, httpProbe(secure), hang("")); why != "timeout: no TLS handshake within 2s" {
@@ -156,10 +156,10 @@ func TestHTTPS(t *testing.T) {
 		})
 	}
 	if why := ask(t, probe(true), serve); why != "" || name != "shop.example" {
-		t.Errorf("any certificate will do: %q; asked for %q", why, name)
+		t.Errorf("any certificate is accepted: %q; asked for %q", why, name)
 	}
 	if why := ask(t, probe(false), serve); !strings.HasPrefix(why, "certificate: ") || strings.Contains(why, "x509") {
-		t.Errorf("a certificate that nobody has signed: %q", why)
+		t.Errorf("an untrusted certificate: %q", why)
 	}
 	if why := ask(t, probe(true), func(conn net.Conn) {
 		conn.Read(make([]byte, 1<<16))

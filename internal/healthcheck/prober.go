@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package healthcheck probes addresses periodically, and reports when their state changes. Package
-// service decides what is probed and what follows from the result.
+// Package healthcheck probes addresses periodically, and reports changes of their state. Package service
+// decides what to probe, and what follows from the result.
 package healthcheck
 
 import (
@@ -19,7 +19,7 @@ import (
 type Options struct {
 	// Dial makes the connections; see Direct.
 	Dial Dialer
-	// Through returns the Dialer of targets with a service.Via.
+	// Through returns the Dialer for targets with a service.Via.
 	Through func(service.Via) Dialer
 	// MaxConcurrent bounds the number of concurrent probes; 0 means 1000. Others wait.
 	MaxConcurrent int
@@ -31,8 +31,7 @@ type Counters struct {
 	Failures uint64 `json:"failures"`
 	// Changes counts targets that went down or came back up.
 	Changes uint64 `json:"changes"`
-	// Late counts probes that started late by more than their interval, because too many others
-	// were in progress.
+	// Late counts probes that started more than an interval late, because too many others were in progress.
 	Late uint64 `json:"late"`
 }
 
@@ -61,8 +60,7 @@ func New(options Options) *Prober {
 	}
 }
 
-// initialSpread is the time between the first probes of new targets: a thousand targets take a
-// second.
+// initialSpread is the time between the first probes of new targets: a thousand take a second.
 const initialSpread = time.Millisecond
 
 // SetTargets replaces the targets. It calls start for each new one. Removed targets are no longer
@@ -133,8 +131,8 @@ func (p *Prober) Counters() Counters {
 // together.
 const batchDelay = 20 * time.Millisecond
 
-// Run probes until ctx ends, and sends changes in batches with each target at most once. It returns
-// when no probe is in progress any more.
+// Run probes until ctx ends, and sends changes in batches that contain each target at most once. It returns
+// when no probe is in progress.
 func (p *Prober) Run(ctx context.Context, changes chan<- []Change) error {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -166,7 +164,7 @@ func (p *Prober) Run(ctx context.Context, changes chan<- []Change) error {
 	}
 }
 
-// next removes the target that is due from the schedule, or returns how long until one is.
+// next removes the first target from the schedule if it is due, or returns how long until it is.
 func (p *Prober) next(now time.Time) (*target, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,15 +189,15 @@ func (p *Prober) began(t *target) {
 	t.due = now
 }
 
-// jitter separates targets that started together: it changes each interval by up to a tenth.
+// jitter changes each interval by up to a tenth, so that targets that started together drift apart.
 func jitter(interval time.Duration) time.Duration {
 	tenth := interval / 10
 	return interval - tenth + rand.N(2*tenth+1)
 }
 
-// askOnce probes a target by its path. If the check uses another port than the serving one, the
-// probe uses plain routing, because the frontend does not forward that port. The check then
-// succeeds only if the serving port answers through the path of clients' packets, too.
+// askOnce probes a target through its path. If the check uses another port than the serving one, the probe uses
+// plain routing, because the frontend does not forward that port. The check then succeeds only if the serving
+// port also answers through the path of clients' packets.
 func (p *Prober) askOnce(ctx context.Context, t service.Target) (why string) {
 	if t.Via == (service.Via{}) {
 		return Probe(ctx, p.options.Dial, t)
@@ -224,7 +222,7 @@ func (p *Prober) probe(ctx context.Context, t *target) {
 	defer cancel()
 	why := p.askOnce(limit, t.Target)
 	if ctx.Err() != nil {
-		return // this program ended, not the target
+		return // shutdown is no failure of the target
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

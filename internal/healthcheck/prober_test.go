@@ -81,8 +81,7 @@ func tcp(n int) service.Target {
 
 func as(s Start) func(service.Target) Start { return func(service.Target) Start { return s } }
 
-// run runs a prober in a synctest bubble, and stops it at the end. The channel delivers its
-// changes.
+// run runs a prober in a synctest bubble, and stops it at the end. The channel delivers its changes.
 func run(t *testing.T, n *network, options Options, test func(t *testing.T, p *Prober, changes <-chan []Change)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -121,7 +120,7 @@ func TestRiseAndFall(t *testing.T) {
 			select {
 			case c := <-changes:
 				if len(c) != 1 || c[0].Target != target {
-					t.Errorf("told %+v", c)
+					t.Errorf("reported %+v", c)
 				}
 				return true
 			default:
@@ -138,7 +137,7 @@ func TestRiseAndFall(t *testing.T) {
 		up := true
 		for i, r := range row {
 			if next(r.err) != r.changed {
-				t.Errorf("probe %d: a change is told: %v", i, !r.changed)
+				t.Errorf("probe %d: a change is reported: %v", i, !r.changed)
 			}
 			if r.changed {
 				up = !up
@@ -161,7 +160,7 @@ func TestStart(t *testing.T) {
 		start  Start
 		err    error
 		before bool
-		probes int // until it is told
+		probes int // until the change is reported
 	}{
 		{Unknown, refused, true, 1}, {Served, refused, true, 3}, {Unserved, nil, false, 1},
 		{Unknown, nil, true, 0}, {Served, nil, true, 0}, {Unserved, refused, false, 0},
@@ -176,11 +175,11 @@ func TestStart(t *testing.T) {
 			select {
 			case <-changes:
 				if got := n.timesAsked(addr(1)); got != test.probes || p.states()[0].Up == test.before {
-					t.Errorf("%v, %v: told after %d probes, want %d", test.start, test.err, got, test.probes)
+					t.Errorf("%v, %v: reported after %d probes, want %d", test.start, test.err, got, test.probes)
 				}
 			case <-time.After(10 * time.Second):
 				if test.probes != 0 {
-					t.Errorf("%v, %v: nothing is told", test.start, test.err)
+					t.Errorf("%v, %v: no change is reported", test.start, test.err)
 				}
 			}
 		})
@@ -194,8 +193,8 @@ func (p *Prober) states() (all []State) {
 	return all
 }
 
-// Many targets that start together are spread, stay apart, are each probed once an interval, and go
-// down in few batches.
+// Many targets that start together are spread out, stay apart, are each probed once per interval, and go down
+// in few batches.
 func TestNoHerd(t *testing.T) {
 	const many, seconds = 3000, 20
 	n := newNetwork()
@@ -211,12 +210,12 @@ func TestNoHerd(t *testing.T) {
 		n.mu.Lock()
 		for a, times := range n.asked {
 			if len(times) < seconds*9/11-1 || len(times) > seconds*11/9+1 {
-				t.Fatalf("%s was asked %d times in %d s", a, len(times), seconds)
+				t.Fatalf("%s was probed %d times in %d s", a, len(times), seconds)
 			}
 			for i, at := range times {
 				perTick[at.Sub(begin).Truncate(100*time.Millisecond)]++
 				if i > 0 && (at.Sub(times[i-1]) < 890*time.Millisecond || at.Sub(times[i-1]) > 1110*time.Millisecond) {
-					t.Fatalf("%s was asked after %v", a, at.Sub(times[i-1]))
+					t.Fatalf("%s was probed after %v", a, at.Sub(times[i-1]))
 				}
 			}
 		}
@@ -234,7 +233,7 @@ func TestNoHerd(t *testing.T) {
 		for len(told) < many {
 			for _, c := range <-changes {
 				if told[c.Target] || c.State.Up {
-					t.Fatalf("%s is told twice", c.Target.Addr)
+					t.Fatalf("%s is reported twice", c.Target.Addr)
 				}
 				told[c.Target] = true
 			}
@@ -246,8 +245,8 @@ func TestNoHerd(t *testing.T) {
 	})
 }
 
-// No more probes run concurrently than the limit; a waiting target is probed later and does not
-// count as failed.
+// No more probes run concurrently than the limit; a waiting target is probed later and does not count as
+// failed.
 func TestAtOnce(t *testing.T) {
 	n := newNetwork()
 	for i := range 50 {
@@ -279,26 +278,26 @@ func TestAtOnce(t *testing.T) {
 	})
 }
 
-// A removed target is not probed or reported any more, even if a probe is in progress; if it is
-// added again it starts anew.
+// A removed target is neither probed nor reported, even if a probe is in progress; if it is added again, it
+// starts anew.
 func TestWant(t *testing.T) {
 	n := newNetwork()
 	n.hangs[addr(1)] = true
 	n.set(addr(2), refused)
 	run(t, n, Options{}, func(t *testing.T, p *Prober, changes <-chan []Change) {
 		p.SetTargets([]service.Target{tcp(1), tcp(2)}, as(Unknown))
-		time.Sleep(100 * time.Millisecond) // 2 has failed, 1 is being asked; nobody has listened
+		time.Sleep(100 * time.Millisecond) // 2 has failed, 1 is being probed; no change has been received
 		p.SetTargets([]service.Target{tcp(3)}, as(Unknown))
 		select {
 		case told := <-changes:
-			// A change already sent may arrive: the receiver asks for the state.
+			// A change that was already sent may arrive: the receiver looks up the state.
 			if slices.ContainsFunc(told, func(c Change) bool { return c.Target.Addr.Addr() == addr(1) }) {
-				t.Errorf("told of %+v", told)
+				t.Errorf("reported %+v", told)
 			}
 		case <-time.After(10 * time.Second):
 		}
 		if a, b := n.timesAsked(addr(1)), n.timesAsked(addr(2)); a != 1 || b != 1 {
-			t.Errorf("asked %d and %d times", a, b)
+			t.Errorf("probed %d and %d times", a, b)
 		}
 		if _, asked := p.State(tcp(2)); asked || len(p.States()) != 1 {
 			t.Errorf("left: %v", p.States())
@@ -306,7 +305,7 @@ func TestWant(t *testing.T) {
 		before := time.Now()
 		p.SetTargets([]service.Target{tcp(2), tcp(3)}, as(Unserved))
 		if s, _ := p.State(tcp(2)); s.Up || s.Probed || s.Since.Before(before) {
-			t.Errorf("it begins as %+v", s)
+			t.Errorf("it starts as %+v", s)
 		}
 		wantState(t, p, tcp(3), true, "")
 	})

@@ -4,7 +4,7 @@ package healthcheck
 
 import "container/heap"
 
-// schedule holds the waiting targets, the next one first.
+// schedule holds the waiting targets, the earliest first.
 type schedule struct{ queue }
 
 func (s *schedule) add(t *target) {
@@ -19,7 +19,7 @@ func (s *schedule) remove(t *target) {
 	}
 }
 
-// first returns nil if there is none.
+// first returns nil if the schedule is empty.
 func (s *schedule) first() *target {
 	if len(s.queue) == 0 {
 		return nil

@@ -10,10 +10,10 @@ import (
 
 // State is the health of a target.
 type State struct {
-	// Up means that the target counts as healthy. Probed means that a probe has decided that since
-	// the prober started with the target.
+	// Up means that the target counts as healthy. Probed means that a probe decided that, since the prober
+	// started to probe the target.
 	Up, Probed bool
-	// Since is when Up last changed, or when the prober started with the target.
+	// Since is when Up last changed, or when the prober started to probe the target.
 	Since time.Time
 	// Last is when the last probe ended. Why is why it failed; empty if it succeeded.
 	Last time.Time
@@ -30,8 +30,8 @@ type Change struct {
 type Start int
 
 const (
-	// Unknown counts as up. The first failure takes it down; the first success before that makes it
-	// Served. HAProxy treats a new server the same way.
+	// Unknown counts as up. The first probe decides: a failure takes it down, a success makes it Served.
+	// HAProxy treats a new server the same way.
 	Unknown Start = iota
 	// Served is up, and goes down after Fall consecutive failures.
 	Served
@@ -43,9 +43,9 @@ const (
 type target struct {
 	service.Target
 	state State
-	// first means that the next result decides, whatever Rise and Fall are.
+	// first means that the next result decides, regardless of Rise and Fall.
 	first bool
-	// row counts the consecutive results that contradict State.Up.
+	// row counts consecutive results that contradict State.Up.
 	row  int
 	due  time.Time
 	at   int // index in the schedule; -1: a probe is in progress

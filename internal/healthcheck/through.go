@@ -17,22 +17,21 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// An Encapsulator makes the packets of a socket take the path of clients' packets. The socket is
-// identified by its cookie.
+// An Encapsulator makes the packets of a socket, identified by its cookie, take the path of clients' packets.
 type Encapsulator interface {
 	Begin(cookie uint64, via service.Via) error
 	// End is called after the socket has been closed.
 	End(cookie uint64) error
 }
 
-// segmentMost is the maximum TCP payload of a packet of a probe, in bytes. With the overhead of
-// DSR, at most 80 bytes, and headers of IPv6 and TCP, 60 bytes without options, it fits the minimum
-// MTU of IPv6 (1280, RFC 8200 section 5).
+// segmentMost is the maximum TCP payload of a probe's packet, in bytes. With the overhead of DSR, at most 80
+// bytes, and the headers of IPv6 and TCP, 60 bytes without options, it fits the minimum MTU of IPv6 (1280, RFC
+// 8200 section 5).
 const segmentMost = 1100
 
-// Through returns Dialers whose connections take the path of clients' packets. The sockets have the
-// mark of Direct, and each has a different source port, because all connect from this node's
-// address to the same frontend, whichever backend they reach.
+// Through returns Dialers whose connections take the path of clients' packets. The sockets have the mark of
+// Direct, and different source ports, because all connect from this node's address to the same frontend,
+// whichever backend they reach.
 func Through(mark uint32, e Encapsulator) func(service.Via) Dialer {
 	return func(via service.Via) Dialer {
 		return func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
@@ -85,8 +84,8 @@ func prepare(fd int, v4 bool) (cookie uint64, err error) {
 	return cookie, nil
 }
 
-// encapsulated is a connection made by Through. It is closed with a RST: packets after its end
-// would not reach a socket, and a port in TIME_WAIT could not be bound again.
+// encapsulated is a connection made by Through. It is closed with a RST: packets after its end would not reach
+// a socket, and a port in TIME_WAIT could not be bound again.
 type encapsulated struct {
 	*net.TCPConn
 	end    func() error

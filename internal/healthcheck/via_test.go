@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// X2, H3: the result of a probe by DSR is that of the frontend's path. With another port both paths
-// must reach a server; at the frontend a refusal is enough. Failures of DSR name it.
+// X2, H3: the result of a probe by DSR is that of the frontend's path. With another port both paths must reach
+// a server; at the frontend a refusal is enough. Failures of DSR name the frontend.
 func TestAsksThroughAFrontend(t *testing.T) {
 	const well, refuses, hangs = "", "refuses", "hangs"
 	for _, test := range []struct {
@@ -27,7 +27,7 @@ func TestAsksThroughAFrontend(t *testing.T) {
 		{"a black hole", false, well, hangs, "timeout: no connection within 500ms, through IPIP to 10.0.0.9:80"},
 		{"refused behind the frontend", false, well, refuses, "connection refused, through IPIP to 10.0.0.9:80"},
 		{"another port, well", true, well, well, ""},
-		{"another port, and nobody listens at the one that serves", true, well, refuses, ""},
+		{"another port, and no listener at the serving one", true, well, refuses, ""},
 		{"another port, a black hole", true, well, hangs, "timeout: no answer within 500ms, through IPIP to 10.0.0.9:80"},
 		{"another port that refuses", true, refuses, well, "connection refused"},
 	} {

@@ -30,7 +30,7 @@ type Backend struct {
 	Services []string         `json:"services"`       // namespace/name of the Services that use it
 }
 
-// members returns the backends of a set in the order of the list of its members.
+// members returns the backends of a set in the order of its list of members.
 func (r *reader) members(slots, members codec.Range, owner string) (all []Member) {
 	seen := map[uint32]int{} // index in all, by ID
 	place := func(id uint32) int {
@@ -85,7 +85,7 @@ func (r *reader) sortedBackends() []Backend {
 	return all
 }
 
-// noteMembers does what members does for callers that need only the backends.
+// noteMembers registers the backends of a set, for callers that need only these.
 func (r *reader) noteMembers(members codec.Range, owner string) {
 	for _, id := range codec.Slots(r.tables, members) {
 		r.backend(id, owner)

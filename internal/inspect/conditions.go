@@ -16,8 +16,8 @@ import (
 // nearlyFull is the usage from which a table gets a warning.
 const nearlyFull = 0.9
 
-// unreachableAfter is how long an API server may be unreachable before that is a condition. A
-// restart takes less.
+// unreachableAfter is how long an API server may be unreachable before that is a condition. A restart takes
+// less.
 const unreachableAfter = 30 * time.Second
 
 // Assess fills in Conditions from the rest of the status.
@@ -55,7 +55,7 @@ func (s *Status) ofAgent() (all condition.List) {
 		all = append(all, condition.NotSynced.New("no complete state has been read yet: %s", serves))
 	}
 	if s.OtherNamespace {
-		all = append(all, condition.OtherNetworkNamespace.New("this command runs in another network namespace than the agent: it looks up devices in the wrong place"))
+		all = append(all, condition.OtherNetworkNamespace.New("this command runs in another network namespace than the agent: it looks for devices in the wrong place"))
 	}
 	if s.NoOwnAddress {
 		all = append(all, condition.NodeAddressMissing.New("no device here has an address of Node %q", s.Node).At("Node "+s.Node))
@@ -77,35 +77,35 @@ func NodeUnknown(name string) condition.Condition {
 	return condition.NodeUnknown.New("no Node is named %q: there are no NodePorts, and only endpoints that name it count as local", name).At("Node " + name)
 }
 
-// conditions returns those of the source's server and objects.
+// conditions returns the conditions of the source.
 func (s *Source) conditions() (all condition.List) {
 	all = slices.Clone(s.Problems)
 	c := s.Connection
 	if c == nil || c.Connected || time.Since(c.Since) < unreachableAfter {
 		return all
 	}
-	text := fmt.Sprintf("the API server has not answered for %s, and changes are not seen: the last state stays in use", time.Since(c.Since).Round(time.Second))
+	text := fmt.Sprintf("the API server has not answered for %s, and the agent sees no changes: the last state stays in use", time.Since(c.Since).Round(time.Second))
 	if c.Error != "" {
 		text += ": " + c.Error
 	}
 	return append(all, condition.SourceUnreachable.New("%s", text).At(s.Location))
 }
 
-// ofSync returns the conditions of what the reconciler could not write to the tables.
+// ofSync returns conditions for what the reconciler could not write to the tables.
 func (s *Status) ofSync() (all condition.List) {
 	if s.Sync.Networks != "" {
-		all = append(all, condition.NetworksNotApplied.New("not all ServiceCIDRs and networks of pods could be written to the tables: %s", s.Sync.Networks))
+		all = append(all, condition.NetworksNotApplied.New("not all ServiceCIDRs and pod networks could be written to the tables: %s", s.Sync.Networks))
 	}
 	if s.Sync.Balancers != "" {
 		all = append(all, condition.BalancersNotApplied.New("packets of some balancers may be dropped, because their networks could not be written to the tables: %s", s.Sync.Balancers))
 	}
 	for _, p := range s.Sync.BothNetworks {
-		all = append(all, condition.PodNetworkIsServiceCIDR.New("%s is a ServiceCIDR and a network of pods: it is treated as a ServiceCIDR, and pods there count as clients outside the cluster", p).At(p))
+		all = append(all, condition.PodNetworkIsServiceCIDR.New("%s is both a ServiceCIDR and a pod network: it is treated as a ServiceCIDR, and pods there count as clients outside the cluster", p).At(p))
 	}
 	return all
 }
 
-// ofObjects returns the conditions of single objects.
+// ofObjects returns the conditions of individual objects.
 func (s *Status) ofObjects() (all condition.List) {
 	for i := range s.Objects {
 		all = append(all, ofObject(&s.Objects[i])...)
@@ -120,8 +120,8 @@ func (s *Status) ofObjects() (all condition.List) {
 	return all
 }
 
-// ofObject returns one condition of each kind, so that an object with thousands of addresses does
-// not hide the others. Status.Objects has all of them.
+// ofObject returns one condition of each kind, so that an object with thousands of addresses does not hide the
+// others. Status.Objects has all of them.
 func ofObject(o *reconcile.Status) (all condition.List) {
 	kind := condition.ObjectNotApplied
 	if o.State == reconcile.LeftOut {
@@ -156,7 +156,7 @@ func (s *Status) ofSockets() (all condition.List) {
 		all = append(all, condition.PortHeld.New("%s: connections to it go to the Service or Pod", h).At(fmt.Sprintf("%s %s", h.Protocol, h.Address)))
 	}
 	if s.PortConflictsUnknown != "" {
-		all = append(all, condition.PortHoldersUnknown.New("cannot find out which sockets are bound to ports of Services and Pods: %s", s.PortConflictsUnknown))
+		all = append(all, condition.PortHoldersUnknown.New("cannot tell which sockets are bound to ports of Services and Pods: %s", s.PortConflictsUnknown))
 	}
 	if s.Unprotected != "" {
 		all = append(all, condition.BindNotProtected.New("%s", s.Unprotected))
@@ -186,7 +186,7 @@ func (s *Status) ofHooks() (all condition.List) {
 // maxNamed is the maximum number of backends that a condition names.
 const maxNamed = 3
 
-// ofHealth returns one condition for each Service with backends that are down.
+// ofHealth returns one condition per Service with backends that are down.
 func (s *Status) ofHealth() (all condition.List) {
 	if s.Health == nil {
 		return nil
@@ -212,8 +212,8 @@ func someOf(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// ofOptOuts returns the conditions of pods that opted out of the socket shortcut but still use it.
-// Opting out is no condition.
+// ofOptOuts returns conditions for pods that opted out of the socket shortcut but still use it. Opting out
+// itself is no condition.
 func (s *Status) ofOptOuts() (all condition.List) {
 	for _, p := range s.OptedOut.Pods {
 		if p.Late {

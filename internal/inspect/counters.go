@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// PortCounters are the edge's counters of a service port since the port was added. They count
-// clients outside the cluster, and other clients whose packets the edge handles.
+// PortCounters are the edge's counters of a service port, since the port was added. They count clients outside
+// the cluster, and other clients whose packets the edge handles.
 type PortCounters struct {
 	// ID is the ID of the service port in the tables.
 	ID       uint32            `json:"id"`
@@ -28,9 +28,8 @@ type PortCounters struct {
 	Received conntrack.Traffic `json:"received"` // by clients
 }
 
-// AddCounters adds to the Services what the edge has counted for them. The packets and bytes of flows are
-// in their conntrack entries, and are kept when these expire. Those of evicted entries (--max-flows) are
-// lost.
+// AddCounters adds the edge's counters to each Service. Conntrack entries count packets and bytes; their counts
+// are kept when they expire, but lost when they are evicted (--max-flows).
 func (t *Tables) AddCounters(bpffs string, names map[uint32]datapath.ServiceName) error {
 	counters, err := datapath.ReadServiceCounters(bpffs)
 	if err != nil || counters == nil {

@@ -15,18 +15,18 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Draining is a backend that gets no new connections, because no set contains it any more or its
-// health check fails.
+// Draining is a backend that gets no new connections, because it is in no set any more or fails its health
+// check.
 type Draining struct {
 	Address  netip.AddrPort   `json:"address"`
 	Protocol service.Protocol `json:"protocol"`
 	// Port is the name of the service port; empty for a backend of several Services.
 	Port string `json:"port,omitempty"`
-	// Connections is the number of remaining connections of clients that the edge serves.
-	// Connections made at the socket are not counted, because they have no conntrack entries.
+	// Connections is the number of remaining connections of clients that the edge serves. Connections of
+	// the socket shortcut have no conntrack entries and are not counted.
 	Connections int  `json:"connections"`
 	Down        bool `json:"down,omitempty"` // its health check fails
-	// Why is the reason why it is down. It may contain text from the server that was checked.
+	// Why is why it is down. It may contain text from the checked server.
 	Why string `json:"why,omitempty"`
 }
 
@@ -46,15 +46,15 @@ func (l Draining) String() string {
 	return what
 }
 
-// drainingKey is a backend of a service port; id is 0 if the service port does not matter.
+// drainingKey is a backend of a service port; id is 0 if the port does not matter.
 type drainingKey struct {
 	id       uint32
 	address  netip.AddrPort
 	protocol service.Protocol
 }
 
-// AddDraining adds the backends that have connections but are not in the sets: to each Service
-// those of its ports, and to Tables those of no Service. Without an edge there are none.
+// AddDraining adds the backends that have connections but are in no set: to each Service those of its ports or,
+// with scope.Outline, all of them to Tables. Without an edge it adds none.
 func (t *Tables) AddDraining(bpffs string, scope Scope) error {
 	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
@@ -105,7 +105,7 @@ func (t *Tables) drainingBackends(connections map[drainingKey]int) {
 	sortDraining(t.Draining)
 }
 
-// draining returns the backends of a Service's flows that no set of the same port contains.
+// draining returns the backends of a Service's flows that are in no set of the same port.
 func (s *Service) draining(connections map[drainingKey]int) (all []Draining) {
 	names, serving := map[uint32]string{}, map[drainingKey]bool{}
 	for _, f := range s.Frontends {
@@ -127,8 +127,7 @@ func (s *Service) draining(connections map[drainingKey]int) (all []Draining) {
 	return all
 }
 
-// AddDown marks the draining backends that are down, and adds those that are down and have no
-// connection.
+// AddDown marks the draining backends that are down, and adds those that are down without connections.
 func (s *Service) AddDown(h *Health) {
 	if h == nil {
 		return

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// TestLeaving: a backend in no set stays visible while it has flows, and one that is down always
-// does. Serving backends, replies and closed flows do not count.
+// TestLeaving: a backend in no set is shown while it has flows, and always while it is down. Serving backends,
+// replies and closed flows do not count.
 func TestLeaving(t *testing.T) {
 	tables, _ := sharedTables(2, 2) // backends 10.10.0.1 and .2; service ports 1 and 2
 	tracks := conntracktest.Table{}

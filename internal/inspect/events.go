@@ -34,8 +34,8 @@ type Event struct {
 	Protocol service.Protocol `json:"protocol"`
 	Client   netip.AddrPort   `json:"client"`
 	Address  netip.AddrPort   `json:"address"`
-	// Backend is the backend of a new flow. Via is the source address that the backend sees, if it
-	// is not the client's.
+	// Backend is the backend of a new flow. Via is the source address that the backend sees, unless it is
+	// the client's.
 	Backend netip.AddrPort `json:"backend,omitzero"`
 	Via     netip.AddrPort `json:"via,omitzero"`
 	Length  uint32         `json:"length"` // in bytes, from the IP header on
@@ -48,8 +48,8 @@ type EventMessage struct {
 	Lost uint64 `json:"lost,omitempty"`
 }
 
-// Reasons maps reasons to text. Events are sent only for new, recovered, rejected and reasons whose
-// text begins with "dropped".
+// Reasons maps reasons to text. Events are sent only for new, recovered, rejected, and reasons whose text
+// begins with "dropped".
 var Reasons = map[string]string{
 	"not_service":            "passed unchanged: no Service and no flow",
 	"established":            "packet of an established flow",
@@ -104,8 +104,8 @@ func (f Filter) Check() error {
 	return fmt.Errorf("--reason %q%s: one of %s", f.Reason, suggest.DidYouMean(f.Reason, names), strings.Join(names, ", "))
 }
 
-// CheckNames rejects a Service that is not in the tables, and a device that this network namespace
-// does not have, because no event could match. It returns a *RequestError.
+// CheckNames rejects a Service that is not in the tables and a device that is not in this network namespace,
+// because no event could match. It returns a *RequestError.
 func (f Filter) CheckNames(services datapath.Hash[uint32, datapath.ServiceName]) error {
 	if f.Device != "" {
 		all, err := net.Interfaces()
@@ -175,13 +175,13 @@ type EventReader struct {
 	read    time.Time
 }
 
-// NewEventReader returns a reader that takes the names of services from a table.
+// NewEventReader returns a reader that reads the names of Services from a table.
 func NewEventReader(services datapath.Hash[uint32, datapath.ServiceName]) *EventReader {
 	return &EventReader{services: services}
 }
 
-// Intervals at which names are reread: regularly, and after an unknown ID, but not more often,
-// because a flood of events may have unknown IDs.
+// Intervals at which names are reread: regularly, and after an unknown ID, but then no more often than
+// namesInterval, because a flood of events may have unknown IDs.
 const (
 	namesAge      = 10 * time.Second
 	namesInterval = 100 * time.Millisecond
@@ -225,7 +225,7 @@ func (r *EventReader) refresh(id, device uint32) {
 		return
 	}
 	r.read = time.Now()
-	// If a table cannot be read, events show the numbers.
+	// If a table cannot be read, events show no name, or the number of the device.
 	if names, err := r.services.All(); err == nil {
 		r.names = names
 	}

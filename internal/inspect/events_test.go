@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// Every reason of the programs has a text, and there are no other texts.
+// Each reason of the programs has a text, and there are no other texts.
 func TestReasons(t *testing.T) {
 	names, err := datapath.ReasonNames()
 	if err != nil {
@@ -17,11 +17,11 @@ func TestReasons(t *testing.T) {
 	}
 	for _, name := range names {
 		if Reasons[name] == "" {
-			t.Errorf("%s has no words", name)
+			t.Errorf("%s has no text", name)
 		}
 	}
 	if len(names) != len(Reasons) {
-		t.Errorf("%d reasons, and words for %d", len(names), len(Reasons))
+		t.Errorf("%d reasons, and texts for %d", len(names), len(Reasons))
 	}
 }
 
@@ -42,7 +42,7 @@ func TestFilter(t *testing.T) {
 	} {
 		v, err := url.ParseQuery(c.filter.Query())
 		if err != nil || FilterFrom(v) != c.filter {
-			t.Errorf("%+v comes back as %+v (%v)", c.filter, FilterFrom(v), err)
+			t.Errorf("%+v is decoded as %+v (%v)", c.filter, FilterFrom(v), err)
 		}
 		if got := c.filter.Wants(flow); got != c.flow {
 			t.Errorf("%+v wants a new flow: %v", c.filter, got)

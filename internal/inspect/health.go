@@ -16,22 +16,21 @@ type BackendHealth struct {
 	Service  string           `json:"service"` // namespace/name
 	Address  netip.AddrPort   `json:"address"`
 	Protocol service.Protocol `json:"protocol"`
-	// CheckAddress is the address that is probed. Its port differs from Address if an annotation
-	// says so.
+	// CheckAddress is the address that is probed. An annotation can set another port than Address has.
 	CheckAddress netip.AddrPort `json:"checkAddress"`
 	// Through is set if probes take the path of clients' packets; empty for plain routing.
 	Through string `json:"through,omitempty"`
 	Up      bool   `json:"up"`
-	// CheckPending means that the endpoint has not been probed since the agent started to check it.
+	// CheckPending means that the endpoint has not been probed since the agent started its check.
 	CheckPending bool `json:"checkPending,omitempty"`
 	// Since is when Up last changed, or when the checks started.
 	Since time.Time `json:"since"`
 	Last  time.Time `json:"last,omitzero"` // end of the last probe
-	// Why is the reason why the last probe failed. It may be set for a backend that is up.
+	// Why is why the last probe failed. It may be set for a backend that is up.
 	Why string `json:"why,omitempty"`
 }
 
-// String returns the state and for how long it has lasted.
+// String returns the state and how long it has lasted.
 func (b BackendHealth) String() string {
 	since := time.Since(b.Since).Round(time.Second)
 	switch {
@@ -57,8 +56,8 @@ type Health struct {
 
 // HealthStatus sums up all probed backends.
 type HealthStatus struct {
-	// Backends counts endpoints of Services. Targets counts what is probed: fewer, if Services
-	// share targets.
+	// Backends counts endpoints of Services. Targets counts what is probed: fewer if Services share
+	// targets.
 	Backends int `json:"backends"`
 	Targets  int `json:"targets"`
 	// Services counts the endpoints with a check by Service, as namespace/name.

@@ -2,15 +2,15 @@
 
 package inspect
 
-// MetricKind says how a metric changes.
+// MetricKind is how a metric changes.
 type MetricKind string
 
 const (
-	CounterMetric MetricKind = "counter" // it only grows, and starts from zero when its table does
+	CounterMetric MetricKind = "counter" // only grows; restarts from zero with its table
 	GaugeMetric   MetricKind = "gauge"
 )
 
-// A Metric is one value of a component, under the conventions of Prometheus.
+// A Metric is one value of a component, following the conventions of Prometheus.
 type Metric struct {
 	Name   string            `json:"name"`
 	Kind   MetricKind        `json:"kind"`

@@ -27,7 +27,7 @@ type PortConflict struct {
 	// Address is the address and port that the socket is bound to.
 	Address  string           `json:"address"`
 	Protocol service.Protocol `json:"protocol"`
-	// Owners are the objects with that NodePort or HostPort.
+	// Owners are the objects with this NodePort or HostPort.
 	Owners []service.Ref `json:"owners"`
 	// PID is the first process that has the socket open; 0 if none was found in the agent's PID
 	// namespace.
@@ -47,9 +47,9 @@ func (h PortConflict) String() string {
 	return fmt.Sprintf("%s %s, of %s, is held by %s", h.Protocol, h.Address, strings.Join(names, " and "), who)
 }
 
-// PortConflicts returns sockets of the calling thread's network namespace that are bound to
-// NodePorts and HostPorts: listening TCP and SCTP sockets, and unconnected UDP sockets except on
-// ephemeral ports. The calling process's own sockets are left out.
+// PortConflicts returns sockets of the calling thread's network namespace that are bound to NodePorts and
+// HostPorts: listening TCP and SCTP sockets, and unconnected UDP sockets except on ephemeral ports. It omits
+// sockets of the calling process.
 //
 // It returns sockdiag.ErrNoProtocol if the kernel cannot list sockets.
 func PortConflicts(t *Tables) ([]PortConflict, error) {
@@ -92,8 +92,8 @@ func PortConflicts(t *Tables) ([]PortConflict, error) {
 	}), nil
 }
 
-// ephemeralPorts returns the range of ports that the kernel chooses from (ip(7)); its default if it
-// cannot be read.
+// ephemeralPorts returns the range from which the kernel chooses ports (ip(7)), or its default if it cannot be
+// read.
 func ephemeralPorts() (first, last uint16) {
 	first, last = 32768, 60999
 	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
@@ -134,7 +134,7 @@ func servedPorts(t *Tables) served {
 	return p
 }
 
-// owners returns the objects whose port a socket uses.
+// owners returns the objects whose port a socket occupies.
 func (p served) owners(s sockdiag.Socket) []service.Ref {
 	var all []service.Ref
 	for _, f := range p.frontends[portKey{s.Local.Port(), s.Protocol}] {
@@ -159,8 +159,8 @@ func (f ownedFrontend) heldBy(s sockdiag.Socket) bool {
 	return bound == f.addr || everyLoopback && bound.Is4() && bound.IsLoopback()
 }
 
-// nameHolders finds the processes that have the sockets open. If there are several, it takes the
-// lowest PID.
+// nameHolders finds the processes that have the sockets open; of several processes, the one with the lowest
+// PID.
 func nameHolders(held map[uint32]PortConflict) {
 	var pids []int
 	entries, _ := os.ReadDir("/proc")
@@ -186,7 +186,7 @@ func nameHolders(held map[uint32]PortConflict) {
 	}
 }
 
-// openSockets returns the inodes of the sockets that a process has open.
+// openSockets returns the inodes of a process's open sockets.
 func openSockets(pid int) (inodes []uint32) {
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, link := range links {

@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/sockdiag"
 )
 
-// TestHeldBy (K5): which sockets conflict with a port of an address.
+// TestHeldBy: which sockets conflict with a port of an address (K5).
 func TestHeldBy(t *testing.T) {
 	for _, c := range []struct {
 		bound      string
@@ -54,8 +54,8 @@ func TestHeldBy(t *testing.T) {
 	}
 }
 
-// TestHeldPortsOfOthers: a socket that this process has open is not reported; one that only another
-// process has open is.
+// TestHeldPortsOfOthers: a socket that only another process has open is reported; one that this process has
+// open is not.
 func TestHeldPortsOfOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -98,6 +98,6 @@ func TestHeldPortsOfOthers(t *testing.T) {
 	}
 	tables.Services[0].Frontends[0].Kind = service.LoadBalancer
 	if held, err := PortConflicts(tables); len(held) != 0 || err != nil {
-		t.Errorf("of an address that is not the node's: %v, %v", held, err)
+		t.Errorf("at an address of another node: %v, %v", held, err)
 	}
 }

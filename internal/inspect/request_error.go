@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// RequestError is an error of the request, not of the agent.
+// RequestError is an error in the request, not in the agent.
 type RequestError struct{ text string }
 
 func (e *RequestError) Error() string { return e.text }

@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/suggest"
 )
 
-// PortNames returns the names of service ports by their ids.
+// PortNames returns a function that maps IDs to names of service ports.
 func PortNames(names map[uint32]datapath.ServiceName) conntrack.PortName {
 	return func(id uint32) (owner, port string) {
 		name, known := names[id]
@@ -23,7 +23,7 @@ func PortNames(names map[uint32]datapath.ServiceName) conntrack.PortName {
 	}
 }
 
-// KnownService is a *RequestError if no service has this namespace/name.
+// KnownService returns a *RequestError if no Service has this namespace/name.
 func KnownService(names map[uint32]datapath.ServiceName, name string) error {
 	var known []string
 	for id := range names {
@@ -37,7 +37,7 @@ func KnownService(names map[uint32]datapath.ServiceName, name string) error {
 	return BadRequest("--service %s: no such Service is in the tables%s; `beeline service list` shows those that are", name, suggest.DidYouMean(name, known))
 }
 
-// NamedService is a filter of service ids by namespace/name; empty: all.
+// NamedService returns a filter of service IDs by namespace/name; an empty name selects all.
 func NamedService(names map[uint32]datapath.ServiceName, name string) func(id uint32) bool {
 	return func(id uint32) bool {
 		owner := codec.PortOf(names[id]).Owner

@@ -20,9 +20,9 @@ import (
 
 // Status is the state of the agent and its datapath.
 type Status struct {
-	// Conditions are the problems found, the worst first (Assess).
+	// Conditions are the problems found, worst first (Assess).
 	Conditions condition.List `json:"conditions"`
-	// Running means that an agent holds the bpffs directory. Answered means that the agent provided
+	// Running means that an agent holds the bpffs directory. Answered means that the agent itself provided
 	// this status; otherwise it comes from the pins alone.
 	Running  bool      `json:"running"`
 	Answered bool      `json:"answered"`
@@ -32,24 +32,22 @@ type Status struct {
 	Node     string    `json:"node,omitempty"`
 	// Unreadable names the pins that cannot be read, because another program removed them.
 	Unreadable string `json:"unreadable,omitempty"`
-	// Unprotected is the reason why bind protection is off although it is configured.
+	// Unprotected is why bind protection is off although it is configured.
 	Unprotected string `json:"unprotected,omitempty"`
-	// Unserved is the reason why clients outside the cluster are not served although the edge is
-	// configured.
+	// Unserved is why clients outside the cluster are not served although the edge is configured.
 	Unserved string `json:"unserved,omitempty"`
-	// OtherNamespace means that the status was read in another network namespace than the agent's,
-	// where its devices are not visible.
+	// OtherNamespace means that the status was read in another network namespace than the agent's, where
+	// the agent's devices are not visible.
 	OtherNamespace bool `json:"otherNamespace,omitempty"`
-	// NoOwnAddress means that no device of the agent's network namespace has an address of this
-	// node's Node object.
+	// NoOwnAddress means that no device in the agent's network namespace has an address of this node's Node
+	// object.
 	NoOwnAddress bool `json:"noOwnAddress,omitempty"`
 	// UnclassifiedPods is the number of other Nodes without podCIDRs, whose pods count as clients
 	// outside the cluster.
 	UnclassifiedPods int `json:"unclassifiedPods,omitempty"`
 	// UnknownNode means that there are Nodes, but none has this node's name.
 	UnknownNode bool `json:"unknownNode,omitempty"`
-	// NodeDeleted means that this node's Node object is gone, and its last state stays in use
-	// (R39).
+	// NodeDeleted means that this node's Node object was deleted, and its last state stays in use (R39).
 	NodeDeleted bool   `json:"nodeDeleted,omitempty"`
 	BPFFS       string `json:"pins"`
 	Cgroup      string `json:"cgroup,omitempty"`
@@ -64,14 +62,14 @@ type Status struct {
 	Hooks    int                `json:"hooks,omitempty"`
 	Features []datapath.Feature `json:"features"`
 	Counts   Counts             `json:"counts"`
-	// Algorithm is the default of Services. TableSize is the number of slots of each Maglev table.
+	// Algorithm is the default for Services. TableSize is the number of slots of each Maglev table.
 	Algorithm service.Algorithm `json:"algorithm,omitempty"`
 	TableSize uint32            `json:"tableSize,omitempty"`
-	// DSR is the default of Services. DSRHybrid means that by default only TCP uses it.
+	// DSR is the default for Services. DSRHybrid means that by default only TCP uses it.
 	DSR       service.DSR `json:"dsr,omitempty"`
 	DSRHybrid bool        `json:"dsrHybrid,omitempty"`
-	// DSRAccepted says which packets of balancers are decapsulated for backends of this node; nil
-	// if clients outside the cluster are not served.
+	// DSRAccepted is which packets of balancers are decapsulated for backends of this node; nil if clients
+	// outside the cluster are not served.
 	DSRAccepted *DSRAccepted             `json:"dsrAccepted,omitempty"`
 	Tables      []reconcile.Usage        `json:"tables,omitempty"`
 	Counters    *datapath.SocketCounters `json:"counters"`
@@ -79,19 +77,19 @@ type Status struct {
 	Edge *edge.Status `json:"edge,omitempty"`
 	// Health is the state of health checks; nil if there are none.
 	Health *HealthStatus `json:"health,omitempty"`
-	// Objects are those with a failure or a problem.
+	// Objects are the objects with a failure or a problem.
 	Objects []reconcile.Status `json:"objects,omitempty"`
-	// OptedOut are the pods without the socket shortcut, which get no Services from Beeline yet.
+	// OptedOut are the pods that opted out of the socket shortcut.
 	OptedOut optout.Status `json:"optedOut,omitzero"`
-	// Components are those with a line of their own.
+	// Components are the components with a status line.
 	Components []ComponentStatus `json:"components,omitempty"`
-	// ComponentConditions are conditions of components that are not those of another part of the status.
-	// Status.Conditions contains them, too.
+	// ComponentConditions are the components' conditions that no other part of the status contains.
+	// Status.Conditions contains them too.
 	ComponentConditions condition.List `json:"-"`
-	// PortConflicts are sockets of the node that are bound to NodePorts and HostPorts: bound before
-	// these were served, or with bind protection off.
+	// PortConflicts are sockets of the node that are bound to NodePorts and HostPorts: bound before these
+	// were served, or with bind protection off.
 	PortConflicts []PortConflict `json:"portConflicts,omitempty"`
-	// PortConflictsUnknown is the error if PortConflicts cannot be determined.
+	// PortConflictsUnknown is why PortConflicts cannot be determined.
 	PortConflictsUnknown string `json:"portConflictsUnknown,omitempty"`
 }
 
@@ -101,7 +99,7 @@ type ComponentStatus struct {
 	State string `json:"state"`
 }
 
-// DSRAccepted says which packets of balancers are decapsulated, and why.
+// DSRAccepted is which packets of balancers are decapsulated, and why.
 type DSRAccepted struct {
 	Tunnels bool   `json:"tunnels"` // IPIP and Geneve
 	Option  bool   `json:"option"`  // of IP
@@ -125,13 +123,13 @@ type Source struct {
 	Location string    `json:"location"`
 	Synced   bool      `json:"synced"`
 	LastGood time.Time `json:"lastGood,omitzero"` // when a valid state was last applied
-	// Problems are those of its objects; Status.Conditions contains them, too.
+	// Problems are the conditions of its objects; Status.Conditions contains them too.
 	Problems condition.List `json:"-"`
 	// Errors is the number of problems that keep the current state from taking effect.
 	Errors int `json:"errors"`
 	// Warnings is the number of other problems.
 	Warnings int `json:"warnings"`
-	// Connection to a server; nil for manifests.
+	// Connection is the connection to the server; nil for manifests.
 	Connection *source.Connection `json:"connection,omitempty"`
 }
 
@@ -144,8 +142,8 @@ type Counts struct {
 	DSR       int `json:"dsr"`    // Services with DSR
 }
 
-// Untracked describes frontends without conntrack entries, and how long some slots still need them;
-// empty if there are no such frontends.
+// Untracked describes frontends without conntrack entries, and how long some slots still need entries; empty
+// without such frontends.
 func (s *Status) Untracked() string {
 	if s.Sync.Untracked == 0 && s.Slots.Contested == 0 {
 		return ""
@@ -158,7 +156,7 @@ func (s *Status) Untracked() string {
 	if s.Slots.Seconds == 0 {
 		return text + ", until no conntrack entry leads to another backend"
 	}
-	return text + fmt.Sprintf(", for at most %v more unless tracked connections to other backends go on", time.Duration(s.Slots.Seconds)*time.Second)
+	return text + fmt.Sprintf(", for at most %v more unless tracked connections to other backends continue", time.Duration(s.Slots.Seconds)*time.Second)
 }
 
 // CountsOf counts the objects in the tables.
@@ -176,8 +174,8 @@ func CountsOf(t *Tables) Counts {
 	return c
 }
 
-// ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the
-// rest, and assesses the whole again.
+// ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the rest, and
+// calls Assess again.
 func ReadStatus(bpffs, version string, tables *Tables) *Status {
 	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
 	s.Running, s.PID = datapath.AgentRunning(bpffs)

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// An API server that has been unreachable for long is a condition; a restarting one is not, and
-// manifests have no server.
+// An API server that has been unreachable for long is a condition; a restarting one is not, and manifests have
+// no server.
 func TestAway(t *testing.T) {
 	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
 	for _, test := range []struct {
@@ -25,7 +25,7 @@ func TestAway(t *testing.T) {
 		{"manifests", nil, ""},
 		{"connected", &source.Connection{Connected: true, Since: ago(time.Hour)}, ""},
 		{"restarting", &source.Connection{Since: ago(5 * time.Second), Error: "refused"}, ""},
-		{"away", &source.Connection{Since: ago(time.Hour), Error: "refused"}, "has not answered for 1h0m0s, and changes are not seen: the last state stays in use: refused"},
+		{"away", &source.Connection{Since: ago(time.Hour), Error: "refused"}, "has not answered for 1h0m0s, and the agent sees no changes: the last state stays in use: refused"},
 	} {
 		s := Status{Running: true, Source: Source{Connection: test.connection}}
 		s.Assess()
@@ -36,7 +36,7 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// The status of changed slots: how many of how many, and for how long at most.
+// The status counts the contested slots, and says for how long at most they stay so.
 func TestUntracked(t *testing.T) {
 	for _, test := range []struct {
 		untracked int
@@ -46,7 +46,7 @@ func TestUntracked(t *testing.T) {
 		{0, reconcile.SlotUsage{}, ""},
 		{2, reconcile.SlotUsage{Slots: 502}, "2 frontends need no conntrack entries for flows to other nodes"},
 		{2, reconcile.SlotUsage{Slots: 502, Contested: 251}, "2 frontends need no conntrack entries for flows to other nodes; for now 251 of 502 slots do, until no conntrack entry leads to another backend"},
-		{0, reconcile.SlotUsage{Slots: 251, Contested: 251, Seconds: 3661}, "0 frontends need no conntrack entries for flows to other nodes; for now 251 of 251 slots do, for at most 1h1m1s more unless tracked connections to other backends go on"},
+		{0, reconcile.SlotUsage{Slots: 251, Contested: 251, Seconds: 3661}, "0 frontends need no conntrack entries for flows to other nodes; for now 251 of 251 slots do, for at most 1h1m1s more unless tracked connections to other backends continue"},
 	} {
 		s := Status{Sync: reconcile.Stats{Untracked: test.untracked}, Slots: test.settling}
 		if got := s.Untracked(); got != test.want {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect provides views of the datapath: the contents of the tables, and the agent's state
-// of each object. Everything here has a JSON form, which the agent's socket serves and `-o json`
-// prints.
+// Package inspect provides views of the datapath: the contents of the tables, and the agent's state of each
+// object. All of them have a JSON form, which the agent's socket serves and `-o json` prints.
 package inspect
 
 import (
@@ -26,21 +25,21 @@ type Service struct {
 	Kind      service.Kind `json:"kind"`
 	Namespace string       `json:"namespace"`
 	Name      string       `json:"name"`
-	// State, Reasons, Problems and Refusals come from the agent; they are empty if only the tables
-	// were read.
+	// State, Reasons, Problems and Refusals come from the agent; they are empty if the tables were read
+	// from the pins.
 	State     reconcile.State `json:"state,omitempty"`
 	Reasons   []string        `json:"reasons,omitempty"`
 	Problems  condition.List  `json:"problems,omitempty"`
 	Refusals  []string        `json:"refusals,omitempty"`
 	Frontends []Frontend      `json:"frontends"`
-	// Algorithm is how backends are chosen; empty without backends. TableSize is the number of
-	// slots of its Maglev tables.
+	// Algorithm is how backends are chosen; empty without backends. TableSize is the number of slots of
+	// each Maglev table.
 	Algorithm service.Algorithm `json:"algorithm,omitempty"`
 	TableSize uint32            `json:"tableSize,omitempty"`
 	// Counters are the edge's counters by port; nil without an edge.
 	Counters []PortCounters `json:"counters,omitempty"`
-	// Draining are backends that get no new connections, and still have some or are down. It is set
-	// only if a single Service is read.
+	// Draining are backends that get no new connections, and have remaining connections or are down. It is
+	// set only if a single Service is read.
 	Draining []Draining `json:"draining,omitempty"`
 	// Health comes from the agent; nil without health checks.
 	Health *Health `json:"health,omitempty"`
@@ -51,7 +50,7 @@ func (s *Service) Ref() service.Ref {
 	return service.Ref{Kind: s.Kind, Namespace: s.Namespace, Name: s.Name}
 }
 
-// Frontend is one address of a Service, as the tables have it.
+// Frontend is one address of a Service, as in the tables.
 type Frontend struct {
 	// Address is address:port, or only the address for all other ports.
 	Address  string               `json:"address"`
@@ -63,13 +62,12 @@ type Frontend struct {
 	AffinitySeconds uint32   `json:"affinitySeconds,omitempty"`
 	SourceRanges    []string `json:"sourceRanges,omitempty"`
 	Restricted      bool     `json:"restricted,omitempty"` // only SourceRanges are admitted
-	// DSR is how packets of clients outside the cluster reach backends on other nodes; empty for
-	// SNAT.
+	// DSR is how packets of clients outside the cluster reach backends on other nodes; empty for SNAT.
 	DSR     service.DSR `json:"dsr,omitempty"`
 	Pod     Decision    `json:"pod"`
 	Node    Decision    `json:"node"`
 	Outside Decision    `json:"outside"`
-	// Retained are backends that serve but are not in every set above: they keep their UDP flows.
+	// Retained are serving backends that are not in every set above: they keep their UDP flows.
 	Retained []Member `json:"retained,omitempty"`
 
 	Key        datapath.FrontendKey `json:"-"`
@@ -99,15 +97,14 @@ func (d Decision) String() string {
 type Tables struct {
 	Services []Service `json:"services"`
 	Backends []Backend `json:"backends"`
-	// Draining are backends of no Service that still have connections or are down; set only with
+	// Draining are backends of no Service that have remaining connections or are down; set only with
 	// Scope.Owners.
 	Draining []Draining `json:"draining,omitempty"`
 	// Networks are the ServiceCIDRs.
 	Networks []string `json:"networks"`
-	// PodNetworks are the networks of pods, which do not count as clients outside the cluster.
+	// PodNetworks are the pod networks, whose clients do not count as outside the cluster.
 	PodNetworks []string `json:"podNetworks"`
-	// Balancers are networks from which encapsulated packets for backends of this node are
-	// accepted.
+	// Balancers are networks from which encapsulated packets for backends of this node are accepted.
 	Balancers []string `json:"balancers,omitempty"`
 	// OutsideServed means that the edge serves clients outside the cluster.
 	OutsideServed bool `json:"outsideServed"`
@@ -117,8 +114,7 @@ type Tables struct {
 type Scope struct {
 	// Service selects one object by namespace/name, or by name in any namespace.
 	Service string
-	// Outline leaves out the backends of frontends and, unless Owners is set, the Services of
-	// backends.
+	// Outline omits the backends of frontends and, unless Owners is set, the Services of backends.
 	Outline, Owners bool
 }
 
@@ -127,13 +123,13 @@ func (s Scope) Wants(ref service.Ref) bool {
 	return s.Service == "" || s.Service == ref.Namespace+"/"+ref.Name || s.Service == ref.Name
 }
 
-// ReadTables reads all tables. It may see half of a concurrent change.
+// ReadTables reads all tables. It may see part of a concurrent change.
 func ReadTables(t *datapath.Tables) (*Tables, error) {
 	return ReadScope(context.Background(), t, Scope{})
 }
 
-// ReadScope reads the selected part, until ctx ends. The time grows with the number of frontends
-// and the sum of the sizes of all sets, however many Services share a backend.
+// ReadScope reads the selected part, until ctx ends. Its time grows with the number of frontends and the total
+// size of all sets, however many Services share a backend.
 func ReadScope(ctx context.Context, t *datapath.Tables, scope Scope) (*Tables, error) {
 	r := reader{ctx: ctx, scope: scope, tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{}}
 	index, err := t.Frontends.All()
@@ -204,7 +200,7 @@ type setKey struct {
 	owner          string
 }
 
-// row is an entry of the index, with its owner.
+// row is an entry of the index with its owner.
 type row struct {
 	key     datapath.FrontendKey
 	content codec.Frontend
@@ -218,7 +214,7 @@ func (r *reader) rows(index map[datapath.FrontendKey]uint32) []row {
 	for key, number := range index {
 		content, err := codec.LoadFrontend(r.tables, number)
 		if err != nil {
-			continue // changing, or damaged: the agent repairs it
+			continue // changing, or damaged and repaired by the agent
 		}
 		port, known := ports[content.Port()]
 		if !known {
@@ -258,7 +254,7 @@ func (r *reader) services(index map[datapath.FrontendKey]uint32) (all []Service,
 	return all, nil
 }
 
-// noteAlgorithm takes the algorithm from a row.
+// noteAlgorithm sets the algorithm from a row.
 func (s *Service) noteAlgorithm(row *codec.Frontend) {
 	for class := range service.SourceClasses {
 		switch slots := row.Slots(service.SourceClass(class)); {
@@ -308,7 +304,7 @@ func (r *reader) frontend(key datapath.FrontendKey, row *codec.Frontend, port se
 	return f
 }
 
-// set returns the backends of a set: its slots, and the list of its members.
+// set returns the backends of a set: its slots and its list of members.
 func (r *reader) set(slots, members codec.Range, owner string) []Member {
 	if slots.Count == 0 {
 		return nil
@@ -328,7 +324,7 @@ func (r *reader) set(slots, members codec.Range, owner string) []Member {
 	return r.sets[key]
 }
 
-// Find returns the object named namespace/name, or name if only one namespace has it.
+// Find returns the object named namespace/name, or name if it is unique.
 func (t *Tables) Find(name string) (*Service, error) {
 	var found []*Service
 	for i := range t.Services {

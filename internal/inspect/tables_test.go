@@ -34,8 +34,8 @@ func (a *fakeArray[V]) Load(i uint32) V            { a.read++; return a.rows[i] 
 func (a *fakeArray[V]) Store(uint32, V) error      { return errors.ErrUnsupported }
 func (a *fakeArray[V]) All() (map[uint32]V, error) { return nil, errors.ErrUnsupported }
 
-// sharedTables holds Services with a ClusterIP each, in two namespaces, all with the same backends,
-// each with its own set, as package reconcile writes them.
+// sharedTables holds Services with a ClusterIP each, in two namespaces, all with the same backends but each
+// with its own set, as written by package reconcile.
 func sharedTables(services, backends int) (*datapath.Tables, *fakeArray[uint32]) {
 	index, names := fakeHash[datapath.FrontendKey, uint32]{}, fakeHash[uint32, datapath.ServiceName]{}
 	rows := &fakeArray[datapath.Frontend]{rows: make([]datapath.Frontend, services+1)}
@@ -67,8 +67,7 @@ func sharedTables(services, backends int) (*datapath.Tables, *fakeArray[uint32])
 		SourceRanges: fakeHash[datapath.SourceRangeKey, uint32]{}, Networks: fakeHash[datapath.NetworkKey, datapath.Network]{}}, slots
 }
 
-// TestReadScope: each scope returns the expected part, and a read of one Service does not read the
-// others.
+// TestReadScope: each scope returns the expected part, and a read of one Service does not read the others.
 func TestReadScope(t *testing.T) {
 	tables, slots := sharedTables(10, 3)
 	full, err := ReadTables(tables)
@@ -93,29 +92,29 @@ func TestReadScope(t *testing.T) {
 		if err != nil || len(one.Services) != want {
 			t.Errorf("%s: %d Services, %v; want %d", name, len(one.Services), err, want)
 		} else if want == 1 && cmp.Diff(full.Services[6].Frontends[0].Pod, one.Services[0].Frontends[0].Pod) != "" {
-			t.Errorf("%s has other backends read alone: %+v", name, one.Services[0].Frontends[0].Pod)
+			t.Errorf("%s read alone has different backends: %+v", name, one.Services[0].Frontends[0].Pod)
 		}
 	}
 	if slots.read != 2*3 {
-		t.Errorf("two Services of 3 backends were looked for, and %d slots were read", slots.read)
+		t.Errorf("reading two Services of 3 backends took %d slots", slots.read)
 	}
 	outline, err := ReadScope(context.Background(), tables, Scope{Outline: true})
 	if err != nil || CountsOf(outline) != CountsOf(full) || len(outline.Services[0].Frontends[0].Pod.Backends) != 0 {
-		t.Errorf("the outline counts %+v, %v; want %+v, and no backends of frontends", CountsOf(outline), err, CountsOf(full))
+		t.Errorf("outline: %+v, %v; want %+v, and no backends of frontends", CountsOf(outline), err, CountsOf(full))
 	}
 	owners, err := ReadScope(context.Background(), tables, Scope{Outline: true, Owners: true})
 	if err != nil || cmp.Diff(full.Backends, owners.Backends) != "" {
-		t.Errorf("an outline with owners has other backends: %v\n%s", err, cmp.Diff(full.Backends, owners.Backends))
+		t.Errorf("an outline with owners has different backends: %v\n%s", err, cmp.Diff(full.Backends, owners.Backends))
 	}
 }
 
-// TestReadEndsWithItsRequest: the read ends when the client has disconnected.
+// TestReadEndsWithItsRequest: the read ends when the client disconnects.
 func TestReadEndsWithItsRequest(t *testing.T) {
 	tables, slots := sharedTables(1000, 3)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := ReadScope(ctx, tables, Scope{}); !errors.Is(err, context.Canceled) || slots.read > 0 {
-		t.Errorf("the request is over: %v, and %d slots were read", err, slots.read)
+		t.Errorf("after the end of the request: %v, and %d slots were read", err, slots.read)
 	}
 }
 

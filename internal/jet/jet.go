@@ -1,38 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package jet computes which slots of a Maglev table need conntrack entries, and which backend gets
-// a packet without one ("just enough tracking"). It is purely functional: no clock, no tables, no
-// packets.
+// Package jet computes which slots of a Maglev table need conntrack entries, and which backend gets a packet
+// without one ("just enough tracking"). It is purely functional: no clock, no tables, no packets.
 //
-// While a balancer sends all of a slot's packets to one backend, it needs no conntrack entries.
-// When the slot's backend changes it does, because existing connections stay with the old backend.
-// Such a slot is contested. It has a stable backend, the one from when it was last uncontested, and
-// a current backend, the one in the table. Every flow of a contested slot gets a conntrack entry: a
-// new flow goes to the current backend, and a packet that starts no flow and has no entry belongs
-// to an untracked flow, so it goes to the stable backend.
+// A slot needs no conntrack entries while a balancer sends all of its packets to one backend. When its backend
+// changes, the slot becomes contested, because existing connections stay with the old backend. A contested slot
+// has a stable backend, the one from before it became contested, and a current backend, the one in the table.
+// Every flow of the slot gets a conntrack entry: a new flow goes to the current backend; a packet that starts
+// no flow and has no entry belongs to an untracked flow, and goes to the stable backend.
 package jet
 
 import "slices"
 
-// Seconds are the time of a monotonic clock.
+// Seconds is the time of a monotonic clock.
 type Seconds uint32
 
 // Slot returns the slot of a flow from the hash of its packets and the number of slots.
 func Slot(hash uint32, slots int) uint32 { return uint32(uint64(hash) * uint64(slots) >> 32) }
 
-// A History holds the contested slots of one frontend. It is immutable. Nil means that no slot is
-// contested.
+// A History holds the contested slots of one frontend. It is immutable. Nil means that no slot is contested.
 //
-// Its slots are those of the table by which flows were last forwarded without conntrack entries. If
-// the table now has another size, or the frontend is no longer untracked, all slots are contested.
-// One slot is then enough to record that no stable backend is known.
+// Its slots are those of the last table that forwarded flows without conntrack entries. If the table now has
+// another size, or the frontend is no longer untracked, all slots are contested. One slot is then enough to
+// record that no stable backend is known.
 type History struct {
-	// Stable holds the stable backend of each contested slot. 0 means that none is known, and that
-	// every flow has a conntrack entry.
+	// Stable holds the stable backend of each contested slot. 0 means that none is known, and every flow
+	// has a conntrack entry.
 	Stable    []uint32
 	Contested []bool
-	// Since is when the slot became contested. Later changes do not matter, because flows that
-	// started since have conntrack entries.
+	// Since is when the slot became contested. Later changes do not matter, because flows that started
+	// since then have conntrack entries.
 	Since []Seconds
 }
 
@@ -45,9 +42,8 @@ type State struct {
 	History   *History
 }
 
-// Next returns the history after the frontend gets another table. The zero State is that of a new
-// frontend; its flows may have conntrack entries nevertheless. If nothing changed, Next returns the
-// same History.
+// Next returns the history after the frontend gets another table. The zero State is that of a new frontend; its
+// flows may nevertheless have conntrack entries. If nothing changed, Next returns the same History.
 func (s State) Next(table []uint32, untracked bool, now Seconds) *History {
 	h := s.History
 	if untracked == s.Untracked && (!untracked || slices.Equal(table, s.Table)) {
@@ -66,13 +62,12 @@ func (s State) Next(table []uint32, untracked bool, now Seconds) *History {
 	return h
 }
 
-// Known reports whether there may be flows without conntrack entries whose backend the history
-// knows.
+// Known reports whether there may be flows without conntrack entries whose backend the history knows.
 func (h *History) Known() bool {
 	return slices.ContainsFunc(h.Stable, func(backend uint32) bool { return backend != 0 })
 }
 
-// unknown returns a history of slots whose flows may have conntrack entries of any backend.
+// unknown returns a history of slots whose flows may have conntrack entries with any backend.
 func unknown(slots int, now Seconds) *History {
 	h := blank(slots)
 	for slot := range slots {
@@ -111,12 +106,13 @@ func (s State) addContested(now Seconds, changed func(slot int) bool) *History {
 	return next
 }
 
-// Settle returns the history after a GC pass over flows that began when the state was already this
-// one. timeout is the idle timeout of a flow; busy reports whether the GC pass found a conntrack
-// entry of a slot with another backend than the table's.
+// Settle returns the history after a GC pass over the flows that began when the state was already this one.
+// timeout is the idle timeout of a flow; busy reports whether the GC pass found a conntrack entry of a slot
+// with another backend than the table's.
 //
-// A slot becomes uncontested when its untracked flows have conntrack entries or have timed out, and
-// no entry has another backend. Untracked flows belong to the stable backend: if there is none, or
+// A slot becomes uncontested once its untracked flows have conntrack entries or have timed out, and no entry
+// has another backend. Untracked flows belong to the stable backend: without one, or if it is the current one,
+// there is nothing to wait for.
 // it is the current one, there is nothing to wait for.
 func (s State) Settle(timeout, began Seconds, busy func(slot uint32) bool) *History {
 	h := s.History
@@ -130,7 +126,7 @@ func (s State) Settle(timeout, began Seconds, busy func(slot uint32) bool) *Hist
 		if !s.Untracked || len(s.Table) == 0 {
 			return nil // every remaining flow has a conntrack entry
 		}
-		// The earlier table is no longer needed: from now on slots are checked one by one.
+		// The earlier table is no longer needed: from now on, slots are checked one by one.
 		return State{s.Table, true, unknown(len(s.Table), began)}.Settle(timeout, began, busy)
 	}
 	next, left := &History{slices.Clone(h.Stable), slices.Clone(h.Contested), h.Since}, false
@@ -153,7 +149,7 @@ func (s State) Settle(timeout, began Seconds, busy func(slot uint32) bool) *Hist
 	return next
 }
 
-// Slots returns the number of slots of the table, or of the one before.
+// Slots returns the number of slots of the table, or of the previous one.
 func (s State) Slots() int {
 	if s.Untracked && len(s.Table) > 0 || s.History == nil {
 		return len(s.Table)
@@ -161,9 +157,9 @@ func (s State) Slots() int {
 	return len(s.History.Stable)
 }
 
-// Pending returns the number of slots whose flows need conntrack entries because of the history,
-// and how long untracked flows can still live at most. A slot stays contested longer only while a
-// conntrack entry has another backend than the table's.
+// Pending returns the number of slots whose flows need conntrack entries because of the history, and the
+// maximum remaining lifetime of untracked flows. A slot stays contested longer only while a conntrack entry has
+// another backend than the table's.
 func (s State) Pending(timeout, now Seconds) (contested int, left Seconds) {
 	h := s.History
 	if h == nil {
@@ -191,7 +187,7 @@ func (s State) waited(slot int, timeout, now Seconds) bool {
 	return stable == 0 || stable == s.Table[slot] || passed(s.History.Since[slot], timeout, now)
 }
 
-// outlived reports the same for all slots, whatever the table says.
+// outlived reports the same for all slots, regardless of the table.
 func (h *History) outlived(timeout, now Seconds) bool {
 	for slot, stable := range h.Stable {
 		if stable != 0 && !passed(h.Since[slot], timeout, now) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestNothingChanges: what stays as it is keeps its history.
+// TestNothingChanges: without a change the history stays the same.
 func TestNothingChanges(t *testing.T) {
 	table := []uint32{1, 2, 3}
 	s := State{Table: table, Untracked: true}
@@ -17,12 +17,11 @@ func TestNothingChanges(t *testing.T) {
 	s.History = s.Next([]uint32{1, 2, 4}, true, 5)
 	s.Table = []uint32{1, 2, 4}
 	if h := s.Next([]uint32{1, 2, 5}, true, 6); h != s.History {
-		t.Errorf("another change of a contested slot makes another history: %v", h)
+		t.Errorf("another change of a contested slot changes the history: %v", h)
 	}
 }
 
-// TestWaits: what is said of contested slots is when Settle ends them, once no entry leads
-// elsewhere.
+// TestWaits: Settle ends contested slots when Pending predicts it, unless an entry has another backend.
 func TestWaits(t *testing.T) {
 	free := func(uint32) bool { return false }
 	const a, b = 1, 2
@@ -44,7 +43,7 @@ func TestWaits(t *testing.T) {
 			t.Errorf("%s: %d slots, %d s; want %d and %d", test.name, contested, left, test.contested, test.left)
 		}
 		if _, left := s.Pending(timeout, 1040); left != max(test.left, 40)-40 {
-			t.Errorf("%s: after 40 s %d are left of %d", test.name, left, test.left)
+			t.Errorf("%s: after 40 s, %d s of %d remain", test.name, left, test.left)
 		}
 		if s.History = s.Settle(timeout, 1000+test.left, free); s.History != nil {
 			t.Errorf("%s: still contested after %d s", test.name, test.left)
@@ -52,17 +51,17 @@ func TestWaits(t *testing.T) {
 	}
 	fresh := State{before.Table, true, State{}.Next(before.Table, true, 1000)}
 	if contested, left := fresh.Pending(timeout, 1000); contested != 4 || left != 0 || len(fresh.History.Stable) != 1 {
-		t.Errorf("a new table: %d slots, %d s, and %d are remembered; want all, for the next GC pass, by one", contested, left, len(fresh.History.Stable))
+		t.Errorf("a new table: %d slots, %d s, recorded in %d slots; want all, until the next GC pass, in one", contested, left, len(fresh.History.Stable))
 	}
 	back := State{[]uint32{b, a, a, a}, true, before.Next([]uint32{b, a, a, a}, true, 1000)}
 	back = State{before.Table, true, back.Next(before.Table, true, 1000)}
 	if contested, left := back.Pending(timeout, 1000); contested != 1 || left != 0 {
-		t.Errorf("A, B, A: %d slots, %d s; want one that waits for records alone", contested, left)
+		t.Errorf("A, B, A: %d slots, %d s; want one that waits only for conntrack entries", contested, left)
 	}
 }
 
-// TestChangeRightAfterStart: of a new table nothing is known, whatever becomes of it until a GC pass
-// has seen all conntrack entries; then slots are contested that these lead elsewhere from, and no others.
+// TestChangeRightAfterStart: nothing is known of a new table, however it changes, until a GC pass has seen all
+// conntrack entries; then exactly the slots that have an entry with another backend are contested.
 func TestChangeRightAfterStart(t *testing.T) {
 	const a, b = 1, 2
 	s := State{[]uint32{a, a, b}, true, State{}.Next([]uint32{a, a, b}, true, 1000)}
@@ -80,14 +79,14 @@ func TestChangeRightAfterStart(t *testing.T) {
 	}
 	s.History = s.Settle(timeout, 1002, func(slot uint32) bool { return slot == 1 })
 	if h := s.History; h == nil || !slices.Equal(h.Contested, []bool{false, true, false}) {
-		t.Fatalf("a conntrack entry leads elsewhere from slot 1: %+v", h)
+		t.Fatalf("slot 1 has an entry with another backend: %+v", h)
 	}
 	if s.History = s.Settle(timeout, 1003, func(uint32) bool { return false }); s.History != nil {
-		t.Errorf("no record leads elsewhere: %+v", s.History)
+		t.Errorf("no entry has another backend: %+v", s.History)
 	}
 }
 
-// TestChange goes through the changes of one slot by name.
+// TestChange covers each kind of change of one slot.
 func TestChange(t *testing.T) {
 	const a, b, c = 1, 2, 3
 	free := func(uint32) bool { return false }
@@ -95,7 +94,7 @@ func TestChange(t *testing.T) {
 		name   string
 		tables []uint32
 		stable uint32
-		wait   Seconds // until it is uncontested with no entry in it
+		wait   Seconds // until it is uncontested without an entry
 	}{
 		{"A, B", []uint32{a, b}, a, timeout},
 		{"A, B, C keeps A", []uint32{a, b, c}, a, timeout},
@@ -110,7 +109,7 @@ func TestChange(t *testing.T) {
 			continue
 		}
 		if h := s.Settle(timeout, 1000+test.wait, func(uint32) bool { return true }); h == nil {
-			t.Errorf("%s: uncontested in spite of a conntrack entry elsewhere", test.name)
+			t.Errorf("%s: uncontested despite an entry with another backend", test.name)
 		}
 		if test.wait > 0 && s.Settle(timeout, 1000+test.wait-1, free) == nil {
 			t.Errorf("%s: uncontested too early", test.name)

@@ -18,27 +18,27 @@ var (
 
 const (
 	timeout  = 100 // of an idle flow
-	halfOpen = 10  // of one that has only begun
+	halfOpen = 10  // of an unreplied flow
 )
 
-// A ctEntry is one of a flow.
+// A ctEntry is the conntrack entry of a flow.
 type ctEntry struct {
 	backend uint32
 	seen    Seconds
-	begun   bool // only a SYN has been seen
-	forged  bool // by somebody who does not see the connection
-	snat    bool // its packets go another way than those without a conntrack entry
+	begun   bool // only a SYN was seen
+	forged  bool // by a host that does not see the connection
+	snat    bool // its packets do not take the path of those without an entry
 }
 
-// A connection is what its client knows of it.
+// A connection is what its client knows.
 type connection struct {
 	hash    uint32
-	backend uint32 // that has answered its SYN
+	backend uint32 // the one that answered its SYN
 	heard   Seconds
 	over    bool
 }
 
-// play is one balancer, its frontend and clients.
+// play simulates a balancer, its frontend and clients.
 type play struct {
 	*rand.Rand
 	state       State
@@ -52,7 +52,7 @@ func (p *play) say(format string, args ...any) {
 	p.log = append(p.log, fmt.Sprintf("%4d ", p.now)+fmt.Sprintf(format, args...))
 }
 
-// table has some of a few backends, and half of the slots as they were.
+// table returns a table of random backends; half of the slots stay as they were.
 func (p *play) table(size int) []uint32 {
 	table := make([]uint32, size)
 	for slot := range table {
@@ -103,11 +103,11 @@ func (p *play) gc() {
 		return false
 	}
 	p.state.History = p.state.Settle(timeout, p.now, busy)
-	p.say("sweep: history %v", p.state.History)
+	p.say("GC pass: history %v", p.state.History)
 }
 
-// sends has a packet go where the programs send it; 0: it is refused. Past a forged SYN it goes
-// without a conntrack entry (pretended in bpf/dsr/forward.h).
+// sends sends a packet to the backend that the programs choose; 0: it is rejected. Past a forged SYN it is
+// forwarded without a conntrack entry (forged_syn in bpf/dsr/stateless.h).
 func (p *play) sends(n int, syn bool) (backend uint32, recorded bool) {
 	c, s := p.connections[n], p.state
 	contested := s.Contested(c.hash)
@@ -135,8 +135,8 @@ func (p *play) sends(n int, syn bool) (backend uint32, recorded bool) {
 	return backend, true
 }
 
-// forges has somebody send a SYN with a connection's ends, who sees nothing of it. What he begins
-// where there is no entry is his; else the entry's backend judges.
+// forges sends a SYN with a connection's tuple from a host that does not see the connection. If the flow has no
+// entry, the SYN creates a forged one; otherwise the entry's backend handles it.
 func (p *play) forges(n int) {
 	_, known := p.records[n]
 	backend, _ := p.sends(n, true)
@@ -144,7 +144,7 @@ func (p *play) forges(n int) {
 		r.forged = true
 		p.records[n] = r
 	}
-	p.say("somebody forges a SYN of connection %d: %d", n, backend)
+	p.say("a forged SYN of connection %d: %d", n, backend)
 }
 
 func (p *play) step() error {
@@ -156,7 +156,7 @@ func (p *play) step() error {
 	case k < 9:
 		p.now += Seconds(p.IntN(2 * timeout / 3))
 		p.expire()
-		p.say("time has passed")
+		p.say("time passes")
 	case k < 13:
 		return p.begins()
 	case len(p.connections) > 0 && k < 15:
@@ -167,7 +167,7 @@ func (p *play) step() error {
 	return nil
 }
 
-// begins has a client send a SYN, twice, and acknowledge the answer.
+// begins opens a connection: the client sends a SYN twice, and acknowledges the answer.
 func (p *play) begins() error {
 	n, c := len(p.connections), &connection{hash: p.Uint32(), heard: p.now}
 	p.connections = append(p.connections, c)
@@ -178,21 +178,20 @@ func (p *play) begins() error {
 	c.backend, _ = p.sends(n, true)
 	p.say("connection %d of %#x begins with %d", n, c.hash, c.backend)
 	if c.backend != want {
-		return fmt.Errorf("connection %d begins with %d, and the table says %d", n, c.backend, want)
+		return fmt.Errorf("connection %d starts at %d, and the table says %d", n, c.backend, want)
 	}
 	if c.backend == 0 {
 		c.over = true
 		return nil
 	}
 	if again, _ := p.sends(n, true); again != c.backend {
-		return fmt.Errorf("the SYN of connection %d comes to %d, then to %d", n, c.backend, again)
+		return fmt.Errorf("the SYN of connection %d reaches %d, then %d", n, c.backend, again)
 	}
 	return p.goesOn(n)
 }
 
-// goesOn has a client send on, unless the connection has been idle for too long, or has
-// been refused: then it is over. A packet that was sent a moment before counts, too; one that has
-// gone past a forged SYN does not.
+// goesOn sends another packet of a client, unless the connection is over: idle for too long, or rejected. Only
+// packets with an entry, or that need none, keep the connection alive: one past a forged SYN does not.
 func (p *play) goesOn(n int) error {
 	c := p.connections[n]
 	if c.over = c.over || p.now-c.heard >= timeout; c.over {
@@ -205,17 +204,17 @@ func (p *play) goesOn(n int) error {
 		return nil
 	}
 	if got != c.backend {
-		return fmt.Errorf("connection %d is with %d, and a packet of it comes to %d", n, c.backend, got)
+		return fmt.Errorf("connection %d has backend %d, and a packet reaches %d", n, c.backend, got)
 	}
-	if recorded { // or no entry is needed: else nobody will know that it has sent something
+	if recorded { // or no entry is needed: otherwise nothing records that it sent a packet
 		c.heard = p.now
 	}
 	return nil
 }
 
-// TestSequences: no connection that is established, and not idle for longer than flows are
-// remembered, nor behind forged SYNs for so long, ever comes to another backend, whatever becomes of the table; new
-// ones come to those of the table alone; and in the end, when all is quiet, there is no history.
+// TestSequences: no established connection reaches another backend, however the table changes, unless it was
+// idle, or behind forged SYNs, for longer than the flow timeout. New connections get a backend of the table. At
+// the end, when nothing changes, there is no history.
 func TestSequences(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {
@@ -229,7 +228,7 @@ func TestSequences(t *testing.T) {
 	}
 }
 
-// sequence plays one, and says how it went.
+// sequence plays one sequence, and returns its log.
 func sequence(seed, number uint64) (log []string, err error) {
 	p := &play{Rand: rand.New(rand.NewPCG(seed, number)), now: 1000, records: map[int]ctEntry{}}
 	for range 5 + p.IntN(60) {
@@ -242,12 +241,12 @@ func sequence(seed, number uint64) (log []string, err error) {
 		p.gc()
 	}
 	if p.state.History != nil {
-		return p.log, fmt.Errorf("in the end there is still a history: %v", p.state.History)
+		return p.log, fmt.Errorf("there is still a history at the end: %v", p.state.History)
 	}
 	return p.log, nil
 }
 
-// Contested says whether a flow needs a conntrack entry, as the programs do.
+// Contested reports whether a flow needs a conntrack entry, as the programs do.
 func (s State) Contested(hash uint32) bool {
 	switch {
 	case !s.Untracked:
@@ -260,8 +259,8 @@ func (s State) Contested(hash uint32) bool {
 	return s.History.Contested[Slot(hash, len(s.Table))]
 }
 
-// Stable is where a packet belongs that has no entry and does not begin a flow, if its
-// slot is contested; 0: where the table says.
+// Stable returns the backend of a packet without an entry that does not start a flow, if its slot is contested;
+// 0: the table decides.
 func (s State) Stable(hash uint32) uint32 {
 	if s.History == nil {
 		return 0

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write the golden tables anew: nodes of 
 
 const goldenFile = "testdata/golden"
 
-// golden are a table in full and the sums of larger ones.
+// golden returns one table in full and the hashes of larger ones.
 func golden(t *testing.T) string {
 	var out strings.Builder
 	small := []Backend{
@@ -50,7 +50,7 @@ func golden(t *testing.T) string {
 	return out.String()
 }
 
-// TestGolden: the algorithm is part of what nodes agree on, and has not changed.
+// TestGolden: the algorithm, on which nodes must agree, has not changed.
 func TestGolden(t *testing.T) {
 	got := golden(t)
 	if *update {
@@ -63,6 +63,6 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("tables are others than in %s: nodes of different versions would send one flow to different backends", goldenFile)
+		t.Errorf("tables differ from those in %s: nodes of different versions would send one flow to different backends", goldenFile)
 	}
 }

@@ -1,29 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package maglev fills look-up tables by which every node chooses the same
-// backend for a flow, and which change little when backends come and go
-// ("Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016,
-// section 3.4), with weights.
+// Package maglev fills lookup tables with which every node chooses the same backend for a flow, and which
+// change little when backends are added or removed ("Maglev: A Fast and Reliable Software Network Load
+// Balancer", NSDI 2016, section 3.4), with weights.
 //
-// A table follows from the addresses, ports and weights of the backends and from
-// its size, and from nothing else: nodes and versions of Beeline have to agree. So
-// the algorithm must not change; the tables in testdata tell if it does.
+// A table depends only on its size and on the addresses, ports and weights of the backends, because nodes and
+// versions of Beeline must agree. So the algorithm must not change; the tables in testdata detect a change.
 //
 // # Weights
 //
-// Each backend prefers the slots in an order of its own, and takes its most preferred
-// free slot when it is its turn, until none is free. Turn k of a backend of weight w
-// comes at the time k/w; only the first one of all comes at 0, so that each has a slot.
-// Hence:
+// Each backend prefers the slots in its own order. On each of its turns it takes the free slot that it prefers
+// most, until no slot is free. Turn k of a backend of weight w is at time k/w, except that the first turn of
+// every backend is at time 0, so that each has a slot. Therefore:
 //
-//   - With equal weights that is the paper's algorithm.
-//   - In a table of M slots for N backends, with weights of the sum W, a backend of
-//     weight w has at most the larger of 1 and (1 + N/M) M w/W slots: at M >= 100 N
-//     none has more than 1 % above its share, but for those whose share is less than
+//   - With equal weights this is the paper's algorithm.
+//   - In a table of M slots for N backends, with total weight W, a backend of
+//     weight w has at most the larger of 1 and (1 + N/M) M w/W slots: with M >= 100 N,
+//     none is more than 1 % above its share, except those whose share is less than
 //     one slot.
-//   - The times of one backend's turns do not depend on the others. A backend that
-//     comes, goes or changes its weight alters neither the order in which the others
-//     have their turns nor what they prefer, only which slots they still find free.
+//   - The times of a backend's turns do not depend on the others. Adding or removing a
+//     backend or changing its weight alters neither the order in which the others
+//     have their turns nor their preferences, only which slots they find free.
 package maglev
 
 import (
@@ -33,17 +30,17 @@ import (
 	"slices"
 )
 
-// Backend is one of the backends that share a table.
+// Backend is a backend that shares a table with others.
 type Backend struct {
-	// Addr identifies the backend. IPv4 and IPv4-mapped IPv6 addresses are the same.
+	// Addr identifies the backend. IPv4 and IPv4-mapped IPv6 addresses are equal.
 	Addr netip.AddrPort
 	// Weight is its share relative to the others; 0 means no slots.
 	Weight uint8
 }
 
-// Fill returns a table of size slots, each an index into backends. The result does not depend on
-// the order of backends, which must be distinct. The size must be a prime number and at least the
-// number of backends with nonzero weight, of which there must be at least one.
+// Fill returns a table of size slots, each an index into backends. The result does not depend on the order of
+// backends, which must be distinct. The size must be a prime number and at least the number of backends with
+// nonzero weight, of which there must be at least one.
 func Fill(size uint32, backends []Backend) ([]uint32, error) {
 	if !isPrime(size) {
 		return nil, fmt.Errorf("a table of %d slots: the size must be a prime number", size)
@@ -109,7 +106,7 @@ func newTable(size uint32) *table {
 	return t
 }
 
-// turn assigns the first free slot of a claimant's sequence. There must be one.
+// turn assigns a claimant the first free slot of its sequence. There must be one.
 func (t *table) turn(c *claimant) {
 	at := c.at
 	for t.slots[at] != none {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// cases are tables of M >= 100 N, and what the weights are taken from.
+// cases are tables of M >= 100 N; weights is the maximum weight.
 var cases = []struct {
 	size, backends, weights int
 }{
@@ -36,7 +36,7 @@ func randomAddr(r *rand.Rand) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), uint16(8080+r.IntN(2)))
 }
 
-// randomBackends are n of weights from 1 to most.
+// randomBackends returns n backends with weights from 1 to most.
 func randomBackends(r *rand.Rand, n, most int) []Backend {
 	known := map[netip.AddrPort]bool{}
 	var all []Backend
@@ -58,7 +58,7 @@ func mustFill(t testing.TB, size int, backends []Backend) []uint32 {
 	return slots
 }
 
-// count is how many slots each backend has.
+// count returns how many slots each backend has.
 func count(slots []uint32, backends []Backend) []int {
 	has := make([]int, len(backends))
 	for _, b := range slots {
@@ -67,7 +67,7 @@ func count(slots []uint32, backends []Backend) []int {
 	return has
 }
 
-// TestSequenceIsPermutation: a backend comes to each slot once.
+// TestSequenceIsPermutation: a sequence visits each slot once.
 func TestSequenceIsPermutation(t *testing.T) {
 	r := newRand(t)
 	for _, size := range []uint32{2, 3, 7, 251, 1021, 16381, 65537} {
@@ -76,7 +76,7 @@ func TestSequenceIsPermutation(t *testing.T) {
 			seen := make([]bool, size)
 			for at, n := s.at, uint32(0); n < size; at, n = s.after(at, size), n+1 {
 				if seen[at] {
-					t.Fatalf("%+v comes to slot %d of %d twice", s, at, size)
+					t.Fatalf("%+v visits slot %d of %d twice", s, at, size)
 				}
 				seen[at] = true
 			}
@@ -84,8 +84,8 @@ func TestSequenceIsPermutation(t *testing.T) {
 	}
 }
 
-// TestImbalance (X3): at M >= 100 N no backend has more than 1 % above its share, and
-// none whose weight is not 0 has nothing.
+// TestImbalance (X3): at M >= 100 N no backend is more than 1 % above its share, and each with nonzero weight
+// has a slot.
 func TestImbalance(t *testing.T) {
 	r := newRand(t)
 	for _, c := range cases {
@@ -111,8 +111,8 @@ func TestImbalance(t *testing.T) {
 	}
 }
 
-// moved compares two tables over the same backends: how many slots changed, and how
-// many have to, given how many each backend has now.
+// moved compares two tables over the same backends: how many slots changed, and how many had to, given the
+// number of slots that each backend has now.
 func moved(before, now []uint32, backends []Backend) (changed, least int) {
 	for i := range before {
 		if before[i] != now[i] {
@@ -126,10 +126,9 @@ func moved(before, now []uint32, backends []Backend) (changed, least int) {
 	return changed, least
 }
 
-// TestDisruption (X3): a backend that goes, comes or changes its weight moves what has
-// to move, and in the mean over many sets less than 4 % of the slots besides. Single
-// sets fare worse in small tables, where two backends may have sequences that are much
-// alike; so the seeds are always the same.
+// TestDisruption (X3): a backend that is removed, added or changes its weight moves the slots that it must and,
+// on average over many sets, less than 4 % of the others. Single sets are worse in small tables, where two
+// backends may have similar sequences; so the seeds are fixed.
 func TestDisruption(t *testing.T) {
 	for _, c := range cases {
 		r := rand.New(rand.NewPCG(1, uint64(c.size)))
@@ -145,12 +144,12 @@ func TestDisruption(t *testing.T) {
 				changed, least := moved(before, mustFill(t, c.size, backends), backends)
 				extra := float64(changed-least) / float64(c.size)
 				besides, worst = besides+extra/(3*sets), max(worst, extra)
-				if weight == 0 { // and the other way round it is an addition
+				if weight == 0 { // and, in reverse, an addition
 					ratio += float64(changed) / float64(least) / sets
 				}
 			}
 		}
-		figures := fmt.Sprintf("M %d, N %d, weights to %d: a backend that goes moves %.2f times what has to; besides what has to, %.2f %% of the slots move, at most %.2f %%",
+		figures := fmt.Sprintf("M %d, N %d, weights to %d: removing a backend moves %.2f times the necessary slots; changes move %.2f %% of the slots beyond the necessary ones, at most %.2f %%",
 			c.size, c.backends, c.weights, ratio, 100*besides, 100*worst)
 		t.Log(figures)
 		if besides > 0.04 || worst > 0.20 || c.size > 16000 && worst > 0.03 {
@@ -159,8 +158,8 @@ func TestDisruption(t *testing.T) {
 	}
 }
 
-// TestOrderDoesNotMatter: nodes that know the backends in another order have the same
-// table; so have those that write IPv4 as IPv6, or all weights twice as large.
+// TestOrderDoesNotMatter: nodes that know the backends in another order have the same table, as do those that
+// write IPv4 as IPv6 or double all weights.
 func TestOrderDoesNotMatter(t *testing.T) {
 	r := newRand(t)
 	for _, c := range cases {
@@ -183,7 +182,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// TestRefuses: what cannot be filled is said, and an illegible size never loops.
+// TestRefuses: Fill returns an error if it cannot fill a table, and never loops forever on an invalid size.
 func TestRefuses(t *testing.T) {
 	r := newRand(t)
 	for _, test := range []struct {
@@ -204,7 +203,7 @@ func TestRefuses(t *testing.T) {
 	full := randomBackends(r, 7, 255)
 	for i, has := range count(mustFill(t, 7, full), full) {
 		if has != 1 {
-			t.Errorf("of 7 backends in 7 slots number %d has %d", i, has)
+			t.Errorf("of 7 backends in 7 slots, number %d has %d", i, has)
 		}
 	}
 }
@@ -228,7 +227,7 @@ func TestCheckSize(t *testing.T) {
 	}
 }
 
-// BenchmarkFill: what a change of a backend set costs.
+// BenchmarkFill measures the cost of a change of a backend set.
 func BenchmarkFill(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, c := range []struct {

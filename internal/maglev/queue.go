@@ -2,20 +2,20 @@
 
 package maglev
 
-// group holds the claimants of one weight. They have their turns at the same times: turn/weight.
+// group holds the claimants of one weight. They have their turns at the same times, turn/weight.
 type group struct {
 	weight  uint64
 	turn    uint64
 	members []*claimant
 }
 
-// before orders by time, then by weight with the larger weight first.
+// before orders groups by time, then by descending weight.
 func (g *group) before(o *group) bool {
 	a, b := g.turn*o.weight, o.turn*g.weight
 	return a < b || a == b && g.weight > o.weight
 }
 
-// queue is a heap, with the group of the next turn first.
+// queue is a heap of groups; the first has the next turn.
 type queue []*group
 
 // newQueue starts with the second turn of each claimant.

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// sequence is a backend's order of preference of slots: at, at + skip, at + 2 skip and so on,
-// modulo the size. Because the size is a prime number, it visits each slot once.
+// sequence is a backend's order of preference: slots at, at + skip, at + 2 skip and so on, modulo the size.
+// Because the size is a prime number, it visits each slot once.
 type sequence struct{ at, skip uint32 }
 
 // newSequence computes the sequence from the address and port only.
@@ -38,8 +38,8 @@ func hash(addr netip.AddrPort) uint64 {
 	return h
 }
 
-// mix makes each bit depend on all others, because addresses differ in few bits. It is the last
-// step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+// mix makes each bit depend on all others, because addresses differ in few bits. It is the last step of
+// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 func mix(h uint64) uint64 {
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb

@@ -13,7 +13,7 @@ const DefaultSize = 16381
 // Sizes are suggested sizes: the largest prime numbers below powers of two.
 var Sizes = []uint32{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071, 262139, 524287, 1048573}
 
-// CheckSize returns an error if size is not valid for a table. The error suggests other sizes.
+// CheckSize returns an error that suggests valid sizes if size is not valid for a table.
 func CheckSize(size uint32) error {
 	least, most := Sizes[0], Sizes[len(Sizes)-1]
 	if size < least || size > most {

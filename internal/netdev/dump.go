@@ -8,11 +8,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// dumpAttempts is how often Dump repeats a dump that changed while it was read.
+// dumpAttempts is how often Dump tries to get a consistent dump.
 const dumpAttempts = 10
 
-// Dump repeats a netlink dump until it is consistent. If it never is, it returns the last result
-// with netlink.ErrDumpInterrupted.
+// Dump repeats a netlink dump until it is consistent. If it never is, Dump returns the last result with
+// netlink.ErrDumpInterrupted.
 func Dump[T any](list func() ([]T, error)) (all []T, err error) {
 	for range dumpAttempts {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {

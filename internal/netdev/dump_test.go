@@ -9,8 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A list that changes while it is given is asked for again, though not for ever; any
-// other error is one.
+// Dump repeats an interrupted dump, but not forever; it returns any other error at once.
 func TestDump(t *testing.T) {
 	other := errors.New("other")
 	for _, c := range []struct {
@@ -28,7 +27,7 @@ func TestDump(t *testing.T) {
 			return []int{asked}, c.then
 		})
 		if asked != c.asked || !errors.Is(err, c.want) || err == nil && (len(all) != 1 || all[0] != asked) {
-			t.Errorf("interrupted %d times, then %v: %v (%v) after %d questions", c.interrupted, c.then, all, err, asked)
+			t.Errorf("interrupted %d times, then %v: %v (%v) after %d attempts", c.interrupted, c.then, all, err, asked)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev watches the network of this namespace for changes, and lists its devices.
+// Package netdev watches the network of this namespace for changes, and repeats inconsistent netlink dumps.
 package netdev
 
 import (
@@ -14,10 +14,9 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// Watch sends a signal at the start and when an object of these groups (RTNLGRP_*, rtnetlink(7))
-// may have changed, until ctx ends. If the kernel ends the subscription, as it does when messages
-// come faster than they are read, Watch subscribes again. It returns an error if it cannot
-// subscribe.
+// Watch sends a signal at the start, and whenever an object of these groups (RTNLGRP_*, rtnetlink(7)) may have
+// changed, until ctx ends. If the subscription fails, as it does when messages arrive faster than they are
+// read, Watch subscribes again. It returns an error if it cannot subscribe.
 func Watch(ctx context.Context, changed wakeup.Signal, groups ...uint) error {
 	for {
 		if err := subscribe(ctx, changed, groups); err != nil {

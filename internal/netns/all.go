@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All iterates over the network namespaces that any thread of the machine is in or that are mounted
-// somewhere, each once. A namespace is open during its iteration and closed afterwards. Namespaces
-// that vanish meanwhile are skipped; new ones may be missed.
+// All iterates over the network namespaces that any thread of the machine is in, or that are mounted somewhere,
+// each once. A namespace is open during its iteration and closed afterwards. Namespaces that vanish meanwhile
+// are skipped; new ones may be missed.
 //
-// It does not find namespaces that only an open file or a socket keeps alive; nor, outside the
-// machine's PID namespace, those of processes outside its own (HostPID). An error (with a nil
-// Namespace) does not end the iteration. *UnreadableError comes last.
+// It does not find namespaces that only an open file or a socket keeps alive. Outside the machine's initial PID
+// namespace (HostPID), it does not find those of processes outside its own PID namespace either. An error (with
+// a nil Namespace) does not end the iteration. *UnreadableError comes last.
 func All() iter.Seq2[*Namespace, error] {
 	return func(yield func(*Namespace, error) bool) {
 		w := &walk{seen: map[string]bool{}, yield: yield}
@@ -32,8 +32,8 @@ func All() iter.Seq2[*Namespace, error] {
 	}
 }
 
-// UnreadableError counts processes whose namespace cannot be read. Processes of other users, or
-// with more capabilities, need CAP_SYS_PTRACE, and a security module may deny access nevertheless.
+// UnreadableError counts processes whose namespace cannot be read. Processes of other users, or with more
+// capabilities, need CAP_SYS_PTRACE; even then a security module may deny access.
 type UnreadableError struct{ Processes int }
 
 func (e *UnreadableError) Error() string {
@@ -50,13 +50,13 @@ func HostPID() bool {
 	return unix.Stat("/proc/self/ns/pid", &st) == nil && st.Ino == initialPIDNamespace
 }
 
-// walk is one iteration of All. Its methods return false if the loop body ended it.
+// walk is one iteration of All. Its methods return false if the loop body stopped it.
 type walk struct {
 	seen  map[string]bool // by the nsfs name: net:[INODE]
 	yield func(*Namespace, error) bool
 }
 
-// visit opens the namespace at a path, unless it was visited before.
+// visit opens the namespace at a path, unless it was already visited.
 func (w *walk) visit(name, path string) bool {
 	if w.seen[name] {
 		return true
@@ -69,7 +69,7 @@ func (w *walk) visit(name, path string) bool {
 		return w.yield(nil, err)
 	}
 	defer n.Close()
-	name = nsfsName(n.Inode) // the path may lead elsewhere by now
+	name = nsfsName(n.Inode) // the path may refer to another namespace by now
 	if w.seen[name] {
 		return true
 	}
@@ -77,7 +77,7 @@ func (w *walk) visit(name, path string) bool {
 	return w.yield(n, nil)
 }
 
-// ParseName parses the name of a namespace in /proc/PID/ns/net and nsfs mounts: net:[INODE].
+// ParseName parses a namespace's name in /proc/PID/ns/net and nsfs mounts: net:[INODE].
 func ParseName(name string) (inode uint64, err error) {
 	number, ok := strings.CutPrefix(name, "net:[")
 	inode, err = strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
@@ -89,8 +89,7 @@ func ParseName(name string) (inode uint64, err error) {
 
 func nsfsName(inode uint64) string { return "net:[" + strconv.FormatUint(inode, 10) + "]" }
 
-// mounts visits the nsfs mounts of a mountinfo file (proc_pid_mountinfo(5)), below a root
-// directory.
+// mounts visits the nsfs mounts of a mountinfo file (proc_pid_mountinfo(5)), below a root directory.
 func (w *walk) mounts(file, root string) bool {
 	f, err := os.Open(file)
 	if err != nil {
@@ -114,8 +113,8 @@ func (w *walk) mounts(file, root string) bool {
 	}
 }
 
-// otherMounts visits the mounts of process 1, if this process has a mount namespace of its own, as
-// an agent in a container has.
+// otherMounts visits the mounts of process 1 if this process has its own mount namespace, like an agent in a
+// container.
 func (w *walk) otherMounts() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -179,8 +178,8 @@ func (w *walk) tasks() bool {
 	return true
 }
 
-// process visits the namespaces of one process's threads. Most processes have one thread, which
-// takes two system calls.
+// process visits the namespaces of a process's threads. Most processes have one thread, which takes two system
+// calls.
 func (w *walk) process(proc int, pid string) (more bool, err error) {
 	more, err = w.task(proc, pid, "/proc/")
 	if !more || err != nil && !vanished(err) { // the first thread may end before the others

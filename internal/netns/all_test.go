@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// all collects what All finds, by inode, and fails if one comes twice.
+// all collects what All returns, by inode, and fails on duplicates.
 func all(t testing.TB) map[uint64]uint64 {
 	t.Helper()
 	found := map[uint64]uint64{}
 	for ns, err := range All() {
 		var unreadable *UnreadableError
 		if errors.As(err, &unreadable) {
-			continue // the machine's business
+			continue // of processes of the machine
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +34,7 @@ func all(t testing.TB) map[uint64]uint64 {
 			t.Fatal(err)
 		}
 		if _, twice := found[ns.Inode]; twice {
-			t.Errorf("namespace %d comes twice", ns.Inode)
+			t.Errorf("namespace %d is returned twice", ns.Inode)
 		}
 		found[ns.Inode] = cookie
 	}
@@ -62,7 +62,7 @@ func TestAllFindsNamespacesOfThreads(t *testing.T) {
 	}
 }
 
-// The first thread of a process has ended, another lives on in a namespace.
+// The first thread of a process has ended; another one lives on in a namespace.
 func TestAllFindsNamespacesOfHeadlessProcesses(t *testing.T) {
 	needRoot(t)
 	cmd := exec.Command("/proc/self/exe")
@@ -82,11 +82,11 @@ func TestAllFindsNamespacesOfHeadlessProcesses(t *testing.T) {
 	if _, err := fmt.Fscan(out, &r.inode, &r.cookie); err != nil {
 		t.Fatal(err)
 	}
-	awaitEnd(t, fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)) // it ends after it has said so
+	awaitEnd(t, fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)) // it ends after it has printed that
 	r.want(t, "the first thread has ended")
 }
 
-// headless in the environment makes this program one without a first thread.
+// headless in the environment makes this program a process without a first thread.
 const headless = "BEELINE_TEST_HEADLESS"
 
 func init() {
@@ -112,8 +112,7 @@ func init() {
 	unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
 }
 
-// A namespace that is only mounted, at a path with characters that the kernel
-// escapes.
+// A namespace that is only mounted, at a path with characters that the kernel escapes.
 func TestAllFindsMountedNamespaces(t *testing.T) {
 	needRoot(t)
 	mount := filepath.Join(t.TempDir(), "a b\tc\\d")
@@ -127,11 +126,11 @@ func TestAllFindsMountedNamespaces(t *testing.T) {
 	if err := unix.Unmount(mount, 0); err != nil {
 		t.Fatal(err)
 	}
-	// Another process may be in it for the moment that it looks at all namespaces, as agents do.
+	// Another process that looks at all namespaces, such as an agent, may be in it briefly.
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if slices.Contains(slices.Collect(maps.Values(all(t))), r.cookie) {
 			if time.Now().After(end) {
-				t.Fatalf("namespace %d is still found after it has been unmounted", r.inode)
+				t.Fatalf("namespace %d is still found after the unmount", r.inode)
 			}
 			continue
 		}
@@ -139,8 +138,7 @@ func TestAllFindsMountedNamespaces(t *testing.T) {
 	}
 }
 
-// The namespace is open while the loop looks at it: nobody's leaving takes it
-// away.
+// The namespace stays open during its iteration, even if its last thread leaves it.
 func TestNamespaceOutlivesItsResidents(t *testing.T) {
 	needRoot(t)
 	r := settle(t, nil)
@@ -157,7 +155,7 @@ func TestNamespaceOutlivesItsResidents(t *testing.T) {
 	t.Errorf("namespace %d was not found", r.inode)
 }
 
-// While namespaces come and go, All has no error and goes on to the end.
+// While namespaces appear and vanish, All returns no error and does not stop early.
 func TestAllWhileNamespacesComeAndGo(t *testing.T) {
 	needRoot(t)
 	r, stop, stopped := settle(t, nil), make(chan struct{}), make(chan struct{})
@@ -180,8 +178,8 @@ func TestAllWhileNamespacesComeAndGo(t *testing.T) {
 	<-stopped
 }
 
-// BenchmarkAll is one pass over 500 processes and 100 namespaces more than this
-// machine has, without and with entering each.
+// BenchmarkAll measures one pass over 500 processes and 100 namespaces more than this machine has, with and
+// without entering each.
 func BenchmarkAll(b *testing.B) {
 	needRoot(b)
 	for range 100 {

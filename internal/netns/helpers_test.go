@@ -13,22 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// needRoot skips where namespaces cannot be made.
+// needRoot skips the test without the privileges to create namespaces.
 func needRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
+		t.Skip("needs root: creates network namespaces")
 	}
 }
 
-// A resident is a thread in a network namespace of its own.
+// A resident is a thread in its own network namespace.
 type resident struct {
 	inode, cookie uint64
 	path          string // /proc/PID/task/TID/ns/net
 	leave         func() // ends the thread
 }
 
-// settle starts one; prepare runs in its namespace.
+// settle starts a resident; prepare runs in its namespace.
 func settle(t testing.TB, prepare func(path string) error) *resident {
 	t.Helper()
 	r, ready, end, gone := &resident{}, make(chan error, 1), make(chan struct{}), make(chan struct{})
@@ -65,8 +65,7 @@ func (r *resident) open(t *testing.T) *Namespace {
 	return ns
 }
 
-// onOwnThread runs a function on a thread that ends with it: the first thread of
-// a process does not.
+// onOwnThread runs a function on a thread that ends with it, which the first thread of a process does not.
 func onOwnThread(f func()) {
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
@@ -82,10 +81,10 @@ func onOwnThread(f func()) {
 	runtime.UnlockOSThread()
 }
 
-// patience bounds whatever a test waits for. It decides nothing.
+// patience bounds the waits of tests. No result depends on it.
 const patience = time.Minute
 
-// awaitEnd waits until a path is no more.
+// awaitEnd waits until a path no longer exists.
 func awaitEnd(t testing.TB, path string) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -93,10 +92,10 @@ func awaitEnd(t testing.TB, path string) {
 			return
 		}
 	}
-	t.Fatalf("%s is there still", path)
+	t.Fatalf("%s still exists", path)
 }
 
-// here is the inode and the cookie of the calling thread's namespace.
+// here returns the inode and the cookie of the calling thread's namespace.
 func here() (inode, cookie uint64, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {

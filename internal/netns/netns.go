@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netns finds the network namespaces of a node and works in them.
+// Package netns finds the network namespaces of a node and runs functions in them.
 package netns
 
 import (
@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrVanished means that a namespace has vanished, or that a task has left it, during an operation.
-// It is not a failure.
+// ErrVanished means that a namespace vanished, or that a task left it, during an operation. It is not a
+// failure.
 var ErrVanished = errors.New("the network namespace has vanished")
 
-// Namespace is a network namespace that is held open: it exists at least until Close.
+// Namespace is an open network namespace: it exists at least until Close.
 type Namespace struct {
 	// Inode distinguishes namespaces that exist at the same time.
 	Inode uint64
@@ -35,7 +35,7 @@ func Open(path string) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	// NS_GET_NSTYPE (Linux 4.11): the mount may be gone, and the file below it is a plain file.
+	// NS_GET_NSTYPE (Linux 4.11) fails if the mount is gone: the file below it is a plain file.
 	kind, err := unix.IoctlRetInt(int(file.Fd()), unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
 		file.Close()
@@ -69,9 +69,9 @@ func Current() (*Namespace, error) { return Open("/proc/thread-self/ns/net") }
 // Close releases the namespace.
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// Do runs a function in the namespace, on a thread that runs nothing else meanwhile. Goroutines
-// that the function starts are not in the namespace. Do returns the function's error unchanged;
-// other errors mean that it has not run. Needs CAP_SYS_ADMIN.
+// Do runs a function in the namespace, on a thread that runs nothing else meanwhile. Goroutines that the
+// function starts are not in the namespace. Do returns the function's error unchanged; other errors mean that
+// the function did not run. Do needs CAP_SYS_ADMIN.
 func (n *Namespace) Do(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -81,8 +81,8 @@ func (n *Namespace) Do(f func() error) error {
 	return <-result
 }
 
-// onThread runs the function on the calling goroutine's locked thread. It unlocks the thread only
-// if it is back in its own namespace. Otherwise the runtime ends the thread with the goroutine.
+// onThread runs the function on the calling goroutine's locked thread. It unlocks the thread only if it is back
+// in its own namespace; otherwise the runtime ends the thread with the goroutine.
 func (n *Namespace) onThread(f func() error) error {
 	home, err := Current()
 	if err != nil {
@@ -106,8 +106,8 @@ func (n *Namespace) onThread(f func() error) error {
 	return f()
 }
 
-// Cookie returns the kernel's ID of the namespace, which is never reused until reboot
-// (SO_NETNS_COOKIE, Linux 5.14).
+// Cookie returns the kernel's ID of the namespace, which is not reused until reboot (SO_NETNS_COOKIE, Linux
+// 5.14).
 func (n *Namespace) Cookie() (cookie uint64, err error) {
 	err = n.Do(func() error {
 		cookie, err = CurrentCookie()

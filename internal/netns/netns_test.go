@@ -27,8 +27,7 @@ func TestOpenSaysWhatHasVanished(t *testing.T) {
 	}
 }
 
-// Do runs on a thread of the namespace, and gives its error back; no thread
-// stays there.
+// Do runs on a thread in the namespace, and returns the function's error; no thread stays there.
 func TestDo(t *testing.T) {
 	needRoot(t)
 	r := settle(t, nil)
@@ -44,7 +43,7 @@ func TestDo(t *testing.T) {
 			return failure
 		})
 		if err != failure {
-			t.Errorf("Do gives %v", err)
+			t.Errorf("Do returns %v", err)
 		}
 		if inode, _, err := here(); err != nil || inode == r.inode {
 			t.Fatalf("the caller is in namespace %d (%v)", inode, err)
@@ -66,7 +65,7 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// A thread that cannot go back is discarded, not used again.
+// A thread that cannot return to its namespace is discarded, not reused.
 func TestDoDiscardsAThreadThatIsLost(t *testing.T) {
 	needRoot(t)
 	r := settle(t, nil)
@@ -82,7 +81,7 @@ func TestDoDiscardsAThreadThatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lost == unix.Getpid() {
-		return // the first thread of a process rests for ever, in place of ending
+		return // the first thread of a process sleeps forever instead of ending
 	}
 	awaitEnd(t, fmt.Sprintf("/proc/self/task/%d/ns/net", lost))
 }

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package optout finds the network namespaces of a node's pods by the cgroups into which the
-// kubelet puts their processes. It maintains the table of namespaces that have opted out of the
-// socket shortcut.
+// Package optout finds the network namespaces of a node's pods by the cgroups into which the kubelet puts their
+// processes. It maintains the table of namespaces that have opted out of the socket shortcut.
 //
-// The kubelet names a pod's cgroup by the pod's UID. It creates the cgroup below its own directory
-// in all hierarchies that it uses (cgroup v1: one for each controller; v2: only one), at
+// The kubelet names a pod's cgroup after the pod's UID. It creates the cgroup below its own directory in all
+// hierarchies that it uses (cgroup v1: one for each controller; v2: only one), at
 //
 //	kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_ab.slice   systemd driver
 //	kubepods/burstable/pod1234-ab                                                 cgroupfs driver
 //
-// where pods of QoS class Guaranteed are directly in the first directory (pkg/kubelet/cm of
-// Kubernetes, KEP-2254). With the kubelet's --cgroup-root it is deeper, and the systemd driver
-// prefixes the names above it:
-// kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1234_ab.slice.
+// where pods of QoS class Guaranteed are directly in the first directory (pkg/kubelet/cm of Kubernetes,
+// KEP-2254). With the kubelet's --cgroup-root the path is deeper, and the systemd driver adds the names above
+// as prefixes: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1234_ab.slice.
 package optout
 
 import (
@@ -25,7 +23,7 @@ import (
 // kubepods is the kubelet's name for the cgroup of all pods.
 const kubepods = "kubepods"
 
-// isRoot reports whether a directory of that name contains the cgroups of all pods.
+// isRoot reports whether a directory with this name contains the cgroups of all pods.
 func isRoot(name string) bool {
 	slice, isSlice := strings.CutSuffix(name, ".slice")
 	return name == kubepods || isSlice && (slice == kubepods || strings.HasSuffix(slice, "-"+kubepods))
@@ -62,7 +60,7 @@ func nameable(uid string) bool {
 	return uid != "" && len(uid) < 200 && !strings.ContainsAny(uid, "/\x00")
 }
 
-// isDirectory does not follow links, because cgroup file systems have none.
+// isDirectory does not follow links: cgroup file systems have none.
 func isDirectory(path string) bool {
 	st, err := os.Lstat(path)
 	return err == nil && st.IsDir()

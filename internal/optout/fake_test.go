@@ -28,7 +28,7 @@ const hostNS = 1
 type fakeMachine struct {
 	mu    sync.Mutex
 	all   map[int]process
-	moved map[int]uint64 // where a process is by the time its cookie is read
+	moved map[int]uint64 // namespace of a process when its cookie is read
 }
 
 func newMachine() *fakeMachine { return &fakeMachine{all: map[int]process{}, moved: map[int]uint64{}} }

@@ -18,13 +18,13 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// Limits of a scan of one pod. The first processes of a container come first in cgroup.procs.
+// Limits of a scan of one pod. The first processes of a container are the first in cgroup.procs.
 const (
 	maxDirectories = 512 // cgroups below the pod's
 	maxProcesses   = 256 // of one container
 )
 
-// errHidden: cgroup.procs shows 0 for a process of another PID namespace.
+// errHidden means that cgroup.procs shows 0 for a process of another PID namespace.
 var errHidden = errors.New("the agent does not see the pods' processes: run it in the host's PID namespace (hostPID)")
 
 // process is a process and its network namespace.
@@ -37,18 +37,17 @@ type process struct {
 
 // processReader reads the state of processes from the kernel.
 type processReader interface {
-	// process returns all fields except procs. The error wraps fs.ErrNotExist if the process has
-	// ended.
+	// process returns all fields except procs. The error wraps fs.ErrNotExist if the process has exited.
 	process(pid int) (process, error)
 	// cookie returns the cookie and inode of the namespace of a process.
 	cookie(pid int) (cookie, inode uint64, err error)
 }
 
-// namespaceOf returns the cookie of a pod's network namespace, found by the pod's cgroup; 0 if it
-// has no process yet. The first process of each container has one vote, including the pause
-// container. On a tie the longest-running process decides. So a namespace that a program in the pod
-// creates does not count. Processes in a namespace of the host have no vote: a runtime's helpers,
-// and a container that has not entered its namespace yet.
+// namespaceOf returns the cookie of the network namespace of the pod with this cgroup; 0 if it has no process
+// yet. The longest-running process of each container, including the pause container, votes for its namespace;
+// on a tie the longest-running voter decides. So a namespace that a program in the pod creates does not win.
+// Processes in a namespace of the host do not vote: helpers of the runtime, and containers that have not
+// entered their namespace yet.
 func namespaceOf(dir string, m processReader, host []uint64) (cookie uint64, err error) {
 	containers := []string{dir}
 	entries, err := os.ReadDir(dir)
@@ -86,8 +85,7 @@ func older(a, b process) int {
 	return cmp.Or(cmp.Compare(a.started, b.started), cmp.Compare(a.pid, b.pid))
 }
 
-// firstProcess returns the longest-running process of a container that is in none of the host's
-// namespaces.
+// firstProcess returns the longest-running process of a container outside the host's namespaces.
 func firstProcess(dir string, descend bool, m processReader, host []uint64, left *int) (first process, found bool, err error) {
 	looked := 0
 	for queue := []string{dir}; len(queue) > 0 && *left > 0; queue = queue[1:] {
@@ -144,8 +142,8 @@ func pidsIn(file string) ([]int, error) {
 	return pids, nil
 }
 
-// cookieOf returns the cookie of the namespace in which a process was found; 0 if the process has
-// ended or moved since. It is the same process if it is still in its cgroup.
+// cookieOf returns the cookie of the namespace in which a process was found; 0 if the process has since exited
+// or moved. It is the same process if it is still in its cgroup.
 func cookieOf(p process, m processReader) (uint64, error) {
 	cookie, inode, err := m.cookie(p.pid)
 	if err != nil || inode != p.netns {
@@ -158,8 +156,8 @@ func cookieOf(p process, m processReader) (uint64, error) {
 	return cookie, nil
 }
 
-// ignoreGone drops errors of files that vanished meanwhile. A threaded cgroup has no list of
-// processes (EOPNOTSUPP), and a removed one has none any more (ENODEV).
+// ignoreGone drops errors of files that vanished meanwhile. A threaded cgroup has no list of processes
+// (EOPNOTSUPP), and neither has a removed one (ENODEV).
 func ignoreGone(err error) error {
 	for _, gone := range []error{fs.ErrNotExist, netns.ErrVanished, unix.ESRCH, unix.ENODEV, unix.EOPNOTSUPP} {
 		if errors.Is(err, gone) {
@@ -169,7 +167,7 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// procfs reads /proc of the agent's machine.
+// procfs is the processReader of /proc.
 type procfs struct{}
 
 func (procfs) process(pid int) (process, error) {
@@ -196,8 +194,8 @@ func (procfs) cookie(pid int) (cookie, inode uint64, err error) {
 	return cookie, ns.Inode, err
 }
 
-// hostNamespaces returns the inodes of the agent's namespace and of that of process 1. Call it
-// before any thread enters another namespace.
+// hostNamespaces returns the inodes of the agent's namespace and of process 1's. Call it before any thread
+// enters another namespace.
 func hostNamespaces() ([]uint64, error) {
 	own, err := netns.Current()
 	if err != nil {
@@ -213,8 +211,8 @@ func hostNamespaces() ([]uint64, error) {
 	return host, nil
 }
 
-// startTime returns field 22 of proc_pid_stat(5). Field 2 is a name in parentheses with arbitrary
-// characters.
+// startTime returns field 22 of proc_pid_stat(5). Field 2 is a name in parentheses that may contain any
+// character.
 func startTime(file string) (uint64, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -11,17 +11,17 @@ import (
 	"testing"
 )
 
-// Which of the namespaces of a pod's processes is the pod's.
+// Which namespace of a pod's processes is the pod's.
 func TestNamespaceOfAPod(t *testing.T) {
-	// Processes: 1-9 are the pod's own, in namespace 40; 10-19 in one that a
-	// program has made; 20-29 in the host's. A later process has a larger number.
+	// Processes: 1-9 are the pod's own, in namespace 40; 10-19 in one that a program created; 20-29 in the
+	// host's. A later process has a larger number.
 	m := newMachine()
 	for i := range 9 {
 		m.start(1+i, 40, uint64(1+i))
 		m.start(10+i, 41, uint64(10+i))
 		m.start(20+i, hostNS, uint64(20+i))
 	}
-	m.start(100, 40, 0) // the oldest, of a large number
+	m.start(100, 40, 0) // the oldest, with a large number
 	m.start(101, 42, 0)
 	m.start(31, 43, 31)
 	m.moved[31] = 44
@@ -61,7 +61,7 @@ func TestNamespaceOfAPod(t *testing.T) {
 		})
 	}
 	if got, err := namespaceOf(filepath.Join(t.TempDir(), "gone"), m, nil); got != 0 || err != nil {
-		t.Errorf("of a cgroup that is gone: %d, %v", got, err)
+		t.Errorf("of a removed cgroup: %d, %v", got, err)
 	}
 }
 
@@ -78,7 +78,7 @@ func (m *countingMachine) process(pid int) (process, error) {
 	return m.fakeMachine.process(pid)
 }
 
-// A pod with very many processes or cgroups has a bounded cost.
+// A scan of a pod with very many processes or cgroups has a bounded cost.
 func TestLookIsBounded(t *testing.T) {
 	m := &countingMachine{fakeMachine: newMachine()}
 	var pids []string
@@ -112,10 +112,10 @@ func TestKernel(t *testing.T) {
 	}
 	for _, pid := range []int{-1, 1 << 30} {
 		if _, err := (procfs{}).process(pid); ignoreGone(err) != nil || err == nil {
-			t.Errorf("process %d: %v, want an error that says that it is gone", pid, err)
+			t.Errorf("process %d: %v, want fs.ErrNotExist", pid, err)
 		}
 		if _, _, err := (procfs{}).cookie(pid); ignoreGone(err) != nil || err == nil {
-			t.Errorf("cookie of process %d: %v, want an error that says that it is gone", pid, err)
+			t.Errorf("cookie of process %d: %v, want an error that says that it has exited", pid, err)
 		}
 	}
 }

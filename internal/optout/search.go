@@ -15,8 +15,7 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// Limits of a search: the kubelet's directory is near the top, and a machine has some hundred
-// cgroups.
+// Limits of a search: the kubelet's directory is near the top, and a machine has a few hundred cgroups.
 const (
 	searchDepth       = 5    // levels below a search root
 	searchDirectories = 5000 // read per search root
@@ -44,8 +43,8 @@ func hierarchies(mountinfo io.Reader) ([]string, error) {
 	return append(v2, v1...), lines.Err()
 }
 
-// searchRoots returns where a search starts: the configured directories or, if there are none, the
-// agent's own cgroup directory and all hierarchies.
+// searchRoots returns where a search starts: the configured directories or, without any, the agent's own cgroup
+// directory and all hierarchies.
 func searchRoots(byHand []string, cgroupRoot string) ([]string, error) {
 	if len(byHand) > 0 {
 		return byHand, nil
@@ -65,9 +64,9 @@ func searchRoots(byHand []string, cgroupRoot string) ([]string, error) {
 // inode identifies a directory that has several paths.
 type inode struct{ device, number uint64 }
 
-// search finds the kubelets' directories below others, the nearest first. It does not descend into
-// a kubelet's directory, and does not follow links. The error names a search root with more
-// directories than the limit; the roots found are valid nevertheless.
+// search finds kubelets' directories below others, the nearest first. It neither descends into a kubelet's
+// directory nor follows links. The error names a search root with more directories than the limit; the roots
+// found are valid nevertheless.
 func search(beginnings []string) (roots []string, err error) {
 	seen := map[inode]bool{}
 	for _, from := range beginnings {
@@ -101,7 +100,7 @@ func searchBelow(from string, seen map[inode]bool) (roots []string, complete boo
 			if read++; read > searchDirectories {
 				return roots, false
 			}
-			entries, _ := os.ReadDir(dir) // sorted; a directory that is gone or not readable has none
+			entries, _ := os.ReadDir(dir) // sorted; empty if the directory vanished or is not readable
 			for _, e := range entries {
 				path := filepath.Join(dir, e.Name())
 				switch {
@@ -118,7 +117,7 @@ func searchBelow(from string, seen map[inode]bool) (roots []string, complete boo
 	return roots, true
 }
 
-// firstVisit reports whether a directory has not been visited by another path.
+// firstVisit reports whether a directory was not yet visited by another path.
 func firstVisit(dir string, seen map[inode]bool) bool {
 	var st unix.Stat_t
 	if unix.Lstat(dir, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {

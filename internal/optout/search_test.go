@@ -90,8 +90,8 @@ func TestHierarchies(t *testing.T) {
 	}
 }
 
-// Other directories are not mistaken for a kubelet's, links are not followed, and a directory with
-// two paths counts once.
+// Other directories are not mistaken for a kubelet's, links are not followed, and a directory with two paths
+// counts once.
 func TestSearch(t *testing.T) {
 	root := t.TempDir()
 	tree(t, root, "kubepods.slice.d", "mykubepods", "kubepods.scope", "x.slice/x-kubepods", "user.slice/kubepods.slice",
@@ -106,7 +106,7 @@ func TestSearch(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v %s", err, diff)
 	}
-	// Configured directories: the kubelet's directory itself, and behind a link.
+	// Configured directories: the kubelet's directory itself, and one behind a link.
 	for _, from := range []string{"a/kubepods", "kubepods"} {
 		if got, err := search([]string{filepath.Join(root, from)}); err != nil || len(got) != 1 || got[0] != want[0] {
 			t.Errorf("from %s: %v (%v), want %s", from, got, err, want[0])
@@ -114,8 +114,7 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// A huge tree costs a bounded number of reads, the error says so, and directories near the top are
-// found nevertheless.
+// A huge tree costs a bounded number of reads, the error says so, and directories near the top are still found.
 func TestSearchInAHugeTree(t *testing.T) {
 	root := t.TempDir()
 	for i := range 60 {
@@ -131,6 +130,6 @@ func TestSearchInAHugeTree(t *testing.T) {
 		t.Errorf("found %v, want z/kubepods", got)
 	}
 	if err == nil || !strings.Contains(err.Error(), "--pod-cgroups") {
-		t.Errorf("error %v, want one that names the way out", err)
+		t.Errorf("error %v, want one that names the flag", err)
 	}
 }

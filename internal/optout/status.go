@@ -11,13 +11,13 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// lateAfter is how long it may take to find a pod's namespace before that is a condition.
+// lateAfter is how long finding a pod's namespace may take before that is a condition.
 const lateAfter = 10 * time.Second
 
 // Status lists the pods that have opted out.
 type Status struct {
 	Pods []Pod `json:"pods"`
-	// Problems are reasons why pods may not be found.
+	// Problems are why pods may not be found.
 	Problems condition.List `json:"problems,omitempty"`
 }
 
@@ -35,7 +35,7 @@ type Pod struct {
 	Since       time.Time `json:"since"` // when Found last changed
 	// Late means that the pod runs but was not found within lateAfter.
 	Late bool `json:"late,omitempty"`
-	// Problem says why it is not found or cannot be written to the tables.
+	// Problem is why it is not found or cannot be written to the tables.
 	Problem string `json:"problem,omitempty"`
 }
 

@@ -15,8 +15,8 @@ type Table interface {
 	All() (map[uint64]uint32, error)
 }
 
-// add writes a pod's namespace to the table before it removes the pod's previous one. It also
-// rewrites an existing row, in case another program removed it.
+// add writes a pod's namespace to the table before it removes the pod's previous one. It also rewrites an
+// existing row, in case another program removed it.
 func (t *Tracker) add(p *pod, cookie uint64, now time.Time) {
 	if err := t.table.Put(cookie, 1); err != nil {
 		p.err = fmt.Errorf("cannot write it to the tables: %w", err)
@@ -50,8 +50,8 @@ func (t *Tracker) remove(p *pod, why string) {
 	}
 }
 
-// removeLeftover removes namespaces that an earlier agent added and no pod has claimed, once every
-// pod has been scanned without an error. A pod that has no process then has no socket either.
+// removeLeftover removes namespaces that an earlier agent added and no pod has claimed, once every pod has been
+// scanned without an error. A pod without a process at that time has no socket either.
 func (t *Tracker) removeLeftover() {
 	if !t.known || len(t.pods) > 0 && len(t.roots) == 0 {
 		return
@@ -70,13 +70,13 @@ func (t *Tracker) removeLeftover() {
 	}
 }
 
-// Audit compares the table with the expected contents, repairs it, and returns the number of
-// differences. Before SetPods it does nothing.
+// Audit compares the table with the expected contents, repairs it, and returns the number of differences.
+// Before SetPods it does nothing.
 func (t *Tracker) Audit() (repairs int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.known || len(t.leftover) > 0 {
-		return 0, nil // the table may hold rows that are not known yet
+		return 0, nil // the table may hold rows whose pods are not known yet
 	}
 	there, err := t.table.All()
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// Tracker keeps the table consistent with the pods that have opted out, as their namespaces appear,
-// change and go. All methods may be called from any goroutine. The table has no other writer.
+// Tracker keeps the table consistent with the pods that have opted out, as their namespaces appear, change and
+// vanish. Its methods may be called from any goroutine. The table has no other writer.
 type Tracker struct {
 	table     Table
 	log       *slog.Logger
 	processes processReader
 	host      []uint64
-	// searchIn returns where to search for the kubelet's directories; where describes that as text.
+	// searchIn returns where to search for the kubelet's directories; where is that as text.
 	searchIn func() ([]string, error)
 	where    string
 
@@ -41,8 +41,8 @@ type Tracker struct {
 		err  error
 	}
 	watchErr error
-	// held counts the pods of each cookie in the table. leftover holds the cookies of an earlier
-	// agent that no pod has claimed yet.
+	// held counts the pods of each cookie in the table. leftover holds an earlier agent's cookies that no
+	// pod has claimed yet.
 	held     map[uint64]int
 	leftover map[uint64]bool
 }
@@ -50,23 +50,22 @@ type Tracker struct {
 // pod is a pod that has opted out.
 type pod struct {
 	service.OptOut
-	since time.Time // when found or missing last changed
+	since time.Time // when it was last found or lost
 	// dirs are its cgroups, as last listed.
 	dirs   []string
 	listed time.Time
 	// cookie of its namespace in the table; 0 if not found.
 	cookie uint64
 	err    error
-	// scanned: at least once; seen: it had a process at the last scan.
+	// scanned: at least once. seen: it had a process at the last scan.
 	scanned, seen bool
-	// next is the time of the next scan. Until scanOftenUntil scans are frequent.
+	// next is the time of the next scan. Scans are frequent until scanOftenUntil.
 	next, scanOftenUntil time.Time
 }
 
-// New returns a Tracker without pods. byHand lists directories in which to search for the
-// kubelet's; if it is empty, New uses all cgroup hierarchies and the agent's cgroupRoot. The
-// calling thread must be in the host's network namespace. Existing rows of the table stay until
-// SetPods.
+// New returns a Tracker without pods. byHand are the directories in which to search for the kubelet's; if
+// empty, New uses all cgroup hierarchies and the agent's cgroupRoot. The calling thread must be in the host's
+// network namespace. Existing rows of the table stay until SetPods.
 func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tracker, error) {
 	host, err := hostNamespaces()
 	if err != nil {
@@ -96,8 +95,8 @@ func newTracker(table Table, m processReader, host []uint64, log *slog.Logger) *
 	}
 }
 
-// SetPods sets the complete list of pods that have opted out (R4). When it returns, the running
-// ones are in the table, and pods no longer in the list are not.
+// SetPods sets the complete list of opted-out pods (R4). When it returns, those that run are in the table, and
+// pods that are not in the list are not.
 func (t *Tracker) SetPods(all []service.OptOut) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,8 +114,7 @@ func (t *Tracker) SetPods(all []service.OptOut) {
 	if len(t.pods) > 0 && t.search.at.IsZero() {
 		t.findRoots()
 	}
-	// Add new pods first: a namespace that one pod releases may be another's, if a static pod was
-	// replaced.
+	// Add new pods first: if a static pod was replaced, its namespace may now belong to another pod.
 	t.scanDue(time.Now())
 	for uid, p := range t.pods {
 		if !wanted[uid] {

@@ -16,8 +16,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// R4: rows of an earlier agent stay until SetPods, and rows that are still wanted are never
-// missing.
+// R4: rows of an earlier agent stay until SetPods, and rows that are still wanted are never missing.
 func TestLeftoversOfAnEarlierAgent(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
@@ -39,12 +38,12 @@ func TestLeftoversOfAnEarlierAgent(t *testing.T) {
 		t.Error(err)
 	}
 	if strings.Contains(strings.Join(table.steps, " "), "-1040") {
-		t.Errorf("the steps were %v: 1040 was away", table.steps)
+		t.Errorf("the steps were %v: 1040 was missing", table.steps)
 	}
 }
 
-// Rows of an earlier agent stay while this one cannot find the pods: the kubelet's directories are
-// not mounted here, or processes are not visible.
+// Rows of an earlier agent stay while this one cannot find the pods because the kubelet's directories are not
+// mounted here, or processes are not visible.
 func TestLeftoversStayWhileInDoubt(t *testing.T) {
 	for name, test := range map[string]struct {
 		tree    string
@@ -74,7 +73,7 @@ func TestLeftoversStayWhileInDoubt(t *testing.T) {
 	}
 }
 
-// A pod that is no longer wanted is removed at once, and a changed cgroup or namespace is followed.
+// A pod that is no longer wanted is removed at once; a changed cgroup or namespace is followed.
 func TestPodsComeAndGo(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
@@ -95,7 +94,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	tracker.SetPods(optOuts("-b"))
 	wantCookies(t, table, 1041)
 
-	// Without a process for a while, and then in another namespace.
+	// No process for a while, and then one in another namespace.
 	tree(t, root, "kubepods/burstable/pod-b/c:")
 	look()
 	wantCookies(t, table, 1041)
@@ -104,7 +103,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	look()
 	wantCookies(t, table, 1042)
 	if steps := strings.Join(table.steps, " "); !strings.HasSuffix(steps, "+1042 -1041") {
-		t.Errorf("the steps were %q, want the new namespace before the old one goes", steps)
+		t.Errorf("the steps were %q, want the new namespace before the old one is removed", steps)
 	}
 	if err := os.RemoveAll(filepath.Join(root, "kubepods/burstable/pod-b")); err != nil {
 		t.Fatal(err)
@@ -116,7 +115,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	}
 }
 
-// Two pods in one namespace: it is removed with the last.
+// A namespace of two pods is removed with the last one.
 func TestSharedNamespace(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
@@ -157,7 +156,7 @@ func TestTableRefuses(t *testing.T) {
 	eventually(t, "out of the table", func() bool { return len(table.cookies()) == 0 })
 }
 
-// The audit restores the table, whoever wrote to it.
+// The audit restores the table after a change by another writer.
 func TestAuditRepairs(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
@@ -176,8 +175,8 @@ func TestAuditRepairs(t *testing.T) {
 	}
 }
 
-// A pod is found as soon as it exists, from nothing: the kubelet's directory, that of its QoS
-// class, its own, a container's, a process.
+// A pod is found as soon as it exists, starting from nothing: the kubelet's directory, that of its QoS class,
+// its own, a container's, a process.
 func TestPodsAreFollowed(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
@@ -189,7 +188,7 @@ func TestPodsAreFollowed(t *testing.T) {
 	for _, step := range []string{"kubepods", "kubepods/burstable", "kubepods/burstable/pod-a", "kubepods/burstable/pod-a/c:", "kubepods/burstable/pod-a/c: 1"} {
 		wantCookies(t, table)
 		tree(t, root, step)
-		time.Sleep(5 * time.Millisecond) // makes it likely that each is seen
+		time.Sleep(5 * time.Millisecond) // so that each is probably seen
 	}
 	eventually(t, "a is found", func() bool { return len(table.cookies()) == 1 })
 	wantCookies(t, table, 1040)
@@ -204,7 +203,7 @@ func TestPodsAreFollowed(t *testing.T) {
 	eventually(t, "both are gone", func() bool { return len(table.cookies()) == 0 })
 }
 
-// Without notifications pods are found nevertheless, and the status says so.
+// Without notifications pods are still found, and the status says so.
 func TestWithoutNotifications(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
@@ -236,14 +235,14 @@ func TestIdle(t *testing.T) {
 	defer tracker.mu.Unlock()
 	tracker.scanDue(now)
 	if m.asked != 1 || tracker.search.at != searched {
-		t.Errorf("looked at %d processes, searched at %v and %v", m.asked, searched, tracker.search.at)
+		t.Errorf("read %d processes, searched at %v and %v", m.asked, searched, tracker.search.at)
 	}
 	if next := tracker.nextScan().Sub(begin); next < foundInterval {
-		t.Errorf("the next look is %v after the first, want %v", next, foundInterval)
+		t.Errorf("the next scan is %v after the first, want %v", next, foundInterval)
 	}
 	delete(tracker.pods, "-a")
 	if next := tracker.nextScan(); !next.IsZero() {
-		t.Errorf("without pods the next look is at %v, want never", next)
+		t.Errorf("without pods the next scan is at %v, want never", next)
 	}
 }
 

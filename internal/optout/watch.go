@@ -12,17 +12,17 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Intervals between scans of a pod without a notification. Processes that enter a cgroup cause none
-// (on cgroup v2 only the first one does), so a starting pod is scanned often.
+// Intervals between scans of a pod without a notification. A process that enters a cgroup causes none (on
+// cgroup v2 only the first one does), so a starting pod is scanned often.
 const (
 	oftenInterval   = 10 * time.Millisecond
 	oftenTime       = 3 * time.Second        // after its cgroup, or one below it, was created
-	emptyInterval   = 100 * time.Millisecond // it has a cgroup and no process yet
+	emptyInterval   = 100 * time.Millisecond // it has a cgroup but no process yet
 	missingInterval = time.Second            // it has no cgroup yet; its creation causes a notification
 	foundInterval   = 5 * time.Second        // its namespace may have changed
 )
 
-// A search for the kubelet's directories takes at most 1/searchShare of the time.
+// searchShare limits the search for the kubelet's directories to 1/searchShare of the time.
 const searchShare = 50
 
 func (p *pod) interval(now time.Time) time.Duration {
@@ -59,7 +59,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 	}
 }
 
-// searchAgain searches for further kubelet directories while a pod is missing.
+// searchAgain searches for more kubelet directories while a pod is missing.
 func (t *Tracker) searchAgain() {
 	t.mu.Lock()
 	missing := false
@@ -79,7 +79,7 @@ func (t *Tracker) searchAgain() {
 	t.setRoots(begin, roots, errors.Join(err, searchErr))
 }
 
-// nextScan returns when the next scan is due; the zero time if only after a change.
+// nextScan returns when the next scan is due; the zero time if none is due without a change.
 func (t *Tracker) nextScan() (next time.Time) {
 	for _, p := range t.pods {
 		if next.IsZero() || p.next.Before(next) {
@@ -92,7 +92,7 @@ func (t *Tracker) nextScan() (next time.Time) {
 	return next
 }
 
-// due schedules a scan of a pod; the UID "" means all missing pods.
+// due schedules a scan of a pod; UID "" stands for all missing pods.
 func (t *Tracker) due(uid string, now time.Time) {
 	if p := t.pods[uid]; p != nil {
 		p.next, p.scanOftenUntil, p.listed = now, now.Add(oftenTime), time.Time{}
@@ -144,8 +144,8 @@ func (t *Tracker) wait(ctx context.Context, w *watcher, next time.Time) bool {
 	}
 }
 
-// watched returns the directories to watch, each with the UID of its pod; "" for directories of all
-// pods, if one is missing.
+// watched returns the directories to watch and the UIDs of their pods; UID "" stands for all pods, if one is
+// missing.
 func (t *Tracker) watched() map[string]string {
 	all := map[string]string{}
 	missing := false
@@ -179,7 +179,7 @@ type watcher struct {
 	open   func() (*fsnotify.Watcher, error)
 	notify *fsnotify.Watcher // nil if inotify is not available
 	dirs   map[string]string // with the UID of their pod
-	fresh  map[string]bool   // UIDs of directories watched since the last scan
+	fresh  map[string]bool   // UIDs of directories that are watched since the last scan
 }
 
 // watch sets the watched directories. If it fails, the periodic scan remains.
@@ -224,8 +224,8 @@ func (w *watcher) takeFresh() map[string]bool {
 	return fresh
 }
 
-// concerns returns the pod of an event that matters: cgroups are created and removed, and the first
-// process enters or the last one leaves. Other files change all the time.
+// concerns returns the pod of a relevant event: a cgroup is created or removed, the first process enters or the
+// last one leaves. Other files change all the time.
 func (w *watcher) concerns(ev fsnotify.Event) (uid string, ok bool) {
 	if ev.Has(fsnotify.Remove) {
 		if uid, ok := w.dirs[ev.Name]; ok { // the directory itself was removed; the kernel no longer watches it
@@ -240,7 +240,7 @@ func (w *watcher) concerns(ev fsnotify.Event) (uid string, ok bool) {
 	return uid, ok
 }
 
-// events and errors return nil channels without a watcher, which block forever.
+// events and errors return nil channels, which block forever, without a watcher.
 func (w *watcher) events() <-chan fsnotify.Event {
 	if w.notify == nil {
 		return nil

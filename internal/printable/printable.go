@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable makes text from outside safe to print on a terminal. Names of processes,
-// replies and certificates of servers, and fields of objects may contain escape sequences that move
-// the cursor, change the screen or make the terminal send input in the operator's name.
+// Package printable makes untrusted text safe to print on a terminal. Names of processes, replies and
+// certificates of servers, and fields of objects may contain escape sequences that move the cursor, change the
+// screen or make the terminal send input on the operator's behalf.
 package printable
 
 import (
@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// harmless reports whether a terminal only displays a character: it is no control character (C0,
-// DEL, C1), and does not change the direction of text or break a line invisibly.
+// harmless reports whether a terminal only displays a character: it is no control character (C0, DEL, C1), and
+// neither changes the direction of text nor breaks a line invisibly.
 func harmless(r rune) bool {
 	switch {
 	case unicode.IsControl(r):
@@ -25,9 +25,8 @@ func harmless(r rune) bool {
 	return true
 }
 
-// Text escapes characters that a terminal would act on as \u001b and the like, and invalid UTF-8 as
-// \ufffd. Line breaks and tabs stay. JSON stays valid, because its strings may contain these
-// escapes.
+// Text escapes characters that a terminal would interpret as \u001b and the like, and invalid UTF-8 as \ufffd.
+// It keeps line breaks and tabs. JSON stays valid, because its strings may contain these escapes.
 func Text(s string) string {
 	return clean(s, func(r rune) bool { return r == '\n' || r == '\t' || harmless(r) })
 }
@@ -55,7 +54,7 @@ func clean(s string, keeps func(rune) bool) string {
 	return b.String()
 }
 
-// Writer writes Text of its input. It is not safe for concurrent use.
+// Writer writes the Text of its input. It is not safe for concurrent use.
 type Writer struct {
 	to   io.Writer
 	rest []byte // start of an incomplete character

@@ -29,7 +29,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestJSONStays: what a program reads is what it was.
+// TestJSONStays: a program reads the original value from escaped JSON.
 func TestJSONStays(t *testing.T) {
 	value := "\x1b[2J \u009b \x7f \u202e \\u001b \"quoted\"\n"
 	text, err := json.Marshal(value)
@@ -38,11 +38,11 @@ func TestJSONStays(t *testing.T) {
 	}
 	var got string
 	if err := json.Unmarshal([]byte(Text(string(text))), &got); err != nil || got != value {
-		t.Errorf("%q came as %q, %v", value, got, err)
+		t.Errorf("%q is decoded as %q, %v", value, got, err)
 	}
 }
 
-// FuzzWriter: however a text is cut into writes, what comes out is Text of all of it, and harmless.
+// FuzzWriter: however a text is split into writes, the output is Text of the whole, and harmless.
 func FuzzWriter(f *testing.F) {
 	f.Add([]byte("漢字 \x1b[2J \u009b \xe6\xbc"), uint8(1))
 	f.Add([]byte("\xc2\x9b\x9b"), uint8(1))
@@ -62,7 +62,7 @@ func FuzzWriter(f *testing.F) {
 			t.Errorf("%q in pieces of %d is %q, want %q", text, int(size)+1, got, want)
 		}
 		if !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && r != '\t' && !harmless(r) }) {
-			t.Errorf("%q comes out as %q", text, got)
+			t.Errorf("%q is written as %q", text, got)
 		}
 	})
 }

@@ -12,8 +12,8 @@ func annotated(algorithm string) serviceOption {
 	return func(s *corev1.Service) { s.Annotations = map[string]string{AnnotationAlgorithm: algorithm} }
 }
 
-// A Service uses the algorithm of its annotation, or else the node's. The plan has it once for all
-// of its sets, and a change of it is a change of the plan.
+// A Service uses the algorithm of its annotation, or else the node's. The plan has one algorithm for all of its
+// sets, and changing it changes the plan.
 func TestAlgorithm(t *testing.T) {
 	for _, test := range []struct {
 		node       Algorithm

@@ -4,9 +4,9 @@ package service
 
 import "slices"
 
-// WithoutAnnotations returns the changes as if Services, EndpointSlices and Pods had no annotations
-// beeline.io/..., so that authors of these objects cannot control the node's tables and packet
-// path. Annotations of Namespaces and RuntimeClasses, which belong to cluster administrators, stay.
+// WithoutAnnotations returns the changes as if Services, EndpointSlices and Pods had no beeline.io/...
+// annotations, so that authors of these objects cannot control the node's tables and packet path. Annotations
+// of Namespaces and RuntimeClasses, which belong to cluster administrators, stay.
 func WithoutAnnotations(changes []Change) []Change {
 	plain := slices.Clone(changes)
 	for i := range plain {

@@ -17,8 +17,7 @@ var allAnnotations = map[string]string{
 	AnnotationWeight: "7", AnnotationSocketShortcut: "off", AnnotationHealthCheck: "tcp",
 }
 
-// TestWithoutAnnotations: the objects equal those without annotations, and the input is not
-// modified.
+// TestWithoutAnnotations: the objects equal those without annotations, and the input is not modified.
 func TestWithoutAnnotations(t *testing.T) {
 	objects := func(annotations map[string]string) (all []Object) {
 		meta := metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: annotations}
@@ -45,7 +44,7 @@ func TestWithoutAnnotations(t *testing.T) {
 	}
 	given := changes(objects(allAnnotations))
 	if cmp.Equal(given, changes(objects(nil)), compareValues) {
-		t.Fatal("the annotations have no effect: this test proves nothing")
+		t.Fatal("the annotations have no effect, so this test proves nothing")
 	}
 	if diff := cmp.Diff(changes(objects(nil)), WithoutAnnotations(given), compareValues); diff != "" {
 		t.Errorf("without annotations (-) and with ignored ones (+):\n%s", diff)

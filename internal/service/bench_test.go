@@ -11,8 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// bigCluster has 5,000 Services of 10 endpoints each, half of them dual stack, every tenth a
-// NodePort, and 200 nodes.
+// bigCluster has 5,000 Services of 10 endpoints each, half of them dual stack, every tenth a NodePort, and 200
+// nodes.
 func bigCluster() []Change {
 	var objects []Object
 	for i := range 200 {
@@ -56,8 +56,8 @@ func bigSlice(service, n int, v6 bool) *EndpointSlice {
 	return slice(name, lines, options...)
 }
 
-// BenchmarkColdStart measures one Apply of all objects. The heap figures are the size of the
-// objects, and what the Cluster adds.
+// BenchmarkColdStart measures one Apply of all objects. The heap figures are the size of the objects, and what
+// the Cluster adds.
 func BenchmarkColdStart(b *testing.B) {
 	heap := func() float64 {
 		var m runtime.MemStats

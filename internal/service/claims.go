@@ -15,9 +15,9 @@ import (
 type owner struct {
 	ref     Ref
 	created time.Time
-	// wanted is the plan as if no other object existed.
+	// wanted is the plan if no other object existed.
 	wanted *Plan
-	// plan is wanted without keys that other objects hold; the same pointer if there are none.
+	// plan is wanted without the keys that other objects hold; the same pointer if there are none.
 	plan *Plan
 }
 
@@ -28,8 +28,8 @@ type claim struct {
 	created time.Time
 }
 
-// compare orders claims by precedence: the lower kind, then the older object or, for Pods with the
-// same hostPort, the newer one (R33), then the order of Refs.
+// compare orders claims by precedence: lower kind, then older object (for Pods with the same hostPort: newer,
+// R33), then the order of Refs.
 func (c claim) compare(o claim) int {
 	age := c.created.Compare(o.created)
 	if c.kind == HostPort {
@@ -38,7 +38,7 @@ func (c claim) compare(o claim) int {
 	return cmp.Or(cmp.Compare(c.kind, o.kind), age, c.owner.ref.Compare(o.owner.ref))
 }
 
-// over says why a claim precedes another.
+// over returns why a claim precedes another.
 func (c claim) over(o claim) string {
 	switch {
 	case c.kind != o.kind:
@@ -51,8 +51,8 @@ func (c claim) over(o claim) string {
 	return "which has the same age and comes first by name"
 }
 
-// claims records the holder of each address and the other claims to it. The state depends only on
-// the current claims, not on the order in which they came.
+// claims records the holder of each address and the other claims to it. The state depends only on the current
+// claims, not on their order of arrival.
 type claims struct {
 	// holder maps each key to its first claim.
 	holder map[FrontendKey]claim
@@ -66,15 +66,14 @@ func newClaims() claims {
 	return claims{map[FrontendKey]claim{}, map[FrontendKey][]claim{}, map[FrontendKey]claim{}}
 }
 
-// replace withdraws an owner's claims and adds the claims of its new plan; with wanted nil it only
-// withdraws.
+// replace withdraws an owner's claims and adds those of its new plan; with wanted nil it only withdraws.
 func (c *claims) replace(o *owner, wanted *Plan, created time.Time) {
 	if o.wanted != nil {
 		for i := range o.wanted.Frontends {
 			c.withdraw(o.wanted.Frontends[i].Key, o)
 		}
 	}
-	// Without the monotonic clock and location, which differ between equal times.
+	// Drop the monotonic clock and location, which differ between equal times.
 	o.wanted, o.created = wanted, created.Round(0).UTC()
 	if wanted != nil {
 		wanted.Created = o.created
@@ -120,8 +119,7 @@ func (c *claims) remember(key FrontendKey) {
 	}
 }
 
-// settle returns the owners that gained or lost a key since the last settle because of other
-// owners' claims.
+// settle returns the owners that gained or lost a key since the last settle because of other owners' claims.
 func (c *claims) settle() map[*owner]struct{} {
 	concerned := map[*owner]struct{}{}
 	for key, before := range c.contested {

@@ -11,39 +11,37 @@ import (
 	"time"
 )
 
-// Cluster holds the objects of a cluster as one node sees them, and the plan of each object that
-// has one. The state after a series of changes depends only on the remaining objects, not on their
-// order, with two exceptions: a Service whose health check annotations become invalid keeps its
-// previous check (H5), and this node keeps the state of its deleted Node object (R39).
+// Cluster holds the objects of a cluster as seen by one node, and the plan of each object that has one. The
+// state after a series of changes depends only on the remaining objects, not on their order, with two
+// exceptions: a Service whose health check annotations become invalid keeps its previous check (H5), and this
+// node keeps the state of its deleted Node object (R39).
 //
-// The source calls Apply only when the objects of all kinds are known (R4). A Cluster is not safe
-// for concurrent use. Returned values must not be modified; later changes of the Cluster do not
+// The source calls Apply only when the objects of all kinds are known (R4). A Cluster is not safe for
+// concurrent use. Callers must not modify returned values; later changes of the Cluster do not affect them.
 // affect them.
 type Cluster struct {
 	config   Config
 	services map[Ref]*Service
-	// slices holds the EndpointSlices in use, and byService the same by the Ref of their Service,
-	// sorted by name.
+	// slices holds the EndpointSlices in use. byService holds the same by the Ref of their Service, sorted
+	// by name.
 	slices    map[Ref]*EndpointSlice
 	byService map[Ref][]*EndpointSlice
 	// pods holds the running Pods of this node with hostPorts.
 	pods map[Ref]*Pod
 	// podAddrs holds the addresses of all Pods outside the host network.
 	podAddrs map[Ref][]netip.Addr
-	// nodes holds the existing Nodes, and the last state of this node's even if it was deleted
-	// (R39).
+	// nodes holds the existing Nodes, and this node's last state even if its Node was deleted (R39).
 	nodes      map[string]*Node
 	ownDeleted bool
 	cidrs      map[string]*ServiceCIDR
 
-	// interfaces are the addresses of the last SetLocalAddresses. nodeAddrs counts how many Nodes
-	// and interfaces have each address. node combines both for resolving.
+	// interfaces are the addresses of the last SetLocalAddresses. nodeAddrs counts the Nodes and interfaces
+	// with each address. node combines both for resolving.
 	interfaces []netip.Addr
 	nodeAddrs  map[netip.Addr]int
 	protected  protectedAddrs
 	node       nodeFacts
-	// server holds the addresses of the last SetServer; serverBefore those that are already
-	// counted.
+	// server holds the addresses of the last SetServer; serverBefore holds those that are already counted.
 	server, serverBefore []netip.Addr
 
 	serviceCIDRs []netip.Prefix
@@ -79,8 +77,7 @@ func NewCluster(config Config) *Cluster {
 	return t
 }
 
-// Apply applies a batch of changes as one step. Of several changes to one object the last one
-// counts.
+// Apply applies a batch of changes as one step. Of several changes to an object, the last one counts.
 func (t *Cluster) Apply(changes []Change) Delta {
 	b := newBatch()
 	t.countServer(b)
@@ -102,7 +99,7 @@ func (t *Cluster) Apply(changes []Change) Delta {
 	return t.commit(b)
 }
 
-// batch collects what a step changes.
+// batch collects the changes of a step.
 type batch struct {
 	// dirty objects are resolved again.
 	dirty map[Ref]struct{}
@@ -110,8 +107,8 @@ type batch struct {
 	thisNode, serviceCIDRs, podCIDRs, podAddrs, nodes bool
 	// renumbered holds Nodes whose address for other nodes has changed.
 	renumbered map[string]bool
-	// before records, for each address whose count changed, whether any node had it before;
-	// protected and servers do the same for protectedAddrs.
+	// before records, for each address whose count changed, whether any node had it before; protected and
+	// servers do the same for protectedAddrs.
 	before, protected, servers map[netip.Addr]bool
 }
 
@@ -150,7 +147,7 @@ func (t *Cluster) setSlice(b *batch, c Change) {
 		t.countServers(b, old, -1)
 		b.dirty[ref] = struct{}{}
 	}
-	// R2, R5: headless slices, and slices whose address type is no IP family, are ignored.
+	// Headless slices (R2), and slices whose address type is no IP family (R5), are ignored.
 	s, ok := c.Object.(*EndpointSlice)
 	if !ok || s.Headless || s.Family == 0 {
 		return
@@ -214,7 +211,7 @@ func (t *Cluster) commit(b *batch) Delta {
 	return d
 }
 
-// award updates the plan of an owner from its claims and reports whether it changed.
+// award updates the plan of an owner from its claims, and reports whether it changed.
 func (t *Cluster) award(o *owner) bool {
 	plan := t.claims.award(o)
 	if plan == nil {

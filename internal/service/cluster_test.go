@@ -27,7 +27,7 @@ func checkSound(t *testing.T, table *Cluster) {
 		checkExternal(t, table, ref, p)
 		for _, f := range p.Frontends {
 			if other, taken := seen[f.Key]; taken {
-				t.Errorf("%s has %s, so has %s", ref, f.Key, other)
+				t.Errorf("%s and %[3]s both have %[2]s", ref, f.Key, other)
 			}
 			seen[f.Key] = ref
 			if a := f.Key.Addr; !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
@@ -57,7 +57,7 @@ func checkSound(t *testing.T, table *Cluster) {
 			}
 		}
 		for _, s := range slices.Concat(p.Sets, p.Retained) {
-			for i, b := range s.Backends { // in the order in which programs look for them
+			for i, b := range s.Backends { // in the order of the programs' binary search
 				if b.Weight == 0 || b.Addr.Port() == 0 || i > 0 && s.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
 					t.Errorf("%s: set %s: backend %v", ref, s.Key, b)
 				}
@@ -69,8 +69,8 @@ func checkSound(t *testing.T, table *Cluster) {
 	}
 }
 
-// checkExternal expects the source ranges and the policy of a Service at each of its ingress IPs,
-// in whatever other field it has the address (R25, R38).
+// checkExternal expects the source ranges and the policy of a Service at each of its ingress IPs, even if
+// another field has the same address (R25, R38).
 func checkExternal(t *testing.T, table *Cluster, ref Ref, p *Plan) {
 	s := table.services[ref]
 	for i := 0; s != nil && i < len(p.Frontends); i++ {
@@ -89,7 +89,7 @@ func checkExternal(t *testing.T, table *Cluster, ref Ref, p *Plan) {
 			t.Errorf("%s: ingress IP %s (%s) admits %v, want %v", ref, f.Key, f.Kind, f.SourceRanges, want)
 		}
 		if d := f.Decisions[FromOutside]; s.ExternalLocal && d.Verdict == Balance && d.Scope != ScopeLocal {
-			t.Errorf("%s: ingress IP %s (%s) leads to other nodes", ref, f.Key, f.Kind)
+			t.Errorf("%s: ingress IP %s (%s) has backends on other nodes", ref, f.Key, f.Kind)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestTheOlderObjectHasTheAddress(t *testing.T) {
 	table := cluster(testConfig(), third, second)
 	has(table, "second") // as old as third, but first by name
 	if d := table.Apply(changes(first)); refs(d) != "first second third of 3" {
-		t.Errorf("first came: %s", refs(d))
+		t.Errorf("first was added: %s", refs(d))
 	}
 	has(table, "first")
 	want := "ExternalIP 203.0.113.1:80/TCP belongs to Service default/first, which is older: change one of them"
@@ -138,11 +138,11 @@ func TestTheOlderObjectHasTheAddress(t *testing.T) {
 		t.Errorf("problems of first: %q", p)
 	}
 	if d := table.Apply(changes(first)); refs(d) != " of 1" {
-		t.Errorf("first came again: %s", refs(d))
+		t.Errorf("first was added again: %s", refs(d))
 	}
 	// The next one gets the address, and the last one's problem names its new rival.
 	if d := table.Apply([]Change{gone(first)}); refs(d) != "-first second third of 2" {
-		t.Errorf("first went: %s", refs(d))
+		t.Errorf("first was removed: %s", refs(d))
 	}
 	has(table, "second")
 	if p := problems(table, "third"); len(p) != 1 || !strings.Contains(p[0], "default/second, which has the same age and comes first by name") {
@@ -181,7 +181,7 @@ func TestTheLowerKindHasTheAddress(t *testing.T) {
 }
 
 func TestSetsOfALoserThatHasNoUseForThem(t *testing.T) {
-	// The NodePort is all that uses the cluster set; another Service has it.
+	// Only the NodePort uses the cluster set, and another Service has it.
 	loser := service("web", iTPLocal, nodePort(30080), created(2))
 	winner := service("winner", clusterIP("10.0.0.2"), nodePort(30080), created(1))
 	table := cluster(testConfig(), loser, winner, both)
@@ -214,11 +214,11 @@ func TestDeltas(t *testing.T) {
 		{"another node", changes(&Node{Name: "there", Addresses: addrs(thereIP)}), " of 0"},
 		{"a ServiceCIDR", changes(serviceCIDR("kubernetes", "10.0.0.0/16")), " of 0"},
 		{"a Pod without hostPorts", changes(convertPod(pod("p", 1))), " of 0"},
-		{"a Service goes", []Change{gone(other)}, "-other of 0"},
-		{"it is gone already", []Change{gone(other)}, " of 0"},
+		{"a Service is removed", []Change{gone(other)}, "-other of 0"},
+		{"it is already removed", []Change{gone(other)}, " of 0"},
 		{"a Service becomes headless", changes(service("web", clusterIP("None"))), "-web of 1"},
 		{"its slices matter no more", changes(endpoints("a")), " of 1"},
-		{"an object that came and went", []Change{changes(other)[0], gone(other)}, " of 0"},
+		{"an object that is added and removed", []Change{changes(other)[0], gone(other)}, " of 0"},
 	}
 	for _, s := range steps {
 		if got := refs(table.Apply(s.changes)); got != s.want {

@@ -27,12 +27,12 @@ const (
 	AnnotationAlgorithm = "beeline.io/algorithm"
 )
 
-// ConvertService extracts from a v1 Service the fields that the rules use, with the API server's
-// defaults for empty fields.
+// ConvertService extracts the fields that the rules use from a v1 Service, with the API server's defaults for
+// empty fields.
 //
-// The error joins one error per invalid field, with the field, its value and the expected values.
-// The Service is returned nevertheless, without the invalid values; the caller decides whether to
-// use it. The other converters work the same way.
+// The error joins one error per invalid field, with the field, its value and the expected values. The Service
+// is still returned, without the invalid values; the caller decides whether to use it. The other converters
+// work the same way.
 func ConvertService(in *corev1.Service) (*Service, error) {
 	var errs fieldErrors
 	proxyName, hasProxyName := in.Labels[LabelServiceProxyName]
@@ -62,7 +62,7 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 		case corev1.IPv6Protocol:
 			s.IPFamilies = append(s.IPFamilies, IPv6)
 		default:
-			// Keep the index, because clusterIPs pairs with it (R7).
+			// Keep the index, which pairs with that of clusterIPs (R7).
 			s.IPFamilies = append(s.IPFamilies, 0)
 			errs.add(fmt.Sprintf("spec.ipFamilies[%d]", i), f, "IPv4 or IPv6")
 		}
@@ -81,9 +81,9 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 	return s, errs.join()
 }
 
-// clusterIPs returns spec.clusterIPs in canonical form. "None" and empty entries keep their index,
-// because ipFamilies pairs with it (R7). Older objects have only clusterIP, which always decides
-// whether the Service is headless (R3).
+// clusterIPs returns spec.clusterIPs in canonical form. "None" and empty entries keep their index, which pairs
+// with that of ipFamilies (R7). Older objects have only clusterIP, which always decides whether the Service is
+// headless (R3).
 func clusterIPs(errs *fieldErrors, spec *corev1.ServiceSpec) []string {
 	ips := slices.Clone(spec.ClusterIPs)
 	if spec.ClusterIP == corev1.ClusterIPNone || len(ips) == 0 {
@@ -141,8 +141,8 @@ func externallyAccessible(spec *corev1.ServiceSpec) bool {
 	return false
 }
 
-// ingressIPs returns the VIPs of a load balancer that preserves the destination address (R24,
-// KEP-1860). In mode Proxy the balancer itself connects to a node port or a pod.
+// ingressIPs returns the VIPs of a load balancer that preserves the destination address (R24, KEP-1860). In
+// mode Proxy the balancer itself connects to a node port or a pod.
 func ingressIPs(errs *fieldErrors, ingress []corev1.LoadBalancerIngress) []netip.Addr {
 	var ips []netip.Addr
 	for i, in := range ingress {
@@ -178,9 +178,8 @@ func servicePorts(errs *fieldErrors, in []corev1.ServicePort) []ServicePort {
 	return ports
 }
 
-// ConvertEndpointSlice extracts from an EndpointSlice the fields that the rules use (R5, R9). Ports
-// without a number and slices of host names are valid but mean nothing to a proxy; they are left
-// out silently.
+// ConvertEndpointSlice extracts the fields that the rules use from an EndpointSlice (R5, R9). It silently omits
+// ports without a number and slices of host names: they are valid but mean nothing to a proxy.
 func ConvertEndpointSlice(in *discoveryv1.EndpointSlice) (*EndpointSlice, error) {
 	var errs fieldErrors
 	_, headless := in.Labels[corev1.IsHeadlessService]

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ConvertNode extracts from a v1 Node the fields that the rules use.
+// ConvertNode extracts the fields that the rules use from a v1 Node.
 func ConvertNode(in *corev1.Node) (*Node, error) {
 	var errs fieldErrors
 	n := &Node{Name: in.Name, Zone: in.Labels[corev1.LabelTopologyZone]}
@@ -34,8 +34,8 @@ func ConvertNode(in *corev1.Node) (*Node, error) {
 	return n, errs.join()
 }
 
-// ConvertPod extracts from a v1 Pod the fields that the rules use (R33, OptOuts). Like the kubelet,
-// it uses hostPorts only of spec.containers, not of init containers.
+// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts). Like the kubelet, it uses
+// hostPorts of spec.containers only, not of init containers.
 func ConvertPod(in *corev1.Pod) (*Pod, error) {
 	var errs fieldErrors
 	p := &Pod{
@@ -77,10 +77,10 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 	return p, errs.join()
 }
 
-// staticUID returns the UID of a mirror pod's static pod, or "". Anyone who may create Pods can
-// write the annotation, and could claim another pod's UID. So it is accepted only as a
-// hexadecimal number, the kubelet's hash: UIDs from the API server have hyphens.
-// In addition, the mirror pod's owner must be its Node, as the kubelet sets it.
+// staticUID returns the UID of a mirror pod's static pod, or "". Anyone who may create Pods can write the
+// annotation, and could claim another pod's UID. So it must be a hexadecimal number, the kubelet's hash, unlike
+// UIDs from the API server, which have hyphens; and the mirror pod's owner must be its Node, as the kubelet
+// sets it.
 func staticUID(in *corev1.Pod) string {
 	uid := in.Annotations[annotationConfigHash]
 	_, mirror := in.Annotations[corev1.MirrorPodAnnotationKey]
@@ -114,7 +114,7 @@ func podPort(errs *fieldErrors, field string, in corev1.ContainerPort) (PodPort,
 	return p, known && hostPort != 0
 }
 
-// ConvertServiceCIDR extracts from a ServiceCIDR the fields that the rules use (R21).
+// ConvertServiceCIDR extracts the fields that the rules use from a ServiceCIDR (R21).
 func ConvertServiceCIDR(in *networkingv1.ServiceCIDR) (*ServiceCIDR, error) {
 	var errs fieldErrors
 	c := &ServiceCIDR{Name: in.Name, CIDRs: errs.prefixes("spec.cidrs", in.Spec.CIDRs)}

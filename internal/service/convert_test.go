@@ -30,7 +30,7 @@ func convert[In, Out any](t *testing.T, manifest string, f func(*In) (Out, error
 	before := must(json.Marshal(in))
 	defer func() {
 		if !bytes.Equal(before, must(json.Marshal(in))) {
-			t.Error("the converter changed its input")
+			t.Error("the converter modified its input")
 		}
 	}()
 	return f(in)
@@ -277,7 +277,7 @@ status:
 	got, err = convert(t, `{metadata: {name: here}, spec: {podCIDR: 10.1.0.0/24}}`, ConvertNode)
 	checkErrors(t, err)
 	if len(got.PodCIDRs) != 1 {
-		t.Errorf("podCIDR alone: %v", got.PodCIDRs)
+		t.Errorf("only podCIDR: %v", got.PodCIDRs)
 	}
 }
 

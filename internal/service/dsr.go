@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// AnnotationDSR on a Service selects how packets of clients outside the cluster reach its
-	// backends on other nodes.
+	// AnnotationDSR on a Service selects how packets of clients outside the cluster reach its backends on
+	// other nodes.
 	AnnotationDSR = "beeline.io/dsr"
 	// AnnotationDSRHybrid on a Service limits DSR to TCP; other protocols use SNAT.
 	AnnotationDSRHybrid = "beeline.io/dsr-hybrid"
-	// AnnotationStateless on a Service makes balancers choose a backend for each datagram from its
-	// Maglev table, without conntrack entries.
+	// AnnotationStateless on a Service makes balancers choose a backend for each datagram from its Maglev
+	// table, without conntrack entries.
 	AnnotationStateless = "beeline.io/stateless"
 )
 
-// DSR is how a packet of a client outside the cluster reaches a backend on another node with the
-// client's address preserved, so that the reply goes directly to the client (direct server return).
-// bpf/dsr/wire.h documents the formats. Empty means DSROff.
+// DSR is how a packet of a client outside the cluster reaches a backend on another node with the client's
+// address preserved, so that the backend replies directly to the client (direct server return). bpf/dsr/wire.h
+// documents the formats. Empty means DSROff.
 type DSR string
 
 const (
@@ -37,7 +37,7 @@ const (
 // DSRs lists the values.
 var DSRs = []string{string(DSROff), string(DSRIPIP), string(DSRGeneve), string(DSROpt)}
 
-// Switch is an annotation that is "true" or "false"; empty if it is not set.
+// Switch is an annotation with the value "true" or "false"; empty if it is not set.
 type Switch string
 
 const (
@@ -66,7 +66,7 @@ func annotatedSwitch(errs *fieldErrors, annotations map[string]string, name stri
 	return Switch(v)
 }
 
-// dsrOf returns the DSR method of a Service for a protocol; empty if it has none.
+// dsrOf returns the DSR method of a Service for a protocol; empty without DSR.
 func (c *Config) dsrOf(s *Service, protocol Protocol) DSR {
 	kind := cmp.Or(s.DSR, c.DSR)
 	if kind == DSROff || protocol != TCP && s.DSRHybrid.or(c.DSRHybrid) {
@@ -75,8 +75,8 @@ func (c *Config) dsrOf(s *Service, protocol Protocol) DSR {
 	return kind
 }
 
-// dsr returns how packets of clients outside the cluster are forwarded at a frontend. It does not
-// depend on the endpoints, so that all nodes agree and endpoint changes do not change it.
+// dsr returns how a frontend forwards packets of clients outside the cluster. It does not depend on the
+// endpoints, so that all nodes agree and endpoint changes do not change it.
 func (p *portPlan) dsr(kind FrontendKind, addr netip.Addr) DSR {
 	switch {
 	case kind == ClusterIP && p.config.RefuseOutsideClusterIP, addr.IsLoopback():
@@ -85,16 +85,16 @@ func (p *portPlan) dsr(kind FrontendKind, addr netip.Addr) DSR {
 	return p.config.dsrOf(p.svc, p.port.Protocol)
 }
 
-// untracked reports whether any balancer may choose a backend for any packet of a flow without a
-// conntrack entry. For TCP this is safe, because backends reset connections that are not theirs. A
-// Service whose datagrams may reach different backends has to set the annotation.
+// untracked reports whether any balancer may choose a backend for any packet of a flow without a conntrack
+// entry. For TCP this is safe, because backends reset connections that they do not have. Other protocols need
+// the annotation, which permits that datagrams of a flow reach different backends.
 func (p *portPlan) untracked(dsr DSR) bool {
 	return dsr != "" && p.plan.TableSize > 0 && p.svc.Affinity == 0 &&
 		(p.port.Protocol == TCP || p.svc.Stateless == On)
 }
 
-// withNodes sets the backends' nodes if packets are sent to the nodes (DSRGeneve). Otherwise
-// backends have no node, so that a change of a Node does not change them.
+// withNodes sets the backends' nodes if packets are sent to the nodes (DSRGeneve). Otherwise backends have no
+// node, so that a change of a Node does not change them.
 func (p *servicePlan) withNodes(all []candidate, port ServicePort) {
 	if p.config.dsrOf(p.svc, port.Protocol) != DSRGeneve {
 		return
@@ -112,7 +112,7 @@ func (c *Config) sentToNodes(s *Service) bool {
 	return slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return c.dsrOf(s, p.Protocol) == DSRGeneve })
 }
 
-// warnDSR adds a problem for each annotation that has no effect.
+// warnDSR adds a problem for each annotation without effect.
 func (p *servicePlan) warnDSR() {
 	without := func(annotation, why, format string, args ...any) {
 		p.plan.problem(condition.AnnotationWithoutEffect.New(`%s: "true" has no effect%s`, annotation, why).Do(format, args...))
@@ -139,8 +139,8 @@ func (p *servicePlan) warnDSR() {
 	}
 }
 
-// warnSharedAddresses adds a problem for endpoints of other nodes that differ only in their port:
-// an IPIP packet carries only the address, so the backend cannot tell them apart.
+// warnSharedAddresses adds a problem for endpoints on other nodes that differ only in their ports: an IPIP
+// packet carries only the address, so the backend cannot tell them apart.
 func (p *portPlan) warnSharedAddresses() {
 	if p.config.dsrOf(p.svc, p.port.Protocol) != DSRIPIP {
 		return

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Via selects the path of clients' packets (DSR) for a health check: encapsulated, for a frontend.
-// The zero value selects plain routing to the endpoint.
+// Via selects the path of clients' packets (DSR) for a health check: encapsulated, for a frontend. The zero
+// value selects plain routing to the endpoint.
 type Via struct {
 	DSR      DSR
 	Frontend netip.AddrPort
@@ -29,8 +29,8 @@ func (v Via) String() string {
 	return fmt.Sprintf("through %s to %s", dsrWords[v.DSR], v.Frontend)
 }
 
-// checkedAt is the frontend through which the endpoints of a port are checked in one family; the
-// zero value means none.
+// checkedAt is the frontend through which the endpoints of a port are checked in one family; the zero value
+// means plain routing.
 type checkedAt struct {
 	dsr  DSR
 	addr netip.AddrPort
@@ -49,19 +49,18 @@ func (f checkedAt) via(c *candidate) Via {
 	return v
 }
 
-// checksByOption reports whether a Service's checks depend on whether this node is a Node of the
-// cluster.
+// checksByOption reports whether a Service's checks depend on whether this node is a Node of the cluster.
 func (c *Config) checksByOption(s *Service) bool {
 	return (s.Check != HealthCheck{} || len(s.CheckErrors) > 0) && c.dsrOf(s, TCP) == DSROpt
 }
 
-// checkedAt chooses the frontend for checks. It prefers one that clients outside the cluster use,
-// because backends without Beeline must have that address, too; it uses the ClusterIP only if there
-// is no other. It chooses none if the backend would reject this node as a client:
+// checkedAt chooses the frontend for checks. It prefers one that clients outside the cluster use, because
+// backends without Beeline must have that address too, and uses the ClusterIP only without such a frontend. It
+// chooses none if the backend would reject this node as a client:
 //
 //   - the source ranges of the frontend do not admit it
 //   - with DSROpt, it is a Node: clients of a balancer are never Nodes, and only the source address
-//     tells who has sent an option
+//     tells who sent an option
 func (p *servicePlan) checkedAt(port ServicePort, clusterIP netip.Addr, ingress, external []netip.Addr, ranges []netip.Prefix) checkedAt {
 	kind, family := p.config.dsrOf(p.svc, port.Protocol), FamilyOf(clusterIP)
 	own := p.node.primaryOf(family)

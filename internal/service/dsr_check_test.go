@@ -10,8 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// checkedVia returns how the endpoints of all Services are checked, by target; empty for plain
-// routing.
+// checkedVia returns how the endpoints of all Services are checked, by target; empty for plain routing.
 func checkedVia(t *Cluster) map[string]string {
 	all := map[string]string{}
 	for target := range t.Targets() {
@@ -27,9 +26,8 @@ func checkedVia(t *Cluster) map[string]string {
 	return all
 }
 
-// X2, H3: endpoints of other machines are checked through the frontend that clients outside the
-// cluster use, if the Service has DSR over TCP and the backend's machine accepts this node as a
-// client.
+// X2, H3: endpoints on other machines are checked through the frontend that clients outside the cluster use, if
+// the Service has DSR over TCP and the backend's machine accepts this node as a client.
 func TestChecksGoByDSR(t *testing.T) {
 	const onNode, elsewhere = "10.1.0.1:8080", "10.1.0.2:8080"
 	plain := map[string]string{onNode: "", elsewhere: ""}
@@ -68,7 +66,7 @@ func TestChecksGoByDSR(t *testing.T) {
 			there := &Node{Name: "there", Addresses: addrs(thereIP)}
 			table := cluster(config, there, service("web", options...), slice("web-1", []string{"a here", "b there"}))
 			if got := checkedVia(table); !maps.Equal(got, test.want) {
-				t.Errorf("checks go\n%v, want\n%v", got, test.want)
+				t.Errorf("checks use\n%v, want\n%v", got, test.want)
 			}
 		})
 	}
@@ -81,12 +79,12 @@ func TestChecksOfUDPAreDirect(t *testing.T) {
 	port := note(AnnotationHealthCheckPort, "9000")
 	table := cluster(config, service("web", protocol(corev1.ProtocolUDP), note(AnnotationHealthCheck, "tcp"), port), slice("web-1", []string{"b there"}, udp))
 	if got, want := checkedVia(table), map[string]string{"10.1.0.2:9000": ""}; !maps.Equal(got, want) {
-		t.Errorf("checks go %v, want %v", got, want)
+		t.Errorf("checks use %v, want %v", got, want)
 	}
 }
 
-// With an IP option, checks depend on whether this node is a Node; a standalone balancer is not. An
-// endpoint without a node name and with one of the node's addresses is on it.
+// With an IP option, checks depend on whether this node is a Node; a standalone balancer is not. An endpoint
+// without a node name is on this node if it has one of its addresses.
 func TestChecksOfStandAloneBalancer(t *testing.T) {
 	config := testConfig()
 	config.DSR, config.Edge, config.LocalByAddress = DSROpt, true, true
@@ -100,13 +98,13 @@ func TestChecksOfStandAloneBalancer(t *testing.T) {
 	table.Apply(changes(service("web", note(AnnotationHealthCheck, "tcp")), slice("web-1", []string{"a", "b"}, unnamed)))
 	want := map[string]string{"10.1.0.1:8080": "", "10.1.0.2:8080": "through an IP option to " + webHTTP}
 	if got := checkedVia(table); !maps.Equal(got, want) {
-		t.Errorf("checks go %v, want %v", got, want)
+		t.Errorf("checks use %v, want %v", got, want)
 	}
 	own := &Node{Name: config.NodeName, Addresses: addrs(hereIP)}
 	if delta := table.Apply(changes(own)); !delta.Targets || checkedVia(table)["10.1.0.2:8080"] != "" {
 		t.Errorf("a Node checks %v", checkedVia(table))
 	}
 	if delta := table.Apply([]Change{{Ref: own.Ref(), Object: &Node{Name: config.NodeName}}}); !delta.Targets || !maps.Equal(checkedVia(table), want) {
-		t.Errorf("the Node has no address any more, and checks go %v", checkedVia(table))
+		t.Errorf("the Node has no address any more, and checks use %v", checkedVia(table))
 	}
 }

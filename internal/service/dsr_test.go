@@ -35,8 +35,8 @@ func dsrs(table *Cluster, ref Ref) map[string]string {
 	return all
 }
 
-// DSR applies to clients outside the cluster at addresses that they can reach: not to addresses of
-// pods, to pings or on loopback. It does not depend on the endpoints.
+// DSR applies to clients outside the cluster at addresses that they can reach: not at addresses of pods, for
+// pings or on loopback. It does not depend on the endpoints.
 func TestDSROfFrontends(t *testing.T) {
 	config := testConfig()
 	config.DSR = DSRGeneve
@@ -62,7 +62,7 @@ func TestDSROfFrontends(t *testing.T) {
 	}
 	config.RefuseOutsideClusterIP = true
 	if got := dsrs(cluster(config, service("web", all), both), web); got[webHTTP+"/TCP"] != "" || got[vip+":80/TCP"] != "geneve" {
-		t.Errorf("where clients outside are refused at ClusterIPs: %v", got)
+		t.Errorf("if clients outside are rejected at ClusterIPs: %v", got)
 	}
 	p := convertPod(pod("p", 1, hostPort("", 30081, 8080, corev1.ProtocolTCP)))
 	for key, kind := range dsrs(cluster(config, p), p.Ref()) {
@@ -72,9 +72,9 @@ func TestDSROfFrontends(t *testing.T) {
 	}
 }
 
-// Each annotation takes precedence over the node's flag; hybrid leaves all but TCP to SNAT. A
-// frontend needs no conntrack entries if every balancer chooses the same backend, which for UDP
-// requires the stateless annotation.
+// Each annotation takes precedence over the node's flag; hybrid leaves all protocols but TCP to SNAT. A
+// frontend needs no conntrack entries if every balancer chooses the same backend, which for UDP requires the
+// stateless annotation.
 func TestDSRRules(t *testing.T) {
 	for _, test := range []struct {
 		node       DSR
@@ -115,7 +115,7 @@ func TestDSRRules(t *testing.T) {
 	}
 }
 
-// A change of the method is a change of the plan, in both directions.
+// Changing the method changes the plan, in both directions.
 func TestDSRChange(t *testing.T) {
 	table := cluster(testConfig(), service("web"), both)
 	for _, kind := range []string{"ipip", "opt", "opt", "off"} {
@@ -138,7 +138,7 @@ func TestDSRAnnotations(t *testing.T) {
 			s, err := ConvertService(v1Service("web", note(annotation, value)))
 			checkErrors(t, err, "metadata.annotations["+annotation+"] … "+want)
 			if s.DSR != "" || s.DSRHybrid != "" || s.Stateless != "" {
-				t.Errorf("%s %q counts: %+v", annotation, value, s)
+				t.Errorf("%s %q is accepted: %+v", annotation, value, s)
 			}
 		}
 	}
@@ -172,8 +172,8 @@ func TestDSRProblems(t *testing.T) {
 	}
 }
 
-// Two endpoints elsewhere with the same address are indistinguishable for IPIP; on this node their
-// ports distinguish them.
+// Two endpoints on other nodes with the same address are indistinguishable with IPIP; on this node their ports
+// distinguish them.
 func TestIPIPOfSharedAddress(t *testing.T) {
 	second := func(node string) Object {
 		return slice("web-2", []string{"a " + node}, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = new(int32(8081)) })
@@ -207,9 +207,9 @@ func nodesOf(table *Cluster, ref Ref) string {
 	return strings.Join(all, ", ")
 }
 
-// With Geneve a backend elsewhere has the address of its node, of its own family, whenever that is
-// added, changed or removed; only affected Services are resolved again. With other methods it has
-// none, and Nodes make no difference.
+// With Geneve a backend on another node has the address of its node, of its own family, whenever that is added,
+// changed or removed; only affected Services are resolved again. With other methods it has none, and changes of
+// Nodes have no effect.
 func TestNodesOfBackends(t *testing.T) {
 	there := func(addresses ...string) *Node { return &Node{Name: "there", Addresses: addrs(addresses...)} }
 	table := cluster(testConfig(), both, slice("web-6", []string{"b there"}, ipv6), service("web", dualStack, note(AnnotationDSR, "geneve")),
@@ -256,8 +256,8 @@ func TestNodesOfHybrid(t *testing.T) {
 	}
 }
 
-// Balancers are all Nodes with all of their addresses, and the configured networks, which include
-// the addresses inside.
+// Balancers are all Nodes with all of their addresses, and the configured networks, which include the addresses
+// inside.
 func TestBalancers(t *testing.T) {
 	config := testConfig()
 	config.Balancers = prefixes("198.51.100.0/24", "192.0.2.2/32")
@@ -280,8 +280,8 @@ func TestBalancers(t *testing.T) {
 	want(table.SetLocalAddresses([]netip.Addr{netip.MustParseAddr(hereIP)}), false, "192.0.2.2/32", "198.51.100.0/24")
 }
 
-// For all objects: untracked frontends have DSR, a Maglev table and no affinity; only addresses for
-// clients outside the cluster have DSR; and only with Geneve backends have a node.
+// In all plans, untracked frontends have DSR, a Maglev table and no affinity; only addresses for clients
+// outside the cluster have DSR; and only with Geneve backends have a node.
 func checkDSR(t *testing.T, table *Cluster, plan *Plan) {
 	t.Helper()
 	for _, f := range plan.Frontends {

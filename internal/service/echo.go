@@ -2,10 +2,9 @@
 
 package service
 
-// addEchoes answers ICMP echo requests at load balancer addresses and external IPs that belong to
-// no node (a node's stack answers there), while the Service serves clients outside the cluster at
-// one of its ports there. Routers and health checks that ping rely on it. Requests of the node
-// itself go to the network.
+// addEchoes answers ICMP echo requests at load balancer addresses and external IPs, for routers and health
+// checks that ping. The address must not belong to a node, whose stack answers there, and the Service must
+// serve clients outside the cluster at one of its ports there. Requests of the node itself go to the network.
 func (p *servicePlan) addEchoes(family Family, frontends []Frontend) {
 	protocol := ICMP
 	if family == IPv6 {
@@ -17,9 +16,9 @@ func (p *servicePlan) addEchoes(family Family, frontends []Frontend) {
 			continue
 		}
 		if f.Decisions[FromPod].Verdict == Pass {
-			continue // for pods the address may belong to another host, and fragments have to pass (R26)
+			continue // for pods the address may belong to another host, and fragments must pass (R26)
 		}
-		// An address of both kinds counts as the load balancer's, as its ports do.
+		// An address of both kinds counts as the load balancer's, like its ports.
 		echoes = append(echoes, Frontend{
 			Key:          FrontendKey{Addr: f.Key.Addr, Protocol: protocol},
 			Kind:         Echo,

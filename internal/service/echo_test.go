@@ -12,8 +12,8 @@ import (
 
 const answered = "pod answer, node pass, outside answer"
 
-// Pings of load balancer and external IPs are answered while the Service serves clients outside the
-// cluster there, and the address's other ports are not affected.
+// Pings of load balancer and external IPs are answered while the Service serves clients outside the cluster
+// there; the address's other ports are not affected.
 func TestEchoes(t *testing.T) {
 	second := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "none", Port: 81})
 	lb := loadBalancer(vip)
@@ -34,8 +34,8 @@ func TestEchoes(t *testing.T) {
 	})
 }
 
-// Of two Services with one address either may answer, without a problem, and the other continues
-// when the first no longer serves.
+// Either of two Services with one address may answer, without a problem, and the other one takes over when the
+// first no longer serves.
 func TestEchoOfSharedAddress(t *testing.T) {
 	second := service("second", created(2), clusterIP("10.0.0.2"), loadBalancer(vip), ports(corev1.ServicePort{Name: "http", Port: 81}), sources("198.51.100.0/24"))
 	its := slice("second-1", []string{"c there"}, of("second"))
@@ -47,7 +47,7 @@ func TestEchoOfSharedAddress(t *testing.T) {
 	}
 	check(t, table, expect{vip + "/ICMP": answered})
 	if _, f := find(table, vip+"/ICMP"); f.SourceRanges != nil {
-		t.Errorf("the second Service has the first one's echo: %+v", f)
+		t.Errorf("the second Service has the echo of the first: %+v", f)
 	}
 	table.Apply([]Change{gone(both)})
 	check(t, table, expect{vip + "/ICMP": answered})

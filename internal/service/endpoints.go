@@ -10,7 +10,7 @@ import (
 // candidate is one address and port that slices contain for a service port.
 type candidate struct {
 	addr netip.AddrPort
-	// endpoint is the entry whose conditions count.
+	// endpoint is the entry that decides the conditions.
 	endpoint *Endpoint
 	// slice contains the entry.
 	slice *EndpointSlice
@@ -22,12 +22,11 @@ type candidate struct {
 	node netip.Addr
 }
 
-// ready reports whether the endpoint takes new connections (R10). An endpoint of weight zero, or
-// whose health check fails, is treated as neither ready nor serving.
+// ready reports whether the endpoint takes new connections (R10). An endpoint of weight zero, or with a failing
+// health check, counts as neither ready nor serving.
 func (c candidate) ready() bool { return c.weight > 0 && !c.down && c.endpoint.Ready }
 
-// fallback reports whether the endpoint may take new connections if no endpoint is ready
-// (KEP-1669).
+// fallback reports whether the endpoint may take new connections if no endpoint is ready (KEP-1669).
 func (c candidate) fallback() bool {
 	return c.weight > 0 && !c.down && c.endpoint.Serving && c.endpoint.Terminating
 }
@@ -40,8 +39,8 @@ func (c candidate) local(node *nodeFacts) bool {
 	return c.endpoint.Node == node.name
 }
 
-// here reports whether an endpoint is on this node, or has no node name and an address of this
-// node. Packets to it do not leave the node.
+// here reports whether an endpoint is on this node, or has no node name but an address of this node. Packets to
+// it do not leave the node.
 func (c candidate) here(node *nodeFacts) bool {
 	return c.local(node) || c.endpoint.Node == "" && node.has(c.addr.Addr())
 }
@@ -60,8 +59,8 @@ type slicePort struct {
 	port  uint16
 }
 
-// portsOf returns for each service port the slices of a family that have endpoints of it, in the
-// order of the slices.
+// portsOf returns, for each service port, the slices of a family that have endpoints for it, in the order of
+// the slices.
 func portsOf(endpointSlices []*EndpointSlice, family Family) map[portName][]slicePort {
 	all := map[portName][]slicePort{}
 	for _, s := range endpointSlices {
@@ -76,9 +75,8 @@ func portsOf(endpointSlices []*EndpointSlice, family Family) map[portName][]slic
 	return all
 }
 
-// mergeEndpoints returns the endpoints of a service port from all its slices, each address and port
-// once, sorted (R5, R6). The slices must be in a fixed order, because it decides between equivalent
-// entries.
+// mergeEndpoints returns the endpoints of a service port from all its slices, each address and port once,
+// sorted (R5, R6). The order of the slices must be fixed, because it decides between equivalent entries.
 func mergeEndpoints(from []slicePort) []candidate {
 	var all []candidate
 	for _, p := range from {
@@ -103,10 +101,10 @@ func mergeEndpoints(from []slicePort) []candidate {
 	return merged
 }
 
-// over reports whether an entry replaces an earlier one for the same address: two pods can share an
-// address if a network reuses that of a terminating pod, or if both are in the host network (R6).
-// Within a slice the last entry that is not terminating counts, as in kube-proxy. Between slices
-// kube-proxy's result is random; here the more available entry counts.
+// over reports whether an entry replaces an earlier one with the same address: two pods can share an address if
+// a network reuses that of a terminating pod, or if both are in the host network (R6). Within a slice the last
+// entry that is not terminating wins, as in kube-proxy. Between slices kube-proxy's result is random; here the
+// more available entry wins.
 func (c *candidate) over(earlier *candidate) bool {
 	a, b := c.endpoint, earlier.endpoint
 	switch {
@@ -123,12 +121,12 @@ func (c *candidate) over(earlier *candidate) bool {
 // portSets are the endpoints to which a service port may send new connections.
 type portSets struct {
 	cluster, local []Backend
-	// anywhere means that there is a usable endpoint on any node, reachable or not. It decides
-	// between Drop and Reject (R16, R18).
+	// anywhere means that any node has a usable endpoint, reachable or not. It decides between Drop and
+	// Reject (R16, R18).
 	anywhere bool
 }
 
-// selectEndpoints selects from all endpoints of a port (R10 to R13).
+// selectEndpoints selects the sets from all endpoints of a port (R10 to R13).
 func selectEndpoints(all []candidate, node *nodeFacts) portSets {
 	wanted := byTopology(all, node)
 	s := portSets{
@@ -141,8 +139,8 @@ func selectEndpoints(all []candidate, node *nodeFacts) portSets {
 	if len(s.local) == 0 {
 		s.local = backends(all, node, func(c candidate) bool { return c.fallback() && c.local(node) })
 	}
-	// Topology never hides the last ready endpoint, so an empty cluster set means that there is no
-	// endpoint on any node.
+	// Topology never hides the last ready endpoint, so an empty cluster set means that no node has an
+	// endpoint.
 	s.anywhere = len(s.cluster) > 0
 	return s
 }
@@ -154,7 +152,7 @@ func (s *portSets) of(scope Scope) []Backend {
 	return s.cluster
 }
 
-// remoteNode returns the candidate's node, unless it is this one.
+// remoteNode returns the candidate's node unless it is this one.
 func (c candidate) remoteNode(here bool) netip.Addr {
 	if here {
 		return netip.Addr{}
@@ -189,9 +187,8 @@ func (e *Endpoint) hints() Hints {
 	return *e.Hints
 }
 
-// byTopology returns a filter of the endpoints that the hints assign to this node (R13, KEP-2433,
-// KEP-3015). Hints of one kind apply only if every ready endpoint has some and one of them names
-// this node or zone.
+// byTopology returns a filter for the endpoints that hints assign to this node (R13, KEP-2433, KEP-3015). Hints
+// of one kind apply only if every ready endpoint has some and one of them names this node or zone.
 func byTopology(all []candidate, node *nodeFacts) func(candidate) bool {
 	ready, nodeHints, zoneHints := 0, 0, 0
 	thisNode, thisZone := false, false

@@ -102,9 +102,9 @@ func TestR6SlicesAreMerged(t *testing.T) {
 	merged(endpoints("a"), slice("web-2", lines("a")), everywhere("a"))
 	merged(endpoints("a", "a terminating"), slice("web-2", lines("b")), everywhere("a b"))
 	merged(endpoints("a terminating"), slice("web-2", lines("a")), everywhere("a"))
-	// The entry that is not terminating counts, even if it is not ready.
+	// The entry that is not terminating wins, even if it is not ready.
 	merged(endpoints("a terminating", "b terminating"), slice("web-2", lines("a notserving")), everywhere("b"))
-	// Of otherwise equal entries, the more available one counts.
+	// Of otherwise equal entries, the more available one wins.
 	merged(endpoints("a notready"), slice("web-2", lines("a")), everywhere("a"))
 	merged(endpoints("a terminating notserving"), slice("web-2", lines("a terminating")), everywhere("a"))
 }
@@ -199,7 +199,7 @@ func TestR9NilConditions(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		conditions discoveryv1.EndpointConditions
-		// The decision if b is in this state and alone, and if a is ready as well.
+		// The decision if only b exists and is in this state, and if a is also ready.
 		alone, beside string
 	}{
 		{"all nil", discoveryv1.EndpointConditions{}, everywhere("b"), everywhere("a b")},
@@ -241,9 +241,8 @@ func TestR11LocalSet(t *testing.T) {
 	})
 }
 
-// In manifests an endpoint without a node name is this node's if it has an address of it: of the
-// Node object, or of an interface, which may change. An endpoint with a node name belongs to that
-// node.
+// In manifests an endpoint without a node name is on this node if it has one of its addresses: of the Node
+// object, or of an interface, which may change. An endpoint with a node name belongs to that node.
 func TestR11LocalByAddress(t *testing.T) {
 	files := func(c *Config) { c.LocalByAddress = true }
 	local := service("web", iTPLocal)

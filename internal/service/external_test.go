@@ -68,10 +68,10 @@ func TestR25TheNodesAddressIsFollowed(t *testing.T) {
 	table.Apply(changes(service("web", loadBalancer(vip), sources("192.0.2.0/24")), both))
 	ranges := func() int { _, f := find(table, vipHTTP); return len(f.SourceRanges) }
 	if n := ranges(); n != 1 {
-		t.Errorf("%d ranges without a node", n)
+		t.Errorf("%d ranges without the node", n)
 	}
 	if table.Apply(changes(here)); ranges() != 2 {
-		t.Errorf("%d ranges with a node inside", ranges())
+		t.Errorf("%d ranges that admit the node", ranges())
 	}
 	if d := table.Apply(changes(&Node{Name: "here", Zone: "east", Addresses: addrs(hereIP, hereIP6, "192.0.2.200")})); d.Resolved != 0 {
 		t.Errorf("an address that is not the primary one: resolved %d", d.Resolved)
@@ -83,16 +83,16 @@ func TestR25TheNodesOwnAddresses(t *testing.T) {
 	table := cluster(testConfig(), service("web", loadBalancer(vip), sources("198.51.100.0/24")), both)
 	own := func() bool { _, f := find(table, vipHTTP); return f.OwnAddress }
 	if own() {
-		t.Error("an address that is no node's is said to be this one's")
+		t.Error("a foreign address counts as this node's own")
 	}
 	if d := table.SetLocalAddresses(addrs("192.0.2.200")); d.Resolved != 0 {
 		t.Errorf("another address: resolved %d", d.Resolved)
 	}
 	if table.SetLocalAddresses(addrs(vip)); !own() {
-		t.Error("the address came to this node, and is not said to be its own")
+		t.Error("the address was added to this node, and does not count as its own")
 	}
 	if table.SetLocalAddresses(nil); own() {
-		t.Error("the address left, and is said to be this node's own")
+		t.Error("the address was removed, and counts as this node's own")
 	}
 }
 
@@ -117,8 +117,7 @@ func TestR26ExternalIPs(t *testing.T) {
 	})
 }
 
-// R26: changes of the protected addresses take effect, and only the Services that have them are
-// resolved again.
+// R26: changes of the protected addresses take effect, and only the Services that have them are resolved again.
 func TestR26GuardedAddressesAreFollowed(t *testing.T) {
 	config := testConfig()
 	config.RefuseForeignExternalIPs = true
@@ -134,12 +133,12 @@ func TestR26GuardedAddressesAreFollowed(t *testing.T) {
 		at, atThere   string
 		complaintsAre int
 	}{
-		{"a Node comes", func() Delta { return table.Apply(changes(there)) }, 1, ignored, "none", 1},
+		{"a Node is added", func() Delta { return table.Apply(changes(there)) }, 1, ignored, "none", 1},
 		{"it changes nothing that matters", func() Delta {
 			return table.Apply(changes(&Node{Name: "there", Zone: "west", Addresses: addrs("192.0.2.77", thereIP)}))
 		}, 0, ignored, "none", 1},
-		{"it goes", func() Delta { return table.Apply([]Change{gone(there)}) }, 1, ignored, ignored, 0},
-		{"an address comes to this node's interfaces", func() Delta { return table.SetLocalAddresses(addrs(vip)) }, 1, ignored, ignored, 0},
+		{"it is removed", func() Delta { return table.Apply([]Change{gone(there)}) }, 1, ignored, ignored, 0},
+		{"an address is added to this node's interfaces", func() Delta { return table.SetLocalAddresses(addrs(vip)) }, 1, ignored, ignored, 0},
 		{"the API server says where it is", func() Delta {
 			return table.Apply(changes(slice("kubernetes", []string{vip}, of("kubernetes"))))
 		}, 1, "none", ignored, 1},
@@ -154,7 +153,7 @@ func TestR26GuardedAddressesAreFollowed(t *testing.T) {
 			table.SetServer(addrs(vip))
 			return table.Apply(nil)
 		}, 0, "none", "none", 2},
-		{"both are gone", func() Delta {
+		{"both are removed", func() Delta {
 			table.SetServer(nil)
 			return table.Apply([]Change{gone(slice("kubernetes", nil))})
 		}, 1, ignored, ignored, 0},

@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// nodeFacts is the state of this node, and of other nodes, that the rules use.
+// nodeFacts is the state of this node and of other nodes that the rules use.
 type nodeFacts struct {
 	name, zone string
 	// localByAddress is Config.LocalByAddress.
 	localByAddress bool
 	// primary holds the node's first address of each family, in the order of the Node object.
 	primary []netip.Addr
-	// local holds all addresses of this node: its interfaces' and its Node object's.
+	// local holds all addresses of this node: those of its interfaces and of its Node object.
 	local []netip.Addr
 	// nodePorts holds the addresses that serve NodePorts (R22).
 	nodePorts []netip.Addr
@@ -24,11 +24,11 @@ type nodeFacts struct {
 	nodes map[netip.Addr]int
 	// objects holds all Nodes by name.
 	objects map[string]*Node
-	// protected holds addresses that RefuseForeignExternalIPs refuses as externalIPs.
+	// protected holds the addresses that RefuseForeignExternalIPs ignores as externalIPs.
 	protected protectedAddrs
 }
 
-// newNodeFacts combines the state of this node. The Node object may be missing.
+// newNodeFacts combines the state of this node. The Node object may not exist.
 func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
 	f := nodeFacts{name: config.NodeName, localByAddress: config.LocalByAddress, nodes: nodes, objects: objects}
 	node := objects[config.NodeName]
@@ -60,8 +60,7 @@ func (f *nodeFacts) primaryOf(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// addressOf returns the address at which others reach a node; the zero Addr if it has none of the
-// family.
+// addressOf returns the address at which others reach a node; the zero Addr if it has none of that family.
 func (f *nodeFacts) addressOf(name string, family Family) netip.Addr {
 	return f.objects[name].addressOf(family)
 }
@@ -78,8 +77,8 @@ func (n *Node) addressOf(family Family) netip.Addr {
 	return n.Addresses[i]
 }
 
-// selectNodePorts returns the addresses that the prefixes select, and the primary address of a
-// family without a prefix.
+// selectNodePorts returns the addresses that the prefixes select, and the primary address of each family
+// without a prefix.
 func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
 	var selected []netip.Addr
 	for _, a := range f.primary {

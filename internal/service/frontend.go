@@ -14,19 +14,19 @@ import (
 // FrontendKind is the field of an object that requests a frontend.
 type FrontendKind uint8
 
-// The kinds, in order of precedence: if two objects request the same address and port, the lower
-// kind gets it. Within one object the order is different (R38).
+// The kinds, in order of precedence: if two objects request the same address and port, the lower kind gets it.
+// Within one object the order is different (R38).
 const (
 	ClusterIP FrontendKind = iota + 1
-	// ClusterIPOther is every port and protocol of a ClusterIP without a Service port (R21). Port
-	// and Protocol of its key are zero.
+	// ClusterIPOther is every port and protocol of a ClusterIP without a Service port (R21). Port and
+	// Protocol of its key are zero.
 	ClusterIPOther
 	NodePort
 	LoadBalancer
 	ExternalIP
 	HostPort
-	// Echo is ICMP echo at an address of kind LoadBalancer or ExternalIP. The key's port is zero,
-	// its protocol ICMP or ICMPv6. Objects with the same address share one; this is no problem.
+	// Echo is ICMP echo at an address of kind LoadBalancer or ExternalIP. The key's port is zero, its
+	// protocol ICMP or ICMPv6. Objects with the same address share one without a problem.
 	Echo
 )
 
@@ -64,9 +64,9 @@ func (k *FrontendKind) UnmarshalText(text []byte) error {
 	return fmt.Errorf("%q is not a kind of frontend", text)
 }
 
-// FrontendKey is the destination address of clients. Addr is never an IPv4-mapped IPv6 address and
-// has no zone. Port is in host byte order; zero means every port. Protocol zero means every
-// protocol. ICMP and ICMPv6, which have no ports, mean echo requests.
+// FrontendKey is the destination of clients. Addr is never an IPv4-mapped IPv6 address and has no zone. Port is
+// in host byte order; zero means every port. Protocol zero means every protocol. ICMP and ICMPv6, which have no
+// ports, mean echo requests.
 type FrontendKey struct {
 	Addr     netip.Addr
 	Port     uint16
@@ -94,23 +94,21 @@ type Frontend struct {
 	Kind      FrontendKind
 	Port      Port
 	Decisions [SourceClasses]Decision
-	// Affinity is the sessionAffinity ClientIP timeout in whole seconds; zero means no affinity
-	// (R27).
+	// Affinity is the timeout of sessionAffinity ClientIP in whole seconds; zero means no affinity (R27).
 	Affinity time.Duration
-	// OneAddress limits a frontend on 127.0.0.1 to that address. Otherwise it stands for all of
-	// 127.0.0.0/8.
+	// OneAddress limits a frontend on 127.0.0.1 to that address. Otherwise it covers all of 127.0.0.0/8.
 	OneAddress bool
-	// OwnAddress means that the frontend has SourceRanges and an address of this node, which the
-	// node's own sockets then use as source address unless they are bound.
+	// OwnAddress means that the frontend has SourceRanges and an address of this node, which the node's own
+	// sockets then use as their source address unless they are bound.
 	OwnAddress bool
-	// AtClusterIP marks a frontend of kind LoadBalancer or ExternalIP at the Service's own
-	// ClusterIP. Towards other objects it counts as a ClusterIP.
+	// AtClusterIP marks a frontend of kind LoadBalancer or ExternalIP at the Service's own ClusterIP.
+	// Against other objects it counts as a ClusterIP.
 	AtClusterIP bool
-	// SourceRanges are the admitted clients, sorted; nil admits all (R25). Packets of other clients
-	// are dropped, whatever Decisions say.
+	// SourceRanges are the admitted clients, sorted; nil admits all (R25). Packets of other clients are
+	// dropped, regardless of Decisions.
 	SourceRanges []netip.Prefix
-	// DSR is how packets of clients outside the cluster reach backends on other nodes; empty for
-	// SNAT, never DSROff.
+	// DSR is how packets of clients outside the cluster reach backends on other nodes; empty for SNAT,
+	// never DSROff.
 	DSR DSR
 	// Untracked lets balancers forward packets of clients outside the cluster to backends on other
 	// nodes without conntrack entries. It requires DSR and a Maglev table.
@@ -128,18 +126,17 @@ func (f *Frontend) claims() FrontendKind {
 	return f.Kind
 }
 
-// Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone; the port is in host
-// byte order.
+// Backend is an endpoint of a set. Addr is never IPv4-mapped and has no zone; the port is in host byte order.
 type Backend struct {
 	Addr netip.AddrPort
-	// Local means on this node. If the endpoint has no node name, its address decides; traffic
-	// policies treat such an endpoint as on no node (R11).
+	// Local means on this node. If the endpoint has no node name, its address decides; traffic policies
+	// treat such an endpoint as on no node (R11).
 	Local bool
-	// Weight is the backend's share of new connections relative to the other backends of its set, 1
-	// to 255.
+	// Weight, 1 to 255, is the backend's share of new connections relative to the other backends of its
+	// set.
 	Weight uint8
-	// Node is an address of its node, of the backend's family. It is valid only if the frontends of
-	// its port use DSRGeneve, and the backend is on another node whose address is known.
+	// Node is an address of the backend's node, of the backend's family. It is valid only if the frontends
+	// of its port use DSRGeneve and the backend is on another node with a known address.
 	Node netip.Addr
 }
 
@@ -147,46 +144,44 @@ type Backend struct {
 type Algorithm string
 
 const (
-	// Random chooses at random for a connection and by a hash for a packet. A change of the set
-	// changes most choices of new flows.
+	// Random chooses at random for a connection, and by a hash for a packet. A change of the set changes
+	// most choices for new flows.
 	Random Algorithm = "random"
-	// Maglev chooses the same backend for a flow on every node with the same set, and a change of
-	// the set changes few choices (package maglev).
+	// Maglev chooses the same backend for a flow on every node with the same set. A change of the set
+	// changes few choices (package maglev).
 	Maglev Algorithm = "maglev"
 )
 
 // Algorithms lists the values.
 var Algorithms = []string{string(Random), string(Maglev)}
 
-// BackendSet is a set from which a Balance decision chooses. Backends are sorted by address, each
-// address and port once, and at least one, because BPF programs do a binary search.
+// BackendSet is a set from which a Balance decision chooses. It has at least one backend. Backends are sorted
+// by address, each address and port once, because BPF programs do a binary search.
 type BackendSet struct {
 	Key      SetKey
 	Backends []Backend
 }
 
-// Plan is everything that one object (a Service, or a Pod with hostPorts) requests from the
-// datapath.
+// Plan is what one object (a Service, or a Pod with hostPorts) requests from the datapath.
 type Plan struct {
-	// Frontends of the object, sorted by key. A frontend that another object holds is not here, but
-	// in Problems.
+	// Frontends of the object, sorted by key. One that another object holds is in Problems instead.
 	Frontends []Frontend
-	// Sets that Frontends use, sorted by key.
+	// Sets are those that Frontends use, sorted by key.
 	Sets []BackendSet
 	// TableSize is the number of slots of each set's Maglev table; 0 if the algorithm is Random.
 	TableSize uint32
-	// Retained are endpoints that serve but are not in the sets of all frontends of their port:
-	// terminating ones, those on other nodes, and those that topology hides. They get no new flows
-	// at these frontends. A UDP flow to such an endpoint continues, while flows to endpoints that
-	// do not serve end at once (R29). Retained is filled for UDP ports, for TCP ports with
-	// Config.KeepTCP, and for ports with untracked frontends, whose connections without a conntrack
-	// entry find their endpoint here. In the last case, unless Config.KeepTCP is set or the port is
-	// UDP, it includes endpoints that do not serve (R30). Sorted by key, all of weight 1.
+	// Retained are endpoints that serve but are not in the sets of all frontends of their port: terminating
+	// ones, those on other nodes, and those that topology hides. They get no new flows at these frontends.
+	// A UDP flow to such an endpoint continues, while flows to endpoints that do not serve end at once
+	// (R29). Retained is filled for UDP ports, for TCP ports with Config.KeepTCP, and for ports with
+	// untracked frontends, whose connections without a conntrack entry find their endpoint here. In the
+	// last case, unless Config.KeepTCP is set or the port is UDP, it includes endpoints that do not serve
+	// (R30). Sorted by key, all of weight 1.
 	Retained []BackendSet
-	// Problems are requests of the object that are not met. Their Object field is empty, because it
-	// is the plan's owner.
+	// Problems are requests of the object that are not fulfilled. Their Object field is empty: it is the
+	// plan's owner.
 	Problems condition.List
-	// Refusals are reasons why clients are rejected at ports without a usable endpoint.
+	// Refusals are why clients are rejected at ports without a usable endpoint.
 	Refusals []string
 	// Created is the creation time of the object.
 	Created time.Time
@@ -194,16 +189,16 @@ type Plan struct {
 
 // Delta holds the effects of a batch of changes.
 type Delta struct {
-	// Plans holds the new plan of each object whose plan changed; nil if it has none any more.
+	// Plans holds the new plan of each object whose plan changed; nil if it no longer has one.
 	Plans map[Ref]*Plan
-	// ServiceCIDRs is the new sorted list if it changed, else nil. Packets to an address inside
-	// without a frontend are dropped (R21).
+	// ServiceCIDRs is the new sorted list if it changed, else nil. Packets to an address inside without a
+	// frontend are dropped (R21).
 	ServiceCIDRs *[]netip.Prefix
-	// PodNetworks is the new sorted list of pod networks if it changed, else nil. Addresses inside
-	// do not count as outside the cluster.
+	// PodNetworks is the new sorted list of pod networks if it changed, else nil. Addresses inside do not
+	// count as outside the cluster.
 	PodNetworks *[]netip.Prefix
-	// Balancers is the new sorted list of networks from which encapsulated packets are accepted, if
-	// it changed, else nil.
+	// Balancers is the new sorted list of networks from which encapsulated packets are accepted if it
+	// changed, else nil.
 	Balancers *[]netip.Prefix
 	// Resolved counts the objects whose plan was recomputed, changed or not.
 	Resolved int

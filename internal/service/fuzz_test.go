@@ -11,8 +11,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// fuzz passes JSON to a converter and the result to a Cluster: whatever the object, neither may
-// panic, and plans must be sound.
+// fuzz passes JSON to a converter and the result to a Cluster: whatever the object is, neither may panic, and
+// plans must be sound.
 func fuzz[In any](f *testing.F, convert func(*In) (Object, error), seeds ...any) {
 	for _, s := range seeds {
 		f.Add(must(json.Marshal(s)))

@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 )
 
-// Target is one address and how it is probed. Services with equal checks share a target.
+// Target is an address and how it is probed. Services with equal checks share a target.
 type Target struct {
 	Addr  netip.AddrPort
 	Probe Probe
@@ -33,14 +33,14 @@ func (c CheckedEndpoint) compare(o CheckedEndpoint) int {
 
 // health is the health check state of a Cluster.
 type health struct {
-	// checks holds the checks in use by Service. If annotations are invalid, the last valid check
-	// stays (H5).
+	// checks holds the active check of each Service. If annotations become invalid, the last valid check
+	// stays active (H5).
 	checks map[Ref]HealthCheck
-	// checked holds the checked endpoints of each Service, sorted; users holds the Services by
+	// checked holds the checked endpoints of each Service, sorted; services holds the Services of each
 	// target.
 	checked  map[Ref][]CheckedEndpoint
 	services map[Target]map[Ref]struct{}
-	// down holds the failing targets, a subset of users.
+	// down holds the failing targets, a subset of services.
 	down map[Target]struct{}
 	// changed means that the targets changed since the last commit.
 	changed bool
@@ -50,7 +50,7 @@ func newHealth() health {
 	return health{map[Ref]HealthCheck{}, map[Ref][]CheckedEndpoint{}, map[Target]map[Ref]struct{}{}, map[Target]struct{}{}, false}
 }
 
-// setCheck sets the check of a Service; nil means that the Service is gone.
+// setCheck sets the check of a Service; nil means that the Service was deleted.
 func (h *health) setCheck(ref Ref, s *Service) {
 	switch {
 	case s == nil, len(s.CheckErrors) == 0 && s.Check == HealthCheck{}:
@@ -92,7 +92,7 @@ func (h *health) replace(ref Ref, checked []CheckedEndpoint) {
 	}
 }
 
-// SetHealth records which targets fail. It ignores targets that are no longer in use.
+// SetHealth records which targets fail. It ignores targets that are no longer used.
 func (t *Cluster) SetHealth(fails map[Target]bool) Delta {
 	b := newBatch()
 	for target, fails := range fails {
@@ -120,11 +120,11 @@ func (t *Cluster) TargetServices(target Target) []Ref {
 	return slices.SortedFunc(maps.Keys(t.health.services[target]), Ref.Compare)
 }
 
-// Checked iterates over the Services with checks and their endpoints, sorted; the lists must not be
-// modified.
+// Checked iterates over the Services with checks and their endpoints, sorted; callers must not modify the
+// lists.
 func (t *Cluster) Checked() iter.Seq2[Ref, []CheckedEndpoint] { return maps.All(t.health.checked) }
 
-// serviceHealth applies a Service's check while it is resolved; nil for a Service without a check.
+// serviceHealth applies a Service's check while the Service is resolved; nil without a check.
 type serviceHealth struct {
 	check   HealthCheck
 	down    map[Target]struct{}
@@ -138,8 +138,8 @@ func (h *health) of(ref Ref) *serviceHealth {
 	return nil
 }
 
-// mark sets whether each candidate of a port is down (H1), and records what to probe through which
-// frontend. The returned problem is for the Service's status.
+// mark sets whether each candidate of a port is down (H1), and records what to probe through which frontend.
+// The returned problem is for the Service's status.
 func (h *serviceHealth) mark(all []candidate, port ServicePort, at checkedAt) (problem string) {
 	if h == nil || len(all) == 0 {
 		return ""
@@ -166,7 +166,7 @@ func (h *serviceHealth) mark(all []candidate, port ServicePort, at checkedAt) (p
 	return ""
 }
 
-// asked returns the endpoints that mark has recorded.
+// asked returns the endpoints that mark recorded.
 func (h *serviceHealth) asked() []CheckedEndpoint {
 	if h == nil {
 		return nil

@@ -52,8 +52,8 @@ func podVerdict(t *Cluster) string {
 	return ""
 }
 
-// H1, H2: a failing endpoint is neither ready nor serving; a passing one is what its conditions
-// say. H4: what happens if all fail.
+// H1, H2: a failing endpoint is neither ready nor serving; a passing one follows its conditions. H4: what
+// happens if all fail.
 func TestHealthIsReadiness(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -84,21 +84,21 @@ func TestHealthElsewhere(t *testing.T) {
 	table := cluster(testConfig(), service("web", protocol("UDP"), healthChecked("", "tcp", "port", "9000")),
 		slice("web-1", []string{"a here", "b terminating", "c terminating"}, udp))
 	if got := letters(table.Plan(web).Retained[0].Backends); got != "bc" {
-		t.Errorf("flows stay with %s", got)
+		t.Errorf("retained: %s", got)
 	}
 	if n := table.LocalReadyEndpoints(web, IPv4); n != 1 {
 		t.Errorf("%d local ready endpoints, want 1", n)
 	}
 	fail(table, "a", "c")
 	if kept := table.Plan(web).Retained; len(kept) != 0 || membersOf(table, ScopeCluster) != "b" {
-		t.Errorf("flows stay with %v, new ones go to %s", kept, membersOf(table, ScopeCluster))
+		t.Errorf("retained: %v, set for new flows: %s", kept, membersOf(table, ScopeCluster))
 	}
 	if n := table.LocalReadyEndpoints(web, IPv4); n != 0 {
 		t.Errorf("%d local ready endpoints, want none", n)
 	}
 }
 
-// A check of UDP needs a port for TCP.
+// A health check of UDP endpoints needs a TCP port.
 func TestHealthOfUDP(t *testing.T) {
 	table := cluster(testConfig(), service("web", protocol("UDP"), healthChecked("", "tcp")), slice("web-1", []string{"a"}, udp))
 	want := []string{"port 80/UDP: its endpoints are not checked, because checks use TCP: set the annotation beeline.io/health-check-port to a TCP port of the endpoints"}
@@ -107,8 +107,8 @@ func TestHealthOfUDP(t *testing.T) {
 	}
 }
 
-// Services with the same check of an address share a target; different checks do not. Only affected
-// Services are resolved again.
+// Services with the same check of an address share a target; different checks do not. Only affected Services
+// are resolved again.
 func TestTargetsAreShared(t *testing.T) {
 	config := testConfig()
 	other := func(name string, n int, pairs ...string) *Service {
@@ -121,30 +121,30 @@ func TestTargetsAreShared(t *testing.T) {
 	}
 	tcp := Target{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Probe: service("x", healthChecked("", "tcp")).Check.Probe}
 	if users := table.TargetServices(tcp); len(users) != 2 || users[0].Name != "same" || users[1] != web {
-		t.Errorf("users are %v", users)
+		t.Errorf("users: %v", users)
 	}
 	delta := table.SetHealth(map[Target]bool{tcp: true, {Addr: tcp.Addr}: true})
 	if len(delta.Plans) != 2 || delta.Resolved != 2 || delta.Targets {
-		t.Errorf("altered: %v", slices.Collect(maps.Keys(delta.Plans)))
+		t.Errorf("changed plans: %v", slices.Collect(maps.Keys(delta.Plans)))
 	}
 	if again := table.SetHealth(map[Target]bool{tcp: true}); again.Resolved != 0 {
 		t.Errorf("the same again resolves %d", again.Resolved)
 	}
-	// The target stays as long as a Service uses it, and is removed with the last.
+	// The target stays while a Service uses it, and is removed with the last one.
 	table.Apply([]Change{gone(service("same"))})
 	if membersOf(table, ScopeCluster) != "b" {
 		t.Errorf("web has %s", membersOf(table, ScopeCluster))
 	}
 	if delta := table.Apply([]Change{gone(service("web"))}); !delta.Targets || len(slices.Collect(table.Targets())) != 1 {
-		t.Errorf("left: %v", slices.Collect(table.Targets()))
+		t.Errorf("remaining: %v", slices.Collect(table.Targets()))
 	}
 	table.Apply(changes(service("web", healthChecked("", "tcp"))))
 	if membersOf(table, ScopeCluster) != "ab" {
-		t.Errorf("a target that is wanted anew is not known to fail, but web has %s", membersOf(table, ScopeCluster))
+		t.Errorf("a target that is added again does not fail yet, but web has %s", membersOf(table, ScopeCluster))
 	}
 }
 
-// H5: the previous valid check stays until there is another or none.
+// H5: the previous valid check stays until there is another one or none.
 func TestWrongAnnotationsKeepTheCheck(t *testing.T) {
 	table := cluster(testConfig(), service("web", healthChecked("", "tcp")), endpoints("a", "b"))
 	fail(table, "a")
@@ -199,7 +199,7 @@ func TestHealthProperty(t *testing.T) {
 				t.Fatal(diff)
 			}
 			if !maps.Equal(fresh.health.down, table.health.down) || len(fresh.health.services) != len(table.health.services) || !maps.EqualFunc(fresh.health.checked, table.health.checked, slices.Equal) {
-				t.Fatalf("health is %+v, made anew %+v", table.health, fresh.health)
+				t.Fatalf("health is %+v, computed from scratch %+v", table.health, fresh.health)
 			}
 		}
 	})

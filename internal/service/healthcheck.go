@@ -41,7 +41,7 @@ type HealthCheck struct {
 	Probe Probe
 	// Port is the port to probe; zero for the serving port.
 	Port uint16
-	// ServeAllDown ignores checks while no endpoint passes.
+	// ServeAllDown ignores the check while no endpoint passes it.
 	ServeAllDown bool
 }
 
@@ -57,8 +57,8 @@ type AnnotationError struct{ Annotation, Reason string }
 
 func (e AnnotationError) Error() string { return "annotation " + e.Annotation + ": " + e.Reason }
 
-// ParseHealthCheck parses the annotations of a Service. If any is invalid, there is no check.
-// Errors are sorted by annotation.
+// ParseHealthCheck parses the annotations of a Service. If one is invalid, there is no check. Errors are sorted
+// by annotation.
 func ParseHealthCheck(annotations map[string]string) (HealthCheck, []AnnotationError) {
 	p := checkParser{annotations: annotations, check: HealthCheck{Probe: DefaultProbe}}
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
@@ -104,11 +104,11 @@ func (p *checkParser) read(name, value string) {
 		}
 	case AnnotationHealthCheckPath:
 		if probe.Path = value; !isPath(value) {
-			p.wrong(name, "%.80q: write a path such as /healthz, with a slash at its beginning", value)
+			p.wrong(name, "%.80q: write a path with a leading slash, such as /healthz", value)
 		}
 	case AnnotationHealthCheckHost:
 		if probe.Host = value; !isHost(value) {
-			p.wrong(name, "%.80q: write a host name or address, with :PORT after it if need be", value)
+			p.wrong(name, "%.80q: write a host name or address, optionally with :PORT", value)
 		}
 	case AnnotationHealthCheckStatus:
 		p.status(name, value)
@@ -130,7 +130,7 @@ func (p *checkParser) read(name, value string) {
 		probe.Fall = p.count(name, value)
 	case AnnotationHealthCheckAllDown:
 		if p.check.ServeAllDown = value == "serve"; value != "serve" && value != "reject" {
-			p.wrong(name, "%.40q: write reject (nobody is served while all endpoints are down) or serve (checks do not count then)", value)
+			p.wrong(name, "%.40q: write reject (clients are rejected while all endpoints are down) or serve (checks are ignored then)", value)
 		}
 	default:
 		p.wrong(name, "there is no such annotation%s", cmp.Or(suggest.DidYouMean(name, checkAnnotations), ": remove it"))
@@ -200,7 +200,7 @@ func (p *checkParser) tlsVerify(name, value string) {
 	case isHostname(value):
 		p.check.Probe.ServerName = value
 	default:
-		p.wrong(name, `%.80q: write on, off, or the name that the certificate is for`, value)
+		p.wrong(name, `%.80q: write on, off, or the name in the certificate`, value)
 	}
 }
 
@@ -220,7 +220,7 @@ func (p *checkParser) count(name, value string) int {
 	return int(n)
 }
 
-// isPath reports whether s is an absolute path, with or without a query, valid in a request line.
+// isPath reports whether s is an absolute path, with or without a query, that is valid in a request line.
 func isPath(s string) bool {
 	u, err := url.ParseRequestURI(s)
 	return err == nil && strings.HasPrefix(s, "/") && !strings.HasPrefix(s, "//") && len(s) <= 2048 &&

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// healthAnnotations are annotations about health by the end of their names, "" the kind.
+// healthAnnotations returns health check annotations by the end of their names; "" is the kind.
 func healthAnnotations(pairs ...string) map[string]string {
 	m := map[string]string{"other.io/health-check": "x"}
 	for i := 0; i < len(pairs); i += 2 {
@@ -71,7 +71,7 @@ func TestWrongHealthCheckAnnotations(t *testing.T) {
 		{healthAnnotations("path", "/"), `health-check-path: has no effect without beeline.io/health-check: add that annotation, or remove this one`},
 		{healthAnnotations("", "tcp", "path", "/", "status", "200"), `health-check-path: has no effect on a check of kind tcp|health-check-status: has no effect`},
 		{healthAnnotations("", "http", "tls-verify", "on"), `health-check-tls-verify: has no effect on a check of kind http`},
-		{healthAnnotations("", "http", "path", "health"), `health-check-path: "health": write a path such as /healthz`},
+		{healthAnnotations("", "http", "path", "health"), `health-check-path: "health": write a path with a leading slash, such as /healthz`},
 		{healthAnnotations("", "http", "path", "/a b"), `health-check-path:`},
 		{healthAnnotations("", "http", "path", "//a"), `health-check-path:`},
 		{healthAnnotations("", "http", "path", "/a\r\nHost: b"), `health-check-path:`},

@@ -14,9 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The tests' world: this node is "here", another one "there", in zones "east"
-// and "west". Endpoints have one-letter names: "a" is 10.1.0.1, or fd01::1, and
-// serves on port 8080.
+// The tests' world: this node is "here", another one "there", in zones "east" and "west". Endpoints have
+// one-letter names: "a" is 10.1.0.1, or fd01::1, and serves on port 8080.
 const (
 	webIP, webIP6   = "10.0.0.1", "fd00::1"
 	hereIP, hereIP6 = "192.0.2.1", "2001:db8::1"
@@ -34,7 +33,7 @@ func testConfig() Config {
 	return c
 }
 
-// cluster is a Cluster that holds the objects and node "here".
+// cluster returns a Cluster with the objects and node "here".
 func cluster(config Config, objects ...Object) *Cluster {
 	t := NewCluster(config)
 	t.Apply(changes(append([]Object{here}, objects...)...))
@@ -67,7 +66,7 @@ func prefixes(list ...string) []netip.Prefix {
 	return ps
 }
 
-// must fails the test if an object that should be valid is not.
+// must panics if an object that should be valid is not.
 func must[T any](o T, err error) T {
 	if err != nil {
 		panic(err)
@@ -79,7 +78,7 @@ func must[T any](o T, err error) T {
 
 type serviceOption func(*corev1.Service)
 
-// service makes default/<name> with ClusterIP 10.0.0.1 and port http 80/TCP.
+// service returns default/<name> with ClusterIP 10.0.0.1 and port http 80/TCP.
 func service(name string, options ...serviceOption) *Service {
 	return must(ConvertService(v1Service(name, options...)))
 }
@@ -160,9 +159,9 @@ func clientIP(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffini
 
 type sliceOption func(*discoveryv1.EndpointSlice)
 
-// endpoints makes the slice default/web-1 of Service web with port http
-// 8080/TCP. Each endpoint is a line such as "a here notready zone=east": its
-// letter, its node ("here" or "there") and what is not the default.
+// endpoints returns the slice default/web-1 of Service web with port http 8080/TCP. Each endpoint is a line
+// such as "a here notready zone=east": its letter, its node ("here" or "there") and what differs from the
+// default.
 func endpoints(lines ...string) *EndpointSlice { return slice("web-1", lines) }
 
 func slice(name string, lines []string, options ...sliceOption) *EndpointSlice {
@@ -209,7 +208,7 @@ func endpointFrom(line string, v6 bool) discoveryv1.Endpoint {
 			e.Conditions.Ready = new(false)
 		case "notserving":
 			e.Conditions.Ready, e.Conditions.Serving = new(false), new(false)
-		case "terminating": // and serving, unless it says otherwise
+		case "terminating": // and serving, unless the line says otherwise
 			e.Conditions.Ready, e.Conditions.Terminating = new(false), new(true)
 		case "zone":
 			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: value})

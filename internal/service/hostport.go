@@ -15,8 +15,7 @@ func hasHostPorts(p *Pod, node string) bool {
 	return node != "" && p.Node == node && !p.HostNetwork && !p.Finished && !p.Deleting && len(p.HostPorts) > 0
 }
 
-// resolvePod computes the plan of a Pod's hostPorts as if no other object existed. It returns nil
-// if there are none (yet).
+// resolvePod computes the plan of a Pod's hostPorts as if no other object existed; nil without a plan.
 func resolvePod(p *Pod, node *nodeFacts) *Plan {
 	if !hasHostPorts(p, node.name) {
 		return nil
@@ -51,7 +50,7 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 	case FamilyOf(hp.HostIP) != family:
 		return
 	case !hp.HostIP.IsLoopback() && !node.isLocal(hp.HostIP):
-		// Serving it would intercept what this node's pods send to that address.
+		// Serving it would intercept packets of this node's pods to that address.
 		plan.problem(condition.HostIPNotHere.New(
 			"HostPort %d/%s: hostIP %s is not an address of this node", hp.HostPort, hp.Protocol, hp.HostIP).Do("set hostIP to an address of the node, or leave it empty for all addresses"))
 		return
@@ -72,8 +71,7 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 			Kind:      HostPort,
 			Port:      port,
 			Decisions: ds,
-			// A hostIP stands for that address only; without one, the port is served at every
-			// address.
+			// A hostIP means that address only; without one, the port is served at every address.
 			OneAddress: hp.HostIP.IsValid() && addr.IsLoopback(),
 		})
 	}

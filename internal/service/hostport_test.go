@@ -66,7 +66,7 @@ func TestR33HostPorts(t *testing.T) {
 		{"on one hostIP with a pod of both families", convertPod(pod("p", 1, hostPort(hereIP6, 8000, 8080, "")), podIPs("10.1.0.1", "fd01::2")), expect{
 			"[2001:db8::1]:8000": "all b", hereIP + ":8000": "none",
 		}},
-		{"on nobody's address", convertPod(pod("p", 1, hostPort("8.8.8.8", 53, 53, "UDP"))), expect{"8.8.8.8:53/UDP": "none"}},
+		{"on a foreign address", convertPod(pod("p", 1, hostPort("8.8.8.8", 53, 53, "UDP"))), expect{"8.8.8.8:53/UDP": "none"}},
 		{"UDP", convertPod(pod("p", 1, hostPort("", 8000, 8080, "UDP"))), expect{hereIP + ":8000/UDP": "all a", hereIP + ":8000": "none"}},
 		{"without an address yet", convertPod(pod("p", 1, http8000), podIPs()), expect{hereIP + ":8000": "none"}},
 		{"on another node", convertPod(pod("p", 1, http8000), func(p *corev1.Pod) { p.Spec.NodeName = "there" }), expect{hereIP + ":8000": "none"}},
@@ -83,7 +83,7 @@ func TestR33HostPorts(t *testing.T) {
 	}
 	p := withSecond(convertPod(pod("p", 1, hostPort("8.8.8.8", 53, 53, "UDP")))).Plan(Ref{KindPod, "default", "p"})
 	if p == nil || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Message, "8.8.8.8") {
-		t.Errorf("nobody's address: %+v", p)
+		t.Errorf("foreign address: %+v", p)
 	}
 }
 

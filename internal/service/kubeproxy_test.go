@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestKubeProxyDecidesTheSame compares with what the rules of kube-proxy 1.36.3 did to packets in
-// random worlds; testdata/kube-proxy/README.md says how they were recorded.
+// TestKubeProxyDecidesTheSame compares with what the rules of kube-proxy 1.36.3 did to packets in random
+// worlds; testdata/kube-proxy/README.md describes how they were recorded.
 func TestKubeProxyDecidesTheSame(t *testing.T) {
 	file := "testdata/kube-proxy/traces.txt"
 	if f := os.Getenv("TRACES"); f != "" {
@@ -43,7 +43,7 @@ func TestKubeProxyDecidesTheSame(t *testing.T) {
 	}
 }
 
-// table has the world's objects as their converters make them.
+// table returns a Cluster with the world's objects, as converted.
 func (w *traceWorld) table() *Cluster {
 	config := testConfig()
 	config.MasqueradeAll = w.masqueradeAll
@@ -60,7 +60,7 @@ func (w *traceWorld) table() *Cluster {
 	return cluster(config, objects...)
 }
 
-// meets returns what happens to a packet in the traces' words.
+// meets returns what happens to a packet, in the words of the traces.
 func meets(table *Cluster, source netip.Addr, class SourceClass, key FrontendKey) string {
 	p, f := at(table, key)
 	if f == nil {

@@ -19,7 +19,7 @@ func TestR39TheOwnNodeIsDeleted(t *testing.T) {
 	served := expect{nodeHTTP: "all a masq", webHTTP: everywhere("a"), hereIP + ":80": "all a masq"}
 	check(t, table, served)
 	before := facts()
-	for range 2 { // a deletion may be told twice
+	for range 2 { // a deletion may be reported twice
 		if d := table.Apply([]Change{gone(own)}); d.Resolved != 0 || d.PodNetworks != nil || d.Balancers != nil {
 			t.Errorf("the Node was deleted: resolved %d, networks %v, balancers %v", d.Resolved, d.PodNetworks, d.Balancers)
 		}
@@ -33,13 +33,13 @@ func TestR39TheOwnNodeIsDeleted(t *testing.T) {
 	table.Apply(changes(&Node{Name: "here", Zone: "west", Addresses: addrs("192.0.2.9")}))
 	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all b masq", webHTTP: everywhere("b")})
 	if table.OwnNodeDeleted() {
-		t.Error("there is a Node again, and it is said to be deleted")
+		t.Error("the Node was created again, and counts as deleted")
 	}
 
-	// The state of other nodes is removed with them; a node that never had an object has none.
+	// Other nodes' state is removed with them; a node that never had an object has none.
 	table.Apply([]Change{gone(there)})
 	if n := table.nodeAddrs[addrs(thereIP)[0]]; n != 0 {
-		t.Errorf("the other node is deleted, and %d have its address", n)
+		t.Errorf("the other node was deleted, and %d nodes have its address", n)
 	}
 	table = NewCluster(config)
 	table.Apply(append(changes(there), gone(own)))

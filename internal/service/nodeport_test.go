@@ -37,7 +37,7 @@ func TestR22NodePortAddresses(t *testing.T) {
 			table.SetLocalAddresses(addrs(hereIP, second, second6, "127.0.0.1", "fe80::1%eth0"))
 			check(t, table, c.want)
 			check(t, table, expect{
-				thereIP + ":30080": "none", // is for that node to serve
+				thereIP + ":30080": "none", // that node serves it
 				"[fe80::1]:30080":  "none",
 				"127.0.0.1:30080":  "pod pass, node a b masq, outside pass",
 				"[::1]:30080":      "pod pass, node c masq, outside pass",
@@ -81,7 +81,7 @@ func TestR22AddressChangesAreFollowed(t *testing.T) {
 	table.Apply(changes(service("web", nodePort(30080)), service("plain", clusterIP("10.0.0.2")), both))
 	check(t, table, expect{nodeHTTP: "none", webHTTP: everywhere("a b")})
 	if d := table.Apply(changes(here)); d.Resolved != 1 || len(d.Plans) != 1 {
-		t.Errorf("the node came: resolved %d, changed %d, want only the Service with a NodePort", d.Resolved, len(d.Plans))
+		t.Errorf("the node was added: resolved %d, changed %d, want only the Service with a NodePort", d.Resolved, len(d.Plans))
 	}
 	check(t, table, expect{nodeHTTP: "all a b masq"})
 	table.Apply(changes(&Node{Name: "here", Addresses: addrs("192.0.2.9", hereIP)}))

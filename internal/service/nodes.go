@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// SetLocalAddresses sets the addresses of this node's interfaces. Loopback and link-local
-// addresses, which other hosts cannot reach, are left out.
+// SetLocalAddresses sets the addresses of this node's interfaces. It omits loopback and link-local addresses,
+// which other hosts cannot reach.
 func (t *Cluster) SetLocalAddresses(addrs []netip.Addr) Delta {
 	b := newBatch()
 	old := t.interfaces
@@ -64,7 +64,7 @@ func (t *Cluster) count(b *batch, addrs []netip.Addr, by int) {
 	counts(t.nodeAddrs).count(b.before, addrs, by)
 }
 
-// updateNode applies the batch's changes of nodes and marks the objects whose plans depend on them.
+// updateNode applies the batch's changes to nodes, and marks the objects whose plans depend on them.
 func (t *Cluster) updateNode(b *batch) {
 	old := t.node
 	if b.thisNode {
@@ -100,11 +100,11 @@ func (t *Cluster) updateNode(b *batch) {
 // nodeChange holds the changes of nodes on which Services depend.
 type nodeChange struct {
 	nodePorts, primary, zone, here bool
-	// moved holds the addresses that became, or ceased to be, a node's.
+	// moved holds the addresses that became or ceased to be a node's.
 	moved map[netip.Addr]bool
-	// localChanged reports whether an address became, or ceased to be, this node's.
+	// localChanged reports whether an address became or ceased to be this node's.
 	localChanged func(netip.Addr) bool
-	// renumbered holds the Nodes whose address for other nodes has changed.
+	// renumbered holds the Nodes whose address for other nodes changed.
 	renumbered map[string]bool
 }
 
@@ -129,8 +129,8 @@ func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, confi
 	})
 }
 
-// OwnNodeDeleted reports that this node's Node object has been deleted. Its last state stays in use
-// until it is created again (R39).
+// OwnNodeDeleted reports that this node's Node object was deleted. Its last state stays in use until it is
+// created again (R39).
 func (t *Cluster) OwnNodeDeleted() bool { return t.ownDeleted }
 
 // UnknownNode reports that there are Nodes, but none has or had this node's name.
@@ -146,7 +146,7 @@ func (t *Cluster) OwnAddresses() []netip.Addr {
 	return nil
 }
 
-// PodCIDRs returns the pod ranges of all nodes, sorted.
+// PodCIDRs returns the podCIDRs of all Nodes, sorted.
 func (t *Cluster) PodCIDRs() []netip.Prefix {
 	var all []netip.Prefix
 	for _, n := range t.nodes {
@@ -155,8 +155,8 @@ func (t *Cluster) PodCIDRs() []netip.Prefix {
 	return sortedPrefixes(all)
 }
 
-// ServiceCIDRs returns the ranges of all ServiceCIDRs, sorted. Packets to an address inside without
-// a frontend are dropped (R21).
+// ServiceCIDRs returns the ranges of all ServiceCIDRs, sorted. Packets to an address inside without a frontend
+// are dropped (R21).
 func (t *Cluster) ServiceCIDRs() []netip.Prefix { return t.serviceCIDRs }
 
 // updateServiceCIDRs returns the new list if the batch changed it.
@@ -175,8 +175,8 @@ func (t *Cluster) updateServiceCIDRs(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// PodNetworks returns the pod networks: the configured ones, or else the podCIDRs of all nodes and
-// the addresses of Pods outside them; sorted.
+// PodNetworks returns the pod networks, sorted: the configured ones or, without any, the podCIDRs of all Nodes
+// and the addresses of Pods outside them.
 func (t *Cluster) PodNetworks() []netip.Prefix { return t.podNetworks }
 
 // updatePodNetworks returns the new list if the batch changed it.
@@ -194,8 +194,8 @@ func (t *Cluster) updatePodNetworks(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// Balancers returns the networks from which encapsulated packets for backends of this node are
-// accepted: the configured ones, and the addresses of all Nodes; sorted.
+// Balancers returns the networks from which encapsulated packets for backends of this node are accepted,
+// sorted: the configured ones and the addresses of all Nodes.
 func (t *Cluster) Balancers() []netip.Prefix { return t.balancers }
 
 // updateBalancers returns the new list if the batch changed it.
@@ -219,8 +219,8 @@ func (t *Cluster) updateBalancers(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// LocalReadyEndpoints counts the distinct addresses of one family with ready endpoints of a Service
-// on this node: what healthCheckNodePort reports on the node's addresses of that family (R34).
+// LocalReadyEndpoints counts the distinct addresses of one family at which a Service has ready endpoints on
+// this node: what healthCheckNodePort reports at the node's addresses of that family (R34).
 func (t *Cluster) LocalReadyEndpoints(service Ref, family Family) int {
 	ready := map[netip.Addr]struct{}{}
 	for name, from := range portsOf(t.byService[service], family) {

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// Object is an input: *Service, *EndpointSlice, *Node, *Pod, *ServiceCIDR, *Namespace or
-// *RuntimeClass, reduced to the fields that the rules use. Objects are immutable after they have
-// been passed on.
+// Object is an input: *Service, *EndpointSlice, *Node, *Pod, *ServiceCIDR, *Namespace or *RuntimeClass, reduced
+// to the fields that the rules use. Objects are immutable once they are passed on.
 type Object interface {
 	Ref() Ref
 }
@@ -24,13 +23,13 @@ type Change struct {
 type Service struct {
 	Namespace, Name string
 	Created         time.Time
-	// ProxyName is the label service.kubernetes.io/service-proxy-name; HasProxyName says whether
-	// the label exists (R1).
+	// ProxyName is the label service.kubernetes.io/service-proxy-name; HasProxyName means that the label
+	// exists (R1).
 	ProxyName    string
 	HasProxyName bool
 
 	Type string
-	// ClusterIPs in the object's order; "None" and empty entries are kept for R3.
+	// ClusterIPs are in the object's order; "None" and empty entries are kept for R3.
 	ClusterIPs []string
 	IPFamilies []Family
 
@@ -43,11 +42,11 @@ type Service struct {
 	InternalLocal bool          // internalTrafficPolicy: Local
 	// Algorithm is the annotation beeline.io/algorithm; empty means Config.Algorithm.
 	Algorithm Algorithm
-	// DSR is the annotation beeline.io/dsr; empty means Config.DSR. DSRHybrid is
-	// beeline.io/dsr-hybrid; empty means Config.DSRHybrid. Stateless is beeline.io/stateless.
+	// DSR is the annotation beeline.io/dsr; empty means Config.DSR. DSRHybrid is beeline.io/dsr-hybrid;
+	// empty means Config.DSRHybrid. Stateless is beeline.io/stateless.
 	DSR                  DSR
 	DSRHybrid, Stateless Switch
-	// HealthCheckNodePort of a LoadBalancer with externalTrafficPolicy Local.
+	// HealthCheckNodePort is that of a LoadBalancer with externalTrafficPolicy Local.
 	HealthCheckNodePort uint16
 	// Check is the health check of its endpoints; the zero value if CheckErrors is not empty.
 	Check       HealthCheck
@@ -86,13 +85,13 @@ type Endpoint struct {
 	Node                        string
 	Hints                       *Hints // nil: none
 	Ready, Serving, Terminating bool   // R9 applied
-	// Weight is the annotation beeline.io/weight of the slice: 1 to 255, 1 by default, 0 for an
-	// endpoint that takes no new connections.
+	// Weight is the annotation beeline.io/weight of the slice: 1 to 255, 1 by default, or 0 for an endpoint
+	// that takes no new connections.
 	Weight uint8
 }
 
-// Hints name the nodes and zones for which an endpoint is meant (R13). They are separate to save
-// memory, because few endpoints have any.
+// Hints name the nodes and zones for which an endpoint is meant (R13). They are separate to save memory: few
+// endpoints have any.
 type Hints struct{ Nodes, Zones []string }
 
 // Node holds the fields of a v1 Node that the rules use.
@@ -104,11 +103,11 @@ type Node struct {
 	Zone      string // label topology.kubernetes.io/zone
 }
 
-// Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), and whether it has
-// opted out of the socket shortcut (OptOuts).
+// Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), and whether it opts out of the
+// socket shortcut (OptOuts).
 type Pod struct {
 	Namespace, Name, UID string
-	// StaticUID is set for a mirror pod: the UID of its static pod, by which the kubelet names the
+	// StaticUID is set for a mirror pod: the UID of its static pod, after which the kubelet names the
 	// cgroup.
 	StaticUID   string
 	Created     time.Time
@@ -123,8 +122,8 @@ type Pod struct {
 	Shortcut           Shortcut
 }
 
-// Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn, ShortcutOff, empty if not set,
-// or an invalid value.
+// Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn, ShortcutOff, an invalid value, or empty if
+// not set.
 type Shortcut string
 
 // The valid values.

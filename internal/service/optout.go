@@ -16,25 +16,25 @@ import (
 )
 
 const (
-	// AnnotationSocketShortcut on a Pod, Namespace or RuntimeClass says whether Services are served
-	// at the pod's sockets: "on" or "off".
+	// AnnotationSocketShortcut on a Pod, Namespace or RuntimeClass selects whether Services are served at
+	// the pod's sockets: "on" or "off".
 	AnnotationSocketShortcut = "beeline.io/socket-shortcut"
 	// annotationConfigHash on a mirror pod is the UID of its static pod
 	// (pkg/kubelet/types of Kubernetes); k8s.io/api does not export it.
 	annotationConfigHash = "kubernetes.io/config.hash"
 )
 
-// ConvertNamespace extracts from a v1 Namespace the fields that the rules use.
+// ConvertNamespace extracts the fields that the rules use from a v1 Namespace.
 func ConvertNamespace(in *corev1.Namespace) (*Namespace, error) {
 	return &Namespace{in.Name, shortcut(in.Annotations)}, nil
 }
 
-// ConvertRuntimeClass extracts from a RuntimeClass the fields that the rules use.
+// ConvertRuntimeClass extracts the fields that the rules use from a RuntimeClass.
 func ConvertRuntimeClass(in *nodev1.RuntimeClass) (*RuntimeClass, error) {
 	return &RuntimeClass{in.Name, shortcut(in.Annotations)}, nil
 }
 
-// maxShortcut is the maximum length of an invalid value that is kept.
+// maxShortcut is the maximum length of an invalid value; the rest is cut off.
 const maxShortcut = 64
 
 func shortcut(annotations map[string]string) Shortcut {
@@ -43,7 +43,7 @@ func shortcut(annotations map[string]string) Shortcut {
 	case len(v) > maxShortcut:
 		v = v[:maxShortcut]
 	case given && v == "":
-		v = " " // empty means that it is not set
+		v = " " // empty would mean not set
 	}
 	return Shortcut(v)
 }
@@ -51,7 +51,7 @@ func shortcut(annotations map[string]string) Shortcut {
 // decided reports whether the value is valid.
 func (s Shortcut) decided() bool { return s == ShortcutOn || s == ShortcutOff }
 
-// problem says what is wrong with the value, or returns "".
+// problem returns what is wrong with the value, or "".
 func (s Shortcut) problem() string {
 	if s == "" || s.decided() {
 		return ""
@@ -66,7 +66,7 @@ type OptOut struct {
 	UID string
 	// Because is the kind of the object whose annotation applies: Pod, Namespace or RuntimeClass.
 	Because Kind
-	// Deleting: its processes may have ended already. Pending: it may have none yet.
+	// Deleting: its processes may have exited already. Pending: it may have none yet.
 	Deleting, Pending bool
 	// IPs holds one address of each family, or the zero Addr.
 	IPs [2]netip.Addr
@@ -82,8 +82,8 @@ type ObjectProblem struct {
 // only on the remaining objects, not on their order. It is not safe for concurrent use.
 type OptOuts struct {
 	node string
-	// pods holds this node's pods that have not finished; namespaces and classes hold the
-	// annotations that are set.
+	// pods holds this node's pods that have not finished; namespaces and classes hold the annotations that
+	// are set.
 	pods                map[Ref]*Pod
 	namespaces, classes map[string]Shortcut
 
@@ -91,13 +91,13 @@ type OptOuts struct {
 	problems []ObjectProblem
 }
 
-// NewOptOuts returns an empty OptOuts for the node with that name.
+// NewOptOuts returns an empty OptOuts for the node with this name.
 func NewOptOuts(node string) *OptOuts {
 	return &OptOuts{node: node, pods: map[Ref]*Pod{}, namespaces: map[string]Shortcut{}, classes: map[string]Shortcut{}}
 }
 
-// Apply applies a batch of changes as one step, and reports whether Pods or Problems have changed.
-// It is cheap if no object matters.
+// Apply applies a batch of changes as one step, and reports whether Pods or Problems changed. It is cheap if no
+// object is relevant.
 func (o *OptOuts) Apply(changes []Change) (changed bool) {
 	touched := false
 	for _, c := range changes {
@@ -186,8 +186,8 @@ func (o *OptOuts) decide() (list []OptOut, problems []ObjectProblem) {
 	return list, problems
 }
 
-// decideOptOut evaluates the annotations: the Pod's own takes precedence over its Namespace's,
-// which takes precedence over its RuntimeClass's.
+// decideOptOut evaluates the annotations: the Pod's own takes precedence over its Namespace's, and that over
+// its RuntimeClass's.
 func decideOptOut(p *Pod, namespace, class Shortcut) (because Kind, off bool) {
 	if p.RuntimeClass == "" {
 		class = ""
@@ -203,15 +203,14 @@ func decideOptOut(p *Pod, namespace, class Shortcut) (because Kind, off bool) {
 	return "", false
 }
 
-// cannotOptOut says why a pod cannot opt out of the socket shortcut, and what to change; "" if it
-// can.
+// cannotOptOut returns why a pod cannot opt out of the socket shortcut, and the remedy; "" if it can.
 func cannotOptOut(p *Pod, o OptOut) (why, remedy string) {
 	switch {
 	case p.HostNetwork:
 		return fmt.Sprintf("%s opts it out of the socket shortcut, but it is in the host network, where its sockets cannot be distinguished from the node's: "+
 			"it keeps the shortcut", o.asker(p)), fmt.Sprintf("annotate the Pod with %s: \"on\" if this is intended", AnnotationSocketShortcut)
 	case o.UID == "":
-		return fmt.Sprintf("%s opts it out of the socket shortcut, but the Pod has no metadata.uid, by which the kubelet names its cgroup: "+
+		return fmt.Sprintf("%s opts it out of the socket shortcut, but the Pod has no metadata.uid, after which the kubelet names its cgroup: "+
 			"it keeps the shortcut", o.asker(p)), "set metadata.uid"
 	}
 	return "", ""

@@ -198,7 +198,8 @@ spec: {nodeName: here, runtimeClassName: careful}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {
 		t.Error(diff)
 	}
-	// Anyone can write the hash annotation, so a Pod cannot use it to name a pod of the API server.
+	// Anyone can write the hash annotation, so a Pod must not use it to name another pod from the API
+	// server.
 	for _, metadata := range []string{
 		`annotations: {kubernetes.io/config.hash: 0123abcd}, ownerReferences: [{kind: Node, name: here}]`,
 		`annotations: {kubernetes.io/config.hash: 0123abcd, kubernetes.io/config.mirror: x}`,

@@ -12,9 +12,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// parseAddr parses an address in the legacy forms that Kubernetes accepts: with surrounding white
-// space, and with leading zeros in decimal numbers (R8). It converts IPv4-mapped IPv6 to IPv4, and
-// rejects zones.
+// parseAddr parses an address in the legacy forms that Kubernetes accepts: with surrounding white space, and
+// with leading zeros in decimal numbers (R8). It converts IPv4-mapped IPv6 to IPv4, and rejects zones.
 func parseAddr(s string) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(strings.TrimSpace(s)))
 	return a.Unmap(), ok
@@ -51,8 +50,7 @@ func (e *fieldErrors) add(field string, value any, expected string) {
 
 func (e *fieldErrors) join() error { return errors.Join(e.errs...) }
 
-// addr parses an address. An empty one is ignored without an error, because the API has accepted
-// such values.
+// addr parses an address. It ignores an empty one without an error, because the API has accepted such values.
 func (e *fieldErrors) addr(field, value string) (netip.Addr, bool) {
 	if strings.TrimSpace(value) == "" {
 		return netip.Addr{}, false
@@ -80,7 +78,7 @@ func (e *fieldErrors) serviceAddr(field, value string) (netip.Addr, bool) {
 	return a, ok
 }
 
-// prefixes parses a list of CIDRs and leaves out invalid ones.
+// prefixes parses a list of CIDRs, and omits invalid ones.
 func (e *fieldErrors) prefixes(field string, values []string) []netip.Prefix {
 	var ps []netip.Prefix
 	for i, v := range values {

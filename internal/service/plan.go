@@ -9,8 +9,8 @@ import (
 	"beeline.io/beeline/internal/condition"
 )
 
-// finish sorts the plan and resolves duplicate requests of one object. The same address in two
-// fields is no problem if both mean the same port.
+// finish sorts the plan, and resolves requests of one object for the same address: no problem if both fields
+// mean the same port.
 func (p *Plan) finish() {
 	slices.SortStableFunc(p.Frontends, func(a, b Frontend) int {
 		return cmp.Or(a.Key.Compare(b.Key), cmp.Compare(a.Kind.within(), b.Kind.within()))
@@ -41,8 +41,8 @@ func (p *Plan) finish() {
 // problem adds a problem of the object.
 func (p *Plan) problem(c condition.Condition) { p.Problems = append(p.Problems, c) }
 
-// within orders the kinds that one object requests under one key: the first decides for clients
-// (R38). It is the order of kube-proxy's rules.
+// within orders the kinds that one object requests with the same key: the first decides for clients (R38). It
+// is the order of kube-proxy's rules.
 func (k FrontendKind) within() int {
 	switch k {
 	case LoadBalancer, ExternalIP:
@@ -51,8 +51,8 @@ func (k FrontendKind) within() int {
 	return int(k)
 }
 
-// stands records that the object has the frontend's key in another field, too (R38). For other
-// objects and for bind() the address remains its ClusterIP or NodePort.
+// stands records that another field of the object has the same key (R38). For other objects and for bind() the
+// address remains its ClusterIP or NodePort.
 func (f *Frontend) stands(other FrontendKind) {
 	switch {
 	case f.Kind == ClusterIP: // no external field has the key
@@ -83,7 +83,7 @@ func usedSets(frontends []Frontend) map[SetKey]bool {
 	return used
 }
 
-// equalPlans reports whether two plans, nil for none, request the same.
+// equalPlans reports whether two plans, each nil or not, request the same.
 func equalPlans(a, b *Plan) bool {
 	if a == nil || b == nil || a == b {
 		return a == b

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// notePodAddresses records the addresses of a Pod, nil for one that is gone. They identify pods
-// without a podCIDR, which some network plugins do not set.
+// notePodAddresses records the addresses of a Pod, nil if it was deleted. They identify pods without a podCIDR,
+// which some network plugins do not set.
 func (t *Cluster) notePodAddresses(b *batch, ref Ref, p *Pod) {
 	var now []netip.Addr
 	if p != nil && !p.HostNetwork && !p.Finished {
@@ -29,8 +29,7 @@ func inside(networks []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// learnedPods returns the addresses of Pods that are neither in one of the networks nor an address
-// of a node.
+// learnedPods returns the addresses of Pods that are neither in one of the networks nor a node's.
 func (t *Cluster) learnedPods(networks []netip.Prefix) (all []netip.Prefix) {
 	for _, addrs := range t.podAddrs {
 		for _, a := range addrs {
@@ -42,9 +41,8 @@ func (t *Cluster) learnedPods(networks []netip.Prefix) (all []netip.Prefix) {
 	return all
 }
 
-// UnclassifiedPods counts the other Nodes whose pods count as clients outside the cluster: they
-// have no podCIDRs, this node has none either, and no networks are configured. With manifests it is
-// 0 unless there are Pods.
+// UnclassifiedPods counts the other Nodes whose pods count as clients outside the cluster: neither they nor
+// this node have podCIDRs, and no pod networks are configured. With manifests it is 0 unless there are Pods.
 func (t *Cluster) UnclassifiedPods() (nodes int) {
 	own := t.nodes[t.config.NodeName]
 	if len(t.config.PodNetworks) > 0 || own == nil || len(own.PodCIDRs) > 0 || t.config.Manifests && len(t.podAddrs) == 0 {

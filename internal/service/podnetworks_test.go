@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestLearnedPods: if Nodes have no podCIDRs, addresses of Pods identify pods (R18), except those
-// of the host network, of finished Pods or of nodes. The Cluster counts the other Nodes whose pods
-// are not identified.
+// TestLearnedPods: if Nodes have no podCIDRs, addresses of Pods identify pods (R18), except those of the host
+// network, of finished Pods or of nodes. The Cluster counts the other Nodes whose pods are not identified.
 func TestLearnedPods(t *testing.T) {
 	own, other := &Node{Name: "here", Addresses: addrs(hereIP)}, &Node{Name: "there", Addresses: addrs(thereIP)}
 	withCIDR := &Node{Name: "here", Addresses: addrs(hereIP), PodCIDRs: prefixes("10.1.0.0/24")}
@@ -51,15 +50,15 @@ func TestLearnedPods(t *testing.T) {
 	table := NewCluster(testConfig())
 	table.Apply(changes(own, a))
 	if d := table.Apply([]Change{gone(a)}); d.PodNetworks == nil || len(*d.PodNetworks) != 0 {
-		t.Errorf("a pod has gone: %v", d.PodNetworks)
+		t.Errorf("a pod was removed: %v", d.PodNetworks)
 	}
 	if d := table.Apply(changes(a)); d.PodNetworks == nil || len(*d.PodNetworks) != 1 {
-		t.Errorf("a pod has come: %v", d.PodNetworks)
+		t.Errorf("a pod was added: %v", d.PodNetworks)
 	}
 	if d := table.Apply(changes(withCIDR)); d.PodNetworks == nil || fmt.Sprint(*d.PodNetworks) != "[10.1.0.0/24]" {
-		t.Errorf("a podCIDR has come: %v", d.PodNetworks)
+		t.Errorf("a podCIDR was added: %v", d.PodNetworks)
 	}
 	if d := table.Apply([]Change{gone(a)}); d.PodNetworks != nil {
-		t.Errorf("a pod inside of the podCIDR has gone: %v", *d.PodNetworks)
+		t.Errorf("a pod inside the podCIDR was removed: %v", *d.PodNetworks)
 	}
 }

@@ -23,8 +23,7 @@ const (
 // StatusRange is a range of HTTP status codes, both ends included.
 type StatusRange struct{ First, Last uint16 }
 
-// StatusRanges are up to four ranges; unused ones are zero. It is an array, so that it is
-// comparable.
+// StatusRanges are up to four ranges; unused ones are zero. An array is comparable.
 type StatusRanges [4]StatusRange
 
 // Has reports whether one of the ranges contains the code.
@@ -48,7 +47,7 @@ func (r StatusRanges) String() string {
 	return strings.Join(parts, ",")
 }
 
-// Probe says how a target is probed, and when its state changes. Equal Probes are interchangeable.
+// Probe is how a target is probed, and when its state changes. Equal Probes are interchangeable.
 type Probe struct {
 	Kind CheckKind
 	// Path begins with a slash and may have a query; empty for CheckTCP.
@@ -56,20 +55,20 @@ type Probe struct {
 	// Host is the Host header; empty for the address and port of the target.
 	Host   string
 	Status StatusRanges // zero for CheckTCP
-	// ServerName is the name that the certificate must have, and the SNI name; empty for the
-	// address. Insecure accepts any certificate.
+	// ServerName is the name that the certificate must have, and the SNI name; empty for the address.
+	// Insecure accepts any certificate.
 	ServerName string
 	Insecure   bool
 	// Interval is the time between the starts of two probes; Timeout is the maximum duration of
 	// one.
 	Interval, Timeout time.Duration
-	// Rise is the number of consecutive successes that bring a target up, Fall the number of
-	// consecutive failures that take it down.
+	// Rise is the number of consecutive successes that bring a target up, Fall the number of consecutive
+	// failures that take it down.
 	Rise, Fall int
 }
 
-// DefaultProbe holds the defaults of the annotations. It takes a target that stops answering out of
-// service after 12 to 17 seconds.
+// DefaultProbe holds the defaults of the annotations. A target that stops answering is out of service after 12
+// to 17 seconds.
 var DefaultProbe = Probe{
 	Path: "/", Status: StatusRanges{{200, 399}},
 	Interval: 5 * time.Second, Timeout: 2 * time.Second, Rise: 2, Fall: 3,

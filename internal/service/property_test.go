@@ -66,7 +66,7 @@ func snapshot(t *Cluster) map[Ref]*Plan {
 
 func diffPlans(want, got map[Ref]*Plan) string {
 	if reflect.DeepEqual(want, got) {
-		return "" // the quick way
+		return "" // the fast path
 	}
 	return cmp.Diff(want, got, compareValues)
 }
@@ -83,7 +83,7 @@ func withSeeds(t *testing.T, n uint64, property func(*testing.T, random)) {
 		}
 	}
 	var seed uint64
-	defer func() { // also when the property has ended the test
+	defer func() { // also if the property ends the test
 		if t.Failed() {
 			t.Logf("to repeat: SEED=%d go test -run %s", seed, t.Name())
 		}
@@ -102,13 +102,13 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 		for range 12 {
 			w.apply(r.batch())
 		}
-		w.apply(changes(here)) // else what the table had before would be in force (R39)
+		w.apply(changes(here)) // otherwise the table's earlier state would stay in use (R39)
 		want := snapshot(w.table(config))
 		for range 5 {
 			last := changes(slices.Collect(maps.Values(w.objects))...)
 			r.Shuffle(len(last), func(i, j int) { last[i], last[j] = last[j], last[i] })
 			table := NewCluster(config)
-			// Earlier states come first; each object's last state comes at some point.
+			// Earlier states come first; each object's last state is applied at some point.
 			for range r.IntN(6) {
 				table.Apply(r.batch())
 				table.SetLocalAddresses(r.localAddresses())
@@ -134,7 +134,7 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 	})
 }
 
-// everything returns the Refs of all that the table holds.
+// everything returns the Refs of all objects in the table.
 func (t *Cluster) everything() map[Ref]bool {
 	all := map[Ref]bool{}
 	for ref := range t.services {
@@ -178,7 +178,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 			full := w.table(config)
 			after := snapshot(table)
 			if diff := diffPlans(snapshot(full), after); diff != "" {
-				t.Fatalf("incremental is not full:\n%s", diff)
+				t.Fatalf("incremental and full results differ:\n%s", diff)
 			}
 			if diff := cmp.Diff(full.ServiceCIDRs(), table.ServiceCIDRs(), compareValues); diff != "" {
 				t.Fatal(diff)
@@ -190,7 +190,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 				t.Fatal(diff)
 			}
 			if (d.PodNetworks != nil) != !slices.Equal(pods, table.PodNetworks()) {
-				t.Fatalf("networks of pods from %v to %v: delta %v", pods, table.PodNetworks(), d.PodNetworks)
+				t.Fatalf("pod networks from %v to %v: delta %v", pods, table.PodNetworks(), d.PodNetworks)
 			}
 			if diff := cmp.Diff(full.Balancers(), table.Balancers(), compareValues); diff != "" {
 				t.Fatal(diff)
@@ -230,9 +230,8 @@ func checkDelta(t *testing.T, before, after map[Ref]*Plan, d Delta) {
 	}
 }
 
-// concerned returns the Services and Pods that a batch can affect: those that it contains, those
-// that depend on nodes if it contains one, and those that request an address which one of these
-// requests.
+// concerned returns the Services and Pods that a batch can affect: those in it, those that depend on nodes if
+// it contains one, and those that request an address that one of these requests.
 func (w *world) concerned(config Config, batch []Change) map[Ref]bool {
 	direct := map[Ref]bool{}
 	for _, c := range batch {

@@ -12,8 +12,8 @@ import (
 // counts counts the owners of each address.
 type counts map[netip.Addr]int
 
-// count records that an owner gained or lost addresses. before keeps for each address whether
-// anyone had it at first.
+// count records that an owner gained or lost addresses. before keeps, for each address, whether it had an owner
+// at first.
 func (c counts) count(before map[netip.Addr]bool, addrs []netip.Addr, by int) {
 	for _, a := range addrs {
 		if _, counted := before[a]; !counted {
@@ -25,7 +25,7 @@ func (c counts) count(before map[netip.Addr]bool, addrs []netip.Addr, by int) {
 	}
 }
 
-// moved adds the addresses that have an owner now and had none before, or the reverse.
+// moved adds the addresses that gained their first owner or lost their last one.
 func (c counts) moved(before, moved map[netip.Addr]bool) {
 	for a, had := range before {
 		if had != (c[a] > 0) {
@@ -34,11 +34,11 @@ func (c counts) moved(before, moved map[netip.Addr]bool) {
 	}
 }
 
-// protectedAddrs are the addresses that RefuseForeignExternalIPs refuses as externalIPs: those of
-// all Node objects and of the API server (R26).
+// protectedAddrs are the addresses that RefuseForeignExternalIPs ignores as externalIPs: those of all Node
+// objects and of the API server (R26).
 type protectedAddrs struct{ nodes, servers counts }
 
-// owner names the owner of an address as text; "" if it is not protected.
+// owner returns the owner of an address as text; "" if it is not protected.
 func (g protectedAddrs) owner(a netip.Addr) string {
 	switch {
 	case g.servers[a] > 0:
@@ -62,8 +62,7 @@ func (t *Cluster) countServers(b *batch, s *EndpointSlice, by int) {
 	}
 }
 
-// SetServer sets the addresses at which the agent itself reaches the API server. The next Apply
-// uses them.
+// SetServer sets the addresses at which the agent itself reaches the API server, from the next Apply on.
 func (t *Cluster) SetServer(addrs []netip.Addr) { t.server = sortedAddrs(addrs) }
 
 func (t *Cluster) countServer(b *batch) {

@@ -11,8 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// random creates objects of a small world, so that they interact: few names, few addresses, few
-// ports.
+// random creates objects of a small world, so that they interact: few names, few addresses, few ports.
 type random struct{ *rand.Rand }
 
 func (r random) oneOf(words ...string) string { return words[r.IntN(len(words))] }
@@ -35,7 +34,7 @@ func (r random) service() Object {
 	case 0:
 		options = append(options, clusterIP("None"))
 	case 1:
-		options = append(options, clusterIP("10.0.0.1")) // another's, perhaps
+		options = append(options, clusterIP("10.0.0.1")) // possibly another Service's
 	case 2, 3:
 		options = append(options, clusterIP(ip4))
 	default:

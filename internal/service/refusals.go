@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/suggest"
 )
 
-// warnEndpoints says why new connections to a port are rejected, if they are (R10, R11, R16, R18).
-// In manifests it is a problem if no slice has the port, because no controller creates slices.
+// warnEndpoints reports why new connections to a port are rejected, if they are (R10, R11, R16, R18). In
+// manifests it is a problem if no slice has the port, because no controller creates slices.
 func (p *portPlan) warnEndpoints(all []candidate) {
 	why, slip := "", false
 	switch {
@@ -43,7 +43,7 @@ func shownPort(name string, protocol Protocol) string {
 	return name + "/" + protocol.String()
 }
 
-// noneHere says what traffic policy Local does if this node has no usable endpoint.
+// noneHere returns the effect of traffic policy Local if this node has no usable endpoint.
 func (p *portPlan) noneHere(all []candidate) string {
 	var local []string
 	if p.svc.InternalLocal {
@@ -58,7 +58,7 @@ func (p *portPlan) noneHere(all []candidate) string {
 	return fmt.Sprintf("%s is Local, and none of %d usable endpoints is on this node", strings.Join(local, " and "), len(p.sets.cluster))
 }
 
-// noEndpoints says why a port has no endpoint. slip means that it is probably a mistake: a slice is
+// noEndpoints returns why a port has no endpoint. slip means that this is probably a mistake: a slice is
 // missing, or has endpoints at other ports.
 func (p *portPlan) noEndpoints() (why string, slip bool) {
 	others, endpoints, ours := map[string]struct{}{}, 0, false
@@ -89,7 +89,7 @@ func (p *portPlan) noEndpoints() (why string, slip bool) {
 		strings.Join(slices.Sorted(maps.Keys(others)), ", ")), true
 }
 
-// noneUsable counts the reasons why no endpoint of a port takes new connections.
+// noneUsable counts why the endpoints of a port take no new connections.
 func noneUsable(all []candidate) string {
 	down, weightless, notReady := 0, 0, 0
 	for _, c := range all {
@@ -114,8 +114,8 @@ func noneUsable(all []candidate) string {
 	return fmt.Sprintf("none of %d endpoints is usable: %s", len(all), strings.Join(parts, ", "))
 }
 
-// OrphanSlices returns the EndpointSlices whose Service does not exist, sorted. With an API server
-// that is normal for a moment; in manifests it is a mistake.
+// OrphanSlices returns the EndpointSlices whose Service does not exist, sorted. With an API server that is
+// normal for a moment; in manifests it is a mistake.
 func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 	for ref, list := range t.byService {
 		if t.services[ref] != nil {
@@ -130,7 +130,7 @@ func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 	return all
 }
 
-// likelyService guesses the Service that a slice is meant for.
+// likelyService guesses the Service for which a slice is meant.
 func (t *Cluster) likelyService(ref Ref) string {
 	var names, namespaces []string
 	for other := range t.services {

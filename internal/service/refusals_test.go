@@ -15,15 +15,15 @@ func portNamed(name string) sliceOption {
 
 func withoutPorts(s *discoveryv1.EndpointSlice) { s.Ports = nil }
 
-// TestRefusalsSayWhy: a plan says why clients are rejected at a port (R10, R11, R16, R18). In
-// manifests it is a problem if no slice has the port (R5).
+// TestRefusalsSayWhy: a plan contains why clients are rejected at a port (R10, R11, R16, R18). In manifests it
+// is a problem if no slice has the port (R5).
 func TestRefusalsSayWhy(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		service *Service
 		slices  []*EndpointSlice
 		slip    bool
-		want    string // empty: nothing is refused
+		want    string // empty: nothing is rejected
 	}{
 		{"served", service("web"), []*EndpointSlice{endpoints("a")}, false, ""},
 		{"no slice", service("web"), nil, true, "IPv4 port http/TCP: clients are rejected: no EndpointSlice of addressType IPv4 has the label kubernetes.io/service-name: web"},
@@ -57,7 +57,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 	}
 }
 
-// TestRefusalsByHealth: endpoints that fail their health check are named as the reason (H1).
+// TestRefusalsByHealth: a refusal counts the endpoints that fail their health check (H1).
 func TestRefusalsByHealth(t *testing.T) {
 	s := service("web")
 	s.Check = HealthCheck{Probe: Probe{Kind: "tcp"}}
@@ -72,8 +72,8 @@ func TestRefusalsByHealth(t *testing.T) {
 	}
 }
 
-// TestStrays: a slice of a Service that does not exist is reported, with the Service it probably
-// means.
+// TestStrays: a slice of a Service that does not exist is reported, with the Service for which it is probably
+// meant.
 func TestStrays(t *testing.T) {
 	far := service("api")
 	far.Namespace = "shop"
@@ -86,7 +86,7 @@ func TestStrays(t *testing.T) {
 	}
 	strays := table.OrphanSlices()
 	if len(strays) != len(want) {
-		t.Errorf("strays %v", strays)
+		t.Errorf("orphan slices %v", strays)
 	}
 	for _, s := range strays {
 		if reason := want[s.Object.Name]; reason == "" || !strings.Contains(s.Problem.Message, reason) {
@@ -95,6 +95,6 @@ func TestStrays(t *testing.T) {
 	}
 	table.Apply([]Change{{Ref{KindService, "default", "wbe"}, service("wbe", clusterIP("10.0.0.9"))}})
 	if n := len(table.OrphanSlices()); n != len(want)-1 {
-		t.Errorf("%d strays after their Service came", n)
+		t.Errorf("%d orphan slices after their Service was added", n)
 	}
 }

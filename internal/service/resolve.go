@@ -16,8 +16,8 @@ func proxied(s *Service, config *Config) bool {
 	return s.Type != "ExternalName" && (!s.HasProxyName || ours)
 }
 
-// clusterIP returns the Service's ClusterIP of a family; the zero Addr if it has none or is
-// headless (R3, R7). Objects from before dual stack lack ipFamilies: then the address decides.
+// clusterIP returns the Service's ClusterIP of a family; the zero Addr if it has none or is headless (R3, R7).
+// Objects from before dual stack have no ipFamilies: then the address decides.
 func (s *Service) clusterIP(family Family) netip.Addr {
 	for i, ip := range s.ClusterIPs {
 		a, ok := parseAddr(ip)
@@ -31,9 +31,8 @@ func (s *Service) clusterIP(family Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// servicePlan builds a Plan. It does not contain what depends on the packet: hairpin traffic of a
-// pod that reaches itself through the Service is detected when the backend is chosen, and is always
-// masqueraded (R19).
+// servicePlan builds a Plan. The plan does not cover what depends on the packet: hairpin traffic, of a pod that
+// reaches itself through the Service, is detected when the backend is chosen, and always masqueraded (R19).
 type servicePlan struct {
 	config *Config
 	node   *nodeFacts
@@ -43,8 +42,8 @@ type servicePlan struct {
 	plan   *Plan
 }
 
-// resolveService computes the plan of a Service as if no other object existed. It returns nil if
-// the Service is not proxied. The slices must be sorted by name.
+// resolveService computes the plan of a Service as if no other object existed; nil if the Service is not
+// proxied. The slices must be sorted by name.
 func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config, node *nodeFacts, health *serviceHealth) *Plan {
 	if !proxied(s, config) {
 		return nil
@@ -111,9 +110,8 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 	p.addEchoes(family, p.plan.Frontends[firstOfFamily:])
 }
 
-// addOtherPorts rejects everything at a ClusterIP that is no port of the Service (R21), unless the
-// address also belongs to this node, whose own programs answer there and whose reply packets arrive
-// there.
+// addOtherPorts rejects everything at a ClusterIP except the Service's ports (R21), unless the address also
+// belongs to this node, whose own programs listen there and get replies there.
 func (p *servicePlan) addOtherPorts(clusterIP netip.Addr) {
 	if p.node.isLocal(clusterIP) {
 		return
@@ -151,8 +149,8 @@ func (p *portPlan) add(kind FrontendKind, addr netip.Addr, port uint16, ds [Sour
 	})
 }
 
-// addNodePorts serves a NodePort on this node's addresses, but not on those of other nodes (R22,
-// R23). On loopback it serves only the node itself.
+// addNodePorts serves a NodePort on this node's addresses, but not on those of other nodes (R22, R23). On
+// loopback addresses it serves only the node itself.
 func (p *portPlan) addNodePorts(port uint16) {
 	if port == 0 {
 		return
@@ -166,8 +164,8 @@ func (p *portPlan) addNodePorts(port uint16) {
 	}
 }
 
-// decide chooses the verdict for a scope. If there are endpoints, but none is reachable, it drops,
-// so that the client retries elsewhere; if there is none at all it rejects (R16, R18).
+// decide chooses the verdict for a scope. If endpoints exist but none is reachable, it drops, so that the
+// client retries elsewhere; if none exist, it rejects (R16, R18).
 func (p *portPlan) decide(scope Scope, masquerade bool) Decision {
 	switch {
 	case len(p.sets.of(scope)) > 0:
@@ -195,9 +193,8 @@ func (p *portPlan) internal() [SourceClasses]Decision {
 	return ds
 }
 
-// external decides for NodePorts, load balancers and external IPs (R17 to R19). With policy Local,
-// clients inside the cluster are treated as if they came through a load balancer, which may choose
-// any node.
+// external decides for NodePorts, load balancers and external IPs (R17 to R19). With policy Local, clients
+// inside the cluster are treated as if they came through a load balancer, which may choose any node.
 func (p *portPlan) external() [SourceClasses]Decision {
 	if !p.svc.ExternalLocal {
 		d := p.decide(ScopeCluster, true)
@@ -210,9 +207,8 @@ func (p *portPlan) external() [SourceClasses]Decision {
 	}
 }
 
-// externalIP is like external. With RefuseForeignExternalIPs, however, packets of pods and of the
-// node are passed as if there were no Service (R26), unless the address is the Service's own
-// ClusterIP.
+// externalIP is like external. With RefuseForeignExternalIPs, however, packets of pods and of the node pass as
+// if there were no Service (R26), unless the address is the Service's own ClusterIP.
 func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	ds := p.external()
 	if p.config.RefuseForeignExternalIPs && !own {
@@ -221,9 +217,9 @@ func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	return ds
 }
 
-// addSets appends the sets that the port's frontends use (R14), and the endpoints that keep their
-// existing flows (R29). TCP connections always stay (R30); those without a conntrack entry stay
-// while their endpoint exists, ready or not.
+// addSets appends the sets that the port's frontends use (R14), and the endpoints that keep their existing
+// flows (R29). TCP connections always stay (R30); those without a conntrack entry stay while their endpoint
+// exists, ready or not.
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 	var used [ScopeRetained]bool
 	for i := range frontends {
@@ -268,10 +264,9 @@ func (p *portPlan) inEveryFrontend(c candidate, frontends []Frontend) bool {
 	})
 }
 
-// sourceRanges returns the clients of one family that loadBalancerSourceRanges admits; nil for all:
-// if it has no range of the family, or the /0 (R25). If it admits the node, it also admits the
-// VIPs, because the kernel chooses a VIP on one of the node's interfaces as the source address of
-// connections to it.
+// sourceRanges returns the clients of one family that loadBalancerSourceRanges admits; nil admits all: without
+// a range of the family, or with the /0 (R25). If it admits the node, it also admits the VIPs, because the
+// kernel chooses a VIP on one of the node's interfaces as the source address of connections to it.
 func sourceRanges(ranges []netip.Prefix, vips []netip.Addr, node netip.Addr, family Family) []netip.Prefix {
 	var admitted []netip.Prefix
 	nodeAdmitted := false

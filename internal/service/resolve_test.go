@@ -20,7 +20,7 @@ const (
 	nodeHTTP  = hereIP + ":30080"
 )
 
-// nowhere, elsewhere, both: where a Service's endpoints are.
+// nowhere, elsewhere and both are where a Service's endpoints are.
 var (
 	nowhere   = endpoints("a here notserving", "b there notserving")
 	elsewhere = endpoints("a here notserving", "b there")
@@ -142,7 +142,7 @@ func TestR27Affinity(t *testing.T) {
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
 		}
 	}
-	// Every address of a service port has its timeout, and the same port.
+	// Every address of a service port has its timeout and the same port.
 	table := cluster(testConfig(), service("web", nodePort(30080), loadBalancer(vip), externalIPs("203.0.113.2"), clientIP, timeout(60)), both)
 	for _, at := range []string{webHTTP, nodeHTTP, vipHTTP, "203.0.113.2:80"} {
 		_, f := find(table, at)
@@ -150,7 +150,7 @@ func TestR27Affinity(t *testing.T) {
 			t.Errorf("%s: %s by %s", at, f.Affinity, f.Port)
 		}
 	}
-	// The default; and it can be switched on and off.
+	// The default timeout; and affinity can be switched on and off.
 	for _, c := range []struct {
 		s    *Service
 		want time.Duration
@@ -212,7 +212,7 @@ func TestR29WhatIsKept(t *testing.T) {
 	}
 }
 
-// R30: TCP connections always stay. Only with a drain timeout it matters which backends serve.
+// R30: TCP connections always stay. Which backends serve matters only with a drain timeout.
 func TestR30TCPKeepsNothing(t *testing.T) {
 	objects := []Object{service("web"), endpoints("a", "b terminating", "c notserving")}
 	if p := cluster(testConfig(), objects...).Plan(web); len(p.Retained) != 0 {
@@ -221,13 +221,13 @@ func TestR30TCPKeepsNothing(t *testing.T) {
 	config := testConfig()
 	config.KeepTCP = true
 	if p := cluster(config, objects...).Plan(web); len(p.Retained) != 1 || names(p.Retained[0].Backends) != "b" {
-		t.Errorf("with a drain time: %+v", p.Retained)
+		t.Errorf("with a drain timeout: %+v", p.Retained)
 	}
-	// Connections without a conntrack entry find their endpoint among these, ready or not.
+	// Connections without a conntrack entry find their endpoint here, ready or not.
 	config = testConfig()
 	config.DSR, config.Algorithm, config.TableSize = DSRIPIP, Maglev, 251
 	if p := cluster(config, objects...).Plan(web); len(p.Retained) != 1 || names(p.Retained[0].Backends) != "b c" {
-		t.Errorf("with connections that have no record: %+v", p.Retained)
+		t.Errorf("with untracked connections: %+v", p.Retained)
 	}
 }
 
@@ -268,7 +268,7 @@ func TestR34HealthCheckNodePortIsNotServed(t *testing.T) {
 			t.Errorf("%s: problems %q", c.name, p)
 		}
 		if _, f := find(table, webHTTP); f == nil {
-			t.Errorf("%s: the ClusterIP is not there", c.name)
+			t.Errorf("%s: it has no ClusterIP", c.name)
 		}
 	}
 }
@@ -285,7 +285,7 @@ func TestAPortNamedTwice(t *testing.T) {
 func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	table := cluster(testConfig(), service("web", loadBalancer(vip), externalIPs(vip, webIP)), both)
 	if p := table.Plan(web).Problems.Texts(); len(p) != 0 {
-		t.Errorf("the same port at the same address is no problem: %q", p)
+		t.Errorf("the same port at the same address is a problem: %q", p)
 	}
 	if _, f := find(table, vipHTTP); f.Kind != LoadBalancer {
 		t.Errorf("%s is a %s", vipHTTP, f.Kind)
@@ -314,8 +314,8 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	checkSound(t, table)
 }
 
-// R11: an endpoint without a node name is local to no traffic policy, but the packet path
-// identifies it by the addresses of this node and its pods.
+// R11: an endpoint without a node name is local to no traffic policy, but the packet path identifies it by the
+// addresses of this node and its pods.
 func TestR11EndpointWithoutNode(t *testing.T) {
 	self := &Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("192.168.100.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.10.1.0/24")}}
 	facts := newNodeFacts(&Config{NodeName: "here"}, map[string]*Node{"here": self}, nil, nil)

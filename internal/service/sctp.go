@@ -10,9 +10,9 @@ import (
 	"beeline.io/beeline/internal/condition"
 )
 
-// warnSCTP adds a problem for each frontend whose port differs from that of endpoints. The SCTP
-// checksum covers the whole packet, including ports, and would have to be recomputed, so ports are
-// not translated. Such packets are dropped.
+// warnSCTP adds a problem for each frontend whose port differs from an endpoint's. SCTP ports are not
+// translated, because the checksum, which covers the whole packet including the ports, would have to be
+// recomputed. Such packets are dropped.
 func (p *portPlan) warnSCTP(frontends []Frontend) {
 	for _, f := range frontends {
 		if f.Kind != ClusterIP && (f.Kind != NodePort || f.Key.Addr.IsLoopback()) {
@@ -43,7 +43,7 @@ func (p *portPlan) warnSCTP(frontends []Frontend) {
 	}
 }
 
-// sctpProblem returns the condition that ports differ, with the remedy.
+// sctpProblem returns the condition for ports that differ, with the remedy.
 func sctpProblem(who, ports, out string) condition.Condition {
 	return condition.SCTPPortDiffers.New("%s port %s: packets are dropped, because SCTP ports are never translated", who, ports).Do("%s", out)
 }

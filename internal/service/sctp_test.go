@@ -10,8 +10,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// SCTP is decided like TCP; if endpoints have another port than the Service, the Service reports
-// it, because packets are dropped.
+// SCTP is decided like TCP. If endpoints have another port than the Service, the Service reports it, because
+// packets are dropped.
 func TestSCTPPorts(t *testing.T) {
 	on := func(port int32) sliceOption {
 		return func(s *discoveryv1.EndpointSlice) {

@@ -118,8 +118,8 @@ func (r Ref) Compare(o Ref) int {
 	return cmp.Or(cmp.Compare(r.Kind, o.Kind), strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
 }
 
-// Port identifies one port of the object that owns frontends: a Service, or a Pod for its hostPorts
-// (R5: object, port *name*, protocol).
+// Port identifies a port of the object that owns frontends: a Service, or a Pod for its hostPorts (R5: object,
+// port *name*, protocol).
 type Port struct {
 	Owner    Ref
 	Name     string
@@ -139,7 +139,7 @@ func (p Port) Compare(o Port) int {
 	return cmp.Or(p.Owner.Compare(o.Owner), strings.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol))
 }
 
-// SourceClass is the class of a client. The rules R16 to R20 use nothing else of a client.
+// SourceClass is the class of a client, the only property of a client that the rules R16 to R20 use.
 type SourceClass uint8
 
 // The classes, in the order of Frontend.Decisions.

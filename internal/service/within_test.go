@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// R38: an address that one Service has in two fields follows the external one. kube-proxy 1.36
-// writes a port's ClusterIP, external IPs and ingress IPs into one map in this order (the last one
-// stays), looks that map up before NodePorts, and source ranges before both.
+// R38: an address in two fields of one Service follows the external one. kube-proxy 1.36 writes a port's
+// ClusterIP, external IPs and ingress IPs into one map in this order (the last one stays), looks that map up
+// before NodePorts, and source ranges before both.
 func TestR38TheExternalKindDecides(t *testing.T) {
 	onNodePort := func(s *corev1.Service) { s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = 30080, 30080 }
 	all := func(options ...serviceOption) []Object { return []Object{service("web", options...), both} }
@@ -55,7 +55,7 @@ func TestR38TheExternalKindDecides(t *testing.T) {
 	}
 }
 
-// R38: to other objects the address remains what it is in the lower field.
+// R38: for other objects the address remains what it is in the lower field.
 func TestR38OthersMeetTheClusterIP(t *testing.T) {
 	for _, c := range []struct {
 		name          string

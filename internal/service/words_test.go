@@ -12,8 +12,8 @@ import (
 
 // Plans as text.
 
-// names of backends: letters for those on port 8080, else address and port; a
-// weight that is not 1 follows.
+// names returns backends as letters for those on port 8080, else as address and port, followed by a weight
+// other than 1.
 func names(bs []Backend) string {
 	var words []string
 	for _, b := range bs {
@@ -71,8 +71,8 @@ func at(t *Cluster, key FrontendKey) (*Plan, *Frontend) {
 	return nil, nil
 }
 
-// verdicts returns the decisions of the classes at an address: "all reject", or "pod a b, node a b
-// masq, outside drop", or "none" without a frontend.
+// verdicts returns the decisions of the classes at an address: "all reject", or "pod a b, node a b masq,
+// outside drop", or "none" without a frontend.
 func verdicts(t *Cluster, at string) string {
 	p, f := find(t, at)
 	if f == nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockdiag lists and ends the sockets of the calling thread's network namespace. So lock
-// the goroutine to its thread after a switch (runtime.LockOSThread). It uses sock_diag(7) with
-// inet_diag_req_v2 of linux/inet_diag.h.
+// Package sockdiag lists and destroys sockets of the calling thread's network namespace. After a namespace
+// switch, the caller must lock the goroutine to its thread (runtime.LockOSThread). The package uses
+// sock_diag(7) with inet_diag_req_v2 of linux/inet_diag.h.
 package sockdiag
 
 import (
@@ -29,14 +29,14 @@ const (
 type Socket struct {
 	Protocol uint8 // unix.IPPROTO_TCP, _UDP, _UDPLITE or _SCTP
 	State    States
-	// Local and Remote are of the socket's own family. An IPv4 address of an AF_INET6 socket is
-	// IPv4-mapped (RFC 4291 section 2.5.5.2; Addr.Unmap converts it), and its wildcard is "::".
-	// Remote is the wildcard with port 0 if the socket has no peer.
+	// Local and Remote are of the socket's own family. An IPv4 address of an AF_INET6 socket is IPv4-mapped
+	// (RFC 4291 section 2.5.5.2; Addr.Unmap converts it), and its wildcard is "::". Remote is the wildcard
+	// with port 0 if the socket has no peer.
 	Local, Remote netip.AddrPort
 	Device        uint32 // interface index it is bound to (SO_BINDTODEVICE); 0: none
 	Cookie        uint64 // SO_COOKIE
 	UID           uint32 // of its creator
-	// Inode is the inode shown in /proc/PID/fd; 0 when no process has the socket open any more.
+	// Inode is the inode in /proc/PID/fd; 0 if no process has the socket open.
 	Inode uint32
 	// V6Only is IPV6_V6ONLY. The kernel reports it for Closed and Listening sockets.
 	V6Only bool
@@ -61,12 +61,12 @@ func protocolName(protocol uint8) string {
 	return fmt.Sprintf("protocol %d", protocol)
 }
 
-// ErrNoProtocol means that the kernel has no sock_diag for the protocol, neither built in nor as a
-// module (tcp_diag, udp_diag, sctp_diag).
+// ErrNoProtocol means that the kernel has no sock_diag for the protocol, neither built in nor as a module
+// (tcp_diag, udp_diag, sctp_diag).
 var ErrNoProtocol = errors.New("the kernel cannot list such sockets (no sock_diag module for them)")
 
-// List returns the sockets of a protocol in any of the states, of both families. Sockets that are
-// created, closed or change state meanwhile may be missing.
+// List returns the sockets of a protocol in any of the states, of both families. It may miss sockets that are
+// created, closed or change their state meanwhile.
 //
 // It returns ErrNoProtocol or a netlink error.
 func List(protocol uint8, states States) ([]Socket, error) {
@@ -85,7 +85,7 @@ func List(protocol uint8, states States) ([]Socket, error) {
 			err = ErrNoProtocol
 		}
 		if errors.Is(err, nl.ErrDumpInterrupted) {
-			err = nil // the table changed while it was read: the kernel does not check these dumps
+			err = nil // the table changed during the dump, which the kernel does not check
 		}
 		if errors.Is(err, unix.EAFNOSUPPORT) && family == unix.AF_INET6 {
 			err = nil // a kernel without IPv6
@@ -97,15 +97,15 @@ func List(protocol uint8, states States) ([]Socket, error) {
 	return all, nil
 }
 
-// ErrNoDestroy means that the kernel is built without CONFIG_INET_DIAG_DESTROY, or cannot end
-// sockets of this protocol (SCTP).
+// ErrNoDestroy means that the kernel is built without CONFIG_INET_DIAG_DESTROY, or cannot destroy sockets of
+// this protocol (SCTP).
 var ErrNoDestroy = errors.New("the kernel cannot end such a socket (CONFIG_INET_DIAG_DESTROY)")
 
-// Destroy ends a socket returned by List (SOCK_DESTROY, Linux 4.5). Blocked calls on it return
-// ECONNABORTED, and the peer of a TCP connection gets a reset. The cookie protects another socket
-// with the same addresses. Destroy returns false without an error if the socket is gone, or if the
-// kernel does not find it because several sockets have the same addresses (SO_REUSEPORT): it finds
-// one of them, and the next one only when that has ended.
+// Destroy destroys a socket returned by List (SOCK_DESTROY, Linux 4.5). Blocked calls on it return
+// ECONNABORTED, and the peer of a TCP connection gets a reset. The cookie protects other sockets with the same
+// addresses. Destroy returns false without an error if the socket no longer exists, or if the kernel does not
+// find it because several sockets have the same addresses (SO_REUSEPORT): the kernel finds one of them, and the
+// next only when that one is destroyed.
 //
 // It returns ErrNoDestroy or a netlink error. It needs CAP_NET_ADMIN.
 func Destroy(s Socket) (ended bool, err error) {

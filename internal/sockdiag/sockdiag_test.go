@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownNamespace puts the test into a network namespace with loopback, on a thread that ends with it.
+// ownNamespace moves the test into a network namespace with loopback, on a thread that ends with it.
 func ownNamespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -170,36 +170,36 @@ func TestDestroy(t *testing.T) {
 		}
 		wrong := s
 		wrong.Cookie++
-		mustDestroy(t, wrong, false) // another socket of these addresses: it is gone
+		mustDestroy(t, wrong, false) // another socket with these addresses: the requested one does not exist
 		if _, found := find(t, client, protocol, Established); !found {
-			t.Errorf("%s: a wrong cookie ended the socket", c.to)
+			t.Errorf("%s: a wrong cookie destroyed the socket", c.to)
 		}
 		mustDestroy(t, s, true)
 		must(t, unix.SetNonblock(client, true))
 		if _, err := unix.Read(client, make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
-			t.Errorf("%s: read gives %v, want ECONNABORTED", c.to, err)
+			t.Errorf("%s: read returns %v, want ECONNABORTED", c.to, err)
 		}
 		if _, found := find(t, client, protocol, Established); found {
 			t.Errorf("%s: still established", c.to)
 		}
 		if _, found := find(t, other, protocol, Established); !found {
-			t.Errorf("%s: the other connection is gone, too", c.to)
+			t.Errorf("%s: the other connection was destroyed too", c.to)
 		}
-		mustDestroy(t, s, false) // gone
+		mustDestroy(t, s, false) // destroyed before
 		unix.Close(server)
 	}
 }
 
-// TestNoProtocol: a protocol that the kernel cannot list returns ErrNoProtocol.
 func mustDestroy(t *testing.T, s Socket, want bool) {
 	t.Helper()
 	ended, err := Destroy(s)
 	must(t, err)
 	if ended != want {
-		t.Errorf("ended %s: %t, want %t", s, ended, want)
+		t.Errorf("destroyed %s: %t, want %t", s, ended, want)
 	}
 }
 
+// TestNoProtocol: List returns ErrNoProtocol for a protocol that the kernel cannot list.
 func TestNoProtocol(t *testing.T) {
 	ownNamespace(t)
 	if _, err := List(unix.IPPROTO_DCCP, AllStates); !errors.Is(err, ErrNoProtocol) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockgc ends sockets of backends that are out of service, in every network namespace of
-// the node: connected UDP sockets at once (R29), TCP connections never (R30), or after a drain
-// timeout if one is set.
+// Package sockgc terminates sockets of removed backends in every network namespace of the node: connected UDP
+// sockets at once (R29), TCP connections never (R30) or after a drain timeout.
 package sockgc
 
 import (
@@ -22,15 +21,16 @@ import (
 )
 
 const (
-	// followUp is the delay of a second pass after a change. It catches a connect() in progress
-	// during the change: the hook had chosen a backend, and the kernel had not finished connecting.
+	// followUp is the delay of a second pass after a change. It finds sockets whose connect() was in
+	// progress during the change: the hook had chosen a backend, and the kernel had not finished
+	// connecting.
 	followUp = time.Second
-	// restFactor limits GC passes to a fifth of one CPU: after a pass of duration d there is none
-	// for restFactor*d.
+	// restFactor limits GC passes to a fifth of one CPU: after a pass of duration d none runs for
+	// restFactor*d.
 	restFactor = 4
 )
 
-// Config says which sockets to end, and how.
+// Config selects which sockets to terminate, and how.
 type Config struct {
 	Method Method
 	// TCPDrain is how long a TCP connection may outlive its backend; 0 means forever.
@@ -57,8 +57,8 @@ type Collector struct {
 	status    Status
 }
 
-// New loads the socket GC programs for a datapath's tables. If the kernel does not support them,
-// the collector does nothing, and its status says why.
+// New loads the socket GC programs for a datapath's tables. If the kernel does not support them, the collector
+// does nothing, and its status contains the reason.
 func New(d *datapath.Datapath, config Config) *Collector {
 	open := func(end bool) (finder, error) {
 		s, err := d.OpenSocketGC(end)
@@ -104,9 +104,9 @@ func (j *Collector) Close() {
 	}
 }
 
-// Changed reports a change of the tables. udp and tcp say whether backends of that protocol were
-// removed from a service. If so, a GC pass runs at once or after the rest, and another one for
-// sockets that were connecting meanwhile.
+// Changed reports a change of the tables. udp and tcp mean that backends of that protocol were removed from a
+// service. A GC pass then runs at once or after the rest, and another one later for sockets that were
+// connecting meanwhile.
 func (j *Collector) Changed(udp, tcp bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -141,7 +141,7 @@ func (j *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// next returns when the next GC pass begins; the zero time if none is due.
+// next returns when the next GC pass is due; the zero time if none is.
 func (j *Collector) next() time.Time {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -152,7 +152,7 @@ func (j *Collector) next() time.Time {
 	return at
 }
 
-// take removes and returns the protocol that has been due for the longest time.
+// take removes and returns the protocol that has been due for longest.
 func (j *Collector) take(now time.Time) (protocol uint8) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

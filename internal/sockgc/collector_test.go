@@ -14,8 +14,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// One change causes one GC pass at once and one a second later, which finds sockets that were
-// connecting.
+// One change causes one GC pass at once, and one a second later that finds sockets that were connecting.
 func TestJobFollowsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{udp: []datapath.StaleSocket{stale(unix.IPPROTO_UDP, 1)}}
@@ -30,7 +29,7 @@ func TestJobFollowsUp(t *testing.T) {
 		w.mu.Unlock()
 		sleep(time.Hour)
 		if want := []time.Duration{0, time.Second}; !slices.Equal(w.swept(), want) {
-			t.Errorf("sweeps at %v, want %v", w.swept(), want)
+			t.Errorf("GC passes at %v, want %v", w.swept(), want)
 		}
 		if st := j.Status(); st.EndedUDP != 2 || st.Pending || st.Passes != 2 {
 			t.Errorf("at the end: %+v", st)
@@ -38,7 +37,7 @@ func TestJobFollowsUp(t *testing.T) {
 	})
 }
 
-// Constant changes cost at most a fifth of a CPU, and the last change has its GC passes.
+// Constant changes cost at most a fifth of a CPU, and GC passes follow the last change.
 func TestJobRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{takes: 100 * time.Millisecond}
@@ -48,7 +47,7 @@ func TestJobRests(t *testing.T) {
 			sleep(10 * time.Millisecond)
 		}
 		if busy := time.Duration(len(w.swept())) * w.takes; busy > 2*time.Second+w.takes {
-			t.Errorf("of 10 s of change %v were sweeps", busy)
+			t.Errorf("GC passes took %v of 10 s of changes", busy)
 		}
 		if len(w.swept()) < 19 {
 			t.Errorf("in 10 s there were %d GC passes of 0.1 s", len(w.swept()))
@@ -72,7 +71,7 @@ func TestJobTakesProtocolsInTurn(t *testing.T) {
 			sleep(10 * time.Millisecond)
 		}
 		if tcp := w.tcpLooked(); len(w.swept()) < 8 || tcp < 8 {
-			t.Errorf("in 10 s of change of both there were %d GC passes for UDP, %d for TCP", len(w.swept()), tcp)
+			t.Errorf("in 10 s of changes of both there were %d GC passes for UDP, %d for TCP", len(w.swept()), tcp)
 		}
 	})
 }
@@ -87,7 +86,7 @@ func TestJobTakesChangesDuringASweep(t *testing.T) {
 		j.Changed(true, false)
 		sleep(time.Hour)
 		if want := []time.Duration{5 * time.Second, 30 * time.Second}; !slices.Equal(w.swept(), want) {
-			t.Errorf("sweeps end at %v, want %v", w.swept(), want)
+			t.Errorf("GC passes end at %v, want %v", w.swept(), want)
 		}
 	})
 }
@@ -122,7 +121,7 @@ func TestJobTriesAgain(t *testing.T) {
 	})
 }
 
-// A socket that the netlink method cannot end is an error, and is not counted.
+// A socket that the netlink method cannot terminate is an error, and is not counted.
 func TestJobReportsWhatNetlinkCannotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{udp: []datapath.StaleSocket{stale(unix.IPPROTO_UDP, 1)}}

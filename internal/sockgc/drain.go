@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// removedBackend is a backend that is out of service.
+// removedBackend is a backend that was removed from service.
 type removedBackend struct {
 	since time.Time // when a GC pass first found it
 	seen  time.Time // when a GC pass last found it
@@ -23,12 +23,11 @@ type drain struct {
 	serves func(datapath.Connection) bool
 }
 
-// found records a connection that a GC pass found, and returns whether its drain timeout has
-// passed.
+// found records a connection that a GC pass found, and reports whether its drain timeout has passed.
 func (d *drain) found(c datapath.Connection, now time.Time) (over bool) {
 	g, known := d.removed[c]
 	if !known {
-		if d.serves(c) { // it was restored since the GC pass found it
+		if d.serves(c) { // restored since the GC pass found it
 			return false
 		}
 		g.since = now
@@ -38,25 +37,23 @@ func (d *drain) found(c datapath.Connection, now time.Time) (over bool) {
 	return known && !now.Before(g.since.Add(d.timeout))
 }
 
-// forgetAfter is how long a backend is kept that GC passes do not find, while they cannot enter
-// some namespaces.
+// forgetAfter is how long a backend that GC passes do not find is kept while they cannot enter some namespaces.
 const forgetAfter = 10 * time.Minute
 
-// keep removes all backends but those that a GC pass left, or, if it could not enter every
-// namespace, those that have not been found for forgetAfter.
+// keep removes all backends except those that a GC pass left or, if it could not enter every namespace, those
+// found within forgetAfter.
 func (d *drain) keep(left map[datapath.Connection]bool, everywhere bool, now time.Time) {
 	maps.DeleteFunc(d.removed, func(c datapath.Connection, g removedBackend) bool {
 		return !left[c] && (everywhere || now.Sub(g.seen) > forgetAfter)
 	})
 }
 
-// returned removes backends that serve again. Their drain timeout restarts when they are removed
-// again.
+// returned removes backends that serve again. Their drain timeout restarts if they are removed again.
 func (d *drain) returned() {
 	maps.DeleteFunc(d.removed, func(c datapath.Connection, _ removedBackend) bool { return d.serves(c) })
 }
 
-// next returns when the next drain timeout after now passes; the zero time if there is none.
+// next returns when the next drain timeout after now passes; the zero time if none does.
 func (d *drain) next(now time.Time) (at time.Time) {
 	for _, g := range d.removed {
 		end := g.since.Add(d.timeout)

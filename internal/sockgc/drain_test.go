@@ -21,13 +21,13 @@ func TestJobLeavesTCPAlone(t *testing.T) {
 		j.Changed(true, true)
 		sleep(time.Hour)
 		if w.tcpLooked() != 0 || len(w.swept()) != 2 {
-			t.Errorf("TCP was looked at %d times, UDP swept %d times", w.tcpLooked(), len(w.swept()))
+			t.Errorf("TCP was scanned %d times, UDP had %d GC passes", w.tcpLooked(), len(w.swept()))
 		}
 	})
 }
 
-// With a drain timeout a connection is reset when its backend has been out of service for that
-// long, counted from when it was first found, and again from zero if it served in between.
+// With a drain timeout a connection is reset when its backend has been out of service for that long, counted
+// from when it was first found, and again from zero if it served in between.
 func TestJobDrainsTCP(t *testing.T) {
 	const drain = time.Minute
 	first := stale(unix.IPPROTO_TCP, 1)
@@ -78,8 +78,7 @@ func TestJobDrainsTCP(t *testing.T) {
 	}
 }
 
-// A backend that was restored after a GC pass found it removed, and before that is recorded, is not
-// draining.
+// A backend that was restored between the scan and its recording is not draining.
 func TestDrainIsNotOfABackendThatServes(t *testing.T) {
 	s := stale(unix.IPPROTO_TCP, 1)
 	serves := true
@@ -90,6 +89,6 @@ func TestDrainIsNotOfABackendThatServes(t *testing.T) {
 	}
 	serves = false
 	if d.found(s.Connection(), now.Add(time.Hour)) {
-		t.Error("its time is over at once")
+		t.Error("its drain timeout passes at once")
 	}
 }

@@ -13,18 +13,18 @@ import (
 	"beeline.io/beeline/internal/sockdiag"
 )
 
-// Method says how sockets are found and ended.
+// Method is how sockets are found and terminated.
 type Method string
 
 // The methods. BPF iterators find the sockets (datapath.SocketGC).
 const (
 	// Auto is the first of the following that the kernel supports.
 	Auto Method = "auto"
-	// Iterator: the iterators also end the sockets (bpf_sock_destroy, Linux 6.5).
+	// Iterator: the iterators also terminate the sockets (bpf_sock_destroy, Linux 6.5).
 	Iterator Method = "iterator"
-	// Netlink: SOCK_DESTROY of sock_diag(7) ends them (CONFIG_INET_DIAG_DESTROY).
+	// Netlink: SOCK_DESTROY of sock_diag(7) terminates them (CONFIG_INET_DIAG_DESTROY).
 	Netlink Method = "netlink"
-	// Off: no sockets are ended.
+	// Off: no sockets are terminated.
 	Off Method = "off"
 )
 
@@ -37,11 +37,11 @@ type finder interface {
 	TCP(toAbort ...uint64) ([]datapath.StaleSocket, error)
 }
 
-// opener loads a finder that ends the sockets it finds, or only reports them.
+// opener loads a finder that terminates the sockets it finds, or only reports them.
 type opener func(end bool) (finder, error)
 
-// choose returns the requested method, or the best one available, and why. The error says why there
-// is none although one was requested.
+// choose returns the requested method, or the best available one, and why. The error is why none is available
+// although one was requested.
 func choose(asked Method, canEnd bool, open opener) (method Method, finder finder, why string, err error) {
 	if asked == Off {
 		return Off, nil, "turned off by --terminate-sockets=off", nil
@@ -70,9 +70,9 @@ func choose(asked Method, canEnd bool, open opener) (method Method, finder finde
 	return Netlink, finder, why, nil
 }
 
-// destroyByNetlink ends sockets of the calling thread's network namespace. It lists them again to
-// match cookies, because the kernel also requires the device a socket is bound to. Sockets that are
-// gone meanwhile do not count.
+// destroyByNetlink destroys sockets of the calling thread's network namespace. It lists them again to match
+// their cookies, because the kernel also requires the device to which a socket is bound. It does not count
+// sockets that vanished meanwhile.
 func destroyByNetlink(protocol uint8, stale []datapath.StaleSocket) (ended int, err error) {
 	if len(stale) == 0 {
 		return 0, nil
@@ -93,7 +93,7 @@ func destroyByNetlink(protocol uint8, stale []datapath.StaleSocket) (ended int, 
 	for _, s := range sockets {
 		backend, found := wanted[s.Cookie]
 		if !found || netip.AddrPortFrom(s.Remote.Addr().Unmap(), s.Remote.Port()) != backend {
-			continue // or it was reconnected, which does not change its cookie
+			continue // or it was reconnected, which keeps its cookie
 		}
 		done, err := sockdiag.Destroy(s)
 		if err != nil {

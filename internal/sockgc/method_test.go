@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// A socket keeps its cookie when its program reconnects it, which it should do when its backend is
-// gone: the socket changed between the search and its end, and must stay.
+// A socket keeps its cookie when its program reconnects it, which it should do when its backend is removed:
+// such a socket changed between the scan and its termination, and must stay.
 func TestNetlinkSparesWhatIsConnectedAnew(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a network namespace needs root")
@@ -114,10 +114,10 @@ func TestChoose(t *testing.T) {
 	} {
 		method, f, why, err := choose(c.asked, c.canEnd, c.open)
 		if method != c.want || (err != nil) != c.fails || why == "" {
-			t.Errorf("%s of a kernel that can end sockets %t: %s, %q, %v; want %s", c.asked, c.canEnd, method, why, err, c.want)
+			t.Errorf("%s, bpf_sock_destroy %t: %s, %q, %v; want %s", c.asked, c.canEnd, method, why, err, c.want)
 		}
 		if f != nil && (f.(*world).takes == 1) != (method == Iterator) {
-			t.Errorf("%s: the finder ends sockets by itself, which is not for %s", c.asked, method)
+			t.Errorf("%s: the finder itself terminates sockets, with method %s", c.asked, method)
 		}
 		if (f == nil) != (method == Off) {
 			t.Errorf("%s: finder %v for %s", c.asked, f, method)

@@ -15,8 +15,8 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// A namespace is scanned until nothing is found, because a scan that ends sockets may miss others.
-// passes is the maximum number of scans, idlePasses of scans that end no socket.
+// A namespace is scanned until nothing is found, because a scan that terminates sockets may miss others.
+// maxPasses limits scans, idlePasses scans that terminate no socket.
 const (
 	maxPasses  = 1000
 	idlePasses = 3
@@ -24,7 +24,7 @@ const (
 
 var errSocketsRemain = errors.New("sockets of removed backends remain after several attempts to end them")
 
-// passLimit decides whether another scan follows one that ended so many sockets.
+// passLimit decides whether another scan follows one that terminated this many sockets.
 type passLimit struct{ passes, idle int }
 
 func (a *passLimit) after(ended int) bool {
@@ -35,12 +35,11 @@ func (a *passLimit) after(ended int) bool {
 	return a.passes < maxPasses && a.idle < idlePasses
 }
 
-// maxAbortsPerPass is the maximum number of TCP sockets that one scan ends. It fits into the BPF
-// table.
+// maxAbortsPerPass is the maximum number of TCP sockets that one scan terminates. They fit into the BPF table.
 const maxAbortsPerPass = 4096
 
-// A pass is one visit to all network namespaces for one protocol. UDP and TCP are separate, so that
-// UDP does not wait for the more numerous TCP sockets.
+// A pass is one visit to all network namespaces for one protocol. UDP and TCP have separate passes, so that UDP
+// does not wait for the more numerous TCP sockets.
 type pass struct {
 	collector  *Collector
 	now        time.Time
@@ -48,11 +47,11 @@ type pass struct {
 	namespaces int
 	unreadable int // number of processes
 	ended      int
-	left       map[datapath.Connection]bool // TCP connections within their drain timeout
+	left       map[datapath.Connection]bool // TCP connections whose drain timeout has not passed
 	errs       []error
 }
 
-// run visits every namespace. It continues after an error in one of them.
+// run visits every namespace, even if one fails.
 func (s *pass) run(ctx context.Context) {
 	for ns, err := range s.collector.namespaces() {
 		if ctx.Err() != nil {
@@ -79,7 +78,7 @@ func (s *pass) run(ctx context.Context) {
 	}
 }
 
-// visit ends stale sockets of the calling thread's namespace.
+// visit terminates stale sockets of the calling thread's namespace.
 func (s *pass) visit() error {
 	if s.protocol == unix.IPPROTO_TCP {
 		return s.tcp()
@@ -107,7 +106,7 @@ func (s *pass) udp() error {
 	}
 }
 
-// tcp ends the connections whose drain timeout has passed.
+// tcp terminates the connections whose drain timeout has passed.
 func (s *pass) tcp() error {
 	for a := (passLimit{}); ; {
 		found, err := s.collector.finder.TCP()

@@ -8,15 +8,15 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// A failed GC pass is retried after firstRetry, and then after twice the previous delay.
+// A failed GC pass is retried after firstRetry; the delay doubles with each further failure, up to lastRetry.
 const (
 	firstRetry = time.Second
 	lastRetry  = 30 * time.Second
 )
 
-// A schedule holds when GC passes for one protocol are due; the zero time means none.
+// A schedule holds when GC passes for one protocol are due; the zero time means never.
 type schedule struct {
-	change   time.Time // the first change without a GC pass, or the time of a retry
+	change   time.Time // the first change without a GC pass since, or the time of a retry
 	followUp time.Time // a while after the last change
 	drained  time.Time // when the first drain timeout passes
 
@@ -28,7 +28,7 @@ func newSchedule() schedule {
 	return schedule{retry: wakeup.Backoff{First: firstRetry, Most: lastRetry}}
 }
 
-// changed schedules a GC pass now and one later.
+// changed schedules a GC pass now and a second one after followUp.
 func (s *schedule) changed(now time.Time) {
 	s.change, s.followUp = earlier(s.change, now), now.Add(followUp)
 }
@@ -38,7 +38,7 @@ func (s *schedule) next() time.Time {
 	return earlier(s.change, earlier(s.followUp, s.drained))
 }
 
-// take removes all times up to now, for the GC pass that starts.
+// take clears all times up to now for the GC pass that starts.
 func (s *schedule) take(now time.Time) {
 	for _, t := range []*time.Time{&s.change, &s.followUp, &s.drained} {
 		if !t.After(now) {

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Status says what was ended, and how.
+// Status is what was terminated, and how.
 type Status struct {
-	// Method is how sockets are ended, never Auto. Why is the reason for the method.
+	// Method is how sockets are terminated, never Auto. Why is the reason for the method.
 	Method Method `json:"method"`
 	Why    string `json:"why"`
-	// TCPDrainSeconds is --tcp-drain-timeout; 0: TCP connections are not ended.
+	// TCPDrainSeconds is --tcp-drain-timeout; 0: TCP connections are not terminated.
 	TCPDrainSeconds float64 `json:"tcpDrainSeconds"`
-	// EndedUDP and EndedTCP count the sockets ended since the agent's start.
+	// EndedUDP and EndedTCP count the terminated sockets since the agent started.
 	EndedUDP uint64 `json:"endedUDP"`
 	EndedTCP uint64 `json:"endedTCP"`
-	// Draining is the number of backends out of service with TCP connections that will be reset.
+	// Draining is the number of removed backends with TCP connections that will be reset.
 	Draining int `json:"draining"`
 
 	Passes   uint64    `json:"passes"`
@@ -27,12 +27,12 @@ type Status struct {
 	// LastSeconds is the duration of the last pass, Namespaces the number of namespaces it visited.
 	LastSeconds float64 `json:"lastSeconds"`
 	Namespaces  int     `json:"namespaces"`
-	// Unreadable is the number of processes whose namespace the agent cannot read
-	// (netns.UnreadableError). Such a namespace is visited only if it also has other processes.
+	// Unreadable is the number of processes whose namespace the agent cannot read (netns.UnreadableError).
+	// Such a namespace is visited only if it also has other processes.
 	Unreadable int `json:"unreadable,omitempty"`
 	// Pending means that a GC pass is running or scheduled.
 	Pending bool `json:"pending"`
-	// LastError is why the last GC passes were incomplete, or why there are none.
+	// LastError is why the last GC passes were incomplete, or why none run.
 	LastError string `json:"lastError,omitempty"`
 }
 

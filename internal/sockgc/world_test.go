@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// A world has stale sockets in one namespace, ends them as the kernel does, and records its passes.
-// A scan takes some time.
+// A world has stale sockets in one namespace, terminates them like the kernel, and records its passes. A scan
+// takes some time.
 type world struct {
 	mu       sync.Mutex
 	udp, tcp []datapath.StaleSocket
@@ -80,7 +80,7 @@ func (w *world) returns(j *Collector, c datapath.Connection, serves bool) {
 	j.Changed(false, !serves)
 }
 
-// run starts a collector for the world until the test's end, inside a bubble.
+// run starts a collector for the world, inside a bubble, until the test ends.
 func (w *world) run(t *testing.T, config Config, method Method) *Collector {
 	t.Helper()
 	w.begin, w.serving = time.Now(), map[datapath.Connection]bool{}

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source defines the interface of sources of Kubernetes objects. A source sends events,
-// each of which takes the receiver from one complete state to the next. Package service decides
-// what the objects mean.
+// Package source defines the interface of sources of Kubernetes objects. A source sends events, each of which
+// takes the receiver from one complete state to the next. Package service interprets the objects.
 package source
 
 import (
@@ -17,9 +16,9 @@ import (
 
 // Source provides the objects that determine where Service traffic goes.
 type Source interface {
-	// Run sends events until ctx ends, and then returns nil. It waits for the receiver: until an
-	// event is received, changes accumulate in the next one. Invalid input is no reason to return;
-	// it is reported in an event's Problems.
+	// Run sends events until ctx ends, and then returns nil. It waits for the receiver: changes accumulate
+	// until an event is received. Run does not return for invalid input, but reports it in an event's
+	// Problems.
 	Run(ctx context.Context, events chan<- Event) error
 }
 
@@ -34,7 +33,7 @@ type Connection struct {
 	Connected bool `json:"connected"`
 	// Since is when Connected last changed.
 	Since time.Time `json:"since"`
-	// Error is the reason why it is not connected; empty if it is, or before the first attempt.
+	// Error is why it is not connected; empty if it is, or before the first attempt.
 	Error string `json:"error,omitempty"`
 	// LastSeen is when the server last sent an object or a bookmark.
 	LastSeen time.Time `json:"lastSeen,omitzero"`
@@ -42,18 +41,17 @@ type Connection struct {
 	WaitingFor []string `json:"waitingFor,omitempty"`
 }
 
-// Event is one step of a source. The events of one Run form a chain that starts with no objects: a
-// receiver that applies all Changes holds the source's last valid state.
+// Event is one step of a source. The events of one Run form a chain that starts without objects: a receiver
+// that applies all Changes holds the source's last valid state.
 type Event struct {
-	// Changes lead from the state of the previous event to the current one, sorted, each object at
-	// most once. Objects whose value did not change are not included.
+	// Changes lead from the state of the previous event to the current one, sorted, each object at most
+	// once. They omit objects whose value did not change.
 	Changes []service.Change
-	// Synced means that the source has been complete at least once, with this event or an earlier
-	// one. Before that nothing may be programmed and nothing old removed (R4).
+	// Synced means that the source has been complete at least once, with this event or an earlier one.
+	// Until then the receiver must neither program anything nor remove anything old (R4).
 	Synced bool
-	// Problems are all current problems; they replace those of earlier events. If one of them is an
-	// error and not a warning, the current input has no effect, and the last valid state stays in
-	// use.
+	// Problems are all current problems; they replace those of earlier events. If one of them is an error
+	// rather than a warning, the current input has no effect, and the last valid state stays in use.
 	Problems Problems
 }
 
@@ -63,19 +61,18 @@ type Problem struct {
 	File string
 	// Line counts from 1; 0 if unknown.
 	Line int
-	// Object is the object as service.Ref prints it ("Service default/web"), or the known part;
-	// empty if the problem is not about one object.
+	// Object is the object as printed by service.Ref ("Service default/web"), or the known part; empty if
+	// the problem is not about one object.
 	Object string
 	// Reason names the field, its value, and what to change.
 	Reason string
-	// Warning means that the object is used nevertheless, or is rightly left out.
+	// Warning means that the object is still used, or is rightly skipped.
 	Warning bool
 	// Harmless is a warning about an object that no Service needs.
 	Harmless bool
 }
 
-// String returns the problem with file:line: first, as compilers do, so that editors find the
-// place.
+// String returns the problem with file:line: first, like a compiler, so that editors find the place.
 func (p Problem) String() string {
 	var b strings.Builder
 	switch {

@@ -4,7 +4,7 @@ package source
 
 import "testing"
 
-// Problems name the place first, as compilers do, and omit what is unknown.
+// Problems name the place first, like compilers, and omit what is unknown.
 func TestProblemString(t *testing.T) {
 	problems := Problems{
 		{File: "web.yaml", Line: 12, Object: "Service default/web", Reason: "spec.ports[0].port: 70000: expected a port from 1 to 65535"},

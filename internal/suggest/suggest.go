@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Nearest returns the known name that differs from word in at most two letters, ignoring case, or
-// "". Among several it returns the nearest, then the alphabetically first.
+// Nearest returns the known name that differs from word in at most two letters, ignoring case, or "". Of
+// several it returns the nearest, then the alphabetically first.
 func Nearest(word string, known []string) string {
 	if len(word) > 64 { // no name is that long, and the distance is quadratic
 		return ""

@@ -5,14 +5,14 @@ package wakeup
 
 import "time"
 
-// A Signal wakes the loop that receives from it. Signals do not queue: after one the loop rereads
-// the state, so one is enough.
+// A Signal wakes the loop that receives from it. Signals do not queue: the loop then rereads the state, so one
+// is enough.
 type Signal chan struct{}
 
 // NewSignal returns a signal that has not been sent.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Send does not block.
+// Send sends the signal without blocking.
 func (s Signal) Send() {
 	select {
 	case s <- struct{}{}:
@@ -20,8 +20,8 @@ func (s Signal) Send() {
 	}
 }
 
-// A Backoff computes the delay after each failure: First, then twice the previous delay, at most
-// Most. Most may be changed between calls.
+// A Backoff computes the delay after each failure: First, then twice the previous delay, up to Most. Most may
+// change between calls.
 type Backoff struct {
 	First, Most time.Duration
 	delay       time.Duration
@@ -33,7 +33,7 @@ func (b *Backoff) Next() time.Duration {
 	return b.delay
 }
 
-// Reset is called after a success.
+// Reset resets the delay after a success.
 func (b *Backoff) Reset() { b.delay = 0 }
 
 // Delay returns the last result of Next, or 0 after a success.

@@ -14,7 +14,7 @@ func TestSignal(t *testing.T) {
 		t.Error("a new signal has been sent")
 	}
 	for range 3 {
-		s.Send() // must not wait
+		s.Send() // must not block
 	}
 	<-s
 	select {

@@ -22,7 +22,7 @@ func TestPodNetworks(t *testing.T) {
 	w.agent.Flags = []string{"--pod-networks=10.10.0.0/16,10.96.0.0/16"}
 	w.must(w.agent.Start())
 	w.wantPodNetworks("10.10.0.0/16")
-	w.wantExit(4, "10.96.0.0/16 is a ServiceCIDR and a network of pods")
+	w.wantExit(4, "10.96.0.0/16 is both a ServiceCIDR and a pod network")
 }
 
 func (w *world) wantPodNetworks(want ...string) {

@@ -115,7 +115,7 @@ func TestHealthCheckIsEdited(t *testing.T) {
 	w.wantPods("a1")
 	text := w.serviceShow()
 	for _, words := range []string{
-		`annotation beeline.io/health-check-path: "healthz": write a path such as /healthz`,
+		`annotation beeline.io/health-check-path: "healthz": write a path with a leading slash, such as /healthz`,
 		`annotation beeline.io/health-check-fal: there is no such annotation, did you mean "beeline.io/health-check-fall"?`,
 		"until then the previous valid check stays in use", "http GET /healthz",
 	} {

@@ -289,7 +289,7 @@ func TestOptOutInStatus(t *testing.T) {
 	}
 	out, err := w.agent().CLI("status", "-v")
 	w.must(err)
-	for _, want := range []string{"All is well.", "get no Services from Beeline yet", "default/a1  by that of its namespace  in force", "default/a2  by its own annotation"} {
+	for _, want := range []string{"All is well.", "Pods that opted out of the socket shortcut", "default/a1  by that of its namespace  in force", "default/a2  by its own annotation"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("status prints\n%s\nwant %q in it", out, want)
 		}

@@ -9,8 +9,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// forwarded holds the objects with backends other than this node itself, by the backends' address
-// family.
+// forwarded holds, by address family, the objects with backends other than this node itself.
 type forwarded map[service.Family]map[service.Ref]struct{}
 
 // note adds the backends of a change.
@@ -34,7 +33,7 @@ func (f forwarded) note(d service.Delta, own []netip.Addr) {
 	}
 }
 
-// families returns the families with such backends, sorted.
+// families returns the families that have such backends, sorted.
 func (f forwarded) families() (all []service.Family) {
 	for _, family := range []service.Family{service.IPv4, service.IPv6} {
 		if len(f[family]) > 0 {
@@ -44,7 +43,7 @@ func (f forwarded) families() (all []service.Family) {
 	return all
 }
 
-// remoteBackends returns the addresses of a change's backends on other nodes, and of these nodes.
+// remoteBackends returns the addresses of a change's backends on other nodes, and of those nodes.
 func remoteBackends(d service.Delta) (all []netip.Addr) {
 	for _, plan := range d.Plans {
 		if plan == nil {

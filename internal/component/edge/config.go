@@ -48,7 +48,7 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.edge.SetSysctls, "set-sysctls", false, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1 if they are 0 and Services have backends of that family; without forwarding no client outside the cluster reaches these")
 	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "maximum number of ICMP errors per second and CPU sent to clients, such as port unreachable for a rejected datagram; \"too big\" has a separate limit of the same size; 0 for no limit")
 	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of SNAT ports, the source ports of forwarded packets to backends on other nodes (default: the largest range that neither ip_local_port_range nor NodePorts use)")
-	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "networks of pods; clients there do not count as outside the cluster (default: the podCIDRs of all Nodes, and the addresses of Pods)")
+	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "pod networks; clients there do not count as outside the cluster (default: the podCIDRs of all Nodes, and the addresses of Pods)")
 	c.addDSRFlags(fs)
 }
 
@@ -90,8 +90,8 @@ func (c *config) completeEdge(services *service.Config) error {
 	return c.completeSNATPorts()
 }
 
-// shortestNetwork is the shortest allowed prefix length of a network of pods or balancers. No
-// private range is larger (RFC 1918, RFC 4193).
+// shortestNetwork is the shortest allowed prefix length of a pod or balancer network. No private range is
+// larger (RFC 1918, RFC 4193).
 func shortestNetwork(p netip.Prefix) int {
 	if p.Addr().Is4() {
 		return 8
@@ -99,8 +99,7 @@ func shortestNetwork(p netip.Prefix) int {
 	return 7
 }
 
-// parseNetwork parses a network of either family. It converts IPv4 mapped into IPv6 to IPv4, and
-// clears host bits.
+// parseNetwork parses a network of either family. It converts IPv4-mapped IPv6 to IPv4, and clears host bits.
 func parseNetwork(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(strings.TrimSpace(text))
 	if err != nil {
@@ -112,8 +111,7 @@ func parseNetwork(text string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// completePodNetworks rejects networks so large that clients outside the cluster would count as
-// pods.
+// completePodNetworks rejects networks so large that clients outside the cluster would count as pods.
 func (c *config) completePodNetworks(services *service.Config) error {
 	for _, text := range c.podNetworks {
 		p, err := parseNetwork(text)
@@ -129,8 +127,8 @@ func (c *config) completePodNetworks(services *service.Config) error {
 	return nil
 }
 
-// completeSNATPorts uses the configured ports, or free ones. If there are none and --edge-mode is
-// auto, the edge is turned off; everything else works.
+// completeSNATPorts selects the configured ports, or free ones. If none are free and --edge-mode is auto, it
+// turns the edge off; all else works.
 func (c *config) completeSNATPorts() (err error) {
 	if len(c.snatPorts) > 0 {
 		if c.ports, err = conntrack.ParseSNATPorts(c.snatPorts); err != nil {

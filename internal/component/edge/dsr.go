@@ -74,8 +74,8 @@ func (c *config) completeDSR(services *service.Config) error {
 	return nil
 }
 
-// acceptsTunnels returns why IPIP and Geneve packets of balancers are decapsulated regardless of
-// Services; empty if they are not.
+// acceptsTunnels returns why IPIP and Geneve packets of balancers are decapsulated regardless of Services;
+// empty if they are not.
 func (c *config) acceptsTunnels() string {
 	switch {
 	case c.edge.Mode == edge.Off || c.dsrAccept == acceptNever:

@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Packets of balancers are decapsulated if DSR is used or the flag says so. on and off are what a configuration
-// file gives.
+// Packets of balancers are decapsulated if DSR is used or the flag says so. on and off are the values from a
+// configuration file.
 func TestAcceptsTunnels(t *testing.T) {
 	for args, want := range map[string]string{
 		"": "", "--dsr=ipip": "--dsr=ipip", "--dsr-balancers=192.0.2.7/32": "--dsr-balancers", "--dsr-accept": "--dsr-accept=true",
@@ -36,7 +36,7 @@ func TestAcceptsTunnels(t *testing.T) {
 		}
 		var o datapath.Options
 		if c.options(&o); services.Edge != (o.Edge != nil) || services.Edge == strings.Contains(args, "mode=off") {
-			t.Errorf("%s: Services count on an edge: %t, the datapath has one: %t", args, services.Edge, o.Edge != nil)
+			t.Errorf("%s: Services expect an edge: %t, the datapath has one: %t", args, services.Edge, o.Edge != nil)
 		}
 		if never := strings.Contains(args, "accept=false") || strings.Contains(args, "accept=off"); never && o.Edge.AcceptDSR {
 			t.Errorf("%s: the programs can decapsulate packets", args)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package edge is the edge as a component of the agent: its flags, the edge at the devices
-// (internal/edge) and connection tracking (internal/conntrack).
+// Package edge is the edge as a component of the agent: its flags, the programs at devices (internal/edge) and
+// connection tracking (internal/conntrack).
 package edge
 
 import (
@@ -27,10 +27,10 @@ func New() *component.Component {
 	}
 }
 
-// off reports whether there is no edge.
+// off reports whether the edge is disabled.
 func (c *config) off() bool { return c.edge.Mode == edge.Off }
 
-// check reports that there is no edge although one is asked for.
+// check reports an edge that was requested but is disabled.
 func (c *config) check() condition.List {
 	if c.noEdge == "" {
 		return nil
@@ -58,7 +58,7 @@ type running struct {
 	forwarded forwarded
 }
 
-// run makes the edge run. If there is none, it only tells that.
+// run starts the edge. If the edge is disabled, it only reports why.
 func (c *config) run(env component.Env) (*component.Instance, error) {
 	if c.noEdge != "" {
 		env.Log.Error(c.noEdge)
@@ -90,7 +90,7 @@ func (c *config) establishedTimeout(p service.Protocol) time.Duration {
 	return c.timeouts.Established(uint8(p))
 }
 
-// prepare brings the programs to devices that packets come by once they follow a change.
+// prepare attaches the programs to the devices that packets arrive at once the change is in effect.
 func (r *running) prepare(change component.Change) {
 	r.edge.SetNode(change.Cluster.OwnAddresses())
 	r.edge.SetPods(packetPathPods(change))
@@ -117,12 +117,12 @@ func (r *running) repair() []string {
 	return r.edge.Repair()
 }
 
-// audit also finds damage that the state of links does not show.
+// audit also finds damage that does not show in the state of links.
 func (r *running) audit() ([]string, error) { return r.edge.Repair(), nil }
 
-// packetPathPods returns the pods of this node that the edge has to serve at their own devices:
-// those that opted out of the socket shortcut; and all pods if an address of the node has source
-// ranges, because a pod's socket has no source address at connect().
+// packetPathPods returns the pods of this node that the edge serves at their own devices: those that opted out
+// of the socket shortcut, and all pods if an address of the node has source ranges, because a pod's socket has
+// no source address at connect().
 func packetPathPods(change component.Change) []netip.Prefix {
 	if change.Cluster.RestrictsOwnAddress() {
 		return change.Cluster.PodNetworks()
@@ -153,7 +153,7 @@ func (r *running) status(s *inspect.Status) {
 	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
 }
 
-// metrics are the packets by reason.
+// metrics returns the packet counts by reason.
 func (r *running) metrics() (all []inspect.Metric, err error) {
 	counters, err := datapath.ReadEdgeCounters(r.env.BPFFS)
 	for reason, n := range counters {

@@ -20,11 +20,11 @@ type optOuts struct {
 	log     *slog.Logger
 
 	mu sync.Mutex
-	// problems are those of objects that opt out.
+	// problems are those of objects that opt pods out.
 	problems []service.ObjectProblem
 }
 
-// prepare writes the pods that opted out into the tables. All running ones are there when it returns.
+// prepare writes the pods that opted out to the tables. When it returns, all running ones are there.
 func (o *optOuts) prepare(change component.Change) {
 	if !change.OptOutsChanged {
 		return
@@ -53,7 +53,7 @@ func (o *optOuts) audit() (repaired []string, err error) {
 	return repaired, err
 }
 
-// status adds the pods that opted out.
+// status adds the opted-out pods, and problems with opting out.
 func (o *optOuts) status(s *inspect.Status) {
 	s.OptedOut = o.tracker.Status() // first, because it may wait for a scan of all pods
 	o.mu.Lock()

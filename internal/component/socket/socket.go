@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package socket is the socket shortcut as a component of the agent: its flags, the pods that opt
-// out of it (internal/optout), and the end of sockets whose backend is gone (internal/sockgc).
+// Package socket is the socket shortcut as a component of the agent: its flags, the pods that opt out of it
+// (internal/optout), and garbage collection of sockets whose backend was removed (internal/sockgc).
 package socket
 
 import (
@@ -43,7 +43,7 @@ func New() *component.Component {
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.podCgroups, "pod-cgroups", nil, "directories to search for the kubelet's cgroup directory (kubepods.slice or kubepods), or that directory itself (default: all cgroup hierarchies)")
-	fs.StringVar(&c.terminate, "terminate-sockets", string(sockgc.Auto), "how to end connected UDP sockets of removed backends, in all pods and on the node: "+strings.Join(sockgc.Methods, ", "))
+	fs.StringVar(&c.terminate, "terminate-sockets", string(sockgc.Auto), "how to terminate connected UDP sockets of removed backends, in all pods and on the node: "+strings.Join(sockgc.Methods, ", "))
 	fs.DurationVar(&c.tcpDrain, "tcp-drain-timeout", 0, "reset TCP connections when their backend has been out of service for this long; 0 for never")
 	fs.BoolVar(&c.bindProtection, "bind-protection", true, "refuse bind() of a served NodePort or HostPort in the node's own network namespace: the process would never receive a connection")
 }
@@ -97,7 +97,7 @@ func (r *running) status(s *inspect.Status) {
 	r.optOuts.status(s)
 }
 
-// metrics are what the hooks counted.
+// metrics returns the counters of the hooks.
 func (r *running) metrics() (all []inspect.Metric, err error) {
 	counters, err := datapath.ReadCounters(r.env.BPFFS)
 	if err != nil {

@@ -199,7 +199,7 @@ func (a *answer) send(what watch.EventType, o runtime.Object) {
 	if err := stream.Encode(event, &b); err != nil {
 		a.t.Errorf("encode an event: %v", err)
 	}
-	_, _ = a.media.StreamSerializer.NewFrameWriter(a.w).Write(b.Bytes()) // the client may have gone
+	_, _ = a.media.StreamSerializer.NewFrameWriter(a.w).Write(b.Bytes()) // the client may have disconnected
 }
 
 func (a *answer) flush() { a.w.(http.Flusher).Flush() }

@@ -21,8 +21,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// item passes through a reflector in place of an API object. It holds the fields that the rules and
-// the reflector use.
+// item replaces an API object in a reflector. It holds the fields that the rules and the reflector use.
 type item struct {
 	// ObjectMeta has name, namespace, resource version and, in a bookmark, annotations.
 	metav1.ObjectMeta
@@ -59,7 +58,7 @@ func (k *kind) trim(o runtime.Object, full bool) (*item, error) {
 	return i, nil
 }
 
-// selected adds the selectors to the options of a request.
+// selected adds the kind's selectors to the options of a request.
 func (f *follower) selected(o metav1.ListOptions) *metav1.ListOptions {
 	o.LabelSelector = f.kind.labels
 	if !f.noFields.Load() {
@@ -68,8 +67,8 @@ func (f *follower) selected(o metav1.ListOptions) *metav1.ListOptions {
 	return &o
 }
 
-// unknownField reports whether a request failed because an older server does not support the field
-// selector. If so, later requests omit it.
+// unknownField reports whether a request failed because an older server does not support the field selector.
+// Later requests then omit it.
 func (f *follower) unknownField(err error) bool {
 	return errors.IsBadRequest(err) && f.kind.fields != "" && !f.kind.fieldsMatter && f.noFields.CompareAndSwap(false, true)
 }
@@ -186,8 +185,8 @@ func (f *follower) arrived(ev watch.Event) watch.Event {
 	return watch.Event{Type: ev.Type, Object: i}
 }
 
-// broken records why a watch ended, unless the reason is normal: a server forgets old versions,
-// sheds load and is restarted.
+// broken records why a watch ended, unless the reason is normal: the server expired an old version, sheds load
+// or restarts.
 func (f *follower) broken(err error) {
 	if errors.IsResourceExpired(err) || errors.IsGone(err) || errors.IsTooManyRequests(err) ||
 		errors.IsTimeout(err) || errors.IsServerTimeout(err) || errors.IsServiceUnavailable(err) {

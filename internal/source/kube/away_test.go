@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// While the server is unreachable no event is sent. The changes meanwhile are one event per kind
-// afterwards, including deletions, whether the server still has the changes or only the result.
+// While the server is unreachable no event is sent. Afterwards the changes meanwhile, including deletions, are
+// one event per kind, whether the server still has the changes or only the result.
 func TestServerAway(t *testing.T) {
 	for name, forgets := range map[string]bool{"history kept": false, "history forgotten": true} {
 		t.Run(name, func(t *testing.T) {
@@ -38,10 +38,10 @@ func TestServerAway(t *testing.T) {
 			time.Sleep(5 * quickly.max)
 			r.wantNothing("while the server is away")
 			if len(s.requests()) != failed {
-				t.Fatal("the server is not away")
+				t.Fatal("the server is reachable")
 			}
 			if c := r.source.Remote(); c.Connected || !c.Since.Equal(away.Since) {
-				t.Errorf("away since %v, then since %v: %+v", away.Since, c.Since, c)
+				t.Errorf("unreachable since %v, then since %v: %+v", away.Since, c.Since, c)
 			}
 			s.start()
 			r.until("all changes", func() bool {
@@ -58,7 +58,7 @@ func TestServerAway(t *testing.T) {
 			}
 			log := r.log.String()
 			if strings.Count(log, "does not answer") != 1 || strings.Count(log, "answers again") != 1 {
-				t.Errorf("not said once each:\n%s", log)
+				t.Errorf("not logged once each:\n%s", log)
 			}
 		})
 	}
@@ -75,7 +75,7 @@ func TestServerUnwell(t *testing.T) {
 		t.Error("connected")
 	}
 	s.fail(nil)
-	r.untilWhole() // what one kind met before may be an event of its own
+	r.untilWhole() // an earlier problem of a kind may be an event of its own
 	if c := r.source.Remote(); !c.Connected {
 		t.Errorf("%+v", c)
 	}
@@ -117,7 +117,7 @@ func TestSlowKind(t *testing.T) {
 	r.want(allOfWorld...)
 }
 
-// Run ends at once, in whatever state, and leaves no goroutine behind.
+// Run ends at once, in any state, and leaves no goroutine behind.
 func TestNoLeaks(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -145,7 +145,7 @@ func TestNoLeaks(t *testing.T) {
 				t.Error(err)
 			}
 		case <-time.After(deadline):
-			t.Fatal("Run goes on after its context has ended")
+			t.Fatal("Run continues after its context has ended")
 		}
 	}
 	for end := time.Now().Add(deadline); runtime.NumGoroutine() > before && time.Now().Before(end); {

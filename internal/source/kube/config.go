@@ -20,8 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// InCluster reports whether the process runs in a pod with the address of the API server in its
-// environment.
+// InCluster reports whether the process runs in a pod with the API server's address in its environment.
 func InCluster() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && os.Getenv("KUBERNETES_SERVICE_PORT") != ""
 }
@@ -38,7 +37,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	}
 	content, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {
-		// The error of opening a file contains its name; errors of its content do not always.
+		// An error from opening the file contains its name; errors in its content may not.
 		if pathError := new(os.PathError); errors.As(err, &pathError) {
 			return nil, fmt.Errorf("--kubeconfig: %w", err)
 		}
@@ -81,7 +80,7 @@ func newScheme() *runtime.Scheme {
 
 var parameterCodec = runtime.NewParameterCodec(scheme)
 
-// clients returns one client for each API group of the kinds. They share their connections.
+// clients returns one client per API group of the kinds. They share their connections.
 func clients(config *rest.Config, kinds []kind) (map[schema.GroupVersion]rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 20, 40 // for lists only; watches do not count

@@ -51,12 +51,12 @@ func TestBadKubeconfig(t *testing.T) {
 func TestInCluster(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if InCluster() {
-		t.Error("in a cluster without its environment")
+		t.Error("InCluster without the environment")
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	if !InCluster() {
-		t.Error("not in a cluster, with its environment")
+		t.Error("not InCluster with the environment")
 	}
 	if _, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token"); err == nil {
 		t.Skip("this machine has a service account")

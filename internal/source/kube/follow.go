@@ -32,8 +32,8 @@ type follower struct {
 	state  *state
 
 	noFields atomic.Bool // the server does not support the field selector
-	// forbidden is the time since which every list has been forbidden; zero if the last one was
-	// not. Only run uses it.
+	// forbidden is the time since which every list was forbidden; zero if the last one was not. Only run
+	// uses it.
 	forbidden time.Time
 }
 
@@ -41,10 +41,10 @@ func (s *Source) follower(k *kind) *follower {
 	return &follower{kind: k, client: s.client[k.resource.GroupVersion()], timing: s.timing, link: s.link, state: s.state}
 }
 
-// run lists and watches until ctx ends. The reflector restarts a watch that ended by itself; it
-// returns if a list failed or is needed.
+// run lists and watches until ctx ends. The reflector restarts watches that end normally; it returns if a list
+// failed or is needed.
 func (f *follower) run(ctx context.Context) {
-	// The reflector's log messages are covered by Problems and by the link's messages.
+	// Problems and the link's messages replace the reflector's log messages.
 	quiet := logr.Discard()
 	ctx = klog.NewContext(ctx, quiet)
 	lists := &cache.ListWatch{ListWithContextFunc: f.List, WatchFuncWithContext: f.Watch}
@@ -76,8 +76,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// failed records why a list failed, and reports whether the server refused it. If the server cannot
-// be reached, the link reports it.
+// failed records why a list failed, and reports whether the server refused it. The link reports a server that
+// cannot be reached.
 func (f *follower) failed(err error) (refused bool) {
 	if !apierrors.IsForbidden(err) {
 		f.forbidden = time.Time{}
@@ -89,7 +89,7 @@ func (f *follower) failed(err error) (refused bool) {
 	if errors.As(err, &status) {
 		code := status.Status().Code
 		refused = code >= 400 && code < 500 && code != http.StatusTooManyRequests
-		// Without the client's text about earlier attempts.
+		// Drop the client's text about earlier attempts.
 		err = &apierrors.StatusError{ErrStatus: status.Status()}
 	}
 	switch {

@@ -23,7 +23,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// deadline bounds waits of tests. No result depends on it.
+// deadline bounds the waits of tests. No result depends on it.
 const deadline = time.Minute
 
 // quickly has short delays for tests.
@@ -80,7 +80,7 @@ type receiver struct {
 	count   int
 }
 
-// safeBuffer is what a log writes to.
+// safeBuffer is the output of a log.
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -129,7 +129,7 @@ func newSource(t testing.TB, s *apiServer, change func(*Options)) (*Source, *saf
 	return src, log
 }
 
-// receive runs a source of the server. Events are taken only when the test asks.
+// receive runs a source of the server. It receives events only when the test asks for them.
 func receive(t *testing.T, s *apiServer, change func(*Options)) *receiver {
 	t.Helper()
 	src, log := newSource(t, s, change)
@@ -168,14 +168,14 @@ func (r *receiver) next() source.Event {
 	}
 	r.count++
 	if !r.last.Synced && len(r.last.Changes) > 0 {
-		r.t.Fatalf("R4: changes before all is there: %v", r.last.Changes)
+		r.t.Fatalf("R4: changes before all kinds are complete: %v", r.last.Changes)
 	}
 	if !slices.IsSortedFunc(r.last.Changes, func(a, b service.Change) int { return a.Ref.Compare(b.Ref) }) {
 		r.t.Fatalf("not sorted: %v", r.last.Changes)
 	}
 	for _, c := range r.last.Changes {
 		if c.Object == nil && r.objects[c.Ref] == nil {
-			r.t.Fatalf("%s goes, and was not there", c.Ref)
+			r.t.Fatalf("%s is removed, and did not exist", c.Ref)
 		}
 		if r.objects[c.Ref] = c.Object; c.Object == nil {
 			delete(r.objects, c.Ref)
@@ -184,8 +184,8 @@ func (r *receiver) next() source.Event {
 	return r.last
 }
 
-// want receives one event with these changes: +Kind/name for an added or changed object, -Kind/name
-// for a removed one.
+// want receives one event with these changes: +Kind/name for an added or changed object, -Kind/name for a
+// removed one.
 func (r *receiver) want(changes ...string) {
 	r.t.Helper()
 	ev := r.next()
@@ -202,7 +202,7 @@ func (r *receiver) want(changes ...string) {
 	}
 }
 
-// wantNothing checks that no event waits.
+// wantNothing checks that no event is waiting.
 func (r *receiver) wantNothing(when string) {
 	r.t.Helper()
 	select {
@@ -212,7 +212,7 @@ func (r *receiver) wantNothing(when string) {
 	}
 }
 
-// untilWhole receives events until all of world is there, without a problem.
+// untilWhole receives events until all of world exists, without a problem.
 func (r *receiver) untilWhole() {
 	r.t.Helper()
 	r.until("all of it", func() bool { return len(r.objects) == len(allOfWorld) && len(r.last.Problems) == 0 })

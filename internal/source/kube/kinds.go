@@ -16,19 +16,18 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// kind says how to follow the objects of one kind.
+// kind is how to follow the objects of one kind.
 type kind struct {
 	name     service.Kind
 	resource schema.GroupVersionResource
-	// labels and fields select on the server. An object that a change excludes arrives as a
-	// deletion.
+	// labels and fields select on the server. An object that no longer matches arrives as a deletion.
 	labels, fields string
-	// fieldsMatter means that without the field selector too many objects would arrive. For other
-	// kinds the selector is omitted if the server does not support it.
+	// fieldsMatter means that without the field selector too many objects would arrive. Other kinds omit
+	// the selector if the server does not support it.
 	fieldsMatter bool
 	// convert returns nil for an object that is ignored.
 	convert func(runtime.Object) (service.Object, error)
-	// lost says what does not work without this kind; empty if nothing works.
+	// lost is what does not work without this kind; empty if nothing works.
 	lost string
 }
 
@@ -75,14 +74,13 @@ func kindsFor(node, proxyName string) []kind {
 	}}
 }
 
-// countsFor applies the selectors' conditions, for servers that were not asked to (R1, R3).
+// countsFor applies the selectors' conditions, for servers that did not (R1, R3).
 func countsFor(s *service.Service, proxyName string) bool {
 	return (!s.HasProxyName || proxyName != "" && s.ProxyName == proxyName) &&
 		s.ClusterIPs[0] != corev1.ClusterIPNone
 }
 
-// wanted turns a typed converter into one for any object, which returns nil for objects that ok
-// rejects.
+// wanted turns a typed converter into one for any object, which returns nil for objects that ok rejects.
 func wanted[In runtime.Object, Out service.Object](convert func(In) (Out, error), ok func(Out) bool) func(runtime.Object) (service.Object, error) {
 	return func(o runtime.Object) (service.Object, error) {
 		in, is := o.(In)

@@ -2,9 +2,10 @@
 
 // Package kube is the source that follows the Kubernetes API server.
 //
-// A client-go reflector lists and watches each of seven kinds, with selectors, so that the server
-// sends only what is needed (kinds.go). Objects are converted on arrival, and the rest of them is
-// discarded (arrive.go); the kept part is shared with the receiver (state.go). While the server is
+// A client-go reflector lists and watches each of seven kinds, with selectors, so that the server sends only
+// what is needed (kinds.go). Objects are converted on arrival, and the rest of them is discarded (arrive.go);
+// the receiver shares the converted part (state.go). While the server is unreachable, the last state stays in
+// use (link.go); afterwards the new state is compared with it.
 // unreachable the last state stays in use (link.go); afterwards the new state is compared with it.
 package kube
 
@@ -31,7 +32,7 @@ type Options struct {
 	Version string
 	// NodeName selects Pods: only those of this node are read.
 	NodeName string
-	// ServiceProxyName also admits Services with that proxy name (R1).
+	// ServiceProxyName also admits Services with this proxy name (R1).
 	ServiceProxyName string
 	// Dial makes the connections; nil for the default.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -56,14 +57,14 @@ var (
 
 // timing holds delays and timeouts.
 type timing struct {
-	// first is the delay before the first retry. It doubles with each further one, up to max, or to
-	// maxRefused if the server refuses the request. All delays are increased at random by up to a
-	// half, so that nodes do not retry at the same time.
+	// first is the delay before the first retry. It doubles with each further retry, up to max, or to
+	// maxRefused if the server refuses the request. A random increase of up to a half keeps nodes from
+	// retrying at the same time.
 	first, max, maxRefused time.Duration
 	// answer is the timeout of a list, and of the start of a watch.
 	answer time.Duration
-	// starting is how long "forbidden" is ignored: a starting API server returns it until it has
-	// loaded its roles.
+	// starting is how long "forbidden" is ignored: a starting API server returns it until it has loaded its
+	// roles.
 	starting time.Duration
 }
 
@@ -72,7 +73,7 @@ var defaultTiming = timing{
 	answer: time.Minute, starting: 3 * time.Second,
 }
 
-// New returns a source. It sends no requests; errors are about the configuration.
+// New returns a source. It sends no requests; its errors are about the configuration.
 func New(o Options) (*Source, error) {
 	config, err := restConfig(o.Kubeconfig)
 	if err != nil {
@@ -95,7 +96,7 @@ func New(o Options) (*Source, error) {
 	return s, nil
 }
 
-// Server is the URL of the API server.
+// Server returns the URL of the API server.
 func (s *Source) Server() string { return s.server }
 
 // Remote returns the state of the connection to the server.
@@ -105,9 +106,8 @@ func (s *Source) Remote() source.Connection {
 	return c
 }
 
-// Run sends all objects once each kind is complete, and then their changes as they arrive. Changes
-// that arrive while the receiver is busy become one event. Before that it sends events with
-// Problems only. Call it once.
+// Run sends all objects once every kind is complete, and then their changes as they arrive. Until then it sends
+// events with Problems only. Changes that arrive while the receiver is busy become one event. Call it once.
 func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 	var group sync.WaitGroup
 	defer group.Wait()

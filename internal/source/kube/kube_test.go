@@ -31,7 +31,7 @@ var allOfWorld = []string{
 	"+EndpointSlice/web-1", "+Namespace/default", "+Node/node-a", "+Pod/p", "+RuntimeClass/vm", "+Service/web", "+ServiceCIDR/kubernetes",
 }
 
-// All kinds are one event, and each change of one is one.
+// All kinds are one event, and so is each later change.
 func TestFollow(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -56,10 +56,10 @@ func TestFollow(t *testing.T) {
 	}
 	for _, q := range s.requests() {
 		if q.agent != "beeline/test" {
-			t.Errorf("%s asked by %q", q.resource, q.agent)
+			t.Errorf("%s requested by %q", q.resource, q.agent)
 		}
 		if !q.watch {
-			t.Errorf("%s was listed; a server that streams lists is asked for that", q.resource)
+			t.Errorf("%s was listed, although the server streams lists", q.resource)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func TestServiceProxyName(t *testing.T) {
 	r.want("-Service/c")
 }
 
-// R2, R3: headless Services and slices with the headless label do not arrive.
+// R2, R3: headless Services and slices with the headless label are not received.
 func TestHeadless(t *testing.T) {
 	for name, old := range map[string]bool{"new server": false, "server without the field selector": true} {
 		t.Run(name, func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestHeadless(t *testing.T) {
 	}
 }
 
-// Pods of other nodes do not arrive.
+// Pods of other nodes are not received.
 func TestPodsOfThisNode(t *testing.T) {
 	s := startServer(t)
 	s.apply(pod("here", "node-a"), pod("there", "node-b"), pod("nowhere", ""))
@@ -162,7 +162,7 @@ func TestOldServer(t *testing.T) {
 	r.want("-Service/s7")
 }
 
-// Changes while the receiver is busy are one event, without objects that are the same as before.
+// Changes while the receiver is busy are one event, without objects that are back to their old value.
 func TestBusyReceiver(t *testing.T) {
 	s := startServer(t)
 	s.apply(svc("same", "10.96.0.1"), svc("gone", "10.96.0.2"))
@@ -182,14 +182,14 @@ func TestBusyReceiver(t *testing.T) {
 	r.want("-Service/gone", "+Service/many")
 }
 
-// pending returns how many objects wait for an event.
+// pending returns how many objects are waiting for an event.
 func (r *receiver) pending() int {
 	r.source.state.mu.Lock()
 	defer r.source.state.mu.Unlock()
 	return len(r.source.state.before)
 }
 
-// known reports whether a Service of namespace default has arrived at the source.
+// known reports whether the source has received a Service of namespace default.
 func (r *receiver) known(name string) bool {
 	r.source.state.mu.Lock()
 	defer r.source.state.mu.Unlock()

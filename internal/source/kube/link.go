@@ -16,9 +16,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// link tracks whether the server answers. The last request of any kind that was answered or failed
-// decides. A failure is ignored if a later request has been answered, because the server may have
-// recovered since.
+// link tracks whether the server answers. The last request of any kind that was answered or failed decides. A
+// failure is ignored if a later request was answered, because the server may have recovered since.
 type link struct {
 	log *slog.Logger
 
@@ -27,18 +26,18 @@ type link struct {
 	up    bool
 	since time.Time
 	err   string
-	// Requests are numbered in the order in which they start: begun is the last one, and
-	// lastAnswered the last one that was answered.
+	// Requests are numbered in the order in which they start: begun is the last one, and lastAnswered the
+	// last one that was answered.
 	begun, lastAnswered uint64
 	// back is closed when the server answers again.
 	back chan struct{}
-	// flaps counts how many times in a row the server failed soon after it had answered.
+	// flaps counts consecutive failures soon after an answer.
 	flaps int
 }
 
-// A server that fails within shortUp after an answer has not recovered. After maxFlaps such
-// failures, answers no longer wake waiting requests, and state changes are not logged, until the
-// server has answered for longer than that.
+// A server that fails within shortUp after an answer has not recovered. After maxFlaps such failures, answers
+// no longer wake waiting requests, and state changes are not logged, until the server has answered for longer
+// than shortUp.
 const (
 	shortUp  = 2 * time.Second
 	maxFlaps = 3
@@ -55,8 +54,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// observe wraps a transport, so that the link sees the result of each request. A status 5xx comes
-// from a server that cannot work, or from a proxy without a server.
+// observe wraps a transport so that the link sees the result of each request. Status 5xx is from a server that
+// cannot work, or from a proxy without a server.
 func (l *link) observe(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		number := l.begin()
@@ -122,7 +121,7 @@ func (l *link) failed(number uint64, err string) {
 	l.known, l.up, l.err = true, false, err
 }
 
-// noteFlap records that a server failed that answered before. The caller holds the lock.
+// noteFlap records the failure of a server that answered before. The caller holds the lock.
 func (l *link) noteFlap(err string) {
 	if time.Since(l.since) > shortUp {
 		l.flaps = 0
@@ -136,9 +135,9 @@ func (l *link) noteFlap(err string) {
 // unreached records a failed request that observe did not see, such as one with too many redirects.
 func (l *link) unreached(err error) {
 	l.mu.Lock()
-	told := l.up || l.err != ""
+	reported := l.up || l.err != ""
 	l.mu.Unlock()
-	if !told {
+	if !reported {
 		l.failed(l.begin(), err.Error())
 	}
 }
@@ -149,8 +148,8 @@ func (l *link) connection() source.Connection {
 	return source.Connection{Connected: l.up, Since: l.since, Error: l.err}
 }
 
-// pause waits before a retry. If the server is not answering, it ends early when the server answers
-// any request.
+// pause waits before a retry. If the server is not answering, it returns as soon as the server answers any
+// request.
 func (l *link) pause(ctx context.Context, d time.Duration) {
 	l.mu.Lock()
 	back := l.back

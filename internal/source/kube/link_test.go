@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// Requests of seven kinds run concurrently. A failed one means that the server is unreachable,
-// unless a later one has been answered: then the failure is outdated.
+// Requests for seven kinds run concurrently. A failed one means that the server is unreachable, unless a later
+// one was answered: then the failure is outdated.
 func TestFailureThatIsOld(t *testing.T) {
 	for name, c := range map[string]struct {
-		steps     string // b: a request begins; digits: that one is answered; letters: it fails, A the first
+		steps     string // b: a request begins; digit: that request is answered; letter: it fails, A the first
 		connected bool
 	}{
 		"the only one fails":                   {"bA", false},
@@ -50,7 +50,7 @@ func TestFailureThatIsOld(t *testing.T) {
 		if got := l.connection().Connected; got != c.connected {
 			t.Errorf("%s: connected %v, want %v", name, got, c.connected)
 		}
-		for i := range ends { // those that go on still
+		for i := range ends { // those still in progress
 			select {
 			case ends[i] <- nil:
 				<-ended

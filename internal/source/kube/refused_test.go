@@ -46,7 +46,7 @@ func TestOptionalKinds(t *testing.T) {
 	s.fail(func(q request) http.HandlerFunc {
 		switch q.resource {
 		case "servicecidrs":
-			return http.NotFound // as the server answers for a version that it does not have
+			return http.NotFound // like a server without this version
 		case "namespaces", "runtimeclasses":
 			return refuse(forbidden(q.resource))
 		}
@@ -64,8 +64,8 @@ func TestOptionalKinds(t *testing.T) {
 	r.untilWhole()
 }
 
-// A starting server forbids everything until it has loaded its roles. The source must not continue
-// without the optional kinds then.
+// A starting server forbids everything until it has loaded its roles. The source must not continue without the
+// optional kinds then.
 func TestStartingServer(t *testing.T) {
 	s := startServer(t)
 	s.apply(world()...)
@@ -114,7 +114,7 @@ func TestGarbageList(t *testing.T) {
 	r.untilWhole()
 }
 
-// Requests to a server that refuses become less and less frequent.
+// Requests to a server that refuses them become less and less frequent.
 func TestBackoff(t *testing.T) {
 	s := startServer(t)
 	s.fail(func(q request) http.HandlerFunc { return refuse(forbidden(q.resource)) })
@@ -133,9 +133,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestBackoffWhereSomeAnswer: requests to a server that redirects to a dead address or to itself,
-// or that fails every second request, become less and less frequent, and the log has only a few
-// messages.
+// TestBackoffWhereSomeAnswer: requests to a server that redirects to a dead address or to itself, or that fails
+// every second request, become less and less frequent, and the log has only a few messages.
 func TestBackoffWhereSomeAnswer(t *testing.T) {
 	var asked atomic.Int32
 	for name, answer := range map[string]http.HandlerFunc{
@@ -161,13 +160,13 @@ func TestBackoffWhereSomeAnswer(t *testing.T) {
 			})
 			r.wait("the source knows", func() bool { return r.source.Remote().Error != "" })
 			time.Sleep(3 * time.Second)
-			// After 50, 100, ... ms: seven attempts at most of each kind, of two requests, of which
-			// a loop makes ten each; and as many again that an answer wakes before it is known that
-			// it means nothing.
+			// After 50, 100, ... ms: at most seven attempts per kind, of two requests each, each
+			// ten in a redirect loop; and as many again that an answer wakes before it is known to
+			// mean nothing.
 			if n := len(s.requests()); n > 2*7*2*7*10 || name != "redirects to itself" && n > 2*7*2*7 {
 				t.Errorf("%d requests", n)
 			}
-			if n := strings.Count(r.log.String(), "\n"); n == 0 || n > 2*maxFlaps+2 { // two for each, the first failure, and that it flaps
+			if n := strings.Count(r.log.String(), "\n"); n == 0 || n > 2*maxFlaps+2 { // two per flap, the first failure, and the message about flapping
 				t.Errorf("%d lines of log:\n%s", n, r.log.String())
 			}
 		})

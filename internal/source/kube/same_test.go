@@ -23,8 +23,7 @@ import (
 	"beeline.io/beeline/internal/source/manifest"
 )
 
-// Equal objects have equal results, whether they come from files or from an API server, in protobuf
-// or in JSON.
+// Equal objects have equal results, whether from files or from an API server, in protobuf or in JSON.
 func TestSameAsManifests(t *testing.T) {
 	objects := append(world(), fullService(), fullSlice(), fullPod())
 	dir := t.TempDir()

@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// apiServer implements as much of the API as a list and a watch need, over real connections, and
-// can be made to fail.
+// apiServer implements as much of the API as lists and watches need, over real connections, and can be made to
+// fail.
 type apiServer struct {
 	t       testing.TB
 	address string
@@ -46,7 +46,7 @@ type change struct {
 	old, now runtime.Object
 }
 
-// request is one that the server has received.
+// request is a request that the server received.
 type request struct {
 	resource string
 	watch    bool
@@ -110,7 +110,7 @@ func key(o runtime.Object) string {
 	return m.GetNamespace() + "/" + m.GetName()
 }
 
-// apply creates or replaces objects, each a change of its own.
+// apply creates or replaces objects, each as a separate change.
 func (s *apiServer) apply(objects ...runtime.Object) {
 	for _, o := range objects {
 		s.record(o, o.DeepCopyObject())

@@ -15,16 +15,15 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// state holds the server's objects, as far as they matter, and which changes the receiver has not
-// received yet.
+// state holds the server's objects, reduced to what is used, and which changes the receiver has not received
+// yet.
 type state struct {
 	dirty wakeup.Signal // next has an event to return
 
 	mu    sync.Mutex
 	kinds map[service.Kind]*content
 	order []service.Kind
-	// before holds, for each object changed since the last event, the receiver's version; nil for
-	// none.
+	// before holds the receiver's version of each object that changed since the last event; nil for none.
 	before   map[service.Ref]service.Object
 	synced   bool // an event has had Synced set
 	problems source.Problems
@@ -36,7 +35,7 @@ type content struct {
 	objects map[service.Ref]service.Object
 	// bad holds the problems of objects with invalid fields.
 	bad map[service.Ref]string
-	// complete: listed once, or given up because the rest works without this kind.
+	// complete: listed once, or skipped because the rest works without this kind.
 	complete bool
 	refused  *source.Problem // why the kind cannot be read
 	broken   *source.Problem // why the last watch failed
@@ -81,7 +80,7 @@ func (s *state) set(ref service.Ref, object service.Object, err error) {
 	s.dirty.Send()
 }
 
-// seen records that the server sent something valid.
+// seen records that the server sent a valid event.
 func (s *state) seen(k *kind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +126,7 @@ func (s *state) changed(k *kind, i *item) {
 	s.set(k.ref(&i.ObjectMeta), i.object, i.err)
 }
 
-// failed records why a kind cannot be listed. If without is set, the source continues without it.
+// failed records why a kind cannot be listed. If without is set, the source continues without the kind.
 func (s *state) failed(k *kind, p source.Problem, without bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +155,8 @@ func (s *state) progress() (seen time.Time, waiting []string) {
 	return s.lastSeen, waiting
 }
 
-// next returns the event that takes the receiver to the current state, or false if nothing has
-// changed. Objects are withheld until all kinds are complete (R4).
+// next returns the event that brings the receiver to the current state, or false if nothing changed. It
+// withholds objects until all kinds are complete (R4).
 func (s *state) next() (source.Event, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,7 +172,7 @@ func (s *state) next() (source.Event, bool) {
 	}
 	ev.Changes = make([]service.Change, 0, len(s.before))
 	for ref, old := range s.before {
-		// An object that changed twice may be the same as before.
+		// An object that changed twice may be back to its old value.
 		if object := s.kinds[ref.Kind].objects[ref]; !reflect.DeepEqual(old, object) {
 			ev.Changes = append(ev.Changes, service.Change{Ref: ref, Object: object})
 		}

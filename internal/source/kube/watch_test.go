@@ -62,7 +62,7 @@ func brokenWatches(t *testing.T) map[string]http.HandlerFunc {
 	}
 }
 
-// Whatever fails in watches, the source ends with the server's state.
+// Whatever fails in watches, the source reaches the server's state.
 func TestBrokenWatches(t *testing.T) {
 	for name, fault := range brokenWatches(t) {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestBrokenWatches(t *testing.T) {
 				failed.Add(1)
 				return fault
 			})
-			s.stop() // for the present watches
+			s.stop() // for the current watches
 			s.start()
 			r.wait("some watches failed", func() bool { return failed.Load() >= 3 })
 			s.remove(svc("a", ""))
@@ -92,8 +92,7 @@ func TestBrokenWatches(t *testing.T) {
 	}
 }
 
-// A watch that does not start is aborted. The others start long before that, even on a busy
-// machine.
+// A watch that does not start is aborted. The others start long before, even on a busy machine.
 func TestSilentWatch(t *testing.T) {
 	s := startServer(t)
 	s.apply(svc("a", "10.96.0.1"))

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Every problem is reported with file, line, object, reason and what to change, without problems
-// that only follow from others.
+// Every problem is reported with file, line, object, reason and what to change, but without problems that only
+// follow from others.
 func TestBadInputs(t *testing.T) {
 	service := func(old, new string) string { return edit(t, web, old, new) }
 	slice := func(old, new string) string { return edit(t, webSlice, old, new) }
@@ -24,7 +24,7 @@ func TestBadInputs(t *testing.T) {
 		name, in string
 		want     []string
 	}{
-		// Text that is not YAML.
+		// Not YAML.
 		{"indented too little", service("  ports", " ports"),
 			[]string{"7: not YAML: did not find expected key (is the line indented as the lines above it are?)"}},
 		{"indented too far", service("name: web", "name: web\n    labels: {}"),
@@ -42,8 +42,8 @@ func TestBadInputs(t *testing.T) {
 		{"not UTF-8", service("web", "w\xffeb"),
 			[]string{"4: not UTF-8 text; save the file as UTF-8"}},
 
-		// Documents that are not objects.
-		{"a text", "hello\n---\n" + web, []string{`1: want a Kubernetes object, have the text "hello"`}},
+		// Not an object.
+		{"a text", "hello\n---\n" + web, []string{`1: want a Kubernetes object, have the string "hello"`}},
 		{"a list", web + "---\n- a\n", []string{"10: want a Kubernetes object, have a list"}},
 		{"no kind", service("kind: Service\n", ""),
 			[]string{`1: kind: missing; write the kind of the object, as in "kind: Service"`}},
@@ -57,7 +57,7 @@ func TestBadInputs(t *testing.T) {
 		{"bad List", "apiVersion: v1\nkind: List\nitem: []\n",
 			[]string{"3: List: item: unknown field; remove it, or correct its name or indentation"}},
 		{"bad item", "apiVersion: v1\nkind: List\nitems:\n- a\n- " + strings.ReplaceAll(port("port: 0"), "\n", "\n  "),
-			[]string{`4: want a Kubernetes object, have the text "a"`, "12" + svc + "spec.ports[0].port: 0: expected a port from 1 to 65535"}},
+			[]string{`4: want a Kubernetes object, have the string "a"`, "12" + svc + "spec.ports[0].port: 0: expected a port from 1 to 65535"}},
 		{"Lists in Lists", strings.Repeat("{apiVersion: v1, kind: List, items: [", 4) + strings.Repeat("]}", 4),
 			[]string{"1: List: Lists are nested more than 3 levels deep; put the objects into one List"}},
 
@@ -69,21 +69,21 @@ func TestBadInputs(t *testing.T) {
 		{"misspelt section", service("spec:", "specs:"), []string{`5` + svc + `specs: unknown field; is "spec" meant?`}},
 		{"repeated field", port("port: 80\n    port: 81"),
 			[]string{"9" + svc + "spec.ports[0].port: given twice, first on line 8; remove one of the two"}},
-		{"number in quotes", port(`port: "80"`), []string{`8` + svc + `spec.ports[0].port: want a whole number without quotes, have the text "80"`}},
-		{"text for a number", port("port: http"), []string{`8` + svc + `spec.ports[0].port: want a whole number, have the text "http"`}},
+		{"number in quotes", port(`port: "80"`), []string{`8` + svc + `spec.ports[0].port: want a whole number without quotes, have the string "80"`}},
+		{"text for a number", port("port: http"), []string{`8` + svc + `spec.ports[0].port: want a whole number, have the string "http"`}},
 		{"fraction", port("port: 80.5"), []string{"8" + svc + "spec.ports[0].port: want a whole number, have the number 80.5"}},
 		{"number too large", port("port: 80000000000"),
 			[]string{"8" + svc + "spec.ports[0].port: 80000000000 does not fit; want a number from -2147483648 to 2147483647"}},
 		{"mapping for a number", port("port: {a: b}"), []string{"8" + svc + "spec.ports[0].port: want a whole number, have a mapping"}},
 		{"number for a text", service("name: web", "name: 80"),
-			[]string{"4: Service default/80: metadata.name: want a text, have the number 80; write it in quotes"}},
+			[]string{"4: Service default/80: metadata.name: want a string, have the number 80; write it in quotes"}},
 		{"boolean for a text", service("name: web", "name: web\n  labels: {a: yes}"),
-			[]string{"5" + svc + "metadata.labels[a]: want a text, have the boolean yes; write it in quotes"}},
+			[]string{"5" + svc + "metadata.labels[a]: want a string, have the boolean yes; write it in quotes"}},
 		{"tag for a text", service("name: web", "name: web\n  uid: !secret x"),
-			[]string{"5" + svc + "metadata.uid: want a text, have a value with the tag !secret"}},
+			[]string{"5" + svc + "metadata.uid: want a string, have a value with the tag !secret"}},
 		{"list for a mapping", service("name: web", "name: web\n  labels: [a]"), []string{"5" + svc + "metadata.labels: want a mapping, have a list"}},
 		{"mapping for a list", service("ports:\n  - port", "ports:\n    port"), []string{"8" + svc + "spec.ports: want a list, have a mapping"}},
-		{"text for a mapping", web[:strings.Index(web, "spec:")] + "spec: x\n", []string{`5` + svc + `spec: want a mapping, have the text "x"`}},
+		{"text for a mapping", web[:strings.Index(web, "spec:")] + "spec: x\n", []string{`5` + svc + `spec: want a mapping, have the string "x"`}},
 		{"number for a boolean", slice("- 10.10.1.11", "- 10.10.1.11\n  conditions: {ready: 1}"),
 			[]string{"13" + eps + "endpoints[0].conditions.ready: want true or false, have the number 1"}},
 		{"mapping for a name", service("name: web", "name: web\n  ? [a]\n  : b"),
@@ -93,9 +93,9 @@ func TestBadInputs(t *testing.T) {
 		{"too deep", service("name: web", "name: web\n  managedFields: [{fieldsV1: "+strings.Repeat("{a: ", 100)+strings.Repeat("}", 100)+"}]"),
 			[]string{"5" + svc + "values are nested more than 100 levels deep"}},
 		{"bad time", service("name: web", "name: web\n  creationTimestamp: yesterday"),
-			[]string{`5` + svc + `metadata.creationTimestamp: want a time such as 2006-01-02T15:04:05Z, have the text "yesterday"`}},
+			[]string{`5` + svc + `metadata.creationTimestamp: want a time such as 2006-01-02T15:04:05Z, have the string "yesterday"`}},
 		{"empty key", service("name: web", "name: web\n  labels: {'': 1}"),
-			[]string{"5" + svc + "metadata.labels[]: want a text, have the number 1; write it in quotes"}},
+			[]string{"5" + svc + "metadata.labels[]: want a string, have the number 1; write it in quotes"}},
 		{"bad merge", service("spec:", "spec:\n  <<: 3"), []string{"6: <<: want a mapping or a list of mappings, have the number 3"}},
 
 		// Names.
@@ -113,13 +113,13 @@ func TestBadInputs(t *testing.T) {
 		{"Namespace name", "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a.b\n",
 			[]string{`4: Namespace a.b: metadata.name: "a.b": want at most 63 lower-case letters, digits and '-', a letter or digit at both ends`}},
 		{"RuntimeClass without a handler", "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata:\n  name: a\n",
-			[]string{"1: RuntimeClass a: handler: missing; write the name by which the nodes' container runtimes know it"}},
+			[]string{"1: RuntimeClass a: handler: missing; write its name in the nodes' container runtimes"}},
 		{"shortcut neither on nor off", "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n  annotations:\n    beeline.io/socket-shortcut: disabled\n",
 			[]string{`6: warning: Namespace a: metadata.annotations[beeline.io/socket-shortcut]: "disabled": want "on" or "off"; ignored`}},
 		{"health check", "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    beeline.io/health-check: http\n    beeline.io/health-check-path: x\nspec:\n  clusterIP: 10.96.0.10\n  ports: [{port: 80}]\n",
-			[]string{`7: warning: Service default/a: metadata.annotations[beeline.io/health-check-path]: "x": write a path such as /healthz, with a slash at its beginning`}},
+			[]string{`7: warning: Service default/a: metadata.annotations[beeline.io/health-check-path]: "x": write a path with a leading slash, such as /healthz`}},
 		{"shortcut without quotes", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  annotations:\n    beeline.io/socket-shortcut: off\n",
-			[]string{`6: Pod default/a: metadata.annotations[beeline.io/socket-shortcut]: want a text, have the boolean off; write it in quotes`}},
+			[]string{`6: Pod default/a: metadata.annotations[beeline.io/socket-shortcut]: want a string, have the boolean off; write it in quotes`}},
 		{"the ClusterIP of another", web + "---\n" + named("second", "10.96.0.10"),
 			[]string{"10: Service default/second: spec.clusterIPs: 10.96.0.10 already belongs to Service default/web (x.yaml:1); choose another"}},
 		{"twice in a file", web + "---\n" + web, []string{"10" + svc + "is already in x.yaml:1; remove one of the two"}},
@@ -178,9 +178,9 @@ func TestBadObjects(t *testing.T) {
 		{"another first", spec("  clusterIP: 10.96.0.1\n  clusterIPs: [10.96.0.2]\n"),
 			[]string{`6` + svc + `clusterIP: "10.96.0.1": want the first of spec.clusterIPs, "10.96.0.2"`}},
 		{"one family twice", spec("  clusterIP: 10.96.0.1\n  clusterIPs:\n  - 10.96.0.1\n  - 10.96.0.2\n"),
-			[]string{`9` + svc + `clusterIPs[1]: "10.96.0.2": spec.clusterIPs[0] is of the same family already; write one address for each family`}},
+			[]string{`9` + svc + `clusterIPs[1]: "10.96.0.2": spec.clusterIPs[0] is of the same family; write one address for each family`}},
 		{"families twice", spec("  clusterIP: None\n  ipFamilies: [IPv4, IPv4]\n"),
-			[]string{"7" + svc + "ipFamilies[1]: IPv4: spec.ipFamilies[0] is the same already; write each family once"}},
+			[]string{"7" + svc + "ipFamilies[1]: IPv4: spec.ipFamilies[0] is the same; write each family once"}},
 		{"other family", spec("  clusterIP: 10.96.0.1\n  ipFamilies: [IPv6]\n"),
 			[]string{`6` + svc + `clusterIP: "10.96.0.1": want an IPv6 address, as spec.ipFamilies[0] says`}},
 		{"families the wrong way round", spec("  clusterIP: fd00::1\n  clusterIPs: ['fd00::1', 10.96.0.1]\n  ipFamilies: [IPv4, IPv6]\n"), []string{
@@ -210,18 +210,18 @@ func TestBadObjects(t *testing.T) {
 		{"no ports", ports("    []\n"), []string{"7" + svc + "ports: empty; write at least one port"}},
 		{"no port", ports("  - name: a\n"), []string{"8" + svc + "ports[0].port: 0: expected a port from 1 to 65535"}},
 		{"port names", ports("  - port: 80\n  - port: 81\n    name: A\n"), []string{
-			"8" + svc + "ports[0].name: missing; several ports need a name each",
+			"8" + svc + "ports[0].name: missing; with several ports, each needs a name",
 			`10` + svc + `ports[1].name: "A": want at most 63 lower-case letters, digits and '-', a letter or digit at both ends`,
 		}},
 		{"port name twice", ports("  - port: 80\n    name: a\n  - port: 81\n    name: a\n"),
-			[]string{`11` + svc + `ports[1].name: "a": spec.ports[0].name has this name already; give each port a different name`}},
+			[]string{`11` + svc + `ports[1].name: "a": spec.ports[0].name already has this name; give each port a different name`}},
 		{"port twice", ports("  - port: 80\n    name: a\n  - port: 80\n    name: b\n    protocol: TCP\n  - port: 80\n    name: c\n    protocol: UDP\n"),
-			[]string{"10" + svc + "ports[1].port: 80/TCP: spec.ports[0].port is the same already; choose another port or protocol"}},
+			[]string{"10" + svc + "ports[1].port: 80/TCP: spec.ports[0].port is the same; choose another port or protocol"}},
 		{"protocol", ports("  - port: 80\n    protocol: tcp\n"), []string{`9` + svc + `ports[0].protocol: "tcp": expected TCP, UDP or SCTP`}},
 		{"node port of a ClusterIP", ports("  - port: 80\n    nodePort: 30080\n"),
 			[]string{"9" + svc + "ports[0].nodePort: 30080: a Service of type ClusterIP has no node ports; remove it, or write type: NodePort"}},
 		{"node port twice", ports("  - port: 80\n    name: a\n    nodePort: 30080\n  - port: 81\n    name: b\n    nodePort: 30080\n  type: NodePort\n"),
-			[]string{"13" + svc + "ports[1].nodePort: 30080/TCP: spec.ports[0].nodePort is the same already; choose another port or protocol"}},
+			[]string{"13" + svc + "ports[1].nodePort: 30080/TCP: spec.ports[0].nodePort is the same; choose another port or protocol"}},
 		{"node port", ports("  - port: 80\n    nodePort: 300800\n  type: NodePort\n"),
 			[]string{"9" + svc + "ports[0].nodePort: 300800: expected a port from 1 to 65535"}},
 
@@ -238,7 +238,7 @@ func TestBadObjects(t *testing.T) {
 			"13" + eps + "endpoints[2].addresses: empty; write the endpoint's address, or remove the endpoint",
 			"14" + eps + "endpoints[3].addresses: empty; write the endpoint's address, or remove the endpoint",
 			"15" + eps + "endpoints[4].addresses[0]: empty; write an IPv4 address",
-			`16` + eps + `endpoints[5].addresses[0]: "127.0.0.1": an endpoint cannot have a loopback or link-local address; write the address that other nodes reach it at`,
+			`16` + eps + `endpoints[5].addresses[0]: "127.0.0.1": an endpoint cannot have a loopback or link-local address; write the address at which other nodes reach it`,
 			`17` + eps + `endpoints[6].addresses[0]: "224.0.0.1": expected a unicast address`,
 		}},
 		{"node name", endpoints("- addresses: [10.0.0.1]\n  nodeName: Node A\n"),
@@ -246,32 +246,32 @@ func TestBadObjects(t *testing.T) {
 		{"endpoint ports", slicePorts("- port: 99999\n- name: A\n  port: 1\n- name: b\n- name: b\n  protocol: X\n  port: 3\n"), []string{
 			"9" + eps + "ports[0].port: 99999: expected a port from 1 to 65535",
 			`10` + eps + `ports[1].name: "A": want at most 63 lower-case letters, digits and '-', a letter or digit at both ends`,
-			`13` + eps + `ports[3].name: "b": ports[2].name has this name already; give each port a different name`,
+			`13` + eps + `ports[3].name: "b": ports[2].name already has this name; give each port a different name`,
 			`14` + eps + `ports[3].protocol: "X": expected TCP, UDP or SCTP`,
 		}},
 
 		{"pod CIDRs", node("  podCIDR: 10.0.0.0/24\n  podCIDRs:\n  - 10.1.0.1/24\n  - 10.2.0.0/24\n  - x\n"), []string{
 			`6: Node a: spec.podCIDR: "10.0.0.0/24": want the first of spec.podCIDRs, "10.1.0.1/24", or remove it`,
 			`8: Node a: spec.podCIDRs[0]: "10.1.0.1/24": has bits set after the first 24; write 10.1.0.0/24`,
-			`9: Node a: spec.podCIDRs[1]: "10.2.0.0/24": spec.podCIDRs[0] is of the same family already; write one prefix for each family`,
+			`9: Node a: spec.podCIDRs[1]: "10.2.0.0/24": spec.podCIDRs[0] is of the same family; write one prefix for each family`,
 			`10: Node a: spec.podCIDRs[2]: "x": expected a CIDR such as 192.0.2.0/24 or 2001:db8::/32`,
 		}},
 		{"node address", node("  unschedulable: false\nstatus:\n  addresses:\n  - type: InternalIP\n    address: here\n  capacity:\n    cpu: many\n"), []string{
 			`10: Node a: status.addresses[0].address: "here": expected an IPv4 or IPv6 address`,
-			`12: Node a: status.capacity[cpu]: the text "many": quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'`,
+			`12: Node a: status.capacity[cpu]: the string "many": quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'`,
 		}},
 		{"Service range", cidr("  cidrs: [10.96.0.0/160]\n"), []string{`6: ServiceCIDR a: spec.cidrs[0]: "10.96.0.0/160": expected a CIDR such as 192.0.2.0/24 or 2001:db8::/32`}},
 		{"no Service range", cidr("  cidrs: []\n"), []string{"6: ServiceCIDR a: spec.cidrs: empty; write the range of the Services' addresses, as in 10.96.0.0/16"}},
 		{"host port", pod("    - containerPort: 80\n      hostPort: 80000\n"),
 			[]string{"10: Pod default/a: spec.containers[0].ports[0].hostPort: 80000: expected a port from 1 to 65535"}},
 		{"host port twice", pod("    - {containerPort: 80, hostPort: 80}\n    - {containerPort: 81, hostPort: 80}\n    - {containerPort: 81, hostPort: 80, hostIP: 1.2.3.4}\n"),
-			[]string{"10: Pod default/a: spec.containers[0].ports[1].hostPort: 80: spec.containers[0].ports[0].hostPort is the same already; choose another port, protocol or hostIP"}},
+			[]string{"10: Pod default/a: spec.containers[0].ports[1].hostPort: 80: spec.containers[0].ports[0].hostPort is the same; choose another port, protocol or hostIP"}},
 	} {
 		t.Run(test.name, func(t *testing.T) { checkProblems(t, test.in, test.want) })
 	}
 }
 
-// Kinds that Beeline does not read are reported once per file, and are no error.
+// Kinds that Beeline does not read are reported once per file, and are not an error.
 func TestUnknownKinds(t *testing.T) {
 	const deployment = "apiVersion: apps/v1\nkind: Deployment\nspec: {anything: goes}\n---\n"
 	dir := folder(t, map[string]string{
@@ -295,12 +295,12 @@ c.yaml:1: warning: Endpoints: is not read: write an EndpointSlice (discovery.k8s
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 	if n := st.Warnings.Warnings(); n != 1 {
-		t.Errorf("%d of them count, want that of Endpoints alone", n)
+		t.Errorf("%d warnings, want only that of Endpoints", n)
 	}
 }
 
-// A misspelled kind or group is an error, because skipping the object would lose it. Other
-// Kubernetes kinds, and those of other projects, are skipped.
+// A misspelled kind or group is an error, because skipping the object would lose it. Other Kubernetes kinds,
+// and those of other projects, are skipped.
 func TestSlipsInKinds(t *testing.T) {
 	for _, c := range []struct{ apiVersion, kind, want string }{
 		{"v1", "service", "kind service of v1 is not read; write kind: Service and apiVersion: v1"},
@@ -366,7 +366,7 @@ func TestBadJSON(t *testing.T) {
 		{"repeated", edit(t, object, `"port": 80`, "\"port\": 80,\n\"port\": 80"),
 			"8: Service default/web: spec.ports[0].port: given twice, first on line 7; remove one of the two"},
 		{"wrong type", edit(t, object, `80`, `"80"`),
-			`7: Service default/web: spec.ports[0].port: want a whole number without quotes, have the text "80"`},
+			`7: Service default/web: spec.ports[0].port: want a whole number without quotes, have the string "80"`},
 		{"second value", object + "\n" + edit(t, object, "80", "81"),
 			"10: Service default/web: is already in x.json:1; remove one of the two"},
 	} {

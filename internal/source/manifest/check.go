@@ -17,15 +17,15 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// These checks reject what an API server would have rejected, as far as Beeline reads it. Problems
-// that the converters of package service report are not repeated.
+// These checks reject what an API server would reject, as far as Beeline reads it. They do not repeat the
+// problems that the converters of package service report.
 
 const (
 	wantLabel     = "want at most 63 lower-case letters, digits and '-', a letter or digit at both ends"
 	wantSubdomain = "want lower-case letters, digits, '-' and '.', a letter or digit at both ends of each part, at most 253 in all"
 )
 
-// checkMeta checks what all kinds have in common, and sets the default namespace.
+// checkMeta checks the metadata of all kinds, and sets the default namespace.
 func checkMeta(c *complaints, m metav1.Object, k service.Kind, namespaced bool) {
 	switch name := m.GetName(); {
 	case name == "" && m.GetGenerateName() != "":
@@ -70,7 +70,7 @@ func checkEndpointSlice(c *complaints, in *discoveryv1.EndpointSlice) {
 		if name != "" && validation.IsDNS1123Label(name) != nil {
 			c.errorf(field, "%q: %s", name, wantLabel)
 		}
-		names.check(c, name, field, fmt.Sprintf("%q", name), "%s has this name already; give each port a different name")
+		names.check(c, name, field, fmt.Sprintf("%q", name), "%s already has this name; give each port a different name")
 	}
 	if in.AddressType != discoveryv1.AddressTypeIPv4 && in.AddressType != discoveryv1.AddressTypeIPv6 {
 		return // host names, or an error of the converter
@@ -98,7 +98,7 @@ func checkEndpoint(c *complaints, field string, in *discoveryv1.Endpoint, t disc
 			c.errorf(at, "%q: want an %s address, as addressType says; put other addresses into a slice of their own", s, t)
 		case a.IsLoopback() || a.IsLinkLocalUnicast():
 			// They would mean a different host on each node; the API server rejects them.
-			c.errorf(at, "%q: an endpoint cannot have a loopback or link-local address; write the address that other nodes reach it at", s)
+			c.errorf(at, "%q: an endpoint cannot have a loopback or link-local address; write the address at which other nodes reach it", s)
 		}
 	}
 	if in.NodeName != nil && validation.IsDNS1123Subdomain(*in.NodeName) != nil {
@@ -123,7 +123,7 @@ func checkPod(c *complaints, in *corev1.Pod) {
 			}
 			key := fmt.Sprintf("%s %d/%s", p.HostIP, p.HostPort, orTCP(p.Protocol))
 			ports.check(c, key, fmt.Sprintf("spec.containers[%d].ports[%d].hostPort", i, j),
-				fmt.Sprint(p.HostPort), "%s is the same already; choose another port, protocol or hostIP")
+				fmt.Sprint(p.HostPort), "%s is the same; choose another port, protocol or hostIP")
 		}
 	}
 }
@@ -133,11 +133,11 @@ func checkNamespace(c *complaints, in *corev1.Namespace) { checkShortcut(c, in.A
 func checkRuntimeClass(c *complaints, in *nodev1.RuntimeClass) {
 	checkShortcut(c, in.Annotations)
 	if in.Handler == "" {
-		c.errorf("handler", "missing; write the name by which the nodes' container runtimes know it")
+		c.errorf("handler", "missing; write its name in the nodes' container runtimes")
 	}
 }
 
-// checkShortcut only warns: the object is used without the annotation, as from an API server, which
+// checkShortcut only warns: the object is used without the annotation, like one from an API server, which
 // accepts any value.
 func checkShortcut(c *complaints, annotations map[string]string) {
 	switch v, given := annotations[service.AnnotationSocketShortcut]; service.Shortcut(v) {
@@ -168,15 +168,14 @@ func checkPrefixes(c *complaints, field string, prefixes []string) {
 		if m := p.Masked(); m != p {
 			c.errorf(at, "%q: has bits set after the first %d; write %s", s, p.Bits(), m)
 		}
-		families.check(c, service.FamilyOf(p.Addr()).String(), at, fmt.Sprintf("%q", s), "%s is of the same family already; write one prefix for each family")
+		families.check(c, service.FamilyOf(p.Addr()).String(), at, fmt.Sprintf("%q", s), "%s is of the same family; write one prefix for each family")
 	}
 }
 
 // firstOf maps each value to the first field that has it.
 type firstOf map[string]string
 
-// check reports an error if an earlier field has the same value; %s in reason stands for that
-// field.
+// check reports an error if an earlier field has the same value; %s in reason stands for that field.
 func (f firstOf) check(c *complaints, value, field, shown, reason string) {
 	if first, ok := f[value]; ok {
 		c.errorf(field, "%s: "+reason, shown, first)

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// defaultService sets the API server's defaults: clusterIP alone stands for the list, and the
-// addresses determine the families. It cannot allocate addresses or ports that are not written.
+// defaultService sets the API server's defaults: clusterIP alone stands for the list, and the addresses
+// determine the families. It does not allocate missing addresses or ports.
 func defaultService(c *complaints, in *corev1.Service) {
 	spec := &in.Spec
 	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
@@ -50,8 +50,7 @@ func checkService(c *complaints, in *corev1.Service) {
 	}
 }
 
-// checkHealth only warns, like checkShortcut: an invalid health check must not take a Service out
-// of use.
+// checkHealth only warns, like checkShortcut: an invalid health check must not disable a Service.
 func checkHealth(c *complaints, annotations map[string]string) {
 	_, errs := service.ParseHealthCheck(annotations)
 	for _, e := range errs {
@@ -90,7 +89,7 @@ func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
 	}
 	families := firstOf{}
 	for i, f := range spec.IPFamilies {
-		families.check(c, string(f), fmt.Sprintf("spec.ipFamilies[%d]", i), string(f), "%s is the same already; write each family once")
+		families.check(c, string(f), fmt.Sprintf("spec.ipFamilies[%d]", i), string(f), "%s is the same; write each family once")
 	}
 	families = firstOf{}
 	for i, ip := range ips {
@@ -102,13 +101,13 @@ func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
 			c.errorf(field, "None stands alone; remove the others")
 		}
 		if f := checkFamily(c, field, ip, spec.IPFamilies, i); f != "" {
-			families.check(c, f, field, fmt.Sprintf("%q", ip), "%s is of the same family already; write one address for each family")
+			families.check(c, f, field, fmt.Sprintf("%q", ip), "%s is of the same family; write one address for each family")
 		}
 	}
 }
 
-// checkFamily compares an address with the family at the same index of ipFamilies, and returns its
-// own family. Invalid addresses are left to the converter.
+// checkFamily compares an address with the family at the same index of ipFamilies, and returns its own family.
+// The converter reports invalid addresses.
 func checkFamily(c *complaints, field, ip string, families []corev1.IPFamily, i int) string {
 	a, err := netip.ParseAddr(strings.TrimSpace(ip))
 	if err != nil {
@@ -132,16 +131,16 @@ func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
 		field := fmt.Sprintf("spec.ports[%d]", i)
 		switch {
 		case p.Name == "" && len(spec.Ports) > 1:
-			c.errorf(field+".name", "missing; several ports need a name each")
+			c.errorf(field+".name", "missing; with several ports, each needs a name")
 		case p.Name != "" && validation.IsDNS1123Label(p.Name) != nil:
 			c.errorf(field+".name", "%q: %s", p.Name, wantLabel)
 		case p.Name != "":
-			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "%s has this name already; give each port a different name")
+			names.check(c, p.Name, field+".name", fmt.Sprintf("%q", p.Name), "%s already has this name; give each port a different name")
 		}
 		protocol := string(orTCP(p.Protocol))
 		if p.Port != 0 { // missing: an error of the converter
 			numbers.check(c, fmt.Sprint(p.Port, protocol), field+".port",
-				fmt.Sprintf("%d/%s", p.Port, protocol), "%s is the same already; choose another port or protocol")
+				fmt.Sprintf("%d/%s", p.Port, protocol), "%s is the same; choose another port or protocol")
 		}
 		switch {
 		case p.NodePort == 0 && spec.Type == corev1.ServiceTypeNodePort:
@@ -151,7 +150,7 @@ func checkServicePorts(c *complaints, spec *corev1.ServiceSpec) {
 			c.errorf(field+".nodePort", "%d: a Service of type ClusterIP has no node ports; remove it, or write type: NodePort", p.NodePort)
 		default:
 			nodePorts.check(c, fmt.Sprint(p.NodePort, protocol), field+".nodePort",
-				fmt.Sprintf("%d/%s", p.NodePort, protocol), "%s is the same already; choose another port or protocol")
+				fmt.Sprintf("%d/%s", p.NodePort, protocol), "%s is the same; choose another port or protocol")
 		}
 	}
 }

@@ -21,14 +21,13 @@ const (
 	unknownField   = "unknown field; remove it, or correct its name or indentation"
 )
 
-// decoder decodes a tree into an API type strictly: unknown and duplicate fields and values of a
-// wrong type are errors. It continues after each error and knows its line, which a conversion
-// through JSON does not.
+// decoder decodes a tree into an API type strictly: unknown and duplicate fields, and values of a wrong type,
+// are errors. It continues after each error and knows its line, unlike a conversion through JSON.
 type decoder struct {
 	*complaints
 	path []step
-	// left is the number of values that aliases may still repeat. It limits files in which a few
-	// lines of aliases expand to millions of values.
+	// left is the number of values that aliases may still repeat. It limits files in which a few lines of
+	// aliases expand to millions of values.
 	left    *atomic.Int64
 	aliases int // nesting of aliases around the current value
 }
@@ -104,8 +103,7 @@ func (d *decoder) decode(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// enter follows an alias, and counts repeated values and nesting depth. The caller must always call
-// leave.
+// enter follows an alias, and counts repeated values and nesting depth. The caller must always call leave.
 func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 	leave = func() {}
 	if n.Kind == yaml.AliasNode {
@@ -113,7 +111,7 @@ func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 		leave = func() { d.aliases-- }
 	}
 	if d.aliases > 0 && d.left.Add(-1) < 0 {
-		d.add("", n.Line, tooManyAliases) // once for the object, not for each value
+		d.add("", n.Line, tooManyAliases) // once per object, not per value
 		return n, leave, false
 	}
 	if len(d.path) > maxDepth {
@@ -142,7 +140,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 		d.fail(name, "unknown field; is %q meant?", meant)
 		if child(n, meant) == nil {
 			d.path[len(d.path)-1].name = meant
-			d.expect(d.pathString()) // then its absence is not reported
+			d.expect(d.pathString()) // so that its absence is not reported
 		}
 	})
 }
@@ -200,9 +198,9 @@ func (d *decoder) text(n *yaml.Node, v reflect.Value) {
 	case n.Kind == yaml.ScalarNode && !boolean && (n.Tag == "!!str" || n.Tag == "!!timestamp"):
 		v.SetString(n.Value)
 	case n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle == 0:
-		d.fail(n, "want a text, have %s; write it in quotes", describeNode(n))
+		d.fail(n, "want a string, have %s; write it in quotes", describeNode(n))
 	default:
-		d.wrongType(n, "a text")
+		d.wrongType(n, "a string")
 	}
 }
 
@@ -215,7 +213,7 @@ func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
 		d.wrongType(n, want)
 		return
 	}
-	// Base 0 parses 0x1F, 0o17 and 017 as YAML does.
+	// Base 0 parses 0x1F, 0o17 and 017 like YAML.
 	i, err := strconv.ParseInt(strings.ReplaceAll(n.Value, "_", ""), 0, 64)
 	if err != nil || v.OverflowInt(i) {
 		d.fail(n, "%s does not fit; want a number from %d to %d",
@@ -225,7 +223,7 @@ func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
 	v.SetInt(i)
 }
 
-// unmarshal decodes types with their own JSON decoding: times, quantities, IntOrString.
+// unmarshal decodes types with their own JSON decoder: times, quantities, IntOrString.
 func (d *decoder) unmarshal(n *yaml.Node, u json.Unmarshaler) {
 	value, ok := d.plain(n)
 	if !ok {

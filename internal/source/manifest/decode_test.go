@@ -27,8 +27,7 @@ var apiTypes = map[string]reflect.Type{
 	"networking.k8s.io.v1.ServiceCIDR":  reflect.TypeFor[networkingv1.ServiceCIDR](),
 }
 
-// The decoder decodes an object with every field set, as Kubernetes writes it, like the standard
-// decoder.
+// The decoder decodes an object with every field set, as written by Kubernetes, like the standard decoder.
 func TestDecodeEveryField(t *testing.T) {
 	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
 	if err != nil {
@@ -58,7 +57,7 @@ func TestDecodeEveryField(t *testing.T) {
 				if err := yaml.UnmarshalStrict(data, want.Interface()); err != nil {
 					t.Fatal(err)
 				}
-				// Compared as JSON: quantities remember how they were written.
+				// Compare as JSON, because quantities remember how they were written.
 				g, _ := json.MarshalIndent(got.Interface(), "", " ")
 				w, _ := json.MarshalIndent(want.Interface(), "", " ")
 				if diff := cmp.Diff(string(w), string(g)); diff != "" {

@@ -15,9 +15,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// document is one YAML document of a file, separated by a line "---". Documents are split before
-// they are parsed, so that a syntax error in one does not hide errors in the next, and so that they
-// can be parsed in parallel.
+// document is one of the YAML documents of a file, which "---" lines separate. Documents are split before they
+// are parsed, so that a syntax error in one does not hide errors in the next, and so that they can be parsed in
+// parallel.
 type document struct {
 	data []byte
 	line int // line in the file where data starts, from 1
@@ -26,9 +26,9 @@ type document struct {
 // blank is white space in YAML and in JSON.
 const blank = " \t\r\n"
 
-// split splits a YAML file at its "---" lines. Such a line has no other meaning in YAML, not even
-// in a block scalar (YAML 1.2.2, section 9.1.2). The line belongs to the document that follows it.
-// So do parts with only comments and directives (%YAML).
+// split splits a YAML file at its "---" lines. Such a line has no other meaning in YAML, not even in a block
+// scalar (YAML 1.2.2, section 9.1.2). The line belongs to the document after it, and so do parts with only
+// comments and directives (%YAML).
 func split(data []byte) []document {
 	var docs []document
 	start, startLine, line, empty := 0, 1, 0, true
@@ -69,8 +69,8 @@ type syntaxError struct {
 	reason string
 }
 
-// parseYAML parses a document into trees with the file's line numbers. There may be several trees,
-// because a line "..." also ends a document, or none.
+// parseYAML parses a document into trees with the file's line numbers: none, one, or several, because a line
+// "..." also ends a document.
 func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
 	if tree, ok := plainTree(doc); ok {
 		return []*yaml.Node{tree}, nil
@@ -92,7 +92,7 @@ func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
 }
 
 func parseTrees(data []byte) (trees []*yaml.Node, err error) {
-	// The parser panics on internal errors. A file must not crash the agent.
+	// A file must not crash the agent, and the parser panics on internal errors.
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("yaml: %v", r)
@@ -112,7 +112,7 @@ func parseTrees(data []byte) (trees []*yaml.Node, err error) {
 
 var yamlError = regexp.MustCompile(`(?s)^yaml: (?:line (\d+): )?(.*)$`)
 
-// hints name the most frequent cause of a parser message.
+// hints give the most frequent cause of a parser error.
 var hints = map[string]string{
 	"mapping values are not allowed in this context":        " (is the line indented too far, or does a value with \": \" in it need quotes?)",
 	"did not find expected key":                             " (is the line indented as the lines above it are?)",
@@ -127,9 +127,9 @@ var hints = map[string]string{
 	"did not find expected alphabetic or numeric character": " (put the value in quotes)",
 }
 
-// locate finds the line, from 1, of a syntax error. The parser reports the start of the surrounding
-// block, or nothing. It stops at the first error, so a document cut off after that line fails in
-// the same way, and one cut off before it does not: bisection finds the line.
+// locate finds the line, from 1, of a syntax error. The parser reports the start of the surrounding block, or
+// nothing. It stops at the first error: a document cut off after that line fails in the same way, and one cut
+// off before it does not, so bisection finds the line.
 func locate(data []byte, err error) (int, string) {
 	m := yamlError.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -157,8 +157,8 @@ func locate(data []byte, err error) (int, string) {
 	return high, message
 }
 
-// structureMarks returns an upper bound, within a factor of two, of the number of values in text.
-// Each takes some 200 bytes of memory while the document is processed.
+// structureMarks returns an upper bound, within a factor of two, of the number of values in text. Each takes
+// some 200 bytes of memory while the document is processed.
 func structureMarks(data []byte) int {
 	n := 0
 	for _, mark := range []string{"\n", ",", ":"} {

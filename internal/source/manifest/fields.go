@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/suggest"
 )
 
-// fieldIndex maps JSON names of an API type's fields to indexes for reflect.Value.FieldByIndex.
+// fieldIndex maps the JSON names of an API type's fields to indexes for reflect.Value.FieldByIndex.
 type fieldIndex map[string][]int
 
 var fieldIndexes sync.Map // reflect.Type to fieldIndex
@@ -29,7 +29,7 @@ func fieldsOf(t reflect.Type) fieldIndex {
 		case name != "":
 			known[name] = []int{i}
 		case f.Anonymous:
-			// Embedded without a name: its fields count as fields of t.
+			// An embedded field without a name: its fields count as fields of t.
 			for name, index := range fieldsOf(f.Type) {
 				known[name] = append([]int{i}, index...)
 			}

@@ -88,8 +88,8 @@ func (f *file) gather(contents []content, report int) {
 	f.problems = truncate(f.problems, report, f.name)
 }
 
-// truncate keeps at most so many problems, errors before warnings, so that a file with errors is
-// never treated as valid.
+// truncate keeps at most this many problems, errors before warnings, so that a file with errors never counts as
+// valid.
 func truncate(problems source.Problems, most int, file string) source.Problems {
 	if len(problems) <= most {
 		return problems

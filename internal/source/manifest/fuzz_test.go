@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Any file is read without a panic and in a bounded time, and is invalid or gives objects; lines in
-// problems exist in the file.
+// Any file is read without a panic and in bounded time, and is invalid or yields objects; lines in problems
+// exist in the file.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		web, webSlice, web + "---\n" + webSlice, "# a\n---\n" + web + "...\n",
@@ -23,7 +23,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(seed), true)
 	}
 	lim := defaultLimits
-	lim.alias = 1000 // so that what costs too much costs it soon
+	lim.alias = 1000 // so that expensive input hits the limit soon
 	f.Fuzz(func(t *testing.T, data []byte, isJSON bool) {
 		name := "x.yaml"
 		if isJSON {
@@ -31,7 +31,7 @@ func FuzzParse(f *testing.F) {
 		}
 		parsed := parse(name, data, lim)
 		lines := 1
-		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // YAML 1.1 has all of them
+		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // all of them are line ends in YAML 1.1
 			lines += bytes.Count(data, []byte(end))
 		}
 		for _, p := range parsed.problems {
@@ -46,7 +46,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		if len(bytes.Trim(data, blank)) == 0 && len(parsed.problems)+len(parsed.objects) > 0 {
-			t.Errorf("nothing became %v, %v", parsed.objects, parsed.problems)
+			t.Errorf("an empty file became %v, %v", parsed.objects, parsed.problems)
 		}
 	})
 }
@@ -61,7 +61,7 @@ func FuzzSplit(f *testing.F) {
 		for _, doc := range split(data) {
 			i := bytes.Index(data[at:], doc.data)
 			if i < 0 || len(doc.data) == 0 {
-				t.Fatalf("%q is not in the rest %q", doc.data, data[at:])
+				t.Fatalf("%q is not in the rest, %q", doc.data, data[at:])
 			}
 			if i > 0 {
 				t.Errorf("%q is lost", data[at:at+i])

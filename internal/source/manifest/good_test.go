@@ -125,7 +125,7 @@ scheduling: {nodeSelector: {a: b}}
 	}
 }
 
-// The same object in every notation.
+// The same object in all notations.
 func TestSpellings(t *testing.T) {
 	asJSON, err := yaml.YAMLToJSON([]byte(web))
 	if err != nil {
@@ -176,7 +176,7 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// Values that kubectl parses differently from YAML 1.2 mean what they mean to kubectl.
+// Values that kubectl parses differently from YAML 1.2 have kubectl's meaning.
 func TestYAML11(t *testing.T) {
 	for in, ready := range map[string]bool{"yes": true, "On": true, "TRUE": true, "y": true, "no": false, "OFF": false, "n": false} {
 		st := mustLoad(t, folder(t, map[string]string{"x.yaml": webSlice + "  conditions: {ready: " + in + "}\n"}))
@@ -219,13 +219,13 @@ func TestSingleFile(t *testing.T) {
 		t.Errorf("objects (-want +got):\n%s", diff)
 	}
 	path := filepath.Join(dir, "bad.conf")
-	want := path + `:1: want a Kubernetes object, have the text "a"`
+	want := path + `:1: want a Kubernetes object, have the string "a"`
 	if got := problemsOf(t, path).Error(); got != want {
 		t.Errorf("got %s\nwant %s", got, want)
 	}
 }
 
-// Objects and their files have a fixed order, whatever was parsed first.
+// Objects and their files have a fixed order, regardless of what was parsed first.
 func TestOrder(t *testing.T) {
 	files := make(map[string]string)
 	var want []string

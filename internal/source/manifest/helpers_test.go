@@ -23,7 +23,7 @@ spec:
   - port: 80
 `
 
-// webSlice is a valid EndpointSlice of it.
+// webSlice is a valid EndpointSlice of web.
 const webSlice = `apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata:
@@ -38,12 +38,12 @@ endpoints:
   - 10.10.1.11
 `
 
-// named is web under another name and address.
+// named is web with another name and address.
 func named(name, clusterIP string) string {
 	return strings.NewReplacer("name: web", "name: "+name, "10.96.0.10", clusterIP).Replace(web)
 }
 
-// edit replaces old in s, which must be there.
+// edit replaces old in s, which must contain it.
 func edit(t testing.TB, s, old, new string) string {
 	t.Helper()
 	if !strings.Contains(s, old) {

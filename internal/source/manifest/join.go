@@ -19,8 +19,7 @@ type reading struct {
 	problems source.Problems
 }
 
-// join joins the files. An object in two files is an error, because it is not clear which one is
-// meant.
+// join joins the files. An object in two files is an error, because it is not clear which one is meant.
 func (s *Source) join() reading {
 	files := slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.name, b.name) })
 	type place struct {
@@ -75,9 +74,8 @@ func allocated(s *service.Service) []allocation {
 	return all
 }
 
-// sharedAddresses reports ClusterIPs and NodePorts that two Services have, which an API server
-// would not allocate twice. It is not clear which Service is meant, and a working one must not lose
-// them to a new one.
+// sharedAddresses reports ClusterIPs and NodePorts that two Services have, which an API server would not
+// allocate twice. It is not clear which Service is meant, and a working one must not lose them to a new one.
 func sharedAddresses(files []*file) (problems source.Problems) {
 	type holder struct {
 		ref   service.Ref

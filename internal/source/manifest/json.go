@@ -16,8 +16,8 @@ import (
 // maxDepth is the maximum nesting depth. The deepest Kubernetes object has about 20 levels.
 const maxDepth = 100
 
-// jsonReader converts JSON to the trees that the YAML parser returns. YAML includes most of JSON,
-// but not surrogate pairs and not two values without a "---" between them.
+// jsonReader converts JSON to the trees that the YAML parser returns. YAML includes most of JSON, but neither
+// surrogate pairs nor two values without a "---" between them.
 type jsonReader struct {
 	dec  *json.Decoder
 	data []byte
@@ -117,7 +117,7 @@ func (r *jsonReader) syntaxError(err error) *syntaxError {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return &syntaxError{r.line, "not JSON: it ends in the middle of a value"}
 	case errors.As(err, &se):
-		// The line where the invalid token starts; the meaning of SyntaxError.Offset depends on the
+		// The line where the invalid token starts: the meaning of SyntaxError.Offset depends on the
 		// kind of token.
 		r.countLines()
 		return &syntaxError{r.line, "not JSON: " + err.Error()}

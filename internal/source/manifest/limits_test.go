@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// within fails a test whose f does not return in time: a file must not block the agent.
+// within fails a test if f does not return in time: a file must not block the agent.
 func within(t *testing.T, limit time.Duration, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -63,7 +63,7 @@ func TestSpecialFiles(t *testing.T) {
 					t.Errorf("in a folder: %s", got)
 				}
 				if test.name == "link to nothing" || test.name == "link to itself" {
-					return // then there is no such file at all
+					return // such a file does not exist
 				}
 				if got := problemsOf(t, path).Error(); got != path+": "+test.want {
 					t.Errorf("alone: %s", got)
@@ -123,7 +123,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Text that expands to, or nests, far more than its size takes neither much time nor memory.
+// Text that expands to far more than its size, or is nested deeply, takes neither much time nor memory.
 func TestBombs(t *testing.T) {
 	laughs := func(format string) string {
 		s := "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"

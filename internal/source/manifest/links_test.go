@@ -23,8 +23,8 @@ func symlink(t *testing.T, target, name string) {
 	rename(t, name+".new", name)
 }
 
-// configMap lays out a directory as the kubelet mounts a ConfigMap: the files are links through
-// ..data, which is a link to a directory that is never modified.
+// configMap lays out a directory as the kubelet mounts a ConfigMap: the files are links through ..data, which
+// is a link to a directory that is never modified.
 func configMap(t *testing.T, dir string, generation int, files map[string]string) {
 	t.Helper()
 	real := fmt.Sprintf("..generation_%d", generation)
@@ -92,7 +92,7 @@ func TestConfigMapIsReadWhole(t *testing.T) {
 	for end := time.Now().Add(deadline); len(good) < 50 && time.Now().Before(end); {
 		st, err := s.Load()
 		if err != nil {
-			if !strings.Contains(err.Error(), "while it was being read") {
+			if !strings.Contains(err.Error(), "attempts to read it") {
 				t.Fatal(err)
 			}
 			continue
@@ -102,7 +102,7 @@ func TestConfigMapIsReadWhole(t *testing.T) {
 			ips[o.(*service.Service).ClusterIPs[0][len("10.90."):]] = true // of the generation
 		}
 		if len(ips) != 1 || len(st.Objects) != len(names) {
-			t.Fatalf("a mixture: %v", ips)
+			t.Fatalf("mixed states: %v", ips)
 		}
 		for ip := range ips {
 			good[ip] = true
@@ -113,7 +113,7 @@ func TestConfigMapIsReadWhole(t *testing.T) {
 	}
 }
 
-// Links on the way to the manifests, and from them, may be replaced.
+// Links on the way to the manifests, and in their directory, may be replaced.
 func TestSymlinks(t *testing.T) {
 	root := t.TempDir()
 	at := func(name ...string) string { return filepath.Join(append([]string{root}, name...)...) }
@@ -131,9 +131,9 @@ func TestSymlinks(t *testing.T) {
 
 	f := follow(t, New(at("manifests")))
 	f.want("+b +web")
-	write(t, at("elsewhere"), "b.yaml", named("b", "10.96.0.33")) // what a file in the folder links to
+	write(t, at("elsewhere"), "b.yaml", named("b", "10.96.0.33")) // the target of a link in the folder
 	f.want("~b")
-	symlink(t, "../two", at("etc", "current")) // a link that the folder's name links to
+	symlink(t, "../two", at("etc", "current")) // a link in the folder's path
 	f.want("-b ~web")
 	write(t, at("two"), "web.yaml", named("web", "10.96.0.22")) // in the new folder
 	f.want("~web")

@@ -16,7 +16,7 @@ const (
 	benchEndpoints = 10
 )
 
-// benchObjects are a Service and its EndpointSlice, as an API server shows them.
+// benchObjects returns a Service and its EndpointSlice, as printed by an API server.
 func benchObjects(i int) (service, slice string) {
 	service = fmt.Sprintf(`apiVersion: v1
 kind: Service
@@ -69,8 +69,7 @@ endpoints:
 	return service, b.String()
 }
 
-// BenchmarkLoad reads 5,000 Services with 10 endpoints each, distributed over files in different
-// ways.
+// BenchmarkLoad reads 5,000 Services with 10 endpoints each, distributed over files in different ways.
 func BenchmarkLoad(b *testing.B) {
 	var documents bytes.Buffer
 	var items []json.RawMessage

@@ -15,16 +15,16 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// A read is repeated until no file changes during it.
+// Maximum number of reads: a read is repeated until no file changes during it.
 const (
 	attempts      = 8 // if files change in place or many at once, which may be seen half done
 	stillAttempts = 3 // if files are only added, replaced and removed
 )
 
-// readAll reads all files; failed says why that is impossible. Files that change during the read
-// would mix two states, so it lists the files before and after, and rereads those that changed. If
-// whole files are added and removed all the time, it accepts the result: each file existed, the
-// next read follows at once, and blocking all updates would be worse.
+// readAll reads all files; failed is why it cannot. Files that change during the read would mix two states, so
+// it lists the files before and after, and rereads those that changed. If whole files are constantly added and
+// removed, it accepts the result: each file existed, the next read follows at once, and blocking all updates
+// would be worse.
 func (s *Source) readAll(changed changes) (failed source.Problems) {
 	before, err := list(s.path)
 	for i := 0; i < attempts; i++ {
@@ -69,8 +69,8 @@ func (s *Source) readAll(changed changes) (failed source.Problems) {
 	}}
 }
 
-// same reports whether a list equals that of the last complete read without changes during it, so
-// that nothing has to be read.
+// same reports whether a list equals that of the last complete read during which nothing changed, so that
+// nothing needs to be read.
 func (s *Source) same(entries []entry, changed changes) bool {
 	return s.folder != 0 && len(entries) == len(s.files) && !slices.ContainsFunc(entries, func(e entry) bool {
 		f := s.files[e.name]
@@ -78,9 +78,9 @@ func (s *Source) same(entries []entry, changed changes) bool {
 	})
 }
 
-// replacedOneByOne reports whether two lists differ only in whole files that were added, removed or
-// replaced one by one. It returns false if a file was written in place, or if a link or the
-// directory changed, which changes many files at once. The lists are sorted by name.
+// replacedOneByOne reports whether two lists differ only in whole files that were added, removed or replaced
+// one by one. It returns false if a file was written in place, or if a link or the directory changed, which
+// changes many files at once. The lists are sorted by name.
 func replacedOneByOne(before, after []entry) bool {
 	if len(before) > 0 && len(after) > 0 && before[0].folder != after[0].folder {
 		return false
@@ -119,9 +119,9 @@ func (s *Source) readEntries(entries []entry, changed changes) {
 	}
 }
 
-// readSome reads only the files that changed according to notifications. It returns false if all
-// files have to be read: if links may have changed, if the directory was replaced since the last
-// complete read, or if these files change during the read.
+// readSome reads only the files that changed according to notifications. It returns false if all files must be
+// read: if links may have changed, if the directory was replaced since the last complete read, or if these
+// files change during the read.
 func (s *Source) readSome(changed changes) bool {
 	if changed.all || s.folder == 0 {
 		return false
@@ -154,8 +154,8 @@ func (s *Source) readSome(changed changes) bool {
 	return true
 }
 
-// some does what list does for a sorted list of names, and returns which of them do not exist. ok
-// is false if only list can decide.
+// some lists files like list, but only those with the given names, and returns which names do not exist. ok is
+// false if only list can decide.
 func (s *Source) some(names map[string]bool) (entries []entry, gone []string, ok bool) {
 	folder, err := os.Stat(s.path)
 	if err != nil || !folder.IsDir() || statOf(folder).ino != s.folder {

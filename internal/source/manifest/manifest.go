@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifest is the source that reads Kubernetes YAML and JSON from a file or a directory,
-// and follows its changes.
+// Package manifest is the source that reads Kubernetes YAML and JSON from a file or a directory, and follows
+// its changes.
 //
-// The directory is one state. If any part of it is invalid, none of it takes effect and the last
-// valid state stays in use, while every problem is reported with file, line, object and reason.
-// When everything is valid again, the difference is one event. docs/operate/manifests.md is the user
-// documentation.
+// The directory is one state. If any part of it is invalid, none of it takes effect and the last valid state
+// stays in use; every problem is reported with file, line, object and reason. When everything is valid again,
+// the difference is one event. docs/operate/manifests.md is the user documentation.
 //
-// A read lists and reads files (look.go, read.go), splits them into documents (document.go,
-// plain.go, json.go), decodes these strictly (decode.go), checks them (check.go, checkservice.go),
-// converts them (object.go), and joins the files (join.go). watch.go decides when to read again,
+// A read lists and reads files (look.go, read.go), splits them into documents (document.go, plain.go, json.go),
+// decodes these strictly (decode.go), checks them (check.go, checkservice.go), converts them (object.go), and
+// joins the files (join.go). watch.go decides when to read again, and which files may have changed; sequence.go
+// computes events from the changes.
 // and which files may have changed; sequence.go computes events from the changes.
 package manifest
 
@@ -31,13 +31,12 @@ type Source struct {
 	limits limits
 	timing timing
 	notify func() (*fsnotify.Watcher, error)
-	// whileReading is a test hook. It is called after files have been read and before they are
-	// listed again.
+	// whileReading is a test hook, called after files are read and before they are listed again.
 	whileReading func()
 
 	mu sync.Mutex
-	// files holds the last read of each file by name, so that a file with the same content is not
-	// decoded again and its objects keep their pointers.
+	// files holds the last read of each file by name, so that a file with the same content is not decoded
+	// again and its objects keep their pointers.
 	files map[string]*file
 	// folder is the inode of the directory at the last complete read; 0 if that read failed, or for
 	// a single file. size is the total size of the files.
@@ -51,12 +50,12 @@ var _ source.Source = (*Source)(nil)
 type State struct {
 	// Objects are sorted by their Ref, each once.
 	Objects []service.Object
-	// Warnings name what was left out, or is probably a mistake.
+	// Warnings name what was skipped or is probably a mistake.
 	Warnings source.Problems
 }
 
-// New returns a source of the manifests in path: one file, or all *.yaml, *.yml and *.json in a
-// directory, not in its subdirectories. It reads nothing yet.
+// New returns a source of the manifests in path: one file, or all *.yaml, *.yml and *.json files in a
+// directory, but not in its subdirectories. It reads nothing yet.
 func New(path string) *Source {
 	return &Source{path: path, limits: defaultLimits, timing: defaultTiming, notify: fsnotify.NewWatcher, whileReading: func() {}}
 }
@@ -81,8 +80,8 @@ func (s *Source) Load() (State, error) {
 	return st, nil
 }
 
-// Run sends the manifests and then each change of them, until ctx ends; it always returns nil. The
-// first event comes at once; if the manifests are invalid, it has Problems and no Synced.
+// Run sends the manifests and then each change to them, until ctx ends; it always returns nil. The first event
+// is sent at once; if the manifests are invalid, it has Problems and Synced is false.
 func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 	w := &watcher{timing: s.timing, open: s.notify}
 	defer w.close()
@@ -102,8 +101,7 @@ func (s *Source) Run(ctx context.Context, events chan<- source.Event) error {
 	}
 }
 
-// next reads the files that may have changed, and returns the resulting event, or false if there is
-// none.
+// next reads the files that may have changed, and returns the resulting event, or false if there is none.
 func (s *Source) next(w *watcher, changed changes, sent *sequence) (source.Event, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,7 +22,7 @@ type placed struct {
 	line   int
 }
 
-// kind says how objects of one kind are read.
+// kind is how objects of one kind are read.
 type kind struct {
 	group, version string
 	namespaced     bool
@@ -61,7 +61,7 @@ func reader[In any, Out service.Object](
 			return nil // decoding was aborted
 		}
 		checkMeta(d.complaints, any(&in).(metav1.Object), service.Kind(text(n, "kind")), namespaced)
-		// The converter runs last: for each field the first complaint is kept.
+		// The converter runs last: the first complaint about each field is kept.
 		check(d.complaints, &in)
 		if setDefaults != nil {
 			setDefaults(d.complaints, &in)
@@ -147,8 +147,8 @@ func (r *treeReader) read(n *yaml.Node, depth int) {
 	}
 }
 
-// meantKind returns the kind that a misspelled kind or group probably means, or "". Skipping such
-// an object silently would lose it. A kind in another project's group is no mistake.
+// meantKind returns the kind that a misspelled kind or group probably means, or "". Silently skipping such an
+// object would lose it. A kind in another project's group is no mistake.
 func meantKind(name service.Kind, group string) service.Kind {
 	if k, known := kinds[name]; known && k.group != "" && suggest.Nearest(group, []string{k.group}) != "" {
 		return name
@@ -162,8 +162,8 @@ func meantKind(name service.Kind, group string) service.Kind {
 	return service.Kind(suggest.Nearest(string(name), names))
 }
 
-// isKubernetesGroup distinguishes a misspelled apiVersion from another project's kind of the same
-// name, such as Knative's Service.
+// isKubernetesGroup distinguishes a misspelled apiVersion from another project's kind of the same name, such as
+// Knative's Service.
 func isKubernetesGroup(group string) bool {
 	for _, k := range kinds {
 		if group == k.group {
@@ -205,8 +205,8 @@ func isTypedList(name service.Kind, apiVersion string) bool {
 	return isList && known && apiVersion == k.apiVersion()
 }
 
-// readList reads the items of a v1 List, as "kubectl get -o yaml" writes it, or of a typed list,
-// whose items need no kind and apiVersion.
+// readList reads the items of a v1 List, as written by "kubectl get -o yaml", or of a typed list, whose items
+// need no kind and apiVersion.
 func (r *treeReader) readList(n *yaml.Node, depth int) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		switch name := n.Content[i]; name.Value {

@@ -36,7 +36,7 @@ func TestPlainTreesAreThoseOfTheParser(t *testing.T) {
 	plain, changed := 0, 0
 	for _, seed := range plainSeeds {
 		if !samePlain(t, seed) {
-			t.Errorf("not taken for plain:\n%s", seed)
+			t.Errorf("not accepted as plain:\n%s", seed)
 		}
 		for range 10_000 {
 			text := seed
@@ -54,11 +54,11 @@ func TestPlainTreesAreThoseOfTheParser(t *testing.T) {
 	}
 	t.Logf("of %d changed documents %d are plain", changed, plain)
 	if plain < changed/100 || plain > changed/2 {
-		t.Errorf("of %d changed documents %d are plain: this tests little", changed, plain)
+		t.Errorf("of %d changed documents only %d are plain", changed, plain)
 	}
 }
 
-// The same for the project's examples, of which some are.
+// The same for the project's examples, some of which are plain.
 func TestPlainExamples(t *testing.T) {
 	names, err := filepath.Glob("../../../examples/*.yaml")
 	if err != nil || len(names) == 0 {
@@ -78,11 +78,11 @@ func TestPlainExamples(t *testing.T) {
 func mutate(random *rand.Rand, text string) string {
 	piece, at := plainPieces[random.IntN(len(plainPieces))], random.IntN(len(text)+1)
 	switch random.IntN(4) {
-	case 0: // a piece more
+	case 0: // insert a piece
 		return text[:at] + piece + text[at:]
-	case 1: // in place of some
+	case 1: // replace some
 		return text[:at] + piece + text[min(len(text), at+1+random.IntN(4)):]
-	case 2: // some less
+	case 2: // remove some
 		return text[:at] + text[min(len(text), at+1+random.IntN(6)):]
 	}
 	lines := strings.SplitAfter(text, "\n")
@@ -95,7 +95,7 @@ func mutate(random *rand.Rand, text string) string {
 	return strings.Join(lines, "")
 }
 
-// samePlain reports whether a text is plain; if so it must have the parser's tree.
+// samePlain reports whether a text is plain; if so, it must have the parser's tree.
 func samePlain(t *testing.T, text string) bool {
 	t.Helper()
 	doc := document{[]byte(text), 7}
@@ -105,21 +105,21 @@ func samePlain(t *testing.T, text string) bool {
 	}
 	trees, err := parseTrees(doc.data)
 	if err != nil || len(trees) != 1 {
-		t.Errorf("plain, and the parser finds %d documents in it (%v):\n%q", len(trees), err, text)
+		t.Errorf("plain, but the parser finds %d documents (%v):\n%q", len(trees), err, text)
 		return true
 	}
 	var left atomic.Int64
 	want := trees[0].Content[0]
 	if err := prepare(want, doc.line-1, &left); err != nil {
-		t.Errorf("plain, and %s:\n%s", err.reason, text)
+		t.Errorf("plain, but %s:\n%s", err.reason, text)
 	}
 	if diff := cmp.Diff(outline(want), outline(tree)); diff != "" {
-		t.Errorf("another tree (-parser +plain):\n%s\n%s", diff, text)
+		t.Errorf("different trees (-parser +plain):\n%s\n%s", diff, text)
 	}
 	return true
 }
 
-// outline is all of a tree that is read.
+// outline returns all that is read of a tree.
 func outline(n *yaml.Node) any {
 	if n == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// complaint is a problem with one field of an object. Its path has the form of the Kubernetes API,
-// with map keys in brackets: spec.ports[0].port, metadata.annotations[beeline.io/weight].
+// complaint is a problem with one field of an object. Its path has the form of the Kubernetes API, with map
+// keys in brackets: spec.ports[0].port, metadata.annotations[beeline.io/weight].
 type complaint struct {
 	path    string // empty: the whole object
 	reason  string
@@ -23,12 +23,12 @@ type complaint struct {
 type complaints struct {
 	list  []complaint
 	wrong map[string]bool // paths with an error
-	// written maps the path that a converter reports to the path in the file, if a default copied
-	// the value.
+	// written maps the path that a converter reports to the path in the file, if a default copied the
+	// value.
 	written map[string]string
 }
 
-// add adds an error, unless it is a consequence of another one.
+// add adds an error unless it follows from another one.
 func (c *complaints) add(path string, line int, format string, args ...any) {
 	if !c.known(path) {
 		c.expect(path)
@@ -36,7 +36,7 @@ func (c *complaints) add(path string, line int, format string, args ...any) {
 	}
 }
 
-// expect suppresses errors that follow from an error of that field.
+// expect suppresses errors that follow from an error in that field.
 func (c *complaints) expect(path string) {
 	if c.wrong == nil {
 		c.wrong = make(map[string]bool)
@@ -44,7 +44,7 @@ func (c *complaints) expect(path string) {
 	c.wrong[path] = true
 }
 
-// known reports whether there is an error for the same field or a surrounding one.
+// known reports whether the same field or a surrounding one has an error.
 func (c *complaints) known(path string) bool {
 	for p := path; p != ""; p = parentPath(p) {
 		if c.wrong[p] {
@@ -57,7 +57,7 @@ func (c *complaints) known(path string) bool {
 // errorf adds an error at the line of its path.
 func (c *complaints) errorf(path, format string, args ...any) { c.add(path, 0, format, args...) }
 
-// warnf adds a warning about something that is allowed, but is probably a mistake.
+// warnf adds a warning about something allowed that is probably a mistake.
 func (c *complaints) warnf(path, format string, args ...any) {
 	if !c.known(path) {
 		c.list = append(c.list, complaint{path: path, reason: fmt.Sprintf(format, args...), warning: true})

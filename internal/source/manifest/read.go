@@ -30,8 +30,8 @@ type limits struct {
 	report int   // problems, of one file and of all together
 }
 
-// The defaults. 5,000 Services with 10 endpoints each take 12 MB in one file, and 1.3 million marks
-// in one List.
+// defaultLimits are sufficient for 5,000 Services with 10 endpoints each, which take 12 MB in one file, and 1.3
+// million marks in one List.
 var defaultLimits = limits{
 	file:   64 << 20,
 	folder: 256 << 20,
@@ -40,13 +40,12 @@ var defaultLimits = limits{
 	report: 1000,
 }
 
-// entry is one file to read with its stat data: equal lists of entries mean that nothing has
-// changed.
+// entry is a file to read with its stat data: equal lists of entries mean that nothing changed.
 type entry struct {
 	name string // file name in the directory, used in problems
 	path string
 	stat stat
-	// linked means that the name is a symbolic link, so others may change together with it.
+	// linked means that the name is a symbolic link, so that other entries may change together with it.
 	linked bool
 	folder uint64 // inode of the directory; 0 for a single file
 }
@@ -79,7 +78,7 @@ func list(path string) ([]entry, error) {
 			continue
 		}
 		e := entry{name: de.Name(), path: filepath.Join(path, de.Name()), folder: folder, linked: de.Type()&fs.ModeSymlink != 0}
-		// Symbolic links are followed, because a mounted ConfigMap consists of them.
+		// A mounted ConfigMap consists of symbolic links, so follow them.
 		switch fi, err := os.Stat(e.path); {
 		case err != nil:
 			e.stat.err = describe(err)
@@ -93,8 +92,7 @@ func list(path string) ([]entry, error) {
 	return entries, nil
 }
 
-// isManifest leaves out hidden files and editors' backup files: x.yaml~, #x.yaml#, .x.yaml.swp,
-// x.yaml.bak.
+// isManifest excludes hidden files and editors' backup files: x.yaml~, #x.yaml#, .x.yaml.swp, x.yaml.bak.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") {
 		return false
@@ -154,9 +152,8 @@ func readEntry(e entry, old *file, changed changes, lim limits) *file {
 	return f
 }
 
-// unchanged reports that the file need not be read again: it was read, and its stat data is the
-// same. The times of a file that has just been written may not show a second write, but that causes
-// a notification.
+// unchanged reports that the file need not be read again: it was read, and its stat data is the same. The times
+// of a file that was just written may not show a second write, but that causes a notification.
 func (f *file) unchanged(e entry, changed changes) bool {
 	const granularity = 2 * time.Second
 	return f.sum != [sha256.Size]byte{} && f.stat == e.stat &&
@@ -166,9 +163,9 @@ func (f *file) unchanged(e entry, changed changes) bool {
 // readTimeout bounds the time to read a file's content.
 const readTimeout = 5 * time.Second
 
-// readFile reads a regular file. Other types could block forever (a named pipe) or have side
-// effects when opened (a device), so it checks the type before. It checks again after opening, and
-// opens with O_NONBLOCK, because the name may have changed meanwhile.
+// readFile reads a regular file. Other types could block forever (a named pipe) or have side effects when
+// opened (a device), so it checks the type first. It opens with O_NONBLOCK and checks again afterwards, because
+// the name may have changed meanwhile.
 func readFile(e entry, limit int64) ([]byte, error) {
 	if e.stat.err != "" {
 		return nil, errors.New(e.stat.err)
@@ -181,8 +178,8 @@ func readFile(e entry, limit int64) ([]byte, error) {
 		return nil, errors.New(describe(err))
 	}
 	defer f.Close()
-	// Some files of /proc look regular and block forever. Files on a disk do not support deadlines,
-	// and need none.
+	// Some files of /proc look regular and block forever. Files on a disk do not support deadlines and need
+	// none.
 	_ = f.SetReadDeadline(time.Now().Add(readTimeout))
 	fi, err := f.Stat()
 	if err != nil {
@@ -204,7 +201,7 @@ func readFile(e entry, limit int64) ([]byte, error) {
 		return nil, tooLarge
 	}
 	if data.Len() == 0 {
-		// A file that is just being written also looks empty.
+		// A file that is being written also looks empty.
 		return nil, errors.New("is empty: remove it, or write a comment into it if it is meant to be empty")
 	}
 	return data.Bytes(), nil

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// restless calls change again and again until the test ends.
+// restless calls change repeatedly until the test ends.
 func restless(t *testing.T, change func(i int) error) {
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -39,7 +39,7 @@ func restless(t *testing.T, change func(i int) error) {
 	})
 }
 
-// Files that are replaced all the time, each as a whole, do not prevent the others from being read.
+// Files that are constantly replaced, each as a whole, do not prevent the others from being read.
 func TestFilesReplacedWithoutEnd(t *testing.T) {
 	files := map[string]string{}
 	for i := range 200 {
@@ -101,15 +101,15 @@ func TestWriteThatStatDoesNotTell(t *testing.T) {
 	s.readEntries(entries, changes{names: map[string]bool{"a.yaml": true}})
 	second := s.files
 	if second["a.yaml"].sum == first["a.yaml"].sum {
-		t.Error("a.yaml was heard of and not read again")
+		t.Error("a.yaml had a notification and was not read again")
 	}
 	if second["b.yaml"] != first["b.yaml"] {
-		t.Error("b.yaml looks the same, nothing was heard of it, and it was read again")
+		t.Error("b.yaml looks the same, had no notification, and was read again")
 	}
 }
 
-// A directory that is replaced through its link, again and again, is read as of one moment: never
-// some files of one and some of the other.
+// A directory that is repeatedly replaced through its link is read as of one moment: never some files of one
+// and some of the other.
 func TestFolderIsReadWhole(t *testing.T) {
 	root := t.TempDir()
 	const files, folders = 30, 100
@@ -141,7 +141,7 @@ func TestFolderIsReadWhole(t *testing.T) {
 	for end := time.Now().Add(deadline); len(seen) < 20 && time.Now().Before(end); {
 		state, err := s.Load()
 		if err != nil {
-			continue // it found no quiet moment, and says so
+			continue // the directory kept changing, which is reported
 		}
 		versions := map[string]int{}
 		for _, o := range state.Objects {
@@ -149,7 +149,7 @@ func TestFolderIsReadWhole(t *testing.T) {
 			versions[ip[:strings.LastIndex(ip, ".")]]++
 		}
 		if len(versions) != 1 || len(state.Objects) != files {
-			t.Fatalf("a mixture: %v", versions)
+			t.Fatalf("mixed states: %v", versions)
 		}
 		for v := range versions {
 			seen[v] = true

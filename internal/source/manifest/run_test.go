@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// deadline bounds waits for what must happen; a passing test does not reach it.
+// deadline bounds waits for required events; a passing test does not reach it.
 const deadline = time.Minute
 
 // follower receives the events of a running source, and checks invariants of all events.
@@ -46,7 +46,7 @@ func follow(t *testing.T, s *Source) *follower {
 				t.Errorf("Run: %v", err)
 			}
 		case <-time.After(deadline):
-			t.Error("Run goes on after its context has ended")
+			t.Error("Run continues after its context has ended")
 		}
 	})
 	return f
@@ -58,7 +58,7 @@ func (f *follower) next() source.Event {
 	select {
 	case ev := <-f.events:
 		if f.last.Synced && !ev.Synced {
-			f.t.Error("Synced was taken back")
+			f.t.Error("Synced became false again")
 		}
 		if !ev.Synced && len(ev.Changes) > 0 {
 			f.t.Errorf("not synced, but %v", ev.Changes)
@@ -67,7 +67,7 @@ func (f *follower) next() source.Event {
 			old, ok := f.objects[c.Ref]
 			switch {
 			case c.Object == nil && !ok:
-				f.t.Errorf("%s went, and was not there", c.Ref)
+				f.t.Errorf("%s was removed, and did not exist", c.Ref)
 			case c.Object == nil:
 				delete(f.objects, c.Ref)
 				continue
@@ -106,8 +106,8 @@ func (f *follower) names() []string {
 	return names
 }
 
-// want waits for the next event and says what it is to hold: what changed (+
-// came, - went, ~ changed) and the problems, each as a part of its text.
+// want waits for the next event, and checks its changes (+ added, - removed, ~ changed) and its problems, each
+// by a part of its text.
 func (f *follower) want(changes string, problems ...string) {
 	f.t.Helper()
 	had := make(map[service.Ref]bool)
@@ -206,8 +206,8 @@ func TestRunNoFolderAtTheStart(t *testing.T) {
 	f.want("+web")
 }
 
-// While one file is invalid, nothing of the directory changes, not even by a valid file; when all
-// are valid, the difference is one event.
+// While one file is invalid, nothing of the directory changes, not even by a valid file; when all are valid,
+// the difference is one event.
 func TestFolderIsOneState(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": named("a", "10.96.0.1"), "b.yaml": named("b", "10.96.0.2"), "c.yaml": named("c", "10.96.0.3")})
 	f := follow(t, New(dir))
@@ -215,12 +215,12 @@ func TestFolderIsOneState(t *testing.T) {
 	write(t, dir, "b.yaml", "bad")
 	f.want("", "b.yaml:1: want a Kubernetes object")
 	if !f.last.Synced {
-		t.Error("the last good state is not in force")
+		t.Error("the last valid state is not in use")
 	}
 	// All problems are reported, including the new one of another file.
 	write(t, dir, "d.yaml", "bad too")
 	f.want("", "b.yaml:1: want a Kubernetes object", "d.yaml:1: want a Kubernetes object")
-	// These are valid, and have to wait.
+	// These are valid, and must wait.
 	write(t, dir, "a.yaml", named("a", "10.96.0.11"))
 	remove(t, dir, "c.yaml")
 	write(t, dir, "d.yaml", named("d", "10.96.0.4"))
@@ -229,7 +229,7 @@ func TestFolderIsOneState(t *testing.T) {
 	f.want("~a -c +d")
 }
 
-// Whatever does not change an object is no change of it.
+// A write that does not change an object is no change of it.
 func TestUntouchedObjects(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": web, "b.yaml": named("b", "10.96.0.2")})
 	f := follow(t, New(dir))
@@ -237,7 +237,7 @@ func TestUntouchedObjects(t *testing.T) {
 	write(t, dir, "a.yaml", "# a comment\n"+edit(t, web, "80", "0x50"))
 	write(t, dir, "c.yaml", named("c", "10.96.0.3"))
 	f.until("c", func() bool { return len(f.objects) == 3 })
-	// From one file to another; follower checks that no event names it as changed.
+	// Moved to another file; follower checks that no event reports it as changed.
 	write(t, dir, "d.yaml", named("b", "10.96.0.2"))
 	remove(t, dir, "b.yaml")
 	write(t, dir, "c.yaml", named("c", "10.96.0.33"))
@@ -288,7 +288,7 @@ func TestFolderGone(t *testing.T) {
 	f.want("", "no such file or directory")
 	rename(t, dir+".away", dir)
 	f.want("")
-	// It is watched as before, and so is a new one in its place.
+	// It is still watched, and so is a new one in its place.
 	write(t, dir, "b.yaml", named("b", "10.96.0.2"))
 	f.want("+b")
 	rename(t, dir, dir+".away")
@@ -299,8 +299,8 @@ func TestFolderGone(t *testing.T) {
 	f.want("~c")
 }
 
-// Removing a folder removes its files first: that all happens within the quiet
-// time, which is long here because the machine may be busy.
+// Removing a folder removes its files first. All of that must happen within the quiet time, which is long here
+// because the machine may be busy.
 func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
 	rename(t, folder(t, map[string]string{"a.yaml": web, "b.yaml": named("b", "10.96.0.2")}), dir)
@@ -312,7 +312,7 @@ func TestFolderRemoved(t *testing.T) {
 	f.want("", "no such file or directory")
 }
 
-// One unreadable file is as one bad file.
+// An unreadable file counts as an invalid one.
 func TestUnreadableFile(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": web})
 	f := follow(t, New(dir))

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// sequence computes events from reads. It keeps the last valid state, that of the last event, in a
-// form in which the cost of a change depends on the size of the change, not of the state.
+// sequence computes events from reads. It keeps the last valid state, that of the last event, in a form in
+// which the cost of a change depends on the size of the change, not of the state.
 type sequence struct {
 	started, synced bool
 	problems        source.Problems
@@ -23,8 +23,7 @@ type sequence struct {
 	files, warned map[string]*file
 	objects       map[service.Ref]struct{}
 	allocated     map[allocation]struct{}
-	// behind means that files have been read that are not in that state, because something was
-	// invalid.
+	// behind means that files were read that are not in that state, because something was invalid.
 	behind bool
 }
 
@@ -35,9 +34,8 @@ func newSequence() *sequence {
 	}
 }
 
-// next returns the event for the current files of a source, or false if nothing changed. If names
-// is not nil, only those files may have changed since the last call. failed says why the files
-// could not be read.
+// next returns the event for the current files of a source, or false if nothing changed. If names is not nil,
+// only those files may have changed since the last call. failed is why the files could not be read.
 func (q *sequence) next(s *Source, names map[string]bool, failed source.Problems) (source.Event, bool) {
 	problems := failed
 	var changes []service.Change
@@ -51,9 +49,9 @@ func (q *sequence) next(s *Source, names map[string]bool, failed source.Problems
 	}
 	q.behind = !good
 	problems = append(problems, q.watch...)
-	news := !q.started || !slices.Equal(q.problems, problems) || good && !q.synced || len(changes) > 0
+	changed := !q.started || !slices.Equal(q.problems, problems) || good && !q.synced || len(changes) > 0
 	q.started, q.synced, q.problems = true, q.synced || good, problems
-	return source.Event{Changes: changes, Synced: q.synced, Problems: slices.Clone(problems)}, news
+	return source.Event{Changes: changes, Synced: q.synced, Problems: slices.Clone(problems)}, changed
 }
 
 // advance makes the files the valid state, and returns the changes to it. If a file is invalid, or
@@ -89,7 +87,7 @@ func (q *sequence) advance(files map[string]*file, names map[string]bool) (chang
 	return diff(gone.objects, come.objects), true
 }
 
-// different returns the files that differ from those of the valid state; nil for a removed one.
+// different returns the files that differ from the valid state's; nil for a removed one.
 func (q *sequence) different(files map[string]*file, names map[string]bool) map[string]*file {
 	all := map[string]*file{}
 	look := func(name string) {
@@ -130,8 +128,7 @@ func newContents() contents {
 	return contents{map[service.Ref]service.Object{}, map[allocation]service.Ref{}}
 }
 
-// add returns false if the file conflicts with the content, because it has an object or allocation
-// that is already there.
+// add returns false if the file conflicts with the content: an object or allocation is already there.
 func (c contents) add(f *file) bool {
 	for _, o := range f.objects {
 		ref := o.object.Ref()

@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Whatever changes in whichever files, the events lead to the content of all files together, and
-// changes made while a file was invalid are not lost: incremental and full computation agree.
+// Whatever changes in the files, the events lead to the content of all files together, and changes made while a
+// file was invalid are not lost: incremental and full computation agree.
 func TestSequenceAgreesWithJoin(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -55,7 +55,7 @@ func TestSequenceAgreesWithJoin(t *testing.T) {
 				}
 			}
 			if step == 0 || r.IntN(4) == 0 {
-				names = nil // all were looked at
+				names = nil // all were read
 			}
 			ev, _ := q.next(s, names, nil)
 			for _, c := range ev.Changes {
@@ -73,13 +73,13 @@ func TestSequenceAgreesWithJoin(t *testing.T) {
 			if want.problems.Errors() > 0 {
 				bad++
 				if len(ev.Changes) > 0 {
-					t.Fatalf("%v although %v", ev.Changes, want.problems)
+					t.Fatalf("%v despite %v", ev.Changes, want.problems)
 				}
 				continue
 			}
 			good++
 			if !maps.EqualFunc(held, want.objects, func(a, b service.Object) bool { return reflect.DeepEqual(a, b) }) {
-				t.Fatalf("held are %v, want %v", held, want.objects)
+				t.Fatalf("objects %v, want %v", held, want.objects)
 			}
 		}
 	}
@@ -88,7 +88,7 @@ func TestSequenceAgreesWithJoin(t *testing.T) {
 	}
 }
 
-// Only where nothing but the files themselves can have changed are they read alone.
+// Single files are read only if nothing else can have changed.
 func TestReadSome(t *testing.T) {
 	start := map[string]string{"a.yaml": named("a", "10.96.0.1"), "b.yaml": named("b", "10.96.0.2")}
 	for _, c := range []struct {
@@ -96,13 +96,13 @@ func TestReadSome(t *testing.T) {
 		change func(dir string)
 		heard  []string
 		want   bool
-		read   []string // the Services then, if so
+		read   []string // the Services afterwards, if so
 	}{
 		{"replaced", func(dir string) { write(t, dir, "a.yaml", named("c", "10.96.0.3")) }, []string{"a.yaml"}, true, []string{"b", "c"}},
 		{"new", func(dir string) { write(t, dir, "c.yaml", named("c", "10.96.0.3")) }, []string{"c.yaml"}, true, []string{"a", "b", "c"}},
 		{"removed", func(dir string) { remove(t, dir, "a.yaml") }, []string{"a.yaml"}, true, []string{"b"}},
 		{"nothing", func(string) {}, []string{"a.yaml", "never.yaml"}, true, []string{"a", "b"}},
-		{"one that nothing was heard of", func(dir string) { write(t, dir, "b.yaml", named("c", "10.96.0.3")) }, []string{"a.yaml"}, true, []string{"a", "b"}},
+		{"one without a notification", func(dir string) { write(t, dir, "b.yaml", named("c", "10.96.0.3")) }, []string{"a.yaml"}, true, []string{"a", "b"}},
 		{"a link", func(dir string) { symlink(t, "b.yaml", filepath.Join(dir, "c.yaml")) }, []string{"c.yaml"}, false, nil},
 		{"another folder", func(dir string) {
 			rename(t, dir, dir+".away")
@@ -120,7 +120,7 @@ func TestReadSome(t *testing.T) {
 			s := New(dir)
 			s.limits.folder = 4096
 			if changed := (changes{all: true}); s.readSome(changed) || s.readAll(changed) != nil {
-				t.Fatal("the first look is at all files")
+				t.Fatal("the first read was not of all files")
 			}
 			c.change(dir)
 			changed := changes{names: map[string]bool{}}

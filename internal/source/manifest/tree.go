@@ -21,7 +21,7 @@ func target(n *yaml.Node) *yaml.Node {
 // prepare adds addLines to the lines of a parsed document, and expands merge keys ("<<: *anchor").
 func prepare(n *yaml.Node, addLines int, left *atomic.Int64) *syntaxError {
 	n.Line += addLines
-	// Children first: a merge key refers to an earlier mapping, which is then expanded already.
+	// Children first: a merge key refers to an earlier mapping, which is then already expanded.
 	for _, c := range n.Content {
 		if err := prepare(c, addLines, left); err != nil {
 			return err
@@ -33,8 +33,8 @@ func prepare(n *yaml.Node, addLines int, left *atomic.Int64) *syntaxError {
 	return nil
 }
 
-// expandMerges adds to a mapping the fields of the mappings in its merge keys; its own fields have
-// precedence, then earlier mappings.
+// expandMerges adds the fields of the mappings in a mapping's merge keys; its own fields take precedence, then
+// earlier mappings.
 func expandMerges(n *yaml.Node, left *atomic.Int64) *syntaxError {
 	var content, merges []*yaml.Node
 	have := make(map[string]bool)
@@ -66,8 +66,8 @@ func expandMerges(n *yaml.Node, left *atomic.Int64) *syntaxError {
 					continue
 				}
 				have[name.Value] = true
-				// Add it as an alias, so that it is counted as one, and a mapping that merges a
-				// surrounding one does not make an endless tree.
+				// Add it as an alias, so that it counts as one, and so that a mapping that
+				// merges a surrounding one does not make an endless tree.
 				content = append(content, name, &yaml.Node{Kind: yaml.AliasNode, Alias: target(value), Line: value.Line})
 			}
 		}
@@ -104,8 +104,8 @@ func text(n *yaml.Node, name string) string {
 // isNull reports whether a value is null: null, ~, or missing.
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
-// isBool parses booleans. Unquoted yes, no, on and off are booleans too, as for kubectl, which
-// reads YAML 1.1, so that a file means the same here.
+// isBool parses booleans. Like in kubectl, which reads YAML 1.1, unquoted yes, no, on and off are booleans too,
+// so that a file means the same here.
 func isBool(n *yaml.Node) (value, ok bool) {
 	if n.Kind != yaml.ScalarNode || len(n.Value) > len("false") {
 		return false, false
@@ -150,7 +150,7 @@ func describeNode(n *yaml.Node) string {
 	case "!!null":
 		return "nothing"
 	case "!!str", "!!timestamp":
-		return "the text " + quote(shown)
+		return "the string " + quote(shown)
 	}
 	return "a value with the tag " + n.Tag
 }

@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
-// timing says when files are read again.
+// timing is when files are read again.
 type timing struct {
 	quiet  time.Duration // after the last of several changes,
 	rest   time.Duration // or after this if a file was written in place or removed, because more changes may follow,
@@ -38,14 +38,14 @@ var defaultTiming = timing{
 // points are what has to be watched to notice every change of the manifests.
 type points struct {
 	dirs []string // to watch
-	// names in dirs that matter; in the manifests' directory, names of manifests also matter.
+	// names are relevant names in dirs; in the manifests' directory, names of manifests are relevant too.
 	names  map[string]bool
 	folder string
 }
 
-// watchPoints returns the directory, and every place where a name on the way to it or to a file in
-// it can be replaced. Editors and "mv" replace a file by renaming another one; a mounted ConfigMap
-// replaces a symbolic link (..data) through which all its files are reached.
+// watchPoints returns the directory and every place where a name on the way to it, or to a file in it, can be
+// replaced. Editors and "mv" replace a file by renaming another one; a mounted ConfigMap replaces a symbolic
+// link (..data) on the way to all its files.
 func watchPoints(path string) points {
 	p := points{names: make(map[string]bool)}
 	dirs := make(map[string]bool)
@@ -71,13 +71,13 @@ func watchPoints(path string) points {
 	for dir := range dirs {
 		p.dirs = append(p.dirs, dir)
 	}
-	// A parent comes first, so that nothing is missed below it.
+	// Parents first, so that no change below them is missed.
 	slices.Sort(p.dirs)
 	return p
 }
 
-// trail returns the names that determine where a path leads: each symbolic link on the way, and the
-// last name or the first that does not exist. end is the resolved path.
+// trail returns the names that determine where a path leads: each symbolic link on the way, and the last name
+// or the first that does not exist. end is the resolved path.
 func trail(path string) (names []string, end string) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -116,8 +116,7 @@ type watcher struct {
 	err    error // why changes are not noticed at once
 }
 
-// watch sets what is watched. If it fails, the periodic read remains, and the next call tries
-// again.
+// watch sets what is watched. If it fails, the periodic read remains, and the next call tries again.
 func (w *watcher) watch(p points) {
 	w.err = nil
 	if w.notify == nil {
@@ -134,8 +133,7 @@ func (w *watcher) watch(p points) {
 	}
 	w.points = p
 	for _, dir := range p.dirs {
-		// Directories already watched are added again, because the name may mean another directory
-		// now.
+		// Add directories that are already watched again: the name may now refer to another directory.
 		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			w.err = err
 		}
@@ -154,7 +152,7 @@ func (w *watcher) problems(path string) source.Problems {
 	}}
 }
 
-// changes says which files may have changed.
+// changes are the files that may have changed.
 type changes struct {
 	all   bool
 	names map[string]bool // names of files in the directory
@@ -162,7 +160,7 @@ type changes struct {
 
 func (n changes) of(name string) bool { return n.all || n.names[name] }
 
-// wait returns when a read is due, with the changes noticed meanwhile, or when ctx has ended.
+// wait returns when a read is due, with the changes noticed meanwhile, or when ctx ends.
 func (w *watcher) wait(ctx context.Context) changes {
 	resync := time.NewTimer(w.timing.resync)
 	defer resync.Stop()
@@ -200,7 +198,7 @@ func (w *watcher) wait(ctx context.Context) changes {
 	}
 }
 
-// pause returns how long to wait for further changes after an event.
+// pause returns how long to wait for more changes after an event.
 func (w *watcher) pause(ev fsnotify.Event) time.Duration {
 	if ev.Has(fsnotify.Write) || ev.Has(fsnotify.Remove) {
 		return max(w.timing.quiet, w.timing.rest)
@@ -215,7 +213,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// matter reports whether a change of that name can change the manifests.
+// matter reports whether a change of this name can change the manifests.
 func (p points) matter(name string) bool {
 	return p.names[name] || p.folder != "" && (name == p.folder || filepath.Dir(name) == p.folder && isManifest(filepath.Base(name)))
 }

@@ -48,7 +48,7 @@ func TestSingleFileReplaced(t *testing.T) {
 	f.until("written in place", func() bool { return f.clusterIP("web") == "10.96.0.3" })
 	rename(t, path, path+"~")
 	f.want("", path+": no such file or directory")
-	overwrite(t, path, "") // as "kubectl get ... > web.yaml" begins
+	overwrite(t, path, "") // like the start of "kubectl get ... > web.yaml"
 	f.want("", path+": is empty: remove it, or write a comment into it if it is meant to be empty")
 	overwrite(t, path, "# nothing\n")
 	f.want("-web")
@@ -56,8 +56,8 @@ func TestSingleFileReplaced(t *testing.T) {
 	f.want("+web")
 }
 
-// A half-written file is bad until it is complete, so nothing is lost meanwhile. How many events
-// tell of it depends on when it is read: it may be while it is still empty.
+// A half-written file is invalid until it is complete, so nothing is lost meanwhile. The number of events
+// depends on when it is read: it may still be empty.
 func TestHalfWrittenFile(t *testing.T) {
 	dir := folder(t, map[string]string{"a.yaml": web + "---\n" + named("b", "10.96.0.2")})
 	f := follow(t, New(dir))
@@ -86,8 +86,7 @@ func TestHalfWrittenFile(t *testing.T) {
 	}
 }
 
-// Changes in quick succession are one event. The quiet time is long, because the machine may be
-// busy.
+// Changes in quick succession are one event. The quiet time is long, because the machine may be busy.
 func TestQuietTime(t *testing.T) {
 	dir := t.TempDir()
 	s := New(dir)
@@ -101,8 +100,8 @@ func TestQuietTime(t *testing.T) {
 	f.want("+a +b +c")
 }
 
-// Many writes cause few events, and the last write counts. The quiet time is long, because on a
-// busy machine each write may be delayed.
+// Many writes cause few events, and the last write counts. The quiet time is long, because on a busy machine
+// each write may be delayed.
 func TestFlood(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	s := New(dir)
@@ -144,16 +143,16 @@ func TestEndlessFlood(t *testing.T) {
 	<-done
 }
 
-// A receiver that does not take events gets all that happened as one.
+// A receiver that is slow to receive gets all changes as one event.
 func TestSlowReceiver(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web})
 	s := New(dir)
-	s.timing.quiet, s.timing.atMost = 100*time.Millisecond, time.Second // c is heard of with b, or with a
+	s.timing.quiet, s.timing.atMost = 100*time.Millisecond, time.Second // c is noticed with b, or with a
 	f := follow(t, s)
 	f.want("+web")
 	for i, name := range []string{"a", "b", "c"} {
 		write(t, dir, name+".yaml", named(name, fmt.Sprintf("10.96.0.%d", i+1)))
-		time.Sleep(2 * s.timing.quiet) // only makes it likely that an event waits
+		time.Sleep(2 * s.timing.quiet) // so that an event is probably waiting
 	}
 	f.until("all", func() bool { return len(f.objects) == 4 })
 	if f.count > 3 {
@@ -164,7 +163,7 @@ func TestSlowReceiver(t *testing.T) {
 // A change without a notification is found by the periodic read.
 func TestMissedChange(t *testing.T) {
 	dir, elsewhere := folder(t, map[string]string{"web.yaml": web}), t.TempDir()
-	// The kernel tells of a change under the name that it was made by.
+	// The kernel reports a change under the name through which it was made.
 	if err := os.Link(filepath.Join(dir, "web.yaml"), filepath.Join(elsewhere, "same")); err != nil {
 		t.Skipf("no hard links here: %v", err)
 	}
@@ -199,7 +198,7 @@ func TestNoNotifications(t *testing.T) {
 	f.want("")
 }
 
-// No goroutine remains when the context ends, even while an event waits.
+// No goroutine remains when the context ends, even while an event is waiting.
 func TestNoLeaks(t *testing.T) {
 	dir := folder(t, map[string]string{"web.yaml": web, "b.yaml": webSlice})
 	descriptors := func() int {
@@ -222,12 +221,12 @@ func TestNoLeaks(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	run(true) // what is opened once for all
+	run(true) // opens what is opened only once
 	fds, goroutines := descriptors(), runtime.NumGoroutine()
 	for i := range 40 {
 		run(i%2 == 0)
 	}
-	// A goroutine that has said that it is done may still be counted.
+	// A goroutine that has reported its end may still be counted.
 	for end := time.Now().Add(deadline); runtime.NumGoroutine() > goroutines && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
