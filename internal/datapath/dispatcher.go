@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // A device has one XDP program. Several share it by a dispatcher, which runs them in
@@ -81,7 +83,7 @@ func libxdpBPFFS() string {
 	if path := os.Getenv("LIBXDP_BPFFS"); path != "" {
 		return path
 	}
-	return systemBPFFS
+	return pinfs.System
 }
 
 // dispatchersPath is the directory of the dispatchers of all devices.

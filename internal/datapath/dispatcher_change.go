@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // A dispatcherChange replaces the dispatcher of a device by another one, in one step.
@@ -178,7 +180,7 @@ const dispatcherLockTimeout = 10 * time.Second
 // lockDispatchers takes libxdp's lock, which is for those who change pins.
 func lockDispatchers() (unlock func(), err error) {
 	path := dispatchersPath()
-	if on, err := isFS(libxdpBPFFS(), unix.BPF_FS_MAGIC); err != nil || !on {
+	if on, err := pinfs.IsFS(libxdpBPFFS(), unix.BPF_FS_MAGIC); err != nil || !on {
 		return nil, errors.Join(err, fmt.Errorf("XDP programs share a device by pins under %s, which is not on a BPF file system: mount one there, or name another with LIBXDP_BPFFS", path))
 	}
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -194,7 +196,7 @@ func lockDispatchers() (unlock func(), err error) {
 			return func() { dir.Close() }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(begin) > dispatcherLockTimeout {
-			_, pid := lockHolder(dir)
+			_, pid := pinfs.LockHolder(dir)
 			dir.Close()
 			return nil, fmt.Errorf("lock %s, which the process %s has: %w", path, pidText(pid), err)
 		}

@@ -15,6 +15,9 @@ import (
 // anything that an older or newer agent would misread.
 var tablesDirectory = "tables_v10"
 
+// pinDirectories are what the bpffs directory consists of.
+var pinDirectories = []string{tablesDirectory, "links", "programs"}
+
 // TablePath is where a table is pinned.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
 
