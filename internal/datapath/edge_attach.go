@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // EdgeHook is where at a device a program of the edge is attached.
@@ -56,7 +58,7 @@ type EdgeAttachment struct {
 	Detached bool `json:"detached,omitempty"`
 	// Chain are the programs that share the device, in the order in which they run,
 	// if it has a dispatcher.
-	Chain []ChainProgram `json:"chain,omitempty"`
+	Chain []xdpdispatch.ChainProgram `json:"chain,omitempty"`
 	// filter is set if there is no link.
 	filter *netlink.BpfFilter
 }
@@ -106,7 +108,7 @@ func (a *EdgeAttachment) takeDown(bpffs string) error {
 		return removeFilter(a.filter)
 	}
 	if a.Chain != nil {
-		return leaveDispatcher(bpffs, a.Device)
+		return inDispatchers(bpffs).Leave(a.Device)
 	}
 	return removeDeviceLink(bpffs, edgeName, a.Device, string(a.Hook))
 }
@@ -168,7 +170,7 @@ func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
 
 // replaceEdge replaces the programs of an earlier agent where they are attached.
 func (d *Datapath) replaceEdge() error {
-	if err := recoverChanges(d.options.BPFFS); err != nil {
+	if err := inDispatchers(d.options.BPFFS).Recover(); err != nil {
 		return err
 	}
 	all, err := EdgeAttachments(d.options.BPFFS)
@@ -195,7 +197,7 @@ func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 		return a.takeDown(d.options.BPFFS)
 	}
 	if a.Chain != nil {
-		if xdp := xdpOf(a.Device); xdp != nil {
+		if xdp := xdpdispatch.Attached(a.Device); xdp != nil {
 			_, err := d.joinDispatcher(a.Device, xdp.AttachMode)
 			return err
 		}

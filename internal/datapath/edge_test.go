@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"beeline.io/beeline/internal/xdpdispatch"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -146,7 +147,7 @@ func TestOtherXDPProgram(t *testing.T) {
 			must(t, err)
 			must(t, netlink.LinkSetXdpFdWithFlags(device, other.FD(), flags))
 			defer netlink.LinkSetXdpFdWithFlags(device, -1, flags)
-			var refused *OtherXDPError
+			var refused *xdpdispatch.OtherXDPError
 			if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &refused) || refused.ProgramID != idOf(t, other) {
 				t.Errorf("beside another %s program: %v, want its id %d", mode, err, idOf(t, other))
 			}
@@ -171,7 +172,7 @@ func TestXDPModeChanges(t *testing.T) {
 		w.do(func() error { return attachXDP(d, w.device, mode) })
 		want := map[XDPMode]uint32{XDPNative: nl.XDP_ATTACHED_DRV, XDPGeneric: nl.XDP_ATTACHED_SKB}[mode]
 		w.do(func() error {
-			if xdp := xdpOf(w.device); xdp == nil || xdp.AttachMode != want {
+			if xdp := xdpdispatch.Attached(w.device); xdp == nil || xdp.AttachMode != want {
 				t.Errorf("asked for %s XDP: %+v", mode, xdp)
 			}
 			return nil

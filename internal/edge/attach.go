@@ -12,6 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // attach brings a device to the entry that is wanted, if it is not there yet.
@@ -87,7 +88,7 @@ func (e *Edge) enter(a *attached) error {
 }
 
 // chainText tells who shares a device with the edge.
-func chainText(chain []datapath.ChainProgram) string {
+func chainText(chain []xdpdispatch.ChainProgram) string {
 	if len(chain) == 0 {
 		return ""
 	}

@@ -16,6 +16,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // Mode says how the edge is entered.
@@ -57,7 +58,7 @@ type Destinations interface {
 // Datapath is what the edge needs of package datapath.
 type Datapath interface {
 	AttachEdgeTC(device int) error
-	AttachEdgeXDP(device int, mode datapath.XDPMode) ([]datapath.ChainProgram, error)
+	AttachEdgeXDP(device int, mode datapath.XDPMode) ([]xdpdispatch.ChainProgram, error)
 	DetachEdge(device int, hooks ...datapath.EdgeHook) error
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
@@ -98,8 +99,8 @@ type Edge struct {
 type attached struct {
 	Device
 	entry  entry
-	chain  []datapath.ChainProgram // it shares the XDP hook with others
-	failed error                   // it is not
+	chain  []xdpdispatch.ChainProgram // it shares the XDP hook with others
+	failed error                      // it is not
 	losses losses
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 var (
@@ -29,7 +30,7 @@ var errNoDriver = fmt.Errorf("its driver refuses XDP (%w): %w", unix.EOPNOTSUPP,
 // Each mode at each kind of device: how the edge is entered, and whether somebody
 // has to be told that it is not as asked.
 func TestModes(t *testing.T) {
-	other := &datapath.OtherXDPError{ProgramID: 77, Name: "filter"}
+	other := &xdpdispatch.OtherXDPError{ProgramID: 77, Name: "filter"}
 	for _, c := range []struct {
 		name     string
 		config   Config
@@ -77,7 +78,7 @@ func TestXDPIsTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		refuse error
 		want   string
-	}{{&datapath.OtherXDPError{ProgramID: 77}, "eth0 xdp"}, {errNoDriver, "eth0 tc"}} {
+	}{{&xdpdispatch.OtherXDPError{ProgramID: 77}, "eth0 xdp"}, {errNoDriver, "eth0 tc"}} {
 		w := newWorld(t, Config{Mode: Auto}, hardware)
 		w.kernel.refuse[2] = c.refuse
 		w.Start()

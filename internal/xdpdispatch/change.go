@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package xdpdispatch
 
 import (
 	"encoding/binary"
@@ -21,7 +21,7 @@ import (
 
 // A dispatcherChange replaces the dispatcher of a device by another one, in one step.
 type dispatcherChange struct {
-	bpffs  string // Beeline's
+	pins   string // Client.Pins
 	device int
 	flags  uint32 // XDP_FLAGS_DRV_MODE or XDP_FLAGS_SKB_MODE
 	// members are those of the new dispatcher, given the old one, which is nil if
@@ -38,7 +38,7 @@ func (c *dispatcherChange) run() error {
 		return err
 	}
 	defer unlock()
-	if err := finishChanges(c.bpffs); err != nil {
+	if err := finishChanges(c.pins); err != nil {
 		return err
 	}
 	for attempt := 0; ; attempt++ {
@@ -77,7 +77,7 @@ func (c *dispatcherChange) try() error {
 		return err
 	}
 	defer program.Close()
-	return errors.Join(c.swap(old, program, members), finishChanges(c.bpffs))
+	return errors.Join(c.swap(old, program, members), finishChanges(c.pins))
 }
 
 // swap attaches a dispatcher in place of the old one. What is left of either, if it
@@ -88,11 +88,11 @@ func (c *dispatcherChange) swap(old *dispatcher, program *ebpf.Program, members 
 		return err
 	}
 	if old != nil {
-		if err := pinProgram(old.program, changePath(c.bpffs, c.device, old.id)); err != nil {
+		if err := pinProgram(old.program, changePath(c.pins, c.device, old.id)); err != nil {
 			return err
 		}
 	}
-	if err := pinProgram(program, changePath(c.bpffs, c.device, id)); err != nil {
+	if err := pinProgram(program, changePath(c.pins, c.device, id)); err != nil {
 		return err
 	}
 	pins := dispatcherPins(c.device, id)
@@ -127,18 +127,18 @@ func (c *dispatcherChange) fill(dispatcher *ebpf.Program, place int, m member, p
 }
 
 // changePath is where a dispatcher is pinned for as long as it comes or goes.
-func changePath(bpffs string, device int, id uint32) string {
-	return filepath.Join(bpffs, "programs", fmt.Sprintf("dispatch-%d-%d", device, id))
+func changePath(pins string, device int, id uint32) string {
+	return filepath.Join(pins, fmt.Sprintf("dispatch-%d-%d", device, id))
 }
 
-func changesOf(bpffs string) ([]string, error) {
-	return filepath.Glob(filepath.Join(bpffs, "programs", "dispatch-*"))
+func changesOf(pins string) ([]string, error) {
+	return filepath.Glob(filepath.Join(pins, "dispatch-*"))
 }
 
 // finishChanges removes the pins of the dispatchers of changes that are over, or of which
 // an agent was killed, but for those that are attached. The caller has the lock.
-func finishChanges(bpffs string) error {
-	paths, err := changesOf(bpffs)
+func finishChanges(pins string) error {
+	paths, err := changesOf(pins)
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func finishChanges(bpffs string) error {
 		if _, err := fmt.Sscanf(filepath.Base(path), "dispatch-%d-%d", &device, &id); err != nil {
 			continue
 		}
-		if xdp := xdpOf(device); xdp == nil || xdp.ProgId != id {
+		if xdp := Attached(device); xdp == nil || xdp.ProgId != id {
 			if err := os.RemoveAll(dispatcherPins(device, id)); err != nil {
 				return err
 			}
@@ -160,9 +160,9 @@ func finishChanges(bpffs string) error {
 	return nil
 }
 
-// recoverChanges is finishChanges for those who have not the lock.
-func recoverChanges(bpffs string) error {
-	if paths, err := changesOf(bpffs); err != nil || len(paths) == 0 {
+// Recover is finishChanges for those who have not the lock.
+func (c *Client) Recover() error {
+	if paths, err := changesOf(c.Pins); err != nil || len(paths) == 0 {
 		return err
 	}
 	unlock, err := lockDispatchers()
@@ -170,7 +170,7 @@ func recoverChanges(bpffs string) error {
 		return err
 	}
 	defer unlock()
-	return finishChanges(bpffs)
+	return finishChanges(c.Pins)
 }
 
 // dispatcherLockTimeout is how long another program may have the lock: it does with it

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+// Package xdpdispatch has XDP programs share a device, by the protocol of libxdp, version 2
+// (lib/libxdp/protocol.org of xdp-tools).
+//
+// A device has one XDP program. Several share it by a dispatcher, which runs them in
+// turn: bpf/xdp_dispatcher.bpf.c, or libxdp's own. Who has which place in it is
+// told by pins.
+package xdpdispatch
 
 import (
 	"encoding/binary"
@@ -16,11 +22,6 @@ import (
 
 	"beeline.io/beeline/internal/pinfs"
 )
-
-// A device has one XDP program. Several share it by a dispatcher, which runs them in
-// turn: bpf/xdp_dispatcher.bpf.c, or libxdp's own. Who has which place in it is
-// told by pins, by the protocol of libxdp, version 2 (lib/libxdp/protocol.org of
-// xdp-tools).
 
 // What the protocol says of a dispatcher's program.
 const (
@@ -67,10 +68,10 @@ func (d *dispatcher) close() {
 	}
 }
 
-// chain tells who runs in which order.
-func (d *dispatcher) chain(bpffs string) (all []ChainProgram) {
+// chain tells who runs in which order. A program of this name is one's own.
+func (d *dispatcher) chain(own string) (all []ChainProgram) {
 	for _, m := range d.members {
-		m.Own = m.Name == slotName(bpffs)
+		m.Own = m.Name == own
 		all = append(all, m.ChainProgram)
 	}
 	return all
@@ -102,7 +103,7 @@ const maxChangesSeen = 10
 // Errors: *OtherXDPError if there is one and it is no dispatcher that can be joined.
 func readDispatcher(device int) (*dispatcher, error) {
 	for attempt := 0; ; attempt++ {
-		xdp := xdpOf(device)
+		xdp := Attached(device)
 		if xdp == nil {
 			return nil, nil
 		}
@@ -110,7 +111,7 @@ func readDispatcher(device int) (*dispatcher, error) {
 		if err == nil {
 			return d, nil
 		}
-		if now := xdpOf(device); attempt == maxChangesSeen || now != nil && now.ProgId == xdp.ProgId {
+		if now := Attached(device); attempt == maxChangesSeen || now != nil && now.ProgId == xdp.ProgId {
 			return nil, err
 		}
 	}
