@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/mappedarray"
 )
 
 // clear empties a table that no program uses.
@@ -16,7 +18,7 @@ func (m setMaps) clear() error {
 		if table == nil {
 			continue
 		}
-		memory, unmap, err := mapMemory(table, 0, arrayBytes(table))
+		memory, unmap, err := mappedarray.Map(table, 0, mappedarray.Bytes(table))
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/mappedarray"
 )
 
 // setMaps are the maps of a set table.
@@ -68,14 +70,14 @@ func (w *setWindow[E]) at(set uint32) entrySet[E] {
 
 // mapSets maps count sets, beginning with the set first.
 func mapSets[E any](m setMaps, first, count uint32) (w *setWindow[E], err error) {
-	w = &setWindow[E]{rowStride: arrayStride(m.rows)}
-	w.rows, w.unmap, err = mapMemory(m.rows, uintptr(first)*w.rowStride, uintptr(first+count)*w.rowStride)
+	w = &setWindow[E]{rowStride: mappedarray.Stride(m.rows)}
+	w.rows, w.unmap, err = mappedarray.Map(m.rows, uintptr(first)*w.rowStride, uintptr(first+count)*w.rowStride)
 	if err != nil || m.tags == nil {
 		return w, err
 	}
 	unmapRows := w.unmap
-	w.tagStride = arrayStride(m.tags)
-	tags, unmapTags, err := mapMemory(m.tags, uintptr(first)*w.tagStride, uintptr(first+count)*w.tagStride)
+	w.tagStride = mappedarray.Stride(m.tags)
+	tags, unmapTags, err := mappedarray.Map(m.tags, uintptr(first)*w.tagStride, uintptr(first+count)*w.tagStride)
 	if err != nil {
 		return nil, errors.Join(err, unmapRows())
 	}
@@ -86,7 +88,7 @@ func mapSets[E any](m setMaps, first, count uint32) (w *setWindow[E], err error)
 // eachPlace calls f with each place that may have an entry, until f returns false.
 func eachPlace[E any](m setMaps, f func(s entrySet[E], place int) bool) error {
 	sets := m.rows.MaxEntries()
-	for first, count := uint32(0), uint32(max(1, readWindow/arrayStride(m.rows))); first < sets; first += count {
+	for first, count := uint32(0), uint32(max(1, mappedarray.ReadWindow/mappedarray.Stride(m.rows))); first < sets; first += count {
 		count = min(count, sets-first)
 		window, err := mapSets[E](m, first, count)
 		if err != nil {
