@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"beeline.io/beeline/internal/settable"
 	"beeline.io/beeline/internal/xdpdispatch"
 	"beeline.io/beeline/test/lab"
 )
@@ -219,12 +220,12 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
 	track.Tag = tupleHash(&key)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
-	sets, err := table.open()
+	sets, err := table.Open()
 	must(t, err)
-	if !sets.insert(&EdgeTCCtSlot{Key: key, Ct: track}, EdgeTCSetEviction{}) {
+	if !sets.Insert(&EdgeTCCtSlot{Key: key, Ct: track}, settable.Eviction{}) {
 		t.Fatal("an empty table has no room")
 	}
-	must(t, sets.close())
+	must(t, sets.Close())
 	w.do(d.Attach)
 	d.Close()
 	w.options.Limits.Flows = 4096

@@ -2,9 +2,7 @@
 
 package datapath
 
-import (
-	"beeline.io/beeline/internal/mappedarray"
-)
+import "beeline.io/beeline/internal/mappedarray"
 
 // The layout of frontends until version 9: a frontend had no row of lists. The last word of its row was the first slot
 // of the list of retained backends, 0 if there was none, and the number of members of a list was in the slot before it:
