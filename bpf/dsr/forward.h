@@ -5,10 +5,10 @@
  *   - the flow counts as established when the client goes on like one that has got a reply:
  *     TCP with the next sequence number, UDP with a second datagram
  *   - a FIN of the client closes the flow like a FIN of either side does elsewhere, with the
- *     same timeout (internal/edge/gc.go); FIN and RST of the backend are not seen. A connection
- *     that the client has closed, and on which only the backend sends, loses its entry; later
- *     packets go to the backend that is selected by the tuple, which is the same one unless the
- *     backends have changed
+ *     same timeout (internal/conntrack/gc.go); FIN and RST of the backend are not seen. A
+ *     connection that the client has closed, and on which only the backend sends, loses its entry;
+ *     later packets go to the backend that is selected by the tuple, which is the same one unless
+ *     the backends have changed
  *   - so a SYN with the tuple of a live flow may open a new connection. If the backend in the
  *     entry still serves, it decides; else no host would. */
 #pragma once

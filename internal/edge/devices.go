@@ -11,38 +11,14 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev"
 )
 
-// A Device is a network device of the node, as far as the edge wants to know.
+// A Device is a network device of the node, and who is behind it as far as the edge wants to know.
 type Device struct {
-	Index int
-	Name  string
-	Kind  string // as `ip -details link` names it; "device" for hardware
-	Up    bool
-	// Ethernet: frames begin with MAC addresses; those for the node have this one.
-	Ethernet, Loopback bool
-	MAC                [6]byte
-	// Enslaved to a bridge, bond or team, which has its packets.
-	Enslaved bool
-	// TakesTags: the driver takes VLAN tags from frames before XDP sees them, and
-	// there are VLAN devices above, whose frames XDP would take for its own.
-	TakesTags bool
-	// DefaultRoute: the route to all else leads here. Routed: some way does.
-	DefaultRoute, Routed bool
-	// Direct are the networks that are on the device itself, behind no gateway.
-	Direct []netip.Prefix
-	// XDP is the number of its XDP program, 0 for none.
-	XDP uint32
-	// Addresses that others can reach, those that the kernel prefers first.
-	Addresses []netip.Addr
-	// Backends: the route to backends on other nodes leads here. Sources are what its
-	// routes say packets to them are to come from.
+	netdev.Device
+	// Backends: the route to backends on other nodes leads here.
 	Backends bool
-	Sources  []netip.Addr
-	// BackendRoutes are the routes to these, and MTU is how long a packet can be that leaves here, in
-	// octets from the IP header on.
-	BackendRoutes []BackendRoute
-	MTU           int
 	// Pods are behind it that the edge has to meet there (Edge.SetPods).
 	Pods bool
 	// Clients may be behind it: chosen, and not read.
@@ -50,6 +26,16 @@ type Device struct {
 	// Draining: nothing asks for it any more, and flows of clients or pods behind it may
 	// go on. Chosen, and not read.
 	Draining bool
+}
+
+// readDevices reads the devices of this network namespace. Backends are those on other
+// nodes, sorted.
+func readDevices(backends []netip.Addr) (all []Device, err error) {
+	found, err := netdev.Read(backends)
+	for _, d := range found {
+		all = append(all, Device{Device: d, Backends: len(d.Leads) > 0})
+	}
+	return all, err
 }
 
 // choose says which devices are served: those that clients may be behind, and before

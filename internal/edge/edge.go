@@ -14,6 +14,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/wakeup"
 	"beeline.io/beeline/internal/xdpdispatch"
@@ -73,7 +74,7 @@ type Edge struct {
 	flows    *conntrack.Tables
 	read     func(backends []netip.Addr) ([]Device, error)
 	deviceTo func(netip.Addr) (device int, err error)
-	lost     func(device string) uint64 // xdpLosses
+	lost     func(device string) uint64 // netdev.XDPLosses
 
 	changed wakeup.Signal // devices, addresses or routes
 
@@ -107,9 +108,9 @@ type attached struct {
 // New returns an edge. flows are the conntrack tables of the datapath. Nothing is attached before Start.
 func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
-		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: deviceTo, lost: xdpLosses,
+		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
 		changed: wakeup.NewSignal(),
-		devices: map[int]*attached{}, sysctls: sysctlRoot,
+		devices: map[int]*attached{}, sysctls: netdev.SysctlRoot,
 	}
 }
 

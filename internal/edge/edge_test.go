@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev/netdevtest"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
@@ -173,7 +174,7 @@ func TestNoDeviceWithClients(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.config, c.devices...)
-			w.sysctls = sysctlTree(t, "ipv4/ip_forward=1", "ipv4/conf/eth0/forwarding=1", "ipv4/conf/eth1/forwarding=1")
+			w.sysctls = netdevtest.Sysctls(t, "ipv4/ip_forward=1", "ipv4/conf/eth0/forwarding=1", "ipv4/conf/eth1/forwarding=1")
 			w.Forward(c.families)
 			w.Start()
 			w.want(c.want...)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev watches the network of this namespace for changes, and lists its devices.
+// Package netdev reads the devices, routes and sysctls of this network namespace, and watches it for changes.
 package netdev
 
 import (

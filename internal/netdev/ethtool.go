@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+package netdev
 
 import (
 	"bytes"
@@ -64,10 +64,10 @@ func statistics(device string) (map[string]uint64, error) {
 	return all, nil
 }
 
-// xdpLosses is how many packets a driver has lost that XDP programs sent, by its own count; 0
+// XDPLosses is how many packets a driver has lost that XDP programs sent, by its own count; 0
 // where it has none. Drivers name these counts in their own ways: xdp_tx_errors,
 // xdp_xmit_errors (veth), xdp_tx_drops (virtio_net), tx_xdp_full (mlx5).
-func xdpLosses(device string) (sum uint64) {
+func XDPLosses(device string) (sum uint64) {
 	all, err := statistics(device)
 	if err != nil {
 		return 0
