@@ -30,7 +30,7 @@ BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go \
 	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/xdpslot_bpfel.go \
-	internal/datapath/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
+	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
 SCRIPTS := scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
@@ -59,8 +59,8 @@ help: ## list the targets
 setup: ## install what the build and the tests need (Debian 12, root)
 	@scripts/setup
 
-$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go test/counter/counter.go test/shared/shared.go go.mod Makefile | setup $(SUITE)
-	@$(SUITE) --quiet 'compiling the BPF programs=go generate ./internal/datapath ./test/counter ./test/shared'
+$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go internal/xdpdispatch/generate.go test/counter/counter.go test/shared/shared.go go.mod Makefile | setup $(SUITE)
+	@$(SUITE) --quiet 'compiling the BPF programs=go generate ./internal/datapath ./internal/xdpdispatch ./test/counter ./test/shared'
 
 $(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) bench/generate.go bench/go.mod Makefile | setup $(SUITE)
 	scripts/setup --modules $(BENCH)
@@ -155,4 +155,4 @@ bench-docs: bin/bench ## put RESULTS of a benchmark and their charts, or those o
 	bin/bench doc $(RESULTS) --into docs/measure/results.md
 
 clean: ## remove what was built
-	rm -rf bin build internal/datapath/*_bpfel.* test/counter/*_bpfel.* test/shared/*_bpfel.* bench/*_bpfel.*
+	rm -rf bin build internal/datapath/*_bpfel.* internal/xdpdispatch/*_bpfel.* test/counter/*_bpfel.* test/shared/*_bpfel.* bench/*_bpfel.*

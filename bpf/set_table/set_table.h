@@ -48,7 +48,7 @@ static __always_inline __u32 tick_of_ns(__u64 ns)
  * know the secrets cannot find keys of one set (Carter and Wegman, "Universal Classes of Hash
  * Functions", 1979). The sums of a client's consecutive ports are equidistant, which with one
  * secret in fifty maps them to few sets; so the sum is mixed. The agent computes the same
- * (datapath.setSum). */
+ * (settable.KeySum). */
 static __always_inline __u64 set_sum(const void *key, int words)
 {
 	const __u32 *word = key;

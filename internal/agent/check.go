@@ -9,8 +9,8 @@ import (
 	"log/slog"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/source/kube"
@@ -30,7 +30,7 @@ type Checked struct {
 // Check reports the problems of a complete configuration. It changes nothing and contacts no server.
 func Check(config Config) (*Checked, error) {
 	c := &Checked{Source: config.Manifests, Manifests: config.Manifests != ""}
-	if err := errors.Join(datapath.CheckBPFFSPath(config.BPFFS), checkSocketPath(config.Socket)); err != nil {
+	if err := errors.Join(pinfs.CheckPath(config.BPFFS), checkSocketPath(config.Socket)); err != nil {
 		return nil, err
 	}
 	c.Conditions = config.Components.Check()

@@ -20,7 +20,7 @@ func Components() component.List {
 // Cleanup removes everything that an agent with these components created: programs, tables, pins, mounts and
 // the socket of a killed agent.
 //
-// Errors: *datapath.LockedError while an agent is running.
+// Errors: *pinfs.LockedError while an agent is running.
 func Cleanup(bpffs, socket string, components component.List) error {
 	if err := datapath.Cleanup(bpffs, components.BPF()...); err != nil {
 		return err

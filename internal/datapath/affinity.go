@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // An AffinityTable has the last backends of clients of Services with session affinity. The programs write
@@ -38,29 +40,29 @@ func affinitySets(clients uint32) uint32 { return max((clients+affinityLoad-1)/a
 
 // affinityTable is the table of bpf/lb/affinity.h.
 type affinityTable struct {
-	SetTable[AffinityKey, AffinityEntry]
+	settable.Table[AffinityKey, AffinityEntry]
 }
 
 // The compiler compares the layout with that of the programs.
 var (
-	_ [unsafe.Offsetof(SockAffinitySet{}.Evictions)]byte = [unsafe.Sizeof(EdgeTCSetTags{})]byte{}
-	_ [unsafe.Sizeof(SockAffinitySet{}.Evictions)]byte   = [unsafe.Offsetof(setRow[AffinityEntry]{}.Entries)]byte{}
-	_ [unsafe.Sizeof(SockAffinitySet{}.Entries)]byte     = [unsafe.Sizeof(setRow[AffinityEntry]{}.Entries)]byte{}
-	_ [unsafe.Offsetof(SockAffinitySet{}.Entries)]byte   = [unsafe.Sizeof(EdgeTCSetTags{}) + unsafe.Offsetof(setRow[AffinityEntry]{}.Entries)]byte{}
+	_ [unsafe.Offsetof(SockAffinitySet{}.Evictions)]byte = [unsafe.Sizeof(settable.SetTags{})]byte{}
+	_ [unsafe.Sizeof(SockAffinitySet{}.Evictions)]byte   = [unsafe.Offsetof(settable.Row[AffinityEntry]{}.Entries)]byte{}
+	_ [unsafe.Sizeof(SockAffinitySet{}.Entries)]byte     = [unsafe.Sizeof(settable.Row[AffinityEntry]{}.Entries)]byte{}
+	_ [unsafe.Offsetof(SockAffinitySet{}.Entries)]byte   = [unsafe.Sizeof(settable.SetTags{}) + unsafe.Offsetof(settable.Row[AffinityEntry]{}.Entries)]byte{}
 )
 
 func newAffinityTable(m, secret *ebpf.Map) *affinityTable {
-	return &affinityTable{SetTable[AffinityKey, AffinityEntry]{
-		setMaps: setMaps{rows: m}, secret: secret, spills: true,
-		key:   func(e *AffinityEntry) *AffinityKey { return &e.Key },
-		tag:   func(_ *AffinityKey, sum uint64) uint32 { return setTag(uint32(sum)) },
-		whole: func(*AffinityEntry) bool { return true },
+	return &affinityTable{settable.Table[AffinityKey, AffinityEntry]{
+		Maps: settable.Maps{Rows: m}, Secret: secret, Spills: true,
+		Key:   func(e *AffinityEntry) *AffinityKey { return &e.Key },
+		Tag:   func(_ *AffinityKey, sum uint64) uint32 { return settable.Tag(uint32(sum)) },
+		Whole: func(*AffinityEntry) bool { return true },
 	}}
 }
 
-func (a *affinityTable) Walk(f func(*AffinityEntry) bool) error { return a.SetTable.Walk(f) }
+func (a *affinityTable) Walk(f func(*AffinityEntry) bool) error { return a.Table.Walk(f) }
 
-func (a *affinityTable) Get(key AffinityKey) (*AffinityEntry, error) { return a.SetTable.Get(key) }
+func (a *affinityTable) Get(key AffinityKey) (*AffinityEntry, error) { return a.Table.Get(key) }
 
 func (a *affinityTable) Delete(key AffinityKey) error {
 	_, err := a.Remove(key, func(*AffinityEntry) bool { return true })
@@ -68,12 +70,12 @@ func (a *affinityTable) Delete(key AffinityKey) error {
 }
 
 func (a *affinityTable) Live() (live uint32, err error) {
-	now, err := tickNow()
+	now, err := settable.Tick()
 	if err != nil {
 		return 0, err
 	}
-	err = eachPlace(a.setMaps, func(s entrySet[AffinityEntry], place int) bool {
-		if !markExpired(atomic.LoadUint32(&s.Marks.Evictions[place].Expires), now) {
+	err = settable.EachPlace(a.Maps, func(s settable.Set[AffinityEntry], place int) bool {
+		if !settable.Expired(atomic.LoadUint32(&s.Marks.Evictions[place].Expires), now) {
 			live++
 		}
 		return true

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable {
@@ -21,7 +23,7 @@ func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable 
 		secret, err = ebpf.NewMap(spec.Maps[SockMapTableSecret])
 		must(t, err)
 		t.Cleanup(func() { secret.Close() })
-		must(t, InitTableSecret(secret))
+		must(t, settable.InitSecret(secret))
 	}
 	return newAffinityTable(m, secret)
 }
@@ -29,22 +31,22 @@ func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable 
 // fillAffinity stores clients, a tenth of which have come again, and a tenth of which have expired.
 func fillAffinity(t *testing.T, a *affinityTable, clients uint32) {
 	t.Helper()
-	now, err := tickNow()
+	now, err := settable.Tick()
 	must(t, err)
-	sets, err := a.open()
+	sets, err := a.Open()
 	must(t, err)
 	for n := range clients {
 		e := AffinityEntry{Key: affinityKey(n), Backend: n + 1, Slot: n, LastUsed: n}
-		owner, until := uint32(7)<<setRankBits|uint32(SockSetRankSET_RANK_UNASSURED), now+1<<20
+		owner, until := uint32(7)<<SockSetRankSET_RANK_BITS|uint32(SockSetRankSET_RANK_UNASSURED), now+1<<20
 		switch n % 10 {
 		case 0:
-			owner = 7<<setRankBits | uint32(SockSetRankSET_RANK_ASSURED)
+			owner = 7<<SockSetRankSET_RANK_BITS | uint32(SockSetRankSET_RANK_ASSURED)
 		case 1:
 			until = now
 		}
-		sets.insert(&e, EdgeTCSetEviction{Expires: until, Owner: owner})
+		sets.Insert(&e, settable.Eviction{Expires: until, Owner: owner})
 	}
-	must(t, sets.close())
+	must(t, sets.Close())
 }
 
 func affinityKey(n uint32) AffinityKey {
@@ -66,12 +68,12 @@ func TestAffinityIsCopied(t *testing.T) {
 		{4 * clients, clients * 8 / 10, clients * 8 / 10},
 		{clients / 5, clients / 20, clients / 5},
 	} {
-		to := newAffinity(t, c.size, from.secret)
+		to := newAffinity(t, c.size, from.Secret)
 		d := Datapath{
-			maps: map[string]*ebpf.Map{SockMapAffinity: to.rows, SockMapTableSecret: to.secret},
-			old:  &predecessor{maps: map[string]*ebpf.Map{SockMapAffinity: from.rows}},
+			maps: map[string]*ebpf.Map{SockMapAffinity: to.Rows, SockMapTableSecret: to.Secret},
+			old:  &predecessor{maps: map[string]*ebpf.Map{SockMapAffinity: from.Rows}},
 		}
-		tick, err := tickNow()
+		tick, err := settable.Tick()
 		must(t, err)
 		d.follower.tick = tick
 		must(t, followAffinity(&d, firstPass))
@@ -105,15 +107,15 @@ func TestAffinityIsCopied(t *testing.T) {
 // The secret is random, and never changes while entries depend on it.
 func TestTableSecretStays(t *testing.T) {
 	a, b := newAffinity(t, 1, nil), newAffinity(t, 1, nil)
-	first, err := readTableSecret(a.secret)
+	first, err := settable.ReadSecret(a.Secret)
 	must(t, err)
-	other, err := readTableSecret(b.secret)
+	other, err := settable.ReadSecret(b.Secret)
 	must(t, err)
 	if first == other || first.Multipliers[0] == first.Multipliers[1] {
 		t.Errorf("secrets are %v and %v", first, other)
 	}
-	must(t, InitTableSecret(a.secret))
-	if now, err := readTableSecret(a.secret); now != first || err != nil {
+	must(t, settable.InitSecret(a.Secret))
+	if now, err := settable.ReadSecret(a.Secret); now != first || err != nil {
 		t.Errorf("the secret was %v, and is %v; %v", first, now, err)
 	}
 }

@@ -3,17 +3,16 @@
 package datapath
 
 import (
-	"bufio"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // AgentDirectories returns the directories on BPF file systems mounted here in which an agent has pinned
 // something, down to agentDirectoryDepth below each mount.
 func AgentDirectories() (all []string) {
-	for _, mount := range bpfMounts() {
+	for _, mount := range pinfs.Mounts() {
 		pattern := mount
 		for range agentDirectoryDepth {
 			pins, _ := filepath.Glob(filepath.Join(pattern, "tables_v*", "*"))
@@ -29,22 +28,15 @@ func AgentDirectories() (all []string) {
 
 const agentDirectoryDepth = 4
 
-// bpfMounts reads proc(5), mountinfo: the fifth field is the mount point, and the file
-// system's type follows a hyphen.
-func bpfMounts() (all []string) {
-	file, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil
-	}
-	defer file.Close()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		mount, kind, _ := strings.Cut(lines.Text(), " - ")
-		if fields := strings.Fields(mount); len(fields) > 4 && strings.HasPrefix(kind, "bpf ") {
-			all = append(all, fields[4])
+// HasPins reports whether a bpffs directory has pins of an agent.
+func HasPins(path string) bool {
+	for _, dir := range []string{"tables_v*", "links", "programs"} {
+		if pins, _ := filepath.Glob(filepath.Join(path, dir, "*")); len(pins) > 0 {
+			return true
 		}
 	}
-	return all
+	return false
 }
 
 // HasPins reports whether a bpffs directory has pins of an agent.
-func HasPins(bpffs string) bool { return hasPins(bpffs) }
+func AgentRunning(bpffs string) (running bool, pid int) { return pinfs.Holder(bpffs) }

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // TestMountsOwnBPFFS: if there is no BPF file system the agent mounts one, and cleanup unmounts it.
@@ -15,14 +17,14 @@ func TestMountsOwnBPFFS(t *testing.T) {
 	o := options(t)
 	o.BPFFS = filepath.Join(t.TempDir(), "pins")
 	mustOpen(t, o).Close()
-	if on, err := isFS(o.BPFFS, unix.BPF_FS_MAGIC); !on || err != nil {
+	if on, err := pinfs.IsFS(o.BPFFS, unix.BPF_FS_MAGIC); !on || err != nil {
 		t.Fatalf("not mounted: %v", err)
 	}
 	mustOpen(t, o).Close() // a second start does not mount again
 	must(t, Cleanup(o.BPFFS))
 	wantGone(t, o.BPFFS)
 	for path, reason := range map[string]string{"relative/path": "absolute", "/sys/fs/bpf/with.dot": "dots"} {
-		if err := prepareBPFFS(path); err == nil || !strings.Contains(err.Error(), reason) {
+		if err := pinfs.Prepare(path, nil); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 const (
@@ -26,7 +28,7 @@ const initialCgroupNamespace = 0xEFFFFFFB
 // cgroup v2 hierarchy, which is mounted at OwnCgroup if necessary.
 func CgroupRoot(root string) (string, error) {
 	if root != "" {
-		v2, err := isFS(root, unix.CGROUP2_SUPER_MAGIC)
+		v2, err := pinfs.IsFS(root, unix.CGROUP2_SUPER_MAGIC)
 		if err != nil {
 			return "", fmt.Errorf("--cgroup-root: %w", err)
 		}
@@ -44,7 +46,7 @@ func CgroupRoot(root string) (string, error) {
 			"mount the node's cgroup v2 hierarchy into its container and set --cgroup-root to it")
 	}
 	for _, path := range []string{systemCgroup, OwnCgroup} {
-		if v2, err := isFS(path, unix.CGROUP2_SUPER_MAGIC); err == nil && v2 {
+		if v2, err := pinfs.IsFS(path, unix.CGROUP2_SUPER_MAGIC); err == nil && v2 {
 			return path, nil
 		}
 	}
@@ -74,7 +76,7 @@ func cgroupName(id uint64) string {
 	}
 	handle := unix.NewFileHandle(fileidKernfs, binary.NativeEndian.AppendUint64(nil, id))
 	for _, mount := range []string{systemCgroup, OwnCgroup, systemCgroup + "/unified"} {
-		if v2, err := isFS(mount, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
+		if v2, err := pinfs.IsFS(mount, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
 			continue
 		}
 		at, err := unix.Open(mount, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

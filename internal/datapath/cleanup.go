@@ -8,17 +8,18 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // Cleanup detaches all programs of components (none: of the product) and removes the pins, their directory
 // if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
 // does nothing if the directory does not exist.
 //
-// Errors: *LockedError while an agent is running.
+// Errors: *pinfs.LockedError while an agent is running.
 func Cleanup(bpffs string, components ...*Component) error {
 	if len(components) == 0 {
 		components = product()
@@ -26,22 +27,21 @@ func Cleanup(bpffs string, components ...*Component) error {
 	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return unmountOwnCgroup()
 	}
-	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
-		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so Beeline has no pins there", bpffs))
+	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
+		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so nothing of Beeline's is there", bpffs))
 	}
-	lock, err := lockBPFFS(bpffs)
+	lock, err := pinfs.Lock(bpffs)
 	if err != nil {
 		return err
 	}
 	err = removePins(bpffs, components)
-	_, stat := os.Stat(filepath.Join(bpffs, mountedByUs))
-	mounted := stat == nil
+	mounted := pinfs.Mounted(bpffs)
 	lock.Close() // an open directory would keep its mount busy
 	if err != nil {
 		return err
 	}
 	if mounted {
-		err = unmountBPFFS(bpffs)
+		err = pinfs.Unmount(bpffs)
 	} else {
 		os.Remove(bpffs) // fails, intentionally, if others have pins in it
 	}
@@ -124,33 +124,9 @@ func takeDown(l link.Link) error {
 	return errors.Join(l.Detach(), l.Unpin(), l.Close())
 }
 
-// unmountBPFFS unmounts the file system that prepareBPFFS mounted, unless it is used otherwise.
-func unmountBPFFS(bpffs string) error {
-	at := mountPoint(bpffs)
-	if err := os.Remove(filepath.Join(bpffs, mountedByUs)); err != nil {
-		return err
-	}
-	if bpffs != at {
-		os.Remove(bpffs)
-	}
-	left, err := os.ReadDir(at)
-	for _, e := range left {
-		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's, in every bpffs mount
-			return err
-		}
-	}
-	if err := errors.Join(err, unix.Unmount(at, 0)); err != nil {
-		return fmt.Errorf("unmount %s: %w", at, err)
-	}
-	if at != systemBPFFS {
-		return os.Remove(at)
-	}
-	return nil
-}
-
 // unmountOwnCgroup unmounts what CgroupRoot mounted, unless another agent uses it.
 func unmountOwnCgroup() error {
-	if v2, err := isFS(OwnCgroup, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
+	if v2, err := pinfs.IsFS(OwnCgroup, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
 		return nil
 	}
 	err := unix.Unmount(OwnCgroup, 0)

@@ -6,18 +6,20 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // ConntrackSlot is a conntrack entry with its key, as a set holds it.
 type ConntrackSlot = EdgeTCCtSlot
 
 // ConntrackSets is a table of conntrack entries in memory (bpf/conntrack/table.h).
-type ConntrackSets = SetTable[Tuple, ConntrackSlot]
+type ConntrackSets = settable.Table[Tuple, ConntrackSlot]
 
 // The compiler compares the layout with that of the programs.
 var (
-	_ [unsafe.Sizeof(EdgeTCCtSet{})]byte           = [unsafe.Sizeof(setRow[ConntrackSlot]{})]byte{}
-	_ [unsafe.Offsetof(EdgeTCCtSet{}.Entries)]byte = [unsafe.Offsetof(setRow[ConntrackSlot]{}.Entries)]byte{}
+	_ [unsafe.Sizeof(EdgeTCCtSet{})]byte           = [unsafe.Sizeof(settable.Row[ConntrackSlot]{})]byte{}
+	_ [unsafe.Offsetof(EdgeTCCtSet{}.Entries)]byte = [unsafe.Offsetof(settable.Row[ConntrackSlot]{}.Entries)]byte{}
 )
 
 // conntrackTags are the maps of tags, by the maps of entries that they belong to.
@@ -35,22 +37,22 @@ func ConntrackTableNames() []string {
 // NewConntrackSets returns a table by the name of its entries' map: EdgeTCMapConntrack or
 // EdgeTCMapUnreplied.
 func NewConntrackSets(maps map[string]*ebpf.Map, name string) *ConntrackSets {
-	return newConntrackSets(name, setMaps{maps[name], maps[conntrackTags[name]]}, maps[EdgeTCMapTableSecret])
+	return newConntrackSets(name, settable.Maps{Rows: maps[name], Tags: maps[conntrackTags[name]]}, maps[EdgeTCMapTableSecret])
 }
 
-func newConntrackSets(name string, m setMaps, secret *ebpf.Map) *ConntrackSets {
+func newConntrackSets(name string, m settable.Maps, secret *ebpf.Map) *ConntrackSets {
 	return &ConntrackSets{
-		setMaps: m, secret: secret, spills: name == EdgeTCMapConntrack,
-		key:   func(e *ConntrackSlot) *Tuple { return &e.Key },
-		tag:   func(key *Tuple, _ uint64) uint32 { return setTag(tupleHash(key)) },
-		whole: func(e *ConntrackSlot) bool { return e.Ct.Tag == tupleHash(&e.Key) },
-		tagOf: func(e *ConntrackSlot) *uint32 { return &e.Ct.Tag },
+		Maps: m, Secret: secret, Spills: name == EdgeTCMapConntrack,
+		Key:   func(e *ConntrackSlot) *Tuple { return &e.Key },
+		Tag:   func(key *Tuple, _ uint64) uint32 { return settable.Tag(tupleHash(key)) },
+		Whole: func(e *ConntrackSlot) bool { return e.Ct.Tag == tupleHash(&e.Key) },
+		TagOf: func(e *ConntrackSlot) *uint32 { return &e.Ct.Tag },
 	}
 }
 
 // conntrackSets returns how many sets hold the given number of entries.
 func conntrackSets(entries uint32) uint32 {
-	return max((entries+uint32(setPlaces)-1)/uint32(setPlaces), 1)
+	return max((entries+uint32(settable.Places)-1)/uint32(settable.Places), 1)
 }
 
 // tupleHash returns the hash of bpf/packet/tuple.h. The tag of an entry is the hash of its key.

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // newConntrack makes a table with a number of sets and entries, with or without spilling. It returns the
@@ -20,7 +22,7 @@ func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.
 		secret, err = ebpf.NewMap(spec.Maps[EdgeTCMapTableSecret])
 		must(t, err)
 		t.Cleanup(func() { secret.Close() })
-		must(t, InitTableSecret(secret))
+		must(t, settable.InitSecret(secret))
 	}
 	tables := map[string]*ebpf.Map{EdgeTCMapTableSecret: secret}
 	for _, name := range []string{name, conntrackTags[name]} {
@@ -32,15 +34,15 @@ func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.
 		tables[name] = m
 	}
 	c, all := NewConntrackSets(tables, name), map[Tuple]uint32{}
-	open, err := c.open()
+	open, err := c.Open()
 	must(t, err)
 	for n := range entries {
 		key := Tuple{SourcePort: uint16(n), DestinationPort: uint16(n >> 16), Protocol: 6}
-		if open.insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{LastSeen: n, Tag: tupleHash(&key)}}, EdgeTCSetEviction{Expires: n}) {
+		if open.Insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{LastSeen: n, Tag: tupleHash(&key)}}, settable.Eviction{Expires: n}) {
 			all[key] = n
 		}
 	}
-	must(t, open.close())
+	must(t, open.Close())
 	return c, all
 }
 
@@ -59,11 +61,11 @@ func TestConntrackCopied(t *testing.T) {
 			if len(all) != int(c.entries) {
 				t.Fatalf("%d entries of %d have found room", len(all), c.entries)
 			}
-			to, _ := newConntrack(t, c.name, c.sets+188, 0, from.secret)
-			copies, err := to.open()
+			to, _ := newConntrack(t, c.name, c.sets+188, 0, from.Secret)
+			copies, err := to.Open()
 			must(t, err)
-			must(t, from.Walk(func(e *ConntrackSlot) bool { return copies.insert(e, EdgeTCSetEviction{}) }))
-			must(t, copies.close())
+			must(t, from.Walk(func(e *ConntrackSlot) bool { return copies.Insert(e, settable.Eviction{}) }))
+			must(t, copies.Close())
 			seen := map[Tuple]bool{}
 			must(t, to.Walk(func(e *ConntrackSlot) bool {
 				key, track := e.Key, &e.Ct
@@ -104,18 +106,18 @@ func TestConntrackOfOneClientIsSpread(t *testing.T) {
 	const sets, flows, secrets, seed = 64, 240, 3000, 1
 	random := rand.New(rand.NewPCG(seed, seed))
 	for _, step := range []uint16{1, 2, 1 << 8} {
-		for _, index := range []func(uint64, uint32) uint32{setFirst, setSecond} {
+		for _, index := range []func(uint64, uint32) uint32{settable.First, settable.Second} {
 			full := 0
 			for range secrets {
-				var secret setSecret
+				var secret settable.Secret
 				for i := range secret.Multipliers {
 					secret.Multipliers[i] = random.Uint64()
 				}
 				var counts [sets]int
 				for n := range uint16(flows) {
-					counts[index(keySum(&secret, &Tuple{SourcePort: 1024 + n*step, DestinationPort: 80, Protocol: 6}), sets)]++
+					counts[index(settable.KeySum(&secret, &Tuple{SourcePort: 1024 + n*step, DestinationPort: 80, Protocol: 6}), sets)]++
 				}
-				if slices.Max(counts[:]) > setPlaces {
+				if slices.Max(counts[:]) > settable.Places {
 					full++
 				}
 			}

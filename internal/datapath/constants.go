@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/settable"
 )
 
 // A ConstantValue computes the value of a constant; nil keeps the value in the object.
@@ -40,7 +41,7 @@ func entriesOf(table string) ConstantValue {
 // The `const volatile` variables of the product's objects. The verifier removes the branches that they exclude.
 var socketConstants = map[string]ConstantValue{
 	SockVarHostNetnsCookie: func(*Datapath) (any, error) { return netns.CurrentCookie() },
-	SockVarWeaklyOrdered:   func(*Datapath) (any, error) { return weaklyOrdered(), nil },
+	SockVarWeaklyOrdered:   func(*Datapath) (any, error) { return settable.WeaklyOrdered(), nil },
 	SockVarAffinitySets:    entriesOf(SockMapAffinity),
 	SockVarEdgeServes:      ofEdge(func(*EdgeOptions) (any, error) { return uint8(1), nil }),
 	SockVarSnatFirst:       ofEdge(func(o *EdgeOptions) (any, error) { first, _ := o.snatRanges(); return first, nil }),

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // Options configure the datapath.
@@ -59,7 +61,7 @@ type Datapath struct {
 //
 // If Open fails and the directory had no pins before, it leaves none.
 //
-// Errors: *LockedError if another agent has the directory; *ebpf.VerifierError
+// Errors: *pinfs.LockedError if another agent has the directory; *ebpf.VerifierError
 // if the kernel refuses a program.
 func Open(o Options) (d *Datapath, err error) {
 	o.Limits = o.Limits.WithDefaults()
@@ -93,11 +95,11 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := refuseOtherNamespace(o.BPFFS); err != nil {
 		return d, err
 	}
-	made = !hasPins(o.BPFFS)
-	if err := prepareBPFFS(o.BPFFS); err != nil {
+	made = !HasPins(o.BPFFS)
+	if err := pinfs.Prepare(o.BPFFS, pinDirectories); err != nil {
 		return d, err
 	}
-	if d.lock, err = lockBPFFS(o.BPFFS); err != nil {
+	if d.lock, err = pinfs.Lock(o.BPFFS); err != nil {
 		return d, err
 	}
 	if err := markNamespace(o.BPFFS); err != nil {
@@ -137,11 +139,11 @@ func Open(o Options) (d *Datapath, err error) {
 
 // undo removes what a failed Open has made, unless another agent uses the directory.
 func undo(bpffs string, components registry) error {
-	if on, err := isFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
+	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
 		return nil // Open failed before it made anything
 	}
 	err := Cleanup(bpffs, components...)
-	if locked := (*LockedError)(nil); errors.As(err, &locked) {
+	if locked := (*pinfs.LockedError)(nil); errors.As(err, &locked) {
 		return nil
 	}
 	return err

@@ -96,7 +96,7 @@ func (d *Datapath) Balancers() Hash[NetworkKey, Balancer] {
 
 // detachEdge detaches what an earlier agent with an edge left: links and filters.
 func detachEdge(bpffs string) error {
-	if err := recoverChanges(bpffs); err != nil {
+	if err := inDispatchers(bpffs).Recover(); err != nil {
 		return err
 	}
 	attached, err := EdgeAttachments(bpffs)

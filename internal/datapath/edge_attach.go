@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // EdgeHook is the attach point of a program of the edge at a device.
@@ -55,7 +57,7 @@ type EdgeAttachment struct {
 	Detached bool `json:"detached,omitempty"`
 	// Chain are the programs that share the device, in the order in which they run,
 	// if it has a dispatcher.
-	Chain []ChainProgram `json:"chain,omitempty"`
+	Chain []xdpdispatch.ChainProgram `json:"chain,omitempty"`
 	// filter is set if there is no link.
 	filter *netlink.BpfFilter
 }
@@ -104,7 +106,7 @@ func (a *EdgeAttachment) takeDown(bpffs string) error {
 		return removeFilter(a.filter)
 	}
 	if a.Chain != nil {
-		return leaveDispatcher(bpffs, a.Device)
+		return inDispatchers(bpffs).Leave(a.Device)
 	}
 	return removeDeviceLink(bpffs, edgeName, a.Device, string(a.Hook))
 }
@@ -165,7 +167,7 @@ func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
 
 // replaceEdge replaces the attached programs of an earlier agent.
 func (d *Datapath) replaceEdge() error {
-	if err := recoverChanges(d.options.BPFFS); err != nil {
+	if err := inDispatchers(d.options.BPFFS).Recover(); err != nil {
 		return err
 	}
 	all, err := EdgeAttachments(d.options.BPFFS)
@@ -192,7 +194,7 @@ func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 		return a.takeDown(d.options.BPFFS)
 	}
 	if a.Chain != nil {
-		if xdp := xdpOf(a.Device); xdp != nil {
+		if xdp := xdpdispatch.Attached(a.Device); xdp != nil {
 			_, err := d.joinDispatcher(a.Device, xdp.AttachMode)
 			return err
 		}

@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"beeline.io/beeline/internal/settable"
+	"beeline.io/beeline/internal/xdpdispatch"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -146,7 +148,7 @@ func TestOtherXDPProgram(t *testing.T) {
 			must(t, err)
 			must(t, netlink.LinkSetXdpFdWithFlags(device, other.FD(), flags))
 			defer netlink.LinkSetXdpFdWithFlags(device, -1, flags)
-			var refused *OtherXDPError
+			var refused *xdpdispatch.OtherXDPError
 			if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &refused) || refused.ProgramID != idOf(t, other) {
 				t.Errorf("beside another %s program: %v, want its id %d", mode, err, idOf(t, other))
 			}
@@ -171,7 +173,7 @@ func TestXDPModeChanges(t *testing.T) {
 		w.do(func() error { return attachXDP(d, w.device, mode) })
 		want := map[XDPMode]uint32{XDPNative: nl.XDP_ATTACHED_DRV, XDPGeneric: nl.XDP_ATTACHED_SKB}[mode]
 		w.do(func() error {
-			if xdp := xdpOf(w.device); xdp == nil || xdp.AttachMode != want {
+			if xdp := xdpdispatch.Attached(w.device); xdp == nil || xdp.AttachMode != want {
 				t.Errorf("asked for %s XDP: %+v", mode, xdp)
 			}
 			return nil
@@ -217,12 +219,12 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
 	track.Tag = tupleHash(&key)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
-	sets, err := table.open()
+	sets, err := table.Open()
 	must(t, err)
-	if !sets.insert(&EdgeTCCtSlot{Key: key, Ct: track}, EdgeTCSetEviction{}) {
+	if !sets.Insert(&EdgeTCCtSlot{Key: key, Ct: track}, settable.Eviction{}) {
 		t.Fatal("an empty table has no room")
 	}
-	must(t, sets.close())
+	must(t, sets.Close())
 	w.do(d.Attach)
 	d.Close()
 	w.options.Limits.Flows = 4096

@@ -14,4 +14,3 @@ package datapath
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types EdgeMigrate ../../bpf/edge_migrate.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types EdgeXDP ../../bpf/edge_xdp.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types XDPSlot ../../bpf/xdp_slot.bpf.c
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type xdp_dispatcher_config XDPDispatcher ../../bpf/xdp_dispatcher.bpf.c

@@ -2,6 +2,8 @@
 
 package datapath
 
+import "beeline.io/beeline/internal/mappedarray"
+
 // The layout of frontends until version 9: a frontend had no row of lists. The last word of its row was the first slot
 // of the list of retained backends, 0 if there was none, and the number of members of a list was in the slot before it:
 //
@@ -12,8 +14,8 @@ package datapath
 // listsSince10 makes the rows of lists for frontends of such tables. The tables are copies; no program uses
 // them.
 func listsSince10(d *Datapath) error {
-	rows, lists := newArray[Frontend](d.maps[SockMapFrontendRows]), newArray[FrontendLists](d.maps[SockMapFrontendListRows])
-	u := upgrade9{slots: newArray[uint32](d.maps[SockMapSlots]), moved: map[uint32]FrontendLists{}}
+	rows, lists := mappedarray.New[Frontend](d.maps[SockMapFrontendRows]), mappedarray.New[FrontendLists](d.maps[SockMapFrontendListRows])
+	u := upgrade9{slots: mappedarray.New[uint32](d.maps[SockMapSlots]), moved: map[uint32]FrontendLists{}}
 	for number := range min(rows.Len(), lists.Len()) {
 		row := rows.Load(number)
 		if row == (Frontend{}) || row.Lists == 0 && row.Flags&uint16(FlagMaglev) == 0 {

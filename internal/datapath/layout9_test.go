@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/mappedarray"
 )
 
 // TestListsOfVersion9: frontends of version 9 get rows of lists with their members, retained backends and
@@ -24,7 +26,7 @@ func TestListsOfVersion9(t *testing.T) {
 		defer m.Close()
 		d.maps[name] = m
 	}
-	slots := newArray[uint32](d.maps[SockMapSlots])
+	slots := mappedarray.New[uint32](d.maps[SockMapSlots])
 	for i, word := range []uint32{
 		7, 8, 2, // the members of the table, and their number
 		7, 8, 8, 7, 8, // the table at 3
@@ -34,7 +36,7 @@ func TestListsOfVersion9(t *testing.T) {
 	} {
 		must(t, slots.Store(uint32(i), word))
 	}
-	rows := newArray[Frontend](d.maps[SockMapFrontendRows])
+	rows := mappedarray.New[Frontend](d.maps[SockMapFrontendRows])
 	table := Decision{First: 3, Count: 5}
 	history := Frontend{Service: 1, Flags: uint16(FlagMaglev | FlagHistory), Decisions: [3]Decision{table, {First: uint32(0)}, table}, Lists: 14}
 	plain := Frontend{Service: 2, Decisions: [3]Decision{{First: 20, Count: 2}}}
@@ -45,7 +47,7 @@ func TestListsOfVersion9(t *testing.T) {
 	keeps.Lists = 16
 	must(t, rows.Store(4, keeps))
 	must(t, listsSince10(d))
-	lists := newArray[FrontendLists](d.maps[SockMapFrontendListRows])
+	lists := mappedarray.New[FrontendLists](d.maps[SockMapFrontendListRows])
 	words := func(r SlotRange) (all []uint32) {
 		for i := range r.Count {
 			all = append(all, slots.Load(r.First+i))

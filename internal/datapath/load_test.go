@@ -7,13 +7,15 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // TestSecondAgentIsRefused: a second agent is refused with the pid of the first.
 func TestSecondAgentIsRefused(t *testing.T) {
 	o := options(t)
 	d := mustOpen(t, o)
-	var locked *LockedError
+	var locked *pinfs.LockedError
 	if _, err := Open(o); !errors.As(err, &locked) || locked.PID != os.Getpid() {
 		t.Errorf("second agent: %v", err)
 	}

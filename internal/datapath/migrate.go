@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // The phases of a migration (bpf/migrate/types.h).
@@ -207,7 +209,7 @@ func (d *Datapath) follow(pass CopyPass) (err error) {
 	if pass == firstPass {
 		d.follower.since = Now() - 1 // a flow with this second as last_seen may have been used before its entry is read
 	}
-	if d.follower.tick, err = tickNow(); err != nil {
+	if d.follower.tick, err = settable.Tick(); err != nil {
 		return err
 	}
 	for _, t := range d.enabled.tables() {

@@ -15,6 +15,9 @@ import (
 // anything that an older or newer agent would misread.
 var tablesDirectory = "tables_v10"
 
+// pinDirectories are the subdirectories of the bpffs directory.
+var pinDirectories = []string{tablesDirectory, "links", "programs"}
+
 // TablePath returns the path of a table's pin.
 func TablePath(bpffs, name string) string { return filepath.Join(bpffs, tablesDirectory, name) }
 

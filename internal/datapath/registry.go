@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // TableKind tells who writes a BPF map and how long its contents last.
@@ -61,7 +63,7 @@ var socketTables = []Table{
 	{Name: SockMapReservedPorts, Kind: ConfigTable, Fixed: reservedPortLimit, Copy: CopyEntries},
 	{Name: SockMapOptedOut, Kind: ConfigTable, Fixed: optedOutLimit, Copy: CopyEntries},
 	{Name: SockMapSocketsToAbort, Kind: ConfigTable, Fixed: socketsToAbortLimit, Copy: CopyEntries},
-	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: InitTableSecret},
+	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
 	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
 	{Name: SockMapConnected, Kind: StateTable},
 	{Name: SockMapConnectedPrev, Kind: StateTable},

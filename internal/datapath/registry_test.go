@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // objects are all BPF objects whose maps the registry declares.
@@ -188,16 +190,16 @@ func TestConntrackIsResized(t *testing.T) {
 	o.Limits.Flows = 1000
 	d := mustOpen(t, o)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
-	sets, err := table.open()
+	sets, err := table.Open()
 	must(t, err)
 	key := Tuple{SourcePort: 1, Protocol: 6}
-	if !sets.insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{Tag: tupleHash(&key)}}, EdgeTCSetEviction{}) {
+	if !sets.Insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{Tag: tupleHash(&key)}}, settable.Eviction{}) {
 		t.Fatal("an empty table has no room")
 	}
-	must(t, sets.close())
+	must(t, sets.Close())
 	staged := filepath.Join(o.BPFFS, newTables)
 	must(t, os.Mkdir(staged, 0o700))
-	must(t, pinCopy(table.rows, filepath.Join(staged, EdgeTCMapConntrack))) // by an agent that was killed
+	must(t, pinCopy(table.Rows, filepath.Join(staged, EdgeTCMapConntrack))) // by an agent that was killed
 	d.Close()
 	o.Limits.Flows = 4000
 	d = mustOpen(t, o)
@@ -219,14 +221,14 @@ func TestAffinityIsResized(t *testing.T) {
 	must(t, d.Attach())
 	add := func(client uint32) {
 		t.Helper()
-		sets, err := newAffinityTable(d.maps[SockMapAffinity], d.maps[SockMapTableSecret]).open()
+		sets, err := newAffinityTable(d.maps[SockMapAffinity], d.maps[SockMapTableSecret]).Open()
 		must(t, err)
-		tick, err := tickNow()
+		tick, err := settable.Tick()
 		must(t, err)
-		if !sets.insert(&AffinityEntry{Key: affinityKey(client), Backend: client}, EdgeTCSetEviction{Expires: tick + 1<<20, Owner: uint32(SockSetRankSET_RANK_UNASSURED)}) {
+		if !sets.Insert(&AffinityEntry{Key: affinityKey(client), Backend: client}, settable.Eviction{Expires: tick + 1<<20, Owner: uint32(SockSetRankSET_RANK_UNASSURED)}) {
 			t.Fatal("an empty table has no room")
 		}
-		must(t, sets.close())
+		must(t, sets.Close())
 	}
 	add(1)
 	d.Close()

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // Repair restores what was removed while the agent ran: pins of tables, links, attachments. It returns what
@@ -82,11 +84,11 @@ func (d *Datapath) repairDirectory() (repaired []string, err error) {
 	if len(lost) == 0 {
 		return nil, nil
 	}
-	if err := prepareBPFFS(d.options.BPFFS); err != nil {
+	if err := pinfs.Prepare(d.options.BPFFS, pinDirectories); err != nil {
 		return nil, err
 	}
 	if lost[0] == d.options.BPFFS {
-		lock, err := lockBPFFS(d.options.BPFFS)
+		lock, err := pinfs.Lock(d.options.BPFFS)
 		if err != nil {
 			return nil, err
 		}

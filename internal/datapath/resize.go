@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/mappedarray"
 )
 
 // A CopyRule fills the table `to`, which has another size, from the pinned table `from`. Programs use
@@ -36,12 +38,12 @@ func CopyEntries(_ *Datapath, to, from *ebpf.Map) error {
 
 // CopyArray copies the rows of an array up to the last one that is not zero.
 func CopyArray(_ *Datapath, to, from *ebpf.Map) error {
-	source, unmap, err := mapMemory(from, 0, arrayBytes(from))
+	source, unmap, err := mappedarray.Map(from, 0, mappedarray.Bytes(from))
 	if err != nil {
 		return err
 	}
 	defer unmap()
-	target, unmapTarget, err := mapMemory(to, 0, arrayBytes(to))
+	target, unmapTarget, err := mappedarray.Map(to, 0, mappedarray.Bytes(to))
 	if err != nil {
 		return err
 	}
@@ -50,8 +52,8 @@ func CopyArray(_ *Datapath, to, from *ebpf.Map) error {
 	for len(used) > 0 && used[len(used)-1] == 0 {
 		used = used[:len(used)-1]
 	}
-	if len(used) > int(arrayBytes(to)) {
-		return fmt.Errorf("entry %d is in use, and entries are not moved", (len(used)-1)/int(arrayStride(from)))
+	if len(used) > int(mappedarray.Bytes(to)) {
+		return fmt.Errorf("entry %d is in use, and entries are not moved", (len(used)-1)/int(mappedarray.Stride(from)))
 	}
 	copy(target, used)
 	return nil

@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/settable"
 	"beeline.io/beeline/test/shared"
 )
 
@@ -23,26 +24,26 @@ const sharedInputs = 500
 // The C runs in the kernel.
 func TestSharedWithC(t *testing.T) {
 	r, p := shared.Random(t), shared.Load(t)
-	must(t, datapath.InitTableSecret(p.Maps[shared.SharedMapTableSecret]))
-	var secret datapath.SockSetSecret
+	must(t, settable.InitSecret(p.Maps[shared.SharedMapTableSecret]))
+	var secret settable.Secret
 	must(t, p.Maps[shared.SharedMapTableSecret].Lookup(uint32(0), &secret))
 	for range sharedInputs {
 		c := randomCall(r)
 		tuple := *(*datapath.Tuple)(unsafe.Pointer(&c.Tuple))
 		affinity := *(*datapath.AffinityKey)(unsafe.Pointer(&c.Affinity))
 		p.Run(&c)
-		sum, hash := datapath.KeySum(secret, &tuple), datapath.TupleHash(&tuple)
+		sum, hash := settable.KeySum(&secret, &tuple), datapath.TupleHash(&tuple)
 		for _, same := range []struct {
 			what      string
 			inC, inGo uint64
 		}{
 			{"tuple_hash", uint64(c.TupleHash), uint64(hash)},
 			{"set_sum of a tuple", c.TupleSum, sum},
-			{"set_sum of a client", c.AffinitySum, datapath.KeySum(secret, &affinity)},
-			{"set_first", uint64(c.First), uint64(datapath.SetFirst(sum, c.Sets))},
-			{"set_second", uint64(c.Second), uint64(datapath.SetSecond(sum, c.Sets))},
-			{"set_tag", uint64(c.Tag), uint64(datapath.SetTag(hash))},
-			{"eviction_expired", uint64(c.Expired), number(datapath.MarkExpired(c.Mark.Expires, c.Now))},
+			{"set_sum of a client", c.AffinitySum, settable.KeySum(&secret, &affinity)},
+			{"set_first", uint64(c.First), uint64(settable.First(sum, c.Sets))},
+			{"set_second", uint64(c.Second), uint64(settable.Second(sum, c.Sets))},
+			{"set_tag", uint64(c.Tag), uint64(settable.Tag(hash))},
+			{"eviction_expired", uint64(c.Expired), number(settable.Expired(c.Mark.Expires, c.Now))},
 			{"eviction_rank", uint64(c.Rank), uint64(datapath.Rank(c.Mark.Owner))},
 			{"chosen_slot", uint64(c.Slot), uint64(jet.Slot(hash, int(c.Slots)))},
 		} {
@@ -58,7 +59,7 @@ func TestSharedWithC(t *testing.T) {
 // another address they find nothing.
 func TestTablesReadByC(t *testing.T) {
 	r, p := shared.Random(t), shared.Load(t)
-	must(t, p.Maps[shared.SharedMapTableSecret].Put(uint32(0), &datapath.SockSetSecret{}))
+	must(t, p.Maps[shared.SharedMapTableSecret].Put(uint32(0), &settable.Secret{}))
 	tables := &datapath.Tables{FrontendRows: rows{p, t}}
 	for range sharedInputs {
 		c := randomCall(r)

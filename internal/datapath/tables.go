@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/mappedarray"
 )
 
 // An Array is a table of rows by number, which is written without system calls.
@@ -157,17 +159,17 @@ func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 	}
 	return &Tables{
 		Frontends:          kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
-		FrontendRows:       newArray[Frontend](maps[SockMapFrontendRows]),
-		FrontendLists:      newArray[FrontendLists](maps[SockMapFrontendListRows]),
-		Slots:              newArray[uint32](maps[SockMapSlots]),
-		Backends:           newArray[Backend](maps[SockMapBackends]),
+		FrontendRows:       mappedarray.New[Frontend](maps[SockMapFrontendRows]),
+		FrontendLists:      mappedarray.New[FrontendLists](maps[SockMapFrontendListRows]),
+		Slots:              mappedarray.New[uint32](maps[SockMapSlots]),
+		Backends:           mappedarray.New[Backend](maps[SockMapBackends]),
 		Services:           kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
 		SourceRanges:       kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
 		Networks:           kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
 		Affinity:           AffinityOf(maps),
 		ReservedPorts:      kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
 		OptedOut:           kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
-		UntrackedFrontends: newArray[UntrackedEnds](maps[SockMapUntrackedFrontends]),
+		UntrackedFrontends: mappedarray.New[UntrackedEnds](maps[SockMapUntrackedFrontends]),
 		WaitForReaders:     wait,
 	}, nil
 }

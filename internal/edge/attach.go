@@ -12,6 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // attach attaches the edge to a device as wanted, unless it is attached like that already.
@@ -87,7 +88,7 @@ func (e *Edge) enter(a *attached) error {
 }
 
 // chainText names the programs that share a device with the edge.
-func chainText(chain []datapath.ChainProgram) string {
+func chainText(chain []xdpdispatch.ChainProgram) string {
 	if len(chain) == 0 {
 		return ""
 	}

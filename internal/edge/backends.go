@@ -2,12 +2,7 @@
 
 package edge
 
-import (
-	"fmt"
-	"net/netip"
-
-	"github.com/vishvananda/netlink"
-)
+import "net/netip"
 
 // servingBackends returns the backends of Services on other nodes.
 func (e *Edge) servingBackends() []netip.Addr {
@@ -35,13 +30,4 @@ func (e *Edge) Reach(backends []netip.Addr) {
 	if !reached {
 		e.reconcile(false)
 	}
-}
-
-// deviceTo returns the index of the device of the kernel's route to an address.
-func deviceTo(a netip.Addr) (device int, err error) {
-	routes, err := netlink.RouteGet(a.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return 0, fmt.Errorf("the route to %s: %w", a, err)
-	}
-	return routes[0].LinkIndex, nil
 }

@@ -11,38 +11,14 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev"
 )
 
-// A Device is a network device of the node, with what the edge needs to know of it.
+// A Device is a network device of the node, and who is behind it as far as the edge wants to know.
 type Device struct {
-	Index int
-	Name  string
-	Kind  string // as `ip -details link` names it; "device" for hardware
-	Up    bool
-	// Ethernet: frames begin with MAC addresses; frames to the node have MAC as destination.
-	Ethernet, Loopback bool
-	MAC                [6]byte
-	// Enslaved to a bridge, bond or team, which gets its packets.
-	Enslaved bool
-	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
-	// above, whose frames XDP would take for the device's own.
-	TakesTags bool
-	// DefaultRoute: a default route leads here. Routed: any route does.
-	DefaultRoute, Routed bool
-	// Direct are the networks on the device itself, without a gateway.
-	Direct []netip.Prefix
-	// XDP is the id of its XDP program, 0 for none.
-	XDP uint32
-	// Addresses are reachable by others, in the kernel's order of preference.
-	Addresses []netip.Addr
-	// Backends: a route to backends on other nodes leads here. Sources are the source addresses that
-	// these routes prescribe.
+	netdev.Device
+	// Backends: the route to backends on other nodes leads here.
 	Backends bool
-	Sources  []netip.Addr
-	// BackendRoutes are those routes. MTU is the maximum length of packets sent here, in octets from
-	// the IP header on.
-	BackendRoutes []BackendRoute
-	MTU           int
 	// Pods behind the device need the edge there (Edge.SetPods).
 	Pods bool
 	// Clients may be behind it: decided, not read.
@@ -50,6 +26,15 @@ type Device struct {
 	// Draining: nothing requires the device any more, but flows of clients or pods behind it may
 	// continue. Decided, not read.
 	Draining bool
+}
+
+// readDevices reads the devices of this network namespace. backends are those on other nodes, sorted.
+func readDevices(backends []netip.Addr) (all []Device, err error) {
+	found, err := netdev.Read(backends)
+	for _, d := range found {
+		all = append(all, Device{Device: d, Backends: len(d.Leads) > 0})
+	}
+	return all, err
 }
 
 // choose returns the devices that are served: first those that only lead to backends, by which replies

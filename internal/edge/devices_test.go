@@ -10,10 +10,11 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev"
 )
 
 func device(index int, name string, change func(*Device)) Device {
-	d := Device{Index: index, Name: name, Kind: "device", Up: true, Ethernet: true, Routed: true}
+	d := Device{Device: netdev.Device{Index: index, Name: name, Kind: "device", Up: true, Ethernet: true, Routed: true}}
 	if change != nil {
 		change(&d)
 	}

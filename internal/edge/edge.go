@@ -14,8 +14,10 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // Mode is the mode of the edge.
@@ -57,7 +59,7 @@ type Destinations interface {
 // Datapath is what the edge needs of package datapath.
 type Datapath interface {
 	AttachEdgeTC(device int) error
-	AttachEdgeXDP(device int, mode datapath.XDPMode) ([]datapath.ChainProgram, error)
+	AttachEdgeXDP(device int, mode datapath.XDPMode) ([]xdpdispatch.ChainProgram, error)
 	DetachEdge(device int, hooks ...datapath.EdgeHook) error
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
@@ -71,7 +73,7 @@ type Edge struct {
 	flows    *conntrack.Tables
 	read     func(backends []netip.Addr) ([]Device, error)
 	deviceTo func(netip.Addr) (device int, err error)
-	lost     func(device string) uint64 // xdpLosses
+	lost     func(device string) uint64 // netdev.XDPLosses
 
 	changed wakeup.Signal // devices, addresses or routes
 
@@ -97,17 +99,17 @@ type Edge struct {
 type attached struct {
 	Device
 	entry  entry
-	chain  []datapath.ChainProgram // the programs that share the XDP hook
-	failed error                   // why it is not attached
+	chain  []xdpdispatch.ChainProgram // it shares the XDP hook with others
+	failed error                      // it is not
 	losses losses
 }
 
 // New returns an edge. flows are the conntrack tables of the datapath. Start attaches it.
 func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
-		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: deviceTo, lost: xdpLosses,
+		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
 		changed: wakeup.NewSignal(),
-		devices: map[int]*attached{}, sysctls: sysctlRoot,
+		devices: map[int]*attached{}, sysctls: netdev.SysctlRoot,
 	}
 }
 

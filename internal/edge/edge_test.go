@@ -14,7 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev/netdevtest"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 var (
@@ -29,7 +31,7 @@ var errNoDriver = fmt.Errorf("its driver refuses XDP (%w): %w", unix.EOPNOTSUPP,
 // Each mode at each kind of device: how the edge is attached, and whether status reports that this is not
 // as requested.
 func TestModes(t *testing.T) {
-	other := &datapath.OtherXDPError{ProgramID: 77, Name: "filter"}
+	other := &xdpdispatch.OtherXDPError{ProgramID: 77, Name: "filter"}
 	for _, c := range []struct {
 		name     string
 		config   Config
@@ -76,7 +78,7 @@ func TestXDPIsTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		refuse error
 		want   string
-	}{{&datapath.OtherXDPError{ProgramID: 77}, "eth0 xdp"}, {errNoDriver, "eth0 tc"}} {
+	}{{&xdpdispatch.OtherXDPError{ProgramID: 77}, "eth0 xdp"}, {errNoDriver, "eth0 tc"}} {
 		w := newWorld(t, Config{Mode: Auto}, hardware)
 		w.kernel.refuse[2] = c.refuse
 		w.Start()
@@ -170,7 +172,7 @@ func TestNoDeviceWithClients(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.config, c.devices...)
-			w.sysctls = sysctlTree(t, "ipv4/ip_forward=1", "ipv4/conf/eth0/forwarding=1", "ipv4/conf/eth1/forwarding=1")
+			w.sysctls = netdevtest.Sysctls(t, "ipv4/ip_forward=1", "ipv4/conf/eth0/forwarding=1", "ipv4/conf/eth1/forwarding=1")
 			w.Forward(c.families)
 			w.Start()
 			w.want(c.want...)

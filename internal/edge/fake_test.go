@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/conntrack/conntracktest"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // kernel is a datapath that records what is attached where.
@@ -54,7 +55,7 @@ func (k *kernel) AttachEdgeTC(device int) error {
 	return nil
 }
 
-func (k *kernel) AttachEdgeXDP(device int, mode datapath.XDPMode) ([]datapath.ChainProgram, error) {
+func (k *kernel) AttachEdgeXDP(device int, mode datapath.XDPMode) ([]xdpdispatch.ChainProgram, error) {
 	err := k.refuse[device]
 	if err != nil && !errors.As(err, new(*datapath.ExclusiveXDPError)) {
 		return nil, err

@@ -28,12 +28,6 @@ func overhead(kind service.DSR, family service.Family) int {
 	return overheads[kind][0]
 }
 
-// A BackendRoute is a device's route to backends. MTU is the route's, 0 for the device's.
-type BackendRoute struct {
-	To  netip.Prefix
-	MTU int
-}
-
 // DSRStatus is the packet size that reaches all backends on other nodes by one kind of DSR, for clients of
 // one family. Sizes are in octets from the IP header on.
 type DSRStatus struct {
@@ -101,7 +95,7 @@ type routesOut struct {
 func newRoutesOut(devices []Device) *routesOut {
 	w := &routesOut{routes: map[netip.Prefix]DSRStatus{}}
 	for _, d := range devices {
-		for _, route := range d.BackendRoutes {
+		for _, route := range d.Leads {
 			s := DSRStatus{Device: d.Name, MTU: d.MTU}
 			if route.MTU > 0 && route.MTU < d.MTU {
 				s.MTU, s.Route = route.MTU, route.To.String()

@@ -8,17 +8,18 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/service"
 )
 
 // with returns a device with an MTU and routes.
-func (d Device) with(mtu int, routes ...BackendRoute) Device {
-	d.MTU, d.BackendRoutes = mtu, routes
+func (d Device) with(mtu int, routes ...netdev.Route) Device {
+	d.MTU, d.Leads = mtu, routes
 	return d
 }
 
-func way(network string, mtu int) BackendRoute {
-	return BackendRoute{netip.MustParsePrefix(network), mtu}
+func way(network string, mtu int) netdev.Route {
+	return netdev.Route{To: netip.MustParsePrefix(network), MTU: mtu}
 }
 
 // The packets that fit depend on the narrowest route to a backend; status does not suggest more than what

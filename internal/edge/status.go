@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // Status is the status of the edge.
@@ -42,7 +43,7 @@ type DeviceStatus struct {
 	Why  string `json:"why,omitempty"`
 	// Chain are the XDP programs that share the device with Beeline's, which is one
 	// of them, in the order in which they run.
-	Chain []datapath.ChainProgram `json:"chain,omitempty"`
+	Chain []xdpdispatch.ChainProgram `json:"chain,omitempty"`
 	// Refused: clients are not served, or not in the mode that was requested.
 	Refused bool `json:"refused,omitempty"`
 	// Lost is how many packets sent by XDP the driver has dropped since the edge was attached, by the

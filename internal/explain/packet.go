@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // anyPort is the source port, an ephemeral one, if none is given.
@@ -104,7 +105,7 @@ func (x *explainer) frame(device *net.Interface) []byte {
 }
 
 // noteOthers names the XDP programs that run before Beeline's.
-func (x *explainer) noteOthers(chain []datapath.ChainProgram) {
+func (x *explainer) noteOthers(chain []xdpdispatch.ChainProgram) {
 	for _, p := range chain {
 		if p.Own {
 			return

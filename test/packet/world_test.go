@@ -20,6 +20,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/settable"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -59,7 +60,7 @@ func newWorld(t testing.TB, l limits) *world {
 	l = l.complete()
 	p := takePrograms(t, l)
 	w := &world{network: newNetwork(t), programs: p, limits: l}
-	must(t, datapath.InitTableSecret(p.tc.Maps[datapath.EdgeTCMapTableSecret]))
+	must(t, settable.InitSecret(p.tc.Maps[datapath.EdgeTCMapTableSecret]))
 	w.maps = p.tc.Maps
 	w.ingress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeIngress]
 	w.egress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeEgress]

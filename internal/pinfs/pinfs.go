@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+// Package pinfs mounts and locks directories for pins on BPF file systems.
+package pinfs
 
 import (
 	"bufio"
@@ -14,14 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemBPFFS is Linux's directory for a BPF file system.
-const systemBPFFS = "/sys/fs/bpf"
+// System is where Linux has a directory for a BPF file system.
+const System = "/sys/fs/bpf"
 
-// pinDirectories are the subdirectories of the bpffs directory.
-var pinDirectories = []string{tablesDirectory, "links", "programs"}
-
-// mountedByUs is a directory in the bpffs directory that marks a file system mounted by prepareBPFFS, so
-// that Cleanup unmounts it.
+// mountedByUs is a directory in the bpffs directory that says that the file
+// system was mounted for it, so that Unmount unmounts it.
 const mountedByUs = "mounted_by_beeline"
 
 // A LockedError is returned if another process uses the bpffs directory.
@@ -39,15 +37,15 @@ func (e *LockedError) Error() string {
 }
 
 // CheckBPFFSPath returns an error for a path that cannot be a directory on a BPF file system.
-func CheckBPFFSPath(path string) error {
+func CheckPath(path string) error {
 	if !filepath.IsAbs(path) || path != filepath.Clean(path) {
 		return fmt.Errorf("--pins %s: not an absolute path in its shortest form", path)
 	}
 	if strings.Contains(path[1:], ".") {
 		// The file system rejects names with dots ("reserved for future extensions").
-		on, _ := isFS(existingParent(path), unix.BPF_FS_MAGIC)
-		if on || strings.HasPrefix(path, systemBPFFS+"/") {
-			return fmt.Errorf("--pins %s: a BPF file system does not allow names with dots", path)
+		on, _ := IsFS(existingParent(path), unix.BPF_FS_MAGIC)
+		if on || strings.HasPrefix(path, System+"/") {
+			return fmt.Errorf("--pins %s: a BPF file system takes no names with dots", path)
 		}
 	}
 	return nil
@@ -55,20 +53,20 @@ func CheckBPFFSPath(path string) error {
 
 // prepareBPFFS makes path a directory on a BPF file system. If it is not on one, it mounts one: at
 // /sys/fs/bpf, which Linux makes for this purpose, if path is below it, else at path itself.
-func prepareBPFFS(path string) error {
-	if err := CheckBPFFSPath(path); err != nil {
+func Prepare(path string, directories []string) error {
+	if err := CheckPath(path); err != nil {
 		return err
 	}
-	on, err := isFS(existingParent(path), unix.BPF_FS_MAGIC)
+	on, err := IsFS(existingParent(path), unix.BPF_FS_MAGIC)
 	if err != nil {
 		return fmt.Errorf("--pins %s: %w", path, err)
 	}
 	if !on {
 		at := mountPoint(path)
-		if at == path && path != systemBPFFS {
+		if at == path && path != System {
 			if err := os.MkdirAll(path, 0o700); err != nil {
-				return fmt.Errorf("--pins %s: not on a BPF file system, and a directory to mount one at cannot be created: %w; "+
-					"use a directory under %s, such as the default", path, err, systemBPFFS)
+				return fmt.Errorf("--pins %s: not on a BPF file system, and no directory to mount one at can be made: %w; "+
+					"name a directory under %s, such as the default", path, err, System)
 			}
 			if err := refuseUsed(path); err != nil {
 				return err
@@ -81,7 +79,7 @@ func prepareBPFFS(path string) error {
 			return fmt.Errorf("--pins: %w", err)
 		}
 	}
-	for _, dir := range pinDirectories {
+	for _, dir := range directories {
 		if err := os.MkdirAll(filepath.Join(path, dir), 0o700); err != nil {
 			return fmt.Errorf("--pins: %w", err)
 		}
@@ -97,27 +95,47 @@ func refuseUsed(path string) error {
 	}
 	if len(entries) > 0 {
 		return fmt.Errorf("--pins %s: an ordinary directory with files such as %s, which a BPF file system mounted there would hide: "+
-			"use a directory under %s, or an empty one", path, entries[0].Name(), systemBPFFS)
+			"name a directory under %s, or an empty one", path, entries[0].Name(), System)
 	}
 	return nil
 }
 
-// hasPins reports whether a bpffs directory has pins of an agent.
-func hasPins(path string) bool {
-	for _, dir := range []string{"tables_v*", "links", "programs"} {
-		if pins, _ := filepath.Glob(filepath.Join(path, dir, "*")); len(pins) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // mountPoint returns where a BPF file system for a directory is mounted.
 func mountPoint(path string) string {
-	if strings.HasPrefix(path+"/", systemBPFFS+"/") {
-		return systemBPFFS
+	if strings.HasPrefix(path+"/", System+"/") {
+		return System
 	}
 	return path
+}
+
+// Mounted says whether Prepare has mounted a file system for a directory.
+func Mounted(path string) bool {
+	_, err := os.Stat(filepath.Join(path, mountedByUs))
+	return err == nil
+}
+
+// Unmount unmounts the file system that Prepare mounted, unless somebody else uses it.
+func Unmount(path string) error {
+	at := mountPoint(path)
+	if err := os.Remove(filepath.Join(path, mountedByUs)); err != nil {
+		return err
+	}
+	if path != at {
+		os.Remove(path)
+	}
+	left, err := os.ReadDir(at)
+	for _, e := range left {
+		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's own, in every such mount
+			return err
+		}
+	}
+	if err := errors.Join(err, unix.Unmount(at, 0)); err != nil {
+		return fmt.Errorf("unmount %s: %w", at, err)
+	}
+	if at != System {
+		return os.Remove(at)
+	}
+	return nil
 }
 
 func existingParent(path string) string {
@@ -130,7 +148,8 @@ func existingParent(path string) string {
 	return path
 }
 
-func isFS(path string, magic int64) (bool, error) {
+// IsFS says whether a path is on a file system of this kind.
+func IsFS(path string, magic int64) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return false, &os.PathError{Op: "statfs", Path: path, Err: err}
@@ -139,7 +158,7 @@ func isFS(path string, magic int64) (bool, error) {
 }
 
 // lockBPFFS locks the directory for this process, until the file is closed or the process ends.
-func lockBPFFS(path string) (*os.File, error) {
+func Lock(path string) (*os.File, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -147,7 +166,7 @@ func lockBPFFS(path string) (*os.File, error) {
 	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		defer dir.Close()
-		_, pid := lockHolder(dir)
+		_, pid := LockHolder(dir)
 		return nil, &LockedError{Path: path, PID: pid}
 	}
 	if err != nil {
@@ -159,18 +178,18 @@ func lockBPFFS(path string) (*os.File, error) {
 
 // AgentRunning reports whether an agent uses a bpffs directory, and returns its pid, 0 if it is in another
 // PID namespace.
-func AgentRunning(bpffs string) (running bool, pid int) {
-	dir, err := os.Open(bpffs)
+func Holder(path string) (held bool, pid int) {
+	dir, err := os.Open(path)
 	if err != nil {
 		return false, 0
 	}
 	defer dir.Close()
-	return lockHolder(dir)
+	return LockHolder(dir)
 }
 
-// lockHolder looks up the owner of a flock in /proc/locks, whose lines read
+// LockHolder looks up the owner of a flock in /proc/locks, whose lines read
 // "1: FLOCK ADVISORY WRITE 4711 00:1c:1234 0 EOF" (proc(5)).
-func lockHolder(f *os.File) (held bool, pid int) {
+func LockHolder(f *os.File) (held bool, pid int) {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil {
 		return false, 0
@@ -189,4 +208,21 @@ func lockHolder(f *os.File) (held bool, pid int) {
 		}
 	}
 	return false, 0
+}
+
+// Mounts are where BPF file systems are mounted. It reads proc(5), mountinfo: the fifth field is
+// the mount point, and the file system's type follows a hyphen.
+func Mounts() (all []string) {
+	file, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		mount, kind, _ := strings.Cut(lines.Text(), " - ")
+		if fields := strings.Fields(mount); len(fields) > 4 && strings.HasPrefix(kind, "bpf ") {
+			all = append(all, fields[4])
+		}
+	}
+	return all
 }

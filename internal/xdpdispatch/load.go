@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package xdpdispatch
 
 import (
 	"bytes"
@@ -13,6 +13,9 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 )
+
+// constantsName is the map that has the constants.
+const constantsName = ".rodata"
 
 // dispatcherMetadata is the section of the BTF that holds the version. Libxdp reads it from the BTF of the
 // loaded program.

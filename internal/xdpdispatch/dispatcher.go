@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+// Package xdpdispatch has XDP programs share a device, by the protocol of libxdp, version 2
+// (lib/libxdp/protocol.org of xdp-tools).
+//
+// A device has one XDP program. Several share it by a dispatcher, which runs them in
+// turn: bpf/xdp_dispatcher.bpf.c, or libxdp's own. Who has which place in it is
+// told by pins.
+package xdpdispatch
 
 import (
 	"encoding/binary"
@@ -13,11 +19,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-)
 
-// A device has one XDP program. Several programs share it by a dispatcher, which calls them in turn:
-// bpf/xdp_dispatcher.bpf.c, or libxdp's own. Pins record which program has which place in it, by the
-// protocol of libxdp, version 2 (lib/libxdp/protocol.org of xdp-tools).
+	"beeline.io/beeline/internal/pinfs"
+)
 
 // The protocol's values for a dispatcher's program.
 const (
@@ -65,9 +69,9 @@ func (d *dispatcher) close() {
 }
 
 // chain returns the programs in the order in which they run.
-func (d *dispatcher) chain(bpffs string) (all []ChainProgram) {
+func (d *dispatcher) chain(own string) (all []ChainProgram) {
 	for _, m := range d.members {
-		m.Own = m.Name == slotName(bpffs)
+		m.Own = m.Name == own
 		all = append(all, m.ChainProgram)
 	}
 	return all
@@ -80,7 +84,7 @@ func libxdpBPFFS() string {
 	if path := os.Getenv("LIBXDP_BPFFS"); path != "" {
 		return path
 	}
-	return systemBPFFS
+	return pinfs.System
 }
 
 // dispatchersPath returns the directory of the dispatchers of all devices.
@@ -99,7 +103,7 @@ const maxChangesSeen = 10
 // *OtherXDPError if its program is not a dispatcher that can be joined.
 func readDispatcher(device int) (*dispatcher, error) {
 	for attempt := 0; ; attempt++ {
-		xdp := xdpOf(device)
+		xdp := Attached(device)
 		if xdp == nil {
 			return nil, nil
 		}
@@ -107,7 +111,7 @@ func readDispatcher(device int) (*dispatcher, error) {
 		if err == nil {
 			return d, nil
 		}
-		if now := xdpOf(device); attempt == maxChangesSeen || now != nil && now.ProgId == xdp.ProgId {
+		if now := Attached(device); attempt == maxChangesSeen || now != nil && now.ProgId == xdp.ProgId {
 			return nil, err
 		}
 	}

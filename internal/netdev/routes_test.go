@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+package netdev
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 )
 
 // routes parses routes of the form "table network device"; device 0 rejects packets.
-func ways(t *testing.T, backends []netip.Addr, texts ...string) *routes {
+func ways(t *testing.T, destinations []netip.Addr, texts ...string) *routes {
 	t.Helper()
-	r := &routes{backends: backends}
+	r := &routes{destinations: destinations}
 	for _, text := range texts {
 		var table, device int
 		var network string
@@ -29,8 +29,10 @@ func ways(t *testing.T, backends []netip.Addr, texts ...string) *routes {
 }
 
 // A device leads to backends if a route over it is the best one in its table to one of them.
-func TestRoutesToBackends(t *testing.T) {
-	backends := addrs("10.10.2.11", "10.10.2.12", "10.10.3.11", "fd00:10:2::11")
+func TestRoutesToDestinations(t *testing.T) {
+	destinations := []netip.Addr{
+		netip.MustParseAddr("10.10.2.11"), netip.MustParseAddr("10.10.2.12"), netip.MustParseAddr("10.10.3.11"), netip.MustParseAddr("fd00:10:2::11"),
+	}
 	for _, c := range []struct {
 		name   string
 		routes []string
@@ -42,7 +44,7 @@ func TestRoutesToBackends(t *testing.T) {
 		{"in whatever order", []string{"254 10.10.0.0/16 5", "254 0.0.0.0/0 2"}, []int{5}},
 		{"unless it does not contain all", []string{"254 0.0.0.0/0 2", "254 10.10.2.0/24 5"}, []int{2, 5}},
 		{"a single address", []string{"254 10.10.0.0/16 5", "254 10.10.2.11/32 7"}, []int{5, 7}},
-		{"networks without backends", []string{"254 0.0.0.0/0 2", "254 10.10.1.0/24 5", "254 10.10.2.13/32 6"}, []int{2}},
+		{"networks without destinations", []string{"254 0.0.0.0/0 2", "254 10.10.1.0/24 5", "254 10.10.2.13/32 6"}, []int{2}},
 		{"refused", []string{"254 0.0.0.0/0 2", "254 10.10.0.0/16 0"}, nil},
 		{"two routes of one length", []string{"254 10.10.0.0/16 5", "254 10.10.0.0/16 6"}, []int{5, 6}},
 		{"another table", []string{"254 10.10.0.0/16 5", "100 0.0.0.0/0 2"}, []int{2, 5}},
@@ -50,10 +52,10 @@ func TestRoutesToBackends(t *testing.T) {
 		{"families are independent", []string{"254 ::/0 2", "254 0.0.0.0/0 3"}, []int{2, 3}},
 	} {
 		var got []int
-		ways(t, backends, c.routes...).leads(func(r route) { got = append(got, r.devices...) })
+		ways(t, destinations, c.routes...).leads(func(r route) { got = append(got, r.devices...) })
 		slices.Sort(got)
 		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v leads to backends by %v, want %v", c.name, c.routes, got, c.want)
+			t.Errorf("%s: %v leads to destinations by %v, want %v", c.name, c.routes, got, c.want)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+package netdev
 
 import (
 	"cmp"
@@ -19,20 +19,20 @@ type route struct {
 
 // routes are the routes that matter for some backends.
 type routes struct {
-	backends []netip.Addr // sorted, each once
-	all      []route
+	destinations []netip.Addr // sorted, each once
+	all          []route
 }
 
-// add keeps a route if it leads to a backend, or would if there were no better one.
+// add keeps a route if it leads to a destination, or would if there were no better one.
 func (r *routes) add(route route) {
-	if i := r.first(route.to); i < len(r.backends) && route.to.Contains(r.backends[i]) {
+	if i := r.first(route.to); i < len(r.destinations) && route.to.Contains(r.destinations[i]) {
 		r.all = append(r.all, route)
 	}
 }
 
 // first returns the place of the first backend that a network may contain.
 func (r *routes) first(to netip.Prefix) int {
-	i, _ := slices.BinarySearchFunc(r.backends, to.Masked().Addr(), netip.Addr.Compare)
+	i, _ := slices.BinarySearchFunc(r.destinations, to.Masked().Addr(), netip.Addr.Compare)
 	return i
 }
 
@@ -43,13 +43,13 @@ func (r *routes) leads(visit func(route)) {
 	slices.SortStableFunc(r.all, func(a, b route) int {
 		return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(b.to.Bits(), a.to.Bits()))
 	})
-	var taken []int // by place in backends: 1 + prefix length of the best route in this table
+	var taken []int // by place in destinations: 1 + length of the best network in this table
 	for n, route := range r.all {
 		if n == 0 || r.all[n-1].table != route.table {
-			taken = make([]int, len(r.backends))
+			taken = make([]int, len(r.destinations))
 		}
 		best, length := false, route.to.Bits()+1
-		for i := r.first(route.to); i < len(r.backends) && route.to.Contains(r.backends[i]); i++ {
+		for i := r.first(route.to); i < len(r.destinations) && route.to.Contains(r.destinations[i]); i++ {
 			if taken[i] == 0 || taken[i] == length {
 				taken[i], best = length, true
 			}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package xdpdispatch
 
 import (
 	"encoding/binary"
@@ -15,11 +15,13 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // A dispatcherChange replaces the dispatcher of a device atomically.
 type dispatcherChange struct {
-	bpffs  string // Beeline's
+	pins   string // Client.Pins
 	device int
 	flags  uint32 // XDP_FLAGS_DRV_MODE or XDP_FLAGS_SKB_MODE
 	// members returns the members of the new dispatcher, given the old one, which is nil if the device
@@ -36,7 +38,7 @@ func (c *dispatcherChange) run() error {
 		return err
 	}
 	defer unlock()
-	if err := finishChanges(c.bpffs); err != nil {
+	if err := finishChanges(c.pins); err != nil {
 		return err
 	}
 	for attempt := 0; ; attempt++ {
@@ -75,7 +77,7 @@ func (c *dispatcherChange) try() error {
 		return err
 	}
 	defer program.Close()
-	return errors.Join(c.swap(old, program, members), finishChanges(c.bpffs))
+	return errors.Join(c.swap(old, program, members), finishChanges(c.pins))
 }
 
 // swap attaches a dispatcher in place of the old one. If it fails or is interrupted, finishChanges removes
@@ -86,11 +88,11 @@ func (c *dispatcherChange) swap(old *dispatcher, program *ebpf.Program, members 
 		return err
 	}
 	if old != nil {
-		if err := pinProgram(old.program, changePath(c.bpffs, c.device, old.id)); err != nil {
+		if err := pinProgram(old.program, changePath(c.pins, c.device, old.id)); err != nil {
 			return err
 		}
 	}
-	if err := pinProgram(program, changePath(c.bpffs, c.device, id)); err != nil {
+	if err := pinProgram(program, changePath(c.pins, c.device, id)); err != nil {
 		return err
 	}
 	pins := dispatcherPins(c.device, id)
@@ -125,18 +127,18 @@ func (c *dispatcherChange) fill(dispatcher *ebpf.Program, place int, m member, p
 }
 
 // changePath returns where a dispatcher is pinned while it is added or removed.
-func changePath(bpffs string, device int, id uint32) string {
-	return filepath.Join(bpffs, "programs", fmt.Sprintf("dispatch-%d-%d", device, id))
+func changePath(pins string, device int, id uint32) string {
+	return filepath.Join(pins, fmt.Sprintf("dispatch-%d-%d", device, id))
 }
 
-func changesOf(bpffs string) ([]string, error) {
-	return filepath.Glob(filepath.Join(bpffs, "programs", "dispatch-*"))
+func changesOf(pins string) ([]string, error) {
+	return filepath.Glob(filepath.Join(pins, "dispatch-*"))
 }
 
 // finishChanges removes the pins of the dispatchers of changes that have ended, or during which an agent
 // was killed, except for attached dispatchers. The caller holds the lock.
-func finishChanges(bpffs string) error {
-	paths, err := changesOf(bpffs)
+func finishChanges(pins string) error {
+	paths, err := changesOf(pins)
 	if err != nil {
 		return err
 	}
@@ -146,7 +148,7 @@ func finishChanges(bpffs string) error {
 		if _, err := fmt.Sscanf(filepath.Base(path), "dispatch-%d-%d", &device, &id); err != nil {
 			continue
 		}
-		if xdp := xdpOf(device); xdp == nil || xdp.ProgId != id {
+		if xdp := Attached(device); xdp == nil || xdp.ProgId != id {
 			if err := os.RemoveAll(dispatcherPins(device, id)); err != nil {
 				return err
 			}
@@ -159,8 +161,8 @@ func finishChanges(bpffs string) error {
 }
 
 // recoverChanges is finishChanges for callers without the lock.
-func recoverChanges(bpffs string) error {
-	if paths, err := changesOf(bpffs); err != nil || len(paths) == 0 {
+func (c *Client) Recover() error {
+	if paths, err := changesOf(c.Pins); err != nil || len(paths) == 0 {
 		return err
 	}
 	unlock, err := lockDispatchers()
@@ -168,7 +170,7 @@ func recoverChanges(bpffs string) error {
 		return err
 	}
 	defer unlock()
-	return finishChanges(bpffs)
+	return finishChanges(c.Pins)
 }
 
 // dispatcherLockTimeout is how long another program may hold the lock: what it is held for takes
@@ -178,7 +180,7 @@ const dispatcherLockTimeout = 10 * time.Second
 // lockDispatchers takes libxdp's lock for changing pins.
 func lockDispatchers() (unlock func(), err error) {
 	path := dispatchersPath()
-	if on, err := isFS(libxdpBPFFS(), unix.BPF_FS_MAGIC); err != nil || !on {
+	if on, err := pinfs.IsFS(libxdpBPFFS(), unix.BPF_FS_MAGIC); err != nil || !on {
 		return nil, errors.Join(err, fmt.Errorf("XDP programs share a device by pins under %s, which is not on a BPF file system: mount one there, or name another with LIBXDP_BPFFS", path))
 	}
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -194,7 +196,7 @@ func lockDispatchers() (unlock func(), err error) {
 			return func() { dir.Close() }, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(begin) > dispatcherLockTimeout {
-			_, pid := lockHolder(dir)
+			_, pid := pinfs.LockHolder(dir)
 			dir.Close()
 			return nil, fmt.Errorf("lock %s, which process %s holds: %w", path, pidText(pid), err)
 		}

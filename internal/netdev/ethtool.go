@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+package netdev
 
 import (
 	"bytes"
@@ -63,10 +63,10 @@ func statistics(device string) (map[string]uint64, error) {
 	return all, nil
 }
 
-// xdpLosses returns how many packets sent by XDP programs a driver has dropped, by its own count; 0 if it
+// XDPLosses returns how many packets sent by XDP programs a driver has dropped, by its own count; 0 if it
 // has none. Drivers use different names for these counts: xdp_tx_errors, xdp_xmit_errors (veth),
 // xdp_tx_drops (virtio_net), tx_xdp_full (mlx5).
-func xdpLosses(device string) (sum uint64) {
+func XDPLosses(device string) (sum uint64) {
 	all, err := statistics(device)
 	if err != nil {
 		return 0

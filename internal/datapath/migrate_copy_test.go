@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/settable"
 )
 
 // TestFollowConntrack: after the last pass the new tables have exactly what the old ones have, whatever
@@ -14,25 +16,26 @@ import (
 func TestFollowConntrack(t *testing.T) {
 	const flows = 3000
 	oldAssured, _ := newConntrack(t, EdgeTCMapConntrack, 800, 0, nil)
-	oldUnreplied, _ := newConntrack(t, EdgeTCMapUnreplied, 900, 0, oldAssured.secret)
-	assured, _ := newConntrack(t, EdgeTCMapConntrack, 1300, 0, oldAssured.secret)
-	unreplied, _ := newConntrack(t, EdgeTCMapUnreplied, 700, 0, oldAssured.secret)
+	oldUnreplied, _ := newConntrack(t, EdgeTCMapUnreplied, 900, 0, oldAssured.Secret)
+	assured, _ := newConntrack(t, EdgeTCMapConntrack, 1300, 0, oldAssured.Secret)
+	unreplied, _ := newConntrack(t, EdgeTCMapUnreplied, 700, 0, oldAssured.Secret)
 	tables := func(a, u *ConntrackSets) map[string]*ebpf.Map {
 		return map[string]*ebpf.Map{
-			EdgeTCMapConntrack: a.rows, EdgeTCMapConntrackTags: a.tags,
-			EdgeTCMapUnreplied: u.rows, EdgeTCMapUnrepliedTags: u.tags, EdgeTCMapTableSecret: oldAssured.secret,
+			EdgeTCMapConntrack: a.Rows, EdgeTCMapConntrackTags: a.Tags,
+			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
 		}
 	}
 	d := &Datapath{enabled: registry{Edge()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
-	oldA, err := oldAssured.open()
+	oldA, err := oldAssured.Open()
 	must(t, err)
-	oldU, err := oldUnreplied.open()
+	oldU, err := oldUnreplied.Open()
 	must(t, err)
-	newU, err := unreplied.open()
+	newU, err := unreplied.Open()
 	must(t, err)
+	seen := Now() + 1 // one for all: to assured entries the last pass brings their state alone
 	entry := func(n int, state ConntrackState) *ConntrackSlot {
 		e := &ConntrackSlot{Key: Tuple{Protocol: 17, SourcePort: uint16(n), DestinationPort: uint16(n >> 16)}}
-		e.Ct = ConntrackEntry{Tag: tupleHash(&e.Key), State: uint8(state), LastSeen: Now(), Packets: uint64(n), Dsr: uint8(DSRIPIP)} // one-sided
+		e.Ct = ConntrackEntry{Tag: tupleHash(&e.Key), State: uint8(state), LastSeen: seen, Packets: uint64(n), Dsr: uint8(DSRIPIP)} // one-sided
 		return e
 	}
 	const isAssured, isUnreplied, isGone = 1, 2, 3
@@ -43,20 +46,20 @@ func TestFollowConntrack(t *testing.T) {
 		switch old := where[n]; {
 		case old == 0 || old == isUnreplied && rand.IntN(3) == 0:
 			where[n], e.Ct.Packets = isUnreplied, rand.Uint64()
-			oldU.set(e, EdgeTCSetEviction{Owner: 8})
+			oldU.Set(e, settable.Eviction{Owner: 8})
 			want[e.Key] = e.Ct
 		case old == isUnreplied && rand.IntN(2) == 0:
 			where[n], e.Ct.State = isAssured, uint8(ConntrackEstablished)
-			oldA.set(e, EdgeTCSetEviction{Owner: 8})
-			oldU.remove(&e.Key)
+			oldA.Set(e, settable.Eviction{Owner: 8})
+			oldU.Delete(&e.Key)
 			want[e.Key] = e.Ct
 		case old == isUnreplied:
 			where[n] = isGone
-			oldU.remove(&e.Key)
+			oldU.Delete(&e.Key)
 			delete(want, e.Key)
 		case old == isAssured && rand.IntN(2) == 0:
 			e.Ct.State, e.Ct.Flags = uint8(ConntrackClosed), uint8(ConntrackFIN)
-			oldA.set(e, EdgeTCSetEviction{Owner: 8})
+			oldA.Set(e, settable.Eviction{Owner: 8})
 			want[e.Key] = e.Ct
 		}
 	}
@@ -66,9 +69,9 @@ func TestFollowConntrack(t *testing.T) {
 	}
 	half := entry(11*flows, ConntrackNew) // whose other entry is lost: its replies would be dropped
 	half.Ct.Dsr, half.Ct.LastSeen = uint8(DSRNone), 0
-	oldU.set(half, EdgeTCSetEviction{Owner: 8})
+	oldU.Set(half, settable.Eviction{Owner: 8})
 	must(t, d.follow(firstPass))
-	oldU.remove(&half.Key)
+	oldU.Delete(&half.Key)
 	for range flows {
 		step(rand.IntN(2 * flows))
 	}
@@ -78,7 +81,7 @@ func TestFollowConntrack(t *testing.T) {
 	}
 	// What has begun in the new tables since then stays.
 	began := entry(10*flows, ConntrackNew)
-	newU.insert(began, EdgeTCSetEviction{})
+	newU.Insert(began, settable.Eviction{})
 	want[began.Key] = began.Ct
 	must(t, d.follow(lastPass))
 	for _, table := range []*ConntrackSets{assured, unreplied} {

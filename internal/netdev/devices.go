@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+package netdev
 
 import (
 	"fmt"
@@ -10,13 +10,47 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/netdev"
 )
 
-// readDevices reads the devices of this network namespace. backends are those on other nodes, sorted.
-func readDevices(backends []netip.Addr) ([]Device, error) {
-	links, err := netdev.Dump(netlink.LinkList)
+// A Device is a network device of this network namespace.
+type Device struct {
+	Index int
+	Name  string
+	Kind  string // as `ip -details link` names it; "device" for hardware
+	Up    bool
+	// Ethernet: frames begin with MAC addresses; frames to the node have MAC as destination.
+	Ethernet, Loopback bool
+	MAC                [6]byte
+	// Enslaved to a bridge, bond or team, which gets its packets.
+	Enslaved bool
+	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
+	// above, whose frames XDP would take for the device's own.
+	TakesTags bool
+	// DefaultRoute: a default route leads here. Routed: any route does.
+	DefaultRoute, Routed bool
+	// Direct are the networks on the device itself, without a gateway.
+	Direct []netip.Prefix
+	// XDP is the id of its XDP program, 0 for none.
+	XDP uint32
+	// Addresses are reachable by others, in the kernel's order of preference.
+	Addresses []netip.Addr
+	// Leads are the routes by the device to the destinations that Read was asked for. Sources are
+	// what they say packets there are to come from. MTU is how long a packet can be that leaves
+	// here, in octets from the IP header on.
+	Leads   []Route
+	Sources []netip.Addr
+	MTU     int
+}
+
+// A Route is a route by a device to some destinations. MTU is the route's, 0 for the device's.
+type Route struct {
+	To  netip.Prefix
+	MTU int
+}
+
+// Read reads the devices of this network namespace. Destinations are sorted.
+func Read(destinations []netip.Addr) ([]Device, error) {
+	links, err := Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
@@ -47,7 +81,7 @@ func readDevices(backends []netip.Addr) ([]Device, error) {
 		return nil, err
 	}
 	readTags(all, at, links)
-	return all, readRoutes(all, at, backends)
+	return all, readRoutes(all, at, destinations)
 }
 
 // readTags finds the devices that have VLAN devices above them and strip the tags themselves.
@@ -72,7 +106,7 @@ func takesTags(device string) bool {
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
 func readAddresses(all []Device, at map[int]int) error {
-	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -102,14 +136,14 @@ func readAddresses(all []Device, at map[int]int) error {
 // refusing are the types of routes that drop or reject packets.
 var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
-func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
-	list, err := netdev.Dump(func() ([]netlink.Route, error) {
+func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
+	list, err := Dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
-	routes := routes{backends: backends}
+	routes := routes{destinations: destinations}
 	for _, r := range list {
 		route, ok := routeOf(&r)
 		if !ok {
@@ -135,8 +169,7 @@ func readRoutes(all []Device, at map[int]int, backends []netip.Addr) error {
 			if !known {
 				continue
 			}
-			all[i].Backends = true
-			all[i].BackendRoutes = append(all[i].BackendRoutes, BackendRoute{route.to, route.mtu})
+			all[i].Leads = append(all[i].Leads, Route{route.to, route.mtu})
 			if route.source.IsValid() && !slices.Contains(all[i].Sources, route.source) {
 				all[i].Sources = append(all[i].Sources, route.source)
 			}
@@ -170,4 +203,13 @@ func routeOf(r *netlink.Route) (route route, ok bool) {
 	ones, _ := r.Dst.Mask.Size()
 	route.to = netip.PrefixFrom(addr.Unmap(), ones)
 	return route, ok && route.to.IsValid()
+}
+
+// DeviceTo is the index of the device by which the kernel sends to an address.
+func DeviceTo(a netip.Addr) (device int, err error) {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0, fmt.Errorf("the route to %s: %w", a, err)
+	}
+	return routes[0].LinkIndex, nil
 }

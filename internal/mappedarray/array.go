@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+// Package mappedarray reads and writes BPF arrays in mapped memory.
+package mappedarray
 
 import (
 	"fmt"
@@ -14,7 +15,7 @@ import (
 
 // kernelArray is a BPF_F_MMAPABLE array map. Its memory is mapped in windows, when they are accessed: the
 // kernel makes all pages of a mapping resident at once, and most of a table is usually unused.
-type kernelArray[V comparable] struct {
+type Array[V comparable] struct {
 	m       *ebpf.Map
 	stride  uintptr
 	length  uint32
@@ -26,13 +27,14 @@ type kernelArray[V comparable] struct {
 // Sizes of windows, in bytes: for access to single rows, and for reading all rows.
 const (
 	pickWindow = 64 << 10
-	readWindow = 1 << 20
+	ReadWindow = 1 << 20
 )
 
-func newArray[V comparable](m *ebpf.Map) *kernelArray[V] {
-	stride := arrayStride(m)
+// New returns the rows of a map.
+func New[V comparable](m *ebpf.Map) *Array[V] {
+	stride := Stride(m)
 	rows := uint32(max(1, pickWindow/stride))
-	return &kernelArray[V]{
+	return &Array[V]{
 		m: m, stride: stride, length: m.MaxEntries(), rows: rows,
 		windows: make([]atomic.Pointer[byte], (m.MaxEntries()+rows-1)/rows),
 	}
@@ -40,7 +42,7 @@ func newArray[V comparable](m *ebpf.Map) *kernelArray[V] {
 
 // at panics if there is no such row, or if its window cannot be mapped, because the address space is
 // exhausted or the map has been closed.
-func (a *kernelArray[V]) at(i uint32) *V {
+func (a *Array[V]) at(i uint32) *V {
 	if i >= a.length {
 		panic(fmt.Sprintf("row %d of %d of %s", i, a.length, a.m))
 	}
@@ -52,14 +54,14 @@ func (a *kernelArray[V]) at(i uint32) *V {
 }
 
 // open maps a window. It stays mapped.
-func (a *kernelArray[V]) open(window uint32) *byte {
+func (a *Array[V]) open(window uint32) *byte {
 	a.mapping.Lock()
 	defer a.mapping.Unlock()
 	if first := a.windows[window].Load(); first != nil {
 		return first
 	}
 	from := uintptr(window) * uintptr(a.rows) * a.stride
-	memory, _, err := mapMemory(a.m, from, min(from+uintptr(a.rows)*a.stride, arrayBytes(a.m)))
+	memory, _, err := Map(a.m, from, min(from+uintptr(a.rows)*a.stride, Bytes(a.m)))
 	if err != nil {
 		panic(err)
 	}
@@ -67,10 +69,14 @@ func (a *kernelArray[V]) open(window uint32) *byte {
 	return &memory[0]
 }
 
-func (a *kernelArray[V]) Len() uint32     { return a.length }
-func (a *kernelArray[V]) Load(i uint32) V { return *a.at(i) }
+// Len is the number of rows.
+func (a *Array[V]) Len() uint32 { return a.length }
 
-func (a *kernelArray[V]) Store(i uint32, v V) error {
+// Load reads a row. It panics if there is no such row.
+func (a *Array[V]) Load(i uint32) V { return *a.at(i) }
+
+// Store writes a row, not atomically.
+func (a *Array[V]) Store(i uint32, v V) error {
 	if i >= a.length {
 		return fmt.Errorf("row %d of %d", i, a.length)
 	}
@@ -79,13 +85,13 @@ func (a *kernelArray[V]) Store(i uint32, v V) error {
 }
 
 // All reads through temporary mappings.
-func (a *kernelArray[V]) All() (map[uint32]V, error) {
+func (a *Array[V]) All() (map[uint32]V, error) {
 	all := map[uint32]V{}
 	var zero V
-	for first, rows := uint32(0), uint32(max(1, readWindow/a.stride)); first < a.length; first += rows {
+	for first, rows := uint32(0), uint32(max(1, ReadWindow/a.stride)); first < a.length; first += rows {
 		rows = min(rows, a.length-first)
 		from := uintptr(first) * a.stride
-		memory, unmap, err := mapMemory(a.m, from, from+uintptr(rows)*a.stride)
+		memory, unmap, err := Map(a.m, from, from+uintptr(rows)*a.stride)
 		if err != nil {
 			return nil, err
 		}
@@ -102,13 +108,13 @@ func (a *kernelArray[V]) All() (map[uint32]V, error) {
 }
 
 // arrayStride returns the distance between an array's rows in the kernel.
-func arrayStride(m *ebpf.Map) uintptr { return uintptr(m.ValueSize()+7) &^ 7 }
+func Stride(m *ebpf.Map) uintptr { return uintptr(m.ValueSize()+7) &^ 7 }
 
 // arrayBytes returns the size of all rows.
-func arrayBytes(m *ebpf.Map) uintptr { return arrayStride(m) * uintptr(m.MaxEntries()) }
+func Bytes(m *ebpf.Map) uintptr { return Stride(m) * uintptr(m.MaxEntries()) }
 
 // mapMemory maps the bytes [from, to) of an array, which need not be page-aligned.
-func mapMemory(m *ebpf.Map, from, to uintptr) (memory []byte, unmap func() error, err error) {
+func Map(m *ebpf.Map, from, to uintptr) (memory []byte, unmap func() error, err error) {
 	page := uintptr(unix.Getpagesize())
 	start, end := from&^(page-1), (to+page-1)&^(page-1)
 	pages, err := unix.Mmap(m.FD(), int64(start), int(end-start), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

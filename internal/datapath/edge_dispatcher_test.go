@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+)
+
+// If the kernel does not support dispatchers, or one cannot be made, the edge is attached by itself: by its
+// existing link, with the current agent's program.
+func TestDispatcherThatCannotBe(t *testing.T) {
+	for name, had := range map[string]bool{"served before": true, "fresh": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newEdgeWorld(t)
+			var before EdgeAttachment
+			if had {
+				d := mustOpen(t, w.options)
+				w.do(func() error { return attachXDP(d, w.device, XDPNative) })
+				before = w.attached()[0]
+				d.Close()
+			}
+			w.options.Edge.Dispatcher = true
+			d := mustOpen(t, w.options)
+			d.replacement = func() error { return ebpf.ErrNotSupported }
+			w.do(func() error {
+				alone := (*ExclusiveXDPError)(nil)
+				if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &alone) || !strings.Contains(err.Error(), "leave --edge-xdp-dispatcher out") {
+					t.Errorf("attached with %v, want %T and what to leave out", err, alone)
+				}
+				return nil
+			})
+			now := w.attached()
+			if len(now) != 1 || now[0].Hook != EdgeXDP || now[0].Detached || had && now[0].LinkID != before.LinkID {
+				t.Fatalf("attached: %+v, want the link %d", now, before.LinkID)
+			}
+			if want := idOf(t, d.programs[EdgeXDPProgBeelineEdgeXdp]); now[0].ProgramID != want {
+				t.Errorf("program %d serves, want the present one, %d", now[0].ProgramID, want)
+			}
+		})
+	}
+}
+
+// The next start, or cleanup, removes what an agent left that was killed while it changed a dispatcher;
+// what is attached stays.
+func TestInterruptedChange(t *testing.T) {
+	for _, attached := range []bool{false, true} {
+		w := newEdgeWorld(t)
+		t.Setenv("LIBXDP_BPFFS", w.node.BPFFS)
+		d := mustOpen(t, w.options)
+		p := anyProgram(t, ebpf.XDP)
+		name := fmt.Sprintf("dispatch-%d-%d", w.device, idOf(t, p))
+		change, places := filepath.Join(w.options.BPFFS, "programs", name), filepath.Join(w.node.BPFFS, "xdp", name)
+		interrupted := func() {
+			t.Helper()
+			must(t, repin(p, change))
+			must(t, os.MkdirAll(places, 0o700))
+			must(t, repin(p, filepath.Join(places, "prog0-prog")))
+		}
+		want := func(when string) {
+			t.Helper()
+			wantGone(t, change)
+			if _, err := os.Stat(places); (err == nil) != attached {
+				t.Errorf("after %s: attached %v, and its pins: %v", when, attached, err)
+			}
+		}
+		if attached {
+			w.do(func() error {
+				device, err := netlink.LinkByIndex(w.device)
+				must(t, err)
+				return netlink.LinkSetXdpFdWithFlags(device, p.FD(), nl.XDP_FLAGS_DRV_MODE)
+			})
+		}
+		interrupted()
+		w.do(d.Attach)
+		want("the next start")
+		d.Close()
+		interrupted()
+		w.do(func() error { return Cleanup(w.options.BPFFS) })
+		want("cleanup")
+	}
+}
