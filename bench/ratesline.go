@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -95,11 +96,14 @@ func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair
 	return l, err
 }
 
-// rememberLong has a host's connection tracking, if the kernel has one, know flows of UDP for longer
-// than a run takes. By itself it forgets them after half a minute, until they have lasted for some
-// seconds: on a busy machine before they have their turn.
+// rememberFor is the timeout of UDP flows, by Beeline and by the kernel: longer than a run takes. The defaults
+// are half a minute, and two minutes once they are established: on a busy machine less than until their turn.
+const rememberFor = 24 * time.Hour
+
+// rememberLong sets the timeout of UDP flows in a host's connection tracking, if the kernel has one.
 func rememberLong(host *lab.Host) error {
-	const folder, seconds = "/proc/sys/net/netfilter/", "86400"
+	const folder = "/proc/sys/net/netfilter/"
+	seconds := strconv.Itoa(int(rememberFor.Seconds()))
 	return host.Do(func() error {
 		for _, name := range []string{"nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"} {
 			if err := os.WriteFile(folder+name, []byte(seconds), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -5,14 +5,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
 // prove opens the side's flows, looks at each of its packets, and has backends answer
-// where answers go by the balancer: from then on all flows are established.
-func (s *rateSide) prove(ctx context.Context) error {
+// where answers go by the balancer. Both sides send again after a pause: connection tracking takes
+// UDP flows that do so after two seconds for established ones.
+func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		return fmt.Errorf("count runs of programs: %w", err)
@@ -33,12 +35,18 @@ func (s *rateSide) prove(ctx context.Context) error {
 		if err := s.answer(ctx, out); err != nil {
 			return fmt.Errorf("answers: %w", err)
 		}
+		time.Sleep(pause)
+		if err := s.line.write(s.frames().first, s.flows()); err != nil {
+			return err
+		}
 	}
 	if err := s.counted(ctx, once, 0, true); err != nil {
 		return fmt.Errorf("flows that are established: %w", err)
 	}
-	_, err = s.look()
-	return err
+	if out, err = s.look(); err != nil || !s.answered() {
+		return err
+	}
+	return s.answer(ctx, out)
 }
 
 // look reads what has come back of one packet of each flow.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -72,11 +73,20 @@ func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Co
 		}
 	}
 	for _, s := range rig.sides {
-		if err := s.prove(ctx); err != nil {
+		if err := s.prove(ctx, rig.bench.streamPause()); err != nil {
 			return rig, fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
 	return rig, nil
+}
+
+// streamPause is how long both sides of a UDP flow are silent before they send again, so that the flow
+// counts as established.
+func (b *bench) streamPause() time.Duration {
+	if b.smoke {
+		return 0
+	}
+	return 4 * time.Second
 }
 
 func (rig *rateRig) end() error {
@@ -143,7 +153,7 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 		{"node-a", "xdp", sideXDPSNAT, sideXDPDSR}, {"node-b", "tc", sideTCSNAT, sideTCDSR},
 	} {
 		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.program, Manifests: w.folder, EdgeMode: m.mode,
-			Flags: []string{"--max-flows", strconv.Itoa(rateRecords)}}
+			Flags: []string{"--max-flows", strconv.Itoa(rateRecords), "--conntrack-udp-timeout", rememberFor.String(), "--conntrack-udp-timeout-stream", rememberFor.String()}}
 		w.agents = append(w.agents, agent)
 		if err := agent.Start(); err != nil {
 			return err

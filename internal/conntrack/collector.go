@@ -64,11 +64,12 @@ type Collector struct {
 
 // gcStats are the results of GC passes.
 type gcStats struct {
-	last    time.Time
-	took    time.Duration
-	expired uint64 // flows, since the agent started
-	stale   uint64 // UDP flows whose backend no longer serves, since the agent started
-	err     error
+	last     time.Time
+	took     time.Duration
+	expired  uint64 // flows, since the agent started
+	stale    uint64 // UDP flows whose backend no longer serves, since the agent started
+	passErr  error
+	staleErr error
 }
 
 // NewCollector returns a Collector. wait returns when all programs have ended that run at the call. Begin
@@ -108,6 +109,7 @@ func (c *Collector) Run(ctx context.Context) error {
 			timer.Reset(c.Collect())
 		case <-timer.C:
 			timer.Reset(c.Collect())
+			c.retryStaleUDP()
 			c.countPortExhaustion()
 		}
 	}
@@ -125,7 +127,7 @@ func (c *Collector) Collect() time.Duration {
 	busy = threadTime() - busy
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteError(err)
+	c.noteError(&c.stats.passErr, err)
 	c.stats.last, c.stats.took = begin, took
 	c.stats.expired += expired
 	return min(max(gcInterval, gcShare*busy), maxGCInterval)
@@ -160,18 +162,28 @@ func threadTime() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// noteError keeps the error of the last pass, and logs it if it is new. The caller holds the lock.
-func (c *Collector) noteError(err error) {
-	if err != nil && (c.stats.err == nil || c.stats.err.Error() != err.Error()) {
+// noteError keeps the error of the last pass of a kind, and logs it if it is new. The caller holds the lock.
+func (c *Collector) noteError(last *error, err error) {
+	if err != nil && (*last == nil || (*last).Error() != err.Error()) {
 		c.config.Log.Error("conntrack garbage collection failed: expired flows may be kept for longer", "error", err)
 	}
-	c.stats.err = err
+	*last = err
+}
+
+// retryStaleUDP deletes stale UDP flows again if that has failed.
+func (c *Collector) retryStaleUDP() {
+	c.mu.Lock()
+	failed := c.stats.staleErr != nil
+	c.mu.Unlock()
+	if failed {
+		c.deleteStaleUDP()
+	}
 }
 
 func (c *Collector) deleteStaleUDP() {
 	stale, err := DeleteStaleUDP(c.tables, c.config.Serves, c.wait)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteError(err)
+	c.noteError(&c.stats.staleErr, err)
 	c.stats.stale += stale
 }

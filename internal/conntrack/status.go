@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"errors"
 	"time"
 
 	"beeline.io/beeline/internal/condition"
@@ -40,8 +41,8 @@ func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all c
 	defer c.mu.Unlock()
 	s.LastGC, s.GCSeconds = c.stats.last, c.stats.took.Seconds()
 	s.Expired, s.Ended = c.stats.expired, c.stats.stale
-	if c.stats.err != nil {
-		all = append(all, condition.FlowsNotSwept.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", c.stats.err))
+	if err := errors.Join(c.stats.passErr, c.stats.staleErr); err != nil {
+		all = append(all, condition.FlowsNotSwept.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", err))
 	}
 	now := time.Now()
 	if counters != nil {

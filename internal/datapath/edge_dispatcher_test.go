@@ -33,8 +33,8 @@ func TestDispatcherThatCannotBe(t *testing.T) {
 			d.replacement = func() error { return ebpf.ErrNotSupported }
 			w.do(func() error {
 				alone := (*ExclusiveXDPError)(nil)
-				if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &alone) || !strings.Contains(err.Error(), "leave --edge-xdp-dispatcher out") {
-					t.Errorf("attached with %v, want %T and what to leave out", err, alone)
+				if err := attachXDP(d, w.device, XDPNative); !errors.As(err, &alone) || !strings.Contains(err.Error(), "remove --edge-xdp-dispatcher") {
+					t.Errorf("attached with %v, want %T and the flag to remove", err, alone)
 				}
 				return nil
 			})

@@ -176,6 +176,9 @@ func TestXDPModeChanges(t *testing.T) {
 			if xdp := xdpdispatch.Attached(w.device); xdp == nil || xdp.AttachMode != want {
 				t.Errorf("asked for %s XDP: %+v", mode, xdp)
 			}
+			if got := XDPModeOf(w.device); got != mode {
+				t.Errorf("XDP at the device is said to be %s, want %s", got, mode)
+			}
 			return nil
 		})
 	}

@@ -14,6 +14,14 @@ import (
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 
+// XDPModeOf returns where the XDP program of a device runs; XDPNative if the device has none.
+func XDPModeOf(device int) XDPMode {
+	if xdp := xdpdispatch.Attached(device); xdp != nil && xdp.AttachMode == nl.XDP_ATTACHED_SKB {
+		return XDPGeneric
+	}
+	return XDPNative
+}
+
 // AttachEdgeXDP attaches the edge to a device's XDP hook, or replaces the program of an earlier agent
 // there. If the device has a dispatcher, or should have one, it attaches the edge in the dispatcher, and
 // returns the dispatcher's programs in the order in which they run. Errors: *OtherXDPError;

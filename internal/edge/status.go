@@ -137,7 +137,7 @@ func ReadStatus(bpffs string) (*Status, error) {
 		}
 		if a.Hook == datapath.EdgeXDP {
 			device := &s.Devices[byIndex[a.Device]]
-			device.Mode, device.Chain, device.Why = "xdp", a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
+			device.Mode, device.Chain, device.Why = xdpName(datapath.XDPModeOf(a.Device)), a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
 		}
 	}
 	return s, nil

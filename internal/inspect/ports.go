@@ -145,7 +145,7 @@ func (p served) owners(s sockdiag.Socket) []service.Ref {
 	return all
 }
 
-// heldBy makes the same decision as bind_takes in bpf/bind.bpf.c.
+// heldBy makes the same decision as bind_takes in bpf/sock/reserved_port.h.
 func (f ownedFrontend) heldBy(s sockdiag.Socket) bool {
 	bound := s.Local.Addr()
 	if bound == netip.IPv6Unspecified() {

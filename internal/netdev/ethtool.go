@@ -42,8 +42,10 @@ func statistics(device string) (map[string]uint64, error) {
 		return nil, err
 	}
 	n := int(info.N_stats)
-	names := make([]byte, 12+n*statisticLength)
-	values := make([]uint64, 1+n)
+	// The kernel writes as many as the driver has by then: room for those that appear meanwhile (more queues).
+	room := 2*n + 4096
+	names := make([]byte, 12+room*statisticLength)
+	values := make([]uint64, 1+room)
 	binary.NativeEndian.PutUint32(names, unix.ETHTOOL_GSTRINGS)
 	binary.NativeEndian.PutUint32(names[4:], statisticNames)
 	binary.NativeEndian.PutUint32(names[8:], info.N_stats)
