@@ -20,13 +20,13 @@ import (
 // The node: packets arrive at eth0; clients and node-b are behind it. eth1 leads to node-c, eth2 to node-d, and
 // eth2 has no address to use as a source.
 //
-// 10.10.1.0/24  pods of this node
-// 10.10.2.0/24  pods of node-b
-// 10.10.3.0/24  pods of node-c, behind eth1
-// 10.10.4.0/24  pods of a node whose neighbour entry is missing
-// 10.10.5.0/24  pods of node-d, behind eth2
-// 10.10.6.0/24  pods of node-b behind an MTU of 1280 bytes
-// 10.10.9.0/24  pods of a node without a route
+//	10.10.1.0/24  pods of this node
+//	10.10.2.0/24  pods of node-b
+//	10.10.3.0/24  pods of node-c, behind eth1
+//	10.10.4.0/24  pods of a node whose neighbour entry is missing
+//	10.10.5.0/24  pods of node-d, behind eth2
+//	10.10.6.0/24  pods of node-b behind an MTU of 1280 bytes
+//	10.10.9.0/24  pods of a node without a route
 //
 // and the same with fd00:10:1::/64 and so on. Clients in 192.168.201.0/24 and fd00:201::/64 are behind the
 // small MTU, too.

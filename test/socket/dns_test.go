@@ -33,9 +33,9 @@ const zone = "default.svc.cluster.local"
 
 // A dnsWorld has name servers in pods and Services in front of them. Each name server knows these names:
 //
-// who.<zone>      its own pod's addresses, which identify the server
-// web.<zone>      the ClusterIPs of a web server; web-0 to web-19, too
-// many.<zone>     more addresses than a plain datagram holds
+//	who.<zone>      its own pod's addresses, which identify the server
+//	web.<zone>      the ClusterIPs of a web server; web-0 to web-19, too
+//	many.<zone>     more addresses than a plain datagram holds
 type dnsWorld struct {
 	*world
 	servers []*lab.Host
