@@ -184,7 +184,7 @@ func TestDifferencesAreRead(t *testing.T) {
 		"| `from=pod` | `answer=no` | `source=own` | why | - |\n":                           `there is no fact "answer"`,
 		"| `from=pod` | `any` | `source=own,node` | why | - |\n":                            "becomes one of",
 		"| `from=pod` | `any` | `as source=own` | why | - |\n":                              `there is no fact "source"`,
-		"| `from=pod from=node` | `any` | `source=own` | why | - |\n":                       "is there twice",
+		"| `from=pod from=node` | `any` | `source=own` | why | - |\n":                       "occurs twice",
 		"| `from` | `any` | `source=own` | why | - |\n":                                     "write name=value",
 		"| `from=pod` | `any` | `source=own` | why |\n":                                     "4 cells",
 	} {
