@@ -47,7 +47,7 @@ func TestPrefilterChangesNothing(t *testing.T) {
 		}
 	}
 	if kept != packets {
-		t.Errorf("%d of %[1]d packets passed at the enabled prefilter and not at the open one", packets, kept)
+		t.Errorf("%[2]d of %[1]d packets passed at the enabled prefilter and not at the open one", packets, kept)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestUntracked(t *testing.T) {
 		}
 		after := w.traffic(t, uint32(direct(toRemote, dsr)))
 		if after.Flows-before.Flows != flows || after.SentPackets-before.SentPackets != 5 || after.SentBytes-before.SentBytes != octets {
-			t.Errorf("the Service's counters went from %[2]+v to %[1]+v; want %d flows and 5 packets of %d bytes more", after, before, flows, octets)
+			t.Errorf("the Service's counters went from %+[2]v to %+[1]v; want %[3]d flows and 5 packets of %[4]d bytes more", after, before, flows, octets)
 		}
 	})
 }
