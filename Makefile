@@ -11,7 +11,7 @@ SHELL := /bin/bash
 
 CLANG ?= clang-19
 CLANG_FORMAT ?= clang-format-19
-# A Go older than go.mod asks for fetches the toolchain named there.
+# A Go older than go.mod requires downloads the toolchain named there.
 export GOTOOLCHAIN ?= auto
 # One set of flags for program, linters and tests: each package is compiled once for all of them.
 export CGO_ENABLED ?= 0
@@ -23,7 +23,7 @@ export BPF_CFLAGS = -O2 -g -fno-strict-aliasing -mcpu=v3 -Wall -Wextra -Wno-unus
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/counter/*.c test/shared/*.c)
-# A module of its own, so that what draws charts is no dependency of the product.
+# A module of its own, so that its plotting library is no dependency of the product.
 BENCH = bench
 BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off
 BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
@@ -34,18 +34,18 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
 SCRIPTS := scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
-# Runs commands: keeps what passes quiet, says every 30 seconds what it is at, and sums up at the end.
+# Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
-# test/churn stands for a node under a load of its own, so nothing runs beside it. What takes longest
-# begins first, so that no CPU is idle at the end. The emulated machine has one CPU, and the cluster's tests
-# run one package after the other and wait often, so these two share the machine.
+# test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
+# start first, so that no CPU is idle at the end. The emulated machine has one CPU, and the cluster's tests
+# run one package after the other and often wait, so these two run side by side.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
-# A module of its own, for Kubernetes is large. Linters and vet leave its program
-# out: they would analyse all of Kubernetes for two short files.
+# A module of its own, because Kubernetes is large. Linters and vet skip its program:
+# they would analyse all of Kubernetes for two short files.
 CLUSTER = test/cluster
 CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
 CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -p 1 -vet=off
@@ -69,7 +69,7 @@ $(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) bench/generate.go bench/go
 $(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
 	go build -o $@ ./test/suite
 
-# What the docs have from the program itself: cmd/beeline's tests compare it.
+# Pages generated from the program itself: cmd/beeline's tests compare them.
 DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/component/*/*.go internal/condition/*.go)) cmd/beeline/reference_test.go
 build/man: $(DOCS_SOURCES) $(GENERATED) | setup $(SUITE)
 	@$(SUITE) --quiet "reference and manual pages=go test -count=1 -vet=off ./cmd/beeline -run TestGeneratedDocs -update -man $(CURDIR)/$@"
@@ -99,7 +99,7 @@ demo: build ## show Services at work in a lab (root)
 check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
 	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
 
-test: build lint controlplane ## lint, and all tests but the slow ones (root)
+test: build lint controlplane ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
@@ -107,7 +107,7 @@ test: build lint controlplane ## lint, and all tests but the slow ones (root)
 		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--beside --go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)'
 
-test-full: build lint controlplane ## all tests, with the race detector where it tells something (root)
+test-full: build lint controlplane ## all tests, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
@@ -138,21 +138,21 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 bin/bench: programs
 	CGO_ENABLED=0 go -C $(BENCH) build -o $(CURDIR)/$@ .
 
-bench: build bin/bench controlplane ## measure, print figures with their spread, keep and draw them in build/bench (root)
+bench: build bin/bench controlplane ## measure, print figures with their spread, store and draw them in build/bench (root)
 	@mkdir -p build/bench
 	bin/bench --program bin/beeline --output build/bench/results.json
 	bin/bench chart build/bench/results.json --out build/bench
 
-bench-endurance: build bin/bench controlplane ## what load and floods over time do to connections, by Beeline, iptables and kube-proxy (root, 40 minutes)
+bench-endurance: build bin/bench controlplane ## what minutes of load and floods do to connections with Beeline, iptables and kube-proxy (root, 40 minutes)
 	@mkdir -p build/bench
 	bin/bench --program bin/beeline --part endurance --output build/bench/endurance.json
 
-bench-instructions: build bin/bench ## count a packet's instructions by Beeline, iptables and IPVS, in an emulated machine
+bench-instructions: build bin/bench ## count instructions per packet of Beeline, iptables and IPVS, in an emulated machine
 	scripts/kernels --instructions build/bench/instructions.json
 
 RESULTS ?= build/bench/results.json
-bench-docs: bin/bench ## put RESULTS of a benchmark and their charts, or those of the part endurance, into docs/measure/results.md
+bench-docs: bin/bench ## write RESULTS of a benchmark, or of its part endurance, and their charts into docs/measure/results.md
 	bin/bench doc $(RESULTS) --into docs/measure/results.md
 
-clean: ## remove what was built
+clean: ## remove all build products
 	rm -rf bin build internal/datapath/*_bpfel.* internal/xdpdispatch/*_bpfel.* test/counter/*_bpfel.* test/shared/*_bpfel.* bench/*_bpfel.*

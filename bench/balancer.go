@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// Of each run of wrk. CPU time is that of the whole machine.
+// For each run of wrk. CPU time is the whole machine's.
 var (
 	metricRequests   = result.Metric{Name: "requests", Unit: "1", Better: result.None}
 	metricPerSecond  = result.Metric{Name: "requests per second", Unit: "1/s", Better: result.Higher}
@@ -21,7 +21,7 @@ var (
 const (
 	balancerRounds  = 7 // at most
 	balancerSeconds = 2 // of each run
-	smokeSeconds    = 1 // wrk knows nothing shorter
+	smokeSeconds    = 1 // the minimum of wrk
 )
 
 func runBalancer(ctx context.Context, b *bench) (err error) {
@@ -50,10 +50,10 @@ func runBalancer(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// fewestRequests is what a run has at least: with fewer, packets of the kernel's own would count.
+// fewestRequests is the minimum of a run: with fewer, the kernel's own packets would matter.
 const fewestRequests = 200
 
-// measure is one run of wrk. On a busy machine it may get no CPU for nearly all of it: that is no run.
+// measure runs wrk once. On a busy machine it may get next to no CPU: such a run is repeated.
 func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
 	const tries = 10
 	for range tries {
@@ -61,10 +61,10 @@ func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
 			return err
 		}
 	}
-	return fmt.Errorf("fewer than %d requests in %d s, %d times in turn", fewestRequests, seconds, tries)
+	return fmt.Errorf("fewer than %d requests in %d s, %d times in a row", fewestRequests, seconds, tries)
 }
 
-// run is that, and the proof that its requests went that way.
+// run runs wrk, and proves which path its requests took.
 func (w *way) run(ctx context.Context, b *bench, seconds int) error {
 	before, err := w.traffic()
 	if err != nil {

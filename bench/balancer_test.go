@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// wantWrong says whether an error is the one wanted; empty means none.
+// wantWrong checks for an error with this text; empty means none.
 func wantWrong(t *testing.T, what string, err error, wrong string) {
 	t.Helper()
 	if (err == nil) != (wrong == "") || err != nil && !strings.Contains(err.Error(), wrong) {
@@ -17,7 +17,7 @@ func wantWrong(t *testing.T, what string, err error, wrong string) {
 	}
 }
 
-// A round counts only if its bytes have gone the way that it says.
+// A round counts only if its bytes took the stated path.
 func TestProveTraffic(t *testing.T) {
 	const requests = 1000
 	before := traffic{passed: 12345, sockmap: sockmapCounters{Segments: 7, Bytes: 999, Lost: 300}}
@@ -30,14 +30,14 @@ func TestProveTraffic(t *testing.T) {
 		wrong   string
 	}{
 		{"direct", passesNothing, false, 5000, sockmapCounters{}, ""},
-		{"direct, yet requests pass", passesNothing, false, 110 * requests, sockmapCounters{}, "node-a has sent"},
+		{"direct, but requests pass", passesNothing, false, 110 * requests, sockmapCounters{}, "node-a has sent"},
 		{"requests and answers", passesAll, false, 1400 * requests, sockmapCounters{}, ""},
 		{"answers go another way", passesAll, false, 200 * requests, sockmapCounters{}, "node-a has sent"},
 		{"only requests", passesRequests, false, 200 * requests, sockmapCounters{}, ""},
 		{"answers, too", passesRequests, false, 1400 * requests, sockmapCounters{}, "node-a has sent"},
 		{"not even requests", passesRequests, false, 5000, sockmapCounters{}, "node-a has sent"},
 		{"by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 1300 * requests, Lost: 100}, ""},
-		{"half of it not by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 650 * requests}, "went by the map"},
+		{"half not by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 650 * requests}, "went by the map"},
 		{"lost by the map", passesAll, true, 1400 * requests, sockmapCounters{Bytes: 1300 * requests, Lost: 101}, "lost 101"},
 	} {
 		w := &way{passes: c.passes}
@@ -74,7 +74,7 @@ func TestProveHook(t *testing.T) {
 	}
 }
 
-// A run of wrk with errors, without answers or without a result is none.
+// A run of wrk with errors, without replies or without a result is invalid.
 func TestParseWrk(t *testing.T) {
 	const report = "Running 2s test @ http://192.0.2.1:80/\n  2 threads and 100 connections\n"
 	r, err := parseWrk(report + `{"requests":200,"microseconds":2000000,"p50":1500,"p99":9000,"errors":0}` + "\n")
@@ -83,7 +83,7 @@ func TestParseWrk(t *testing.T) {
 	}
 	for _, c := range []struct{ out, wrong string }{
 		{report + `{"requests":200,"microseconds":2000000,"p50":1500,"p99":9000,"errors":3}`, "3 errors"},
-		{report + `{"requests":0,"microseconds":2000000,"p50":0,"p99":0,"errors":0}`, "no answer"},
+		{report + `{"requests":0,"microseconds":2000000,"p50":0,"p99":0,"errors":0}`, "no or few replies"},
 		{report, "no result"},
 		{"", "no result"},
 	} {

@@ -18,12 +18,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A balancerRig is three clusters with the same web servers, in the pods b1 and b2. In
-// the first there is no agent, and the balancers of user space run on node-a; in the
-// others agents serve both nodes, by XDP and by tc.
+// A balancerRig is three clusters with the same web servers, in the pods b1 and b2. The first has no agent, and
+// the user-space balancers run on node-a; in the others agents serve both nodes, by XDP and by tc.
 type balancerRig struct {
 	bare, xdp, tc *world
-	web           []*nginx // and the one that balances
+	web           []*nginx // and the balancer
 	sockmap       *sockmapBalancer
 }
 
@@ -32,8 +31,8 @@ const (
 	httpPort, streamPort, sockmapPort = 8001, 8002, 8003
 )
 
-// annotationDSR on a Service is how packets reach its backends on other nodes, for these
-// to answer the client themselves.
+// annotationDSR on a Service says how packets reach its backends on other nodes, which then reply to the client
+// directly.
 const annotationDSR = "beeline.io/dsr"
 
 var (
@@ -95,8 +94,7 @@ func webServers(w *world) (all []netip.AddrPort) {
 	return all
 }
 
-// addWeb starts the web servers. What native XDP needs of the fabric all clusters have:
-// packets as they are on a wire.
+// addWeb starts the web servers. All clusters have the fabric that native XDP needs: with packets as on a wire.
 func (rig *balancerRig) addWeb(ctx context.Context, w *world) error {
 	if err := w.ReadyForXDP(); err != nil {
 		return err
@@ -130,7 +128,7 @@ func (rig *balancerRig) addBeeline(b *bench, w *world, mode string) error {
 	return nil
 }
 
-// addPublished writes a Service of the web servers with an address for clients outside.
+// addPublished writes a Service of the web servers with an address for external clients.
 func addPublished(w *world, name string, number uint8, at netip.Addr, dsr string) error {
 	var pods []*lab.Host
 	for _, pod := range webPods {
@@ -165,7 +163,7 @@ func routeTo(h *lab.Host, device string, to netip.Prefix, via netip.Addr) error 
 	return nil
 }
 
-// ways are the rows of the part: the first is what all others are compared with.
+// ways are the rows of the part: all others are compared with the first.
 func (rig *balancerRig) ways() []*way {
 	web := webServers(rig.bare)
 	onNode := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(rig.bare.Host("node-a").Addr4, port) }

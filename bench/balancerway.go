@@ -19,25 +19,25 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// A way is one from the client to the web servers, and what proves that it is taken.
+// A way is a path from the client to the web servers, with what proves that it is taken.
 type way struct {
 	name    string
 	world   *world
 	to      netip.AddrPort
-	pods    []string   // all that answer there
+	pods    []string   // the pods that answer
 	sees    netip.Addr // the client, as the web servers see it
 	passes  passage
-	sockmap *sockmapBalancer  // by which the bytes go; nil: another way
-	hook    datapath.EdgeHook // at which Beeline balances; empty: it does not
+	sockmap *sockmapBalancer  // that forwards the bytes; nil: another way
+	hook    datapath.EdgeHook // at which Beeline balances; empty: nowhere
 }
 
-// The ways by which the others are divided.
+// The ways that the others are divided by.
 const (
 	wayOfDirect  = "direct, one server"
 	wayOfSockmap = "sockmap"
 )
 
-// A passage is what goes by node-a.
+// A passage is what passes node-a.
 type passage int
 
 const (
@@ -46,8 +46,8 @@ const (
 	passesAll
 )
 
-// proofs is how many requests show that a way is what it says: all backends of two
-// answer but with a probability of 2^-39.
+// proofs is the number of requests that prove a way: both of two backends answer except with a probability of
+// 2^-39.
 const proofs = 40
 
 // prove has the client ask who answers, with a new connection for each request.
@@ -68,7 +68,7 @@ func (w *way) prove(ctx context.Context) error {
 			return err
 		}
 		if sees != w.sees.String() {
-			return fmt.Errorf("web server %s sees a client %s, want %s", pod, sees, w.sees)
+			return fmt.Errorf("web server %s sees the client %s, want %s", pod, sees, w.sees)
 		}
 		if !slices.Contains(pods, pod) {
 			pods = append(pods, pod)
@@ -133,8 +133,8 @@ func (w *way) runs() (map[datapath.EdgeHook]uint64, error) {
 	})
 }
 
-// proveHook makes sure that the packets were handled at the way's hook, and not left to
-// the next one. Of each connection at least a SYN, a request and a FIN come.
+// proveHook checks that the way's hook handled the packets, and did not leave them to the next one. Each
+// connection has at least a SYN, a request and a FIN.
 func (w *way) proveHook(before, after map[datapath.EdgeHook]uint64) error {
 	if w.hook == "" {
 		return nil
@@ -151,9 +151,9 @@ func (w *way) proveHook(before, after map[datapath.EdgeHook]uint64) error {
 	return nil
 }
 
-// traffic is what is counted of a way.
+// traffic is a way's counters.
 type traffic struct {
-	passed  uint64 // bytes that node-a has sent by its eth0
+	passed  uint64 // bytes that node-a has sent by eth0
 	sockmap sockmapCounters
 }
 
@@ -169,11 +169,11 @@ func (w *way) traffic() (t traffic, err error) {
 	return t, err
 }
 
-// fewestBytes is what a request has at least, with its headers of TCP and IP.
+// fewestBytes is the minimum of a request, with its TCP and IP headers.
 const fewestBytes = 64
 
-// proveTraffic makes sure that so many requests have passed as the way says: by the bytes
-// that node-a has sent, which hold the answers, or only the requests, or neither.
+// proveTraffic checks that so many requests took the way: by the bytes that node-a has sent, which include the
+// replies, or only the requests, or neither.
 func (w *way) proveTraffic(before, after traffic, requests uint64) error {
 	passed := after.passed - before.passed
 	least, most := uint64(0), fewestBytes*requests
@@ -192,7 +192,7 @@ func (w *way) proveTraffic(before, after traffic, requests uint64) error {
 	if n := after.sockmap.Bytes - before.sockmap.Bytes; n < answerLength*requests {
 		return fmt.Errorf("%d bytes went by the map in %d requests, want at least %d", n, requests, answerLength*requests)
 	}
-	// When wrk ends, answers are on their way to connections that have gone: as many at most as it has.
+	// When wrk ends, replies to closed connections are in flight: at most one per connection.
 	if n := after.sockmap.Lost - before.sockmap.Lost; n > wrkConnections {
 		return fmt.Errorf("the map lost %d segments in %d requests", n, requests)
 	}

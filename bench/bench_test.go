@@ -27,8 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every scenario carries traffic, the way that it says: run itself fails where
-// the hooks did not count each connection.
+// Every scenario carries traffic on its path: run itself fails if the hooks did not count each connection.
 func TestSmoke(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
@@ -45,7 +44,7 @@ func TestSmoke(t *testing.T) {
 	for _, c := range scenarios(true) {
 		socketRows += sides
 		if c.Backend == "local" {
-			socketRows-- // nothing passes the nodes' devices
+			socketRows-- // no packet passes the nodes' devices
 		}
 		if c.Mode.Datagrams() || controlplane.Find(s.controlPlane) != nil {
 			socketRows -= 2
@@ -74,8 +73,8 @@ func TestSmoke(t *testing.T) {
 		partSockets: {metricP50, socketRows},
 		// Two numbers of Services, two families, and the cases of three hooks.
 		partHook: {metricCall, 2 * 2 * (4 + 7 + 3)},
-		// Beeline and the yardstick: of each family, with few flows and with many; with DSR of
-		// IPv4 both, of IPv6 few. And of a peer, and of the yardstick with records.
+		// Beeline and the yardstick: for each family, with few flows and with many; with DSR for IPv4
+		// both, for IPv6 few. And for a peer, and for the yardstick with records.
 		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
 		partRates:    {metricPacketCPU, rateSides},
 		partBalancer: {metricPerSecond, 8},
@@ -91,19 +90,19 @@ func TestSmoke(t *testing.T) {
 			t.Errorf("%s: %s has %d samples, want %d", row.Series, row.Name, len(row.Samples), s.runs)
 		}
 		if row.Against != "" && len(r.Counterpart(row)) != len(row.Samples) {
-			t.Errorf("%s: of %q, with which it is compared, there are not as many samples", row.Series, row.Against)
+			t.Errorf("%s: its counterpart %q does not have as many samples", row.Series, row.Against)
 		}
 		// The programs' times net of the prelude are differences.
 		if row.Part != partEdge && row.Better != result.None && slices.Min(row.Samples) <= 0 {
 			t.Errorf("%s: %s is %v", row.Series, row.Name, row.Samples)
 		}
 	}
-	// What is printed from the file is what the run has printed.
+	// doc prints the same from the file as the run did.
 	if again := printed(t, "doc", s.output); again != out.String() {
 		t.Logf("doc printed\n%s\nwant\n%s", again, &out)
-		t.Error("doc prints something else than the run")
+		t.Error("doc does not print the same as the run")
 	}
-	// A page gets the text and pictures, and twice the same.
+	// A page gets the text and pictures, with the same result twice.
 	page := filepath.Join(t.TempDir(), "page.md")
 	marks := fmt.Sprintf("# Page\n"+markBegin+"old\n"+markEnd+"between\n"+markBegin+markEnd+"after\n", markCharts, markCharts, markText, markText)
 	if err := os.WriteFile(page, []byte(marks), 0o600); err != nil {
@@ -122,7 +121,7 @@ func TestSmoke(t *testing.T) {
 			}
 		}
 		if before != nil && !bytes.Equal(before, text) {
-			t.Error("written again the page differs")
+			t.Error("the page differs when written again")
 		}
 		before = text
 	}
@@ -130,7 +129,7 @@ func TestSmoke(t *testing.T) {
 		t.Error(err)
 	}
 	if same := printed(t, "compare", "--fail-on-worse", s.output, s.output); !strings.Contains(same, ": 0 better, 0 worse.") {
-		t.Errorf("compared with itself the run is\n%s", same)
+		t.Errorf("a run compared with itself gives\n%s", same)
 	}
 	pictures := t.TempDir()
 	drawn := strings.Fields(printed(t, "chart", s.output, "--out", pictures))
@@ -144,7 +143,7 @@ func TestSmoke(t *testing.T) {
 	}
 }
 
-// printed runs a command of the program that measures nothing, and returns what it printed.
+// printed runs a command of the program that measures nothing, and returns its output.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -157,7 +156,7 @@ func printed(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// What the hooks counted is what they should have, or the run fails.
+// The hooks counted what they should, or the run fails.
 func TestProve(t *testing.T) {
 	before := datapath.SocketCounters{ConnectPass: 5, ConnectBalance: 7, ConnectReject: 1, DatagramPass: 3}
 	const tcp, sendto, send = endpoint.RequestResponse, endpoint.UDPUnconnected, endpoint.UDPConnected
@@ -186,13 +185,13 @@ func TestProve(t *testing.T) {
 
 		{"every datagram and its answer passed", counters{DatagramPass: 40}, passed, sendto, datagrams, ""},
 		{"every datagram balanced", counters{DatagramBalance: 20, DatagramName: 20, FlowNew: 4, DatagramPass: 20}, balanced, sendto, datagrams, ""},
-		{"datagrams of another were balanced", counters{DatagramBalance: 1}, unhooked, sendto, datagrams, "DatagramBalance 1 times"},
+		{"another program's datagrams were balanced", counters{DatagramBalance: 1}, unhooked, sendto, datagrams, "DatagramBalance 1 times"},
 		{"an answer without its name", counters{DatagramBalance: 20, DatagramName: 19, FlowNew: 4, DatagramPass: 20}, balanced, sendto, datagrams, "DatagramName 19"},
-		{"a flow was forgotten", counters{DatagramBalance: 20, DatagramName: 20, FlowNew: 5, FlowStale: 1, DatagramPass: 20}, balanced, sendto, datagrams, "FlowStale 1"},
+		{"a flow was lost", counters{DatagramBalance: 20, DatagramName: 20, FlowNew: 5, FlowStale: 1, DatagramPass: 20}, balanced, sendto, datagrams, "FlowStale 1"},
 		{"a server's answer is missing", counters{DatagramPass: 39}, passed, sendto, datagrams, "DatagramPass 39 times instead of 40"},
 		{"two lost on the way there", counters{DatagramPass: 38}, passed, sendto, lossy, ""},
 		{"two lost on the way back", counters{DatagramPass: 40}, passed, sendto, lossy, ""},
-		{"more lost than sent again", counters{DatagramPass: 37}, passed, sendto, lossy, "DatagramPass 37"},
+		{"more lost than retransmitted", counters{DatagramPass: 37}, passed, sendto, lossy, "DatagramPass 37"},
 		{"connected sockets balanced", counters{ConnectBalance: 4, DatagramPass: 20}, balanced, send, connected, ""},
 		{"connected sockets passed", counters{ConnectPass: 4, DatagramPass: 20}, passed, send, connected, ""},
 		{"a connected socket's datagrams were looked up", counters{ConnectBalance: 4, DatagramPass: 40}, balanced, send, connected, "DatagramPass 40"},

@@ -17,26 +17,26 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A new connection of a pod tells: it goes where the Service's one endpoint is.
+// A pod's new connection shows it: it reaches the Service's one endpoint.
 const (
-	scenarioFirst  = "start"                                 // from that of the process to the first such connection
+	scenarioFirst  = "start"                                 // from the start of the process to the first such connection
 	scenarioServed = "one change until a connection sees it" // from the beginning of the write
 )
 
 // The sizes that are measured.
 var changesSizes = []struct{ services, endpoints int }{{manyMost, endpointsOf}, {1000, 250}}
 
-// How often and how closely one change follows another. kube-proxy's default is to write
-// its rules once a second at most: a change that follows sooner would wait for that.
+// How often and how closely changes follow each other. kube-proxy's default is to write its rules at most once
+// a second: a change that follows sooner would wait for that.
 const (
 	agentChanges = 100
 	agentPause   = 50 * time.Millisecond
 	proxyChanges = 20
 	proxyPause   = 2 * time.Second
-	proxyApart   = 5 * time.Millisecond // its changes take long, and connections would take CPU time from it
+	proxyApart   = 5 * time.Millisecond // its changes take long, and connections would use its CPU time
 )
 
-// changing is the Service that changes: its backend is one of two servers.
+// The Service that changes: its backend is one of two servers.
 const (
 	changing       = "changing"
 	changingNumber = 103
@@ -128,7 +128,7 @@ func (c *changesRun) withAPI(ctx context.Context, api *controlplane.ControlPlane
 	return errors.Join(c.measure(ctx, side), proxy.Stop())
 }
 
-// agent measures an agent, which is gone afterwards.
+// agent measures an agent, and ends it.
 func (c *changesRun) agent(ctx context.Context, name string, a *node.Agent, write func(context.Context, *lab.Host) error) error {
 	c.world.agents = append(c.world.agents, a)
 	begin := time.Now()
@@ -148,13 +148,13 @@ func (c *changesRun) agent(ctx context.Context, name string, a *node.Agent, writ
 	return err
 }
 
-// writeFile has the Service's backend be another by its file.
+// writeFile changes the Service's backend in its file.
 func (c *changesRun) writeFile(_ context.Context, backend *lab.Host) error {
 	service, slice := changingObjects(backend)
 	return node.WriteManifest(c.world.folder, changing+".yaml", service, slice)
 }
 
-// changingObjects are the Service that changes, of IPv4 alone, and its endpoint.
+// changingObjects are the Service that changes, with IPv4 only, and its endpoint.
 func changingObjects(backend *lab.Host) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	service, slices := node.Service(changing, changingNumber), node.Slices(changing, backend)
 	single := corev1.IPFamilyPolicySingleStack
@@ -168,7 +168,7 @@ func changingObjects(backend *lab.Host) (*corev1.Service, *discoveryv1.EndpointS
 	panic("a pod without an IPv4 address")
 }
 
-// objects are what write writes, as an API server takes them.
+// objects are those that write writes, in a form for an API server.
 func (m *many) objects() (all []runtime.Object, err error) {
 	for number := range m.services {
 		service, slices, err := m.object(number)

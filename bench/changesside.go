@@ -19,8 +19,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A changesSide is a Service proxy that has just been started, and how what it reads is
-// changed.
+// A changesSide is a Service proxy that was just started, and how to change what it reads.
 type changesSide struct {
 	name   string
 	client *lab.Host // a pod of its node
@@ -58,7 +57,7 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 		}
 		c.add(s, scenarioServed, metricTime, milliseconds(at.Sub(begin)))
 	}
-	// The next side finds the Service as this one did.
+	// Restore the Service for the next side.
 	if err := s.write(ctx, c.world.Host(changingPods[0])); err != nil {
 		return err
 	}
@@ -96,8 +95,7 @@ func printChanges(r *report) {
 	}
 }
 
-// await opens connections to the Service, one after the other, until one is answered by a
-// pod.
+// await opens connections to the Service, one after the other, until a pod answers one.
 func (c *changesRun) await(ctx context.Context, s changesSide, pod string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*controlTimeout)
 	defer cancel()
@@ -125,7 +123,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
-// residentMiB is what a process holds, and the most that it did.
+// residentMiB is a process's resident memory, and its maximum.
 func residentMiB(pid int) (now, most float64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(text)) {

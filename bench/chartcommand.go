@@ -30,7 +30,7 @@ func chartCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVar(&folder, "out", "", "folder for the pictures; it is made")
+	c.Flags().StringVar(&folder, "out", "", "folder for the pictures; created if missing")
 	c.Flags().StringSliceVar(&kinds, "kind", []string{"svg", "png"}, "of the pictures")
 	c.MarkFlagRequired("out")
 	return c

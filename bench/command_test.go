@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// Commands that measure nothing say what is wrong with what they are given, and name the file.
+// Commands that measure nothing say what is wrong with their arguments, and name the file.
 func TestCommandErrors(t *testing.T) {
 	folder := t.TempDir()
 	file := func(name, text string) string {
@@ -50,7 +50,7 @@ func TestCommandErrors(t *testing.T) {
 		{[]string{"doc", text}, "no JSON"},
 		{[]string{"doc", one}, ""},
 		{[]string{"doc", one, "--into", file("page.md", "# No marks")}, "page.md: there are no lines"},
-		{[]string{"chart", one, "--out", folder}, "no part of which there are charts"},
+		{[]string{"chart", one, "--out", folder}, "no part with charts"},
 		{[]string{"chart", one}, `required flag(s) "out"`},
 		{[]string{"--part", "sokets"}, "--part sokets: the parts are"},
 		{[]string{"--runs", "0"}, "--runs 0: between"},

@@ -14,7 +14,7 @@ import (
 func compareCommand() *cobra.Command {
 	var asJSON, fail bool
 	c := &cobra.Command{
-		Use: "compare OLD.json NEW.json", Short: "Say what has become better or worse between two runs", Args: cobra.ExactArgs(2),
+		Use: "compare OLD.json NEW.json", Short: "Report what became better or worse between two runs", Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			old, err := result.Read(args[0])
 			if err != nil {
@@ -42,6 +42,6 @@ func compareCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().BoolVar(&fail, "fail-on-worse", false, "end with an error if a row is worse by more than chance")
+	c.Flags().BoolVar(&fail, "fail-on-worse", false, "fail if a row is worse by more than chance")
 	return c
 }

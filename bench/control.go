@@ -21,8 +21,8 @@ import (
 
 // What the agent needs for many Services.
 const (
-	// From the start of the process to all Services being in the tables and the programs
-	// attached; the memory is that of one second later.
+	// From the start of the process until all Services are in the tables and the programs are attached; the
+	// memory is measured one second later.
 	scenarioCold   = "cold start"
 	scenarioWarm   = "start over the tables of an earlier agent"
 	scenarioChange = "one endpoint changed" // until the backend is in the set
@@ -30,10 +30,9 @@ const (
 
 var (
 	metricTime = result.Metric{Name: "time", Unit: "ms", Better: result.Lower}
-	// Of the agent, for each change, over all of them.
+	// For the agent, per change, over all of them.
 	metricAgentCPU = result.Metric{Name: "CPU time", Unit: "ms", Better: result.Lower}
-	// The rest of what is resident is the program and the tables, as far as the agent
-	// looks at them.
+	// The rest of the resident memory is the program, and the tables as far as the agent reads them.
 	metricResident = result.Metric{Name: "resident memory", Unit: "MiB", Better: result.Lower}
 	metricOwn      = result.Metric{Name: "anonymous memory", Unit: "MiB", Better: result.Lower}
 	metricPeak     = result.Metric{Name: "most resident memory", Unit: "MiB", Better: result.Lower}
@@ -83,7 +82,7 @@ func runControl(ctx context.Context, b *bench) (err error) {
 	return r.change(ctx, count)
 }
 
-// start starts the agent with nothing there, and again with everything there.
+// start starts the agent on a fresh node, and again over complete tables.
 func (r *controlRun) start(ctx context.Context) error {
 	a := r.agent
 	if a.Running() {
@@ -113,8 +112,8 @@ func (r *controlRun) start(ctx context.Context) error {
 	return nil
 }
 
-// startTimed waits for the line that says that the agent is ready, and asks it
-// no question until then; then it makes sure that all is there.
+// startTimed waits for the line that says that the agent is ready, without any request until then; then it
+// checks that everything is in the tables.
 func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err error) {
 	ready := &lineWatch{want: []byte("msg=ready"), seen: make(chan time.Time, 1)}
 	a.Log = ready
@@ -138,7 +137,7 @@ func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err er
 	return float64(at.Sub(begin).Microseconds()) / 1e3, nil
 }
 
-// memory notes what the agent holds a second after its start.
+// memory measures the agent's memory a second after its start.
 func (r *controlRun) memory(ctx context.Context) error {
 	select {
 	case <-time.After(time.Second):
@@ -176,7 +175,7 @@ func (r *controlRun) change(ctx context.Context, count int) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		// Its first endpoint goes, and the spare one comes.
+		// Its first endpoint is removed, and the spare one added.
 		svc, first := i%m.services, m.endpoints
 		begin := time.Now()
 		if err := m.writeOne(svc, first); err != nil {

@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A client of datagrams bears a server that loses some, answers twice or pauses as
-// a busy machine does, and ends with an error where that would not be a measurement.
+// A datagram client tolerates a server that loses some, answers twice or pauses as a busy machine does, and
+// fails if that would invalidate the measurement.
 func TestDatagramClient(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
@@ -36,8 +36,8 @@ func TestDatagramClient(t *testing.T) {
 		mode   endpoint.Mode
 		answer func(n uint64, conn net.PacketConn, question []byte, client net.Addr) // the n-th datagram
 		resent uint64                                                                // at least
-		wrong  string                                                                // part of the error; empty for none
-		many   bool                                                                  // sockets, each as patient as by default
+		wrong  string                                                                // part of the error, if any
+		many   bool                                                                  // sockets, with the default patience
 	}{
 		{"loses one", endpoint.UDPUnconnected, func(n uint64, conn net.PacketConn, question []byte, client net.Addr) {
 			if n != 1 {
@@ -61,8 +61,8 @@ func TestDatagramClient(t *testing.T) {
 		}, 0, "", true},
 		{"answers from elsewhere", endpoint.UDPUnconnected, func(_ uint64, _ net.PacketConn, question []byte, client net.Addr) {
 			other.WriteTo(question, client)
-		}, 0, "answered", false},
-		{"never answers", endpoint.UDPUnconnected, func(uint64, net.PacketConn, []byte, net.Addr) {}, 0, "without an answer", false},
+		}, 0, "replied", false},
+		{"never answers", endpoint.UDPUnconnected, func(uint64, net.PacketConn, []byte, net.Addr) {}, 0, "has not answered", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -19,7 +19,7 @@ import (
 func docCommand() *cobra.Command {
 	var into string
 	c := &cobra.Command{
-		Use: "doc RESULTS.json", Short: "Print the text of a run again, or put it into a page with the run's charts", Args: cobra.ExactArgs(1),
+		Use: "doc RESULTS.json", Short: "Print the text of a run, or write it into a page with the run's charts", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			results, err := result.Read(args[0])
 			if err != nil {
@@ -35,11 +35,11 @@ func docCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVar(&into, "into", "", "page of Markdown in which to replace what stands between the marks, with pictures in a folder of the page's name")
+	c.Flags().StringVar(&into, "into", "", "Markdown page in which to replace the text between the marks, with pictures in a folder of the page's name")
 	return c
 }
 
-// Between these lines of a page stand the text and the pictures of a run.
+// A page has the text and the pictures of a run between these lines.
 const (
 	markText   = "results"
 	markCharts = "charts"
@@ -62,7 +62,7 @@ func document(results *result.File, path string) error {
 	if page, err = replace(page, mark, "```\n"+text.String()+"```\n"); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if mark != markText { // it has a place of its own, and no charts
+	if mark != markText { // it has its own marks, and no charts
 		return os.WriteFile(path, page, 0o644)
 	}
 	folder := strings.TrimSuffix(path, filepath.Ext(path))
@@ -74,7 +74,7 @@ func document(results *result.File, path string) error {
 	if page, err = replace(page, markCharts, strings.TrimSuffix(pictures.String(), "\n")); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	// Pictures of what is not measured any more would stay.
+	// Otherwise pictures of removed measurements would stay.
 	old, err := filepath.Glob(filepath.Join(folder, "*.svg"))
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func document(results *result.File, path string) error {
 	return os.WriteFile(path, page, 0o644)
 }
 
-// replace puts something between the two marks of a name.
+// replace replaces the text between the two marks of a name.
 func replace(page []byte, name, what string) ([]byte, error) {
 	return replaceBetween(page, fmt.Sprintf(markBegin, name), fmt.Sprintf(markEnd, name), name, what)
 }

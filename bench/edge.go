@@ -14,13 +14,13 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// metricPacket is what one program costs in one case, net of the prelude.
+// metricPacket is the cost of one program in one case, net of the prelude.
 var metricPacket = result.Metric{Name: "time per packet", Unit: "ns", Better: result.Lower}
 
-// The sides of each case beside sideBeeline.
+// The sides of each case besides sideBeeline.
 const (
 	sideMinimal = "minimal"
-	sideRecords = "minimal with records" // beside sideMinimal
+	sideRecords = "minimal with records" // besides sideMinimal
 )
 
 // The numbers of flows, and of packets in one sample.
@@ -33,8 +33,8 @@ const (
 	manyPackets = 250_000
 	onePackets  = 20_000 // each in a run of its own
 	edgeRounds  = 9      // at most
-	// Of a flow with two records, with what the table for half open ones has more,
-	// and its frames in four sets.
+	// For a flow with two records, with the additional entry for unreplied ones, and its frames in four
+	// sets.
 	bytesForFlow = 2*230*5/4 + 4*80
 	memoryPart   = 8 // of the machine's memory, at most
 )
@@ -42,7 +42,7 @@ const (
 // edgeSize is a number of flows in a lab of its own.
 type edgeSize struct {
 	flows   uint32
-	few     uint32 // flows of cases that are not for many; 0: there are none such
+	few     uint32 // flows of the cases without many; 0: there are no such cases
 	records uint32 // --max-flows; 0: the default
 	counts  []uint32
 	packets uint32 // of one sample
@@ -59,7 +59,7 @@ func (size edgeSize) cases() []edgeCase {
 	return edgeCases
 }
 
-// fills says whether so many new flows are a row: where the table is to be full, no fewer than fill it.
+// fills reports whether so many new flows are a row: to measure a full table, they must fill it.
 func (size edgeSize) fills(flows uint32) bool {
 	return flows > 1 && (!size.most || flows == size.counts[len(size.counts)-1])
 }
@@ -77,7 +77,7 @@ func edgeSizes(b *bench) []edgeSize {
 	sizes := []edgeSize{few}
 	most := uint32(min(mostFlows, b.results.Machine.MemoryMiB<<20/memoryPart/bytesForFlow))
 	if most < fewestOfAll {
-		b.say("There is too little memory to measure more than %d flows.", someFlows)
+		b.say("There is too little memory for more than %d flows.", someFlows)
 		return sizes
 	}
 	sizes = append(sizes, edgeSize{flows: most, records: most / 10 * 22, counts: []uint32{most}, packets: manyPackets, most: true})
@@ -92,19 +92,19 @@ func edgeSizes(b *bench) []edgeSize {
 	return append(sizes, direct, few)
 }
 
-// wanted says whether a row is to be measured: --case, of what is printed of it.
+// wanted reports whether to measure a row, by --case, which matches the printed row.
 func (b *bench) wanted(hook, family, name string, flows uint32) bool {
 	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %s %s %d", hook, family, name, flows))
 }
 
-// wantedAt says whether some row of a case is to be measured.
+// wantedAt reports whether to measure any row of a case.
 func (b *bench) wantedAt(size edgeSize, family string, c edgeCase) bool {
 	return slices.ContainsFunc(c.hooks, func(hook string) bool {
 		return slices.ContainsFunc(size.counts, func(flows uint32) bool { return b.wanted(hook, family, c.name, flows) })
 	})
 }
 
-// among says whether a family is one of those named; none: it is.
+// among reports whether a family is in a list; all are in an empty one.
 func among(families []string, family string) bool {
 	return len(families) == 0 || slices.Contains(families, family)
 }
@@ -137,13 +137,13 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 	if len(cases) == 0 {
 		return nil
 	}
-	// The yardstick gets frames of the one, and replies are those of flows that another begins.
+	// The yardstick gets frames of the one; replies belong to flows that another set begins.
 	sets = append(sets, remoteSet(size.direct))
 	if slices.Contains(sets, setLocalAnswer) {
 		sets = append(sets, setLocal)
 	}
 	sets = slices.Compact(slices.Sorted(slices.Values(sets)))
-	// Replies are known when the flows are there.
+	// Replies are known once the flows exist.
 	slices.SortStableFunc(sets, func(a, b string) int { return later(a) - later(b) })
 	rig, err := newEdgeRig(ctx, b, family, size, frameRoom(uint32(len(sets)), size.flows))
 	if err != nil {
@@ -198,8 +198,7 @@ func pin(cpu int) (free func(), err error) {
 	return func() { unix.SchedSetaffinity(0, &before) }, unix.SchedSetaffinity(0, &one)
 }
 
-// measure lets the edge and the yardstick take turns, each after the prelude alone on
-// the same frames.
+// measure runs the edge and the yardstick in turn, each after the prelude alone on the same frames.
 func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCase, flows uint32, size edgeSize) error {
 	set := rig.sets[c.set].part(flows)
 	yard := set
@@ -231,10 +230,10 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 	rounds := min(b.runs, edgeRounds) + 1
 	next := uint32(0)
 	if c.fresh {
-		packets = flows // each is new once
+		packets = flows // each is new only once
 	}
 	if c.fresh && size.most {
-		// The table is full, and none of the flows has been there.
+		// The table is full, and contains none of the flows.
 		if err := rig.startOver(c); err != nil {
 			return err
 		}
@@ -262,7 +261,7 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 		if err != nil {
 			return err
 		}
-		if round > 0 { // the first one has warmed up
+		if round > 0 { // the first one is the warm-up
 			b.results.Add(row(c.name, sideBeeline, sideMinimal), net)
 			b.results.Add(row(c.name, sideMinimal, ""), minimal)
 		}
@@ -281,7 +280,7 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 	return nil
 }
 
-// startOver makes the flows new again that are to be.
+// startOver makes the case's flows new again.
 func (rig *edgeRig) startOver(c edgeCase) error {
 	if !c.fresh {
 		return nil
@@ -289,8 +288,7 @@ func (rig *edgeRig) startOver(c edgeCase) error {
 	return rig.forget()
 }
 
-// sample is what a program costs more than none. With a reason it must have been
-// counted for every packet.
+// sample is the cost of a program over none. If a reason is given, every packet must be counted by it.
 func (rig *edgeRig) sample(hook string, t target, reason string, set frameSet, next, packets uint32) (float64, error) {
 	_, _, nothing, err := rig.drivers[hook].run(targetNothing, set, next, packets)
 	if err != nil {

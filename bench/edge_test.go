@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The frames that the edge is timed with are what another implementation makes of the
-// same words, and one damaged byte of them is noticed.
+// The frames with which the edge is timed are what another implementation makes of the same words, and one
+// damaged byte is detected.
 func TestFrames(t *testing.T) {
 	for _, ends := range [][2]string{{"192.0.2.1:1024", "198.51.100.7:65535"}, {"[2001:db8::1]:1", "[fd00:10:2::16f]:30080"}} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -30,7 +30,7 @@ func TestFrames(t *testing.T) {
 			for _, at := range []int{ethernetLength + 16, len(f) - 1} {
 				f[at] ^= 1
 				if _, _, err := parseFrame(f[:]); err == nil {
-					t.Errorf("%s: byte %d is damaged, and nobody notices", s, at)
+					t.Errorf("%s: damage to byte %d is not detected", s, at)
 				}
 				f[at] ^= 1
 			}
@@ -38,7 +38,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// What a balancer has sent on is read as it is, and one damaged byte of its headers is noticed.
+// An encapsulated packet is parsed correctly, and one damaged byte of its headers is detected.
 func TestDirectFrames(t *testing.T) {
 	inside := segment{from: netip.MustParseAddrPort("192.0.2.1:1024"), to: netip.MustParseAddrPort("198.51.100.7:80"), protocol: unix.IPPROTO_TCP, flags: flagACK, sequence: 27}
 	want := journey{from: netip.MustParseAddr("10.0.0.1"), to: netip.MustParseAddr("10.0.0.2")}
@@ -53,13 +53,13 @@ func TestDirectFrames(t *testing.T) {
 	}
 	for _, kind := range []string{dsrGeneve, dsrOpt} {
 		if _, _, _, err := parseDirect(kind, f[:]); err == nil {
-			t.Errorf("a packet in another is taken for one of %s", kind)
+			t.Errorf("an encapsulated packet is taken for one of %s", kind)
 		}
 	}
 	for _, at := range []int{ethernetLength + 12, ethernetLength + 20 + 12, len(f) - 1} {
 		f[at] ^= 1
 		if _, _, _, err := parseDirect(dsrIPIP, f[:]); err == nil {
-			t.Errorf("byte %d is damaged, and nobody notices", at)
+			t.Errorf("damage to byte %d is not detected", at)
 		}
 		f[at] ^= 1
 	}

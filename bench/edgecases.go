@@ -15,19 +15,18 @@ type edgeCase struct {
 	name   string
 	hooks  []string
 	set    string
-	reason string // that is counted for each
-	sent   bool   // on to where it came from; else it is passed on
-	hops   byte   // that it loses
-	// becomes says whether the packet is what it should be.
+	reason string // counted for each
+	sent   bool   // back to its sender's device; else it passes
+	hops   byte   // by which its hop limit decreases
+	// becomes reports whether the packet was translated correctly.
 	becomes func(rig *edgeRig, before, after segment) bool
 	fresh   bool // each packet begins a flow
 	many    bool // also measured with the most flows
-	// recorded: beside it is measured what a record of each flow costs by itself, at XDP with
-	// IPv4.
+	// recorded: a yardstick with a record per flow is measured as well, at XDP with IPv4.
 	recorded bool
 
-	direct   string   // kind of DSR by which it is sent on
-	wrapped  bool     // it comes by DSR
+	direct   string   // kind of DSR with which it is sent
+	wrapped  bool     // it arrives with DSR
 	families []string // none: both
 }
 
@@ -61,7 +60,7 @@ func fromService(port uint16) func(*edgeRig, segment, segment) bool {
 	}
 }
 
-// What the hooks return for a packet that is passed on, and one that is sent back.
+// The verdicts of the hooks for a packet that passes, and for one that is sent back.
 var verdicts = map[string][2]uint32{
 	hookXDP:     {2, 3},          // XDP_PASS, XDP_TX
 	hookIngress: {0xffffffff, 7}, // TC_ACT_UNSPEC, TC_ACT_REDIRECT
@@ -69,8 +68,8 @@ var verdicts = map[string][2]uint32{
 	hookTC:      {0xffffffff, 7},
 }
 
-// runOne has a program get one frame of a set, which must be sent on or passed on. It returns
-// what went in and what came out.
+// runOne runs a program on one frame of a set, which must be sent or passed. It returns the packet before and
+// after.
 func (rig *edgeRig) runOne(hook string, t target, set frameSet, at uint32, sent bool) (before segment, hops byte, out []byte, err error) {
 	var in frame
 	if err := rig.frames.Lookup(set.first+at, &in); err != nil {
@@ -93,7 +92,7 @@ func (rig *edgeRig) runOne(hook string, t target, set frameSet, at uint32, sent 
 	return before, hops, out, nil
 }
 
-// proveOne has a program get one frame of a set, and looks at what becomes of it.
+// proveOne runs a program on one frame of a set, and checks the result.
 func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sent bool, hops byte, becomes func(*edgeRig, segment, segment) bool) error {
 	before, hopsBefore, out, err := rig.runOne(hook, t, set, at, sent)
 	if err != nil {
@@ -109,7 +108,7 @@ func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sen
 	return nil
 }
 
-// proveDirect is the same for a packet that is sent on by DSR.
+// proveDirect is the same for a packet that is sent with DSR.
 func (rig *edgeRig) proveDirect(hook string, c edgeCase, set frameSet, at uint32) error {
 	before, hopsBefore, out, err := rig.runOne(hook, targetEdge, set, at, true)
 	if err != nil {
@@ -125,8 +124,8 @@ func (rig *edgeRig) proveDirect(hook string, c edgeCase, set frameSet, at uint32
 	return nil
 }
 
-// prove looks at packets of a case before they are timed, at both ends of the set and
-// in its middle, at the edge and at the yardstick.
+// prove checks packets of a case before they are timed, at both ends of the set and in its middle, at the edge
+// and at the yardstick.
 func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
 	for _, at := range []uint32{0, set.count / 2, set.count - 1} {
 		prove := func() error { return rig.proveOne(hook, targetEdge, set, at, c.sent, c.hops, c.becomes) }
@@ -158,12 +157,12 @@ func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
 	return nil
 }
 
-// records says whether the yardstick with records is measured beside a case.
+// records reports whether the yardstick with records is measured for a case.
 func (rig *edgeRig) records(hook string, c edgeCase) bool {
 	return c.recorded && rig.recordsAt(hook)
 }
 
-// recordsAt says whether the yardstick with records runs at a hook.
+// recordsAt reports whether the yardstick with records runs at a hook.
 func (rig *edgeRig) recordsAt(hook string) bool { return hook == hookXDP && rig.family == "IPv4" }
 
 // A minimalFlow is the key of a record (struct minimal_flow in bpf/records.h). Ports are in network byte
@@ -174,8 +173,8 @@ type minimalFlow struct {
 	protocol                    uint32
 }
 
-// proveRecorded makes sure that the yardstick has records of a set's flows before packets of the set are
-// timed: of those at both ends and in the middle.
+// proveRecorded checks that the yardstick has records of a set's flows before packets of the set are timed: of
+// those at both ends and in the middle.
 func (rig *edgeRig) proveRecorded(set frameSet) error {
 	records := rig.drivers[hookXDP].collection.Maps[CostXDPMapMinimalRecords]
 	record := make([]byte, records.ValueSize())
@@ -197,5 +196,5 @@ func (rig *edgeRig) proveRecorded(set frameSet) error {
 	return nil
 }
 
-// translated says whether the packet gets other ends.
+// translated reports whether the packet gets another tuple.
 func (c edgeCase) translated() bool { return c.reason != "not_service" }

@@ -19,19 +19,19 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// The sets of frames of clients whose backends answer them themselves (DSR).
+// The sets of frames of clients whose backends reply to them directly (DSR).
 const (
-	setUntracked = "untracked" // of flows that need no record
+	setUntracked = "untracked" // of flows without conntrack entries
 	setGeneve    = "geneve"
 	setOption    = "option"
-	setTracked   = "tracked"   // of flows that all have one
-	setOpening   = "opening"   // the first of flows that all get one
-	setContested = "contested" // of those flows of setUntracked's kind that have one
-	setWrapped   = "wrapped"   // of flows that a balancer has sent here
+	setTracked   = "tracked"   // of flows with entries
+	setOpening   = "opening"   // first packets of flows that all get entries
+	setContested = "contested" // of those flows as in setUntracked that have entries
+	setWrapped   = "wrapped"   // of flows from a balancer
 )
 
-// The Services with DSR, by the number of their address. The remote one is that of setUntracked
-// and the yardstick's, and the local one that of setWrapped.
+// The Services with DSR, by the number of their address. The remote one is for setUntracked and the yardstick,
+// and the local one for setWrapped.
 const (
 	publishedLocal = 1 + iota
 	publishedRemote
@@ -41,7 +41,7 @@ const (
 	publishedOption
 )
 
-// published is where clients find a Service with DSR.
+// published is the address of a Service with DSR.
 func (rig *edgeRig) published(number int) netip.AddrPort {
 	first := netip.MustParseAddr("192.0.2.0")
 	if rig.node.Is6() {
@@ -50,8 +50,8 @@ func (rig *edgeRig) published(number int) netip.AddrPort {
 	return netip.AddrPortFrom(plus(first, number), servicePort)
 }
 
-// Of the contested Service these endpoints come first, and all others later: about half of
-// the slots of its table have another backend then.
+// The contested Service has these endpoints first, and all others later: then about half of the slots of its
+// table have another backend.
 const endpointsAtFirst = remoteEndpoints / 2
 
 var (
@@ -73,10 +73,10 @@ func toUnwrapped(rig *edgeRig, before, after segment) bool {
 	return !after.outer[0].IsValid() && after == before
 }
 
-// resized says whether the program gives packets another length.
+// resized reports whether the program changes the packets' length.
 func (c edgeCase) resized() bool { return c.direct != "" || c.wrapped }
 
-// addDirect adds the Services with DSR; `later` with what has come to the contested one.
+// addDirect adds the Services with DSR; with `later`, the contested one has all endpoints.
 func (rig *edgeRig) addDirect(later bool) error {
 	services := []struct {
 		name      string
@@ -108,8 +108,8 @@ func (rig *edgeRig) addDirect(later bool) error {
 	return rig.addService("local", publishedLocal, publish(publishedLocal, dsrIPIP, "maglev"), "node-a", rig.local)
 }
 
-// settle waits until an agent's Services need no records, and has about half of the contested
-// one's slots get another backend.
+// settle waits until an agent's Services are untracked, and changes the backends of about half of the contested
+// one's slots.
 func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
 	tables, err := awaitUntracked(ctx, agent)
 	if err != nil {
@@ -124,12 +124,12 @@ func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
 	return nil
 }
 
-// sweepTimeout is for GC passes of all flows. One is due every ten seconds, but after one that has
-// taken more than half a second, as on a busy machine, a minute later.
+// sweepTimeout is for GC passes over all flows. One is due every ten seconds, but after one that took more than
+// half a second, as on a busy machine, a minute later.
 const sweepTimeout = 5 * time.Minute
 
-// awaitUntracked waits until an agent has Services whose flows need no record, and none of
-// these remembers flows from before it was there.
+// awaitUntracked waits until an agent has untracked Services, none of which still has a history of earlier
+// flows.
 func awaitUntracked(ctx context.Context, agent *node.Agent) (*datapath.Tables, error) {
 	tables, err := datapath.OpenTables(agent.BPFFS())
 	if err != nil {
@@ -146,8 +146,7 @@ func awaitUntracked(ctx context.Context, agent *node.Agent) (*datapath.Tables, e
 	}
 }
 
-// untrackedServices counts the service ports whose flows need no record, and those of them that
-// have contested slots.
+// untrackedServices counts the untracked service ports, and those with contested slots.
 func untrackedServices(tables *datapath.Tables) (all, contested int, err error) {
 	index, err := tables.Frontends.All()
 	untracked := map[uint32]bool{}
@@ -182,7 +181,7 @@ func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 	case setOpening:
 		return rig.addSet(set, true, rig.flowsOf(6, min(flows, someFlows), rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN))
 	case setContested:
-		// More than enough: some are in slots that have always had their backend.
+		// More than enough: some are in slots whose backend never changed.
 		return rig.establishDirect(set, rig.flowsOf(2, 3*flows+100, rig.published(publishedContested), unix.IPPROTO_TCP, flagSYN), flows)
 	case setWrapped:
 		all := rig.flowsOf(3, flows, rig.published(publishedLocal), unix.IPPROTO_TCP, flagACK)
@@ -194,8 +193,8 @@ func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 	return fmt.Errorf("there is no such set")
 }
 
-// establishDirect has clients begin connections until so many have a record, and go on as
-// who has had an answer. What they send then is the set.
+// establishDirect has clients begin connections until so many have an entry, and continue them as after a
+// reply. What they send then is the set.
 func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) error {
 	before, err := rig.counts()
 	if err != nil {
@@ -222,7 +221,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 	}
 	n := uint64(len(known))
 	if n < uint64(want) {
-		return fmt.Errorf("of %d flows %d have a record, want %d", sent, n, want)
+		return fmt.Errorf("%[2]d of %[1]d flows have an entry, want %[3]d", sent, n, want)
 	}
 	if err := rig.counted(before, map[string]uint64{"new": n, "established": n, "untracked": uint64(sent) - n}); err != nil {
 		return fmt.Errorf("beginning flows: %w", err)
@@ -230,7 +229,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 	return rig.addSet(name, true, known[:want])
 }
 
-// goOn is what clients send next whose flows have one record and are half open.
+// goOn returns the next packets of clients whose flows have one half-open entry.
 func (rig *edgeRig) goOn() (all []segment, err error) {
 	err = rig.flows.Unreplied.Walk(func(key datapath.Tuple, t *datapath.ConntrackEntry) bool {
 		if t.IsOneSided() {
@@ -241,12 +240,12 @@ func (rig *edgeRig) goOn() (all []segment, err error) {
 		return true
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the records of flows: %w", err)
+		return nil, fmt.Errorf("read the entries of flows: %w", err)
 	}
 	return all, nil
 }
 
-// arrived says whether a packet has been sent on as the case says, and for whom.
+// arrived reports whether a packet was sent as the case says, and to whom.
 func (rig *edgeRig) arrived(kind string, before, after segment, j journey) bool {
 	endpoint := slices.Contains(rig.endpoints, j.to)
 	switch kind {

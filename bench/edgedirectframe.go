@@ -11,32 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kinds of direct server return, as the annotation has them.
+// Kinds of direct server return, as in the annotation.
 const (
 	dsrIPIP   = "ipip"
 	dsrGeneve = "geneve"
 	dsrOpt    = "opt"
 )
 
-// A journey is how a balancer has sent a packet on.
+// A journey is how a balancer has sent a packet.
 type journey struct {
 	from, to netip.Addr     // of the outer header; with an option, of the packet itself
-	named    netip.AddrPort // Geneve: the backend; option: what the client has asked
+	named    netip.AddrPort // Geneve: the backend; option: the client's original destination
 }
 
-// What bpf/encap/wire.h says of the bytes, written down a second time.
+// The layouts of bpf/encap/wire.h, written down a second time.
 const (
 	genevePort     = 6081
 	frontendOption = 158
 )
 
-// geneveHeader is all that does not depend on the packet: three words of options, critical
-// ones, IPv4 inside, no network; class 0xffbe, type 0x81, two words.
+// geneveHeader is the constant part of the header: three words of options, critical ones, IPv4 inside, no
+// network; class 0xffbe, type 0x81, two words.
 var geneveHeader = []byte{3, 0x40, 8, 0, 0, 0, 0, 0, 0xff, 0xbe, 0x81, 2}
 
-// parseDirect reads what a client's packet has become of which the backend is to answer
-// itself: the packet as it is inside, and its journey. It refuses what is not of that kind.
-// Geneve and options are those of IPv4.
+// parseDirect parses a packet that was sent to a backend with DSR: the inner packet, and its journey. It
+// refuses any other. Geneve and options are those of IPv4.
 func parseDirect(kind string, f []byte) (s segment, hops byte, j journey, err error) {
 	if len(f) < ethernetLength+60 {
 		return s, 0, j, fmt.Errorf("a frame of %d bytes", len(f))

@@ -20,16 +20,16 @@ const (
 	targetNothing target = iota
 	targetMinimal
 	targetEdge
-	targetRecords // at XDP alone
+	targetRecords // only at XDP
 )
 
-// A driver runs programs at one hook, each packet with the next frame of a set. While
-// it is there it keeps the table of programs filled, which ends with its last user.
+// A driver runs programs at one hook, each packet with the next frame of a set. It holds the table of programs,
+// which is emptied with its last user.
 type driver struct {
 	collection *ebpf.Collection
 	prelude    *ebpf.Program
 	context    []uint32
-	restores   bool // the prelude gives a packet its length again
+	restores   bool // the prelude restores a packet's length
 }
 
 // frameSet is a range of the table of frames.
@@ -44,7 +44,7 @@ func (s frameSet) part(count uint32) frameSet {
 	return frameSet{first: s.first, count: min(s.count, count), rest: s.rest}
 }
 
-// addDriver loads the prelude for a hook. All drivers share frames and yardstick's tables.
+// addDriver loads the prelude for a hook. All drivers share frames and the yardstick's tables.
 func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
 	name, load, shared := string(hook), LoadCostTC, map[string]*ebpf.Map{}
 	// struct __sk_buff: ingress_ifindex, ifindex.
@@ -81,8 +81,8 @@ func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, dev
 	return nil
 }
 
-// newDriver loads a prelude with a program, which takes the edge's place. The context is that of
-// a struct __sk_buff, or with the first words a struct xdp_md.
+// newDriver loads a prelude with a program in place of the edge. The context is a struct __sk_buff or, with the
+// first words, a struct xdp_md.
 func newDriver(spec *ebpf.CollectionSpec, shared map[string]*ebpf.Map, xdp bool, context []uint32, program *ebpf.Program) (*driver, error) {
 	d := &driver{context: context}
 	if xdp {
@@ -108,13 +108,13 @@ func (d *driver) put(t target, program *ebpf.Program) error {
 	return d.collection.Maps[CostTCMapTargets].Put(uint32(t), program)
 }
 
-// closer is a collection as others close.
+// closer adapts a collection to io.Closer.
 type closer struct{ *ebpf.Collection }
 
 func (c closer) Close() error { c.Collection.Close(); return nil }
 
-// run has a program get so many packets, beginning with one of the set's frames. It
-// returns what became of the last one, and the time that each took, prelude included.
+// run runs a program on so many packets, starting with one of the set's frames. It returns the last result, and
+// the time of each run, prelude included.
 func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
 	variables, resized := d.collection.Variables, uint32(0)
 	if set.resized && d.restores {
@@ -127,7 +127,7 @@ func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint
 			return 0, nil, 0, err
 		}
 	}
-	var first frame // of which the kernel reads the Ethernet header before the runs
+	var first frame // the kernel reads its Ethernet header before the runs
 	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.first, &first); err != nil {
 		return 0, nil, 0, err
 	}
@@ -149,8 +149,7 @@ func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint
 	return verdict, packet, nanoseconds, err
 }
 
-// oneByOne does the same with a new packet each time. The time is that which the kernel
-// counts while the program's statistics are on.
+// oneByOne does the same with a new packet each time. The time is the kernel's statistics of the program.
 func (d *driver) oneByOne(r testRun) (verdict uint32, packet []byte, nanoseconds float64, err error) {
 	before, err := d.prelude.Stats()
 	if err != nil {

@@ -14,35 +14,35 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// The sets of frames, each of as many flows.
+// The sets of frames, each with the same number of flows.
 const (
 	setPlain       = "plain"       // of a client to a pod
 	setPlainOut    = "plainOut"    // of a pod to a client
-	setRemote      = "remote"      // of established flows to endpoints elsewhere
-	setReplies     = "replies"     // what these endpoints answer
+	setRemote      = "remote"      // of established flows to remote endpoints
+	setReplies     = "replies"     // replies of these endpoints
 	setLocal       = "local"       // of established flows to an endpoint of this node
-	setLocalAnswer = "localAnswer" // what that endpoint answers
-	setSYN         = "syn"         // the first of flows that nobody knows
+	setLocalAnswer = "localAnswer" // replies of that endpoint
+	setSYN         = "syn"         // first packets of unknown flows
 	setDatagram    = "datagram"
 )
 
-// Frames with which flows are begun, at the beginning of the table.
+// Frames for beginning flows, at the start of the table.
 const scratchFrames = 8192
 
 const plainPort = 5201
 
-// frameRoom is how many frames a rig has for so many sets of so many flows.
+// frameRoom is the number of frames of a rig with so many sets of so many flows.
 func frameRoom(sets, flows uint32) uint32 { return scratchFrames + sets*flows }
 
-// client is an address and port of its own for each flow, and for each kind of flows.
+// client returns a unique address and port for each flow, and for each kind of flows.
 func (rig *edgeRig) client(kind, n uint32) netip.AddrPort {
 	const ports = 60000
 	first := plus(rig.address("client"), 10+int(kind)*40)
 	return netip.AddrPortFrom(plus(first, int(n/ports)), uint16(1024+n%ports))
 }
 
-// make fills the table of frames with the sets named, each of so many flows, and has
-// the edge begin those that are to be established. It is for the node's namespace.
+// make fills the table of frames with the named sets, each with so many flows, and has the edge begin those
+// that are to be established. It runs in the node's namespace.
 func (rig *edgeRig) make(flows uint32, sets ...string) error {
 	for _, set := range sets {
 		var err error
@@ -91,8 +91,8 @@ func turned(all []segment) []segment {
 	return all
 }
 
-// addSet adds frames, in an order that is not that in which flows began: records lie
-// in memory as they were made.
+// addSet adds frames, in another order than that in which flows began: entries are in memory in the order of
+// their creation.
 func (rig *edgeRig) addSet(name string, incoming bool, all []segment) error {
 	if rig.used == 0 {
 		rig.used = scratchFrames
@@ -122,16 +122,15 @@ func (rig *edgeRig) write(first uint32, incoming bool, all []segment) error {
 	return nil
 }
 
-// openAtOnce is how many flows may be half open at the same time. The sets of the table of those are
-// chosen by chance, and one that gets more than it has places for puts one out: where a 16th of all
-// places is taken, by two records of each flow, in one table of 10^13, where it is a quarter in one of
-// 36,000.
+// openAtOnce is how many flows may be half open at the same time. Entries are assigned to sets of the table by
+// chance, and a set without a free place evicts one: with a 16th of all places in use, by two entries of each
+// flow, in one table of 10^13, with a quarter in one of 36,000.
 func (rig *edgeRig) openAtOnce() int {
 	return max(1, min(scratchFrames, int(rig.flows.Unreplied.Max())/32))
 }
 
-// establish has clients open connections, which backends of this node or of others
-// answer, and adds the clients' ACKs as a set. The backends' records are of that kind.
+// establish has clients open connections, with replies of backends of this node or of others, and adds the
+// clients' ACKs as a set. The backends' entries have the given flags.
 func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCCtFlag) error {
 	before, err := rig.counts()
 	if err != nil {
@@ -155,8 +154,8 @@ func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCCt
 	return rig.addSet(name, true, all)
 }
 
-// handshake has the programs see SYN, SYN-ACK and ACK of each connection: without the
-// second one a flow is not taken for established.
+// handshake shows the programs SYN, SYN-ACK and ACK of each connection: without the second one a flow does not
+// count as established.
 func (rig *edgeRig) handshake(some []segment, kind datapath.EdgeTCCtFlag) error {
 	asks := func(flags byte) error {
 		for i := range some {
@@ -181,10 +180,9 @@ func (rig *edgeRig) handshake(some []segment, kind datapath.EdgeTCCtFlag) error 
 	return asks(flagACK)
 }
 
-// record has the yardstick with records see the last segments sent, if it is measured with their set.
-// Its records then lie in memory in the order in which flows began, like Beeline's entries. If packets
-// that are timed made them, they would lie in the order of the frames (addSet), and the CPU would fetch
-// each before its packet.
+// record shows the yardstick with records the latest segments, if it is measured with their set. Its records
+// are then in memory in the order in which flows began, like Beeline's entries. If timed packets created them,
+// they would be in the order of the frames (addSet), and the CPU would prefetch each for its packet.
 func (rig *edgeRig) record(name string, count uint32) error {
 	if name != setRemote || !rig.recordsAt(hookXDP) {
 		return nil
@@ -193,7 +191,7 @@ func (rig *edgeRig) record(name string, count uint32) error {
 	return err
 }
 
-// send has the edge's program at a hook see each segment once.
+// send shows the edge's program at a hook each segment once.
 func (rig *edgeRig) send(hook string, all []segment) error {
 	if err := rig.write(0, hook != hookEgress, all); err != nil {
 		return err
@@ -203,11 +201,11 @@ func (rig *edgeRig) send(hook string, all []segment) error {
 	return err
 }
 
-// lostShare: of a million flows in the tables a few find their sets full by chance. For these others
-// are asked twice.
+// lostShare: of a million flows in the tables a few find their sets full by chance. Others replace them, up to
+// this share.
 const lostShare = 10_000
 
-// answers are what backends send by their records of flows, which are of a kind.
+// answers are the backends' replies by their entries, which have the given flags.
 func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.EdgeTCCtFlag, flags byte) (all []segment, err error) {
 	err = table.Walk(func(key datapath.Tuple, t *datapath.ConntrackEntry) bool {
 		if t.Flags&^uint8(datapath.ConntrackFIN) == uint8(kind) {
@@ -216,11 +214,11 @@ func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.Ed
 		return true
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the records of flows: %w", err)
+		return nil, fmt.Errorf("read the entries of flows: %w", err)
 	}
 	missing := int(want) - len(all)
 	if missing < 0 || missing > int(want)/lostShare {
-		return nil, fmt.Errorf("%d flows have a record for replies, want %d", len(all), want)
+		return nil, fmt.Errorf("%d flows have an entry for replies, want %d", len(all), want)
 	}
 	return append(all, all[:missing]...), nil
 }
@@ -234,7 +232,7 @@ func endOf(address [16]byte, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), datapath.NetworkOrder(port))
 }
 
-// forget removes the records of flows of which one side has been heard.
+// forget removes the entries of flows with packets of only one side.
 func (rig *edgeRig) forget() error {
 	var failed error
 	err := rig.flows.Unreplied.Walk(func(key datapath.Tuple, _ *datapath.ConntrackEntry) bool {
@@ -242,19 +240,19 @@ func (rig *edgeRig) forget() error {
 		return failed == nil
 	})
 	if err = errors.Join(err, failed); err != nil {
-		return fmt.Errorf("remove records: %w", err)
+		return fmt.Errorf("remove entries: %w", err)
 	}
 	return nil
 }
 
 func (rig *edgeRig) counts() (map[string]uint64, error) { return datapath.ReadEdgeCounters(rig.bpffs) }
 
-// strangers is how many packets of the kernel's own, of which none is ours, may pass
-// the devices meanwhile.
+// strangers is how many of the kernel's own packets, none of which belong to Services, may pass the devices
+// meanwhile.
 const strangers = 1000
 
-// counted makes sure that the edge has met so many packets, and how, but for flows that have found no
-// room.
+// counted checks the number of packets that the edge has handled, by reason, except for flows without a free
+// place.
 func (rig *edgeRig) counted(before, want map[string]uint64) error {
 	after, err := rig.counts()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A frame is what the prelude writes (FRAME_LENGTH in bpf/frame.h): all of an
-// Ethernet frame, with the payload that is left.
+// A frame is what the prelude writes (FRAME_LENGTH in bpf/frame.h): a complete Ethernet frame, padded with
+// payload.
 type frame [80]byte
 
 const (
@@ -22,13 +22,13 @@ const (
 	flagSYN, flagACK = 0x02, 0x10
 )
 
-// segment is a packet's two ends.
+// segment is a packet's source and destination.
 type segment struct {
 	from, to netip.AddrPort
 	protocol uint8
 	flags    byte   // of TCP
 	sequence uint32 // of TCP
-	// outer is where it comes from and goes to in another IP packet (RFC 2003); none, or IPv4.
+	// outer has the addresses of an outer IP packet (RFC 2003), if any, of IPv4.
 	outer [2]netip.Addr
 }
 
@@ -70,13 +70,13 @@ func (s segment) frame(source, target [6]byte) (f frame) {
 	}
 	sum := ^sum16(l4, s.pseudoHeader(len(l4)))
 	if sum == 0 && s.protocol == unix.IPPROTO_UDP {
-		sum = 0xffff // 0 says that there is none (RFC 768)
+		sum = 0xffff // 0 means no checksum (RFC 768)
 	}
 	binary.BigEndian.PutUint16(check, sum)
 	return f
 }
 
-// headerIPv4 writes the header of the packet that is the rest of a frame.
+// headerIPv4 writes the header of the packet in the rest of a frame.
 func headerIPv4(ip []byte, from, to netip.Addr, protocol uint8) {
 	ip[0], ip[6], ip[8], ip[9] = 0x45, 0x40, hopsOfFrames, protocol
 	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
@@ -85,7 +85,7 @@ func headerIPv4(ip []byte, from, to netip.Addr, protocol uint8) {
 	binary.BigEndian.PutUint16(ip[10:], ^sum16(ip[:20], 0))
 }
 
-// pseudoHeader is the sum of what layer 4's checksum covers beside layer 4.
+// pseudoHeader is the pseudo header's part of layer 4's checksum.
 func (s segment) pseudoHeader(length int) uint32 {
 	sum := sum16(s.from.Addr().AsSlice(), uint32(s.protocol)+uint32(length))
 	return uint32(sum16(s.to.Addr().AsSlice(), uint32(sum)))
@@ -102,9 +102,9 @@ func sum16(b []byte, sum uint32) uint16 {
 	return uint16(sum)
 }
 
-// parseFrame reads a frame's ends and hops, and refuses one whose checksums are wrong.
+// parseFrame parses a frame's segment and hops, and refuses one with wrong checksums.
 func parseFrame(f []byte) (s segment, hops byte, err error) {
-	if len(f) < len(frame{})-20 { // one that was in another packet has lost its header
+	if len(f) < len(frame{})-20 { // after decapsulation it lacks its outer header
 		return s, 0, fmt.Errorf("a frame of %d bytes", len(f))
 	}
 	ip := f[ethernetLength:]
@@ -115,7 +115,7 @@ func parseFrame(f []byte) (s segment, hops byte, err error) {
 	if is4 && ip[9] == unix.IPPROTO_IPIP {
 		outer := [2]netip.Addr{netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))}
 		if sum16(ip[:20], 0) != 0xffff {
-			return s, 0, errors.New("a wrong checksum of the outer header")
+			return s, 0, errors.New("wrong checksum of the outer header")
 		}
 		s, hops, err = parsePacket(ip[20:])
 		s.outer = outer
@@ -135,14 +135,14 @@ func parsePacket(ip []byte) (s segment, hops byte, err error) {
 		header := int(ip[0]&15) * 4
 		l4 = ip[header:]
 		if sum16(ip[:header], 0) != 0xffff || int(binary.BigEndian.Uint16(ip[2:])) != len(ip) {
-			return s, 0, errors.New("a wrong checksum or length of the IP header")
+			return s, 0, errors.New("wrong checksum or length of the IP header")
 		}
 		from, to = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
 		s.protocol, hops = ip[9], ip[8]
 	} else {
 		l4 = ip[40:]
 		if int(binary.BigEndian.Uint16(ip[4:])) != len(l4) {
-			return s, 0, errors.New("a wrong length in the IPv6 header")
+			return s, 0, errors.New("wrong length in the IPv6 header")
 		}
 		from, to = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:]))
 		s.protocol, hops = ip[6], ip[7]
@@ -156,7 +156,7 @@ func parsePacket(ip []byte) (s segment, hops byte, err error) {
 		s.flags, s.sequence = l4[13], binary.BigEndian.Uint32(l4[4:])
 	}
 	if sum16(l4, s.pseudoHeader(len(l4))) != 0xffff {
-		return s, 0, fmt.Errorf("%s: a wrong checksum", s)
+		return s, 0, fmt.Errorf("%s: wrong checksum", s)
 	}
 	return s, hops, nil
 }

@@ -27,9 +27,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// An edgeRig is a node whose edge an agent has set up, with one family's flows. The
-// agent has ended, so that it takes no part in what is measured; its programs and
-// tables stay.
+// An edgeRig is a node whose edge was set up by an agent, with one family's flows. The agent has ended, so it
+// does not disturb the measurement; its programs and tables stay.
 type edgeRig struct {
 	world   *world
 	family  string
@@ -40,27 +39,27 @@ type edgeRig struct {
 	open    []io.Closer
 
 	own, gateway [6]byte
-	direct       bool // the Services are those with DSR
+	direct       bool // the Services have DSR
 	node         netip.Addr
 	balancer     netip.Addr   // another node
 	endpoints    []netip.Addr // of the remote Service
 	local        netip.Addr   // of the local one
 	plain        netip.Addr   // a pod of the node without Service
 	sets         map[string]frameSet
-	used         uint32 // of frames
+	used         uint32 // number of frames
 }
 
-// The hooks, as datapath.EdgeHook and people name them.
+// The hooks, named as in datapath.EdgeHook and by people.
 const (
 	hookXDP     = "xdp"
 	hookIngress = "tc ingress"
 	hookEgress  = "tc egress"
-	hookTC      = "tc" // of a peer, wherever it is
+	hookTC      = "tc" // of a peer, at ingress or egress
 )
 
 const (
 	remotePort, localPort = 30080, 30081 // NodePorts
-	// A port of the node for each flow to one endpoint: there are 33,512.
+	// A SNAT port for each flow to one endpoint: there are 33,512.
 	remoteEndpoints = 100
 )
 
@@ -106,8 +105,8 @@ func newEdgeRig(ctx context.Context, b *bench, family string, size edgeSize, fra
 	return rig, w.Host("node-a").Do(func() error { return rig.load(frames) })
 }
 
-// waitForPrefilter waits until packets are passed by the prefilter that are none of ours: the
-// agent's first GC pass of flows shuts it.
+// waitForPrefilter waits until the prefilter passes unrelated packets: the agent's first GC pass over flows
+// shuts it.
 func (rig *edgeRig) waitForPrefilter() error {
 	m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapPrefilters), nil)
 	if err != nil {
@@ -142,8 +141,7 @@ func (rig *edgeRig) address(host string) netip.Addr {
 	return h.Addr4
 }
 
-// name gives the packets' ends their addresses. Of the endpoints there is but the
-// address: node-b's pods end before.
+// name sets the packets' addresses. The endpoints are only addresses: node-b has fewer pods.
 func (rig *edgeRig) name() {
 	rig.node, rig.local, rig.plain = rig.address("node-a"), rig.address("a1"), rig.address("a2")
 	rig.balancer = rig.address("node-b")
@@ -152,7 +150,7 @@ func (rig *edgeRig) name() {
 	}
 }
 
-// remoteSet is the set of what asks at remotePort.
+// remoteSet is the set of requests to remotePort.
 func remoteSet(direct bool) string {
 	if direct {
 		return setUntracked
@@ -176,7 +174,7 @@ func (rig *edgeRig) addServices() error {
 		rig.addService("remote", 2, nodePort(remotePort), "node-b", rig.endpoints...))
 }
 
-// addService adds a Service with endpoints on one node; publish says where clients find it.
+// addService adds a Service with endpoints on one node; publish sets its addresses.
 func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.Service), host string, all ...netip.Addr) error {
 	service, slices := node.Service(name, number), node.Slices(name)
 	node.SetPorts(service, slices,
@@ -198,7 +196,7 @@ func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.S
 // gateways are the nodes' on the fabric, by family.
 var gateways = map[string]netip.Addr{"IPv4": netip.MustParseAddr("192.168.100.254"), "IPv6": netip.MustParseAddr("fd00:100::fe")}
 
-// fixNeighbour makes the gateway's address known for good, and notes the MAC addresses.
+// fixNeighbour makes the gateway's neighbour entry permanent, and stores the MAC addresses.
 func (rig *edgeRig) fixNeighbour() error {
 	far, err := deviceOf(rig.world.Host("fabric"), "node-a")
 	if err != nil {
@@ -212,7 +210,7 @@ func (rig *edgeRig) fixNeighbour() error {
 	return setNeighbour(rig.world.Host("node-a"), near.Index, gateways[rig.family], far.HardwareAddr)
 }
 
-// setNeighbour makes a neighbour of a host known for good.
+// setNeighbour adds a permanent neighbour entry to a host.
 func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareAddr) error {
 	nl, err := h.Netlink()
 	if err != nil {

@@ -24,27 +24,27 @@ type enduranceSettings struct {
 	udp, tcp  int // clients per second
 	inTurn    bool
 	flood     time.Duration
-	clients   int // beside each flood
+	clients   int // besides each flood
 	floodRate int
 	agent     []string
 	setMax    bool
 }
 
 func (s *enduranceSettings) flags(f *pflag.FlagSet) {
-	f.IntSliceVar(&s.sizes, "records", []int{262_144, 16_384, 2_097_152}, "of the part endurance: sizes of the table of flows, --max-flows and nf_conntrack_max; the load runs at the first")
+	f.IntSliceVar(&s.sizes, "records", []int{262_144, 16_384, 2_097_152}, "of the part endurance: sizes of the conntrack table, --max-flows and nf_conntrack_max; the load runs at the first")
 	f.IntVar(&s.idle, "idle", 1000, "of the part endurance: idle TCP connections to each of the two Services")
 	f.DurationVar(&s.load, "load", 5*time.Minute, "of the part endurance: length of the load")
 	f.IntVar(&s.udp, "load-udp", 5000, "of the part endurance: one-shot UDP clients per second")
 	f.IntVar(&s.tcp, "load-tcp", 3000, "of the part endurance: short TCP connections per second")
 	f.BoolVar(&s.inTurn, "load-in-turn", false, "of the part endurance: UDP first and then TCP, each for the whole length")
-	f.DurationVar(&s.flood, "flood", 15*time.Second, "of the part endurance: how long honest clients come beside each flood")
-	f.IntVar(&s.clients, "flood-clients", 1000, "of the part endurance: honest clients beside each flood")
-	f.IntVar(&s.floodRate, "flood-rate", 0, "of the part endurance: packets per second of a flood; 0 for as many as the generator sends")
+	f.DurationVar(&s.flood, "flood", 15*time.Second, "of the part endurance: how long honest clients connect during each flood")
+	f.IntVar(&s.clients, "flood-clients", 1000, "of the part endurance: honest clients during each flood")
+	f.IntVar(&s.floodRate, "flood-rate", 0, "of the part endurance: packets per second of a flood; 0 for as many as the generator can send")
 	f.StringArrayVar(&s.agent, "agent-flag", nil, "of the part endurance: a flag of the agent, as in --agent-flag=--snat-ports=61000-61999; more than once")
-	f.BoolVar(&s.setMax, "set-conntrack-max", false, "of the part endurance: set the machine's own net.netfilter.nf_conntrack_max to each size for iptables and kube-proxy, and set it back; without it they run at the machine's size alone")
+	f.BoolVar(&s.setMax, "set-conntrack-max", false, "of the part endurance: set the machine's own net.netfilter.nf_conntrack_max to each size for iptables and kube-proxy, and restore it; without it they run only at the machine's size")
 }
 
-// smoke makes it short.
+// smoke shortens the part for a smoke test.
 func (s *enduranceSettings) smoke() {
 	s.sizes, s.idle, s.load, s.udp, s.tcp = []int{16_384}, 50, time.Second, 200, 200
 	s.flood, s.clients, s.floodRate, s.setMax = time.Second, 50, 5000, false
@@ -77,7 +77,7 @@ func (s *enduranceSettings) check() error {
 	return nil
 }
 
-// Of the clients of one kind.
+// For the clients of one kind.
 var (
 	metricAsked    = result.Metric{Name: "asked", Unit: "1", Better: result.None}
 	metricFailed   = result.Metric{Name: "failed", Unit: "1", Better: result.Lower}
@@ -87,8 +87,8 @@ var (
 	metricTimedOut = result.Metric{Name: "timed out", Unit: "1", Better: result.None}
 	metricWrong    = result.Metric{Name: "wrong answers", Unit: "1", Better: result.None}
 	metricReached  = result.Metric{Name: "clients per second", Unit: "1/s", Better: result.None}
-	// Of the whole machine, others' work too, while the clients came: where it is near 1, clients may have failed
-	// for want of CPU.
+	// Of the whole machine, including other work, during the clients: near 1, clients may have failed for
+	// lack of CPU.
 	metricBusy  = result.Metric{Name: "share of the CPUs busy", Unit: "1", Better: result.None}
 	metricFlood = result.Metric{Name: "flood packets per second", Unit: "1/s", Better: result.None}
 )
@@ -108,7 +108,7 @@ const (
 	floodAnswered   = "flood, datagrams answered"
 )
 
-// Patience of clients: that of a resolver with a question, and that of a user.
+// Patience of clients: a resolver's for a query, and a user's.
 const (
 	patienceUDP = 2 * time.Second
 	patience    = 10 * time.Second
@@ -116,7 +116,7 @@ const (
 
 func runEndurance(ctx context.Context, b *bench) error {
 	if b.two.Client == b.two.Server {
-		return errors.New("the clients and the servers need a CPU each, and there is one")
+		return errors.New("the clients and the servers need a CPU each, but there is only one")
 	}
 	machineMax, err := conntrackMax()
 	if err != nil {
@@ -129,7 +129,7 @@ func runEndurance(ctx context.Context, b *bench) error {
 			}
 			records, run := side.records(b, turn, size, machineMax)
 			if !run {
-				b.progress("%s with %d records: left out", side.name, size)
+				b.progress("%s with %d records: skipped", side.name, size)
 				continue
 			}
 			for _, phase := range endurancePhases {
@@ -145,17 +145,17 @@ func runEndurance(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// progress says what is done, apart from what is printed of the results.
+// progress reports progress, on stderr and not with the results.
 func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-// An endurancePhase is what happens to a node between the opening of idle connections and the
-// moment at which they speak. Each has a node of its own, so that none suffers from another.
+// An endurancePhase is what happens to a node between opening idle connections and the moment at which they
+// speak. Each has a node of its own, unaffected by others.
 type endurancePhase struct {
 	name string
-	once bool // with the first size only
-	long bool // a smoke test leaves it out: it has nothing that another phase has not
+	once bool // only with the first size
+	long bool // omitted from a smoke test: another phase covers the same
 	run  func(*enduranceRig, context.Context) error
 }
 
@@ -198,8 +198,7 @@ func measureEndurance(ctx context.Context, b *bench, side enduranceSide, records
 	return rig.finish()
 }
 
-// Without a balancer the load need not be longer: nothing but TIME_WAIT fills up, which is full
-// after a minute.
+// Without a balancer the load need not be longer: only TIME_WAIT grows, which is complete after a minute.
 const enduranceDirectLoad = 90 * time.Second
 
 // load runs the loads, at the same time or in turn.
@@ -230,7 +229,7 @@ func (rig *enduranceRig) load(ctx context.Context) error {
 	return nil
 }
 
-// enduranceClients are those of one kind.
+// enduranceClients are clients of one kind.
 type enduranceClients struct {
 	scenario                          string
 	datagrams, serverCloses, askAgain bool
@@ -238,7 +237,7 @@ type enduranceClients struct {
 	length, patience                  time.Duration
 }
 
-// run has clients of several kinds come at the same time, to the same Service.
+// run runs clients of several kinds at the same time, to the same Service.
 func (rig *enduranceRig) run(ctx context.Context, all []enduranceClients) error {
 	var kinds sync.WaitGroup
 	results, errs := make([]endpoint.LoadResult, len(all)), make([]error, len(all))
@@ -271,7 +270,7 @@ func (rig *enduranceRig) void(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("the run is void, for clients fail without a balancer, so that the clients, the servers or the machine are the limit: %w", err)
+	return fmt.Errorf("the run is void: clients fail without a balancer, so the clients, the servers or the machine are the limit: %w", err)
 }
 
 func (rig *enduranceRig) series(scenario string, parameters result.Parameters) result.Series {
@@ -284,7 +283,7 @@ func (rig *enduranceRig) series(scenario string, parameters result.Parameters) r
 	return result.Series{Part: partEndurance, Scenario: scenario, Side: rig.side.name, Family: "IPv4", Parameters: parameters}
 }
 
-// note adds what became of clients to the results.
+// note adds the results of clients.
 func (rig *enduranceRig) note(c enduranceClients, r endpoint.LoadResult, busy float64) {
 	series := rig.series(c.scenario, result.Parameters{"offered per second": c.rate, "seconds": int(c.length.Seconds())})
 	reached := float64(c.rate)
@@ -300,14 +299,14 @@ func (rig *enduranceRig) note(c enduranceClients, r endpoint.LoadResult, busy fl
 		{metricReached, reached}, {metricBusy, busy}, {metricP50, r.P50}, {metricP99, r.P99},
 	} {
 		if r.Answered == 0 && v.metric.Unit == metricP99.Unit {
-			continue // nothing has a latency
+			continue // no latencies
 		}
 		rig.bench.results.Add(result.Row{Series: series, Metric: v.metric}, v.value)
 	}
 	rig.bench.progress("%s: %s: asked %d, failed %d, delayed %d, p99 %.0f us", rig.side.name, c.scenario, r.Asked, r.Failed(), r.Delayed, r.P99)
 }
 
-// flood has honest clients come beside a flood.
+// flood runs honest clients during a flood.
 func (rig *enduranceRig) flood(ctx context.Context, name string, answered bool) error {
 	e := rig.bench.endurance
 	before, err := rig.received()
@@ -319,7 +318,7 @@ func (rig *enduranceRig) flood(ctx context.Context, name string, answered bool) 
 		return err
 	}
 	defer flood.Stop()
-	time.Sleep(min(time.Second, e.flood/5)) // so that what can fill up has begun to
+	time.Sleep(min(time.Second, e.flood/5)) // until the flood has begun to fill tables
 	half := e.clients / 2
 	pace := max(1, int(float64(half)/e.flood.Seconds()))
 	honest := []enduranceClients{
@@ -337,7 +336,7 @@ func (rig *enduranceRig) flood(ctx context.Context, name string, answered bool) 
 	}
 	arrived := after - before
 	if arrived < sent.Packets/2 {
-		return fmt.Errorf("of the flood's %d packets the node received %d", sent.Packets, arrived)
+		return fmt.Errorf("the node received %[2]d of the flood's %[1]d packets", sent.Packets, arrived)
 	}
 	rate := float64(sent.Packets) / sent.Took.Seconds()
 	rig.bench.results.Add(result.Row{Series: rig.series(name, nil), Metric: metricFlood}, rate)

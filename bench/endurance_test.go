@@ -21,8 +21,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// Every side carries each kind of clients in each phase, and the text of the results can be put
-// into a page beside that of another run.
+// Every side serves each kind of clients in each phase, and the text of the results can be written into a page
+// next to another run's.
 func TestEnduranceSmoke(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
@@ -43,10 +43,10 @@ func TestEnduranceSmoke(t *testing.T) {
 	rows := map[string]int{}
 	for _, row := range r.Of(partEndurance, metricAsked) {
 		rows[row.Side]++
-		// At this pace and size nothing is full, so each side serves.
+		// At this pace and size nothing is full, so no client fails.
 		failed := r.Samples(row.Series, metricFailed)
 		if asked := row.Samples[0]; asked < 25 || len(failed) != 1 || failed[0] > asked/2 {
-			t.Errorf("%s: of %.0f clients %v failed", row.Series, asked, failed)
+			t.Errorf("%s: %[3]v of %.0[2]f clients failed", row.Series, asked, failed)
 		}
 	}
 	for _, side := range enduranceSides {
@@ -54,8 +54,8 @@ func TestEnduranceSmoke(t *testing.T) {
 			t.Run("kube-proxy", func(t *testing.T) { t.Skip(controlplane.Find(s.controlPlane)) })
 			continue
 		}
-		// Three loads, two kinds of clients beside the flood, and four kinds of idle connections in both
-		// phases.
+		// Three loads, two kinds of clients during the flood, and four kinds of idle connections in
+		// both phases.
 		if want := 3 + 2 + 2*4; rows[side.name] != want {
 			t.Errorf("%s has %d rows, want %d", side.name, rows[side.name], want)
 		}
@@ -79,8 +79,7 @@ func TestEnduranceSmoke(t *testing.T) {
 	}
 }
 
-// What happens to clients is counted as what it is: each fault is made by rules on the way of a
-// part of their packets.
+// Failures of clients are counted by kind: rules on the path cause each fault for a part of their packets.
 func TestEnduranceCountsFaults(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
@@ -108,20 +107,20 @@ func TestEnduranceCountsFaults(t *testing.T) {
 			t.Fatalf("%s: %v: %s", strings.Join(argv, " "), err, out)
 		}
 	}
-	// rule is the only one from then on, and its counter begins anew.
+	// rule replaces the previous rule, and resets its counter.
 	rule := func(t *testing.T, rule ...string) {
 		t.Helper()
 		iptables(t, "-F", "FORWARD")
 		iptables(t, append([]string{"-A", "FORWARD", "-d", rig.target.Addr().String()}, rule...)...)
 	}
-	// Other work on the machine may delay clients that no rule delays: then the case is tried again.
+	// Other work on the machine may delay clients that no rule delays: then the case is repeated.
 	const clients, tries = 100, 3
 	fourth := []string{"-m", "statistic", "--mode", "nth", "--every", "4", "--packet", "0", "-j"}
 	type counts = endpoint.LoadResult
 	for _, c := range []struct {
 		name string
 		rule []string
-		// target is what becomes of every fourth packet that the rule matches.
+		// target is the fate of every fourth packet that the rule matches.
 		target []string
 		load   endpoint.LoadConfig
 		want   counts
@@ -129,7 +128,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 		{"nothing, UDP", []string{"-p", "udp"}, []string{"ACCEPT"}, endpoint.LoadConfig{Datagrams: true}, counts{Answered: 100}},
 		{"nothing, TCP", []string{"-p", "tcp"}, []string{"ACCEPT"}, endpoint.LoadConfig{ServerCloses: true}, counts{Answered: 100}},
 		{"lost datagrams", []string{"-p", "udp"}, []string{"DROP"}, endpoint.LoadConfig{Datagrams: true, Patience: 2 * time.Second}, counts{Answered: 75, TimedOut: 25}},
-		{"lost datagrams, asked again", []string{"-p", "udp"}, []string{"DROP"}, endpoint.LoadConfig{Datagrams: true, AskAgain: true}, counts{Answered: 100, Delayed: 25}},
+		{"lost datagrams, retransmitted", []string{"-p", "udp"}, []string{"DROP"}, endpoint.LoadConfig{Datagrams: true, AskAgain: true}, counts{Answered: 100, Delayed: 25}},
 		{"refused datagrams", []string{"-p", "udp"}, []string{"REJECT"}, endpoint.LoadConfig{Datagrams: true}, counts{Answered: 75, Refused: 25}},
 		{"refused SYNs", []string{"-p", "tcp", "--syn"}, []string{"REJECT", "--reject-with", "tcp-reset"}, endpoint.LoadConfig{}, counts{Answered: 75, Refused: 25}},
 		{"lost SYNs", []string{"-p", "tcp", "--syn"}, []string{"DROP"}, endpoint.LoadConfig{ServerCloses: true}, counts{Answered: 100, Delayed: 25}},
@@ -140,8 +139,8 @@ func TestEnduranceCountsFaults(t *testing.T) {
 			for range tries {
 				rule(t, slices.Concat(c.rule, fourth, c.target)...)
 				c.load.Target, c.load.Sources, c.load.First = rig.target, enduranceClientRange, rig.clients(clients)
-				// All have begun before the first of them asks again, as every fourth packet is to be
-				// another client's.
+				// All begin before the first of them retransmits, because every fourth packet
+				// should be another client's.
 				c.load.Count, c.load.Rate, c.load.CPU = clients, 2000, two.Client
 				c.load.Patience = cmp.Or(c.load.Patience, 10*time.Second)
 				if got, err = endpoint.RunLoad(t.Context(), rig.world.Host("client"), c.load); err != nil {
@@ -184,11 +183,11 @@ func TestEnduranceCountsFaults(t *testing.T) {
 		rule(t, append([]string{"-p", "udp"}, append(fourth, "DROP")...)...)
 		err := rig.run(t.Context(), []enduranceClients{{scenario: scenarioUDP, datagrams: true, rate: 500, count: 20, patience: time.Second}})
 		if err == nil || !strings.Contains(err.Error(), "void") || !strings.Contains(err.Error(), "of 20 failed") {
-			t.Errorf("clients fail without a balancer, and the error is %v", err)
+			t.Errorf("clients fail without a balancer, but the error is %v", err)
 		}
 	})
 	iptables(t, "-F", "FORWARD")
-	// A server that is asked by an address that is none of the side's says so.
+	// A server reports requests to an address that is not the side's.
 	rig.side.direct = false
 	for _, s := range rig.servers {
 		s.Stop()
@@ -204,6 +203,6 @@ func TestEnduranceCountsFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := rig.finish(); err == nil || !strings.Contains(err.Error(), "b1 saw 1 connections") {
-		t.Errorf("clients came by another way: %v", err)
+		t.Errorf("clients that took another path: %v", err)
 	}
 }

@@ -23,12 +23,12 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// An enduranceSide is what balances on node-a: clients outside ask an external IP, and the
-// backend is on node-b, so that node-a translates both addresses.
+// An enduranceSide is what balances on node-a: external clients connect to an external IP, and the backend is
+// on node-b, so node-a translates both addresses.
 type enduranceSide struct {
 	name      string
-	direct    bool // clients ask the backend
-	conntrack bool // flows are known to the kernel's connection tracking
+	direct    bool // clients connect to the backend
+	conntrack bool // the kernel's conntrack knows the flows
 	balance   func(*enduranceRig, context.Context) error
 }
 
@@ -48,7 +48,7 @@ var enduranceSides = []enduranceSide{
 	{name: sideEnduranceProxy, conntrack: true, balance: (*enduranceRig).addProxy},
 }
 
-// records is the size of the side's table in a turn, and whether it is measured.
+// records is the size of the side's table in a turn, and whether to measure it.
 func (s enduranceSide) records(b *bench, turn, size, machineMax int) (int, bool) {
 	switch {
 	case s.name == sideEnduranceProxy && controlplane.Find(b.controlPlane) != nil:
@@ -56,7 +56,7 @@ func (s enduranceSide) records(b *bench, turn, size, machineMax int) (int, bool)
 	case !s.conntrack || b.endurance.setMax:
 		return size, true
 	}
-	// Of the kernel's table the size is the machine's; network namespaces have none of their own.
+	// The kernel's table has the machine's size; network namespaces have none of their own.
 	return machineMax, turn == 0
 }
 
@@ -66,14 +66,14 @@ type enduranceRig struct {
 	side    enduranceSide
 	records int
 	world   *world
-	servers []*endpoint.LoadServer // of the Service that is asked, and of the other
+	servers []*endpoint.LoadServer // of the measured Service, and of the other
 	target  netip.AddrPort
 	other   netip.AddrPort
-	device  string // of the fabric, to the node that the flood enters
-	used    int    // clients
+	device  string // of the fabric, towards the node that the flood enters
+	used    int    // number of clients
 }
 
-// Addresses of honest clients, and those that floods pretend. Answers to the latter end at the fabric.
+// Addresses of honest clients, and spoofed ones of floods. Replies to the latter end at the fabric.
 var (
 	enduranceClientRange = netip.MustParsePrefix("10.200.0.0/16")
 	enduranceFloodRange  = netip.MustParsePrefix("100.64.0.0/10")
@@ -127,14 +127,15 @@ func (rig *enduranceRig) end() error {
 	return rig.world.end()
 }
 
-// finish ends the servers, and makes sure that all that they saw came by the side's way.
+// finish ends the servers, and checks that all their clients took the side's path.
 func (rig *enduranceRig) finish() error {
 	for i, s := range rig.servers {
 		seen, err := s.Finish()
 		if err != nil {
 			return err
 		}
-		// A flood's packets have no other way than the clients', but without a balancer their own addresses.
+		// A flood's packets take the clients' path, but without a balancer they have their own
+		// addresses.
 		if seen.Strange > 0 && !rig.side.direct {
 			return fmt.Errorf("%s saw %d connections and datagrams of other addresses than node-a's", endurancePods[i], seen.Strange)
 		}
@@ -145,8 +146,8 @@ func (rig *enduranceRig) finish() error {
 	return nil
 }
 
-// addNetwork gives the client a network of addresses, has answers to pretended addresses end at
-// the fabric, and lets client and servers remember all connections that they have ended.
+// addNetwork gives the client a network of addresses, ends replies to spoofed addresses at the fabric, and
+// makes client and servers keep TIME_WAIT for all connections.
 func (rig *enduranceRig) addNetwork() error {
 	w := rig.world
 	route := func(host, device string, r netlink.Route) error {
@@ -196,7 +197,7 @@ func (rig *enduranceRig) objects() (all []runtime.Object) {
 	return all
 }
 
-// addBeeline starts an agent with its defaults, but for the size of the table of flows.
+// addBeeline starts an agent with its defaults, except for the size of the conntrack table.
 func (rig *enduranceRig) addBeeline(context.Context) error {
 	if err := node.WriteManifest(rig.world.folder, "services.yaml", rig.objects()...); err != nil {
 		return err
@@ -207,7 +208,7 @@ func (rig *enduranceRig) addBeeline(context.Context) error {
 	return agent.Start()
 }
 
-// addStoppedBeeline kills the agent as soon as its tables are complete: what it attached serves on.
+// addStoppedBeeline kills the agent as soon as its tables are complete: its programs stay attached.
 func (rig *enduranceRig) addStoppedBeeline(ctx context.Context) error {
 	if err := rig.addBeeline(ctx); err != nil {
 		return err
@@ -263,7 +264,7 @@ func (rig *enduranceRig) addProxy(ctx context.Context) error {
 	return errors.Join(proxy.Stop(), control.Stop())
 }
 
-// clients takes so many numbers, which no client has had.
+// clients allocates so many client numbers.
 func (rig *enduranceRig) clients(count int) (first int) {
 	first = rig.used
 	rig.used += count
@@ -278,7 +279,7 @@ func (rig *enduranceRig) startIdle(ctx context.Context) (*endpoint.Idle, error) 
 	})
 }
 
-// startFlood floods both Services, from the fabric's device to the node.
+// startFlood floods both Services, from the fabric's device towards the node.
 func (rig *enduranceRig) startFlood(ctx context.Context, answered bool) (*endpoint.Flood, error) {
 	fabric := rig.world.Host("fabric")
 	far, err := deviceOf(fabric, rig.device)
@@ -296,7 +297,7 @@ func (rig *enduranceRig) startFlood(ctx context.Context, answered bool) (*endpoi
 	})
 }
 
-// received is how many packets the node that a flood enters has received.
+// received is the number of packets received by the node that a flood enters.
 func (rig *enduranceRig) received() (uint64, error) {
 	device, err := deviceOf(rig.world.Host(rig.device), "eth0")
 	if err != nil {
@@ -305,18 +306,18 @@ func (rig *enduranceRig) received() (uint64, error) {
 	return device.Statistics.RxPackets, nil
 }
 
-// conntrackMaxFile is of the whole machine: network namespaces can read it.
+// conntrackMaxFile applies to the whole machine: network namespaces can read it.
 const conntrackMaxFile = "/proc/sys/net/netfilter/nf_conntrack_max"
 
 func conntrackMax() (int, error) {
 	text, err := os.ReadFile(conntrackMaxFile)
 	if err != nil {
-		return 0, fmt.Errorf("size of the kernel's connection tracking: %w (is its module nf_conntrack loaded?)", err)
+		return 0, fmt.Errorf("size of the kernel's conntrack table: %w (is its module nf_conntrack loaded?)", err)
 	}
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// setConntrackMax sets the machine's size, and returns what sets it back.
+// setConntrackMax sets the machine's size, and returns a function that restores it.
 func setConntrackMax(size int) (restore func() error, err error) {
 	before, err := conntrackMax()
 	if err != nil {

@@ -12,17 +12,16 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// publishedBy is who published the experiment that the parts rates and instructions repeat: how many
-// packets of a flood a node's balancer passes on to the one backend of a Service.
+// publishedBy is the source of the experiment that the parts rates and instructions repeat: how many packets of
+// a flood a node's balancer forwards to the one backend of a Service.
 const publishedBy = "Cilium 1.8, https://cilium.io/blog/2020/06/22/cilium-18/"
 
-// A contender is one way through a balancer.
+// A contender is one path through a balancer.
 type contender struct {
 	side string // of rows
-	// published is in millions of packets per second; 0: nobody has. It is that of Cilium
-	// where the side is Beeline.
+	// published is in millions of packets per second; 0: not published. For Beeline's sides it is Cilium's.
 	published float64
-	words     string // where there is no number
+	words     string // instead of a number
 }
 
 var contenders = []contender{
@@ -44,10 +43,10 @@ var contenders = []contender{
 	{side: sideIPVSDirect},
 }
 
-// All figures are compared with this side's.
+// All figures are compared with this side.
 const experimentBase = sideXDPSNAT
 
-// An experiment is two runs, of which each has one of the parts.
+// An experiment is two runs, with one of the parts each.
 type experiment struct{ rates, instructions *result.File }
 
 func (e experiment) check() error {
@@ -66,7 +65,7 @@ func (e experiment) check() error {
 	return nil
 }
 
-// Samples of a side: nil where there are none.
+// Samples of a side: nil if there are none.
 func (e experiment) cpu(side string) []float64 {
 	return e.rates.Samples(rateSeries(side, 0), metricPacketCPU)
 }
@@ -75,12 +74,12 @@ func (e experiment) instructionsOf(side string) []float64 {
 	return e.instructions.Samples(instructionSeries(side), metricInstructions)
 }
 
-// ofBase is how many packets pass for each one of the base, where a sample is what one costs.
+// ofBase is how many packets pass for each one of the base, given samples of the cost of one.
 func ofBase(samples func(side string) []float64, side string) stat.Interval {
 	return stat.MedianInterval(stat.Ratios(samples(experimentBase), samples(side)))
 }
 
-// publishedOfBase is the same of what was published.
+// publishedOfBase is the same for the published figures.
 func (w contender) publishedOfBase() stat.Interval {
 	if w.published == 0 {
 		return stat.MedianInterval(nil)
@@ -93,8 +92,7 @@ func (w contender) publishedOfBase() stat.Interval {
 	return stat.MedianInterval(nil)
 }
 
-// shares are how many packets pass for each one by the base: as was published, by CPU time, by
-// instructions.
+// shares are how many packets pass for each one of the base: as published, by CPU time, by instructions.
 func (e experiment) shares(w contender) []stat.Interval {
 	return []stat.Interval{w.publishedOfBase(), ofBase(e.cpu, w.side), ofBase(e.instructionsOf, w.side)}
 }
@@ -131,8 +129,7 @@ func (e experiment) markdown() string {
 	return b.String()
 }
 
-// busy is the share of the core that a side needs, and after it how many millions pass if they are not
-// all.
+// busy is the share of the core that a side needs and, if not all packets pass, how many millions do.
 func (e experiment) busy(side string) string {
 	var all []string
 	for _, rate := range []int{1_000_000, 2_000_000} {

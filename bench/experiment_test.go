@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// experimentFiles are two runs in which a packet costs by XDP 400 ns and 2,000 instructions, and by
-// two others more; of the rest nothing is known.
+// experimentFiles are two runs in which a packet by XDP costs 400 ns and 2,000 instructions, and by two others
+// more; nothing is known of the rest.
 func experimentFiles(t *testing.T) (rates, instructions string) {
 	t.Helper()
 	one, two := &result.File{Schema: result.Schema}, &result.File{Schema: result.Schema}
@@ -37,8 +37,8 @@ func experimentFiles(t *testing.T) (rates, instructions string) {
 	return rates, instructions
 }
 
-// The table has what was published, and shares of the packets that pass by XDP: a fifth where a packet
-// costs five times as much.
+// The table has the published figures, and shares of the packets that pass by XDP: a fifth if a packet costs
+// five times as much.
 func TestExperiment(t *testing.T) {
 	rates, instructions := experimentFiles(t)
 	table := printed(t, "experiment", rates, instructions)
@@ -87,7 +87,7 @@ func TestExperimentWithoutAPart(t *testing.T) {
 	}
 }
 
-// What the part instructions has measured is printed again from its file, as of every part.
+// The results of the part instructions can be printed again from their file, like every part's.
 func TestInstructionsText(t *testing.T) {
 	_, instructions := experimentFiles(t)
 	text := printed(t, "doc", instructions)

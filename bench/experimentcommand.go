@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// Between these lines of a page stands the experiment.
+// A page has the experiment between these lines.
 const (
 	experimentBegin = "<!-- experiment: begin; `bench experiment --into` replaces this -->\n"
 	experimentEnd   = "<!-- experiment: end -->\n"
@@ -22,8 +22,8 @@ const (
 func experimentCommand() *cobra.Command {
 	var into, folder string
 	c := &cobra.Command{
-		Use: "experiment RATES.json INSTRUCTIONS.json", Short: "Set a published comparison of balancers beside what was measured here", Args: cobra.ExactArgs(2),
-		Long: "One table, and one picture, of what the parts rates and instructions have measured, beside the same experiment as others have published it.",
+		Use: "experiment RATES.json INSTRUCTIONS.json", Short: "Compare a published measurement of balancers with local results", Args: cobra.ExactArgs(2),
+		Long: "One table, and one picture, of the results of the parts rates and instructions, with the same experiment as published by others.",
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			var e experiment
 			if e.rates, err = result.Read(args[0]); err != nil {
@@ -47,12 +47,12 @@ func experimentCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVar(&folder, "out", "", "folder for the picture; it is made")
-	c.Flags().StringVar(&into, "into", "", "page of Markdown in which to replace what stands between the marks, with the picture in the folder pictures beside it")
+	c.Flags().StringVar(&folder, "out", "", "folder for the picture; created if missing")
+	c.Flags().StringVar(&into, "into", "", "Markdown page in which to replace the text between the marks, with the picture in the folder pictures next to it")
 	return c
 }
 
-// document puts table and picture into a page.
+// document writes table and picture into a page.
 func (e experiment) document(path string) error {
 	page, err := os.ReadFile(path)
 	if err != nil {

@@ -22,10 +22,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// metricCall is what one program costs in one case, with what the counting costs.
+// metricCall is the cost of one program in one case, including the cost of counting.
 var metricCall = result.Metric{Name: "time per call", Unit: "ns", Better: result.Lower}
 
-// Who was timed: Beeline's program, or an empty one.
+// The sides: Beeline's program, or an empty one.
 const (
 	sideBeeline = "Beeline"
 	sideEmpty   = "empty"
@@ -41,8 +41,7 @@ const (
 var bothFamilies = []string{"IPv4", "IPv6"}
 
 func runHook(ctx context.Context, b *bench) (err error) {
-	// The kernel counts the runs of all programs and their time, for as long
-	// as somebody asks for it.
+	// The kernel counts the runs of all programs and their time while these statistics are enabled.
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		return fmt.Errorf("have the kernel time its programs (Linux 5.8): %w", err)
@@ -62,15 +61,14 @@ func runHook(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// The pods that make the calls: of a node with an agent, and of one without.
+// The pods that make the calls: on a node with an agent, and on one without.
 const (
 	hookedPod  = "a1"
 	barePod    = "b1"
 	ownService = 103 // the number of the Service that has hookedPod as its backend
 )
 
-// hookRig is one lab with an agent on node-a, and an empty program on node-b to
-// compare with.
+// hookRig is one lab with an agent on node-a, and an empty program on node-b for comparison.
 type hookRig struct {
 	world *world
 	many  *many
@@ -120,7 +118,7 @@ func (rig *hookRig) setUp(b *bench, protocol corev1.Protocol) (err error) {
 	return err
 }
 
-// measure lets the cases of a hook take turns.
+// measure runs the cases of a hook in turn.
 func (rig *hookRig) measure(ctx context.Context, b *bench, h hook, calls int) error {
 	program, err := programOf(rig.agent.BPFFS(), h.name)
 	if err != nil {
@@ -156,8 +154,8 @@ func (rig *hookRig) measure(ctx context.Context, b *bench, h hook, calls int) er
 	return nil
 }
 
-// unroute lets a pod find no way to the endpoints: a call runs its programs, and
-// ends before the first packet.
+// unroute makes the endpoints unreachable for a pod: a call runs its programs, and ends before the first
+// packet.
 func unroute(pod *lab.Host) error {
 	nl, err := pod.Netlink()
 	if err != nil {

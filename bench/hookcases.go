@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A hook is a program that is measured, with Services of one protocol.
+// A hook is a measured program, with Services of one protocol.
 type hook struct {
 	name     string // as the agent names it
 	family   string
@@ -35,10 +35,10 @@ var hooks = []hook{
 	{"recvmsg6", "IPv6", ebpf.AttachCGroupUDP6Recvmsg, corev1.ProtocolUDP, (*hookRig).receiveCases},
 }
 
-// A hookCase is calls from a pod of which each runs one program once.
+// A hookCase is calls from a pod, each of which runs one program once.
 type hookCase struct {
 	name    string
-	bare    bool // from a pod of the node that has only the empty program
+	bare    bool // from a pod of the node with only the empty program
 	call    func(ctx context.Context, pod *lab.Host, calls int) error
 	counted func(calls uint64) datapath.SocketCounters // what the hooks must count
 	program *ebpf.Program
@@ -57,8 +57,8 @@ const (
 	caseAnswer  = "an answer of an established flow"
 )
 
-// How many flows a socket can have, and from where on a look at them is long
-// (FLOWS and UDP_FLOWS_OVERFLOW in bpf/lb/types.h).
+// The limit of flows per socket, and the number from which searching them takes long (FLOWS and
+// UDP_FLOWS_OVERFLOW in bpf/lb/types.h).
 const (
 	socketFlows = 4 + 256
 	longFlows   = 4 + 1
@@ -100,7 +100,7 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 	many := func(n uint64) datapath.SocketCounters {
 		c := datapath.SocketCounters{DatagramBalance: n, FlowNew: min(n, uint64(len(all)))}
 		if len(all) > socketFlows {
-			// Each flow is forgotten before its turn comes again.
+			// Each flow is evicted before its turn comes again.
 			c.FlowNew, c.FlowEvicted = n, max(n, socketFlows)-socketFlows
 		}
 		return c
@@ -116,11 +116,11 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 	}
 }
 
-// receiveCases receive what the same process sends: each datagram also runs the
-// program at sendmsg, which leaves it alone.
+// receiveCases receive what the same process sends: each datagram also runs the program at sendmsg, which
+// passes it.
 func (rig *hookRig) receiveCases(h hook) []*hookCase {
 	plain := func(n uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{DatagramPass: n + 1} // the question, too
+		return datapath.SocketCounters{DatagramPass: n + 1} // includes the first request
 	}
 	answer := func(n uint64) datapath.SocketCounters {
 		return datapath.SocketCounters{DatagramPass: n, DatagramBalance: 1, FlowNew: 1, DatagramName: n}
@@ -155,8 +155,7 @@ func (rig *hookRig) caller(config endpoint.CallerConfig) func(context.Context, *
 	}
 }
 
-// receiver asks a Service whose backend is the pod itself, or if that is none
-// the pod.
+// receiver sends to a Service with the pod itself as its backend or, if that is not given, to the pod.
 func (rig *hookRig) receiver(family string, service netip.AddrPort) func(context.Context, *lab.Host, int) error {
 	return func(ctx context.Context, pod *lab.Host, calls int) error {
 		addr := pod.Addr4
@@ -171,8 +170,8 @@ func (rig *hookRig) receiver(family string, service netip.AddrPort) func(context
 	}
 }
 
-// run makes calls, and proves that each of them ran the program once and was
-// decided as it should. It returns the time of one.
+// run makes calls, and proves that each of them ran the program once with the right decision. It returns the
+// time of one.
 func (c *hookCase) run(ctx context.Context, rig *hookRig, calls int) (nanoseconds float64, err error) {
 	pod := rig.world.Host(hookedPod)
 	if c.bare {

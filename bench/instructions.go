@@ -14,9 +14,9 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// In an emulated machine whose time is the number of instructions that it has executed
-// (`scripts/kernels --instructions` boots one), CPU time is an instruction count. The way is that
-// of the part rates, with the same threads, on one CPU.
+// In an emulated machine whose time is the number of instructions executed (`scripts/kernels --instructions`
+// boots one), CPU time is an instruction count. The path is that of the part rates, with the same threads, on
+// one CPU.
 
 var metricInstructions = result.Metric{Name: "instructions per packet", Unit: "1", Better: result.Lower}
 
@@ -55,7 +55,7 @@ func instructionSeries(side string) result.Series {
 	return s
 }
 
-// count sends packets of flows that are known; each is what an instruction takes.
+// count sends packets of known flows; `each` is the time of an instruction.
 func (s *rateSide) count(ctx context.Context, b *bench, each time.Duration) error {
 	many := burst{set: s.frames(), packets: instructionPackets, like: s.like()}
 	if b.smoke {
@@ -70,11 +70,11 @@ func (s *rateSide) count(ctx context.Context, b *bench, each time.Duration) erro
 	return nil
 }
 
-// instructionTime is what each instruction takes, by the monotonic clock, and an error where
-// they do not all take the same.
+// instructionTime is the time of an instruction, by the monotonic clock, or an error if they do not all take
+// the same.
 func instructionTime() (time.Duration, error) {
 	const loops, tries = 200_000, 5
-	// The least of some, for interrupts are in between.
+	// The minimum of some, because of interrupts.
 	least := func(run func(int64)) float64 {
 		best := math.Inf(1)
 		for range tries {
@@ -87,8 +87,8 @@ func instructionTime() (time.Duration, error) {
 	return commonTime(least(runAdditions)/loops/instructionsOfLoop, least(runDivisions)/loops/instructionsOfLoop)
 }
 
-// commonTime is that of additions and of divisions, in ns, if it is the same: QEMU gives each
-// instruction a power of two.
+// commonTime is the time of additions and of divisions, in ns, if it is the same: QEMU gives each instruction a
+// power of two.
 func commonTime(addition, division float64) (time.Duration, error) {
 	const within = 0.02
 	ns := math.Round(addition)
@@ -98,7 +98,7 @@ func commonTime(addition, division float64) (time.Duration, error) {
 	return time.Duration(ns), nil
 }
 
-// instructionPairs are the ratios that are printed; they have no bounds.
+// instructionPairs are the printed ratios; they have no bounds.
 var instructionPairs = []rateGoal{
 	{sideXDPSNAT, sideMinimalXDP, 0, 0}, {sideXDPDSR, sideMinimalXDP, 0, 0}, {sideTCSNAT, sideMinimalTC, 0, 0}, {sideTCDSR, sideMinimalTC, 0, 0},
 	{sideTCSNAT, sideXDPSNAT, 0, 0},

@@ -2,9 +2,9 @@
 
 package main
 
-// instructionsOfLoop is how many each of the loops below takes to go round.
+// instructionsOfLoop is the number of instructions in each of the loops below.
 const instructionsOfLoop = 5
 
-// Both take the same number of instructions, and on every real CPU a division takes longer.
+// Both execute the same number of instructions, and on every real CPU a division takes longer.
 func runAdditions(loops int64)
 func runDivisions(loops int64)

@@ -4,7 +4,7 @@
 
 package main
 
-// There are none, so that none are counted.
+// There are no loops, so none are counted.
 const instructionsOfLoop = 0
 
 func runAdditions(int64) {}

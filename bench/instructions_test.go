@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// Time is a count of instructions only where all take the same.
+// Time is a count of instructions only if all take the same.
 func TestCommonTime(t *testing.T) {
 	for _, c := range []struct {
 		addition, division float64
@@ -26,7 +26,7 @@ func TestCommonTime(t *testing.T) {
 	}
 }
 
-// The kernel's counters are those of all CPUs, in hexadecimal; its sums lag behind.
+// The kernel's counters are per CPU, in hexadecimal; its sums lag behind.
 func TestParseIPVSCounts(t *testing.T) {
 	const text = `       Total Incoming Outgoing         Incoming         Outgoing
 CPU    Conns  Packets  Packets            Bytes            Bytes

@@ -19,14 +19,14 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Of IPVS's family of generic netlink (linux/ip_vs.h).
+// Constants of IPVS's generic netlink family (linux/ip_vs.h).
 const (
 	ipvsFamily     = "IPVS"
 	ipvsVersion    = 1
 	ipvsNewService = 1
 	ipvsNewDest    = 5
 
-	ipvsService = 1 // attributes of a command, which nest those below
+	ipvsService = 1 // attributes of a command, with nested ones below
 	ipvsDest    = 2
 
 	ipvsServiceFamily    = 1
@@ -46,20 +46,20 @@ const (
 	ipvsDestLower   = 6
 )
 
-// How IPVS hands a packet to a destination (IP_VS_CONN_F_*).
+// How IPVS forwards a packet to a destination (IP_VS_CONN_F_*).
 const (
 	ipvsMasquerade = 0
 	ipvsTunnel     = 2
 	ipvsDirect     = 3
 )
 
-// hasIPVS says whether the kernel has IPVS, and the module is loaded.
+// hasIPVS reports whether the kernel has IPVS, and the module is loaded.
 func hasIPVS() bool {
 	_, err := netlink.GenlFamilyGet(ipvsFamily)
 	return err == nil
 }
 
-// addIPVS makes a virtual service of UDP over IPv4 with one destination on a host.
+// addIPVS creates a virtual service for UDP over IPv4 with one destination on a host.
 func addIPVS(host *lab.Host, service, endpoint netip.AddrPort, method uint32) error {
 	return host.Do(func() error {
 		return errors.Join(
@@ -69,7 +69,7 @@ func addIPVS(host *lab.Host, service, endpoint netip.AddrPort, method uint32) er
 	})
 }
 
-// askIPVS is for the calling thread's network namespace.
+// askIPVS sends a command to the calling thread's network namespace.
 func askIPVS(command byte, attributes ...nl.NetlinkRequestData) error {
 	family, err := netlink.GenlFamilyGet(ipvsFamily)
 	if err != nil {
@@ -93,7 +93,7 @@ func ipvsServiceAttribute(service netip.AddrPort) *nl.RtAttr {
 	a.AddRtAttr(ipvsServiceAddress, ipvsAddress(service.Addr()))
 	a.AddRtAttr(ipvsServicePort, binary.BigEndian.AppendUint16(nil, service.Port()))
 	a.AddRtAttr(ipvsServiceScheduler, nl.ZeroTerminated("rr"))
-	a.AddRtAttr(ipvsServiceFlags, make([]byte, 8)) // and their mask
+	a.AddRtAttr(ipvsServiceFlags, make([]byte, 8)) // with their mask
 	a.AddRtAttr(ipvsServiceTimeout, nl.Uint32Attr(0))
 	a.AddRtAttr(ipvsServiceNetmask, bytes.Repeat([]byte{0xff}, 4))
 	return a
@@ -105,7 +105,7 @@ func ipvsDestAttribute(endpoint netip.AddrPort, method uint32) *nl.RtAttr {
 	a.AddRtAttr(ipvsDestPort, binary.BigEndian.AppendUint16(nil, endpoint.Port()))
 	a.AddRtAttr(ipvsDestMethod, nl.Uint32Attr(method))
 	a.AddRtAttr(ipvsDestWeight, nl.Uint32Attr(1))
-	a.AddRtAttr(ipvsDestUpper, nl.Uint32Attr(0)) // no limits of connections
+	a.AddRtAttr(ipvsDestUpper, nl.Uint32Attr(0)) // no connection limits
 	a.AddRtAttr(ipvsDestLower, nl.Uint32Attr(0))
 	return a
 }
@@ -115,10 +115,10 @@ func ipvsAddress(a netip.Addr) []byte {
 	return append(a.AsSlice(), make([]byte, 16)...)[:16]
 }
 
-// ipvsCounts are what a host's IPVS has counted: connections that began, and packets of clients.
+// ipvsCounts are a host's IPVS counters: new connections, and packets of clients.
 func ipvsCounts(host *lab.Host) (connections, packets uint64, err error) {
 	err = host.Do(func() error {
-		// The file beside it, of all CPUs together, is brought up to date every two seconds.
+		// The file with the sum over all CPUs is updated only every two seconds.
 		text, err := os.ReadFile("/proc/thread-self/net/ip_vs_stats_percpu")
 		if err != nil {
 			return fmt.Errorf("IPVS: %w", err)
@@ -129,8 +129,8 @@ func ipvsCounts(host *lab.Host) (connections, packets uint64, err error) {
 	return connections, packets, err
 }
 
-// parseIPVSCounts adds up the lines of CPUs: its number, connections, packets in and out, bytes in
-// and out, all hexadecimal.
+// parseIPVSCounts sums the lines of CPUs: number, connections, packets in and out, bytes in and out, all
+// hexadecimal.
 func parseIPVSCounts(text string) (connections, packets uint64, err error) {
 	cpus := 0
 	for line := range strings.Lines(text) {

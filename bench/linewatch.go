@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A lineWatch notes when text first came by.
+// A lineWatch notes when a text first appeared.
 type lineWatch struct {
 	want []byte
 	seen chan time.Time
@@ -32,7 +32,7 @@ func (l *lineWatch) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// await returns when the text came by that an agent was to print.
+// await returns when an agent printed the text.
 func (l *lineWatch) await(ctx context.Context, a *node.Agent) (time.Time, error) {
 	timeout, look := time.After(controlTimeout), time.NewTicker(time.Second)
 	defer look.Stop()

@@ -16,7 +16,7 @@ import (
 
 func thisMachine() result.Machine {
 	var m result.Machine
-	info, _ := os.ReadFile("/proc/cpuinfo") // what is missing stays empty
+	info, _ := os.ReadFile("/proc/cpuinfo") // missing values stay empty
 	for line := range strings.Lines(string(info)) {
 		name, value, _ := strings.Cut(line, ":")
 		switch strings.TrimSpace(name) {
@@ -33,7 +33,7 @@ func thisMachine() result.Machine {
 		m.Hypervisor = strings.TrimSpace(m.Hypervisor + " " + strings.TrimSpace(string(text)))
 	}
 	if !m.Virtual {
-		m.Hypervisor = "" // that is the maker of the machine
+		m.Hypervisor = "" // it is the machine's manufacturer
 	}
 	jit, _ := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
 	m.JIT = strings.TrimSpace(string(jit)) != "0"
@@ -54,17 +54,15 @@ func loadAverage() string {
 	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
-// Where the two ends of a connection run. Unpinned they would move, and times would
-// have two peaks: that of a wake-up on the same CPU and that of one on another.
-// These are the values of --cpus.
+// Where the two ends of a connection run. Unpinned they would move, and times would have two peaks: one for a
+// wake-up on the same CPU and one for another. These are the values of --cpus.
 const (
 	cpusAuto = "auto"
 	cpusOne  = "one"
 	cpusTwo  = "two"
 )
 
-// chooseCPUs takes the last CPUs that this process may use; interrupts mostly
-// go to the first.
+// chooseCPUs returns the last CPUs that this process may use; interrupts mostly go to the first.
 func chooseCPUs() (one, two result.CPUPair, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -81,10 +79,9 @@ func chooseCPUs() (one, two result.CPUPair, err error) {
 	return result.CPUPair{Client: last, Server: last}, result.CPUPair{Client: last, Server: other}, nil
 }
 
-// pairOf is where the ends of that many connections run. One connection leaves
-// one of the ends idle at any time: on one CPU that costs no time, and saves the
-// wake-up of a sleeping CPU, which on a virtual machine is most of what would be
-// measured and nearly all of its noise.
+// pairOf is where the ends of so many connections run. With one connection, one of the ends is always idle: on
+// one CPU that costs no time, and avoids waking a sleeping CPU, which on a virtual machine would be most of the
+// measured time and nearly all of its noise.
 func pairOf(s result.Settings, connections int) result.CPUPair {
 	if s.CPUs == cpusOne || s.CPUs == cpusAuto && connections == 1 {
 		return s.One
@@ -92,9 +89,8 @@ func pairOf(s result.Settings, connections int) result.CPUPair {
 	return s.Two
 }
 
-// softirqThreads are the kernel threads that handle packets when a CPU has too
-// many of them for the process that happens to run: their time belongs to the
-// traffic.
+// softirqThreads are the kernel threads that handle packets when a CPU has too many of them for the current
+// process: their time belongs to the traffic.
 func softirqThreads() []int {
 	var pids []int
 	paths, _ := filepath.Glob("/proc/[0-9]*/comm")

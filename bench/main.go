@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures what Beeline costs and saves, on this machine, in labs
-// of network namespaces. docs/measure/how.md says how, and what to make of it.
+// Command bench measures what Beeline costs and saves, on this machine, in labs of network namespaces.
+// docs/measure/how.md says how, and how to read the results.
 //
-// Each part has a function that measures, which gives every sample to b.results.Add
-// (see package result), and one that prints, which takes what it prints from the
-// results alone: `bench doc` prints a file's.
+// Each part has a function that measures, which gives every sample to b.results.Add (see package result), and
+// one that prints only from the results: `bench doc` prints a file's.
 package main
 
 import (
@@ -23,9 +22,9 @@ import (
 
 // A part measures one thing, in labs of its own.
 type part struct {
-	name string // as its rows have it
+	name string // as in its rows
 	text string
-	// named says that it is measured only where it is asked for by name.
+	// named means that it is measured only if selected by name.
 	named bool
 	run   func(context.Context, *bench) error
 	print func(*report)
@@ -41,7 +40,7 @@ const (
 	partChanges  = "changes"
 	// It takes longer than all others.
 	partEndurance = "endurance"
-	// On no real machine.
+	// Not on a real machine.
 	partInstructions = "instructions"
 )
 
@@ -66,7 +65,7 @@ func partNames() []string {
 }
 
 func main() {
-	lab.Main() // these two do not return in the processes that play a part
+	lab.Main() // these two do not return in the processes that they start
 	endpoint.Main()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := command().ExecuteContext(ctx)

@@ -13,31 +13,30 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// many is a folder of many Services, a file for each, with endpoints that do not
-// exist.
+// many is a folder of many Services, a file for each, with endpoints that do not exist.
 type many struct {
 	folder    string
 	services  int
-	endpoints int // of each Service, and family
+	endpoints int // of each Service and family
 	families  []string
 	protocol  corev1.Protocol
 }
 
 const manyPort = 80
 
-// The addresses of the endpoints are of ranges that nothing else in the lab has.
+// The addresses of the endpoints are in ranges that nothing else in the lab uses.
 var endpointRange = map[string]netip.Prefix{
 	"IPv4": netip.MustParsePrefix("10.32.0.0/12"),
 	"IPv6": netip.MustParsePrefix("fd00:32::/64"),
 }
 
-// The first address of the Services in each family; the lab's own are before.
+// The first address of the Services in each family; the lab's own are below.
 var firstService = map[string]netip.Addr{
 	"IPv4": netip.MustParseAddr("10.96.8.0"),
 	"IPv6": netip.MustParseAddr("fd00:96::800"),
 }
 
-// plus counts addresses on from one.
+// plus returns the n-th address after one.
 func plus(a netip.Addr, n int) netip.Addr {
 	if a.Is4() {
 		b := a.As4()
@@ -49,13 +48,12 @@ func plus(a netip.Addr, n int) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// address is where clients ask for a Service.
+// address is a Service's address.
 func (m *many) address(family string, service int) netip.AddrPort {
 	return netip.AddrPortFrom(plus(firstService[family], service), manyPort)
 }
 
-// endpoint is an endpoint of a Service. Those with a number from m.endpoints on
-// are not in use yet.
+// endpoint is an endpoint of a Service. Those with a number from m.endpoints on are not used yet.
 func (m *many) endpoint(family string, service, number int) netip.Addr {
 	return plus(endpointRange[family].Addr(), 1+service*(m.endpoints+1)+number)
 }
@@ -69,7 +67,7 @@ func (m *many) write() error {
 	return nil
 }
 
-// writeOne writes a Service; the first of its endpoints is the one numbered so.
+// writeOne writes a Service; its first endpoint has this number.
 func (m *many) writeOne(service, first int) error {
 	return node.WriteFile(m.folder, fmt.Sprintf("many-%d.yaml", service), []byte(m.text(service, first)))
 }
@@ -99,5 +97,5 @@ func (m *many) text(service, first int) string {
 	return text.String()
 }
 
-// quoted keeps YAML from reading an address as something else.
+// quoted keeps YAML from parsing an address as something else.
 func quoted(a netip.Addr) string { return `"` + a.String() + `"` }

@@ -15,8 +15,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// What all nginx of this part have in common: one process with one worker, no log,
-// connections that stay open. The folder is for what it writes.
+// The common configuration of all nginx of this part: one process with one worker, no log, connections that
+// stay open. It writes to the folder.
 const nginxCommon = `
 daemon off;
 master_process off;
@@ -37,8 +37,7 @@ const nginxHTTP = `
 	keepalive_timeout 300s;
 `
 
-// webConfig is of a web server that answers 1 KiB, and at /who with its name and the
-// address that it sees.
+// webConfig is for a web server that answers 1 KiB, and at /who with its name and the client's address.
 const webConfig = nginxCommon + `
 http {` + nginxHTTP + `
 	server {
@@ -49,11 +48,10 @@ http {` + nginxHTTP + `
 }
 `
 
-// Debian's nginx has the module in a package of its own.
+// Debian has the module in a package of its own.
 const streamModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
-// balancerConfig is of nginx as a balancer, on one port for HTTP and on another for
-// streams of bytes.
+// balancerConfig is for nginx as a balancer, on one port for HTTP and on another for TCP streams.
 const balancerConfig = "load_module " + streamModule + ";\n" + nginxCommon + `
 http {` + nginxHTTP + `
 	upstream web {
@@ -81,10 +79,10 @@ stream {
 }
 `
 
-// answerLength is that of the answers' bodies.
+// answerLength is the length of the replies' bodies.
 const answerLength = 1024
 
-// nginx is a running one.
+// nginx is a running nginx.
 type nginx struct {
 	cmd    *lab.Cmd
 	cancel context.CancelFunc

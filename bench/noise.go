@@ -13,14 +13,14 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// usage is CPU time of the whole machine and of what the benchmark runs.
+// usage is the CPU time of the whole machine and of the benchmark.
 type usage struct {
 	busy, stolen, all time.Duration
 	own               time.Duration
 }
 
-// usageNow reads it. Processes count as the benchmark's own once they have
-// ended; at the end of a run all of them have.
+// usageNow reads it. Processes count as the benchmark's own once they have ended; at the end of a run all of
+// them have.
 func usageNow() usage {
 	var u usage
 	text, _ := os.ReadFile("/proc/stat")
@@ -29,12 +29,12 @@ func usageNow() usage {
 	for i, field := range strings.Fields(line) {
 		ticks, err := strconv.Atoi(field)
 		if err != nil || i > 8 {
-			continue // the name, and guest times that user time holds already
+			continue // the name, and guest times, which user time includes
 		}
 		const tick = time.Second / 100 // USER_HZ
 		u.all += time.Duration(ticks) * tick
 		switch i {
-		case 4, 5: // idle, and waiting
+		case 4, 5: // idle, and iowait
 		case 8:
 			u.stolen += time.Duration(ticks) * tick
 		default:
@@ -50,7 +50,7 @@ func usageNow() usage {
 	return u
 }
 
-// noiseBetween is the share of the machine that was not the benchmark's.
+// noiseBetween is the share of the machine that the benchmark did not use.
 func noiseBetween(before, after usage) result.Noise {
 	all := (after.all - before.all).Seconds()
 	if all <= 0 {

@@ -14,11 +14,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// A peer is another balancer's program, which its user has loaded and whose maps the user
-// has filled, and the packet that it is timed with.
+// A peer is another balancer's program, loaded and with maps filled by the user, and the packet with which it
+// is timed.
 type peer struct {
 	name     string
-	flag     string // as it was given
+	flag     string // as given
 	id       ebpf.ProgramID
 	program  *ebpf.Program
 	template template
@@ -27,7 +27,7 @@ type peer struct {
 
 const peerSyntax = "name=ID,packet=FILE, as in katran=123,packet=syn.hex: the ID that `bpftool prog` shows, and a file with an Ethernet frame, raw or as hexadecimal digits"
 
-// Of a peer's packet: what an interface of common size takes, and an Ethernet header at least.
+// Of a peer's packet: the maximum for a common MTU, and at least an Ethernet header.
 const (
 	peerPacketMost  = 1514
 	peerPacketLeast = ethernetLength
@@ -85,15 +85,14 @@ func parsePeer(flag string) (*peer, error) {
 		return nil, err
 	}
 	if p.template, err = parseTemplate(packet); err != nil {
-		return nil, fmt.Errorf("packet: %s: %w: flows differ in the sources of TCP or UDP, so give such a packet", file, err)
+		return nil, fmt.Errorf("packet: %s: %w: flows differ in the source of TCP or UDP, so give such a packet", file, err)
 	}
 	return p, nil
 }
 
 var spaces = regexp.MustCompile(`\s+`)
 
-// readPacket reads a frame that is raw, or written as hexadecimal digits with white space
-// anywhere.
+// readPacket reads a frame, raw or as hexadecimal digits with any white space.
 func readPacket(path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -113,7 +112,7 @@ func readPacket(path string) ([]byte, error) {
 func (p *peer) open() (err error) {
 	if p.program, err = ebpf.NewProgramFromID(p.id); err != nil {
 		if errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("no program with ID %d is loaded: `bpftool prog` lists those that are", p.id)
+			return fmt.Errorf("no program with ID %d is loaded: `bpftool prog` lists them", p.id)
 		}
 		return fmt.Errorf("program %d: %w", p.id, err)
 	}
@@ -125,7 +124,7 @@ func (p *peer) open() (err error) {
 	case ebpf.Extension:
 		err = fmt.Errorf("program %d is part of a dispatcher (type %s), which cannot be called alone: give the dispatcher's ID, or load the program without one", p.id, kind)
 	default:
-		err = fmt.Errorf("program %d is of type %s: only those of XDP and of tc (sched_cls) get packets as this part has them", p.id, kind)
+		err = fmt.Errorf("program %d is of type %s: this part has packets only for XDP and tc (sched_cls)", p.id, kind)
 	}
 	if err == nil {
 		var d *driver
@@ -143,7 +142,7 @@ var (
 	verdictsTC  = []string{"TC_ACT_OK", "TC_ACT_RECLASSIFY", "TC_ACT_SHOT", "TC_ACT_PIPE", "TC_ACT_STOLEN", "TC_ACT_QUEUED", "TC_ACT_REPEAT", "TC_ACT_REDIRECT", "TC_ACT_TRAP"}
 )
 
-// verdictName is what linux/bpf.h and linux/pkt_cls.h call a verdict.
+// verdictName is the name of a verdict in linux/bpf.h or linux/pkt_cls.h.
 func verdictName(hook string, verdict uint32) string {
 	names := verdictsXDP
 	if hook == hookTC {

@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// loadPeer loads the yardstick as if others had, with a Service of its own.
+// loadPeer loads the yardstick as a peer, with a Service of its own.
 func loadPeer(t *testing.T, load func() (*ebpf.CollectionSpec, error), flags uint32, asked netip.AddrPort) *ebpf.Program {
 	t.Helper()
 	spec, err := load()
@@ -80,8 +80,8 @@ func peerPacket(asked netip.AddrPort, more int) []byte {
 	return append(f[:], make([]byte, more)...)
 }
 
-// A peer is timed beside the yardstick with all its flows, whatever its kind, and whatever it
-// does to a packet's length; its verdict is told.
+// A peer is timed with the yardstick and all its flows, whatever its kind, and whatever it does to a packet's
+// length; its verdict is shown.
 func TestPeers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("BPF programs need root")
@@ -95,7 +95,7 @@ func TestPeers(t *testing.T) {
 		family   string
 	}{
 		{"XDP", loadPeer(t, LoadCostXDP, 0, four), peerPacket(four, 0), "peer, XDP_TX", "IPv4"},
-		{"XDP, for packets in pieces", loadPeer(t, LoadCostXDP, unix.BPF_F_XDP_HAS_FRAGS, six), peerPacket(six, 0), "peer, XDP_TX", "IPv6"},
+		{"XDP, for multi-buffer packets", loadPeer(t, LoadCostXDP, unix.BPF_F_XDP_HAS_FRAGS, six), peerPacket(six, 0), "peer, XDP_TX", "IPv6"},
 		{"XDP, another Service", loadPeer(t, LoadCostXDP, 0, four), peerPacket(netip.MustParseAddrPort("192.0.2.81:80"), 700), "peer, XDP_PASS", "IPv4"},
 		{"tc", loadPeer(t, LoadCostTC, 0, four), peerPacket(four, 900), "peer, TC_ACT_REDIRECT", "IPv4"},
 		{"XDP, 20 bytes more", loadXDP(t, ebpf.XDP, asm.Mov.Imm(asm.R2, -20), asm.FnXdpAdjustHead.Call(), asm.Mov.Imm(asm.R0, 3), asm.Return()),
@@ -122,14 +122,14 @@ func TestPeers(t *testing.T) {
 				own := b.results.Samples(series, metricPacket)
 				series.Side = sideMinimal
 				if minimal := b.results.Samples(series, metricPacket); len(own) != 2 || len(minimal) != 2 {
-					t.Errorf("%d flows: %v beside %v; the rows are %+v", flows, own, minimal, b.results.Rows)
+					t.Errorf("%d flows: %v and %v; the rows are %+v", flows, own, minimal, b.results.Rows)
 				}
 			}
 		})
 	}
 }
 
-// What the user has given and cannot be timed is refused before anything is, with what to change.
+// Peers that cannot be timed are refused before the measurement, with what to change.
 func TestPeerErrors(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("BPF programs need root")
@@ -146,7 +146,7 @@ func TestPeerErrors(t *testing.T) {
 		{"katran=0,packet=" + good, `"0" is no ID`},
 		{fmt.Sprintf("minimal=%d,packet=%s", xdp, good), "another name"},
 		{"katran=4294967295,packet=" + good, "no program with ID 4294967295 is loaded"},
-		{fmt.Sprintf("katran=%d,packet=%s", filter, good), "is of type SocketFilter: only those of XDP and of tc"},
+		{fmt.Sprintf("katran=%d,packet=%s", filter, good), "is of type SocketFilter: this part has packets only for XDP and tc"},
 		{fmt.Sprintf("katran=%d,packet=%s", xdp, good+"x"), "no such file"},
 		{fmt.Sprintf("katran=%d,packet=%s", xdp, writePacket(t, "0102")), "has 2 bytes"},
 		{fmt.Sprintf("katran=%d,packet=%s", xdp, writePacket(t, strings.Repeat("x", 80))), "no packet of IPv4 or IPv6"},
@@ -168,8 +168,7 @@ func TestPeerErrors(t *testing.T) {
 	}
 }
 
-// Flows are packets of which all differ and whose checksums are right; one that cannot be
-// rotated is refused.
+// Flows are packets with different sources and correct checksums; a packet that cannot be varied is refused.
 func TestPeerFlows(t *testing.T) {
 	for _, asked := range []string{"192.0.2.80:80", "[2001:db8::80]:443"} {
 		template, err := parseTemplate(peerPacket(netip.MustParseAddrPort(asked), 0))
@@ -177,7 +176,7 @@ func TestPeerFlows(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen := map[netip.AddrPort]bool{}
-		const flows = 70_000 // more than there are ports
+		const flows = 70_000 // more than the number of ports
 		for n := range uint32(flows) {
 			packet := template.flow(n)
 			s, _, err := parseFrame(packet)
@@ -193,7 +192,7 @@ func TestPeerFlows(t *testing.T) {
 			t.Errorf("%d flows have %d sources", flows, len(seen))
 		}
 	}
-	// A port below those of flows is the first one's alone; without a checksum there is none.
+	// A port below those of flows is used only by the first; a packet without a checksum stays without.
 	udp := segment{from: netip.MustParseAddrPort("198.51.100.9:53"), to: netip.MustParseAddrPort("192.0.2.80:53"), protocol: unix.IPPROTO_UDP}.frame([6]byte{}, [6]byte{})
 	udp[ethernetLength+26], udp[ethernetLength+27] = 0, 0
 	template, err := parseTemplate(udp[:])
@@ -220,6 +219,6 @@ func TestPeerFlows(t *testing.T) {
 		}
 	}
 	if _, err := parseTemplate(peerPacket(netip.MustParseAddrPort("192.0.2.80:80"), 0)[:40]); err == nil {
-		t.Error("half of a header is taken for one")
+		t.Error("half of a header is accepted")
 	}
 }

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A template is a packet of which flows are made: the same from other addresses and ports.
+// A template is a packet from which flows are made, with other addresses and ports.
 type template struct {
 	bytes    []byte
 	is4      bool
 	protocol uint8
-	l4       int // where it begins
+	l4       int // offset of layer 4
 	source   netip.AddrPort
 	asked    netip.AddrPort
 }
 
-// parseTemplate finds a packet's ends. All of the headers must lie in a frame, for no more
-// is written anew for each flow.
+// parseTemplate finds a packet's source. All headers must fit into a frame, because only that is rewritten for
+// each flow.
 func parseTemplate(packet []byte) (t template, err error) {
 	t.bytes = packet
 	ip := packet[ethernetLength:]
@@ -31,12 +31,12 @@ func parseTemplate(packet []byte) (t template, err error) {
 	case kind == unix.ETH_P_IP && len(ip) >= 20 && ip[0]>>4 == 4:
 		t.is4, t.protocol, length = true, ip[9], int(ip[0]&15)*4
 		if binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 {
-			return t, errors.New("it is a fragment")
+			return t, errors.New("the packet is a fragment")
 		}
 	case kind == unix.ETH_P_IPV6 && len(ip) >= 40 && ip[0]>>4 == 6:
 		t.protocol = ip[6]
 	default:
-		return t, fmt.Errorf("it is no packet of IPv4 or IPv6 right behind the Ethernet header (type %#04x)", kind)
+		return t, fmt.Errorf("no packet of IPv4 or IPv6 directly after the Ethernet header (type %#04x)", kind)
 	}
 	t.l4 = ethernetLength + length
 	header := map[uint8]int{unix.IPPROTO_TCP: 20, unix.IPPROTO_UDP: 8}[t.protocol]
@@ -57,14 +57,14 @@ func parseTemplate(packet []byte) (t template, err error) {
 	return t, nil
 }
 
-// The ports that flows have, from firstFlowPort on; then comes the next address.
+// The ports of flows, from firstFlowPort on; after the last one the address changes.
 const (
 	firstFlowPort = 1024
 	flowPorts     = 1<<16 - firstFlowPort
 )
 
-// flow is the packet of the n-th flow, of which the first is the packet itself. Its checksums
-// change as the packet does: what was right stays right (RFC 1624).
+// flow is the packet of the n-th flow; the first is the packet itself. Checksums are updated by the difference:
+// correct ones stay correct (RFC 1624).
 func (t template) flow(n uint32) []byte {
 	packet := make([]byte, max(len(t.bytes), len(frame{})))
 	copy(packet, t.bytes)
@@ -94,7 +94,7 @@ func (t template) flow(n uint32) []byte {
 	check := packet[t.l4+16:]
 	if t.protocol == unix.IPPROTO_UDP {
 		check = packet[t.l4+6:]
-		if binary.BigEndian.Uint16(check) == 0 { // there is none
+		if binary.BigEndian.Uint16(check) == 0 { // no checksum
 			return packet
 		}
 	}
@@ -103,7 +103,7 @@ func (t template) flow(n uint32) []byte {
 	return packet
 }
 
-// changeChecksum is for a packet in which a sum of words was one thing and is another.
+// changeChecksum updates a checksum after a sum of words has changed.
 func changeChecksum(at []byte, before, after uint16) {
 	sum := uint32(^binary.BigEndian.Uint16(at)) + uint32(^before) + uint32(after)
 	sum = sum&0xffff + sum>>16

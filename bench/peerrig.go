@@ -15,17 +15,17 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// A peerRig is a prelude with a peer's program, and with the yardstick for the same packets.
-// It is where the benchmark was started, not in a lab: there are the peer's devices and
-// routes. A test run sends nothing, unless the program itself clones packets.
+// A peerRig is a prelude with a peer's program, and with the yardstick for the same packets. It runs where the
+// benchmark was started, not in a lab: the peer's devices and routes are there. A test run sends nothing,
+// unless the program itself clones packets.
 type peerRig struct {
 	*driver
 	peer    *peer
-	resized bool // the peer gives packets another length
+	resized bool // the peer changes the packets' length
 	verdict uint32
 }
 
-// runPeers times the peers, each beside the yardstick, with the edge's numbers of flows.
+// runPeers times the peers, each with the yardstick, with the edge's numbers of flows.
 func runPeers(ctx context.Context, b *bench) error {
 	for _, p := range b.peers {
 		if err := measurePeer(ctx, b, p); err != nil {
@@ -73,8 +73,8 @@ func newPeerRig(p *peer, flows uint32) (*peerRig, error) {
 	return rig, nil
 }
 
-// driverOf tries what a program may be loaded as: the kernel lets a program call only those
-// that are like it, and does not say what a loaded one is.
+// driverOf tries how a program may be loaded: the kernel lets a program call only similar ones, and does not
+// report how one was loaded.
 func driverOf(p *peer, flows uint32) (*driver, error) {
 	load, attaches, flags := LoadCostTC, []ebpf.AttachType{ebpf.AttachNone, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}, []uint32{0}
 	if p.hook == hookXDP {
@@ -105,7 +105,7 @@ func driverOf(p *peer, flows uint32) (*driver, error) {
 	return nil, fmt.Errorf("program %d cannot be called by another (%w): was it loaded for a device (offload), or not compiled (net.core.bpf_jit_enable)?", p.id, refused)
 }
 
-// fill writes the frames of all flows, and has the yardstick balance what they ask for.
+// fill writes the frames of all flows, and makes the yardstick balance their destination.
 func (rig *peerRig) fill(flows uint32) error {
 	for n := range flows {
 		if err := rig.collection.Maps[CostTCMapFrames].Put(n, frame(rig.peer.template.flow(n)[:len(frame{})])); err != nil {
@@ -120,10 +120,10 @@ func (rig *peerRig) fill(flows uint32) error {
 	if err := fillMinimal(rig.collection.Maps, t.asked, t.protocol, endpoints...); err != nil {
 		return err
 	}
-	// What becomes of packets must not depend on the flow.
+	// The verdict on packets must not depend on the flow.
 	set := rig.set(flows)
 	for i, at := range []uint32{0, flows / 2, flows - 1} {
-		// With a new packet each time nothing has to be restored.
+		// With a new packet each time, nothing has to be restored.
 		verdict, packet, _, err := rig.run(targetEdge, set, at, 1)
 		if err != nil {
 			return err
@@ -174,7 +174,7 @@ func (rig *peerRig) measure(ctx context.Context, b *bench, flows, packets uint32
 			return fmt.Errorf("yardstick: %w", err)
 		}
 		next += packets
-		if round > 0 { // the first one has warmed up
+		if round > 0 { // the first one is the warm-up
 			b.results.Add(result.Row{Series: series, Metric: metricPacket, Against: sideMinimal}, peer)
 			b.results.Add(result.Row{Series: yard, Metric: metricPacket}, minimal)
 		}
@@ -182,7 +182,7 @@ func (rig *peerRig) measure(ctx context.Context, b *bench, flows, packets uint32
 	return nil
 }
 
-// sample is what a program costs more than none. Its verdict must be the one that it had before.
+// sample is the cost of a program over none. Its verdict must not change.
 func (rig *peerRig) sample(t target, want uint32, set frameSet, next, packets uint32) (float64, error) {
 	_, _, nothing, err := rig.run(targetNothing, set, next, packets)
 	if err != nil {

@@ -11,17 +11,16 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// A path is what traffic meets on its way.
+// A path is what handles traffic.
 type path string
 
 const (
 	unhooked path = "unhooked" // nothing of Beeline
-	passed   path = "passed"   // the hooks, which leave it alone
+	passed   path = "passed"   // the hooks, which pass it
 	balanced path = "balanced" // the hooks, which send it to a backend
 )
 
-// countersOf is what the hooks must count for a client's traffic, and nothing
-// else.
+// countersOf is exactly what the hooks must count for a client's traffic.
 func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) datapath.SocketCounters {
 	var c datapath.SocketCounters
 	if p == unhooked {
@@ -33,7 +32,7 @@ func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) data
 		c.ConnectPass = r.Connected
 	}
 	if mode.Datagrams() {
-		c.DatagramPass = r.Sent // the server's answers
+		c.DatagramPass = r.Sent // the server's replies
 	}
 	if mode == endpoint.UDPUnconnected {
 		if p == balanced {
@@ -46,8 +45,8 @@ func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) data
 	return c
 }
 
-// prove says whether the hooks have counted exactly what they should. As many
-// datagrams may have been lost before the server answered them.
+// prove checks that the hooks have counted exactly what they should. `lost` datagrams may have been lost before
+// the server answered them.
 func prove(before, after, want datapath.SocketCounters, lost uint64) error {
 	got := combine(after, before, func(a, b uint64) uint64 { return a - b })
 	if want.DatagramPass-got.DatagramPass <= lost {
@@ -65,7 +64,7 @@ func prove(before, after, want datapath.SocketCounters, lost uint64) error {
 	return errors.Join(wrong...)
 }
 
-// combine makes new counters of each pair of the same name.
+// combine combines each pair of counters with the same name.
 func combine(a, b datapath.SocketCounters, of func(a, b uint64) uint64) datapath.SocketCounters {
 	result := reflect.ValueOf(&a).Elem()
 	for i := range result.NumField() {

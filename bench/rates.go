@@ -12,14 +12,14 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// Of each slice of packets. CPU time is the balancer's.
+// For each slice of packets. CPU time is the balancer's.
 var (
 	metricPacketCPU = result.Metric{Name: "CPU time per packet", Unit: "ns", Better: result.Lower}
 	metricPassed    = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
 	metricShare     = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
 )
 
-// rateOffers are rates that clients offer, in packets per second.
+// rateOffers are the offered rates, in packets per second.
 var rateOffers = []int{250_000, 500_000, 1_000_000, 2_000_000}
 
 const (
@@ -32,10 +32,9 @@ const (
 
 func runRates(ctx context.Context, b *bench) (err error) {
 	if b.two.Client == b.two.Server {
-		return errors.New("the balancer and its clients need a CPU each, and there is one")
+		return errors.New("the balancer and its clients need a CPU each, but there is only one")
 	}
-	// Beeline first: while the others are made it gets to know that its Service with DSR
-	// has no flows from before.
+	// Beeline first: while the others are created it finds that its Service with DSR has no earlier flows.
 	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).addProxies, (*rateRig).settle)
 	if err != nil {
 		return err
@@ -63,7 +62,7 @@ func runRates(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// rateSeries is a side's; offered is 0 where packets come as fast as they are taken.
+// rateSeries is a side's series; offered is 0 for packets as fast as they are accepted.
 func rateSeries(side string, offered int) result.Series {
 	s := result.Series{Part: partRates, Scenario: "UDP, established, as fast as it goes", Side: side, Family: "IPv4",
 		Parameters: result.Parameters{"flows": rateFlows}}
@@ -73,13 +72,13 @@ func rateSeries(side string, offered int) result.Series {
 	return s
 }
 
-// measure sends as fast as packets are taken.
+// measure sends as fast as packets are accepted.
 func (s *rateSide) measure(ctx context.Context, b *bench) error {
 	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
 	if b.smoke {
 		slice.limit = rateSliceSmoke
 	}
-	// The first moment brings the side's program and tables into the caches.
+	// The first moment loads the side's program and tables into the caches.
 	warm := slice
 	warm.packets, warm.limit = 2*rateFlows, 0
 	if err := s.counted(ctx, warm, 0, false); err != nil {
@@ -94,7 +93,7 @@ func (s *rateSide) measure(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// offer sends so many packets per second, if they are taken.
+// offer sends so many packets per second, if they are accepted.
 func (s *rateSide) offer(ctx context.Context, b *bench, rate int) error {
 	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateOfferSlice, like: s.like(), pace: time.Second / time.Duration(rate)}
 	if b.smoke {
@@ -110,8 +109,7 @@ func (s *rateSide) offer(ctx context.Context, b *bench, rate int) error {
 	return nil
 }
 
-// slice sends for a time. On a busy machine the generator may get no CPU for all of it: that
-// is no slice.
+// slice sends for a time. On a busy machine the generator may get too little CPU: such a slice is repeated.
 func (s *rateSide) slice(ctx context.Context, b burst) (o outcome, err error) {
 	const tries, fewest = 10, 200
 	for range tries {
@@ -119,5 +117,5 @@ func (s *rateSide) slice(ctx context.Context, b burst) (o outcome, err error) {
 			return o, err
 		}
 	}
-	return o, fmt.Errorf("%d packets were sent in %s, %d times in turn: other processes leave too little of CPU %d", o.sent, b.limit, tries, s.line.cpu)
+	return o, fmt.Errorf("%d packets were sent in %s, %d times in a row: other processes leave too little of CPU %d", o.sent, b.limit, tries, s.line.cpu)
 }

@@ -14,8 +14,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A packet counts only if it is what the side makes of a client's: the sink's likeness and
-// the parser agree.
+// A packet counts only if it is the side's translation of a client's: the sink's pattern and the parser agree.
 func TestRatePackets(t *testing.T) {
 	balancer := netip.MustParseAddr("192.168.100.1")
 	line := &rateLine{balancer: &lab.Host{Addr4: balancer}}
@@ -48,13 +47,13 @@ func TestRatePackets(t *testing.T) {
 			}
 			_, err := side.received(f[:])
 			if want := name == c.want; alike != want || (err == nil) != want {
-				t.Errorf("side of %q, packet %q: the sink takes it: %v, the parser says %v", c.want, name, alike, err)
+				t.Errorf("side of %q, packet %q: the sink accepts it: %v, the parser says %v", c.want, name, alike, err)
 			}
 		}
 	}
 }
 
-// A goal is kept or missed by the whole interval.
+// A goal is kept or missed only by the whole interval.
 func TestRateGoal(t *testing.T) {
 	most, least := rateGoal{most: 1.25}, rateGoal{least: 4.2}
 	for _, c := range []struct {

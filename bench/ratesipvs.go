@@ -15,22 +15,22 @@ const (
 	sideIPVSProxy  = "IPVS, NAT and SNAT"
 	sideIPVSTunnel = "IPVS, tunnel (IPIP)"
 	sideIPVSDirect = "IPVS, direct routing"
-	// Beside them, what the second one is compared with.
+	// Additionally, what the second one is compared with.
 	sideMasquerade = "iptables (legacy), DNAT and SNAT"
 )
 
-// sidesOfIPVS is how their names begin.
+// sidesOfIPVS is the common prefix of their names.
 const sidesOfIPVS = "IPVS, "
 
-// ipvsSides is how many sides addIPVS adds.
+// ipvsSides is the number of sides of addIPVS.
 const ipvsSides = 5
 
-// addIPVS adds IPVS with one service of one destination, where the kernel has it: by NAT on node-a,
-// in a tunnel on node-b, by direct routing on node-c; and in another lab as kube-proxy has it, where
-// packets get the node's address by connection tracking. There iptables does the same on node-b.
+// addIPVS adds IPVS with one service and one destination, if the kernel has it: by NAT on node-a, in a tunnel
+// on node-b, by direct routing on node-c; and in another lab as in kube-proxy, where conntrack gives packets
+// the node's address. There iptables does the same on node-b.
 func (rig *rateRig) addIPVS(ctx context.Context) error {
 	if !hasIPVS() {
-		return nil // as the printed table says
+		return nil // the printed table says so
 	}
 	w, err := rig.newWorld()
 	if err != nil {
@@ -64,7 +64,7 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 			_, packets, err := ipvsCounts(host)
 			return packets, err
 		}}
-		// Answers come by the balancer where it has changed the packets' own addresses.
+		// Replies return through the balancer if it has changed the packets' own addresses.
 		if v.method == ipvsMasquerade {
 			side.begun = func() (uint64, error) {
 				connections, _, err := ipvsCounts(host)
@@ -91,7 +91,7 @@ func (rig *rateRig) addMasquerade(ctx context.Context, w *world, name string) er
 	return err
 }
 
-// prepareIPVS makes the service, whose address has to be the node's: IPVS takes what is delivered
+// prepareIPVS creates the service, whose address has to be the node's: IPVS handles only what is delivered
 // there.
 func prepareIPVS(ctx context.Context, host *lab.Host, method uint32, becomes becoming) error {
 	if err := host.AddAddress("lo", netip.PrefixFrom(rateService.Addr(), 32)); err != nil {

@@ -22,9 +22,9 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A rateLine is the link between the fabric and a balancer. Client and receiver are at the
-// fabric's end: the generator, which sends into the link, and the sink, which takes what
-// comes out of it. The balancer's end has a CPU of its own.
+// A rateLine is the link between the fabric and a balancer. Client and receiver are at the fabric's end: the
+// generator, which sends into the link, and the sink, which receives from it. The balancer's end has a CPU of
+// its own.
 type rateLine struct {
 	world        *world
 	balancer     *lab.Host
@@ -40,22 +40,22 @@ const (
 	rateFlows  = 4096
 	rateSets   = 3 // Services of a line
 	rateFrames = (1 + rateSets) * rateFlows
-	// Of an agent's table of flows; it is the default where there is much memory. All flows are half
-	// open at first, and of those there is room for a quarter of this: of an eighth of the places one
-	// is put out by chance in one table of four million, of a quarter in one of 400.
+	// Size of an agent's conntrack table; it is the default with much memory. All flows are half open at
+	// first, and a quarter of this is for those: with an eighth of the places in use, one is evicted by
+	// chance in one table of four million, with a quarter in one of 400.
 	rateRecords = 64 * rateFlows
-	// A packet of the window is in one of two queues of 256 (VETH_RING_SIZE).
+	// Packets of the window are in two queues of 256 each (VETH_RING_SIZE).
 	rateWindow = 192
-	// Runs of the generator before it is asked how far it is: few for a number of packets,
-	// and about a slice's for a time. Beginning anew takes the kernel milliseconds.
+	// Runs of the generator between checks of its progress: few for a number of packets, and about a
+	// slice's for a time. Starting again takes the kernel milliseconds.
 	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
-	// Without a packet for so long, the rest is lost. On a busy machine a CPU has been seen to pause
-	// for more than two seconds, whatever comes before processes there.
+	// After so long without a packet, the rest is lost. On a busy machine a CPU has paused for more than
+	// two seconds, even for work that precedes processes.
 	ratePatience = 30 * time.Second
 )
 
-// newRateLine prepares the link of a node: its ends' threads, the sink, and the
-// balancer's end without an XDP program.
+// newRateLine prepares the link of a node: its ends' threads, the sink, and the balancer's end without an XDP
+// program.
 func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair) (l *rateLine, err error) {
 	fabric := w.Host("fabric")
 	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client}
@@ -136,7 +136,7 @@ func (l *rateLine) load() error {
 	return err
 }
 
-// setXDP attaches one of the line's programs in place of what is there; "" for none.
+// setXDP replaces the XDP program with one of the line's; "" for none.
 func (l *rateLine) setXDP(host *lab.Host, device int, program string) error {
 	fd := -1
 	if program != "" {
@@ -154,7 +154,7 @@ func (l *rateLine) setXDP(host *lab.Host, device int, program string) error {
 	})
 }
 
-// write puts frames of segments into the table of frames, from the client to the balancer.
+// write writes frames of segments into the table of frames, from the client to the balancer.
 func (l *rateLine) write(first uint32, all []segment) error {
 	keys, frames := make([]uint32, len(all)), make([]frame, len(all))
 	for i, s := range all {
@@ -164,30 +164,30 @@ func (l *rateLine) write(first uint32, all []segment) error {
 	return err
 }
 
-// A burst is packets to be sent.
+// A burst is packets to send.
 type burst struct {
 	set     frameSet
 	packets uint64
-	pace    time.Duration // from one packet to the next; 0: as fast as they are taken
-	like    RatesLikeness // what they come back as
+	pace    time.Duration // from one packet to the next; 0: as fast as they are accepted
+	like    RatesLikeness // pattern of returning packets
 	keep    uint32        // how many of those to keep
-	limit   time.Duration // after it no more are sent; 0: all are
+	limit   time.Duration // after which sending stops; 0: all are sent
 }
 
-// outcome is what became of a burst.
+// outcome is the result of a burst.
 type outcome struct {
 	sent, arrived, strange uint64
 	took                   time.Duration // from the first one sent to the last one back
 	cpu                    time.Duration // of the balancer's end
 }
 
-// run sends a burst, and returns when all that was sent is back.
+// run sends a burst, and returns when all packets are back.
 func (l *rateLine) run(ctx context.Context, b burst) (o outcome, err error) {
 	if err := l.collection.Maps[RatesMapRateLikeness].Put(uint32(0), b.like); err != nil {
 		return o, err
 	}
-	// As fast as they are taken: a window at once, so that the balancer wakes up for many,
-	// as it does where packets never end. At a pace: each when it is due.
+	// As fast as they are accepted: a whole window at once, so that the balancer wakes up for many, as with
+	// an endless stream. At a pace: each when it is due.
 	low := uint64(0)
 	if b.pace > 0 {
 		low = rateWindow - 1
@@ -221,7 +221,7 @@ func (l *rateLine) set(values map[string]any) error {
 	return nil
 }
 
-// generate is for a thread of the fabric's namespace, which has the line's CPU meanwhile.
+// generate runs on a thread of the fabric's namespace, which occupies the line's CPU.
 func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 	var before, own unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
@@ -232,7 +232,7 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 		return err
 	}
 	defer unix.SchedSetaffinity(0, &before)
-	// The sink, which comes before it, has to get in between.
+	// The sink has a higher priority and must be able to preempt it.
 	if err := beforeProcesses(0, 1); err != nil {
 		return fmt.Errorf("generator before processes: %w", err)
 	}
@@ -259,14 +259,14 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 			return err
 		}
 		back, now := o.arrived+o.strange, monotonic()
-		if o.sent == back && o.sent >= wanted { // it is 0 when the time is over
+		if o.sent == back && o.sent >= wanted { // wanted is 0 when the time is over
 			return ctx.Err()
 		}
 		if o.sent+back != last {
 			last, moved = o.sent+back, now
 		}
 		if now-moved > ratePatience || ctx.Err() != nil {
-			return errors.Join(ctx.Err(), fmt.Errorf("of %d packets sent %d have come back, and no more come", o.sent, back))
+			return errors.Join(ctx.Err(), fmt.Errorf("%[2]d of %[1]d sent packets have returned, and no more arrive", o.sent, back))
 		}
 	}
 }
@@ -281,7 +281,7 @@ func (l *rateLine) read(o *outcome) (wanted uint64, err error) {
 	return wanted, err
 }
 
-// kept are the packets that the sink has kept of the last burst.
+// kept are the packets of the last burst that the sink has kept.
 func (l *rateLine) kept(count uint64) (all [][]byte, err error) {
 	for i := range uint32(count) {
 		var k RatesKept

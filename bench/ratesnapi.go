@@ -18,34 +18,34 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A napiThread is the kernel thread that handles all that a device receives, in place of
-// the softirq: so it has a CPU and a time of its own.
+// A napiThread is the kernel thread that handles everything that a device receives, instead of the softirq: so
+// it has a CPU and a time of its own.
 type napiThread int
 
-// A receiver that has nothing to do looks for packets so often before it wants to be woken
-// again, and waits so long in between: fewer packets come meanwhile than its ring holds.
+// How often an idle receiver polls before it enables interrupts again, and the interval: fewer packets arrive
+// in that time than its ring holds.
 const (
 	restlessPolls = 1000
 	restlessPause = 20 * time.Microsecond
 )
 
-// restless has a device's thread look for packets by itself (napi_defer_hard_irqs, Linux 5.8). To
-// wake another CPU costs whoever sends by veth up to microseconds, and the more of them the
-// slower it is, since its receiver sleeps more often then. A NIC is not woken.
+// restless makes a device's thread poll by itself (napi_defer_hard_irqs, Linux 5.8). With veth, the sender
+// spends up to microseconds on waking another CPU, and the slower it is, the more often its receiver sleeps. A
+// NIC is not woken.
 func restless(ctx context.Context, host *lab.Host, device string) error {
 	const script = `mount -t sysfs sysfs /sys && cd "/sys/class/net/$1" && echo "$2" >gro_flush_timeout && echo "$3" >napi_defer_hard_irqs`
 	out, err := host.Command(ctx, "unshare", "--mount", "sh", "-c", script, "sh", device,
 		fmt.Sprint(restlessPause.Nanoseconds()), fmt.Sprint(restlessPolls)).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("host %s: having %s look for packets by itself: %w: %s", host.Name, device, err, out)
+		return fmt.Errorf("host %s: making %s poll: %w: %s", host.Name, device, err, out)
 	}
 	return nil
 }
 
-// newNAPIThread gives a device of a host its thread, on one CPU. Of the real-time class it
-// comes before all processes, as the softirq does.
+// newNAPIThread gives a device of a host its thread, on one CPU, in the real-time class: it precedes all
+// processes, as the softirq does.
 func newNAPIThread(ctx context.Context, host *lab.Host, device string, index, cpu int) (napiThread, error) {
-	// The host's own /sys, which nobody else sees.
+	// The host's own /sys, visible only here.
 	const script = `mount -t sysfs sysfs /sys && echo 1 >"/sys/class/net/$1/threaded"`
 	out, err := host.Command(ctx, "unshare", "--mount", "sh", "-c", script, "sh", device).CombinedOutput()
 	if err != nil {
@@ -66,8 +66,8 @@ func newNAPIThread(ctx context.Context, host *lab.Host, device string, index, cp
 	return napiThread(pid), nil
 }
 
-// beforeProcesses makes a thread one of the real-time class: the higher of two on a CPU runs.
-// 0 makes it a common one again.
+// beforeProcesses puts a thread into the real-time class: the higher priority on a CPU runs. 0 restores the
+// normal class.
 func beforeProcesses(thread int, priority uint32) error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: priority}
 	if priority == 0 {
@@ -76,21 +76,21 @@ func beforeProcesses(thread int, priority uint32) error {
 	return unix.SchedSetAttr(thread, &attr, 0)
 }
 
-// Of the netdev family of generic netlink (Documentation/netlink/specs/netdev.yaml).
+// Constants of the generic netlink family netdev (Documentation/netlink/specs/netdev.yaml).
 const (
 	netdevNAPIGet     = 11
 	netdevNAPIIfindex = 1
 	netdevNAPIPID     = 4
 )
 
-// genericHeader is struct genlmsghdr: command, version, and two bytes that have to be 0,
-// of which the library's has only the first two.
+// genericHeader is struct genlmsghdr: command, version, and two bytes that must be 0; the library's has only
+// the first two.
 type genericHeader [4]byte
 
 func (h genericHeader) Len() int          { return len(h) }
 func (h genericHeader) Serialize() []byte { return h[:] }
 
-// napiPID asks for a device's thread in the network namespace of the calling one.
+// napiPID returns a device's thread in the calling thread's network namespace.
 func napiPID(index int) (int, error) {
 	family, err := netlink.GenlFamilyGet("netdev")
 	if err != nil {
@@ -121,8 +121,8 @@ func napiPID(index int) (int, error) {
 	return pids[0], nil
 }
 
-// time is the CPU time that the thread has used. It is exact once the thread sleeps,
-// which it does when nothing is left for it.
+// time is the CPU time that the thread has used. It is exact once the thread sleeps, which it does when it is
+// idle.
 func (t napiThread) time() (time.Duration, error) {
 	for deadline := time.Now().Add(ratePatience); ; time.Sleep(100 * time.Microsecond) {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t))

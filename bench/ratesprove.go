@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prove opens the side's flows, looks at each of its packets, and has backends answer
-// where answers go by the balancer. Both sides send again after a pause: connection tracking takes
-// UDP flows that do so after two seconds for established ones.
+// prove opens the side's flows, checks each of its packets and, if replies pass the balancer, has backends
+// reply. Both sides send again after the pause: conntrack counts UDP flows that do so after two seconds as
+// established.
 func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 	return s.answer(ctx, out)
 }
 
-// look reads what has come back of one packet of each flow.
+// look reads the result of one packet of each flow.
 func (s *rateSide) look() (all []segment, err error) {
 	packets, err := s.line.kept(rateFlows)
 	if err != nil {
@@ -59,10 +59,10 @@ func (s *rateSide) look() (all []segment, err error) {
 	for _, p := range packets {
 		out, err := s.received(p)
 		if err != nil {
-			return nil, fmt.Errorf("a packet became %w", err)
+			return nil, fmt.Errorf("a packet was translated to %w", err)
 		}
 		if seen[out] {
-			return nil, fmt.Errorf("two flows became %s", out)
+			return nil, fmt.Errorf("two flows were translated to %s", out)
 		}
 		seen[out] = true
 		all = append(all, out)
@@ -70,7 +70,7 @@ func (s *rateSide) look() (all []segment, err error) {
 	return all, nil
 }
 
-// answer has the backend answer each packet, and sees the client get it from the Service.
+// answer has the backend reply to each packet, and checks that the client gets the reply from the Service.
 func (s *rateSide) answer(ctx context.Context, out []segment) error {
 	if err := s.line.write(0, turned(out)); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (s *rateSide) answer(ctx context.Context, out []segment) error {
 			return err
 		}
 		if !want[got] {
-			return fmt.Errorf("one became %s", got)
+			return fmt.Errorf("one was translated to %s", got)
 		}
 		delete(want, got)
 	}
@@ -103,8 +103,8 @@ func (s *rateSide) answer(ctx context.Context, out []segment) error {
 	return nil
 }
 
-// counted runs a burst, and makes sure that each packet has come back as it should, that the
-// balancer has counted each, and that so many flows have begun.
+// counted runs a burst, and checks that each packet has returned correctly, that the balancer has counted each,
+// and that so many flows have begun.
 func (s *rateSide) counted(ctx context.Context, b burst, begins uint64, stats bool) error {
 	_, err := s.run(ctx, b, begins, stats)
 	return err
@@ -147,17 +147,16 @@ func (s *rateSide) run(ctx context.Context, b burst, begins uint64, stats bool) 
 	}
 	switch {
 	case o.arrived != o.sent:
-		err = fmt.Errorf("of %d packets sent %d came back as they should, and %d as something else", o.sent, o.arrived, o.strange)
+		err = fmt.Errorf("of %d packets sent %d returned correctly, and %d otherwise", o.sent, o.arrived, o.strange)
 	case handled != nil && (packets < o.sent || packets > o.sent+s.others()):
 		err = fmt.Errorf("the balancer counted %d of %d packets", packets, o.sent)
 	case begun != nil && flows != begins:
-		err = fmt.Errorf("the balancer counted %d flows that begin, want %d", flows, begins)
+		err = fmt.Errorf("the balancer counted %d new flows, want %d", flows, begins)
 	}
 	return o, err
 }
 
-// others is how many packets of the kernel's own a program may meet meanwhile, where it
-// counts all that it meets.
+// others is how many of the kernel's own packets a program may count meanwhile, if it counts everything.
 func (s *rateSide) others() uint64 {
 	if s.stats {
 		return 64

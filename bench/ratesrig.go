@@ -18,11 +18,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A rateRig is the labs of all sides, which are there at the same time, so that they can
-// take turns. Each node of a lab is a balancer.
+// A rateRig is the labs of all sides, which exist at the same time to take turns. Each node of a lab is a
+// balancer.
 type rateRig struct {
 	bench  *bench
-	cpus   result.CPUPair // of the client and the receiver, and of the balancer
+	cpus   result.CPUPair // of client and receiver, and of the balancer
 	worlds []*world
 	lines  []*rateLine
 	sides  []*rateSide
@@ -48,10 +48,10 @@ const (
 	sideMinimalRedirect = "minimal, XDP redirect"
 )
 
-// proxySides is how the names of kube-proxy's sides begin.
+// proxySides is the common prefix of kube-proxy's sides.
 const proxySides = "kube-proxy, "
 
-// rateSizes are how many Services kube-proxy has.
+// rateSizes are the numbers of Services in kube-proxy.
 func (b *bench) rateSizes() []int {
 	if b.smoke {
 		return []int{1}
@@ -59,7 +59,7 @@ func (b *bench) rateSizes() []int {
 	return []int{1, 1000, manyMost}
 }
 
-// newRateRig has each function add sides, in this order, and proves that each side carries packets.
+// newRateRig has each function add sides, in this order, and proves that each side forwards packets.
 func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Context) error) (rig *rateRig, err error) {
 	rig = &rateRig{bench: b, cpus: rateCPUs(b.two)}
 	defer func() {
@@ -137,8 +137,8 @@ func runsOf(program *ebpf.Program) func() (uint64, error) {
 	}
 }
 
-// addBeeline adds an agent by XDP on node-a, and one by tc on node-b. They have ended
-// when they are measured.
+// addBeeline adds an agent with XDP on node-a, and one with tc on node-b. They have ended before the
+// measurement.
 func (rig *rateRig) addBeeline(ctx context.Context) error {
 	w, err := rig.newWorld()
 	if err != nil {
@@ -177,7 +177,7 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 	return nil
 }
 
-// settle waits until the Service with DSR needs no records, and ends the agents.
+// settle waits until the Service with DSR is untracked, and ends the agents.
 func (rig *rateRig) settle(ctx context.Context) error {
 	for _, agent := range rig.worlds[0].agents {
 		if _, err := awaitUntracked(ctx, agent); err != nil {
@@ -190,11 +190,11 @@ func (rig *rateRig) settle(ctx context.Context) error {
 	return nil
 }
 
-// addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in
-// iptables mode on node-b. Its rules stay when it ends, as it has when they are measured.
+// addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in iptables mode on
+// node-b. It has ended before the measurement; its rules stay.
 func (rig *rateRig) addProxies(ctx context.Context) error {
 	if err := controlplane.Find(rig.bench.controlPlane); err != nil {
-		return nil // as the printed table says
+		return nil // the printed table says so
 	}
 	for _, services := range rig.bench.rateSizes() {
 		if err := rig.addProxy(ctx, services); err != nil {

@@ -54,7 +54,7 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 
 const iptablesCounter = `(?m)^\s*(\d+) .*DNAT`
 
-// iptablesRule are the commands that add the rule, and print it with its counter.
+// iptablesRule has the commands that add the rule, and print it with its counter.
 func iptablesRule(program string) [2][]string {
 	return [2][]string{
 		{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", rateService.Addr().String(), "-p", "udp",
@@ -99,7 +99,7 @@ func newRateObject(name string, protocol corev1.Protocol, clusterIP, endpoint ne
 	return rateObject{name, s, slices[0]}
 }
 
-// fillers are so many Services that nobody asks.
+// fillers are so many Services without clients.
 func fillers(count int, protocol corev1.Protocol) (all []rateObject) {
 	for i := range count {
 		all = append(all, newRateObject(fmt.Sprintf("many-%d", i), protocol, plus(firstService["IPv4"], i), plus(endpointRange["IPv4"].Addr(), 1+i)))
@@ -107,13 +107,13 @@ func fillers(count int, protocol corev1.Protocol) (all []rateObject) {
 	return all
 }
 
-// rateServices are those that are measured: one by SNAT, one by DSR.
+// rateServices are the measured Services: one with SNAT, one with DSR.
 func rateServices() []rateObject {
 	snat := newRateObject("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
 	snat.service.Spec.ExternalIPs = []string{rateService.Addr().String()}
 	dsr := newRateObject("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
 	dsr.service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
-	// Records of its flows are not needed, and so not made.
+	// Its flows need no conntrack entries, and get none.
 	dsr.service.Annotations = map[string]string{service.AnnotationDSR: dsrIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
 	return []rateObject{snat, dsr}
 }
@@ -168,7 +168,7 @@ func rateProxyName(mode string, services int) string {
 	return fmt.Sprintf(proxySides+"%s, %d Services", mode, services)
 }
 
-// tracked is how many of the clients' flows a host's connection tracking knows.
+// tracked is how many of the clients' flows a host's conntrack knows.
 func tracked(host *lab.Host) (count uint64, err error) {
 	err = host.Do(func() error {
 		all, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)

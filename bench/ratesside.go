@@ -10,41 +10,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A rateSide is one way through a balancer.
+// A rateSide is one path through a balancer.
 type rateSide struct {
 	name    string
 	line    *rateLine
 	set     uint32         // of the line's frames
-	service netip.AddrPort // which clients ask
+	service netip.AddrPort // destination of clients
 	becomes becoming
-	// attach puts the side's program at the balancer's end; nil where it is there.
+	// attach attaches the side's program at the balancer's end; nil if it is attached already.
 	attach func() error
-	// handled counts packets, and begun flows; nil where nobody counts them.
+	// handled counts packets, and begun flows; nil without a counter.
 	handled, begun func() (uint64, error)
-	// stats says that handled counts only while the kernel counts runs of programs,
-	// which costs time.
+	// stats means that handled counts only while the kernel counts runs of programs, which costs time.
 	stats bool
 }
 
-// becoming is what a balancer makes of a client's packet.
+// becoming is a balancer's translation of a client's packet.
 type becoming int
 
 const (
-	becomesNothing becoming = iota // taken as it came
+	becomesNothing becoming = iota // unchanged
 	becomesDNAT
 	becomesSNAT // and DNAT, with the node's address as the source
 	becomesIPIP
 )
 
-// What is asked for, and who is to get it: an address beyond the fabric, on no node that
-// balances.
+// The clients' destination, and the backend: an address beyond the fabric, on no balancing node.
 var (
 	rateService  = netip.AddrPortFrom(addressSNAT, servicePort)
 	rateDirect   = netip.AddrPortFrom(addressDSR, servicePort)
 	rateEndpoint = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.11"), serverPort)
 )
 
-// Flows come from one client, from ports that nobody chooses for translation.
+// Flows are from one client, with ports that no translation uses.
 var rateClient = netip.MustParseAddr("192.168.200.10")
 
 const rateFirstPort = 1024
@@ -58,17 +56,16 @@ func (s *rateSide) flows() []segment {
 	return all
 }
 
-// frames is where the side's are in the table of frames; before the first set is room for
-// answers.
+// frames is the side's part of the table of frames; there is room for replies before the first set.
 func (s *rateSide) frames() frameSet {
 	return frameSet{first: (1 + s.set) * rateFlows, count: rateFlows}
 }
 
-// answered says whether there are flows, in which the backend answers by the balancer.
+// answered reports whether the backend replies through the balancer, so that there are flows.
 func (s *rateSide) answered() bool { return s.begun != nil }
 
-// like is what each packet of the side has when it comes back, at its place in the frame:
-// Ethernet is 14 bytes, in IPv4 the protocol is at 9, source and destination at 12 and 16.
+// like is the pattern of each packet of the side when it returns, by offset in the frame: Ethernet is 14 bytes,
+// in IPv4 the protocol is at 9, source and destination at 12 and 16.
 func (s *rateSide) like() RatesLikeness {
 	const ip, udp = ethernetLength, ethernetLength + 20
 	var mask, value [len(RatesLikeness{}.Mask) * 8]byte
@@ -106,8 +103,8 @@ func (s *rateSide) like() RatesLikeness {
 	return l
 }
 
-// received reads a packet that has come back, and makes sure that it is whole and what the
-// side makes of one of its own.
+// received parses a returned packet, and checks that it is complete and the translation of one of the side's
+// own.
 func (s *rateSide) received(packet []byte) (out segment, err error) {
 	if s.becomes == becomesIPIP {
 		inside, _, j, err := parseDirect(dsrIPIP, packet)

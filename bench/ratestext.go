@@ -10,8 +10,7 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// against is the side that one is compared with: what does the least at the same hook,
-// and Beeline for netfilter.
+// against is the side that one is compared with: the minimum at the same hook, and Beeline for netfilter.
 func (s *rateSide) against() string {
 	switch s.name {
 	case sideMinimalXDP:
@@ -50,7 +49,7 @@ var rateGoals = []rateGoal{
 	{sideIPTables, sideTCSNAT, 0, 0},
 }
 
-// verdict is the goal, and whether it is kept: by the whole interval, or one cannot say.
+// verdict is the goal, and whether it is kept: by the whole interval, or undecided.
 func (g rateGoal) verdict(ratio stat.Interval) string {
 	word := func(kept, missed bool) string {
 		switch {
@@ -102,7 +101,7 @@ func printRates(r *report) {
 	compare := func(g rateGoal) {
 		of := func(side string) []float64 { return r.results.Samples(rateSeries(side, 0), metricPacketCPU) }
 		if len(of(g.side)) == 0 || len(of(g.by)) == 0 {
-			return // left out by --case
+			return // excluded by --case
 		}
 		ratio := stat.MedianInterval(stat.Ratios(of(g.side), of(g.by)))
 		r.say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio))
@@ -117,7 +116,7 @@ func printRates(r *report) {
 	}
 }
 
-// rateCPUs has the balancer on the CPU to which fewer interrupts go.
+// rateCPUs puts the balancer on the CPU with fewer interrupts.
 func rateCPUs(two result.CPUPair) result.CPUPair {
 	return result.CPUPair{Client: two.Server, Server: two.Client}
 }

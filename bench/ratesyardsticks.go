@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addYardsticks adds the least that can be done at each hook: at XDP on node-a, at tc on
-// node-b.
+// addYardsticks adds the minimum at each hook: at XDP on node-a, at tc on node-b.
 func (rig *rateRig) addYardsticks(ctx context.Context) error {
 	w, err := rig.newWorld()
 	if err != nil {
@@ -48,8 +47,8 @@ func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *world) error {
 	return nil
 }
 
-// addTCYardsticks adds the minimal program, which writes into packets itself, and with the
-// kernel's help where that is needed.
+// addTCYardsticks adds the minimal program, which writes packets directly, and one that uses the kernel's
+// helpers where needed.
 func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 	line, err := rig.newLine(ctx, w, "node-b")
 	if err != nil {
@@ -93,7 +92,7 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 	return nil
 }
 
-// setOuterSource says from whom the headers are that yardsticks put before packets.
+// setOuterSource sets the source of the yardsticks' outer headers.
 func setOuterSource(spec *ebpf.CollectionSpec, source netip.Addr) error {
 	return spec.Variables[RatesTCVarOuterSource].Set(binary.NativeEndian.Uint32(source.AsSlice()))
 }

@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// report is the text that is made of results.
+// report is the text of the results.
 type report struct {
 	out     io.Writer
 	results *result.File
@@ -39,7 +39,7 @@ func (r *report) printFoot() {
 	}
 }
 
-// printAll prints what the run that left the results has printed.
+// printAll prints what the run with these results printed.
 func (r *report) printAll() {
 	r.printHead()
 	for _, p := range parts {

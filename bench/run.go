@@ -22,7 +22,7 @@ import (
 // settings are the command line.
 type settings struct {
 	program string
-	// controlPlane is Kubernetes, for the sides of kube-proxy; there need not be one.
+	// controlPlane is Kubernetes, for the sides with kube-proxy; optional.
 	controlPlane string
 	parts        []string
 	runs         int
@@ -68,12 +68,12 @@ func runCommand() *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
-	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the program of Kubernetes that make controlplane builds; without it kube-proxy is left out")
-	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last two by name only")
+	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the Kubernetes program that `make controlplane` builds; without it kube-proxy is left out")
+	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last two run only if named")
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
-	flags.StringVar(&only, "case", "", "of the part edge only the rows that this regular expression matches, each as \"hook family case flows\", of the parts rates and endurance the sides")
+	flags.StringVar(&only, "case", "", "of the part edge only the rows that match this regular expression, each as \"hook family case flows\", of the parts rates and endurance the sides")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
@@ -110,7 +110,7 @@ func (s *settings) check(seconds float64) error {
 	return nil
 }
 
-// chosen are the parts that a run measures, in their order.
+// chosen are the parts that a run measures, in order.
 func (s *settings) chosen() (all []part) {
 	for _, p := range parts {
 		if len(s.parts) == 0 && !p.named || slices.Contains(s.parts, p.name) {

@@ -15,7 +15,7 @@ type scenario struct {
 	Family      string        `json:"family"`      // "IPv4" or "IPv6"
 	Backend     string        `json:"backend"`     // "local" or "remote", as seen from the client's node
 	Connections int           `json:"connections"` // or UDP sockets
-	Services    int           `json:"services"`    // that there are
+	Services    int           `json:"services"`    // in the cluster
 }
 
 func (s scenario) String() string {
@@ -29,10 +29,10 @@ var modes = []endpoint.Mode{
 // Numbers of Services.
 const (
 	fewServices   = 10
-	manySmokeTest = 50 // in place of manyMost
+	manySmokeTest = 50 // instead of manyMost
 )
 
-// manyServices is how many there are where there are many.
+// manyServices is the greater number of Services.
 func manyServices(smoke bool) int {
 	if smoke {
 		return manySmokeTest
@@ -59,8 +59,8 @@ func scenarios(smoke bool) []scenario {
 	return all
 }
 
-// The Services of this part, by the number of their addresses; each has one
-// backend, so that all sides speak with the same server.
+// The Services of this part, by the number of their addresses; each has one backend, so that all sides use the
+// same server.
 var backends = map[string]struct {
 	number uint8
 	server string // the pod, for clients on node-a
@@ -70,10 +70,10 @@ var backends = map[string]struct {
 	"remote": {102, "b1", "a2"},
 }
 
-// The sides of each comparison. The first is the limit that nothing can beat;
-// the second is the same, between other pods: what differs between these two is
-// what the instrument cannot see. Of the third the nodes have programs at their devices as
-// Beeline has them, which do nothing: what any balancer there costs; only to another node.
+// The sides of each comparison. The first is the limit that nothing can beat; the second is the same, between
+// other pods: the difference between these two is what the instrument cannot see. In the third the nodes have
+// no-op programs at their devices where Beeline has its own: the cost of any balancer there; only to another
+// node.
 const (
 	sideBare = iota
 	sideAgain
@@ -89,8 +89,8 @@ var sideNames = [sides]string{
 	"direct, bare node", "direct, bare node (A/A)", "direct, no-op programs", "direct, Beeline node", "ClusterIP", "kube-proxy, nftables", "kube-proxy, iptables",
 }
 
-// turns is the order of so many sides in a round, which changes with the round: whatever
-// drifts touches all of them.
+// turns is the order of so many sides in a round, which changes with the round: so any drift affects all of
+// them.
 func turns(round, sides int) []int {
 	order := make([]int, 0, sides)
 	for i := range sides {

@@ -17,8 +17,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// socketObjects are so many Services, of which two are asked, and their endpoints. All
-// clusters have the same.
+// socketObjects are so many Services, two of them used, and their endpoints. All clusters have the same.
 func socketObjects(w *world, services int) (all []runtime.Object) {
 	for name, b := range backends {
 		service, slices := node.Service(name, b.number), node.Slices(name, w.Host(b.server))
@@ -36,7 +35,7 @@ func socketObjects(w *world, services int) (all []runtime.Object) {
 	return all
 }
 
-// serviceOf is the ClusterIP of the Service that has a server as its backend.
+// serviceOf is the ClusterIP of the Service with a server as its backend.
 func serviceOf(server, family string) netip.AddrPort {
 	var found netip.AddrPort
 	for _, b := range backends {
@@ -52,8 +51,8 @@ func serviceOf(server, family string) netip.AddrPort {
 	return found
 }
 
-// addProxied adds a cluster with kube-proxy and so many Services. Its rules stay when it
-// ends, as it has before anything is measured.
+// addProxied adds a cluster with kube-proxy and so many Services. It has ended before the measurement; its
+// rules stay.
 func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) error {
 	w, err := newWorld()
 	if err != nil {
@@ -102,9 +101,8 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 	return nil
 }
 
-// proveTranslated has a pod connect to a ClusterIP, and finds in its node's connection
-// tracking that the server's pod has answered. Nobody has a route to ClusterIPs: what is not
-// translated fails.
+// proveTranslated has a pod connect to a ClusterIP, and checks in its node's conntrack that the server's pod
+// has replied. There is no route to ClusterIPs: an untranslated connection fails.
 func proveTranslated(ctx context.Context, w *world, client, server, family string) error {
 	target, pod, kind := serviceOf(server, family), w.Host(server).Addr4, unix.AF_INET
 	if family == "IPv6" {
@@ -129,6 +127,6 @@ func proveTranslated(ctx context.Context, w *world, client, server, family strin
 				return nil
 			}
 		}
-		return fmt.Errorf("connection tracking has nothing of %s to %s with an answer of %s", from, target, pod)
+		return fmt.Errorf("conntrack has no flow of %s to %s with a reply from %s", from, target, pod)
 	})
 }

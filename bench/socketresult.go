@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// Of each slice. CPU time is that of client, server and kernel threads together.
+// For each slice. CPU time is that of client, server and kernel threads together.
 var (
 	metricOperations = result.Metric{Name: "operations", Unit: "1", Better: result.None}
 	metricP10        = result.Metric{Name: "p10 latency", Unit: "us", Better: result.Lower}
@@ -25,8 +25,8 @@ var (
 	metricResent     = result.Metric{Name: "datagrams sent again", Unit: "1", Better: result.None}
 )
 
-// The metrics of which ratios are printed. The tenth percentile is that of operations
-// that nothing disturbed: on a busy machine it alone may tell something.
+// The metrics with printed ratios. The tenth percentile is of undisturbed operations: on a busy machine only
+// that may be significant.
 var ratioMetrics = []result.Metric{metricP10, metricP50, metricRate, metricCPU}
 
 // series is the scenario on one side.
@@ -35,7 +35,7 @@ func (s scenario) series(side int) result.Series {
 		Family: s.Family, Parameters: result.Parameters{"connections": s.Connections, "services": s.Services}}
 }
 
-// addSlice adds what one slice gave. All sides are compared with the first.
+// addSlice adds the results of one slice. All sides are compared with the first.
 func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
 	operations := float64(r.Operations)
 	add := func(m result.Metric, value float64) {
@@ -63,7 +63,7 @@ func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// The pairs of which ratios are printed: a side and the side it is divided by.
+// The pairs with printed ratios: a side and the side it is divided by.
 var pairs = []struct {
 	name     string
 	side, by int

@@ -20,7 +20,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A side is one way to a server.
+// A side is one path to a server.
 type side struct {
 	client *lab.Host
 	server *endpoint.Server
@@ -28,9 +28,9 @@ type side struct {
 	path   path
 }
 
-// socketRig is clusters with the same servers: a bare one, one with programs that do nothing, and
-// by the number of Services those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables
-// mode on node-b.
+// socketRig is clusters with the same servers: a bare one, one with no-op programs and, by the number of
+// Services, those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables mode on
+// node-b.
 type socketRig struct {
 	bare, noOp      *world
 	hooked, proxied map[int]*world
@@ -60,14 +60,14 @@ func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	if err := rig.addNoOp(ctx, b); err != nil {
-		return fmt.Errorf("programs that do nothing: %w", err)
+		return fmt.Errorf("no-op programs: %w", err)
 	}
 	for _, services := range []int{fewServices, manyServices(b.smoke)} {
 		if err := rig.addHooked(ctx, b, services); err != nil {
 			return fmt.Errorf("%d Services: %w", services, err)
 		}
 		if controlplane.Find(b.controlPlane) != nil {
-			continue // what is printed has no kube-proxy then
+			continue // the printed text omits kube-proxy then
 		}
 		if err := rig.addProxied(ctx, b, services); err != nil {
 			return fmt.Errorf("kube-proxy with %d Services: %w", services, err)
@@ -85,7 +85,7 @@ func (rig *socketRig) startServers(ctx context.Context, b *bench, w *world) erro
 	return nil
 }
 
-// addNoOp adds a cluster whose nodes have programs where Beeline has those of the edge.
+// addNoOp adds a cluster whose nodes have no-op programs where Beeline has the edge's.
 func (rig *socketRig) addNoOp(ctx context.Context, b *bench) (err error) {
 	if rig.noOp, err = newWorld(); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (rig *socketRig) end() error {
 	return errors.Join(errs...)
 }
 
-// sides are those of a scenario; one without a client is not there.
+// sides are those of a scenario; one without a client does not exist.
 func (rig *socketRig) sides(s scenario) [sides]side {
 	b, hooked, proxied := backends[s.Backend], rig.hooked[s.Services], rig.proxied[s.Services]
 	address := func(h *lab.Host) netip.Addr { return h.Addr4 }
@@ -186,8 +186,7 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 	return all
 }
 
-// measure lets the sides take turns, round by round, in an order that changes:
-// whatever drifts touches all of them.
+// measure runs the sides in turn, round by round, in an order that changes: so any drift affects all of them.
 func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 	cpus, resent := pairOf(b.results.Settings, s.Connections), uint64(0)
 	all := rig.sides(s)
@@ -210,15 +209,15 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 			}
 			s.addSlice(b.results, i, slice)
 			if resent += slice.Resent; resent > endpoint.LostMost {
-				return fmt.Errorf("%d datagrams were sent again, which is too many for devices that lose none", resent)
+				return fmt.Errorf("%d datagrams were retransmitted, which is too many for devices that lose none", resent)
 			}
 		}
 	}
 	return nil
 }
 
-// slice is a moment of traffic on one side. On a busy machine neither end may get a CPU in all of
-// it: that is no slice.
+// slice is a short time of traffic on one side. On a busy machine an end may get no CPU at all: such a slice is
+// repeated.
 func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
 	const tries = 10
 	for range tries {
@@ -226,10 +225,10 @@ func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, 
 			return r, err
 		}
 	}
-	return r, fmt.Errorf("nothing was answered in %s, %d times in turn", b.slice, tries)
+	return r, fmt.Errorf("no reply in %s, %d times in a row", b.slice, tries)
 }
 
-// moment is traffic on one side, and the proof that it went that side's way.
+// moment is traffic on one side, and the proof that it took that side's path.
 func (rig *socketRig) moment(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
 	before, err := rig.hooked[s.Services].counters()
 	if err != nil {

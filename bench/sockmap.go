@@ -15,10 +15,9 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A sockmapBalancer accepts connections on a host, opens one to a backend for each, and
-// leaves what flows between the two to a program of type sk_skb (bpf/sockmap.bpf.c): it has
-// no call that reads or writes a connection. One thread, IPv4. A client that has closed
-// before its connection is in the map is let go.
+// A sockmapBalancer accepts connections on a host, opens one to a backend for each, and leaves the traffic
+// between the two to a program of type sk_skb (bpf/sockmap.bpf.c): it never reads or writes a connection. One
+// thread, IPv4. A client that closes before its connection is in the map is dropped.
 type sockmapBalancer struct {
 	objects  SockmapObjects
 	backends []unix.SockaddrInet4 // in turn
@@ -27,21 +26,21 @@ type sockmapBalancer struct {
 	listener, epoll, stop int // stop is an eventfd
 	done                  chan error
 	open                  map[int]*sockmapEnd
-	draining              map[*sockmapEnd]bool // ended, and not handed over yet
+	draining              map[*sockmapEnd]bool // ended, but not forwarded completely
 }
 
 // A sockmapEnd is one of two joined connections.
 type sockmapEnd struct {
 	fd     int
 	peer   *sockmapEnd
-	handed bool // it sends no more, and its peer has sent on all of it and a FIN
+	handed bool // it has ended, and its peer has forwarded all of it and a FIN
 }
 
-// drainEvery is how often it is asked whether the last bytes have been sent on: the kernel
-// does that in the background, and does not tell.
+// drainEvery is how often to check whether the last bytes were forwarded: the kernel does that in the
+// background, without an event.
 const drainEvery = 1 // ms
 
-// startSockmap starts one that listens on a port of a host's.
+// startSockmap starts one that listens on a port of a host.
 func startSockmap(on *lab.Host, port uint16, backends ...netip.AddrPort) (b *sockmapBalancer, err error) {
 	b = &sockmapBalancer{listener: -1, epoll: -1, stop: -1, done: make(chan error, 1),
 		open: map[int]*sockmapEnd{}, draining: map[*sockmapEnd]bool{}}
@@ -56,7 +55,7 @@ func startSockmap(on *lab.Host, port uint16, backends ...netip.AddrPort) (b *soc
 	if err := LoadSockmapObjects(&b.objects, nil); err != nil {
 		return nil, err
 	}
-	// Not a link: Linux has those of such maps from 6.10 on.
+	// Not a link: Linux supports those for such maps from 6.10 on.
 	err = link.RawAttachProgram(link.RawAttachProgramOptions{
 		Target: b.objects.SockmapPeers.FD(), Program: b.objects.SockmapRelay, Attach: ebpf.AttachSkSKBStreamVerdict})
 	if err != nil {
@@ -135,7 +134,7 @@ func (b *sockmapBalancer) serve() error {
 	}
 }
 
-// accept takes one connection; epoll tells of those that are left.
+// accept accepts one connection; epoll reports the remaining ones.
 func (b *sockmapBalancer) accept() error {
 	client, _, err := unix.Accept4(b.listener, unix.SOCK_CLOEXEC)
 	switch err {
@@ -158,14 +157,14 @@ func (b *sockmapBalancer) accept() error {
 	if err == nil {
 		err = b.join(client, backend)
 	}
-	if err != nil { // it is the client's to notice, who may have gone
+	if err != nil { // left to the client, which may be gone
 		b.end(end)
 	}
 	return nil
 }
 
-// join leaves two connections to the program. The backend's is in the map before anything
-// can be sent on to it; HTTP servers say nothing unasked.
+// join hands two connections to the program. The backend's is in the map before anything can be forwarded to
+// it; HTTP servers send only replies.
 func (b *sockmapBalancer) join(client, backend int) error {
 	for _, pair := range [][2]int{{client, backend}, {backend, client}} {
 		cookie, err := unix.GetsockoptUint64(pair[0], unix.SOL_SOCKET, unix.SO_COOKIE)
@@ -177,13 +176,12 @@ func (b *sockmapBalancer) join(client, backend int) error {
 		}
 	}
 	for _, fd := range []int{client, backend} {
-		// What has come before lies in the socket's queue, and nobody looks at it. This
-		// call has the kernel tell that there is something (tcp_set_rcvlowat), and the
-		// program gets it.
+		// Earlier data is in the socket's queue, unread. This call makes the kernel signal that there
+		// is data (tcp_set_rcvlowat), and the program gets it.
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1); err != nil {
 			return err
 		}
-		// Nothing else: an EPOLLIN would wake this thread with each segment.
+		// Only this: EPOLLIN would wake this thread with each segment.
 		if err := b.watch(fd, unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 			return err
 		}
@@ -191,8 +189,8 @@ func (b *sockmapBalancer) join(client, backend int) error {
 	return nil
 }
 
-// ended takes in that a connection sends no more, or is broken. It is nil if the event is
-// older than the connection's end.
+// ended handles the end of a connection's data, or its failure. It is nil if the event is older than the
+// connection's end.
 func (b *sockmapBalancer) ended(e *sockmapEnd, events uint32) {
 	switch {
 	case e == nil:
@@ -203,8 +201,8 @@ func (b *sockmapBalancer) ended(e *sockmapEnd, events uint32) {
 	}
 }
 
-// forwardFIN sends a FIN on behind the last byte, and ends connections of which both have
-// one. A FIN or the end of a connection would overtake what lies between the two.
+// forwardFIN forwards a FIN after the last byte, and ends connections with a FIN on both sides. A FIN or the
+// end of a connection could overtake data between the two.
 func (b *sockmapBalancer) forwardFIN(e *sockmapEnd) {
 	in, err := unix.GetsockoptTCPInfo(e.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -236,10 +234,10 @@ func (b *sockmapBalancer) end(e *sockmapEnd) {
 	}
 }
 
-// sockmapCounters are what the program has sent on, and what it could not.
+// sockmapCounters are what the program has forwarded, and what it could not.
 type sockmapCounters = SockmapSockmapCounters
 
-// counters are those of all CPUs.
+// counters is the sum over all CPUs.
 func (b *sockmapBalancer) counters() (sum sockmapCounters, err error) {
 	var all []sockmapCounters
 	if err := b.objects.SockmapCounts.Lookup(uint32(0), &all); err != nil {
@@ -251,7 +249,7 @@ func (b *sockmapBalancer) counters() (sum sockmapCounters, err error) {
 	return sum, nil
 }
 
-// close ends it, and its connections.
+// close ends the balancer, and its connections.
 func (b *sockmapBalancer) close() error {
 	one := [8]byte{1}
 	if _, err := unix.Write(b.stop, one[:]); err != nil {

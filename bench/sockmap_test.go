@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Requests and answers of many connections, begun before the backend's connection is
-// there, all go by the map.
+// The map forwards requests and replies of many connections, which begin before the backend's connection
+// exists.
 func TestSockmapBalancer(t *testing.T) {
 	t.Parallel()
 	l := lab.New(t)
@@ -57,7 +57,7 @@ func TestSockmapBalancer(t *testing.T) {
 	if seen["b1"] != connections/2*questions || seen["b2"] != seen["b1"] {
 		t.Errorf("answers came from %v, want as many from b1 as from b2", seen)
 	}
-	// Each answer holds its question.
+	// Each reply contains its request.
 	if c, err := balancer.counters(); err != nil || c.Bytes < 2*asked || c.Lost > 0 {
 		t.Errorf("the map sent on %+v (%v), want %d bytes and more", c, err, 2*asked)
 	}
@@ -82,7 +82,7 @@ func startTestSockmap(t *testing.T, l *lab.Lab, port, to uint16) *sockmapBalance
 	return balancer
 }
 
-// The end of a connection does not overtake what was sent before, whichever side ends it.
+// The end of a connection does not overtake earlier data, whichever side ends it.
 func TestSockmapBalancerEnds(t *testing.T) {
 	t.Parallel()
 	l := lab.New(t)
@@ -103,7 +103,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		return conn
 	}
-	// The server closes behind its answer.
+	// The server closes after its reply.
 	for range 200 {
 		conn := dial(8004)
 		if _, err := io.WriteString(conn, "GET /hello HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n"); err != nil {
@@ -113,7 +113,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 			t.Fatalf("the answer is %q (%v)", text, err)
 		}
 	}
-	// The client closes behind its question.
+	// The client closes after its request.
 	for range 50 {
 		conn := dial(8003)
 		if _, err := lab.Ask(ctx, conn, "first"); err != nil {
@@ -130,7 +130,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 			t.Fatalf("the answer has %d bytes (%v)", len(text), err)
 		}
 	}
-	// The server is gone.
+	// The server is killed.
 	conn := dial(8003)
 	answer, err := lab.Ask(ctx, conn, "who")
 	if err != nil {
@@ -141,7 +141,7 @@ func TestSockmapBalancerEnds(t *testing.T) {
 	}
 	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	if n, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the backend has gone, and the client reads %d bytes (%v)", n, err)
+		t.Errorf("the backend is gone, but the client reads %d bytes (%v)", n, err)
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A testRun has the kernel run a program on a packet, many times over
-// (BPF_PROG_TEST_RUN, Linux 4.12; with a context as here 5.10).
+// A testRun has the kernel run a program on a packet, many times (BPF_PROG_TEST_RUN, Linux 4.12; with a context
+// as here 5.10).
 type testRun struct {
 	program *ebpf.Program
 	packet  []byte
@@ -21,7 +21,7 @@ type testRun struct {
 	repeat  uint32
 }
 
-// testRunAttributes is the part of union bpf_attr that is for this command.
+// testRunAttributes is the part of union bpf_attr for this command.
 type testRunAttributes struct {
 	program, verdict          uint32
 	packetLength, roomLength  uint32
@@ -32,8 +32,8 @@ type testRunAttributes struct {
 	flags, cpu, batch, _      uint32
 }
 
-// do returns what the last run did, and the mean time of one in nanoseconds. It is
-// for a goroutine that is locked to its thread.
+// do returns the result of the last run, and the mean time of one in nanoseconds. The goroutine must be locked
+// to its thread.
 func (r testRun) do() (verdict uint32, packet []byte, nanoseconds float64, err error) {
 	packet = make([]byte, 2*len(r.packet))
 	var pinned runtime.Pinner
@@ -61,8 +61,8 @@ func (r testRun) do() (verdict uint32, packet []byte, nanoseconds float64, err e
 	return a.verdict, packet[:a.roomLength], float64(a.duration), nil
 }
 
-// doLive has the kernel run an XDP program on new packets each time, which then go where it
-// says (BPF_F_TEST_XDP_LIVE_FRAMES, Linux 5.18). It is for the thread's network namespace.
+// doLive has the kernel run an XDP program on a new packet each time, and apply its verdict
+// (BPF_F_TEST_XDP_LIVE_FRAMES, Linux 5.18), in the thread's network namespace.
 func (r testRun) doLive(batch uint32) error {
 	var pinned runtime.Pinner
 	defer pinned.Unpin()
@@ -80,7 +80,7 @@ func (r testRun) doLive(batch uint32) error {
 	return nil
 }
 
-// blockSignals keeps signals from the calling thread until its result is called.
+// blockSignals blocks signals on the calling thread until its result is called.
 func blockSignals() (unblock func()) {
 	var all, before unix.Sigset_t
 	for i := range all.Val {

@@ -31,7 +31,7 @@ func openView(bpffs string) (*view, error) {
 	return &view{frontends, tables}, err
 }
 
-// has says whether a frontend sends pods to a backend.
+// has reports whether a frontend sends pods to a backend.
 func (v *view) has(frontend netip.AddrPort, backend netip.Addr) (bool, error) {
 	key := codec.FrontendKey(service.FrontendKey{Addr: frontend.Addr(), Port: frontend.Port(), Protocol: service.TCP})
 	var row uint32

@@ -20,19 +20,19 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A world is a lab in which something is measured.
+// A world is a lab for measurements.
 type world struct {
 	*lab.Lab
-	folder  string // of the agents' manifests, which goes with the lab
+	folder  string // of the agents' manifests, removed with the lab
 	agents  []*node.Agent
 	servers map[string]*endpoint.Server // by pod
 }
 
-// newWorld makes a lab. Whatever ends this program, nothing of it remains: the
-// lab's processes end with this one, and the next run GC passes the rest.
+// newWorld creates a lab. However this program ends, nothing of it remains: the lab's processes end with this
+// one, and the next run removes the rest.
 func newWorld() (*world, error) { return newWorldOf(lab.Shape{}) }
 
-// newWorldOf makes a lab of another shape.
+// newWorldOf creates a lab with another shape.
 func newWorldOf(shape lab.Shape) (*world, error) {
 	l, err := lab.Up(lab.Config{Temporary: true, Shape: shape})
 	if err != nil {
@@ -56,7 +56,7 @@ func (w *world) end() error {
 		s.Stop()
 	}
 	for _, a := range w.agents {
-		a.Kill() // its state goes with the lab
+		a.Kill() // its state is removed with the lab
 	}
 	return w.Down()
 }
@@ -68,7 +68,7 @@ func (w *world) startAgent(program, host string) (*node.Agent, error) {
 	return a, a.Start()
 }
 
-// Where the measured Services and the servers are.
+// Addresses and ports of the measured Services and the servers.
 const (
 	servicePort = 80
 	serverPort  = 8080
@@ -93,7 +93,7 @@ func (w *world) startServer(ctx context.Context, pod string, cpu int) error {
 	return err
 }
 
-// counters adds up what the hooks of all agents have counted.
+// counters is the sum of all agents' hook counters.
 func (w *world) counters() (datapath.SocketCounters, error) {
 	var sum datapath.SocketCounters
 	for _, a := range w.agents {
@@ -106,15 +106,15 @@ func (w *world) counters() (datapath.SocketCounters, error) {
 	return sum, nil
 }
 
-// The hooks that traffic runs through.
+// The hooks on the path of traffic.
 var trafficHooks = []ebpf.AttachType{
 	ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect,
 	ebpf.AttachCGroupUDP4Sendmsg, ebpf.AttachCGroupUDP6Sendmsg,
 	ebpf.AttachCGroupUDP4Recvmsg, ebpf.AttachCGroupUDP6Recvmsg,
 }
 
-// proveHooks makes sure that traffic of pods runs through that many programs, whoever attached them and wherever above
-// the pods.
+// proveHooks checks that traffic of pods runs through so many programs, whoever attached them and wherever
+// above the pods.
 func (w *world) proveHooks(want int) error {
 	for _, pod := range w.Pods() {
 		cgroup, err := os.Open(pod.Cgroup)

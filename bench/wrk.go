@@ -21,8 +21,8 @@ const (
 	wrkThreads     = 2
 )
 
-// wrkScript has wrk print its results as JSON in the last line. It has no say in the
-// requests, which costs time.
+// wrkScript makes wrk print its results as JSON in the last line. It does not handle requests, which would cost
+// time.
 const wrkScript = `
 done = function(summary, latency, requests)
 	local e = summary.errors
@@ -32,7 +32,7 @@ done = function(summary, latency, requests)
 end
 `
 
-// wrkResult is what wrk says; times are in microseconds.
+// wrkResult is wrk's result; times are in microseconds.
 type wrkResult struct {
 	Requests     uint64  `json:"requests"`
 	Microseconds float64 `json:"microseconds"`
@@ -41,9 +41,9 @@ type wrkResult struct {
 	Errors       uint64  `json:"errors"`
 }
 
-var errNoAnswer = errors.New("wrk had no answer, or few")
+var errNoAnswer = errors.New("wrk got no or few replies")
 
-// runWrk has a host ask for a page for some seconds, by connections that stay open.
+// runWrk has a host request a page for some seconds, on connections that stay open.
 func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
 	script := filepath.Join(from.Dir, "wrk.lua")
 	if err := os.WriteFile(script, []byte(wrkScript), 0o644); err != nil {
@@ -67,7 +67,7 @@ func parseWrk(out string) (r wrkResult, err error) {
 	}
 	switch {
 	case r.Errors > 0:
-		return r, fmt.Errorf("wrk met %d errors in %d requests:\n%s", r.Errors, r.Requests, out)
+		return r, fmt.Errorf("wrk had %d errors in %d requests:\n%s", r.Errors, r.Requests, out)
 	case r.Requests == 0 || r.Microseconds <= 0:
 		return r, fmt.Errorf("%w:\n%s", errNoAnswer, out)
 	}

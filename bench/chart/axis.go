@@ -27,7 +27,7 @@ func (t ticks) Ticks(low, high float64) (all []plot.Tick) {
 		}
 		return all
 	}
-	// With few decades there is room for numbers between them.
+	// With few decades there is room for more numbers.
 	between := high/low < 2000
 	for decade := math.Floor(math.Log10(low)); decade <= math.Log10(high); decade++ {
 		for digit := 1.0; digit < 10; digit++ {

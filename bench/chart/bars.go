@@ -15,11 +15,11 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// A bar lies: its name stands left of it, so that it may be long.
+// A bar is horizontal: its name is left of it, and may be long.
 type bar struct {
 	kind  string // in the legend
 	value stat.Interval
-	also  float64 // a mark further on, as of p99; 0: none
+	also  float64 // a second mark, for example p99; 0: none
 }
 
 // A group is the bars of one case.
@@ -34,8 +34,7 @@ const (
 	gap       = 0.8               // between groups, in bars
 )
 
-// barChart draws groups from the top down. Kinds are shaded in their order; also is what marks
-// mean in the legend.
+// barChart draws groups from the top down. Kinds are shaded in order; `also` explains the marks in the legend.
 func barChart(name, axis string, kinds []string, fills []color.Color, groups []group, logarithmic bool, also string) Chart {
 	c := Chart{Name: name, plot: newPlot(logarithmic), across: axis}
 	fillOf := map[string]color.Color{}
@@ -72,10 +71,10 @@ func barChart(name, axis string, kinds []string, fills []color.Color, groups []g
 	if most <= 0 {
 		c.plot.X.Max = 1
 	}
-	if logarithmic && math.IsInf(least, 1) { // nothing is above zero
+	if logarithmic && math.IsInf(least, 1) { // nothing is positive
 		c.plot.X.Scale, c.plot.X.Tick.Marker = plot.LinearScale{}, ticks{}
 	} else if logarithmic {
-		// From the round number below.
+		// Start at the round number below.
 		decade := math.Pow(10, math.Floor(math.Log10(least)))
 		for _, digit := range []float64{1, 2, 5} {
 			if digit*decade <= least*0.8 {
@@ -126,7 +125,7 @@ type bars struct {
 	at    []float64
 }
 
-// Plot draws the bars from the axis on.
+// Plot draws the bars, starting at the axis.
 func (all *bars) Plot(area draw.Canvas, p *plot.Plot) {
 	toX, toY := p.Transforms(&area)
 	x := func(value float64) vg.Length { return toX(min(max(value, p.X.Min), p.X.Max)) }
@@ -148,10 +147,10 @@ func (all *bars) Plot(area draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// dark says whether a black line would not be seen.
+// dark reports whether a black line would be invisible.
 func dark(c color.Color) bool { return color.GrayModel.Convert(c).(color.Gray).Y < 0x80 }
 
-// whisker draws an interval, on what is dark with a light edge.
+// whisker draws an interval, with a light edge on dark areas.
 func whisker(area draw.Canvas, low, high, at, half vg.Length, lying, edge bool) {
 	if low == high {
 		return

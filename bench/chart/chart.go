@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chart draws the results of the benchmark for a paper: as SVG and PNG, readable
-// in grey. The same results give the same bytes.
+// Package chart draws the results of the benchmark for a paper: as SVG and PNG, legible in grey. The same
+// results give the same bytes.
 package chart
 
 import (
@@ -30,12 +30,12 @@ type Chart struct {
 	plot   *plot.Plot
 	bars   *bars
 	legend []entry // above the plot
-	across string  // the title of the lower axis
-	up     string  // that of the other one, which stands above it
+	across string  // the title of the horizontal axis
+	up     string  // the title of the vertical axis, above it
 	height vg.Length
 }
 
-// An entry of a legend is a box filled with a colour, or what a line is drawn with.
+// An entry of a legend is a box filled with a colour, or the style of a line.
 type entry struct {
 	text string
 	fill color.Color
@@ -60,7 +60,7 @@ const (
 	pixels      = 200 // in an inch
 )
 
-// All are the charts of what a file holds. Whiskers are the 95 % intervals of the medians.
+// All are the charts of a file. Whiskers are the 95 % intervals of the medians.
 func All(results *result.File) (all []Chart) {
 	for _, charts := range []func(*result.File) []Chart{edgeCharts, socketCharts, balancerCharts, ratesCharts, instructionCharts, controlCharts} {
 		all = append(all, charts(results)...)
@@ -68,11 +68,10 @@ func All(results *result.File) (all []Chart) {
 	return all
 }
 
-// Write draws charts into a folder, which it makes, and returns the files' names. kinds are
-// "svg" and "png".
+// Write draws charts into a folder, which it creates, and returns the files' names. kinds are "svg" and "png".
 func Write(folder string, charts []Chart, kinds ...string) (files []string, err error) {
 	if len(charts) == 0 {
-		return nil, errors.New("the results have no part of which there are charts")
+		return nil, errors.New("the results have no part with charts")
 	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
@@ -110,12 +109,12 @@ func (c Chart) draw(kind string) ([]byte, error) {
 		return nil, fmt.Errorf("%q is no kind of picture: svg or png", kind)
 	}
 	area := draw.New(canvas)
-	// Not to be read as black on black where a page is dark.
+	// Otherwise a dark page would show black on black.
 	area.FillPolygon(color.White, []vg.Point{area.Min, {X: area.Max.X, Y: area.Min.Y}, area.Max, {X: area.Min.X, Y: area.Max.Y}})
 	c.drawLegend(area, rows)
 	inner := draw.Crop(area, besides, -3*besides, titleLine, -above)
 	c.plot.Draw(inner)
-	// Titles in the plot would be placed as if its axes were linear.
+	// The library would place titles in the plot as if its axes were linear.
 	data, title := c.plot.DataCanvas(inner), style()
 	title.Font.Size = fontSize + 1
 	area.FillText(title, vg.Point{X: area.Min.X + besides, Y: inner.Max.Y + titleLine/2}, c.up)
@@ -123,7 +122,7 @@ func (c Chart) draw(kind string) ([]byte, error) {
 	area.FillText(title, vg.Point{X: (data.Min.X + data.Max.X) / 2, Y: area.Min.Y + titleLine/2}, c.across)
 	var b bytes.Buffer
 	_, err := canvas.WriteTo(&b)
-	// Not everybody has the font; these are as wide, or near.
+	// Not everybody has the font; these are about as wide.
 	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), err
 }
 
@@ -141,7 +140,7 @@ const (
 	together = 14 * vg.Length(1)
 )
 
-// legendRows breaks the legend into lines that fit.
+// legendRows breaks the legend into lines.
 func (c Chart) legendRows() (rows [][]entry) {
 	used := vg.Length(0)
 	for _, e := range c.legend {
@@ -182,21 +181,21 @@ func (e entry) draw(area draw.Canvas, x, y vg.Length) {
 
 var thin = draw.LineStyle{Color: black, Width: 0.5}
 
-// drawBox fills a box and draws its edge, so that white ones are seen, too.
+// drawBox fills a box and draws its edge, so that white ones are visible, too.
 func drawBox(area draw.Canvas, r vg.Rectangle, fill color.Color) {
 	corners := []vg.Point{r.Min, {X: r.Max.X, Y: r.Min.Y}, r.Max, {X: r.Min.X, Y: r.Max.Y}}
 	area.FillPolygon(fill, corners)
 	area.StrokeLines(thin, append(slices.Clone(corners), r.Min))
 }
 
-// shades go from light to dark, as the eye and a grey printer see them.
+// shades are from light to dark, as the eye and a grey printer see them.
 var shades = []color.Color{
 	color.White,
 	color.RGBA{0xd3, 0xe3, 0xf1, 0xff}, color.RGBA{0x93, 0xbf, 0xdd, 0xff}, color.RGBA{0x47, 0x8f, 0xc3, 0xff},
 	color.RGBA{0x1c, 0x5b, 0x97, 0xff}, color.RGBA{0x08, 0x2a, 0x57, 0xff}, color.Black,
 }
 
-// shadesOf are so many shades that differ the most, without white.
+// shadesOf returns so many shades that differ as much as possible, without white.
 func shadesOf(n int) (some []color.Color) {
 	colours := shades[1 : len(shades)-1]
 	for i := range n {
@@ -211,7 +210,7 @@ func shadesOf(n int) (some []color.Color) {
 	return some
 }
 
-// newPlot is an empty one in the style of all.
+// newPlot is an empty plot in the common style.
 func newPlot(logarithmic bool) *plot.Plot {
 	p := plot.New()
 	p.BackgroundColor = nil

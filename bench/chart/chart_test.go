@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// example has all parts, with what may happen to samples: few, equal, negative, zero.
+// example has all parts, with unusual samples: few, equal, negative, zero.
 func example() *result.File {
 	f := &result.File{Schema: result.Schema}
 	add := func(part, scenario, hook, side, against, family string, p result.Parameters, metric, unit string, better result.Direction, samples ...float64) {
@@ -65,8 +65,8 @@ func example() *result.File {
 	return f
 }
 
-// Each part has its charts, as pictures that others can read, with the words that explain them;
-// and drawn again they are the same.
+// Each part has its charts, as pictures that others can read, with explaining words; drawn again they are the
+// same.
 func TestCharts(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	files, err := Write(first, All(example()), "svg", "png")
@@ -113,10 +113,10 @@ func TestCharts(t *testing.T) {
 		a, errA := os.ReadFile(file)
 		b, errB := os.ReadFile(again[i])
 		if errA != nil || errB != nil || len(a) == 0 || !bytes.Equal(a, b) {
-			t.Errorf("%s: drawn twice it differs (%v, %v)", file, errA, errB)
+			t.Errorf("%s: drawn again it differs (%v, %v)", file, errA, errB)
 		}
 		if bytes.Contains(a, []byte("NaN")) || bytes.Contains(a, []byte("Inf")) {
-			t.Errorf("%s has numbers that are none", file)
+			t.Errorf("%s contains NaN or Inf", file)
 		}
 		if strings.HasSuffix(file, ".png") {
 			if picture, err := png.Decode(bytes.NewReader(a)); err != nil || picture.Bounds().Dx() < 1000 {
@@ -126,7 +126,7 @@ func TestCharts(t *testing.T) {
 	}
 }
 
-// textOf reads a picture's words, and makes sure that it is XML.
+// textOf reads a picture's words, and checks that it is XML.
 func textOf(t *testing.T, picture []byte) (all []string) {
 	t.Helper()
 	decoder := xml.NewDecoder(bytes.NewReader(picture))

@@ -10,11 +10,11 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// mostKinds is how many shades the eye tells apart.
+// mostKinds is how many shades the eye can distinguish.
 const mostKinds = 5
 
-// controlCharts are one for each unit: of times, and of memory. A bar is a side with a number
-// of Services; where these are too many to be told apart by shade, each figure is a chart.
+// controlCharts draws one chart per unit: times, and memory. A bar is a side with a number of Services; if
+// these are too many to distinguish by shade, each figure has its own chart.
 func controlCharts(f *result.File) (all []Chart) {
 	mine := slices.DeleteFunc(slices.Clone(f.Rows), func(r result.Row) bool { return r.Part != "control" || r.Better == result.None })
 	kindOf := func(r result.Row) string {

@@ -4,7 +4,7 @@ package chart
 
 import "beeline.io/beeline/bench/stat"
 
-// A Way has a figure of each kind; one whose median is not a number is not there.
+// A Way has a figure of each kind; one whose median is not a number is missing.
 type Way struct {
 	Name    string
 	Figures []stat.Interval

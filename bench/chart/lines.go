@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// A curve is one side against a number.
+// A curve is one side over a number.
 type curve struct {
 	name   string
 	at     []float64 // ascending
@@ -27,14 +27,14 @@ var (
 	dashes = [][]vg.Length{nil, {4, 2}, {1, 2}, {6, 2, 1, 2}}
 )
 
-// lineChart draws curves against a number, which has a logarithmic axis.
+// lineChart draws curves over a number, on a logarithmic axis.
 func lineChart(name, across, up string, curves []curve, logarithmic bool) Chart {
 	c := Chart{Name: name, plot: newPlot(true), across: across, up: up, height: 6 * vg.Centimeter}
 	c.plot.Y.Tick.Marker = ticks{logarithmic}
 	left, right, least, most := math.Inf(1), 0.0, math.Inf(1), 0.0
 	for i := range curves {
 		v := &curves[i]
-		colour := shades[len(shades)-1-i%4] // white and the two lightest are not for lines
+		colour := shades[len(shades)-1-i%4] // without white and the two lightest
 		v.line = draw.LineStyle{Color: colour, Width: 1.2, Dashes: dashes[(i+i/4)%len(dashes)]}
 		v.mark = draw.GlyphStyle{Color: colour, Radius: 2.5, Shape: marks[i%len(marks)]}
 		c.legend = append(c.legend, entry{text: v.name, line: &v.line, mark: &v.mark})

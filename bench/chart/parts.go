@@ -25,7 +25,7 @@ func rowsOf(f *result.File, part, metric string, which func(result.Row) bool) (r
 	return rows
 }
 
-// each are the different values of rows in the order in which they come.
+// each returns the different values of rows in order.
 func each[T comparable](rows []result.Row, of func(result.Row) T) (all []T) {
 	for _, r := range rows {
 		if value := of(r); !slices.Contains(all, value) {
@@ -73,13 +73,12 @@ func capital(s string) string {
 
 var noLetters = regexp.MustCompile(`[^a-z0-9]+`)
 
-// fileName is words as a file's name.
+// fileName makes a file's name from words.
 func fileName(words ...string) string {
 	return strings.Trim(noLetters.ReplaceAllString(strings.ToLower(strings.Join(words, "-")), "-"), "-")
 }
 
-// edgeCharts are one for each hook and family: the yardstick, and for each number of flows
-// a bar.
+// edgeCharts draws one chart for each hook and family: the yardstick, and a bar for each number of flows.
 func edgeCharts(f *result.File) (all []Chart) {
 	const metric = "time per packet"
 	for _, hook := range each(rowsOf(f, "edge", metric, func(result.Row) bool { return true }), func(r result.Row) string { return r.Hook }) {
@@ -114,7 +113,7 @@ func edgeCharts(f *result.File) (all []Chart) {
 	return all
 }
 
-// balancerCharts are one for each figure, with a bar for each way.
+// balancerCharts draws one chart for each figure, with a bar for each way.
 func balancerCharts(f *result.File) (all []Chart) {
 	for _, metric := range []string{"requests per second", "p99 latency", "CPU time per request"} {
 		if rows := rowsOf(f, "balancer", metric, func(result.Row) bool { return true }); len(rows) > 0 {
@@ -124,7 +123,7 @@ func balancerCharts(f *result.File) (all []Chart) {
 	return all
 }
 
-// instructionCharts is one, with a bar for each way.
+// instructionCharts draws one chart, with a bar for each way.
 func instructionCharts(f *result.File) []Chart {
 	rows := rowsOf(f, "instructions", "instructions per packet", func(result.Row) bool { return true })
 	if len(rows) == 0 {
@@ -133,7 +132,7 @@ func instructionCharts(f *result.File) []Chart {
 	return []Chart{sidesChart("instructions-per-packet", axisOf(rows[0].Metric)+", emulated", rows, sideOf)}
 }
 
-// sidesChart has a bar for each row, which has a name.
+// sidesChart draws a bar for each row with a name.
 func sidesChart(name, axis string, rows []result.Row, nameOf func(result.Row) string) Chart {
 	var groups []group
 	least, most := math.Inf(1), 0.0
@@ -145,5 +144,5 @@ func sidesChart(name, axis string, rows []result.Row, nameOf func(result.Row) st
 	return barChart(name, axis, []string{""}, shadesOf(1), groups, far(least, most), "")
 }
 
-// far says whether figures are so far apart that small ones are not seen beside great ones.
+// far reports whether figures are so far apart that small ones are invisible next to great ones.
 func far(least, most float64) bool { return least > 0 && most/least > 40 }

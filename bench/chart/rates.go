@@ -16,9 +16,9 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// ratesCharts are, of each figure, scenario and family: the ways side by side; each way against
-// the number of Services, where there are several; and instead of both each way against another
-// number, as of packets offered, where that is what changes.
+// ratesCharts draws, for each figure, scenario and family: the ways side by side; each way over the number of
+// Services, if there are several; or, instead of both, each way over another number, such as packets offered,
+// if that varies.
 func ratesCharts(f *result.File) (all []Chart) {
 	type kind struct {
 		scenario, family string
@@ -45,7 +45,7 @@ func ratesCharts(f *result.File) (all []Chart) {
 
 var sideWithServices = regexp.MustCompile(`^(.*), ([0-9,]+) Services?$`)
 
-// withServices has the number of Services as a parameter that stands in the side's name.
+// withServices moves the number of Services from the side's name to a parameter.
 func withServices(r result.Row) result.Row {
 	match := sideWithServices.FindStringSubmatch(r.Side)
 	if match == nil || r.Parameters["services"] > 0 {
@@ -68,7 +68,7 @@ func wayOf(r result.Row) string {
 	return r.Side
 }
 
-// varies names a number beside that of Services that is not the same in all rows.
+// varies names a number, other than Services, that differs between rows.
 func varies(rows []result.Row) string {
 	for _, name := range slices.Sorted(maps.Keys(rows[0].Parameters)) {
 		if name != "services" && len(each(rows, parameter(name))) > 1 {
@@ -78,13 +78,13 @@ func varies(rows []result.Row) string {
 	return ""
 }
 
-// against has a curve for each name of rows against a number.
+// against draws a curve over a number for each name of rows.
 func against(name, number, up string, rows []result.Row, nameOf func(result.Row) string) Chart {
 	var curves []curve
 	least, most := math.Inf(1), 0.0
 	for _, way := range each(rows, nameOf) {
 		c := curve{name: way}
-		own := slices.DeleteFunc(slices.Clone(rows), func(r result.Row) bool { return nameOf(r) != way || r.Parameters[number] <= 0 }) // 0 has no place on the axis
+		own := slices.DeleteFunc(slices.Clone(rows), func(r result.Row) bool { return nameOf(r) != way || r.Parameters[number] <= 0 }) // a logarithmic axis has no 0
 		slices.SortStableFunc(own, func(a, b result.Row) int { return cmp.Compare(a.Parameters[number], b.Parameters[number]) })
 		for _, r := range own {
 			value := stat.MedianInterval(r.Samples)

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// socketCharts are, for each number of connections, latencies of each family and ratios of both.
+// socketCharts draws, for each number of connections, latencies of each family and ratios of both.
 func socketCharts(f *result.File) (all []Chart) {
 	p50 := rowsOf(f, "sockets", "p50 latency", func(result.Row) bool { return true })
 	sides := each(p50, sideOf)
@@ -46,13 +46,13 @@ func socketCharts(f *result.File) (all []Chart) {
 	return all
 }
 
-// The ratios that are drawn: a side and the one it is divided by.
+// The ratios to draw: a side and the one it is divided by.
 var ratios = []struct{ name, side, by string }{
 	{"A/A: what the instrument cannot see", "direct, bare node (A/A)", "direct, bare node"},
 	{"ClusterIP, by direct on the same node", "ClusterIP", "direct, Beeline node"},
 }
 
-// ratioChart has dots at the ratios of medians within rounds.
+// ratioChart draws dots at the ratios of medians within rounds.
 func ratioChart(f *result.File, connections int, rows []result.Row) Chart {
 	var groups []group
 	for _, scenario := range each(rows, scenarioOf) {

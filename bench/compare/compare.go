@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compare sets two runs of the benchmark side by side.
+// Package compare compares two runs of the benchmark.
 //
-// The rounds of two runs do not belong to each other, so a row's samples are compared
-// as two samples (stat.RatioShift). Sides that took turns in one run do belong to each
-// other, round by round: where a row names another side, both runs also give the ratios
-// to that side, and these are compared as two samples. A machine that was slower all
-// through a run slows both sides, and falls out. So these decide where there are any.
+// The rounds of two runs are independent of each other, so a row's samples are compared as two samples
+// (stat.RatioShift). Sides that took turns in one run are paired, round by round: if a row names another side,
+// both runs also have the ratios to that side, and these are compared as two samples. A machine that was slower
+// during a whole run slows both sides, and cancels out. So these ratios decide, if there are any.
 package compare
 
 import (
@@ -17,38 +16,38 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// A Comparison is of all rows that two runs have in common, in the new one's order.
+// A Comparison is of all common rows of two runs, in the new one's order.
 type Comparison struct {
 	Old      Run      `json:"old"`
 	New      Run      `json:"new"`
 	Warnings []string `json:"warnings"`
-	Noisy    bool     `json:"noisy"` // one of the runs was: verdicts may be of others' work
+	Noisy    bool     `json:"noisy"` // one of the runs was: verdicts may be due to other programs
 	Rows     []Row    `json:"rows"`
 	Better   int      `json:"better"` // rows
 	Worse    int      `json:"worse"`
 }
 
-// Run is which run was compared.
+// Run identifies a run.
 type Run struct {
 	Program string `json:"program"`
 	Started string `json:"started"`
 	Machine string `json:"machine"`
 }
 
-// A Row is what has become of one figure.
+// A Row is the change of one figure.
 type Row struct {
 	result.Series
 	result.Metric
 	Old float64 `json:"old"` // medians
 	New float64 `json:"new"`
-	// Ratio is new by old; nil if there is none, as a sample is not positive.
+	// Ratio is new by old; nil if a sample is not positive.
 	Ratio *stat.Shift `json:"ratio"`
-	// Relative is the same by another side of each run.
+	// Relative is the same relative to another side of each run.
 	Relative *Relative `json:"relative,omitempty"`
 	Verdict  Verdict   `json:"verdict"`
 }
 
-// Relative is a row by its counterpart of the same run, and what has become of that.
+// Relative is a row divided by its counterpart of the same run, and the change of that.
 type Relative struct {
 	Against string        `json:"against"`
 	Old     stat.Interval `json:"old"` // of the ratios within the rounds
@@ -59,9 +58,8 @@ type Relative struct {
 // Verdict says whether a change is more than chance.
 type Verdict string
 
-// A verdict other than Unclear needs an interval of 95 % that leaves out 1, and that among
-// all rows together at most one of twenty is by chance (stat.Discoveries). Unclear does not
-// mean the same.
+// A verdict other than Unclear needs a 95 % interval that excludes 1, and at most one in twenty of all such
+// verdicts is by chance (stat.Discoveries). Unclear does not mean unchanged.
 const (
 	Better  Verdict = "better"
 	Worse   Verdict = "worse"
@@ -82,7 +80,7 @@ func Of(old, now *result.File) (*Comparison, error) {
 		}
 	}
 	if len(c.Rows) == 0 {
-		return nil, errors.New("the two runs have no row in common: neither part nor scenario, side, parameters and metric of any is the same")
+		return nil, errors.New("the two runs have no row in common: no part, scenario, side, parameters and metric are the same")
 	}
 	c.judge()
 	return c, nil
@@ -108,8 +106,8 @@ func rowOf(old, now *result.File, before, after result.Row) Row {
 	return r
 }
 
-// Decisive is the ratio that decides: that of the ratios to another side where there is one,
-// or the plain one; nil if there is neither.
+// Decisive is the ratio that decides: the one relative to another side if there is one, or the plain one; nil
+// if there is neither.
 func (r Row) Decisive() *stat.Shift {
 	if r.Relative != nil {
 		return &r.Relative.Ratio
@@ -117,8 +115,8 @@ func (r Row) Decisive() *stat.Shift {
 	return r.Ratio
 }
 
-// judge gives rows their verdicts: those with a counterpart and those without apart, for a
-// slower machine makes all of the latter discoveries, of which one in twenty would be many.
+// judge gives rows their verdicts, separately for those with a counterpart and those without: a slower machine
+// makes discoveries of all of the latter, and one in twenty would be many.
 func (c *Comparison) judge() {
 	for _, relative := range []bool{true, false} {
 		var tested []*Row

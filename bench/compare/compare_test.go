@@ -19,8 +19,8 @@ var (
 	size = result.Metric{Name: "requests", Unit: "1", Better: result.None}
 )
 
-// simulated is a run of many scenarios with a yardstick each; of the scenarios named in
-// changed all figures but the yardstick's are multiplied, and of the whole run by pace.
+// simulated is a run of many scenarios with a yardstick each; in the scenarios of `changed` all figures except
+// the yardstick's are multiplied, and those of the whole run by pace.
 func simulated(seed uint64, pace float64, changed map[string]float64) *result.File {
 	random := rand.New(rand.NewPCG(seed, 1))
 	f := &result.File{Schema: result.Schema, Program: "simulated", Machine: result.Machine{CPU: "a CPU", CPUs: 2, Kernel: "6.1"}}
@@ -53,7 +53,7 @@ func of(t *testing.T, old, now *result.File) *Comparison {
 	return c
 }
 
-// A run compared with itself has nothing but ones, and no warnings.
+// A run compared with itself has only ones, and no warnings.
 func TestTheSame(t *testing.T) {
 	f := simulated(1, 1, nil)
 	c := of(t, f, f)
@@ -70,8 +70,8 @@ func TestTheSame(t *testing.T) {
 	}
 }
 
-// What has changed is found with its direction, and hardly anything else. A machine that is
-// slower altogether makes nothing worse that has a yardstick.
+// Changes are found with their direction, and hardly anything else. A slower machine makes nothing worse that
+// has a yardstick.
 func TestChanges(t *testing.T) {
 	changed := map[string]float64{"Aa": 1.2, "Ab": 1 / 1.2, "Ac": 1.2}
 	for seed := range uint64(5) {
@@ -95,10 +95,10 @@ func TestChanges(t *testing.T) {
 			}
 		}
 		if wrong > 2 {
-			t.Errorf("%d of 57 rows that have not changed are called better or worse", wrong)
+			t.Errorf("%d of 57 unchanged rows are called better or worse", wrong)
 		}
 	}
-	// Where more is better, more is better.
+	// If more is better, an increase is better.
 	c := of(t, simulated(20, 1, nil), simulated(21, 1, map[string]float64{"Aa": 3}))
 	for _, r := range c.Rows {
 		if r.Scenario == "Aa" && r.Side == "Beeline" && r.Verdict != map[string]Verdict{cost.Name: Worse, rate.Name: Better}[r.Name] {
@@ -107,7 +107,7 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// Runs that should not be compared are named so.
+// Warnings name runs that should not be compared.
 func TestWarnings(t *testing.T) {
 	for _, c := range []struct {
 		what   string
@@ -134,7 +134,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// Both outputs hold the verdicts; JSON can be read again, also where there is no ratio.
+// Both outputs have the verdicts; JSON can be read again, also without a ratio.
 func TestOutputs(t *testing.T) {
 	old, now := simulated(1, 1, nil), simulated(2, 1, map[string]float64{"Aa": 2})
 	for _, f := range []*result.File{old, now} {
@@ -160,7 +160,7 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// Runs with nothing in common are refused.
+// Runs without common rows are refused.
 func TestNothingInCommon(t *testing.T) {
 	other := &result.File{Schema: result.Schema}
 	other.Add(result.Row{Series: result.Series{Part: "hook", Scenario: "one", Side: "Beeline"}, Metric: cost}, 1)

@@ -11,14 +11,14 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// WriteJSON writes all of it.
+// WriteJSON writes the comparison as JSON.
 func (c *Comparison) WriteJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", " ")
 	return encoder.Encode(c)
 }
 
-// WriteText writes it for people.
+// WriteText writes the comparison for people.
 func (c *Comparison) WriteText(w io.Writer) error {
 	var text strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
@@ -53,7 +53,7 @@ samples for 95 %%. What differs from run to run with nothing changed is in no in
 	return err
 }
 
-// figure has four digits that count.
+// figure has four significant digits.
 func figure(x float64) string {
 	switch {
 	case x >= 1000 || x <= -1000:

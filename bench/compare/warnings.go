@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// warnings are the reasons for which two runs should not be compared.
+// warnings are the reasons why two runs should not be compared.
 func warnings(old, now *result.File) []string {
 	all := []string{} // not null in JSON
 	differs := func(what string, before, after any) {
@@ -65,7 +65,7 @@ func kind(m result.Machine) string {
 	return "machine"
 }
 
-// missing counts rows of one run that the other does not have.
+// missing counts rows of one run that the other lacks.
 func missing(of, from *result.File) (n int) {
 	known := map[string]bool{}
 	for _, r := range from.Rows {

@@ -13,19 +13,18 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// CallerConfig is what a caller does: connect(2) or sendto(2) calls that are to
-// fail for want of a route, so that nothing but the call itself happens.
+// CallerConfig configures a caller: connect(2) or sendto(2) calls that must fail for lack of a route, so that
+// nothing but the call itself happens.
 type CallerConfig struct {
 	Datagrams bool             `json:"datagrams"` // sendto(2) on UDP sockets
-	OneSocket bool             `json:"oneSocket"` // for all calls, in place of one for each
+	OneSocket bool             `json:"oneSocket"` // for all calls, instead of one each
 	First     []netip.AddrPort `json:"first"`     // the targets of the first calls
-	Targets   []netip.AddrPort `json:"targets"`   // in turn, of the others
+	Targets   []netip.AddrPort `json:"targets"`   // of the others, in turn
 	Calls     int              `json:"calls"`
 	CPU       int              `json:"cpu"`
 }
 
-// RunCaller runs a caller on a host. A call that does not fail with
-// EHOSTUNREACH ends it with an error.
+// RunCaller runs a caller on a host. A call that does not fail with EHOSTUNREACH ends it with an error.
 func RunCaller(ctx context.Context, host *lab.Host, config CallerConfig) error {
 	_, err := run[CallerConfig, struct{}](ctx, host, partCaller, config)
 	return err

@@ -18,29 +18,27 @@ import (
 type Mode string
 
 const (
-	// ConnectRequestClose opens a TCP connection for each request. It is ended
-	// by a reset, so that no connection is left in TIME_WAIT: those of earlier
-	// slices would make later ones slower.
+	// ConnectRequestClose opens a TCP connection for each request, and resets it, so that no connection
+	// stays in TIME_WAIT: those of earlier slices would make later ones slower.
 	ConnectRequestClose Mode = "connect-request-close"
 	// RequestResponse keeps TCP connections open.
 	RequestResponse Mode = "request-response"
-	// Stream writes StreamWrite bytes at a time on a connection, which the server reads and
-	// forgets. An operation is one write.
+	// Stream writes StreamWrite bytes at a time on a connection, which the server reads and discards. An
+	// operation is one write.
 	Stream Mode = "stream"
-	// UDPUnconnected sends each request with sendto(2), and checks which
-	// address recvfrom(2) says the answer came from.
+	// UDPUnconnected sends each request with sendto(2), and checks the source address of recvfrom(2).
 	UDPUnconnected Mode = "UDP, unconnected"
 	// UDPConnected connects each socket once, and uses no address then.
 	UDPConnected Mode = "UDP, connected"
 )
 
-// StreamWrite is how many bytes are in one write of a Stream.
+// StreamWrite is the number of bytes in one write of a Stream.
 const StreamWrite = 64 << 10
 
-// Datagrams says whether the traffic is UDP.
+// Datagrams reports whether the traffic is UDP.
 func (m Mode) Datagrams() bool { return m == UDPUnconnected || m == UDPConnected }
 
-// ClientConfig is what a client does.
+// ClientConfig configures a client.
 type ClientConfig struct {
 	Mode        Mode           `json:"mode"`
 	Target      netip.AddrPort `json:"target"`
@@ -48,22 +46,22 @@ type ClientConfig struct {
 	Warmup      time.Duration  `json:"warmup"`      // not counted
 	Measure     time.Duration  `json:"measure"`
 	CPU         int            `json:"cpu"`
-	// LostAfter is how long a datagram without an answer is waited for before it is sent
-	// again; 0: half a minute.
+	// LostAfter is how long to wait for the reply to a datagram before it is retransmitted; 0: half a
+	// minute.
 	LostAfter time.Duration `json:"lostAfter"`
-	// Processes are those whose CPU time belongs to the traffic besides the
-	// client's own: the server, and the kernel's own threads.
+	// Processes are those whose CPU time belongs to the traffic, besides the client's own: the server, and
+	// kernel threads.
 	Processes []int `json:"processes"`
 }
 
 // Result is what a client measured.
 type Result struct {
-	// These count all calls, those of the warm-up included.
+	// These count all calls, including the warm-up.
 	Connected uint64 `json:"connected"` // connect(2)
 	Sent      uint64 `json:"sent"`      // datagrams
 	Received  uint64 `json:"received"`  // datagrams
-	Resent    uint64 `json:"resent"`    // of those sent, for want of an answer
-	// The others are of the measured time only.
+	Resent    uint64 `json:"resent"`    // of those sent, for lack of a reply
+	// The others cover only the measured time.
 	Operations uint64        `json:"operations"`
 	Elapsed    time.Duration `json:"elapsed"`
 	CPU        time.Duration `json:"cpu"`
@@ -73,8 +71,7 @@ type Result struct {
 	P99        time.Duration `json:"p99"`
 }
 
-// RunClient runs a client on a host. An operation that fails ends it with an
-// error.
+// RunClient runs a client on a host. A failed operation ends it with an error.
 func RunClient(ctx context.Context, host *lab.Host, config ClientConfig) (Result, error) {
 	return run[ClientConfig, Result](ctx, host, partClient, config)
 }

@@ -11,27 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LostMost is how many datagrams a client sends again before it gives up: the lab's
-// devices lose none, so more are a fault.
+// LostMost is how many datagrams a client retransmits before it gives up: the lab's devices lose none, so more
+// are a fault.
 const LostMost = 5
 
-// lostAfter is the default of ClientConfig.LostAfter. It is long, for what a busy machine
-// has only kept waiting is not lost, and a pause keeps all sockets waiting.
+// lostAfter is the default of ClientConfig.LostAfter. It is long, because a busy machine delays datagrams that
+// are not lost, and a pause delays all sockets.
 const lostAfter = 30 * time.Second
 
-// datagrams are UDP sockets of a client. Each asks one question at a time.
+// datagrams are UDP sockets of a client, each with one request at a time.
 type datagrams struct {
 	*client
 	lostAfter time.Duration // without an answer
 	asked     []question
 	waiting   int // sockets without an answer
 	now       time.Time
-	looked    time.Time // for lost ones
+	looked    time.Time // for lost datagrams
 	from      sockaddr
 }
 
-// question is what a socket asked last. The answer bears its number: an answer
-// with another is of a question that was asked twice.
+// question is a socket's latest request. The reply has its number: a reply with another number belongs to a
+// request that was retransmitted.
 type question struct {
 	fd      int
 	number  [1]byte
@@ -44,7 +44,7 @@ func newDatagrams(c *client) *datagrams {
 	return &datagrams{client: c, lostAfter: cmp.Or(c.LostAfter, lostAfter), asked: make([]question, c.Connections), from: sockaddr{family: c.target.family}}
 }
 
-// loop ends when all is answered, so that the hooks' counters are complete.
+// loop ends when all replies have arrived, so that the hooks' counters are complete.
 func (d *datagrams) loop() error {
 	for i := range d.asked {
 		if err := d.open(i); err != nil {
@@ -116,8 +116,8 @@ func (d *datagrams) send(q *question) error {
 	return nil
 }
 
-// ready goes on with a socket of which epoll has told. Edge-triggered, so it
-// reads until there is nothing more, or the answer it waits for.
+// ready handles a socket after an event of epoll. Edge-triggered, so it reads until there is nothing more, or
+// the reply it waits for.
 func (d *datagrams) ready(q *question) error {
 	for q.waiting {
 		number, errno := d.receive(q.fd)
@@ -129,7 +129,7 @@ func (d *datagrams) ready(q *question) error {
 		}
 		d.result.Received++
 		if d.Mode == UDPUnconnected && !d.from.is(d.target) {
-			return fmt.Errorf("%s was asked, and %s answered", d.Target, d.from.addrPort())
+			return fmt.Errorf("the request was sent to %s, but %s replied", d.Target, d.from.addrPort())
 		}
 		q.waiting = number != q.number[0]
 	}
@@ -152,7 +152,7 @@ func (d *datagrams) receive(fd int) (number byte, errno unix.Errno) {
 	return b[0], errno
 }
 
-// askAgain sends again what has waited too long.
+// askAgain retransmits what has waited too long.
 func (d *datagrams) askAgain() error {
 	if d.now.Sub(d.looked) < d.lostAfter/2 {
 		return nil
@@ -164,7 +164,7 @@ func (d *datagrams) askAgain() error {
 			continue
 		}
 		if d.result.Resent == LostMost {
-			return fmt.Errorf("%s has left more than %d datagrams without an answer for %s each", d.Target, LostMost, d.lostAfter)
+			return fmt.Errorf("%s has not answered more than %d datagrams for %s each", d.Target, LostMost, d.lostAfter)
 		}
 		d.result.Resent++
 		if err := d.send(q); err != nil {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package endpoint is the two ends of a measured connection: a client and a
-// server, each a process of its own in a pod, on one thread that is pinned to
-// one CPU, with a loop of bare system calls. What they cost is the same whatever
-// way the connection takes, and little beside it.
+// Package endpoint is the two ends of a measured connection: a client and a server, each a process of its own
+// in a pod, on one thread that is pinned to one CPU, with a loop of bare system calls. Their own cost is the
+// same on every path, and small in comparison.
 //
-// A program that uses it calls [Main] first of all.
+// A program that uses it calls [Main] first.
 package endpoint
 
 import (
@@ -25,7 +24,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The parts that this program plays when it is started again, by its name.
+// The parts of this program, by the name with which it is started again.
 const (
 	prefix       = "beeline-bench-"
 	partServer   = prefix + "server"
@@ -41,8 +40,7 @@ const (
 
 var mainCalled atomic.Bool
 
-// Main turns the process into an endpoint if it was started as one, and does
-// not return then.
+// Main turns the process into an endpoint if it was started as one, and does not return then.
 func Main() {
 	mainCalled.Store(true)
 	if !strings.HasPrefix(os.Args[0], prefix) {
@@ -90,18 +88,18 @@ func play[C any](run func(C) error) error {
 // command prepares this program as an endpoint on a host.
 func command(ctx context.Context, host *lab.Host, part string) (*lab.Cmd, error) {
 	if !mainCalled.Load() {
-		return nil, errors.New("endpoint.Main was not called: call it first of all in main or TestMain")
+		return nil, errors.New("endpoint.Main was not called: call it first in main or TestMain")
 	}
 	cmd := host.Command(ctx, "/proc/self/exe")
 	cmd.Args = []string{part}
 	cmd.Dir = "/"
-	// One thread works and nothing interrupts it: no collector, no signals
-	// that let goroutines take turns, no other processor to wake up.
+	// One thread works without interruptions: no garbage collector, no signals that switch goroutines, no
+	// other processor to wake up.
 	cmd.Env = []string{"GOGC=off", "GODEBUG=asyncpreemptoff=1", "GOMAXPROCS=1"}
 	return cmd, nil
 }
 
-// run plays a part to its end and reads the JSON that it prints.
+// run runs a part to its end and reads the JSON that it prints.
 func run[C, R any](ctx context.Context, host *lab.Host, part string, config C) (R, error) {
 	var result R
 	text, err := json.Marshal(config)
@@ -125,7 +123,7 @@ func run[C, R any](ctx context.Context, host *lab.Host, part string, config C) (
 
 func printJSON(value any) error { return json.NewEncoder(os.Stdout).Encode(value) }
 
-// pin binds all threads of a process to a CPU; those to come inherit it.
+// pin pins all threads of a process to a CPU; later ones inherit it.
 func pin(pid, cpu int) error {
 	var set unix.CPUSet
 	set.Set(cpu)

@@ -16,16 +16,16 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// FloodConfig is packets with random source addresses and ports, of SYNs and of UDP
-// datagrams to each target in turn.
+// FloodConfig configures packets with random source addresses and ports, SYNs and UDP datagrams to each target
+// in turn.
 type FloodConfig struct {
-	Device   string           `json:"device"` // that they are sent from, of the host
+	Device   string           `json:"device"` // of the host, that sends them
 	Index    int              `json:"index"`
 	From, To [6]byte          // MAC addresses
 	Targets  []netip.AddrPort `json:"targets"`
 	Sources  netip.Prefix     `json:"sources"`  // IPv4
-	Answered bool             `json:"answered"` // the server is to answer the datagrams
-	Rate     int              `json:"rate"`     // packets per second; 0: as fast as it goes
+	Answered bool             `json:"answered"` // whether the server answers the datagrams
+	Rate     int              `json:"rate"`     // packets per second; 0: as fast as possible
 	CPU      int              `json:"cpu"`
 }
 
@@ -113,8 +113,8 @@ func runFlood(config FloodConfig) error {
 	return printJSON(result)
 }
 
-// told says whether a line has come at standard input, or its end. The end of the
-// configuration's line may still be there.
+// told reports whether standard input has a line, or its end. The newline of the configuration may still be
+// there.
 func told() (bool, error) {
 	fds := []unix.PollFd{{Fd: int32(unix.Stdin), Events: unix.POLLIN}}
 	switch n, err := unix.Poll(fds, 0); {
@@ -129,7 +129,7 @@ func told() (bool, error) {
 }
 
 func (f *flood) open() (err error) {
-	// Protocol 0: it receives nothing.
+	// Protocol 0: the socket receives nothing.
 	if f.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 		return os.NewSyscallError("socket", err)
 	}
@@ -142,7 +142,7 @@ func (f *flood) open() (err error) {
 	return nil
 }
 
-// prepare writes all of the frames that stays as it is.
+// prepare writes the constant part of the frames.
 func (f *flood) prepare() {
 	base := f.Sources.Masked().Addr().As4()
 	f.base, f.mask = binary.BigEndian.Uint32(base[:]), 1<<(32-f.Sources.Bits())-1
@@ -180,7 +180,7 @@ func (f *flood) prepare() {
 	}
 }
 
-// randomize gives a frame another source, and its checksums.
+// randomize gives a frame another source, and updates its checksums.
 func (f *flood) randomize(frame []byte) {
 	// xorshift (Marsaglia 2003).
 	f.random ^= f.random << 13
@@ -213,7 +213,7 @@ func onesComplementPart(sum uint32, b []byte) uint32 {
 	return sum
 }
 
-// onesComplement is the checksum of RFC 1071 of an even number of bytes.
+// onesComplement is the checksum of RFC 1071 over an even number of bytes.
 func onesComplement(sum uint32, b []byte) uint16 {
 	sum = onesComplementPart(sum, b)
 	for sum > 0xffff {
@@ -222,7 +222,7 @@ func onesComplement(sum uint32, b []byte) uint16 {
 	return uint16(sum)
 }
 
-// send sends the next packets, and returns how many the device has taken.
+// send sends the next packets, and returns how many the device has accepted.
 func (f *flood) send() (int, error) {
 	for i := range f.frames {
 		f.randomize(f.frames[i][:])

@@ -18,8 +18,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// IdleConfig is TCP connections that are opened, used once, and then left alone. When
-// they speak again, every second one has its server speak first.
+// IdleConfig configures TCP connections that are opened, used once, and then left idle. When they speak again,
+// the server speaks first on every second one.
 type IdleConfig struct {
 	Targets  []netip.AddrPort `json:"targets"`
 	Each     int              `json:"each"` // connections to each target
@@ -29,12 +29,12 @@ type IdleConfig struct {
 	CPU      int              `json:"cpu"`
 }
 
-// IdleResult is what became of the connections to one target, by who spoke first.
+// IdleResult is the result of the connections to one target, by who spoke first.
 type IdleResult struct {
 	Client, Server IdleCount
 }
 
-// IdleCount are connections that spoke again. All others were reset or got no answer in time.
+// IdleCount counts connections that spoke again. All others were reset or timed out.
 type IdleCount struct {
 	Asked    int `json:"asked"`
 	Answered int `json:"answered"`
@@ -45,21 +45,21 @@ type IdleCount struct {
 // Idle is a process with idle connections.
 type Idle struct{ *talker }
 
-// StartIdle opens the connections, and returns when each has been answered once.
+// StartIdle opens the connections, and returns when each had one reply.
 func StartIdle(ctx context.Context, host *lab.Host, config IdleConfig) (*Idle, error) {
 	t, err := startTalker(ctx, host, partIdle, config)
 	return &Idle{t}, err
 }
 
-// Speak has all connections speak, and returns what became of those to each target. The
-// servers are to speak at the same time.
+// Speak has all connections speak, and returns the results for each target. The servers have to speak at the
+// same time.
 func (i *Idle) Speak() ([]IdleResult, error) {
 	var all []IdleResult
 	err := i.finish(&all)
 	return all, err
 }
 
-// A talker is a process that says when it is ready, and that ends with a result when it is told to.
+// A talker is a process that reports when it is ready, and that ends with a result on request.
 type talker struct {
 	part       string
 	cmd        *lab.Cmd
@@ -106,7 +106,7 @@ func (t *talker) tell(line string) error {
 	return err
 }
 
-// finish has the process end, and reads its result.
+// finish ends the process, and reads its result.
 func (t *talker) finish(result any) error {
 	err := t.tell(tellFinish)
 	if err == nil {
@@ -127,14 +127,14 @@ func (t *talker) Stop() {
 	t.cmd.Wait()
 }
 
-// Lines that a process is told.
+// Lines for a process.
 const (
 	tellSpeak  = "speak"
 	tellFinish = "finish"
 )
 
-// awaitLine waits for the next line of standard input that is not empty: the end of the
-// configuration's line may still be there.
+// awaitLine waits for the next line of standard input that is not empty: the newline of the configuration may
+// still be there.
 func awaitLine() error {
 	var b [1]byte
 	for text := false; ; {
@@ -165,7 +165,7 @@ func runIdle(config IdleConfig) error {
 		return err
 	}
 	if n := len(config.Targets) * config.Each; n+fdReserve > openFiles() {
-		return fmt.Errorf("%d connections, and a process has at most %d descriptors (ulimit -n)", n, openFiles())
+		return fmt.Errorf("%d connections, but a process has at most %d descriptors (ulimit -n)", n, openFiles())
 	}
 	results := make([]IdleResult, len(config.Targets))
 	var all []idleConnection
@@ -193,7 +193,7 @@ func runIdle(config IdleConfig) error {
 	return printJSON(results)
 }
 
-// open connects, and has one request answered.
+// open connects, and sends one request.
 func (c *idleConnection) open(source, target netip.AddrPort, patience time.Duration) error {
 	to := sockaddrOf(target)
 	fd, errno := socket(to.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC)
@@ -226,7 +226,7 @@ func (c *idleConnection) open(source, target netip.AddrPort, patience time.Durat
 	return os.NewSyscallError("fcntl", unix.SetNonblock(fd, true))
 }
 
-// speak has the clients speak that speak first, and counts the answers of all.
+// speak sends from the clients that speak first, and counts the replies of all.
 func speak(all []idleConnection, patience time.Duration) error {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -240,7 +240,7 @@ func speak(all []idleConnection, patience time.Duration) error {
 			return os.NewSyscallError("epoll_ctl", errno)
 		}
 		if !c.server {
-			send(c.fd, b[:]) // an error shows when the answer is read
+			send(c.fd, b[:]) // reading the reply shows any error
 		}
 	}
 	events := make([]unix.EpollEvent, 256)
@@ -259,7 +259,7 @@ func speak(all []idleConnection, patience time.Duration) error {
 	return nil
 }
 
-// proceed says whether a connection has had its answer, or will never have one.
+// proceed reports whether a connection has its reply, or will never get one.
 func (c *idleConnection) proceed(since time.Duration) bool {
 	var b [1]byte
 	n, errno := receive(c.fd, b[:])

@@ -16,36 +16,36 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// LoadConfig is what the clients of a load do. Each client has a source address and
-// port of its own, and asks once.
+// LoadConfig configures the clients of a load. Each client has a unique source address and port, and sends one
+// request.
 type LoadConfig struct {
 	Target    netip.AddrPort `json:"target"`
-	Datagrams bool           `json:"datagrams"` // UDP: one question, one answer
-	// ServerCloses has the server end TCP connections first; otherwise the client does.
+	Datagrams bool           `json:"datagrams"` // UDP: one request, one reply
+	// ServerCloses makes the server close TCP connections first; otherwise the client does.
 	ServerCloses bool `json:"serverCloses"`
-	// Sources are local addresses of the host. First is the number of the first client;
-	// different numbers have different (address, port) pairs.
+	// Sources are local addresses of the host. First is the number of the first client; different numbers
+	// have different (address, port) pairs.
 	Sources netip.Prefix `json:"sources"`
 	First   int          `json:"first"`
 	Count   int          `json:"count"`
 	Rate    int          `json:"rate"` // clients per second
-	// A client without an answer after Patience has failed.
+	// A client without a reply after Patience has failed.
 	Patience time.Duration `json:"patience"`
-	// AskAgain repeats a question of UDP each second.
+	// AskAgain retransmits a UDP request each second.
 	AskAgain bool `json:"askAgain"`
 	CPU      int  `json:"cpu"`
 }
 
-// LoadResult is what became of the clients.
+// LoadResult is the result of the clients.
 type LoadResult struct {
 	Asked    int `json:"asked"`
 	Answered int `json:"answered"`
-	// Delayed are those of Answered that took longer than delayedAfter: a SYN was sent again.
+	// Delayed are those of Answered that took longer than delayedAfter: a SYN was retransmitted.
 	Delayed  int `json:"delayed"`
 	Refused  int `json:"refused"`
 	Reset    int `json:"reset"`
 	TimedOut int `json:"timedOut"`
-	// Wrong are answers that do not belong to the question.
+	// Wrong are replies that do not match the request.
 	Wrong   int           `json:"wrong"`
 	Sending time.Duration `json:"sending"` // from the first client to the last one
 	P50     float64       `json:"p50"`     // us, of Answered
@@ -55,7 +55,7 @@ type LoadResult struct {
 // Failed is the number of clients that were not served.
 func (r LoadResult) Failed() int { return r.Asked - r.Answered }
 
-// The kernel sends a SYN again after a second (RFC 6298, 2).
+// The kernel retransmits a SYN after a second (RFC 6298, 2).
 const delayedAfter = 900 * time.Millisecond
 
 // RunLoad runs the clients of a load on a host.
@@ -67,15 +67,15 @@ func RunLoad(ctx context.Context, host *lab.Host, config LoadConfig) (LoadResult
 const (
 	clientOpening = iota + 1 // connect(2) has been called
 	clientAsked
-	clientAnswered // the server is to close the connection
+	clientAnswered // the server has to close the connection
 	clientDone
 )
 
 type loadClient struct {
 	begun time.Duration
-	again time.Duration // when the question was last sent
+	again time.Duration // of the latest transmission
 	fd    int32
-	took  int32 // us; -1 without an answer
+	took  int32 // us; -1 without a reply
 	state uint8
 }
 
@@ -87,23 +87,23 @@ type load struct {
 	start   time.Time
 	clients []loadClient
 	oldest  int // all before it are done
-	// open are the descriptors of clients. At mostOpen no client begins, and the rate is less than
-	// it should be: a machine that has paused may leave more waiting than the rate says.
+	// open is the number of descriptors of clients. At mostOpen no client begins, and the rate is less than
+	// it should be: after a pause of the machine more may wait than the rate implies.
 	open, mostOpen int
 	result         LoadResult
 	buffer         [16]byte
 }
 
-// fdReserve are descriptors for all else that a process has open.
+// fdReserve are descriptors for everything else that a process has open.
 const fdReserve = 64
 
 func runLoad(config LoadConfig) error {
 	if err := pin(os.Getpid(), config.CPU); err != nil {
 		return err
 	}
-	// Where all clients fail, so many wait at once.
+	// If all clients fail, so many wait at once.
 	if most := min(config.Count, int(float64(config.Rate)*config.Patience.Seconds())); most+fdReserve > openFiles() {
-		return fmt.Errorf("%d clients may wait at once, and a process has at most %d descriptors: raise the limit (ulimit -n) or lower the rate", most, openFiles())
+		return fmt.Errorf("%d clients may wait at once, but a process has at most %d descriptors: raise the limit (ulimit -n) or lower the rate", most, openFiles())
 	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -117,8 +117,7 @@ func runLoad(config LoadConfig) error {
 	return printJSON(l.summary())
 }
 
-// openFiles is how many descriptors the process may have. The Go runtime has raised
-// the limit to the highest.
+// openFiles is the process's limit of descriptors, which the Go runtime has raised to the maximum.
 func openFiles() int {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
@@ -127,8 +126,8 @@ func openFiles() int {
 	return int(min(limit.Cur, 1<<30))
 }
 
-// Clients that begin before answers are looked at: after a pause of the machine no
-// burst fills the queues between namespaces.
+// Clients that begin before replies are read: so no burst after a pause of the machine fills the queues between
+// namespaces.
 const loadBurst = 32
 
 func (l *load) run() error {
@@ -163,8 +162,8 @@ func (l *load) run() error {
 
 // sourceOf is the address and port of a client by its number.
 func sourceOf(sources netip.Prefix, number int) netip.AddrPort {
-	// The first and the last address of the prefix stay free. Ports are those that clients
-	// choose by themselves and some below, each address beginning at another one.
+	// The first and the last address of the prefix stay unused. Ports are those that clients choose
+	// themselves and some below; each address starts at another one.
 	const firstPort, ports, stride = 10_000, 50_000, 7919 // coprime
 	addresses := 1<<(sources.Addr().BitLen()-sources.Bits()) - 2
 	at, turn := number%addresses, number/addresses
@@ -203,7 +202,7 @@ func (l *load) begin() error {
 	const edgeTriggered = 1 << 31
 	events := uint32(unix.EPOLLIN | edgeTriggered)
 	if !l.Datagrams {
-		events |= unix.EPOLLOUT // it is connected
+		events |= unix.EPOLLOUT // when connected
 	}
 	if errno := epollAdd(l.epoll, fd, events, int32(at)); errno != 0 {
 		return os.NewSyscallError("epoll_ctl", errno)
@@ -214,7 +213,7 @@ func (l *load) begin() error {
 	return nil
 }
 
-// question is what a client sends: a datagram has the client's number.
+// question is a client's request: a datagram has the client's number.
 func (l *load) question(number uint32) []byte {
 	if l.Datagrams {
 		l.buffer[0] = requestDatagram
@@ -257,7 +256,7 @@ func (l *load) proceed(c *loadClient, number uint32) {
 			}
 		case c.state == clientAnswered && n == 0:
 			l.end(c)
-		case n == 0: // closed before the answer
+		case n == 0: // closed before the reply
 			l.fail(c, unix.ECONNRESET)
 		default:
 			l.result.Wrong++
@@ -266,7 +265,7 @@ func (l *load) proceed(c *loadClient, number uint32) {
 	}
 }
 
-// isAnswer says whether the n bytes in the buffer answer a client's question.
+// isAnswer reports whether the n bytes in the buffer reply to a client's request.
 func (l *load) isAnswer(n int, number uint32) bool {
 	if l.Datagrams {
 		return n == 8 && l.buffer[0] == requestDatagram && binary.LittleEndian.Uint32(l.buffer[4:]) == number
@@ -296,7 +295,7 @@ func (l *load) fail(c *loadClient, errno unix.Errno) {
 	l.drop(c)
 }
 
-// drop ends a client that has failed, and keeps no state of its connection.
+// drop ends a failed client, without leaving any state of its connection.
 func (l *load) drop(c *loadClient) {
 	c.took = -1
 	if !l.Datagrams {
@@ -307,7 +306,7 @@ func (l *load) drop(c *loadClient) {
 	c.state = clientDone
 }
 
-// expire ends the clients whose time is over.
+// expire ends the clients whose time has expired.
 func (l *load) expire() {
 	now := time.Since(l.start)
 	for l.oldest < len(l.clients) {

@@ -17,10 +17,10 @@ import (
 
 // More requests, of LoadConfig, IdleConfig and FloodConfig.
 const (
-	requestIdle      = 'i' // answer, and keep the connection without a limit
-	requestIdleSpeak = 'j' // the same, and speak first when told to
+	requestIdle      = 'i' // answer, and keep the connection for ever
+	requestIdleSpeak = 'j' // the same, and speak first on request
 	requestDatagram  = 'q' // echo it
-	// A flood's datagrams: the server's socket drops the one kind, and has the other answered.
+	// A flood's datagrams: the server's socket drops one kind, and answers the other.
 	floodSilent   = 'f'
 	floodAnswered = 'a'
 	// serverSpeaks is what the server says first.
@@ -29,7 +29,7 @@ const (
 
 type loadServerConfig struct {
 	Port uint16 `json:"port"`
-	// Clients are the addresses that all clients are seen with.
+	// Clients are the source addresses of all clients.
 	Clients netip.Prefix `json:"clients"`
 	CPU     int          `json:"cpu"`
 }
@@ -37,14 +37,14 @@ type loadServerConfig struct {
 // LoadServer is the server of loads, of idle connections and of floods: TCP and UDP over IPv4.
 type LoadServer struct{ *talker }
 
-// ServedCount is what a server has seen.
+// ServedCount is a server's counters.
 type ServedCount struct {
 	Connections int `json:"connections"`
 	Datagrams   int `json:"datagrams"`
-	Flood       int `json:"flood"` // datagrams of a flood that were answered
-	// Strange are connections and datagrams from other addresses than the clients'.
+	Flood       int `json:"flood"` // answered datagrams of a flood
+	// Strange are connections and datagrams from other addresses.
 	Strange int `json:"strange"`
-	// Discarded are connections that were ended to have room for others.
+	// Discarded are connections that were closed to make room for others.
 	Discarded int `json:"discarded"`
 }
 
@@ -54,10 +54,10 @@ func StartLoadServer(ctx context.Context, host *lab.Host, port uint16, clients n
 	return &LoadServer{t}, err
 }
 
-// Speak has the server speak on the idle connections where it is to speak first.
+// Speak has the server speak on the idle connections on which it is first.
 func (s *LoadServer) Speak() error { return s.tell(tellSpeak) }
 
-// Finish ends the server, and returns what it has seen.
+// Finish ends the server, and returns its counters.
 func (s *LoadServer) Finish() (c ServedCount, err error) {
 	err = s.finish(&c)
 	return c, err
@@ -69,11 +69,11 @@ type loadServer struct {
 	epoll    int
 	listener int
 	question int // UDP: the clients' socket
-	flood    int // UDP: that of a flood
+	flood    int // UDP: the flood's socket
 	peer     *sockaddr
-	// opened says of each descriptor when its connection came; 0: none, or one without a limit.
+	// opened is when each descriptor's connection was accepted; 0: none, or one without a limit.
 	opened []time.Duration
-	// waiting are connections in the order in which they came.
+	// waiting are connections in the order of their arrival.
 	waiting []waitingConnection
 	speaks  map[int]bool
 	start   time.Time
@@ -87,8 +87,8 @@ type waitingConnection struct {
 	opened time.Duration
 }
 
-// A connection without a request is ended after a while, and sooner where there are very many:
-// its client has gone, and this is how a server keeps working.
+// A connection without a request is closed after some time, and sooner if there are very many: its client is
+// gone, and this keeps a server working.
 const loadServerPatience = 30 * time.Second
 
 func runLoadServer(config loadServerConfig) error {
@@ -111,15 +111,15 @@ func (s *loadServer) listen(at netip.AddrPort) (err error) {
 	if s.listener, err = bound(at, unix.SOCK_STREAM|unix.SOCK_NONBLOCK); err != nil {
 		return err
 	}
-	if err := unix.Listen(s.listener, 1<<16); err != nil { // net.core.somaxconn bounds it
+	if err := unix.Listen(s.listener, 1<<16); err != nil { // limited by net.core.somaxconn
 		return os.NewSyscallError("listen", err)
 	}
-	// Two sockets share the port, so that a flood does not fill the queue of the clients'
-	// questions: what fails is not to be the backend.
+	// Two sockets share the port, so that a flood does not fill the queue of the clients' requests: the
+	// backend should not be the bottleneck.
 	if s.question, err = s.datagramSocket(at); err != nil {
 		return err
 	}
-	choose := []unix.SockFilter{ // of the payload: is it a question? That is socket 0, and else 1.
+	choose := []unix.SockFilter{ // by the payload: socket 0 for a request, else 1
 		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: requestDatagram, Jt: 0, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
@@ -158,7 +158,7 @@ func (s *loadServer) datagramSocket(at netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
-	const queue = 2 << 20 // of 5,000 questions: more would wait for too long
+	const queue = 2 << 20 // for 5,000 requests: more would wait for too long
 	for _, option := range []struct{ name, value int }{{unix.SO_REUSEPORT, 1}, {unix.SO_RCVBUFFORCE, queue}, {unix.SO_SNDBUFFORCE, queue}} {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, option.name, option.value); err != nil {
 			return -1, os.NewSyscallError("setsockopt", err)
@@ -167,7 +167,7 @@ func (s *loadServer) datagramSocket(at netip.AddrPort) (int, error) {
 	return fd, os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}))
 }
 
-// What is done at a time for one socket, so that others have their turn.
+// The work per turn for one socket, so that others get theirs.
 const loadServerTurn = 64
 
 func (s *loadServer) serve() error {
@@ -203,7 +203,7 @@ func (s *loadServer) serve() error {
 	}
 }
 
-// obey does what a line of standard input says.
+// obey executes a line of standard input.
 func (s *loadServer) obey() (done bool, err error) {
 	n, err := unix.Read(unix.Stdin, s.buffer[:])
 	if err != nil || n == 0 {
@@ -248,7 +248,7 @@ func (s *loadServer) welcome(now time.Duration) error {
 		s.open++
 		s.opened[fd] = now
 		s.waiting = append(s.waiting, waitingConnection{fd, now})
-		s.answer(fd) // the request is often there already
+		s.answer(fd) // the request has often arrived already
 	}
 	return nil
 }
@@ -281,7 +281,7 @@ func (s *loadServer) close(fd int) {
 	closeFD(fd)
 }
 
-// discard ends connections whose clients have gone.
+// discard closes connections whose clients are gone.
 func (s *loadServer) discard(now time.Duration) {
 	for len(s.waiting) > 0 {
 		w := s.waiting[0]
@@ -305,7 +305,7 @@ func (s *loadServer) echo(fd int, count *int) error {
 		case 0:
 		case unix.EAGAIN:
 			return nil
-		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH: // ICMP errors of earlier answers
+		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH: // ICMP errors about earlier replies
 			continue
 		default:
 			return os.NewSyscallError("recvfrom", errno)
@@ -313,7 +313,7 @@ func (s *loadServer) echo(fd int, count *int) error {
 		s.noteClient()
 		*count++
 		if n > 0 {
-			sendTo(fd, s.buffer[:n], s.peer) // what is lost here the client counts
+			sendTo(fd, s.buffer[:n], s.peer) // the client counts losses
 		}
 	}
 	return nil

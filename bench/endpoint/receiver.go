@@ -13,22 +13,19 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// ReceiverConfig is what a receiver does: recvfrom(2) calls of an unconnected
-// UDP socket, for datagrams of another one in the same process, through the
-// host's loopback device.
+// ReceiverConfig configures a receiver: recvfrom(2) calls of an unconnected UDP socket, for datagrams of
+// another one in the same process, through the host's loopback device.
 type ReceiverConfig struct {
 	// Sender is the address of the sending socket, one of the host's own.
 	Sender netip.AddrPort `json:"sender"`
-	// Asked is where the receiving socket sends one datagram first, so that
-	// those it receives are answers: the sender, or a Service that has it as
-	// its backend. Every datagram must come from there.
+	// Asked is where the receiving socket sends one datagram first, so that those it receives are replies:
+	// the sender, or a Service that has it as its backend. Every datagram must have this source.
 	Asked netip.AddrPort `json:"asked"`
 	Calls int            `json:"calls"`
 	CPU   int            `json:"cpu"`
 }
 
-// RunReceiver runs a receiver on a host. A datagram of another name than the one
-// that was asked ends it with an error.
+// RunReceiver runs a receiver on a host. A datagram with another source ends it with an error.
 func RunReceiver(ctx context.Context, host *lab.Host, config ReceiverConfig) error {
 	_, err := run[ReceiverConfig, struct{}](ctx, host, partReceiver, config)
 	return err
@@ -52,7 +49,7 @@ func runReceiver(config ReceiverConfig) error {
 	if errno := sendTo(receiver, b[:], asked); errno != 0 {
 		return fmt.Errorf("datagram to %s: %w", config.Asked, errno)
 	}
-	// Without its source: this call is none that counts.
+	// Without the source: this call must not count.
 	if _, errno := receive(sender, b[:]); errno != 0 {
 		return fmt.Errorf("the datagram to %s has not reached %s: %w", config.Asked, config.Sender, errno)
 	}
@@ -64,14 +61,13 @@ func runReceiver(config ReceiverConfig) error {
 			return fmt.Errorf("no datagram from %s: %w", config.Sender, errno)
 		}
 		if !from.is(asked) {
-			return fmt.Errorf("%s was asked, and %s answered", config.Asked, from.addrPort())
+			return fmt.Errorf("the request was sent to %s, but %s replied", config.Asked, from.addrPort())
 		}
 	}
 	return printJSON(struct{}{})
 }
 
-// patient makes a UDP socket that waits for a datagram, but not for ever, and
-// says where it is.
+// patient creates a UDP socket with a receive timeout, and returns its address.
 func patient(at netip.AddrPort) (fd int, where *sockaddr, err error) {
 	fd, err = bound(at, unix.SOCK_DGRAM)
 	if err != nil {

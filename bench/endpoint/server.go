@@ -17,11 +17,11 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A request is one byte, and so is its answer.
+// A request is one byte, and so is its reply.
 const (
 	requestKeep   = 'k' // answer, and wait for the next
 	requestClose  = 'c' // answer, and close
-	requestStream = 's' // answer nothing, and read all that comes
+	requestStream = 's' // answer nothing, and read everything
 )
 
 type serverConfig struct {
@@ -35,8 +35,8 @@ type Server struct {
 	input io.Closer
 }
 
-// StartServer starts a server on a host, for TCP and UDP in both families, and
-// returns when it listens. It ends with ctx, with Stop, or with this program.
+// StartServer starts a server on a host, for TCP and UDP in both families, and returns when it listens. It ends
+// with ctx, with Stop, or with this program.
 func StartServer(ctx context.Context, host *lab.Host, port uint16, cpu int) (*Server, error) {
 	cmd, err := command(ctx, host, partServer)
 	if err != nil {
@@ -67,7 +67,7 @@ func StartServer(ctx context.Context, host *lab.Host, port uint16, cpu int) (*Se
 	return s, nil
 }
 
-// PID of the server.
+// PID is the server's process ID.
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 
 // Pin moves the server to another CPU.
@@ -109,7 +109,7 @@ type server struct {
 	epoll     int
 	listening map[int]bool
 	streams   map[int]bool
-	clients   map[int]*sockaddr // of the latest datagram, by socket
+	clients   map[int]*sockaddr // source of the latest datagram, by socket
 	buffer    [1]byte
 	stream    [StreamWrite]byte
 }
@@ -130,7 +130,7 @@ func (s *server) open(at netip.AddrPort, kind int) error {
 	return os.NewSyscallError("epoll_ctl", errnoOrNil(epollAdd(s.epoll, fd, unix.EPOLLIN, int32(fd))))
 }
 
-// bound makes a socket with an address of its own, of one family only.
+// bound makes a socket with an address of its own, for one family.
 func bound(at netip.AddrPort, kind int) (int, error) {
 	family, sa := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()})
 	if at.Addr().Is4() {
@@ -189,7 +189,7 @@ func (s *server) welcome(listener int) error {
 		if errno := epollAdd(s.epoll, conn, unix.EPOLLIN, int32(conn)); errno != 0 {
 			return os.NewSyscallError("epoll_ctl", errno)
 		}
-	case unix.EAGAIN, unix.ECONNABORTED: // the client has gone
+	case unix.EAGAIN, unix.ECONNABORTED: // the client is gone
 	default:
 		return os.NewSyscallError("accept", errno)
 	}
@@ -213,7 +213,7 @@ func (s *server) answer(fd int) {
 	closeFD(fd)
 }
 
-// swallow reads what has come of a stream.
+// swallow reads the available bytes of a stream.
 func (s *server) swallow(fd int) {
 	if n, errno := receive(fd, s.stream[:]); n <= 0 && errno != unix.EAGAIN {
 		delete(s.streams, fd)

@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck is when a client gives up that gets no answer: a CPU of a busy machine may pause for seconds.
+// stuck is when a client without a reply gives up: a CPU of a busy machine may pause for seconds.
 const stuck = 60_000 // milliseconds
 
 // streams are TCP connections of a client.
 type streams struct {
 	*client
-	close   bool // after each answer
+	close   bool // after each reply
 	request [1]byte
 	conns   []conn
 }
 
-// conn is one of the connections at the same time.
+// conn is one of the concurrent connections.
 type conn struct {
 	fd    int
-	begun time.Time // the operation that goes on
+	begun time.Time // of the current operation
 	sent  bool
 }
 
@@ -77,11 +77,11 @@ func (s *streams) open(i int) error {
 		return fmt.Errorf("connect to %s: %w", s.Target, errno)
 	}
 	s.conns[i] = conn{fd: fd, begun: begun}
-	// Edge-triggered: one call tells of the connection and of the answer.
+	// Edge-triggered: one call reports both the connection and the reply.
 	return os.NewSyscallError("epoll_ctl", errnoOrNil(epollAdd(s.epoll, fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET, int32(i))))
 }
 
-// ready goes on with a connection of which epoll has told.
+// ready handles a connection after an event of epoll.
 func (s *streams) ready(i int, events uint32) error {
 	conn := &s.conns[i]
 	if !conn.sent {
@@ -122,8 +122,7 @@ func (s *streams) ask(conn *conn) error {
 	return nil
 }
 
-// closeAll ends what is still open; of a connection for each request, the
-// others are in the middle of one.
+// closeAll closes what is still open; with one connection per request, the others are in the middle of one.
 func (s *streams) closeAll() error {
 	for _, conn := range s.conns {
 		closeFD(conn.fd)

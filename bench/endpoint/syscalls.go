@@ -9,11 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls of the measured loops. They do not tell the Go scheduler,
-// which would wake another thread when one of them blocks: here nobody else has
-// anything to do.
+// The system calls of the measured loops. They do not inform the Go scheduler, which would wake another thread
+// when one of them blocks: here there is no other work.
 
-// A sockaddr is an address as the kernel wants it, made once.
+// A sockaddr is an address in the kernel's format, made once.
 type sockaddr struct {
 	family int
 	v4     unix.RawSockaddrInet4
@@ -36,7 +35,7 @@ func (s *sockaddr) raw() (unsafe.Pointer, uintptr) {
 	return unsafe.Pointer(&s.v6), unix.SizeofSockaddrInet6
 }
 
-// is says whether two have the same address and port.
+// is reports whether two have the same address and port.
 func (s *sockaddr) is(other *sockaddr) bool {
 	return s.family == other.family && s.v4.Addr == other.v4.Addr && s.v4.Port == other.v4.Port &&
 		s.v6.Addr == other.v6.Addr && s.v6.Port == other.v6.Port
@@ -68,8 +67,7 @@ func bind(fd int, to *sockaddr) unix.Errno {
 	return errno
 }
 
-// acceptFrom fills in where a connection comes from. The family of `from` is the
-// socket's.
+// acceptFrom sets the source of a connection. The family of `from` is the socket's.
 func acceptFrom(fd int, from *sockaddr) (int, unix.Errno) {
 	p, size := from.raw()
 	from.size = uint32(size)
@@ -100,8 +98,7 @@ func sendTo(fd int, b []byte, to *sockaddr) unix.Errno {
 	return errno
 }
 
-// receiveFrom fills in where a datagram came from. The family of `from` is the
-// socket's.
+// receiveFrom sets the source of a datagram. The family of `from` is the socket's.
 func receiveFrom(fd int, b []byte, from *sockaddr) (int, unix.Errno) {
 	p, size := from.raw()
 	from.size = uint32(size)
@@ -128,7 +125,7 @@ func epollAdd(epoll, fd int, events uint32, data int32) unix.Errno {
 	return errno
 }
 
-// epollWait returns 0 events after the timeout in milliseconds; -1 is none.
+// epollWait returns 0 events after the timeout in milliseconds; -1 means no timeout.
 func epollWait(epoll int, events []unix.EpollEvent, timeout int) (int, unix.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])),

@@ -26,14 +26,14 @@ func (w *window) warmUp(warmup, measure time.Duration, processes []int) {
 	w.end = w.start.Add(measure)
 }
 
-// count says whether an operation that ends now belongs to the measured time,
-// and notes when that begins and ends.
+// count reports whether an operation that ends now belongs to the measured time, and notes when that begins and
+// ends.
 func (w *window) count(now time.Time) bool {
 	if !w.started {
 		if now.Before(w.start) {
 			return false
 		}
-		// This operation began before. Measuring begins with its end.
+		// This operation began before. The measurement begins with its end.
 		w.started, w.cpuBefore = true, w.cpuTime()
 		w.began = time.Now()
 		w.end = w.began.Add(w.end.Sub(w.start))
@@ -49,7 +49,7 @@ func (w *window) count(now time.Time) bool {
 	return true
 }
 
-// cpuTime is what this process and the others have used so far, exactly.
+// cpuTime is the exact CPU time of this process and the others so far.
 func (w *window) cpuTime() time.Duration {
 	sum := clock(unix.CLOCK_PROCESS_CPUTIME_ID)
 	for _, pid := range w.processes {
@@ -58,8 +58,8 @@ func (w *window) cpuTime() time.Duration {
 	return sum
 }
 
-// cpuClock is the clock of a process's CPU time, as clock_getcpuclockid(3)
-// makes it: the complement of the pid, and CPUCLOCK_SCHED.
+// cpuClock is the clock of a process's CPU time, as clock_getcpuclockid(3) makes it: the complement of the pid,
+// and CPUCLOCK_SCHED.
 func cpuClock(pid int) int32 { return int32(^pid<<3 | 2) }
 
 func clock(id int32) time.Duration {
@@ -73,7 +73,7 @@ func clock(id int32) time.Duration {
 // CPUTime is the CPU time that a process has used so far.
 func CPUTime(pid int) time.Duration { return clock(cpuClock(pid)) }
 
-// A meter keeps the times of a client's operations.
+// A meter stores the times of a client's operations.
 type meter struct {
 	window  window
 	samples []uint32 // ns of each operation
@@ -82,7 +82,7 @@ type meter struct {
 func newMeter(measure time.Duration) meter {
 	m := meter{samples: make([]uint32, 0, int(measure.Seconds()*500_000)+1000)}
 	for i := range m.samples[:cap(m.samples)] {
-		m.samples[:cap(m.samples)][i] = 1 // so that no page is missing later
+		m.samples[:cap(m.samples)][i] = 1 // so that no page fault happens later
 	}
 	return m
 }
@@ -94,7 +94,7 @@ func (m *meter) note(begun, now time.Time) {
 	}
 }
 
-// report fills in what has been measured.
+// report sets the results.
 func (m *meter) report(r *Result) {
 	slices.Sort(m.samples)
 	at := func(q float64) time.Duration {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// write is the client of a Stream, on a socket that blocks.
+// write is the client of a Stream, with a blocking socket.
 func (c *client) write() error {
 	fd, errno := socket(c.target.family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC)
 	if errno != 0 {

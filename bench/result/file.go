@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 )
 
-// Write writes the file in one step.
+// Write atomically writes the file.
 func (f *File) Write(path string) error {
 	text, err := json.MarshalIndent(f, "", " ")
 	if err != nil {
@@ -24,8 +24,7 @@ func (f *File) Write(path string) error {
 	return os.Rename(hidden, path)
 }
 
-// Read reads a file that Write has written. An error names the file and what is wrong
-// with it.
+// Read reads a file that Write has written. An error names the file and what is wrong with it.
 func Read(path string) (*File, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -60,7 +59,7 @@ func parse(text []byte) (*File, error) {
 	return f, f.check()
 }
 
-// check makes sure that each row says what it is, and that no two are the same.
+// check checks that each row is complete, and that no two are the same.
 func (f *File) check() error {
 	seen := map[string]bool{}
 	for i, r := range f.Rows {
@@ -72,7 +71,7 @@ func (f *File) check() error {
 		case len(r.Samples) == 0:
 			return fmt.Errorf("row %d (%s, %s): there are no samples", i, r.Series, r.Name)
 		case seen[id]:
-			return fmt.Errorf("row %d (%s, %s) has been there before", i, r.Series, r.Name)
+			return fmt.Errorf("row %d (%s, %s) is a duplicate", i, r.Series, r.Name)
 		default:
 			seen[id] = true
 		}

@@ -26,7 +26,7 @@ func example() *File {
 	return f
 }
 
-// What is written is read again, and written the same.
+// A written file can be read, and is the same when written again.
 func TestWriteAndRead(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "a.json"), filepath.Join(t.TempDir(), "b.json")
 	f := example()
@@ -48,7 +48,7 @@ func TestWriteAndRead(t *testing.T) {
 	if len(a) == 0 || !bytes.Equal(a, b) {
 		t.Errorf("written twice it is\n%s\nand\n%s", a, b)
 	}
-	// Samples are those of their row, in the order of the rounds, and know their counterpart.
+	// Samples belong to their row, in the order of the rounds, and know their counterpart.
 	if diff := cmp.Diff([]float64{10, 11, 12}, again.Rows[1].Samples); diff != "" || len(again.Rows) != 2 {
 		t.Error(diff, again.Rows)
 	}
@@ -57,7 +57,7 @@ func TestWriteAndRead(t *testing.T) {
 	}
 }
 
-// What is no such file is refused, with the reason.
+// A file with another content is refused, with the reason.
 func TestReadBad(t *testing.T) {
 	const row = `{"part":"edge","scenario":"case","side":"one","metric":"time","unit":"ns","better":"lower","samples":[1]}`
 	for _, c := range []struct{ text, want string }{
@@ -70,7 +70,7 @@ func TestReadBad(t *testing.T) {
 		{`{"schema":2,"rows":[{"part":"edge"}]}`, "row 0"},
 		{`{"schema":2,"rows":[` + strings.Replace(row, "lower", "faster", 1) + `]}`, `"faster" is no direction`},
 		{`{"schema":2,"rows":[` + strings.Replace(row, "[1]", "[]", 1) + `]}`, "no samples"},
-		{`{"schema":2,"rows":[` + row + `,` + row + `]}`, "has been there before"},
+		{`{"schema":2,"rows":[` + row + `,` + row + `]}`, "is a duplicate"},
 	} {
 		path := filepath.Join(t.TempDir(), "results.json")
 		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
@@ -81,6 +81,6 @@ func TestReadBad(t *testing.T) {
 		}
 	}
 	if _, err := Read(filepath.Join(t.TempDir(), "nothing")); !os.IsNotExist(err) {
-		t.Errorf("a file that is not there: %v", err)
+		t.Errorf("a missing file: %v", err)
 	}
 }

@@ -28,14 +28,13 @@ import (
 	"time"
 )
 
-// Schema is the version of the file's format. It changes with the meaning of a field
-// that was there before.
+// Schema is the version of the file's format. It changes with the meaning of an existing field.
 const Schema = 2
 
 // A File is one run.
 type File struct {
 	Schema     int       `json:"schema"`
-	Program    string    `json:"program"` // its version, which names the commit
+	Program    string    `json:"program"` // its version, with the commit
 	Started    time.Time `json:"started"`
 	Took       float64   `json:"tookSeconds"`
 	Machine    Machine   `json:"machine"`
@@ -48,13 +47,13 @@ type File struct {
 	at map[string]int // rows by identity
 }
 
-// Machine is the kind of machine, not which one.
+// Machine is the kind of machine, not its identity.
 type Machine struct {
 	CPU        string `json:"cpu"`
 	CPUs       int    `json:"cpus"`
 	MemoryMiB  uint64 `json:"memoryMiB"`
 	Virtual    bool   `json:"virtual"`
-	Hypervisor string `json:"hypervisor,omitempty"` // as the machine's firmware names its maker and itself
+	Hypervisor string `json:"hypervisor,omitempty"` // manufacturer and product, from the machine's firmware
 	Kernel     string `json:"kernel"`
 	JIT        bool   `json:"jit"` // BPF programs are compiled
 }
@@ -74,27 +73,26 @@ func (m Machine) String() string {
 	return fmt.Sprintf("%d-CPU %s (%s), %d MiB, Linux %s%s", m.CPUs, kind, m.CPU, m.MemoryMiB, m.Kernel, jit)
 }
 
-// Noise is the share of the machine that was not the benchmark's, from 0 to 1.
+// Noise is the share of the machine that the benchmark did not use, from 0 to 1.
 type Noise struct {
 	Others float64 `json:"others"` // other processes
 	Stolen float64 `json:"stolen"` // the hypervisor
 }
 
-// TooNoisy is from where on differences of a percent mean nothing.
+// TooNoisy is the limit above which differences of a percent mean nothing.
 const TooNoisy = 0.05
 
-// Noisy says whether others were too busy for figures to be trusted.
+// Noisy reports whether others were too busy for figures to be trusted.
 func (n Noise) Noisy() bool { return n.Others+n.Stolen > TooNoisy }
 
-// Settings are those of the run; with the same settings on the same machine the same
-// is measured.
+// Settings are the run's; the same settings on the same machine measure the same.
 type Settings struct {
 	Parts []string `json:"parts"`
 	Runs  int      `json:"runs"` // rounds of each comparison, at most
 	Slice float64  `json:"sliceSeconds"`
-	CPUs  string   `json:"cpus"` // as --cpus says it
+	CPUs  string   `json:"cpus"` // the value of --cpus
 	One   CPUPair  `json:"one"`  // where the ends of one connection run
-	Two   CPUPair  `json:"two"`  // where those of many run
+	Two   CPUPair  `json:"two"`  // where the ends of many run
 	Peers []string `json:"peers,omitempty"`
 	Smoke bool     `json:"smoke,omitempty"`
 }
@@ -109,8 +107,8 @@ type CPUPair struct {
 type Series struct {
 	Part     string `json:"part"`
 	Scenario string `json:"scenario"`
-	Hook     string `json:"hook,omitempty"` // of the program that was timed: "xdp", "connect4"
-	Side     string `json:"side"`           // of those that took turns
+	Hook     string `json:"hook,omitempty"` // of the timed program: "xdp", "connect4"
+	Side     string `json:"side"`           // one of those that took turns
 	Family   string `json:"family,omitempty"`
 	// Parameters are numbers that the figure depends on: "flows", "connections", "services".
 	Parameters Parameters `json:"parameters,omitempty"`
@@ -151,7 +149,7 @@ type Metric struct {
 // Direction says which figure is the better one.
 type Direction string
 
-// The directions. What has none is not compared.
+// The directions. A figure with none is not compared.
 const (
 	Lower  Direction = "lower"
 	Higher Direction = "higher"
@@ -166,12 +164,12 @@ type Row struct {
 	Samples []float64 `json:"samples"`
 }
 
-// Identity is the same for a row of one run and its counterpart of another.
+// Identity is the same for a row of one run and its counterpart in another.
 func (r Row) Identity() string {
 	return strings.Join([]string{r.Part, r.Scenario, r.Hook, r.Side, r.Family, r.Parameters.String(), r.Name, r.Unit}, "\x00")
 }
 
-// Add appends samples to a row, which is new if there is none like it.
+// Add appends samples to a row, and creates it if there is none.
 func (f *File) Add(row Row, samples ...float64) {
 	f.index()
 	id := row.Identity()
@@ -185,7 +183,7 @@ func (f *File) Add(row Row, samples ...float64) {
 	f.Rows[i].Samples = append(f.Rows[i].Samples, samples...)
 }
 
-// Samples are those of a series in a metric; nil if there are none.
+// Samples are the samples of a series in a metric; nil if there are none.
 func (f *File) Samples(s Series, m Metric) []float64 {
 	f.index()
 	if i, known := f.at[Row{Series: s, Metric: m}.Identity()]; known {
@@ -194,7 +192,7 @@ func (f *File) Samples(s Series, m Metric) []float64 {
 	return nil
 }
 
-// Counterpart are the samples of the side that a row is compared with.
+// Counterpart returns the samples of the side that a row is compared with.
 func (f *File) Counterpart(r Row) []float64 {
 	if r.Against == "" {
 		return nil
@@ -203,7 +201,7 @@ func (f *File) Counterpart(r Row) []float64 {
 	return f.Samples(r.Series, r.Metric)
 }
 
-// Of are the rows of a part in one of its metrics, in the order in which they came.
+// Of returns the rows of a part in one of its metrics, in order.
 func (f *File) Of(part string, m Metric) (rows []Row) {
 	for _, r := range f.Rows {
 		if r.Part == part && r.Metric == m {
@@ -213,12 +211,12 @@ func (f *File) Of(part string, m Metric) (rows []Row) {
 	return rows
 }
 
-// Has says whether a part has been measured.
+// Has reports whether a part was measured.
 func (f *File) Has(part string) bool {
 	return slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Part == part })
 }
 
-// Only says whether a part has been measured, and no other.
+// Only reports whether only this part was measured.
 func (f *File) Only(part string) bool {
 	return f.Has(part) && !slices.ContainsFunc(f.Rows, func(r Row) bool { return r.Part != part })
 }

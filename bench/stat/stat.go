@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stat is the little statistics that the benchmarks need. It assumes
-// nothing about distributions: timings have none that a textbook knows.
+// Package stat has the statistics that the benchmarks need. It assumes nothing about distributions: timings
+// follow none of a textbook.
 package stat
 
 import (
@@ -10,10 +10,10 @@ import (
 	"slices"
 )
 
-// Median of the values; NaN if there are none.
+// Median is the median of the values; NaN if there are none.
 func Median(values []float64) float64 { return Quantile(values, 0.5) }
 
-// Quantile q of the values, interpolated between neighbours.
+// Quantile is the quantile q of the values, interpolated between neighbours.
 func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -25,20 +25,19 @@ func Quantile(values []float64, q float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[high]-sorted[low])
 }
 
-// Interval is a median and where the true one lies.
+// Interval is a median and bounds of the true one.
 type Interval struct {
 	Median float64 `json:"median"`
 	Low    float64 `json:"low"`
 	High   float64 `json:"high"`
-	// Confidence that the true median lies between Low and High: 0.95 or more,
-	// or what the number of values allows.
+	// Confidence that the true median is between Low and High: 0.95 or more, or what the number of values
+	// allows.
 	Confidence float64 `json:"confidence"`
 }
 
-// MedianInterval is the median with its confidence interval by the sign test:
-// of n values the k-th smallest and the k-th largest enclose the true median
-// unless fewer than k values lie on one of its sides, and that is a matter of
-// tossing coins. Six values are the fewest that give 95 %.
+// MedianInterval is the median with its confidence interval by the sign test: of n values the k-th smallest and
+// the k-th largest enclose the true median unless fewer than k values are on one of its sides, which is a
+// matter of tossing coins. 95 % takes at least six values.
 func MedianInterval(values []float64) Interval {
 	n := len(values)
 	if n == 0 {
@@ -71,7 +70,7 @@ func Ratios(values, by []float64) []float64 {
 	return ratios
 }
 
-// String is a ratio's interval as people read it.
+// String formats a ratio's interval for people.
 func (i Interval) String() string {
 	mark := ""
 	if i.Confidence < 0.95 {

@@ -43,8 +43,8 @@ func TestMedianIntervalRanks(t *testing.T) {
 	}
 }
 
-// Of many intervals at least 95 % hold the true median, here 0; 1,000 tries
-// with 98.8 % each fall below 95 % less than once in 10^15 runs.
+// At least 95 % of many intervals contain the true median, here 0; 1,000 tries with 98.8 % each fall below 95 %
+// less than once in 10^15 runs.
 func TestMedianIntervalHolds(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	held := 0
@@ -58,6 +58,6 @@ func TestMedianIntervalHolds(t *testing.T) {
 		}
 	}
 	if held < 950 {
-		t.Errorf("%d of 1000 intervals hold the true median", held)
+		t.Errorf("%d of 1000 intervals contain the true median", held)
 	}
 }

@@ -8,30 +8,28 @@ import (
 	"sync"
 )
 
-// A Shift is by how much the values of one sample are a multiple of another's.
+// A Shift is the factor between the values of two samples.
 type Shift struct {
 	Interval
-	// P is how likely two samples of the same distribution are at least as far apart:
-	// that of the two-sided Mann-Whitney test.
+	// P is the probability that two samples of the same distribution are at least as far apart, by the
+	// two-sided Mann-Whitney test.
 	P float64 `json:"p"`
 }
 
-// Clear says whether the interval is one of 95 % and leaves out 1.
+// Clear reports whether the interval is one of 95 % and excludes 1.
 func (s Shift) Clear() bool { return s.Confidence >= 0.95 && (s.Low > 1 || s.High < 1) }
 
-// RatioShift compares samples of which no value belongs to one of the other's: the
-// estimate of Hodges and Lehmann on the logarithms, the median of all quotients of one
-// value by the other's, with the interval that belongs to the Mann-Whitney test. It
-// assumes that one distribution is a multiple of the other, and nothing about its form.
-// Like MedianInterval it gives 95 % or what the numbers of values allow; 4 by 4 are
-// enough. Values must be positive; if one is not the result is NaN.
+// RatioShift compares two unpaired samples: the estimate of Hodges and Lehmann on the logarithms, the median of
+// all quotients of one value by the other's, with the interval of the Mann-Whitney test. It assumes that one
+// distribution is a multiple of the other, and nothing about its form. Like MedianInterval it gives 95 % or
+// what the numbers of values allow; 4 by 4 are enough. If a value is not positive the result is NaN.
 func RatioShift(values, by []float64) Shift {
 	m, n := len(values), len(by)
 	if m == 0 || n == 0 || !positive(values) || !positive(by) {
 		return Shift{Interval{math.NaN(), math.NaN(), math.NaN(), 0}, 1}
 	}
 	quotients := make([]float64, 0, m*n)
-	less := 0.0 // pairs in which the value is less; half of those in which it is equal
+	less := 0.0 // pairs in which the value is less, and half of those in which it is equal
 	for _, v := range values {
 		for _, w := range by {
 			quotients = append(quotients, v/w)
@@ -44,7 +42,7 @@ func RatioShift(values, by []float64) Shift {
 		}
 	}
 	slices.Sort(quotients)
-	// The k-th quotient from either end, as long as fewer than k on one side are rare.
+	// The k-th quotient from either end, while fewer than k on one side are rare.
 	k, tails := 1, pairsBelow(m, n)
 	for k < (m*n+1)/2 && 2*tails(k) <= 0.05 {
 		k++
@@ -64,14 +62,14 @@ func positive(values []float64) bool {
 	return !slices.ContainsFunc(values, func(v float64) bool { return !(v > 0) || math.IsInf(v, 1) })
 }
 
-// exactMost is up to how many pairs the distribution is counted; beyond it is normal to
-// three digits.
+// exactMost is the number of pairs up to which the distribution is counted; beyond it is normal to three
+// digits.
 const exactMost = 3000
 
 var countedPairs sync.Map // [2]int to []float64
 
-// pairsBelow returns the probability that, of all pairs of m values and n others of the
-// same distribution, the first is the greater one in k or fewer.
+// pairsBelow returns the probability that, of all pairs of m values and n others of the same distribution, the
+// first is the greater one in k or fewer.
 func pairsBelow(m, n int) func(k int) float64 {
 	if m*n > exactMost {
 		mean, deviation := float64(m*n)/2, math.Sqrt(float64(m)*float64(n)*float64(m+n+1)/12)
@@ -88,10 +86,10 @@ func pairsBelow(m, n int) func(k int) float64 {
 	return func(k int) float64 { return sums[min(k, len(sums)-1)] }
 }
 
-// countPairs counts by whether the greatest of all values is one of the m, which is then
-// the greater one in n pairs.
+// countPairs counts by whether the greatest of all values is one of the m, which is then the greater one in n
+// pairs.
 func countPairs(m, n int) []float64 {
-	row := make([][]float64, n+1) // of one number of values, by the number of others
+	row := make([][]float64, n+1) // for one number of values, by the number of others
 	for i := range m + 1 {
 		for j := range n + 1 {
 			next := make([]float64, i*j+1)
@@ -118,8 +116,8 @@ func countPairs(m, n int) []float64 {
 	return sums
 }
 
-// Discoveries says which of many tests to believe, so that of those believed one in
-// twenty is by chance (Benjamini and Hochberg 1995).
+// Discoveries says which of many tests to believe, so that one in twenty of those is by chance (Benjamini and
+// Hochberg 1995).
 func Discoveries(p []float64) []bool {
 	sorted := slices.Sorted(slices.Values(p))
 	limit := -1.0

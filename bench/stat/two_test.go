@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The numbers are those of any table of the Mann-Whitney test: how many pairs at most on
-// one side are still rare at 5 %, two-sided.
+// The numbers are those of any table of the Mann-Whitney test: how many pairs at most on one side are still
+// rare at 5 %, two-sided.
 func TestPairsBelow(t *testing.T) {
 	for _, c := range []struct{ m, n, critical int }{{4, 4, 0}, {5, 5, 2}, {7, 7, 8}, {9, 9, 17}, {10, 8, 17}, {20, 20, 127}} {
 		below := pairsBelow(c.m, c.n)
@@ -24,7 +24,7 @@ func TestPairsBelow(t *testing.T) {
 	if below := pairsBelow(3, 3); math.Abs(below(0)-1.0/20) > 1e-12 {
 		t.Errorf("all of 3 below all of 3: %v, want 1/20", below(0))
 	}
-	// What is counted and the normal distribution agree where one takes over.
+	// The exact and the normal distribution agree where one replaces the other.
 	exact := countPairs(54, 54)
 	for _, k := range []int{1100, 1200, 1458, 1600} {
 		if near := pairsBelow(55, 55); math.Abs(exact[k]-near(k+54)) > 0.02 {
@@ -33,9 +33,9 @@ func TestPairsBelow(t *testing.T) {
 	}
 }
 
-// Of many intervals 95 % hold the true ratio, whatever the distribution and its spread, also
-// where the numbers of values differ; 2,000 tries with 95 % each fall below 93 % less than
-// once in 10^4 seeds, and the seed is fixed.
+// 95 % of many intervals contain the true ratio, whatever the distribution and its spread, also with different
+// numbers of values; 2,000 tries with 95 % each fall below 93 % less than once in 10^4 seeds, and the seed is
+// fixed.
 func TestRatioShiftHolds(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for name, draw := range map[string]func() float64{
@@ -66,13 +66,13 @@ func TestRatioShiftHolds(t *testing.T) {
 				}
 			}
 			if held < tries*93/100 || believed > tries*7/100 {
-				t.Errorf("%s, %v: %d of %d intervals hold the ratio; %d times the same was taken for different", name, sizes, held, tries, believed)
+				t.Errorf("%s, %v: %d of %d intervals contain the ratio; %d times equal samples were taken for different", name, sizes, held, tries, believed)
 			}
 		}
 	}
 }
 
-// A real difference is found, and its direction.
+// A real difference is found, with its direction.
 func TestRatioShiftFinds(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	values, by := make([]float64, 9), make([]float64, 9)
@@ -80,14 +80,14 @@ func TestRatioShiftFinds(t *testing.T) {
 		values[i], by[i] = 1.2*math.Exp(0.02*random.NormFloat64()), math.Exp(0.02*random.NormFloat64())
 	}
 	if s := RatioShift(values, by); !s.Clear() || s.Low < 1.15 || s.High > 1.25 || s.P > 1e-3 {
-		t.Errorf("1.2 times as much is found to be %+v", s)
+		t.Errorf("a factor of 1.2 is found to be %+v", s)
 	}
 	if s := RatioShift(by, values); !s.Clear() || s.High > 1/1.15 {
-		t.Errorf("1.2 times less is found to be %+v", s)
+		t.Errorf("a factor of 1 by 1.2 is found to be %+v", s)
 	}
 }
 
-// The same samples have the ratio 1, and are not different; what has no ratio has none.
+// Equal samples have the ratio 1, and do not differ; without a ratio there is none.
 func TestRatioShiftOfTheSame(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 8))
 	for _, n := range []int{1, 2, 3, 8, 31, 80} {
@@ -125,12 +125,12 @@ func TestDiscoveries(t *testing.T) {
 		}
 	}
 	if runs > 75 { // 5 % of the runs; 7.5 % is more than three deviations from that
-		t.Errorf("in %d of 1000 runs with nothing to find something was believed", runs)
+		t.Errorf("in %d of 1000 runs without a difference a test was believed", runs)
 	}
 	if got := Discoveries([]float64{0.001, 0.9, 0.012, 0.04}); !slices.Equal(got, []bool{true, false, true, false}) {
 		t.Errorf("believed %v", got)
 	}
 	if got := Discoveries(nil); len(got) != 0 {
-		t.Errorf("of no tests %v is believed", got)
+		t.Errorf("without tests %v is believed", got)
 	}
 }

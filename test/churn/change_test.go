@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// change changes one endpoint of a Service and writes that.
+// change changes one endpoint of a Service and writes the Service.
 func (c *cluster) change() error {
 	for {
 		s := c.services[c.random.IntN(len(c.services))]
-		if c.random.IntN(10) == 0 { // the shaky ones come and go all the time
+		if c.random.IntN(10) == 0 { // the shaky ones change all the time
 			s = c.services[steadyServices+c.random.IntN(shakyServices)]
 		}
 		e := s.endpoints[c.random.IntN(len(s.endpoints))]
@@ -22,7 +22,7 @@ func (c *cluster) change() error {
 	}
 }
 
-// next chooses what becomes of an endpoint; not ok: it stays as it is.
+// next chooses an endpoint's next condition; !ok: it keeps its condition.
 func (c *cluster) next(s *service, e *endpoint) (next condition, ok bool) {
 	switch e.condition {
 	case ready:
@@ -49,8 +49,8 @@ func (s *service) ready() (n int) {
 	return n
 }
 
-// become changes an endpoint. A server starts before its endpoint comes, and
-// stops a while after it has gone.
+// become changes an endpoint. A server starts before its endpoint is added, and stops some time after it was
+// removed.
 func (c *cluster) become(s *service, e *endpoint, next condition) error {
 	if e.condition == gone {
 		if err := e.pod.start(e.at); err != nil {
@@ -84,8 +84,8 @@ func (c condition) String() string {
 	return [...]string{"ready", "not ready", "terminating", "gone"}[c]
 }
 
-// stopLater stops a server after its grace, which is passed in small steps: where the whole machine
-// stands still for a while, the agent has its time all the same when it goes on.
+// stopLater stops a server after its grace, which passes in small steps: after a stall of the whole machine,
+// the agent still has its time.
 func (c *cluster) stopLater(s *service, e *endpoint) {
 	const step = 10 * time.Millisecond
 	steps := grace / step
@@ -111,11 +111,11 @@ func (c *cluster) stopLater(s *service, e *endpoint) {
 	}()
 }
 
-// interval is the time from one change to the next. What is later than pause stays so.
+// interval is the time from one change to the next. A delay beyond pause is not made up.
 const interval, pause = 5 * time.Millisecond, 100 * time.Millisecond
 
-// churn makes as many changes as are due in the time said, one every interval at most: after a
-// pause of the machine they are not made up for all at once. It returns how long they took.
+// churn makes as many changes as are due in the given time, at most one per interval: changes missed in a stall
+// of the machine are not made all at once. It returns how long they took.
 func (c *cluster) churn(lasting time.Duration) (took time.Duration, err error) {
 	begin := time.Now()
 	next := begin

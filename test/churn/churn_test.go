@@ -14,17 +14,16 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// warmUp is for how long endpoints change before the agent is measured: by then
-// its memory has the size that this load needs.
+// warmUp is how long endpoints change before the agent is measured: by then its memory has the size that this
+// load needs.
 const warmUp = 5 * time.Second
 
 // auditInterval lets audits happen during the changes and after them.
 const auditInterval = 3 * time.Second
 
-// S4, R29, R30: a change every 5 ms, of 5,000 endpoints whose servers stop 3 s
-// after they have gone, and no request to a Service that always had a ready
-// endpoint fails. In the end the tables hold what a fresh agent puts there, an
-// audit finds nothing to repair, and the agent has grown by nothing.
+// S4, R29, R30: with a change every 5 ms, of 5,000 endpoints whose servers stop 3 s after they were removed, no
+// request to a Service that always had a ready endpoint fails. In the end the tables are those of a fresh
+// agent, an audit finds nothing to repair, and the agent has not grown.
 func TestChurn(t *testing.T) {
 	l := lab.New(t)
 	var pods []*pod
@@ -81,13 +80,13 @@ func startAgent(t *testing.T, host *lab.Host, folder *node.Folder) *node.Agent {
 	return a
 }
 
-// running are all clients.
+// running has all clients.
 type running struct {
 	tallies []*tally
 	stop    func()
 }
 
-// So many lasting sockets of each kind are on each host in each family.
+// So many long-lived sockets of each kind are on each host in each family.
 const lastingSockets = 5
 
 // startClients starts all kinds of clients on hosts, in both families.
@@ -117,10 +116,10 @@ func startClients(t *testing.T, c *cluster, hosts ...*lab.Host) running {
 	return running{[]*tally{short, long, unconnected, connected}, stop}
 }
 
-// wantTables checks what the tables hold when all is quiet.
+// wantTables checks the tables after the changes.
 func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 	t.Helper()
-	must(t, c.folder.Put("cluster", node.Cluster(l)...)) // with a new revision
+	must(t, c.folder.Put("cluster", node.Cluster(l)...)) // for a new revision
 	must(t, c.folder.Await(a))
 	quiet := time.Now()
 	got, err := a.Tables()
@@ -131,7 +130,7 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 	want, err := fresh.Tables()
 	must(t, err)
 	wantSame(t, "frontend", contents(got), contents(want))
-	must(t, a.WaitFor("done giving back what it does not need", func(s *inspect.Status) bool {
+	must(t, a.WaitFor("without entries that it does not need", func(s *inspect.Status) bool {
 		other, err := fresh.Status()
 		return err == nil && fills(s) == fills(other)
 	}))
@@ -144,10 +143,10 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 	}
 }
 
-// fills is how many entries each table has.
+// fills is the number of entries in each table.
 func fills(s *inspect.Status) string { return fmt.Sprint(s.Tables) }
 
-// wantPlan checks each Service's backends against the endpoints that it has.
+// wantPlan checks each Service's backends against its endpoints.
 func (c *cluster) wantPlan(t *testing.T, tables *inspect.Tables) {
 	t.Helper()
 	want, got := map[string]string{}, map[string]string{}

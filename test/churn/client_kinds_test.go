@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// long returns requests on one connection that lives through the changes (R30).
-// From time to time it is closed and another one made.
+// long returns a function that sends requests on one connection that stays open during the changes (R30). It is
+// replaced from time to time.
 func (c *clients) long() func(*rand.Rand) (int, time.Duration, error) {
 	var conn net.Conn
 	var s *service
@@ -30,7 +30,7 @@ func (c *clients) long() func(*rand.Rand) (int, time.Duration, error) {
 		payload := fmt.Sprint(random.Uint32())
 		answer, err := ask(conn, payload)
 		if err != nil {
-			err = s.failed("asking on an open connection", err)
+			err = s.failed("request on an open connection", err)
 		} else if answer.Payload != payload || answer.Local.Port() != s.port {
 			err = fmt.Errorf("%s: asked %q on an open connection and got %+v", s.name, payload, answer)
 		} else {
@@ -44,7 +44,7 @@ func (c *clients) long() func(*rand.Rand) (int, time.Duration, error) {
 	}
 }
 
-// unconnected returns requests to all Services by one unconnected UDP socket.
+// unconnected returns a function that sends requests to all Services from one unconnected UDP socket.
 func (c *clients) unconnected() (func(*rand.Rand) (int, time.Duration, error), error) {
 	network, address := "udp4", "0.0.0.0:0"
 	if c.family == 1 {
@@ -68,12 +68,12 @@ func (c *clients) unconnected() (func(*rand.Rand) (int, time.Duration, error), e
 				return again, late, err
 			}
 		}
-		return again - 1, 0, s.failed("asking by an unconnected UDP socket", err)
+		return again - 1, 0, s.failed("request from an unconnected UDP socket", err)
 	}, nil
 }
 
-// connected returns requests to one Service after the other, each by a connected
-// UDP socket, which serves for some requests. One that fails is replaced.
+// connected returns a function that sends requests to one Service after the other, each from a connected UDP
+// socket, which is used several times. One that fails is replaced.
 func (c *clients) connected() func(*rand.Rand) (int, time.Duration, error) {
 	var conn net.Conn
 	var s *service
@@ -108,7 +108,7 @@ func (c *clients) connected() func(*rand.Rand) (int, time.Duration, error) {
 			if err == nil {
 				late, err = c.checkUDP(s, r, payload, asked)
 				peer := wantPeer(conn, s.ips[c.family])
-				if errors.Is(peer, unix.ENOTCONN) { // its endpoint has left after the answer
+				if errors.Is(peer, unix.ENOTCONN) { // its endpoint was removed after the reply
 					leave()
 					peer = nil
 				}
@@ -117,6 +117,6 @@ func (c *clients) connected() func(*rand.Rand) (int, time.Duration, error) {
 			all = append(all, err)
 			leave()
 		}
-		return again - 1, 0, s.failed("asking by connected UDP sockets", errors.Join(all...))
+		return again - 1, 0, s.failed("request from connected UDP sockets", errors.Join(all...))
 	}
 }

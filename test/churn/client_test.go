@@ -21,21 +21,20 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A request by UDP is tried this often, as resolvers do it; some of them less, but no machine on
-// which they run stands still.
+// Retries of a request by UDP, as resolvers make them; some resolvers make fewer, but their machines do not
+// stall.
 const (
 	tries      = 8
 	tryTimeout = 650 * time.Millisecond
 )
 
-// tcpTimeout bounds a request by TCP. It decides nothing: a SYN that is lost
-// comes again after a second.
+// tcpTimeout bounds a request by TCP. No result depends on it: a lost SYN is retransmitted after a second.
 const tcpTimeout = time.Minute
 
 // pace is the time between the requests of one client.
 const pace = 10 * time.Millisecond
 
-// clients ask the Services from one host in one family until they are stopped.
+// clients send requests to the Services from one host in one family until they are stopped.
 type clients struct {
 	cluster *cluster
 	host    *lab.Host
@@ -44,7 +43,7 @@ type clients struct {
 	running *sync.WaitGroup
 }
 
-// tally is what clients of one kind met.
+// tally is the results of one kind of client.
 type tally struct {
 	kind     string
 	mu       sync.Mutex
@@ -52,7 +51,7 @@ type tally struct {
 	again    int // tries beyond the first
 	failed   int
 	failures []string      // the first few
-	latest   time.Duration // how long after it had left an endpoint was chosen yet
+	latest   time.Duration // how long after its removal an endpoint was still chosen
 }
 
 func (l *tally) note(again int, late time.Duration, err error) {
@@ -74,7 +73,7 @@ func (l *tally) want(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t.Logf("%s: %d requests answered, %d tries again, latest choice of an endpoint that had left: after %v",
+	t.Logf("%s: %d requests answered, %d retries, latest choice of a removed endpoint: after %v",
 		l.kind, l.answered, l.again, l.latest.Round(time.Millisecond))
 	if l.failed > 0 {
 		t.Errorf("%s: %d requests failed, the first ones:\n  %s", l.kind, l.failed, strings.Join(l.failures, "\n  "))
@@ -84,8 +83,7 @@ func (l *tally) want(t *testing.T) {
 	}
 }
 
-// run runs one client: request is one request to a steady Service, or whatever
-// leads to one.
+// run runs one client: request sends one request to a steady Service, or what precedes one.
 func (c *clients) run(tally *tally, request func(*rand.Rand) (again int, late time.Duration, err error)) {
 	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	c.running.Go(func() {
@@ -109,21 +107,21 @@ func (c *clients) anyService(random *rand.Rand) *service {
 	return steady[random.IntN(len(steady))]
 }
 
-// tooLate is how long after it has left an endpoint may not be chosen any more,
-// however busy the machine is. That of those whose server stops is grace.
+// tooLate is how long after its removal an endpoint may still be chosen, however busy the machine is. For
+// endpoints whose server stops, it is grace.
 const tooLate = 10 * time.Second
 
-// A rule says when an endpoint has left.
+// A rule returns when an endpoint was removed.
 type rule func(*endpoint) int64
 
-// A new connection is for a ready endpoint (R10).
+// A new connection needs a ready endpoint (R10).
 func connections(e *endpoint) int64 { return e.left.Load() }
 
-// Datagrams stay where they are while that serves (R29).
+// A UDP flow keeps its endpoint while that serves (R29).
 func datagrams(e *endpoint) int64 { return e.removed.Load() }
 
-// check says what is wrong with an answer, and how late it is if the endpoint
-// had left when it was asked.
+// check returns what is wrong with an answer, and how late it is if the endpoint was removed before the
+// request.
 func (c *clients) check(s *service, answer lab.Answer, payload string, asked time.Time, r rule) (late time.Duration, err error) {
 	for _, e := range s.endpoints {
 		if answer.Local != netip.AddrPortFrom(e.addresses()[c.family], s.port) {
@@ -134,13 +132,13 @@ func (c *clients) check(s *service, answer lab.Answer, payload string, asked tim
 		}
 		switch {
 		case late > tooLate:
-			return late, fmt.Errorf("%s: %v answers, which had left %v before", s.name, answer.Local, late)
+			return late, fmt.Errorf("%s: %v answers, which was removed %v before", s.name, answer.Local, late)
 		case answer.Pod != e.pod.Name || answer.Payload != payload:
-			return late, fmt.Errorf("%s: asked %q and got %+v", s.name, payload, answer)
+			return late, fmt.Errorf("%s: sent %q and got %+v", s.name, payload, answer)
 		}
 		return late, nil
 	}
-	return 0, fmt.Errorf("%s: %v answers, which is no endpoint of it", s.name, answer.Local)
+	return 0, fmt.Errorf("%s: %v answers, which is none of its endpoints", s.name, answer.Local)
 }
 
 // failed adds the Service and its last change to an error.
@@ -167,7 +165,7 @@ func (c *clients) dial(network string, s *service) (net.Conn, error) {
 	return conn, nil
 }
 
-// wantPeer checks what getpeername says.
+// wantPeer checks getpeername's result.
 func wantPeer(conn net.Conn, want netip.AddrPort) error {
 	raw, err := conn.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -205,7 +203,7 @@ func (c *clients) short(random *rand.Rand) (int, time.Duration, error) {
 		return 0, 0, err
 	}
 	defer conn.Close()
-	conn.(*net.TCPConn).SetLinger(0) // no TIME_WAIT that would use up ports
+	conn.(*net.TCPConn).SetLinger(0) // without TIME_WAIT, which would exhaust the ports
 	answer, err := ask(conn, payload)
 	if err != nil {
 		return 0, 0, s.failed("asking by TCP", err)
@@ -214,14 +212,13 @@ func (c *clients) short(random *rand.Rand) (int, time.Duration, error) {
 	return 0, late, err
 }
 
-// received is an answer by UDP and where it seems to come from.
+// received is a reply by UDP and its source as the program sees it.
 type received struct {
 	lab.Answer
 	from netip.AddrPort
 }
 
-// receive reads datagrams up to the answer to a request. Those to earlier tries
-// are passed over.
+// receive reads datagrams up to the reply to a request, and skips replies to earlier tries.
 func receive(conn net.PacketConn, payload string) (r received, err error) {
 	buffer := make([]byte, 1024)
 	for {
@@ -241,11 +238,11 @@ func receive(conn net.PacketConn, payload string) (r received, err error) {
 	}
 }
 
-// checkUDP checks an answer and the address that it seems to come from.
+// checkUDP checks a reply and its source.
 func (c *clients) checkUDP(s *service, r received, payload string, asked time.Time) (time.Duration, error) {
 	late, err := c.check(s, r.Answer, payload, asked, datagrams)
 	if r.from != s.ips[c.family] {
-		err = errors.Join(err, fmt.Errorf("%s: the answer comes from %v, want %v", s.name, r.from, s.ips[c.family]))
+		err = errors.Join(err, fmt.Errorf("%s: the reply comes from %v, want %v", s.name, r.from, s.ips[c.family]))
 	}
 	return late, err
 }

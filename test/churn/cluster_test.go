@@ -18,20 +18,19 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// grace is how long a server lives on after its endpoint has gone: as long as the agent may take
-// on a machine that is busy, and has stood still before.
-// Nobody asks the shaky Services, which are to come and go.
+// grace is how long a server stays after its endpoint was removed: as long as the agent may take on a machine
+// that is busy, and was stalled before. The shaky Services have no clients, and are to change quickly.
 const grace, shakyGrace = 3 * time.Second, 200 * time.Millisecond
 
-// The Services: steady ones of ten endpoints, of which one is ready at any time,
-// and a few shaky ones that have none now and then.
+// The Services: steady ones of ten endpoints, one of which is always ready, and a few shaky ones that sometimes
+// have none.
 const (
 	steadyServices = 500
 	shakyServices  = 10
 	firstPort      = 20000
 )
 
-// condition of an endpoint, as its slices say.
+// condition of an endpoint in its slices.
 type condition int
 
 const (
@@ -41,17 +40,17 @@ const (
 	gone        // not in the slices
 )
 
-// endpoint is one of a Service's, in both families.
+// endpoint is an endpoint of a Service, in both families.
 type endpoint struct {
 	pod *pod
 	at  place
 
-	// Only the writer knows these.
+	// Only the writer reads these.
 	condition condition
-	stopping  bool // its server runs on after the endpoint has gone
+	stopping  bool // its server still runs after the endpoint was removed
 
-	// left is when it ceased to be ready, removed when it went or became unready,
-	// in nanoseconds since 1970; 0: it has not. Clients look.
+	// left is when it ceased to be ready, removed when it was removed or became unready, in nanoseconds
+	// since 1970; 0: not yet. Clients read them.
 	left, removed atomic.Int64
 }
 
@@ -61,7 +60,7 @@ func (e *endpoint) addresses() []netip.Addr { return e.pod.addresses[2*e.at.inde
 type service struct {
 	name      string
 	object    *corev1.Service
-	port      uint16 // of its endpoints, and of no other's
+	port      uint16 // of its endpoints, and of no others
 	endpoints []*endpoint
 	least     int // ready endpoints that it keeps
 	ips       [2]netip.AddrPort
@@ -69,19 +68,18 @@ type service struct {
 	last atomic.Pointer[string] // its last change, for messages
 }
 
-// cluster is all of them, and the folder that says so.
+// cluster is all Services, and the folder with their manifests.
 type cluster struct {
 	folder   *node.Folder
 	services []*service
 	random   *rand.Rand
-	stops    sync.WaitGroup // servers that will stop
+	stops    sync.WaitGroup // servers that are to stop
 
 	mu       sync.Mutex // protects stopping of all endpoints, and failures
 	failures []error
 }
 
-// newCluster makes the Services of endpoints in the pods, and starts their
-// servers.
+// newCluster makes Services with endpoints in the pods, and starts their servers.
 func newCluster(folder *node.Folder, pods []*pod) (*cluster, error) {
 	c := &cluster{folder: folder, random: rand.New(rand.NewPCG(1, 2))}
 	for i := range steadyServices + shakyServices {
@@ -130,7 +128,7 @@ func (c *cluster) startServers(pods []*pod) error {
 	return err
 }
 
-// steady are the Services that always have a ready endpoint.
+// steady returns the Services that always have a ready endpoint.
 func (c *cluster) steady() []*service { return c.services[:steadyServices] }
 
 // write writes the file of a Service.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package churn changes the endpoints of many Services as fast as a large
-// cluster does, while clients ask all of them: none of their requests may fail,
-// and nothing may be left over at the end.
+// Package churn changes the endpoints of many Services as fast as a large cluster does, while clients use all
+// of them: no request may fail, and nothing may be left over at the end.
 package churn
 
 import (
@@ -18,7 +17,7 @@ import (
 // lasting is how long endpoints change.
 var lasting = flag.Duration("churn", 30*time.Second, "how long endpoints change")
 
-// program is the beeline binary that is tested.
+// program is the beeline binary under test.
 var program string
 
 func TestMain(m *testing.M) {

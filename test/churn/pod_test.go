@@ -31,7 +31,7 @@ type pod struct {
 	answers  *bufio.Reader
 }
 
-// pairs is how many addresses of each family a pod has.
+// pairs is the number of addresses of each family in a pod.
 const pairs = 2
 
 // startPod gives a pod a second address of each family, and starts its process.
@@ -73,7 +73,7 @@ func startPod(t *testing.T, host *lab.Host) *pod {
 	return p
 }
 
-// route leads a pod's second address to it from its node, as its first one is.
+// route gives a pod's node a route to its second address, like that to its first.
 func route(host *lab.Host, first, second netip.Addr) error {
 	nl, link, err := host.Node.OpenDevice(host.Name)
 	if err != nil {
@@ -90,7 +90,7 @@ func route(host *lab.Host, first, second netip.Addr) error {
 	})
 }
 
-// start and stop are about the server of one endpoint.
+// start and stop start and stop the server of one endpoint.
 func (p *pod) start(at place) error { return p.request("start", at) }
 func (p *pod) stop(at place) error  { return p.request("stop", at) }
 

@@ -15,11 +15,10 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// partPod is the name of a pod's process: a server at many addresses and ports,
-// each of which starts and stops on its own. Its arguments are the pod's name
-// and the pod's addresses, IPv4 and IPv6 in turn. Requests come by standard
-// input, "start INDEX PORT" or "stop INDEX PORT" about the pair of addresses of
-// that index; each is answered by a line, empty if it went well.
+// partPod is the name of a pod's process: a server at many addresses and ports, each of which starts and stops
+// separately. Its arguments are the pod's name and its addresses, IPv4 and IPv6 in turn. It reads requests from
+// standard input, "start INDEX PORT" or "stop INDEX PORT" for the pair of addresses with that index, and
+// answers each with a line, which is empty or an error.
 const partPod = "beeline-churn-pod"
 
 // place is where an endpoint is in its pod.
@@ -81,8 +80,7 @@ func (p *podProcess) start(at place) error {
 	return nil
 }
 
-// stop closes what takes new requests. Connections live on, as in a pod that
-// waits for its clients to leave.
+// stop closes the sockets for new requests. Connections stay open, as in a pod that drains.
 func (p *podProcess) stop(at place) {
 	for _, c := range p.running[at] {
 		c.Close()

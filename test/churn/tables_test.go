@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// usable says which endpoints take new requests (R10), as decision does.
+// usable lists the endpoints that take new requests (R10), as decision does.
 func (s *service) usable(family int) string {
 	addresses := func(with condition) (all []string) {
 		for _, e := range s.endpoints {
@@ -40,7 +40,7 @@ func (s *service) usable(family int) string {
 	return strings.Join(all, " ")
 }
 
-// decision is a decision without the numbers that the tables give.
+// decision describes a decision without the tables' IDs.
 func decision(d inspect.Decision) string {
 	if len(d.Backends) == 0 {
 		return d.Verdict
@@ -57,7 +57,7 @@ func members(of []inspect.Member) string {
 	return strings.Join(all, " ")
 }
 
-// contents is what the tables hold, by frontend.
+// contents is the contents of the tables, by frontend.
 func contents(t *inspect.Tables) map[string]string {
 	all := map[string]string{}
 	for _, s := range t.Services {
@@ -72,7 +72,7 @@ func contents(t *inspect.Tables) map[string]string {
 	return all
 }
 
-// wantSame compares what is known of things by their names.
+// wantSame compares descriptions by name.
 func wantSame(t *testing.T, kind string, got, want map[string]string) {
 	t.Helper()
 	differ := 0
@@ -99,7 +99,7 @@ func wantSame(t *testing.T, kind string, got, want map[string]string) {
 	t.Logf("%d of kind %s compared", len(want), kind)
 }
 
-// size is what a process uses.
+// size is a process's use of resources.
 type size struct {
 	rss int // KiB
 	fds int
@@ -121,7 +121,7 @@ func sizeOf(t *testing.T, a *node.Agent) (s size) {
 	}
 	stat, err := os.ReadFile(filepath.Join(proc, "stat"))
 	must(t, err)
-	// Fields 14 and 15 of proc_pid_stat(5), in ticks of 10 ms; the name before may hold blanks.
+	// Fields 14 and 15 of proc_pid_stat(5), in ticks of 10 ms; the name before may contain blanks.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	for _, text := range fields[11:13] {
 		ticks, err := strconv.Atoi(text)
@@ -132,15 +132,15 @@ func sizeOf(t *testing.T, a *node.Agent) (s size) {
 	must(t, err)
 	s.fds = len(fds)
 	if s.rss == 0 || s.fds == 0 {
-		t.Fatalf("%s does not say what the agent uses: %v", proc, s)
+		t.Fatalf("cannot read the agent's use of resources from %s: %v", proc, s)
 	}
 	return s
 }
 
-// wantNotGrown allows for a tenth more.
+// wantNotGrown allows a tenth more.
 func wantNotGrown(t *testing.T, before, after size) {
 	t.Helper()
 	if after.rss > before.rss+before.rss/10 || after.fds > before.fds+before.fds/10 {
-		t.Errorf("the agent has grown from %v to %v, want no more than a tenth", before, after)
+		t.Errorf("the agent has grown from %v to %v, want at most a tenth", before, after)
 	}
 }

@@ -15,11 +15,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// UserAgent is the service account of Beeline's agents; [Cluster.Kubeconfig] has a
-// file for it, too.
+// UserAgent is the service account of Beeline's agents; [Cluster.Kubeconfig] has a file for it, too.
 const UserAgent = "beeline"
 
-// agentRules are what Beeline's agent may do, and nothing else.
+// agentRules are the permissions of Beeline's agent.
 var agentRules = []rbacv1.PolicyRule{
 	reading("", "services", "nodes", "pods", "namespaces"),
 	reading("discovery.k8s.io", "endpointslices"),
@@ -36,8 +35,8 @@ func (c *Cluster) NewAgent(program string, host *lab.Host) *node.Agent {
 	return &node.Agent{Host: host, Program: program, Kubeconfig: c.Kubeconfig(UserAgent)}
 }
 
-// createAgentAccount makes the service account of Beeline's agents, as in a real
-// cluster, and writes its kubeconfig.
+// createAgentAccount creates the service account of Beeline's agents, as in a real cluster, and writes its
+// kubeconfig.
 func (c *Cluster) createAgentAccount(ctx context.Context) error {
 	const namespace, name = metav1.NamespaceSystem, UserAgent
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -58,7 +57,7 @@ func (c *Cluster) createAgentAccount(ctx context.Context) error {
 	}
 	request, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("asking for the agent's token: %w", err)
+		return fmt.Errorf("requesting the agent's token: %w", err)
 	}
 	return c.WriteKubeconfig(UserAgent, request.Status.Token)
 }

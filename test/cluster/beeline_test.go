@@ -8,9 +8,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// kube-proxy on node-a and Beeline on node-b read one cluster, and a Service is
-// the same from the pods of both. Both serve on while the API server is away,
-// and follow it when it is back.
+// kube-proxy on node-a and Beeline on node-b read one cluster, and a Service is the same from the pods of both.
+// Both continue to serve while the API server is away, and follow it when it returns.
 func TestTwoProxies(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -32,7 +31,7 @@ func TestTwoProxies(t *testing.T) {
 	c.wantAnswers(t, "b2", 21, "a2")
 }
 
-// startAgent starts Beeline on a node. What it prints is shown if the test fails.
+// startAgent starts Beeline on a node. Its log is shown if the test fails.
 func (c *Cluster) startAgent(t *testing.T, name string) *node.Agent {
 	t.Helper()
 	agent, log := c.NewAgent(beeline, c.Lab.Host(name)), &node.Log{}

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster makes a Kubernetes cluster of a lab: a real control plane with
-// its controllers on the lab's fabric, and the lab's nodes and pods as Node and
-// Pod objects whose status is written by the test. The processes of the pods are
-// those of the lab. What runs on a node, kube-proxy or Beeline, is the test's
-// choice.
+// Package cluster makes a Kubernetes cluster of a lab: a real control plane with its controllers on the lab's
+// fabric, and the lab's nodes and pods as Node and Pod objects whose status the test writes. The processes of
+// the pods are those of the lab. The test chooses what runs on a node, kube-proxy or Beeline.
 package cluster
 
 import (
@@ -20,18 +18,18 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Cluster is a control plane that runs on a lab, and a client of it. Its methods
-// are safe for concurrent use, except those that start and stop programs.
+// Cluster is a control plane on a lab, and a client of it. Its methods are safe for concurrent use, except
+// those that start and stop programs.
 type Cluster struct {
 	*controlplane.ControlPlane
-	// Client may do everything, as often as it likes.
+	// Client has all rights, and no rate limit.
 	Client *kubernetes.Clientset
 
 	marking sync.Mutex
 	mark    Mark // the latest
 }
 
-// controllers are those that make what a Service proxy reads.
+// controllers are those that write what a Service proxy reads.
 var controllers = []string{
 	"endpointslice-controller",
 	"endpointslice-mirroring-controller",
@@ -39,8 +37,7 @@ var controllers = []string{
 	"node-lifecycle-controller",
 }
 
-// Start starts a control plane on the lab, which has to be a temporary one, and
-// creates its Nodes and Pods. On error nothing runs.
+// Start starts a control plane on a temporary lab, and creates its Nodes and Pods. On error nothing runs.
 func Start(ctx context.Context, l *lab.Lab) (c *Cluster, err error) {
 	program, err := controlplane.Program()
 	if err != nil {

@@ -28,10 +28,10 @@ func TestMain(m *testing.M) {
 	os.Exit(node.Run(m, &beeline))
 }
 
-// patience bounds whatever a test waits for. It decides nothing.
+// patience bounds all waiting. No result depends on it.
 const patience = time.Minute
 
-// pollInterval is how often what nothing announces is asked for.
+// pollInterval is the time between polls.
 const pollInterval = 20 * time.Millisecond
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -41,7 +41,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// eventually waits for what nothing announces.
+// eventually polls until ok returns nil.
 func eventually(t *testing.T, what string, ok func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(pollInterval) {

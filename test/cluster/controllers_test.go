@@ -117,10 +117,10 @@ func (c *Cluster) testLoadBalancer(t *testing.T) {
 	s, err := c.CreateService(t.Context(), service)
 	must(t, err)
 	if ingress := s.Status.LoadBalancer.Ingress; len(ingress) != 1 || ingress[0].IP != "203.0.113.1" {
-		t.Errorf("status has the ingress %v", ingress)
+		t.Errorf("the status has the ingress %v", ingress)
 	}
 	if s.Spec.Ports[0].NodePort == 0 {
-		t.Error("the API server gave no NodePort")
+		t.Error("the API server allocated no NodePort")
 	}
 }
 
@@ -148,8 +148,8 @@ func (c *Cluster) slices(t *testing.T, service string) ([]discoveryv1.EndpointSl
 	return list.Items, nil
 }
 
-// wantEndpoints waits until the slices of both families say this of the
-// Service's endpoints: Pod -> conditions and node.
+// wantEndpoints waits until the slices of both families have these endpoints of the Service: Pod -> conditions
+// and node.
 func (c *Cluster) wantEndpoints(t *testing.T, service string, want map[string]string) {
 	t.Helper()
 	families := []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
@@ -173,8 +173,7 @@ func (c *Cluster) wantEndpoints(t *testing.T, service string, want map[string]st
 	})
 }
 
-// describe says of each Pod what its endpoint is: "ready" stands for ready,
-// serving and not terminating.
+// describe describes the endpoint of each Pod: "ready" stands for ready, serving and not terminating.
 func describe(endpoints []discoveryv1.Endpoint) map[string]string {
 	all := map[string]string{}
 	for _, e := range endpoints {

@@ -18,8 +18,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// partOwner is this binary started again: it makes a cluster in a lab of the name
-// argv[1], says ready and waits.
+// partOwner is this binary started again: it creates a cluster in the lab argv[1], prints ready and waits.
 const partOwner = "cluster-test-owner"
 
 func ownAndWait(name string) error {
@@ -39,7 +38,7 @@ func ownAndWait(name string) error {
 	return err
 }
 
-// Nothing of a cluster outlives a test that is killed.
+// Nothing of a cluster outlives a killed test.
 func TestOwnerKilled(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -55,16 +54,16 @@ func TestOwnerKilled(t *testing.T) {
 	owner.Args, owner.Stderr = []string{partOwner, name}, os.Stderr
 	out, err := owner.StdoutPipe()
 	must(t, err)
-	_, err = owner.StdinPipe() // it waits for its end
+	_, err = owner.StdinPipe() // it waits until this is closed
 	must(t, err)
 	must(t, owner.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("the owner did not get ready: %q (%v)", line, err)
+		t.Fatalf("the owner did not become ready: %q (%v)", line, err)
 	}
 	l, err := lab.Open(name)
 	must(t, err)
 	if processes := processesOf(t, l); len(processes) < 4 {
-		t.Fatalf("the cluster's processes are %v: the test shows nothing", processes)
+		t.Fatalf("the cluster's processes are %v: the test proves nothing", processes)
 	}
 	must(t, owner.Process.Kill())
 	owner.Wait()

@@ -22,16 +22,15 @@ type KubeProxy struct {
 	cluster *Cluster
 }
 
-// StartKubeProxy starts kube-proxy in nftables mode on a node, and returns when
-// its rules are complete. What the functions change in its configuration comes
-// last.
+// StartKubeProxy starts kube-proxy in nftables mode on a node, and returns when its rules are complete. The
+// functions change its configuration last.
 func (c *Cluster) StartKubeProxy(ctx context.Context, host *lab.Host, change ...func(*kubeproxy.KubeProxyConfiguration)) (*KubeProxy, error) {
 	const mode = controlplane.NFTables
 	config := &kubeproxy.KubeProxyConfiguration{}
 	if err := yaml.UnmarshalStrict(c.ProxyConfig(host, mode), config); err != nil {
 		return nil, fmt.Errorf("configuration of kube-proxy: %w", err)
 	}
-	// The default is a second, which every step of a test would wait for.
+	// The default is a second, for which every step of a test would wait.
 	config.NFTables.MinSyncPeriod = metav1.Duration{Duration: 5 * time.Millisecond}
 	for _, f := range change {
 		f(config)
@@ -47,8 +46,7 @@ func (c *Cluster) StartKubeProxy(ctx context.Context, host *lab.Host, change ...
 	return p, p.awaitNextMark(ctx)
 }
 
-// Start starts it again after a Stop or Kill, and returns when its rules are
-// complete.
+// Start starts it again after a Stop or Kill, and returns when its rules are complete.
 func (p *KubeProxy) Start(ctx context.Context) error {
 	if err := p.Proxy.Start(); err != nil {
 		return err

@@ -19,22 +19,19 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A Mark is a change of a Service that nothing else uses. A proxy sees all
-// Services in the order of their changes, and all EndpointSlices likewise, and
-// it applies what it has seen together. So one whose tables have the mark has
-// every change of a Service and of an EndpointSlice that was made before. It
-// says nothing of Nodes, and nothing of what controllers have still to make. The
-// next mark takes its place, so wait for one before making another.
+// A Mark is a change of a Service that nothing else uses. A proxy sees all Services in the order of their
+// changes, and so all EndpointSlices, and applies them together. So a proxy whose tables have the mark has
+// every earlier change of a Service and of an EndpointSlice. It does not cover Nodes, or what controllers have
+// still to write. The next mark replaces it, so wait for one before making another.
 type Mark int64
 
 const markService = "mark"
 
-// port is the name of the Service's port. Only where Service and EndpointSlice
-// both have it is there a backend.
+// port is the name of the Service's port. There is a backend only if both Service and EndpointSlice have it.
 func (m Mark) port() string { return fmt.Sprintf("m%d", m) }
 
-// backends are addresses of the range for tests of network devices (RFC 2544,
-// RFC 5180), so of nothing in the lab.
+// backends are addresses of the range for tests of network devices (RFC 2544, RFC 5180), which the lab does not
+// use.
 func (m Mark) backends() map[discoveryv1.AddressType]string {
 	high, low := int64(m)>>8&0xff, int64(m)&0xff
 	return map[discoveryv1.AddressType]string{
@@ -43,8 +40,7 @@ func (m Mark) backends() map[discoveryv1.AddressType]string {
 	}
 }
 
-// Mark makes the next mark. Its writes go on side by side, for their order says
-// nothing.
+// Mark makes the next mark. It writes concurrently, because the order does not matter.
 func (c *Cluster) Mark(ctx context.Context) (Mark, error) {
 	c.marking.Lock()
 	defer c.marking.Unlock()
@@ -76,8 +72,7 @@ type writer[T any] interface {
 	Update(context.Context, T, metav1.UpdateOptions) (T, error)
 }
 
-// put updates an object, or creates it. Without a resource version an update
-// replaces whatever is there.
+// put updates an object, or creates it. Without a resource version an update replaces any version.
 func put[T any](ctx context.Context, client writer[T], object T) error {
 	_, err := client.Update(ctx, object, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
@@ -96,8 +91,8 @@ func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
 	return p.AwaitRules(ctx, fmt.Sprintf("at %v", m), targets...)
 }
 
-// AwaitAgent waits until a Beeline agent's tables have the mark, and what it applies together with it: it writes
-// changed frontends before new ones.
+// AwaitAgent waits until a Beeline agent's tables have the mark, and what it applies together with it: it
+// writes changed frontends before new ones.
 func (m Mark) AwaitAgent(a *node.Agent) error {
 	if err := a.WaitForTables(m.String(), m.inTables); err != nil {
 		return err

@@ -23,8 +23,8 @@ const (
 	LabelNode = "node" // its node's name
 )
 
-// createObjects creates what every cluster has: the agent's account, a Node for
-// each node of the lab and a ready Pod for each pod.
+// createObjects creates the objects of every cluster: the agent's account, a Node for each node of the lab and
+// a ready Pod for each pod.
 func (c *Cluster) createObjects(ctx context.Context) error {
 	if err := c.createAgentAccount(ctx); err != nil {
 		return err
@@ -44,8 +44,7 @@ func (c *Cluster) createObjects(ctx context.Context) error {
 	return nil
 }
 
-// CreateNode creates a Node with its status, in which the Ready condition is
-// true.
+// CreateNode creates a Node with its status, in which the Ready condition is true.
 func (c *Cluster) CreateNode(ctx context.Context, n *corev1.Node) error {
 	status := n.Status
 	created, err := c.Client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
@@ -56,8 +55,8 @@ func (c *Cluster) CreateNode(ctx context.Context, n *corev1.Node) error {
 	return c.setNodeReady(ctx, created, true)
 }
 
-// SetNodeReady sets the Ready condition of a Node, as its kubelet does. The node
-// controller taints a Node that is not ready; its Pods stay as they are.
+// SetNodeReady sets the Ready condition of a Node, as its kubelet does. The node controller taints a Node that
+// is not ready; its Pods stay unchanged.
 func (c *Cluster) SetNodeReady(ctx context.Context, name string, ready bool) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		n, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -90,8 +89,7 @@ func conditionStatus(ok bool) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-// CreateService creates a Service together with the status that it has; the API
-// server fills in the addresses that it lacks.
+// CreateService creates a Service with its status; the API server adds missing addresses.
 func (c *Cluster) CreateService(ctx context.Context, s *corev1.Service) (*corev1.Service, error) {
 	created, err := c.Client.CoreV1().Services(s.Namespace).Create(ctx, s, metav1.CreateOptions{})
 	if err != nil {
@@ -103,8 +101,7 @@ func (c *Cluster) CreateService(ctx context.Context, s *corev1.Service) (*corev1
 	return c.SetIngress(ctx, created, s.Status.LoadBalancer.Ingress...)
 }
 
-// SetIngress does what a cloud's load balancer does: it says at which addresses
-// a Service is reached from outside.
+// SetIngress does what a cloud's load balancer does: it writes the external addresses of a Service.
 func (c *Cluster) SetIngress(ctx context.Context, s *corev1.Service, ingress ...corev1.LoadBalancerIngress) (*corev1.Service, error) {
 	s = s.DeepCopy()
 	s.Status.LoadBalancer.Ingress = ingress
@@ -115,10 +112,9 @@ func (c *Cluster) SetIngress(ctx context.Context, s *corev1.Service, ingress ...
 	return updated, nil
 }
 
-// NewService is the dual-stack Service of package node: TCP port 80 and the
-// ClusterIPs of number n, which are 10.96.0.n and fd00:96::n; 1 and 254 are
-// taken. It selects the pods that have all of these labels; with none it has no
-// selector, and its EndpointSlices are the test's.
+// NewService is the dual-stack Service of package node: TCP port 80 and the ClusterIPs of number n, which are
+// 10.96.0.n and fd00:96::n; 1 and 254 are used. It selects the pods that have all of these labels; with none it
+// has no selector, and the test writes its EndpointSlices.
 func NewService(name string, n uint8, selector map[string]string) *corev1.Service {
 	s := node.Service(name, n)
 	policy := corev1.IPFamilyPolicyRequireDualStack
@@ -127,5 +123,5 @@ func NewService(name string, n uint8, selector map[string]string) *corev1.Servic
 	return s
 }
 
-// hostAddresses are a host's addresses, as the status of a Pod has them.
+// hostAddresses are a host's addresses, as in a Pod's status.
 func hostAddresses(h *lab.Host) []string { return []string{h.Addr4.String(), h.Addr6.String()} }

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// NewPod is a Pod that runs, ready, in a host of the lab: one of its pods, or a
-// node for the host network. Its status is as the kubelet would write it.
+// NewPod is a ready Pod in a host of the lab: one of its pods, or a node for the host network. Its status is as
+// the kubelet would write it.
 func NewPod(name string, host *lab.Host) *corev1.Pod {
 	machine := host.Node
 	if machine == nil {
@@ -50,7 +50,7 @@ func setRunning(status *corev1.PodStatus, host, machine *lab.Host) {
 	}
 }
 
-// CreatePod creates a Pod together with the status that it has.
+// CreatePod creates a Pod with its status.
 func (c *Cluster) CreatePod(ctx context.Context, pod *corev1.Pod) error {
 	created, err := c.Client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
@@ -86,14 +86,13 @@ func (c *Cluster) SetPodReady(ctx context.Context, name string, ready bool) erro
 	return nil
 }
 
-// TerminatePod deletes a Pod as users do. Since no kubelet confirms its end, it
-// stays, terminating, until RemovePod.
+// TerminatePod deletes a Pod as users do. Since no kubelet confirms its end, it stays, terminating, until
+// RemovePod.
 func (c *Cluster) TerminatePod(ctx context.Context, name string) error {
 	return c.deletePod(ctx, name, 3600)
 }
 
-// RemovePod removes a Pod at once, as the kubelet does when its processes have
-// ended.
+// RemovePod removes a Pod at once, as the kubelet does when its processes have ended.
 func (c *Cluster) RemovePod(ctx context.Context, name string) error {
 	return c.deletePod(ctx, name, 0)
 }

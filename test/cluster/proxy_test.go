@@ -15,9 +15,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// kube-proxy on node-a serves the pods of node-a: a Service with a selector
-// becomes connections to the lab's pods. It keeps serving while the API server
-// is away, and takes up what changes after that.
+// kube-proxy on node-a serves the pods of node-a: a Service with a selector leads to the lab's pods. It
+// continues to serve while the API server is away, and applies later changes.
 func TestKubeProxy(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -27,7 +26,7 @@ func TestKubeProxy(t *testing.T) {
 	c.awaitProxy(t, proxy)
 	c.wantAnswers(t, "a1", 20, "b1")
 
-	// node-b has no proxy, so nobody knows the address there.
+	// node-b has no proxy, so the address is unknown there.
 	if _, err := c.Lab.Host("b2").Request(within(t, 10*time.Second), "tcp", "10.96.0.20:80", ""); !errors.Is(err, syscall.ENETUNREACH) {
 		t.Errorf("b2 without a proxy: %v, want ENETUNREACH", err)
 	}
@@ -48,12 +47,12 @@ func TestKubeProxy(t *testing.T) {
 	must(t, c.Client.CoreV1().Services(Namespace).Delete(t.Context(), "b1", metav1.DeleteOptions{}))
 	must(t, proxy.Start(t.Context()))
 	if _, err := c.Lab.Host("a1").Request(within(t, 2*time.Second), "tcp", "10.96.0.20:80", ""); err == nil {
-		t.Error("a Service that is gone still answers")
+		t.Error("a removed Service still answers")
 	}
 	c.wantAnswers(t, "a1", 21, "b2")
 }
 
-// A program that ends is told by its own words, not by a timeout.
+// When a program ends, the error has its output, and is no timeout.
 func TestKubeProxyThatEnds(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -61,7 +60,7 @@ func TestKubeProxyThatEnds(t *testing.T) {
 		config.Mode = "carrier pigeons"
 	})
 	if err == nil || !strings.Contains(err.Error(), "carrier pigeons") {
-		t.Errorf("StartKubeProxy: %v, want what it printed", err)
+		t.Errorf("StartKubeProxy: %v, want its output", err)
 	}
 }
 
@@ -81,14 +80,14 @@ func (c *Cluster) awaitProxy(t *testing.T, proxy *KubeProxy) {
 	must(t, proxy.Await(t.Context(), mark))
 }
 
-// wantAnswers asks the Service of number n from a host, in both families.
+// wantAnswers sends to the Service of number n from a host, in both families.
 func (c *Cluster) wantAnswers(t *testing.T, from string, n uint8, pod string) {
 	t.Helper()
 	for _, ip := range []string{fmt.Sprintf("10.96.0.%d", n), fmt.Sprintf("fd00:96::%x", n)} {
 		address := net.JoinHostPort(ip, "80")
 		answer, err := c.Lab.Host(from).Request(within(t, patience), "tcp", address, "hello")
 		if err != nil || answer.Pod != pod {
-			t.Errorf("%s to %s: answer of %q, %v, want %s", from, address, answer.Pod, err, pod)
+			t.Errorf("%s to %s: answer from %q, %v, want %s", from, address, answer.Pod, err, pod)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func (c *Cluster) atMark(t *testing.T, a *node.Agent) {
 	must(t, mark.AwaitAgent(a))
 }
 
-// caller asks a Service all the time, each time by a new connection.
+// caller connects to a Service again and again.
 type caller struct {
 	stop          func()
 	asked, failed atomic.Int64
@@ -59,7 +59,7 @@ func (c *Cluster) call(t *testing.T, from string, n uint8) *caller {
 	return call
 }
 
-// want ends the calls: all of them were answered.
+// want stops the calls, and checks that all were answered.
 func (call *caller) want(t *testing.T) {
 	t.Helper()
 	call.stop()
@@ -69,7 +69,7 @@ func (call *caller) want(t *testing.T) {
 	t.Logf("%d connections", call.asked.Load())
 }
 
-// wantError asks the Service of number n, which has to be refused.
+// wantError connects to the Service of number n, and checks the error.
 func (c *Cluster) wantError(t *testing.T, from string, n uint8, want syscall.Errno) {
 	t.Helper()
 	if _, err := c.Lab.Host(from).Request(within(t, patience), "tcp", fmt.Sprintf("10.96.0.%d:80", n), ""); !errors.Is(err, want) {
@@ -77,8 +77,7 @@ func (c *Cluster) wantError(t *testing.T, from string, n uint8, want syscall.Err
 	}
 }
 
-// An agent follows Services with selectors, what the controllers make of their
-// pods, and labels (R1).
+// An agent follows Services with selectors, the slices that controllers write for their pods, and labels (R1).
 func TestAgentFollows(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -94,7 +93,7 @@ func TestAgentFollows(t *testing.T) {
 		t.Errorf("source: %+v, connection: %+v", s, s.Connection)
 	}
 
-	// An endpoint that is not ready goes, and comes back.
+	// An endpoint that is not ready is removed, and added again.
 	must(t, c.SetPodReady(t.Context(), "b1", false))
 	c.wantEndpoints(t, "b1", map[string]string{"b1": "none node-b"})
 	c.atMark(t, a)
@@ -104,7 +103,7 @@ func TestAgentFollows(t *testing.T) {
 	c.atMark(t, a)
 	c.wantAnswers(t, "a1", 20, "b1")
 
-	// R1: another proxy's, and ours again. R21: its address is of a ServiceCIDR.
+	// R1: another proxy's, and ours again. R21: its address belongs to a ServiceCIDR.
 	c.label(t, "b1", `"other"`)
 	c.atMark(t, a)
 	c.wantError(t, "a1", 20, syscall.EPERM)
@@ -128,9 +127,8 @@ func (c *Cluster) label(t *testing.T, service, value string) {
 	must(t, err)
 }
 
-// While the API server is away for 20 s, new connections go on with the last
-// state. An agent that starts meanwhile waits, and what changes afterwards
-// appears.
+// While the API server is away for 20 s, new connections use the last state. An agent that starts meanwhile
+// waits, and later changes appear.
 func TestAPIServerAway(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -139,11 +137,11 @@ func TestAPIServerAway(t *testing.T) {
 	c.createPodService(t, "b2", 21)
 	c.atMark(t, a)
 	calls := c.call(t, "a1", 20)
-	must(t, c.KillAPIServer()) // a graceful end lasts until all watches have ended
+	must(t, c.KillAPIServer()) // a graceful stop lasts until all watches have ended
 	stopped := time.Now()
 	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
 
-	// An agent that starts now takes over what is attached.
+	// An agent that starts now takes over the attached programs.
 	must(t, a.Kill())
 	must(t, a.StartOnly())
 	must(t, a.WaitFor("waiting for all kinds", func(s *inspect.Status) bool {
@@ -160,19 +158,19 @@ func TestAPIServerAway(t *testing.T) {
 	t.Logf("the API server was away for %v; the first change after that was in the tables within %v",
 		began.Sub(stopped).Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 	c.wantError(t, "a1", 21, syscall.EPERM)
-	c.createPodService(t, "b3", 22) // once the controllers are back, too
+	c.createPodService(t, "b3", 22) // waits until the controllers are back, too
 	c.atMark(t, a)
 	c.wantAnswers(t, "a1", 22, "b3")
 	calls.want(t)
 }
 
-// wantWaitingLeavesNothing starts an agent on a fresh node while the API server
-// is away: R4, it attaches nothing, and leaves nothing if it is stopped.
+// wantWaitingLeavesNothing starts an agent on a fresh node while the API server is away: R4, it attaches
+// nothing, and leaves nothing if it is stopped.
 func (c *Cluster) wantWaitingLeavesNothing(t *testing.T, name string) {
 	t.Helper()
 	a := c.NewAgent(beeline, c.Lab.Host(name))
 	must(t, a.StartOnly())
-	t.Cleanup(func() { _ = a.Kill() }) // if the test ends before
+	t.Cleanup(func() { _ = a.Kill() }) // if the test fails early
 	must(t, a.WaitFor("waiting", func(s *inspect.Status) bool { return s.Source.Connection.Error != "" }))
 	status, err := a.Status()
 	must(t, err)
@@ -181,12 +179,11 @@ func (c *Cluster) wantWaitingLeavesNothing(t *testing.T, name string) {
 	}
 	must(t, a.Stop())
 	if out, err := a.CLI("status", "--pins"); err == nil {
-		t.Errorf("%s is not as it was:\n%s", name, out)
+		t.Errorf("%s has changed:\n%s", name, out)
 	}
 }
 
-// What changes while a node alone is cut off from the API server appears when it
-// is back.
+// Changes made while only a node is cut off from the API server appear when it is back.
 func TestNodeCutOff(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -200,13 +197,13 @@ func TestNodeCutOff(t *testing.T) {
 	c.createPodService(t, "b3", 22)
 	mark, err := c.Mark(t.Context())
 	must(t, err)
-	// Nothing ends the connection but the agent's own questions whether it lives:
-	// after 30 s of silence, with 15 s for the answer and 10 s for a new connection.
+	// Only the agent's own keepalive ends the connection: after 30 s of silence, with 15 s for the reply
+	// and 10 s for a new connection.
 	for connected, end := true, time.Now().Add(3*time.Minute); connected; time.Sleep(pollInterval) {
 		s, err := a.Status()
 		must(t, err)
 		if connected = s.Source.Connection.Connected; connected && time.Now().After(end) {
-			t.Fatal("the agent does not know that it is cut off")
+			t.Fatal("the agent has not noticed that it is cut off")
 		}
 	}
 	tables, err := a.Tables()
@@ -222,8 +219,8 @@ func TestNodeCutOff(t *testing.T) {
 	calls.want(t)
 }
 
-// cutOff makes what the API server sends to a node vanish, until the function
-// that it returns is called. Pods have other addresses.
+// cutOff drops what the API server sends to a node, until the returned function is called. Pods have other
+// addresses.
 func (c *Cluster) cutOff(t *testing.T, host string) (join func()) {
 	t.Helper()
 	fabric, err := c.Lab.Host("fabric").Netlink()

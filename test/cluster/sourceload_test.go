@@ -24,15 +24,14 @@ import (
 const (
 	loadServices  = 5000
 	loadEndpoints = 10
-	// loadMost is what the agent may need with that many, in MiB of resident
-	// memory, some time after it has read them. It needs 78: a second copy of the
-	// endpoints, or a table that is mapped as a whole, is 20 more. What the Go
-	// runtime keeps for each CPU comes on top, where there are more than two.
+	// loadMost is what the agent may need with that many, in MiB of resident memory, some time after it has
+	// read them. It needs 78: a second copy of the endpoints, or a table that is mapped as a whole, is 20
+	// more. The Go runtime's memory for each CPU beyond two is added.
 	loadMost    = 95
 	loadMostCPU = 2
 )
 
-// An agent reads a large cluster; its memory and time are printed.
+// An agent reads a large cluster; the test prints its memory and time.
 func TestLargeCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes ten thousand objects, which takes a minute or two")
@@ -53,8 +52,8 @@ func TestLargeCluster(t *testing.T) {
 		t.Errorf("in the tables: %+v", status.Counts)
 	}
 
-	t.Logf("one change among these is served %v after the API server has taken it", c.timeChange(t, 20).Round(100*time.Microsecond))
-	// What the first reading took goes back to the system.
+	t.Logf("one change among these is served %v after the API server has accepted it", c.timeChange(t, 20).Round(100*time.Microsecond))
+	// Memory for the first reading returns to the system.
 	most := loadMost + loadMostCPU*max(0, runtime.NumCPU()-2)
 	eventually(t, fmt.Sprintf("the agent needs %d MiB at most", most), func() error {
 		text := memory(t, a.PID())
@@ -64,7 +63,7 @@ func TestLargeCluster(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("a while after that: %s", memory(t, a.PID()))
+	t.Logf("some time after that: %s", memory(t, a.PID()))
 
 	must(t, c.KillAPIServer())
 	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
@@ -73,8 +72,8 @@ func TestLargeCluster(t *testing.T) {
 	t.Logf("after a restart of the API server: %s", memory(t, a.PID()))
 }
 
-// timeChange says how long it takes from the creation of the last object of a
-// Service until a pod reaches a backend of it.
+// timeChange measures the time from the creation of a Service's last object until a pod reaches a backend of
+// it.
 func (c *Cluster) timeChange(t *testing.T, n uint8) time.Duration {
 	t.Helper()
 	name := fmt.Sprintf("change-%d", n)
@@ -138,8 +137,8 @@ func (c *Cluster) createLoaded(ctx context.Context, i int) error {
 	return err
 }
 
-// memory is what a process holds: "N MiB resident (N of its own, N of files and tables), N
-// MiB at most so far".
+// memory describes a process's memory: "N MiB resident (N of its own, N of files and tables), N MiB at most so
+// far".
 func memory(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -22,11 +22,11 @@ type TB interface {
 	Logf(format string, args ...any)
 }
 
-var pause = flag.Duration("pause", 0, "keep the cluster of each test for so long after it, to look inside")
+var pause = flag.Duration("pause", 0, "keep the cluster of each test for so long after it, for inspection")
 
-// New makes a lab with a server in each pod, and a cluster on it, for a test. If
-// the test fails, the end of each program's log is shown; with `go test
-// -artifacts` the whole logs are kept. TestMain has to call lab.Main.
+// New creates a lab with a server in each pod, and a cluster on it, for a test. If the test fails, the end of
+// each program's log is shown; with `go test -artifacts` the whole logs are kept. TestMain has to call
+// lab.Main.
 func New(t TB) *Cluster {
 	t.Helper()
 	l := lab.New(t)
@@ -56,7 +56,7 @@ func New(t TB) *Cluster {
 
 func (c *Cluster) showLogs(t TB) {
 	for _, p := range c.Processes() {
-		t.Logf("%s on %s printed at its end:\n%s", p.Name, p.Host.Name, p.LogTail())
+		t.Logf("%s on %s printed last:\n%s", p.Name, p.Host.Name, p.LogTail())
 		text, err := os.ReadFile(p.Log)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(t.ArtifactDir(), p.Host.Name+"-"+filepath.Base(p.Log)), text, 0o644)

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// credentials are what the API server is known by: a certificate that signs
-// itself, and the key of service account tokens. All are PEM.
+// credentials identify the API server: a self-signed certificate, and the key of service account tokens. All
+// are PEM.
 type credentials struct {
 	certificate, key   []byte
 	serviceAccountKeys []byte
 }
 
-// newCredentials makes credentials for a server of these addresses.
+// newCredentials makes credentials for a server with these addresses.
 func newCredentials(addresses ...netip.Addr) (c credentials, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlplane runs a real Kubernetes control plane on the fabric of a lab:
-// etcd, the API server and, for who wants them, controllers; and kube-proxy on the
-// lab's nodes. All of it is one program, build/controlplane
+// Package controlplane runs a real Kubernetes control plane on the fabric of a lab: etcd, the API server and,
+// if wanted, controllers; and kube-proxy on the lab's nodes. All of it is one program, build/controlplane
 // (test/cluster/cmd/controlplane), which `make controlplane` builds.
 //
-// The control plane is in the fabric's network namespace and its files are in the
-// fabric's directory, so that those of several labs run side by side, and all of it
-// goes with the lab.
+// The control plane is in the fabric's network namespace and its files are in the fabric's directory, so that
+// those of several labs run side by side, and are removed with their lab.
 package controlplane
 
 import (
@@ -40,8 +38,7 @@ type ControlPlane struct {
 	proxies                            []*Proxy
 }
 
-// Program is the path where make builds the control plane's program in the sources
-// that this one is of.
+// Program is the path where make builds the control plane's program in the sources of this package.
 func Program() (string, error) {
 	folder, err := node.Sources()
 	if err != nil {
@@ -50,7 +47,7 @@ func Program() (string, error) {
 	return filepath.Join(folder, "build", "controlplane"), nil
 }
 
-// Find says why there is no control plane to be had at a path; nil if there is one.
+// Find returns an error if there is no control plane program at a path.
 func Find(program string) error {
 	info, err := os.Stat(program)
 	if err == nil && (info.IsDir() || info.Mode()&0o111 == 0) {
@@ -62,9 +59,8 @@ func Find(program string) error {
 	return nil
 }
 
-// Start starts a control plane on a lab, which has to be a temporary one. Of the
-// controllers of kube-controller-manager those named run; without any, EndpointSlices
-// and the like are what the caller writes. It returns when the API server is ready, its
+// Start starts a control plane on a temporary lab, with the named controllers of kube-controller-manager;
+// without any, the caller writes EndpointSlices and the like. It returns when the API server is ready, its
 // default Service exists and the controller manager serves. On error nothing runs.
 func Start(ctx context.Context, l *lab.Lab, program string, controllers ...string) (c *ControlPlane, err error) {
 	if !l.Temporary {
@@ -102,7 +98,7 @@ func Start(ctx context.Context, l *lab.Lab, program string, controllers ...strin
 	if err := c.etcd.start(); err != nil {
 		return c, err
 	}
-	// The API server would try again after a second only.
+	// The API server would retry only after a second.
 	if err := c.etcd.await(ctx, "accepting connections", c.connects(etcdAddress)); err != nil {
 		return c, err
 	}
@@ -117,9 +113,8 @@ func (c *ControlPlane) process(name string, flags []string) *Process {
 	}
 }
 
-// StartAPIServer starts the API server after StopAPIServer or KillAPIServer, and
-// returns when it is ready. The controllers begin anew: after an absence they would
-// look for it again only up to a minute later.
+// StartAPIServer starts the API server after StopAPIServer or KillAPIServer, and returns when it is ready. It
+// restarts the controllers: they might notice the server's return only after a minute.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	if c.controllerManager != nil {
 		if err := c.controllerManager.end(syscall.SIGKILL); err != nil {
@@ -148,8 +143,7 @@ func (c *ControlPlane) StopAPIServer() error { return c.apiServer.end(syscall.SI
 // KillAPIServer stops the API server as a crash does.
 func (c *ControlPlane) KillAPIServer() error { return c.apiServer.end(syscall.SIGKILL) }
 
-// Stop ends the control plane and its kube-proxies. What these have set up stays, and
-// so does the lab.
+// Stop ends the control plane and its kube-proxies. The proxies' rules stay, and so does the lab.
 func (c *ControlPlane) Stop() error {
 	var errs []error
 	for _, p := range c.Processes() {
@@ -158,7 +152,7 @@ func (c *ControlPlane) Stop() error {
 	return errors.Join(errs...)
 }
 
-// Processes are those that have been prepared, those that others need last.
+// Processes are all prepared processes, those that others need last.
 func (c *ControlPlane) Processes() []*Process {
 	var all []*Process
 	for _, proxy := range c.proxies {
@@ -172,14 +166,14 @@ func (c *ControlPlane) Processes() []*Process {
 	return all
 }
 
-// Address is where the API server serves, for all hosts of the lab.
+// Address is the API server's address for all hosts of the lab.
 func (c *ControlPlane) Address() netip.AddrPort {
 	return netip.AddrPortFrom(c.Lab.Host("fabric").Addr4, apiServerPort)
 }
 
 func (c *ControlPlane) url() string { return "https://" + c.Address().String() }
 
-// path is that of a file of the control plane.
+// path is the path of a file of the control plane.
 func (c *ControlPlane) path(name string) string { return filepath.Join(c.Dir, name) }
 
 // connects tries an address of the fabric.
@@ -193,7 +187,7 @@ func (c *ControlPlane) connects(address string) func(context.Context) error {
 	}
 }
 
-// ready asks the API server for its own state, and for what it makes for itself last.
+// ready checks the API server's own readiness, and the last objects that it creates for itself.
 func (c *ControlPlane) ready(ctx context.Context) error {
 	if err := c.request(ctx, http.MethodGet, "/readyz", nil); err != nil {
 		return err

@@ -16,8 +16,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// kube-proxy of each mode writes rules for a Service that the API server has, and its
-// rules stay when it ends.
+// kube-proxy in each mode writes rules for a Service in the API server, and its rules stay when it ends.
 func TestProxy(t *testing.T) {
 	program, err := Program()
 	if err != nil {
@@ -57,14 +56,14 @@ func TestProxy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(rules, "10.96.0.77") {
-			t.Errorf("%s: the rules went with kube-proxy:\n%s", mode, rules)
+			t.Errorf("%s: the rules are gone with kube-proxy:\n%s", mode, rules)
 		}
 		kept, other := "KUBE-SVC", "table ip kube-proxy"
 		if mode == NFTables {
 			kept, other = other, kept
 		}
 		if !strings.Contains(rules, kept) || strings.Contains(rules, other) {
-			t.Errorf("%s: the rules are not those of this mode:\n%.3000s", mode, rules)
+			t.Errorf("%s: the rules are not of this mode:\n%.3000s", mode, rules)
 		}
 	}
 }

@@ -9,8 +9,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The fabric is a network namespace of the lab's own, so these collide with
-// nobody's.
+// The fabric is a network namespace of its own, so these collide with nothing.
 const (
 	apiServerPort            = 6443
 	etcdAddress              = "127.0.0.1:2379"
@@ -41,9 +40,9 @@ func apiServerFlags(c *ControlPlane) []string {
 		fmt.Sprintf("--service-cluster-ip-range=%s,%s", lab.ServiceRange4, lab.ServiceRange6),
 		// Pods need no account, and Nodes are as the caller writes them.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-		// Without it a stop waits a minute for the end of watches.
+		// Otherwise a stop waits a minute for the end of watches.
 		"--shutdown-watch-termination-grace-period=1s",
-		// Nobody here has to be held back.
+		// No client here has to be throttled.
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight=0",
 		"--max-mutating-requests-inflight=0",
@@ -58,8 +57,7 @@ func controllerManagerFlags(c *ControlPlane) []string {
 		"--leader-elect=false",
 		"--kube-api-qps=10000",
 		"--kube-api-burst=10000",
-		// A node is not ready when its Ready condition says so; that nobody
-		// renews its lease says nothing here.
+		// A node is not ready when its Ready condition says so; an expired lease does not matter.
 		"--node-monitor-period=500ms",
 		"--node-monitor-grace-period=24h",
 	}

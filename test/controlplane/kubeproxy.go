@@ -13,23 +13,22 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Modes of kube-proxy. The two of iptables differ in the kernel's part behind the same
-// rules: nf_tables, which is Debian's choice, and its own of old, which takes thousands of
-// Services in much less time.
+// Modes of kube-proxy. The two of iptables differ in the kernel's part behind the same rules: nf_tables, which
+// is Debian's choice, and the original one, which processes thousands of Services in much less time.
 const (
 	NFTables       = "nftables"
 	IPTables       = "iptables"
 	IPTablesLegacy = "iptables-legacy"
 )
 
-// Modes are all of them.
+// Modes are all modes.
 var Modes = []string{NFTables, IPTables, IPTablesLegacy}
 
-// The pods' addresses on all nodes of the lab, which kube-proxy does not masquerade.
+// The addresses of all pods, which kube-proxy does not masquerade.
 const podRanges = "10.10.0.0/16,fd00:10::/32"
 
-// Proxy is a kube-proxy on a node. Its rules are in the node's network namespace, stay
-// there when it ends, and go with the lab.
+// Proxy is a kube-proxy on a node. Its rules are in the node's network namespace, stay when it ends, and are
+// removed with the lab.
 type Proxy struct {
 	Host *lab.Host
 	Mode string
@@ -64,7 +63,7 @@ func (c *ControlPlane) StartProxyWith(host *lab.Host, mode string, config []byte
 	return p, p.process.start()
 }
 
-// legacyPath makes a folder in which the names of iptables lead to its legacy program.
+// legacyPath makes a folder in which the names of iptables refer to its legacy program.
 func legacyPath(parent string) (string, error) {
 	const program = "/usr/sbin/xtables-legacy-multi"
 	if _, err := os.Stat(program); err != nil {
@@ -84,9 +83,9 @@ func legacyPath(parent string) (string, error) {
 	return folder, nil
 }
 
-// ProxyConfig is a configuration that leaves all sysctls as they are, for some of those of
-// connection tracking are the machine's and not the node's. All else is kube-proxy's
-// default. Health and metrics are at 127.0.0.1:10256 and :10249 of the node.
+// ProxyConfig is a configuration that leaves all sysctls unchanged, because some of conntrack's apply to the
+// machine and not to the node. Everything else is kube-proxy's default. Health and metrics are at
+// 127.0.0.1:10256 and :10249 of the node.
 func (c *ControlPlane) ProxyConfig(host *lab.Host, mode string) []byte {
 	return fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -102,8 +101,8 @@ conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeou
 `, strings.TrimSuffix(mode, "-legacy"), host.Name, c.Kubeconfig(userProxy), podRanges)
 }
 
-// AwaitRules waits until the node's rules of both families have each of these strings, as
-// `nft list` or `iptables-save` prints them.
+// AwaitRules waits until the node's rules of both families contain each of these strings, as `nft list` or
+// `iptables-save` prints them.
 func (p *Proxy) AwaitRules(ctx context.Context, what string, all ...string) error {
 	return p.process.await(ctx, what, func(ctx context.Context) error {
 		rules, err := p.Rules(ctx)
@@ -119,7 +118,7 @@ func (p *Proxy) AwaitRules(ctx context.Context, what string, all ...string) erro
 	})
 }
 
-// Rules are those of the node for NAT, as the tools of the mode print them.
+// Rules are the node's NAT rules, as the tools of the mode print them.
 func (p *Proxy) Rules(ctx context.Context) (string, error) {
 	commands := [][]string{{"nft", "list", "ruleset"}}
 	switch p.Mode {
@@ -139,7 +138,7 @@ func (p *Proxy) Rules(ctx context.Context) (string, error) {
 	return rules.String(), nil
 }
 
-// PID of the running kube-proxy.
+// PID is the running kube-proxy's.
 func (p *Proxy) PID() int { return p.process.cmd.Process.Pid }
 
 // Stop ends kube-proxy as a service manager does. Its rules stay.

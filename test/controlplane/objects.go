@@ -18,15 +18,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Where the API server has the objects that kube-proxy reads.
+// Paths of the objects that kube-proxy reads.
 const (
 	nodes          = "/api/v1/nodes"
 	services       = "/api/v1/namespaces/default/services"
 	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 )
 
-// newHTTPClient makes the client for requests. It writes objects as JSON, and reads none:
-// that of client-go would bring all of the API's kinds with it.
+// newHTTPClient makes the client for requests. It only writes objects, as JSON: client-go's would bring all of
+// the API's kinds with it.
 func (c *ControlPlane) newHTTPClient() (*http.Client, error) {
 	return rest.HTTPClientFor(c.ClientConfig())
 }
@@ -57,8 +57,7 @@ func (c *ControlPlane) request(ctx context.Context, method, path string, object 
 	return err
 }
 
-// collection is where an object of the default namespace is; empty for one that has no
-// part in what kube-proxy does.
+// collection is the path of an object in the default namespace; empty for one that does not concern kube-proxy.
 func collection(object runtime.Object) (path, name string) {
 	switch o := object.(type) {
 	case *corev1.Node:
@@ -71,8 +70,7 @@ func collection(object runtime.Object) (path, name string) {
 	return "", ""
 }
 
-// Create creates Nodes, Services and EndpointSlices, many at once, and passes over other
-// objects.
+// Create creates Nodes, Services and EndpointSlices, many at once, and skips other objects.
 func (c *ControlPlane) Create(ctx context.Context, objects ...runtime.Object) error {
 	const atOnce = 16
 	work, errs := make(chan runtime.Object), make([]error, atOnce)
@@ -99,7 +97,7 @@ func (c *ControlPlane) create(ctx context.Context, object runtime.Object) error 
 	if path == "" {
 		return nil
 	}
-	// An agent takes the families as they are; the API server wants the policy, too.
+	// An agent accepts the families without the policy; the API server does not.
 	if s, ok := object.(*corev1.Service); ok && len(s.Spec.ClusterIPs) > 1 && s.Spec.IPFamilyPolicy == nil {
 		policy := corev1.IPFamilyPolicyRequireDualStack
 		s = s.DeepCopy()
@@ -111,12 +109,11 @@ func (c *ControlPlane) create(ctx context.Context, object runtime.Object) error 
 	if path != nodes {
 		return nil
 	}
-	// A new Node has no status. Without a resource version an update replaces whatever
-	// is there.
+	// A new Node has no status. Without a resource version an update replaces any version.
 	return c.request(ctx, http.MethodPut, path+"/"+name+"/status", object)
 }
 
-// Update puts a Service or an EndpointSlice in the place of the one that is there.
+// Update replaces a Service or an EndpointSlice.
 func (c *ControlPlane) Update(ctx context.Context, object runtime.Object) error {
 	path, name := collection(object)
 	return c.request(ctx, http.MethodPut, path+"/"+name, object)

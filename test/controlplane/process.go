@@ -15,19 +15,17 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// startTimeout bounds the start of each program; a slow machine needs much of
-// it.
+// startTimeout bounds the start of each program; a slow machine needs much of it.
 const startTimeout = 5 * time.Minute
 
-// pollInterval is how often what nothing announces is asked for.
+// pollInterval is the time between polls.
 const pollInterval = 20 * time.Millisecond
 
-// Process is one program on a host. It ends with this one, whatever ends that,
-// for the lab is a temporary one.
+// Process is one program on a host. It ends with this one, for whatever reason, because the lab is temporary.
 type Process struct {
 	Name string
 	Host *lab.Host
-	Log  string // path of the file that receives what it prints
+	Log  string // path of the file for its output
 
 	argv []string
 	env  []string // nil: this program's
@@ -59,7 +57,7 @@ func (p *Process) start() error {
 	return nil
 }
 
-// end sends the signal and waits until the program is gone. None running is fine.
+// end sends the signal and waits until the program has ended, if it runs.
 func (p *Process) end(signal syscall.Signal) error {
 	if p.cmd == nil {
 		return nil
@@ -72,7 +70,7 @@ func (p *Process) end(signal syscall.Signal) error {
 	return nil
 }
 
-// await asks until ok returns nil. It fails as soon as the program ends.
+// await polls until ok returns nil. It fails as soon as the program ends.
 func (p *Process) await(ctx context.Context, what string, ok func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -91,7 +89,7 @@ func (p *Process) await(ctx context.Context, what string, ok func(context.Contex
 	}
 }
 
-// LogTail is the end of what the program printed.
+// LogTail is the end of the program's output.
 func (p *Process) LogTail() string {
 	const lines = 30
 	text, err := os.ReadFile(p.Log)

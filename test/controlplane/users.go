@@ -23,8 +23,7 @@ const (
 	userProxy       = "kube-proxy"
 )
 
-// writeCredentials writes what the API server is known by, whom it knows, and a
-// kubeconfig for each of them.
+// writeCredentials writes the API server's credentials, its users, and a kubeconfig for each.
 func (c *ControlPlane) writeCredentials() (err error) {
 	if c.credentials, err = newCredentials(c.Address().Addr()); err != nil {
 		return err
@@ -47,9 +46,8 @@ func (c *ControlPlane) writeCredentials() (err error) {
 	return nil
 }
 
-// newTokens makes a token for each user, and returns the API server's file of them:
-// token, name, uid, groups. RBAC comes with a role for kube-proxy's name; each of the
-// controllers would need an account of its own.
+// newTokens makes a token for each user, and returns the API server's token file: token, name, uid, groups.
+// RBAC has a role for kube-proxy's name; each of the controllers would need an account of its own.
 func (c *ControlPlane) newTokens() []byte {
 	var file bytes.Buffer
 	for _, u := range []struct{ user, name, group string }{
@@ -64,12 +62,11 @@ func (c *ControlPlane) newTokens() []byte {
 	return file.Bytes()
 }
 
-// Kubeconfig is the path of a user's kubeconfig file. It is right on all hosts
-// of the lab.
+// Kubeconfig is the path of a user's kubeconfig file, valid on all hosts of the lab.
 func (c *ControlPlane) Kubeconfig(user string) string { return c.path(user + ".kubeconfig") }
 
-// WriteKubeconfig writes the kubeconfig of a user of this token, which may be one that
-// the API server has made for a service account.
+// WriteKubeconfig writes the kubeconfig of a user with this token, which may be one that the API server has
+// issued for a service account.
 func (c *ControlPlane) WriteKubeconfig(user, token string) error {
 	config := api.NewConfig()
 	config.Clusters["lab"] = &api.Cluster{Server: c.url(), CertificateAuthorityData: c.credentials.certificate}
@@ -79,8 +76,7 @@ func (c *ControlPlane) WriteKubeconfig(user, token string) error {
 	return clientcmd.WriteToFile(*config, c.Kubeconfig(user))
 }
 
-// ClientConfig is for clients of this program that are to be the administrator. Their
-// connections begin on the fabric.
+// ClientConfig is for clients in this program with administrator rights. They connect from the fabric.
 func (c *ControlPlane) ClientConfig() *rest.Config {
 	return &rest.Config{
 		Host: c.url(), BearerToken: c.tokens[UserAdmin],

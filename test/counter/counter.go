@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package counter is a component that counts packets. It is not part of the product: it shows what a component is,
-// and its test shows what a component gets from the agent and the datapath.
+// Package counter is a component that counts packets. It is not part of the product: it is an example of a
+// component, and its test shows what the agent and the datapath do for one.
 package counter
 
 import (
@@ -26,7 +26,7 @@ import (
 
 const name = "counter"
 
-// counter counts the packets that arrive at devices or leave a socket of the node and its pods, by their source.
+// counter counts, by source, the packets that arrive at devices or leave a socket of the node and its pods.
 type counter struct {
 	devices    []string
 	protocol   uint8
@@ -57,8 +57,8 @@ func New() *component.Component {
 
 func (c *counter) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.devices, "counter-devices", nil, "devices at which arriving packets are counted")
-	fs.Uint8Var(&c.protocol, "counter-protocol", 17, "IP protocol of the packets that are counted")
-	fs.Uint32Var(&c.maxSources, "counter-max-sources", 1024, "maximum number of sources of which packets are counted")
+	fs.Uint8Var(&c.protocol, "counter-protocol", 17, "IP protocol of the packets to count")
+	fs.Uint32Var(&c.maxSources, "counter-max-sources", 1024, "maximum number of sources to count")
 }
 
 func (c *counter) complete(*service.Config) error {

@@ -32,14 +32,14 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// components are those of the product and the counter.
+// components are the product's, and the counter.
 func components() component.List {
 	return append(agent.Components(),
 		New(),
 	)
 }
 
-// TestMain is the agent's program, too, if the first argument is "agent", as that of the product.
+// TestMain is also the agent's program, with the counter, if the first argument is "agent".
 func TestMain(m *testing.M) {
 	lab.Main()
 	if len(os.Args) > 1 && os.Args[1] == "agent" {
@@ -72,7 +72,7 @@ type world struct {
 	device       int // eth0 of the node
 }
 
-// newWorld makes a world whose agent has not been started.
+// newWorld makes a world whose agent is not started yet.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	program, err := os.Executable()
@@ -163,7 +163,7 @@ func (w *world) tablePin() string {
 	return datapath.TablePath(w.agent.BPFFS(), CounterMapPacketsBySource)
 }
 
-// link returns the ids of the pinned link and of its program.
+// link returns the IDs of the pinned link and of its program.
 func (w *world) link() (link.ID, ebpf.ProgramID) {
 	w.t.Helper()
 	l, err := link.LoadPinnedLink(w.linkPin(), nil)
@@ -174,7 +174,7 @@ func (w *world) link() (link.ID, ebpf.ProgramID) {
 	return info.ID, info.Program
 }
 
-// table returns the id and the size of the pinned table.
+// table returns the ID and the size of the pinned table.
 func (w *world) table() (ebpf.MapID, uint32) {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(w.tablePin(), nil)
@@ -212,7 +212,7 @@ func (w *world) whole() bool {
 	return !slices.ContainsFunc(w.all(), func(pin string) bool { return !exists(pin) }) && w.attached()
 }
 
-// wantNothing expects that nothing of the component is attached or pinned.
+// wantNothing checks that nothing of the component is attached or pinned.
 func (w *world) wantNothing(when string) {
 	w.t.Helper()
 	if w.attached() {
@@ -231,15 +231,15 @@ const (
 	ofSize64 = "--counter-max-sources=64"
 )
 
-// A component is loaded with its constants and attached to devices and the node's cgroup. Status, conditions and
-// metrics show what it tells.
+// A component is loaded with its constants and attached to devices and the node's cgroup. Status, conditions
+// and metrics show its output.
 func TestLoadAndStatus(t *testing.T) {
 	w := newWorld(t)
 	w.restart(enabled, ofSize1)
 	w.send(w.client, w.node, 5)
 	w.wantState(5, 1, 1)
 	if c := w.conditions(); !c.Has(condition.TableNearlyFull) || !strings.Contains(c.String(), "raise --counter-max-sources") {
-		t.Errorf("its table is full, and the conditions are %v", c)
+		t.Errorf("its table is full, but the conditions are %v", c)
 	}
 	w.wantMetric(w.client.Addr4, 5)
 	w.restart(enabled, ofSize64)
@@ -249,7 +249,7 @@ func TestLoadAndStatus(t *testing.T) {
 	w.restart(enabled, ofSize64, "--counter-protocol=1")
 	w.send(w.client, w.node, 1)
 	w.ping()
-	w.wantState(8, 2, 1) // another constant: the echo request is counted, and the datagram is not
+	w.wantState(8, 2, 1) // another constant: the echo request counts, the datagram does not
 }
 
 // The programs and the table outlive the agent. The next one takes over the table, and replaces the programs in
@@ -271,7 +271,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A table of another size keeps what it had, as its copy rule says.
+// A table of another size keeps its entries, by its copy rule.
 func TestResize(t *testing.T) {
 	w := newWorld(t)
 	w.restart(enabled, ofSize1)
@@ -284,11 +284,11 @@ func TestResize(t *testing.T) {
 		t.Errorf("the table had %d entries and has %d, want 1 and 64", size, larger)
 	}
 	if c := w.conditions(); c.Has(condition.TableNearlyFull) {
-		t.Errorf("the table has room, and the conditions are %v", c)
+		t.Errorf("the table has room, but the conditions are %v", c)
 	}
 }
 
-// What another program takes away from a component is back, with the same table.
+// What another program removes from a component is restored, with the same table.
 func TestRepair(t *testing.T) {
 	w := newWorld(t)
 	w.restart(enabled)
@@ -302,7 +302,7 @@ func TestRepair(t *testing.T) {
 	} {
 		must(t, take())
 		if !eventually(w.whole) {
-			t.Errorf("%s, and it is not repaired", what)
+			t.Errorf("%s, but it is not repaired", what)
 			continue
 		}
 		if again, _ := w.table(); again != table {
@@ -314,7 +314,8 @@ func TestRepair(t *testing.T) {
 	w.wantState(7, 2, 1)
 }
 
-// A component that is disabled leaves nothing, nor does `beeline cleanup`. It starts from zero then.
+// Disabling a component removes everything of it, and so does `beeline cleanup`. It starts from zero
+// afterwards.
 func TestRemoval(t *testing.T) {
 	w := newWorld(t)
 	w.restart(enabled)
@@ -334,7 +335,7 @@ func TestRemoval(t *testing.T) {
 	}
 }
 
-// TestMissingDevice: what fails in a component is a condition, and everything else works.
+// TestMissingDevice: a failure in a component is a condition, and everything else works.
 func TestMissingDevice(t *testing.T) {
 	w := newWorld(t)
 	w.restart("--counter-devices=eth0,eth7")
@@ -345,7 +346,7 @@ func TestMissingDevice(t *testing.T) {
 	w.wantState(1, 1, 1)
 }
 
-// wantMetric expects the metric of a source, and metrics of the product's components beside it.
+// wantMetric checks the metric of a source, and that the product's metrics are there, too.
 func (w *world) wantMetric(source netip.Addr, want float64) {
 	w.t.Helper()
 	var metrics []inspect.Metric
@@ -371,7 +372,7 @@ func detach(path string) error {
 	return errors.Join(l.Detach(), l.Close())
 }
 
-// eventually waits until something holds.
+// eventually polls until holds returns true.
 func eventually(holds func() bool) bool {
 	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if holds() {

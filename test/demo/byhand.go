@@ -22,12 +22,12 @@ func showTables(_ context.Context, d *demo) error {
 	return nil
 }
 
-// cli is how one asks the agent of node-a.
+// cli is a command for the agent of node-a.
 func (d *demo) cli(command ...string) string {
 	return fmt.Sprintf("%s %s --agent-socket %s", d.program, strings.Join(command, " "), d.agents[0].Socket())
 }
 
-// in is how one runs a command in a pod.
+// in is a command that runs another one in a pod.
 func (d *demo) in(host, command string) string {
 	return fmt.Sprintf("%s exec%s %s -- %s", d.labProgram, d.nameFlag(), host, command)
 }
@@ -39,8 +39,7 @@ func (d *demo) nameFlag() string {
 	return " --name " + d.name
 }
 
-// showByHand runs commands exactly as they are printed, so that what is printed
-// is known to work.
+// showByHand runs commands exactly as printed, so that they are known to work.
 func showByHand(ctx context.Context, d *demo) error {
 	web, err := d.view(webService)
 	if err != nil {
@@ -71,17 +70,17 @@ func showByHand(ctx context.Context, d *demo) error {
 	return nil
 }
 
-// sayHowToGoOn prints what to do with what is left running.
+// sayHowToGoOn prints what to do with the running lab.
 func (d *demo) sayHowToGoOn() {
 	if d.lab == nil {
 		return
 	}
-	d.say("\nThe lab and its agents go on running. Change a file in\n  %s\nand look:", d.folder)
+	d.say("\nThe lab and its agents keep running. Change a file in\n  %s\nand look:", d.folder)
 	d.say("  %s", d.cli("service", "list"))
 	d.say("  %s", d.cli("status"))
 	d.say("A shell in a pod:\n  %s", d.in("a1", "bash"))
-	d.say("What the agents print:\n  tail -f %s", d.logs())
-	d.say("End it all:\n  %s down%s", d.labProgram, d.nameFlag())
+	d.say("The agents' logs:\n  tail -f %s", d.logs())
+	d.say("Remove everything:\n  %s down%s", d.labProgram, d.nameFlag())
 }
 
 func (d *demo) logs() string {

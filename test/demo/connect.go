@@ -14,11 +14,10 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// patience bounds one connection, and whatever else is waited for. What is in
-// order takes milliseconds.
+// patience bounds one connection, and every other wait. What works takes milliseconds.
 const patience = time.Minute
 
-// The Services of the manifests that the demo speaks of.
+// The Services of the manifests that the demo uses.
 const (
 	webService    = "default/web"
 	stickyService = "default/sticky"
@@ -26,7 +25,7 @@ const (
 	publicService = "default/public"
 )
 
-// A serviceView is what the tables say of a Service.
+// A serviceView is a Service in the tables.
 type serviceView struct {
 	addresses []netip.AddrPort // of its ClusterIPs
 	pods      []string         // behind the first of them
@@ -39,7 +38,7 @@ func family(a netip.AddrPort) string {
 	return "IPv6"
 }
 
-// view asks an agent for a Service.
+// view reads a Service from an agent.
 func (d *demo) view(name string) (serviceView, error) { return d.viewOf(name, service.TCP) }
 
 // viewOf is view for the ports of one protocol.
@@ -72,7 +71,7 @@ func (d *demo) viewOf(name string, protocol service.Protocol) (serviceView, erro
 	return v, nil
 }
 
-// podsOf names the pods that have the backends' addresses.
+// podsOf names the pods with the backends' addresses.
 func (d *demo) podsOf(backends []inspect.Member) []string {
 	var pods []string
 	for _, b := range backends {
@@ -97,7 +96,7 @@ func ask(ctx context.Context, from *lab.Host, to netip.AddrPort) (lab.Answer, er
 	return from.Request(ctx, "tcp", to.String(), "who are you")
 }
 
-// askOften makes n connections, one after another.
+// askOften makes n connections, one after the other.
 func askOften(ctx context.Context, title string, from *lab.Host, to netip.AddrPort, n int) *tally {
 	t := &tally{title: title}
 	for range n {

@@ -19,7 +19,7 @@ func showCrash(ctx context.Context, d *demo) error {
 	if err := agent.Kill(); err != nil {
 		return err
 	}
-	l.next("it has been killed")
+	l.next("it was killed")
 	if err := l.await(ctx, phaseConnections); err != nil {
 		return err
 	}
@@ -42,5 +42,5 @@ func showCrash(ctx context.Context, d *demo) error {
 		d.say("status says: %s", c)
 	}
 	return d.claim(status.PID != killed && len(status.Conditions.Wrong()) == 0,
-		"connections went on without the agent (pid %d); the new one (pid %d) says that all is well", killed, status.PID)
+		"connections continued without the agent (pid %d); the new one (pid %d) reports that all is well", killed, status.PID)
 }

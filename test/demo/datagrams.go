@@ -20,10 +20,10 @@ import (
 
 const (
 	datagramsService = "default/datagrams"
-	// datagramSockets are enough to meet each of three pods: one is missed with a
-	// probability of (2/3)^40, which is one in ten million.
+	// datagramSockets is enough to reach each of three pods: one is missed with a probability of (2/3)^40,
+	// which is one in ten million.
 	datagramSockets = 40
-	// datagramsEach is how many datagrams each socket sends.
+	// datagramsEach is the number of datagrams of each socket.
 	datagramsEach = 5
 )
 
@@ -43,7 +43,7 @@ func showDatagrams(ctx context.Context, d *demo) error {
 	return d.showBind()
 }
 
-// showFlows asks from many sockets, several times each.
+// showFlows sends from many sockets, several times each.
 func (d *demo) showFlows(to netip.AddrPort, pods []string) error {
 	seen := map[string]int{}
 	for range datagramSockets {
@@ -62,11 +62,10 @@ func (d *demo) showFlows(to netip.AddrPort, pods []string) error {
 		counts = append(counts, fmt.Sprintf("%s %d", pod, seen[pod]))
 	}
 	d.say("  %d sockets of a1, %d datagrams each to %s: %s", datagramSockets, datagramsEach, to, strings.Join(counts, ", "))
-	return d.claim(slices.Equal(names, pods), "%s: every socket had one pod, all pods were met, and all answers came from the Service", family(to))
+	return d.claim(slices.Equal(names, pods), "%s: every socket kept one pod, all pods were used, and all replies came from the Service", family(to))
 }
 
-// flow sends datagrams from one new socket, and returns the pod that answered
-// all of them.
+// flow sends datagrams from one new socket, and returns the pod that answered all of them.
 func (d *demo) flow(to netip.AddrPort) (pod string, err error) {
 	any := "0.0.0.0:0"
 	if to.Addr().Is6() {
@@ -90,10 +89,10 @@ func (d *demo) flow(to netip.AddrPort) (pod string, err error) {
 		}
 		var answer lab.Answer
 		if err := json.Unmarshal(buffer[:n], &answer); err != nil {
-			return "", fmt.Errorf("an answer of %s: %w", from, err)
+			return "", fmt.Errorf("an answer from %s: %w", from, err)
 		}
 		if got := from.(*net.UDPAddr).AddrPort(); netip.AddrPortFrom(got.Addr().Unmap(), got.Port()) != to {
-			return "", fmt.Errorf("asked %s, and the answer came from %s", to, from)
+			return "", fmt.Errorf("sent to %s, but the reply came from %s", to, from)
 		}
 		if pod != "" && pod != answer.Pod {
 			return "", fmt.Errorf("one socket's datagrams to %s went to %s and to %s", to, pod, answer.Pod)
@@ -103,7 +102,7 @@ func (d *demo) flow(to netip.AddrPort) (pod string, err error) {
 	return pod, nil
 }
 
-// showGone takes the pod away that a connected socket has.
+// showGone removes the pod of a connected socket.
 func (d *demo) showGone(ctx context.Context, questions serviceView) error {
 	address := questions.addresses[0]
 	socket, err := d.lab.Host("a3").Dial(ctx, "udp", address.String())
@@ -123,14 +122,14 @@ func (d *demo) showGone(ctx context.Context, questions serviceView) error {
 	begin := time.Now()
 	socket.SetReadDeadline(begin.Add(patience))
 	_, err = socket.Read(make([]byte, 1))
-	d.say("  a socket of a3 was connected to %s; %s later it was told: %v", answer.Pod, time.Since(begin).Round(time.Millisecond), err)
+	d.say("  a socket of a3 was connected to %s; %s later it got the error: %v", answer.Pod, time.Since(begin).Round(time.Millisecond), err)
 	if !errors.Is(err, syscall.ECONNABORTED) {
-		return fmt.Errorf("pod %s left Service %s, and a socket connected to it got %w; wanted %q", answer.Pod, datagramsService, err, syscall.ECONNABORTED)
+		return fmt.Errorf("pod %s was removed from Service %s, and a socket connected to it got %w; want %q", answer.Pod, datagramsService, err, syscall.ECONNABORTED)
 	}
 	if err := removed.undo(); err != nil {
 		return err
 	}
-	return d.claim(true, "a connected socket whose pod left was told so, instead of asking nobody for ever")
+	return d.claim(true, "a connected socket whose pod was removed got an error, instead of sending to nobody for ever")
 }
 
 // showBind binds the NodePort of the manifests, where it is served and where not.
@@ -159,7 +158,7 @@ func (d *demo) showBind() error {
 		d.refusals++
 		d.say("  bind to port %d: on node-a %v, in pod a1 %v", address.Port(), outcome(node), outcome(pod))
 		return d.claim(errors.Is(node, syscall.EADDRINUSE) && pod == nil,
-			"nobody on the node can take a NodePort and wait there in vain; pods can use what they like")
+			"no program on the node can bind a NodePort, where it would never get a connection; pods can bind any port")
 	}
 	return fmt.Errorf("the demo needs a NodePort of Service %s", publicService)
 }

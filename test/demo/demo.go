@@ -24,7 +24,7 @@ type demo struct {
 	folder string // the agents' manifests
 	agents []*node.Agent
 
-	// What has been counted so far.
+	// The counts so far.
 	attempts int // connections that are to succeed
 	refusals int // connections that are to be refused
 	claims   int // observed
@@ -92,7 +92,7 @@ func (d *demo) show(ctx context.Context) error {
 	return nil
 }
 
-// setUp makes the lab, starts its servers and brings the agents up.
+// setUp creates the lab, starts its servers and the agents.
 func (d *demo) setUp(ctx context.Context) error {
 	program, err := filepath.Abs(d.program)
 	if err != nil {
@@ -117,7 +117,7 @@ leave alone. A small server runs in each pod and answers with the pod's name.`)
 			return err
 		}
 	}
-	// With the lab, so that it goes when the lab goes.
+	// In the lab's directory, so that it is removed with the lab.
 	d.folder = filepath.Join(filepath.Dir(d.lab.Nodes()[0].Dir), "manifests")
 	if err := copyManifests(d.folder, d.manifests); err != nil {
 		return err
@@ -133,7 +133,7 @@ leave alone. A small server runs in each pod and answers with the pod's name.`)
 	return ctx.Err()
 }
 
-// removeOld takes down what an earlier run left.
+// removeOld takes down the lab of an earlier run.
 func (d *demo) removeOld() error {
 	_, err := lab.Open(d.name)
 	if errors.Is(err, lab.ErrNotFound) {
@@ -142,13 +142,13 @@ func (d *demo) removeOld() error {
 	if err := lab.Down(d.name); err != nil {
 		return fmt.Errorf("taking down the lab of an earlier run: %w", err)
 	}
-	d.say("(The lab of an earlier run has been taken down.)\n")
+	d.say("(The lab of an earlier run was taken down.)\n")
 	return nil
 }
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// claim says what has been shown, or fails if it has not.
+// claim prints an observation, or fails if it was not made.
 func (d *demo) claim(observed bool, format string, args ...any) error {
 	text := fmt.Sprintf(format, args...)
 	if !observed {
@@ -159,7 +159,7 @@ func (d *demo) claim(observed bool, format string, args ...any) error {
 	return nil
 }
 
-// showLogs prints the end of what the agents printed.
+// showLogs prints the end of the agents' logs.
 func (d *demo) showLogs() {
 	for _, a := range d.agents {
 		text, err := os.ReadFile(a.Detached)

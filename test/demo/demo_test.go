@@ -18,8 +18,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The demo works twice in a row over the lab that the first run left, and
-// leaves nothing when it is told to.
+// The demo works twice in a row over the lab of the first run, and leaves nothing with --down.
 func TestDemo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
@@ -79,6 +78,6 @@ endpoints:
 		}
 	}
 	if n := strings.Count(string(edited), "10.10.2.11"); n != 1 {
-		t.Errorf("the address is there %d times, want once, in the slice of the other Service:\n%s", n, edited)
+		t.Errorf("the address occurs %d times, want once, in the slice of the other Service:\n%s", n, edited)
 	}
 }

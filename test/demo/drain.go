@@ -15,12 +15,11 @@ import (
 )
 
 const (
-	// leaver is the pod that is taken away.
+	// leaver is the pod that is removed.
 	leaver = "b1"
-	// drainTime is how long a server that stops serves what is open.
+	// drainTime is how long a stopping server serves open connections.
 	drainTime = 30 * time.Second
-	// phaseConnections is how many connections each client makes in a phase,
-	// at least.
+	// phaseConnections is the least number of connections that each client makes in a phase.
 	phaseConnections = 150
 )
 
@@ -30,7 +29,7 @@ func showDrain(ctx context.Context, d *demo) error {
 		return err
 	}
 	if !slices.Contains(web.pods, leaver) {
-		return fmt.Errorf("the demo needs pod %s behind Service %s: %v are", leaver, webService, web.pods)
+		return fmt.Errorf("the demo needs pod %s behind Service %s, which has %v", leaver, webService, web.pods)
 	}
 	l := d.startLoad(ctx, leaver+" serves", web.addresses)
 	defer l.stop()
@@ -60,11 +59,11 @@ func showDrain(ctx context.Context, d *demo) error {
 	if err != nil {
 		return err
 	}
-	return d.claim(true, "a connection that was open to %s was answered after it had left", leaver)
+	return d.claim(true, "an open connection to %s was answered after its removal", leaver)
 }
 
-// takeAway removes the pod's endpoint from the manifests, and stops its server
-// once nobody is on the way to it: the order in which Kubernetes ends a pod.
+// takeAway removes the pod's endpoint from the manifests, and stops its server once no connection is on its way
+// to it: the order in which Kubernetes ends a pod.
 func (d *demo) takeAway(ctx context.Context, l *load, address netip.AddrPort) (*change, error) {
 	open, err := d.connectTo(ctx, leaver, address)
 	if err != nil {
@@ -89,7 +88,7 @@ func (d *demo) takeAway(ctx context.Context, l *load, address netip.AddrPort) (*
 		answer, err := lab.Ask(ctx, open, "are you still there")
 		cancel()
 		if err != nil || answer.Pod != leaver {
-			return nil, fmt.Errorf("the connection open to %s: answer of %q: %w", leaver, answer.Pod, err)
+			return nil, fmt.Errorf("the open connection to %s: answer from %q: %w", leaver, answer.Pod, err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -97,13 +96,13 @@ func (d *demo) takeAway(ctx context.Context, l *load, address netip.AddrPort) (*
 	return removed, <-stopped
 }
 
-// putBack is takeAway backwards.
+// putBack undoes takeAway.
 func (d *demo) putBack(ctx context.Context, l *load, removed *change, pods []string) error {
 	if err := d.lab.Host(leaver).StartServer(lab.ServerOptions{Drain: drainTime}); err != nil {
 		return err
 	}
 	l.next(leaver + " is back")
-	if err := l.await(ctx, 1); err != nil { // nobody is on the way who began before
+	if err := l.await(ctx, 1); err != nil { // earlier connections have ended
 		return err
 	}
 	if err := removed.undo(); err != nil {
@@ -112,7 +111,7 @@ func (d *demo) putBack(ctx context.Context, l *load, removed *change, pods []str
 	return d.awaitPods(webService, func(now []string) bool { return slices.Equal(now, pods) })
 }
 
-// connectTo opens a connection that a certain pod answers on.
+// connectTo opens a connection that a certain pod answers.
 func (d *demo) connectTo(ctx context.Context, pod string, address netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -134,8 +133,7 @@ func (d *demo) connectTo(ctx context.Context, pod string, address netip.AddrPort
 	return nil, fmt.Errorf("no connection to %s reached %s in %s", address, pod, patience)
 }
 
-// awaitPods waits until the tables of both nodes have the pods wanted behind
-// all addresses of a Service.
+// awaitPods waits until the tables of both nodes have the wanted pods behind all addresses of a Service.
 func (d *demo) awaitPods(name string, wanted func([]string) bool) error {
 	for _, a := range d.agents {
 		err := a.WaitForTables("following the manifests", func(t *inspect.Tables) bool {

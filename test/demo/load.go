@@ -13,9 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A load is clients that connect without pause, each one connection after
-// another. It counts by phases: a connection belongs to the phase in which it
-// was begun.
+// A load is clients that connect without pause, each one connection after the other. It counts by phases: a
+// connection belongs to the phase in which it began.
 type load struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -25,7 +24,7 @@ type load struct {
 	done   []int // by client: connections begun and ended in this phase
 }
 
-// startLoad lets pods of both nodes ask for each of the addresses.
+// startLoad has pods of both nodes connect to each of the addresses.
 func (d *demo) startLoad(ctx context.Context, phase string, addresses []netip.AddrPort) *load {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &load{cancel: cancel}
@@ -53,7 +52,7 @@ func (l *load) run(ctx context.Context, number int, client *lab.Host, address ne
 			l.done[number]++
 		}
 		l.mu.Unlock()
-		time.Sleep(time.Millisecond) // leaves something of a small machine for others
+		time.Sleep(time.Millisecond) // leaves some of a small machine's CPU time to others
 	}
 }
 
@@ -71,8 +70,8 @@ func (l *load) next(title string) {
 	clear(l.done)
 }
 
-// await waits until each client has begun and ended n connections in this
-// phase. Whatever was begun before has ended then, too.
+// await waits until each client has begun and ended n connections in this phase. All earlier ones have ended
+// then, too.
 func (l *load) await(ctx context.Context, n int) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		l.mu.Lock()

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows Services at work in a lab of network namespaces: it makes
-// the lab, runs an agent on each node, connects, and checks what it says. It
-// leaves everything running, so that one can go on by hand.
+// Command demo shows Services at work in a lab of network namespaces: it creates the lab, runs an agent on each
+// node, connects, and checks what it claims. It leaves everything running for experiments.
 package main
 
 import (
@@ -38,10 +37,10 @@ func main() {
 	pflag.StringVar(&o.manifests, "manifests", "examples", "folder of manifests; the agents read a copy of it")
 	pflag.StringVar(&o.name, "name", "demo", "name of the lab; one that is up is taken down first")
 	pflag.BoolVar(&o.down, "down", false, "take the lab down at the end")
-	pflag.BoolVar(&o.keep, "keep", false, "leave the lab up if something fails, too")
+	pflag.BoolVar(&o.keep, "keep", false, "leave the lab up even if something fails")
 	pflag.Parse()
 	if pflag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "demo: %q is not understood; --help lists the flags\n", pflag.Args())
+		fmt.Fprintf(os.Stderr, "demo: unexpected arguments %q; --help lists the flags\n", pflag.Args())
 		os.Exit(2)
 	}
 	if os.Geteuid() != 0 {
@@ -56,7 +55,7 @@ func main() {
 	}
 }
 
-// run shows everything, and leaves what the options say. What fails is printed.
+// run shows everything, and leaves the lab as the options say. It prints failures.
 func run(ctx context.Context, o options, out io.Writer) error {
 	begin := time.Now()
 	d := &demo{options: o, out: out}
@@ -79,7 +78,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 			d.say("The lab could not be taken down: %v", downErr)
 			return errors.Join(err, downErr)
 		}
-		d.say("The lab has been taken down; nothing is left of it.")
+		d.say("The lab was taken down; nothing is left of it.")
 		return err
 	}
 	d.sayHowToGoOn()

@@ -28,7 +28,7 @@ func copyManifests(to, from string) error {
 	return nil
 }
 
-// A change is what files of a folder held before.
+// A change has the previous contents of a folder's files.
 type change struct {
 	folder string
 	files  map[string][]byte
@@ -43,8 +43,8 @@ func (c *change) undo() error {
 	return nil
 }
 
-// removeEndpoints takes a pod out of all EndpointSlices of a Service of the
-// namespace "default", as a user with an editor would.
+// removeEndpoints removes a pod from all EndpointSlices of a Service in the namespace "default", as a user with
+// an editor would.
 func removeEndpoints(folder, service string, pod *lab.Host) (*change, error) {
 	c := &change{folder: folder, files: map[string][]byte{}}
 	entries, err := os.ReadDir(folder)
@@ -107,7 +107,7 @@ func withoutEndpoints(text []byte, service string, addresses ...string) (edited 
 	}
 }
 
-// field follows keys of mappings, nil if one is missing.
+// field follows keys of mappings, and returns nil if one is missing.
 func field(n *yaml.Node, keys ...string) *yaml.Node {
 	if n.Kind == yaml.DocumentNode && len(n.Content) == 1 {
 		n = n.Content[0]

@@ -18,7 +18,7 @@ import (
 
 const outsideRequests = 40
 
-// showOutside has a client outside of the cluster ask a node for a NodePort.
+// showOutside has a client outside the cluster connect to a node's NodePort.
 func showOutside(ctx context.Context, d *demo) error {
 	addresses, err := d.nodePorts(publicService)
 	if err != nil {
@@ -48,7 +48,7 @@ func showOutside(ctx context.Context, d *demo) error {
 	}
 	entry := d.agents[0].Host
 	for _, pod := range public.pods {
-		seen, whose := entry, "node-a's, for the answer has to come back that way"
+		seen, whose := entry, "node-a's, because the reply has to return that way"
 		if d.lab.Host(pod).Node == entry {
 			seen, whose = client, "the client's own"
 		}
@@ -60,10 +60,10 @@ func showOutside(ctx context.Context, d *demo) error {
 	return explainFirst(ctx, d, addresses[0])
 }
 
-// explainFirst has the node say what a connection would meet, and then makes it.
+// explainFirst has the node explain a connection, and then makes it.
 func explainFirst(ctx context.Context, d *demo, to netip.AddrPort) error {
-	from := netip.AddrPortFrom(d.lab.Host("client").Addr4, 25678) // none that its kernel gives away by itself
-	d.say("\nWhat meets the next connection is known before it is made:")
+	from := netip.AddrPortFrom(d.lab.Host("client").Addr4, 25678) // none that its kernel would choose
+	d.say("\n`beeline explain` says in advance where the next connection goes:")
 	question := []string{"explain", "packet", from.String(), to.String() + "/tcp"}
 	node := d.agents[0]
 	d.say("$ %s", d.in(node.Host.Name, fmt.Sprintf("%s %s --pins %s", d.program, strings.Join(question, " "), node.BPFFS())))
@@ -89,8 +89,7 @@ func explainFirst(ctx context.Context, d *demo, to netip.AddrPort) error {
 	return d.claim(right, "explain named the pod that then answers, %s", answer.Pod)
 }
 
-// nodePorts are the addresses of the first agent's node at which it serves a
-// Service's NodePort.
+// nodePorts are the addresses of the first agent's node that serve a Service's NodePort.
 func (d *demo) nodePorts(name string) ([]netip.AddrPort, error) {
 	tables, err := d.agents[0].Tables()
 	if err != nil {
@@ -119,8 +118,8 @@ func (d *demo) nodePorts(name string) ([]netip.AddrPort, error) {
 	return found, nil
 }
 
-// get makes one HTTP request on a connection of its own, from an address and port of
-// the host's if they are valid.
+// get makes one HTTP request on a connection of its own, from an address and port of the host if they are
+// valid.
 func get(ctx context.Context, host *lab.Host, from, to netip.AddrPort) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

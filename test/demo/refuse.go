@@ -11,14 +11,13 @@ import (
 	"time"
 )
 
-// unused are addresses of the Services' range that no Service of the manifests
-// has.
+// unused are addresses of the Services' range that no Service of the manifests has.
 var unused = []netip.AddrPort{
 	netip.MustParseAddrPort("10.96.0.41:80"),
 	netip.MustParseAddrPort("[fd00:96::41]:80"),
 }
 
-// atOnce is less than TCP waits before it asks a second time.
+// atOnce is less than TCP waits before it retransmits a SYN.
 const atOnce = 5 * time.Second
 
 func showRefusals(ctx context.Context, d *demo) error {
@@ -39,7 +38,7 @@ func showRefusals(ctx context.Context, d *demo) error {
 			return err
 		}
 	}
-	return d.claim(true, "an address of nobody is refused at once, and not sent into the network")
+	return d.claim(true, "a connection to an unused address is refused at once, and not sent into the network")
 }
 
 // refused connects once and expects that error, soon.
@@ -58,7 +57,7 @@ func (d *demo) refused(ctx context.Context, what string, address netip.AddrPort,
 	errors.As(err, &errno)
 	d.say("  %-22s %-18s  %q after %s", what, address, errno.Error(), took.Round(10*time.Microsecond))
 	if !errors.Is(err, want) || took > atOnce {
-		return fmt.Errorf("%s %s: %w after %s; wanted %q at once", what, address, err, took, want)
+		return fmt.Errorf("%s %s: %w after %s; want %q at once", what, address, err, took, want)
 	}
 	return nil
 }

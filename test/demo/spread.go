@@ -37,8 +37,8 @@ func showSpread(ctx context.Context, d *demo) error {
 	if err := d.claim(len(nodes) == 2 && len(tallies) == 2, "the pods of %s are on both nodes, and it has an address in each family", webService); err != nil {
 		return err
 	}
-	// Within five standard deviations: an even choice fails this less than
-	// once in a hundred thousand runs, one that forgets a pod does at once.
+	// Within five standard deviations: an even choice fails this less than once in a hundred thousand runs,
+	// one that omits a pod does at once.
 	share := 1 / float64(len(web.pods))
 	mean, deviation := spreadConnections*share, math.Sqrt(spreadConnections*share*(1-share))
 	even := true
@@ -78,7 +78,7 @@ func (d *demo) showOneName(ctx context.Context, client *lab.Host, address netip.
 		return err
 	}
 	d.say("  %s", family(address))
-	d.say("    the client asked for          %s", address)
+	d.say("    the client connected to       %s", address)
 	d.say("    getpeername at the client     %s", conn.RemoteAddr())
 	d.say("    the client's own address      %s", conn.LocalAddr())
 	d.say("    the server's own address      %s, pod %s", answer.Local, answer.Pod)
@@ -111,5 +111,5 @@ func showAffinity(ctx context.Context, d *demo) error {
 		single = single && len(t.byPod) == 1
 	}
 	pods := strings.Join(sticky.pods, ", ")
-	return d.claim(single, "each client met one of %s each time", pods)
+	return d.claim(single, "each client always reached the same one of %s", pods)
 }

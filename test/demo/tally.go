@@ -32,11 +32,11 @@ func (t *tally) add(pod string, err error) {
 	t.byPod[pod]++
 }
 
-// pods are those that have answered.
+// pods are the pods that have answered.
 func (t *tally) pods() []string { return slices.Sorted(maps.Keys(t.byPod)) }
 
-// count takes tallies into the account of the run, prints them and fails if a
-// connection failed. Columns are the pods named, and others that answered.
+// count adds tallies to the run's totals, prints them and fails if a connection failed. Columns are the named
+// pods, and others that answered.
 func (d *demo) count(columns []string, tallies ...*tally) error {
 	var first error
 	for _, t := range tallies {

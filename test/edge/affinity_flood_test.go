@@ -15,10 +15,10 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// R27: a flood of clients that come once to one Service, four times as many as the table has
-// places for, takes no backend away from the clients of other Services, those that came once too,
-// nor from a pod, whose connections the socket hooks decide, nor from the Service's own clients
-// that have come again. With four endpoints all are where they were by chance once in 4^36.
+// R27: clients flood one Service, each sending once, with four times as many clients as the table has places.
+// The flood evicts neither clients of other Services, even if they came only once, nor a pod, whose connections
+// the socket hooks decide, nor the Service's own returning clients. With four endpoints all keep theirs by
+// chance once in 4^36.
 func TestAffinityOutlivesAFlood(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		const clients, services, flood = 12, 12, 4 * 600
@@ -50,13 +50,13 @@ func TestAffinityOutlivesAFlood(t *testing.T) {
 		}
 		before := meet()
 		time.Sleep(1100 * time.Millisecond) // another second of the clock
-		for n := range clients {            // of the flooded Service: they come again
+		for n := range clients {            // of the flooded Service: they return
 			_, err := w.askFrom(nth(clientRanges[n%2], 16+n), "tcp", w.address("NodePort", flooded, n%2))
 			w.must(err)
 		}
 		counted := w.status().Edge.Counters["new"]
 		w.flood(w.address("NodePort", flooded, 0), flood)
-		w.must(w.agent.WaitFor("having met the flood", func(s *inspect.Status) bool { return s.Edge.Counters["new"] >= counted+flood*9/10 }))
+		w.must(w.agent.WaitFor("with the flood counted", func(s *inspect.Status) bool { return s.Edge.Counters["new"] >= counted+flood*9/10 }))
 		for i, pod := range meet() {
 			if pod != before[i] {
 				t.Errorf("after the flood connection %d goes to %s, want %s as before", i, pod, before[i])
@@ -65,7 +65,7 @@ func TestAffinityOutlivesAFlood(t *testing.T) {
 	})
 }
 
-// flood sends SYNs from as many addresses.
+// flood sends SYNs from so many addresses.
 func (w *world) flood(to netip.AddrPort, clients int) {
 	w.t.Helper()
 	fd, err := w.Host("client").Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
@@ -82,7 +82,7 @@ func (w *world) flood(to netip.AddrPort, clients int) {
 		packet[32], packet[33] = 5<<4, 2 // SYN
 		w.must(unix.Sendto(fd, packet, 0, rawAddress(to.Addr())))
 		if n%100 == 99 {
-			time.Sleep(2 * time.Millisecond) // for the queues on the way
+			time.Sleep(2 * time.Millisecond) // lets the queues drain
 		}
 	}
 }

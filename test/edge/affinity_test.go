@@ -9,9 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// R27: a client's address stays with its endpoint, whichever address and family of
-// protocol it asks, as long as it comes back within the timeout; each connection
-// begins that anew. Afterwards the endpoint is chosen again.
+// R27: a client's address keeps its endpoint, at whichever address and family of protocol it asks, if it
+// returns within the timeout, which each connection renews. After the timeout the endpoint is chosen again.
 func TestAffinityFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		const clients, timeout = 24, 2 * time.Second
@@ -22,9 +21,9 @@ func TestAffinityFromOutside(t *testing.T) {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(timeout.Seconds()))}}
 		w.apply("web", objects(s, all)...)
-		var came [clients]time.Time // before the last connection
-		// meet connects, and says whether that is within the timeout: on a busy machine it need
-		// not be, and then nothing holds the client.
+		var came [clients]time.Time // of the last connection
+		// meet connects, and reports whether that was within the timeout: on a busy machine it may be
+		// late, and then any endpoint is right.
 		meet := func(n int, kind string, family int) (pod string, kept bool) {
 			t.Helper()
 			before := came[n]
@@ -40,7 +39,7 @@ func TestAffinityFromOutside(t *testing.T) {
 			t.Helper()
 			pod, kept := meet(n, kind, n%2)
 			if kept && pod != first[n] {
-				t.Errorf("client %d, which comes back, is sent to %s at the %s, and was to %s", n, pod, kind, first[n])
+				t.Errorf("returning client %d is sent to %s at the %s, before to %s", n, pod, kind, first[n])
 			}
 			if first[n] = pod; kept {
 				held++
@@ -54,16 +53,16 @@ func TestAffinityFromOutside(t *testing.T) {
 			}
 		}
 		if len(met) < 2 {
-			t.Errorf("%d clients have all met %v", clients, met)
+			t.Errorf("all %d clients were sent to %v", clients, met)
 		}
-		// Half of the clients come back all the while, for longer than the timeout.
+		// Half of the clients return again and again, for longer than the timeout.
 		for deadline := time.Now().Add(2*timeout + time.Second); time.Now().Before(deadline); time.Sleep(timeout / 8) {
 			for n := range clients / 2 {
 				comesBack(n, "ExternalIP")
 			}
 		}
 		if held < clients {
-			t.Errorf("clients have come back within %v %d times: this machine is too busy to tell anything", timeout, held)
+			t.Errorf("clients returned within %v only %d times: this machine is too busy for this test", timeout, held)
 		}
 		moved := 0
 		for n := clients / 2; n < clients; n++ {
@@ -72,7 +71,7 @@ func TestAffinityFromOutside(t *testing.T) {
 			}
 		}
 		if moved == 0 { // by chance once in 4^12
-			t.Errorf("%d clients are where they were, after the timeout", clients/2)
+			t.Errorf("all %d clients still have their endpoints after the timeout", clients/2)
 		}
 	})
 }

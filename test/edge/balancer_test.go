@@ -27,9 +27,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The example of docs/operate/balancer.md: a file alone, no Node and no ServiceCIDR. Clients
-// reach both VIPs, other ports refuse, pings are answered; a backend that dies is left
-// out, and comes back.
+// The example of docs/operate/balancer.md: a file alone, no Node and no ServiceCIDR. Clients reach both VIPs,
+// other ports refuse, pings get replies; a backend that dies is taken out of service, and returns.
 func TestStandAloneBalancer(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode)
@@ -75,14 +74,14 @@ func TestStandAloneBalancer(t *testing.T) {
 		for _, network := range []string{"udp", "tcp"} {
 			for _, answer := range w.wantServed(network, dns, "b1", "b2") {
 				if answer.Peer.Addr() != w.Host("node-a").Addr4 {
-					t.Errorf("%s is asked by %s", answer.Pod, answer.Peer)
+					t.Errorf("%s sees the client as %s", answer.Pod, answer.Peer)
 				}
 			}
 		}
 	})
 }
 
-// frontendsWith counts those that send clients to a host.
+// frontendsWith counts the frontends that send clients to a host.
 func frontendsWith(t *inspect.Tables, h *lab.Host) (n int) {
 	for i := range t.Services {
 		for _, f := range t.Services[i].Frontends {
@@ -96,12 +95,12 @@ func frontendsWith(t *inspect.Tables, h *lab.Host) (n int) {
 	return n
 }
 
-// wantWeb wants these pods, and no others, to answer the client over HTTP, each over a
-// connection of its own.
+// wantWeb checks that these pods, and no others, answer the client over HTTP, each over a connection of its
+// own.
 func (w *world) wantWeb(to netip.AddrPort, pods ...string) {
 	w.t.Helper()
 	seen := map[string]bool{}
-	for range 4 * tries { // the smallest has a seventh: 2 in 10^11 miss it
+	for range 4 * tries { // the least weight is a seventh: missed 2 times in 10^11
 		seen[w.askWeb(to)] = true
 	}
 	for _, pod := range pods {
@@ -115,7 +114,7 @@ func (w *world) wantWeb(to netip.AddrPort, pods ...string) {
 	}
 }
 
-// askWeb is the pod that answers a GET of the client.
+// askWeb returns the pod that answers a GET of the client.
 func (w *world) askWeb(to netip.AddrPort) string {
 	w.t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -130,7 +129,7 @@ func (w *world) askWeb(to netip.AddrPort) string {
 	return answer.Pod
 }
 
-// H1: over TLS the certificate counts, and the name in it, unless any will do.
+// H1: over TLS the certificate and the name in it must be valid, unless verification is off.
 func TestHealthCheckOverTLS(t *testing.T) {
 	w := newWorld(t)
 	ca := newAuthority(t)
@@ -168,7 +167,7 @@ func TestHealthCheckOverTLS(t *testing.T) {
 	w.wantPods("a1", "b1", "b2")
 }
 
-// H3: a backend that fails now and then stays, until it does so Fall times in a row.
+// H3: a backend that fails now and then stays in service until it fails Fall times in a row.
 func TestFlappingBackend(t *testing.T) {
 	w := startWorld(t)
 	flapping := w.newPatient("b1")
@@ -176,7 +175,7 @@ func TestFlappingBackend(t *testing.T) {
 	s, all := w.public("a1", "b1")
 	annotate(s, map[string]string{"": "http", "path": "/healthz", "interval": "100ms", "timeout": "100ms", "fall": "50", "rise": "1"})
 	w.apply("web", objects(s, all)...)
-	// The first probe alone takes a backend out, and on a busy machine it may be late.
+	// The first probe alone can take a backend down, and on a busy machine it may be late.
 	w.eventually("both are well", func() bool { return flapping.asked.Load() > 10 && allWell(w.status()) })
 	before := w.status().Health.Counters.Changes
 	for status := range 6 {
@@ -209,7 +208,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign signs by a key, nil for the certificate's own.
+// sign signs with a key, or with the certificate's own if it is nil.
 func (a *authority) sign(template, parent *x509.Certificate, by *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -230,7 +229,7 @@ func (a *authority) sign(template, parent *x509.Certificate, by *ecdsa.PrivateKe
 	return certificate, key
 }
 
-// config is that of a server which has this name.
+// config is the TLS configuration of a server with this name.
 func (a *authority) config(name string) *tls.Config {
 	a.t.Helper()
 	c, key := a.sign(&x509.Certificate{SerialNumber: big.NewInt(2), DNSNames: []string{name}, NotAfter: time.Now().Add(time.Hour)}, a.certificate, a.key)

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// The networks of pods are those of all Nodes, or the ones named, and are changed
-// with them; a ServiceCIDR among them stays one, and is a condition.
+// The pod networks are those of all Nodes, or of the flag, and follow changes; a ServiceCIDR among them stays
+// one, and raises a condition.
 func TestPodNetworks(t *testing.T) {
 	w := startWorld(t)
 	w.wantPodNetworks("10.10.1.0/24", "10.10.2.0/24", "fd00:10:1::/64", "fd00:10:2::/64")
@@ -32,8 +32,8 @@ func (w *world) wantPodNetworks(want ...string) {
 	}))
 }
 
-// R18: with externalTrafficPolicy Local, and no endpoint here, a pod of another node
-// uses the endpoints of the cluster, and a client from outside is dropped.
+// R18: with externalTrafficPolicy Local, and no endpoint here, a pod of another node uses the endpoints of the
+// cluster, and an external client is dropped.
 func TestPodIsNoClientFromOutside(t *testing.T) {
 	w := startWorld(t)
 	s, all := w.public("b1")

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// devices is what status says: "eth0 tc, wan0 xdp".
+// devices lists the devices in status: "eth0 tc, wan0 xdp".
 func (w *world) devices() string {
 	w.t.Helper()
 	var all []string
@@ -25,7 +25,7 @@ func (w *world) devices() string {
 	return strings.Join(all, ", ")
 }
 
-// wantExit wants status to end with a code, and its text to have a line with words.
+// wantExit checks status's exit code, and that a line of its text contains these words.
 func (w *world) wantExit(code int, words ...string) {
 	w.t.Helper()
 	text, err := w.agent.CLI("status", "-v")
@@ -50,8 +50,7 @@ func TestAutoAtAVeth(t *testing.T) {
 	w.wantExit(0, "eth0  tc  clients  a veth does not always take what XDP sends")
 }
 
-// Another XDP program, alone, keeps its device. tc serves there, and status names the
-// program and the device.
+// Another XDP program, alone, keeps its device. tc serves there, and status names the program and the device.
 func TestAnotherXDPProgram(t *testing.T) {
 	w := newWorld(t, "--edge-mode=xdp")
 	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.XDP, License: "Dual BSD/GPL", Instructions: asm.Instructions{
@@ -76,8 +75,8 @@ func TestAnotherXDPProgram(t *testing.T) {
 	w.wantServed("tcp", addresses(w.Host("node-a"), nodePort)[0], "b1")
 }
 
-// Devices that --devices names are complained of until they come, are served when
-// they do, and are left when they go or are renamed.
+// Devices named by --devices have a condition until they exist, are served when they do, and are left when they
+// are removed or renamed.
 func TestDevicesComeAndGo(t *testing.T) {
 	w := startWorld(t, "--devices=wan*")
 	w.wantExit(3, "--devices wan*: no such device")
@@ -105,12 +104,12 @@ func TestDevicesComeAndGo(t *testing.T) {
 	w.eventually("nothing is served or left", func() bool { return w.devices() == "" && len(w.attached()) == 0 })
 }
 
-// Ports that cannot be are refused before anything is touched.
+// Invalid ports are refused before anything is changed.
 func TestSNATPortsOfTheHostsOwn(t *testing.T) {
 	w := newWorld(t, "--snat-ports=1024-2000,40000-50000")
 	w.must(w.agent.StartOnly())
 	err := w.agent.Wait()
 	if err == nil || !strings.Contains(err.Error(), "--snat-ports: 40000-50000 overlaps 32768-60999") {
-		t.Errorf("the agent ended with %v", err)
+		t.Errorf("the agent ended with the error %v", err)
 	}
 }

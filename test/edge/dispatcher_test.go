@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// newShared is a world in which programs of others come to the node's device by
-// libxdp: its tools xdp-loader and xdp-filter, of the distribution.
+// newShared is a world in which libxdp attaches other programs to the node's device: the distribution's
+// xdp-loader and xdp-filter.
 func newShared(t *testing.T, flags ...string) *world {
 	t.Helper()
 	needsReplacement(t)
@@ -29,8 +29,7 @@ func newShared(t *testing.T, flags ...string) *world {
 	return w
 }
 
-// inPrivate runs a command with a BPF file system and a /run of the node's own where
-// libxdp's tools want them.
+// inPrivate runs a command with the node's own BPF file system and /run where libxdp's tools expect them.
 const inPrivate = `mount --bind "$0" /sys/fs/bpf && mkdir -p "$1" && mount --bind "$1" /run && shift && exec "$@"`
 
 // try runs one of libxdp's tools on the node.
@@ -55,7 +54,7 @@ func (w *world) tool(args ...string) string {
 // filter is the program that xdp-filter loads.
 const filter = "xdpfilt_alw_all"
 
-// wantServedShared wants b1 to serve, over both families, and XDP to be what serves.
+// wantServedShared checks that b1 serves, over both families, by XDP.
 func (w *world) wantServedShared() {
 	w.t.Helper()
 	for _, to := range addresses(w.Host("node-a"), nodePort) {
@@ -74,7 +73,7 @@ func (w *world) wantAnswered(network string, to netip.AddrPort) {
 	}
 }
 
-// programIn is the number of Beeline's program at eth0.
+// programIn is the ID of Beeline's program at eth0.
 func (w *world) programIn() uint32 {
 	w.t.Helper()
 	for _, d := range w.status().Edge.Devices {
@@ -88,7 +87,7 @@ func (w *world) programIn() uint32 {
 	return 0
 }
 
-// chain is who shares eth0, in the order in which they run: "xdpfilt_alw_all, Beeline".
+// chain is the programs at eth0, in the order in which they run: "xdpfilt_alw_all, Beeline".
 func (w *world) chain() string {
 	w.t.Helper()
 	var names []string
@@ -133,7 +132,7 @@ func needsReplacement(t *testing.T) {
 	}
 }
 
-// hits is how many packets of an address xdp-filter has dropped.
+// hits is the number of packets from an address that xdp-filter has dropped.
 func (w *world) hits(address netip.Addr) (n int) {
 	w.t.Helper()
 	for line := range strings.Lines(w.tool("xdp-filter", "status")) {
@@ -148,8 +147,8 @@ func (w *world) hits(address netip.Addr) (n int) {
 	return 0
 }
 
-// wantFiltered has the filter drop what comes from the client's IPv4 address, and
-// wants nothing of it to reach the edge, which serves IPv6 meanwhile.
+// wantFiltered has the filter drop packets from the client's IPv4 address, and checks that none reaches the
+// edge, which serves IPv6 meanwhile.
 func (w *world) wantFiltered() {
 	w.t.Helper()
 	own, client := addresses(w.Host("node-a"), nodePort), w.Host("client").Addr4
@@ -164,7 +163,7 @@ func (w *world) wantFiltered() {
 	w.eventually("the filter has dropped them", func() bool { return w.hits(client) >= 11 })
 	for reason, n := range w.status().Edge.Counters {
 		if n != before[reason] && reason != "not_service" {
-			w.t.Errorf("the edge counts %d packets as %s, and %d before: the filter should have them", n, reason, before[reason])
+			w.t.Errorf("the edge counts %d packets as %s, before %d: the filter should have dropped them", n, reason, before[reason])
 		}
 	}
 	w.wantAnswered("tcp", own[1])
@@ -177,9 +176,9 @@ func write(conn net.Conn) error {
 	return err
 }
 
-// X7: a filter is there first. Beeline joins it and runs after it, so that what the
-// filter drops reaches no Service; Beeline stays when the filter goes, and when it
-// comes again; and the filter when Beeline goes.
+// X7: a filter was attached first. Beeline joins it and runs after it, so what the filter drops reaches no
+// Service; Beeline stays when the filter is removed or added again, and the filter stays when Beeline is
+// removed.
 func TestBeelineJoinsAFilter(t *testing.T) {
 	w := newShared(t)
 	w.tool("xdp-filter", "load", "eth0")
@@ -210,8 +209,8 @@ func TestBeelineJoinsAFilter(t *testing.T) {
 	}
 }
 
-// X7: Beeline is there first, in a dispatcher since it was asked to. libxdp's tools find
-// it there, and add and remove others. What takes all programs away has Beeline back.
+// X7: Beeline was attached first, in a dispatcher because it was asked to. libxdp's tools find it there, and
+// add and remove others. When all programs are removed, Beeline attaches again.
 func TestAFilterJoinsBeeline(t *testing.T) {
 	w := newShared(t, "--edge-xdp-dispatcher")
 	w.must(w.agent.Start())
@@ -238,17 +237,17 @@ func TestAFilterJoinsBeeline(t *testing.T) {
 		t.Errorf("left: %q", pins)
 	}
 	if _, err := os.Stat(w.agent.BPFFS()); !os.IsNotExist(err) {
-		t.Errorf("Beeline's pins are left: %v", err)
+		t.Errorf("Beeline's pins remain: %v", err)
 	}
 }
 
-// X7, R37: no connection of clients that come all the while is lost when a filter comes
-// and goes, when the agent is killed and the next one starts, and between.
+// X7, R37: no connection is lost while a filter is added and removed, and while the agent is killed and
+// replaced.
 func TestSharedDeviceUnderLoad(t *testing.T) {
 	w := newShared(t, "--edge-xdp-dispatcher")
 	w.must(w.agent.Start())
 	w.apply("web", objects(w.public("a1", "b1"))...)
-	// An emulated CPU (test/kernels) is to have time for the agents beside the clients.
+	// An emulated CPU (test/kernels) needs time for the agents besides the clients.
 	ended := w.load(50 * time.Millisecond)
 	w.tool("xdp-filter", "load", "eth0")
 	w.wantChain(filter + ", Beeline")
@@ -257,7 +256,7 @@ func TestSharedDeviceUnderLoad(t *testing.T) {
 	w.must(w.agent.Start())
 	w.wantChain(filter + ", Beeline")
 	if now := w.programIn(); now == own {
-		t.Errorf("program %d of the agent that was killed serves still", now)
+		t.Errorf("program %d of the killed agent still serves", now)
 	}
 	if pins := w.dispatchers(); len(pins) != 1 {
 		t.Errorf("pinned are %q, want one dispatcher", pins)
@@ -269,14 +268,14 @@ func TestSharedDeviceUnderLoad(t *testing.T) {
 	ended()
 }
 
-// X7: where nobody has asked for a dispatcher, Beeline has the device for itself: a
-// filter is refused there, and Beeline serves on.
+// X7: without a request for a dispatcher, Beeline has the device for itself: a filter is refused there, and
+// Beeline continues to serve.
 func TestAFilterIsRefused(t *testing.T) {
 	w := newShared(t)
 	w.must(w.agent.Start())
 	w.apply("web", objects(w.public("b1"))...)
 	if out, err := w.try("xdp-filter", "load", "eth0"); err == nil {
-		t.Errorf("the filter is loaded beside Beeline's link:\n%s", out)
+		t.Errorf("the filter was loaded despite Beeline's link:\n%s", out)
 	}
 	if chain := w.chain(); chain != "" {
 		t.Errorf("eth0 is shared by %s", chain)
@@ -285,15 +284,15 @@ func TestAFilterIsRefused(t *testing.T) {
 	w.wantServedShared()
 }
 
-// What a packet would meet is explained in a dispatcher, too, with what runs before.
-// Refusals, which make a packet longer or shorter, are tc's there.
+// explain describes a packet's fate in a dispatcher, too, with the programs that run before. Refusals, which
+// change a packet's length, are left to tc there.
 func TestExplainAtASharedDevice(t *testing.T) {
 	w := newShared(t, "--edge-xdp-dispatcher")
 	w.tool("xdp-filter", "load", "eth0")
 	w.must(w.agent.Start())
 	w.apply("web", objects(w.public("b1"))...)
 	to := addresses(w.Host("node-a"), nodePort)[0]
-	w.wantAnswered("tcp", to) // the next hop is known now
+	w.wantAnswered("tcp", to) // now the next hop is known
 	text, err := w.agent.CLI("explain", "packet", w.Host("client").Addr4.String(), to.String())
 	w.must(err)
 	for _, word := range []string{"handled by  xdp at eth0", w.Host("b1").Addr4.String(), filter} {
@@ -302,7 +301,7 @@ func TestExplainAtASharedDevice(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "another version") {
-		t.Errorf("the program is taken for another one:\n%s", text)
+		t.Errorf("the program is taken for somebody else's:\n%s", text)
 	}
 	w.apply("web", objects(w.public())...)
 	for _, to := range addresses(w.Host("node-a"), nodePort) {

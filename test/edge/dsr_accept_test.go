@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sendForged sends a packet in a packet from a host, with whatever source the outer header is to
-// have.
+// sendForged sends an encapsulated packet from a host, with any source in the outer header.
 func (w *world) sendForged(host string, source, to netip.Addr, packet []byte) {
 	w.t.Helper()
 	family := 0
@@ -26,8 +25,8 @@ func (w *world) sendForged(host string, source, to netip.Addr, packet []byte) {
 	w.raw(w.Host(host), family, unix.IPPROTO_RAW).send(to, b.Bytes())
 }
 
-// X2: a node opens what balancers send while a Service has DSR or a flow goes by it, without a restart. Its own
-// address is none of a balancer's, whoever sends with it.
+// X2: a node accepts balancers' packets while a Service has DSR or a flow uses it, without a restart. It never
+// accepts packets from its own address, whoever sends them.
 func TestDecapsulatorFollowsServices(t *testing.T) {
 	withEachDSR(t, []string{"--conntrack-udp-timeout-stream=1s"}, func(t *testing.T, w *world) {
 		opens := func() bool {
@@ -36,10 +35,10 @@ func TestDecapsulatorFollowsServices(t *testing.T) {
 			return s.DSRAccepted.Tunnels
 		}
 		if opens() {
-			t.Error("node-b opens packets of balancers, and no Service has DSR")
+			t.Error("node-b accepts packets of balancers, but no Service has DSR")
 		}
 		w.applyKinds("b1")
-		w.eventually("node-b opens packets of balancers", opens)
+		w.eventually("node-b accepts packets of balancers", opens)
 		for family := range 2 {
 			at := func(host string) netip.AddrPort { return addresses(w.Host(host), 40000)[family] }
 			asks := w.datagramTo(at("client"), w.address("ExternalIP", 1, family))
@@ -54,6 +53,6 @@ func TestDecapsulatorFollowsServices(t *testing.T) {
 			w.must(w.folder.Remove(kind))
 		}
 		w.await()
-		w.eventually("node-b opens none any more, since no flow is left", func() bool { return !opens() })
+		w.eventually("node-b accepts none any more, since no flow is left", func() bool { return !opens() })
 	})
 }

@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// R29, R30, X2: under DSR, too, the next datagram of a flow whose backend has left goes
-// to another one, on another node or on the same, while a TCP connection stays.
+// R29, R30, X2: with DSR, too, the next datagram of a flow whose backend is gone goes to another one, on
+// another node or on the same, while a TCP connection stays.
 func TestDSRFlowsOfBackendThatLeaves(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1")
@@ -28,7 +28,7 @@ func TestDSRFlowsOfBackendThatLeaves(t *testing.T) {
 			w.applyKinds(pod)
 			for i := range tcp {
 				w.eventually(fmt.Sprintf("datagrams of %s over IPv%d go to %s", dsrKinds[i/2], 4+i%2*2, pod), func() bool {
-					// A datagram that is on its way as its flow ends may be lost.
+					// A datagram in flight as its flow ends may be lost.
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					answer, err := lab.Ask(ctx, udp[i], "hello")
@@ -42,8 +42,8 @@ func TestDSRFlowsOfBackendThatLeaves(t *testing.T) {
 	})
 }
 
-// X4: a backend at which nobody listens refuses: its RST and its ICMP port unreachable
-// reach the client in the Service's name.
+// X4: a backend without a listener refuses: its RST and its ICMP port unreachable reach the client in the
+// Service's name.
 func TestDSRRefused(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1")
@@ -59,12 +59,12 @@ func TestDSRRefused(t *testing.T) {
 	})
 }
 
-// X2: where pods are behind an overlay, the packets of DSR reach them: by way of the
-// overlay or between the nodes; answers leave their node by its own way to the client.
-// TCP gets 5 MB through each way, although the pods believe in 1500 octets.
+// X2: if pods are behind an overlay, packets of DSR reach them through the overlay or directly between the
+// nodes; replies leave their node by its own route to the client. TCP transfers 5 MB each way, although the
+// pods assume an MTU of 1500.
 func TestDSROverOverlay(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		// What goes by the overlay has the Node's address, which node-b knows.
+		// Packets through the overlay have the Node's address, which node-b knows.
 		w := newWorldOf(t, overlay, "--edge-mode="+mode)
 		w.agentOn("node-b", "--edge-mode="+mode)
 		w.startAgents()
@@ -87,7 +87,7 @@ func TestDSROverOverlay(t *testing.T) {
 						continue
 					}
 					if err := transfer(w.open("tcp", to), "b1", 5<<20); err != nil {
-						t.Errorf("%s, to %s: %v; node-a counted %v", kind, to, err, w.status().Edge.Counters)
+						t.Errorf("%s, to %s: %v; node-a's counters: %v", kind, to, err, w.status().Edge.Counters)
 					}
 				}
 			}
@@ -95,8 +95,8 @@ func TestDSROverOverlay(t *testing.T) {
 	})
 }
 
-// X2, X3: the balancer and the backend's node make a flow's record anew if they have lost
-// it, from the next packet of the client.
+// X2, X3: if the balancer or the backend's node loses a flow's entry, it creates the entry again from the
+// client's next packet.
 func TestDSRRecordsAreLost(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1", "b2", "c1", "c2")

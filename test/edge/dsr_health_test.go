@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// checkedServices are Services of a stand-alone balancer, one for each way of asking. Their VIPs
-// end with their place in the list.
+// checkedServices are Services of a stand-alone balancer, one for each kind of health check. Their VIPs end
+// with their index in the list.
 var checkedServices = []struct {
 	name           string
 	port, endpoint uint16
@@ -35,8 +35,8 @@ func checkedVIP(n, family int) netip.Addr {
 	return netip.MustParseAddr([]string{fmt.Sprintf("203.0.113.%d", 10+n), fmt.Sprintf("2001:db8:f::%d", 10+n)}[family])
 }
 
-// checkedManifest has checkedServices with these endpoints; node says where each is, and is empty where no
-// agent is.
+// checkedManifest has checkedServices with these endpoints; node returns the node of each, or "" if no agent is
+// there.
 func (w *world) checkedManifest(endpoints []netip.AddrPort, node func(netip.Addr) string) string {
 	w.t.Helper()
 	var text strings.Builder
@@ -62,8 +62,8 @@ func (w *world) checkedManifest(endpoints []netip.AddrPort, node func(netip.Addr
 	return file
 }
 
-// wantChecked waits until the endpoints at these addresses fail in all of checkedServices, for a
-// reason in these words, and no others do.
+// wantChecked waits until the endpoints at these addresses fail in all of checkedServices, for a reason with
+// these words, and no others do.
 func (w *world) wantChecked(all int, words string, down ...netip.Addr) {
 	w.t.Helper()
 	var got []string
@@ -91,7 +91,7 @@ func (w *world) wantChecked(all int, words string, down ...netip.Addr) {
 	}))
 }
 
-// serveTLS answers at a pod's port for TLS, beside the servers that each pod has.
+// serveTLS serves TLS at a pod's port, besides the servers that each pod has.
 func (w *world) serveTLS(ca *authority, pod string) {
 	w.t.Helper()
 	l, err := w.Host(pod).Listen("tcp", "[::]:8443")
@@ -101,10 +101,10 @@ func (w *world) serveTLS(ca *authority, pod string) {
 	go server.ServeTLS(l, "", "")
 }
 
-// X2, H3: the check of a Service with DSR goes the way of its clients' packets: a backend's node that
-// opens no such packets has its backends down, although they answer at their own addresses, and
-// clients go to others. When it opens them, they are back. The VIPs are the balancer's own
-// addresses, as docs/operate/dsr.md has it.
+// X2, H3: the health check of a Service with DSR takes the path of its clients' packets: if a node does not
+// accept such packets, its backends are down, although they answer at their own addresses, and clients go to
+// others. Once it accepts them, they are up again. The VIPs are the balancer's own addresses, as in
+// docs/operate/dsr.md.
 func TestHealthChecksGoByDSR(t *testing.T) {
 	for _, test := range []struct{ kind, mode, words string }{
 		{"ipip", "tc", "through IPIP to "}, {"ipip", "xdp", "through IPIP to "},
@@ -114,7 +114,7 @@ func TestHealthChecksGoByDSR(t *testing.T) {
 			flags := []string{"--edge-mode=" + test.mode, "--dsr=" + test.kind}
 			w := newWorldOf(t, threeNodes, flags...)
 			own, ca := addresses(w.agent.Host, 0), newAuthority(t)
-			if test.kind != "opt" { // whose clients are no balancers, and the balancer asks in its own name
+			if test.kind != "opt" { // clients cannot be balancers, and the balancer probes from its own address
 				flags = append(flags, fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))
 			}
 			b := w.agentOn("node-b", flags...)
@@ -156,7 +156,7 @@ func TestHealthChecksGoByDSR(t *testing.T) {
 			show, err := w.agent.CLI("service", "show", "site")
 			w.must(err)
 			if n := strings.Count(show, "("+test.words); n != len(endpoints) {
-				t.Errorf("service show says %d times that checks go %s:\n%s", n, test.words, show)
+				t.Errorf("service show contains %d times that checks go %s:\n%s", n, test.words, show)
 			}
 
 			w.must(b.Kill())

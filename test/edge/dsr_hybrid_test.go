@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// applyDSR has Service 1 with backends and annotations for DSR; "" is none.
+// applyDSR applies Service 1 with backends and annotations for DSR; "" is none.
 func (w *world) applyDSR(kind, hybrid string, pods ...string) {
 	w.t.Helper()
 	s, all := w.everywhere("web", 1, pods...)
@@ -25,11 +25,10 @@ func (w *world) applyDSR(kind, hybrid string, pods ...string) {
 	w.apply("web", objects(s, all)...)
 }
 
-// wantKinds wants new flows of TCP and of UDP to reach backends elsewhere by a kind of
-// DSR each; off is by SNAT.
+// wantKinds checks that new flows of TCP and of UDP reach remote backends by a kind of DSR each; off is SNAT.
 func (w *world) wantKinds(tcp, udp string, pods ...string) {
 	w.t.Helper()
-	w.forgetFlows() // a client's port may be that of a flow which lives on
+	w.forgetFlows() // a client may reuse the port of an older flow
 	for family := range 2 {
 		to := w.address("ExternalIP", 1, family)
 		for network, kind := range map[string]string{"tcp": tcp, "udp": udp} {
@@ -50,7 +49,7 @@ func (w *world) wantKinds(tcp, udp string, pods ...string) {
 				}
 				packets++
 				if s.kind != kind {
-					w.t.Errorf("%s to %s left the balancer as %s, want %s:\n%s", network, to, s.kind, kind, s)
+					w.t.Errorf("%s to %s left the balancer by %s, want %s:\n%s", network, to, s.kind, kind, s)
 				}
 			}
 			if (packets > 0) != (kind != "off") {
@@ -60,8 +59,7 @@ func (w *world) wantKinds(tcp, udp string, pods ...string) {
 	}
 }
 
-// X2: hybrid, UDP by SNAT and TCP by DSR; a Service's annotations count before the
-// flags, in either direction.
+// X2: hybrid: UDP by SNAT and TCP by DSR; a Service's annotations override the flags, in both directions.
 func TestDSRHybridAndAnnotations(t *testing.T) {
 	wantAnnotated(t, []annotated{
 		{"", "", "geneve", "off"},
@@ -73,8 +71,7 @@ func TestDSRHybridAndAnnotations(t *testing.T) {
 	}, "geneve", "--dsr-hybrid")
 }
 
-// X2: where the flag says nothing, annotations have it; the nodes of the backends accept
-// what comes.
+// X2: annotations work without the flag; the backends' nodes accept the packets.
 func TestDSRByAnnotationAlone(t *testing.T) {
 	wantAnnotated(t, []annotated{
 		{"", "", "off", "off"},
@@ -84,11 +81,10 @@ func TestDSRByAnnotationAlone(t *testing.T) {
 	}, "off")
 }
 
-// annotated are a Service's annotations, and the ways that its TCP and its UDP take then.
+// annotated has a Service's annotations, and the resulting kinds of DSR of TCP and UDP.
 type annotated struct{ dsr, hybrid, tcp, udp string }
 
-// wantAnnotated wants these ways, one after the other, of a balancer with --dsr and more
-// flags.
+// wantAnnotated checks each of these in turn, with a balancer that has --dsr and more flags.
 func wantAnnotated(t *testing.T, all []annotated, dsr string, flags ...string) {
 	t.Helper()
 	inBothModes(t, func(t *testing.T, mode string) {
@@ -101,8 +97,8 @@ func wantAnnotated(t *testing.T, all []annotated, dsr string, flags ...string) {
 	})
 }
 
-// X2, R30: connections outlive each change of the annotation, and each keeps what its
-// backend sees; UDP flows, too.
+// X2, R30: connections and UDP flows survive each change of the annotation, and their backends see the same as
+// before.
 func TestDSRChangesUnderOpenFlows(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startDSR(t, "off", mode)

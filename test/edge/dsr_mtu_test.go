@@ -19,10 +19,10 @@ import (
 
 const narrowMTU = 1400
 
-// dsrOverhead is what a kind of DSR adds to a packet, of bpf/encap/wire.h.
+// dsrOverhead is the number of bytes that a kind of DSR adds to a packet (bpf/encap/wire.h).
 var dsrOverhead = map[string][2]int{"ipip": {20, 40}, "geneve": {48, 80}, "opt": {8, 24}}
 
-// knownMTU is what a host knows of its path to an address.
+// knownMTU is the path MTU to an address that a host has learned.
 func (w *world) knownMTU(host string, to netip.Addr, family int) int {
 	w.t.Helper()
 	conn := w.openAs(host, "udp", netip.AddrPortFrom(to, 9))
@@ -30,23 +30,23 @@ func (w *world) knownMTU(host string, to netip.Addr, family int) int {
 	return pathMTU(w.t, conn.(syscall.Conn), family)
 }
 
-// X2, X4: before a client is a way that takes 1400 octets. What the router there says of
-// a server's long packets goes to the Service's address, and so to the balancer; the
-// balancer sends it on, and the pod learns: TCP gets 5 MB through each way, and a pod's
-// datagram that may not be fragmented gets through after one that is too long.
+// X2, X4: the path to the client has an MTU of 1400. The router's errors about a server's long packets go to
+// the Service's address, and so to the balancer; the balancer forwards them, and the pod learns the MTU: TCP
+// transfers 5 MB each way, and after a datagram that is too long and must not be fragmented, a pod's next one
+// gets through.
 func TestDSRPathMTUToTheClient(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.must(w.Host("fabric").Narrow("client", narrowMTU))
 		for i, kind := range dsrKinds {
-			// A pod that knows a family's path learns nothing more of it.
+			// A pod that has learned a family's path MTU learns nothing more.
 			pods := []string{fmt.Sprint("b", i+1), fmt.Sprint("c", i+1)}
 			for family, pod := range pods {
 				w.applyKinds(pod)
 				if err := transfer(w.open("tcp", w.address("ExternalIP", i+1, family)), pod, 5<<20); err != nil {
-					t.Errorf("%s, to %s: %v; node-a counted %v", kind, pod, err, w.status().Edge.Counters)
+					t.Errorf("%s, to %s: %v; node-a's counters: %v", kind, pod, err, w.status().Edge.Counters)
 				}
 				if mtu := w.knownMTU(pod, w.clientOf(family), family); mtu != narrowMTU {
-					t.Errorf("%s: %s knows %d octets to %s, want %d", kind, pod, mtu, w.clientOf(family), narrowMTU)
+					t.Errorf("%s: %s has a path MTU of %d to %s, want %d", kind, pod, mtu, w.clientOf(family), narrowMTU)
 				}
 			}
 			for family, pod := range pods {
@@ -55,12 +55,12 @@ func TestDSRPathMTUToTheClient(t *testing.T) {
 				w.wantPodToLearn(i+1, pod, 1-family)
 			}
 		}
-		w.wantNoDropsAnywhere("drop_too_big") // the client learns, too: of what DSR adds
+		w.wantNoDropsAnywhere("drop_too_big") // the client learns the MTU, too: less what DSR adds
 	})
 }
 
-// wantPodToLearn wants the pod that serves a Service's clients to be told what the way
-// back takes, and a datagram that is as long as that to arrive.
+// wantPodToLearn checks that the pod that serves a Service's clients learns the path MTU back, and that a
+// datagram of that length arrives.
 func (w *world) wantPodToLearn(n int, pod string, family int) {
 	w.t.Helper()
 	own := addresses(w.Host(pod), lab.PortUDP)[family]
@@ -91,11 +91,10 @@ func (w *world) wantPodToLearn(n int, pod string, family int) {
 	}
 }
 
-// X2, X4: between balancer and backend is a way that takes 1400 octets. What is said of
-// an encapsulated packet there goes to the balancer, which tells the client what fits
-// into it: so TCP gets 5 MB through each way, and a client's socket knows the MTU. An IP
-// option has no outer packet: what is said goes to the client and is about an address
-// that it does not know, so the balancer has to know by its route.
+// X2, X4: the path between balancer and backend has an MTU of 1400. Errors about encapsulated packets there go
+// to the balancer, which tells the client what fits inside: so TCP transfers 5 MB each way, and a client's
+// socket learns the MTU. With an IP option there is no outer packet: the error goes to the client and is about
+// an address that it does not know, so the balancer needs a route with the MTU.
 func TestDSRPathMTUToTheBackend(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("c1")
@@ -112,8 +111,7 @@ func TestDSRPathMTUToTheBackend(t *testing.T) {
 	})
 }
 
-// X2, X4: where all ways take 1500 octets, what DSR adds is taken off the MTU that
-// clients are told.
+// X2, X4: if all paths have an MTU of 1500, clients learn that less the overhead of DSR.
 func TestDSROverheadIsTold(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1")
@@ -125,17 +123,17 @@ func TestDSROverheadIsTold(t *testing.T) {
 	})
 }
 
-// wantClientToLearn wants TCP to get 5 MB through each way, a client to be told the path
-// MTU of a Service's address, and a datagram of that length to be answered.
+// wantClientToLearn checks that TCP transfers 5 MB each way, that a client learns the path MTU of a Service's
+// address, and that a datagram of that length is answered.
 func (w *world) wantClientToLearn(n, family, mtu int, pod string) {
 	w.t.Helper()
-	// Each address is a path of its own.
+	// Each address has a path MTU of its own.
 	stream := w.address("LoadBalancer", n, family)
 	if err := transfer(w.open("tcp", stream), pod, 5<<20); err != nil {
-		w.t.Errorf("to %s by %s: %v; node-a counted %v", pod, stream, err, w.status().Edge.Counters)
+		w.t.Errorf("to %s by %s: %v; node-a's counters: %v", pod, stream, err, w.status().Edge.Counters)
 	}
 	if known := w.knownMTU("client", stream.Addr(), family); known != mtu {
-		w.t.Errorf("by TCP the client knows %d octets to %s, want %d", known, stream, mtu)
+		w.t.Errorf("by TCP the client has a path MTU of %d to %s, want %d", known, stream, mtu)
 	}
 	to := w.address("ExternalIP", n, family)
 	conn := w.open("udp", to).(*net.UDPConn)
@@ -143,30 +141,30 @@ func (w *world) wantClientToLearn(n, family, mtu int, pod string) {
 	headers := []int{28, 48}[family]
 	known := fabricMTU
 	w.eventually("the client knows the path to "+to.String(), func() bool {
-		// Each packet can be too long for one more place of the way.
+		// A packet can be too long at one more hop each time.
 		if now := pathMTU(w.t, conn, family); now != known {
 			known = now
-			w.t.Logf("the client knows %d octets to %s", known, to)
+			w.t.Logf("the client has a path MTU of %d to %s", known, to)
 		}
 		if known > mtu {
-			conn.Write(make([]byte, known-headers)) // fails where it has just been told
+			conn.Write(make([]byte, known-headers)) // fails if an error has just arrived
 		}
 		return known <= mtu
 	})
 	if known != mtu {
-		w.t.Errorf("the client knows %d octets to %s, want %d", known, to, mtu)
+		w.t.Errorf("the client has a path MTU of %d to %s, want %d", known, to, mtu)
 	}
-	control(w.t, conn, func(fd int) error { // what the socket was told
+	control(w.t, conn, func(fd int) error { // the socket's error
 		_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		return err
 	})
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	answer, err := lab.Ask(ctx, conn, strings.Repeat("x", known-headers))
-	for errors.Is(err, unix.EMSGSIZE) && ctx.Err() == nil { // of one that was on its way
+	for errors.Is(err, unix.EMSGSIZE) && ctx.Err() == nil { // from a packet that was in flight
 		answer, err = lab.Ask(ctx, conn, strings.Repeat("x", known-headers))
 	}
 	if err != nil {
-		w.t.Errorf("a datagram that fits, to %s: %q, %v; node-a counted %v", to, answer.Pod, err, w.status().Edge.Counters)
+		w.t.Errorf("a datagram that fits, to %s: %q, %v; node-a's counters: %v", to, answer.Pod, err, w.status().Edge.Counters)
 	}
 }

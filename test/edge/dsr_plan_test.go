@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// wantDSR wants the row of each address that the node's clients outside ask Service web at,
-// as "TCP kind, UDP kind", and the nodes that its backends elsewhere are on.
+// wantDSR checks the row of each address of Service web for external clients, as "TCP kind, UDP kind", and the
+// nodes of its remote backends.
 func (w *world) wantDSR(kinds string, nodes ...string) {
 	w.t.Helper()
 	tables, err := w.agent.Tables()
@@ -40,7 +40,7 @@ func (w *world) wantDSR(kinds string, nodes ...string) {
 		}
 		for _, b := range f.Outside.Backends {
 			if b.Local && b.Node != "" {
-				w.t.Errorf("%s is on this node and on %s", b.Address, b.Node)
+				w.t.Errorf("%s is on this node, and has the node %s", b.Address, b.Node)
 			}
 			if !b.Local {
 				at[f.Protocol.String()+" "+b.Node] = true
@@ -58,7 +58,7 @@ func (w *world) wantDSR(kinds string, nodes ...string) {
 	}
 }
 
-// wantBalancers wants just these networks, as the pinned table has them.
+// wantBalancers checks that these networks, and no others, are in the pinned table.
 func (w *world) wantBalancers(networks ...string) {
 	w.t.Helper()
 	pinned, err := datapath.OpenTables(w.agent.BPFFS())
@@ -71,14 +71,13 @@ func (w *world) wantBalancers(networks ...string) {
 	}
 }
 
-// The flags, a Service's annotations and the Nodes reach the tables that the programs read,
-// and follow changes; an agent that starts anew finds them, and leaves them as they are until
-// it knows better.
+// The flags, a Service's annotations and the Nodes reach the programs' tables, and so do changes; a new agent
+// recovers them, and keeps them until its source is complete.
 func TestDSRReachesTheTables(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc", "--dsr=ipip", "--dsr-hybrid", "--dsr-balancers=198.51.100.0/24,2001:db8:77::/64")
 	b := w.Host("node-b")
 	single := func(n *node4and6) []string { return []string{n.v4 + "/32", n.v6 + "/128"} }
-	nodeB := &node4and6{b.Addr4.String(), b.Addr6.String()} // node-a, where the agent is, is none of its own
+	nodeB := &node4and6{b.Addr4.String(), b.Addr6.String()} // node-a, with the agent, does not accept its own packets
 	configured := []string{"198.51.100.0/24", "2001:db8:77::/64"}
 	balancers := func(nodes ...*node4and6) []string {
 		all := slices.Clone(configured)
@@ -116,11 +115,11 @@ func TestDSRReachesTheTables(t *testing.T) {
 		}
 	}
 
-	// A mistake is told, and what was right goes on.
+	// A mistake is reported, and the previous value stays in effect.
 	s, all := w.public("a1", "b1")
 	s.Annotations = map[string]string{service.AnnotationDSR: "vxlan"}
 	w.must(w.folder.Put("web", objects(s, all)...))
-	w.must(w.agent.WaitFor("the mistake to be told", func(s *inspect.Status) bool {
+	w.must(w.agent.WaitFor("with the mistake reported", func(s *inspect.Status) bool {
 		return strings.Contains(s.Conditions.String(), `metadata.annotations[beeline.io/dsr]: "vxlan": expected off or ipip or geneve or opt`)
 	}))
 	w.wantDSR("TCP geneve, UDP ", "TCP "+nodeB.v4, "TCP "+nodeB.v6, "UDP")
@@ -138,7 +137,7 @@ func TestDSRReachesTheTables(t *testing.T) {
 	changed := append(balancers(), "192.168.100.77/32", "203.0.113.77/32")
 	w.wantBalancers(changed...)
 
-	// Nobody but the agent knows what is configured, so the tables have to keep it.
+	// Only the agent knows the configuration, so the tables have to keep it.
 	w.must(w.agent.Kill())
 	w.wantBalancers(changed...)
 	w.must(w.agent.Start())
@@ -163,7 +162,7 @@ func TestDSRReachesTheTables(t *testing.T) {
 	}
 }
 
-// A starting agent whose source is not complete leaves the balancers of the one before it.
+// A starting agent whose source is not complete keeps the balancers of the agent before.
 func TestBalancersOutliveAnAgentThatKnowsNothing(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc", "--dsr=opt", "--dsr-balancers=198.51.100.0/24")
 	w.apply("web", objects(w.public("b1"))...)
@@ -173,10 +172,10 @@ func TestBalancersOutliveAnAgentThatKnowsNothing(t *testing.T) {
 	w.must(w.folder.Write("web", []byte("kind: Nonsense\n")))
 	w.agent.Flags = []string{"--edge-mode=tc", "--audit-interval=50ms"}
 	w.must(w.agent.StartOnly())
-	w.must(w.agent.WaitFor("the mistake to be told", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent.WaitFor("with the mistake reported", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	w.wantBalancers(networks...)
 	w.must(w.folder.Remove("web"))
-	w.must(w.agent.WaitForTables("the balancers that are left", func(tables *inspect.Tables) bool {
+	w.must(w.agent.WaitForTables("with the balancers kept", func(tables *inspect.Tables) bool {
 		return fmt.Sprint(tables.Balancers) == fmt.Sprint(slices.Sorted(slices.Values(networks[1:])))
 	}))
 }
@@ -203,7 +202,7 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	w.must(nl.LinkSetMTU(link, 1540))
 	fits(1520, 1500)
 	w.apply("web", objects(w.public("a1"))...)
-	w.must(w.agent.WaitFor("nothing to be said of backends that are gone", func(s *inspect.Status) bool { return len(s.Edge.DSR) == 0 }))
+	w.must(w.agent.WaitFor("without DSR after the backends are gone", func(s *inspect.Status) bool { return len(s.Edge.DSR) == 0 }))
 }
 
 // node4and6 are the addresses of a node.

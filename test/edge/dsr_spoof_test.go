@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// datagramTo is a UDP packet with its IP header: what is inside of an encapsulation.
+// datagramTo is a UDP packet with its IP header, to be encapsulated.
 func (w *world) datagramTo(from, to netip.AddrPort) []byte {
 	w.t.Helper()
 	udp := &layers.UDP{SrcPort: layers.UDPPort(from.Port()), DstPort: layers.UDPPort(to.Port())}
@@ -35,8 +35,7 @@ func (w *world) datagramTo(from, to netip.AddrPort) []byte {
 	return b.Bytes()
 }
 
-// geneveWith is Geneve's header before an IP packet, with an option that names a
-// backend, or without one.
+// geneveWith puts Geneve's header before an IP packet, with an option that names a backend, or without one.
 func geneveWith(backend netip.AddrPort, packet []byte) []byte {
 	b := make([]byte, 8)
 	binary.BigEndian.PutUint16(b[2:], uint16(layers.EthernetTypeIPv4))
@@ -53,7 +52,7 @@ func geneveWith(backend netip.AddrPort, packet []byte) []byte {
 	return append(b, packet...)
 }
 
-// sendIPIP sends a packet in a packet from a host.
+// sendIPIP sends a packet as IPIP from a host.
 func (w *world) sendIPIP(host string, to netip.Addr, packet []byte) {
 	w.t.Helper()
 	family, protocol := 0, unix.IPPROTO_IPIP
@@ -63,8 +62,7 @@ func (w *world) sendIPIP(host string, to netip.Addr, packet []byte) {
 	w.raw(w.Host(host), family, protocol).send(to, packet)
 }
 
-// sendUDP sends a datagram from a host, with an IP option that names a frontend if
-// there is one.
+// sendUDP sends a datagram from a host, with an IP option if a frontend is given.
 func (w *world) sendUDP(host string, frontend, to netip.AddrPort, payload []byte) (from netip.AddrPort) {
 	w.t.Helper()
 	conn := w.openAs(host, "udp", to)
@@ -86,7 +84,7 @@ func (w *world) sendUDP(host string, frontend, to netip.AddrPort, payload []byte
 	return netip.MustParseAddrPort(conn.LocalAddr().String())
 }
 
-// countAt is what a node's edge has counted for a reason.
+// countAt is a counter of a node's edge, by reason.
 func (w *world) countAt(a *node.Agent, reason string) uint64 {
 	w.t.Helper()
 	s, err := a.Status()
@@ -94,7 +92,7 @@ func (w *world) countAt(a *node.Agent, reason string) uint64 {
 	return s.Edge.Counters[reason]
 }
 
-// wantCountedAt wants what is done to have one packet counted for a reason by a node.
+// wantCountedAt checks that an action has a node count one packet, for a reason.
 func (w *world) wantCountedAt(host, reason, what string, do func()) {
 	w.t.Helper()
 	a := w.agents[host]
@@ -106,9 +104,8 @@ func (w *world) wantCountedAt(host, reason, what string, do func()) {
 	}
 }
 
-// X2: what pretends to come from a balancer is dropped by the backend's node and
-// counted, and nobody answers it; so is what a balancer sends for a backend that the
-// node does not have.
+// X2: the backend's node drops and counts packets that pretend to come from a balancer, without a reply; and so
+// it does with a balancer's packets for a backend that the node does not have.
 func TestSpoofedEncapsulation(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1", "c1")
@@ -127,7 +124,7 @@ func TestSpoofedEncapsulation(t *testing.T) {
 				{"Geneve of a client", "drop_spoofed", func() {
 					w.sendUDP("client", none, at("node-b", genevePort), geneveWith(at("b1", lab.PortUDP), asks(2)))
 				}},
-				{"an option at a Service that has another kind", "drop_spoofed", func() { w.sendUDP("client", vip(1), at("b1", lab.PortUDP), []byte("x")) }},
+				{"an option at a Service with another kind", "drop_spoofed", func() { w.sendUDP("client", vip(1), at("b1", lab.PortUDP), []byte("x")) }},
 				{"an option from a node", "drop_spoofed", func() { w.sendUDP("node-c", vip(3), at("b1", lab.PortUDP), []byte("x")) }},
 				{"an option from a pod", "drop_spoofed", func() { w.sendUDP("c1", vip(3), at("b1", lab.PortUDP), []byte("x")) }},
 				{"an option for a pod that is no backend", "drop_spoofed", func() { w.sendUDP("client", vip(3), at("b3", lab.PortUDP), []byte("x")) }},
@@ -144,7 +141,7 @@ func TestSpoofedEncapsulation(t *testing.T) {
 			} {
 				w.wantCountedAt("node-b", test.reason, test.what, test.send)
 			}
-			// What a balancer sends rightly arrives, and is answered.
+			// A balancer's proper packets arrive, and get replies.
 			w.sendIPIP("node-a", at("b1", 0).Addr(), asks(1))
 			w.sendUDP("node-a", none, at("node-b", genevePort), geneveWith(at("b1", lab.PortUDP), asks(2)))
 			answers := map[netip.AddrPort]int{}
@@ -152,7 +149,7 @@ func TestSpoofedEncapsulation(t *testing.T) {
 				for _, s := range seen() {
 					if s.protocol == "udp" && s.kind == "" && s.to == at("client", 40000) {
 						answers[s.from]++
-					} else if s.protocol != "icmp" { // the client has no such socket
+					} else if s.protocol != "icmp" { // the client has no socket for it
 						t.Errorf("node-b sent:\n%s", s)
 					}
 				}
@@ -165,8 +162,8 @@ func TestSpoofedEncapsulation(t *testing.T) {
 	})
 }
 
-// X2: other people's tunnels are left alone: what is in them is for no Service, or it is
-// Geneve without Beeline's option, also if a balancer sends it.
+// X2: other people's tunnels pass: the packet inside is for no Service, or it is Geneve without Beeline's
+// option, even from a balancer.
 func TestTunnelsOfOthers(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1", "c1")
@@ -189,7 +186,7 @@ func TestTunnelsOfOthers(t *testing.T) {
 				for what, payload := range map[string][]byte{
 					"without an option, for a Service":  geneveWith(none, w.datagramTo(from, vip)),
 					"with the option, for no Service":   geneveWith(addresses(w.Host("b1"), lab.PortUDP)[family], packet),
-					"that is not even whole":            {0x3f, 0, 8, 0},
+					"that is truncated":                 {0x3f, 0, 8, 0},
 					"with a packet that is not IP":      geneveWith(none, []byte{0x45, 0}),
 					"without an option, for no Service": geneveWith(none, packet),
 				} {
@@ -208,9 +205,8 @@ func TestTunnelsOfOthers(t *testing.T) {
 
 func deadline() time.Time { return time.Now().Add(patience) }
 
-// X2: where a node masquerades what its pods send to others, no pod passes for that node
-// as a balancer: what reads as encapsulated, and is forwarded, does not leave in its name. What
-// is in other people's tunnels does.
+// X2: on a node that masquerades its pods' packets to others, no pod can pass for that node as a balancer:
+// forwarded packets that look encapsulated do not leave in its name. Other people's tunnels do.
 func TestPodPassesForNoBalancer(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("b1")
@@ -235,7 +231,7 @@ func TestPodPassesForNoBalancer(t *testing.T) {
 			w.sendUDP("a1", netip.AddrPort{}, at("node-b", genevePort), geneveWith(netip.AddrPort{}, others))
 			w.sendIPIP("a1", at("node-b", 0).Addr(), others)
 			var tunnels int
-			w.eventually("other people's tunnels have left node-a", func() bool {
+			w.eventually("other tunnels have left node-a", func() bool {
 				for _, s := range seen() {
 					if s.to.Addr() == at("b2", 0).Addr() && s.outer.from == at("node-a", 0).Addr() {
 						tunnels++

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// dsrKinds are the values of --dsr but off.
+// dsrKinds are the values of --dsr except off.
 var dsrKinds = []string{"ipip", "geneve", "opt"}
 
 // inEachDSR runs a test for each encapsulation, for tc and for XDP.
@@ -27,14 +27,12 @@ func inEachDSR(t *testing.T, f func(t *testing.T, kind, mode string)) {
 // threeNodes has a balancer, node-a, and two nodes with nothing but backends.
 var threeNodes = lab.Shape{ThreeNodes: true}
 
-// firstEphemeral is the first port that the kernel gives a client, and lastEphemeral the last
-// one. A backend sees another one, of --snat-ports on either side of these, where the client has
-// had the port for the same backend at another of the Service's addresses just before, and that
-// flow is remembered.
+// firstEphemeral and lastEphemeral bound the ports that the kernel gives a client. A backend sees another port,
+// of --snat-ports outside these, if the client has just used the port for the same backend at another of the
+// Service's addresses, and that flow is still in the table.
 const firstEphemeral, lastEphemeral = 32768, 60999
 
-// startDSR is a world with agents on three nodes, in which the fabric sends what is for
-// Services to node-a.
+// startDSR is a world with agents on three nodes, in which the fabric routes Services to node-a.
 func startDSR(t *testing.T, kind, mode string, flags ...string) *world {
 	t.Helper()
 	flags = append([]string{"--edge-mode=" + mode, "--dsr=" + kind}, flags...)
@@ -47,14 +45,13 @@ func startDSR(t *testing.T, kind, mode string, flags ...string) *world {
 	return w
 }
 
-// withEachDSR runs a test for tc and for XDP in a world in which annotations say of
-// Services how they have DSR: applyKinds.
+// withEachDSR runs a test for tc and for XDP in a world in which annotations give Services their kind of DSR:
+// applyKinds.
 func withEachDSR(t *testing.T, flags []string, f func(t *testing.T, w *world)) {
 	inBothModes(t, func(t *testing.T, mode string) { f(t, startDSR(t, "off", mode, flags...)) })
 }
 
-// applyKinds has Services 1, 2 and 3 served by the kinds of DSR in their order, each by
-// these pods.
+// applyKinds applies Services 1, 2 and 3 with one kind of DSR each, in order, all with these pods.
 func (w *world) applyKinds(pods ...string) {
 	w.t.Helper()
 	for i, kind := range dsrKinds {
@@ -79,14 +76,13 @@ func (w *world) startAgents() {
 // clientOf is the client's address of a family.
 func (w *world) clientOf(family int) netip.Addr { return addresses(w.Host("client"), 0)[family].Addr() }
 
-// external are the kinds of address whose packets are led to node-a from outside. All but
-// the NodePort, which is node-a's, are the same on each node.
+// external are the kinds of address that are routed to node-a from outside. All but the NodePort, which is
+// node-a's, are the same on each node.
 var external = []string{"ExternalIP", "LoadBalancer", "ClusterIP", "NodePort"}
 
-// X2, R19: under DSR a backend sees the client's own address, on whichever node it is.
-// What is for one elsewhere goes there in the encapsulation that was asked for, and its
-// answer goes to the client without passing the balancer. A backend of the balancer has
-// the packet by DNAT as without DSR. The backends' port is not the one that was asked.
+// X2, R19: with DSR a backend sees the client's own address, on whichever node it is. Packets to remote
+// backends have the chosen encapsulation, and replies go to the client without passing the balancer. A backend
+// on the balancer gets packets by DNAT, as without DSR. The backends' port differs from the Service's.
 func TestDSRFromOutside(t *testing.T) {
 	inEachDSR(t, func(t *testing.T, kind, mode string) {
 		w := startDSR(t, kind, mode)
@@ -114,8 +110,8 @@ func TestDSRFromOutside(t *testing.T) {
 	})
 }
 
-// wantWay wants packets of clients that were served by pods to have gone the way of a
-// kind of DSR, and the answers to have gone straight back.
+// wantWay checks that packets of clients that were served by pods had a kind of DSR, and that replies were
+// direct.
 func (w *world) wantWay(kind, network string, to netip.AddrPort, served map[netip.AddrPort]string, seen func() []sighting) {
 	w.t.Helper()
 	type count struct{ asked, forwarded, answered int }
@@ -131,15 +127,15 @@ func (w *world) wantWay(kind, network string, to netip.AddrPort, served map[neti
 			counts[s.from].asked++
 		case s.from == to && counts[s.to] != nil:
 			if host := w.Host(served[s.to]).Node.Name; s.device != host {
-				w.t.Errorf("an answer of %s to %s came from %s, want it straight from %s:\n%s", served[s.to], s.to, s.device, host, s)
+				w.t.Errorf("a reply of %s to %s came from %s, want it directly from %s:\n%s", served[s.to], s.to, s.device, host, s)
 			}
 			counts[s.to].answered++
-		// The client may have had the port at another address a moment ago.
+		// The client may have just used the port at another address.
 		case s.device == "node-a" && pod != nil && (s.to == to || s.told == to):
 			w.wantEncapsulated(kind, s, to, pod)
 			counts[s.from].forwarded++
 		case counts[s.to] != nil:
-			w.t.Errorf("the client %s was sent what %s did not answer:\n%s", s.to, to, s)
+			w.t.Errorf("the client %s got a packet that is no reply from %s:\n%s", s.to, to, s)
 		}
 	}
 	defer func() {
@@ -149,7 +145,7 @@ func (w *world) wantWay(kind, network string, to netip.AddrPort, served map[neti
 			}
 		}
 	}()
-	// The last packets of a connection may still be on their way.
+	// The last packets of a connection may still be in flight.
 	w.eventually("all packets to "+to.String()+" have gone their way", func() bool {
 		for _, s := range seen() {
 			look(s)
@@ -164,8 +160,8 @@ func (w *world) wantWay(kind, network string, to netip.AddrPort, served map[neti
 	})
 }
 
-// wantEncapsulated wants a client's packet to an address to have left the balancer for a
-// pod of another node as a kind of DSR has it.
+// wantEncapsulated checks that a client's packet to an address left the balancer for a remote pod with a kind
+// of DSR.
 func (w *world) wantEncapsulated(kind string, s sighting, to netip.AddrPort, pod *lab.Host) {
 	w.t.Helper()
 	family := 0
@@ -176,7 +172,7 @@ func (w *world) wantEncapsulated(kind string, s sighting, to netip.AddrPort, pod
 	want := s
 	want.kind, want.to = kind, to
 	want.outer.from, want.outer.to, want.told = balancer, backend.Addr(), netip.AddrPort{}
-	want.hops, want.outerHops = 64-2, 64 // the fabric and the balancer have had it
+	want.hops, want.outerHops = 64-2, 64 // the fabric and the balancer have forwarded it
 	switch kind {
 	case "geneve":
 		want.outer.to, want.told = addresses(pod.Node, 0)[family].Addr(), backend
@@ -189,7 +185,7 @@ func (w *world) wantEncapsulated(kind string, s sighting, to netip.AddrPort, pod
 	}
 }
 
-// forgetFlows has all nodes forget all flows.
+// forgetFlows flushes all flows on all nodes.
 func (w *world) forgetFlows() {
 	w.t.Helper()
 	for _, a := range w.agents {
@@ -198,7 +194,7 @@ func (w *world) forgetFlows() {
 	}
 }
 
-// wantNoDropsAnywhere wants no agent's edge to have dropped anything, but for reasons.
+// wantNoDropsAnywhere checks that no agent's edge has dropped anything, except for these reasons.
 func (w *world) wantNoDropsAnywhere(but ...string) {
 	w.t.Helper()
 	for _, a := range w.agents {
@@ -212,8 +208,8 @@ func (w *world) wantNoDropsAnywhere(but ...string) {
 	}
 }
 
-// X2, X4: datagrams that are too long for the way with what DSR adds, and may be
-// fragmented, arrive, and so do those that the client has fragmented itself.
+// X2, X4: datagrams that DSR makes too long for the path arrive if they may be fragmented, and so do those that
+// the client has fragmented itself.
 func TestDSRFragments(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.echoes("c1")

@@ -9,10 +9,9 @@ import (
 	"time"
 )
 
-// X2, X3, R30, R37: under DSR 50 MB each way arrive as they were sent, while the
-// Service's endpoints change, also those of the transfers themselves, and while the
-// agents of the balancer and of the backends' nodes are killed and started again; and no
-// connection and no datagram of other clients is lost by that.
+// X2, X3, R30, R37: with DSR 50 MB arrive intact each way, while the Service's endpoints change, those of the
+// transfers among them, and while the agents of the balancer and of the backends' nodes are killed and started
+// again; no connection and no datagram of other clients is lost.
 func TestDSRTransferWhileAllChanges(t *testing.T) {
 	inEachDSR(t, func(t *testing.T, kind, mode string) {
 		w := startDSR(t, kind, mode)

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// standAlone is a file with a VIP of each family, without Nodes.
+// standAlone is a file with a VIP for each family, without Nodes.
 func (w *world) standAlone(vips []netip.Addr, pods ...string) string {
 	w.t.Helper()
 	var text strings.Builder
@@ -52,10 +52,10 @@ endpoints:
 	return file
 }
 
-// L1, L3, X2: a stand-alone balancer serves VIPs that are routed to it, and such as are
-// addresses of its loopback, by DSR: its backends' nodes read the same file, in which each finds its own name, and
-// accept it by --dsr-balancers. Without that they drop what it sends, and count it. (That has no part in opt, which has
-// no outer source.)
+// L1, L3, X2: a stand-alone balancer serves with DSR VIPs that are routed to it, and VIPs that are addresses of
+// its loopback: the backends' nodes read the same file, in which each finds its own name, and accept its
+// packets by --dsr-balancers. Without that flag they drop and count them. (Not so for opt, which has no outer
+// source.)
 func TestStandAloneDSR(t *testing.T) {
 	inEachDSR(t, func(t *testing.T, kind, mode string) {
 		w := newWorldOf(t, threeNodes, "--edge-mode="+mode, "--dsr="+kind)
@@ -63,7 +63,7 @@ func TestStandAloneDSR(t *testing.T) {
 		file := w.standAlone(vips, "b1", "b2", "c1")
 		own := addresses(w.agent.Host, 0)
 		flags := []string{"--edge-mode=" + mode}
-		if kind == "opt" { // a Service that has another kind takes no options
+		if kind == "opt" { // a Service with another kind accepts no options
 			flags = append(flags, "--dsr=opt")
 		}
 		w.agentOn("node-b", append(flags, fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))...)
@@ -105,6 +105,6 @@ func TestStandAloneDSR(t *testing.T) {
 		for range tries {
 			w.datagram(netip.AddrPortFrom(vips[0], 80))
 		}
-		w.eventually("node-b drops what a stranger sends", func() bool { return w.countAt(b, "drop_spoofed") > before })
+		w.eventually("node-b drops packets of strangers", func() bool { return w.countAt(b, "drop_spoofed") > before })
 	})
 }

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// pinger sends echo requests of one identifier.
+// pinger sends echo requests with one identifier.
 type pinger struct {
 	*rawSocket
 	sequence uint16
@@ -32,8 +32,7 @@ func (w *world) pinger(host string, family int) *pinger {
 
 const pingID, pingPayload = 0xbee1, "an odd number of bytes"
 
-// ping sends a request. The kernel makes ICMPv6's checksum, and for a reply that has a
-// wrong one there is nothing to be received.
+// ping sends a request. The kernel computes ICMPv6's checksum, and drops a reply whose checksum is wrong.
 func (p *pinger) ping(to netip.Addr) {
 	p.t.Helper()
 	p.sequence++
@@ -74,20 +73,20 @@ func (p *pinger) answer() (sequence uint16, from netip.Addr) {
 	return binary.BigEndian.Uint16(b[6:]), from
 }
 
-// wantEcho wants an address to answer, by the edge or by the node's stack.
+// wantEcho checks that an address replies, by the edge or by the node's stack.
 func (p *pinger) wantEcho(to netip.Addr, byEdge bool) {
 	p.t.Helper()
 	before := p.status().Edge.Counters["echo"]
 	p.ping(to)
 	if sequence, from := p.answer(); sequence != p.sequence || from != to {
-		p.t.Errorf("ping %d of %s: %s answers %d", p.sequence, to, from, sequence)
+		p.t.Errorf("ping %d of %s: %s replies to %d", p.sequence, to, from, sequence)
 	}
 	if after := p.status().Edge.Counters["echo"]; (after > before) != byEdge {
-		p.t.Errorf("ping of %s: the edge answered %d times, want it to: %v", to, after-before, byEdge)
+		p.t.Errorf("ping of %s: the edge replied %d times, want it to: %v", to, after-before, byEdge)
 	}
 }
 
-// wantNoEcho wants none: what is asked next, of the node, is answered first.
+// wantNoEcho checks that an address does not reply before the node replies to a later ping.
 func (p *pinger) wantNoEcho(to netip.Addr) {
 	p.t.Helper()
 	p.ping(to)
@@ -102,9 +101,9 @@ func (p *pinger) nodeAddress() netip.Addr {
 	return n.Addr4
 }
 
-// Pings of load balancers' and external IPs are answered while the Service serves clients
-// from outside, and never those of a ClusterIP (R21); the node's own addresses have their
-// stack. Source ranges hold for pings as well (R25).
+// Pings of load balancers' and external IPs get replies while the Service serves external clients, and those of
+// a ClusterIP never (R21); the node's stack replies for its own addresses. Source ranges apply to pings as well
+// (R25).
 func TestPing(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -114,10 +113,10 @@ func TestPing(t *testing.T) {
 			ip := func(kind string, n int) netip.Addr { return w.address(kind, n, family).Addr() }
 			for _, kind := range []string{"ExternalIP", "LoadBalancer"} {
 				p.wantEcho(ip(kind, 1), true) // balanced
-				p.wantEcho(ip(kind, 5), true) // here
+				p.wantEcho(ip(kind, 5), true) // local
 				p.wantNoEcho(ip(kind, 2))     // no endpoints
 				p.wantNoEcho(ip(kind, 3))     // traffic policy Local, none here
-				p.wantNoEcho(ip(kind, 200))   // no Service's
+				p.wantNoEcho(ip(kind, 200))   // of no Service
 				q := w.pinger("b2", family)   // a pod of another node
 				q.wantEcho(ip(kind, 1), true)
 			}
@@ -150,8 +149,7 @@ func TestPing(t *testing.T) {
 	})
 }
 
-// An address that answers pings has no more ports than before: sockets that ask for
-// another one are left alone, as are packets.
+// An address that replies to pings has no more ports than before: sockets and packets for another port pass.
 func TestPortsBesideEcho(t *testing.T) {
 	w := startWorld(t)
 	w.lead()
@@ -165,7 +163,7 @@ func TestPortsBesideEcho(t *testing.T) {
 			defer close(ended)
 			if conn, err := w.Host("node-a").Dial(ctx, "tcp", to.String()); err == nil {
 				conn.Close()
-				t.Errorf("somebody answers at %s", to)
+				t.Errorf("something answers at %s", to)
 			}
 		}()
 		udp, err := w.Host("a1").Dial(ctx, "udp", to.String())
@@ -174,7 +172,7 @@ func TestPortsBesideEcho(t *testing.T) {
 			t.Errorf("a socket connected to %s has the peer %s", to, peer)
 		}
 		udp.Close()
-		w.eventually("both calls are left alone", func() bool { return w.status().Counters.ConnectPass >= before.ConnectPass+2 })
+		w.eventually("both calls pass", func() bool { return w.status().Counters.ConnectPass >= before.ConnectPass+2 })
 		cancel()
 		<-ended
 		if after := w.status().Counters; after.ConnectReject != before.ConnectReject || after.ConnectDrop != before.ConnectDrop || after.ConnectBalance != before.ConnectBalance {

@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// X3, L3: UDP of a Service that says so needs no records at the balancer, and goes to
-// the same backend by way of another balancer.
+// X3, L3: UDP of a Service annotated as stateless needs no conntrack entries at the balancer, and keeps its
+// backend through another balancer.
 func TestStatelessUDP(t *testing.T) {
 	withECMP(t, func(t *testing.T, w *world) {
 		const count = 60
@@ -37,14 +37,14 @@ func TestStatelessUDP(t *testing.T) {
 			}
 			join()
 			if records := w.recordsOf(host); records != 0 {
-				t.Errorf("%s has %d records of flows, want none", host, records)
+				t.Errorf("%s has %d conntrack entries, want none", host, records)
 			}
 		}
 		w.wantBothForward("untracked")
 	})
 }
 
-// recordsOf is how many records of flows a node has.
+// recordsOf is the number of a node's conntrack entries.
 func (w *world) recordsOf(host string) int {
 	w.t.Helper()
 	s, err := w.agents[host].Status()
@@ -52,9 +52,9 @@ func (w *world) recordsOf(host string) int {
 	return int(s.Edge.Flows.Entries) + int(s.Edge.Flows.HalfOpen)
 }
 
-// L3, X4: behind ECMP what a router says of a server's long packets reaches any of the
-// balancers, also one that has seen nothing of the connection; with Maglev it knows the
-// backend all the same. Clients of many addresses each get 256 KB through a narrow way.
+// L3, X4: behind ECMP a router's error about a server's long packets may reach either balancer, also one that
+// has not seen the connection; with Maglev it finds the backend anyway. Clients of many addresses each transfer
+// 256 KB through a small MTU.
 func TestPathMTUBehindECMP(t *testing.T) {
 	withECMP(t, func(t *testing.T, w *world) {
 		w.manyClients()
@@ -65,7 +65,7 @@ func TestPathMTUBehindECMP(t *testing.T) {
 			family := n % 2
 			conn := w.openFrom(nth(clientRanges[family], 256+n), "tcp", w.address("ExternalIP", n/2%3+1, family))
 			if err := transfer(conn, w.served(conn), 256<<10); err != nil {
-				t.Fatalf("connection %d: %v; node-a counted %v", n, err, w.status().Edge.Counters)
+				t.Fatalf("connection %d: %v; node-a's counters: %v", n, err, w.status().Edge.Counters)
 			}
 			conn.Close()
 		}
@@ -73,7 +73,7 @@ func TestPathMTUBehindECMP(t *testing.T) {
 	})
 }
 
-// openFrom is open for one of the client's addresses.
+// openFrom is open with one of the client's addresses.
 func (w *world) openFrom(from netip.Addr, network string, to netip.AddrPort) net.Conn {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

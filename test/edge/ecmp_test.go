@@ -14,9 +14,9 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// withECMP runs a test in worlds with two balancers, node-a and node-b, which read one file and
-// share what is for Services, and node-c with the backends. Both choose by Maglev, and
-// Services have DSR of the kinds that applyKinds gives them.
+// withECMP runs a test in worlds with two balancers, node-a and node-b, which read one file and share the
+// packets to Services, and node-c with the backends. Both choose by Maglev, and Services have the kinds of DSR
+// that applyKinds gives them.
 func withECMP(t *testing.T, f func(t *testing.T, w *world)) {
 	withEachDSR(t, []string{"--algorithm=maglev", "--maglev-table-size=1021"}, func(t *testing.T, w *world) {
 		w.shareAddresses()
@@ -24,7 +24,7 @@ func withECMP(t *testing.T, f func(t *testing.T, w *world)) {
 	})
 }
 
-// shareAddresses has the fabric send what is for Services to both balancers.
+// shareAddresses has the fabric route Services to both balancers.
 func (w *world) shareAddresses() {
 	w.t.Helper()
 	var networks []netip.Prefix
@@ -34,7 +34,7 @@ func (w *world) shareAddresses() {
 	w.must(w.Balance(networks, w.Host("node-a"), w.Host("node-b")))
 }
 
-// cutOff has one balancer get no packets any more. What it returns changes that.
+// cutOff removes a balancer from the fabric's routes. Its result adds it again.
 func (w *world) cutOff(host string) (join func()) {
 	w.t.Helper()
 	join0, err := w.CutOff(w.Host(host))
@@ -44,14 +44,14 @@ func (w *world) cutOff(host string) (join func()) {
 
 const manyConnections = 300
 
-// A longLived is a client's connection on which is asked now and then.
+// A longLived is a client's connection that sends a request from time to time.
 type longLived struct {
 	net.Conn
 	kind, pod string
 	err       error // why it has ended, nil while it lives
 }
 
-// openMany opens as many connections, to each Service of applyKinds in each family.
+// openMany opens so many connections to each Service of applyKinds in each family.
 func (w *world) openMany(count int) []*longLived {
 	w.t.Helper()
 	all := make([]*longLived, count)
@@ -76,8 +76,8 @@ func (w *world) openMany(count int) []*longLived {
 	return all
 }
 
-// askMany asks on all connections that live, and returns those that have ended now. A
-// connection whose packets go to another pod is reset by that.
+// askMany sends a request on all live connections, and returns those that have ended since. A connection whose
+// packets reach another pod is reset by it.
 func (w *world) askMany(all []*longLived) (ended []*longLived) {
 	w.t.Helper()
 	eachOf(w.t, len(all), "connection", func(ctx context.Context, i int) error {
@@ -99,8 +99,8 @@ func (w *world) askMany(all []*longLived) (ended []*longLived) {
 	return ended
 }
 
-// newClients ask the Services of applyKinds all the while, each time by a new connection,
-// until ended is called; none may fail.
+// newClients opens connections to the Services of applyKinds, one after the other, until ended is called; none
+// may fail.
 func (w *world) newClients() (ended func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var clients sync.WaitGroup
@@ -127,14 +127,14 @@ func (w *world) newClients() (ended func()) {
 	}
 }
 
-// awaitUntracked waits until no balancer makes records of new connections any more: a GC pass
-// has found that no flows from before there were Services are with other backends.
+// awaitUntracked waits until no balancer creates entries for new connections any more: a GC pass has found no
+// older flows with other backends.
 func (w *world) awaitUntracked() {
 	w.t.Helper()
 	for i, kind := range dsrKinds {
 		for family := range 2 {
 			to := w.address("ExternalIP", i+1, family)
-			w.eventually("connections to "+to.String()+" ("+kind+") need no record", func() bool {
+			w.eventually("connections to "+to.String()+" ("+kind+") need no conntrack entry", func() bool {
 				before := w.countAll("new")
 				for range 8 { // by either balancer
 					if _, err := w.ask("tcp", to); err != nil {
@@ -151,27 +151,26 @@ func (w *world) awaitUntracked() {
 	}
 }
 
-// countAll is what both balancers have counted for a reason.
+// countAll is the sum of both balancers' counters of a reason.
 func (w *world) countAll(reason string) uint64 {
 	w.t.Helper()
 	return w.countAt(w.agents["node-a"], reason) + w.countAt(w.agents["node-b"], reason)
 }
 
-// wantBothForward wants each balancer to have sent on packets of clients.
+// wantBothForward checks that each balancer has forwarded packets of clients.
 func (w *world) wantBothForward(reason string) {
 	w.t.Helper()
 	for _, host := range []string{"node-a", "node-b"} {
 		if w.countAt(w.agents[host], reason) == 0 {
 			s, err := w.agents[host].Status()
 			w.must(err)
-			w.t.Errorf("%s has counted nothing as %s: %v", host, reason, s.Edge.Counters)
+			w.t.Errorf("%s counted nothing as %s: %v", host, reason, s.Edge.Counters)
 		}
 	}
 }
 
-// L3, X3: of two balancers behind ECMP one is cut off, and joins again, while
-// connections are open and new ones come: none is lost, neither balancer knows of the
-// other's flows, and neither keeps any.
+// L3, X3: of two balancers behind ECMP one is cut off, and joins again, while connections are open and new ones
+// begin: none is lost, neither balancer knows of the other's flows, and neither stores any.
 func TestBalancerIsCutOff(t *testing.T) {
 	withECMP(t, func(t *testing.T, w *world) {
 		pods := []string{"c1", "c2", "c3"}
@@ -197,7 +196,7 @@ func TestBalancerIsCutOff(t *testing.T) {
 	})
 }
 
-// wantLiving wants no connection to have been lost.
+// wantLiving checks that no connection was lost.
 func (w *world) wantLiving(when string, all []*longLived) {
 	w.t.Helper()
 	if lost := w.askMany(all); len(lost) > 0 {
@@ -205,18 +204,17 @@ func (w *world) wantLiving(when string, all []*longLived) {
 	}
 }
 
-// L3, X3, what docs/operate/ecmp.md promises where backends change and a balancer is lost
-// within one idle timeout: connections from before the change live on, if their backend
-// serves on; of those that began after it only such can be lost as have a slot that has
-// changed, which the other balancer takes for one of before, and not where the slot's two
-// backends are on one node, which has a record of the connection.
+// L3, X3, what docs/operate/ecmp.md promises if backends change and a balancer is lost within one idle timeout:
+// connections from before the change survive if their backend still serves. Of newer ones only those can be
+// lost whose slot has changed, because the other balancer takes them for older ones; and not if both backends
+// of the slot are on one node, which has an entry for the connection.
 func TestBalancerIsCutOffAsBackendsChange(t *testing.T) {
 	withECMP(t, func(t *testing.T, w *world) {
 		w.applyKinds("c1", "c2")
 		w.awaitUntracked()
 		before := w.openMany(manyConnections)
 		w.applyKinds("c1", "c2", "c3")
-		w.wantLiving("with a backend more", before)
+		w.wantLiving("with one more backend", before)
 		after := w.openMany(manyConnections)
 		changed := 0
 		for _, c := range after {
@@ -225,17 +223,17 @@ func TestBalancerIsCutOffAsBackendsChange(t *testing.T) {
 			}
 		}
 		join := w.cutOff("node-a")
-		w.wantLiving("with a backend more and a balancer less", before)
+		w.wantLiving("with one more backend and one balancer less", before)
 		// Both backends of a slot are on node-c here, which knows better than the balancer.
-		w.wantLiving("with a backend more and a balancer less, as long as the backends' node remembers", after)
+		w.wantLiving("with one more backend and one balancer less, as long as the backends' node remembers", after)
 		// As if they were on two nodes.
 		_, err := w.agents["node-c"].CLI("flow", "flush", "--all")
 		w.must(err)
 		lostBefore, lost := len(w.askMany(before)), len(w.askMany(after))
-		t.Logf("with a backend more (3 in place of 2) and one of two balancers less: of %d connections that began between the two, %d have the new backend: none is lost where the slot's backends are on one node that remembers, else %d, and %d of %d from before",
+		t.Logf("with one more backend (3 instead of 2) and one of two balancers less: of %d connections that began between the two, %d have the new backend: none is lost where the slot's backends are on one node that remembers, else %d, and %d of %d from before",
 			len(after), changed, lost, lostBefore, len(before))
-		// Of those that have the new backend half came by way of node-b, where they have
-		// records; few slots change besides.
+		// Half of the connections with the new backend came through node-b, where they have entries;
+		// few slots change otherwise.
 		if limit := changed + len(after)/20; lost > limit || lostBefore > len(before)/20 {
 			t.Errorf("%d of %d and %d of %d are lost, want at most %d, and a twentieth", lost, len(after), lostBefore, len(before), limit)
 		}

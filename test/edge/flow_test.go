@@ -16,7 +16,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// open makes a flow of the client that lives until the end of the test.
+// open opens a flow of the client that lasts until the end of the test.
 func (w *world) open(network string, to netip.AddrPort) net.Conn {
 	w.t.Helper()
 	return w.openAs("client", network, to)
@@ -33,7 +33,7 @@ func (w *world) openAs(host, network string, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// served is the name of the pod that answers on an open flow.
+// served returns the name of the pod that answers on an open flow.
 func (w *world) served(conn net.Conn) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -43,7 +43,7 @@ func (w *world) served(conn net.Conn) string {
 	return answer.Pod
 }
 
-// The least --max-flows serves, flow after flow: what has been forgotten makes room.
+// The least --max-flows serves flow after flow: removed entries make room.
 func TestFewestFlows(t *testing.T) {
 	w := startWorld(t, "--max-flows=64")
 	w.apply("web", objects(w.public("a1", "b1"))...)
@@ -53,7 +53,7 @@ func TestFewestFlows(t *testing.T) {
 	}
 }
 
-// flows lists those that the command shows.
+// flows lists the flows that the command shows.
 func (w *world) flows(args ...string) []conntrack.Flow {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"flow", "list", "-o", "json"}, args...)...)
@@ -63,7 +63,7 @@ func (w *world) flows(args ...string) []conntrack.Flow {
 	return list.Items
 }
 
-// eventually waits for what nothing announces.
+// eventually polls until a condition holds.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); ; {
@@ -78,13 +78,13 @@ func (w *world) eventually(what string, ok func() bool) {
 	}
 }
 
-// A flow is listed with its client, its address, its backend and what that sees,
-// also when no agent is running; and is forgotten when it is flushed.
+// A flow is listed with its client, address and backend, and the source that the backend sees, also when no
+// agent is running; and is removed when it is flushed.
 func TestFlowsAreListedAndFlushed(t *testing.T) {
 	w := startWorld(t)
 	w.apply("web", objects(w.public("b1"))...)
 	for _, to := range addresses(w.Host("node-a"), nodePort) {
-		// Datagrams are established when they go on for two seconds.
+		// A datagram's flow is established when it continues for two seconds.
 		for network, state := range map[string]string{"tcp": "established", "udp": "answered"} {
 			conn := w.open(network, to)
 			w.served(conn)
@@ -112,7 +112,7 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 	}
 	w.apply("other", objects(w.everywhere("other", 9, "b1"))...)
 	if other := w.flows("--service", "default/other"); len(other) != 0 {
-		t.Errorf("flows of a Service that nobody has asked: %+v", other)
+		t.Errorf("flows of a Service without clients: %+v", other)
 	}
 	w.must(w.agent.Stop())
 	if n := len(w.flows()); n != 4 {
@@ -132,7 +132,7 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 		w.wantWrong("flow flush"+args, words)
 	}
 	if n := len(w.flows()); n != 4 {
-		t.Errorf("after what was refused %d flows are left, want 4", n)
+		t.Errorf("after a refused command %d flows are left, want 4", n)
 	}
 	if out, err := w.agent.CLI("flow", "flush", "--backend", b1.String()); err != nil || out != "removed 2 flows\n" {
 		t.Errorf("flush of a backend: %q, %v", out, err)
@@ -146,8 +146,8 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 	}
 }
 
-// R29, R30: when a backend leaves, the next datagram of a flow that it had goes to
-// another one, while a TCP connection stays with it.
+// R29, R30: when a backend is gone, the next datagram of its flows goes to another one, while a TCP connection
+// keeps it.
 func TestFlowsOfBackendThatLeaves(t *testing.T) {
 	for _, pod := range []string{"a1", "b1"} {
 		t.Run(pod, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestFlowsOfBackendThatLeaves(t *testing.T) {
 	}
 }
 
-// wantDraining: a pod that no set has any more stays visible while it has a connection, in each family.
+// wantDraining: a pod that is no longer in any set stays visible while it has a connection, in each family.
 func (w *world) wantDraining(pod string) {
 	w.t.Helper()
 	for _, addr := range []netip.Addr{w.Host(pod).Addr4, w.Host(pod).Addr6} {
@@ -182,13 +182,13 @@ func (w *world) wantDraining(pod string) {
 		for command, want := range map[string]string{"service show web": backend + "/TCP: draining, 1 connection left", "backend list": "draining, 1 connection left"} {
 			out, err := w.agent.CLI(strings.Fields(command)...)
 			if err != nil || !strings.Contains(out, backend) || !strings.Contains(out, want) {
-				w.t.Errorf("%s (%v) does not say %q of %s:\n%s", command, err, want, backend, out)
+				w.t.Errorf("%s (%v) does not contain %q for %s:\n%s", command, err, want, backend, out)
 			}
 		}
 	}
 }
 
-// Flows that nobody uses are forgotten when their time has come.
+// Idle flows expire.
 func TestFlowsExpire(t *testing.T) {
 	w := startWorld(t, "--conntrack-udp-timeout-stream=1s")
 	w.apply("web", objects(w.public("b1"))...)
@@ -196,14 +196,14 @@ func TestFlowsExpire(t *testing.T) {
 	udp := w.open("udp", addresses(w.Host("node-a"), nodePort)[0])
 	w.served(tcp)
 	w.served(udp)
-	w.eventually("the UDP flow has gone", func() bool { return len(w.flows()) == 1 })
+	w.eventually("the UDP flow has expired", func() bool { return len(w.flows()) == 1 })
 	if f := w.flows(); f[0].Protocol.String() != "TCP" {
 		t.Errorf("left: %+v", f)
 	}
 	s := w.status().Edge.Flows
-	w.eventually("one flow is counted as expired", func() bool { s = w.status().Edge.Flows; return s.Expired > 0 }) // when the GC pass has ended
+	w.eventually("one flow is counted as expired", func() bool { s = w.status().Edge.Flows; return s.Expired > 0 }) // at the end of the GC pass
 	if s.Expired != 1 || s.Entries != 2 {
-		t.Errorf("flows: %+v, want one expired and two records", s)
+		t.Errorf("flows: %+v, want one expired and two conntrack entries", s)
 	}
 	w.served(tcp)
 }

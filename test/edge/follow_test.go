@@ -13,9 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The overlay's device comes after the agent, as a CNI makes it: clients reach backends
-// behind it, also when it goes and comes again, and while its routes lead elsewhere the
-// edge is not there.
+// The overlay's device is created after the agent starts, as by a CNI: clients reach backends behind it, also
+// after it was deleted and created again, and the edge leaves it while the overlay's routes lead elsewhere.
 func TestOverlayComesLater(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := newWorldOf(t, overlay, "--edge-mode="+mode)
@@ -24,7 +23,7 @@ func TestOverlayComesLater(t *testing.T) {
 		w.apply("web", objects(w.public("b1"))...)
 		eth0 := "eth0 " + mode + " clients"
 		for range 2 {
-			// The default route is all there is.
+			// There is only the default route.
 			w.wantDevices(eth0 + " and backends")
 			w.must(w.agent.Host.Do(remake))
 			w.wantDevices(eth0 + ", vxlan0 tc backends")
@@ -45,8 +44,7 @@ func TestOverlayComesLater(t *testing.T) {
 	})
 }
 
-// removeOverlay removes node-a's device of the overlay. What it returns makes it again,
-// in the node's network namespace.
+// removeOverlay deletes node-a's overlay device. Its result creates it again, in the node's network namespace.
 func (w *world) removeOverlay() (remake func() error) {
 	w.t.Helper()
 	routes := w.overlayRoutes()
@@ -98,7 +96,7 @@ func (w *world) removeOverlay() (remake func() error) {
 	}
 }
 
-// overlayRoutes are those to other nodes' pods.
+// overlayRoutes are the routes to other nodes' pods.
 func (w *world) overlayRoutes() (routes []netlink.Route) {
 	w.t.Helper()
 	w.must(w.agent.Host.Do(func() error {
@@ -129,9 +127,8 @@ func each(routes []netlink.Route, do func(*netlink.Route) error) error {
 	return nil
 }
 
-// A NIC that becomes a port of a bridge gives its addresses and routes to that: the edge
-// is at the bridge then, by tc, and back at the NIC when it is set free. A NIC that is
-// renamed is served under its new name.
+// A NIC that becomes a port of a bridge gives its addresses and routes to the bridge: the edge then serves at
+// the bridge, by tc, and at the NIC again when it is released. A renamed NIC is served under its new name.
 func TestNICBecomesPortOfABridge(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -190,12 +187,12 @@ func TestNICBecomesPortOfABridge(t *testing.T) {
 	})
 }
 
-// addressesOf are those of a device.
+// addressesOf lists the addresses of a device.
 func addressesOf(device netlink.Link) ([]netlink.Addr, error) {
 	return netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(device, netlink.FAMILY_ALL) })
 }
 
-// moveNetwork gives one device's addresses and routes to another.
+// moveNetwork moves one device's addresses and routes to another.
 func moveNetwork(from, to netlink.Link) error {
 	routes, err := netlink.RouteList(from, netlink.FAMILY_ALL)
 	if err != nil {
@@ -209,7 +206,7 @@ func moveNetwork(from, to netlink.Link) error {
 		if !a.IP.IsGlobalUnicast() {
 			continue
 		}
-		// In this order: pods' routes name the address, and go with it.
+		// In this order: routes to pods name the address, and are deleted with it.
 		if err := netlink.AddrAdd(to, &netlink.Addr{IPNet: a.IPNet, Flags: a.Flags & unix.IFA_F_NODAD}); err != nil {
 			return err
 		}
@@ -217,12 +214,12 @@ func moveNetwork(from, to netlink.Link) error {
 			return err
 		}
 	}
-	for _, onLink := range []bool{true, false} { // those by a gateway need the other ones
+	for _, onLink := range []bool{true, false} { // routes through a gateway need the others
 		for _, r := range routes {
 			if r.Protocol == unix.RTPROT_KERNEL || onLink != (r.Gw == nil) {
 				continue
 			}
-			// With its last IPv4 address a device loses its routes.
+			// A device loses its routes with its last IPv4 address.
 			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
 				return err
 			}

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// setForwarding says whether node-a forwards packets, as sysctl(8) does.
+// setForwarding sets whether node-a forwards packets, as sysctl(8) does.
 func (w *world) setForwarding(value string) {
 	w.t.Helper()
 	w.must(w.agent.Host.Do(func() error {
@@ -27,14 +27,14 @@ func (w *world) setForwarding(value string) {
 	}))
 }
 
-// A node whose kernel forwards nothing, as Debian's does by default, says so, with what to set:
-// status, explain and the counters. It serves as soon as that is set.
+// A node whose kernel does not forward, Debian's default, says so and what to set, in status, explain and the
+// counters. It serves as soon as that is set.
 func TestForwardingIsOff(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode)
 		w.setForwarding("0")
 		w.must(w.agent.Start())
-		w.wantExit(0) // nothing needs it
+		w.wantExit(0) // no Service needs it
 		w.apply("web", objects(w.public("b1"))...)
 		w.wantExit(3, "ForwardingOff: IPv4 is not forwarded", "sysctl -w net.ipv4.ip_forward=1,",
 			"ForwardingOff: IPv6 is not forwarded", "sysctl -w net.ipv6.conf.all.forwarding=1,", "--set-sysctls")
@@ -51,7 +51,7 @@ func TestForwardingIsOff(t *testing.T) {
 		}))...)
 		w.wantExit(3, "ForwardingOff: IPv4 is not forwarded")
 		if text, _ := w.agent.CLI("status"); strings.Contains(text, "IPv6 is not forwarded") {
-			t.Errorf("nobody needs IPv6, and status says:\n%s", text)
+			t.Errorf("no Service needs IPv6, but status says:\n%s", text)
 		}
 		w.apply("web", objects(s, both)...)
 		w.setForwarding("1")
@@ -63,7 +63,7 @@ func TestForwardingIsOff(t *testing.T) {
 	})
 }
 
-// --set-sysctls has the node forward what its Services need, and nothing else.
+// --set-sysctls enables the forwarding that the Services need, and nothing else.
 func TestForwardingIsSet(t *testing.T) {
 	w := newWorld(t, "--set-sysctls")
 	w.setForwarding("0")
@@ -77,7 +77,7 @@ func TestForwardingIsSet(t *testing.T) {
 	w.eventually("IPv4 is forwarded", func() bool { return w.forwards(service.IPv4) == "1" })
 	w.wantServed("udp", to[0], "b1")
 	if v := w.forwards(service.IPv6); v != "0" {
-		t.Errorf("IPv6 is forwarded (%s), and nothing needs it", v)
+		t.Errorf("IPv6 is forwarded (%s), but nothing needs it", v)
 	}
 	w.apply("web", objects(s, both)...)
 	w.eventually("IPv6 is forwarded", func() bool { return w.forwards(service.IPv6) == "1" })
@@ -85,7 +85,7 @@ func TestForwardingIsSet(t *testing.T) {
 	w.wantExit(0)
 }
 
-// forwards is node-a's setting for a family.
+// forwards is node-a's forwarding setting for a family.
 func (w *world) forwards(family service.Family) string {
 	w.t.Helper()
 	name := map[service.Family]string{service.IPv4: "ipv4/ip_forward", service.IPv6: "ipv6/conf/all/forwarding"}[family]

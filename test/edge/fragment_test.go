@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// mayBeFragmented has datagrams of a socket leave without "don't fragment".
+// mayBeFragmented has a socket's datagrams leave without "don't fragment".
 func mayBeFragmented(t *testing.T, conn syscall.Conn) {
 	t.Helper()
 	control(t, conn, func(fd int) error {
@@ -27,8 +27,8 @@ func mayBeFragmented(t *testing.T, conn syscall.Conn) {
 	})
 }
 
-// echoes has a pod send each datagram to its port back as it is, and such as may be
-// fragmented. It returns when the socket is there.
+// echoes has a pod send each datagram back unchanged, without "don't fragment". It returns when the socket is
+// open.
 func (w *world) echoes(pod string) {
 	w.t.Helper()
 	w.must(w.Host(pod).StopServer())
@@ -44,14 +44,14 @@ func (w *world) echoes(pod string) {
 				_, err = conn.WriteTo(b[:n], from)
 			}
 			if err != nil {
-				return // the client hears nothing then, and says so
+				return // the client then gets no reply, and reports it
 			}
 		}
 	}()
 	w.t.Cleanup(func() { conn.Close(); <-done })
 }
 
-// wantEchoed sends datagrams that may be fragmented, each once, and wants them back.
+// wantEchoed sends datagrams that may be fragmented, each once, and checks that they return.
 func (w *world) wantEchoed(host string, to netip.AddrPort, sizes ...int) {
 	w.t.Helper()
 	conn := w.openAs(host, "udp4", to).(*net.UDPConn)
@@ -72,19 +72,19 @@ func (w *world) wantEchoed(host string, to netip.AddrPort, sizes ...int) {
 			w.t.Fatalf("%d bytes to %s: %v; the edge counted %v", size, to, err, w.status().Edge.Counters)
 		}
 		if !bytes.Equal(got[:n], sent) {
-			w.t.Errorf("%d bytes to %s came back as %d others", size, to, n)
+			w.t.Errorf("%d bytes to %s returned as %d others", size, to, n)
 		}
 	}
 }
 
-// wantOneFlow wants one flow, which counts all that its client has sent and received.
+// wantOneFlow checks that there is one flow, and that it counts all that its client has sent and received.
 func (w *world) wantOneFlow(bytes uint64) {
 	w.t.Helper()
 	flows := w.flows()
 	if len(flows) != 1 {
 		w.t.Fatalf("flows %+v, want one", flows)
 	}
-	// Headers come on top, of each fragment.
+	// The count includes the headers of each fragment.
 	for _, n := range []uint64{flows[0].Sent.Bytes, flows[0].Received.Bytes} {
 		if n < bytes || n > bytes+bytes/20 {
 			w.t.Errorf("the flow counts %+v sent, %+v received, want %d bytes with their headers", flows[0].Sent, flows[0].Received, bytes)
@@ -102,7 +102,7 @@ func (w *world) wantNoDrops() {
 	}
 }
 
-// narrow has a node's way to some addresses take packets of a length and no more.
+// narrow gives a node's route to some addresses an MTU.
 func (w *world) narrow(host string, to netip.Prefix, via netip.Addr, mtu int) {
 	w.t.Helper()
 	w.must(w.Host(host).Do(func() error {
@@ -111,15 +111,15 @@ func (w *world) narrow(host string, to netip.Prefix, via netip.Addr, mtu int) {
 			return err
 		}
 		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
-		// One that is not locked is for what the node itself sends.
+		// An unlocked MTU applies only to what the node itself sends.
 		return netlink.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: dst, Gw: via.AsSlice(), MTU: mtu, MTULock: true})
 	}))
 }
 
 var fabric, fabric6 = netip.MustParseAddr("192.168.100.254"), netip.MustParseAddr("fd00:100::fe")
 
-// What is sent and comes back: whole datagrams as long as the client's way takes, less,
-// and such as its own kernel has fragmented.
+// Sizes to send, which return: whole datagrams of the MTU of the client's path and less, and datagrams that its
+// own kernel fragments.
 var fragmentable = []int{overlayMTU - 28, overlayMTU - 27, fabricMTU - 28, fabricMTU - 27, 20_000, 60_000, 100}
 
 func total(sizes []int) (n uint64) {
@@ -129,8 +129,8 @@ func total(sizes []int) (n uint64) {
 	return n
 }
 
-// R19, RFC 791: a datagram that is too long for the overlay and may be fragmented is,
-// whole or in fragments as it comes; so are answers that are too long for the client's way.
+// R19, RFC 791: a datagram that is too long for the overlay and may be fragmented is, whether it arrives whole
+// or in fragments; so are replies that are too long for the client's path.
 func TestOverlayFragments(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)
@@ -144,8 +144,8 @@ func TestOverlayFragments(t *testing.T) {
 	})
 }
 
-// The same where the way to the backend is narrow without an overlay, and the way back is
-// narrower; a fragment is cut into several.
+// The same if the path to the backend has a small MTU without an overlay, and the path back a smaller one; a
+// fragment is fragmented again.
 func TestNarrowWayFragments(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, lab.Shape{}, "--edge-mode="+mode)
@@ -159,9 +159,9 @@ func TestNarrowWayFragments(t *testing.T) {
 	})
 }
 
-// R16: so are a pod's that has opted out of the socket shortcut, as they leave the node:
-// the pod believes in 1500 octets. The rest of a flow the edge meets at the pod's device,
-// and the node's stack fragments it.
+// R16: so are a pod's that has opted out of the socket shortcut, as they leave the node: the pod assumes an MTU
+// of 1500. The edge handles the other packets of a flow at the pod's device, and the node's stack fragments
+// them.
 func TestOverlayFragmentsOfOptedOutPod(t *testing.T) {
 	w := startWorldOf(t, overlay)
 	w.optOut("a1")

@@ -13,9 +13,8 @@ import (
 	"beeline.io/beeline/internal/condition"
 )
 
-// H1, H2: backends that answer wrongly, too late or not at all get no clients, over
-// TCP and, where the check asks another port, over UDP; when they recover, they do.
-// H4: when all are down, the Service refuses.
+// H1, H2: backends that answer wrongly, too late or not at all get no clients, over TCP and, if the check uses
+// another port, over UDP; when they recover, they do. H4: when all are down, the Service refuses.
 func TestHealthChecks(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -32,7 +31,7 @@ func TestHealthChecks(t *testing.T) {
 		w.wantWhy("b2", "connection refused")
 		w.wantPods("a1")
 		if text := w.serviceShow(); !strings.Contains(text, "http GET /healthz") || strings.Count(text, "DOWN for") != 12 {
-			t.Errorf("service show says:\n%s", text)
+			t.Errorf("service show prints:\n%s", text)
 		}
 		if c := w.status().Conditions.Wrong(); !strings.Contains(c.String(), "12 of 16") {
 			t.Errorf("conditions:\n%s", c)
@@ -51,7 +50,7 @@ func TestHealthChecks(t *testing.T) {
 		}
 		w.wantDown("a1", "a2", "b1", "b2")
 		w.wantPods()
-		// H4: unless the Service says that it is better to try.
+		// H4: unless the Service's annotation says to serve anyway.
 		annotate(s, map[string]string{"": "http", "path": "/healthz", "all-down": "serve"})
 		w.apply("web", objects(s, all)...)
 		w.wantPods("a1", "a2", "b1", "b2")
@@ -61,8 +60,7 @@ func TestHealthChecks(t *testing.T) {
 	})
 }
 
-// R30: a connection to a backend that fails its check lives on. R29: a UDP flow goes to
-// another.
+// R30: a connection to a backend that fails its check survives. R29: a UDP flow moves to another.
 func TestConnectionsOutliveAFailedCheck(t *testing.T) {
 	w := startWorld(t)
 	leaving := w.newPatient("b1")
@@ -96,8 +94,8 @@ func TestConnectionsOutliveAFailedCheck(t *testing.T) {
 	}
 }
 
-// H5: annotations change at any time; wrong ones are named, and what was right before
-// goes on. A Service without them serves whoever is there.
+// H5: annotations can change at any time; wrong ones are named, and the previous valid check stays in use. A
+// Service without them serves all endpoints.
 func TestHealthCheckIsEdited(t *testing.T) {
 	w := startWorld(t)
 	w.newPatient("a1")
@@ -141,12 +139,11 @@ func TestHealthCheckIsEdited(t *testing.T) {
 	apply(map[string]string{"": "https", "rise": "0"})
 	w.wantPods("a1", "b1")
 	if text := w.serviceShow(); !strings.Contains(text, "until then its endpoints are not checked") {
-		t.Errorf("service show says:\n%s", text)
+		t.Errorf("service show prints:\n%s", text)
 	}
 }
 
-// H6: the next agent takes nobody out who was well, and brings nobody back who was not,
-// before it has asked.
+// H6: a new agent takes no healthy backend out of service, and no unhealthy one back, before it has probed.
 func TestHealthOutlivesTheAgent(t *testing.T) {
 	w := startWorld(t)
 	well := w.newPatient("a1")
@@ -158,7 +155,7 @@ func TestHealthOutlivesTheAgent(t *testing.T) {
 	w.wantPods("a1")
 	for range 2 {
 		w.must(w.agent.Kill())
-		well.status.Store(0) // neither well nor out: that would take a hundred probes
+		well.status.Store(0) // neither up nor down: that would take a hundred probes
 		w.must(w.agent.Start())
 		tables, err := w.agent.Tables()
 		w.must(err)
@@ -175,8 +172,8 @@ func TestHealthOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// H3: a check goes to the backend, also where its address and port are those of another
-// Service: there it would be told of that Service's backends.
+// H3: a check goes to the backend itself, even if its address and port are also another Service's: else it
+// would report that Service's backends.
 func TestHealthCheckIsDirect(t *testing.T) {
 	w := startWorld(t)
 	asked, other := w.newPatient("b1"), w.newPatient("a2")
@@ -198,10 +195,10 @@ func TestHealthCheckIsDirect(t *testing.T) {
 		annotate(s, map[string]string{"": "http", "path": "/healthz"})
 		before := asked.asked.Load()
 		w.apply("web", objects(s, all)...)
-		w.eventually("the backend itself is asked, in both families", func() bool { return asked.asked.Load() >= before+8 })
+		w.eventually("the backend itself is probed, in both families", func() bool { return asked.asked.Load() >= before+8 })
 		w.wantWell()
 		if n := other.asked.Load(); n > 0 {
-			t.Errorf("the other Service's backend was asked %d times", n)
+			t.Errorf("the other Service's backend was probed %d times", n)
 		}
 		w.must(w.folder.Remove("web"))
 		w.must(w.folder.Await(w.agent))

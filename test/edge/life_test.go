@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// attached is what is attached to the node's devices.
+// attached lists what is attached to the node's devices.
 func (w *world) attached() (all []datapath.EdgeAttachment) {
 	w.t.Helper()
 	w.must(w.agent.Host.Do(func() (err error) {
@@ -21,8 +21,8 @@ func (w *world) attached() (all []datapath.EdgeAttachment) {
 	return all
 }
 
-// R37: clients go on while no agent is running, and new ones are served; the next
-// agent replaces the programs in place, and flows go on.
+// R37: clients are served while no agent is running, new ones too; the next agent replaces the programs in
+// place, and flows continue.
 func TestClientsOutliveTheAgent(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestClientsOutliveTheAgent(t *testing.T) {
 	}
 }
 
-// Cleanup takes all of the edge away, and so does an agent without one.
+// Cleanup removes all of the edge, and so does an agent without one.
 func TestEdgeIsTakenAway(t *testing.T) {
 	w := startWorld(t, "--edge-mode=xdp")
 	if n := len(w.attached()); n != 3 {
@@ -89,7 +89,7 @@ func TestEdgeIsTakenAway(t *testing.T) {
 	}
 }
 
-// What somebody takes down while the agent runs is attached again.
+// What somebody detaches while the agent runs is attached again.
 func TestEdgeIsRepaired(t *testing.T) {
 	w := startWorld(t, "--edge-mode=xdp", "--audit-interval=100ms")
 	w.apply("web", objects(w.public("b1"))...)

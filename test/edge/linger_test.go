@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// roleOf is what the edge is at a device for; empty: it is not there.
+// roleOf is the edge's role at a device, or "" if it is not there.
 func roleOf(s *inspect.Status, device string) string {
 	for _, d := range s.Edge.Devices {
 		if d.Name == device {
@@ -25,7 +25,7 @@ func roleOf(s *inspect.Status, device string) string {
 	return ""
 }
 
-// awaitRole waits until the edge is at a1's device for this, or is not there.
+// awaitRole waits until the edge has this role at a1's device.
 func (w *world) awaitRole(role string) {
 	w.t.Helper()
 	w.must(w.agent.WaitFor("at the pod's device for "+role, func(s *inspect.Status) bool { return roleOf(s, "a1") == role }))
@@ -54,10 +54,9 @@ func (w *world) hold(to netip.AddrPort, pods ...string) map[string]net.Conn {
 	return held
 }
 
-// R30: connections that a pod has begun at its node's address by its own device go on
-// when nothing asks for the edge there any more: its annotation has gone, or the
-// source ranges of a Service. So they do with the next agent. The device is left when
-// they are over.
+// R30: connections that a pod has opened to its node's address continue when nothing requires the edge at the
+// pod's device any more: its annotation, or a Service's source ranges, were removed. They survive the next
+// agent, too. The edge leaves the device when they have ended.
 func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 	t.Parallel()
 	backends := []string{"a1", "a2", "b1", "node-a"}
@@ -122,15 +121,14 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 				}
 				w.awaitRole("")
 				if flows := w.flows(); slices.ContainsFunc(flows, func(f conntrack.Flow) bool { return f.Client.Addr() == w.Host("a1").Addr4 && f.State == "established" }) {
-					t.Errorf("its device has been left with flows: %+v", flows)
+					t.Errorf("the edge has left its device despite flows: %+v", flows)
 				}
 			})
 		}
 	}
 }
 
-// R30: so do those of clients at a device that an operator no longer names, until they are
-// over, though XDP served them.
+// R30: so do connections of clients at a device that --devices no longer names, even if XDP served them.
 func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -164,12 +162,12 @@ func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 		for _, conn := range conns {
 			conn.Close()
 		}
-		w.must(w.agent.WaitFor("eth0 has been left", func(s *inspect.Status) bool { return roleOf(s, "eth0") == "" }))
+		w.must(w.agent.WaitFor("without the edge at eth0", func(s *inspect.Status) bool { return roleOf(s, "eth0") == "" }))
 	})
 }
 
-// applyRestricted has a Service of type LoadBalancer at node-a's own addresses, with
-// source ranges that admit its pods, or without.
+// applyRestricted applies a Service of type LoadBalancer at node-a's own addresses, with source ranges that
+// admit its pods, or without.
 func (w *world) applyRestricted(restricted bool, pods ...string) {
 	w.t.Helper()
 	s, slices := w.public(pods...)

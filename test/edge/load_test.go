@@ -18,13 +18,12 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// manyFiles is held by whoever opens so many connections that the limit of open files is
-// not enough for two.
+// manyFiles is locked by tests with so many connections that the limit of open files is too low for two of
+// them.
 var manyFiles sync.Mutex
 
-// X1: 10,000 connections of one client to one Service are open at the same time, half of
-// them over IPv6 and half of each to another node, each has a record for each direction
-// and no more, and each is answered.
+// X1: 10,000 connections of one client to one Service are open at the same time, half of them over IPv6 and
+// half of each to another node. Each has one entry per direction and no more, and each is answered.
 func TestTenThousandConnections(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		const connections = 10000
@@ -56,7 +55,7 @@ func TestTenThousandConnections(t *testing.T) {
 		}
 		eachOf(t, connections, "question on connection", ask)
 		if s := w.status().Edge.Flows; s.Entries != 2*connections || s.HalfOpen != 0 || s.Limit < 2*connections {
-			t.Errorf("flows: %+v, want %d records", s, 2*connections)
+			t.Errorf("flows: %+v, want %d conntrack entries", s, 2*connections)
 		}
 		eachOf(t, connections, "second question on connection", ask)
 		var local [2]int
@@ -74,8 +73,7 @@ func TestTenThousandConnections(t *testing.T) {
 	})
 }
 
-// eachOf does the same with everyone of a number, several at a time, and ends the test
-// where that fails.
+// eachOf calls a function for each of so many indices, several at a time, and fails the test if one fails.
 func eachOf(t *testing.T, count int, what string, do func(ctx context.Context, i int) error) {
 	t.Helper()
 	const workers = 16
@@ -98,11 +96,10 @@ func eachOf(t *testing.T, count int, what string, do func(ctx context.Context, i
 	}
 }
 
-// X3: 20,000 flows of as many clients to one backend of another node have a port of this
-// node each, and keep it.
+// X3: 20,000 flows of as many clients to one backend of another node have a SNAT port each, and keep it.
 func TestTwentyThousandFlowsToOneBackend(t *testing.T) {
 	const flows = 20000
-	w := startWorld(t, "--max-flows=1000000") // so many that no set is full by chance
+	w := startWorld(t, "--max-flows=1000000") // so many that no set fills up by chance
 	w.manyClients()
 	w.apply("web", objects(w.public("b1"))...)
 	to := addresses(w.Host("node-a"), nodePort)[0]
@@ -133,12 +130,12 @@ func TestTwentyThousandFlowsToOneBackend(t *testing.T) {
 	ports := map[uint16]bool{}
 	for n, peer := range first {
 		if peer.Addr() != to.Addr() || ports[peer.Port()] {
-			t.Fatalf("b1 sees flow %d as %s, which it is not alone, or not this node's", n, peer)
+			t.Fatalf("b1 sees flow %d as %s, which is another flow's or not this node's", n, peer)
 		}
 		ports[peer.Port()] = true
 	}
 	if s := w.status().Edge.Flows; len(first) != flows || s.HalfOpen != 2*flows {
-		t.Errorf("%d flows have been answered, and have %d entries; want %d and two each", len(first), s.HalfOpen, flows)
+		t.Errorf("%d flows were answered, and have %d entries; want %d with two each", len(first), s.HalfOpen, flows)
 	}
 	for n, peer := range round() {
 		if first[n] != peer {
@@ -147,7 +144,7 @@ func TestTwentyThousandFlowsToOneBackend(t *testing.T) {
 	}
 }
 
-// readFlow reads an answer: who its backend saw.
+// readFlow reads a reply, with the source that its backend saw.
 func readFlow(t *testing.T, conn *net.UDPConn, seen map[int]netip.AddrPort) {
 	t.Helper()
 	buffer := make([]byte, 2048)
@@ -166,13 +163,12 @@ func readFlow(t *testing.T, conn *net.UDPConn, seen map[int]netip.AddrPort) {
 	seen[n] = answer.Peer
 }
 
-// X3: where open connections have all ports of this node for a backend, new ones are dropped,
-// counted and spoken of in status, those that exist go on, and other backends are served. UDP has
-// ports of its own, and whoever is idle gives way.
+// X3: if open connections use all SNAT ports for a backend, new ones are dropped and counted, status reports
+// it, existing ones continue, and other backends are served. UDP has ports of its own, and its idle flows are
+// evicted.
 func TestNoPortIsLeft(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		// So few that a flow which tries 64 of them at random finds the last one, but for once
-		// in 10^8.
+		// So few that a flow, which tries 64 of them at random, misses the last free one once in 10^8.
 		const ports = 4
 		w := startWorld(t, "--edge-mode="+mode, "--snat-ports=1024-1027")
 		w.apply("web", objects(w.public("b1"))...)
@@ -196,7 +192,7 @@ func TestNoPortIsLeft(t *testing.T) {
 				}
 			}
 		}
-		w.eventually("status speaks of it", func() bool {
+		w.eventually("status reports it", func() bool {
 			return w.status().Conditions.Has(condition.SNATPortsExhausted)
 		})
 		w.wantExit(3, "--snat-ports")

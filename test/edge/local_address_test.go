@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// R11, R18: in a file an endpoint needs no nodeName to be this node's, if it has an address of
-// the node: policy Local finds the program that listens there, and no other.
+// R11, R18: in a file an endpoint belongs to this node without a nodeName if it has an address of the node:
+// policy Local finds the program that listens there, and no other.
 func TestEndpointOfTheNodeItself(t *testing.T) {
 	w := startWorld(t)
 	w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refuseUnserved adds the rules that docs/operate/install.md has for addresses that a router
-// sends to node-a: what comes from there and nobody serves is refused by the stack.
+// refuseUnserved adds the rules of docs/operate/install.md for addresses that a router sends to node-a: the
+// stack refuses packets from there that no Service takes.
 func (w *world) refuseUnserved() {
 	w.t.Helper()
 	nl, err := w.Host("node-a").Netlink()
@@ -29,10 +29,10 @@ func (w *world) refuseUnserved() {
 	}
 }
 
-// A packet to a port that a routed address does not have goes back to the router and
-// comes again until its hops end, and with the rules of docs/operate/install.md is refused at
-// once. These are in nobody's way: clients outside, the node's sockets and pods, with
-// hooks and without, are served at the address, also where their source decides.
+// A packet to a port that a routed address does not serve returns to the router again and again until its hops
+// end; with the rules of docs/operate/install.md it is refused at once. These disturb nobody: external clients,
+// the node's sockets and pods, with hooks and without, are served at the address, also if the verdict depends
+// on their source.
 func TestRoutedAddressWithoutALoop(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -46,7 +46,7 @@ func TestRoutedAddressWithoutALoop(t *testing.T) {
 				netip.PrefixFrom(h.Addr4, 32).String(), netip.PrefixFrom(h.Addr6, 128).String())
 		}
 		w.apply("admitted", objects(admitted, all)...)
-		w.wantUnserved(syscall.EHOSTUNREACH) // no hop was left
+		w.wantUnserved(syscall.EHOSTUNREACH) // hops ended
 		w.refuseUnserved()
 		w.wantUnserved(syscall.ENETUNREACH)
 		for _, optedOut := range []bool{false, true} {
@@ -69,7 +69,7 @@ func TestRoutedAddressWithoutALoop(t *testing.T) {
 	})
 }
 
-// wantUnserved wants the client to be told this at ports that the addresses do not have.
+// wantUnserved checks the client's error at ports that the addresses do not serve.
 func (w *world) wantUnserved(want error) {
 	w.t.Helper()
 	for family := range 2 {

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// leadTo has the fabric send what is for the external address of Service n to a node.
+// leadTo has the fabric route the external address of Service n to a node.
 func (w *world) leadTo(name string, n int) {
 	w.t.Helper()
 	nl, link, err := w.Host("fabric").OpenDevice(name)
@@ -29,8 +29,8 @@ func (w *world) leadTo(name string, n int) {
 	}
 }
 
-// askAll asks Service n by UDP from so many ends, always the same ones, and returns who
-// answers each.
+// askAll sends Service n requests by UDP from so many addresses and ports, always the same ones, and returns
+// who answers each.
 func (w *world) askAll(flows, n int) []string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -50,10 +50,9 @@ func (w *world) askAll(flows, n int) []string {
 	return pods
 }
 
-// X3, L3: two nodes send the packets of one client's ends to the same backend, though
-// they have learnt of the backends in another order and neither knows of the other's
-// flows; and when one of six backends goes, few of the others' flows would be sent
-// elsewhere, on either node.
+// X3, L3: two nodes send one client's flows to the same backends, though they learned of the backends in
+// different orders and neither knows of the other's flows; and when one of six backends is removed, few flows
+// of the others move, on either node.
 func TestMaglevOnTwoNodes(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		const flows = 120
@@ -84,11 +83,11 @@ func TestMaglevOnTwoNodes(t *testing.T) {
 		}
 		for i, pod := range ask("node-b") {
 			if pod != first[i] {
-				t.Errorf("flow %d is served by %s by way of node-a and by %s by way of node-b", i, first[i], pod)
+				t.Errorf("flow %d is served by %s through node-a and by %s through node-b", i, first[i], pod)
 			}
 		}
 
-		// Without records both choose anew.
+		// Without conntrack entries both choose again.
 		put(all[1:]...)
 		for _, agent := range []*node.Agent{w.agent, second} {
 			_, err := agent.CLI("flow", "flush", "--all")
@@ -101,20 +100,20 @@ func TestMaglevOnTwoNodes(t *testing.T) {
 				moved++
 			}
 		}
-		t.Logf("%d of %d flows had the backend that has gone; of the others %d are served by another one", met[all[0]], flows, moved)
-		if moved > flows/10 { // without Maglev most
-			t.Errorf("%d of %d flows have moved that need not", moved, flows-met[all[0]])
+		t.Logf("%d of %d flows had the removed backend; of the others %d have moved", met[all[0]], flows, moved)
+		if moved > flows/10 { // without Maglev most would move
+			t.Errorf("%d of %d flows moved needlessly", moved, flows-met[all[0]])
 		}
 		for i, pod := range ask("node-a") {
 			if pod != after[i] {
-				t.Errorf("with a backend less, flow %d is served by %s by way of node-a and by %s by way of node-b", i, pod, after[i])
+				t.Errorf("with one backend less, flow %d is served by %s through node-a and by %s through node-b", i, pod, after[i])
 			}
 		}
 	})
 }
 
-// The command line tells the algorithm and the table's size; the annotation wins over
-// the node's, and its change has clients served on.
+// The command line shows the algorithm and the table's size; the annotation overrides the node's flag, and
+// clients are served after a change.
 func TestMaglevIsTold(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc", "--maglev-table-size=251")
 	w.lead()

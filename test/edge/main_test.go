@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package edge tests how clients outside of the cluster reach Services: what a
-// host beside the nodes of a lab is answered, with real agents on the nodes. The
-// rules are those of docs/operate/semantics.md.
+// Package edge tests how clients outside the cluster reach Services: the replies to a host next to the nodes of
+// a lab, with real agents on the nodes. The rules are those of docs/operate/semantics.md.
 package edge
 
 import (
@@ -21,7 +20,7 @@ var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	// Most of a test is waiting: for agents, GC passes and timeouts. -parallel wins over this.
+	// Tests mostly wait: for agents, GC passes and timeouts. -parallel overrides this.
 	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}

@@ -40,9 +40,9 @@ var otherVersion = sync.OnceValues(func() (string, error) {
 // olderProgram may name an older release to migrate from first.
 const olderProgram = "BEELINE_OLDER_PROGRAM"
 
-// R37: an agent of a version with another layout of the tables, and one with tables of other sizes, take over while
-// connections and UDP flows go on and begin, at the edge and at sockets: none fails or changes its backend, and clients
-// with session affinity keep theirs. The older version is refused afterwards, and says what to do.
+// R37: an agent with another layout of the tables, and one with tables of other sizes, take over while
+// connections and UDP flows continue and begin, at the edge and at sockets: none fails or changes its backend,
+// and clients with session affinity keep theirs. The older version is refused afterwards, and says what to do.
 func TestTablesAreMigrated(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		other, err := otherVersion()
@@ -90,7 +90,7 @@ func TestTablesAreMigrated(t *testing.T) {
 	})
 }
 
-// killInTheMiddle starts the agent and kills it while it has tables to migrate beside its own.
+// killInTheMiddle starts the agent and kills it while it migrates tables to its own.
 func (w *world) killInTheMiddle() {
 	w.t.Helper()
 	w.must(w.agent.StartOnly())
@@ -99,7 +99,7 @@ func (w *world) killInTheMiddle() {
 		dirs, err := filepath.Glob(filepath.Join(w.agent.BPFFS(), "tables_v*", "frontends"))
 		w.must(err)
 		if left = len(dirs); time.Now().After(deadline) {
-			w.t.Fatal("the agent does not get ready")
+			w.t.Fatal("the agent does not become ready")
 		}
 	}
 	time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
@@ -111,30 +111,30 @@ func ready(a *node.Agent) bool {
 	return err == nil && s.Source.Synced
 }
 
-// mustRefuse starts an agent that knows no tables of that version.
+// mustRefuse starts an agent that does not know tables of that version.
 func (w *world) mustRefuse(older, directory string) {
 	w.t.Helper()
 	w.agent.Program = older
 	err := w.agent.Start()
 	if err == nil || !strings.Contains(err.Error(), directory) || !strings.Contains(err.Error(), "beeline cleanup") {
-		w.t.Errorf("an older version beside %s: %v", directory, err)
+		w.t.Errorf("an older version with %s present: %v", directory, err)
 	}
 }
 
-// flows are long connections and UDP flows, each of which has a backend that it keeps.
+// flows are long connections and UDP flows, each with a backend that it keeps.
 type flows struct {
 	cancel context.CancelFunc
 	all    sync.WaitGroup
 }
 
-// manyFlows begins flows to the Services 1 and 2 (with session affinity) of everywhere. end wants each to have kept its
-// backend.
+// manyFlows begins flows to the Services 1 and 2 (with session affinity) of everywhere. end checks that each
+// has kept its backend.
 func (w *world) manyFlows() *flows {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	f := &flows{cancel: cancel}
 	for n := range 8 {
 		for _, network := range []string{"tcp", "udp"} {
-			w.keep(ctx, f, "an outside client by "+network, w.openFrom(nth(clientRanges[n%2], 16+n), network, w.address("NodePort", 1, n%2)))
+			w.keep(ctx, f, "an external client by "+network, w.openFrom(nth(clientRanges[n%2], 16+n), network, w.address("NodePort", 1, n%2)))
 			conn, err := w.Host("a2").DialWith(ctx, lab.DialOptions{}, network, w.address("ClusterIP", 1, n%2).String())
 			w.must(err)
 			w.keep(ctx, f, "a pod by "+network, conn)
@@ -155,7 +155,7 @@ func (w *world) manyFlows() *flows {
 	return f
 }
 
-// keep asks on a connection all the while.
+// keep sends requests on a connection, one after the other.
 func (w *world) keep(ctx context.Context, f *flows, who string, conn net.Conn) {
 	f.all.Go(func() {
 		defer conn.Close()

@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// TestWhatAnAgentNeeds: without the rights or the open files that it needs, the program says
-// what to do, and leaves nothing behind. A low limit is raised where that is permitted.
+// TestWhatAnAgentNeeds: without the rights or the open files that it needs, the program says what to do, and
+// leaves nothing behind. It raises a low limit if permitted.
 func TestWhatAnAgentNeeds(t *testing.T) {
 	w := newWorld(t)
 	const noRights, noRaising = "setpriv --bounding-set=-all --inh-caps=-all", "setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource"
@@ -30,16 +30,16 @@ func TestWhatAnAgentNeeds(t *testing.T) {
 		argv := append(append(strings.Fields(c.before), program), c.args...)
 		out, err := w.Host("node-a").Command(context.Background(), argv...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), c.says) {
-			t.Errorf("%s beeline %s (%v): %q is not said:\n%s", c.before, c.args[0], err, c.says, out)
+			t.Errorf("%s beeline %s (%v): the output lacks %q:\n%s", c.before, c.args[0], err, c.says, out)
 		}
 	}
 	if datapath.HasPins(pins) {
-		t.Error("pins are left")
+		t.Error("pins remain")
 	}
 	if w.Host("node-a").Command(context.Background(), strings.Fields("prlimit --nofile=64:64 prlimit --nofile=65536:65536 true")...).Run() == nil {
 		w.agent.Wrap = strings.Fields("prlimit --nofile=64:64")
 	} else {
-		t.Log("this machine lets nobody raise the limit of open files (CAP_SYS_RESOURCE): that an agent does it is not tested")
+		t.Log("not tested here: an agent that raises the limit of open files; this machine allows it to nobody (CAP_SYS_RESOURCE)")
 	}
 	w.must(w.agent.Start())
 	w.apply("web", objects(w.public("a1"))...)
@@ -50,6 +50,6 @@ func TestWhatAnAgentNeeds(t *testing.T) {
 	}
 	wrong := filepath.Join(w.Host("node-a").BPFFS, "beelin")
 	if out, code := w.runAt("node-a", "cleanup", "--pins", wrong); code != 0 || strings.Contains(out, "is left under") || !strings.Contains(out, pins) {
-		t.Errorf("cleanup of a wrong place: exit code %d:\n%s", code, out)
+		t.Errorf("cleanup in a wrong place: exit code %d:\n%s", code, out)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// twoNICs has backends behind an overlay over eth0, and eth1 beside.
+// twoNICs has backends behind an overlay over eth0, and another NIC eth1.
 var twoNICs = lab.Shape{Network: lab.NetworkVXLAN, TwoNICs: true}
 
 // nics are node-a's addresses with the NodePort, by device and family.
@@ -26,11 +26,10 @@ func (w *world) nics() map[string][]netip.AddrPort {
 // allAddresses has the node serve NodePorts at all of its addresses.
 const allAddresses = "--nodeport-addresses=0.0.0.0/0,::/0"
 
-// R17, R19: clients behind either NIC are served at the addresses of both, by backends
-// of this node and behind the overlay. An answer leaves by the device that the request
-// came by, though the best route to the client is by the other one. For IPv6 that takes
-// rules by the answer's source address, for the kernel's look-up does not ask for a
-// device there.
+// R17, R19: clients behind either NIC are served at the addresses of both, by backends of this node and behind
+// the overlay. A reply leaves by the device at which the request arrived, even if the best route to the client
+// is by the other one. For IPv6 that takes rules by source address, since the kernel's lookup there does not
+// ask for a device.
 func TestTwoNICsFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, twoNICs, "--edge-mode="+mode, allAddresses)
@@ -58,13 +57,12 @@ func TestTwoNICsFromOutside(t *testing.T) {
 				}
 			}
 		}
-		// The rules' tables have no other way to the backends, if they were asked for it.
+		// The rules' tables have no other route to the backends, if that were looked up there.
 		w.wantDevices("eth0 " + mode + " clients and backends, eth1 " + mode + " clients and backends, vxlan0 tc backends")
 	})
 }
 
-// routeBySource has node-a send by eth0 what has eth0's IPv6 address, and by eth1 what
-// has eth1's.
+// routeBySource has node-a send packets from eth0's IPv6 address by eth0, and from eth1's by eth1.
 func (w *world) routeBySource() {
 	w.t.Helper()
 	w.must(w.agent.Host.Do(func() error {
@@ -89,7 +87,7 @@ func (w *world) routeBySource() {
 	}))
 }
 
-// wantLeft wants all answers of an address to have left by one device.
+// wantLeft checks that all replies from an address left by one device.
 func (w *world) wantLeft(ear *lab.Ear, client string, from netip.AddrPort, device string) {
 	w.t.Helper()
 	by := map[string]string{"node-a": "eth0", "node-a-2": "eth1"}
@@ -102,15 +100,15 @@ func (w *world) wantLeft(ear *lab.Ear, client string, from netip.AddrPort, devic
 		}
 		n++
 		if by[p.Device] != device {
-			w.t.Errorf("an answer of %s to %s left by %s", from, client, by[p.Device])
+			w.t.Errorf("a reply from %s to %s left by %s", from, client, by[p.Device])
 		}
 	}
 	if n == 0 {
-		w.t.Errorf("no answer of %s to %s was heard", from, client)
+		w.t.Errorf("no reply from %s to %s was captured", from, client)
 	}
 }
 
-// A flow's answers follow the client's packets to another NIC, without rules for IPv4.
+// A flow's replies follow the client's packets to another NIC, without rules for IPv4.
 func TestFlowMovesToAnotherNIC(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, twoNICs, "--edge-mode="+mode, allAddresses)
@@ -134,8 +132,7 @@ func TestFlowMovesToAnotherNIC(t *testing.T) {
 	})
 }
 
-// fabricRoute has the fabric send what is for an address out of a device, and returns the
-// route that there was.
+// fabricRoute has the fabric route an address by a device, and returns the route before.
 func (w *world) fabricRoute(to netip.Addr, device string) (before *netlink.Route) {
 	w.t.Helper()
 	w.must(w.Host("fabric").Do(func() error {
@@ -149,7 +146,7 @@ func (w *world) fabricRoute(to netip.Addr, device string) (before *netlink.Route
 		}
 		dst := netlink.NewIPNet(to.AsSlice())
 		before = &netlink.Route{Dst: dst, LinkIndex: old[0].LinkIndex, Scope: netlink.SCOPE_LINK}
-		// The neighbour is the node: it answers for the address at either device.
+		// The neighbour is the node: it answers for the address at both devices.
 		return netlink.RouteReplace(&netlink.Route{Dst: dst, LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK})
 	}))
 	return before

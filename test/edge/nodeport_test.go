@@ -8,8 +8,8 @@ import (
 	nlconst "github.com/vishvananda/netlink/nl"
 )
 
-// R17, R19: a client outside of the cluster reaches the NodePort's backends on this
-// node, which see its address, and those on another node, which see this node's.
+// R17, R19: a client outside the cluster reaches the NodePort's backends on this node, which see its address,
+// and those on another node, which see this node's.
 func TestNodePortFromOutside(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
@@ -38,16 +38,16 @@ func TestNodePortFromOutside(t *testing.T) {
 	}
 }
 
-// wantMode wants the edge to be entered in this way at eth0, and nowhere else.
+// wantMode checks that the edge is attached in this mode at eth0, and nowhere else.
 func (w *world) wantMode(mode string) {
 	w.t.Helper()
 	devices := w.status().Edge.Devices
 	if len(devices) != 1 || devices[0].Name != "eth0" || devices[0].Mode != mode {
-		w.t.Fatalf("the edge is at %+v, want eth0 with %s", devices, mode)
+		w.t.Fatalf("the edge is at %+v, want it at eth0 with %s", devices, mode)
 	}
 }
 
-// wantCounted wants packets for each of these reasons.
+// wantCounted checks that packets were counted for each of these reasons.
 func (w *world) wantCounted(reasons ...string) {
 	w.t.Helper()
 	counters := w.status().Edge.Counters
@@ -58,8 +58,8 @@ func (w *world) wantCounted(reasons ...string) {
 	}
 }
 
-// wantServedByXDP wants a driver to run the program, and that to have left next to
-// nothing to tc: what comes before the next hop's MAC address is known.
+// wantServedByXDP checks that a driver runs the program, which left next to nothing to tc: only packets before
+// the next hop's MAC address was known.
 func (w *world) wantServedByXDP() {
 	w.t.Helper()
 	nl, device, err := w.agent.Host.OpenDevice("eth0")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unreachable says that a message is ICMP port unreachable.
+// unreachable reports whether a message is ICMP port unreachable.
 func (p *pinger) unreachable(b []byte) bool {
 	if p.request == 8 {
 		return len(b) > 1 && b[0] == 3 && b[1] == 3
@@ -17,7 +17,7 @@ func (p *pinger) unreachable(b []byte) bool {
 	return len(b) > 1 && b[0] == 1 && b[1] == 4
 }
 
-// wantUnreachable wants what is sent to be refused in the name of an address.
+// wantUnreachable checks that what is sent is refused, from an address.
 func (p *pinger) wantUnreachable(what string, from netip.Addr, send func()) {
 	p.t.Helper()
 	before := p.status().Edge.Counters["rejected"]
@@ -30,7 +30,7 @@ func (p *pinger) wantUnreachable(what string, from netip.Addr, send func()) {
 	}
 }
 
-// wantUnused wants what is sent to be dropped as for an address that no Service has.
+// wantUnused checks that what is sent is dropped as for an unused address.
 func (p *pinger) wantUnused(what string, send func()) {
 	p.t.Helper()
 	before := p.status().Edge.Counters["drop_no_service"]
@@ -38,9 +38,9 @@ func (p *pinger) wantUnused(what string, send func()) {
 	p.eventually(what+" of "+p.host+" is dropped", func() bool { return p.status().Edge.Counters["drop_no_service"] > before })
 }
 
-// R21: pings and other protocols to a ClusterIP are refused, and to an unused address of a
-// ServiceCIDR dropped, for clients outside, pods, masqueraded pods and the node itself. Pods get
-// the answer of pings that addresses of load balancers give, as service list says.
+// R21: pings and other protocols to a ClusterIP are refused, and to an unused address of a ServiceCIDR dropped,
+// for external clients, pods, masqueraded pods and the node itself. Pods get replies to pings from addresses of
+// load balancers, as service list says.
 func TestOtherProtocols(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)

@@ -28,7 +28,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// optOut takes the socket hooks away from a pod of the lab.
+// optOut opts a pod of the lab out of the socket hooks.
 func (w *world) optOut(name string) {
 	w.t.Helper()
 	host := w.Host(name)
@@ -45,8 +45,8 @@ func (w *world) optOut(name string) {
 	w.must(w.agent.WaitFor("without hooks for "+name, func(s *inspect.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found }))
 }
 
-// filterReversePaths has a node drop what comes by a device that does not lead back to
-// the source, as many distributions and network plugins do.
+// filterReversePaths has a node drop packets that arrive by another device than the route to their source, as
+// many distributions and network plugins do.
 func (w *world) filterReversePaths(node string, devices ...string) {
 	w.t.Helper()
 	w.must(w.Host(node).Do(func() error {
@@ -59,9 +59,8 @@ func (w *world) filterReversePaths(node string, devices ...string) {
 	}))
 }
 
-// R16, R19: a pod without socket hooks reaches a ClusterIP all the same, by TCP and
-// UDP: backends of other nodes see its own address, those of its node the Service's,
-// with which nothing may come by a pod's device.
+// R16, R19: a pod without socket hooks reaches a ClusterIP, by TCP and UDP: backends of other nodes see its own
+// address, those of its node the Service's, which no packet from a pod's device may have as its source.
 func TestOptedOutPodIsServedByPacket(t *testing.T) {
 	w := startWorld(t)
 	w.filterReversePaths("node-a", "eth0", "a1", "a2")
@@ -96,8 +95,8 @@ func TestOptedOutPodIsServedByPacket(t *testing.T) {
 	}
 }
 
-// R17, R19: so it does the NodePorts of its own node, whose packets never leave it: of
-// a backend on this node, elsewhere, on the node itself, and of its own server.
+// R17, R19: it also reaches the NodePorts of its own node, with packets that never leave the node: with a
+// backend on this node, on another, the node itself, and the pod itself.
 func TestOptedOutPodAsksItsNode(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
@@ -138,8 +137,7 @@ func TestOptedOutPodAsksItsNode(t *testing.T) {
 	}
 }
 
-// R16, R21: it is refused where others are, and what is dropped stays without an
-// answer.
+// R16, R21: it is refused like others, and gets no reply to dropped packets.
 func TestOptedOutPodIsRefusedByPacket(t *testing.T) {
 	w := startWorld(t)
 	w.optOut("a1")
@@ -172,8 +170,8 @@ func TestOptedOutPodIsRefusedByPacket(t *testing.T) {
 	}
 }
 
-// A pod whose connection to a Service went by packets asks a backend itself, from the port that
-// it had: the answer bears the backend's name, whatever is remembered of the connection before.
+// A pod whose connection to a Service was translated by the edge connects to a backend directly, from the same
+// port: the reply has the backend's address, whatever entry remains of the connection before.
 func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 	w := startWorld(t)
 	w.optOut("a1")
@@ -184,7 +182,7 @@ func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 		for family, ip := range node.ClusterIPs(1) {
 			for _, how := range []string{"FIN", "RST"} {
 				port++
-				// ask returns how many packets have been sent again.
+				// ask returns the number of retransmitted packets.
 				ask := func(to netip.AddrPort, reset bool) uint32 {
 					t.Helper()
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -213,8 +211,8 @@ func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 				}
 				ask(netip.AddrPortFrom(netip.MustParseAddr(ip), 80), how == "RST")
 				before := w.resets("a1")
-				// One that it refuses may be the end of the connection before; then it need
-				// not ask again.
+				// A refused packet may be the end of the connection before; then no
+				// retransmission is needed.
 				again := ask(addresses(w.Host(pod), lab.PortTCP)[family], false)
 				if n := w.resets("a1") - before; n > 0 && again > 0 {
 					t.Errorf("%s, after %s: the pod has refused %d packets, and sent %d again", pod, how, n, again)
@@ -224,8 +222,8 @@ func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 	}
 }
 
-// So it is with datagrams, which have no end: the flow to the Service is remembered when the pod asks
-// the backend itself from the same port.
+// The same for datagrams, which have no end: the flow to the Service still exists when the pod sends to the
+// backend directly from the same port.
 func TestDatagramToABackendFromTheSamePort(t *testing.T) {
 	w := startWorld(t)
 	w.optOut("a1")
@@ -243,14 +241,14 @@ func TestDatagramToABackendFromTheSamePort(t *testing.T) {
 	}
 }
 
-// wantDatagramServed has a host send a datagram from a connected socket, which takes the answer of that address
-// alone.
+// wantDatagramServed has a host send a datagram from a connected socket, which accepts replies from that
+// address only.
 func (w *world) wantDatagramServed(host string, options lab.DialOptions, to netip.AddrPort, pod string) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience/4)
 	defer cancel()
 	conn, err := w.Host(host).DialWith(ctx, options, "udp", to.String())
-	// A process that another test starts holds a copy of the last socket of this port until its exec.
+	// A process started by another test holds a copy of this port's last socket until its exec.
 	for ; errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		conn, err = w.Host(host).DialWith(ctx, options, "udp", to.String())
 	}
@@ -263,7 +261,7 @@ func (w *world) wantDatagramServed(host string, options lab.DialOptions, to neti
 	}
 }
 
-// resets is how many RSTs a host has sent.
+// resets is the number of RSTs that a host has sent.
 func (w *world) resets(host string) (n int) {
 	w.t.Helper()
 	w.must(w.Host(host).Do(func() error {
@@ -271,14 +269,14 @@ func (w *world) resets(host string) (n int) {
 		if err != nil {
 			return err
 		}
-		var rows [][]string // the names, and the values
+		var rows [][]string // names, and values
 		for line := range strings.Lines(string(text)) {
 			if fields := strings.Fields(line); fields[0] == "Tcp:" {
 				rows = append(rows, fields)
 			}
 		}
 		if len(rows) != 2 || !slices.Contains(rows[0], "OutRsts") {
-			return fmt.Errorf("no counters of TCP in %q", text)
+			return fmt.Errorf("no TCP counters in %q", text)
 		}
 		n, err = strconv.Atoi(rows[1][slices.Index(rows[0], "OutRsts")])
 		return err
@@ -286,8 +284,8 @@ func (w *world) resets(host string) (n int) {
 	return n
 }
 
-// R26: with --refuse-foreign-external-ips pods and the node reach who has the address, by
-// socket and by packet; clients from outside are served.
+// R26: with --refuse-foreign-external-ips pods and the node reach the owner of the address, by socket and by
+// packet; external clients are served.
 func TestForeignExternalIPsAtTheEdge(t *testing.T) {
 	w := startWorld(t, "--refuse-foreign-external-ips")
 	w.lead()
@@ -302,7 +300,7 @@ func TestForeignExternalIPsAtTheEdge(t *testing.T) {
 		for family, addr := range []netip.Addr{other.Addr4, other.Addr6} {
 			for _, from := range []string{"a1", "a3", "node-a"} {
 				if answer, err := w.askAs(from, network, netip.AddrPortFrom(addr, 80)); err != nil || answer.Pod != "client" {
-					t.Errorf("%s to %s over %s: %s answers (%v), want the one who has the address", from, addr, network, answer.Pod, err)
+					t.Errorf("%s to %s over %s: %s answers (%v), want the owner of the address", from, addr, network, answer.Pod, err)
 				}
 			}
 			if answer, err := w.askAs("client", network, w.address("ExternalIP", 1, family)); err != nil || answer.Pod == "client" {

@@ -20,16 +20,15 @@ import (
 
 var overlay = lab.Shape{Network: lab.NetworkVXLAN}
 
-// overlayAddresses are node-a's on the overlay's device, which has the first of the
-// node's pod range.
+// overlayAddresses are node-a's on the overlay's device, the first of the node's pod range.
 var overlayAddresses = []netip.Addr{netip.MustParseAddr("10.10.1.0"), netip.MustParseAddr("fd00:10:1::")}
 
-// The path MTU of a client to a pod of another node, and of the fabric.
+// The path MTU of a client to a pod of another node, and the fabric's MTU.
 const overlayMTU, fabricMTU = 1450, 1500
 
-// R17, R19: where pods are behind an overlay, a client outside of the cluster reaches
-// those of this node, which see its address, and those of others, which see this node's
-// address on the overlay. What the fabric sees of the latter is the overlay's.
+// R17, R19: if pods are behind an overlay, a client outside the cluster reaches those of this node, which see
+// its address, and those of others, which see this node's address on the overlay. The fabric sees the latter
+// only encapsulated.
 func TestOverlayFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)
@@ -64,7 +63,7 @@ func TestOverlayFromOutside(t *testing.T) {
 	})
 }
 
-// wantDevices waits until status says this of devices: "eth0 xdp clients".
+// wantDevices waits until status lists these devices: "eth0 xdp clients".
 func (w *world) wantDevices(want string) {
 	w.t.Helper()
 	got := ""
@@ -78,8 +77,7 @@ func (w *world) wantDevices(want string) {
 	})
 }
 
-// R18: with externalTrafficPolicy Local the overlay has no part in it; without an
-// endpoint here there is no answer.
+// R18: with externalTrafficPolicy Local the overlay is not used; without an endpoint here there is no reply.
 func TestOverlayTrafficPolicyLocal(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)
@@ -104,8 +102,8 @@ func TestOverlayTrafficPolicyLocal(t *testing.T) {
 	})
 }
 
-// R30, R37: 20 MB each way arrive as they were sent, to a backend behind the overlay and
-// to one of this node, while the agent is killed and the next one starts.
+// R30, R37: 20 MB arrive intact each way, with a backend behind the overlay and with one of this node, while
+// the agent is killed and replaced.
 func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)
@@ -121,7 +119,7 @@ func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
 		}
 		w.must(w.agent.Kill())
 		w.must(w.agent.Start())
-		// The transfers outlive their backends' part in the Service, too.
+		// The transfers outlast their backends' part in the Service, too.
 		for range transfers {
 			if err := <-done; err != nil {
 				t.Error(err)
@@ -131,9 +129,9 @@ func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
 	})
 }
 
-// The overlay's MTU is less than that of the fabric. A datagram that is too long for it
-// and may not be cut apart is answered by the edge, from the Service's address, with what
-// the path takes (RFC 1191, RFC 8201); one of that length arrives.
+// The overlay's MTU is less than the fabric's. A datagram that is too long for it and must not be fragmented
+// gets a reply from the edge, from the Service's address, with the path MTU (RFC 1191, RFC 8201); one of that
+// length arrives.
 func TestOverlayPathMTU(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)
@@ -145,9 +143,9 @@ func TestOverlayPathMTU(t *testing.T) {
 			if _, err := conn.Write([]byte(strings.Repeat("x", fabricMTU-headers))); err != nil {
 				t.Fatalf("sending to %s: %v", to, err)
 			}
-			w.eventually("the client knows the path to "+to.String(), func() bool { return pathMTU(t, conn, i) == overlayMTU })
+			w.eventually("the client has learned the path MTU to "+to.String(), func() bool { return pathMTU(t, conn, i) == overlayMTU })
 			told := syscall.Errno(0)
-			w.eventually("the socket to "+to.String()+" is told, once", func() bool {
+			w.eventually("the socket to "+to.String()+" gets an error, once", func() bool {
 				control(t, conn, func(fd int) error {
 					errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 					told = syscall.Errno(errno)
@@ -169,7 +167,7 @@ func TestOverlayPathMTU(t *testing.T) {
 	})
 }
 
-// dontFragment has datagrams of a socket never cut apart.
+// dontFragment sets "don't fragment" on a socket's datagrams.
 func dontFragment(t *testing.T, conn *net.UDPConn, family int) {
 	t.Helper()
 	control(t, conn, func(fd int) error {
@@ -180,7 +178,7 @@ func dontFragment(t *testing.T, conn *net.UDPConn, family int) {
 	})
 }
 
-// pathMTU is what a socket knows.
+// pathMTU is the path MTU that a socket has learned.
 func pathMTU(t *testing.T, conn syscall.Conn, family int) (mtu int) {
 	t.Helper()
 	control(t, conn, func(fd int) (err error) {
@@ -206,8 +204,8 @@ func control(t *testing.T, conn syscall.Conn, f func(fd int) error) {
 	}
 }
 
-// TCP finds the path's MTU: 20 MB each way arrive at a pod that believes in 1500 octets,
-// so that the client's first segments are too long for the overlay.
+// TCP learns the path MTU: 20 MB arrive each way at a pod that assumes an MTU of 1500, so that the client's
+// first segments are too long for the overlay.
 func TestOverlayTransferFindsThePathMTU(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)
@@ -235,8 +233,8 @@ func (w *world) setMTU(host, device string, mtu int) {
 	}))
 }
 
-// What a pod behind the overlay reports of a client's packet reaches the client: nobody
-// listens at the port.
+// An ICMP error of a pod behind the overlay about a client's packet reaches the client: nobody listens at the
+// port.
 func TestOverlayICMPError(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, overlay, "--edge-mode="+mode)

@@ -40,9 +40,8 @@ func (w *world) ownVIP(kind string, pods ...string) (*corev1.Service, []*discove
 	return s, all
 }
 
-// R21: a VIP that is the node's own address does not cut the node off. Its programs at other
-// ports are reached from outside and from itself, and what it asks of others from that address
-// is answered; the port of the VIP is served.
+// R21: a VIP that is the node's own address does not cut the node off. Its programs at other ports are reached
+// from outside and from itself, and its own connections from that address work; the port of the VIP is served.
 func TestOwnAddressAsVIP(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -59,7 +58,7 @@ func TestOwnAddressAsVIP(t *testing.T) {
 					w.wantServed(network, netip.AddrPortFrom(own.Addr(), 80), "b1")
 					answers := w.wantServedAs("node-a", network, addresses(w.Host("node-b"), port)[family], "node-b")
 					if len(answers) > 0 && answers[0].Peer.Addr() != own.Addr() {
-						t.Errorf("the node asks from %s, and not from the VIP %s", answers[0].Peer, own.Addr())
+						t.Errorf("the node's source is %s, and not the VIP %s", answers[0].Peer, own.Addr())
 					}
 				}
 			}
@@ -70,8 +69,8 @@ func TestOwnAddressAsVIP(t *testing.T) {
 	})
 }
 
-// R21: whether an address is the node's own is followed, of a ClusterIP and of an address of a
-// ServiceCIDR that no Service has.
+// R21: whether an address is the node's own is followed, for a ClusterIP and for an unused address of a
+// ServiceCIDR.
 func TestOwnAddressComesAndGoes(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -104,7 +103,7 @@ func TestOwnAddressComesAndGoes(t *testing.T) {
 	})
 }
 
-// refusesOthers says whether all other ports of a ClusterIP are refused.
+// refusesOthers reports whether all other ports of a ClusterIP are refused.
 func refusesOthers(t *inspect.Tables, address netip.Addr) bool {
 	return slices.ContainsFunc(t.Services, func(s inspect.Service) bool {
 		return slices.ContainsFunc(s.Frontends, func(f inspect.Frontend) bool {

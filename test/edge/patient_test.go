@@ -16,20 +16,20 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// healthPort is where pods answer health checks, beside the port that serves.
+// healthPort is where pods answer health checks, besides the port that serves.
 const healthPort = "9000"
 
-// A patient answers a pod's health checks as the test wants it to.
+// A patient answers a pod's health checks as the test tells it.
 type patient struct {
 	w        *world
 	pod      string
 	listener net.Listener // nil: checks are refused
-	status   atomic.Int64 // of its answers; 0: none comes
+	status   atomic.Int64 // of its answers; 0: none
 	asked    atomic.Int64
 	closed   chan struct{}
 }
 
-// newPatient is well.
+// newPatient is a healthy patient.
 func (w *world) newPatient(pod string) *patient {
 	w.t.Helper()
 	p := &patient{w: w, pod: pod, closed: make(chan struct{})}
@@ -70,8 +70,7 @@ func (p *patient) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// annotate asks for a health check at the patients' port. Names are without their
-// common beginning; "" is the kind.
+// annotate adds a health check at the patients' port. Names lack their common prefix; "" is the kind.
 func annotate(s *corev1.Service, annotations map[string]string) {
 	s.Annotations = map[string]string{
 		service.AnnotationHealthCheckPort:     healthPort,
@@ -85,7 +84,7 @@ func annotate(s *corev1.Service, annotations map[string]string) {
 	}
 }
 
-// down is the pods of which all endpoints fail, with why.
+// down returns the pods whose endpoints all fail, with the reasons.
 func (w *world) down() map[string]string {
 	w.t.Helper()
 	h, all := w.status().Health, map[string]string{}
@@ -128,8 +127,8 @@ func (w *world) wantDown(pods ...string) {
 	})
 }
 
-// wantWhy waits until each of a pod's endpoints is down for a reason, in these words: on a busy
-// machine a probe may fail for being late, and the next one does not.
+// wantWhy waits until each of a pod's endpoints is down for a reason with these words: on a busy machine a
+// probe may fail for being late, and the next one does not.
 func (w *world) wantWhy(pod, words string) {
 	w.t.Helper()
 	got := ""
@@ -144,8 +143,8 @@ func (w *world) wantWhy(pod, words string) {
 	})
 }
 
-// wantWell waits until all endpoints have been asked and are well. The first probe alone takes one
-// out, and on a busy machine it may be late.
+// wantWell waits until all endpoints have been probed and are up. The first probe alone takes one down, and on
+// a busy machine it may be late.
 func (w *world) wantWell() {
 	w.t.Helper()
 	w.must(w.agent.WaitFor("well at all endpoints", allWell))
@@ -155,8 +154,8 @@ func allWell(s *inspect.Status) bool {
 	return s.Health != nil && s.Health.Targets > 0 && len(s.Health.Down) == 0
 }
 
-// wantPods waits until these pods, and no others, are in the sets of all NodePorts, and
-// wants clients to be served by them, or to be refused where there is none.
+// wantPods waits until these pods, and no others, are in the sets of all NodePorts, and checks that they serve
+// clients, or that clients are refused if there are none.
 func (w *world) wantPods(pods ...string) {
 	w.t.Helper()
 	var want []netip.Addr

@@ -16,7 +16,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// runAt runs the program on a host, and returns what it prints and its exit code.
+// runAt runs the program on a host, and returns its output and its exit code.
 func (w *world) runAt(host string, args ...string) (string, int) {
 	w.t.Helper()
 	out, err := w.Host(host).Command(context.Background(), append([]string{program}, args...)...).CombinedOutput()
@@ -30,8 +30,8 @@ func (w *world) runAt(host string, args ...string) (string, int) {
 	return string(out), exit.ExitCode()
 }
 
-// TestWrongPlace: a command in another network namespace than the agent's, an agent there,
-// and an agent whose Node has other addresses each have a line and an exit code.
+// TestWrongPlace: a command in another network namespace than the agent's, an agent there, and an agent whose
+// Node has other addresses each have a message and an exit code.
 func TestWrongPlace(t *testing.T) {
 	w := startWorld(t)
 	w.apply("web", objects(w.public("a1"))...)
@@ -67,8 +67,8 @@ func TestWrongPlace(t *testing.T) {
 	}
 }
 
-// TestTwoAgents: a second agent with other pins is refused at the same cgroup, and serves no
-// device that the first one serves; what the first serves is served once.
+// TestTwoAgents: a second agent with other pins is refused at the same cgroup, and serves no device that the
+// first one serves; no packet is handled twice.
 func TestTwoAgents(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc")
 	w.apply("web", objects(w.public("a1"))...)
@@ -94,8 +94,8 @@ func TestTwoAgents(t *testing.T) {
 	w.wantServed("tcp", netip.AddrPortFrom(host.Addr4, nodePort), "a1")
 }
 
-// TestForcedXDPThatLoses: XDP at a veth whose other end takes nothing that XDP sends loses all
-// that goes to other nodes. Status says so, and what to do.
+// TestForcedXDPThatLoses: XDP at a veth whose peer does not accept what XDP sends loses all packets to other
+// nodes. Status says so, and what to do.
 func TestForcedXDPThatLoses(t *testing.T) {
 	w := newWorld(t)
 	w.agent.Flags = append(w.agent.Flags, "--edge-mode=xdp")
@@ -105,7 +105,7 @@ func TestForcedXDPThatLoses(t *testing.T) {
 	defer cancel()
 	to := netip.AddrPortFrom(w.Host("node-a").Addr4, nodePort).String()
 	if _, err := w.Host("client").Request(ctx, "tcp", to, "hello"); err == nil {
-		t.Skip("this kernel's veth takes what XDP sends without GRO at its other end: nothing is lost")
+		t.Skip("this kernel's veth accepts what XDP sends without GRO at its peer: nothing is lost")
 	}
 	if out, exit := w.runAt("node-a", "status", "--agent-socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, "packets that XDP sent") {
 		t.Errorf("status: exit code %d:\n%s", exit, out)

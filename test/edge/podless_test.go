@@ -12,10 +12,9 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// TestNodesWithoutPodCIDRs: where Nodes have no podCIDRs, a Pod's addresses say that it is one.
-// One that has opted out of the socket shortcut reaches a ClusterIP, and one that is admitted a
-// load balancer's address with source ranges (R16, R25). Status says that pods of other nodes
-// cannot be told, until --pod-networks names them.
+// TestNodesWithoutPodCIDRs: if Nodes have no podCIDRs, a Pod's addresses identify it. One that has opted out of
+// the socket shortcut reaches a ClusterIP, and one that source ranges admit reaches a load balancer's address
+// (R16, R25). Status says that pods of other nodes cannot be recognised, until --pod-networks names them.
 func TestNodesWithoutPodCIDRs(t *testing.T) {
 	w := newWorld(t)
 	cluster := node.Cluster(w.Lab)

@@ -18,8 +18,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// Addresses that no host has: those of Services lead to node-a, those of further
-// clients to the client.
+// Addresses that no host has: those of Services are routed to node-a, those of further clients to the client.
 var (
 	externalRanges = [2]string{"198.19.0.0/16", "2001:db8:e::/112"}
 	ingressRanges  = [2]string{"100.64.0.0/16", "2001:db8:b::/112"}
@@ -41,8 +40,7 @@ func inBothModes(t *testing.T, f func(t *testing.T, mode string)) {
 	}
 }
 
-// lead has the fabric send what is for Services to node-a, and makes nodes servers
-// as pods of the host's network are.
+// lead has the fabric route Services to node-a, and starts servers on nodes, as pods of the host's network.
 func (w *world) lead() {
 	w.t.Helper()
 	to := w.Host("node-a")
@@ -88,8 +86,7 @@ func addRoute(h *lab.Host, device string, route *netlink.Route) error {
 	return nil
 }
 
-// everywhere is a Service of number n with an address of each kind, and its
-// endpoints.
+// everywhere is Service number n with an address of each kind, and its endpoints.
 func (w *world) everywhere(name string, n int, pods ...string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	w.t.Helper()
 	s, all := w.public(pods...)
@@ -111,10 +108,10 @@ func (w *world) everywhere(name string, n int, pods ...string) (*corev1.Service,
 	return s, all
 }
 
-// kinds of address that a Service of everywhere has.
+// kinds are the kinds of address of a Service of everywhere.
 var kinds = []string{"NodePort", "ExternalIP", "LoadBalancer", "ClusterIP"}
 
-// address is that of a kind, of Service n in a family (0: IPv4, 1: IPv6).
+// address is the address of a kind, of Service n in a family (0: IPv4, 1: IPv6).
 func (w *world) address(kind string, n, family int) netip.AddrPort {
 	switch kind {
 	case "NodePort":
@@ -141,7 +138,7 @@ func (w *world) each(n int, visit func(kind, network string, family int, to neti
 // hostPort is a port of node-a that a pod has.
 const hostPort = 9090
 
-// hostPortPod is the object of a pod of the lab with that port, for TCP and UDP.
+// hostPortPod is the Pod object of a pod of the lab with that port, for TCP and UDP.
 func hostPortPod(host *lab.Host) runtime.Object {
 	pod := &corev1.Pod{}
 	pod.APIVersion, pod.Kind, pod.Namespace, pod.Name = "v1", "Pod", "default", host.Name

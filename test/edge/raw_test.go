@@ -15,8 +15,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// rawSocket sends and receives packets of a protocol that the kernel makes nothing of,
-// or what it is told besides.
+// rawSocket sends and receives packets of a protocol that the kernel does not handle, or besides the kernel.
 type rawSocket struct {
 	*world
 	fd   int
@@ -43,7 +42,7 @@ func rawAddress(a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// send is told ENOBUFS of what is dropped at the node's own device: that is for the test to want.
+// send ignores ENOBUFS, the error for packets dropped at the node's own device: the test decides about these.
 func (r *rawSocket) send(to netip.Addr, packet []byte) {
 	r.t.Helper()
 	if err := unix.Sendto(r.fd, packet, 0, rawAddress(to)); err != unix.ENOBUFS {
@@ -51,7 +50,7 @@ func (r *rawSocket) send(to netip.Addr, packet []byte) {
 	}
 }
 
-// receive is what has come already, layer 4 and from whom; nil if nothing has.
+// receive returns what has arrived already, layer 4 and its source; nil if nothing has.
 func (r *rawSocket) receive() ([]byte, netip.Addr, error) {
 	r.t.Helper()
 	b := make([]byte, 4096)
@@ -71,7 +70,7 @@ func (r *rawSocket) receive() ([]byte, netip.Addr, error) {
 	return nil, netip.Addr{}, unix.EAFNOSUPPORT
 }
 
-// first waits for what any of some sockets receives that is wanted.
+// first waits for the first packet wanted at any of some sockets.
 func first(t *testing.T, wanted func(packet []byte) bool, sockets ...*rawSocket) (by *rawSocket, packet []byte, from netip.Addr) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -83,7 +82,7 @@ func first(t *testing.T, wanted func(packet []byte) bool, sockets ...*rawSocket)
 			}
 		}
 	}
-	t.Fatalf("nothing has come after %v; the edge counted %v", patience, sockets[0].status().Edge.Counters)
+	t.Fatalf("nothing arrived in %v; the edge counted %v", patience, sockets[0].status().Edge.Counters)
 	return nil, nil, netip.Addr{}
 }
 
@@ -105,7 +104,7 @@ func sctpPacket(from, to uint16, chunk byte, contents string) []byte {
 	return b
 }
 
-// sctpIs says whether a packet is of these ports and has a chunk and a right checksum.
+// sctpIs reports whether a packet has these ports, a chunk, and a correct checksum.
 func sctpIs(from, to uint16, chunk byte) func([]byte) bool {
 	return func(b []byte) bool {
 		if len(b) < 16 || binary.BigEndian.Uint16(b) != from || binary.BigEndian.Uint16(b[2:]) != to || b[12] != chunk {

@@ -9,9 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// R17, R19, R20, R24, R26, R31: each address of a Service leads a client outside of
-// the cluster to an endpoint on this node, in a pod or not, which sees the client's
-// address, and to one on another node, which sees this node's.
+// R17, R19, R20, R24, R26, R31: each address of a Service leads a client outside the cluster to an endpoint on
+// this node, in a pod or not, which sees the client's address, and to one on another node, which sees this
+// node's.
 func TestEachAddressFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -33,9 +33,8 @@ func TestEachAddressFromOutside(t *testing.T) {
 	})
 }
 
-// R18: with externalTrafficPolicy Local a client outside of the cluster meets the
-// endpoints on this node alone, but at the ClusterIP, which follows
-// internalTrafficPolicy (R16).
+// R18: with externalTrafficPolicy Local a client outside the cluster gets only endpoints on this node, except
+// at the ClusterIP, which follows internalTrafficPolicy (R16).
 func TestTrafficPolicyLocalFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -58,8 +57,7 @@ func TestTrafficPolicyLocalFromOutside(t *testing.T) {
 	})
 }
 
-// R33: a client outside of the cluster reaches a pod's hostPort, and the pod sees its
-// address.
+// R33: a client outside the cluster reaches a pod's hostPort, and the pod sees its address.
 func TestHostPortFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)

@@ -16,12 +16,11 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// repairedWithin is far less than --audit-interval, and much for a second on a busy machine.
+// repairedWithin is far less than --audit-interval, and far more than a second on a busy machine.
 const repairedWithin = 15 * time.Second
 
-// TestLostHooksComeBack: links of cgroups and devices that somebody detaches, and pins that
-// somebody removes, are back long before the next audit. It measures for how long clients
-// outside are not served.
+// TestLostHooksComeBack: links of cgroups and devices that somebody detaches, and pins that somebody removes,
+// are restored long before the next audit. It measures how long external clients are not served.
 func TestLostHooksComeBack(t *testing.T) {
 	w := startWorld(t, "--edge-mode=xdp")
 	w.apply("web", objects(w.public("b1"))...)
@@ -50,7 +49,7 @@ func TestLostHooksComeBack(t *testing.T) {
 				t.Logf("%s: %s: %v", c.name, filepath.Base(path), err)
 			}
 		}
-		unserved, last := time.Duration(0), begin // from the last answer before a failure to the next
+		unserved, last := time.Duration(0), begin // from the last answer before a failure to the next one
 		for failing := false; (failing || !w.whole(tables)) && time.Since(begin) < patience; {
 			failed := !w.isServed()
 			now := time.Now()
@@ -77,7 +76,7 @@ func detach(path string) error {
 	return l.Detach()
 }
 
-// whole says whether everything is attached and pinned, as the pins tell.
+// whole reports whether everything is attached and pinned, by the pins.
 func (w *world) whole(tables int) bool {
 	w.t.Helper()
 	s := w.status()

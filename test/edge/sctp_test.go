@@ -23,7 +23,7 @@ import (
 
 const sctpPort = 3868
 
-// sctpService is Service n of SCTP alone, with an address of each kind.
+// sctpService is Service n with SCTP only, with an address of each kind.
 func (w *world) sctpService(name string, n int, pods ...string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	w.t.Helper()
 	s, all := w.everywhere(name, n, pods...)
@@ -32,7 +32,7 @@ func (w *world) sctpService(name string, n int, pods ...string) (*corev1.Service
 	return s, all
 }
 
-// sctpAddress is that of a kind, with the port that it has for SCTP.
+// sctpAddress is the address of a kind, with its SCTP port.
 func (w *world) sctpAddress(kind string, n, family int) netip.AddrPort {
 	to := w.address(kind, n, family)
 	if kind != "NodePort" {
@@ -46,13 +46,13 @@ func (w *world) withoutSCTP() {
 	w.t.Helper()
 	if fd, err := w.Host("client").Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {
 		unix.Close(fd)
-		w.t.Skip("this kernel has SCTP of its own, which answers what this test plays by hand: TestSCTPSockets does it with sockets")
+		w.t.Skip("this kernel has SCTP, which would answer the packets that this test makes: see TestSCTPSockets, which uses sockets")
 	}
 }
 
-// R16, R17, R28: SCTP to each address of a Service that has the endpoints' port, from end
-// to end with right checksums: in the node's name to a backend elsewhere, from the
-// client's own port, and with the client's address to one of this node.
+// R16, R17, R28: SCTP to each address of a Service that has the endpoints' port, end to end with correct
+// checksums: to a remote backend in the node's name and from the client's own port, and to a local one with the
+// client's address.
 func TestSCTPFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -78,7 +78,7 @@ func TestSCTPFromOutside(t *testing.T) {
 	})
 }
 
-// associate plays the beginning and the end of an association, and says who has it.
+// associate plays the beginning and the end of an association, and returns its backend.
 func (w *world) associate(client *rawSocket, to netip.AddrPort, port uint16, backends ...*rawSocket) (pod string) {
 	w.t.Helper()
 	client.send(to.Addr(), sctpPacket(port, to.Port(), sctpInit, "0123456789abcdef"))
@@ -114,8 +114,8 @@ func (w *world) wantSCTPFlow(client *rawSocket, to netip.AddrPort, port uint16, 
 	}
 }
 
-// Where ports differ nothing is served: the packet is dropped and counted, the Service
-// says what to change, and so does explain. A Service without endpoints refuses.
+// If ports differ, nothing is served: the packet is dropped and counted; the Service and explain say what to
+// change. A Service without endpoints refuses.
 func TestSCTPNotServed(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -159,8 +159,8 @@ func TestSCTPNotServed(t *testing.T) {
 	})
 }
 
-// What a pod and the node themselves send to a ClusterIP is served as it leaves: a
-// backend elsewhere sees who asks, one of this node the Service.
+// Packets of a pod and of the node itself to a ClusterIP are served as they leave: a remote backend sees the
+// client, a local one the Service.
 func TestSCTPFromTheNode(t *testing.T) {
 	w := startWorld(t)
 	w.withoutSCTP()
@@ -197,8 +197,7 @@ func TestSCTPFromTheNode(t *testing.T) {
 	}
 }
 
-// Real sockets: associations with backends of both nodes carry data both ways and end,
-// in both families.
+// Real sockets: associations with backends of both nodes carry data both ways and end, in both families.
 func TestSCTPSockets(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -230,8 +229,8 @@ func TestSCTPSockets(t *testing.T) {
 	})
 }
 
-// sctpSocket is one bound to an address alone: SCTP tells its peer of all others, which
-// no middlebox translates.
+// sctpSocket is a socket bound to one address: SCTP tells its peer of all others, which no middlebox
+// translates.
 func (w *world) sctpSocket(host *lab.Host, family int, port uint16) int {
 	w.t.Helper()
 	fd, err := host.Socket([]int{unix.AF_INET, unix.AF_INET6}[family], unix.SOCK_STREAM, unix.IPPROTO_SCTP)
@@ -251,8 +250,7 @@ func sctpSockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-// serveSCTP answers each question with the pod's name and the question, until the test
-// ends.
+// serveSCTP answers each request with the pod's name and the request, until the test ends.
 func (w *world) serveSCTP(host *lab.Host, family int) {
 	w.t.Helper()
 	fd := w.sctpSocket(host, family, sctpPort)
@@ -283,13 +281,13 @@ func (w *world) serveSCTP(host *lab.Host, family int) {
 	})
 }
 
-// askSCTP asks a question that is no small packet, and says who answers.
+// askSCTP sends a request of several packets, and returns who answers.
 func (w *world) askSCTP(to netip.AddrPort, family int) (pod string) {
 	w.t.Helper()
 	fd := w.sctpSocket(w.Host("client"), family, 0)
 	defer unix.Close(fd)
 	err := unix.Connect(fd, sctpSockaddr(to))
-	for err == unix.EINTR || err == unix.EALREADY { // it goes on after a signal
+	for err == unix.EINTR || err == unix.EALREADY { // it continues after a signal
 		time.Sleep(time.Millisecond)
 		err = unix.Connect(fd, sctpSockaddr(to))
 	}

@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// counters are those of a port of a Service.
+// counters returns the counters of a port of a Service.
 func (w *world) counters(service, port string, args ...string) inspect.PortCounters {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"service", "list", "-o", "json"}, args...)...)
@@ -29,9 +29,8 @@ func (w *world) counters(service, port string, args ...string) inspect.PortCount
 	return inspect.PortCounters{}
 }
 
-// What clients ask and get is counted by Service: new flows, refusals and drops at
-// once, packets and bytes by the flows, and no less when these are forgotten, or when
-// another agent comes. A Service that comes anew begins anew.
+// Traffic is counted by Service: new flows, refusals and drops at once, packets and bytes by the flows. The
+// counts survive the removal of flows and a new agent. A Service that is created again starts from zero.
 func TestServiceCounters(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -72,18 +71,18 @@ func TestServiceCounters(t *testing.T) {
 		w.must(w.agent.Start())
 		check("with another agent")
 		if text, err := w.agent.CLI("service", "list", "-o", "wide"); err != nil || !strings.Contains(text, "6 (") {
-			t.Errorf("the wide list is %v\n%s", err, text)
+			t.Errorf("the wide list (%v) is\n%s", err, text)
 		}
 		w.must(w.folder.Remove("web"))
-		w.eventually("the Service is forgotten", func() bool { return !w.named("web") })
+		w.eventually("the Service is removed", func() bool { return !w.named("web") })
 		w.apply("web", objects(w.everywhere("web", 1, "a1", "b1"))...)
 		if c := w.counters("web", "udp"); c.Flows != 0 || c.Sent.Packets != 0 {
-			t.Errorf("a Service that comes anew begins with %+v", c)
+			t.Errorf("a Service created again begins with %+v", c)
 		}
 	})
 }
 
-// named says whether a Service has a number in the tables.
+// named reports whether a Service has an ID in the tables.
 func (w *world) named(service string) bool {
 	w.t.Helper()
 	tables, err := datapath.OpenTables(w.agent.BPFFS())

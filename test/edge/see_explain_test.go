@@ -27,10 +27,10 @@ func exitCode(err error) int {
 	return -1
 }
 
-// explain asks what becomes of a packet.
+// explain explains a packet.
 func (w *world) explain(args ...string) explain.Answer { return w.explained("packet", args...) }
 
-// explained asks what becomes of a packet or a connect.
+// explained explains a packet or a connect.
 func (w *world) explained(what string, args ...string) (a explain.Answer) {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"explain", what, "-o", "json"}, args...)...)
@@ -42,7 +42,7 @@ func (w *world) explained(what string, args ...string) (a explain.Answer) {
 	return a
 }
 
-// explained is a question with its answer, and what is wanted of that.
+// explained is a request with its explanation, and what that must contain.
 type explained struct {
 	name, network          string
 	from, to               netip.AddrPort
@@ -50,8 +50,8 @@ type explained struct {
 	reason, service, rules string
 }
 
-// What explain says of a packet is what a client then meets who sends it: by the
-// reason, the backend, and what that sees. It leaves no trace.
+// What explain says of a packet is what happens to a client that sends it: the reason, the backend, and what
+// the backend sees. It leaves no trace.
 func TestExplain(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -105,7 +105,7 @@ func TestExplain(t *testing.T) {
 		}
 		old := w.explain(known.LocalAddr().String(), known.RemoteAddr().String()+"/udp")
 		if old.Flow != "established" || old.Backend == nil || w.podAt(old.Rewritten.Destination.Addr()) != pod || old.Service != "default/web" {
-			t.Errorf("of a flow that %s has explain says %+v", pod, old)
+			t.Errorf("explain of a flow with backend %s says %+v", pod, old)
 		}
 		w.unchanged(before)
 		text, err := w.agent.CLI("explain", "packet", all[0].from.String(), all[0].to.String())
@@ -117,24 +117,23 @@ func TestExplain(t *testing.T) {
 		for _, c := range all {
 			w.wantTruth(c)
 		}
-		// What leaves again, and is nobody's, was met where it came in.
+		// A packet of no Service that leaves again was handled where it arrived.
 		other := w.explain(w.Host("client").Addr4.String(), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP).String())
 		if other.Reason != "not_service" || other.Device != "eth0" || len(other.EarlierPrograms) > 0 {
-			t.Errorf("of a packet to a pod explain says %+v, want that no Service's has been met", other)
+			t.Errorf("for a packet to a pod explain says %+v, want no Service", other)
 		}
-		// The same ends again, when the connection is over.
+		// The same tuple again, when the connection has ended.
 		over := all[0]
 		w.eventually("the connection has ended", func() bool {
 			return !slices.ContainsFunc(w.flows(), func(f conntrack.Flow) bool { return f.Client == over.from && f.State != "closed" })
 		})
 		if a := w.explain(over.from.String(), over.to.String()+"/tcp"); a.Reason != "new" || a.Flow != "" {
-			t.Errorf("after a connection with the same ends has ended, explain says %+v, want a new flow", a)
+			t.Errorf("after a connection with the same tuple has ended, explain says %+v, want a new flow", a)
 		}
 	})
 }
 
-// settle forgets the connections that have ended, when the last packet of each is
-// through.
+// settle flushes ended connections, after the last packet of each.
 func (w *world) settle() {
 	w.t.Helper()
 	w.eventually("all flows but one have ended", func() bool {
@@ -170,7 +169,7 @@ func (c *explained) wantAnswer(t *testing.T) {
 	}
 }
 
-// wantTruth sends what was explained.
+// wantTruth sends the packet that was explained.
 func (w *world) wantTruth(c *explained) {
 	w.t.Helper()
 	count := func() uint64 { return w.status().Edge.Counters[c.reason] }
@@ -196,7 +195,7 @@ func (w *world) wantTruth(c *explained) {
 		w.eventually(c.name+" is dropped", func() bool { return count() > before })
 		cancel()
 		if r := <-results; r.err == nil || errors.Is(r.err, syscall.ECONNREFUSED) {
-			w.t.Errorf("%s to %s was explained as dropped, and is %+v", c.name, c.to, r)
+			w.t.Errorf("%s to %s was explained as dropped, but the result is %+v", c.name, c.to, r)
 		}
 		return
 	}
@@ -205,20 +204,20 @@ func (w *world) wantTruth(c *explained) {
 	case "balance":
 		becomes := c.answer.Rewritten
 		if r.err != nil || r.Pod != w.podAt(becomes.Destination.Addr()) || r.Peer != becomes.Source {
-			w.t.Errorf("%s to %s is answered %+v, and was explained as %s", c.name, c.to, r, becomes)
+			w.t.Errorf("%s to %s is answered %+v, but was explained as %s", c.name, c.to, r, becomes)
 		}
 	case "reject":
 		if !errors.Is(r.err, syscall.ECONNREFUSED) || count() != before+1 {
-			w.t.Errorf("%s to %s was explained as refused, and is %+v", c.name, c.to, r)
+			w.t.Errorf("%s to %s was explained as refused, but the result is %+v", c.name, c.to, r)
 		}
 	default: // the node's stack refuses
 		if !errors.Is(r.err, syscall.ECONNREFUSED) {
-			w.t.Errorf("%s to %s was explained as left alone, and is %+v", c.name, c.to, r)
+			w.t.Errorf("%s to %s was explained as passed, but the result is %+v", c.name, c.to, r)
 		}
 	}
 }
 
-// What explain says of a connect() is what a pod and the node meet. Without a trace.
+// What explain says of a connect() is what happens to a pod and to the node. It leaves no trace.
 func TestExplainSocket(t *testing.T) {
 	w := startWorld(t)
 	w.services()
@@ -272,7 +271,7 @@ func TestExplainSocket(t *testing.T) {
 			q.verdict == "pass" && err == nil && answer.Pod == "b1":
 		case q.verdict == "balance" && err == nil && a.Rewritten != nil && answer.Pod == w.podAt(a.Rewritten.Destination.Addr()):
 		default:
-			t.Errorf("%s to %s was explained as %+v, and is %+v, %v", q.host, q.to, a, answer, err)
+			t.Errorf("%s to %s was explained as %+v, but the result is %+v, %v", q.host, q.to, a, answer, err)
 		}
 	}
 }
@@ -284,7 +283,7 @@ func (w *world) asksFrom(host string, to netip.AddrPort) error {
 	return err
 }
 
-// Questions without an answer are refused with what is wrong with them.
+// Invalid requests are refused with the reason.
 func TestExplainBadQuestions(t *testing.T) {
 	w := startWorld(t)
 	node, client := w.Host("node-a").Addr4.String(), w.Host("client").Addr4.String()
@@ -318,7 +317,7 @@ func TestExplainBadQuestions(t *testing.T) {
 	}
 }
 
-// state is all that a look at a packet must leave as it is.
+// state is all that an explanation must not change.
 type state struct {
 	flows    map[datapath.Tuple]datapath.ConntrackEntry
 	affinity map[datapath.AffinityKey]datapath.AffinityEntry
@@ -339,7 +338,7 @@ func (w *world) state() (s state) {
 	w.must(tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { s.affinity[e.Key] = *e; return true }))
 	s.counters, err = datapath.ReadEdgeCounters(w.agent.BPFFS())
 	w.must(err)
-	delete(s.counters, "not_service") // neighbours talk with each other
+	delete(s.counters, "not_service") // traffic between neighbours
 	s.services, err = datapath.ReadServiceCounters(w.agent.BPFFS())
 	w.must(err)
 	sockets, err := datapath.ReadCounters(w.agent.BPFFS())
@@ -348,10 +347,10 @@ func (w *world) state() (s state) {
 	return s
 }
 
-// unchanged wants a state as it was.
+// unchanged checks that the state is the same.
 func (w *world) unchanged(before state) {
 	w.t.Helper()
 	if after := w.state(); !reflect.DeepEqual(before, after) {
-		w.t.Errorf("explaining has left a trace; before:\n%+v\nafter:\n%+v", before, after)
+		w.t.Errorf("explain has left a trace; before:\n%+v\nafter:\n%+v", before, after)
 	}
 }

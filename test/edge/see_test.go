@@ -23,7 +23,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// watcher is a `beeline monitor` that runs.
+// watcher is a running `beeline monitor`.
 type watcher struct {
 	*lab.Cmd
 	mu   sync.Mutex
@@ -31,7 +31,7 @@ type watcher struct {
 	lost uint64
 }
 
-// watch starts one on node-a, and returns when it watches.
+// watch starts one on node-a, and returns when it receives events.
 func (w *world) watch(args ...string) *watcher {
 	w.t.Helper()
 	cmd := w.agent.Host.Command(context.Background(), append([]string{program, "monitor", "-o", "json"}, args...)...)
@@ -70,7 +70,7 @@ func (w *world) watch(args ...string) *watcher {
 	return m
 }
 
-// of are the events of a client's packets.
+// of returns the events of a client's packets.
 func (m *watcher) of(client string) (all []inspect.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,14 +82,14 @@ func (m *watcher) of(client string) (all []inspect.Event) {
 	return all
 }
 
-// told is how many events it was told, and how many were lost.
+// told returns how many events it received, and how many were lost.
 func (m *watcher) told() (events, lost uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return uint64(len(m.seen)), m.lost
 }
 
-// datagram sends one from the client, and returns the socket.
+// datagram sends a datagram of the client, and returns the socket.
 func (w *world) datagram(to netip.AddrPort) net.Conn {
 	w.t.Helper()
 	conn := w.open("udp", to)
@@ -98,7 +98,7 @@ func (w *world) datagram(to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// sends has the client send a datagram, or begin a connection, and returns from where.
+// sends has the client send a datagram, or begin a connection, and returns its source.
 func (w *world) sends(network string, to netip.AddrPort) string {
 	w.t.Helper()
 	if network == "udp" {
@@ -121,7 +121,7 @@ func (w *world) sends(network string, to netip.AddrPort) string {
 	return from.String()
 }
 
-// watched is whether the programs tell what they do.
+// watched reports whether the programs emit events.
 func (w *world) watched() bool {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.EdgeTCMapEdgeWatched), nil)
@@ -132,8 +132,8 @@ func (w *world) watched() bool {
 	return on != 0
 }
 
-// services are those of the tests below: web has a1 and b1, here a1, there b1 with
-// traffic policy Local, none nothing, and admitted takes no client of the lab.
+// services are those of the tests below: web has a1 and b1, here a1, there b1 with traffic policy Local, none
+// nothing, and admitted admits no client of the lab.
 func (w *world) services() {
 	w.t.Helper()
 	w.lead()
@@ -151,17 +151,16 @@ func (w *world) services() {
 	w.apply("sticky", objects(sticky, all)...)
 }
 
-// Whoever watches sees each new flow, refusal and drop with its reason, Service, ends
-// and entry; what he has not asked for he does not see. When nobody watches any more,
-// though killed, the programs tell nothing.
+// A watcher sees each new flow, refusal and drop with its reason, Service, tuple and entry, and only what it
+// has asked for. When the last watcher ends, even if killed, the programs emit no events.
 func TestMonitor(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
 		w.services()
-		w.wantServed("udp", w.address("NodePort", 1, 0), "a1", "b1") // next hops are known from now on
+		w.wantServed("udp", w.address("NodePort", 1, 0), "a1", "b1") // so that next hops are known
 		w.wantServed("udp", w.address("NodePort", 1, 1), "a1", "b1")
 		if w.watched() {
-			t.Error("the programs tell what nobody watches")
+			t.Error("the programs emit events without a watcher")
 		}
 		all, drops := w.watch("--agent-socket", w.agent.Socket()), w.watch("--agent-socket", w.agent.Socket(), "--drops")
 		one := w.watch("--agent-socket", w.agent.Socket(), "--service", "default/there", "--device", "eth0", "--reason", "drop_policy")
@@ -184,7 +183,7 @@ func TestMonitor(t *testing.T) {
 				e := all.of(client)[0]
 				if e.Reason != c.want || e.Service != c.service || e.Address != to || e.Entry != mode || e.Device != "eth0" ||
 					e.Why != inspect.Reasons[c.want] || strings.ToLower(e.Protocol.String()) != c.network || e.Length < 20+8+5 {
-					t.Errorf("a packet to %s of %s is told as %+v, want %s by %s", to, c.service, e, c.want, mode)
+					t.Errorf("a packet to %s of %s is reported as %+v, want %s by %s", to, c.service, e, c.want, mode)
 				}
 				if c.want == "new" && (e.Backend.Addr() != addresses(w.Host(map[int]string{4: "b1", 5: "a1"}[c.n]), 0)[family].Addr() ||
 					e.Via.IsValid() != (c.n == 4)) {
@@ -206,16 +205,16 @@ func TestMonitor(t *testing.T) {
 		w.must(all.Process.Kill())
 		w.must(one.Process.Kill())
 		client := w.datagram(w.address("NodePort", 3, 0)).LocalAddr().String()
-		w.eventually("the one who watches still is told", func() bool { return len(drops.of(client)) > 0 })
+		w.eventually("the remaining watcher gets events", func() bool { return len(drops.of(client)) > 0 })
 		w.must(drops.Process.Kill())
-		w.eventually("the programs tell nothing", func() bool { return !w.watched() })
+		w.eventually("the programs emit no events", func() bool { return !w.watched() })
 		again := w.watch("--agent-socket", w.agent.Socket())
 		client = w.datagram(w.address("NodePort", 3, 0)).LocalAddr().String()
-		w.eventually("who comes later is told", func() bool { return len(again.of(client)) > 0 })
+		w.eventually("a later watcher gets events", func() bool { return len(again.of(client)) > 0 })
 		w.must(w.agent.Kill())
 		w.must(w.agent.Start())
 		if w.watched() {
-			t.Error("the programs tell what the agent before was asked for")
+			t.Error("the programs emit events that only the previous agent was asked for")
 		}
 		for _, c := range []struct{ args, words string }{
 			{"--reason drop_polici", `did you mean "drop_policy"?`},
@@ -229,12 +228,12 @@ func TestMonitor(t *testing.T) {
 	})
 }
 
-// wantWrong wants a command to say that it has been asked wrongly, and these words.
+// wantWrong checks that a command fails as wrong usage, with these words.
 func (w *world) wantWrong(command, words string) {
 	w.t.Helper()
 	args := strings.Fields(command)
 	run := w.agent.CLI
-	if strings.Contains(command, "--pins") { // which no agent's socket goes with
+	if strings.Contains(command, "--pins") { // which excludes an agent's socket
 		run = func(args ...string) (string, error) {
 			out, err := w.agent.Host.Command(w.t.Context(), append([]string{program}, args...)...).Output()
 			return string(out), err
@@ -245,12 +244,12 @@ func (w *world) wantWrong(command, words string) {
 	if !ok || exit.ExitCode() != 2 || !strings.Contains(string(exit.Stderr), words) {
 		w.t.Errorf("%s: %v, want exit code 2 and %q", command, err, words)
 		if ok {
-			w.t.Logf("it says %s", exit.Stderr)
+			w.t.Logf("stderr: %s", exit.Stderr)
 		}
 	}
 }
 
-// Flows of a Service that there is not are not none: nobody is to believe that.
+// Asking for flows of an unknown Service is an error, and not an empty list.
 func TestFlowsOfNoService(t *testing.T) {
 	w := startWorld(t)
 	w.apply("web", objects(w.public("b1"))...)
@@ -262,7 +261,7 @@ func TestFlowsOfNoService(t *testing.T) {
 		w.wantWrong(command+" --service default/wbe", `did you mean "default/web"?`)
 	}
 	if all := w.flows(); len(all) != 1 || all[0].Client.String() != conn.LocalAddr().String() {
-		t.Errorf("after what was refused there are the flows %+v", all)
+		t.Errorf("after refused commands there are the flows %+v", all)
 	}
 	w.must(w.agent.Stop())
 	for args, words := range map[string]string{"--device nope": "this node has no such device", "--service default/nope": "no such Service"} {
@@ -270,8 +269,8 @@ func TestFlowsOfNoService(t *testing.T) {
 	}
 }
 
-// Without an agent the pinned events are read. What came too fast is counted: told and
-// lost are all that happened.
+// Without an agent the pinned events are read. Events that come too fast are counted: received and lost ones
+// are all that happened.
 func TestMonitorWithoutAgent(t *testing.T) {
 	w := startWorld(t, "--edge-mode=tc")
 	w.services()
@@ -281,11 +280,11 @@ func TestMonitorWithoutAgent(t *testing.T) {
 	w.must(w.agent.Stop())
 	m := w.watch("--pins", w.agent.BPFFS())
 	conn := w.datagram(w.address("NodePort", 3, 0))
-	w.eventually("the drop is told", func() bool { return len(m.of(conn.LocalAddr().String())) > 0 })
+	w.eventually("the drop is reported", func() bool { return len(m.of(conn.LocalAddr().String())) > 0 })
 	before := w.dropped()
 	w.must(m.Process.Signal(syscall.SIGSTOP))
-	const flood = 14000                               // more than have room
-	w.eventually("so many are dropped", func() bool { // a busy kernel loses some on the way
+	const flood = 14000                               // more than the buffer holds
+	w.eventually("so many are dropped", func() bool { // a busy kernel loses some before
 		for range flood / 10 {
 			_, err := conn.Write([]byte("hello"))
 			w.must(err)
@@ -293,13 +292,13 @@ func TestMonitorWithoutAgent(t *testing.T) {
 		return w.dropped()-before >= flood
 	})
 	w.must(m.Process.Signal(syscall.SIGCONT))
-	w.eventually("all is told or counted as lost", func() bool {
+	w.eventually("all events are received or counted as lost", func() bool {
 		events, lost := m.told()
 		return lost > 0 && events+lost == w.dropped()-before+1
 	})
 }
 
-// dropped is how many packets a traffic policy has dropped, by the pinned counters.
+// dropped is the number of packets that a traffic policy has dropped, by the pinned counters.
 func (w *world) dropped() uint64 {
 	w.t.Helper()
 	counters, err := datapath.ReadEdgeCounters(w.agent.BPFFS())

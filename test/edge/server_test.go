@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// R26: the agent's own connections to the API server meet no Service, neither its socket
-// hooks nor its edge, whoever has the server's address and port as external IP.
+// R26: neither the socket hooks nor the edge translate the agent's own connections to the API server, even if a
+// Service has the server's address and port as external IP.
 func TestAgentReachesTheAPIServerItself(t *testing.T) {
 	w := startWorld(t)
 	server, thief := w.newPatient("b1"), w.newPatient("a2")
@@ -24,7 +24,7 @@ func TestAgentReachesTheAPIServerItself(t *testing.T) {
 		*slice.Ports[0].Port = 9000
 	}
 	w.apply("thief", objects(stolen, slices)...)
-	w.must(w.agent.Stop()) // its programs go on
+	w.must(w.agent.Stop()) // its programs stay
 	for _, at := range []netip.Addr{w.Host("b1").Addr4, w.Host("b1").Addr6} {
 		asked := server.asked.Load()
 		w.agent.Manifests, w.agent.Kubeconfig = "", filepath.Join(t.TempDir(), "kubeconfig")
@@ -32,10 +32,10 @@ func TestAgentReachesTheAPIServerItself(t *testing.T) {
   clusters: [{name: c, cluster: {server: "http://%s"}}], users: [{name: u, user: {token: t}}],
   contexts: [{name: x, context: {cluster: c, user: u}}]}`, netip.AddrPortFrom(at, 9000)), 0o600))
 		w.must(w.agent.StartOnly())
-		w.eventually("the server itself is asked", func() bool { return server.asked.Load() > asked || thief.asked.Load() > 0 })
+		w.eventually("the server itself gets requests", func() bool { return server.asked.Load() > asked || thief.asked.Load() > 0 })
 		w.must(w.agent.Kill())
 		if n := thief.asked.Load(); n > 0 {
-			t.Errorf("at %s the Service's backend was asked %d times", at, n)
+			t.Errorf("at %s the Service's backend got %d requests", at, n)
 		}
 	}
 }

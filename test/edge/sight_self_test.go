@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// What tests read of a packet is what is in it, for each kind of DSR and family.
+// sight reads what is in a packet, for each kind of DSR and family.
 func TestSight(t *testing.T) {
 	w := &world{t: t}
 	pair := func(four, six string) [2]netip.AddrPort {
@@ -59,7 +59,7 @@ func TestSight(t *testing.T) {
 	}
 }
 
-// withOption puts an option that names a frontend into a UDP packet.
+// withOption inserts an option that names a frontend into a UDP packet.
 func withOption(packet []byte, frontend netip.AddrPort) []byte {
 	told := append(binary.BigEndian.AppendUint16(nil, frontend.Port()), frontend.Addr().AsSlice()...)
 	if packet[0]>>4 == 4 {

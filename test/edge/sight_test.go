@@ -26,30 +26,28 @@ const (
 	dsrOptionLength6 = 18
 )
 
-// A sighting is what a captured packet is: the packet of a client or its answer, and
-// what is around it.
+// A sighting is what a captured packet contains: the packet of a client or its reply, and its encapsulation.
 type sighting struct {
-	device   string // of the fabric; the packet came by it
+	device   string // of the fabric at which the packet arrived
 	kind     string // of encapsulation, "" for none
 	protocol string // tcp, udp, icmp, or empty
 	from, to netip.AddrPort
-	// outer are the ends of the packet around the packet (ipip, geneve).
+	// outer are the addresses of the outer header (ipip, geneve).
 	outer struct{ from, to netip.Addr }
-	// told is what Geneve's option says of the backend, and the IP option (opt) of the
-	// frontend.
+	// told is the backend in Geneve's option, or the frontend in the IP option (opt).
 	told      netip.AddrPort
 	hops      uint8
 	outerHops uint8
 	// mtu of ICMP "too big".
 	mtu  int
-	text string // all of it, for messages
+	text string // the whole packet, for messages
 }
 
 func (s sighting) String() string {
 	return fmt.Sprintf("%s: %s %s %s -> %s, outer %s -> %s, told %s\n%s", s.device, s.kind, s.protocol, s.from, s.to, s.outer.from, s.outer.to, s.told, s.text)
 }
 
-// sight reads a packet.
+// sight parses a packet.
 func sight(p *lab.CapturedPacket) (s sighting) {
 	packet := p.Layers()
 	s.device, s.text = p.Device, packet.String()
@@ -108,7 +106,7 @@ func sight(p *lab.CapturedPacket) (s sighting) {
 	return s
 }
 
-// ifNested is the kind of a packet in a packet, unless it is told apart already.
+// ifNested is the encapsulation of an inner packet, unless it is known already.
 func ifNested(kind string, depth int) string {
 	if depth == 2 && kind == "" {
 		return "ipip"
@@ -122,7 +120,7 @@ func flowOf(f gopacket.Flow) [2]netip.Addr {
 	return [2]netip.Addr{from, to}
 }
 
-// toldBy reads a port in network byte order and the address that begins at a place.
+// toldBy reads a port in network byte order and the address at an offset.
 func toldBy(b []byte, at int) netip.AddrPort {
 	if len(b) < at {
 		return netip.AddrPort{}
@@ -131,7 +129,7 @@ func toldBy(b []byte, at int) netip.AddrPort {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b))
 }
 
-// sightings begins to record what comes to the fabric by devices.
+// sightings begins to capture packets that arrive at the fabric's devices.
 func (w *world) sightings(devices ...string) (seen func() []sighting) {
 	w.t.Helper()
 	capture, err := w.Host("fabric").Capture(lab.CaptureOptions{

@@ -11,9 +11,9 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// TestSlipsAreNamed: a slip in a stand-alone balancer's file that takes a VIP away stands in
-// the headline of status and has exit code 3; service show says why clients are refused; a
-// good file after a bad one is told (R5, R16).
+// TestSlipsAreNamed: a mistake in a stand-alone balancer's file that takes a VIP down is in the headline of
+// status and has exit code 3; service show says why clients are refused; a valid file after an invalid one is
+// logged (R5, R16).
 func TestSlipsAreNamed(t *testing.T) {
 	w := newWorld(t)
 	text, err := os.ReadFile("../../examples/balancer/vips.yaml")
@@ -53,6 +53,6 @@ func TestSlipsAreNamed(t *testing.T) {
 	write(good)
 	w.must(w.agent.WaitFor("well", func(s *inspect.Status) bool { return len(s.Conditions.Wrong()) == 0 }))
 	if log := w.agent.Log.(interface{ String() string }).String(); !strings.Contains(log, "level=INFO msg=\"manifests: no errors any more") {
-		t.Error("the log does not tell of the good file")
+		t.Error("the log does not mention the valid file")
 	}
 }

@@ -24,15 +24,15 @@ import (
 type manager struct {
 	*world
 	log  *node.Log
-	init string // the process
+	init string // PID of its first process
 }
 
-// The unit of examples/balancer does what its first lines say: installed as they have
-// it, it serves the VIPs; killed it is started again; stopped it serves on; with a file
-// that makes no sense it fails to start, says why, and what was served is served on.
+// The unit of examples/balancer does what its first lines say: installed accordingly, it serves the VIPs; after
+// a kill it is restarted; stopped, it continues to serve; with an invalid file it fails to start, says why, and
+// the previous state stays in effect.
 func TestSystemdUnit(t *testing.T) {
 	if err := privateMounts(); errors.Is(err, unix.EINVAL) {
-		t.Skip("the root directory is no mount point (chroot), so mounts cannot be kept from others")
+		t.Skip("the root directory is no mount point (chroot), so mounts cannot be private")
 	}
 	w := newWorld(t)
 	web := netip.MustParseAddrPort("203.0.113.10:80")
@@ -43,8 +43,7 @@ func TestSystemdUnit(t *testing.T) {
 	if len(install) < 4 {
 		t.Fatalf("the unit says how to install it in %d lines", len(install))
 	}
-	// There is no journal here; the cgroups of this machine are not to be seen; and it may be
-	// busy.
+	// There is no journal here; the cgroups of this machine are not visible; and it may be busy.
 	m.do("sh", "-c", `mkdir /etc/systemd/system/beeline.service.d && cd /etc/systemd/system/beeline.service.d &&
 		printf '[Service]\nTimeoutStartSec=30\nStandardOutput=append:/run/beeline.log\nStandardError=inherit\nExecStart=\n' >here.conf &&
 		sed -n 's|^ExecStart=.*|& --cgroup-root /sys/fs/cgroup|p' `+unit+` >>here.conf`)
@@ -71,7 +70,7 @@ func TestSystemdUnit(t *testing.T) {
 	w.wantWeb(web, "b1", "b2", "b3")
 	m.do("sh", "-c", "echo 'kind: Nonsense' >/etc/beeline/vips.yaml")
 	if out, err := m.try("systemctl", "start", "beeline"); err == nil {
-		t.Errorf("it starts with a file that makes no sense: %s", out)
+		t.Errorf("it starts with an invalid file: %s", out)
 	}
 	if said := m.do("cat", "/run/beeline.log"); !strings.Contains(said, "vips.yaml:1") {
 		t.Errorf("it does not say what is wrong with the file:\n%s", said)
@@ -84,7 +83,7 @@ func TestSystemdUnit(t *testing.T) {
 	m.do("/usr/local/bin/beeline", "cleanup")
 }
 
-// privateMounts says whether a mount namespace can be kept apart.
+// privateMounts checks that a mount namespace can be private.
 func privateMounts() error {
 	result := make(chan error)
 	go func() {
@@ -107,7 +106,7 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-// startSystemd starts one in node-a's network, process and mount namespace of its own.
+// startSystemd starts systemd in a network, process and mount namespace on node-a.
 func (w *world) startSystemd() *manager {
 	w.t.Helper()
 	m := &manager{world: w, log: &node.Log{}}
@@ -138,7 +137,7 @@ func (w *world) startSystemd() *manager {
 	return m
 }
 
-// try runs a command beside systemd.
+// try runs a command in systemd's namespaces.
 func (m *manager) try(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -157,8 +156,7 @@ func (m *manager) do(argv ...string) string {
 	return out
 }
 
-// wantWell waits until status has nothing to say, of backends either: a probe may be late on a busy
-// machine.
+// wantWell waits until status reports nothing wrong, backends included: a probe may be late on a busy machine.
 func (m *manager) wantWell() {
 	m.t.Helper()
 	m.eventually("all is well", func() bool { _, err := m.try("/usr/local/bin/beeline", "status"); return err == nil })

@@ -19,8 +19,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// R30: 50 MB each way arrive as they were sent, to a backend on this node and to one on
-// another, while the Service's endpoints change, also that one's own.
+// R30: 50 MB arrive intact each way, with a backend on this node and with one on another, while the Service's
+// endpoints change, that one among them.
 func TestTransferWhileEndpointsChange(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -48,7 +48,7 @@ func TestTransferWhileEndpointsChange(t *testing.T) {
 	})
 }
 
-// transfer sends as many octets to a line server, which sends them back, and compares.
+// transfer sends so many octets to a line server, which sends them back, and compares.
 func transfer(conn net.Conn, pod string, size int) error {
 	if err := conn.SetDeadline(time.Now().Add(2 * patience)); err != nil {
 		return err
@@ -63,7 +63,7 @@ func transfer(conn net.Conn, pod string, size int) error {
 	failed := make(chan error, 1)
 	go func() {
 		for range lines {
-			block = append(block[1:], block[0]) // each line is another
+			block = append(block[1:], block[0]) // each line differs
 			sent.Write(block)
 			if _, err := conn.Write(append(block, '\n')); err != nil {
 				failed <- err
@@ -119,8 +119,7 @@ func (l *lines) next() ([]byte, error) {
 	}
 }
 
-// R37: no connection of clients that come all the while is lost when the agent is
-// killed and the next one starts, and again.
+// R37: no connection is lost while the agent is killed and replaced, twice.
 func TestAgentIsKilledUnderLoad(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -134,8 +133,8 @@ func TestAgentIsKilledUnderLoad(t *testing.T) {
 	})
 }
 
-// load has clients come all the while, and others stay, until ended is called. None may
-// fail. Each pauses between its requests.
+// load has clients connect again and again, and others stay, until ended is called. None may fail. Each pauses
+// between its requests.
 func (w *world) load(pause time.Duration) (ended func()) {
 	return w.loadAt(pause, addresses(w.Host("node-a"), nodePort))
 }
@@ -167,14 +166,14 @@ func (w *world) loadAt(pause time.Duration, at []netip.AddrPort) (ended func()) 
 		clients.Wait()
 		for i, n := range asked {
 			if n == 0 {
-				w.t.Errorf("client %d has not asked", i)
+				w.t.Errorf("client %d has sent no request", i)
 			}
 		}
 	}
 }
 
-// A node's firewall that drops what its connection tracking calls invalid has nothing
-// against clients' connections: it sees both directions of each, or neither.
+// A node's firewall that drops packets with the conntrack state "invalid" does not affect clients' connections:
+// it sees both directions of each, or neither.
 func TestFirewallDropsInvalid(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)

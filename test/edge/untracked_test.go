@@ -12,19 +12,19 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// openConnection is one that a client keeps.
+// openConnection is a client's connection that stays open.
 type openConnection struct {
 	conn net.Conn
 	pod  string
 }
 
-// asks has the client ask on, and returns who answers.
+// asks sends a request, and returns who answers.
 func (c *openConnection) asks(ctx context.Context) (string, error) {
 	answer, err := lab.Ask(ctx, c.conn, "hello")
 	return answer.Pod, err
 }
 
-// opens connections to Service 1, of both families.
+// opens opens connections to Service 1, of both families.
 func (w *world) opens(ctx context.Context, n int) (all []openConnection) {
 	w.t.Helper()
 	for i := range n {
@@ -38,8 +38,8 @@ func (w *world) opens(ctx context.Context, n int) (all []openConnection) {
 	return all
 }
 
-// S4: connections to backends elsewhere go on without a record, also when backends come and
-// go and the agent of the balancer is another one; only then are they remembered.
+// S4: connections to remote backends work without conntrack entries, also when backends are added and removed
+// and the balancer's agent is replaced; only then do some get entries.
 func TestConnectionsWithoutRecords(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
@@ -64,7 +64,7 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		}
 		put("b1", "b2")
 
-		// A new frontend is tracked until a GC pass has found no records that lead elsewhere.
+		// A new frontend is tracked until a GC pass finds no entries with other backends.
 		w.eventually("no packet is tracked", func() bool {
 			before := w.status().Edge.Counters["new"]
 			w.opens(ctx, 2) // one of each family
@@ -79,31 +79,31 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		before := w.status().Edge.Counters["new"]
 		connections := w.opens(ctx, 40)
 		if now := w.status().Edge.Counters["new"]; now != before {
-			t.Errorf("%d of 40 connections have a record", now-before)
+			t.Errorf("%d of 40 connections have a conntrack entry", now-before)
 		}
 		goOn := func(when string) {
 			t.Helper()
 			for i, c := range connections {
 				if pod, err := c.asks(ctx); err != nil || pod != c.pod {
-					t.Errorf("%s: connection %d is with %s; asked again %q answers, %v", when, i, c.pod, pod, err)
+					t.Errorf("%s: connection %d is with %s, but %q answers, %v", when, i, c.pod, pod, err)
 				}
 			}
 		}
 		goOn("nothing has changed")
 		put("b1", "b2", "b3", "a1")
-		goOn("two backends have come")
+		goOn("two backends were added")
 		if s := w.status().Slots; s.Contested == 0 || s.Contested >= s.Slots || s.Seconds == 0 {
-			t.Errorf("slots have changed, and the status says %+v", s)
+			t.Errorf("slots have changed, but the status is %+v", s)
 		}
 		if w.status().Edge.Counters["new"] == before {
-			t.Error("no connection is recorded, though backends have come")
+			t.Error("no connection has an entry, though backends were added")
 		}
 		w.must(w.agent.Kill())
 		w.must(w.agent.Start())
 		w.must(w.folder.Await(w.agent))
-		goOn("the agent is another one")
+		goOn("the agent was replaced")
 		put("b1", "b2", "a1")
-		goOn("one has gone again")
+		goOn("one was removed")
 		for family := range 2 {
 			w.wantServed("tcp", w.address("ExternalIP", 1, family), "a1", "b1", "b2")
 		}

@@ -13,7 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// wantRefused wants what a client sees of a RST, or of ICMP port unreachable.
+// wantRefused checks that the client sees a RST, or ICMP port unreachable.
 func (w *world) wantRefused(network string, to netip.AddrPort) {
 	w.t.Helper()
 	if answer, err := w.ask(network, to); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -21,8 +21,8 @@ func (w *world) wantRefused(network string, to netip.AddrPort) {
 	}
 }
 
-// wantSilence wants packets to be dropped for a reason that the edge counts, and
-// nothing to be told to the client until then.
+// wantSilence checks that packets are dropped for a reason that the edge counts, and that the client has no
+// error until then.
 func (w *world) wantSilence(network string, to netip.AddrPort, reason string) {
 	w.t.Helper()
 	w.wantSilenceAs("client", network, to, reason)
@@ -56,8 +56,7 @@ func TestNoEndpointsFromOutside(t *testing.T) {
 	})
 }
 
-// R16, R18: with a traffic policy Local, no endpoint here and some elsewhere, there is
-// silence.
+// R16, R18: with a traffic policy Local, no endpoint here and some elsewhere, there is no reply.
 func TestNoLocalEndpointsFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -70,9 +69,8 @@ func TestNoLocalEndpointsFromOutside(t *testing.T) {
 	})
 }
 
-// R20: a ClusterIP refuses where the operator says so. R21: a port that a ClusterIP does
-// not have refuses; there is silence at an address that no Service has. R22: a NodePort
-// that no Service has is a port of the node.
+// R20: a ClusterIP refuses if a flag says so. R21: an unknown port of a ClusterIP is refused; an unused address
+// does not reply. R22: a NodePort of no Service is a port of the node.
 func TestUnknownAddressesFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode, "--refuse-outside-cluster-ips")
@@ -92,8 +90,8 @@ func TestUnknownAddressesFromOutside(t *testing.T) {
 	})
 }
 
-// R23, R25: loadBalancerSourceRanges hold at the load balancer's address and nowhere
-// else; those outside of them meet silence.
+// R23, R25: loadBalancerSourceRanges apply at the load balancer's address and nowhere else; clients outside
+// them get no reply.
 func TestSourceRangesFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -121,8 +119,8 @@ func TestSourceRangesFromOutside(t *testing.T) {
 	})
 }
 
-// R9, R10, R12: endpoints that are not ready are not used, terminating ones that serve
-// are if there are no others, and those that do not serve never.
+// R9, R10, R12: endpoints that are not ready are not used, terminating ones that serve are used if there are no
+// others, and those that do not serve never.
 func TestEndpointStatesFromOutside(t *testing.T) {
 	w := startWorld(t)
 	set := func(slices []*discoveryv1.EndpointSlice, pod int, ready, serving, terminating bool) {

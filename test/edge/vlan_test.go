@@ -17,13 +17,12 @@ var vlanAddresses = map[string][]netip.Addr{
 	"fabric": {netip.MustParseAddr("192.168.105.254"), netip.MustParseAddr("fd00:105::fe")},
 }
 
-// Clients are behind a VLAN of the NIC: with XDP at the NIC, which leaves tagged frames
-// alone, as well as with tc, the VLAN's device serves them; those without a tag are
-// served at the NIC.
+// Clients are behind a VLAN of the NIC: the VLAN's device serves them, with tc and also with XDP at the NIC,
+// which passes tagged frames; clients without a tag are served at the NIC.
 func TestClientsBehindAVLAN(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode, allAddresses, "--devices=eth0,eth0.5")
-		// Frames have their tags in them, as XDP needs it.
+		// Frames keep their tags, as XDP needs it.
 		w.must(w.Host("fabric").VLANOffload("node-a", false))
 		w.must(w.agent.Host.VLANOffload("eth0", false))
 		w.addVLAN("fabric", "node-a")
@@ -40,8 +39,7 @@ func TestClientsBehindAVLAN(t *testing.T) {
 	})
 }
 
-// Where the driver takes the tags from frames before XDP sees them, tc serves, and
-// status says what to do.
+// If the driver strips tags before XDP sees the frames, tc serves, and status says what to do.
 func TestDriverThatTakesVLANTags(t *testing.T) {
 	w := newWorld(t, "--edge-mode=xdp")
 	w.addVLAN("node-a", "eth0")
@@ -52,8 +50,8 @@ func TestDriverThatTakesVLANTags(t *testing.T) {
 	w.wantDevices("eth0 xdp clients")
 }
 
-// addVLAN gives a host VLAN 5 on a device, with its addresses, and routes to the other
-// side; the client's packets come and go there.
+// addVLAN gives a host VLAN 5 on a device, with its addresses and routes to the other side; the client's
+// packets use it.
 func (w *world) addVLAN(host, device string) {
 	w.t.Helper()
 	missing := false

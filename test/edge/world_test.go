@@ -22,30 +22,28 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// patience bounds whatever a test waits for. It decides nothing: what is in
-// order takes milliseconds.
+// patience bounds all waiting. No result depends on it: what works takes milliseconds.
 const patience = 2 * time.Minute
 
 const nodePort = 30080
 
-// fewFlows is the size of the table of flows on a small machine (the least default of --max-flows).
-// Each answer to `beeline status` counts the entries of the whole table, and tests ask all the time.
+// fewFlows is the size of the conntrack table on a small machine (the least default of --max-flows). Each
+// `beeline status` counts the entries of the whole table, and tests call it often.
 const fewFlows = 16384
 
-// A world is a lab with a server in every pod, and an agent on node-a that reads
-// one folder. Further agents read the same.
+// A world is a lab with a server in every pod, and an agent on node-a that reads one folder. Further agents
+// read the same.
 type world struct {
 	*lab.Lab
 	t      *testing.T
 	folder *node.Folder
 	agent  *node.Agent
-	agents map[string]*node.Agent // by node, that of node-a among them
+	agents map[string]*node.Agent // by node, with node-a's
 	sent   int                    // connections begun by sends
 }
 
-// newWorld makes a lab, in which XDP serves if the flags ask for it, and an agent
-// that is not started yet. For tc it is left with what the kernel leaves to
-// hardware: segments that are put together, and unfinished checksums.
+// newWorld makes a lab, in which XDP serves if the flags ask for it, and an agent that is not started yet. For
+// tc it keeps the offloads: merged segments, and unfinished checksums.
 func newWorld(t *testing.T, flags ...string) *world {
 	t.Helper()
 	return newWorldOf(t, lab.Shape{}, flags...)
@@ -96,7 +94,7 @@ func startWorldOf(t *testing.T, shape lab.Shape, flags ...string) *world {
 	return w
 }
 
-// must ends the test if a step that is not what it tests fails.
+// must ends the test if a step fails that is not under test.
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {
@@ -111,15 +109,14 @@ func (w *world) status() *inspect.Status {
 	return s
 }
 
-// apply puts objects into a file of the folder and waits until all agents that run have
-// brought them into their tables.
+// apply writes objects to a file of the folder and waits until all running agents have them in their tables.
 func (w *world) apply(name string, objects ...runtime.Object) {
 	w.t.Helper()
 	w.must(w.folder.Put(name, objects...))
 	w.await()
 }
 
-// await waits until all agents that run have brought the folder into their tables.
+// await waits until all running agents have the folder in their tables.
 func (w *world) await() {
 	w.t.Helper()
 	for _, a := range w.agents {
@@ -129,8 +126,7 @@ func (w *world) await() {
 	}
 }
 
-// public is a Service of type NodePort for TCP and UDP whose ready endpoints are
-// the pods named.
+// public is a Service of type NodePort for TCP and UDP with the named pods as ready endpoints.
 func (w *world) public(pods ...string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	w.t.Helper()
 	var hosts []*lab.Host
@@ -157,26 +153,24 @@ func objects(s *corev1.Service, slices []*discoveryv1.EndpointSlice) []runtime.O
 	return all
 }
 
-// addresses of a host in both families, with a port.
+// addresses returns a host's addresses in both families, with a port.
 func addresses(h *lab.Host, port uint16) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(h.Addr4, port), netip.AddrPortFrom(h.Addr6, port)}
 }
 
-// tries is how many flows show all of a set: one of two equal backends is missed
-// with a probability of 2^-40.
+// tries is how many flows find all of a set: one of two equal backends is missed with a probability of 2^-40.
 const tries = 40
 
-// triesFor is how many show all of so many equal backends: one of them is missed with a
-// probability of less than 10^-9.
+// triesFor is how many find all of so many equal backends: one is missed with a probability of less than 10^-9.
 func triesFor(backends int) int { return max(1, backends-1) * tries }
 
-// ask has the client ask an address once.
+// ask has the client send one request to an address.
 func (w *world) ask(network string, to netip.AddrPort) (lab.Answer, error) {
 	return w.askAs("client", network, to)
 }
 
-// askAs has a host ask an address once. A datagram is given up sooner than a connection, of which
-// the kernel sends again what is lost.
+// askAs has a host send one request. The timeout is shorter for a datagram than for a connection, where the
+// kernel retransmits.
 func (w *world) askAs(host, network string, to netip.AddrPort) (lab.Answer, error) {
 	limit := patience
 	if network == "udp" {
@@ -187,13 +181,13 @@ func (w *world) askAs(host, network string, to netip.AddrPort) (lab.Answer, erro
 	return w.Host(host).Request(ctx, network, to.String(), "hello")
 }
 
-// anyAddress lets a socket be bound to one of clientRanges: IPv6 does not take an
-// address for the host's own that only a route says is.
+// anyAddress lets a socket bind to one of clientRanges: for IPv6 a local route alone does not make an address
+// the host's own.
 func anyAddress(fd int) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_FREEBIND, 1))
 }
 
-// askFrom has the client ask from one of its addresses.
+// askFrom is ask from one of the client's addresses.
 func (w *world) askFrom(from netip.Addr, network string, to netip.AddrPort) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -206,8 +200,8 @@ func (w *world) askFrom(from netip.Addr, network string, to netip.AddrPort) (lab
 	return lab.Ask(ctx, conn, "hello")
 }
 
-// wantServed asks an address until all that serve there have answered, and wants
-// these pods.
+// wantServed sends requests to an address until all that serve there have answered, and checks that these are
+// the pods.
 func (w *world) wantServed(network string, to netip.AddrPort, pods ...string) (answers []lab.Answer) {
 	w.t.Helper()
 	return w.wantServedAs("client", network, to, pods...)

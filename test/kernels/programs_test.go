@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernels tests what depends on the kernel that is running: that its verifier
-// takes every program, and which hooks there are. scripts/kernels runs it, and tests of
-// other packages, under kernels of distributions (`make test-kernels`).
+// Package kernels tests what depends on the running kernel: that its verifier accepts every program, and which
+// hooks it has. scripts/kernels runs it, and tests of other packages, under kernels of distributions (`make
+// test-kernels`).
 package kernels
 
 import (
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// open loads all that an agent on a node loads.
+// open loads everything that an agent on a node loads.
 func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
 	t.Helper()
 	node := lab.New(t).Nodes()[0]
@@ -39,7 +39,7 @@ func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
 
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
-// openOn is open on a node that may have the tables of an agent before.
+// openOn is open on a node that may have the tables of an earlier agent.
 func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Datapath {
 	t.Helper()
 	d, err := datapath.Open(datapath.Options{
@@ -54,7 +54,7 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 	return d
 }
 
-// must ends the test if a step that is not what it tests fails.
+// must ends the test if a step fails that is not under test.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -62,9 +62,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// The kernel's verifier takes every program that there is, as an agent loads them. The
-// test prints how many instructions the verifier went through, of the 1,000,000 that it
-// allows a program.
+// The kernel's verifier accepts every program, as an agent loads them. The test prints how many instructions
+// the verifier processed, of the 1,000,000 that it allows a program.
 func TestProgramsLoad(t *testing.T) {
 	_, d, bpffs := open(t)
 	if d.Unprotected != "" {
@@ -81,7 +80,7 @@ func TestProgramsLoad(t *testing.T) {
 		must(t, err)
 		for name := range spec.Programs {
 			if _, ok := loaded[name]; !ok {
-				t.Errorf("%s is not loaded; loaded are %v", name, loaded)
+				t.Errorf("%s is not loaded; the loaded programs are %v", name, loaded)
 			}
 		}
 	}
@@ -92,8 +91,8 @@ func TestProgramsLoad(t *testing.T) {
 	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
 }
 
-// The kernel takes the programs that are attached while the tables of the agent before are migrated, and lets them call
-// its programs: another --max-flows. The edge is at a device by links or by filters.
+// The kernel accepts the programs that are attached while the tables of the earlier agent are migrated, and
+// lets them call its programs: another --max-flows. The edge is at a device by links or by filters.
 func TestTablesAreMigrated(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	must(t, node.Do(func() error {
@@ -119,11 +118,12 @@ func TestTablesAreMigrated(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(bpffsOf(node), "tables_*"))
 	must(t, err)
 	if len(left) != 1 {
-		t.Errorf("the directories of tables are %v, want one", left)
+		t.Errorf("the tables' directories are %v, want one", left)
 	}
 }
 
-// The kernel takes the program that explains a connect(), and runs it: a destination without a Service passes.
+// The kernel accepts the program that explains a connect(), and runs it: a destination without a Service
+// passes.
 func TestConnectIsExplained(t *testing.T) {
 	_, d, bpffs := open(t)
 	must(t, d.Attach())
@@ -139,8 +139,8 @@ func TestConnectIsExplained(t *testing.T) {
 	}
 }
 
-// verified gives the instructions that the verifier went through, of each program that
-// uses a table of a directory.
+// verified returns how many instructions the verifier processed, for each program that uses a table in a
+// directory.
 func verified(t *testing.T, tables string) map[string]uint32 {
 	t.Helper()
 	pins, err := filepath.Glob(filepath.Join(tables, "*"))
@@ -160,7 +160,7 @@ func verified(t *testing.T, tables string) map[string]uint32 {
 		must(t, err)
 		program, err := ebpf.NewProgramFromID(id)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // somebody else's, and gone
+			continue // somebody else's, and removed
 		}
 		must(t, err)
 		info, err := program.Info()
@@ -169,14 +169,14 @@ func verified(t *testing.T, tables string) map[string]uint32 {
 		if used, _ := info.MapIDs(); !slices.ContainsFunc(used, func(id ebpf.MapID) bool { return ids[id] }) {
 			continue
 		}
-		functions, err := info.FuncInfos() // info.Name has 15 characters of it
+		functions, err := info.FuncInfos() // info.Name has only 15 characters of it
 		must(t, err)
 		all[functions[0].Func.Name], _ = info.VerifiedInstructions()
 	}
 	return all
 }
 
-// The verifier takes the dispatcher, and the edge's program in it.
+// The verifier accepts the dispatcher, and the edge's program in it.
 func TestSharedDevice(t *testing.T) {
 	for _, f := range datapath.Features() {
 		if !f.Present && strings.Contains(f.Name, "freplace") {
@@ -195,14 +195,14 @@ func TestSharedDevice(t *testing.T) {
 	must(t, node.Do(func() error {
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)
-		for range 2 { // the second time it is there
+		for range 2 { // the second time it exists already
 			chain, err := d.AttachEdgeXDP(device.Attrs().Index, datapath.XDPNative)
 			if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 				t.Fatalf("%v\n%-60v", err, refused)
 			}
 			must(t, err)
 			if len(chain) != 1 || !chain[0].Own || chain[0].Priority != datapath.EdgePriority {
-				t.Errorf("the dispatcher has %+v, want the edge alone", chain)
+				t.Errorf("the dispatcher has %+v, want only the edge", chain)
 			}
 		}
 		attached, err := d.EdgeAttachments()
@@ -219,8 +219,8 @@ func TestSharedDevice(t *testing.T) {
 	}))
 }
 
-// The edge is attached to tc by links where the kernel has these (tcx, Linux 6.6), else
-// as filters of the qdisc clsact, and to a veth natively by XDP.
+// The edge is attached to tc by links if the kernel has them (tcx, Linux 6.6), else as filters of the qdisc
+// clsact, and to a veth natively by XDP.
 func TestHooks(t *testing.T) {
 	node, d, _ := open(t)
 	must(t, node.Do(func() error {
@@ -250,7 +250,7 @@ func TestHooks(t *testing.T) {
 	}))
 }
 
-// release of the kernel that runs: 6.1.0-56-amd64.
+// release is the running kernel's: 6.1.0-56-amd64.
 func release(t *testing.T) string {
 	t.Helper()
 	var name unix.Utsname
@@ -258,7 +258,7 @@ func release(t *testing.T) string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// atLeast says whether the kernel's release is not below a version.
+// atLeast reports whether the kernel's release is at least a version.
 func atLeast(t *testing.T, major, minor int) bool {
 	t.Helper()
 	var gotMajor, gotMinor int

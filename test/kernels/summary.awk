@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Counts what became of the tests of a plan, the first file, by what go test -v said, the
-# second: of a test that has parts, these. False if one failed or did not run to its end.
+# Counts the results of the tests of a plan, the first file, in the output of go test -v, the
+# second: of a test with parts, only these. False if one failed or did not run to its end.
 
 FNR == NR { planned[$2]; next }
 

@@ -15,34 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CaptureOptions says what a capture records. The zero value of each but Devices is
-// right for most.
+// CaptureOptions says what a capture records. Most callers set only Devices.
 type CaptureOptions struct {
 	Devices []string
-	// Keep says which packets are kept; nil: all. It is not called twice at once.
+	// Keep selects the packets to keep; nil: all. It is not called concurrently.
 	Keep func(*CapturedPacket) bool
-	// Limit is how many packets are kept, 10,000 if 0. More are an error of Packets.
+	// Limit is the greatest number of packets to keep, 10,000 if 0. More are an error of Packets.
 	Limit int
-	// For is how long the capture lasts at most, 5 minutes if 0.
+	// For limits the duration of the capture, 5 minutes if 0.
 	For time.Duration
 }
 
 // CapturedPacket is an IP packet that has passed a device.
 type CapturedPacket struct {
 	Device string
-	// Sent says that the host has sent it by the device; else it came.
+	// Sent means that the host sent it by the device; otherwise it received it.
 	Sent bool
 	// Data has the first 512 octets from the IP header on.
 	Data []byte
-	// Length in octets from the IP header on: of all, if several segments have not
-	// been cut apart yet.
+	// Length is the number of octets from the IP header on, of all segments of a merged packet.
 	Length int
 }
 
-// captureSize is how many octets of a packet are kept.
+// captureSize is the number of octets kept of a packet.
 const captureSize = 512
 
-// Layers are the packet's, from IPv4 or IPv6 on. The last one may be cut short.
+// Layers are the packet's, from IPv4 or IPv6 on. The last one may be truncated.
 func (p *CapturedPacket) Layers() gopacket.Packet {
 	kind := gopacket.LayerType(layers.LayerTypeIPv4)
 	if len(p.Data) > 0 && p.Data[0]>>4 == 6 {
@@ -51,9 +49,8 @@ func (p *CapturedPacket) Layers() gopacket.Packet {
 	return gopacket.NewPacket(p.Data, kind, gopacket.NoCopy)
 }
 
-// A Capture records packets at devices of a host, from its making on. XDP comes before
-// it where packets come in, so what a host's own XDP program has taken is only seen at
-// the other end of the link.
+// A Capture records packets at devices of a host from its creation on. XDP runs before it on arriving packets,
+// so packets that a host's own XDP program has taken are only seen at the other end of the link.
 type Capture struct {
 	options CaptureOptions
 	cancel  context.CancelFunc
@@ -65,8 +62,7 @@ type Capture struct {
 	err     error
 }
 
-// drainInterval is how often the sockets of a capture are emptied. They hold what
-// comes in between.
+// drainInterval is how often a capture empties its sockets, which buffer packets in between.
 const drainInterval = 10 * time.Millisecond
 
 // Capture begins to record. The caller stops it.
@@ -123,7 +119,7 @@ func (c *Capture) close() {
 	c.sockets = nil
 }
 
-// drain takes what the sockets hold.
+// drain reads the packets in the sockets.
 func (c *Capture) drain() {
 	for device, fd := range c.sockets {
 		if c.err == nil {
@@ -153,14 +149,14 @@ func (c *Capture) drainSocket(device string, fd int) error {
 	}
 }
 
-// missed is an error if packets came faster than they were read.
+// missed is an error if the socket has dropped packets.
 func missed(device string, fd int) error {
 	stats, err := unix.GetsockoptTpacketStats(fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
 	if err != nil {
 		return fmt.Errorf("capturing at device %s: %w", device, os.NewSyscallError("getsockopt", err))
 	}
 	if stats.Drops > 0 {
-		return fmt.Errorf("capturing at device %s: %d packets were missed: have less traffic there", device, stats.Drops)
+		return fmt.Errorf("capturing at device %s: %d packets were missed: reduce the traffic there", device, stats.Drops)
 	}
 	return nil
 }
@@ -179,8 +175,7 @@ func (c *Capture) keep(p CapturedPacket) error {
 	return nil
 }
 
-// Packets returns what has passed until now and since the last call. It is an error if
-// anything is missing.
+// Packets returns the packets since the last call. It fails if any is missing.
 func (c *Capture) Packets() ([]CapturedPacket, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,7 +185,7 @@ func (c *Capture) Packets() ([]CapturedPacket, error) {
 	return all, c.err
 }
 
-// Stop ends the capture, and returns what has not been asked for yet.
+// Stop ends the capture, and returns the remaining packets.
 func (c *Capture) Stop() ([]CapturedPacket, error) {
 	c.cancel()
 	<-c.ended

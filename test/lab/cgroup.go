@@ -17,26 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CgroupLayout is the way in which the kubelet names the cgroups of pods.
+// CgroupLayout is the kubelet's naming scheme for cgroups of pods.
 type CgroupLayout string
 
 const (
 	// LayoutSystemd is the layout of the kubelet's systemd cgroup driver:
 	// kubepods.slice/kubepods-burstable.slice/...-pod<uid>.slice/cri-containerd-<id>.scope
 	LayoutSystemd CgroupLayout = "systemd"
-	// LayoutCgroupfs is that of its cgroupfs driver: kubepods/burstable/pod<uid>/<id>
+	// LayoutCgroupfs is the layout of its cgroupfs driver: kubepods/burstable/pod<uid>/<id>
 	LayoutCgroupfs CgroupLayout = "cgroupfs"
 )
 
-// findCgroup2 returns where the cgroup2 hierarchy is mounted, "" if nowhere.
-// It is the only one on a pure v2 machine, and stands beside v1 on a hybrid one.
+// findCgroup2 returns the mount point of the cgroup2 hierarchy, or "". It is the only hierarchy on a pure v2
+// machine, and exists besides v1 on a hybrid one.
 func findCgroup2() (string, error) {
 	list, err := mounts()
 	if err != nil {
 		return "", err
 	}
 	for _, m := range list {
-		// Labs on a machine with only v1 carry mounts of their own.
+		// Labs on a machine with only v1 have mounts of their own.
 		if m.fstype == "cgroup2" && !strings.HasPrefix(m.path, stateRoot+"/") &&
 			hasFileSystem(m.path, unix.CGROUP2_SUPER_MAGIC) {
 			return m.path, nil
@@ -59,8 +59,8 @@ func mountCgroup2(dir string) error {
 // labCgroup is the directory of all of a lab's cgroups.
 func labCgroup(mount, lab string) string { return filepath.Join(mount, "beeline-lab-"+lab) }
 
-// hostCgroup is where the processes of a host run. The node's own run beside
-// the pods' and not above them, as on a real node.
+// hostCgroup is the cgroup of a host's processes. The node's own is next to the pods' and not above them, as on
+// a real node.
 func hostCgroup(root string, layout CgroupLayout, lab string, h *hostPlan) string {
 	switch h.role {
 	case RoleNode:
@@ -82,7 +82,7 @@ func podCgroup(layout CgroupLayout, uid, container string) string {
 		"cri-containerd-"+container+".scope")
 }
 
-// podUID is a pod's UID: fixed by the names, so that nothing must remember it.
+// podUID is a pod's UID: it follows from the names, so that it need not be stored.
 func podUID(lab, pod string) string {
 	b := sha256.Sum256([]byte("uid/" + lab + "/" + pod))
 	b[6] = b[6]&0x0f | 0x40 // version 4 and variant, RFC 9562
@@ -97,12 +97,10 @@ func containerID(lab, pod string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte("container/"+lab+"/"+pod)))
 }
 
-// killTimeout bounds the wait for killed processes; one in an uninterruptible
-// system call takes as long as the call.
+// killTimeout bounds the wait for killed processes; one in an uninterruptible system call ends after the call.
 const killTimeout = time.Minute
 
-// removeCgroups kills every process below root and removes root. A root that
-// does not exist is fine.
+// removeCgroups kills every process below root and removes root, if it exists.
 func removeCgroups(root string) error {
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -130,7 +128,7 @@ func killCgroup(dir string) error {
 	// Before Linux 5.14.
 	pids, err := cgroupPIDs(dir)
 	for _, pid := range pids {
-		unix.Kill(pid, unix.SIGKILL) // may have ended by itself
+		unix.Kill(pid, unix.SIGKILL) // fails if it has just ended
 	}
 	return err
 }
@@ -161,8 +159,7 @@ func cgroupPIDs(dir string) ([]int, error) {
 	return pids, err
 }
 
-// removeCgroupTree removes dir and the cgroups below it, deepest first. The
-// files in them are the kernel's.
+// removeCgroupTree removes dir and the cgroups below it, deepest first. The files in them belong to the kernel.
 func removeCgroupTree(dir string) error {
 	var dirs []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -185,7 +182,7 @@ func removeCgroupTree(dir string) error {
 	return nil
 }
 
-// insideCgroup says whether this process is in the top-level cgroup of that name.
+// insideCgroup reports whether this process is in the top-level cgroup of that name.
 func insideCgroup(name string) (bool, error) {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connect connects the non-blocking socket f. It calls connect(2) just once, so
-// that hooks see what a program's one call gives.
+// connect connects the non-blocking socket f. It calls connect(2) just once, so that hooks see a single call,
+// as of a program.
 func connect(ctx context.Context, f *os.File, e endpoint) error {
 	fd := int(f.Fd())
 	if e.kind == unix.SOCK_STREAM {
@@ -28,10 +28,9 @@ func connect(ctx context.Context, f *os.File, e endpoint) error {
 	return os.NewSyscallError("connect", err)
 }
 
-// reportUnreachable makes an ICMP error end a connection attempt at once. On
-// veth the answer to a SYN arrives while connect(2) still holds the socket, and
-// the kernel then only notes the error, until the SYN's retransmission after a
-// second brings the next. With the flag the error is queued too and wakes poll.
+// reportUnreachable makes an ICMP error end a connection attempt at once. On veth the reply to a SYN arrives
+// while connect(2) still holds the socket; the kernel then only notes the error, until the SYN's retransmission
+// after a second brings the next. With the flag the error is queued, too, and wakes poll.
 func reportUnreachable(fd, family int, on bool) error {
 	if err := setFlag(fd, unix.IPPROTO_IP, unix.IP_RECVERR, on); err != nil || family == unix.AF_INET {
 		return err
@@ -67,16 +66,16 @@ func awaitConnected(ctx context.Context, f *os.File) error {
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		if ctx.Err() == nil {
-			return context.DeadlineExceeded // the socket's clock was first
+			return context.DeadlineExceeded // the socket's deadline expired first
 		}
 		return ctx.Err()
 	}
 	return errors.Join(err, result)
 }
 
-// connectResult says whether the attempt has ended, and how.
+// connectResult reports whether the attempt has ended, and how.
 func connectResult(fd int) (done bool, err error) {
-	// Asked and not assumed: the runtime may wake a waiter for no reason.
+	// Polled and not assumed: the runtime may wake a waiter for no reason.
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	if n, err := unix.Poll(poll, 0); n < 1 {
 		return err != nil && !errors.Is(err, unix.EINTR), os.NewSyscallError("poll", err)

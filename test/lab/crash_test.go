@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// Killed after any step of its making, a lab is made anew by the next Up, and
-// removed by Down.
+// If Up is killed after any step, the next Up creates the lab again, and Down removes it.
 func TestUpKilledAfterEachStep(t *testing.T) {
 	name := newName(t)
 	steps := 0
@@ -20,12 +19,12 @@ func TestUpKilledAfterEachStep(t *testing.T) {
 			break // it ended before that step
 		}
 		if left := leftovers(t, name); left == nil {
-			t.Fatalf("step %d: nothing is there after the kill (%v): the test shows nothing", steps+1, err)
+			t.Fatalf("step %d: nothing exists after the kill (%v): the test proves nothing", steps+1, err)
 		}
 		if _, err := Open(name); !errors.Is(err, ErrIncomplete) {
 			t.Errorf("step %d: Open: %v, want ErrIncomplete", steps+1, err)
 		}
-		if steps%2 == 0 { // every other one is taken down, the others made anew
+		if steps%2 == 0 { // take down every other one, create the rest again
 			if err := Down(name); err != nil {
 				t.Fatalf("step %d: %v", steps+1, err)
 			}
@@ -50,8 +49,8 @@ func TestUpKilledAfterEachStep(t *testing.T) {
 	wantNothingLeft(t, name)
 }
 
-// A temporary lab outlives the kill of its owner, but the processes that it
-// started do not, and the next temporary lab removes it.
+// A temporary lab survives the kill of its owner, but its processes do not, and the next temporary lab removes
+// it.
 func TestSweepRemovesLabsOfTheDead(t *testing.T) {
 	name, lasting := newName(t), newName(t)
 	owner := part(t, partOwner, name)
@@ -59,16 +58,16 @@ func TestSweepRemovesLabsOfTheDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := owner.StdinPipe(); err != nil { // it waits for its end
+	if _, err := owner.StdinPipe(); err != nil { // it waits until this is closed
 		t.Fatal(err)
 	}
 	if err := owner.Start(); err != nil {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("the owner did not get ready: %q (%v)", line, err)
+		t.Fatalf("the owner did not become ready: %q (%v)", line, err)
 	}
-	// Of a lab that is not temporary nobody's end is the end.
+	// A lab that is not temporary survives everybody.
 	if err := part(t, partUp, lasting, "0").Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -77,9 +76,9 @@ func TestSweepRemovesLabsOfTheDead(t *testing.T) {
 	}
 	l, err := Open(name)
 	if err != nil {
-		t.Fatalf("Sweep took a living owner's lab: %v", err)
+		t.Fatalf("Sweep removed a running owner's lab: %v", err)
 	}
-	// Other tests of this machine sweep, too: not before it has been looked at.
+	// Other tests of this machine sweep, too: they must wait until it has been checked.
 	lock, err := lockLab(name, false, true)
 	if err != nil {
 		t.Fatal(err)
@@ -97,12 +96,12 @@ func TestSweepRemovesLabsOfTheDead(t *testing.T) {
 		return len(pids) == 0
 	})
 	if _, err := Open(name); err != nil {
-		t.Errorf("the lab went with its owner (%v): the test shows nothing", err)
+		t.Errorf("the lab ended with its owner (%v): the test proves nothing", err)
 	}
 	lock.Close()
 	New(t)
-	eventually(t, "nothing of the lab is left", func() bool { return leftovers(t, name) == nil }) // whoever sweeps
+	eventually(t, "nothing of the lab is left", func() bool { return leftovers(t, name) == nil }) // any process may sweep
 	if _, err := Open(lasting); err != nil {
-		t.Errorf("Sweep took a lab that is not temporary: %v", err)
+		t.Errorf("Sweep removed a lab that is not temporary: %v", err)
 	}
 }

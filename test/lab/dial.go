@@ -24,11 +24,10 @@ type DialOptions struct {
 	Control func(fd int) error
 }
 
-// Dial connects a socket of the host to address, an IP address and port.
-// Networks are tcp, tcp4, tcp6, udp, udp4 and udp6. The errno of a failed
-// connection can be asked for with errors.Is(err, syscall.ECONNREFUSED); the
-// end of ctx is its own error. LocalAddr and RemoteAddr of the connection are
-// what getsockname and getpeername say.
+// Dial connects a socket of the host to address, an IP address and port. Networks are tcp, tcp4, tcp6, udp,
+// udp4 and udp6. errors.Is(err, syscall.ECONNREFUSED) tests the errno of a failed connection; the end of ctx is
+// an error of its own. LocalAddr and RemoteAddr of the connection are the results of getsockname and
+// getpeername.
 func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return h.DialWith(ctx, DialOptions{}, network, address)
 }
@@ -129,7 +128,7 @@ func (h *Host) bind(network, address string, kind int) (*os.File, error) {
 	return f, nil
 }
 
-// endpoint is a network and address as the kernel wants them.
+// endpoint is a network and address in the kernel's terms.
 type endpoint struct {
 	family, kind int
 	v6only       bool
@@ -175,7 +174,7 @@ func (h *Host) socketFile(e endpoint) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "socket of "+h.Name), nil
 }
 
-// sockaddr writes addr for a socket of the family; IPv4 is mapped into IPv6.
+// sockaddr converts addr for a socket of the family; IPv4 is mapped into IPv6.
 func sockaddr(addr netip.AddrPort, family int) unix.Sockaddr {
 	if family == unix.AF_INET {
 		return &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().Unmap().As4()}

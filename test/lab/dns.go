@@ -16,28 +16,26 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// DNSOptions are a small authoritative name server, over UDP and TCP. The zero
-// value is none.
+// DNSOptions configure a small authoritative name server, over UDP and TCP. The zero value means none.
 type DNSOptions struct {
 	Port uint16 `json:"port"`
-	// Names are the A and AAAA records by name, in small letters and without
-	// the last dot. Each name's TXT record names the pod, and so does the
-	// TXT record of hostname.bind in class CH.
+	// Names are the A and AAAA records by name, in lower case and without the final dot. Each name's TXT
+	// record names the pod, and so does the TXT record of hostname.bind in class CH.
 	Names map[string][]netip.Addr `json:"names"`
 }
 
-// plainSize is what a UDP answer may hold unless the client says more (RFC
-// 1035, 4.2.1). Longer ones are cut: the client then asks by TCP.
+// plainSize is the limit of a UDP reply unless the client allows more (RFC 1035, 4.2.1). Longer ones are
+// truncated, and the client repeats the query by TCP.
 const plainSize = 512
 
-// nameServer answers for a host.
+// nameServer is a host's name server.
 type nameServer struct {
 	DNSOptions
 	pod string
 }
 
-// answer returns the answer to a message, of at most limit bytes; by UDP an
-// EDNS client says the limit itself (RFC 6891, 6.2.3).
+// answer returns the reply to a message, of at most limit bytes; by UDP an EDNS client sets the limit itself
+// (RFC 6891, 6.2.3).
 func (s *nameServer) answer(request []byte, limit int, udp bool) ([]byte, error) {
 	var q dnsmessage.Message
 	if err := q.Unpack(request); err != nil {
@@ -79,7 +77,7 @@ func (s *nameServer) answer(request []byte, limit int, udp bool) ([]byte, error)
 	return message, err
 }
 
-// records returns what a question asks for, and whether its name exists.
+// records returns the records for a question, and whether its name exists.
 func (s *nameServer) records(q dnsmessage.Question) (all []dnsmessage.Resource, known bool) {
 	header := dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 1}
 	pod := dnsmessage.Resource{Header: header, Body: &dnsmessage.TXTResource{TXT: []string{s.pod}}}
@@ -102,8 +100,7 @@ func (s *nameServer) records(q dnsmessage.Question) (all []dnsmessage.Resource, 
 	return all, known
 }
 
-// serveStreams answers by TCP: each message comes after its length (RFC 1035,
-// 4.2.2).
+// serveStreams serves TCP: each message follows its length (RFC 1035, 4.2.2).
 func (s *nameServer) serveStreams(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -124,7 +121,7 @@ func (s *nameServer) serveStreams(l net.Listener) {
 	}
 }
 
-// serveStream answers until the client ends, which is io.EOF.
+// serveStream serves until the client closes the connection, which is io.EOF.
 func (s *nameServer) serveStream(conn net.Conn) error {
 	for {
 		var size [2]byte

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// ask answers one question of a client that takes datagrams of a size, 0 for one
-// that does not know EDNS.
+// ask answers one question of a client that accepts datagrams of a size, 0 if it does not know EDNS.
 func (s *nameServer) ask(t *testing.T, name string, kind dnsmessage.Type, class dnsmessage.Class, size int, udp bool) dnsmessage.Message {
 	t.Helper()
 	q := dnsmessage.Message{
@@ -63,13 +62,13 @@ func TestNameServer(t *testing.T) {
 		cut     bool
 	}{
 		{"an IPv4 address", s.ask(t, "web.test.", dnsmessage.TypeA, in, 0, true), 1, dnsmessage.RCodeSuccess, false},
-		{"an IPv6 address, in other letters", s.ask(t, "Web.Test.", dnsmessage.TypeAAAA, in, 1232, true), 1, dnsmessage.RCodeSuccess, false},
+		{"an IPv6 address, in other case", s.ask(t, "Web.Test.", dnsmessage.TypeAAAA, in, 1232, true), 1, dnsmessage.RCodeSuccess, false},
 		{"a name without such an address", s.ask(t, "v4.test.", dnsmessage.TypeAAAA, in, 0, true), 0, dnsmessage.RCodeSuccess, false},
 		{"no such name", s.ask(t, "nobody.test.", dnsmessage.TypeA, in, 0, true), 0, dnsmessage.RCodeNameError, false},
 		{"the pod", s.ask(t, "hostname.bind.", dnsmessage.TypeTXT, ch, 0, true), 1, dnsmessage.RCodeSuccess, false},
 		{"too much for a datagram", s.ask(t, "many.test.", dnsmessage.TypeA, in, 0, true), 0, dnsmessage.RCodeSuccess, true},
 		{"not too much with EDNS", s.ask(t, "many.test.", dnsmessage.TypeA, in, 1232, true), 40, dnsmessage.RCodeSuccess, false},
-		{"as much as there is by TCP", s.ask(t, "many.test.", dnsmessage.TypeA, in, 0, false), 40, dnsmessage.RCodeSuccess, false},
+		{"everything by TCP", s.ask(t, "many.test.", dnsmessage.TypeA, in, 0, false), 40, dnsmessage.RCodeSuccess, false},
 	} {
 		got := test.reply
 		if len(got.Answers) != test.answers || got.RCode != test.code || got.Truncated != test.cut {

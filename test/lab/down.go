@@ -21,15 +21,13 @@ func (l *Lab) Down() error {
 	return Down(l.Name)
 }
 
-// Down removes the lab of that name, whatever is left of it: processes in its
-// cgroups, mounts, cgroups, namespaces, files. It needs no state for that but
-// the name. A lab that does not exist is fine.
+// Down removes the lab of that name and all its remains: processes in its cgroups, mounts, cgroups, namespaces,
+// files. It needs only the name, no state. The lab need not exist.
 func Down(name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	// Made if it is missing: without the lock it could be another Up's lab
-	// that is removed.
+	// Created if missing: without the lock another Up's lab could be removed.
 	lock, err := lockLab(name, true, true)
 	if err != nil {
 		return err
@@ -46,16 +44,15 @@ func remove(name string) error {
 	if err := os.Remove(stateDir(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	// The last lab takes the root along; the others keep it.
+	// The last lab also removes the root; the others keep it.
 	if err := os.Remove(stateRoot); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// removeContents removes everything of a lab but its locked directory. Each
-// step is tried even if one before it failed, but files go only after the
-// mounts among them have gone.
+// removeContents removes everything of a lab except its locked directory. It tries each step even if an earlier
+// one failed, but removes files only after the mounts among them.
 func removeContents(name string) error {
 	if inside, err := insideCgroup(filepath.Base(labCgroup("", name))); err != nil {
 		return err
@@ -87,8 +84,8 @@ func removeContents(name string) error {
 	return errors.Join(errs...)
 }
 
-// Sweep removes temporary labs whose process has gone, which it does not do by
-// itself when it is killed. Labs that are just being made or removed are left.
+// Sweep removes temporary labs whose process has ended without removing them, because it was killed. It skips
+// labs that are being created or removed.
 func Sweep() error {
 	names, err := labNames()
 	if err != nil {
@@ -113,19 +110,18 @@ func sweep(name string) error {
 		return err
 	}
 	defer lock.Close()
-	// A lab of the same name may have come since.
+	// A lab of the same name may have been created since.
 	if !abandoned(name) {
 		return nil
 	}
 	return remove(name)
 }
 
-// abandoned says whether nobody will take the lab down any more.
+// abandoned reports whether nobody will take the lab down any more.
 func abandoned(name string) bool {
 	s, err := readState(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Killed before the first write, or about to write: the lock
-		// tells which.
+		// Killed before the first write, or about to write: the lock tells which.
 		return true
 	}
 	if err != nil || s.Owner == nil {

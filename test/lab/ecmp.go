@@ -13,17 +13,15 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// The fields that decide are both addresses, the protocol and both ports. Policy 1 says
-// the same, but takes a hash that the packet has already (fib_multipath_hash in
-// net/ipv4/route.c): on veth that is a random number of the sender's socket, which is
-// another one after a retransmission. Policy 3 looks into the packet (Linux 5.14).
+// The hash covers both addresses, the protocol and both ports. Policy 1 means the same, but uses a hash that
+// the packet has already (fib_multipath_hash in net/ipv4/route.c): on veth that is a random number of the
+// sender's socket, which changes after a retransmission. Policy 3 reads the packet (Linux 5.14).
 const layer4Policy, layer4Fields = "3", "55" // 0x37: FIB_MULTIPATH_HASH_FIELD_*
 
-// Balance has the fabric route networks to several hosts at once, in equal parts, in
-// place of what routes to them it had. A packet's host follows from a hash of its
-// addresses, protocol and ports, so that a flow stays with its host while all of them
-// are there. ICMP messages have no ports: they may go to another one.
-// Several hosts need CONFIG_IP_ROUTE_MULTIPATH.
+// Balance has the fabric route networks to several hosts at once, in equal parts, instead of its previous
+// routes to them. A packet's host follows from a hash of its addresses, protocol and ports, so that a flow
+// keeps its host while all of them are there. ICMP messages have no ports: they may go to another one. Several
+// hosts need CONFIG_IP_ROUTE_MULTIPATH.
 func (l *Lab) Balance(networks []netip.Prefix, hosts ...*Host) error {
 	fabric := l.withRole(RoleFabric)[0]
 	return fabric.Do(func() error {
@@ -55,9 +53,9 @@ func (l *Lab) Balance(networks []netip.Prefix, hosts ...*Host) error {
 	})
 }
 
-// CutOff sets the fabric's end of a host's uplink down: the host's carrier goes, and
-// routes of several hosts lead to the others alone. What it returns joins it again: with
-// the addresses and routes that the fabric had by this device.
+// CutOff sets the fabric's end of a host's uplink down: the host loses its carrier, and multipath routes use
+// only the other hosts. Its result joins the host again, with the addresses and routes that the fabric had by
+// this device.
 func (l *Lab) CutOff(host *Host) (join func() error, err error) {
 	fabric := l.withRole(RoleFabric)[0]
 	nl, link, err := fabric.OpenDevice(host.Name)
@@ -84,8 +82,8 @@ func (l *Lab) CutOff(host *Host) (join func() error, err error) {
 	}, nil
 }
 
-// routesBy are those of the main table that lead by this device alone, without those
-// that the kernel makes for addresses.
+// routesBy lists the main table's routes by this device alone, except those that the kernel creates for
+// addresses.
 func routesBy(nl *netlink.Handle, link netlink.Link) (routes []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		all, err := nl.RouteList(link, family)
@@ -98,13 +96,13 @@ func routesBy(nl *netlink.Handle, link netlink.Link) (routes []netlink.Route, er
 			}
 		}
 	}
-	// Those to neighbours first: the others need them.
+	// Routes to neighbours first: the others need them.
 	slices.SortStableFunc(routes, func(a, b netlink.Route) int { return len(a.Gw) - len(b.Gw) })
 	return routes, nil
 }
 
-// join sets a device up, and gives it what it had. IPv4 addresses outlive that it is
-// down, IPv6 ones do not.
+// join sets a device up, and restores its addresses and routes. IPv4 addresses stay while it is down, IPv6 ones
+// do not.
 func (h *Host) join(device string, addresses []netlink.Addr, routes []netlink.Route) error {
 	nl, err := h.Netlink()
 	if err != nil {
@@ -134,7 +132,7 @@ func (h *Host) join(device string, addresses []netlink.Addr, routes []netlink.Ro
 		return err
 	}
 	for _, r := range routes {
-		r.Flags = 0 // what the kernel says of it, such as that there is no carrier
+		r.Flags = 0 // set by the kernel, such as the lack of a carrier
 		if err := nl.RouteReplace(&r); err != nil {
 			return fmt.Errorf("route %s: %w", r, err)
 		}
@@ -142,11 +140,10 @@ func (h *Host) join(device string, addresses []netlink.Addr, routes []netlink.Ro
 	return nil
 }
 
-// Narrow has all routes of a router by a device take packets of so many octets and no
-// more: it answers those that are longer and may not be fragmented as if the device's
-// MTU were less (RFC 1191, RFC 8201), while those that come in by the device may be as
-// long as before. So it is as if a narrow link were behind it, one way.
-// Routes that lead by several devices stay as they are.
+// Narrow gives all routes of a router by a device an MTU: the router answers longer packets that may not be
+// fragmented as if that were the device's MTU (RFC 1191, RFC 8201), while packets that arrive by the device may
+// be as long as before. It is like a link with a small MTU behind it, in one direction. Routes that use several
+// devices stay unchanged.
 func (h *Host) Narrow(device string, mtu int) error {
 	nl, link, err := h.OpenDevice(device)
 	if err != nil {
@@ -158,7 +155,7 @@ func (h *Host) Narrow(device string, mtu int) error {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}
 	for _, r := range routes {
-		r.MTU, r.MTULock = mtu, true // one that is not locked is for what the host itself sends
+		r.MTU, r.MTULock = mtu, true // an unlocked MTU applies only to what the host itself sends
 		if err := nl.RouteReplace(&r); err != nil {
 			return fmt.Errorf("host %s: route %s with an MTU of %d: %w", h.Name, r, mtu, err)
 		}

@@ -13,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vips are addresses that the hosts of balanced have on their loopback.
+// vips are addresses on the loopback of balanced's hosts.
 var vips = []netip.Addr{netip.MustParseAddr("198.19.0.1"), netip.MustParseAddr("2001:db8:e::1")}
 
-// balanced is a lab in which node-a and node-b both answer for vips, and a UDP server
-// runs on each.
+// balanced is a lab in which node-a and node-b both have vips, and each runs a UDP server.
 func balanced(t *testing.T) *Lab {
 	t.Helper()
 	l := NewOf(t, Shape{ThreeNodes: true})
@@ -40,8 +39,7 @@ func balanced(t *testing.T) *Lab {
 	return l
 }
 
-// whoServes asks by UDP from so many ports, always the same ones, and returns who
-// answers each.
+// whoServes sends UDP requests from so many ports, always the same ones, and returns who answers each.
 func whoServes(t *testing.T, l *Lab, vip netip.Addr) (pods []string) {
 	t.Helper()
 	own := l.Host("client").Addr4
@@ -63,8 +61,8 @@ func whoServes(t *testing.T, l *Lab, vip netip.Addr) (pods []string) {
 	return pods
 }
 
-// Flows are shared by two hosts, each stays with its host; all go to the other one while
-// one is cut off, in either order, and back when it has joined again.
+// Two hosts share flows, each flow keeps its host; all go to the other one while one is cut off, in either
+// order, and return when it has joined again.
 func TestBalanceAndCutOff(t *testing.T) {
 	l := balanced(t)
 	before := map[netip.Addr][]string{}
@@ -94,7 +92,7 @@ func TestBalanceAndCutOff(t *testing.T) {
 				t.Errorf("%s, when %s has joined again, is served by\n%s, before by\n%s", vip, name, got, want)
 			}
 		}
-		// What was there by the device alone is there again.
+		// What used only the device works again.
 		for i, addr := range l.Host(name).addrs() {
 			if answer, err := l.Host("client").Request(withTimeout(t, patience), "udp", port(addr, PortUDP), "x"); err != nil || answer.Pod != name {
 				t.Errorf("%s: %+v, %v", addr, answer, err)
@@ -107,8 +105,8 @@ func TestBalanceAndCutOff(t *testing.T) {
 	}
 }
 
-// Behind a narrow way what is too long is answered with its MTU, in both families, and
-// what comes from there may be longer.
+// A packet that is too long for a route's MTU is answered with it, in both families; packets from there may be
+// longer.
 func TestNarrow(t *testing.T) {
 	l := newWithServers(t)
 	if err := l.Host("fabric").Narrow("node-b", 1400); err != nil {
@@ -139,15 +137,14 @@ func TestNarrow(t *testing.T) {
 		if i >= 2 {
 			continue
 		}
-		// The answer is longer than what is asked.
+		// The answer is longer than the request.
 		if answer, err := Ask(withTimeout(t, patience), conn, strings.Repeat("x", 1400-headers)); err != nil || answer.Pod != "b1" {
 			t.Errorf("%s: a datagram that fits: %q, %v", addr, answer.Pod, err)
 		}
 	}
 }
 
-// A capture has what came and what was sent, with its ends and lengths, and says if it
-// is not all.
+// A capture has received and sent packets, with addresses and lengths, and fails if some are missing.
 func TestCapture(t *testing.T) {
 	l := newWithServers(t)
 	start := func(options CaptureOptions) *Capture {
@@ -179,7 +176,7 @@ func TestCapture(t *testing.T) {
 			}
 			passed[strings.Join([]string{ends.String(), direction, p.Device}, " ")] = true
 			if asked := ends.Dst().String() == addr.String(); asked && p.Length != []int{33, 53}[i] {
-				t.Errorf("the question has a length of %d", p.Length)
+				t.Errorf("the request has a length of %d", p.Length)
 			}
 		}
 		client := l.Host("client").addrs()[i].String()

@@ -13,26 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Ear hears what comes to devices of a host, from its making on.
+// An Ear records packets that arrive at devices of a host, from its creation on.
 type Ear struct {
 	devices []string
 	sockets []int
 }
 
-// HeardPacket is an IP packet that has come to a device. What IPv6 says of itself
-// (neighbour discovery, group membership) is none; an ICMPv6 error is not told, either.
+// HeardPacket is an IP packet that has arrived at a device. Recorded are neither IPv6's own messages (neighbour
+// discovery, group membership) nor ICMPv6 errors.
 type HeardPacket struct {
 	Device string
 	// From and To have ports if the protocol is TCP or UDP.
 	From, To netip.AddrPort
 	Protocol uint8
 	Fragment bool
-	// Length in octets from the IP header on: of all, if several segments have not
-	// been cut apart yet.
+	// Length is the number of octets from the IP header on, of all segments of a merged packet.
 	Length int
 }
 
-// earSize is how many octets an ear keeps for each device.
+// earSize is the number of octets that an ear buffers for each device.
 const earSize = 32 << 20
 
 // Hear begins to listen at devices of the host. The caller closes the ear.
@@ -74,7 +73,7 @@ func hearAt(device string) (fd int, err error) {
 	return fd, err
 }
 
-// Packets returns what has been heard since the last call.
+// Packets returns the packets since the last call.
 func (e *Ear) Packets() (all []HeardPacket, err error) {
 	buffer := make([]byte, 1<<16)
 	for i, fd := range e.sockets {
@@ -98,7 +97,7 @@ func (e *Ear) Packets() (all []HeardPacket, err error) {
 	return all, nil
 }
 
-// Close ends it.
+// Close stops recording.
 func (e *Ear) Close() {
 	for _, fd := range e.sockets {
 		unix.Close(fd)

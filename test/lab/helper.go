@@ -13,22 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Helpers are this same program started again under a name of their own; the
-// name says which part it plays. An argument and not the environment carries
-// it, so that a helper's own children cannot inherit it.
+// Helpers are this same program started again under a name of their own, which selects the part. It is an
+// argument and not in the environment, so that a helper's own children cannot inherit it.
 const (
 	helperSocket = "beeline-lab-socket"
 	helperServer = "beeline-lab-server"
 )
 
-// errNoMain protects from a program that would run itself again and again.
+// errNoMain prevents a program from starting itself again and again.
 var errNoMain = errors.New("lab.Main was not called: call it first of all in main or TestMain")
 
 var mainCalled atomic.Bool
 
-// Main turns the process into a lab's helper if it was started as one, and does
-// not return then. Otherwise it returns at once. Programs that use
-// Host.Socket, Host.Dial, Host.Listen or servers call it first of all.
+// Main turns the process into a lab's helper if it was started as one, and does not return then. Otherwise it
+// returns at once. Programs that use Host.Socket, Host.Dial, Host.Listen or servers call it first.
 func Main() {
 	mainCalled.Store(true)
 	var err error
@@ -47,7 +45,7 @@ func Main() {
 	os.Exit(0)
 }
 
-// helperFD is the descriptor that a helper talks to its parent by.
+// helperFD is the descriptor for messages to a helper's parent.
 const helperFD = 3
 
 // helperCommand prepares this program as a helper of the host. A bound helper
@@ -56,10 +54,10 @@ func (h *Host) helperCommand(bound bool, argv ...string) (*Cmd, error) {
 	if !mainCalled.Load() {
 		return nil, errNoMain
 	}
-	// Not the file's name: a test binary may be gone or replaced by now.
+	// Not the file's name: a test binary may have been removed or replaced.
 	cmd := h.Command(context.Background(), "/proc/self/exe")
 	cmd.Args = argv
-	cmd.Dir = "/" // keeps no directory of the caller in use
+	cmd.Dir = "/" // so that no directory of the caller stays in use
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if bound {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL

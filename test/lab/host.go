@@ -23,17 +23,16 @@ type Host struct {
 	Node *Host
 	// NetNS is the path of the network namespace, as for nsenter --net=.
 	NetNS string
-	// Cgroup is the directory of the cgroup2 cgroup that the host's
-	// processes run in; for a node that of its own processes (agent,
-	// hostNetwork), which lies beside those of its pods.
+	// Cgroup is the directory of the cgroup2 cgroup of the host's processes; for a node that of its own
+	// processes (agent, hostNetwork), next to those of its pods.
 	Cgroup string
 	// Dir holds the host's files: servers' logs and records.
 	Dir string
 
-	// Only nodes have these.
+	// Only for nodes.
 
-	// CgroupRoot holds the cgroups of the node and of its pods; what is
-	// attached here sees the sockets of this node alone.
+	// CgroupRoot holds the cgroups of the node and of its pods; programs attached here see the sockets of
+	// this node only.
 	CgroupRoot string
 	// BPFFS is the node's own BPF file system.
 	BPFFS string
@@ -55,8 +54,8 @@ func (h *Host) Pods() []*Host {
 	return list
 }
 
-// Do runs f on a thread that is in the host's network namespace. f must stay
-// on its goroutine: those it starts run elsewhere. The cgroup is the caller's.
+// Do runs f on a thread in the host's network namespace. f must stay on its goroutine: those it starts run
+// elsewhere. The cgroup is the caller's.
 func (h *Host) Do(f func() error) error {
 	if err := inNetNS(h.NetNS, f); err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
@@ -64,9 +63,8 @@ func (h *Host) Do(f func() error) error {
 	return nil
 }
 
-// Netlink opens a handle for links, addresses and routes of the host, and for
-// nothing else: what other netlink families are asked for through it, they do in
-// the caller's own network namespace. Use Do for these. The caller closes it.
+// Netlink opens a handle for links, addresses and routes of the host, and for nothing else: through it, other
+// netlink families work in the caller's own network namespace. Use Do for these. The caller closes it.
 func (h *Host) Netlink() (*netlink.Handle, error) {
 	nl, err := netlinkAt(h.NetNS)
 	if err != nil {
@@ -89,10 +87,10 @@ func (h *Host) OpenDevice(name string) (*netlink.Handle, netlink.Link, error) {
 	return nl, device, nil
 }
 
-// check says what a lab lacks, nil if it is complete.
+// check returns an error if the lab lacks something.
 func (l *Lab) check(s state) error {
 	if !s.Complete {
-		return errors.New("its making never finished, or is going on")
+		return errors.New("its creation never finished, or is in progress")
 	}
 	if boot, err := bootID(); err != nil {
 		return err

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lab builds small clusters out of network namespaces and cgroups: two
-// nodes with three pods each, a client outside and a routing fabric between
-// them, in both address families. Each host is a namespace, each pod's
-// processes run in a cgroup where the kubelet would put them, and each node has
-// a BPF file system of its own, so that agents of several nodes run side by
-// side on one kernel.
+// Package lab builds small clusters out of network namespaces and cgroups: two nodes with three pods each, a
+// client outside and a routing fabric between them, in both address families. Each host is a namespace, each
+// pod's processes run in a cgroup where the kubelet would put them, and each node has a BPF file system of its
+// own, so that agents of several nodes run side by side on one kernel.
 //
-// A lab belongs to its name, not to the process that made it: [Open] finds it
-// again, [Lab.Down] removes it even after a crash. Labs of different names do
-// not see each other, although their addresses are the same.
+// A lab belongs to its name, not to the process that created it: [Open] finds it again, [Lab.Down] removes it
+// even after a crash. Labs with different names do not see each other, although their addresses are the same.
 //
-// A program that uses sockets or servers of a lab calls [Main] first of all.
+// A program that uses sockets or servers of a lab calls [Main] first.
 package lab
 
 import (
@@ -29,12 +26,11 @@ import (
 var (
 	// ErrNotFound is returned for a lab that does not exist.
 	ErrNotFound = errors.New("no such lab")
-	// ErrIncomplete is returned by Open for a lab that is half made or
-	// damaged. Up makes it anew.
+	// ErrIncomplete is returned by Open for a lab that is incomplete or damaged. Up creates it again.
 	ErrIncomplete = errors.New("lab is incomplete")
 )
 
-// Config says what Up makes. The zero value is right for tests.
+// Config configures Up. Tests need only the zero value.
 type Config struct {
 	// Name of the lab: lower-case letters, digits and hyphens, at most 24;
 	// if empty, a random one that begins with "t".
@@ -42,11 +38,11 @@ type Config struct {
 	// CgroupLayout is LayoutSystemd if empty.
 	CgroupLayout CgroupLayout
 	Shape
-	// Temporary ties the lab to this process: its servers end with it, and
-	// the next temporary lab on the machine removes what it left behind.
+	// Temporary ties the lab to this process: its servers end with it, and the next temporary lab on the
+	// machine removes what it has left.
 	Temporary bool
-	// Warn is told what an earlier run left and could not be removed; if nil,
-	// it is printed to stderr.
+	// Warn is called with what an earlier run left and could not be removed; if nil, it is printed to
+	// stderr.
 	Warn func(error)
 
 	// For tests: ownCgroup2 mounts a cgroup2 hierarchy as on a machine with
@@ -70,9 +66,8 @@ type Lab struct {
 	hosts []*Host
 }
 
-// Up makes a lab. If it exists and is complete, Up returns it as it is, with
-// Reused set; one that is half made or damaged is removed and made anew. On
-// error nothing remains.
+// Up creates a lab. If it exists and is complete, Up returns it unchanged, with Reused set; one that is
+// incomplete or damaged is removed and created again. On error nothing remains.
 func Up(cfg Config) (*Lab, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -81,7 +76,7 @@ func Up(cfg Config) (*Lab, error) {
 		return nil, fmt.Errorf("lab %s: network namespaces and cgroups need root: %w", cfg.Name, os.ErrPermission)
 	}
 	if cfg.Temporary {
-		// What another left and cannot be removed is not in this lab's way.
+		// Leftovers of others that cannot be removed do not affect this lab.
 		if err := Sweep(); err != nil {
 			cfg.Warn(fmt.Errorf("removing what an earlier run left: %w", err))
 		}
@@ -146,7 +141,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// build makes everything below an empty, locked state directory.
+// build creates everything below an empty, locked state directory.
 func build(cfg Config) error {
 	s := state{Layout: cfg.CgroupLayout, Shape: cfg.Shape, Created: time.Now().UTC()}
 	var err error
@@ -194,7 +189,7 @@ func build(cfg Config) error {
 	return s.write(cfg.Name)
 }
 
-// create makes the host's directories, cgroup and namespace.
+// create creates the host's directories, cgroup and namespace.
 func (h *Host) create(p *hostPlan) error {
 	if err := os.MkdirAll(h.Dir, 0o755); err != nil {
 		return err
@@ -213,8 +208,7 @@ func (h *Host) create(p *hostPlan) error {
 	return createHost(h.lab.Name, p)
 }
 
-// Open returns a lab that is up. The error is ErrNotFound or ErrIncomplete if
-// there is none, or not all of it.
+// Open returns a lab that is up. The error is ErrNotFound or ErrIncomplete if it is missing or incomplete.
 func Open(name string) (*Lab, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -233,7 +227,7 @@ func Open(name string) (*Lab, error) {
 	return l, nil
 }
 
-// assemble names all that belongs to the lab, without touching any of it.
+// assemble names everything in the lab, without touching any of it.
 func assemble(name string, s state, p *topologyPlan) *Lab {
 	l := &Lab{
 		Name:         name,

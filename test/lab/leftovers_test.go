@@ -16,8 +16,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// leftovers lists everything on the machine that bears the lab's name: files,
-// mounts, cgroups and processes in them.
+// leftovers lists everything on the machine with the lab's name: files, mounts, cgroups and processes in them.
 func leftovers(t *testing.T, name string) []string {
 	t.Helper()
 	var found []string
@@ -40,8 +39,8 @@ func leftovers(t *testing.T, name string) []string {
 		if err != nil {
 			continue
 		}
-		// An ended process is its parent's, not the lab's; that of an
-		// orphan is the machine's init.
+		// An ended process belongs to its parent, not to the lab; an orphan belongs to the machine's
+		// init.
 		if _, err := processOf(pid); err == nil {
 			found = append(found, linesWith(name, fmt.Sprintf("/proc/%d/cgroup", pid))...)
 		}
@@ -56,7 +55,7 @@ func leftovers(t *testing.T, name string) []string {
 	return found
 }
 
-// linesWith returns the lines of a file that hold text, none if there is no file.
+// linesWith returns the lines of a file that contain text, none if there is no file.
 func linesWith(text, path string) []string {
 	var found []string
 	data, _ := os.ReadFile(path) // processes come and go
@@ -75,9 +74,8 @@ func wantNothingLeft(t *testing.T, name string) {
 	}
 }
 
-// canary gives every namespace of the lab a device whose other end is in a
-// namespace of the test's. The kernel removes it only when it really destroys
-// the lab's namespace, which no name or process tells.
+// canary gives every namespace of the lab a device whose other end is in a namespace of the test's. The kernel
+// removes it only when it really destroys the lab's namespace, which no name or process shows.
 func canary(t *testing.T, l *Lab) (left func() int) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "canary")
@@ -117,8 +115,8 @@ func canary(t *testing.T, l *Lab) (left func() int) {
 	}
 }
 
-// useEverything runs all that a lab can run: servers, helpers, commands,
-// sockets, and a mount and files where agents put theirs.
+// useEverything runs everything a lab can: servers, helpers, commands, sockets, and a mount and files where
+// agents put theirs.
 func useEverything(t *testing.T, l *Lab) {
 	t.Helper()
 	if err := l.StartServers(); err != nil {

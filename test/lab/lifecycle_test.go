@@ -29,7 +29,7 @@ func TestDownLeavesNothing(t *testing.T) {
 			left := canary(t, l)
 			useEverything(t, l)
 			if found := leftovers(t, l.Name); len(found) < 30 || left() != len(l.Hosts()) {
-				t.Fatalf("the test sees only %d traces and %d devices of a lab that is up", len(found), left())
+				t.Fatalf("the test finds only %d traces and %d devices of a lab that is up", len(found), left())
 			}
 			if err := l.Down(); err != nil {
 				t.Fatal(err)
@@ -40,8 +40,7 @@ func TestDownLeavesNothing(t *testing.T) {
 	}
 }
 
-// The machine's own network sees nothing of a lab: not for a moment is one of
-// its devices there.
+// A lab is invisible in the machine's own network: not even for a moment is one of its devices there.
 func TestUpDoesNotTouchTheMachinesNetwork(t *testing.T) {
 	name := newName(t)
 	updates, done := make(chan netlink.LinkUpdate, 1000), make(chan struct{})
@@ -88,7 +87,7 @@ func TestUpTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := netnsCookie(t, second.Host("a1")); err != nil || again != cookie || first.Reused || !second.Reused {
-		t.Errorf("the second Up made the lab anew (namespace %d, before %d, %v), reused %v then %v", again, cookie, err, first.Reused, second.Reused)
+		t.Errorf("the second Up created the lab again (namespace %d, before %d, %v), reused %v then %v", again, cookie, err, first.Reused, second.Reused)
 	}
 	if _, err := Up(Config{Name: name, CgroupLayout: LayoutCgroupfs}); err == nil {
 		t.Error("Up with another cgroup layout: no error")
@@ -98,7 +97,7 @@ func TestUpTwice(t *testing.T) {
 	}
 }
 
-// Up repairs what somebody else broke.
+// Up repairs a damaged lab.
 func TestUpMakesADamagedLabAnew(t *testing.T) {
 	for what, damage := range map[string]func(*Lab) error{
 		"namespace":       func(l *Lab) error { return removeNetNS(l.Host("b2").NetNS) },
@@ -156,7 +155,7 @@ func TestDownOfNothing(t *testing.T) {
 	}
 }
 
-// Down finds everything by the lab's name, also if its files are gone.
+// Down finds everything by the lab's name, even without its files.
 func TestDownWithoutState(t *testing.T) {
 	l, err := Up(Config{Name: newName(t), Temporary: true})
 	if err != nil {
@@ -202,7 +201,7 @@ func TestTwoLabsAtOnce(t *testing.T) {
 	}
 }
 
-// Ups and Downs of one name at the same time take turns.
+// Concurrent Ups and Downs of one name take turns.
 func TestUpAndDownOfOneNameAtOnce(t *testing.T) {
 	name := newName(t)
 	results := make(chan error)
@@ -230,7 +229,7 @@ func TestUpAndDownOfOneNameAtOnce(t *testing.T) {
 	wantNothingLeft(t, name)
 }
 
-// On a machine that uses only cgroup v1 a lab brings its own cgroup2 mount.
+// On a machine that uses only cgroup v1 a lab mounts cgroup2 itself.
 func TestOwnCgroup2Mount(t *testing.T) {
 	l, err := Up(Config{Name: newName(t), ownCgroup2: true, Temporary: true})
 	if err != nil {
@@ -248,7 +247,7 @@ func TestOwnCgroup2Mount(t *testing.T) {
 	wantNothingLeft(t, l.Name)
 }
 
-// What fails in the middle takes back what it had made.
+// An Up that fails in the middle removes what it created.
 func TestUpThatFailsLeavesNothing(t *testing.T) {
 	name := newName(t)
 	// The client's namespace has a name that is a directory.
@@ -274,9 +273,9 @@ func TestProcessIsNamedForGood(t *testing.T) {
 	if err != nil || !p.alive() {
 		t.Errorf("this process: %v, alive=%v", err, p.alive())
 	}
-	p.Start += "0" // another process that got the same pid
+	p.Start += "0" // another process with the same pid
 	if p.alive() {
-		t.Error("a process of another start is taken for the same")
+		t.Error("a process with another start time is taken for the same")
 	}
 	if _, err := processOf(1 << 30); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no process: %v, want fs.ErrNotExist", err)

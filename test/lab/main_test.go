@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests that need a process to be killed start this binary again in one of
-// these parts, named like lab.Main's helpers by the first argument.
+// Tests that need a process to be killed start this binary again in one of these parts, named by the first
+// argument like lab.Main's helpers.
 const (
-	partUp     = "test-up"     // makes lab argv[1], kills itself at step argv[2]
-	partOwner  = "test-owner"  // makes lab argv[1] with all that can run in it, and waits
+	partUp     = "test-up"     // creates lab argv[1], kills itself at step argv[2]
+	partOwner  = "test-owner"  // creates lab argv[1] with everything that can run in it, and waits
 	partMounts = "test-mounts" // in a mount namespace of its own, see inOwnRun
 )
 
@@ -78,8 +78,8 @@ func exitOn(err error) {
 	}
 }
 
-// patience is how long a test waits for what has to come: far longer than it
-// takes, for a busy machine may keep a process waiting for many seconds.
+// patience is how long a test waits for an event: far longer than it takes, because a busy machine may delay a
+// process for many seconds.
 const patience = time.Minute
 
 // withTimeout is a context that ends with the test or after d.
@@ -90,9 +90,9 @@ func withTimeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// eventually fails the test unless ok becomes true within twice the patience:
-// a connection that was cut off keeps the kernel from destroying its namespace
-// until it has been retransmitted in vain (tcp_orphan_retries, about 100 s).
+// eventually fails the test unless ok becomes true within twice the patience: a connection that was cut off
+// keeps the kernel from destroying its namespace until its retransmissions have failed (tcp_orphan_retries,
+// about 100 s).
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * patience); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -102,7 +102,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// newName reserves a random name for a lab that the test makes by itself.
+// newName reserves a random name for a lab that the test creates itself.
 func newName(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {

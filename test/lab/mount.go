@@ -20,8 +20,8 @@ type mountPoint struct {
 	shared bool // in a peer group: mounts in it are propagated
 }
 
-// mounts lists the mounts that this thread sees, oldest first. /proc/self shows the
-// first thread, which may have left for a mount namespace of its own.
+// mounts lists the mounts that this thread sees, oldest first. /proc/self shows the first thread, which may be
+// in a mount namespace of its own.
 func mounts() ([]mountPoint, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -48,8 +48,8 @@ func unescapeMount(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// mountBPF gives dir a BPF file system of its own: what is pinned there is not
-// seen at /sys/fs/bpf, and ends with the mount.
+// mountBPF gives dir a BPF file system of its own: its pins are not visible at /sys/fs/bpf, and end with the
+// mount.
 func mountBPF(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -60,8 +60,8 @@ func mountBPF(dir string) error {
 	return nil
 }
 
-// unmountBelow unmounts everything below dir, newest first. Whoever still uses
-// a mount keeps it until he lets go.
+// unmountBelow unmounts everything below dir, newest first. A mount that is in use stays until its users close
+// it.
 func unmountBelow(dir string) error {
 	list, err := mounts()
 	if err != nil {
@@ -80,7 +80,7 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// hasFileSystem says whether path lies on a file system with that magic number.
+// hasFileSystem reports whether path is on a file system with that magic number.
 func hasFileSystem(path string, magic int64) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(path, &fs) == nil && int64(fs.Type) == magic

@@ -20,9 +20,8 @@ func netnsPath(lab, host string) string {
 	return filepath.Join(netnsDir, lab+"-"+host)
 }
 
-// onOwnThread runs f in a new goroutine that is locked to a thread other than
-// the process's first one. /proc/self/ns shows the first thread, and nothing
-// that reads it may see a lab's namespace in passing.
+// onOwnThread runs f in a new goroutine that is locked to a thread other than the process's first one.
+// /proc/self/ns shows the first thread, whose readers must never see a lab's namespace.
 func onOwnThread(f func()) {
 	go func() {
 		runtime.LockOSThread()
@@ -43,18 +42,17 @@ func onOwnThread(f func()) {
 	}()
 }
 
-// errLeft is what a caller gets whose function left by runtime.Goexit, which is
-// what t.Fatal does.
+// errLeft is the caller's error if its function left by runtime.Goexit, as t.Fatal does.
 var errLeft = errors.New("the function ended its goroutine (t.Fatal?) and did not return an error")
 
-// withThread runs f on a locked thread of its own and returns the thread to
-// the network namespace that it had. f may change the namespace.
+// withThread runs f on a locked thread of its own and returns the thread to its previous network namespace. f
+// may change the namespace.
 func withThread(f func() error) error {
 	result := make(chan error, 1)
 	onOwnThread(func() {
 		err := errLeft
-		// A goroutine that ends with its thread locked ends the thread:
-		// nobody else ever runs in a namespace that it did not leave.
+		// A goroutine that ends with its thread locked ends the thread: nothing else ever runs in a
+		// namespace that it did not leave.
 		defer func() { result <- err }()
 		home, openErr := openCurrentNetNS()
 		if openErr != nil {
@@ -80,8 +78,7 @@ func openCurrentNetNS() (*os.File, error) {
 	return f, nil
 }
 
-// inNetNS runs f on a thread that is in the namespace at path. Goroutines that
-// f starts are not in it.
+// inNetNS runs f on a thread in the namespace at path. Goroutines that f starts are not in it.
 func inNetNS(path string, f func() error) error {
 	ns, err := os.Open(path)
 	if err != nil {
@@ -122,8 +119,8 @@ func createNetNS(path string, configure func() error) error {
 // its last process and socket.
 func removeNetNS(path string) error {
 	for {
-		// EINVAL: not, or no longer, a mount point. A name can carry
-		// more than one mount where somebody bound it again.
+		// EINVAL: no longer a mount point, or it never was one. A name can have more than one mount if
+		// somebody bound it again.
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err == nil {
 			continue
@@ -136,7 +133,7 @@ func removeNetNS(path string) error {
 	err := os.Remove(path)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("removing the name of a network namespace: %w: it is also mounted below the mount at %s, "+
-			"which came later (ip netns add): a reboot removes it, or, where no other namespace is named there, "+
+			"which was made later (ip netns add): a reboot removes it, or, if no other namespace is named there, "+
 			"`umount --lazy %[2]s` and another try", err, filepath.Dir(path))
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -145,8 +142,8 @@ func removeNetNS(path string) error {
 	return nil
 }
 
-// isNetNS says whether path is a mounted namespace and not just its mount
-// point, which is what a reboot or an interrupted Up leaves.
+// isNetNS reports whether path is a mounted namespace and not just its mount point, which remains after a
+// reboot or an interrupted Up.
 func isNetNS(path string) bool {
 	return hasFileSystem(path, unix.NSFS_MAGIC)
 }

@@ -11,15 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareNetNSDir makes netnsDir a shared mount of its own, as `ip netns add` does (ipnetns.c of
-// iproute2). Without it the first `ip netns add` on the machine would bind the directory over
-// itself later: the names that are there would be mounted twice, once out of reach, and none of them
-// could be removed until the next reboot (EBUSY).
+// shareNetNSDir makes netnsDir a shared mount of its own, as `ip netns add` does (ipnetns.c of iproute2).
+// Otherwise the machine's first `ip netns add` would bind the directory over itself later: existing names would
+// be mounted twice, one mount out of reach, and could not be removed until the next reboot (EBUSY).
 func shareNetNSDir() error {
 	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
 		return err
 	}
-	// Opened before the mount, it leads to what lies below it. iproute2 takes the same lock.
+	// Opened before the mount, it refers to the directory below it. iproute2 takes the same lock.
 	below, err := os.Open(netnsDir)
 	if err != nil {
 		return err
@@ -45,9 +44,8 @@ func makeShared(dir string) error {
 	return nil
 }
 
-// releaseHidden unmounts the namespaces that were mounted in netnsDir before it became a mount
-// point: the new mount has copies of them. Where the parent mount is shared, both are one: the
-// kernel unmounts them together.
+// releaseHidden unmounts the namespaces that were mounted in netnsDir before it became a mount point: the new
+// mount has copies of them. If the parent mount is shared, the kernel unmounts both together.
 func releaseHidden(below *os.File) error {
 	list, err := mounts()
 	if err != nil {
@@ -63,8 +61,8 @@ func releaseHidden(below *os.File) error {
 		}
 		hidden := fmt.Sprintf("/proc/self/fd/%d/%s", below.Fd(), filepath.Base(m.path))
 		err := unix.Unmount(hidden, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		// EINVAL: the line is that of a copy, and the original has gone already. ENOENT: it is of
-		// another /run, over which this one is mounted.
+		// EINVAL: the line is a copy's, and the original is already gone. ENOENT: it is in another
+		// /run, below this one.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmounting %s below the new mount of %s: %w", m.path, netnsDir, err))
 		}

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each case runs in a mount namespace of its own with an empty /run, which stands for a machine on
-// which nobody has named a network namespace yet.
+// Each case runs in a mount namespace of its own with an empty /run, which stands for a machine without any
+// named network namespace so far.
 var mountCases = map[string]func(name string) error{
 	// A lab can be removed after the machine's first `ip netns add`.
 	"a lab before ip netns add": func(name string) error {
@@ -28,7 +28,7 @@ var mountCases = map[string]func(name string) error{
 		}
 		return errors.Join(Down(name), wantNames("later"))
 	},
-	// A lab can be made and removed after `ip netns add`, which stays.
+	// A lab can be created and removed after `ip netns add`, whose name stays.
 	"a lab after ip netns add": func(name string) error {
 		if out, err := exec.Command("ip", "netns", "add", "before").CombinedOutput(); err != nil {
 			return fmt.Errorf("ip netns add: %w: %s", err, out)
@@ -38,7 +38,7 @@ var mountCases = map[string]func(name string) error{
 		}
 		return errors.Join(Down(name), wantNames("before"))
 	},
-	// Names that are there before the first lab, mounted without iproute2, stay removable.
+	// Names from before the first lab, mounted without iproute2, stay removable.
 	"a lab after a name without a mount": func(name string) error {
 		old := filepath.Join(netnsDir, "old")
 		if err := createNetNS(old, func() error { return nil }); err != nil {
@@ -48,11 +48,11 @@ var mountCases = map[string]func(name string) error{
 			return err
 		}
 		if !isNetNS(old) {
-			return errors.New("the name that was there has lost its namespace")
+			return errors.New("the existing name has lost its namespace")
 		}
 		return errors.Join(Down(name), removeNetNS(old), wantNames())
 	},
-	// Leftovers that nobody can remove are named in a warning and do not keep a new lab from being made.
+	// Leftovers that nobody can remove are named in a warning and do not keep a new lab from being created.
 	"a lab beside leftovers that stay": func(name string) error {
 		if err := leaveBusy("tleft"); err != nil {
 			return err
@@ -67,13 +67,13 @@ var mountCases = map[string]func(name string) error{
 		}
 		return l.Down()
 	},
-	// The way out of the message works.
+	// The remedy in the message works.
 	"leftovers, and what the message says": func(string) error {
 		if err := leaveBusy("tleft"); err != nil {
 			return err
 		}
 		if err := Down("tleft"); err == nil {
-			return errors.New("the leftovers can be removed: the test shows nothing")
+			return errors.New("the leftovers can be removed: the test proves nothing")
 		}
 		if err := exec.Command("umount", "--lazy", netnsDir).Run(); err != nil {
 			return err
@@ -92,7 +92,7 @@ func TestNetNSDirectory(t *testing.T) {
 			cmd.Stderr = &said
 			err := cmd.Run()
 			if errors.Is(err, unix.EINVAL) {
-				t.Skip("the root directory is no mount point (chroot), so mounts cannot be kept from others")
+				t.Skip("the root directory is no mount point (chroot), so mounts cannot be private")
 			}
 			if err != nil {
 				t.Errorf("%v: %s", err, said.String())
@@ -101,7 +101,7 @@ func TestNetNSDirectory(t *testing.T) {
 	}
 }
 
-// inOwnRun gives this process an empty /run and runs a case. Its mount namespace is not the machine's.
+// inOwnRun gives this process an empty /run and runs a case, in a mount namespace other than the machine's.
 func inOwnRun(name, what string) error {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -112,7 +112,7 @@ func inOwnRun(name, what string) error {
 		return err
 	}
 	if own == parent {
-		return errors.New("the mount namespace is that of the parent")
+		return errors.New("the mount namespace is the parent's")
 	}
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
 		return err
@@ -120,8 +120,8 @@ func inOwnRun(name, what string) error {
 	return mountCases[what](name)
 }
 
-// leaveBusy leaves a lab of an owner that has gone, with a name that a later mount of the directory
-// keeps from being removed: what `ip netns add` made of labs of earlier versions.
+// leaveBusy leaves a lab without an owner, with a name that a later mount of the directory keeps from being
+// removed: the result of `ip netns add` with labs of earlier versions.
 func leaveBusy(name string) error {
 	if err := os.MkdirAll(stateDir(name), 0o755); err != nil {
 		return err
@@ -135,7 +135,7 @@ func leaveBusy(name string) error {
 	return exec.Command("ip", "netns", "delete", "later").Run()
 }
 
-// wantNames wants exactly these names of network namespaces on the machine.
+// wantNames checks the names of network namespaces on the machine.
 func wantNames(want ...string) error {
 	entries, err := os.ReadDir(netnsDir)
 	if err != nil {

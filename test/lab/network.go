@@ -19,9 +19,8 @@ import (
 // sysctl is a path below /proc/sys/net and its value.
 type sysctl struct{ path, value string }
 
-// hostSysctls are set in every new namespace, before its first device: a new
-// namespace copies IPv4 settings from the machine it is made on, so each one
-// that matters is stated.
+// hostSysctls are set in every new namespace, before its first device: a new namespace copies IPv4 settings
+// from the machine, so each relevant one is set explicitly.
 func hostSysctls(router bool) []sysctl {
 	forward := "0"
 	if router {
@@ -39,8 +38,8 @@ func hostSysctls(router bool) []sysctl {
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/all/accept_ra", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
-		// Replies that leave by another way than the request came are
-		// legitimate here (direct server return).
+		// Replies that leave by another route than the request arrived are legitimate here (direct
+		// server return).
 		{"ipv4/conf/all/rp_filter", "0"},
 		{"ipv4/conf/default/rp_filter", "0"},
 		{"ipv4/conf/all/send_redirects", "0"},
@@ -51,14 +50,14 @@ func hostSysctls(router bool) []sysctl {
 	}
 }
 
-// optionalSysctls exist only where bridge netfilter is loaded.
+// optionalSysctls exist only if bridge netfilter is loaded.
 var optionalSysctls = []sysctl{
 	{"bridge/bridge-nf-call-iptables", "0"},
 	{"bridge/bridge-nf-call-ip6tables", "0"},
 	{"bridge/bridge-nf-call-arptables", "0"},
 }
 
-// writeSysctls applies to the network namespace of the calling thread.
+// writeSysctls writes to the network namespace of the calling thread.
 func writeSysctls(settings []sysctl) error {
 	for _, s := range settings {
 		if err := os.WriteFile(filepath.Join("/proc/sys/net", s.path), []byte(s.value), 0o644); err != nil {
@@ -68,7 +67,7 @@ func writeSysctls(settings []sysctl) error {
 	return nil
 }
 
-// createHost makes the host's namespace, without devices but lo.
+// createHost creates the host's namespace, without devices except lo.
 func createHost(lab string, h *hostPlan) error {
 	return createNetNS(netnsPath(lab, h.name), func() error {
 		if err := writeSysctls(hostSysctls(h.router)); err != nil {
@@ -110,9 +109,8 @@ func openHost(lab, name string) (hostHandle, error) {
 	return hostHandle{ns, nl}, nil
 }
 
-// applyNetwork builds the plan's links, addresses and routes in the lab's
-// existing namespaces. Every device is created inside the lab: none is ever
-// seen in the caller's namespace.
+// applyNetwork creates the plan's links, addresses and routes in the lab's existing namespaces. Every device is
+// created inside the lab: none ever appears in the caller's namespace.
 func applyNetwork(lab string, p *topologyPlan, progress func()) error {
 	handles := map[string]hostHandle{}
 	for _, h := range p.hosts {
@@ -152,8 +150,8 @@ func applyNetwork(lab string, p *topologyPlan, progress func()) error {
 	return nil
 }
 
-// netlinkAt opens a routing socket in the namespace at path. The library's own
-// NewHandleAt may pass through the process's first thread; this does not.
+// netlinkAt opens a routing socket in the namespace at path. The library's own NewHandleAt may use the
+// process's first thread; this does not.
 func netlinkAt(path string) (nl *netlink.Handle, err error) {
 	err = inNetNS(path, func() error {
 		nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -162,7 +160,7 @@ func netlinkAt(path string) (nl *netlink.Handle, err error) {
 	return nl, err
 }
 
-// create makes the veth pair between two open hosts and sets it up.
+// create creates the veth pair between two open hosts and sets it up.
 func (l linkPlan) create(lab string, host, peer hostHandle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index, attrs.MTU = l.device, l.index, l.mtu
@@ -176,7 +174,7 @@ func (l linkPlan) create(lab string, host, peer hostHandle) error {
 		return fmt.Errorf("creating the veth pair (needs CONFIG_VETH): %w", err)
 	}
 	if l.proxyARP {
-		// A delay of 0 answers at once; the default waits up to 0.8 s.
+		// A delay of 0 replies at once; the default waits up to 0.8 s.
 		err := inNetNS(netnsPath(lab, l.host), func() error {
 			return writeSysctls([]sysctl{
 				{"ipv4/conf/" + l.device + "/proxy_arp", "1"},

@@ -13,10 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadyForXDP makes the fabric's devices such that native XDP serves at their
-// peers, the devices eth0 (and eth1) of nodes and clients, as it does at hardware: packets
-// arrive with whole checksums, and what XDP sends is received. A veth loses that
-// if its peer has no XDP program: with GRO alone it lies in a queue, and nobody
+// ReadyForXDP prepares the fabric's devices so that native XDP works at their peers, the devices eth0 (and
+// eth1) of nodes and clients, as with hardware: packets arrive with complete checksums, and what XDP sends is
+// received. A veth drops that if its peer has no XDP program: with GRO alone it stays in a queue, and nothing
 // is woken (veth_xdp_flush in drivers/net/veth.c, seen with Linux 6.18).
 func (l *Lab) ReadyForXDP() error {
 	fabric := l.withRole(RoleFabric)[0]
@@ -38,7 +37,7 @@ func (l *Lab) ReadyForXDP() error {
 	})
 }
 
-// passProgram leaves every packet alone.
+// passProgram passes every packet.
 func passProgram() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "lab_pass", Type: ebpf.XDP, AttachType: ebpf.AttachXDP, Flags: unix.BPF_F_XDP_HAS_FRAGS, License: "Dual BSD/GPL",
@@ -70,8 +69,8 @@ type ethtoolRequest struct {
 	_     [16]byte
 }
 
-// VLANOffload says whether a device of the host takes VLAN tags from frames that come,
-// and adds them to frames that go; else they are in the frames.
+// VLANOffload sets whether a device of the host strips VLAN tags from received frames and adds them to sent
+// ones; otherwise the tags are in the frames.
 func (h *Host) VLANOffload(device string, on bool) error {
 	const rxVLAN, txVLAN = 1 << 8, 1 << 7 // ETH_FLAG_RXVLAN, ETH_FLAG_TXVLAN
 	return h.Do(func() error {
@@ -90,8 +89,8 @@ func (h *Host) VLANOffload(device string, on bool) error {
 	})
 }
 
-// GRO turns generic receive offload of a device on. A veth without it, and without XDP,
-// hands packets over in the sender's own time, and takes none from its peer's XDP.
+// GRO enables generic receive offload of a device. A veth without it, and without XDP, delivers packets on the
+// sender's CPU time, and accepts none from its peer's XDP.
 func (h *Host) GRO(device string) error {
 	return h.Do(func() error {
 		if err := setEthtool(device, unix.ETHTOOL_SGRO, 1); err != nil {
@@ -107,7 +106,7 @@ func setEthtool(device string, command, data uint32) error {
 	return err
 }
 
-// ethtool returns what the kernel has put in place of data.
+// ethtool returns the value that the kernel has written to data.
 func ethtool(device string, command, data uint32) (uint32, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create makes a node's overlay device over its uplink, and says where each other
-// node is.
+// create creates a node's overlay device over its uplink, with an entry for each other node.
 func (o *overlayPlan) create(nl *netlink.Handle) error {
 	uplink, err := nl.LinkByName(device0)
 	if err != nil {
@@ -35,13 +34,13 @@ func (o *overlayPlan) create(nl *netlink.Handle) error {
 	}
 	for _, p := range o.peers {
 		if err := p.add(nl, link.Attrs().Index); err != nil {
-			return fmt.Errorf("where node %s is: %w", p.node, err)
+			return fmt.Errorf("entry of node %s: %w", p.node, err)
 		}
 	}
 	return nil
 }
 
-// add says which MAC address the other node's device has, and which node that is.
+// add adds the entry of another node: its device's MAC address, and the node's own address.
 func (p overlayPeer) add(nl *netlink.Handle, device int) error {
 	entries := []*netlink.Neigh{{
 		LinkIndex: device, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF,

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pods of two nodes reach each other over VXLAN in both families, with the longest
-// datagram that their devices take, and the fabric sees nothing but VXLAN between
-// the nodes: no packet of a pod, no fragment, none too long for it.
+// Pods of two nodes reach each other over VXLAN in both families, with the longest datagram that their devices
+// allow, and the fabric sees only VXLAN between the nodes: no packet of a pod, no fragment, none too long for
+// it.
 func TestPodsReachEachOtherOverVXLAN(t *testing.T) {
 	l := NewOf(t, Shape{Network: NetworkVXLAN})
 	if err := l.StartServers(); err != nil {
@@ -48,7 +48,7 @@ func TestPodsReachEachOtherOverVXLAN(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// As long as the device takes; the answer is longer and comes in fragments.
+		// As long as the device allows; the answer is longer and arrives in fragments.
 		if _, err := Ask(withTimeout(t, patience), conn, strings.Repeat("x", overlayMTU-[]int{headers4, headers6}[i])); err != nil {
 			t.Errorf("a datagram of %d octets to %s: %v", overlayMTU, addr, err)
 		}
@@ -61,7 +61,7 @@ func TestPodsReachEachOtherOverVXLAN(t *testing.T) {
 	longest := 0
 	for _, p := range heard {
 		if p.Protocol != unix.IPPROTO_UDP || p.To.Port() != overlayPort || p.Fragment {
-			t.Errorf("the fabric heard %+v", p)
+			t.Errorf("the fabric received %+v", p)
 		}
 		longest = max(longest, p.Length)
 	}

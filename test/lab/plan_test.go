@@ -31,7 +31,7 @@ func TestPlanHasUniqueNamesAndAddresses(t *testing.T) {
 	}
 }
 
-// No two labs may meet in one namespace name, whatever they are called.
+// No two labs may share a namespace name, whatever they are called.
 func TestHostNamesAreNoSuffixOfEachOther(t *testing.T) {
 	for _, a := range plan(largest).hosts {
 		for _, b := range plan(largest).hosts {
@@ -51,7 +51,7 @@ func TestServiceRangesAreRoutedNowhere(t *testing.T) {
 				t.Errorf("host %s has a route to %s", h.name, r.to)
 			}
 			if isDefault && h.role == RoleFabric {
-				t.Errorf("the fabric has a default route: what it does not know would not end there")
+				t.Errorf("the fabric has a default route: packets to unknown addresses would not end there")
 			}
 		}
 	}

@@ -26,11 +26,10 @@ type Cmd struct {
 	host *Host
 }
 
-// Command prepares a process of the host. It is in the host's namespace and
-// cgroup from its first instruction on; file system and /sys are the caller's
-// (so /sys/class/net shows the caller's devices, while /proc/sys/net and
-// netlink are the host's). If ctx ends, the process is killed; in a temporary
-// lab also when this process ends, however it does.
+// Command prepares a process of the host. It is in the host's namespace and cgroup from its first instruction
+// on; file system and /sys are the caller's (so /sys/class/net shows the caller's devices, while /proc/sys/net
+// and netlink are the host's). The process is killed when ctx ends; in a temporary lab also when this process
+// ends, for whatever reason.
 func (h *Host) Command(ctx context.Context, argv ...string) *Cmd {
 	if len(argv) == 0 {
 		return &Cmd{&exec.Cmd{Err: errors.New("lab: no command given")}, h}
@@ -54,8 +53,8 @@ func (c *Cmd) Start() error {
 	if c.SysProcAttr != nil {
 		attr = *c.SysProcAttr
 	}
-	// clone3(CLONE_INTO_CGROUP): the process never is in another cgroup,
-	// as it would be if it were moved after its start.
+	// clone3(CLONE_INTO_CGROUP): the process is never in another cgroup, as it would be if it were moved
+	// after its start.
 	attr.UseCgroupFD, attr.CgroupFD = true, int(cgroup.Fd())
 	if c.host.lab.Temporary && attr.Pdeathsig == 0 {
 		attr.Pdeathsig = unix.SIGKILL
@@ -106,10 +105,9 @@ type startRequest struct {
 	result chan<- error
 }
 
-// spawner is the thread that all processes of labs are started on. A child
-// inherits the namespace of the thread that forks it, and the kernel sends a
-// child's Pdeathsig when that thread ends: therefore one that nobody else uses
-// and that never ends.
+// spawner is the thread that starts all processes of labs. A child inherits the namespace of the thread that
+// forks it, and the kernel sends a child's Pdeathsig when that thread ends: therefore a thread that nobody else
+// uses and that never ends.
 var spawner = sync.OnceValue(func() chan<- startRequest {
 	requests := make(chan startRequest)
 	onOwnThread(func() {
@@ -137,16 +135,14 @@ func (r startRequest) start(home *os.File) error {
 	}
 	err := r.cmd.Start()
 	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-		// The next start states its namespace itself; until then the
-		// lab's is in use.
+		// The next start sets its namespace itself; until then the lab's stays in use.
 		err = errors.Join(err, fmt.Errorf("leaving network namespace %s: %w", r.ns.Name(), back))
 	}
 	return err
 }
 
-// Exec replaces this process by argv in the host's namespace and cgroup: its
-// standard streams, terminal, signals and exit status are then those of the
-// command. It returns only on error, exec.ErrNotFound if there is no such
+// Exec replaces this process with argv in the host's namespace and cgroup: standard streams, terminal, signals
+// and exit status are then the command's. It returns only on error, exec.ErrNotFound if there is no such
 // command.
 func (h *Host) Exec(argv []string) error {
 	if len(argv) == 0 {
@@ -160,7 +156,7 @@ func (h *Host) Exec(argv []string) error {
 	if err := os.WriteFile(procs, []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
 		return fmt.Errorf("host %s: entering its cgroup: %w", h.Name, err)
 	}
-	// execve ends all threads but the calling one, whose namespace stays.
+	// execve ends all threads except the calling one, whose namespace stays.
 	runtime.LockOSThread()
 	ns, err := os.Open(h.NetNS)
 	if err != nil {

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// placeOf runs a command on the host that tells where it is: its namespace and
-// its cgroup2 cgroup.
+// placeOf runs a command on the host that prints its network namespace and its cgroup2 cgroup.
 func placeOf(t *testing.T, h *Host) (netns, cgroup string) {
 	t.Helper()
 	out, err := h.Command(t.Context(), "sh", "-c", "readlink /proc/self/ns/net; cat /proc/self/cgroup").Output()
@@ -56,8 +55,7 @@ func TestCommandRunsOnItsHost(t *testing.T) {
 	}
 }
 
-// Whoever starts what at the same time: nobody ends up on another's host, and
-// processes of the caller's own stay out of the lab.
+// Concurrent starts: no process ends up on another host, and the caller's own processes stay out of the lab.
 func TestCommandsOfManyHostsAtOnce(t *testing.T) {
 	l := New(t)
 	want := map[*Host]string{}
@@ -122,8 +120,7 @@ func TestCommandEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Sysctls of the host's network are the host's for its processes, which agents
-// rely on.
+// A host's processes see the sysctls of its network, as agents need.
 func TestCommandSeesItsSysctls(t *testing.T) {
 	l := New(t)
 	for _, h := range l.Hosts() {
@@ -138,7 +135,7 @@ func TestCommandSeesItsSysctls(t *testing.T) {
 	}
 }
 
-// Down ends every process of the lab, also those that do not want to.
+// Down ends every process of the lab, even those that ignore signals.
 func TestDownKillsProcesses(t *testing.T) {
 	l := New(t)
 	cmd := l.Host("b1").Command(t.Context(), "sh", "-c", "trap '' TERM HUP INT; echo ready; while :; do sleep 600; done")

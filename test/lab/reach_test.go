@@ -30,7 +30,7 @@ func newWithServers(t *testing.T) *Lab {
 	return l
 }
 
-// addresses of a host, one per family.
+// addrs are a host's addresses, one per family.
 func (h *Host) addrs() []netip.Addr { return []netip.Addr{h.Addr4, h.Addr6} }
 
 func port(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }
@@ -90,8 +90,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// What no hook translates ends at the fabric: soon, with an errno that is not
-// that of a rejected Service, and without going round.
+// A connection to a Service that no hook translates ends at the fabric: soon, with an errno that differs from a
+// rejected Service's, and without a loop.
 func TestServiceRangeEndsAtTheFabric(t *testing.T) {
 	l := New(t)
 	for i, prefix := range []netip.Prefix{ServiceRange4, ServiceRange6} {
@@ -106,12 +106,12 @@ func TestServiceRangeEndsAtTheFabric(t *testing.T) {
 			}
 			// A second one would be its retransmission, after 1 s.
 			if n := l.Host("fabric").counter(t, counter) - before; n != 1 {
-				t.Errorf("%s to %s: the fabric saw the one SYN %d times", name, address, n)
+				t.Errorf("%s to %s: the fabric received the one SYN %d times", name, address, n)
 			}
 		}
 		for _, h := range l.Hosts() {
 			if n := h.counter(t, timeouts); n != 0 {
-				t.Errorf("%s: %d packets went round until their hop limit", h.Name, n)
+				t.Errorf("%s: %d packets looped until their hop limit", h.Name, n)
 			}
 		}
 	}
@@ -129,14 +129,14 @@ func TestUnknownPodEndsAtItsNode(t *testing.T) {
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", address, err, want)
 		}
-		// The SYN, and the answer to it.
+		// The SYN, and the reply to it.
 		if n := l.Host("fabric").forwarded(t) - before; n != 2 {
 			t.Errorf("%s: the fabric forwarded %d packets, want 2", address, n)
 		}
 	}
 	for _, h := range l.Hosts() {
 		if n := h.counter(t, "IcmpOutTimeExcds") + h.counter(t, "Icmp6OutTimeExcds"); n != 0 {
-			t.Errorf("%s: %d packets went round until their hop limit", h.Name, n)
+			t.Errorf("%s: %d packets looped until their hop limit", h.Name, n)
 		}
 	}
 }
@@ -217,7 +217,7 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
-// blackhole makes a router drop without an answer.
+// blackhole makes a router drop packets silently.
 func blackhole(t *testing.T, h *Host, prefix string) {
 	t.Helper()
 	nl, err := h.Netlink()

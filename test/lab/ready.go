@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addressTimeout bounds the wait for IPv6 addresses. Others who take their networks down keep
-// the kernel from finishing them, all at once for seconds.
+// addressTimeout bounds the wait for IPv6 addresses. Others that take their networks down can delay the kernel
+// for seconds.
 const addressTimeout = time.Minute
 
-// AddAddress adds an address to one of the host's devices, and returns when the
-// host answers for it.
+// AddAddress adds an address to one of the host's devices, and returns when the host has it.
 func (h *Host) AddAddress(device string, prefix netip.Prefix) error {
 	nl, link, err := h.OpenDevice(device)
 	if err != nil {
@@ -45,14 +44,13 @@ func addAddress(nl *netlink.Handle, link netlink.Link, prefix netip.Prefix) erro
 	return nil
 }
 
-// awaitAddresses waits until the host answers for the addresses and each of its
-// veth devices has a link-local one. The kernel finishes IPv6 addresses in the
-// background, also without duplicate address detection: a connection that comes
-// before loses a second, for it or its neighbour solicitation is dropped.
+// awaitAddresses waits until the host has the addresses and each of its veth devices has a link-local one. The
+// kernel finishes IPv6 addresses in the background, even without duplicate address detection: an earlier
+// connection loses a second, because it or its neighbour solicitation is dropped.
 func awaitAddresses(nl *netlink.Handle, addresses ...netip.Addr) error {
 	for deadline := time.Now().Add(addressTimeout); ; time.Sleep(time.Millisecond) {
 		waiting, err := unreadyAddress(nl, addresses)
-		interrupted := errors.Is(err, netlink.ErrDumpInterrupted) // one has come meanwhile
+		interrupted := errors.Is(err, netlink.ErrDumpInterrupted) // one was added meanwhile
 		if err != nil && !interrupted {
 			return fmt.Errorf("waiting for its IPv6 addresses: %w", err)
 		}
@@ -74,8 +72,7 @@ func unreadyAddress(nl *netlink.Handle, addresses []netip.Addr) (string, error) 
 	if device != "" {
 		return "fe80::/64 of " + device, nil
 	}
-	// The route to the host itself is the last thing that the kernel makes
-	// of an address.
+	// The route to the host itself is the last thing that the kernel creates for an address.
 	routes, err := nl.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return "", err
@@ -94,8 +91,8 @@ func unreadyAddress(nl *netlink.Handle, addresses []netip.Addr) (string, error) 
 	return "", nil
 }
 
-// withoutLinkLocal returns the name of a veth device that has not made itself a
-// usable link-local address, without which it cannot ask for its neighbours.
+// withoutLinkLocal returns the name of a veth device without a usable link-local address, which it needs to
+// solicit neighbours.
 func withoutLinkLocal(nl *netlink.Handle) (string, error) {
 	addresses, err := nl.AddrList(nil, netlink.FAMILY_V6)
 	if err != nil {

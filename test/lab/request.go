@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Request connects from the host to a line or datagram server, asks once and
-// closes. Errors of the connection are those of Dial.
+// Request connects from the host to a line or datagram server, sends one request and closes. Errors of the
+// connection are those of Dial.
 func (h *Host) Request(ctx context.Context, network, address, payload string) (Answer, error) {
 	conn, err := h.Dial(ctx, network, address)
 	if err != nil {
@@ -22,9 +22,8 @@ func (h *Host) Request(ctx context.Context, network, address, payload string) (A
 	return Ask(ctx, conn, payload)
 }
 
-// Ask sends one request on an open connection to a line or datagram server and
-// reads the answer. It sets the connection's deadline to that of ctx. The
-// payload holds no line end.
+// Ask sends one request on an open connection to a line or datagram server and reads the answer. It sets the
+// connection's deadline to that of ctx. The payload contains no newline.
 func Ask(ctx context.Context, conn net.Conn, payload string) (Answer, error) {
 	var answer Answer
 	deadline, _ := ctx.Deadline() // the zero time means none
@@ -50,8 +49,7 @@ func Ask(ctx context.Context, conn net.Conn, payload string) (Answer, error) {
 	return answer, nil
 }
 
-// readLine reads up to a line's end. Servers send nothing unasked, so nothing
-// follows it.
+// readLine reads up to a newline. Servers send only answers, so nothing follows it.
 func readLine(conn net.Conn) ([]byte, error) {
 	buffer := make([]byte, 0, 65536)
 	for {

@@ -27,24 +27,23 @@ import (
 type Answer struct {
 	// Pod is the name of the host that the server runs on.
 	Pod string `json:"pod"`
-	// Peer and Local are the connection's two ends as the server sees
-	// them; IPv4 addresses are not mapped.
+	// Peer and Local are the connection's two ends as the server sees them; IPv4 addresses are not mapped.
 	Peer  netip.AddrPort `json:"peer"`
 	Local netip.AddrPort `json:"local"`
-	// Payload is the request: the line without its end (TCP), the datagram
-	// (UDP), the request URI (HTTP).
+	// Payload is the request: the line without its newline (TCP), the datagram (UDP), the request URI
+	// (HTTP).
 	Payload string `json:"payload"`
 }
 
-// ServerOptions says what a server does. The zero value is right for most.
+// ServerOptions configure a server. Most callers use the zero value.
 type ServerOptions struct {
 	TCP  uint16 `json:"tcp"`  // port of the line server, 8080 if 0
 	HTTP uint16 `json:"http"` // port of the HTTP server, 8081 if 0
 	UDP  uint16 `json:"udp"`  // port of the datagram server, 8080 if 0
-	// Drain is how long established connections live on after StopServer,
-	// unless their clients close them before.
+	// Drain is how long established connections stay open after StopServer, unless their clients close them
+	// before.
 	Drain time.Duration `json:"drain"`
-	// DNS is a name server beside them.
+	// DNS is an additional name server.
 	DNS DNSOptions `json:"dns"`
 }
 
@@ -68,8 +67,8 @@ type server struct {
 	open atomic.Int64 // TCP connections, of both servers
 }
 
-// runServer serves until SIGTERM, and then drains. It writes one line to
-// helperFD as soon as it serves: nothing, or why it cannot.
+// runServer serves until SIGTERM, and then drains. It writes one line to helperFD as soon as it serves, which
+// is empty or an error.
 func runServer(argument string) error {
 	setProcessName(helperServer)
 	terminate := make(chan os.Signal, 1)
@@ -120,9 +119,8 @@ func (s *server) listen() (err error) {
 	return err
 }
 
-// drain closes the listeners at once, and waits for the clients to end their
-// connections. Datagrams are answered until the end: they have no connections
-// that could be told from new ones.
+// drain closes the listeners at once, and waits for the clients to close their connections. Datagrams are
+// answered until the end: without connections, old clients look like new ones.
 func (s *server) drain() {
 	s.lines.Close()
 	s.web.Close()
@@ -135,7 +133,7 @@ func (s *server) drain() {
 	}
 }
 
-// countingListener counts the connections that are open.
+// countingListener counts the open connections.
 type countingListener struct {
 	net.Listener
 	open *atomic.Int64
@@ -219,8 +217,8 @@ func (s *server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(s.answer(conn.RemoteAddr(), conn.LocalAddr(), r.RequestURI))
 }
 
-// listenUDP opens a socket for both families that says which of the host's
-// addresses each datagram came to: the answer has to come from that one.
+// listenUDP opens a socket for both families that returns the destination address of each datagram: the answer
+// must come from it.
 func listenUDP(port uint16) (*net.UDPConn, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		if err := raw.Control(func(fd uintptr) {
@@ -238,7 +236,7 @@ func listenUDP(port uint16) (*net.UDPConn, error) {
 	return conn.(*net.UDPConn), nil
 }
 
-// serveDatagrams answers each datagram from the address that it came to.
+// serveDatagrams answers each datagram from its destination address.
 func serveDatagrams(conn *net.UDPConn, answerTo func(request []byte, peer, local net.Addr) ([]byte, error)) {
 	port := conn.LocalAddr().(*net.UDPAddr).Port
 	request, control := make([]byte, 65536), make([]byte, 256)
@@ -271,9 +269,8 @@ func (s *server) answerDatagram(request []byte, peer, local net.Addr) ([]byte, e
 	return append(answer, '\n'), err
 }
 
-// packetInfo returns the control message that sends an answer from the address
-// that a datagram came to, and the address itself. On a socket for both
-// families IPv4 addresses come mapped and may be sent so, see ipv6(7).
+// packetInfo returns the control message that sends an answer from a datagram's destination address, and the
+// address itself. On a socket for both families IPv4 addresses are mapped, in both directions, see ipv6(7).
 func packetInfo(control []byte) (info []byte, to net.IP, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -282,8 +279,8 @@ func packetInfo(control []byte) (info []byte, to net.IP, err error) {
 	for _, m := range messages {
 		if m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo {
 			to := slices.Clone(net.IP(m.Data[:net.IPv6len]))
-			// The device is left to routing (index 0), but for link-local
-			// addresses, which mean nothing without.
+			// Routing chooses the device (index 0), except for link-local addresses, which need
+			// one.
 			pktinfo := &unix.Inet6Pktinfo{Addr: [16]byte(to)}
 			if to.IsLinkLocalUnicast() {
 				pktinfo.Ifindex = binary.NativeEndian.Uint32(m.Data[net.IPv6len:])
@@ -291,5 +288,5 @@ func packetInfo(control []byte) (info []byte, to net.IP, err error) {
 			return unix.PktInfo6(pktinfo), to, nil
 		}
 	}
-	return nil, nil, errors.New("it came without its destination address (IPV6_PKTINFO)")
+	return nil, nil, errors.New("it has no destination address (IPV6_PKTINFO)")
 }

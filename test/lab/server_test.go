@@ -26,8 +26,8 @@ func TestConnectionCarriesManyRequests(t *testing.T) {
 	}
 }
 
-// A datagram is answered from the address that it was sent to, also if routing
-// would choose another: the client's socket is connected and takes no other.
+// A datagram is answered from its destination address, even if routing would choose another: the client's
+// socket is connected and accepts no other.
 func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	l := New(t)
 	node := l.Host("node-a")
@@ -46,12 +46,11 @@ func TestUDPAnswersFromTheAddressAsked(t *testing.T) {
 	}
 }
 
-// A stopping server accepts nothing new, but serves who is connected, for its
-// drain time.
+// A stopping server accepts no new connections, but serves existing ones for its drain time.
 func TestStopServerDrains(t *testing.T) {
 	l := New(t)
 	pod := l.Host("b1")
-	const drain = 5 * time.Second // for what is asked meanwhile, on a busy machine
+	const drain = 5 * time.Second // for the requests meanwhile, on a busy machine
 	if err := pod.StartServer(ServerOptions{Drain: drain}); err != nil {
 		t.Fatal(err)
 	}
@@ -78,14 +77,14 @@ func TestStopServerDrains(t *testing.T) {
 		t.Errorf("it ended after %v with a connection open, want not before %v", took, drain)
 	}
 	if _, err := Ask(withTimeout(t, patience), conn, "late"); err == nil {
-		t.Error("the connection lives on after the server's end")
+		t.Error("the connection is open after the server's end")
 	}
 	if pod.ServerRunning() {
 		t.Error("the stopped server is said to run")
 	}
 }
 
-// A server that drains ends as soon as nobody is connected.
+// A draining server ends as soon as it has no connection.
 func TestStopServerDoesNotWaitForNobody(t *testing.T) {
 	l := New(t)
 	pod := l.Host("b1")
@@ -118,9 +117,9 @@ func TestKillServerClosesAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Ask(withTimeout(t, patience), conn, "after"); err == nil {
-		t.Error("the connection lives on after the server was killed")
+		t.Error("the connection is open after the server was killed")
 	}
-	// And the pod can have another.
+	// And the pod can start another.
 	if err := pod.StartServer(ServerOptions{}); err != nil {
 		t.Fatal(err)
 	}

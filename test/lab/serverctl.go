@@ -45,9 +45,8 @@ func (l *Lab) StartServers() error {
 	return errors.Join(errs...)
 }
 
-// StartServer starts a server on the host, in both families, and returns when
-// it serves. In a temporary lab it ends with this process; otherwise it runs
-// until it is stopped or the lab is taken down.
+// StartServer starts a server on the host, in both families, and returns when it serves. In a temporary lab it
+// ends with this process; otherwise it runs until it is stopped or the lab is taken down.
 func (h *Host) StartServer(options ServerOptions) error {
 	if h.ServerRunning() {
 		return fmt.Errorf("host %s: its server runs already: stop it first", h.Name)
@@ -122,10 +121,10 @@ func awaitReady(ready *os.File) error {
 	return nil
 }
 
-// serverRecord names the file that remembers the server's process.
+// serverRecord is the file with the server's process.
 func (h *Host) serverRecord() string { return filepath.Join(h.Dir, "server.json") }
 
-// ServerRunning says whether a server runs on the host, whoever started it.
+// ServerRunning reports whether a server runs on the host, whoever started it.
 func (h *Host) ServerRunning() bool {
 	fd, err := h.openServer()
 	if err != nil {
@@ -135,11 +134,10 @@ func (h *Host) ServerRunning() bool {
 	return true
 }
 
-// errNoServer says that no server runs on a host.
+// errNoServer means that no server runs on a host.
 var errNoServer = errors.New("no server runs")
 
-// openServer returns a pidfd of the host's server. A process that took over its
-// pid is not mistaken for it.
+// openServer returns a pidfd of the host's server. It does not mistake a process that reuses its pid for it.
 func (h *Host) openServer() (int, error) {
 	data, err := os.ReadFile(h.serverRecord())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,8 +157,7 @@ func (h *Host) openServer() (int, error) {
 	if err != nil {
 		return -1, os.NewSyscallError("pidfd_open", err)
 	}
-	// Asked after the descriptor is open, so that the answer is about the
-	// process that the descriptor means.
+	// Checked after the descriptor is open, so that the answer is about the descriptor's process.
 	pids, err := cgroupPIDs(h.Cgroup)
 	if err != nil || !p.alive() || !slices.Contains(pids, p.PID) {
 		unix.Close(fd)
@@ -169,13 +166,11 @@ func (h *Host) openServer() (int, error) {
 	return fd, nil
 }
 
-// StopServer stops the host's server gracefully and returns when it has ended:
-// it closes its listeners at once, and keeps the established connections for
-// the Drain time of its options. No server is fine.
+// StopServer stops the host's server gracefully and returns when it has ended: it closes its listeners at once,
+// and keeps established connections for the Drain time of its options. It does nothing without a server.
 func (h *Host) StopServer() error { return h.endServer(unix.SIGTERM) }
 
-// KillServer stops the host's server at once, as a crash would. No server is
-// fine.
+// KillServer stops the host's server at once, as a crash would. It does nothing without a server.
 func (h *Host) KillServer() error { return h.endServer(unix.SIGKILL) }
 
 func (h *Host) endServer(signal unix.Signal) error {

@@ -8,35 +8,32 @@ import (
 	"net/netip"
 )
 
-// A Network says how pods reach those of other nodes.
+// A Network says how pods reach pods of other nodes.
 type Network string
 
 const (
 	// NetworkRouted has the fabric route to each node's pods.
 	NetworkRouted Network = "routed"
-	// NetworkVXLAN has the fabric know nothing of pods: nodes send to each other's
-	// by a device of VXLAN (RFC 7348), as flannel sets it up. Who is where is told
-	// by fixed entries; nothing is learned, and nothing is multicast.
+	// NetworkVXLAN hides pods from the fabric: nodes send to each other's pods by a VXLAN device (RFC
+	// 7348), as flannel sets it up. Fixed entries say where each pod is; nothing is learned or multicast.
 	NetworkVXLAN Network = "vxlan"
 )
 
-// Networks are all of them, as a flag has them.
+// Networks are all values, for a flag.
 var Networks = []string{string(NetworkRouted), string(NetworkVXLAN)}
 
-// Shape is what labs differ in.
+// Shape is the variable part of a lab.
 type Shape struct {
 	// Network is NetworkRouted if empty.
 	Network Network `json:"network"`
-	// TwoNICs gives node-a a second device, eth1, and adds client2, which the
-	// node reaches by that one. The client can ask the node at both devices; the
-	// node's best route to it is by the first.
+	// TwoNICs gives node-a a second device, eth1, and adds client2, which the node reaches by that one. The
+	// client can reach the node at both devices; the node's best route to it is by the first.
 	TwoNICs bool `json:"twoNICs,omitempty"`
 	// ThreeNodes adds node-c with three pods.
 	ThreeNodes bool `json:"threeNodes,omitempty"`
 }
 
-// largest has every host that any shape has: a lab whose shape nobody remembers is
-// removed as this one.
+// largest has every host of any shape: a lab whose shape is unknown is removed as this one.
 var largest = Shape{Network: NetworkVXLAN, TwoNICs: true, ThreeNodes: true}
 
 func (s Shape) String() string {
@@ -64,15 +61,15 @@ func (s *Shape) complete() error {
 // OverlayDevice is a node's device of NetworkVXLAN.
 const OverlayDevice = "vxlan0"
 
-// The overlay as flannel has it: one network, and the port that Linux used before
-// there was one of VXLAN's own. Over IPv4 a packet is 50 octets longer.
+// The overlay as in flannel: one network, and the port that Linux used before VXLAN had one of its own. Over
+// IPv4 a packet is 50 octets longer.
 const (
 	overlayID   = 1
 	overlayPort = 8472
 	overlayMTU  = 1500 - 50
 )
 
-// podMTU is that of pods' devices; 0: the kernel's default.
+// podMTU is the MTU of pods' devices; 0: the kernel's default.
 func podMTU(n Network) int {
 	if n == NetworkVXLAN {
 		return overlayMTU
@@ -80,10 +77,9 @@ func podMTU(n Network) int {
 	return 0
 }
 
-// overlayPlan is a node's device of VXLAN. It has the first address of the node's
-// pod range.
+// overlayPlan is a node's VXLAN device. It has the first address of the node's pod range.
 type overlayPlan struct {
-	local netip.Addr // of the node: what the packets around packets have
+	local netip.Addr // of the node: the source of outer packets
 	mac   net.HardwareAddr
 	peers []overlayPeer
 }
@@ -147,20 +143,19 @@ var client2 = edgePlan{
 	addr6: "fd00:201::1", gateway6: "fd00:201::fe",
 }
 
-// What node-a's second device has.
+// Addresses of node-a's second device.
 var (
 	secondAddresses = []netip.Addr{netip.MustParseAddr("192.168.101.1"), netip.MustParseAddr("fd00:101::1")}
 	secondGateways  = []netip.Addr{netip.MustParseAddr("192.168.101.254"), netip.MustParseAddr("fd00:101::fe")}
 )
 
-// SecondAddresses are those of node-a's second device, one of each family.
+// SecondAddresses are the addresses of node-a's second device, one of each family.
 func SecondAddresses() []netip.Addr { return append([]netip.Addr(nil), secondAddresses...) }
 
-// secondMetric is worse than that of the route by the first device: 0 for IPv4,
-// 1024 for IPv6.
+// secondMetric is worse than the metric of the route by the first device: 0 for IPv4, 1024 for IPv6.
 const secondMetric = 2000
 
-// addSecondNIC connects node-a with the fabric once more.
+// addSecondNIC connects node-a to the fabric once more.
 func (p *topologyPlan) addSecondNIC(fabric *hostPlan) {
 	node := p.host(nodes[0].name)
 	p.links = append(p.links, linkPlan{host: fabric.name, device: fabricDevice1, peerHost: node.name, peerDevice: device1})

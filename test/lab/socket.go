@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A socket belongs to the namespace and the cgroup of the process that creates
-// it, for all its life and whoever uses it. So one small process per host
-// creates sockets on request and hands them over; connect, getpeername and all
-// else are then done by the caller, on the host's socket.
+// A socket belongs for life to the namespace and the cgroup of the process that creates it, whoever uses it. So
+// one small process per host creates sockets on request and passes them; the caller does the rest, connect and
+// getpeername included, on the host's socket.
 
 // socketHelper is the caller's end of a host's socket process.
 type socketHelper struct {
@@ -25,17 +24,15 @@ type socketHelper struct {
 	stopped chan struct{} // closed when cmd has been waited for
 }
 
-// Sizes of the messages on the socket pair: a request is family, type and
-// protocol, an answer an errno with the socket beside it if that is 0. All are
-// 32 bits in the byte order of the machine.
+// Sizes of the messages on the socket pair: a request is family, type and protocol, an answer an errno and, if
+// that is 0, the socket. All are 32 bits in the byte order of the machine.
 const (
 	requestSize = 12
 	answerSize  = 4
 )
 
-// Socket creates a socket that belongs to the host, see socket(2). It is
-// close-on-exec; kind may carry SOCK_NONBLOCK. The caller closes it. If the
-// kernel refuses the socket, the error wraps its errno.
+// Socket creates a socket that belongs to the host, see socket(2). It is close-on-exec; kind may include
+// SOCK_NONBLOCK. The caller closes it. If the kernel refuses the socket, the error wraps its errno.
 func (h *Host) Socket(family, kind, protocol int) (fd int, err error) {
 	h.helper.mu.Lock()
 	defer h.helper.mu.Unlock()
@@ -51,7 +48,7 @@ func (h *Host) Socket(family, kind, protocol int) (fd int, err error) {
 	return fd, nil
 }
 
-// startSocketHelper is called with the helper's lock held.
+// startSocketHelper requires the helper's lock.
 func (h *Host) startSocketHelper() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -78,8 +75,8 @@ func (h *Host) startSocketHelper() error {
 	return nil
 }
 
-// StopSockets ends the process that creates the host's sockets. Those that it
-// has created live on; the next Socket starts another.
+// StopSockets ends the process that creates the host's sockets. Existing sockets stay open; the next Socket
+// starts another.
 func (h *Host) StopSockets() { h.helper.stop() }
 
 // stop ends the socket process; the next Socket starts another.
@@ -116,11 +113,11 @@ func requestSocket(conn, family, kind, protocol int) (int, error) {
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:controlSize])
 	if err != nil || len(messages) != 1 {
-		return -1, fmt.Errorf("reading from its socket process: no socket came: %w", err)
+		return -1, fmt.Errorf("reading from its socket process: no socket received: %w", err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) != 1 {
-		return -1, fmt.Errorf("reading from its socket process: no socket came: %w", err)
+		return -1, fmt.Errorf("reading from its socket process: no socket received: %w", err)
 	}
 	return fds[0], nil
 }
@@ -134,8 +131,7 @@ func recvmsg(fd int, data, control []byte) (n, controlSize int, err error) {
 	}
 }
 
-// serveSockets is the socket process: it answers requests until its parent
-// closes the other end, by ending or otherwise.
+// serveSockets is the socket process: it answers requests until its parent closes the other end or exits.
 func serveSockets(conn int) error {
 	setProcessName(helperSocket)
 	unix.CloseOnExec(conn)

@@ -18,8 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A socket belongs to the host that it is asked of: the kernel itself says so,
-// by the cookie of its namespace and the id of its cgroup.
+// A socket belongs to its host: the kernel itself reports the cookie of its namespace and the ID of its cgroup.
 func TestSocketBelongsToHost(t *testing.T) {
 	l := New(t)
 	for _, h := range l.Hosts() {
@@ -46,7 +45,7 @@ func TestSocketBelongsToHost(t *testing.T) {
 	}
 }
 
-// The test above can fail: a socket of the caller's is not the host's.
+// The test above can fail: a socket of the caller does not belong to the host.
 func TestOwnSocketDoesNotBelongToHost(t *testing.T) {
 	l := New(t)
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -86,7 +85,7 @@ func cookieOf(fd int) (uint64, error) {
 	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
-// netnsCookie opens a socket inside the namespace, by no means of the helper.
+// netnsCookie opens a socket inside the namespace, without the helper.
 func netnsCookie(t *testing.T, h *Host) (cookie uint64, err error) {
 	t.Helper()
 	err = h.Do(func() error {
@@ -148,7 +147,7 @@ func socketCgroup(t *testing.T, h *Host, port uint16) (id uint64) {
 					return nil
 				}
 			}
-			return errors.New("the kernel does not say the socket's cgroup")
+			return errors.New("the kernel does not report the socket's cgroup")
 		}
 		return errors.New("no such listener")
 	})
@@ -164,7 +163,7 @@ func TestSocketReturnsTheErrno(t *testing.T) {
 	if !errors.Is(err, syscall.EPROTONOSUPPORT) {
 		t.Errorf("TCP socket with protocol UDP: %v, want EPROTONOSUPPORT", err)
 	}
-	// And the process that creates sockets is still there.
+	// And the process that creates sockets still runs.
 	fd, err := l.Host("a1").Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +209,7 @@ func TestSocketAfterDownIsAnError(t *testing.T) {
 	}
 	if fd, err := l.Host("a1").Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
 		unix.Close(fd)
-		t.Error("a lab that is down gave a socket")
+		t.Error("a lab that is down returned a socket")
 	}
 }
 
@@ -230,11 +229,11 @@ func TestDoRunsInTheNamespaceAndLeavesIt(t *testing.T) {
 	if inside == own {
 		t.Error("Do ran in the caller's namespace")
 	}
-	// What t.Fatal does in there must not hang the test.
+	// t.Fatal inside must not hang the test.
 	if err := l.Host("b2").Do(func() error { runtime.Goexit(); return nil }); !errors.Is(err, errLeft) {
 		t.Errorf("Do with runtime.Goexit: %v, want %v", err, errLeft)
 	}
-	// The thread that Goexit left in there ends.
+	// The thread of that Goexit ends.
 	eventually(t, "no thread is in the namespace", func() bool {
 		tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
 		if err != nil {

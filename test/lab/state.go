@@ -15,27 +15,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateRoot holds one directory per lab. Everything that a lab makes elsewhere
-// (namespaces, cgroups) is named after the lab, so the name alone finds it.
+// stateRoot holds one directory per lab. Everything that a lab creates elsewhere (namespaces, cgroups) is named
+// after it, so the name alone finds it.
 const stateRoot = "/run/beeline-lab"
 
 const stateFile = "state.json"
 
 func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 
-// state is what a lab's directory remembers. It is written before anything
-// else is made, and again with Complete set when all is made.
+// state is a lab's state on disk. It is written before anything else is created, and again with Complete set
+// when everything is.
 type state struct {
 	Layout   CgroupLayout `json:"cgroupLayout"`
 	Shape    Shape        `json:"shape"`
 	Cgroup2  string       `json:"cgroup2"` // mount point of the hierarchy
 	Created  time.Time    `json:"created"`
-	BootID   string       `json:"bootID"` // a reboot takes all but files away
+	BootID   string       `json:"bootID"` // a reboot removes everything except files
 	Complete bool         `json:"complete"`
-	Owner    *process     `json:"owner,omitempty"` // set: the lab goes when this process has gone
+	Owner    *process     `json:"owner,omitempty"` // set: the lab ends with this process
 }
 
-// process names one process for good: the pid alone may be reused.
+// process identifies one process for good: the pid alone may be reused.
 type process struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"` // clock ticks after boot, proc_pid_stat(5) field 22
@@ -46,11 +46,10 @@ func processOf(pid int) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	// The second field is the name in parentheses and may itself hold both
-	// blanks and parentheses.
+	// The second field is the name in parentheses and may itself contain both blanks and parentheses.
 	_, rest, ok := strings.Cut(string(data[strings.LastIndexByte(string(data), ')')+1:]), " ")
 	fields := strings.Fields(rest)
-	const startField = 22 - 3 // the rest begins with field 3
+	const startField = 22 - 3 // the rest starts at field 3
 	if !ok || len(fields) <= startField {
 		return process{}, fmt.Errorf("/proc/%d/stat: cannot read %q", pid, data)
 	}
@@ -60,7 +59,7 @@ func processOf(pid int) (process, error) {
 	return process{PID: pid, Start: fields[startField]}, nil
 }
 
-// alive says whether p still runs.
+// alive reports whether p still runs.
 func (p process) alive() bool {
 	now, err := processOf(p.PID)
 	return err == nil && now == p
@@ -91,8 +90,7 @@ func (s state) write(lab string) error {
 	return writeJSON(filepath.Join(stateDir(lab), stateFile), s)
 }
 
-// writeJSON writes beside path and moves into place, so that no reader and no
-// crash ever finds half of it.
+// writeJSON writes a temporary file and renames it, so that no reader and no crash ever finds half of it.
 func writeJSON(path string, value any) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -104,13 +102,11 @@ func writeJSON(path string, value any) error {
 	return os.Rename(path+".new", path)
 }
 
-// errBusy says that another process holds a lab's lock.
+// errBusy means that another process holds a lab's lock.
 var errBusy = errors.New("another process is making or removing the lab")
 
-// lockLab takes the lock of a lab, which is its directory; the kernel drops it
-// when the file is closed or the process ends. With create the directory is
-// made, without it a missing one is fs.ErrNotExist. Without wait a held lock is
-// errBusy.
+// lockLab locks a lab's directory; the kernel releases the lock when the file is closed or the process ends.
+// With create a missing directory is created, else it is fs.ErrNotExist. Without wait a held lock is errBusy.
 func lockLab(lab string, create, wait bool) (*os.File, error) {
 	dir, how := stateDir(lab), unix.LOCK_EX
 	if !wait {
@@ -118,15 +114,14 @@ func lockLab(lab string, create, wait bool) (*os.File, error) {
 	}
 	for {
 		if create {
-			// Both of these errors mean that the last lab has just taken
-			// the root along.
+			// Both of these errors mean that the last lab has just removed the root.
 			if err := os.MkdirAll(dir, 0o755); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 				return nil, err
 			}
 		}
 		f, err := os.Open(dir)
 		if errors.Is(err, fs.ErrNotExist) && create {
-			continue // removed in between
+			continue // removed meanwhile
 		}
 		if err != nil {
 			return nil, err
@@ -138,7 +133,7 @@ func lockLab(lab string, create, wait bool) (*os.File, error) {
 			}
 			return nil, fmt.Errorf("locking %s: %w", dir, err)
 		}
-		// Whoever held the lock before may have removed the directory.
+		// The previous holder of the lock may have removed the directory.
 		held, err1 := f.Stat()
 		now, err2 := os.Stat(dir)
 		if err1 == nil && err2 == nil && os.SameFile(held, now) {
@@ -157,7 +152,7 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// labNames lists the labs that have a directory, made or half made.
+// labNames lists the labs with a directory, complete or not.
 func labNames() ([]string, error) {
 	entries, err := os.ReadDir(stateRoot)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -4,8 +4,8 @@ package lab
 
 import "os"
 
-// TB is the part of testing.TB that New uses; naming it here keeps the testing
-// package out of the beeline binary.
+// TB is the part of testing.TB that New uses; declaring it here keeps the testing package out of the beeline
+// binary.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -14,15 +14,14 @@ type TB interface {
 	Skipf(format string, args ...any)
 }
 
-// New makes a temporary lab of a random name for a test and takes it down at
-// the test's end. It also removes what killed tests have left. Without root the
-// test is skipped. TestMain has to call [Main].
+// New creates a temporary lab with a random name for a test and takes it down at the test's end. It also
+// removes what killed tests have left. Without root the test is skipped. TestMain has to call [Main].
 func New(t TB) *Lab {
 	t.Helper()
 	return NewOf(t, Shape{})
 }
 
-// NewOf is New for a lab of a certain shape.
+// NewOf is New for a lab with a certain shape.
 func NewOf(t TB, shape Shape) *Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {

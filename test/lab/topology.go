@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Role says what kind of machine a host stands for.
+// Role says what kind of machine a host represents.
 type Role string
 
 const (
@@ -18,17 +18,15 @@ const (
 	RoleFabric Role = "fabric" // the router between nodes and client
 )
 
-// The Service ranges of the lab's cluster. No host has a route to them other
-// than its default route, and the fabric has none at all: a connection to a
-// Service that nobody translates ends at the fabric as ENETUNREACH.
+// The Service ranges of the lab's cluster. No host has a route to them other than its default route, and the
+// fabric has none at all: a connection to a Service that is not translated ends at the fabric as ENETUNREACH.
 var (
 	ServiceRange4 = netip.MustParsePrefix("10.96.0.0/16")
 	ServiceRange6 = netip.MustParsePrefix("fd00:96::/112")
 )
 
-// podGateway4 is the pods' default gateway. No device owns it: the node
-// answers ARP for it (proxy_arp), so that no extra address becomes local to
-// the node. podGateway6 is a link-local address on every pod device of a node.
+// podGateway4 is the pods' default gateway. No device has it: the node answers ARP for it (proxy_arp), so that
+// the node gets no extra local address. podGateway6 is a link-local address on every pod device of a node.
 var (
 	podGateway4 = netip.MustParseAddr("169.254.1.1")
 	podGateway6 = netip.MustParsePrefix("fe80::1/64")
@@ -43,7 +41,7 @@ type hostPlan struct {
 	router       bool
 	addresses    []addressPlan
 	routes       []routePlan
-	overlay      *overlayPlan // nil: what it sends to pods of other nodes is routed as all else
+	overlay      *overlayPlan // nil: packets to pods of other nodes are routed like all others
 }
 
 // device0 is the one device of a pod, and the uplink of nodes and client.
@@ -68,21 +66,20 @@ type routePlan struct {
 // linkPlan is one veth pair; each end is created inside its host's namespace.
 type linkPlan struct {
 	host, device string
-	// index is the interface index of the host's end. It is not that of the
-	// peer: the kernel takes a device whose index is that of its lower
-	// device for a physical one and lets a change of its carrier wait for
-	// up to a second, and IPv6 with it.
+	// index is the interface index of the host's end. It differs from the peer's: the kernel takes a device
+	// whose index equals its lower device's for a physical one and delays a change of its carrier for up to
+	// a second, and IPv6 with it.
 	index                int
 	peerHost, peerDevice string
 	proxyARP             bool // the host's end answers ARP for podGateway4
 	mtu                  int  // of both ends; 0: the kernel's default
 }
 
-// firstIndex is beyond the indices that the kernel gives by itself: each
-// namespace has lo and one peer device, 1 and 2.
+// firstIndex is beyond the indices that the kernel assigns by itself: each namespace has lo and one peer
+// device, 1 and 2.
 const firstIndex = 11
 
-// topologyPlan is the whole lab as values; applying it is network.go's part.
+// topologyPlan is the whole lab as values; network.go applies it.
 type topologyPlan struct {
 	hosts []*hostPlan
 	links []linkPlan
@@ -97,7 +94,7 @@ func (p *topologyPlan) host(name string) *hostPlan {
 	return nil
 }
 
-// edgePlan describes a host that hangs on the fabric by an uplink.
+// edgePlan describes a host with an uplink to the fabric.
 type edgePlan struct {
 	name              string
 	addr4, addr6      string
@@ -124,7 +121,7 @@ var nodes = []edgePlan{
 	},
 }
 
-// client is the host outside that every lab has.
+// client is the external host of every lab.
 var client = edgePlan{
 	name:  "client",
 	addr4: "192.168.200.1", gateway4: "192.168.200.254",
@@ -210,9 +207,8 @@ func (p *topologyPlan) addEdge(e edgePlan) *hostPlan {
 			routePlan{to: anywhere(gateway), device: device0, via: gateway})
 		if f.pods != "" {
 			h.role, h.router = RoleNode, true
-			// Without it a packet to a pod that does not exist would
-			// go back by the default route, and round until its hop
-			// limit ends it.
+			// Without it a packet to an unknown pod would return by the default route, and loop
+			// until its hop limit.
 			h.routes = append(h.routes, routePlan{to: netip.MustParsePrefix(f.pods)})
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// detach lets the prepared process outlive this program: it writes to a file,
-// since a pipe would break, and no signal of this terminal reaches it.
+// detach lets the prepared process outlive this program: it writes to a file, since a pipe would break, and no
+// signal of this terminal reaches it.
 func (a *Agent) detach() (log *os.File, err error) {
 	log, err = os.OpenFile(a.Detached, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {

@@ -17,26 +17,25 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// Folder is a folder of manifests that is changed while agents read it, and
-// that can tell when they have taken a change in.
+// Folder is a folder of manifests that changes while agents read it, and that can wait until they have applied
+// a change.
 type Folder struct {
 	Path string
 
 	revision int
 }
 
-// Put writes objects into a file of the folder, in place of what it held.
+// Put replaces the objects in a file of the folder.
 func (f *Folder) Put(name string, objects ...runtime.Object) error {
 	return f.change(func() error { return WriteManifest(f.Path, name+".yaml", objects...) })
 }
 
-// Write writes a file of the folder as it is, good or bad.
+// Write replaces a file of the folder with a text, valid or not.
 func (f *Folder) Write(name string, text []byte) error {
 	return f.change(func() error { return WriteFile(f.Path, name+".yaml", text) })
 }
 
-// Remove removes a file of the folder, and its objects with it. One that does
-// not exist is fine.
+// Remove removes a file of the folder with its objects, if it exists.
 func (f *Folder) Remove(name string) error {
 	return f.change(func() error {
 		err := os.Remove(filepath.Join(f.Path, name+".yaml"))
@@ -47,9 +46,8 @@ func (f *Folder) Remove(name string) error {
 	})
 }
 
-// change is followed by a new revision: a ServiceCIDR that nothing else uses.
-// Whoever reads the new one has read the change, since a folder is one state;
-// and the agent brings networks into the tables last of all.
+// change increments the revision after a change: a ServiceCIDR that nothing else uses. An agent that has read
+// the new one has read the change, because a folder is one state; and it writes networks to the tables last.
 func (f *Folder) change(do func() error) error {
 	if err := do(); err != nil {
 		return err
@@ -62,14 +60,12 @@ func (f *Folder) change(do func() error) error {
 	})
 }
 
-// network is of the range for tests of network devices (RFC 2544), and so of
-// nothing in the lab.
+// network is in the range for tests of network devices (RFC 2544), which the lab does not use.
 func (f *Folder) network() string {
 	return fmt.Sprintf("198.18.%d.%d/32", f.revision>>8&255, f.revision&255)
 }
 
-// Await waits until the agents have brought the latest change into their
-// tables.
+// Await waits until the agents have the latest change in their tables.
 func (f *Folder) Await(agents ...*Agent) error {
 	var errs []error
 	for _, a := range agents {

@@ -28,16 +28,13 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// startTimeout bounds the time until an agent is ready; software-emulated
-// machines need much of it.
+// startTimeout bounds the time until an agent is ready; emulated machines need much of it.
 const startTimeout = 2 * time.Minute
 
-// Agent is an agent on a node of a lab: the process, or where it was and will
-// be again.
+// Agent is an agent on a node of a lab, running or not.
 type Agent struct {
 	Host *lab.Host
-	// Name tells its pins and its socket from those of another agent on the host; empty for
-	// the first.
+	// Name separates its pins and its socket from those of another agent on the host; empty for the first.
 	Name string
 	// Program is the beeline binary.
 	Program string
@@ -47,7 +44,7 @@ type Agent struct {
 	Kubeconfig string
 	// MaxFlows is its --max-flows; 0 for the default.
 	MaxFlows int
-	// Flags are added to its command line. One that is there already has this value in place of the other.
+	// Flags are added to its command line. They override earlier values of the same flags.
 	Flags []string
 	// Wrap is a command that runs the agent's.
 	Wrap []string
@@ -57,8 +54,8 @@ type Agent struct {
 	EdgeMode string
 	// Log receives what it prints; nil for nowhere.
 	Log io.Writer
-	// Detached is a file that receives what it prints instead. The agent then
-	// runs on when this program ends; in a temporary lab it ends all the same.
+	// Detached is a file for its output instead. The agent then outlives this program, except in a
+	// temporary lab.
 	Detached string
 
 	cmd  *lab.Cmd
@@ -69,7 +66,7 @@ type Agent struct {
 // BPFFS is the directory of the agent's pins.
 func (a *Agent) BPFFS() string { return filepath.Join(a.Host.BPFFS, cmp.Or(a.Name, "beeline")) }
 
-// Socket is the unix socket the agent answers on.
+// Socket is the agent's unix socket.
 func (a *Agent) Socket() string { return filepath.Join(a.Host.RunDir, cmp.Or(a.Name, "agent")+".sock") }
 
 // Command prepares the agent's process.
@@ -103,8 +100,8 @@ func (a *Agent) command(ctx context.Context, args ...string) *lab.Cmd {
 	return cmd
 }
 
-// Start starts the agent and returns when it has brought its manifests into the
-// tables and attached its programs, or has ended.
+// Start starts the agent and returns when it has its manifests in the tables and its programs attached, or has
+// ended.
 func (a *Agent) Start() error {
 	if err := a.StartOnly(); err != nil {
 		return err
@@ -112,7 +109,7 @@ func (a *Agent) Start() error {
 	return a.WaitReady()
 }
 
-// WaitReady waits until an agent that has been started is ready, or has ended.
+// WaitReady waits until a started agent is ready, or has ended.
 func (a *Agent) WaitReady() error {
 	return a.WaitFor("ready", func(s *inspect.Status) bool {
 		return s.Sync.Synced && len(s.Attachments) == s.Hooks
@@ -146,13 +143,13 @@ func (a *Agent) StartOnly() error {
 	return nil
 }
 
-// Running says whether the process has been started and not been waited for.
+// Running reports whether the process was started and has not been waited for.
 func (a *Agent) Running() bool { return a.cmd != nil }
 
-// PID of the running agent.
+// PID is the running agent's.
 func (a *Agent) PID() int { return a.cmd.Process.Pid }
 
-// Wait waits until the process ends by itself. The error holds what it printed.
+// Wait waits until the process ends by itself. The error contains its output.
 func (a *Agent) Wait() error {
 	err := <-a.done
 	a.cmd = nil
@@ -162,7 +159,7 @@ func (a *Agent) Wait() error {
 	return nil
 }
 
-// Stop ends the agent as a service manager does. What it attached stays.
+// Stop ends the agent as a service manager does. Its programs stay attached.
 func (a *Agent) Stop() error { return a.end(syscall.SIGTERM) }
 
 // Kill ends the agent as a crash does.
@@ -184,20 +181,19 @@ func (a *Agent) end(signal syscall.Signal) error {
 	return a.Wait()
 }
 
-// Status asks the running agent.
+// Status gets the running agent's status.
 func (a *Agent) Status() (*inspect.Status, error) {
 	var s inspect.Status
 	return &s, agent.NewClient(a.Socket()).Get(context.Background(), agent.StatusPath, &s)
 }
 
-// Tables asks the running agent what the tables hold.
+// Tables gets the contents of the tables from the running agent.
 func (a *Agent) Tables() (*inspect.Tables, error) {
 	var t inspect.Tables
 	return &t, agent.NewClient(a.Socket()).Get(context.Background(), agent.TablesPath, &t)
 }
 
-// WaitFor waits until the agent's status is as wanted. what says in words what
-// that is.
+// WaitFor waits until the agent's status is as wanted, which `what` describes.
 func (a *Agent) WaitFor(what string, ok func(*inspect.Status) bool) error {
 	return a.poll(what, func() (bool, error) {
 		s, err := a.Status()
@@ -233,14 +229,12 @@ func (a *Agent) poll(what string, ok func() (bool, error)) error {
 	}
 }
 
-// PollPause is how long to wait before an agent is asked again whose answer took so long. The answer
-// costs the agent CPU time, so that asking all the time would hold up what is waited for: it takes at
-// most a fifth of the time.
+// PollPause is the pause between requests to an agent, given the time of the last one. Each answer costs the
+// agent CPU time, so constant polling would delay what is waited for: it takes at most a fifth of the time.
 func PollPause(took time.Duration) time.Duration { return max(5*time.Millisecond, 4*took) }
 
-// CLI runs another command of the program against this agent and returns what
-// it printed. A last argument --pins has it read the agent's pins. The error is an *exec.ExitError with Stderr if it
-// failed.
+// CLI runs another command of the program against this agent and returns its output. With --pins as the last
+// argument it reads the agent's pins. The error is an *exec.ExitError with Stderr if it failed.
 func (a *Agent) CLI(args ...string) (string, error) {
 	args = append([]string{a.Program}, args...)
 	switch {
@@ -257,8 +251,7 @@ func (a *Agent) CLI(args ...string) (string, error) {
 	return string(out), err
 }
 
-// WriteManifest writes objects into a file of a folder, in one step. API types
-// carry their TypeMeta.
+// WriteManifest atomically writes objects to a file of a folder. API types have their TypeMeta set.
 func WriteManifest(folder, name string, objects ...runtime.Object) error {
 	var text bytes.Buffer
 	for _, o := range objects {
@@ -271,7 +264,7 @@ func WriteManifest(folder, name string, objects ...runtime.Object) error {
 	return WriteFile(folder, name, text.Bytes())
 }
 
-// WriteFile writes a file of a folder in one step, so that nobody reads half.
+// WriteFile atomically writes a file of a folder.
 func WriteFile(folder, name string, text []byte) error {
 	hidden := filepath.Join(folder, "."+name)
 	if err := os.WriteFile(hidden, text, 0o644); err != nil {
@@ -282,7 +275,7 @@ func WriteFile(folder, name string, text []byte) error {
 
 const tailSize = 64 << 10
 
-// tail keeps the last 64 KiB written to it, or shows those of a file.
+// tail keeps the last 64 KiB written to it, or prints those of a file.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

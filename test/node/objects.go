@@ -22,14 +22,12 @@ const (
 	ServiceRange6 = "fd00:96::/112"
 )
 
-// ClusterIPs are a pair of Service addresses, one of each family: 10.96.0.n and
-// fd00:96::n.
+// ClusterIPs are a pair of Service addresses, one of each family: 10.96.0.n and fd00:96::n.
 func ClusterIPs(n uint8) []string {
 	return []string{fmt.Sprintf("10.96.0.%d", n), fmt.Sprintf("fd00:96::%x", n)}
 }
 
-// Cluster are the objects that say what the lab is: its nodes and its
-// ServiceCIDR.
+// Cluster has the objects that describe the lab: its nodes and its ServiceCIDR.
 func Cluster(l *lab.Lab) []runtime.Object {
 	all := []runtime.Object{&networkingv1.ServiceCIDR{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
@@ -74,15 +72,14 @@ func Service(name string, n uint8) *corev1.Service {
 	}
 }
 
-// Port is a port of a Service, and where its endpoints serve it.
+// Port is a port of a Service and of its endpoints.
 type Port struct {
 	Name         string
 	Protocol     corev1.Protocol
 	Port, Target int32
 }
 
-// SetPorts gives a Service and its EndpointSlices these ports in place of those
-// that they have.
+// SetPorts replaces the ports of a Service and its EndpointSlices.
 func SetPorts(service *corev1.Service, slices []*discoveryv1.EndpointSlice, ports ...Port) {
 	service.Spec.Ports = nil
 	for _, p := range ports {

@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// Sources is the folder of Beeline's sources, also for a module that only depends
-// on it.
+// Sources is the folder of Beeline's sources, also for a module that only depends on it.
 var Sources = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "beeline.io/beeline").Output()
 	if err != nil {
@@ -22,12 +21,11 @@ var Sources = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 })
 
-// Build returns the beeline program to test: that of BEELINE_PROGRAM, or one
-// built into a folder. It is built in its own module, with the dependencies that
-// users get.
+// Build returns the beeline program to test: BEELINE_PROGRAM, or one built into a folder, in its own module,
+// with the dependencies that users get.
 func Build(folder string) (program string, err error) {
 	if program := os.Getenv("BEELINE_PROGRAM"); program != "" {
-		// Looked at for its time, too: go test runs a test again when a file that it looked at has changed.
+		// Stat also records the file for go test, which runs a test again when such a file has changed.
 		if _, err := os.Stat(program); err != nil {
 			return "", fmt.Errorf("BEELINE_PROGRAM: %w", err)
 		}
@@ -50,7 +48,7 @@ func compile(folder, name string) (program string, err error) {
 	return program, nil
 }
 
-// LabProgram builds the beeline-lab program for a test, which fails if there is none.
+// LabProgram builds the beeline-lab program for a test, or fails it.
 func LabProgram(t testing.TB) string {
 	t.Helper()
 	program, err := compile(t.TempDir(), "beeline-lab")
@@ -60,7 +58,7 @@ func LabProgram(t testing.TB) string {
 	return program
 }
 
-// Program is Build for a test, which fails if there is none.
+// Program is Build for a test, or fails it.
 func Program(t testing.TB) string {
 	t.Helper()
 	program, err := Build(t.TempDir())
@@ -70,8 +68,8 @@ func Program(t testing.TB) string {
 	return program
 }
 
-// Run runs a package's tests with a program for them to start; without root there
-// is none, and no test that needs one.
+// Run runs a package's tests, and sets the program for them to start; without root it builds none, and tests
+// that need one are skipped.
 func Run(m *testing.M, program *string) (exit int) {
 	if os.Geteuid() != 0 {
 		return m.Run()
@@ -88,7 +86,7 @@ func Run(m *testing.M, program *string) (exit int) {
 	return m.Run()
 }
 
-// Log gathers what processes print.
+// Log collects what processes print.
 type Log struct {
 	mu   sync.Mutex
 	text strings.Builder

@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// accept says which kinds of packets of balancers are opened.
+// accept sets which encapsulations of balancers are accepted.
 func (w *world) accept(t testing.TB, kinds datapath.Accepted) {
 	t.Helper()
 	var ends datapath.UntrackedEnds
@@ -19,8 +19,8 @@ func (w *world) accept(t testing.TB, kinds datapath.Accepted) {
 	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), ends)
 }
 
-// Where nobody uses a kind of DSR nothing of it is opened, whoever has sent it and whatever
-// Services there are: it is another packet that is none of a Service's, and no byte changes.
+// While nobody uses a kind of DSR, such packets are not decapsulated, whoever sends them and whatever Services
+// exist: they do not belong to a Service, and no byte changes.
 func TestOpenedOnlyWhereInUse(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -42,8 +42,8 @@ func TestOpenedOnlyWhereInUse(t *testing.T) {
 	})
 }
 
-// Nobody sends to a node with its own address: a pod that forges it is no balancer, although the
-// node's network is one of balancers. Other people's tunnels are left alone, as from anybody.
+// A node accepts nothing from its own address: a pod that forges it is no balancer, although the node's network
+// is one of balancers. Other people's tunnels pass, as from anybody.
 func TestOwnAddressIsNoBalancer(t *testing.T) {
 	w := newWorld(t, limits{})
 	tables := w.dsrScene()
@@ -52,7 +52,7 @@ func TestOwnAddressIsNoBalancer(t *testing.T) {
 	}
 	w.apply(t, tables)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
-		own := tables.Devices[w.index["eth1"]] // not that of the device by which it comes
+		own := tables.Devices[w.index["eth1"]] // not the address of the receiving device
 		for _, forged := range []netip.Addr{f.own, own[0], own[1]} {
 			if forged.BitLen() != f.own.BitLen() {
 				continue
@@ -74,7 +74,7 @@ func TestOwnAddressIsNoBalancer(t *testing.T) {
 			w.counted(t, before, model.NotService)
 		}
 		w.remembersNothing(t)
-		question.balancer = f.own.Next().Next() // another one of that network
+		question.balancer = f.own.Next().Next() // another address of that network
 		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, question.backend))
 	})
 }

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// BenchmarkAffinity has XDP begin flows of clients that ask a Service without session affinity, or
-// with it: that are remembered, that are new, and that are new while the table is full.
+// BenchmarkAffinity times the first packets of flows at XDP, for a Service without session affinity, and with
+// it: for clients with an entry, new clients, and new clients while the table is full.
 func BenchmarkAffinity(b *testing.B) {
-	const flows = 16384 // of one case, and clients that are remembered
+	const flows = 16384 // of each case, and number of returning clients
 	w := newWorld(b, limits{tracks: 1 << 19})
 	w.apply(b, w.scene())
 	for _, c := range []struct {
 		name    string
 		port    uint16
-		before  int // clients that have come
-		clients int // that come, again and again
+		before  int // clients before the measurement
+		clients int // number of clients, in turn
 		first   uint32
 	}{
 		{"without", toRemote, 0, flows, 0},
@@ -45,11 +45,11 @@ func BenchmarkAffinity(b *testing.B) {
 				frames[i] = frame(c.first+uint32(i%c.clients), uint16(2001+i/c.clients))
 			}
 			times := make([]time.Duration, flows)
-			for i, f := range frames { // each flow is new once, however long the benchmark is to take
+			for i, f := range frames { // each flow is new only once, whatever b.N is
 				times[i], _ = w.timed(b, f)
 			}
 			slices.Sort(times)
-			b.ReportMetric(float64(times[flows/2].Nanoseconds()), "ns/packet") // others use the machine, too
+			b.ReportMetric(float64(times[flows/2].Nanoseconds()), "ns/packet") // the median: others use the machine, too
 		})
 	}
 }

@@ -11,18 +11,18 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// affinityClient asks a Service for the first time from a port.
+// affinityClient sends a client's first packet to a Service, from a port.
 func (w *world) affinityClient(t testing.TB, n uint32, service, port uint16) datapath.AffinityKey {
 	t.Helper()
 	p := families[0].question(udp, service)
 	p.from = netip.AddrPortFrom(netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 44<<24|n))), port)
 	if got := w.run(t, atXDP, p.frame(t)); got.Action != model.ActionSend {
-		t.Fatalf("client %d met %v", n, got.Action)
+		t.Fatalf("client %d: action %v", n, got.Action)
 	}
 	return datapath.AffinityKey{Client: datapath.AddressFrom(p.from.Addr()), Service: uint32(service)}
 }
 
-// remembered says whether the table has a client.
+// remembered reports whether the table has a client.
 func (w *world) remembered(t testing.TB, key datapath.AffinityKey) bool {
 	t.Helper()
 	entry, err := datapath.AffinityOf(w.maps).Get(key)
@@ -33,7 +33,7 @@ func (w *world) remembered(t testing.TB, key datapath.AffinityKey) bool {
 	return entry != nil
 }
 
-// later has all entries used so many seconds earlier, marks and all.
+// later ages all entries, marks included, by so many seconds.
 func (w *world) later(t testing.TB, seconds uint32) {
 	t.Helper()
 	m := w.maps[datapath.EdgeTCMapAffinity]
@@ -48,9 +48,8 @@ func (w *world) later(t testing.TB, seconds uint32) {
 	}
 }
 
-// R27: what programs store Go finds, in the first set of a key and in the second, and what it
-// deletes they do not find. 15 places in each of few sets are used nearly all before a live entry
-// gives way.
+// R27: Go finds what programs store, in the first set of a key or in the second, and programs do not find what
+// Go deletes. Nearly all of the 15 places in each of a few sets are used before a live entry is evicted.
 func TestAffinityIsFoundByTheAgent(t *testing.T) {
 	const sets, clients = 64, 64 * 12
 	w := newWorld(t, limits{affinitySets: sets})
@@ -80,7 +79,7 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 		}
 	}
 	if spilled == 0 {
-		t.Error("no set has spilled: this has shown little")
+		t.Error("no set has spilled: the test proves little")
 	}
 	for _, key := range keys {
 		must(t, table.Delete(key))
@@ -93,7 +92,7 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 	}
 }
 
-// R27: which client gives way in a full set. No agent runs. The timeout is 1000 s.
+// R27: which client a full set evicts. No agent runs. The timeout is 1000 s.
 func TestAffinityEviction(t *testing.T) {
 	const places = len(datapath.SockAffinitySet{}.Entries)
 	w := newWorld(t, limits{affinitySets: 1})
@@ -106,19 +105,19 @@ func TestAffinityEviction(t *testing.T) {
 	const flood = 500
 	for _, c := range []struct {
 		name       string
-		returning  int    // of the first clients, these come again after a moment
+		returning  int    // of the first clients, these return after a moment
 		others     int    // clients of another Service
-		away       uint32 // seconds for which nobody comes then
-		wantFirst  int    // of the first clients are remembered after the flood
+		away       uint32 // seconds without packets after that
+		wantFirst  int    // of the first clients, this many have entries after the flood
 		wantOthers int
-		wantNew    bool // the last of the flood is
+		wantNew    bool // the last client of the flood has an entry
 	}{
-		{"those that have come once", 0, 0, 2, 0, 0, true},
-		{"not those that have come again", 5, 0, 2, 5, 0, true},
+		{"clients that came once", 0, 0, 2, 0, 0, true},
+		{"not clients that returned", 5, 0, 2, 5, 0, true},
 		{"not another Service's", 0, 4, 2, 0, 4, true},
-		{"not for the moment, where all have come again", places, 0, 400, places, 0, false},
-		{"where all have come again, one that has been away for half of its timeout, and then only its successors", places, 0, 600, places - 1, 0, true},
-		{"those that have expired, even if they had come again", places - 2, 2, 1100, 0, 0, true},
+		{"nobody for now, if all have returned", places, 0, 400, places, 0, false},
+		{"if all have returned, one that was idle for half of its timeout, and then only its successors", places, 0, 600, places - 1, 0, true},
+		{"expired clients, even if they had returned", places - 2, 2, 1100, 0, 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.enter(t)

@@ -14,14 +14,14 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// lengthless takes the length out of an IPv4 header and its checksum.
+// lengthless clears an IPv4 header's total length, and its checksum.
 func lengthless(ip []byte) {
 	sum := uint32(ip[10])<<8 + uint32(ip[11]) + uint32(ip[2])<<8 + uint32(ip[3])
 	sum = sum>>16 + sum&0xffff
 	ip[2], ip[3], ip[10], ip[11] = 0, 0, byte(sum>>8), byte(sum)
 }
 
-// answers runs a packet that has to be refused: RST or port unreachable.
+// answers runs a packet that must be refused, with a RST or port unreachable.
 func (w *world) answers(t testing.TB, at hook, asked probe) {
 	t.Helper()
 	before := w.counts(t)
@@ -29,8 +29,7 @@ func (w *world) answers(t testing.TB, at hook, asked probe) {
 	w.counted(t, before, model.Rejected)
 }
 
-// refusal is the frame that a packet is answered with, by the words of RFC 9293
-// section 3.10.7.1, RFC 792 and RFC 4443 section 3.1.
+// refusal is the frame that refuses a packet (RFC 9293 section 3.10.7.1, RFC 792 and RFC 4443 section 3.1).
 func (p probe) refusal(t testing.TB) []byte {
 	t.Helper()
 	if p.protocol == udp || p.protocol == sctp {
@@ -48,7 +47,7 @@ func (p probe) refusal(t testing.TB) []byte {
 	return plain(serialize(t, back.ethernet(), network.(gopacket.SerializableLayer), s))
 }
 
-// answer is what goes back by the way that the packet came.
+// answer is a packet back to the sender, along the same path.
 func (p probe) answer(from netip.AddrPort) probe {
 	back := probe{from: from, to: p.from, protocol: p.protocol, hops: 64, dontFragment: true, source: eth0MAC, target: p.source}
 	if p.source == [6]byte{} {
@@ -57,8 +56,7 @@ func (p probe) answer(from netip.AddrPort) probe {
 	return back
 }
 
-// plain takes out of a frame what the programs do not fill in: identification, flow
-// label, and gopacket's padding.
+// plain clears what the programs leave open: identification, flow label, and gopacket's padding.
 func plain(frame []byte) []byte {
 	if frame[12] == 0x86 {
 		frame[15] &= 0xf0
@@ -69,22 +67,21 @@ func plain(frame []byte) []byte {
 	return frame[:14+int(frame[16])<<8+int(frame[17])]
 }
 
-// noID takes the identification out of an IPv4 header and its checksum.
+// noID clears an IPv4 header's identification, and its checksum.
 func noID(ip []byte) {
 	sum := uint32(ip[10])<<8 + uint32(ip[11]) + uint32(ip[4])<<8 + uint32(ip[5])
 	sum = sum>>16 + sum&0xffff
 	ip[4], ip[5], ip[10], ip[11] = 0, 0, byte(sum>>8), byte(sum)
 }
 
-// icmpAnswer is an error about the packet from somebody, with type and code of each IP
-// version and what comes after the checksum. It quotes what fits into 576 bytes (RFC
-// 1812 section 4.3.2.3), or 1280 (RFC 4443 section 3.1).
+// icmpAnswer is an ICMP error about the packet, with type and code for each IP version and the four bytes after
+// the checksum. It quotes what fits into 576 bytes (RFC 1812 section 4.3.2.3), or 1280 (RFC 4443 section 3.1).
 func (p probe) icmpAnswer(t testing.TB, from netip.Addr, v4, v6 [2]uint8, rest uint32) []byte {
 	t.Helper()
 	return p.icmpAnswerOf(t, from, v4, v6, rest, 1<<16)
 }
 
-// icmpAnswerOf is icmpAnswer by one who has no more than so many bytes of the packet.
+// icmpAnswerOf is icmpAnswer by a sender that has no more than so many bytes of the packet.
 func (p probe) icmpAnswerOf(t testing.TB, from netip.Addr, v4, v6 [2]uint8, rest uint32, known int) []byte {
 	t.Helper()
 	quoted := p.frame(t)[14:]
@@ -106,14 +103,14 @@ func (p probe) icmpAnswerOf(t testing.TB, from netip.Addr, v4, v6 [2]uint8, rest
 		gopacket.Payload(append(binary.BigEndian.AppendUint32(nil, rest), quoted...))))
 }
 
-// R16, R18, R21: what nobody serves is refused, at once and to whoever asked.
+// R16, R18, R21: what nobody serves is refused at once, whoever the client is.
 func TestRefusal(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		asked := f.question(protocol, rejected)
 		if protocol == udp {
 			w.answers(t, at, asked)
-			// All is quoted, down to an odd byte, until it is too much.
+			// The whole packet is quoted, odd lengths included, up to the limit.
 			for size := range 1400 {
 				if size%64 < 5 || size >= 510 && size < 525 || size >= 1175 && size < 1195 {
 					asked.payload = bytes.Repeat([]byte{0xa5}, size)
@@ -146,8 +143,7 @@ func TestRefusal(t *testing.T) {
 	})
 }
 
-// Options and extension headers of what is refused are quoted, and are no part of an
-// answer's own header.
+// The ICMP error quotes options and extension headers of a refused packet. Its own header has none.
 func TestRefusalOfOptions(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -163,8 +159,8 @@ func TestRefusalOfOptions(t *testing.T) {
 	})
 }
 
-// A RST is not answered (RFC 9293 section 3.10.7.1), nor is the rest of a datagram
-// whose first fragment has been (RFC 1122 section 3.2.2).
+// A RST gets no reply (RFC 9293 section 3.10.7.1), nor do later fragments of a datagram whose first fragment
+// got one (RFC 1122 section 3.2.2).
 func TestNoAnswer(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -179,7 +175,7 @@ func TestNoAnswer(t *testing.T) {
 		asked.payload = make([]byte, 100)
 		parts := asked.fragments(t, 5, 48)
 		if got := w.run(t, at, parts[0]); got.Action != model.ActionSend {
-			t.Fatalf("the first fragment met %v, want an answer", got.Action)
+			t.Fatalf("the first fragment: action %v, want an answer", got.Action)
 		}
 		for _, part := range parts[1:] {
 			w.drops(t, at, part, model.Rejected)

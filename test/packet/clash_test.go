@@ -9,9 +9,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// One address and port of a client, and two frontends with one backend of this node: to
-// the backend they would be one flow. The second has another port there, and each is
-// answered in the name of the frontend that it asked.
+// One address and port of a client asks two frontends that share a backend of this node: to the backend both
+// would be one flow. The second flow gets another port there, and each reply comes from the frontend that was
+// asked.
 func TestClash(t *testing.T) {
 	w := newScene(t)
 	tables := w.scene()
@@ -48,32 +48,33 @@ func TestClash(t *testing.T) {
 			model.ICMPError: uint64(4 * len(errorsOf(f, first)))}, model.New)
 		table := map[uint8]string{tcp: tracks, udp: halfOpen}[protocol]
 		if n := len(w.records(t, table)); n != 4 {
-			t.Errorf("%d records of two flows, want 4", n)
+			t.Errorf("%d conntrack entries of two flows, want 4", n)
 		}
 	})
 }
 
-// seen is the port that a backend of this node sees the client with.
+// seen is the client's port as a backend of this node sees it.
 func (w *world) seen(t testing.TB, at hook, asked probe, backend netip.AddrPort) uint16 {
 	t.Helper()
 	got := w.run(t, at, asked.frame(t))
 	if got.Action != model.ActionPass {
-		t.Fatalf("%s: the packet met %v, want to be passed", at, got.Action)
+		t.Fatalf("%s: action %v, want 0 (passed)", at, got.Action)
 	}
 	tuple, ok := model.Ends(got.Frame)
 	if !ok || tuple.Source != asked.from.Addr() || tuple.Destination != backend.Addr() || tuple.DestinationPort != backend.Port() {
-		t.Fatalf("%s: the packet became %v, want one to %v", at, tuple, backend)
+		t.Fatalf("%s: the packet was translated to %v, want one to %v", at, tuple, backend)
 	}
 	for _, r := range w.limits.ports {
 		if tuple.SourcePort >= r[0] && tuple.SourcePort-r[0] < r[1] {
 			return tuple.SourcePort
 		}
 	}
-	t.Fatalf("%s: the backend sees port %d, which is none of %v", at, tuple.SourcePort, w.limits.ports)
+	t.Fatalf("%s: the backend sees port %d, which is outside %v", at, tuple.SourcePort, w.limits.ports)
 	return 0
 }
 
-// reported has both sides of a flow report errors: each is told in its own terms.
+// reported has both sides of a flow send ICMP errors: each must reach the other side in its own addresses and
+// ports.
 func (w *world) reported(t testing.TB, at hook, f family, question probe, as netip.AddrPort, answer probe) {
 	t.Helper()
 	question.payload = []byte("something to be quoted")
@@ -89,8 +90,8 @@ func (w *world) reported(t testing.TB, at hook, f family, question probe, as net
 	}
 }
 
-// The client's record of a flow that has clashed is lost: its next packet finds the port
-// that the backend knows, and does not take the other flow's.
+// The client's entry of a flow with another port is lost: its next packet finds the port that the backend
+// knows, and does not take over the other flow's.
 func TestClashFindsItsPortAgain(t *testing.T) {
 	w := newScene(t)
 	tables := w.scene()
@@ -116,10 +117,10 @@ func TestClashFindsItsPortAgain(t *testing.T) {
 			w.passes(t, at, q.frame(t), q.translated(as, backend))
 			w.counted(t, before, model.Recovered)
 			if n := len(w.records(t, halfOpen)); n != 4 {
-				t.Errorf("%d records of two flows, want 4", n)
+				t.Errorf("%d conntrack entries of two flows, want 4", n)
 			}
 		}
-		// A key that stands for another flow is never written over.
+		// The key of another flow is never overwritten.
 		answered := model.Tuple{Source: f.local, Destination: f.client, SourcePort: targetPort, DestinationPort: clientPort, Protocol: protocol}
 		if record, ok := w.records(t, halfOpen)[answered]; !ok || record.Becomes.Source != f.vip || record.Becomes.SourcePort != toLocal {
 			t.Errorf("the first flow's record for answers is %+v", record)

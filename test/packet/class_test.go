@@ -11,9 +11,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// A client is a pod if the longest network with its address is one of pods, be these few, which
-// the programs compare it with, or so many that they look in the table. What comes from pods has
-// a record, and what comes from outside has none.
+// A client is a pod if the longest prefix with its address is a pod network, both with few networks, which the
+// programs compare directly, and with so many that they are looked up in the table. Packets from pods need a
+// conntrack entry, packets from outside do not.
 func TestClassOfClients(t *testing.T) {
 	w := newScene(t)
 	clients := []string{
@@ -31,12 +31,12 @@ func TestClassOfClients(t *testing.T) {
 		pods  []string
 		whole bool
 	}{
-		{"of each family one", []string{"10.10.0.0/16", "fd00:10::/32"}, true},
+		{"one of each family", []string{"10.10.0.0/16", "fd00:10::/32"}, true},
 		{"none", nil, true},
 		{"side by side", []string{"10.10.0.0/17", "10.10.128.0/17", "172.20.4.0/24", "172.20.5.0/24", "fd00:10::/33", "fd00:10:8000::/33", "fd00:20:5::/48"}, true},
-		{"more than find room", apart, false},
+		{"more than fit", apart, false},
 		{"around Services", []string{"10.0.0.0/8", "fd00::/20"}, false},
-		{"all of IPv4, as IPv6 has it", []string{"::/0"}, false},
+		{"all of IPv4, as mapped addresses", []string{"::/0"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tables := w.scene()
@@ -50,7 +50,7 @@ func TestClassOfClients(t *testing.T) {
 			w.enter(t)
 			w.apply(t, tables)
 			if w.prefilter.PodsComplete() != c.whole {
-				t.Fatalf("the networks of pods are whole: %v", w.prefilter.PodsComplete())
+				t.Fatalf("the list of pod networks is complete: %v", w.prefilter.PodsComplete())
 			}
 			w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 				for _, text := range clients {
@@ -66,13 +66,13 @@ func TestClassOfClients(t *testing.T) {
 						return p.Contains(client) || p.Addr().Is6() && p.Contains(sixteen) || p.Bits() == 0
 					})
 					if without := w.counts(t)[model.Untracked] == before[model.Untracked]+1; without == pod {
-						t.Errorf("%v goes without a record: %v; it is a pod: %v", client, without, pod)
+						t.Errorf("%v is forwarded without an entry: %v; it is a pod: %v", client, without, pod)
 					}
 				}
 			})
 		})
 	}
 	if datapath.EdgeTCPrefilterSizePREFILTER_PODS >= 5 {
-		t.Error("the networks that should find no room have found it")
+		t.Error("the networks that should not fit do")
 	}
 }

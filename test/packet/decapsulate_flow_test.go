@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// A flow stays with the backend of this node that it has, whatever a balancer says that knows
-// nothing of it; a connection that begins anew goes where the balancer says.
+// A flow keeps its backend of this node, whatever a balancer without its entry says; a new connection goes
+// where the balancer says.
 func TestRecordOrBalancer(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -34,8 +34,8 @@ func TestRecordOrBalancer(t *testing.T) {
 	})
 }
 
-// A connection that begins anew goes where the balancer says if the backend that its ends had
-// here is no more: nobody is left to judge, and its record would last for hours.
+// A new connection goes where the balancer says if the old one's backend here is gone: no backend is left to
+// judge the SYN, and the entry would last for hours.
 func TestRecordOfABackendThatIsGone(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -61,14 +61,14 @@ func TestRecordOfABackendThatIsGone(t *testing.T) {
 	})
 }
 
-// Where this node, too, is a balancer of the Service, what it knows of a flow to a backend
-// elsewhere yields to another balancer that sends it here. What it knows of one to a backend here
-// is kept, and the answers leave by the node's own way from then on.
+// If this node is a balancer of the Service, too, its entry for a flow to a remote backend yields to another
+// balancer that sends the flow here. An entry for a local backend is kept, and replies leave by the node's own
+// route from then on.
 func TestRecordOfABalancer(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		if how.kind == model.Opt {
-			return // the Services below are not served so
+			return // the Services below have no such DSR
 		}
 		tables := w.dsrScene()
 		defer w.apply(t, w.dsrScene())
@@ -88,7 +88,7 @@ func TestRecordOfABalancer(t *testing.T) {
 			plain.source, plain.target = gatewayMAC, eth0MAC
 			w.run(t, at, plain.frame(t))
 			if n := len(w.records(t, halfOpen)); n != 2 {
-				t.Fatalf("%d records of what comes from the client, want 2", n)
+				t.Fatalf("%d conntrack entries for the client's packets, want 2", n)
 			}
 			w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, question.backend))
 			if backend == f.remote {
@@ -100,8 +100,7 @@ func TestRecordOfABalancer(t *testing.T) {
 	})
 }
 
-// One of a flow's records may be lost: it is made anew from the other, or by the balancer's
-// word.
+// One of a flow's two entries may be lost: it is restored from the other, or from what the balancer says.
 func TestLostRecordsOfDSR(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -121,8 +120,8 @@ func TestLostRecordsOfDSR(t *testing.T) {
 	})
 }
 
-// Two Services that one client asks from one port, with one backend: one of the flows has
-// another port there, and both get their answers.
+// One client uses one port for two Services with one backend: one of the flows gets another port there, and
+// both get their replies.
 func TestDSRPortsDoNotMeet(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -130,11 +129,11 @@ func TestDSRPortsDoNotMeet(t *testing.T) {
 		w.passes(t, at, plain.frame(t), plain.translated(plain.from, question.backend))
 		got := w.run(t, at, how.wrap(t, f, question))
 		if got.Action != model.ActionPass {
-			t.Fatalf("the packet met %v, want 0 (passed)", got.Action)
+			t.Fatalf("action %v, want 0 (passed)", got.Action)
 		}
 		ends, _ := model.Ends(got.Frame)
 		if ends.SourcePort == clientPort {
-			t.Fatalf("two flows have the ends %v at the backend", ends)
+			t.Fatalf("two flows have the tuples %v at the backend", ends)
 		}
 		snatPort := on(f.client, ends.SourcePort)
 		w.opens(t, at, how.wrap(t, f, question), question.translated(snatPort, question.backend))
@@ -143,7 +142,7 @@ func TestDSRPortsDoNotMeet(t *testing.T) {
 	})
 }
 
-// A datagram that the client has sent in pieces.
+// A datagram that the client has sent in fragments.
 func TestEncapsulatedFragments(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -162,20 +161,20 @@ func TestEncapsulatedFragments(t *testing.T) {
 		for i := range pieces {
 			w.opensTo(t, at, wrap(pieces[i]), want[i])
 		}
-		// Another datagram of which the first piece has not come.
+		// A datagram whose first fragment has not arrived.
 		w.drops(t, at, wrap(question.probe.fragments(t, 0x78, 64)[1]), model.DropFragment)
 	})
 }
 
-// withOption is what a balancer makes of a piece of a datagram: addressed to the backend, with
-// what was asked in an option.
+// withOption is a fragment as a balancer sends it: addressed to the backend, with the original destination in
+// an option.
 func withOption(t testing.TB, f family, w wrapped, piece []byte) []byte {
 	t.Helper()
 	empty := w
 	empty.payload = nil
 	like := empty.carries().frame(t) // for its option's bytes
 	if f.client.Is4() {
-		piece = piece[:14+int(binary.BigEndian.Uint16(piece[16:]))] // without what pads it
+		piece = piece[:14+int(binary.BigEndian.Uint16(piece[16:]))] // without the padding
 		option := like[34:42]
 		out := append(append(bytes.Clone(piece[:34]), option...), piece[34:]...)
 		ip := out[14:42]
@@ -198,8 +197,7 @@ func withOption(t testing.TB, f family, w wrapped, piece []byte) []byte {
 	return withPorts(t, w, out, 78+8, piece[54+2] == 0 && piece[54+3]&^7 == 0)
 }
 
-// withPorts writes the backend's port, and the checksum of the whole datagram, into its first
-// piece.
+// withPorts writes the backend's port, and the checksum of the whole datagram, into its first fragment.
 func withPorts(t testing.TB, w wrapped, out []byte, l4 int, first bool) []byte {
 	t.Helper()
 	if !first {
@@ -211,8 +209,8 @@ func withPorts(t testing.TB, w wrapped, out []byte, l4 int, first bool) []byte {
 	return out
 }
 
-// Who reports a packet of the answer reports it to the Service, whose balancer has it come here:
-// the backend learns of it in its own terms.
+// An ICMP error about a reply goes to the Service, whose balancer forwards it here: the backend gets it in its
+// own addresses and ports.
 func TestEncapsulatedICMPErrors(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -235,7 +233,7 @@ func TestEncapsulatedICMPErrors(t *testing.T) {
 				w.counted(t, before, model.ICMPError)
 			}
 		}
-		// Of no flow; and of no balancer.
+		// Of no flow, and from no balancer.
 		stranger := back.translated(question.to, on(f.client, 7))
 		for _, e := range errorsOf(f, stranger) {
 			wrapped := question
@@ -254,19 +252,19 @@ func TestEncapsulatedICMPErrors(t *testing.T) {
 	})
 }
 
-// optionFor gives another packet the option of this one.
+// optionFor gives another packet this one's option.
 func (w wrapped) optionFor(p probe) probe {
 	carries := w.carries()
 	p.ipOptions, p.extension, p.extensions = carries.ipOptions, carries.extension, carries.extensions
 	return p
 }
 
-// Pings are the balancer's to answer.
+// The balancer answers pings.
 func TestEncapsulatedPing(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		if how.kind == model.Opt {
-			return // without a port there is nothing to say in an option
+			return // an option needs a port
 		}
 		question.inner = f.ping("are you there").frame(t)[14:]
 		before := w.counts(t)
@@ -275,7 +273,7 @@ func TestEncapsulatedPing(t *testing.T) {
 	})
 }
 
-// What routers have noted on the way is noted inside (RFC 6040 section 4.2).
+// Congestion marks that routers set are copied to the inner packet (RFC 6040 section 4.2).
 func TestCongestionIsKept(t *testing.T) {
 	const notCapable, capable1, capable0, experienced = 0, 1, 2, 3
 	w := newDSRScene(t)
@@ -296,7 +294,7 @@ func TestCongestionIsKept(t *testing.T) {
 					question.ecn = uint8(outer)
 					question.inner = withECN(f, question.probe.frame(t), inner)[14:]
 					frame := how.wrap(t, f, question)
-					if want < 0 { // nobody may have noted it
+					if want < 0 { // no router may set this
 						before := w.counts(t)
 						w.ignores(t, at, frame)
 						w.counted(t, before, model.Malformed)
@@ -309,7 +307,7 @@ func TestCongestionIsKept(t *testing.T) {
 	})
 }
 
-// withECN has an IP header say something of congestion.
+// withECN sets the ECN field of an IP header.
 func withECN(f family, frame []byte, ecn int) []byte {
 	ip := frame[14:]
 	if f.client.Is6() {

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// What ends before it says so is left as it is, wherever it has been cut off.
+// A truncated packet passes unchanged, wherever it was cut off.
 func TestEncapsulatedTruncated(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -26,7 +26,7 @@ func TestEncapsulatedTruncated(t *testing.T) {
 	})
 }
 
-// A packet inside that is longer than its wrapping, or whose headers contradict themselves.
+// An inner packet that is longer than its outer one, or whose headers contradict themselves.
 func TestEncapsulatedContradictions(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -46,7 +46,7 @@ func TestEncapsulatedContradictions(t *testing.T) {
 				t.Errorf("%s: counted %v, want %v", change.name, w.counts(t), before)
 			}
 		}
-		// The frame has more than the outer header says, and the packet inside ends there.
+		// The frame is longer than the outer header says, and the inner packet ends there.
 		question.inner = nil
 		frame := append(how.wrap(t, f, question), make([]byte, 8)...)
 		inner := frame[len(frame)-8-len(plain):] // 14 bytes before the packet inside
@@ -59,7 +59,7 @@ func TestEncapsulatedContradictions(t *testing.T) {
 	})
 }
 
-// lengthen changes what an IP header says of the packet's length. `at` is 14 bytes before it.
+// lengthen changes the length in an IP header. `at` is 14 bytes before it.
 func lengthen(at []byte, f family, by int) {
 	field := at[14+2:]
 	if f.client.Is6() {
@@ -68,7 +68,7 @@ func lengthen(at []byte, f family, by int) {
 	binary.BigEndian.PutUint16(field, uint16(int(binary.BigEndian.Uint16(field))+by))
 }
 
-// Sources that no packet has are none of packets inside either.
+// Impossible sources are impossible in inner packets, too.
 func TestEncapsulatedImpossibleSources(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -80,8 +80,8 @@ func TestEncapsulatedImpossibleSources(t *testing.T) {
 	})
 }
 
-// Options that are nearly the balancer's are other people's: of each byte that says what it is,
-// every other value.
+// Options that differ from the balancer's in one byte belong to somebody else: every other value of each
+// identifying byte.
 func TestOptionsThatAreNearlyOurs(t *testing.T) {
 	w := newDSRScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -91,7 +91,7 @@ func TestOptionsThatAreNearlyOurs(t *testing.T) {
 		w.forget(t)
 		fields := []int{34, 35}
 		if f.client.Is6() {
-			fields = []int{55, 56, 57, 76, 77} // in a header of another length all else is elsewhere
+			fields = []int{55, 56, 57, 76, 77} // in a header of another length all else moves
 		}
 		for _, field := range fields {
 			for value := range 256 {
@@ -101,7 +101,7 @@ func TestOptionsThatAreNearlyOurs(t *testing.T) {
 				}
 				damaged[field] = byte(value)
 				if got := w.run(t, at, damaged); got.Action != model.ActionPass || !bytes.Equal(got.Frame, damaged) {
-					t.Fatalf("byte %d is %#x: the packet met %v and became\n%s", field, value, got.Action, hex.Dump(got.Frame))
+					t.Fatalf("byte %d is %#x: action %v, and the packet became\n%s", field, value, got.Action, hex.Dump(got.Frame))
 				}
 			}
 		}
@@ -109,8 +109,8 @@ func TestOptionsThatAreNearlyOurs(t *testing.T) {
 	})
 }
 
-// Packets damaged at random: what goes on has come as it is, or has been opened: then it is in
-// the wrapping, byte for byte but for what is translated, and for a backend of this node.
+// Packets damaged at random: one that goes on is either unchanged, or was decapsulated: then its bytes are
+// those inside, except for the translation, and it is for a backend of this node.
 func TestEncapsulatedRandomDamage(t *testing.T) {
 	w := newDSRScene(t)
 	random := rand.New(rand.NewPCG(*seedFlag, 2))
@@ -137,7 +137,7 @@ func TestEncapsulatedRandomDamage(t *testing.T) {
 			}
 		}
 		if opened == 0 {
-			t.Error("none was opened: the test is wrong")
+			t.Error("none was decapsulated: the test is wrong")
 		}
 	})
 }

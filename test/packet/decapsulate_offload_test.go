@@ -18,12 +18,12 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// A device may have summed an encapsulated packet up (CHECKSUM_COMPLETE): the sum stays right
-// when the wrapping goes.
+// A device may have computed an encapsulated packet's sum (CHECKSUM_COMPLETE): it stays correct when the outer
+// header is removed.
 func TestEncapsulatedChecksumMadeByDevice(t *testing.T) {
 	w := newDSRScene(t)
 	if !w.sumsUp(t) {
-		t.Skip("this kernel's test runs have no packets that a device has summed up: that is Linux 6.17's flag BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+		t.Skip("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
 	}
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		if at != atIngress {
@@ -33,12 +33,12 @@ func TestEncapsulatedChecksumMadeByDevice(t *testing.T) {
 			t.Helper()
 			got := w.runWith(t, at, frame, bpfTestChecksumComplete, 0)
 			if got.Action != model.ActionPass || len(got.Frame) >= len(frame) {
-				t.Errorf("the packet met %v and has %d bytes, want 0 (passed) and less than %d", got.Action, len(got.Frame), len(frame))
+				t.Errorf("action %v and %d bytes, want 0 (passed) and less than %d", got.Action, len(got.Frame), len(frame))
 			}
 		}
 		question.payload, question.ecn = make([]byte, 75), 0
 		sum(how.wrap(t, f, question))
-		question.backend = on(f.local.Next(), targetPort) // the flow keeps the other: ends change
+		question.backend = on(f.local.Next(), targetPort) // the flow keeps the other: its destination changes
 		sum(how.wrap(t, f, question))
 		if how.kind == model.Opt {
 			return
@@ -49,8 +49,8 @@ func TestEncapsulatedChecksumMadeByDevice(t *testing.T) {
 	})
 }
 
-// Packets that are several in one (GSO, as from a container of the same machine, or GRO) are
-// opened as one, and none of their bytes is lost.
+// Merged packets (GSO, as from a container of the same machine, or GRO) are decapsulated as one, and no byte is
+// lost.
 func TestMergedEncapsulatedPackets(t *testing.T) {
 	const segment, segments = 1000, 8
 	w := newDSRScene(t)
@@ -69,7 +69,7 @@ func TestMergedEncapsulatedPackets(t *testing.T) {
 			sendMerged(t, in, question.frame(t), segment)
 			got, largest := watch.stream(t, f, len(question.payload))
 			if !bytes.Equal(got, question.payload) {
-				t.Errorf("%d bytes came, and not those %d that were sent", len(got), len(question.payload))
+				t.Errorf("%d bytes arrived, which are not the %d that were sent", len(got), len(question.payload))
 			}
 			if largest != len(question.payload) {
 				t.Errorf("the longest packet has %d bytes of payload, want %d: merged as it was", largest, len(question.payload))
@@ -103,7 +103,7 @@ func (w *world) encapsulatingPair(t testing.TB, f family) (far int) {
 	return far
 }
 
-// encapsulator puts a header before the packets that are merged.
+// encapsulator is a program that puts a header before merged packets.
 func encapsulator(t testing.TB, f family) *ebpf.Program {
 	t.Helper()
 	const layerMAC, fixedGSO, encapsulatedV4, encapsulatedV6 = 1, 1, 2, 4
@@ -157,8 +157,7 @@ func (w *world) localPods(t testing.TB) {
 	}
 }
 
-// sendMerged has a device send a packet of TCP that is several in one, whose checksums are yet
-// to be made.
+// sendMerged has a device send a merged TCP packet whose checksums are yet to be computed.
 func sendMerged(t testing.TB, device int, frame []byte, segment uint16) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
@@ -173,8 +172,8 @@ func sendMerged(t testing.TB, device int, frame []byte, segment uint16) {
 	length := len(frame) - l4
 	pseudo := slices.Concat(addresses, []byte{0, tcp, byte(length >> 8), byte(length)})
 	binary.BigEndian.PutUint16(frame[l4+16:], ^checksum(0, pseudo))
-	// struct virtio_net_hdr: flags, kind, length of the headers, segment, where the checksum
-	// begins and where it is.
+	// struct virtio_net_hdr: flags, type, length of the headers, segment, where the checksum begins and
+	// where it is.
 	header := binary.NativeEndian.AppendUint16([]byte{needsChecksum, kind}, uint16(l4+20))
 	header = binary.NativeEndian.AppendUint16(header, segment)
 	header = binary.NativeEndian.AppendUint16(header, uint16(l4))
@@ -182,8 +181,8 @@ func sendMerged(t testing.TB, device int, frame []byte, segment uint16) {
 	must(t, unix.Sendto(fd, append(header, frame...), 0, &unix.SockaddrLinklayer{Ifindex: device}))
 }
 
-// stream is what comes to the local backend by TCP, in the order of its sequence numbers, up to
-// a length, and the longest packet's payload.
+// stream is what the local backend receives by TCP, in order of sequence numbers, up to a length, and the
+// longest packet's payload.
 func (c capture) stream(t testing.TB, f family, length int) (bytes []byte, largest int) {
 	t.Helper()
 	parts := map[uint32][]byte{}
@@ -192,7 +191,7 @@ func (c capture) stream(t testing.TB, f family, length int) (bytes []byte, large
 	for end := time.Now().Add(time.Minute); total < length && time.Now().Before(end); {
 		n, err := c.next(frame)
 		if err != nil {
-			t.Fatalf("waiting for packets to %v: %v; %d bytes have come", f.local, err, total)
+			t.Fatalf("waiting for packets to %v: %v; %d bytes have arrived", f.local, err, total)
 		}
 		to, l4 := 30, 34
 		if f.client.Is6() {

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// dsrRecords checks that a flow has both records, and that none of them knows a device.
+// dsrRecords checks that a flow has both entries, and that neither has a device.
 func (w *world) dsrRecords(t testing.TB, want int) {
 	t.Helper()
 	n := 0
@@ -23,18 +23,18 @@ func (w *world) dsrRecords(t testing.TB, want int) {
 		must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.ConntrackEntry) bool {
 			n++
 			if value.Device != 0 || value.Flags&2 == 0 || value.Flags&16 == 0 {
-				t.Errorf("table %s, %v: device %d, flags %#x: want 0, and those of a local backend and of DSR", table, modelTuple(key), value.Device, value.Flags)
+				t.Errorf("table %s, %v: device %d, flags %#x: want 0, and the flags of a local backend and of DSR", table, modelTuple(key), value.Device, value.Flags)
 			}
 			return true
 		}))
 	}
 	if n != want {
-		t.Errorf("%d records, want %d", n, want)
+		t.Errorf("%d conntrack entries, want %d", n, want)
 	}
 }
 
-// opens runs a frame in which the packet wanted has to be found. What comes out need not be as
-// long as Ethernet asks for.
+// opens runs a frame that must be decapsulated to the packet wanted. The output may be shorter than Ethernet's
+// minimum.
 func (w *world) opens(t testing.TB, at hook, frame []byte, want probe) {
 	t.Helper()
 	w.opensTo(t, at, frame, want.frame(t))
@@ -44,16 +44,16 @@ func (w *world) opensTo(t testing.TB, at hook, frame, want []byte) {
 	t.Helper()
 	got := w.run(t, at, frame)
 	if got.Action != model.ActionPass {
-		t.Fatalf("%s: the packet met %v, want 0 (passed)\n%s", at, got.Action, hex.Dump(frame))
+		t.Fatalf("%s: action %v, want 0 (passed)\n%s", at, got.Action, hex.Dump(frame))
 	}
 	padded := append(slices.Clone(got.Frame), make([]byte, max(0, len(want)-len(got.Frame)))...)
 	if !bytes.Equal(padded, want) {
-		t.Fatalf("%s: of a packet came\n%swant\n%s", at, hex.Dump(got.Frame), hex.Dump(want))
+		t.Fatalf("%s: decapsulated to\n%swant\n%s", at, hex.Dump(got.Frame), hex.Dump(want))
 	}
 }
 
-// What a balancer has sent to this node for one of its backends comes to that as the client
-// has sent it, and the answer leaves in the Service's name.
+// A packet that a balancer sends to this node for one of its backends arrives there as the client sent it, and
+// the reply leaves in the Service's name.
 func TestDecapsulated(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -77,13 +77,13 @@ func TestDecapsulated(t *testing.T) {
 	})
 }
 
-// Only balancers may have packets opened here: what anybody else has encapsulated for a
-// Service is dropped, and nothing is remembered of it.
+// Only balancers' packets are decapsulated: what others encapsulate for a Service is dropped, and leaves no
+// state.
 func TestEncapsulatedByAStranger(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		strangers := []netip.Addr{f.client, f.pod, f.balancer().Next()}
-		if how.kind == model.Opt { // it is sent in the client's name, which is none of the cluster
+		if how.kind == model.Opt { // its source is the client, which is outside the cluster
 			strangers = []netip.Addr{f.pod, f.balancer(), f.local.Next()}
 		}
 		for _, stranger := range strangers {
@@ -95,7 +95,7 @@ func TestEncapsulatedByAStranger(t *testing.T) {
 			w.drops(t, at, how.wrap(t, f, forged), model.DropSpoofed)
 		}
 		w.remembersNothing(t)
-		// Nor is a flow theirs that a balancer has begun.
+		// Nor can they continue a flow that a balancer began.
 		w.run(t, at, how.wrap(t, f, question))
 		if how.kind != model.Opt {
 			question.balancer = strangers[0]
@@ -104,7 +104,7 @@ func TestEncapsulatedByAStranger(t *testing.T) {
 	})
 }
 
-// Whoever sends with an option needs a Service that is served so, and a backend of that.
+// A packet with an option needs a Service that uses it, and a backend of that Service.
 func TestOptionOfAnotherService(t *testing.T) {
 	w := newDSRScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -116,7 +116,7 @@ func TestOptionOfAnotherService(t *testing.T) {
 	})
 }
 
-// A backend that the Service does not have on this node gets nothing.
+// Nothing is sent to a backend that the Service does not have on this node.
 func TestEncapsulatedForAnotherBackend(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -127,12 +127,12 @@ func TestEncapsulatedForAnotherBackend(t *testing.T) {
 		absent := f.local.Next().Next()
 		question.backend = on(absent, targetPort)
 		w.drops(t, at, how.wrap(t, f, question), reason)
-		if how.kind != model.IPIP { // which tells no port
+		if how.kind != model.IPIP { // which carries no port
 			question.backend = on(f.local, targetPort+1)
 			w.drops(t, at, how.wrap(t, f, question), reason)
 		}
-		// One of node-b is none of this node's: on its way there it is left alone, and in
-		// Geneve it has come to the node that it was for.
+		// A backend of node-b is not this node's: on its way there the packet passes, and in Geneve it
+		// has already arrived at its node.
 		question.backend = on(f.remote, targetPort)
 		if how.kind == model.Geneve {
 			w.drops(t, at, how.wrap(t, f, question), model.DropBackendNotLocal)
@@ -145,7 +145,7 @@ func TestEncapsulatedForAnotherBackend(t *testing.T) {
 	})
 }
 
-// The sources that a Service admits are those of the packet inside.
+// The source ranges of a Service apply to the inner packet's source.
 func TestEncapsulatedSourceRanges(t *testing.T) {
 	w := newWorld(t, limits{})
 	tables := w.dsrScene()
@@ -163,7 +163,7 @@ func TestEncapsulatedSourceRanges(t *testing.T) {
 	})
 }
 
-// A client has asked a NodePort of another node: it is this node's, too.
+// The client asked a NodePort of another node: it is this node's, too.
 func TestEncapsulatedNodePort(t *testing.T) {
 	w := newWorld(t, limits{})
 	tables := w.dsrScene()
@@ -172,7 +172,7 @@ func TestEncapsulatedNodePort(t *testing.T) {
 		for _, protocol := range []uint8{tcp, udp} {
 			for _, how := range wrappings {
 				frontend := tables.Frontends[model.FrontendKey{Address: f.vip, Port: toMany + uint16(how.kind), Protocol: protocol}]
-				frontend.NodePort = how.kind != model.Geneve // the other is a Service's on an address of the node
+				frontend.NodePort = how.kind != model.Geneve // with Geneve it is a Service's frontend on a node address
 				tables.Frontends[model.FrontendKey{Address: f.own, Port: nodePort + uint16(how.kind), Protocol: protocol}] = frontend
 			}
 		}
@@ -187,13 +187,12 @@ func TestEncapsulatedNodePort(t *testing.T) {
 		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, question.backend))
 		answer := reply(question.backend, question.from, question.protocol)
 		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
-		question.to = on(f.balancer().Next(), nodePort+uint16(how.kind)) // that of no node
+		question.to = on(f.balancer().Next(), nodePort+uint16(how.kind)) // of no node
 		w.ignores(t, at, how.wrap(t, f, question))
 	})
 }
 
-// What is inside other people's tunnels is none of the edge's, whoever has sent it: not a
-// byte changes.
+// Packets inside other people's tunnels are none of the edge's business, whoever sends them: no byte changes.
 func TestOtherTunnels(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
@@ -211,14 +210,14 @@ func TestOtherTunnels(t *testing.T) {
 	})
 }
 
-// A packet that was never encapsulated is nobody's forgery: one with an option of other
-// people's goes the way of all packets.
+// A packet that was never encapsulated is not a forgery: one with somebody else's option is handled like any
+// packet.
 func TestOtherOptions(t *testing.T) {
 	w := newDSRScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		for _, to := range []netip.AddrPort{on(f.client.Next(), 443), on(f.own, 22)} {
 			question := f.fromBalancer(f.question(protocol, toLocal), on(f.vip, toLocal))
-			question.to = to // what the option says it was for
+			question.to = to // the destination in the option
 			plain := question.carries()
 			w.forget(t)
 			w.passes(t, at, plain.frame(t), plain.translated(plain.from, on(f.local, targetPort)))
@@ -226,8 +225,8 @@ func TestOtherOptions(t *testing.T) {
 	})
 }
 
-// Geneve of others: another option or further ones, another network, Ethernet inside, control
-// packets, a later version.
+// Other people's Geneve: another option or further ones, another network, Ethernet inside, control packets, a
+// later version.
 func TestOtherGeneve(t *testing.T) {
 	w := newDSRScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -260,7 +259,7 @@ func TestOtherGeneve(t *testing.T) {
 	})
 }
 
-// One wrapping is opened, and not another one inside of that.
+// One outer header is removed, and not another one inside it.
 func TestNestedWrappings(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {

@@ -20,10 +20,10 @@ var (
 	encapsulationNames = map[model.DSR]string{model.IPIP: "IPIP", model.Geneve: "Geneve", model.Opt: "option"}
 )
 
-// direct is the port at which the same is served as at another, with DSR.
+// direct is the port with DSR that serves what another port serves without.
 func direct(port uint16, dsr model.DSR) uint16 { return port + 100*uint16(dsr) }
 
-// overhead is what an encapsulation adds.
+// overhead is the number of bytes that an encapsulation adds.
 func overhead(f family, dsr model.DSR) int {
 	if f.client.Is4() {
 		return map[model.DSR]int{model.IPIP: 20, model.Geneve: 48, model.Opt: 8}[dsr]
@@ -31,14 +31,14 @@ func overhead(f family, dsr model.DSR) int {
 	return map[model.DSR]int{model.IPIP: 40, model.Geneve: 80, model.Opt: 24}[dsr]
 }
 
-// way is how a client's packets go to a backend with DSR.
+// way is the path of a client's packets to a backend with DSR.
 type way struct {
 	dsr       model.DSR
-	own, node netip.Addr // of the outer header; node: of the backend
+	own, node netip.Addr // of the outer header; node is the backend's
 	backend   netip.AddrPort
 }
 
-// around is a frame with what comes before the packet in it, as other encoders make it.
+// around encapsulates a frame with another encoder.
 func (y way) around(t testing.TB, frame []byte, hash uint32) []byte {
 	t.Helper()
 	inner, padding := split(frame)
@@ -70,7 +70,7 @@ func (y way) around(t testing.TB, frame []byte, hash uint32) []byte {
 	return append(serialize(t, eth, outer, gopacket.Payload(payload)), padding...)
 }
 
-// split parts what a frame carries from what pads it.
+// split separates a frame's packet from its padding.
 func split(frame []byte) (packet, padding []byte) {
 	length := int(binary.BigEndian.Uint16(frame[16:]))
 	if frame[12] == 0x86 {
@@ -86,7 +86,7 @@ func serializeWith(t testing.TB, options gopacket.SerializeOptions, all ...gopac
 	return slices.Clone(buffer.Bytes())
 }
 
-// withOption is the packet to a backend, with what it asked for in its first option.
+// withOption is the packet to a backend, with its original destination in its first option.
 func (p probe) withOption(backend netip.AddrPort) probe {
 	asked := binary.BigEndian.AppendUint16(nil, p.to.Port())
 	asked = append(asked, p.to.Addr().AsSlice()...)
@@ -101,7 +101,7 @@ func (p probe) withOption(backend netip.AddrPort) probe {
 	return p
 }
 
-// sent is a client's packet as it goes to the backend.
+// sent is a client's packet as it leaves for the backend.
 func (y way) sent(t testing.TB, at hook, p probe, next [6]byte) []byte {
 	t.Helper()
 	hash := p.hash()
@@ -114,7 +114,7 @@ func (y way) sent(t testing.TB, at hook, p probe, next [6]byte) []byte {
 	return y.around(t, p.frame(t), hash)
 }
 
-// toRemote is the way to the backend of node-b.
+// way is the path to the backend of node-b.
 func (f family) way(dsr model.DSR) way {
 	return way{dsr, f.own, f.node, on(f.remote, targetPort)}
 }

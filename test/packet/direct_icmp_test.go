@@ -16,9 +16,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// What is reported of an answer that the backend's node has sent in the Service's name comes
-// to the balancer, who sends it on as it sends the flow's packets (RFC 792, RFC 4443): with the
-// flow's record, and by the slot where that is lost.
+// An ICMP error about a reply that the backend's node sent in the Service's name arrives at the balancer. It
+// forwards the error like the flow's packets (RFC 792, RFC 4443): by the flow's entry, and by the slot if that
+// is lost.
 func TestDirectErrorsOfAnswers(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -38,7 +38,7 @@ func TestDirectErrorsOfAnswers(t *testing.T) {
 					want := e.frame(t, out, by, f.vip)
 					if dsr == model.Opt {
 						out.to = question.to
-						// A router on that way may not take what has its own address.
+						// A router on the path may drop packets from its own address.
 						want = e.frame(t, out.withOption(way.backend), f.own, f.remote)
 					} else {
 						want = way.around(t, want, question.hash())
@@ -48,7 +48,8 @@ func TestDirectErrorsOfAnswers(t *testing.T) {
 					w.counted(t, before, model.ICMPError)
 					w.drops(t, at, e.frame(t, probe{hops: 1}, by, f.vip), model.TTLExceeded)
 				}
-				// To somebody else, whom a quote of the Service's does not concern.
+				// To another destination, which a quote with the Service's address does not
+				// concern.
 				w.ignores(t, at, e.frame(t, probe{}, router, f.own))
 			}
 		}
@@ -61,8 +62,7 @@ func (p probe) hash() uint32 {
 		DestinationPort: p.to.Port(), Protocol: uint8(p.transportType())})
 }
 
-// outerError is an ICMP error about a packet that has been sent, of which it quotes so many
-// bytes.
+// outerError is an ICMP error about a sent packet that quotes so many bytes of it.
 func outerError(t testing.TB, by, to netip.Addr, kind, code uint8, rest uint32, sent []byte, quoted int) []byte {
 	t.Helper()
 	like := probe{from: on(by, 0), to: on(to, 0), protocol: model.ICMP, source: nodeBMAC, target: eth0MAC}
@@ -78,14 +78,14 @@ func outerError(t testing.TB, by, to netip.Addr, kind, code uint8, rest uint32, 
 	return serialize(t, like.ethernet(), network.(gopacket.SerializableLayer), header, gopacket.Payload(binary.BigEndian.AppendUint32(nil, rest)), quote)
 }
 
-// What is reported of a packet that the node has encapsulated is told to the client, about
-// its own packet and in the Service's name (RFC 2003 section 4, RFC 2473 section 8): what was
-// too big with an MTU that leaves room for what is put around it.
+// An ICMP error about a packet that the node encapsulated goes to the client, about its own packet and from the
+// Service's address (RFC 2003 section 4, RFC 2473 section 8); a "too big" has an MTU that leaves room for the
+// encapsulation.
 func TestDirectErrorsOfOuterPackets(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		if dsr == model.Opt {
-			return // such errors go to the client by themselves
+			return // such errors go to the client directly
 		}
 		question, way := f.question(protocol, direct(toRemote, dsr)), f.way(dsr)
 		question.dontFragment, question.flags, question.payload = true, ack, bytes.Repeat([]byte("odd"), 401)
@@ -101,14 +101,14 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 		if f.client.Is6() {
 			cases = map[message][2][2]uint8{{2, 0, 1400}: tooBig, {1, 0, 0}: unreachable, {1, 4, 0}: unreachable, {3, 0, 0}: unreachable, {4, 1, 40}: unreachable}
 		}
-		w.run(t, at, question.frame(t)) // there is a record at first
+		w.run(t, at, question.frame(t)) // with an entry at first
 		for m, says := range cases {
 			for _, by := range []netip.Addr{router, f.remote} {
 				for _, quoted := range []int{more + 28 + 20, 548, 1232} {
 					if f.client.Is6() && quoted < 548 {
 						quoted += 20
 					}
-					// The client knows it with a hop more, which nobody compares.
+					// The client's packet had one more hop, which nobody compares.
 					inner := question.forwarded(atIngress, question.from, question.to, nodeBMAC)
 					inner.source, inner.target = nodeBMAC, eth0MAC
 					if at == atXDP {
@@ -124,7 +124,7 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 					w.counted(t, before, model.ICMPError)
 				}
 			}
-			// Not of this node's, or of no Service's: it is none of ours.
+			// Not sent by this node, or for no Service: the error passes.
 			w.ignores(t, at, outerError(t, router, f.own.Next(), m.kind, m.code, m.rest, sent, 548))
 			other := way
 			other.own = f.own.Next()
@@ -134,7 +134,7 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 				stranger.to = to
 				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, way.sent(t, atIngress, stranger, nodeBMAC), 548))
 			}
-			for cut := 0; cut < more+28; cut += 4 { // too little of it
+			for cut := 0; cut < more+28; cut += 4 { // quotes that are too short
 				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, sent, cut))
 			}
 			w.forget(t)
@@ -142,7 +142,7 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 	})
 }
 
-// outerTooBig is the error about a packet that has been sent, with an MTU.
+// outerTooBig is the "too big" about a sent packet, with an MTU.
 func outerTooBig(t testing.TB, f family, mtu int, sent []byte) []byte {
 	t.Helper()
 	if f.client.Is4() {
@@ -151,7 +151,7 @@ func outerTooBig(t testing.TB, f family, mtu int, sent []byte) []byte {
 	return outerError(t, f.node.Next(), f.own, 2, 0, uint32(mtu), sent, 548)
 }
 
-// toldTooBig is what the client gets for that.
+// toldTooBig is the "too big" that the client gets for it.
 func (p probe) toldTooBig(t testing.TB, at hook, f family, mtu, quoted int) []byte {
 	t.Helper()
 	inner := p.forwarded(atIngress, p.from, p.to, nodeBMAC)
@@ -162,14 +162,14 @@ func (p probe) toldTooBig(t testing.TB, at hook, f family, mtu, quoted int) []by
 	return inner.icmpAnswerOf(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(mtu), quoted)
 }
 
-// The client is told of no MTU that no way has: of IPv4 not less than 68 (RFC 791 section 3.2), of
-// IPv6 not less than 1280 (RFC 8200 section 5, RFC 2473 section 7.1). A router of IPv4 that names
-// none has the client guess (RFC 1191 section 5).
+// The client never gets an MTU below the protocol's minimum: 68 for IPv4 (RFC 791 section 3.2), 1280 for IPv6
+// (RFC 8200 section 5, RFC 2473 section 7.1). If an IPv4 router names no MTU, the client has to guess (RFC 1191
+// section 5).
 func TestDirectLeastMTU(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		if dsr == model.Opt {
-			return // such errors go to the client by themselves
+			return // such errors go to the client directly
 		}
 		question, way, more := f.question(protocol, direct(toRemote, dsr)), f.way(dsr), overhead(f, dsr)
 		question.dontFragment, question.flags, question.payload = true, ack, bytes.Repeat([]byte("odd"), 401)
@@ -189,14 +189,14 @@ func TestDirectLeastMTU(t *testing.T) {
 	})
 }
 
-// An error is told to the client only if it quotes what this node has put around his packet: with
-// the backend, or its node, of the flow's record, or without one of its slot, and of their kind. All
-// else somebody has made up who does not see such packets.
+// An error reaches the client only if it quotes the encapsulation that this node uses: of that kind, and to the
+// backend (or its node) of the flow's entry or, without an entry, of its slot. Anything else was made up by
+// somebody who cannot see such packets.
 func TestDirectSpoofedErrors(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		if dsr == model.Opt {
-			return // nothing is put around
+			return // no outer header
 		}
 		defer w.apply(t, w.scene())
 		question := f.question(protocol, direct(toRemote, dsr))
@@ -207,7 +207,7 @@ func TestDirectSpoofedErrors(t *testing.T) {
 		}
 		recorded, other := f.way(dsr), f.way(dsr)
 		other.backend = on(f.remote.Next(), targetPort)
-		other.node = other.backend.Addr() // not known
+		other.node = other.backend.Addr() // unknown
 		tells := func(when string, tells, not way) {
 			t.Helper()
 			sent := tells.sent(t, atIngress, question, nodeBMAC)
@@ -239,35 +239,35 @@ func TestDirectSpoofedErrors(t *testing.T) {
 		changed.Pod, changed.Outside = model.Decision{Slots: []uint32{first + 6}}, model.Decision{Slots: []uint32{first + 6}}
 		tables.Frontends[key] = changed
 		w.apply(t, tables)
-		tells("with a record of a backend that has left", recorded, other)
+		tells("with an entry of a backend that is gone", recorded, other)
 		w.forget(t)
-		tells("without a record of another backend", other, recorded)
+		tells("without an entry, of another backend", other, recorded)
 		changed.Untracked, changed.Before, changed.History = true, dsr, []model.Slot{{Contested: true, Stable: first}}
 		tables.Frontends[key] = changed
 		w.apply(t, tables)
 		if protocol == tcp {
-			tells("without a record in a contested slot", recorded, other)
+			tells("without an entry, in a contested slot", recorded, other)
 		} else {
-			tells("without a record in a contested slot", other, recorded)
+			tells("without an entry, in a contested slot", other, recorded)
 		}
 		changed = model.Frontend{Service: 1, Outside: changed.Outside, AffinitySeconds: 1000, DSR: dsr}
 		tables.Frontends[key] = changed
 		w.apply(t, tables)
-		w.ignores(t, at, outerTooBig(t, f, 1400, other.sent(t, atIngress, question, nodeBMAC))) // nobody knows by the ends alone
+		w.ignores(t, at, outerTooBig(t, f, 1400, other.sent(t, atIngress, question, nodeBMAC))) // the tuple alone is not enough
 	})
 }
 
-// An error may quote no more of an outer packet than its IP header and 8 octets (RFC 792), which
-// says nothing of the client. The MTU is remembered for the outer destination (RFC 2003 section
-// 5.1), so that the client is told with his next packet that is too big: for 10 minutes (RFC 1191
-// section 6.3), and of no less than a floor. Nobody can have it remembered for a destination that
-// gets no packets, or by a quote of one that this node has not sent or that would have fitted.
+// An error may quote no more of an outer packet than its IP header and 8 octets (RFC 792), which do not
+// identify the client. The MTU is stored for the outer destination (RFC 2003 section 5.1), and the client gets
+// a "too big" for its next packet that does not fit: for 10 minutes (RFC 1191 section 6.3), and with no less
+// than a floor. Nobody can have an MTU stored for a destination that gets no packets, or by quoting a packet
+// that this node did not send or that would have fitted.
 func TestDirectErrorsWithLeastQuote(t *testing.T) {
 	const minutes10 = 600
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		if dsr == model.Opt {
-			return // such errors go to the client by themselves
+			return // such errors go to the client directly
 		}
 		question, usual, more := f.question(protocol, direct(toRemote, dsr)), f.way(dsr), overhead(f, dsr)
 		question.dontFragment, question.flags = true, ack
@@ -286,7 +286,7 @@ func TestDirectErrorsWithLeastQuote(t *testing.T) {
 		learns := func(what string, frame []byte, want int) {
 			t.Helper()
 			before := w.counts(t)
-			w.ignores(t, at, frame) // the stack may know of it, too
+			w.ignores(t, at, frame) // the stack gets it, too
 			reason := model.ICMPError
 			if want == 0 {
 				reason = model.NotService
@@ -296,9 +296,9 @@ func TestDirectErrorsWithLeastQuote(t *testing.T) {
 				t.Fatalf("%s: an MTU of %d is remembered, want %d", what, got, want)
 			}
 		}
-		learns("nothing has been sent there", told(usual, 1400), 0)
+		learns("nothing was sent there", told(usual, 1400), 0)
 		w.soon(t, at, big.frame(t), model.ActionSend, usual.sent(t, at, big, nodeBMAC), "no MTU is known")
-		if len(w.outers(t)) == 0 { // its next hop was remembered from before the test
+		if len(w.outers(t)) == 0 { // its next hop was cached before the test
 			time.Sleep(100 * time.Millisecond)
 			w.run(t, at, big.frame(t))
 		}
@@ -322,7 +322,7 @@ func TestDirectErrorsWithLeastQuote(t *testing.T) {
 		w.soon(t, at, tooBig.frame(t), model.ActionSend, answer, "the path MTU is known")
 		w.leaves(t, at, tooBig.frame(t), model.ActionSend, answer)
 		w.leaves(t, at, fits.frame(t), model.ActionSend, usual.sent(t, at, fits, nodeBMAC))
-		w.leaves(t, at, tooBig.frame(t), model.ActionSend, answer) // by a remembered next hop
+		w.leaves(t, at, tooBig.frame(t), model.ActionSend, answer) // by a cached next hop
 		w.ageOuterPaths(t, minutes10)
 		w.soon(t, at, tooBig.frame(t), model.ActionSend, usual.sent(t, at, tooBig, nodeBMAC), "the path MTU is forgotten")
 	})
@@ -330,7 +330,7 @@ func TestDirectErrorsWithLeastQuote(t *testing.T) {
 
 type outerPath struct{ MTU, Since uint32 }
 
-// outers are the destinations of outer packets, and what is known of the way there.
+// outers are the destinations of outer packets, with what is known of the path there.
 func (w *world) outers(t testing.TB) map[[16]byte]outerPath {
 	t.Helper()
 	all := map[[16]byte]outerPath{}
@@ -344,7 +344,7 @@ func (w *world) outers(t testing.TB) map[[16]byte]outerPath {
 	return all
 }
 
-// outerMTU is the one that is remembered; 0: none is.
+// outerMTU is the stored path MTU; 0: none.
 func (w *world) outerMTU(t testing.TB) (mtu uint32) {
 	t.Helper()
 	for _, path := range w.outers(t) {
@@ -353,7 +353,7 @@ func (w *world) outerMTU(t testing.TB) (mtu uint32) {
 	return mtu
 }
 
-// ageOuterPaths has what is known be known for so many seconds longer.
+// ageOuterPaths makes all stored paths so many seconds older.
 func (w *world) ageOuterPaths(t testing.TB, seconds uint32) {
 	t.Helper()
 	for key, path := range w.outers(t) {

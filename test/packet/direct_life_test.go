@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// directFlow is a flow of which the balancer sees the client's side alone.
+// directFlow is a flow whose client side is all that the balancer sees.
 type directFlow struct {
 	*world
 	at       hook
@@ -21,7 +21,7 @@ func (w *world) directFlow(at hook, f family, protocol uint8, dsr model.DSR) *di
 	return &directFlow{w, at, f.question(protocol, direct(toRemote, dsr)), f.way(dsr)}
 }
 
-// asks has the client send with flags at a sequence number.
+// asks has the client send a segment with flags and a sequence number.
 func (fl *directFlow) asks(t testing.TB, flags byte, seq uint32, payload string) {
 	t.Helper()
 	p := fl.question
@@ -32,7 +32,7 @@ func (fl *directFlow) asks(t testing.TB, flags byte, seq uint32, payload string)
 	fl.leaves(t, fl.at, p.frame(t), model.ActionSend, fl.way.sent(t, fl.at, p, nodeBMAC))
 }
 
-// is checks in which table the one record is, and its state.
+// is checks which table has the one entry, and its state.
 func (fl *directFlow) is(t testing.TB, table string, state model.State) {
 	t.Helper()
 	for _, name := range []string{tracks, halfOpen} {
@@ -50,27 +50,27 @@ func (fl *directFlow) is(t testing.TB, table string, state model.State) {
 		key.Destination, key.DestinationPort = q.to.Addr(), q.to.Port()
 		got, ok := records[key]
 		if !ok || len(records) != 1 || got.Becomes != want || got.State != state || got.DSR != fl.way.dsr || got.Reply || got.Local {
-			t.Fatalf("table %s has %+v, want one record in state %d: %v becomes %v", name, records, state, key, want)
+			t.Fatalf("table %s has %+v, want one entry in state %d: %v becomes %v", name, records, state, key, want)
 		}
 	}
 }
 
-// A connection is taken for established when the client goes on with the very next sequence
-// number, as one does who has got an answer; the client's FIN and RST are all that ends it.
+// A connection counts as established when the client continues with the very next sequence number, as after a
+// reply; only the client's FIN or RST ends it.
 func TestDirectConnectionLife(t *testing.T) {
 	w := newScene(t)
 	w.eachDirectFamily(t, func(t *testing.T, at hook, f family, dsr model.DSR) {
 		fl := w.directFlow(at, f, tcp, dsr)
 		fl.asks(t, syn, 999, "")
 		fl.is(t, halfOpen, model.StateNew)
-		fl.asks(t, syn, 999, "") // again
+		fl.asks(t, syn, 999, "") // retransmitted
 		fl.is(t, halfOpen, model.StateNew)
 		fl.asks(t, 0, 1000, "") // without ACK
 		fl.is(t, halfOpen, model.StateNew)
 		fl.asks(t, ack, 1000, "")
 		fl.is(t, tracks, model.StateEstablished)
 		fl.asks(t, psh|ack, 1000, "hello")
-		fl.asks(t, syn, 1<<31, "") // its backend judges (RFC 9293 section 3.10.7.4)
+		fl.asks(t, syn, 1<<31, "") // for its backend to judge (RFC 9293 section 3.10.7.4)
 		fl.asks(t, ack, 1005, "")
 		for _, guess := range []uint32{1005 + 1<<22, 1<<32 - 1<<22 + 1004, 1 << 31} { // (RFC 5961 section 3.2)
 			p := fl.question
@@ -85,17 +85,17 @@ func TestDirectConnectionLife(t *testing.T) {
 		fl.is(t, tracks, model.StateClosing)
 		fl.asks(t, rst, 1006, "")
 		fl.is(t, tracks, model.StateClosed)
-		fl.asks(t, syn, 50000, "") // the next connection of these ends
+		fl.asks(t, syn, 50000, "") // the next connection with this tuple
 		fl.is(t, halfOpen, model.StateNew)
 		for key, record := range w.records(t, halfOpen) {
 			if record.Packets != 1 {
-				t.Errorf("%v counts %d packets, want those of the new connection", key, record.Packets)
+				t.Errorf("%v counts %d packets, want only the new connection's", key, record.Packets)
 			}
 		}
 	})
 }
 
-// Packets that follow nothing that was seen open no connection.
+// Segments that do not follow a seen one do not establish a connection.
 func TestDirectForgedSegments(t *testing.T) {
 	w := newScene(t)
 	w.eachDirectFamily(t, func(t *testing.T, at hook, f family, dsr model.DSR) {
@@ -111,7 +111,7 @@ func TestDirectForgedSegments(t *testing.T) {
 	})
 }
 
-// A datagram's flow is assured by a packet two seconds after the first: the balancer sees no answer.
+// A UDP flow is assured by a packet two seconds after the first: the balancer sees no reply.
 func TestDirectDatagramLife(t *testing.T) {
 	w := newScene(t)
 	w.eachDirectFamily(t, func(t *testing.T, at hook, f family, dsr model.DSR) {
@@ -126,9 +126,8 @@ func TestDirectDatagramLife(t *testing.T) {
 	})
 }
 
-// A flow keeps its backend and its way while the tables change; but a SYN with its ends
-// whose backend serves no more begins another one, for no answer tells the balancer that the
-// first is over (R30).
+// A flow keeps its backend and its encapsulation while the tables change. But a SYN with its tuple whose
+// backend no longer serves begins a new flow, for no reply tells the balancer that the first has ended (R30).
 func TestDirectFlowKeepsItsWay(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -151,12 +150,12 @@ func TestDirectFlowKeepsItsWay(t *testing.T) {
 		}
 		tables.Frontends[key] = model.Frontend{Service: 1, Pod: model.Decision{Slots: []uint32{first}}, Outside: other}
 		w.apply(t, tables)
-		fl.asks(t, syn, 5000, "") // it serves still, be it others
+		fl.asks(t, syn, 5000, "") // the backend still serves, if with others
 		fl.is(t, tracks, model.StateEstablished)
 		tables.Frontends[key] = model.Frontend{Service: 1, Outside: other, DSR: dsr}
 		w.apply(t, tables)
 		fl.way.backend = on(f.remote.Next(), targetPort)
-		fl.way.node = fl.way.backend.Addr() // not known
+		fl.way.node = fl.way.backend.Addr() // unknown
 		fl.asks(t, syn, 9000, "")
 		fl.is(t, halfOpen, model.StateNew)
 	})

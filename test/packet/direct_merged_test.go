@@ -17,13 +17,12 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// What has been put together of several packets (GRO, or a sender on this machine) is
-// encapsulated once; where the device cannot, the kernel makes packets of it again: each has
-// all that is put around it, and right lengths and checksums.
+// A merged packet (GRO, or from a sender on this machine) is encapsulated once. If the device cannot split it,
+// the kernel does: each part has the complete encapsulation, with correct lengths and checksums.
 func TestDirectMergedPackets(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
-	w.attachIngressOf(t, "eth1") // XDP at eth0 has nothing merged come in
+	w.attachIngressOf(t, "eth1") // with XDP at eth0, no merged packets arrive there
 	noChecksums(t, "eth1")
 	const segment, segments = 1000, 3
 	watch := openCaptureOf(t, int(w.index["eth1-far"]))
@@ -52,8 +51,8 @@ func TestDirectMergedPackets(t *testing.T) {
 	}
 }
 
-// sendMerged has a device send a packet that is to become several with so much payload each,
-// and whose checksum is not made yet (linux/virtio_net.h).
+// sendMerged has a device send a packet to be split into segments with so much payload each, whose checksum is
+// yet to be computed (linux/virtio_net.h).
 func (w *world) sendMerged(t testing.TB, device string, p probe, segment uint16) {
 	t.Helper()
 	frame := p.frame(t)
@@ -71,7 +70,7 @@ func (w *world) sendMerged(t testing.TB, device string, p probe, segment uint16)
 	pseudo := slices.Concat(p.from.Addr().AsSlice(), p.to.Addr().AsSlice(), []byte{0, p.protocol})
 	pseudo = binary.BigEndian.AppendUint16(pseudo, uint16(len(frame)-l4))
 	binary.BigEndian.PutUint16(frame[l4+at:], ^checksum(0, pseudo))
-	header := []byte{1, kind} // the checksum is to be made
+	header := []byte{1, kind} // checksum to be computed
 	for _, field := range []uint16{uint16(headers), segment, uint16(l4), uint16(at)} {
 		header = binary.LittleEndian.AppendUint16(header, field)
 	}
@@ -82,7 +81,7 @@ func (w *world) sendMerged(t testing.TB, device string, p probe, segment uint16)
 	must(t, unix.Sendto(fd, append(header, frame...), 0, &unix.SockaddrLinklayer{Ifindex: int(w.index[device]), Protocol: htons(uint16(frame[12])<<8 | uint16(frame[13]))}))
 }
 
-// comesApart waits for the packets that one was sent as, and puts their payload together.
+// comesApart waits for the packets that a merged one was split into, and joins their payload.
 func (w *world) comesApart(t testing.TB, c capture, p probe, dsr model.DSR, segment int) {
 	t.Helper()
 	var payload []byte
@@ -90,7 +89,7 @@ func (w *world) comesApart(t testing.TB, c capture, p probe, dsr model.DSR, segm
 		b := make([]byte, 1<<16)
 		n, err := c.next(b)
 		if err != nil {
-			t.Fatalf("waiting for packets: %d bytes of %d have come: %v", len(payload), len(p.payload), err)
+			t.Fatalf("waiting for packets: %d bytes of %d have arrived: %v", len(payload), len(p.payload), err)
 		}
 		if n < 14 || !bytes.Equal(b[:6], nodeCMAC[:]) {
 			continue
@@ -102,11 +101,11 @@ func (w *world) comesApart(t testing.TB, c capture, p probe, dsr model.DSR, segm
 		payload = append(payload, part...)
 	}
 	if !bytes.Equal(payload, p.payload) {
-		t.Errorf("%d bytes came as %d others", len(p.payload), len(payload))
+		t.Errorf("%d bytes arrived as %d others", len(p.payload), len(payload))
 	}
 }
 
-// unwrapped is the payload of the packet in a frame, of which all has to be right.
+// unwrapped is the payload of the packet inside a frame, all of which must be correct.
 func unwrapped(t testing.TB, frame []byte, p probe, dsr model.DSR) []byte {
 	t.Helper()
 	decoded := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
@@ -143,7 +142,7 @@ func unwrapped(t testing.TB, frame []byte, p probe, dsr model.DSR) []byte {
 		to = families[map[string]int{"IPv4": 0, "IPv6": 1}[ip]].behindEth1
 	}
 	if !bytes.Equal(ends.NetworkFlow().Src().Raw(), p.from.Addr().AsSlice()) || !bytes.Equal(ends.NetworkFlow().Dst().Raw(), to.AsSlice()) {
-		t.Errorf("a packet goes %v, want from %v to %v", ends.NetworkFlow(), p.from.Addr(), to)
+		t.Errorf("a packet has the addresses %v, want %v to %v", ends.NetworkFlow(), p.from.Addr(), to)
 	}
 	all := decoded.Layers()
 	transport := slices.IndexFunc(all[len(want):], func(l gopacket.Layer) bool {
@@ -152,7 +151,7 @@ func unwrapped(t testing.TB, frame []byte, p probe, dsr model.DSR) []byte {
 	l4 := slices.Concat(all[transport].LayerContents(), all[transport].LayerPayload())
 	pseudo := slices.Concat(p.from.Addr().AsSlice(), to.AsSlice(), []byte{0, p.protocol, byte(len(l4) >> 8), byte(len(l4))}, l4)
 	if sum := checksum(0, pseudo); sum != 0 {
-		t.Errorf("a packet inside has a wrong checksum, by %#x: % x", sum, frame)
+		t.Errorf("an inner packet's checksum is wrong by %#x: % x", sum, frame)
 	}
 	return all[transport].LayerPayload()
 }

@@ -9,8 +9,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// With DSR a backend elsewhere gets the client's packet, encapsulated (R19): every byte is
-// what another encoder makes of the same words. Nothing is kept for an answer.
+// With DSR a remote backend gets the client's packet, encapsulated (R19), with the same bytes as another
+// encoder writes. No state is kept for replies.
 func TestDirect(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -27,7 +27,7 @@ func TestDirect(t *testing.T) {
 			t.Errorf("counted %v, want %v", got, want)
 		}
 		if n := len(w.records(t, tracks)) + len(w.records(t, halfOpen)); n != 1 {
-			t.Errorf("%d records, want the client's alone", n)
+			t.Errorf("%d conntrack entries, want only the client's", n)
 		}
 	})
 }

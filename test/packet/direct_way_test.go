@@ -15,20 +15,20 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// narrowWay is the way to the backend over the narrow way.
+// narrowWay is the path to the backend with a small MTU.
 func (f family) narrowWay(dsr model.DSR) way {
 	return way{dsr, f.own, f.narrow, on(f.narrow, targetPort)}
 }
 
-// What does not fit with what is put around it is answered with the MTU that leaves room for
-// that (RFC 1191, RFC 8201).
+// A packet that does not fit with its encapsulation gets a "too big" with the MTU that leaves room for it (RFC
+// 1191, RFC 8201).
 func TestDirectTooBig(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		question := f.question(protocol, direct(toNarrow, dsr))
 		question.from, question.dontFragment, question.flags = on(f.narrowClient, clientPort), true, ack
 		fits := narrowMTU - overhead(f, dsr)
-		for range 2 { // the first packet, and one of a flow that is known
+		for range 2 { // the first packet, and one of a known flow
 			for _, size := range []int{fits + 1, narrowMTU, 2000} {
 				p := question.sized(t, size)
 				before := w.counts(t)
@@ -41,8 +41,8 @@ func TestDirectTooBig(t *testing.T) {
 	})
 }
 
-// RFC 791 section 3.2: what may be fragmented is, before it is encapsulated, into pieces that
-// fit with what is put around them; no outer packet is a fragment.
+// RFC 791 section 3.2: a packet that may be fragmented is, before the encapsulation, into fragments that fit
+// with it; no outer packet is a fragment.
 func TestDirectFragmented(t *testing.T) {
 	w := newScene(t)
 	f := families[0]
@@ -57,17 +57,17 @@ func TestDirectFragmented(t *testing.T) {
 				pieces := w.cut(t, question.frame(t))
 				for i, sent := range w.through(t, pieces) {
 					piece := slices.Clone(pieces[i][:14+length(pieces[i])])
-					piece[22]-- // a hop
+					piece[22]-- // TTL
 					piece = withFlags(piece, piece[20]&0xe0)
 					if len(sent) > 14+narrowMTU || len(sent) != len(piece)+overhead(f, dsr) {
-						t.Fatalf("%s: piece %d of %d bytes became %d", encapsulationNames[dsr], i, len(piece), len(sent))
+						t.Fatalf("%s: fragment %d of %d bytes became %d", encapsulationNames[dsr], i, len(piece), len(sent))
 					}
 					if dsr == model.Opt {
-						continue // byte for byte: TestModel
+						continue // TestModel compares each byte
 					}
 					want := f.narrowWay(dsr).around(t, piece, question.hash())
-					if want = want[:14+length(want)]; !w.sent(sent, want) { // not padded
-						t.Fatalf("%s: piece %d became\n%x\nwant\n%x", encapsulationNames[dsr], i, sent, want)
+					if want = want[:14+length(want)]; !w.sent(sent, want) { // without padding
+						t.Fatalf("%s: fragment %d became\n%x\nwant\n%x", encapsulationNames[dsr], i, sent, want)
 					}
 				}
 			}
@@ -75,7 +75,7 @@ func TestDirectFragmented(t *testing.T) {
 	}
 }
 
-// A datagram that comes in fragments goes on in as many, each of them encapsulated.
+// Each fragment of a datagram that arrives in fragments is encapsulated.
 func TestDirectFragments(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -98,7 +98,7 @@ func TestDirectFragments(t *testing.T) {
 	})
 }
 
-// withOptionBytes puts the option with what was asked for into a frame.
+// withOptionBytes inserts the option with the original destination into a frame.
 func withOptionBytes(frame []byte, asked netip.AddrPort) []byte {
 	port := []byte{byte(asked.Port() >> 8), byte(asked.Port())}
 	if asked.Addr().Is4() {
@@ -119,8 +119,8 @@ func withOptionBytes(frame []byte, asked netip.AddrPort) []byte {
 	return frame
 }
 
-// Options and extension headers stay as they are. The option of DSR is the first; where a
-// header of IPv4 has no room for it, the packet is dropped.
+// Options and extension headers are kept. DSR's option comes first; if an IPv4 header has no room for it, the
+// packet is dropped.
 func TestDirectOptions(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -141,7 +141,7 @@ func TestDirectOptions(t *testing.T) {
 	})
 }
 
-// UDP without a checksum (IPv4) stays so inside.
+// UDP without a checksum (IPv4) keeps none inside.
 func TestDirectWithoutChecksum(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -154,13 +154,13 @@ func TestDirectWithoutChecksum(t *testing.T) {
 	})
 }
 
-// A jumbo frame comes to XDP in several pieces; what is put before it is in the first.
+// A jumbo frame reaches XDP in several buffers; the outer header goes into the first.
 func TestDirectJumboFrames(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		for _, size := range []int{3400, 4000, 8900} {
 			if at == atIngress && size > 3400 {
-				continue // test runs of tc have one page (Linux 6.18)
+				continue // test runs at tc have one page (Linux 6.18)
 			}
 			question := f.question(protocol, direct(toRemote, dsr))
 			question.flags = ack
@@ -170,8 +170,8 @@ func TestDirectJumboFrames(t *testing.T) {
 	})
 }
 
-// The last hop ends here, without a record; a way, or an address to send from, that is missing
-// is counted as such; what XDP cannot send it leaves to tc, whole.
+// A packet's last hop ends here, and leaves no entry. A missing route or source address is counted as such.
+// What XDP cannot send it leaves to tc, unchanged.
 func TestDirectNoWay(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -208,9 +208,9 @@ func TestDirectNoWay(t *testing.T) {
 	})
 }
 
-// A pod that comes in from elsewhere, and the backend's own node, are answered past the device
-// that would give the answer the Service's name: they get the balancer's (R19). A backend of
-// this node gets its packets as ever.
+// Replies to a pod elsewhere, or to the backend's own node, bypass the device that would give them the
+// Service's address: these clients get the balancer's source address (R19). A backend of this node gets its
+// packets as usual.
 func TestDirectForClientsOutside(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -228,8 +228,7 @@ func TestDirectForClientsOutside(t *testing.T) {
 	})
 }
 
-// The way of outer packets is remembered, and not for long: what has changed about it holds
-// soon after.
+// The next hop of outer packets is cached for a short time only: changes take effect soon after.
 func TestDirectWayChanges(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -247,7 +246,7 @@ func TestDirectWayChanges(t *testing.T) {
 				want := way.sent(t, atXDP, question, mac)
 				for end := time.Now().Add(time.Minute); !bytes.Equal(w.run(t, atXDP, question.frame(t)).Frame, want); {
 					if time.Now().After(end) {
-						t.Fatalf("%s, %s: a minute after the neighbour has got the address %x, packets do not go there", f.name, encapsulationNames[dsr], mac)
+						t.Fatalf("%s, %s: a minute after the neighbour's address changed to %x, packets do not go there", f.name, encapsulationNames[dsr], mac)
 					}
 					time.Sleep(time.Millisecond)
 				}

@@ -15,19 +15,19 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// ping is an ICMP message; by its ends, and by the type and code of each IP version.
+// ping is an ICMP message with its addresses, and type and code for each IP version.
 type ping struct {
 	probe
-	kind, code byte // of ICMPv6 the type is 120 more
+	kind, code byte // ICMPv6's type is 120 more
 	payload    string
 }
 
-// ping is the client's to the Service.
+// ping is the client's ping of the Service's address.
 func (f family) ping(payload string) ping {
 	return ping{probe{from: on(f.client, 0), to: on(f.vip, 0), protocol: f.icmp(), hops: 63}, 8, 0, payload}
 }
 
-// reply is what echoes: the same identifier, sequence and payload, by the way back.
+// reply is the echo reply: same identifier, sequence number and payload, with the addresses swapped.
 func (p ping) reply() ping {
 	p.from, p.to, p.hops = p.to, p.from, 64
 	p.source, p.target = eth0MAC, gatewayMAC
@@ -70,8 +70,8 @@ func (w *world) other(t testing.TB, at hook, frame []byte) {
 	w.counted(t, before, model.NotService)
 }
 
-// A ping of a Service's address is answered, with the bytes that came, whatever hops it
-// has left: byte for byte what another encoder makes of the same words.
+// A ping of a Service's address is answered with the bytes that arrived, however few hops it has left: byte for
+// byte what another encoder writes.
 func TestEcho(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -86,13 +86,13 @@ func TestEcho(t *testing.T) {
 		asked.from = on(f.pod, 0)
 		w.leaves(t, at, asked.frame(t), model.ActionSend, asked.reply().frame(t))
 		if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {
-			t.Errorf("%d records of pings", n)
+			t.Errorf("%d conntrack entries of pings", n)
 		}
 	})
 }
 
-// The reply's checksum is what a full computation gives (RFC 1071), whatever the payload: of every
-// value of a word, and of zeros.
+// The reply's checksum is that of a full computation (RFC 1071), whatever the payload: for every value of a
+// word, and for zeros.
 func TestEchoChecksum(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -108,7 +108,7 @@ func TestEchoChecksum(t *testing.T) {
 			want := asked.reply().frame(t)
 			copy(want[at4+4:], frame[at4+4:])
 			answer := want[at4 : at4+len(message)]
-			if f.client.Is6() { // the same of both: the ends change places
+			if f.client.Is6() { // the pseudo header's sum stays the same: source and destination are swapped
 				pseudo = slices.Concat(f.client.AsSlice(), f.vip.AsSlice(), []byte{0, model.ICMPv6, byte(len(message) >> 8), byte(len(message))})
 			}
 			step := 1
@@ -123,14 +123,14 @@ func TestEchoChecksum(t *testing.T) {
 				}
 				got := w.run(t, at, frame)
 				if got.Action != model.ActionSend || !bytes.Equal(got.Frame[12:], want[12:]) {
-					t.Fatalf("word %#04x, %d zeros: met %v, checksum %x, want %x", word, rest, got.Action, got.Frame[at4+2:at4+4], want[at4+2:at4+4])
+					t.Fatalf("word %#04x, %d zeros: action %v, checksum %x, want %x", word, rest, got.Action, got.Frame[at4+2:at4+4], want[at4+2:at4+4])
 				}
 			}
 		}
 	})
 }
 
-// A checksum that does not bear out the request does not bear out the reply.
+// If the request's checksum is wrong, so is the reply's.
 func TestEchoOfDamagedRequest(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -145,8 +145,8 @@ func TestEchoOfDamagedRequest(t *testing.T) {
 	})
 }
 
-// Not answered: other messages, other addresses, and classes of clients or sources that
-// do not meet an answer there, and what has options. A ClusterIP refuses all of these (R21).
+// Not answered: other messages, other addresses, packets with options, and classes of clients or sources for
+// which the address does not answer. A ClusterIP refuses all of these (R21).
 func TestNoEcho(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -199,7 +199,7 @@ func TestNoEcho(t *testing.T) {
 	})
 }
 
-// A request in pieces is dropped, and one that is cut short left alone, each counted.
+// A fragmented request is dropped, and a truncated one passes; both are counted.
 func TestEchoInPieces(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -219,7 +219,7 @@ func TestEchoInPieces(t *testing.T) {
 	})
 }
 
-// piece is a fragment of a message: bytes from and to, the former a multiple of 8.
+// piece is a fragment of a message: bytes `from` to `to`, `from` being a multiple of 8.
 func (p ping) piece(t testing.TB, message []byte, from, to int) []byte {
 	t.Helper()
 	more := to < len(message)
@@ -241,17 +241,17 @@ func (p ping) piece(t testing.TB, message []byte, from, to int) []byte {
 	return nil
 }
 
-// What the device has summed up stays right.
+// The sum that a device computed stays correct.
 func TestEchoSummedUp(t *testing.T) {
 	w := newScene(t)
 	if !w.sumsUp(t) {
-		t.Skip("this kernel's test runs have no packets that a device has summed up: that is Linux 6.17's flag BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+		t.Skip("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
 	}
 	for _, f := range families {
 		w.enter(t)
 		for _, payload := range []string{"even", "uneven!"} {
 			if got := w.runWith(t, atIngress, f.ping(payload).frame(t), bpfTestChecksumComplete, 0); got.Action != model.ActionSend {
-				t.Errorf("%s: the packet met %v, want %v", f.name, got.Action, model.ActionSend)
+				t.Errorf("%s: action %v, want %v", f.name, got.Action, model.ActionSend)
 			}
 		}
 	}

@@ -14,12 +14,12 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// probe is a packet, told in words; gopacket makes the bytes and the checksums.
+// probe describes a packet; gopacket makes the bytes and the checksums.
 type probe struct {
 	from, to       netip.AddrPort
 	protocol       uint8 // TCP unless set
 	flags          byte  // of TCP
-	chunk          byte  // of SCTP: its type; the payload is its contents
+	chunk          byte  // of SCTP: its type; payload is its contents
 	seq, ack       uint32
 	tcpOptions     []layers.TCPOption
 	payload        []byte
@@ -29,8 +29,8 @@ type probe struct {
 	dontFragment   bool    // IPv4
 	source, target [6]byte // Ethernet; from the gateway to eth0 unless set
 	ipOptions      []layers.IPv4Option
-	// Extension headers of IPv6: the type of the first, and the bytes of all; the last
-	// one's next header is filled in.
+	// Extension headers of IPv6: the type of the first, and the bytes of all. The last one's next header is
+	// filled in.
 	extension  layers.IPProtocol
 	extensions [][]byte
 }
@@ -121,7 +121,7 @@ func (p probe) frame(t testing.TB) []byte {
 	return b
 }
 
-// chain are the extension headers.
+// chain is the extension headers.
 func (p probe) chain() (chain gopacket.Payload) {
 	for i, header := range p.extensions {
 		header = append([]byte(nil), header...)
@@ -133,7 +133,7 @@ func (p probe) chain() (chain gopacket.Payload) {
 	return chain
 }
 
-// contents are what follows the header of layer 4.
+// contents is what follows the header of layer 4.
 func (p probe) contents() gopacket.Payload {
 	if p.protocol != sctp {
 		return p.payload
@@ -148,8 +148,8 @@ func serialize(t testing.TB, all ...gopacket.SerializableLayer) []byte {
 	return serializeWith(t, computed, all...)
 }
 
-// fragments are the packet's frames, with at most size bytes of layer 4 each (a
-// multiple of 8).
+// fragments returns the packet's fragments as frames, with at most size bytes of layer 4 each (a multiple of
+// 8).
 func (p probe) fragments(t testing.TB, id uint32, size int) [][]byte {
 	t.Helper()
 	network := p.network()
@@ -179,8 +179,8 @@ func (p probe) fragments(t testing.TB, id uint32, size int) [][]byte {
 	return all
 }
 
-// forwarded is the packet as it leaves towards a next hop: XDP writes Ethernet
-// addresses, behind tc the kernel does.
+// forwarded is the packet as it leaves for a next hop: XDP writes the Ethernet addresses, after tc the kernel
+// does.
 func (p probe) forwarded(at hook, from, to netip.AddrPort, next [6]byte) probe {
 	p.from, p.to = from, to
 	if p.hops == 0 {
@@ -193,7 +193,7 @@ func (p probe) forwarded(at hook, from, to netip.AddrPort, next [6]byte) probe {
 	return p
 }
 
-// translated is the packet as the stack gets it, or the device that it leaves by.
+// translated is the packet as the stack, or the output device, gets it.
 func (p probe) translated(from, to netip.AddrPort) probe {
 	p.from, p.to = from, to
 	return p

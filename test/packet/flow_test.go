@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// reply is what comes back from the backend to whoever asked it.
+// reply is a backend's reply to a client.
 func reply(backend, asker netip.AddrPort, protocol uint8) probe {
 	p := probe{from: backend, to: asker, protocol: protocol, payload: []byte("an answer"), source: nodeBMAC, target: eth0MAC}
 	if protocol == tcp {
@@ -25,21 +25,21 @@ func reply(backend, asker netip.AddrPort, protocol uint8) probe {
 	return p
 }
 
-// askRemote begins a flow to the backend elsewhere: what the client asks, from which end
-// of the node that goes on, and to which of the backend.
+// askRemote begins a flow to the remote backend. It returns the client's packet, the node's source address and
+// port, and the backend's.
 func (w *world) askRemote(t *testing.T, at hook, f family, protocol uint8) (question probe, own, backend netip.AddrPort) {
 	t.Helper()
 	question = f.question(protocol, toRemote)
 	return question, on(f.own, w.snatPort(t, at, question.frame(t))), on(f.remote, targetPort)
 }
 
-// A backend elsewhere is asked in the node's name, and answers in the Service's
-// (R19, R20): both ways every byte is what another encoder makes of the same words.
+// A packet to a remote backend has the node's address, and its reply the Service's (R19, R20): both ways every
+// byte is what another encoder writes.
 func TestRemoteBackend(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		question, own, backend := w.askRemote(t, at, f, protocol)
-		// Again, for askRemote has looked at the ends only: the same flow, the same port.
+		// Again, since askRemote compares only addresses and ports: the same flow, the same SNAT port.
 		w.sends(t, at, question.frame(t), question.forwarded(at, own, backend, nodeBMAC))
 		answer := reply(backend, own, protocol)
 		w.sends(t, at, answer.frame(t), answer.forwarded(at, question.to, question.from, gatewayMAC))
@@ -52,8 +52,7 @@ func TestRemoteBackend(t *testing.T) {
 	})
 }
 
-// A backend of this node gets the client's address, and its answer leaves in the
-// Service's name.
+// A backend of this node sees the client's address, and its reply leaves from the Service's address.
 func TestLocalBackend(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -62,7 +61,7 @@ func TestLocalBackend(t *testing.T) {
 		w.passes(t, at, question.frame(t), question.translated(question.from, backend))
 		answer := reply(backend, question.from, protocol)
 		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
-		question.hops, question.flags = 1, ack // it is the stack that counts hops
+		question.hops, question.flags = 1, ack // the stack counts hops
 		w.passes(t, at, question.frame(t), question.translated(question.from, backend))
 		want := [model.Reasons]uint64{model.New: 1, model.Established: 1, model.Reply: 1}
 		if got := w.counts(t); got != want {
@@ -71,8 +70,8 @@ func TestLocalBackend(t *testing.T) {
 	})
 }
 
-// At tc egress only answers of this node's backends are changed: what the node has
-// forwarded, or sends itself, is left alone.
+// At tc egress only replies of this node's backends are translated: what the node forwards or sends itself
+// passes.
 func TestEgressLeavesOthersAlone(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -87,15 +86,15 @@ func TestEgressLeavesOthersAlone(t *testing.T) {
 		} {
 			w.ignores(t, atEgress, p.frame(t))
 		}
-		counts[model.NotService] += 3 // three of them are of no flow
+		counts[model.NotService] += 3 // three of them belong to no flow
 		if got := w.counts(t); got != counts {
 			t.Errorf("counted %v, want %v", got, counts)
 		}
 	})
 }
 
-// UDP without a checksum (IPv4) stays so; with one, the sum 0 is sent as 0xffff (RFC
-// 768, RFC 8200 section 8.1).
+// UDP without a checksum (IPv4) keeps none; with one, the sum 0 is sent as 0xffff (RFC 768, RFC 8200 section
+// 8.1).
 func TestUDPChecksums(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -108,7 +107,7 @@ func TestUDPChecksums(t *testing.T) {
 		} else {
 			check += 20
 		}
-		// The payload that fills the sum up to 0xffff is the checksum without it.
+		// The payload that completes the sum to 0xffff is the checksum without it.
 		question.payload = []byte{0, 0}
 		question.payload = question.forwarded(at, own, backend, nodeBMAC).frame(t)[check : check+2]
 		want := question.forwarded(at, own, backend, nodeBMAC).frame(t)
@@ -120,8 +119,8 @@ func TestUDPChecksums(t *testing.T) {
 	})
 }
 
-// What XDP cannot send by itself it leaves to tc as it is, and tc sends it: by another
-// device, or to a neighbour that is yet to be asked for.
+// What XDP cannot send it leaves to tc, unchanged, and tc sends it: by another device, or to a neighbour that
+// is not resolved yet.
 func TestLeftToTC(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -147,14 +146,13 @@ func TestLeftToTC(t *testing.T) {
 	})
 }
 
-// One route, address or port is missing: the packet is dropped, and the counter says
-// which it was.
+// A route, address or port is missing: the packet is dropped, and the counter says which.
 func TestNoWay(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		w.drops(t, at, f.question(protocol, toNoRoute).frame(t), model.DropNoRoute)
 		w.drops(t, at, f.question(protocol, noBackends).frame(t), model.DropNoBackend)
-		// eth2 is another device than the packet's, so that this is tc's.
+		// eth2 is not the packet's device, so tc handles it.
 		w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
 		for _, table := range []string{"conntrack", "unreplied"} {
 			if left := w.records(t, table); len(left) > 0 {
@@ -164,8 +162,8 @@ func TestNoWay(t *testing.T) {
 	})
 }
 
-// The kernel forwards nothing that comes by a device: first packets, packets of flows and answers
-// are dropped, and the counter says why. What needs no forwarding is served.
+// With forwarding disabled in the kernel, packets that need it are dropped with that reason: first packets,
+// packets of flows, and replies. What needs no forwarding is served.
 func TestForwardingOff(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -173,7 +171,7 @@ func TestForwardingOff(t *testing.T) {
 		w.goes(t, at, question.frame(t), model.New)
 		w.forwarding(t, "0")
 		defer w.forwarding(t, "1")
-		time.Sleep(70 * time.Millisecond) // the way that is remembered
+		time.Sleep(70 * time.Millisecond) // until the fib cache has expired
 		w.drops(t, at, question.frame(t), model.DropForwarding)
 		another := question
 		another.from = on(f.client, clientPort+1)
@@ -185,17 +183,17 @@ func TestForwardingOff(t *testing.T) {
 	})
 }
 
-// goes runs a frame of which something has to leave, whatever that is.
+// goes runs a frame that must be sent, whatever it becomes.
 func (w *world) goes(t *testing.T, at hook, frame []byte, reason model.Reason) {
 	t.Helper()
 	before := w.counts(t)
 	if got := w.run(t, at, frame); got.Action != model.ActionSend {
-		t.Fatalf("%s: the packet met %v, want it sent", at, got.Action)
+		t.Fatalf("%s: action %v, want 2 (sent)", at, got.Action)
 	}
 	w.counted(t, before, reason)
 }
 
-// forwarding says whether the kernel forwards what comes by eth0.
+// forwarding sets whether the kernel forwards what arrives at eth0.
 func (w *world) forwarding(t *testing.T, value string) {
 	t.Helper()
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -203,8 +201,8 @@ func (w *world) forwarding(t *testing.T, value string) {
 	}
 }
 
-// A packet whose last hop is the node, be it a flow's first or not, is answered in the
-// node's name: time exceeded (RFC 792, RFC 4443 section 3.3). It is nothing of its flow.
+// A packet whose hops end at the node, a flow's first or not, gets "time exceeded" from the node (RFC 792, RFC
+// 4443 section 3.3). It does not count for its flow.
 func TestHops(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -237,17 +235,16 @@ func TestHops(t *testing.T) {
 		}
 		before := w.counts(t)
 		if got := w.run(t, at, zero); got.Action != model.ActionSend {
-			t.Errorf("without any hop left it met %v, want an answer", got.Action)
+			t.Errorf("without hops left: action %v, want an answer", got.Action)
 		}
 		w.counted(t, before, model.TTLExceeded)
 		if after := w.records(t, halfOpen); !maps.Equal(after, records) {
-			t.Errorf("records %v became %v", records, after)
+			t.Errorf("the conntrack entries %v became %v", records, after)
 		}
 	})
 }
 
-// No error about an error, nor about the rest of a datagram (RFC 1122 section 3.2.2,
-// RFC 4443 section 2.4).
+// No error about an error, nor about a later fragment (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
 func TestHopsUnanswered(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {

@@ -26,7 +26,7 @@ func withFlags(frame []byte, flags byte) []byte {
 	return frame
 }
 
-// big is a packet of n bytes, from the IP header on, whose payload is not all the same.
+// big is a packet of n bytes, from the IP header on, with a payload that varies.
 func (p probe) big(t testing.TB, n int) probe {
 	t.Helper()
 	p = p.sized(t, n)
@@ -37,14 +37,14 @@ func (p probe) big(t testing.TB, n int) probe {
 	return p
 }
 
-// cut has tc cut a frame apart, and returns the pieces in their order.
+// cut has tc fragment a frame, and returns the fragments in order.
 func (w *world) cut(t testing.TB, frame []byte) (pieces [][]byte) {
 	t.Helper()
 	watch := openCaptureOf(t, int(w.index["eth0"]))
 	before := w.counts(t)
 	got := w.run(t, atIngress, frame)
 	if got.Action != model.ActionSend {
-		t.Fatalf("a packet that is to be cut apart met %v, want 2 (sent)", got.Action)
+		t.Fatalf("a packet to be fragmented: action %v, want 2 (sent)", got.Action)
 	}
 	w.counted(t, before, model.Fragmented)
 	last := slices.Clone(got.Frame)
@@ -52,16 +52,16 @@ func (w *world) cut(t testing.TB, frame []byte) (pieces [][]byte) {
 		b := make([]byte, 1<<16)
 		n, err := watch.next(b)
 		if err != nil {
-			t.Fatalf("waiting for the piece at %d: %v", end, err)
+			t.Fatalf("waiting for the fragment at %d: %v", end, err)
 		}
 		if n < 14+20 || !bytes.Equal(b[12:14], []byte{8, 0}) || !bytes.Equal(b[18:20], frame[18:20]) || !bytes.Equal(b[26:34], frame[26:34]) {
-			continue // of the kernel's own
+			continue // sent by the kernel itself
 		}
 		if len(pieces) == 0 {
 			end = int(offset(b))
 		}
 		if int(offset(b)) != end {
-			t.Fatalf("a piece begins at %d, want %d", offset(b), end)
+			t.Fatalf("a fragment begins at %d, want %d", offset(b), end)
 		}
 		pieces = append(pieces, b[:n])
 		end += length(b) - 20
@@ -74,14 +74,14 @@ func offset(frame []byte) uint16 { return binary.BigEndian.Uint16(frame[20:]) <<
 func length(frame []byte) int    { return int(binary.BigEndian.Uint16(frame[16:])) }
 func more(frame []byte) bool     { return frame[20]&0x20 != 0 }
 
-// whole puts a datagram together from frames that have left, in order: a frame whose IP
-// header is that of the whole. Each fits the narrow way and ends where its header says.
+// whole reassembles a datagram from frames in order, and returns it as one frame with the IP header of the
+// whole. Each frame must fit the small MTU and end where its header says.
 func whole(t testing.TB, frames [][]byte) []byte {
 	t.Helper()
 	all := slices.Clone(frames[0][:34])
 	for i, b := range frames {
 		if len(b) > 14+narrowMTU || len(b) != 14+length(b) {
-			t.Fatalf("fragment %d: a frame of %d bytes, of which the packet is %d", i, len(b)-14, length(b))
+			t.Fatalf("fragment %d: a packet of %[3]d bytes in a frame of %[2]d", i, len(b)-14, length(b))
 		}
 		if checksum(0, b[14:34]) != 0 {
 			t.Fatalf("fragment %d: the header's checksum is wrong", i)
@@ -95,26 +95,26 @@ func whole(t testing.TB, frames [][]byte) []byte {
 	return withFlags(append(all[:20], append([]byte{0, 0}, all[22:]...)...), 0)
 }
 
-// through runs pieces, each of which has to be sent on, and returns what they became.
+// through runs fragments, each of which must be sent, and returns what they became.
 func (w *world) through(t testing.TB, pieces [][]byte) (sent [][]byte) {
 	t.Helper()
 	for i, piece := range pieces {
 		got := w.run(t, atIngress, piece)
 		if got.Action != model.ActionSend {
-			t.Fatalf("piece %d met %v, want 2 (sent)", i, got.Action)
+			t.Fatalf("fragment %d: action %v, want 2 (sent)", i, got.Action)
 		}
 		frame := slices.Clone(got.Frame)
 		if w.nextHop(frame) {
-			copy(frame[:12], piece) // which is whose affair: met
+			copy(frame[:12], piece) // `met` checks the MAC addresses
 		}
 		sent = append(sent, frame)
 	}
 	return sent
 }
 
-// RFC 791 section 3.2: what may be fragmented is, on its way to the backend and back. Put
-// together the fragments are what the packet would have become; so they are with the
-// checksum of UDP that its sender has not made. XDP leaves it to tc, whole.
+// RFC 791 section 3.2: packets that may be fragmented are, on their way to the backend and back. Reassembled
+// they are what the whole packet would have become, also if its sender left UDP's checksum to the device. XDP
+// leaves them to tc, unchanged.
 func TestFragmented(t *testing.T) {
 	w := newScene(t)
 	f := families[0]
@@ -165,7 +165,7 @@ func TestFragmented(t *testing.T) {
 						records[key] = track
 					}
 					if len(records) != 2 {
-						t.Errorf("records %v, want those of one flow", records)
+						t.Errorf("conntrack entries %v, want those of one flow", records)
 					}
 					for key, track := range records {
 						if int(track.Packets) != len(sent) || int(track.Bytes) != size+20*(len(sent)-1) {
@@ -178,8 +178,8 @@ func TestFragmented(t *testing.T) {
 	}
 }
 
-// What has come in fragments is cut where a fragment is still too big; the last piece of
-// one that more follow says that they do.
+// Fragments that are still too big are fragmented again; the last part of one that is not the last fragment has
+// "more fragments" set.
 func TestFragmentsFragmented(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -190,7 +190,7 @@ func TestFragmentsFragmented(t *testing.T) {
 		pieces := [][]byte{part}
 		if len(part) > 14+narrowMTU {
 			if pieces = w.cut(t, part); len(pieces) != 2 {
-				t.Fatalf("fragment %d became %d pieces, want 2", i, len(pieces))
+				t.Fatalf("fragment %d became %d fragments, want 2", i, len(pieces))
 			}
 		}
 		sent = append(sent, w.through(t, pieces)...)
@@ -201,8 +201,8 @@ func TestFragmentsFragmented(t *testing.T) {
 	}
 }
 
-// What is not cut apart: packets with options, with a damaged header, that would end
-// behind the longest there can be, and those of SCTP whose CRC is left to a device.
+// Not fragmented: packets with options, with a damaged header, that would end beyond the greatest length, and
+// those of SCTP whose CRC is left to a device.
 func TestNotFragmented(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -227,8 +227,8 @@ func TestNotFragmented(t *testing.T) {
 	}
 }
 
-// A checksum that a sender on this machine has left to the device is made before the
-// packet is cut apart: the device would make it of the first piece.
+// A checksum that a sender on this machine left to the device is computed before the packet is fragmented: the
+// device would compute it for the first fragment only.
 func TestFragmentedWithChecksumLeftToDevice(t *testing.T) {
 	w := newScene(t)
 	w.attachIngress(t)
@@ -243,16 +243,16 @@ func TestFragmentedWithChecksumLeftToDevice(t *testing.T) {
 		segment := watch.reassembled(t, f)
 		pseudo := slices.Concat(f.own.AsSlice(), f.narrow.AsSlice(), []byte{0, udp, byte(len(segment) >> 8), byte(len(segment))})
 		if sum := checksum(0, slices.Concat(pseudo, segment)); sum != 0 {
-			t.Errorf("%d bytes came with a wrong checksum, by %#x", size, sum)
+			t.Errorf("%d bytes arrived with a checksum that is wrong by %#x", size, sum)
 		}
 		if !bytes.Equal(segment[8:], payload) {
-			t.Errorf("%d bytes came as %d others", size, len(segment)-8)
+			t.Errorf("%d bytes arrived as %d others", size, len(segment)-8)
 		}
 	}
 }
 
-// sendFragmentable sends a datagram without "don't fragment" to the Service's port whose
-// backend has a narrow way.
+// sendFragmentable sends a datagram without "don't fragment" to the port of the Service whose backend is behind
+// a small MTU.
 func (w *world) sendFragmentable(t testing.TB, f family, payload []byte) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -262,7 +262,7 @@ func (w *world) sendFragmentable(t testing.TB, f family, payload []byte) {
 	must(t, unix.Sendto(fd, payload, 0, &unix.SockaddrInet4{Port: toNarrow, Addr: f.vip.As4()}))
 }
 
-// reassembled waits for a datagram to the backend behind the narrow way.
+// reassembled waits for a datagram to the backend behind the small MTU.
 func (c capture) reassembled(t testing.TB, f family) []byte {
 	t.Helper()
 	var frames [][]byte

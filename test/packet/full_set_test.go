@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// sharing are the ports of two Services with the backends of the one at toRemote.
+// sharing is the ports of two Services with the same backends as toRemote.
 var sharing = [2]uint16{9999, 9998}
 
 // newShared is a world with those Services, and one set in each table.
@@ -32,8 +32,8 @@ func newShared(t *testing.T) *world {
 	return w
 }
 
-// Where no Service has more than half of a set, a new flow has the place of the oldest one of the
-// Service with most entries, be that its own or another's.
+// If no Service has more than half of a set, a new flow replaces the oldest one of the Service with most
+// entries, its own or another.
 func TestEvictsLargestService(t *testing.T) {
 	w := newShared(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -44,14 +44,14 @@ func TestEvictsLargestService(t *testing.T) {
 		}
 		for n, fl := range flows {
 			if there := fl.there(t); there != (n > 0) {
-				t.Errorf("flow %d is there: %v, want that the oldest of the Service with four gave way", n, there)
+				t.Errorf("flow %d is there: %v, want the oldest flow of the Service with four evicted", n, there)
 			}
 		}
 	})
 }
 
-// One Service's flood fills a set: its own flows give way, and those of another Service stay, be they
-// handshakes or questions.
+// One Service's flood fills a set: it evicts its own flows, and another Service's stay, handshakes and
+// datagrams alike.
 func TestFloodKeepsToItsService(t *testing.T) {
 	w := newShared(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -61,13 +61,13 @@ func TestFloodKeepsToItsService(t *testing.T) {
 		}
 		for n := range uint16(500) {
 			if w.from(t, at, f, protocol, 30000+n, toRemote) == nil {
-				t.Fatalf("flow %d of the flood has no place", n)
+				t.Fatalf("flow %d of the flood has no entries", n)
 			}
 			w.pass(t, time.Millisecond)
 		}
 		for _, fl := range honest {
 			if !fl.there(t) {
-				t.Errorf("the flood has displaced the flow from port %d", fl.question.from.Port())
+				t.Errorf("the flood has evicted the flow from port %d", fl.question.from.Port())
 				continue
 			}
 			fl.assures(t)
@@ -75,8 +75,8 @@ func TestFloodKeepsToItsService(t *testing.T) {
 	})
 }
 
-// Connections whose handshake is complete fill their set: UDP of another Service that goes on finds no
-// place there, stays among the others, and displaces none of them. A new connection has the place of the oldest.
+// Established connections fill their set: continuing UDP of another Service gets no place there, stays
+// unassured, and evicts none of them. A new connection replaces the oldest.
 func TestAssuredDatagramsDisplaceNoConnection(t *testing.T) {
 	w := newShared(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -110,8 +110,8 @@ func TestAssuredDatagramsDisplaceNoConnection(t *testing.T) {
 	})
 }
 
-// Handshakes succeed beside a flood of SYNs that has all ports and all places in use, whatever the size
-// of the table.
+// Handshakes complete during a flood of SYNs that uses all ports and all places, whatever the size of the
+// table.
 func TestHandshakesBesideAFlood(t *testing.T) {
 	for _, entries := range []uint32{150, 1500, 15000} {
 		t.Run(fmt.Sprint(entries), func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestHandshakesBesideAFlood(t *testing.T) {
 						question := f.question(tcp, toRemote)
 						question.from = on(f.client.Next(), flood)
 						if got := w.run(t, at, question.frame(t)); got.Action != model.ActionSend {
-							t.Fatalf("a SYN of the flood met %v", got.Action)
+							t.Fatalf("a SYN of the flood: action %v", got.Action)
 						}
 					}
 				}
@@ -157,8 +157,8 @@ func TestHandshakesBesideAFlood(t *testing.T) {
 	}
 }
 
-// In `conntrack` an entry that finds its set full has a place in its second one: 28 entries fit into two
-// sets with 30 places, however they fall.
+// In `conntrack` an entry whose set is full goes to its second set: 28 entries fit into two sets with 30
+// places, however they are distributed.
 func TestFullSetSpills(t *testing.T) {
 	w := newWorld(t, limits{tracks: 2 * setPlaces})
 	w.apply(t, w.scene())

@@ -10,9 +10,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// FuzzEdge runs whatever bytes at all three hooks and compares with the model: a
-// packet that is not a flow's and begins none goes on as it came, nothing comes of one
-// that is damaged. Run it with -parallel=1 or each worker has a node of its own.
+// FuzzEdge runs arbitrary bytes at all three hooks and compares with the model: a packet that neither belongs
+// to a flow nor begins one passes unchanged, and a damaged one leaves no state. Run it with -parallel=1, or
+// each worker creates a node of its own.
 func FuzzEdge(f *testing.F) {
 	for _, who := range families {
 		for _, protocol := range []uint8{tcp, udp} {
@@ -64,7 +64,7 @@ func FuzzEdge(f *testing.F) {
 	w.apply(f, scene)
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		if len(frame) < 14+40 || len(frame) > 1500 {
-			return // less is no test run at tc, more needs jumbo frames
+			return // tc's test runs refuse less; more needs jumbo frames
 		}
 		w.enter(t)
 		for _, at := range []hook{atXDP, atIngress, atEgress} {
@@ -80,7 +80,7 @@ func FuzzEdge(f *testing.F) {
 			}
 			got := w.run(t, at, frame)
 			if !w.met(at, got, want) || w.counts(t) != edge.Counts {
-				t.Fatalf("at %s, of\n%sthe program made %v\n%sthe model %v\n%scounts: program %v\n         model %v", at,
+				t.Fatalf("at %s, for\n%sthe program returned %v\n%sthe model %v\n%scounts: program %v\n         model %v", at,
 					hex.Dump(frame), got.Action, hex.Dump(got.Frame), want.Action, hex.Dump(want.Frame), w.counts(t), edge.Counts)
 			}
 		}

@@ -12,12 +12,12 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// generator makes tables and packets at random, the same for the same seed.
+// generator makes random tables and packets, the same for the same seed.
 type generator struct {
 	*rand.Rand
 	w       *world
 	tables  *model.Tables
-	clients []model.Tuple // of flows that began
+	clients []model.Tuple // of flows
 	replies []model.Tuple // what their backends may send
 }
 
@@ -27,7 +27,7 @@ func (g *generator) chance(percent int) bool { return g.IntN(100) < percent }
 
 const absentBackend = 60
 
-// fill makes tables anew: a few addresses and ports, so that packets meet again.
+// fill makes new tables, with few addresses and ports, so that packets share them.
 func (g *generator) fill() {
 	g.tables = g.w.tables()
 	podsHere := g.chance(30) // behind eth0; they have backends among them
@@ -41,7 +41,7 @@ func (g *generator) fill() {
 				f.noAddress, f.noRoute, f.narrow)
 			id, port := uint32(1+20*i)+n, pick(g, 8080+uint16(g.IntN(3)), g.port())
 			if taken[on(a, port)] {
-				continue // an endpoint has one id
+				continue // an endpoint has one ID
 			}
 			taken[on(a, port)] = true
 			g.tables.Backends[id] = model.Backend{Address: a, Port: port,
@@ -84,7 +84,7 @@ func (g *generator) fill() {
 	}
 }
 
-// history has a frontend untracked, and remember an earlier table of any size.
+// history makes a frontend untracked, with a history of any size.
 func (g *generator) history(f *model.Frontend, ids []uint32) {
 	f.Untracked = f.DSR != model.SNAT && f.AffinitySeconds == 0 && g.chance(60)
 	if !g.chance(30) {
@@ -113,7 +113,7 @@ func (g *generator) service(f family) netip.Addr {
 
 func (g *generator) port() uint16 { return pick[uint16](g, 53, 80, 443, 30080) }
 
-// frame is a packet: of a client, of a backend, or neither.
+// frame is a packet from a client, a backend, or neither.
 func (g *generator) frame() []byte {
 	var tuple model.Tuple
 	switch {
@@ -134,7 +134,7 @@ func (g *generator) frame() []byte {
 	}
 	b := g.encode(tuple)
 	switch {
-	case g.chance(10) && !g.neighbour(tuple.Source): // the model has no routes to others beside it
+	case g.chance(10) && !g.neighbour(tuple.Source): // the model has no routes to other neighbours
 		for range 1 + g.IntN(3) {
 			b[g.IntN(min(len(b), 80))] = byte(g.Uint32())
 		}
@@ -149,7 +149,7 @@ func (g *generator) frame() []byte {
 	return b
 }
 
-// encode makes a packet with right lengths and checksums.
+// encode makes a packet with correct lengths and checksums.
 func (g *generator) encode(t model.Tuple) []byte {
 	segment := g.segment(t)
 	b := append(append(append([]byte(nil), eth0MAC[:]...), gatewayMAC[:]...), 8, 0)
@@ -203,7 +203,7 @@ func (g *generator) encode(t model.Tuple) []byte {
 	return append(append(b, ip...), segment...)
 }
 
-// segment is layer 4.
+// segment makes layer 4.
 func (g *generator) segment(t model.Tuple) []byte {
 	if t.Protocol == model.ICMP || t.Protocol == model.ICMPv6 {
 		return g.message(t)
@@ -221,7 +221,7 @@ func (g *generator) segment(t model.Tuple) []byte {
 	if t.Protocol == tcp {
 		at = 16
 		options := make([]byte, 4*pick(g, 0, 0, 1, 10))
-		for range 2 { // sequence and acknowledgment
+		for range 2 { // sequence and acknowledgment number
 			b = binary.BigEndian.AppendUint32(b, pick(g, 0, 1, 1000, 1<<20, 1<<22, 1<<23, 1<<32-1, g.Uint32()))
 		}
 		flags := pick[byte](g, syn, syn, syn|ack, ack, ack, psh|ack, fin|ack, fin|ack, rst, rst|ack, 0, 0xff)
@@ -244,7 +244,7 @@ func (g *generator) segment(t model.Tuple) []byte {
 	return b
 }
 
-// chunk makes an SCTP packet of a header's ports and what one chunk has.
+// chunk makes an SCTP packet from a header's ports and the contents of one chunk.
 func (g *generator) chunk(ports, payload []byte) []byte {
 	kind := pick[byte](g, sctpInit, sctpInit, sctpInit, sctpData, sctpData, sctpSack, sctpCookieEcho, sctpAbort, sctpShutdown, sctpShutdown,
 		sctpShutdownAck, sctpShutdownComplete, 0xff)
@@ -255,7 +255,7 @@ func (g *generator) chunk(ports, payload []byte) []byte {
 	return b
 }
 
-// message is of ICMP: an echo request, or seldom another that is no error.
+// message makes an ICMP message: an echo request, or sometimes another that is no error.
 func (g *generator) message(t model.Tuple) []byte {
 	kind, pseudo := pick[byte](g, 8, 8, 8, 8, 0, 13), []byte(nil)
 	b := make([]byte, 8+pick(g, 0, 1, 8, 56, 500))

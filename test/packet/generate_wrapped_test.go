@@ -10,18 +10,18 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// allLocal says that a decision has no backend of another node.
+// allLocal reports whether a decision has no backend of another node.
 func (g *generator) allLocal(d model.Decision) bool {
 	return !slices.ContainsFunc(d.Slots, func(id uint32) bool { return !g.tables.Backends[id].Local && id != absentBackend })
 }
 
-// neighbour says that an address is that of a node beside this one.
+// neighbour reports whether an address is that of a node next to this one.
 func (g *generator) neighbour(a netip.Addr) bool {
 	return a == families[0].balancer() || a == families[1].balancer()
 }
 
-// wrapped is a packet as a balancer sends it to a backend's node, or somebody else: for a
-// backend of the Service, or for another one.
+// wrapped is a packet as a balancer, or somebody else, sends it to a backend's node: for a backend of the
+// Service, or for another one.
 func (g *generator) wrapped(t model.Tuple) []byte {
 	f := families[0]
 	if t.Source.Is6() {
@@ -48,14 +48,14 @@ func (g *generator) wrapped(t model.Tuple) []byte {
 		}
 		b = g.withOption(t, backend)
 	}
-	if g.chance(10) { // not where it goes: the model has no routes to neighbours
+	if g.chance(10) { // but not in the destination: the model has no routes to neighbours
 		at := pick(g, 14+g.IntN(12), min(len(b)-1, 54+g.IntN(60)), 12+g.IntN(4))
 		b[at] = byte(g.Uint32())
 	}
 	return b
 }
 
-// backendFor is one that the frontend has, or nearly always; else any of the family.
+// backendFor is a backend of the frontend, most of the time; else any of the family.
 func (g *generator) backendFor(t model.Tuple, f family) netip.AddrPort {
 	frontend, ok := g.tables.Frontends[model.FrontendKey{Address: t.Destination, Port: t.DestinationPort, Protocol: t.Protocol}]
 	ids := slices.Concat(frontend.Pod.Slots, frontend.Outside.Slots)
@@ -85,7 +85,7 @@ func (g *generator) outer(to, from netip.Addr, protocol byte, inside []byte) []b
 	return slices.Concat(b, []byte{0x86, 0xdd}, ip, from.AsSlice(), to.AsSlice(), inside)
 }
 
-// withOption sends a packet to a backend, with what it was for in an option.
+// withOption sends a packet to a backend, with the original destination in an option.
 func (g *generator) withOption(t model.Tuple, backend netip.AddrPort) []byte {
 	asked := t
 	t.Destination, t.DestinationPort = backend.Addr(), backend.Port()

@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// from is a flow of another port of the client, whose first packet has been sent.
+// from is a flow from another port of the client, after its first packet.
 func (w *world) from(t testing.TB, at hook, f family, protocol uint8, port, to uint16) *flow {
 	t.Helper()
 	question := f.question(protocol, to)
@@ -24,7 +24,7 @@ func (w *world) from(t testing.TB, at hook, f family, protocol uint8, port, to u
 		DestinationPort: ends.SourcePort, Protocol: protocol}}
 }
 
-// assures has a flow go on until it is assured.
+// assures continues a flow until it is assured.
 func (fl *flow) assures(t testing.TB) {
 	t.Helper()
 	if fl.own.Protocol == tcp {
@@ -37,7 +37,7 @@ func (fl *flow) assures(t testing.TB) {
 	fl.says(t, 0)
 }
 
-// there says whether both entries of a flow are there, or none.
+// there reports whether a flow has both entries, or none.
 func (fl *flow) there(t testing.TB) bool {
 	t.Helper()
 	all := fl.records(t, halfOpen)
@@ -49,14 +49,13 @@ func (fl *flow) there(t testing.TB) bool {
 	ok = ok && client.Becomes == fl.own.Reverse()
 	answered = answered && answer.Becomes == fl.tuple().Reverse()
 	if ok != answered {
-		t.Errorf("of the flow from port %d one entry is there: the client's %v, the backend's %v", fl.question.from.Port(), ok, answered)
+		t.Errorf("the flow from port %d has one entry: the client's %v, the backend's %v", fl.question.from.Port(), ok, answered)
 	}
 	return ok && answered
 }
 
-// The only port is in use. Its flow gives way if it has expired, is closed, or is not assured; an
-// assured one of UDP if it is idle. What TCP's handshake has established keeps it: then the new flow
-// is refused. No agent runs.
+// The only port is in use. Its flow is evicted if it has expired, is closed, or is not assured; an assured one
+// of UDP if it is idle. An established TCP connection keeps it: then the new flow is refused. No agent runs.
 func TestPortIsTaken(t *testing.T) {
 	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 1}, {3000, 0}}})
 	w.apply(t, w.scene())
@@ -96,7 +95,7 @@ func TestPortIsTaken(t *testing.T) {
 					return
 				}
 				if next == nil || held.there(t) || !next.there(t) {
-					t.Fatalf("the new flow is %+v; the old one is there: %v", next, held.there(t))
+					t.Fatalf("the new flow is %+v; the old one has entries: %v", next, held.there(t))
 				}
 				w.counted(t, before, model.New)
 				next.assures(t)
@@ -105,7 +104,7 @@ func TestPortIsTaken(t *testing.T) {
 	}
 }
 
-// Two ports, and a flow has each: the one that gives way first does.
+// Two ports, each used by a flow: which flow is evicted first.
 func TestWhichPortIsTaken(t *testing.T) {
 	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 2}, {3000, 0}}})
 	w.apply(t, w.scene())
@@ -134,9 +133,9 @@ func TestWhichPortIsTaken(t *testing.T) {
 				w.eachFamily(t, func(t *testing.T, at hook, f family) {
 					var flows [2]*flow
 					port := uint16(20000)
-					for i := range order { // one after the other, for time passes for all
+					for i := range order { // in order, because time passes for all
 						for flows[i] == nil || i == 1 && flows[1].own.DestinationPort == flows[0].own.DestinationPort {
-							if i == 1 { // keeps the first one's port from being taken
+							if i == 1 { // protects the first one's port
 								w.pin(t, flows[0])
 							}
 							flows[i] = w.from(t, at, f, tcp, port, toRemote)
@@ -153,7 +152,7 @@ func TestWhichPortIsTaken(t *testing.T) {
 						gives, stands = stands, gives
 					}
 					if next == nil || gives.there(t) || !stands.there(t) {
-						t.Errorf("the new flow is %+v; of the others %v is there that gives way, and %v that stays", next, gives.there(t), stands.there(t))
+						t.Errorf("the new flow is %+v; of the others, the one to be evicted has entries: %v, the one to stay: %v", next, gives.there(t), stands.there(t))
 					}
 				})
 			}
@@ -161,7 +160,7 @@ func TestWhichPortIsTaken(t *testing.T) {
 	}
 }
 
-// While one port in five is free, nobody gives way, however old.
+// While one port in five is free, no flow is evicted, however old.
 func TestFreePortsComeFirst(t *testing.T) {
 	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 100}, {3000, 0}}})
 	w.apply(t, w.scene())
@@ -181,14 +180,14 @@ func TestFreePortsComeFirst(t *testing.T) {
 	})
 }
 
-// tickNow is the clock of the marks.
+// tickNow is the current tick of the marks' clock.
 func tickNow(t testing.TB) uint32 {
 	t.Helper()
 	second, ns := now(t)
 	return uint32((int64(second)*1e9 + ns) >> 20)
 }
 
-// idleAt has a flow been idle for a time at a tick, and no other one.
+// idleAt makes a flow idle for a time as of a tick, and no other flow.
 func (w *world) idleAt(t testing.TB, tick uint32, fl *flow, d time.Duration) {
 	t.Helper()
 	for _, table := range []string{halfOpen, tracks} {
@@ -206,14 +205,14 @@ func (w *world) idleAt(t testing.TB, tick uint32, fl *flow, d time.Duration) {
 	}
 }
 
-// pin has a flow be the last to give way.
+// pin makes a flow the last to be evicted.
 func (w *world) pin(t testing.TB, fl *flow) {
 	t.Helper()
 	w.idleAt(t, tickNow(t), fl, -10*time.Second)
 }
 
-// A flow expires without an agent: what its client sends later begins another one. A segment of an
-// open connection belongs to that, however old it is.
+// A flow expires without an agent: what its client sends later begins a new one. A segment of an open
+// connection belongs to that, however old it is.
 func TestExpired(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -226,9 +225,9 @@ func TestExpired(t *testing.T) {
 			reason   model.Reason
 		}{
 			{"a question again", udp, false, 20 * time.Second, 0, model.Established},
-			{"a question after 30 seconds", udp, false, 31 * time.Second, 0, model.New},
-			{"UDP that went on", udp, true, 100 * time.Second, 0, model.Established},
-			{"UDP that went on, after two minutes", udp, true, 130 * time.Second, 0, model.New},
+			{"a datagram after 30 seconds", udp, false, 31 * time.Second, 0, model.New},
+			{"UDP that continued", udp, true, 100 * time.Second, 0, model.Established},
+			{"UDP that continued, after two minutes", udp, true, 130 * time.Second, 0, model.New},
 			{"a SYN again", tcp, false, 50 * time.Second, syn, model.Established},
 			{"a SYN after a minute", tcp, false, 61 * time.Second, syn, model.New},
 			{"a segment after a night", tcp, true, 9 * time.Hour, ack, model.Established},

@@ -13,16 +13,16 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// A flowSet is one set of a table of flows: its tags, and its entries with their marks.
+// A flowSet is one set of a conntrack table: its tags, and its entries with their marks.
 type flowSet struct {
 	datapath.EdgeTCSetTags
 	datapath.EdgeTCCtSet
 }
 
-// tagsOf are the tables of tags, by those of the entries that they belong to.
+// tagsOf are the tag tables, by the table of their entries.
 var tagsOf = map[string]string{tracks: datapath.EdgeTCMapConntrackTags, halfOpen: datapath.EdgeTCMapUnrepliedTags}
 
-// eachSet calls f with each set of a table that is in use, and writes back what f changes.
+// eachSet calls f with each set of a table that is in use, and writes back its changes.
 func (w *world) eachSet(t testing.TB, table string, f func(*flowSet)) {
 	t.Helper()
 	tags := rows[datapath.EdgeTCSetTags](t, w.programs, tagsOf[table])
@@ -37,7 +37,7 @@ func (w *world) eachSet(t testing.TB, table string, f func(*flowSet)) {
 	}
 }
 
-// keysAt are the keys in the table of half-open flows, each as often as it is there.
+// keysAt are the keys in the table of half-open flows, with the number of entries of each.
 func (w *world) keysAt(t testing.TB) map[model.Tuple]int {
 	t.Helper()
 	keys := map[model.Tuple]int{}
@@ -66,10 +66,10 @@ func (w *world) change(t testing.TB, table string, key model.Tuple, f func(*data
 	})
 }
 
-// ticks is how much of the programs' clock passes in a time.
+// ticks converts a time to ticks of the programs' clock.
 func ticks(d time.Duration) uint32 { return uint32(d.Nanoseconds() >> 20) }
 
-// pass has a time go by for all flows: what is kept of them is that much older.
+// pass ages all flows by a time.
 func (w *world) pass(t testing.TB, d time.Duration) {
 	t.Helper()
 	for _, table := range []string{halfOpen, tracks} {
@@ -86,8 +86,8 @@ func (w *world) pass(t testing.TB, d time.Duration) {
 	}
 }
 
-// Where a set is full a flow gives way with both of its entries: the one that expires first. The flow
-// that has just begun is there.
+// A full set evicts the flow that expires first, with both of its entries. The flow that has just begun is
+// stored.
 func TestHalfOpenSetIsFull(t *testing.T) {
 	w := newWorld(t, limits{tracks: setPlaces}) // one set
 	w.apply(t, w.scene())
@@ -97,7 +97,7 @@ func TestHalfOpenSetIsFull(t *testing.T) {
 			question := f.question(protocol, toRemote)
 			question.from = on(f.client, port)
 			if got := w.run(t, at, question.frame(t)); got.Action != model.ActionSend {
-				t.Fatalf("the flow from port %d met %v", port, got.Action)
+				t.Fatalf("the flow from port %d: action %v", port, got.Action)
 			}
 			return model.Tuple{Source: f.client, Destination: f.vip, SourcePort: port, DestinationPort: toRemote, Protocol: protocol}
 		}
@@ -108,7 +108,7 @@ func TestHalfOpenSetIsFull(t *testing.T) {
 			records := w.records(t, halfOpen)
 			for i, tuple := range begun {
 				_, there := records[tuple]
-				// Seven flows have two entries each, and a place is free.
+				// Seven flows have two entries each, which leaves one place free.
 				if want := i > int(n)-7; there != want {
 					t.Fatalf("after %d flows: flow %d is there: %v, want %v", n+1, i, there, want)
 				}
@@ -120,12 +120,12 @@ func TestHalfOpenSetIsFull(t *testing.T) {
 	})
 }
 
-// Two flows that want one port at a backend of this node begin at the same moment on two
-// CPUs: one has it, the other one another, and no key has two records.
+// Two flows that want one port at a backend of this node begin at the same moment on two CPUs: one gets it, the
+// other another one, and no key has two entries.
 func TestHalfOpenTwins(t *testing.T) {
 	const flows = 3000
-	// So many sets that none is ever full: the records are thrown at random, and a quarter of
-	// the places would have one overflow in one run of four.
+	// So many sets that none ever overflows: entries are distributed at random, and with a quarter of the
+	// sets one would overflow in one run of four.
 	w := newWorld(t, limits{tracks: 1 << 17})
 	tables := w.scene()
 	f := families[0]
@@ -164,21 +164,21 @@ func TestHalfOpenTwins(t *testing.T) {
 	both.Wait()
 	for n := range flows {
 		if became[0][n] == became[1][n] {
-			t.Errorf("two flows became %v", became[0][n])
+			t.Errorf("two flows were translated to %v", became[0][n])
 		}
 	}
 	records := w.records(t, halfOpen)
 	for tuple, n := range w.keysAt(t) {
 		if n > 1 {
-			t.Errorf("%v is there %d times", tuple, n)
+			t.Errorf("%v has %d entries", tuple, n)
 		}
 	}
 	if len(records) != 4*flows {
-		t.Errorf("%d records of %d flows, want two for each", len(records), 2*flows)
+		t.Errorf("%d conntrack entries of %d flows, want two for each", len(records), 2*flows)
 	}
 	for key, record := range records {
 		if other, ok := records[record.Becomes.Reverse()]; !ok || other.Becomes.Reverse() != key {
-			t.Errorf("%v becomes %v, whose answers become %v", key, record.Becomes, other.Becomes)
+			t.Errorf("%v is translated to %v, whose replies are translated to %v", key, record.Becomes, other.Becomes)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// IPv4 options of every length stay as they are (RFC 791 section 3.1).
+// IPv4 options of every length are kept (RFC 791 section 3.1).
 func TestIPv4Options(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -36,8 +36,7 @@ func TestIPv4Options(t *testing.T) {
 	})
 }
 
-// extensionHeader is one of n*8 bytes, whose next header is another of its kind or
-// what follows.
+// extensionHeader has n*8 bytes; its next header is another of its kind or what follows.
 func extensionHeader(next layers.IPProtocol, n int) []byte {
 	b := make([]byte, 8*n)
 	b[0], b[1] = byte(next), byte(n-1)
@@ -45,7 +44,7 @@ func extensionHeader(next layers.IPProtocol, n int) []byte {
 	return b
 }
 
-// routingHeader is one with so many segments left (RFC 8200 section 4.4).
+// routingHeader has so many segments left (RFC 8200 section 4.4).
 func routingHeader(next layers.IPProtocol, n int, left byte) []byte {
 	b := extensionHeader(next, n)
 	b[2], b[3] = 4, left
@@ -57,11 +56,10 @@ const (
 		layers.IPProtocolIPv6Routing, layers.IPProtocolIPv6Fragment, layers.IPProtocolIPv6Destination
 )
 
-// Chains of up to six extension headers of IPv6 are passed over (RFC 8200 section
-// 4). What is behind more, or too far in, is none of ours, and neither is a packet that goes on
-// to other destinations (section 4.4).
+// The edge skips up to six IPv6 extension headers (RFC 8200 section 4). A packet with more, or with its upper
+// layer too far in, passes, and so does one that has other destinations to visit (section 4.4).
 func TestIPv6Extensions(t *testing.T) {
-	atomic := []byte{0, 0, 0, 0, 1, 2, 3, 4} // a fragment that is the whole (RFC 6946)
+	atomic := []byte{0, 0, 0, 0, 1, 2, 3, 4} // a fragment that is the whole packet (RFC 6946)
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		if f.client.Is4() {
@@ -104,8 +102,7 @@ func TestIPv6Extensions(t *testing.T) {
 	})
 }
 
-// What an ICMP error quotes, and what a balancer has encapsulated, is none of ours either while it
-// has segments left.
+// A quote in an ICMP error, and an encapsulated packet, passes as well while it has segments left.
 func TestSegmentsLeftInside(t *testing.T) {
 	w := newDSRScene(t)
 	f := families[1]
@@ -126,7 +123,7 @@ func TestSegmentsLeftInside(t *testing.T) {
 					action, reason = model.ActionPass, model.NotService
 				}
 				if got.Action != action {
-					t.Errorf("an error about a packet with %d segments left met %v, want %v", left, got.Action, action)
+					t.Errorf("an error about a packet with %d segments left: action %v, want %v", left, got.Action, action)
 				}
 				w.counted(t, before, reason)
 				for _, how := range wrappings {
@@ -152,9 +149,8 @@ func sameHeader(kind layers.IPProtocol, n, words int) (chain [][]byte) {
 	return chain
 }
 
-// A later fragment goes where the first one went, both ways. One that comes before the
-// first is dropped if it is for a Service: nothing would complete it in the stack. What is
-// for the node itself the stack puts together.
+// A later fragment follows the first one, both ways. One that arrives before the first is dropped if it is for
+// a Service: the stack could never complete it. The stack reassembles what is for the node itself.
 func TestFragments(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -176,7 +172,7 @@ func TestFragments(t *testing.T) {
 		for _, i := range []int{0, 3, 1, 2} {
 			w.leaves(t, at, parts[i], model.ActionSend, want[i])
 		}
-		w.drops(t, at, question.fragments(t, 0x78, 32)[1], model.DropFragment) // another datagram
+		w.drops(t, at, question.fragments(t, 0x78, 32)[1], model.DropFragment) // of another datagram
 
 		answer := reply(backend, own, protocol)
 		answer.payload = question.payload
@@ -185,7 +181,7 @@ func TestFragments(t *testing.T) {
 		for i := range parts {
 			w.leaves(t, at, parts[i], model.ActionSend, want[i])
 		}
-		// And of a backend of this node.
+		// And for a backend of this node.
 		question = f.question(protocol, toLocal)
 		question.payload = answer.payload
 		parts = question.fragments(t, 0x80, 64)
@@ -203,9 +199,9 @@ func TestFragments(t *testing.T) {
 	})
 }
 
-// A later fragment whose first one has not been seen is dropped where only a Service has the
-// address (a ClusterIP, a load balancer's or an external IP), also on its way out of the node.
-// To an address of the node, which serves a NodePort, and to anybody else it goes on.
+// A later fragment without a first one is dropped if only a Service has its address (a ClusterIP, a load
+// balancer's or an external IP), on its way out of the node, too. It passes if the address is the node's, which
+// serves a NodePort, or anybody else's.
 func TestStrayFragments(t *testing.T) {
 	w := newScene(t)
 	tables := w.scene()
@@ -247,9 +243,8 @@ func TestStrayFragments(t *testing.T) {
 	})
 }
 
-// Only datagrams of flows and for Services have their ports remembered: others would push them
-// out. They are remembered for 30 seconds; after that the identification may be another
-// datagram's (RFC 6864 section 4.3).
+// Only the ports of datagrams of flows and for Services are stored: others would evict them. They are valid for
+// 30 seconds; after that another datagram may have the identification (RFC 6864 section 4.3).
 func TestFragmentPortsAreRemembered(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -259,7 +254,7 @@ func TestFragmentPortsAreRemembered(t *testing.T) {
 		w.ignores(t, at, first)
 		w.ignores(t, atEgress, first)
 		if left := w.fragments(t); len(left) > 0 {
-			t.Errorf("ports of other people's datagrams are remembered: %v", left)
+			t.Errorf("ports of other datagrams are stored: %v", left)
 		}
 		question := f.question(protocol, toRemote)
 		question.payload = make([]byte, 100)
@@ -275,7 +270,7 @@ func TestFragmentPortsAreRemembered(t *testing.T) {
 	})
 }
 
-// ageFragments has all ports of datagrams be remembered for so many seconds longer.
+// ageFragments makes all stored ports so many seconds older.
 func (w *world) ageFragments(t testing.TB, seconds uint32) {
 	t.Helper()
 	var key [40]byte
@@ -292,8 +287,7 @@ func (w *world) ageFragments(t testing.TB, seconds uint32) {
 	}
 }
 
-// What pads a frame to the least length of Ethernet is no part of the packet: it is
-// neither counted nor read.
+// Padding to Ethernet's minimum length does not belong to the packet: it is neither counted nor read.
 func TestPadding(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -319,7 +313,7 @@ func TestPadding(t *testing.T) {
 				}
 			}
 		}
-		// A header of layer 4 that is not all there is not read from the padding.
+		// A truncated layer 4 header is not read from the padding.
 		short := question.frame(t)
 		if f.client.Is4() {
 			short[14+3] = 20 + 4
@@ -332,7 +326,7 @@ func TestPadding(t *testing.T) {
 	})
 }
 
-// Tagged frames are another network's: of a VLAN device of its own, or of none.
+// Tagged frames belong to another network: to a VLAN device, or to none.
 func TestVLANTags(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -347,7 +341,7 @@ func TestVLANTags(t *testing.T) {
 	})
 }
 
-// R21: a ClusterIP refuses whatever protocol comes over IP. ARP is nothing to the edge.
+// R21: a ClusterIP refuses every IP protocol. The edge passes ARP.
 func TestOtherProtocols(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -366,8 +360,8 @@ func TestOtherProtocols(t *testing.T) {
 	})
 }
 
-// IPv6 with IPv4-mapped addresses is never on a wire (RFC 4942 section 2.2): it is not
-// taken for IPv4, which has the same bytes in the tables.
+// IPv4-mapped addresses never appear in IPv6 packets (RFC 4942 section 2.2): such a packet is not taken for
+// IPv4, which has the same bytes in the tables.
 func TestMappedAddresses(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -380,18 +374,18 @@ func TestMappedAddresses(t *testing.T) {
 		copy(frame[14+24:], target[:])
 		w.ignores(t, at, frame)
 		if left := w.records(t, "unreplied"); len(left) > 0 {
-			t.Errorf("records of %v", left)
+			t.Errorf("conntrack entries of %v", left)
 		}
 	})
 }
 
-// A jumbo frame comes to XDP in several pieces.
+// A jumbo frame reaches XDP in several buffers.
 func TestJumboFrames(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		for _, size := range []int{1500, 3000, 5000, 8900} {
 			if at == atIngress && size > 3000 {
-				continue // test runs of tc have one page (Linux 6.18)
+				continue // test runs at tc have one page (Linux 6.18)
 			}
 			t.Run(fmt.Sprint(size), func(t *testing.T) {
 				w.enter(t)
@@ -407,13 +401,13 @@ func TestJumboFrames(t *testing.T) {
 	})
 }
 
-// What GRO has put together may be too long for the length field, which is 0 then
-// (BIG TCP, Linux 6.3; RFC 2675 for IPv6).
+// A packet that GRO merged may be too long for the length field, which is 0 then (BIG TCP, Linux 6.3; RFC 2675
+// for IPv6).
 func TestMergedPackets(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		if at != atIngress || protocol != tcp {
-			return // XDP comes before GRO
+			return // XDP runs before GRO
 		}
 		question := f.question(protocol, toLocal)
 		question.flags, question.payload = ack, bytes.Repeat([]byte("x"), 3000)
@@ -421,7 +415,7 @@ func TestMergedPackets(t *testing.T) {
 		want := question.translated(question.from, on(f.local, targetPort)).frame(t)
 		for _, b := range [][]byte{frame, want} {
 			if f.client.Is4() {
-				// The header's checksum has the length in it.
+				// The IPv4 header's checksum covers the length.
 				lengthless(b[14:34])
 			} else {
 				b[14+4], b[14+5] = 0, 0
@@ -429,10 +423,10 @@ func TestMergedPackets(t *testing.T) {
 		}
 		got := w.runWith(t, at, frame, 0, 1000)
 		if got.Action != model.ActionPass || !bytes.Equal(got.Frame, want) {
-			t.Errorf("the packet met %v, want %v and the backend's address", got.Action, model.ActionPass)
+			t.Errorf("action %v, want %v and the backend's address", got.Action, model.ActionPass)
 		}
 		before := w.counts(t)
-		w.ignores(t, at, frame) // not merged: 0 is a wrong length
+		w.ignores(t, at, frame) // not merged: a length of 0 is wrong
 		w.counted(t, before, model.Malformed)
 	})
 }

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// TCP that begins no connection makes no entry and takes no port: it is dropped. One that goes on may
-// be of a connection whose entries were lost.
+// TCP that does not begin a connection creates no entry and takes no port: it is dropped. A segment in the
+// middle of one may belong to a connection whose entries were lost.
 func TestInvalidTCP(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -34,9 +34,9 @@ func TestInvalidTCP(t *testing.T) {
 	})
 }
 
-// A client and a pod of this node exchange packets by themselves. Somebody forges a SYN with the
-// client's ends to a Service that the pod is behind: what the pod sends on the connection keeps its
-// name. What answers the SYN gets the Service's.
+// A client and a pod of this node exchange packets directly. Somebody forges a SYN with the client's address
+// and port to a Service with this pod as backend: what the pod sends on the connection keeps its source. What
+// answers the SYN gets the Service's.
 func TestForgedSYNRenamesNothing(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -52,7 +52,7 @@ func TestForgedSYNRenamesNothing(t *testing.T) {
 		answer.flags, answer.tcpOptions = psh|ack, nil
 		w.passes(t, atEgress, answer.frame(t), answer.translated(forged.to, forged.from))
 
-		// A connection whose entries were lost goes on.
+		// A connection whose entries were lost continues.
 		w.forget(t)
 		segment := forged
 		segment.flags, segment.seq, segment.ack = psh|ack, 7000, 9000
@@ -62,8 +62,8 @@ func TestForgedSYNRenamesNothing(t *testing.T) {
 	})
 }
 
-// Pods and nodes ask a UDP Service whose backend is here from a SNAT port that is in use: they may ask the
-// backend itself from their own, and nothing tells whose answer that is.
+// Pods and nodes reach a UDP Service with a backend here from a SNAT port that is in use: they may talk to the
+// backend directly from their own port, and nothing would tell whose reply it is.
 func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
 	w := newScene(t)
 	tables := w.scene()
@@ -84,7 +84,7 @@ func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
 			question.from = on(a, clientPort)
 			snatPort := w.seen(t, at, question, backend)
 			if snatPort == clientPort {
-				t.Errorf("%v keeps its own port", a)
+				t.Errorf("the source port of %v was not changed", a)
 			}
 			direct := reply(backend, question.from, udp)
 			w.ignores(t, atEgress, direct.frame(t))
@@ -96,8 +96,7 @@ func TestDatagramsOfPodsHaveAPortOfTheirOwn(t *testing.T) {
 	})
 }
 
-// A client's packets may begin to come by another device. A segment that its other side would not take
-// does not say so.
+// A client's packets may move to another device. A segment that its peer would not accept does not move them.
 func TestForgedSegmentMovesNothing(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -125,8 +124,8 @@ func TestForgedSegmentMovesNothing(t *testing.T) {
 	})
 }
 
-// R12: a SYN with the ends of a flow whose backend serves no more goes to one that does, be that flow
-// half open or not, over SNAT, here, or over DSR. While the backend serves the SYN is its to judge.
+// R12: a SYN with the tuple of a flow whose backend no longer serves goes to one that does, be that flow half
+// open or not, with SNAT, locally, or with DSR. While the backend serves, the SYN is for it to judge.
 func TestSYNOfABackendThatHasLeft(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {

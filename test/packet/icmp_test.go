@@ -14,15 +14,15 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// icmpError is one about a packet, of which it quotes the IP header and 8 octets.
+// icmpError is an ICMP error about a packet, with a quote of its IP header and 8 octets.
 type icmpError struct {
 	kind, code uint8
-	rest       uint32 // the MTU, for one
+	rest       uint32 // the MTU, if it has one
 	about      probe
 	quoted     int // bytes of layer 4; 0: 8
 }
 
-// errorsOf are those that somebody has to hear of.
+// errorsOf are the errors that must reach a side of the flow.
 func errorsOf(f family, about probe) []icmpError {
 	if f.client.Is4() {
 		return []icmpError{{3, 1, 0, about, 0}, {3, 3, 0, about, 0}, {3, 4, 1400, about, 0}, {11, 0, 0, about, 0}, {12, 0, 0, about, 0}}
@@ -30,7 +30,7 @@ func errorsOf(f family, about probe) []icmpError {
 	return []icmpError{{1, 0, 0, about, 0}, {1, 4, 0, about, 0}, {2, 0, 1280, about, 0}, {3, 0, 0, about, 0}, {4, 0, 8, about, 0}}
 }
 
-// quotesChecksum is the least of layer 4 that has the whole checksum.
+// quotesChecksum is the smallest quote of layer 4 with the whole checksum.
 func quotesChecksum(protocol uint8) int {
 	if protocol == tcp {
 		return 18
@@ -38,7 +38,7 @@ func quotesChecksum(protocol uint8) int {
 	return 8
 }
 
-// frame is the error as `by` sends it in a packet to `to`.
+// frame is the error in a packet from `by` to `to`.
 func (e icmpError) frame(t testing.TB, like probe, by, to netip.Addr) []byte {
 	t.Helper()
 	like.from, like.to = on(by, 0), on(to, 0)
@@ -60,10 +60,9 @@ func (e icmpError) frame(t testing.TB, like probe, by, to netip.Addr) []byte {
 		gopacket.Payload(append(binary.BigEndian.AppendUint32(nil, e.rest), quote...)))
 }
 
-// An error about a packet that the node has sent for a client goes to that client, and
-// one about an answer to the backend: with the ends that they know, and with the checksum that
-// their packets had, if it is quoted (RFC 792, RFC 4443, RFC 5508 section 4.2; path MTU: RFC 1191,
-// RFC 8201).
+// An error about a packet that the node sent for a client goes to that client, and one about a reply goes to
+// the backend: with the addresses and ports that they know, and with their packets' checksum if it is quoted
+// (RFC 792, RFC 4443, RFC 5508 section 4.2; path MTU: RFC 1191, RFC 8201).
 func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -93,7 +92,7 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 			out := in.forwarded(at, in.from, in.to, nodeBMAC)
 			w.leaves(t, at, from.frame(t, in, f.client, f.vip), model.ActionSend, to.frame(t, out, f.own, f.remote))
 		}
-		// Of no flow: the node's own.
+		// Of no flow: for the node itself.
 		stranger := question.translated(on(f.own, 1), backend)
 		for _, e := range errorsOf(f, stranger) {
 			w.ignores(t, at, e.frame(t, probe{}, router, f.own))
@@ -101,11 +100,11 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 	})
 }
 
-// An ICMP redirect that quotes a packet of a flow is dropped, in whatever direction (RFC 1122
-// section 3.2.2.2: the gateway that it names is on another link). One about anything else goes on.
+// An ICMP redirect that quotes a packet of a flow is dropped, in both directions (RFC 1122 section 3.2.2.2: the
+// gateway that it names is on another link). Others pass.
 func TestRedirects(t *testing.T) {
 	w := newScene(t)
-	f := families[0] // ICMPv6 has none among its errors
+	f := families[0] // ICMPv6 redirects are no errors
 	redirect := func(about probe, by, to netip.Addr) []byte {
 		e := icmpError{kind: 5, code: 1, rest: 0xc0a86401, about: about}
 		return e.frame(t, probe{}, by, to)
@@ -146,15 +145,15 @@ func TestRedirects(t *testing.T) {
 				w.forget(t)
 			}
 			w.drops(t, at, redirect(reply(question.to, question.from, protocol), f.client.Next(), f.vip), model.DropRedirect)
-			if dsr != model.Opt { // that one the client gets by itself
+			if dsr != model.Opt { // the client gets that one directly
 				w.drops(t, at, outerError(t, f.node.Next(), f.own, 5, 1, 0, way.sent(t, atIngress, question, nodeBMAC), 548), model.DropRedirect)
 			}
 		}
 	})
 }
 
-// With a backend of this node: what it reports leaves in the Service's name, what the
-// client or a router reports comes to it.
+// With a backend of this node: its errors leave in the Service's name, and errors of the client or a router
+// reach it.
 func TestICMPErrorsOfLocalBackend(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {

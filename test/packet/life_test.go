@@ -15,13 +15,13 @@ const (
 	halfOpen = datapath.EdgeTCMapUnreplied
 )
 
-// flow is a client's to the Service, over a backend of another node.
+// flow is a client's flow to the Service, with a remote backend.
 type flow struct {
 	*world
 	at       hook
 	f        family
 	question probe
-	own      model.Tuple // the reply's
+	own      model.Tuple // of the reply
 }
 
 func (w *world) flow(t testing.TB, at hook, f family, protocol uint8) *flow {
@@ -32,10 +32,10 @@ func (w *world) flow(t testing.TB, at hook, f family, protocol uint8) *flow {
 		DestinationPort: own, Protocol: protocol}}
 }
 
-// The first sequence numbers of both sides.
+// The initial sequence numbers of both sides.
 var clientISN, backendISN uint32 = 1<<32 - 2, 5000
 
-// sequence numbers are those of a SYN, or of what follows it.
+// sequence sets the sequence numbers of a SYN, or of what follows it.
 func sequence(p *probe, own, other uint32) {
 	p.seq, p.ack = own, 0
 	if p.flags&syn == 0 {
@@ -46,7 +46,7 @@ func sequence(p *probe, own, other uint32) {
 	}
 }
 
-// asks has the client send; says has the backend.
+// asks sends a packet of the client; says sends one of the backend.
 func (fl *flow) asks(t testing.TB, flags byte) {
 	t.Helper()
 	p := fl.question
@@ -65,7 +65,7 @@ func (fl *flow) says(t testing.TB, flags byte) {
 	fl.sends(t, fl.at, p.frame(t), p.forwarded(fl.at, fl.question.to, fl.question.from, gatewayMAC))
 }
 
-// opens has a connection answered and that acknowledged.
+// opens completes a connection's handshake.
 func (fl *flow) opens(t testing.TB) {
 	t.Helper()
 	fl.says(t, syn|ack)
@@ -78,7 +78,7 @@ func (fl *flow) tuple() model.Tuple {
 		DestinationPort: q.to.Port(), Protocol: fl.own.Protocol}
 }
 
-// is checks in which table both records are, and their states.
+// is checks which table has both entries, and their states.
 func (fl *flow) is(t testing.TB, table string, state model.State) {
 	t.Helper()
 	for _, name := range []string{tracks, halfOpen} {
@@ -90,24 +90,24 @@ func (fl *flow) is(t testing.TB, table string, state model.State) {
 			continue
 		}
 		if len(records) != 2 {
-			t.Fatalf("table %s has %d records, want 2: %v", name, len(records), records)
+			t.Fatalf("table %s has %d entries, want 2: %v", name, len(records), records)
 		}
 		client, answer := records[fl.tuple()], records[fl.own]
 		if client.State != state || answer.State != state {
 			t.Fatalf("states %d and %d, want %d", client.State, answer.State, state)
 		}
 		if client.Reply || !answer.Reply || client.Local || answer.Local {
-			t.Fatalf("the records are %+v and %+v", client, answer)
+			t.Fatalf("the conntrack entries are %+v and %+v", client, answer)
 		}
 		if client.Becomes != fl.own.Reverse() || answer.Becomes != fl.tuple().Reverse() {
-			t.Fatalf("packets become %v and %v, want %v and %v", client.Becomes, answer.Becomes,
+			t.Fatalf("packets are translated to %v and %v, want %v and %v", client.Becomes, answer.Becomes,
 				fl.own.Reverse(), fl.tuple().Reverse())
 		}
 	}
 }
 
-// A connection's life: half open until the client has answered the backend; closing
-// with the first FIN, closed with the second. A SYN alone displaces no connection.
+// A connection's life: half open until the client has acknowledged the backend's reply; closing with the first
+// FIN, closed with the second. A SYN alone evicts no connection.
 func TestConnectionLife(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -124,7 +124,7 @@ func TestConnectionLife(t *testing.T) {
 		fl.is(t, tracks, model.StateEstablished)
 		fl.says(t, fin|ack)
 		fl.is(t, tracks, model.StateClosing)
-		fl.says(t, fin|ack) // again
+		fl.says(t, fin|ack) // retransmitted
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateClosing)
 		fl.asks(t, fin|ack)
@@ -163,8 +163,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// Who does not see a connection neither closes it nor has it taken for one that is open:
-// he does not know where its sides are in their streams (RFC 5961).
+// An attacker who cannot see a connection can neither close it nor make it count as established: that takes its
+// sequence numbers (RFC 5961).
 func TestForgedSegments(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -176,7 +176,7 @@ func TestForgedSegments(t *testing.T) {
 		}
 		fl := w.flow(t, at, f, tcp)
 		forge(fl, ack, clientISN+1, 77)
-		fl.is(t, halfOpen, model.StateNew) // nobody has answered yet
+		fl.is(t, halfOpen, model.StateNew) // no reply yet
 		fl.says(t, syn|ack)
 		for _, guess := range []uint32{backendISN + 1 - 1<<22, backendISN + 2, 1 << 31} {
 			forge(fl, ack, clientISN+1, guess)
@@ -192,13 +192,13 @@ func TestForgedSegments(t *testing.T) {
 		}
 		forge(fl, syn, 1<<31, 0)
 		fl.is(t, tracks, model.StateEstablished)
-		forge(fl, rst, clientISN+1+1<<20, 0) // within what may be on the way
+		forge(fl, rst, clientISN+1+1<<20, 0) // within the window
 		fl.is(t, tracks, model.StateClosed)
 	})
 }
 
-// A datagram's flow is assured when both sides go on with it two seconds after it has begun: one
-// question and its answer are none of that, and neither is a question asked again.
+// A UDP flow is assured when both sides continue two seconds after it began: one request and its reply do not
+// make it so, and neither does a repeated request.
 func TestDatagramLife(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -220,9 +220,9 @@ func TestDatagramLife(t *testing.T) {
 	})
 }
 
-// A client that opens a connection with the ports of one that is closing is sent to a
-// backend of now, and nothing is left of the other. One whose connection is open is
-// not: its SYN is the backend's to judge (RFC 9293 section 3.10.7.4).
+// A client that opens a connection with the ports of a closing one gets a current backend, and nothing remains
+// of the old one. If the old one is open it does not: the SYN is for its backend to judge (RFC 9293 section
+// 3.10.7.4).
 func TestPortReuse(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -262,8 +262,8 @@ func TestPortReuse(t *testing.T) {
 	})
 }
 
-// Either record of a flow makes the other one anew. The client's is made by its next
-// packet, which finds its port again; the backend's by the client, within a second.
+// Either entry of a flow restores the other one. The client's is restored by its next packet, which finds its
+// SNAT port again; the backend's by the client, within a second.
 func TestLostRecords(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -299,14 +299,14 @@ func TestLostRecords(t *testing.T) {
 	})
 }
 
-// age has a flow's record seen so much earlier that its next packet looks after its marks.
+// age makes an entry so old that the flow's next packet updates its marks.
 func (w *world) age(t testing.TB, key model.Tuple) {
 	t.Helper()
 	w.change(t, tracks, key, func(track *datapath.ConntrackEntry) { track.LastSeen -= 8 })
 }
 
-// The backend's entry of an assured flow was lost, and another flow has its port by now: that one
-// keeps it, for the first one's packets do not make theirs anew in its place.
+// The backend's entry of an assured flow was lost, and another flow has taken the port: it keeps it, since the
+// first flow's packets do not restore their entry in its place.
 func TestPortOfALostEntry(t *testing.T) {
 	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 1}, {3000, 0}}})
 	w.apply(t, w.scene())

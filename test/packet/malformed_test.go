@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// shortest is the least frame that a test run takes: less is none of Ethernet, and to
-// tc none with an IP header.
+// shortest is the smallest frame that a test run accepts: anything shorter is no Ethernet and, at tc, has no IP
+// header.
 func shortest(at hook, f family) int {
 	switch {
 	case at == atXDP:
@@ -25,8 +25,7 @@ func shortest(at hook, f family) int {
 	return 14 + 40
 }
 
-// A frame that ends before the packet does is left to the stack as it is, wherever it
-// has been cut off, and nothing is remembered of it.
+// A frame that ends before its packet does passes unchanged, wherever it was cut off, and leaves no state.
 func TestTruncated(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -60,8 +59,8 @@ func (w *world) remembersNothing(t testing.TB) {
 	}
 }
 
-// Headers that contradict themselves or the frame: the stack's to judge, not ours to
-// send on or to answer.
+// Headers that contradict themselves or the frame: the stack judges them; the edge neither forwards nor answers
+// them.
 func TestContradictions(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -100,7 +99,7 @@ func contradictions(f family, protocol uint8, length int) (all []contradiction) 
 	if protocol == udp {
 		header = 8
 	}
-	said := func(n int) int { return n - 14 } // from the IP header on
+	said := func(n int) int { return n - 14 } // length from the IP header on
 	field := 14 + 2
 	if f.client.Is6() {
 		field = 14 + 4
@@ -142,7 +141,7 @@ func contradictions(f family, protocol uint8, length int) (all []contradiction) 
 	return all
 }
 
-// TCP options that reach beyond the segment.
+// TCP options that extend beyond the segment.
 func TestTCPHeaderBeyondSegment(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -161,7 +160,7 @@ func TestTCPHeaderBeyondSegment(t *testing.T) {
 	})
 }
 
-// Bytes at random: none of them are sent, and what goes on goes on as it is.
+// Random bytes: none are sent, and what passes is unchanged.
 func TestRandomBytes(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {

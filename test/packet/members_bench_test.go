@@ -12,16 +12,16 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// BenchmarkMembers times packets that ask whether a backend is one of a frontend: on default
-// flags a packet with an option that names a VIP, a SYN that is sent again in a flow by DSR, and
-// the first packet of a flow at a DSR backend's node. The price has to be nearly the same for one
-// backend and for 400. IPv4, TCP, XDP; each is a test run of its own (see BenchmarkDirectFlows).
+// BenchmarkMembers times packets that need a membership check: with default flags these are a packet whose
+// option names a VIP, a SYN repeated in a flow with DSR, and the first packet of a flow at a DSR backend's
+// node. The cost must be nearly the same for one backend and for 400. IPv4, TCP, XDP; each is a test run of its
+// own (see BenchmarkDirectFlows).
 func BenchmarkMembers(b *testing.B) {
 	f := families[0]
 	for _, test := range []struct {
 		name    string
 		kind    model.DSR
-		accepts bool // this node takes what balancers send
+		accepts bool // this node accepts packets of balancers
 		local   bool // the backends are on this node
 		port    uint16
 		frames  func(b *testing.B, w *world, members []netip.AddrPort) [][]byte
@@ -64,7 +64,7 @@ func BenchmarkMembers(b *testing.B) {
 				for b.Loop() {
 					took, action := w.timed(b, frames[n%len(frames)])
 					if !slices.Contains(test.actions, action) {
-						b.Fatalf("the packet met %v, want one of %v", action, test.actions)
+						b.Fatalf("action %v, want one of %v", action, test.actions)
 					}
 					sum += took
 					n++
@@ -75,7 +75,7 @@ func BenchmarkMembers(b *testing.B) {
 	}
 }
 
-// manyMembers gives a frontend so many backends, in one set for all clients.
+// manyMembers gives a frontend so many backends, in one set for all source classes.
 func (w *world) manyMembers(t testing.TB, key model.FrontendKey, kind model.DSR, count int, local bool) (members []netip.AddrPort) {
 	t.Helper()
 	network := byte(2)

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// place is where a frontend has a set: for a class of clients, or in the list of what it keeps.
+// place is where a frontend has a set: for a source class, or as its retained backends.
 type place int
 
 const (
@@ -25,8 +25,8 @@ const (
 	places
 )
 
-// putSet gives a frontend a set in some places, and another set of one backend in the others. It
-// takes more members than a model's tables have; weights are 1 unless given.
+// putSet gives a frontend a set in some places, and another set of one backend in the others. It allows more
+// members than a model's tables have; weights are 1 unless given.
 func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, members []netip.AddrPort, weights []int, local bool, in ...place) {
 	t.Helper()
 	const firstBackend, firstSlot = 100, 512
@@ -75,7 +75,7 @@ func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, memb
 	w.put(t, datapath.EdgeTCMapFrontendRows, at, row)
 }
 
-// randomMembers are endpoints all over the pods' network, in the order of a set.
+// randomMembers are endpoints all over the pod network, in the order of a set.
 func (f family) randomMembers(r *rand.Rand, n int) (members []netip.AddrPort) {
 	taken := map[netip.AddrPort]bool{}
 	for len(members) < n {
@@ -83,7 +83,7 @@ func (f family) randomMembers(r *rand.Rand, n int) (members []netip.AddrPort) {
 		if f.client.Is6() {
 			b := [16]byte{0xfd, 0, 0, 0x10}
 			for i := 4; i < len(b); i++ {
-				b[i] = byte(r.Uint32()) & byte(r.IntN(2)*0xff) // many have halves in common
+				b[i] = byte(r.Uint32()) & byte(r.IntN(2)*0xff) // many share halves
 			}
 			a = netip.AddrFrom16(b)
 		}
@@ -99,9 +99,9 @@ func (f family) randomMembers(r *rand.Rand, n int) (members []netip.AddrPort) {
 
 func pickOf[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
 
-// Each member of a set is found, whatever the set's size and weights and wherever the frontend
-// has it, and nothing else is: what a balancer has sent to a member is opened, and what it has
-// sent to an address or port beside one is dropped.
+// Each member of a set is found, and nothing else, whatever the set's size and weights and wherever the
+// frontend has it: a packet that a balancer sends to a member is decapsulated, and one to an address or port
+// next to it is dropped.
 func TestMembersAreFound(t *testing.T) {
 	const port = toMany + uint16(model.Geneve)
 	w := newDSRScene(t)

@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	seedFlag    = flag.Uint64("seed", 1, "what TestModel's tables and packets follow from; 0: the clock")
+	seedFlag    = flag.Uint64("seed", 1, "seed of TestModel's tables and packets; 0: from the clock")
 	packetsFlag = flag.Int("packets", 200_000, "how many packets TestModel generates")
 )
 
@@ -25,9 +25,9 @@ const (
 	packetsOfTables = 100 // between updates
 )
 
-// Programs and model agree on every packet: what becomes of it, byte for byte, which
-// records there are afterwards, and what has been counted. Packets of clients and of
-// backends, right and damaged ones, while the tables change and records get lost.
+// Programs and model agree on every packet: its fate, byte for byte, the conntrack entries afterwards, and the
+// counters. Packets of clients and of backends, correct and damaged ones, while the tables change and entries
+// get lost.
 func TestModel(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {
@@ -59,18 +59,18 @@ func TestModel(t *testing.T) {
 			}
 			t.Logf("packets by reason: %v", total)
 			for reason, n := range total {
-				// Tested elsewhere: a kernel that forwards nothing, plain tables, few ports, ICMP
-				// errors and their rate.
+				// Tested elsewhere: forwarding disabled in the kernel, plain tables, few ports,
+				// ICMP errors and their rate.
 				none := map[model.Reason]bool{model.DropForwarding: true, model.DropInsertFailed: true, model.DropNoPort: true, model.ICMPError: true, model.ICMPRateLimited: true, model.DropRedirect: true}
 				if r := model.Reason(reason); n == 0 && !none[r] && (r != model.ToTC || at == atXDP) {
-					t.Errorf("of %d packets none met reason %d: the generator is too narrow", *packetsFlag/2, reason)
+					t.Errorf("none of %d packets had reason %d: the generator is too narrow", *packetsFlag/2, reason)
 				}
 			}
 		})
 	}
 }
 
-// duel is the programs against the model.
+// duel compares the programs with the model.
 type duel struct {
 	t    *testing.T
 	w    *world
@@ -79,8 +79,8 @@ type duel struct {
 	g    *generator
 }
 
-// round has both begin with nothing. again is set if the second has changed meanwhile,
-// which the model takes no part in.
+// round starts both without state. again is set if the second has changed meanwhile, for the model's clock is
+// fixed.
 func (d *duel) round(seed, number uint64) (again bool, err error) {
 	second, ns := now(d.t)
 	if ns > 800e6 {
@@ -121,7 +121,7 @@ func awaitSecond(t testing.TB) {
 	time.Sleep(time.Duration(1e9 - ns + 10e6))
 }
 
-// step is one packet, or a record that gets lost or older.
+// step runs a packet, or has an entry lost or aged.
 func (d *duel) step() error {
 	if len(d.g.clients) > 0 {
 		keys := pick(d.g, d.g.clients, d.g.replies)
@@ -145,13 +145,13 @@ func (d *duel) step() error {
 		next := want.Frame
 		want = d.edge.Ingress(false, d.w.index["eth0"], next)
 		if err := d.compare(atIngress, next, want); err != nil {
-			return fmt.Errorf("behind XDP: %w", err)
+			return fmt.Errorf("after XDP: %w", err)
 		}
 	}
 	if want.Pieces != nil {
 		for i, piece := range append(want.Pieces, want.Frame) {
 			if err := d.compare(atIngress, piece, d.edge.Ingress(false, d.w.index["eth0"], piece)); err != nil {
-				return fmt.Errorf("piece %d of what was cut apart: %w", i, err)
+				return fmt.Errorf("fragment %d: %w", i, err)
 			}
 		}
 	}
@@ -167,7 +167,7 @@ func (d *duel) compare(at hook, frame []byte, want model.Result) error {
 	if d.w.met(at, got, want) && counts == d.edge.Counts {
 		return nil
 	}
-	return fmt.Errorf("at %s, of\n%sthe program made %v\n%sthe model %v\n%scounts: program %v\n         model %v", at,
+	return fmt.Errorf("at %s, for\n%sthe program returned %v\n%sthe model %v\n%scounts: program %v\n         model %v", at,
 		hex.Dump(frame), got.Action, hex.Dump(got.Frame), want.Action, hex.Dump(want.Frame), counts, d.edge.Counts)
 }
 
@@ -183,7 +183,7 @@ func (d *duel) began(frame []byte) {
 	}
 }
 
-// lose takes a record away.
+// lose removes an entry.
 func (d *duel) lose(key model.Tuple) {
 	for name, table := range map[string]map[model.Tuple]*model.Track{tracks: d.edge.Tracks, halfOpen: d.edge.HalfOpen} {
 		if table[key] != nil {
@@ -193,8 +193,8 @@ func (d *duel) lose(key model.Tuple) {
 	}
 }
 
-// age has a time pass for one entry: an assured flow's marks are due to be looked after, and what UDP
-// does from now on shows that it is no one-shot.
+// age ages one entry: the marks of an assured flow are due, and what UDP does from now on shows that it is no
+// one-shot.
 func (d *duel) age(key model.Tuple) {
 	if track := d.edge.Tracks[key]; track != nil {
 		track.LastSeen -= 8
@@ -205,7 +205,7 @@ func (d *duel) age(key model.Tuple) {
 	}
 }
 
-// records compares all that both remember.
+// records compares the state of both.
 func (d *duel) records() error {
 	for name, table := range map[string]map[model.Tuple]*model.Track{tracks: d.edge.Tracks, halfOpen: d.edge.HalfOpen} {
 		want := map[model.Tuple]model.Track{}

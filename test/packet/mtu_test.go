@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// sized is the packet with a payload that makes it n bytes long from the IP header on.
+// sized is the packet with a payload that makes it n bytes long, from the IP header on.
 func (p probe) sized(t testing.TB, n int) probe {
 	t.Helper()
 	p.payload = make([]byte, 100) // no padding
@@ -17,9 +17,9 @@ func (p probe) sized(t testing.TB, n int) probe {
 	return p
 }
 
-// A packet that does not fit the next hop is answered by whoever it asks, with the MTU
-// (RFC 1191, RFC 8201): a client by the Service, a backend by the node. IPv4 without
-// "don't fragment" is fragmented instead (fragment_test.go).
+// A packet that does not fit the next hop gets a "too big" with the MTU (RFC 1191, RFC 8201) from the address
+// that it was sent to: a client from the Service, a backend from the node. IPv4 without "don't fragment" is
+// fragmented instead (fragment_test.go).
 func TestTooBig(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -45,14 +45,14 @@ func TestTooBig(t *testing.T) {
 		answer.dontFragment = true
 		tooBig(answer.sized(t, narrowMTU+1))
 		if protocol == tcp && len(w.records(t, halfOpen)) != len(records) {
-			t.Errorf("records %v became %v", records, w.records(t, halfOpen))
+			t.Errorf("the conntrack entries %v became %v", records, w.records(t, halfOpen))
 		}
 		fits = answer.sized(t, narrowMTU)
 		w.sends(t, at, fits.frame(t), fits.forwarded(at, question.to, question.from, gatewayMAC))
 	})
 }
 
-// What is left of a datagram is not answered, nor is an error (RFC 1122 section 3.2.2).
+// No reply to later fragments, nor to an error (RFC 1122 section 3.2.2).
 func TestTooBigUnanswered(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -76,13 +76,12 @@ func TestTooBigUnanswered(t *testing.T) {
 	})
 }
 
-// Of a packet that GRO has put together it is the segments that have to fit: they are
-// what leaves.
+// For a packet that GRO merged, the segments have to fit: they are what leaves.
 func TestTooBigSegments(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		if at != atIngress || protocol != tcp {
-			return // XDP comes before GRO
+			return // XDP runs before GRO
 		}
 		question := f.question(protocol, toNarrow)
 		question.flags, question.dontFragment = ack, true
@@ -95,14 +94,14 @@ func TestTooBigSegments(t *testing.T) {
 		before := w.counts(t)
 		got := w.runWith(t, at, question.frame(t), 0, fits)
 		if got.Action != model.ActionSend || len(got.Frame) != 14+3000 {
-			t.Errorf("segments that fit met %v, %d bytes; want to be sent on", got.Action, len(got.Frame)-14)
+			t.Errorf("segments that fit: action %v, %d bytes; want 2 (sent)", got.Action, len(got.Frame)-14)
 		}
 		w.counted(t, before, model.New)
 		before = w.counts(t)
 		got = w.runWith(t, at, question.frame(t), 0, fits+1)
 		want := question.icmpAnswer(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, narrowMTU)
 		if got.Action != model.ActionSend || !bytes.Equal(got.Frame, want) {
-			t.Errorf("segments that do not fit met %v, %d bytes; want an answer", got.Action, len(got.Frame)-14)
+			t.Errorf("segments that do not fit: action %v, %d bytes; want an answer", got.Action, len(got.Frame)-14)
 		}
 		w.counted(t, before, model.DropTooBig)
 	})

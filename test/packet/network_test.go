@@ -17,20 +17,19 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// The node: eth0 is where packets come in; behind it are the clients and node-b.
-// eth1 leads to node-c, eth2 to node-d, and eth2 has no address to speak in the
-// node's name.
+// The node: packets arrive at eth0; clients and node-b are behind it. eth1 leads to node-c, eth2 to node-d, and
+// eth2 has no address to use as a source.
 //
 //	10.10.1.0/24  pods of this node
 //	10.10.2.0/24  pods of node-b
 //	10.10.3.0/24  pods of node-c, behind eth1
 //	10.10.4.0/24  pods of a node whose neighbour entry is missing
 //	10.10.5.0/24  pods of node-d, behind eth2
-//	10.10.6.0/24  pods of node-b to which the way is narrow: an MTU of 1280 bytes
-//	10.10.9.0/24  pods of a node that nobody knows the way to
+//	10.10.6.0/24  pods of node-b behind an MTU of 1280 bytes
+//	10.10.9.0/24  pods of a node without a route
 //
-// and the same with fd00:10:1::/64 and so on. Clients in 192.168.201.0/24 and
-// fd00:201::/64 have a narrow way, too.
+// and the same with fd00:10:1::/64 and so on. Clients in 192.168.201.0/24 and fd00:201::/64 are behind the
+// small MTU, too.
 type network struct {
 	file  *os.File
 	index map[string]uint32
@@ -85,8 +84,8 @@ var routes = []struct {
 
 const narrowMTU = 1280
 
-// newNetwork makes the node's network in a namespace of its own, and leaves the
-// calling goroutine in it, on a thread that ends with it.
+// newNetwork creates the node's network in a namespace of its own, and leaves the calling goroutine in it, on a
+// thread that ends with it.
 func newNetwork(t testing.TB) *network {
 	t.Helper()
 	runtime.LockOSThread()
@@ -136,8 +135,8 @@ func (n *network) addDevice(t testing.TB, i int, name string, addresses []string
 	}
 }
 
-// running waits until a device passes on what is sent by it: the kernel gives it a queue some
-// time after its other end has been set up, and until then loses all.
+// running waits until a device forwards what it sends: the kernel gives it a queue some time after its peer is
+// up, and drops everything until then.
 func running(device string) error {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		link, err := netlink.LinkByName(device)
@@ -145,7 +144,7 @@ func running(device string) error {
 			return err
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("device %s is %v still", device, link.Attrs().OperState)
+			return fmt.Errorf("device %s is still %v", device, link.Attrs().OperState)
 		}
 	}
 }
@@ -156,26 +155,25 @@ func (n *network) addRoute(t testing.TB, to, via, device string, mac [6]byte, kn
 	_, dst, err := net.ParseCIDR(to)
 	must(t, err)
 	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: int(n.index[device]), Dst: dst, Gw: net.ParseIP(via),
-		MTU: mtu, MTULock: mtu != 0})) // one that is not locked is for what the node itself sends
+		MTU: mtu, MTULock: mtu != 0})) // an unlocked MTU applies only to what the node itself sends
 	n.hops[prefix] = &model.NextHop{Device: n.index[device], Source: n.mac[device], Destination: mac, Known: known, MTU: mtu}
 }
 
-// enter brings the calling goroutine into the namespace, on a thread that ends with
-// it.
+// enter moves the calling goroutine into the namespace, on a thread that ends with it.
 func (n *network) enter(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
 	must(t, unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET))
 }
 
-// route is what the kernel's table says.
+// route is the kernel's route to an address.
 func (n *network) route(a netip.Addr) *model.NextHop {
 	for prefix, hop := range n.hops {
 		if prefix.Contains(a) {
 			return hop
 		}
 	}
-	for _, d := range devices { // whoever else is beside the node is yet to be asked for
+	for _, d := range devices { // other neighbours are not resolved yet
 		for _, text := range d.addresses {
 			own := netip.MustParsePrefix(text)
 			b := a.AsSlice()

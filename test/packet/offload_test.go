@@ -17,13 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A packet of the same machine comes to tc with a checksum that its sender has left to
-// the device: that of a container, of a virtual machine. What becomes of it has a
-// right one all the same, be it sent on or answered.
+// A packet of the same machine (of a container or a virtual machine) reaches tc with a checksum that its sender
+// left to the device. It leaves with a correct one, forwarded or answered.
 func TestChecksumLeftToDevice(t *testing.T) {
 	w := newScene(t)
 	w.attachIngress(t)
-	// So that the kernel makes the checksum before it sends, and another one can look.
+	// The kernel then computes the checksum before it sends, and a capture sees it.
 	noChecksums(t, "eth0")
 	far := w.newClient(t)
 	for _, f := range families {
@@ -41,8 +40,7 @@ func TestChecksumLeftToDevice(t *testing.T) {
 	}
 }
 
-// attachIngress has eth0 receive by way of tc ingress: a filter, for kernels without tcx
-// (Linux 6.6).
+// attachIngress attaches the program to eth0's tc ingress as a filter, for kernels without tcx (Linux 6.6).
 func (w *world) attachIngress(t testing.TB) {
 	t.Helper()
 	w.attachIngressOf(t, "eth0")
@@ -57,8 +55,7 @@ func (w *world) attachIngressOf(t testing.TB, device string) {
 		Fd:          w.ingress.FD(), Name: "edge", DirectAction: true}))
 }
 
-// newClient moves the far end of eth0 to a namespace of its own, with the client's
-// addresses.
+// newClient moves the far end of eth0 to a namespace of its own, with the client's addresses.
 func (w *world) newClient(t testing.TB) *network {
 	t.Helper()
 	far := &network{}
@@ -120,8 +117,8 @@ func configureClient() error {
 	return nil
 }
 
-// answered waits until the kernel takes an address for its own: of IPv6 it finishes that in the
-// background, and until then loses what comes for it.
+// answered waits until the kernel has an address: with IPv6 it finishes that in the background, and until then
+// drops packets for it.
 func answered(address net.IP) error {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		routes, err := netlink.RouteGet(address)
@@ -129,12 +126,12 @@ func answered(address net.IP) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("address %v is not this host's own still: %v, %w", address, routes, err)
+			return fmt.Errorf("address %v is not local yet: %v, %w", address, routes, err)
 		}
 	}
 }
 
-// noChecksums has a device's checksums made by the kernel.
+// noChecksums makes the kernel compute a device's checksums.
 func noChecksums(t testing.TB, device string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -152,7 +149,7 @@ func noChecksums(t testing.TB, device string) {
 	}
 }
 
-// talk has a client ask the Service, and returns what the kernel tells it.
+// talk sends to the Service as the client, and returns the socket's error.
 func talk(f family, protocol uint8, port uint16, wait time.Duration) error {
 	network := "udp"
 	if protocol == tcp {
@@ -176,7 +173,7 @@ func talk(f family, protocol uint8, port uint16, wait time.Duration) error {
 	return err
 }
 
-// capture sees what comes out of eth0.
+// capture captures packets at eth0.
 type capture int
 
 func openCapture(t testing.TB) capture {
@@ -188,7 +185,7 @@ func openCapture(t testing.TB) capture {
 	return capture(fd)
 }
 
-// openCaptureOf sees what one device receives and sends.
+// openCaptureOf captures what one device receives and sends.
 func openCaptureOf(t testing.TB, device int) capture {
 	t.Helper()
 	c := openCapture(t)
@@ -196,7 +193,7 @@ func openCaptureOf(t testing.TB, device int) capture {
 	return c
 }
 
-// next waits for a frame; the kernel does not go on by itself after a signal, see signal(7).
+// next waits for a frame; a signal can interrupt the system call, see signal(7).
 func (c capture) next(frame []byte) (length int, err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
 		length, err = unix.Read(int(c), frame)
@@ -206,7 +203,7 @@ func (c capture) next(frame []byte) (length int, err error) {
 
 func htons(n uint16) uint16 { return n<<8 | n>>8 }
 
-// sees waits for the question to the backend, and checks its checksum.
+// sees waits for the client's packet to the backend, and verifies its checksum.
 func (c capture) sees(t testing.TB, f family, protocol uint8) {
 	t.Helper()
 	frame := make([]byte, 2000)
@@ -224,7 +221,7 @@ func (c capture) sees(t testing.TB, f family, protocol uint8) {
 		}
 		pseudo := slices.Concat(addresses, []byte{0, protocol, byte((n - l4) >> 8), byte(n - l4)}, frame[l4:n])
 		if sum := checksum(0, pseudo); sum != 0 {
-			t.Errorf("the packet to %v has a wrong checksum, by %#x: % x", f.remote, sum, frame[:n])
+			t.Errorf("the checksum of the packet to %v is wrong by %#x: % x", f.remote, sum, frame[:n])
 		}
 		return
 	}

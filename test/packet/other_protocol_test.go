@@ -10,14 +10,14 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// ofProtocol is a packet of the client to the Service of a protocol without ports. `kind` is the
-// type of an ICMP message.
+// ofProtocol is a client's packet to the Service with a protocol without ports. `kind` is the type of an ICMP
+// message.
 func (f family) ofProtocol(protocol, kind uint8) probe {
 	return probe{from: on(f.client, uint16(kind)<<8), to: on(f.vip, 0), protocol: protocol, payload: []byte("something")}
 }
 
-// R21: a ClusterIP refuses every protocol with ICMP port unreachable, whoever asks, and an unused
-// address of a ServiceCIDR drops it. At other addresses it is left alone.
+// R21: a ClusterIP refuses every protocol with ICMP port unreachable, whoever the client is, and an unused
+// address of a ServiceCIDR drops it. It passes at other addresses.
 func TestProtocolsWithoutPorts(t *testing.T) {
 	const gre, esp, ospf, udpLite = 47, 50, 89, 136
 	w := newScene(t)
@@ -43,8 +43,8 @@ func TestProtocolsWithoutPorts(t *testing.T) {
 	})
 }
 
-// ICMP errors and neighbour discovery are left alone at addresses of Services: a flow that an
-// error is about may be another node's.
+// ICMP errors and neighbour discovery pass at addresses of Services: the flow that an error is about may be
+// another node's.
 func TestMessagesThatAskNothing(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -63,7 +63,7 @@ func TestMessagesThatAskNothing(t *testing.T) {
 	})
 }
 
-// R21: an address of this node inside a ServiceCIDR is no Service's.
+// R21: an address of this node inside a ServiceCIDR belongs to no Service.
 func TestOwnAddressInServiceCIDR(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {

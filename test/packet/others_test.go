@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// A device hears frames that are for others, as one behind a bridge or a mirror does:
-// they are none of the node's, whatever they ask for, and begin nothing.
+// A device may receive frames for others, behind a bridge or a mirror: they are not the node's, whatever they
+// ask for, and leave no state.
 func TestFramesForOthers(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -36,13 +36,13 @@ func TestFramesForOthers(t *testing.T) {
 			ignored(errorsOf(f, about)[0].frame(t, probe{}, f.remote, f.own))
 		}
 		if n := len(w.records(t, halfOpen)); n != records || len(w.fragments(t)) > 0 {
-			t.Errorf("%d records, want %d as before; fragments %v", n, records, w.fragments(t))
+			t.Errorf("%d conntrack entries, want %d as before; fragments %v", n, records, w.fragments(t))
 		}
 	})
 }
 
-// What no packet on a network comes from is a forgery: nothing begins, nobody is answered,
-// and the stack, which knows such sources, drops it (RFC 1122 section 3.2.1.3).
+// A source that no packet on a network can have is forged: no flow begins, nothing is answered, and the stack,
+// which knows such sources, drops the packet (RFC 1122 section 3.2.1.3).
 func TestImpossibleSources(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -60,13 +60,12 @@ func TestImpossibleSources(t *testing.T) {
 			}
 		}
 		if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {
-			t.Errorf("%d records", n)
+			t.Errorf("%d conntrack entries", n)
 		}
 	})
 }
 
-// XDP serves no device whose address it does not know: tc does, to which the kernel
-// tells whose a frame is.
+// XDP serves no device whose address it does not know. tc does, since the kernel tells it for whom a frame is.
 func TestDeviceUnknownToXDP(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {

@@ -10,8 +10,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// R16, R18, R21, R25: what a client meets depends on whether it is a pod, and on its
-// address.
+// R16, R18, R21, R25: what a client gets depends on its address and on whether it is a pod.
 func TestPolicies(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -33,7 +32,7 @@ func TestPolicies(t *testing.T) {
 
 		served(to(onlyPods, f.pod))
 		w.drops(t, at, to(onlyPods, f.client).frame(t), model.DropPolicy)
-		w.drops(t, at, to(onlyPods, f.unused).frame(t), model.DropPolicy) // known, but no pod's
+		w.drops(t, at, to(onlyPods, f.unused).frame(t), model.DropPolicy) // a known client, but no pod
 		served(to(onlyOutside, f.client))
 		w.answers(t, at, to(onlyOutside, f.pod))
 		w.answers(t, at, to(rejected, f.pod))
@@ -45,17 +44,16 @@ func TestPolicies(t *testing.T) {
 		unused := to(80, f.client)
 		unused.to = on(f.unused, 80)
 		w.drops(t, at, unused.frame(t), model.DropNoService)
-		unused.to = on(f.remote, 80) // a pod's own address
+		unused.to = on(f.remote, 80) // an address of a pod
 		w.ignores(t, at, unused.frame(t))
 		unused.to = on(f.own, 22)
 		w.ignores(t, at, unused.frame(t))
-		unused.to = on(f.loopback(), toRemote) // the socket hooks' (R22)
+		unused.to = on(f.loopback(), toRemote) // left to the socket hooks (R22)
 		w.ignores(t, at, unused.frame(t))
 	})
 }
 
-// R27: a client stays with its backend, from whatever port it asks; others have
-// others.
+// R27: a client stays with its backend, from whatever port it asks; others have others.
 func TestAffinity(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -88,8 +86,8 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// A flow that cannot be stored does not begin: nobody could say whose the answer is. So it is
-// while other CPUs write to all places that its record could have.
+// A flow that cannot be stored does not begin: nobody could say whose the reply is. That happens while other
+// CPUs write to all places that its entry could have.
 func TestNoRoomForRecords(t *testing.T) {
 	w := newWorld(t, limits{tracks: setPlaces}) // one set
 	w.apply(t, w.scene())
@@ -104,17 +102,16 @@ func TestNoRoomForRecords(t *testing.T) {
 			w.drops(t, at, frame, model.DropInsertFailed)
 			w.put(t, tagsOf[halfOpen], uint32(0), datapath.EdgeTCSetTags{})
 			if got := w.run(t, at, frame); got.Action == model.ActionDrop {
-				t.Fatal("the flow was dropped when there was room")
+				t.Fatal("the flow was dropped though there was room")
 			}
 			if n := len(w.records(t, halfOpen)); n != 2 {
-				t.Errorf("%d records, want 2", n)
+				t.Errorf("%d conntrack entries, want 2", n)
 			}
 		}
 	})
 }
 
-// A full table of flows goes on with new ones in the place of those that have been
-// idle longest.
+// A full conntrack table stores new flows in place of the longest idle ones.
 func TestTablesFull(t *testing.T) {
 	w := newWorld(t, limits{tracks: 64})
 	w.apply(t, w.scene())
@@ -125,11 +122,11 @@ func TestTablesFull(t *testing.T) {
 			question.to = on(f.vip, toRemote)
 			question.from = on(f.client, 20000+n)
 			if got := w.run(t, at, question.frame(t)); got.Action != model.ActionSend {
-				t.Fatalf("flow %d met %v", n, got.Action)
+				t.Fatalf("flow %d: action %v", n, got.Action)
 			}
 		}
 		if n := len(w.records(t, halfOpen)); n > 64 {
-			t.Errorf("%d records, want at most 64", n)
+			t.Errorf("%d conntrack entries, want at most 64", n)
 		}
 		if got := w.counts(t)[model.New]; got != 500 {
 			t.Errorf("%d flows began, want 500", got)

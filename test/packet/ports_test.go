@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// Two ranges of ports, as many together as are easy to count with, and how many of them
-// are tried for a flow (SNAT_ATTEMPTS in bpf/conntrack/snat_alloc.h).
+// Two ranges of ports, with a sum that is easy to calculate with, and how many ports are tried for a flow
+// (SNAT_ATTEMPTS in bpf/conntrack/snat_alloc.h).
 var fewPorts = [2][2]uint16{{2000, 600}, {61000, 400}}
 
 const (
@@ -19,22 +19,20 @@ const (
 	attempts = 64
 )
 
-// lender has clients, drawn by lot, begin flows to one backend, and keeps who has which
-// port of the node.
+// lender has random clients begin flows to one backend, and keeps the owner of each port of the node.
 type lender struct {
 	*world
 	at       hook
 	f        family
 	protocol uint8
 	random   *rand.Rand
-	snatPort map[uint16]probe // the question, by port
-	order    []uint16         // the ports of lent
+	snatPort map[uint16]probe // the client's first packet, by port
+	order    []uint16         // the keys of snatPort
 	clients  map[netip.AddrPort]bool
 	counted  [model.Reasons]uint64
 }
 
-// asks has a client begin a flow that has none. Its port must be one of those to be
-// lent, and nobody else's.
+// asks has a new client begin a flow. Its port must be in the ranges, and not in use.
 func (l *lender) asks(t *testing.T) (port uint16, served bool) {
 	t.Helper()
 	question := l.f.question(l.protocol, toRemote)
@@ -49,14 +47,14 @@ func (l *lender) asks(t *testing.T) (port uint16, served bool) {
 	l.counted[model.New]++
 	ends, ok := model.Ends(got.Frame)
 	if !ok || got.Action != model.ActionSend || ends.Source != l.f.own || ends.Destination != l.f.remote || ends.DestinationPort != targetPort {
-		t.Fatalf("%v: the packet met %v and became %v", question.from, got.Action, ends)
+		t.Fatalf("%v: action %v, tuple %v", question.from, got.Action, ends)
 	}
 	port = ends.SourcePort
 	if port-fewPorts[0][0] >= fewPorts[0][1] && port-fewPorts[1][0] >= fewPorts[1][1] {
-		t.Fatalf("port %d was lent, which is in neither of %v", port, fewPorts)
+		t.Fatalf("port %d was allocated, which is in neither of %v", port, fewPorts)
 	}
 	if other, taken := l.snatPort[port]; taken {
-		t.Fatalf("port %d was lent to %v, and is %v's", port, question.from, other.from)
+		t.Fatalf("port %d was allocated to %v, but is %v's", port, question.from, other.from)
 	}
 	l.snatPort[port], l.clients[question.from] = question, true
 	l.order = append(l.order, port)
@@ -64,7 +62,7 @@ func (l *lender) asks(t *testing.T) (port uint16, served bool) {
 	return port, true
 }
 
-// opens has a connection answered and that acknowledged: from then on it keeps its port.
+// opens completes a connection's handshake: from then on it keeps its port.
 func (l *lender) opens(t *testing.T, question probe, port uint16) {
 	t.Helper()
 	answer := reply(on(l.f.remote, targetPort), on(l.f.own, port), tcp)
@@ -85,7 +83,7 @@ func (l *lender) client() netip.AddrPort {
 	return on(a, uint16(1024+l.random.IntN(64000)))
 }
 
-// ends has a flow, drawn by lot, end as the agent ends it.
+// ends ends a random flow as the agent does.
 func (l *lender) ends(t *testing.T) (port uint16) {
 	t.Helper()
 	n := l.random.IntN(len(l.order))
@@ -103,12 +101,12 @@ func (l *lender) ends(t *testing.T) (port uint16) {
 	return port
 }
 
-// answers is the tuple of what the backend sends to a port of the node.
+// answers is the tuple of the backend's packets to a port of the node.
 func (l *lender) answers(port uint16) model.Tuple {
 	return model.Tuple{Source: l.f.remote, SourcePort: targetPort, Destination: l.f.own, DestinationPort: port, Protocol: l.protocol}
 }
 
-// fill has flows begin until so many ports are lent; each flow finds one or does not.
+// fill begins flows until so many ports are in use; a flow may fail to find one.
 func (l *lender) fill(t *testing.T, ports int) {
 	t.Helper()
 	for range 100 * allPorts {
@@ -117,11 +115,10 @@ func (l *lender) fill(t *testing.T, ports int) {
 		}
 		l.asks(t)
 	}
-	t.Fatalf("%d of %d ports are lent, want %d", len(l.snatPort), allPorts, ports)
+	t.Fatalf("%d of %d ports are in use, want %d", len(l.snatPort), allPorts, ports)
 }
 
-// misses is how many of so many flows find no port, each of which meets as many lent
-// ports as the one before.
+// misses is how many of so many flows find no port, each while the same number of ports is in use.
 func (l *lender) misses(t *testing.T, flows int) (misses int) {
 	t.Helper()
 	for range flows {
@@ -134,7 +131,7 @@ func (l *lender) misses(t *testing.T, flows int) (misses int) {
 	return misses
 }
 
-// wantCounted is for everything that has been counted so far.
+// wantCounted compares all counters so far.
 func (l *lender) wantCounted(t *testing.T) {
 	t.Helper()
 	if got := l.counts(t); got != l.counted {
@@ -142,10 +139,10 @@ func (l *lender) wantCounted(t *testing.T) {
 	}
 }
 
-// X3: SNAT ports get scarce, for they belong to connections that are open. Of those that are free a flow finds one by
-// trying 64: always while half are in use, nearly always at nine tenths, and about as often as chance has it when they
-// are almost used up. Who finds none is dropped and counted so; at no time have two flows one port; and what has ended
-// lends its port to others.
+// X3: SNAT ports get scarce, because they belong to open connections. A flow finds a free port in 64 attempts:
+// always while half are in use, nearly always at nine tenths, and about as often as probability says when they
+// are almost used up. A flow without a port is dropped and counted so; no two flows ever have the same port;
+// and the ports of ended flows are reused.
 func TestPortsGetScarce(t *testing.T) {
 	w := newWorld(t, limits{ports: fewPorts})
 	w.apply(t, w.scene())
@@ -155,31 +152,30 @@ func TestPortsGetScarce(t *testing.T) {
 			snatPort: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
 		const flows = 2000
 		for _, stage := range []struct{ ports, least, most int }{
-			{allPorts / 2, 0, 0},    // a flow in 2^64 misses
+			{allPorts / 2, 0, 0},    // one flow in 2^64 misses
 			{allPorts - 100, 0, 20}, // one in 850: 2.4 of these
 			// 0.98^64: 549 of these, with a standard deviation of 20.
 			{allPorts - 20, 400, 680},
 		} {
 			l.fill(t, stage.ports)
 			if n := l.misses(t, flows); n < stage.least || n > stage.most {
-				t.Errorf("with %d of %d ports lent %d of %d flows find none, want %d to %d", stage.ports, allPorts, n, flows, stage.least, stage.most)
+				t.Errorf("with %d of %d ports in use %d of %d flows find none, want %d to %d", stage.ports, allPorts, n, flows, stage.least, stage.most)
 			}
 			l.wantCounted(t)
 		}
 		l.fill(t, allPorts)
 		if n := l.misses(t, attempts); n != attempts {
-			t.Errorf("all ports are lent, and %d of %d flows find one", attempts-n, attempts)
+			t.Errorf("all ports are in use, but %d of %d flows find one", attempts-n, attempts)
 		}
 		l.wantCounted(t)
-		for port, question := range l.snatPort { // all are whose they were
+		for port, question := range l.snatPort { // all owners are the same
 			answer := reply(on(f.remote, targetPort), on(f.own, port), protocol)
 			w.sends(t, at, answer.frame(t), answer.forwarded(at, question.to, question.from, gatewayMAC))
 		}
 	})
 }
 
-// A SNAT port is in use again when its connection has ended: to the same client that begins anew, and to
-// others.
+// A SNAT port is reused when its connection has ended: by the same client's next connection, and by others.
 func TestSNATPortIsReused(t *testing.T) {
 	w := newWorld(t, limits{ports: fewPorts})
 	w.apply(t, w.scene())
@@ -191,7 +187,7 @@ func TestSNATPortIsReused(t *testing.T) {
 			free := l.ends(t)
 			l.fill(t, allPorts)
 			if port := l.order[len(l.order)-1]; port != free {
-				t.Errorf("port %d is free, and %d is lent", free, port)
+				t.Errorf("port %d is free, but %d was allocated", free, port)
 			}
 		}
 		l.wantCounted(t)

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// While the prefilter is rebuilt again and again, flows begin, are answered and go on: no packet
-// of theirs is ever left alone, whatever part of a renewal it comes in.
+// While the prefilter is rebuilt again and again, flows begin, get replies and continue: none of their packets
+// ever passes the edge untranslated, at whatever step of a rebuild it arrives.
 func TestPrefilterRebuiltMeanwhile(t *testing.T) {
 	const flows, fewestRenewals = 4000, 30
 	w := newScene(t)
@@ -21,7 +21,7 @@ func TestPrefilterRebuiltMeanwhile(t *testing.T) {
 	must(t, err)
 	stop, renewed := make(chan struct{}), make(chan int, 1)
 	end := sync.OnceValue(func() int { close(stop); return <-renewed })
-	t.Cleanup(func() { end() }) // before other tests get the tables
+	t.Cleanup(func() { end() }) // before the tables go to other tests
 	renewals := make(chan struct{}, 1)
 	go func() {
 		n := 0
@@ -33,7 +33,7 @@ func TestPrefilterRebuiltMeanwhile(t *testing.T) {
 			default:
 			}
 			if err := prefilter.Rebuild(func() error { return fillPrefilter(w, prefilter) }); err != nil {
-				t.Errorf("renewal %d: %v", n, err)
+				t.Errorf("rebuild %d: %v", n, err)
 				return
 			}
 			n++
@@ -59,24 +59,24 @@ func TestPrefilterRebuiltMeanwhile(t *testing.T) {
 			got := w.run(t, atIngress, question.frame(t))
 			ends, ok := model.Ends(got.Frame)
 			if !ok || got.Action != model.ActionSend {
-				t.Fatalf("packet %d met %v", n, got.Action)
+				t.Fatalf("packet %d: action %v", n, got.Action)
 			}
 			answers[n] = reply(on(ends.Destination, ends.DestinationPort), on(ends.Source, ends.SourcePort), udp)
 		}
 		for _, k := range []int{n % flows, (n / 2) % flows} {
 			if got := w.run(t, atIngress, answers[k].frame(t)); got.Action != model.ActionSend {
-				t.Fatalf("the answer %d met %v after %d renewals", k, got.Action, seen)
+				t.Fatalf("reply %d: action %v after %d rebuilds", k, got.Action, seen)
 			}
 		}
 		if got := w.run(t, atIngress, question.frame(t)); got.Action != model.ActionSend {
-			t.Fatalf("packet %d met %v after %d renewals", n, got.Action, seen)
+			t.Fatalf("packet %d: action %v after %d rebuilds", n, got.Action, seen)
 		}
 		if t.Failed() || n > 100*flows {
 			break
 		}
 	}
-	t.Logf("%d rounds of packets, %d renewals", n, end())
+	t.Logf("%d rounds of packets, %d rebuilds", n, end())
 	if seen < fewestRenewals {
-		t.Errorf("%d renewals seen, want %d", seen, fewestRenewals)
+		t.Errorf("%d rebuilds seen, want %d", seen, fewestRenewals)
 	}
 }

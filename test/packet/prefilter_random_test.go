@@ -12,14 +12,14 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// prefilters are two nodes that are the same but for their prefilter: that of the second is open.
+// prefilters are two nodes that differ only in the prefilter: the second one's lets everything in.
 type prefilters struct {
 	shut, open *world
 	g          *generator
 }
 
-// Whatever comes, it meets at a enabled prefilter what it meets at an open one, and leaves the same
-// records: while tables change, records get lost, and the prefilter is rebuilt.
+// Every packet has the same fate with an enabled prefilter as with an open one, and leaves the same entries:
+// while tables change, entries get lost, and the prefilter is rebuilt.
 func TestPrefilterChangesNothing(t *testing.T) {
 	const packets, ofTables = 10_000, 100
 	t.Logf("-seed=%d", *seedFlag)
@@ -37,7 +37,7 @@ func TestPrefilterChangesNothing(t *testing.T) {
 		}
 		before, _ := now(t)
 		err := d.step(t)
-		if after, _ := now(t); after != before { // one may have had the next second, the other not
+		if after, _ := now(t); after != before { // one may have run in the next second, the other not
 			d.forget(t)
 		} else if err != nil {
 			t.Fatalf("-seed=%d, packet %d: %v", *seedFlag, n, err)
@@ -47,11 +47,11 @@ func TestPrefilterChangesNothing(t *testing.T) {
 		}
 	}
 	if kept != packets {
-		t.Errorf("of %d packets %d have met a enabled prefilter on one side and an open one on the other", packets, kept)
+		t.Errorf("%[2]d of %[1]d packets passed at the enabled prefilter and not at the open one", packets, kept)
 	}
 }
 
-// forget has both begin anew.
+// forget removes the state of both.
 func (d *prefilters) forget(t *testing.T) {
 	d.g.clients, d.g.replies = nil, nil
 	d.both(t, func(w *world) { w.forget(t) })
@@ -72,7 +72,7 @@ func (d *prefilters) step(t *testing.T) error {
 		key := kernelTuple(pick(d.g, pick(d.g, d.g.clients, d.g.replies)...))
 		d.both(t, func(w *world) {
 			for _, table := range []string{tracks, halfOpen} {
-				_, err := w.flowTable(table).Delete(key) // where it is
+				_, err := w.flowTable(table).Delete(key) // in whichever table it is
 				must(t, err)
 			}
 		})
@@ -88,7 +88,7 @@ func (d *prefilters) step(t *testing.T) error {
 		counts[i] = w.counts(t)
 	}
 	if !d.shut.met(at, got[0], got[1]) && !d.shut.met(at, got[1], got[0]) || counts[0] != counts[1] {
-		return fmt.Errorf("at %s, of\n%swith the prefilter shut there came %v\n%sopen %v\n%scounts: %v\n   open: %v", at,
+		return fmt.Errorf("at %s, for\n%swith the prefilter shut the result is %v\n%sopen %v\n%scounts: %v\n   open: %v", at,
 			hex.Dump(frame), got[0].Action, hex.Dump(got[0].Frame), got[1].Action, hex.Dump(got[1].Frame), counts[0], counts[1])
 	}
 	ends, ok := model.Ends(frame)
@@ -97,7 +97,7 @@ func (d *prefilters) step(t *testing.T) error {
 	}
 	shut, found := d.shut.becomes(ends)
 	if open, other := d.open.becomes(ends); found != other || shut != open {
-		return fmt.Errorf("at %s, %v: the record says %v, with the prefilter open %v", at, ends, shut, open)
+		return fmt.Errorf("at %s, %v: the conntrack entry says %v, with the prefilter open %v", at, ends, shut, open)
 	}
 	if found {
 		d.g.clients, d.g.replies = append(d.g.clients, ends), append(d.g.replies, shut.Reverse())
@@ -105,7 +105,7 @@ func (d *prefilters) step(t *testing.T) error {
 	return nil
 }
 
-// becomes is what packets become by their record.
+// becomes is the translation of a tuple by its entry.
 func (w *world) becomes(ends model.Tuple) (becomes model.Tuple, found bool) {
 	for _, table := range []string{tracks, halfOpen} {
 		if record, err := w.flowTable(table).Get(kernelTuple(ends)); err == nil && record != nil {

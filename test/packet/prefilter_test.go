@@ -12,19 +12,19 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// shutToAll has the prefilter let in nothing but ServiceCIDRs, whatever there is.
+// shutToAll makes the prefilter admit only ServiceCIDRs, whatever frontends there are.
 func (w *world) shutToAll(t testing.TB) {
 	t.Helper()
 	must(t, w.prefilter.Rebuild(func() error { return nil }))
 }
 
-// Each thing that makes a packet ours has a bit of its own: with that alone the packet meets
-// what it should, and without it is passed by the prefilter, so that nothing else has let it in.
+// Each reason for the edge to handle a packet has a bit of its own: with that bit alone the packet is handled,
+// and without it the prefilter passes it, so nothing else has admitted it.
 func TestPrefilterLetsIn(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		defer w.apply(t, w.scene())
-		own := f // the Service's address is outside of the ServiceCIDRs, which are let in as a whole
+		own := f // the Service's address is outside the ServiceCIDRs, which are admitted as a whole
 		own.vip = f.behindEth1.Next()
 		tables := w.scene()
 		for key, frontend := range w.scene().Frontends {
@@ -68,7 +68,7 @@ func TestPrefilterLetsIn(t *testing.T) {
 	})
 }
 
-// meets runs a frame, which has come by a device where it leaves, and looks at what is counted.
+// meets runs a frame, at egress with the device that it arrived at, and checks the counters.
 func (w *world) meets(t testing.TB, at hook, from uint32, frame []byte, reason model.Reason) {
 	t.Helper()
 	before := w.counts(t)
@@ -80,8 +80,8 @@ func (w *world) meets(t testing.TB, at hook, from uint32, frame []byte, reason m
 	w.counted(t, before, reason)
 }
 
-// Records have the prefilter let in their packets when they are made, and when it is made anew;
-// the frontend may have gone (R30).
+// The prefilter admits packets of flows when their entries are created, and after it is rebuilt; the frontend
+// may be gone (R30).
 func TestPrefilterLetsInFlows(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
@@ -123,7 +123,7 @@ func TestPrefilterLetsInFlows(t *testing.T) {
 	})
 }
 
-// What leaves is counted where nobody has met it before: of the node itself, and of pods.
+// Leaving packets are counted if nothing has handled them before: those of the node itself, and of pods.
 func TestPrefilterCountsWhatLeaves(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -139,14 +139,14 @@ func TestPrefilterCountsWhatLeaves(t *testing.T) {
 			{"a pod's", w.index["eth1"], probe{from: on(f.local, 5000), to: on(f.client, 80), protocol: udp}, 1},
 			{"forwarded", w.index["eth1"], probe{from: on(f.client, 5000), to: on(f.client.Next(), 80), protocol: udp}, 0},
 		} {
-			for _, how := range []string{"shut", "open", "without networks of pods"} {
+			for _, how := range []string{"shut", "open", "without pod networks"} {
 				t.Run(fmt.Sprint(f.name, "/", c.name, "/", how), func(t *testing.T) {
 					w.enter(t)
 					defer w.apply(t, w.scene())
 					switch how {
 					case "open":
 						w.prefilter.Disable()
-					case "without networks of pods":
+					case "without pod networks":
 						w.prefilter.LookUpPods()
 					}
 					before := w.counts(t)[model.NotService]

@@ -9,9 +9,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// A node believes what other nodes have encapsulated. What a client sends leaves in the node's
-// name where the backend is elsewhere (SNAT): so it must not read as if the node had encapsulated
-// it, whatever port of the backend a Service has.
+// A node accepts what other nodes have encapsulated. A client's packet leaves in the node's name if the backend
+// is remote (SNAT): so it must not look as if the node had encapsulated it, whatever port of the backend a
+// Service has.
 func TestNoClientPassesForBalancer(t *testing.T) {
 	const toGeneve, geneve = 61, 6081
 	w := newWorld(t, limits{})
@@ -37,10 +37,10 @@ func TestNoClientPassesForBalancer(t *testing.T) {
 				for range 2 {
 					question.payload = wrapGeneve(t, f, inside)[headers:]
 					w.drops(t, at, question.frame(t), model.DropSpoofed)
-					question.payload = []byte("what else is asked there goes on")
+					question.payload = []byte("other packets to this port pass")
 					got := w.run(t, at, question.frame(t))
 					if got.Action != model.ActionSend {
-						t.Errorf("another datagram met %v", got.Action)
+						t.Errorf("another datagram: action %v", got.Action)
 					} else if ends, _ := model.Ends(got.Frame); ends.Source != f.own || ends.DestinationPort != geneve {
 						t.Errorf("another datagram became %v", ends)
 					}

@@ -21,19 +21,19 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// programs are the edge's, loaded over one set of tables. To load them takes seconds, nearly all of a
-// short test's time, so worlds of the same limits use them one after the other.
+// programs are the edge's, loaded over one set of tables. Loading them takes seconds, nearly all of a short
+// test's time, so worlds with the same limits use them one after the other.
 type programs struct {
 	limits  limits
 	tc, xdp *ebpf.Collection
-	data    map[*ebpf.Map][]byte // what .bss and .data held at first
-	mapped  map[string][]byte    // tables of flows that a test has looked into
+	data    map[*ebpf.Map][]byte // initial contents of .bss and .data
+	mapped  map[string][]byte    // conntrack tables that a test has mapped
 }
 
-// idle are the programs that no world has. Tests of this package run one after the other.
+// idle are the programs that no world uses. Tests of this package run one after the other.
 var idle []*programs
 
-// takePrograms returns programs whose tables are as new, until the test's end.
+// takePrograms returns programs with initial tables, until the test's end.
 func takePrograms(t testing.TB, l limits) *programs {
 	t.Helper()
 	var p *programs
@@ -49,7 +49,7 @@ func takePrograms(t testing.TB, l limits) *programs {
 			return
 		}
 		if err := p.reset(); err != nil {
-			t.Errorf("giving the tables back: %v", err)
+			t.Errorf("returning the tables: %v", err)
 			p.close()
 			return
 		}
@@ -58,7 +58,7 @@ func takePrograms(t testing.TB, l limits) *programs {
 	return p
 }
 
-// shareable says whether more than one test wants these limits: the default.
+// shareable reports whether more than one test uses these limits: they are the default.
 func (p *programs) shareable() bool {
 	return reflect.DeepEqual(p.limits, limits{}.complete())
 }
@@ -101,8 +101,8 @@ func loadPrograms(t testing.TB, l limits) *programs {
 	return p
 }
 
-// rows are those of an array of flows or of their tags, in its own memory: tests go through all of them
-// for nearly every packet, and a system call for each row takes most of their time.
+// rows maps an array of conntrack entries or of their tags: tests read all rows after nearly every packet, and
+// a system call for each row would take most of their time.
 func rows[T any](t testing.TB, p *programs, table string) []T {
 	t.Helper()
 	m := p.tc.Maps[table]
@@ -118,7 +118,7 @@ func rows[T any](t testing.TB, p *programs, table string) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&p.mapped[table][0])), m.MaxEntries())
 }
 
-// all goes through all tables with their names, those that both collections have only once.
+// all yields all tables with their names; each that both collections share only once.
 func (p *programs) all(yield func(string, *ebpf.Map) bool) {
 	for _, c := range []*ebpf.Collection{p.tc, p.xdp} {
 		for name, m := range c.Maps {
@@ -129,7 +129,7 @@ func (p *programs) all(yield func(string, *ebpf.Map) bool) {
 	}
 }
 
-// reset has all tables hold what they held at first.
+// reset restores the initial contents of all tables.
 func (p *programs) reset() error {
 	var errs []error
 	for name, m := range p.all {
@@ -143,7 +143,7 @@ func (p *programs) reset() error {
 	return errors.Join(errs...)
 }
 
-// resetTable empties a table. An array is filled with zeros, or with what is given.
+// resetTable empties a table. It fills an array with zeros, or with the given value.
 func resetTable(m *ebpf.Map, value []byte) error {
 	switch m.Type() {
 	case ebpf.Hash, ebpf.PerCPUHash, ebpf.LRUHash, ebpf.LPMTrie:
@@ -152,10 +152,10 @@ func resetTable(m *ebpf.Map, value []byte) error {
 		return fillTable(m, value)
 	case ebpf.RingBuf:
 		return drainEvents(m)
-	case ebpf.SkStorage, ebpf.ProgramArray: // ends with the sockets; is filled only by migrations
+	case ebpf.SkStorage, ebpf.ProgramArray: // the former ends with its sockets; only migrations fill the latter
 		return nil
 	default:
-		return fmt.Errorf("type %s: write how to empty it", m.Type())
+		return fmt.Errorf("cannot empty a map of type %s: add it here", m.Type())
 	}
 }
 
@@ -200,7 +200,7 @@ func fillTable(m *ebpf.Map, value []byte) error {
 	return nil
 }
 
-// drainEvents reads what nobody has read.
+// drainEvents discards unread events.
 func drainEvents(m *ebpf.Map) error {
 	r, err := ringbuf.NewReader(m)
 	if err != nil {
@@ -219,7 +219,7 @@ func drainEvents(m *ebpf.Map) error {
 
 func isZero(b []byte) bool { return !slices.ContainsFunc(b, func(c byte) bool { return c != 0 }) }
 
-// Programs that a test has used are as new to the next one: no table tells that they were used.
+// Programs that a test has used look unused to the next one: no table shows a difference.
 func TestProgramsAreAsNew(t *testing.T) {
 	fresh := loadPrograms(t, limits{}.complete())
 	defer fresh.close()
@@ -237,7 +237,7 @@ func TestProgramsAreAsNew(t *testing.T) {
 			}
 		}
 		if tableThatDiffers(t, used, fresh) == "" {
-			t.Error("the traffic leaves nothing in the tables: the test shows nothing")
+			t.Error("the traffic leaves nothing in the tables: the test proves nothing")
 		}
 	})
 	if !slices.Contains(idle, used) {
@@ -248,7 +248,7 @@ func TestProgramsAreAsNew(t *testing.T) {
 	}
 }
 
-// tableThatDiffers names the first table that holds something else.
+// tableThatDiffers names the first table whose contents differ.
 func tableThatDiffers(t *testing.T, a, b *programs) string {
 	t.Helper()
 	for i, of := range []*programs{a, b} {

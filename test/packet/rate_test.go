@@ -15,10 +15,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// ICMP errors keep to a rate, each CPU for itself: `icmpBurst` at once, `icmpRate` a
-// second. What is over it is dropped, and counted. RSTs have no limit. "Too big" has a budget of
-// its own: path MTU discovery (RFC 1191, RFC 8201) goes on while refusals and "time exceeded"
-// have used up theirs, and the other way round.
+// ICMP errors have a rate limit per CPU: a burst of `icmpBurst`, and `icmpRate` a second. What exceeds it is
+// dropped, and counted. RSTs have no limit. "Too big" has a budget of its own: path MTU discovery (RFC 1191,
+// RFC 8201) continues when refusals and "time exceeded" have used up theirs, and vice versa.
 func TestRateOfErrors(t *testing.T) {
 	const rate, burst, tries = 2, 5, 20
 	w := newWorld(t, limits{icmpRate: rate, icmpBurst: burst})
@@ -56,7 +55,7 @@ func TestRateOfErrors(t *testing.T) {
 						}
 					}
 					if got := w.counts(t)[model.ICMPRateLimited]; got != over {
-						t.Errorf("%d counted as too many, want %d", got, over)
+						t.Errorf("%d counted as over the limit, want %d", got, over)
 					}
 					reset := f.question(tcp, rejected)
 					for range 10 {
@@ -74,7 +73,7 @@ func TestRateOfErrors(t *testing.T) {
 	}
 }
 
-// fillICMPBudgets forgets which ICMP errors have been sent.
+// fillICMPBudgets refills the budgets for ICMP errors.
 func (w *world) fillICMPBudgets(t testing.TB) {
 	t.Helper()
 	cpus, err := ebpf.PossibleCPU()
@@ -84,7 +83,7 @@ func (w *world) fillICMPBudgets(t testing.TB) {
 	}
 }
 
-// onOneCPU keeps the calling goroutine's thread, which ends with it, on one CPU.
+// onOneCPU pins the calling goroutine's thread, which ends with it, to one CPU.
 func onOneCPU(t testing.TB) {
 	t.Helper()
 	var all, one unix.CPUSet

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// sumsUp says whether the kernel's test runs know the flag.
+// sumsUp reports whether the kernel's test runs support the flag.
 func (w *world) sumsUp(t testing.TB) bool {
 	t.Helper()
 	frame := families[0].question(udp, passed).frame(t)
@@ -23,12 +23,12 @@ func (w *world) sumsUp(t testing.TB) bool {
 	return err == nil
 }
 
-// A device may have summed a packet up (CHECKSUM_COMPLETE): the sum stays right
-// through every rewrite, or the stack would drop the packet.
+// A device may have computed a packet's sum (CHECKSUM_COMPLETE): it stays correct through every rewrite, or the
+// stack would drop the packet.
 func TestChecksumMadeByDevice(t *testing.T) {
 	w := newScene(t)
 	if !w.sumsUp(t) {
-		t.Skip("this kernel's test runs have no packets that a device has summed up: that is Linux 6.17's flag BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+		t.Skip("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
 	}
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		if at != atIngress {
@@ -37,7 +37,7 @@ func TestChecksumMadeByDevice(t *testing.T) {
 		sum := func(at hook, frame []byte, action model.Action) {
 			t.Helper()
 			if got := w.runWith(t, at, frame, bpfTestChecksumComplete, 0); got.Action != action {
-				t.Errorf("the packet met %v, want %v", got.Action, action)
+				t.Errorf("action %v, want %v", got.Action, action)
 			}
 		}
 		local, remote := f.question(protocol, toLocal), f.question(protocol, toRemote)

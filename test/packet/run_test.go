@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// hook is where a packet meets the edge.
+// hook is where the edge handles a packet.
 type hook string
 
 const (
@@ -39,23 +39,20 @@ var actions = map[hook]map[uint32]model.Action{
 	atEgress:  {tcShot: model.ActionDrop, tcUnspec: model.ActionPass},
 }
 
-// The longest frame that tests have, and then some for an answer that is longer than
-// what it answers.
+// The longest frame of the tests, with room for a longer reply.
 var output = make([]byte, 1<<14)
 
-// run has eth0 receive a frame, or send it. The result's frame is good until the
-// next run.
+// run has eth0 receive a frame, or send it. The result's frame is valid until the next run.
 func (w *world) run(t testing.TB, at hook, frame []byte) model.Result {
 	t.Helper()
 	return w.runWith(t, at, frame, 0, 0)
 }
 
-// bpfTestChecksumComplete is BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17): the device
-// has summed the packet up, and the kernel looks whether the sum is right afterwards.
+// bpfTestChecksumComplete is BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17): the device has computed the
+// packet's sum, and the kernel verifies it afterwards.
 const bpfTestChecksumComplete = 1 << 2
 
-// runWith is run with flags, and for a packet that GRO has put together of segments
-// of a size.
+// runWith is run with flags, and for a packet that GRO merged from segments of a size.
 func (w *world) runWith(t testing.TB, at hook, frame []byte, flags, segment uint32) model.Result {
 	t.Helper()
 	var program *ebpf.Program
@@ -86,10 +83,9 @@ func (w *world) runWith(t testing.TB, at hook, frame []byte, flags, segment uint
 	return model.Result{Action: action, Frame: options.DataOut}
 }
 
-// met says whether a packet met what it should. Behind tc the kernel writes the MAC addresses
-// of a packet that is sent on; the program does it where it remembers the next hop, so then
-// they may be those of a device and a neighbour of it (TestNextHopIsRemembered has them
-// exactly).
+// met reports whether a result is as it should be. After tc the kernel writes the MAC addresses of a packet
+// that is sent; the program does so if the next hop is cached, and then they may be those of a device and its
+// neighbour (TestNextHopIsRemembered compares them exactly).
 func (w *world) met(at hook, got, want model.Result) bool {
 	if got.Action != want.Action {
 		return false
@@ -100,12 +96,12 @@ func (w *world) met(at hook, got, want model.Result) bool {
 	return bytes.Equal(got.Frame[12:], want.Frame[12:]) && (bytes.Equal(got.Frame[:12], want.Frame[:12]) || w.nextHop(got.Frame))
 }
 
-// sent says the same of a frame that tc has sent on.
+// sent reports the same of a frame that tc has sent.
 func (w *world) sent(got, want []byte) bool {
 	return w.met(atIngress, model.Result{Action: model.ActionSend, Frame: got}, model.Result{Action: model.ActionSend, Frame: want})
 }
 
-// nextHop says whether a frame leaves a device of the node for one of its neighbours.
+// nextHop reports whether a frame leaves a device of the node for one of its neighbours.
 func (w *world) nextHop(frame []byte) bool {
 	for _, d := range devices {
 		if w.mac[d.name] == [6]byte(frame[6:]) && slices.Contains(slices.Collect(maps.Values(d.neighbour)), [6]byte(frame)) {
@@ -115,7 +111,7 @@ func (w *world) nextHop(frame []byte) bool {
 	return false
 }
 
-// counts is how many packets met what.
+// counts is the number of packets by reason.
 func (w *world) counts(t testing.TB) (counts [model.Reasons]uint64) {
 	t.Helper()
 	var each []datapath.EdgeTCEdgeCounters
@@ -128,7 +124,7 @@ func (w *world) counts(t testing.TB) (counts [model.Reasons]uint64) {
 	return counts
 }
 
-// now is the second that the programs have.
+// now is the programs' clock in seconds.
 func now(t testing.TB) (seconds uint32, nanoseconds int64) {
 	t.Helper()
 	var ts unix.Timespec
@@ -161,7 +157,7 @@ func modelTrack(k datapath.EdgeTCCtEntry) model.Track {
 	}
 }
 
-// records are those of a table: tracks, or unreplied.
+// records are the entries of a conntrack table: tracks, or halfOpen.
 func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track {
 	t.Helper()
 	all := map[model.Tuple]model.Track{}
@@ -176,7 +172,7 @@ func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track 
 	return all
 }
 
-// flowTable is a table of flows' records by its name.
+// flowTable is a conntrack table by its name.
 func (w *world) flowTable(name string) conntrack.Table {
 	flows := conntrack.TablesOf(w.maps)
 	if name == halfOpen {
@@ -185,18 +181,18 @@ func (w *world) flowTable(name string) conntrack.Table {
 	return flows.Assured
 }
 
-// lose removes a record, which must be there.
+// lose removes an entry, which must exist.
 func (w *world) lose(t testing.TB, table string, key model.Tuple) bool {
 	t.Helper()
 	existed, err := w.flowTable(table).Delete(kernelTuple(key))
 	must(t, err)
 	if !existed {
-		t.Fatalf("table %s has no record of %v", table, key)
+		t.Fatalf("table %s has no entry of %v", table, key)
 	}
 	return true
 }
 
-// affinity is where clients were sent.
+// affinity is the clients' last backends.
 func (w *world) affinity(t testing.TB) map[model.AffinityKey]model.Affinity {
 	t.Helper()
 	all := map[model.AffinityKey]model.Affinity{}
@@ -208,14 +204,14 @@ func (w *world) affinity(t testing.TB) map[model.AffinityKey]model.Affinity {
 	return all
 }
 
-// emptyAffinity forgets where clients were sent.
+// emptyAffinity removes all affinity entries.
 func (w *world) emptyAffinity(t testing.TB) {
 	t.Helper()
 	table := datapath.AffinityOf(w.maps)
 	must(t, table.Walk(func(e *datapath.AffinityEntry) bool { must(t, table.Delete(e.Key)); return true }))
 }
 
-// fragments are the ports of datagrams that come in pieces.
+// fragments are the stored ports of datagrams in fragments.
 func (w *world) fragments(t testing.TB) map[model.FragmentKey]model.Fragment {
 	t.Helper()
 	all := map[model.FragmentKey]model.Fragment{}

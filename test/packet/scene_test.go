@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// family is who is who in one IP version.
+// family is the addresses of one IP version.
 type family struct {
 	name                   string
 	client                 netip.Addr
@@ -22,7 +22,7 @@ type family struct {
 	behindEth1             netip.Addr
 	noNeighbour, noAddress netip.Addr
 	noRoute                netip.Addr
-	narrow, narrowClient   netip.Addr // over a way with a small MTU
+	narrow, narrowClient   netip.Addr // behind a small MTU
 	own                    netip.Addr // the node's
 	node                   netip.Addr // node-b's, of `remote`
 	vip, unused            netip.Addr
@@ -57,7 +57,7 @@ func (f family) loopback() netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// Ports of the Service's address, and what is behind them.
+// Ports of the Service's address, and the backends behind them.
 const (
 	toRemote, toLocal          = 80, 81
 	toEth1, toNoNeighbour      = 82, 83
@@ -123,8 +123,7 @@ func (w *world) scene() *model.Tables {
 	return tables
 }
 
-// eachFamily runs a test at XDP and at tc, for both IP versions, with nothing
-// remembered from before.
+// eachFamily runs a test at XDP and at tc, for both IP versions, without earlier state.
 func (w *world) eachFamily(t *testing.T, test func(t *testing.T, at hook, f family)) {
 	t.Helper()
 	for _, at := range []hook{atXDP, atIngress} {
@@ -172,25 +171,25 @@ func (f family) question(protocol uint8, port uint16) probe {
 	return p
 }
 
-// sends runs a frame that has to leave as the packet wanted.
+// sends runs a frame that must leave as the packet wanted.
 func (w *world) sends(t testing.TB, at hook, frame []byte, want probe) {
 	t.Helper()
 	w.leaves(t, at, frame, model.ActionSend, want.frame(t))
 }
 
-// passes runs a frame that has to go on as the packet wanted.
+// passes runs a frame that must pass as the packet wanted.
 func (w *world) passes(t testing.TB, at hook, frame []byte, want probe) {
 	t.Helper()
 	w.leaves(t, at, frame, model.ActionPass, want.frame(t))
 }
 
-// ignores runs a frame that has to go on as it is.
+// ignores runs a frame that must pass unchanged.
 func (w *world) ignores(t testing.TB, at hook, frame []byte) {
 	t.Helper()
 	w.leaves(t, at, frame, model.ActionPass, frame)
 }
 
-// drops runs a frame that has to be dropped, for one reason.
+// drops runs a frame that must be dropped, for one reason.
 func (w *world) drops(t testing.TB, at hook, frame []byte, reason model.Reason) {
 	t.Helper()
 	before := w.counts(t)
@@ -198,7 +197,7 @@ func (w *world) drops(t testing.TB, at hook, frame []byte, reason model.Reason) 
 	w.counted(t, before, reason)
 }
 
-// counted is for one packet, which met one thing.
+// counted checks that one packet was counted, by one reason.
 func (w *world) counted(t testing.TB, before [model.Reasons]uint64, reason model.Reason) {
 	t.Helper()
 	before[reason]++
@@ -211,20 +210,19 @@ func (w *world) leaves(t testing.TB, at hook, frame []byte, action model.Action,
 	t.Helper()
 	got := w.run(t, at, frame)
 	if got.Action != action {
-		t.Fatalf("%s: the packet met %v, want %v (0: pass, 1: drop, 2: send)\n%s", at, got.Action, action, hex.Dump(frame))
+		t.Fatalf("%s: action %v, want %v (0: pass, 1: drop, 2: send)\n%s", at, got.Action, action, hex.Dump(frame))
 	}
 	if !w.met(at, got, model.Result{Action: action, Frame: want}) {
-		t.Fatalf("%s: a packet became\n%swant\n%s", at, hex.Dump(got.Frame), hex.Dump(want))
+		t.Fatalf("%s: the packet became\n%swant\n%s", at, hex.Dump(got.Frame), hex.Dump(want))
 	}
 }
 
-// snatPort is the port under which the node speaks in the packet that it sends for a
-// frame, the first of its flow.
+// snatPort is the SNAT port of the packet that the node sends for a frame, the first of its flow.
 func (w *world) snatPort(t testing.TB, at hook, frame []byte) uint16 {
 	t.Helper()
 	got := w.run(t, at, frame)
 	if got.Action != model.ActionSend {
-		t.Fatalf("%s: the packet met %v, want 2 (sent)\n%s", at, got.Action, hex.Dump(frame))
+		t.Fatalf("%s: action %v, want 2 (sent)\n%s", at, got.Action, hex.Dump(frame))
 	}
 	ends := 14 + 20
 	if frame[12] == 0x86 {
@@ -237,6 +235,6 @@ func (w *world) snatPort(t testing.TB, at hook, frame []byte) uint16 {
 			return port
 		}
 	}
-	t.Fatalf("%s: the node speaks under port %d, which is none of %v", at, port, w.limits.ports)
+	t.Fatalf("%s: the node's source port is %d, outside %v", at, port, w.limits.ports)
 	return 0
 }

@@ -8,7 +8,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// sctpFlow is an association with a backend of another node.
+// sctpFlow is an association with a remote backend.
 func (w *world) sctpFlow(t testing.TB, at hook, f family) *flow {
 	t.Helper()
 	fl := &flow{w, at, f, f.association(sctpRemote), model.Tuple{Source: f.remote, Destination: f.own, SourcePort: sctpRemote,
@@ -29,9 +29,9 @@ func (fl *flow) backendSends(t testing.TB, chunk byte) {
 	fl.sends(t, fl.at, p.frame(t), p.forwarded(fl.at, fl.question.to, fl.question.from, gatewayMAC))
 }
 
-// An association's life (RFC 9260 section 4): half open until the client has answered
-// the backend, closing with SHUTDOWN, closed when the other side has agreed. Whoever
-// aborts closes it. An INIT displaces nothing that is established.
+// An association's life (RFC 9260 section 4): half open until the client has replied to the backend, closing
+// with SHUTDOWN, closed when the other side has agreed. ABORT closes it, too. An INIT evicts no established
+// one.
 func TestSCTPLife(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -51,7 +51,7 @@ func TestSCTPLife(t *testing.T) {
 			fl.clientSends(t, sctpData)
 			fl.backendSends(t, sctpSack)
 			fl.clientSends(t, sctpHeartbeat)
-			fl.clientSends(t, sctpInit) // the peer began anew: the backend's to judge
+			fl.clientSends(t, sctpInit) // a new association of the peer: for the backend to judge
 			fl.is(t, tracks, model.StateEstablished)
 			one(t, sctpShutdown)
 			fl.is(t, tracks, model.StateClosing)
@@ -71,8 +71,7 @@ func TestSCTPLife(t *testing.T) {
 	})
 }
 
-// A flood of INITs, of ever other ports, displaces others of its kind and no association
-// that is established.
+// A flood of INITs with changing ports evicts half-open associations and no established one.
 func TestSCTPFlood(t *testing.T) {
 	w := newWorld(t, limits{tracks: 512})
 	w.apply(t, w.scene())
@@ -87,7 +86,7 @@ func TestSCTPFlood(t *testing.T) {
 		}
 		before := w.counts(t)
 		if before[model.New] < 4000 {
-			t.Fatalf("%d flows have begun, want a flood", before[model.New])
+			t.Fatalf("%d flows began, want a flood", before[model.New])
 		}
 		fl.clientSends(t, sctpData)
 		w.counted(t, before, model.Established)
@@ -95,13 +94,12 @@ func TestSCTPFlood(t *testing.T) {
 		fl.backendSends(t, sctpData)
 		w.counted(t, before, model.Reply)
 		if n := len(w.records(t, halfOpen)); n > 512 {
-			t.Errorf("%d records of what is half open, want at most 512", n)
+			t.Errorf("%d half-open conntrack entries, want at most 512", n)
 		}
 	})
 }
 
-// Either record of an association makes the other one anew: the client's port is its own,
-// and found again.
+// Either entry of an association restores the other one: the client's port is its own, and is found again.
 func TestSCTPLostRecords(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {

@@ -10,14 +10,13 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// Ports of the Service's address that are SCTP's alone, and behind the first two the
-// same ports.
+// Ports of the Service's address only for SCTP; behind the first two, the same port.
 const (
 	sctpRemote, sctpLocal, sctpNarrow = 3868, 3869, 3870
 	sctpOther                         = 3871 // behind it: targetPort
 )
 
-// addSCTP adds them, with backends from an id on.
+// addSCTP adds them, with backend IDs from one on.
 func (w *world) addSCTP(tables *model.Tables, f family, id uint32) {
 	for i, b := range []model.Backend{
 		{Address: f.remote, Port: sctpRemote}, {Address: f.local, Port: sctpLocal, Local: true},
@@ -39,15 +38,14 @@ func (f family) association(port uint16) probe {
 	return probe{from: on(f.client, clientPort), to: on(f.vip, port), protocol: sctp, chunk: sctpInit, payload: make([]byte, 16)}
 }
 
-// with is a packet of the same ends with another chunk.
+// with is a packet with the same tuple and another chunk.
 func (p probe) with(chunk byte, payload string) probe {
 	p.chunk, p.payload = chunk, []byte(payload)
 	return p
 }
 
-// An SCTP packet gets other addresses and keeps its ports, so that its CRC32c is what
-// another encoder makes of the packet that it becomes. The client's port lies among
-// those that are no SNAT ports.
+// An SCTP packet gets other addresses and keeps its ports, so that its CRC32c is what another encoder writes
+// for the new packet. The client's port is outside the SNAT ports.
 func TestSCTPRemoteBackend(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -66,8 +64,7 @@ func TestSCTPRemoteBackend(t *testing.T) {
 	})
 }
 
-// A backend of this node gets the client's address, and its answer leaves in the
-// Service's name.
+// A backend of this node sees the client's address, and its reply leaves from the Service's address.
 func TestSCTPLocalBackend(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -78,7 +75,7 @@ func TestSCTPLocalBackend(t *testing.T) {
 		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
 		for _, part := range question.with(sctpData, string(make([]byte, 200))).fragments(t, 4, 64) {
 			if got := w.run(t, at, part); got.Action != model.ActionPass || bytes.Contains(got.Frame, f.vip.AsSlice()) {
-				t.Errorf("a fragment met %v, and became\n%x", got.Action, got.Frame)
+				t.Errorf("a fragment: action %v, and it became\n%x", got.Action, got.Frame)
 			}
 		}
 		parts := answer.with(sctpData, string(make([]byte, 200)))
@@ -89,21 +86,21 @@ func TestSCTPLocalBackend(t *testing.T) {
 	})
 }
 
-// R28, and what cannot be: a backend that has another port than was asked gets
-// nothing, since nobody would make the checksum anew.
+// R28, and what cannot happen: a backend with another port than the client asked for gets nothing, because the
+// CRC would not be computed again.
 func TestSCTPPortsAreNeverTranslated(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		w.drops(t, at, f.association(sctpOther).frame(t), model.DropSCTPPort)
 		w.drops(t, at, f.association(sctpOther).with(sctpData, "x").frame(t), model.DropSCTPPort)
 		if n := len(w.records(t, halfOpen)); n > 0 {
-			t.Errorf("%d records of what is not served", n)
+			t.Errorf("%d conntrack entries, want none", n)
 		}
 	})
 }
 
-// A second client with the port of another one is not served by the same backend in the
-// node's name, nor a client twice by a backend of this node; those that are stay.
+// A second client with another one's port cannot have the same backend through the node's address, nor can a
+// client have one backend of this node twice; existing flows stay.
 func TestSCTPPortIsTaken(t *testing.T) {
 	w := newScene(t)
 	tables := w.scene()
@@ -133,8 +130,8 @@ func TestSCTPPortIsTaken(t *testing.T) {
 	})
 }
 
-// R16, R21: refused with ICMP port unreachable, or silence; nobody answers an ABORT
-// (RFC 9260 section 8.4). TCP's and UDP's ports are nothing to SCTP (R28).
+// R16, R21: refused with ICMP port unreachable, or silently; an ABORT gets no reply (RFC 9260 section 8.4).
+// SCTP does not use TCP's and UDP's ports (R28).
 func TestSCTPRefused(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -146,7 +143,7 @@ func TestSCTPRefused(t *testing.T) {
 	})
 }
 
-// Errors about packets of an association come to whoever has sent them, in his terms.
+// ICMP errors about packets of an association reach their sender, with its own addresses and ports.
 func TestICMPErrorsOfSCTP(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -169,7 +166,7 @@ func TestICMPErrorsOfSCTP(t *testing.T) {
 	})
 }
 
-// A packet that ends before its first chunk is none; padding behind it does not count.
+// A packet that ends before its first chunk is invalid; padding after it does not count.
 func TestSCTPWithoutChunk(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -191,8 +188,8 @@ func TestSCTPWithoutChunk(t *testing.T) {
 	})
 }
 
-// What the device has summed up stays right; several packets in one, which the kernel
-// has put together and takes apart itself, are not measured by the way's MTU.
+// The sum that a device computed stays correct; the path MTU does not apply to a merged packet, which the
+// kernel splits itself.
 func TestSCTPSummedUpOrMerged(t *testing.T) {
 	w := newScene(t)
 	sums := w.sumsUp(t)
@@ -203,7 +200,7 @@ func TestSCTPSummedUpOrMerged(t *testing.T) {
 			run := func(at hook, frame []byte, flags, segment uint32, action model.Action) {
 				t.Helper()
 				if got := w.runWith(t, at, frame, flags, segment); got.Action != action {
-					t.Errorf("the packet met %v, want %v", got.Action, action)
+					t.Errorf("action %v, want %v", got.Action, action)
 				}
 			}
 			const byFragments = 0xffff // GSO_BY_FRAGS
@@ -215,7 +212,7 @@ func TestSCTPSummedUpOrMerged(t *testing.T) {
 			run(atIngress, large.frame(t), 0, 0, model.ActionSend)
 			w.counted(t, before, model.DropTooBig)
 			if !sums {
-				t.Log("this kernel's test runs have no packets that a device has summed up: that is Linux 6.17's flag BPF_F_TEST_SKB_CHECKSUM_COMPLETE")
+				t.Log("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
 				return
 			}
 			remote, local := f.association(sctpRemote), f.association(sctpLocal)

@@ -14,9 +14,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// BenchmarkDirectFlows is what a packet costs of one of some established flows (DSR, IPIP, IPv4, at
-// XDP), with records and without. Each is a test run of its own, so that its time has that of two
-// looks at the clock in it.
+// BenchmarkDirectFlows times a packet of one of some established flows (DSR, IPIP, IPv4, at XDP), with
+// conntrack entries and without. Each is a test run of its own, so its time includes two clock reads.
 func BenchmarkDirectFlows(b *testing.B) {
 	for _, flows := range []int{1, 200_000} {
 		for _, untracked := range []bool{false, true} {
@@ -49,7 +48,7 @@ func benchmarkFlows(b *testing.B, flows int, untracked bool) {
 	for b.Loop() {
 		took, action := w.timed(b, frames[n*7919%flows])
 		if action != model.ActionSend {
-			b.Fatalf("the packet met %v, want %v", action, model.ActionSend)
+			b.Fatalf("action %v, want %v", action, model.ActionSend)
 		}
 		sum += took
 		n++
@@ -58,7 +57,7 @@ func benchmarkFlows(b *testing.B, flows int, untracked bool) {
 }
 
 // timed has XDP receive a frame once, and returns the kernel's time for it (union bpf_attr of
-// BPF_PROG_TEST_RUN) and what the frame met.
+// BPF_PROG_TEST_RUN) and the action.
 func (w *world) timed(b *testing.B, frame []byte) (time.Duration, model.Action) {
 	const progTestRun = 10
 	context := [6]uint32{1: uint32(len(frame)), 3: w.index["eth0"]}

@@ -19,8 +19,8 @@ import (
 
 var sequencesFlag = flag.Int("sequences", 150, "how many sequences TestJustEnough plays")
 
-// connection is what a client knows of one. It has to go on with its backend, and on the same
-// way, as long as the backend serves without a break and the client is not idle for too long.
+// connection is what a client knows of one. It must keep its backend, and the path to it, as long as the
+// backend serves without a break and the client is not idle for too long.
 type connection struct {
 	service     *justService
 	from        netip.AddrPort
@@ -28,8 +28,8 @@ type connection struct {
 	heard       uint32
 	seq         uint32
 	established bool
-	// behind: somebody has forged a SYN with its ends, whose record may stand before those that
-	// its packets would get.
+	// behind: somebody has forged a SYN with its tuple, whose entry may apply instead of the one that its
+	// packets would get.
 	behind bool
 }
 
@@ -50,12 +50,11 @@ func (j *just) say(format string, args ...any) {
 	j.log = append(j.log, fmt.Sprintf("%6d ", j.agent.seconds())+fmt.Sprintf(format, args...))
 }
 
-// TestJustEnough plays random sequences of all that can become of Services and agents while
-// clients have connections, with the programs, tables and package reconcile as they are. No
-// connection ever comes to another backend than its own, as long as that one serves and the
-// client is not idle for longer than flows are remembered, nor behind SYNs that somebody forges
-// with its ends for so long; new ones come to ready backends
-// alone; and when all is quiet the tables are those of a new agent on a new node.
+// TestJustEnough plays random sequences of changes to Services and agents while clients have connections, with
+// the real programs, tables and package reconcile. No connection ever reaches another backend than its own
+// while that one serves, the client is not idle longer than flows are remembered, and it was not idle for so
+// long behind a forged SYN with its tuple; new connections get only ready backends; and in the end the tables
+// are those of a new agent on a new node.
 func TestJustEnough(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {
@@ -76,9 +75,9 @@ func TestJustEnough(t *testing.T) {
 		untracked += j.untracked
 	}
 	if untracked == 0 {
-		t.Error("no packet went without a record: the sequences are too tame")
+		t.Error("no packet was forwarded without a conntrack entry: the sequences are too tame")
 	}
-	t.Logf("%d packets went without a record", untracked)
+	t.Logf("%d packets were forwarded without a conntrack entry", untracked)
 }
 
 func (j *just) play(w, fresh *world) error {
@@ -129,7 +128,7 @@ func (j *just) step() error {
 	return nil
 }
 
-// change changes a Service, and forgets connections of backends that do not serve any more.
+// change changes a Service, and forgets connections of backends that no longer serve.
 func (j *just) change(s *justService) {
 	j.alter(s)
 	j.agent.apply(j.t, false, s)
@@ -166,7 +165,7 @@ func (j *just) alter(s *justService) {
 	}
 }
 
-// restart is an agent that ends and another one that begins, with or without a change between.
+// restart ends the agent and starts another, with or without a change in between.
 func (j *just) restart() {
 	for _, s := range j.services {
 		if j.IntN(3) == 0 {
@@ -190,7 +189,7 @@ func (s *justService) ready(backend netip.AddrPort) bool {
 	return slices.ContainsFunc(s.of(ready), func(b service.Backend) bool { return b.Addr == backend })
 }
 
-// drop forgets connections of backends that do not serve: what becomes of them is R30's.
+// drop forgets connections of backends that do not serve: R30 says what happens to them.
 func (j *just) drop(s *justService) {
 	j.connections = slices.DeleteFunc(j.connections, func(c *connection) bool {
 		return c.service == s && !s.serves(c.where.backend)
@@ -212,7 +211,7 @@ func (j *just) sends(c *connection, flags byte) taken {
 	return where
 }
 
-// begins has a client with new ends begin a connection, and go on with it once.
+// begins has a client with a new tuple begin a connection, and continue it once.
 func (j *just) begins() error {
 	j.clients++
 	s := j.services[j.IntN(len(j.services))]
@@ -221,16 +220,16 @@ func (j *just) begins() error {
 	c.where = j.sends(c, syn)
 	if len(s.of(ready)) == 0 {
 		if c.where.way != "refused" {
-			return fmt.Errorf("nobody is ready, and the packet was not refused: %+v", c.where)
+			return fmt.Errorf("no backend is ready, but the packet was not refused: %+v", c.where)
 		}
 		return nil
 	}
 	if !s.ready(c.where.backend) {
-		return fmt.Errorf("a new connection came to %v, which is not ready", c.where)
+		return fmt.Errorf("a new connection reached %v, which is not ready", c.where)
 	}
-	if j.IntN(4) == 0 && s.protocol == service.TCP { // the SYN again, before anything has changed
+	if j.IntN(4) == 0 && s.protocol == service.TCP { // retransmit the SYN, before anything has changed
 		if again := j.sends(c, syn); again.backend != c.where.backend {
-			return fmt.Errorf("a SYN came to %v, and then to %v", c.where, again)
+			return fmt.Errorf("a SYN reached %v, and then %v", c.where, again)
 		}
 	}
 	c.seq++
@@ -241,7 +240,7 @@ func (j *just) begins() error {
 	if err := j.goesOn(c); err != nil {
 		return err
 	}
-	if s.protocol == udp { // it is remembered for long once it has gone on for two seconds
+	if s.protocol == udp { // it is remembered for long once it has continued for two seconds
 		j.agent.pass(j.t, 2)
 		if err := j.goesOn(c); err != nil {
 			return err
@@ -252,7 +251,7 @@ func (j *just) begins() error {
 	return nil
 }
 
-// goesOn has a client send a packet, and now and then its last one.
+// goesOn has a client send a packet, and sometimes its last one.
 func (j *just) goesOn(c *connection) error {
 	limit := idleTimes.Established(uint8(c.service.protocol))
 	if idle := time.Duration(j.agent.seconds()-c.heard) * time.Second; idle >= limit-2*time.Second {
@@ -266,7 +265,7 @@ func (j *just) goesOn(c *connection) error {
 	}
 	got := j.sends(c, flags)
 	if got.backend != c.where.backend || got.way != c.where.way {
-		return fmt.Errorf("%v is with %v (%s), which serves; its packet met %v (%s)", c.from, c.where.backend, c.where.way, got.backend, got.way)
+		return fmt.Errorf("%v is with %v (%s), which serves; its packet reached %v (%s)", c.from, c.where.backend, c.where.way, got.backend, got.way)
 	}
 	if c.established = true; !c.behind {
 		c.heard = j.agent.seconds()
@@ -277,7 +276,7 @@ func (j *just) goesOn(c *connection) error {
 	return nil
 }
 
-// forges has somebody send a SYN with a connection's ends, who sees nothing of it.
+// forges sends a SYN with a connection's tuple, by somebody who cannot see the connection.
 func (j *just) forges(c *connection) {
 	if c.service.protocol != service.TCP {
 		return
@@ -289,8 +288,8 @@ func (j *just) forges(c *connection) {
 	c.behind, j.forged = true, true
 }
 
-// forget60 lets go by what a forged SYN is remembered for, as a GC pass each ten seconds would see
-// it. Whoever was behind one has to send something now: nobody knows that he has.
+// forget60 passes the time for which a forged SYN is remembered, with a GC pass as every ten seconds. Clients
+// behind one have to send now: nobody knows that they sent before.
 func (j *just) forget60() {
 	if !j.forged {
 		return
@@ -308,8 +307,8 @@ func (j *just) forget(c *connection) {
 	j.connections = slices.DeleteFunc(j.connections, func(o *connection) bool { return o == c })
 }
 
-// settles lets all become quiet: then nothing is left of what was, and the tables are those
-// that a new agent would write on a new node.
+// settles waits until nothing of the past is left, and the tables are those that a new agent would write on a
+// new node.
 func (j *just) settles(fresh *world) error {
 	for range 3 {
 		j.agent.pass(j.t, 1001)
@@ -324,7 +323,7 @@ func (j *just) settles(fresh *world) error {
 	other.sweep(j.t)
 	got, want := dump(j.t, j.agent.tables), dump(j.t, other.tables)
 	if !maps.Equal(got, want) {
-		return fmt.Errorf("the tables say\n%v\nand those of a new agent\n%v", got, want)
+		return fmt.Errorf("the tables are\n%v\nand those of a new agent\n%v", got, want)
 	}
 	have, err := j.agent.Usage()
 	must(j.t, err)
@@ -332,7 +331,7 @@ func (j *just) settles(fresh *world) error {
 	must(j.t, err)
 	for i := range have {
 		if have[i] != wants[i] && have[i].Table != datapath.SockMapAffinity {
-			return fmt.Errorf("table %s: %d in use, and with a new agent %d", have[i].Table, have[i].Used, wants[i].Used)
+			return fmt.Errorf("table %s: %d entries used, and with a new agent %d", have[i].Table, have[i].Used, wants[i].Used)
 		}
 	}
 	none := service.Delta{Plans: map[service.Ref]*service.Plan{}}

@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// untracked has the scene's frontends with DSR untracked, with a history if there is one.
+// untracked makes the scene's frontends with DSR untracked, with a history if given.
 func (w *world) untracked(t testing.TB, history ...model.Slot) {
 	t.Helper()
 	tables := w.scene()
@@ -31,7 +31,7 @@ func (w *world) untracked(t testing.TB, history ...model.Slot) {
 	w.apply(t, tables)
 }
 
-// traffic is what has been counted for a Service.
+// traffic is the sum of a Service's counters.
 func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCounters) {
 	t.Helper()
 	var each []datapath.EdgeTCServiceCounters
@@ -54,9 +54,8 @@ func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCoun
 	return sum
 }
 
-// A packet of a slot that is not contested needs no record: every byte of it is what DSR makes
-// of it, and nothing is looked for or kept. Connections are counted as they begin, and packets
-// as they go.
+// A packet in a stable slot needs no entry: every byte is what DSR makes of it, and nothing is looked up or
+// stored. Connections are counted as they begin, and packets as they are sent.
 func TestUntracked(t *testing.T) {
 	w := newScene(t)
 	w.untracked(t)
@@ -77,16 +76,16 @@ func TestUntracked(t *testing.T) {
 			t.Errorf("counted %v, want %v", got, want)
 		}
 		if n := len(w.records(t, tracks)) + len(w.records(t, halfOpen)); n != 0 {
-			t.Errorf("%d records", n)
+			t.Errorf("%d conntrack entries", n)
 		}
 		after := w.traffic(t, uint32(direct(toRemote, dsr)))
 		if after.Flows-before.Flows != flows || after.SentPackets-before.SentPackets != 5 || after.SentBytes-before.SentBytes != octets {
-			t.Errorf("of the Service %+v has been counted after %+v; want %d flows and 5 packets of %d bytes more", after, before, flows, octets)
+			t.Errorf("the Service's counters went from %+[2]v to %+[1]v; want %[3]d flows and 5 packets of %[4]d bytes more", after, before, flows, octets)
 		}
 	})
 }
 
-// The packets of a Service are counted whatever its id is: few enough are found without a hash.
+// Packets are counted for every Service ID: low IDs are found without a hash.
 func TestUntrackedCountsEachID(t *testing.T) {
 	w := newScene(t)
 	few := w.maps[datapath.EdgeTCMapServiceUntracked].MaxEntries()
@@ -106,14 +105,14 @@ func TestUntrackedCountsEachID(t *testing.T) {
 			question, before := f.question(protocol, direct(toRemote, dsr)), w.traffic(t, id)
 			w.run(t, at, question.frame(t))
 			if n := w.traffic(t, id).SentPackets - before.SentPackets; n != 1 {
-				t.Errorf("of Service %d, %d packets have been counted", id, n)
+				t.Errorf("Service %d: %d packets counted", id, n)
 			}
 		})
 	}
 }
 
-// What is not for a backend of another node is tracked as ever; so are clients that are pods, and
-// sources that are not admitted meet what they meet.
+// Flows to backends of this node are tracked; so are those of pods. Sources that are not admitted get their
+// verdict.
 func TestTrackedAllTheSame(t *testing.T) {
 	w := newScene(t)
 	w.untracked(t)
@@ -130,9 +129,8 @@ func TestTrackedAllTheSame(t *testing.T) {
 	})
 }
 
-// In a contested slot a SYN goes to the current backend and a packet that goes on to the stable
-// one. Both are recorded, and the record decides from then on. UDP is never recorded: its
-// Service is annotated so.
+// In a contested slot a SYN goes to the current backend and a packet of an older connection to the stable one.
+// Both get entries, which decide from then on. UDP never gets one: its Service is annotated so.
 func TestContested(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -150,7 +148,7 @@ func TestContested(t *testing.T) {
 				w.leaves(t, at, goesOn.frame(t), model.ActionSend, current.sent(t, at, goesOn, nodeBMAC))
 			}
 			if n := len(w.records(t, tracks)) + len(w.records(t, halfOpen)); n != 0 {
-				t.Errorf("%d records", n)
+				t.Errorf("%d conntrack entries", n)
 			}
 			return
 		}
@@ -161,10 +159,10 @@ func TestContested(t *testing.T) {
 		w.leaves(t, at, goesOn.frame(t), model.ActionSend, before.sent(t, at, goesOn, nodeBMAC))
 		for _, r := range w.records(t, halfOpen) {
 			if r.State != model.StateEstablished {
-				t.Errorf("a connection that goes on is in state %d: it would be forgotten like a SYN", r.State)
+				t.Errorf("a continuing connection is in state %d: it would be forgotten like a SYN", r.State)
 			}
 		}
-		w.untracked(t, model.Slot{Contested: true, Stable: first}) // the record says otherwise
+		w.untracked(t, model.Slot{Contested: true, Stable: first}) // the entry takes precedence
 		w.leaves(t, at, goesOn.frame(t), model.ActionSend, before.sent(t, at, goesOn, nodeBMAC))
 		want := [model.Reasons]uint64{model.New: 2, model.Established: 2}
 		if got := w.counts(t); got != want {
@@ -173,10 +171,9 @@ func TestContested(t *testing.T) {
 	})
 }
 
-// A SYN that somebody forges with the ends of a connection of a contested slot, of which there is
-// no record, moves nothing: what does not go on near that goes to the stable backend, and the
-// record stays for whoever has sent the SYN. Of no slot but that, and of no record but a half-open
-// one, is it known where else the packet might belong.
+// A SYN that somebody forges with the tuple of a connection without an entry, in a contested slot, moves
+// nothing: packets that do not continue near it go to the stable backend, and the entry stays for the SYN's
+// sender. Only a contested slot and a half-open entry leave a second place where the packet might belong.
 func TestForgedSYN(t *testing.T) {
 	w := newScene(t)
 	w.eachDirectFamily(t, func(t *testing.T, at hook, f family, dsr model.DSR) {
@@ -208,15 +205,15 @@ func TestForgedSYN(t *testing.T) {
 		goes(syn, forged, current, model.Established)
 		records := w.records(t, halfOpen)
 		if len(records) != 1 || len(w.records(t, tracks)) != 0 {
-			t.Fatalf("there is more than the record of the SYN: %v", records)
+			t.Fatalf("there is more than the SYN's entry: %v", records)
 		}
 		for _, r := range records {
 			if r.State != model.StateNew || r.Packets != 2 || r.Next != forged+1 || r.Becomes.Destination != f.remote {
-				t.Errorf("the record has changed: %+v", r)
+				t.Errorf("the entry has changed: %+v", r)
 			}
 		}
-		// The slot's stable backend is not known, or the one that the record has; or it is not
-		// contested any more, and the record is not asked.
+		// The slot's stable backend is unknown, or the same as in the entry; or the slot is no longer
+		// contested, and the entry is not read.
 		w.untracked(t, model.Slot{Contested: true})
 		goes(syn, forged, current, model.Established)
 		goes(ack, own, current, model.Established)
@@ -224,7 +221,7 @@ func TestForgedSYN(t *testing.T) {
 		goes(syn, forged, current, model.Established)
 		goes(ack, own, current, model.Established)
 		w.untracked(t, slot)
-		// Who goes on where the SYN has begun is the record's, near that or at once.
+		// The entry applies to packets that continue the SYN, near it or at once.
 		goes(syn, forged, current, model.Established)
 		goes(ack, forged+1+window-1, current, model.Established)
 		goes(syn, forged, current, model.Established)
@@ -236,8 +233,8 @@ func TestForgedSYN(t *testing.T) {
 	})
 }
 
-// An ICMP error about what a backend has answered to a client without a record finds it by the
-// slot: the stable backend where that is contested.
+// An ICMP error about a reply to a client without an entry finds its backend by the slot: the stable one if the
+// slot is contested.
 func TestErrorsOfUntrackedFlows(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
@@ -267,7 +264,7 @@ func TestErrorsOfUntrackedFlows(t *testing.T) {
 				want := e.frame(t, out, f.client, f.vip)
 				if dsr == model.Opt {
 					out.to = question.to
-					// A router on that way may not take what has its own address.
+					// A router on the path may drop packets from its own address.
 					want = e.frame(t, out.withOption(way.backend), f.own, way.backend.Addr())
 				} else {
 					want = way.around(t, want, question.hash())
@@ -278,7 +275,7 @@ func TestErrorsOfUntrackedFlows(t *testing.T) {
 	})
 }
 
-// A new connection without a record is told to whoever watches, as others are.
+// A new connection without an entry is reported to watchers like others.
 func TestUntrackedIsTold(t *testing.T) {
 	w := newScene(t)
 	w.untracked(t)
@@ -292,17 +289,17 @@ func TestUntrackedIsTold(t *testing.T) {
 	got := w.events(t)
 	if len(got) != 1 || got[0].Reason != uint8(model.Untracked) ||
 		netip.AddrFrom16(got[0].Xlate.Destination.Bytes).Unmap() != f.remote || got[0].Service != uint32(direct(toRemote, model.IPIP)) {
-		t.Errorf("told %+v, want the SYN's alone, with its backend", got)
+		t.Errorf("reported %+v, want only the SYN's, with its backend", got)
 	}
 }
 
-// events are those that have been told.
+// events are the events emitted so far.
 func (w *world) events(t testing.TB) (all []datapath.EdgeTCEdgeEvent) {
 	t.Helper()
 	r, err := ringbuf.NewReader(w.maps[datapath.EdgeTCMapEdgeEvents])
 	must(t, err)
 	defer r.Close()
-	r.SetDeadline(time.Now()) // what is there is there
+	r.SetDeadline(time.Now()) // read only what is there
 	for {
 		record, err := r.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -27,7 +27,7 @@ var idleTimes = func() conntrack.Timeouts {
 	return t
 }()
 
-// The backends that its Services may have: six, two of them of this node.
+// The backends of its Services: six, two of them on this node.
 var justBackends = func() (all []service.Backend) {
 	for n := range byte(6) {
 		b := service.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 10, 2, 11 + n}), targetPort), Weight: 1,
@@ -41,11 +41,11 @@ var justBackends = func() (all []service.Backend) {
 	return all
 }()
 
-// What a backend is to a Service.
+// The states of a backend in a Service.
 const (
 	absent      = iota
 	ready       // takes new connections
-	terminating // keeps those that it has
+	terminating // keeps its connections
 )
 
 // justService is a Service of TestJustEnough.
@@ -115,21 +115,21 @@ func (s *justService) plan() *service.Plan {
 	return p
 }
 
-// agent is what an agent of this node would do, over the programs' own tables and with a
-// clock that the test moves.
+// agent does what an agent of this node would do, over the programs' own tables and with a clock that the test
+// moves.
 type agent struct {
 	*world
 	*reconcile.Syncer
 	tables *datapath.Tables
 	flows  *conntrack.Tables
-	ahead  uint32 // seconds that have passed beside those of the kernel
+	ahead  uint32 // seconds ahead of the kernel's clock
 }
 
 func newAgent(t testing.TB, w *world) *agent {
 	t.Helper()
 	tables, err := datapath.NewTables(w.maps)
 	must(t, err)
-	tables.WaitForReaders = func() error { return nil } // no packet is under way meanwhile
+	tables.WaitForReaders = func() error { return nil } // no packet is in flight meanwhile
 	a := &agent{world: w, tables: tables, flows: conntrack.TablesOf(w.maps)}
 	a.start(t)
 	return a
@@ -147,14 +147,14 @@ func (a *agent) seconds() uint32 { return kernelSeconds() + a.ahead }
 // programTimeouts are an agent's timeouts as its programs have them: by enum ct_timeout.
 func programTimeouts(t conntrack.Timeouts) []uint32 { return t.Datapath()[:] }
 
-// pass lets time pass: what has been seen was seen so much earlier.
+// pass makes time pass, by making all entries older.
 func (a *agent) pass(t testing.TB, seconds uint32) {
 	t.Helper()
 	a.ahead += seconds
 	a.world.pass(t, time.Duration(seconds)*time.Second)
 }
 
-// sweep is a GC pass: what internal/conntrack does every ten seconds and more.
+// sweep is a GC pass: what internal/conntrack does every ten seconds or less often.
 func (a *agent) sweep(t testing.TB) {
 	t.Helper()
 	gc := a.SlotGC(func(p service.Protocol) time.Duration { return idleTimes.Established(uint8(p)) })
@@ -177,7 +177,7 @@ func (a *agent) collect(t testing.TB) {
 	}
 }
 
-// apply brings Services into the tables, and ends UDP flows of backends that have left.
+// apply writes Services to the tables, and ends UDP flows of backends that are gone.
 func (a *agent) apply(t testing.TB, whole bool, services ...*justService) {
 	t.Helper()
 	delta := service.Delta{Plans: map[service.Ref]*service.Plan{}}
@@ -195,7 +195,7 @@ func (a *agent) apply(t testing.TB, whole bool, services ...*justService) {
 	must(t, err)
 }
 
-// dump is what the tables say, with addresses in place of ids.
+// dump is the contents of the tables, with addresses in place of IDs.
 func dump(t testing.TB, tables *datapath.Tables) map[string]string {
 	t.Helper()
 	index, err := tables.Frontends.All()
@@ -223,14 +223,14 @@ func dump(t testing.TB, tables *datapath.Tables) map[string]string {
 	return all
 }
 
-// taken is where a packet has gone.
+// taken is the destination of a packet.
 type taken struct {
 	backend  netip.AddrPort
 	way      string // "direct", "snat", "local"; "refused"
 	snatPort uint16 // SNAT: the node's port
 }
 
-// takes has a packet come in, at XDP or at tc, and says where it goes.
+// takes has a packet arrive, at XDP or at tc, and returns where it goes.
 func (a *agent) takes(t testing.TB, r *rand.Rand, p probe) taken {
 	t.Helper()
 	at := atIngress
@@ -265,7 +265,7 @@ func (a *agent) takes(t testing.TB, r *rand.Rand, p probe) taken {
 	return taken{backend, "snat", binary.BigEndian.Uint16(ip[header:])}
 }
 
-// answers has the backend answer, if what it says comes by here.
+// answers has the backend reply, if its packets pass this node.
 func (a *agent) answers(t testing.TB, where taken, client netip.AddrPort, protocol uint8) {
 	t.Helper()
 	p := probe{from: where.backend, to: client, protocol: protocol, flags: syn | ack, seq: backendISN, ack: clientISN + 1}

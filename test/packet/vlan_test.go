@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// The kernel takes a VLAN tag from a frame before tc sees it: the frame is another
-// network's all the same, and looks like one of ours.
+// The kernel removes a VLAN tag before tc sees the frame, which still belongs to another network, but looks
+// like one of ours.
 func TestVLANTagTakenByKernel(t *testing.T) {
 	w := newScene(t)
 	w.attachIngress(t)
@@ -47,8 +47,8 @@ func TestVLANTagTakenByKernel(t *testing.T) {
 	}
 }
 
-// A tag with VID 0 names no network, only a priority (IEEE 802.1Q): such a frame meets what one
-// without a tag does, and what becomes of it leaves without one. XDP leaves it to tc.
+// A tag with VID 0 names no network, only a priority (IEEE 802.1Q): such a frame is handled like one without a
+// tag, and leaves without one. XDP leaves it to tc.
 func TestPriorityTag(t *testing.T) {
 	w := newScene(t)
 	w.attachIngress(t)
@@ -81,7 +81,7 @@ func TestPriorityTag(t *testing.T) {
 	}
 }
 
-// comes waits for what the node makes of the client's packet; it has no tag.
+// comes waits for the result of the client's packet; it has no tag.
 func (c capture) comes(t testing.TB, f family) []byte {
 	t.Helper()
 	frame, control := make([]byte, 2000), make([]byte, 256)
@@ -113,7 +113,7 @@ func (c capture) comes(t testing.TB, f family) []byte {
 		}
 		return frame[:n]
 	}
-	t.Fatal("nothing came of it")
+	t.Fatal("no packet arrived")
 	return nil
 }
 

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where a route has several next hops at one device all packets of a flow take the same one,
-// whether the way is remembered or has just been looked up.
+// If a route has several next hops at one device, all packets of a flow take the same one, whether the next hop
+// is cached or was just looked up.
 func TestFlowKeepsItsNextHop(t *testing.T) {
 	for i, f := range families {
 		nodes := [][]string{{"192.168.101.3", "192.168.101.4"}, {"fd00:101::3", "fd00:101::4"}}[i]
@@ -36,7 +36,7 @@ func TestFlowKeepsItsNextHop(t *testing.T) {
 			taken := map[[6]byte]int{}
 			for packet := range 50 {
 				w.sendFrame(t, "eth0-far", f.question(udp, toEth1).frame(t))
-				if mac := watch.nextHopOf(t, f.behindEth1); packet > 0 { // the first one's source was yet to be found
+				if mac := watch.nextHopOf(t, f.behindEth1); packet > 0 { // the first packet's source was not known yet
 					taken[mac]++
 				}
 			}
@@ -56,7 +56,7 @@ func (w *world) sendFrame(t testing.TB, device string, frame []byte) {
 	must(t, unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: int(w.index[device]), Protocol: htons(uint16(frame[12])<<8 | uint16(frame[13]))}))
 }
 
-// nextHopOf is the MAC address that the next packet to an address is sent to.
+// nextHopOf is the destination MAC address of the next packet to an address.
 func (c capture) nextHopOf(t testing.TB, to netip.Addr) (mac [6]byte) {
 	t.Helper()
 	frame := make([]byte, 2000)
@@ -74,6 +74,6 @@ func (c capture) nextHopOf(t testing.TB, to netip.Addr) (mac [6]byte) {
 			return mac
 		}
 	}
-	t.Fatalf("no packet to %v has come", to)
+	t.Fatalf("no packet to %v has arrived", to)
 	return mac
 }

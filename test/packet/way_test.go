@@ -17,8 +17,7 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// soon runs a frame until it meets what it should: what has changed about a way holds a moment
-// later, and not at once.
+// soon repeats a frame until the result is as wanted: a change of a route takes effect shortly, not at once.
 func (w *world) soon(t testing.TB, at hook, frame []byte, action model.Action, want []byte, what string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -27,12 +26,12 @@ func (w *world) soon(t testing.TB, at hook, frame []byte, action model.Action, w
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s: a minute later packets still meet %v, want %v: %s", at, got.Action, action, what)
+			t.Fatalf("%s: after a minute the action is still %v, want %v: %s", at, got.Action, action, what)
 		}
 	}
 }
 
-// towards is the route of a prefix over a gateway, as newNetwork has made it or as it is to be.
+// towards is the route of a prefix through a gateway, as newNetwork has created it or as it is to be.
 func (n *network) towards(to, via, device string, mtu int) *netlink.Route {
 	_, dst, err := net.ParseCIDR(to)
 	if err != nil {
@@ -41,7 +40,7 @@ func (n *network) towards(to, via, device string, mtu int) *netlink.Route {
 	return &netlink.Route{LinkIndex: int(n.index[device]), Dst: dst, Gw: net.ParseIP(via), MTU: mtu, MTULock: mtu != 0}
 }
 
-// prefixOf is the route that an address has.
+// prefixOf is the prefix of an address's route.
 func prefixOf(a netip.Addr) netip.Prefix {
 	for _, r := range routes {
 		if p := netip.MustParsePrefix(r.to); p.Contains(a) {
@@ -51,8 +50,8 @@ func prefixOf(a netip.Addr) netip.Prefix {
 	panic(a)
 }
 
-// The ways of a flow in the node's name are remembered in both directions, and not for long: a
-// neighbour's other address holds soon after, for flows that go on and for new ones.
+// The next hops of a SNAT flow are cached in both directions for a short time: a neighbour's new address takes
+// effect soon after, for continuing flows and for new ones.
 func TestWayToNeighbourChanges(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -95,8 +94,8 @@ func TestWayToNeighbourChanges(t *testing.T) {
 	}
 }
 
-// The same of routes: one that has got a smaller MTU, leads out by another device, which XDP
-// leaves to tc, or has gone.
+// The same for routes: one that gets a smaller MTU, moves to another device, which XDP leaves to tc, or is
+// removed.
 func TestWayChanges(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		for _, f := range families {
@@ -124,26 +123,26 @@ func TestWayChanges(t *testing.T) {
 			p.dontFragment = true
 			big := p.sized(t, size+1)
 			sent := func(p probe) []byte { return p.forwarded(atXDP, from, to, mac).frame(t) }
-			w.soon(t, atXDP, big.frame(t), model.ActionSend, sent(big), f.name+", the usual way")
+			w.soon(t, atXDP, big.frame(t), model.ActionSend, sent(big), f.name+", the usual route")
 
 			must(t, netlink.RouteReplace(w.towards(prefix, via, "eth0", size)))
 			w.soon(t, atXDP, big.frame(t), model.ActionSend,
-				big.icmpAnswer(t, asked, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(size)), f.name+", a narrow way")
+				big.icmpAnswer(t, asked, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(size)), f.name+", a route with a small MTU")
 			w.leaves(t, atXDP, p.frame(t), model.ActionSend, sent(p))
 
 			must(t, netlink.RouteReplace(w.towards(prefix, via, "eth0", 0)))
-			w.soon(t, atXDP, big.frame(t), model.ActionSend, sent(big), f.name+", the usual way again")
+			w.soon(t, atXDP, big.frame(t), model.ActionSend, sent(big), f.name+", the usual route again")
 
 			must(t, netlink.RouteReplace(w.towards(prefix, other, "eth1", 0)))
-			w.soon(t, atXDP, p.frame(t), model.ActionPass, p.frame(t), f.name+", a way by another device")
+			w.soon(t, atXDP, p.frame(t), model.ActionPass, p.frame(t), f.name+", a route by another device")
 
 			must(t, netlink.RouteDel(w.towards(prefix, other, "eth1", 0)))
 			w.soon(t, atXDP, p.frame(t), model.ActionDrop, nil, f.name+", no way")
 
 			must(t, netlink.RouteAdd(w.towards(prefix, via, "eth0", 0)))
-			w.soon(t, atXDP, p.frame(t), model.ActionSend, sent(p), f.name+", the usual way in the end")
+			w.soon(t, atXDP, p.frame(t), model.ActionSend, sent(p), f.name+", the usual route in the end")
 
-			// The device is down, and its routes with it.
+			// The device is down, and so its routes are gone.
 			link, err := netlink.LinkByName("eth0")
 			must(t, err)
 			must(t, netlink.LinkSetDown(link))
@@ -152,10 +151,9 @@ func TestWayChanges(t *testing.T) {
 	}
 }
 
-// At tc the kernel finds the next hop of a packet, and learns so that the neighbour is in use.
-// What follows within a moment goes there without it, in both directions and by another device,
-// too; then the kernel is asked again. A neighbour that has another address gets what follows
-// there.
+// At tc the kernel finds the next hop of a packet, and notes that the neighbour is in use. For a moment,
+// packets go there without asking it, in both directions and by another device, too; then the kernel is asked
+// again. If the neighbour's address changes, later packets go to the new one.
 func TestNextHopIsRemembered(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -190,7 +188,7 @@ func TestNextHopIsRemembered(t *testing.T) {
 	}
 }
 
-// turns runs a frame at tc until it has been one thing, then the other, and then the one again.
+// turns runs a frame at tc until it has become one, then the other, and then the one again.
 func (w *world) turns(t *testing.T, frame, one, other []byte) {
 	t.Helper()
 	for _, want := range [][]byte{one, other, one} {
@@ -206,8 +204,8 @@ func (w *world) turns(t *testing.T, frame, one, other []byte) {
 	}
 }
 
-// A way is remembered for 50 milliseconds, however long a jiffy of the kernel is, and not for less
-// than a jiffy of the slowest.
+// A cached next hop expires after 50 milliseconds, whatever the kernel's HZ is, and not before a jiffy of the
+// slowest.
 func TestWayExpires(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -241,13 +239,13 @@ func TestWayExpires(t *testing.T) {
 				break
 			}
 			if took := time.Since(began); took < 15*time.Millisecond || tries == 100 {
-				t.Fatalf("after %v a way that is %d ms older was not %s", took, test.age, test.want)
+				t.Fatalf("after %v a cached next hop aged by %d ms was not %s", took, test.age, test.want)
 			}
 		}
 	}
 }
 
-// ageWays has all ways be remembered for so many milliseconds longer.
+// ageWays makes all cached next hops so many milliseconds older.
 func (w *world) ageWays(t testing.TB, milliseconds uint32) {
 	t.Helper()
 	const size, since = 64, 32 // struct way

@@ -16,9 +16,9 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// The neighbours of a tunnel have addresses that look like MAC addresses and are none, and one
-// that leads to many nodes asks the route of each packet where it ends: it loses what comes
-// without. So the kernel is asked for each packet that goes out there.
+// The neighbours of a tunnel have addresses that look like MAC addresses and are not, and a tunnel to many
+// nodes takes the remote end from each packet's route: it drops packets without one. So the kernel is asked for
+// each packet that leaves there.
 func TestNextHopOfTunnelIsNotRemembered(t *testing.T) {
 	w := newScene(t)
 	w.enter(t)
@@ -38,17 +38,17 @@ func TestNextHopOfTunnelIsNotRemembered(t *testing.T) {
 		for i := range 50 {
 			got := w.run(t, atIngress, p.frame(t))
 			if got.Action != model.ActionSend {
-				t.Fatalf("packet %d meets %v", i, got.Action)
+				t.Fatalf("packet %d: action %v", i, got.Action)
 			}
 			if want := p.frame(t)[:12]; !bytes.Equal(got.Frame[:12], want) {
-				t.Fatalf("packet %d has the MAC addresses\n%swant those that it came with", i, hex.Dump(got.Frame[:12]))
+				t.Fatalf("packet %d has the MAC addresses\n%swant its original ones", i, hex.Dump(got.Frame[:12]))
 			}
 		}
 	}
 }
 
-// newTunnel is the index of a device of which neighbours have addresses as IP in IP has them
-// (ARPHRD_TUNNEL): no kernel needs a module for it.
+// newTunnel is the index of a device whose neighbours have addresses as in IP over IP (ARPHRD_TUNNEL), which
+// needs no kernel module.
 func newTunnel(t testing.TB) uint32 {
 	t.Helper()
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packet tests the edge's programs packet by packet, in test runs of the kernel
-// (BPF_PROG_TEST_RUN) on a node made of devices, routes and neighbours: against bytes
-// that gopacket makes of the same words, and against a model. The rules are those of
-// docs/operate/semantics.md. -seed and -packets are TestModel's; FuzzEdge is a fuzz target.
+// Package packet tests the edge's programs packet by packet, in test runs of the kernel (BPF_PROG_TEST_RUN) on
+// a node made of devices, routes and neighbours: against bytes that gopacket makes, and against a model. The
+// rules are those of docs/operate/semantics.md. -seed and -packets are TestModel's; FuzzEdge is a fuzz target.
 package packet
 
 import (
@@ -34,20 +33,20 @@ type world struct {
 	prefilter            *datapath.Prefilter
 }
 
-// limits are what a world is loaded with. What is 0 is the default.
+// limits are the sizes and rates of a world. 0 stands for the default.
 type limits struct {
-	ports  [2][2]uint16 // first, count: SNAT's
+	ports  [2][2]uint16 // first, count: of SNAT
 	tracks uint32       // entries, of half-open flows and of others
 	// timeouts in ticks, by enum ct_timeout.
 	timeouts []uint32
 	// sets of `affinity`
 	affinitySets uint32
-	// icmp errors, of each CPU, in a second and at once; none: as many as there are.
+	// ICMP errors, per CPU: a second, and at once; 0: as many as there are.
 	icmpRate, icmpBurst uint32
 }
 
-// Rows, slots and backends that there are; records have room for all that a test
-// makes, unless it says otherwise.
+// Rows, slots and backends in the tables. There is room for all entries that a test makes, unless it sets a
+// limit.
 const (
 	tableSize  = 1024
 	recordSize = 1 << 15
@@ -86,9 +85,8 @@ func (l limits) complete() limits {
 	return l
 }
 
-// attachNothing gives eth0 a program that passes all: a test run wants a receive
-// queue, and a veth has one while it has a program. Not the edge's, which would count
-// what the kernel sends by itself.
+// attachNothing gives eth0 a program that passes everything: a test run wants a receive queue, and a veth has
+// one only with a program. Not the edge's, which would count what the kernel sends by itself.
 func (w *world) attachNothing(t testing.TB) {
 	t.Helper()
 	const passed = 2
@@ -101,13 +99,13 @@ func (w *world) attachNothing(t testing.TB) {
 	t.Cleanup(func() { attached.Close() })
 }
 
-// setPlaces is how many entries of flows a set has.
+// setPlaces is the number of places in a set of flows.
 const setPlaces = 15
 
-// sets is how many sets there are, of half-open flows and of others.
+// sets is the number of sets, of half-open flows and of others.
 func (l limits) sets() uint32 { return max(l.tracks/setPlaces, 1) }
 
-// set gives the tables their sizes.
+// set sets the sizes of the tables.
 func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	t.Helper()
 	for name, m := range spec.Maps {
@@ -143,7 +141,7 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
 }
 
-// tables are empty ones of this node: routes, addresses, ports.
+// tables are empty ones of this node, with routes, addresses and ports.
 func (w *world) tables() *model.Tables {
 	return &model.Tables{
 		Frontends: map[model.FrontendKey]model.Frontend{},
@@ -170,7 +168,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// apply writes tables, in place of those from before, and shuts the prefilter to all else.
+// apply replaces the contents of the tables, and shuts the prefilter to all else.
 func (w *world) apply(t testing.TB, tables *model.Tables) {
 	t.Helper()
 	for _, name := range []string{datapath.EdgeTCMapFrontends, datapath.EdgeTCMapSourceRanges,
@@ -286,14 +284,14 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 	w.shut(t)
 }
 
-// shut has the prefilter let in what asks for frontends, and what has a record. No program runs
+// shut makes the prefilter admit only what asks for frontends, and what has an entry. No program runs
 // meanwhile.
 func (w *world) shut(t testing.TB) {
 	t.Helper()
 	must(t, w.prefilter.Rebuild(func() error { return fillPrefilter(w, w.prefilter) }))
 }
 
-// fillPrefilter is what an agent has a prefilter let in.
+// fillPrefilter fills a prefilter as an agent does.
 func fillPrefilter(w *world, prefilter *datapath.Prefilter) error {
 	var row uint32
 	var frontend datapath.FrontendKey
@@ -333,7 +331,7 @@ func (w *world) empty(t testing.TB, name string) {
 	}
 }
 
-// forget empties what the programs remember.
+// forget removes the programs' state.
 func (w *world) forget(t testing.TB) {
 	t.Helper()
 	for _, name := range []string{datapath.EdgeTCMapFragments, datapath.EdgeTCMapOuterPaths} {

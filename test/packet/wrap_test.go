@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/test/packet/model"
 )
 
-// wrapping is a way in which a balancer sends a client's packet to a backend's node (bpf/encap/wire.h):
-// gopacket makes the bytes.
+// wrapping is one of the ways in which a balancer sends a client's packet to a backend's node
+// (bpf/encap/wire.h): gopacket makes the bytes.
 type wrapping struct {
 	name string
 	kind model.DSR
@@ -24,11 +24,11 @@ type wrapping struct {
 
 // wrapped is a client's packet that a balancer sends to a backend.
 type wrapped struct {
-	probe    // as the client has sent it
+	probe    // as the client sent it
 	balancer netip.Addr
 	backend  netip.AddrPort
 	ecn      uint8  // of the outer header
-	inner    []byte // in place of the probe's bytes from the IP header on
+	inner    []byte // replaces the probe's bytes from the IP header on
 }
 
 var wrappings = []wrapping{
@@ -95,7 +95,7 @@ func wrapGeneveLike(t testing.TB, f family, w wrapped, change func(*layers.Genev
 	return frame
 }
 
-// carries gives a packet an option that says what it was for: it goes to the backend.
+// carries gives a packet the option with its original destination, and sends it to the backend.
 func (w wrapped) carries() probe {
 	p := w.probe
 	port, vip := binary.BigEndian.AppendUint16(nil, p.to.Port()), p.to.Addr().AsSlice()
@@ -113,8 +113,8 @@ func (w wrapped) carries() probe {
 
 func wrapOption(t testing.TB, f family, w wrapped) []byte { return w.carries().frame(t) }
 
-// Ports of the Service's address whose packets balancers send here, one for each wrapping: a
-// backend of node-b, and two of this node.
+// Ports of the Service's address for packets from balancers, one for each wrapping: a backend of node-b, and
+// two of this node.
 const toMany = 70
 
 // dsrScene is the scene with balancers: node-b and one that is no node.
@@ -145,9 +145,8 @@ func newDSRScene(t testing.TB) *world {
 	return w
 }
 
-// eachWrapping runs a test for each wrapping, at XDP and at tc, for both IP versions and
-// protocols. The question is a client's to the Service, of which node-b has chosen a local
-// backend.
+// eachWrapping runs a test for each wrapping, at XDP and at tc, for both IP versions and protocols. The probe
+// is a client's packet to the Service, for which node-b has chosen a local backend.
 func (w *world) eachWrapping(t *testing.T, test func(t *testing.T, at hook, f family, how wrapping, question wrapped)) {
 	t.Helper()
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {

@@ -16,7 +16,7 @@ import (
 // Call has the inputs and results of the functions.
 type Call = SharedSharedCall
 
-// A Program runs the functions over tables of its own, which Maps has by their names.
+// A Program runs the functions over tables of its own; Maps has these by name.
 type Program struct {
 	Maps map[string]*ebpf.Map
 
@@ -56,7 +56,7 @@ func (p *Program) Run(c *Call) {
 		err = calls.Lookup(uint32(0), c)
 	}
 	if err == nil && c.Done == 0 {
-		err = fmt.Errorf("the program has not run to its end")
+		err = fmt.Errorf("the program did not run to its end")
 	}
 	if err != nil {
 		p.t.Fatal(err)

@@ -20,9 +20,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Tests of affinity (R27) ask many Services with the same four endpoints: what
-// two choices have in common by chance, 16 pairs have with a probability of
-// 4^-16 < 3e-10.
+// Affinity tests (R27) use many Services with the same four endpoints: 16 pairs of choices agree by chance with
+// a probability of 4^-16 < 3e-10.
 const (
 	stickyServices = 16
 	stickyPods     = "a2 a3 b1 b2"
@@ -42,12 +41,12 @@ func (w *world) sticky(name string, n uint8, pods string, seconds int32) (*corev
 	return s, slices
 }
 
-// vipOf is the address of a load balancer of number n.
+// vipOf is the load balancer's address of Service n.
 func (f family) vipOf(n uint8) netip.AddrPort {
 	return f.choose(fmt.Sprintf("203.0.113.%d", n), fmt.Sprintf("2001:db8:10::%x", n), 80)
 }
 
-// applySticky applies stickyServices Services of numbers 1 and up.
+// applySticky applies stickyServices Services, numbered from 1.
 func (w *world) applySticky(pods string, change func(*corev1.Service)) {
 	w.t.Helper()
 	for n := range uint8(stickyServices) {
@@ -80,7 +79,7 @@ func picks(t *testing.T, from *lab.Host, f family) []string {
 	return all
 }
 
-// wantSame checks that a client comes to the same pods again.
+// wantSame checks that a client gets the same pods again.
 func wantSame(t *testing.T, what string, got, want []string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
@@ -88,8 +87,8 @@ func wantSame(t *testing.T, what string, got, want []string) {
 	}
 }
 
-// A client stays with its pod; each pod and the node is a client of its own,
-// and each Service a choice of its own.
+// A client keeps its pod; each pod and the node is a client of its own, and each Service has a choice of its
+// own.
 func TestAffinityIsPerClientAndService(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.applySticky(stickyPods, nil)
@@ -99,11 +98,11 @@ func TestAffinityIsPerClientAndService(t *testing.T) {
 			mine := picks(t, from, f)
 			for other, theirs := range first {
 				if slices.Equal(mine, theirs) {
-					t.Errorf("%s and %s have the same pods in all Services: %v", from.Name, other, mine)
+					t.Errorf("%s and %s get the same pods in all Services: %v", from.Name, other, mine)
 				}
 			}
 			if len(slices.Compact(slices.Sorted(slices.Values(mine)))) == 1 {
-				t.Errorf("%s has the same pod in all Services: %v", from.Name, mine)
+				t.Errorf("%s gets the same pod in all Services: %v", from.Name, mine)
 			}
 			first[from.Name] = mine
 		}
@@ -120,7 +119,7 @@ func TestAffinityIsPerClientAndService(t *testing.T) {
 	})
 }
 
-// A client that uses both families has a pod in each of them, and keeps both.
+// A client that uses both families has a pod in each, and keeps both.
 func TestAffinityOfBothFamilies(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.applySticky(stickyPods, nil)
@@ -133,8 +132,8 @@ func TestAffinityOfBothFamilies(t *testing.T) {
 	}
 }
 
-// Affinity belongs to the port of the Service, not to one of its addresses:
-// whichever of them a client uses, it comes to its pod.
+// Affinity belongs to the port of the Service, not to one of its addresses: at each of them the client gets the
+// same pod.
 func TestAffinityIsSharedByAllAddresses(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.applySticky(stickyPods, nil)
@@ -156,8 +155,7 @@ func TestAffinityIsSharedByAllAddresses(t *testing.T) {
 	})
 }
 
-// Endpoints that come and go take no client away from one that stays, wherever
-// it then is among them.
+// Adding and removing endpoints takes no client away from one that stays, wherever it then is among them.
 func TestAffinityStaysAsOthersComeAndGo(t *testing.T) {
 	w := startWorld(t, "node-a")
 	a1 := w.Host("a1")
@@ -170,7 +168,7 @@ func TestAffinityStaysAsOthersComeAndGo(t *testing.T) {
 	}
 }
 
-// Two ports of one Service are two choices.
+// Two ports of one Service have separate choices.
 func TestAffinityIsPerPort(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.applySticky(stickyPods, func(s *corev1.Service) {
@@ -198,15 +196,14 @@ func TestAffinityIsPerPort(t *testing.T) {
 		second = append(second, pick(t, a1, ipv4, netip.AddrPortFrom(ipv4.clusterIP(n+1).Addr(), 81)))
 	}
 	if slices.Equal(first, second) {
-		t.Errorf("both ports have the same pods in all Services: %v", first)
+		t.Errorf("both ports lead to the same pods in all Services: %v", first)
 	}
 	wantSame(t, "the first port, after the second was used", picks(t, a1, ipv4), first)
 }
 
-// Of two first connections at once, one choice counts for both. Two threads
-// connect in the same moment, as often as it takes to meet between the hook's
-// look-up and its update: each round where they do shows with a probability of
-// 3/4 if each kept its own choice.
+// If a client makes two first connections at once, one choice holds for both. Two threads connect at the same
+// moment, until they meet between the hook's lookup and its update: in each such round, separate choices would
+// differ with a probability of 3/4.
 func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 	w := startWorld(t, "node-a")
 	for n, algorithm := range service.Algorithms {
@@ -225,8 +222,7 @@ func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 	}
 }
 
-// connectAtOnce connects two sockets of a pod on two threads that wait for each
-// other, and returns which pods answer.
+// connectAtOnce connects two sockets of a pod on two synchronised threads, and returns which pods answer.
 func (w *world) connectAtOnce(t *testing.T, to netip.AddrPort) (pods [2]string) {
 	t.Helper()
 	var sockets [2]*hostSocket
@@ -241,7 +237,7 @@ func (w *world) connectAtOnce(t *testing.T, to netip.AddrPort) (pods [2]string) 
 			defer runtime.UnlockOSThread()
 			for ready.Add(1); ready.Load() < int32(len(sockets)); {
 			}
-			s.connect(to) // in progress; what becomes of it is seen below
+			s.connect(to) // in progress; the result follows below
 		})
 	}
 	together.Wait()

@@ -16,9 +16,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A watch knows between which two times the last connection to a Service was
-// made. Tests compare affinities only where that leaves no doubt, however slow
-// the machine is.
+// A watch bounds the time of the last connection to a Service. Tests judge affinity only if the bounds leave no
+// doubt, however slow the machine is.
 type watch struct {
 	w      *world
 	from   *lab.Host
@@ -29,8 +28,8 @@ type watch struct {
 	after  time.Time
 }
 
-// connect makes a connection and says whether affinity chose its backend, and
-// between which bounds the time since the one before lies.
+// connect makes a connection and returns whether affinity chose its backend, and bounds for the time since the
+// previous one.
 func (c *watch) connect(t *testing.T) (kept bool, atLeast, atMost time.Duration) {
 	t.Helper()
 	hits := c.w.counters(c.w.agent()).AffinityHit
@@ -42,8 +41,8 @@ func (c *watch) connect(t *testing.T) (kept bool, atLeast, atMost time.Duration)
 	return c.w.counters(c.w.agent()).AffinityHit > hits, atLeast, atMost
 }
 
-// R27: affinity ends so many seconds after the last connection. The clock has
-// whole seconds, so it may last up to one longer; it never ends too early.
+// R27: affinity ends so many seconds after the last connection. The clock has whole seconds, so it may last up
+// to one second longer; it never ends early.
 func TestAffinityTimeout(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.sticky("web", 1, stickyPods, 1)
@@ -60,8 +59,8 @@ func TestAffinityTimeout(t *testing.T) {
 	}
 }
 
-// R27: the seconds are whole ones. A connection late in one second of the clock
-// and one early in the next are a fraction of a second apart.
+// R27: the clock has whole seconds. A connection late in one second and one early in the next are a fraction of
+// a second apart.
 func TestAffinityTimeoutIsNotCutShort(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.sticky("web", 1, stickyPods, 1)
@@ -74,7 +73,7 @@ func TestAffinityTimeoutIsNotCutShort(t *testing.T) {
 		awaitFraction(t, 50*time.Millisecond)
 		kept, _, idle := c.connect(t)
 		if idle >= time.Second {
-			continue // the machine was too slow to tell
+			continue // the machine was too slow
 		}
 		sure++
 		if !kept {
@@ -86,8 +85,7 @@ func TestAffinityTimeoutIsNotCutShort(t *testing.T) {
 	}
 }
 
-// awaitFraction waits for this part of a second of CLOCK_MONOTONIC, which is the
-// clock of affinity.
+// awaitFraction waits for a fraction of a second of CLOCK_MONOTONIC, the clock of affinity.
 func awaitFraction(t *testing.T, fraction time.Duration) {
 	t.Helper()
 	var now unix.Timespec
@@ -101,7 +99,7 @@ func awaitFraction(t *testing.T, fraction time.Duration) {
 	time.Sleep(wait)
 }
 
-// R27: each connection begins the timeout anew.
+// R27: each connection restarts the timeout.
 func TestAffinityTimeoutBeginsAnew(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.sticky("web", 1, stickyPods, 2)
@@ -113,17 +111,16 @@ func TestAffinityTimeoutBeginsAnew(t *testing.T) {
 		time.Sleep(700 * time.Millisecond)
 		kept, _, idle := c.connect(t)
 		if idle >= 2*time.Second {
-			t.Skipf("the machine took %v where 0.7 s were meant", idle)
+			t.Skipf("the machine took %v instead of 0.7 s", idle)
 		}
 		if !kept || c.pod != pod {
-			t.Fatalf("%v after the first connection, and less than %v after the last one, affinity of 2 s sends to %s, want %s",
+			t.Fatalf("%v after the first connection, and less than %v after the last one, affinity of 2 s leads to %s, want %s",
 				time.Since(begin), idle, c.pod, pod)
 		}
 	}
 }
 
-// R27: an affinity is void once its endpoint takes no new connections, and does
-// not come back with it.
+// R27: an affinity entry is void once its endpoint takes no new connections, and does not return with it.
 func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 	w := startWorld(t, "node-a")
 	a1 := w.Host("a1")
@@ -135,8 +132,8 @@ func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 			t.Fatalf("connection goes to %s, want b1", got)
 		}
 		for _, step := range []struct{ pods, want string }{
-			{"a2", "a2"},          // b1 has gone
-			{"a2 b1", "a2"},       // and come back
+			{"a2", "a2"},          // b1 is removed
+			{"a2 b1", "a2"},       // and added again
 			{"a2 a3 b1 b2", "a2"}, // more endpoints take no client away
 			{"a2", "a2"},
 		} {
@@ -155,8 +152,8 @@ func TestAffinityEndsWithItsEndpoint(t *testing.T) {
 	}
 }
 
-// R27: nor does it pass to an endpoint that gets the number of the one that has
-// gone. There are three numbers, so that the third endpoint after b1 has its.
+// R27: nor does the entry pass to an endpoint that gets the removed one's ID. There are three IDs, so the third
+// endpoint after b1 gets its.
 func TestAffinityDoesNotPassToAnotherEndpoint(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--max-backends=3"}
@@ -176,14 +173,14 @@ func TestAffinityDoesNotPassToAnotherEndpoint(t *testing.T) {
 	}))
 	apply("a2 a3")
 	if got := []uint32{w.backendID(t, "a2"), w.backendID(t, "a3")}; !slices.Contains(got, old) {
-		t.Fatalf("the endpoints have numbers %v, want one of them %d, as b1 had", got, old)
+		t.Fatalf("the endpoints have the IDs %v, want %d among them, as b1 had", got, old)
 	}
 	if kept, _, _ := c.connect(t); kept {
-		t.Errorf("an affinity for b1 was kept, and leads to %s", c.pod)
+		t.Errorf("an affinity entry for b1 was kept, and leads to %s", c.pod)
 	}
 }
 
-// backendID is the number that the tables have for a pod's IPv4 endpoint.
+// backendID is the tables' ID of a pod's IPv4 endpoint.
 func (w *world) backendID(t *testing.T, pod string) uint32 {
 	t.Helper()
 	tables, err := w.agent().Tables()
@@ -197,8 +194,7 @@ func (w *world) backendID(t *testing.T, pod string) uint32 {
 	return 0
 }
 
-// R27: affinity is switched on and off, and its timeout changed, while clients
-// connect.
+// R27: affinity is switched on and off, and its timeout changed, while clients connect.
 func TestAffinityIsSwitchedLive(t *testing.T) {
 	w := startWorld(t, "node-a")
 	a1 := w.Host("a1")
@@ -217,12 +213,12 @@ func TestAffinityIsSwitchedLive(t *testing.T) {
 		c.connect(t)
 		time.Sleep(2500 * time.Millisecond)
 		if kept, idle, _ := c.connect(t); kept {
-			t.Errorf("%s: a timeout changed to 1 s was not over after %v", f.name, idle)
+			t.Errorf("%s: a timeout changed to 1 s had not expired after %v", f.name, idle)
 		}
 	}
 }
 
-// R27, R37: affinity outlives the agent.
+// R27, R37: affinity survives the agent.
 func TestAffinityOutlivesTheAgent(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.applySticky(stickyPods, nil)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// variant is one of the shapes that a Service takes in turn.
+// variant is one of the forms that a Service has in turn.
 type variant struct {
 	pods   string
 	change func(*corev1.Service, []*discoveryv1.EndpointSlice)
@@ -30,17 +30,17 @@ var variants = []variant{
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}},
 	{"b2", func(s *corev1.Service, of []*discoveryv1.EndpointSlice) {
-		for _, slice := range of { // its last endpoints terminate
+		for _, slice := range of { // its last endpoints are terminating
 			draining(&slice.Endpoints[0])
 		}
 	}},
 	{"a3", func(s *corev1.Service, of []*discoveryv1.EndpointSlice) {
-		s.Name = "heir" // another Service takes the address over
+		s.Name = "heir" // another Service gets the address
 		inOtherSlices(s, of)
 	}},
 }
 
-// inOtherSlices moves endpoints to slices of other names.
+// inOtherSlices renames the slices of the endpoints.
 func inOtherSlices(s *corev1.Service, of []*discoveryv1.EndpointSlice) {
 	for _, slice := range of {
 		slice.Name += "-more"
@@ -56,13 +56,12 @@ func (w *world) objectsOf(v variant) []runtime.Object {
 	return objects(s, slices)
 }
 
-// Two hundred changes of a Service, under connections of all pods in all
-// families: none fails, and as soon as a change is in force none meets what was
-// before.
+// Two hundred changes of a Service, during connections of all pods in all families: none fails, and once a
+// change is in effect none gets the previous state.
 func TestChangesAreAtomic(t *testing.T) {
 	w := newWorld(t, "node-a", "node-b")
-	// Room for two variants and no more: on this node what one change gives up is
-	// needed at once for the next.
+	// Room for two variants and no more: on this node, what one change frees is needed at once for the
+	// next.
 	w.agent().Flags = []string{"--max-slots=16", "--max-backends=8", "--max-services=4", "--max-frontends=8"}
 	w.start()
 	w.apply("web", w.objectsOf(variants[0])...)
@@ -79,7 +78,7 @@ func TestChangesAreAtomic(t *testing.T) {
 			for _, f := range []family{ipv4, ipv6} {
 				answer, err := ask(from, f, f.clusterIP(1))
 				if err != nil || !slices.Contains(strings.Fields(v.pods), answer.Pod) {
-					t.Errorf("change %d, to %s: %s connects to %s and meets %q (%v)", i, v.pods, from.Name, f.clusterIP(1), answer.Pod, err)
+					t.Errorf("change %d, to %s: %s connects to %s and gets %q (%v)", i, v.pods, from.Name, f.clusterIP(1), answer.Pod, err)
 				}
 			}
 		}
@@ -94,8 +93,8 @@ func TestChangesAreAtomic(t *testing.T) {
 	}
 }
 
-// A Service that comes and goes while clients connect is there or not: refused
-// by the ServiceCIDR, or answered. Nothing is half, and no other Service notices.
+// A Service that is added and removed while clients connect either exists or not: connections are refused by
+// the ServiceCIDR, or answered. Nothing is half done, and no other Service is affected.
 func TestServiceComesAndGoesUnderLoad(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("steady", objects(w.web("steady", 2, "a2 b1"))...)
@@ -103,11 +102,11 @@ func TestServiceComesAndGoesUnderLoad(t *testing.T) {
 	for range 30 {
 		w.apply("web", objects(w.web("web", 1, "b2"))...)
 		if got, err := ask(w.Host("a1"), ipv4, ipv4.clusterIP(1)); got.Pod != "b2" {
-			t.Errorf("the Service is there, and a connection meets %q (%v)", got.Pod, err)
+			t.Errorf("the Service exists, but a connection gets %q (%v)", got.Pod, err)
 		}
 		w.remove("web")
 		if got, err := ask(w.Host("a1"), ipv4, ipv4.clusterIP(1)); err == nil || !strings.Contains(err.Error(), "operation not permitted") {
-			t.Errorf("the Service has gone, and a connection meets %q (%v)", got.Pod, err)
+			t.Errorf("the Service is removed, but a connection gets %q (%v)", got.Pod, err)
 		}
 	}
 	l.wantNoFailure(t)

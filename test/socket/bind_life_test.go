@@ -18,8 +18,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// K5: protection needs no agent. The next one may be told to end it, and the
-// one after that to begin again; each finds the ports as they are.
+// K5: protection needs no agent. The next agent may end it, and the one after that begin it again; each takes
+// over the current ports.
 func TestBindWithoutAnAgent(t *testing.T) {
 	w := startWorld(t, "node-a")
 	host, a := w.Host("node-a"), w.agent()
@@ -63,7 +63,7 @@ func TestBindWithoutAnAgent(t *testing.T) {
 		}
 	}
 
-	// What has gone while no agent was running is free when the next one has come.
+	// Ports of Services removed while no agent was running are free once the next one is ready.
 	w.must(a.Kill())
 	w.must(w.folder.Remove("web"))
 	w.must(a.Start())
@@ -80,22 +80,22 @@ func hookNames(s *inspect.Status) (names []string) {
 	return names
 }
 
-// heldPorts is what status says of ports that programs hold.
+// heldPorts is the list of port conflicts in status.
 func (w *world) heldPorts() []inspect.PortConflict {
 	w.t.Helper()
 	s, err := w.agent().Status()
 	w.must(err)
 	if s.PortConflictsUnknown != "" {
-		w.t.Errorf("sockets could not be listed: %s", s.PortConflictsUnknown)
+		w.t.Errorf("status could not list sockets: %s", s.PortConflictsUnknown)
 	}
 	return s.PortConflicts
 }
 
-// K5: programs that had the port before a Service came, or although protection
-// is off, are named until they close it; those that do not stand in the way are
-// not: other addresses, other ports, sockets that do not wait, pods.
+// K5: status names programs that held the port before a Service was added, or while protection was off, until
+// they close it. It does not name what does not conflict: other addresses, other ports, sockets that do not
+// listen, pods.
 func TestStatusNamesWhoHoldsAPort(t *testing.T) {
-	// A process calls itself what it likes: here that has a terminal's escape sequences in it.
+	// A process can have any name: this one has a terminal's escape sequences.
 	comm, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
 		t.Fatal(err)
@@ -139,8 +139,8 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 		{bind(tcp, "node-a", ipv4, ipv4.choose("127.0.0.9", "", nodePort)), service.TCP, "127.0.0.9:30080", web},
 		{bind(tcp, "node-a", ipv6, ipv6.everywhere(hostPort)), service.TCP, fmt.Sprintf("[::]:%d", hostPort), pod},
 	}
-	bind(tcp, "node-a", ipv4, ipv4.on(host, hostPort))                      // the Pod's is another address
-	bind(udp, "node-a", ipv6, ipv6.on(host, hostPort))                      // of IPv6, and the Pod's of IPv4
+	bind(tcp, "node-a", ipv4, ipv4.on(host, hostPort))                      // the Pod has another address
+	bind(udp, "node-a", ipv6, ipv6.on(host, hostPort))                      // IPv6; the Pod's is IPv4
 	bind(udp, "node-a", ipv6, ipv6.everywhere(hostPort), v6Only)            // the same
 	bind(tcp, "node-a", ipv4, ipv4.everywhere(nodePort+1))                  // another port
 	bind(tcp, "a1", ipv4, ipv4.everywhere(nodePort))                        // a pod's own
@@ -148,7 +148,7 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 		t.Fatal(err)
 	}
 	busy := bind(udp, "node-a", ipv4, ipv4.choose("127.0.0.1", "", nodePort))
-	w.must(busy.connect(ipv4.choose("127.0.0.1", "", 9))) // waits for nobody but that
+	w.must(busy.connect(ipv4.choose("127.0.0.1", "", 9))) // receives only from there
 	client, err := tcp.bind(t, host, ipv4, ipv4.on(host, nodePort), reusePort)
 	w.must(err)
 	client.reach(ipv4.pod(w.Host("b1"))) // a connection
@@ -171,14 +171,14 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 			}
 		}
 		if strings.ContainsAny(out, "\x1b\x07") {
-			t.Errorf("status has what a terminal acts on: %q", out)
+			t.Errorf("status contains control characters: %q", out)
 		}
 		holders[0].close()
 		holders = holders[1:]
 	}
 	wantHeld(t, w.heldPorts(), nil)
 	if out, err := w.beeline("status", "--agent-socket="+w.agent().Socket()); err != nil {
-		t.Errorf("with nobody in the way: %v\n%s", err, out)
+		t.Errorf("without conflicts: %v\n%s", err, out)
 	}
 }
 

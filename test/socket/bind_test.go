@@ -26,7 +26,7 @@ var (
 	mptcp = transport{"MPTCP", unix.SOCK_STREAM, unix.IPPROTO_MPTCP} // listeners of some languages' libraries
 )
 
-// A sockopt is an option of SOL_SOCKET or of its level that is set to 1.
+// A sockopt is a socket option, by default of SOL_SOCKET, that is set to 1.
 type sockopt struct {
 	name          string
 	level, option int
@@ -38,8 +38,8 @@ var (
 	v6Only    = sockopt{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY}
 )
 
-// bind makes a socket of a host, sets the options and binds it. The socket is
-// open until the end of the test; err is bind(2)'s.
+// bind makes a socket of a host, sets the options and binds it. The socket stays open until the end of the
+// test; err is bind(2)'s.
 func (tr transport) bind(t *testing.T, host *lab.Host, f family, to netip.AddrPort, options ...sockopt) (s *hostSocket, err error) {
 	t.Helper()
 	fd, err := host.Socket(f.domain, tr.kind, tr.protocol)
@@ -59,7 +59,7 @@ func (tr transport) bind(t *testing.T, host *lab.Host, f family, to netip.AddrPo
 	return s, unix.Bind(fd, f.sockaddr(to))
 }
 
-// try is what bind(2) says; the port is free again afterwards.
+// try returns bind(2)'s error, and closes the socket.
 func (tr transport) try(t *testing.T, host *lab.Host, f family, to netip.AddrPort, options ...sockopt) error {
 	t.Helper()
 	s, err := tr.bind(t, host, f, to, options...)
@@ -67,7 +67,7 @@ func (tr transport) try(t *testing.T, host *lab.Host, f family, to netip.AddrPor
 	return err
 }
 
-// wantBind checks what bind(2) of TCP and UDP sockets says.
+// wantBind checks bind(2)'s error for TCP and UDP sockets.
 func wantBind(t *testing.T, host *lab.Host, f family, to netip.AddrPort, want error, options ...sockopt) {
 	t.Helper()
 	for _, tr := range []transport{tcp, udp} {
@@ -77,7 +77,7 @@ func wantBind(t *testing.T, host *lab.Host, f family, to netip.AddrPort, want er
 	}
 }
 
-// refused and allowed are what bind(2) says.
+// refused and allowed are bind(2)'s errors.
 const refused = unix.EADDRINUSE
 
 var allowed error
@@ -100,10 +100,9 @@ func (w *world) publicBoth(name string, n uint8, port int32) *corev1.Service {
 	return s
 }
 
-// K5, S3: on the host a NodePort is taken, at every address that serves it and
-// at the wildcard, with SO_REUSEADDR and SO_REUSEPORT, too. Pods can bind it,
-// and the host other ports and the port at other addresses, also at one that a
-// Service has as its external IP.
+// K5, S3: on the host a NodePort cannot be bound, at every address that serves it and at the wildcard, even
+// with SO_REUSEADDR and SO_REUSEPORT. Pods can bind it, and the host other ports and the port at other
+// addresses, also at a Service's external IP.
 func TestBindOfNodePort(t *testing.T) {
 	w := startWorld(t, "node-a")
 	host, pod := w.Host("node-a"), w.Host("a1")
@@ -126,7 +125,7 @@ func TestBindOfNodePort(t *testing.T) {
 			wantBind(t, host, f, netip.AddrPortFrom(to.Addr(), nodePort+1), allowed)
 		}
 		if n, want := w.counters(w.agent()).BindRefused-before, uint64(len(taken)*8); n != want {
-			t.Errorf("%d refusals are counted, want %d", n, want)
+			t.Errorf("%d refusals counted, want %d", n, want)
 		}
 		wantBind(t, host, f, f.choose(extra4.String(), extra6.String(), nodePort), allowed)
 		for _, to := range []netip.AddrPort{f.everywhere(nodePort), f.loopbacks()[0], f.on(pod, nodePort)} {
@@ -152,7 +151,7 @@ func TestBindOfMultipathTCP(t *testing.T) {
 	})
 }
 
-// K5: TCP and UDP ports are apart.
+// K5: TCP and UDP ports are independent.
 func TestBindOfTheOtherProtocol(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.public("web", 1, "a2"))...)
@@ -167,7 +166,7 @@ func TestBindOfTheOtherProtocol(t *testing.T) {
 	})
 }
 
-// K5: a wildcard takes the port of the families that it receives.
+// K5: a wildcard occupies the port of the families that it receives.
 func TestBindOfAPortOfOneFamily(t *testing.T) {
 	w := startWorld(t, "node-a")
 	host := w.Host("node-a")
@@ -193,8 +192,7 @@ func TestBindOfAPortOfOneFamily(t *testing.T) {
 	wantBind(t, host, ipv6, ipv6.everywhere(nodePort), refused, v6Only)
 }
 
-// K5: a port is taken before its Service can be reached, and free again when
-// the NodePort has become another, or has gone.
+// K5: a port is reserved before its Service can be reached, and free after the NodePort was changed or removed.
 func TestBindFollowsTheNodePort(t *testing.T) {
 	w := startWorld(t, "node-a")
 	host := w.Host("node-a")
@@ -216,7 +214,7 @@ func TestBindFollowsTheNodePort(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { wantFree(f, nodePort+1) })
 }
 
-// K5, R22: the addresses that serve NodePorts are those that bind() is refused.
+// K5, R22: bind() is refused at the addresses that serve NodePorts.
 func TestBindOfSelectedAddresses(t *testing.T) {
 	w := newWorld(t, "node-a")
 	host, extra := w.Host("node-a"), netip.MustParseAddr("203.0.113.7")
@@ -224,7 +222,7 @@ func TestBindOfSelectedAddresses(t *testing.T) {
 	w.start()
 	w.apply("web", w.publicBoth("web", 1, nodePort))
 	for _, f := range []family{ipv4, v4Mapped} {
-		wantBind(t, host, f, f.everywhere(nodePort), allowed) // no address is selected so far
+		wantBind(t, host, f, f.everywhere(nodePort), allowed) // no address is selected yet
 	}
 	w.addAddress(host, extra)
 	w.eventually("the new address has the NodePort", func() bool {
@@ -255,7 +253,7 @@ func podWithPort(host *lab.Host, hostIP string, port int32) runtime.Object {
 	return p
 }
 
-// K5, S2: a HostPort is taken at its hostIP alone, if it has one.
+// K5, S2: a HostPort with a hostIP is reserved only there.
 func TestBindOfHostPort(t *testing.T) {
 	w := startWorld(t, "node-a")
 	host, extra := w.Host("node-a"), netip.MustParseAddr("203.0.113.7")
@@ -282,7 +280,7 @@ func TestBindOfHostPort(t *testing.T) {
 	wantBind(t, host, ipv6, ipv6.everywhere(hostPort+1), refused) // receives IPv4, too
 	wantBind(t, host, ipv6, ipv6.everywhere(hostPort+1), allowed, v6Only)
 	w.remove("a2")
-	w.eventually("the port of the pod that is gone is free", func() bool {
+	w.eventually("the port of the removed pod is free", func() bool {
 		return tcp.try(t, host, ipv4, ipv4.everywhere(hostPort+1)) == allowed && udp.try(t, host, ipv6, ipv6.everywhere(hostPort+1)) == allowed
 	})
 }

@@ -13,8 +13,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// choosePorts makes the kernel choose the ports of a host's sockets from first
-// to last.
+// choosePorts sets the range from which the kernel chooses ports of a host's sockets.
 func (w *world) choosePorts(host *lab.Host, first, last uint16) {
 	w.t.Helper()
 	w.must(host.Do(func() error {
@@ -22,10 +21,10 @@ func (w *world) choosePorts(host *lab.Host, first, last uint16) {
 	}))
 }
 
-// portTaken is of the range from which the kernel chooses.
+// portTaken is in that range.
 const portTaken = 40001
 
-// startHostPortWorld has a HostPort at which a test lets the kernel choose.
+// startHostPortWorld has a HostPort in the range, in which a test lets the kernel choose.
 func startHostPortWorld(t *testing.T) *world {
 	t.Helper()
 	w := startWorld(t, "node-a")
@@ -33,8 +32,8 @@ func startHostPortWorld(t *testing.T) *world {
 	return w
 }
 
-// K5: of four ports that the kernel chooses from, bind() to port 0 gives three.
-// That it is refused now and then is the price of a range that is so short.
+// K5: bind() to port 0 returns three of the four ports in the kernel's range. It may fail from time to time,
+// because the range is so short.
 func TestBindToPortZero(t *testing.T) {
 	w := startHostPortWorld(t)
 	host := w.Host("node-a")
@@ -61,9 +60,9 @@ func TestBindToPortZero(t *testing.T) {
 	})
 }
 
-// K5: with no other port left bind() says that the address is in use. Nobody
-// waits for connections at the port of a connection: connect() without bind()
-// has it, and so has a bind() that leaves the choice to connect().
+// K5: with no other port left, bind() returns EADDRINUSE. A connection's own port receives no other
+// connections, so connect() without bind() may use the port, and so may a bind() that leaves the choice to
+// connect().
 func TestBindToPortZeroWithoutAFreePort(t *testing.T) {
 	w := startHostPortWorld(t)
 	host, server := w.Host("node-a"), w.Host("b1")
@@ -84,7 +83,7 @@ func TestBindToPortZeroWithoutAFreePort(t *testing.T) {
 						continue
 					}
 				}
-				// Without TIME_WAIT afterwards, which would keep the only port.
+				// Without TIME_WAIT, which would occupy the only port.
 				w.must(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 				if err := s.connect(f.pod(server)); err != nil || s.local().Port() != portTaken {
 					t.Errorf("%s connect, bound %v: %v; from %s", tr.name, bound, err, s.local())
@@ -102,12 +101,12 @@ func TestBindToPortZeroWithoutAFreePort(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { wantBind(t, host, f, f.everywhere(0), allowed) })
 }
 
-// K5: what an unfinished bind() to port 0 has noted is nothing for a later one.
+// K5: state of an unfinished bind() to port 0 does not affect later ones.
 func TestBindAfterAnUnfinishedOne(t *testing.T) {
 	w := startWorld(t, "node-a")
 	host, extra := w.Host("node-a"), netip.MustParseAddr("203.0.113.7")
 	w.addAddress(host, extra)
-	w.apply("a1", podWithPort(w.Host("a1"), extra.String(), hostPort)) // of IPv4 alone
+	w.apply("a1", podWithPort(w.Host("a1"), extra.String(), hostPort)) // only IPv4
 	for _, tr := range []transport{tcp, udp} {
 		s, err := tr.bind(t, host, ipv6, ipv6.choose("", "2001:db8::1", 0))
 		if err != unix.EADDRNOTAVAIL {
@@ -115,12 +114,12 @@ func TestBindAfterAnUnfinishedOne(t *testing.T) {
 		}
 		w.must(unix.SetsockoptInt(s.fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1))
 		if err := unix.Bind(s.fd, ipv6.sockaddr(ipv6.everywhere(hostPort))); err != nil {
-			t.Errorf("%s bind for IPv6 only, after one that failed: %v", tr.name, err)
+			t.Errorf("%s bind for IPv6 only, after a failed one: %v", tr.name, err)
 		}
 	}
 }
 
-// K5: a pod gets any port that its kernel chooses.
+// K5: a pod may get any port that its kernel chooses.
 func TestBindToPortZeroInAPod(t *testing.T) {
 	w := startHostPortWorld(t)
 	pod := w.Host("a2")

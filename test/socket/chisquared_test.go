@@ -8,13 +8,12 @@ import (
 	"testing"
 )
 
-// alpha is the probability with which checkShares refuses what is right.
+// alpha is the probability that checkShares rejects correct counts.
 const alpha = 1e-6
 
-// checkShares is Pearson's chi-squared test of goodness of fit: an error if the
-// counts are so far from the shares that pure chance would have it less often
-// than alpha. Shares are relative to each other; expected counts below 5 would
-// make the approximation bad and are an error, too.
+// checkShares is Pearson's chi-squared test of goodness of fit: it fails if counts are so far from the shares
+// that chance produces them less often than alpha. Shares are relative to each other; expected counts below 5
+// would make the approximation bad and are an error, too.
 func checkShares(counts []int, shares []float64) error {
 	n, whole := 0, 0.0
 	for i := range counts {
@@ -25,7 +24,7 @@ func checkShares(counts []int, shares []float64) error {
 	for i, count := range counts {
 		expected := float64(n) * shares[i] / whole
 		if expected < 5 {
-			return fmt.Errorf("only %.1f expected at place %d of %d: take more samples", expected, i, len(counts))
+			return fmt.Errorf("only %.1f expected at index %d of %d: take more samples", expected, i, len(counts))
 		}
 		statistic += (float64(count) - expected) * (float64(count) - expected) / expected
 	}
@@ -55,7 +54,7 @@ func chiSquaredTail(x float64, degrees int) float64 {
 	return q
 }
 
-// Against the tables of critical values that every handbook has.
+// Against the tables of critical values in every handbook.
 func TestChiSquaredTail(t *testing.T) {
 	for _, row := range []struct {
 		degrees  int
@@ -74,8 +73,8 @@ func TestChiSquaredTail(t *testing.T) {
 	}
 }
 
-// The check accepts what is as even as chance, and refuses a bias of 60 to 40
-// in as many connections as the tests make.
+// The check accepts counts as even as chance makes them, and rejects a bias of 60 to 40 in as many connections
+// as the tests make.
 func TestCheckShares(t *testing.T) {
 	even, three := []float64{1, 1}, []float64{3, 1}
 	for _, c := range []struct {
@@ -93,7 +92,7 @@ func TestCheckShares(t *testing.T) {
 		{[]int{1000, 1000}, three, false},
 		{[]int{510, 490, 520, 480}, []float64{1, 1, 1, 1}, true},
 		{[]int{600, 400, 500, 500}, []float64{1, 1, 1, 1}, false},
-		{[]int{3, 3}, even, false}, // too few to tell
+		{[]int{3, 3}, even, false}, // too few
 	} {
 		if err := checkShares(c.counts, c.shares); (err == nil) != c.accept {
 			t.Errorf("%v for shares %v: %v, want accepted: %v", c.counts, c.shares, err, c.accept)

@@ -34,7 +34,7 @@ func (w *world) beeline(args ...string) (out string, err error) {
 	return string(text), err
 }
 
-// startCLIWorld has Services of some kinds, two of one name.
+// startCLIWorld has Services of several kinds, two with the same name.
 func startCLIWorld(t *testing.T) *world {
 	t.Helper()
 	w := startWorld(t, "node-a")
@@ -51,8 +51,7 @@ func startCLIWorld(t *testing.T) *world {
 	return w
 }
 
-// Every table says the same in JSON and YAML, asked of the agent and read from
-// the pins.
+// Every table is the same in JSON and YAML, from the agent and from the pins.
 func TestCLIFormatsAgree(t *testing.T) {
 	w := startCLIWorld(t)
 	for _, command := range []string{"status", "service list", "service show default/web", "backend list"} {
@@ -63,7 +62,7 @@ func TestCLIFormatsAgree(t *testing.T) {
 				for _, format := range []string{"json", "yaml"} {
 					shown[from+" "+format] = w.show(t, append(args, "-o", format), from == "maps")
 				}
-				if command == "status" { // whose values are of the moment
+				if command == "status" { // its values change
 					for _, format := range []string{" json", " yaml"} {
 						shown[from+format] = slices.Sorted(maps.Keys(shown[from+format].(map[string]any)))
 					}
@@ -73,7 +72,7 @@ func TestCLIFormatsAgree(t *testing.T) {
 				}
 			}
 			if command == "status" {
-				return // most of it only the agent knows
+				return // only the agent knows most of it
 			}
 			want := withoutAgent(shown["agent json"])
 			if got := shown["maps json"]; !reflect.DeepEqual(got, want) {
@@ -83,8 +82,7 @@ func TestCLIFormatsAgree(t *testing.T) {
 	}
 }
 
-// show runs a command and decodes what it prints; without an agent, status is
-// content with nothing.
+// show runs a command and decodes its output; without an agent, status exits with an error.
 func (w *world) show(t *testing.T, args []string, fromMaps bool) any {
 	t.Helper()
 	if fromMaps {
@@ -104,8 +102,7 @@ func (w *world) show(t *testing.T, args []string, fromMaps bool) any {
 	return value
 }
 
-// withoutAgent removes what the tables do not hold: the agent's view of each
-// object.
+// withoutAgent removes what is not in the tables: the agent's view of each object.
 func withoutAgent(value any) any {
 	switch v := value.(type) {
 	case []any:
@@ -123,7 +120,7 @@ func withoutAgent(value any) any {
 	return value
 }
 
-// What people read names what they look for.
+// Tables for people contain what they look for.
 func TestCLITables(t *testing.T) {
 	w := startCLIWorld(t)
 	if _, err := ask(w.Host("a1"), ipv4, ipv4.clusterIP(2)); err != nil {
@@ -140,7 +137,7 @@ func TestCLITables(t *testing.T) {
 		}
 		for _, text := range texts {
 			if !strings.Contains(out, text) {
-				t.Errorf("%s says nothing of %q:\n%s", command, text, out)
+				t.Errorf("%s does not contain %q:\n%s", command, text, out)
 			}
 		}
 	}
@@ -159,8 +156,7 @@ func TestCLITables(t *testing.T) {
 	check("backend list --pins", "10.10.1.12:8080")
 }
 
-// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 errors, 4 warnings alone; and whoever is
-// nearly right is told what is.
+// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 errors, 4 only warnings; near misses get a suggestion.
 func TestCLIExitCodes(t *testing.T) {
 	w := startCLIWorld(t)
 	config := filepath.Join(t.TempDir(), "beeline.yaml")
@@ -207,7 +203,7 @@ func TestCLIExitCodes(t *testing.T) {
 	}
 }
 
-// The configuration file has the flags' names, and flags win over it.
+// The configuration file uses the flags' names, and flags override it.
 func TestCLIConfigurationFile(t *testing.T) {
 	w := newWorld(t, "node-a")
 	a := w.agent()
@@ -234,7 +230,7 @@ func TestCLIConfigurationFile(t *testing.T) {
 	}
 }
 
-// Completion is a script that bash takes, and it knows the agent's flags.
+// The completion script is valid for bash, and knows the agent's flags.
 func TestCLICompletion(t *testing.T) {
 	w := newWorld(t)
 	script, err := w.beeline("completion", "bash")
@@ -259,18 +255,18 @@ func TestCLICompletion(t *testing.T) {
 	}
 }
 
-// What goes wrong with one object is told where people look for it.
+// An object's problems are shown where people look for them.
 func TestCLIShowsProblems(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.sameExternalIP()
 	out, err := w.agent().CLI("service", "show", "second")
 	if err != nil || !strings.Contains(out, "belongs to Service default/first") {
-		t.Errorf("service show (%v) does not say who has the external IP:\n%s", err, out)
+		t.Errorf("service show (%v) does not name the owner of the external IP:\n%s", err, out)
 	}
 	var status inspect.Status
 	out, err = w.agent().CLI("status", "-o", "json")
 	if exit := (&exec.ExitError{}); !errors.As(err, &exit) || exit.ExitCode() != 3 {
-		t.Errorf("status of an agent with an object that does not get what it asks for: %v", err)
+		t.Errorf("status with an object that has lost a claim: %v", err)
 	}
 	if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Objects) != 1 || status.Objects[0].Owner.Name != "second" {
 		t.Errorf("status (%v) names %+v, want the Service default/second", err, status.Objects)

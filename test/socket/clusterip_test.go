@@ -14,16 +14,16 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// Both kinds of client that have sockets on a node: pods, and the node itself.
+// Both kinds of client with sockets on a node: pods, and the node itself.
 const clients = "a1 node-a"
 
-// R16: a Service without endpoints refuses, at once, whatever the reason is.
+// R16: a Service without endpoints refuses at once, whatever the reason.
 func TestNoEndpointsIsRefused(t *testing.T) {
 	w := startWorld(t, "node-a")
 	alone, _ := w.web("alone", 1, "")
 	w.write("alone", alone)
 	w.write("empty", objects(w.web("empty", 2, ""))...)
-	// R5: endpoints belong to the port by its name, targetPort says nothing.
+	// R5: endpoints belong to the port by its name; targetPort does not matter.
 	other, slices := w.web("other", 3, "b1")
 	for _, slice := range slices {
 		*slice.Ports[0].Name = "other"
@@ -42,7 +42,7 @@ func TestNoEndpointsIsRefused(t *testing.T) {
 	})
 }
 
-// R21: a ClusterIP refuses ports and protocols that it does not have.
+// R21: a ClusterIP refuses unknown ports and protocols.
 func TestUnknownPortIsRefused(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.web("web", 1, "b1")
@@ -56,8 +56,8 @@ func TestUnknownPortIsRefused(t *testing.T) {
 	})
 }
 
-// R21: an address of a ServiceCIDR that no Service has is dropped. It follows
-// Services and ServiceCIDRs as they come and go.
+// R21: connections to an unused address of a ServiceCIDR are dropped. This follows changes of Services and
+// ServiceCIDRs.
 func TestUnallocatedAddressIsDropped(t *testing.T) {
 	w := startWorld(t, "node-a")
 	check := func(what, want string) {
@@ -74,8 +74,8 @@ func TestUnallocatedAddressIsDropped(t *testing.T) {
 	check("no ServiceCIDR", alone)
 }
 
-// R16: with internalTrafficPolicy Local the endpoints of the client's own node
-// count, and where there are only others the connection is dropped.
+// R16: with internalTrafficPolicy Local only endpoints on the client's node count; if there are only others,
+// the connection is dropped.
 func TestInternalTrafficPolicyLocal(t *testing.T) {
 	w := startWorld(t, "node-a", "node-b")
 	policy := corev1.ServiceInternalTrafficPolicyLocal
@@ -96,8 +96,8 @@ func TestInternalTrafficPolicyLocal(t *testing.T) {
 	}
 }
 
-// R1: a Service that names another proxy is that one's. The label counts when it
-// comes and when it goes, and the agent can be given a name of its own.
+// R1: a Service that names another proxy is left to it. The label counts when it is added and when it is
+// removed, and the agent can have a name of its own.
 func TestServiceOfAnotherProxy(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
@@ -127,8 +127,7 @@ func TestServiceOfAnotherProxy(t *testing.T) {
 	}
 }
 
-// R3: Services without a ClusterIP have nothing to be reached at; they take
-// nothing from others either.
+// R3: Services without a ClusterIP have no address; they do not affect others either.
 func TestServicesWithoutClusterIP(t *testing.T) {
 	w := startWorld(t, "node-a")
 	headless, slices := w.web("headless", 1, "b2")
@@ -146,7 +145,7 @@ func TestServicesWithoutClusterIP(t *testing.T) {
 	})
 }
 
-// R7: families are served each for itself.
+// R7: families are independent.
 func TestFamiliesAreIndependent(t *testing.T) {
 	w := startWorld(t, "node-a")
 	half, slices := w.web("half", 1, "b1")
@@ -165,8 +164,8 @@ func TestFamiliesAreIndependent(t *testing.T) {
 	})
 }
 
-// R8: addresses as old objects have them, with leading zeros, are decimal. R32:
-// fields that are others' business change nothing.
+// R8: addresses with leading zeros, as in old objects, are decimal. R32: fields for other programs change
+// nothing.
 func TestObjectsOfAllAges(t *testing.T) {
 	w := startWorld(t, "node-a")
 	old, slices := w.web("old", 1, "b1")

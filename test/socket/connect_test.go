@@ -15,8 +15,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// What programs do around connect(2), on Services 1 (pod b1), 2 (pod b2), 3 (no
-// endpoints) and 4 (two endpoints that never answer).
+// Cases of connect(2), with Services 1 (pod b1), 2 (pod b2), 3 (no endpoints) and 4 (two endpoints that never
+// answer).
 func startConnectWorld(t *testing.T) *world {
 	t.Helper()
 	w := startWorld(t, "node-a")
@@ -33,7 +33,7 @@ func startConnectWorld(t *testing.T) *world {
 	return w
 }
 
-// silence makes the fabric drop packets to networks without an answer.
+// silence makes the fabric drop packets to networks without a reply.
 func (w *world) silence(networks ...string) {
 	w.t.Helper()
 	nl, err := w.Host("fabric").Netlink()
@@ -46,8 +46,8 @@ func (w *world) silence(networks ...string) {
 	}
 }
 
-// A second connect of a connected socket is the program's mistake; the kernel
-// says so, and nothing changes.
+// A second connect of a connected socket is the program's mistake; the kernel returns an error, and nothing
+// changes.
 func TestConnectTwice(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -69,8 +69,8 @@ func TestConnectTwice(t *testing.T) {
 	})
 }
 
-// A socket whose connect was refused, by the hook or by a host, can be connected
-// again; its peer is that of the last connect.
+// A socket whose connect was refused, by the hook or by a host, can connect again; its peer is that of the last
+// connect.
 func TestConnectAfterRefusal(t *testing.T) {
 	w := startConnectWorld(t)
 	b1 := w.Host("b1")
@@ -95,8 +95,8 @@ func TestConnectAfterRefusal(t *testing.T) {
 	})
 }
 
-// AF_UNSPEC makes a socket a new one. What it was connected to before is
-// forgotten, even if the next peer is the very backend that the Service chose.
+// AF_UNSPEC resets a socket. Its previous peer is forgotten, even if the next one is the very backend that the
+// Service chose.
 func TestDisconnectAndReconnect(t *testing.T) {
 	w := startConnectWorld(t)
 	b1, b2 := w.Host("b1"), w.Host("b2")
@@ -123,7 +123,7 @@ func TestDisconnectAndReconnect(t *testing.T) {
 				t.Errorf("getpeername when disconnected: %v, want ENOTCONN", err)
 			}
 		}
-		// A refusal between the two does not bring the old peer back either.
+		// A refusal in between does not restore the old peer either.
 		s.reach(f.clusterIP(1))
 		s.disconnect()
 		if err := s.connect(f.clusterIP(3)); err != unix.ECONNREFUSED {
@@ -134,8 +134,7 @@ func TestDisconnectAndReconnect(t *testing.T) {
 	})
 }
 
-// A non-blocking connect is one decision, however often the program asks how
-// far it is.
+// A non-blocking connect is one decision, however often the program polls it.
 func TestNonBlockingConnect(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -148,7 +147,7 @@ func TestNonBlockingConnect(t *testing.T) {
 			t.Fatalf("SO_ERROR: %v, want 0", err)
 		}
 		s.wantPeer(f.clusterIP(1))
-		// Linux tells of the success once, and then that it is connected.
+		// Linux returns success once, and then EISCONN.
 		if err := s.connect(f.clusterIP(1)); err != nil {
 			t.Errorf("connect again: %v, want success", err)
 		}
@@ -160,7 +159,7 @@ func TestNonBlockingConnect(t *testing.T) {
 	})
 }
 
-// An attempt that hangs stays with the backend that was chosen for it.
+// A hanging attempt keeps the backend that was chosen for it.
 func TestNonBlockingConnectInProgress(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -178,7 +177,7 @@ func TestNonBlockingConnectInProgress(t *testing.T) {
 			t.Errorf("getpeername in between: %v, want ENOTCONN", err)
 		}
 		w.wantBalanced(t, before, 1)
-		// Given up and aimed at a Service that answers.
+		// The program gives up, and connects to a Service that answers.
 		s.disconnect()
 		s.reach(f.clusterIP(1))
 		s.wantPeer(f.clusterIP(1))
@@ -186,7 +185,7 @@ func TestNonBlockingConnectInProgress(t *testing.T) {
 	})
 }
 
-// wantBalanced checks how many connections the hooks have sent to a backend.
+// wantBalanced checks the number of connections that the hooks have sent to a backend.
 func (w *world) wantBalanced(t *testing.T, before counters, want uint64) {
 	t.Helper()
 	if got := w.counters(w.agent()).ConnectBalance - before.ConnectBalance; got != want {
@@ -194,7 +193,7 @@ func (w *world) wantBalanced(t *testing.T, before counters, want uint64) {
 	}
 }
 
-// SO_SNDTIMEO bounds a blocking connect. It ends as in progress, and goes on.
+// SO_SNDTIMEO limits a blocking connect. It returns EINPROGRESS, and continues.
 func TestBlockingConnectWithTimeout(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -225,9 +224,8 @@ func TestBlockingConnectWithTimeout(t *testing.T) {
 	})
 }
 
-// connectUndisturbed is connect without the signals by which the Go runtime
-// interrupts threads: a connect with a timeout is not restarted after one
-// (signal(7)).
+// connectUndisturbed is connect without the signals by which the Go runtime interrupts threads: a connect with
+// a timeout is not restarted after a signal (signal(7)).
 func (s *hostSocket) connectUndisturbed(to netip.AddrPort) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -266,9 +264,8 @@ func TestFastOpen(t *testing.T) {
 	})
 }
 
-// Multipath TCP (RFC 8684) connects by a socket within its socket. It comes to
-// Services and their refusals as TCP does. Only getpeername, which is asked of
-// the outer one, knows the backend and not the Service.
+// Multipath TCP (RFC 8684) connects a socket inside its socket. Services and refusals work as with TCP. Only
+// getpeername, which reads the outer socket, returns the backend and not the Service.
 func TestMultipathTCP(t *testing.T) {
 	w := startConnectWorld(t)
 	inEachFamily(t, func(t *testing.T, f family) {

@@ -20,23 +20,21 @@ import (
 const (
 	nameserver  = 53 // the name servers
 	sameServers = 54 // another Service of the same name servers
-	nobody      = 55 // has no endpoints: refuses
-	silent      = 56 // its endpoint takes questions and answers none
+	nobody      = 55 // no endpoints: refuses
+	silent      = 56 // its endpoint receives queries and never replies
 	webService  = 80
 )
 
-// portDNS is where name servers listen in their pods: another port than 53, as
-// name servers without privileges have it.
+// portDNS is where name servers listen in their pods: not at 53, like name servers without privileges.
 const portDNS = 5353
 
-// zone is where all names are, as in a cluster.
+// zone contains all names, as in a cluster.
 const zone = "default.svc.cluster.local"
 
-// A dnsWorld has name servers in pods and Services in front of them. Each name
-// server knows these names:
+// A dnsWorld has name servers in pods and Services in front of them. Each name server knows these names:
 //
-//	who.<zone>      its own pod's addresses, so that an answer tells who gave it
-//	web.<zone>      the ClusterIPs of a web server; web-0 to web-19 likewise
+//	who.<zone>      its own pod's addresses, which identify the server
+//	web.<zone>      the ClusterIPs of a web server; web-0 to web-19, too
 //	many.<zone>     more addresses than a plain datagram holds
 type dnsWorld struct {
 	*world
@@ -75,7 +73,7 @@ func (w *dnsWorld) applyDNS(name string, n uint8, pods string) {
 	w.apply(name, objects(service, slices)...)
 }
 
-// names is what the name server of a pod knows.
+// names are the names that a pod's name server knows.
 func names(pod *lab.Host) map[string][]netip.Addr {
 	web := []netip.Addr{ipv4.clusterIP(webService).Addr(), ipv6.clusterIP(webService).Addr()}
 	all := map[string][]netip.Addr{
@@ -95,7 +93,7 @@ func names(pod *lab.Host) map[string][]netip.Addr {
 // manyAddresses of 16 bytes at least, each with its name: more than 512 bytes.
 const manyAddresses = 40
 
-// serverOf is the pod that has an address, "" if it is none of the name servers.
+// serverOf is the name server pod with an address, or "".
 func (w *dnsWorld) serverOf(address string) string {
 	addr, err := netip.ParseAddr(address)
 	for _, pod := range w.servers {
@@ -116,8 +114,8 @@ func resolvConf(f family, options string, services ...uint8) etc {
 	return etc{"resolv.conf": text.String(), "nsswitch.conf": "hosts: dns\n"}
 }
 
-// S4: dig says whom it asked, and complains of answers from others and of those
-// that do not come; it does not try again.
+// S4: dig prints which server it asked, and warns of replies from others and of missing ones; it does not
+// retry.
 func TestDig(t *testing.T) {
 	wantProgram(t, "dig", "bind9-dnsutils")
 	w := startDNSWorld(t, "a2 b1")
@@ -134,7 +132,7 @@ func TestDig(t *testing.T) {
 	}
 }
 
-// dig asks once. Whatever dig complains of fails the test.
+// dig sends one query. Any warning of dig fails the test.
 func (w *dnsWorld) dig(t *testing.T, from *lab.Host, f family, query ...string) string {
 	t.Helper()
 	server := f.clusterIP(nameserver).Addr().String()
@@ -174,7 +172,7 @@ func (w *dnsWorld) digPod(t *testing.T, from *lab.Host, f family, transport stri
 	}
 }
 
-// digMany asks for what a datagram does not hold: dig then comes again by TCP.
+// digMany asks for more than a datagram holds: dig then repeats the query by TCP.
 func (w *dnsWorld) digMany(t *testing.T, from *lab.Host, f family, transport string) {
 	t.Helper()
 	out := w.dig(t, from, f, transport, "+noedns", "many."+zone, "A")

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tcpDrain is long enough to see that nothing happens before it is over.
+// tcpDrain is long enough to see that nothing happens before it expires.
 const tcpDrain = 6 * time.Second
 
 // withDrain is withEachMethod with a drain time for TCP.
@@ -23,8 +23,7 @@ func withDrain(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
-// wantReset waits until a connection has been ended, and checks what the program
-// is told.
+// wantReset waits until a connection was aborted, and checks the program's error.
 func wantReset(t *testing.T, h held) {
 	t.Helper()
 	h.SetReadDeadline(time.Now().Add(patience))
@@ -33,8 +32,8 @@ func wantReset(t *testing.T, h held) {
 	}
 }
 
-// R30: with --tcp-drain-timeout a connection is reset when its backend has not
-// served for that long, and not before. Other connections go on.
+// R30: with --tcp-drain-timeout a connection is reset when its backend has not served for that long, and not
+// before. Other connections continue.
 func TestTCPConnectionIsResetAfterItsDrainTime(t *testing.T) {
 	withDrain(t, func(t *testing.T, w *world) {
 		w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -56,17 +55,17 @@ func TestTCPConnectionIsResetAfterItsDrainTime(t *testing.T) {
 			}
 		}
 		w.quiet()
-		w.wantAlive(t, "though the backend of others went", stay)
+		w.wantAlive(t, "though the backend of others was removed", stay)
 		if w.served(plain) != "b1" {
-			t.Error("a connection to the pod's own address has another end")
+			t.Error("a connection to the pod's own address has another server")
 		}
 		if st := w.sockets(); st.EndedTCP != uint64(len(gone)) || st.Draining != 0 {
-			t.Errorf("the status says %+v, want %d ended", st, len(gone))
+			t.Errorf("the status is %+v, want %d ended", st, len(gone))
 		}
 	})
 }
 
-// R30: the server learns it, too: its end of the connection is reset.
+// R30: the server's end of the connection is reset, too.
 func TestTCPServerLearnsOfTheReset(t *testing.T) {
 	withDrain(t, func(t *testing.T, w *world) {
 		listener, err := w.Host("b2").Listen("tcp", "10.10.2.12:9000")
@@ -90,8 +89,7 @@ func TestTCPServerLearnsOfTheReset(t *testing.T) {
 	})
 }
 
-// R12: a backend that terminates but serves keeps its connections, and one that
-// serves again in time has them back.
+// R12: a terminating backend that serves keeps its connections, and so does one that serves again in time.
 func TestTCPConnectionStaysWithABackendThatServes(t *testing.T) {
 	withDrain(t, func(t *testing.T, w *world) {
 		s, slices := w.web("web", 1, "b1 b2")
@@ -109,20 +107,20 @@ func TestTCPConnectionStaysWithABackendThatServes(t *testing.T) {
 		w.apply("back", objects(w.web("back", 2, "a2 b3"))...)
 		w.eventually("nothing is draining", func() bool { return w.sockets().Draining == 0 })
 
-		// What goes now is reset later than these would have been.
+		// Connections of a backend removed now are reset later than these would have been.
 		w.apply("last", objects(w.web("last", 3, "b3"))...)
 		last := w.hold("a1", 3)
 		w.remove("last")
 		for _, h := range last {
 			wantReset(t, h)
 		}
-		w.wantAlive(t, "with a backend that terminates", terminating)
-		w.wantAlive(t, "with a backend that has come back", back)
+		w.wantAlive(t, "with a terminating backend", terminating)
+		w.wantAlive(t, "with a backend that serves again", back)
 	})
 }
 
-// R30: without the flag nobody is reset, also not a connection whose backend has
-// been gone for long: the GC pass for UDP leaves it alone.
+// R30: without the flag no connection is reset, not even one whose backend has been gone for long: the GC pass
+// for UDP leaves it alone.
 func TestTCPConnectionStaysWithoutADrainTime(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()

@@ -9,7 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// The conditions that an endpoint can have.
+// The conditions of an endpoint.
 func ready(e *discoveryv1.Endpoint) {
 	e.Conditions = discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)}
 }
@@ -19,15 +19,15 @@ func unready(e *discoveryv1.Endpoint) {
 func draining(e *discoveryv1.Endpoint) { // terminating, and still serving
 	e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
 }
-func dying(e *discoveryv1.Endpoint) { // terminating, and not serving any more
+func dying(e *discoveryv1.Endpoint) { // terminating, and no longer serving
 	e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(true)}
 }
-func unknown(e *discoveryv1.Endpoint) { // R9: nothing said is ready
+func unknown(e *discoveryv1.Endpoint) { // R9: unset means ready
 	e.Conditions = discoveryv1.EndpointConditions{}
 }
 
-// R9, R10, R11, R12: which conditions let an endpoint take new connections, in
-// the cluster and, with internalTrafficPolicy Local, on this node.
+// R9, R10, R11, R12: under which conditions an endpoint takes new connections, in the cluster and, with
+// internalTrafficPolicy Local, on this node.
 func TestEndpointConditions(t *testing.T) {
 	type conditions map[string]func(*discoveryv1.Endpoint)
 	w := startWorld(t, "node-a")
@@ -67,7 +67,7 @@ func TestEndpointConditions(t *testing.T) {
 	}
 }
 
-// R9: the endpoints of a Service with publishNotReadyAddresses come as ready.
+// R9: the endpoints of a Service with publishNotReadyAddresses appear as ready.
 func TestPublishNotReadyAddresses(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.web("web", 1, "b1")
@@ -79,8 +79,8 @@ func TestPublishNotReadyAddresses(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 }
 
-// R13: hints count if every ready endpoint has them and one names this node or
-// its zone; for a node goes before for a zone.
+// R13: hints count if every ready endpoint has them and one names this node or its zone; a hint for the node
+// takes precedence.
 func TestTopologyHints(t *testing.T) {
 	type hints map[string]discoveryv1.EndpointHints
 	zone := func(z string) discoveryv1.EndpointHints {
@@ -117,8 +117,8 @@ func TestTopologyHints(t *testing.T) {
 	}
 }
 
-// R13: an endpoint that is not ready needs no hint, and topology does not hide
-// what terminates when nothing else is left.
+// R13: an endpoint that is not ready needs no hint, and topology does not hide terminating endpoints if there
+// are no others.
 func TestTopologyHintsOfReadyEndpointsOnly(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.web("web", 1, "a2 b1")
@@ -134,8 +134,8 @@ func TestTopologyHintsOfReadyEndpointsOnly(t *testing.T) {
 	w.wantMeet(t, "a1", ipv4, ipv4.clusterIP(1), "a2 b1")
 }
 
-// R6: what several slices name is one endpoint, and of two entries the one that
-// does not terminate counts.
+// R6: the same endpoint in several slices counts once, and of two entries the one that does not terminate
+// counts.
 func TestDuplicateEndpoints(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.web("web", 1, "b1 b2")

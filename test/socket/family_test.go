@@ -18,11 +18,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A family is one of the ways in which a program asks for an address.
+// A family is one of the ways in which a program uses an address.
 type family struct {
 	name   string
 	domain int  // of its sockets
-	v4     bool // asks for an IPv4 address
+	v4     bool // uses an IPv4 address
 	mapped bool // by an AF_INET6 socket and ::ffff:a.b.c.d
 }
 
@@ -34,7 +34,7 @@ var (
 	families = []family{ipv4, ipv6, v4Mapped}
 )
 
-// inEachFamily runs a test once for each of them, one after another.
+// inEachFamily runs a test once for each family, in order.
 func inEachFamily(t *testing.T, test func(*testing.T, family)) {
 	t.Helper()
 	for _, f := range families {
@@ -42,7 +42,7 @@ func inEachFamily(t *testing.T, test func(*testing.T, family)) {
 	}
 }
 
-// of is a host's address.
+// of is a host's address in the family.
 func (f family) of(h *lab.Host) netip.Addr {
 	if f.v4 {
 		return h.Addr4
@@ -62,7 +62,7 @@ func (f family) clusterIP(n uint8) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
 }
 
-// choose returns the address of the family's kind.
+// choose returns the address for the family.
 func (f family) choose(v4, v6 string, port uint16) netip.AddrPort {
 	if f.v4 {
 		v6 = v4
@@ -77,14 +77,14 @@ func (f family) sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// A hostSocket is a socket of a host whose system calls the test makes itself.
+// A hostSocket is a socket of a host; the test makes its system calls directly.
 type hostSocket struct {
 	t  *testing.T
 	f  family
 	fd int
 }
 
-// socket makes one; flags are those of socket(2).
+// socket makes a socket; flags are those of socket(2).
 func (f family) socket(t *testing.T, host *lab.Host, flags int) *hostSocket {
 	t.Helper()
 	fd, err := host.Socket(f.domain, unix.SOCK_STREAM|flags, 0)
@@ -103,8 +103,8 @@ func (s *hostSocket) close() {
 	s.fd = -1
 }
 
-// bindReused is bind(2) with SO_REUSEADDR. Connections of an earlier socket may
-// linger there, and for a moment even those that forbid it.
+// bindReused is bind(2) with SO_REUSEADDR. Connections of an earlier socket may remain there, and for a moment
+// even some that forbid it.
 func (s *hostSocket) bindReused(to netip.AddrPort) error {
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (s *hostSocket) bindReused(to netip.AddrPort) error {
 // connect is one connect(2).
 func (s *hostSocket) connect(to netip.AddrPort) error { return unix.Connect(s.fd, s.f.sockaddr(to)) }
 
-// disconnect is connect(2) to AF_UNSPEC, which makes the socket a new one.
+// disconnect is connect(2) to AF_UNSPEC, which resets the socket.
 func (s *hostSocket) disconnect() {
 	s.t.Helper()
 	unspec := unix.RawSockaddr{Family: unix.AF_UNSPEC}
@@ -130,9 +130,8 @@ func (s *hostSocket) disconnect() {
 	}
 }
 
-// reportUnreachable makes an ICMP error end a connection attempt at once, and
-// not only when the SYN is sent again after a second: an error that comes while
-// connect(2) still holds the socket is queued, too.
+// reportUnreachable makes an ICMP error end a connection attempt at once, and not only when the SYN is
+// retransmitted after a second: an error that arrives while connect(2) still holds the socket is queued, too.
 func (s *hostSocket) reportUnreachable() {
 	s.t.Helper()
 	err := unix.SetsockoptInt(s.fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1)
@@ -144,8 +143,7 @@ func (s *hostSocket) reportUnreachable() {
 	}
 }
 
-// await waits with poll(2) until a connection attempt has ended, and returns
-// its SO_ERROR.
+// await polls until a connection attempt has ended, and returns its SO_ERROR.
 func (s *hostSocket) await() error {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
@@ -183,7 +181,7 @@ func (s *hostSocket) reach(to netip.AddrPort) {
 	}
 }
 
-// wantPeer checks getpeername(2), and that it speaks the socket's family.
+// wantPeer checks getpeername(2), its family included.
 func (s *hostSocket) wantPeer(want netip.AddrPort) {
 	s.t.Helper()
 	sa, err := unix.Getpeername(s.fd)
@@ -197,7 +195,7 @@ func (s *hostSocket) wantPeer(want netip.AddrPort) {
 	}
 }
 
-// ask asks the server at the other end who it is.
+// ask sends the peer a request, and returns its answer.
 func (s *hostSocket) ask() lab.Answer {
 	s.t.Helper()
 	answer, err := askOn(s.fd)
@@ -207,7 +205,7 @@ func (s *hostSocket) ask() lab.Answer {
 	return answer
 }
 
-// askOn asks on a connected socket, and leaves it open.
+// askOn sends a request on a connected socket, and leaves it open.
 func askOn(fd int) (lab.Answer, error) {
 	copied, err := unix.Dup(fd)
 	if err != nil {
@@ -237,7 +235,7 @@ func (s *hostSocket) local() netip.AddrPort {
 
 func peerName(fd int) (netip.AddrPort, error) { return addrPort(unix.Getpeername(fd)) }
 
-// addrPort reads what the kernel answers; IPv4 comes back unmapped.
+// addrPort converts the kernel's result; IPv4 is unmapped.
 func addrPort(sa unix.Sockaddr, err error) (netip.AddrPort, error) {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:

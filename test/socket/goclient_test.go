@@ -39,7 +39,7 @@ func TestGoResolver(t *testing.T) {
 							t.Errorf("%s is connected to %s, want %s", what, answer.Remote, want)
 						}
 						if answer.Pod != "b2" {
-							t.Errorf("%s got an answer of %s, want b2", what, answer.Pod)
+							t.Errorf("%s got an answer from %s, want b2", what, answer.Pod)
 						}
 					}
 				}
@@ -48,10 +48,10 @@ func TestGoResolver(t *testing.T) {
 	}
 }
 
-// partGoClient is the name of the process that is the Go client.
+// partGoClient is the name of the Go client's process.
 const partGoClient = "beeline-test-go-client"
 
-// goFindings is what it prints.
+// goFindings is its output.
 type goFindings struct {
 	Who, Many []string
 	Web       map[string]goConnection // by network

@@ -11,9 +11,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 )
 
-// R29: what another program writes into the tables is seen by connect() at once.
-// When the audit has repaired it, the sockets end that have a backend which their
-// Service has not, although no backend of any Service has gone.
+// R29: what another program writes into the tables takes effect in connect() at once. When the audit has
+// repaired it, sockets end whose Service does not have their backend, although no Service has lost a backend.
 func TestUDPSocketEndsWhenTheAuditRepairsTheTables(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.agent().Flags = append(w.agent().Flags, "--audit-interval=50ms")
@@ -26,7 +25,7 @@ func TestUDPSocketEndsWhenTheAuditRepairsTheTables(t *testing.T) {
 				stay = append(stay, w.connectUDP(t, f, host, f.clusterIP(1)), w.connectUDP(t, f, host, f.clusterIP(2)))
 			}
 		}
-		w.quiet() // no GC pass is due but that of the audit
+		w.quiet() // only the audit makes a GC pass
 		resume := w.pauseAgent()
 		w.mislead(ipv4.clusterIP(1), ipv4.clusterIP(2))
 		w.mislead(ipv6.clusterIP(1), ipv6.clusterIP(2))
@@ -34,7 +33,7 @@ func TestUDPSocketEndsWhenTheAuditRepairsTheTables(t *testing.T) {
 			for _, host := range w.hosts(askers) {
 				s := w.connectUDP(t, f, host, f.clusterIP(1))
 				if s.pod != "b2" {
-					t.Fatalf("%s has %s, but the tables lead to b2", s.what, s.pod)
+					t.Fatalf("%s has %s, though the tables lead to b2", s.what, s.pod)
 				}
 				misled = append(misled, s)
 			}
@@ -51,12 +50,12 @@ func TestUDPSocketEndsWhenTheAuditRepairsTheTables(t *testing.T) {
 	})
 }
 
-// pauseAgent lets the agent do nothing until resume.
+// pauseAgent stops the agent until resume.
 func (w *world) pauseAgent() (resume func()) {
 	w.t.Helper()
 	pid := w.agent().PID()
 	w.must(unix.Kill(pid, unix.SIGSTOP))
-	// The signal has been sent; the wait is for the last thread.
+	// The signal was sent; this waits for the last thread.
 	w.must(unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil))
 	return func() {
 		w.t.Helper()
@@ -64,8 +63,8 @@ func (w *world) pauseAgent() (resume func()) {
 	}
 }
 
-// mislead writes the backend of one UDP Service over that of another, as a
-// program does that takes the pinned tables for its own. Each has one backend.
+// mislead overwrites the backend of one UDP Service with another's, like a program that takes the pinned tables
+// for its own. Each has one backend.
 func (w *world) mislead(service, to netip.AddrPort) {
 	w.t.Helper()
 	tables, err := datapath.OpenTables(w.agent().BPFFS())

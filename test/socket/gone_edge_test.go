@@ -17,8 +17,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// R29: a socket that is not connected any more, by its own will or because it has
-// been ended, is left alone.
+// R29: a socket that is no longer connected, because it disconnected or was aborted, is left alone.
 func TestUDPSocketThatHasDisconnectedIsLeftAlone(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()
@@ -27,7 +26,7 @@ func TestUDPSocketThatHasDisconnectedIsLeftAlone(t *testing.T) {
 		for i, f := range families {
 			for j, all := range []*[]*connectedSocket{&free, &gone} {
 				s := &connectedSocket{udpSocket: f.datagrams(t, w.Host("a1")), to: f.clusterIP(1), what: "a bound socket"}
-				// What is bound to a port stays in the kernel's table without a peer.
+				// A bound socket stays in the kernel's table without a peer.
 				w.must(unix.Bind(s.fd, f.sockaddr(f.choose("0.0.0.0", "::", uint16(20000+2*i+j)))))
 				s.mustConnect(s.to)
 				s.exchangeConnected(s.to)
@@ -43,12 +42,12 @@ func TestUDPSocketThatHasDisconnectedIsLeftAlone(t *testing.T) {
 			}
 		}
 		if st := w.sockets(); st.LastError != "" || st.EndedUDP != uint64(len(gone)) {
-			t.Errorf("the status says %+v", st)
+			t.Errorf("the status is %+v", st)
 		}
 	})
 }
 
-// --terminate-sockets=off leaves everything alone, and the status says so.
+// --terminate-sockets=off leaves all sockets alone, and status says so.
 func TestUDPSocketsStayIfTurnedOff(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--terminate-sockets", "off"}
@@ -60,11 +59,11 @@ func TestUDPSocketsStayIfTurnedOff(t *testing.T) {
 		t.Errorf("%s has %s, want b1", s.what, got)
 	}
 	if st := w.sockets(); st.Method != sockgc.Off || st.Passes != 0 || st.Why == "" {
-		t.Errorf("the status says %+v", st)
+		t.Errorf("the status is %+v", st)
 	}
 }
 
-// R29: a socket that is bound to a device ends, too: netlink finds it only there.
+// R29: a socket bound to a device ends, too: netlink finds it only there.
 func TestUDPSocketOfADeviceEnds(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()
@@ -81,8 +80,8 @@ func TestUDPSocketOfADeviceEnds(t *testing.T) {
 	})
 }
 
-// A kernel that does not tell its types cannot load the GC pass. The agent serves
-// all the same, and the status says what is missing.
+// The GC program cannot be loaded if the kernel has no BTF. The agent serves anyway, and status says what is
+// missing.
 func TestAgentServesWithoutSocketGC(t *testing.T) {
 	needsPrivateMounts(t)
 	w := newWorld(t, "node-a")
@@ -101,7 +100,7 @@ func TestAgentServesWithoutSocketGC(t *testing.T) {
 	status, err := w.agent().Status()
 	w.must(err)
 	if st := status.Sockets; st.Method != sockgc.Off || st.LastError == "" {
-		t.Errorf("the status says %+v", st)
+		t.Errorf("the status is %+v", st)
 	}
 	if !status.Conditions.Has(condition.BindNotProtected) {
 		t.Errorf("the status does not say that ports are not protected:\n%s", status.Conditions)
@@ -115,8 +114,7 @@ func TestAgentServesWithoutSocketGC(t *testing.T) {
 	}
 }
 
-// R29: a socket that asks for its peer's name just when its Service goes is found
-// all the same.
+// R29: a socket that calls getpeername just when its Service is removed is found, too.
 func TestUDPSocketEndsThoughItAsksForNames(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		method := w.agent().Flags
@@ -128,7 +126,7 @@ func TestUDPSocketEndsThoughItAsksForNames(t *testing.T) {
 			w.remove("dns")
 			w.must(s.send("who"))
 			if _, from, err := s.receive(); err != nil || from != f.pod(w.Host("b1")) {
-				t.Errorf("an answer came from %s (%v), but its Service is gone", from, err)
+				t.Errorf("a reply arrived from %s (%v), but its Service is gone", from, err)
 			}
 			s.wantPeer(f.pod(w.Host("b1")))
 			w.must(w.agent().Kill())
@@ -145,8 +143,7 @@ func TestUDPSocketEndsThoughItAsksForNames(t *testing.T) {
 	})
 }
 
-// R29, R33: a hostPort of one loopback address takes that from a NodePort of all
-// of them, and its sockets with it.
+// R29, R33: a hostPort at one loopback address takes it from a NodePort at all of them, and the sockets end.
 func TestUDPSocketEndsWhenItsAddressIsTaken(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.publicUDP("dns", 1, "b1"))...)
@@ -161,8 +158,8 @@ func TestUDPSocketEndsWhenItsAddressIsTaken(t *testing.T) {
 	wantUntouched([]*connectedSocket{stays})
 }
 
-// R22, R29: sockets that are connected to a NodePort end when the node loses the
-// address that they asked, and only these: the backend serves on elsewhere.
+// R22, R29: sockets connected to a NodePort end when the node loses their address, and only these: the backend
+// still serves elsewhere.
 func TestUDPSocketEndsWithItsNodePortAddress(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.agent().Flags = append(w.agent().Flags, "--nodeport-addresses=203.0.113.0/24,2001:db8:7::/64")

@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// withEachMethod runs a test once for each way of ending sockets, with an agent
-// on node-a that is not started yet.
+// withEachMethod runs a test once for each method of ending sockets, with an agent on node-a that is not
+// started yet.
 func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	for _, method := range []sockgc.Method{sockgc.Iterator, sockgc.Netlink} {
@@ -34,7 +34,7 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 	}
 }
 
-// needs skips a test on a kernel that lacks a way of ending sockets.
+// needs skips a test on a kernel that lacks a method.
 func needs(t *testing.T, method sockgc.Method) {
 	t.Helper()
 	if method == sockgc.Iterator && !datapath.HaveSockDestroy() {
@@ -42,12 +42,11 @@ func needs(t *testing.T, method sockgc.Method) {
 	}
 }
 
-// askers are where sockets are: two pods and the node itself.
+// askers are the hosts with sockets: two pods and the node itself.
 const askers = "a1 a3 node-a"
 
-// R29, K7: when a backend goes, every connected UDP socket that has it ends at
-// once, in pods and on the node. Sockets of other backends, and those that were
-// connected to the very same pod by its own address, never notice.
+// R29, K7: when a backend is removed, every connected UDP socket with it ends at once, in pods and on the node.
+// Sockets of other backends, and those connected to the same pod by its own address, are not affected.
 func TestUDPSocketEndsWithItsBackend(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()
@@ -68,12 +67,12 @@ func TestUDPSocketEndsWithItsBackend(t *testing.T) {
 				stay = append(stay, w.connectUDP(t, f, host, f.pod(w.Host("b1"))))
 			}
 			if len(gone) == 0 {
-				t.Fatal("of 30 sockets none has the backend that will go")
+				t.Fatal("none of 30 sockets has the backend to be removed")
 			}
 			w.sweepsAfter(func() { w.apply("dns", objects(w.udp("dns", 1, "a2"))...) })
 			for _, s := range gone {
 				s.wantEnded()
-				s.mustConnect(s.to) // the program's own remedy
+				s.mustConnect(s.to) // as the program would
 				if got := s.exchangeConnected(s.to).Pod; got != "a2" {
 					t.Errorf("%s, connected again, has %s, want a2", s.what, got)
 				}
@@ -83,8 +82,8 @@ func TestUDPSocketEndsWithItsBackend(t *testing.T) {
 	})
 }
 
-// R29: it does not matter how a backend goes: with all others, with the Service,
-// or by conditions. R12: one that terminates and serves has not gone.
+// R29: it does not matter how a backend is removed: with all others, with the Service, or by conditions. R12: a
+// terminating one that serves is not gone.
 func TestUDPSocketEndsHoweverItsBackendGoes(t *testing.T) {
 	w := startWorld(t, "node-a")
 	original := func() (*corev1.Service, []*discoveryv1.EndpointSlice) { return w.udp("dns", 1, "b1 b2") }
@@ -98,7 +97,7 @@ func TestUDPSocketEndsHoweverItsBackendGoes(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func()
-		all    bool // b2 goes, too
+		all    bool // b2 is removed, too
 	}{
 		"replaced":     {change: func() { w.apply("dns", objects(w.udp("dns", 1, "b2 b3"))...) }},
 		"no endpoints": {change: func() { w.apply("dns", objects(w.udp("dns", 1, ""))...) }, all: true},
@@ -134,7 +133,7 @@ func TestUDPSocketEndsHoweverItsBackendGoes(t *testing.T) {
 	})
 }
 
-// R29: a program that waits in recv(2) is woken.
+// R29: a program blocked in recv(2) is woken.
 func TestUDPSocketThatWaitsIsWoken(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()
@@ -152,8 +151,7 @@ func TestUDPSocketThatWaitsIsWoken(t *testing.T) {
 	})
 }
 
-// R29, R37: what happened while no agent was running is made good for by the
-// next one.
+// R29, R37: the next agent catches up on changes made while no agent was running.
 func TestUDPSocketEndsAtTheAgentsStart(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()
@@ -169,8 +167,8 @@ func TestUDPSocketEndsAtTheAgentsStart(t *testing.T) {
 	})
 }
 
-// R29: and so is what an agent left that was killed between its change of the
-// tables and the GC pass. One that ends no sockets stands for it.
+// R29: it also finishes the work of an agent that was killed between its change of the tables and the GC pass.
+// An agent that ends no sockets stands for it.
 func TestUDPSocketEndsThoughTheTablesAreRightAlready(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--terminate-sockets", "off"}
@@ -187,7 +185,7 @@ func TestUDPSocketEndsThoughTheTablesAreRightAlready(t *testing.T) {
 	wantUntouched(second)
 }
 
-// R29: sockets of a namespace that no process is in, and that is only mounted.
+// R29: sockets of a namespace without processes, which is only mounted.
 func TestUDPSocketEndsInANamespaceWithoutProcesses(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		w.start()
@@ -204,7 +202,7 @@ func TestUDPSocketEndsInANamespaceWithoutProcesses(t *testing.T) {
 	})
 }
 
-// R29: more sockets than one read of the iterator tells of.
+// R29: more sockets than one read of the iterator returns.
 func TestManyUDPSocketsEnd(t *testing.T) {
 	withEachMethod(t, func(t *testing.T, w *world) {
 		const many = 2500
@@ -224,12 +222,12 @@ func TestManyUDPSocketsEnd(t *testing.T) {
 			t.Errorf("the status counts %d sockets, want %d", got, many)
 		}
 		if want := fmt.Sprintf("sockets=%d ", many); !strings.Contains(w.agent().Log.(*node.Log).String(), want) {
-			t.Errorf("they did not end in one GC pass: the log has no %q", want)
+			t.Errorf("they did not end in one GC pass: the log does not contain %q", want)
 		}
 	})
 }
 
-// R29: namespaces that come and go meanwhile do no harm.
+// R29: creating and removing namespaces meanwhile does no harm.
 func TestUDPSocketEndsWhileNamespacesComeAndGo(t *testing.T) {
 	w := startWorld(t, "node-a")
 	stop := w.churnNamespaces()
@@ -240,7 +238,7 @@ func TestUDPSocketEndsWhileNamespacesComeAndGo(t *testing.T) {
 		w.sweepsAfter(func() { w.remove("dns") })
 		s.wantEnded()
 		if st := w.sockets(); st.LastError != "" {
-			t.Errorf("the GC pass says: %s", st.LastError)
+			t.Errorf("the GC pass failed: %s", st.LastError)
 		}
 	}
 }

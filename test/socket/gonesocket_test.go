@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A connectedSocket is a UDP socket that a server has answered.
+// A connectedSocket is a UDP socket that has got a reply.
 type connectedSocket struct {
 	*udpSocket
 	what string
@@ -33,8 +33,8 @@ func (w *world) connectUDP(t *testing.T, f family, host *lab.Host, to netip.Addr
 	return s
 }
 
-// connectToEach connects sockets of all families and askers to Service n until
-// each of two backends has some from everywhere.
+// connectToEach connects sockets of all families and askers to Service n until each of two backends has some of
+// each.
 func (w *world) connectToEach(t *testing.T, n uint8, one, two string) (first, second []*connectedSocket) {
 	t.Helper()
 	for _, f := range families {
@@ -48,7 +48,7 @@ func (w *world) connectToEach(t *testing.T, n uint8, one, two string) (first, se
 				case two:
 					second = append(second, s)
 				default:
-					t.Fatalf("%s has another backend than %s and %s", s.what, one, two)
+					t.Fatalf("%s has a backend other than %s and %s", s.what, one, two)
 				}
 			}
 		}
@@ -56,8 +56,7 @@ func (w *world) connectToEach(t *testing.T, n uint8, one, two string) (first, se
 	return first, second
 }
 
-// wantEnded waits until the socket has been ended, and checks what the program
-// is told.
+// wantEnded waits until the socket was aborted, and checks the program's error.
 func (s *connectedSocket) wantEnded() {
 	s.t.Helper()
 	poll := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
@@ -84,7 +83,7 @@ func wantAllEnded(all []*connectedSocket) {
 	}
 }
 
-// wantUntouched checks that sockets have no error, their peer and their backend.
+// wantUntouched checks that sockets have no error, and still their peer and their backend.
 func wantUntouched(all []*connectedSocket) {
 	for _, s := range all {
 		s.t.Helper()
@@ -100,7 +99,7 @@ func wantUntouched(all []*connectedSocket) {
 	}
 }
 
-// sockets is what the agent says of ended sockets.
+// sockets is the status of socket GC.
 func (w *world) sockets() sockgc.Status {
 	w.t.Helper()
 	status, err := w.agent().Status()
@@ -108,14 +107,13 @@ func (w *world) sockets() sockgc.Status {
 	return status.Sockets
 }
 
-// quiet waits until no GC pass is due any more.
+// quiet waits until no GC pass is pending.
 func (w *world) quiet() {
 	w.t.Helper()
 	w.eventually("no GC pass is pending", func() bool { return !w.sockets().Pending })
 }
 
-// sweepsAfter makes a change that needs a GC pass, and waits until all GC passes that
-// follow it are over.
+// sweepsAfter makes a change that needs a GC pass, and waits until all passes after it have ended.
 func (w *world) sweepsAfter(change func()) {
 	w.t.Helper()
 	w.quiet()
@@ -125,7 +123,7 @@ func (w *world) sweepsAfter(change func()) {
 	w.quiet()
 }
 
-// churnNamespaces makes network namespaces and lets them go until stop.
+// churnNamespaces creates and removes network namespaces until stop.
 func (w *world) churnNamespaces() (stop func()) {
 	ended := make(chan struct{})
 	var group sync.WaitGroup

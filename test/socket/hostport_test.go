@@ -15,7 +15,7 @@ import (
 
 const hostPort = 9090
 
-// podObject is the object of a pod of the lab whose container wants a hostPort.
+// podObject is the Pod object of a pod of the lab whose container has a hostPort.
 func podObject(host *lab.Host, hostIP string) *corev1.Pod {
 	return &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -36,11 +36,11 @@ func podObject(host *lab.Host, hostIP string) *corev1.Pod {
 	}
 }
 
-// R33: a hostPort is on all addresses of its node, for pods and the node; on
-// loopback for the node alone. It goes with its pod.
+// R33: a hostPort is served at all addresses of its node, for pods and the node; on loopback only for the node.
+// It is removed with its pod.
 func TestHostPort(t *testing.T) {
 	w := startWorld(t, "node-a")
-	elsewhere := podObject(w.Host("b2"), "") // is no rival on this node
+	elsewhere := podObject(w.Host("b2"), "") // no conflict on this node
 	elsewhere.CreationTimestamp = metav1.NewTime(elsewhere.CreationTimestamp.Add(time.Hour))
 	w.write("b2", elsewhere)
 	w.apply("a2", podObject(w.Host("a2"), ""))
@@ -78,8 +78,7 @@ func TestHostPortsOfSeveralHostIPs(t *testing.T) {
 	w.wantMeet(t, clients, ipv6, netip.AddrPortFrom(own.Addr6, hostPort), closed)
 }
 
-// R33: of two pods that want one hostPort the newer has it, and when that has
-// finished the other one.
+// R33: of two pods with one hostPort the newer gets it, and when that one has finished, the other.
 func TestHostPortFollowsTheNewestPod(t *testing.T) {
 	w := startWorld(t, "node-a")
 	newer := podObject(w.Host("a3"), "")
@@ -93,8 +92,7 @@ func TestHostPortFollowsTheNewestPod(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, to(f), "a2") })
 }
 
-// R33: a hostIP of 127.0.0.1 is that address alone; UDP and TCP are two
-// hostPorts.
+// R33: a hostIP of 127.0.0.1 means only that address; UDP and TCP are two hostPorts.
 func TestHostPortOfOneLoopbackAddress(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.write("a1", podObject(w.Host("a1"), "127.0.0.1"))

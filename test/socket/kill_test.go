@@ -25,9 +25,8 @@ import (
 
 const kills = 25
 
-// R37: an agent that is killed at any moment, in the middle of many changes,
-// leaves what serves; the next one finds the same ids again and makes the tables
-// what the manifests say. Connections do not notice.
+// R37: an agent that is killed at any moment, during many changes, leaves a state that serves; the next one
+// recovers the same IDs and makes the tables what the manifests say. Connections are not affected.
 func TestKilledAtRandom(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--audit-interval=50ms"}
@@ -76,7 +75,7 @@ func TestKilledAtRandom(t *testing.T) {
 	w.wantLikeFresh(t)
 }
 
-// frontends is the index of the tables.
+// frontends is the tables' index.
 func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint32 {
 	w.t.Helper()
 	all, err := tables.Frontends.All()
@@ -84,8 +83,8 @@ func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint
 	return all
 }
 
-// awaitChange returns as soon as the agent has begun to change the tables, which were like this
-// before it was started.
+// awaitChange returns as soon as the agent has begun to change the tables, given their state before it was
+// started.
 func (w *world) awaitChange(tables *datapath.Tables, before map[datapath.FrontendKey]uint32) {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); maps.Equal(w.frontends(tables), before); {
@@ -95,9 +94,8 @@ func (w *world) awaitChange(tables *datapath.Tables, before map[datapath.Fronten
 	}
 }
 
-// churn is a dozen Services of all kinds with up to twenty ports, and endpoints
-// that nothing else has: about two thousand frontends. No two states have much
-// in common, so that a change takes the agent a while.
+// churn makes a dozen Services of all kinds with up to twenty ports, and endpoints that nothing else has: about
+// two thousand frontends. No two states have much in common, so a change takes the agent some time.
 func (w *world) churn(r *rand.Rand) []runtime.Object {
 	var all []runtime.Object
 	pods := []string{"", "a3", "b2", "b3", "a3 b2", "b2 b3", "a3 b2 b3"}
@@ -130,7 +128,7 @@ func (w *world) churn(r *rand.Rand) []runtime.Object {
 	return all
 }
 
-// idsOf is what the pinned tables have of some Services, ids and all.
+// idsOf describes some Services in the pinned tables, IDs included.
 func (w *world) idsOf(names ...string) string {
 	w.t.Helper()
 	text := ""
@@ -142,15 +140,14 @@ func (w *world) idsOf(names ...string) string {
 	return text
 }
 
-// wantLikeFresh compares an agent that has been through a lot with one that
-// reads the same manifests for the first time: the tables say the same but for
-// the ids, hold no more, and are not in need of repair.
+// wantLikeFresh compares an agent with a long history with one that reads the same manifests for the first
+// time: the tables are the same except for the IDs, hold no more, and need no repair.
 func (w *world) wantLikeFresh(t *testing.T) {
 	t.Helper()
 	run, old := w.agent().Host.RunDir, w.agent()
 	fresh := w.newAgent(old.Host)
 	socket := filepath.Join(run, "fresh.sock")
-	// Its programs see no process: there is none in the fabric's cgroup.
+	// Its programs see no process: the fabric's cgroup is empty.
 	fresh.Flags = []string{"--pins", filepath.Join(old.Host.BPFFS, "fresh"), "--agent-socket", socket, "--cgroup-root", w.Host("fabric").Cgroup}
 	w.must(fresh.StartOnly())
 	var status inspect.Status
@@ -168,7 +165,7 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	used := func(s *inspect.Status) map[string]uint32 {
 		m := map[string]uint32{}
 		for _, f := range s.Tables {
-			if f.Table != "affinity" { // holds clients, and not what manifests say
+			if f.Table != "affinity" { // holds clients, and does not follow from manifests
 				m[f.Table] = f.Used
 			}
 		}
@@ -180,11 +177,11 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	now, err := old.Status()
 	w.must(err)
 	if now.Sync.Repairs != 0 || now.Sync.Failing != 0 || now.Sync.Failures != 0 {
-		t.Errorf("the audit found the tables other than they should be: %+v", now.Sync)
+		t.Errorf("the audit found differences in the tables: %+v", now.Sync)
 	}
 }
 
-// tablesOf is what an agent's tables say, without the ids.
+// tablesOf describes an agent's tables, without the IDs.
 func tablesOf(socket string) (string, error) {
 	var tables inspect.Tables
 	if err := agent.NewClient(socket).Get(context.Background(), agent.TablesPath, &tables); err != nil {
@@ -210,8 +207,8 @@ func tablesOf(socket string) (string, error) {
 	return string(text), err
 }
 
-// An agent that is killed while it starts on a clean node leaves something that
-// the next one starts from, and that cleanup takes away.
+// An agent that is killed while it starts on a clean node leaves a state from which the next one starts, and
+// which cleanup removes.
 func TestKilledAtFirstStart(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.write("web", objects(w.web("web", 1, "b1"))...)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A held connection lives through a test.
+// A held connection stays open during a test.
 type held struct {
 	net.Conn
 	what string
@@ -31,7 +31,7 @@ func (w *world) hold(from string, n uint8) []held {
 	return all
 }
 
-// wantAlive checks that held connections go on as they were.
+// wantAlive checks that held connections are unchanged.
 func (w *world) wantAlive(t *testing.T, when string, all []held) {
 	t.Helper()
 	for _, h := range all {
@@ -45,7 +45,7 @@ func (w *world) wantAlive(t *testing.T, when string, all []held) {
 	}
 }
 
-// peerOf asks the kernel anew: RemoteAddr is what it said at first.
+// peerOf asks the kernel again: RemoteAddr is the first result.
 func peerOf(conn net.Conn) (peer netip.AddrPort, err error) {
 	raw, err := conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
@@ -58,8 +58,7 @@ func peerOf(conn net.Conn) (peer netip.AddrPort, err error) {
 	return peer, err
 }
 
-// R30, R12: a connection stays with its backend whatever becomes of the backend
-// and of the Service.
+// R30, R12: a connection keeps its backend whatever happens to the backend and to the Service.
 func TestConnectionOutlivesItsBackendAndService(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.web("web", 1, "b1")
@@ -72,7 +71,7 @@ func TestConnectionOutlivesItsBackendAndService(t *testing.T) {
 
 	endpoints(slices, w.Host("b1"), dying)
 	w.apply("web", objects(s, slices)...)
-	w.wantAlive(t, "with a backend that terminates", before)
+	w.wantAlive(t, "with a terminating backend", before)
 	wantNew(rejected)
 
 	w.apply("web", objects(w.web("web", 1, "b2"))...)
@@ -83,13 +82,13 @@ func TestConnectionOutlivesItsBackendAndService(t *testing.T) {
 	w.wantAlive(t, "without the Service", before)
 	wantNew(dropped)
 
-	// The address may become another Service's.
+	// The address may be given to another Service.
 	w.apply("other", objects(w.web("other", 1, "a2"))...)
 	w.wantAlive(t, "with another Service at the address", before)
 	wantNew("a2")
 }
 
-// R37: without the agent all goes on: old connections, new ones and refusals.
+// R37: everything works without the agent: old connections, new ones and refusals.
 func TestTrafficOutlivesTheAgent(t *testing.T) {
 	for name, end := range map[string]func(*world) error{
 		"stopped": func(w *world) error { return w.agent().Stop() },
@@ -119,8 +118,8 @@ func TestTrafficOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// R37: a new agent goes on where the old one ended: the numbers that the tables
-// use stay, the programs are the new agent's, the counters go on.
+// R37: a new agent continues where the old one ended: the IDs in the tables stay, the programs are the new
+// agent's, the counters continue.
 func TestRestartKeepsIDs(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.write("sticky", objects(w.sticky("sticky", 1, "a2 b1 b2", 600))...)
@@ -150,7 +149,7 @@ func TestRestartKeepsIDs(t *testing.T) {
 		before = after
 	}
 	if now := w.counters(w.agent()); now.ConnectBalance != counted.ConnectBalance+1 {
-		t.Errorf("the counters say %d connections, want %d: they go on", now.ConnectBalance, counted.ConnectBalance+1)
+		t.Errorf("the counters say %d connections, want %d: they must continue", now.ConnectBalance, counted.ConnectBalance+1)
 	}
 }
 
@@ -175,7 +174,7 @@ func (w *world) observe() observation {
 	return o
 }
 
-// R37, R4: what changed while there was no agent is followed by the next one.
+// R37, R4: the next agent follows changes made while there was none.
 func TestRestartFollowsWhatHappenedMeanwhile(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.write("gone", objects(w.web("gone", 1, "b1"))...)
@@ -199,8 +198,8 @@ func TestRestartFollowsWhatHappenedMeanwhile(t *testing.T) {
 	})
 }
 
-// K4: agents of two nodes do not see each other's sockets; a connection from a
-// host without an agent is none of ours.
+// K4: agents of two nodes do not see each other's sockets; a connection from a host without an agent is not
+// handled.
 func TestNodesAreSeparate(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "a2 b1"))...)

@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// Limits are changed by a restart, to more and to less, and nobody notices.
+// A restart can raise and lower limits, without effect on clients.
 func TestLimitsChangeUnderLoad(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.write("sticky", objects(w.sticky("sticky", 2, "a2 b1", 600))...)
@@ -34,7 +34,7 @@ func TestLimitsChangeUnderLoad(t *testing.T) {
 		if now := w.observe(); now.services != ids.services || now.backends != ids.backends {
 			t.Errorf("%v: the tables hold\n%s\nwant, as before,\n%s", flags, now.services, ids.services)
 		}
-		w.apply("more", objects(w.web("more", 3, "b2"))...) // the new tables are in force
+		w.apply("more", objects(w.web("more", 3, "b2"))...) // the new tables are in use
 		w.wantMeet(t, clients, ipv6, ipv6.clusterIP(3), "b2")
 		w.remove("more")
 		if got := pick(t, w.Host("a3"), ipv6, ipv6.clusterIP(2)); got != stuck {
@@ -42,7 +42,7 @@ func TestLimitsChangeUnderLoad(t *testing.T) {
 		}
 		for _, pin := range w.pins(w.agent()) {
 			if strings.HasSuffix(pin, "_new") {
-				t.Errorf("%v: pin %s is left", flags, pin)
+				t.Errorf("%v: pin %s remains", flags, pin)
 			}
 		}
 		l.awaitMore(w, 50)
@@ -51,17 +51,16 @@ func TestLimitsChangeUnderLoad(t *testing.T) {
 	l.wantNoFailure(t)
 }
 
-// A limit below what is in use is refused by its flag's name. Nothing has
-// changed then: the state of before serves on, and an agent with the old limit
-// takes over as if nothing had been.
+// A limit below what is in use is refused, naming its flag. Nothing has changed then: the previous state
+// serves, and an agent with the old limit takes over as usual.
 func TestLimitBelowWhatIsInUse(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "a2 b1 b2"))...)
 	before, pins := w.observe(), w.pins(w.agent())
 	w.must(w.agent().Stop())
 	for _, flag := range []string{"max-frontends", "max-backends", "max-slots", "max-services"} {
-		// The last of a flag's values counts. That the other tables get a new size
-		// makes it likely that one had it already when the refusal came.
+		// The last of a flag's values counts. The other tables' new sizes make it likely that one was
+		// resized before the refusal.
 		w.agent().Flags = []string{"--max-frontends=1000", "--max-backends=1000", "--max-slots=1000", "--max-services=1000",
 			"--max-affinity=1000", "--max-source-ranges=1000", "--" + flag + "=1"}
 		w.must(w.agent().StartOnly())
@@ -80,9 +79,8 @@ func TestLimitBelowWhatIsInUse(t *testing.T) {
 	}
 }
 
-// A table that becomes full is an error of the Service that has no room in it,
-// with the flag to raise; all other Services are served, and what has no room is
-// served once there is some.
+// A full table is an error of the Service that does not fit, with the flag to raise; all other Services are
+// served, and that one once there is room.
 func TestTableBecomesFull(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--max-frontends=8"} // two Services of both families
@@ -110,8 +108,7 @@ func TestTableBecomesFull(t *testing.T) {
 	})
 }
 
-// An affinity table that is too small for its clients costs affinity, and never
-// a connection.
+// An affinity table that is too small costs affinity, and never a connection.
 func TestAffinityTableIsTooSmall(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--max-affinity=1"}

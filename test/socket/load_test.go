@@ -63,7 +63,7 @@ func (l *load) record(from *lab.Host, answer lab.Answer, err error) {
 	}
 }
 
-// sum is the number of connections that were answered so far.
+// sum is the number of connections answered so far.
 func (l *load) sum() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,8 +74,7 @@ func (l *load) sum() int {
 	return n
 }
 
-// awaitMore waits until so many more connections have been answered, so that
-// what happens next happens under load.
+// awaitMore waits until so many more connections were answered, so that the next step happens under load.
 func (l *load) awaitMore(w *world, n int) {
 	w.t.Helper()
 	before := l.sum()

@@ -15,8 +15,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The addresses of a load balancer, which the lab has no route to, and another
-// pair of the same kind.
+// The addresses of a load balancer, to which the lab has no route, and another such pair.
 func (f family) vip() netip.AddrPort      { return f.choose("203.0.113.10", "2001:db8:10::10", 80) }
 func (f family) otherVIP() netip.AddrPort { return f.choose("203.0.113.20", "2001:db8:10::20", 80) }
 
@@ -32,8 +31,7 @@ func (w *world) balanced(name string, n uint8, pods string) (*corev1.Service, []
 	return s, slices
 }
 
-// R24: a load balancer's addresses lead pods and nodes straight to the
-// endpoints, by policy (R17, R18).
+// R24: a load balancer's addresses lead pods and nodes directly to the endpoints, by policy (R17, R18).
 func TestLoadBalancerVIP(t *testing.T) {
 	w := startWorld(t, "node-a")
 	for _, policy := range []corev1.ServiceExternalTrafficPolicy{
@@ -56,8 +54,8 @@ func TestLoadBalancerVIP(t *testing.T) {
 	}
 }
 
-// R24: an ingress of mode Proxy and one that is a name are not for us. R23:
-// without allocateLoadBalancerNodePorts there is no node port either.
+// R24: an ingress with mode Proxy, or with a hostname, is not served. R23: without
+// allocateLoadBalancerNodePorts there is no node port either.
 func TestLoadBalancerThatIsNotOurs(t *testing.T) {
 	w := startWorld(t, "node-a")
 	proxy, vip := corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP
@@ -78,7 +76,7 @@ func TestLoadBalancerThatIsNotOurs(t *testing.T) {
 	})
 }
 
-// sameExternalIP makes two Services of one age that ask for one external IP.
+// sameExternalIP makes two Services of one age with the same external IP.
 func (w *world) sameExternalIP() {
 	w.t.Helper()
 	for n, name := range []string{"first", "second"} {
@@ -88,8 +86,8 @@ func (w *world) sameExternalIP() {
 	}
 }
 
-// An external IP that two Services ask for is the older one's, of Services of
-// one age the first's by name, and goes to the other when that is deleted.
+// Of two Services with one external IP the older one gets it, or at the same age the first by name; the other
+// gets it when that one is deleted.
 func TestExternalIPOfTwoServices(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.sameExternalIP()
@@ -101,8 +99,8 @@ func TestExternalIPOfTwoServices(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.vip(), "b2") })
 }
 
-// R26: pods and the node can be kept from external IPs: their connections go where they
-// would without the Service. Addresses of nodes are nobody else's in any case.
+// R26: a flag keeps pods and the node from external IPs: their connections go where they would without the
+// Service. Addresses of nodes are never external IPs.
 func TestForeignExternalIPIsIgnored(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--refuse-foreign-external-ips"}
@@ -129,7 +127,7 @@ func TestForeignExternalIPIsIgnored(t *testing.T) {
 	}
 }
 
-// R26: an external IP, from inside.
+// R26: an external IP, from inside the cluster.
 func TestExternalIP(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.web("web", 1, "a2 b1")
@@ -145,11 +143,9 @@ func TestExternalIP(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.vip(), "b1") })
 }
 
-// R25: loadBalancerSourceRanges hold for pods and nodes too. The hook decides
-// where the program has bound its socket; where it has not, the source is known
-// only once the packet is routed, and the packet path has to decide: without
-// one, the packet goes where the routes say. R23: NodePorts have no ranges, nor
-// has the ClusterIP.
+// R25: loadBalancerSourceRanges apply to pods and nodes, too. The hook decides if the program has bound its
+// socket; if not, the source is known only after routing, and the packet path must decide: without one, the
+// packet follows the routes. R23: NodePorts have no ranges, nor has the ClusterIP.
 func TestSourceRanges(t *testing.T) {
 	w := startWorld(t, "node-a")
 	a1, a2 := w.Host("a1"), w.Host("a2")
@@ -162,7 +158,7 @@ func TestSourceRanges(t *testing.T) {
 		w.wantMeetBound(t, "a2", f.of(a2), f, f.vip(), dropped)
 		w.wantMeetBound(t, "node-a", f.of(w.Host("node-a")), f, f.vip(), dropped)
 		w.wantMeet(t, "a1 a2 node-a", f, f.vip(), alone)
-		w.wantMeetBound(t, "a1", unspecified, f, f.vip(), alone) // a port, and no address
+		w.wantMeetBound(t, "a1", unspecified, f, f.vip(), alone) // bound to a port, but to no address
 		w.wantMeet(t, "a2 node-a", f, f.clusterIP(1), "b1 b2")
 		w.wantMeetBound(t, "a2", f.of(a2), f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), "b1 b2")
 	})
@@ -170,8 +166,7 @@ func TestSourceRanges(t *testing.T) {
 
 func single(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// R25: ranges are those of their family, all of it is no restriction, and they
-// are followed as they change.
+// R25: ranges apply to their own family, all addresses means no restriction, and changes are followed.
 func TestSourceRangesOfOneFamily(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.balanced("web", 1, "b1")
@@ -201,8 +196,8 @@ func TestSourceRangesOfOneFamily(t *testing.T) {
 	}
 }
 
-// R25: where the node is admitted, so is the VIP itself, which is the source that
-// the node's kernel takes for a VIP on one of its interfaces.
+// R25: if the node is admitted, so is the VIP itself, which the node's kernel uses as the source if the VIP is
+// on one of its interfaces.
 func TestSourceRangesAdmitTheVIPOfAnAdmittedNode(t *testing.T) {
 	w := startWorld(t, "node-a")
 	own := w.Host("node-a")
@@ -220,8 +215,8 @@ func TestSourceRangesAdmitTheVIPOfAnAdmittedNode(t *testing.T) {
 			s.Spec.LoadBalancerSourceRanges = c.ranges
 			w.apply("web", objects(s, slices)...)
 			inEachFamily(t, func(t *testing.T, f family) {
-				// No packet with the VIP as source comes back in this lab: the
-				// hook's answer is what can be seen.
+				// Replies to the VIP as source do not return in this lab: only the hook's
+				// decision can be seen.
 				sock := f.socket(t, own, unix.SOCK_NONBLOCK)
 				if err := sock.bindReused(netip.AddrPortFrom(f.vip().Addr(), 0)); err != nil {
 					t.Fatal(err)
@@ -236,7 +231,7 @@ func TestSourceRangesAdmitTheVIPOfAnAdmittedNode(t *testing.T) {
 				}
 				w.wantBalanced(t, before, 1)
 			})
-			// So does a socket that is not bound: its source is known all the same.
+			// The same for a socket that is not bound: its source is known nevertheless.
 			inEachFamily(t, func(t *testing.T, f family) { w.awaitMeet(t, own, f, f.vip(), c.want) })
 		})
 	}
@@ -244,21 +239,21 @@ func TestSourceRangesAdmitTheVIPOfAnAdmittedNode(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.awaitMeet(t, own, f, f.vip(), alone) })
 }
 
-// awaitMeet waits until the agent has seen a change of the node's addresses.
+// awaitMeet waits until the agent has followed a change of the node's addresses.
 func (w *world) awaitMeet(t *testing.T, from *lab.Host, f family, to netip.AddrPort, want string) {
 	t.Helper()
-	w.eventually(fmt.Sprintf("%s meets %s at %s", from.Name, want, to), func() bool {
+	w.eventually(fmt.Sprintf("%s gets %s at %s", from.Name, want, to), func() bool {
 		return meet(t, from, f, to, netip.Addr{}) == want
 	})
 }
 
-// addAddress gives a host more addresses, on its loopback device.
+// addAddress adds addresses to a host's loopback device.
 func (w *world) addAddress(h *lab.Host, addrs ...netip.Addr) {
 	w.t.Helper()
 	w.changeAddresses(h, (*netlink.Handle).AddrAdd, addrs)
 }
 
-// removeAddress takes them away again.
+// removeAddress removes them again.
 func (w *world) removeAddress(h *lab.Host, addrs ...netip.Addr) {
 	w.t.Helper()
 	w.changeAddresses(h, (*netlink.Handle).AddrDel, addrs)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package socket tests the socket shortcut as processes see it: what connect(2)
-// and getpeername(2) answer in the pods and on the nodes of a lab on which real
-// agents run. The rules are those of docs/operate/semantics.md.
+// Package socket tests the socket shortcut as processes see it: the results of connect(2) and getpeername(2) in
+// the pods and on the nodes of a lab with real agents. The rules are those of docs/operate/semantics.md.
 package socket
 
 import (

@@ -16,9 +16,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// nginxConfig proxies /name to the name in the zone, on a port for each family
-// of the name server. A variable makes nginx ask for the name as requests come,
-// from sockets that stay connected.
+// nginxConfig proxies /name to the name in the zone, on one port per family of the name server. A variable
+// makes nginx resolve the name for each request, from sockets that stay connected.
 const nginxConfig = `
 daemon off;
 master_process off;
@@ -78,15 +77,15 @@ func (w *dnsWorld) startNginx(t *testing.T, on *lab.Host) *http.Client {
 	return client
 }
 
-// proxied asks nginx for a name; port is that of nginx, to that of the name.
+// proxied has nginx proxy a request for a name; port is nginx's, and `to` the name's.
 func proxied(client *http.Client, port int, name string, to int) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return lab.Get(ctx, client, fmt.Sprintf("http://127.0.0.1:%d/%s/hello?port=%d", port, name, to))
 }
 
-// S4: nginx resolves names and connects to them through Services. R29: after the
-// name server's pod has gone, nginx comes to another.
+// S4: nginx resolves names and connects to them through Services. R29: after the name server's pod is gone,
+// nginx reaches another one.
 func TestNginxResolver(t *testing.T) {
 	wantProgram(t, "nginx", "nginx")
 	w := startDNSWorld(t, "a2 b1")
@@ -98,12 +97,12 @@ func TestNginxResolver(t *testing.T) {
 			for n := range 10 {
 				answer, err := proxied(clients[i], port, fmt.Sprintf("web-%d", n), 80)
 				if err != nil || answer.Pod != "b2" || answer.Payload != "/hello" {
-					t.Fatalf("nginx on %s, port %d: %+v (%v), want an answer of b2", on.Name, port, answer, err)
+					t.Fatalf("nginx on %s, port %d: %+v (%v), want an answer from b2", on.Name, port, answer, err)
 				}
 			}
 			answer, err := proxied(clients[i], port, "who", lab.PortHTTP)
 			if err != nil || !slices.Contains(w.servers, w.Host(answer.Pod)) {
-				t.Errorf("nginx on %s, port %d: %+v (%v), want an answer of the pod that is the name server", on.Name, port, answer, err)
+				t.Errorf("nginx on %s, port %d: %+v (%v), want an answer from the name server's pod", on.Name, port, answer, err)
 			}
 		}
 	}
@@ -114,7 +113,7 @@ func TestNginxResolver(t *testing.T) {
 			for n := 10; n < 15; n++ {
 				answer, err := proxied(clients[i], port, fmt.Sprintf("web-%d", n), 80)
 				if err != nil || answer.Pod != "b2" {
-					t.Errorf("b1 has gone; nginx on %s, port %d: %+v (%v), want an answer of b2", on.Name, port, answer, err)
+					t.Errorf("b1 has gone; nginx on %s, port %d: %+v (%v), want an answer from b2", on.Name, port, answer, err)
 				}
 			}
 		}

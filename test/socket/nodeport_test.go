@@ -34,8 +34,7 @@ func (w *world) publicUDP(name string, n uint8, pods string) (*corev1.Service, [
 	return s, slices
 }
 
-// ownServer runs a server on the node port of a host: what answers where Beeline
-// leaves a connection alone.
+// ownServer runs a server on the node port of a host: it answers connections that Beeline passes.
 func (w *world) ownServer(names string) {
 	w.t.Helper()
 	for _, h := range w.hosts(names) {
@@ -53,8 +52,7 @@ func (f family) loopbacks() []netip.AddrPort {
 	return []netip.AddrPort{f.choose("", "::1", nodePort)}
 }
 
-// R17, R22: the node's own address has the NodePort for pods and for the node;
-// other ports and other addresses do not.
+// R17, R22: pods and the node reach the NodePort at the node's own address, and no other ports or addresses.
 func TestNodePortOnOwnAddress(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
@@ -67,8 +65,8 @@ func TestNodePortOnOwnAddress(t *testing.T) {
 	})
 }
 
-// R22: loopback has NodePorts in the host's network namespace alone, on all of
-// 127.0.0.0/8. A pod's loopback is its own.
+// R22: loopback has NodePorts only in the host's network namespace, on all of 127.0.0.0/8. A pod's loopback is
+// its own.
 func TestNodePortOnLoopback(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.ownServer("a1")
@@ -85,7 +83,7 @@ func TestNodePortOnLoopback(t *testing.T) {
 	})
 }
 
-// R22: the switch for it.
+// R22: the flag for it.
 func TestNodePortOnLoopbackSwitchedOff(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--localhost-nodeports=false"}
@@ -99,8 +97,8 @@ func TestNodePortOnLoopbackSwitchedOff(t *testing.T) {
 	})
 }
 
-// R22: another node decides for itself what its NodePorts are. The connection
-// reaches that node, whatever answers there.
+// R22: another node decides itself which NodePorts it has. The connection reaches that node, whatever answers
+// there.
 func TestNodePortOfAnotherNodeIsLeftAlone(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)
@@ -113,8 +111,8 @@ func TestNodePortOfAnotherNodeIsLeftAlone(t *testing.T) {
 	})
 }
 
-// R18: externalTrafficPolicy Local is for traffic from outside; pods and nodes
-// use all endpoints of the cluster.
+// R18: externalTrafficPolicy Local applies to external traffic; pods and nodes use all endpoints of the
+// cluster.
 func TestNodePortWithExternalTrafficPolicyLocal(t *testing.T) {
 	w := startWorld(t, "node-a")
 	for _, c := range []struct{ name, pods, want string }{
@@ -135,8 +133,7 @@ func TestNodePortWithExternalTrafficPolicyLocal(t *testing.T) {
 	}
 }
 
-// R17: a NodePort follows externalTrafficPolicy only, also where the ClusterIP
-// has internalTrafficPolicy Local.
+// R17: a NodePort follows only externalTrafficPolicy, even if the ClusterIP has internalTrafficPolicy Local.
 func TestNodePortWithInternalTrafficPolicyLocal(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.public("web", 1, "b1 b2")
@@ -149,8 +146,8 @@ func TestNodePortWithInternalTrafficPolicyLocal(t *testing.T) {
 	})
 }
 
-// R22: nodePortAddresses choose the addresses; a list of one family leaves the
-// other at its default. Addresses are followed as they come and go.
+// R22: nodePortAddresses selects the addresses; a list for one family leaves the other at its default. Changes
+// of addresses are followed.
 func TestNodePortAddresses(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--nodeport-addresses=203.0.113.0/24"}
@@ -168,12 +165,12 @@ func TestNodePortAddresses(t *testing.T) {
 	})
 	w.wantMeet(t, clients, ipv4, netip.AddrPortFrom(extra, nodePort), "b1")
 	w.removeAddress(own, extra)
-	w.eventually("the NodePort has gone with the address", func() bool {
+	w.eventually("the NodePort is removed with the address", func() bool {
 		return meet(t, own, ipv4, netip.AddrPortFrom(extra, nodePort), netip.Addr{}) == alone
 	})
 }
 
-// R39: NodePorts go on when this node's Node object is deleted.
+// R39: NodePorts stay when this node's Node object is deleted.
 func TestNodePortOfADeletedNode(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.public("web", 1, "a2 b1"))...)

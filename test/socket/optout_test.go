@@ -26,7 +26,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// shortcut is the annotation with a value; none if that is empty.
+// shortcut is the annotation with a value; nil if that is empty.
 func shortcut(value string) map[string]string {
 	if value == "" {
 		return nil
@@ -34,7 +34,7 @@ func shortcut(value string) map[string]string {
 	return map[string]string{service.AnnotationSocketShortcut: value}
 }
 
-// runningPod is the object of a pod of the lab, with its UID there.
+// runningPod is the Pod object of a pod of the lab, with its UID there.
 func runningPod(host *lab.Host, annotation string) *corev1.Pod {
 	p := podObject(host, "")
 	p.UID, p.Annotations = types.UID(host.PodUID()), shortcut(annotation)
@@ -57,15 +57,15 @@ func runtimeClass(name, annotation string) *nodev1.RuntimeClass {
 	}
 }
 
-// serveWeb serves ClusterIPs 1 by TCP and 2 by UDP, each by b1.
+// serveWeb serves ClusterIPs 1 by TCP and 2 by UDP, both with b1.
 func (w *world) serveWeb() {
 	w.t.Helper()
 	w.write("udp", objects(w.udp("udp", 2, "b1"))...)
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 }
 
-// wantShortcut checks what Services are to a pod: served at the socket, or left
-// alone. The counters tell which hook has decided.
+// wantShortcut checks whether a pod's calls to Services are translated at the socket, or pass. The counters
+// tell which hook decided.
 func (w *world) wantShortcut(t *testing.T, pod string, on bool) {
 	t.Helper()
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -77,7 +77,7 @@ func (w *world) wantShortcut(t *testing.T, pod string, on bool) {
 		w.wantMeet(t, pod, f, f.clusterIP(1), alone)
 		before := w.counters(w.agent())
 		if got := meetNobody(t, w.Host(pod), f, f.clusterIP(2)); got != unix.ENETUNREACH {
-			t.Errorf("a datagram of %s to %s meets %v, want %s", pod, f.clusterIP(2), got, alone)
+			t.Errorf("a datagram of %s to %s gets %v, want %s", pod, f.clusterIP(2), got, alone)
 		}
 		after := w.counters(w.agent())
 		if after.OptedOut == before.OptedOut || after.DatagramBalance != before.DatagramBalance {
@@ -86,8 +86,8 @@ func (w *world) wantShortcut(t *testing.T, pod string, on bool) {
 	})
 }
 
-// meetNobody returns the error that datagrams to an address bring back. The
-// kernel sends few of these to one host, so they are asked for until one comes.
+// meetNobody returns the error of datagrams to an address. The kernel limits the rate of these to one host, so
+// it repeats until one arrives.
 func meetNobody(t *testing.T, from *lab.Host, f family, to netip.AddrPort) error {
 	t.Helper()
 	s := f.datagrams(t, from)
@@ -105,7 +105,7 @@ func meetNobody(t *testing.T, from *lab.Host, f family, to netip.AddrPort) error
 	return unix.EAGAIN
 }
 
-// awaitOptedOut waits for what the status says of the pods that have opted out.
+// awaitOptedOut waits for a status of the pods that opted out.
 func (w *world) awaitOptedOut(what string, ok func([]optout.Pod) bool) *inspect.Status {
 	w.t.Helper()
 	var last *inspect.Status
@@ -118,7 +118,7 @@ func (w *world) awaitOptedOut(what string, ok func([]optout.Pod) bool) *inspect.
 
 type optedOutPod = optout.Pod
 
-// optedOutTable opens the table that the hooks look up.
+// optedOutTable opens the hooks' table.
 func (w *world) optedOutTable() *ebpf.Map {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent().BPFFS(), datapath.SockMapOptedOut), nil)
@@ -126,7 +126,7 @@ func (w *world) optedOutTable() *ebpf.Map {
 	return m
 }
 
-// cookies are those of the namespaces that have opted out.
+// cookies are those of the namespaces that opted out.
 func (w *world) cookies() (all []uint64) {
 	w.t.Helper()
 	m := w.optedOutTable()
@@ -141,7 +141,7 @@ func (w *world) cookies() (all []uint64) {
 	return all
 }
 
-// cookieOf asks a socket of the host.
+// cookieOf gets the cookie from a socket of the host.
 func (w *world) cookieOf(host *lab.Host) uint64 {
 	w.t.Helper()
 	fd, err := host.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -163,8 +163,8 @@ func found(n int) func([]optout.Pod) bool {
 	}
 }
 
-// A pod that has opted out is left alone, at once; another on its node is not,
-// and all that is no new call to a Service goes on.
+// The calls of a pod that opts out pass, at once; those of another on its node do not, and what is no new call
+// to a Service continues.
 func TestOptOutOfOnePod(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -186,7 +186,7 @@ func TestOptOutOfOnePod(t *testing.T) {
 			connected[f.name].exchangeConnected(f.clusterIP(2))
 			w.wantMeet(t, "a1", f, f.pod(w.Host("b1")), "b1")
 			w.wantMeet(t, "node-a", f, f.clusterIP(1), "b1")
-			// An address of Services that nobody has is left alone, too (R21).
+			// Calls to an unused address of Services pass, too (R21).
 			w.wantMeet(t, "a2", f, f.clusterIP(77), dropped)
 		})
 		w.apply("a1", runningPod(w.Host("a1"), ""))
@@ -198,8 +198,8 @@ func TestOptOutOfOnePod(t *testing.T) {
 	w.wantShortcut(t, "a1", true)
 }
 
-// The Pod's own annotation wins, then its Namespace's, then its RuntimeClass's,
-// in whichever order they come.
+// The Pod's own annotation takes precedence, then its Namespace's, then its RuntimeClass's, in whichever order
+// they are set.
 func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -225,7 +225,7 @@ func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
 	}
 }
 
-// The kubelet's other way to name cgroups.
+// The kubelet's other naming scheme for cgroups.
 func TestOptOutWithTheCgroupfsDriver(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -248,8 +248,7 @@ func TestOptOutWithTheCgroupfsDriver(t *testing.T) {
 	w.wantShortcut(t, "a2", true)
 }
 
-// A pod on the host's network keeps the shortcut, and so does the node; the
-// status says so of the pod.
+// A pod on the host's network keeps the shortcut, and so does the node; status says so for the pod.
 func TestOptOutOnTheHostNetwork(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -266,8 +265,7 @@ func TestOptOutOnTheHostNetwork(t *testing.T) {
 	}
 }
 
-// What people are told: who has opted out, why, whether it is in force, and what
-// that means. It is no condition.
+// Status shows who has opted out, why, whether it is in effect, and what that means. It is no condition.
 func TestOptOutInStatus(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -284,7 +282,7 @@ func TestOptOutInStatus(t *testing.T) {
 		}
 		got.NetNSCookie, got.Since = 0, time.Time{}
 		if got != want {
-			t.Errorf("the status says %+v, want %+v", got, want)
+			t.Errorf("the status is %+v, want %+v", got, want)
 		}
 	}
 	out, err := w.agent().CLI("status", "-v")
@@ -299,9 +297,9 @@ func TestOptOutInStatus(t *testing.T) {
 		p.UID = "no-such-uid"
 		return p
 	}())
-	s = w.awaitOptedOut("that complains of a3", func(all []optout.Pod) bool { return len(all) == 3 && all[2].Late })
+	s = w.awaitOptedOut("with a problem of a3", func(all []optout.Pod) bool { return len(all) == 3 && all[2].Late })
 	if got := s.OptedOut.Pods[2]; got.Found || got.Problem != "no cgroup has its UID in its name" {
-		t.Errorf("the status says %+v of a pod without a cgroup", got)
+		t.Errorf("the status of a pod without a cgroup is %+v", got)
 	}
 	if all := s.Conditions.Wrong(); len(all) != 1 || all[0].Code != condition.PodNotFound.Code || all[0].Object != "Pod default/a3" {
 		t.Errorf("the conditions are\n%s\nwant one about a3", all)

@@ -21,15 +21,15 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A podCgroup is one that the test makes as the kubelet would, beside those of
-// the lab's pods or in a hierarchy of cgroup v1.
+// A podCgroup is one that the test creates as the kubelet would, next to those of the lab's pods or in a
+// hierarchy of cgroup v1.
 type podCgroup struct {
 	w    *world
 	path string
 }
 
-// cgroup makes one, and the directories above it that are missing. Those that it
-// made go at the end of the test, with the processes in them.
+// cgroup creates one, with missing directories above it. Those that it created are removed at the end of the
+// test, with the processes in them.
 func (w *world) cgroup(path string) *podCgroup {
 	w.t.Helper()
 	if _, err := os.Stat(path); err == nil {
@@ -37,11 +37,11 @@ func (w *world) cgroup(path string) *podCgroup {
 	}
 	w.cgroup(filepath.Dir(path))
 	w.must(os.Mkdir(path, 0o755))
-	w.t.Cleanup(func() { w.removeCgroup(path) }) // before the one above it
+	w.t.Cleanup(func() { w.removeCgroup(path) }) // before its parent
 	return &podCgroup{w, path}
 }
 
-// removeCgroup ends what runs in a directory and removes it.
+// removeCgroup ends the processes in a directory and removes it.
 func (w *world) removeCgroup(path string) {
 	w.t.Helper()
 	w.eventually("cgroup "+path+" can be removed", func() bool {
@@ -56,8 +56,7 @@ func (w *world) removeCgroup(path string) {
 	})
 }
 
-// run starts processes of a host in a container of the pod, and returns how to
-// end them.
+// run starts processes of a host in a container of the pod, and returns a function that ends them.
 func (c *podCgroup) run(container string, host *lab.Host, argv ...string) (end func()) {
 	c.w.t.Helper()
 	in := c.w.cgroup(filepath.Join(c.path, container))
@@ -77,14 +76,14 @@ func besidePods(host *lab.Host, uid string) string {
 	return filepath.Join(filepath.Dir(filepath.Dir(host.Cgroup)), "kubepods-burstable-pod"+strings.ReplaceAll(uid, "-", "_")+".slice")
 }
 
-// withUID is a pod's object under another UID.
+// withUID is a pod's object with another UID.
 func withUID(p *corev1.Pod, uid string) *corev1.Pod {
 	p.UID = types.UID(uid)
 	return p
 }
 
-// A pod that is replaced is another pod; one that begins to run is found by
-// itself; one that gets a new network namespace is opted out there.
+// A pod that is replaced is another pod; one that starts is found without an event; one that gets a new network
+// namespace is opted out there.
 func TestOptOutFollowsThePod(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -95,7 +94,7 @@ func TestOptOutFollowsThePod(t *testing.T) {
 	w.wantShortcut(t, "a1", true)
 
 	pod := w.cgroup(besidePods(a1, uid))
-	w.awaitOptedOut("that has seen the new pod's cgroup", func(all []optedOutPod) bool {
+	w.awaitOptedOut("with the new pod's cgroup found", func(all []optedOutPod) bool {
 		return strings.Contains(all[0].Problem, "no process")
 	})
 	end := pod.run("first.scope", a1, "sleep", "600")
@@ -104,7 +103,7 @@ func TestOptOutFollowsThePod(t *testing.T) {
 	t.Logf("found %v after its process was started", time.Since(begin))
 	w.wantShortcut(t, "a1", false)
 
-	end() // as when the sandbox is made anew
+	end() // as when the sandbox is created again
 	pod.run("second.scope", w.Host("a3"), "sleep", "600")
 	w.eventually("a1 has the shortcut again, and a3 has not", func() bool {
 		c := w.cookies()
@@ -114,8 +113,8 @@ func TestOptOutFollowsThePod(t *testing.T) {
 	w.wantShortcut(t, "a3", false)
 }
 
-// What else runs in a pod's cgroup does not mislead: programs in namespaces that
-// they made, and helpers on the host's network.
+// Other processes in a pod's cgroup do not matter: programs in namespaces that they created, and helpers on the
+// host's network.
 func TestOptOutIsOfThePodsNamespace(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -128,13 +127,12 @@ func TestOptOutIsOfThePodsNamespace(t *testing.T) {
 	w.wantShortcut(t, "a1", false)
 	w.wantShortcut(t, "node-a", true)
 	if got, want := w.cookies(), w.cookieOf(a1); len(got) != 1 || got[0] != want {
-		t.Errorf("opted out are the namespaces %v, want that of a1, %d", got, want)
+		t.Errorf("the namespaces %v have opted out, want a1's, %d", got, want)
 	}
 }
 
-// R4, R37: what has opted out stays so without an agent and while another one
-// starts, with bad manifests too. What is not wanted any more goes once all is
-// known.
+// R4, R37: opted-out pods stay so without an agent and while another one starts, also with bad manifests. Those
+// that no longer apply are removed once the state is complete.
 func TestOptOutOutlivesTheAgent(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.serveWeb()
@@ -150,9 +148,9 @@ func TestOptOutOutlivesTheAgent(t *testing.T) {
 	w.write("a3", runningPod(w.Host("a3"), "off"))
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	w.must(w.agent().WaitFor("told of the bad manifest", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("with an error for the bad manifest", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	if got := w.cookies(); len(got) != 2 {
-		t.Errorf("opted out are the namespaces %v, want the two of a1 and a2 as before", got)
+		t.Errorf("the namespaces %v have opted out, want those of a1 and a2 as before", got)
 	}
 	w.remove("bad")
 	w.must(w.agent().Stop())
@@ -162,15 +160,14 @@ func TestOptOutOutlivesTheAgent(t *testing.T) {
 	n := <-calls
 	after := w.counters(w.agent())
 	if got := after.OptedOut - before.OptedOut; got != uint64(n) || after.ConnectBalance != before.ConnectBalance || n == 0 {
-		t.Errorf("of %d calls of a1, %d were left alone and %d balanced: there was a gap", n, got, after.ConnectBalance-before.ConnectBalance)
+		t.Errorf("of %d calls of a1, %d passed and %d were balanced: there was a gap", n, got, after.ConnectBalance-before.ConnectBalance)
 	}
 	w.wantShortcut(t, "a1", false)
 	w.wantShortcut(t, "a2", true)
 	w.wantShortcut(t, "a3", false)
 }
 
-// On a fresh node a pod that runs is left alone from the first moment that the
-// programs are attached.
+// On a fresh node the calls of an opted-out pod pass from the moment that the programs are attached.
 func TestOptOutFromTheStart(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.write("udp", objects(w.udp("udp", 2, "b1"))...)
@@ -178,7 +175,7 @@ func TestOptOutFromTheStart(t *testing.T) {
 	calls, stop := make(chan int), make(chan struct{})
 	go func() { calls <- w.call(w.Host("a1"), stop) }()
 	w.start()
-	w.eventually("a1 is left alone", func() bool { return w.counters(w.agent()).OptedOut >= 10 })
+	w.eventually("a1's calls pass", func() bool { return w.counters(w.agent()).OptedOut >= 10 })
 	close(stop)
 	<-calls
 	if c := w.counters(w.agent()); c.ConnectBalance > 0 {
@@ -186,7 +183,7 @@ func TestOptOutFromTheStart(t *testing.T) {
 	}
 }
 
-// call calls a Service until it is told to stop, and says how often.
+// call calls a Service until it is stopped, and returns how often.
 func (w *world) call(host *lab.Host, stop <-chan struct{}) (n int) {
 	for {
 		select {
@@ -219,7 +216,7 @@ func TestOptOutIsRepaired(t *testing.T) {
 	defer table.Close()
 	w.must(table.Delete(a1))
 	w.must(table.Put(a2, uint32(1)))
-	w.eventually("a1 alone has opted out", func() bool {
+	w.eventually("only a1 has opted out", func() bool {
 		c := w.cookies()
 		return len(c) == 1 && c[0] == a1
 	})
@@ -227,8 +224,8 @@ func TestOptOutIsRepaired(t *testing.T) {
 	w.wantShortcut(t, "a2", true)
 }
 
-// With a hierarchy of cgroup v1 the kubelet's directories are there, as on a
-// node whose systemd is in hybrid mode.
+// With a hierarchy of cgroup v1 the kubelet's directories are there, as on a node whose systemd is in hybrid
+// mode.
 func TestOptOutWithCgroupV1(t *testing.T) {
 	controller := cgroupV1(t)
 	w := startWorld(t, "node-a")
@@ -242,10 +239,10 @@ func TestOptOutWithCgroupV1(t *testing.T) {
 	w.wantShortcut(t, "a1", false)
 	w.wantShortcut(t, "a2", true)
 	if got, want := w.cookies(), w.cookieOf(a1); len(got) != 1 || got[0] != want {
-		t.Errorf("opted out are the namespaces %v, want that of a1, %d", got, want)
+		t.Errorf("the namespaces %v have opted out, want a1's, %d", got, want)
 	}
 
-	// By hand, so that it is found only where it is looked for.
+	// Started explicitly, so that the pod is found only in the directory given.
 	w.must(w.agent().Stop())
 	w.agent().Flags = []string{"--pod-cgroups=" + w.Host("node-a").CgroupRoot}
 	w.start()

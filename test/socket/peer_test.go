@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// K2: the program sees the Service that it asked for; the server sees the
-// client and itself, as if there were no Service.
+// K2: the program sees the Service that it connected to; the server sees the client and itself, as if there
+// were no Service.
 func TestPeerIsTheServiceForTheClientOnly(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -41,8 +41,7 @@ func TestPeerIsTheServiceForTheClientOnly(t *testing.T) {
 	}
 }
 
-// R19: a pod reaches itself through its Service. At the socket nothing has to
-// be masqueraded for that.
+// R19: a pod reaches itself through its Service. The socket shortcut needs no masquerading for that.
 func TestPodReachesItself(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "a1"))...)
@@ -56,8 +55,8 @@ func TestPodReachesItself(t *testing.T) {
 	})
 }
 
-// R31: endpoints on the host network are endpoints as others are, on this node
-// and on another. They see the pod that connects.
+// R31: endpoints on the host network are like others, on this node and on another. They see the pod that
+// connects.
 func TestHostNetworkEndpoint(t *testing.T) {
 	w := startWorld(t, "node-a")
 	for n, name := range []string{"node-a", "node-b"} {
@@ -77,8 +76,7 @@ func TestHostNetworkEndpoint(t *testing.T) {
 	}
 }
 
-// S1: a connection to a pod's address is none of ours, also if the pod is a
-// Service's backend.
+// S1: a connection to a pod's address is not handled, even if the pod is a Service's backend.
 func TestDirectConnectionIsUntouched(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -93,14 +91,13 @@ func TestDirectConnectionIsUntouched(t *testing.T) {
 		want := before
 		want.ConnectPass++
 		if after := w.counters(w.agent()); after != want {
-			t.Errorf("the hooks counted %+v, want %+v: one connection left alone", after, want)
+			t.Errorf("the hooks counted %+v, want %+v: one connection passed", after, want)
 		}
 	})
 }
 
-// K2: a socket that was accepted has the peer that it has, even if the one that
-// listens was connected to a Service in an earlier life, and to a backend at
-// just the peer's address and port.
+// K2: an accepted socket has its own peer, even if the listening socket was connected to a Service earlier, and
+// to a backend with the peer's address and port.
 func TestAcceptedSocketIsUntouched(t *testing.T) {
 	w := startWorld(t, "node-a")
 	a1, b1 := w.Host("a1"), w.Host("b1")
@@ -141,7 +138,7 @@ func TestAcceptedSocketIsUntouched(t *testing.T) {
 	})
 }
 
-// A socket that is bound keeps the address and port that it is bound to.
+// A bound socket keeps its address and port.
 func TestBoundSocketKeepsItsAddress(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -160,8 +157,7 @@ func TestBoundSocketKeepsItsAddress(t *testing.T) {
 	})
 }
 
-// The peer belongs to the connection, by whatever descriptor and in whatever
-// process it is asked for.
+// The peer belongs to the connection, whichever descriptor or process asks for it.
 func TestDuplicateAndChildSeeTheSamePeer(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -178,7 +174,7 @@ func TestDuplicateAndChildSeeTheSamePeer(t *testing.T) {
 		s.close()
 		copied.wantPeer(f.clusterIP(1))
 
-		// A child on another host: it is the socket that counts.
+		// A child on another host: only the socket matters.
 		for _, host := range w.hosts("a1 b2") {
 			got := bequeath(t, host, copied)
 			if want := (legacy{Peer: f.clusterIP(1), Pod: "b1"}); got != want {
@@ -188,8 +184,8 @@ func TestDuplicateAndChildSeeTheSamePeer(t *testing.T) {
 	})
 }
 
-// partHeir is the name of a child process that inherits a connected socket as
-// descriptor 3 and tells what it finds there, a legacy.
+// partHeir is the name of a child process that inherits a connected socket as descriptor 3 and reports what it
+// finds, a legacy.
 const partHeir = "beeline-test-heir"
 
 type legacy struct {
@@ -197,7 +193,7 @@ type legacy struct {
 	Pod  string
 }
 
-// bequeath forks a child on a host and returns what it found.
+// bequeath starts a child on a host and returns what it found.
 func bequeath(t *testing.T, host *lab.Host, s *hostSocket) legacy {
 	t.Helper()
 	fd, err := unix.Dup(s.fd)

@@ -21,23 +21,22 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// wantProgram ends the test if a program is missing that it is about.
+// wantProgram ends the test if the program under test is missing.
 func wantProgram(t *testing.T, name, debianPackage string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
-		t.Fatalf("%v: install the package %s, or all that tests need with scripts/setup", err, debianPackage)
+		t.Fatalf("%v: install the package %s, or everything the tests need with scripts/setup", err, debianPackage)
 	}
 }
 
-// etc are the files that a program finds in /etc in place of the machine's.
+// etc are the files that a program finds in /etc instead of the machine's.
 type etc map[string]string
 
-// partEtc is the name of the process that puts them there, in a mount namespace
-// of its own, and then becomes the program.
+// partEtc is the name of the process that mounts them, in a mount namespace of its own, and then becomes the
+// program.
 const partEtc = "beeline-test-etc"
 
-// execute runs a program on a host to its end. If it failed, what it printed is
-// in the error too.
+// execute runs a program on a host to its end. If it fails, the error contains its output.
 func execute(t *testing.T, from *lab.Host, files etc, argv ...string) (out, errOut string, err error) {
 	t.Helper()
 	path, err := exec.LookPath(argv[0])
@@ -47,7 +46,7 @@ func execute(t *testing.T, from *lab.Host, files etc, argv ...string) (out, errO
 	return executeAs(t, from, files, path, argv...)
 }
 
-// executeAs is execute with the program's file apart from its name, argv[0].
+// executeAs is execute with a path that differs from argv[0].
 func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...string) (out, errOut string, err error) {
 	t.Helper()
 	needsPrivateMounts(t)
@@ -61,7 +60,7 @@ func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...str
 	defer cancel()
 	cmd := from.Command(ctx, "/proc/self/exe")
 	cmd.Args = append([]string{partEtc, folder, path}, argv...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // its mounts are private, then
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // so its mounts are private
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err = cmd.Run(); err != nil {
@@ -70,7 +69,7 @@ func executeAs(t *testing.T, from *lab.Host, files etc, path string, argv ...str
 	return stdout.String(), stderr.String(), err
 }
 
-// needsPrivateMounts skips a test where a process cannot have mounts of its own.
+// needsPrivateMounts skips a test if a process cannot have mounts of its own.
 func needsPrivateMounts(t *testing.T) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -82,7 +81,7 @@ func needsPrivateMounts(t *testing.T) {
 			return
 		}
 	}
-	t.Skip("the root directory is no mount point (chroot), so mounts cannot be kept from others")
+	t.Skip("the root directory is no mount point (chroot), so mounts cannot be private")
 }
 
 // runWithEtc is the process.

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// wantWho checks the addresses that a program got for the name "who": one or
-// more of each family that a name server's pod has.
+// wantWho checks the addresses that a program got for the name "who": at least one of each family that a name
+// server's pod has.
 func (w *dnsWorld) wantWho(t *testing.T, program, out string) {
 	t.Helper()
 	var v4, v6 int
@@ -33,9 +33,8 @@ func (w *dnsWorld) wantWho(t *testing.T, program, out string) {
 	}
 }
 
-// The ways of the C library's resolver. It gives up at its first failed attempt,
-// so that nothing but the first answers count; where a name server is silent it
-// goes on to the next.
+// The modes of the C library's resolver. It gives up at the first failure, so only first replies count; after a
+// silent name server it tries the next.
 var resolverWays = []struct {
 	name, options string
 	services      []uint8
@@ -50,7 +49,7 @@ var resolverWays = []struct {
 	{"the first is silent", "timeout:1 attempts:1", []uint8{silent, nameserver}},
 }
 
-// S4: glibc asks by connected sockets, several questions at a time.
+// S4: glibc queries by connected sockets, several queries at a time.
 func TestGlibcResolver(t *testing.T) {
 	wantProgram(t, "getent", "libc-bin")
 	w := startDNSWorld(t, "a2 b1")
@@ -70,7 +69,7 @@ func TestGlibcResolver(t *testing.T) {
 	}
 }
 
-// firstFields are the first words of lines.
+// firstFields returns the first word of each line.
 func firstFields(text string) string {
 	var all []string
 	for line := range strings.Lines(text) {
@@ -81,7 +80,7 @@ func firstFields(text string) string {
 	return strings.Join(all, " ")
 }
 
-// An answer that does not fit into a datagram comes by TCP, from the same Service.
+// A reply that does not fit into a datagram arrives by TCP, from the same Service.
 func TestGlibcResolverChangesToTCP(t *testing.T) {
 	wantProgram(t, "getent", "libc-bin")
 	w := startDNSWorld(t, "a2 b1")
@@ -99,7 +98,7 @@ func TestGlibcResolverChangesToTCP(t *testing.T) {
 	}
 }
 
-// S4: curl by a name, its resolver's questions and its connection through Services.
+// S4: curl by name, its resolver's queries and its connection through Services.
 func TestCurlByName(t *testing.T) {
 	wantProgram(t, "curl", "curl")
 	w := startDNSWorld(t, "a2 b1")
@@ -113,16 +112,15 @@ func TestCurlByName(t *testing.T) {
 					err = json.Unmarshal([]byte(out), &answer)
 				}
 				if err != nil || answer.Pod != "b2" || answer.Payload != "/hello" {
-					t.Errorf("curl %s on %s, by %s: %q (%v), want an answer of b2", version, from.Name, f.name, out, err)
+					t.Errorf("curl %s on %s, by %s: %q (%v), want an answer from b2", version, from.Name, f.name, out, err)
 				}
 			}
 		}
 	}
 }
 
-// K3: musl asks all name servers at a time from one unconnected socket, and drops
-// what comes from an address that it did not ask. Two Services of the very same
-// pod are two name servers to it.
+// K3: musl queries all name servers at once from one unconnected socket, and drops replies from addresses that
+// it did not query. Two Services with the same pod are two name servers to it.
 func TestMuslResolver(t *testing.T) {
 	resolve := buildMusl(t)
 	w := startDNSWorld(t, "b1")
@@ -155,8 +153,8 @@ func TestMuslResolver(t *testing.T) {
 	}
 }
 
-// bothFamilies has IPv4 and IPv6 name servers: musl then asks both by one IPv6
-// socket. It takes three at most.
+// bothFamilies has IPv4 and IPv6 name servers: musl then queries both from one IPv6 socket. It uses at most
+// three.
 func bothFamilies(services []uint8) etc {
 	conf := resolvConf(ipv4, "timeout:20 attempts:1", services...)
 	conf["resolv.conf"] = fmt.Sprintf("nameserver %s\n", ipv6.clusterIP(nameserver).Addr()) + conf["resolv.conf"]

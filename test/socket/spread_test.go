@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// choices makes n connections to a Service one after another and returns which
-// of the pods, by its place in the list, answered each.
+// choices makes n connections to a Service, one after the other, and returns for each which of the pods
+// answered, as an index.
 func choices(t *testing.T, n int, from *lab.Host, f family, service uint8, pods []*lab.Host) []int {
 	t.Helper()
 	all := make([]int, n)
@@ -22,7 +22,7 @@ func choices(t *testing.T, n int, from *lab.Host, f family, service uint8, pods 
 		}
 		all[i] = slices.IndexFunc(pods, func(h *lab.Host) bool { return h.Name == answer.Pod })
 		if all[i] < 0 {
-			t.Fatalf("connection %d: %s answers, which is no backend", i, answer.Pod)
+			t.Fatalf("connection %d: %s answers, but is no backend", i, answer.Pod)
 		}
 	}
 	return all
@@ -38,8 +38,8 @@ func count(choices []int, values int) []int {
 
 func even(n int) []float64 { return slices.Repeat([]float64{1}, n) }
 
-// R10: connections spread evenly over the endpoints, and a choice says nothing
-// of the next one. 2,000 connections of each family, each check at alpha.
+// R10: connections spread evenly over the endpoints, and a choice does not depend on the previous one. 2,000
+// connections of each family, each check at alpha.
 func TestSpreadIsEven(t *testing.T) {
 	w := startWorld(t, "node-a")
 	const pods = "a2 a3 b1 b2"
@@ -59,11 +59,9 @@ func TestSpreadIsEven(t *testing.T) {
 	})
 }
 
-// Endpoints get connections by the weight of their slices. The bias of 3:2 that
-// is planted in the second case is what the check has to find if it is taken for
-// an even spread. 3,000 connections over all families: the bias then gives a
-// chi-squared of 120 on average where the limit is 24, and is overlooked with a
-// probability below 1e-8.
+// Endpoints get connections by the weight of their slices. The second case has a bias of 3:2, which the check
+// must find if the spread is assumed to be even. 3,000 connections over all families: the bias then gives a
+// chi-squared of 120 on average where the limit is 24, and is missed with a probability below 1e-8.
 func TestSpreadFollowsWeights(t *testing.T) {
 	w := startWorld(t, "node-a")
 	for i, c := range []struct {

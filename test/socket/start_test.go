@@ -34,7 +34,7 @@ spec:
     - port: 99999
 `
 
-// attached counts the programs on a node's cgroup, of whatever owner.
+// attached counts the programs on a node's cgroup, of any owner.
 func (w *world) attached(host *lab.Host) int {
 	w.t.Helper()
 	dir, err := os.Open(host.CgroupRoot)
@@ -52,19 +52,18 @@ func (w *world) attached(host *lab.Host) int {
 	return n
 }
 
-// wantNothingLeft checks that a node is as if there never was an agent.
+// wantNothingLeft checks that a node is as if it never had an agent.
 func (w *world) wantNothingLeft(t *testing.T, a *node.Agent) {
 	t.Helper()
 	if n := w.attached(a.Host); n != 0 {
 		t.Errorf("%d programs are attached to %s, want none", n, a.Host.CgroupRoot)
 	}
 	if pins := w.pins(a); len(pins) != 0 {
-		t.Errorf("pins are left under %s: %v", a.BPFFS(), pins)
+		t.Errorf("pins remain under %s: %v", a.BPFFS(), pins)
 	}
 }
 
-// wantExit checks the exit code of a process that has ended, and that it said
-// all of the texts.
+// wantExit checks the exit code of an ended process, and that its output contains all of the texts.
 func wantExit(t *testing.T, err error, code int, texts ...string) {
 	t.Helper()
 	exit, ok := errors.AsType[*exec.ExitError](err)
@@ -75,13 +74,12 @@ func wantExit(t *testing.T, err error, code int, texts ...string) {
 	said := err.Error() + string(exit.Stderr)
 	for _, text := range texts {
 		if !strings.Contains(said, text) {
-			t.Errorf("it said nothing of %q:\n%s", text, said)
+			t.Errorf("its output does not contain %q:\n%s", text, said)
 		}
 	}
 }
 
-// wantEnd waits until a process that has been started ends by itself, and checks
-// how.
+// wantEnd waits until a started process ends by itself, and checks how.
 func wantEnd(t *testing.T, a *node.Agent, code int, texts ...string) {
 	t.Helper()
 	pid, ended := a.PID(), make(chan error, 1)
@@ -92,12 +90,11 @@ func wantEnd(t *testing.T, a *node.Agent, code int, texts ...string) {
 	case <-time.After(patience):
 		syscall.Kill(pid, syscall.SIGKILL)
 		<-ended
-		t.Fatalf("it still runs after %v, want exit code %d", patience, code)
+		t.Fatalf("it is still running after %v, want exit code %d", patience, code)
 	}
 }
 
-// Bad manifests at the very first start: the agent ends, says why, and has
-// touched nothing.
+// Bad manifests at the very first start: the agent ends, says why, and has changed nothing.
 func TestBadManifestsAtFirstStart(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.write("web", objects(w.web("web", 1, "b1"))...)
@@ -112,9 +109,9 @@ func TestBadManifestsAtFirstStart(t *testing.T) {
 	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "b1")
 }
 
-// Where one Service does not fit into the tables of a fresh node, the others are served, and status names
-// it and the flag. A tenant's Service of 32 kB (external IPs by ports) keeps nobody else from being served,
-// neither on a fresh node nor on one that serves already, be it as old as it may.
+// If one Service does not fit into the tables of a fresh node, the others are served, and status names it and
+// the flag. A tenant's Service of 32 kB (external IPs by ports) does not keep others from being served, on a
+// fresh node or on one that serves already, however old it is.
 func TestHostileServiceAtFirstStart(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.write("web", objects(w.web("web", 1, "b1"))...)
@@ -130,7 +127,7 @@ func TestHostileServiceAtFirstStart(t *testing.T) {
 		}
 	}
 	if lines := strings.Count(out, "hostile"); lines > 3 { // one for each kind of condition
-		t.Errorf("status names the Service that is left out in %d lines", lines)
+		t.Errorf("status names the omitted Service in %d lines", lines)
 	}
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 
@@ -178,7 +175,7 @@ func TestFullTableAtFirstStart(t *testing.T) {
 	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), dropped)
 }
 
-// A node name that no Node has is said to be wrong.
+// Status reports a node name without a Node.
 func TestUnknownNodeName(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.agent().Flags = []string{"--node-name=nobody"}
@@ -189,8 +186,8 @@ func TestUnknownNodeName(t *testing.T) {
 	}
 }
 
-// Bad manifests at a restart: what the earlier agent left serves on, status
-// says that not all is well, and as soon as they are good they are followed.
+// Bad manifests at a restart: the previous state stays in effect, status says what is wrong, and once they are
+// valid they are followed.
 func TestBadManifestsAtRestart(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -199,7 +196,7 @@ func TestBadManifestsAtRestart(t *testing.T) {
 	w.write("new", objects(w.web("new", 2, "a2"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	w.must(w.agent().WaitFor("answering that its source is bad", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("with errors of its source", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	inEachFamily(t, func(t *testing.T, f family) {
 		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
 		w.wantMeet(t, clients, f, f.clusterIP(2), dropped)
@@ -208,7 +205,7 @@ func TestBadManifestsAtRestart(t *testing.T) {
 	wantExit(t, err, 3)
 	for _, text := range []string{"no complete state has been read yet", "bad.yaml:8", "99999"} {
 		if !strings.Contains(out, text) {
-			t.Errorf("status says nothing of %q:\n%s", text, out)
+			t.Errorf("status does not contain %q:\n%s", text, out)
 		}
 	}
 
@@ -222,14 +219,14 @@ func TestBadManifestsAtRestart(t *testing.T) {
 	})
 }
 
-// A file that goes bad while the agent runs changes nothing, whatever else
-// changes with it: the folder is one state.
+// A file that becomes invalid while the agent runs changes nothing, whatever else changes with it: the folder
+// is one state.
 func TestBadManifestsWhileRunning(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.write("web", objects(w.web("web", 1, "b2"))...)
-	w.must(w.agent().WaitFor("answering that its source is bad", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("with errors of its source", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
 	_, err := w.agent().CLI("status")
 	wantExit(t, err, 3)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
@@ -237,8 +234,8 @@ func TestBadManifestsWhileRunning(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b2") })
 }
 
-// Two agents on one bpffs directory would work against each other: the second
-// one names the first and ends, and the first goes on.
+// Two agents on one bpffs directory would work against each other: the second one names the first and ends, and
+// the first continues.
 func TestSecondAgentIsRefused(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -254,7 +251,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b2") })
 }
 
-// An agent that cannot answer on its socket leaves a fresh node as it was.
+// An agent that cannot listen on its socket leaves a fresh node unchanged.
 func TestSocketOfAnotherAgentIsRefused(t *testing.T) {
 	w := startWorld(t, "node-a")
 	other := w.newAgent(w.Host("node-b"))
@@ -264,8 +261,8 @@ func TestSocketOfAnotherAgentIsRefused(t *testing.T) {
 	w.wantNothingLeft(t, other)
 }
 
-// R37: cleanup takes all of it away, but not from under a running agent.
-// Connections that were made before go on; they have a backend's address.
+// R37: cleanup removes everything, but refuses while an agent is running. Existing connections continue; they
+// have a backend's address.
 func TestCleanup(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
@@ -273,7 +270,7 @@ func TestCleanup(t *testing.T) {
 	_, err := w.agent().CLI("cleanup")
 	wantExit(t, err, 1, fmt.Sprintf("pid %d", w.agent().PID()))
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
-	w.wantAlive(t, "after a cleanup that was refused", before)
+	w.wantAlive(t, "after a refused cleanup", before)
 
 	w.must(w.agent().Stop())
 	for range 2 { // nothing to clean up is no error
@@ -292,9 +289,8 @@ func TestCleanup(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 }
 
-// When cleanup has ended, nothing runs any more, and a new agent finds the node
-// as if it were the first one. It is called here without its program, whose end
-// would give the kernel time.
+// When cleanup returns, nothing runs any more, and a new agent finds a fresh node. It is called here without
+// its program, whose exit would give the kernel time.
 func TestCleanupTakesEffectAtOnce(t *testing.T) {
 	w := newWorld(t, "node-a")
 	for range 5 {
@@ -305,12 +301,12 @@ func TestCleanupTakesEffectAtOnce(t *testing.T) {
 	}
 }
 
-// K6: the shortcut is for the processes below --cgroup-root. A restart with
-// another one moves it; connections are looked up once, not by both.
+// K6: the shortcut is for the processes below --cgroup-root. A restart with another one moves it; connections
+// are looked up once, not by both.
 func TestCgroupRootIsChangedByARestart(t *testing.T) {
 	w := newWorld(t, "node-a")
 	w.write("web", objects(w.web("web", 1, "b1"))...)
-	roots := map[string][2]string{ // what a1 and a3 meet
+	roots := map[string][2]string{ // the results of a1 and a3
 		w.Host("a1").Cgroup:         {"b1", alone},
 		w.Host("a3").Cgroup:         {alone, "b1"},
 		w.Host("node-a").CgroupRoot: {"b1", "b1"},
@@ -330,15 +326,14 @@ func TestCgroupRootIsChangedByARestart(t *testing.T) {
 			}
 		}
 		if got := now.ConnectBalance - before.ConnectBalance; got != connections || now.ConnectPass != before.ConnectPass {
-			t.Errorf("root %s: %d connections sent to a backend, %d left alone; want %d and 0",
+			t.Errorf("root %s: %d connections sent to a backend, %d passed; want %d and 0",
 				root, got, now.ConnectPass-before.ConnectPass, connections)
 		}
 		w.must(w.agent().Stop())
 	}
 }
 
-// A cgroup that is removed takes the hooks with it; status says so, and a new
-// agent attaches anew.
+// Removing a cgroup removes its hooks; status says so, and a new agent attaches them again.
 func TestCgroupRootIsRemoved(t *testing.T) {
 	w := newWorld(t, "node-a")
 	root := filepath.Join(w.Host("node-a").CgroupRoot, "short-lived")

@@ -13,9 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// K3: a datagram to a Service reaches a backend, which sees the client's own
-// address, and the answer comes from the Service. So it does on a connected
-// socket, with each of the calls that can tell where a datagram came from.
+// K3: a datagram to a Service reaches a backend, which sees the client's own address, and the reply comes from
+// the Service. The same on a connected socket, with each of the calls that return where a datagram came from.
 func TestUDPThroughAClusterIP(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.udp("dns", 1, "a2 b1"))...)
@@ -26,14 +25,14 @@ func TestUDPThroughAClusterIP(t *testing.T) {
 			s := f.datagrams(t, host)
 			answer := s.exchange(to)
 			if f.of(host) != answer.Peer.Addr() {
-				t.Errorf("%s is seen as %s", host.Name, answer.Peer)
+				t.Errorf("the server sees %s as %s", host.Name, answer.Peer)
 			}
 			c := f.datagrams(t, host)
 			c.mustConnect(to)
 			c.wantPeer(to)
 			answer = c.exchangeConnected(to)
 			if answer.Peer != c.local() {
-				t.Errorf("%s is seen as %s, and is %s", host.Name, answer.Peer, c.local())
+				t.Errorf("the server sees %s as %s, want %s", host.Name, answer.Peer, c.local())
 			}
 		}
 	})
@@ -42,7 +41,7 @@ func TestUDPThroughAClusterIP(t *testing.T) {
 	}
 }
 
-// R16, R21: what connect meets, datagrams meet.
+// R16, R21: datagrams get the same results as connect.
 func TestUDPRefusals(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
@@ -56,15 +55,15 @@ func TestUDPRefusals(t *testing.T) {
 		} {
 			w.wantMeetUDP(t, clients, f, to, want)
 			if to == unknown {
-				continue // connect sends nothing there: TestUDPConnectToAnUnknownPort...
+				continue // connect sends nothing: TestUDPConnectToAnUnknownPort...
 			}
 			if got := errnoName(f.datagrams(t, w.Host("a1")).connect(to)); got != want {
 				t.Errorf("connect to %s: %s, want %s", to, got, want)
 			}
 		}
-		// R28: the TCP port of the same number is another one.
+		// R28: TCP's port with the same number is a different one.
 		w.wantMeet(t, clients, f, f.clusterIP(1), rejected)
-		// The socket is as good as before.
+		// The socket is still usable.
 		s := f.datagrams(t, w.Host("a1"))
 		if err := s.sendTo("x", f.clusterIP(9)); err != unix.EPERM {
 			t.Errorf("sendto: %v", err)
@@ -73,8 +72,7 @@ func TestUDPRefusals(t *testing.T) {
 	})
 }
 
-// R27: a client's flows have one backend with session affinity, connected or
-// not, of whatever socket.
+// R27: with session affinity a client's flows have one backend, connected or not, from any socket.
 func TestUDPAffinity(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slicesOf := w.udp("dns", 1, "a1 a2 a3 b1 b2 b3")
@@ -100,8 +98,8 @@ func TestUDPAffinity(t *testing.T) {
 	})
 }
 
-// S1: a socket that asks no Service has no record and no other name, and what
-// comes unasked keeps its own address.
+// S1: a socket that uses no Service has no state and no other peer name, and unsolicited datagrams keep their
+// own source.
 func TestUDPPlainTrafficIsUntouched(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
@@ -121,7 +119,7 @@ func TestUDPPlainTrafficIsUntouched(t *testing.T) {
 	})
 }
 
-// S2, S3, S5: the other ways in, by UDP.
+// S2, S3, S5: the other kinds of address, by UDP.
 func TestUDPOtherWaysIn(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slicesOf := w.udp("dns", 1, "a2 b1")
@@ -149,12 +147,12 @@ func TestUDPOtherWaysIn(t *testing.T) {
 		c.mustConnect(loopback)
 		w.must(c.send("who"))
 		if _, _, err := c.receive(); err != unix.ECONNREFUSED {
-			t.Errorf("a pod asked its own %s: %v, want ECONNREFUSED from the host", loopback, err)
+			t.Errorf("a pod sent to its own %s: %v, want ECONNREFUSED from the host", loopback, err)
 		}
 	})
 }
 
-// S3: the unspecified address is this host: with a NodePort, that of loopback.
+// S3: the unspecified address means this host: with a NodePort, loopback.
 func TestUnspecifiedAddressIsThisHost(t *testing.T) {
 	w := startWorld(t, "node-a")
 	tcp, tcpSlices := w.web("web", 1, "a2")
@@ -177,7 +175,7 @@ func TestUnspecifiedAddressIsThisHost(t *testing.T) {
 	})
 }
 
-// The agent's absence changes nothing for a flow, old or new (R37).
+// Flows, old and new, work without an agent (R37).
 func TestUDPWithoutAnAgent(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.udp("dns", 1, "a2 b1"))...)
@@ -196,8 +194,7 @@ func TestUDPWithoutAnAgent(t *testing.T) {
 	})
 }
 
-// R25: source ranges are checked where the source is known: by bind, or by
-// IP_PKTINFO.
+// R25: source ranges are checked if the source is known: by bind, or by IP_PKTINFO.
 func TestUDPSourceRanges(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slicesOf := w.udp("dns", 1, "b1")

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// K2, K3: a socket that connects, sends elsewhere, connects again and
-// disconnects always has the names of what it asked last.
+// K2, K3: a socket that connects, sends elsewhere, connects again and disconnects always has the name of its
+// latest peer.
 func TestUDPConnectedAgain(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("one", objects(w.udp("one", 1, "a2 b1"))...)
@@ -42,7 +42,7 @@ func TestUDPConnectedAgain(t *testing.T) {
 				t.Errorf("connected to %s again, the socket went from %s to %s", one, before, got)
 			}
 		}
-		// A connected socket that names its peer all the same.
+		// A connected socket that names its peer in sendto.
 		if got := s.exchange(one).Pod; got != before {
 			t.Errorf("sendto on the connected socket went to %s, send to %s", got, before)
 		}
@@ -51,7 +51,7 @@ func TestUDPConnectedAgain(t *testing.T) {
 			t.Errorf("getpeername after disconnecting: %v", err)
 		}
 		if !f.v4 {
-			return // Linux 6.18 delivers nothing to such a socket, with or without Beeline
+			return // Linux 6.18 delivers nothing to such a socket, even without Beeline
 		}
 		if got := s.exchange(one).Pod; got != before {
 			t.Errorf("after disconnecting, datagrams went from %s to %s", before, got)
@@ -63,8 +63,7 @@ func TestUDPConnectedAgain(t *testing.T) {
 	})
 }
 
-// K2: a socket that is connected to a pod has that pod's name, whatever it asked
-// before.
+// K2: a socket connected to a pod has that pod's name, whatever it used before.
 func TestUDPConnectedToAPodAfterItsService(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
@@ -78,9 +77,8 @@ func TestUDPConnectedToAPodAfterItsService(t *testing.T) {
 	})
 }
 
-// K3: a socket that is connected to a plain address stays with its peer, also
-// when that becomes a Service's address: an AF_INET6 socket with an IPv4 peer
-// passes the hook with each send(2).
+// K3: a socket connected to a plain address keeps its peer, even if that becomes a Service's address: an
+// AF_INET6 socket with an IPv4 peer passes the hook with each send(2).
 func TestUDPConnectedSocketStaysWithItsPeer(t *testing.T) {
 	w := startWorld(t, "node-a")
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -93,25 +91,25 @@ func TestUDPConnectedSocketStaysWithItsPeer(t *testing.T) {
 		svc.Spec.ExternalIPs = []string{w.Host("b1").Addr4.String(), w.Host("b1").Addr6.String()}
 		w.apply("dns", objects(svc, slicesOf)...)
 		if got := s.exchangeConnected(pod).Pod; got != "b1" {
-			t.Errorf("connected to b1, the socket asked %s", got)
+			t.Errorf("connected to b1, the socket reached %s", got)
 		}
 		if got := s.exchange(pod).Pod; got != "b1" {
-			t.Errorf("connected to b1, sendto asked %s", got)
+			t.Errorf("connected to b1, sendto reached %s", got)
 		}
-		// A backend that is itself a Service's address.
+		// A backend whose address is also a Service's.
 		w.apply("other", objects(w.udp("other", 2, "b1"))...)
 		c := f.datagrams(t, w.Host("a1"))
 		c.mustConnect(f.clusterIP(2))
 		if got := c.exchangeConnected(f.clusterIP(2)).Pod; got != "b1" {
-			t.Errorf("connected by way of a Service of b1, the socket asked %s", got)
+			t.Errorf("connected through a Service of b1, the socket reached %s", got)
 		}
 		w.remove("other")
 		w.remove("dns")
 	})
 }
 
-// K2: a connect() that fails leaves a UDP socket with what it was connected to,
-// and with its name, whether Beeline or the kernel refuses.
+// K2: a failed connect() leaves a UDP socket connected as before, and with its peer name, whether Beeline or
+// the kernel refuses.
 func TestUDPConnectThatFails(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("one", objects(w.udp("one", 1, "a2 a3 b1 b2"))...)
@@ -146,7 +144,7 @@ func TestUDPConnectThatFails(t *testing.T) {
 	})
 }
 
-// unroute lets a host find no way to a network: connect(2) says so.
+// unroute removes a host's route to a network: connect(2) then fails.
 func (w *world) unroute(host *lab.Host, network string) {
 	w.t.Helper()
 	nl, err := host.Netlink()
@@ -159,12 +157,11 @@ func (w *world) unroute(host *lab.Host, network string) {
 	}))
 }
 
-// R21: connect(2) of a UDP socket sends nothing, and programs use it to learn
-// which address they have towards a Service, whatever its ports are. What is
-// sent to such a port is refused.
+// R21: connect(2) of a UDP socket sends nothing, and programs use it to learn their source address towards a
+// Service, whatever its ports are. Datagrams to such a port are refused.
 func TestUDPConnectToAnUnknownPortTellsTheSource(t *testing.T) {
 	w := startWorld(t, "node-a")
-	w.apply("web", objects(w.web("web", 1, "b1"))...) // TCP alone
+	w.apply("web", objects(w.web("web", 1, "b1"))...) // only TCP
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, port := range []uint16{80, 81, 53} {
 			to := netip.AddrPortFrom(f.clusterIP(1).Addr(), port)
@@ -181,8 +178,8 @@ func TestUDPConnectToAnUnknownPortTellsTheSource(t *testing.T) {
 	})
 }
 
-// K2: a connect() to the very backend that the socket has takes the Service's name
-// from it, also that of an earlier connect().
+// K2: a connect() to the socket's very backend removes the Service's name from it, also that of an earlier
+// connect().
 func TestUDPConnectedToTheVeryBackend(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("one", objects(w.udp("one", 1, "b1"))...)

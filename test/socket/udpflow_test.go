@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// K3: all datagrams of one socket to one Service go to one backend, whatever
-// comes in between; other sockets have their own.
+// K3: all datagrams of one socket to one Service go to one backend, whatever happens in between; other sockets
+// have their own.
 func TestUDPFlowKeepsItsBackend(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("one", objects(w.udp("one", 1, "a1 a2 a3 b1 b2 b3"))...)
@@ -26,18 +26,18 @@ func TestUDPFlowKeepsItsBackend(t *testing.T) {
 			for range 20 {
 				s.exchange(f.pod(w.Host("b2")))
 				if got := s.exchange(f.clusterIP(1)).Pod; got != one {
-					t.Errorf("a datagram of %s went to %s, those before to %s", host.Name, got, one)
+					t.Errorf("a datagram of %s went to %s, earlier ones to %s", host.Name, got, one)
 				}
 				if got := s.exchange(f.clusterIP(2)).Pod; got != two {
-					t.Errorf("a datagram of %s went to %s, those before to %s", host.Name, got, two)
+					t.Errorf("a datagram of %s went to %s, earlier ones to %s", host.Name, got, two)
 				}
 			}
 		}
 	})
 }
 
-// K3: one socket asks many Services and plain addresses at once; each answer has
-// the name of what was asked, also where all have the same backends.
+// K3: one socket sends to many Services and plain addresses at once; each reply has the name of its request's
+// destination, even if all share the same backends.
 func TestUDPOneSocketAsksManyServices(t *testing.T) {
 	const services = 40
 	w := startWorld(t, "node-a")
@@ -64,13 +64,13 @@ func TestUDPOneSocketAsksManyServices(t *testing.T) {
 			}
 		}
 		if c := w.counters(w.agent()); c.FlowEvicted > 0 {
-			t.Errorf("%d flows made room for others", c.FlowEvicted)
+			t.Errorf("%d flows were evicted", c.FlowEvicted)
 		}
 	})
 }
 
-// K2: what a socket asked is found again even with hundreds of Services, and
-// what is too much pushes out what was used longest ago, and is counted.
+// K2: a socket's flows are found even with hundreds of Services; beyond the limit the least recently used one
+// is evicted, and counted.
 func TestUDPMoreFlowsThanFit(t *testing.T) {
 	w := startWorld(t, "node-a")
 	s, slices := w.udp("many", 1, "b1")
@@ -102,7 +102,7 @@ func TestUDPMoreFlowsThanFit(t *testing.T) {
 	}
 	for i := range ports {
 		c.exchange(to(i))
-		for _, often := range []int{4, 100, min(i, 259)} { // wherever they are kept
+		for _, often := range []int{4, 100, min(i, 259)} { // wherever they are stored
 			c.exchange(to(often))
 		}
 	}
@@ -114,12 +114,12 @@ func TestUDPMoreFlowsThanFit(t *testing.T) {
 		c.exchange(to(often))
 	}
 	if w.counters(w.agent()).FlowNew != n.FlowNew {
-		t.Error("a flow that was used just before has been forgotten")
+		t.Error("a flow that was just used was evicted")
 	}
 }
 
-// R29: when a backend no longer serves, the next datagram goes to another one;
-// one that serves on though it takes nothing new keeps what it has (R12).
+// R29: when a backend no longer serves, the next datagram goes to another one; one that still serves, though it
+// takes no new flows, keeps its own (R12).
 func TestUDPFlowFollowsItsBackend(t *testing.T) {
 	w := startWorld(t, "node-a")
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -146,12 +146,12 @@ func (w *world) udpFlowFollows(t *testing.T, f family, algorithm string) {
 	}
 	set(false, true, true)
 	if got := c.exchange(to).Pod; got != first.Name {
-		t.Errorf("%s serves, and the flow went to %s", first.Name, got)
+		t.Errorf("%s serves, but the flow went to %s", first.Name, got)
 	}
 	w.wantMeetUDP(t, clients, f, to, other)
 	set(false, false, true)
 	if got := c.exchange(to).Pod; got != other {
-		t.Errorf("%s does not serve, and the flow went to %s", first.Name, got)
+		t.Errorf("%s does not serve, but the flow went to %s", first.Name, got)
 	}
 	set(true, true, false)
 	if got := c.exchange(to).Pod; got != other {
@@ -159,8 +159,7 @@ func (w *world) udpFlowFollows(t *testing.T, f family, algorithm string) {
 	}
 }
 
-// R29: so it does when the policy would send it elsewhere, as long as the
-// backend serves.
+// R29: the same if the policy would send it elsewhere, while the backend serves.
 func TestUDPFlowOutlivesAPolicy(t *testing.T) {
 	w := startWorld(t, "node-a")
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -178,7 +177,7 @@ func TestUDPFlowOutlivesAPolicy(t *testing.T) {
 	})
 }
 
-// K3: the flow that datagrams began is that of a later connect, too.
+// K3: a later connect uses the flow that datagrams began.
 func TestUDPConnectAfterSendto(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("one", objects(w.udp("one", 1, "a1 a2 a3 b1 b2 b3"))...)
@@ -196,8 +195,8 @@ func TestUDPConnectAfterSendto(t *testing.T) {
 	})
 }
 
-// R29, K3: a set that lies first of all in the tables is found like any other,
-// also where pods have no decision: on loopback.
+// R29, K3: the very first set in the tables is found like any other, even if pods have no decision: on
+// loopback.
 func TestUDPFlowOfTheFirstSet(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.publicUDP("dns", 1, "a2 b1"))...)

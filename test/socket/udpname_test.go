@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// K2: several questions are under way at once; where Services share their only
-// backend, answers count in the order of the questions.
+// K2: several requests are in flight at once; if Services share their only backend, replies are matched in the
+// order of the requests.
 func TestUDPAnswersInFlight(t *testing.T) {
 	w := startWorld(t, "node-a")
 	for n := range uint8(3) {
@@ -36,9 +36,8 @@ func TestUDPAnswersInFlight(t *testing.T) {
 	})
 }
 
-// K2: the name of an answer is checked against the tables: a question is
-// answered under the name it was asked, even if its backend has been taken away
-// meanwhile; what follows, and what comes for a Service that is gone, is not.
+// K2: the name of a reply is checked against the tables: a reply has the name of its request's destination,
+// even if its backend was removed meanwhile; later ones, and those for a removed Service, do not.
 func TestUDPNamesAreChecked(t *testing.T) {
 	w := startWorld(t, "node-a")
 	inEachFamily(t, func(t *testing.T, f family) {
@@ -46,7 +45,7 @@ func TestUDPNamesAreChecked(t *testing.T) {
 		w.apply("dns", objects(s, slicesOf)...)
 		to, backend := f.clusterIP(1), netip.AddrPortFrom(f.of(w.Host("b1")), lab.PortUDP)
 		c := f.datagrams(t, w.Host("a1"))
-		held := func(change func()) { // two answers wait in the socket's queue
+		held := func(change func()) { // two replies wait in the socket's queue
 			w.must(c.sendTo("first", to))
 			w.must(c.sendTo("second", to))
 			c.awaitDatagrams(2)
@@ -65,15 +64,15 @@ func TestUDPNamesAreChecked(t *testing.T) {
 	})
 }
 
-// awaitDatagrams waits until a number of datagrams lie in the socket's queue.
+// awaitDatagrams waits until so many datagrams are in the socket's queue.
 func (s *udpSocket) awaitDatagrams(n int) {
 	s.t.Helper()
-	// FIONREAD says only how long the first is; peeking with an offset moves on.
+	// FIONREAD returns only the first one's length; peeking with an offset moves on.
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_PEEK_OFF, 0); err != nil {
 		s.t.Fatal(err)
 	}
 	for range n {
-		// Without asking where it came from: that would be answered, and count.
+		// Without the source address: the hook would handle that call, and count it.
 		buffer := make([]byte, 4096)
 		errno := unix.EINTR
 		for errno == unix.EINTR {
@@ -112,8 +111,7 @@ func TestUDPManyMessagesInOneCall(t *testing.T) {
 	})
 }
 
-// K3: IP_PKTINFO chooses the source of a datagram to a Service, and tells the
-// address that an answer came to.
+// K3: IP_PKTINFO sets the source of a datagram to a Service, and returns the address at which a reply arrived.
 func TestUDPPacketInfo(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("dns", objects(w.udp("dns", 1, "b1"))...)
@@ -132,13 +130,13 @@ func TestUDPPacketInfo(t *testing.T) {
 			t.Errorf("the server saw %s, want %s", answer.Peer, source)
 		}
 		if from != to || came != source {
-			t.Errorf("the answer came from %s to %s, want from %s to %s", from, came, to, source)
+			t.Errorf("the reply came from %s to %s, want from %s to %s", from, came, to, source)
 		}
 	})
 }
 
-// K2: of two Services with the same only backend, answers count in the order of
-// the questions, however many each of them was asked.
+// K2: if two Services have the same only backend, replies are matched in the order of the requests, however
+// many each of them got.
 func TestUDPManyQuestionsInFlight(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("a", objects(w.udp("a", 1, "b1"))...)
@@ -147,7 +145,7 @@ func TestUDPManyQuestionsInFlight(t *testing.T) {
 		at := map[rune]netip.AddrPort{'a': f.clusterIP(1), 'b': f.clusterIP(2), 'p': f.pod(w.Host("b1"))}
 		for _, order := range []string{"aabb", "abab", "ababab", "aab", "aap", "papapa", "aaaabbbb"} {
 			s := f.datagrams(t, w.Host("a1"))
-			s.exchange(at['a']) // the flow that makes the others be noted
+			s.exchange(at['a']) // the flow that makes the hook note the others
 			s.exchange(at['b'])
 			for i, c := range order {
 				w.must(s.sendTo(fmt.Sprint(order, i), at[c]))

@@ -23,14 +23,14 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A udpSocket is a datagram socket of a host whose system calls the test makes
-// itself. Receiving waits at most patience.
+// A udpSocket is a datagram socket of a host; the test makes its system calls directly. Receiving waits at most
+// patience.
 type udpSocket struct {
 	hostSocket
 	questions int
 }
 
-// datagrams makes one.
+// datagrams makes a udpSocket.
 func (f family) datagrams(t *testing.T, host *lab.Host) *udpSocket {
 	t.Helper()
 	fd, err := host.Socket(f.domain, unix.SOCK_DGRAM, 0)
@@ -51,7 +51,7 @@ func (s *udpSocket) timeout(d time.Duration) {
 	}
 }
 
-// question makes a payload that no other datagram of this socket has.
+// question makes a payload unique to this socket.
 func (s *udpSocket) question() string {
 	s.questions++
 	return fmt.Sprintf("question %d", s.questions)
@@ -67,20 +67,20 @@ func (s *udpSocket) send(payload string) error {
 	return err
 }
 
-// receive is one recvfrom(2): what came, and from where as the program sees it.
+// receive is one recvfrom(2): the payload, and the source as the program sees it.
 func (s *udpSocket) receive() (lab.Answer, netip.AddrPort, error) {
 	s.t.Helper()
 	var answer lab.Answer
 	buffer := make([]byte, 4096)
 	n, sa, err := unix.Recvfrom(s.fd, buffer, 0)
-	for err == unix.EINTR { // with SO_RCVTIMEO the kernel does not go on by itself, see signal(7)
+	for err == unix.EINTR { // with SO_RCVTIMEO the kernel does not restart the call, see signal(7)
 		n, sa, err = unix.Recvfrom(s.fd, buffer, 0)
 	}
 	if err != nil {
 		return answer, netip.AddrPort{}, err
 	}
 	if err := json.Unmarshal(buffer[:n], &answer); err != nil {
-		s.t.Fatalf("a datagram that is no server's: %q", buffer[:n])
+		s.t.Fatalf("a datagram that is not from a server: %q", buffer[:n])
 	}
 	if sa == nil {
 		return answer, netip.AddrPort{}, nil
@@ -89,7 +89,7 @@ func (s *udpSocket) receive() (lab.Answer, netip.AddrPort, error) {
 	return answer, from, err
 }
 
-// wantAnswer receives one datagram: the answer to a question, from an address.
+// wantAnswer receives one datagram: the reply to a request, from an address.
 func (s *udpSocket) wantAnswer(question string, from netip.AddrPort) lab.Answer {
 	s.t.Helper()
 	answer, got, err := s.receive()
@@ -102,7 +102,7 @@ func (s *udpSocket) wantAnswer(question string, from netip.AddrPort) lab.Answer 
 	return answer
 }
 
-// exchange asks an address with sendto, and wants the answer to come from there.
+// exchange sends to an address with sendto, and checks that the reply comes from there.
 func (s *udpSocket) exchange(to netip.AddrPort) lab.Answer {
 	s.t.Helper()
 	q := s.question()
@@ -130,8 +130,8 @@ func (s *udpSocket) mustConnect(to netip.AddrPort) {
 	}
 }
 
-// meetUDP returns what datagrams to an address meet: the errno that sendto
-// gives, or the names of the pods that answer new sockets.
+// meetUDP returns the result of datagrams to an address: sendto's errno, or the names of the pods that answer
+// new sockets.
 func meetUDP(t *testing.T, from *lab.Host, f family, to netip.AddrPort) string {
 	t.Helper()
 	seen := map[string]bool{}
@@ -148,18 +148,17 @@ func meetUDP(t *testing.T, from *lab.Host, f family, to netip.AddrPort) string {
 	return strings.Join(sortedKeys(seen), " ")
 }
 
-// wantMeetUDP checks what datagrams of each host named meet.
+// wantMeetUDP checks the result of datagrams of each named host.
 func (w *world) wantMeetUDP(t *testing.T, from string, f family, to netip.AddrPort, want string) {
 	t.Helper()
 	for _, host := range w.hosts(from) {
 		if got := meetUDP(t, host, f, to); got != want {
-			t.Errorf("%s sends to %s and meets %q, want %q", host.Name, to, got, want)
+			t.Errorf("%s sends to %s and gets %q, want %q", host.Name, to, got, want)
 		}
 	}
 }
 
-// udp is a Service of ClusterIPs n with the UDP port 80 instead of TCP, whose
-// ready endpoints are the pods named.
+// udp is a Service of ClusterIPs n with the UDP port 80 instead of TCP, with the named pods as ready endpoints.
 func (w *world) udp(name string, n uint8, pods string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	w.t.Helper()
 	s, slices := w.web(name, n, pods)
@@ -173,7 +172,7 @@ func (w *world) udp(name string, n uint8, pods string) (*corev1.Service, []*disc
 
 func sortedKeys(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }
 
-// rawSockaddr is an address as system calls want it.
+// rawSockaddr is an address as system calls expect it.
 func (f family) rawSockaddr(a netip.AddrPort) (memory []byte) {
 	port := binary.BigEndian.AppendUint16(nil, a.Port())
 	family := binary.NativeEndian.AppendUint16(nil, uint16(f.domain))
@@ -192,7 +191,7 @@ type mmsghdr struct {
 	_      [4]byte
 }
 
-// sendMany asks each address in one sendmmsg(2).
+// sendMany sends to each address in one sendmmsg(2).
 func (s *udpSocket) sendMany(to []netip.AddrPort) error {
 	messages := make([]mmsghdr, len(to))
 	for i, a := range to {
@@ -212,8 +211,7 @@ func (s *udpSocket) sendMany(to []netip.AddrPort) error {
 	return nil
 }
 
-// receiveMany receives n datagrams in one recvmmsg(2), and returns where they
-// came from.
+// receiveMany receives n datagrams in one recvmmsg(2), and returns their sources.
 func (s *udpSocket) receiveMany(n int) (from []netip.AddrPort) {
 	s.t.Helper()
 	messages, names := make([]mmsghdr, n), make([][unix.SizeofSockaddrInet6]byte, n)
@@ -249,7 +247,7 @@ func (s *udpSocket) sendFrom(source netip.Addr, payload string, to netip.AddrPor
 	return unix.Sendmsg(s.fd, []byte(payload), control, s.f.sockaddr(to), 0)
 }
 
-// wantPacketInfo asks for the address that each datagram came to.
+// wantPacketInfo enables the control message with each datagram's destination.
 func (s *udpSocket) wantPacketInfo() {
 	s.t.Helper()
 	level, option := unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
@@ -261,8 +259,7 @@ func (s *udpSocket) wantPacketInfo() {
 	}
 }
 
-// receivePacketInfo receives a datagram, and says from where and to which of
-// this host's addresses it came.
+// receivePacketInfo receives a datagram, with its source and its destination, one of this host's addresses.
 func (s *udpSocket) receivePacketInfo() (answer lab.Answer, from netip.AddrPort, to netip.Addr) {
 	s.t.Helper()
 	buffer, control := make([]byte, 4096), make([]byte, 256)

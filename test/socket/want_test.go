@@ -11,23 +11,21 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// What a connection can meet, beside the pods that answer it.
+// The results of a connection, besides the pods that answer it.
 const (
-	// rejected by the hook: connect(2) itself says that there is nobody.
+	// rejected by the hook: connect(2) itself returns the error.
 	rejected = "ECONNREFUSED, at once"
-	// dropped by the hook: connect(2) itself says that it is not allowed.
+	// dropped by the hook: connect(2) itself returns the error.
 	dropped = "EPERM, at once"
-	// alone: the hook has left it alone, and the address leads nowhere. The
-	// lab's fabric has no route for it and says so.
+	// alone: the hook has passed it, and there is no such address. The lab's fabric has no route and
+	// reports that.
 	alone = "ENETUNREACH, from the fabric"
-	// closed: the hook has left it alone, and the host that has the address says
-	// that nobody listens.
+	// closed: the hook has passed it, and the host with the address reports that nobody listens.
 	closed = "ECONNREFUSED, from the host"
 )
 
-// meet returns what connections to an address meet: one of the above, another
-// errno, or the names of the pods that answer. The sockets are bound to an
-// address if it is valid.
+// meet returns the result of connections to an address: one of the above, another errno, or the names of the
+// pods that answer. The sockets are bound to `bound` if that is valid.
 func meet(t *testing.T, from *lab.Host, f family, to netip.AddrPort, bound netip.Addr) string {
 	t.Helper()
 	s := f.socket(t, from, unix.SOCK_NONBLOCK)
@@ -38,8 +36,8 @@ func meet(t *testing.T, from *lab.Host, f family, to netip.AddrPort, bound netip
 		}
 	}
 	s.reportUnreachable()
-	// Nothing but a hook can answer connect(2) itself: what a packet brings
-	// waits until the call has returned.
+	// Only a hook can fail connect(2) itself: an error that a packet brings is read after the call has
+	// returned.
 	switch err := s.connect(to); err {
 	case nil, unix.EINPROGRESS:
 	case unix.ECONNREFUSED:
@@ -61,22 +59,22 @@ func meet(t *testing.T, from *lab.Host, f family, to netip.AddrPort, bound netip
 	}
 }
 
-// wantMeet checks what connections of each host named meet.
+// wantMeet checks the result of connections of each named host.
 func (w *world) wantMeet(t *testing.T, from string, f family, to netip.AddrPort, want string) {
 	t.Helper()
 	for _, host := range w.hosts(from) {
 		if got := meet(t, host, f, to, netip.Addr{}); got != want {
-			t.Errorf("%s connects to %s and meets %q, want %q", host.Name, to, got, want)
+			t.Errorf("%s connects to %s and gets %q, want %q", host.Name, to, got, want)
 		}
 	}
 }
 
-// wantMeetBound is wantMeet for sockets that are bound to an address.
+// wantMeetBound is wantMeet for sockets bound to an address.
 func (w *world) wantMeetBound(t *testing.T, from string, bound netip.Addr, f family, to netip.AddrPort, want string) {
 	t.Helper()
 	for _, host := range w.hosts(from) {
 		if got := meet(t, host, f, to, bound); got != want {
-			t.Errorf("%s, bound to %s, connects to %s and meets %q, want %q", host.Name, bound, to, got, want)
+			t.Errorf("%s, bound to %s, connects to %s and gets %q, want %q", host.Name, bound, to, got, want)
 		}
 	}
 }

@@ -24,8 +24,7 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// patience bounds whatever a test waits for. It decides nothing: what is in
-// order takes milliseconds.
+// patience bounds all waiting. No result depends on it: what works takes milliseconds.
 const patience = 2 * time.Minute
 
 // A world is a lab with a server in every pod, and agents that read one folder.
@@ -36,15 +35,15 @@ type world struct {
 	agents []*node.Agent
 }
 
-// newWorld makes a lab of its own for a test, and an agent for each of the
-// nodes named, which are not started yet.
+// newWorld makes a lab of its own for a test, and an agent for each of the named nodes, which are not started
+// yet.
 func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	t.Parallel()
 	return newWorldIn(t, lab.New(t), nodes...)
 }
 
-// newWorldIn is newWorld in a lab that is there.
+// newWorldIn is newWorld in an existing lab.
 func newWorldIn(t *testing.T, l *lab.Lab, nodes ...string) *world {
 	t.Helper()
 	w := &world{Lab: l, t: t, folder: &node.Folder{Path: t.TempDir()}}
@@ -66,8 +65,8 @@ func startWorld(t *testing.T, nodes ...string) *world {
 	return w
 }
 
-// newAgent prepares an agent whose log is shown if the test fails. It leaves packets
-// alone: what the hooks do not serve is to be seen.
+// newAgent prepares an agent whose log is shown if the test fails. It has no edge, so that tests see what the
+// hooks do not serve.
 func (w *world) newAgent(host *lab.Host) *node.Agent {
 	log := &node.Log{}
 	a := &node.Agent{Host: host, Program: program, Manifests: w.folder.Path, EdgeMode: "off", Log: log}
@@ -89,10 +88,10 @@ func (w *world) start() {
 	}
 }
 
-// agent is that of the first node named.
+// agent is the agent of the first node.
 func (w *world) agent() *node.Agent { return w.agents[0] }
 
-// must ends the test if a step that is not what it tests fails.
+// must ends the test if a step fails that is not under test.
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {
@@ -100,28 +99,27 @@ func (w *world) must(err error) {
 	}
 }
 
-// write puts objects into a file of the folder and does not wait.
+// write writes objects to a file of the folder and does not wait.
 func (w *world) write(name string, objects ...runtime.Object) {
 	w.t.Helper()
 	w.must(w.folder.Put(name, objects...))
 }
 
-// apply puts objects into a file of the folder and waits until the agents have
-// brought them into the tables.
+// apply writes objects to a file of the folder and waits until the agents have them in their tables.
 func (w *world) apply(name string, objects ...runtime.Object) {
 	w.t.Helper()
 	w.write(name, objects...)
 	w.must(w.folder.Await(w.agents...))
 }
 
-// remove removes a file of the folder and waits likewise.
+// remove removes a file of the folder and waits like apply.
 func (w *world) remove(name string) {
 	w.t.Helper()
 	w.must(w.folder.Remove(name))
 	w.must(w.folder.Await(w.agents...))
 }
 
-// eventually waits for what nothing announces.
+// eventually polls until a condition holds.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); ; {
@@ -136,7 +134,7 @@ func (w *world) eventually(what string, ok func() bool) {
 	}
 }
 
-// hosts finds hosts by their names, separated by blanks.
+// hosts returns hosts by their names, separated by blanks.
 func (w *world) hosts(names string) []*lab.Host {
 	w.t.Helper()
 	var all []*lab.Host
@@ -150,8 +148,7 @@ func (w *world) hosts(names string) []*lab.Host {
 	return all
 }
 
-// web is a Service of ClusterIPs n whose ready endpoints are the pods named,
-// for a test to change.
+// web is a Service of ClusterIPs n with the named pods as ready endpoints, for a test to change.
 func (w *world) web(name string, n uint8, pods string) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	w.t.Helper()
 	return node.Service(name, n), node.Slices(name, w.hosts(pods)...)
@@ -180,7 +177,7 @@ func endpoints(of []*discoveryv1.EndpointSlice, pod *lab.Host, change func(*disc
 
 type counters = datapath.SocketCounters
 
-// counters is what the hooks of a node have counted.
+// counters are the counters of a node's hooks.
 func (w *world) counters(a *node.Agent) counters {
 	w.t.Helper()
 	c, err := datapath.ReadCounters(a.BPFFS())
@@ -205,12 +202,12 @@ func (w *world) pins(a *node.Agent) []string {
 	return all
 }
 
-// ask makes one connection, asks the server who it is, and closes.
+// ask makes one connection, sends the server a request, and closes.
 func ask(from *lab.Host, f family, to netip.AddrPort) (lab.Answer, error) {
 	return askFrom(netip.Addr{}, from, f, to)
 }
 
-// askFrom is ask with a socket that is bound to an address, if that is valid.
+// askFrom is ask with a socket bound to an address, if that is valid.
 func askFrom(bound netip.Addr, from *lab.Host, f family, to netip.AddrPort) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -223,12 +220,12 @@ func askFrom(bound netip.Addr, from *lab.Host, f family, to netip.AddrPort) (lab
 		return lab.Answer{}, err
 	}
 	defer conn.Close()
-	// Without TIME_WAIT afterwards: a load would use up the ports of its host.
+	// Without TIME_WAIT: a load would exhaust the ports of its host.
 	conn.(*net.TCPConn).SetLinger(0)
 	return lab.Ask(ctx, conn, "")
 }
 
-// open makes a connection that lives until the end of the test.
+// open makes a connection that stays open until the end of the test.
 func (w *world) open(from *lab.Host, f family, to netip.AddrPort) net.Conn {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -239,7 +236,7 @@ func (w *world) open(from *lab.Host, f family, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// served is the name of the pod that answers on an open connection.
+// served returns the name of the pod that answers on an open connection.
 func (w *world) served(conn net.Conn) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -249,12 +246,12 @@ func (w *world) served(conn net.Conn) string {
 	return answer.Pod
 }
 
-// tries is how many connections show all of a set: one of three equal backends
-// is missed with a probability of (2/3)^60 < 3e-11.
+// tries is how many connections find all of a set: one of three equal backends is missed with a probability of
+// (2/3)^60 < 3e-11.
 const tries = 60
 
-// reach returns what connections to an address meet: the names of the pods that
-// answered, sorted and joined by blanks, or the errno that connect gave.
+// reach returns the result of connections to an address: the names of the pods that answered, sorted and joined
+// by blanks, or connect's errno.
 func reach(from *lab.Host, f family, to netip.AddrPort, bound netip.Addr) string {
 	seen := map[string]bool{}
 	for range tries {

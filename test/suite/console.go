@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// console prints lines, and what is going on when nothing else has been printed for a while.
+// console prints lines, and progress if nothing was printed for a while.
 type console struct {
 	mu       sync.Mutex
 	out      io.Writer
 	begun    time.Time
 	printed  time.Time                 // when the last line was
-	progress map[*result]func() string // of the steps that run
+	progress map[*result]func() string // of the running steps
 	done     chan struct{}
 }
 
@@ -47,7 +47,7 @@ func (c *console) watch(beat time.Duration) {
 	}
 }
 
-// begin and end say from when to when a step's progress is printed.
+// begin and end delimit the time in which a step's progress is printed.
 func (c *console) begin(r *result, progress func() string) {
 	c.locked(func() { c.progress[r] = progress })
 }
@@ -55,7 +55,7 @@ func (c *console) end(r *result) { c.locked(func() { delete(c.progress, r) }) }
 
 func (c *console) stop() { close(c.done) }
 
-// locked keeps others from printing, and from asking for progress, while f runs.
+// locked keeps others from printing, and from reading progress, while f runs.
 func (c *console) locked(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,7 +68,7 @@ func (c *console) print(line string) {
 	fmt.Fprintln(c.out, line)
 }
 
-// say is print for those who have not locked the console.
+// say is print for callers without the lock.
 func (c *console) say(format string, args ...any) {
 	c.locked(func() { c.print(fmt.Sprintf(format, args...)) })
 }

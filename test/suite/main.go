@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command suite runs the steps of `make test` and of its relatives one after the other, or one beside
-// another where it is told to, a failed one notwithstanding. It keeps passing tests quiet, shows what failing ones
-// print, says at least every 30 seconds what it is at, and ends with totals, and with what was skipped and why. Its
-// exit status is 1 if anything failed.
+// Command suite runs the steps of `make test` and its relatives one after the other, or side by side where told
+// to, and continues after a failed one. It hides passing tests, shows what failing ones print, reports progress
+// at least every 30 seconds, and ends with totals, and with skipped tests and why. Its exit status is 1 if
+// anything failed.
 package main
 
 import (
@@ -46,13 +46,13 @@ type step struct {
 	command string
 }
 
-// plan is what the flags ask for: groups of steps, of which those of one group run side by side.
+// plan is the result of the flags: groups of steps; the steps of a group run side by side.
 type plan struct {
 	groups [][]step
 	beside bool // the next step belongs to the group of the last one
 }
 
-// stepFlag appends to a plan that flags of all kinds share, so that their order is kept.
+// stepFlag appends to a plan that all flags share, so that their order is kept.
 type stepFlag struct {
 	kind kind
 	plan *plan
@@ -123,7 +123,7 @@ func main() {
 	}
 }
 
-// openLog opens the file that receives all that the steps print; none is asked for by "".
+// openLog opens the file for all output of the steps; none if path is "".
 func openLog(path string) (io.Writer, error) {
 	if path == "" {
 		return io.Discard, nil
@@ -134,8 +134,8 @@ func openLog(path string) (io.Writer, error) {
 	return os.Create(path)
 }
 
-// run runs all steps, prints the summary and says whether nothing failed. A signal ends the
-// steps that run and leaves out the rest.
+// run runs all steps, prints the summary and reports whether nothing failed. A signal ends the running steps
+// and skips the rest.
 func run(groups [][]step, c *console, log io.Writer, logPath string) bool {
 	interrupted, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -150,7 +150,7 @@ func run(groups [][]step, c *console, log io.Writer, logPath string) bool {
 		}
 		running.Wait()
 		if interrupted.Err() != nil {
-			c.say("interrupted: the steps after %s are left out", group[len(group)-1].name)
+			c.say("interrupted: the steps after %s were not run", group[len(group)-1].name)
 			summarize(c, results, logPath)
 			return false
 		}

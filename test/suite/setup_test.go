@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// scripts/setup tries again for minutes what may come later, modules that it cannot fetch, and not
-// what trying again does not change: a generated file that a failed `go generate` has left missing.
+// scripts/setup retries for minutes what may succeed later, modules that it cannot fetch, and not what a retry
+// does not change: a missing generated file after a failed `go generate`.
 func TestSetupTriesAgain(t *testing.T) {
 	script, err := filepath.Abs("../../scripts/setup")
 	if err != nil {
@@ -40,13 +40,13 @@ func TestSetupTriesAgain(t *testing.T) {
 				}
 			}
 			if again := triesAgain(t, script, dir); again != c.again {
-				t.Errorf("it tries again: %v, want %v", again, c.again)
+				t.Errorf("it retries: %v, want %v", again, c.again)
 			}
 		})
 	}
 }
 
-// triesAgain runs the script for the modules of a folder until it ends or announces another try.
+// triesAgain runs the script for the modules of a folder until it ends or announces a retry.
 func triesAgain(t *testing.T, script, dir string) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

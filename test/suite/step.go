@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// result is what became of a step.
+// result is the result of a step.
 type result struct {
 	step
 	tally
 	err     error // of the command
 	seconds float64
-	lines   int    // that a step has printed
+	lines   int    // printed by the step
 	last    string // of these, cut to a terminal's width
 	held    strings.Builder
 }
@@ -36,7 +36,7 @@ func (r *result) done() int {
 	return r.passed()
 }
 
-// ok says whether nothing of the step failed.
+// ok reports whether nothing of the step failed.
 func (r *result) ok() bool { return r.err == nil && len(r.failed()) == 0 }
 
 // run runs the command, until its end or until the suite is interrupted.
@@ -54,7 +54,7 @@ func (r *result) run(interrupted context.Context, c *console, log io.Writer) {
 	cmd := exec.Command("/bin/sh", "-c", r.command)
 	cmd.Stdout, cmd.Stderr = write, write
 	if r.kind == kindGo {
-		cmd.Stderr = os.Stderr // what go itself has to say: downloads, and why it cannot begin
+		cmd.Stderr = os.Stderr // go's own messages: downloads, and why it cannot start
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that a signal reaches all of it
 	err = cmd.Start()
@@ -72,14 +72,14 @@ func (r *result) run(interrupted context.Context, c *console, log io.Writer) {
 	r.finish(c)
 }
 
-// read follows what the command prints until its end.
+// read processes the command's output until its end.
 func (r *result) read(from io.Reader, c *console, log io.Writer) error {
 	lines := bufio.NewReader(from)
 	for {
 		line, err := lines.ReadString('\n')
 		if line != "" {
 			var failed error
-			c.locked(func() { // so that the log has whole lines of steps that run side by side
+			c.locked(func() { // so that steps side by side write whole lines to the log
 				_, failed = io.WriteString(log, line)
 				r.line(strings.TrimSuffix(line, "\n"), c)
 			})
@@ -91,7 +91,7 @@ func (r *result) read(from io.Reader, c *console, log io.Writer) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("reading what %s prints: %w", r.name, err)
+			return fmt.Errorf("reading the output of %s: %w", r.name, err)
 		}
 	}
 }
@@ -116,7 +116,7 @@ func (r *result) line(line string, c *console) {
 	r.last = cut(line)
 }
 
-// finish prints what was kept back and turns out to matter.
+// finish prints held-back output that matters after all.
 func (r *result) finish(c *console) {
 	c.locked(func() {
 		r.unfinished(c)
@@ -129,7 +129,7 @@ func (r *result) finish(c *console) {
 	})
 }
 
-// progress is what the step is at; the console is locked.
+// progress describes the state of the step; the console is locked.
 func (r *result) progress() string {
 	if r.kind == kindGo {
 		return r.name + ": " + r.tally.progress(time.Now())

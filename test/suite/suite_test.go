@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// sources are packages whose tests end in each way that there is.
+// sources are packages whose tests end in every possible way.
 var sources = map[string]string{
 	"go.mod": "module example.com/m\n\ngo 1.21\n",
 	"good/good_test.go": `package good
@@ -48,7 +48,7 @@ func TestWell(t *testing.T) {}`,
 	"empty/empty.go": "package empty\n",
 }
 
-// runSteps runs steps beside the sources, one after the other.
+// runSteps runs steps in the folder of the sources, one after the other.
 func runSteps(t *testing.T, beat time.Duration, steps ...step) (ok bool, said string) {
 	t.Helper()
 	p := &plan{}
@@ -58,7 +58,7 @@ func runSteps(t *testing.T, beat time.Duration, steps ...step) (ok bool, said st
 	return runGroups(t, beat, p.groups)
 }
 
-// runGroups runs groups of steps beside the sources.
+// runGroups runs groups of steps in the folder of the sources.
 func runGroups(t *testing.T, beat time.Duration, groups [][]step) (ok bool, said string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func runGroups(t *testing.T, beat time.Duration, groups [][]step) (ok bool, said
 	return ok, out.String()
 }
 
-// Whatever a step's command ends in, the suite counts it, names it and fails if it is no success.
+// However a step's command ends, the suite counts it, names it and fails unless it succeeded.
 func TestOutcomes(t *testing.T) {
 	for _, c := range []struct {
 		what     string
@@ -105,7 +105,7 @@ func TestOutcomes(t *testing.T) {
 			[]string{`broken_test.go:2`, `FAILED:\n  example.com/m/broken\n`, `\ns +2 +1 +1 `}, nil},
 		{"so does one whose tests pass and that ends badly", step{kindGo, "s", "go test -json ./leaves"}, false,
 			[]string{`FAILED:\n  example.com/m/leaves\n`, `\ns +1 +1 +0 `}, nil},
-		{"a command that does not begin fails", step{kindGo, "s", "go test -json ./nowhere"}, false,
+		{"a command that does not start fails", step{kindGo, "s", "go test -json ./nowhere"}, false,
 			[]string{`FAILED:\n`, `\ns +0 +1 +0 `}, nil},
 		{"what the kernels' part says is counted", step{kindRun, "s", "echo 'SKIP TestA/b: no such kernel'; echo 'Linux 6.1: 5 passed, 1 skipped, 0 failed, 0 not run, in 9 s'"}, true,
 			[]string{`\ns +5 +0 +1 `, `s TestA/b: no such kernel`}, nil},
@@ -125,12 +125,12 @@ func TestOutcomes(t *testing.T) {
 			}
 			for _, want := range c.want {
 				if !regexp.MustCompile(want).MatchString(said) {
-					t.Errorf("it does not say %q", want)
+					t.Errorf("the output does not contain %q", want)
 				}
 			}
 			for _, none := range c.wantNone {
 				if strings.Contains(said, none) {
-					t.Errorf("it says %q", none)
+					t.Errorf("the output contains %q", none)
 				}
 			}
 			if t.Failed() {
@@ -140,15 +140,15 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A failed step does not keep the next ones from running, and the suite fails.
+// The steps after a failed one run, and the suite fails.
 func TestAllStepsRun(t *testing.T) {
 	ok, said := runSteps(t, time.Hour, step{kindRun, "first", "false"}, step{kindRun, "second", "echo here"})
 	if ok || !strings.Contains(said, "here\n") || !strings.Contains(said, "FAILED:\n  first: exit status 1") {
-		t.Errorf("ok is %v; it said:\n%s", ok, said)
+		t.Errorf("ok is %v; output:\n%s", ok, said)
 	}
 }
 
-// Steps of one group run side by side: here each waits for the other. A later group waits for all of them.
+// Steps of one group run side by side: here each waits for the other. The next group waits for all of them.
 func TestStepsBesideOneAnother(t *testing.T) {
 	meet := func(own, other string) string {
 		return fmt.Sprintf("echo is there >%s; for n in $(seq 100); do if cat %s 2>/dev/null; then exit 0; fi; sleep 0.1; done; echo %s is alone; exit 1", own, other, own)
@@ -160,16 +160,16 @@ func TestStepsBesideOneAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	if ok, said := runGroups(t, time.Hour, p.groups); !ok || strings.Count(said, "is there") != 4 {
-		t.Errorf("ok is %v; it said:\n%s", ok, said)
+		t.Errorf("ok is %v; output:\n%s", ok, said)
 	}
 	for _, wrong := range []*plan{{}, {groups: p.groups, beside: true}} {
 		if err := (besideFlag{wrong}).Set("true"); err == nil {
-			t.Errorf("--beside is taken after %+v", wrong)
+			t.Errorf("--beside is accepted after %+v", wrong)
 		}
 	}
 }
 
-// While nothing is printed, the suite says what it is at.
+// While nothing is printed, the suite reports progress.
 func TestProgress(t *testing.T) {
 	wait := func(what string) string {
 		return fmt.Sprintf("echo %s; sleep 1; true", what)
@@ -185,7 +185,7 @@ func TestProgress(t *testing.T) {
 		t.Run(c.step.name, func(t *testing.T) {
 			t.Parallel()
 			if _, said := runSteps(t, 100*time.Millisecond, c.step); !regexp.MustCompile(c.want).MatchString(said) {
-				t.Errorf("it does not say %q:\n%s", c.want, said)
+				t.Errorf("the output does not contain %q:\n%s", c.want, said)
 			}
 		})
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// summarize prints totals, what was skipped and why, what took longest and what failed. It says
-// whether nothing did.
+// summarize prints totals, skipped tests with reasons, the slowest tests and the failures. It reports whether
+// nothing failed.
 func summarize(c *console, results []*result, logPath string) (ok bool) {
 	if len(results) == 1 && results[0].kind == kindQuiet && results[0].ok() {
 		c.say("%s: done in %.0f s", results[0].name, results[0].seconds)
@@ -61,13 +61,13 @@ func printTotals(c *console, results []*result) {
 	}
 }
 
-// slow is a test and what it took.
+// slow is a test and its duration.
 type slow struct {
 	test
 	seconds float64
 }
 
-// printSlowest names the tests that took longest, waits included.
+// printSlowest names the slowest tests; waits count.
 func printSlowest(c *console, all []slow) {
 	slices.SortFunc(all, func(a, b slow) int { return cmp.Or(cmp.Compare(b.seconds, a.seconds), compareTests(a.test, b.test)) })
 	for i, s := range all[:min(len(all), 5)] {

@@ -40,20 +40,20 @@ func (t test) String() string {
 	return strings.TrimSuffix(strings.TrimPrefix(t.pkg, "beeline.io/beeline/")+" "+t.name, " ")
 }
 
-// parent is the test of which t is a part.
+// parent is the test that t is a part of.
 func (t test) parent() (test, bool) {
 	dir := path.Dir(t.name)
 	return test{t.pkg, dir}, strings.Contains(t.name, "/")
 }
 
-// tally is what became of a step's tests.
+// tally has the results of a step's tests.
 type tally struct {
 	outcome map[test]string // pass, fail, skip
 	took    map[test]float64
 	reasons map[test]string // why skipped
 	begun   map[test]time.Time
-	output  map[test][]string // of tests and packages that run
-	more    int               // tests that passed, of which only the number is known
+	output  map[test][]string // of running tests and packages
+	more    int               // passed tests of which only the number is known
 }
 
 func newTally() tally {
@@ -61,7 +61,7 @@ func newTally() tally {
 		begun: map[test]time.Time{}, output: map[test][]string{}}
 }
 
-// event counts one event and prints what a failure has to say.
+// event counts one event and prints a failure's output.
 func (y *tally) event(e event, c *console) {
 	t := test{e.Package, e.Test}
 	switch e.Action {
@@ -78,7 +78,7 @@ func (y *tally) event(e event, c *console) {
 	}
 }
 
-// isFrame says that go test prints a line for each test, which says nothing of what became of it.
+// isFrame reports whether go test prints a line for every test, whatever its result.
 func isFrame(line string) bool { return strings.HasPrefix(line, "=== ") }
 
 func (y *tally) end(t test, e event, c *console) {
@@ -96,7 +96,8 @@ func (y *tally) end(t test, e event, c *console) {
 	y.forget(t)
 }
 
-// endPackage counts a package that fails although none of its tests does: it does not build, say.
+// endPackage counts a package that fails although none of its tests does, for example because it does not
+// build.
 func (y *tally) endPackage(t test, e event, c *console) {
 	if e.Action == "fail" {
 		y.endTests(t.pkg, c)
@@ -117,7 +118,7 @@ func (y *tally) endPackage(t test, e event, c *console) {
 	y.forget(t)
 }
 
-// endTests counts tests that a package's end cut off as failed: a panic or a timeout.
+// endTests counts tests as failed that the end of the package cut off: by a panic or a timeout.
 func (y *tally) endTests(pkg string, c *console) {
 	for _, t := range slices.SortedFunc(maps.Keys(y.begun), compareTests) {
 		if t.pkg != pkg || t.name == "" {
@@ -130,7 +131,7 @@ func (y *tally) endTests(pkg string, c *console) {
 	}
 }
 
-// unfinished counts what never ended, when the step has.
+// unfinished counts tests without an end when the step has ended.
 func (y *tally) unfinished(c *console) {
 	for _, t := range slices.SortedFunc(maps.Keys(y.begun), compareTests) {
 		if t.name == "" {
@@ -150,7 +151,7 @@ func (y *tally) forget(t test) {
 	delete(y.begun, t)
 }
 
-// ofPackage are the tests of a package, without parts, that have ended or run.
+// ofPackage are the tests of a package, without parts, that have ended or are running.
 func (y *tally) ofPackage(pkg string) (all []test) {
 	for t := range y.outcome {
 		if t.pkg == pkg && !strings.Contains(t.name, "/") && t.name != "" {
@@ -162,7 +163,7 @@ func (y *tally) ofPackage(pkg string) (all []test) {
 
 var whereLine = regexp.MustCompile(`^\s*[A-Za-z0-9_]+\.go:[0-9]+: (.*)$`)
 
-// reasonOf is what t.Skip was given, the last that a test logs.
+// reasonOf is the argument of t.Skip, the last that a test logs.
 func reasonOf(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if m := whereLine.FindStringSubmatch(line); m != nil {
@@ -179,7 +180,7 @@ var (
 	countLine   = regexp.MustCompile(`: ([0-9]+) passed, [0-9]+ skipped, [0-9]+ failed`)
 )
 
-// text counts what scripts/kernels says of tests.
+// text counts the tests that scripts/kernels reports.
 func (y *tally) text(line string) {
 	if m := skippedLine.FindStringSubmatch(line); m != nil {
 		y.skip(test{name: m[1]}, m[2])
@@ -195,8 +196,8 @@ func (y *tally) text(line string) {
 
 func (y *tally) skip(t test, why string) { y.outcome[t], y.reasons[t] = "skip", why }
 
-// with are the tests with an outcome. A test with parts stands for itself only if none of its parts
-// has that outcome and it did not just pass.
+// with returns the tests with an outcome. A test with parts counts only if none of its parts has that outcome
+// and it did not just pass.
 func (y *tally) with(outcome string) (all []test) {
 	parents, same := map[test]bool{}, map[test]bool{}
 	for t, o := range y.outcome {
@@ -218,7 +219,7 @@ func (y *tally) failed() []test { return y.with("fail") }
 
 func (y *tally) passed() int { return len(y.with("pass")) + y.more }
 
-// progress says how much has passed and what runs for the longest time.
+// progress reports how many tests have passed and which has run longest.
 func (y *tally) progress(now time.Time) string {
 	running := slices.DeleteFunc(slices.Collect(maps.Keys(y.begun)), func(t test) bool {
 		return t.name == "" && slices.ContainsFunc(slices.Collect(maps.Keys(y.begun)), func(o test) bool { return o.pkg == t.pkg && o.name != "" })

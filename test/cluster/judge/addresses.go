@@ -10,12 +10,11 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// addresses of one kind, one for each scenario and family.
+// block has addresses of one kind, one for each scenario and family.
 type block struct{ v4, v6 string }
 
-// The addresses of external IPs are those for tests of network devices, those of
-// load balancers are for carriers' own use: nothing in the lab has them, but for
-// those that the judge gives to the node.
+// External IPs are addresses for tests of network devices, those of load balancers are for carriers' own use:
+// nothing in the lab has them, except those that the judge gives to the node.
 var (
 	clusterIPs      = block{"10.96.16.0", "fd00:96::1000"}
 	unusedIPs       = block{"10.96.64.0", "fd00:96::4000"} // in the ServiceCIDR, of no Service
@@ -28,8 +27,8 @@ var (
 	ingressIPs      = block{"100.64.0.0", "2001:db8:b::"}
 	ingressOnNode   = block{"100.64.32.0", "2001:db8:b::2000"}
 	moreIngressIPs  = block{"100.64.64.0", "2001:db8:b::4000"}
-	// nobodyIPs are counted by endpoint: they are for documentation, and by their
-	// numbers not after those of the nodes.
+	// nobodyIPs are numbered by endpoint: they are for documentation, and do not follow the numbers of the
+	// nodes.
 	nobodyIPs = block{"192.0.2.0", "2001:db8:dead::"}
 	// nodeIPs has the address of the judged node.
 	nodeIPs = block{"192.168.100.0", "fd00:100::"}
@@ -37,14 +36,14 @@ var (
 	secondIPs = block{"203.0.113.0", "2001:db8:a::"}
 )
 
-// servicePrefixes are what packets for Services are sent to.
+// servicePrefixes are the destinations of packets for Services.
 var servicePrefixes = []netip.Prefix{
 	lab.ServiceRange4, lab.ServiceRange6,
 	netip.MustParsePrefix("198.19.0.0/16"), netip.MustParsePrefix("2001:db8:e::/112"),
 	netip.MustParsePrefix("100.64.0.0/16"), netip.MustParsePrefix("2001:db8:b::/112"),
 }
 
-// nobodyPrefixes are of nodes and pods that are gone, or have never been.
+// nobodyPrefixes belong to nodes and pods that do not exist.
 var nobodyPrefixes = []netip.Prefix{
 	netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8:dead::/112"),
 }
@@ -67,8 +66,8 @@ func plus(addr netip.Addr, n int) netip.Addr {
 	return addr
 }
 
-// portKnown is the port of the Service that probes ask. On the node's own address
-// each Service needs another.
+// portKnown is the port of the Service that probes use. On the node's own address each Service needs another
+// one.
 func (s *Scenario) portKnown() int32 {
 	if s.Addresses == "node's" {
 		return int32(firstOwnPort + s.Number)
@@ -76,12 +75,10 @@ func (s *Scenario) portKnown() int32 {
 	return 80
 }
 
-// address is where a probe goes. To is clusterIP, externalIP, ingress (the load
-// balancer's), externalIP2 and ingress2 (where there are several), contested,
-// beside and otherClusterIP (see beside.go), unused (an address of the
-// ServiceCIDR that no Service has), nodePort, secondary (the node port at the
-// node's second address), otherNode (at the other node), localhost (at the
-// client's own loopback).
+// address is a probe's destination. To is clusterIP, externalIP, ingress (the load balancer's), externalIP2 and
+// ingress2 (if there are several), contested, beside and otherClusterIP (see beside.go), unused (an unused
+// address of the ServiceCIDR), nodePort, secondary (the node port at the node's second address), otherNode (at
+// the other node), localhost (at the client's own loopback).
 func (s *Scenario) address(p Probe, l *lab.Lab) netip.AddrPort {
 	port, nodePort := int(s.portKnown()), s.nodePort()
 	if p.Port == "unknown" {
@@ -103,7 +100,7 @@ func (s *Scenario) address(p Probe, l *lab.Lab) netip.AddrPort {
 	return netip.AddrPortFrom(addr, uint16(port))
 }
 
-// block is where the Service's addresses of a kind are.
+// block is the block of the Service's addresses of a kind.
 func (s *Scenario) block(to string) block {
 	switch to {
 	case "externalIP":
@@ -156,7 +153,7 @@ func secondOf(h *lab.Host, family string) netip.Addr {
 	return plus(h.Addr4, 100)
 }
 
-// addressFamilies are those of external and ingress IPs, whatever the Service's.
+// addressFamilies are the families of external and ingress IPs, whatever the Service's.
 func (s *Scenario) addressFamilies() []string {
 	switch s.Addresses {
 	case "v4", "v6":
@@ -182,7 +179,7 @@ func (s *Scenario) externalIPs() []netip.Addr {
 	return s.listed(targets)
 }
 
-// listed are the addresses of probes' targets that are in the Service.
+// listed are the addresses of probes' targets that the Service lists.
 func (s *Scenario) listed(targets []string) []netip.Addr {
 	var all []netip.Addr
 	for _, to := range targets {
@@ -216,7 +213,7 @@ func (s *Scenario) ingress() []corev1.LoadBalancerIngress {
 	return list
 }
 
-// onNode are the addresses of the Service that the judged node has.
+// onNode are the Service's addresses on the judged node.
 func (s *Scenario) onNode() []netip.Addr {
 	if s.Addresses != "on node" {
 		return nil

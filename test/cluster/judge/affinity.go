@@ -19,17 +19,16 @@ type clientOf struct {
 	from, family, protocol string
 }
 
-// meetings are the backends that clients have met since session affinity is on:
-// the first, and those that they had to meet because an address does not lead to
-// the first. One that was met by wandering is none of them, so that whoever
-// wanders still does when asked again.
+// meetings are the backends that clients have reached since session affinity was switched on: the first one,
+// and those that they had to reach because an address does not lead to the first. A wandering client's backend
+// is not added, so the client still wanders when it asks again.
 type meetings struct {
 	mu  sync.Mutex
 	all [2]map[clientOf][]string // by side
 }
 
-// stays is the stickiness of an outcome. A client that has met one backend alone
-// meets it again at each address of the Service that leads there.
+// stays is the stickiness of an outcome. A client with a single backend must get it at each address of the
+// Service that leads there.
 func (m *meetings) stays(side int, c *Case, now, before Outcome) Outcome {
 	outcome := stickiness(now, before)
 	if !oneClient(side, c) {
@@ -55,13 +54,12 @@ func (m *meetings) stays(side int, c *Case, now, before Outcome) Outcome {
 	return outcome
 }
 
-// wanders says whether an outcome is that of a client that did not stay.
+// wanders reports whether an outcome is a client's that did not stay.
 func (o Outcome) wanders() bool { return slices.Contains(o, Observation{Result: wandering}) }
 
-// oneClient says whether the side takes the client for the same as in the other
-// cases of its host. To kube-proxy an address is a client, and that of the node
-// depends on what it asks; to Beeline what a socket leaves to the packet is a client
-// of its own. An address that two Services ask for is served by either.
+// oneClient reports whether the side takes the client for the same as in the other cases of its host. To
+// kube-proxy an address is a client, and the node's address depends on its destination; to Beeline a client
+// whose packets the edge handles is a client of its own. Either Service may serve an address that both claim.
 func oneClient(side int, c *Case) bool {
 	if c.Probe.To == "contested" || c.Probe.Port != "known" {
 		return false
@@ -73,8 +71,8 @@ func oneClient(side int, c *Case) bool {
 	return c.Probe.From != judged && c.Probe.Socket != "second"
 }
 
-// stickiness is an outcome with session affinity, after that without it. Where
-// endpoints are of nobody, a client can stay with one of these.
+// stickiness is an outcome with session affinity, after one without it. If some endpoints do not exist, a
+// client may stay with one of these.
 func stickiness(now, before Outcome) Outcome {
 	if len(now) != 1 || len(now.endpoints()) != 1 || len(before.endpoints()) < 2 || !slices.Contains(before, now[0]) {
 		return now
@@ -82,9 +80,8 @@ func stickiness(now, before Outcome) Outcome {
 	return Outcome{{Result: sticky}}
 }
 
-// byClient are cases that can be asked at once. Those of one client are not, for
-// what it is told at one address of a Service with session affinity is what it
-// is told at the next.
+// byClient groups cases that can run concurrently. Those of one client cannot, because its backend at one
+// address of a Service with session affinity determines the next.
 func byClient(cases []*Case) [][]*Case {
 	var list [][]*Case
 	place := map[clientOf]int{}

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// Session affinity is judged by whether a client stays with one of the backends
-// that it may reach.
+// Session affinity is judged by whether a client stays with one of the backends that it can reach.
 func TestStickiness(t *testing.T) {
 	t.Parallel()
 	a, b, strange := Observation{answered, "a1", "own"}, Observation{answered, "b1", "own"}, Observation{answered, "b2", "own"}
@@ -28,8 +27,7 @@ func TestStickiness(t *testing.T) {
 	}
 }
 
-// What a client has met first is what it meets at the Service's other addresses,
-// also when it is asked again (R27).
+// A client's first backend is its backend at the Service's other addresses, also when it asks again (R27).
 func TestStays(t *testing.T) {
 	t.Parallel()
 	a, b, c := Observation{answered, "a1", "own"}, Observation{answered, "b1", "own"}, Observation{answered, "b2", "own"}

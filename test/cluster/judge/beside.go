@@ -11,17 +11,16 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Companion is the Service beside that of the scenario, and its slices; nil if
-// there is none. It is younger than the scenario's own, and would come first by its
-// name. Beside in words:
+// Companion is the Service next to the scenario's, and its slices; nil if there is none. It is younger than the
+// scenario's own, but its name sorts first. Values of Beside:
 //
 //	headless       has external IPs (probes' "beside"), which no proxy serves
-//	ExternalName   likewise
+//	ExternalName   the same
 //	cluster IP     its ClusterIP ("otherClusterIP"), at which it has another port,
 //	               is an external IP of the scenario's Service
-//	rival          asks for one of the external IPs of the scenario's Service
+//	rival          claims one of the external IPs of the scenario's Service
 //	               ("contested"), with an endpoint of its own
-//	rival without  likewise, without endpoints
+//	rival without  the same, without endpoints
 func (s *Scenario) Companion(l *lab.Lab) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	if s.Beside == "" {
 		return nil, nil
@@ -64,5 +63,5 @@ func (s *Scenario) Companion(l *lab.Lab) (*corev1.Service, []*discoveryv1.Endpoi
 	return object, slices
 }
 
-// hasRival says whether another Service asks for an address of this one.
+// hasRival reports whether another Service claims an address of this one.
 func (s *Scenario) hasRival() bool { return s.Beside == "rival" || s.Beside == "rival without" }

@@ -14,12 +14,11 @@ import (
 	"beeline.io/beeline/test/cluster"
 )
 
-// Of two Services the older one is that whose creationTimestamp, in whole seconds,
-// is smaller.
+// The older one of two Services has the smaller creationTimestamp, in whole seconds.
 const older = time.Second
 
-// create creates the Services and EndpointSlices of the cases, and then their
-// companions, so that these are the younger ones.
+// create creates the Services and EndpointSlices of the cases, and then their companions, which are thus
+// younger.
 func (j *Judge) create(ctx context.Context, cases []*Case) error {
 	lab := j.Pair.Sides[0].Lab
 	err := inParallel(writers, scenariosOf(cases), func(s *Scenario) error {

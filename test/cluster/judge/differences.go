@@ -14,9 +14,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// Pattern says which values facts have: each fact that it names has one of
-// its values. It is written as "from=pod,node port=known"; "any" is the pattern
-// of everything.
+// Pattern restricts the values of facts: each fact that it names has one of its values. It is written as
+// "from=pod,node port=known"; "any" is the pattern of everything.
 type Pattern map[string][]string
 
 func (p Pattern) matches(facts map[string]string) bool {
@@ -42,7 +41,7 @@ func parsePattern(text string, known []string) (Pattern, error) {
 			return nil, fmt.Errorf("%q: there is no fact %q; there are %s", term, name, strings.Join(known, ", "))
 		}
 		if p[name] != nil {
-			return nil, fmt.Errorf("%q is there twice", name)
+			return nil, fmt.Errorf("%q occurs twice", name)
 		}
 		p[name] = strings.Split(values, ",")
 	}
@@ -52,15 +51,13 @@ func parsePattern(text string, known []string) (Pattern, error) {
 	return p, nil
 }
 
-// Difference is a row of docs/operate/differences.md that the judge can see: where a
-// case is as Case says and kube-proxy's connection ends as KubeProxy says,
-// Beeline's ends in its own way.
+// Difference is a row of docs/operate/differences.md that the judge can check: if a case matches Case and
+// kube-proxy's result matches KubeProxy, Beeline's result differs.
 type Difference struct {
 	Line      int // of the document
 	Case      Pattern
 	KubeProxy Pattern // of the observation: result, source, backend
-	// Beeline's way: what the observation has instead, or what kube-proxy does
-	// where the case is another.
+	// Beeline's result: the changed facts of the observation, or what kube-proxy does in another case.
 	Becomes map[string]string
 	As      map[string]string
 }
@@ -71,8 +68,7 @@ var (
 	probeFacts       = []string{"to", "port", "protocol", "family", "socket"}
 )
 
-// facts are an observation in the words of patterns; the client itself as the
-// backend is "self".
+// facts are an observation as facts of patterns; the client itself as the backend is "self".
 func (o Observation) facts(c *Case) map[string]string {
 	backend := o.Backend
 	name, _, _ := strings.Cut(backend, " ")
@@ -132,8 +128,7 @@ func parseDifferences(text string) ([]*Difference, error) {
 	return rows, errors.Join(errs...)
 }
 
-// parseDifference reads "| `case` words | `observation`: words | `what instead`:
-// words | why | switch |".
+// parseDifference parses "| `case` words | `observation`: words | `what instead`: words | why | switch |".
 func parseDifference(line string) (*Difference, error) {
 	cells := strings.Split(strings.Trim(line, "| "), " | ")
 	if len(cells) != 5 {
@@ -166,7 +161,7 @@ func parseDifference(line string) (*Difference, error) {
 	return &d, nil
 }
 
-// parseChange reads what facts become: one value each.
+// parseChange parses the facts' new values: one each.
 func parseChange(text string, known []string) (map[string]string, error) {
 	p, err := parsePattern(text, known)
 	if err != nil {
@@ -182,7 +177,7 @@ func parseChange(text string, known []string) (map[string]string, error) {
 	return change, nil
 }
 
-// differs is the row that tells of an observation; nil: there is none.
+// differs returns the row that applies to an observation, or nil.
 func differs(rows []*Difference, c *Case, o Observation) *Difference {
 	facts, seen := c.Facts(), o.facts(c)
 	for _, row := range rows {
@@ -193,7 +188,7 @@ func differs(rows []*Difference, c *Case, o Observation) *Difference {
 	return nil
 }
 
-// become is what Beeline is to do in place of an observation of kube-proxy.
+// become is Beeline's expected observation, given kube-proxy's.
 func (d *Difference) become(o Observation) Observation {
 	if result, ok := d.Becomes["result"]; ok && result != o.Result {
 		return Observation{Result: result}
@@ -204,7 +199,7 @@ func (d *Difference) become(o Observation) Observation {
 	return o
 }
 
-// asked is the probe whose outcome with kube-proxy is Beeline's here.
+// asked is the probe whose outcome with kube-proxy is expected of Beeline here.
 func (d *Difference) asked(p Probe) Probe {
 	for name, field := range map[string]*string{"to": &p.To, "port": &p.Port, "protocol": &p.Protocol, "family": &p.Family, "socket": &p.Socket} {
 		if value, ok := d.As[name]; ok {

@@ -8,23 +8,23 @@ import (
 	"strings"
 )
 
-// drawProbe draws a probe, of a client that has asked before if there is one.
+// drawProbe draws a probe, of a client that has asked before if given.
 func drawProbe(random *rand.Rand, s *Scenario, client *Probe) Probe {
 	p := Probe{
 		From: pick(random, "a1", "a1", "a2", "a2", "a3", judged, judged, judged, judged,
 			"client", "client", "b3", "node-b"),
-		// The last is rarely worth a question.
+		// The last is rarely worth a probe.
 		Port:     pick(random, "known", "known", "known", "known", "known", "known", "known", "unknown"),
 		Protocol: pick(random, "tcp", "udp"),
 		Family:   pick(random, s.families()...),
 	}
-	// What kube-proxy sends back to where it came from, of another node, has the pod's
-	// own address as source, and the pod does not take it.
+	// What kube-proxy returns to its sender, a pod of another node, has the pod's own address as source,
+	// and the pod drops it.
 	if p.From == "b3" && s.has(p.From) {
 		p.From = "client"
 	}
 	if oneIn(random, 12) {
-		p.Family = pick(random, "v4", "v6") // perhaps one that the Service has not
+		p.Family = pick(random, "v4", "v6") // perhaps one that the Service lacks
 	}
 	if len(s.ports()) == 1 && !oneIn(random, 10) {
 		p.Protocol = strings.ToLower(string(s.ports()[0].protocol))
@@ -73,7 +73,7 @@ func drawProbe(random *rand.Rand, s *Scenario, client *Probe) Probe {
 		p.To = "localhost"
 	}
 	if (p.To == "ingress" || p.To == "ingress2") && s.Ranges != "" && oneIn(random, 3) {
-		p.From = judged // what becomes of its packets is a matter of its own
+		p.From = judged // its packets are handled differently
 	}
 	p.Socket = drawSocket(random, p, s)
 	return p
@@ -94,8 +94,7 @@ func drawSocket(random *rand.Rand, p Probe, s *Scenario) string {
 	if from == "pod" {
 		kinds = append(kinds, "device")
 	}
-	// A pod's packet that comes back to it from another address of its own would
-	// be none that it takes.
+	// A pod drops its own packet that returns from another address of its own.
 	if from == "node" || from == "pod" && !s.has(p.From) {
 		kinds = append(kinds, "second")
 	}
@@ -103,7 +102,7 @@ func drawSocket(random *rand.Rand, p Probe, s *Scenario) string {
 	case p.To == "localhost":
 		kinds = []string{"plain"}
 	case p.To == "externalIP" && (s.Addresses == "same" || s.Addresses == "node's") && s.Ranges != "":
-		kinds = []string{"bound"} // source ranges hold for the ingress IP that it is
+		kinds = []string{"bound"} // source ranges apply to the ingress IP that it is
 	}
 	return pick(random, kinds...)
 }

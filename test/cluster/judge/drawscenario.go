@@ -42,7 +42,7 @@ func drawScenario(random *rand.Rand, number int) Scenario {
 	return s
 }
 
-// drawExternal draws all that has to do with addresses beside the ClusterIP.
+// drawExternal draws everything about addresses other than the ClusterIP.
 func drawExternal(random *rand.Rand, s *Scenario) {
 	if oneIn(random, 4) && s.Label != "proxy" {
 		s.Beside = pick(random, "headless", "ExternalName", "cluster IP", "rival", "rival without")
@@ -60,8 +60,7 @@ func drawExternal(random *rand.Rand, s *Scenario) {
 	if s.Type != string(corev1.ServiceTypeClusterIP) || s.ExternalIPs {
 		s.External = pick(random, "Cluster", "Local")
 	}
-	// Each configuration is a restart of both proxies, and session affinity a round
-	// of its own.
+	// Each configuration takes a restart of both proxies, and session affinity a round of its own.
 	if oneIn(random, 4) {
 		s.Proxy = "xdp"
 		return
@@ -84,9 +83,8 @@ func drawSelector(random *rand.Rand, s *Scenario) {
 	}
 }
 
-// twenty are as many endpoints, all ready. Those that answer are the last, and by
-// their addresses neither all first nor all last, so that a set which ends early
-// lacks some of them.
+// twenty returns as many endpoints, all ready. Those that answer are the last, and by their addresses neither
+// all first nor all last, so that a truncated set lacks some of them.
 func twenty(random *rand.Rand, hints string) []Endpoint {
 	answering := []string{"a1", "a2", "a3", "b1", "b2", "b3", "node-a", "node-b", "b1+", "b2+", "b3+"}
 	var hosts []string
@@ -155,10 +153,9 @@ func drawEndpoints(random *rand.Rand, s *Scenario) []Endpoint {
 	return all
 }
 
-// drawAgain draws the state of an endpoint in a second slice: the same, or one
-// that R6 decides between. What kube-proxy leaves to chance is left out: it goes
-// through the slices in no order, and of entries that terminate takes the first,
-// else the last that does not.
+// drawAgain draws the state of an endpoint in a second slice: the same, or one between which R6 decides. It
+// omits what kube-proxy leaves to chance: that goes through the slices in no order, and of terminating entries
+// takes the first, else the last that is not.
 func drawAgain(random *rand.Rand, state string) string {
 	switch state {
 	case "ready", "unset":
@@ -166,11 +163,11 @@ func drawAgain(random *rand.Rand, state string) string {
 	case "not ready", "serving":
 		return pick(random, state, "draining", "terminating", "published")
 	}
-	return pick(random, state, "ready", "unset", "not ready", "serving") // it terminates
+	return pick(random, state, "ready", "unset", "not ready", "serving") // state is terminating
 }
 
-// drawHints draws the hints of one endpoint. R13 looks at those of ready ones alone:
-// "of ready" has none on others, "of others" has hints for here on others alone.
+// drawHints draws the hints of one endpoint. R13 considers only ready ones: with "of ready" others have none,
+// with "of others" only others have hints for here.
 func drawHints(random *rand.Rand, recipe, state string) (zones, nodes []string) {
 	isReady := state == "ready" || state == "unset"
 	here, there := zoneOf(judged), zoneOf("node-b")

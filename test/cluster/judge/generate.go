@@ -12,8 +12,8 @@ import (
 
 const (
 	probesEach = 10 // of a scenario
-	// How many are drawn for each that is taken: the one that meets the most
-	// pairs of facts which no case before it had.
+	// How many are drawn for each one that is used: the one with the most pairs of facts that no earlier
+	// case has.
 	scenarioDraws, probeDraws = 6, 8
 )
 
@@ -37,8 +37,7 @@ func Generate(seed uint64, n int) []*Case {
 	return all
 }
 
-// drawCases draws probes of a scenario, and says which pairs they are the first
-// to have.
+// drawCases draws probes of a scenario, and returns which pairs they are the first to have.
 func drawCases(random *rand.Rand, s Scenario, seen pairs) (cases []*Case, fresh pairs) {
 	fresh = pairs{}
 	var probes []Probe
@@ -59,7 +58,7 @@ func drawCases(random *rand.Rand, s Scenario, seen pairs) (cases []*Case, fresh 
 			}
 		}
 		if best == nil {
-			continue // all were there
+			continue // a duplicate
 		}
 		probes = append(probes, best.Probe)
 		cases = append(cases, best)
@@ -74,7 +73,7 @@ func drawCases(random *rand.Rand, s Scenario, seen pairs) (cases []*Case, fresh 
 	return cases, fresh
 }
 
-// pairs are pairs of facts that cases have: the numbers of two facts.
+// pairs are pairs of facts in cases, as their numbers.
 type pairs map[[2]uint16]bool
 
 // factNumbers are short names of facts such as "from=pod".
@@ -116,7 +115,7 @@ func (c *Case) newPairs(seen, fresh pairs) int {
 	return count
 }
 
-// pick draws one of several; what is there twice is drawn twice as often.
+// pick draws one of several; one that is listed twice is drawn twice as often.
 func pick[T any](random *rand.Rand, from ...T) T { return from[random.IntN(len(from))] }
 
 func oneIn(random *rand.Rand, n int) bool { return random.IntN(n) == 0 }

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// How long silence is, at first, where the two nodes do not agree, and where they still do
-// not; how many cases are asked at once, each on both nodes.
+// The time without a reply that counts as silence: at first, where the two nodes differ, and where they still
+// do; how many cases run at once, each on both nodes.
 const (
 	shortSilence = time.Second
 	longSilence  = 4 * time.Second
@@ -23,30 +23,29 @@ const (
 	writers      = 16
 )
 
-// few cases on which the nodes do not agree, though asked twice, may be those that a busy
-// machine has held up, and are asked once more. So many more are no chance.
+// A few cases on which the nodes differ twice may be due to delays on a busy machine, and run once more. More
+// than this are no coincidence.
 const few = 16
 
-// often makes it one time in 100,000 that a backend is met neither on one side nor on the other
-// in any of the cases of which session affinity is judged, and then is who the client stays with.
+// often makes it a one in 100,000 chance that a backend is reached on neither side in any of the cases by which
+// session affinity is judged, and then is the one that the client stays with.
 const often = 6
 
-// Verdict is what the judge says of a case.
+// Verdict is the judge's result for a case.
 type Verdict struct {
 	*Case
 	KubeProxy Outcome
 	Beeline   Outcome
 	Expected  Outcome // of Beeline, with the rows
-	// Rows are the differences that tell what kube-proxy did and Beeline does
-	// not.
+	// Rows are the differences that say what kube-proxy did and Beeline does not.
 	Rows  []*Difference
-	First *Verdict // where the case was asked again: the one before
+	First *Verdict // if the case ran again: the one before
 }
 
-// Same says that Beeline did what it had to.
+// Same reports whether Beeline did what it had to.
 func (v *Verdict) Same() bool { return slices.Equal(v.Expected, v.Beeline) }
 
-// Judge asks both nodes of a pair.
+// Judge runs cases on both nodes of a pair.
 type Judge struct {
 	Pair        *Pair
 	Differences []*Difference
@@ -54,8 +53,8 @@ type Judge struct {
 	met meetings
 }
 
-// Run creates the Services of the cases, asks both nodes, and returns a verdict
-// for each case, in their order. With an error, they are those so far.
+// Run creates the Services of the cases, runs them on both nodes, and returns a verdict for each case, in
+// order. With an error, it returns those so far.
 func (j *Judge) Run(ctx context.Context, cases []*Case) ([]*Verdict, error) {
 	if err := j.create(ctx, cases); err != nil {
 		return nil, err
@@ -71,8 +70,7 @@ func (j *Judge) Run(ctx context.Context, cases []*Case) ([]*Verdict, error) {
 	return list, err
 }
 
-// configurations asks the cases, those of one configuration of the proxies
-// together.
+// configurations runs the cases, grouped by configuration of the proxies.
 func (j *Judge) configurations(ctx context.Context, cases []*Case, verdicts map[string]*Verdict) error {
 	for i, alike := range byProxy(cases) {
 		proxy := alike[0].Scenario.Proxy
@@ -88,7 +86,7 @@ func (j *Judge) configurations(ctx context.Context, cases []*Case, verdicts map[
 	return nil
 }
 
-// byProxy are cases by how the proxies are configured, the default first.
+// byProxy groups cases by the configuration of the proxies, the default first.
 func byProxy(cases []*Case) [][]*Case {
 	groups := map[string][]*Case{}
 	for _, c := range cases {
@@ -101,7 +99,7 @@ func byProxy(cases []*Case) [][]*Case {
 	return list
 }
 
-// rounds asks what is asked without session affinity, and then with it.
+// rounds runs the cases without session affinity, and then those with it.
 func (j *Judge) rounds(ctx context.Context, cases []*Case, verdicts map[string]*Verdict) error {
 	var plain, again []*Case
 	for _, c := range cases {
@@ -127,8 +125,7 @@ func (j *Judge) rounds(ctx context.Context, cases []*Case, verdicts map[string]*
 	return nil
 }
 
-// round asks each case, and those again, some at once and with patience, on which
-// the nodes do not agree.
+// round runs each case, and again, fewer at once and with more patience, those on which the nodes differ.
 func (j *Judge) round(ctx context.Context, cases []*Case, verdicts map[string]*Verdict) error {
 	width := atOnce
 	for i, e := range []effort{{shortSilence, often}, {longSilence, 60}, {lastSilence, 60}} {
@@ -147,8 +144,7 @@ func (j *Judge) round(ctx context.Context, cases []*Case, verdicts map[string]*V
 	return nil
 }
 
-// effort is how long is waited for an answer, and how many connections are made
-// for each endpoint.
+// effort is how long to wait for a reply, and how many connections to make for each endpoint.
 type effort struct {
 	patience time.Duration
 	each     int
@@ -174,10 +170,9 @@ func (j *Judge) judgeAll(ctx context.Context, cases []*Case, verdicts map[string
 	})
 }
 
-// judge asks one case, perhaps once more. verdict finds the verdicts so far. What
-// was heard when a case was asked first still counts the second time: only silence
-// and a backend that was not met can have been chance. That Beeline had a client
-// wander is final, too.
+// judge runs one case, perhaps again. verdict finds the verdicts so far. Results of the first run still count
+// in the second: only silence and a backend that was not reached can have been chance. If Beeline had a client
+// wander, that is final, too.
 func (j *Judge) judge(ctx context.Context, c *Case, e effort, verdict func(string) *Verdict) (*Verdict, error) {
 	v := &Verdict{Case: c, First: verdict(c.ID)}
 	var before *Verdict
@@ -203,7 +198,7 @@ func (j *Judge) judge(ctx context.Context, c *Case, e effort, verdict func(strin
 	return v, j.expect(ctx, v, before, e)
 }
 
-// expect fills in what Beeline is to do: what kube-proxy does, but for the rows.
+// expect sets what Beeline should do: what kube-proxy does, except for the rows.
 func (j *Judge) expect(ctx context.Context, v, before *Verdict, e effort) error {
 	c, model := v.Case, v.KubeProxy
 	for _, observation := range v.KubeProxy {
@@ -236,7 +231,7 @@ func (j *Judge) expect(ctx context.Context, v, before *Verdict, e effort) error 
 	return nil
 }
 
-// ask asks both sides.
+// ask runs a probe on both sides.
 func (j *Judge) ask(ctx context.Context, c *Case, p Probe, e effort) (outcomes [2]Outcome, err error) {
 	var errs [2]error
 	var asking sync.WaitGroup
@@ -247,12 +242,11 @@ func (j *Judge) ask(ctx context.Context, c *Case, p Probe, e effort) (outcomes [
 	return outcomes, errors.Join(errs[:]...)
 }
 
-// A client that has had no answer yet gives up after so many connections, where
-// an endpoint can be one that does not answer only if there was silence.
-// And where some are answered, so much silence is no chance.
+// A client without any reply gives up after so many connections; if some endpoints never answer, only after
+// silence. If some connections were answered, so much silence is no coincidence.
 const unansweredEnough, silentEnough = 3, 6
 
-// askOften asks often enough to meet each backend.
+// askOften runs a probe often enough to reach each backend.
 func (s *Side) askOften(ctx context.Context, scenario *Scenario, p Probe, e effort) (Outcome, error) {
 	var outcome Outcome
 	silent := 0

@@ -25,14 +25,14 @@ import (
 const scenariosByDefault = 260
 
 var (
-	seed      = flag.Uint64("seed", 1, "of the cases; 0: one of the clock's")
-	scenarios = flag.Int("scenarios", scenariosByDefault, "how many Services the judge looks at, ten questions each")
-	only      = flag.String("case", "", "judge this case alone, by its id; a scenario's number stands for all of its cases")
-	file      = flag.String("file", "", "judge the case in this file, as a failure prints it, and none that is generated")
+	seed      = flag.Uint64("seed", 1, "seed of the cases; 0: from the clock")
+	scenarios = flag.Int("scenarios", scenariosByDefault, "how many Services to judge, with ten probes each")
+	only      = flag.String("case", "", "judge only this case, by its ID; a scenario's number stands for all of its cases")
+	file      = flag.String("file", "", "judge only the case in this file, as a failure prints it, and no generated ones")
 )
 
-// R1 to R31: whatever a client asks of a Service, what becomes of it is what
-// becomes of it with kube-proxy, but for what docs/operate/differences.md says.
+// R1 to R31: a client's result at a Service is the same with Beeline as with kube-proxy, except for the rows of
+// docs/operate/differences.md.
 func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	differences, err := ReadDifferences()
 	if err != nil {
@@ -48,7 +48,7 @@ func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 		r.showAll(t)
 	}
 	if err != nil {
-		t.Fatalf("%d of %d cases have a verdict, then: %v", len(verdicts), len(cases), err)
+		t.Fatalf("%d of %d cases have a verdict, then an error: %v", len(verdicts), len(cases), err)
 	}
 	if *only == "" && *file == "" {
 		r.wantWhole(t, differences)
@@ -56,7 +56,7 @@ func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	}
 }
 
-// chosenCases are what the flags ask for.
+// chosenCases are the cases that the flags select.
 func chosenCases(t *testing.T) []*Case {
 	t.Helper()
 	if *file != "" {
@@ -80,8 +80,7 @@ func chosenCases(t *testing.T) []*Case {
 	return cases
 }
 
-// scenariosFor is how many scenarios have to be drawn: as many as asked for, or up
-// to that of the one case.
+// scenariosFor is how many scenarios to draw: the number given, or up to that of the one case.
 func scenariosFor(id string, n int) (int, error) {
 	if id != "" {
 		text, _, _ := strings.Cut(id, ".")
@@ -97,14 +96,14 @@ func scenariosFor(id string, n int) (int, error) {
 	return n, nil
 }
 
-// isNamed says whether a case is that of a name, or has to be asked before it.
+// isNamed reports whether a case has a name, or must run before the one that has.
 func isNamed(id, name string) bool {
 	number, _, _ := strings.Cut(id, ".")
 	return id == name || id+"s" == name || number == name
 }
 
-// readCases reads the case in a file, and before one with session affinity makes
-// that without, by whose verdict it is judged.
+// readCases reads the case in a file, and puts before one with session affinity the same without, whose verdict
+// it needs.
 func readCases(t *testing.T, path string) []*Case {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -125,8 +124,7 @@ func readCases(t *testing.T, path string) []*Case {
 	return []*Case{&plain, &c}
 }
 
-// wantPairs wants the cases to have nearly all of the pairs of facts that cases
-// can have: those that a much larger sample has.
+// wantPairs checks that the cases have nearly all possible pairs of facts: those in a much larger sample.
 func wantPairs(t *testing.T, cases []*Case) {
 	t.Helper()
 	possible, met := pairs{}, pairs{}
@@ -142,14 +140,13 @@ func wantPairs(t *testing.T, cases []*Case) {
 			missing++
 		}
 	}
-	t.Logf("of %d pairs of facts that cases have been seen to have together, %d have a case here", len(possible), len(possible)-missing)
+	t.Logf("%[2]d of %[1]d possible pairs of facts have a case", len(possible), len(possible)-missing)
 	if missing*10 > len(possible) {
 		t.Errorf("%d of %d pairs of facts have no case: more than one in ten", missing, len(possible))
 	}
 }
 
-// The same seed makes the same cases, however many follow, so that a case can be
-// judged again alone.
+// The same seed makes the same cases, however many follow, so that a case can be judged again by itself.
 func TestCasesAreTheSeeds(t *testing.T) {
 	t.Parallel()
 	text := func(cases []*Case) string {
@@ -161,15 +158,14 @@ func TestCasesAreTheSeeds(t *testing.T) {
 	}
 	few, many, others := text(Generate(7, 5)), text(Generate(7, 9)), text(Generate(8, 5))
 	if !strings.HasPrefix(many, few) {
-		t.Error("the first cases of a seed change with how many there are")
+		t.Error("the first cases of a seed depend on how many there are")
 	}
 	if few == others {
 		t.Error("two seeds make the same cases")
 	}
 }
 
-// A case that is printed can be read again, one with session affinity together with
-// that by whose verdict it is judged.
+// A printed case can be read again, one with session affinity together with the one whose verdict it needs.
 func TestCaseIsItsFile(t *testing.T) {
 	t.Parallel()
 	text := func(c *Case) string {
@@ -188,7 +184,7 @@ func TestCaseIsItsFile(t *testing.T) {
 		path := saveCase(t, t.TempDir(), c)
 		got := readCases(t, path)
 		if !slices.EqualFunc(got, want, func(a, b *Case) bool { return text(a) == text(b) }) {
-			t.Errorf("case %s comes back as %d cases, the last\n%s, was\n%s", c.ID, len(got), text(got[len(got)-1]), text(c))
+			t.Errorf("case %s is read as %d cases, the last\n%s, want\n%s", c.ID, len(got), text(got[len(got)-1]), text(c))
 		}
 		whole := commands(&Verdict{Case: c}, path)
 		if !strings.HasSuffix(whole[len(whole)-1], " -file="+path) {
@@ -200,7 +196,7 @@ func TestCaseIsItsFile(t *testing.T) {
 	}
 }
 
-// To judge one case, as many scenarios are drawn as it takes.
+// To judge one case, only as many scenarios are drawn as needed.
 func TestScenariosForCase(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -217,8 +213,7 @@ func TestScenariosForCase(t *testing.T) {
 	}
 }
 
-// What no server has said is an observation, what the test itself has done wrong is
-// an error.
+// A result that no server produced is an observation, a mistake of the test itself is an error.
 func TestResultOf(t *testing.T) {
 	t.Parallel()
 	var answer lab.Answer

@@ -20,27 +20,25 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Subject is a Service that changes: a Scenario, and what a Scenario does not
-// say. Where it has a selector, its Endpoints are what the EndpointSlice
-// controller is to make of the pods.
+// Subject is a Service that changes: a Scenario, and more. If it has a selector, its Endpoints are what the
+// EndpointSlice controller should make of the pods.
 type Subject struct {
 	Scenario
 	Rename  string // the Service's name; empty: the scenario's
-	Absent  bool   // there is no such Service
-	Created int    // counts how often it has been created anew
+	Absent  bool   // the Service does not exist
+	Created int    // how often it was created again
 	Sticky  bool   // it has session affinity
-	Moved   bool   // its known port and that one's node port are those of nobody else, see portUnknown
+	Moved   bool   // its known port and that port's node port are nobody else's, see portUnknown
 	Suffix  string // of the Service's port names
-	// SliceSuffixes are those of the slices' port names, which have each port once
-	// for each of them.
+	// SliceSuffixes are those of the slices' port names; the slices have each port once per suffix.
 	SliceSuffixes []string
-	// Layout says by their numbers which endpoints are in which slice; nil in
-	// place of a slice: there is none. A nil Layout is all endpoints in one.
+	// Layout lists the endpoints in each slice, by number; nil for a slice means that it does not exist. A
+	// nil Layout is all endpoints in one.
 	Layout  [][]int
 	Publish bool // publishNotReadyAddresses
 }
 
-// edited is a Subject after a change. An edit replaces lists, but for Endpoints.
+// edited is a Subject after a change. An edit replaces lists, except for Endpoints.
 func (s *Subject) edited(edit func(*Subject)) *Subject {
 	c := *s
 	c.Endpoints = slices.Clone(s.Endpoints)
@@ -52,7 +50,7 @@ func (s *Subject) edited(edit func(*Subject)) *Subject {
 
 func (s *Subject) name() string { return either(s.Rename, s.Scenario.Name()) }
 
-// object is the Service, nil if there is none.
+// object is the Service, nil if it is absent.
 func (s *Subject) object() *corev1.Service {
 	if s.Absent {
 		return nil
@@ -82,7 +80,7 @@ type numberedSlice struct {
 	number int
 }
 
-// ownSlices are the slices that no controller makes, by name.
+// ownSlices are the slices without a controller, by name.
 func (s *Subject) ownSlices(l *lab.Lab) map[string]numberedSlice {
 	all := map[string]numberedSlice{}
 	layout := s.Layout
@@ -133,9 +131,8 @@ type write struct {
 	do    func(context.Context) error
 }
 
-// writes lead from one Subject to another: the Service first, then the slices,
-// those first that are there afterwards. Where the Service is another or
-// has been created anew, the slices to come are there before it.
+// writes lead from one Subject to another: the Service first, then the slices, remaining ones first. If the
+// Service is another one or was created again, its slices are created before it.
 func (p *Pair) writes(old, new *Subject) []write {
 	var service, before, after []write
 	was, is := old.object(), new.object()
@@ -204,8 +201,7 @@ func (p *Pair) sliceWrites(was, is map[string]numberedSlice) (first, last []writ
 	return first, last
 }
 
-// createAgain creates a Service. Addresses of one that has been deleted just now may
-// still count as taken.
+// createAgain creates a Service. Addresses of one that was just deleted may still be allocated.
 func (p *Pair) createAgain(ctx context.Context, object *corev1.Service) error {
 	return within(ctx, func() error {
 		_, err := p.Cluster.CreateService(ctx, object)
@@ -215,8 +211,7 @@ func (p *Pair) createAgain(ctx context.Context, object *corev1.Service) error {
 	})
 }
 
-// awaitController waits until the EndpointSlices of a Service with a selector are
-// what its Subject says.
+// awaitController waits until the EndpointSlices of a Service with a selector agree with its Subject.
 func (p *Pair) awaitController(ctx context.Context, s *Subject) error {
 	want := map[string]string{}
 	for _, family := range s.families() {
@@ -249,7 +244,7 @@ func (p *Pair) awaitController(ctx context.Context, s *Subject) error {
 	}, func(error) bool { return true })
 }
 
-// conditionWord is the name, in states, of an endpoint's conditions.
+// conditionWord is the name in states of an endpoint's conditions.
 func conditionWord(c discoveryv1.EndpointConditions) string {
 	is := func(condition *bool, otherwise bool) bool {
 		if condition == nil {
@@ -268,10 +263,10 @@ func conditionWord(c discoveryv1.EndpointConditions) string {
 	return "terminating"
 }
 
-// patienceForConditions bounds what comes by itself; it decides nothing.
+// patienceForConditions bounds the wait for conditions; no result depends on it.
 const patienceForConditions = 2 * time.Minute
 
-// within tries again while an error is one that may pass.
+// within retries while passes says that the error may be temporary.
 func within(ctx context.Context, try func() error, passes func(error) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patienceForConditions)
 	defer cancel()

@@ -12,14 +12,13 @@ import (
 	"beeline.io/beeline/test/cluster"
 )
 
-// How often each client of a load asks. That of kube-proxy's side is there for
-// comparison.
+// How often each client of a load sends. The load on kube-proxy's side is there for comparison.
 var (
 	pace       = [2]time.Duration{50 * time.Millisecond, 25 * time.Millisecond}
 	steadyPace = [2]time.Duration{150 * time.Millisecond, 50 * time.Millisecond}
-	// What kube-proxy drops is silence; Beeline has none.
+	// kube-proxy drops silently; Beeline never does.
 	livePatience = [2]time.Duration{300 * time.Millisecond, 10 * time.Second}
-	// enough meets each of three backends, on either side, but in one of 10^9 times.
+	// enough reaches each of three backends, on either side, except once in 10^9 times.
 	enough = effort{300 * time.Millisecond, 8}
 )
 
@@ -27,17 +26,17 @@ var (
 type live struct {
 	pair        *Pair
 	differences []*Difference
-	steady      *Scenario          // of the Service that nothing happens to
-	delays      [2][]time.Duration // of all changes: until clients first met them
+	steady      *Scenario          // of the Service that does not change
+	delays      [2][]time.Duration // of all changes: until clients first saw them
 }
 
-// story is a Service and what happens to it.
+// story is a Service and its changes.
 type story struct {
 	what    string
-	rules   string // that it proves
+	rules   string // proved by it
 	subject Subject
-	to      []string // which of its addresses are asked, see Scenario.address
-	probes  []Probe  // in place of those that questions makes
+	to      []string // addresses to probe, see Scenario.address
+	probes  []Probe  // instead of those of questions
 	prepare func(context.Context, *cluster.Cluster) error
 	changes []change
 }
@@ -46,21 +45,19 @@ type story struct {
 type change struct {
 	what string
 	edit func(*Subject)
-	// order puts the writes into another order.
+	// order reorders the writes.
 	order func([]write)
-	// by is done in place of writes.
+	// by replaces the writes.
 	by func(context.Context, *cluster.Cluster) error
-	// between admits what may be seen on the way because only several writes
-	// together are consistent.
+	// between admits what may be seen in between because only several writes together are consistent.
 	between func(Observation) bool
-	// udp says what becomes of connected UDP sockets: lives, ends; empty: depends.
-	// With kube-proxy those that end here go on with another backend.
+	// udp says what happens to connected UDP sockets: lives, ends; empty: depends. With kube-proxy those
+	// that end here continue with another backend.
 	udp string
 }
 
-// Objects change while connections go on. A connection meets the state before
-// or the state after, a Service that nothing happens to knows of nothing, and
-// then both nodes do the same again.
+// Objects change while connections are made. A connection gets the state before or the state after, a Service
+// without changes is not affected, and then both nodes do the same again.
 func TestLiveChanges(t *testing.T) {
 	t.Parallel()
 	differences, err := ReadDifferences()
@@ -88,16 +85,16 @@ func TestLiveChanges(t *testing.T) {
 	check(t, "R30", lives, held)
 	for side, delays := range l.delays {
 		if slices.Sort(delays); len(delays) == 0 {
-			continue // of a test with -run
+			continue // not run because of -run
 		}
-		t.Logf("%s: clients meet a change after %v in the middle, %v at most, of %d", l.pair.Sides[side].Name,
+		t.Logf("%s: clients see a change after %v (median), %v at most, of %d", l.pair.Sides[side].Name,
 			delays[len(delays)/2].Round(time.Millisecond), delays[len(delays)-1].Round(time.Millisecond), len(delays))
 	}
 	for side, seen := range stop(t, loads) {
 		failures := timeline.check(side, seen)
-		t.Logf("%s: a Service that nothing happens to: %d connections, %d not answered", l.pair.Sides[side].Name, len(seen), len(failures))
+		t.Logf("%s: a Service without changes: %d connections, %d not answered", l.pair.Sides[side].Name, len(seen), len(failures))
 		if side == 1 && len(failures) > 0 {
-			t.Errorf("a Service that nothing happens to fails:\n%s", strings.Join(failures[:min(len(failures), shown)], "\n"))
+			t.Errorf("a Service without changes fails:\n%s", strings.Join(failures[:min(len(failures), shown)], "\n"))
 		}
 	}
 }
@@ -119,7 +116,7 @@ func ready(hosts ...string) (all []Endpoint) {
 	return all
 }
 
-// questions are asked by a pod and by the node, in both families.
+// questions are probes by a pod and by the node, in both families.
 func questions(to ...string) (all []Probe) {
 	for _, address := range to {
 		for _, from := range []string{"a1", judged} {
@@ -158,12 +155,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// nowhere is a Subject of which no object is left.
+// nowhere is a Subject without objects.
 func nowhere(s *Subject) *Subject {
 	return s.edited(func(s *Subject) { s.Absent, s.Layout = true, [][]int{} })
 }
 
-// begin creates a Service, and looks at it.
+// begin creates a Service, and probes it.
 func (l *live) begin(t *testing.T, s *Subject, probes []Probe) (*Epoch, map[Probe]*Verdict) {
 	t.Helper()
 	e := l.write(t, nowhere(s), s, &change{what: "its creation"})
@@ -196,8 +193,7 @@ func (l *live) write(t *testing.T, old, new *Subject, c *change) *Epoch {
 	return e
 }
 
-// await waits until both sides have what has been written. then is called when
-// Beeline has.
+// await waits until both sides have what was written, and calls then when Beeline has.
 func (l *live) await(t *testing.T, e *Epoch, then ...func()) {
 	t.Helper()
 	mark, err := l.pair.Cluster.Mark(t.Context())
@@ -211,7 +207,7 @@ func (l *live) await(t *testing.T, e *Epoch, then ...func()) {
 	e.Served[0] = time.Now()
 }
 
-// run tells a story.
+// run runs a story.
 func (l *live) run(t *testing.T, s *story) {
 	ctx := t.Context()
 	if s.prepare != nil {
@@ -253,18 +249,18 @@ func (l *live) run(t *testing.T, s *story) {
 	seen := stop(t, loads)
 	l.write(t, subject, nowhere(subject), &change{what: "its end"})
 	if len(failed[1]) > 0 {
-		t.Errorf("%d look-ups of a Service that nothing happens to fail, the first one: %v", len(failed[1]), &failed[1][0])
+		t.Errorf("%d lookups of a Service without changes fail, the first one: %v", len(failed[1]), &failed[1][0])
 	}
 	if failures := timeline.check(1, slices.Concat(seen[1], failed[0])); len(failures) > 0 {
-		t.Errorf("%s: %d of %d connections and %d look-ups meet neither the state before nor the state after:\n%s", s.rules,
+		t.Errorf("%s: %d of %d connections and %d lookups get neither the state before nor the state after:\n%s", s.rules,
 			len(failures), len(seen[1]), lookups, strings.Join(failures[:min(len(failures), shown)], "\n"))
 	}
-	t.Logf("%s: %d changes in %v, %d connections on the side of kube-proxy, %d and %d look-ups on Beeline's, %d connections held",
+	t.Logf("%s: %d changes in %v, %d connections on the side of kube-proxy, %d and %d lookups on Beeline's, %d connections held",
 		s.rules, len(s.changes), time.Since(begin).Round(time.Millisecond), len(seen[0]), len(seen[1]), lookups, len(held))
 	l.logDelays(t, timeline, seen)
 }
 
-// inSlices puts the writes of slices into an order of their places.
+// inSlices reorders the writes of slices by index.
 func inSlices(places ...int) func([]write) {
 	return func(writes []write) {
 		slices.SortStableFunc(writes, func(a, b write) int {

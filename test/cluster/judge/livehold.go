@@ -13,16 +13,16 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Held is a connection, or a connected UDP socket, that was made before a change.
+// Held is a connection, or a connected UDP socket, from before a change.
 type Held struct {
 	side    *Side
 	probe   Probe
 	conn    net.Conn
 	backend string
-	before  string // which change
+	before  string // the change
 }
 
-// hold makes a connection for each probe that has an answer, on a side.
+// hold makes a connection for each probe with an answer, on a side.
 func (s *Side) hold(ctx context.Context, scenario *Scenario, probes []Probe, before string) ([]*Held, error) {
 	var all []*Held
 	for _, p := range probes {
@@ -51,7 +51,7 @@ func (h *Held) ask(ctx context.Context, patience time.Duration) (lab.Answer, err
 	return lab.Ask(ctx, h.conn, "still there?")
 }
 
-// lives says whether the old backend still answers.
+// lives checks that the old backend still answers.
 func (h *Held) lives(ctx context.Context, patience time.Duration) error {
 	answer, err := h.ask(ctx, patience)
 	if err == nil && answer.Pod != h.backend {
@@ -63,8 +63,8 @@ func (h *Held) lives(ctx context.Context, patience time.Duration) error {
 	return nil
 }
 
-// ends waits until Beeline has ended a connected UDP socket: who reads learns
-// ECONNABORTED, who writes EDESTADDRREQ.
+// ends waits until Beeline has aborted a connected UDP socket: a read returns ECONNABORTED, a write
+// EDESTADDRREQ.
 func (h *Held) ends(ctx context.Context) error {
 	return within(ctx, func() error {
 		answer, err := h.ask(ctx, longSilence)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Load asks the same questions without pause, each kind of client by itself, so
-// that one that waits holds up no other.
+// Load sends the same probes without pause, each kind of client separately, so that a waiting one does not
+// delay others.
 type Load struct {
 	side     *Side
 	scenario *Scenario
@@ -23,8 +23,7 @@ type Load struct {
 	errs []error
 }
 
-// Sighting is what became of one connection of a Load, and from when to when it
-// lasted.
+// Sighting is the result of one connection of a Load, with its begin and end.
 type Sighting struct {
 	Probe      Probe
 	Begin, End time.Time
@@ -35,8 +34,8 @@ func (s *Sighting) String() string {
 	return fmt.Sprintf("%s: %+v: %v", s.Begin.Format("05.000"), s.Probe, s.Observation)
 }
 
-// StartLoad begins to ask. pace is the time between two questions of one client;
-// silence is what is longer than patience.
+// StartLoad begins to send. pace is the time between two probes of one client; what exceeds patience is
+// silence.
 func StartLoad(ctx context.Context, side *Side, scenario *Scenario, probes []Probe, pace, patience time.Duration) *Load {
 	l := &Load{side: side, scenario: scenario, end: make(chan struct{})}
 	type client struct{ from, family, protocol, socket string }
@@ -59,7 +58,7 @@ func (l *Load) run(ctx context.Context, questions []Probe, pace, patience time.D
 		case <-l.end:
 			return
 		case <-ctx.Done():
-			return // the test is over
+			return // the test has ended
 		case <-tick.C:
 		}
 		s := Sighting{Probe: questions[i%len(questions)], Begin: time.Now()}
@@ -75,13 +74,13 @@ func (l *Load) run(ctx context.Context, questions []Probe, pace, patience time.D
 	}
 }
 
-// Stop ends the load, once the questions asked have come to an end, and returns
-// what it has seen. An error is one of the test itself.
+// Stop ends the load, once the current probes have ended, and returns the results. An error is one of the test
+// itself.
 func (l *Load) Stop() ([]Sighting, error) {
 	close(l.end)
 	l.running.Wait()
 	if len(l.seen) == 0 {
-		l.errs = append(l.errs, fmt.Errorf("the load on the side of %s has asked nothing", l.side.Name))
+		l.errs = append(l.errs, fmt.Errorf("the load on the side of %s has sent nothing", l.side.Name))
 	}
 	return l.seen, errors.Join(l.errs...)
 }

@@ -9,13 +9,12 @@ import (
 	"time"
 )
 
-// look asks both sides and compares them; before is what was seen when session
-// affinity was off.
+// look probes both sides and compares them; before is the result without session affinity.
 func (l *live) look(t *testing.T, e *Epoch, s *Subject, probes []Probe, before map[Probe]*Verdict) map[Probe]*Verdict {
 	t.Helper()
 	ctx := t.Context()
 	must(t, l.pair.forgetFlows())
-	j := &Judge{Pair: l.pair, Differences: l.differences} // what clients met before does not count
+	j := &Judge{Pair: l.pair, Differences: l.differences} // without the clients' earlier backends
 	verdicts := make([]*Verdict, len(probes))
 	raw := make([][2]Outcome, len(probes))
 	var cases []*Case
@@ -66,14 +65,13 @@ func (l *live) look(t *testing.T, e *Epoch, s *Subject, probes []Probe, before m
 		all[probes[i]] = v
 		e.Seen[0][probes[i]], e.Seen[1][probes[i]] = raw[i][0], raw[i][1]
 		if !v.Same() {
-			t.Errorf("after %q: %+v: kube-proxy %v; Beeline %v; wanted %v", e.Change, probes[i], v.KubeProxy, v.Beeline, v.Expected)
+			t.Errorf("after %q: %+v: kube-proxy %v; Beeline %v; want %v", e.Change, probes[i], v.KubeProxy, v.Beeline, v.Expected)
 		}
 	}
 	return all
 }
 
-// hold makes a connection for each question by TCP that has an answer, and a
-// connected UDP socket likewise if wanted.
+// hold makes a connection for each probe by TCP with an answer, and a connected UDP socket, too, if wanted.
 func (l *live) hold(t *testing.T, s *Subject, e *Epoch, before string, udp bool) (streams, datagrams []*Held) {
 	t.Helper()
 	for i, side := range l.pair.Sides {
@@ -96,8 +94,7 @@ func (l *live) hold(t *testing.T, s *Subject, e *Epoch, before string, udp bool)
 	return streams, datagrams
 }
 
-// check says whether connections that were made before a change have become what
-// is wanted, and closes them.
+// check checks connections made before a change, and closes them.
 func check(t *testing.T, rule, want string, held []*Held) {
 	t.Helper()
 	for _, h := range held {
@@ -122,11 +119,11 @@ func check(t *testing.T, rule, want string, held []*Held) {
 		}
 	}
 	if want == ends {
-		t.Logf("of %d connected UDP sockets on the side of kube-proxy %d have left their backend", all, moved)
+		t.Logf("%[2]d of %[1]d connected UDP sockets on the side of kube-proxy have left their backend", all, moved)
 	}
 }
 
-// logDelays says how fast each side was. These are figures and no verdicts.
+// logDelays logs how fast each side was. These are figures and no verdicts.
 func (l *live) logDelays(t *testing.T, timeline Timeline, seen [2][]Sighting) {
 	t.Helper()
 	word := func(d time.Duration) string {

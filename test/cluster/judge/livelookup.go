@@ -16,14 +16,13 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// Lookups send datagrams that are longer than they may be, as fast as can be. Each
-// time Beeline decides, and then the kernel sends nothing (EMSGSIZE): what lasts
-// for some microseconds only is seen, too. An ingress IP that nobody serves is
-// not told from one that is.
+// Lookups send datagrams that are too long, as fast as possible. Each time Beeline decides, and then the kernel
+// sends nothing (EMSGSIZE): this reveals states that last only some microseconds. It does not distinguish an
+// unserved ingress IP from a served one.
 type Lookups struct {
 	end, done chan struct{}
 
-	// Set when done.
+	// Set at the end.
 	count    int
 	failures [][]Sighting // of each Service
 	err      error
@@ -40,10 +39,9 @@ type socket struct {
 // tooLong is a datagram that fits into no packet of the lab.
 var tooLong = make([]byte, 2000)
 
-// StartLookups begins to ask several Services those questions that an unconnected
-// UDP socket asks, until it is stopped or ctx is done or something fails that is
-// none of the answers. From a pod a NodePort is left out: with or without Beeline's
-// decision the datagram is too long for the pod's device.
+// StartLookups begins to send those probes to several Services that an unconnected UDP socket can send, until
+// it is stopped or ctx is done or an unexpected error occurs. It omits NodePorts from a pod: with or without
+// Beeline's decision the datagram is too long for the pod's device.
 func StartLookups(ctx context.Context, side *Side, probes []Probe, scenarios ...*Scenario) *Lookups {
 	l := &Lookups{end: make(chan struct{}), done: make(chan struct{}), failures: make([][]Sighting, len(scenarios))}
 	go func() {
@@ -99,7 +97,7 @@ func (l *Lookups) run(ctx context.Context, sockets []socket) {
 		case <-l.end:
 			return
 		case <-ctx.Done():
-			return // the test is over
+			return // the test has ended
 		default:
 		}
 		for _, s := range sockets {
@@ -110,7 +108,7 @@ func (l *Lookups) run(ctx context.Context, sockets []socket) {
 				continue
 			}
 			if err == nil && s.probe.To == "nodePort" {
-				err = unix.ECONNREFUSED // it went to the node itself, by lo
+				err = unix.ECONNREFUSED // sent to the node itself, by lo
 			}
 			result, err := lookedUp(err)
 			if err != nil {
@@ -125,17 +123,17 @@ func (l *Lookups) run(ctx context.Context, sockets []socket) {
 
 func lookedUp(err error) (result string, failure error) {
 	if err == nil {
-		return "", fmt.Errorf("a datagram of %d bytes has been sent", len(tooLong))
+		return "", fmt.Errorf("a datagram of %d bytes was sent", len(tooLong))
 	}
 	return resultOf(os.NewSyscallError("sendto", err))
 }
 
-// Stop ends it, and returns what failed, for each Service.
+// Stop stops it, and returns the failures of each Service.
 func (l *Lookups) Stop() (count int, failures [][]Sighting, err error) {
 	close(l.end)
 	<-l.done
 	if l.err != nil {
-		l.err = fmt.Errorf("looking up: %w", l.err)
+		l.err = fmt.Errorf("lookup: %w", l.err)
 	}
 	return l.count, l.failures, l.err
 }

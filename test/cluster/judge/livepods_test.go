@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/test/cluster"
 )
 
-// The EndpointSlices of these Services are the real controller's.
+// The real controller writes the EndpointSlices of these Services.
 var podStories = []story{{
 	what: "pods enter and leave a selector", rules: "R6, R9, R10, R12", subject: selecting(base(13), "in"), to: []string{"clusterIP"},
 	prepare: labelPods(map[string]string{"a2": "in", "b1": "in", "a3": "out", "b3": "out"}),
@@ -25,11 +25,11 @@ var podStories = []story{{
 		{what: "the selector chooses those again", edit: func(s *Subject) { *s = selecting(*s, "in"); s.Endpoints = ready("b1", "b2") }, udp: ends},
 		{what: "a pod is not ready", edit: states2("not ready", "ready"),
 			by: func(ctx context.Context, c *cluster.Cluster) error { return c.SetPodReady(ctx, "b1", false) }},
-		{what: "publishNotReadyAddresses comes", edit: func(s *Subject) { s.Publish = true; states2("ready", "ready")(s) }, udp: lives},
-		{what: "publishNotReadyAddresses goes", edit: func(s *Subject) { s.Publish = false; states2("not ready", "ready")(s) }},
+		{what: "publishNotReadyAddresses is set", edit: func(s *Subject) { s.Publish = true; states2("ready", "ready")(s) }, udp: lives},
+		{what: "publishNotReadyAddresses is unset", edit: func(s *Subject) { s.Publish = false; states2("not ready", "ready")(s) }},
 		{what: "the other pod terminates", edit: states2("not ready", "draining"),
 			by: func(ctx context.Context, c *cluster.Cluster) error { return c.TerminatePod(ctx, "b2") }, udp: lives},
-		{what: "and serves no more", edit: states2("not ready", "terminating"),
+		{what: "and no longer serves", edit: states2("not ready", "terminating"),
 			by: func(ctx context.Context, c *cluster.Cluster) error { return c.SetPodReady(ctx, "b2", false) }, udp: ends},
 		{what: "and is gone", edit: func(s *Subject) { s.Endpoints = s.Endpoints[:1] },
 			by: func(ctx context.Context, c *cluster.Cluster) error { return c.RemovePod(ctx, "b2") }},
@@ -42,8 +42,8 @@ var podStories = []story{{
 		{what: "new names of ports", edit: func(s *Subject) { s.Suffix = "-new" }, between: refusedBetween},
 		{what: "one family", edit: func(s *Subject) { s.Families = "v4" }, between: refusedBetween},
 		{what: "two families", edit: func(s *Subject) { s.Families = "v4v6" }, between: refusedBetween, udp: lives},
-		{what: "service-proxy-name comes (R1)", edit: func(s *Subject) { s.Label = "proxy" }},
-		{what: "service-proxy-name goes (R1)", edit: func(s *Subject) { s.Label = "" }},
+		{what: "service-proxy-name is set (R1)", edit: func(s *Subject) { s.Label = "proxy" }},
+		{what: "service-proxy-name is removed (R1)", edit: func(s *Subject) { s.Label = "" }},
 	},
 }}
 
@@ -55,7 +55,7 @@ func selecting(s Subject, value string) Subject {
 	return s
 }
 
-// labelPods gives pods their labels; an empty one is taken away.
+// labelPods gives pods their labels, and removes empty ones.
 func labelPods(labels map[string]string) func(context.Context, *cluster.Cluster) error {
 	return func(ctx context.Context, c *cluster.Cluster) error {
 		for name, value := range labels {

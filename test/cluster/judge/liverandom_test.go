@@ -13,15 +13,14 @@ import (
 )
 
 var (
-	liveSeed    = flag.Uint64("live.seed", 1, "of the random live changes; 0: one of the clock's")
-	liveChanges = flag.Int("live.changes", 40, "how many random live changes there are")
+	liveSeed    = flag.Uint64("live.seed", 1, "seed of the random live changes; 0: from the clock")
+	liveChanges = flag.Int("live.changes", 40, "how many random live changes to make")
 )
 
-// changesEach is how many random changes are made before both sides are looked
-// at.
+// changesEach is the number of random changes before both sides are compared.
 const changesEach = 4
 
-// randomEdits are what can be drawn, each of a Subject that may be anything.
+// randomEdits are the possible changes, of any Subject.
 var randomEdits = []func(*rand.Rand, *Subject){
 	func(r *rand.Rand, s *Subject) {
 		s.Type = pick(r, "ClusterIP", "NodePort", "LoadBalancer")
@@ -70,8 +69,8 @@ func randomEndpoints(r *rand.Rand) []Endpoint {
 	return all
 }
 
-// drawEdit makes a random change. The last before both sides are looked at
-// takes session affinity away, for each client would meet one backend only.
+// drawEdit makes a random change. The last one before a comparison removes session affinity, with which each
+// client would reach only one backend.
 func drawEdit(r *rand.Rand, s *Subject, last bool) {
 	pick(r, randomEdits...)(r, s)
 	s.Sticky = s.Sticky && !last
@@ -94,9 +93,9 @@ func (s *Subject) serving() (hosts []string) {
 	return hosts
 }
 
-// random makes random changes, the writes of each in a random order. On the way
-// anything is allowed that a verdict explains, or an endpoint that serves in one of
-// the states; in the end the two sides are the same.
+// random makes random changes, with the writes of each in random order. In between, a connection may get any
+// result that a verdict explains, or any endpoint that serves in one of the states; in the end both sides are
+// the same.
 func (l *live) random(t *testing.T) {
 	if *liveSeed == 0 {
 		*liveSeed = uint64(time.Now().UnixNano())
@@ -129,12 +128,12 @@ func (l *live) random(t *testing.T) {
 	seen := stop(t, loads)
 	l.write(t, subject, nowhere(subject), &change{what: "its end"})
 	if failures := timeline.check(1, seen[1]); len(failures) > 0 {
-		t.Errorf("%d of %d connections meet what nothing explains:\n%s", len(failures), len(seen[1]), strings.Join(failures[:min(len(failures), shown)], "\n"))
+		t.Errorf("%d of %d connections get an unexplained result:\n%s", len(failures), len(seen[1]), strings.Join(failures[:min(len(failures), shown)], "\n"))
 	}
 	t.Logf("%d changes in %v, %d connections on Beeline's side", *liveChanges, time.Since(begin).Round(time.Millisecond), len(seen[1]))
 }
 
-// shuffle puts writes into a random order, but for those of the Service.
+// shuffle puts writes into a random order, except for those of the Service.
 func shuffle(r *rand.Rand, writes []write) {
 	var service, others []write
 	for _, w := range writes {

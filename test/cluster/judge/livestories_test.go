@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// What may be seen on the way where only several writes together are consistent.
+// What may be seen in between if only several writes together are consistent.
 var (
 	// A Service without endpoints, or endpoints without their port.
 	refusedBetween = resultOneOf(refused)
-	// No Service: its ClusterIP is one of the ServiceCIDR's that nobody has, and
-	// before that one without ports; its node port is one where nobody listens; who
-	// waits for a datagram's answer gets it without the Service's name.
+	// No Service: its ClusterIP is an unused one of the ServiceCIDR, and for a moment before that one
+	// without ports; its node port has no listener; a reply to an earlier datagram arrives without the
+	// Service's name.
 	goneBetween = resultOneOf(refused, denied, unreachable, misnamed)
 )
 
@@ -39,7 +39,7 @@ var serviceStories = []story{{
 	changes: []change{
 		{what: "slices have both names", edit: func(s *Subject) { s.SliceSuffixes = []string{"", "-new"} }, udp: lives},
 		{what: "the Service has the new name", edit: func(s *Subject) { s.Suffix = "-new" }, udp: lives},
-		{what: "slices have the new name alone", edit: func(s *Subject) { s.SliceSuffixes = []string{"-new"} }, udp: lives},
+		{what: "slices have only the new name", edit: func(s *Subject) { s.SliceSuffixes = []string{"-new"} }, udp: lives},
 		{what: "the old name again, Service first", edit: func(s *Subject) { s.Suffix, s.SliceSuffixes = "", nil }, between: refusedBetween},
 		{what: "the new name again, slices first", edit: func(s *Subject) { s.Suffix, s.SliceSuffixes = "-new", []string{"-new"} },
 			order: slices.Reverse[[]write], between: refusedBetween},
@@ -50,41 +50,41 @@ var serviceStories = []story{{
 	changes: []change{
 		{what: "port 80 becomes 81", edit: func(s *Subject) { s.Moved = true }},
 		{what: "port 81 becomes 80", edit: func(s *Subject) { s.Moved = false }},
-		{what: "UDP goes", edit: func(s *Subject) { s.Ports = "tcp" }},
-		{what: "UDP comes and TCP goes", edit: func(s *Subject) { s.Ports = "udp" }, between: refusedBetween},
-		{what: "TCP comes", edit: func(s *Subject) { s.Ports = "tcp+udp" }, between: refusedBetween},
+		{what: "UDP is removed", edit: func(s *Subject) { s.Ports = "tcp" }},
+		{what: "UDP is added and TCP removed", edit: func(s *Subject) { s.Ports = "udp" }, between: refusedBetween},
+		{what: "TCP is added", edit: func(s *Subject) { s.Ports = "tcp+udp" }, between: refusedBetween},
 	},
 }, {
-	what: "IPv6 comes and goes", rules: "R7", subject: inFamilies(base(4), "v4"), to: []string{"clusterIP", "nodePort"},
+	what: "IPv6 is added and removed", rules: "R7", subject: inFamilies(base(4), "v4"), to: []string{"clusterIP", "nodePort"},
 	changes: dualStack("v4", "v4v6"),
 }, {
-	what: "IPv4 comes and goes", rules: "R7", subject: inFamilies(base(5), "v6"), to: []string{"clusterIP", "nodePort"},
+	what: "IPv4 is added and removed", rules: "R7", subject: inFamilies(base(5), "v6"), to: []string{"clusterIP", "nodePort"},
 	changes: dualStack("v6", "v6v4"),
 }, {
 	what: "labels of Service and slices", rules: "R1, R2", subject: asNodePort(base(6)), to: []string{"clusterIP", "nodePort"},
 	changes: []change{
-		{what: "service-proxy-name comes", edit: func(s *Subject) { s.Label = "proxy" }},
-		{what: "service-proxy-name goes", edit: func(s *Subject) { s.Label = "" }},
-		{what: "headless comes", edit: func(s *Subject) { s.Label = "headless" }, between: refusedBetween, udp: ends},
-		{what: "headless goes", edit: func(s *Subject) { s.Label = "" }},
+		{what: "service-proxy-name is set", edit: func(s *Subject) { s.Label = "proxy" }},
+		{what: "service-proxy-name is removed", edit: func(s *Subject) { s.Label = "" }},
+		{what: "headless is set", edit: func(s *Subject) { s.Label = "headless" }, between: refusedBetween, udp: ends},
+		{what: "headless is removed", edit: func(s *Subject) { s.Label = "" }},
 	},
 }, {
 	what: "a ClusterIP is used again", rules: "R6, R29", subject: asNodePort(base(7, "a2")), to: []string{"clusterIP", "nodePort"},
 	changes: []change{
 		{what: "by a Service with other endpoints", edit: func(s *Subject) { s.Rename, s.Endpoints = "after", ready("b1") }, between: goneBetween, udp: ends},
-		{what: "by one whose slices come late", edit: func(s *Subject) { s.Rename, s.Endpoints = "late", ready("a3", "b2") },
+		{what: "by one whose slices are late", edit: func(s *Subject) { s.Rename, s.Endpoints = "late", ready("a3", "b2") },
 			order: slicesLast, between: goneBetween, udp: ends},
 		{what: "by the first, with two endpoints", edit: func(s *Subject) { s.Rename, s.Endpoints = "", ready("a2", "b1") }, between: goneBetween, udp: ends},
 	},
 }, {
-	what: "a Service is created anew", rules: "R5, R29, R30", subject: asNodePort(base(8)), to: []string{"clusterIP", "nodePort"},
+	what: "a Service is created again", rules: "R5, R29, R30", subject: asNodePort(base(8)), to: []string{"clusterIP", "nodePort"},
 	changes: []change{
-		{what: "with all that it had", edit: func(s *Subject) { s.Created++ }, between: goneBetween},
+		{what: "unchanged", edit: func(s *Subject) { s.Created++ }, between: goneBetween},
 		{what: "with other names of ports and endpoints", edit: func(s *Subject) {
 			s.Created++
 			s.Suffix, s.SliceSuffixes, s.Endpoints = "-new", []string{"-new"}, ready("a3", "b2")
 		}, between: goneBetween, udp: ends},
-		{what: "with UDP alone", edit: func(s *Subject) { s.Created++; s.Ports = "udp" }, between: goneBetween},
+		{what: "with only UDP", edit: func(s *Subject) { s.Created++; s.Ports = "udp" }, between: goneBetween},
 		{what: "with another type", edit: func(s *Subject) { s.Created++; s.Ports, s.Type, s.External = "tcp+udp", "ClusterIP", "" }, between: goneBetween},
 	},
 }, {
@@ -92,11 +92,11 @@ var serviceStories = []story{{
 	changes: []change{
 		{what: "internalTrafficPolicy becomes Local", edit: func(s *Subject) { s.Internal = "Local" }, udp: lives},
 		{what: "externalTrafficPolicy becomes Local", edit: func(s *Subject) { s.External = "Local" }, udp: lives},
-		{what: "the local endpoint goes", edit: func(s *Subject) { s.Endpoints = ready("b1") }},
+		{what: "the local endpoint is removed", edit: func(s *Subject) { s.Endpoints = ready("b1") }},
 		{what: "internalTrafficPolicy becomes Cluster", edit: func(s *Subject) { s.Internal = "Cluster" }, udp: lives},
 		{what: "externalTrafficPolicy becomes Cluster", edit: func(s *Subject) { s.External, s.Endpoints = "Cluster", ready("a2", "b1", "b2") }, udp: lives},
 		{what: "session affinity comes", edit: func(s *Subject) { s.Sticky = true }, udp: lives},
-		{what: "an endpoint goes", edit: func(s *Subject) { s.Endpoints = ready("a2", "b1") }},
+		{what: "an endpoint is removed", edit: func(s *Subject) { s.Endpoints = ready("a2", "b1") }},
 		{what: "session affinity goes", edit: func(s *Subject) { s.Sticky = false }, udp: lives},
 	},
 }}
@@ -114,23 +114,22 @@ var sliceStories = []story{{
 		{what: "one not ready", edit: states2("ready", "not ready")},
 	},
 }, {
-	// The one endpoint is in a slice all the time, unless said otherwise.
+	// The only endpoint is always in a slice, unless noted.
 	what: "the only endpoint moves", rules: "R6", subject: inLayout(base(11, "a2"), []int{0}), to: []string{"clusterIP"},
 	changes: []change{
 		{what: "to a second slice, before it leaves the first", edit: layout([]int{}, []int{0}), order: inSlices(1, 0), udp: lives},
-		{what: "to a third slice, and the others go", edit: layout(nil, nil, []int{0}), order: inSlices(2, 0, 1), udp: lives},
+		{what: "to a third slice, and the others are removed", edit: layout(nil, nil, []int{0}), order: inSlices(2, 0, 1), udp: lives},
 		{what: "and is in two", edit: layout([]int{0}, nil, []int{0}), udp: lives},
 		{what: "and in one of them", edit: layout([]int{0}), udp: lives},
-		{what: "to another, after it has left the first", edit: layout([]int{}, []int{0}), order: inSlices(0, 1), between: refusedBetween},
-		{what: "and back, and the other goes at once", edit: layout([]int{0}), order: inSlices(1, 0), between: refusedBetween},
+		{what: "to another, after it was removed from the first", edit: layout([]int{}, []int{0}), order: inSlices(0, 1), between: refusedBetween},
+		{what: "and back, and the other is removed at once", edit: layout([]int{0}), order: inSlices(1, 0), between: refusedBetween},
 	},
 }, {
 	what: "slices are split and merged", rules: "R6", subject: inLayout(base(12, "a2", "b1", "b2"), []int{0, 1, 2}), to: []string{"clusterIP"},
 	changes: splitAndMerge(),
 }}
 
-// splitAndMerge moves three endpoints between three slices, with each order of
-// the writes.
+// splitAndMerge moves three endpoints between three slices, with each order of the writes.
 func splitAndMerge() []change {
 	all := []change{{what: "split in three", edit: layout([]int{0}, []int{1}, []int{2}), order: inSlices(1, 2, 0), udp: lives}}
 	for i, places := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
@@ -143,8 +142,8 @@ func splitAndMerge() []change {
 	return append(all, change{what: "merged", edit: layout([]int{0, 1, 2}), order: inSlices(0, 1, 2), udp: lives})
 }
 
-// endedBetween admits no answer beside those before and after. But between two writes an
-// endpoint may be in no slice, and a connected UDP socket is ended with it (R29).
+// endedBetween admits no answer other than those before and after. But between two writes an endpoint may be in
+// no slice, and a connected UDP socket is aborted with it (R29).
 func endedBetween(Observation) bool { return false }
 
 func asNodePort(s Subject) Subject {
@@ -171,8 +170,7 @@ func states2(first, second string) func(*Subject) {
 	return func(s *Subject) { s.Endpoints[0].State, s.Endpoints[1].State = first, second }
 }
 
-// dualStack has a family come and go, with the Service and with the slices
-// first.
+// dualStack adds and removes a family, with the Service first and with the slices first.
 func dualStack(single, dual string) []change {
 	two, one := func(s *Subject) { s.Families = dual }, func(s *Subject) { s.Families = single }
 	return []change{
@@ -188,8 +186,7 @@ func slicesLast(writes []write) {
 	slices.SortStableFunc(writes, func(a, b write) int { return min(a.slice, 0) - min(b.slice, 0) })
 }
 
-// numberQuestions ask the known port and the other, by sockets that learn of a
-// refusal at once.
+// numberQuestions probe the known port and the other one, from sockets that learn of a refusal at once.
 func numberQuestions() (all []Probe) {
 	for _, p := range questions("clusterIP", "nodePort") {
 		if p.Protocol == "tcp" || p.Socket == "unconnected" {

@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// Epoch is a state of a Service: how it came about, and what clients see of it.
+// Epoch is a state of a Service: the change that led to it, and what clients see of it.
 type Epoch struct {
 	Change string
-	// Begin and Written are before the first and after the last write that lead
-	// to it; Served is when each side had it for certain.
+	// Begin and Written are before the first and after the last write that led to it; Served is when each
+	// side certainly had it.
 	Begin, Written time.Time
 	Served         [2]time.Time
-	// Seen is what becomes of each question, on each side.
+	// Seen is the result of each probe, on each side.
 	Seen [2]map[Probe]Outcome
-	// Between admits what may be seen on the way, beside what is seen before and
-	// after.
+	// Between admits what may be seen in between, besides what is seen before and after.
 	Between func(Observation) bool
 }
 
-// Timeline are the epochs of a Service, one after the other. Until a side has an
-// epoch for certain, it may still have the one before.
+// Timeline is the epochs of a Service, in order. Until a side certainly has an epoch, it may still have the one
+// before.
 type Timeline []*Epoch
 
-// possible are the first and the last epoch that a connection can have met.
+// possible returns the first and the last epoch that a connection may have seen.
 func (t Timeline) possible(side int, s *Sighting) (first, last int) {
 	for first+1 < len(t) && !s.Begin.Before(t[first+1].Served[side]) {
 		first++
@@ -39,9 +38,8 @@ func (t Timeline) possible(side int, s *Sighting) (first, last int) {
 	return first, last
 }
 
-// allows says whether one of the epochs explains what was seen. The answer to an
-// unconnected UDP socket's question bears no name if the Service goes before it
-// comes.
+// allows reports whether one of the epochs explains what was seen. The reply to an unconnected UDP socket has
+// no name if the Service is removed before it arrives.
 func (t Timeline) allows(side int, s *Sighting) bool {
 	first, last := t.possible(side, s)
 	for i := first; i <= last; i++ {
@@ -67,14 +65,14 @@ func (t Timeline) allows(side int, s *Sighting) bool {
 	return false
 }
 
-// isGone says whether a ClusterIP is nobody's any more. A Service's ports go before
-// its address: for some microseconds they are refused as any other port of it,
-// and what a connected UDP socket sends is nobody's.
+// isGone reports whether a ClusterIP has become unused. A Service's ports are removed before its address: for
+// some microseconds they are refused like any other port of it, and a connected UDP socket's datagrams belong
+// to nobody.
 func (e *Epoch) isGone(side int, p Probe) bool {
 	return p.To == "clusterIP" && slices.Contains(e.Seen[side][p], Observation{Result: denied})
 }
 
-// lost says whether the last epoch lacks a backend that one before it had.
+// lost reports whether the last epoch lacks a backend of an earlier one.
 func (t Timeline) lost(side int, p Probe) bool {
 	left := t[len(t)-1].Seen[side][p].backends()
 	for _, e := range t[:len(t)-1] {
@@ -87,8 +85,7 @@ func (t Timeline) lost(side int, p Probe) bool {
 	return false
 }
 
-// ended says whether a connected UDP socket has been ended with its backend
-// (R29).
+// ended reports whether a connected UDP socket was aborted with its backend (R29).
 func (s *Sighting) ended() bool {
 	return s.Probe.Protocol == "udp" && s.Probe.Socket == "plain" && (s.Result == syscall.ECONNABORTED.Error() || s.Result == syscall.EDESTADDRREQ.Error())
 }
@@ -111,9 +108,8 @@ func (t Timeline) check(side int, seen []Sighting) (failures []string) {
 	return failures
 }
 
-// delay says how long after the last write of an epoch clients still met the one
-// before, and how long after the first write they first met the new; negative:
-// what is seen does not tell.
+// delay returns how long after the last write of an epoch clients still saw the one before, and how long after
+// the first write they first saw the new one; negative: unknown.
 func (t Timeline) delay(i, side int, seen []Sighting) (old, new time.Duration) {
 	old, new = -1, -1
 	before, after := t[i-1], t[i]

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A connected UDP socket may end if a backend is lost that it could have had, or if
-// the Service was not whole on the way, and else not (R29).
+// A connected UDP socket may end if a backend is lost that it could have had, or if the Service was incomplete
+// in between, and otherwise not (R29).
 func TestTimelineAllowsEnds(t *testing.T) {
 	t.Parallel()
 	const side = 1
@@ -36,11 +36,11 @@ func TestTimelineAllowsEnds(t *testing.T) {
 		want     bool
 	}{
 		"a backend is lost":                {Timeline{epoch(0, nil, "a2", "b1"), epoch(1, nil, "a2")}, seen(aborted, 0.9, 1.05), true},
-		"a backend is lost, who writes":    {Timeline{epoch(0, nil, "a2", "b1"), epoch(1, nil, "a2")}, seen(unconnected, 0.9, 1.05), true},
+		"a backend is lost, a write fails": {Timeline{epoch(0, nil, "a2", "b1"), epoch(1, nil, "a2")}, seen(unconnected, 0.9, 1.05), true},
 		"all are lost":                     {Timeline{epoch(0, nil, "a2"), epoch(1, nil)}, seen(aborted, 0.9, 1.05), true},
-		"a backend comes":                  {Timeline{epoch(0, nil, "a2"), epoch(1, nil, "a2", "b1")}, seen(aborted, 0.9, 1.05), false},
+		"a backend is added":               {Timeline{epoch(0, nil, "a2"), epoch(1, nil, "a2", "b1")}, seen(aborted, 0.9, 1.05), false},
 		"the same backends":                {Timeline{epoch(0, nil, "a2"), epoch(1, nil, "a2")}, seen(aborted, 0.9, 1.05), false},
-		"the same, and none on the way":    {Timeline{epoch(0, nil, "a2"), epoch(1, refusedBetween, "a2")}, seen(aborted, 0.9, 1.05), true},
+		"the same, and none in between":    {Timeline{epoch(0, nil, "a2"), epoch(1, refusedBetween, "a2")}, seen(aborted, 0.9, 1.05), true},
 		"no change":                        {Timeline{epoch(0, nil, "a2", "b1"), epoch(1, nil, "a2")}, seen(aborted, 0.5, 0.6), false},
 		"long after the loss":              {Timeline{epoch(0, nil, "a2", "b1"), epoch(1, nil, "a2")}, seen(aborted, 1.5, 1.6), false},
 		"lost, and back before it is seen": {Timeline{epoch(0, nil, "a2"), epoch(1, nil, "b1"), epoch(2, nil, "a2", "b1")}, seen(aborted, 0.9, 2.05), true},
@@ -51,8 +51,7 @@ func TestTimelineAllowsEnds(t *testing.T) {
 	}
 }
 
-// What an endpoint of a state may do on the way is answer, if it serves in one of
-// the states that there were.
+// An endpoint may answer in between if it serves in one of the states.
 func TestServing(t *testing.T) {
 	t.Parallel()
 	s := base(1, "a1", "a2", "a3", "b1", "b2")

@@ -17,8 +17,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// giveSecondAddresses gives each pod and the judged node an address more of each
-// family, and has the others find it.
+// giveSecondAddresses gives each pod and the judged node another address of each family, with routes to them.
 func (s *Side) giveSecondAddresses() error {
 	fabric, node := s.Lab.Host("fabric"), s.Lab.Host(judged)
 	for _, family := range []string{"v4", "v6"} {
@@ -42,8 +41,8 @@ func (s *Side) giveSecondAddresses() error {
 	return nil
 }
 
-// addAddress gives a host an address that it does not choose by itself: of those
-// of IPv4 the first is the one, of IPv6 any but a deprecated one.
+// addAddress adds an address that the host does not choose as a source by itself: with IPv4 it chooses the
+// first, with IPv6 any that is not deprecated.
 func addAddress(h *lab.Host, addr netip.Addr) error {
 	nl, link, err := h.OpenDevice("eth0")
 	if err != nil {
@@ -61,7 +60,7 @@ func addAddress(h *lab.Host, addr netip.Addr) error {
 	return nil
 }
 
-// route is one of a host's; table 0 is the main one.
+// route is a route of a host; table 0 is the main one.
 type route struct {
 	to     netip.Prefix
 	device string
@@ -90,9 +89,8 @@ func addRoute(h *lab.Host, r route) error {
 
 func whole(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
-// routeServices has the fabric send to the judged node what comes from the other
-// hosts for a Service's address. What the judged node itself sends there nobody
-// has translated, and nobody takes.
+// routeServices has the fabric route packets from the other hosts to Service addresses to the judged node. The
+// judged node's own packets there were not translated, and are not delivered.
 func (s *Side) routeServices() error {
 	const table = 100
 	fabric, node := s.Lab.Host("fabric"), s.Lab.Host(judged)
@@ -122,9 +120,9 @@ func (s *Side) routeServices() error {
 	return nil
 }
 
-// returnByNode leads back over the judged node what goes to the other node's pods
-// from where they have been sent to by it, be it the next pod. kube-proxy does not
-// masquerade pods, and would have answers for another pod pass it by.
+// returnByNode routes replies to the other node's pods through the judged node if their requests came through
+// it, even between neighbouring pods. kube-proxy does not masquerade pods, and replies to another pod would
+// bypass it.
 func (s *Side) returnByNode() error {
 	const table = 101
 	fabric, node, other := s.Lab.Host("fabric"), s.Lab.Host(judged), s.Lab.Host("node-b")
@@ -137,7 +135,7 @@ func (s *Side) returnByNode() error {
 		if err := addRoute(other, route{prefix, "eth0", next, table}); err != nil {
 			return err
 		}
-		for _, device := range []string{"lo", "node-b"} { // lo: what the fabric itself sends
+		for _, device := range []string{"lo", "node-b"} { // lo: the fabric's own packets
 			if err := addRule(fabric, device, prefix, family, table); err != nil {
 				return err
 			}
@@ -151,7 +149,7 @@ func (s *Side) returnByNode() error {
 	return nil
 }
 
-// otherPods are those of the other node.
+// otherPods are the pods of the other node.
 var otherPods = []netip.Prefix{netip.MustParsePrefix("10.10.2.0/24"), netip.MustParsePrefix("fd00:10:2::/64")}
 
 func addRule(h *lab.Host, device string, to netip.Prefix, family, table int) error {
@@ -169,9 +167,9 @@ func addRule(h *lab.Host, device string, to netip.Prefix, family, table int) err
 	return nil
 }
 
-// refuse has the fabric answer what nobody has translated and what goes to
-// addresses that nobody has, each in its own way. By itself the kernel answers
-// about once a second only, and no setting of a network namespace changes that.
+// refuse has the fabric answer untranslated packets, and packets to addresses without a host, each kind in its
+// own way. The kernel itself answers only about once a second, and no setting of a network namespace changes
+// that.
 func (s *Side) refuse() error {
 	rules := "add table inet refused\n" +
 		"add chain inet refused arriving { type filter hook prerouting priority 0; }\n"

@@ -20,8 +20,8 @@ const (
 	portUnknown   = 81
 	firstNodePort = 30000
 	firstOwnPort  = 20000 // where the address is the node's own
-	// By how much the node ports of second ports, of no Service and of health
-	// checks are higher, so that the API server chooses none of them.
+	// Offsets of the node ports of second ports, of no Service and of health checks, so that the API server
+	// chooses none of them.
 	nodePortSecond, nodePortUnknown, nodePortHealth = 680, 1360, 2040
 	maxScenarios                                    = nodePortSecond
 )
@@ -40,7 +40,7 @@ func (s *Scenario) families() []string {
 // Name is the name of the Service.
 func (s *Scenario) Name() string { return fmt.Sprintf("s%d", s.Number) }
 
-// nodePort is one number for all protocols.
+// nodePort is the same for all protocols.
 func (s *Scenario) nodePort() int { return firstNodePort + s.Number }
 
 // Service is the scenario's Service, with its status. Session affinity is off.
@@ -127,8 +127,8 @@ func (s *Scenario) ports() []port {
 func (s *Scenario) servicePorts() []corev1.ServicePort {
 	var list []corev1.ServicePort
 	for _, p := range s.ports() {
-		// What endpoints listen on is in the slices; nobody but the controller that
-		// writes slices reads it here.
+		// The slices say what endpoints listen on; only the controller that writes slices reads it
+		// here.
 		port := corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: p.number, TargetPort: intstr.FromInt32(9)}
 		if s.Selector != "" {
 			port.TargetPort = intstr.FromInt32(lab.PortTCP)

@@ -8,30 +8,29 @@ import (
 	"strings"
 )
 
-// What can become of a connection, or of a datagram that waits for an answer.
-// Any other error of the socket is its own word, as the kernel has it.
+// The results of a connection, or of a datagram that waits for a reply. Any other error of the socket is itself
+// the result, in the kernel's words.
 const (
 	answered    = "answer"
 	refused     = "refused"     // ECONNREFUSED: TCP RST, ICMP port unreachable
 	denied      = "denied"      // EPERM
-	silence     = "silence"     // nothing, for as long as was waited
-	unsent      = "unsent"      // ENOBUFS: the device has not taken it
-	unreachable = "unreachable" // ENETUNREACH: nobody has translated the address
-	nobody      = "nobody"      // EHOSTUNREACH: translated, but nobody has the endpoint's address
-	misnamed    = "misnamed"    // answered under another name than was asked
-	nonsense    = "nonsense"    // something else than a server's answer, or less
-	// sticky: each time the same backend, and one that the client may reach.
+	silence     = "silence"     // nothing, within the patience
+	unsent      = "unsent"      // ENOBUFS: the device has not accepted it
+	unreachable = "unreachable" // ENETUNREACH: the address was not translated
+	nobody      = "nobody"      // EHOSTUNREACH: translated, but the endpoint's address does not exist
+	misnamed    = "misnamed"    // the reply has another source than the probe's destination
+	nonsense    = "nonsense"    // not, or not all of, a server's answer
+	// sticky: each time the same backend, which the client can reach.
 	sticky = "sticky"
-	// wandering: each time the same backend, but not that which the client has had
-	// at another address of the Service.
+	// wandering: each time the same backend, but not the client's at another address of the Service.
 	wandering = "wandering"
 )
 
-// Observation is what became of one connection.
+// Observation is the result of one connection.
 type Observation struct {
 	Result string `json:"result"`
-	// Backend is the host that answered, and Source the client's address as it
-	// saw it: own, node (the judged node's), or whatever else.
+	// Backend is the host that answered, and Source the client's address as it saw it: own, node (the
+	// judged node's), or the address itself.
 	Backend string `json:"backend,omitempty"`
 	Source  string `json:"source,omitempty"`
 }
@@ -43,8 +42,7 @@ func (o Observation) String() string {
 	return fmt.Sprintf("%s of %s to %s", o.Result, o.Backend, o.Source)
 }
 
-// Outcome is what became of several equal connections: each thing that did,
-// once, in order.
+// Outcome is the distinct results of several equal connections, sorted.
 type Outcome []Observation
 
 func (o Outcome) String() string {
@@ -64,7 +62,7 @@ func (o *Outcome) add(more ...Observation) {
 	slices.SortFunc(*o, func(a, b Observation) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// addHeard adds what another outcome has but silence.
+// addHeard adds another outcome's results except silence.
 func (o *Outcome) addHeard(other Outcome) {
 	for _, observation := range other {
 		if observation.Result != silence {
@@ -84,8 +82,7 @@ func (o Outcome) backends() []string {
 	return names
 }
 
-// endpoints are the endpoints that were reached: the hosts that answered, and
-// all of those that nobody has as one.
+// endpoints are the endpoints that were reached: the hosts that answered, and all that do not exist as one.
 func (o Outcome) endpoints() []string {
 	names := o.backends()
 	if slices.Contains(o, Observation{Result: nobody}) {

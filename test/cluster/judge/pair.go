@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package judge compares Beeline with the real kube-proxy: the same objects, the
-// same client, the same question to both, and then what became of the
-// connection. docs/operate/differences.md says where the answers may differ, and nothing
-// else may.
+// Package judge compares Beeline with the real kube-proxy: the same objects, the same client, the same
+// connection to both, and then the results. docs/operate/differences.md says which results may differ.
 package judge
 
 import (
@@ -24,13 +22,12 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// judged is the node that is judged, in both labs of a pair.
+// judged is the node under test, in both labs of a pair.
 const judged = "node-a"
 
-// Pair is one cluster on two labs of the same names and addresses: in the first,
-// kube-proxy serves node-a, in the second Beeline does. Both read the same API
-// server, and both take themselves for the one node-a of the cluster, so that
-// each object means the same to both. No other node has a proxy.
+// Pair is one cluster on two labs with the same names and addresses: in the first, kube-proxy serves node-a, in
+// the second Beeline does. Both read the same API server, and both act as the one node-a of the cluster, so
+// that each object means the same to both. No other node has a proxy.
 type Pair struct {
 	Cluster *cluster.Cluster
 	// Sides are the two labs, kube-proxy's first.
@@ -49,13 +46,13 @@ type Side struct {
 type Options struct {
 	KubeProxy func(*kubeproxy.KubeProxyConfiguration)
 	Agent     []string // flags
-	XDP       bool     // Beeline's lab is made ready for XDP
+	XDP       bool     // prepare Beeline's lab for XDP
 }
 
 // New makes a pair for a test, with a server on each pod and each node.
 func New(t cluster.TB, program string, options Options) *Pair {
 	t.Helper()
-	second := lab.New(t) // before the cluster: it stays as long with -pause
+	second := lab.New(t) // before the cluster: so it stays as long with -pause
 	t.Logf("Beeline's lab is %s", second.Name)
 	p := &Pair{Cluster: cluster.New(t)}
 	p.Sides = [2]*Side{{"kube-proxy", p.Cluster.Lab}, {"Beeline", second}}
@@ -106,7 +103,7 @@ func (p *Pair) startProxies(ctx context.Context, options Options) error {
 	return errors.Join(proxyErr, agentErr)
 }
 
-// Restart starts both proxies anew with other options.
+// Restart restarts both proxies with other options.
 func (p *Pair) Restart(ctx context.Context, options Options) error {
 	if err := errors.Join(p.Proxy.Stop(), p.Agent.Stop()); err != nil {
 		return fmt.Errorf("stopping the proxies: %w", err)
@@ -114,8 +111,7 @@ func (p *Pair) Restart(ctx context.Context, options Options) error {
 	return p.startProxies(ctx, options)
 }
 
-// Await waits until both proxies have every Service and EndpointSlice that has
-// been written before.
+// Await waits until both proxies have every Service and EndpointSlice written so far.
 func (p *Pair) Await(ctx context.Context) error {
 	mark, err := p.Cluster.Mark(ctx)
 	if err != nil {
@@ -139,7 +135,7 @@ func (p *Pair) relay(ctx context.Context) error {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				return // closed: the test is over
+				return // closed: the test has ended
 			}
 			go pass(ctx, conn, p.Sides[0].Lab.Host("fabric"), address)
 		}
@@ -147,8 +143,8 @@ func (p *Pair) relay(ctx context.Context) error {
 	return nil
 }
 
-// pass carries a connection on to an address of another host. Its end, with an
-// error or without, is that of both.
+// pass forwards a connection to an address of another host. When one side ends, with an error or without, so
+// does the other.
 func pass(ctx context.Context, from net.Conn, through *lab.Host, address string) {
 	defer from.Close()
 	to, err := through.Dial(ctx, "tcp", address)
@@ -164,8 +160,8 @@ func pass(ctx context.Context, from net.Conn, through *lab.Host, address string)
 	io.Copy(from, to)
 }
 
-// prepare makes the nodes servers, as host network pods are, and leads what is
-// sent from elsewhere to a Service's address to the judged node.
+// prepare starts servers on the nodes, as host network pods are, and routes packets from elsewhere to Service
+// addresses to the judged node.
 func (s *Side) prepare() error {
 	if err := s.Lab.StartServers(); err != nil {
 		return err
@@ -192,8 +188,8 @@ func (s *Side) prepare() error {
 	return s.refuse()
 }
 
-// answerAlways lifts the bounds on ICMP errors, by which a refusal turns into
-// silence when there are several in a second.
+// answerAlways lifts the rate limits on ICMP errors, which turn a refusal into silence if there are several in
+// a second.
 func answerAlways() error {
 	for file, value := range map[string]string{
 		"/proc/sys/net/ipv4/icmp_ratemask":  "0",
@@ -208,11 +204,10 @@ func answerAlways() error {
 	return nil
 }
 
-// forgetFlows removes the flows of Beeline's edge, and UDP, and TCP that nobody has
-// answered, from the connection tracking of kube-proxy's node: there a socket's decisions outlive it, and whoever
-// has its port next would meet them, also where session affinity says otherwise.
-// A handle of the lab is for routes alone: with it this would happen to the
-// machine's own.
+// forgetFlows removes the flows of Beeline's edge and, from the conntrack table of kube-proxy's node, UDP, and
+// TCP without a reply: their decisions outlive a socket there, and would apply to the next one with its port,
+// even against session affinity. A lab's handle is only for routes: it would do this to the machine's own
+// table.
 func (p *Pair) forgetFlows() error {
 	if _, err := p.Agent.CLI("flow", "flush", "--all"); err != nil {
 		return fmt.Errorf("removing the flows of Beeline's edge: %w", err)
@@ -231,7 +226,7 @@ func (p *Pair) forgetFlows() error {
 	})
 }
 
-// unanswered matches TCP connections of which only the SYN has been seen.
+// unanswered matches TCP connections with only a SYN.
 type unanswered struct{}
 
 func (unanswered) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {

@@ -21,8 +21,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// ask makes one connection, or sends one datagram, to an address of the
-// scenario on a side. Silence is whatever is longer than patience.
+// ask makes one connection, or sends one datagram, to an address of the scenario on a side. What exceeds
+// patience is silence.
 func (s *Side) ask(ctx context.Context, scenario *Scenario, p Probe, patience time.Duration) (Observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -39,8 +39,8 @@ func (s *Side) ask(ctx context.Context, scenario *Scenario, p Probe, patience ti
 	return Observation{Result: result}, err
 }
 
-// sourceName says whose an address is that a backend saw. The client's own is
-// that which it is bound to.
+// sourceName is the owner of the source address that a backend saw. The client's own is the one that it is
+// bound to.
 func (s *Side) sourceName(client *lab.Host, p Probe, addr, asked netip.Addr) string {
 	at := s.Lab.Host(judged)
 	switch {
@@ -56,7 +56,7 @@ func (s *Side) sourceName(client *lab.Host, p Probe, addr, asked netip.Addr) str
 	return addr.String()
 }
 
-// boundTo is the address from which a client asks.
+// boundTo is the address that a client binds.
 func boundTo(client *lab.Host, p Probe) netip.Addr {
 	if p.Socket == "second" {
 		return secondOf(client, p.Family)
@@ -64,8 +64,7 @@ func boundTo(client *lab.Host, p Probe) netip.Addr {
 	return addressOf(client, p.Family)
 }
 
-// backendName is the host that answered, and more if it is not the host's own
-// address and usual port.
+// backendName is the host that answered, with its address if it is not the host's own address and usual port.
 func (s *Side) backendName(answer lab.Answer) string {
 	name, host := answer.Pod, s.Lab.Host(answer.Pod)
 	if addr := answer.Local.Addr(); addr != host.Addr4 && addr != host.Addr6 {
@@ -78,11 +77,11 @@ func (s *Side) backendName(answer lab.Answer) string {
 }
 
 var (
-	errMisnamed = errors.New("answered under another name")
-	errNonsense = errors.New("what came is no answer of a server")
+	errMisnamed = errors.New("the reply has another source")
+	errNonsense = errors.New("not a server's answer")
 )
 
-// exchange asks once.
+// exchange sends one request.
 func exchange(ctx context.Context, client *lab.Host, p Probe, to netip.AddrPort) (lab.Answer, error) {
 	if p.Socket == "unconnected" {
 		return exchangeUnconnected(ctx, client, to)
@@ -120,8 +119,8 @@ func exchange(ctx context.Context, client *lab.Host, p Probe, to netip.AddrPort)
 	return answer, err
 }
 
-// question asks on an open connection. Over TCP it is one that the line server
-// understands and the HTTP server, too.
+// question sends a request on an open connection. Over TCP it is one that both the line server and the HTTP
+// server understand.
 func question(ctx context.Context, conn net.Conn) (answer lab.Answer, err error) {
 	if _, ok := conn.(*net.UDPConn); ok {
 		return lab.Ask(ctx, conn, "hello")
@@ -142,12 +141,12 @@ func question(ctx context.Context, conn net.Conn) (answer lab.Answer, err error)
 		return answer, err
 	}
 	if err := json.Unmarshal([]byte(line), &answer); err != nil {
-		return answer, fmt.Errorf("answer %q of %s: %w", line, conn.RemoteAddr(), err)
+		return answer, fmt.Errorf("answer %q from %s: %w", line, conn.RemoteAddr(), err)
 	}
 	return answer, nil
 }
 
-// exchangeUnconnected asks by sendto and recvfrom.
+// exchangeUnconnected uses sendto and recvfrom.
 func exchangeUnconnected(ctx context.Context, client *lab.Host, to netip.AddrPort) (lab.Answer, error) {
 	var answer lab.Answer
 	network, any := "udp4", "0.0.0.0:0"
@@ -177,7 +176,7 @@ func exchangeUnconnected(ctx context.Context, client *lab.Host, to netip.AddrPor
 		return answer, err
 	}
 	if err := json.Unmarshal(buffer[:n], &answer); err != nil {
-		return answer, fmt.Errorf("answer %q of %v: %w", buffer[:n], from, err)
+		return answer, fmt.Errorf("answer %q from %v: %w", buffer[:n], from, err)
 	}
 	if from.String() != to.String() {
 		return answer, errMisnamed
@@ -185,8 +184,8 @@ func exchangeUnconnected(ctx context.Context, client *lab.Host, to netip.AddrPor
 	return answer, nil
 }
 
-// hearUnreachable has a UDP socket be told of all ICMP errors: an unconnected one
-// would hear of none, a connected one of refusals alone.
+// hearUnreachable enables all ICMP errors on a UDP socket: by default an unconnected one gets none, a connected
+// one only refusals.
 func hearUnreachable(fd int, to netip.Addr, mapped bool) error {
 	if to.Is6() || mapped {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1); err != nil {
@@ -199,9 +198,8 @@ func hearUnreachable(fd int, to netip.Addr, mapped bool) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1))
 }
 
-// orICMP is the ICMP error that a socket has received, if a rule of netfilter has
-// not only kept its datagram back, which the node's own sockets learn as EPERM,
-// but answered it too.
+// orICMP returns the ICMP error that a socket has received, if a netfilter rule has not only dropped its
+// datagram, which the node's own sockets see as EPERM, but also rejected it.
 func orICMP(conn *net.UDPConn, err error) error {
 	if !errors.Is(err, syscall.EPERM) {
 		return err
@@ -229,8 +227,8 @@ func control(conn *net.UDPConn, f func(fd int) error) error {
 	return result
 }
 
-// isNonsense says whether an error tells of what came, and not of the socket: an
-// early end, or no JSON.
+// isNonsense reports whether an error is about what was received, and not of the socket: an early end, or no
+// JSON.
 func isNonsense(err error) bool {
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError
@@ -238,8 +236,7 @@ func isNonsense(err error) bool {
 		errors.As(err, &syntax) || errors.As(err, &kind)
 }
 
-// resultOf is the word for an error of a socket. What is no socket's error is an
-// error of the test.
+// resultOf is the word for an error of a socket. Any other error is the test's own.
 func resultOf(err error) (string, error) {
 	var errno syscall.Errno
 	switch {

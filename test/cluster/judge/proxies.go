@@ -8,18 +8,16 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// proxyConfig is how both proxies are started.
+// proxyConfig is the configuration of both proxies.
 type proxyConfig struct {
-	// networks are kube-proxy's nodePortAddresses and Beeline's
-	// --nodeport-addresses; empty: the default of both, the node's primary
-	// addresses.
+	// networks are kube-proxy's nodePortAddresses and Beeline's --nodeport-addresses; empty: the default of
+	// both, the node's primary addresses.
 	networks string
 	flags    []string // further ones of Beeline
-	xdp      bool     // packets from outside are XDP's, else tc's
-	// kinds say what the networks are to an address of each family: primary (they
-	// select the primary one, or it is the default), second (the second one), all,
-	// loopback (the primary one and loopback), unnamed (networks of the other
-	// family alone), off (the default, and Beeline serves nothing on loopback).
+	xdp      bool     // XDP handles packets from outside, else tc
+	// kinds say what the networks mean for an address of each family: primary (they select the primary one,
+	// or it is the default), second (the second one), all, loopback (the primary one and loopback), unnamed
+	// (networks of the other family only), off (the default, and Beeline serves nothing on loopback).
 	kinds map[string]string
 }
 
@@ -34,14 +32,14 @@ var proxyConfigs = map[string]proxyConfig{
 	"node ports all":      {networks: "0.0.0.0/0,::/0", kinds: kindsOf("all", "all")},
 	"node ports loopback": {networks: "127.0.0.0/8,192.168.100.1/32,::1/128,fd00:100::1/128", kinds: kindsOf("loopback", "loopback")},
 	"not on loopback":     {flags: []string{"--localhost-nodeports=false"}, kinds: kindsOf("off", "off")},
-	// The last in order: the devices of Beeline's lab are others from then on.
+	// Last in order: it changes the devices of Beeline's lab for good.
 	"xdp": {flags: []string{"--edge-mode=xdp"}, xdp: true, kinds: kindsOf("primary", "primary")},
 }
 
-// nodePortsFor says what nodePortAddresses are for a family.
+// nodePortsFor is what nodePortAddresses mean for a family.
 func (s *Scenario) nodePortsFor(family string) string { return proxyConfigs[s.Proxy].kinds[family] }
 
-// edge is where Beeline meets what comes from outside.
+// edge is where Beeline handles packets from outside.
 func (s *Scenario) edge() string {
 	if proxyConfigs[s.Proxy].xdp {
 		return "xdp"
@@ -49,7 +47,7 @@ func (s *Scenario) edge() string {
 	return "tc"
 }
 
-// options are those of a pair of proxies of this configuration.
+// options are the options of a pair of proxies with this configuration.
 func (c proxyConfig) options() Options {
 	if c.networks == "" {
 		return Options{Agent: c.flags, XDP: c.xdp}

@@ -39,7 +39,7 @@ func newReport(verdicts []*Verdict) *report {
 	return r
 }
 
-// shown is how many failures are printed whole, of different scenarios.
+// shown is how many failures are printed in full, of different scenarios.
 const shown = 3
 
 func (r *report) show(t *testing.T, l *lab.Lab, took time.Duration) {
@@ -50,7 +50,7 @@ func (r *report) show(t *testing.T, l *lab.Lab, took time.Duration) {
 			whole[v.Scenario.Number] = true
 			t.Errorf("%s", describe(t, l, v))
 		} else {
-			t.Errorf("case %s, %+v: kube-proxy: %v; Beeline: %v; wanted: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
+			t.Errorf("case %s, %+v: kube-proxy: %v; Beeline: %v; want: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
 		}
 	}
 	r.showTwice(t)
@@ -58,24 +58,24 @@ func (r *report) show(t *testing.T, l *lab.Lab, took time.Duration) {
 		*seed, len(r.all), took.Round(time.Second), len(r.same), len(r.explained), len(r.failed))
 }
 
-// showTwice says which cases were asked more than once, and what was heard before.
+// showTwice prints the cases that ran more than once, with their first results.
 func (r *report) showTwice(t *testing.T) {
 	t.Helper()
 	var twice []string
 	for _, v := range r.all {
 		if v.First != nil {
-			twice = append(twice, fmt.Sprintf("\n%s %+v: before, kube-proxy: %v; Beeline: %v; wanted: %v",
+			twice = append(twice, fmt.Sprintf("\n%s %+v: before, kube-proxy: %v; Beeline: %v; want: %v",
 				v.ID, v.Probe, v.First.KubeProxy, v.First.Beeline, v.First.Expected))
 		}
 	}
-	t.Logf("%d cases have been asked again%s", len(twice), strings.Join(twice, ""))
+	t.Logf("%d cases ran again%s", len(twice), strings.Join(twice, ""))
 }
 
-// showAll says of each case what became of it, and why that is right.
+// showAll prints the result of each case, and why it is right.
 func (r *report) showAll(t *testing.T) {
 	t.Helper()
 	for _, v := range r.all {
-		text := fmt.Sprintf("case %s, %+v: kube-proxy: %v; Beeline: %v; wanted: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
+		text := fmt.Sprintf("case %s, %+v: kube-proxy: %v; Beeline: %v; want: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
 		for _, row := range v.Rows {
 			text += fmt.Sprintf("; docs/operate/differences.md:%d", row.Line)
 		}
@@ -83,30 +83,31 @@ func (r *report) showAll(t *testing.T) {
 	}
 }
 
-// wantWhole wants enough cases, where not fewer were asked for, and a use for each row of the document.
+// wantWhole checks that there are enough cases, unless fewer were asked for, and that each row of the document
+// applies to some.
 func (r *report) wantWhole(t *testing.T, differences []*Difference) {
 	t.Helper()
 	if n, want := len(r.all), 2000; n < want && *scenarios >= scenariosByDefault {
-		t.Errorf("%d cases have been judged, want at least %d", n, want)
+		t.Errorf("%d cases were judged, want at least %d", n, want)
 	}
 	for _, row := range differences {
 		t.Logf("docs/operate/differences.md:%d explains %d cases", row.Line, r.byRow[row])
 		if r.byRow[row] == 0 {
-			t.Errorf("docs/operate/differences.md:%d tells of a difference that no case shows: the row is wrong, or the cases lack something", row.Line)
+			t.Errorf("docs/operate/differences.md:%d has a difference that no case shows: the row is wrong, or cases are missing", row.Line)
 		}
 	}
 }
 
-// describe is a failed case for someone who has to find out why: what both did,
-// how to judge it again, the case, and its objects.
+// describe prints a failed case for analysis: both results, commands to judge it again, the case, and its
+// objects.
 func describe(t *testing.T, l *lab.Lab, v *Verdict) string {
 	t.Helper()
 	var b strings.Builder
-	fmt.Fprintf(&b, "case %s: what Beeline does is not what kube-proxy does, and docs/operate/differences.md does not say so.\n", v.ID)
+	fmt.Fprintf(&b, "case %s: Beeline does not do what kube-proxy does, and docs/operate/differences.md does not document it.\n", v.ID)
 	fmt.Fprintf(&b, "kube-proxy: %v\nBeeline:    %v\nwanted:     %v\n", v.KubeProxy, v.Beeline, v.Expected)
 	path := *file
 	if path == "" {
-		path = saveCase(t, os.TempDir(), v.Case) // who reads of the failure needs it later
+		path = saveCase(t, os.TempDir(), v.Case) // it must outlive the test
 	}
 	for _, command := range commands(v, path) {
 		fmt.Fprintf(&b, "again: %s\n", command)
@@ -152,8 +153,8 @@ func saveCase(t *testing.T, dir string, c *Case) (path string) {
 	return f.Name()
 }
 
-// commands judge a case again: as it was drawn, and as its file has it. Whether a
-// client wanders shows only with the others of its scenario.
+// commands judge a case again: as it was drawn, and from its file. A wandering client shows only together with
+// the other cases of its scenario.
 func commands(v *Verdict, path string) []string {
 	const begin = "make build controlplane && cd test/cluster && go test ./judge -v -run TestKubeProxyAndBeelineDoTheSame"
 	drawn := fmt.Sprintf("%s -seed=%d -case=%s", begin, *seed, v.ID)
@@ -167,8 +168,7 @@ func commands(v *Verdict, path string) []string {
 	return []string{drawn, written}
 }
 
-// The document's table, as it is, is one the judge can read, and one with a word
-// that does not exist is refused with its line.
+// The judge can read the document's table, and refuses one with an unknown word, with its line.
 func TestDifferencesAreRead(t *testing.T) {
 	t.Parallel()
 	if _, err := ReadDifferences(); err != nil {
@@ -184,7 +184,7 @@ func TestDifferencesAreRead(t *testing.T) {
 		"| `from=pod` | `answer=no` | `source=own` | why | - |\n":                           `there is no fact "answer"`,
 		"| `from=pod` | `any` | `source=own,node` | why | - |\n":                            "becomes one of",
 		"| `from=pod` | `any` | `as source=own` | why | - |\n":                              `there is no fact "source"`,
-		"| `from=pod from=node` | `any` | `source=own` | why | - |\n":                       "is there twice",
+		"| `from=pod from=node` | `any` | `source=own` | why | - |\n":                       "occurs twice",
 		"| `from` | `any` | `source=own` | why | - |\n":                                     "write name=value",
 		"| `from=pod` | `any` | `source=own` | why |\n":                                     "4 cells",
 	} {
@@ -202,7 +202,7 @@ func TestDifferencesAreRead(t *testing.T) {
 	}
 }
 
-// A row changes what it tells of and nothing else.
+// A row applies only to its own cases.
 func TestDifferenceIsApplied(t *testing.T) {
 	t.Parallel()
 	rows, err := parseDifferences("|a|\n|-|\n" +
@@ -229,6 +229,6 @@ func TestDifferenceIsApplied(t *testing.T) {
 	}
 	elsewhere := &Case{Probe: Probe{From: "node-a", To: "clusterIP"}}
 	if row := differs(rows, elsewhere, Observation{Result: silence}); row != nil {
-		t.Errorf("a row for pods tells of a node: line %d", row.Line)
+		t.Errorf("a row for pods applies to a node: line %d", row.Line)
 	}
 }

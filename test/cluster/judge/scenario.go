@@ -7,49 +7,46 @@ import (
 	"strings"
 )
 
-// Scenario is a Service and its endpoints, in the words of the rules. Its number
-// gives it names, addresses and node ports of its own, so that many stand side
-// by side.
+// Scenario is a Service and its endpoints, in the words of the rules. Its number determines names, addresses
+// and node ports, so that many can exist side by side.
 type Scenario struct {
 	Number   int    `json:"number"`
 	Type     string `json:"type"`     // ClusterIP, NodePort, LoadBalancer
 	Families string `json:"families"` // v4, v6, v4v6, v6v4
 	Ports    string `json:"ports"`    // tcp, udp, tcp+udp, tcp+sctp, two, unnamed
 	Internal string `json:"internalTrafficPolicy"`
-	External string `json:"externalTrafficPolicy,omitempty"` // of all types but ClusterIP
-	// Affinity is switched on after the set of backends is known, and then the
-	// same questions are asked again.
+	External string `json:"externalTrafficPolicy,omitempty"` // of all types except ClusterIP
+	// Affinity is switched on after the set of backends is known, and then the same probes run again.
 	Affinity    bool   `json:"sessionAffinity,omitempty"`
 	ExternalIPs bool   `json:"externalIPs,omitempty"`
 	Ingress     string `json:"ingress,omitempty"` // IP, VIP, Proxy, hostname; empty: none
-	// Ranges are loadBalancerSourceRanges in words: pods, node, nobody, all4,
-	// all6, joined by "+". Each but the last two is of both families.
+	// Ranges are loadBalancerSourceRanges in words: pods, node, nobody, all4, all6, joined by "+". All
+	// except the last two have both families.
 	Ranges      string     `json:"sourceRanges,omitempty"`
 	NoNodePorts bool       `json:"noNodePorts,omitempty"` // allocateLoadBalancerNodePorts: false
 	Label       string     `json:"label,omitempty"`       // proxy, headless: see objects.go
 	Proxy       string     `json:"proxy,omitempty"`       // how both proxies are configured: see proxyConfigs
 	Addresses   string     `json:"addresses,omitempty"`   // what is special about external and ingress IPs: see addresses.go
-	Beside      string     `json:"beside,omitempty"`      // another Service that has to do with this one: see beside.go
-	Selector    string     `json:"selector,omitempty"`    // of pods, for slices that the controller writes: "node=node-b"
+	Beside      string     `json:"beside,omitempty"`      // another Service that interacts with this one: see beside.go
+	Selector    string     `json:"selector,omitempty"`    // of pods, for slices by the controller: "node=node-b"
 	Slices      string     `json:"slices"`                // see slices.go
-	Hints       string     `json:"hints,omitempty"`       // how the endpoints' hints came about
+	Hints       string     `json:"hints,omitempty"`       // how the endpoints' hints were drawn
 	Endpoints   []Endpoint `json:"endpoints,omitempty"`
 }
 
-// Endpoint is one host of the lab as an endpoint: "a1" is the pod's own address,
-// "a1+" its second one, "nobody1" an address that nobody has.
+// Endpoint is one host of the lab as an endpoint: "a1" is the pod's own address, "a1+" its second one,
+// "nobody1" an address that no host has.
 type Endpoint struct {
 	Host  string `json:"host"`
 	State string `json:"state"` // see states
-	// Again is its state in a second slice, or where Slices is "twice" once more
-	// in the same; empty: it is there once.
+	// Again is its state in a second slice or, if Slices is "twice", once more in the same; empty: it
+	// occurs once.
 	Again string   `json:"again,omitempty"`
 	Zones []string `json:"zones,omitempty"`
 	Nodes []string `json:"nodes,omitempty"`
 }
 
-// states are the conditions that endpoints have: ready, serving, terminating.
-// nil is a condition that is not set.
+// states are the conditions of endpoints: ready, serving, terminating. nil is an unset condition.
 var states = map[string][3]*bool{
 	"ready":       {new(true), new(true), new(false)},
 	"unset":       {nil, nil, nil},
@@ -58,14 +55,14 @@ var states = map[string][3]*bool{
 	"terminating": {new(false), new(false), new(true)},
 	// As of a Service with publishNotReadyAddresses.
 	"published": {new(true), new(true), new(true)},
-	// As of a pod that has been asked for by a Service before it was ready.
+	// As of a pod whose Service was created before it was ready.
 	"serving": {new(false), new(true), new(false)},
-	// As draining and published, with conditions that are not set.
+	// As draining and published, with unset conditions.
 	"draining unset":  {new(false), nil, new(true)},
 	"published unset": {nil, nil, new(true)},
 }
 
-// Probe is what a client asks.
+// Probe is a client's connection or datagram.
 type Probe struct {
 	From     string `json:"from"`     // a host of the lab
 	To       string `json:"to"`       // see Scenario.address
@@ -78,17 +75,17 @@ type Probe struct {
 	Socket string `json:"socket"`
 }
 
-// Case is one question about one Service.
+// Case is one probe of one Service.
 type Case struct {
 	ID       string   `json:"id"`
 	Scenario Scenario `json:"scenario"`
 	Probe    Probe    `json:"probe"`
-	// Sticky asks again after session affinity has been switched on.
+	// Sticky repeats the probe after session affinity was switched on.
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// Facts are a case in the words that patterns use: those of docs/operate/differences.md
-// and those whose pairs the generator has to meet.
+// Facts are a case in the words of patterns: those of docs/operate/differences.md, and those whose pairs the
+// generator has to cover.
 func (c *Case) Facts() map[string]string {
 	s, p := &c.Scenario, &c.Probe
 	return map[string]string{
@@ -134,8 +131,7 @@ func (s *Scenario) addressKind() string {
 	return s.Addresses
 }
 
-// sliceKind is how the slices are. One that must not count is one kind, whatever
-// its reason.
+// sliceKind describes the slices. Those that must not count are one kind, whatever the reason.
 func (s *Scenario) sliceKind() string {
 	switch s.Slices {
 	case "fqdn", "no ports", "no number", "other service":
@@ -144,9 +140,9 @@ func (s *Scenario) sliceKind() string {
 	return s.Slices
 }
 
-// decided says where Beeline decides: at the socket, or by the packet. What is
-// not known at the socket is the source, where the socket is not bound (but of the
-// node asking itself), and the port that a connected UDP socket sends to.
+// decided is where Beeline decides: at the socket, or by the packet. The socket does not know the source if it
+// is not bound (except for the node's connection to itself), nor the port to which a connected UDP socket will
+// send.
 func (s *Scenario) decided(p *Probe) string {
 	kind := clientKind(p.From)
 	bound := p.Socket == "bound" || p.Socket == "second"
@@ -160,12 +156,12 @@ func (s *Scenario) decided(p *Probe) string {
 	return "socket"
 }
 
-// served says whether the proxies are to serve the Service in a family.
+// served reports whether the proxies should serve the Service in a family.
 func (s *Scenario) served(family string) bool {
 	return s.Label != "proxy" && slices.Contains(s.families(), family)
 }
 
-// restricted says whether loadBalancerSourceRanges admit only some of a family.
+// restricted reports whether loadBalancerSourceRanges admit only some of a family.
 func (s *Scenario) restricted(family string) bool {
 	some := false
 	for word := range strings.SplitSeq(s.Ranges, "+") {
@@ -177,14 +173,14 @@ func (s *Scenario) restricted(family string) bool {
 	return some
 }
 
-// portKind says whether the Service has the port that a probe asks: known,
-// foreign (it has the number, but for another protocol), unknown.
+// portKind says whether the Service has the probe's port: known, foreign (it has the number, but for another
+// protocol), unknown.
 func (s *Scenario) portKind(p *Probe) string {
 	if p.Port == "unknown" {
 		return p.Port
 	}
 	if p.To == "otherClusterIP" && !slices.Contains(s.families(), p.Family) {
-		return "foreign" // only the other Service is there, and it has another port
+		return "foreign" // there is only the other Service, which has another port
 	}
 	for _, port := range s.ports() {
 		if port.number == s.portKnown() && strings.EqualFold(string(port.protocol), p.Protocol) {
@@ -209,7 +205,7 @@ func clientKind(host string) string {
 	return "pod"
 }
 
-// where says on which nodes the endpoints are.
+// where describes the nodes of the endpoints.
 func (s *Scenario) where() string {
 	var local, remote bool
 	for _, e := range s.Endpoints {
@@ -228,13 +224,13 @@ func (s *Scenario) where() string {
 	return "none"
 }
 
-// isLocal says whether a host is the judged node or a pod of it.
+// isLocal reports whether a host is the judged node or a pod of it.
 func isLocal(host string) bool { return host == judged || host[0] == 'a' }
 
-// isNobody says whether an endpoint's address is of no host.
+// isNobody reports whether an endpoint's address belongs to no host.
 func isNobody(host string) bool { return strings.HasPrefix(host, "nobody") }
 
-// stateMix says in which states the endpoints are: all in one, or mixed.
+// stateMix describes the states of the endpoints: all in one, or mixed.
 func (s *Scenario) stateMix() string {
 	mix := ""
 	for _, e := range s.Endpoints {
@@ -268,7 +264,7 @@ func (s *Scenario) has(host string) bool {
 	return false
 }
 
-// deaf says whether there are endpoints that never answer.
+// deaf reports whether there are endpoints that never answer.
 func (s *Scenario) deaf() bool {
 	return s.Slices == "two targets" || slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return isNobody(e.Host) })
 }

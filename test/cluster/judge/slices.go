@@ -16,22 +16,21 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// EndpointSlices are the scenario's slices: at least one for each family of the
-// Service. Slices in words:
+// EndpointSlices are the scenario's slices: at least one for each family of the Service. Values of Slices:
 //
 //	one              all endpoints in one slice
 //	split            every other endpoint in a second one
-//	both families    also of a family that the Service has not
-//	foreign port     its ports are named otherwise than the Service's
-//	twice            endpoints that are there again are so in the same slice
-//	no node          endpoints do not say on which node they are
-//	second address   endpoints have a second address, that of another pod (R5)
+//	both families    also of a family that the Service lacks
+//	foreign port     its ports have other names than the Service's
+//	twice            repeated endpoints are in the same slice
+//	no node          endpoints have no node
+//	second address   endpoints have a second address, another pod's (R5)
 //	two targets      the second slice's TCP port is the HTTP server's
 //	many             there are twenty endpoints
 //	fqdn, no ports, no number, other service
-//	                 beside them is one with strangers, which is of host names,
-//	                 has no ports, has ports without number, is another Service's
-//	controller       the slices are the controller's, there are none here
+//	                 there is another slice with strangers: of host names,
+//	                 without ports, with ports without number, of another Service
+//	controller       the controller writes the slices, there are none here
 func (s *Scenario) EndpointSlices(l *lab.Lab) []*discoveryv1.EndpointSlice {
 	var all []*discoveryv1.EndpointSlice
 	families := s.families()
@@ -74,10 +73,10 @@ func (s *Scenario) EndpointSlices(l *lab.Lab) []*discoveryv1.EndpointSlice {
 	return all
 }
 
-// strangers are ready endpoints of the slice that must not count.
+// strangers are ready endpoints of a slice that must not count.
 var strangers = []Endpoint{{Host: "a3", State: "ready"}, {Host: "b3", State: "ready"}}
 
-// strangeSlice is the slice that must not count, if there is one.
+// strangeSlice is the slice that must not count, or nil.
 func (s *Scenario) strangeSlice(l *lab.Lab, family string) *discoveryv1.EndpointSlice {
 	object := s.slice(family, 3)
 	for _, e := range strangers {
@@ -154,8 +153,7 @@ func (s *Scenario) endpoint(l *lab.Lab, e Endpoint, family, state string) discov
 	return object
 }
 
-// machineOf is the node of an endpoint. That of addresses which nobody has is the
-// other one.
+// machineOf is the node of an endpoint; that of addresses without a host is the other one.
 func machineOf(l *lab.Lab, name string) string {
 	if isNobody(name) {
 		return "node-b"

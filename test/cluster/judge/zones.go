@@ -18,14 +18,14 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// The Service by which a kube-proxy shows that it knows its zone: of its two
-// endpoints in each family one is for it.
+// This Service shows whether a kube-proxy knows its zone: one of its two endpoints in each family is for that
+// zone.
 const (
 	zonesService = "zones"
 	zonesNumber  = 253 // of its ClusterIPs
 )
 
-// zoneEndpoints by machine: of IPv4 and of IPv6, nobody's.
+// zoneEndpoints by machine: of IPv4 and of IPv6, without hosts.
 var zoneEndpoints = map[string][2]string{
 	judged:   {"192.0.2.252", "2001:db8:dead::fc"},
 	"node-b": {"192.0.2.253", "2001:db8:dead::fd"},
@@ -49,9 +49,8 @@ func (p *Pair) createZones(ctx context.Context) error {
 	return nil
 }
 
-// startKubeProxy starts kube-proxy, again if it does not learn its zone: version
-// 1.36 listens to its Node before it knows whom to tell, and sometimes tells
-// nobody.
+// startKubeProxy starts kube-proxy, again if it does not learn its zone: version 1.36 watches its Node before
+// the handlers are registered, and sometimes drops the event.
 func (p *Pair) startKubeProxy(ctx context.Context, options Options) (err error) {
 	var change []func(*kubeproxy.KubeProxyConfiguration)
 	if options.KubeProxy != nil {
@@ -70,7 +69,7 @@ func (p *Pair) startKubeProxy(ctx context.Context, options Options) (err error) 
 			return err
 		}
 	}
-	return fmt.Errorf("kube-proxy has been started %d times and never learned its zone: %w", attempts, err)
+	return fmt.Errorf("kube-proxy was started %d times and never learned its zone: %w", attempts, err)
 }
 
 func (p *Pair) kubeProxyKnowsZone(ctx context.Context) (bool, error) {

@@ -4,7 +4,7 @@ package model
 
 import "net/netip"
 
-// noSource says that no packet on a network comes from an address.
+// noSource reports whether no packet on a network can have an address as its source.
 func noSource(a netip.Addr) bool {
 	if a.Is4() {
 		first := a.As4()[0]
@@ -105,7 +105,7 @@ func (v *visit) own(device uint32) netip.Addr {
 	return v.Devices[device][0]
 }
 
-// outOfHops is a packet whose last hop this is.
+// outOfHops is the result for a packet whose last hop this is.
 func (v *visit) outOfHops() Result {
 	own := v.own(v.device)
 	if !own.IsValid() || v.fragment == laterFragment {
@@ -115,7 +115,7 @@ func (v *visit) outOfHops() Result {
 	return Result{Action: ActionSend, Frame: v.timeExceeded(own)}
 }
 
-// tooBig is a packet that does not fit through the next hop.
+// tooBig is the result for a packet that does not fit through the next hop.
 func (v *visit) tooBig(hop *NextHop) Result {
 	if !v.is6() && v.frame[l3+6]&0x40 == 0 {
 		return v.cut(hop.MTU)
@@ -155,7 +155,7 @@ func (v *visit) beginRemote(track *Track, hash uint32) Result {
 	return v.send(track.Becomes, hop, reason)
 }
 
-// beginHairpin is the first packet of a pod to itself.
+// beginHairpin handles the first packet of a pod to itself.
 func (v *visit) beginHairpin(track *Track, hash uint32) Result {
 	if v.hops <= 1 {
 		return v.outOfHops()
@@ -175,7 +175,7 @@ func (v *visit) beginHairpin(track *Track, hash uint32) Result {
 	return v.send(track.Becomes, hop, reason)
 }
 
-// keep stores the records of a flow that begins; or one, where the other is there.
+// keep stores the entries of a new flow; or only one, if the other exists.
 func (v *visit) keep(track *Track, hash uint32, keepPort bool) Reason {
 	v.noteFirst(track)
 	other, half, ok := v.port(track, hash, keepPort)

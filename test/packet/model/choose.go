@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 )
 
-// choose is the client's backend of before, or one by the hash.
+// choose returns the client's previous backend, or one by the hash.
 func (v *visit) choose(f Frontend, slots []uint32, hash uint32) uint32 {
 	key := AffinityKey{v.tuple.Source, f.Service}
 	chosen := slots[uint64(hash)*uint64(len(slots))>>32]
@@ -25,9 +25,8 @@ func (v *visit) choose(f Frontend, slots []uint32, hash uint32) uint32 {
 	return chosen
 }
 
-// port finds a port of which no other flow has the backend's answers: free, or this
-// flow's already, of which there is the other record then. The one that is there comes
-// first if it may be kept. For SCTP it is the only one.
+// port finds a port at which no other flow expects the backend's replies: a free one, or this flow's own, whose
+// other entry still exists. The current port is tried first if it may be kept. For SCTP it is the only one.
 func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, ok bool) {
 	total := uint32(v.Ports[0][1]) + uint32(v.Ports[1][1])
 	attempts := uint32(64)
@@ -41,7 +40,7 @@ func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, 
 	for attempt := range attempts {
 		n := mix(mix(hash, attempt), 0) % total
 		if keep && attempt == 0 {
-			n = 0 // as the client has it
+			n = 0 // the client's own port
 		} else if n < uint32(v.Ports[0][1]) {
 			track.Becomes.SourcePort = v.Ports[0][0] + uint16(n)
 		} else {
@@ -59,7 +58,7 @@ func (v *visit) port(track *Track, hash uint32, keep bool) (other *Track, half, 
 	return nil, false, false
 }
 
-// Hash is what a flow's choices follow from.
+// Hash determines a flow's choices.
 func Hash(t Tuple) uint32 {
 	source, destination := t.Source.As16(), t.Destination.As16()
 	b := append(source[:], destination[:]...)

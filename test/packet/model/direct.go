@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// dsrOf is how a client's packets get to a backend: encapsulated only those of clients outside,
-// and none of the backend's own node.
+// dsrOf says how a client's packets reach a backend: encapsulated only from external clients, and not if the
+// client is the backend's own node.
 func (v *visit) dsrOf(wanted DSR, b Backend) DSR {
 	if b.Local || v.isPod(v.tuple.Source) || b.node() == v.tuple.Source {
 		return SNAT
@@ -24,7 +24,7 @@ func (b Backend) node() netip.Addr {
 	return b.Address
 }
 
-// overhead is how much longer a packet gets.
+// overhead is the number of bytes that DSR adds to a packet.
 func (v *visit) overhead(dsr DSR) int {
 	if v.is6() {
 		return [...]int{0, 40, 40 + 8 + 8 + 8 + 16, 24}[dsr]
@@ -32,22 +32,22 @@ func (v *visit) overhead(dsr DSR) int {
 	return [...]int{0, 20, 20 + 8 + 8 + 8 + 4, 8}[dsr]
 }
 
-// direct is a packet's way to a backend that answers the client itself.
+// direct is a packet's path to a backend that replies to the client directly.
 type direct struct {
 	dsr       DSR
-	to        Tuple // what the backend's node makes of it
+	to        Tuple // after decapsulation at the backend's node
 	own, node netip.Addr
 	hop       *NextHop
 	hash      uint32
 }
 
-// way finds it. ok is false if there is none: then the result is what becomes of the packet.
+// way finds that path. If there is none, ok is false and the result is the packet's fate.
 func (v *visit) way(track *Track) (d direct, result Result, ok bool) {
 	d = direct{dsr: track.DSR, to: track.Becomes, node: track.Becomes.Destination, hash: Hash(v.tuple)}
 	if v.hops <= 1 {
 		return d, v.outOfHops(), false
 	}
-	// The number may be another backend's since.
+	// The ID may belong to another backend by now.
 	if b := v.Backends[track.Backend]; d.dsr == Geneve && b.Address == d.to.Destination && b.node().Is4() != v.is6() {
 		d.node = b.node()
 	}
@@ -107,13 +107,13 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 	return v.sendDirect(d, Established)
 }
 
-// sequenceNear says that a number is less than a window before or behind another.
+// sequenceNear reports whether the packet's sequence number is less than a window before or behind another.
 func (v *visit) sequenceNear(next uint32) bool {
 	apart := int32(v.sequence - next)
 	return apart >= -window && apart < window
 }
 
-// noteFirst is what the first packet tells of a flow.
+// noteFirst stores what a flow's first packet says.
 func (v *visit) noteFirst(track *Track) {
 	v.noteSequence(track)
 	if v.tuple.Protocol == UDP {
@@ -121,14 +121,14 @@ func (v *visit) noteFirst(track *Track) {
 	}
 }
 
-// noteLater says that a side goes on with what may be no one-shot.
+// noteLater notes that a side has continued its UDP flow late enough to be no one-shot.
 func (v *visit) noteLater(track *Track, half bool) {
 	if half && v.tuple.Protocol == UDP && v.Now-track.Next >= 2 {
 		track.Later = true
 	}
 }
 
-// isInvalid says that a packet neither begins a connection nor goes on with one.
+// isInvalid reports whether a packet neither begins nor continues a connection.
 func (v *visit) isInvalid(track *Track) bool {
 	if v.fragment == laterFragment || v.tuple.Protocol == UDP || track.State != StateNew {
 		return false
@@ -140,7 +140,7 @@ func (v *visit) isInvalid(track *Track) bool {
 	return kind != syn && kind != ack
 }
 
-// noteSequence notes where the client is in its stream.
+// noteSequence stores the client's place in its stream.
 func (v *visit) noteSequence(track *Track) {
 	if v.tuple.Protocol != TCP || v.fragment == laterFragment {
 		return
@@ -157,7 +157,7 @@ func (v *visit) noteSequence(track *Track) {
 	track.Next = max(track.Next, 1)
 }
 
-// servesStill says whether one of the sets has a flow's backend.
+// servesStill reports whether one of the sets has a flow's backend.
 func (v *visit) servesStill(track *Track) bool {
 	f, _ := v.Tables.find(v.tuple)
 	return v.servedBy(f, track)
@@ -183,10 +183,10 @@ func (v *visit) sendDirect(d direct, reason Reason) Result {
 	return Result{Action: ActionSend, Frame: out}
 }
 
-// encapsulated is the frame that leaves.
+// encapsulated is the frame to be sent.
 func (v *visit) encapsulated(d direct) []byte {
 	inner := *v
-	inner.tuple.Protocol = SCTP // the ends stay: no checksum changes
+	inner.tuple.Protocol = SCTP // the tuple stays: no checksum changes
 	frame := inner.change(v.tuple, 1)
 	switch d.dsr {
 	case Opt:
@@ -206,7 +206,7 @@ func (v *visit) encapsulated(d direct) []byte {
 	return v.outer(frame, d.own, d.node, [...]byte{4, 41}[len(d.to.Destination.AsSlice())/16], nil)
 }
 
-// outer puts an IP header, and what follows it, before a packet.
+// outer prepends an IP header, and what follows it.
 func (v *visit) outer(frame []byte, from, to netip.Addr, protocol byte, more []byte) []byte {
 	var ip []byte
 	if v.is6() {
@@ -223,7 +223,7 @@ func (v *visit) outer(frame []byte, from, to netip.Addr, protocol byte, more []b
 	return slices.Concat(frame[:l3], ip, more, frame[l3:])
 }
 
-// option puts what was asked for into a packet.
+// option inserts the option with the original destination into a packet.
 func (v *visit) option(frame []byte) []byte {
 	asked := binary.BigEndian.AppendUint16(nil, v.tuple.DestinationPort)
 	asked = append(asked, v.tuple.Destination.AsSlice()...)

@@ -4,7 +4,7 @@ package model
 
 import "encoding/binary"
 
-// echo is an ICMP message to an address that answers pings, perhaps.
+// echo handles an ICMP message, to an address that may answer pings.
 func (v *visit) echo() (Result, bool) {
 	protocol, request, reply, header := uint8(ICMP), byte(8), byte(0), 20
 	if v.is6() {
@@ -40,7 +40,7 @@ func (v *visit) echo() (Result, bool) {
 	return Result{Action: ActionSend, Frame: v.reply(reply)}, true
 }
 
-// reply has the same bytes, but for the ends, the hops and the type.
+// reply has the same bytes except for addresses, hops and type.
 func (v *visit) reply(kind byte) []byte {
 	v.fragment = laterFragment // no ports
 	out := v.translate(v.tuple.Reverse(), v.hops-64)

@@ -4,7 +4,7 @@ package model
 
 import "net/netip"
 
-// Reason is why a packet met what it met, as enum edge_reason.
+// Reason is why a packet was handled as it was, as enum edge_reason.
 type Reason int
 
 // As in bpf/state/types.h.
@@ -55,7 +55,7 @@ const (
 	StateClosed
 )
 
-// Track is what becomes of the packets of one direction of a flow.
+// Track is the conntrack entry of one direction of a flow.
 type Track struct {
 	Becomes          Tuple
 	Service, Backend uint32
@@ -64,37 +64,37 @@ type Track struct {
 	Reply, Local     bool
 	Fin              bool
 	FromBalancer     bool // a balancer has sent the client's packets here
-	Later            bool // of UDP: this side has gone on two seconds after the flow began
-	DSR              DSR  // of the client's packets; without a record of the others then
-	// Of TCP: what this side has acknowledged last, and what follows the last that it
-	// has sent while the flow was half open; 0: not known. Next of UDP: when the flow began.
+	Later            bool // of UDP: this side continued two seconds after the flow began
+	DSR              DSR  // of the client's packets; then there is no entry for replies
+	// Of TCP: what this side has acknowledged last, and the end of what it has sent while the flow was half
+	// open; 0: unknown. Next of UDP: when the flow began.
 	Acked, Next    uint32
 	Packets, Bytes uint64
 }
 
-// FragmentKey names a datagram.
+// FragmentKey identifies a datagram.
 type FragmentKey struct {
 	Source, Destination netip.Addr
 	ID                  uint32
 	Protocol            uint8
 }
 
-// Fragment are the ports of a datagram, and the second in which its first fragment came.
+// Fragment has the ports of a datagram, and the second in which its first fragment arrived.
 type Fragment struct {
 	Source, Destination uint16
 	Since               uint32
 }
 
-// AffinityKey names a client of a Service.
+// AffinityKey identifies a client of a Service.
 type AffinityKey struct {
 	Client  netip.Addr
 	Service uint32
 }
 
-// Affinity is where the client was sent.
+// Affinity is a client's last backend.
 type Affinity struct{ Backend, LastUsed uint32 }
 
-// Edge is a node: what it is told, and what it remembers.
+// Edge is a node: its configuration and its state.
 type Edge struct {
 	Tables
 	Now uint32 // seconds
@@ -108,22 +108,22 @@ type Edge struct {
 // Action is what the hook does with a packet.
 type Action int
 
-// What becomes of a packet.
+// What happens to a packet.
 const (
 	ActionPass Action = iota // on to the stack
 	ActionDrop
 	ActionSend // out of a device
 )
 
-// Result is a packet after the hook. Frame is nil if it is dropped. Of one that has been
-// cut apart it is the last piece, which comes to the hook again, after the others.
+// Result is a packet after the hook. Frame is nil if it was dropped. If it was fragmented, Frame is the last
+// fragment, which passes the hook again after the others.
 type Result struct {
 	Action Action
 	Frame  []byte
 	Pieces [][]byte // the others
 }
 
-// Forget empties what the edge remembers.
+// Forget empties the edge's state.
 func (e *Edge) Forget() {
 	e.Tracks, e.HalfOpen = map[Tuple]*Track{}, map[Tuple]*Track{}
 	e.Fragments, e.Affinity = map[FragmentKey]Fragment{}, map[AffinityKey]Affinity{}
@@ -136,7 +136,7 @@ type visit struct {
 	packet
 	xdp     bool
 	device  uint32
-	wrapped *wrapping // nil: it has come as it is
+	wrapped *wrapping // nil: not encapsulated
 }
 
 func (v *visit) pass(r Reason) Result {
@@ -152,7 +152,7 @@ func (v *visit) drop(r Reason) Result {
 	return Result{Action: ActionDrop}
 }
 
-// Ingress is a packet that a device has received.
+// Ingress handles a packet that a device has received.
 func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	p, result := parse(frame)
 	v := &visit{e, p, xdp, device, nil}
@@ -203,7 +203,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		}
 		begins := track.State >= StateClosing && v.flags&syn != 0
 		if v.wrapped == nil && v.flags&(syn|ack) == syn && !v.servesStill(track) {
-			begins = true // nobody is there who could judge
+			begins = true // no backend is left to judge
 		}
 		if v.wrapped != nil && v.flags&(syn|ack) == syn && !v.chosenServes(track) {
 			begins = true // as above
@@ -223,7 +223,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	return v.begin()
 }
 
-// Egress is a packet that leaves by a device, at tc.
+// Egress handles a packet that leaves by a device, at tc.
 func (e *Edge) Egress(device uint32, frame []byte) Result {
 	p, result := parse(frame)
 	v := &visit{e, p, false, device, nil}
@@ -259,8 +259,8 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 	return v.follow(track, half)
 }
 
-// ofNode is a packet of the node's own that no flow has. The tables here leave such to the
-// socket hooks, but for the two things that those cannot know.
+// ofNode handles a packet of the node itself without an entry. The tables here leave these to the socket hooks,
+// except for the two cases that the hooks cannot know.
 func (v *visit) ofNode() Result {
 	f, ok := v.Tables.find(v.tuple)
 	if !ok && v.isService(v.tuple.Destination) {
@@ -272,8 +272,8 @@ func (v *visit) ofNode() Result {
 	return v.pass(NotService)
 }
 
-// fragmentPorts has a datagram's first fragment lend its ports to the others, for 30 seconds, if
-// it is a flow's or for a Service.
+// fragmentPorts stores the ports of a datagram's first fragment for the others, for 30 seconds, if it belongs
+// to a flow or is for a Service.
 func (v *visit) fragmentPorts() bool {
 	key := FragmentKey{v.tuple.Source, v.tuple.Destination, v.id, v.tuple.Protocol}
 	switch v.fragment {
@@ -295,8 +295,8 @@ func (v *visit) fragmentPorts() bool {
 	return true
 }
 
-// serviceAloneHas says that an address is a Service's and not the node's: all its ports are
-// answered for, it is in a ServiceCIDR, or pings of it are answered.
+// serviceAloneHas reports whether an address is a Service's and not the node's: there is a frontend for all its
+// ports, it is in a ServiceCIDR, or it answers pings.
 func (v *visit) serviceAloneHas(a netip.Addr) bool {
 	protocol := uint8(ICMP)
 	if a.Is6() {

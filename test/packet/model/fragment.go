@@ -7,11 +7,11 @@ import (
 	"slices"
 )
 
-// The most that a piece has of layer 4, whatever the MTU.
+// The most bytes of layer 4 in a fragment, whatever the MTU.
 const pieceMax = 4088
 
-// cut is an IPv4 packet that is too big for its way and may be fragmented (RFC 791 section
-// 3.2): all pieces but the last have as much as fits, in units of 8 octets.
+// cut fragments an IPv4 packet that is too big for its next hop and may be fragmented (RFC 791 section 3.2):
+// all fragments but the last have as much as fits, in units of 8 octets.
 func (v *visit) cut(mtu int) Result {
 	if v.xdp {
 		return v.pass(ToTC)
@@ -34,7 +34,7 @@ func (v *visit) cut(mtu int) Result {
 	return result
 }
 
-// piece is a fragment with what is behind it in its frame.
+// piece is a fragment followed by the rest of its frame.
 func (v *visit) piece(rest []byte, length int, where uint16) []byte {
 	out := append(slices.Clone(v.frame[:l3+20]), rest...)
 	ip := out[l3 : l3+20]
@@ -45,8 +45,8 @@ func (v *visit) piece(rest []byte, length int, where uint16) []byte {
 	return out
 }
 
-// settle makes a checksum that looks as if it were left to a device: it has the pseudo
-// header's sum. A CRC that was left is not made.
+// settle computes a checksum that seems to be left to a device, because it is the pseudo header's sum. It does
+// not do so for a CRC.
 func (v *visit) settle() bool {
 	if v.fragment != whole {
 		return true

@@ -8,19 +8,19 @@ import (
 	"slices"
 )
 
-// wrapping is how a balancer has sent a packet here.
+// wrapping is the encapsulation of a packet from a balancer.
 type wrapping struct {
-	frame       []byte // as it came
+	frame       []byte // the original frame
 	source      netip.Addr
 	destination netip.Addr
 	kind        DSR
 	backend     netip.Addr
-	port        uint16 // of the backend; 0: not told
+	port        uint16 // of the backend; 0: unknown
 	ecn         byte   // of the outer header
-	chosen      uint32 // the backend's id
+	chosen      uint32 // the backend's ID
 }
 
-// unwrap reads what is in a packet, if there is a whole one.
+// unwrap parses the inner packet, if there is a whole one.
 func (p *packet) unwrap(result parsed) (inside packet, w *wrapping, ok bool) {
 	w = &wrapping{frame: p.frame, source: p.tuple.Source, destination: p.tuple.Destination, backend: p.tuple.Destination}
 	end := l3 + p.length
@@ -46,7 +46,7 @@ func (p *packet) unwrap(result parsed) (inside packet, w *wrapping, ok bool) {
 	return inside, w, true
 }
 
-// inside is the packet that begins somewhere in a frame.
+// inside is the packet that begins at an offset of the frame.
 func (p *packet) inside(at int) (packet, parsed) {
 	if at > len(p.frame) {
 		return packet{}, malformed
@@ -73,7 +73,7 @@ func (p *packet) geneve(w *wrapping) (packet, parsed) {
 	return p.inside(p.l4 + 8 + len(b))
 }
 
-// withoutOption is the packet without its first option, which says what it was for.
+// withoutOption is the packet without its first option, with the original destination.
 func (p *packet) withoutOption() (packet, bool) {
 	q, header, n := *p, 20, 8
 	if p.is6() {
@@ -114,8 +114,8 @@ func ecn(ip []byte) byte {
 	return ip[1] & 3
 }
 
-// join notes inside what the outer header says of congestion. False: it says so of a packet
-// that does not bear it.
+// join merges the outer header's ECN into the inner packet. It returns false if the outer header reports
+// congestion for a packet that is not ECN-capable.
 func (p *packet) join(outer byte) bool {
 	const notCapable, capable1, capable0, experienced = 0, 1, 2, 3
 	ip := p.frame[l3:]
@@ -140,7 +140,7 @@ func (p *packet) join(outer byte) bool {
 	return true
 }
 
-// open has the rest see what a balancer has sent here. done: the result is what becomes of it.
+// open decapsulates a balancer's packet for the steps that follow. If done, r is the packet's fate.
 func (v *visit) open(result parsed) (r Result, done bool) {
 	inside, w, ok := v.packet.unwrap(result)
 	if !ok {
@@ -151,7 +151,7 @@ func (v *visit) open(result parsed) (r Result, done bool) {
 		concerned = true
 	}
 	may := v.isBalancer(w.source)
-	if w.kind == Opt { // nobody of the cluster is a client of a balancer
+	if w.kind == Opt { // clients of a balancer are outside the cluster
 		may = covers(v.Balancers, w.source) < 0 && !v.isPod(w.source)
 	}
 	switch {
@@ -166,7 +166,7 @@ func (v *visit) open(result parsed) (r Result, done bool) {
 	return Result{}, false
 }
 
-// isBalancer says whether packets of an address may be opened: the node does not send to itself.
+// isBalancer reports whether packets from an address may be decapsulated: the node does not send to itself.
 func (v *visit) isBalancer(a netip.Addr) bool {
 	for _, own := range v.Devices {
 		if slices.Contains(own[:], a) {
@@ -176,7 +176,7 @@ func (v *visit) isBalancer(a netip.Addr) bool {
 	return covers(v.Balancers, a) >= 0
 }
 
-// frontendOfBalancer is the frontend that a balancer has been asked for; a NodePort of it is this
+// frontendOfBalancer is the frontend that the client asked of the balancer; a NodePort of the balancer is this
 // node's, too.
 func (v *visit) frontendOfBalancer(to Tuple) (Frontend, bool) {
 	f, ok := v.Tables.find(to)
@@ -191,7 +191,7 @@ func (v *visit) frontendOfBalancer(to Tuple) (Frontend, bool) {
 	return f, ok && f.NodePort
 }
 
-// chosenServes says whether a flow's backend serves what a balancer has been asked.
+// chosenServes reports whether a flow's backend serves that frontend.
 func (v *visit) chosenServes(track *Track) bool {
 	f, _ := v.frontendOfBalancer(v.tuple)
 	return v.servedBy(f, track)
@@ -228,7 +228,7 @@ func (v *visit) chosenByBalancer() (r Result, done bool) {
 	return Result{}, false
 }
 
-// yields says that a record has nothing to say of a packet, for a balancer says where it goes.
+// yields reports whether a flow's entry is ignored, because a balancer says where the packet goes.
 func (v *visit) yields(track *Track) bool {
 	return v.wrapped != nil && (!track.Local || track.Reply)
 }

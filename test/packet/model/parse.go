@@ -7,14 +7,14 @@ import (
 	"net/netip"
 )
 
-// Tuple is the two ends of a packet.
+// Tuple has the addresses, ports and protocol of a packet.
 type Tuple struct {
 	Source, Destination         netip.Addr
 	SourcePort, DestinationPort uint16
 	Protocol                    uint8
 }
 
-// Reverse is the tuple of what comes back.
+// Reverse is the tuple of a reply.
 func (t Tuple) Reverse() Tuple {
 	return Tuple{t.Destination, t.Source, t.DestinationPort, t.SourcePort, t.Protocol}
 }
@@ -35,16 +35,16 @@ const (
 	malformed
 )
 
-// packet is a frame whose headers have been read.
+// packet is a frame with parsed headers.
 type packet struct {
 	frame    []byte
-	shift    int // of the frame in the one that it is part of
+	shift    int // of this frame inside the one that contains it
 	tuple    Tuple
 	l4       int // offset in the frame
 	length   int // from the IP header on
 	fragment fragment
-	id       uint32 // of fragments, as the bytes are
-	flags    byte   // of TCP; of SCTP those that say the same
+	id       uint32 // of fragments, in network byte order
+	flags    byte   // of TCP; of SCTP those with the same meaning
 	hops     byte
 	// Of TCP.
 	sequence, acknowledged uint32
@@ -56,7 +56,7 @@ const (
 
 	fin, syn, rst, ack = 1, 2, 4, 16
 
-	// Further in than this the programs read no headers.
+	// The programs read no headers beyond this offset.
 	headersEnd = 512
 	extensions = 6
 )
@@ -159,12 +159,12 @@ func (p *packet) parse6() parsed {
 	return hasPorts(next)
 }
 
-// skip passes over one extension header.
+// skip skips one extension header.
 func (p *packet) skip(header byte) (next byte, ok bool) {
 	switch header {
 	case 0, 43, 60:
 		extension := p.at(p.l4, 4)
-		if extension == nil || header == 43 && extension[3] > 0 { // it goes on to another destination
+		if extension == nil || header == 43 && extension[3] > 0 { // it has other destinations to visit
 			return 0, false
 		}
 		p.l4 += 8 * (int(extension[1]) + 1)
@@ -188,15 +188,15 @@ func (p *packet) skip(header byte) (next byte, ok bool) {
 	return 0, false
 }
 
-// parsePorts reads layer 4, of which `left` bytes belong to the packet.
+// parsePorts parses layer 4, which has `left` bytes.
 func (p *packet) parsePorts(left int) parsed {
 	header := p.at(p.l4, 8)
 	if p.tuple.Protocol == SCTP {
 		if header = p.at(p.l4, 12); header == nil || left < 16 {
 			return malformed
 		}
-		// INIT begins, SHUTDOWN and SHUTDOWN ACK are of one side each, ABORT and
-		// SHUTDOWN COMPLETE end.
+		// INIT begins a flow, SHUTDOWN and SHUTDOWN ACK are one side's end each, ABORT and SHUTDOWN
+		// COMPLETE end it.
 		p.flags = map[byte]byte{1: syn, 6: rst, 7: fin, 8: fin, 14: rst}[p.frame[p.l4+12]]
 	} else if p.tuple.Protocol == TCP {
 		header = p.at(p.l4, 20)
@@ -220,7 +220,7 @@ func (p *packet) parsePorts(left int) parsed {
 	return ours
 }
 
-// Ends are those of a whole packet, or of the first fragment of one.
+// Ends is the tuple of a whole packet, or of a datagram's first fragment.
 func Ends(frame []byte) (Tuple, bool) {
 	p, result := parse(frame)
 	return p.tuple, result == ours && p.fragment != laterFragment

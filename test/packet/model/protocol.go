@@ -4,18 +4,18 @@ package model
 
 import "slices"
 
-// class is who asks.
+// class is the source class of a client.
 type class int
 
 const (
-	bySource class = iota // a pod or somebody outside: the address tells
+	bySource class = iota // a pod or an external client, by the address
 	theNode
 )
 
-// otherProtocol is a packet of a protocol that no Service has, to an address of Services (R21).
+// otherProtocol handles a packet to an address of Services whose protocol no Service has (R21).
 func (v *visit) otherProtocol(c class) (Result, bool) {
-	// Hop-by-hop options, routing, fragment, authentication, destination options: what is behind
-	// these is not known.
+	// Hop-by-hop options, routing, fragment, authentication, destination options: the protocol behind these
+	// is unknown.
 	hidden := v.is6() && slices.Contains([]uint8{0, 43, 44, 51, 60}, v.tuple.Protocol)
 	to := v.tuple.Destination
 	if v.l4 == 0 || hasPorts(v.tuple.Protocol) == ours || hidden {
@@ -35,7 +35,7 @@ func (v *visit) otherProtocol(c class) (Result, bool) {
 	switch {
 	case !ok:
 		return v.drop(DropNoService), true
-	case c == theNode: // the tables here say nothing of it
+	case c == theNode: // the tables here have no decision for it
 		return v.pass(NotService), true
 	case v.isPod(v.tuple.Source):
 		decision = f.Pod
@@ -43,13 +43,13 @@ func (v *visit) otherProtocol(c class) (Result, bool) {
 	if len(decision.Slots) > 0 {
 		return Result{}, false
 	}
-	if decision.Verdict == Reject && v.length < 20+8 { // less than an error quotes
+	if decision.Verdict == Reject && v.length < 20+8 { // less than an ICMP error quotes
 		return v.drop(Rejected), true
 	}
 	return v.judge(decision.Verdict), true
 }
 
-// asksNothing says that a packet is an ICMP error, or a message of neighbour discovery.
+// asksNothing reports whether a packet is an ICMP error or a message of neighbour discovery.
 func (v *visit) asksNothing() bool {
 	protocol, errors := uint8(ICMP), []byte{3, 4, 5, 11, 12}
 	if v.is6() {

@@ -26,8 +26,7 @@ func fold(sum uint64) uint16 {
 	return uint16(sum)
 }
 
-// amend is the checksum after some of the bytes that it covers have changed (RFC
-// 1624, equation 3).
+// amend is the checksum after some of the bytes under it have changed (RFC 1624, equation 3).
 func amend(check []byte, before, after []byte) {
 	inverted := make([]byte, len(before))
 	for i, b := range before {
@@ -36,8 +35,8 @@ func amend(check []byte, before, after []byte) {
 	binary.BigEndian.PutUint16(check, ^fold(sum(sum(uint64(^binary.BigEndian.Uint16(check)), inverted), after)))
 }
 
-// change is translate without what is behind a fragment of IPv4 in its frame: the rest of
-// what was cut apart. Ethernet pads frames of less than 60 octets.
+// change is translate without the rest of the frame after an IPv4 fragment, which belongs to the other
+// fragments. Ethernet pads frames of less than 60 octets.
 func (p *packet) change(to Tuple, hops byte) []byte {
 	out := p.translate(to, hops)
 	if !p.is6() && p.fragment != whole && l3+p.length >= 60 {
@@ -46,7 +45,7 @@ func (p *packet) change(to Tuple, hops byte) []byte {
 	return out
 }
 
-// translate gives the packet other ends, and takes hops off.
+// translate gives the packet another tuple, and decreases its hops.
 func (p *packet) translate(to Tuple, hops byte) []byte {
 	out := append([]byte(nil), p.frame...)
 	ip := out[l3:]
@@ -90,7 +89,7 @@ func (p *packet) translate(to Tuple, hops byte) []byte {
 	return out
 }
 
-// refusal is the answer to a rejected packet: a whole frame.
+// refusal is the reply to a rejected packet, as a whole frame.
 func (p *packet) refusal() []byte {
 	if p.tuple.Protocol == TCP {
 		return p.answer(p.tuple.Destination, TCP, p.reset())
@@ -98,17 +97,17 @@ func (p *packet) refusal() []byte {
 	return p.icmp(p.tuple.Destination, [2]byte{3, 3}, [2]byte{1, 4}, 0)
 }
 
-// timeExceeded is RFC 792, and RFC 4443 section 3.3.
+// timeExceeded follows RFC 792, and RFC 4443 section 3.3.
 func (p *packet) timeExceeded(from netip.Addr) []byte {
 	return p.icmp(from, [2]byte{11, 0}, [2]byte{3, 0}, 0)
 }
 
-// packetTooBig is RFC 1191 section 4, and RFC 4443 section 3.2.
+// packetTooBig follows RFC 1191 section 4, and RFC 4443 section 3.2.
 func (p *packet) packetTooBig(mtu int) []byte {
 	return p.icmp(p.tuple.Destination, [2]byte{3, 4}, [2]byte{2, 0}, uint32(mtu))
 }
 
-// reset is RFC 9293 section 3.10.7.1.
+// reset follows RFC 9293 section 3.10.7.1.
 func (p *packet) reset() []byte {
 	asked := p.frame[p.l4:]
 	tcp := make([]byte, 20)
@@ -131,8 +130,8 @@ func (p *packet) reset() []byte {
 	return tcp
 }
 
-// icmp is an error about the packet, with type and code of each IP version. It quotes
-// what fits into 576 or 1280 bytes (RFC 1812 section 4.3.2.3, RFC 4443 section 3.1).
+// icmp is an ICMP error about the packet, with type and code for each IP version. It quotes what fits into 576
+// or 1280 bytes (RFC 1812 section 4.3.2.3, RFC 4443 section 3.1).
 func (p *packet) icmp(from netip.Addr, v4, v6 [2]byte, rest uint32) []byte {
 	kind, most := v4, 576-20-8
 	if p.is6() {

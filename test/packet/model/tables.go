@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package model says in plain Go what the edge's programs do with a packet. It is
-// written from the rules and shares no code with bpf/, so that a difference between
-// the two is a fault of one of them.
+// Package model says in plain Go what the edge's programs do with a packet. It is written from the rules and
+// shares no code with bpf/, so any difference shows a bug in one of them.
 package model
 
 import (
@@ -11,7 +10,7 @@ import (
 	"slices"
 )
 
-// Verdict is what becomes of a client's packet that meets no backend.
+// Verdict is the fate of a packet that gets no backend.
 type Verdict uint32
 
 // As enum verdict in bpf/lb/types.h.
@@ -32,61 +31,61 @@ const (
 	ICMPv6 = 58
 )
 
-// FrontendKey is what a client asks for. Without port and protocol it stands for all
-// that no other key of the address names; with ICMP or ICMPv6 alone, for echo requests.
+// FrontendKey is what a client asks for. Without port and protocol it stands for everything at the address
+// without a key of its own; with ICMP or ICMPv6 alone, for echo requests.
 type FrontendKey struct {
 	Address  netip.Addr
 	Port     uint16
 	Protocol uint8
 }
 
-// Decision is what one class of clients meets: backends by their ids, as often as
-// their weight says, or a verdict.
+// Decision is what one source class gets: backends by their IDs, each as often as its weight says, or a
+// verdict.
 type Decision struct {
 	Slots   []uint32
 	Verdict Verdict
 }
 
-// SortMembers puts the members of a set into the order that programs look for them in: that of
-// their addresses and ports. One that does not exist comes first.
+// SortMembers sorts the members of a set as programs search them: by address and port. Missing backends come
+// first.
 func (t *Tables) SortMembers(ids []uint32) {
 	at := func(id uint32) netip.AddrPort { return netip.AddrPortFrom(t.Backends[id].Address, t.Backends[id].Port) }
 	slices.SortFunc(ids, func(a, b uint32) int { return cmp.Or(at(a).Compare(at(b)), cmp.Compare(a, b)) })
 }
 
-// DSR is how a client's packets get to a backend of another node with the client's address.
+// DSR is how a client's packets reach a remote backend with the client's address.
 type DSR uint8
 
 // As enum dsr in bpf/lb/types.h.
 const (
-	SNAT DSR = iota // they do not
+	SNAT DSR = iota // without it
 	IPIP
 	Geneve
 	Opt
 )
 
-// Frontend is what stands behind a key.
+// Frontend is the value of a key.
 type Frontend struct {
 	Service         uint32
 	AffinitySeconds uint32
 	SourceSet       uint32 // 0: any source is admitted
-	// Maglev: the slots are a table, which the programs do not look for a backend in. The
-	// choice is the same.
+	// Maglev: the slots are a Maglev table, which programs do not search for a backend. The choice is the
+	// same.
 	Maglev       bool
 	DSR          DSR
 	NodePort     bool
 	Pod, Outside Decision
-	// Untracked: what clients outside send to other nodes needs no record, but where the
-	// history has a slot contested.
+	// Untracked: packets of external clients to other nodes need no entry, except in slots that the history
+	// marks as contested.
 	Untracked bool
-	History   []Slot // of Outside, or of what that was before; nil: none
-	Before    DSR    // while flows that have no records began
+	History   []Slot // of Outside, or of an earlier table; nil: none
+	Before    DSR    // when flows without entries began
 }
 
-// Slot is what is remembered of one.
+// Slot is the history of one slot.
 type Slot struct {
 	Contested bool
-	Stable    uint32 // where flows without records are; 0: where the table says
+	Stable    uint32 // the backend of flows without entries; 0: the one in the table
 }
 
 // Backend is an endpoint.
@@ -94,35 +93,35 @@ type Backend struct {
 	Address netip.Addr
 	Port    uint16
 	Local   bool
-	Node    netip.Addr // of its node; not valid if none is known
+	Node    netip.Addr // of its node; invalid if unknown
 }
 
-// NextHop is how a packet leaves.
+// NextHop is the way out for a packet.
 type NextHop struct {
 	Device              uint32
 	Source, Destination [6]byte // Ethernet
-	Known               bool    // the neighbour's address is
-	MTU                 int     // 0: all fits
+	Known               bool    // the neighbour is resolved
+	MTU                 int     // 0: unlimited
 }
 
-// Tables is what the edge is told: by the agent, and by the kernel's routes.
+// Tables is the edge's configuration: by the agent, and by the kernel's routes.
 type Tables struct {
 	Frontends map[FrontendKey]Frontend
 	Backends  map[uint32]Backend
 	Ranges    map[uint32][]netip.Prefix
 	Services  []netip.Prefix // ServiceCIDRs
 	Pods      []netip.Prefix
-	Balancers []netip.Prefix // whose encapsulated packets are for backends of this node
+	Balancers []netip.Prefix // whose encapsulated packets are accepted
 	// Devices is the node's own address on a device, for each IP version.
 	Devices map[uint32][2]netip.Addr
-	// MACs are what frames for the node have.
+	// MACs are the addresses of frames for the node.
 	MACs map[uint32][6]byte
-	// PodsAt are the devices that pods of this node are behind. What these ask is met
-	// where it leaves, but for what does not leave.
+	// PodsAt are the devices with pods of this node. Packets from there are handled at egress, except those
+	// that do not leave.
 	PodsAt map[uint32]bool
-	// Ports are the ranges that SNAT takes its ports from: first, count.
+	// Ports are the ranges of SNAT ports: first, count.
 	Ports [2][2]uint16
-	// Route is nil where there is none.
+	// Route returns nil if there is no route.
 	Route func(netip.Addr) *NextHop
 }
 
@@ -136,7 +135,7 @@ func covers(prefixes []netip.Prefix, a netip.Addr) (longest int) {
 	return longest
 }
 
-// isPod tells the class of a client: the longest prefix decides.
+// isPod reports whether a client is a pod, by the longest prefix.
 func (t *Tables) isPod(a netip.Addr) bool {
 	pod := covers(t.Pods, a)
 	return pod >= 0 && pod > covers(t.Services, a)
@@ -147,7 +146,7 @@ func (t *Tables) isService(a netip.Addr) bool {
 	return service >= 0 && service > covers(t.Pods, a)
 }
 
-// handledAtEgress says that a packet of a pod is met where it leaves the node, or nowhere.
+// handledAtEgress reports whether a pod's packet is handled where it leaves the node, or not at all.
 func (v *visit) handledAtEgress() bool {
 	to := v.tuple
 	_, exact := v.Frontends[FrontendKey{to.Destination, to.DestinationPort, to.Protocol}]

@@ -22,7 +22,7 @@ func (v *visit) end(track *Track) {
 	v.remove(v.tuple)
 }
 
-// evict removes a flow, one of whose records has a key, for another one to have its port.
+// evict removes the flow with the key of one of its entries, to free its port for another.
 func (v *visit) evict(key Tuple, track *Track) {
 	other, _ := v.Edge.find(track.Becomes.Reverse())
 	if other != nil && other.Becomes.Reverse() == key {
@@ -31,7 +31,7 @@ func (v *visit) evict(key Tuple, track *Track) {
 	v.remove(key)
 }
 
-// turned is the flow's other record.
+// turned is the flow's other entry.
 func (t *Track) turned(key Tuple) *Track {
 	other := &Track{
 		Becomes: key.Reverse(), Service: t.Service, Backend: t.Backend, LastSeen: t.LastSeen,
@@ -43,13 +43,13 @@ func (t *Track) turned(key Tuple) *Track {
 	return other
 }
 
-// store keeps both records of a new flow.
+// store stores both entries of a new flow.
 func (v *visit) store(track *Track) {
 	v.HalfOpen[track.Becomes.Reverse()] = track.turned(v.tuple)
 	v.HalfOpen[v.tuple] = track
 }
 
-// otherOf is the flow's other record, unless another flow has its place.
+// otherOf is the flow's other entry, unless another flow has replaced it.
 func (v *visit) otherOf(track *Track) *Track {
 	other, _ := v.Edge.find(track.Becomes.Reverse())
 	if other == nil || other.Becomes.Reverse() != v.tuple {
@@ -58,7 +58,7 @@ func (v *visit) otherOf(track *Track) *Track {
 	return other
 }
 
-// follow is a packet of a flow that is known.
+// follow handles a packet of a known flow.
 func (v *visit) follow(track *Track, half bool) Result {
 	if track.DSR != SNAT {
 		return v.followDirect(track, half)
@@ -91,7 +91,7 @@ func (v *visit) follow(track *Track, half bool) Result {
 	return v.send(to, hop, reason)
 }
 
-// note is what a packet tells of its flow.
+// note updates a flow by a packet.
 func (v *visit) note(track *Track, half bool) {
 	if track.LastSeen != v.Now {
 		due := track.LastSeen/8 != v.Now/8
@@ -129,10 +129,10 @@ func (v *visit) note(track *Track, half bool) {
 	}
 }
 
-// window is how far a sequence number may be from the last that is known.
+// window is the greatest distance of a sequence number from the last known one.
 const window = 1 << 22
 
-// heard says whether a packet shows that its flow has been heard from both sides.
+// heard reports whether a packet shows that both sides have been heard from.
 func (v *visit) heard(track *Track) bool {
 	other := v.otherOf(track)
 	if v.tuple.Protocol == UDP {
@@ -147,8 +147,8 @@ func (v *visit) heard(track *Track) bool {
 	return track.State != StateClosed && v.flags&ack != 0 && other != nil && other.Next != 0 && other.Next-v.acknowledged < window
 }
 
-// answers says whether what a backend here sends answers what came through the Service: it may be of
-// a connection that the client has with the backend itself.
+// answers reports whether a packet of a backend here replies to one that came through the Service: it may
+// belong to a direct connection of the client to the backend.
 func (v *visit) answers(track *Track) bool {
 	if v.tuple.Protocol != TCP || track.State != StateNew || v.fragment == laterFragment {
 		return true
@@ -168,7 +168,7 @@ func (v *visit) answers(track *Track) bool {
 	return other.Acked != 0 && near(v.sequence, other.Acked) && (v.flags&ack == 0 || near(v.acknowledged, other.Next))
 }
 
-// close is a RST or FIN; one by somebody who does not see the connection is not believed.
+// close handles a RST or FIN, and ignores one of a sender that cannot see the connection.
 func (v *visit) close(track *Track, half bool) {
 	other := v.otherOf(track)
 	if v.tuple.Protocol == TCP && other != nil && other.Acked != 0 && v.sequence-other.Acked >= window {
@@ -190,8 +190,7 @@ func (v *visit) close(track *Track, half bool) {
 	}
 }
 
-// restore makes the other record of an assured flow anew if it is lost. What another flow has by now
-// stays that one's.
+// restore restores the other entry of an assured flow, unless another flow has taken its place.
 func (v *visit) restore(track *Track) {
 	key := track.Becomes.Reverse()
 	if there, _ := v.Edge.find(key); there == nil {
@@ -199,7 +198,7 @@ func (v *visit) restore(track *Track) {
 	}
 }
 
-// promote moves a flow to those of which both sides have been heard.
+// promote moves a flow to the table of assured flows.
 func (v *visit) promote(track *Track) {
 	track.State = max(track.State, StateEstablished)
 	turned := track.turned(v.tuple)

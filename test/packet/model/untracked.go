@@ -2,7 +2,7 @@
 
 package model
 
-// remembered is what a frontend remembers of a packet's slot.
+// remembered is the history of a packet's slot.
 func (f Frontend) remembered(hash uint32) Slot {
 	if f.History == nil {
 		return Slot{}
@@ -10,8 +10,7 @@ func (f Frontend) remembered(hash uint32) Slot {
 	return f.History[uint64(hash)*uint64(len(f.History))>>32]
 }
 
-// untracked sends a packet on that needs no record; ok is false if it may need one, or meets
-// something else.
+// untracked forwards a packet that needs no entry; ok is false if it may need one, or is handled otherwise.
 func (v *visit) untracked() (result Result, ok bool) {
 	f, exact := v.Frontends[FrontendKey{v.tuple.Destination, v.tuple.DestinationPort, v.tuple.Protocol}]
 	hash := Hash(v.tuple)
@@ -38,7 +37,7 @@ func (v *visit) untracked() (result Result, ok bool) {
 	return v.sendDirect(d, Untracked), true
 }
 
-// before is the backend of a flow that goes on without a record; 0: nothing is known of it.
+// before is the backend of a continuing flow without an entry; 0: unknown.
 func (v *visit) before(f Frontend, hash uint32) uint32 {
 	slot := f.remembered(hash)
 	if v.wrapped != nil || !slot.Contested || v.tuple.Protocol == UDP || v.flags&syn != 0 || v.isPod(v.tuple.Source) {
@@ -47,8 +46,8 @@ func (v *visit) before(f Frontend, hash uint32) uint32 {
 	return slot.Stable
 }
 
-// forgedSYN is where a packet goes that does not go on near a forged SYN with its ends; nil if
-// it is the record's, or nobody knows.
+// forgedSYN is where to send a packet that does not continue near a forged SYN with its tuple; nil if the entry
+// applies, or nobody knows.
 func (v *visit) forgedSYN(track *Track) *Track {
 	if v.tuple.Protocol != TCP || v.fragment == laterFragment || track.Next == 0 || v.sequenceNear(track.Next) {
 		return nil
@@ -70,7 +69,7 @@ func (v *visit) forgedSYN(track *Track) *Track {
 	return stable
 }
 
-// goesOn is the record of such a flow.
+// goesOn updates the entry of such a flow.
 func (v *visit) goesOn(track *Track) {
 	track.State = StateEstablished
 	if v.flags&fin != 0 {

@@ -13,8 +13,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// newEtcdCommand makes an etcd of one member, which does not wait for the disk:
-// a test's cluster does not outlive its machine.
+// newEtcdCommand runs an etcd with one member, which does not wait for the disk: a test's cluster need not
+// survive its machine.
 func newEtcdCommand() *cobra.Command {
 	var folder, clients, peers string
 	cmd := &cobra.Command{
@@ -53,7 +53,7 @@ func etcdConfig(folder, clients, peers string) *embed.Config {
 	cfg.AdvertiseClientUrls, cfg.AdvertisePeerUrls = cfg.ListenClientUrls, cfg.ListenPeerUrls
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.UnsafeNoFsync = true
-	cfg.WarningUnaryRequestDuration = 300 * time.Millisecond // unset, each request is one to warn of
+	cfg.WarningUnaryRequestDuration = 300 * time.Millisecond // unset, every request causes a warning
 	cfg.LogLevel = "warn"
 	return cfg
 }

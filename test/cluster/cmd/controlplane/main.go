@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command controlplane is etcd, kube-apiserver, kube-controller-manager and
-// kube-proxy in one file: they share most of their code, which so is linked and
-// stored once. The first argument says which one it is; the flags after it are
-// those of the program of that name, for etcd those of etcd.go.
+// Command controlplane is etcd, kube-apiserver, kube-controller-manager and kube-proxy in one file: they share
+// most of their code, which is thus linked and stored once. The first argument selects one; the flags after it
+// are those of the program of that name, for etcd those of etcd.go.
 package main
 
 import (
@@ -19,7 +18,7 @@ import (
 	kubeproxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 )
 
-// Made on demand: each of them sets the same global flags and feature gates.
+// Created on demand: each of them sets the same global flags and feature gates.
 var programs = map[string]func() *cobra.Command{
 	"etcd":                    newEtcdCommand,
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
