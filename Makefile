@@ -39,8 +39,8 @@ SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
-# start first, so that no CPU is idle at the end. The emulated machine has one CPU, and the cluster's tests
-# run one package after the other and often wait, so these two run side by side.
+# start first, so that no CPU is idle at the end. The emulated machine has one CPU, and the tests of the
+# cluster and the benchmark run one package after the other and often wait, so these three run side by side.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
@@ -103,9 +103,9 @@ test: build lint controlplane ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
-		--go 'benchmark=$(BENCH_TEST) -timeout 60m ./...' \
 		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
-		--beside --go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)'
+		--beside --go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)' \
+		--beside --go 'benchmark=$(BENCH_TEST) -timeout 60m ./...'
 
 test-full: build lint controlplane ## all tests, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
