@@ -201,8 +201,8 @@ func (rig *edgeRig) send(hook string, all []segment) error {
 	return err
 }
 
-// lostShare: of a million flows in the tables a few find their sets full by chance. Others replace them, up to
-// this share.
+// lostShare: of a million flows in the tables a few find their sets full by chance. One in so many may be lost;
+// others are used twice instead.
 const lostShare = 10_000
 
 // answers are the backends' replies by their entries, which have the given flags.

@@ -2,7 +2,7 @@
 
 #include "textflag.h"
 
-// Both loops are five instructions, of which one differs.
+// Both loops are five instructions, one of which differs.
 
 // func runAdditions(loops int64)
 TEXT ·runAdditions(SB), NOSPLIT, $0-8

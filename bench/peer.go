@@ -103,7 +103,7 @@ func readPacket(path string) ([]byte, error) {
 		packet = digits
 	}
 	if len(packet) < peerPacketLeast || len(packet) > peerPacketMost {
-		return nil, fmt.Errorf("packet: %s has %d bytes: an Ethernet frame has %d to %d, the first byte of which is that of the destination's address",
+		return nil, fmt.Errorf("packet: %s has %d bytes: an Ethernet frame has %d to %d and starts with the destination's address",
 			path, len(packet), peerPacketLeast, peerPacketMost)
 	}
 	return packet, nil

@@ -44,10 +44,10 @@ func TestSockmapBalancer(t *testing.T) {
 				t.Fatalf("%v; counted %s", err, counted(balancer))
 			}
 			if answer.Peer.Addr() != node.Addr4 {
-				t.Errorf("%s was asked by %s, want the balancer", answer.Pod, answer.Peer)
+				t.Errorf("%s sees the client %s, want the balancer", answer.Pod, answer.Peer)
 			}
 			if answer.Payload != payload {
-				t.Errorf("%s was asked %d bytes, want %d", answer.Pod, len(answer.Payload), len(payload))
+				t.Errorf("%s received %d bytes, want %d", answer.Pod, len(answer.Payload), len(payload))
 			}
 			asked += uint64(len(payload) + 1)
 			seen[answer.Pod]++

@@ -181,7 +181,7 @@ func TestFlappingBackend(t *testing.T) {
 	for status := range 6 {
 		asked := flapping.asked.Load() + 6
 		flapping.status.Store([]int64{http.StatusServiceUnavailable, http.StatusOK}[status%2])
-		w.eventually("it is asked", func() bool { return flapping.asked.Load() >= asked })
+		w.eventually("it is probed", func() bool { return flapping.asked.Load() >= asked })
 	}
 	if h := w.status().Health; h.Counters.Failures == 0 || h.Counters.Changes > before || len(h.Down) > 0 {
 		t.Errorf("health: %+v", h)

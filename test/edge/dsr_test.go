@@ -146,7 +146,7 @@ func (w *world) wantWay(kind, network string, to netip.AddrPort, served map[neti
 		}
 	}()
 	// The last packets of a connection may still be in flight.
-	w.eventually("all packets to "+to.String()+" have gone their way", func() bool {
+	w.eventually("all packets to "+to.String()+" have taken their path", func() bool {
 		for _, s := range seen() {
 			look(s)
 		}

@@ -222,7 +222,7 @@ func Open(name string) (*Lab, error) {
 	}
 	l := assemble(name, s, plan(s.Shape))
 	if err := l.check(s); err != nil {
-		return nil, fmt.Errorf("lab %s: %w (%w): `beeline-lab up --name %s` makes it anew", name, ErrIncomplete, err, name)
+		return nil, fmt.Errorf("lab %s: %w (%w): `beeline-lab up --name %s` creates it again", name, ErrIncomplete, err, name)
 	}
 	return l, nil
 }

@@ -209,8 +209,8 @@ func TestDirectNoWay(t *testing.T) {
 }
 
 // Replies to a pod elsewhere, or to the backend's own node, bypass the device that would give them the
-// Service's address: these clients get the balancer's source address (R19). A backend of this node gets its
-// packets as usual.
+// Service's address, so these clients are served with the balancer's address as the source (R19). A backend of
+// this node gets its packets as usual.
 func TestDirectForClientsOutside(t *testing.T) {
 	w := newScene(t)
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {

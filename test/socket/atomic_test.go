@@ -88,7 +88,7 @@ func TestChangesAreAtomic(t *testing.T) {
 	}
 	for _, a := range w.agents {
 		if c := w.counters(a); c.ConnectNoBackend != 0 || c.RecordFailed != 0 || c.AffinityFailed != 0 {
-			t.Errorf("%s: the hooks met damaged or full tables: %+v", a.Host.Name, c)
+			t.Errorf("%s: the hooks found damaged or full tables: %+v", a.Host.Name, c)
 		}
 	}
 }

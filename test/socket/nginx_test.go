@@ -113,7 +113,7 @@ func TestNginxResolver(t *testing.T) {
 			for n := 10; n < 15; n++ {
 				answer, err := proxied(clients[i], port, fmt.Sprintf("web-%d", n), 80)
 				if err != nil || answer.Pod != "b2" {
-					t.Errorf("b1 has gone; nginx on %s, port %d: %+v (%v), want an answer from b2", on.Name, port, answer, err)
+					t.Errorf("b1 is gone; nginx on %s, port %d: %+v (%v), want an answer from b2", on.Name, port, answer, err)
 				}
 			}
 		}

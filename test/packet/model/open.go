@@ -176,7 +176,7 @@ func (v *visit) isBalancer(a netip.Addr) bool {
 	return covers(v.Balancers, a) >= 0
 }
 
-// frontendOfBalancer is the frontend that the client asked of the balancer; a NodePort of the balancer is this
+// frontendOfBalancer is the frontend at the balancer that the client asked for; a NodePort of the balancer is this
 // node's, too.
 func (v *visit) frontendOfBalancer(to Tuple) (Frontend, bool) {
 	f, ok := v.Tables.find(to)
