@@ -22,7 +22,7 @@ export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
 export BPF_CFLAGS = -O2 -g -fno-strict-aliasing -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/counter/*.c test/shared/*.c)
+BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/*/*.bpf.c)
 # A module of its own, so that its plotting library is no dependency of the product.
 BENCH = bench
 BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off
@@ -31,6 +31,7 @@ C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go \
 	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/xdpslot_bpfel.go \
 	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
+GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
 SCRIPTS := scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
@@ -59,8 +60,8 @@ help: ## list the targets
 setup: ## install what the build and the tests need (Debian 12, root)
 	@scripts/setup
 
-$(GENERATED) &: $(BPF_SOURCES) internal/datapath/generate.go internal/xdpdispatch/generate.go test/counter/counter.go test/shared/shared.go go.mod Makefile | setup $(SUITE)
-	@$(SUITE) --quiet 'compiling the BPF programs=go generate ./internal/datapath ./internal/xdpdispatch ./test/counter ./test/shared'
+$(GENERATED) &: $(BPF_SOURCES) $(shell grep -l '^//go:generate' $(GENERATED_FOLDERS:=*.go)) go.mod Makefile | setup $(SUITE)
+	@$(SUITE) --quiet 'compiling the BPF programs=go generate $(GENERATED_FOLDERS:%=./%)'
 
 $(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) bench/generate.go bench/go.mod Makefile | setup $(SUITE)
 	scripts/setup --modules $(BENCH)
@@ -155,4 +156,4 @@ bench-docs: bin/bench ## write RESULTS of a benchmark, or of its part endurance,
 	bin/bench doc $(RESULTS) --into docs/measure/results.md
 
 clean: ## remove all build products
-	rm -rf bin build internal/datapath/*_bpfel.* internal/xdpdispatch/*_bpfel.* test/counter/*_bpfel.* test/shared/*_bpfel.* bench/*_bpfel.*
+	rm -rf bin build $(GENERATED_FOLDERS:=*_bpfel.*) bench/*_bpfel.*

@@ -158,6 +158,18 @@ static __always_inline __u64 set_score(const struct set_tags *tags,
 	return (dead << 63 | (weight << 48 | rank << 40) * (dead ^ 1) | age) * ((stays & 1) ^ 1);
 }
 
+/* Returns whether what is now in a place that was picked some time ago must not be replaced:
+ * another writer has stored an entry there meanwhile, of the same key, or one that stays. `there`
+ * is the tag that the caller then replaces by CAS, `tag` that of the new entry. */
+static __always_inline int set_pick_is_stale(const struct set_tags *tags,
+					     const struct set_evictions *evictions, __u32 place,
+					     __u32 pick, __u32 there, __u32 tag, __u32 owner,
+					     __u32 now)
+{
+	return there && (pick & PICK_FREE || there == tag ||
+			 !set_score(tags, evictions, place, owner, now, 0));
+}
+
 /* Keeps the better of two places, with its score. */
 static __always_inline void set_better(__u64 *best, __u32 *found, __u64 score, __u32 place)
 {

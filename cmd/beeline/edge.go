@@ -37,7 +37,7 @@ func statusEdge(w io.Writer, s *inspect.Status) {
 	for _, d := range e.DSR {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "Flows: %d conntrack entries of %d (--max-flows), %d of %d half open", e.Flows.Entries, e.Flows.Limit, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
+	fmt.Fprintf(w, "Flows: %d conntrack entries in %d places (twice --max-flows), %d in %d places half open", e.Flows.Entries, e.Flows.Limit, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
 	if s.Answered {
 		fmt.Fprintf(w, "; last GC pass %s; %d flows expired, %d ended because their backend was removed", ago(e.Flows.LastGC), e.Flows.Expired, e.Flows.Ended)
 	}
@@ -52,7 +52,7 @@ func edgeCounters(counters map[string]uint64) string {
 	var words []string
 	for _, name := range slices.Sorted(maps.Keys(counters)) {
 		if n := counters[name]; n > 0 {
-			words = append(words, fmt.Sprintf("%d %s", n, strings.ReplaceAll(name, "_", " ")))
+			words = append(words, fmt.Sprintf("%d %s", n, name))
 		}
 	}
 	if len(words) == 0 {

@@ -124,7 +124,7 @@ backend does not know breaks.
 Services with DSR whose flows need no conntrack entries (docs/operate/dsr.md) have entries
 only in slots that have changed since. There, a flow without an entry goes to the
 backend from before the change, so connections opened after the change break.
-"beeline status" says how many slots have changed.
+"beeline status -v" says how many slots have changed.
 
 Select flows by --service, --backend or both; --all selects all flows.`,
 		Args: usage(cobra.NoArgs),

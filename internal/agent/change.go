@@ -51,10 +51,10 @@ func (a *Agent) take(ev source.Event) error {
 	return nil
 }
 
-func completeState(table *service.Cluster) service.Delta {
-	cidrs, pods, balancers := table.ServiceCIDRs(), table.PodNetworks(), table.Balancers()
+func completeState(cluster *service.Cluster) service.Delta {
+	cidrs, pods, balancers := cluster.ServiceCIDRs(), cluster.PodNetworks(), cluster.Balancers()
 	delta := service.Delta{Plans: map[service.Ref]*service.Plan{}, ServiceCIDRs: &cidrs, PodNetworks: &pods, Balancers: &balancers}
-	for owner, plan := range table.Owners() {
+	for owner, plan := range cluster.Owners() {
 		delta.Plans[owner] = plan
 	}
 	return delta

@@ -60,7 +60,7 @@ const nearlyFull = 0.9
 // Conditions returns the conditions of the fill of the tables.
 func (s *Status) Conditions() (all condition.List) {
 	if float64(s.Entries) > nearlyFull*float64(s.Limit) && s.Limit > 0 {
-		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d of %d entries): the flows that have been idle longest are evicted", s.Entries, s.Limit))
+		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d entries in %d places): where there is no room, flows of the Service that has most are evicted", s.Entries, s.Limit))
 	}
 	return all
 }

@@ -28,7 +28,7 @@ func Cleanup(bpffs string, components ...*Component) error {
 		return unmountOwnCgroup()
 	}
 	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
-		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so nothing of Beeline's is there", bpffs))
+		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so Beeline has no pins there", bpffs))
 	}
 	lock, err := pinfs.Lock(bpffs)
 	if err != nil {
@@ -50,7 +50,7 @@ func Cleanup(bpffs string, components ...*Component) error {
 
 // removePins removes what Open and Attach pinned: first the links, in reverse order of attachment (connect
 // before getpeername).
-func removePins(bpffs string, components registry) error {
+func removePins(bpffs string, components componentList) error {
 	var paths []string
 	for _, c := range slices.Backward(components) {
 		if err := c.detachAll(bpffs); err != nil {

@@ -55,17 +55,17 @@ func (c *Component) pinnedNames() (names []string) {
 	return names
 }
 
-// A registry is a list of components. A component may use the tables of those before it.
-type registry []*Component
+// A componentList is a list of components. A component may use the tables of those before it.
+type componentList []*Component
 
 // sections are the global variables of an object (constants.go). Every object may have them. No program of the
 // product has variables in .bss, which bpf2go needs for some types.
 var sections = []Table{{Name: ".rodata", Kind: variableSection}, {Name: ".bss", Kind: variableSection}}
 
 // tables iterates over the tables of all components, in order.
-func (r registry) tables() iter.Seq2[*Component, *Table] {
+func (l componentList) tables() iter.Seq2[*Component, *Table] {
 	return func(yield func(*Component, *Table) bool) {
-		for _, c := range r {
+		for _, c := range l {
 			for i := range c.Tables {
 				if !yield(c, &c.Tables[i]) {
 					return
@@ -76,8 +76,8 @@ func (r registry) tables() iter.Seq2[*Component, *Table] {
 }
 
 // table returns the declaration of a map, nil if there is none.
-func (r registry) table(name string) *Table {
-	for _, t := range r.tables() {
+func (l componentList) table(name string) *Table {
+	for _, t := range l.tables() {
 		if t.Name == name {
 			return t
 		}
@@ -91,8 +91,8 @@ func (r registry) table(name string) *Table {
 }
 
 // owner returns the name of the component that declares a table.
-func (r registry) owner(table string) string {
-	for c, t := range r.tables() {
+func (l componentList) owner(table string) string {
+	for c, t := range l.tables() {
 		if t.Name == table {
 			return c.Name
 		}
@@ -101,8 +101,8 @@ func (r registry) owner(table string) string {
 }
 
 // constant returns the function that computes a constant, nil if it is not declared.
-func (r registry) constant(name string) ConstantValue {
-	for _, c := range r {
+func (l componentList) constant(name string) ConstantValue {
+	for _, c := range l {
 		if value := c.Constants[name]; value != nil {
 			return value
 		}
@@ -111,8 +111,8 @@ func (r registry) constant(name string) ConstantValue {
 }
 
 // component returns a component by its name.
-func (r registry) component(name string) (*Component, error) {
-	for _, c := range r {
+func (l componentList) component(name string) (*Component, error) {
+	for _, c := range l {
 		if c.Name == name {
 			return c, nil
 		}
@@ -121,8 +121,8 @@ func (r registry) component(name string) (*Component, error) {
 }
 
 // cgroupHooks returns the hooks of all components, in the order of attachment.
-func (r registry) cgroupHooks() (all []CgroupHook) {
-	for _, c := range r {
+func (l componentList) cgroupHooks() (all []CgroupHook) {
+	for _, c := range l {
 		all = append(all, c.CgroupHooks...)
 	}
 	return all
@@ -130,10 +130,10 @@ func (r registry) cgroupHooks() (all []CgroupHook) {
 
 // checkDeclared returns an error for a map of an object that no component declares: nothing would pin, size
 // or remove it.
-func (r registry) checkDeclared(spec *ebpf.CollectionSpec) error {
+func (l componentList) checkDeclared(spec *ebpf.CollectionSpec) error {
 	for name := range spec.Maps {
-		if r.table(name) == nil {
-			return fmt.Errorf("map %s of the BPF object is not declared: add it to the Tables of its component (internal/datapath/component.go)", name)
+		if l.table(name) == nil {
+			return fmt.Errorf("map %s of the BPF object is not declared: add it to the Tables of its component (internal/datapath/registry.go for the product)", name)
 		}
 	}
 	return nil
@@ -145,7 +145,7 @@ var pinName = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 const pinNameRule = "a name has lower-case letters, digits and underscores, and begins with a letter"
 
 // check returns an error if two components would share a name, a pinned table or the pin of a hook.
-func (r registry) check() error {
+func (l componentList) check() error {
 	seen := map[string]string{} // owner by name
 	take := func(what, owner string) error {
 		if other, taken := seen[what]; taken {
@@ -154,7 +154,7 @@ func (r registry) check() error {
 		seen[what] = owner
 		return nil
 	}
-	for _, c := range r {
+	for _, c := range l {
 		if !pinName.MatchString(c.Name) {
 			return fmt.Errorf("component %q: %s", c.Name, pinNameRule)
 		}

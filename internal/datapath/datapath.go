@@ -38,8 +38,8 @@ type Datapath struct {
 	Unprotected string
 
 	options    Options
-	components registry // Options.Components
-	enabled    registry // those with objects
+	components componentList // Options.Components
+	enabled    componentList // those with objects
 	cgroup     string
 	cgroupDir  *os.File
 	lock       *os.File
@@ -138,7 +138,7 @@ func Open(o Options) (d *Datapath, err error) {
 }
 
 // undo removes what a failed Open has made, unless another agent uses the directory.
-func undo(bpffs string, components registry) error {
+func undo(bpffs string, components componentList) error {
 	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
 		return nil // Open failed before it made anything
 	}

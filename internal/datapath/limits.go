@@ -12,7 +12,7 @@ import (
 // kernel memory per entry; "on use" is needed only for existing entries.
 type Limits struct {
 	Frontends    uint32 // addresses and ports of Services: 144 bytes, and about 100 on use
-	Backends     uint32 // distinct endpoints: 32 bytes
+	Backends     uint32 // distinct endpoints: 64 bytes
 	Slots        uint32 // members of all backend sets together, by weight: 8 bytes
 	Services     uint32 // service ports: about 550 bytes on use, and 60 for each CPU (at least 256 KiB for each CPU in any case)
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
@@ -46,7 +46,7 @@ var (
 		In: func(l *Limits) *uint32 { return &l.SourceRanges }, min: 1}
 	limitAffinity = Limit{Flag: "max-affinity", Usage: "maximum number of session affinity entries; entries of clients that came only once are evicted first",
 		In: func(l *Limits) *uint32 { return &l.Affinity }, min: 1}
-	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; the least recently used are evicted",
+	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; where there is no room, entries of the Service that has most are evicted",
 		DefaultText: "by the machine's memory",
 		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer entries flows evict each other"}
 )
@@ -54,7 +54,7 @@ var (
 // AllLimits are the limits with a flag.
 var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows}
 
-// DefaultLimits suit a large cluster: 39 MiB of kernel memory, and what is needed on use. Slots hold 126
+// DefaultLimits suit a large cluster: 47 MiB of kernel memory, and what is needed on use. Slots hold 126
 // Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many tables
 // again for half of them, which changes need.
 var DefaultLimits = Limits{

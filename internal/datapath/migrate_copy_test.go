@@ -25,7 +25,7 @@ func TestFollowConntrack(t *testing.T) {
 			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
 		}
 	}
-	d := &Datapath{enabled: registry{Edge()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
+	d := &Datapath{enabled: componentList{Edge()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
 	oldA, err := oldAssured.Open()
 	must(t, err)
 	oldU, err := oldUnreplied.Open()

@@ -77,7 +77,7 @@ func OpenTables(bpffs string) (*Tables, error) {
 	maps := map[string]*ebpf.Map{}
 	socket := Socket()
 	for _, name := range socket.pinnedNames() {
-		if (registry{socket}).table(name).size(DefaultLimits) == 0 {
+		if (componentList{socket}).table(name).size(DefaultLimits) == 0 {
 			continue // socket storage and counters, which Tables lacks
 		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)

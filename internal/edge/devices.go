@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// A Device is a network device of the node, and who is behind it as far as the edge wants to know.
+// A Device is a network device of the node, and what is behind it.
 type Device struct {
 	netdev.Device
 	// Backends: the route to backends on other nodes leads here.

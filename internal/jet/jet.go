@@ -113,7 +113,6 @@ func (s State) addContested(now Seconds, changed func(slot int) bool) *History {
 // A slot becomes uncontested once its untracked flows have conntrack entries or have timed out, and no entry
 // has another backend. Untracked flows belong to the stable backend: without one, or if it is the current one,
 // there is nothing to wait for.
-// it is the current one, there is nothing to wait for.
 func (s State) Settle(timeout, began Seconds, busy func(slot uint32) bool) *History {
 	h := s.History
 	if h == nil {

@@ -45,7 +45,7 @@ func CheckPath(path string) error {
 		// The file system rejects names with dots ("reserved for future extensions").
 		on, _ := IsFS(existingParent(path), unix.BPF_FS_MAGIC)
 		if on || strings.HasPrefix(path, System+"/") {
-			return fmt.Errorf("--pins %s: a BPF file system takes no names with dots", path)
+			return fmt.Errorf("--pins %s: a BPF file system does not allow names with dots", path)
 		}
 	}
 	return nil
@@ -65,8 +65,8 @@ func Prepare(path string, directories []string) error {
 		at := mountPoint(path)
 		if at == path && path != System {
 			if err := os.MkdirAll(path, 0o700); err != nil {
-				return fmt.Errorf("--pins %s: not on a BPF file system, and no directory to mount one at can be made: %w; "+
-					"name a directory under %s, such as the default", path, err, System)
+				return fmt.Errorf("--pins %s: not on a BPF file system, and a directory to mount one at cannot be created: %w; "+
+					"use a directory under %s, such as the default", path, err, System)
 			}
 			if err := refuseUsed(path); err != nil {
 				return err
@@ -95,7 +95,7 @@ func refuseUsed(path string) error {
 	}
 	if len(entries) > 0 {
 		return fmt.Errorf("--pins %s: an ordinary directory with files such as %s, which a BPF file system mounted there would hide: "+
-			"name a directory under %s, or an empty one", path, entries[0].Name(), System)
+			"use a directory under %s, or an empty one", path, entries[0].Name(), System)
 	}
 	return nil
 }

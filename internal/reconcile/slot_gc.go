@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// SlotGC ends the contest of slots in walks of all conntrack entries (conntrack.Subscriber).
+// SlotGC makes contested slots stable again in walks of all conntrack entries (conntrack.Subscriber).
 type SlotGC struct {
 	syncer  *Syncer
 	timeout func(service.Protocol) time.Duration

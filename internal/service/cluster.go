@@ -16,9 +16,8 @@ import (
 // exceptions: a Service whose health check annotations become invalid keeps its previous check (H5), and this
 // node keeps the state of its deleted Node object (R39).
 //
-// The source calls Apply only when the objects of all kinds are known (R4). A Cluster is not safe for
+// Its plans are complete when the source has delivered the objects of all kinds (R4). A Cluster is not safe for
 // concurrent use. Callers must not modify returned values; later changes of the Cluster do not affect them.
-// affect them.
 type Cluster struct {
 	config   Config
 	services map[Ref]*Service

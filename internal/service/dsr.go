@@ -23,7 +23,7 @@ const (
 )
 
 // DSR is how a packet of a client outside the cluster reaches a backend on another node with the client's
-// address preserved, so that the backend replies directly to the client (direct server return). bpf/dsr/wire.h
+// address preserved, so that the backend replies directly to the client (direct server return). bpf/encap/wire.h
 // documents the formats. Empty means DSROff.
 type DSR string
 

@@ -59,14 +59,14 @@ func (c *Client) Join(device int, mode uint32) ([]ChainProgram, error) {
 			return []member{own}, true, nil
 		}
 		if old.mode != mode {
-			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: "it does not run natively, in the driver, or not as asked for: load what is in it again in the other mode"}
+			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: "it does not run in the requested mode (native or generic): load its programs again in the other mode"}
 		}
 		if slices.ContainsFunc(old.members, func(m member) bool { return own.ID != 0 && m.ID == own.ID }) {
 			return nil, false, nil
 		}
 		others := slices.DeleteFunc(slices.Clone(old.members), func(m member) bool { return m.Name == own.Name })
 		if len(others) == dispatcherPlaces {
-			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: fmt.Sprintf("it runs %d programs already, which is as many as it can: unload one", len(others))}
+			return nil, false, &OtherXDPError{ProgramID: old.id, Name: dispatcherName, Reason: fmt.Sprintf("it already runs %d programs, its maximum: unload one", len(others))}
 		}
 		return sorted(append(others, own)), true, nil
 	}
@@ -75,7 +75,7 @@ func (c *Client) Join(device int, mode uint32) ([]ChainProgram, error) {
 	}
 	now, err := readDispatcher(device)
 	if err != nil || now == nil {
-		return nil, errors.Join(err, errors.New("the device lost its dispatcher at once: somebody else changes its XDP programs"))
+		return nil, errors.Join(err, errors.New("the device has already lost its dispatcher: something else changes its XDP programs"))
 	}
 	defer now.close()
 	return now.chain(c.Name), nil

@@ -35,9 +35,9 @@ type OtherXDPError struct {
 func (e *OtherXDPError) Error() string {
 	reason := e.Reason
 	if reason == "" {
-		reason = "it is not in a dispatcher, in which several find room: load it with xdp-loader"
+		reason = "it is not in a dispatcher, which several can share: load it with xdp-loader"
 	}
-	return fmt.Sprintf("another XDP program has the device (%s, program %d): %s; or let tc serve (--edge-mode=tc)", e.Name, e.ProgramID, reason)
+	return fmt.Sprintf("another XDP program is attached to the device (%s, program %d): %s; or use tc (--edge-mode=tc)", e.Name, e.ProgramID, reason)
 }
 
 // Other names the program of a device.

@@ -148,7 +148,7 @@ func TestHealthCheckOverTLS(t *testing.T) {
 		t.Cleanup(func() { server.Close() })
 		go server.ServeTLS(l, "", "")
 	}
-	w.newPatient("b3") // without TLS
+	w.newHealthServer("b3") // without TLS
 	s, all := w.public("a1", "b1", "b2", "b3")
 	annotate(s, map[string]string{"": "https", "host": "shop.example"})
 	w.apply("web", objects(s, all)...)
@@ -170,8 +170,8 @@ func TestHealthCheckOverTLS(t *testing.T) {
 // H3: a backend that fails now and then stays in service until it fails Fall times in a row.
 func TestFlappingBackend(t *testing.T) {
 	w := startWorld(t)
-	flapping := w.newPatient("b1")
-	w.newPatient("a1")
+	flapping := w.newHealthServer("b1")
+	w.newHealthServer("a1")
 	s, all := w.public("a1", "b1")
 	annotate(s, map[string]string{"": "http", "path": "/healthz", "interval": "100ms", "timeout": "100ms", "fall": "50", "rise": "1"})
 	w.apply("web", objects(s, all)...)

@@ -47,7 +47,7 @@ func (w *world) wantExit(code int, words ...string) {
 func TestAutoAtAVeth(t *testing.T) {
 	w := startWorld(t)
 	w.wantMode("tc")
-	w.wantExit(0, "eth0  tc  clients  a veth does not always take what XDP sends")
+	w.wantExit(0, "eth0  tc  clients  a veth may drop what XDP sends")
 }
 
 // Another XDP program, alone, keeps its device. tc serves there, and status names the program and the device.

@@ -18,7 +18,7 @@ import (
 func TestHealthChecks(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
-		well, wrong, slow, refusing := w.newPatient("a1"), w.newPatient("a2"), w.newPatient("b1"), w.newPatient("b2")
+		well, wrong, slow, refusing := w.newHealthServer("a1"), w.newHealthServer("a2"), w.newHealthServer("b1"), w.newHealthServer("b2")
 		wrong.status.Store(http.StatusInternalServerError)
 		slow.status.Store(0)
 		refusing.refuse()
@@ -45,7 +45,7 @@ func TestHealthChecks(t *testing.T) {
 		w.wantDown()
 		w.wantPods("a1", "a2", "b1", "b2")
 
-		for _, p := range []*patient{well, wrong, slow, refusing} {
+		for _, p := range []*healthServer{well, wrong, slow, refusing} {
 			p.status.Store(http.StatusServiceUnavailable)
 		}
 		w.wantDown("a1", "a2", "b1", "b2")
@@ -63,7 +63,7 @@ func TestHealthChecks(t *testing.T) {
 // R30: a connection to a backend that fails its check survives. R29: a UDP flow moves to another.
 func TestConnectionsOutliveAFailedCheck(t *testing.T) {
 	w := startWorld(t)
-	leaving := w.newPatient("b1")
+	leaving := w.newHealthServer("b1")
 	s, all := w.public("b1")
 	annotate(s, map[string]string{"": "tcp"})
 	w.apply("web", objects(s, all)...)
@@ -77,7 +77,7 @@ func TestConnectionsOutliveAFailedCheck(t *testing.T) {
 			t.Fatalf("served by %s", pod)
 		}
 	}
-	w.newPatient("a1")
+	w.newHealthServer("a1")
 	s, all = w.public("a1", "b1")
 	annotate(s, map[string]string{"": "tcp"})
 	w.apply("web", objects(s, all)...)
@@ -98,8 +98,8 @@ func TestConnectionsOutliveAFailedCheck(t *testing.T) {
 // Service without them serves all endpoints.
 func TestHealthCheckIsEdited(t *testing.T) {
 	w := startWorld(t)
-	w.newPatient("a1")
-	w.newPatient("b1").status.Store(http.StatusInternalServerError)
+	w.newHealthServer("a1")
+	w.newHealthServer("b1").status.Store(http.StatusInternalServerError)
 	s, all := w.public("a1", "b1")
 	apply := func(annotations map[string]string) {
 		t.Helper()
@@ -146,8 +146,8 @@ func TestHealthCheckIsEdited(t *testing.T) {
 // H6: a new agent takes no healthy backend out of service, and no unhealthy one back, before it has probed.
 func TestHealthOutlivesTheAgent(t *testing.T) {
 	w := startWorld(t)
-	well := w.newPatient("a1")
-	w.newPatient("b1").status.Store(http.StatusInternalServerError)
+	well := w.newHealthServer("a1")
+	w.newHealthServer("b1").status.Store(http.StatusInternalServerError)
 	s, all := w.public("a1", "b1")
 	annotate(s, map[string]string{"": "http", "path": "/healthz", "fall": "100"})
 	w.apply("web", objects(s, all)...)
@@ -176,11 +176,11 @@ func TestHealthOutlivesTheAgent(t *testing.T) {
 // would report that Service's backends.
 func TestHealthCheckIsDirect(t *testing.T) {
 	w := startWorld(t)
-	asked, other := w.newPatient("b1"), w.newPatient("a2")
+	asked, other := w.newHealthServer("b1"), w.newHealthServer("a2")
 	other.status.Store(http.StatusInternalServerError)
 	for _, pod := range []string{"b1", "a1"} { // behind the edge, and on this node
 		if pod == "a1" {
-			asked = w.newPatient("a1")
+			asked = w.newHealthServer("a1")
 		}
 		hiding, slices := w.everywhere("hiding", 7, "a2")
 		hiding.Spec.ExternalIPs = []string{w.Host(pod).Addr4.String(), w.Host(pod).Addr6.String()}

@@ -14,7 +14,7 @@ import (
 // Service has the server's address and port as external IP.
 func TestAgentReachesTheAPIServerItself(t *testing.T) {
 	w := startWorld(t)
-	server, thief := w.newPatient("b1"), w.newPatient("a2")
+	server, thief := w.newHealthServer("b1"), w.newHealthServer("a2")
 	stolen, slices := w.everywhere("thief", 7, "a2")
 	stolen.Spec.ExternalIPs = []string{w.Host("b1").Addr4.String(), w.Host("b1").Addr6.String()}
 	stolen.Spec.Ports = stolen.Spec.Ports[:1]

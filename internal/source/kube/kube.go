@@ -6,7 +6,6 @@
 // what is needed (kinds.go). Objects are converted on arrival, and the rest of them is discarded (arrive.go);
 // the receiver shares the converted part (state.go). While the server is unreachable, the last state stays in
 // use (link.go); afterwards the new state is compared with it.
-// unreachable the last state stays in use (link.go); afterwards the new state is compared with it.
 package kube
 
 import (

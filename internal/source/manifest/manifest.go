@@ -11,7 +11,6 @@
 // decodes these strictly (decode.go), checks them (check.go, checkservice.go), converts them (object.go), and
 // joins the files (join.go). watch.go decides when to read again, and which files may have changed; sequence.go
 // computes events from the changes.
-// and which files may have changed; sequence.go computes events from the changes.
 package manifest
 
 import (

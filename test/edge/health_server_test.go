@@ -19,8 +19,8 @@ import (
 // healthPort is where pods answer health checks, besides the port that serves.
 const healthPort = "9000"
 
-// A patient answers a pod's health checks as the test tells it.
-type patient struct {
+// A healthServer answers a pod's health checks as the test tells it.
+type healthServer struct {
 	w        *world
 	pod      string
 	listener net.Listener // nil: checks are refused
@@ -29,10 +29,10 @@ type patient struct {
 	closed   chan struct{}
 }
 
-// newPatient is a healthy patient.
-func (w *world) newPatient(pod string) *patient {
+// newHealthServer starts a health server that reports the pod as healthy.
+func (w *world) newHealthServer(pod string) *healthServer {
 	w.t.Helper()
-	p := &patient{w: w, pod: pod, closed: make(chan struct{})}
+	p := &healthServer{w: w, pod: pod, closed: make(chan struct{})}
 	p.status.Store(http.StatusOK)
 	p.listen()
 	w.t.Cleanup(p.refuse)
@@ -40,7 +40,7 @@ func (w *world) newPatient(pod string) *patient {
 	return p
 }
 
-func (p *patient) listen() {
+func (p *healthServer) listen() {
 	p.w.t.Helper()
 	l, err := p.w.Host(p.pod).Listen("tcp", "[::]:"+healthPort)
 	p.w.must(err)
@@ -48,14 +48,14 @@ func (p *patient) listen() {
 	go http.Serve(l, p)
 }
 
-func (p *patient) refuse() {
+func (p *healthServer) refuse() {
 	if p.listener != nil {
 		p.listener.Close()
 		p.listener = nil
 	}
 }
 
-func (p *patient) ServeHTTP(to http.ResponseWriter, r *http.Request) {
+func (p *healthServer) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	p.asked.Add(1)
 	switch status := int(p.status.Load()); {
 	case status == 0:
@@ -70,7 +70,7 @@ func (p *patient) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// annotate adds a health check at the patients' port. Names lack their common prefix; "" is the kind.
+// annotate adds a health check at the health server's port. Names lack their common prefix; "" is the kind.
 func annotate(s *corev1.Service, annotations map[string]string) {
 	s.Annotations = map[string]string{
 		service.AnnotationHealthCheckPort:     healthPort,
