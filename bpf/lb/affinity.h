@@ -310,6 +310,12 @@ __noinline int affinity_store(const struct affinity_query *q)
 		    q->seen)
 			return AFFINITY_EXISTS;
 		if (set_claim(&set->tags, place, set_tag(q->sum), q->sum)) {
+			/* Another writer may have updated it since the comparison. */
+			if (affinity_version(set->entries[place].backend,
+					     set->entries[place].last_used) != q->seen) {
+				write_tag(&set->tags.tags[place], set_tag(q->sum));
+				return AFFINITY_EXISTS;
+			}
 			affinity_write(set, place, q,
 				       (__u32)q->seen == q->entry.last_used ? SET_RANK_UNASSURED
 									    : SET_RANK_ASSURED);

@@ -38,5 +38,6 @@ func HasPins(path string) bool {
 	return false
 }
 
-// HasPins reports whether a bpffs directory has pins of an agent.
+// AgentRunning reports whether an agent uses a bpffs directory, and returns its pid, 0 if it is in another PID
+// namespace.
 func AgentRunning(bpffs string) (running bool, pid int) { return pinfs.Holder(bpffs) }

@@ -90,8 +90,7 @@ func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Progra
 	return d.program(XDPSlotProgBeelineEdge), nil
 }
 
-// leaveDispatcher removes the edge's program from the device's dispatcher, and the dispatcher if no other
-// program is in it.
+// inDispatchers is the edge's program as a client of dispatchers. It can leave them; joining needs its program.
 func inDispatchers(bpffs string) *xdpdispatch.Client {
 	return &xdpdispatch.Client{
 		Name: slotName(bpffs), Priority: EdgePriority, Flags: unix.BPF_F_XDP_HAS_FRAGS,

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelArray is a BPF_F_MMAPABLE array map. Its memory is mapped in windows, when they are accessed: the
+// Array is a BPF_F_MMAPABLE array map. Its memory is mapped in windows, when they are accessed: the
 // kernel makes all pages of a mapping resident at once, and most of a table is usually unused.
 type Array[V comparable] struct {
 	m       *ebpf.Map
@@ -69,7 +69,7 @@ func (a *Array[V]) open(window uint32) *byte {
 	return &memory[0]
 }
 
-// Len is the number of rows.
+// Len returns the number of rows.
 func (a *Array[V]) Len() uint32 { return a.length }
 
 // Load reads a row. It panics if there is no such row.
@@ -84,7 +84,7 @@ func (a *Array[V]) Store(i uint32, v V) error {
 	return nil
 }
 
-// All reads through temporary mappings.
+// All returns the rows that are not zero. It reads through temporary mappings.
 func (a *Array[V]) All() (map[uint32]V, error) {
 	all := map[uint32]V{}
 	var zero V
@@ -107,13 +107,13 @@ func (a *Array[V]) All() (map[uint32]V, error) {
 	return all, nil
 }
 
-// arrayStride returns the distance between an array's rows in the kernel.
+// Stride returns the distance between an array's rows in the kernel.
 func Stride(m *ebpf.Map) uintptr { return uintptr(m.ValueSize()+7) &^ 7 }
 
-// arrayBytes returns the size of all rows.
+// Bytes returns the size of all rows.
 func Bytes(m *ebpf.Map) uintptr { return Stride(m) * uintptr(m.MaxEntries()) }
 
-// mapMemory maps the bytes [from, to) of an array, which need not be page-aligned.
+// Map maps the bytes [from, to) of an array, which need not be page-aligned.
 func Map(m *ebpf.Map, from, to uintptr) (memory []byte, unmap func() error, err error) {
 	page := uintptr(unix.Getpagesize())
 	start, end := from&^(page-1), (to+page-1)&^(page-1)

@@ -34,9 +34,8 @@ type Device struct {
 	XDP uint32
 	// Addresses are reachable by others, in the kernel's order of preference.
 	Addresses []netip.Addr
-	// Leads are the routes by the device to the destinations that Read was asked for. Sources are
-	// what they say packets there are to come from. MTU is how long a packet can be that leaves
-	// here, in octets from the IP header on.
+	// Leads are the device's routes to the destinations that Read was asked for. Sources are the source addresses
+	// that these routes prescribe. MTU is the maximum length of packets sent here, in octets from the IP header on.
 	Leads   []Route
 	Sources []netip.Addr
 	MTU     int

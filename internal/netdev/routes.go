@@ -17,7 +17,7 @@ type route struct {
 	mtu     int        // 0: the device's
 }
 
-// routes are the routes that matter for some backends.
+// routes are the routes that concern some backends.
 type routes struct {
 	destinations []netip.Addr // sorted, each once
 	all          []route

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// SysctlRoot has the settings of this network namespace.
+// SysctlRoot is the directory of this network namespace's settings.
 const SysctlRoot = "/proc/sys/net"
 
-// A Sysctl is the path of a setting below SysctlRoot.
+// A Sysctl is the path of a setting relative to SysctlRoot.
 type Sysctl string
 
 // String returns the name that sysctl(8) takes: a dot in a device's name becomes a slash.
@@ -39,8 +39,8 @@ func forwardingOf(ipv6 bool, devices []string) []Sysctl {
 	return all
 }
 
-// ForwardingOff are those of the settings that are 0 and have to be set, in this order: one of
-// a device only if the first one does not set it.
+// ForwardingOff returns the settings that are 0 and have to be set, in this order: a device's setting only if the
+// first one does not set it.
 func ForwardingOff(root string, ipv6 bool, devices []string) []Sysctl {
 	all := forwardingOf(ipv6, devices)
 	off := slices.DeleteFunc(slices.Clone(all[1:]), func(s Sysctl) bool { return !isZero(root, s) })
@@ -81,7 +81,7 @@ func keepRouterAdvertisements(root string) (errs []error) {
 	return errs
 }
 
-// SetForwarding sets what is off.
+// SetForwarding sets settings to 1.
 func SetForwarding(root string, ipv6 bool, off []Sysctl) error {
 	var errs []error
 	if ipv6 && len(off) > 0 {

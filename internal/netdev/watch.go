@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev watches the network of this namespace for changes, and repeats inconsistent netlink dumps.
+// Package netdev reads the devices, addresses, routes and sysctls of a network namespace, and watches them for changes.
 package netdev
 
 import (

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// System is where Linux has a directory for a BPF file system.
+// System is Linux's directory for a BPF file system.
 const System = "/sys/fs/bpf"
 
-// mountedByUs is a directory in the bpffs directory that says that the file
-// system was mounted for it, so that Unmount unmounts it.
+// mountedByUs is a directory in the bpffs directory that marks a file system mounted by Prepare, so that Unmount
+// unmounts it.
 const mountedByUs = "mounted_by_beeline"
 
 // A LockedError is returned if another process uses the bpffs directory.
@@ -36,7 +36,7 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --pins", e.Path, e.PID)
 }
 
-// CheckBPFFSPath returns an error for a path that cannot be a directory on a BPF file system.
+// CheckPath returns an error for a path that cannot be a directory on a BPF file system.
 func CheckPath(path string) error {
 	if !filepath.IsAbs(path) || path != filepath.Clean(path) {
 		return fmt.Errorf("--pins %s: not an absolute path in its shortest form", path)
@@ -51,7 +51,7 @@ func CheckPath(path string) error {
 	return nil
 }
 
-// prepareBPFFS makes path a directory on a BPF file system. If it is not on one, it mounts one: at
+// Prepare makes path a directory on a BPF file system. If it is not on one, it mounts one: at
 // /sys/fs/bpf, which Linux makes for this purpose, if path is below it, else at path itself.
 func Prepare(path string, directories []string) error {
 	if err := CheckPath(path); err != nil {
@@ -108,13 +108,13 @@ func mountPoint(path string) string {
 	return path
 }
 
-// Mounted says whether Prepare has mounted a file system for a directory.
+// Mounted reports whether Prepare mounted the file system of a directory.
 func Mounted(path string) bool {
 	_, err := os.Stat(filepath.Join(path, mountedByUs))
 	return err == nil
 }
 
-// Unmount unmounts the file system that Prepare mounted, unless somebody else uses it.
+// Unmount unmounts the file system that Prepare mounted, unless it is used otherwise.
 func Unmount(path string) error {
 	at := mountPoint(path)
 	if err := os.Remove(filepath.Join(path, mountedByUs)); err != nil {
@@ -125,7 +125,7 @@ func Unmount(path string) error {
 	}
 	left, err := os.ReadDir(at)
 	for _, e := range left {
-		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's own, in every such mount
+		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's, in every bpffs mount
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ func existingParent(path string) string {
 	return path
 }
 
-// IsFS says whether a path is on a file system of this kind.
+// IsFS reports whether a path is on a file system with a magic number of statfs(2).
 func IsFS(path string, magic int64) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -157,7 +157,7 @@ func IsFS(path string, magic int64) (bool, error) {
 	return int64(st.Type) == magic, nil
 }
 
-// lockBPFFS locks the directory for this process, until the file is closed or the process ends.
+// Lock locks the directory for this process, until the file is closed or the process ends.
 func Lock(path string) (*os.File, error) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -176,7 +176,7 @@ func Lock(path string) (*os.File, error) {
 	return dir, nil
 }
 
-// AgentRunning reports whether an agent uses a bpffs directory, and returns its pid, 0 if it is in another
+// Holder reports whether an agent has locked a bpffs directory, and returns its pid, 0 if it is in another
 // PID namespace.
 func Holder(path string) (held bool, pid int) {
 	dir, err := os.Open(path)
@@ -210,8 +210,8 @@ func LockHolder(f *os.File) (held bool, pid int) {
 	return false, 0
 }
 
-// Mounts are where BPF file systems are mounted. It reads proc(5), mountinfo: the fifth field is
-// the mount point, and the file system's type follows a hyphen.
+// Mounts returns the mount points of BPF file systems. In /proc/self/mountinfo (proc(5)) the fifth field is the mount
+// point, and the type follows a hyphen.
 func Mounts() (all []string) {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

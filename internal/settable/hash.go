@@ -14,8 +14,8 @@ import (
 
 // The agent's version of bpf/set_table/set_table.h.
 
-// InitSecret gives table_secret, from which the sets of keys follow, random numbers if it has
-// none. Not while programs use the tables.
+// InitSecret fills table_secret, which determines the sets of keys, with random numbers if it is empty. Programs must
+// not use the tables yet.
 func InitSecret(m *ebpf.Map) error {
 	secret, err := ReadSecret(m)
 	if err != nil || secret.Multipliers != [len(secret.Multipliers)]uint64{} {
@@ -34,7 +34,7 @@ func ReadSecret(m *ebpf.Map) (secret Secret, err error) {
 	return secret, nil
 }
 
-// sumOf is what a key's sets and tag follow from; words are all of the key.
+// sumOf returns the sum of a key, which determines its sets and tag. words are the whole key.
 func sumOf(secret *Secret, words []uint32) (sum uint64) {
 	for i, word := range words {
 		sum += secret.Multipliers[i] * uint64(word)
@@ -42,10 +42,10 @@ func sumOf(secret *Secret, words []uint32) (sum uint64) {
 	return (sum ^ sum>>32) * Mix
 }
 
-// First is the first set of a key, of so many.
+// First returns the first set of a key with a sum, in a table with a number of sets.
 func First(sum uint64, sets uint32) uint32 { return uint32(sum >> 32 * uint64(sets) >> 32) }
 
-// Second is the set of a key that its entry spills to, of so many.
+// Second returns the set to which the entry of a key spills.
 func Second(sum uint64, sets uint32) uint32 {
 	second := uint32(sum & 0xffffffff * uint64(sets) >> 32)
 	if second == First(sum, sets) {
@@ -54,20 +54,20 @@ func Second(sum uint64, sets uint32) uint32 {
 	return second
 }
 
-// Tag is the tag in a key's place.
+// Tag returns the tag of a key by its hash; never 0.
 func Tag(hash uint32) uint32 { return max(hash&^Claimed, 1) }
 
-// Tick is the clock of the marks.
+// Tick returns the time in ticks, the unit of eviction marks.
 func Tick() (uint32, error) {
 	var now unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now)
 	return uint32(now.Nano() >> 20), err
 }
 
-// Expired says whether the tick of a mark has passed.
+// Expired reports whether the tick of a mark has passed.
 func Expired(until, now uint32) bool { return int32(now-until) >= 0 }
 
-// WeaklyOrdered says whether a CPU here may make its writes seen in another order: 1, or 0.
+// WeaklyOrdered returns 1 if CPUs of this architecture may reorder stores, else 0.
 func WeaklyOrdered() uint8 {
 	if runtime.GOARCH == "amd64" {
 		return 0

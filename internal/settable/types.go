@@ -6,7 +6,7 @@ package settable
 
 import "structs"
 
-// What bpf/set_table/types.h defines. Package datapath compares it with what is generated from there.
+// The layout of bpf/set_table/types.h. Package datapath compares it with the generated types.
 
 const (
 	// Places is how many entries a set has.

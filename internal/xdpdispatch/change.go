@@ -160,7 +160,7 @@ func finishChanges(pins string) error {
 	return nil
 }
 
-// recoverChanges is finishChanges for callers without the lock.
+// Recover finishes the changes during which an agent was killed.
 func (c *Client) Recover() error {
 	if paths, err := changesOf(c.Pins); err != nil || len(paths) == 0 {
 		return err

@@ -13,16 +13,16 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// A Client is a program that runs in the dispatchers of devices, beside those of others.
+// A Client is a program that runs in the dispatchers of devices, together with programs of others.
 type Client struct {
-	// Name is the program's, as the kernel has it: its own in a dispatcher is the one with this name.
+	// Name is the name of the program in the kernel. It identifies the client's program in a dispatcher.
 	Name     string
 	Priority uint32 // the lowest runs first
 	Flags    uint32 // BPF_F_XDP_HAS_FRAGS, or 0
-	// Pins is a directory on a BPF file system: dispatchers are pinned there for as long as they come or go.
+	// Pins is a directory on a BPF file system. Dispatchers are pinned there while they are added or removed.
 	Pins string
-	// Program is what Load has loaded; nil: nothing yet. Load loads it such that it can replace a function:
-	// this one, and those like it in other dispatchers. Only Join needs them.
+	// Program returns what Load has loaded, nil before. Load loads the program so that it can replace a function:
+	// this one, and equivalent ones in other dispatchers. Only Join needs them.
 	Program func() *ebpf.Program
 	Load    func(target *ebpf.Program, function string) (*ebpf.Program, error)
 }
@@ -31,15 +31,14 @@ type Client struct {
 type Attachment struct {
 	Device    int // index
 	ProgramID uint32
-	Chain     []ChainProgram // all in the dispatcher, in the order in which they run
+	Chain     []ChainProgram // all programs of the dispatcher, in the order in which they run
 }
 
 // attachFlags are the flags of netlink, by the kernel's mode of attachment.
 var attachFlags = map[uint32]uint32{nl.XDP_ATTACHED_DRV: nl.XDP_FLAGS_DRV_MODE, nl.XDP_ATTACHED_SKB: nl.XDP_FLAGS_SKB_MODE}
 
-// Join has the present program run in the device's dispatcher, in place of an earlier one
-// of its name; it makes one if the device has no XDP program. `mode` is nl.XDP_ATTACHED_DRV
-// or the like.
+// Join makes the device's dispatcher run the current program in place of an earlier one with its name. It makes a
+// dispatcher if the device has no XDP program. mode is nl.XDP_ATTACHED_DRV or the like.
 //
 // Errors: *OtherXDPError if the device has another program that cannot be joined.
 func (c *Client) Join(device int, mode uint32) ([]ChainProgram, error) {
@@ -81,8 +80,7 @@ func (c *Client) Join(device int, mode uint32) ([]ChainProgram, error) {
 	return now.chain(c.Name), nil
 }
 
-// Leave takes the program out of the device's dispatcher. The others
-// stay; without others the dispatcher goes.
+// Leave removes the program from the device's dispatcher, and the dispatcher if it has no other.
 func (c *Client) Leave(device int) error {
 	xdp := Attached(device)
 	if xdp == nil {
@@ -99,7 +97,7 @@ func (c *Client) Leave(device int) error {
 	return change.run()
 }
 
-// Attachments finds the program in the dispatchers of this network namespace.
+// Attachments returns where the dispatchers of this network namespace have the program.
 func (c *Client) Attachments() (all []Attachment, _ error) {
 	if _, err := os.Stat(dispatchersPath()); errors.Is(err, os.ErrNotExist) {
 		return nil, nil

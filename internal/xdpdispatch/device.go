@@ -9,13 +9,13 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Has says whether a device has a dispatcher.
+// Has reports whether a device has a dispatcher.
 func Has(device int) bool {
 	xdp := Attached(device)
 	return xdp != nil && Other(xdp).Name == dispatcherName
 }
 
-// Attached is what XDP program a device has, nil if none.
+// Attached returns the XDP program of a device, nil if there is none.
 func Attached(device int) *netlink.LinkXdp {
 	l, err := netlink.LinkByIndex(device)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
@@ -29,7 +29,7 @@ func Attached(device int) *netlink.LinkXdp {
 type OtherXDPError struct {
 	ProgramID uint32
 	Name      string
-	Reason    string // empty: it is no dispatcher
+	Reason    string // empty: it is not a dispatcher
 }
 
 func (e *OtherXDPError) Error() string {
@@ -40,7 +40,7 @@ func (e *OtherXDPError) Error() string {
 	return fmt.Sprintf("another XDP program is attached to the device (%s, program %d): %s; or use tc (--edge-mode=tc)", e.Name, e.ProgramID, reason)
 }
 
-// Other names the program of a device.
+// Other returns an error that names the program of a device.
 func Other(xdp *netlink.LinkXdp) *OtherXDPError {
 	e := &OtherXDPError{ProgramID: xdp.ProgId, Name: "unknown"}
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(xdp.ProgId))

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package xdpdispatch has XDP programs share a device, by the protocol of libxdp, version 2
+// Package xdpdispatch lets XDP programs share a device, by the protocol of libxdp, version 2
 // (lib/libxdp/protocol.org of xdp-tools).
 //
-// A device has one XDP program. Several share it by a dispatcher, which runs them in
-// turn: bpf/xdp_dispatcher.bpf.c, or libxdp's own. Who has which place in it is
-// told by pins.
+// A device has one XDP program. Several programs share it by a dispatcher, which calls them in turn:
+// bpf/xdp_dispatcher.bpf.c, or libxdp's own. Pins record which program has which place in it.
 package xdpdispatch
 
 import (

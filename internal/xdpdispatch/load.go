@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// constantsName is the map that has the constants.
+// constantsName is the name of the map with the constants.
 const constantsName = ".rodata"
 
 // dispatcherMetadata is the section of the BTF that holds the version. Libxdp reads it from the BTF of the
