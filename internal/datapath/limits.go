@@ -54,7 +54,7 @@ var (
 // AllLimits are the limits with a flag.
 var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows}
 
-// DefaultLimits suit a large cluster: 47 MiB of kernel memory, and what is needed on use. Slots hold 126
+// DefaultLimits suit a large cluster: 45 MiB of kernel memory, and what is needed on use. Slots hold 126
 // Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many tables
 // again for half of them, which changes need.
 var DefaultLimits = Limits{
