@@ -53,6 +53,7 @@ func (w *world) attachIngressOf(t testing.TB, device string) {
 	must(t, netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: at.LinkIndex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
 		Fd:          w.ingress.FD(), Name: "edge", DirectAction: true}))
+	w.attached = true
 }
 
 // newClient moves the far end of eth0 to a namespace of its own, with the client's addresses.

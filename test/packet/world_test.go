@@ -31,6 +31,7 @@ type world struct {
 	maps                 map[string]*ebpf.Map
 	limits               limits
 	prefilter            *datapath.Prefilter
+	attached             bool // to a device, where the kernel's own packets arrive, too
 }
 
 // limits are the sizes and rates of a world. 0 stands for the default.
