@@ -201,9 +201,9 @@ func (rig *edgeRig) send(hook string, all []segment) error {
 	return err
 }
 
-// lostShare: of a million flows in the tables a few find their sets full by chance. One in so many may be lost;
-// others are used twice instead.
-const lostShare = 10_000
+// lost is how many flows may find no room: in tables filled as here about four of a million find both of their sets
+// full. Others are used twice instead.
+func lost(flows uint64) uint64 { return 2 + flows/10_000 }
 
 // answers are the backends' replies by their entries, which have the given flags.
 func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.EdgeTCCtFlag, flags byte) (all []segment, err error) {
@@ -217,7 +217,7 @@ func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.Ed
 		return nil, fmt.Errorf("read the entries of flows: %w", err)
 	}
 	missing := int(want) - len(all)
-	if missing < 0 || missing > int(want)/lostShare {
+	if missing < 0 || missing > int(lost(uint64(want))) {
 		return nil, fmt.Errorf("%d flows have an entry for replies, want %d", len(all), want)
 	}
 	return append(all, all[:missing]...), nil
@@ -264,7 +264,7 @@ func (rig *edgeRig) counted(before, want map[string]uint64) error {
 	}
 	for reason, n := range after {
 		n -= before[reason]
-		if max(n, want[reason])-min(n, want[reason]) > all/lostShare && !(reason == "not_service" && n > want[reason] && n <= want[reason]+strangers) {
+		if max(n, want[reason])-min(n, want[reason]) > lost(all) && !(reason == "not_service" && n > want[reason] && n <= want[reason]+strangers) {
 			return fmt.Errorf("the edge counted %q %d times, want %d", reason, n, want[reason])
 		}
 	}
