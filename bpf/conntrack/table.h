@@ -410,8 +410,9 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 	victim = &set->entries[bounded];
 	barrier_var(victim); /* keeps the compiler from computing the address again later */
 	there = at != CT_NOT_FOUND ? tag : tag_at(tags, place);
-	if (at == CT_NOT_FOUND && set_pick_is_stale(tags, &set->evictions, bounded, where.pick,
-						    there, tag, mark.owner, now))
+	if (at == CT_NOT_FOUND &&
+	    (set_pick_is_stale(where.pick, there, tag) ||
+	     (there && !set_may_evict(tags, &set->evictions, place, mark.owner, now))))
 		return CT_INSERT_FAILED;
 	if (!set_claim(tags, place, there, ct->tag))
 		return CT_INSERT_FAILED;

@@ -267,8 +267,7 @@ static __always_inline int affinity_add(const struct affinity_query *q)
 		return AFFINITY_FAILED;
 	set = in_second ? second : first;
 	there = tag_at(&set->tags, place);
-	if (set_pick_is_stale(&set->tags, &set->evictions, place, pick, there, set_tag(q->sum),
-			      eviction_owner(q->entry.key.service, SET_RANK_ASSURED), q->now))
+	if (set_pick_is_stale(pick, there, set_tag(q->sum)))
 		return AFFINITY_AGAIN;
 	/* Before the claim: a writer that misses this flag stores in the first set, where it is
 	 * found below. */

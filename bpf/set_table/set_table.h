@@ -158,16 +158,22 @@ static __always_inline __u64 set_score(const struct set_tags *tags,
 	return (dead << 63 | (weight << 48 | rank << 40) * (dead ^ 1) | age) * ((stays & 1) ^ 1);
 }
 
-/* Returns whether what is now in a place that was picked some time ago must not be replaced:
- * another writer has stored an entry there meanwhile, of the same key, or one that stays. `there`
- * is the tag that the caller then replaces by CAS, `tag` that of the new entry. */
-static __always_inline int set_pick_is_stale(const struct set_tags *tags,
-					     const struct set_evictions *evictions, __u32 place,
-					     __u32 pick, __u32 there, __u32 tag, __u32 owner,
-					     __u32 now)
+/* Returns whether the entry in a place may be evicted for one of an owner. Global function: the
+ * verifier checks it once, and its callers have little stack left. */
+__noinline int set_may_evict(const struct set_tags *tags, const struct set_evictions *evictions,
+			     __u32 place, __u32 owner, __u32 now)
 {
-	return there && (pick & PICK_FREE || there == tag ||
-			 !set_score(tags, evictions, place, owner, now, 0));
+	if (!tags || !evictions || place >= SET_PLACES)
+		return 0;
+	return set_score(tags, evictions, place, owner, now, 0) != 0;
+}
+
+/* Returns whether another writer has stored an entry since a place was picked: in a free place, or
+ * of the same key. `there` is the tag that the caller then replaces by CAS, `tag` that of the new
+ * entry. */
+static __always_inline int set_pick_is_stale(__u32 pick, __u32 there, __u32 tag)
+{
+	return there && (pick & PICK_FREE || there == tag);
 }
 
 /* Keeps the better of two places, with its score. */
