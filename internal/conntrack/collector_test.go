@@ -77,3 +77,24 @@ func TestSubscribers(t *testing.T) {
 		})
 	}
 }
+
+// A pass that succeeds leaves the error of stale UDP flows in the status until their removal is repeated and
+// succeeds, too.
+func TestStaleUDPIsRetried(t *testing.T) {
+	failed := errors.New("planted")
+	wait := func() error { return failed }
+	tables := &Tables{Assured: conntracktest.Table{}, Unreplied: conntracktest.Table{}}
+	c := NewCollector(tables, func() error { return wait() }, Config{
+		Timeouts: DefaultTimeouts, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Serves: func(datapath.Connection) bool { return true },
+	})
+	c.deleteStaleUDP()
+	wait = func() error { return nil }
+	c.Collect()
+	if problems := c.CompleteStatus(new(Status), nil); !strings.Contains(fmt.Sprint(problems), "planted") {
+		t.Errorf("after a pass the conditions are %v", problems)
+	}
+	c.retryStaleUDP()
+	if problems := c.CompleteStatus(new(Status), nil); len(problems) > 0 {
+		t.Errorf("after the retry the conditions are %v", problems)
+	}
+}
