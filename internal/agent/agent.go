@@ -41,6 +41,7 @@ type Agent struct {
 	optOuts    *service.OptOuts
 	components component.Running
 	prober     *healthcheck.Prober
+	endpoints  endpoints
 
 	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
@@ -101,6 +102,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	defer a.components.Close()
+	a.endpoints = a.newEndpoints()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err

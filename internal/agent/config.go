@@ -47,8 +47,11 @@ type Config struct {
 	// IgnoreAnnotations disables the beeline.io/... annotations of Services, EndpointSlices and Pods.
 	IgnoreAnnotations bool
 	AuditInterval     time.Duration
-	LogLevel          string
-	LogFormat         string
+	// HealthzAddress and MetricsAddress are those of the HTTP endpoints, IP:PORT; empty for none.
+	HealthzAddress string
+	MetricsAddress string
+	LogLevel       string
+	LogFormat      string
 
 	Service service.Config
 	// Components are the shortcuts. If empty, AddFlags sets those of the product.
@@ -93,6 +96,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "ignore external IPs for pods and the node, and for all clients if one is an address of a Node or of the API server; otherwise anyone who may create a Service can intercept traffic to any address")
 	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "reject clients outside the cluster at ClusterIPs; otherwise clients with a route to this node reach them, as with kube-proxy")
+	fs.StringVar(&c.HealthzAddress, "healthz-bind-address", DefaultHealthzAddress, "IP:PORT at which /healthz and /livez are served; \"\" for none")
+	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", DefaultMetricsAddress, "IP:PORT at which /metrics is served; \"\" for none")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")
 }
@@ -135,6 +140,9 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return fmt.Errorf("--log-level %q: debug, info, warn or error", c.LogLevel)
 	case !slices.Contains([]string{"text", "json"}, c.LogFormat):
 		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
+	}
+	if err := errors.Join(checkAddress("healthz-bind-address", c.HealthzAddress), checkAddress("metrics-bind-address", c.MetricsAddress)); err != nil {
+		return err
 	}
 	if err := maglev.CheckSize(c.Service.TableSize); err != nil {
 		return fmt.Errorf("--maglev-table-size: %w", err)

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	gosync "sync"
 	"time"
 
@@ -33,7 +34,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	events, health := make(chan source.Event), make(chan []healthcheck.Change)
 	addresses := wakeup.NewSignal()
 	var group gosync.WaitGroup
-	tasks := append(a.components.Tasks(),
+	tasks := append(slices.Concat(a.components.Tasks(), a.endpoints.tasks()),
 		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.answer(ctx, listener) }},
 		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.objects.Run(ctx, events) }},
 		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},

@@ -202,6 +202,7 @@ func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
 		}
 	}
 	a.components.Status(s)
+	s.ComponentConditions = append(s.ComponentConditions, a.endpoints.conditions()...)
 	a.orphanSliceStatus(s)
 	s.Health = a.healthStatus()
 	s.Source = a.sourceStatus()

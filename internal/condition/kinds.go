@@ -25,6 +25,9 @@ var (
 	NodesWithoutPodCIDRs = register("NodesWithoutPodCIDRs", Warning,
 		"Other Nodes have no podCIDRs. Their pods count as clients outside the cluster, and externalTrafficPolicy applies to them.",
 		"set --pod-networks to the pod networks")
+	EndpointNotServed = register("EndpointNotServed", Warning,
+		"The agent cannot listen on the address of an HTTP endpoint, usually because another program uses the port. Probes and monitoring that ask there get no answer or another program's.",
+		"stop the program that the port belongs to (kube-proxy uses the same ports), or set --healthz-bind-address or --metrics-bind-address; the agent retries every two seconds")
 	PodNetworkIsServiceCIDR = register("PodNetworkIsServiceCIDR", Warning,
 		"A network is both a ServiceCIDR and a pod network. It is treated as a ServiceCIDR, and pods there count as clients outside the cluster.",
 		"change the Nodes' podCIDRs or --pod-networks")

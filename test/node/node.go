@@ -81,6 +81,10 @@ func (a *Agent) Command(ctx context.Context) *lab.Cmd {
 		"--agent-socket", a.Socket(),
 		"--cgroup-root", a.Host.CgroupRoot,
 	}
+	if a.Name != "" {
+		// The first agent on the host has the default addresses.
+		args = append(args, "--healthz-bind-address=", "--metrics-bind-address=")
+	}
 	if a.MaxFlows > 0 {
 		args = append(args, "--max-flows", strconv.Itoa(a.MaxFlows))
 	}

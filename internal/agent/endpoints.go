@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/httpserve"
+)
+
+// Default addresses of the HTTP endpoints: those of kube-proxy.
+const (
+	DefaultHealthzAddress = "0.0.0.0:10256"
+	DefaultMetricsAddress = "127.0.0.1:10249"
+)
+
+// endpoints are the agent's HTTP endpoints for probes and monitoring. An address that cannot be used is a
+// condition, and is retried; it never stops the agent.
+type endpoints []*httpserve.Server
+
+// newEndpoints returns the endpoints that the configuration enables.
+func (a *Agent) newEndpoints() (all endpoints) {
+	add := func(name, address string, handler http.Handler) {
+		if address != "" {
+			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Log: a.log})
+		}
+	}
+	add("health", a.config.HealthzAddress, a.healthzHandler())
+	add("metrics", a.config.MetricsAddress, a.metricsHandler())
+	return all
+}
+
+// tasks returns a task for each endpoint.
+func (e endpoints) tasks() (all []component.Task) {
+	for _, server := range e {
+		all = append(all, component.Task{Name: server.Name, Run: server.Run})
+	}
+	return all
+}
+
+// conditions returns a condition for each endpoint that is not served.
+func (e endpoints) conditions() (all condition.List) {
+	for _, server := range e {
+		if err := server.Err(); err != nil {
+			all = append(all, condition.EndpointNotServed.New("%s is not served: %v", server.Name, err).At(server.Address))
+		}
+	}
+	return all
+}
+
+// checkAddress validates an address of an endpoint: host:port with an IP address, or empty.
+func checkAddress(flag, address string) error {
+	if address == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err == nil && host != "" && net.ParseIP(host) == nil {
+		err = fmt.Errorf("%q is not an IP address", host)
+	}
+	if n, wrong := strconv.ParseUint(port, 10, 16); err == nil && (wrong != nil || n == 0) {
+		err = fmt.Errorf("%q is not a port from 1 to 65535", port)
+	}
+	if err != nil {
+		return fmt.Errorf("--%s %q: give IP:PORT, or \"\" for none: %w", flag, address, err)
+	}
+	return nil
+}
