@@ -13,17 +13,17 @@
 
 /* Selects a slot. A set holds each ID as often as the backend's weight requires, or as package
  * maglev has filled the table, so a uniform choice of slots is a weighted choice of backends. The
- * multiplication maps 32 random bits onto the slots without the bias of a remainder: each slot's
+ * multiplication maps 32 bits onto the slots without the bias of a remainder: each slot's
  * share is exact to count / 2^32. */
-static __always_inline __u32 chosen_slot(__u32 count, __u32 random)
+static __always_inline __u32 chosen_slot(__u32 count, __u32 choice)
 {
-	return ((__u64)random * count) >> 32;
+	return ((__u64)choice * count) >> 32;
 }
 
 /* Returns the ID in the slot of a set that 32 bits select. */
-static __always_inline __u32 slot_choice(const struct decision *decision, __u32 random)
+static __always_inline __u32 slot_choice(const struct decision *decision, __u32 choice)
 {
-	return slot_backend(decision->first + chosen_slot(decision->count, random));
+	return slot_backend(decision->first + chosen_slot(decision->count, choice));
 }
 
 /* Returns whether a backend is still where it was last seen; it nearly always is. */
@@ -120,7 +120,7 @@ static __always_inline __u32 affinity_of(const struct frontend *frontend, enum s
  * If they replace an expired entry, both adopt the last writer's choice. */
 static __always_inline __u32 select_with_affinity(const struct frontend *frontend,
 						  enum source_class class,
-						  const struct address *client, __u32 random)
+						  const struct address *client, __u32 choice)
 {
 	const struct decision *decision = decision_for(frontend, class);
 	struct affinity_query q;
@@ -130,7 +130,7 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 	backend = affinity_backend(&q, frontend, class);
 	if (backend)
 		return backend;
-	q.entry.slot = chosen_slot(decision->count, random); /* in a Maglev table: not a hint */
+	q.entry.slot = chosen_slot(decision->count, choice); /* in a Maglev table: not a hint */
 	q.entry.backend = slot_backend(decision->first + q.entry.slot);
 	if (dry_run || affinity_store(&q) == AFFINITY_STORED)
 		return q.entry.backend;
@@ -142,15 +142,16 @@ static __always_inline __u32 select_with_affinity(const struct frontend *fronten
 }
 
 /* Returns the ID of a backend for a class of clients that has a backend set, or 0 if the tables are
- * damaged. `random` are 32 random bits for a client without affinity. */
+ * damaged. `choice` decides for a client without affinity: 32 random bits, or the hash of a flow.
+ */
 __noinline __u32 select_backend(const struct frontend *frontend, enum source_class class,
-				const struct address *client, __u32 random)
+				const struct address *client, __u32 choice)
 {
 	if (!frontend || !client)
 		return 0;
 	if (frontend->affinity_seconds)
-		return select_with_affinity(frontend, class, client, random);
-	return slot_choice(decision_for(frontend, class), random);
+		return select_with_affinity(frontend, class, client, choice);
+	return slot_choice(decision_for(frontend, class), choice);
 }
 
 static __always_inline struct backend *backend_lookup(__u32 id)
