@@ -126,6 +126,7 @@ func (n *network) addDevice(t testing.TB, i int, name string, addresses []string
 		must(t, err)
 		address.Flags = unix.IFA_F_NODAD
 		must(t, netlink.AddrAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: int(n.index[name])}}, address))
+		must(t, local(address.IP))
 	}
 	for a, far := range neighbours {
 		must(t, netlink.NeighAdd(&netlink.Neigh{LinkIndex: int(n.index[name]), State: netlink.NUD_PERMANENT,
@@ -145,6 +146,20 @@ func running(device string) error {
 		}
 		if time.Now().After(end) {
 			return fmt.Errorf("device %s is still %v", device, link.Attrs().OperState)
+		}
+	}
+}
+
+// local waits until the kernel delivers packets to an address of its own: it finishes IPv6 addresses in the
+// background, even without duplicate address detection.
+func local(address net.IP) error {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		routes, err := netlink.RouteGet(address)
+		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("address %s is still not local: %v, %w", address, routes, err)
 		}
 	}
 }
