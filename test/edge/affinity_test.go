@@ -14,7 +14,7 @@ import (
 func TestAffinityFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
 		const clients, timeout = 24, 2 * time.Second
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.manyClients()
 		s, all := w.everywhere("web", 1, "a1", "a2", "b1", "b2")

@@ -169,7 +169,7 @@ func TestHealthCheckOverTLS(t *testing.T) {
 
 // H3: a backend that fails now and then stays in service until it fails Fall times in a row.
 func TestFlappingBackend(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	flapping := w.newHealthServer("b1")
 	w.newHealthServer("a1")
 	s, all := w.public("a1", "b1")

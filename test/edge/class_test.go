@@ -35,7 +35,7 @@ func (w *world) wantPodNetworks(want ...string) {
 // R18: with externalTrafficPolicy Local, and no endpoint here, a pod of another node uses the endpoints of the
 // cluster, and an external client is dropped.
 func TestPodIsNoClientFromOutside(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	s, all := w.public("b1")
 	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	w.apply("web", objects(s, all)...)

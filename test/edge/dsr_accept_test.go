@@ -30,7 +30,7 @@ func (w *world) sendForged(host string, source, to netip.Addr, packet []byte) {
 func TestDecapsulatorFollowsServices(t *testing.T) {
 	withEachDSR(t, []string{"--conntrack-udp-timeout-stream=1s"}, func(t *testing.T, w *world) {
 		opens := func() bool {
-			s, err := w.agents["node-b"].Status()
+			s, err := w.statusOf(w.agents["node-b"])
 			w.must(err)
 			return s.DSRAccepted.Tunnels
 		}

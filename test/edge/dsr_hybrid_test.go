@@ -61,7 +61,7 @@ func (w *world) wantKinds(tcp, udp string, pods ...string) {
 
 // X2: hybrid: UDP by SNAT and TCP by DSR; a Service's annotations override the flags, in both directions.
 func TestDSRHybridAndAnnotations(t *testing.T) {
-	wantAnnotated(t, []annotated{
+	wantAnnotated(t, "tc", []annotated{
 		{"", "", "geneve", "off"},
 		{"", "false", "geneve", "geneve"},
 		{"ipip", "", "ipip", "off"},
@@ -73,28 +73,28 @@ func TestDSRHybridAndAnnotations(t *testing.T) {
 
 // X2: annotations work without the flag; the backends' nodes accept the packets.
 func TestDSRByAnnotationAlone(t *testing.T) {
-	wantAnnotated(t, []annotated{
-		{"", "", "off", "off"},
-		{"", "true", "off", "off"},
-		{"ipip", "", "ipip", "ipip"},
-		{"geneve", "true", "geneve", "off"},
-	}, "off")
+	inBothModes(t, func(t *testing.T, mode string) {
+		wantAnnotated(t, mode, []annotated{
+			{"", "", "off", "off"},
+			{"", "true", "off", "off"},
+			{"ipip", "", "ipip", "ipip"},
+			{"geneve", "true", "geneve", "off"},
+		}, "off")
+	})
 }
 
 // annotated has a Service's annotations, and the resulting kinds of DSR of TCP and UDP.
 type annotated struct{ dsr, hybrid, tcp, udp string }
 
 // wantAnnotated checks each of these in turn, with a balancer that has --dsr and more flags.
-func wantAnnotated(t *testing.T, all []annotated, dsr string, flags ...string) {
+func wantAnnotated(t *testing.T, mode string, all []annotated, dsr string, flags ...string) {
 	t.Helper()
-	inBothModes(t, func(t *testing.T, mode string) {
-		w := startDSR(t, dsr, mode, flags...)
-		for _, a := range all {
-			w.applyDSR(a.dsr, a.hybrid, "b1", "c1")
-			w.wantKinds(a.tcp, a.udp, "b1", "c1")
-		}
-		w.wantNoDropsAnywhere()
-	})
+	w := startDSR(t, dsr, mode, flags...)
+	for _, a := range all {
+		w.applyDSR(a.dsr, a.hybrid, "b1", "c1")
+		w.wantKinds(a.tcp, a.udp, "b1", "c1")
+	}
+	w.wantNoDropsAnywhere()
 }
 
 // X2, R30: connections and UDP flows survive each change of the annotation, and their backends see the same as

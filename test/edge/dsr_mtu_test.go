@@ -36,7 +36,7 @@ func (w *world) knownMTU(host string, to netip.Addr, family int) int {
 // gets through.
 func TestDSRPathMTUToTheClient(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
-		w.must(w.Host("fabric").Narrow("client", narrowMTU))
+		w.narrowAll("client", narrowMTU)
 		for i, kind := range dsrKinds {
 			// A pod that has learned a family's path MTU learns nothing more.
 			pods := []string{fmt.Sprint("b", i+1), fmt.Sprint("c", i+1)}
@@ -98,7 +98,7 @@ func (w *world) wantPodToLearn(n int, pod string, family int) {
 func TestDSRPathMTUToTheBackend(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		w.applyKinds("c1")
-		w.must(w.Host("fabric").Narrow("node-c", narrowMTU))
+		w.narrowAll("node-c", narrowMTU)
 		for i, kind := range dsrKinds {
 			for family, pod := range addresses(w.Host("c1"), 0) {
 				if kind == "opt" {
@@ -167,4 +167,11 @@ func (w *world) wantClientToLearn(n, family, mtu int, pod string) {
 	if err != nil {
 		w.t.Errorf("a datagram that fits, to %s: %q, %v; node-a's counters: %v", to, answer.Pod, err, w.status().Edge.Counters)
 	}
+}
+
+// narrowAll is Narrow at the fabric until the end of the test.
+func (w *world) narrowAll(device string, mtu int) {
+	w.t.Helper()
+	w.must(w.Host("fabric").Narrow(device, mtu))
+	w.t.Cleanup(func() { w.must(w.Host("fabric").Narrow(device, 0)) })
 }

@@ -87,7 +87,7 @@ func (w *world) sendUDP(host string, frontend, to netip.AddrPort, payload []byte
 // countAt is a counter of a node's edge, by reason.
 func (w *world) countAt(a *node.Agent, reason string) uint64 {
 	w.t.Helper()
-	s, err := a.Status()
+	s, err := w.statusOf(a)
 	w.must(err)
 	return s.Edge.Counters[reason]
 }

@@ -7,22 +7,16 @@ import (
 	"slices"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 // dsrKinds are the values of --dsr except off.
 var dsrKinds = []string{"ipip", "geneve", "opt"}
-
-// inEachDSR runs a test for each encapsulation, for tc and for XDP.
-func inEachDSR(t *testing.T, f func(t *testing.T, kind, mode string)) {
-	for _, kind := range dsrKinds {
-		t.Run(kind, func(t *testing.T) {
-			inBothModes(t, func(t *testing.T, mode string) { f(t, kind, mode) })
-		})
-	}
-}
 
 // threeNodes has a balancer, node-a, and two nodes with nothing but backends.
 var threeNodes = lab.Shape{ThreeNodes: true}
@@ -32,15 +26,11 @@ var threeNodes = lab.Shape{ThreeNodes: true}
 // Service's addresses, and that flow is still in the table.
 const firstEphemeral, lastEphemeral = 32768, 60999
 
-// startDSR is a world with agents on three nodes, in which the fabric routes Services to node-a.
+// startDSR is a borrowed world with agents on three nodes, in which the fabric routes Services to node-a.
 func startDSR(t *testing.T, kind, mode string, flags ...string) *world {
 	t.Helper()
 	flags = append([]string{"--edge-mode=" + mode, "--dsr=" + kind}, flags...)
-	w := newWorldOf(t, threeNodes, flags...)
-	for _, host := range []string{"node-b", "node-c"} {
-		w.agentOn(host, flags...)
-	}
-	w.startAgents()
+	w := borrowWorldOf(t, threeNodes, []string{"node-b", "node-c"}, flags...)
 	w.lead()
 	return w
 }
@@ -55,20 +45,30 @@ func withEachDSR(t *testing.T, flags []string, f func(t *testing.T, w *world)) {
 func (w *world) applyKinds(pods ...string) {
 	w.t.Helper()
 	for i, kind := range dsrKinds {
-		s, all := w.everywhere(kind, i+1, pods...)
-		s.Annotations = map[string]string{service.AnnotationDSR: kind}
-		w.must(w.folder.Put(kind, objects(s, all)...))
+		w.must(w.folder.Put(kind, w.ofKind(kind, kind, i+1, pods...)...))
 	}
 	w.await()
 }
 
-// startAgents starts all agents at once, and waits until they are ready.
+// ofKind is everywhere for a Service with a kind of DSR.
+func (w *world) ofKind(kind, name string, n int, pods ...string) []runtime.Object {
+	w.t.Helper()
+	s, all := w.everywhere(name, n, pods...)
+	s.Annotations = map[string]string{service.AnnotationDSR: kind}
+	return objects(s, all)
+}
+
+// startAgents starts all agents that are not running, at once, and waits until they are ready.
 func (w *world) startAgents() {
 	w.t.Helper()
+	var started []*node.Agent
 	for _, a := range w.agents {
-		w.must(a.StartOnly())
+		if !a.Running() {
+			w.must(a.StartOnly())
+			started = append(started, a)
+		}
 	}
-	for _, a := range w.agents {
+	for _, a := range started {
 		w.must(a.WaitReady())
 	}
 }
@@ -84,30 +84,37 @@ var external = []string{"ExternalIP", "LoadBalancer", "ClusterIP", "NodePort"}
 // backends have the chosen encapsulation, and replies go to the client without passing the balancer. A backend
 // on the balancer gets packets by DNAT, as without DSR. The backends' port differs from the Service's.
 func TestDSRFromOutside(t *testing.T) {
-	inEachDSR(t, func(t *testing.T, kind, mode string) {
-		w := startDSR(t, kind, mode)
+	withEachDSR(t, nil, func(t *testing.T, w *world) {
 		pods := []string{"a1", "b1", "c1"}
-		w.apply("web", objects(w.everywhere("web", 1, pods...))...)
-		seen := w.sightings("client", "node-a", "node-b", "node-c")
-		for _, address := range external {
-			for family := range 2 {
-				for _, network := range []string{"tcp", "udp"} {
-					to := w.address(address, 1, family)
-					served := map[netip.AddrPort]string{} // pods by client
-					for _, answer := range w.wantServed(network, to, pods...) {
-						if answer.Peer.Addr() != w.clientOf(family) {
-							t.Errorf("%s to %s: %s sees %s, want the client's %s", network, to, answer.Pod, answer.Peer, w.clientOf(family))
-						}
-						if port := answer.Peer.Port(); port >= firstEphemeral && port <= lastEphemeral {
-							served[answer.Peer] = answer.Pod
-						}
-					}
-					w.wantWay(kind, network, to, served, seen)
-				}
-			}
+		w.applyKinds(pods...)
+		for i, kind := range dsrKinds {
+			t.Run(kind, func(t *testing.T) { w.in(t).wantDSRAt(kind, i+1, pods...) })
 		}
 		w.wantNoDropsAnywhere()
 	})
+}
+
+// wantDSRAt checks how pods serve Service n.
+func (w *world) wantDSRAt(kind string, n int, pods ...string) {
+	w.t.Helper()
+	seen := w.sightings("client", "node-a", "node-b", "node-c")
+	for _, address := range external {
+		for family := range 2 {
+			for _, network := range []string{"tcp", "udp"} {
+				to := w.address(address, n, family)
+				served := map[netip.AddrPort]string{} // pods by client
+				for _, answer := range w.wantServed(network, to, pods...) {
+					if answer.Peer.Addr() != w.clientOf(family) {
+						w.t.Errorf("%s to %s: %s sees %s, want the client's %s", network, to, answer.Pod, answer.Peer, w.clientOf(family))
+					}
+					if port := answer.Peer.Port(); port >= firstEphemeral && port <= lastEphemeral {
+						served[answer.Peer] = answer.Pod
+					}
+				}
+				w.wantWay(kind, network, to, served, seen)
+			}
+		}
+	}
 }
 
 // wantWay checks that packets of clients that were served by pods had a kind of DSR, and that replies were
@@ -198,7 +205,7 @@ func (w *world) forgetFlows() {
 func (w *world) wantNoDropsAnywhere(but ...string) {
 	w.t.Helper()
 	for _, a := range w.agents {
-		s, err := a.Status()
+		s, err := w.statusOf(a)
 		w.must(err)
 		for reason, n := range s.Edge.Counters {
 			if n > 0 && (inspect.Dropped(reason) || reason == "malformed") && !slices.Contains(but, reason) {

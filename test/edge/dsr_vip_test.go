@@ -57,54 +57,58 @@ endpoints:
 // packets by --dsr-balancers. Without that flag they drop and count them. (Not so for opt, which has no outer
 // source.)
 func TestStandAloneDSR(t *testing.T) {
-	inEachDSR(t, func(t *testing.T, kind, mode string) {
-		w := newWorldOf(t, threeNodes, "--edge-mode="+mode, "--dsr="+kind)
-		vips := []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:f::10")}
-		file := w.standAlone(vips, "b1", "b2", "c1")
-		own := addresses(w.agent.Host, 0)
-		flags := []string{"--edge-mode=" + mode}
-		if kind == "opt" { // a Service with another kind accepts no options
-			flags = append(flags, "--dsr=opt")
-		}
-		w.agentOn("node-b", append(flags, fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))...)
-		w.agentOn("node-c", append(flags, "--dsr-balancers=192.168.100.0/30,fd00:100::/126")...)
-		for _, a := range w.agents {
-			a.Manifests = file
-		}
-		w.startAgents()
+	for _, test := range []struct{ kind, mode string }{{"ipip", "tc"}, {"ipip", "xdp"}, {"geneve", "tc"}, {"opt", "tc"}} {
+		t.Run(test.kind+" "+test.mode, func(t *testing.T) { standAloneDSR(t, test.kind, test.mode) })
+	}
+}
+
+func standAloneDSR(t *testing.T, kind, mode string) {
+	w := newWorldOf(t, threeNodes, "--edge-mode="+mode, "--dsr="+kind)
+	vips := []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:f::10")}
+	file := w.standAlone(vips, "b1", "b2", "c1")
+	own := addresses(w.agent.Host, 0)
+	flags := []string{"--edge-mode=" + mode}
+	if kind == "opt" { // a Service with another kind accepts no options
+		flags = append(flags, "--dsr=opt")
+	}
+	w.agentOn("node-b", append(flags, fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))...)
+	w.agentOn("node-c", append(flags, "--dsr-balancers=192.168.100.0/30,fd00:100::/126")...)
+	for _, a := range w.agents {
+		a.Manifests = file
+	}
+	w.startAgents()
+	for family, vip := range vips {
+		w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: netlink.NewIPNet(vip.AsSlice()), Gw: own[family].Addr().AsSlice()}))
+	}
+	check := func(how string) {
+		t.Helper()
 		for family, vip := range vips {
-			w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: netlink.NewIPNet(vip.AsSlice()), Gw: own[family].Addr().AsSlice()}))
-		}
-		check := func(how string) {
-			t.Helper()
-			for family, vip := range vips {
-				for _, network := range []string{"tcp", "udp"} {
-					for _, answer := range w.wantServed(network, netip.AddrPortFrom(vip, 80), "b1", "b2", "c1") {
-						if answer.Peer.Addr() != w.clientOf(family) {
-							t.Errorf("%s, %s to %s: %s sees %s, want the client's address", how, network, vip, answer.Pod, answer.Peer)
-						}
+			for _, network := range []string{"tcp", "udp"} {
+				for _, answer := range w.wantServed(network, netip.AddrPortFrom(vip, 80), "b1", "b2", "c1") {
+					if answer.Peer.Addr() != w.clientOf(family) {
+						t.Errorf("%s, %s to %s: %s sees %s, want the client's address", how, network, vip, answer.Pod, answer.Peer)
 					}
 				}
 			}
 		}
-		check("routed")
-		for _, vip := range vips {
-			w.must(w.agent.Host.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))
-		}
-		check("on the loopback")
-		w.wantNoDropsAnywhere()
+	}
+	check("routed")
+	for _, vip := range vips {
+		w.must(w.agent.Host.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))
+	}
+	check("on the loopback")
+	w.wantNoDropsAnywhere()
 
-		if kind == "opt" {
-			return
-		}
-		b := w.agents["node-b"]
-		w.must(b.Kill())
-		b.Flags = []string{"--edge-mode=" + mode}
-		w.must(b.Start())
-		before := w.countAt(b, "drop_spoofed")
-		for range tries {
-			w.datagram(netip.AddrPortFrom(vips[0], 80))
-		}
-		w.eventually("node-b drops packets of strangers", func() bool { return w.countAt(b, "drop_spoofed") > before })
-	})
+	if kind == "opt" {
+		return
+	}
+	b := w.agents["node-b"]
+	w.must(b.Kill())
+	b.Flags = []string{"--edge-mode=" + mode}
+	w.must(b.Start())
+	before := w.countAt(b, "drop_spoofed")
+	for range tries {
+		w.datagram(netip.AddrPortFrom(vips[0], 80))
+	}
+	w.eventually("node-b drops packets of strangers", func() bool { return w.countAt(b, "drop_spoofed") > before })
 }

@@ -106,7 +106,7 @@ func (p *pinger) nodeAddress() netip.Addr {
 // (R25).
 func TestPing(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		for family := range 2 {
 			p := w.pinger("client", family)
@@ -151,7 +151,7 @@ func TestPing(t *testing.T) {
 
 // An address that replies to pings has no more ports than before: sockets and packets for another port pass.
 func TestPortsBesideEcho(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.lead()
 	w.apply("web", objects(w.everywhere("web", 1, "a1", "b1"))...)
 	for family := range 2 {

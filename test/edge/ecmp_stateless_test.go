@@ -47,7 +47,7 @@ func TestStatelessUDP(t *testing.T) {
 // recordsOf is the number of a node's conntrack entries.
 func (w *world) recordsOf(host string) int {
 	w.t.Helper()
-	s, err := w.agents[host].Status()
+	s, err := w.statusOf(w.agents[host])
 	w.must(err)
 	return int(s.Edge.Flows.Entries) + int(s.Edge.Flows.HalfOpen)
 }
@@ -58,7 +58,7 @@ func (w *world) recordsOf(host string) int {
 func TestPathMTUBehindECMP(t *testing.T) {
 	withECMP(t, func(t *testing.T, w *world) {
 		w.manyClients()
-		w.must(w.Host("fabric").Narrow("client", narrowMTU))
+		w.narrowAll("client", narrowMTU)
 		w.applyKinds("c1", "c2", "c3")
 		w.awaitUntracked()
 		for n := range 36 {

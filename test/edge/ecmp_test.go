@@ -162,7 +162,7 @@ func (w *world) wantBothForward(reason string) {
 	w.t.Helper()
 	for _, host := range []string{"node-a", "node-b"} {
 		if w.countAt(w.agents[host], reason) == 0 {
-			s, err := w.agents[host].Status()
+			s, err := w.statusOf(w.agents[host])
 			w.must(err)
 			w.t.Errorf("%s counted nothing as %s: %v", host, reason, s.Edge.Counters)
 		}

@@ -54,7 +54,7 @@ type explained struct {
 // the backend sees. It leaves no trace.
 func TestExplain(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		var all []*explained
 		for i, c := range []struct {
@@ -219,7 +219,7 @@ func (w *world) wantTruth(c *explained) {
 
 // What explain says of a connect() is what happens to a pod and to the node. It leaves no trace.
 func TestExplainSocket(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.services()
 	own, slices := w.everywhere("own", 7, "b1")
 	own.Spec.LoadBalancerSourceRanges = []string{netip.PrefixFrom(w.Host("node-a").Addr4, 32).String()}
@@ -285,7 +285,7 @@ func (w *world) asksFrom(host string, to netip.AddrPort) error {
 
 // Invalid requests are refused with the reason.
 func TestExplainBadQuestions(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	node, client := w.Host("node-a").Addr4.String(), w.Host("client").Addr4.String()
 	for _, c := range []struct{ args, words string }{
 		{"packet nonsense 192.0.2.1:80", "nonsense: not ADDRESS or ADDRESS:PORT"},

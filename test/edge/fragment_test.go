@@ -102,7 +102,7 @@ func (w *world) wantNoDrops() {
 	}
 }
 
-// narrow gives a node's route to some addresses an MTU.
+// narrow gives a node's route to some addresses an MTU, until the end of the test.
 func (w *world) narrow(host string, to netip.Prefix, via netip.Addr, mtu int) {
 	w.t.Helper()
 	w.must(w.Host(host).Do(func() error {
@@ -112,7 +112,9 @@ func (w *world) narrow(host string, to netip.Prefix, via netip.Addr, mtu int) {
 		}
 		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
 		// An unlocked MTU applies only to what the node itself sends.
-		return netlink.RouteReplace(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: dst, Gw: via.AsSlice(), MTU: mtu, MTULock: true})
+		route := &netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: dst, Gw: via.AsSlice(), MTU: mtu, MTULock: true}
+		w.t.Cleanup(func() { w.must(w.Host(host).Do(func() error { return netlink.RouteDel(route) })) })
+		return netlink.RouteReplace(route)
 	}))
 }
 
@@ -133,7 +135,7 @@ func total(sizes []int) (n uint64) {
 // or in fragments; so are replies that are too long for the client's path.
 func TestOverlayFragments(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.echoes("b1")
 		w.apply("web", objects(w.public("b1"))...)
 		client := w.Host("client").Addr4
@@ -148,7 +150,7 @@ func TestOverlayFragments(t *testing.T) {
 // fragment is fragmented again.
 func TestNarrowWayFragments(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, lab.Shape{}, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.echoes("b1")
 		w.apply("web", objects(w.public("b1"))...)
 		w.narrow("node-a", netip.PrefixFrom(w.Host("b1").Addr4, 32), fabric, 600)
@@ -163,7 +165,7 @@ func TestNarrowWayFragments(t *testing.T) {
 // of 1500. The edge handles the other packets of a flow at the pod's device, and the node's stack fragments
 // them.
 func TestOverlayFragmentsOfOptedOutPod(t *testing.T) {
-	w := startWorldOf(t, overlay)
+	w := borrowWorldOf(t, overlay, nil, "--edge-mode=tc")
 	w.optOut("a1")
 	w.setMTU("a1", "eth0", fabricMTU)
 	w.setMTU("node-a", "a1", fabricMTU)

@@ -17,7 +17,7 @@ import (
 // another port, over UDP; when they recover, they do. H4: when all are down, the Service refuses.
 func TestHealthChecks(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		well, wrong, slow, refusing := w.newHealthServer("a1"), w.newHealthServer("a2"), w.newHealthServer("b1"), w.newHealthServer("b2")
 		wrong.status.Store(http.StatusInternalServerError)
 		slow.status.Store(0)
@@ -62,7 +62,7 @@ func TestHealthChecks(t *testing.T) {
 
 // R30: a connection to a backend that fails its check survives. R29: a UDP flow moves to another.
 func TestConnectionsOutliveAFailedCheck(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	leaving := w.newHealthServer("b1")
 	s, all := w.public("b1")
 	annotate(s, map[string]string{"": "tcp"})
@@ -97,7 +97,7 @@ func TestConnectionsOutliveAFailedCheck(t *testing.T) {
 // H5: annotations can change at any time; wrong ones are named, and the previous valid check stays in use. A
 // Service without them serves all endpoints.
 func TestHealthCheckIsEdited(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.newHealthServer("a1")
 	w.newHealthServer("b1").status.Store(http.StatusInternalServerError)
 	s, all := w.public("a1", "b1")
@@ -145,7 +145,7 @@ func TestHealthCheckIsEdited(t *testing.T) {
 
 // H6: a new agent takes no healthy backend out of service, and no unhealthy one back, before it has probed.
 func TestHealthOutlivesTheAgent(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	well := w.newHealthServer("a1")
 	w.newHealthServer("b1").status.Store(http.StatusInternalServerError)
 	s, all := w.public("a1", "b1")
@@ -175,7 +175,7 @@ func TestHealthOutlivesTheAgent(t *testing.T) {
 // H3: a check goes to the backend itself, even if its address and port are also another Service's: else it
 // would report that Service's backends.
 func TestHealthCheckIsDirect(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	asked, other := w.newHealthServer("b1"), w.newHealthServer("a2")
 	other.status.Store(http.StatusInternalServerError)
 	for _, pod := range []string{"b1", "a1"} { // behind the edge, and on this node

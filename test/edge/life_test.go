@@ -26,7 +26,7 @@ func (w *world) attached() (all []datapath.EdgeAttachment) {
 func TestClientsOutliveTheAgent(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			w := startWorld(t, "--edge-mode="+mode)
+			w := borrowWorld(t, "--edge-mode="+mode)
 			w.apply("web", objects(w.public("b1"))...)
 			var conns []net.Conn
 			for _, to := range addresses(w.Host("node-a"), nodePort) {

@@ -6,15 +6,13 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"beeline.io/beeline/test/lab"
 )
 
 // R11, R18: in a file an endpoint belongs to this node without a nodeName if it has an address of the node:
 // policy Local finds the program that listens there, and no other.
 func TestEndpointOfTheNodeItself(t *testing.T) {
-	w := startWorld(t)
-	w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
+	w := borrowWorld(t, "--edge-mode=tc")
+	w.serveOnNodes()
 	s, slices := w.public("node-a", "b1", "b2")
 	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	for _, slice := range slices {

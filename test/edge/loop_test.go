@@ -14,17 +14,18 @@ import (
 )
 
 // refuseUnserved adds the rules of docs/operate/install.md for addresses that a router sends to node-a: the
-// stack refuses packets from there that no Service takes.
+// stack refuses packets from there that no Service takes, until the end of the test.
 func (w *world) refuseUnserved() {
 	w.t.Helper()
 	nl, err := w.Host("node-a").Netlink()
 	w.must(err)
-	defer nl.Close()
+	w.t.Cleanup(nl.Close)
 	for family, prefixes := range [][]string{{externalRanges[0], ingressRanges[0]}, {externalRanges[1], ingressRanges[1]}} {
 		for _, prefix := range prefixes {
 			rule := netlink.NewRule()
 			rule.Family, rule.IifName, rule.Dst, rule.Type = []int{unix.AF_INET, unix.AF_INET6}[family], "eth0", network(prefix), unix.RTN_UNREACHABLE
 			w.must(nl.RuleAdd(rule))
+			w.t.Cleanup(func() { w.must(nl.RuleDel(rule)) })
 		}
 	}
 }
@@ -35,7 +36,7 @@ func (w *world) refuseUnserved() {
 // on their source.
 func TestRoutedAddressWithoutALoop(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.manyClients()
 		w.apply("web", objects(w.everywhere("web", 1, "a1", "a2", "b1"))...)

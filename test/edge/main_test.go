@@ -6,6 +6,7 @@ package edge
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -24,5 +25,10 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
-	os.Exit(node.Run(m, &program))
+	exit := node.Run(m, &program)
+	if err := removeIdle(); err != nil {
+		fmt.Fprintln(os.Stderr, "removing borrowed worlds:", err)
+		exit = 1
+	}
+	os.Exit(exit)
 }

@@ -155,7 +155,7 @@ func (w *world) services() {
 // has asked for. When the last watcher ends, even if killed, the programs emit no events.
 func TestMonitor(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		w.wantServed("udp", w.address("NodePort", 1, 0), "a1", "b1") // so that next hops are known
 		w.wantServed("udp", w.address("NodePort", 1, 1), "a1", "b1")
@@ -251,7 +251,7 @@ func (w *world) wantWrong(command, words string) {
 
 // Asking for flows of an unknown Service is an error, and not an empty list.
 func TestFlowsOfNoService(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.apply("web", objects(w.public("b1"))...)
 	conn := w.datagram(addresses(w.Host("node-a"), nodePort)[0])
 	w.eventually("the flow is there", func() bool { return len(w.flows("--service", "default/web")) == 1 })
@@ -272,7 +272,7 @@ func TestFlowsOfNoService(t *testing.T) {
 // Without an agent the pinned events are read. Events that come too fast are counted: received and lost ones
 // are all that happened.
 func TestMonitorWithoutAgent(t *testing.T) {
-	w := startWorld(t, "--edge-mode=tc")
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.services()
 	if _, err := w.agent.CLI("monitor", "--pins"); exitCode(err) != 1 {
 		t.Errorf("monitor --pins beside an agent: %v", err)

@@ -13,7 +13,7 @@ import (
 func TestNodePortFromOutside(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			w := startWorld(t, "--edge-mode="+mode)
+			w := borrowWorld(t, "--edge-mode="+mode)
 			w.wantMode(mode)
 			w.apply("web", objects(w.public("a1", "b1"))...)
 			own, client := addresses(w.Host("node-a"), nodePort), addresses(w.Host("client"), 0)
@@ -41,10 +41,7 @@ func TestNodePortFromOutside(t *testing.T) {
 // wantMode checks that the edge is attached in this mode at eth0, and nowhere else.
 func (w *world) wantMode(mode string) {
 	w.t.Helper()
-	devices := w.status().Edge.Devices
-	if len(devices) != 1 || devices[0].Name != "eth0" || devices[0].Mode != mode {
-		w.t.Fatalf("the edge is at %+v, want it at eth0 with %s", devices, mode)
-	}
+	w.wantDevices("eth0 " + mode + " clients")
 }
 
 // wantCounted checks that packets were counted for each of these reasons.

@@ -43,7 +43,7 @@ func (p *pinger) wantUnused(what string, send func()) {
 // load balancers, as service list says.
 func TestOtherProtocols(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		hosts := []string{"client", "a1", "node-a"}
 		for _, masqueraded := range []bool{false, true} {

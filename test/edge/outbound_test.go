@@ -46,12 +46,20 @@ func (w *world) optOut(name string) {
 }
 
 // filterReversePaths has a node drop packets that arrive by another device than the route to their source, as
-// many distributions and network plugins do.
+// many distributions and network plugins do, until the end of the test.
 func (w *world) filterReversePaths(node string, devices ...string) {
 	w.t.Helper()
 	w.must(w.Host(node).Do(func() error {
 		for _, device := range devices {
-			if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/rp_filter", []byte("1"), 0o644); err != nil {
+			file := "/proc/sys/net/ipv4/conf/" + device + "/rp_filter"
+			before, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			w.t.Cleanup(func() {
+				w.must(w.Host(node).Do(func() error { return os.WriteFile(file, before, 0o644) }))
+			})
+			if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
 				return err
 			}
 		}
@@ -62,10 +70,10 @@ func (w *world) filterReversePaths(node string, devices ...string) {
 // R16, R19: a pod without socket hooks reaches a ClusterIP, by TCP and UDP: backends of other nodes see its own
 // address, those of its node the Service's, which no packet from a pod's device may have as its source.
 func TestOptedOutPodIsServedByPacket(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.filterReversePaths("node-a", "eth0", "a1", "a2")
 	w.optOut("a1")
-	w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) == 2 }))
+	w.awaitRole("pods")
 	w.apply("web", objects(w.public("a1", "a2", "b1"))...)
 	for _, network := range []string{"tcp", "udp"} {
 		for _, ip := range node.ClusterIPs(1) {
@@ -100,11 +108,11 @@ func TestOptedOutPodIsServedByPacket(t *testing.T) {
 func TestOptedOutPodAsksItsNode(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			w := startWorld(t, "--edge-mode="+mode)
+			w := borrowWorld(t, "--edge-mode="+mode)
 			w.optOut("a1")
 			w.apply("web", objects(w.public("a1", "a2", "node-a", "b1"))...)
-			w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
-			w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) == 2 }))
+			w.serveOnNodes()
+			w.awaitRole("pods")
 			a1, own := w.Host("a1"), w.Host("node-a")
 			for _, network := range []string{"tcp", "udp"} {
 				for _, ips := range [][2]netip.Addr{{own.Addr4, a1.Addr4}, {own.Addr6, a1.Addr6}} {
@@ -139,7 +147,7 @@ func TestOptedOutPodAsksItsNode(t *testing.T) {
 
 // R16, R21: it is refused like others, and gets no reply to dropped packets.
 func TestOptedOutPodIsRefusedByPacket(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.optOut("a1")
 	w.apply("web", objects(w.public())...)
 	local, slices := w.public("b1")
@@ -173,9 +181,9 @@ func TestOptedOutPodIsRefusedByPacket(t *testing.T) {
 // A pod whose connection to a Service was translated by the edge connects to a backend directly, from the same
 // port: the reply has the backend's address, whatever entry remains of the connection before.
 func TestPodAsksABackendFromTheSamePort(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.optOut("a1")
-	w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) == 2 }))
+	w.awaitRole("pods")
 	port := uint16(45000)
 	for _, pod := range []string{"b1", "a2"} {
 		w.apply("web", objects(w.public(pod))...)
@@ -225,9 +233,9 @@ func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 // The same for datagrams, which have no end: the flow to the Service still exists when the pod sends to the
 // backend directly from the same port.
 func TestDatagramToABackendFromTheSamePort(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.optOut("a1")
-	w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) == 2 }))
+	w.awaitRole("pods")
 	for n, pod := range []string{"b1", "a2"} {
 		w.apply("web", objects(w.public(pod))...)
 		for family, ip := range node.ClusterIPs(1) {
@@ -290,7 +298,7 @@ func TestForeignExternalIPsAtTheEdge(t *testing.T) {
 	w := startWorld(t, "--refuse-foreign-external-ips")
 	w.lead()
 	w.optOut("a1")
-	w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) == 2 }))
+	w.awaitRole("pods")
 	other := w.Host("client")
 	w.must(other.StartServer(lab.ServerOptions{TCP: 80, HTTP: 81, UDP: 80}))
 	s, slices := w.everywhere("web", 1, "a2", "b1")

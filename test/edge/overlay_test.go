@@ -31,7 +31,7 @@ const overlayMTU, fabricMTU = 1450, 1500
 // only encapsulated.
 func TestOverlayFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		ear, err := w.Host("fabric").Hear("node-a", "node-b")
 		w.must(err)
 		defer ear.Close()
@@ -80,7 +80,7 @@ func (w *world) wantDevices(want string) {
 // R18: with externalTrafficPolicy Local the overlay is not used; without an endpoint here there is no reply.
 func TestOverlayTrafficPolicyLocal(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		local := func(pods ...string) {
 			s, slices := w.public(pods...)
 			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -106,7 +106,7 @@ func TestOverlayTrafficPolicyLocal(t *testing.T) {
 // the agent is killed and replaced.
 func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		done := make(chan error)
 		transfers := 0
 		for i, to := range addresses(w.Host("node-a"), nodePort) {
@@ -134,7 +134,7 @@ func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
 // length arrives.
 func TestOverlayPathMTU(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("b1"))...)
 		for i, to := range addresses(w.Host("node-a"), nodePort) {
 			conn := w.open("udp", to).(*net.UDPConn)
@@ -208,7 +208,7 @@ func control(t *testing.T, conn syscall.Conn, f func(fd int) error) {
 // first segments are too long for the overlay.
 func TestOverlayTransferFindsThePathMTU(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.setMTU("b1", "eth0", fabricMTU)
 		w.setMTU("node-b", "b1", fabricMTU)
 		w.apply("web", objects(w.public("b1"))...)
@@ -222,22 +222,29 @@ func TestOverlayTransferFindsThePathMTU(t *testing.T) {
 	})
 }
 
+// setMTU sets the MTU of a host's device until the end of the test.
 func (w *world) setMTU(host, device string, mtu int) {
 	w.t.Helper()
-	w.must(w.Host(host).Do(func() error {
-		link, err := netlink.LinkByName(device)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetMTU(link, mtu)
-	}))
+	set := func(mtu int) (before int) {
+		w.must(w.Host(host).Do(func() error {
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				return err
+			}
+			before = link.Attrs().MTU
+			return netlink.LinkSetMTU(link, mtu)
+		}))
+		return before
+	}
+	before := set(mtu)
+	w.t.Cleanup(func() { set(before) })
 }
 
 // An ICMP error of a pod behind the overlay about a client's packet reaches the client: nobody listens at the
 // port.
 func TestOverlayICMPError(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorldOf(t, overlay, "--edge-mode="+mode)
+		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("b1"))...)
 		w.must(w.Host("b1").StopServer())
 		for _, to := range addresses(w.Host("node-a"), nodePort) {

@@ -44,10 +44,8 @@ func (w *world) ownVIP(kind string, pods ...string) (*corev1.Service, []*discove
 // from outside and from itself, and its own connections from that address work; the port of the VIP is served.
 func TestOwnAddressAsVIP(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
-		for _, n := range w.Nodes() {
-			w.must(n.StartServer(lab.ServerOptions{}))
-		}
+		w := borrowWorld(t, "--edge-mode="+mode)
+		w.serveOnNodes()
 		for _, kind := range []string{"ClusterIP", "ExternalIP", "LoadBalancer"} {
 			w.apply("web", objects(w.ownVIP(kind, "b1"))...)
 			for _, network := range []string{"tcp", "udp"} {
@@ -73,7 +71,7 @@ func TestOwnAddressAsVIP(t *testing.T) {
 // ServiceCIDR.
 func TestOwnAddressComesAndGoes(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.apply("web", objects(w.everywhere("web", 1, "b1"))...)
 		for family := range 2 {

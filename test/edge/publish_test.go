@@ -49,8 +49,16 @@ func (w *world) lead() {
 			w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: network(prefix), Gw: gateway.AsSlice()}))
 		}
 	}
+	w.serveOnNodes()
+}
+
+// serveOnNodes starts servers on nodes that have none, as pods of the host's network.
+func (w *world) serveOnNodes() {
+	w.t.Helper()
 	for _, n := range w.Nodes() {
-		w.must(n.StartServer(lab.ServerOptions{}))
+		if !n.ServerRunning() {
+			w.must(n.StartServer(lab.ServerOptions{}))
+		}
 	}
 }
 
@@ -80,7 +88,7 @@ func addRoute(h *lab.Host, device string, route *netlink.Route) error {
 	}
 	defer nl.Close()
 	route.LinkIndex = link.Attrs().Index
-	if err := nl.RouteAdd(route); err != nil {
+	if err := nl.RouteReplace(route); err != nil {
 		return fmt.Errorf("host %s: route to %s: %w", h.Name, route.Dst, err)
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 // node's.
 func TestEachAddressFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.wantMode(mode)
 		w.lead()
 		own, client := addresses(w.Host("node-a"), 0), addresses(w.Host("client"), 0)
@@ -37,7 +37,7 @@ func TestEachAddressFromOutside(t *testing.T) {
 // at the ClusterIP, which follows internalTrafficPolicy (R16).
 func TestTrafficPolicyLocalFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		s, all := w.everywhere("web", 1, "a1", "b1")
 		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -60,7 +60,7 @@ func TestTrafficPolicyLocalFromOutside(t *testing.T) {
 // R33: a client outside the cluster reaches a pod's hostPort, and the pod sees its address.
 func TestHostPortFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.apply("a2", hostPortPod(w.Host("a2")))
 		for family, to := range addresses(w.Host("node-a"), hostPort) {
 			for _, network := range []string{"tcp", "udp"} {

@@ -55,7 +55,7 @@ func (w *world) withoutSCTP() {
 // client's address.
 func TestSCTPFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.withoutSCTP()
 		w.lead()
 		s, all := w.sctpService("diameter", 1, "a1", "b1")
@@ -118,7 +118,7 @@ func (w *world) wantSCTPFlow(client *rawSocket, to netip.AddrPort, port uint16, 
 // change. A Service without endpoints refuses.
 func TestSCTPNotServed(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.withoutSCTP()
 		w.lead()
 		s, all := w.sctpService("diameter", 1, "a1", "b1")
@@ -162,7 +162,7 @@ func TestSCTPNotServed(t *testing.T) {
 // Packets of a pod and of the node itself to a ClusterIP are served as they leave: a remote backend sees the
 // client, a local one the Service.
 func TestSCTPFromTheNode(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	w.withoutSCTP()
 	s, all := w.sctpService("diameter", 1, "a1", "b1")
 	w.apply("diameter", objects(s, all)...)
@@ -200,7 +200,7 @@ func TestSCTPFromTheNode(t *testing.T) {
 // Real sockets: associations with backends of both nodes carry data both ways and end, in both families.
 func TestSCTPSockets(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		fd, err := w.Host("client").Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
 		if errors.Is(err, unix.EPROTONOSUPPORT) {
 			t.Skip("this kernel has no SCTP sockets (CONFIG_IP_SCTP): `make test-kernels` has those of Debian")

@@ -23,7 +23,7 @@ import (
 // endpoints change, that one among them.
 func TestTransferWhileEndpointsChange(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		own := addresses(w.Host("node-a"), nodePort)
 		var transfers sync.WaitGroup
 		for i, pod := range []string{"a1", "b1"} {
@@ -122,7 +122,7 @@ func (l *lines) next() ([]byte, error) {
 // R37: no connection is lost while the agent is killed and replaced, twice.
 func TestAgentIsKilledUnderLoad(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("a1", "b1"))...)
 		ended := w.load(0)
 		for range 2 {
@@ -143,9 +143,9 @@ func (w *world) load(pause time.Duration) (ended func()) {
 func (w *world) loadAt(pause time.Duration, at []netip.AddrPort) (ended func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var clients sync.WaitGroup
-	var asked [4]int
+	asked := make([]int, 2*len(at))
 	for i := range asked {
-		to, network := at[i%2], []string{"tcp", "udp"}[i/2]
+		to, network := at[i/2], []string{"tcp", "udp"}[i%2]
 		long := w.open("tcp", to)
 		clients.Go(func() {
 			for ; ctx.Err() == nil; asked[i]++ {
@@ -176,7 +176,7 @@ func (w *world) loadAt(pause time.Duration, at []netip.AddrPort) (ended func()) 
 // it sees both directions of each, or neither.
 func TestFirewallDropsInvalid(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.firewall(`table inet beeline_test {
 	chain in { type filter hook input priority 0; ct state invalid counter drop; }
 	chain out { type filter hook output priority 0; ct state invalid counter drop; }
@@ -202,7 +202,7 @@ func TestFirewallDropsInvalid(t *testing.T) {
 	})
 }
 
-// firewall loads rules for nft on the agent's node.
+// firewall loads rules for nft on the agent's node until the end of the test.
 func (w *world) firewall(rules string) {
 	w.t.Helper()
 	nft := w.agent.Host.Command(w.t.Context(), "nft", "-f", "-")
@@ -210,4 +210,5 @@ func (w *world) firewall(rules string) {
 	if out, err := nft.CombinedOutput(); err != nil {
 		w.t.Fatalf("nft: %v\n%s", err, out)
 	}
+	w.t.Cleanup(func() { w.must(w.agent.Host.Command(context.Background(), "nft", "flush", "ruleset").Run()) })
 }

@@ -49,7 +49,7 @@ func (w *world) wantSilenceAs(host, network string, to netip.AddrPort, reason st
 // R16 to R18: without any endpoint each address of a Service refuses.
 func TestNoEndpointsFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.apply("web", objects(w.everywhere("web", 1))...)
 		w.each(1, func(_, network string, _ int, to netip.AddrPort) { w.wantRefused(network, to) })
@@ -59,7 +59,7 @@ func TestNoEndpointsFromOutside(t *testing.T) {
 // R16, R18: with a traffic policy Local, no endpoint here and some elsewhere, there is no reply.
 func TestNoLocalEndpointsFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		s, all := w.everywhere("web", 1, "b1")
 		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -94,7 +94,7 @@ func TestUnknownAddressesFromOutside(t *testing.T) {
 // them get no reply.
 func TestSourceRangesFromOutside(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		w := startWorld(t, "--edge-mode="+mode)
+		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.manyClients()
 		s, all := w.everywhere("web", 1, "a1", "b1")
@@ -122,7 +122,7 @@ func TestSourceRangesFromOutside(t *testing.T) {
 // R9, R10, R12: endpoints that are not ready are not used, terminating ones that serve are used if there are no
 // others, and those that do not serve never.
 func TestEndpointStatesFromOutside(t *testing.T) {
-	w := startWorld(t)
+	w := borrowWorld(t, "--edge-mode=tc")
 	set := func(slices []*discoveryv1.EndpointSlice, pod int, ready, serving, terminating bool) {
 		for _, slice := range slices {
 			slice.Endpoints[pod].Conditions = discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}

@@ -40,6 +40,12 @@ type world struct {
 	agent  *node.Agent
 	agents map[string]*node.Agent // by node, with node-a's
 	sent   int                    // connections begun by sends
+
+	// Only if it is borrowed.
+
+	kind   string                       // shape, agents and flags
+	users  []string                     // the tests that have used it, with this one
+	before map[string]map[string]uint64 // counters of the edge as the test began, by node
 }
 
 // newWorld makes a lab, in which XDP serves if the flags ask for it, and an agent that is not started yet. For
@@ -66,18 +72,22 @@ func newWorldOf(t *testing.T, shape lab.Shape, flags ...string) *world {
 // agentOn is an agent on a node that reads the world's folder; it is not started yet.
 func (w *world) agentOn(host string, flags ...string) *node.Agent {
 	w.t.Helper()
-	log := &node.Log{}
-	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder.Path, MaxFlows: fewFlows, Flags: flags, Log: log}
+	a := w.newAgent(host, flags...)
 	w.agents[host] = a
 	w.t.Cleanup(func() {
 		if err := a.Kill(); err != nil {
 			w.t.Errorf("the agent of %s ended before it was killed: %v", host, err)
 		}
 		if w.t.Failed() {
-			w.t.Logf("the agent of %s printed:\n%s", host, log)
+			w.t.Logf("the agent of %s printed:\n%s", host, a.Log)
 		}
 	})
 	return a
+}
+
+// newAgent is agentOn without the end of the test.
+func (w *world) newAgent(host string, flags ...string) *node.Agent {
+	return &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder.Path, MaxFlows: fewFlows, Flags: slices.Clone(flags), Log: &node.Log{}}
 }
 
 func startWorld(t *testing.T, flags ...string) *world {
@@ -94,6 +104,13 @@ func startWorldOf(t *testing.T, shape lab.Shape, flags ...string) *world {
 	return w
 }
 
+// in is the same world in a subtest.
+func (w *world) in(t *testing.T) *world {
+	sub := *w
+	sub.t = t
+	return &sub
+}
+
 // must ends the test if a step fails that is not under test.
 func (w *world) must(err error) {
 	w.t.Helper()
@@ -104,7 +121,7 @@ func (w *world) must(err error) {
 
 func (w *world) status() *inspect.Status {
 	w.t.Helper()
-	s, err := w.agent.Status()
+	s, err := w.statusOf(w.agent)
 	w.must(err)
 	return s
 }
