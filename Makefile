@@ -105,10 +105,10 @@ test: build lint controlplane ## lint, and all tests except the slow ones (root)
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
 		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
-		--beside --go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)' \
-		--beside --go 'benchmark=$(BENCH_TEST) -timeout 60m ./...'
+		--beside --go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
+		--beside --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...'
 
-test-full: build lint controlplane ## all tests, with the race detector where it helps (root)
+test-full: build lint controlplane ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \

@@ -21,9 +21,17 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+func skipInShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("the endurance benchmark takes a minute: `make test-full` runs it")
+	}
+}
+
 // Every side serves each kind of clients in each phase, and the text of the results can be written into a page
 // next to another run's.
 func TestEnduranceSmoke(t *testing.T) {
+	skipInShort(t)
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
 	}
@@ -81,6 +89,7 @@ func TestEnduranceSmoke(t *testing.T) {
 
 // Failures of clients are counted by kind: rules on the path cause each fault for a part of their packets.
 func TestEnduranceCountsFaults(t *testing.T) {
+	skipInShort(t)
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
 	}

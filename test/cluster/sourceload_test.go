@@ -34,7 +34,7 @@ const (
 // An agent reads a large cluster; the test prints its memory and time.
 func TestLargeCluster(t *testing.T) {
 	if testing.Short() {
-		t.Skip("makes ten thousand objects, which takes a minute or two")
+		t.Skip("ten thousand objects take a minute or two: `make test-full` makes them")
 	}
 	t.Parallel()
 	c := New(t)
