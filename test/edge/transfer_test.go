@@ -143,9 +143,9 @@ func (w *world) load(pause time.Duration) (ended func()) {
 func (w *world) loadAt(pause time.Duration, at []netip.AddrPort) (ended func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var clients sync.WaitGroup
-	asked := make([]int, 2*len(at))
+	var asked [4]int
 	for i := range asked {
-		to, network := at[i/2], []string{"tcp", "udp"}[i%2]
+		to, network := at[i%2], []string{"tcp", "udp"}[i/2]
 		long := w.open("tcp", to)
 		clients.Go(func() {
 			for ; ctx.Err() == nil; asked[i]++ {

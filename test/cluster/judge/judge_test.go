@@ -34,6 +34,7 @@ var (
 // R1 to R31: a client's result at a Service is the same with Beeline as with kube-proxy, except for the rows of
 // docs/operate/differences.md.
 func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
+	t.Parallel()
 	differences, err := ReadDifferences()
 	if err != nil {
 		t.Fatal(err)
