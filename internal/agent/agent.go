@@ -11,15 +11,19 @@ import (
 	"log/slog"
 	"net/netip"
 	gosync "sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/health"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/kubeevent"
 	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -42,6 +46,12 @@ type Agent struct {
 	components component.Running
 	prober     *healthcheck.Prober
 	endpoints  endpoints
+	health     *health.Tracker
+	nodePorts  *health.NodePorts
+	probe      *selfprobe.Probe    // nil without --self-probe
+	recorder   *kubeevent.Recorder // nil with manifests
+	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
+	objectsChanged atomic.Bool
 
 	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
@@ -102,6 +112,11 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	defer a.components.Close()
+	if err := a.newHealth(); err != nil {
+		return err
+	}
+	defer a.nodePorts.Close()
+	a.recorder = a.newRecorder()
 	a.endpoints = a.newEndpoints()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
