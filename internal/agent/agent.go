@@ -71,6 +71,8 @@ type Agent struct {
 	orphanSlices []service.ObjectProblem
 	// checked holds the endpoints with health checks.
 	checked map[service.Ref][]service.CheckedEndpoint
+	// lost holds Services that lost their last endpoint, until that is an Event.
+	lost map[service.Ref]time.Time
 }
 
 // Run runs an agent until ctx ends. The programs stay attached.
@@ -79,7 +81,7 @@ type Agent struct {
 // waits for the complete state before it attaches programs. If an earlier agent's programs are attached, it
 // reports the errors and keeps serving with the existing tables.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
-	a := &Agent{config: config, log: log, version: version, started: time.Now()}
+	a := &Agent{config: config, log: log, version: version, started: time.Now(), lost: map[service.Ref]time.Time{}}
 	var err error
 	if a.objects, a.source, err = newSource(config, version, &a.server, log); err != nil {
 		return err

@@ -30,7 +30,7 @@ func (a *Agent) take(ev source.Event) error {
 	}
 	delta := a.cluster.Apply(ev.Changes)
 	a.health.SetIneligible(a.ineligible(ev.Synced))
-	a.recordChange(ev.Changes, delta.Lost)
+	a.recordNodes(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
 	a.noteOrphanSlices(ev.Synced)
@@ -80,6 +80,7 @@ func (a *Agent) logMissing(err error) {
 func (a *Agent) apply(delta service.Delta, optOuts bool) error {
 	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses, OptOuts: a.optOuts, OptOutsChanged: optOuts}
 	a.noteQueued()
+	a.noteLost(delta)
 	a.components.Prepare(change)
 	a.syncer.SetOwn(slices.Concat(a.addresses, a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)

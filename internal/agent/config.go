@@ -52,8 +52,8 @@ type Config struct {
 	MetricsAddress string
 	// SelfProbe enables the self-probe.
 	SelfProbe bool
-	LogLevel       string
-	LogFormat      string
+	LogLevel  string
+	LogFormat string
 
 	Service service.Config
 	// Components are the shortcuts. If empty, AddFlags sets those of the product.

@@ -49,6 +49,7 @@ func (a *Agent) recordConditions(ctx context.Context) error {
 		if a.objectsChanged.CompareAndSwap(true, false) {
 			objects = a.objectItems()
 		}
+		a.recordLost()
 		a.recorder.Set(slices.Concat(objects, a.nodeItems()))
 	}
 }
@@ -78,18 +79,39 @@ func (a *Agent) nodeItems() (all []kubeevent.Item) {
 	return all
 }
 
-// recordChange records what a change of objects means for Events.
-func (a *Agent) recordChange(changes []service.Change, lost []service.Ref) {
-	if a.recorder == nil {
-		return
-	}
-	if slices.ContainsFunc(changes, func(c service.Change) bool { return c.Ref.Kind == service.KindNode }) {
+// recordNodes tells the recorder which Nodes share the Events.
+func (a *Agent) recordNodes(changes []service.Change) {
+	if a.recorder != nil && slices.ContainsFunc(changes, func(c service.Change) bool { return c.Ref.Kind == service.KindNode }) {
 		a.recorder.SetNodes(a.cluster.NodeNames())
 	}
-	if !a.synced {
+}
+
+// noteLost records which Services lost their last endpoint. One counts only if it stays so: an update of a
+// Service and of its EndpointSlices are two changes.
+func (a *Agent) noteLost(delta service.Delta) {
+	if a.recorder == nil || !a.synced {
 		return
 	}
-	for _, ref := range lost {
-		a.recorder.Note(kubeevent.Item{Object: ref, Condition: condition.EndpointsLost.New("no endpoint takes new connections any more: clients are refused")})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for ref, plan := range delta.Plans {
+		if _, lost := a.lost[ref]; lost && (plan == nil || len(plan.Sets) > 0) {
+			delete(a.lost, ref)
+		}
+	}
+	for _, ref := range delta.Lost {
+		a.lost[ref] = time.Now()
+	}
+}
+
+// recordLost makes Events of Services that have lost their endpoints for a while.
+func (a *Agent) recordLost() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for ref, since := range a.lost {
+		if time.Since(since) >= eventInterval {
+			delete(a.lost, ref)
+			a.recorder.Note(kubeevent.Item{Object: ref, Condition: condition.EndpointsLost.New("no endpoint takes new connections any more: clients are refused")})
+		}
 	}
 }
