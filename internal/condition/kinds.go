@@ -39,7 +39,7 @@ var (
 		"see the reason in the message; the agent retries every second")
 	SelfProbeFailed = register("SelfProbeFailed", Error,
 		"With --self-probe: the agent's own connections through its tables fail. Sockets of this node may not reach Services. /healthz and healthCheckNodePorts answer 503.",
-		"see the reason in the message, and the other conditions; the agent repairs hooks every second and tables every --audit-interval")
+		"see the reason in the message, and the other conditions; the agent itself must run below --cgroup-root. It repairs hooks every second and tables every --audit-interval")
 	PodNetworkIsServiceCIDR = register("PodNetworkIsServiceCIDR", Warning,
 		"A network is both a ServiceCIDR and a pod network. It is treated as a ServiceCIDR, and pods there count as clients outside the cluster.",
 		"change the Nodes' podCIDRs or --pod-networks")

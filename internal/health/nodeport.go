@@ -98,7 +98,7 @@ func (n *NodePorts) stop(owner service.Ref, wanted map[netip.AddrPort]int) {
 func (n *NodePorts) start(owner service.Ref, addr netip.AddrPort) *nodePort {
 	p := &nodePort{owner: owner, ended: make(chan struct{})}
 	p.server = httpserve.Server{
-		Name: "the healthCheckNodePort of " + owner.String(), Address: addr.String(), Log: n.Log,
+		Name: "the healthCheckNodePort of " + owner.String(), Address: addr.String(), Log: n.Log, Quiet: true,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { n.answer(w, p) }),
 	}
 	var ctx context.Context

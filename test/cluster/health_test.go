@@ -33,15 +33,14 @@ import (
 // loopback addresses, so that both may have the same ports.
 const (
 	proxyHealth   = "127.0.0.1:10256"
+	proxyMetrics  = "127.0.0.1:10249"
 	beelineHealth = "127.0.0.1:10266"
 )
 
 // healthTest is kube-proxy and Beeline on node-b.
 type healthTest struct {
 	*Cluster
-	t     *testing.T
 	node  *lab.Host
-	http  http.Client
 	proxy *KubeProxy
 	agent *node.Agent
 }
@@ -51,17 +50,16 @@ type healthTest struct {
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	c := New(t)
-	h := &healthTest{Cluster: c, t: t, node: c.Lab.Host("node-b")}
-	h.http.Transport = &http.Transport{DialContext: h.node.Dial, DisableKeepAlives: true}
+	h := &healthTest{Cluster: c, node: c.Lab.Host("node-b")}
 	var err error
 	h.proxy, err = c.StartKubeProxy(t.Context(), h.node, func(config *kubeproxy.KubeProxyConfiguration) {
 		config.NodePortAddresses = []string{"127.0.0.0/8", "::1/128"}
 	})
 	must(t, err)
-	h.agent = c.startAgent(t, "node-b", "--healthz-bind-address="+beelineHealth, "--metrics-bind-address=127.0.0.1:10267")
+	h.agent = c.startAgent(t, "node-b", "--healthz-bind-address="+beelineHealth, "--metrics-bind-address="+proxyMetrics)
 	t.Run("healthCheckNodePort", h.testService)
 	t.Run("a port that another program uses", h.testConflict)
-	t.Run("a Service without endpoints", h.testLost)
+	t.Run("Events", h.testLost)
 	t.Run("the Node", h.testNode)
 }
 
@@ -104,13 +102,18 @@ func (h *healthTest) testService(t *testing.T) {
 	}
 }
 
-// web has lost its endpoints; the Service of marks has not, though its slices change after it.
+// web has lost its endpoints, and kube-proxy has the port of the metrics; the Service of marks has not, though its slices change after it.
 func (h *healthTest) testLost(t *testing.T) {
 	web, err := h.Client.CoreV1().Services(Namespace).Get(t.Context(), "web", metav1.GetOptions{})
 	must(t, err)
 	event := h.awaitEvent(t, "beeline", string(condition.EndpointsLost.Code))
 	if event.Regarding.UID != web.UID || event.Regarding.Name != web.Name || event.Type != corev1.EventTypeWarning {
 		t.Errorf("the Event is about %+v, type %s", event.Regarding, event.Type)
+	}
+	// An Event of the Node, with the UID with which kubectl looks for those.
+	event = h.awaitEvent(t, "beeline", string(condition.EndpointNotServed.Code))
+	if event.Regarding.Kind != "Node" || event.Regarding.Name != h.node.Name || string(event.Regarding.UID) != h.node.Name || !strings.Contains(event.Note, proxyMetrics) {
+		t.Errorf("the Event is about %+v: %s", event.Regarding, event.Note)
 	}
 	must(t, h.Client.CoreV1().Services(Namespace).Delete(t.Context(), web.Name, metav1.DeleteOptions{}))
 	eventually(t, "nothing listens at the port of a deleted Service", func() error {
@@ -270,11 +273,17 @@ type response struct {
 }
 
 func (h *healthTest) get(ctx context.Context, url string) (response, error) {
+	return get(ctx, h.node, url)
+}
+
+// get makes a request from a host.
+func get(ctx context.Context, from *lab.Host, url string) (response, error) {
+	client := http.Client{Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return response{}, err
 	}
-	r, err := h.http.Do(request)
+	r, err := client.Do(request)
 	if err != nil {
 		return response{}, err
 	}
@@ -331,4 +340,18 @@ func (h *healthTest) awaitEvent(t *testing.T, program, reason string) (found eve
 		return fmt.Errorf("%d other Events", len(all.Items))
 	})
 	return found
+}
+
+// wantHealth asks an agent on a node for its own health.
+func (c *Cluster) wantHealth(t *testing.T, name string, healthz, livez int) {
+	t.Helper()
+	for path, want := range map[string]int{"/healthz": healthz, "/livez": livez} {
+		eventually(t, fmt.Sprintf("%s on %s answers %d", path, name, want), func() error {
+			r, err := get(t.Context(), c.Lab.Host(name), "http://127.0.0.1:10256"+path)
+			if err == nil && r.status != want {
+				err = fmt.Errorf("%v", r)
+			}
+			return err
+		})
+	}
 }
