@@ -24,6 +24,7 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -186,7 +187,10 @@ func (h *healthTest) testNode(t *testing.T) {
 			err := h.updateNode(ctx, func(n *corev1.Node) { n.Finalizers = append(n.Finalizers, finalizer) })
 			return errors.Join(err, nodes.Delete(ctx, h.node.Name, metav1.DeleteOptions{}))
 		}, 503, "is being deleted"},
-		{"gone", func() error { return h.updateNode(ctx, func(n *corev1.Node) { n.Finalizers = nil }) }, 503, "is being deleted"},
+		{"gone", func() error {
+			err := h.updateNode(ctx, func(n *corev1.Node) { n.Finalizers = nil })
+			return errors.Join(err, h.agent.WaitFor("without its Node", func(s *inspect.Status) bool { return s.NodeDeleted }))
+		}, 503, "is being deleted"},
 	} {
 		must(t, step.change())
 		for path, want := range map[string]int{"/healthz": step.healthz, "/livez": 200} {
