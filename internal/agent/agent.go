@@ -11,15 +11,19 @@ import (
 	"log/slog"
 	"net/netip"
 	gosync "sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/health"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/kubeevent"
 	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -42,6 +46,12 @@ type Agent struct {
 	components component.Running
 	prober     *healthcheck.Prober
 	endpoints  endpoints
+	health     *health.Tracker
+	nodePorts  *health.NodePorts
+	probe      *selfprobe.Probe    // nil without --self-probe
+	recorder   *kubeevent.Recorder // nil with manifests
+	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
+	objectsChanged atomic.Bool
 
 	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
@@ -61,6 +71,8 @@ type Agent struct {
 	orphanSlices []service.ObjectProblem
 	// checked holds the endpoints with health checks.
 	checked map[service.Ref][]service.CheckedEndpoint
+	// lost holds Services that lost their last endpoint, until that is an Event.
+	lost map[service.Ref]time.Time
 }
 
 // Run runs an agent until ctx ends. The programs stay attached.
@@ -69,7 +81,7 @@ type Agent struct {
 // waits for the complete state before it attaches programs. If an earlier agent's programs are attached, it
 // reports the errors and keeps serving with the existing tables.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
-	a := &Agent{config: config, log: log, version: version, started: time.Now()}
+	a := &Agent{config: config, log: log, version: version, started: time.Now(), lost: map[service.Ref]time.Time{}}
 	var err error
 	if a.objects, a.source, err = newSource(config, version, &a.server, log); err != nil {
 		return err
@@ -102,6 +114,11 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	defer a.components.Close()
+	if err := a.newHealth(); err != nil {
+		return err
+	}
+	defer a.nodePorts.Close()
+	a.recorder = a.newRecorder()
 	a.endpoints = a.newEndpoints()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {

@@ -25,7 +25,12 @@ func (a *Agent) take(ev source.Event) error {
 	if a.config.IgnoreAnnotations {
 		ev.Changes = service.WithoutAnnotations(ev.Changes)
 	}
+	if a.probe != nil && !a.synced {
+		ev.Changes = slices.Concat(ev.Changes, a.probe.Objects(a.config.NodeName))
+	}
 	delta := a.cluster.Apply(ev.Changes)
+	a.health.SetIneligible(a.ineligible(ev.Synced))
+	a.recordNodes(ev.Changes)
 	optOuts := a.optOuts.Apply(ev.Changes)
 	a.noteNode()
 	a.noteOrphanSlices(ev.Synced)
@@ -74,11 +79,15 @@ func (a *Agent) logMissing(err error) {
 // apply writes as much of a change to the tables as possible; the loop retries the rest.
 func (a *Agent) apply(delta service.Delta, optOuts bool) error {
 	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses, OptOuts: a.optOuts, OptOutsChanged: optOuts}
+	a.noteQueued()
+	a.noteLost(delta)
 	a.components.Prepare(change)
 	a.syncer.SetOwn(slices.Concat(a.addresses, a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)
 	a.components.Apply(change)
 	a.noteRemoved()
+	a.serveHealthPorts(delta)
+	a.noteTables()
 	return err
 }
 
@@ -105,6 +114,10 @@ func (a *Agent) becomeReady(objects int) error {
 		}
 	}
 	a.synced = true
+	a.health.SetFaults(faultsOfSource, nil)
+	if a.probe != nil {
+		a.probe.Begin()
+	}
 	// The initial read needs more memory than the steady state and would be slow with a low GOGC, so lower
 	// it only now.
 	if os.Getenv("GOGC") == "" {

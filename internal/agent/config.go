@@ -50,8 +50,10 @@ type Config struct {
 	// HealthzAddress and MetricsAddress are those of the HTTP endpoints, IP:PORT; empty for none.
 	HealthzAddress string
 	MetricsAddress string
-	LogLevel       string
-	LogFormat      string
+	// SelfProbe enables the self-probe.
+	SelfProbe bool
+	LogLevel  string
+	LogFormat string
 
 	Service service.Config
 	// Components are the shortcuts. If empty, AddFlags sets those of the product.
@@ -97,6 +99,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "ignore external IPs for pods and the node, and for all clients if one is an address of a Node or of the API server; otherwise anyone who may create a Service can intercept traffic to any address")
 	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "reject clients outside the cluster at ClusterIPs; otherwise clients with a route to this node reach them, as with kube-proxy")
 	fs.StringVar(&c.HealthzAddress, "healthz-bind-address", DefaultHealthzAddress, "IP:PORT at which /healthz and /livez are served; \"\" for none")
+	fs.BoolVar(&c.SelfProbe, "self-probe", false, "connect once a second to a Service of the agent itself, through the tables and the socket hooks; /healthz answers 503 while that fails. Off by default: the agent has to run below --cgroup-root, and its connections count in \"beeline status\"")
 	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", DefaultMetricsAddress, "IP:PORT at which /metrics is served; \"\" for none")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")

@@ -126,8 +126,8 @@ func (a *Agent) logHealth(t service.Target, state healthcheck.State) {
 	a.log.Warn("a backend fails its health check", "asked", t.Addr, "check", t.Probe.Kind, "services", services, "why", state.Why)
 }
 
-// health returns the health check results of one Service.
-func (a *Agent) health(ref service.Ref) *inspect.Health {
+// checks returns the health check results of one Service.
+func (a *Agent) checks(ref service.Ref) *inspect.Health {
 	a.mu.Lock()
 	all := a.checked[ref]
 	a.mu.Unlock()

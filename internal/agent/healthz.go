@@ -2,11 +2,120 @@
 
 package agent
 
-import "net/http"
+import (
+	"context"
+	"slices"
+	"time"
 
-// healthzHandler serves the probes of the agent.
-func (a *Agent) healthzHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	return mux
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/health"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/selfprobe"
+	"beeline.io/beeline/internal/service"
+)
+
+// What finds faults of the datapath, for health.Tracker.SetFaults.
+const (
+	faultsOfSource     = "source"
+	faultsOfRepair     = "repair"
+	faultsOfComponents = "components"
+	faultsOfProbe      = "self-probe"
+)
+
+// newHealth sets up what R34 and R35 need.
+func (a *Agent) newHealth() error {
+	a.health = health.NewTracker(time.Now)
+	a.nodePorts = health.NewNodePorts(a.health.Healthy, a.log)
+	if !datapath.Attached(a.config.BPFFS) {
+		a.health.SetFaults(faultsOfSource, condition.List{inspect.NotSynced("nothing is attached")})
+	}
+	var err error
+	if a.config.SelfProbe {
+		a.probe, err = selfprobe.New(a.log)
+	}
+	return err
+}
+
+// probeTasks returns the self-probe's task, if it is enabled.
+func (a *Agent) probeTasks() []component.Task {
+	if a.probe == nil {
+		return nil
+	}
+	return []component.Task{{Name: "self-probe", Run: func(ctx context.Context) error { return a.probe.Run(ctx) }}}
+}
+
+// healthFamilies are the families that the tables serve.
+var healthFamilies = []service.Family{service.IPv4, service.IPv6}
+
+// noteQueued reports a change that is about to be written to the tables.
+func (a *Agent) noteQueued() {
+	for _, f := range healthFamilies {
+		a.health.Queued(f)
+	}
+}
+
+// noteTables reports the state of the tables after an attempt to write to them.
+func (a *Agent) noteTables() {
+	for _, f := range healthFamilies {
+		if a.syncer.Stuck(f) {
+			a.health.Queued(f)
+		} else {
+			a.health.Updated(f)
+		}
+	}
+	a.nodePorts.Refresh(a.inTables)
+	a.noteObjects()
+}
+
+// inTables reports whether the tables hold an object, at least in part.
+func (a *Agent) inTables(ref service.Ref) bool {
+	state, ok := a.syncer.StateOf(ref)
+	return ok && state != reconcile.LeftOut
+}
+
+// serveHealthPorts serves the healthCheckNodePorts of changed Services.
+func (a *Agent) serveHealthPorts(delta service.Delta) {
+	for ref, plan := range delta.Plans {
+		switch {
+		case ref.Kind != service.KindService:
+		case plan == nil:
+			a.nodePorts.Set(ref, nil, false)
+		default:
+			a.nodePorts.Set(ref, plan.HealthPorts, a.inTables(ref))
+		}
+	}
+}
+
+// noteFaults reports what is wrong with the datapath after a repair. Only the loop calls it.
+func (a *Agent) noteFaults(repair error) {
+	var damaged condition.List
+	if repair != nil {
+		damaged = condition.List{condition.DatapathDamaged.New("programs, pins or tables were removed and cannot be restored: %v", repair)}
+	}
+	a.health.SetFaults(faultsOfRepair, damaged)
+	a.health.SetFaults(faultsOfComponents, a.components.Faults())
+	if a.probe != nil {
+		a.health.SetFaults(faultsOfProbe, a.probe.Conditions())
+	}
+}
+
+// healthConditions returns the conditions of the agent's health and of healthCheckNodePorts.
+func (a *Agent) healthConditions() condition.List {
+	all := a.health.Conditions()
+	for _, p := range a.nodePorts.Problems() {
+		all = append(all, p.Condition)
+	}
+	return slices.Clip(all)
+}
+
+// ineligible returns why load balancers must not use this node. Until the source is complete the Node is not
+// known, and an earlier agent's tables serve.
+func (a *Agent) ineligible(synced bool) string {
+	if !synced {
+		return ""
+	}
+	return a.cluster.Ineligible()
 }

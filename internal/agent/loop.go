@@ -34,7 +34,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	events, health := make(chan source.Event), make(chan []healthcheck.Change)
 	addresses := wakeup.NewSignal()
 	var group gosync.WaitGroup
-	tasks := append(slices.Concat(a.components.Tasks(), a.endpoints.tasks()),
+	tasks := append(slices.Concat(a.components.Tasks(), a.endpoints.tasks(), a.probeTasks(), a.eventTasks()),
 		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.answer(ctx, listener) }},
 		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.objects.Run(ctx, events) }},
 		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},
@@ -109,6 +109,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 	defer repair.Stop()
 	a.updateAddresses()
 	for {
+		a.health.Beat() // at least once a second, because of the tickers
 		select {
 		case <-ctx.Done():
 			return nil
@@ -126,6 +127,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 		case now := <-retry.C:
 			next, err := a.syncer.Retry(now)
 			a.noteRemoved()
+			a.noteTables()
 			if err != nil {
 				a.log.Error("still not in the tables", "error", err, "retry", time.Until(next).Round(time.Millisecond))
 			}
@@ -166,6 +168,7 @@ func (a *Agent) audit() {
 		}
 	}
 	repairs, err := a.syncer.Audit()
+	a.noteTables()
 	if repairs > 0 {
 		a.components.BackendsRemoved(true, true) // the tables may have been wrong for a while
 		a.log.Warn("the tables differed from the expected state and were repaired: does another program write to them?", "differences", repairs)

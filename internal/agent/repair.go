@@ -15,6 +15,7 @@ func (a *Agent) repair() {
 	}
 	repaired, err := a.datapath.Repair()
 	a.logRepaired(append(repaired, a.components.Repair()...))
+	a.noteFaults(err)
 	failed := ""
 	if err != nil {
 		failed = err.Error()

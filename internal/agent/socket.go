@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -153,7 +154,7 @@ func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Table
 		}
 		s := &tables.Services[i]
 		s.State, s.Reasons, s.Problems, s.Refusals = st.State, st.Reasons, st.Problems, st.Refusals
-		s.Health = a.health(st.Owner)
+		s.Health = a.checks(st.Owner)
 		if scope.Service != "" {
 			s.AddDown(s.Health)
 		}
@@ -202,7 +203,7 @@ func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
 		}
 	}
 	a.components.Status(s)
-	s.ComponentConditions = append(s.ComponentConditions, a.endpoints.conditions()...)
+	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.endpoints.conditions(), a.healthConditions())...)
 	a.orphanSliceStatus(s)
 	s.Health = a.healthStatus()
 	s.Source = a.sourceStatus()

@@ -85,6 +85,9 @@ type Instance struct {
 	// Conditions returns the component's conditions, except those that follow from the status
 	// (inspect.Status.Assess).
 	Conditions func() condition.List
+	// Faults returns the conditions under which the node does not serve what it should: /healthz answers 503.
+	// Called every second after Start.
+	Faults func() condition.List
 	// Metrics reads the component's metrics.
 	Metrics func() ([]inspect.Metric, error)
 }

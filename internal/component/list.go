@@ -142,6 +142,16 @@ func (r Running) Repair() (repaired []string) {
 	return repaired
 }
 
+// Faults returns the faults of all components.
+func (r Running) Faults() (all condition.List) {
+	for _, c := range r {
+		if c.Faults != nil {
+			all = append(all, c.Faults()...)
+		}
+	}
+	return all
+}
+
 // Audit calls Instance.Audit of all components, even if one fails.
 func (r Running) Audit() (repaired []string, failed error) {
 	for _, c := range r {

@@ -28,6 +28,18 @@ var (
 	EndpointNotServed = register("EndpointNotServed", Warning,
 		"The agent cannot listen on the address of an HTTP endpoint, usually because another program uses the port. Probes and monitoring that ask there get no answer or another program's.",
 		"stop the program that the port belongs to (kube-proxy uses the same ports), or set --healthz-bind-address or --metrics-bind-address; the agent retries every two seconds")
+	AgentStalled = register("AgentStalled", Error,
+		"The agent's loop has not completed a step for a minute. The tables stay as they are, and changes of objects take no effect. /livez answers 503, so that the kubelet restarts the agent.",
+		"restart the agent, and report its log")
+	ChangesLate = register("ChangesLate", Error,
+		"Changes are not in the tables a minute after they arrived, although there is room for them. Earlier entries keep serving. /livez and /healthz answer 503.",
+		"see ObjectNotApplied and NetworksNotApplied for the reason; the agent retries")
+	DatapathDamaged = register("DatapathDamaged", Error,
+		"Programs, pins or tables were removed or detached, and the agent cannot restore them. /healthz and healthCheckNodePorts answer 503.",
+		"see the reason in the message; the agent retries every second")
+	SelfProbeFailed = register("SelfProbeFailed", Error,
+		"With --self-probe: the agent's own connections through its tables fail. Sockets of this node may not reach Services. /healthz and healthCheckNodePorts answer 503.",
+		"see the reason in the message, and the other conditions; the agent itself must run below --cgroup-root. It repairs hooks every second and tables every --audit-interval")
 	PodNetworkIsServiceCIDR = register("PodNetworkIsServiceCIDR", Warning,
 		"A network is both a ServiceCIDR and a pod network. It is treated as a ServiceCIDR, and pods there count as clients outside the cluster.",
 		"change the Nodes' podCIDRs or --pod-networks")
@@ -96,9 +108,12 @@ var (
 	AnnotationInvalid = register("AnnotationInvalid", Warning,
 		"An annotation has an invalid value. It is ignored; a health check that was valid before continues.",
 		"use one of the values that the message names")
-	HealthCheckNodePortNotServed = register("HealthCheckNodePortNotServed", Warning,
-		"A Service has a healthCheckNodePort, which Beeline does not serve (R34). Load balancers that check it find no node with endpoints.",
-		"configure the load balancer to check a port of the Service")
+	HealthCheckNodePortNotServed = register("HealthCheckNodePortNotServed", Error,
+		"The agent cannot listen at a Service's healthCheckNodePort, usually because another program uses the port (R34). Load balancers that check it send nothing to this node, or get that program's answers.",
+		"stop the program that uses the port, or recreate the Service with another healthCheckNodePort; the agent retries every two seconds")
+	EndpointsLost = register("EndpointsLost", Warning,
+		"The last endpoint of a Service that takes new connections is gone, and clients are refused. This is an Event of the Service, and never in `beeline status`: a Service without endpoints is as its objects ask.",
+		"see why its pods are not ready")
 	AllBackendsDown = register("AllBackendsDown", Error,
 		"All backends of a Service fail their health check. Clients are rejected, unless the check's annotation all-down sends them to the backends anyway.",
 		"see the reason in the message; restart the backends, or correct the check's annotations")

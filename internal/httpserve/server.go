@@ -33,6 +33,8 @@ type Server struct {
 	Address string
 	Handler http.Handler
 	Log     *slog.Logger
+	// Quiet logs success at level debug only, for servers of which a node may have many.
+	Quiet bool
 
 	mu        sync.Mutex
 	listening bool
@@ -85,7 +87,11 @@ func (s *Server) note(err error) {
 	case err != nil && (s.err == nil || s.err.Error() != err.Error()):
 		s.Log.Error("cannot serve "+s.Name+"; retrying", "address", s.Address, "error", err)
 	case err == nil:
-		s.Log.Info("serving "+s.Name, "address", s.Address)
+		level := slog.LevelInfo
+		if s.Quiet && s.err == nil {
+			level = slog.LevelDebug
+		}
+		s.Log.Log(context.Background(), level, "serving "+s.Name, "address", s.Address)
 	}
 	s.listening, s.err = err == nil, err
 }

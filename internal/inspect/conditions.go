@@ -52,7 +52,7 @@ func (s *Status) ofAgent() (all condition.List) {
 		if len(s.Attachments) == 0 {
 			serves = "nothing is attached"
 		}
-		all = append(all, condition.NotSynced.New("no complete state has been read yet: %s", serves))
+		all = append(all, NotSynced(serves))
 	}
 	if s.OtherNamespace {
 		all = append(all, condition.OtherNetworkNamespace.New("this command runs in another network namespace than the agent: it looks for devices in the wrong place"))
@@ -70,6 +70,11 @@ func (s *Status) ofAgent() (all condition.List) {
 		all = append(all, condition.NodesWithoutPodCIDRs.New("Nodes without podCIDRs (%d): their pods count as clients outside the cluster, and externalTrafficPolicy applies to them", s.UnclassifiedPods))
 	}
 	return all
+}
+
+// NotSynced returns the condition that the source is not complete yet. serves says what is served until then.
+func NotSynced(serves string) condition.Condition {
+	return condition.NotSynced.New("no complete state has been read yet: %s", serves)
 }
 
 // NodeUnknown returns the condition that no Node object has this node's name.
@@ -108,7 +113,7 @@ func (s *Status) ofSync() (all condition.List) {
 // ofObjects returns the conditions of individual objects.
 func (s *Status) ofObjects() (all condition.List) {
 	for i := range s.Objects {
-		all = append(all, ofObject(&s.Objects[i])...)
+		all = append(all, s.Objects[i].Conditions()...)
 	}
 	// The lists and the counts were not read at the same time.
 	if s.Sync.Failing > 0 && !all.Has(condition.ObjectNotApplied) {
@@ -116,33 +121,6 @@ func (s *Status) ofObjects() (all condition.List) {
 	}
 	if s.Sync.LeftOut > 0 && !all.Has(condition.ObjectLeftOut) && !all.Has(condition.ObjectNotApplied) {
 		all = append(all, condition.ObjectLeftOut.New("objects that are not served, or only in part: %d", s.Sync.LeftOut))
-	}
-	return all
-}
-
-// ofObject returns one condition of each kind, so that an object with thousands of addresses does not hide the
-// others. Status.Objects has all of them.
-func ofObject(o *reconcile.Status) (all condition.List) {
-	kind := condition.ObjectNotApplied
-	if o.State == reconcile.LeftOut {
-		kind = condition.ObjectLeftOut
-	}
-	every := slices.Clone(o.Problems)
-	for _, reason := range o.Reasons {
-		every = append(every, kind.New("%s: %s", o.State, reason))
-	}
-	of := map[condition.Code]int{}
-	for _, c := range every {
-		of[c.Code]++
-	}
-	for _, c := range every {
-		if all.HasCode(c.Code) {
-			continue
-		}
-		if more := of[c.Code] - 1; more > 0 {
-			c.Message += fmt.Sprintf(" (and %d more)", more)
-		}
-		all = append(all, c.At(o.Owner.String()))
 	}
 	return all
 }

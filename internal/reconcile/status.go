@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -39,6 +40,33 @@ type Status struct {
 	Problems condition.List `json:"problems,omitempty"`
 	// Refusals are why clients are refused where no endpoint can be used.
 	Refusals []string `json:"refusals,omitempty"`
+}
+
+// Conditions returns one condition of each kind, so that an object with thousands of addresses does not hide
+// other objects.
+func (st *Status) Conditions() (all condition.List) {
+	kind := condition.ObjectNotApplied
+	if st.State == LeftOut {
+		kind = condition.ObjectLeftOut
+	}
+	every := slices.Clone(st.Problems)
+	for _, reason := range st.Reasons {
+		every = append(every, kind.New("%s: %s", st.State, reason))
+	}
+	of := map[condition.Code]int{}
+	for _, c := range every {
+		of[c.Code]++
+	}
+	for _, c := range every {
+		if all.HasCode(c.Code) {
+			continue
+		}
+		if more := of[c.Code] - 1; more > 0 {
+			c.Message += fmt.Sprintf(" (and %d more)", more)
+		}
+		all = append(all, c.At(st.Owner.String()))
+	}
+	return all
 }
 
 // Stats are the statistics of the Syncer.
@@ -178,4 +206,35 @@ func (s *Syncer) Usage() ([]Usage, error) {
 // usageOf returns the usage of a table, with its flag from the registry.
 func usageOf(table string, used, limit uint32) Usage {
 	return Usage{table, used, limit, datapath.LimitFlag(table)}
+}
+
+// Stuck reports whether changes of a family's frontends, or of networks, cannot be written to the tables
+// although there is room. What does not fit is the problem of the object alone.
+func (s *Syncer) Stuck(family service.Family) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if broken(s.networks.err) || broken(s.balancers.err) {
+		return true
+	}
+	for key, err := range s.failures {
+		if service.FamilyOf(key.Addr) == family && broken(err) {
+			return true
+		}
+	}
+	return false
+}
+
+func broken(err error) bool {
+	var full *datapath.FullError
+	return err != nil && !errors.As(err, &full)
+}
+
+// StateOf returns the state of an object; false if it has no plan.
+func (s *Syncer) StateOf(ref service.Ref) (State, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a := s.admission.accounts[ref]; a != nil {
+		return s.statusOf(a).State, true
+	}
+	return "", false
 }

@@ -145,11 +145,12 @@ func (c *claims) award(o *owner) *Plan {
 		return o.wanted
 	}
 	plan := &Plan{
-		Sets:      slices.Clone(o.wanted.Sets),
-		TableSize: o.wanted.TableSize,
-		Retained:  o.wanted.Retained,
-		Problems:  slices.Clone(o.wanted.Problems),
-		Created:   o.created,
+		Sets:        slices.Clone(o.wanted.Sets),
+		TableSize:   o.wanted.TableSize,
+		Retained:    o.wanted.Retained,
+		Problems:    slices.Clone(o.wanted.Problems),
+		HealthPorts: o.wanted.HealthPorts,
+		Created:     o.created,
 	}
 	for _, f := range o.wanted.Frontends {
 		if !lost(f) {

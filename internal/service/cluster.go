@@ -203,8 +203,12 @@ func (t *Cluster) commit(b *batch) Delta {
 	}
 	d.Targets, t.health.changed = t.health.changed, false
 	for o := range concerned {
+		served := o.plan != nil && len(o.plan.Sets) > 0
 		if t.award(o) {
 			d.Plans[o.ref] = o.plan
+			if served && o.plan != nil && len(o.plan.Sets) == 0 && o.ref.Kind == KindService {
+				d.Lost = append(d.Lost, o.ref)
+			}
 		}
 	}
 	return d

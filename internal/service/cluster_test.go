@@ -264,6 +264,8 @@ func TestNodeViews(t *testing.T) {
 	}
 }
 
+func healthPort(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }
+
 func TestR34LocalReadyEndpoints(t *testing.T) {
 	twoPorts := func(s *discoveryv1.EndpointSlice) {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new("admin"), Port: new(int32(9090))})
@@ -281,9 +283,12 @@ func TestR34LocalReadyEndpoints(t *testing.T) {
 		{"weight 0", []Object{slice("s", lines("a here"), weight("0"))}, 0, 0},
 		{"a slice without ports", []Object{slice("s", lines("a here"), func(s *discoveryv1.EndpointSlice) { s.Ports = nil })}, 0, 0},
 	} {
-		table := cluster(testConfig(), append(c.objects, service("web"))...)
-		if v4, v6 := table.LocalReadyEndpoints(web, IPv4), table.LocalReadyEndpoints(web, IPv6); v4 != c.v4 || v6 != c.v6 {
-			t.Errorf("%s: %d and %d, want %d and %d", c.name, v4, v6, c.v4, c.v6)
+		table := cluster(testConfig(), append(c.objects, service("web", dualStack, loadBalancer(vip), eTPLocal, healthPort))...)
+		want := []HealthPort{
+			{netip.AddrPortFrom(addrs(hereIP)[0], 32000), c.v4}, {netip.AddrPortFrom(addrs(hereIP6)[0], 32000), c.v6},
+		}
+		if got := table.Plan(web).HealthPorts; !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", c.name, got, want)
 		}
 	}
 }

@@ -12,10 +12,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// TaintToBeDeleted is the key of the taint that the cluster autoscaler puts on a node before it removes it; its
+// value and effect do not matter (R35). No library of Kubernetes exports it.
+const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
 // ConvertNode extracts the fields that the rules use from a v1 Node.
 func ConvertNode(in *corev1.Node) (*Node, error) {
 	var errs fieldErrors
-	n := &Node{Name: in.Name, Zone: in.Labels[corev1.LabelTopologyZone]}
+	n := &Node{Name: in.Name, Zone: in.Labels[corev1.LabelTopologyZone], Deleting: in.DeletionTimestamp != nil}
+	n.ToBeDeleted = slices.ContainsFunc(in.Spec.Taints, func(t corev1.Taint) bool { return t.Key == TaintToBeDeleted })
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for i, addr := range in.Status.Addresses {
 			if addr.Type != kind {

@@ -181,16 +181,28 @@ type Plan struct {
 	// Problems are requests of the object that are not fulfilled. Their Object field is empty: it is the
 	// plan's owner.
 	Problems condition.List
+	// HealthPorts are the addresses of this node's healthCheckNodePort (R34).
+	HealthPorts []HealthPort
 	// Refusals are why clients are rejected at ports without a usable endpoint.
 	Refusals []string
 	// Created is the creation time of the object.
 	Created time.Time
 }
 
+// HealthPort is one address at which a Service's healthCheckNodePort is served (R34).
+type HealthPort struct {
+	Addr netip.AddrPort
+	// Ready is the number of distinct addresses, of the family of Addr, at which the Service has ready
+	// endpoints on this node.
+	Ready int
+}
+
 // Delta holds the effects of a batch of changes.
 type Delta struct {
 	// Plans holds the new plan of each object whose plan changed; nil if it no longer has one.
 	Plans map[Ref]*Plan
+	// Lost holds Services that had endpoints for new connections before, and now have none.
+	Lost []Ref
 	// ServiceCIDRs is the new sorted list if it changed, else nil. Packets to an address inside without a
 	// frontend are dropped (R21).
 	ServiceCIDRs *[]netip.Prefix

@@ -138,6 +138,14 @@ func (h *health) of(ref Ref) *serviceHealth {
 	return nil
 }
 
+// again returns a copy that has recorded nothing.
+func (h *serviceHealth) again() *serviceHealth {
+	if h == nil {
+		return nil
+	}
+	return &serviceHealth{check: h.check, down: h.down}
+}
+
 // mark sets whether each candidate of a port is down (H1), and records what to probe through which frontend.
 // The returned problem is for the Service's status.
 func (h *serviceHealth) mark(all []candidate, port ServicePort, at checkedAt) (problem string) {

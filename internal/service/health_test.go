@@ -81,19 +81,19 @@ func TestHealthIsReadiness(t *testing.T) {
 
 // R29, R34: a failing endpoint keeps no UDP flows and does not count as a local ready one.
 func TestHealthElsewhere(t *testing.T) {
-	table := cluster(testConfig(), service("web", protocol("UDP"), healthChecked("", "tcp", "port", "9000")),
+	table := cluster(testConfig(), service("web", protocol("UDP"), loadBalancer(vip), eTPLocal, healthPort, healthChecked("", "tcp", "port", "9000")),
 		slice("web-1", []string{"a here", "b terminating", "c terminating"}, udp))
 	if got := letters(table.Plan(web).Retained[0].Backends); got != "bc" {
 		t.Errorf("retained: %s", got)
 	}
-	if n := table.LocalReadyEndpoints(web, IPv4); n != 1 {
+	if n := table.Plan(web).HealthPorts[0].Ready; n != 1 {
 		t.Errorf("%d local ready endpoints, want 1", n)
 	}
 	fail(table, "a", "c")
 	if kept := table.Plan(web).Retained; len(kept) != 0 || membersOf(table, ScopeCluster) != "b" {
 		t.Errorf("retained: %v, set for new flows: %s", kept, membersOf(table, ScopeCluster))
 	}
-	if n := table.LocalReadyEndpoints(web, IPv4); n != 0 {
+	if n := table.Plan(web).HealthPorts[0].Ready; n != 0 {
 		t.Errorf("%d local ready endpoints, want none", n)
 	}
 }

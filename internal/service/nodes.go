@@ -3,6 +3,9 @@
 package service
 
 import (
+	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -111,7 +114,7 @@ type nodeChange struct {
 func (n *nodeChange) concerns(s *Service, endpointSlices []*EndpointSlice, config *Config) bool {
 	switch {
 	case n.primary && config.checksByOption(s),
-		n.nodePorts && slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort != 0 }),
+		n.nodePorts && (s.HealthCheckNodePort != 0 || slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort != 0 })),
 		n.primary && len(s.SourceRanges) > 0 && len(s.IngressIPs) > 0,
 		n.here && (n.localChanged(s.clusterIP(IPv4)) || n.localChanged(s.clusterIP(IPv6))),
 		n.here && len(s.SourceRanges) > 0 && slices.ContainsFunc(s.IngressIPs, n.localChanged),
@@ -219,18 +222,22 @@ func (t *Cluster) updateBalancers(b *batch) *[]netip.Prefix {
 	return &all
 }
 
-// LocalReadyEndpoints counts the distinct addresses of one family at which a Service has ready endpoints on
-// this node: what healthCheckNodePort reports at the node's addresses of that family (R34).
-func (t *Cluster) LocalReadyEndpoints(service Ref, family Family) int {
-	ready := map[netip.Addr]struct{}{}
-	for name, from := range portsOf(t.byService[service], family) {
-		all := mergeEndpoints(from)
-		t.health.of(service).mark(all, ServicePort{Name: name.name, Protocol: name.protocol}, checkedAt{}) // only local endpoints count, so no frontend is needed
-		for _, c := range all {
-			if c.ready() && c.local(&t.node) {
-				ready[c.addr.Addr()] = struct{}{}
-			}
-		}
+// Ineligible returns why load balancers outside the cluster must send no new connections to this node; empty if
+// they may (R35). With manifests a node needs no Node object.
+func (t *Cluster) Ineligible() string {
+	n := t.nodes[t.config.NodeName]
+	switch {
+	case n == nil && t.config.Manifests:
+		return ""
+	case n == nil:
+		return fmt.Sprintf("there is no Node %q", t.config.NodeName)
+	case n.Deleting:
+		return fmt.Sprintf("Node %s is being deleted", n.Name)
+	case n.ToBeDeleted:
+		return fmt.Sprintf("Node %s has the taint %s", n.Name, TaintToBeDeleted)
 	}
-	return len(ready)
+	return ""
 }
+
+// NodeNames iterates over the names of all Nodes.
+func (t *Cluster) NodeNames() iter.Seq[string] { return maps.Keys(t.nodes) }

@@ -46,6 +46,9 @@ type Service struct {
 	// empty means Config.DSRHybrid. Stateless is beeline.io/stateless.
 	DSR                  DSR
 	DSRHybrid, Stateless Switch
+	// NodeOnly serves only the node's own network namespace, and only at the ClusterIPs. No API object has it:
+	// it is for the agent's own Services.
+	NodeOnly bool
 	// HealthCheckNodePort is that of a LoadBalancer with externalTrafficPolicy Local.
 	HealthCheckNodePort uint16
 	// Check is the health check of its endpoints; the zero value if CheckErrors is not empty.
@@ -101,6 +104,9 @@ type Node struct {
 	Addresses []netip.Addr
 	PodCIDRs  []netip.Prefix
 	Zone      string // label topology.kubernetes.io/zone
+	// Deleting means that it has a deletionTimestamp. ToBeDeleted is the taint with which the cluster
+	// autoscaler announces that it removes the node (R35).
+	Deleting, ToBeDeleted bool
 }
 
 // Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), and whether it opts out of the

@@ -91,6 +91,7 @@ func equalPlans(a, b *Plan) bool {
 	return slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) &&
 		slices.EqualFunc(a.Sets, b.Sets, equalSets) &&
 		slices.EqualFunc(a.Retained, b.Retained, equalSets) &&
+		slices.Equal(a.HealthPorts, b.HealthPorts) &&
 		a.TableSize == b.TableSize && a.Created.Equal(b.Created) &&
 		slices.Equal(a.Problems, b.Problems) && slices.Equal(a.Refusals, b.Refusals)
 }

@@ -59,7 +59,7 @@ func (r random) batch() []Change {
 func snapshot(t *Cluster) map[Ref]*Plan {
 	plans := map[Ref]*Plan{}
 	for ref, p := range t.Owners() {
-		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Retained), slices.Clone(p.Problems), slices.Clone(p.Refusals), p.Created}
+		plans[ref] = &Plan{slices.Clone(p.Frontends), slices.Clone(p.Sets), p.TableSize, slices.Clone(p.Retained), slices.Clone(p.Problems), slices.Clone(p.HealthPorts), slices.Clone(p.Refusals), p.Created}
 	}
 	return plans
 }

@@ -53,13 +53,10 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 		p.plan.TableSize = config.TableSize
 	}
 	p.warnDSR()
-	if s.HealthCheckNodePort != 0 {
-		p.plan.problem(condition.HealthCheckNodePortNotServed.New(
-			"healthCheckNodePort %d is not served, because Beeline does not support it (R34): load balancers that check it find no node with endpoints", s.HealthCheckNodePort))
-	}
 	for _, family := range []Family{IPv4, IPv6} {
 		if ip := s.clusterIP(family); ip.IsValid() {
 			p.addFamily(family, ip)
+			p.addHealthPorts(family)
 		}
 	}
 	if len(p.plan.Frontends) == 0 {
@@ -113,7 +110,7 @@ func (p *servicePlan) addFamily(family Family, clusterIP netip.Addr) {
 // addOtherPorts rejects everything at a ClusterIP except the Service's ports (R21), unless the address also
 // belongs to this node, whose own programs listen there and get replies there.
 func (p *servicePlan) addOtherPorts(clusterIP netip.Addr) {
-	if p.node.isLocal(clusterIP) {
+	if p.node.isLocal(clusterIP) || p.svc.NodeOnly {
 		return
 	}
 	reject := Decision{Verdict: Reject}
@@ -189,6 +186,9 @@ func (p *portPlan) internal() [SourceClasses]Decision {
 	}
 	if p.config.RefuseOutsideClusterIP {
 		ds[FromOutside] = Decision{Verdict: Reject}
+	}
+	if p.svc.NodeOnly {
+		ds[FromPod], ds[FromOutside] = Decision{}, Decision{}
 	}
 	return ds
 }

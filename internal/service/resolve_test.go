@@ -250,25 +250,78 @@ func TestR32FieldsThatAreNotRead(t *testing.T) {
 	}
 }
 
-// R34: healthCheckNodePort is not served, and the status says so.
-func TestR34HealthCheckNodePortIsNotServed(t *testing.T) {
-	port := func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }
+// R34: which Services have a healthCheckNodePort, at which addresses, and that it follows the node's.
+func TestR34HealthPorts(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		service *Service
 		want    int
 	}{
-		{"a load balancer with eTP Local", service("web", loadBalancer(vip), eTPLocal, port), 1},
+		{"a load balancer with eTP Local", service("web", dualStack, loadBalancer(vip), eTPLocal, healthPort), 2},
 		{"one that has none", service("web", loadBalancer(vip), eTPLocal), 0},
-		{"with eTP Cluster it means nothing", service("web", loadBalancer(vip), port), 0},
-		{"nor without a load balancer", service("web", nodePort(30080), eTPLocal, port), 0},
+		{"with eTP Cluster it means nothing", service("web", loadBalancer(vip), healthPort), 0},
+		{"nor without a load balancer", service("web", nodePort(30080), eTPLocal, healthPort), 0},
+		{"one family", service("web", loadBalancer(vip), eTPLocal, healthPort), 1},
 	} {
 		table := cluster(testConfig(), c.service, both)
-		if p := table.Plan(web).Problems.Texts(); len(p) != c.want || c.want > 0 && !strings.HasPrefix(p[0], "healthCheckNodePort 32000 is not served") {
-			t.Errorf("%s: problems %q", c.name, p)
+		if ports := table.Plan(web).HealthPorts; len(ports) != c.want {
+			t.Errorf("%s: %v", c.name, ports)
 		}
-		if _, f := find(table, webHTTP); f == nil {
-			t.Errorf("%s: it has no ClusterIP", c.name)
+	}
+	table := cluster(testConfig(), service("web", loadBalancer(vip), eTPLocal, healthPort), both)
+	moved := &Node{Name: "here", Addresses: addrs("192.0.2.9")}
+	if d := table.Apply(changes(moved)); len(d.Plans[web].HealthPorts) != 1 || d.Plans[web].HealthPorts[0].Addr.String() != "192.0.2.9:32000" {
+		t.Errorf("after the node's address changed: %v", d.Plans[web])
+	}
+}
+
+// R35: which states of the Node keep load balancers away.
+func TestR35Ineligible(t *testing.T) {
+	manifests := testConfig()
+	manifests.Manifests = true
+	none := Change{Ref: here.Ref()}
+	for _, c := range []struct {
+		name   string
+		config Config
+		nodes  []Change
+		want   string
+	}{
+		{"a Node", testConfig(), changes(here), ""},
+		{"none", testConfig(), nil, "no Node"},
+		{"none in manifests", manifests, nil, ""},
+		{"being deleted", testConfig(), changes(&Node{Name: "here", Deleting: true}), "being deleted"},
+		{"tainted", manifests, changes(&Node{Name: "here", ToBeDeleted: true}), TaintToBeDeleted},
+		{"another is tainted", testConfig(), changes(here, &Node{Name: "there", ToBeDeleted: true}), ""},
+		{"R39: deleted after the taint", testConfig(), append(changes(&Node{Name: "here", ToBeDeleted: true}), none), TaintToBeDeleted},
+		{"R39: deleted without it", testConfig(), append(changes(here), none), ""},
+		{"the taint is gone", testConfig(), append(changes(&Node{Name: "here", ToBeDeleted: true}), changes(here)...), ""},
+	} {
+		table := NewCluster(c.config)
+		for _, change := range c.nodes {
+			table.Apply([]Change{change})
+		}
+		if got := table.Ineligible(); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// A delta names the Services that lost their last endpoint, and not those that never had one or are gone.
+func TestLostEndpoints(t *testing.T) {
+	table := cluster(testConfig(), service("web"), endpoints("a here"))
+	for _, step := range []struct {
+		name    string
+		changes []Change
+		want    int
+	}{
+		{"it still serves while it terminates", changes(endpoints("a terminating")), 0},
+		{"not ready", changes(endpoints("a notready")), 1},
+		{"again", changes(endpoints("a notready", "b notready")), 0},
+		{"ready", changes(endpoints("a here")), 0},
+		{"the Service is gone", []Change{gone(service("web"))}, 0},
+	} {
+		if lost := table.Apply(step.changes).Lost; len(lost) != step.want {
+			t.Errorf("%s: lost %v, want %d", step.name, lost, step.want)
 		}
 	}
 }

@@ -24,6 +24,7 @@ var agentRules = []rbacv1.PolicyRule{
 	reading("discovery.k8s.io", "endpointslices"),
 	reading("networking.k8s.io", "servicecidrs"),
 	reading("node.k8s.io", "runtimeclasses"),
+	{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create"}},
 }
 
 func reading(group string, resources ...string) rbacv1.PolicyRule {

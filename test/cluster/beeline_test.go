@@ -32,10 +32,10 @@ func TestTwoProxies(t *testing.T) {
 }
 
 // startAgent starts Beeline on a node. Its log is shown if the test fails.
-func (c *Cluster) startAgent(t *testing.T, name string) *node.Agent {
+func (c *Cluster) startAgent(t *testing.T, name string, flags ...string) *node.Agent {
 	t.Helper()
 	agent, log := c.NewAgent(beeline, c.Lab.Host(name)), &node.Log{}
-	agent.Log = log
+	agent.Log, agent.Flags = log, flags
 	t.Cleanup(func() {
 		if err := agent.Kill(); err != nil {
 			t.Errorf("the agent on %s ended before it was killed: %v", name, err)

@@ -141,12 +141,15 @@ func TestAPIServerAway(t *testing.T) {
 	stopped := time.Now()
 	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
 
+	c.wantHealth(t, "node-a", 200, 200)
+
 	// An agent that starts now takes over the attached programs.
 	must(t, a.Kill())
 	must(t, a.StartOnly())
 	must(t, a.WaitFor("waiting for all kinds", func(s *inspect.Status) bool {
 		return len(s.Source.Connection.WaitingFor) == 7 && s.Source.Connection.Error != "" && len(s.Attachments) == s.Hooks
 	}))
+	c.wantHealth(t, "node-a", 200, 200)
 	c.wantWaitingLeavesNothing(t, "node-b")
 
 	time.Sleep(20*time.Second - time.Since(stopped))
@@ -177,6 +180,7 @@ func (c *Cluster) wantWaitingLeavesNothing(t *testing.T, name string) {
 	if len(status.Attachments) > 0 {
 		t.Errorf("attached: %v", status.Attachments)
 	}
+	c.wantHealth(t, name, 503, 200)
 	must(t, a.Stop())
 	if out, err := a.CLI("status", "--pins"); err == nil {
 		t.Errorf("%s has changed:\n%s", name, out)

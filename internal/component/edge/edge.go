@@ -68,7 +68,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}
 	r := &running{config: c, env: env, forwarded: forwarded{}}
 	if c.off() {
-		return &component.Instance{Status: r.statusOff}, nil
+		return &component.Instance{Status: r.statusOff, Faults: r.faultsOff}, nil
 	}
 	config := c.edge
 	config.Destinations, config.Log = env.Syncer, env.Log
@@ -136,6 +136,14 @@ func packetPathPods(change component.Change) []netip.Prefix {
 		}
 	}
 	return all
+}
+
+// faultsOff returns why clients outside the cluster are not served although they should be.
+func (r *running) faultsOff() condition.List {
+	if r.noEdge == "" {
+		return nil
+	}
+	return condition.List{condition.EdgeOff.New("%s", r.noEdge)}
 }
 
 // statusOff is the status without an edge.

@@ -80,14 +80,20 @@ func newScheme() *runtime.Scheme {
 
 var parameterCodec = runtime.NewParameterCodec(scheme)
 
+// clientConfig returns a copy with what all clients share.
+func clientConfig(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.WarningHandler = rest.NoWarnings{}
+	return config
+}
+
 // clients returns one client per API group of the kinds. They share their connections.
 func clients(config *rest.Config, kinds []kind) (map[schema.GroupVersion]rest.Interface, error) {
-	config = rest.CopyConfig(config)
+	config = clientConfig(config)
 	config.QPS, config.Burst = 20, 40 // for lists only; watches do not count
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.WarningHandler = rest.NoWarnings{}
 	transport, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err

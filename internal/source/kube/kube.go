@@ -44,6 +44,7 @@ type Source struct {
 	log    *slog.Logger
 	kinds  []kind
 	client map[schema.GroupVersion]rest.Interface
+	events *Events
 	timing timing
 	link   *link
 	state  *state
@@ -83,10 +84,13 @@ func New(o Options) (*Source, error) {
 		s.server = u.Redacted()
 	}
 	config.UserAgent = "beeline/" + o.Version
-	config.Wrap(s.link.observe)
 	if config.Dial = o.Dial; config.Dial == nil {
 		config.Dial = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	}
+	if s.events, err = newEvents(config); err != nil {
+		return nil, fmt.Errorf("the API server %s: %w", s.server, err)
+	}
+	config.Wrap(s.link.observe)
 	s.kinds = kindsFor(o.NodeName, o.ServiceProxyName)
 	if s.client, err = clients(config, s.kinds); err != nil {
 		return nil, fmt.Errorf("the API server %s: %w", s.server, err)

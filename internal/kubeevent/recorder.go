@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubeevent writes conditions of Services, Pods and this node's Node as Events (events.k8s.io/v1), for
+// `kubectl describe`. Events are a help, and no more: they are limited in number, never delay the agent, and are
+// dropped if the API server does not take them.
+package kubeevent
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"iter"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	eventsv1 "k8s.io/api/events/v1"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/wakeup"
+)
+
+const (
+	// again is how long no second Event of the same condition of an object is written, by any node.
+	again = 10 * time.Minute
+	// burst is the number of Events that may be written at once; after that, one every refill.
+	burst  = 20
+	refill = 10 * time.Second
+	// maxQueued bounds the Events that wait.
+	maxQueued = 200
+	// writeTimeout bounds one request.
+	writeTimeout = 10 * time.Second
+	// refusedPause is the pause after the API server has refused an Event, for lack of permission.
+	refusedPause = 10 * time.Minute
+	// maxNote is the limit of the API, in bytes.
+	maxNote = 1024
+)
+
+// A Writer sends Events to the API server.
+type Writer interface {
+	// UID returns the UID of an object, without which `kubectl describe` does not find its Events.
+	UID(ctx context.Context, object service.Ref) (types.UID, error)
+	CreateEvent(ctx context.Context, event *eventsv1.Event) error
+}
+
+// Item is a condition of an object.
+type Item struct {
+	Object    service.Ref
+	Condition condition.Condition
+}
+
+type key struct {
+	object service.Ref
+	code   condition.Code
+}
+
+// A Recorder decides which conditions become Events. No method waits for the API server, except Run.
+type Recorder struct {
+	writer Writer
+	node   string
+	log    *slog.Logger
+	now    func() time.Time
+
+	mu      sync.Mutex
+	share   share
+	current map[key]bool      // of the last Set
+	queued  []Item            // in order
+	sent    map[key]time.Time // in the last period of again
+	dropped int               // for lack of room in the queue
+	wake    wakeup.Signal
+
+	// Only Run uses these.
+	tokens   float64
+	filled   time.Time
+	refused  time.Time // when an Event was last refused
+	reported bool      // that they are refused
+}
+
+// New returns a Recorder for a node.
+func New(writer Writer, node string, log *slog.Logger) *Recorder {
+	return newAt(writer, node, log, time.Now)
+}
+
+func newAt(writer Writer, node string, log *slog.Logger, now func() time.Time) *Recorder {
+	return &Recorder{writer: writer, node: node, log: log, now: now, current: map[key]bool{}, sent: map[key]time.Time{},
+		wake: wakeup.NewSignal(), tokens: burst, filled: now()}
+}
+
+// SetNodes sets the names of all Nodes: what every node finds is reported by two of them.
+func (r *Recorder) SetNodes(names iter.Seq[string]) {
+	s := shareOf(r.node, names)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.share = s
+}
+
+// Set replaces the conditions that hold. Those that the last Set did not have become Events.
+func (r *Recorder) Set(all []Item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.current
+	r.current = map[key]bool{}
+	for _, i := range all {
+		k := key{i.Object, i.Condition.Code}
+		if !before[k] && !r.current[k] {
+			r.add(i)
+		}
+		r.current[k] = true
+	}
+}
+
+// Note makes an Event of something that happened.
+func (r *Recorder) Note(i Item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.add(i)
+}
+
+// add queues an Event unless another node reports it, or one was written lately. The caller holds the lock.
+func (r *Recorder) add(i Item) {
+	k := key{i.Object, i.Condition.Code}
+	kind, known := kinds[k.code]
+	if !known || kind.everywhere && !r.share.has(i.Object.String()) {
+		return
+	}
+	for old, at := range r.sent {
+		if r.now().Sub(at) >= again {
+			delete(r.sent, old)
+		}
+	}
+	if _, lately := r.sent[k]; lately {
+		return
+	}
+	if len(r.queued) >= maxQueued {
+		r.dropped++
+		return
+	}
+	r.sent[k] = r.now()
+	r.queued = append(r.queued, i)
+	r.wake.Send()
+}
+
+// Run writes the queued Events until ctx ends.
+func (r *Recorder) Run(ctx context.Context) error {
+	for {
+		item, ok := r.next()
+		if !ok {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-r.wake:
+			}
+			continue
+		}
+		if wait := r.take(); wait > 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(wait):
+			}
+		}
+		r.write(ctx, item)
+	}
+}
+
+// next takes the first Event from the queue.
+func (r *Recorder) next() (item Item, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.queued) == 0 {
+		return Item{}, false
+	}
+	if r.dropped > 0 {
+		r.log.Warn("more Events than the limit; the rest is only in the status", "dropped", r.dropped)
+		r.dropped = 0
+	}
+	item = r.queued[0]
+	r.queued = r.queued[1:]
+	return item, true
+}
+
+// take uses up the permission for one Event, and returns how long to wait for it.
+func (r *Recorder) take() time.Duration {
+	now := r.now()
+	r.tokens = min(burst, r.tokens+now.Sub(r.filled).Seconds()/refill.Seconds())
+	r.filled = now
+	r.tokens--
+	return max(0, time.Duration(-r.tokens*float64(refill)))
+}
+
+// write sends an Event, and drops it if that fails.
+func (r *Recorder) write(ctx context.Context, i Item) {
+	if !r.refused.IsZero() && r.now().Sub(r.refused) < refusedPause {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	uid, err := r.writer.UID(ctx, i.Object)
+	if apierrors.IsNotFound(err) {
+		return // the object is gone
+	}
+	if err == nil {
+		err = r.writer.CreateEvent(ctx, r.event(i, uid))
+	}
+	switch {
+	case err == nil:
+		r.refused, r.reported = time.Time{}, false
+	case apierrors.IsAlreadyExists(err): // written by another node, or before a restart
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		if r.refused = r.now(); !r.reported {
+			r.log.Warn("the API server refuses Events; problems are in the status and in the log: grant create on events.events.k8s.io and get on services and pods", "error", err)
+			r.reported = true
+		}
+	case ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded:
+		r.log.Debug("an Event was not written", "object", i.Object.String(), "code", i.Condition.Code, "error", err)
+	}
+}
+
+// event returns the Event of a condition. Its name follows from the object, the code and the time, so that
+// several nodes that find the same write one Event.
+func (r *Recorder) event(i Item, uid types.UID) *eventsv1.Event {
+	k := kinds[i.Condition.Code]
+	now := r.now()
+	id := fmt.Sprintf("%s %s %s %d", i.Object, uid, i.Condition.Code, now.Unix()/int64(again.Seconds()))
+	if !k.everywhere {
+		id += " " + r.node
+	}
+	namespace := i.Object.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault // as for all Events of Nodes
+	}
+	return &eventsv1.Event{
+		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: eventName(i.Object.Name, id)},
+		EventTime:  metav1.NewMicroTime(now),
+
+		ReportingController: "beeline", ReportingInstance: clip("beeline-"+r.node, 128),
+		Action: k.action, Reason: k.reason, Type: corev1.EventTypeWarning,
+		Note:      clip(printable.Text(i.note(r.node, k)), maxNote),
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: string(i.Object.Kind), Namespace: i.Object.Namespace, Name: i.Object.Name, UID: uid},
+	}
+}
+
+// note is the condition's text; what concerns one node names it.
+func (i Item) note(node string, k kind) string {
+	if k.everywhere || i.Object.Kind == service.KindNode {
+		return i.Condition.Text()
+	}
+	return "node " + node + ": " + i.Condition.Text()
+}
+
+// maxName is the maximum length of an object's name (RFC 1123 subdomain).
+const maxName = 253
+
+func eventName(object, id string) string {
+	var sum [8]byte
+	for n, h := 0, hash(id); n < len(sum); n, h = n+1, h>>8 {
+		sum[n] = byte(h)
+	}
+	suffix := "." + hex.EncodeToString(sum[:])
+	return strings.TrimRight(clip(object, maxName-len(suffix)), ".-") + suffix
+}
+
+// clip returns at most max bytes of a text, without half a character at the end.
+func clip(text string, max int) string {
+	if len(text) <= max {
+		return text
+	}
+	text = text[:max]
+	for len(text) > 0 && !utf8.ValidString(text) {
+		text = text[:len(text)-1]
+	}
+	return text
+}
