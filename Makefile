@@ -71,14 +71,14 @@ $(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
 	go build -o $@ ./test/suite
 
 # Pages generated from the program itself: cmd/beeline's tests compare them.
-DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/component/*/*.go internal/condition/*.go)) cmd/beeline/reference_test.go
+DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/component/*/*.go internal/condition/*.go internal/metrics/*.go)) cmd/beeline/reference_test.go
 build/man: $(DOCS_SOURCES) $(GENERATED) | setup $(SUITE)
 	@$(SUITE) --quiet "reference and manual pages=go test -count=1 -vet=off ./cmd/beeline -run TestGeneratedDocs -update -man $(CURDIR)/$@"
 	@touch $@
 
 programs: $(GENERATED) $(BENCH_GENERATED)
 
-generate: programs build/man ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, docs/operate/conditions.md and build/man
+generate: programs build/man ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, conditions.md and metrics.md, and build/man
 
 build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \

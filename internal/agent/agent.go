@@ -19,6 +19,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
@@ -42,6 +43,8 @@ type Agent struct {
 	components component.Running
 	prober     *healthcheck.Prober
 	endpoints  endpoints
+	metrics    *metrics.Metrics
+	conditions *conditions
 
 	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
@@ -97,11 +100,14 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	a.syncer.SetShares(config.Shares)
-	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Log: log})
+	a.metrics = a.newMetrics()
+	a.syncer.SetProgrammed(a.metrics.Proxy.Programmed)
+	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Metrics: a.metrics.Proxy, Log: log})
 	if err != nil {
 		return err
 	}
 	defer a.components.Close()
+	a.metrics.Collect("components", a.components.Metrics)
 	a.endpoints = a.newEndpoints()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {

@@ -165,7 +165,11 @@ func (a *Agent) audit() {
 			a.log.Error("the audit of a component failed", "error", err)
 		}
 	}
+	begin := time.Now()
 	repairs, err := a.syncer.Audit()
+	if a.synced {
+		a.metrics.Proxy.Synced(begin, true)
+	}
 	if repairs > 0 {
 		a.components.BackendsRemoved(true, true) // the tables may have been wrong for a while
 		a.log.Warn("the tables differed from the expected state and were repaired: does another program write to them?", "differences", repairs)

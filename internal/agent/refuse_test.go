@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -63,7 +64,8 @@ func TestAPIServerIsNoExternalIP(t *testing.T) {
 	}
 	ref := service.Ref{Kind: service.KindService, Namespace: web.Namespace, Name: web.Name}
 	for _, refuse := range []bool{false, true} {
-		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), optOuts: service.NewOptOuts("n")}
+		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), optOuts: service.NewOptOuts("n"),
+			metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
 		a.cluster = service.NewCluster(a.config.Service)
 		for step, want := range []struct {
 			noted   bool
