@@ -129,7 +129,8 @@ var groups = []group{
 // The buckets of kube-proxy 1.36 (pkg/proxy/metrics) and of its client (component-base), in seconds and bytes.
 var (
 	exponential = prometheus.ExponentialBuckets(0.001, 2, 15)
-	programming = slices.Concat(prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
+	// kube-proxy's function for joining buckets puts one for 0 before them.
+	programming = slices.Concat([]float64{0}, prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
 		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7))
 	restLatency = []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60}
 	restSize    = []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216}
