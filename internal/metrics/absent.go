@@ -11,7 +11,7 @@ var Absent = []struct{ Name, Why, Instead string }{
 	{"kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", "no iptables-restore is run", "`beeline_sync_failures_total`"},
 	{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "there is no nftables transaction", "`beeline_sync_failures_total`, `beeline_sync_failing_frontends`"},
 	{"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "there are no chains to clean up", "`beeline_sync_repairs_total`"},
-	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "netfilter's conntrack does not see the packets", "`beeline_edge_packets_total{reason=\"invalid\"}`"},
+	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "netfilter's conntrack does not see the packets", "`beeline_edge_packets_total{reason=\"drop_invalid\"}`"},
 	{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "NodePorts on loopback addresses are served at the socket", "`beeline_socket_calls_total`"},
 	{"kubernetes_build_info", "it would report Beeline's version as one of Kubernetes", "`beeline_build_info`"},
 	{"kubernetes_feature_enabled", "there are no feature gates", "`/flagz`"},
