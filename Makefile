@@ -50,9 +50,13 @@ MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(AL
 CLUSTER = test/cluster
 CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
 CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -p 1 -vet=off
+# A module of its own, because Prometheus is large: it is built without its service discoveries.
+MONITORING = test/monitoring
+MONITORING_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(MONITORING) test -json -vet=off
+PROMETHEUS_VERSION = $(shell sed -n 's/^\tgithub.com\/prometheus\/prometheus v/v/p' $(MONITORING)/go.mod | cut -d' ' -f1)
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup programs generate build controlplane demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build controlplane monitoring demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -71,14 +75,14 @@ $(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
 	go build -o $@ ./test/suite
 
 # Pages generated from the program itself: cmd/beeline's tests compare them.
-DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/component/*/*.go internal/condition/*.go)) cmd/beeline/reference_test.go
+DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/component/*/*.go internal/condition/*.go internal/metrics/*.go)) cmd/beeline/reference_test.go
 build/man: $(DOCS_SOURCES) $(GENERATED) | setup $(SUITE)
 	@$(SUITE) --quiet "reference and manual pages=go test -count=1 -vet=off ./cmd/beeline -run TestGeneratedDocs -update -man $(CURDIR)/$@"
 	@touch $@
 
 programs: $(GENERATED) $(BENCH_GENERATED)
 
-generate: programs build/man ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, docs/operate/conditions.md and build/man
+generate: programs build/man ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, conditions.md and metrics.md, and build/man
 
 build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \
@@ -93,6 +97,16 @@ build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cm
 
 controlplane: build/controlplane ## build the Kubernetes that tests and benchmarks run (minutes, once)
 
+build/monitoring: $(MONITORING)/go.mod $(MONITORING)/go.sum | setup $(SUITE)
+	scripts/setup --modules $(MONITORING)
+	@echo "Prometheus $(PROMETHEUS_VERSION) is built now: once, about 900 packages, 3 minutes or more"
+	@mkdir -p $@
+	@$(SUITE) --quiet "Prometheus=go -C $(MONITORING) build -v -tags remove_all_sd -ldflags '-s -w' -o $(CURDIR)/$@/ \
+		github.com/prometheus/prometheus/cmd/promtool github.com/prometheus/prometheus/cmd/prometheus"
+	@touch $@
+
+monitoring: build/monitoring ## build the Prometheus and the promtool that tests run (minutes, once)
+
 demo: build ## show Services at work in a lab (root)
 	CGO_ENABLED=0 go build -o bin/demo ./test/demo
 	bin/demo --program bin/beeline --lab-program bin/beeline-lab --manifests examples
@@ -100,21 +114,23 @@ demo: build ## show Services at work in a lab (root)
 check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
 	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
 
-test: build lint controlplane ## lint, and all tests except the slow ones (root)
+test: build lint controlplane monitoring ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
 		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--beside --go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
+		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
 		--beside --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...'
 
-test-full: build lint controlplane ## all tests, also those that -short skips above, with the race detector where it helps (root)
+test-full: build lint controlplane monitoring ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
 		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
 		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
+		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
@@ -131,6 +147,7 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 		--quiet 'staticcheck of the benchmark=cd $(BENCH) && "$$(go -C $(CURDIR) tool -n staticcheck)" ./...' \
 		--quiet 'go vet of the cluster=cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES)' \
 		--quiet 'staticcheck of the cluster=cd $(CLUSTER) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)' \
+		--quiet 'go vet of the monitoring=go -C $(MONITORING) vet ./...' \
 		--quiet 'includes of bpf/=scripts/includes' \
 		--quiet 'links of the documents=scripts/links' \
 		--quiet 'words of C and Go=scripts/words' \

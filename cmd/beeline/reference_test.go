@@ -16,17 +16,18 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/metrics"
 )
 
 // `make generate` sets both; without them the test compares.
 var (
-	update = flag.Bool("update", false, "write docs/operate/reference.md and docs/operate/conditions.md")
+	update = flag.Bool("update", false, "write docs/operate/reference.md, conditions.md and metrics.md")
 	man    = flag.String("man", "", "write manual pages into this directory")
 )
 
 // The files in docs/ match those generated from the commands and the registry of conditions.
 func TestGeneratedDocs(t *testing.T) {
-	for name, text := range map[string]string{"reference.md": reference(), "conditions.md": condition.Markdown()} {
+	for name, text := range map[string]string{"reference.md": reference(), "conditions.md": condition.Markdown(), "metrics.md": metrics.Markdown()} {
 		path := filepath.Join("../../docs/operate", name)
 		if *update {
 			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {

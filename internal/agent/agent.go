@@ -22,6 +22,7 @@ import (
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/kubeevent"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/service"
@@ -52,6 +53,8 @@ type Agent struct {
 	recorder   *kubeevent.Recorder // nil with manifests
 	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
 	objectsChanged atomic.Bool
+	metrics        *metrics.Metrics
+	conditions     *conditions
 
 	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
@@ -109,7 +112,9 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 		return err
 	}
 	a.syncer.SetShares(config.Shares)
-	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Log: log})
+	a.metrics = a.newMetrics()
+	a.syncer.SetProgrammed(a.metrics.Proxy.Programmed)
+	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Metrics: a.metrics.Proxy, Log: log})
 	if err != nil {
 		return err
 	}
@@ -119,6 +124,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	}
 	defer a.nodePorts.Close()
 	a.recorder = a.newRecorder()
+	a.metrics.Collect("components", a.components.Metrics)
 	a.endpoints = a.newEndpoints()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {

@@ -22,6 +22,10 @@ import (
 func (a *Agent) take(ev source.Event) error {
 	a.noteSource(ev)
 	a.cluster.SetServer(a.server.addresses())
+	begin := time.Now()
+	if len(ev.Changes) > 0 {
+		a.metrics.Proxy.Queued(ev.Changes)
+	}
 	if a.config.IgnoreAnnotations {
 		ev.Changes = service.WithoutAnnotations(ev.Changes)
 	}
@@ -43,11 +47,15 @@ func (a *Agent) take(ev source.Event) error {
 		a.wantHealth(&delta)
 	}
 	if first {
+		triggers := delta.Triggers
 		delta = completeState(a.cluster)
+		delta.Triggers = triggers
 	}
-	begin := time.Now()
 	if err := a.apply(delta, first || optOuts); err != nil {
 		a.logMissing(err)
+	}
+	if first || len(ev.Changes) > 0 {
+		a.metrics.Proxy.Synced(begin, first)
 	}
 	a.log.Debug("applied a change", "objects", len(ev.Changes), "plans", len(delta.Plans), "took", time.Since(begin))
 	if first {
@@ -67,9 +75,11 @@ func completeState(cluster *service.Cluster) service.Delta {
 
 // program calls apply, and logs an error if part of the change failed.
 func (a *Agent) program(delta service.Delta) {
+	begin := time.Now()
 	if err := a.apply(delta, false); err != nil {
 		a.logMissing(err)
 	}
+	a.metrics.Proxy.Synced(begin, false)
 }
 
 func (a *Agent) logMissing(err error) {
@@ -84,6 +94,7 @@ func (a *Agent) apply(delta service.Delta, optOuts bool) error {
 	a.components.Prepare(change)
 	a.syncer.SetOwn(slices.Concat(a.addresses, a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)
+	a.metrics.Proxy.Planned(delta.Plans)
 	a.components.Apply(change)
 	a.noteRemoved()
 	a.serveHealthPorts(delta)

@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/maglev"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source/kube"
@@ -52,13 +53,19 @@ type Config struct {
 	MetricsAddress string
 	// SelfProbe enables the self-probe.
 	SelfProbe bool
-	LogLevel  string
-	LogFormat string
+	// MetricsMaxSeries is the maximum number of series of each metric.
+	MetricsMaxSeries uint32
+	LogLevel         string
+	LogFormat        string
 
 	Service service.Config
 	// Components are the shortcuts. If empty, AddFlags sets those of the product.
 	Components component.List
 
+	// Profiling serves Go's profiles at MetricsAddress.
+	Profiling bool
+
+	flags             *pflag.FlagSet // after Complete
 	file              string
 	nodePortAddresses []string
 	algorithm         string
@@ -100,7 +107,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "reject clients outside the cluster at ClusterIPs; otherwise clients with a route to this node reach them, as with kube-proxy")
 	fs.StringVar(&c.HealthzAddress, "healthz-bind-address", DefaultHealthzAddress, "IP:PORT at which /healthz and /livez are served; \"\" for none")
 	fs.BoolVar(&c.SelfProbe, "self-probe", false, "connect once a second to a Service of the agent itself, through the tables and the socket hooks; /healthz answers 503 while that fails. Off by default: the agent has to run below --cgroup-root, and its connections count in \"beeline status\"")
-	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", DefaultMetricsAddress, "IP:PORT at which /metrics is served; \"\" for none")
+	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", DefaultMetricsAddress, "IP:PORT at which /metrics, /statusz, /flagz, /configz and /proxyMode are served; \"\" for none")
+	fs.BoolVar(&c.Profiling, "profiling", false, "serve profiles of the agent at /debug/pprof of --metrics-bind-address; anyone who reaches that address can read them")
+	fs.Uint32Var(&c.MetricsMaxSeries, "metrics-max-series", metrics.DefaultMaxSeries, "maximum number of series of each metric in /metrics, such as those of Services; the others are counted in beeline_metrics_dropped_series")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")
 }
@@ -112,6 +121,7 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 			return err
 		}
 	}
+	c.flags = fs
 	c.Service.NodeName, c.Service.Algorithm = c.NodeName, service.Algorithm(c.algorithm)
 	c.Service.LocalByAddress, c.Service.Manifests = c.Manifests != "", c.Manifests != ""
 	if err := c.Components.Complete(&c.Service); err != nil {

@@ -30,7 +30,7 @@ func (a *Agent) newEndpoints() (all endpoints) {
 			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Log: a.log})
 		}
 	}
-	add("health", a.config.HealthzAddress, a.health.Handler())
+	add("health", a.config.HealthzAddress, a.metrics.Proxy.CountProbes(a.health.Handler()))
 	add("metrics", a.config.MetricsAddress, a.metricsHandler())
 	return all
 }

@@ -167,7 +167,11 @@ func (a *Agent) audit() {
 			a.log.Error("the audit of a component failed", "error", err)
 		}
 	}
+	begin := time.Now()
 	repairs, err := a.syncer.Audit()
+	if a.synced {
+		a.metrics.Proxy.Synced(begin, true)
+	}
 	a.noteTables()
 	if repairs > 0 {
 		a.components.BackendsRemoved(true, true) // the tables may have been wrong for a while

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/health"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -64,7 +65,8 @@ func TestAPIServerIsNoExternalIP(t *testing.T) {
 	}
 	ref := service.Ref{Kind: service.KindService, Namespace: web.Namespace, Name: web.Name}
 	for _, refuse := range []bool{false, true} {
-		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), optOuts: service.NewOptOuts("n"), health: health.NewTracker(time.Now)}
+		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), optOuts: service.NewOptOuts("n"),
+			health: health.NewTracker(time.Now), metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
 		a.cluster = service.NewCluster(a.config.Service)
 		for step, want := range []struct {
 			noted   bool

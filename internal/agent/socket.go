@@ -19,7 +19,6 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -183,6 +182,19 @@ func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
 		return nil, err
 	}
 	s := inspect.ReadStatus(a.config.BPFFS, a.version, tables)
+	if s.Tables, err = a.syncer.Usage(); err != nil {
+		return nil, err
+	}
+	if s.PortConflicts, err = inspect.PortConflicts(tables); err != nil {
+		s.PortConflictsUnknown = err.Error()
+	}
+	a.completeStatus(s)
+	return s, nil
+}
+
+// completeStatus adds what only the agent knows, and the conditions.
+func (a *Agent) completeStatus(s *inspect.Status) {
+	var err error
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
 	if s.Attachments, err = a.datapath.Attachments(); err != nil {
@@ -191,17 +203,7 @@ func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
 	s.Algorithm, s.TableSize = a.config.Service.Algorithm, a.config.Service.TableSize
 	s.DSR, s.DSRHybrid = a.config.Service.DSR, a.config.Service.DSRHybrid
 	s.Sync = a.syncer.Stats()
-	if s.Tables, err = a.syncer.Usage(); err != nil {
-		return nil, err
-	}
-	if s.PortConflicts, err = inspect.PortConflicts(tables); err != nil {
-		s.PortConflictsUnknown = err.Error()
-	}
-	for _, st := range a.syncer.Status() {
-		if st.State != reconcile.Applied || len(st.Problems) > 0 {
-			s.Objects = append(s.Objects, st)
-		}
-	}
+	s.Objects = a.syncer.Unsettled()
 	a.components.Status(s)
 	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.endpoints.conditions(), a.healthConditions())...)
 	a.orphanSliceStatus(s)
@@ -212,7 +214,6 @@ func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
 	s.UnclassifiedPods = a.unclassifiedPods
 	a.mu.Unlock()
 	s.Assess()
-	return s, nil
 }
 
 // Client sends requests to a running agent.

@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 )
@@ -34,6 +35,9 @@ type Component struct {
 	Complete func(*service.Config) error
 	// Check returns what is wrong with a complete configuration on this machine. It changes nothing.
 	Check func() condition.List
+	// Effective replaces the settings, by the names of their flags, whose value the component has chosen. It
+	// is called after Complete.
+	Effective func(settings map[string]any)
 	// Options sets the component's options of the datapath.
 	Options func(*datapath.Options)
 
@@ -47,7 +51,9 @@ type Env struct {
 	Datapath *datapath.Datapath
 	Syncer   *reconcile.Syncer
 	BPFFS    string
-	Log      *slog.Logger
+	// Metrics are those with kube-proxy's names; Instance.Metrics returns the others.
+	Metrics *metrics.Proxy
+	Log     *slog.Logger
 }
 
 // Serves reports whether a connection's backend currently serves its service.

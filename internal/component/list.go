@@ -50,6 +50,15 @@ func (l List) Check() (all condition.List) {
 	return all
 }
 
+// Effective replaces the settings whose value the components have chosen.
+func (l List) Effective(settings map[string]any) {
+	for _, c := range l {
+		if c.Effective != nil {
+			c.Effective(settings)
+		}
+	}
+}
+
 // Options sets the datapath options of all components.
 func (l List) Options(o *datapath.Options) {
 	o.Components = l.BPF()

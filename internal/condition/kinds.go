@@ -27,7 +27,7 @@ var (
 		"set --pod-networks to the pod networks")
 	EndpointNotServed = register("EndpointNotServed", Warning,
 		"The agent cannot listen on the address of an HTTP endpoint, usually because another program uses the port. Probes and monitoring that ask there get no answer or another program's.",
-		"stop the program that the port belongs to (kube-proxy uses the same ports), or set --healthz-bind-address or --metrics-bind-address; the agent retries every two seconds")
+		"stop the program that the port belongs to (kube-proxy uses the same ports), or set --healthz-bind-address or --metrics-bind-address; the agent retries every two seconds").ofNode()
 	AgentStalled = register("AgentStalled", Error,
 		"The agent's loop has not completed a step for a minute. The tables stay as they are, and changes of objects take no effect. /livez answers 503, so that the kubelet restarts the agent.",
 		"restart the agent, and report its log")
@@ -77,7 +77,7 @@ var (
 		"see the reason in the message; give fewer and larger networks with --dsr-balancers")
 	TableNearlyFull = register("TableNearlyFull", Warning,
 		"A table is more than 90 percent full. Objects that do not fit are not served.",
-		"raise the flag that the message names, or remove objects")
+		"raise the flag that the message names, or remove objects").ofNode()
 	AddressTaken = register("AddressTaken", Error,
 		"An address and port that an object requests belongs to another object, or to another port of the same object. Only one of them is served.",
 		"change one of them")
@@ -129,7 +129,7 @@ var (
 		"find out what removes files in the directory of the pins; start the agent if none is running")
 	HookDetached = register("HookDetached", Error,
 		"A program is not attached, because its cgroup is gone or another program detached it. A running agent attaches it again.",
-		"check that the cgroup of --cgroup-root exists, and that no other tool detaches programs there")
+		"check that the cgroup of --cgroup-root exists, and that no other tool detaches programs there").ofNode()
 	HooksMissing = register("HooksMissing", Error,
 		"Not all socket programs are attached. Some system calls are not translated.",
 		"see the agent's log for the reason, and restart it")
@@ -160,31 +160,31 @@ var (
 		"free a range of ports, and set --snat-ports to it")
 	DeviceNotServed = register("DeviceNotServed", Error,
 		"The programs cannot be attached to a device, or cannot read its packets. Clients behind it are not served.",
-		"see the reason in the message; set --devices to the devices to serve")
+		"see the reason in the message; set --devices to the devices to serve").ofNode()
 	DeviceModeRefused = register("DeviceModeRefused", Error,
 		"A device is served, but not as --edge-mode or --edge-xdp-dispatcher requests.",
-		"remove the obstacle that the message names, or set --edge-mode=auto")
+		"remove the obstacle that the message names, or set --edge-mode=auto").ofNode()
 	DeviceNotFound = register("DeviceNotFound", Error,
 		"--devices names a device that does not exist. It is served when it appears.",
-		"correct --devices, or create the device")
+		"correct --devices, or create the device").ofNode()
 	DeviceUnsuitable = register("DeviceUnsuitable", Error,
 		"--devices names a device that exists but cannot be served: the loopback device, or one without MAC addresses.",
-		"remove it from --devices")
+		"remove it from --devices").ofNode()
 	NoDeviceWithClients = register("NoDeviceWithClients", Error,
 		"Services have backends for clients outside the cluster, but no device that can be served has a default route or an address of the Node.",
 		"set --devices to the devices that lead to clients")
 	DeviceLosesPackets = register("DeviceLosesPackets", Error,
 		"By its own counters, a driver lost packets that XDP sent in the last ten minutes. The peer of a veth device accepts them only with GRO or an XDP program.",
-		"serve the device with tc: --edge-mode=tc, or auto")
+		"serve the device with tc: --edge-mode=tc, or auto").ofNode()
 	DevicesUnreadable = register("DevicesUnreadable", Error,
 		"The devices of this node, or their attached programs, cannot be read from the kernel. The devices known so far are served.",
 		"see the reason in the message; the agent retries")
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
-		"see the reason in the message; the agent retries")
+		"see the reason in the message; the agent retries").ofNode()
 	DetachFailed = register("DetachFailed", Warning,
 		"Programs could not be detached from a device that is no longer served.",
-		"see the reason in the message; the agent retries")
+		"see the reason in the message; the agent retries").ofNode()
 	ForwardingOff = register("ForwardingOff", Error,
 		"The kernel does not forward packets of one address family. Clients outside the cluster reach no backend except the node itself.",
 		"set the sysctl that the message names, or start the agent with --set-sysctls")

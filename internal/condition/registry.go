@@ -16,15 +16,32 @@ type Kind struct {
 	Meaning string
 	// Remedy says what to change, unless a condition has its own remedy.
 	Remedy string
+	// Bounded means that the objects are tables, devices, hooks or addresses of the node, so that metrics may
+	// name them. There may be any number of Services and Pods.
+	Bounded bool
 }
 
 var registered []*Kind
 
 // register is called only by the variables of kinds.go, so that every condition has a registered code.
 func register(code Code, severity Severity, meaning, remedy string) *Kind {
-	k := &Kind{code, severity, meaning, remedy}
+	k := &Kind{Code: code, Severity: severity, Meaning: meaning, Remedy: remedy}
 	registered = append(registered, k)
 	return k
+}
+
+// ofNode marks a kind as Bounded.
+func (k *Kind) ofNode() *Kind {
+	k.Bounded = true
+	return k
+}
+
+// KindOf returns the kind of a code; nil if it is not registered.
+func KindOf(code Code) *Kind {
+	if i := code.place(); i >= 0 {
+		return registered[i]
+	}
+	return nil
 }
 
 // Kinds returns all kinds, in the order of kinds.go.

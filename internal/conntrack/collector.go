@@ -43,7 +43,9 @@ type Config struct {
 	Serves func(datapath.Connection) bool
 	// Counters reads the edge's counters of packets by reason (datapath.ReadEdgeCounters).
 	Counters func() (map[string]uint64, error)
-	Log      *slog.Logger
+	// Reconciled is told how long a search for stale UDP flows took, and what it deleted; nil: nobody asks.
+	Reconciled func(time.Duration, Deleted)
+	Log        *slog.Logger
 }
 
 // A Collector deletes the conntrack entries that have expired, and those of UDP flows whose backend no
@@ -60,6 +62,7 @@ type Collector struct {
 	mu             sync.Mutex
 	stats          gcStats
 	portExhaustion portExhaustion
+	census         Census // of the last complete pass
 }
 
 // gcStats are the results of GC passes.
@@ -141,7 +144,9 @@ func (c *Collector) pass() (expired uint64, err error) {
 	if err := c.wait(); err != nil {
 		return 0, err
 	}
-	expired, err = CollectGarbage(c.tables, c.config.Timeouts, datapath.Now(), func(key Tuple, e *Entry) {
+	census := &censusTaker{}
+	expired, err = CollectGarbage(c.tables, c.config.Timeouts, datapath.Now(), func(assured bool, key Tuple, e *Entry) {
+		census.note(assured, key, e)
 		for _, s := range c.subscribers {
 			s.Entry(key, e)
 		}
@@ -149,6 +154,9 @@ func (c *Collector) pass() (expired uint64, err error) {
 	if err != nil {
 		return expired, err
 	}
+	c.mu.Lock()
+	c.census = census.result()
+	c.mu.Unlock()
 	for _, s := range c.subscribers {
 		err = errors.Join(err, s.End())
 	}
@@ -181,9 +189,13 @@ func (c *Collector) retryStaleUDP() {
 }
 
 func (c *Collector) deleteStaleUDP() {
+	begin := time.Now()
 	stale, err := DeleteStaleUDP(c.tables, c.config.Serves, c.wait)
+	if c.config.Reconciled != nil {
+		c.config.Reconciled(time.Since(begin), stale)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.noteError(&c.stats.staleErr, err)
-	c.stats.stale += stale
+	c.stats.stale += stale.Total()
 }

@@ -8,15 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
 )
 
 // CollectGarbage deletes expired flows, and returns their number; now is in seconds of CLOCK_MONOTONIC. The
 // later of a flow's two entries determines its expiry, and both are deleted. visit is called with each
-// entry before that; it may be nil.
-func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(Tuple, *Entry)) (expired uint64, err error) {
-	for _, table := range tables.All() {
+// entry before that, and whether it is in Tables.Assured; it may be nil.
+func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(assured bool, key Tuple, e *Entry)) (expired uint64, err error) {
+	for i, table := range tables.All() {
 		var failed error
-		n, err := deleteFlows(table, visit, func(key Tuple, e *Entry) bool {
+		see := func(Tuple, *Entry) {}
+		if visit != nil {
+			see = func(key Tuple, e *Entry) { visit(i > 0, key, e) }
+		}
+		n, err := deleteFlows(table, see, nil, func(key Tuple, e *Entry) bool {
 			if idle(e.LastSeen, now) < timeouts.shortest(key.Protocol, State(e.State)) {
 				return false
 			}
@@ -35,18 +40,24 @@ func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(Tu
 // DeleteFlows deletes both entries of each flow if over returns true for one of them, and returns the
 // number of flows. over is called again right before an entry is deleted.
 func DeleteFlows(table Table, over func(Tuple, *Entry) bool) (deleted uint64, err error) {
-	return deleteFlows(table, nil, over)
+	return deleteFlows(table, nil, nil, over)
 }
 
-// deleteFlows is DeleteFlows, and calls visit with each entry first; visit may be nil.
-func deleteFlows(table Table, visit func(Tuple, *Entry), over func(Tuple, *Entry) bool) (deleted uint64, err error) {
+// deleteFlows is DeleteFlows, and calls visit with each entry first, and gone with an entry of each deleted flow.
+// Both may be nil.
+func deleteFlows(table Table, visit func(Tuple, *Entry), gone func(Tuple), over func(Tuple, *Entry) bool) (deleted uint64, err error) {
 	var failed error
 	err = table.Walk(func(key Tuple, e *Entry) bool {
 		if visit != nil {
 			visit(key, e)
 		}
-		if over(key, e) {
-			failed = deleteFlow(table, key, e, over, &deleted)
+		if !over(key, e) {
+			return true
+		}
+		before := deleted
+		failed = deleteFlow(table, key, e, over, &deleted)
+		if deleted > before && gone != nil {
+			gone(key)
 		}
 		return failed == nil
 	})
@@ -82,17 +93,24 @@ func deleteFlow(table Table, key Tuple, e *Entry, over func(Tuple, *Entry) bool,
 	return err
 }
 
+// Deleted are the numbers of deleted flows by their family.
+type Deleted map[service.Family]uint64
+
+// Total returns the sum.
+func (d Deleted) Total() uint64 { return d[service.IPv4] + d[service.IPv6] }
+
 // DeleteStaleUDP deletes the UDP flows whose backend does not serve their service (R29). wait returns when
 // all programs have ended that may still select such a backend, or move a flow from one table to the other.
-func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait func() error) (deleted uint64, err error) {
+func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait func() error) (Deleted, error) {
+	deleted := Deleted{}
+	gone := func(key Tuple) { deleted[service.FamilyOf(key.From().Addr())]++ }
 	for _, table := range tables.All() {
 		if err := wait(); err != nil {
 			return deleted, err
 		}
-		n, err := DeleteFlows(table, func(key Tuple, e *Entry) bool {
+		_, err := deleteFlows(table, nil, gone, func(key Tuple, e *Entry) bool {
 			return key.Protocol == unix.IPPROTO_UDP && !serves(e.Connection(key))
 		})
-		deleted += n
 		if err != nil {
 			return deleted, err
 		}

@@ -155,8 +155,8 @@ func TestDeleteStaleUDP(t *testing.T) {
 			}
 			return c.Backend == netip.MustParseAddrPort(stays)
 		}
-		ended, err := DeleteStaleUDP(flows, serves, func() error { waits++; return nil })
-		if err != nil || ended != 2 {
+		deleted, err := DeleteStaleUDP(flows, serves, func() error { waits++; return nil })
+		if ended := deleted.Total(); err != nil || ended != 2 {
 			t.Errorf("entries %v: ended %d flows, %v; want 2", s, ended, err)
 		}
 		if len(half) != 0 || len(tracks) != kept {

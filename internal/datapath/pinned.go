@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 )
@@ -14,6 +15,9 @@ import (
 // tablesDirectory contains the version of the tables' layout (bpf/lb/types.h). The version changes with
 // anything that an older or newer agent would misread.
 var tablesDirectory = "tables_v10"
+
+// LayoutVersion returns the version of the tables' layout, such as "v10".
+func LayoutVersion() string { return strings.TrimPrefix(tablesDirectory, "tables_") }
 
 // pinDirectories are the subdirectories of the bpffs directory.
 var pinDirectories = []string{tablesDirectory, "links", "programs"}

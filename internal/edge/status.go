@@ -73,6 +73,17 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	return s
 }
 
+// Modes counts the devices by DeviceStatus.Mode.
+func (e *Edge) Modes() map[string]int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	modes := map[string]int{}
+	for _, a := range e.devices {
+		modes[a.status().Mode]++
+	}
+	return modes
+}
+
 // What is behind a device.
 const (
 	clientsRole  = "clients"
@@ -104,8 +115,11 @@ func (a *attached) status() DeviceStatus {
 	return s
 }
 
+// A FlowCount counts conntrack entries (conntrack.Count).
+type FlowCount func(*conntrack.Tables) (conntrack.Status, error)
+
 // ReadStatus reads the status from the pins of a bpffs directory; nil if there is no edge.
-func ReadStatus(bpffs string) (*Status, error) {
+func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -114,7 +128,7 @@ func ReadStatus(bpffs string) (*Status, error) {
 		return nil, err
 	}
 	s := &Status{Devices: []DeviceStatus{}}
-	if s.Flows, err = conntrack.Count(flows); err != nil {
+	if s.Flows, err = count(flows); err != nil {
 		return nil, err
 	}
 	if s.Counters, err = datapath.ReadEdgeCounters(bpffs); errors.Is(err, datapath.ErrOtherCounters) {

@@ -5,6 +5,7 @@ package health
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 
 	"beeline.io/beeline/internal/condition"
@@ -34,12 +35,10 @@ func (t *Tracker) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		body, ok := t.Report().healthz()
-		t.Healthz.count(ok)
 		body.write(w, ok)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		body, ok := t.Report().livez()
-		t.Livez.count(ok)
 		body.write(w, ok)
 	})
 	return mux
@@ -48,7 +47,7 @@ func (t *Tracker) Handler() http.Handler {
 // healthz is whether load balancers may send new connections to the node.
 func (r Report) healthz() (body response, ok bool) {
 	eligible := r.Ineligible == ""
-	wrong := append(r.Stalled, r.Faults...)
+	wrong := slices.Concat(r.Stalled, r.Faults)
 	body = r.response(wrong)
 	body.NodeEligible = &eligible
 	if !eligible {

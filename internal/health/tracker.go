@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"beeline.io/beeline/internal/condition"
@@ -25,9 +24,6 @@ var families = map[service.Family]string{service.IPv4: "IPv4", service.IPv6: "IP
 
 // A Tracker holds the agent's health. Its methods may be called from any goroutine.
 type Tracker struct {
-	// Healthz and Livez count responses.
-	Healthz, Livez Responses
-
 	now func() time.Time
 
 	mu       sync.Mutex
@@ -37,17 +33,6 @@ type Tracker struct {
 	ineligible string
 	// faults are why the datapath does not serve, by what found them.
 	faults map[string]condition.List
-}
-
-// Responses counts the responses of an endpoint by status.
-type Responses struct{ OK, Unavailable atomic.Uint64 }
-
-func (r *Responses) count(ok bool) {
-	if ok {
-		r.OK.Add(1)
-	} else {
-		r.Unavailable.Add(1)
-	}
 }
 
 // family is the state of one address family.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/optout"
@@ -177,13 +178,18 @@ func CountsOf(t *Tables) Counts {
 // ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the rest, and
 // calls Assess again.
 func ReadStatus(bpffs, version string, tables *Tables) *Status {
+	return ReadStatusWith(bpffs, version, tables, conntrack.Count)
+}
+
+// ReadStatusWith is ReadStatus with another way to count conntrack entries, which is a walk of them.
+func ReadStatusWith(bpffs, version string, tables *Tables, count edge.FlowCount) *Status {
 	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
 	s.Running, s.PID = datapath.AgentRunning(bpffs)
 	var attachments, counters error
 	s.Attachments, attachments = datapath.Attachments(bpffs)
 	s.Counters, counters = datapath.ReadCounters(bpffs)
 	var edgeErr error
-	s.Edge, edgeErr = edge.ReadStatus(bpffs)
+	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)
 	var namespaceErr error
 	s.OtherNamespace, namespaceErr = datapath.OtherNamespace(bpffs)
 	if err := errors.Join(attachments, counters, edgeErr, namespaceErr); err != nil {

@@ -35,6 +35,8 @@ func (s *Syncer) Audit() (repairs int, err error) {
 	s.stats.Repairs += uint64(a.repairs)
 	if a.repairs > 0 {
 		a.errs = append(a.errs, s.reconcile())
+	} else if len(a.errs) == 0 && s.inSync() {
+		s.stats.LastSuccess = s.stats.LastAudit
 	}
 	return a.repairs, errors.Join(a.errs...)
 }

@@ -32,7 +32,9 @@ func (s *Syncer) reconcile() error {
 	}
 	s.reconcileNetworks()
 	s.stats.LastSync = time.Now()
-	if len(s.failures) == 0 && s.networks.err == nil && s.balancers.err == nil {
+	s.noteProgrammed()
+	if s.inSync() {
+		s.stats.LastSuccess = s.stats.LastSync
 		s.backoff.Reset()
 		return nil
 	}

@@ -71,16 +71,19 @@ func (st *Status) Conditions() (all condition.List) {
 
 // Stats are the statistics of the Syncer.
 type Stats struct {
-	Synced    bool      `json:"synced"` // the complete state has been applied once
-	LastSync  time.Time `json:"lastSync"`
-	LastAudit time.Time `json:"lastAudit"`
-	Updates   uint64    `json:"updates"`  // frontends changed in the tables
-	Failures  uint64    `json:"failures"` // steps that failed
-	Retries   uint64    `json:"retries"`
-	Repairs   uint64    `json:"repairs"` // differences that Audit repaired
-	Failing   int       `json:"failing"` // frontends that differ from what is wanted
-	Pending   int       `json:"pending"` // frontends whose change is not in the tables yet
-	LeftOut   int       `json:"leftOut"` // objects that do not fit completely: left out, or served in part
+	Synced   bool      `json:"synced"` // the complete state has been applied once
+	LastSync time.Time `json:"lastSync"`
+	// LastSuccess is when the tables last held all that was wanted: after a change, or by an audit.
+	LastSuccess time.Time `json:"lastSuccess,omitzero"`
+	Applied     uint64    `json:"applied"` // calls of Apply
+	LastAudit   time.Time `json:"lastAudit"`
+	Updates     uint64    `json:"updates"`  // frontends changed in the tables
+	Failures    uint64    `json:"failures"` // steps that failed
+	Retries     uint64    `json:"retries"`
+	Repairs     uint64    `json:"repairs"` // differences that Audit repaired
+	Failing     int       `json:"failing"` // frontends that differ from what is wanted
+	Pending     int       `json:"pending"` // frontends whose change is not in the tables yet
+	LeftOut     int       `json:"leftOut"` // objects that do not fit completely: left out, or served in part
 	// Untracked is the number of frontends whose flows to other nodes need no conntrack entries,
 	// Remembering that of frontends with a history: in their contested slots flows need entries anyway.
 	Untracked   int `json:"untracked"`
@@ -105,9 +108,7 @@ type Usage struct {
 func (s *Syncer) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stats := s.stats
-	stats.Pending = len(s.dirty)
-	stats.Failing, stats.LeftOut = len(s.failures), len(s.admission.leftOut)
+	stats := s.totals()
 	for _, e := range s.applied {
 		if e.untracked() {
 			stats.Untracked++
@@ -128,19 +129,51 @@ func (s *Syncer) Stats() Stats {
 	return stats
 }
 
+// Totals returns the statistics that need no walk of the frontends: the others are zero.
+func (s *Syncer) Totals() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.totals()
+}
+
+func (s *Syncer) totals() Stats {
+	stats := s.stats
+	stats.Pending, stats.Failing, stats.LeftOut = len(s.dirty), len(s.failures), len(s.admission.leftOut)
+	return stats
+}
+
 // Status returns the state of every object that has a plan, and of frontends that could not be removed
 // after their object was deleted; sorted by owner.
 func (s *Syncer) Status() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var all []Status
+	all := s.unremoved()
 	for _, a := range s.admission.accounts {
 		all = append(all, s.statusOf(a))
 	}
+	slices.SortFunc(all, func(a, b Status) int { return a.Owner.Compare(b.Owner) })
+	return all
+}
+
+// unremoved returns the frontends that could not be removed after their object was deleted.
+func (s *Syncer) unremoved() (all []Status) {
 	for key, err := range s.failures {
 		if e := s.applied[key]; s.wanted[key].frontend == nil && e != nil && e.port != nil && s.admission.accounts[e.port.key.Owner] == nil {
 			all = append(all, Status{Owner: e.port.key.Owner, State: Failed,
 				Reasons: []string{key.String() + ": cannot be removed: " + err.Error()}})
+		}
+	}
+	return all
+}
+
+// Unsettled returns what Status does of objects that are not Applied or have problems.
+func (s *Syncer) Unsettled() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.unremoved()
+	for _, a := range s.admission.accounts {
+		if st := s.statusOf(a); st.State != Applied || len(st.Problems) > 0 {
+			all = append(all, st)
 		}
 	}
 	slices.SortFunc(all, func(a, b Status) int { return a.Owner.Compare(b.Owner) })
@@ -184,6 +217,11 @@ func (s *Syncer) statusOf(a *account) Status {
 // came only once.
 func (s *Syncer) Usage() ([]Usage, error) {
 	clients, err := s.tables.Affinity.Live() // may be many: do not make others wait
+	return s.UsageWith(clients), err
+}
+
+// UsageWith is Usage with a known number of affinity entries.
+func (s *Syncer) UsageWith(clients uint32) []Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.tables
@@ -200,7 +238,7 @@ func (s *Syncer) Usage() ([]Usage, error) {
 	if t.Balancers != nil {
 		usage = append(usage, usageOf(datapath.EdgeTCMapBalancers, uint32(len(s.balancers.applied)), t.Balancers.Max()))
 	}
-	return usage, err
+	return usage
 }
 
 // usageOf returns the usage of a table, with its flag from the registry.

@@ -96,6 +96,10 @@ type Syncer struct {
 	released int
 
 	stats Stats
+	// triggers are those of Services whose change is not completely in the tables yet; programmed is told
+	// when it is, and is nil if nobody asks.
+	triggers   map[service.Ref][]service.Trigger
+	programmed func(service.Trigger)
 }
 
 // want is a frontend and the plan that it is part of.
@@ -124,6 +128,7 @@ func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 		sources:       map[string]*source{},
 		reserved:      map[datapath.ReservedPort]*reservation{},
 		removed:       map[service.Protocol]bool{},
+		triggers:      map[service.Ref][]service.Trigger{},
 		seconds:       seconds,
 	}
 	s.networks.table, s.balancers.table = tables.Networks, tables.Balancers
@@ -145,6 +150,7 @@ func (s *Syncer) Apply(delta service.Delta) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	leftOut := s.take(delta)
+	s.stats.Applied++
 	err := s.reconcile()
 	s.stats.Synced = true // not before: reconcile lets others read the status in between
 	s.retryAfter(err)
@@ -185,6 +191,9 @@ func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
 // that moves from one owner to another within a delta is only changed, never removed.
 func (s *Syncer) take(delta service.Delta) (leftOut error) {
 	leftOut = s.admit(delta)
+	for _, t := range delta.Triggers {
+		s.triggers[t.Service] = append(s.triggers[t.Service], t)
+	}
 	if delta.ServiceCIDRs != nil {
 		s.cidrs = *delta.ServiceCIDRs
 	}

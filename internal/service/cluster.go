@@ -104,6 +104,7 @@ type batch struct {
 	dirty map[Ref]struct{}
 	// thisNode, serviceCIDRs, podCIDRs, podAddrs and nodes mark what may have changed.
 	thisNode, serviceCIDRs, podCIDRs, podAddrs, nodes bool
+	triggers                                          []Trigger
 	// renumbered holds Nodes whose address for other nodes has changed.
 	renumbered map[string]bool
 	// before records, for each address whose count changed, whether any node had it before; protected and
@@ -156,6 +157,7 @@ func (t *Cluster) setSlice(b *batch, c Change) {
 	ref := s.serviceRef()
 	i, _ := slices.BinarySearchFunc(t.byService[ref], s.Name, byName)
 	t.byService[ref] = slices.Insert(t.byService[ref], i, s)
+	b.noteTrigger(s)
 	b.dirty[ref] = struct{}{}
 }
 
@@ -177,6 +179,7 @@ func (t *Cluster) commit(b *batch) Delta {
 	t.updateNode(b)
 	d := Delta{
 		Plans: map[Ref]*Plan{}, ServiceCIDRs: t.updateServiceCIDRs(b), PodNetworks: t.updatePodNetworks(b), Balancers: t.updateBalancers(b),
+		Triggers: b.triggers,
 	}
 	concerned := make(map[*owner]struct{}, len(b.dirty))
 	for ref := range b.dirty {

@@ -201,6 +201,9 @@ func ConvertEndpointSlice(in *discoveryv1.EndpointSlice) (*EndpointSlice, error)
 		return s, errs.join()
 	}
 	weight := sliceWeight(&errs, in.Annotations)
+	if at, err := time.Parse(time.RFC3339Nano, in.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
+		s.Triggered = at.UTC()
+	}
 	s.Ports = endpointPorts(&errs, in.Ports)
 	s.Endpoints = make([]Endpoint, 0, len(in.Endpoints))
 	for i := range in.Endpoints {

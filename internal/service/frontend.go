@@ -216,4 +216,6 @@ type Delta struct {
 	Resolved int
 	// Targets means that the probe targets changed; see Cluster.Targets.
 	Targets bool
+	// Triggers are those of the changed EndpointSlices.
+	Triggers []Trigger
 }

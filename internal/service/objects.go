@@ -73,6 +73,9 @@ type EndpointSlice struct {
 	Family    Family
 	Ports     []EndpointPort
 	Endpoints []Endpoint
+	// Triggered is the annotation endpoints.kubernetes.io/last-change-trigger-time: when the pod or Service
+	// changed for which the slice was last written. Zero: unknown.
+	Triggered time.Time
 }
 
 // EndpointPort is one entry of ports with a name and a number (R5).

@@ -41,6 +41,19 @@ type Connection struct {
 	WaitingFor []string `json:"waitingFor,omitempty"`
 }
 
+// Counted is a source that counts what it receives.
+type Counted interface {
+	// Counts may be called at any time.
+	Counts() map[service.Kind]Counts
+}
+
+// Counts are the counts of one kind of objects since the source was started.
+type Counts struct {
+	Lists  uint64 // complete ones
+	Errors uint64 // failed lists, and watches that ended with an error
+	Queued int    // changed objects that the next event contains
+}
+
 // Event is one step of a source. The events of one Run form a chain that starts without objects: a receiver
 // that applies all Changes holds the source's last valid state.
 type Event struct {

@@ -9,7 +9,7 @@ import (
 )
 
 // kube-proxy on node-a and Beeline on node-b read one cluster, and a Service is the same from the pods of both.
-// Both continue to serve while the API server is away, and follow it when it returns.
+// Both serve the same metrics, continue to serve while the API server is away, and follow it when it returns.
 func TestTwoProxies(t *testing.T) {
 	t.Parallel()
 	c := New(t)
@@ -20,6 +20,7 @@ func TestTwoProxies(t *testing.T) {
 	c.awaitBoth(t, proxy, agent)
 	c.wantAnswers(t, "a1", 20, "b1")
 	c.wantAnswers(t, "b2", 20, "b1")
+	c.compareMonitoring(t, proxy, c.Lab.Host("node-b"), func() { c.awaitBoth(t, proxy, agent) })
 
 	must(t, c.KillAPIServer())
 	c.wantAnswers(t, "a1", 20, "b1")

@@ -160,7 +160,7 @@ func (a *agent) sweep(t testing.TB) {
 	gc := a.SlotGC(func(p service.Protocol) time.Duration { return idleTimes.Established(uint8(p)) })
 	gc.Begin()
 	must(t, a.tables.WaitForReaders())
-	_, err := conntrack.CollectGarbage(a.flows, idleTimes, kernelSeconds(), gc.Entry)
+	_, err := conntrack.CollectGarbage(a.flows, idleTimes, kernelSeconds(), func(_ bool, key conntrack.Tuple, e *conntrack.Entry) { gc.Entry(key, e) })
 	must(t, err)
 	must(t, gc.End())
 	a.collect(t)

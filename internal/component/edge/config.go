@@ -35,6 +35,8 @@ type config struct {
 	dsrHybrid    bool
 	dsrBalancers []string
 	dsrAccept    string
+
+	metricsBackends bool // count flows by backend
 }
 
 // addFlags defines the flags and their defaults.
@@ -49,6 +51,7 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "maximum number of ICMP errors per second and CPU sent to clients, such as port unreachable for a rejected datagram; \"too big\" has a separate limit of the same size; 0 for no limit")
 	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of SNAT ports, the source ports of forwarded packets to backends on other nodes (default: the largest range that neither ip_local_port_range nor NodePorts use)")
 	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "pod networks; clients there do not count as outside the cluster (default: the podCIDRs of all Nodes, and the addresses of Pods)")
+	fs.BoolVar(&c.metricsBackends, "metrics-backends", false, "also count the tracked flows of each backend in /metrics")
 	c.addDSRFlags(fs)
 }
 
@@ -88,6 +91,16 @@ func (c *config) completeEdge(services *service.Config) error {
 		return err
 	}
 	return c.completeSNATPorts()
+}
+
+// effective has the chosen SNAT ports, and whether there is an edge.
+func (c *config) effective(settings map[string]any) {
+	settings["edge-mode"] = string(c.edge.Mode)
+	ranges := []string{}
+	for _, r := range c.ports {
+		ranges = append(ranges, r.String())
+	}
+	settings["snat-ports"] = ranges
 }
 
 // shortestNetwork is the shortest allowed prefix length of a pod or balancer network. No private range is

@@ -23,7 +23,7 @@ func New() *component.Component {
 	bpf := datapath.Edge()
 	return &component.Component{
 		Name: bpf.Name, BPF: bpf,
-		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Options: c.options, New: c.run,
+		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Effective: c.effective, Options: c.options, New: c.run,
 	}
 }
 
@@ -55,6 +55,7 @@ type running struct {
 	env       component.Env
 	edge      *edge.Edge
 	conntrack *conntrack.Collector
+	traffic   *traffic
 	forwarded forwarded
 }
 
@@ -73,11 +74,16 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	config := c.edge
 	config.Destinations, config.Log = env.Syncer, env.Log
 	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
+	r.traffic = &traffic{
+		counters: func() (map[uint32]datapath.ServiceCounters, error) { return datapath.ReadServiceCounters(env.BPFFS) },
+		names:    env.Datapath.Tables.Services.All, backends: c.metricsBackends,
+	}
 	r.edge = edge.New(env.Datapath, tables, config)
 	r.conntrack = conntrack.NewCollector(tables, env.Datapath.WaitForReaders, conntrack.Config{
 		Timeouts: c.timeouts, Serves: env.Serves, Log: env.Log,
-		Counters: func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) },
-	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs())
+		Counters:   func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) },
+		Reconciled: func(took time.Duration, deleted conntrack.Deleted) { env.Metrics.Reconciled(took, deleted) },
+	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
 	return &component.Instance{
 		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,
 		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}},
@@ -158,17 +164,9 @@ func (r *running) status(s *inspect.Status) {
 	s.DSRAccepted = r.dsrAccepted(tunnels, option, s.Counts.DSR)
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
 	s.Edge = r.edge.CompleteStatus(s.Edge)
-	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
-}
-
-// metrics returns the packet counts by reason.
-func (r *running) metrics() (all []inspect.Metric, err error) {
-	counters, err := datapath.ReadEdgeCounters(r.env.BPFFS)
-	for reason, n := range counters {
-		all = append(all, inspect.Metric{
-			Name: "beeline_edge_packets_total", Kind: inspect.CounterMetric, Help: "Packets at devices, by what the edge did with them.",
-			Labels: map[string]string{"reason": reason}, Value: float64(n),
-		})
+	if s.Edge.Flows.Limit == 0 { // not counted
+		passes := r.conntrack.Passes()
+		s.Edge.Flows = passes.Status()
 	}
-	return all, err
+	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
 }

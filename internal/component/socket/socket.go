@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
@@ -111,11 +112,12 @@ func (r *running) metrics() (all []inspect.Metric, err error) {
 	if err := json.Unmarshal(text, &byName); err != nil {
 		return nil, err
 	}
+	b := metrics.NewBatch()
 	for name, n := range byName {
-		all = append(all, inspect.Metric{
-			Name: "beeline_socket_calls_total", Kind: inspect.CounterMetric, Help: "Calls of sockets, by what the hooks did.",
-			Labels: map[string]string{"event": name}, Value: float64(n),
-		})
+		b.Add("beeline_socket_calls_total", float64(n), "event", name)
 	}
-	return all, nil
+	ended := r.sockets.Status()
+	b.Add("beeline_sockets_ended_total", float64(ended.EndedUDP), "protocol", service.UDP.String())
+	b.Add("beeline_sockets_ended_total", float64(ended.EndedTCP), "protocol", service.TCP.String())
+	return b.Metrics, nil
 }

@@ -85,6 +85,7 @@ func (f *follower) failed(err error) (refused bool) {
 	if err == nil {
 		return false
 	}
+	f.state.failedList(f.kind)
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
 		code := status.Status().Code

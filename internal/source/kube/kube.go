@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
 
@@ -51,8 +52,9 @@ type Source struct {
 }
 
 var (
-	_ source.Source = (*Source)(nil)
-	_ source.Remote = (*Source)(nil)
+	_ source.Source  = (*Source)(nil)
+	_ source.Remote  = (*Source)(nil)
+	_ source.Counted = (*Source)(nil)
 )
 
 // timing holds delays and timeouts.
@@ -108,6 +110,9 @@ func (s *Source) Remote() source.Connection {
 	c.LastSeen, c.WaitingFor = s.state.progress()
 	return c
 }
+
+// Counts returns the counts of each kind.
+func (s *Source) Counts() map[service.Kind]source.Counts { return s.state.counts() }
 
 // Run sends all objects once every kind is complete, and then their changes as they arrive. Until then it sends
 // events with Problems only. Changes that arrive while the receiver is busy become one event. Call it once.

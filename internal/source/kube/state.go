@@ -37,6 +37,7 @@ type content struct {
 	bad map[service.Ref]string
 	// complete: listed once, or skipped because the rest works without this kind.
 	complete bool
+	counts   source.Counts   // except Queued
 	refused  *source.Problem // why the kind cannot be read
 	broken   *source.Problem // why the last watch failed
 }
@@ -97,6 +98,7 @@ func (s *state) listed(k *kind, items []*item) {
 	defer s.mu.Unlock()
 	s.lastSeen = time.Now()
 	c := s.kinds[k.name]
+	c.counts.Lists++
 	there := make(map[service.Ref]bool, len(items))
 	for _, i := range items {
 		ref := k.ref(&i.ObjectMeta)
@@ -141,7 +143,30 @@ func (s *state) broke(k *kind, p source.Problem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kinds[k.name].broken = &p
+	s.kinds[k.name].counts.Errors++
 	s.dirty.Send()
+}
+
+// failedList counts a list that failed for any reason.
+func (s *state) failedList(k *kind) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kinds[k.name].counts.Errors++
+}
+
+// counts returns the counts of each kind.
+func (s *state) counts() map[service.Kind]source.Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	queued := map[service.Kind]int{}
+	for ref := range s.before {
+		queued[ref.Kind]++
+	}
+	all := map[service.Kind]source.Counts{}
+	for name, c := range s.kinds {
+		all[name] = source.Counts{Lists: c.counts.Lists, Errors: c.counts.Errors, Queued: queued[name]}
+	}
+	return all
 }
 
 func (s *state) progress() (seen time.Time, waiting []string) {

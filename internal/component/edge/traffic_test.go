@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"testing"
+
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// A Service's packets only grow: those of a flow that ends are counted once, those of an evicted flow stay, and a
+// port that gets the ID of another begins anew.
+func TestTrafficOnlyGrows(t *testing.T) {
+	web := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
+	port := service.Port{Owner: web, Protocol: service.TCP}
+	gone := map[uint32]datapath.ServiceCounters{}
+	traffic := &traffic{
+		counters: func() (map[uint32]datapath.ServiceCounters, error) {
+			return map[uint32]datapath.ServiceCounters{7: gone[7]}, nil
+		},
+		names: func() (map[uint32]datapath.ServiceName, error) {
+			name, err := codec.ServiceName(port)
+			return map[uint32]datapath.ServiceName{7: name}, err
+		},
+	}
+	pass := func(want uint64, live ...uint64) {
+		t.Helper()
+		traffic.Begin()
+		for _, n := range live {
+			e := &conntrack.Entry{Packets: n}
+			e.Lb.Service = 7
+			traffic.Entry(conntrack.Tuple{}, e)
+		}
+		if err := traffic.End(); err != nil {
+			t.Fatal(err)
+		}
+		if got := traffic.totals[port.Owner].SentPackets; got != want {
+			t.Errorf("%d packets, want %d", got, want)
+		}
+	}
+	pass(15, 10, 5)
+	pass(25, 20, 5) // one flow continues
+	pass(26, 20, 6) // the first is deleted by this pass
+	gone[7] = datapath.ServiceCounters{SentPackets: 20}
+	pass(27, 7)
+	pass(27)    // the second was evicted
+	pass(30, 3) // a new flow
+	port.Name = "other"
+	gone[7] = datapath.ServiceCounters{}
+	pass(32, 2) // of another port of the Service with the same ID
+}

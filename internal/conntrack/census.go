@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// EntryClass is what the entries of a Census are counted by.
+type EntryClass struct {
+	Assured  bool // in Tables.Assured
+	Protocol service.Protocol
+	State    State
+}
+
+// Census counts the entries that a GC pass found, including those that it deleted.
+type Census struct {
+	Entries map[EntryClass]int
+	// SNATFlows are the flows with a SNAT port.
+	SNATFlows map[service.Protocol]int
+	// SNATPorts is the number of such flows of one protocol to the port of the backend that has most.
+	SNATPorts int
+}
+
+// censusTaker counts entries in a walk of up to millions: it uses no maps meanwhile.
+type censusTaker struct {
+	entries [2][256][datapath.ConntrackClosed + 1]int
+	// remote has the flows with SNAT ports by their backend's ID, those of UDP apart.
+	remote [2][]int32
+	snat   [256]int
+}
+
+// note counts an entry.
+func (c *censusTaker) note(assured bool, key Tuple, e *Entry) {
+	table := 0
+	if assured {
+		table = 1
+	}
+	if int(e.State) < len(c.entries[0][0]) {
+		c.entries[table][key.Protocol][e.State]++
+	}
+	// The reply's entry is the one that holds the port.
+	if !e.IsReply() || e.IsLocal() || e.IsOneSided() {
+		return
+	}
+	c.snat[key.Protocol]++
+	other := 0
+	if key.Protocol == unix.IPPROTO_UDP {
+		other = 1
+	}
+	for int(e.Lb.Backend) >= len(c.remote[other]) && e.Lb.Backend < maxBackendID {
+		c.remote[other] = append(c.remote[other], 0)
+	}
+	if int(e.Lb.Backend) < len(c.remote[other]) {
+		c.remote[other][e.Lb.Backend]++
+	}
+}
+
+// maxBackendID bounds the memory of a pass if an entry is damaged.
+const maxBackendID = 1 << 20
+
+// result returns the counts.
+func (c *censusTaker) result() Census {
+	all := Census{Entries: map[EntryClass]int{}, SNATFlows: map[service.Protocol]int{}}
+	for table := range c.entries {
+		for protocol := range c.entries[table] {
+			for state, n := range c.entries[table][protocol] {
+				if n > 0 {
+					all.Entries[EntryClass{table == 1, service.Protocol(protocol), State(state)}] = n
+				}
+			}
+		}
+	}
+	for protocol, n := range c.snat {
+		if n > 0 {
+			all.SNATFlows[service.Protocol(protocol)] = n
+		}
+	}
+	for _, flows := range c.remote {
+		for _, n := range flows {
+			all.SNATPorts = max(all.SNATPorts, int(n))
+		}
+	}
+	return all
+}
+
+// Status returns the fill of the tables at the last pass, without a walk.
+func (p *Passes) Status() Status {
+	s := Status{Limit: p.Assured, HalfOpenLimit: p.Unreplied}
+	for class, n := range p.Census.Entries {
+		if class.Assured {
+			s.Entries += n
+		} else {
+			s.HalfOpen += n
+		}
+	}
+	return s
+}
+
+// Passes are the results of GC passes.
+type Passes struct {
+	Last    time.Time // when the last one began; zero: there was none
+	Took    time.Duration
+	Expired uint64 // flows, since the agent started
+	Census  Census // of the last complete one
+	// Limits are the maximum numbers of entries.
+	Assured, Unreplied uint32
+}
+
+// Passes returns the results of GC passes. It reads no table.
+func (c *Collector) Passes() Passes {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return Passes{
+		Last: c.stats.last, Took: c.stats.took, Expired: c.stats.expired, Census: c.census,
+		Assured: c.tables.Assured.Max(), Unreplied: c.tables.Unreplied.Max(),
+	}
+}

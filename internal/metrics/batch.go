@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"time"
+
+	"beeline.io/beeline/internal/inspect"
+)
+
+// Batch collects declared metrics.
+type Batch struct {
+	Metrics  []inspect.Metric
+	declared map[string]Family
+}
+
+// NewBatch returns an empty batch.
+func NewBatch() *Batch { return &Batch{declared: Declared()} }
+
+// Add adds a series of a declared metric; labels alternates names and values. It panics if the metric is not
+// declared, which each scrape would find.
+func (b *Batch) Add(name string, value float64, labels ...string) {
+	b.AddLabels(name, value, Labels(labels...))
+}
+
+// AddLabels is Add with labels that several series share.
+func (b *Batch) AddLabels(name string, value float64, labels map[string]string) {
+	f, ok := b.declared[name]
+	if !ok {
+		panic("metric " + name + " is not declared")
+	}
+	b.Metrics = append(b.Metrics, inspect.Metric{Name: name, Kind: f.Kind, Help: f.Help, Labels: labels, Value: value})
+}
+
+// Labels returns a set of labels; pairs alternates names and values.
+func Labels(pairs ...string) map[string]string {
+	labels := make(map[string]string, len(pairs)/2)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		labels[pairs[i]] = pairs[i+1]
+	}
+	return labels
+}
+
+// Seconds returns a time in seconds since 1970; 0 for the zero time.
+func Seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixNano()) / 1e9
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"beeline.io/beeline/internal/inspect"
+)
+
+// scrape returns the lines of a scrape that begin with a prefix.
+func scrape(t *testing.T, m *Metrics, prefix string) (lines []string) {
+	t.Helper()
+	answer := httptest.NewRecorder()
+	m.Handler().ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
+	if answer.Code != 200 {
+		t.Fatalf("a scrape is answered with %d: %s", answer.Code, answer.Body)
+	}
+	for line := range strings.SplitSeq(answer.Body.String(), "\n") {
+		if strings.HasPrefix(line, prefix) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// A component's histogram has its buckets, and what it returns beside an error is served; the failure is counted.
+func TestComponentMetrics(t *testing.T) {
+	m := New(Options{MaxSeries: 10, Log: slog.New(slog.DiscardHandler)})
+	m.Collect("test", func() ([]inspect.Metric, error) {
+		return []inspect.Metric{{Name: "beeline_test_seconds", Kind: inspect.HistogramMetric, Help: "x", Labels: Labels("a", "b"),
+			Histogram: &inspect.Histogram{Buckets: []inspect.Bucket{{UpTo: 0.5, Count: 2}, {UpTo: 1, Count: 3}}, Count: 4, Sum: 9}}}, errors.New("broken")
+	})
+	want := "[beeline_test_seconds_bucket{a=\"b\",le=\"0.5\"} 2 beeline_test_seconds_bucket{a=\"b\",le=\"1\"} 3 " +
+		"beeline_test_seconds_bucket{a=\"b\",le=\"+Inf\"} 4 beeline_test_seconds_sum{a=\"b\"} 9 beeline_test_seconds_count{a=\"b\"} 4]"
+	if got := fmt.Sprint(scrape(t, m, "beeline_test_")); got != want {
+		t.Errorf("the histogram is served as %s, want %s", got, want)
+	}
+	scrape(t, m, "")
+	if got := scrape(t, m, "beeline_metrics_read_errors_total{"); len(got) != 1 || strings.HasSuffix(got[0], " 0") {
+		t.Errorf("failures: %v", got)
+	}
+}
+
+// The number of series is bounded; those that were exported stay, and the others are counted.
+func TestMaxSeries(t *testing.T) {
+	m := New(Options{MaxSeries: 2, Log: slog.New(slog.DiscardHandler)})
+	names := []string{"c", "b"}
+	m.Collect("test", func() (all []inspect.Metric, err error) {
+		for _, n := range names {
+			all = append(all, inspect.Metric{Name: "beeline_test", Kind: inspect.GaugeMetric, Help: "x", Labels: Labels("n", n), Value: 1})
+		}
+		return all, nil
+	})
+	for _, step := range []struct {
+		names           string
+		served, dropped string
+	}{
+		{"c b", `[beeline_test{n="b"} 1 beeline_test{n="c"} 1]`, `[]`},
+		{"d c b", `[beeline_test{n="b"} 1 beeline_test{n="c"} 1]`, `[beeline_metrics_dropped_series{metric="beeline_test"} 1]`},
+		{"a d c b", `[beeline_test{n="b"} 1 beeline_test{n="c"} 1]`, `[beeline_metrics_dropped_series{metric="beeline_test"} 2]`},
+		{"a d c", `[beeline_test{n="a"} 1 beeline_test{n="c"} 1]`, `[beeline_metrics_dropped_series{metric="beeline_test"} 1]`},
+		{"c", `[beeline_test{n="c"} 1]`, `[beeline_metrics_dropped_series{metric="beeline_test"} 0]`},
+	} {
+		names = strings.Fields(step.names)
+		if got := fmt.Sprint(scrape(t, m, "beeline_test")); got != step.served {
+			t.Errorf("of %s are served %s, want %s", step.names, got, step.served)
+		}
+		if got := fmt.Sprint(scrape(t, m, "beeline_metrics_dropped_series")); got != step.dropped {
+			t.Errorf("of %s are dropped %s, want %s", step.names, got, step.dropped)
+		}
+	}
+}
