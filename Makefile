@@ -42,6 +42,7 @@ GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
 # start first, so that no CPU is idle at the end. The emulated machine has one CPU, and the tests of the
 # cluster and the benchmark run one package after the other and often wait, so these three run side by side.
+# -short skips tests of the last two that take a minute or more; test-full runs them.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
