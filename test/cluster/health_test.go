@@ -100,7 +100,8 @@ func (h *healthTest) testService(t *testing.T) {
 	}
 }
 
-// web has lost its endpoints, and kube-proxy has the port of the metrics; the Service of marks has not, though its slices change after it.
+// web has lost its endpoints, and kube-proxy has the port of the metrics. The Service of marks has not lost any,
+// though its slices change after it.
 func (h *healthTest) testLost(t *testing.T) {
 	web, err := h.Client.CoreV1().Services(Namespace).Get(t.Context(), "web", metav1.GetOptions{})
 	must(t, err)
