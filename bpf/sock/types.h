@@ -131,3 +131,55 @@ struct socket_counters {
 	__u64 opted_out;    /* calls of pods that have opted out */
 	__u64 bind_refused; /* EADDRINUSE */
 };
+
+/* The histogram of the times of handshakes: each octave has RTT_PARTS buckets of equal width. The
+ * first octave begins at 2^RTT_FIRST_OCTAVE microseconds, and its first bucket has all shorter
+ * times; the last bucket has all longer ones (from 0.92 s on). */
+enum rtt_histogram {
+	RTT_FIRST_OCTAVE = 4,
+	RTT_OCTAVES = 16,
+	RTT_PARTS = 4,
+	RTT_BUCKETS = RTT_OCTAVES * RTT_PARTS,
+};
+
+/* What the TCP connections of one Service or backend did. All numbers only grow: open are
+ * `established - closed`, and connecting `started - established - failed`. A reader copies the
+ * fields in this order, so it never sees an end without its beginning. */
+struct socket_stats {
+	__u64 birth; /* CLOCK_MONOTONIC of the first connection: distinguishes rows of one key */
+	__u64 closed;
+	__u64 failed; /* reset, timed out or given up before they were established */
+	__u64 established;
+	__u64 started;	      /* a SYN was sent */
+	__u64 sent_bytes;     /* payload, without retransmissions; of connections that have ended */
+	__u64 received_bytes; /* likewise */
+	__u64 retransmits;    /* segments, SYN included; of connections that have ended */
+	__u64 rtt_sum;	      /* microseconds */
+	__u64 rtt[RTT_BUCKETS];
+};
+
+/* Key of `backend_sockets`: a Service, which its ID and the birth of its row identify, and a
+ * backend. */
+struct backend_sockets_key {
+	__u64 service_birth;
+	struct address address;
+	__u32 service;
+	__be16 port;
+	__u16 reserved;
+};
+
+/* The phase of a counted connection: what `struct socket_stats` has counted. */
+enum counted_phase {
+	COUNTED_NOT, /* or as closed or failed */
+	COUNTED_STARTED,
+	COUNTED_ESTABLISHED,
+};
+
+/* Stored with a counted TCP socket and freed with it. This layout never changes: sockets outlive
+ * agents. */
+struct counted_socket {
+	struct backend_sockets_key key;
+	__u64 backend_birth; /* of the row of `backend_sockets`; 0: not counted there */
+	enum counted_phase phase;
+	__u32 reserved;
+};

@@ -111,6 +111,13 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapIcmpBuckets, Kind: ScratchTable},
 }
 
+var socketStatsTables = []Table{
+	{Name: SockStatsMapServiceSockets, Kind: CounterTable, Copy: StartEmpty},
+	{Name: SockStatsMapBackendSockets, Kind: CounterTable, Copy: StartEmpty},
+	{Name: SockStatsMapCountedSockets, Kind: StateTable},
+	{Name: SockStatsMapSocketsUncounted, Kind: CounterTable, Copy: StartEmpty},
+}
+
 // pinned reports whether the map is shared by objects and outlives the agent.
 func (t *Table) pinned() bool { return t.Kind != ScratchTable && t.Kind != variableSection }
 

@@ -2,6 +2,8 @@
 
 package inspect
 
+import "beeline.io/beeline/internal/service"
+
 // MetricKind is how a metric changes.
 type MetricKind string
 
@@ -35,4 +37,12 @@ type Histogram struct {
 type Bucket struct {
 	UpTo  float64 `json:"upTo"`
 	Count uint64  `json:"count"`
+}
+
+// PortLabels are the labels of a metric of a service port. A hostPort's Service is its Pod.
+func PortLabels(port service.Port) map[string]string {
+	return map[string]string{
+		"kind": string(port.Owner.Kind), "namespace": port.Owner.Namespace, "service": port.Owner.Name,
+		"port": port.Name, "protocol": port.Protocol.String(),
+	}
 }
