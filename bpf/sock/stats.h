@@ -2,20 +2,17 @@
 /* Counts the TCP connections of sockets to Services, for each Service and, if the agent asks for
  * it, each backend.
  *
- * A connection is counted from its SYN to its end if the hook of connect() has stored a record of
- * it. `counted_sockets` remembers with the socket what was counted. So an end is counted once, in
- * the rows of its beginning: not if the agent has deleted a row, which it does if the Service is
- * gone, not even if its ID has another row by then. */
+ * The hook of connect() stores the Service with the socket (struct connection). The connection is
+ * counted from its SYN to its end, and what was counted is stored there, too. So an end is counted
+ * once, in the rows of its beginning: not if the agent has deleted a row, which it does if the
+ * Service is gone, and not if its ID has another row by then. */
 #pragma once
 
 #include <linux/bpf.h>
-#include <linux/in.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lb/frontend.h"
 #include "lb/maps.h"
 #include "lb/types.h"
-#include "sock/socket.h"
 #include "sock/types.h"
 
 /* Whether to count in `backend_sockets`, too. Set by the loader. */
@@ -39,15 +36,7 @@ struct {
 	__type(value, struct socket_stats);
 } backend_sockets SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct counted_socket);
-} counted_sockets SEC(".maps");
-
-/* Connections that are not counted, because there was no room for a row or for what is stored with
- * the socket. */
+/* Connections that are not counted, because there was no room for a row. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -108,21 +97,31 @@ static __always_inline struct socket_stats *stats_of(void *table, const void *ke
 	return row && birth && row->birth == birth ? row : 0;
 }
 
-static __always_inline struct socket_stats *stats_of_service(const struct counted_socket *counted)
+static __always_inline struct socket_stats *stats_of_service(const struct connection *connection)
 {
-	__u32 service = counted->key.service;
+	__u32 service = connection->service;
 
-	return stats_of(&service_sockets, &service, counted->key.service_birth);
+	return stats_of(&service_sockets, &service, connection->service_birth);
 }
 
-static __always_inline struct socket_stats *stats_of_backend(const struct counted_socket *counted)
+static __always_inline void stats_backend_key(const struct connection *connection,
+					      struct backend_sockets_key *key)
+{
+	key->service_birth = connection->service_birth;
+	key->address = connection->peer.backend;
+	key->service = connection->service;
+	key->port = connection->peer.backend_port;
+	key->reserved = 0;
+}
+
+static __always_inline struct socket_stats *stats_of_backend(const struct connection *connection)
 {
 	struct backend_sockets_key key;
 
-	if (!counted->backend_birth)
+	if (!connection->backend_birth)
 		return 0;
-	key = counted->key;
-	return stats_of(&backend_sockets, &key, counted->backend_birth);
+	stats_backend_key(connection, &key);
+	return stats_of(&backend_sockets, &key, connection->backend_birth);
 }
 
 /* Has the kernel call the program when the state of the socket changes. Keeps the flags of other
@@ -135,55 +134,42 @@ static __always_inline void stats_watch(struct bpf_sock_ops *ctx)
 		bpf_sock_ops_cb_flags_set(ctx, flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
-static __always_inline void stats_start_backend(struct counted_socket *counted,
-						const struct connected *record)
+static __always_inline void stats_start_backend(struct connection *connection)
 {
 	struct backend_sockets_key key;
 	struct socket_stats *row;
 
-	counted->key.address = record->backend;
-	counted->key.port = record->backend_port;
-	key = counted->key;
+	stats_backend_key(connection, &key);
 	row = stats_make(&backend_sockets, &key);
 	if (!row) {
 		stats_uncounted();
 		return;
 	}
-	counted->backend_birth = row->birth;
+	connection->backend_birth = row->birth;
 	stats_add(&row->started, 1);
 }
 
-/* A SYN is about to be sent. Counts it if the hook of connect() has redirected this connection: its
- * record may also be of an earlier connect() of the socket, to another peer. */
+/* A SYN is about to be sent. */
 static __always_inline void stats_start(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
-	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
-	struct counted_socket *counted;
-	struct destination service;
-	struct frontend *frontend;
+	struct connection *connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
 	struct socket_stats *row;
-	__u32 id;
+	__u32 service;
 
-	if (!record || !connected_to(sk, &record->backend, record->backend_port))
+	if (!connection || connection->phase != CONNECTION_BEGINS)
 		return;
-	destination_set(&service, &record->service, record->service_port);
-	frontend = frontend_of(&service, IPPROTO_TCP);
-	if (!frontend)
-		return;
-	id = frontend->service;
-	row = stats_make(&service_sockets, &id);
-	counted = bpf_sk_storage_get(&counted_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!row || !counted) {
+	service = connection->service;
+	row = stats_make(&service_sockets, &service);
+	if (!row) {
 		stats_uncounted();
 		return;
 	}
-	counted->key.service = id;
-	counted->key.service_birth = row->birth;
-	counted->backend_birth = 0;
-	counted->phase = COUNTED_STARTED;
+	connection->service_birth = row->birth;
+	connection->backend_birth = 0;
+	connection->phase = CONNECTION_STARTED;
 	stats_add(&row->started, 1);
 	if (stats_per_backend)
-		stats_start_backend(counted, record);
+		stats_start_backend(connection);
 	stats_watch(ctx);
 }
 
@@ -220,22 +206,22 @@ static __always_inline void stats_establish_in(struct socket_stats *row, __u32 t
 
 /* `time` is that from the SYN to the SYN-ACK, in microseconds; 0: unknown, because the SYN was
  * retransmitted and the peer has no timestamps. */
-static __always_inline void stats_establish(struct counted_socket *counted, __u32 time)
+static __always_inline void stats_establish(struct connection *connection, __u32 time)
 {
-	counted->phase = COUNTED_ESTABLISHED;
-	stats_establish_in(stats_of_service(counted), time);
+	connection->phase = CONNECTION_ESTABLISHED;
+	stats_establish_in(stats_of_service(connection), time);
 	if (stats_per_backend)
-		stats_establish_in(stats_of_backend(counted), time);
+		stats_establish_in(stats_of_backend(connection), time);
 }
 
 /* The handshake has ended. Another program may have cleared the flags since the SYN. */
 static __always_inline void stats_handshake(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
-	struct counted_socket *counted = bpf_sk_storage_get(&counted_sockets, sk, 0, 0);
+	struct connection *connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
 
-	if (!counted || counted->phase != COUNTED_STARTED)
+	if (!connection || connection->phase != CONNECTION_STARTED)
 		return;
-	stats_establish(counted, ctx->srtt_us >> 3); /* eighths of a microsecond */
+	stats_establish(connection, ctx->srtt_us >> 3); /* eighths of a microsecond */
 	stats_watch(ctx);
 }
 
@@ -280,19 +266,19 @@ static __always_inline void stats_end_in(struct socket_stats *row, __u32 failed,
 /* A socket is closed. `before` is its state until now. */
 static __always_inline void stats_end(struct bpf_sock *sk, __u32 before)
 {
-	struct counted_socket *counted = bpf_sk_storage_get(&counted_sockets, sk, 0, 0);
+	struct connection *connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
 	struct transferred t;
 	__u32 failed;
 
-	if (!counted || counted->phase == COUNTED_NOT)
+	if (!connection || connection->phase < CONNECTION_STARTED)
 		return;
 	failed = before == TCP_STATE_SYN_SENT || before == TCP_STATE_SYN_RECV;
 	/* A socket that is connected to itself ends its handshake like a server. */
-	if (!failed && counted->phase == COUNTED_STARTED)
-		stats_establish(counted, 0);
-	counted->phase = COUNTED_NOT;
+	if (!failed && connection->phase == CONNECTION_STARTED)
+		stats_establish(connection, 0);
+	connection->phase = CONNECTION_NOT_COUNTED;
 	transferred_by(sk, &t);
-	stats_end_in(stats_of_service(counted), failed, &t);
+	stats_end_in(stats_of_service(connection), failed, &t);
 	if (stats_per_backend)
-		stats_end_in(stats_of_backend(counted), failed, &t);
+		stats_end_in(stats_of_backend(connection), failed, &t);
 }

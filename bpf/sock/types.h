@@ -6,13 +6,31 @@
 
 #include "lb/types.h"
 
-/* Stored with a connected socket and freed with it. This layout never changes: sockets outlive
- * agents. */
+/* Stored with a connected UDP socket and freed with it; earlier versions did so for TCP. This
+ * layout never changes: sockets outlive agents. */
 struct connected {
 	struct address service;
 	struct address backend;
 	__be16 service_port;
 	__be16 backend_port;
+};
+
+/* The phase of a TCP connection for its statistics (sock/stats.h). */
+enum connection_phase {
+	CONNECTION_NOT_COUNTED, /* or not any more */
+	CONNECTION_BEGINS,	/* connect() was called; not counted yet */
+	CONNECTION_STARTED,
+	CONNECTION_ESTABLISHED,
+};
+
+/* Stored with a TCP socket and freed with it. This layout never changes: sockets outlive agents. */
+struct connection {
+	struct connected peer;
+	__u32 service;	     /* ID in `services` */
+	__u64 service_birth; /* of the rows in which the connection is counted */
+	__u64 backend_birth; /* 0: not counted for the backend */
+	enum connection_phase phase;
+	__u32 reserved;
 };
 
 /* A flow of an unconnected UDP socket: the Service it has sent to, and the backend. Its datagrams
@@ -166,20 +184,4 @@ struct backend_sockets_key {
 	__u32 service;
 	__be16 port;
 	__u16 reserved;
-};
-
-/* The phase of a counted connection: what `struct socket_stats` has counted. */
-enum counted_phase {
-	COUNTED_NOT, /* or as closed or failed */
-	COUNTED_STARTED,
-	COUNTED_ESTABLISHED,
-};
-
-/* Stored with a counted TCP socket and freed with it. This layout never changes: sockets outlive
- * agents. */
-struct counted_socket {
-	struct backend_sockets_key key;
-	__u64 backend_birth; /* of the row of `backend_sockets`; 0: not counted there */
-	enum counted_phase phase;
-	__u32 reserved;
 };

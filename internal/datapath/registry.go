@@ -66,6 +66,7 @@ var socketTables = []Table{
 	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
 	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
 	{Name: SockMapConnected, Kind: StateTable},
+	{Name: SockMapTcpConnections, Kind: StateTable},
 	{Name: SockMapConnectedPrev, Kind: StateTable},
 	{Name: SockMapUdpFlows, Kind: StateTable},
 	{Name: SockMapUdpFlowsOverflow, Kind: StateTable},
@@ -114,7 +115,6 @@ var edgeTables = []Table{
 var socketStatsTables = []Table{
 	{Name: SockStatsMapServiceSockets, Kind: CounterTable, Copy: StartEmpty},
 	{Name: SockStatsMapBackendSockets, Kind: CounterTable, Copy: StartEmpty},
-	{Name: SockStatsMapCountedSockets, Kind: StateTable},
 	{Name: SockStatsMapSocketsUncounted, Kind: CounterTable, Copy: StartEmpty},
 }
 
