@@ -31,23 +31,8 @@ type PortCounters struct {
 // AddCounters adds the edge's counters to each Service. Conntrack entries count packets and bytes; their counts
 // are kept when they expire, but lost when they are evicted (--max-flows).
 func (t *Tables) AddCounters(bpffs string, names map[uint32]datapath.ServiceName) error {
-	counters, err := datapath.ReadServiceCounters(bpffs)
+	counters, err := EdgeCounters(bpffs)
 	if err != nil || counters == nil {
-		return err
-	}
-	flows, err := conntrack.Open(bpffs)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	err = flows.Walk(func(_ conntrack.Tuple, e *conntrack.Entry) {
-		sum := counters[e.Lb.Service]
-		sum.AddEntry(e)
-		counters[e.Lb.Service] = sum
-	})
-	if err != nil {
 		return err
 	}
 	byOwner := map[service.Ref][]PortCounters{}
@@ -63,6 +48,27 @@ func (t *Tables) AddCounters(bpffs string, names map[uint32]datapath.ServiceName
 		t.Services[i].Counters = ports
 	}
 	return nil
+}
+
+// EdgeCounters returns the edge's counters by service id, with those of present flows; nil if there is no edge.
+func EdgeCounters(bpffs string) (map[uint32]datapath.ServiceCounters, error) {
+	counters, err := datapath.ReadServiceCounters(bpffs)
+	if err != nil || counters == nil {
+		return nil, err
+	}
+	flows, err := conntrack.Open(bpffs)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = flows.Walk(func(_ conntrack.Tuple, e *conntrack.Entry) {
+		sum := counters[e.Lb.Service]
+		sum.AddEntry(e)
+		counters[e.Lb.Service] = sum
+	})
+	return counters, err
 }
 
 func portCounters(id uint32, port service.Port, c datapath.ServiceCounters) PortCounters {

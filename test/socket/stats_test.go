@@ -23,8 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -276,6 +278,7 @@ func TestConnectionStatistics(t *testing.T) {
 	}
 
 	t.Run("other program", w.besideOtherProgram)
+	t.Run("shown", w.shown)
 
 	conn := w.open(w.client, ipv6, ipv6.clusterIP(held))
 	received := exchange(t, conn)
@@ -294,6 +297,36 @@ func TestConnectionStatistics(t *testing.T) {
 		t.Errorf("statistics without --socket-stats: %v, %v", all, err)
 	}
 	w.served(w.open(w.client, ipv4, ipv4.clusterIP(held)))
+}
+
+// shown checks the statistics as the command prints them and as the agent exports them.
+func (w *statsWorld) shown(t *testing.T) {
+	for _, source := range [][]string{nil, {"--pins"}} {
+		text, err := w.agent().CLI(append([]string{"service", "show", "refused"}, source...)...)
+		if err != nil || !strings.Contains(text, "to port tcp: 3 new, 0 open, 3 failed; ended: 0 bytes sent") {
+			t.Errorf("service show: %v\n%s", err, text)
+		}
+	}
+	var all []inspect.Metric
+	w.must(agent.NewClient(w.agent().Socket()).Get(t.Context(), agent.MetricsPath, &all))
+	values := map[string]float64{}
+	for _, m := range all {
+		if m.Labels["service"] != "closed" || m.Labels["namespace"] != "default" {
+			continue
+		}
+		values[m.Name] = m.Value
+		if h := m.Histogram; h != nil {
+			values[m.Name] = float64(h.Count)
+			if last := h.Buckets[len(h.Buckets)-1]; last.Count != h.Count || h.Sum <= 0 {
+				t.Errorf("histogram %s: %+v", m.Name, h)
+			}
+		}
+	}
+	for name, want := range map[string]float64{"connections_total": 2, "connections_failed_total": 0, "connections_closed_total": 2, "connections_open": 0, "sent_bytes_total": 12, "handshake_seconds": 2} {
+		if got, exported := values["beeline_socket_"+name]; got != want || !exported {
+			t.Errorf("beeline_socket_%s of Service closed is %v, want %v", name, got, want)
+		}
+	}
 }
 
 // restart starts the agent again with other flags.

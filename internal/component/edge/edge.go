@@ -56,6 +56,7 @@ type running struct {
 	edge      *edge.Edge
 	conntrack *conntrack.Collector
 	forwarded forwarded
+	exported  exported
 }
 
 // run starts the edge. If the edge is disabled, it only reports why.
@@ -66,7 +67,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
 		return nil, err
 	}
-	r := &running{config: c, env: env, forwarded: forwarded{}}
+	r := &running{config: c, env: env, forwarded: forwarded{}, exported: exported{ports: map[service.Port]datapath.ServiceCounters{}}}
 	if c.off() {
 		return &component.Instance{Status: r.statusOff, Faults: r.faultsOff}, nil
 	}
@@ -159,16 +160,4 @@ func (r *running) status(s *inspect.Status) {
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
 	s.Edge = r.edge.CompleteStatus(s.Edge)
 	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
-}
-
-// metrics returns the packet counts by reason.
-func (r *running) metrics() (all []inspect.Metric, err error) {
-	counters, err := datapath.ReadEdgeCounters(r.env.BPFFS)
-	for reason, n := range counters {
-		all = append(all, inspect.Metric{
-			Name: "beeline_edge_packets_total", Kind: inspect.CounterMetric, Help: "Packets at devices, by what the edge did with them.",
-			Labels: map[string]string{"reason": reason}, Value: float64(n),
-		})
-	}
-	return all, err
 }
