@@ -47,28 +47,24 @@ const (
 // export returns the metrics of all Services and backends with connections. Service IDs with the same name are one
 // Service: the earlier one has been replaced, and is freed soon.
 func export(stats *datapath.AllConnectionStats, names map[uint32]datapath.ServiceName) []inspect.Metric {
-	all := []inspect.Metric{{
-		Name: servicePrefix + "connections_uncounted_total", Kind: inspect.CounterMetric,
-		Help: "TCP connections to Services that are in no other metric, because there was no room.", Value: float64(stats.Uncounted),
-	}}
-	ports := map[service.Port]*datapath.ConnectionStats{}
+	ports, backends := map[service.Port]*datapath.ConnectionStats{}, map[portBackend]*datapath.ConnectionStats{}
 	for id, s := range stats.Services {
 		if name, named := names[id]; named {
 			add(ports, codec.PortOf(name), &s)
 		}
 	}
-	for port, s := range ports {
-		all = appendMetrics(all, servicePrefix, inspect.PortLabels(port), s)
-	}
-	type portBackend struct {
-		port    service.Port
-		backend string
-	}
-	backends := map[portBackend]*datapath.ConnectionStats{}
 	for key, s := range stats.Backends {
 		if name, named := names[key.Service]; named {
 			add(backends, portBackend{codec.PortOf(name), key.Address.String()}, &s)
 		}
+	}
+	all := make([]inspect.Metric, 0, 1+(len(ports)+len(backends))*(len(counters)+1))
+	all = append(all, inspect.Metric{
+		Name: servicePrefix + "connections_uncounted_total", Kind: inspect.CounterMetric,
+		Help: "TCP connections to Services that are in no other metric, because there was no room.", Value: float64(stats.Uncounted),
+	})
+	for port, s := range ports {
+		all = appendMetrics(all, servicePrefix, inspect.PortLabels(port), s)
 	}
 	for key, s := range backends {
 		labels := inspect.PortLabels(key.port)
@@ -76,6 +72,12 @@ func export(stats *datapath.AllConnectionStats, names map[uint32]datapath.Servic
 		all = appendMetrics(all, backendPrefix, labels, s)
 	}
 	return all
+}
+
+// portBackend is a backend, address and port, of a service port.
+type portBackend struct {
+	port    service.Port
+	backend string
 }
 
 func add[K comparable](all map[K]*datapath.ConnectionStats, key K, s *datapath.ConnectionStats) {
