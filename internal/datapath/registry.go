@@ -113,9 +113,10 @@ var edgeTables = []Table{
 }
 
 var socketStatsTables = []Table{
-	{Name: SockStatsMapServiceSockets, Kind: CounterTable, Copy: StartEmpty},
-	{Name: SockStatsMapBackendSockets, Kind: CounterTable, Copy: StartEmpty},
-	{Name: SockStatsMapSocketsUncounted, Kind: CounterTable, Copy: StartEmpty},
+	// Not counters that may start from zero: connections that were counted here end here.
+	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapBackendSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
 }
 
 // pinned reports whether the map is shared by objects and outlives the agent.

@@ -75,8 +75,8 @@ const (
 	RTTParts   = int(SockStatsRttHistogramRTT_PARTS)
 )
 
-// RTTBound returns the upper bound of a bucket of ConnectionStats.Rtt, which is the lower bound of the next one. A bucket
-// excludes its upper bound. The last bucket has none: it has all longer times.
+// RTTBound returns the upper bound of a bucket of ConnectionStats.Rtt, which is the lower bound of the next one. A
+// bucket excludes its upper bound. The last bucket has none: it has all longer times.
 func RTTBound(bucket int) time.Duration {
 	octave, part := bucket/RTTParts, bucket%RTTParts
 	width := time.Microsecond << (int(SockStatsRttHistogramRTT_FIRST_OCTAVE) + octave) / time.Duration(RTTParts)

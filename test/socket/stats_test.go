@@ -67,7 +67,7 @@ func countsOf(s datapath.ConnectionStats) connectionCounts {
 func (w *statsWorld) wantCounts(t *testing.T, service string, want connectionCounts) {
 	t.Helper()
 	var got datapath.ConnectionStats
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	for ; countsOf(got) != want; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("Service %s: %+v, want %+v", service, countsOf(got), want)
@@ -284,7 +284,7 @@ func TestConnectionStatistics(t *testing.T) {
 	received := exchange(t, conn)
 	open := connectionCounts{started: 1, established: 1}
 	w.wantCounts(t, "held", open)
-	w.restart("--socket-stats-per-backend")
+	w.restart("--socket-stats-per-backend", "--max-affinity=10000") // the tables are migrated
 	w.wantCounts(t, "held", open)
 	conn.Close()
 	ended := connectionCounts{started: 1, established: 1, closed: 1, sent: 6, received: received}
@@ -390,7 +390,7 @@ func (w *statsWorld) deletedMeanwhile(t *testing.T) {
 	})
 }
 
-// serviceID is the ID of a Service's port, 0 if there is none.
+// serviceID is the ID of the port of a Service, 0 if there is none. The other ports of its ClusterIP have an ID, too.
 func (w *statsWorld) serviceID(service string) uint32 {
 	w.t.Helper()
 	tables, err := datapath.OpenTables(w.agent().BPFFS())
@@ -398,7 +398,7 @@ func (w *statsWorld) serviceID(service string) uint32 {
 	names, err := tables.Services.All()
 	w.must(err)
 	for id, name := range names {
-		if codec.PortOf(name).Owner.Name == service {
+		if port := codec.PortOf(name); port.Owner.Name == service && port.Name == "tcp" {
 			return id
 		}
 	}
