@@ -31,13 +31,14 @@ type part struct {
 }
 
 const (
-	partSockets  = "sockets"
-	partHook     = "hook"
-	partEdge     = "edge"
-	partRates    = "rates"
-	partBalancer = "balancer"
-	partControl  = "control"
-	partChanges  = "changes"
+	partSockets    = "sockets"
+	partHook       = "hook"
+	partStatistics = "statistics"
+	partEdge       = "edge"
+	partRates      = "rates"
+	partBalancer   = "balancer"
+	partControl    = "control"
+	partChanges    = "changes"
 	// It takes longer than all others.
 	partEndurance = "endurance"
 	// Not on a real machine.
@@ -47,6 +48,7 @@ const (
 var parts = []part{
 	{name: partSockets, text: "requests through a ClusterIP beside the direct way", run: runSockets, print: printSockets},
 	{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks},
+	{name: partStatistics, text: "what it costs to count connections at sockets", run: runStatistics, print: printStatistics},
 	{name: partEdge, text: "what the programs at devices cost for each packet", run: runEdge, print: printEdge},
 	{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates},
 	{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer},

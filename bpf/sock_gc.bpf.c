@@ -141,6 +141,7 @@ int beeline_sock_gc_tcp(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
 	struct stale_socket stale = {};
+	struct connection *connection;
 	struct connected *record;
 	struct tcp_sock *tcp;
 
@@ -149,7 +150,8 @@ int beeline_sock_gc_tcp(struct bpf_iter__tcp *ctx)
 	tcp = bpf_skc_to_tcp_sock(sk); /* 0 in TIME_WAIT */
 	if (!tcp)
 		return 0;
-	record = bpf_sk_storage_get(&connected, (void *)tcp, 0, 0);
+	connection = bpf_sk_storage_get(&tcp_connections, (void *)tcp, 0, 0);
+	record = connection ? &connection->peer : bpf_sk_storage_get(&connected, (void *)tcp, 0, 0);
 	if (!record)
 		return 0;
 	socket_addresses(sk, &stale);

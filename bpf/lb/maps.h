@@ -96,6 +96,13 @@ struct {
 	__type(value, struct connected);
 } connected SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct connection);
+} tcp_connections SEC(".maps");
+
 /* The previous peer of a connected UDP socket that calls connect() again. The socket keeps it if
  * the kernel rejects the new peer. */
 struct {

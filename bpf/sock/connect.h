@@ -60,7 +60,7 @@ static __always_inline enum verdict connect_verdict(struct bpf_sock_addr *ctx,
 			return verdict;
 		chosen = *d;
 	}
-	record_connect(ctx->sk, &service, &chosen);
+	record_connect(ctx->sk, call.frontend->service, &service, &chosen);
 	*d = chosen;
 	return VERDICT_BALANCE;
 }

@@ -3,6 +3,8 @@
  * storage for getpeername(2) and for the garbage collection of sockets. */
 #pragma once
 
+#include <linux/in.h>
+
 #include "lb/frontend.h"
 #include "lb/maps.h"
 #include "lb/serving.h"
@@ -23,23 +25,64 @@ static __always_inline void record_prev(struct bpf_sock *sk, const struct connec
 		*before = *record;
 }
 
-/* Stores the record of a connect() with the socket. */
-static __always_inline void record_connect(struct bpf_sock *sk, const struct destination *service,
-					   const struct destination *backend)
+static __always_inline void record_set(struct connected *record, const struct destination *service,
+				       const struct destination *backend)
 {
-	struct connected *record =
-		bpf_sk_storage_get(&connected, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-
-	if (!record) {
-		COUNT(record_failed); /* the connection works without it */
-		return;
-	}
-	if (sk->protocol == IPPROTO_UDP)
-		record_prev(sk, record);
 	record->service = service->address;
 	record->service_port = service->port;
 	record->backend = backend->address;
 	record->backend_port = backend->port;
+}
+
+/* Stores the record of a connect() with a TCP socket. The kernel calls the hook only for sockets
+ * without a connection, so none is being counted. */
+static __always_inline void record_tcp(struct bpf_sock *sk, __u32 id,
+				       const struct destination *service,
+				       const struct destination *backend)
+{
+	struct connection *connection =
+		bpf_sk_storage_get(&tcp_connections, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!connection) {
+		COUNT(record_failed); /* the connection works without it */
+		return;
+	}
+	record_set(&connection->peer, service, backend);
+	connection->service = id;
+	connection->phase = CONNECTION_BEGINS;
+}
+
+/* Stores the record of a connect() with the socket. `id` is that of the service. */
+static __always_inline void record_connect(struct bpf_sock *sk, __u32 id,
+					   const struct destination *service,
+					   const struct destination *backend)
+{
+	struct connected *record;
+
+	if (sk->protocol == IPPROTO_TCP) {
+		record_tcp(sk, id, service, backend);
+		return;
+	}
+	record = bpf_sk_storage_get(&connected, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!record) {
+		COUNT(record_failed);
+		return;
+	}
+	record_prev(sk, record);
+	record_set(record, service, backend);
+}
+
+/* Removes a TCP socket's records of a backend that it connects to directly, and has the connection
+ * not counted. */
+static __always_inline void record_forget_tcp(struct bpf_sock *sk, const struct destination *d)
+{
+	struct connection *connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
+
+	if (!connection)
+		return;
+	connection->phase = CONNECTION_NOT_COUNTED;
+	if (destination_is(d, &connection->peer.backend, connection->peer.backend_port))
+		bpf_sk_storage_delete(&tcp_connections, sk);
 }
 
 /* Removes the records of a socket that connects to their backend directly: getpeername must not
@@ -47,8 +90,11 @@ static __always_inline void record_connect(struct bpf_sock *sk, const struct des
  * peer. */
 static __always_inline void record_forget(struct bpf_sock *sk, const struct destination *d)
 {
-	struct connected *record = bpf_sk_storage_get(&connected, sk, 0, 0);
+	struct connected *record;
 
+	if (sk->protocol == IPPROTO_TCP)
+		record_forget_tcp(sk, d);
+	record = bpf_sk_storage_get(&connected, sk, 0, 0);
 	if (!record)
 		return;
 	if (destination_is(d, &record->backend, record->backend_port))
@@ -56,6 +102,14 @@ static __always_inline void record_forget(struct bpf_sock *sk, const struct dest
 	record = bpf_sk_storage_get(&connected_prev, sk, 0, 0);
 	if (record && destination_is(d, &record->backend, record->backend_port))
 		bpf_sk_storage_delete(&connected_prev, sk);
+}
+
+/* Returns the record of a socket's last connect(), or 0. */
+static __always_inline struct connected *record_of(struct bpf_sock *sk)
+{
+	struct connection *connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
+
+	return connection ? &connection->peer : bpf_sk_storage_get(&connected, sk, 0, 0);
 }
 
 static __always_inline int backend_of_record(const struct connected *record,
@@ -104,7 +158,7 @@ static __always_inline int record_names(const struct connected *record, struct b
  * name are kept, because the garbage collection of sockets uses them. */
 static __always_inline int connected_name(struct bpf_sock_addr *ctx, struct destination *d)
 {
-	struct connected *record = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
+	struct connected *record = record_of(ctx->sk);
 
 	if (!record || !connected_to(ctx->sk, &d->address, d->port))
 		return 0;

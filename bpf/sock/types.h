@@ -6,13 +6,31 @@
 
 #include "lb/types.h"
 
-/* Stored with a connected socket and freed with it. This layout never changes: sockets outlive
- * agents. */
+/* Stored with a connected UDP socket and freed with it; earlier versions did so for TCP. This
+ * layout never changes: sockets outlive agents. */
 struct connected {
 	struct address service;
 	struct address backend;
 	__be16 service_port;
 	__be16 backend_port;
+};
+
+/* The phase of a TCP connection for its statistics (sock/stats.h). */
+enum connection_phase {
+	CONNECTION_NOT_COUNTED, /* or not any more */
+	CONNECTION_BEGINS,	/* connect() was called; not counted yet */
+	CONNECTION_STARTED,
+	CONNECTION_ESTABLISHED,
+};
+
+/* Stored with a TCP socket and freed with it. This layout never changes: sockets outlive agents. */
+struct connection {
+	struct connected peer;
+	__u32 service;	     /* ID in `services` */
+	__u64 service_birth; /* of the rows in which the connection is counted */
+	__u64 backend_birth; /* 0: not counted for the backend */
+	enum connection_phase phase;
+	__u32 reserved;
 };
 
 /* A flow of an unconnected UDP socket: the Service it has sent to, and the backend. Its datagrams
@@ -130,4 +148,40 @@ struct socket_counters {
 	__u64 flow_evicted; /* flows evicted: a socket uses more Services than fit */
 	__u64 opted_out;    /* calls of pods that have opted out */
 	__u64 bind_refused; /* EADDRINUSE */
+};
+
+/* The histogram of the times of handshakes: each octave has RTT_PARTS buckets of equal width. The
+ * first octave begins at 2^RTT_FIRST_OCTAVE microseconds, and its first bucket has all shorter
+ * times; the last bucket has all longer ones (from 0.92 s on). */
+enum rtt_histogram {
+	RTT_FIRST_OCTAVE = 4,
+	RTT_OCTAVES = 16,
+	RTT_PARTS = 4,
+	RTT_BUCKETS = RTT_OCTAVES * RTT_PARTS,
+};
+
+/* What the TCP connections of one Service or backend did. All numbers only grow: open are
+ * `established - closed`, and connecting `started - established - failed`. A reader copies the
+ * fields in this order, so it never sees an end without its beginning. */
+struct socket_stats {
+	__u64 birth; /* CLOCK_MONOTONIC of the first connection: distinguishes rows of one key */
+	__u64 closed;
+	__u64 failed; /* reset, timed out or given up before they were established */
+	__u64 established;
+	__u64 started;	      /* a SYN was sent */
+	__u64 sent_bytes;     /* payload, without retransmissions; of connections that have ended */
+	__u64 received_bytes; /* likewise */
+	__u64 retransmits;    /* segments, SYN included; of connections that have ended */
+	__u64 rtt_sum;	      /* microseconds */
+	__u64 rtt[RTT_BUCKETS];
+};
+
+/* Key of `backend_sockets`: a Service, which its ID and the birth of its row identify, and a
+ * backend. */
+struct backend_sockets_key {
+	__u64 service_birth;
+	struct address address;
+	__u32 service;
+	__be16 port;
+	__u16 reserved;
 };

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"beeline.io/beeline/internal/agent"
@@ -37,7 +36,19 @@ func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := tables.AddConnections(l.pins, names); err != nil {
+		return nil, err
+	}
 	return tables, tables.AddCounters(l.pins, names)
+}
+
+// addConnections adds the statistics of sockets that are pinned in a directory.
+func addConnections(tables *inspect.Tables, raw *datapath.Tables, pins string) error {
+	names, err := raw.Services.All()
+	if err != nil {
+		return err
+	}
+	return tables.AddConnections(pins, names)
 }
 
 // wideCells returns the cells that -o wide adds for a frontend. Counters are per port, so only the first
@@ -49,13 +60,48 @@ func wideCells(s *inspect.Service, f inspect.Frontend, counted map[string]bool) 
 	}
 	cells := []string{cmp.Or(f.Port, "-"), cmp.Or(string(s.Algorithm), "-"), affinity, cmp.Or(string(f.DSR), "-")}
 	port := f.Port + "/" + f.Protocol.String()
-	i := slices.IndexFunc(s.Counters, func(c inspect.PortCounters) bool { return c.Port == f.Port && c.Protocol == f.Protocol })
-	if i < 0 || counted[port] || f.Kind == service.ClusterIPOther || f.Kind == service.Echo {
-		return append(cells, "-", "-", "-", "-", "-")
+	if counted[port] || f.Kind == service.ClusterIPOther || f.Kind == service.Echo {
+		return append(cells, "-", "-", "-", "-", "-", "-", "-", "-")
 	}
 	counted[port] = true
-	c := s.Counters[i]
-	return append(cells, fmt.Sprint(c.Flows), fmt.Sprint(c.Refused), fmt.Sprint(c.Dropped), trafficText(c.Sent), trafficText(c.Received))
+	return append(append(cells, edgeCells(s, f)...), connectionCells(s, f)...)
+}
+
+func edgeCells(s *inspect.Service, f inspect.Frontend) []string {
+	for _, c := range s.Counters {
+		if c.Port == f.Port && c.Protocol == f.Protocol {
+			return []string{fmt.Sprint(c.Flows), fmt.Sprint(c.Refused), fmt.Sprint(c.Dropped), trafficText(c.Sent), trafficText(c.Received)}
+		}
+	}
+	return []string{"-", "-", "-", "-", "-"}
+}
+
+func connectionCells(s *inspect.Service, f inspect.Frontend) []string {
+	for _, c := range s.Connections {
+		if c.Port == f.Port && c.Protocol == f.Protocol {
+			return []string{fmt.Sprint(c.Started), fmt.Sprint(c.Failed), fmt.Sprint(c.Open)}
+		}
+	}
+	return []string{"-", "-", "-"}
+}
+
+// connectionsText is the statistics of connections on one line.
+func connectionsText(c *inspect.Connections) string {
+	text := fmt.Sprintf("%d new, %d open, %d failed", c.Started, c.Open, c.Failed)
+	if c.Connecting > 0 {
+		text += fmt.Sprintf(", %d connecting", c.Connecting)
+	}
+	if c.RTT99 > 0 {
+		text += fmt.Sprintf("; handshake p50 %s, p99 %s", seconds(c.RTT50), seconds(c.RTT99))
+	}
+	if c.Closed+c.Failed > 0 {
+		text += fmt.Sprintf("; ended: %d bytes sent, %d received, %d segments retransmitted", c.SentBytes, c.ReceivedBytes, c.Retransmits)
+	}
+	return text
+}
+
+func seconds(s float64) time.Duration {
+	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
 func trafficText(t conntrack.Traffic) string { return fmt.Sprintf("%d (%d bytes)", t.Packets, t.Bytes) }

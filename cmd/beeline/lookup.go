@@ -63,6 +63,9 @@ func (l *lookup) read(ctx context.Context, path string, scope inspect.Scope) (*i
 		if err == nil && (scope.Service != "" || scope.Owners) {
 			err = read.AddDraining(l.pins, scope)
 		}
+		if err == nil && scope.Service != "" {
+			err = addConnections(read, tables, l.pins)
+		}
 		return read, err
 	}
 	var tables inspect.Tables

@@ -32,8 +32,9 @@ func newServiceListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List all addresses of all Services, and what each class of client gets there",
 		Long: `Lists all addresses of all Services, and what each class of client gets there.
--o wide adds columns, among them the traffic of clients outside the cluster:
-it is shown at the first address of each port, and summed over the port's addresses.`,
+-o wide adds columns, among them the traffic of clients outside the cluster, and new, failed and open
+TCP connections of programs on this node. They are shown at the first address of each port, and summed
+over the port's addresses.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return l.show(cmd, func() (any, func(io.Writer), error) {
@@ -84,7 +85,8 @@ func newServiceShowCommand() *cobra.Command {
 // The columns of service list, and those that -o wide adds.
 var (
 	serviceColumns     = []string{"NAME", "KIND", "ADDRESS", "PROTOCOL", "FROM PODS", "FROM NODE", "FROM OUTSIDE", "STATE"}
-	wideServiceColumns = []string{"PORT", "ALGORITHM", "AFFINITY", "DSR", "NEW FLOWS", "REFUSED", "DROPPED", "SENT BY CLIENTS", "SENT TO CLIENTS"}
+	wideServiceColumns = []string{"PORT", "ALGORITHM", "AFFINITY", "DSR", "NEW FLOWS", "REFUSED", "DROPPED", "SENT BY CLIENTS", "SENT TO CLIENTS",
+		"NEW CONNECTIONS", "FAILED", "OPEN"}
 )
 
 func serviceTable(w io.Writer, tables *inspect.Tables, v *view) {
@@ -166,6 +168,9 @@ func serviceDetails(w io.Writer, s *inspect.Service, outside bool) {
 	for _, b := range s.Draining {
 		fmt.Fprintf(w, "  %s/%s: %s\n", b.Address, b.Protocol, printable.Line(b.String()))
 	}
+	for i := range s.Connections {
+		printConnections(w, &s.Connections[i])
+	}
 	for _, f := range s.Frontends {
 		fmt.Fprintf(w, "\n  %s %s/%s", f.Kind, f.Address, f.Protocol)
 		if f.Port != "" {
@@ -185,6 +190,18 @@ func serviceDetails(w io.Writer, s *inspect.Service, outside bool) {
 		for _, b := range f.Retained {
 			fmt.Fprintf(w, "    flows stay with %s%s, id %d\n", b.Address, onThisNode(b), b.ID)
 		}
+	}
+}
+
+// printConnections prints the connections of programs on this node to a port, and to its backends.
+func printConnections(w io.Writer, c *inspect.PortConnections) {
+	port := ""
+	if c.Port != "" {
+		port = " to port " + c.Port
+	}
+	fmt.Fprintf(w, "  connections of this node%s: %s\n", port, connectionsText(&c.Connections))
+	for i := range c.Backends {
+		fmt.Fprintf(w, "    %s: %s\n", c.Backends[i].Address, connectionsText(&c.Backends[i].Connections))
 	}
 }
 

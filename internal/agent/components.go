@@ -6,6 +6,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
 	"beeline.io/beeline/internal/component/socket"
+	"beeline.io/beeline/internal/component/socketstats"
 	"beeline.io/beeline/internal/datapath"
 )
 
@@ -14,6 +15,7 @@ func Components() component.List {
 	return component.List{
 		socket.New(),
 		edge.New(),
+		socketstats.New(),
 	}
 }
 

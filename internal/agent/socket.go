@@ -136,6 +136,15 @@ func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Table
 			return nil, err
 		}
 	}
+	if scope.Service != "" {
+		names, err := a.datapath.Tables.Services.All()
+		if err != nil {
+			return nil, err
+		}
+		if err := tables.AddConnections(a.config.BPFFS, names); err != nil {
+			return nil, err
+		}
+	}
 	at := map[service.Ref]int{}
 	for i := range tables.Services {
 		at[tables.Services[i].Ref()] = i
@@ -171,6 +180,9 @@ func (a *Agent) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	}
 	names, err := a.datapath.Tables.Services.All()
 	if err != nil {
+		return nil, err
+	}
+	if err := tables.AddConnections(a.config.BPFFS, names); err != nil {
 		return nil, err
 	}
 	return tables, tables.AddCounters(a.config.BPFFS, names)

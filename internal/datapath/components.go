@@ -9,7 +9,7 @@ import (
 )
 
 // product returns the components of the product, in the order of Options.Components.
-func product() componentList { return componentList{Socket(), Edge()} }
+func product() componentList { return componentList{Socket(), Edge(), SocketStats()} }
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.
 func Socket() *Component {
@@ -23,6 +23,14 @@ func Edge() *Component {
 	return &Component{
 		Name: edgeName, Objects: (*Datapath).edgeObjects, Tables: edgeTables, Constants: edgeConstants,
 		attached: attachedEdge, replace: (*Datapath).replaceEdge, detach: detachEdge,
+	}
+}
+
+// SocketStats is the statistics of connections at sockets, enabled by Options.SocketStats.
+func SocketStats() *Component {
+	return &Component{
+		Name: "socket_stats", Objects: (*Datapath).socketStatsObjects, Tables: socketStatsTables, Constants: socketStatsConstants,
+		CgroupHooks: []CgroupHook{{"sock_stats", SockStatsProgBeelineSockStats, ebpf.AttachCGroupSockOps, nil}},
 	}
 }
 
@@ -48,6 +56,22 @@ func (d *Datapath) canProtectBind() bool {
 			"use another kernel, or --bind-protection=false if that is acceptable"
 	}
 	return d.options.BindProtection
+}
+
+// socketStatsObjects returns the object of the statistics. It needs the kernel's BTF; without BTF everything else
+// works, and Uncounted has the reason.
+func (d *Datapath) socketStatsObjects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.SocketStats == nil {
+		return nil, nil
+	}
+	if !kernelHas()[kernelTypes] {
+		d.options.SocketStats = nil
+		d.Uncounted = "connections at sockets are not counted, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+			"use another kernel, or --socket-stats=false if that is acceptable"
+		return nil, nil
+	}
+	stats, err := LoadSockStats()
+	return []*ebpf.CollectionSpec{stats}, err
 }
 
 // edgeObjects returns the edge's objects: tc first, which has all of its tables.

@@ -81,6 +81,15 @@ var edgeConstants = map[string]ConstantValue{
 	EdgeTCVarPseudoHeaderV6: func(*Datapath) (any, error) { return PseudoHeaderV6(), nil },
 }
 
+var socketStatsConstants = map[string]ConstantValue{
+	SockStatsVarStatsPerBackend: func(d *Datapath) (any, error) {
+		if d.options.SocketStats.PerBackend {
+			return uint8(1), nil
+		}
+		return uint8(0), nil
+	},
+}
+
 // snatRanges returns the first port and the length of each range; an unused second range has length 0.
 func (o *EdgeOptions) snatRanges() (first, count [2]uint16) {
 	for i, r := range o.SNATPorts {

@@ -26,7 +26,9 @@ type Options struct {
 	BindProtection bool
 	// Edge configures the edge; nil: external clients are not served.
 	Edge *EdgeOptions
-	// Components are all components, enabled or not; default: Socket and Edge. A component may use the
+	// SocketStats configures the statistics of connections at sockets; nil: none are kept.
+	SocketStats *SocketStatsOptions
+	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component
 }
@@ -36,6 +38,8 @@ type Datapath struct {
 	Tables *Tables
 	// Unprotected is why there is no bind protection although the options enable it; empty otherwise.
 	Unprotected string
+	// Uncounted is why connections at sockets are not counted although the options enable that; empty otherwise.
+	Uncounted string
 
 	options    Options
 	components componentList // Options.Components
@@ -125,6 +129,9 @@ func Open(o Options) (d *Datapath, err error) {
 		if d.Tables.Prefilter, err = MapPrefilter(d.maps[EdgeTCMapPrefilters], d.Tables.WaitForReaders); err != nil {
 			return d, err
 		}
+	}
+	if sockets := d.maps[SockStatsMapServiceSockets]; sockets != nil {
+		d.Tables.Services = &socketCountedServices{Hash: d.Tables.Services, sockets: sockets}
 	}
 	if events := d.Events(); events != nil {
 		counted := &countedServices{Hash: d.Tables.Services, counts: d.maps[EdgeTCMapServiceCounts], sent: d.maps[EdgeTCMapServiceUntracked], gone: d.maps[EdgeTCMapServiceCollected]}

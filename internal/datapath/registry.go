@@ -66,6 +66,7 @@ var socketTables = []Table{
 	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
 	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
 	{Name: SockMapConnected, Kind: StateTable},
+	{Name: SockMapTcpConnections, Kind: StateTable},
 	{Name: SockMapConnectedPrev, Kind: StateTable},
 	{Name: SockMapUdpFlows, Kind: StateTable},
 	{Name: SockMapUdpFlowsOverflow, Kind: StateTable},
@@ -109,6 +110,13 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapFibCache, Kind: ScratchTable},
 	{Name: EdgeTCMapFrontendCache, Kind: ScratchTable},
 	{Name: EdgeTCMapIcmpBuckets, Kind: ScratchTable},
+}
+
+var socketStatsTables = []Table{
+	// Not counters that may start from zero: connections that were counted here end here.
+	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapBackendSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
 }
 
 // pinned reports whether the map is shared by objects and outlives the agent.

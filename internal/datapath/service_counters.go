@@ -30,7 +30,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	for it.Next(&id, &perCPU) {
 		sum := all[id]
 		for _, c := range perCPU {
-			sum.add(c)
+			sum.Add(c)
 		}
 		all[id] = sum
 	}
@@ -43,7 +43,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{EdgeTCMapServiceCollected, gone}.All()
 	for id, t := range traffic {
 		sum := all[id]
-		sum.add(ServiceCounters{SentPackets: t.SentPackets, SentBytes: t.SentBytes, ReceivedPackets: t.ReceivedPackets, ReceivedBytes: t.ReceivedBytes})
+		sum.Add(ServiceCounters{SentPackets: t.SentPackets, SentBytes: t.SentBytes, ReceivedPackets: t.ReceivedPackets, ReceivedBytes: t.ReceivedBytes})
 		all[id] = sum
 	}
 	return all, err
@@ -95,7 +95,8 @@ func openServiceCounters(bpffs string) (tables []*ebpf.Map, err error) {
 	return tables, nil
 }
 
-func (c *EdgeTCServiceCounters) add(o ServiceCounters) {
+// Add adds the counters of another.
+func (c *EdgeTCServiceCounters) Add(o ServiceCounters) {
 	c.Flows += o.Flows
 	c.Refused += o.Refused
 	c.Dropped += o.Dropped

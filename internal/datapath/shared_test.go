@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 	"unsafe"
 
 	"beeline.io/beeline/internal/datapath"
@@ -50,6 +51,36 @@ func TestSharedWithC(t *testing.T) {
 			if same.inC != same.inGo {
 				t.Fatalf("%s for %s > %s, %d sets, %d slots: C computes %#x, Go %#x", same.what, tuple.From(), tuple.To(), c.Sets, c.Slots, same.inC, same.inGo)
 			}
+		}
+	}
+}
+
+// TestRTTBuckets: the bounds that are exported are those that the programs count by.
+func TestRTTBuckets(t *testing.T) {
+	p := shared.Load(t)
+	bucketOf := func(time time.Duration) int {
+		c := shared.Call{Now: uint32(time.Microseconds()), Sets: 1, Slots: 1}
+		p.Run(&c)
+		return int(c.RttBucket)
+	}
+	for bucket := range datapath.RTTBuckets {
+		if at := bucketOf(datapath.RTTBound(bucket) - time.Microsecond); at != bucket {
+			t.Errorf("the time before the bound %v of bucket %d is in bucket %d", datapath.RTTBound(bucket), bucket, at)
+		}
+		if at := bucketOf(datapath.RTTBound(bucket)); at != min(bucket+1, datapath.RTTBuckets-1) {
+			t.Errorf("the bound %v of bucket %d is in bucket %d", datapath.RTTBound(bucket), bucket, at)
+		}
+	}
+	for time, want := range map[time.Duration]int{0: 0, 15 * time.Microsecond: 0, time.Second: datapath.RTTBuckets - 1, time.Hour: datapath.RTTBuckets - 1} {
+		if at := bucketOf(time); at != want {
+			t.Errorf("%v is in bucket %d, want %d", time, at, want)
+		}
+	}
+	var s datapath.ConnectionStats
+	s.Rtt[4], s.Rtt[20], s.Rtt[datapath.RTTBuckets-1] = 50, 49, 1
+	for q, want := range map[float64]time.Duration{0.5: datapath.RTTBound(4), 0.51: datapath.RTTBound(20), 0.99: datapath.RTTBound(20), 1: datapath.RTTBound(datapath.RTTBuckets - 2)} {
+		if got := s.RTTQuantile(q); got != want {
+			t.Errorf("quantile %v is %v, want %v", q, got, want)
 		}
 	}
 }

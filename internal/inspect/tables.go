@@ -38,6 +38,8 @@ type Service struct {
 	TableSize uint32            `json:"tableSize,omitempty"`
 	// Counters are the edge's counters by port; nil without an edge.
 	Counters []PortCounters `json:"counters,omitempty"`
+	// Connections are the connections of sockets by port; nil without --socket-stats, or if there were none.
+	Connections []PortConnections `json:"connections,omitempty"`
 	// Draining are backends that get no new connections, and have remaining connections or are down. It is
 	// set only if a single Service is read.
 	Draining []Draining `json:"draining,omitempty"`

@@ -25,11 +25,21 @@ func (b *Batch) Add(name string, value float64, labels ...string) {
 
 // AddLabels is Add with labels that several series share.
 func (b *Batch) AddLabels(name string, value float64, labels map[string]string) {
+	b.add(name, inspect.Metric{Labels: labels, Value: value})
+}
+
+// AddHistogram adds a series of a declared histogram.
+func (b *Batch) AddHistogram(name string, h *inspect.Histogram, labels map[string]string) {
+	b.add(name, inspect.Metric{Labels: labels, Histogram: h})
+}
+
+func (b *Batch) add(name string, m inspect.Metric) {
 	f, ok := b.declared[name]
 	if !ok {
 		panic("metric " + name + " is not declared")
 	}
-	b.Metrics = append(b.Metrics, inspect.Metric{Name: name, Kind: f.Kind, Help: f.Help, Labels: labels, Value: value})
+	m.Name, m.Kind, m.Help = name, f.Kind, f.Help
+	b.Metrics = append(b.Metrics, m)
 }
 
 // Labels returns a set of labels; pairs alternates names and values.

@@ -89,8 +89,13 @@ var groups = []group{
 		{"beeline_service_dropped_total", counterKind, []string{"namespace", "service"}, "Dropped packets.", nil},
 		{"beeline_service_packets_total", counterKind, []string{"namespace", "service", "direction"}, "Packets that clients sent and received. With DSR the node does not see what they receive.", nil},
 		{"beeline_service_bytes_total", counterKind, []string{"namespace", "service", "direction"}, "Bytes of these packets, from the IP header on.", nil},
-		{"beeline_backend_flows", gaugeKind, []string{"namespace", "service", "backend"}, "Tracked flows of each backend at the last pass; only with --metrics-backends.", nil},
+		{"beeline_backend_flows", gaugeKind, []string{"namespace", "service", "backend"}, "Tracked flows of each backend at the last pass; only with --edge-stats-per-backend.", nil},
 	}},
+	{"TCP connections of sockets", "Of programs on this node to Services, counted when they open and close. Not with --socket-stats=false. A Service has series from its first connection on.",
+		append(connectionFamilies("beeline_socket_", "namespace", "service"),
+			Family{"beeline_socket_connections_uncounted_total", counterKind, nil, "Connections to Services that are in no other metric, because there was no room in the tables.", nil})},
+	{"TCP connections of sockets to each backend", "Only with --socket-stats-per-backend.",
+		connectionFamilies("beeline_socket_backend_", "namespace", "service", "backend")},
 	{"Health checks", "", []Family{
 		{"beeline_health_check_backends", gaugeKind, []string{"state"}, "Backends with a health check that are up and down.", nil},
 	}},
@@ -124,6 +129,20 @@ var groups = []group{
 		{"promhttp_metric_handler_requests_in_flight", gaugeKind, nil, "Scrapes that are being answered.", nil},
 		{"promhttp_metric_handler_errors_total", counterKind, []string{"cause"}, "Scrapes from which metrics are missing.", nil},
 	}},
+}
+
+// connectionFamilies are the metrics of TCP connections of sockets.
+func connectionFamilies(prefix string, labels ...string) []Family {
+	return []Family{
+		{prefix + "connections_total", counterKind, labels, "Connections started: SYNs without retransmissions.", nil},
+		{prefix + "connections_failed_total", counterKind, labels, "Connections that were reset, timed out or were given up before they were established.", nil},
+		{prefix + "connections_closed_total", counterKind, labels, "Established connections that have ended.", nil},
+		{prefix + "connections_open", gaugeKind, labels, "Established connections.", nil},
+		{prefix + "sent_bytes_total", counterKind, labels, "Payload sent, without retransmissions, by connections that have ended.", nil},
+		{prefix + "received_bytes_total", counterKind, labels, "Payload received by connections that have ended.", nil},
+		{prefix + "retransmits_total", counterKind, labels, "Segments retransmitted, SYNs included, by connections that have ended.", nil},
+		{prefix + "handshake_seconds", histogramKind, labels, "Time from the SYN to the SYN-ACK of established connections.", nil},
+	}
 }
 
 // The buckets of kube-proxy 1.36 (pkg/proxy/metrics) and of its client (component-base), in seconds and bytes.

@@ -44,7 +44,8 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 	t.Helper()
 	d, err := datapath.Open(datapath.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
-		Edge: &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
+		Edge:        &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
+		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -69,12 +70,15 @@ func TestProgramsLoad(t *testing.T) {
 	if d.Unprotected != "" {
 		t.Error(d.Unprotected)
 	}
+	if d.Uncounted != "" {
+		t.Error(d.Uncounted)
+	}
 	sweep, err := d.OpenSocketGC(datapath.HaveSockDestroy())
 	must(t, err)
 	defer sweep.Close()
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
-		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP,
+		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP, datapath.LoadSockStats,
 	} {
 		spec, err := load()
 		must(t, err)

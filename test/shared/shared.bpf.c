@@ -20,13 +20,14 @@
 #include "packet/tuple.h"
 #include "set_table/set_table.h"
 #include "sock/reserved_port.h"
+#include "sock/stats.h"
 
 /* The inputs, and from `tuple_hash` on the results. */
 struct shared_call {
 	struct tuple tuple;
 	struct affinity_key affinity;
 	struct set_eviction mark;
-	__u32 now;   /* tick */
+	__u32 now;   /* tick, and a time in microseconds */
 	__u32 sets;  /* of a table */
 	__u32 slots; /* of a Maglev table */
 	__u32 dsr;   /* enum dsr */
@@ -51,7 +52,7 @@ struct shared_call {
 	__u32 frontend;	 /* row in `frontends`; 0: none */
 	__u32 frontend_kind;
 	__u32 done;
-	__u32 reserved_end;
+	__u32 rtt_bucket; /* of `now` */
 };
 
 struct {
@@ -105,6 +106,7 @@ int beeline_shared(struct __sk_buff *ctx)
 	run_tables(c);
 	run_lookups(c, w);
 	ct_prefilter_add(&c->tuple, &ct);
+	c->rtt_bucket = rtt_bucket(c->now);
 	c->done = 1;
 	return 0;
 }

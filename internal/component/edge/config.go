@@ -51,7 +51,7 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "maximum number of ICMP errors per second and CPU sent to clients, such as port unreachable for a rejected datagram; \"too big\" has a separate limit of the same size; 0 for no limit")
 	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of SNAT ports, the source ports of forwarded packets to backends on other nodes (default: the largest range that neither ip_local_port_range nor NodePorts use)")
 	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "pod networks; clients there do not count as outside the cluster (default: the podCIDRs of all Nodes, and the addresses of Pods)")
-	fs.BoolVar(&c.metricsBackends, "metrics-backends", false, "also count the tracked flows of each backend in /metrics")
+	fs.BoolVar(&c.metricsBackends, "edge-stats-per-backend", false, "also count the tracked flows of each backend, in /metrics")
 	c.addDSRFlags(fs)
 }
 

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/node"
+)
+
+// The sides: the same connections while the program that counts them is attached, and while it is not. The second is
+// the first again: their difference is what the measurement cannot see.
+const (
+	statisticsOff = iota
+	statisticsOffAgain
+	statisticsOn
+	directOff
+	directOn
+	statisticsSides
+)
+
+var statisticsNames = [statisticsSides]string{
+	"ClusterIP, not counted", "ClusterIP, not counted (A/A)", "ClusterIP, counted", "direct, program not attached", "direct, program attached",
+}
+
+// The printed ratios: a side, and the side that it is divided by.
+var statisticsPairs = []struct{ side, by int }{
+	{statisticsOffAgain, statisticsOff}, {statisticsOn, statisticsOff}, {directOn, directOff},
+}
+
+// statisticsRig is a cluster whose node-a had an agent: so the benchmark alone attaches and detaches the program.
+type statisticsRig struct {
+	world   *world
+	bpffs   string
+	program *ebpf.Program
+	softirq []int
+}
+
+func runStatistics(ctx context.Context, b *bench) (err error) {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.end()) }()
+	rig := &statisticsRig{world: w, softirq: softirqThreads()}
+	if err := rig.setUp(ctx, b); err != nil {
+		return err
+	}
+	defer rig.program.Close()
+	for _, connections := range []int{1, 64} {
+		if err := rig.measure(ctx, b, connections); err != nil {
+			return fmt.Errorf("%d connections at a time: %w", connections, err)
+		}
+	}
+	return nil
+}
+
+func (rig *statisticsRig) setUp(ctx context.Context, b *bench) error {
+	w := rig.world
+	if err := node.WriteManifest(w.folder, "services.yaml", socketObjects(w, fewServices)...); err != nil {
+		return err
+	}
+	if err := w.startServer(ctx, backends["local"].server, b.two.Server); err != nil {
+		return err
+	}
+	agent, err := w.startAgent(b.program, "node-a")
+	if err != nil {
+		return err
+	}
+	rig.bpffs = agent.BPFFS()
+	if err := agent.Stop(); err != nil {
+		return err
+	}
+	const hook = "sock_stats"
+	if rig.program, err = programOf(rig.bpffs, hook); err != nil {
+		return err
+	}
+	attached, err := link.LoadPinnedLink(filepath.Join(rig.bpffs, "links", hook), nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(attached.Detach(), attached.Unpin(), attached.Close())
+}
+
+// measure runs the sides in turn.
+func (rig *statisticsRig) measure(ctx context.Context, b *bench, connections int) error {
+	cpus := pairOf(b.results.Settings, connections)
+	if err := rig.world.servers[backends["local"].server].Pin(cpus.Server); err != nil {
+		return err
+	}
+	for round := range b.runs {
+		for _, side := range turns(round, statisticsSides) {
+			slice, err := rig.slice(ctx, b, side, connections, cpus.Client)
+			if err != nil {
+				return fmt.Errorf("%s: %w", statisticsNames[side], err)
+			}
+			rig.add(b.results, side, connections, slice)
+		}
+	}
+	return nil
+}
+
+// slice is a short time of traffic on one side, and the proof that its connections were counted, or not.
+func (rig *statisticsRig) slice(ctx context.Context, b *bench, side, connections, cpu int) (r endpoint.Result, err error) {
+	w, server := rig.world, backends["local"].server
+	config := endpoint.ClientConfig{
+		Mode: endpoint.ConnectRequestClose, Target: serviceOf(server, "IPv4"), Connections: connections,
+		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu, Processes: append([]int{w.servers[server].PID()}, rig.softirq...),
+	}
+	if side == directOff || side == directOn {
+		config.Target = netip.AddrPortFrom(w.Host(server).Addr4, serverPort)
+	}
+	if side == statisticsOn || side == directOn {
+		l, err := link.AttachCgroup(link.CgroupOptions{Path: w.Host("node-a").CgroupRoot, Attach: ebpf.AttachCGroupSockOps, Program: rig.program})
+		if err != nil {
+			return r, err
+		}
+		// Closing alone detaches it later.
+		defer func() { err = errors.Join(err, l.Detach(), l.Close()) }()
+	}
+	before, err := rig.started()
+	if err != nil {
+		return r, err
+	}
+	if r, err = endpoint.RunClient(ctx, w.Host("a1"), config); err != nil {
+		return r, err
+	}
+	after, err := rig.started()
+	want := uint64(0)
+	if side == statisticsOn {
+		want = r.Connected
+	}
+	if err == nil && (after-before != want || r.Operations == 0) {
+		err = fmt.Errorf("%d of %d connections were counted, want %d", after-before, r.Connected, want)
+	}
+	return r, err
+}
+
+// started is the number of connections that were counted.
+func (rig *statisticsRig) started() (n uint64, err error) {
+	stats, err := datapath.ReadSocketStats(rig.bpffs)
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range stats.Services {
+		n += s.Started
+	}
+	return n, nil
+}
+
+func statisticsSeries(side, connections int) result.Series {
+	return result.Series{Part: partStatistics, Scenario: string(endpoint.ConnectRequestClose) + ", local backend", Side: statisticsNames[side],
+		Family: "IPv4", Parameters: result.Parameters{"connections": connections}}
+}
+
+func (rig *statisticsRig) add(results *result.File, side, connections int, r endpoint.Result) {
+	operations := float64(r.Operations)
+	for _, sample := range []struct {
+		metric result.Metric
+		value  float64
+	}{
+		{metricP10, micros(r.P10)}, {metricP50, micros(r.P50)}, {metricRate, operations / r.Elapsed.Seconds()}, {metricCPU, micros(r.CPU) / operations},
+	} {
+		row := result.Row{Series: statisticsSeries(side, connections), Metric: sample.metric}
+		for _, p := range statisticsPairs {
+			if p.side == side {
+				row.Against = statisticsNames[p.by]
+			}
+		}
+		results.Add(row, sample.value)
+	}
+}
+
+func printStatistics(r *report) {
+	for _, connections := range []int{1, 64} {
+		r.say("\nConnect, request, close through a ClusterIP to a local backend, IPv4, %d at a time; ratios are medians of %d paired slices [95 %% interval]",
+			connections, r.results.Settings.Runs)
+		for side, name := range statisticsNames {
+			line := fmt.Sprintf("  %-32s", name)
+			for _, m := range ratioMetrics {
+				line += fmt.Sprintf(" %s %10.1f %s", m.Name, stat.Median(r.results.Samples(statisticsSeries(side, connections), m)), m.Unit)
+			}
+			r.say("%s", line)
+		}
+		for _, p := range statisticsPairs {
+			line := fmt.Sprintf("  %s / %s:", statisticsNames[p.side], statisticsNames[p.by])
+			for _, m := range ratioMetrics {
+				of := func(side int) []float64 { return r.results.Samples(statisticsSeries(side, connections), m) }
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(p.side), of(p.by))))
+			}
+			r.say("%s", line)
+		}
+	}
+}

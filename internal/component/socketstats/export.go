@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socketstats
+
+import (
+	"net/netip"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/service"
+)
+
+// export returns the metrics of all Services and backends with connections. The ports of a Service are one series.
+func export(stats *datapath.AllConnectionStats, names map[uint32]datapath.ServiceName) []inspect.Metric {
+	services, backends := map[service.Ref]*datapath.ConnectionStats{}, map[backendRef]*datapath.ConnectionStats{}
+	for id, s := range stats.Services {
+		if name, named := names[id]; named {
+			add(services, codec.PortOf(name).Owner, &s)
+		}
+	}
+	for key, s := range stats.Backends {
+		if name, named := names[key.Service]; named {
+			add(backends, backendRef{codec.PortOf(name).Owner, key.Address}, &s)
+		}
+	}
+	b := metrics.NewBatch()
+	b.Add("beeline_socket_connections_uncounted_total", float64(stats.Uncounted))
+	for ref, s := range services {
+		addConnections(b, "beeline_socket_", metrics.Labels("namespace", ref.Namespace, "service", ref.Name), s)
+	}
+	for key, s := range backends {
+		labels := metrics.Labels("namespace", key.service.Namespace, "service", key.service.Name, "backend", key.backend.String())
+		addConnections(b, "beeline_socket_backend_", labels, s)
+	}
+	return b.Metrics
+}
+
+// backendRef is a backend of a Service.
+type backendRef struct {
+	service service.Ref
+	backend netip.AddrPort
+}
+
+func add[K comparable](all map[K]*datapath.ConnectionStats, key K, s *datapath.ConnectionStats) {
+	if all[key] == nil {
+		all[key] = &datapath.ConnectionStats{}
+	}
+	all[key].Add(s)
+}
+
+// addConnections adds the metrics of a Service or backend, which share the labels.
+func addConnections(b *metrics.Batch, prefix string, labels map[string]string, s *datapath.ConnectionStats) {
+	for name, n := range map[string]uint64{
+		"connections_total": s.Started, "connections_failed_total": s.Failed, "connections_closed_total": s.Closed,
+		"connections_open": s.Open(), "sent_bytes_total": s.SentBytes, "received_bytes_total": s.ReceivedBytes, "retransmits_total": s.Retransmits,
+	} {
+		b.AddLabels(prefix+name, float64(n), labels)
+	}
+	b.AddHistogram(prefix+"handshake_seconds", histogram(s), labels)
+}
+
+// histogram has a bucket for each octave, of the four that are counted: one for each would be 66 time series for
+// each Service. The last octave has no bound, because its last bucket has none.
+func histogram(s *datapath.ConnectionStats) *inspect.Histogram {
+	h := &inspect.Histogram{Sum: (time.Duration(s.RttSum) * time.Microsecond).Seconds()}
+	for i, n := range s.Rtt {
+		h.Count += n
+		if last := i%datapath.RTTParts == datapath.RTTParts-1; last && i < datapath.RTTBuckets-1 {
+			h.Buckets = append(h.Buckets, inspect.Bucket{UpTo: datapath.RTTBound(i).Seconds(), Count: h.Count})
+		}
+	}
+	return h
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package socketstats is the statistics of connections at sockets as a component of the agent: it exports what the
+// programs count for each Service and, on request, each backend.
+package socketstats
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+)
+
+// config is the configuration of the statistics.
+type config struct {
+	enabled    bool
+	perBackend bool
+}
+
+// New returns the statistics. They are enabled unless --socket-stats=false.
+func New() *component.Component {
+	c := &config{}
+	bpf := datapath.SocketStats()
+	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Options: c.options, New: c.run}
+}
+
+func (c *config) addFlags(fs *pflag.FlagSet) {
+	fs.BoolVar(&c.enabled, "socket-stats", true, "count the TCP connections of programs on this node to each Service: new, failed and open ones, bytes, retransmissions and round-trip times")
+	fs.BoolVar(&c.perBackend, "socket-stats-per-backend", false, "with --socket-stats, count connections to each backend of each Service, too")
+}
+
+func (c *config) options(o *datapath.Options) {
+	if c.enabled {
+		o.SocketStats = &datapath.SocketStatsOptions{PerBackend: c.perBackend}
+	}
+}
+
+// running are the running statistics.
+type running struct{ env component.Env }
+
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if !c.enabled {
+		return &component.Instance{}, nil
+	}
+	r := &running{env}
+	if reason := env.Datapath.Uncounted; reason != "" {
+		env.Log.Error(reason)
+		return &component.Instance{Status: r.statusOff}, nil
+	}
+	return &component.Instance{Audit: r.audit, Metrics: r.metrics, Conditions: r.conditions}, nil
+}
+
+func (r *running) statusOff(s *inspect.Status) {
+	s.Components = append(s.Components, inspect.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.Uncounted})
+}
+
+// audit deletes the statistics of backends that are gone.
+func (r *running) audit() ([]string, error) {
+	existing := sync.OnceValues(func() (map[netip.AddrPort]bool, error) {
+		rows, err := r.env.Datapath.Tables.Backends.All()
+		all := make(map[netip.AddrPort]bool, len(rows))
+		for _, b := range rows {
+			all[netip.AddrPortFrom(b.Address.Addr(), datapath.NetworkOrder(b.Port))] = true
+		}
+		return all, err
+	})
+	return nil, r.env.Datapath.DeleteSocketBackends(func(backend netip.AddrPort) bool {
+		all, err := existing()
+		return err != nil || all[backend]
+	})
+}
+
+func (r *running) conditions() condition.List {
+	uncounted, err := r.env.Datapath.UncountedSockets()
+	if err != nil || uncounted == 0 {
+		return nil
+	}
+	return condition.List{condition.TableNearlyFull.New("%d connections were not counted: there was no room in the tables of socket statistics", uncounted).
+		At(datapath.SockStatsMapServiceSockets).Do("set --socket-stats-per-backend=false if it is set; use --socket-stats=false if the statistics are not needed")}
+}
+
+// metrics exports the statistics.
+func (r *running) metrics() ([]inspect.Metric, error) {
+	stats, err := datapath.ReadSocketStats(r.env.BPFFS)
+	if err != nil || stats == nil {
+		return nil, err
+	}
+	names, err := r.env.Datapath.Tables.Services.All()
+	if err != nil {
+		return nil, fmt.Errorf("read the names of Services: %w", err)
+	}
+	return export(stats, names), nil
+}

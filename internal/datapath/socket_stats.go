@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// SocketStatsOptions configure the statistics of connections at sockets.
+type SocketStatsOptions struct {
+	// PerBackend counts each backend of each Service, too.
+	PerBackend bool
+}
+
+// ConnectionStats are the TCP connections of sockets to a Service or backend. All numbers only grow.
+type ConnectionStats = SockStatsSocketStats
+
+// Open returns the number of connections that are established.
+func (s *SockStatsSocketStats) Open() uint64 { return s.Established - min(s.Closed, s.Established) }
+
+// Connecting returns the number of connections whose handshake is not complete.
+func (s *SockStatsSocketStats) Connecting() uint64 {
+	return s.Started - min(s.Established+s.Failed, s.Started)
+}
+
+// Handshakes returns the number of handshakes in Rtt.
+func (s *SockStatsSocketStats) Handshakes() (sum uint64) {
+	for _, n := range s.Rtt {
+		sum += n
+	}
+	return sum
+}
+
+// Add adds the counters of others.
+func (s *SockStatsSocketStats) Add(o *ConnectionStats) {
+	s.Closed += o.Closed
+	s.Failed += o.Failed
+	s.Established += o.Established
+	s.Started += o.Started
+	s.SentBytes += o.SentBytes
+	s.ReceivedBytes += o.ReceivedBytes
+	s.Retransmits += o.Retransmits
+	s.RttSum += o.RttSum
+	for i, n := range o.Rtt {
+		s.Rtt[i] += n
+	}
+}
+
+// RTTQuantile returns the time that a share q of the handshakes took at most: the upper bound of the bucket with the
+// quantile, at most a quarter too high. Of a quantile in the last bucket, which is open, it returns the lower bound.
+// It returns 0 if there were no handshakes.
+func (s *SockStatsSocketStats) RTTQuantile(q float64) time.Duration {
+	rank, sum := uint64(math.Ceil(q*float64(s.Handshakes()))), uint64(0)
+	if rank == 0 {
+		return 0
+	}
+	for i, n := range s.Rtt {
+		if sum += n; sum >= rank {
+			return RTTBound(min(i, RTTBuckets-2))
+		}
+	}
+	return 0
+}
+
+// RTTBuckets is the number of buckets of ConnectionStats.Rtt, and RTTParts of those in an octave.
+const (
+	RTTBuckets = int(SockStatsRttHistogramRTT_BUCKETS)
+	RTTParts   = int(SockStatsRttHistogramRTT_PARTS)
+)
+
+// RTTBound returns the upper bound of a bucket of ConnectionStats.Rtt, which is the lower bound of the next one. A
+// bucket excludes its upper bound. The last bucket has none: it has all longer times.
+func RTTBound(bucket int) time.Duration {
+	octave, part := bucket/RTTParts, bucket%RTTParts
+	width := time.Microsecond << (int(SockStatsRttHistogramRTT_FIRST_OCTAVE) + octave) / time.Duration(RTTParts)
+	return width * time.Duration(RTTParts+part+1)
+}
+
+// A SocketBackend is a backend of a service ID.
+type SocketBackend struct {
+	Service uint32
+	Address netip.AddrPort
+}
+
+// AllConnectionStats are the statistics of all Services and backends with connections.
+type AllConnectionStats struct {
+	Services map[uint32]ConnectionStats
+	// Backends is empty without SocketStatsOptions.PerBackend.
+	Backends map[SocketBackend]ConnectionStats
+	// Uncounted are the connections for which there was no room.
+	Uncounted uint64
+}
+
+// ReadSocketStats reads the statistics of connections at sockets; nil if none are kept. It costs a system call for
+// about 4096 rows.
+func ReadSocketStats(bpffs string) (*AllConnectionStats, error) {
+	maps := map[string]*ebpf.Map{}
+	defer func() { closeMaps(maps) }()
+	for _, name := range []string{SockStatsMapServiceSockets, SockStatsMapBackendSockets, SockStatsMapSocketsUncounted} {
+		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+		if errors.Is(err, os.ErrNotExist) && len(maps) == 0 {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open the statistics of sockets under %s: %w", bpffs, err)
+		}
+		maps[name] = m
+	}
+	all := &AllConnectionStats{}
+	if err := maps[SockStatsMapSocketsUncounted].Lookup(uint32(0), &all.Uncounted); err != nil {
+		return nil, fmt.Errorf("read table %s: %w", SockStatsMapSocketsUncounted, err)
+	}
+	var err error
+	if all.Services, err = (kernelHash[uint32, ConnectionStats]{SockStatsMapServiceSockets, maps[SockStatsMapServiceSockets]}).All(); err != nil {
+		return nil, err
+	}
+	backends, err := socketBackends(maps[SockStatsMapBackendSockets]).All()
+	if err != nil {
+		return nil, err
+	}
+	all.Backends = make(map[SocketBackend]ConnectionStats, len(backends))
+	for key, stats := range backends {
+		if all.Services[key.Service].Birth == key.ServiceBirth {
+			all.Backends[key.backend()] = stats
+		}
+	}
+	return all, nil
+}
+
+func (k *SockStatsBackendSocketsKey) backend() SocketBackend {
+	address := Address{Bytes: k.Address.Bytes}
+	return SocketBackend{k.Service, netip.AddrPortFrom(address.Addr(), NetworkOrder(k.Port))}
+}
+
+func socketBackends(m *ebpf.Map) kernelHash[SockStatsBackendSocketsKey, ConnectionStats] {
+	return kernelHash[SockStatsBackendSocketsKey, ConnectionStats]{SockStatsMapBackendSockets, m}
+}
+
+// UncountedSockets returns AllConnectionStats.Uncounted.
+func (d *Datapath) UncountedSockets() (n uint64, err error) {
+	err = d.maps[SockStatsMapSocketsUncounted].Lookup(uint32(0), &n)
+	return n, err
+}
+
+// DeleteSocketBackends deletes the statistics of backends without connections that are gone: `exists` returns false
+// for them, or their Service was deleted. A deleted backend that is chosen again starts from zero.
+func (d *Datapath) DeleteSocketBackends(exists func(netip.AddrPort) bool) error {
+	m := d.maps[SockStatsMapBackendSockets]
+	if m == nil {
+		return nil
+	}
+	table := socketBackends(m)
+	backends, err := table.All()
+	if err != nil || len(backends) == 0 {
+		return err
+	}
+	services, err := (kernelHash[uint32, ConnectionStats]{SockStatsMapServiceSockets, d.maps[SockStatsMapServiceSockets]}).All()
+	if err != nil {
+		return err
+	}
+	for key, stats := range backends {
+		ownerGone := services[key.Service].Birth != key.ServiceBirth
+		if !ownerGone && (stats.Open()+stats.Connecting() > 0 || exists(key.backend().Address)) {
+			continue
+		}
+		if err := table.Delete(key); err != nil {
+			return fmt.Errorf("delete the statistics of backend %v: %w", key.backend().Address, err)
+		}
+	}
+	return nil
+}
+
+// socketCountedServices is the table of service names. It deletes the statistics of an id when the id is allocated or
+// freed.
+type socketCountedServices struct {
+	Hash[uint32, ServiceName]
+	sockets *ebpf.Map
+}
+
+func (s *socketCountedServices) Put(id uint32, name ServiceName) error {
+	if err := s.forget(id); err != nil {
+		return err
+	}
+	return s.Hash.Put(id, name)
+}
+
+func (s *socketCountedServices) Delete(id uint32) error {
+	if err := s.Hash.Delete(id); err != nil {
+		return err
+	}
+	return s.forget(id)
+}
+
+func (s *socketCountedServices) forget(id uint32) error {
+	if err := s.sockets.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("the statistics of sockets of service %d: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/service"
+)
+
+// Connections are the TCP connections of programs on this node to a service port or one of its backends, since the
+// port was added or the statistics were enabled.
+type Connections struct {
+	Started    uint64 `json:"started"` // SYNs, without retransmissions
+	Connecting uint64 `json:"connecting"`
+	Failed     uint64 `json:"failed"` // reset, timed out or given up before they were established
+	Open       uint64 `json:"open"`   // established
+	Closed     uint64 `json:"closed"` // after they were established
+	// Of connections that have ended. Bytes are payload without retransmissions, segments include SYNs.
+	SentBytes     uint64 `json:"sentBytes"`
+	ReceivedBytes uint64 `json:"receivedBytes"`
+	Retransmits   uint64 `json:"retransmits"`
+	// Seconds that half, and 99 %, of the handshakes took at most, from SYN to SYN-ACK; at most a quarter too
+	// high. 0: there were none.
+	RTT50 float64 `json:"rtt50"`
+	RTT99 float64 `json:"rtt99"`
+}
+
+// PortConnections are the connections to a service port.
+type PortConnections struct {
+	// ID is the ID of the service port in the tables.
+	ID       uint32           `json:"id"`
+	Port     string           `json:"port,omitempty"`
+	Protocol service.Protocol `json:"protocol"`
+	Connections
+	// Backends is nil without --socket-stats-per-backend.
+	Backends []BackendConnections `json:"backends,omitempty"`
+}
+
+// BackendConnections are the connections to one backend of a service port.
+type BackendConnections struct {
+	Address string `json:"address"` // with port
+	Connections
+}
+
+// AddConnections adds the statistics of sockets to each Service. Without --socket-stats it adds nothing.
+func (t *Tables) AddConnections(bpffs string, names map[uint32]datapath.ServiceName) error {
+	stats, err := datapath.ReadSocketStats(bpffs)
+	if err != nil || stats == nil {
+		return err
+	}
+	backends := map[uint32][]BackendConnections{}
+	for key, s := range stats.Backends {
+		backends[key.Service] = append(backends[key.Service], BackendConnections{key.Address.String(), connections(&s)})
+	}
+	byOwner := map[service.Ref][]PortConnections{}
+	for id, s := range stats.Services {
+		port := codec.PortOf(names[id])
+		slices.SortFunc(backends[id], func(a, b BackendConnections) int { return strings.Compare(a.Address, b.Address) })
+		byOwner[port.Owner] = append(byOwner[port.Owner], PortConnections{
+			ID: id, Port: port.Name, Protocol: port.Protocol, Connections: connections(&s), Backends: backends[id],
+		})
+	}
+	for i := range t.Services {
+		ports := byOwner[t.Services[i].Ref()]
+		slices.SortFunc(ports, func(a, b PortConnections) int { return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.ID, b.ID)) })
+		t.Services[i].Connections = ports
+	}
+	return nil
+}
+
+func connections(s *datapath.ConnectionStats) Connections {
+	return Connections{
+		Started: s.Started, Connecting: s.Connecting(), Failed: s.Failed, Open: s.Open(), Closed: s.Closed,
+		SentBytes: s.SentBytes, ReceivedBytes: s.ReceivedBytes, Retransmits: s.Retransmits,
+		RTT50: s.RTTQuantile(0.5).Seconds(), RTT99: s.RTTQuantile(0.99).Seconds(),
+	}
+}
