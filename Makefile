@@ -34,7 +34,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
@@ -55,9 +55,17 @@ CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json
 MONITORING = test/monitoring
 MONITORING_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(MONITORING) test -json -vet=off
 PROMETHEUS_VERSION = $(shell sed -n 's/^\tgithub.com\/prometheus\/prometheus v/v/p' $(MONITORING)/go.mod | cut -d' ' -f1)
+# A module of its own, because container runtimes and kustomize are large. It runs the control plane of the cluster's.
+DEPLOY = test/deploy
+DEPLOY_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(DEPLOY) test -json -vet=off
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup programs generate build controlplane monitoring demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+# The image has the date of the commit, so that the same commit gives the same image.
+IMAGE ?= beeline.invalid/beeline:$(subst +,-,$(VERSION))
+API_SERVER ?=
+IMAGE_DATE := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
+.PHONY: help setup programs generate build image manifests controlplane monitoring demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -88,6 +96,15 @@ generate: programs build/man ## compile bpf/ and make the Go types of its struct
 build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \
 		--quiet "bin/beeline-lab=CGO_ENABLED=0 go build -v -trimpath -o bin/beeline-lab ./cmd/beeline-lab"
+
+image: build ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
+	@go run ./deploy/image --program bin/beeline --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
+		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
+
+manifests: ## write build/beeline.yaml for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
+	@mkdir -p build
+	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' >build/beeline.yaml.tmp
+	@mv build/beeline.yaml.tmp build/beeline.yaml
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)
 	scripts/setup --modules $(CLUSTER)
@@ -122,7 +139,8 @@ test: build lint controlplane monitoring ## lint, and all tests except the slow 
 		--run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--beside --go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
 		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
-		--beside --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...'
+		--beside --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
+		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
 test-full: build lint controlplane monitoring ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
@@ -132,6 +150,7 @@ test-full: build lint controlplane monitoring ## all tests, also those that -sho
 		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
 		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
 		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
+		--go 'deployment=$(DEPLOY_TEST) -timeout 20m -count=1 ./...' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
@@ -140,7 +159,8 @@ test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hou
 	scripts/kernels
 
 lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
-	@unformatted=$$(gofmt -l cmd internal test $(BENCH)) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
+	@scripts/setup --modules $(DEPLOY)
+	@unformatted=$$(gofmt -l cmd deploy internal test $(BENCH)) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
 	@$(SUITE) --quiet 'clang-format=$(CLANG_FORMAT) --dry-run -Werror $(C_SOURCES)' \
 		--quiet 'go vet=go vet ./...' \
 		--quiet 'staticcheck=go tool staticcheck ./...' \
@@ -149,6 +169,8 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 		--quiet 'go vet of the cluster=cd $(CLUSTER) && go vet $(CLUSTER_PACKAGES)' \
 		--quiet 'staticcheck of the cluster=cd $(CLUSTER) && "$$(go -C $(CURDIR) tool -n staticcheck)" $(CLUSTER_PACKAGES)' \
 		--quiet 'go vet of the monitoring=go -C $(MONITORING) vet ./...' \
+		--quiet 'go vet of the deployment=go -C $(DEPLOY) vet ./...' \
+		--quiet 'staticcheck of the deployment=cd $(DEPLOY) && "$$(go -C $(CURDIR) tool -n staticcheck)" ./...' \
 		--quiet 'includes of bpf/=scripts/includes' \
 		--quiet 'links of the documents=scripts/links' \
 		--quiet 'words of C and Go=scripts/words' \

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -63,6 +64,9 @@ func Prepare(path string, directories []string) error {
 	}
 	if !on {
 		at := mountPoint(path)
+		if err := refusePrivate(path, at); err != nil {
+			return err
+		}
 		if at == path && path != System {
 			if err := os.MkdirAll(path, 0o700); err != nil {
 				return fmt.Errorf("--pins %s: not on a BPF file system, and a directory to mount one at cannot be created: %w; "+
@@ -85,6 +89,44 @@ func Prepare(path string, directories []string) error {
 		}
 	}
 	return nil
+}
+
+// refusePrivate returns an error if a file system mounted here would end with the agent's container, and the pins
+// with it. That is so in a mount namespace other than that of the parent process, such as a container runtime on the
+// node, unless the mount is shared (mount_namespaces(7)). Outside the parent's PID namespace this cannot be seen.
+func refusePrivate(path, at string) error {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	parents, parentErr := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
+	if err != nil || parentErr != nil || own == parents || shared(existingParent(at)) {
+		return nil
+	}
+	return fmt.Errorf("--pins %s: not on a BPF file system, and one mounted in the agent's own mount namespace would end with it: "+
+		"mount one on the node (`mount -t bpf bpf %s`; systemd does it at boot), and make it visible to the agent", path, System)
+}
+
+// shared reports whether the mount of a path is shared. In /proc/self/mountinfo optional fields follow the sixth,
+// and the last mount at the longest path counts.
+func shared(path string) (is bool) {
+	file, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	longest := 0
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		mount, _, _ := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(mount)
+		if len(fields) < 6 || len(fields[4]) < longest || !within(path, fields[4]) {
+			continue
+		}
+		longest = len(fields[4])
+		is = slices.ContainsFunc(fields[6:], func(tag string) bool { return strings.HasPrefix(tag, "shared:") })
+	}
+	return is
+}
+
+func within(path, mount string) bool {
+	return mount == "/" || path == mount || strings.HasPrefix(path, mount+"/")
 }
 
 // refuseUsed returns an error if a mount would hide files in a directory.

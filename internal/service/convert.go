@@ -68,7 +68,7 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 		}
 	}
 	for i, v := range in.Spec.ExternalIPs {
-		if a, ok := errs.serviceAddr(fmt.Sprintf("spec.externalIPs[%d]", i), v); ok {
+		if a, ok := errs.endpointAddr(fmt.Sprintf("spec.externalIPs[%d]", i), v); ok {
 			s.ExternalIPs = append(s.ExternalIPs, a)
 		}
 	}
@@ -258,7 +258,7 @@ func endpoint(errs *fieldErrors, field string, in *discoveryv1.Endpoint, family 
 		return Endpoint{}, false
 	}
 	// Only the first address has a meaning (discovery/v1).
-	a, ok := errs.addr(field+".addresses[0]", in.Addresses[0])
+	a, ok := errs.endpointAddr(field+".addresses[0]", in.Addresses[0])
 	if !ok {
 		return Endpoint{}, false
 	}

@@ -43,9 +43,21 @@ func familyOfPrefix(p netip.Prefix) Family { return FamilyOf(p.Addr()) }
 // fieldErrors collects the errors in the fields of one object.
 type fieldErrors struct{ errs []error }
 
+// longestValue is how much of a value an error shows, in octets. Objects may contain much longer ones, and the log
+// and the status repeat the error.
+const longestValue = 100
+
 // add adds an error with the field, its value and the expected values.
 func (e *fieldErrors) add(field string, value any, expected string) {
-	e.errs = append(e.errs, fmt.Errorf("%s: %#v: expected %s", field, value, expected))
+	e.errs = append(e.errs, fmt.Errorf("%s: %s: expected %s", field, abbreviate(fmt.Sprintf("%#v", value)), expected))
+}
+
+// abbreviate cuts long text.
+func abbreviate(text string) string {
+	if len(text) <= longestValue {
+		return text
+	}
+	return fmt.Sprintf("%s... (%d octets)", strings.ToValidUTF8(text[:longestValue], ""), len(text))
 }
 
 func (e *fieldErrors) join() error { return errors.Join(e.errs...) }
@@ -65,6 +77,19 @@ func (e *fieldErrors) addr(field, value string) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	return a, true
+}
+
+// endpointAddr parses an address that Kubernetes admits as an endpoint's or an external IP
+// (ValidateEndpointIP of Kubernetes 1.36; manifests and old objects may have others). A loopback address would lead
+// to programs of whatever node the client is on, a link-local one to what only nodes may reach, such as a cloud's
+// metadata.
+func (e *fieldErrors) endpointAddr(field, value string) (netip.Addr, bool) {
+	a, ok := e.serviceAddr(field, value)
+	if ok && a.IsLinkLocalUnicast() {
+		e.add(field, value, "an address that is not link-local")
+		return netip.Addr{}, false
+	}
+	return a, ok
 }
 
 // serviceAddr parses an address of a Service. It rejects loopback addresses, because a Service

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+)
+
+const testImage = "registry.test:5000/team/beeline:v1"
+
+// manifests are the objects that `make manifests` prints.
+func manifests(t *testing.T, image, apiServer string) []*unstructured.Unstructured {
+	t.Helper()
+	out, err := exec.Command(sources(t, "scripts/manifests"), image, apiServer).Output()
+	must(t, err)
+	return decode(t, out)
+}
+
+func decode(t *testing.T, text []byte) (all []*unstructured.Unstructured) {
+	t.Helper()
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
+		object := map[string]any{}
+		err := documents.Decode(&object)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		must(t, err)
+		if len(object) > 0 {
+			all = append(all, &unstructured.Unstructured{Object: object})
+		}
+	}
+}
+
+// find returns the object of a kind and name as a typed one.
+func find[T any](t *testing.T, all []*unstructured.Unstructured, kind, name string) (object T) {
+	t.Helper()
+	for _, o := range all {
+		if o.GetKind() == kind && o.GetName() == name {
+			text, err := json.Marshal(o.Object)
+			must(t, err)
+			must(t, json.Unmarshal(text, &object))
+			return object
+		}
+	}
+	t.Fatalf("deploy/kubernetes has no %s %s", kind, name)
+	return object
+}
+
+// An overlay of kustomize that sets the image and the address gives what `make manifests` prints.
+func TestKustomizationIsTheSame(t *testing.T) {
+	files := filesys.MakeFsInMemory()
+	folder := sources(t, "deploy/kubernetes")
+	all, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+	must(t, err)
+	for _, path := range all {
+		text := read(t, path)
+		if filepath.Base(path) == "kustomization.yaml" {
+			text = bytes.ReplaceAll(text, []byte("newName: beeline.invalid/beeline"), []byte("newName: registry.test:5000/team/beeline"))
+			text = bytes.ReplaceAll(text, []byte("newTag: unset"), []byte("newTag: v1"))
+			text = bytes.ReplaceAll(text, []byte("value: api-server.invalid"), []byte("value: fd00::1"))
+			text = bytes.ReplaceAll(text, []byte(`value: "6443"`), []byte(`value: "443"`))
+		}
+		must(t, files.WriteFile(filepath.Join("/base", filepath.Base(path)), text))
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(files, "/base")
+	must(t, err)
+	text, err := built.AsYaml()
+	must(t, err)
+	byName := func(a, b *unstructured.Unstructured) int {
+		return strings.Compare(a.GetKind()+a.GetName()+a.GetNamespace(), b.GetKind()+b.GetName()+b.GetNamespace())
+	}
+	got, want := decode(t, text), manifests(t, testImage, "[fd00::1]:443")
+	slices.SortFunc(got, byName)
+	slices.SortFunc(want, byName)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("make manifests (-) and kustomize (+):\n%s", diff)
+	}
+}
+
+// Arguments that would change the meaning of the manifests, or are missing, are refused.
+func TestManifestsNeedArguments(t *testing.T) {
+	for _, arguments := range [][]string{{}, {"image"}, {"", "192.0.2.1"}, {"image", ""}, {"im|age", "192.0.2.1"}, {"image", "192.0.2.1:x"}, {"image", "a\nb: c"}} {
+		out, err := exec.Command(sources(t, "scripts/manifests"), arguments...).Output()
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 || len(out) > 0 {
+			t.Errorf("%q: %v, and %d bytes of output", arguments, err, len(out))
+		}
+	}
+}
