@@ -32,13 +32,9 @@ func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(Tu
 	return expired, nil
 }
 
-// DeleteFlows deletes both entries of each flow if over returns true for one of them, and returns the
-// number of flows. over is called again right before an entry is deleted.
-func DeleteFlows(table Table, over func(Tuple, *Entry) bool) (deleted uint64, err error) {
-	return deleteFlows(table, nil, over)
-}
-
-// deleteFlows is DeleteFlows, and calls visit with each entry first; visit may be nil.
+// deleteFlows deletes both entries of each flow if over returns true for one of them, and returns the
+// number of flows. over is called again right before an entry is deleted. visit is called with each entry first;
+// it may be nil.
 func deleteFlows(table Table, visit func(Tuple, *Entry), over func(Tuple, *Entry) bool) (deleted uint64, err error) {
 	var failed error
 	err = table.Walk(func(key Tuple, e *Entry) bool {
@@ -89,7 +85,7 @@ func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait 
 		if err := wait(); err != nil {
 			return deleted, err
 		}
-		n, err := DeleteFlows(table, func(key Tuple, e *Entry) bool {
+		n, err := deleteFlows(table, nil, func(key Tuple, e *Entry) bool {
 			return key.Protocol == unix.IPPROTO_UDP && !serves(e.Connection(key))
 		})
 		deleted += n
