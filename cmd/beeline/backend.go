@@ -17,11 +17,6 @@ import (
 )
 
 func newBackendCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "backend", Short: "Show backends as programmed in the tables", Aliases: []string{"backends"},
-		Args: knownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
 	var l lookup
 	list := &cobra.Command{
 		Use: "list", Short: "List all backends and the Services that use them",
@@ -43,7 +38,8 @@ func newBackendCommand() *cobra.Command {
 	}
 	l.addSourceFlags(list)
 	l.addListFlags(list)
-	cmd.AddCommand(list)
+	cmd := commandGroup("backend", "Show backends as programmed in the tables", list)
+	cmd.Aliases = []string{"backends"}
 	return cmd
 }
 

@@ -17,17 +17,13 @@ import (
 )
 
 func newExplainCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "explain", Short: "Explain what happens to a client's packet or connect(), and why",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 && (strings.ContainsAny(args[0], ".:")) {
-				return exitError{exitUsage, fmt.Errorf("%s: use `beeline explain packet` for packets from the network, or `beeline explain connect` for sockets of this node and its pods", args[0])}
-			}
-			return knownCommand(cmd, args)
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	cmd := commandGroup("explain", "Explain what happens to a client's packet or connect(), and why", newExplainPacketCommand(), newExplainConnectCommand())
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && (strings.ContainsAny(args[0], ".:")) {
+			return exitError{exitUsage, fmt.Errorf("%s: use `beeline explain packet` for packets from the network, or `beeline explain connect` for sockets of this node and its pods", args[0])}
+		}
+		return knownCommand(cmd, args)
 	}
-	cmd.AddCommand(newExplainPacketCommand(), newExplainConnectCommand())
 	return cmd
 }
 
@@ -131,7 +127,7 @@ func explanation(w io.Writer, a *explain.Answer) {
 	if len(a.Rules) > 0 {
 		line("rules", "%s (docs/operate/semantics.md)", strings.Join(a.Rules, ", "))
 	}
-	members(w, line, a)
+	members(line, a)
 	if a.Rewritten != nil {
 		line("rewritten", "%s", a.Rewritten)
 	}
@@ -156,7 +152,7 @@ func explanation(w io.Writer, a *explain.Answer) {
 }
 
 // members prints the backend set.
-func members(w io.Writer, line func(name, format string, args ...any), a *explain.Answer) {
+func members(line func(name, format string, args ...any), a *explain.Answer) {
 	slots := 0
 	for _, m := range a.Backends {
 		slots += m.Slots

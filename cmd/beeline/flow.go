@@ -67,12 +67,8 @@ func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName,
 }
 
 func newFlowCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "flow", Short: "Show or flush the flows of clients outside the cluster", Aliases: []string{"flows"},
-		Args: knownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newFlowListCommand(), newFlowFlushCommand())
+	cmd := commandGroup("flow", "Show or flush the flows of clients outside the cluster", newFlowListCommand(), newFlowFlushCommand())
+	cmd.Aliases = []string{"flows"}
 	return cmd
 }
 

@@ -91,6 +91,16 @@ warnings only.`,
 	return root
 }
 
+// commandGroup returns a command that has only subcommands.
+func commandGroup(use, short string, subcommands ...*cobra.Command) *cobra.Command {
+	group := &cobra.Command{
+		Use: use, Short: short, Args: knownCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	group.AddCommand(subcommands...)
+	return group
+}
+
 // knownCommand is the Args function of commands that have only subcommands.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

@@ -18,12 +18,8 @@ import (
 )
 
 func newServiceCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "service", Short: "Show Services as programmed in the tables", Aliases: []string{"services", "svc"},
-		Args: knownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newServiceListCommand(), newServiceShowCommand())
+	cmd := commandGroup("service", "Show Services as programmed in the tables", newServiceListCommand(), newServiceShowCommand())
+	cmd.Aliases = []string{"services", "svc"}
 	return cmd
 }
 

@@ -37,14 +37,9 @@ func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(as
 	return expired, nil
 }
 
-// DeleteFlows deletes both entries of each flow if over returns true for one of them, and returns the
-// number of flows. over is called again right before an entry is deleted.
-func DeleteFlows(table Table, over func(Tuple, *Entry) bool) (deleted uint64, err error) {
-	return deleteFlows(table, nil, nil, over)
-}
-
-// deleteFlows is DeleteFlows, and calls visit with each entry first, and gone with an entry of each deleted flow.
-// Both may be nil.
+// deleteFlows deletes both entries of each flow if over returns true for one of them, and returns the
+// number of flows. over is called again right before an entry is deleted. visit is called with each entry first, and
+// gone with an entry of each deleted flow; both may be nil.
 func deleteFlows(table Table, visit func(Tuple, *Entry), gone func(Tuple), over func(Tuple, *Entry) bool) (deleted uint64, err error) {
 	var failed error
 	err = table.Walk(func(key Tuple, e *Entry) bool {

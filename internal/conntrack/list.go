@@ -126,7 +126,7 @@ func compareFlows(a, b Flow) int {
 // backends for which backend returns true; a nil backend selects all.
 func Flush(tables *Tables, of func(id uint32) bool, backend func(netip.AddrPort) bool) (flushed uint64, err error) {
 	for _, table := range tables.All() {
-		n, err := DeleteFlows(table, func(key Tuple, t *Entry) bool {
+		n, err := deleteFlows(table, nil, nil, func(key Tuple, t *Entry) bool {
 			return of(t.Lb.Service) && (backend == nil || backend(t.Connection(key).Backend))
 		})
 		flushed += n

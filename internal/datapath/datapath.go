@@ -90,7 +90,7 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return d, fmt.Errorf("lift the limit of locked memory: %w", err)
 	}
-	if err := RequiredFeatures(); err != nil {
+	if err := requiredFeatures(); err != nil {
 		return d, err
 	}
 	if err := checkLayout(o.BPFFS); err != nil {

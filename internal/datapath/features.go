@@ -88,8 +88,8 @@ func Features() []Feature {
 	return all
 }
 
-// RequiredFeatures returns an error that names what the running kernel lacks.
-func RequiredFeatures() error {
+// requiredFeatures returns an error that names what the running kernel lacks.
+func requiredFeatures() error {
 	var errs []error
 	for _, f := range Features() {
 		if f.Required && !f.Present {

@@ -160,8 +160,8 @@ func (s *Status) Untracked() string {
 	return text + fmt.Sprintf(", for at most %v more unless tracked connections to other backends continue", time.Duration(s.Slots.Seconds)*time.Second)
 }
 
-// CountsOf counts the objects in the tables.
-func CountsOf(t *Tables) Counts {
+// countsOf counts the objects in the tables.
+func countsOf(t *Tables) Counts {
 	c := Counts{Services: len(t.Services), Backends: len(t.Backends)}
 	for i := range t.Services {
 		c.Frontends += len(t.Services[i].Frontends)
@@ -183,7 +183,7 @@ func ReadStatus(bpffs, version string, tables *Tables) *Status {
 
 // ReadStatusWith is ReadStatus with another way to count conntrack entries, which is a walk of them.
 func ReadStatusWith(bpffs, version string, tables *Tables, count edge.FlowCount) *Status {
-	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: CountsOf(tables)}
+	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: countsOf(tables)}
 	s.Running, s.PID = datapath.AgentRunning(bpffs)
 	var attachments, counters error
 	s.Attachments, attachments = datapath.Attachments(bpffs)

@@ -99,8 +99,8 @@ func TestReadScope(t *testing.T) {
 		t.Errorf("reading two Services of 3 backends took %d slots", slots.read)
 	}
 	outline, err := ReadScope(context.Background(), tables, Scope{Outline: true})
-	if err != nil || CountsOf(outline) != CountsOf(full) || len(outline.Services[0].Frontends[0].Pod.Backends) != 0 {
-		t.Errorf("outline: %+v, %v; want %+v, and no backends of frontends", CountsOf(outline), err, CountsOf(full))
+	if err != nil || countsOf(outline) != countsOf(full) || len(outline.Services[0].Frontends[0].Pod.Backends) != 0 {
+		t.Errorf("outline: %+v, %v; want %+v, and no backends of frontends", countsOf(outline), err, countsOf(full))
 	}
 	owners, err := ReadScope(context.Background(), tables, Scope{Outline: true, Owners: true})
 	if err != nil || cmp.Diff(full.Backends, owners.Backends) != "" {

@@ -34,27 +34,25 @@ func (s *Syncer) release(e *entry) {
 		s.rowNumbers.put(e.row)
 	}
 	if e.port != nil {
-		if e.port.refs--; e.port.refs == 0 {
-			s.unreferenced = append(s.unreferenced, e.port)
-		}
+		s.unrefer(e.port, &e.port.refs)
 	}
 	if e.source != nil {
-		if e.source.refs--; e.source.refs == 0 {
-			s.unreferenced = append(s.unreferenced, e.source)
-		}
+		s.unrefer(e.source, &e.source.refs)
 	}
 	if e.taken != nil {
-		if e.taken.refs--; e.taken.refs == 0 {
-			s.unreferenced = append(s.unreferenced, e.taken)
-		}
+		s.unrefer(e.taken, &e.taken.refs)
 	}
 	for _, set := range e.sets {
-		if set == nil {
-			continue
+		if set != nil {
+			s.unrefer(set, &set.refs)
 		}
-		if set.refs--; set.refs == 0 {
-			s.unreferenced = append(s.unreferenced, set)
-		}
+	}
+}
+
+// unrefer drops one reference to a resource.
+func (s *Syncer) unrefer(x releasable, refs *int) {
+	if *refs--; *refs == 0 {
+		s.unreferenced = append(s.unreferenced, x)
 	}
 }
 

@@ -30,38 +30,24 @@ const (
 	Echo
 )
 
-func (k FrontendKind) String() string {
-	switch k {
-	case ClusterIP:
-		return "ClusterIP"
-	case ClusterIPOther:
-		return "ClusterIP (other ports)"
-	case NodePort:
-		return "NodePort"
-	case LoadBalancer:
-		return "LoadBalancer"
-	case ExternalIP:
-		return "ExternalIP"
-	case HostPort:
-		return "HostPort"
-	case Echo:
-		return "ICMP echo"
-	}
-	return fmt.Sprintf("kind(%d)", uint8(k))
+var frontendKindNames = []string{
+	ClusterIP: "ClusterIP", ClusterIPOther: "ClusterIP (other ports)", NodePort: "NodePort", LoadBalancer: "LoadBalancer",
+	ExternalIP: "ExternalIP", HostPort: "HostPort", Echo: "ICMP echo",
 }
+
+func (k FrontendKind) String() string { return nameOf(frontendKindNames, uint8(k), "kind") }
 
 // MarshalText returns the name of the field.
 func (k FrontendKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
 func (k *FrontendKind) UnmarshalText(text []byte) error {
-	for known := ClusterIP; known <= Echo; known++ {
-		if known.String() == string(text) {
-			*k = known
-			return nil
-		}
+	number, ok := named(frontendKindNames, text)
+	if !ok {
+		return fmt.Errorf("%q is not a kind of frontend", text)
 	}
-	return fmt.Errorf("%q is not a kind of frontend", text)
+	*k = FrontendKind(number)
+	return nil
 }
 
 // FrontendKey is the destination of clients. Addr is never an IPv4-mapped IPv6 address and has no zone. Port is

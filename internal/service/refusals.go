@@ -19,7 +19,7 @@ func (p *portPlan) warnEndpoints(all []candidate) {
 	why, slip := "", false
 	switch {
 	case len(p.sets.cluster) > 0:
-		why = p.noneHere(all)
+		why = p.noneHere()
 	case len(all) == 0:
 		why, slip = p.noEndpoints()
 	default:
@@ -44,7 +44,7 @@ func shownPort(name string, protocol Protocol) string {
 }
 
 // noneHere returns the effect of traffic policy Local if this node has no usable endpoint.
-func (p *portPlan) noneHere(all []candidate) string {
+func (p *portPlan) noneHere() string {
 	var local []string
 	if p.svc.InternalLocal {
 		local = append(local, "internalTrafficPolicy")

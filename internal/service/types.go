@@ -13,6 +13,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -32,36 +33,35 @@ const (
 	ICMPv6 Protocol = 58
 )
 
-func (p Protocol) String() string {
-	switch p {
-	case 0:
-		return "any"
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
-	case ICMP:
-		return "ICMP"
-	case ICMPv6:
-		return "ICMPv6"
-	}
-	return fmt.Sprintf("protocol(%d)", uint8(p))
-}
+var protocolNames = []string{0: "any", TCP: "TCP", UDP: "UDP", SCTP: "SCTP", ICMP: "ICMP", ICMPv6: "ICMPv6"}
+
+func (p Protocol) String() string { return nameOf(protocolNames, uint8(p), "protocol") }
 
 // MarshalText returns the name that Kubernetes uses.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
 func (p *Protocol) UnmarshalText(text []byte) error {
-	for _, known := range []Protocol{0, TCP, UDP, SCTP, ICMP, ICMPv6} {
-		if known.String() == string(text) {
-			*p = known
-			return nil
-		}
+	number, ok := named(protocolNames, text)
+	if !ok {
+		return fmt.Errorf("%q is not a protocol: TCP, UDP or SCTP", text)
 	}
-	return fmt.Errorf("%q is not a protocol: TCP, UDP or SCTP", text)
+	*p = Protocol(number)
+	return nil
+}
+
+// nameOf returns the name of a value of an enumeration of this kind; values without a name get their number.
+func nameOf(names []string, value uint8, kind string) string {
+	if int(value) < len(names) && names[value] != "" {
+		return names[value]
+	}
+	return fmt.Sprintf("%s(%d)", kind, value)
+}
+
+// named is the inverse of nameOf, for values with a name.
+func named(names []string, text []byte) (value uint8, ok bool) {
+	i := slices.Index(names, string(text))
+	return uint8(i), i >= 0 && len(text) > 0
 }
 
 // Family is an IP address family.
@@ -154,15 +154,7 @@ const (
 )
 
 func (c SourceClass) String() string {
-	switch c {
-	case FromPod:
-		return "pod"
-	case FromNode:
-		return "node"
-	case FromOutside:
-		return "outside"
-	}
-	return fmt.Sprintf("class(%d)", uint8(c))
+	return nameOf([]string{FromPod: "pod", FromNode: "node", FromOutside: "outside"}, uint8(c), "class")
 }
 
 // Verdict is what happens to a new connection or flow.
@@ -183,19 +175,7 @@ const (
 )
 
 func (v Verdict) String() string {
-	switch v {
-	case Pass:
-		return "pass"
-	case Reject:
-		return "reject"
-	case Drop:
-		return "drop"
-	case Balance:
-		return "balance"
-	case Answer:
-		return "answer"
-	}
-	return fmt.Sprintf("verdict(%d)", uint8(v))
+	return nameOf([]string{Pass: "pass", Reject: "reject", Drop: "drop", Balance: "balance", Answer: "answer"}, uint8(v), "verdict")
 }
 
 // Scope distinguishes the sets of a Service port (R10, R11).

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"

@@ -73,7 +73,7 @@ func LoadFrontend(t *datapath.Tables, number uint32) (Frontend, error) {
 
 // Store writes a frontend. No index entry may lead to the row yet.
 func (f Frontend) Store(t *datapath.Tables, number uint32) error {
-	if f.HasLists() {
+	if f.hasLists() {
 		if err := t.FrontendLists.Store(number, f.lists); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (f *Frontend) SetLists(l Lists) {
 
 // Lists returns the lists of a frontend. Without a row of lists these are the members of its sets.
 func (f *Frontend) Lists() Lists {
-	if !f.HasLists() {
+	if !f.hasLists() {
 		l := Lists{}
 		for class := range l.Members {
 			l.Members[class] = f.Slots(service.SourceClass(class))
@@ -135,8 +135,8 @@ func (f *Frontend) Lists() Lists {
 	return Lists{f.lists.Members, f.lists.Retained, f.lists.History, datapath.DSR(f.lists.HistoryDsr)}
 }
 
-// HasLists reports whether the frontend has a row of lists.
-func (f *Frontend) HasLists() bool { return f.lists != datapath.FrontendLists{} }
+// hasLists reports whether the frontend has a row of lists.
+func (f *Frontend) hasLists() bool { return f.lists != datapath.FrontendLists{} }
 
 // Slots returns the backend set of a class of clients; an empty range if Verdict is not Balance.
 func (f *Frontend) Slots(class service.SourceClass) Range {

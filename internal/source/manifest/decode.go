@@ -3,7 +3,10 @@
 package manifest
 
 import (
-	"encoding/json"
+	"bytes"
+	"cmp"
+	stdjson "encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -11,8 +14,10 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"go.yaml.in/yaml/v3"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"go.yaml.in/yaml/v4"
+	"sigs.k8s.io/json"
+
+	"beeline.io/beeline/internal/suggest"
 )
 
 const (
@@ -22,84 +27,65 @@ const (
 )
 
 // decoder decodes a tree into an API type strictly: unknown and duplicate fields, and values of a wrong type,
-// are errors. It continues after each error and knows its line, unlike a conversion through JSON.
+// are errors. It writes the tree as JSON, which the decoder of the API server reads.
+//
+// That decoder stops at some errors and does not know where they are. So if it fails, the tree is written
+// again, and each value is tried by itself: the decoder gets a text with only this value and the fields around
+// it. What fails is reported with its line and is null in the JSON, so that the rest can be decoded and checked.
 type decoder struct {
 	*complaints
-	path []step
+	into reflect.Type // of the object
+	json bytes.Buffer // of what was read so far
+	path []step       // of the current value
 	// left is the number of values that aliases may still repeat. It limits files in which a few lines of
 	// aliases expand to millions of values.
 	left    *atomic.Int64
-	aliases int // nesting of aliases around the current value
+	aliases int  // nesting of aliases around the current value
+	trying  bool // each value by itself
 }
 
-// step is one step of a path: a field, a map key or, if name is empty, an index.
+// step is one step of a path: a field or map key, or an index if name is nil.
 type step struct {
-	name  string
-	key   bool
+	name  *yaml.Node
 	index int
 }
 
-func (d *decoder) pathString() string {
-	var b strings.Builder
-	for _, s := range d.path {
-		switch {
-		case s.key:
-			b.WriteString("[" + s.name + "]")
-		case s.name == "":
-			fmt.Fprintf(&b, "[%d]", s.index)
-		default:
-			if b.Len() > 0 {
-				b.WriteByte('.')
-			}
-			b.WriteString(s.name)
-		}
+// decode decodes n into the API object that out points to.
+func (d *decoder) decode(n *yaml.Node, out any) {
+	d.into = reflect.TypeOf(out).Elem()
+	d.value(n)
+	strict, err := json.UnmarshalStrict(d.json.Bytes(), out)
+	if len(strict) == 0 && err == nil {
+		return
 	}
-	return b.String()
+	d.trying = true
+	d.json.Reset()
+	d.value(n)
+	reflect.ValueOf(out).Elem().SetZero()
+	if _, err := json.UnmarshalStrict(d.json.Bytes(), out); err != nil {
+		d.add("", n.Line, "%v", err)
+	}
 }
 
-func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.add(d.pathString(), n.Line, format, args...)
-}
-
-// wrongType reports the expected and the actual type.
-func (d *decoder) wrongType(n *yaml.Node, want string) {
-	d.fail(n, "want %s, have %s", want, describeNode(n))
-}
-
-// decode decodes n into v. Null leaves v unchanged, like a missing field.
-func (d *decoder) decode(n *yaml.Node, v reflect.Value) {
+// value writes n, or null if it is invalid.
+func (d *decoder) value(n *yaml.Node) {
 	n, leave, ok := d.enter(n)
 	defer leave()
-	if !ok || isNull(n) {
-		return
-	}
-	if v.Kind() == reflect.Pointer {
-		v.Set(reflect.New(v.Type().Elem()))
-		v = v.Elem()
-	}
-	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
-		d.unmarshal(n, u)
-		return
-	}
-	switch v.Kind() {
-	case reflect.Struct:
-		d.structure(n, v)
-	case reflect.Map:
-		d.mapping(n, v)
-	case reflect.Slice:
-		d.sequence(n, v)
-	case reflect.String:
-		d.text(n, v)
-	case reflect.Bool:
-		if b, ok := isBool(n); ok {
-			v.SetBool(b)
-		} else {
-			d.wrongType(n, "true or false")
+	switch {
+	case !ok || d.trying && !d.accepted(n):
+		d.json.WriteString("null")
+	case n.Kind == yaml.MappingNode:
+		d.mapping(n)
+	case n.Kind == yaml.SequenceNode:
+		for i, c := range n.Content {
+			d.json.WriteByte(separator('[', i))
+			d.path = append(d.path, step{index: i})
+			d.value(c)
+			d.path = d.path[:len(d.path)-1]
 		}
-	case reflect.Int32, reflect.Int64:
-		d.integer(n, v)
+		d.json.WriteString(closing("[]", len(n.Content)))
 	default:
-		d.fail(n, "fields of type %s are not read", v.Type())
+		d.json.Write(d.scalar(n))
 	}
 }
 
@@ -110,7 +96,9 @@ func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 		d.aliases++
 		leave = func() { d.aliases-- }
 	}
-	if d.aliases > 0 && d.left.Add(-1) < 0 {
+	value := target(n)
+	// Long texts count as several values, because each repetition takes memory.
+	if d.aliases > 0 && d.left.Add(-1-int64(len(value.Value)/64)) < 0 {
 		d.add("", n.Line, tooManyAliases) // once per object, not per value
 		return n, leave, false
 	}
@@ -118,175 +106,185 @@ func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 		d.add("", n.Line, tooDeep, maxDepth)
 		return n, leave, false
 	}
-	return target(n), leave, true
+	return value, leave, true
 }
 
-func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.MappingNode {
-		d.wrongType(n, "a mapping")
-		return
-	}
-	known := fieldsOf(v.Type())
-	d.eachField(n, false, func(name, value *yaml.Node) {
-		if index, ok := known[name.Value]; ok {
-			d.decode(value, v.FieldByIndex(index))
-			return
-		}
-		meant := known.nearest(name.Value)
-		if meant == "" {
-			d.fail(name, unknownField)
-			return
-		}
-		d.fail(name, "unknown field; is %q meant?", meant)
-		if child(n, meant) == nil {
-			d.path[len(d.path)-1].name = meant
-			d.expect(d.pathString()) // so that its absence is not reported
-		}
-	})
-}
-
-// eachField calls f for each field of a mapping, with the path set to that field.
-func (d *decoder) eachField(n *yaml.Node, keys bool, f func(name, value *yaml.Node)) {
-	seen := make(map[string]int, len(n.Content)/2)
+// mapping writes the fields of a mapping. The first time, the API's decoder finds those that are given twice.
+func (d *decoder) mapping(n *yaml.Node) {
+	fields, first := 0, make(map[string]int) // lines
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		name, value := target(n.Content[i]), n.Content[i+1]
+		name := target(n.Content[i])
 		if name.Kind != yaml.ScalarNode || isNull(name) {
 			d.fail(name, "want a name before the colon, have %s", describeNode(name))
 			continue
 		}
-		d.path = append(d.path, step{name: name.Value, key: keys || name.Value == ""})
-		if line, ok := seen[name.Value]; ok {
+		d.path = append(d.path, step{name: name})
+		if line, ok := first[name.Value]; ok {
 			d.fail(name, "given twice, first on line %d; remove one of the two", line)
 		} else {
-			seen[name.Value] = name.Line
-			f(name, value)
+			d.json.WriteByte(separator('{', fields))
+			d.json.Write(quoteJSON(name.Value))
+			d.json.WriteByte(':')
+			d.value(n.Content[i+1])
+			fields++
+		}
+		if d.trying {
+			first[name.Value] = cmp.Or(first[name.Value], name.Line)
 		}
 		d.path = d.path[:len(d.path)-1]
 	}
+	d.json.WriteString(closing("{}", fields))
 }
 
-func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.MappingNode {
-		d.wrongType(n, "a mapping")
-		return
+// separator precedes the element with this index.
+func separator(open byte, index int) byte {
+	if index == 0 {
+		return open
 	}
-	t := v.Type()
-	v.Set(reflect.MakeMapWithSize(t, len(n.Content)/2))
-	d.eachField(n, true, func(name, value *yaml.Node) {
-		element := reflect.New(t.Elem()).Elem()
-		d.decode(value, element)
-		v.SetMapIndex(reflect.ValueOf(name.Value).Convert(t.Key()), element)
-	})
+	return ','
 }
 
-func (d *decoder) sequence(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.SequenceNode {
-		d.wrongType(n, "a list")
-		return
+// closing follows this number of elements.
+func closing(brackets string, elements int) string {
+	if elements == 0 {
+		return brackets
 	}
-	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
-	for i, c := range n.Content {
-		d.path = append(d.path, step{index: i})
-		d.decode(c, v.Index(i))
-		d.path = d.path[:len(d.path)-1]
-	}
+	return brackets[1:]
 }
 
-func (d *decoder) text(n *yaml.Node, v reflect.Value) {
-	_, boolean := isBool(n)
-	switch {
-	case n.Kind == yaml.ScalarNode && !boolean && (n.Tag == "!!str" || n.Tag == "!!timestamp"):
-		v.SetString(n.Value)
-	case n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle == 0:
-		d.fail(n, "want a string, have %s; write it in quotes", describeNode(n))
-	default:
-		d.wrongType(n, "a string")
-	}
-}
-
-func (d *decoder) integer(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" {
-		want := "a whole number"
-		if _, err := strconv.Atoi(n.Value); err == nil && n.Tag == "!!str" {
-			want = "a whole number without quotes"
-		}
-		d.wrongType(n, want)
-		return
-	}
-	// Base 0 parses 0x1F, 0o17 and 017 like YAML.
-	i, err := strconv.ParseInt(strings.ReplaceAll(n.Value, "_", ""), 0, 64)
-	if err != nil || v.OverflowInt(i) {
-		d.fail(n, "%s does not fit; want a number from %d to %d",
-			n.Value, int64(math.MinInt64)>>(64-v.Type().Bits()), int64(math.MaxInt64)>>(64-v.Type().Bits()))
-		return
-	}
-	v.SetInt(i)
-}
-
-// unmarshal decodes types with their own JSON decoder: times, quantities, IntOrString.
-func (d *decoder) unmarshal(n *yaml.Node, u json.Unmarshaler) {
-	value, ok := d.plain(n)
-	if !ok {
-		return
-	}
-	data, err := json.Marshal(value)
-	if err == nil {
-		err = u.UnmarshalJSON(data)
-	}
-	switch u.(type) {
-	case *metav1.Time, *metav1.MicroTime:
-		if err != nil {
-			d.wrongType(n, "a time such as 2006-01-02T15:04:05Z")
-		}
-	default:
-		if err != nil {
-			d.fail(n, "%s: %v", describeNode(n), err)
-		}
-	}
-}
-
-// plain converts n to the value that encoding/json would produce.
-func (d *decoder) plain(n *yaml.Node) (any, bool) {
-	n, leave, ok := d.enter(n)
-	defer leave()
-	if !ok {
-		return nil, false
-	}
-	switch n.Kind {
-	case yaml.MappingNode:
-		m := make(map[string]any, len(n.Content)/2)
-		d.eachField(n, true, func(name, value *yaml.Node) {
-			if v, vok := d.plain(value); vok {
-				m[name.Value] = v
-			} else {
-				ok = false
-			}
-		})
-		return m, ok
-	case yaml.SequenceNode:
-		l := make([]any, len(n.Content))
-		for i, c := range n.Content {
-			d.path = append(d.path, step{index: i})
-			v, vok := d.plain(c)
-			l[i], ok = v, ok && vok
-			d.path = d.path[:len(d.path)-1]
-		}
-		return l, ok
-	}
+// scalar returns a scalar in JSON.
+func (d *decoder) scalar(n *yaml.Node) []byte {
 	if b, ok := isBool(n); ok {
-		return b, true
+		return strconv.AppendBool(nil, b)
 	}
 	switch n.Tag {
-	case "!!null":
-		return nil, true
-	case "!!int", "!!float":
-		var v any
-		if err := n.Decode(&v); err == nil {
-			return v, true
-		}
 	case "!!str", "!!timestamp":
-		return n.Value, true
+		return quoteJSON(n.Value)
+	case "!!int", "!!float":
+		var number any
+		if n.Decode(&number) == nil {
+			if text, err := stdjson.Marshal(number); err == nil {
+				return text
+			}
+		}
+	case "!!null":
+		return []byte("null")
 	}
 	d.fail(n, "%s is not read", describeNode(n))
-	return nil, false
+	return []byte("null")
+}
+
+func quoteJSON(s string) []byte {
+	text, _ := stdjson.Marshal(s) // of a string it cannot fail
+	return text
+}
+
+// accepted reports whether the API has a field of this name and type at the current path. If not, the error is
+// reported.
+func (d *decoder) accepted(n *yaml.Node) bool {
+	var value []byte
+	switch n.Kind {
+	case yaml.MappingNode:
+		value = []byte("{}")
+	case yaml.SequenceNode:
+		value = []byte("[]")
+	default:
+		value = d.scalar(n)
+	}
+	strict, err := d.try(d.path, value)
+	switch {
+	case err != nil:
+		d.fail(n, "%s", describeWrong(n, err))
+	case len(strict) > 0:
+		d.unknown(d.path[len(d.path)-1].name)
+	}
+	return len(strict) == 0 && err == nil
+}
+
+// try decodes a JSON text with only this value and the fields and lists around it.
+func (d *decoder) try(path []step, value []byte) (strict []error, err error) {
+	text := value
+	for i := len(path) - 1; i >= 0; i-- {
+		if name := path[i].name; name != nil {
+			text = fmt.Appendf(nil, "{%s:%s}", quoteJSON(name.Value), text)
+		} else {
+			text = fmt.Appendf(nil, "[%s]", text)
+		}
+	}
+	return json.UnmarshalStrict(text, reflect.New(d.into).Interface())
+}
+
+// unknown reports an unknown field at the current path, and the field that is probably meant.
+func (d *decoder) unknown(name *yaml.Node) {
+	parent := d.path[:len(d.path)-1]
+	// The error of a number in place of the structure has the structure's type.
+	_, err := d.try(parent, []byte("0"))
+	var wrong *stdjson.UnmarshalTypeError
+	meant := ""
+	if errors.As(err, &wrong) && wrong.Type.Kind() == reflect.Struct {
+		meant = suggest.Nearest(name.Value, fieldsOf(wrong.Type))
+	}
+	if meant == "" {
+		d.fail(name, unknownField)
+		return
+	}
+	d.fail(name, "unknown field; is %q meant?", meant)
+	d.expect(join(pathString(parent), meant)) // so that its absence is not reported
+}
+
+// fieldsOf returns the JSON names of an API type's fields.
+func fieldsOf(t reflect.Type) (names []string) {
+	for _, f := range reflect.VisibleFields(t) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// describeWrong describes why a value cannot be decoded.
+func describeWrong(n *yaml.Node, err error) string {
+	var wrong *stdjson.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return fmt.Sprintf("%s: %v", describeNode(n), err)
+	}
+	want, then := "a mapping", ""
+	switch wrong.Type.Kind() {
+	case reflect.Slice:
+		want = "a list"
+	case reflect.Bool:
+		want = "true or false"
+	case reflect.String:
+		want = "a string"
+		if n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle == 0 {
+			then = "; write it in quotes"
+		}
+	case reflect.Int32, reflect.Int64:
+		if n.Tag == "!!int" {
+			limit := math.MaxInt64 >> (64 - wrong.Type.Bits())
+			want = fmt.Sprintf("a number from %d to %d", -limit-1, limit)
+			break
+		}
+		want = "a whole number"
+		if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Style != 0 {
+			want += " without quotes"
+		}
+	}
+	return fmt.Sprintf("want %s, have %s%s", want, describeNode(n), then)
+}
+
+// fail reports an error in the value at the current path.
+func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
+	d.add(pathString(d.path), n.Line, format, args...)
+}
+
+func pathString(steps []step) (path string) {
+	for _, s := range steps {
+		if s.name != nil {
+			path = join(path, s.name.Value)
+		} else {
+			path += fmt.Sprintf("[%d]", s.index)
+		}
+	}
+	return path
 }

@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync/atomic"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // document is one of the YAML documents of a file, which "---" lines separate. Documents are split before they
@@ -72,13 +70,9 @@ type syntaxError struct {
 // parseYAML parses a document into trees with the file's line numbers: none, one, or several, because a line
 // "..." also ends a document.
 func parseYAML(doc document, left *atomic.Int64) ([]*yaml.Node, *syntaxError) {
-	if tree, ok := plainTree(doc); ok {
-		return []*yaml.Node{tree}, nil
-	}
 	trees, err := parseTrees(doc.data)
 	if err != nil {
-		line, message := locate(doc.data, err)
-		return nil, &syntaxError{doc.line + line - 1, "not YAML: " + message + hints[message]}
+		return nil, describeYAML(doc, err)
 	}
 	for i, t := range trees {
 		if t.Kind == yaml.DocumentNode && len(t.Content) == 1 {
@@ -110,8 +104,6 @@ func parseTrees(data []byte) (trees []*yaml.Node, err error) {
 	}
 }
 
-var yamlError = regexp.MustCompile(`(?s)^yaml: (?:line (\d+): )?(.*)$`)
-
 // hints give the most frequent cause of a parser error.
 var hints = map[string]string{
 	"mapping values are not allowed in this context":        " (is the line indented too far, or does a value with \": \" in it need quotes?)",
@@ -127,35 +119,24 @@ var hints = map[string]string{
 	"did not find expected alphabetic or numeric character": " (put the value in quotes)",
 }
 
-// locate finds the line, from 1, of a syntax error. The parser reports the start of the surrounding block, or
-// nothing. It stops at the first error: a document cut off after that line fails in the same way, and one cut
-// off before it does not, so bisection finds the line.
-func locate(data []byte, err error) (int, string) {
-	m := yamlError.FindStringSubmatch(err.Error())
-	if m == nil {
-		return 1, err.Error()
+// describeYAML returns the parser's error in a document, with its line in the file.
+func describeYAML(doc document, err error) *syntaxError {
+	var at *yaml.LoadError
+	if !errors.As(err, &at) {
+		return &syntaxError{doc.line, "not YAML: " + err.Error()}
 	}
-	message := m[2]
-	// Each step parses again, which is too slow for very large documents.
-	if len(data) > 256<<10 {
-		line, _ := strconv.Atoi(m[1])
-		return max(line, 1), message
+	line, hint := at.Mark.Line, hints[at.Message]
+	switch {
+	case line == 0: // only the offset is known
+		line = countLines(doc.data[:at.Mark.Index])
+	case strings.Contains(hint, "never closed") && at.ContextMark.Line > 0:
+		line = at.ContextMark.Line // where it is opened
 	}
-	lines := bytes.SplitAfter(data, []byte("\n"))
-	fails := func(n int) bool {
-		_, err := parseTrees(bytes.Join(lines[:n], nil))
-		return err != nil && strings.HasSuffix(err.Error(), message)
-	}
-	low, high := 0, len(lines) // fails(high), not fails(low)
-	for high-low > 1 {
-		if mid := (low + high) / 2; fails(mid) {
-			high = mid
-		} else {
-			low = mid
-		}
-	}
-	return high, message
+	last := countLines(bytes.TrimRight(doc.data, blank)) // the parser may be at the end of the file
+	return &syntaxError{doc.line + min(line, last) - 1, "not YAML: " + at.Message + hint}
 }
+
+func countLines(data []byte) int { return 1 + bytes.Count(data, []byte("\n")) }
 
 // structureMarks returns an upper bound, within a factor of two, of the number of values in text. Each takes
 // some 200 bytes of memory while the document is processed.

@@ -10,7 +10,7 @@ import (
 	"io"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // maxDepth is the maximum nesting depth. The deepest Kubernetes object has about 20 levels.
@@ -26,33 +26,19 @@ type jsonReader struct {
 }
 
 // parseJSON returns one tree for each value in the file.
-func parseJSON(data []byte) ([]*yaml.Node, *syntaxError) {
+func parseJSON(data []byte) (trees []*yaml.Node, _ *syntaxError) {
 	r := &jsonReader{dec: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1}
 	r.dec.UseNumber()
-	var trees []*yaml.Node
 	for {
-		tok, err := r.token()
+		n, err := r.node(0)
 		if errors.Is(err, io.EOF) {
 			return trees, nil
-		}
-		var n *yaml.Node
-		if err == nil {
-			n, err = r.node(tok, 0)
 		}
 		if err != nil {
 			return nil, r.syntaxError(err)
 		}
 		trees = append(trees, n)
 	}
-}
-
-func (r *jsonReader) token() (json.Token, error) {
-	tok, err := r.dec.Token()
-	if err == nil {
-		// Tokens contain no line ends, so a token's last byte is on its line.
-		r.countLines()
-	}
-	return tok, err
 }
 
 // countLines advances line to the decoder's position.
@@ -62,11 +48,21 @@ func (r *jsonReader) countLines() {
 	r.at = to
 }
 
-func (r *jsonReader) node(tok json.Token, depth int) (*yaml.Node, error) {
+// node reads a value; it returns nil at the closing bracket of the object or list around it.
+func (r *jsonReader) node(depth int) (*yaml.Node, error) {
+	tok, err := r.dec.Token()
+	if errors.Is(err, io.EOF) && depth > 0 {
+		return nil, io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Tokens contain no line ends, so a token's last byte is on its line.
+	r.countLines()
 	n := &yaml.Node{Kind: yaml.ScalarNode, Line: r.line}
 	switch t := tok.(type) {
 	case json.Delim:
-		return n, r.collection(n, t, depth+1)
+		return r.collection(n, t, depth+1)
 	case string:
 		n.Tag, n.Value, n.Style = "!!str", t, yaml.DoubleQuotedStyle
 	case json.Number:
@@ -82,45 +78,40 @@ func (r *jsonReader) node(tok json.Token, depth int) (*yaml.Node, error) {
 	return n, nil
 }
 
-// collection reads an object or a list up to its closing bracket.
-func (r *jsonReader) collection(n *yaml.Node, open json.Delim, depth int) error {
-	if depth > maxDepth {
-		return fmt.Errorf(tooDeep, maxDepth)
-	}
-	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
-	if open == '{' {
+// collection reads an object or a list into n. Names and values alternate in an object; the decoder ensures
+// that names are strings.
+func (r *jsonReader) collection(n *yaml.Node, bracket json.Delim, depth int) (*yaml.Node, error) {
+	switch bracket {
+	case '{':
 		n.Kind, n.Tag = yaml.MappingNode, "!!map"
+	case '[':
+		n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
+	default:
+		return nil, nil
+	}
+	if depth > maxDepth {
+		return nil, fmt.Errorf(tooDeep, maxDepth)
 	}
 	for {
-		// Names and values alternate in an object; the decoder ensures that names are strings.
-		tok, err := r.token()
-		if errors.Is(err, io.EOF) {
-			return io.ErrUnexpectedEOF
-		}
-		if err != nil {
-			return err
-		}
-		if d, ok := tok.(json.Delim); ok && (d == ']' || d == '}') {
-			return nil
-		}
-		c, err := r.node(tok, depth)
-		if err != nil {
-			return err
+		c, err := r.node(depth)
+		if c == nil || err != nil {
+			return n, err
 		}
 		n.Content = append(n.Content, c)
 	}
 }
 
+// syntaxError adds the line where the invalid token starts: the meaning of SyntaxError.Offset depends on the
+// kind of token.
 func (r *jsonReader) syntaxError(err error) *syntaxError {
 	var se *json.SyntaxError
+	reason := err.Error()
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return &syntaxError{r.line, "not JSON: it ends in the middle of a value"}
+		reason = "not JSON: it ends in the middle of a value"
 	case errors.As(err, &se):
-		// The line where the invalid token starts: the meaning of SyntaxError.Offset depends on the
-		// kind of token.
 		r.countLines()
-		return &syntaxError{r.line, "not JSON: " + err.Error()}
+		reason = "not JSON: " + reason
 	}
-	return &syntaxError{r.line, err.Error()}
+	return &syntaxError{r.line, reason}
 }

@@ -106,7 +106,7 @@ func TestLimits(t *testing.T) {
 			"a.yaml:19: Service default/web: " + tooManyAliases},
 		{"just not too many", func(l *limits) { l.alias = 10 }, map[string]string{"a.yaml": edit(t, web, "  ports", "  externalIPs:\n  - &a 1.2.3.4\n"+strings.Repeat("  - *a\n", 10)+"  ports")}, ""},
 		{"merges", func(l *limits) { l.alias = 10 }, map[string]string{"a.yaml": "a: &a {a: 1, b: 2}\nb:\n" + strings.Repeat("- <<: *a\n", 3)},
-			"a.yaml:1: " + tooManyAliases},
+			"a.yaml:5: " + tooManyAliases},
 		{"problems", func(l *limits) { l.report = 4 }, map[string]string{"a.yaml": "kind: X\napiVersion: v1\n" + many},
 			strings.ReplaceAll("a.yaml: 18 more problems are not shown\n"+
 				"a.yaml:11P\na.yaml:20P\na.yaml:29P", "P", ": Service default/web: spec.ports[0].port: 0: expected a port from 1 to 65535")},
@@ -138,7 +138,9 @@ func TestBombs(t *testing.T) {
 		"laughs in an object": web + strings.ReplaceAll("status:\n"+laughs(list), "\na", "\n  a"),
 		"laughs in fields": edit(t, web, "name: web", "name: web\n  managedFields:\n  - fieldsV1:\n      "+
 			strings.ReplaceAll(laughs(list), "\n", "\n      ")),
-		"merged laughs":   laughs("{<<: [*a%[3]d], b%[3]d: *a%[3]d, c%[3]d: *a%[3]d}"),
+		"merged laughs": laughs("{<<: [*a%[3]d], b%[3]d: *a%[3]d, c%[3]d: *a%[3]d}"),
+		"long texts": edit(t, web, "name: web", "name: web\n  managedFields: [{fieldsV1: {a: &a "+strings.Repeat("x", 1<<20)+", b: ["+
+			strings.Repeat("*a, ", 1<<16)+"]}}]"),
 		"wide merges":     "a: &a {" + strings.Repeat("a: 1, ", 1<<16) + "}\nb:\n" + strings.Repeat("- <<: *a\n", 1<<16),
 		"many aliases":    "apiVersion: v1\nkind: List\nitems:\n" + item + strings.Repeat("- *s\n", 1<<18),
 		"Lists of a List": "apiVersion: v1\nkind: List\nitems:\n- &l {apiVersion: v1, kind: List, items: [" + strings.Repeat("{}, ", 1<<14) + "]}\n" + strings.Repeat("- *l\n", 1<<14),

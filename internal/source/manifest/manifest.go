@@ -7,7 +7,7 @@
 // stays in use; every problem is reported with file, line, object and reason. When everything is valid again,
 // the difference is one event. docs/operate/manifests.md is the user documentation.
 //
-// A read lists and reads files (look.go, read.go), splits them into documents (document.go, plain.go, json.go),
+// A read lists and reads files (look.go, read.go), splits them into documents (document.go, json.go),
 // decodes these strictly (decode.go), checks them (check.go, checkservice.go), converts them (object.go), and
 // joins the files (join.go). watch.go decides when to read again, and which files may have changed; sequence.go
 // computes events from the changes.

@@ -4,11 +4,10 @@ package manifest
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"sync/atomic"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"beeline.io/beeline/internal/service"
@@ -56,7 +55,7 @@ func reader[In any, Out service.Object](
 ) func(*decoder, *yaml.Node, bool) service.Object {
 	return func(d *decoder, n *yaml.Node, namespaced bool) service.Object {
 		var in In
-		d.decode(n, reflect.ValueOf(&in).Elem())
+		d.decode(n, &in)
 		if d.known("") {
 			return nil // decoding was aborted
 		}

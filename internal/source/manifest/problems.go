@@ -4,10 +4,9 @@ package manifest
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // complaint is a problem with one field of an object. Its path has the form of the Kubernetes API, with map
@@ -96,46 +95,43 @@ func parentPath(path string) string {
 	return path[:max(0, strings.LastIndexByte(path, '.'))]
 }
 
-// lineOf returns the line of a path in an object, or of the longest part of the path that exists.
-func lineOf(n *yaml.Node, path string) int {
-	line := n.Line
-	for path != "" {
-		var step string
-		if strings.HasPrefix(path, "[") {
-			step, path, _ = strings.Cut(path[1:], "]")
-		} else {
-			end := strings.IndexAny(path, ".[")
-			if end < 0 {
-				end = len(path)
-			}
-			step, path = path[:end], path[end:]
-		}
-		path = strings.TrimPrefix(path, ".")
-		next, at := descend(n, step)
-		if next == nil {
-			return line
-		}
-		n, line = next, at
+// join appends a field or map key to a path.
+func join(path, name string) string {
+	switch {
+	case !isWord(name):
+		return path + "[" + name + "]"
+	case path == "":
+		return name
 	}
-	return line
+	return path + "." + name
 }
 
-// descend takes one step of a path. The line of a field is that of its name, not of its value.
-func descend(n *yaml.Node, step string) (*yaml.Node, int) {
-	n = target(n)
-	if n.Kind == yaml.SequenceNode {
-		i, err := strconv.Atoi(step)
-		if err != nil || i < 0 || i >= len(n.Content) {
-			return nil, 0
-		}
-		return n.Content[i], n.Content[i].Line
-	}
-	if n.Kind == yaml.MappingNode {
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if n.Content[i].Value == step {
-				return n.Content[i+1], n.Content[i].Line
+// isWord distinguishes a name from a map key with other characters, such as beeline.io/weight.
+func isWord(name string) bool {
+	return name != "" && !strings.ContainsAny(name, ".[]/")
+}
+
+// lineOf returns the line of a path in an object, or of the longest part of the path that exists. The line of
+// a field is that of its name, not of its value.
+func lineOf(n *yaml.Node, path string) int {
+	line, at := n.Line, ""
+	for deeper := true; deeper; {
+		deeper = false
+		for i, c := range n.Content {
+			name, value := c, c
+			next := fmt.Sprintf("%s[%d]", at, i)
+			if n.Kind == yaml.MappingNode {
+				if i%2 == 1 {
+					continue
+				}
+				name, value = target(c), n.Content[i+1]
+				next = join(at, name.Value)
+			}
+			if path == next || strings.HasPrefix(path, next) && strings.ContainsRune(".[", rune(path[len(next)])) {
+				n, line, at, deeper = target(value), name.Line, next, true
+				break
 			}
 		}
 	}
-	return nil, 0
+	return line
 }

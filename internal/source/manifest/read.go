@@ -242,13 +242,10 @@ func describe(err error) string {
 }
 
 func describeListError(err error) string {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return "no such file or directory; create it (an empty directory is a valid state without objects)"
-	case errors.Is(err, fs.ErrPermission):
-		return "cannot be read: permission denied; make it readable for the agent"
 	}
-	return "cannot be read: " + err.Error()
+	return describe(err)
 }
 
 // parallel calls f for 0 to n-1, on all processors.

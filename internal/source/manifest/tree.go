@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"go.yaml.in/yaml/v3"
+	"go.yaml.in/yaml/v4"
 )
 
 // target returns the node that an alias refers to, or the node itself.
@@ -34,42 +34,40 @@ func prepare(n *yaml.Node, addLines int, left *atomic.Int64) *syntaxError {
 }
 
 // expandMerges adds the fields of the mappings in a mapping's merge keys; its own fields take precedence, then
-// earlier mappings.
+// earlier mappings. The parser's own merging compares each name with each other one, which takes minutes for
+// some small files.
 func expandMerges(n *yaml.Node, left *atomic.Int64) *syntaxError {
-	var content, merges []*yaml.Node
+	var content, mappings []*yaml.Node
 	have := make(map[string]bool)
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name, value := n.Content[i], n.Content[i+1]
-		if isMerge(name) {
-			merges = append(merges, value)
-			continue
+		switch {
+		case !isMerge(name):
+			content = append(content, name, value)
+			have[name.Value] = true
+		case target(value).Kind == yaml.SequenceNode:
+			mappings = append(mappings, target(value).Content...)
+		default:
+			mappings = append(mappings, value)
 		}
-		content = append(content, name, value)
-		have[name.Value] = true
 	}
-	for _, m := range merges {
-		mappings := []*yaml.Node{m}
-		if m = target(m); m.Kind == yaml.SequenceNode {
-			mappings = m.Content
+	for _, m := range mappings {
+		mapping := target(m)
+		if mapping.Kind != yaml.MappingNode {
+			return &syntaxError{m.Line, "<<: want a mapping or a list of mappings, have " + describeNode(mapping)}
 		}
-		for _, mapping := range mappings {
-			mapping = target(mapping)
-			if mapping.Kind != yaml.MappingNode {
-				return &syntaxError{m.Line, "<<: want a mapping or a list of mappings, have " + describeNode(mapping)}
+		if left.Add(-int64(len(mapping.Content))) < 0 {
+			return &syntaxError{m.Line, tooManyAliases}
+		}
+		for i := 0; i+1 < len(mapping.Content); i += 2 {
+			name, value := mapping.Content[i], mapping.Content[i+1]
+			if have[name.Value] || isMerge(name) {
+				continue
 			}
-			if left.Add(-int64(len(mapping.Content))) < 0 {
-				return &syntaxError{m.Line, tooManyAliases}
-			}
-			for i := 0; i+1 < len(mapping.Content); i += 2 {
-				name, value := mapping.Content[i], mapping.Content[i+1]
-				if have[name.Value] || isMerge(name) {
-					continue
-				}
-				have[name.Value] = true
-				// Add it as an alias, so that it counts as one, and so that a mapping that
-				// merges a surrounding one does not make an endless tree.
-				content = append(content, name, &yaml.Node{Kind: yaml.AliasNode, Alias: target(value), Line: value.Line})
-			}
+			have[name.Value] = true
+			// Add it as an alias, so that it counts as one, and so that a mapping that merges a
+			// surrounding one does not make an endless tree.
+			content = append(content, name, &yaml.Node{Kind: yaml.AliasNode, Alias: target(value), Line: value.Line})
 		}
 	}
 	n.Content = content
