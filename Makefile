@@ -43,7 +43,7 @@ GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # start first, so that no CPU is idle at the end. The emulated machine has one CPU, and the tests of the
 # cluster and the benchmark run one package after the other and often wait, so these three run side by side.
 ALL_PACKAGES = $(shell go list ./...)
-LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
+LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket %/test/soak,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
 # A module of its own, because Kubernetes is large. Linters and vet skip its program:
 # they would analyse all of Kubernetes for two short files.
@@ -56,7 +56,7 @@ MONITORING_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(MONITORING) test
 PROMETHEUS_VERSION = $(shell sed -n 's/^\tgithub.com\/prometheus\/prometheus v/v/p' $(MONITORING)/go.mod | cut -d' ' -f1)
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
-.PHONY: help setup programs generate build controlplane monitoring demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build controlplane monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -137,6 +137,17 @@ test-full: build lint controlplane monitoring ## all tests, also those that -sho
 
 test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
+
+# Of make soak and make fuzz; SEED=0 takes one from the clock, and prints it.
+DURATION ?= 20m
+FUZZTIME ?= 5m
+SEED ?= 0
+
+soak: build controlplane ## restarts, kills, floods, outages and more at random for DURATION (20m), with SEED: what clients lose (root)
+	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v ./test/soak -api -lasting=$(DURATION) -seed=$(SEED)
+
+fuzz: programs ## random packets for FUZZTIME (5m), with SEED: the programs against the packet model (root)
+	go test -count=1 -vet=off -timeout 0 -v -run '^TestModel$$' ./test/packet -lasting=$(FUZZTIME) -seed=$(SEED)
 
 lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 	@unformatted=$$(gofmt -l cmd internal test $(BENCH)) && test -z "$$unformatted" || { echo "run gofmt -w on: $$unformatted"; exit 1; }
