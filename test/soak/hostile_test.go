@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -42,15 +41,14 @@ var hostileKinds = []hostile{
 type flooder struct {
 	*world
 	*rand.Rand
-	fds   [2]int
-	spare []byte // the other fragment of the last one
-	// draining: forged packets may have the tuple of a flow whose backend is removed.
-	draining bool
+	fds       [2]int
+	spare     []byte // the other fragment of the last one
+	anonymous bool   // packets have no tuple of a client's flow
 }
 
 func (w *world) newFlooder() *flooder {
 	w.t.Helper()
-	f := &flooder{world: w, draining: true, Rand: rand.New(rand.NewPCG(w.random.Uint64(), 1))}
+	f := &flooder{world: w, Rand: rand.New(rand.NewPCG(w.random.Uint64(), 1))}
 	for i := range f.fds {
 		fd, err := w.Host("fabric").Socket(unix.AF_PACKET, unix.SOCK_RAW, 0) // protocol 0: it receives nothing
 		w.must(err)
@@ -144,11 +142,11 @@ func (f *flooder) ends() ends {
 	return ends{f.source(to.Addr()), to}
 }
 
-// known are the ends of an external client's long flow to one of the Services, or forged ones.
-func (f *flooder) known(services ...int) ends {
+// known are the ends of an external client's long flow, or forged ones.
+func (f *flooder) known() ends {
 	for range 20 {
 		c := f.clients[f.IntN(len(f.clients))]
-		if from, ok := c.flow(); ok && slices.Contains(services, c.number) && (f.draining || c.number == steady) && (c.host == "client" || c.host == "client2") {
+		if from, ok := c.flow(); ok && !f.anonymous && (c.host == "client" || c.host == "client2") {
 			return ends{from, c.to}
 		}
 	}
@@ -159,15 +157,10 @@ func (f *flooder) syn() []byte { return tcpPacket(f.ends(), syn, f.Uint32(), 0) 
 
 func (f *flooder) datagram() []byte { return udpPacket(f.ends(), []byte("forged")) }
 
-// segment has any flags, but is never right: its numbers are random.
+// segment has any flags but those of a SYN (docs/operate/life.md#forged-syns), and its numbers are random.
 func (f *flooder) segment() []byte {
-	flags := []byte{rst, rst | ack, fin, fin | ack, ack, psh | ack, syn, syn | ack, 0, 0xff}
-	kind := flags[f.IntN(len(flags))]
-	services := []int{steady, changing}
-	if kind == syn {
-		services = services[:1] // to a backend that was removed it opens another connection (R12)
-	}
-	return tcpPacket(f.known(services...), kind, f.Uint32(), f.Uint32())
+	flags := []byte{rst, rst | ack, fin, fin | ack, ack, psh | ack, syn | ack, syn | rst, 0, 0xff}
+	return tcpPacket(f.known(), flags[f.IntN(len(flags))], f.Uint32(), f.Uint32())
 }
 
 // icmp is an echo request, or an error about a packet that nobody has sent.
@@ -203,9 +196,9 @@ func (f *flooder) fragment() []byte {
 
 // encapsulated is a packet in one more header, from a source that is no balancer.
 func (f *flooder) encapsulated() []byte {
-	inner := tcpPacket(f.known(steady, changing), syn, f.Uint32(), 0)
+	inner := tcpPacket(f.known(), syn, f.Uint32(), 0)
 	if f.IntN(2) == 0 {
-		inner = udpPacket(f.known(steady, changing), []byte("forged"))
+		inner = udpPacket(f.known(), []byte("forged"))
 	}
 	outer := f.ends()
 	protocol := byte(unix.IPPROTO_IPIP)
@@ -223,11 +216,11 @@ func (f *flooder) encapsulated() []byte {
 	return udpPacket(ends{outer.from, netip.AddrPortFrom(outer.to.Addr(), geneve)}, append(header, inner...))
 }
 
-// damaged is a packet of any kind with some wrong octets, or cut short. Any octet may be that of the flags, so no
-// flow to a removed backend is meant (R12).
+// damaged is a packet of any kind with some wrong octets, or cut short. Any octet may be that of the flags, and make
+// it a SYN.
 func (f *flooder) damaged() []byte {
-	f.draining = false
-	defer func() { f.draining = true }()
+	f.anonymous = true
+	defer func() { f.anonymous = false }()
 	makers := []func(*flooder) []byte{(*flooder).syn, (*flooder).datagram, (*flooder).segment, (*flooder).icmp, (*flooder).fragment, (*flooder).encapsulated}
 	packet := makers[f.IntN(len(makers))](f)
 	for range 1 + f.IntN(8) {

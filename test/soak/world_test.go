@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -215,13 +214,6 @@ func (w *world) routeBySource() {
 		}
 		return nil
 	}))
-}
-
-func (w *world) status() *inspect.Status {
-	w.t.Helper()
-	s, err := w.agent.Status()
-	w.must(err)
-	return s
 }
 
 // eventually polls until a condition holds.
