@@ -44,7 +44,7 @@ GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # cluster and the benchmark run one package after the other and often wait, so these three run side by side.
 # -short skips tests of the last two that take a minute or more; test-full runs them.
 ALL_PACKAGES = $(shell go list ./...)
-LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket,$(ALL_PACKAGES))
+LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket %/test/soak,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
 # A module of its own, because Kubernetes is large. Linters and vet skip its program:
 # they would analyse all of Kubernetes for two short files.
@@ -65,7 +65,7 @@ IMAGE ?= beeline.invalid/beeline:$(subst +,-,$(VERSION))
 API_SERVER ?=
 IMAGE_DATE := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: help setup programs generate build image manifests controlplane monitoring demo check test test-full test-kernels lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build image manifests controlplane monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -157,6 +157,17 @@ test-full: build lint controlplane monitoring ## all tests, also those that -sho
 
 test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
+
+# Of make soak and make fuzz; SEED=0 takes one from the clock, and prints it.
+DURATION ?= 20m
+FUZZTIME ?= 5m
+SEED ?= 0
+
+soak: build controlplane ## restarts, kills, floods, outages and more at random for DURATION (20m), with SEED: what clients lose (root)
+	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v ./test/soak -api -lasting=$(DURATION) -seed=$(SEED)
+
+fuzz: programs ## random packets for FUZZTIME (5m), with SEED: the programs against the packet model (root)
+	go test -count=1 -vet=off -timeout 0 -v -run '^TestModel$$' ./test/packet -lasting=$(FUZZTIME) -seed=$(SEED)
 
 lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 	@scripts/setup --modules $(DEPLOY)

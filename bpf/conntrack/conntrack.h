@@ -208,6 +208,13 @@ __noinline int ct_expired(__u32 hash)
 	return mark && eviction_expired(mark, tick_of(w));
 }
 
+/* Returns whether a packet asks for a new connection. A SYN with FIN, RST or ACK does not
+ * (ct_is_invalid drops it), so it must not delete the entries of a flow. */
+static __always_inline int tcp_opens(const struct packet *p)
+{
+	return (p->tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
+}
+
 /* Returns whether a packet begins another flow with the tuple of a closed or expired one. A segment
  * from the middle of a TCP connection belongs to the old flow, however long that was idle. */
 static __always_inline int ct_is_reused(struct scratch *w, const struct ct_entry *ct)
@@ -216,9 +223,9 @@ static __always_inline int ct_is_reused(struct scratch *w, const struct ct_entry
 
 	if (ct->flags & CT_REPLY)
 		return 0;
-	if (p->tcp_flags & TCP_SYN && ct->state >= CT_CLOSING)
+	if (tcp_opens(p) && ct->state >= CT_CLOSING)
 		return 1;
-	if (!(p->tcp_flags & TCP_SYN) && p->tuple.protocol != IPPROTO_UDP)
+	if (!tcp_opens(p) && p->tuple.protocol != IPPROTO_UDP)
 		return 0;
 	return second_of(w) - ct->last_seen > MIN_TIMEOUT && ct_expired(w->hash);
 }

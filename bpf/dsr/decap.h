@@ -182,8 +182,7 @@ __noinline int chosen_by_balancer_gone(struct context *ctx)
  * so cannot validate it (like backend_gone at the balancer). */
 static __always_inline int chosen_by_balancer_reused(struct context *ctx, const struct scratch *w)
 {
-	return w->decap.dsr && (w->packet.tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&
-	       chosen_by_balancer_gone(ctx);
+	return w->decap.dsr && tcp_opens(&w->packet) && chosen_by_balancer_gone(ctx);
 }
 
 /* Looks up the backend that a balancer has chosen, which must be on this node. Packets for other

@@ -189,8 +189,7 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 	struct destination service, backend;
 	__u32 slot = 0;
 
-	if (ct->flags & CT_REPLY || w->decap.dsr ||
-	    (w->packet.tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+	if (ct->flags & CT_REPLY || w->decap.dsr || !tcp_opens(&w->packet))
 		return 0;
 	destination_set(&service, &w->packet.tuple.destination, w->packet.tuple.destination_port);
 	destination_set(&backend, &w->to.destination, w->to.destination_port);

@@ -192,7 +192,7 @@ func TestGCBesidePrograms(t *testing.T) {
 			table.Put(tcp, client, backend, [2]int{conntracktest.Closed, conntracktest.Closed}, [2]uint32{1000, 1000})
 			want := conntracktest.Table{}
 			asked := 0
-			_, err := deleteFlows(table, nil, func(key Tuple, entry *Entry) bool {
+			_, err := deleteFlows(table, nil, nil, func(key Tuple, entry *Entry) bool {
 				if entry.LastSeen != 1000 {
 					return false
 				}

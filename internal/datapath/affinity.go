@@ -70,10 +70,7 @@ func (a *affinityTable) Delete(key AffinityKey) error {
 }
 
 func (a *affinityTable) Live() (live uint32, err error) {
-	now, err := settable.Tick()
-	if err != nil {
-		return 0, err
-	}
+	now := settable.Tick()
 	err = settable.EachPlace(a.Maps, func(s settable.Set[AffinityEntry], place int) bool {
 		if !settable.Expired(atomic.LoadUint32(&s.Marks.Evictions[place].Expires), now) {
 			live++

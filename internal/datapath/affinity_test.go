@@ -31,8 +31,7 @@ func newAffinity(t *testing.T, clients uint32, secret *ebpf.Map) *affinityTable 
 // fillAffinity stores clients, a tenth of which have come again, and a tenth of which have expired.
 func fillAffinity(t *testing.T, a *affinityTable, clients uint32) {
 	t.Helper()
-	now, err := settable.Tick()
-	must(t, err)
+	now := settable.Tick()
 	sets, err := a.Open()
 	must(t, err)
 	for n := range clients {
@@ -73,9 +72,7 @@ func TestAffinityIsCopied(t *testing.T) {
 			maps: map[string]*ebpf.Map{SockMapAffinity: to.Rows, SockMapTableSecret: to.Secret},
 			old:  &predecessor{maps: map[string]*ebpf.Map{SockMapAffinity: from.Rows}},
 		}
-		tick, err := settable.Tick()
-		must(t, err)
-		d.follower.tick = tick
+		d.follower.tick = settable.Tick()
 		must(t, followAffinity(&d, firstPass))
 		again, once := 0, 0
 		for n := range uint32(clients) {

@@ -76,6 +76,9 @@ func (d *Datapath) Attach() error {
 		return err
 	}
 	kernelBTF.Store(nil) // little is loaded later, and seldom
+	if err := d.holdLinks(); err != nil {
+		return err
+	}
 	return d.swapResized()
 }
 
@@ -159,7 +162,7 @@ func detachHook(bpffs string, h CgroupHook) error {
 // attach replaces the program in the pinned link of a hook. A link to another cgroup is replaced.
 func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup uint64) error {
 	there := func(info *link.Info) bool { return info.Cgroup().CgroupId == cgroup }
-	err := attachPinned(linkPath(d.options.BPFFS, h), program, there, func() (link.Link, error) {
+	err := d.attachPinned(linkPath(d.options.BPFFS, h), program, there, func() (link.Link, error) {
 		return link.AttachCgroup(link.CgroupOptions{Path: d.cgroup, Attach: h.Attach, Program: program})
 	})
 	if errors.Is(err, unix.EPERM) {
@@ -170,7 +173,7 @@ func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup uint64) er
 
 // attachPinned replaces the program in a pinned link. It makes a new link if there is none, if `there`
 // returns false for it, or if it rejects the program.
-func attachPinned(path string, program *ebpf.Program, there func(*link.Info) bool, attach func() (link.Link, error)) error {
+func (d *Datapath) attachPinned(path string, program *ebpf.Program, there func(*link.Info) bool, attach func() (link.Link, error)) error {
 	old, err := link.LoadPinnedLink(path, nil)
 	if err == nil {
 		info, err := old.Info()
@@ -188,7 +191,10 @@ func attachPinned(path string, program *ebpf.Program, there func(*link.Info) boo
 		return err
 	}
 	defer l.Close()
-	return l.Pin(path)
+	if err := l.Pin(path); err != nil {
+		return err
+	}
+	return d.hold(path)
 }
 
 // refuseForeign refuses hooks of another Beeline: of two that look up a Service the first one wins, and the

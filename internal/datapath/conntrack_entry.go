@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"os"
 
-	"golang.org/x/sys/unix"
+	"beeline.io/beeline/internal/kernelclock"
 )
 
 // The structures of bpf/conntrack/types.h.
@@ -75,9 +75,5 @@ func (t *EdgeTCCtEntry) Connection(key Tuple) Connection {
 	return Connection{Protocol: key.Protocol, Service: key.To(), Backend: t.Xlate.To()}
 }
 
-// Now returns the time on the clock of ConntrackEntry.LastSeen: whole seconds of CLOCK_MONOTONIC.
-func Now() uint32 {
-	var now unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails only for clocks that do not exist
-	return uint32(now.Sec)
-}
+// Now returns the time on the clock of ConntrackEntry.LastSeen: whole seconds of the programs' clock.
+func Now() uint32 { return kernelclock.Seconds() }

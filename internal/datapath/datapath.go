@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
@@ -50,12 +51,14 @@ type Datapath struct {
 	maps       map[string]*ebpf.Map
 	loading    sync.Mutex // guards programs, some of which are loaded after Open, and atDevices
 	programs   map[string]*ebpf.Program
-	atDevices  map[string][]int // the indexes of the devices of SetDevices, by component; guarded by loading
-	resized    []string         // tables whose pin still names the one of the old size (swapResized)
-	old        *predecessor     // tables to migrate; nil: there are none
-	aside      bool             // setAside has renamed the directory of the tables
-	follower   follower         // of the migration
-	fresh      bool             // no table was pinned before Open
+	atDevices  map[string][]int     // the indexes of the devices of SetDevices, by component; guarded by loading
+	resized    []string             // tables whose pin still names the one of the old size (swapResized)
+	old        *predecessor         // tables to migrate; nil: there are none
+	aside      bool                 // setAside has renamed the directory of the tables
+	follower   follower             // of the migration
+	fresh      bool                 // no table was pinned before Open
+	holding    sync.Mutex           // guards held
+	held       map[string]link.Link // pinned links, by path (hold)
 	// replacement returns an error if XDP programs cannot share a device under this kernel.
 	replacement func() error
 }
@@ -165,6 +168,7 @@ func (d *Datapath) Close() {
 	for _, p := range d.programs {
 		p.Close()
 	}
+	d.releaseLinks(func(string) bool { return true })
 	d.follower.close()
 	d.old.close()
 	for _, m := range d.maps {

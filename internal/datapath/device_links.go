@@ -149,7 +149,7 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 func (d *Datapath) attachToDevice(c *Component, device int) error {
 	for _, h := range c.DeviceHooks {
 		program := d.program(h.Program)
-		err := attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
+		err := d.attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
 			if h.Attach == ebpf.AttachXDP {
 				return link.AttachXDP(link.XDPOptions{Program: program, Interface: device})
 			}

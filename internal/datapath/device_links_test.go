@@ -5,7 +5,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -110,7 +109,9 @@ func TestDeviceHooks(t *testing.T) {
 		t.Errorf("devices %v, %v", devices, err)
 	}
 	for _, h := range hooks {
-		must(t, os.Remove(deviceLinkPath(w.options.BPFFS, c.Name, w.device, h.Name)))
+		l, err := link.LoadPinnedLink(deviceLinkPath(w.options.BPFFS, c.Name, w.device, h.Name), nil)
+		must(t, err)
+		must(t, takeDown(l))
 		if devices, err := d.Devices("passing"); err != nil || len(devices) > 0 {
 			t.Errorf("%s is gone, and devices are %v, %v", h.Name, devices, err)
 		}

@@ -137,7 +137,7 @@ func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func(*ebpf.Progr
 	if err != nil {
 		return err
 	}
-	return attachPinned(edgeLinkPath(d.options.BPFFS, device, hook), program, atDevice(device), func() (link.Link, error) { return attach(program) })
+	return d.attachPinned(edgeLinkPath(d.options.BPFFS, device, hook), program, atDevice(device), func() (link.Link, error) { return attach(program) })
 }
 
 // DetachEdge detaches hooks of the edge from a device; all, if none is named. The device may be gone.

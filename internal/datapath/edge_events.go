@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/kernelclock"
 )
 
 // EdgeEvent is an event of a packet: a new flow, a refusal or a drop.
@@ -88,7 +90,7 @@ func (e *Events) Read(ctx context.Context, ready func(), event func(*EdgeEvent),
 	if err != nil {
 		return err
 	}
-	begin := monotonic()
+	begin := kernelclock.Now()
 	if err := e.watch(1); err != nil {
 		return err
 	}
@@ -140,12 +142,5 @@ func (e *Events) lost() (n uint64, err error) {
 	return n, nil
 }
 
-// monotonic returns the time of bpf_ktime_get_ns.
-func monotonic() uint64 {
-	var now unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails only for clocks that do not exist
-	return uint64(now.Nano())
-}
-
 // Age returns how long ago an event was.
-func (e *EdgeTCEdgeEvent) Age() time.Duration { return time.Duration(monotonic() - e.Time) }
+func (e *EdgeTCEdgeEvent) Age() time.Duration { return time.Duration(kernelclock.Now() - e.Time) }

@@ -209,9 +209,7 @@ func (d *Datapath) follow(pass CopyPass) (err error) {
 	if pass == firstPass {
 		d.follower.since = Now() - 1 // a flow with this second as last_seen may have been used before its entry is read
 	}
-	if d.follower.tick, err = settable.Tick(); err != nil {
-		return err
-	}
+	d.follower.tick = settable.Tick()
 	for _, t := range d.enabled.tables() {
 		if t.Follow == nil || d.maps[t.Name] == nil || d.old.maps[t.Name] == nil {
 			continue

@@ -16,21 +16,16 @@ import (
 // Repair restores what was removed while the agent ran: pins of tables, links, attachments. It returns what
 // it restored.
 func (d *Datapath) Repair() (repaired []string, err error) {
-	if repaired, err = d.repairDirectory(); err != nil {
-		return repaired, err
+	for _, repair := range []func() ([]string, error){
+		d.repairDirectory, d.repinLinks, d.repairPins, d.repairHooks, d.repinPrograms, d.repairDevices,
+	} {
+		some, err := repair()
+		repaired = append(repaired, some...)
+		if err != nil {
+			return repaired, err
+		}
 	}
-	pins, err := d.repairPins()
-	repaired = append(repaired, pins...)
-	if err != nil {
-		return repaired, err
-	}
-	hooks, err := d.repairHooks()
-	repaired = append(repaired, hooks...)
-	if err != nil {
-		return repaired, err
-	}
-	devices, err := d.repairDevices()
-	return append(repaired, devices...), err
+	return repaired, d.holdLinks()
 }
 
 // repairPins restores pins of tables.

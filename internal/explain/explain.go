@@ -11,12 +11,12 @@ import (
 	"slices"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
+
+	"beeline.io/beeline/internal/kernelclock"
 )
 
 // Answer is what happens to a packet or a connect(), and why.
@@ -168,18 +168,11 @@ func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client d
 	if err != nil {
 		return 0, err
 	}
-	if entry == nil || int32(coarseSeconds()-entry.LastUsed) > int32(f.AffinitySeconds) ||
+	if entry == nil || int32(kernelclock.CoarseSeconds()-entry.LastUsed) > int32(f.AffinitySeconds) ||
 		!slices.ContainsFunc(d.Backends, func(m inspect.Member) bool { return m.ID == entry.Backend }) {
 		return 0, nil
 	}
 	return entry.Backend, nil
-}
-
-// coarseSeconds returns the clock of session affinity.
-func coarseSeconds() uint32 {
-	var now unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now) // fails only for clocks that do not exist
-	return uint32(now.Sec)
 }
 
 // ownAddress reports whether an address belongs to the calling thread's network namespace.

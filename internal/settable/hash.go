@@ -9,7 +9,8 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/kernelclock"
 )
 
 // The agent's version of bpf/set_table/set_table.h.
@@ -58,11 +59,7 @@ func Second(sum uint64, sets uint32) uint32 {
 func Tag(hash uint32) uint32 { return max(hash&^Claimed, 1) }
 
 // Tick returns the time in ticks, the unit of eviction marks.
-func Tick() (uint32, error) {
-	var now unix.Timespec
-	err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now)
-	return uint32(now.Nano() >> 20), err
-}
+func Tick() uint32 { return uint32(kernelclock.Coarse() >> 20) }
 
 // Expired reports whether the tick of a mark has passed.
 func Expired(until, now uint32) bool { return int32(now-until) >= 0 }

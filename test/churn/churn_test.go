@@ -129,7 +129,7 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 	fresh := startAgent(t, l.Host("node-b"), c.folder)
 	want, err := fresh.Tables()
 	must(t, err)
-	wantSame(t, "frontend", contents(got), contents(want))
+	wantSame(t, "frontend", node.Contents(got), node.Contents(want))
 	must(t, a.WaitFor("without entries that it does not need", func(s *inspect.Status) bool {
 		other, err := fresh.Status()
 		return err == nil && fills(s) == fills(other)
@@ -159,7 +159,7 @@ func (c *cluster) wantPlan(t *testing.T, tables *inspect.Tables) {
 	for _, s := range tables.Services {
 		for _, f := range s.Frontends {
 			if strings.HasSuffix(f.Address, ":80") {
-				got[fmt.Sprintf("%s/%s", f.Address, f.Protocol)] = decision(f.Pod)
+				got[fmt.Sprintf("%s/%s", f.Address, f.Protocol)] = node.Decision(f.Pod)
 			}
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -38,38 +37,6 @@ func (s *service) usable(family int) string {
 		return "reject"
 	}
 	return strings.Join(all, " ")
-}
-
-// decision describes a decision without the tables' IDs.
-func decision(d inspect.Decision) string {
-	if len(d.Backends) == 0 {
-		return d.Verdict
-	}
-	return members(d.Backends)
-}
-
-func members(of []inspect.Member) string {
-	var all []string
-	for _, m := range of {
-		all = append(all, m.Address)
-	}
-	slices.Sort(all)
-	return strings.Join(all, " ")
-}
-
-// contents is the contents of the tables, by frontend.
-func contents(t *inspect.Tables) map[string]string {
-	all := map[string]string{}
-	for _, s := range t.Services {
-		for _, f := range s.Frontends {
-			all[fmt.Sprintf("%s %s %s/%s", s.Name, f.Kind, f.Address, f.Protocol)] = fmt.Sprintf(
-				"%s pod: %s node: %s outside: %s kept: %s", f.Port, decision(f.Pod), decision(f.Node), decision(f.Outside), members(f.Retained))
-		}
-	}
-	for _, b := range t.Backends {
-		all["backend "+b.Address+"/"+b.Protocol.String()] = strings.Join(b.Services, " ")
-	}
-	return all
 }
 
 // wantSame compares descriptions by name.

@@ -118,3 +118,13 @@ func (c *ControlPlane) Update(ctx context.Context, object runtime.Object) error 
 	path, name := collection(object)
 	return c.request(ctx, http.MethodPut, path+"/"+name, object)
 }
+
+// Delete deletes Services and EndpointSlices.
+func (c *ControlPlane) Delete(ctx context.Context, objects ...runtime.Object) error {
+	var errs []error
+	for _, object := range objects {
+		path, name := collection(object)
+		errs = append(errs, c.request(ctx, http.MethodDelete, path+"/"+name, nil))
+	}
+	return errors.Join(errs...)
+}

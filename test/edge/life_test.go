@@ -5,6 +5,7 @@ package edge
 import (
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -94,14 +95,10 @@ func TestEdgeIsRepaired(t *testing.T) {
 	w := startWorld(t, "--edge-mode=xdp", "--audit-interval=100ms")
 	w.apply("web", objects(w.public("b1"))...)
 	before := w.attached()
-	for _, hook := range []string{"egress", "ingress", "xdp"} {
-		pins, err := os.ReadDir(w.agent.BPFFS() + "/links")
-		w.must(err)
-		for _, pin := range pins {
-			if name := pin.Name(); len(name) > len(hook) && name[:4] == "edge" && name[len(name)-len(hook):] == hook {
-				w.must(os.Remove(w.agent.BPFFS() + "/links/" + name))
-			}
-		}
+	pins, err := filepath.Glob(w.agent.BPFFS() + "/links/edge-*")
+	w.must(err)
+	for _, pin := range pins {
+		w.must(detach(pin))
 	}
 	w.eventually("three other links are there", func() bool {
 		now := w.attached()

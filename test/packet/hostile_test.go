@@ -124,6 +124,46 @@ func TestForgedSegmentMovesNothing(t *testing.T) {
 	})
 }
 
+// A SYN with other flags opens no connection and so ends none: a flow whose backend no longer serves, or that a
+// forged RST has closed, keeps its entries.
+func TestSYNWithOtherFlagsEndsNothing(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		defer w.apply(t, w.scene())
+		for _, closed := range []bool{false, true} {
+			for _, port := range []uint16{toRemote, toLocal} {
+				w.forget(t)
+				w.apply(t, w.scene())
+				question := f.question(tcp, port)
+				w.run(t, at, question.frame(t))
+				if closed {
+					question.flags = rst | ack
+					w.run(t, at, question.frame(t))
+				} else {
+					tables := w.scene()
+					key := model.FrontendKey{Address: f.vip, Port: port, Protocol: tcp}
+					frontend := tables.Frontends[key]
+					other := tables.Frontends[model.FrontendKey{Address: f.vip, Port: sticky, Protocol: tcp}].Outside.Slots[2]
+					frontend.Pod, frontend.Outside = model.Decision{Slots: []uint32{other}}, model.Decision{Slots: []uint32{other}}
+					tables.Frontends[key] = frontend
+					w.apply(t, tables)
+				}
+				had := len(w.records(t, halfOpen))
+				if had == 0 {
+					t.Fatal("the SYN has left no entry")
+				}
+				for _, flags := range []byte{syn | fin, syn | rst, syn | ack, 0xff} {
+					question.flags = flags
+					w.run(t, at, question.frame(t))
+					if n := len(w.records(t, halfOpen)); n != had {
+						t.Errorf("port %d, closed %v, flags %#x: %d entries, want %d as before", port, closed, flags, n, had)
+					}
+				}
+			}
+		}
+	})
+}
+
 // R12: a SYN with the tuple of a flow whose backend no longer serves goes to one that does, be that flow half
 // open or not, with SNAT, locally, or with DSR. While the backend serves, the SYN is for it to judge.
 func TestSYNOfABackendThatHasLeft(t *testing.T) {

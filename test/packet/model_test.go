@@ -18,11 +18,14 @@ import (
 var (
 	seedFlag    = flag.Uint64("seed", 1, "seed of TestModel's tables and packets; 0: from the clock")
 	packetsFlag = flag.Int("packets", 200_000, "how many packets TestModel generates")
+	roundFlag   = flag.Uint64("round", 0, "TestModel's first round of 500 packets at each hook: each starts without state, so a failed one can be repeated")
+	lastingFlag = flag.Duration("lasting", 0, "how long TestModel generates packets instead, half of it at each hook")
 )
 
 const (
 	packetsOfRound  = 500
-	packetsOfTables = 100 // between updates
+	packetsOfTables = 100     // between updates
+	enoughPackets   = 100_000 // for each reason to occur
 )
 
 // Programs and model agree on every packet: its fate, byte for byte, the conntrack entries afterwards, and the
@@ -38,7 +41,9 @@ func TestModel(t *testing.T) {
 		t.Run(string(at), func(t *testing.T) {
 			w := newWorld(t, limits{})
 			var total [model.Reasons]uint64
-			for round := range uint64(max(1, *packetsFlag/packetsOfRound/2)) {
+			rounds := 0
+			begin, last := time.Now(), *roundFlag+uint64(max(1, *packetsFlag/packetsOfRound/2))
+			for round := *roundFlag; *lastingFlag == 0 && round < last || time.Since(begin) < *lastingFlag/2; round++ {
 				var err error
 				for try := range 100 {
 					if try > 0 {
@@ -54,10 +59,15 @@ func TestModel(t *testing.T) {
 					}
 				}
 				if err != nil {
-					t.Fatalf("-seed=%d, %s, round %d: %v", seed, at, round, err)
+					t.Fatalf("%s, -seed=%d -round=%d -packets=1: %v", at, seed, round, err)
 				}
+				rounds++
 			}
 			t.Logf("packets by reason: %v", total)
+			if *lastingFlag > 0 || *packetsFlag < enoughPackets {
+				t.Logf("%d packets generated, %.0f per second, and no difference", rounds*packetsOfRound, float64(rounds*packetsOfRound)/time.Since(begin).Seconds())
+				return
+			}
 			for reason, n := range total {
 				// Tested elsewhere: forwarding disabled in the kernel, plain tables, few ports,
 				// ICMP errors and their rate.

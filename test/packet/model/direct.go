@@ -140,6 +140,9 @@ func (v *visit) isInvalid(track *Track) bool {
 	return kind != syn && kind != ack
 }
 
+// opens reports whether a packet asks for a new connection.
+func (v *visit) opens() bool { return v.flags&(fin|syn|rst|ack) == syn }
+
 // noteSequence stores the client's place in its stream.
 func (v *visit) noteSequence(track *Track) {
 	if v.tuple.Protocol != TCP || v.fragment == laterFragment {

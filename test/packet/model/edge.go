@@ -201,11 +201,11 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 				return v.sendDirect(d, Untracked)
 			}
 		}
-		begins := track.State >= StateClosing && v.flags&syn != 0
-		if v.wrapped == nil && v.flags&(syn|ack) == syn && !v.servesStill(track) {
+		begins := track.State >= StateClosing && v.opens()
+		if v.wrapped == nil && v.opens() && !v.servesStill(track) {
 			begins = true // no backend is left to judge
 		}
-		if v.wrapped != nil && v.flags&(syn|ack) == syn && !v.chosenServes(track) {
+		if v.wrapped != nil && v.opens() && !v.chosenServes(track) {
 			begins = true // as above
 		}
 		if (track.Reply || !begins) && !v.yields(track) {

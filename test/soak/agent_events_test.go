@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/test/node"
+)
+
+// restart stops the agent as a service manager does, and starts it.
+func (w *world) restart() error {
+	if err := w.agent.Stop(); err != nil {
+		return err
+	}
+	return w.agent.Start()
+}
+
+// kills kills the agent at random moments, most of them while it starts.
+func (w *world) kills() error {
+	times := 4
+	if soaking() {
+		times = 20
+	}
+	for range times {
+		if err := w.agent.Kill(); err != nil {
+			return err
+		}
+		if err := w.agent.StartOnly(); err != nil {
+			return err
+		}
+		time.Sleep(time.Duration(w.random.Int64N(int64(1500 * time.Millisecond))))
+		w.killed.Add(1)
+	}
+	return w.agent.WaitReady()
+}
+
+// stop stops the agent's process for a while.
+func (w *world) stop() error {
+	if err := syscall.Kill(w.agent.PID(), syscall.SIGSTOP); err != nil {
+		return err
+	}
+	time.Sleep(length(8*time.Second, time.Minute))
+	return syscall.Kill(w.agent.PID(), syscall.SIGCONT)
+}
+
+// otherClocks has an agent in a time namespace take over: its monotonic clock is a day ahead of the kernel's, and by
+// that clock every entry has expired.
+func (w *world) otherClocks() error {
+	const day = "86400"
+	w.agent.Wrap = []string{"unshare", "--time", "--monotonic", day, "--boottime", day}
+	defer func() { w.agent.Wrap = nil }()
+	if err := w.restart(); err != nil {
+		return err
+	}
+	swept := time.Time{}
+	for range 2 {
+		if err := w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }); err != nil {
+			return err
+		}
+		s, err := w.agent.Status()
+		if err != nil {
+			return err
+		}
+		swept = s.Edge.Flows.LastGC
+	}
+	w.agent.Wrap = nil
+	return w.restart()
+}
+
+// sourceAway kills the agent while its source is away: the next one starts without it.
+func (w *world) sourceAway() error {
+	if err := w.objects.leave(); err != nil {
+		return err
+	}
+	if err := w.agent.Kill(); err != nil {
+		return err
+	}
+	if err := w.agent.StartOnly(); err != nil {
+		return err
+	}
+	err := w.agent.WaitFor("attached, and without a source", func(s *inspect.Status) bool { return !s.Source.Synced && len(s.Attachments) == s.Hooks })
+	if err != nil {
+		return err
+	}
+	time.Sleep(length(3*time.Second, 20*time.Second))
+	if s, err := w.agent.Status(); err != nil || s.Counts.Services != len(serviceNames)+w.extraServices() {
+		return fmt.Errorf("%d Services are in the tables (%v)", s.Counts.Services, err)
+	}
+	if err := w.objects.back(); err != nil {
+		return err
+	}
+	return w.agent.WaitReady()
+}
+
+// extraServices are those that a source has besides.
+func (w *world) extraServices() int {
+	if *apiFlag {
+		return 1 // default/kubernetes
+	}
+	return 0
+}
+
+// upgrades replaces the agent twice in a row: by one with tables of other sizes, and by one with another layout
+// of the tables and thus other programs; the next time, with sizes again. Each is killed once in the middle.
+func (w *world) upgrades() error {
+	sizes := map[int]int{fewFlows: 2 * fewFlows, 2 * fewFlows: fewFlows}
+	for i := range 2 {
+		if err := w.agent.Kill(); err != nil {
+			return err
+		}
+		if i == 0 {
+			w.agent.MaxFlows = sizes[w.agent.MaxFlows]
+		} else {
+			w.agent.Program = w.other
+		}
+		if err := w.agent.StartOnly(); err != nil {
+			return err
+		}
+		time.Sleep(time.Duration(500+w.random.IntN(1000)) * time.Millisecond)
+		if err := w.agent.Kill(); err != nil {
+			return err
+		}
+		if err := w.agent.Start(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// otherLayout builds an agent with another version of the layout of the tables, which no release has.
+func (w *world) otherLayout() string {
+	w.t.Helper()
+	sources, err := node.Sources()
+	w.must(err)
+	path := filepath.Join(w.t.TempDir(), "beeline-other-layout")
+	out, err := exec.Command("go", "build", "-C", sources, "-ldflags", "-X beeline.io/beeline/internal/datapath.tablesDirectory=tables_v1000", "-o", path, "./cmd/beeline").CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("go build with another version of the layout: %v\n%s", err, out)
+	}
+	return path
+}
+
+// outOfMemory has the kernel kill the agent because its cgroup has no memory left, and starts another one.
+func (w *world) outOfMemory() error {
+	group, err := newMemoryCgroup(w.Name)
+	if err != nil {
+		return err
+	}
+	defer group.remove()
+	if err := w.agent.Stop(); err != nil {
+		return err
+	}
+	w.agent.Wrap = []string{"sh", "-c", `echo $$ >` + group.procs() + ` && echo 1000 >/proc/self/oom_score_adj && exec "$@"`, "sh"}
+	err = w.agent.Start()
+	w.agent.Wrap = nil
+	if err != nil {
+		return err
+	}
+	if err := group.limit(); err != nil {
+		return err
+	}
+	// It takes what is left; the agent is killed for it.
+	hog := exec.Command("sh", "-c", "echo $$ >"+group.procs()+" && head -c 16M /dev/zero | tail >/dev/null")
+	if err := hog.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- w.agent.Wait() }()
+	select {
+	case err = <-ended:
+	case <-time.After(patience):
+		return errors.Join(errors.New("the agent is not killed for lack of memory"), hog.Process.Kill(), hog.Wait())
+	}
+	if err == nil || !strings.HasPrefix(err.Error(), "signal: killed") || group.kills() == 0 {
+		return fmt.Errorf("the agent ended otherwise than for lack of memory: %v", err)
+	}
+	hog.Wait() // it may have been killed next
+	return w.agent.Start()
+}
+
+// memoryCgroup is a cgroup of the memory controller, of version 1 or 2.
+type memoryCgroup struct {
+	path string
+	v1   bool
+}
+
+// newMemoryCgroup makes one of the lab's own.
+func newMemoryCgroup(lab string) (*memoryCgroup, error) {
+	name := "beeline-lab-" + lab + "-memory"
+	for _, c := range []memoryCgroup{{"/sys/fs/cgroup/memory", true}, {"/sys/fs/cgroup", false}} {
+		file := map[bool]string{true: "memory.limit_in_bytes", false: "memory.max"}[c.v1]
+		c.path = filepath.Join(c.path, name)
+		if err := os.Mkdir(c.path, 0o755); err != nil {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(c.path, file)); err == nil {
+			return &c, nil
+		}
+		os.Remove(c.path)
+	}
+	return nil, errors.New("no memory controller of cgroups, of version 1 or 2, below /sys/fs/cgroup")
+}
+
+func (c *memoryCgroup) procs() string { return filepath.Join(c.path, "cgroup.procs") }
+
+func (c *memoryCgroup) remove() { os.Remove(c.path) }
+
+func (c *memoryCgroup) number(file string) (n int64) {
+	text, err := os.ReadFile(filepath.Join(c.path, file))
+	if err == nil {
+		fmt.Sscan(string(text), &n)
+	}
+	return n
+}
+
+// limit leaves hardly any memory to what runs there.
+func (c *memoryCgroup) limit() error {
+	used, file := "memory.current", "memory.max"
+	if c.v1 {
+		used, file = "memory.usage_in_bytes", "memory.limit_in_bytes"
+	}
+	return os.WriteFile(filepath.Join(c.path, file), fmt.Append(nil, c.number(used)+(1<<20)), 0)
+}
+
+// kills is how many processes the kernel has killed there.
+func (c *memoryCgroup) kills() (n int) {
+	file := map[bool]string{true: "memory.oom_control", false: "memory.events"}[c.v1]
+	text, err := os.ReadFile(filepath.Join(c.path, file))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		fmt.Sscanf(line, "oom_kill %d", &n)
+	}
+	return n
+}

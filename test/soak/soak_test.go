@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/test/node"
+)
+
+// R37, R30, R12: a node lives through each event, and through hostile packets beside it, and no client loses a
+// request, except where docs/operate/life.md says so. Afterwards the tables are those of a fresh agent.
+func TestLife(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	only, err := regexp.Compile(*onlyFlag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)))
+	w.logf("-seed=%d", seed)
+	t.Cleanup(w.stopClients)
+	w.startClients()
+	w.churn()
+	time.Sleep(time.Second)
+	if soaking() {
+		w.draw(*lastingFlag, only)
+	} else {
+		w.inOrder(only)
+	}
+	w.stopClients()
+	w.sum()
+	w.wantLikeFresh()
+}
+
+// inOrder runs each event of the short form once, or all that -only names.
+func (w *world) inOrder(only *regexp.Regexp) {
+	for _, e := range events {
+		if only.MatchString(e.name) && (!e.drawn || *onlyFlag != "") {
+			w.happen(e, kindNamed(e.beside))
+			w.happened[e.name]++
+		}
+	}
+}
+
+// draw draws events, half of them with hostile packets beside, for some time.
+func (w *world) draw(lasting time.Duration, only *regexp.Regexp) {
+	for begin := time.Now(); time.Since(begin) < lasting && !w.t.Failed(); {
+		e := events[w.random.IntN(len(events))]
+		if !only.MatchString(e.name) {
+			continue
+		}
+		var beside *hostile
+		if w.random.IntN(2) == 0 {
+			beside = &hostileKinds[w.random.IntN(len(hostileKinds))]
+		}
+		w.happen(e, beside)
+		w.happened[e.name]++
+	}
+}
+
+func kindNamed(name string) *hostile {
+	for i := range hostileKinds {
+		if hostileKinds[i].name == name {
+			return &hostileKinds[i]
+		}
+	}
+	return nil
+}
+
+// sum prints what was tried and lost.
+func (w *world) sum() {
+	for _, e := range events {
+		w.logf("%-32s %4d times", e.name, w.happened[e.name])
+	}
+	w.logf("%-32s %4d times", "kills, while it starts or later", w.killed.Load())
+	for _, k := range hostileKinds {
+		w.logf("%-32s %9d packets", k.name, k.sent.Load())
+	}
+	for _, l := range w.tallies {
+		w.logf("%s", l)
+		if l.tried == l.lost+l.spent {
+			w.t.Errorf("%s, %s: no request of %d was answered", l.place, l.kind, l.tried)
+		}
+	}
+	tried, spent, lost := w.counts()
+	w.logf("%d requests, %d lost as declared, %d lost", tried, spent, lost)
+	if lost > 0 {
+		w.t.Errorf("%d of %d requests were lost", lost, tried)
+	}
+}
+
+// wantLikeFresh compares the tables with those of an agent that has read the same objects once, and is attached
+// where it sees no process and no packet.
+func (w *world) wantLikeFresh() {
+	w.t.Helper()
+	w.must(w.objects.put("changing", w.service(changing, "b3")...))
+	fresh := w.newAgent()
+	fresh.Name, fresh.EdgeMode, fresh.Flags = "fresh", "off", append(fresh.Flags, "--cgroup-root", w.Host("fabric").Cgroup)
+	w.must(fresh.Start())
+	defer func() { w.must(fresh.Kill()) }()
+	w.eventually("the tables are those of a fresh agent", func() error {
+		want, err := fresh.Tables()
+		if err != nil {
+			return err
+		}
+		got, err := w.agent.Tables()
+		if err != nil {
+			return err
+		}
+		return difference(node.Contents(got), node.Contents(want))
+	})
+}
+
+func difference(got, want map[string]string) error {
+	for name, text := range want {
+		if got[name] != text {
+			return fmt.Errorf("%s is %q, of a fresh agent %q", name, got[name], text)
+		}
+	}
+	for name, text := range got {
+		if want[name] == "" {
+			return fmt.Errorf("%s is left over: %s", name, text)
+		}
+	}
+	return nil
+}
