@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+)
+
+// tables reads the tables and adds the state of each object. Objects without table entries have no frontends.
+func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Tables, error) {
+	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, scope)
+	if err != nil {
+		return nil, err
+	}
+	tables.OutsideServed = datapath.HasEdge(a.config.BPFFS)
+	if scope.Service != "" || scope.Owners {
+		if err := tables.AddDraining(a.config.BPFFS, scope); err != nil {
+			return nil, err
+		}
+	}
+	if scope.Service != "" {
+		names, err := a.datapath.Tables.Services.All()
+		if err != nil {
+			return nil, err
+		}
+		if err := tables.AddConnections(a.config.BPFFS, names); err != nil {
+			return nil, err
+		}
+	}
+	at := map[service.Ref]int{}
+	for i := range tables.Services {
+		at[tables.Services[i].Ref()] = i
+	}
+	for _, st := range a.syncer.Status() {
+		if !scope.Wants(st.Owner) {
+			continue
+		}
+		i, ok := at[st.Owner]
+		if !ok {
+			i = len(tables.Services)
+			tables.Services = append(tables.Services, inspect.Service{
+				Kind: st.Owner.Kind, Namespace: st.Owner.Namespace, Name: st.Owner.Name, Frontends: []inspect.Frontend{},
+			})
+		}
+		s := &tables.Services[i]
+		s.State, s.Reasons, s.Problems, s.Refusals = st.State, st.Reasons, st.Problems, st.Refusals
+		s.Health = a.checks(st.Owner)
+		if scope.Service != "" {
+			s.AddDown(s.Health)
+		}
+	}
+	if scope.Owners {
+		tables.AddDown(a.healthStatus())
+	}
+	return tables, nil
+}
+
+func (a *Agent) countedTables(ctx context.Context) (*inspect.Tables, error) {
+	tables, err := a.tables(ctx, inspect.Scope{})
+	if err != nil {
+		return nil, err
+	}
+	names, err := a.datapath.Tables.Services.All()
+	if err != nil {
+		return nil, err
+	}
+	if err := tables.AddConnections(a.config.BPFFS, names); err != nil {
+		return nil, err
+	}
+	return tables, tables.AddCounters(a.config.BPFFS, names)
+}
+
+func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
+	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, inspect.Scope{Outline: true})
+	if err != nil {
+		return nil, err
+	}
+	s := inspect.ReadStatus(a.config.BPFFS, a.version, tables)
+	if s.Tables, err = a.syncer.Usage(); err != nil {
+		return nil, err
+	}
+	if s.PortConflicts, err = inspect.PortConflicts(tables); err != nil {
+		s.PortConflictsUnknown = err.Error()
+	}
+	a.completeStatus(s)
+	return s, nil
+}
+
+// completeStatus adds what only the agent knows, and the conditions.
+func (a *Agent) completeStatus(s *inspect.Status) {
+	var err error
+	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
+	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
+	if s.Attachments, err = a.datapath.Attachments(); err != nil {
+		s.Unreadable = err.Error()
+	}
+	s.Algorithm, s.TableSize = a.config.Service.Algorithm, a.config.Service.TableSize
+	s.DSR, s.DSRHybrid = a.config.Service.DSR, a.config.Service.DSRHybrid
+	s.Sync = a.syncer.Stats()
+	s.Objects = a.syncer.Unsettled()
+	a.components.Status(s)
+	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.endpoints.conditions(), a.healthConditions())...)
+	a.orphanSliceStatus(s)
+	s.Health = a.healthStatus()
+	s.Source = a.sourceStatus()
+	a.mu.Lock()
+	s.UnknownNode, s.NodeDeleted, s.NoOwnAddress = a.unknownNode, a.nodeDeleted, a.noOwnAddress
+	s.UnclassifiedPods = a.unclassifiedPods
+	a.mu.Unlock()
+	s.Assess()
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"beeline.io/beeline/internal/inspect"
+)
+
+// listen creates the unix socket, accessible only to root. It replaces the socket of an earlier
+// agent, which is not running because this one holds the lock of the bpffs directory.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("--agent-socket: %w", err)
+	}
+	if err := checkSocketPath(path); err != nil {
+		return nil, err
+	}
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("--agent-socket %s: another agent answers there: give this one its own --agent-socket", path)
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("--agent-socket %s: the path exists and is not a socket: remove it or choose another path", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("--agent-socket: %w", err)
+		}
+	}
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("--agent-socket: %w", err)
+	}
+	return l, nil
+}
+
+// maxSocketPath is the size of sun_path (unix(7)) without the terminating zero.
+const maxSocketPath = 107
+
+// RemoveSocket removes the socket of a killed agent, and the default directory if it is then empty. It keeps a
+// socket on which an agent listens, possibly one with another bpffs directory.
+func RemoveSocket(path string) {
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+		os.Remove(path)
+	}
+	os.Remove(filepath.Dir(DefaultSocket)) // fails if the directory is not empty
+}
+
+// answer serves requests until ctx ends.
+func (a *Agent) answer(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	answer(mux, StatusPath, a.status)
+	answer(mux, CountedTablesPath, a.countedTables)
+	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, r *http.Request) {
+		reply(w, r, func(ctx context.Context) (*inspect.Tables, error) {
+			return a.tables(ctx, inspect.Scope{Service: r.URL.Query().Get("service")})
+		})
+	})
+	answer(mux, BackendsPath, func(ctx context.Context) (*inspect.Tables, error) {
+		return a.tables(ctx, inspect.Scope{Outline: true, Owners: true})
+	})
+	answer(mux, MetricsPath, func(context.Context) ([]inspect.Metric, error) { return a.components.Metrics() })
+	watchers := newWatchers(a.datapath, a.log)
+	defer watchers.close()
+	mux.HandleFunc("GET "+EventsPath, watchers.stream)
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func answer[T any](mux *http.ServeMux, path string, ask func(context.Context) (T, error)) {
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { reply(w, r, ask) })
+}
+
+// reply answers with the value that ask returns. A disconnect of the client cancels ask.
+func reply[T any](w http.ResponseWriter, r *http.Request, ask func(context.Context) (T, error)) {
+	value, err := ask(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(value) // an error means that the client has disconnected
+}
