@@ -74,11 +74,12 @@ func web(l *lab.Lab) []runtime.Object {
 	return all
 }
 
-// traffic sends requests from outside until ctx ends.
+// traffic sends requests of a client outside and of a pod until ctx ends.
 func traffic(ctx context.Context, l *lab.Lab) {
-	to := net.JoinHostPort(l.Host("node-a").Addr4.String(), "30080")
 	for ctx.Err() == nil {
-		l.Host("client").Request(ctx, "tcp", to, "hello") // the metrics show what failed
+		// The metrics show what failed.
+		l.Host("client").Request(ctx, "tcp", net.JoinHostPort(l.Host("node-a").Addr4.String(), "30080"), "hello")
+		l.Host("a2").Request(ctx, "tcp", net.JoinHostPort(node.ClusterIPs(1)[0], "80"), "hello")
 		select {
 		case <-ctx.Done():
 		case <-time.After(200 * time.Millisecond):

@@ -135,7 +135,7 @@ func (w *world) idsOf(names ...string) string {
 	for _, name := range names {
 		out, err := w.agent().CLI("service", "show", name, "-o", "json", "--pins")
 		w.must(err)
-		text += out
+		text += w.uncounted(out)
 	}
 	return text
 }
