@@ -28,7 +28,7 @@ import (
 // pinFiles are the agent's pins.
 func (w *world) pinFiles() (all []string, err error) {
 	err = filepath.WalkDir(w.agent.BPFFS(), func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && !strings.HasSuffix(path, ".debug") { // those are the kernel's
+		if err == nil && !d.IsDir() && path != w.foreign.pin && !strings.HasSuffix(path, ".debug") { // those are the kernel's
 			all = append(all, path)
 		}
 		return err
@@ -62,8 +62,9 @@ func (w *world) removePins() ([]string, error) {
 func (w *world) awaitPins(want []string) error {
 	w.eventually("the pins are restored", func() error {
 		now, err := w.pinFiles()
-		if err == nil && len(now) < len(want) {
-			err = fmt.Errorf("%d of %d pins", len(now), len(want))
+		missing := slices.DeleteFunc(slices.Clone(want), func(pin string) bool { return slices.Contains(now, pin) })
+		if err == nil && len(missing) > 0 {
+			err = fmt.Errorf("without %v", missing)
 		}
 		return err
 	})
