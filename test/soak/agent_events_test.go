@@ -5,6 +5,7 @@ package soak
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,7 +156,11 @@ func (w *world) outOfMemory() error {
 	if err != nil {
 		return err
 	}
-	defer group.remove()
+	w.t.Cleanup(func() { // after a failure
+		if err := errors.Join(w.agent.Kill(), group.remove()); err != nil {
+			w.t.Error(err)
+		}
+	})
 	if err := w.agent.Stop(); err != nil {
 		return err
 	}
@@ -184,7 +189,7 @@ func (w *world) outOfMemory() error {
 		return fmt.Errorf("the agent ended otherwise than for lack of memory: %v", err)
 	}
 	hog.Wait() // it may have been killed next
-	return w.agent.Start()
+	return errors.Join(group.remove(), w.agent.Start())
 }
 
 // memoryCgroup is a cgroup of the memory controller, of version 1 or 2.
@@ -212,7 +217,18 @@ func newMemoryCgroup(lab string) (*memoryCgroup, error) {
 
 func (c *memoryCgroup) procs() string { return filepath.Join(c.path, "cgroup.procs") }
 
-func (c *memoryCgroup) remove() { os.Remove(c.path) }
+// remove removes it. It is busy until the kernel has finished the processes that it killed there.
+func (c *memoryCgroup) remove() error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		err := os.Remove(c.path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+	}
+}
 
 func (c *memoryCgroup) number(file string) (n int64) {
 	text, err := os.ReadFile(filepath.Join(c.path, file))

@@ -46,6 +46,7 @@ func (w *world) happen(e event, beside *hostile) {
 	w.t.Helper()
 	begin := time.Now()
 	tried, spent, lost := w.counts()
+	dropped := w.drops()
 	shut := func() {}
 	if e.may != nil {
 		shut = w.open(e.may)
@@ -68,6 +69,9 @@ func (w *world) happen(e event, beside *hostile) {
 	shut()
 	time.Sleep(300 * time.Millisecond)
 	tried2, spent2, lost2 := w.counts()
+	if lost2 > lost {
+		w.logf("dropped during %s: %s", name, w.drops().since(dropped))
+	}
 	w.logf("%-60s %6.1f s: %6d requests, %d lost as declared, %d lost", name, time.Since(begin).Seconds(), tried2-tried, spent2-spent, lost2-lost)
 }
 
