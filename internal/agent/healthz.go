@@ -3,8 +3,6 @@
 package agent
 
 import (
-	"context"
-	"slices"
 	"time"
 
 	"beeline.io/beeline/internal/component"
@@ -44,22 +42,19 @@ func (a *Agent) probeTasks() []component.Task {
 	if a.probe == nil {
 		return nil
 	}
-	return []component.Task{{Name: "self-probe", Run: func(ctx context.Context) error { return a.probe.Run(ctx) }}}
+	return []component.Task{{Name: "self-probe", Run: a.probe.Run}}
 }
-
-// healthFamilies are the families that the tables serve.
-var healthFamilies = []service.Family{service.IPv4, service.IPv6}
 
 // noteQueued reports a change that is about to be written to the tables.
 func (a *Agent) noteQueued() {
-	for _, f := range healthFamilies {
+	for _, f := range service.Families {
 		a.health.Queued(f)
 	}
 }
 
 // noteTables reports the state of the tables after an attempt to write to them.
 func (a *Agent) noteTables() {
-	for _, f := range healthFamilies {
+	for _, f := range service.Families {
 		if a.syncer.Stuck(f) {
 			a.health.Queued(f)
 		} else {
@@ -108,7 +103,7 @@ func (a *Agent) healthConditions() condition.List {
 	for _, p := range a.nodePorts.Problems() {
 		all = append(all, p.Condition)
 	}
-	return slices.Clip(all)
+	return all
 }
 
 // ineligible returns why load balancers must not use this node. Until the source is complete the Node is not

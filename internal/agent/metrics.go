@@ -33,7 +33,8 @@ func (a *Agent) proxyState() metrics.State {
 	return s
 }
 
-// ownMetrics returns the metrics of the agent's state. It walks no table and no object.
+// ownMetrics returns the metrics of the agent's state. It walks no table, and of the
+// objects only backends with health checks.
 func (a *Agent) ownMetrics() ([]inspect.Metric, error) {
 	b := metrics.NewBatch()
 	for _, u := range a.syncer.UsageWith(a.conditions.affinity()) {

@@ -13,11 +13,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// families are the values of the label ip_family. One sync writes both: it counts for each.
-var families = []service.Family{service.IPv4, service.IPv6}
-
 // Proxy are the metrics with kube-proxy's names. A sync is one change of the tables, from the objects to the last
-// row.
+// row. It writes both families, so it counts for each value of the label ip_family.
 type Proxy struct {
 	syncs, full, partial, programming *prometheus.HistogramVec
 	queued, synced                    *prometheus.GaugeVec
@@ -84,7 +81,7 @@ func (p *Proxy) Queued(changes []service.Change) {
 			p.endpoints.Inc()
 		}
 	}
-	for _, f := range families {
+	for _, f := range service.Families {
 		p.queued.WithLabelValues(f.String()).SetToCurrentTime()
 	}
 }
@@ -96,7 +93,7 @@ func (p *Proxy) Synced(begin time.Time, full bool) {
 		kind = p.full
 	}
 	seconds := time.Since(begin).Seconds()
-	for _, f := range families {
+	for _, f := range service.Families {
 		p.syncs.WithLabelValues(f.String()).Observe(seconds)
 		kind.WithLabelValues(f.String()).Observe(seconds)
 	}
@@ -124,7 +121,7 @@ func (p *Proxy) Planned(plans map[service.Ref]*service.Plan) {
 			p.lacks[ref] = lacks
 		}
 	}
-	for i, f := range families {
+	for i, f := range service.Families {
 		p.noLocal.WithLabelValues("internal", f.String()).Set(float64(p.totals.Internal[i]))
 		p.noLocal.WithLabelValues("external", f.String()).Set(float64(p.totals.External[i]))
 	}
@@ -132,7 +129,7 @@ func (p *Proxy) Planned(plans map[service.Ref]*service.Plan) {
 
 // Reconciled records one deletion of UDP flows whose backend no longer serves, and the flows deleted.
 func (p *Proxy) Reconciled(took time.Duration, deleted map[service.Family]uint64) {
-	for _, f := range families {
+	for _, f := range service.Families {
 		p.conntrack.WithLabelValues(f.String()).Observe(took.Seconds())
 		p.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted[f]))
 	}
@@ -192,7 +189,7 @@ func (c stateCollector) Collect(to chan<- prometheus.Metric) {
 	state := c.state()
 	c.endpointsPending.Set(float64(state.Endpoints))
 	c.servicesPending.Set(float64(state.Services))
-	for _, f := range families {
+	for _, f := range service.Families {
 		if !state.LastSuccess.IsZero() {
 			c.synced.WithLabelValues(f.String()).Set(Seconds(state.LastSuccess))
 		}

@@ -104,24 +104,16 @@ func refusePrivate(path, at string) error {
 		"mount one on the node (`mount -t bpf bpf %s`; systemd does it at boot), and make it visible to the agent", path, System)
 }
 
-// shared reports whether the mount of a path is shared. In /proc/self/mountinfo optional fields follow the sixth,
-// and the last mount at the longest path counts.
+// shared reports whether the mount of a path is shared. The last mount at the longest path counts.
 func shared(path string) (is bool) {
-	file, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return false
-	}
-	defer file.Close()
 	longest := 0
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		mount, _, _ := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(mount)
-		if len(fields) < 6 || len(fields[4]) < longest || !within(path, fields[4]) {
-			continue
+	eachMount(func(point string, tags []string, _ string) {
+		if len(point) < longest || !within(path, point) {
+			return
 		}
-		longest = len(fields[4])
-		is = slices.ContainsFunc(fields[6:], func(tag string) bool { return strings.HasPrefix(tag, "shared:") })
-	}
+		longest = len(point)
+		is = slices.ContainsFunc(tags, func(tag string) bool { return strings.HasPrefix(tag, "shared:") })
+	})
 	return is
 }
 
@@ -252,19 +244,30 @@ func LockHolder(f *os.File) (held bool, pid int) {
 	return false, 0
 }
 
-// Mounts returns the mount points of BPF file systems. In /proc/self/mountinfo (proc(5)) the fifth field is the mount
-// point, and the type follows a hyphen.
+// Mounts returns the mount points of BPF file systems.
 func Mounts() (all []string) {
+	eachMount(func(point string, _ []string, kind string) {
+		if kind == "bpf" {
+			all = append(all, point)
+		}
+	})
+	return all
+}
+
+// eachMount calls f with the mount point, the optional fields and the type of each mount in this process's
+// namespace. In /proc/self/mountinfo (proc(5)) the fifth field is the mount point, the optional ones follow the
+// sixth, and the type follows a hyphen.
+func eachMount(f func(point string, tags []string, kind string)) {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil
+		return
 	}
 	defer file.Close()
 	for lines := bufio.NewScanner(file); lines.Scan(); {
-		mount, kind, _ := strings.Cut(lines.Text(), " - ")
-		if fields := strings.Fields(mount); len(fields) > 4 && strings.HasPrefix(kind, "bpf ") {
-			all = append(all, fields[4])
+		mount, rest, _ := strings.Cut(lines.Text(), " - ")
+		kind, _, _ := strings.Cut(rest, " ")
+		if fields := strings.Fields(mount); len(fields) >= 6 {
+			f(fields[4], fields[6:], kind)
 		}
 	}
-	return all
 }

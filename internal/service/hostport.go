@@ -21,7 +21,7 @@ func resolvePod(p *Pod, node *nodeFacts) *Plan {
 		return nil
 	}
 	plan := &Plan{}
-	for _, family := range []Family{IPv4, IPv6} {
+	for _, family := range Families {
 		ips := ofFamily(p.IPs, family)
 		if len(ips) == 0 {
 			continue

@@ -53,7 +53,7 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 		p.plan.TableSize = config.TableSize
 	}
 	p.warnDSR()
-	for _, family := range []Family{IPv4, IPv6} {
+	for _, family := range Families {
 		if ip := s.clusterIP(family); ip.IsValid() {
 			p.addFamily(family, ip)
 			p.addHealthPorts(family)

@@ -73,6 +73,9 @@ const (
 	IPv6 Family = 6
 )
 
+// Families are both families.
+var Families = []Family{IPv4, IPv6}
+
 func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
 
 // FamilyOf returns the family of an address; IPv4-mapped IPv6 counts as IPv4.

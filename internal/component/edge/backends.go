@@ -15,7 +15,7 @@ type forwarded map[service.Family]map[service.Ref]struct{}
 // note adds the backends of a change.
 func (f forwarded) note(d service.Delta, own []netip.Addr) {
 	for ref, plan := range d.Plans {
-		for _, family := range []service.Family{service.IPv4, service.IPv6} {
+		for _, family := range service.Families {
 			delete(f[family], ref)
 		}
 		if plan == nil {
@@ -35,7 +35,7 @@ func (f forwarded) note(d service.Delta, own []netip.Addr) {
 
 // families returns the families that have such backends, sorted.
 func (f forwarded) families() (all []service.Family) {
-	for _, family := range []service.Family{service.IPv4, service.IPv6} {
+	for _, family := range service.Families {
 		if len(f[family]) > 0 {
 			all = append(all, family)
 		}
