@@ -42,6 +42,9 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 			line("Flows", "%d conntrack entries in %d places", e.Flows.Entries, e.Flows.Limit)
 		}
 	}
+	if s.Pods != nil {
+		line("Pod shortcut", "%s", s.Pods.Line())
+	}
 	if h := s.Health; h != nil {
 		line("Health checks", "%d backends, %d down", h.Backends, len(h.Down))
 	}

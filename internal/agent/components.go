@@ -5,6 +5,7 @@ package agent
 import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
+	"beeline.io/beeline/internal/component/pod"
 	"beeline.io/beeline/internal/component/socket"
 	"beeline.io/beeline/internal/component/socketstats"
 	"beeline.io/beeline/internal/datapath"
@@ -16,6 +17,7 @@ func Components() component.List {
 		socket.New(),
 		edge.New(),
 		socketstats.New(),
+		pod.New(),
 	}
 }
 

@@ -179,6 +179,9 @@ var (
 	DevicesUnreadable = register("DevicesUnreadable", Error,
 		"The devices of this node, or their attached programs, cannot be read from the kernel. The devices known so far are served.",
 		"see the reason in the message; the agent retries")
+	PodShortcutFailed = register("PodShortcutFailed", Warning,
+		"The pod shortcut could not follow a change of this node's devices, routes or neighbours. Packets of new pods take the stack; the others are as before.",
+		"see the reason in the message; the agent retries").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()

@@ -29,6 +29,8 @@ type Options struct {
 	Edge *EdgeOptions
 	// SocketStats configures the statistics of connections at sockets; nil: none are kept.
 	SocketStats *SocketStatsOptions
+	// Pods configures the pod shortcut; nil: packets between pods take the stack. It needs Edge.
+	Pods *PodOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component
@@ -41,6 +43,8 @@ type Datapath struct {
 	Unprotected string
 	// Uncounted is why connections at sockets are not counted although the options enable that; empty otherwise.
 	Uncounted string
+	// Unshortened is why there is no pod shortcut although the options enable it; empty otherwise.
+	Unshortened string
 
 	options    Options
 	components componentList // Options.Components

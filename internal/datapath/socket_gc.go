@@ -152,6 +152,8 @@ const (
 	kernelTypes    = "types"
 	socketIterator = "bpf_iter_udp"
 	sockDestroy    = "bpf_sock_destroy"
+	// conntrackLookup is in the BTF of the module nf_conntrack, unless that is part of the kernel.
+	conntrackLookup = "bpf_skb_ct_lookup"
 )
 
 // kernelBTF is the kernel's BTF, for loading programs between kernelHas and Attach: reading it takes some
@@ -171,6 +173,11 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 	for _, name := range []string{socketIterator, sockDestroy} {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
+	}
+	var f *btf.Func
+	found[conntrackLookup] = spec.TypeByName(conntrackLookup, &f) == nil
+	if module, err := cache.Module("nf_conntrack"); err == nil && !found[conntrackLookup] {
+		found[conntrackLookup] = module.TypeByName(conntrackLookup, &f) == nil
 	}
 	return found
 })

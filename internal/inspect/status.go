@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
@@ -76,6 +77,8 @@ type Status struct {
 	Counters    *datapath.SocketCounters `json:"counters"`
 	// Edge is the state of the edge; nil if it is off.
 	Edge *edge.Status `json:"edge,omitempty"`
+	// Pods is the state of the pod shortcut; nil if it is off.
+	Pods *pods.Status `json:"pods,omitempty"`
 	// Health is the state of health checks; nil if there are none.
 	Health *HealthStatus `json:"health,omitempty"`
 	// Objects are the objects with a failure or a problem.

@@ -78,7 +78,7 @@ func TestProgramsLoad(t *testing.T) {
 	defer sweep.Close()
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
-		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP, datapath.LoadSockStats,
+		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP, datapath.LoadSockStats, datapath.LoadPod,
 	} {
 		spec, err := load()
 		must(t, err)

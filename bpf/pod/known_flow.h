@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Flows that stay on the stack because somebody tracks them: the edge translates its flows, and
+ * netfilter may translate those of the kernel's conntrack. A flow that conntrack has seen one
+ * direction of must not leave it with the other: rules that drop `ctstate INVALID` would drop the
+ * rest. A flow that began on the shortcut is unknown to both, and stays there. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "conntrack/conntrack.h"
+#include "filter/prefilter.h"
+#include "lb/address.h"
+#include "lb/frontend.h"
+#include "packet/tuple.h"
+#include "packet/types.h"
+#include "state/scratch.h"
+
+/* Options of bpf_skb_ct_lookup: the part that all kernels have (Linux 5.18). */
+struct bpf_ct_opts {
+	__s32 netns_id;
+	__s32 error;
+	__u8 l4proto;
+	__u8 dir;
+	__u8 reserved[2];
+};
+
+struct nf_conn {
+};
+
+extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+					 __u32 tuple__sz, struct bpf_ct_opts *opts,
+					 __u32 opts__sz) __ksym;
+extern void bpf_ct_release(struct nf_conn *ct) __ksym;
+
+/* Returns whether the kernel's conntrack has a flow with this tuple, in either direction. Global
+ * function: the verifier checks it once. */
+__noinline int kernel_has_flow(struct __sk_buff *ctx, const struct tuple *t)
+{
+	struct bpf_ct_opts opts = {.netns_id = BPF_F_CURRENT_NETNS};
+	struct bpf_sock_tuple key = {};
+	struct nf_conn *ct;
+
+	if (!t)
+		return 0;
+	opts.l4proto = t->protocol;
+	if (address_is_v4(&t->source)) {
+		key.ipv4.saddr = address_to_v4(&t->source);
+		key.ipv4.daddr = address_to_v4(&t->destination);
+		key.ipv4.sport = t->source_port;
+		key.ipv4.dport = t->destination_port;
+		ct = bpf_skb_ct_lookup(ctx, &key, sizeof(key.ipv4), &opts, sizeof(opts));
+	} else {
+		__builtin_memcpy(key.ipv6.saddr, &t->source, sizeof(key.ipv6.saddr));
+		__builtin_memcpy(key.ipv6.daddr, &t->destination, sizeof(key.ipv6.daddr));
+		key.ipv6.sport = t->source_port;
+		key.ipv6.dport = t->destination_port;
+		ct = bpf_skb_ct_lookup(ctx, &key, sizeof(key.ipv6), &opts, sizeof(opts));
+	}
+	if (!ct)
+		return 0;
+	bpf_ct_release(ct);
+	return 1;
+}
+
+/* Returns whether a tuple, or its reverse, may be of a flow of the edge, or for a Service. */
+static __always_inline int edge_may_have_flow(const struct tuple *t)
+{
+	__u32 zero = 0;
+	const struct prefilter *prefilter = bpf_map_lookup_elem(&prefilters, &zero);
+	const __u64 *bits = prefilter ? prefilter_bits(prefilter) : 0;
+	struct prefilter_query there = {
+		.source = prefilter_address_of(&t->source),
+		.destination = prefilter_address_of(&t->destination),
+		.source_port = t->source_port,
+		.destination_port = t->destination_port,
+	};
+	struct prefilter_query back = {
+		.source = there.destination,
+		.destination = there.source,
+		.source_port = t->destination_port,
+		.destination_port = t->source_port,
+	};
+
+	return !bits || prefilter_match(bits, &there, 1) || prefilter_match(bits, &back, 1);
+}
+
+/* Returns whether the edge has an entry with a tuple, or its reverse, or a frontend at its
+ * destination. Global function: the verifier checks it once. */
+__noinline int edge_has_flow(struct scratch *w, const struct tuple *t)
+{
+	struct frontend_key key;
+	int unreplied;
+
+	if (!w || !t)
+		return 0;
+	__builtin_memset(&key, 0, sizeof(key));
+	key.address = t->destination;
+	key.port = t->destination_port;
+	key.protocol = t->protocol;
+	if (frontend_lookup(&key) || ct_lookup(t, tuple_hash(t), &unreplied))
+		return 1;
+	tuple_reverse(t, &w->reverse_key);
+	return ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied) != 0;
+}

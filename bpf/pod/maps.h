@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The tables of the pod shortcut. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lb/types.h"
+#include "pod/types.h"
+
+/* The pods of this node with the program at their devices. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct address);
+	__type(value, struct pod);
+} pods SEC(".maps");
+
+/* The devices with the program, by index. An entry is written after the program is attached, and
+ * deleted before it is detached: the shortcut needs both directions of a flow. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pod_device);
+} pod_devices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pod_counters);
+} pod_counts SEC(".maps");

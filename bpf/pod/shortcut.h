@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The pod shortcut: packets between pods skip the IP stack of their node. The program is at the
+ * ingress of the devices of pods and of those that lead to other nodes.
+ *
+ *   from a pod to one of this node    bpf_redirect_peer: into the other pod's namespace
+ *   from a pod to one of another node bpf_redirect_neigh: to the next hop. The packet keeps its
+ *                                     socket until it is sent, so TCP notices a full queue
+ *   from another node to a pod        bpf_redirect_peer
+ *
+ * The decision depends only on the addresses of a packet, on tables that both directions use, and
+ * on who else tracks the flow (pod/known_flow.h), so both directions of a flow take the same
+ * path. What has no shortcut is passed. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_packet.h>
+#include <bpf/bpf_helpers.h>
+
+#include "filter/source_class.h"
+#include "icmp/quote.h"
+#include "icmp/reply.h"
+#include "lb/types.h"
+#include "packet/access.h"
+#include "packet/packet.h"
+#include "packet/parse.h"
+#include "packet/tuple.h"
+#include "pod/known_flow.h"
+#include "pod/maps.h"
+#include "pod/types.h"
+#include "route/fib.h"
+#include "route/fragment.h"
+#include "state/scratch.h"
+
+#define ICMP_ECHO_REPLY	    0
+#define ICMP_ECHO_REQUEST   8
+#define ICMPV6_ECHO_REQUEST 128
+#define ICMPV6_ECHO_REPLY   129
+
+static __always_inline void pod_count(enum pod_path path)
+{
+	__u32 zero = 0;
+	struct pod_counters *counters = bpf_map_lookup_elem(&pod_counts, &zero);
+
+	if (counters && path < POD_PATHS)
+		counters->count[path]++;
+}
+
+/* Passes a packet to the stack. */
+static __always_inline enum action pod_stack(struct context *ctx, enum pod_path why)
+{
+	pod_count(why);
+	return packet_pass(ctx);
+}
+
+static __always_inline const struct pod_device *pod_device_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&pod_devices, &index);
+}
+
+/* Reads the destination of a frame. */
+static __always_inline int frame_is_for(struct context *ctx, const __u8 *mac)
+{
+	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
+	__u32 high, other_high;
+	__u16 low, other_low;
+
+	if (!eth)
+		return 0;
+	__builtin_memcpy(&high, eth->h_dest, sizeof(high));
+	__builtin_memcpy(&low, eth->h_dest + sizeof(high), sizeof(low));
+	__builtin_memcpy(&other_high, mac, sizeof(other_high));
+	__builtin_memcpy(&other_low, mac + sizeof(other_high), sizeof(other_low));
+	return high == other_high && low == other_low;
+}
+
+static __always_inline int mac_is_known(const __u8 *mac)
+{
+	__u32 high;
+	__u16 low;
+
+	__builtin_memcpy(&high, mac, sizeof(high));
+	__builtin_memcpy(&low, mac + sizeof(high), sizeof(low));
+	return (high | low) != 0;
+}
+
+/* Returns the tuple by which others may track a packet: its own, or that of the packet that an
+ * ICMP error quotes; 0 if nobody can track it (*may is 1), or if it has no shortcut (*may is 0).
+ * Fragments stay on the stack: only the first one has ports. */
+static __always_inline const struct tuple *tracked_tuple(struct context *ctx, struct scratch *w,
+							 enum parsed parsed, int *may)
+{
+	const struct packet *p = &w->packet;
+	const struct icmp_header *icmp;
+	__u8 type;
+
+	*may = 0;
+	if (p->fragment || parsed == PARSED_MALFORMED)
+		return 0;
+	if (parsed == PARSED) {
+		*may = p->tuple.protocol != IPPROTO_SCTP; /* no lookup in the kernel's conntrack */
+		return &p->tuple;
+	}
+	if (!p->l4 || !is_icmp(p))
+		return 0;
+	icmp = packet_bytes(ctx, p->l4, sizeof(*icmp));
+	if (!icmp)
+		return 0;
+	type = icmp->type;
+	if (type == (p->is_v6 ? ICMPV6_ECHO_REQUEST : ICMP_ECHO_REQUEST) ||
+	    type == (p->is_v6 ? ICMPV6_ECHO_REPLY : ICMP_ECHO_REPLY)) {
+		*may = 1;
+		return 0;
+	}
+	__builtin_memset(&w->quoted, 0, sizeof(w->quoted));
+	if (is_redirect(ctx, p))
+		return 0;
+	if (quote_parse(ctx, p, &w->quoted)) {
+		*may = w->quoted.tuple.protocol != IPPROTO_SCTP;
+		return &w->quoted.tuple;
+	}
+	*may = w->quoted.l3 && is_icmp(&w->quoted); /* about an echo request */
+	return 0;
+}
+
+/* Returns whether a packet from another node is between pods. An ICMP error may come from a router
+ * between them: the packet that it quotes counts. */
+static __always_inline int is_from_pod_network(const struct scratch *w)
+{
+	const struct packet *quoted = &w->quoted;
+
+	if (class_of(&w->packet.tuple.source) == FROM_POD)
+		return 1;
+	return quoted->l3 && address_equal(&quoted->tuple.source, &w->packet.tuple.destination) &&
+	       class_of(&quoted->tuple.destination) == FROM_POD;
+}
+
+/* Delivers a packet to a pod of this node. `routed`: the stack would route it, not bridge it. */
+static __always_inline enum action pod_deliver(struct context *ctx, struct scratch *w,
+					       const struct pod *to, int routed, enum pod_path path)
+{
+	struct ethhdr *eth;
+
+	if (wire_length(ctx, &w->packet) > to->mtu || (routed && w->packet.hops <= 1))
+		return pod_stack(ctx, POD_STACK_ROUTE);
+	if (routed) {
+		if (!packet_decrement_ttl(ctx, &w->packet))
+			return packet_drop(ctx);
+		eth = linear_bytes(ctx, 0, sizeof(*eth));
+		if (!eth)
+			return packet_drop(ctx);
+		if (mac_is_known(to->mac))
+			mac_copy(eth->h_dest, to->mac);
+		mac_copy(eth->h_source, to->gateway);
+	}
+	packet_untag(ctx);
+	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
+		return packet_drop(ctx);
+	pod_count(path);
+	return bpf_redirect_peer(to->device, 0);
+}
+
+/* Replies to a packet that exceeds the MTU to another node. The stack would reply, too, but its
+ * conntrack would see the flow. */
+static __always_inline enum action pod_too_big(struct context *ctx, struct scratch *w)
+{
+	const struct packet *p = &w->packet;
+	const struct address *own = address_on(w->fib.ifindex, p->is_v6);
+
+	if (!own || may_fragment(ctx, p))
+		return pod_stack(ctx, POD_STACK_ROUTE);
+	pod_count(POD_PATH_TOO_BIG);
+	if (reply_icmp_error(ctx, p, own, ICMP_TOO_BIG, w->fib.mtu_result) != REPLY_SENT)
+		return packet_drop(ctx);
+	return packet_bounce(ctx);
+}
+
+/* Sends a packet of a pod to another node. */
+static __always_inline enum action pod_send(struct context *ctx, struct scratch *w)
+{
+	const struct pod_device *out;
+	enum routed routed;
+
+	if (w->packet.hops <= 1)
+		return pod_stack(ctx, POD_STACK_ROUTE);
+	w->to = w->packet.tuple;
+	routed = route(ctx, w, &w->to);
+	if (routed == ROUTED_TOO_BIG)
+		return pod_too_big(ctx, w);
+	if (routed != ROUTED && routed != ROUTED_BY_TC)
+		return pod_stack(ctx, POD_STACK_ROUTE);
+	out = pod_device_at(w->fib.ifindex);
+	if (!out || out->role != POD_ROLE_NODES)
+		return pod_stack(ctx, POD_STACK_ROUTE);
+	if (!packet_decrement_ttl(ctx, &w->packet))
+		return packet_drop(ctx);
+	pod_count(POD_PATH_OUT);
+	return packet_forward(ctx, &w->fib, w->fib_cached);
+}
+
+/* Returns whether a packet of a pod may take the shortcut. `to`: the pod of this node that it is
+ * for. *routed: the stack would route it, not bridge it. */
+static __always_inline int from_pod(struct context *ctx, const struct scratch *w,
+				    const struct pod_device *device, const struct pod *to,
+				    int *routed, enum pod_path *why)
+{
+	const struct tuple *t = &w->packet.tuple;
+	const struct pod *from = bpf_map_lookup_elem(&pods, &t->source);
+
+	*why = POD_STACK_SOURCE;
+	if (!from || from->device != ctx->ifindex)
+		return 0;
+	*why = POD_STACK_DESTINATION;
+	if (to ? to->device == ctx->ifindex : class_of(&t->destination) != FROM_POD)
+		return 0;
+	*why = POD_STACK_OTHER;
+	*routed = frame_is_for(ctx, device->mac);
+	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac));
+}
+
+/* Returns whether a packet from another node may take the shortcut. */
+static __always_inline int from_node(struct context *ctx, const struct scratch *w,
+				     const struct pod *to, enum pod_path *why)
+{
+	*why = POD_STACK_DESTINATION;
+	if (!to)
+		return 0;
+	*why = POD_STACK_OTHER;
+	if (ctx->pkt_type != PACKET_HOST)
+		return 0;
+	*why = POD_STACK_SOURCE;
+	return is_from_pod_network(w);
+}
+
+/* Returns whether somebody tracks the flow of a packet. */
+static __always_inline int is_tracked(struct context *ctx, struct scratch *w,
+				      const struct tuple *tuple, enum pod_path *why)
+{
+	*why = POD_STACK_SERVICE;
+	if (edge_may_have_flow(tuple) && edge_has_flow(w, tuple))
+		return 1;
+	*why = POD_STACK_KERNEL_FLOW;
+	return kernel_has_flow(ctx, tuple);
+}
+
+static __always_inline enum action pod_ingress(struct context *ctx)
+{
+	const struct pod_device *device = pod_device_at(ctx->ifindex);
+	enum pod_path why = POD_STACK_OTHER;
+	struct scratch *w = scratch_get();
+	const struct tuple *tracked;
+	int may, routed = 1;
+	const struct pod *to;
+	enum parsed parsed;
+
+	if (!w || !device)
+		return packet_pass(ctx);
+	scratch_reset(w);
+	w->quoted.l3 = 0;
+	parsed = packet_parse(ctx, &w->packet);
+	tracked = tracked_tuple(ctx, w, parsed, &may);
+	if (!may)
+		return pod_stack(ctx, POD_STACK_OTHER);
+	to = bpf_map_lookup_elem(&pods, &w->packet.tuple.destination);
+	may = device->role == POD_ROLE_PODS ? from_pod(ctx, w, device, to, &routed, &why)
+					    : from_node(ctx, w, to, &why);
+	if (!may || (tracked && is_tracked(ctx, w, tracked, &why)))
+		return pod_stack(ctx, why);
+	if (!to)
+		return pod_send(ctx, w);
+	return pod_deliver(ctx, w, to, routed,
+			   device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN);
+}

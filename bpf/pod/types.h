@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Layout of the pod shortcut's tables. The agent fills them, except for the counters. */
+#pragma once
+
+#include <linux/types.h>
+
+/* A pod of this node. Its key in `pods` is its address. */
+struct pod {
+	__u32 device;	 /* index of the node's end of the pod's device */
+	__u16 mtu;	 /* of that device, in bytes from the IP header on */
+	__u8 mac[6];	 /* of the pod's end; zeros: not known */
+	__u8 gateway[6]; /* the source of frames to the pod: of the node's end, or of its bridge */
+	__u8 reserved[2];
+};
+
+/* What is behind a device with the program. */
+enum pod_role {
+	POD_ROLE_PODS = 1, /* pods of this node */
+	POD_ROLE_NODES,	   /* other nodes and their pods */
+};
+
+struct pod_device {
+	__u8 mac[6]; /* the destination of frames that the node routes: of the device, or of its
+			bridge */
+	__u8 role;   /* enum pod_role */
+	__u8 reserved;
+};
+
+/* Where a packet went, and for the stack why. The agent reads the names from the BTF. */
+enum pod_path {
+	POD_PATH_LOCAL,	       /* from a pod to another pod of this node */
+	POD_PATH_IN,	       /* from another node to a pod of this node */
+	POD_PATH_OUT,	       /* from a pod of this node to another node */
+	POD_PATH_TOO_BIG,      /* exceeds the MTU to another node; replied with an ICMP error */
+	POD_STACK_OTHER,       /* not unicast between pods, or a protocol without a shortcut */
+	POD_STACK_SOURCE,      /* the source is no pod behind the device */
+	POD_STACK_DESTINATION, /* the destination is neither a pod nor in a pod network */
+	POD_STACK_SERVICE,     /* to a Service, or of a flow of the edge */
+	POD_STACK_KERNEL_FLOW, /* of a flow that the kernel's conntrack has */
+	POD_STACK_ROUTE,       /* no route by a device with the program, TTL used up, or too big */
+	POD_PATHS,
+};
+
+struct pod_counters {
+	__u64 count[POD_PATHS];
+};

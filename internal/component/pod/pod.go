@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pod is the pod shortcut as a component of the agent: packets between pods skip the IP stack of their node
+// (internal/pods).
+package pod
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/service"
+)
+
+// config is the configuration of the pod shortcut.
+type config struct {
+	devices       []string // auto, off, or names and shell patterns
+	ignoreFilters bool
+	edge          bool // the edge is enabled
+}
+
+// New returns the pod shortcut. It is enabled by --pod-devices.
+func New() *component.Component {
+	c := &config{}
+	bpf := datapath.PodShortcut()
+	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+}
+
+const (
+	auto = "auto"
+	off  = "off"
+)
+
+func (c *config) addFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.devices, "pod-devices", []string{off}, "devices of pods between which packets skip the node's IP stack, and with it netfilter: off, auto (all that lead to a pod alone), or names and shell patterns")
+	fs.BoolVar(&c.ignoreFilters, "pod-ignore-filters", false, "let packets between pods skip the node's IP stack even where a packet filter, a queue or another BPF program at the device would see them there; these then have no effect on them")
+}
+
+// enabled reports whether the flags ask for the shortcut.
+func (c *config) enabled() bool { return !slices.Equal(c.devices, []string{off}) }
+
+// patterns are the names and patterns of the devices; nil: all.
+func (c *config) patterns() []string {
+	if slices.Equal(c.devices, []string{auto}) {
+		return nil
+	}
+	return c.devices
+}
+
+func (c *config) complete(services *service.Config) error {
+	for _, p := range c.devices {
+		if _, err := path.Match(p, ""); err != nil || p == "" || (p == auto || p == off) && len(c.devices) > 1 {
+			return fmt.Errorf("--pod-devices %q: %s, %s, or names and shell patterns of devices", p, auto, off)
+		}
+	}
+	if c.enabled() && !services.Edge {
+		return fmt.Errorf("--pod-devices has no effect with --edge-mode=off, whose tables tell which flows take the stack: remove one of them")
+	}
+	if c.ignoreFilters && !c.enabled() {
+		return fmt.Errorf("--pod-ignore-filters has no effect with --pod-devices=off: remove one of them")
+	}
+	return nil
+}
+
+func (c *config) options(o *datapath.Options) {
+	if c.enabled() {
+		o.Pods = &datapath.PodOptions{}
+	}
+}
+
+// running is a running pod shortcut.
+type running struct {
+	env      component.Env
+	shortcut *pods.Shortcut
+}
+
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if !c.enabled() {
+		return &component.Instance{}, nil
+	}
+	if reason := env.Datapath.Unshortened; reason != "" {
+		env.Log.Error(reason)
+		return &component.Instance{Status: func(s *inspect.Status) { s.Pods = &pods.Status{Unavailable: reason} }}, nil
+	}
+	r := &running{env, pods.New(env.Datapath, pods.Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Log: env.Log})}
+	return &component.Instance{
+		Apply: r.apply, Start: r.shortcut.Start,
+		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},
+		Status: r.status, Conditions: r.shortcut.Conditions,
+	}, nil
+}
+
+func (r *running) apply(change component.Change) {
+	r.shortcut.SetNetworks(change.Cluster.PodNetworks())
+}
+
+func (r *running) status(s *inspect.Status) {
+	status := r.shortcut.Status()
+	status.Packets, _ = datapath.ReadPodCounters(r.env.BPFFS)
+	s.Pods = &status
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+)
+
+// PodOptions configure the pod shortcut. It uses the edge's tables.
+type PodOptions struct{}
+
+// Names of the pod shortcut's structures.
+type (
+	// Pod is a pod of this node.
+	Pod = PodPod
+	// PodDevice is a device with the program of the pod shortcut.
+	PodDevice = PodPodDevice
+)
+
+// What is behind a PodDevice.
+const (
+	// RolePods: pods of this node.
+	RolePods = uint8(PodPodRolePOD_ROLE_PODS)
+	// RoleNodes: other nodes and their pods.
+	RoleNodes = uint8(PodPodRolePOD_ROLE_NODES)
+)
+
+// PodHook is the name of the hook of the pod shortcut at devices.
+const PodHook = "ingress"
+
+// PodComponent is the name of the pod shortcut.
+const PodComponent = "pod"
+
+// PodShortcut is the pod shortcut, enabled by Options.Pods.
+func PodShortcut() *Component {
+	return &Component{
+		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables,
+		DeviceHooks: []DeviceHook{{PodHook, PodProgBeelinePod, ebpf.AttachTCXIngress}},
+	}
+}
+
+// Sizes of the pod shortcut's tables. A node has some hundred pods.
+const podLimit = 16384
+
+var podTables = []Table{
+	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
+	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
+	{Name: PodMapPodCounts, Kind: CounterTable, Copy: StartEmpty},
+}
+
+// podObjects returns the object of the pod shortcut. Unshortened has the reason if the options enable it and the
+// kernel cannot have it: everything else works.
+func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.Pods == nil {
+		return nil, nil
+	}
+	if d.Unshortened = lacksForPods(); d.Unshortened != "" {
+		d.options.Pods = nil
+		return nil, nil
+	}
+	pod, err := LoadPod()
+	return []*ebpf.CollectionSpec{pod}, err
+}
+
+// lacksForPods returns what the kernel lacks for the pod shortcut; empty: nothing.
+func lacksForPods() string {
+	switch {
+	case errors.Is(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectPeer), ebpf.ErrNotSupported):
+		return "packets between pods take the stack: the kernel lacks bpf_redirect_peer (Linux 5.10)"
+	case !kernelHas()[conntrackLookup]:
+		return "packets between pods take the stack: the kernel's BTF lacks bpf_skb_ct_lookup (Linux 5.18, module nf_conntrack), which tells the flows that netfilter may translate: " +
+			"load the module nf_conntrack before the agent starts"
+	}
+	return ""
+}
+
+// Pods returns the table of pods by their address.
+func (d *Datapath) Pods() Hash[Address, Pod] {
+	return kernelHash[Address, Pod]{PodMapPods, d.maps[PodMapPods]}
+}
+
+// PodDevices returns the table of devices by their index.
+func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
+	return kernelHash[uint32, PodDevice]{PodMapPodDevices, d.maps[PodMapPodDevices]}
+}
+
+// podPathNames are the names of enum pod_path by value, in lower case, such as "path_local" and "stack_service".
+var podPathNames = sync.OnceValues(func() ([]string, error) {
+	spec, err := LoadPod()
+	if err != nil {
+		return nil, err
+	}
+	var paths *btf.Enum
+	if err := spec.Types.TypeByName("pod_path", &paths); err != nil {
+		return nil, err
+	}
+	names := make([]string, PodPodPathPOD_PATHS)
+	for _, v := range paths.Values {
+		if v.Value < uint64(len(names)) {
+			names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, "POD_"))
+		}
+	}
+	return names, nil
+})
+
+// ReadPodCounters sums the packets of the pod shortcut over all CPUs, by the path that they took; nil if there is no
+// pod shortcut.
+//
+// Errors: ErrOtherCounters.
+func ReadPodCounters(bpffs string) (map[string]uint64, error) {
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, PodMapPodCounts), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the counters of the pod shortcut under %s: %w", bpffs, err)
+	}
+	defer m.Close()
+	names, err := podPathNames()
+	if err != nil {
+		return nil, fmt.Errorf("the names of the pod shortcut's counters: %w", err)
+	}
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(PodPodCounters{}) {
+		return nil, ErrOtherCounters
+	}
+	var perCPU []PodPodCounters
+	if err := m.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("read the counters of the pod shortcut: %w", err)
+	}
+	sum := map[string]uint64{}
+	for _, c := range perCPU {
+		for path, n := range c.Count {
+			sum[names[path]] += n
+		}
+	}
+	return sum, nil
+}

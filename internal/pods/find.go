@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"bytes"
+	"cmp"
+	"net/netip"
+	"path"
+	"slices"
+)
+
+// A link is a device of this network namespace.
+type link struct {
+	index     int
+	name      string
+	kind      string // as `ip -details link` names it
+	up        bool
+	ethernet  bool
+	loopback  bool
+	mac       [6]byte
+	mtu       int    // in octets, from the IP header on
+	master    int    // index of the bridge, bond or VRF; 0: none
+	otherPeer bool   // its peer is in another network namespace
+	shaped    string // the qdisc that queues or classifies its packets; empty: none
+}
+
+// A route is a unicast route. It is direct if it has no gateway.
+type route struct {
+	to     netip.Prefix
+	device int
+	direct bool
+}
+
+// A neighbour is an address behind a device, from the kernel's neighbour table. gone means that it does not answer.
+type neighbour struct {
+	device int
+	addr   netip.Addr
+	mac    [6]byte
+	gone   bool
+}
+
+// network is what the kernel tells about this network namespace.
+type network struct {
+	links      []link
+	routes     []route
+	neighbours []neighbour
+	// ports are the ports of bridges by the bridge and the MAC addresses behind them.
+	ports map[portKey]int
+	// own are the node's addresses.
+	own map[netip.Addr]bool
+}
+
+type portKey struct {
+	bridge int
+	mac    [6]byte
+}
+
+// A place is where a pod is.
+type place struct {
+	device int     // index of the node's end of the pod's device
+	mac    [6]byte // of the pod; zeros: not known
+}
+
+// A wish is which devices of pods to serve: all, or those that match a name or shell pattern.
+type wish []string
+
+func (w wish) has(name string) bool {
+	return len(w) == 0 || slices.ContainsFunc(w, func(pattern string) bool {
+		ok, _ := path.Match(pattern, name)
+		return ok
+	})
+}
+
+// podKinds are the kinds of devices with two ends.
+var podKinds = []string{"veth"}
+
+// podLinks returns the devices that may lead to a pod: those whose other end is in another network namespace, and by
+// which the node does not reach everything else. A virtual machine's uplink may be such a device.
+func (n *network) podLinks(wanted wish) map[int]*link {
+	found := map[int]*link{}
+	for i := range n.links {
+		if l := &n.links[i]; l.up && l.otherPeer && slices.Contains(podKinds, l.kind) && wanted.has(l.name) {
+			found[l.index] = l
+		}
+	}
+	for _, r := range n.routes {
+		if !r.direct {
+			delete(found, r.device)
+		}
+	}
+	return found
+}
+
+// find returns the pods of this node with an address in the pod networks. An address is behind the device that a
+// route to it alone leads to; or behind the port of a bridge at which its MAC address was seen, if the route to it
+// leads to the bridge.
+func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]place {
+	at := map[netip.Addr]place{}
+	links := n.podLinks(wanted)
+	inNetworks := func(a netip.Addr) bool {
+		return !n.own[a] && slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, r := range n.routes {
+		if links[r.device] != nil && r.direct && r.to.IsSingleIP() && inNetworks(r.to.Addr()) {
+			at[r.to.Addr()] = place{device: r.device}
+		}
+	}
+	for _, b := range n.neighbours {
+		p, known := at[b.addr]
+		switch {
+		case b.gone || b.mac == [6]byte{}:
+		case known && p.device == b.device:
+			at[b.addr] = place{b.device, b.mac}
+		case !known && inNetworks(b.addr) && n.deviceTo(b.addr) == b.device:
+			if port := n.ports[portKey{b.device, b.mac}]; links[port] != nil && links[port].master == b.device {
+				at[b.addr] = place{port, b.mac}
+			}
+		}
+	}
+	return at
+}
+
+// deviceTo returns the device of the longest direct route to an address; 0 if there is none.
+func (n *network) deviceTo(a netip.Addr) int {
+	longest, device := -1, 0
+	for _, r := range n.routes {
+		if r.to.Bits() > longest && r.to.Contains(a) {
+			longest, device = r.to.Bits(), r.device
+			if !r.direct {
+				device = 0
+			}
+		}
+	}
+	return device
+}
+
+// uplinks returns the devices by which packets leave for pods of other nodes, or arrive from there: those with a
+// route to a part of the pod networks, or with a default route. Devices of pods and bridges of such are none.
+func (n *network) uplinks(networks []netip.Prefix, at map[netip.Addr]place) []link {
+	taken := map[int]bool{}
+	for _, p := range at {
+		taken[p.device] = true
+		taken[n.link(p.device).master] = true
+	}
+	routed := map[int]bool{}
+	for _, r := range n.routes {
+		if r.to.Bits() == 0 || slices.ContainsFunc(networks, r.to.Overlaps) {
+			routed[r.device] = true
+		}
+	}
+	var found []link
+	for _, l := range n.links {
+		if routed[l.index] && !taken[l.index] && l.up && l.ethernet && !l.loopback && (l.master == 0 || n.link(l.master).kind == "vrf") {
+			found = append(found, l)
+		}
+	}
+	return found
+}
+
+// link returns a device; the zero link if there is none.
+func (n *network) link(index int) link {
+	if i := slices.IndexFunc(n.links, func(l link) bool { return l.index == index }); i >= 0 {
+		return n.links[i]
+	}
+	return link{}
+}
+
+// gateway is the MAC address to which the pods behind a device send what is routed: the device's, or that of the bridge
+// above.
+func (n *network) gateway(l link) [6]byte {
+	if l.master != 0 && n.link(l.master).kind == "bridge" {
+		return n.link(l.master).mac
+	}
+	return l.mac
+}
+
+// sortedAddresses returns the addresses in order.
+func sortedAddresses(at map[netip.Addr]place) []netip.Addr {
+	all := make([]netip.Addr, 0, len(at))
+	for a := range at {
+		all = append(all, a)
+	}
+	slices.SortFunc(all, func(a, b netip.Addr) int {
+		return cmp.Or(bytes.Compare([]byte{byte(a.BitLen())}, []byte{byte(b.BitLen())}), a.Compare(b))
+	})
+	return all
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netdev"
+)
+
+// readNetwork reads the devices, routes, neighbours, bridge ports and addresses of this network namespace.
+func readNetwork() (*network, error) {
+	n := &network{ports: map[portKey]int{}, own: map[netip.Addr]bool{}}
+	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses} {
+		if err := read(n); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+func readLinks(n *network) error {
+	links, err := netdev.Dump(netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		d := link{
+			index: a.Index, name: a.Name, kind: l.Type(), mtu: a.MTU, master: a.MasterIndex,
+			up: a.RawFlags&unix.IFF_UP != 0, ethernet: a.EncapType == "ether", loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
+			otherPeer: a.NetNsID >= 0,
+		}
+		copy(d.mac[:], a.HardwareAddr)
+		n.links = append(n.links, d)
+	}
+	return nil
+}
+
+func readRoutes(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range list {
+		if r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		to := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if r.Family == netlink.FAMILY_V6 {
+			to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		if r.Dst != nil {
+			addr, _ := netip.AddrFromSlice(r.Dst.IP)
+			ones, _ := r.Dst.Mask.Size()
+			to = netip.PrefixFrom(addr.Unmap(), ones)
+		}
+		if len(r.MultiPath) == 0 {
+			n.routes = append(n.routes, route{to, r.LinkIndex, r.Gw == nil && r.Via == nil})
+		}
+		for _, hop := range r.MultiPath {
+			n.routes = append(n.routes, route{to, hop.LinkIndex, false})
+		}
+	}
+	return nil
+}
+
+// Neighbours in these states have, or had, the MAC address that the table states.
+const neighboursKnown = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
+
+func readNeighbours(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list neighbours: %w", err)
+	}
+	for _, b := range list {
+		addr, ok := netip.AddrFromSlice(b.IP)
+		if !ok || len(b.HardwareAddr) != 6 && b.State&neighboursKnown != 0 {
+			continue
+		}
+		found := neighbour{device: b.LinkIndex, addr: addr.Unmap(), gone: b.State&neighboursKnown == 0}
+		copy(found.mac[:], b.HardwareAddr)
+		n.neighbours = append(n.neighbours, found)
+	}
+	return nil
+}
+
+func readPorts(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
+	if err != nil {
+		return fmt.Errorf("list the forwarding tables of bridges: %w", err)
+	}
+	for _, b := range list {
+		if b.MasterIndex == 0 || len(b.HardwareAddr) != 6 {
+			continue
+		}
+		n.ports[portKey{b.MasterIndex, [6]byte(b.HardwareAddr)}] = b.LinkIndex
+	}
+	return nil
+}
+
+func readAddresses(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			n.own[addr.Unmap()] = true
+		}
+	}
+	return nil
+}

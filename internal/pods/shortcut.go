@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pods finds the pods of this node behind their devices, and keeps the pod shortcut attached there and at
+// the devices that lead to other nodes (bpf/pod/shortcut.h).
+package pods
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/wakeup"
+)
+
+// Config is the operator's configuration.
+type Config struct {
+	// Devices are names or shell patterns of devices of pods; empty: all.
+	Devices []string
+	// IgnoreFilters keeps the shortcut where it bypasses packet filters.
+	IgnoreFilters bool
+	Log           *slog.Logger
+}
+
+// Datapath is what the shortcut needs of package datapath.
+type Datapath interface {
+	SetDevices(component string, devices ...int) error
+	Pods() datapath.Hash[datapath.Address, datapath.Pod]
+	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
+	WaitForReaders() error
+}
+
+// Shortcut keeps the programs attached and the tables complete. All methods may be called from any goroutine.
+type Shortcut struct {
+	config   Config
+	datapath Datapath
+	read     func() (*network, error)
+	filters  func(*network) ([]filter, error)
+	changed  wakeup.Signal // devices, routes, neighbours or pod networks
+
+	mu       sync.Mutex
+	ready    bool
+	networks []netip.Prefix // of pods
+	at       map[netip.Addr]place
+	status   Status
+	problems condition.List
+	failed   string // the last error, which is logged once
+}
+
+// New returns a shortcut. Start attaches it.
+func New(d Datapath, c Config) *Shortcut {
+	return &Shortcut{
+		config: c, datapath: d, read: readNetwork, filters: findFilters, changed: wakeup.NewSignal(),
+		at: map[netip.Addr]place{},
+	}
+}
+
+// SetNetworks sets the pod networks.
+func (s *Shortcut) SetNetworks(networks []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Equal(s.networks, networks) {
+		s.networks = slices.Clone(networks)
+		s.changed.Send()
+	}
+}
+
+// Start attaches the programs; from now on they follow the devices.
+func (s *Shortcut) Start() {
+	s.mu.Lock()
+	s.ready = true
+	s.mu.Unlock()
+	s.Reconcile()
+}
+
+// Changes are taken over settleTime after the first one, so that several of them need one read; later if a read takes
+// long, as with many routes. auditInterval is when filters are searched again: the kernel does not notify of all
+// their changes.
+const (
+	settleTime    = 20 * time.Millisecond
+	readShare     = 20 // reads take at most 1/readShare of the time
+	auditInterval = 5 * time.Second
+)
+
+// Run follows the devices, routes and neighbours until ctx ends. The programs stay attached.
+func (s *Shortcut) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC)
+	}()
+	var loop sync.WaitGroup
+	loop.Go(func() { s.follow(ctx) })
+	err := <-failed
+	cancel()
+	loop.Wait()
+	return err
+}
+
+func (s *Shortcut) follow(ctx context.Context) {
+	audit := time.NewTicker(auditInterval)
+	defer audit.Stop()
+	took := time.Duration(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-audit.C:
+		case <-s.changed:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(max(settleTime, readShare*took)):
+			}
+		}
+		begin := time.Now()
+		s.Reconcile()
+		took = time.Since(begin)
+	}
+}
+
+// Reconcile attaches the programs and writes the tables until they are as they should be.
+func (s *Shortcut) Reconcile() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ready {
+		return
+	}
+	s.problems = nil
+	if err := s.reconcile(); err != nil {
+		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
+		if err.Error() != s.failed {
+			s.config.Log.Error("the pod shortcut", "error", err)
+		}
+		s.failed = err.Error()
+		return
+	}
+	s.failed = ""
+}
+
+// reconcile writes an entry after its program is attached, and deletes it before that is detached, so that both
+// directions of a flow take the shortcut or none does.
+func (s *Shortcut) reconcile() error {
+	n, err := s.read()
+	if err != nil {
+		return err
+	}
+	found, err := s.filters(n)
+	if err != nil {
+		return err
+	}
+	at := s.remember(n, n.find(s.networks, s.config.Devices))
+	s.status = s.withhold(n, at, found)
+	pods, devices := n.rows(at, n.uplinks(s.networks, at))
+	if len(pods) == 0 {
+		devices = nil
+	}
+	return s.write(pods, devices)
+}
+
+// remember adds the pods behind a bridge that the kernel has forgotten: it learns them by packets, and packets on the
+// shortcut do not pass it. They are kept until their device, or another one, says otherwise.
+func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Addr]place {
+	gone := map[netip.Addr]bool{}
+	for _, b := range n.neighbours {
+		gone[b.addr] = gone[b.addr] || b.gone
+	}
+	links := n.podLinks(s.config.Devices)
+	for addr, p := range s.at {
+		_, known := found[addr]
+		l := links[p.device]
+		switch {
+		case known || gone[addr] || l == nil || l.master == 0 || n.deviceTo(addr) != l.master:
+		case n.ports[portKey{l.master, p.mac}] != 0 && n.ports[portKey{l.master, p.mac}] != p.device:
+		default:
+			found[addr] = p
+		}
+	}
+	s.at = maps.Clone(found)
+	return found
+}
+
+// rows are the entries of the tables.
+func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Address]datapath.Pod, map[uint32]datapath.PodDevice) {
+	pods, devices := map[datapath.Address]datapath.Pod{}, map[uint32]datapath.PodDevice{}
+	for addr, p := range at {
+		l := n.link(p.device)
+		gateway := n.gateway(l)
+		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: uint16(min(l.mtu, 0xffff)), Mac: p.mac, Gateway: gateway}
+		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods}
+	}
+	for _, l := range uplinks {
+		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes}
+	}
+	return pods, devices
+}
+
+// write makes the tables and the attached programs as they should be.
+func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice) error {
+	if err := withdraw(s.datapath.Pods(), pods); err != nil {
+		return err
+	}
+	if err := withdraw(s.datapath.PodDevices(), devices); err != nil {
+		return err
+	}
+	var indexes []int
+	for index := range devices {
+		indexes = append(indexes, int(index))
+	}
+	slices.Sort(indexes)
+	if err := s.datapath.SetDevices(datapath.PodComponent, indexes...); err != nil {
+		return fmt.Errorf("attach the program: %w", err)
+	}
+	if err := publish(s.datapath.PodDevices(), devices); err != nil {
+		return err
+	}
+	return publish(s.datapath.Pods(), pods)
+}
+
+// withdraw deletes the entries that are not wanted.
+func withdraw[K comparable, V any](table datapath.Hash[K, V], wanted map[K]V) error {
+	have, err := table.All()
+	if err != nil {
+		return err
+	}
+	for k := range have {
+		if _, ok := wanted[k]; ok {
+			continue
+		}
+		if err := table.Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publish writes the entries that are missing or differ.
+func publish[K, V comparable](table datapath.Hash[K, V], wanted map[K]V) error {
+	have, err := table.All()
+	if err != nil {
+		return err
+	}
+	for k, v := range wanted {
+		if old, ok := have[k]; ok && old == v {
+			continue
+		}
+		if err := table.Put(k, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
