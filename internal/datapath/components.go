@@ -97,7 +97,7 @@ func (c *Component) attachedPrograms(bpffs string) ([]attachedProgram, error) {
 		more, err := c.attached(bpffs)
 		return append(all, more...), err
 	}
-	links, err := deviceLinks(bpffs, c.Name, hookNames(c.DeviceHooks))
+	links, err := c.deviceAttachments(bpffs)
 	for _, l := range links {
 		all = append(all, attachedProgram{l.program, fmt.Sprintf("%s of device %d", l.hook, l.device)})
 	}

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -14,10 +15,11 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 )
 
-// A DeviceHook is a program and its attach point at a device. It is attached by a link: tcx (Linux 6.6) or
-// XDP.
+// A DeviceHook is a program and its attach point at a device. It is attached by a link, tcx (Linux 6.6) or XDP; or, at tc
+// of an earlier kernel, as a filter.
 type DeviceHook struct {
 	Name    string // suffix of the name of its pinned link
 	Program string
@@ -31,12 +33,13 @@ func hookNames(hooks []DeviceHook) (names []string) {
 	return names
 }
 
-// deviceLink is a pinned link to a device.
+// deviceLink is a pinned link to a device, or a filter there.
 type deviceLink struct {
 	device  int // index
 	hook    string
 	program ebpf.ProgramID
 	link    link.ID
+	filter  *netlink.BpfFilter // nil: a link
 	// detached: the device is gone, or something detached the program.
 	detached bool
 }
@@ -78,15 +81,47 @@ func deviceLinks(bpffs, component string, hooks []string) (all []deviceLink, err
 		if err != nil {
 			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
 		}
-		all = append(all, deviceLink{device, hook, info.Program, info.ID, !atDevice(device)(info)})
+		all = append(all, deviceLink{device: device, hook: hook, program: info.Program, link: info.ID, detached: !atDevice(device)(info)})
 	}
-	slices.SortFunc(all, func(a, b deviceLink) int {
-		if a.device != b.device {
-			return a.device - b.device
-		}
-		return slices.Index(hooks, a.hook) - slices.Index(hooks, b.hook)
-	})
+	sortDeviceLinks(all, hooks)
 	return all, nil
+}
+
+// sortDeviceLinks sorts by device, and by the order of attachment.
+func sortDeviceLinks(all []deviceLink, hooks []string) {
+	slices.SortFunc(all, func(a, b deviceLink) int {
+		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(slices.Index(hooks, a.hook), slices.Index(hooks, b.hook)))
+	})
+}
+
+// deviceAttachments lists the links and filters of the component's hooks, in the order of devices and of attachment.
+func (c *Component) deviceAttachments(bpffs string) ([]deviceLink, error) {
+	if len(c.DeviceHooks) == 0 {
+		return nil, nil
+	}
+	all, err := deviceLinks(bpffs, c.Name, hookNames(c.DeviceHooks))
+	if err != nil {
+		return nil, err
+	}
+	found, err := filters(bpffs, c.Name)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range found {
+		if i := slices.IndexFunc(c.DeviceHooks, func(h DeviceHook) bool { return h.Attach == f.at }); i >= 0 {
+			all = append(all, deviceLink{device: f.LinkIndex, hook: c.DeviceHooks[i].Name, program: ebpf.ProgramID(f.Id), filter: f.BpfFilter})
+		}
+	}
+	sortDeviceLinks(all, hookNames(c.DeviceHooks))
+	return all, nil
+}
+
+// remove detaches a link or filter.
+func (l *deviceLink) remove(bpffs, component string) error {
+	if l.filter != nil {
+		return removeFilter(l.filter)
+	}
+	return removeDeviceLink(bpffs, component, l.device, l.hook)
 }
 
 // atDevice reports whether a link is attached to a device. If the device is gone the link is attached to
@@ -125,24 +160,49 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 	d.loading.Lock()
 	d.atDevices[component] = slices.Clone(devices)
 	d.loading.Unlock()
+	links, err := c.deviceAttachments(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
 	for _, device := range devices {
+		if d.isAttached(c, links, device) {
+			continue
+		}
 		if err := d.attachToDevice(c, device); err != nil {
 			return err
 		}
-	}
-	links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
-	if err != nil {
-		return err
 	}
 	for _, l := range slices.Backward(links) {
 		if slices.Contains(devices, l.device) {
 			continue
 		}
-		if err := removeDeviceLink(d.options.BPFFS, c.Name, l.device, l.hook); err != nil {
+		if err := l.remove(d.options.BPFFS, c.Name); err != nil {
 			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
 		}
 	}
 	return nil
+}
+
+// isAttached reports whether this agent's programs of a component are at a device.
+func (d *Datapath) isAttached(c *Component, links []deviceLink, device int) bool {
+	for _, h := range c.DeviceHooks {
+		if !slices.ContainsFunc(links, func(l deviceLink) bool {
+			return l.device == device && l.hook == h.Name && !l.detached && d.isProgram(l.program, h.Program)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// isProgram reports whether a program of this agent has an id.
+func (d *Datapath) isProgram(id ebpf.ProgramID, name string) bool {
+	info, err := d.program(name).Info()
+	if err != nil {
+		return false
+	}
+	own, ok := info.ID()
+	return ok && own == id
 }
 
 // attachToDevice attaches all hooks of a component to a device, or replaces the programs there.
@@ -155,8 +215,8 @@ func (d *Datapath) attachToDevice(c *Component, device int) error {
 			}
 			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
 		})
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return fmt.Errorf("attach %s of component %s to device %d: %w: links to tc need Linux 6.6", h.Name, c.Name, device, err)
+		if errors.Is(err, ebpf.ErrNotSupported) && h.Attach != ebpf.AttachXDP {
+			err = attachFilter(d.options.BPFFS, c.Name, device, h.Attach, program)
 		}
 		if err != nil {
 			return fmt.Errorf("attach %s of component %s to device %d: %w", h.Name, c.Name, device, err)
@@ -171,13 +231,13 @@ func (d *Datapath) replaceAtDevices(c *Component) error {
 	if c.replace != nil {
 		return c.replace(d)
 	}
-	links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	links, err := c.deviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
 		if l.detached {
-			err = removeDeviceLink(d.options.BPFFS, c.Name, l.device, l.hook)
+			err = l.remove(d.options.BPFFS, c.Name)
 		} else {
 			err = d.attachToDevice(c, l.device)
 		}
@@ -197,7 +257,7 @@ func (d *Datapath) repairDevices() (repaired []string, err error) {
 		if len(devices) == 0 {
 			continue
 		}
-		links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+		links, err := c.deviceAttachments(d.options.BPFFS)
 		if err != nil {
 			return repaired, err
 		}
@@ -222,12 +282,12 @@ func (d *Datapath) repairDevices() (repaired []string, err error) {
 
 // detachFromDevices detaches the component's programs from all devices.
 func (c *Component) detachFromDevices(bpffs string) error {
-	links, err := deviceLinks(bpffs, c.Name, hookNames(c.DeviceHooks))
+	links, err := c.deviceAttachments(bpffs)
 	if err != nil {
 		return err
 	}
 	for _, l := range slices.Backward(links) {
-		if err := removeDeviceLink(bpffs, c.Name, l.device, l.hook); err != nil {
+		if err := l.remove(bpffs, c.Name); err != nil {
 			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
 		}
 	}
@@ -240,7 +300,7 @@ func (d *Datapath) Devices(component string) (all []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	links, err := deviceLinks(d.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	links, err := c.deviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -144,19 +144,28 @@ func TestDeviceHooks(t *testing.T) {
 	}
 }
 
-// TestDeviceHookNeedsKernel: before Linux 6.6 a component at tc is refused, and the error names the version.
-func TestDeviceHookNeedsKernel(t *testing.T) {
+// TestDeviceHookAsFilter: a component's program at tc of a kernel without links there (before Linux 6.6) is a filter, which
+// counts as attached and is detached like a link.
+func TestDeviceHookAsFilter(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil
 	c := passing(DeviceHook{"ingress", "pass_ingress", ebpf.AttachTCXIngress})
 	w.options.Components = append(product(), c)
 	d := mustOpen(t, w.options)
-	has := w.hasTCX()
 	w.do(func() error {
-		err := d.SetDevices("passing", w.device)
-		if refused := err != nil && strings.Contains(err.Error(), "links to tc need Linux 6.6"); has != (err == nil) || refused == has {
-			t.Errorf("the kernel has links to tc: %t; %v", has, err)
+		if w.hasTCX() {
+			return attachFilter(w.options.BPFFS, c.Name, w.device, ebpf.AttachTCXIngress, d.program("pass_ingress"))
 		}
-		return nil
+		return d.SetDevices("passing", w.device)
 	})
+	w.do(func() error {
+		devices, err := d.Devices("passing")
+		if !slices.Equal(devices, []int{w.device}) {
+			t.Errorf("attached to %v, want %d", devices, w.device)
+		}
+		return errors.Join(err, d.SetDevices("passing"))
+	})
+	if n := w.clsacts(); n != 0 {
+		t.Errorf("%d qdiscs are left", n)
+	}
 }

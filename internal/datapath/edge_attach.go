@@ -122,7 +122,7 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook]})
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = attachFilter(d.options.BPFFS, device, hook, d.program(edgePrograms[hook]))
+			err = attachFilter(d.options.BPFFS, edgeName, device, tcxTypes[hook], d.program(edgePrograms[hook]))
 		}
 		if err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
@@ -188,7 +188,7 @@ func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 		if err != nil {
 			return err
 		}
-		return attachFilter(d.options.BPFFS, a.Device, a.Hook, program)
+		return attachFilter(d.options.BPFFS, edgeName, a.Device, tcxTypes[a.Hook], program)
 	}
 	if a.Detached {
 		return a.takeDown(d.options.BPFFS)

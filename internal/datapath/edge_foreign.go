@@ -67,13 +67,13 @@ func foreignFilter(bpffs string, device int, hook EdgeHook) (ebpf.ProgramID, err
 	if err != nil {
 		return 0, err
 	}
-	filters, err := netlink.FilterList(l, filterParents[hook])
+	filters, err := netlink.FilterList(l, filterParents[tcxTypes[hook]])
 	if err != nil {
 		return 0, nil // there is no clsact
 	}
 	for _, f := range filters {
 		f, ok := f.(*netlink.BpfFilter)
-		if ok && f.Priority == filterPriority && f.Name != filterName(bpffs) && strings.HasPrefix(f.Name, filterNamePrefix) {
+		if ok && f.Priority == edgeFilterPriority && f.Name != filterName(bpffs, edgeName) && strings.HasPrefix(f.Name, filterNamePrefix(edgeName)) {
 			return ebpf.ProgramID(f.Id), nil
 		}
 	}

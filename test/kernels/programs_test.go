@@ -46,6 +46,7 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
+		Pods:        &datapath.PodOptions{},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -72,6 +73,9 @@ func TestProgramsLoad(t *testing.T) {
 	}
 	if d.Uncounted != "" {
 		t.Error(d.Uncounted)
+	}
+	if d.Unshortened != "" {
+		t.Error(d.Unshortened)
 	}
 	sweep, err := d.OpenSocketGC(datapath.HaveSockDestroy())
 	must(t, err)

@@ -18,7 +18,7 @@ func TestFilters(t *testing.T) {
 	w := newEdgeWorld(t)
 	attach := func(p *ebpf.Program) {
 		w.do(func() error {
-			return errors.Join(attachFilter(w.options.BPFFS, w.device, EdgeEgress, p), attachFilter(w.options.BPFFS, w.device, EdgeIngress, p))
+			return errors.Join(attachFilter(w.options.BPFFS, edgeName, w.device, ebpf.AttachTCXEgress, p), attachFilter(w.options.BPFFS, edgeName, w.device, ebpf.AttachTCXIngress, p))
 		})
 	}
 	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress", w.device)

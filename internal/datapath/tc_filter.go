@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Where the kernel has no links for tc (before Linux 6.6) the programs are filters of the qdisc clsact, identified
+// by their priority, handle and name. The edge precedes the other components.
+const (
+	edgeFilterPriority      = 190
+	componentFilterPriority = 191
+	filterHandle            = 0xbee
+)
+
+// filterNamePrefix is the prefix of the names of a component's filters.
+func filterNamePrefix(component string) string { return "beeline_" + component + "_" }
+
+// filterName distinguishes the agents of several bpffs directories.
+func filterName(bpffs, component string) string {
+	h := fnv.New32a()
+	h.Write([]byte(bpffs))
+	return fmt.Sprintf("%s%08x", filterNamePrefix(component), h.Sum32())
+}
+
+func filterPriority(component string) uint16 {
+	if component == edgeName {
+		return edgeFilterPriority
+	}
+	return componentFilterPriority
+}
+
+var filterParents = map[ebpf.AttachType]uint32{
+	ebpf.AttachTCXIngress: netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXEgress: netlink.HANDLE_MIN_EGRESS,
+}
+
+// attachFilter attaches a program, or replaces that of an earlier agent atomically.
+func attachFilter(bpffs, component string, device int, at ebpf.AttachType, program *ebpf.Program) error {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add the qdisc clsact: %w", err)
+	}
+	return netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: device, Parent: filterParents[at], Handle: filterHandle, Priority: filterPriority(component), Protocol: unix.ETH_P_ALL,
+		},
+		Fd: program.FD(), Name: filterName(bpffs, component), DirectAction: true,
+	})
+}
+
+// A foundFilter is a filter in this network namespace.
+type foundFilter struct {
+	*netlink.BpfFilter
+	at ebpf.AttachType
+}
+
+// filters finds a component's filters of a bpffs directory in this network namespace.
+func filters(bpffs, component string) ([]foundFilter, error) {
+	qdiscs, err := netlink.QdiscList(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list qdiscs: %w", err)
+	}
+	var all []foundFilter
+	for _, q := range qdiscs {
+		if q.Type() != "clsact" {
+			continue
+		}
+		device, err := netlink.LinkByIndex(q.Attrs().LinkIndex)
+		if err != nil {
+			continue // removed meanwhile
+		}
+		for at, parent := range filterParents {
+			list, err := netlink.FilterList(device, parent)
+			if err != nil {
+				return nil, fmt.Errorf("list the filters of %s: %w", device.Attrs().Name, err)
+			}
+			for _, f := range list {
+				f, ok := f.(*netlink.BpfFilter)
+				if ok && f.Handle == filterHandle && f.Priority == filterPriority(component) && f.Name == filterName(bpffs, component) {
+					all = append(all, foundFilter{f, at})
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+// edgeFilters finds the edge's filters.
+func edgeFilters(bpffs string) (all []EdgeAttachment, err error) {
+	found, err := filters(bpffs, edgeName)
+	for _, f := range found {
+		for hook, at := range tcxTypes {
+			if f.at == at {
+				all = append(all, EdgeAttachment{Device: f.LinkIndex, Hook: hook, ProgramID: uint32(f.Id), filter: f.BpfFilter})
+			}
+		}
+	}
+	return all, err
+}
+
+// removeFilter removes a filter, and the qdisc if it has no other filters.
+func removeFilter(f *netlink.BpfFilter) error {
+	if err := netlink.FilterDel(f); err != nil {
+		return err
+	}
+	device, err := netlink.LinkByIndex(f.LinkIndex)
+	if err != nil {
+		return nil
+	}
+	for _, parent := range filterParents {
+		left, err := netlink.FilterList(device, parent)
+		if err != nil || len(left) > 0 {
+			return err
+		}
+	}
+	return netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: f.LinkIndex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
+}
