@@ -76,22 +76,45 @@ static __always_inline int is_pod_device(struct context *ctx)
 	return device && device->pods;
 }
 
-/* Returns whether a packet comes from a pod of this node and leaves the node, or is not for a
- * Service: edge/egress.h handles it. Packets of pods to the node's own addresses do not leave. */
-static __always_inline int handled_at_egress(struct context *ctx, struct scratch *w)
+/* Where a pod's packet to an address is handled. */
+enum pod_path_to {
+	TO_NO_SERVICE, /* edge/egress.h, if anywhere */
+	TO_NODE,       /* here: the address is the node's own, so the packet does not leave */
+	TO_UPLINK,     /* edge/egress.h, unless the backend is on this node */
+};
+
+static __always_inline enum pod_path_to pod_path_to(struct context *ctx, struct scratch *w,
+						    enum source_class class)
 {
 	const struct tuple *asked = &w->packet.tuple;
 	struct frontend_key key = {.address = asked->destination,
 				   .port = asked->destination_port,
 				   .protocol = asked->protocol};
 
-	if (!is_pod_device(ctx))
-		return 0;
-	return !frontend_at(&key) || !not_routed(route(ctx, w, asked));
+	if (!frontend_at(&key))
+		return TO_NO_SERVICE;
+	if (not_routed(route(ctx, w, asked)))
+		return TO_NODE;
+	return class == FROM_POD ? TO_UPLINK : TO_NO_SERVICE;
 }
 
-/* Handles the first packet of a pod to itself. The pod would not reply to its own address, so the
- * source becomes the Service's (R19). */
+/* Returns whether the backend is the client, or the route to it leads back to the client's device,
+ * one of pods. */
+static __always_inline int is_hairpin(struct context *ctx, struct scratch *w, int from_pod)
+{
+	enum routed routed;
+
+	if (address_equal(&w->ct.xlate.destination, &w->packet.tuple.source))
+		return 1;
+	if (!from_pod)
+		return 0;
+	routed = route(ctx, w, &w->ct.xlate);
+	return (routed == ROUTED || routed == ROUTED_BY_TC) && w->fib.ifindex == packet_device(ctx);
+}
+
+/* Handles the first packet of a pod to itself, or to a pod behind the same bridge. The source
+ * becomes the Service's (R19): a pod does not reply to its own address, and a reply that the bridge
+ * forwards passes no hook. */
 static __always_inline enum action new_flow_hairpin(struct context *ctx, struct scratch *w)
 {
 	enum edge_reason reason;
@@ -143,23 +166,33 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	enum edge_reason reason;
 	struct backend *backend;
 	enum action action;
+#ifndef EDGE_XDP
+	int from_pod = !w->decap.dsr && is_pod_device(ctx);
+	enum pod_path_to path = TO_NODE;
+#endif
 
 	/* The stack drops such forgeries, and a reply would go to a third party. */
 	if (address_is_no_source(&w->packet.tuple.source))
 		return pass(ctx, EDGE_MALFORMED);
 #ifndef EDGE_XDP
-	if (!w->decap.dsr && handled_at_egress(ctx, w))
+	if (from_pod)
+		path = pod_path_to(ctx, w, class);
+	if (path == TO_NO_SERVICE)
 		return pass(ctx, EDGE_NOT_SERVICE);
 #endif
 	action = edge_select(ctx, w, class, &backend);
 	if (action != ACTION_CONTINUE || !backend)
 		return action;
+#ifndef EDGE_XDP
+	if (path == TO_UPLINK && !backend->local)
+		return pass(ctx, EDGE_NOT_SERVICE);
+#endif
 	if (w->ct.dsr)
 		return new_flow_dsr(ctx, w, backend);
 	if (!backend->local)
 		return new_flow_remote(ctx, w);
 #ifndef EDGE_XDP
-	if (!w->decap.dsr && address_equal(&backend->address, &w->packet.tuple.source))
+	if (!w->decap.dsr && is_hairpin(ctx, w, from_pod))
 		return new_flow_hairpin(ctx, w);
 #endif
 	w->ct.flags |= CT_LOCAL;

@@ -11,7 +11,6 @@
 #include "conntrack/conntrack.h"
 #include "filter/prefilter.h"
 #include "lb/address.h"
-#include "lb/frontend.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
 #include "state/scratch.h"
@@ -85,20 +84,15 @@ static __always_inline int edge_may_have_flow(const struct tuple *t)
 	return !bits || prefilter_match(bits, &there, 1) || prefilter_match(bits, &back, 1);
 }
 
-/* Returns whether the edge has an entry with a tuple, or its reverse, or a frontend at its
- * destination. Global function: the verifier checks it once. */
+/* Returns whether the edge has an entry with a tuple, or its reverse. Global function: the verifier
+ * checks it once. */
 __noinline int edge_has_flow(struct scratch *w, const struct tuple *t)
 {
-	struct frontend_key key;
 	int unreplied;
 
 	if (!w || !t)
 		return 0;
-	__builtin_memset(&key, 0, sizeof(key));
-	key.address = t->destination;
-	key.port = t->destination_port;
-	key.protocol = t->protocol;
-	if (frontend_lookup(&key) || ct_lookup(t, tuple_hash(t), &unreplied))
+	if (ct_lookup(t, tuple_hash(t), &unreplied))
 		return 1;
 	tuple_reverse(t, &w->reverse_key);
 	return ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied) != 0;

@@ -24,8 +24,10 @@
 #include "packet/packet.h"
 #include "packet/parse.h"
 #include "packet/tuple.h"
+#include "pod/deliver.h"
 #include "pod/known_flow.h"
 #include "pod/maps.h"
+#include "pod/service.h"
 #include "pod/types.h"
 #include "route/fib.h"
 #include "route/fragment.h"
@@ -35,53 +37,6 @@
 #define ICMP_ECHO_REQUEST   8
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY   129
-
-static __always_inline void pod_count(enum pod_path path)
-{
-	__u32 zero = 0;
-	struct pod_counters *counters = bpf_map_lookup_elem(&pod_counts, &zero);
-
-	if (counters && path < POD_PATHS)
-		counters->count[path]++;
-}
-
-/* Passes a packet to the stack. */
-static __always_inline enum action pod_stack(struct context *ctx, enum pod_path why)
-{
-	pod_count(why);
-	return packet_pass(ctx);
-}
-
-static __always_inline const struct pod_device *pod_device_at(__u32 index)
-{
-	return bpf_map_lookup_elem(&pod_devices, &index);
-}
-
-/* Reads the destination of a frame. */
-static __always_inline int frame_is_for(struct context *ctx, const __u8 *mac)
-{
-	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
-	__u32 high, other_high;
-	__u16 low, other_low;
-
-	if (!eth)
-		return 0;
-	__builtin_memcpy(&high, eth->h_dest, sizeof(high));
-	__builtin_memcpy(&low, eth->h_dest + sizeof(high), sizeof(low));
-	__builtin_memcpy(&other_high, mac, sizeof(other_high));
-	__builtin_memcpy(&other_low, mac + sizeof(other_high), sizeof(other_low));
-	return high == other_high && low == other_low;
-}
-
-static __always_inline int mac_is_known(const __u8 *mac)
-{
-	__u32 high;
-	__u16 low;
-
-	__builtin_memcpy(&high, mac, sizeof(high));
-	__builtin_memcpy(&low, mac + sizeof(high), sizeof(low));
-	return (high | low) != 0;
-}
 
 /* Returns the tuple by which others may track a packet: its own, or that of the packet that an
  * ICMP error quotes; 0 if nobody can track it (*may is 1), or if it has no shortcut (*may is 0).
@@ -134,31 +89,6 @@ static __always_inline int is_from_pod_network(const struct scratch *w)
 	       class_of(&quoted->tuple.destination) == FROM_POD;
 }
 
-/* Delivers a packet to a pod of this node. `routed`: the stack would route it, not bridge it. */
-static __always_inline enum action pod_deliver(struct context *ctx, struct scratch *w,
-					       const struct pod *to, int routed, enum pod_path path)
-{
-	struct ethhdr *eth;
-
-	if (wire_length(ctx, &w->packet) > to->mtu || (routed && w->packet.hops <= 1))
-		return pod_stack(ctx, POD_STACK_ROUTE);
-	if (routed) {
-		if (!packet_decrement_ttl(ctx, &w->packet))
-			return packet_drop(ctx);
-		eth = linear_bytes(ctx, 0, sizeof(*eth));
-		if (!eth)
-			return packet_drop(ctx);
-		if (mac_is_known(to->mac))
-			mac_copy(eth->h_dest, to->mac);
-		mac_copy(eth->h_source, to->gateway);
-	}
-	packet_untag(ctx);
-	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
-		return packet_drop(ctx);
-	pod_count(path);
-	return bpf_redirect_peer(to->device, 0);
-}
-
 /* Replies to a packet that exceeds the MTU to another node. The stack would reply, too, but its
  * conntrack would see the flow. */
 static __always_inline enum action pod_too_big(struct context *ctx, struct scratch *w)
@@ -198,10 +128,10 @@ static __always_inline enum action pod_send(struct context *ctx, struct scratch 
 }
 
 /* Returns whether a packet of a pod may take the shortcut. `to`: the pod of this node that it is
- * for. *routed: the stack would route it, not bridge it. */
+ * for. `reply`: the edge has to rewrite it. *routed: the stack would route it, not bridge it. */
 static __always_inline int from_pod(struct context *ctx, const struct scratch *w,
 				    const struct pod_device *device, const struct pod *to,
-				    int *routed, enum pod_path *why)
+				    int reply, int *routed, enum pod_path *why)
 {
 	const struct tuple *t = &w->packet.tuple;
 	const struct pod *from = bpf_map_lookup_elem(&pods, &t->source);
@@ -210,16 +140,17 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 	if (!from || from->device != ctx->ifindex)
 		return 0;
 	*why = POD_STACK_DESTINATION;
-	if (to ? to->device == ctx->ifindex : class_of(&t->destination) != FROM_POD)
+	if (!reply && (to ? to->device == ctx->ifindex : class_of(&t->destination) != FROM_POD))
 		return 0;
 	*why = POD_STACK_OTHER;
 	*routed = frame_is_for(ctx, device->mac);
 	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac));
 }
 
-/* Returns whether a packet from another node may take the shortcut. */
+/* Returns whether a packet from another node may take the shortcut. `rewritten`: the edge has
+ * rewritten it. */
 static __always_inline int from_node(struct context *ctx, const struct scratch *w,
-				     const struct pod *to, enum pod_path *why)
+				     const struct pod *to, int rewritten, enum pod_path *why)
 {
 	*why = POD_STACK_DESTINATION;
 	if (!to)
@@ -228,27 +159,18 @@ static __always_inline int from_node(struct context *ctx, const struct scratch *
 	if (ctx->pkt_type != PACKET_HOST)
 		return 0;
 	*why = POD_STACK_SOURCE;
-	return is_from_pod_network(w);
-}
-
-/* Returns whether somebody tracks the flow of a packet. */
-static __always_inline int is_tracked(struct context *ctx, struct scratch *w,
-				      const struct tuple *tuple, enum pod_path *why)
-{
-	*why = POD_STACK_SERVICE;
-	if (edge_may_have_flow(tuple) && edge_has_flow(w, tuple))
-		return 1;
-	*why = POD_STACK_KERNEL_FLOW;
-	return kernel_has_flow(ctx, tuple);
+	return rewritten || is_from_pod_network(w);
 }
 
 static __always_inline enum action pod_ingress(struct context *ctx)
 {
 	const struct pod_device *device = pod_device_at(ctx->ifindex);
+	enum pod_flow flow = FLOW_OF_NOBODY;
 	enum pod_path why = POD_STACK_OTHER;
 	struct scratch *w = scratch_get();
+	int may, routed = 1, unreplied = 0;
 	const struct tuple *tracked;
-	int may, routed = 1;
+	struct ct_entry *ct = 0;
 	const struct pod *to;
 	enum parsed parsed;
 
@@ -261,10 +183,24 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 	if (!may)
 		return pod_stack(ctx, POD_STACK_OTHER);
 	to = bpf_map_lookup_elem(&pods, &w->packet.tuple.destination);
-	may = device->role == POD_ROLE_PODS ? from_pod(ctx, w, device, to, &routed, &why)
-					    : from_node(ctx, w, to, &why);
-	if (!may || (tracked && is_tracked(ctx, w, tracked, &why)))
+	if (tracked && edge_may_have_flow(tracked)) {
+		if (parsed == PARSED)
+			flow = pod_flow_of(ctx, w, &ct, &unreplied);
+		else if (edge_has_flow(w, tracked)) /* an ICMP error */
+			flow = FLOW_OF_STACK;
+	}
+	if (flow == FLOW_OF_STACK)
+		return pod_stack(ctx, POD_STACK_SERVICE);
+	if (device->role == POD_ROLE_PODS)
+		may = from_pod(ctx, w, device, to, flow == FLOW_FROM_POD, &routed, &why);
+	else
+		may = flow != FLOW_FROM_POD && from_node(ctx, w, to, flow == FLOW_TO_POD, &why);
+	if (!may)
 		return pod_stack(ctx, why);
+	if (tracked && kernel_has_flow(ctx, tracked))
+		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
+	if (flow == FLOW_FROM_POD && ct)
+		return pod_reply(ctx, w, ct, unreplied);
 	if (!to)
 		return pod_send(ctx, w);
 	return pod_deliver(ctx, w, to, routed,

@@ -119,13 +119,31 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 			return err
 		}
 		err := d.attachEdge(device, hook, func(program *ebpf.Program) (link.Link, error) {
-			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook]})
+			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook], Anchor: d.beforePods(device, hook)})
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			err = attachFilter(d.options.BPFFS, edgeName, device, tcxTypes[hook], d.program(edgePrograms[hook]))
 		}
 		if err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
+		}
+	}
+	return nil
+}
+
+// beforePods returns the place of the edge's ingress program before that of the pod shortcut, which handles what the edge
+// has rewritten; nil, the end of the list, if the shortcut is not at the device.
+func (d *Datapath) beforePods(device int, hook EdgeHook) link.Anchor {
+	if hook != EdgeIngress {
+		return nil
+	}
+	links, err := deviceLinks(d.options.BPFFS, PodComponent, []string{PodHook})
+	if err != nil {
+		return nil // attaching to the end is correct, too: the kernel's conntrack then has these flows
+	}
+	for _, l := range links {
+		if l.device == device && !l.detached {
+			return link.BeforeLinkByID(l.link)
 		}
 	}
 	return nil

@@ -17,7 +17,7 @@ func (v *visit) begin() Result {
 	if noSource(v.tuple.Source) {
 		return v.pass(Malformed)
 	}
-	if v.wrapped == nil && v.handledAtEgress() {
+	if v.handledAtEgress() {
 		return v.pass(NotService)
 	}
 	f, ok := v.frontendOfBalancer(v.tuple)
@@ -58,6 +58,9 @@ func (v *visit) begin() Result {
 	if v.tuple.Protocol == SCTP && backend.Port != v.tuple.DestinationPort {
 		return v.drop(DropSCTPPort)
 	}
+	if v.fromPod() && v.leaves() && !backend.Local {
+		return v.pass(NotService)
+	}
 	track := &Track{
 		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now,
 		Local: backend.Local, FromBalancer: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
@@ -72,7 +75,7 @@ func (v *visit) begin() Result {
 	if !backend.Local {
 		return v.beginRemote(track, hash)
 	}
-	if v.wrapped == nil && !v.xdp && backend.Address == v.tuple.Source {
+	if v.returns(backend.Address) {
 		return v.beginHairpin(track, hash)
 	}
 	reason := v.keep(track, hash, v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0)

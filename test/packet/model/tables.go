@@ -116,8 +116,8 @@ type Tables struct {
 	Devices map[uint32][2]netip.Addr
 	// MACs are the addresses of frames for the node.
 	MACs map[uint32][6]byte
-	// PodsAt are the devices with pods of this node. Packets from there are handled at egress, except those
-	// that do not leave.
+	// PodsAt are the devices with pods of this node. Packets from there to backends on other nodes are handled at
+	// egress.
 	PodsAt map[uint32]bool
 	// Ports are the ranges of SNAT ports: first, count.
 	Ports [2][2]uint16
@@ -146,11 +146,26 @@ func (t *Tables) isService(a netip.Addr) bool {
 	return service >= 0 && service > covers(t.Pods, a)
 }
 
+// fromPod reports whether a packet arrived at a device with pods of this node.
+func (v *visit) fromPod() bool { return v.wrapped == nil && !v.xdp && v.PodsAt[v.device] }
+
 // handledAtEgress reports whether a pod's packet is handled where it leaves the node, or not at all.
 func (v *visit) handledAtEgress() bool {
 	to := v.tuple
 	_, exact := v.Frontends[FrontendKey{to.Destination, to.DestinationPort, to.Protocol}]
-	return !v.xdp && v.PodsAt[v.device] && (!exact || v.Route(to.Destination) != nil)
+	return v.fromPod() && (!exact || v.leaves() && !v.isPod(to.Source))
+}
+
+// leaves reports whether a packet would leave the node if nobody rewrote it.
+func (v *visit) leaves() bool { return v.Route(v.tuple.Destination) != nil }
+
+// returns reports whether a pod's packet to a backend would leave by the device that it arrived by, or is to its sender.
+func (v *visit) returns(to netip.Addr) bool {
+	if to == v.tuple.Source {
+		return v.wrapped == nil && !v.xdp
+	}
+	hop := v.Route(to)
+	return v.fromPod() && hop != nil && hop.Device == v.device && v.fits(hop)
 }
 
 func (t *Tables) find(to Tuple) (Frontend, bool) {

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How a packet leaves the pod shortcut: into a pod's namespace, or to the stack. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <bpf/bpf_helpers.h>
+
+#include "packet/access.h"
+#include "packet/packet.h"
+#include "pod/maps.h"
+#include "pod/types.h"
+#include "route/fib.h"
+#include "state/scratch.h"
+
+static __always_inline void pod_count(enum pod_path path)
+{
+	__u32 zero = 0;
+	struct pod_counters *counters = bpf_map_lookup_elem(&pod_counts, &zero);
+
+	if (counters && path < POD_PATHS)
+		counters->count[path]++;
+}
+
+/* Passes a packet to the stack. */
+static __always_inline enum action pod_stack(struct context *ctx, enum pod_path why)
+{
+	pod_count(why);
+	return packet_pass(ctx);
+}
+
+static __always_inline const struct pod_device *pod_device_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&pod_devices, &index);
+}
+
+/* Reads the destination of a frame. */
+static __always_inline int frame_is_for(struct context *ctx, const __u8 *mac)
+{
+	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
+	__u32 high, other_high;
+	__u16 low, other_low;
+
+	if (!eth)
+		return 0;
+	__builtin_memcpy(&high, eth->h_dest, sizeof(high));
+	__builtin_memcpy(&low, eth->h_dest + sizeof(high), sizeof(low));
+	__builtin_memcpy(&other_high, mac, sizeof(other_high));
+	__builtin_memcpy(&other_low, mac + sizeof(other_high), sizeof(other_low));
+	return high == other_high && low == other_low;
+}
+
+static __always_inline int mac_is_known(const __u8 *mac)
+{
+	__u32 high;
+	__u16 low;
+
+	__builtin_memcpy(&high, mac, sizeof(high));
+	__builtin_memcpy(&low, mac + sizeof(high), sizeof(low));
+	return (high | low) != 0;
+}
+
+/* Puts a packet into the namespace of a pod. `routed`: the stack would route it, not bridge it. */
+static __always_inline enum action pod_redirect(struct context *ctx, const struct pod *to,
+						int routed, enum pod_path path)
+{
+	struct ethhdr *eth;
+
+	if (routed) {
+		eth = linear_bytes(ctx, 0, sizeof(*eth));
+		if (!eth)
+			return packet_drop(ctx);
+		if (mac_is_known(to->mac))
+			mac_copy(eth->h_dest, to->mac);
+		mac_copy(eth->h_source, to->gateway);
+	}
+	packet_untag(ctx);
+	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
+		return packet_drop(ctx);
+	pod_count(path);
+	return bpf_redirect_peer(to->device, 0);
+}
+
+/* Delivers a packet to a pod of this node. */
+static __always_inline enum action pod_deliver(struct context *ctx, const struct scratch *w,
+					       const struct pod *to, int routed, enum pod_path path)
+{
+	if (wire_length(ctx, &w->packet) > to->mtu || (routed && w->packet.hops <= 1))
+		return pod_stack(ctx, POD_STACK_ROUTE);
+	if (routed && !packet_decrement_ttl(ctx, &w->packet))
+		return packet_drop(ctx);
+	return pod_redirect(ctx, to, routed, path);
+}

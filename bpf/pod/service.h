@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Flows of the edge whose backend is a pod of this node. The edge has rewritten the client's
+ * packets at the device that they arrived by. They go into the pod's namespace from there, and the
+ * replies are rewritten at the pod's device, not when they leave the node (edge/egress.h). */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "conntrack/conntrack.h"
+#include "conntrack/types.h"
+#include "conntrack/update.h"
+#include "lb/frontend.h"
+#include "packet/packet.h"
+#include "packet/tuple.h"
+#include "packet/types.h"
+#include "pod/deliver.h"
+#include "pod/known_flow.h"
+#include "pod/types.h"
+#include "route/fib.h"
+#include "route/redirect.h"
+#include "state/scratch.h"
+#include "state/types.h"
+
+/* Whose flow a packet is of. */
+enum pod_flow {
+	FLOW_OF_NOBODY,
+	FLOW_OF_STACK, /* the edge has it, and handles it on the stack's path */
+	FLOW_TO_POD,   /* of a client, rewritten at this device */
+	FLOW_FROM_POD, /* a reply to be rewritten */
+};
+
+/* Determines whose flow a packet is of. *ct is the entry of FLOW_FROM_POD. A client may also talk
+ * to the pod directly, from the same port: the pod's packets then are of nobody's flow. */
+static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scratch *w,
+						 struct ct_entry **ct, int *unreplied)
+{
+	struct packet *p = &w->packet;
+	const struct ct_entry *reply;
+	struct frontend_key key = {.address = p->tuple.destination,
+				   .port = p->tuple.destination_port,
+				   .protocol = p->tuple.protocol};
+	int ignored;
+
+	w->hash = tuple_hash(&p->tuple);
+	*ct = ct_lookup(&p->tuple, w->hash, unreplied);
+	if (*ct && ct_read(*ct, w->hash, &w->to)) {
+		if (!is_local_reply(*ct))
+			return FLOW_OF_STACK;
+		if (ct_syn_unseen(*ct, p) || (*unreplied && !ct_reply_valid(*ct)))
+			return FLOW_OF_NOBODY;
+		return FLOW_FROM_POD;
+	}
+	tuple_reverse(&p->tuple, &w->reverse_key);
+	reply = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &ignored);
+	if (reply) /* without the device the reply might leave by another one, past the program */
+		return is_local_reply(reply) && reply->device == ctx->ifindex ? FLOW_TO_POD
+									      : FLOW_OF_STACK;
+	return frontend_lookup(&key) ? FLOW_OF_STACK : FLOW_OF_NOBODY;
+}
+
+/* Rewrites a reply and sends it to the client: a pod of this node, or by the device that the
+ * client's packets arrived by. */
+static __always_inline enum action pod_reply(struct context *ctx, struct scratch *w,
+					     struct ct_entry *ct, int unreplied)
+{
+	const struct pod *client = bpf_map_lookup_elem(&pods, &w->to.destination);
+	const struct pod_device *out;
+	__u32 device = ct->device;
+	enum routed routed = ROUTED;
+
+	if (!device || w->packet.hops <= 1)
+		return pod_stack(ctx, POD_STACK_SERVICE);
+	if (client) {
+		if (client->device != device || wire_length(ctx, &w->packet) > client->mtu)
+			return pod_stack(ctx, POD_STACK_SERVICE);
+	} else {
+		out = pod_device_at(device);
+		if (!out || out->role != POD_ROLE_NODES)
+			return pod_stack(ctx, POD_STACK_SERVICE);
+		routed = fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT);
+		if (routed == ROUTED_TOO_BIG)
+			return too_big(ctx);
+		if (not_routed(routed) || w->fib.ifindex != device)
+			return pod_stack(ctx, POD_STACK_SERVICE);
+	}
+	ct_update(w, ct, unreplied);
+	if (rewrite(ctx, w, 1, EDGE_REPLY))
+		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+	if (client)
+		return pod_redirect(ctx, client, 1, POD_PATH_LOCAL);
+	pod_count(POD_PATH_OUT);
+	return packet_forward(ctx, &w->fib, w->fib_cached);
+}

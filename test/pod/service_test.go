@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+const nodePort = 30080
+
+// web is a Service of type NodePort for TCP and UDP whose endpoints are on these hosts.
+func (w *world) web(hosts ...string) (all []runtime.Object) {
+	w.t.Helper()
+	var backends []*lab.Host
+	for _, name := range hosts {
+		backends = append(backends, w.Host(name))
+	}
+	s, endpoints := node.Service("web", 1), node.Slices("web", backends...)
+	node.SetPorts(s, endpoints,
+		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: lab.PortTCP},
+		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: lab.PortUDP})
+	s.Spec.Type = corev1.ServiceTypeNodePort
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = nodePort
+	}
+	all = append(all, s)
+	for _, e := range endpoints {
+		all = append(all, e)
+	}
+	return all
+}
+
+// optOut opts a pod out of the socket hooks: its packets reach Services at its device.
+func (w *world) optOut(name string) {
+	w.t.Helper()
+	host := w.Host(name)
+	ips := []corev1.PodIP{{IP: host.Addr4.String()}, {IP: host.Addr6.String()}}
+	w.apply("opted-out", &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, UID: types.UID(host.PodUID()),
+			Annotations: map[string]string{service.AnnotationSocketShortcut: "off"},
+		},
+		Spec:   corev1.PodSpec{NodeName: host.Node.Name, Containers: []corev1.Container{{Name: "c"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ips[0].IP, PodIPs: ips},
+	})
+	w.must(w.agents[host.Node.Name].WaitFor("without hooks for "+name, func(s *inspect.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found }))
+}
+
+// rounds is how many requests find each of three backends: one is missed with a probability below 10^-6.
+const rounds = 40
+
+// wantServed sends requests from a host to an address until each of these has served one, and none else.
+func (w *world) wantServed(host, network string, to netip.AddrPort, by ...string) {
+	w.t.Helper()
+	seen := map[string]bool{}
+	for n := 0; n < rounds && len(seen) < len(by); n++ {
+		answer, err := w.ask(host, network, to)
+		if err != nil {
+			w.t.Errorf("%s by %s to %s: %v", host, network, to, err)
+			return
+		}
+		seen[answer.Pod] = true
+	}
+	for _, name := range by {
+		if !seen[name] {
+			w.t.Errorf("%s by %s to %s: not served by %s", host, network, to, name)
+		}
+	}
+	if len(seen) != len(by) {
+		w.t.Errorf("%s by %s to %s: served by %v, want %v", host, network, to, seen, by)
+	}
+}
+
+// wantNoneInvalid checks that the rules of the nodes have dropped nothing.
+func (w *world) wantNoneInvalid() {
+	w.t.Helper()
+	for host := range w.agents {
+		if n := w.invalid(host); n > 0 {
+			w.t.Errorf("%s dropped %d packets as invalid", host, n)
+		}
+	}
+}
+
+// P2, R16, R19: whether the client is outside, a pod of the node without socket hooks, or one of another node, and
+// whether backends are pods of this node, of the other, or on the node itself: each Service is reached, and rules that
+// drop what conntrack finds invalid drop nothing; with the shortcut at all pods, at some, and without it.
+func TestServicesBesideTheShortcut(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		for _, devices := range []string{"auto", "a1,b1", "a2", "off"} {
+			t.Run(fmt.Sprint(mode, "/", devices), func(t *testing.T) {
+				w := newWorld(t, lab.Shape{}, "--edge-mode="+mode, "--pod-devices="+devices)
+				if mode == "xdp" {
+					w.must(w.ReadyForXDP())
+				}
+				for _, a := range w.agents {
+					w.must(a.Start())
+				}
+				w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
+				w.optOut("a1")
+				for _, set := range []string{"a1 a2 b1", "a2 node-a", "b1 b2"} {
+					backends := strings.Fields(set)
+					w.apply("web", w.web(backends...)...)
+					for _, network := range []string{"tcp", "udp"} {
+						for family, ip := range node.ClusterIPs(1) {
+							clusterIP := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+							atNode := addresses(w.Host("node-a"), nodePort)[family]
+							w.wantServed("a1", network, clusterIP, backends...)
+							w.wantServed("a1", network, atNode, backends...)
+							w.wantServed("a3", network, clusterIP, backends...)
+							w.wantServed("b3", network, atNode, backends...)
+							w.wantServed("client", network, atNode, backends...)
+							if slices.Contains(backends, "a2") {
+								w.direct("a1", network, "a2", family)
+							}
+						}
+					}
+				}
+				w.wantNoneInvalid()
+			})
+		}
+	}
+}
+
+// direct sends a request straight to a pod.
+func (w *world) direct(host, network, pod string, family int) {
+	w.t.Helper()
+	port := map[string]uint16{"tcp": lab.PortTCP, "udp": lab.PortUDP}[network]
+	if answer, err := w.ask(host, network, addresses(w.Host(pod), port)[family]); err != nil || answer.Pod != pod {
+		w.t.Errorf("%s by %s to %s: %v, %v", host, network, pod, answer, err)
+	}
+}
+
+// P1: packets of a client outside to a pod of the node that serves it, and the pod's replies, skip the node's stack;
+// conntrack sees neither. So do those of a pod without socket hooks to another pod of its node.
+func TestServiceFlowsTakeTheShortcut(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t, lab.Shape{}, "--edge-mode="+mode, "--pod-devices=auto")
+			if mode == "xdp" {
+				w.must(w.ReadyForXDP())
+			}
+			for _, a := range w.agents {
+				w.must(a.Start())
+			}
+			w.awaitPods("node-a", "a1", "a2", "a3")
+			w.optOut("a1")
+			w.apply("web", w.web("a2")...)
+			for _, network := range []string{"tcp", "udp"} {
+				for family, ip := range node.ClusterIPs(1) {
+					clusterIP := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+					atNode := addresses(w.Host("node-a"), nodePort)[family]
+					for _, c := range []struct {
+						client, there, back string
+						to                  netip.AddrPort
+					}{
+						{"client", "path_in", "path_out", atNode},
+						{"b1", "path_in", "path_out", atNode},
+						{"a1", "path_local", "path_local", clusterIP},
+						{"a1", "path_local", "path_local", atNode},
+					} {
+						before := w.pods("node-a").Packets
+						answer, err := w.ask(c.client, network, c.to)
+						w.must(err)
+						after := w.pods("node-a").Packets
+						if after[c.there] == before[c.there] || after[c.back] == before[c.back] || after["stack_kernel_flow"] > before["stack_kernel_flow"] {
+							t.Errorf("%s by %s to %s: before %v, after %v", c.client, network, c.to, before, after)
+						}
+						if from := addresses(w.Host(c.client), 0)[family].Addr(); answer.Peer.Addr() != from {
+							t.Errorf("%s by %s to %s: a2 saw %s, want %s", c.client, network, c.to, answer.Peer, from)
+						}
+					}
+				}
+			}
+			w.wantNoneInvalid()
+		})
+	}
+}
