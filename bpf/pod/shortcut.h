@@ -25,6 +25,7 @@
 #include "packet/parse.h"
 #include "packet/tuple.h"
 #include "pod/deliver.h"
+#include "pod/flow_cache.h"
 #include "pod/known_flow.h"
 #include "pod/maps.h"
 #include "pod/service.h"
@@ -162,23 +163,28 @@ static __always_inline int from_node(struct context *ctx, const struct scratch *
 	return rewritten || is_from_pod_network(w);
 }
 
-static __always_inline enum action pod_ingress(struct context *ctx)
+/* Sends a packet that takes the shortcut. */
+static __always_inline enum action pod_forward(struct context *ctx, struct scratch *w,
+					       const struct pod *to, int routed, enum pod_path path)
 {
-	const struct pod_device *device = pod_device_at(ctx->ifindex);
+	if (path == POD_PATH_OUT)
+		return pod_send(ctx, w);
+	return pod_deliver(ctx, w, to, routed, path);
+}
+
+/* Decides about a packet that has not been parsed as malformed. With ACTION_CONTINUE it takes the
+ * shortcut of *chosen. */
+static __always_inline enum action pod_decide(struct context *ctx, struct scratch *w,
+					      const struct pod_device *device, enum parsed parsed,
+					      struct pod_flow_entry *chosen)
+{
 	enum pod_flow flow = FLOW_OF_NOBODY;
 	enum pod_path why = POD_STACK_OTHER;
-	struct scratch *w = scratch_get();
 	int may, routed = 1, unreplied = 0;
 	const struct tuple *tracked;
 	struct ct_entry *ct = 0;
 	const struct pod *to;
-	enum parsed parsed;
 
-	if (!w || !device)
-		return packet_pass(ctx);
-	scratch_reset(w);
-	w->quoted.l3 = 0;
-	parsed = packet_parse(ctx, &w->packet);
 	tracked = tracked_tuple(ctx, w, parsed, &may);
 	if (!may)
 		return pod_stack(ctx, POD_STACK_OTHER);
@@ -201,8 +207,40 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
 	if (flow == FLOW_FROM_POD && ct)
 		return pod_reply(ctx, w, ct, unreplied);
-	if (!to)
-		return pod_send(ctx, w);
-	return pod_deliver(ctx, w, to, routed,
-			   device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN);
+	chosen->path = POD_PATH_OUT;
+	if (to) {
+		chosen->to = *to;
+		chosen->path = device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN;
+	}
+	chosen->routed = routed;
+	/* The edge may delete its entry at any time. */
+	chosen->device = parsed == PARSED && flow == FLOW_OF_NOBODY ? ctx->ifindex : 0;
+	chosen->tuple = w->packet.tuple;
+	chosen->since = tick_of(w);
+	return ACTION_CONTINUE;
+}
+
+static __always_inline enum action pod_ingress(struct context *ctx)
+{
+	const struct pod_device *device = pod_device_at(ctx->ifindex);
+	struct scratch *w = scratch_get();
+	struct pod_flow_entry *flow;
+	enum action action;
+	enum parsed parsed;
+
+	if (!w || !device)
+		return packet_pass(ctx);
+	scratch_reset(w);
+	w->quoted.l3 = 0;
+	parsed = packet_parse(ctx, &w->packet);
+	flow = pod_flow_place(&w->packet);
+	if (!flow)
+		return packet_pass(ctx);
+	if (parsed != PARSED || w->packet.fragment || !pod_flow_valid(w, flow, ctx->ifindex) ||
+	    (device->role == POD_ROLE_NODES && ctx->pkt_type != PACKET_HOST)) {
+		action = pod_decide(ctx, w, device, parsed, flow);
+		if (action != ACTION_CONTINUE)
+			return action;
+	}
+	return pod_forward(ctx, w, &flow->to, flow->routed, flow->path);
 }

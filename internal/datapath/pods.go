@@ -56,6 +56,7 @@ var podTables = []Table{
 	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodCounts, Kind: CounterTable, Copy: StartEmpty},
+	{Name: PodMapPodFlows, Kind: ScratchTable},
 }
 
 // podObjects returns the object of the pod shortcut. Unshortened has the reason if the options enable it and the

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// The sides: the same traffic through the stack of the nodes, and past it. The second is the first again: their
+// difference is what the measurement cannot see.
+const (
+	podsStack = iota
+	podsStackAgain
+	podsShortcut
+	podsSides
+)
+
+var podsNames = [podsSides]string{"stack", "stack (A/A)", "shortcut"}
+
+// podsCase is a kind of traffic between two pods, on nodes whose forward chain has kubeRules and so many more.
+type podsCase struct {
+	mode        endpoint.Mode
+	family      string
+	path        string // "local": between pods of a node; "remote": of two nodes
+	connections int
+	rules       int
+}
+
+func (c podsCase) String() string {
+	return fmt.Sprintf("%s, %s, %s, %d at a time, %d rules", c.mode, c.family, c.path, c.connections, c.rules)
+}
+
+func podsCases() (all []podsCase) {
+	for _, rules := range []int{0, 1000} {
+		for _, path := range []string{"local", "remote"} {
+			all = append(all,
+				podsCase{endpoint.RequestResponse, "IPv4", path, 1, rules},
+				podsCase{endpoint.RequestResponse, "IPv4", path, 64, rules},
+				podsCase{endpoint.RequestResponse, "IPv6", path, 1, rules},
+				podsCase{endpoint.ConnectRequestClose, "IPv4", path, 1, rules},
+				podsCase{endpoint.UDPConnected, "IPv4", path, 1, rules},
+				podsCase{endpoint.Stream, "IPv4", path, 1, rules})
+		}
+	}
+	return all
+}
+
+// podsServers are the pods that a1 talks to, by the path.
+var podsServers = map[string]string{"local": "a2", "remote": "b1"}
+
+// podsRig is a cluster whose nodes had agents: so the benchmark alone attaches and detaches the programs.
+type podsRig struct {
+	world   *world
+	nodes   []*podsNode
+	softirq []int
+}
+
+// podsNode is a node, and the places of the program there.
+type podsNode struct {
+	host    *lab.Host
+	bpffs   string
+	program *ebpf.Program
+	devices []int
+}
+
+func runPods(ctx context.Context, b *bench) (err error) {
+	w, err := newWorld()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.end()) }()
+	rig := &podsRig{world: w, softirq: softirqThreads()}
+	for _, pod := range podsServers {
+		if err := w.startServer(ctx, pod, b.two.Server); err != nil {
+			return err
+		}
+	}
+	for _, host := range []string{"node-a", "node-b"} {
+		n, err := rig.prepare(b.program, host)
+		if err != nil {
+			return fmt.Errorf("%s: %w", host, err)
+		}
+		defer n.program.Close()
+		rig.nodes = append(rig.nodes, n)
+	}
+	for _, c := range podsCases() {
+		if err := rig.measure(ctx, b, c); err != nil {
+			return fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// prepare has an agent fill the tables of a node, and takes the program from its devices.
+func (rig *podsRig) prepare(program, host string) (*podsNode, error) {
+	w := rig.world
+	agent := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder, Flags: []string{"--pod-devices=auto", "--pod-ignore-filters"}}
+	w.agents = append(w.agents, agent)
+	if err := agent.Start(); err != nil {
+		return nil, err
+	}
+	n := &podsNode{host: agent.Host, bpffs: agent.BPFFS()}
+	if err := agent.Stop(); err != nil {
+		return nil, err
+	}
+	paths, err := filepath.Glob(filepath.Join(n.bpffs, "links", datapath.PodComponent+"-*"))
+	if err != nil || len(paths) == 0 {
+		return nil, errors.Join(err, errors.New("the pod shortcut is at no device"))
+	}
+	for _, path := range paths {
+		if err := n.take(path); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// take detaches a link, and notes its device and program.
+func (n *podsNode) take(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	if n.program == nil {
+		if n.program, err = ebpf.NewProgramFromID(info.Program); err != nil {
+			return err
+		}
+	}
+	n.devices = append(n.devices, int(info.TCX().Ifindex))
+	return errors.Join(l.Detach(), l.Unpin())
+}
+
+// attach attaches the program to all devices of the node.
+func (n *podsNode) attach() (detach func() error, err error) {
+	var links []link.Link
+	detach = func() (err error) {
+		for _, l := range links {
+			err = errors.Join(err, l.Close())
+		}
+		return err
+	}
+	err = n.host.Do(func() error {
+		for _, device := range n.devices {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: n.program, Attach: ebpf.AttachTCXIngress})
+			if err != nil {
+				return err
+			}
+			links = append(links, l)
+		}
+		return nil
+	})
+	return detach, err
+}
+
+// shortcuts is how many packets took the shortcut.
+func (n *podsNode) shortcuts() (sum uint64, err error) {
+	counters, err := datapath.ReadPodCounters(n.bpffs)
+	for path, packets := range counters {
+		if strings.HasPrefix(path, "path_") {
+			sum += packets
+		}
+	}
+	return sum, err
+}
+
+// measure runs the sides in turn.
+func (rig *podsRig) measure(ctx context.Context, b *bench, c podsCase) error {
+	for _, n := range rig.nodes {
+		if err := n.setRules(ctx, c.rules); err != nil {
+			return err
+		}
+	}
+	cpus := pairOf(b.results.Settings, c.connections)
+	if err := rig.world.servers[podsServers[c.path]].Pin(cpus.Server); err != nil {
+		return err
+	}
+	for round := range b.runs {
+		for _, side := range turns(round, podsSides) {
+			slice, err := rig.slice(ctx, b, c, side, cpus.Client)
+			if err != nil {
+				return fmt.Errorf("%s: %w", podsNames[side], err)
+			}
+			c.add(b.results, side, slice)
+		}
+	}
+	return nil
+}
+
+// slice is a short time of traffic on one side, and the proof of its path. Without flows in the kernel's conntrack, which
+// would keep it on the stack.
+func (rig *podsRig) slice(ctx context.Context, b *bench, c podsCase, side, cpu int) (r endpoint.Result, err error) {
+	server := podsServers[c.path]
+	config := endpoint.ClientConfig{
+		Mode: c.mode, Target: netip.AddrPortFrom(rig.world.Host(server).Addr4, serverPort), Connections: c.connections,
+		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu, Processes: append([]int{rig.world.servers[server].PID()}, rig.softirq...),
+	}
+	if c.family == "IPv6" {
+		config.Target = netip.AddrPortFrom(rig.world.Host(server).Addr6, serverPort)
+	}
+	var before, after uint64
+	for _, n := range rig.nodes {
+		if err := n.host.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+			return r, fmt.Errorf("flush the kernel's conntrack: %w", err)
+		}
+		packets, err := n.shortcuts()
+		if err != nil {
+			return r, err
+		}
+		before += packets
+		if side == podsShortcut {
+			detach, err := n.attach()
+			defer detach()
+			if err != nil {
+				return r, err
+			}
+		}
+	}
+	if r, err = endpoint.RunClient(ctx, rig.world.Host("a1"), config); err != nil {
+		return r, err
+	}
+	for _, n := range rig.nodes {
+		packets, err := n.shortcuts()
+		if err != nil {
+			return r, err
+		}
+		after += packets
+	}
+	if taken := after - before; r.Operations == 0 || (taken >= r.Operations) != (side == podsShortcut) && c.mode != endpoint.Stream || (taken > 0) != (side == podsShortcut) {
+		return r, fmt.Errorf("%d packets took the shortcut, of %d operations", taken, r.Operations)
+	}
+	return r, nil
+}
+
+func (c podsCase) series(side int) result.Series {
+	return result.Series{Part: partPods, Scenario: fmt.Sprintf("%s, %s", c.mode, c.path), Side: podsNames[side],
+		Family: c.family, Parameters: result.Parameters{"connections": c.connections, "rules": c.rules}}
+}
+
+func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
+	operations := float64(r.Operations)
+	for _, sample := range []struct {
+		metric result.Metric
+		value  float64
+	}{
+		{metricP10, micros(r.P10)}, {metricP50, micros(r.P50)}, {metricRate, operations / r.Elapsed.Seconds()}, {metricCPU, micros(r.CPU) / operations},
+	} {
+		row := result.Row{Series: c.series(side), Metric: sample.metric}
+		if side != podsStack {
+			row.Against = podsNames[podsStack]
+		}
+		results.Add(row, sample.value)
+	}
+}
+
+func printPods(r *report) {
+	r.say("\nBetween two pods, of one node (local) or of two (remote), through the nodes' stack and past it, with netfilter rules as kube-proxy and flannel make them, and 0 or 1,000 rules of a policy. "+
+		"Ratios to the stack, median of %d paired slices [95 %% interval]; of a stream an operation is %d KiB", r.results.Settings.Runs, endpoint.StreamWrite>>10)
+	for _, c := range podsCases() {
+		if len(r.results.Samples(c.series(podsStack), metricRate)) == 0 {
+			continue
+		}
+		r.say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.results.Samples(c.series(podsStack), metricRate)),
+			stat.Median(r.results.Samples(c.series(podsStack), metricCPU)))
+		for _, side := range []int{podsStackAgain, podsShortcut} {
+			line := fmt.Sprintf("    %-12s", podsNames[side])
+			for _, m := range []result.Metric{metricP50, metricRate, metricCPU} {
+				of := func(side int) []float64 { return r.results.Samples(c.series(side), m) }
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(podsStack))))
+			}
+			r.say("%s", line)
+		}
+	}
+}
