@@ -207,8 +207,8 @@ func (rig *podsRig) measure(ctx context.Context, b *bench, c podsCase) error {
 	return nil
 }
 
-// slice is a short time of traffic on one side, and the proof of its path. Without flows in the kernel's conntrack, which
-// would keep it on the stack.
+// slice is a short time of traffic on one side, and the proof of its path. Flows in the kernel's conntrack, which would
+// stay on the stack, are deleted first.
 func (rig *podsRig) slice(ctx context.Context, b *bench, c podsCase, side, cpu int) (r endpoint.Result, err error) {
 	server := podsServers[c.path]
 	config := endpoint.ClientConfig{

@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A DeviceHook is a program and its attach point at a device. It is attached by a link, tcx (Linux 6.6) or XDP; or, at tc
-// of an earlier kernel, as a filter.
+// A DeviceHook is a program and its attach point at a device. It is attached by a link, tcx (Linux 6.6) or XDP;
+// or, at tc of an earlier kernel, as a filter.
 type DeviceHook struct {
 	Name    string // suffix of the name of its pinned link
 	Program string

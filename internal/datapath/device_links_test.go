@@ -144,8 +144,8 @@ func TestDeviceHooks(t *testing.T) {
 	}
 }
 
-// TestDeviceHookAsFilter: a component's program at tc of a kernel without links there (before Linux 6.6) is a filter, which
-// counts as attached and is detached like a link.
+// TestDeviceHookAsFilter: a component's program at tc of a kernel without links there (before Linux 6.6) is a
+// filter, which counts as attached and is detached like a link.
 func TestDeviceHookAsFilter(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil

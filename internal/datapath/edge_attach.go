@@ -131,8 +131,8 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 	return nil
 }
 
-// beforePods returns the place of the edge's ingress program before that of the pod shortcut, which handles what the edge
-// has rewritten; nil, the end of the list, if the shortcut is not at the device.
+// beforePods returns the place of the edge's ingress program before that of the pod shortcut, which handles what the
+// edge has rewritten; nil, the end of the list, if the shortcut is not at the device.
 func (d *Datapath) beforePods(device int, hook EdgeHook) link.Anchor {
 	if hook != EdgeIngress {
 		return nil

@@ -159,7 +159,8 @@ func (v *visit) handledAtEgress() bool {
 // leaves reports whether a packet would leave the node if nobody rewrote it.
 func (v *visit) leaves() bool { return v.Route(v.tuple.Destination) != nil }
 
-// returns reports whether a pod's packet to a backend would leave by the device that it arrived by, or is to its sender.
+// returns reports whether a pod's packet to a backend would leave by the device that it arrived by, or is to its
+// sender.
 func (v *visit) returns(to netip.Addr) bool {
 	if to == v.tuple.Source {
 		return v.wrapped == nil && !v.xdp
