@@ -48,8 +48,8 @@ type Cluster struct {
 	balancers    []netip.Prefix
 	claims       claims
 	owners       map[Ref]*owner
-	// ownRestricted counts the plans with a frontend that has OwnAddress.
-	ownRestricted int
+	// restricted counts the plans with a frontend that has SourceRanges.
+	restricted int
 	health        health
 }
 
@@ -224,7 +224,7 @@ func (t *Cluster) award(o *owner) bool {
 		delete(t.owners, o.ref)
 	}
 	if !equalPlans(o.plan, plan) {
-		t.ownRestricted += restrictsOwn(plan) - restrictsOwn(o.plan)
+		t.restricted += restricts(plan) - restricts(o.plan)
 		o.plan = plan
 		return true
 	}
@@ -235,16 +235,16 @@ func (t *Cluster) award(o *owner) bool {
 	return false
 }
 
-// restrictsOwn returns 1 if a plan has a frontend with OwnAddress.
-func restrictsOwn(p *Plan) int {
-	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.OwnAddress }) {
+// restricts returns 1 if a plan has a frontend with SourceRanges.
+func restricts(p *Plan) int {
+	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.SourceRanges != nil }) {
 		return 1
 	}
 	return 0
 }
 
-// RestrictsOwnAddress reports whether a frontend at an address of this node has source ranges.
-func (t *Cluster) RestrictsOwnAddress() bool { return t.ownRestricted > 0 }
+// RestrictsSources reports whether a frontend has source ranges.
+func (t *Cluster) RestrictsSources() bool { return t.restricted > 0 }
 
 // resolve computes the plan that an object wants; exists is false if the object is gone.
 func (t *Cluster) resolve(ref Ref) (wanted *Plan, created time.Time, exists bool) {
