@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -144,18 +143,16 @@ func (w *world) idsOf(names ...string) string {
 // time: the tables are the same except for the IDs, hold no more, and need no repair.
 func (w *world) wantLikeFresh(t *testing.T) {
 	t.Helper()
-	run, old := w.agent().Host.RunDir, w.agent()
+	old := w.agent()
 	fresh := w.newAgent(old.Host)
-	socket := filepath.Join(run, "fresh.sock")
+	fresh.Name = "fresh"
 	// Its programs see no process: the fabric's cgroup is empty.
-	fresh.Flags = []string{"--pins", filepath.Join(old.Host.BPFFS, "fresh"), "--agent-socket", socket, "--cgroup-root", w.Host("fabric").Cgroup}
-	w.must(fresh.StartOnly())
-	var status inspect.Status
-	w.eventually("the fresh agent is ready", func() bool {
-		return agent.NewClient(socket).Get(context.Background(), agent.StatusPath, &status) == nil &&
-			status.Sync.Synced && len(status.Attachments) == status.Hooks
-	})
-	want, err := tablesOf(socket)
+	fresh.Flags = []string{"--cgroup-root", w.Host("fabric").Cgroup}
+	w.must(fresh.Start())
+	w.must(w.folder.Await(fresh)) // it is ready before the networks are in the tables
+	status, err := fresh.Status()
+	w.must(err)
+	want, err := tablesOf(fresh.Socket())
 	w.must(err)
 	got, err := tablesOf(old.Socket())
 	w.must(err)
@@ -171,8 +168,8 @@ func (w *world) wantLikeFresh(t *testing.T) {
 		}
 		return m
 	}
-	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(&status)), func(s *inspect.Status) bool {
-		return fmt.Sprint(used(s)) == fmt.Sprint(used(&status)) && !s.Sync.LastAudit.IsZero()
+	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(status)), func(s *inspect.Status) bool {
+		return fmt.Sprint(used(s)) == fmt.Sprint(used(status)) && !s.Sync.LastAudit.IsZero()
 	}))
 	now, err := old.Status()
 	w.must(err)
