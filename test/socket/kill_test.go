@@ -34,10 +34,12 @@ func TestKilledAtRandom(t *testing.T) {
 	w.apply("plain", objects(w.web("plain", 201, "a2 b1"))...)
 	held := w.hold(clients, 201)
 	ids := w.idsOf("default/steady", "default/plain")
+	// A kill leaves a state that lasts until the next start, half a second: a few hundred connections meet it, and
+	// the agents get the CPU.
 	loads := []*load{
-		w.startLoad("plain", w.hosts("a1"), ipv4, ipv4.clusterIP(201), "a2 b1"),
-		w.startLoad("plain", w.hosts("a3"), ipv6, ipv6.clusterIP(201), "a2 b1"),
-		w.startLoad("sticky", w.hosts("node-a"), v4Mapped, v4Mapped.clusterIP(200), pick(t, w.Host("node-a"), ipv4, ipv4.clusterIP(200))),
+		w.startPacedLoad("plain", w.hosts("a1"), ipv4, ipv4.clusterIP(201), "a2 b1"),
+		w.startPacedLoad("plain", w.hosts("a3"), ipv6, ipv6.clusterIP(201), "a2 b1"),
+		w.startPacedLoad("sticky", w.hosts("node-a"), v4Mapped, v4Mapped.clusterIP(200), pick(t, w.Host("node-a"), ipv4, ipv4.clusterIP(200))),
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -86,7 +88,7 @@ func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint
 // started.
 func (w *world) awaitChange(tables *datapath.Tables, before map[datapath.FrontendKey]uint32) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); maps.Equal(w.frontends(tables), before); {
+	for deadline := time.Now().Add(patience); maps.Equal(w.frontends(tables), before); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("the tables have not changed after %v", patience)
 		}
