@@ -215,15 +215,22 @@ static __always_inline int tcp_opens(const struct packet *p)
 	return (p->tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
 }
 
-/* Returns whether a packet begins another flow with the tuple of a closed or expired one. A segment
- * from the middle of a TCP connection belongs to the old flow, however long that was idle. */
+/* Returns whether the backend has another connection from the client's port. */
+static __always_inline int ct_port_is_taken(const struct ct_entry *ct)
+{
+	return ct->flags & CT_PORT_TAKEN && ct->state == CT_NEW;
+}
+
+/* Returns whether a packet begins another flow with the tuple of a closed or expired one, or of one
+ * that the backend cannot tell from another connection. A segment from the middle of a TCP
+ * connection belongs to the old flow, however long that was idle. */
 static __always_inline int ct_is_reused(struct scratch *w, const struct ct_entry *ct)
 {
 	const struct packet *p = &w->packet;
 
 	if (ct->flags & CT_REPLY)
 		return 0;
-	if (tcp_opens(p) && ct->state >= CT_CLOSING)
+	if (tcp_opens(p) && (ct->state >= CT_CLOSING || ct_port_is_taken(ct)))
 		return 1;
 	if (!tcp_opens(p) && p->tuple.protocol != IPPROTO_UDP)
 		return 0;

@@ -31,6 +31,9 @@ enum ct_flag {
 	/* The entry is a copy from the predecessor's table, whose programs may still update the
 	 * original (migrate/predecessor.h). */
 	CT_COPIED = 64,
+	/* TCP, state CT_NEW: the backend on this node has sent a packet of another connection from
+	 * the client's port (ct_set_port_taken). The client's next SYN gets another port. */
+	CT_PORT_TAKEN = 128,
 };
 
 /* The load balancer's annex of an entry. The rest of struct ct_entry is the core, which does not

@@ -179,6 +179,24 @@ __noinline int ct_reply_valid(const struct ct_entry *ct)
 		p->acknowledged - other->next + TCP_WINDOW < 2 * TCP_WINDOW);
 }
 
+/* Notes that a backend on this node did not reply to the client's SYN, but sent a packet of another
+ * connection from the client's port: a direct one, or one that the Service's flow has ended and the
+ * backend's stack has not (RFC 9293 section 3.5.1: it acknowledges what it has received, and does
+ * not accept the SYN). Such a packet passes unchanged, because a SYN can be forged. */
+__noinline int ct_set_port_taken(const struct ct_entry *ct)
+{
+	struct scratch *w = scratch_get();
+	struct ct_entry *other;
+
+	if (!w || !ct || dry_run || !(w->packet.tcp_flags & TCP_ACK) ||
+	    w->packet.tcp_flags & TCP_RST)
+		return 0;
+	other = ct_reverse_of(w, ct);
+	if (other && other->state == CT_NEW && !other->acked) /* it began with a SYN */
+		other->flags |= CT_PORT_TAKEN;
+	return 0;
+}
+
 /* Updates the device by which the client's packets arrive and replies leave. TCP: only by a segment
  * that the other side would accept. */
 __noinline int ct_set_device(struct ct_entry *ct, __u32 device)

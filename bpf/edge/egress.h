@@ -251,8 +251,10 @@ static __always_inline enum action edge_egress(struct context *ctx)
 			ct_delete_flow(ct);
 			return packet_pass(ctx);
 		}
-		if (unreplied && !ct_reply_valid(ct))
+		if (unreplied && !ct_reply_valid(ct)) {
+			ct_set_port_taken(ct);
 			return packet_pass(ctx);
+		}
 		return egress_local_reply(ctx, w, ct, unreplied);
 	}
 	/* Flows of clients elsewhere do not concern egress. */

@@ -150,11 +150,14 @@ static __always_inline enum action reject_other_protocol(struct context *ctx,
 
 /* Returns whether a client may keep its own port at a backend on this node, if no other flow uses
  * it there. Pods and nodes also talk to pods directly, which is not tracked: replies of TCP show
- * which connection they belong to (ct_reply_valid), those of UDP do not. */
+ * which connection they belong to (ct_reply_valid), those of UDP do not. If such a reply has shown
+ * that the backend has another connection from this port, the client's next SYN gets another. */
 static __always_inline int keeps_client_port(const struct scratch *w, enum source_class class)
 {
 	const struct address *source = &w->packet.tuple.source;
 
+	if (w->port_taken)
+		return 0;
 	return w->packet.tuple.protocol != IPPROTO_UDP ||
 	       (class == FROM_OUTSIDE && !balancer_of(source));
 }
@@ -327,7 +330,9 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 		if (action != ACTION_CONTINUE)
 			return action;
 	}
-	if (ct)
+	if (ct) {
+		w->port_taken = ct_port_is_taken(ct);
 		ct_delete_flow(ct);
+	}
 	return new_flow(ctx, w);
 }

@@ -53,6 +53,7 @@ struct scratch {
 	struct network_key network; /* key to look up a client (filter/source_class.h) */
 	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
 			   */
+	__u32 port_taken; /* the client's port is in use at the backend (CT_PORT_TAKEN) */
 	/* The following persist from packet to packet. */
 	struct own_mac own;
 	__u64 jiffies; /* when `second` and `tick` were read */
@@ -87,6 +88,7 @@ static __always_inline void scratch_reset(struct scratch *w)
 	w->decap.dsr = DSR_NONE;
 	w->decap.chosen = 0;
 	w->dsr = DSR_NONE;
+	w->port_taken = 0;
 }
 
 /* Reads the coarse clock, CLOCK_MONOTONIC, once per jiffy: the kernel advances both at the same

@@ -14,9 +14,12 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/sockdiag"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -124,7 +127,7 @@ func (w *world) giveBack(t *testing.T) {
 	}
 }
 
-// reset removes the objects of a test, its flows and what hosts have learned of path MTUs.
+// reset removes the objects of a test, its flows, its connections and what hosts have learned of path MTUs.
 func (w *world) reset() error {
 	files, err := filepath.Glob(filepath.Join(w.folder.Path, "*.yaml"))
 	if err != nil {
@@ -150,7 +153,40 @@ func (w *world) reset() error {
 			return err
 		}
 	}
+	if err := w.endConnections(); err != nil {
+		return err
+	}
 	return w.forgetPathMTUs()
+}
+
+// timeWait is TCP_TIME_WAIT of net/tcp_states.h.
+const timeWait sockdiag.States = 1 << 6
+
+// endConnections ends what is left of TCP connections at pods and the client. The packets that would end them
+// are dropped without entries, and a pod would answer a SYN from the same port with an ACK of the old connection.
+// Clients keep those in TIME_WAIT, of which there may be thousands.
+func (w *world) endConnections() error {
+	states := sockdiag.AllStates &^ (sockdiag.Listening | sockdiag.Closed)
+	if err := endConnectionsOf(w.Host("client"), states&^timeWait); err != nil {
+		return err
+	}
+	for _, pod := range w.Pods() {
+		if err := endConnectionsOf(pod, states); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func endConnectionsOf(h *lab.Host, states sockdiag.States) error {
+	return h.Do(func() error {
+		left, err := sockdiag.List(unix.IPPROTO_TCP, states)
+		for _, s := range left {
+			_, failed := sockdiag.Destroy(s)
+			err = errors.Join(err, failed)
+		}
+		return err
+	})
 }
 
 // forgetClients removes all flows and all clients with session affinity.

@@ -9,47 +9,60 @@ import (
 	"time"
 )
 
-// X2, X3, R30, R37: with DSR 50 MB arrive intact each way, while the Service's endpoints change, those of the
-// transfers among them, and while the agents of the balancer and of the backends' nodes are killed and started
-// again; no connection and no datagram of other clients is lost.
+// X2, X3, R30, R37: with each kind of DSR 20 MB arrive intact each way for each family, while the Services'
+// endpoints change, those of the transfers among them, and while the agents of the balancer and of the backends'
+// nodes are killed and started again; no connection and no datagram of other clients is lost.
 func TestDSRTransferWhileAllChanges(t *testing.T) {
 	withEachDSR(t, nil, func(t *testing.T, w *world) {
+		var transfers sync.WaitGroup
+		var loads []func()
 		for i, kind := range dsrKinds {
-			t.Run(kind, func(t *testing.T) { w.in(t).transferWhileAllChanges(kind, 10*i+1) })
+			n := 10*i + 1
+			w.apply("steady-"+kind, w.ofKind(kind, "steady-"+kind, n+1, "a1", "b1", "c1")...)
+			for family, pod := range []string{"b1", "c1"} {
+				w.applyWebs(pod)
+				conn := w.open("tcp", w.address("ExternalIP", n, family))
+				transfers.Go(func() {
+					if err := transfer(conn, pod, 20<<20); err != nil {
+						t.Errorf("%s to %s: %v", kind, pod, err)
+					}
+				})
+			}
+			loads = append(loads, w.loadAt(10*time.Millisecond, []netip.AddrPort{w.address("LoadBalancer", n+1, 0), w.address("LoadBalancer", n+1, 1)}))
+		}
+		done := make(chan struct{})
+		go func() { transfers.Wait(); close(done) }()
+		w.changeAll(done)
+		for _, ended := range loads {
+			ended()
 		}
 	})
 }
 
-// transferWhileAllChanges makes Services n and n+1.
-func (w *world) transferWhileAllChanges(kind string, n int) {
+// applyWebs applies Services 1, 11 and 21 with one kind of DSR each, all with these pods.
+func (w *world) applyWebs(pods ...string) {
 	w.t.Helper()
-	web := func(pods ...string) { w.apply("web", w.ofKind(kind, "web", n, pods...)...) }
-	w.apply("steady", w.ofKind(kind, "steady", n+1, "a1", "b1", "c1")...)
-	var transfers sync.WaitGroup
-	for family, pod := range []string{"b1", "c1"} {
-		web(pod)
-		conn := w.open("tcp", w.address("ExternalIP", n, family))
-		transfers.Go(func() {
-			if err := transfer(conn, pod, 50<<20); err != nil {
-				w.t.Errorf("to %s: %v", pod, err)
-			}
-		})
+	for i, kind := range dsrKinds {
+		name := "web-" + kind
+		w.must(w.folder.Put(name, w.ofKind(kind, name, 10*i+1, pods...)...))
 	}
-	ended := w.loadAt(5*time.Millisecond, []netip.AddrPort{w.address("LoadBalancer", n+1, 0), w.address("LoadBalancer", n+1, 1)})
-	done := make(chan struct{})
-	go func() { transfers.Wait(); close(done) }()
+	w.await()
+}
+
+// changeAll changes endpoints until transfers are done, and first kills each agent once.
+func (w *world) changeAll(done <-chan struct{}) {
+	w.t.Helper()
 	victims := []string{"node-a", "node-b", "node-c"}
 	for step := 0; ; step++ {
-		web([][]string{{"a1", "b1"}, {"b2"}, {"a2", "c3"}, {}}[step%4]...)
+		w.applyWebs([][]string{{"a1", "b1"}, {"b2"}, {"a2", "c3"}, {}}[step%4]...)
 		if step < len(victims) {
 			w.must(w.agents[victims[step]].Kill())
-			web("b3")
+			w.applyWebs("b3")
 			w.must(w.agents[victims[step]].Start())
 			continue
 		}
 		select {
 		case <-done:
-			ended()
 			return
 		default:
 		}

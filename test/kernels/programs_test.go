@@ -64,10 +64,31 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// The kernel's verifier accepts every program, as an agent loads them. The test prints how many instructions
-// the verifier processed, of the 1,000,000 that it allows a program.
+// The kernel's verifier accepts every program: as an agent loads them, to explain a connect(), and while the
+// tables of an earlier agent are migrated. All of that is one test, because the verifier takes half a minute for a
+// datapath in an emulated machine.
 func TestProgramsLoad(t *testing.T) {
-	_, d, bpffs := open(t)
+	node := lab.New(t).Nodes()[0]
+	bpffs := bpffsOf(node)
+	must(t, node.Do(func() error {
+		d := openOn(t, node, datapath.Limits{})
+		wantLoaded(t, d, bpffs)
+		must(t, d.Attach())
+		wantExplained(t, bpffs)
+		migrate(t, node, d)
+		return nil
+	}))
+	left, err := filepath.Glob(filepath.Join(bpffs, "tables_*"))
+	must(t, err)
+	if len(left) != 1 {
+		t.Errorf("the tables' directories are %v, want one", left)
+	}
+}
+
+// wantLoaded checks that each program is loaded. It prints how many instructions the verifier processed, of the
+// 1,000,000 that it allows a program.
+func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
+	t.Helper()
 	if d.Unprotected != "" {
 		t.Error(d.Unprotected)
 	}
@@ -99,42 +120,30 @@ func TestProgramsLoad(t *testing.T) {
 	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
 }
 
-// The kernel accepts the programs that are attached while the tables of the earlier agent are migrated, and
-// lets them call its programs: another --max-flows. The edge is at a device by links or by filters.
-func TestTablesAreMigrated(t *testing.T) {
-	node := lab.New(t).Nodes()[0]
-	must(t, node.Do(func() error {
-		d := openOn(t, node, datapath.Limits{})
-		device, err := netlink.LinkByName("eth0")
-		must(t, err)
-		must(t, d.Attach())
-		must(t, d.AttachEdgeTC(device.Attrs().Index))
-		d.Close()
-		d = openOn(t, node, datapath.Limits{Flows: 20000})
-		err = d.Attach()
-		if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
-			t.Fatalf("%v\n%-60v", err, refused)
-		}
-		must(t, err)
-		attached, err := d.EdgeAttachments()
-		must(t, err)
-		if len(attached) != 2 {
-			t.Errorf("attached are %+v, want ingress and egress", attached)
-		}
-		return nil
-	}))
-	left, err := filepath.Glob(filepath.Join(bpffsOf(node), "tables_*"))
+// migrate attaches the edge of a datapath, by links or by filters, and opens another one with other limits: the
+// programs that are attached meanwhile may call those of the earlier one.
+func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath) {
+	t.Helper()
+	device, err := netlink.LinkByName("eth0")
 	must(t, err)
-	if len(left) != 1 {
-		t.Errorf("the tables' directories are %v, want one", left)
+	must(t, d.AttachEdgeTC(device.Attrs().Index))
+	d.Close()
+	d = openOn(t, node, datapath.Limits{Flows: 20000})
+	err = d.Attach()
+	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
+		t.Fatalf("%v\n%-60v", err, refused)
+	}
+	must(t, err)
+	attached, err := d.EdgeAttachments()
+	must(t, err)
+	if len(attached) != 2 {
+		t.Errorf("attached are %+v, want ingress and egress", attached)
 	}
 }
 
-// The kernel accepts the program that explains a connect(), and runs it: a destination without a Service
-// passes.
-func TestConnectIsExplained(t *testing.T) {
-	_, d, bpffs := open(t)
-	must(t, d.Attach())
+// wantExplained explains a connect() to a destination without a Service, which passes.
+func wantExplained(t *testing.T, bpffs string) {
+	t.Helper()
 	for _, to := range []string{"192.0.2.1:80", "[2001:db8::1]:80"} {
 		e, other, err := datapath.ExplainConnect(bpffs, datapath.ConnectCall{NetnsCookie: 1, Destination: netip.MustParseAddrPort(to), Protocol: 6})
 		if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {

@@ -127,3 +127,27 @@ func TestClashFindsItsPortAgain(t *testing.T) {
 		}
 	})
 }
+
+// A backend of this node does not reply to a SYN, but acknowledges an earlier connection from the client's port
+// that it has not ended (RFC 9293 section 3.5.1), which the client made directly or whose entries are gone. The
+// acknowledgement keeps its source. The SYN, repeated, reaches the backend from another port.
+func TestPortIsTakenAtTheBackend(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		question, backend := f.question(tcp, toLocal), on(f.local, targetPort)
+		w.passes(t, at, question.frame(t), question.translated(question.from, backend))
+		w.passes(t, at, question.frame(t), question.translated(question.from, backend)) // repeated before a reply
+		of := reply(backend, question.from, tcp)
+		of.flags, of.seq, of.ack, of.tcpOptions = ack, 1<<30, 1<<31, nil
+		w.ignores(t, atEgress, of.frame(t))
+		other := w.seen(t, at, question, backend)
+		w.ignores(t, atEgress, of.frame(t))
+		if again := w.seen(t, at, question, backend); again != other {
+			t.Errorf("the backend sees port %d, then %d", other, again)
+		}
+		answer := reply(backend, on(f.client, other), tcp)
+		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
+		question.flags = ack
+		w.passes(t, at, question.frame(t), question.translated(on(f.client, other), backend))
+	})
+}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -35,10 +34,12 @@ func TestKilledAtRandom(t *testing.T) {
 	w.apply("plain", objects(w.web("plain", 201, "a2 b1"))...)
 	held := w.hold(clients, 201)
 	ids := w.idsOf("default/steady", "default/plain")
+	// A kill leaves a state that lasts until the next start, half a second: a few hundred connections meet it, and
+	// the agents get the CPU.
 	loads := []*load{
-		w.startLoad("plain", w.hosts("a1"), ipv4, ipv4.clusterIP(201), "a2 b1"),
-		w.startLoad("plain", w.hosts("a3"), ipv6, ipv6.clusterIP(201), "a2 b1"),
-		w.startLoad("sticky", w.hosts("node-a"), v4Mapped, v4Mapped.clusterIP(200), pick(t, w.Host("node-a"), ipv4, ipv4.clusterIP(200))),
+		w.startPacedLoad("plain", w.hosts("a1"), ipv4, ipv4.clusterIP(201), "a2 b1"),
+		w.startPacedLoad("plain", w.hosts("a3"), ipv6, ipv6.clusterIP(201), "a2 b1"),
+		w.startPacedLoad("sticky", w.hosts("node-a"), v4Mapped, v4Mapped.clusterIP(200), pick(t, w.Host("node-a"), ipv4, ipv4.clusterIP(200))),
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -87,7 +88,7 @@ func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint
 // started.
 func (w *world) awaitChange(tables *datapath.Tables, before map[datapath.FrontendKey]uint32) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); maps.Equal(w.frontends(tables), before); {
+	for deadline := time.Now().Add(patience); maps.Equal(w.frontends(tables), before); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("the tables have not changed after %v", patience)
 		}
@@ -144,18 +145,16 @@ func (w *world) idsOf(names ...string) string {
 // time: the tables are the same except for the IDs, hold no more, and need no repair.
 func (w *world) wantLikeFresh(t *testing.T) {
 	t.Helper()
-	run, old := w.agent().Host.RunDir, w.agent()
+	old := w.agent()
 	fresh := w.newAgent(old.Host)
-	socket := filepath.Join(run, "fresh.sock")
+	fresh.Name = "fresh"
 	// Its programs see no process: the fabric's cgroup is empty.
-	fresh.Flags = []string{"--pins", filepath.Join(old.Host.BPFFS, "fresh"), "--agent-socket", socket, "--cgroup-root", w.Host("fabric").Cgroup}
-	w.must(fresh.StartOnly())
-	var status inspect.Status
-	w.eventually("the fresh agent is ready", func() bool {
-		return agent.NewClient(socket).Get(context.Background(), agent.StatusPath, &status) == nil &&
-			status.Sync.Synced && len(status.Attachments) == status.Hooks
-	})
-	want, err := tablesOf(socket)
+	fresh.Flags = []string{"--cgroup-root", w.Host("fabric").Cgroup}
+	w.must(fresh.Start())
+	w.must(w.folder.Await(fresh)) // it is ready before the networks are in the tables
+	status, err := fresh.Status()
+	w.must(err)
+	want, err := tablesOf(fresh.Socket())
 	w.must(err)
 	got, err := tablesOf(old.Socket())
 	w.must(err)
@@ -171,8 +170,8 @@ func (w *world) wantLikeFresh(t *testing.T) {
 		}
 		return m
 	}
-	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(&status)), func(s *inspect.Status) bool {
-		return fmt.Sprint(used(s)) == fmt.Sprint(used(&status)) && !s.Sync.LastAudit.IsZero()
+	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(status)), func(s *inspect.Status) bool {
+		return fmt.Sprint(used(s)) == fmt.Sprint(used(status)) && !s.Sync.LastAudit.IsZero()
 	}))
 	now, err := old.Status()
 	w.must(err)

@@ -10,14 +10,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/test/lab"
 )
 
-// A load is clients that connect as fast as they can until it is stopped.
+// A load is clients that connect until it is stopped.
 type load struct {
 	name    string
-	allowed []string // pods that may answer
+	pause   time.Duration // between a client's connections
+	allowed []string      // pods that may answer
 	end     chan struct{}
 	clients sync.WaitGroup
 
@@ -27,9 +29,18 @@ type load struct {
 	failed   int
 }
 
-// startLoad starts a client on each host.
+// startLoad starts a client on each host, which connects as fast as it can.
 func (w *world) startLoad(name string, from []*lab.Host, f family, to netip.AddrPort, allowed string) *load {
-	l := &load{name: name, allowed: strings.Fields(allowed), end: make(chan struct{}), answers: map[string]int{}}
+	return w.begin(&load{name: name}, from, f, to, allowed)
+}
+
+// startPacedLoad is startLoad with a millisecond between a client's connections.
+func (w *world) startPacedLoad(name string, from []*lab.Host, f family, to netip.AddrPort, allowed string) *load {
+	return w.begin(&load{name: name, pause: time.Millisecond}, from, f, to, allowed)
+}
+
+func (w *world) begin(l *load, from []*lab.Host, f family, to netip.AddrPort, allowed string) *load {
+	l.allowed, l.end, l.answers = strings.Fields(allowed), make(chan struct{}), map[string]int{}
 	for _, host := range from {
 		l.clients.Go(func() {
 			for {
@@ -40,10 +51,11 @@ func (w *world) startLoad(name string, from []*lab.Host, f family, to netip.Addr
 				}
 				answer, err := ask(host, f, to)
 				l.record(host, answer, err)
+				time.Sleep(l.pause)
 			}
 		})
 	}
-	w.t.Cleanup(func() { l.stop() })
+	w.t.Cleanup(l.stop)
 	return l
 }
 

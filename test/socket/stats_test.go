@@ -154,6 +154,9 @@ const closedPort = 9 // where no pod listens
 func closeWith(f family, end func(*testing.T, *net.TCPConn)) func(*testing.T, *statsWorld, func(family) netip.AddrPort) connectionCounts {
 	return func(t *testing.T, w *statsWorld, to func(family) netip.AddrPort) connectionCounts {
 		conn := w.open(w.client, f, to(f)).(*net.TCPConn)
+		if peer, err := peerOf(conn); err != nil || peer != to(f) {
+			t.Errorf("getpeername says %v (%v), want %v", peer, err, to(f))
+		}
 		received := exchange(t, conn)
 		end(t, conn)
 		return connectionCounts{started: 1, established: 1, closed: 1, sent: 6, received: received}

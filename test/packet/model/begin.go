@@ -78,7 +78,7 @@ func (v *visit) begin() Result {
 	if v.returns(backend.Address) {
 		return v.beginHairpin(track, hash)
 	}
-	reason := v.keep(track, hash, v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0)
+	reason := v.keep(track, hash, !v.portTaken && (v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0))
 	if reason != New && reason != Recovered {
 		return v.drop(reason)
 	}

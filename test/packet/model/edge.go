@@ -65,7 +65,10 @@ type Track struct {
 	Fin              bool
 	FromBalancer     bool // a balancer has sent the client's packets here
 	Later            bool // of UDP: this side continued two seconds after the flow began
-	DSR              DSR  // of the client's packets; then there is no entry for replies
+	// PortTaken, of TCP: instead of replying to the SYN, the backend here sent a packet of another connection
+	// from the client's port. The next SYN gets another port.
+	PortTaken bool
+	DSR       DSR // of the client's packets; then there is no entry for replies
 	// Of TCP: what this side has acknowledged last, and the end of what it has sent while the flow was half
 	// open; 0: unknown. Next of UDP: when the flow began.
 	Acked, Next    uint32
@@ -137,6 +140,8 @@ type visit struct {
 	xdp     bool
 	device  uint32
 	wrapped *wrapping // nil: not encapsulated
+	// portTaken: the client's port is in use at the backend.
+	portTaken bool
 }
 
 func (v *visit) pass(r Reason) Result {
@@ -155,7 +160,7 @@ func (v *visit) drop(r Reason) Result {
 // Ingress handles a packet that a device has received.
 func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	p, result := parse(frame)
-	v := &visit{e, p, xdp, device, nil}
+	v := &visit{e, p, xdp, device, nil, false}
 	if [6]byte(frame) != e.MACs[device] {
 		return v.pass(NotService)
 	}
@@ -201,7 +206,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 				return v.sendDirect(d, Untracked)
 			}
 		}
-		begins := track.State >= StateClosing && v.opens()
+		begins := (track.State >= StateClosing || track.portIsTaken()) && v.opens()
 		if v.wrapped == nil && v.opens() && !v.servesStill(track) {
 			begins = true // no backend is left to judge
 		}
@@ -218,6 +223,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 		}
 	}
 	if track != nil {
+		v.portTaken = track.portIsTaken()
 		v.end(track)
 	}
 	return v.begin()
@@ -226,7 +232,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 // Egress handles a packet that leaves by a device, at tc.
 func (e *Edge) Egress(device uint32, frame []byte) Result {
 	p, result := parse(frame)
-	v := &visit{e, p, false, device, nil}
+	v := &visit{e, p, false, device, nil, false}
 	untouched := Result{Action: ActionPass, Frame: frame}
 	if result == other {
 		if result, ok := v.otherProtocol(theNode); ok {
@@ -254,6 +260,7 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 		return untouched
 	}
 	if half && !v.answers(track) {
+		v.notePortTaken(track)
 		return untouched
 	}
 	return v.follow(track, half)

@@ -168,6 +168,17 @@ func (v *visit) answers(track *Track) bool {
 	return other.Acked != 0 && near(v.sequence, other.Acked) && (v.flags&ack == 0 || near(v.acknowledged, other.Next))
 }
 
+// notePortTaken notes that a packet of a backend here, which is no reply to the flow's SYN, shows another
+// connection from the client's port.
+func (v *visit) notePortTaken(track *Track) {
+	other := v.otherOf(track)
+	if v.flags&(ack|rst) == ack && other != nil && other.State == StateNew && other.Acked == 0 {
+		other.PortTaken = true
+	}
+}
+
+func (t *Track) portIsTaken() bool { return t.PortTaken && t.State == StateNew }
+
 // close handles a RST or FIN, and ignores one of a sender that cannot see the connection.
 func (v *visit) close(track *Track, half bool) {
 	other := v.otherOf(track)
