@@ -19,10 +19,9 @@ type link struct {
 	ethernet  bool
 	loopback  bool
 	mac       [6]byte
-	mtu       int    // in octets, from the IP header on
-	master    int    // index of the bridge, bond or VRF; 0: none
-	otherPeer bool   // its peer is in another network namespace
-	shaped    string // the qdisc that queues or classifies its packets; empty: none
+	mtu       int  // in octets, from the IP header on
+	master    int  // index of the bridge, bond or VRF; 0: none
+	otherPeer bool // its peer is in another network namespace
 }
 
 // A route is a unicast route. It is direct if it has no gateway.

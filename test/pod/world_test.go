@@ -77,12 +77,6 @@ func (w *world) agentOn(host string, flags ...string) {
 	})
 }
 
-func (w *world) in(t *testing.T) *world {
-	sub := *w
-	sub.t = t
-	return &sub
-}
-
 // must ends the test if a step fails that is not under test.
 func (w *world) must(err error) {
 	w.t.Helper()

@@ -22,7 +22,6 @@ import (
 type config struct {
 	devices       []string // auto, off, or names and shell patterns
 	ignoreFilters bool
-	edge          bool // the edge is enabled
 }
 
 // New returns the pod shortcut. It is enabled by --pod-devices.
