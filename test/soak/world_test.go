@@ -51,7 +51,7 @@ type world struct {
 	random   *rand.Rand
 	objects  source
 	agent    *node.Agent
-	other    string // the program with another layout of the tables
+	versions [2]string // programs with other layouts of the tables, each migrates those of the one before
 	foreign  *foreign
 	flood    *flooder
 	clients  []*client
@@ -81,7 +81,7 @@ func newWorld(t *testing.T, random *rand.Rand) *world {
 	w.must(w.objects.put("changing", w.service(changing, "a1", "b1")...))
 	w.must(w.objects.put("sticky", w.service(sticky, "a1", "a3", "b1", "b2")...))
 	w.foreign = w.newForeign()
-	w.other = w.otherLayout()
+	w.versions = w.newVersions()
 	w.agent = w.newAgent()
 	w.must(w.agent.Start())
 	w.flood = w.newFlooder()
