@@ -80,7 +80,7 @@ func TestSmoke(t *testing.T) {
 		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
 		partRates:    {metricPacketCPU, rateSides},
 		partBalancer: {metricPerSecond, 8},
-		partControl:  {metricTime, 3},
+		partControl:  {metricTime, 5},
 		partChanges:  {metricTime, 2 * changesSides},
 	} {
 		if got := r.Of(part, want.metric); len(got) != want.rows {

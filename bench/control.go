@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -16,6 +18,8 @@ import (
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
 
@@ -26,6 +30,9 @@ const (
 	scenarioCold   = "cold start"
 	scenarioWarm   = "start over the tables of an earlier agent"
 	scenarioChange = "one endpoint changed" // until the backend is in the set
+	// The same, beside a scrape that begins with the change.
+	scenarioScraped = "one endpoint changed, metrics read"
+	scenarioScrape  = "metrics read" // the scrape itself
 )
 
 var (
@@ -160,34 +167,82 @@ func (r *controlRun) memory(ctx context.Context) error {
 	return nil
 }
 
-// change gives one Service another endpoint, again and again.
+// change gives one Service after the other another endpoint, in turn with and without a scrape at the same time.
 func (r *controlRun) change(ctx context.Context, count int) error {
-	a, m := r.agent, r.many
+	a := r.agent
 	tables, err := openView(a.BPFFS())
 	if err != nil {
 		return err
 	}
 	defer tables.frontends.Close()
-	cpu := endpoint.CPUTime(a.PID())
-	for i := range count {
+	var cpu time.Duration
+	for i := range 2 * count {
+		begin := endpoint.CPUTime(a.PID())
 		select {
 		case <-time.After(idle):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		// Its first endpoint is removed, and the spare one added.
-		svc, first := i%m.services, m.endpoints
-		begin := time.Now()
-		if err := m.writeOne(svc, first); err != nil {
+		if i%2 == 1 {
+			if err := r.changeScraped(ctx, tables, i); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := r.changeOne(ctx, tables, i, scenarioChange); err != nil {
 			return err
 		}
-		frontend, backend := m.address("IPv4", svc), m.endpoint("IPv4", svc, first)
-		if err := tables.await(ctx, frontend, backend); err != nil {
-			return err
-		}
-		r.add(scenarioChange, metricTime, float64(time.Since(begin).Microseconds())/1e3)
+		cpu += endpoint.CPUTime(a.PID()) - begin
 	}
-	r.add(scenarioChange, metricAgentCPU, float64((endpoint.CPUTime(a.PID())-cpu).Microseconds())/1e3/float64(count))
+	r.add(scenarioChange, metricAgentCPU, float64(cpu.Microseconds())/1e3/float64(count))
+	return nil
+}
+
+// changeOne removes the first endpoint of a Service and adds the spare one.
+func (r *controlRun) changeOne(ctx context.Context, tables *view, n int, scenario string) error {
+	m := r.many
+	svc, first := n%m.services, m.endpoints
+	begin := time.Now()
+	if err := m.writeOne(svc, first); err != nil {
+		return err
+	}
+	if err := tables.await(ctx, m.address("IPv4", svc), m.endpoint("IPv4", svc, first)); err != nil {
+		return err
+	}
+	r.add(scenario, metricTime, float64(time.Since(begin).Microseconds())/1e3)
+	return nil
+}
+
+// changeScraped is changeOne beside a scrape.
+func (r *controlRun) changeScraped(ctx context.Context, tables *view, n int) error {
+	var took time.Duration
+	scraped := make(chan error, 1)
+	go func() {
+		begin := time.Now()
+		err := scrape(ctx, r.agent.Host)
+		took = time.Since(begin)
+		scraped <- err
+	}()
+	err := errors.Join(r.changeOne(ctx, tables, n, scenarioScraped), <-scraped)
+	r.add(scenarioScrape, metricTime, float64(took.Microseconds())/1e3)
+	return err
+}
+
+// scrape reads the metrics of a host's agent.
+func scrape(ctx context.Context, host *lab.Host) error {
+	client := http.Client{Transport: &http.Transport{DialContext: host.Dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+agent.DefaultMetricsAddress+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != http.StatusOK {
+		return fmt.Errorf("/metrics: %s, %v", response.Status, err)
+	}
 	return nil
 }
 
@@ -201,6 +256,8 @@ func printControl(r *report) {
 		{"cold start", scenarioCold, metricTime},
 		{"start over the tables of an earlier agent", scenarioWarm, metricTime},
 		{"one endpoint changed until it is in the set", scenarioChange, metricTime},
+		{"the same beside a scrape of /metrics", scenarioScraped, metricTime},
+		{"that scrape", scenarioScrape, metricTime},
 		{"CPU time of the agent for one change", scenarioChange, metricAgentCPU},
 		{"resident memory of the agent", scenarioCold, metricResident},
 		{"of these its own, not program and tables", scenarioCold, metricOwn},
@@ -209,6 +266,9 @@ func printControl(r *report) {
 		series := cold
 		series.Scenario = row.scenario
 		values := r.results.Samples(series, row.metric)
+		if len(values) == 0 {
+			continue // of an earlier version
+		}
 		r.say("  %-44s %9.1f %-3s   (%.1f - %.1f, n = %d)", row.text, stat.Median(values), row.metric.Unit,
 			stat.Quantile(values, 0), stat.Quantile(values, 1), len(values))
 	}

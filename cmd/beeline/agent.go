@@ -35,19 +35,17 @@ it.`,
 			if err := errors.Join(checkCapabilities(), checkFileLimit()); err != nil {
 				return err
 			}
-			return agent.Run(cmd.Context(), config, version, newLogger(config))
+			return agent.Run(cmd.Context(), config, version, newLogger(&config))
 		},
 	}
 	config.AddFlags(cmd.Flags())
 	return cmd
 }
 
-func newLogger(config agent.Config) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(config.LogLevel)); err != nil {
-		level = slog.LevelInfo
-	}
-	options := &slog.HandlerOptions{Level: level}
+func newLogger(config *agent.Config) *slog.Logger {
+	config.Logged = new(slog.LevelVar) // info
+	config.Logged.UnmarshalText([]byte(config.LogLevel))
+	options := &slog.HandlerOptions{Level: config.Logged}
 	out := printable.NewWriter(os.Stderr) // the handlers serialize writes
 	if config.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(out, options))

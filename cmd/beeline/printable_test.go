@@ -88,7 +88,7 @@ func TestNothingReachesTheTerminal(t *testing.T) {
 	}
 	for _, format := range []string{"text", "json"} {
 		wantHarmless(t, "the log as "+format, captured(t, func() {
-			newLogger(agent.Config{LogFormat: format}).Error("evil "+escape, "process", escape, escape, 1)
+			newLogger(&agent.Config{LogFormat: format}).Error("evil "+escape, "process", escape, escape, 1)
 		}))
 	}
 	text := captured(t, func() {

@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -56,7 +57,9 @@ type Config struct {
 	// MetricsMaxSeries is the maximum number of series of each metric.
 	MetricsMaxSeries uint32
 	LogLevel         string
-	LogFormat        string
+	// Logged is the level of the logger that Run gets; nil if it cannot change.
+	Logged    *slog.LevelVar
+	LogFormat string
 
 	Service service.Config
 	// Components are the shortcuts. If empty, AddFlags sets those of the product.
@@ -108,7 +111,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.HealthzAddress, "healthz-bind-address", DefaultHealthzAddress, "IP:PORT at which /healthz and /livez are served; \"\" for none")
 	fs.BoolVar(&c.SelfProbe, "self-probe", false, "connect once a second to a Service of the agent itself, through the tables and the socket hooks; /healthz answers 503 while that fails. Off by default: the agent has to run below --cgroup-root, and its connections count in \"beeline status\"")
 	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", DefaultMetricsAddress, "IP:PORT at which /metrics, /statusz, /flagz, /configz and /proxyMode are served; \"\" for none")
-	fs.BoolVar(&c.Profiling, "profiling", false, "serve profiles of the agent at /debug/pprof of --metrics-bind-address; anyone who reaches that address can read them")
+	fs.BoolVar(&c.Profiling, "profiling", false, "serve profiles of the agent at /debug/pprof of --metrics-bind-address, and set the log level at /debug/flags/v; anyone who reaches that address can use them")
 	fs.Uint32Var(&c.MetricsMaxSeries, "metrics-max-series", metrics.DefaultMaxSeries, "maximum number of series of each metric in /metrics, such as those of Services; the others are counted in beeline_metrics_dropped_series")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "text", "text or json")

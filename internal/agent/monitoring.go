@@ -4,11 +4,15 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/pprof"
 	"slices"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
@@ -36,6 +40,7 @@ func (a *Agent) metricsHandler() http.Handler {
 		pages["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
 		pages["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
 		pages["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+		pages["/debug/flags/v"] = http.HandlerFunc(a.setVerbosity)
 	}
 	pages["/statusz"] = zpages.Statusz(zpages.Status{
 		Component: "beeline", Started: a.started, Version: a.version, Emulates: emulates, Paths: slices.Collect(maps.Keys(pages)),
@@ -67,6 +72,30 @@ func (a *Agent) configz(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Write(body) // an error means that the client has disconnected
+}
+
+// debugVerbosity is the verbosity of klog from which on Kubernetes logs details for debugging.
+const debugVerbosity = 4
+
+// setVerbosity answers PUT /debug/flags/v as kube-proxy does: the body is a verbosity of klog.
+func (a *Agent) setVerbosity(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPut {
+		http.Error(w, "unsupported http method", http.StatusNotAcceptable)
+		return
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, 64))
+	verbosity, wrong := strconv.ParseInt(string(body), 10, 32)
+	if err := errors.Join(err, wrong); err != nil {
+		http.Error(w, fmt.Sprintf("%v: send a number: %d or more for debug, less for info", err, debugVerbosity), http.StatusBadRequest)
+		return
+	}
+	level := slog.LevelInfo
+	if verbosity >= debugVerbosity {
+		level = slog.LevelDebug
+	}
+	a.config.Logged.Set(level)
+	a.log.Info("the log level was set by /debug/flags/v", "level", level)
+	plainText(fmt.Sprintf("successfully set klog.logging.verbosity to %d", verbosity)).ServeHTTP(w, r)
 }
 
 // visitSettings calls f with each flag that is also a setting of the configuration file.

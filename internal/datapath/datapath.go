@@ -137,15 +137,8 @@ func Open(o Options) (d *Datapath, err error) {
 			return d, err
 		}
 	}
-	if sockets := d.maps[SockStatsMapServiceSockets]; sockets != nil {
-		d.Tables.Services = &socketCountedServices{Hash: d.Tables.Services, sockets: sockets}
-	}
+	d.countServices()
 	if events := d.Events(); events != nil {
-		counted := &countedServices{Hash: d.Tables.Services, counts: d.maps[EdgeTCMapServiceCounts], sent: d.maps[EdgeTCMapServiceUntracked], gone: d.maps[EdgeTCMapServiceCollected]}
-		if d.fresh {
-			counted.unused = 1
-		}
-		d.Tables.Services = counted
 		return d, events.unwatch()
 	}
 	return d, nil

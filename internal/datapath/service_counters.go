@@ -117,14 +117,31 @@ func (c *EdgeTCServiceCounters) AddEntry(t *ConntrackEntry) {
 	}
 }
 
-// countedServices is the table of service names. It resets the counters of an id when the id is allocated
-// or freed.
+// countedServices is the table of service names. It resets what edge and sockets have counted of an id when the
+// id is allocated or freed.
 type countedServices struct {
 	Hash[uint32, ServiceName]
-	counts, sent, gone *ebpf.Map
+	counts []*ebpf.Map // hashes by id
+	sent   *ebpf.Map   // per-CPU array by id; nil without the edge
 	// unused is the first id that has no counts: no service has had it since this agent made the
 	// tables. 0: an earlier agent made them.
 	unused uint32
+}
+
+// countServices wraps the table of service names if edge or sockets count.
+func (d *Datapath) countServices() {
+	s := &countedServices{Hash: d.Tables.Services, sent: d.maps[EdgeTCMapServiceUntracked]}
+	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceCollected, SockStatsMapServiceSockets} {
+		if m := d.maps[name]; m != nil {
+			s.counts = append(s.counts, m)
+		}
+	}
+	if d.fresh {
+		s.unused = 1
+	}
+	if len(s.counts) > 0 {
+		d.Tables.Services = s
+	}
 }
 
 func (s *countedServices) Put(id uint32, name ServiceName) error {
@@ -146,12 +163,12 @@ func (s *countedServices) Delete(id uint32) error {
 }
 
 func (s *countedServices) forget(id uint32) error {
-	for _, m := range []*ebpf.Map{s.counts, s.gone} {
+	for _, m := range s.counts {
 		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("the counters of service %d: %w", id, err)
 		}
 	}
-	if id >= s.sent.MaxEntries() {
+	if s.sent == nil || id >= s.sent.MaxEntries() {
 		return nil
 	}
 	if err := s.sent.Put(id, make([]EdgeTCServicePackets, ebpf.MustPossibleCPU())); err != nil {

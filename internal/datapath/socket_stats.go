@@ -176,31 +176,3 @@ func (d *Datapath) DeleteSocketBackends(exists func(netip.AddrPort) bool) error 
 	}
 	return nil
 }
-
-// socketCountedServices is the table of service names. It deletes the statistics of an id when the id is allocated or
-// freed.
-type socketCountedServices struct {
-	Hash[uint32, ServiceName]
-	sockets *ebpf.Map
-}
-
-func (s *socketCountedServices) Put(id uint32, name ServiceName) error {
-	if err := s.forget(id); err != nil {
-		return err
-	}
-	return s.Hash.Put(id, name)
-}
-
-func (s *socketCountedServices) Delete(id uint32) error {
-	if err := s.Hash.Delete(id); err != nil {
-		return err
-	}
-	return s.forget(id)
-}
-
-func (s *socketCountedServices) forget(id uint32) error {
-	if err := s.sockets.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("the statistics of sockets of service %d: %w", id, err)
-	}
-	return nil
-}

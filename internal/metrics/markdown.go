@@ -48,6 +48,7 @@ authenticated or encrypted.
 | ` + "`/flagz`" + `, ` + "`/statusz`" + ` | flags as they were given; version, start and paths: text, or objects of group ` + "`config.k8s.io`" + ` as of kube-proxy 1.36 |
 | ` + "`/healthz`" + ` | always ` + "`ok`" + `, as of kube-proxy at this port |
 | ` + "`/debug/pprof/`" + ` | profiles of the agent, with ` + "`--profiling`" + ` |
+| ` + "`/debug/flags/v`" + ` | with ` + "`--profiling`" + `, PUT of a number sets the log level: ` + "`debug`" + ` from 4 on, else ` + "`info`" + ` |
 
 [deploy/prometheus/alerts.yaml](../../deploy/prometheus/alerts.yaml) has alert rules, [deploy/grafana/beeline.json](../../deploy/grafana/beeline.json) a dashboard.
 Both expect the label ` + "`instance`" + ` to name the node.

@@ -5,12 +5,10 @@ package edge
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -23,29 +21,25 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// otherVersion builds an agent with another version of the layout, which no release has.
-var otherVersion = sync.OnceValues(func() (string, error) {
-	sources, err := node.Sources()
-	if err != nil {
-		return "", err
+// otherVersions builds two agents with other versions of the layout, which no release has; the second migrates
+// tables of the first.
+var otherVersions = sync.OnceValues(func() (programs [2]string, err error) {
+	folder := filepath.Dir(program)
+	if programs[0], err = node.BuildVersion(folder, "tables_v1000"); err == nil {
+		programs[1], err = node.BuildVersion(folder, "tables_v1001", "tables_v1000")
 	}
-	path := filepath.Join(filepath.Dir(program), "beeline-other-layout")
-	out, err := exec.Command("go", "build", "-C", sources, "-ldflags", "-X beeline.io/beeline/internal/datapath.tablesDirectory=tables_v1000", "-o", path, "./cmd/beeline").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build with another version of the layout: %w\n%s", err, out)
-	}
-	return path, nil
+	return programs, err
 })
 
 // olderProgram may name an older release to migrate from first.
 const olderProgram = "BEELINE_OLDER_PROGRAM"
 
-// R37: an agent with another layout of the tables, and one with tables of other sizes, take over while
+// R37: agents with another layout of the tables, two in a row, and one with tables of other sizes, take over while
 // connections and UDP flows continue and begin, at the edge and at sockets: none fails or changes its backend,
 // and clients with session affinity keep theirs. The older version is refused afterwards, and says what to do.
 func TestTablesAreMigrated(t *testing.T) {
 	inBothModes(t, func(t *testing.T, mode string) {
-		other, err := otherVersion()
+		others, err := otherVersions()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,8 +63,8 @@ func TestTablesAreMigrated(t *testing.T) {
 		}{
 			{"this version", program, fewFlows},
 			{"a larger table", program, 2 * fewFlows},
-			{"another layout", other, 2 * fewFlows},
-			{"a smaller table", other, fewFlows},
+			{"another layout", others[0], 2 * fewFlows},
+			{"one more layout, and a smaller table", others[1], fewFlows},
 		} {
 			w.must(w.agent.Kill())
 			w.agent.Program, w.agent.MaxFlows = step.program, step.maxFlows
@@ -86,7 +80,7 @@ func TestTablesAreMigrated(t *testing.T) {
 			t.Logf("counters: %v", w.status().Edge.Counters)
 		}
 		w.must(w.agent.Kill())
-		w.mustRefuse(program, "tables_v1000")
+		w.mustRefuse(program, "tables_v1001")
 	})
 }
 

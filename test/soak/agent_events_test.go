@@ -110,18 +110,17 @@ func (w *world) extraServices() int {
 	return 0
 }
 
-// upgrades replaces the agent twice in a row: by one with tables of other sizes, and by one with another layout
-// of the tables and thus other programs; the next time, with sizes again. Each is killed once in the middle.
+// upgrades replaces the agent twice in a row, each time by one with another layout of the tables, thus other programs,
+// and tables of other sizes; after the first event, with other sizes alone. Each is killed once in the middle.
 func (w *world) upgrades() error {
 	sizes := map[int]int{fewFlows: 2 * fewFlows, 2 * fewFlows: fewFlows}
-	for i := range 2 {
+	for _, version := range w.versions {
 		if err := w.agent.Kill(); err != nil {
 			return err
 		}
-		if i == 0 {
-			w.agent.MaxFlows = sizes[w.agent.MaxFlows]
-		} else {
-			w.agent.Program = w.other
+		w.agent.MaxFlows = sizes[w.agent.MaxFlows]
+		if w.happened["upgrades"] == 0 {
+			w.agent.Program = version
 		}
 		if err := w.agent.StartOnly(); err != nil {
 			return err
@@ -137,17 +136,16 @@ func (w *world) upgrades() error {
 	return nil
 }
 
-// otherLayout builds an agent with another version of the layout of the tables, which no release has.
-func (w *world) otherLayout() string {
+// newVersions builds two agents with other versions of the layout of the tables, which no release has.
+func (w *world) newVersions() (programs [2]string) {
 	w.t.Helper()
-	sources, err := node.Sources()
+	var err error
+	folder := w.t.TempDir()
+	programs[0], err = node.BuildVersion(folder, "tables_v1000")
 	w.must(err)
-	path := filepath.Join(w.t.TempDir(), "beeline-other-layout")
-	out, err := exec.Command("go", "build", "-C", sources, "-ldflags", "-X beeline.io/beeline/internal/datapath.tablesDirectory=tables_v1000", "-o", path, "./cmd/beeline").CombinedOutput()
-	if err != nil {
-		w.t.Fatalf("go build with another version of the layout: %v\n%s", err, out)
-	}
-	return path
+	programs[1], err = node.BuildVersion(folder, "tables_v1001", "tables_v1000")
+	w.must(err)
+	return programs
 }
 
 // outOfMemory has the kernel kill the agent because its cgroup has no memory left, and starts another one.

@@ -36,6 +36,9 @@ var events = []event{
 	{"reboot", (*world).reboot, everybody, "", false},
 }
 
+// longFlood is long enough that a flood of SYNs fills the table of unreplied flows, whose size has a minimum.
+const longFlood = 15 * time.Second
+
 // behindEth1 are clients who are cut off while the device is gone.
 func behindEth1(c *client) bool { return c.host == "client2" }
 
@@ -57,7 +60,7 @@ func (w *world) happen(e event, beside *hostile) {
 		flooded <- nil
 	} else {
 		name += ", with " + beside.name
-		go func() { flooded <- w.flood.run(*beside, length(2*time.Second, 10*time.Second)) }()
+		go func() { flooded <- w.flood.run(*beside, length(2*time.Second, longFlood)) }()
 	}
 	if err := e.do(w); err != nil {
 		w.t.Fatalf("%s: %v", name, err)

@@ -25,6 +25,7 @@ func (w *world) settle(after string) {
 			w.t.Errorf("%s: an audit found %d differences between tables and plan", after, s.Sync.Repairs)
 			return nil
 		}
+		w.fill.note(s)
 		return errors.Join(unsettled(s, since), w.foreign.check())
 	})
 }

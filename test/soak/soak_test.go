@@ -89,6 +89,7 @@ func (w *world) sum() {
 			w.t.Errorf("%s, %s: no request of %d was answered", l.place, l.kind, l.tried)
 		}
 	}
+	w.sumFill()
 	tried, spent, lost := w.counts()
 	w.logf("%d requests, %d lost as declared, %d lost", tried, spent, lost)
 	if lost > 0 {

@@ -25,9 +25,9 @@ import (
 // patience bounds all waiting. No result depends on it.
 const patience = time.Minute
 
-// fewFlows and fewAffinities are sizes of tables that a flood of seconds fills.
+// fewFlows and fewAffinities are sizes of tables that the clients' closed connections and a flood of seconds fill.
 const (
-	fewFlows      = 16384
+	fewFlows      = 2048
 	fewAffinities = 480
 )
 
@@ -51,7 +51,7 @@ type world struct {
 	random   *rand.Rand
 	objects  source
 	agent    *node.Agent
-	other    string // the program with another layout of the tables
+	versions [2]string // programs with other layouts of the tables, each migrates those of the one before
 	foreign  *foreign
 	flood    *flooder
 	clients  []*client
@@ -62,6 +62,7 @@ type world struct {
 
 	killed   atomic.Int64
 	happened map[string]int // events
+	fill     fill
 
 	mu      sync.Mutex
 	windows []window
@@ -71,7 +72,7 @@ type world struct {
 // serves there.
 func newWorld(t *testing.T, random *rand.Rand) *world {
 	t.Helper()
-	w := &world{Lab: lab.NewOf(t, lab.Shape{TwoNICs: true}), t: t, random: random, end: make(chan struct{}), happened: map[string]int{}}
+	w := &world{Lab: lab.NewOf(t, lab.Shape{TwoNICs: true}), t: t, random: random, end: make(chan struct{}), happened: map[string]int{}, fill: fill{}}
 	w.must(w.StartServers())
 	w.must(w.ReadyForXDP())
 	w.routeBySource()
@@ -81,7 +82,7 @@ func newWorld(t *testing.T, random *rand.Rand) *world {
 	w.must(w.objects.put("changing", w.service(changing, "a1", "b1")...))
 	w.must(w.objects.put("sticky", w.service(sticky, "a1", "a3", "b1", "b2")...))
 	w.foreign = w.newForeign()
-	w.other = w.otherLayout()
+	w.versions = w.newVersions()
 	w.agent = w.newAgent()
 	w.must(w.agent.Start())
 	w.flood = w.newFlooder()

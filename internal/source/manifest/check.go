@@ -76,33 +76,35 @@ func checkEndpointSlice(c *complaints, in *discoveryv1.EndpointSlice) {
 		return // host names, or an error of the converter
 	}
 	for i := range in.Endpoints {
-		checkEndpoint(c, fmt.Sprintf("endpoints[%d]", i), &in.Endpoints[i], in.AddressType)
+		checkEndpoint(c, i, &in.Endpoints[i], in.AddressType)
 	}
 }
 
-func checkEndpoint(c *complaints, field string, in *discoveryv1.Endpoint, t discoveryv1.AddressType) {
+// checkEndpoint writes a path only for an error: there are many endpoints.
+func checkEndpoint(c *complaints, index int, in *discoveryv1.Endpoint, t discoveryv1.AddressType) {
+	field := func(name string) string { return fmt.Sprintf("endpoints[%d].%s", index, name) }
 	if len(in.Addresses) == 0 {
-		c.errorf(field+".addresses", "empty; write the endpoint's address, or remove the endpoint")
+		c.errorf(field("addresses"), "empty; write the endpoint's address, or remove the endpoint")
 	}
 	for i, s := range in.Addresses {
-		at := fmt.Sprintf("%s.addresses[%d]", field, i)
+		at := func() string { return fmt.Sprintf("%s[%d]", field("addresses"), i) }
 		a, err := netip.ParseAddr(strings.TrimSpace(s))
 		switch {
 		case s == "":
-			c.errorf(at, "empty; write an %s address", t)
+			c.errorf(at(), "empty; write an %s address", t)
 		case err != nil && i > 0:
 			// The converter reads only the first address, and is more lenient (R8).
-			c.errorf(at, "%q: want an %s address", s, t)
+			c.errorf(at(), "%q: want an %s address", s, t)
 		case err != nil:
 		case service.FamilyOf(a).String() != string(t):
-			c.errorf(at, "%q: want an %s address, as addressType says; put other addresses into a slice of their own", s, t)
+			c.errorf(at(), "%q: want an %s address, as addressType says; put other addresses into a slice of their own", s, t)
 		case a.IsLoopback() || a.IsLinkLocalUnicast():
 			// They would mean a different host on each node; the API server rejects them.
-			c.errorf(at, "%q: an endpoint cannot have a loopback or link-local address; write the address at which other nodes reach it", s)
+			c.errorf(at(), "%q: an endpoint cannot have a loopback or link-local address; write the address at which other nodes reach it", s)
 		}
 	}
 	if in.NodeName != nil && validation.IsDNS1123Subdomain(*in.NodeName) != nil {
-		c.errorf(field+".nodeName", "%q: %s", *in.NodeName, wantSubdomain)
+		c.errorf(field("nodeName"), "%q: %s", *in.NodeName, wantSubdomain)
 	}
 }
 

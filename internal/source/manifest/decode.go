@@ -12,7 +12,9 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 	"sigs.k8s.io/json"
@@ -34,9 +36,9 @@ const (
 // it. What fails is reported with its line and is null in the JSON, so that the rest can be decoded and checked.
 type decoder struct {
 	*complaints
-	into reflect.Type // of the object
-	json bytes.Buffer // of what was read so far
-	path []step       // of the current value
+	into reflect.Type  // of the object
+	json *bytes.Buffer // of what was read so far
+	path []step        // of the current value
 	// left is the number of values that aliases may still repeat. It limits files in which a few lines of
 	// aliases expand to millions of values.
 	left    *atomic.Int64
@@ -50,9 +52,15 @@ type step struct {
 	index int
 }
 
+// buffers are reused: their contents are copied when they are decoded.
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 // decode decodes n into the API object that out points to.
 func (d *decoder) decode(n *yaml.Node, out any) {
 	d.into = reflect.TypeOf(out).Elem()
+	d.json = buffers.Get().(*bytes.Buffer)
+	defer buffers.Put(d.json)
+	d.json.Reset()
 	d.value(n)
 	strict, err := json.UnmarshalStrict(d.json.Bytes(), out)
 	if len(strict) == 0 && err == nil {
@@ -85,7 +93,7 @@ func (d *decoder) value(n *yaml.Node) {
 		}
 		d.json.WriteString(closing("[]", len(n.Content)))
 	default:
-		d.json.Write(d.scalar(n))
+		d.json.Write(d.appendScalar(d.json.AvailableBuffer(), n))
 	}
 }
 
@@ -111,7 +119,11 @@ func (d *decoder) enter(n *yaml.Node) (_ *yaml.Node, leave func(), ok bool) {
 
 // mapping writes the fields of a mapping. The first time, the API's decoder finds those that are given twice.
 func (d *decoder) mapping(n *yaml.Node) {
-	fields, first := 0, make(map[string]int) // lines
+	fields := 0
+	var first map[string]int // lines
+	if d.trying {
+		first = make(map[string]int)
+	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name := target(n.Content[i])
 		if name.Kind != yaml.ScalarNode || isNull(name) {
@@ -123,7 +135,7 @@ func (d *decoder) mapping(n *yaml.Node) {
 			d.fail(name, "given twice, first on line %d; remove one of the two", line)
 		} else {
 			d.json.WriteByte(separator('{', fields))
-			d.json.Write(quoteJSON(name.Value))
+			d.json.Write(appendQuoted(d.json.AvailableBuffer(), name.Value))
 			d.json.WriteByte(':')
 			d.value(n.Content[i+1])
 			fields++
@@ -152,31 +164,51 @@ func closing(brackets string, elements int) string {
 	return brackets[1:]
 }
 
-// scalar returns a scalar in JSON.
-func (d *decoder) scalar(n *yaml.Node) []byte {
+// appendScalar appends a scalar in JSON.
+func (d *decoder) appendScalar(to []byte, n *yaml.Node) []byte {
 	if b, ok := isBool(n); ok {
-		return strconv.AppendBool(nil, b)
+		return strconv.AppendBool(to, b)
 	}
 	switch n.Tag {
 	case "!!str", "!!timestamp":
-		return quoteJSON(n.Value)
+		return appendQuoted(to, n.Value)
 	case "!!int", "!!float":
-		var number any
-		if n.Decode(&number) == nil {
-			if text, err := stdjson.Marshal(number); err == nil {
-				return text
-			}
+		if text, ok := appendNumber(to, n); ok {
+			return text
 		}
 	case "!!null":
-		return []byte("null")
+		return append(to, "null"...)
 	}
 	d.fail(n, "%s is not read", describeNode(n))
-	return []byte("null")
+	return append(to, "null"...)
 }
 
-func quoteJSON(s string) []byte {
-	text, _ := stdjson.Marshal(s) // of a string it cannot fail
-	return text
+// appendNumber appends a number in JSON. YAML has more ways to write one than JSON: 0x1F90, 0o17, +1, 1_000.
+func appendNumber(to []byte, n *yaml.Node) (text []byte, ok bool) {
+	if v, err := strconv.ParseInt(n.Value, 10, 64); err == nil {
+		if text := strconv.AppendInt(to, v, 10); string(text[len(to):]) == n.Value {
+			return text, true
+		}
+	}
+	var number any
+	if n.Decode(&number) != nil {
+		return to, false
+	}
+	more, err := stdjson.Marshal(number)
+	return append(to, more...), err == nil
+}
+
+// appendQuoted appends a string in JSON.
+func appendQuoted(to []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			text, _ := stdjson.Marshal(s) // of a string it cannot fail
+			return append(to, text...)
+		}
+	}
+	to = append(to, '"')
+	to = append(to, s...)
+	return append(to, '"')
 }
 
 // accepted reports whether the API has a field of this name and type at the current path. If not, the error is
@@ -189,7 +221,7 @@ func (d *decoder) accepted(n *yaml.Node) bool {
 	case yaml.SequenceNode:
 		value = []byte("[]")
 	default:
-		value = d.scalar(n)
+		value = d.appendScalar(nil, n)
 	}
 	strict, err := d.try(d.path, value)
 	switch {
@@ -206,7 +238,7 @@ func (d *decoder) try(path []step, value []byte) (strict []error, err error) {
 	text := value
 	for i := len(path) - 1; i >= 0; i-- {
 		if name := path[i].name; name != nil {
-			text = fmt.Appendf(nil, "{%s:%s}", quoteJSON(name.Value), text)
+			text = fmt.Appendf(nil, "{%s:%s}", appendQuoted(nil, name.Value), text)
 		} else {
 			text = fmt.Appendf(nil, "[%s]", text)
 		}

@@ -17,6 +17,11 @@ import (
 	"beeline.io/beeline/internal/source"
 )
 
+// largeFile is the size in bytes of a file from which on its documents are parsed in parallel. Smaller files are,
+// one beside the other: a new goroutine for each would copy its growing stack, and a lone small file takes
+// milliseconds.
+const largeFile = 128 << 10
+
 // parse decodes the content of a file. It continues after errors.
 func parse(name string, data []byte, lim limits) *file {
 	f := &file{name: name}
@@ -36,7 +41,11 @@ func parse(name string, data []byte, lim limits) *file {
 		docs = split(data)
 	}
 	contents := make([]content, len(docs))
-	parallel(len(docs), func(i int) {
+	each := parallel
+	if len(data) < largeFile {
+		each = inTurn
+	}
+	each(len(docs), func(i int) {
 		r := treeReader{file: name, left: &left}
 		if structureMarks(docs[i].data) > lim.marks {
 			r.problem(docs[i].line, "", "the document is too large to be read at once; split it with \"---\" lines, or into several files")

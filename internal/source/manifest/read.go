@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,24 +73,19 @@ func list(path string) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries := []entry{}
-	for _, de := range des {
-		if !isManifest(de.Name()) {
-			continue
-		}
-		e := entry{name: de.Name(), path: filepath.Join(path, de.Name()), folder: folder, linked: de.Type()&fs.ModeSymlink != 0}
+	des = slices.DeleteFunc(des, func(de fs.DirEntry) bool { return !isManifest(de.Name()) })
+	entries := make([]entry, len(des))
+	parallel(len(des), func(i int) {
+		de := des[i]
+		entries[i] = entry{name: de.Name(), path: filepath.Join(path, de.Name()), folder: folder, linked: de.Type()&fs.ModeSymlink != 0}
 		// A mounted ConfigMap consists of symbolic links, so follow them.
-		switch fi, err := os.Stat(e.path); {
-		case err != nil:
-			e.stat.err = describe(err)
-		case fi.IsDir():
-			continue
-		default:
-			e.stat = statOf(fi)
+		if fi, err := os.Stat(entries[i].path); err != nil {
+			entries[i].stat.err = describe(err)
+		} else {
+			entries[i].stat = statOf(fi)
 		}
-		entries = append(entries, e)
-	}
-	return entries, nil
+	})
+	return slices.DeleteFunc(entries, func(e entry) bool { return e.stat.mode.IsDir() }), nil
 }
 
 // isManifest excludes hidden files and editors' backup files: x.yaml~, #x.yaml#, .x.yaml.swp, x.yaml.bak.
@@ -248,13 +244,18 @@ func describeListError(err error) string {
 	return describe(err)
 }
 
+// inTurn calls f for 0 to n-1.
+func inTurn(n int, f func(i int)) {
+	for i := range n {
+		f(i)
+	}
+}
+
 // parallel calls f for 0 to n-1, on all processors.
 func parallel(n int, f func(i int)) {
 	workers := min(n, runtime.GOMAXPROCS(0))
 	if workers <= 1 {
-		for i := range n {
-			f(i)
-		}
+		inTurn(n, f)
 		return
 	}
 	var next atomic.Int64
