@@ -72,10 +72,15 @@ func TestProgramsLoad(t *testing.T) {
 	bpffs := bpffsOf(node)
 	must(t, node.Do(func() error {
 		d := openOn(t, node, datapath.Limits{})
+		device := tun(t)
+		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
 		wantLoaded(t, d, bpffs)
+		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
 		wantExplained(t, bpffs)
-		migrate(t, node, d)
+		eth0, err := netlink.LinkByName("eth0")
+		must(t, err)
+		migrate(t, node, d, eth0.Attrs().Index)
 		return nil
 	}))
 	left, err := filepath.Glob(filepath.Join(bpffs, "tables_*"))
@@ -103,7 +108,8 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	defer sweep.Close()
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
-		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP, datapath.LoadSockStats, datapath.LoadPod,
+		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeL3, datapath.LoadEdgeXDP,
+		datapath.LoadSockStats, datapath.LoadPod,
 	} {
 		spec, err := load()
 		must(t, err)
@@ -120,16 +126,14 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
 }
 
-// migrate attaches the edge of a datapath, by links or by filters, and opens another one with other limits: the
+// migrate attaches the edge of a datapath to a device, by links or by filters, and opens another one with other limits: the
 // programs that are attached meanwhile may call those of the earlier one.
-func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath) {
+func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath, device int) {
 	t.Helper()
-	device, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, d.AttachEdgeTC(device.Attrs().Index))
+	must(t, d.AttachEdgeTC(device))
 	d.Close()
 	d = openOn(t, node, datapath.Limits{Flows: 20000})
-	err = d.Attach()
+	err := d.Attach()
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
 	}
@@ -139,6 +143,19 @@ func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath) {
 	if len(attached) != 2 {
 		t.Errorf("attached are %+v, want ingress and egress", attached)
 	}
+}
+
+// tun is a new device without MAC addresses in the current network namespace.
+func tun(t *testing.T) (index int) {
+	t.Helper()
+	device := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN}
+	must(t, netlink.LinkAdd(device))
+	for _, f := range device.Fds {
+		f.Close()
+	}
+	link, err := netlink.LinkByName(device.Name)
+	must(t, err)
+	return link.Attrs().Index
 }
 
 // wantExplained explains a connect() to a destination without a Service, which passes.
@@ -237,7 +254,7 @@ func TestSharedDevice(t *testing.T) {
 }
 
 // The edge is attached to tc by links if the kernel has them (tcx, Linux 6.6), else as filters of the qdisc
-// clsact, and to a veth natively by XDP.
+// clsact, and to a veth natively by XDP. Those for devices without MAC addresses are migrated like others.
 func TestHooks(t *testing.T) {
 	node, d, _ := open(t)
 	must(t, node.Do(func() error {
@@ -263,7 +280,10 @@ func TestHooks(t *testing.T) {
 		if got := strings.Join(got, ", "); got != want {
 			t.Errorf("Linux %s: attached are %s, want %s", release(t), got, want)
 		}
-		return d.DetachEdge(device.Attrs().Index)
+		must(t, d.DetachEdge(device.Attrs().Index))
+		must(t, d.Attach())
+		migrate(t, node, d, tun(t))
+		return nil
 	}))
 }
 
