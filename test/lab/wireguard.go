@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -139,6 +140,7 @@ func Supports(n Network) error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		return netlink.LinkAdd(&netlink.Iptun{LinkAttrs: netlink.LinkAttrs{Name: n.Device()}})
+		// With an address, or it would equal tunl0, which the kernel makes in each namespace.
+		return netlink.LinkAdd(&netlink.Iptun{LinkAttrs: netlink.LinkAttrs{Name: n.Device()}, Local: net.IPv4(192, 0, 2, 1)})
 	})
 }
