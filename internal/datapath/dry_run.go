@@ -56,8 +56,8 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 		return nil, fmt.Errorf("no program of %s is attached by pins under %s to a device of this network namespace: "+
 			"set --pins to the agent's, and run this in the agent's network namespace: %w", hook, bpffs, os.ErrNotExist)
 	}
-	// A test run needs an Ethernet header, also for a device without MAC addresses. So the program for Ethernet runs,
-	// which decides alike, and its version is compared at a device that has it.
+	// A test run needs an Ethernet header, also for a device without MAC addresses. So the program for Ethernet
+	// runs, which decides alike, and its version is compared at a device that has it.
 	i := max(0, slices.IndexFunc(attached, func(a EdgeAttachment) bool { return !netdev.IsL3(a.Device) }))
 	d := &DryRun{hook: hook, dryProgram: dryProgram{program: edgePrograms[hook], object: LoadEdgeTC}}
 	if hook == EdgeXDP {

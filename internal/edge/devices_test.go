@@ -45,8 +45,8 @@ var nodeDevices = []Device{
 }
 
 // Clients are behind devices with a default route or an address of the Node; not behind pods' devices,
-// ports of bridges and bonds, and devices whose packets begin with a header other than Ethernet's or IP's. Devices that lead to backends come first,
-// whatever the patterns.
+// ports of bridges and bonds, and devices whose packets begin with a header other than Ethernet's or IP's. Devices
+// that lead to backends come first, whatever the patterns.
 func TestChoose(t *testing.T) {
 	for _, c := range []struct{ patterns, want string }{
 		{"", "flannel.1 tunl0 eth0 eth2 br0 wg0"},
