@@ -97,18 +97,20 @@ func TestL3OverlayFromOutside(t *testing.T) {
 }
 
 // The same for clients behind the overlay, whose packets have no Ethernet header as they arrive: the backend is on
-// this node, behind the same device, or behind Ethernet. Their packets are rejected, and their pings answered.
+// this node, behind the same device, or outside, behind Ethernet. Their packets are rejected, and their pings answered.
 func TestL3OverlayToClients(t *testing.T) {
 	inL3Overlays(t, func(w *world, overlay lab.Network) {
-		w.serveOnNodes()
-		w.applyAtVIPs("a1", "b2", "node-b")
+		outside := w.Host("client")
+		w.must(outside.StartServer(lab.ServerOptions{}))
+		w.t.Cleanup(func() { w.must(outside.StopServer()) })
+		w.applyAtVIPs("a1", "b2", "client")
 		for _, i := range families(overlay) {
 			for _, network := range []string{"tcp", "udp"} {
-				w.wantServedAs("b1", network, l3VIPs[i], "a1", "b2", "node-b")
+				w.wantServedAs("b1", network, l3VIPs[i], "a1", "b2", "client")
 			}
 			w.pinger("b1", i).wantEcho(l3VIPs[i].Addr(), true)
 		}
-		for _, pod := range []string{"a1", "b2", "node-b"} {
+		for _, pod := range []string{"a1", "b2", "client"} {
 			w.applyAtVIPs(pod)
 			for _, i := range families(overlay) {
 				if err := transfer(w.openAs("b1", "tcp", l3VIPs[i]), pod, 5<<20); err != nil {
@@ -116,8 +118,8 @@ func TestL3OverlayToClients(t *testing.T) {
 				}
 			}
 		}
-		w.narrow("node-a", netip.PrefixFrom(w.Host("node-b").Addr4, 32), fabric, 1300)
-		w.wantPathMTU("b1", l3VIPs[0], 0, 1300, "node-b")
+		w.narrow("node-a", netip.PrefixFrom(outside.Addr4, 32), fabric, 1300)
+		w.wantPathMTU("b1", l3VIPs[0], 0, 1300, "client")
 		w.wantCounted("drop_too_big", "echo", "established", "reply")
 		w.applyAtVIPs()
 		for _, i := range families(overlay) {
