@@ -29,17 +29,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// open loads everything that an agent on a node loads.
-func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
-	t.Helper()
-	node := lab.New(t).Nodes()[0]
-	d := openOn(t, node, datapath.Limits{})
-	return node, d, bpffsOf(node)
-}
-
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
-// openOn is open on a node that may have the tables of an earlier agent.
+// openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
 func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Datapath {
 	t.Helper()
 	d, err := datapath.Open(datapath.Options{
@@ -126,8 +118,8 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
 }
 
-// migrate attaches the edge of a datapath to a device, by links or by filters, and opens another one with other limits: the
-// programs that are attached meanwhile may call those of the earlier one.
+// migrate attaches the edge of a datapath to a device, by links or by filters, and opens another one with other
+// limits: the programs that are attached meanwhile may call those of the earlier one.
 func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath, device int) {
 	t.Helper()
 	must(t, d.AttachEdgeTC(device))
@@ -256,8 +248,9 @@ func TestSharedDevice(t *testing.T) {
 // The edge is attached to tc by links if the kernel has them (tcx, Linux 6.6), else as filters of the qdisc
 // clsact, and to a veth natively by XDP. Those for devices without MAC addresses are migrated like others.
 func TestHooks(t *testing.T) {
-	node, d, _ := open(t)
+	node := lab.New(t).Nodes()[0]
 	must(t, node.Do(func() error {
+		d := openOn(t, node, datapath.Limits{})
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)
 		must(t, d.AttachEdgeTC(device.Attrs().Index))
