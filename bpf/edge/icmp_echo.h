@@ -56,19 +56,14 @@ static __always_inline int icmp_echo_reply(struct context *ctx, struct scratch *
 	__be16 asks = bpf_htons(p->is_v6 ? ICMPV6_ECHO_REQUEST << 8 : ICMP_ECHO_REQUEST << 8);
 	__be16 says = bpf_htons(p->is_v6 ? ICMPV6_ECHO_REPLY << 8 : ICMP_ECHO_REPLY << 8);
 	struct ethhdr eth;
-	__u8 mac[ETH_ALEN];
 
-	if (packet_load(ctx, 0, &eth, sizeof(eth)))
+	if (link_header_reversed(ctx, &eth))
 		return -1;
-	__builtin_memcpy(mac, eth.h_dest, ETH_ALEN);
-	__builtin_memcpy(eth.h_dest, eth.h_source, ETH_ALEN);
-	__builtin_memcpy(eth.h_source, mac, ETH_ALEN);
 	tuple_reverse(&p->tuple, &w->to);
 	p->fragment = FRAGMENT_LATER; /* no ports to rewrite */
 	/* Swapping the addresses does not change the checksum. */
 	return packet_translate(ctx, p, &w->to, p->hops - REPLY_TTL) ||
-	       packet_store(ctx, 0, &eth, sizeof(eth)) ||
-	       packet_store(ctx, p->l4, &says, sizeof(says)) ||
+	       link_header_store(ctx, &eth) || packet_store(ctx, p->l4, &says, sizeof(says)) ||
 	       packet_checksum(ctx, p->l4 + offsetof(struct icmp_header, checksum),
 			       (__u16)~asks + says) ||
 	       icmp_echo_fix_checksum(ctx, p);

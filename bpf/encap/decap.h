@@ -85,7 +85,7 @@ static __always_inline int decap_strip_option_v4(struct context *ctx, const stru
 
 	if (packet_load(ctx, p->l3, &before, sizeof(before)) ||
 	    packet_load(ctx, p->l3 + sizeof(struct iphdr), option, sizeof(option)) ||
-	    packet_cut(ctx, sizeof(struct ethhdr) + sizeof(struct iphdr), sizeof(option)))
+	    packet_cut(ctx, LINK_HEADER + sizeof(struct iphdr), sizeof(option)))
 		return -1;
 	/* The header length in words is the low nibble of the first byte. Merged packets may have a
 	 * total length of 0. */
@@ -105,8 +105,7 @@ static __always_inline int decap_strip_option_v6(struct context *ctx, const stru
 	} rest;
 
 	if (packet_load(ctx, at, &rest, sizeof(rest)) ||
-	    packet_cut(ctx, sizeof(struct ethhdr) + sizeof(struct ipv6hdr),
-		       sizeof(struct option_v6)))
+	    packet_cut(ctx, LINK_HEADER + sizeof(struct ipv6hdr), sizeof(struct option_v6)))
 		return -1;
 	if (rest.length)
 		rest.length = bpf_htons(bpf_ntohs(rest.length) - sizeof(struct option_v6));
@@ -152,7 +151,7 @@ __noinline int decap_strip(struct context *ctx)
 		return DECAP_FAILED;
 	if (w->decap.dsr == DSR_OPT)
 		return decap_strip_option(ctx, w);
-	if (keep_ecn(ctx, w) || packet_cut(ctx, sizeof(struct ethhdr), w->decap.length))
+	if (keep_ecn(ctx, w) || packet_cut(ctx, LINK_HEADER, w->decap.length))
 		return DECAP_FAILED;
 	w->packet.l3 -= w->decap.length;
 	w->packet.l4 -= w->decap.length;

@@ -175,7 +175,7 @@ static __always_inline int prefilter_miss_v4(struct context *ctx, const struct p
 	const struct {
 		struct iphdr ip;
 		struct udphdr l4;
-	} *p = linear_bytes(ctx, sizeof(struct ethhdr), sizeof(*p));
+	} *p = linear_bytes(ctx, LINK_HEADER, sizeof(*p));
 	struct prefilter_query c;
 	__u8 first;
 	__u32 left;
@@ -200,7 +200,7 @@ static __always_inline int prefilter_miss_v4(struct context *ctx, const struct p
 	if (left > 0xffff) /* the IP header states a shorter packet */
 		return 0;
 	return prefilter_well_formed(ctx, p->ip.protocol, &p->l4,
-				     sizeof(struct ethhdr) + sizeof(struct iphdr), left);
+				     LINK_HEADER + sizeof(struct iphdr), left);
 }
 
 static __always_inline int prefilter_miss_v6(struct context *ctx, const struct prefilter *prefilter,
@@ -209,7 +209,7 @@ static __always_inline int prefilter_miss_v6(struct context *ctx, const struct p
 	const struct {
 		struct ipv6hdr ip;
 		struct udphdr l4;
-	} *p = linear_bytes(ctx, sizeof(struct ethhdr), sizeof(*p));
+	} *p = linear_bytes(ctx, LINK_HEADER, sizeof(*p));
 	__u64 source[2], destination[2];
 	struct prefilter_query c;
 
@@ -231,7 +231,7 @@ static __always_inline int prefilter_miss_v6(struct context *ctx, const struct p
 	if (in_networks6(prefilter->services6, destination))
 		return 0;
 	return prefilter_well_formed(ctx, p->ip.nexthdr, &p->l4,
-				     sizeof(struct ethhdr) + sizeof(struct ipv6hdr),
+				     LINK_HEADER + sizeof(struct ipv6hdr),
 				     bpf_ntohs(p->ip.payload_len));
 }
 
@@ -271,7 +271,7 @@ static __always_inline int prefilter_may_match(const struct address *a)
  * always in a dry run. */
 static __always_inline int prefilter_miss(struct context *ctx, int egress)
 {
-	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
+	const struct ethhdr *eth = linear_bytes(ctx, 0, LINK_HEADER);
 	__u32 zero = 0;
 	const struct prefilter *prefilter = bpf_map_lookup_elem(&prefilters, &zero);
 	const __u64 *bits;
@@ -281,9 +281,9 @@ static __always_inline int prefilter_miss(struct context *ctx, int egress)
 	bits = prefilter_bits(prefilter);
 	if (!bits)
 		return 0;
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
+	if (packet_ethertype(ctx, eth) == bpf_htons(ETH_P_IP))
 		return prefilter_miss_v4(ctx, prefilter, bits, egress);
-	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+	if (packet_ethertype(ctx, eth) == bpf_htons(ETH_P_IPV6))
 		return prefilter_miss_v6(ctx, prefilter, bits, egress);
 	return 0;
 }
@@ -291,16 +291,16 @@ static __always_inline int prefilter_miss(struct context *ctx, int egress)
 /* Returns whether a packet for which prefilter_miss returned true comes from a pod. */
 static __always_inline int prefilter_miss_of_pod(struct context *ctx)
 {
-	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
-	const struct iphdr *ip = linear_bytes(ctx, sizeof(*eth), sizeof(*ip));
-	const struct ipv6hdr *ip6 = linear_bytes(ctx, sizeof(*eth), sizeof(*ip6));
+	const struct ethhdr *eth = linear_bytes(ctx, 0, LINK_HEADER);
+	const struct iphdr *ip = linear_bytes(ctx, LINK_HEADER, sizeof(*ip));
+	const struct ipv6hdr *ip6 = linear_bytes(ctx, LINK_HEADER, sizeof(*ip6));
 	__u32 zero = 0;
 	const struct prefilter *prefilter = bpf_map_lookup_elem(&prefilters, &zero);
 	struct address source;
 
 	if (!eth || !ip || !prefilter)
 		return 0;
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
+	if (packet_ethertype(ctx, eth) == bpf_htons(ETH_P_IP))
 		address_from_v4(&source, ip->saddr);
 	else if (ip6)
 		__builtin_memcpy(&source, &ip6->saddr, sizeof(source));

@@ -128,24 +128,38 @@ static __always_inline __s64 reply_header(const struct packet *p, struct reply_b
 	return reply_v4(p, reply->bytes, source, protocol, length);
 }
 
+/* Reads the Ethernet header, if there is one, with its MAC addresses swapped. */
+static __always_inline int link_header_reversed(struct context *ctx, struct ethhdr *eth)
+{
+	__u8 mac[ETH_ALEN];
+
+	if (!LINK_HEADER)
+		return 0;
+	if (packet_load(ctx, 0, eth, sizeof(*eth)))
+		return -1;
+	__builtin_memcpy(mac, eth->h_dest, ETH_ALEN);
+	__builtin_memcpy(eth->h_dest, eth->h_source, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, mac, ETH_ALEN);
+	return 0;
+}
+
+static __always_inline int link_header_store(struct context *ctx, const struct ethhdr *eth)
+{
+	return LINK_HEADER ? packet_store(ctx, 0, eth, sizeof(*eth)) : 0;
+}
+
 /* Replaces the packet by the reply in the buffer. `p` is the packet, or one that it quotes. */
 static __always_inline enum reply_result reply_write(struct context *ctx, const struct packet *p,
 						     const struct reply_buffer *reply, __u32 length)
 {
 	struct ethhdr eth;
-	__u8 mac[ETH_ALEN];
 
-	if (packet_load(ctx, 0, &eth, sizeof(eth)))
+	if (length > ICMPV6_LENGTH || link_header_reversed(ctx, &eth))
 		return REPLY_FAILED;
-	__builtin_memcpy(mac, eth.h_dest, ETH_ALEN);
-	__builtin_memcpy(eth.h_dest, eth.h_source, ETH_ALEN);
-	__builtin_memcpy(eth.h_source, mac, ETH_ALEN);
-	if (length > ICMPV6_LENGTH)
-		return REPLY_FAILED;
-	if (packet_resize(ctx, p, sizeof(eth) + length))
+	if (packet_resize(ctx, p, LINK_HEADER + length))
 		return REPLY_NO_TAILROOM;
-	if (packet_store(ctx, sizeof(eth), reply, length_between(length, 28, ICMPV6_LENGTH)) ||
-	    packet_store(ctx, 0, &eth, sizeof(eth)))
+	if (packet_store(ctx, LINK_HEADER, reply, length_between(length, 28, ICMPV6_LENGTH)) ||
+	    link_header_store(ctx, &eth))
 		return REPLY_FAILED;
 	return REPLY_SENT;
 }

@@ -17,5 +17,8 @@ enum migration_phase {
 enum migration_hook {
 	MIGRATION_INGRESS,
 	MIGRATION_EGRESS,
+	/* At devices without MAC addresses. */
+	MIGRATION_L3_INGRESS,
+	MIGRATION_L3_EGRESS,
 	MIGRATION_HOOKS,
 };

@@ -3,14 +3,23 @@
 
 #include <stddef.h>
 
+#include <linux/if_ether.h>
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 
 /* Headers are not read beyond this offset, in bytes. */
 #define HEADERS_END 512
 
+/* The length of the link-layer header that a packet begins with. The packets of a device without
+ * MAC addresses begin with the IP header: an object with L3_DEVICE is for these. */
+#ifdef L3_DEVICE
+#define LINK_HEADER 0
+#else
+#define LINK_HEADER ((__u32)sizeof(struct ethhdr))
+#endif
+
 /* The VLAN identifier in a tag's control information (IEEE 802.1Q). */
-#define VLAN_ID	    0x0fff
+#define VLAN_ID 0x0fff
 
 /* Loads a packet pointer from a field of the hook's context. The verifier recognises the value as a
  * pointer only if the field is loaded directly; otherwise the compiler narrows it to the field's 32

@@ -59,6 +59,12 @@ static __always_inline const void *packet_bytes(struct __sk_buff *ctx, __u32 off
 	return linear_bytes(ctx, offset, length);
 }
 
+static __always_inline __be16 packet_ethertype(const struct __sk_buff *ctx,
+					       const struct ethhdr *eth)
+{
+	return LINK_HEADER ? eth->h_proto : ctx->protocol;
+}
+
 static __always_inline __u32 packet_length(const struct __sk_buff *ctx)
 {
 	return ctx->len;
@@ -100,7 +106,8 @@ static __always_inline int packet_load(struct __sk_buff *ctx, __u32 offset, void
 
 static __always_inline int packet_is_for_node(const struct __sk_buff *ctx, struct own_mac *own)
 {
-	return ctx->pkt_type == PACKET_HOST;
+	/* Without MAC addresses there are no frames for others. */
+	return !LINK_HEADER || ctx->pkt_type == PACKET_HOST;
 }
 
 /* Updates the checksum of layer 4. */
@@ -210,7 +217,7 @@ static __always_inline int packet_store(struct __sk_buff *ctx, __u32 offset, con
 /* FIXED_GSO: the segment size of merged packets does not change. */
 static __always_inline int packet_cut(struct __sk_buff *ctx, __u32 kept, __u32 length)
 {
-	__u32 mode = kept == sizeof(struct ethhdr) ? BPF_ADJ_ROOM_MAC : BPF_ADJ_ROOM_NET;
+	__u32 mode = kept == LINK_HEADER ? BPF_ADJ_ROOM_MAC : BPF_ADJ_ROOM_NET;
 
 	return bpf_skb_adjust_room(ctx, -(__s32)length, mode, BPF_F_ADJ_ROOM_FIXED_GSO);
 }
@@ -262,13 +269,13 @@ static __always_inline int packet_pushed(struct __sk_buff *ctx, const void *at, 
 	void *outer;
 
 	if (length == sizeof(struct iphdr)) {
-		outer = linear_bytes(ctx, sizeof(struct ethhdr), sizeof(struct iphdr));
+		outer = linear_bytes(ctx, LINK_HEADER, sizeof(struct iphdr));
 		if (!outer)
 			return -1;
 		__builtin_memcpy(outer, at, sizeof(struct iphdr));
 		return 0;
 	}
-	return packet_put(ctx, sizeof(struct ethhdr), at, length);
+	return packet_put(ctx, LINK_HEADER, at, length);
 }
 
 /* The header is of the packet's family, without options. */
@@ -293,11 +300,21 @@ static __always_inline enum action packet_drop(struct __sk_buff *ctx)
 	return ACTION_DROP;
 }
 
-/* Sends the packet back out of its device; the MAC addresses are already set. */
+/* Adds an Ethernet header if the packet has none: bpf_redirect_neigh drops packets without one, and
+ * only a packet that passes on to another device is sent with it. Its addresses are zeros. */
+static __always_inline int link_header_add(struct __sk_buff *ctx)
+{
+	return LINK_HEADER ? 0 : bpf_skb_change_head(ctx, sizeof(struct ethhdr), 0);
+}
+
+/* Sends the packet back out of its device; the MAC addresses are already set. A device without MAC
+ * addresses may need the route of each packet (packet_forward). */
 static __always_inline enum action packet_bounce(struct __sk_buff *ctx)
 {
 	packet_untag(ctx);
-	return bpf_redirect(ctx->ifindex, 0);
+	if (LINK_HEADER)
+		return bpf_redirect(ctx->ifindex, 0);
+	return link_header_add(ctx) ? ACTION_DROP : bpf_redirect_neigh(ctx->ifindex, 0, 0, 0);
 }
 
 /* Redirects a packet to the ingress of its output device: to the node itself, or to its neighbour
@@ -312,8 +329,9 @@ static __always_inline enum action packet_redirect_self(struct __sk_buff *ctx)
 {
 	__u8 own[ETH_ALEN];
 
-	if (bpf_skb_load_bytes(ctx, offsetof(struct ethhdr, h_source), own, sizeof(own)) ||
-	    bpf_skb_store_bytes(ctx, offsetof(struct ethhdr, h_dest), own, sizeof(own), 0))
+	if (LINK_HEADER &&
+	    (bpf_skb_load_bytes(ctx, offsetof(struct ethhdr, h_source), own, sizeof(own)) ||
+	     bpf_skb_store_bytes(ctx, offsetof(struct ethhdr, h_dest), own, sizeof(own), 0)))
 		return ACTION_DROP;
 	return packet_redirect_ingress(ctx);
 }
@@ -328,7 +346,8 @@ static __always_inline void packet_mark_encapsulated(struct __sk_buff *ctx)
  * through the kernel's neighbour table, which keeps the neighbour entry in use and probes it; with
  * a cached one it is sent directly. Both use the next hop of the route: the kernel's own lookup for
  * a redirected packet could choose another one if there are several, or if routing rules match the
- * source. */
+ * source. To a device without MAC addresses the kernel looks up the route again and leaves it with
+ * the packet: a tunnel to several nodes (IPIP) takes the outer destination from it. */
 static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 						  const struct bpf_fib_lookup *fib, int fib_cached)
 {
@@ -336,6 +355,8 @@ static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 	struct ethhdr *eth;
 
 	packet_untag(ctx);
+	if (link_header_add(ctx))
+		return ACTION_DROP;
 	if (!fib_cached && !is_ethernet(fib->ifindex))
 		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
 	if (!fib_cached) {
@@ -348,6 +369,8 @@ static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 		return ACTION_DROP;
 	mac_copy(eth->h_dest, fib->dmac);
 	mac_copy(eth->h_source, fib->smac);
+	if (!LINK_HEADER)
+		eth->h_proto = ctx->protocol;
 	return bpf_redirect(fib->ifindex, 0);
 }
 
@@ -356,5 +379,5 @@ static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 static __always_inline enum action packet_redirect_neigh(struct __sk_buff *ctx, __u32 device)
 {
 	packet_untag(ctx);
-	return bpf_redirect_neigh(device, 0, 0, 0);
+	return link_header_add(ctx) ? ACTION_DROP : bpf_redirect_neigh(device, 0, 0, 0);
 }

@@ -49,6 +49,11 @@ static __always_inline const void *linear_bytes(struct xdp_md *ctx, __u32 offset
 	return packet_at(ctx, offset, length);
 }
 
+static __always_inline __be16 packet_ethertype(const struct xdp_md *ctx, const struct ethhdr *eth)
+{
+	return eth->h_proto;
+}
+
 static __always_inline __u32 packet_length(struct xdp_md *ctx)
 {
 	return bpf_xdp_get_buff_len(ctx);

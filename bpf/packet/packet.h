@@ -8,6 +8,7 @@
  *                               returns headers for reading, or 0; invalidates packet pointers
  *   linear_bytes(ctx, off, len)
  *                               the same for linear data only; keeps packet pointers valid
+ *   packet_ethertype(ctx, eth)  ethertype; `eth` is the link-layer header
  *   packet_translate(ctx, p, to, hops)
  *                               writes another tuple, updates checksums, decrements the TTL
  *                               by hops
@@ -16,7 +17,7 @@
  *                               changes the length, before the packet is overwritten
  *   packet_trim(ctx, length)    removes what follows the packet in its frame
  *   packet_cut(ctx, kept, length)
- *                               removes bytes after the Ethernet header, or after an IP header
+ *                               removes bytes after the link-layer header, or after an IP header
  *                               without options
  *   packet_checksum(ctx, off, difference)
  *                               adds a difference to a checksum
@@ -30,11 +31,12 @@
  *                               completes packet_push, after the headers have been written
  *   packet_insert(ctx, buffer, header, length)
  *                               makes room after an IP header of `header` bytes; the buffer
- *                               holds the Ethernet header, the IP header and the new bytes
+ *                               holds the link-layer header, the IP header and the new
+ *                               bytes
  *   packet_put(ctx, off, from, length)
  *                               packet_store of bytes that change the sum of the packet
  *   packet_device(ctx)          interface index of the device
- *   packet_length(ctx)          length with the Ethernet header and padding
+ *   packet_length(ctx)          length with the link-layer header and padding
  *   packet_reaches(ctx, end)    whether the packet is at least `end` bytes long
  *   packet_segment(ctx)         payload of layer 4 per segment if GRO has merged several,
  *                               else 0
@@ -108,7 +110,7 @@ enum sctp_chunk {
 	SCTP_SHUTDOWN_COMPLETE = 14,
 };
 
-/* The parsed headers of a packet. Offsets are in bytes from the start of the Ethernet header. */
+/* The parsed headers of a packet. Offsets are in bytes from the start of the link-layer header. */
 struct packet {
 	struct tuple tuple;
 	__u32 l3;

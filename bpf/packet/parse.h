@@ -247,10 +247,10 @@ static __always_inline enum parsed parse_from(struct context *ctx, struct packet
 /* Parses the packet of the hook. */
 static __always_inline enum parsed packet_parse(struct context *ctx, struct packet *p)
 {
-	const struct ethhdr *eth = packet_bytes(ctx, 0, sizeof(*eth));
+	const struct ethhdr *eth = packet_bytes(ctx, 0, LINK_HEADER);
 
 	if (!eth || packet_tagged(ctx))
 		return PARSED_OTHER;
-	p->l3 = sizeof(*eth);
-	return parse_from(ctx, p, eth->h_proto);
+	p->l3 = LINK_HEADER;
+	return parse_from(ctx, p, packet_ethertype(ctx, eth));
 }

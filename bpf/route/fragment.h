@@ -38,7 +38,7 @@ static __always_inline int may_fragment(struct context *ctx, const struct packet
 /* Bytes to remove so that the kernel clears CHECKSUM_PARTIAL. It does so when the packet starts
  * beyond the start of the summed range; some kernels only at the next removal. Even, so that
  * CHECKSUM_COMPLETE stays correct. */
-#define CHECKSUM_PULL	     (sizeof(struct ethhdr) + sizeof(struct iphdr) + 4)
+#define CHECKSUM_PULL	     (LINK_HEADER + sizeof(struct iphdr) + 4)
 
 /* Computes a checksum that a local sender has left to the device, which would compute it over one
  * fragment. A program can recognise this only by the field, which then has the sum of the pseudo
@@ -86,8 +86,7 @@ static __always_inline int fragment_write(struct __sk_buff *ctx, struct iphdr *i
 	ip->frag_off = bpf_htons(offset);
 	ip->check = 0;
 	ip->check = checksum_of(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0));
-	return bpf_skb_store_bytes(ctx, sizeof(struct ethhdr), ip, sizeof(*ip),
-				   BPF_F_RECOMPUTE_CSUM);
+	return bpf_skb_store_bytes(ctx, LINK_HEADER, ip, sizeof(*ip), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Reads the IP header of a packet to fragment. Returns an error for options, some of which belong
@@ -97,8 +96,8 @@ static __always_inline int fragment_header(struct __sk_buff *ctx, const struct p
 {
 	__u32 length = p->length - sizeof(*ip);
 
-	if (p->l3 != sizeof(struct ethhdr) || p->l4 != sizeof(struct ethhdr) + sizeof(*ip) ||
-	    packet_load(ctx, sizeof(struct ethhdr), ip, sizeof(*ip)) ||
+	if (p->l3 != LINK_HEADER || p->l4 != LINK_HEADER + sizeof(*ip) ||
+	    packet_load(ctx, LINK_HEADER, ip, sizeof(*ip)) ||
 	    checksum_of(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0)))
 		return -1;
 	return (bpf_ntohs(ip->frag_off) & IP_FRAGMENT_OFFSET) * 8 + length > 0xffff;

@@ -102,7 +102,8 @@ static __always_inline int trim_fragment(struct context *ctx, const struct packe
 {
 	__u32 end = p->l3 + p->length;
 
-	if (!p->fragment || p->is_v6 || end < ETH_ZLEN || end >= packet_length(ctx))
+	if (!p->fragment || p->is_v6 || end < ETH_ZLEN - ETH_HLEN + LINK_HEADER ||
+	    end >= packet_length(ctx))
 		return 0;
 	return packet_trim(ctx, end);
 }

@@ -168,7 +168,7 @@ var (
 		"--devices names a device that does not exist. It is served when it appears.",
 		"correct --devices, or create the device").ofNode()
 	DeviceUnsuitable = register("DeviceUnsuitable", Error,
-		"--devices names a device that exists but cannot be served: the loopback device, or one without MAC addresses.",
+		"--devices names a device that exists but cannot be served: the loopback device, or one whose packets begin neither with an Ethernet header nor with an IP header (GRE, PPP).",
 		"remove it from --devices").ofNode()
 	NoDeviceWithClients = register("NoDeviceWithClients", Error,
 		"Services have backends for clients outside the cluster, but no device that can be served has a default route or an address of the Node.",

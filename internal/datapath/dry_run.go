@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"beeline.io/beeline/internal/netdev"
 )
 
 // Explanation is the result of a dry run.
@@ -49,11 +51,14 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(attached, func(a EdgeAttachment) bool { return a.Hook == hook && !a.Detached })
-	if i < 0 {
+	attached = slices.DeleteFunc(attached, func(a EdgeAttachment) bool { return a.Hook != hook || a.Detached })
+	if len(attached) == 0 {
 		return nil, fmt.Errorf("no program of %s is attached by pins under %s to a device of this network namespace: "+
 			"set --pins to the agent's, and run this in the agent's network namespace: %w", hook, bpffs, os.ErrNotExist)
 	}
+	// A test run needs an Ethernet header, also for a device without MAC addresses. So the program for Ethernet
+	// runs, which decides alike, and its version is compared at a device that has it.
+	i := max(0, slices.IndexFunc(attached, func(a EdgeAttachment) bool { return !netdev.IsL3(a.Device) }))
 	d := &DryRun{hook: hook, dryProgram: dryProgram{program: edgePrograms[hook], object: LoadEdgeTC}}
 	if hook == EdgeXDP {
 		d.object = LoadEdgeXDP
@@ -62,7 +67,7 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 		d.program, d.object = XDPSlotProgBeelineEdge, LoadXDPSlot
 	}
 	id := ebpf.ProgramID(attached[i].ProgramID)
-	if err = d.load(bpffs, id); err == nil {
+	if err = d.load(bpffs, id); err == nil && !netdev.IsL3(attached[i].Device) {
 		d.Other, err = d.differs(id)
 	}
 	if err != nil {

@@ -51,20 +51,26 @@ type EdgeOptions struct {
 	LateXDP bool
 }
 
-// edgeProgram returns the program for a hook, and loads it first if necessary (EdgeOptions.LateXDP).
-func (d *Datapath) edgeProgram(hook EdgeHook) (*ebpf.Program, error) {
-	if p := d.follower.programs[edgePrograms[hook]]; p != nil {
+// edgeProgram returns the program for a hook of a device, and loads it first if necessary: the programs of
+// devices without MAC addresses, and that of XDP (EdgeOptions.LateXDP).
+func (d *Datapath) edgeProgram(device int, hook EdgeHook) (*ebpf.Program, error) {
+	name := edgeProgramName(device, hook)
+	if p := d.follower.programs[name]; p != nil {
 		return p, nil
 	}
-	if p := d.program(edgePrograms[hook]); p != nil || hook != EdgeXDP {
+	if p := d.program(name); p != nil {
 		return p, nil
 	}
-	spec, err := LoadEdgeXDP()
+	load := LoadEdgeL3
+	if hook == EdgeXDP {
+		load = LoadEdgeXDP
+	}
+	spec, err := load()
 	if err != nil {
 		return nil, err
 	}
 	err = d.loadPrograms([]*ebpf.CollectionSpec{spec})
-	return d.program(edgePrograms[hook]), err
+	return d.program(name), err
 }
 
 // CheckSNATPorts refuses ranges that the programs cannot use: more than two, empty ones, and overlapping

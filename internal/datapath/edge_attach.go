@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 
@@ -28,11 +29,22 @@ var edgeHooks = []EdgeHook{EdgeEgress, EdgeIngress, EdgeXDP}
 
 var edgeHookNames = []string{string(EdgeEgress), string(EdgeIngress), string(EdgeXDP)}
 
-// edgePrograms by hook.
+// edgePrograms by hook, of devices with MAC addresses.
 var edgePrograms = map[EdgeHook]string{
 	EdgeEgress:  EdgeTCProgBeelineEdgeEgress,
 	EdgeIngress: EdgeTCProgBeelineEdgeIngress,
 	EdgeXDP:     EdgeXDPProgBeelineEdgeXdp,
+}
+
+// l3Programs by hook, of devices without MAC addresses.
+var l3Programs = map[EdgeHook]string{EdgeEgress: EdgeL3ProgBeelineL3Egress, EdgeIngress: EdgeL3ProgBeelineL3Ingress}
+
+// edgeProgramName returns the name of the program for a hook of a device.
+func edgeProgramName(device int, hook EdgeHook) string {
+	if name := l3Programs[hook]; name != "" && netdev.IsL3(device) {
+		return name
+	}
+	return edgePrograms[hook]
 }
 
 var tcxTypes = map[EdgeHook]ebpf.AttachType{EdgeEgress: ebpf.AttachTCXEgress, EdgeIngress: ebpf.AttachTCXIngress}
@@ -118,11 +130,15 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 		if err := d.refuseForeignEdge(device, hook); err != nil {
 			return err
 		}
-		err := d.attachEdge(device, hook, func(program *ebpf.Program) (link.Link, error) {
+		program, err := d.edgeProgram(device, hook)
+		if err != nil {
+			return err
+		}
+		err = d.attachEdge(device, hook, func(program *ebpf.Program) (link.Link, error) {
 			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook], Anchor: d.beforePods(device, hook)})
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = attachFilter(d.options.BPFFS, edgeName, device, tcxTypes[hook], d.program(edgePrograms[hook]))
+			err = attachFilter(d.options.BPFFS, edgeName, device, tcxTypes[hook], program)
 		}
 		if err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
@@ -151,7 +167,7 @@ func (d *Datapath) beforePods(device int, hook EdgeHook) link.Anchor {
 
 // attachEdge replaces the program in the pinned link, or makes one.
 func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func(*ebpf.Program) (link.Link, error)) error {
-	program, err := d.edgeProgram(hook)
+	program, err := d.edgeProgram(device, hook)
 	if err != nil {
 		return err
 	}
@@ -202,7 +218,7 @@ func (d *Datapath) replaceEdge() error {
 
 func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 	if a.filter != nil {
-		program, err := d.edgeProgram(a.Hook)
+		program, err := d.edgeProgram(a.Device, a.Hook)
 		if err != nil {
 			return err
 		}
@@ -218,7 +234,7 @@ func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
 		}
 		return nil // removed meanwhile
 	}
-	program, err := d.edgeProgram(a.Hook)
+	program, err := d.edgeProgram(a.Device, a.Hook)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func (d *Datapath) foreignLink(device int, hook EdgeHook) (ebpf.ProgramID, error
 	}
 	for _, p := range found.Programs {
 		info, err := programInfo(p.ID)
-		if err == nil && info.Name != "" && strings.HasPrefix(edgePrograms[hook], info.Name) && !d.loaded(p.ID) {
+		if err == nil && info.Name != "" && strings.HasPrefix(edgeProgramName(device, hook), info.Name) && !d.loaded(p.ID) {
 			return p.ID, nil
 		}
 	}

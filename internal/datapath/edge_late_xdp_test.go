@@ -5,29 +5,56 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 )
 
-// With LateXDP the XDP program is loaded when a device needs it, or when it replaces that of an earlier
-// agent.
-func TestLateXDP(t *testing.T) {
+// With LateXDP the XDP program is loaded when a device needs it, or when it replaces that of an earlier agent, here
+// one with another --max-flows. So are, in any case, the programs for devices without MAC addresses.
+func TestLatePrograms(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge.LateXDP = true
 	d := mustOpen(t, w.options)
 	if d.program(EdgeXDPProgBeelineEdgeXdp) != nil {
 		t.Error("it is loaded before any device needs it")
 	}
-	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), attachXDP(d, w.device, XDPNative)) })
-	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress, %[1]d xdp", w.device)
+	if d.program(EdgeL3ProgBeelineL3Ingress) != nil {
+		t.Error("the programs for tun are loaded before any device needs them")
+	}
+	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0", Index: 100}, Mode: netlink.TUNTAP_MODE_TUN}
+	w.do(func() error {
+		if err := netlink.LinkAdd(tun); err != nil {
+			return err
+		}
+		for _, f := range tun.Fds {
+			f.Close()
+		}
+		link, err := netlink.LinkByName(tun.Name)
+		if err != nil {
+			return err
+		}
+		tun.Index = link.Attrs().Index
+		return errors.Join(d.AttachEdgeTC(w.device), attachXDP(d, w.device, XDPNative), d.AttachEdgeTC(tun.Index))
+	})
+	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress, %[1]d xdp, %[2]d egress, %[2]d ingress", w.device, tun.Index)
 	w.want(hooks)
 	before := w.attached()
 	d.Close()
+	w.options.Limits.Flows = 20000
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
 	w.want(hooks)
 	for i, a := range w.attached() {
 		if a.LinkID != before[i].LinkID || a.ProgramID == before[i].ProgramID {
 			t.Errorf("%s was %+v and is %+v", a.Hook, before[i], a)
+		}
+		info, err := programInfo(ebpf.ProgramID(a.ProgramID))
+		must(t, err)
+		if name := edgePrograms[a.Hook]; (a.Device == w.device) != strings.HasPrefix(name, info.Name) {
+			t.Errorf("%s of device %d has the program %s", a.Hook, a.Device, info.Name)
 		}
 	}
 }

@@ -142,15 +142,20 @@ func (d *Datapath) enterMigration() error {
 	return d.replaceAtAllDevices()
 }
 
-var migrationHooks = map[EdgeHook]uint32{
-	EdgeIngress: uint32(EdgeTCMigrationHookMIGRATION_INGRESS),
-	EdgeEgress:  uint32(EdgeTCMigrationHookMIGRATION_EGRESS),
+// migrationHooks are the places in the table of predecessors, by the name of the program that makes the tail
+// call.
+var migrationHooks = map[string]uint32{
+	EdgeTCProgBeelineEdgeIngress: uint32(EdgeTCMigrationHookMIGRATION_INGRESS),
+	EdgeTCProgBeelineEdgeEgress:  uint32(EdgeTCMigrationHookMIGRATION_EGRESS),
+	EdgeL3ProgBeelineL3Ingress:   uint32(EdgeTCMigrationHookMIGRATION_L3INGRESS),
+	EdgeL3ProgBeelineL3Egress:    uint32(EdgeTCMigrationHookMIGRATION_L3EGRESS),
 }
 
 // notePredecessor makes an attached program known to those that replace it, if it uses the predecessor's
-// tables. All programs of a hook are equivalent.
+// tables. All programs of a hook are equivalent at devices
+// of a kind.
 func (d *Datapath) notePredecessor(a EdgeAttachment) error {
-	hook, tc := migrationHooks[a.Hook]
+	hook, tc := migrationHooks[edgeProgramName(a.Device, a.Hook)]
 	if !tc || a.Detached {
 		return nil
 	}

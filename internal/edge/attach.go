@@ -56,14 +56,14 @@ type entry struct {
 	retry bool
 }
 
-// errNoEthernet: the programs expect IP headers behind Ethernet headers.
-var errNoEthernet = errors.New("its packets have no Ethernet header, which the edge needs: use a device that has MAC addresses (VXLAN, Geneve) for the overlay")
+// errLinkType: the programs expect the IP header first, or after an Ethernet header.
+var errLinkType = errors.New("its packets begin neither with an Ethernet header nor with an IP header, as the edge needs: use WireGuard, IPIP, VXLAN or Geneve for the overlay")
 
 // enter attaches the edge to a device. It attaches tc first: XDP passes to tc what it cannot forward
 // itself.
 func (e *Edge) enter(a *attached) error {
-	if !a.Ethernet {
-		return errNoEthernet
+	if !a.hasKnownHeader() {
+		return errLinkType
 	}
 	if err := e.datapath.AttachEdgeTC(a.Index); err != nil {
 		return err
@@ -112,6 +112,8 @@ func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try boo
 		return "", "flows of clients or pods behind it continue; it is released when they end", false
 	case !d.Clients && !d.Backends:
 		return "", "pods behind it send to the node's own addresses without the socket shortcut", false
+	case d.L3:
+		return "", "its packets have no MAC addresses, which XDP needs", false
 	case slices.Contains(softwareKinds, d.Kind):
 		return "", "a " + d.Kind + " device gets its packets from other devices: XDP gains nothing here", false
 	case d.TakesTags:

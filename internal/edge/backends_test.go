@@ -28,7 +28,7 @@ func newOverlayWorld(t *testing.T, c Config, kind string) *overlayWorld {
 	o := &overlayWorld{}
 	c.Destinations = &destinations{backends: func() []netip.Addr { return o.remote }}
 	o.world = newWorld(t, c)
-	overlay := device(overlayIndex, "flannel.1", func(d *Device) { d.Kind, d.Ethernet = kind, kind != "ipip" })
+	overlay := device(overlayIndex, "flannel.1", func(d *Device) { d.Kind, d.Ethernet, d.L3 = kind, kind == "vxlan", kind == "ipip" })
 	pods := netip.MustParsePrefix("10.10.2.0/24")
 	o.Edge.read = func(backends []netip.Addr) ([]Device, error) {
 		overlay.Backends = slices.ContainsFunc(backends, pods.Contains)
@@ -151,11 +151,16 @@ func TestReachLooksOnce(t *testing.T) {
 	}
 }
 
-// A device without Ethernet cannot be served; status names it and the reason.
+// A device without MAC addresses is served by tc, even with --edge-mode=xdp. One whose packets begin with another
+// header cannot be served; status names it and the reason.
 func TestOverlayWithoutEthernet(t *testing.T) {
-	o := newOverlayWorld(t, Config{Mode: Auto}, "ipip")
+	o := newOverlayWorld(t, Config{Mode: XDP}, "ipip")
+	o.Start()
+	o.Reach(addrs("10.10.2.11"))
+	o.want("eth0 xdp", "flannel.1 tc")
+	o = newOverlayWorld(t, Config{Mode: Auto}, "gre")
 	o.Start()
 	o.Reach(addrs("10.10.2.11"))
 	o.want("eth0 xdp", "flannel.1 none",
-		"! DeviceNotServed: flannel.1: replies of backends behind device flannel.1 do not reach external clients: its packets have no Ethernet header")
+		"! DeviceNotServed: flannel.1: replies of backends behind device flannel.1 do not reach external clients: its packets begin neither with an Ethernet header nor with an IP header")
 }

@@ -45,7 +45,7 @@ func choose(devices []Device, patterns []string, node []netip.Addr, flows map[in
 		d.Clients = mayHaveClients(d, patterns, node)
 		_, entered := flows[d.Index]
 		d.Draining = entered && !d.Clients && !d.Backends && !d.Pods
-		if d.Clients || d.inUse() && !d.Loopback && (d.Backends || d.Ethernet && (d.Pods || d.Draining)) {
+		if d.Clients || d.inUse() && !d.Loopback && (d.Backends || d.hasKnownHeader() && (d.Pods || d.Draining)) {
 			chosen = append(chosen, d)
 		}
 	}
@@ -92,7 +92,7 @@ func compareBool(a, b bool) int {
 // mayHaveClients reports whether clients may be behind a device: if there are patterns, a device that
 // matches, else a device with a default route or one of the Node's addresses.
 func mayHaveClients(d Device, patterns []string, node []netip.Addr) bool {
-	if d.Loopback || !d.Ethernet {
+	if d.Loopback || !d.hasKnownHeader() {
 		return false
 	}
 	if len(patterns) > 0 {
@@ -101,6 +101,9 @@ func mayHaveClients(d Device, patterns []string, node []netip.Addr) bool {
 	return d.inUse() && (d.DefaultRoute ||
 		slices.ContainsFunc(d.Addresses, func(a netip.Addr) bool { return slices.Contains(node, a) }))
 }
+
+// hasKnownHeader reports whether the programs can find the IP header: at the start, or after an Ethernet header.
+func (d *Device) hasKnownHeader() bool { return d.Ethernet || d.L3 }
 
 // inUse reports whether packets pass through the device itself. A dummy has addresses, but nothing behind
 // it.
@@ -119,7 +122,7 @@ func matches(name string, patterns []string) bool {
 // unmatched returns the patterns that match no device.
 func unmatched(devices []Device, patterns []string) []string {
 	return slices.DeleteFunc(slices.Clone(patterns), func(p string) bool {
-		return slices.ContainsFunc(devices, func(d Device) bool { return !d.Loopback && d.Ethernet && matches(d.Name, []string{p}) })
+		return slices.ContainsFunc(devices, func(d Device) bool { return !d.Loopback && d.hasKnownHeader() && matches(d.Name, []string{p}) })
 	})
 }
 
@@ -131,7 +134,7 @@ func whyUnmatched(devices []Device, pattern string) condition.Condition {
 		case d.Loopback:
 			return condition.DeviceUnsuitable.New("--devices %s: %s is the loopback device, which has no clients", pattern, d.Name).At(pattern)
 		default:
-			return condition.DeviceUnsuitable.New("--devices %s: %s has no MAC addresses (a tunnel without Ethernet), and cannot be served", pattern, d.Name).At(pattern)
+			return condition.DeviceUnsuitable.New("--devices %s: packets of %s begin neither with an Ethernet header nor with an IP header (GRE, PPP), and cannot be served", pattern, d.Name).At(pattern)
 		}
 	}
 	return condition.DeviceNotFound.New("--devices %s: no such device", pattern).At(pattern).
@@ -142,7 +145,7 @@ func whyUnmatched(devices []Device, pattern string) condition.Condition {
 func present(devices []Device) string {
 	var names []string
 	for _, d := range devices {
-		if d.Ethernet && !d.Loopback {
+		if d.hasKnownHeader() && !d.Loopback {
 			names = append(names, d.Name)
 		}
 	}

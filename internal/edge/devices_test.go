@@ -31,27 +31,28 @@ var nodeDevices = []Device{
 	device(7, "br0", func(d *Device) { d.Kind, d.Addresses = "bridge", addrs("192.0.2.1") }),
 	device(8, "veth1234", func(d *Device) { d.Kind = "veth" }),
 	device(9, "dummy0", func(d *Device) { d.Kind, d.Addresses = "dummy", addrs("192.0.2.1") }),
-	device(10, "wg0", func(d *Device) { d.Kind, d.Ethernet, d.DefaultRoute = "wireguard", false, true }),
+	device(10, "wg0", func(d *Device) { d.Kind, d.Ethernet, d.L3, d.DefaultRoute = "wireguard", false, true, true }),
 	device(11, "idle", func(d *Device) { d.Routed = false }),
 	device(12, "vxlan", func(d *Device) { d.Kind = "vxlan" }),
 	device(13, "flannel.1", func(d *Device) {
 		d.Kind, d.Backends, d.Addresses = "vxlan", true, addrs("10.10.1.0")
 		d.Sources = addrs("2001:db8::7")
 	}),
-	device(14, "tunl0", func(d *Device) { d.Kind, d.Ethernet, d.Backends = "ipip", false, true }),
+	device(14, "tunl0", func(d *Device) { d.Kind, d.Ethernet, d.L3, d.Backends = "ipip", false, true, true }),
 	device(15, "down", func(d *Device) { d.Backends, d.Up = true, false }),
 	device(16, "port", func(d *Device) { d.Backends, d.Enslaved = true, true }),
+	device(17, "ppp0", func(d *Device) { d.Kind, d.Ethernet, d.DefaultRoute = "ppp", false, true }),
 }
 
 // Clients are behind devices with a default route or an address of the Node; not behind pods' devices,
-// ports of bridges and bonds, and devices without MAC addresses. Devices that lead to backends come first,
-// whatever the patterns.
+// ports of bridges and bonds, and devices whose packets begin with a header other than Ethernet's or IP's. Devices
+// that lead to backends come first, whatever the patterns.
 func TestChoose(t *testing.T) {
 	for _, c := range []struct{ patterns, want string }{
-		{"", "flannel.1 tunl0 eth0 eth2 br0"},
+		{"", "flannel.1 tunl0 eth0 eth2 br0 wg0"},
 		{"eth*", "flannel.1 tunl0 eth0 eth1 eth2 eth3 eth4"},
 		{"eth[01],veth1234", "flannel.1 tunl0 eth0 eth1 veth1234"},
-		{"lo,wg0", "flannel.1 tunl0"},
+		{"lo,wg0,ppp0", "flannel.1 tunl0 wg0"},
 		{"nothing", "flannel.1 tunl0"},
 	} {
 		var names, patterns []string

@@ -146,11 +146,11 @@ func TestDeviceThatIsNotThere(t *testing.T) {
 
 // A device that exists and cannot be served is not reported as missing.
 func TestNamedDeviceThatCannotBeServed(t *testing.T) {
-	tun := device(3, "tun0", func(d *Device) { d.Ethernet = false })
+	gre := device(3, "gre0", func(d *Device) { d.Ethernet = false })
 	lo := device(1, "lo", func(d *Device) { d.Ethernet, d.Loopback = false, true })
-	w := newWorld(t, Config{Mode: TC, Devices: []string{"eth0", "tun*", "lo"}}, lo, hardware, tun)
+	w := newWorld(t, Config{Mode: TC, Devices: []string{"eth0", "gre*", "lo"}}, lo, hardware, gre)
 	w.Start()
-	w.want("eth0 tc", "! DeviceUnsuitable: tun*: --devices tun*: tun0 has no MAC addresses", "! DeviceUnsuitable: lo: --devices lo: lo is the loopback device")
+	w.want("eth0 tc", "! DeviceUnsuitable: gre*: --devices gre*: packets of gre0 begin neither with an Ethernet header nor with an IP header", "! DeviceUnsuitable: lo: --devices lo: lo is the loopback device")
 }
 
 // Status reports an edge without devices for clients, while Services have backends.

@@ -20,7 +20,9 @@ type Device struct {
 	Up    bool
 	// Ethernet: frames begin with MAC addresses; frames to the node have MAC as destination.
 	Ethernet, Loopback bool
-	MAC                [6]byte
+	// L3: packets begin with the IP header.
+	L3  bool
+	MAC [6]byte
 	// Enslaved to a bridge, bond or team, which gets its packets.
 	Enslaved bool
 	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
@@ -67,6 +69,7 @@ func Read(destinations []netip.Addr) ([]Device, error) {
 			MTU:      a.MTU,
 			Up:       a.RawFlags&unix.IFF_UP != 0,
 			Ethernet: a.EncapType == "ether", Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
+			L3: slices.Contains(l3Types, a.EncapType),
 			// A VRF only chooses the routes of what its devices receive.
 			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf",
 		}
@@ -81,6 +84,17 @@ func Read(destinations []netip.Addr) ([]Device, error) {
 	}
 	readTags(all, at, links)
 	return all, readRoutes(all, at, destinations)
+}
+
+// l3Types are the types of devices whose packets have no link-layer header in the kernel, as netlink.LinkAttrs
+// names them: tun and WireGuard (ARPHRD_NONE), IPIP, IP over IPv6, IPv6 over IPv4. Not GRE: if it has no fixed remote
+// end, packets leave with the outer header before them.
+var l3Types = []string{"none", "ipip", "tunnel6", "sit"}
+
+// IsL3 reports whether the packets of a device begin with the IP header; false if there is no such device.
+func IsL3(index int) bool {
+	link, err := netlink.LinkByIndex(index)
+	return err == nil && slices.Contains(l3Types, link.Attrs().EncapType)
 }
 
 // readTags finds the devices that have VLAN devices above them and strip the tags themselves.

@@ -137,34 +137,41 @@ func TestOverlayPathMTU(t *testing.T) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("b1"))...)
 		for i, to := range addresses(w.Host("node-a"), nodePort) {
-			conn := w.open("udp", to).(*net.UDPConn)
-			headers := []int{28, 48}[i]
-			dontFragment(t, conn, i)
-			if _, err := conn.Write([]byte(strings.Repeat("x", fabricMTU-headers))); err != nil {
-				t.Fatalf("sending to %s: %v", to, err)
-			}
-			w.eventually("the client has learned the path MTU to "+to.String(), func() bool { return pathMTU(t, conn, i) == overlayMTU })
-			told := syscall.Errno(0)
-			w.eventually("the socket to "+to.String()+" gets an error, once", func() bool {
-				control(t, conn, func(fd int) error {
-					errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-					told = syscall.Errno(errno)
-					return err
-				})
-				return told != 0
-			})
-			if told != syscall.EMSGSIZE {
-				t.Errorf("the socket to %s has the error %v, want EMSGSIZE", to, told)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			answer, err := lab.Ask(ctx, conn, strings.Repeat("x", overlayMTU-headers))
-			cancel()
-			if err != nil || answer.Pod != "b1" {
-				t.Errorf("a datagram that fits, to %s: %+v, %v; the edge counted %v", to, answer.Pod, err, w.status().Edge.Counters)
-			}
+			w.wantPathMTU("client", to, i, overlayMTU, "b1")
 		}
 		w.wantCounted("drop_too_big")
 	})
+}
+
+// wantPathMTU sends a host's datagrams to an address: by one as long as its device allows its socket learns the path
+// MTU, and one of that length arrives.
+func (w *world) wantPathMTU(host string, to netip.AddrPort, family, mtu int, pod string) {
+	w.t.Helper()
+	conn := w.openAs(host, "udp", to).(*net.UDPConn)
+	headers := []int{28, 48}[family]
+	dontFragment(w.t, conn, family)
+	if _, err := conn.Write([]byte(strings.Repeat("x", pathMTU(w.t, conn, family)-headers))); err != nil {
+		w.t.Fatalf("sending to %s: %v", to, err)
+	}
+	w.eventually(host+" has learned the path MTU to "+to.String(), func() bool { return pathMTU(w.t, conn, family) == mtu })
+	told := syscall.Errno(0)
+	w.eventually("the socket to "+to.String()+" gets an error, once", func() bool {
+		control(w.t, conn, func(fd int) error {
+			errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			told = syscall.Errno(errno)
+			return err
+		})
+		return told != 0
+	})
+	if told != syscall.EMSGSIZE {
+		w.t.Errorf("the socket to %s has the error %v, want EMSGSIZE", to, told)
+	}
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	answer, err := lab.Ask(ctx, conn, strings.Repeat("x", mtu-headers))
+	if err != nil || answer.Pod != pod {
+		w.t.Errorf("a datagram that fits, to %s: %+v, %v; the edge counted %v", to, answer.Pod, err, w.status().Edge.Counters)
+	}
 }
 
 // dontFragment sets "don't fragment" on a socket's datagrams.

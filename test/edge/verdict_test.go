@@ -16,7 +16,13 @@ import (
 // wantRefused checks that the client sees a RST, or ICMP port unreachable.
 func (w *world) wantRefused(network string, to netip.AddrPort) {
 	w.t.Helper()
-	if answer, err := w.ask(network, to); !errors.Is(err, syscall.ECONNREFUSED) {
+	w.wantRefusedAs("client", network, to)
+}
+
+// wantRefusedAs is wantRefused for another host.
+func (w *world) wantRefusedAs(host, network string, to netip.AddrPort) {
+	w.t.Helper()
+	if answer, err := w.askAs(host, network, to); !errors.Is(err, syscall.ECONNREFUSED) {
 		w.t.Errorf("%s to %s: %+v, %v; want it refused; the edge counted %v", network, to, answer, err, w.status().Edge.Counters)
 	}
 }

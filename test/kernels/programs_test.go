@@ -29,17 +29,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// open loads everything that an agent on a node loads.
-func open(t *testing.T) (*lab.Host, *datapath.Datapath, string) {
-	t.Helper()
-	node := lab.New(t).Nodes()[0]
-	d := openOn(t, node, datapath.Limits{})
-	return node, d, bpffsOf(node)
-}
-
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
-// openOn is open on a node that may have the tables of an earlier agent.
+// openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
 func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Datapath {
 	t.Helper()
 	d, err := datapath.Open(datapath.Options{
@@ -72,10 +64,15 @@ func TestProgramsLoad(t *testing.T) {
 	bpffs := bpffsOf(node)
 	must(t, node.Do(func() error {
 		d := openOn(t, node, datapath.Limits{})
+		device := tun(t)
+		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
 		wantLoaded(t, d, bpffs)
+		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
 		wantExplained(t, bpffs)
-		migrate(t, node, d)
+		eth0, err := netlink.LinkByName("eth0")
+		must(t, err)
+		migrate(t, node, d, eth0.Attrs().Index)
 		return nil
 	}))
 	left, err := filepath.Glob(filepath.Join(bpffs, "tables_*"))
@@ -103,7 +100,8 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	defer sweep.Close()
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
-		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeXDP, datapath.LoadSockStats, datapath.LoadPod,
+		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeL3, datapath.LoadEdgeXDP,
+		datapath.LoadSockStats, datapath.LoadPod,
 	} {
 		spec, err := load()
 		must(t, err)
@@ -120,16 +118,14 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	t.Logf("instructions verified on Linux %s:%s", release(t), &text)
 }
 
-// migrate attaches the edge of a datapath, by links or by filters, and opens another one with other limits: the
-// programs that are attached meanwhile may call those of the earlier one.
-func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath) {
+// migrate attaches the edge of a datapath to a device, by links or by filters, and opens another one with other
+// limits: the programs that are attached meanwhile may call those of the earlier one.
+func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath, device int) {
 	t.Helper()
-	device, err := netlink.LinkByName("eth0")
-	must(t, err)
-	must(t, d.AttachEdgeTC(device.Attrs().Index))
+	must(t, d.AttachEdgeTC(device))
 	d.Close()
 	d = openOn(t, node, datapath.Limits{Flows: 20000})
-	err = d.Attach()
+	err := d.Attach()
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
 	}
@@ -139,6 +135,19 @@ func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath) {
 	if len(attached) != 2 {
 		t.Errorf("attached are %+v, want ingress and egress", attached)
 	}
+}
+
+// tun is a new device without MAC addresses in the current network namespace.
+func tun(t *testing.T) (index int) {
+	t.Helper()
+	device := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN}
+	must(t, netlink.LinkAdd(device))
+	for _, f := range device.Fds {
+		f.Close()
+	}
+	link, err := netlink.LinkByName(device.Name)
+	must(t, err)
+	return link.Attrs().Index
 }
 
 // wantExplained explains a connect() to a destination without a Service, which passes.
@@ -237,10 +246,11 @@ func TestSharedDevice(t *testing.T) {
 }
 
 // The edge is attached to tc by links if the kernel has them (tcx, Linux 6.6), else as filters of the qdisc
-// clsact, and to a veth natively by XDP.
+// clsact, and to a veth natively by XDP. Those for devices without MAC addresses are migrated like others.
 func TestHooks(t *testing.T) {
-	node, d, _ := open(t)
+	node := lab.New(t).Nodes()[0]
 	must(t, node.Do(func() error {
+		d := openOn(t, node, datapath.Limits{})
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)
 		must(t, d.AttachEdgeTC(device.Attrs().Index))
@@ -263,7 +273,10 @@ func TestHooks(t *testing.T) {
 		if got := strings.Join(got, ", "); got != want {
 			t.Errorf("Linux %s: attached are %s, want %s", release(t), got, want)
 		}
-		return d.DetachEdge(device.Attrs().Index)
+		must(t, d.DetachEdge(device.Attrs().Index))
+		must(t, d.Attach())
+		migrate(t, node, d, tun(t))
+		return nil
 	}))
 }
 

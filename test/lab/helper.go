@@ -18,6 +18,7 @@ import (
 const (
 	helperSocket = "beeline-lab-socket"
 	helperServer = "beeline-lab-server"
+	helperTunnel = "beeline-lab-wireguard"
 )
 
 // errNoMain prevents a program from starting itself again and again.
@@ -35,6 +36,8 @@ func Main() {
 		err = serveSockets(helperFD)
 	case os.Args[0] == helperServer && len(os.Args) == 2:
 		err = runServer(os.Args[1])
+	case os.Args[0] == helperTunnel && len(os.Args) == 2:
+		err = runTunnel(os.Args[1])
 	default:
 		return
 	}

@@ -185,6 +185,9 @@ func build(cfg Config) error {
 	if err := applyNetwork(cfg.Name, p, cfg.progress); err != nil {
 		return err
 	}
+	if err := l.startTunnels(p); err != nil {
+		return err
+	}
 	s.Complete = true
 	return s.write(cfg.Name)
 }

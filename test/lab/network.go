@@ -129,7 +129,7 @@ func applyNetwork(lab string, p *topologyPlan, progress func()) error {
 	}
 	for _, h := range p.hosts {
 		if h.overlay != nil {
-			if err := h.overlay.create(handles[h.name].nl); err != nil {
+			if err := h.overlay.create(lab, handles[h.name].nl); err != nil {
 				return fmt.Errorf("host %s: %w", h.name, err)
 			}
 		}

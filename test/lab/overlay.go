@@ -10,14 +10,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create creates a node's overlay device over its uplink, with an entry for each other node.
-func (o *overlayPlan) create(nl *netlink.Handle) error {
+// create creates a node's overlay device.
+func (o *overlayPlan) create(lab string, nl *netlink.Handle) error {
+	switch o.network {
+	case NetworkWireGuard:
+		return o.createWireGuard(lab, nl)
+	case NetworkIPIP:
+		return o.createIPIP(nl)
+	}
+	return o.createVXLAN(nl)
+}
+
+// attributes are those of the device.
+func (o *overlayPlan) attributes() netlink.LinkAttrs {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = o.network.Device(), o.network.MTU()
+	return attrs
+}
+
+// createIPIP creates a device without a remote end: a packet's outer destination is the gateway of its route.
+func (o *overlayPlan) createIPIP(nl *netlink.Handle) error {
+	device := &netlink.Iptun{LinkAttrs: o.attributes(), Local: o.local.AsSlice(), PMtuDisc: 1}
+	if err := nl.LinkAdd(device); err != nil {
+		return fmt.Errorf("creating device %s (needs CONFIG_NET_IPIP): %w", device.Name, err)
+	}
+	return setUp(nl, device.Name)
+}
+
+// createVXLAN creates a device over the node's uplink, with an entry for each other node.
+func (o *overlayPlan) createVXLAN(nl *netlink.Handle) error {
 	uplink, err := nl.LinkByName(device0)
 	if err != nil {
 		return fmt.Errorf("device %s: %w", device0, err)
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU, o.mac
+	attrs := o.attributes()
+	attrs.HardwareAddr = o.mac
 	device := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: overlayID, Port: overlayPort, SrcAddr: o.local.AsSlice(),
 		VtepDevIndex: uplink.Attrs().Index, Learning: false,

@@ -10,33 +10,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pods of two nodes reach each other over VXLAN in both families, with the longest datagram that their devices
-// allow, and the fabric sees only VXLAN between the nodes: no packet of a pod, no fragment, none too long for
-// it.
-func TestPodsReachEachOtherOverVXLAN(t *testing.T) {
-	l := NewOf(t, Shape{Network: NetworkVXLAN})
-	if err := l.StartServers(); err != nil {
-		t.Fatal(err)
+// Pods of two nodes reach each other over each overlay in both families, with the longest datagram that their
+// devices allow, and the fabric sees only encapsulated packets between the nodes: no packet of a pod, no fragment,
+// none too long for it.
+func TestPodsReachEachOtherOverAnOverlay(t *testing.T) {
+	for network, encapsulated := range map[Network]struct {
+		protocol uint8
+		port     uint16
+		longest  int
+	}{
+		NetworkVXLAN: {unix.IPPROTO_UDP, overlayPort, 1500},
+		// 60 octets over IPv4, of which up to 15 are padding (WireGuard, section 5.4.6).
+		NetworkWireGuard: {unix.IPPROTO_UDP, wireGuardPort, overlays[NetworkWireGuard].mtu + 60},
+		NetworkIPIP:      {unix.IPPROTO_IPIP, 0, 1500},
+	} {
+		t.Run(string(network), func(t *testing.T) {
+			if err := Supports(network); err != nil {
+				t.Skipf("this kernel has no devices of network %s: %v", network, err)
+			}
+			l := NewOf(t, Shape{Network: network})
+			if err := l.StartServers(); err != nil {
+				t.Fatal(err)
+			}
+			ear, err := l.Host("fabric").Hear("node-a", "node-b")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ear.Close()
+			wantPodsReach(t, l, network)
+			heard, err := ear.Packets()
+			if err != nil {
+				t.Fatal(err)
+			}
+			longest := 0
+			for _, p := range heard {
+				if network == NetworkIPIP && p.From.Addr().Is6() {
+					continue // routed
+				}
+				if p.Protocol != encapsulated.protocol || p.To.Port() != encapsulated.port || p.Fragment {
+					t.Errorf("the fabric received %+v", p)
+				}
+				longest = max(longest, p.Length)
+			}
+			if longest != encapsulated.longest {
+				t.Errorf("the longest packet that the fabric saw has %d octets, want %d", longest, encapsulated.longest)
+			}
+		})
 	}
+}
+
+// wantPodsReach sends between all pods.
+func wantPodsReach(t *testing.T, l *Lab, network Network) {
+	t.Helper()
 	for _, pod := range l.Pods() {
-		if mtu := pod.mtu(t, device0); mtu != overlayMTU {
-			t.Errorf("%s of %s takes %d octets, want %d", device0, pod.Name, mtu, overlayMTU)
+		if mtu := pod.mtu(t, device0); mtu != network.MTU() {
+			t.Errorf("%s of %s takes %d octets, want %d", device0, pod.Name, mtu, network.MTU())
 		}
 	}
-	ear, err := l.Host("fabric").Hear("node-a", "node-b")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ear.Close()
 	const headers4, headers6, answer = 28, 48, 200 // the answer repeats the payload, and more
 	for _, from := range l.Pods() {
 		for _, to := range l.Pods() {
 			for i, addr := range to.addrs() {
-				full := strings.Repeat("x", overlayMTU-[]int{headers4, headers6}[i]-answer)
-				for network, p := range map[string]uint16{"tcp": PortTCP, "udp": PortUDP} {
-					got, err := from.Request(withTimeout(t, patience), network, port(addr, p), full)
+				full := strings.Repeat("x", network.MTU()-[]int{headers4, headers6}[i]-answer)
+				for protocol, p := range map[string]uint16{"tcp": PortTCP, "udp": PortUDP} {
+					got, err := from.Request(withTimeout(t, patience), protocol, port(addr, p), full)
 					if err != nil || got.Pod != to.Name || got.Peer.Addr() != from.addrs()[i] || got.Payload != full {
-						t.Errorf("%s to %s by %s: pod %s sees %s, %v", from.Name, to.Name, network, got.Pod, got.Peer, err)
+						t.Errorf("%s to %s by %s: pod %s sees %s, %v", from.Name, to.Name, protocol, got.Pod, got.Peer, err)
 					}
 				}
 			}
@@ -49,30 +88,16 @@ func TestPodsReachEachOtherOverVXLAN(t *testing.T) {
 			t.Fatal(err)
 		}
 		// As long as the device allows; the answer is longer and arrives in fragments.
-		if _, err := Ask(withTimeout(t, patience), conn, strings.Repeat("x", overlayMTU-[]int{headers4, headers6}[i])); err != nil {
-			t.Errorf("a datagram of %d octets to %s: %v", overlayMTU, addr, err)
+		if _, err := Ask(withTimeout(t, patience), conn, strings.Repeat("x", network.MTU()-[]int{headers4, headers6}[i])); err != nil {
+			t.Errorf("a datagram of %d octets to %s: %v", network.MTU(), addr, err)
 		}
 		conn.Close()
-	}
-	heard, err := ear.Packets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	longest := 0
-	for _, p := range heard {
-		if p.Protocol != unix.IPPROTO_UDP || p.To.Port() != overlayPort || p.Fragment {
-			t.Errorf("the fabric received %+v", p)
-		}
-		longest = max(longest, p.Length)
-	}
-	if longest != 1500 {
-		t.Errorf("the longest packet that the fabric saw has %d octets, want 1500", longest)
 	}
 }
 
 // With two NICs each client reaches the node at both, and each address answers.
 func TestTwoNICs(t *testing.T) {
-	for _, network := range Networks {
+	for _, network := range Networks[:2] { // the others differ from the second only between nodes
 		t.Run(network, func(t *testing.T) {
 			l := NewOf(t, Shape{Network: Network(network), TwoNICs: true})
 			node := l.Host("node-a")
@@ -118,7 +143,7 @@ func TestShapeIsKept(t *testing.T) {
 	if _, err := Up(Config{Name: name}); err == nil || !contains(err, "is up with network vxlan and two NICs at node-a") {
 		t.Errorf("another shape: %v", err)
 	}
-	if _, err := Up(Config{Name: name, Shape: Shape{Network: "ether"}}); err == nil || !contains(err, "use routed or vxlan") {
+	if _, err := Up(Config{Name: name, Shape: Shape{Network: "ether"}}); err == nil || !contains(err, "use routed, vxlan, wireguard, ipip") {
 		t.Errorf("an unknown network: %v", err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 // A Network says how pods reach pods of other nodes.
@@ -17,10 +19,16 @@ const (
 	// NetworkVXLAN hides pods from the fabric: nodes send to each other's pods by a VXLAN device (RFC
 	// 7348), as flannel sets it up. Fixed entries say where each pod is; nothing is learned or multicast.
 	NetworkVXLAN Network = "vxlan"
+	// NetworkWireGuard is the same with a WireGuard device, as flannel's backend of that name sets it up. If the
+	// kernel has no WireGuard it is a tun device with WireGuard in a process.
+	NetworkWireGuard Network = "wireguard"
+	// NetworkIPIP sends IPv4 by an IPIP device (RFC 2003) without a remote end of its own, which the routes
+	// give, as Calico sets it up. It carries no IPv6, which is routed.
+	NetworkIPIP Network = "ipip"
 )
 
 // Networks are all values, for a flag.
-var Networks = []string{string(NetworkRouted), string(NetworkVXLAN)}
+var Networks = []string{string(NetworkRouted), string(NetworkVXLAN), string(NetworkWireGuard), string(NetworkIPIP)}
 
 // Shape is the variable part of a lab.
 type Shape struct {
@@ -51,9 +59,10 @@ func (s *Shape) complete() error {
 	switch s.Network {
 	case "":
 		s.Network = NetworkRouted
-	case NetworkRouted, NetworkVXLAN:
 	default:
-		return fmt.Errorf("unknown network %q: use %s or %s", s.Network, NetworkRouted, NetworkVXLAN)
+		if !slices.Contains(Networks, string(s.Network)) {
+			return fmt.Errorf("unknown network %q: use %s", s.Network, strings.Join(Networks, ", "))
+		}
 	}
 	return nil
 }
@@ -69,38 +78,51 @@ const (
 	overlayMTU  = 1500 - 50
 )
 
-// podMTU is the MTU of pods' devices; 0: the kernel's default.
-func podMTU(n Network) int {
-	if n == NetworkVXLAN {
-		return overlayMTU
-	}
-	return 0
+// overlays are the nodes' devices of each network, with the longest packet that they carry.
+var overlays = map[Network]struct {
+	device string
+	mtu    int
+}{
+	NetworkVXLAN:     {OverlayDevice, overlayMTU},
+	NetworkWireGuard: {"wg0", 1500 - 80},
+	NetworkIPIP:      {"ipip0", 1500 - 20},
 }
 
-// overlayPlan is a node's VXLAN device. It has the first address of the node's pod range.
+// Device is a node's device that leads to pods of other nodes; "" if there is none of its own. MTU is the longest
+// packet that it carries, in octets.
+func (n Network) Device() string { return overlays[n].device }
+func (n Network) MTU() int       { return overlays[n].mtu }
+
+// overlayPlan is a node's overlay device. It has the first address of the node's pod range.
 type overlayPlan struct {
-	local netip.Addr // of the node: the source of outer packets
-	mac   net.HardwareAddr
-	peers []overlayPeer
+	network Network
+	node    string     // its name
+	local   netip.Addr // its address: the source of outer packets
+	mac     net.HardwareAddr
+	peers   []overlayPeer
 }
 
 // overlayPeer is another node: its address, and the addresses of its device.
 type overlayPeer struct {
+	name         string
 	node         netip.Addr
 	addr4, addr6 netip.Addr
+	pods         []netip.Prefix
 	mac          net.HardwareAddr
 }
 
-// addOverlay connects the nodes' pods by VXLAN.
+// addOverlay connects the nodes' pods by the network's devices.
 func (p *topologyPlan) addOverlay(s Shape) {
 	for i, e := range s.edges() {
 		if e.podRange4 == "" {
 			continue
 		}
 		node := p.host(e.name)
-		node.overlay = &overlayPlan{local: node.addr4, mac: overlayMAC(i)}
+		node.overlay = &overlayPlan{network: s.Network, node: e.name, local: node.addr4, mac: overlayMAC(i)}
 		for _, pods := range []string{e.podRange4, e.podRange6} {
-			node.addresses = append(node.addresses, addressPlan{OverlayDevice, single(netip.MustParsePrefix(pods).Addr())})
+			if s.Network.carries(netip.MustParsePrefix(pods)) {
+				node.addresses = append(node.addresses, addressPlan{s.Network.Device(), single(netip.MustParsePrefix(pods).Addr())})
+			}
 		}
 		for j, other := range s.edges() {
 			if i != j && other.podRange4 != "" {
@@ -113,12 +135,33 @@ func (p *topologyPlan) addOverlay(s Shape) {
 // addPeer has a node reach the pods of another one, whose number is i.
 func (h *hostPlan) addPeer(i int, other edgePlan) {
 	range4, range6 := netip.MustParsePrefix(other.podRange4), netip.MustParsePrefix(other.podRange6)
-	h.overlay.peers = append(h.overlay.peers, overlayPeer{
-		node: netip.MustParseAddr(other.addr4), addr4: range4.Addr(), addr6: range6.Addr(), mac: overlayMAC(i),
-	})
-	for _, r := range []netip.Prefix{range4, range6} {
-		h.routes = append(h.routes, routePlan{to: r, device: OverlayDevice, via: r.Addr(), onLink: true})
+	peer := overlayPeer{
+		name: other.name, node: netip.MustParseAddr(other.addr4), addr4: range4.Addr(), addr6: range6.Addr(),
+		pods: []netip.Prefix{range4, range6}, mac: overlayMAC(i),
 	}
+	h.overlay.peers = append(h.overlay.peers, peer)
+	for _, r := range peer.pods {
+		if h.overlay.network.carries(r) {
+			h.routes = append(h.routes, h.overlay.route(r, peer))
+		}
+	}
+}
+
+// carries reports whether packets to a range take the overlay.
+func (n Network) carries(r netip.Prefix) bool {
+	return n.Device() != "" && (n != NetworkIPIP || r.Addr().Is4())
+}
+
+// route is the route to pods of another node. WireGuard finds the node by the destination, IPIP by the gateway.
+func (o *overlayPlan) route(to netip.Prefix, peer overlayPeer) routePlan {
+	route := routePlan{to: to, device: o.network.Device()}
+	switch o.network {
+	case NetworkVXLAN:
+		route.via, route.onLink = to.Addr(), true
+	case NetworkIPIP:
+		route.via, route.onLink = peer.node, true
+	}
+	return route
 }
 
 func overlayMAC(node int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0x10, byte(node + 1)} }

@@ -161,7 +161,7 @@ func plan(s Shape) *topologyPlan {
 			p.addPod(host, e, i, s.Network)
 		}
 	}
-	if s.Network == NetworkVXLAN {
+	if s.Network.Device() != "" {
 		p.addOverlay(s)
 	}
 	if s.TwoNICs {
@@ -183,7 +183,7 @@ func (fabric *hostPlan) connect(e edgePlan, network Network) {
 		addr := netip.MustParseAddr(f.addr)
 		fabric.addresses = append(fabric.addresses, addressPlan{e.name, single(netip.MustParseAddr(f.gateway))})
 		fabric.routes = append(fabric.routes, routePlan{to: single(addr), device: e.name})
-		if f.pods != "" && network == NetworkRouted {
+		if f.pods != "" && !network.carries(netip.MustParsePrefix(f.pods)) {
 			fabric.routes = append(fabric.routes, routePlan{to: netip.MustParsePrefix(f.pods), device: e.name, via: addr})
 		}
 	}
@@ -236,7 +236,7 @@ func (p *topologyPlan) addPod(node *hostPlan, e edgePlan, i int, network Network
 	p.hosts = append(p.hosts, pod)
 	p.links = append(p.links, linkPlan{
 		host: node.name, device: pod.name,
-		peerHost: pod.name, peerDevice: device0, proxyARP: true, mtu: podMTU(network),
+		peerHost: pod.name, peerDevice: device0, proxyARP: true, mtu: network.MTU(),
 	})
 }
 

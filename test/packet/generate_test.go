@@ -50,6 +50,10 @@ func (g *generator) fill() {
 			ids = append(ids, id)
 		}
 		ids = append(ids, absentBackend)
+		dsr := []model.DSR{model.SNAT, model.SNAT, model.SNAT, model.IPIP, model.Geneve, model.Opt}
+		if g.w.l3 {
+			dsr = dsr[:1] // runL3
+		}
 		for range 24 {
 			key := model.FrontendKey{Address: g.service(f), Port: g.port(), Protocol: pick[uint8](g, tcp, udp, sctp)}
 			if g.chance(10) {
@@ -61,12 +65,14 @@ func (g *generator) fill() {
 				SourceSet:       pick[uint32](g, 0, 0, 0, 1, 2),
 				Pod:             g.decision(ids), Outside: g.decision(ids),
 				Maglev: g.chance(40), NodePort: key.Address == f.own,
-				DSR: pick(g, model.SNAT, model.SNAT, model.SNAT, model.IPIP, model.Geneve, model.Opt),
+				DSR: pick(g, dsr...),
 			}
-			if g.chance(50) && g.allLocal(frontend.Pod) && g.allLocal(frontend.Outside) {
+			if !g.w.l3 && g.chance(50) && g.allLocal(frontend.Pod) && g.allLocal(frontend.Outside) {
 				frontend.DSR = pick(g, model.SNAT, model.Opt, model.Opt)
 			}
-			g.history(&frontend, ids)
+			if !g.w.l3 {
+				g.history(&frontend, ids)
+			}
 			g.tables.Frontends[key] = frontend
 		}
 		for range 4 {
@@ -129,7 +135,7 @@ func (g *generator) frame() []byte {
 			Protocol: pick[uint8](g, tcp, tcp, udp, sctp, f.icmp()),
 		}
 	}
-	if g.chance(20) {
+	if !g.w.l3 && g.chance(20) {
 		return g.wrapped(tuple)
 	}
 	b := g.encode(tuple)

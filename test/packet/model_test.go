@@ -44,22 +44,12 @@ func TestModel(t *testing.T) {
 			rounds := 0
 			begin, last := time.Now(), *roundFlag+uint64(max(1, *packetsFlag/packetsOfRound/2))
 			for round := *roundFlag; *lastingFlag == 0 && round < last || time.Since(begin) < *lastingFlag/2; round++ {
-				var err error
-				for try := range 100 {
-					if try > 0 {
-						awaitSecond(t)
-					}
-					d := &duel{t: t, w: w, at: at}
-					var again bool
-					if again, err = d.round(seed, 2*round+uint64(n)); !again {
-						for i, n := range d.edge.Counts {
-							total[i] += n
-						}
-						break
-					}
-				}
+				counts, err := (&duel{t: t, w: w, at: at}).attempt(seed, 2*round+uint64(n))
 				if err != nil {
 					t.Fatalf("%s, -seed=%d -round=%d -packets=1: %v", at, seed, round, err)
+				}
+				for i, n := range counts {
+					total[i] += n
 				}
 				rounds++
 			}
@@ -87,6 +77,20 @@ type duel struct {
 	at   hook
 	edge *model.Edge
 	g    *generator
+}
+
+// attempt is a round, again if the second has changed meanwhile.
+func (d *duel) attempt(seed, number uint64) (counts [model.Reasons]uint64, err error) {
+	for try := range 100 {
+		if try > 0 {
+			awaitSecond(d.t)
+		}
+		var again bool
+		if again, err = d.round(seed, number); !again {
+			return d.edge.Counts, err
+		}
+	}
+	return counts, err
 }
 
 // round starts both without state. again is set if the second has changed meanwhile, for the model's clock is
@@ -143,6 +147,9 @@ func (d *duel) step() error {
 		}
 	}
 	frame := d.g.frame()
+	if d.w.l3 && !isL3Packet(frame) {
+		return nil
+	}
 	if d.g.chance(15) {
 		return d.compare(atEgress, frame, d.edge.Egress(d.w.index["eth0"], frame))
 	}

@@ -32,6 +32,7 @@ type world struct {
 	limits               limits
 	prefilter            *datapath.Prefilter
 	attached             bool // to a device, where the kernel's own packets arrive, too
+	l3                   bool // ingress and egress are the programs for devices without MAC addresses
 }
 
 // limits are the sizes and rates of a world. 0 stands for the default.
@@ -142,6 +143,8 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
 }
 
+var podNetworks = prefixes("10.10.0.0/16", "fd00:10::/32")
+
 // tables are empty ones of this node, with routes, addresses and ports.
 func (w *world) tables() *model.Tables {
 	return &model.Tables{
@@ -149,7 +152,7 @@ func (w *world) tables() *model.Tables {
 		Backends:  map[uint32]model.Backend{},
 		Ranges:    map[uint32][]netip.Prefix{},
 		Services:  prefixes("10.96.0.0/16", "fd00:96::/112"),
-		Pods:      prefixes("10.10.0.0/16", "fd00:10::/32"),
+		Pods:      podNetworks,
 		Devices: map[uint32][2]netip.Addr{
 			w.index["eth0"]: {netip.MustParseAddr("192.168.100.1"), netip.MustParseAddr("fd00:100::1")},
 			w.index["eth1"]: {netip.MustParseAddr("192.168.101.1"), netip.MustParseAddr("fd00:101::1")},
