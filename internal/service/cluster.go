@@ -50,7 +50,7 @@ type Cluster struct {
 	owners       map[Ref]*owner
 	// restricted counts the plans with a frontend that has SourceRanges.
 	restricted int
-	health        health
+	health     health
 }
 
 // NewCluster returns a Cluster without objects.
