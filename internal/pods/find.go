@@ -135,22 +135,27 @@ func (n *network) deviceTo(a netip.Addr) int {
 }
 
 // uplinks returns the devices by which packets leave for pods of other nodes, or arrive from there: those with a
-// route to a part of the pod networks, or with a default route. Devices of pods and bridges of such are none.
-func (n *network) uplinks(networks []netip.Prefix, at map[netip.Addr]place) []link {
-	taken := map[int]bool{}
-	for _, p := range at {
-		taken[p.device] = true
-		taken[n.link(p.device).master] = true
+// route to a part of the pod networks, or with a default route. Devices of pods, served or not, and bridges of such
+// are none.
+func (n *network) uplinks(networks []netip.Prefix) []link {
+	pods, podSide := n.podLinks(nil), map[int]bool{}
+	for _, l := range pods {
+		if l.master != 0 {
+			podSide[l.index], podSide[l.master] = true, true
+		}
 	}
 	routed := map[int]bool{}
 	for _, r := range n.routes {
+		if pods[r.device] != nil && r.to.IsSingleIP() {
+			podSide[r.device] = true
+		}
 		if r.to.Bits() == 0 || slices.ContainsFunc(networks, r.to.Overlaps) {
 			routed[r.device] = true
 		}
 	}
 	var found []link
 	for _, l := range n.links {
-		if routed[l.index] && !taken[l.index] && l.up && l.ethernet && !l.loopback && (l.master == 0 || n.link(l.master).kind == "vrf") {
+		if routed[l.index] && !podSide[l.index] && l.up && l.ethernet && !l.loopback && (l.master == 0 || n.link(l.master).kind == "vrf") {
 			found = append(found, l)
 		}
 	}

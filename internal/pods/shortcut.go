@@ -162,7 +162,7 @@ func (s *Shortcut) reconcile() error {
 	}
 	at := s.remember(n, n.find(s.networks, s.config.Devices))
 	s.status = s.withhold(n, at, found)
-	pods, devices := n.rows(at, n.uplinks(s.networks, at))
+	pods, devices := n.rows(at, n.uplinks(s.networks))
 	if len(pods) == 0 {
 		devices = nil
 	}

@@ -47,7 +47,7 @@ func (s *Shortcut) withhold(n *network, at map[netip.Addr]place, filters []filte
 			delete(at, addr)
 		}
 	}
-	for _, l := range n.uplinks(s.networks, at) {
+	for _, l := range n.uplinks(s.networks) {
 		status.Uplinks = append(status.Uplinks, l.name)
 	}
 	slices.SortFunc(status.Devices, func(a, b DeviceStatus) int { return strings.Compare(a.Name, b.Name) })
