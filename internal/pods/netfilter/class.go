@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Subject is whose packets the rules are searched for.
+type Subject struct {
+	// Networks are the pod networks.
+	Networks []netip.Prefix
+	Devices  []Device
+}
+
+// A Device is one of pods of this node, or one that leads to other nodes.
+type Device struct {
+	Index int
+	Name  string
+	// Master is its bridge or VRF; nil: none.
+	Master *Master
+	// Uplink: it leads to other nodes.
+	Uplink bool
+	// Pods are the addresses behind a device of pods.
+	Pods []netip.Addr
+}
+
+// Master is the bridge or VRF of a device.
+type Master struct {
+	Index  int
+	Name   string
+	Bridge bool
+}
+
+// A deviceSet has an element for each device of the subject.
+type deviceSet []bool
+
+func (s deviceSet) empty() bool { return !slices.Contains(s, true) }
+
+func (s deviceSet) and(f func(i int) bool) deviceSet {
+	out := slices.Clone(s)
+	for i := range out {
+		out[i] = out[i] && f(i)
+	}
+	return out
+}
+
+func (s deviceSet) or(other deviceSet) deviceSet {
+	out := slices.Clone(s)
+	for i := range out {
+		out[i] = out[i] || other[i]
+	}
+	return out
+}
+
+// ctStates are states of conntrack by their bits in nftables (linux/netfilter/nf_conntrack_common.h).
+type ctStates uint32
+
+const (
+	ctInvalid     ctStates = 1 << 0
+	ctEstablished ctStates = 1 << 1
+	ctRelated     ctStates = 1 << 2
+	ctNew         ctStates = 1 << 3
+	ctUntracked   ctStates = 1 << 6
+
+	// ctAll are the states that packets of the shortcut may have on the stack. None is invalid: both directions
+	// take the same path.
+	ctAll = ctEstablished | ctRelated | ctNew | ctUntracked
+)
+
+// protocols are bits for the protocols with a shortcut: TCP, UDP and the family's ICMP.
+type protocols uint8
+
+const allProtocols protocols = 1<<3 - 1
+
+// protocolNumbers are the numbers of the bits of protocols.
+func protocolNumbers(v6 bool) [3]uint8 {
+	if v6 {
+		return [3]uint8{6, 17, 58}
+	}
+	return [3]uint8{6, 17, 1}
+}
+
+// A class is a set of packets that the shortcut may take: all combinations of what its fields have. Where a set of
+// packets is no such product, the class has more.
+type class struct {
+	v6        bool
+	in, out   deviceSet
+	src, dst  spans
+	states    ctStates
+	protocols protocols
+}
+
+func (c *class) empty() bool {
+	return c == nil || len(c.src) == 0 || len(c.dst) == 0 || c.states == 0 || c.protocols == 0 || c.in.empty() || c.out.empty()
+}
+
+// union returns a class with the packets of both. Either may be nil.
+func union(a, b *class) *class {
+	switch {
+	case a.empty():
+		return b
+	case b.empty():
+		return a
+	}
+	return &class{
+		v6: a.v6, in: a.in.or(b.in), out: a.out.or(b.out), src: a.src.or(b.src), dst: a.dst.or(b.dst),
+		states: a.states | b.states, protocols: a.protocols | b.protocols,
+	}
+}
+
+// classes are the packets of a family that the shortcut may take: between pods; of clients outside to pods of this
+// node, if they use a Service; and the replies of these.
+func (s *Subject) classes(v6 bool) (all []*class) {
+	pods, local := s.addresses(v6)
+	outside := everything(v6).without(pods)
+	any := s.devices(func(*Device) bool { return true })
+	uplinks := s.devices(func(d *Device) bool { return d.Uplink })
+	devices := s.devices(func(d *Device) bool { return !d.Uplink })
+	for _, c := range []*class{
+		{src: pods, dst: pods, in: any, out: any, states: ctAll},
+		{src: outside, dst: local, in: uplinks, out: devices, states: ctAll},
+		{src: local, dst: outside, in: devices, out: uplinks, states: ctAll &^ ctNew},
+	} {
+		c.v6, c.protocols = v6, allProtocols
+		if !c.empty() {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// addresses returns the pod networks of a family, and the addresses of pods of this node there.
+func (s *Subject) addresses(v6 bool) (networks, local spans) {
+	for _, p := range s.Networks {
+		if p.Addr().Is6() == v6 {
+			networks = append(networks, spanOf(p))
+		}
+	}
+	for _, d := range s.Devices {
+		for _, a := range d.Pods {
+			if a.Is6() == v6 {
+				local = append(local, span{a, a})
+			}
+		}
+	}
+	return merged(networks), merged(local)
+}
+
+func (s *Subject) devices(f func(*Device) bool) deviceSet {
+	set := make(deviceSet, len(s.Devices))
+	for i := range s.Devices {
+		set[i] = f(&s.Devices[i])
+	}
+	return set
+}
+
+// concerned returns the devices of pods without which the shortcut takes no packet of a class. `local` are the
+// addresses of pods of this node in its family.
+func (s *Subject) concerned(c *class, local spans) []int {
+	from, fromNodes := s.ends(c.in, c.src, local)
+	to, toNodes := s.ends(c.out, c.dst, local)
+	switch {
+	case fromNodes && toNodes:
+		return joined(from, to)
+	case fromNodes:
+		return to
+	case toNodes:
+		return from
+	case len(from) == 0 || len(to) == 0 || len(from) == 1 && slices.Equal(from, to):
+		return nil
+	case len(to) < len(from):
+		return to
+	}
+	return from
+}
+
+// ends returns the devices of pods with such addresses, and whether pods of other nodes or clients outside have such.
+func (s *Subject) ends(devices deviceSet, addresses, local spans) (pods []int, nodes bool) {
+	for i, d := range s.Devices {
+		switch {
+		case !devices[i]:
+		case d.Uplink:
+			nodes = true
+		case slices.ContainsFunc(d.Pods, addresses.has):
+			pods = append(pods, d.Index)
+		}
+	}
+	return pods, nodes && len(addresses.without(local)) > 0
+}
+
+func joined(a, b []int) []int {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}

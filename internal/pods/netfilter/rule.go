@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+// A rule is a list of steps. A packet takes one after the other, until a test of one fails or a verdict ends the rule.
+type rule []step
+
+// A step is a test, an effect, a verdict or a verdictMap.
+type step interface{}
+
+// A test returns the packets of a class that pass, and those that do not. What cannot be told is in both.
+type test func(w *walk, c *class) (yes, no *class)
+
+// An effect is what else than ending its way a rule does to a packet. The packets go on to the next step.
+type effect struct {
+	// what names it, such as "log".
+	what string
+	// marks, marksConnection: packets, or connections, may have a mark from now on.
+	marks, marksConnection bool
+	// unless is a condition under which there is no effect; nil: never.
+	unless func(w *walk) bool
+}
+
+// verdictKind is how a rule ends.
+type verdictKind uint8
+
+const (
+	// proceed: with the next rule.
+	proceed verdictKind = iota
+	// accept: the packet leaves the base chain, and goes on to the next.
+	accept
+	// end: the packet is dropped, queued or translated. verdict.what names it.
+	end
+	// jump: to verdict.chain, and then to the next rule.
+	jump
+	// goTo: to verdict.chain, and then to where this chain was called.
+	goTo
+	// giveBack: to where this chain was called.
+	giveBack
+)
+
+type verdict struct {
+	kind  verdictKind
+	chain string
+	what  string
+}
+
+// A verdictMap has a verdict for packets that pass a test. The tests exclude each other.
+type verdictMap []mapped
+
+type mapped struct {
+	test    test
+	verdict verdict
+}
+
+// opaque is a part of a rule that is not understood: it may be a test or have any effect.
+func opaque(name string) []step {
+	return []step{effect{what: name + ", which cannot be understood", marks: true, marksConnection: true}, test(uncertain)}
+}
+
+// uncertain is a test of something that is not known of packets.
+func uncertain(_ *walk, c *class) (yes, no *class) { return c, c }
+
+// certainly is a test with the same result for all packets.
+func certainly(result bool) test {
+	return func(_ *walk, c *class) (yes, no *class) {
+		if result {
+			return c, nil
+		}
+		return nil, c
+	}
+}
+
+func invertIf(invert bool, t test) test {
+	if !invert {
+		return t
+	}
+	return func(w *walk, c *class) (yes, no *class) {
+		no, yes = t(w, c)
+		return yes, no
+	}
+}
+
+// unlessMarked is a test whose result is known while no rule has marked packets (or connections).
+func unlessMarked(marked func(*walk) bool, result bool) test {
+	return func(w *walk, c *class) (yes, no *class) {
+		if marked(w) {
+			return c, c
+		}
+		return certainly(result)(w, c)
+	}
+}
+
+func packetsMarked(w *walk) bool     { return w.marked }
+func connectionsMarked(w *walk) bool { return w.connectionsMarked }
+
+// testSource and testDestination are tests of addresses. Those of the other family fail.
+func testSource(s spans) test {
+	return func(_ *walk, c *class) (yes, no *class) {
+		y, n := *c, *c
+		y.src, n.src = c.src.and(s), c.src.without(s)
+		return &y, &n
+	}
+}
+
+func testDestination(s spans) test {
+	return func(_ *walk, c *class) (yes, no *class) {
+		y, n := *c, *c
+		y.dst, n.dst = c.dst.and(s), c.dst.without(s)
+		return &y, &n
+	}
+}
+
+// testStates is a test of conntrack's state.
+func testStates(states ctStates) test {
+	return func(_ *walk, c *class) (yes, no *class) {
+		y, n := *c, *c
+		y.states, n.states = c.states&states, c.states&^states
+		return &y, &n
+	}
+}
+
+// testProtocol is a test of the protocol's number.
+func testProtocol(ok func(number uint8) bool) test {
+	return func(_ *walk, c *class) (yes, no *class) {
+		y, n := *c, *c
+		for i, number := range protocolNumbers(c.v6) {
+			if ok(number) {
+				n.protocols &^= 1 << i
+			} else {
+				y.protocols &^= 1 << i
+			}
+		}
+		return &y, &n
+	}
+}
+
+// testDevice is a test of the device that a packet arrives by, or leaves by, as the rules see it: the stack routes
+// packets of a bridge's ports by the bridge. With a VRF they see either.
+func testDevice(out bool, ok func(name string, index int) bool) test {
+	return func(w *walk, c *class) (yes, no *class) {
+		y, n := *c, *c
+		all := c.in
+		if out {
+			all = c.out
+		}
+		may := func(result bool) deviceSet {
+			return all.and(func(i int) bool {
+				d := &w.subject.Devices[i]
+				own, master := ok(d.Name, d.Index) == result, d.Master != nil && ok(d.Master.Name, d.Master.Index) == result
+				switch {
+				case d.Master == nil || d.Master.Bridge && w.base.portsSeen():
+					return own
+				case d.Master.Bridge:
+					return master
+				}
+				return own || master
+			})
+		}
+		if out {
+			y.out, n.out = may(true), may(false)
+		} else {
+			y.in, n.in = may(true), may(false)
+		}
+		return &y, &n
+	}
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A base is a chain that the kernel calls.
+type base struct {
+	table  table
+	family uint8  // NFPROTO_*
+	chain  string // of its table
+	hook   hook
+	// priority orders the bases of a hook.
+	priority int32
+	drop     bool // the policy
+	nat      bool // sees only the first packet of a flow
+	// devices are those of a netdev chain.
+	devices []string
+}
+
+// A table is where the chains are.
+type table interface {
+	// rules returns the rules of a chain.
+	rules(chain string) ([]rule, error)
+	// title describes a rule or policy of a chain, such as "nftables rule in chain a of table ip b".
+	title(part, chain string) string
+}
+
+type hook uint8
+
+// In the order in which packets meet them.
+const (
+	ingress hook = iota
+	bridgeInput
+	prerouting
+	forward
+	bridgeOutput
+	postrouting
+	egress
+)
+
+// portsSeen reports whether the rules see the ports of bridges, and not the bridge.
+func (b *base) portsSeen() bool { return b.family == familyBridge || b.family == familyNetdev }
+
+// A Finding is a filter.
+type Finding struct {
+	// Devices are the indexes of the devices of pods whose packets it concerns.
+	Devices []int
+	// What describes it for the operator.
+	What string
+}
+
+// A walk follows the packets of classes through rules.
+type walk struct {
+	subject *Subject
+	local   map[bool]spans // the addresses of pods of this node, by whether they are IPv6
+	base    *base
+	found   []Finding
+	// marked, connectionsMarked: a rule may have set marks. Otherwise marks of packets between pods are 0: they are
+	// so when a packet leaves its pod's network namespace.
+	marked, connectionsMarked bool
+	left                      int // rules until the walk is given up
+	err                       error
+}
+
+// mostRules bounds the work; every evaluation of a rule counts.
+const mostRules = 1 << 18
+
+// mostDepth is how deep chains call each other. The kernel refuses more than 16 levels (NFT_JUMP_STACK_SIZE).
+const mostDepth = 32
+
+// find returns the filters among base chains.
+func find(s *Subject, bases []base) ([]Finding, error) {
+	slices.SortStableFunc(bases, func(a, b base) int { return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.priority, b.priority)) })
+	w := &walk{subject: s}
+	w.all(bases)
+	if w.connectionsMarked { // which restores marks in chains before the one that sets them
+		*w = walk{subject: s, connectionsMarked: true}
+		w.all(bases)
+	}
+	return w.found, w.err
+}
+
+func (w *walk) all(bases []base) {
+	w.left, w.local = mostRules, map[bool]spans{}
+	for _, v6 := range []bool{false, true} {
+		_, w.local[v6] = w.subject.addresses(v6)
+	}
+	classes := append(w.subject.classes(false), w.subject.classes(true)...)
+	for i := range bases {
+		w.base = &bases[i]
+		for _, c := range classes {
+			if w.base.family != familyIPv4 && c.v6 || w.base.family != familyIPv6 && !c.v6 {
+				w.start(c)
+			}
+		}
+	}
+}
+
+// start follows a class into the base chain.
+func (w *walk) start(c *class) {
+	b := w.base
+	if c = w.seen(c); c.empty() || w.err != nil {
+		return
+	}
+	if b.nat {
+		c.states &= ctNew
+	}
+	rest := w.chain(b.chain, c, 0)
+	switch {
+	case w.left <= 0:
+		w.report(c, fmt.Sprintf("%s: more than %d rules to search", b.table.title("rules", b.chain), mostRules))
+	case b.drop && !rest.empty():
+		w.report(rest, b.table.title("policy", b.chain)+": drop")
+	}
+}
+
+// seen returns the packets of a class that pass the hook.
+func (w *walk) seen(c *class) *class {
+	b, all := w.base, *c
+	devices := func(i int) bool {
+		d := &w.subject.Devices[i]
+		switch b.family {
+		case familyBridge:
+			return d.Master != nil && d.Master.Bridge
+		case familyNetdev:
+			// What the shortcut sends to another node passes the egress hook of the device.
+			return (b.hook == ingress || !d.Uplink) && matchesAny(b.devices, d)
+		}
+		return true
+	}
+	switch {
+	case b.family == familyBridge && b.hook == forward:
+		all.in, all.out = all.in.and(devices), all.out.and(devices)
+	case b.hook <= prerouting:
+		all.in = all.in.and(devices)
+	default:
+		all.out = all.out.and(devices)
+	}
+	return &all
+}
+
+// matchesAny reports whether a device, or its bridge, has one of the names; a star at the end of a name matches all.
+func matchesAny(names []string, d *Device) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		start, wild := strings.CutSuffix(name, "*")
+		is := func(have string) bool { return have == name || wild && strings.HasPrefix(have, start) }
+		return is(d.Name) || d.Master != nil && is(d.Master.Name)
+	})
+}
+
+// chain follows a class through a chain. It returns the packets that come out at its end, or return early.
+func (w *walk) chain(name string, c *class, depth int) *class {
+	rules, err := w.base.table.rules(name)
+	if err != nil {
+		w.err = err
+		return nil
+	}
+	if depth > mostDepth {
+		return c
+	}
+	var back *class
+	for _, r := range rules {
+		if w.left--; w.left <= 0 || c.empty() {
+			break
+		}
+		var returned *class
+		c, returned = w.rule(name, r, c, depth)
+		back = union(back, returned)
+	}
+	return union(back, c)
+}
+
+// rule follows a class through a rule. It returns the packets that go on to the next rule, and those that return.
+func (w *walk) rule(chain string, r rule, c *class, depth int) (next, back *class) {
+	for _, s := range r {
+		var no *class
+		switch s := s.(type) {
+		case test:
+			c, no = s(w, c)
+		case effect:
+			w.effect(chain, s, c)
+		case verdictMap:
+			c, no, back = w.verdictMap(chain, s, c, depth)
+			next, c = union(next, c), nil
+		case verdict:
+			c, back = w.verdict(chain, s, c, depth)
+			next, c = union(next, c), nil
+		}
+		if next = union(next, no); c.empty() {
+			return next, back
+		}
+	}
+	return union(next, c), back
+}
+
+// verdictMap also returns the packets without a verdict.
+func (w *walk) verdictMap(chain string, m verdictMap, c *class, depth int) (next, no, back *class) {
+	for _, v := range m {
+		var yes *class
+		if yes, c = v.test(w, c); !yes.empty() {
+			went, returned := w.verdict(chain, v.verdict, yes, depth)
+			next, back = union(next, went), union(back, returned)
+		}
+		if c.empty() {
+			break
+		}
+	}
+	return next, c, back
+}
+
+// verdict follows a class to where a verdict sends it. It returns the packets that go on to the next rule, and those
+// that return from the chain.
+func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back *class) {
+	switch v.kind {
+	case proceed:
+		return c, nil
+	case giveBack:
+		return nil, c
+	case end:
+		w.report(c, w.base.table.title("rule", chain)+": "+v.what)
+	case jump, goTo:
+		rest := w.chain(v.chain, c, depth+1)
+		if v.kind == goTo {
+			return nil, rest
+		}
+		return rest, nil
+	}
+	return nil, nil
+}
+
+func (w *walk) effect(chain string, e effect, c *class) {
+	if e.unless != nil && e.unless(w) {
+		return
+	}
+	w.marked = w.marked || e.marks
+	w.connectionsMarked = w.connectionsMarked || e.marksConnection
+	w.report(c, w.base.table.title("rule", chain)+": "+e.what)
+}
+
+// report adds a filter of the packets of a class.
+func (w *walk) report(c *class, what string) {
+	devices := w.subject.concerned(c, w.local[c.v6])
+	if len(devices) == 0 {
+		return
+	}
+	if i := slices.IndexFunc(w.found, func(f Finding) bool { return f.What == what }); i >= 0 {
+		w.found[i].Devices = joined(w.found[i].Devices, devices)
+		return
+	}
+	w.found = append(w.found, Finding{devices, what})
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Extensions of iptables, which its rules have in nf_tables too. Their layouts are in linux/netfilter/xt_*.h, in host
+// byte order.
+
+// xtMatch returns the tests that a match is. Of a match that is not known here any packet may pass: matches have no
+// other effect.
+func xtMatch(name string, revision uint32, info []byte) []step {
+	switch {
+	case name == "comment":
+		return nil
+	case name == "conntrack" && revision >= 2 && len(info) >= 154:
+		return []step{xtConntrack(info)}
+	case name == "state" && len(info) >= 4:
+		return []step{testStates(xtStates(binary.NativeEndian.Uint32(info)))}
+	case name == "addrtype" && len(info) >= 8:
+		return []step{xtAddressType(revision, info)}
+	case name == "mark" && revision == 1 && len(info) >= 9:
+		return []step{xtMark(packetsMarked, info)}
+	case name == "connmark" && revision == 1 && len(info) >= 9:
+		return []step{xtMark(connectionsMarked, info)}
+	case name == "iprange" && revision == 1 && len(info) >= 65:
+		return xtRange(info)
+	case name == "rpfilter" && len(info) >= 1:
+		return []step{xtReversePath(info[0])}
+	}
+	return []step{test(uncertain)}
+}
+
+// xtStates translates the mask of states of xt_conntrack, which differs from that of nftables in one bit.
+func xtStates(mask uint32) ctStates {
+	const untracked = 1 << 8 // XT_CONNTRACK_STATE_UNTRACKED
+	states := ctStates(mask) & (ctInvalid | ctEstablished | ctRelated | ctNew)
+	if mask&untracked != 0 {
+		states |= ctUntracked
+	}
+	return states
+}
+
+// xtConntrack knows rules about states (struct xt_conntrack_mtinfo2 and 3), and about none but translated flows.
+func xtConntrack(info []byte) test {
+	const byState = 1 << 0
+	flags, inverted := binary.NativeEndian.Uint16(info[146:]), binary.NativeEndian.Uint16(info[148:])
+	if flags != byState {
+		return uncertain
+	}
+	return invertIf(inverted&byState != 0, testStates(xtStates(uint32(binary.NativeEndian.Uint16(info[150:])))))
+}
+
+// xtAddressType: pods have unicast addresses, and so have clients outside.
+func xtAddressType(revision uint32, info []byte) test {
+	const unicast = 1 << unix.RTN_UNICAST
+	from, to := binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
+	flags := binary.NativeEndian.Uint32(info[4:])
+	invertFrom, invertTo := flags&1 != 0, flags&2 != 0
+	if revision == 0 && len(info) >= 12 {
+		invertFrom, invertTo = flags != 0, binary.NativeEndian.Uint32(info[8:]) != 0
+	}
+	return certainly((from == 0 || from&unicast != 0 != invertFrom) && (to == 0 || to&unicast != 0 != invertTo))
+}
+
+// xtMark: mark, mask, and whether it is inverted.
+func xtMark(marked func(*walk) bool, info []byte) test {
+	return unlessMarked(marked, (binary.NativeEndian.Uint32(info) == 0) != (info[8] != 0))
+}
+
+// xtRange: four addresses of 16 bytes, of which IPv4 uses the first 4, and flags.
+func xtRange(info []byte) (steps []step) {
+	const bySource, byDestination, notSource, notDestination = 1, 2, 16, 32
+	flags := info[64]
+	if flags&bySource != 0 {
+		steps = append(steps, invertIf(flags&notSource != 0, xtRangeTest(testSource, info[:32])))
+	}
+	if flags&byDestination != 0 {
+		steps = append(steps, invertIf(flags&notDestination != 0, xtRangeTest(testDestination, info[32:64])))
+	}
+	return steps
+}
+
+func xtRangeTest(make func(spans) test, ends []byte) test {
+	ipv4 := make(spans{{netip.AddrFrom4([4]byte(ends)), netip.AddrFrom4([4]byte(ends[16:]))}})
+	ipv6 := make(spans{{netip.AddrFrom16([16]byte(ends)), netip.AddrFrom16([16]byte(ends[16:]))}})
+	return func(w *walk, c *class) (yes, no *class) {
+		if c.v6 {
+			return ipv6(w, c)
+		}
+		return ipv4(w, c)
+	}
+}
+
+// xtReversePath passes packets whose source is behind the device, or inverted the others.
+func xtReversePath(flags uint8) test {
+	const inverted = 1 << 3 // XT_RPFILTER_INVERT
+	return invertIf(flags&inverted == 0, value{field: reversePath}.testReversePath(equal(make([]byte, 4))))
+}
+
+// Targets that end the way of packets.
+var xtEndings = []string{"DNAT", "MASQUERADE", "NETMAP", "NFQUEUE", "QUEUE", "REDIRECT", "REJECT", "SNAT", "SYNPROXY", "TPROXY"}
+
+// xtTarget returns the steps that a target is. One that is not known here may change packets.
+func xtTarget(name string, revision uint32, info []byte) []step {
+	switch {
+	case name == "NOTRACK" || name == "TRACE" || name == "CT" && isNoTrack(info):
+		return nil
+	case name == "MARK" && revision == 2 && len(info) >= 8:
+		value := binary.NativeEndian.Uint32(info)
+		return []step{effect{what: name, marks: true, unless: func(w *walk) bool { return value == 0 && !w.marked }}}
+	case name == "CONNMARK" && revision >= 1 && len(info) >= 13:
+		return []step{xtConnmark(info)}
+	case contains(xtEndings, name):
+		return []step{verdict{kind: end, what: name}}
+	}
+	return []step{effect{what: name, marks: true, marksConnection: true}}
+}
+
+// isNoTrack: XT_CT_NOTRACK of struct xt_ct_target_info.
+func isNoTrack(info []byte) bool {
+	return len(info) >= 2 && binary.NativeEndian.Uint16(info)&1 != 0
+}
+
+// xtConnmark: a mark that is zero stays so when it is saved or restored.
+func xtConnmark(info []byte) effect {
+	const set, save, restore = 0, 1, 2
+	e := effect{what: "CONNMARK"}
+	switch info[12] {
+	case restore:
+		e.marks, e.unless = true, func(w *walk) bool { return !w.connectionsMarked }
+	case save:
+		e.marksConnection, e.unless = true, func(w *walk) bool { return !w.marked }
+	case set:
+		value := binary.NativeEndian.Uint32(info)
+		e.marksConnection, e.unless = true, func(w *walk) bool { return value == 0 && !w.connectionsMarked }
+	}
+	return e
+}
