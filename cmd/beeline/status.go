@@ -93,6 +93,7 @@ func statusText(w io.Writer, s *inspect.Status, verbose bool) {
 	statusOptedOut(w, s)
 	statusAttachments(w, s)
 	statusEdge(w, s)
+	statusPods(w, s.Pods)
 	statusTables(w, s)
 	statusFeatures(w, s)
 }

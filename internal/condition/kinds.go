@@ -182,6 +182,9 @@ var (
 	PodShortcutFailed = register("PodShortcutFailed", Warning,
 		"The pod shortcut could not follow a change of this node's devices, routes or neighbours. Packets of new pods take the stack; the others are as before.",
 		"see the reason in the message; the agent retries").ofNode()
+	PodShortcutWithheld = register("PodShortcutWithheld", Info,
+		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, a queue or another BPF program. Their packets take the stack, where these have their effect.",
+		"nothing; or remove what the message names; or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()

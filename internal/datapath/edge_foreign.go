@@ -46,6 +46,17 @@ func (d *Datapath) foreignLink(device int, hook EdgeHook) (ebpf.ProgramID, error
 	return 0, nil
 }
 
+// ForeignProgram reports whether a program is not one that this agent has loaded, and its name; empty: not known.
+func (d *Datapath) ForeignProgram(id uint32) (name string, foreign bool) {
+	if d.loaded(ebpf.ProgramID(id)) {
+		return "", false
+	}
+	if info, err := programInfo(ebpf.ProgramID(id)); err == nil {
+		name = info.Name
+	}
+	return name, true
+}
+
 // loaded reports whether this agent has loaded a program: a link whose pin was removed holds its program
 // for a moment longer.
 func (d *Datapath) loaded(id ebpf.ProgramID) bool {

@@ -73,6 +73,10 @@ var groups = []group{
 		{"beeline_socket_calls_total", counterKind, []string{"event"}, "Calls of sockets, by what the hooks did ([events](debug.md)).", nil},
 		{"beeline_sockets_ended_total", counterKind, []string{"protocol"}, "Sockets that were ended because their backend was removed.", nil},
 	}},
+	{"The pod shortcut", "Only with --pod-devices.", []Family{
+		{"beeline_pod_shortcut_packets_total", counterKind, []string{"path"}, "Packets at devices of pods and at those that lead to other nodes, by their path: path_... for those that took the shortcut, stack_... for those that did not, and why.", nil},
+		{"beeline_pod_shortcut_addresses", gaugeKind, []string{"state"}, "Addresses of pods of this node whose packets to other pods take the shortcut, and of those whose packets take the stack because of packet filters.", nil},
+	}},
 	{"Connection tracking", "A pass of garbage collection counts the entries, every 10 to 60 seconds. A flow has two entries, with DSR one.", []Family{
 		{"beeline_conntrack_entries", gaugeKind, []string{"table", "protocol", "state"}, "Conntrack entries at the last pass. Table conntrack has those of assured flows, unreplied all others.", nil},
 		{"beeline_conntrack_limit", gaugeKind, []string{"table"}, "Maximum number of entries.", nil},

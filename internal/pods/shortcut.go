@@ -37,6 +37,7 @@ type Datapath interface {
 	Pods() datapath.Hash[datapath.Address, datapath.Pod]
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
 	WaitForReaders() error
+	ForeignProgram(id uint32) (name string, foreign bool)
 }
 
 // Shortcut keeps the programs attached and the tables complete. All methods may be called from any goroutine.
@@ -44,7 +45,7 @@ type Shortcut struct {
 	config   Config
 	datapath Datapath
 	read     func() (*network, error)
-	filters  func(*network) ([]filter, error)
+	filters  func(surroundings) ([]filter, error)
 	changed  wakeup.Signal // devices, routes, neighbours or pod networks
 
 	mu       sync.Mutex
@@ -59,7 +60,7 @@ type Shortcut struct {
 // New returns a shortcut. Start attaches it.
 func New(d Datapath, c Config) *Shortcut {
 	return &Shortcut{
-		config: c, datapath: d, read: readNetwork, filters: findFilters, changed: wakeup.NewSignal(),
+		config: c, datapath: d, read: readNetwork, filters: newFinder(d.ForeignProgram).find, changed: wakeup.NewSignal(),
 		at: map[netip.Addr]place{},
 	}
 }
@@ -156,13 +157,15 @@ func (s *Shortcut) reconcile() error {
 	if err != nil {
 		return err
 	}
-	found, err := s.filters(n)
-	if err != nil {
-		return err
-	}
 	at := s.remember(n, n.find(s.networks, s.config.Devices))
-	s.status = s.withhold(n, at, found)
-	pods, devices := n.rows(at, n.uplinks(s.networks))
+	around := newSurroundings(n, s.networks, at)
+	found, err := s.filters(around)
+	if err != nil { // there may be any
+		found = []filter{{0, err.Error()}}
+		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
+	}
+	s.status = s.withhold(around, found)
+	pods, devices := n.rows(at, around.uplinks)
 	if len(pods) == 0 {
 		devices = nil
 	}

@@ -27,32 +27,38 @@ type Status struct {
 type DeviceStatus struct {
 	Name string       `json:"name"`
 	Pods []netip.Addr `json:"pods"`
-	// Filters are why its packets take the stack; empty: they take the shortcut.
+	// Shortcut: its packets take the shortcut, and not the stack.
+	Shortcut bool `json:"shortcut"`
+	// Filters are those that the shortcut bypasses: why its packets take the stack, unless filters are ignored.
 	Filters []string `json:"filters,omitempty"`
 }
 
 // withhold takes the pods whose packets a filter concerns out of the shortcut, and returns the status.
-func (s *Shortcut) withhold(n *network, at map[netip.Addr]place, filters []filter) Status {
-	status := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}
+func (s *Shortcut) withhold(around surroundings, filters []filter) Status {
+	status, at := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}, around.at
 	for _, addr := range sortedAddresses(at) {
-		l := n.link(at[addr].device)
+		l := around.network.link(at[addr].device)
 		i := slices.IndexFunc(status.Devices, func(d DeviceStatus) bool { return d.Name == l.name })
 		if i < 0 {
 			i = len(status.Devices)
-			status.Devices = append(status.Devices, DeviceStatus{Name: l.name, Filters: concerning(filters, l.index)})
+			found := concerning(filters, l.index)
+			status.Devices = append(status.Devices, DeviceStatus{Name: l.name, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found})
 		}
 		d := &status.Devices[i]
 		d.Pods = append(d.Pods, addr)
-		if len(d.Filters) > 0 && !s.config.IgnoreFilters {
+		if !d.Shortcut {
 			delete(at, addr)
 		}
 	}
-	for _, l := range n.uplinks(s.networks) {
+	for _, l := range around.uplinks {
 		status.Uplinks = append(status.Uplinks, l.name)
 	}
 	slices.SortFunc(status.Devices, func(a, b DeviceStatus) int { return strings.Compare(a.Name, b.Name) })
 	return status
 }
+
+// mostFilters is how many filters of a device are described.
+const mostFilters = 5
 
 // concerning describes the filters of a device.
 func concerning(filters []filter, device int) (what []string) {
@@ -60,6 +66,10 @@ func concerning(filters []filter, device int) (what []string) {
 		if f.device == 0 || f.device == device {
 			what = append(what, f.what)
 		}
+	}
+	slices.Sort(what)
+	if what = slices.Compact(what); len(what) > mostFilters {
+		what = append(what[:mostFilters], fmt.Sprintf("and %d more", len(what)-mostFilters))
 	}
 	return what
 }
@@ -73,19 +83,24 @@ func (s *Shortcut) Status() Status {
 	return status
 }
 
+// Addresses counts the addresses of pods whose packets take the shortcut, and of those whose packets take the stack.
+func (s *Status) Addresses() (pods, withheld int) {
+	for _, d := range s.Devices {
+		if d.Shortcut {
+			pods += len(d.Pods)
+		} else {
+			withheld += len(d.Pods)
+		}
+	}
+	return pods, withheld
+}
+
 // Line is the status in one line.
 func (s *Status) Line() string {
 	if s.Unavailable != "" {
 		return s.Unavailable
 	}
-	pods, withheld := 0, 0
-	for _, d := range s.Devices {
-		if len(d.Filters) > 0 {
-			withheld += len(d.Pods)
-		} else {
-			pods += len(d.Pods)
-		}
-	}
+	pods, withheld := s.Addresses()
 	line := fmt.Sprintf("%d pod addresses", pods)
 	if len(s.Uplinks) > 0 {
 		line += ", to other nodes by " + strings.Join(s.Uplinks, ", ")
@@ -100,5 +115,11 @@ func (s *Status) Line() string {
 func (s *Shortcut) Conditions() condition.List {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.problems)
+	all := slices.Clone(s.problems)
+	for _, d := range s.status.Devices {
+		if !d.Shortcut {
+			all = append(all, condition.PodShortcutWithheld.New("packets of %d pod addresses take the stack: %s", len(d.Pods), strings.Join(d.Filters, "; ")).At(d.Name))
+		}
+	}
+	return all
 }

@@ -157,7 +157,7 @@ func (w *world) awaitPods(host string, names ...string) {
 		have := map[netip.Addr]bool{}
 		for _, d := range w.pods(host).Devices {
 			for _, a := range d.Pods {
-				have[a] = len(d.Filters) == 0
+				have[a] = d.Shortcut
 			}
 		}
 		for _, name := range names {

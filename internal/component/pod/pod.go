@@ -14,6 +14,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/service"
 )
@@ -91,7 +92,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},
-		Status: r.status, Conditions: r.shortcut.Conditions,
+		Status: r.status, Conditions: r.shortcut.Conditions, Metrics: r.metrics,
 	}, nil
 }
 
@@ -103,4 +104,20 @@ func (r *running) status(s *inspect.Status) {
 	status := r.shortcut.Status()
 	status.Packets, _ = datapath.ReadPodCounters(r.env.BPFFS)
 	s.Pods = &status
+}
+
+func (r *running) metrics() ([]inspect.Metric, error) {
+	packets, err := datapath.ReadPodCounters(r.env.BPFFS)
+	if err != nil {
+		return nil, err
+	}
+	b := metrics.NewBatch()
+	for path, n := range packets {
+		b.Add("beeline_pod_shortcut_packets_total", float64(n), "path", path)
+	}
+	status := r.shortcut.Status()
+	pods, withheld := status.Addresses()
+	b.Add("beeline_pod_shortcut_addresses", float64(pods), "state", "shortcut")
+	b.Add("beeline_pod_shortcut_addresses", float64(withheld), "state", "stack")
+	return b.Metrics, nil
 }
