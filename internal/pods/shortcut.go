@@ -36,6 +36,7 @@ type Datapath interface {
 	SetDevices(component string, devices ...int) error
 	Pods() datapath.Hash[datapath.Address, datapath.Pod]
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
+	PodLinks() datapath.Hash[uint32, uint32]
 	WaitForReaders() error
 }
 
@@ -211,6 +212,13 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	if err := withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
+	links := map[uint32]uint32{}
+	for _, p := range pods {
+		links[p.Device] = p.Device
+	}
+	if err := withdraw(s.datapath.PodLinks(), links); err != nil {
+		return err
+	}
 	if err := withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
@@ -223,6 +231,9 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 		return fmt.Errorf("attach the program: %w", err)
 	}
 	if err := publish(s.datapath.PodDevices(), devices); err != nil {
+		return err
+	}
+	if err := publish(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
 	return publish(s.datapath.Pods(), pods)
