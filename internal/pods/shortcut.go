@@ -90,6 +90,7 @@ const (
 	settleTime    = 20 * time.Millisecond
 	readShare     = 20 // reads take at most 1/readShare of the time
 	auditInterval = 5 * time.Second
+	retries       = 2 // after an error
 )
 
 // Run follows the devices, routes and neighbours until ctx ends. The programs stay attached.
@@ -139,7 +140,14 @@ func (s *Shortcut) Reconcile() {
 		return
 	}
 	s.problems = nil
-	if err := s.reconcile(); err != nil {
+	err := s.reconcile()
+	for range retries {
+		if err == nil {
+			break
+		}
+		err = s.reconcile() // a device may have gone while its entries were written
+	}
+	if err != nil {
 		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
 		if err.Error() != s.failed {
 			s.config.Log.Error("the pod shortcut", "error", err)
