@@ -179,7 +179,5 @@ func (w *world) frameOf(f frame, payload string, from, to net.HardwareAddr) []by
 			all = append(all, gopacket.Payload{17, 0, 1, 4, 0, 0, 0, 0}) // PadN
 		}
 	}
-	buffer := gopacket.NewSerializeBuffer()
-	w.must(gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, append(all, udp, gopacket.Payload(payload))...))
-	return buffer.Bytes()
+	return w.serialize(append(all, udp, gopacket.Payload(payload))...)
 }
