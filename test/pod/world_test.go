@@ -106,6 +106,13 @@ func (w *world) agentOn(host string, flags ...string) {
 	})
 }
 
+// in is the world for a subtest.
+func (w *world) in(t *testing.T) *world {
+	sub := *w
+	sub.t = t
+	return &sub
+}
+
 // must ends the test if a step fails that is not under test.
 func (w *world) must(err error) {
 	w.t.Helper()
