@@ -35,6 +35,14 @@ static __always_inline const struct pod_device *pod_device_at(__u32 index)
 	return bpf_map_lookup_elem(&pod_devices, &index);
 }
 
+/* Returns the pod of this node with an address; 0 if there is none. */
+static __always_inline const struct pod *pod_with(const struct address *a)
+{
+	const struct pod *pod = bpf_map_lookup_elem(&pods, a);
+
+	return pod && bpf_map_lookup_elem(&pod_links, &pod->device) ? pod : 0;
+}
+
 /* Reads the destination of a frame. */
 static __always_inline int frame_is_for(struct context *ctx, const __u8 *mac)
 {

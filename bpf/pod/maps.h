@@ -27,6 +27,16 @@ struct {
 	__type(value, struct pod_device);
 } pod_devices SEC(".maps");
 
+/* The devices of `pods`, by index: without an agent, too, nothing is sent to a device that is gone.
+ * The kernel deletes an entry together with its device, and if that moves to another network
+ * namespace. A new device with the same index has no entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} pod_links SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

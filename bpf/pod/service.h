@@ -64,7 +64,7 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 static __always_inline enum action pod_reply(struct context *ctx, struct scratch *w,
 					     struct ct_entry *ct, int unreplied)
 {
-	const struct pod *client = bpf_map_lookup_elem(&pods, &w->to.destination);
+	const struct pod *client = pod_with(&w->to.destination);
 	const struct pod_device *out;
 	__u32 device = ct->device;
 	enum routed routed = ROUTED;

@@ -39,6 +39,15 @@
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY   129
 
+/* Returns whether a packet has options, which routers have to look at. The option of a merged
+ * packet that is too long for the length field (BIG TCP) is no such: it is not sent. */
+static __always_inline int has_options(const struct packet *p)
+{
+	__u32 header = p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+
+	return p->l4 && p->l4 - p->l3 - unsent_header(p) != header;
+}
+
 /* Returns the tuple by which others may track a packet: its own, or that of the packet that an
  * ICMP error quotes; 0 if nobody can track it (*may is 1), or if it has no shortcut (*may is 0).
  * Fragments stay on the stack: only the first one has ports. */
@@ -50,7 +59,7 @@ static __always_inline const struct tuple *tracked_tuple(struct context *ctx, st
 	__u8 type;
 
 	*may = 0;
-	if (p->fragment || parsed == PARSED_MALFORMED)
+	if (p->fragment || parsed == PARSED_MALFORMED || has_options(p))
 		return 0;
 	if (parsed == PARSED) {
 		*may = p->tuple.protocol != IPPROTO_SCTP; /* no lookup in the kernel's conntrack */
@@ -149,7 +158,7 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 }
 
 /* Returns whether a packet from another node may take the shortcut. `rewritten`: the edge has
- * rewritten it. */
+ * rewritten it. Pods of this node do not send from there: reverse path filtering decides. */
 static __always_inline int from_node(struct context *ctx, const struct scratch *w,
 				     const struct pod *to, int rewritten, enum pod_path *why)
 {
@@ -160,7 +169,8 @@ static __always_inline int from_node(struct context *ctx, const struct scratch *
 	if (ctx->pkt_type != PACKET_HOST)
 		return 0;
 	*why = POD_STACK_SOURCE;
-	return rewritten || is_from_pod_network(w);
+	return rewritten ||
+	       (is_from_pod_network(w) && !bpf_map_lookup_elem(&pods, &w->packet.tuple.source));
 }
 
 /* Sends a packet that takes the shortcut. */
@@ -188,7 +198,7 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	tracked = tracked_tuple(ctx, w, parsed, &may);
 	if (!may)
 		return pod_stack(ctx, POD_STACK_OTHER);
-	to = bpf_map_lookup_elem(&pods, &w->packet.tuple.destination);
+	to = pod_with(&w->packet.tuple.destination);
 	if (tracked && edge_may_have_flow(tracked)) {
 		if (parsed == PARSED)
 			flow = pod_flow_of(ctx, w, &ct, &unreplied);
@@ -236,7 +246,8 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 	flow = pod_flow_place(&w->packet);
 	if (!flow)
 		return packet_pass(ctx);
-	if (parsed != PARSED || w->packet.fragment || !pod_flow_valid(w, flow, ctx->ifindex) ||
+	if (parsed != PARSED || w->packet.fragment || has_options(&w->packet) ||
+	    !pod_flow_valid(w, flow, ctx->ifindex) ||
 	    (device->role == POD_ROLE_NODES && ctx->pkt_type != PACKET_HOST)) {
 		action = pod_decide(ctx, w, device, parsed, flow);
 		if (action != ACTION_CONTINUE)

@@ -63,9 +63,11 @@ func newUpCommand() *cobra.Command {
 	cmd.Flags().StringVar((*string)(&config.CgroupLayout), "cgroup-layout", layouts[0],
 		"naming scheme of the pods' cgroups, as of the kubelet's cgroup driver: "+strings.Join(layouts, " or "))
 	cmd.Flags().StringVar((*string)(&config.Network), "network", lab.Networks[0], "how pods reach pods on other nodes: "+strings.Join(lab.Networks, " or "))
+	cmd.Flags().StringVar((*string)(&config.Pods), "pods", lab.PodLayouts[0], "how pods are connected to their node: "+strings.Join(lab.PodLayouts, ", "))
 	cmd.Flags().BoolVar(&config.TwoNICs, "two-nics", false, "give node-a a second device, eth1, with a client behind it, client2")
 	cmd.Flags().BoolVar(&config.ThreeNodes, "three-nodes", false, "add a third node, node-c, with three pods")
 	cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions(lab.Networks, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("pods", cobra.FixedCompletions(lab.PodLayouts, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RegisterFlagCompletionFunc("cgroup-layout", cobra.FixedCompletions(layouts, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -157,9 +157,10 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 	if err != nil {
 		return err
 	}
-	d.loading.Lock()
-	d.atDevices[component] = slices.Clone(devices)
-	d.loading.Unlock()
+	// Repair would report what is not attached yet.
+	d.noteDevices(component, slices.DeleteFunc(slices.Clone(devices), func(device int) bool {
+		return !slices.Contains(d.devicesOf(component), device)
+	}))
 	links, err := c.deviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return err
@@ -180,7 +181,22 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
 		}
 	}
+	d.noteDevices(component, devices)
 	return nil
+}
+
+// noteDevices has Repair restore a component's programs at devices.
+func (d *Datapath) noteDevices(component string, devices []int) {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	d.atDevices[component] = slices.Clone(devices)
+}
+
+// devicesOf are the devices of noteDevices.
+func (d *Datapath) devicesOf(component string) []int {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	return slices.Clone(d.atDevices[component])
 }
 
 // isAttached reports whether this agent's programs of a component are at a device.
@@ -251,9 +267,7 @@ func (d *Datapath) replaceAtDevices(c *Component) error {
 // repairDevices attaches what was detached from the devices of SetDevices. It skips devices that are gone.
 func (d *Datapath) repairDevices() (repaired []string, err error) {
 	for _, c := range d.enabled {
-		d.loading.Lock()
-		devices := slices.Clone(d.atDevices[c.Name])
-		d.loading.Unlock()
+		devices := d.devicesOf(c.Name)
 		if len(devices) == 0 {
 			continue
 		}

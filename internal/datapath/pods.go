@@ -55,6 +55,7 @@ const podLimit = 16384
 var podTables = []Table{
 	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
+	{Name: PodMapPodLinks, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodCounts, Kind: CounterTable, Copy: StartEmpty},
 	{Name: PodMapPodFlows, Kind: ScratchTable},
 }
@@ -93,6 +94,12 @@ func (d *Datapath) Pods() Hash[Address, Pod] {
 // PodDevices returns the table of devices by their index.
 func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
 	return kernelHash[uint32, PodDevice]{PodMapPodDevices, d.maps[PodMapPodDevices]}
+}
+
+// PodLinks returns the table of the devices of pods: the value is the key. The kernel deletes the entry of a device that
+// is gone.
+func (d *Datapath) PodLinks() Hash[uint32, uint32] {
+	return kernelHash[uint32, uint32]{PodMapPodLinks, d.maps[PodMapPodLinks]}
 }
 
 // podPathNames are the names of enum pod_path by value, in lower case, such as "path_local" and "stack_service".

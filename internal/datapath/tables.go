@@ -89,13 +89,13 @@ func (h kernelHash[K, V]) Delete(k K) error {
 }
 
 func (h kernelHash[K, V]) All() (map[K]V, error) {
-	if h.m.Type() == ebpf.LPMTrie {
+	if t := h.m.Type(); t == ebpf.LPMTrie || t == ebpf.DevMapHash {
 		return h.one()
 	}
 	return h.batched()
 }
 
-// one reads entry by entry: longest-prefix maps do not support batches before 6.x.
+// one reads entry by entry: tables of devices do not support batches, longest-prefix maps not before 6.x.
 func (h kernelHash[K, V]) one() (map[K]V, error) {
 	all := map[K]V{}
 	var k K

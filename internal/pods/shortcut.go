@@ -36,6 +36,7 @@ type Datapath interface {
 	SetDevices(component string, devices ...int) error
 	Pods() datapath.Hash[datapath.Address, datapath.Pod]
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
+	PodLinks() datapath.Hash[uint32, uint32]
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -90,6 +91,7 @@ const (
 	settleTime    = 20 * time.Millisecond
 	readShare     = 20 // reads take at most 1/readShare of the time
 	auditInterval = 5 * time.Second
+	retries       = 2 // after an error
 )
 
 // Run follows the devices, routes and neighbours until ctx ends. The programs stay attached.
@@ -139,7 +141,14 @@ func (s *Shortcut) Reconcile() {
 		return
 	}
 	s.problems = nil
-	if err := s.reconcile(); err != nil {
+	err := s.reconcile()
+	for range retries {
+		if err == nil {
+			break
+		}
+		err = s.reconcile() // a device may have gone while its entries were written
+	}
+	if err != nil {
 		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
 		if err.Error() != s.failed {
 			s.config.Log.Error("the pod shortcut", "error", err)
@@ -214,6 +223,13 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	if err := withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
+	links := map[uint32]uint32{}
+	for _, p := range pods {
+		links[p.Device] = p.Device
+	}
+	if err := withdraw(s.datapath.PodLinks(), links); err != nil {
+		return err
+	}
 	if err := withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
@@ -226,6 +242,9 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 		return fmt.Errorf("attach the program: %w", err)
 	}
 	if err := publish(s.datapath.PodDevices(), devices); err != nil {
+		return err
+	}
+	if err := publish(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
 	return publish(s.datapath.Pods(), pods)

@@ -121,6 +121,14 @@ func applyNetwork(lab string, p *topologyPlan, progress func()) error {
 		defer handle.close()
 		handles[h.name] = handle
 	}
+	for _, h := range p.hosts {
+		if h.bridge == nil {
+			continue
+		}
+		if err := h.bridge.create(handles[h.name].nl); err != nil {
+			return fmt.Errorf("host %s: %w", h.name, err)
+		}
+	}
 	for _, l := range p.links {
 		if err := l.create(lab, handles[l.host], handles[l.peerHost]); err != nil {
 			return fmt.Errorf("link %s/%s to %s/%s: %w", l.host, l.device, l.peerHost, l.peerDevice, err)
@@ -139,11 +147,7 @@ func applyNetwork(lab string, p *topologyPlan, progress func()) error {
 		progress()
 	}
 	for _, h := range p.hosts {
-		var addresses []netip.Addr
-		for _, a := range h.addresses {
-			addresses = append(addresses, a.prefix.Addr())
-		}
-		if err := awaitAddresses(handles[h.name].nl, addresses...); err != nil {
+		if err := awaitAddresses(handles[h.name].nl, h.own()...); err != nil {
 			return fmt.Errorf("host %s: %w", h.name, err)
 		}
 	}
@@ -185,10 +189,18 @@ func (l linkPlan) create(lab string, host, peer hostHandle) error {
 			return err
 		}
 	}
+	if l.master != "" {
+		if err := host.setMaster(l.device, l.master); err != nil {
+			return err
+		}
+	}
 	if err := setUp(host.nl, l.device); err != nil {
 		return err
 	}
-	return setUp(peer.nl, l.peerDevice)
+	if err := setUp(peer.nl, l.peerDevice); err != nil {
+		return err
+	}
+	return l.addPermanent(host, peer)
 }
 
 func setUp(nl *netlink.Handle, device string) error {
@@ -202,8 +214,16 @@ func setUp(nl *netlink.Handle, device string) error {
 	return nil
 }
 
-// configure adds the host's addresses and routes; its devices are up.
-func (h *hostPlan) configure(nl *netlink.Handle) error {
+// own are the addresses.
+func (c *configPlan) own() (all []netip.Addr) {
+	for _, a := range c.addresses {
+		all = append(all, a.prefix.Addr())
+	}
+	return all
+}
+
+// configure adds addresses, routes and rules to a host whose devices are up.
+func (c *configPlan) configure(nl *netlink.Handle) error {
 	links, err := netdev.Dump(nl.LinkList)
 	if err != nil {
 		return fmt.Errorf("listing devices: %w", err)
@@ -212,21 +232,26 @@ func (h *hostPlan) configure(nl *netlink.Handle) error {
 	for _, link := range links {
 		byName[link.Attrs().Name] = link
 	}
-	for _, a := range h.addresses {
+	for _, a := range c.addresses {
 		if err := addAddress(nl, byName[a.device], a.prefix); err != nil {
 			return err
 		}
 	}
-	for _, r := range h.routes {
+	for _, r := range c.routes {
 		if err := nl.RouteAdd(r.route(byName)); err != nil {
 			return fmt.Errorf("adding route %s via %v dev %q: %w", r.to, r.via, r.device, err)
+		}
+	}
+	for _, r := range c.rules {
+		if err := nl.RuleAdd(r.rule()); err != nil {
+			return fmt.Errorf("adding a rule from %s to %s (needs CONFIG_IP_MULTIPLE_TABLES): %w", r.from, r.to, err)
 		}
 	}
 	return nil
 }
 
 func (r routePlan) route(links map[string]netlink.Link) *netlink.Route {
-	route := &netlink.Route{Dst: ipNet(r.to), Priority: r.metric}
+	route := &netlink.Route{Dst: ipNet(r.to), Priority: r.metric, Table: r.table}
 	if r.device == "" {
 		route.Type = unix.RTN_UNREACHABLE
 		return route

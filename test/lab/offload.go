@@ -100,6 +100,21 @@ func (h *Host) GRO(device string) error {
 	})
 }
 
+// ChecksumOffload sets whether packets that a device sends leave the computation of their checksums to it, and thus
+// their segmentation.
+func (h *Host) ChecksumOffload(device string, on bool) error {
+	value := uint32(0)
+	if on {
+		value = 1
+	}
+	return h.Do(func() error {
+		if err := setEthtool(device, unix.ETHTOOL_STXCSUM, value); err != nil {
+			return fmt.Errorf("device %s: checksum offload: %w", device, err)
+		}
+		return nil
+	})
+}
+
 // setEthtool acts in the network namespace of the calling thread.
 func setEthtool(device string, command, data uint32) error {
 	_, err := ethtool(device, command, data)

@@ -130,7 +130,7 @@ func TestTwoNICs(t *testing.T) {
 // A lab keeps its shape.
 func TestShapeIsKept(t *testing.T) {
 	name := newName(t)
-	want := Shape{Network: NetworkVXLAN, TwoNICs: true}
+	want := Shape{Network: NetworkVXLAN, Pods: PodsBridge, TwoNICs: true}
 	if _, err := Up(Config{Name: name, Shape: want}); err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +140,16 @@ func TestShapeIsKept(t *testing.T) {
 	if l, err := Up(Config{Name: name, Shape: want}); err != nil || !l.Reused {
 		t.Errorf("the same shape once more: %v", err)
 	}
-	if _, err := Up(Config{Name: name}); err == nil || !contains(err, "is up with network vxlan and two NICs at node-a") {
+	if _, err := Up(Config{Name: name}); err == nil || !contains(err, "is up with network vxlan, pods bridge and two NICs at node-a") {
 		t.Errorf("another shape: %v", err)
 	}
 	if _, err := Up(Config{Name: name, Shape: Shape{Network: "ether"}}); err == nil || !contains(err, "use routed, vxlan, wireguard, ipip") {
 		t.Errorf("an unknown network: %v", err)
+	}
+	for pods, want := range map[PodLayout]string{"pipe": "use routed, bridge or policy", PodsPolicy: "need network routed, not vxlan"} {
+		if _, err := Up(Config{Name: name, Shape: Shape{Network: NetworkVXLAN, Pods: pods}}); err == nil || !contains(err, want) {
+			t.Errorf("pods %s with an overlay: %v", pods, err)
+		}
 	}
 }
 

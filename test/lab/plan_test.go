@@ -12,9 +12,16 @@ import (
 )
 
 func TestPlanHasUniqueNamesAndAddresses(t *testing.T) {
+	inside := Shape{Network: NetworkRouted, Pods: PodsPolicy, TwoNICs: true, ThreeNodes: true}
+	for _, shape := range []Shape{largest, inside} {
+		t.Run(shape.String(), func(t *testing.T) { checkUnique(t, shape) })
+	}
+}
+
+func checkUnique(t *testing.T, shape Shape) {
 	owner := map[netip.Addr]string{}
 	names := map[string]bool{}
-	for _, h := range plan(largest).hosts {
+	for _, h := range plan(shape).hosts {
 		if names[h.name] {
 			t.Errorf("two hosts are named %s", h.name)
 		}

@@ -34,6 +34,8 @@ var Networks = []string{string(NetworkRouted), string(NetworkVXLAN), string(Netw
 type Shape struct {
 	// Network is NetworkRouted if empty.
 	Network Network `json:"network"`
+	// Pods is PodsRouted if empty.
+	Pods PodLayout `json:"pods,omitempty"`
 	// TwoNICs gives node-a a second device, eth1, and adds client2, which the node reaches by that one. The
 	// client can reach the node at both devices; the node's best route to it is by the first.
 	TwoNICs bool `json:"twoNICs,omitempty"`
@@ -52,7 +54,7 @@ func (s Shape) String() string {
 	if s.ThreeNodes {
 		nics += " and three nodes"
 	}
-	return fmt.Sprintf("network %s and %s", s.Network, nics)
+	return fmt.Sprintf("network %s, pods %s and %s", s.Network, s.Pods, nics)
 }
 
 func (s *Shape) complete() error {
@@ -64,7 +66,7 @@ func (s *Shape) complete() error {
 			return fmt.Errorf("unknown network %q: use %s", s.Network, strings.Join(Networks, ", "))
 		}
 	}
-	return nil
+	return s.completePods()
 }
 
 // OverlayDevice is a node's device of NetworkVXLAN.

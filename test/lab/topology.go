@@ -3,7 +3,6 @@
 package lab
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -25,13 +24,6 @@ var (
 	ServiceRange6 = netip.MustParsePrefix("fd00:96::/112")
 )
 
-// podGateway4 is the pods' default gateway. No device has it: the node answers ARP for it (proxy_arp), so that
-// the node gets no extra local address. podGateway6 is a link-local address on every pod device of a node.
-var (
-	podGateway4 = netip.MustParseAddr("169.254.1.1")
-	podGateway6 = netip.MustParsePrefix("fe80::1/64")
-)
-
 // hostPlan is everything that is configured inside one host's namespace.
 type hostPlan struct {
 	name         string
@@ -39,9 +31,23 @@ type hostPlan struct {
 	node         string // name of the node that a pod belongs to
 	addr4, addr6 netip.Addr
 	router       bool
-	addresses    []addressPlan
-	routes       []routePlan
-	overlay      *overlayPlan // nil: packets to pods of other nodes are routed like all others
+	configPlan
+	overlay *overlayPlan // nil: packets to pods of other nodes are routed like all others
+	bridge  *bridgePlan  // nil: pods are no ports of a bridge
+	byTable bool         // a pod of PodsPolicy whose packets the node routes by podTable
+}
+
+// configPlan is what is configured on a host's devices.
+type configPlan struct {
+	addresses []addressPlan
+	routes    []routePlan
+	rules     []rulePlan
+}
+
+func (c *configPlan) add(more configPlan) {
+	c.addresses = append(c.addresses, more.addresses...)
+	c.routes = append(c.routes, more.routes...)
+	c.rules = append(c.rules, more.rules...)
 }
 
 // device0 is the one device of a pod, and the uplink of nodes and client.
@@ -61,6 +67,14 @@ type routePlan struct {
 	source netip.Addr // preferred source address, optional
 	onLink bool       // no route leads to via, and none is needed
 	metric int        // 0: the kernel's default
+	table  int        // 0: the main table
+}
+
+// rulePlan is a routing rule: packets from or to an address use a table.
+type rulePlan struct {
+	from, to netip.Prefix // one of them
+	table    int
+	priority int
 }
 
 // linkPlan is one veth pair; each end is created inside its host's namespace.
@@ -71,8 +85,10 @@ type linkPlan struct {
 	// a second, and IPv6 with it.
 	index                int
 	peerHost, peerDevice string
-	proxyARP             bool // the host's end answers ARP for podGateway4
-	mtu                  int  // of both ends; 0: the kernel's default
+	proxyARP             bool         // the host's end answers ARP for podGateway4
+	master               string       // bridge of which the host's end is a port; empty: none
+	permanent            []netip.Addr // the peer has permanent neighbour entries for them with the MAC address of the host's end
+	mtu                  int          // of both ends; 0: the kernel's default
 }
 
 // firstIndex is beyond the indices that the kernel assigns by itself: each namespace has lo and one peer
@@ -134,6 +150,9 @@ func (s Shape) edges() []edgePlan {
 	if s.ThreeNodes {
 		all = append(all, node3)
 	}
+	if s.Pods == PodsPolicy {
+		all = insideNodeNetwork(all)
+	}
 	all = append(all, client)
 	if s.TwoNICs {
 		all = append(all, client2)
@@ -152,13 +171,16 @@ func plan(s Shape) *topologyPlan {
 	}
 	for _, e := range s.edges() {
 		host := p.addEdge(e)
+		if s.Pods == PodsBridge && e.podRange4 != "" {
+			host.addBridge(e, s.Network)
+		}
 		fabric.connect(e, s.Network)
 		p.links = append(p.links, linkPlan{host: fabric.name, device: e.name, peerHost: e.name, peerDevice: device0})
 		if e.podRange4 == "" {
 			continue
 		}
 		for i := 1; i <= podsPerNode; i++ {
-			p.addPod(host, e, i, s.Network)
+			p.addPod(host, e, i, s)
 		}
 	}
 	if s.Network.Device() != "" {
@@ -166,6 +188,9 @@ func plan(s Shape) *topologyPlan {
 	}
 	if s.TwoNICs {
 		p.addSecondNIC(fabric)
+	}
+	if s.Pods == PodsPolicy {
+		p.addPodTables(s, fabric)
 	}
 	p.hosts = append(p.hosts, fabric)
 	for i := range p.links {
@@ -214,30 +239,6 @@ func (p *topologyPlan) addEdge(e edgePlan) *hostPlan {
 	}
 	p.hosts = append(p.hosts, h)
 	return h
-}
-
-// addPod adds the i-th pod (from 1) of a node.
-func (p *topologyPlan) addPod(node *hostPlan, e edgePlan, i int, network Network) {
-	pod := &hostPlan{
-		name: fmt.Sprintf("%s%d", e.short, i), role: RolePod, node: node.name,
-		addr4: netip.MustParseAddr(fmt.Sprintf("%s%d", e.pod4, i)),
-		addr6: netip.MustParseAddr(fmt.Sprintf("%s%d", e.pod6, i)),
-	}
-	pod.addresses = []addressPlan{{device0, single(pod.addr4)}, {device0, single(pod.addr6)}}
-	pod.routes = []routePlan{
-		{to: single(podGateway4), device: device0},
-		{to: anywhere(podGateway4), device: device0, via: podGateway4},
-		{to: anywhere(podGateway6.Addr()), device: device0, via: podGateway6.Addr()},
-	}
-	node.addresses = append(node.addresses, addressPlan{pod.name, podGateway6})
-	node.routes = append(node.routes,
-		routePlan{to: single(pod.addr4), device: pod.name, source: node.addr4},
-		routePlan{to: single(pod.addr6), device: pod.name, source: node.addr6})
-	p.hosts = append(p.hosts, pod)
-	p.links = append(p.links, linkPlan{
-		host: node.name, device: pod.name,
-		peerHost: pod.name, peerDevice: device0, proxyARP: true, mtu: network.MTU(),
-	})
 }
 
 // single is the prefix that holds addr alone.

@@ -27,7 +27,8 @@ func ClusterIPs(n uint8) []string {
 	return []string{fmt.Sprintf("10.96.0.%d", n), fmt.Sprintf("fd00:96::%x", n)}
 }
 
-// Cluster has the objects that describe the lab: its nodes and its ServiceCIDR.
+// Cluster has the objects that describe the lab: its nodes and its ServiceCIDR. Nodes have no podCIDRs if pods have
+// addresses in the network of the nodes.
 func Cluster(l *lab.Lab) []runtime.Object {
 	all := []runtime.Object{&networkingv1.ServiceCIDR{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
@@ -36,14 +37,15 @@ func Cluster(l *lab.Lab) []runtime.Object {
 	}}
 	for _, n := range l.Nodes() {
 		pod := n.Pods()[0]
-		cidrs := []string{
-			netip.PrefixFrom(pod.Addr4, 24).Masked().String(),
-			netip.PrefixFrom(pod.Addr6, 64).Masked().String(),
+		cidr, cidrs := "", []string(nil)
+		if l.Shape.Pods != lab.PodsPolicy {
+			cidr = netip.PrefixFrom(pod.Addr4, 24).Masked().String()
+			cidrs = []string{cidr, netip.PrefixFrom(pod.Addr6, 64).Masked().String()}
 		}
 		all = append(all, &corev1.Node{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 			ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{corev1.LabelTopologyZone: "zone-" + n.Name}},
-			Spec:       corev1.NodeSpec{PodCIDR: cidrs[0], PodCIDRs: cidrs},
+			Spec:       corev1.NodeSpec{PodCIDR: cidr, PodCIDRs: cidrs},
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 				{Type: corev1.NodeInternalIP, Address: n.Addr4.String()},
 				{Type: corev1.NodeInternalIP, Address: n.Addr6.String()},

@@ -58,9 +58,38 @@ func startWorld(t *testing.T, shape lab.Shape, flags ...string) *world {
 	for _, a := range w.agents {
 		w.must(a.Start())
 	}
+	w.awaitAllPods()
+	return w
+}
+
+// awaitAllPods waits until both nodes' shortcuts have all pods.
+func (w *world) awaitAllPods() {
+	w.t.Helper()
+	w.meetPods()
 	w.awaitPods("node-a", "a1", "a2", "a3")
 	w.awaitPods("node-b", "b1", "b2", "b3")
-	return w
+}
+
+// meetPods has each node send to its pods, as the kubelet does: it learns by this where they are behind a bridge.
+func (w *world) meetPods() {
+	w.t.Helper()
+	for _, pod := range w.Pods() {
+		for _, addr := range addresses(pod, 0) {
+			if w.Shape.Pods == lab.PodsBridge {
+				w.pings(pod.Node.Name, addr.Addr())
+			}
+		}
+	}
+}
+
+// counters are the packets of each node's shortcut by their path.
+func (w *world) counters() map[string]map[string]uint64 {
+	w.t.Helper()
+	all := map[string]map[string]uint64{}
+	for host := range w.agents {
+		all[host] = w.pods(host).Packets
+	}
+	return all
 }
 
 func (w *world) agentOn(host string, flags ...string) {
@@ -75,6 +104,13 @@ func (w *world) agentOn(host string, flags ...string) {
 			w.t.Logf("the agent of %s printed:\n%s", host, a.Log)
 		}
 	})
+}
+
+// in is the world for a subtest.
+func (w *world) in(t *testing.T) *world {
+	sub := *w
+	sub.t = t
+	return &sub
 }
 
 // must ends the test if a step fails that is not under test.
