@@ -164,8 +164,11 @@ func (w *world) hundredPods() {
 		fmt.Fprintf(&batch, "link add p%d group 77 type veth peer name q%d netns %s\nlink set p%d up\nroute add 10.10.1.%d dev p%d\n",
 			i, i, netnsName(w.Host("a3")), i, 100+i, i)
 	}
-	fmt.Fprintln(&batch, "link del group 77") // one by one each takes as long as an RCU grace period
 	w.run("node-a", "sh", "-c", "ip -batch - <<'E'\n"+batch.String()+"E\n")
+	w.eventually("the table has all pods", func() bool {
+		return len(table[datapath.Address, datapath.Pod](w, w.agents["node-a"].BPFFS(), datapath.PodMapPods)) == 100+4
+	})
+	w.run("node-a", "ip", "link", "del", "group", "77") // one by one each takes as long as an RCU grace period
 }
 
 // wantTables waits until the tables of node-a have the pods a1 and a2, as the kernel has them, and nothing else.
