@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"bytes"
+
+	"golang.org/x/sys/unix"
+)
+
+func (r *translation) bitwise(a attributes) {
+	const maskAndXOR = 0 // NFT_BITWISE_MASK_XOR
+	v := *r.register(a.number(unix.NFTA_BITWISE_SREG))
+	mask, xor := a.nested(unix.NFTA_BITWISE_MASK)[unix.NFTA_DATA_VALUE], a.nested(unix.NFTA_BITWISE_XOR)[unix.NFTA_DATA_VALUE]
+	switch {
+	case a.number(nftaBitwiseOp) != maskAndXOR || v.mask != nil:
+		v = unknown()
+	case v.field == constant:
+		v.mask, v.xor = mask, xor
+		v.v4, v.v6 = v.apply(v.v4), v.apply(v.v6)
+		v.mask, v.xor = nil, nil
+	default:
+		v.mask, v.xor = mask, xor
+	}
+	*r.register(a.number(unix.NFTA_BITWISE_DREG)) = v
+}
+
+func (r *translation) compare(name string, a attributes) {
+	switch name {
+	case "cmp":
+		data := a.nested(unix.NFTA_CMP_DATA)[unix.NFTA_DATA_VALUE]
+		r.add(comparison(*r.register(a.number(unix.NFTA_CMP_SREG)), a.number(unix.NFTA_CMP_OP), data))
+	case "range":
+		from, to := a.nested(unix.NFTA_RANGE_FROM_DATA)[unix.NFTA_DATA_VALUE], a.nested(unix.NFTA_RANGE_TO_DATA)[unix.NFTA_DATA_VALUE]
+		const outside = 1 // NFT_RANGE_NEQ
+		r.add(invertIf(a.number(unix.NFTA_RANGE_OP) == outside, r.register(a.number(unix.NFTA_RANGE_SREG)).test(ranges{{from, to}})))
+	case "lookup":
+		r.lookup(a)
+	}
+}
+
+func comparison(v value, operator uint32, data []byte) test {
+	first, last := make([]byte, len(data)), bytes.Repeat([]byte{0xff}, len(data))
+	switch operator {
+	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
+		return invertIf(operator == unix.NFT_CMP_NEQ, v.test(equal(data)))
+	case unix.NFT_CMP_LTE, unix.NFT_CMP_GT:
+		return invertIf(operator == unix.NFT_CMP_GT, v.test(ranges{{first, data}}))
+	case unix.NFT_CMP_GTE, unix.NFT_CMP_LT:
+		return invertIf(operator == unix.NFT_CMP_LT, v.test(ranges{{data, last}}))
+	}
+	return uncertain
+}
+
+// lookup: a key of several fields may match anything.
+func (r *translation) lookup(a attributes) {
+	s, err := r.table.set(a.text(unix.NFTA_LOOKUP_SET))
+	if err != nil {
+		r.err = err
+		return
+	}
+	v := *r.register(a.number(unix.NFTA_LOOKUP_SREG))
+	if !s.readable || s.keySize != v.size {
+		v = unknown()
+	}
+	switch {
+	case !a.has(unix.NFTA_LOOKUP_DREG):
+		const inverted = 1 // NFT_LOOKUP_F_INV
+		r.add(invertIf(a.number(unix.NFTA_LOOKUP_FLAGS)&inverted != 0, s.test(v)))
+	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT && s.readable:
+		r.add(s.verdicts(v))
+	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT:
+		r.add(opaque("map that packets change")...)
+	default:
+		*r.register(a.number(unix.NFTA_LOOKUP_DREG)) = unknown()
+		r.add(test(uncertain))
+	}
+}
+
+func (s *nftSet) test(v value) test {
+	if s.rest != nil {
+		return certainly(true)
+	}
+	var all ranges
+	for _, e := range s.elements {
+		all = append(all, e.keys)
+	}
+	return v.test(all)
+}
+
+func (s *nftSet) verdicts(v value) verdictMap {
+	var m verdictMap
+	for _, e := range s.elements {
+		m = append(m, mapped{v.test(ranges{e.keys}), e.verdict})
+	}
+	if s.rest != nil {
+		m = append(m, mapped{certainly(true), *s.rest})
+	}
+	return m
+}
