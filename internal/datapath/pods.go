@@ -96,8 +96,8 @@ func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
 	return kernelHash[uint32, PodDevice]{PodMapPodDevices, d.maps[PodMapPodDevices]}
 }
 
-// PodLinks returns the table of the devices of pods: the value is the key. The kernel deletes the entry of a device that
-// is gone.
+// PodLinks returns the table of the devices of pods: the value is the key. The kernel deletes the entry of a
+// device that is gone.
 func (d *Datapath) PodLinks() Hash[uint32, uint32] {
 	return kernelHash[uint32, uint32]{PodMapPodLinks, d.maps[PodMapPodLinks]}
 }

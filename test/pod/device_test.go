@@ -66,8 +66,8 @@ func (w *world) meet(node string, pods ...string) {
 	}
 }
 
-// announce broadcasts a gratuitous ARP request (RFC 5227 section 3) and an unsolicited neighbour advertisement (RFC 4861
-// section 7.2.6) for the addresses of a pod.
+// announce broadcasts a gratuitous ARP request (RFC 5227 section 3) and an unsolicited neighbour advertisement
+// (RFC 4861 section 7.2.6) for the addresses of a pod.
 func (w *world) announce(namespace string, pod *lab.Host) {
 	w.t.Helper()
 	own := w.device(namespace, "eth0")
