@@ -252,7 +252,7 @@ func TestExplainSocket(t *testing.T) {
 			from = w.Host(q.host).Addr6
 		}
 		a := w.explained("connect", from.String(), q.to.String()+"/"+q.network)
-		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Entry != "connect" && len(a.EarlierPrograms) != 1 {
+		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Entry != "connect" && (len(a.EarlierPrograms) == 0 || !strings.HasPrefix(a.EarlierPrograms[0], "connect")) {
 			t.Errorf("%s to %s: explain says %+v, want %s by %s", q.host, q.to, a, q.verdict, q.rules)
 		}
 		answers = append(answers, a)

@@ -25,7 +25,7 @@ func kindsOf(v4, v6 string) map[string]string { return map[string]string{"v4": v
 
 // proxyConfigs by Scenario.Proxy.
 var proxyConfigs = map[string]proxyConfig{
-	"":                    {kinds: kindsOf("primary", "primary")},
+	"":                    {flags: []string{"--pod-devices=auto"}, kinds: kindsOf("primary", "primary")},
 	"node ports v4":       {networks: "192.168.100.0/24", kinds: kindsOf("primary", "unnamed")},
 	"node ports v6":       {networks: "fd00:100::/64", kinds: kindsOf("unnamed", "primary")},
 	"node ports second":   {networks: "203.0.113.0/24,2001:db8:a::/64", kinds: kindsOf("second", "second")},
@@ -33,7 +33,7 @@ var proxyConfigs = map[string]proxyConfig{
 	"node ports loopback": {networks: "127.0.0.0/8,192.168.100.1/32,::1/128,fd00:100::1/128", kinds: kindsOf("loopback", "loopback")},
 	"not on loopback":     {flags: []string{"--localhost-nodeports=false"}, kinds: kindsOf("off", "off")},
 	// Last in order: it changes the devices of Beeline's lab for good.
-	"xdp": {flags: []string{"--edge-mode=xdp"}, xdp: true, kinds: kindsOf("primary", "primary")},
+	"xdp": {flags: []string{"--edge-mode=xdp", "--pod-devices=auto"}, xdp: true, kinds: kindsOf("primary", "primary")},
 }
 
 // nodePortsFor is what nodePortAddresses mean for a family.
