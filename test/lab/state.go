@@ -59,10 +59,13 @@ func processOf(pid int) (process, error) {
 	return process{PID: pid, Start: fields[startField]}, nil
 }
 
-// alive reports whether p still runs.
+// alive reports whether p still runs, or cannot be read: nothing is taken from a process that may run.
 func (p process) alive() bool {
 	now, err := processOf(p.PID)
-	return err == nil && now == p
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return false
+	}
+	return err != nil || now == p
 }
 
 func bootID() (string, error) {
