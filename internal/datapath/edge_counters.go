@@ -16,23 +16,29 @@ import (
 
 // ReasonNames returns the names of enum edge_reason by value, in lower case without their prefix, such as
 // "drop_no_port". They are in the BTF of the programs.
-var ReasonNames = sync.OnceValues(func() ([]string, error) {
-	spec, err := LoadEdgeTC()
-	if err != nil {
-		return nil, err
-	}
-	var reasons *btf.Enum
-	if err := spec.Types.TypeByName("edge_reason", &reasons); err != nil {
-		return nil, err
-	}
-	names := make([]string, EdgeTCEdgeReasonEDGE_REASONS)
-	for _, v := range reasons.Values {
-		if v.Value < uint64(len(names)) {
-			names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, "EDGE_"))
+var ReasonNames = enumNames(LoadEdgeTC, "edge_reason", "EDGE_", int(EdgeTCEdgeReasonEDGE_REASONS))
+
+// enumNames reads the names of the first n values of an enum from the BTF of an object, once: in lower case without
+// a prefix.
+func enumNames(load func() (*ebpf.CollectionSpec, error), enum, prefix string, n int) func() ([]string, error) {
+	return sync.OnceValues(func() ([]string, error) {
+		spec, err := load()
+		if err != nil {
+			return nil, err
 		}
-	}
-	return names, nil
-})
+		var found *btf.Enum
+		if err := spec.Types.TypeByName(enum, &found); err != nil {
+			return nil, err
+		}
+		names := make([]string, n)
+		for _, v := range found.Values {
+			if v.Value < uint64(n) {
+				names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, prefix))
+			}
+		}
+		return names, nil
+	})
+}
 
 // ReasonName returns the name of a value of enum edge_reason, as in ReasonNames.
 func ReasonName(reason uint8) string {

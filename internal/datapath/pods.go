@@ -6,13 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
-	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 )
 
@@ -103,23 +100,7 @@ func (d *Datapath) PodLinks() Hash[uint32, uint32] {
 }
 
 // podPathNames are the names of enum pod_path by value, in lower case, such as "path_local" and "stack_service".
-var podPathNames = sync.OnceValues(func() ([]string, error) {
-	spec, err := LoadPod()
-	if err != nil {
-		return nil, err
-	}
-	var paths *btf.Enum
-	if err := spec.Types.TypeByName("pod_path", &paths); err != nil {
-		return nil, err
-	}
-	names := make([]string, PodPodPathPOD_PATHS)
-	for _, v := range paths.Values {
-		if v.Value < uint64(len(names)) {
-			names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, "POD_"))
-		}
-	}
-	return names, nil
-})
+var podPathNames = enumNames(LoadPod, "pod_path", "POD_", int(PodPodPathPOD_PATHS))
 
 // ReadPodCounters sums the packets of the pod shortcut over all CPUs, by the path that they took; nil if there is no
 // pod shortcut.
