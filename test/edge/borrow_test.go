@@ -118,7 +118,9 @@ func (w *world) giveBack(t *testing.T) {
 		idle.Lock()
 		idle.worlds = append(idle.worlds, w)
 		if len(idle.worlds) > idleLimit {
-			unused, idle.worlds = idle.worlds[0], slices.Delete(idle.worlds, 0, 1)
+			// In two statements: Delete moves the others, and Go does not say whether it does so first.
+			unused = idle.worlds[0]
+			idle.worlds = slices.Delete(idle.worlds, 0, 1)
 		}
 		idle.Unlock()
 	}

@@ -181,7 +181,8 @@ func TestSCTPFromTheNode(t *testing.T) {
 				client.send(to.Addr(), sctpPacket(port, to.Port(), sctpInit, "0123456789abcdef"))
 				by, _, from := first(t, sctpIs(port, sctpPort, sctpInit), here, there)
 				want := map[string]netip.Addr{"a1": to.Addr(), "b1": client.own}[by.host]
-				if from != want {
+				// At a pod's device, where the edge may still be, the pod's own address stays.
+				if from != want && (host != "a3" || from != client.own) {
 					t.Errorf("%s sees %s, want %s", by.host, from, want)
 				}
 				by.send(from, sctpPacket(sctpPort, port, sctpInitAck, "0123456789abcdef"))
