@@ -42,6 +42,7 @@ func TestFrames(t *testing.T) {
 	a1, a2, a3, b1, node := w.Host("a1"), w.Host("a2"), w.Host("a3"), w.Host("b1"), w.Host("node-a")
 	priority, network := uint16(5<<13), uint16(5<<13|7)
 	local, in := []string{"path_local"}, []string{"path_in"}
+	received := w.listen()
 	for _, f := range []frame{
 		{name: "plain", host: "a1", from: a1.Addr4, to: a2.Addr4, past: local, arrives: "a2"},
 		{name: "plain, IPv6", host: "a1", from: a1.Addr6, to: a2.Addr6, past: local, arrives: "a2"},
@@ -67,21 +68,33 @@ func TestFrames(t *testing.T) {
 		{name: "from outside, as a pod of this node, IPv6", host: "client", from: a2.Addr6, to: a1.Addr6, arrives: "a1"},
 		{name: "from outside", host: "client", from: w.Host("client").Addr4, to: a1.Addr4, arrives: "a1"},
 	} {
-		t.Run(f.name, func(t *testing.T) { w.in(t).wantFrame(f) })
+		t.Run(f.name, func(t *testing.T) { w.in(t).wantFrame(f, received) })
 	}
 }
 
-// wantFrame sends a frame, and another one after it that arrives for sure.
-func (w *world) wantFrame(f frame) {
+// listen returns a socket in each pod for the payload of frames, until the end of the test. A process that another
+// test starts may hold those of an earlier test for a moment.
+func (w *world) listen() map[string]net.PacketConn {
 	w.t.Helper()
-	payload := "frame: " + f.name
 	received := map[string]net.PacketConn{}
 	for _, pod := range []string{"a1", "a2", "a3", "b1"} {
-		conn, err := w.Host(pod).ListenPacket("udp", "[::]:9000")
-		w.must(err)
-		defer conn.Close()
-		received[pod] = conn
+		w.eventually("a socket in "+pod, func() bool {
+			conn, err := w.Host(pod).ListenPacket("udp", "[::]:9000")
+			if err != nil {
+				return false
+			}
+			w.t.Cleanup(func() { conn.Close() })
+			received[pod] = conn
+			return true
+		})
 	}
+	return received
+}
+
+// wantFrame sends a frame, and another one after it that arrives for sure.
+func (w *world) wantFrame(f frame, received map[string]net.PacketConn) {
+	w.t.Helper()
+	payload := "frame: " + f.name
 	before := w.counters()["node-a"]
 	w.send(f, payload)
 	got := ""
