@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
@@ -86,7 +87,10 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}
 	if reason := env.Datapath.Unshortened; reason != "" {
 		env.Log.Error(reason)
-		return &component.Instance{Status: func(s *inspect.Status) { s.Pods = &pods.Status{Unavailable: reason} }}, nil
+		return &component.Instance{
+			Status:     func(s *inspect.Status) { s.Pods = &pods.Status{Unavailable: reason} },
+			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
+		}, nil
 	}
 	r := &running{env, pods.New(env.Datapath, pods.Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Log: env.Log})}
 	return &component.Instance{
