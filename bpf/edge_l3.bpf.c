@@ -9,6 +9,7 @@
 #define L3_DEVICE
 
 #include "packet/ctx_tc.h"
+#include "packet/forward_tc.h"
 #include "edge/tc.h"
 #include "migrate/predecessor.h"
 

@@ -4,6 +4,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet/ctx_tc.h"
+#include "packet/forward_tc.h"
 #include "edge/tc.h"
 #include "migrate/maps.h"
 

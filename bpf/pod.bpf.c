@@ -4,6 +4,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet/ctx_tc.h"
+#include "packet/forward_tc.h"
 #include "pod/shortcut.h"
 
 /* Keeps types in the BTF for the agent: no variable has them. */

@@ -11,51 +11,21 @@
 #include "conntrack/conntrack.h"
 #include "filter/prefilter.h"
 #include "lb/address.h"
+#include "netfilter/conntrack.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
 #include "state/scratch.h"
-
-/* Options of bpf_skb_ct_lookup: the part that all kernels have (Linux 5.18). */
-struct bpf_ct_opts {
-	__s32 netns_id;
-	__s32 error;
-	__u8 l4proto;
-	__u8 dir;
-	__u8 reserved[2];
-};
-
-struct nf_conn {
-};
-
-extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-					 __u32 tuple__sz, struct bpf_ct_opts *opts,
-					 __u32 opts__sz) __ksym;
-extern void bpf_ct_release(struct nf_conn *ct) __ksym;
 
 /* Returns whether the kernel's conntrack has a flow with this tuple, in either direction. Global
  * function: the verifier checks it once. */
 __noinline int kernel_has_flow(struct __sk_buff *ctx, const struct tuple *t)
 {
-	struct bpf_ct_opts opts = {.netns_id = BPF_F_CURRENT_NETNS};
-	struct bpf_sock_tuple key = {};
 	struct nf_conn *ct;
+	__u8 direction;
 
 	if (!t)
 		return 0;
-	opts.l4proto = t->protocol;
-	if (address_is_v4(&t->source)) {
-		key.ipv4.saddr = address_to_v4(&t->source);
-		key.ipv4.daddr = address_to_v4(&t->destination);
-		key.ipv4.sport = t->source_port;
-		key.ipv4.dport = t->destination_port;
-		ct = bpf_skb_ct_lookup(ctx, &key, sizeof(key.ipv4), &opts, sizeof(opts));
-	} else {
-		__builtin_memcpy(key.ipv6.saddr, &t->source, sizeof(key.ipv6.saddr));
-		__builtin_memcpy(key.ipv6.daddr, &t->destination, sizeof(key.ipv6.daddr));
-		key.ipv6.sport = t->source_port;
-		key.ipv6.dport = t->destination_port;
-		ct = bpf_skb_ct_lookup(ctx, &key, sizeof(key.ipv6), &opts, sizeof(opts));
-	}
+	ct = netfilter_flow(ctx, t, &direction);
 	if (!ct)
 		return 0;
 	bpf_ct_release(ct);

@@ -10,6 +10,7 @@
 #include "lb/address.h"
 #include "lb/types.h"
 #include "packet/device.h"
+#include "packet/length.h"
 #include "packet/packet.h"
 #include "packet/types.h"
 #include "route/fib_cache.h"
@@ -60,32 +61,6 @@ static __always_inline int not_routed(enum routed routed)
 static __always_inline enum edge_reason no_route_reason(enum routed routed)
 {
 	return routed == FORWARDING_OFF ? EDGE_DROP_FORWARDING : EDGE_DROP_NO_ROUTE;
-}
-
-/* Returns the length of headers that are not sent: a merged packet that is too long for the length
- * field has a hop-by-hop option with its length (RFC 2675) until the kernel splits it (BIG TCP). */
-static __always_inline __u32 unsent_header(const struct packet *p)
-{
-	__u32 header = sizeof(struct ipv6hdr);
-
-	return p->is_v6 && p->length > header + 0xffff ? p->l4 - p->l3 - header : 0;
-}
-
-/* Returns the length on the wire, from the IP header on; of one segment if several were merged. 0
- * if the kernel fits the segments to the MTU (SCTP). */
-static __always_inline __u32 wire_length(struct context *ctx, const struct packet *p)
-{
-	__u32 segment = packet_segment(ctx), header = sizeof(struct udphdr);
-	__u8 words; /* TCP's data offset: the high four bits of byte 12 */
-
-	if (!segment)
-		return p->length;
-	if (p->tuple.protocol == IPPROTO_SCTP)
-		return 0;
-	if (p->tuple.protocol == IPPROTO_TCP)
-		header =
-			packet_load(ctx, p->l4 + 12, &words, sizeof(words)) ? 20 : (words >> 4) * 4;
-	return p->l4 - p->l3 - unsent_header(p) + header + segment;
 }
 
 /* Looks up the device and next hop to an address, for a packet of some length that arrived by a

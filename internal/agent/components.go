@@ -5,6 +5,7 @@ package agent
 import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
+	"beeline.io/beeline/internal/component/gateway"
 	"beeline.io/beeline/internal/component/pod"
 	"beeline.io/beeline/internal/component/socket"
 	"beeline.io/beeline/internal/component/socketstats"
@@ -18,6 +19,7 @@ func Components() component.List {
 		edge.New(),
 		socketstats.New(),
 		pod.New(),
+		gateway.New(),
 	}
 }
 

@@ -9,7 +9,9 @@ import (
 )
 
 // product returns the components of the product, in the order of Options.Components.
-func product() componentList { return componentList{Socket(), Edge(), SocketStats(), PodShortcut()} }
+func product() componentList {
+	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), Gateway()}
+}
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.
 func Socket() *Component {

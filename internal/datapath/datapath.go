@@ -31,6 +31,8 @@ type Options struct {
 	SocketStats *SocketStatsOptions
 	// Pods configures the pod shortcut; nil: packets between pods take the stack. It needs Edge.
 	Pods *PodOptions
+	// Gateway configures the gateway's flow cache; nil: forwarded flows take the stack.
+	Gateway *GatewayOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component
@@ -45,6 +47,8 @@ type Datapath struct {
 	Uncounted string
 	// Unshortened is why there is no pod shortcut although the options enable it; empty otherwise.
 	Unshortened string
+	// Uncached is why there is no flow cache although the options enable it; empty otherwise.
+	Uncached string
 
 	options    Options
 	components componentList // Options.Components

@@ -152,8 +152,9 @@ const (
 	kernelTypes    = "types"
 	socketIterator = "bpf_iter_udp"
 	sockDestroy    = "bpf_sock_destroy"
-	// conntrackLookup is in the BTF of the module nf_conntrack, unless that is part of the kernel.
-	conntrackLookup = "bpf_skb_ct_lookup"
+	// These are in the BTF of the module nf_conntrack, unless that is part of the kernel.
+	conntrackLookup  = "bpf_skb_ct_lookup"
+	conntrackTimeout = "bpf_ct_change_timeout"
 )
 
 // kernelBTF is the kernel's BTF, for loading programs between kernelHas and Attach: reading it takes some
@@ -174,10 +175,12 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 	}
-	var f *btf.Func
-	found[conntrackLookup] = spec.TypeByName(conntrackLookup, &f) == nil
-	if module, err := cache.Module("nf_conntrack"); err == nil && !found[conntrackLookup] {
-		found[conntrackLookup] = module.TypeByName(conntrackLookup, &f) == nil
+	for _, name := range []string{conntrackLookup, conntrackTimeout} {
+		var f *btf.Func
+		found[name] = spec.TypeByName(name, &f) == nil
+		if module, err := cache.Module("nf_conntrack"); err == nil && !found[name] {
+			found[name] = module.TypeByName(name, &f) == nil
+		}
 	}
 	return found
 })

@@ -72,6 +72,9 @@ func (a *Array[V]) open(window uint32) *byte {
 // Len returns the number of rows.
 func (a *Array[V]) Len() uint32 { return a.length }
 
+// At returns a row in the memory of the map. It panics if there is no such row.
+func (a *Array[V]) At(i uint32) *V { return a.at(i) }
+
 // Load reads a row. It panics if there is no such row.
 func (a *Array[V]) Load(i uint32) V { return *a.at(i) }
 

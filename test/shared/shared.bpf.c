@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet/ctx_tc.h"
+#include "packet/forward_tc.h"
 #include "conntrack/conntrack.h"
 #include "conntrack/table.h"
 #include "dsr/stateless.h"

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The gateway at ingress: packets of flows in the cache are translated and sent from here.
+ *
+ * An entry is checked by the packets themselves, every GATEWAY_CHECK ticks: the kernel's conntrack
+ * still has the flow, translates it alike and has not seen it close, and the kernel's FIB still
+ * has the same device and next hop. So no event has to reach the agent for a change to take effect,
+ * and without an agent, too. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <bpf/bpf_helpers.h>
+
+#include "gateway/cache.h"
+#include "gateway/mark.h"
+#include "gateway/netfilter_flow.h"
+#include "gateway/types.h"
+#include "netfilter/conntrack.h"
+#include "packet/access.h"
+#include "packet/length.h"
+#include "packet/packet.h"
+#include "packet/parse.h"
+#include "packet/tuple.h"
+#include "state/scratch.h"
+
+/* The interval of checks, in ticks: 250 ms. */
+#define GATEWAY_CHECK 240
+
+#define AF_INET	      2
+#define AF_INET6      10
+
+/* Returns whether the kernel's conntrack has a flow as it was learned. Refreshes its timeout, which
+ * packets on the stack would do. Global function: the verifier checks it once. */
+__noinline int gateway_is_tracked(struct __sk_buff *ctx, struct scratch *w,
+				  const struct gateway_flow *flow)
+{
+	struct nf_conn *ct;
+	__u8 direction = 0;
+	int same;
+
+	if (!w || !flow)
+		return 0;
+	ct = netfilter_flow(ctx, &w->packet.tuple, &direction);
+	if (!ct)
+		return 0;
+	netfilter_tuple(ct, !direction, &w->to, &w->packet.tuple);
+	tuple_reverse(&w->to, &w->reverse_key);
+	same = tuple_equal(&w->reverse_key, &flow->to) &&
+	       is_established(ct, w->packet.tuple.protocol);
+	if (same)
+		bpf_ct_change_timeout(ct, flow->timeout);
+	bpf_ct_release(ct);
+	return same;
+}
+
+/* Looks up the route of a packet as the stack does, between translation of its destination and of
+ * its source. */
+static __always_inline long gateway_route(struct context *ctx, struct scratch *w,
+					  const struct gateway_flow *flow)
+{
+	const struct packet *p = &w->packet;
+	struct bpf_fib_lookup *fib = &w->fib;
+	__u32 length = wire_length(ctx, p);
+
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = ctx->ifindex;
+	fib->tot_len = length < 0xffff ? length : 0xffff;
+	fib->l4_protocol = p->tuple.protocol;
+	fib->sport = p->tuple.source_port;
+	fib->dport = flow->to.destination_port;
+	if (p->is_v6) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, &p->tuple.source, sizeof(struct address));
+		__builtin_memcpy(fib->ipv6_dst, &flow->to.destination, sizeof(struct address));
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_src = address_to_v4(&p->tuple.source);
+		fib->ipv4_dst = address_to_v4(&flow->to.destination);
+	}
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+}
+
+/* Returns whether the route and the next hop of a flow are as they were learned, and updates its
+ * MTU. A device without MAC addresses needs no neighbour. Global function: the verifier checks it
+ * once. */
+__noinline int gateway_is_routed(struct __sk_buff *ctx, struct scratch *w,
+				 struct gateway_flow *flow)
+{
+	long result;
+
+	if (!w || !flow)
+		return 0;
+	result = gateway_route(ctx, w, flow);
+	if (flow->flags & GATEWAY_TUNNEL && result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
+		return 1; /* the agent follows such routes */
+	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		flow->mtu = w->fib.mtu_result;
+	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
+	    (result == BPF_FIB_LKUP_RET_NO_NEIGH && flow->flags & GATEWAY_L3))
+		return 1;
+	if (result != BPF_FIB_LKUP_RET_SUCCESS || w->fib.ifindex != flow->device)
+		return 0;
+	flow->mtu = w->fib.mtu_result;
+	return flow->flags & GATEWAY_L3 || (mac_equal(w->fib.dmac, flow->destination_mac) &&
+					    mac_equal(w->fib.smac, flow->source_mac));
+}
+
+static __always_inline enum action gateway_stack(struct context *ctx, enum gateway_path path)
+{
+	gateway_count_packet(path);
+	return packet_pass(ctx);
+}
+
+/* Returns a flow to the stack for good. */
+static __always_inline enum action gateway_return(struct context *ctx, struct gateway_flow *flow,
+						  enum gateway_state state, enum gateway_path path)
+{
+	flow->state = state;
+	return gateway_stack(ctx, path);
+}
+
+/* Sends a packet to the next hop. The packet that has checked the flow passes through the kernel's
+ * neighbour table, which keeps the neighbour in use, and probes it. */
+static __always_inline enum action gateway_send(struct context *ctx, const struct scratch *w,
+						const struct gateway_flow *flow, int checked)
+{
+	struct bpf_redir_neigh next = {};
+	struct ethhdr *eth;
+
+	packet_untag(ctx);
+	gateway_mark(ctx);
+	if (flow->flags & GATEWAY_L3)
+		return bpf_redirect(flow->device, 0);
+	if (checked && !(flow->flags & GATEWAY_TUNNEL)) {
+		next.nh_family = w->fib.family;
+		__builtin_memcpy(next.ipv6_nh, w->fib.ipv6_dst, sizeof(next.ipv6_nh));
+		return bpf_redirect_neigh(flow->device, &next, sizeof(next), 0);
+	}
+	eth = linear_bytes(ctx, 0, sizeof(*eth));
+	if (!eth)
+		return packet_drop(ctx);
+	mac_copy(eth->h_dest, flow->destination_mac);
+	mac_copy(eth->h_source, flow->source_mac);
+	return bpf_redirect(flow->device, 0);
+}
+
+/* Returns whether a packet can be of a flow in the cache. */
+static __always_inline int gateway_takes(const struct packet *p, enum parsed parsed)
+{
+	__u32 header = p->is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+
+	return parsed == PARSED && !p->fragment && p->tuple.protocol != IPPROTO_SCTP &&
+	       p->l4 - p->l3 - unsent_header(p) == header;
+}
+
+static __always_inline enum action gateway_forward(struct context *ctx, struct scratch *w,
+						   struct gateway_flow *flow)
+{
+	const struct packet *p = &w->packet;
+	struct gateway_counters *counters;
+	__u32 now = tick_of(w);
+	int checked = 0;
+
+	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
+		return gateway_return(ctx, flow, GATEWAY_CLOSED, GATEWAY_PATH_CLOSING);
+	if (p->hops <= 1 || ctx->pkt_type != PACKET_HOST)
+		return gateway_stack(ctx, GATEWAY_PATH_UNSUPPORTED);
+	if (now - flow->checked >= GATEWAY_CHECK || !flow->mtu) {
+		if (!gateway_is_tracked(ctx, w, flow))
+			return gateway_return(ctx, flow, GATEWAY_UNTRACKED, GATEWAY_PATH_RETURNED);
+		if (!gateway_is_routed(ctx, w, flow))
+			return gateway_return(ctx, flow, GATEWAY_REROUTED, GATEWAY_PATH_RETURNED);
+		flow->checked = now;
+		checked = 1;
+	}
+	if (wire_length(ctx, p) > flow->mtu)
+		return gateway_stack(ctx, GATEWAY_PATH_UNSUPPORTED);
+	if (flow->flags & GATEWAY_TRANSLATE) {
+		if (packet_translate(ctx, p, &flow->to, 1))
+			return packet_drop(ctx);
+	} else if (!packet_decrement_ttl(ctx, p)) {
+		return packet_drop(ctx);
+	}
+	flow->last_seen = now;
+	flow->packets++;
+	flow->bytes += p->length;
+	counters = gateway_counters_get();
+	if (counters) {
+		counters->packets[GATEWAY_PATH_CACHE]++;
+		counters->bytes += p->length;
+	}
+	return gateway_send(ctx, w, flow, checked);
+}
+
+static __always_inline enum action gateway_ingress(struct context *ctx, __u32 tunnel)
+{
+	struct scratch *w = scratch_get();
+	const struct gateway_control *control = gateway_control_get();
+	struct gateway_flow *flow;
+
+	if (!w || !control)
+		return packet_pass(ctx);
+	scratch_reset(w);
+	if (!gateway_takes(&w->packet, packet_parse(ctx, &w->packet)))
+		return packet_pass(ctx);
+	flow = gateway_find(&w->packet.tuple, ctx->ifindex, tunnel);
+	if (!flow || flow->state != GATEWAY_ACTIVE || flow->epoch != control->epoch)
+		return packet_pass(ctx);
+	return gateway_forward(ctx, w, flow);
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The gateway at egress: it learns flows from packets that the stack has forwarded. Such a packet
+ * has passed all rules of the stack, and its frame has the tuple, the device and the next hop that
+ * the stack has chosen, by whatever means. A flow of which enough packets were seen is proposed to
+ * the agent. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <bpf/bpf_helpers.h>
+
+#include "gateway/cache.h"
+#include "gateway/forward.h"
+#include "gateway/mark.h"
+#include "gateway/netfilter_flow.h"
+#include "gateway/types.h"
+#include "netfilter/conntrack.h"
+#include "packet/packet.h"
+#include "packet/parse.h"
+#include "packet/tuple.h"
+#include "state/scratch.h"
+
+/* A flow that sends nothing for this long, in ticks, is counted anew: 2 s. */
+#define GATEWAY_COUNT_EXPIRY 2000
+
+/* A flow that was not taken is proposed again after as many packets as it had, at most this many.
+ */
+#define GATEWAY_NEXT_MOST    4096
+
+/* Counts a packet of the stack. Returns whether its flow is to be looked at. Of several flows with
+ * one place the one with most packets keeps it. */
+static __always_inline int gateway_is_due(struct scratch *w, __u32 threshold)
+{
+	__u32 hash = tuple_hash(&w->packet.tuple), slot = hash % GATEWAY_COUNTS, now = tick_of(w);
+	struct gateway_count *c = bpf_map_lookup_elem(&gateway_counts, &slot);
+
+	if (!c)
+		return 0;
+	if (c->hash != hash && c->count && now - c->tick < GATEWAY_COUNT_EXPIRY) {
+		c->count--;
+		return 0;
+	}
+	if (c->hash != hash || now - c->tick >= GATEWAY_COUNT_EXPIRY) {
+		c->hash = hash;
+		c->count = 0;
+		c->next = threshold;
+	}
+	c->tick = now;
+	if (c->count++ < c->next)
+		return 0;
+	c->next = c->count + (c->count < GATEWAY_NEXT_MOST ? c->count : GATEWAY_NEXT_MOST);
+	return 1;
+}
+
+/* Fills in the flow of a packet. Returns enum gateway_refusal. */
+static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx, struct scratch *w,
+							  struct gateway_flow *flow)
+{
+	struct tuple *t = &w->packet.tuple;
+	enum gateway_refusal refusal = GATEWAY_PROPOSED;
+	struct ethhdr *eth;
+	struct nf_conn *ct;
+	__u8 direction = 0;
+
+	tuple_reverse(t, &w->reverse_key);
+	ct = netfilter_flow(ctx, &w->reverse_key, &direction);
+	if (!ct)
+		return GATEWAY_NOT_ESTABLISHED;
+	if (!is_established(ct, t->protocol))
+		refusal = GATEWAY_NOT_ESTABLISHED;
+	else if (has_helper(ct))
+		refusal = GATEWAY_HELPER;
+	else if (ct->status & IPS_OFFLOAD)
+		refusal = GATEWAY_OFFLOADED;
+	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
+	flow->timeout = netfilter_timeout(ct);
+	bpf_ct_release(ct);
+	flow->key.device = ctx->ingress_ifindex;
+	flow->to = *t;
+	flow->device = ctx->ifindex;
+	flow->state = GATEWAY_ACTIVE;
+	if (!tuple_same(&flow->key.tuple, &flow->to))
+		flow->flags |= GATEWAY_TRANSLATE;
+	if (!LINK_HEADER) {
+		flow->flags |= GATEWAY_L3;
+		return refusal;
+	}
+	eth = linear_bytes(ctx, 0, sizeof(*eth));
+	if (!eth)
+		return GATEWAY_NOT_ESTABLISHED;
+	mac_copy(flow->destination_mac, eth->h_dest);
+	mac_copy(flow->source_mac, eth->h_source);
+	return refusal;
+}
+
+/* Proposes the flow of a packet to the agent. Global function: the verifier checks it once. */
+__noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 epoch)
+{
+	struct gateway_candidate *candidate;
+
+	if (!w)
+		return 0;
+	candidate = bpf_ringbuf_reserve(&gateway_candidates, sizeof(*candidate), 0);
+	if (!candidate) {
+		gateway_count_packet(GATEWAY_PATH_NOT_REPORTED);
+		return 0;
+	}
+	__builtin_memset(candidate, 0, sizeof(*candidate));
+	candidate->refusal = gateway_learn(ctx, w, &candidate->flow);
+	candidate->flow.epoch = epoch;
+	if (candidate->refusal == GATEWAY_NOT_ESTABLISHED) {
+		bpf_ringbuf_discard(candidate, 0);
+		return 0;
+	}
+	gateway_count_packet(GATEWAY_PATH_CANDIDATE);
+	bpf_ringbuf_submit(candidate, 0);
+	return 0;
+}
+
+static __always_inline enum action gateway_egress(struct __sk_buff *ctx)
+{
+	const struct gateway_control *control;
+	struct scratch *w;
+
+	if (!ctx->ingress_ifindex ||
+	    gateway_is_marked(ctx)) /* from this node itself, or from here */
+		return packet_pass(ctx);
+	control = gateway_control_get();
+	w = scratch_get();
+	if (!control || !w || !control->threshold)
+		return packet_pass(ctx);
+	scratch_reset(w);
+	if (!gateway_takes(&w->packet, packet_parse(ctx, &w->packet)) ||
+	    w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
+		return packet_pass(ctx);
+	if (gateway_is_due(w, control->threshold))
+		gateway_propose(ctx, w, control->epoch);
+	return packet_pass(ctx);
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The tables of the gateway's flow cache. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "gateway/types.h"
+
+/* The flows in sets of 15. The agent alone adds and deletes entries. It reuses a place after all
+ * programs that may have found its entry have ended. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct gateway_set);
+} gateway_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct set_tags);
+} gateway_tags SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct gateway_control);
+} gateway_controls SEC(".maps");
+
+/* By the hash of the tuple that leaves the node. Concurrent updates may lose counts. */
+#define GATEWAY_COUNTS 32768
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GATEWAY_COUNTS);
+	__type(key, __u32);
+	__type(value, struct gateway_count);
+} gateway_counts SEC(".maps");
+
+/* struct gateway_candidate; those that do not fit are proposed again later. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} gateway_candidates SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct gateway_counters);
+} gateway_packets SEC(".maps");

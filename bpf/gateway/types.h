@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Layouts of the gateway's flow cache, shared by the programs and the agent. */
+#pragma once
+
+#include <linux/types.h>
+
+#include "packet/types.h"
+#include "set_table/types.h"
+
+/* Which packets are of a flow: those of one direction that arrive by one device, and in a tunnel
+ * with a key for each packet (external mode) with one key. */
+struct gateway_key {
+	struct tuple tuple;
+	__u32 device; /* input device */
+	__u32 tunnel; /* 0: no such tunnel; else the place of its key in `gateway_tunnels`, plus 1
+		       */
+};
+
+enum gateway_state {
+	GATEWAY_ACTIVE = 1,
+	/* The program has returned the flow to the stack; the agent deletes the entry. */
+	GATEWAY_CLOSED,	   /* FIN or RST */
+	GATEWAY_UNTRACKED, /* the kernel's conntrack no longer has the flow, or translates it
+			      otherwise */
+	GATEWAY_REROUTED,  /* the route or the next hop has changed */
+	GATEWAY_STATES,
+};
+
+enum gateway_flag {
+	GATEWAY_TRANSLATE = 1, /* addresses or ports change */
+	GATEWAY_L3 = 2,	       /* the output device has no MAC addresses */
+	GATEWAY_TUNNEL = 4,    /* the output device takes the outer addresses from `tunnel` */
+};
+
+/* The outer addresses and key of a packet in a tunnel in external mode (struct bpf_tunnel_key). */
+struct gateway_tunnel {
+	__u32 id; /* host byte order */
+	__u32 flags;
+	struct address remote; /* IPv4-mapped with IPv4 */
+	struct address local;
+	__u8 tos;
+	__u8 ttl;
+	__u16 label_high;
+	__u32 label; /* of IPv6 */
+};
+
+/* One direction of a flow. The agent writes it, except for what is said. Ticks are those of
+ * set_table/set_table.h. */
+struct gateway_flow {
+	struct gateway_key key;
+	__u32 epoch;	 /* of gateway_control when the flow was learned */
+	__u32 last_seen; /* tick of the last packet; written by the program */
+	__u32 checked;	 /* tick of the last check; written by the program */
+	__u8 state;	 /* enum gateway_state; written by the program, too */
+	__u8 flags;	 /* enum gateway_flag */
+	__u16 mtu;	 /* of the route, in bytes; 0: not checked yet; written by the program */
+	struct tuple to; /* the tuple after translation */
+	__u32 device;	 /* output device */
+	__u8 destination_mac[6];
+	__u8 source_mac[6];
+	__u32 timeout; /* of the kernel's conntrack entry, in milliseconds */
+	__u32 reserved;
+	__u64 packets; /* written by the program; segments that were merged count as one */
+	__u64 bytes;   /* from the IP header on, as merged */
+	struct gateway_tunnel tunnel;
+};
+
+/* One set of the flow cache; its tags are in `gateway_tags`. */
+struct gateway_set {
+	struct gateway_flow flows[SET_PLACES];
+};
+
+_Static_assert(sizeof(struct gateway_flow) == 192,
+	       "three cache lines, of which most packets need two");
+
+/* Written by the agent. */
+struct gateway_control {
+	__u32 epoch;	 /* flows of another epoch take the stack */
+	__u32 threshold; /* packets of one direction before the flow is a candidate */
+};
+
+/* Packets of a flow on the stack, to find candidates. */
+struct gateway_count {
+	__u32 hash; /* of the tuple */
+	__u32 count;
+	__u32 next; /* the count at which the flow is looked at again */
+	__u32 tick; /* of the last packet */
+};
+
+/* Where a packet went, and for the stack why. The agent reads the names from the BTF. */
+enum gateway_path {
+	GATEWAY_PATH_CACHE,	   /* forwarded by the program */
+	GATEWAY_PATH_STACK,	   /* not of a flow in the cache */
+	GATEWAY_PATH_UNSUPPORTED,  /* of such a flow, but TTL used up, too big, or for another host
+				    */
+	GATEWAY_PATH_CLOSING,	   /* FIN or RST */
+	GATEWAY_PATH_RETURNED,	   /* the check has returned the flow to the stack */
+	GATEWAY_PATH_CANDIDATE,	   /* on the stack, and its flow was reported as candidate */
+	GATEWAY_PATH_NOT_REPORTED, /* the same, but the agent is behind */
+	GATEWAY_PATHS,
+};
+
+struct gateway_counters {
+	__u64 packets[GATEWAY_PATHS];
+	__u64 bytes; /* of GATEWAY_PATH_CACHE, as gateway_flow.bytes */
+};
+
+/* Why the program does not propose a flow. */
+enum gateway_refusal {
+	GATEWAY_PROPOSED,
+	GATEWAY_NOT_ESTABLISHED, /* TCP not established, UDP not seen in both directions */
+	GATEWAY_HELPER, /* a conntrack helper, an adjustment of sequence numbers, or a SYN proxy */
+	GATEWAY_OFFLOADED,	/* in a flowtable of netfilter */
+	GATEWAY_UNKNOWN_TUNNEL, /* came by a tunnel in external mode, with a key that is not known
+				 */
+	GATEWAY_REFUSALS,
+};
+
+struct gateway_candidate {
+	struct gateway_flow flow;
+	__u32 refusal; /* enum gateway_refusal */
+	__u32 reserved;
+};

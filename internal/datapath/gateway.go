@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/settable"
+)
+
+// GatewayOptions configure the gateway's flow cache.
+type GatewayOptions struct{}
+
+// Names of the flow cache's structures.
+type (
+	GatewayKey       = GatewayGatewayKey
+	GatewayFlow      = GatewayGatewayFlow
+	GatewayCandidate = GatewayGatewayCandidate
+	GatewayControl   = GatewayGatewayControl
+)
+
+// From returns the source of a tuple.
+func (t *GatewayTuple) From() netip.AddrPort { return addrPort(t.Source.Bytes, t.SourcePort) }
+
+// To returns the destination of a tuple.
+func (t *GatewayTuple) To() netip.AddrPort { return addrPort(t.Destination.Bytes, t.DestinationPort) }
+
+// States and flags of a GatewayFlow.
+const (
+	GatewayActive    = uint8(GatewayGatewayStateGATEWAY_ACTIVE)
+	GatewayClosed    = uint8(GatewayGatewayStateGATEWAY_CLOSED)
+	GatewayUntracked = uint8(GatewayGatewayStateGATEWAY_UNTRACKED)
+	GatewayRerouted  = uint8(GatewayGatewayStateGATEWAY_REROUTED)
+
+	GatewayToTunnel = uint8(GatewayGatewayFlagGATEWAY_TUNNEL)
+)
+
+// GatewayComponent is the name of the gateway.
+const GatewayComponent = "gateway"
+
+// Gateway is the gateway's flow cache, enabled by Options.Gateway.
+func Gateway() *Component {
+	return &Component{
+		Name: GatewayComponent, Objects: (*Datapath).gatewayObjects, Tables: gatewayTables, Constants: gatewayConstants,
+		DeviceHooks: []DeviceHook{
+			{"ingress", GatewayProgBeelineGateway, ebpf.AttachTCXIngress},
+			{"egress", GatewayProgBeelineGatewayLearn, ebpf.AttachTCXEgress},
+		},
+	}
+}
+
+var gatewayTables = []Table{
+	// Flows of an earlier agent are learned anew if the size or layout differs.
+	{Name: GatewayMapGatewayFlows, Kind: StateTable, Limit: &limitGatewayFlows, Entries: gatewaySets, Copy: StartEmpty},
+	{Name: GatewayMapGatewayTags, Kind: StateTable, Limit: &limitGatewayFlows, Entries: gatewaySets, Copy: StartEmpty},
+	{Name: GatewayMapGatewayControls, Kind: ConfigTable, Copy: CopyArray},
+	{Name: GatewayMapGatewayCounts, Kind: ScratchTable},
+	{Name: GatewayMapGatewayCandidates, Kind: StateTable, Copy: StartEmpty},
+	{Name: GatewayMapGatewayPackets, Kind: CounterTable, Copy: StartEmpty},
+}
+
+var gatewayConstants = map[string]ConstantValue{
+	GatewayVarGatewaySets: entriesOf(GatewayMapGatewayFlows),
+	GatewayVarJiffyNs:     func(*Datapath) (any, error) { return jiffy() },
+}
+
+// gatewayFill is the share of places, in percent, that Limits.GatewayFlows entries fill: so few sets are full.
+const gatewayFill = 66
+
+// gatewaySets returns the number of sets for a number of entries.
+func gatewaySets(flows uint32) uint32 {
+	return max(1, uint32(uint64(flows)*100/gatewayFill/uint64(settable.Places)))
+}
+
+// jiffy returns the length of a jiffy in nanoseconds: the resolution of the coarse clocks.
+func jiffy() (uint32, error) {
+	var t unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &t); err != nil {
+		return 0, fmt.Errorf("read the resolution of CLOCK_MONOTONIC_COARSE: %w", err)
+	}
+	return uint32(t.Nano()), nil
+}
+
+// gatewayObjects returns the object of the flow cache. Uncached has the reason if the options enable it and the
+// kernel cannot have it: everything else works.
+func (d *Datapath) gatewayObjects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.Gateway == nil {
+		return nil, nil
+	}
+	if d.Uncached = lacksForGateway(); d.Uncached != "" {
+		d.options.Gateway = nil
+		return nil, nil
+	}
+	gateway, err := LoadGateway()
+	return []*ebpf.CollectionSpec{gateway}, err
+}
+
+// lacksForGateway returns what the kernel lacks for the flow cache; empty: nothing.
+func lacksForGateway() string {
+	for name, since := range map[string]string{conntrackLookup: "5.18", conntrackTimeout: "6.0"} {
+		if !kernelHas()[name] {
+			return fmt.Sprintf("the kernel's BTF lacks %s (Linux %s, module nf_conntrack), which follows the flows of netfilter: load the module nf_conntrack before the agent starts", name, since)
+		}
+	}
+	return ""
+}
+
+// gatewayPathNames are the names of enum gateway_path by value, in lower case, such as "path_cache".
+var gatewayPathNames = enumNames(LoadGateway, "gateway_path", "GATEWAY_PATH_", int(GatewayGatewayPathGATEWAY_PATHS))
+
+// GatewayRefusalNames are the names of enum gateway_refusal by value, in lower case, such as "helper".
+var GatewayRefusalNames = enumNames(LoadGateway, "gateway_refusal", "GATEWAY_", int(GatewayGatewayRefusalGATEWAY_REFUSALS))
+
+// ReadGatewayCounters sums the packets of the gateway's programs over all CPUs, by what happened to them, and the bytes
+// of those that the flow cache has forwarded; nil if there is no flow cache.
+//
+// Errors: ErrOtherCounters.
+func ReadGatewayCounters(bpffs string) (packets map[string]uint64, bytes uint64, err error) {
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, GatewayMapGatewayPackets), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("open the counters of the gateway under %s: %w", bpffs, err)
+	}
+	defer m.Close()
+	names, err := gatewayPathNames()
+	if err != nil {
+		return nil, 0, fmt.Errorf("the names of the gateway's counters: %w", err)
+	}
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(GatewayGatewayCounters{}) {
+		return nil, 0, ErrOtherCounters
+	}
+	var perCPU []GatewayGatewayCounters
+	if err := m.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, 0, fmt.Errorf("read the counters of the gateway: %w", err)
+	}
+	packets = map[string]uint64{}
+	for _, c := range perCPU {
+		bytes += c.Bytes
+		for path, n := range c.Packets {
+			packets[names[path]] += n
+		}
+	}
+	return packets, bytes, nil
+}
+
+// GatewayTables are the tables of the flow cache.
+type GatewayTables struct {
+	Flows, Tags, Controls, Candidates *ebpf.Map
+	Secret                            settable.Secret
+}
+
+// GatewayTables returns the tables of the flow cache. It must be enabled.
+func (d *Datapath) GatewayTables() (*GatewayTables, error) {
+	secret, err := settable.ReadSecret(d.maps[SockMapTableSecret])
+	if err != nil {
+		return nil, err
+	}
+	return &GatewayTables{
+		Flows: d.maps[GatewayMapGatewayFlows], Tags: d.maps[GatewayMapGatewayTags], Controls: d.maps[GatewayMapGatewayControls],
+		Candidates: d.maps[GatewayMapGatewayCandidates], Secret: secret,
+	}, nil
+}
+
+// GatewayCacheEnabled reports whether the flow cache is loaded.
+func (d *Datapath) GatewayCacheEnabled() bool { return d.options.Gateway != nil }

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/mappedarray"
+	"beeline.io/beeline/internal/settable"
+)
+
+type (
+	// Key is which packets are of a flow.
+	Key = datapath.GatewayKey
+	// Entry is one direction of a flow in the cache.
+	Entry = datapath.GatewayFlow
+)
+
+// place is where an entry is.
+type place struct{ set, index uint32 }
+
+// cache writes the table of the flow cache (bpf/gateway/maps.h). It alone adds and deletes entries. The caller
+// serialises its methods.
+type cache struct {
+	flows    *mappedarray.Array[datapath.GatewayGatewaySet]
+	tags     *mappedarray.Array[datapath.EdgeTCSetTags]
+	controls *mappedarray.Array[datapath.GatewayControl]
+	secret   settable.Secret
+	wait     func() error // datapath.Tables.WaitForReaders
+
+	places  map[Key]place
+	deleted map[place]bool // programs may still use the entry
+}
+
+func newCache(t *datapath.GatewayTables, wait func() error) *cache {
+	c := &cache{
+		flows:    mappedarray.New[datapath.GatewayGatewaySet](t.Flows),
+		tags:     mappedarray.New[datapath.EdgeTCSetTags](t.Tags),
+		controls: mappedarray.New[datapath.GatewayControl](t.Controls),
+		secret:   t.Secret, wait: wait, places: map[Key]place{}, deleted: map[place]bool{},
+	}
+	c.restore()
+	return c
+}
+
+// restore finds the entries of an earlier agent.
+func (c *cache) restore() {
+	for set := range c.flows.Len() {
+		tags := c.tags.At(set)
+		for i := range uint32(settable.Places) {
+			if atomic.LoadUint32(&tags.Tags[i]) != 0 {
+				p := place{set, i}
+				c.places[c.at(p).Key] = p
+			}
+		}
+	}
+}
+
+func (c *cache) at(p place) *Entry { return &c.flows.At(p.set).Flows[p.index] }
+
+func (c *cache) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] }
+
+func (c *cache) control() *datapath.GatewayControl { return c.controls.At(0) }
+
+// keyMix is GATEWAY_KEY_MIX of bpf/gateway/cache.h.
+const keyMix = uint64(0xd6e8feb86659fd93)
+
+// sum is gateway_sum of bpf/gateway/cache.h.
+func (c *cache) sum(k *Key) uint64 {
+	sum := settable.KeySum(&c.secret, &k.Tuple)
+	sum ^= (uint64(k.Tunnel)<<32 | uint64(k.Device)) * keyMix
+	return sum ^ sum>>29
+}
+
+// get returns the entry of a key; nil if there is none.
+func (c *cache) get(k Key) *Entry {
+	if p, ok := c.places[k]; ok {
+		return c.at(p)
+	}
+	return nil
+}
+
+// errFull is why there is no room for an entry.
+type errFull struct{}
+
+func (errFull) Error() string {
+	return "the flow cache has no room for it: raise --gateway-max-flows"
+}
+
+// add stores an entry. Its key has none.
+func (c *cache) add(e *Entry) error {
+	sum := c.sum(&e.Key)
+	set := settable.First(sum, c.flows.Len())
+	for i := range uint32(settable.Places) {
+		p := place{set, i}
+		if atomic.LoadUint32(c.tagAt(p)) != 0 || c.deleted[p] {
+			continue
+		}
+		*c.at(p) = *e
+		atomic.StoreUint32(c.tagAt(p), settable.Tag(uint32(sum)))
+		c.places[e.Key] = p
+		return nil
+	}
+	return errFull{}
+}
+
+// remove deletes entries, and calls last with each, when no program uses it any more.
+func (c *cache) remove(keys []Key, last func(*Entry)) error {
+	for _, k := range keys {
+		p, ok := c.places[k]
+		if !ok {
+			continue
+		}
+		delete(c.places, k)
+		atomic.StoreUint32(c.tagAt(p), 0)
+		c.deleted[p] = true
+	}
+	if len(c.deleted) == 0 {
+		return nil
+	}
+	if err := c.wait(); err != nil {
+		return fmt.Errorf("wait until no program uses the flows that were deleted: %w", err)
+	}
+	for p := range c.deleted {
+		last(c.at(p))
+	}
+	clear(c.deleted)
+	return nil
+}
+
+// each calls f with each entry.
+func (c *cache) each(f func(*Entry)) {
+	for _, p := range c.places {
+		f(c.at(p))
+	}
+}
+
+// state is the state of an entry, which programs write.
+func state(e *Entry) uint8 { return *(*uint8)(unsafe.Pointer(&e.State)) }
