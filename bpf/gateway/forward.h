@@ -16,6 +16,7 @@
 #include "gateway/cache.h"
 #include "gateway/mark.h"
 #include "gateway/netfilter_flow.h"
+#include "gateway/tunnel.h"
 #include "gateway/types.h"
 #include "netfilter/conntrack.h"
 #include "packet/access.h"
@@ -82,6 +83,15 @@ static __always_inline long gateway_route(struct context *ctx, struct scratch *w
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
+/* Returns the MTU of a flow's path. bpf_fib_lookup does not tell the MTU of a route that is not
+ * locked; the stack applies it to forwarded packets. */
+static __always_inline __u16 gateway_mtu(const struct scratch *w, const struct gateway_flow *flow)
+{
+	__u16 mtu = w->fib.mtu_result;
+
+	return flow->route_mtu && flow->route_mtu < mtu ? flow->route_mtu : mtu;
+}
+
 /* Returns whether the route and the next hop of a flow are as they were learned, and updates its
  * MTU. A device without MAC addresses needs no neighbour. Global function: the verifier checks it
  * once. */
@@ -93,16 +103,18 @@ __noinline int gateway_is_routed(struct __sk_buff *ctx, struct scratch *w,
 	if (!w || !flow)
 		return 0;
 	result = gateway_route(ctx, w, flow);
-	if (flow->flags & GATEWAY_TUNNEL && result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
-		return 1; /* the agent follows such routes */
+	if (flow->flags & GATEWAY_TUNNEL && result == BPF_FIB_LKUP_RET_UNSUPP_LWT) {
+		flow->mtu = flow->route_mtu; /* the agent follows such routes */
+		return 1;
+	}
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		flow->mtu = w->fib.mtu_result;
+		flow->mtu = gateway_mtu(w, flow);
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
 	    (result == BPF_FIB_LKUP_RET_NO_NEIGH && flow->flags & GATEWAY_L3))
 		return 1;
 	if (result != BPF_FIB_LKUP_RET_SUCCESS || w->fib.ifindex != flow->device)
 		return 0;
-	flow->mtu = w->fib.mtu_result;
+	flow->mtu = gateway_mtu(w, flow);
 	return flow->flags & GATEWAY_L3 || (mac_equal(w->fib.dmac, flow->destination_mac) &&
 					    mac_equal(w->fib.smac, flow->source_mac));
 }
@@ -122,7 +134,9 @@ static __always_inline enum action gateway_return(struct context *ctx, struct ga
 }
 
 /* Sends a packet to the next hop. The packet that has checked the flow passes through the kernel's
- * neighbour table, which keeps the neighbour in use, and probes it. */
+ * neighbour table, which keeps the neighbour in use, and probes it. To a device without MAC
+ * addresses the kernel looks up the route again and leaves it with the packet: a tunnel to several
+ * nodes (IPIP) takes the outer destination from it. */
 static __always_inline enum action gateway_send(struct context *ctx, const struct scratch *w,
 						const struct gateway_flow *flow, int checked)
 {
@@ -130,19 +144,27 @@ static __always_inline enum action gateway_send(struct context *ctx, const struc
 	struct ethhdr *eth;
 
 	packet_untag(ctx);
+	if (link_header_add(ctx))
+		return packet_drop(ctx);
 	gateway_mark(ctx);
-	if (flow->flags & GATEWAY_L3)
-		return bpf_redirect(flow->device, 0);
-	if (checked && !(flow->flags & GATEWAY_TUNNEL)) {
-		next.nh_family = w->fib.family;
-		__builtin_memcpy(next.ipv6_nh, w->fib.ipv6_dst, sizeof(next.ipv6_nh));
-		return bpf_redirect_neigh(flow->device, &next, sizeof(next), 0);
+	if (flow->flags & GATEWAY_TUNNEL && tunnel_set(ctx, &flow->tunnel))
+		return packet_drop(ctx);
+	if (!(flow->flags & GATEWAY_TUNNEL)) {
+		if (flow->flags & GATEWAY_L3)
+			return bpf_redirect_neigh(flow->device, 0, 0, 0);
+		if (checked) {
+			next.nh_family = w->fib.family;
+			__builtin_memcpy(next.ipv6_nh, w->fib.ipv6_dst, sizeof(next.ipv6_nh));
+			return bpf_redirect_neigh(flow->device, &next, sizeof(next), 0);
+		}
 	}
 	eth = linear_bytes(ctx, 0, sizeof(*eth));
 	if (!eth)
 		return packet_drop(ctx);
 	mac_copy(eth->h_dest, flow->destination_mac);
 	mac_copy(eth->h_source, flow->source_mac);
+	if (!LINK_HEADER)
+		eth->h_proto = ctx->protocol;
 	return bpf_redirect(flow->device, 0);
 }
 
@@ -194,17 +216,25 @@ static __always_inline enum action gateway_forward(struct context *ctx, struct s
 	return gateway_send(ctx, w, flow, checked);
 }
 
-static __always_inline enum action gateway_ingress(struct context *ctx, __u32 tunnel)
+/* `external`: the device is a tunnel in external mode. */
+static __always_inline enum action gateway_ingress(struct context *ctx, int external)
 {
 	struct scratch *w = scratch_get();
 	const struct gateway_control *control = gateway_control_get();
 	struct gateway_flow *flow;
+	__u32 tunnel = 0;
 
 	if (!w || !control)
 		return packet_pass(ctx);
 	scratch_reset(w);
 	if (!gateway_takes(&w->packet, packet_parse(ctx, &w->packet)))
 		return packet_pass(ctx);
+	if (external) {
+		tunnel = tunnel_arrived(ctx);
+		tunnel_leave(ctx, tunnel);
+		if (!tunnel)
+			return packet_pass(ctx);
+	}
 	flow = gateway_find(&w->packet.tuple, ctx->ifindex, tunnel);
 	if (!flow || flow->state != GATEWAY_ACTIVE || flow->epoch != control->epoch)
 		return packet_pass(ctx);

@@ -13,6 +13,7 @@
 #include "gateway/forward.h"
 #include "gateway/mark.h"
 #include "gateway/netfilter_flow.h"
+#include "gateway/tunnel.h"
 #include "gateway/types.h"
 #include "netfilter/conntrack.h"
 #include "packet/packet.h"
@@ -52,13 +53,49 @@ static __always_inline int gateway_is_due(struct scratch *w, __u32 threshold)
 	return 1;
 }
 
+/* Fills in by what devices and tunnels a flow comes and leaves, and its next hop. */
+static __always_inline enum gateway_refusal
+gateway_learn_devices(struct __sk_buff *ctx, const struct tuple *t, struct gateway_flow *flow)
+{
+	__u32 device = ctx->ingress_ifindex;
+	const __u32 *in = bpf_map_lookup_elem(&gateway_devices, &device), *out;
+	struct ethhdr *eth;
+
+	flow->key.device = device;
+	flow->to = *t;
+	flow->device = device = ctx->ifindex;
+	flow->state = GATEWAY_ACTIVE;
+	if (!in)
+		return GATEWAY_UNKNOWN_DEVICE;
+	if (*in & GATEWAY_DEVICE_EXTERNAL) {
+		flow->key.tunnel = tunnel_left(ctx);
+		if (!flow->key.tunnel)
+			return GATEWAY_UNKNOWN_TUNNEL;
+	}
+	out = bpf_map_lookup_elem(&gateway_devices, &device);
+	if (out && *out & GATEWAY_DEVICE_EXTERNAL) {
+		flow->flags |= GATEWAY_TUNNEL;
+		if (!tunnel_learn(ctx, &flow->tunnel))
+			return GATEWAY_UNKNOWN_TUNNEL;
+	}
+	if (!LINK_HEADER) {
+		flow->flags |= GATEWAY_L3;
+		return GATEWAY_PROPOSED;
+	}
+	eth = linear_bytes(ctx, 0, sizeof(*eth));
+	if (!eth)
+		return GATEWAY_NOT_ESTABLISHED;
+	mac_copy(flow->destination_mac, eth->h_dest);
+	mac_copy(flow->source_mac, eth->h_source);
+	return GATEWAY_PROPOSED;
+}
+
 /* Fills in the flow of a packet. Returns enum gateway_refusal. */
 static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx, struct scratch *w,
 							  struct gateway_flow *flow)
 {
 	struct tuple *t = &w->packet.tuple;
-	enum gateway_refusal refusal = GATEWAY_PROPOSED;
-	struct ethhdr *eth;
+	enum gateway_refusal refusal = gateway_learn_devices(ctx, t, flow);
 	struct nf_conn *ct;
 	__u8 direction = 0;
 
@@ -75,21 +112,8 @@ static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx,
 	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
 	flow->timeout = netfilter_timeout(ct);
 	bpf_ct_release(ct);
-	flow->key.device = ctx->ingress_ifindex;
-	flow->to = *t;
-	flow->device = ctx->ifindex;
-	flow->state = GATEWAY_ACTIVE;
 	if (!tuple_same(&flow->key.tuple, &flow->to))
 		flow->flags |= GATEWAY_TRANSLATE;
-	if (!LINK_HEADER) {
-		flow->flags |= GATEWAY_L3;
-		return refusal;
-	}
-	eth = linear_bytes(ctx, 0, sizeof(*eth));
-	if (!eth)
-		return GATEWAY_NOT_ESTABLISHED;
-	mac_copy(flow->destination_mac, eth->h_dest);
-	mac_copy(flow->source_mac, eth->h_source);
 	return refusal;
 }
 

@@ -25,6 +25,24 @@ struct {
 	__type(value, struct set_tags);
 } gateway_tags SEC(".maps");
 
+/* The devices with the programs, by index: enum gateway_device. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} gateway_devices SEC(".maps");
+
+/* Keys of tunnels in external mode, plus 1 (gateway/tunnel.h). */
+#define GATEWAY_TUNNELS 65536
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GATEWAY_TUNNELS);
+	__type(key, __u32);
+	__type(value, __u32);
+} gateway_tunnels SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

@@ -7,13 +7,12 @@
 #include "packet/types.h"
 #include "set_table/types.h"
 
-/* Which packets are of a flow: those of one direction that arrive by one device, and in a tunnel
- * with a key for each packet (external mode) with one key. */
+/* Which packets are of a flow: those of one direction that arrive by one device, and by a tunnel in
+ * external mode with one key. */
 struct gateway_key {
 	struct tuple tuple;
 	__u32 device; /* input device */
-	__u32 tunnel; /* 0: no such tunnel; else the place of its key in `gateway_tunnels`, plus 1
-		       */
+	__u32 tunnel; /* the tunnel's key plus 1; 0: by no tunnel in external mode */
 };
 
 enum gateway_state {
@@ -32,16 +31,23 @@ enum gateway_flag {
 	GATEWAY_TUNNEL = 4,    /* the output device takes the outer addresses from `tunnel` */
 };
 
-/* The outer addresses and key of a packet in a tunnel in external mode (struct bpf_tunnel_key). */
+/* The outer header of packets that leave by a tunnel in external mode, as in struct bpf_tunnel_key.
+ */
 struct gateway_tunnel {
-	__u32 id; /* host byte order */
-	__u32 flags;
-	struct address remote; /* IPv4-mapped with IPv4 */
-	struct address local;
+	__u32 id;
+	__u32 remote[4]; /* IPv4: the first word, in host byte order */
+	__u32 local[4];
+	__u32 label;
 	__u8 tos;
-	__u8 ttl;
-	__u16 label_high;
-	__u32 label; /* of IPv6 */
+	__u8 ttl; /* 0: the device's default */
+	__u8 is_v6;
+	__u8 flags; /* enum gateway_tunnel_flag */
+	__u32 reserved;
+};
+
+enum gateway_tunnel_flag {
+	GATEWAY_TUNNEL_CHECKSUM = 1,
+	GATEWAY_TUNNEL_DONT_FRAGMENT = 2,
 };
 
 /* One direction of a flow. The agent writes it, except for what is said. Ticks are those of
@@ -58,8 +64,9 @@ struct gateway_flow {
 	__u32 device;	 /* output device */
 	__u8 destination_mac[6];
 	__u8 source_mac[6];
-	__u32 timeout; /* of the kernel's conntrack entry, in milliseconds */
-	__u32 reserved;
+	__u32 timeout;	 /* of the kernel's conntrack entry, in milliseconds */
+	__u16 route_mtu; /* the MTU that the route sets, in bytes; 0: none */
+	__u16 reserved;
 	__u64 packets; /* written by the program; segments that were merged count as one */
 	__u64 bytes;   /* from the IP header on, as merged */
 	struct gateway_tunnel tunnel;
@@ -72,6 +79,11 @@ struct gateway_set {
 
 _Static_assert(sizeof(struct gateway_flow) == 192,
 	       "three cache lines, of which most packets need two");
+
+/* What the programs need to know of a device. */
+enum gateway_device {
+	GATEWAY_DEVICE_EXTERNAL = 1, /* a tunnel in external mode: its key is in each packet */
+};
 
 /* Written by the agent. */
 struct gateway_control {
@@ -110,9 +122,10 @@ enum gateway_refusal {
 	GATEWAY_PROPOSED,
 	GATEWAY_NOT_ESTABLISHED, /* TCP not established, UDP not seen in both directions */
 	GATEWAY_HELPER, /* a conntrack helper, an adjustment of sequence numbers, or a SYN proxy */
-	GATEWAY_OFFLOADED,	/* in a flowtable of netfilter */
-	GATEWAY_UNKNOWN_TUNNEL, /* came by a tunnel in external mode, with a key that is not known
-				 */
+	GATEWAY_OFFLOADED, /* in a flowtable of netfilter */
+	/* the key of a tunnel in external mode is not known, or the outer header has options */
+	GATEWAY_UNKNOWN_TUNNEL,
+	GATEWAY_UNKNOWN_DEVICE, /* arrived by a device without the program */
 	GATEWAY_REFUSALS,
 };
 

@@ -45,6 +45,9 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 	if s.Pods != nil {
 		line("Pod shortcut", "%s", s.Pods.Line())
 	}
+	if s.Gateway != nil {
+		line("Gateway", "%s", s.Gateway.Line())
+	}
 	if h := s.Health; h != nil {
 		line("Health checks", "%d backends, %d down", h.Backends, len(h.Down))
 	}

@@ -77,6 +77,9 @@ func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 		return a.tables(ctx, inspect.Scope{Outline: true, Owners: true})
 	})
 	answer(mux, MetricsPath, func(context.Context) ([]inspect.Metric, error) { return a.components.Metrics() })
+	for path, ask := range a.components.Answers() {
+		answer(mux, path, ask)
+	}
 	watchers := newWatchers(a.datapath, a.log)
 	defer watchers.close()
 	mux.HandleFunc("GET "+EventsPath, watchers.stream)

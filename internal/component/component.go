@@ -96,7 +96,12 @@ type Instance struct {
 	Faults func() condition.List
 	// Metrics reads the component's metrics.
 	Metrics func() ([]inspect.Metric, error)
+	// Answers are the component's questions at the agent's socket, by their paths.
+	Answers map[string]Answer
 }
+
+// An Answer returns what a question at the agent's socket is answered with, as JSON. It is called at any time.
+type Answer func(context.Context) (any, error)
 
 // A Task is a goroutine with a name for errors.
 type Task struct {

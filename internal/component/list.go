@@ -5,6 +5,7 @@ package component
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/spf13/pflag"
@@ -218,4 +219,13 @@ func (r Running) Metrics() (all []inspect.Metric, failed error) {
 		}
 	}
 	return all, failed
+}
+
+// Answers returns Instance.Answers of all components.
+func (r Running) Answers() map[string]Answer {
+	all := map[string]Answer{}
+	for _, c := range r {
+		maps.Copy(all, c.Answers)
+	}
+	return all
 }

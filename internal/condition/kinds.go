@@ -185,6 +185,12 @@ var (
 	PodShortcutWithheld = register("PodShortcutWithheld", Info,
 		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, a queue or another BPF program. Their packets take the stack, where these have their effect.",
 		"nothing; or remove what the message names; or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
+	GatewayFailed = register("GatewayFailed", Warning,
+		"The gateway could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
+		"see the reason in the message; the agent retries").ofNode()
+	GatewayUnavailable = register("GatewayUnavailable", Warning,
+		"The gateway was asked for, and this kernel has nothing that it could use. All flows take the stack.",
+		"do what the message says, or remove --gateway-devices").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()

@@ -24,6 +24,18 @@ type DeviceHook struct {
 	Name    string // suffix of the name of its pinned link
 	Program string
 	Attach  ebpf.AttachType // AttachTCXIngress, AttachTCXEgress or AttachXDP
+	// ProgramAt returns another program for a device, by its index; empty: Program. Nil: the same for all.
+	ProgramAt func(device int) string
+}
+
+// programAt returns the name of the program for a device.
+func (h *DeviceHook) programAt(device int) string {
+	if h.ProgramAt != nil {
+		if name := h.ProgramAt(device); name != "" {
+			return name
+		}
+	}
+	return h.Program
 }
 
 func hookNames(hooks []DeviceHook) (names []string) {
@@ -203,7 +215,7 @@ func (d *Datapath) devicesOf(component string) []int {
 func (d *Datapath) isAttached(c *Component, links []deviceLink, device int) bool {
 	for _, h := range c.DeviceHooks {
 		if !slices.ContainsFunc(links, func(l deviceLink) bool {
-			return l.device == device && l.hook == h.Name && !l.detached && d.isProgram(l.program, h.Program)
+			return l.device == device && l.hook == h.Name && !l.detached && d.isProgram(l.program, h.programAt(device))
 		}) {
 			return false
 		}
@@ -224,7 +236,7 @@ func (d *Datapath) isProgram(id ebpf.ProgramID, name string) bool {
 // attachToDevice attaches all hooks of a component to a device, or replaces the programs there.
 func (d *Datapath) attachToDevice(c *Component, device int) error {
 	for _, h := range c.DeviceHooks {
-		program := d.program(h.Program)
+		program := d.program(h.programAt(device))
 		err := d.attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
 			if h.Attach == ebpf.AttachXDP {
 				return link.AttachXDP(link.XDPOptions{Program: program, Interface: device})

@@ -76,9 +76,9 @@ func (w *edgeWorld) hasTCX() (has bool) {
 func TestDeviceHooks(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil
-	hooks := []DeviceHook{{"xdp", "pass_xdp", ebpf.AttachXDP}}
+	hooks := []DeviceHook{{Name: "xdp", Program: "pass_xdp", Attach: ebpf.AttachXDP}}
 	if w.hasTCX() {
-		hooks = []DeviceHook{{"egress", "pass_egress", ebpf.AttachTCXEgress}, {"ingress", "pass_ingress", ebpf.AttachTCXIngress}, hooks[0]}
+		hooks = []DeviceHook{{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress}, {Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, hooks[0]}
 	}
 	c := passing(hooks...)
 	w.options.Components = append(product(), c)
@@ -149,7 +149,7 @@ func TestDeviceHooks(t *testing.T) {
 func TestDeviceHookAsFilter(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil
-	c := passing(DeviceHook{"ingress", "pass_ingress", ebpf.AttachTCXIngress})
+	c := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress})
 	w.options.Components = append(product(), c)
 	d := mustOpen(t, w.options)
 	w.do(func() error {

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/settable"
 )
 
@@ -40,6 +41,9 @@ const (
 	GatewayRerouted  = uint8(GatewayGatewayStateGATEWAY_REROUTED)
 
 	GatewayToTunnel = uint8(GatewayGatewayFlagGATEWAY_TUNNEL)
+
+	// GatewayExternal is in the table of devices: a tunnel in external mode.
+	GatewayExternal = uint32(GatewayGatewayDeviceGATEWAY_DEVICE_EXTERNAL)
 )
 
 // GatewayComponent is the name of the gateway.
@@ -50,10 +54,31 @@ func Gateway() *Component {
 	return &Component{
 		Name: GatewayComponent, Objects: (*Datapath).gatewayObjects, Tables: gatewayTables, Constants: gatewayConstants,
 		DeviceHooks: []DeviceHook{
-			{"ingress", GatewayProgBeelineGateway, ebpf.AttachTCXIngress},
-			{"egress", GatewayProgBeelineGatewayLearn, ebpf.AttachTCXEgress},
+			{Name: "ingress", Program: GatewayProgBeelineGateway, Attach: ebpf.AttachTCXIngress, ProgramAt: gatewayIngressAt},
+			{Name: "egress", Program: GatewayProgBeelineGatewayLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: gatewayEgressAt},
 		},
 	}
+}
+
+// gatewayIngressAt returns the program for the ingress of a device.
+func gatewayIngressAt(device int) string {
+	switch l3, external := netdev.IsL3(device), netdev.IsExternalTunnel(device); {
+	case l3 && external:
+		return GatewayL3ProgBeelineGatewayL3Tunnel
+	case l3:
+		return GatewayL3ProgBeelineGatewayL3
+	case external:
+		return GatewayProgBeelineGatewayTunnel
+	}
+	return ""
+}
+
+// gatewayEgressAt returns the program for the egress of a device.
+func gatewayEgressAt(device int) string {
+	if netdev.IsL3(device) {
+		return GatewayL3ProgBeelineGatewayL3Learn
+	}
+	return ""
 }
 
 var gatewayTables = []Table{
@@ -61,6 +86,8 @@ var gatewayTables = []Table{
 	{Name: GatewayMapGatewayFlows, Kind: StateTable, Limit: &limitGatewayFlows, Entries: gatewaySets, Copy: StartEmpty},
 	{Name: GatewayMapGatewayTags, Kind: StateTable, Limit: &limitGatewayFlows, Entries: gatewaySets, Copy: StartEmpty},
 	{Name: GatewayMapGatewayControls, Kind: ConfigTable, Copy: CopyArray},
+	{Name: GatewayMapGatewayDevices, Kind: ConfigTable, Fixed: gatewayDeviceLimit, Copy: CopyEntries},
+	{Name: GatewayMapGatewayTunnels, Kind: StateTable, Copy: StartEmpty},
 	{Name: GatewayMapGatewayCounts, Kind: ScratchTable},
 	{Name: GatewayMapGatewayCandidates, Kind: StateTable, Copy: StartEmpty},
 	{Name: GatewayMapGatewayPackets, Kind: CounterTable, Copy: StartEmpty},
@@ -70,6 +97,9 @@ var gatewayConstants = map[string]ConstantValue{
 	GatewayVarGatewaySets: entriesOf(GatewayMapGatewayFlows),
 	GatewayVarJiffyNs:     func(*Datapath) (any, error) { return jiffy() },
 }
+
+// gatewayDeviceLimit is the number of devices that the gateway can have.
+const gatewayDeviceLimit = 4096
 
 // gatewayFill is the share of places, in percent, that Limits.GatewayFlows entries fill: so few sets are full.
 const gatewayFill = 66
@@ -99,7 +129,11 @@ func (d *Datapath) gatewayObjects() ([]*ebpf.CollectionSpec, error) {
 		return nil, nil
 	}
 	gateway, err := LoadGateway()
-	return []*ebpf.CollectionSpec{gateway}, err
+	if err != nil {
+		return nil, err
+	}
+	l3, err := LoadGatewayL3()
+	return []*ebpf.CollectionSpec{gateway, l3}, err
 }
 
 // lacksForGateway returns what the kernel lacks for the flow cache; empty: nothing.
@@ -168,6 +202,11 @@ func (d *Datapath) GatewayTables() (*GatewayTables, error) {
 		Flows: d.maps[GatewayMapGatewayFlows], Tags: d.maps[GatewayMapGatewayTags], Controls: d.maps[GatewayMapGatewayControls],
 		Candidates: d.maps[GatewayMapGatewayCandidates], Secret: secret,
 	}, nil
+}
+
+// GatewayDevices returns the table of devices by their index.
+func (d *Datapath) GatewayDevices() Hash[uint32, uint32] {
+	return kernelHash[uint32, uint32]{GatewayMapGatewayDevices, d.maps[GatewayMapGatewayDevices]}
 }
 
 // GatewayCacheEnabled reports whether the flow cache is loaded.

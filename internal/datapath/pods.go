@@ -42,7 +42,7 @@ const PodComponent = "pod"
 func PodShortcut() *Component {
 	return &Component{
 		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables,
-		DeviceHooks: []DeviceHook{{PodHook, PodProgBeelinePod, ebpf.AttachTCXIngress}},
+		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodProgBeelinePod, Attach: ebpf.AttachTCXIngress}},
 	}
 }
 

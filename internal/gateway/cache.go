@@ -138,5 +138,8 @@ func (c *cache) each(f func(*Entry)) {
 	}
 }
 
+// max returns the number of places.
+func (c *cache) max() uint32 { return c.flows.Len() * uint32(settable.Places) }
+
 // state is the state of an entry, which programs write.
 func state(e *Entry) uint8 { return *(*uint8)(unsafe.Pointer(&e.State)) }

@@ -6,195 +6,225 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-	"unsafe"
 
-	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/settable"
+	"beeline.io/beeline/internal/gateway/flow"
+	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/wakeup"
 )
 
-// Config is what the flow cache is told.
+// Datapath is what the gateway needs of package datapath.
+type Datapath interface {
+	SetDevices(component string, devices ...int) error
+	GatewayDevices() datapath.Hash[uint32, uint32]
+	GatewayTables() (*datapath.GatewayTables, error)
+	WaitForReaders() error
+}
+
+// Config is the gateway's configuration.
 type Config struct {
 	// Threshold is the number of packets of one direction after which it is a candidate.
 	Threshold uint32
+	// Devices returns the gateway's devices.
+	Devices func() ([]Device, error)
+	// Rules reports whether packet filters have changed since its last call, and searches them again then.
+	Rules func([]Device) (changed bool, err error)
 	// Refuses returns why a flow stays on the stack; empty: it need not.
-	Refuses func(Flow) string
-	// Input reports whether a device has the program at ingress, so that packets by it can be of a flow.
-	Input func(device uint32) bool
-	Log   *slog.Logger
+	Refuses func(flow.Flow) string
+	Log     *slog.Logger
 }
 
-// idleTime is how long a flow without packets stays in the cache. The kernel's conntrack decides how long it lives.
-const idleTime = 60 * time.Second
-
-// collectInterval is how often entries that are no longer used are deleted.
-const collectInterval = time.Second
-
-// Flows is the flow cache with the flows that it has refused. All methods may be called from any goroutine.
-type Flows struct {
-	config  Config
-	tables  *datapath.GatewayTables
-	liberal func(*datapath.GatewayTuple) error // conntrack.SetLiberal
-
-	mu      sync.Mutex
-	cache   *cache
-	refused refusals
-	ended   map[string]uint64 // flows that have left the cache, by the reason
-	learned uint64
+// Device is a device of the gateway.
+type Device struct {
+	Index int    `json:"index"`
+	Name  string `json:"name"`
 }
 
-// NewFlows returns the flow cache in tables. wait returns when all programs that run at the call have ended.
-func NewFlows(t *datapath.GatewayTables, wait func() error, c Config) (*Flows, error) {
-	liberal, err := newLiberal()
+// Gateway keeps the programs at the gateway's devices. All methods may be called from any goroutine.
+type Gateway struct {
+	config   Config
+	datapath Datapath
+	flows    *Flows
+	changed  wakeup.Signal // devices
+
+	reconciling sync.Mutex
+
+	mu       sync.Mutex
+	ready    bool
+	devices  []Device
+	problems map[string]string // errors by what failed; each is logged once
+}
+
+// New returns a gateway. Start attaches it.
+func New(d Datapath, c Config) (*Gateway, error) {
+	tables, err := d.GatewayTables()
 	if err != nil {
 		return nil, err
 	}
-	f := &Flows{config: c, tables: t, liberal: liberal.set, cache: newCache(t, wait), refused: newRefusals(), ended: map[string]uint64{}}
-	f.cache.control().Threshold = c.Threshold
-	return f, nil
-}
-
-// Run learns flows until ctx ends. Those in the cache stay there: the programs notice changes by themselves.
-func (f *Flows) Run(ctx context.Context) error {
-	reader, err := ringbuf.NewReader(f.tables.Candidates)
+	flows, err := NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: c.Refuses, Log: c.Log})
 	if err != nil {
-		return fmt.Errorf("read the gateway's candidates: %w", err)
+		return nil, err
 	}
-	defer reader.Close()
-	stop := context.AfterFunc(ctx, func() { reader.Close() })
-	defer stop()
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	tasks.Go(func() { f.collectUntil(ctx) })
-	var record ringbuf.Record
-	for {
-		if err := reader.ReadInto(&record); errors.Is(err, os.ErrClosed) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("read the gateway's candidates: %w", err)
-		}
-		if len(record.RawSample) < int(unsafe.Sizeof(datapath.GatewayCandidate{})) {
-			continue
-		}
-		candidate := *(*datapath.GatewayCandidate)(unsafe.Pointer(&record.RawSample[0]))
-		f.consider(&candidate)
-	}
+	return &Gateway{config: c, datapath: d, flows: flows, changed: wakeup.NewSignal(), problems: map[string]string{}}, nil
 }
 
-func (f *Flows) collectUntil(ctx context.Context) {
-	ticker := time.NewTicker(collectInterval)
-	defer ticker.Stop()
+// Flows returns the flow cache.
+func (g *Gateway) Flows() *Flows { return g.flows }
+
+// Start attaches the programs; from now on they follow the devices.
+func (g *Gateway) Start() {
+	g.mu.Lock()
+	g.ready = true
+	g.mu.Unlock()
+	g.Reconcile()
+}
+
+// Devices are read settleTime after the first change, so that several of them need one read. rulesInterval is how often
+// packet filters are compared: the kernel does not notify of all their changes.
+const (
+	settleTime    = 20 * time.Millisecond
+	rulesInterval = 500 * time.Millisecond
+)
+
+// Run follows the devices, routes and packet filters until ctx ends. The programs stay attached.
+func (g *Gateway) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tasks := []func(context.Context) error{
+		g.flows.Run,
+		func(ctx context.Context) error {
+			return netdev.Watch(ctx, g.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+		},
+		func(ctx context.Context) error {
+			return watchRoutes(ctx, func(mtu bool) { g.note("routes", g.flows.RoutesChanged(mtu)) })
+		},
+		g.follow,
+	}
+	failed := make(chan error, len(tasks))
+	var running sync.WaitGroup
+	for _, task := range tasks {
+		running.Go(func() { failed <- task(ctx) })
+	}
+	err := <-failed
+	cancel()
+	running.Wait()
+	return err
+}
+
+func (g *Gateway) follow(ctx context.Context) error {
+	rules := time.NewTicker(rulesInterval)
+	defer rules.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			if err := f.Collect(); err != nil {
-				f.config.Log.Error("the gateway's flow cache", "error", err)
-			}
+			return nil
+		case <-rules.C:
+			g.compareRules()
+			continue
+		case <-g.changed:
 		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(settleTime):
+		}
+		g.Reconcile()
 	}
 }
 
-// consider takes a candidate, or notes why not.
-func (f *Flows) consider(c *datapath.GatewayCandidate) {
-	flow := flowOf(&c.Flow)
-	reason := f.refuses(c, flow)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if reason == "" {
-		reason = f.take(&c.Flow)
-	}
-	if reason != "" {
-		f.refused.add(flow, reason)
+// compareRules returns all flows to the stack if packet filters have changed: the new ones decide about them.
+func (g *Gateway) compareRules() {
+	g.mu.Lock()
+	devices, ready := g.devices, g.ready
+	g.mu.Unlock()
+	if !ready {
 		return
 	}
-	f.refused.remove(flow)
-}
-
-func (f *Flows) refuses(c *datapath.GatewayCandidate, flow Flow) string {
-	switch {
-	case c.Refusal != 0:
-		return refusalText(c.Refusal)
-	case !f.config.Input(c.Flow.Key.Device):
-		return "it arrives by a device that is none of the gateway's"
+	changed, err := g.config.Rules(devices)
+	if changed || err != nil {
+		g.flows.Flush()
 	}
-	return f.config.Refuses(flow)
+	g.note("packet filters", err)
 }
 
-// take adds an entry, or replaces one that programs no longer use. It returns why not.
-func (f *Flows) take(e *Entry) string {
-	if old := f.cache.get(e.Key); old != nil {
-		if state(old) == datapath.GatewayActive && old.Epoch == f.cache.control().Epoch && old.To == e.To {
-			return ""
+// Reconcile attaches the programs to the devices as they are.
+func (g *Gateway) Reconcile() {
+	g.reconciling.Lock()
+	defer g.reconciling.Unlock()
+	g.mu.Lock()
+	ready := g.ready
+	g.mu.Unlock()
+	if ready {
+		g.note("devices", g.reconcile())
+	}
+}
+
+func (g *Gateway) reconcile() error {
+	devices, err := g.config.Devices()
+	if err != nil {
+		return err
+	}
+	wanted := map[uint32]uint32{}
+	for _, d := range devices {
+		wanted[uint32(d.Index)] = 0
+		if netdev.IsExternalTunnel(d.Index) {
+			wanted[uint32(d.Index)] = datapath.GatewayExternal
 		}
-		if err := f.cache.remove([]Key{e.Key}, f.count); err != nil {
-			return err.Error()
-		}
 	}
-	if e.Epoch != f.cache.control().Epoch {
-		return "" // seen before a change; its next packets count again
+	table := g.datapath.GatewayDevices()
+	if err := datapath.Withdraw(table, wanted); err != nil {
+		return err
 	}
-	e.LastSeen = settable.Tick()
-	if err := f.cache.add(e); err != nil {
-		return err.Error()
+	indexes := slices.Sorted(maps.Keys(wanted))
+	all := make([]int, len(indexes))
+	for i, index := range indexes {
+		all[i] = int(index)
 	}
-	// Afterwards: a packet on the stack before the entry is in effect would set again what is cleared.
-	if err := f.liberal(&e.Key.Tuple); err != nil {
-		if removed := f.cache.remove([]Key{e.Key}, f.count); removed != nil {
-			f.config.Log.Error("the gateway's flow cache", "error", removed)
-		}
-		return err.Error()
+	if err := g.datapath.SetDevices(datapath.GatewayComponent, all...); err != nil {
+		return fmt.Errorf("attach the programs: %w", err)
 	}
-	f.learned++
-	return ""
+	g.mu.Lock()
+	same := slices.Equal(g.devices, devices)
+	g.devices = devices
+	g.mu.Unlock()
+	if !same { // rules about other devices concern the flows
+		g.flows.Flush()
+	}
+	return datapath.Publish(table, wanted)
 }
 
-// count counts a flow that leaves the cache.
-func (f *Flows) count(e *Entry) { f.ended[f.endOf(e)]++ }
-
-func (f *Flows) endOf(e *Entry) string {
-	switch state(e) {
-	case datapath.GatewayClosed:
-		return "closed"
-	case datapath.GatewayUntracked:
-		return "conntrack"
-	case datapath.GatewayRerouted:
-		return "route"
+// note keeps the error of something as a problem until it succeeds.
+func (g *Gateway) note(what string, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err == nil {
+		delete(g.problems, what)
+		return
 	}
-	if e.Epoch != f.cache.control().Epoch {
-		return "changed"
+	if g.problems[what] != err.Error() {
+		g.config.Log.Error("the gateway", "error", err)
 	}
-	return "idle"
+	g.problems[what] = err.Error()
 }
 
-// Collect deletes entries that are no longer used.
-func (f *Flows) Collect() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var keys []Key
-	now, idle, epoch := settable.Tick(), uint32(idleTime.Nanoseconds()>>20), f.cache.control().Epoch
-	f.cache.each(func(e *Entry) {
-		if state(e) != datapath.GatewayActive || e.Epoch != epoch || int32(now-e.LastSeen) > int32(idle) {
-			keys = append(keys, e.Key)
-		}
-	})
-	f.refused.expire()
-	return f.cache.remove(keys, f.count)
+// Conditions returns what is wrong.
+func (g *Gateway) Conditions() (all condition.List) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, what := range slices.Sorted(maps.Keys(g.problems)) {
+		all = append(all, condition.GatewayFailed.New("%s: %s", what, g.problems[what]))
+	}
+	return all
 }
 
-// Flush returns all flows to the stack at once. They are learned anew from packets that the stack forwards.
-func (f *Flows) Flush() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	atomic.AddUint32(&f.cache.control().Epoch, 1)
-	f.refused = newRefusals()
-}
+// Close frees what the gateway needs of this process. The programs stay attached.
+func (g *Gateway) Close() { g.flows.Close() }

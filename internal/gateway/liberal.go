@@ -69,3 +69,9 @@ func (l *liberal) set(t *datapath.GatewayTuple) error {
 	}
 	return nil
 }
+
+func (l *liberal) close() {
+	for _, s := range l.sockets {
+		s.Close()
+	}
+}

@@ -97,6 +97,30 @@ func IsL3(index int) bool {
 	return err == nil && slices.Contains(l3Types, link.Attrs().EncapType)
 }
 
+// IsExternalTunnel reports whether a device is a tunnel in external mode (collect metadata), whose outer addresses and
+// key come with each packet; false if there is no such device.
+func IsExternalTunnel(index int) bool {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return false
+	}
+	switch l := link.(type) {
+	case *netlink.Vxlan:
+		return l.FlowBased
+	case *netlink.Geneve:
+		return l.FlowBased
+	case *netlink.Gretap:
+		return l.FlowBased
+	case *netlink.Gretun:
+		return l.FlowBased
+	case *netlink.Iptun:
+		return l.FlowBased
+	case *netlink.Ip6tnl:
+		return l.FlowBased
+	}
+	return false
+}
+
 // readTags finds the devices that have VLAN devices above them and strip the tags themselves.
 func readTags(all []Device, at map[int]int, links []netlink.Link) {
 	for _, l := range links {

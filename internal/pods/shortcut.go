@@ -220,17 +220,17 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 
 // write makes the tables and the attached programs as they should be.
 func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice) error {
-	if err := withdraw(s.datapath.Pods(), pods); err != nil {
+	if err := datapath.Withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
 	links := map[uint32]uint32{}
 	for _, p := range pods {
 		links[p.Device] = p.Device
 	}
-	if err := withdraw(s.datapath.PodLinks(), links); err != nil {
+	if err := datapath.Withdraw(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
-	if err := withdraw(s.datapath.PodDevices(), devices); err != nil {
+	if err := datapath.Withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
 	var indexes []int
@@ -241,45 +241,11 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	if err := s.datapath.SetDevices(datapath.PodComponent, indexes...); err != nil {
 		return fmt.Errorf("attach the program: %w", err)
 	}
-	if err := publish(s.datapath.PodDevices(), devices); err != nil {
+	if err := datapath.Publish(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
-	if err := publish(s.datapath.PodLinks(), links); err != nil {
+	if err := datapath.Publish(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
-	return publish(s.datapath.Pods(), pods)
-}
-
-// withdraw deletes the entries that are not wanted.
-func withdraw[K comparable, V any](table datapath.Hash[K, V], wanted map[K]V) error {
-	have, err := table.All()
-	if err != nil {
-		return err
-	}
-	for k := range have {
-		if _, ok := wanted[k]; ok {
-			continue
-		}
-		if err := table.Delete(k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// publish writes the entries that are missing or differ.
-func publish[K, V comparable](table datapath.Hash[K, V], wanted map[K]V) error {
-	have, err := table.All()
-	if err != nil {
-		return err
-	}
-	for k, v := range wanted {
-		if old, ok := have[k]; ok && old == v {
-			continue
-		}
-		if err := table.Put(k, v); err != nil {
-			return err
-		}
-	}
-	return nil
+	return datapath.Publish(s.datapath.Pods(), pods)
 }

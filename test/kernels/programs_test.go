@@ -39,6 +39,7 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 		Edge:        &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
 		Pods:        &datapath.PodOptions{},
+		Gateway:     &datapath.GatewayOptions{},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -101,7 +102,7 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
 		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeL3, datapath.LoadEdgeXDP,
-		datapath.LoadSockStats, datapath.LoadPod,
+		datapath.LoadSockStats, datapath.LoadPod, datapath.LoadGateway, datapath.LoadGatewayL3,
 	} {
 		spec, err := load()
 		must(t, err)

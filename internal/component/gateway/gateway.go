@@ -6,18 +6,13 @@ package gateway
 
 import (
 	"context"
-	"slices"
-	"sync"
-	"time"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/gateway"
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/metrics"
 )
 
 // New returns the gateway. It is enabled by --gateway-devices.
@@ -33,72 +28,64 @@ func (c *config) options(o *datapath.Options) {
 	}
 }
 
+// running is a running gateway.
 type running struct {
-	config *config
-	env    component.Env
-	flows  *gateway.Flows
-
-	mu      sync.Mutex
-	devices []int
+	env     component.Env
+	gateway *gateway.Gateway
 }
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	tables, err := env.Datapath.GatewayTables()
+	if reason := env.Datapath.Uncached; reason != "" {
+		env.Log.Error(reason)
+		return &component.Instance{
+			Status:     func(s *inspect.Status) { s.Gateway = &gateway.Status{Why: reason} },
+			Conditions: func() condition.List { return condition.List{condition.GatewayUnavailable.New("%s", reason)} },
+		}, nil
+	}
+	g, err := c.gateway(env)
 	if err != nil {
 		return nil, err
 	}
-	r := &running{config: c, env: env}
-	r.flows, err = gateway.NewFlows(tables, env.Datapath.WaitForReaders, gateway.Config{
-		Threshold: c.threshold, Refuses: func(gateway.Flow) string { return "" }, Input: r.isInput, Log: env.Log,
-	})
-	if err != nil {
-		return nil, err
-	}
+	r := &running{env, g}
 	return &component.Instance{
-		Start: func() { r.attach() },
-		Run:   []component.Task{{Name: "gateway", Run: r.flows.Run}, {Name: "gateway devices", Run: r.follow}},
+		Start: g.Start, Run: []component.Task{{Name: "gateway", Run: g.Run}}, Close: g.Close,
+		Status: r.status, Conditions: g.Conditions, Metrics: r.metrics,
+		Answers: map[string]component.Answer{
+			gateway.FlowsPath: func(context.Context) (any, error) { return g.Flows().List() },
+		},
 	}, nil
 }
 
-func (r *running) isInput(device uint32) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Contains(r.devices, int(device))
+func (r *running) status(s *inspect.Status) {
+	status := r.gateway.Status()
+	status.Packets, status.Bytes, _ = datapath.ReadGatewayCounters(r.env.BPFFS)
+	s.Gateway = &status
 }
 
-func (r *running) attach() {
-	links, err := netlink.LinkList()
+func (r *running) metrics() ([]inspect.Metric, error) {
+	packets, bytes, err := datapath.ReadGatewayCounters(r.env.BPFFS)
 	if err != nil {
-		r.env.Log.Error("gateway", "error", err)
-		return
+		return nil, err
 	}
-	var devices []int
-	for _, l := range links {
-		if slices.Contains(r.config.devices, l.Attrs().Name) {
-			devices = append(devices, l.Attrs().Index)
-		}
+	b := metrics.NewBatch()
+	for path, n := range packets {
+		b.Add("beeline_gateway_packets_total", float64(n), "path", path)
 	}
-	if err := r.env.Datapath.SetDevices(datapath.GatewayComponent, devices...); err != nil {
-		r.env.Log.Error("gateway", "error", err)
+	b.Add("beeline_gateway_bytes_total", float64(bytes))
+	status := r.gateway.Status()
+	b.Add("beeline_gateway_entries", float64(status.Entries))
+	b.Add("beeline_gateway_entries_limit", float64(status.Limit))
+	b.Add("beeline_gateway_learned_total", float64(status.Learned))
+	for reason, n := range status.Ended {
+		b.Add("beeline_gateway_ended_total", float64(n), "reason", reason)
 	}
-	r.mu.Lock()
-	r.devices = devices
-	r.mu.Unlock()
-}
-
-func (r *running) follow(ctx context.Context) error {
-	changed := wakeup.NewSignal()
-	go netdev.Watch(ctx, changed, unix.RTNLGRP_LINK)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-			time.Sleep(50 * time.Millisecond)
-			r.attach()
-		}
+	refused := 0
+	for _, n := range status.Refused {
+		refused += n
 	}
+	b.Add("beeline_gateway_refused", float64(refused))
+	return b.Metrics, nil
 }

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/gateway"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/printable"
+)
+
+func newGatewayCommand() *cobra.Command {
+	return commandGroup("gateway", "Show the gateway: forwarded flows that skip the IP stack", newGatewayStatusCommand(), newGatewayFlowsCommand())
+}
+
+func newGatewayStatusCommand() *cobra.Command {
+	var socket string
+	var v view
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show the gateway's provider, devices, and what keeps flows on the stack",
+		Long: `Shows what forwards the gateway's flows, at which devices, how many flows there are,
+why flows have left it, and why others stay on the stack.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return v.show(cmd, func() (any, func(io.Writer), error) {
+				var s inspect.Status
+				if err := agent.NewClient(socket).Get(cmd.Context(), agent.StatusPath, &s); err != nil {
+					return nil, nil, fmt.Errorf("--agent-socket %s: %w", socket, err)
+				}
+				if s.Gateway == nil {
+					return nil, nil, errors.New("the gateway is off: set --gateway-devices of the agent")
+				}
+				return s.Gateway, func(w io.Writer) { statusGateway(w, s.Gateway) }, nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	v.addFlags(cmd)
+	return cmd
+}
+
+// statusGateway prints the state of the gateway.
+func statusGateway(w io.Writer, s *gateway.Status) {
+	if s == nil {
+		return
+	}
+	fmt.Fprintf(w, "\nGateway: %s\n", s.Line())
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if s.Provider != "" && s.Why != "" {
+		fmt.Fprintf(t, "  provider\t%s\t%s\n", s.Provider, printable.Line(s.Why))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(s.Refused)) {
+		fmt.Fprintf(t, "  refused\t%d\t%s\n", s.Refused[reason], printable.Line(reason))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(s.Ended)) {
+		fmt.Fprintf(t, "  ended\t%d\t%s\n", s.Ended[reason], reason)
+	}
+	for _, path := range slices.Sorted(maps.Keys(s.Packets)) {
+		if n := s.Packets[path]; n > 0 {
+			fmt.Fprintf(t, "  packets\t%d\t%s\n", n, path)
+		}
+	}
+	t.Flush()
+}
+
+func newGatewayFlowsCommand() *cobra.Command {
+	var socket, end string
+	var v view
+	cmd := &cobra.Command{
+		Use: "flows", Short: "List the flows that this node forwards, and the path of their packets",
+		Long: `Lists the TCP and UDP flows of the kernel's conntrack that this node forwards, with the
+path of the packets of each direction: slow (the stack), cache, flowtable, hardware, or
+refused with the reason. -o wide adds the packets and bytes that have left the stack.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			of, err := endFilter(end)
+			if err != nil {
+				return err
+			}
+			return v.show(cmd, func() (any, func(io.Writer), error) {
+				var all []gateway.FlowStatus
+				if err := agent.NewClient(socket).Get(cmd.Context(), gateway.FlowsPath, &all); err != nil {
+					return nil, nil, fmt.Errorf("--agent-socket %s: %w (is --gateway-devices of the agent set?)", socket, err)
+				}
+				all = slices.DeleteFunc(all, func(f gateway.FlowStatus) bool {
+					return !of(f.Client) && !of(f.Address) && !of(f.Via) && !of(f.Backend)
+				})
+				v.nothing(cmd, len(all), "flows that this node forwards")
+				return all, func(w io.Writer) { gatewayFlowTable(w, all, &v) }, nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&end, "address", "", "only flows of which one end is this: an address, or address:port")
+	v.addListFlags(cmd)
+	return cmd
+}
+
+// endFilter returns a filter for --address.
+func endFilter(text string) (func(netip.AddrPort) bool, error) {
+	if text == "" {
+		return func(netip.AddrPort) bool { return true }, nil
+	}
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return func(a netip.AddrPort) bool { return a.Addr() == addr.Unmap() }, nil
+	}
+	end, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return nil, exitError{exitUsage, fmt.Errorf("--address %q: not an address or address:port such as 10.0.0.1:8080 or [fd00::1]:8080", text)}
+	}
+	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
+}
+
+// gatewayFlowTable prints flows; -o wide adds what has left the stack, and the devices.
+func gatewayFlowTable(w io.Writer, flows []gateway.FlowStatus, v *view) {
+	columns := []string{"PROTOCOL", "CLIENT", "ADDRESS", "VIA", "BACKEND", "SENT BY", "RECEIVED BY"}
+	wide := v.output == "wide"
+	if wide {
+		columns = append(columns, "SENT", "RECEIVED", "DEVICES")
+	}
+	t := newTable(w, !v.noHeaders, columns...)
+	for _, f := range flows {
+		row := []string{f.Protocol, f.Client.String(), f.Address.String(), f.Via.String(), f.Backend.String(), pathText(f.Sent), pathText(f.Received)}
+		if wide {
+			in, out := cmp.Or(f.Sent.In, f.Received.Out, "-"), cmp.Or(f.Sent.Out, f.Received.In, "-")
+			row = append(row, trafficText(conntrack.Traffic{Packets: f.Sent.Packets, Bytes: f.Sent.Bytes}),
+				trafficText(conntrack.Traffic{Packets: f.Received.Packets, Bytes: f.Received.Bytes}), in+" > "+out)
+		}
+		t.row(row)
+	}
+	t.Flush()
+}
+
+func pathText(d gateway.Direction) string {
+	if d.Reason != "" {
+		return string(d.Path) + ": " + d.Reason
+	}
+	return string(d.Path)
+}
