@@ -14,6 +14,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "gateway/cache.h"
+#include "gateway/count.h"
 #include "gateway/mark.h"
 #include "gateway/netfilter_flow.h"
 #include "gateway/tunnel.h"
@@ -130,6 +131,7 @@ static __always_inline enum action gateway_return(struct context *ctx, struct ga
 						  enum gateway_state state, enum gateway_path path)
 {
 	flow->state = state;
+	gateway_count_again(&flow->to);
 	return gateway_stack(ctx, path);
 }
 
@@ -236,7 +238,9 @@ static __always_inline enum action gateway_ingress(struct context *ctx, int exte
 			return packet_pass(ctx);
 	}
 	flow = gateway_find(&w->packet.tuple, ctx->ifindex, tunnel);
-	if (!flow || flow->state != GATEWAY_ACTIVE || flow->epoch != control->epoch)
+	if (!flow || flow->state != GATEWAY_ACTIVE)
 		return packet_pass(ctx);
+	if (flow->epoch != control->epoch)
+		return gateway_return(ctx, flow, GATEWAY_OUTDATED, GATEWAY_PATH_RETURNED);
 	return gateway_forward(ctx, w, flow);
 }

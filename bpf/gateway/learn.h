@@ -10,6 +10,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "gateway/cache.h"
+#include "gateway/count.h"
 #include "gateway/forward.h"
 #include "gateway/mark.h"
 #include "gateway/netfilter_flow.h"
@@ -20,38 +21,6 @@
 #include "packet/parse.h"
 #include "packet/tuple.h"
 #include "state/scratch.h"
-
-/* A flow that sends nothing for this long, in ticks, is counted anew: 2 s. */
-#define GATEWAY_COUNT_EXPIRY 2000
-
-/* A flow that was not taken is proposed again after as many packets as it had, at most this many.
- */
-#define GATEWAY_NEXT_MOST    4096
-
-/* Counts a packet of the stack. Returns whether its flow is to be looked at. Of several flows with
- * one place the one with most packets keeps it. */
-static __always_inline int gateway_is_due(struct scratch *w, __u32 threshold)
-{
-	__u32 hash = tuple_hash(&w->packet.tuple), slot = hash % GATEWAY_COUNTS, now = tick_of(w);
-	struct gateway_count *c = bpf_map_lookup_elem(&gateway_counts, &slot);
-
-	if (!c)
-		return 0;
-	if (c->hash != hash && c->count && now - c->tick < GATEWAY_COUNT_EXPIRY) {
-		c->count--;
-		return 0;
-	}
-	if (c->hash != hash || now - c->tick >= GATEWAY_COUNT_EXPIRY) {
-		c->hash = hash;
-		c->count = 0;
-		c->next = threshold;
-	}
-	c->tick = now;
-	if (c->count++ < c->next)
-		return 0;
-	c->next = c->count + (c->count < GATEWAY_NEXT_MOST ? c->count : GATEWAY_NEXT_MOST);
-	return 1;
-}
 
 /* Fills in by what devices and tunnels a flow comes and leaves, and its next hop. */
 static __always_inline enum gateway_refusal

@@ -22,6 +22,7 @@ enum gateway_state {
 	GATEWAY_UNTRACKED, /* the kernel's conntrack no longer has the flow, or translates it
 			      otherwise */
 	GATEWAY_REROUTED,  /* the route or the next hop has changed */
+	GATEWAY_OUTDATED,  /* of another epoch */
 	GATEWAY_STATES,
 };
 
