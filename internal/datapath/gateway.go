@@ -33,6 +33,16 @@ func (t *GatewayTuple) From() netip.AddrPort { return addrPort(t.Source.Bytes, t
 // To returns the destination of a tuple.
 func (t *GatewayTuple) To() netip.AddrPort { return addrPort(t.Destination.Bytes, t.DestinationPort) }
 
+// gatewayKeyMix is GATEWAY_KEY_MIX of bpf/gateway/cache.h.
+const gatewayKeyMix = uint64(0xd6e8feb86659fd93)
+
+// Sum is gateway_sum of bpf/gateway/cache.h: it determines the set of the key and its tag.
+func (k *GatewayGatewayKey) Sum(secret *settable.Secret) uint64 {
+	sum := settable.KeySum(secret, &k.Tuple)
+	sum ^= (uint64(k.Tunnel)<<32 | uint64(k.Device)) * gatewayKeyMix
+	return sum ^ sum>>29
+}
+
 // States and flags of a GatewayFlow.
 const (
 	GatewayActive    = uint8(GatewayGatewayStateGATEWAY_ACTIVE)

@@ -65,16 +65,6 @@ func (c *cache) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] 
 
 func (c *cache) control() *datapath.GatewayControl { return c.controls.At(0) }
 
-// keyMix is GATEWAY_KEY_MIX of bpf/gateway/cache.h.
-const keyMix = uint64(0xd6e8feb86659fd93)
-
-// sum is gateway_sum of bpf/gateway/cache.h.
-func (c *cache) sum(k *Key) uint64 {
-	sum := settable.KeySum(&c.secret, &k.Tuple)
-	sum ^= (uint64(k.Tunnel)<<32 | uint64(k.Device)) * keyMix
-	return sum ^ sum>>29
-}
-
 // get returns the entry of a key; nil if there is none.
 func (c *cache) get(k Key) *Entry {
 	if p, ok := c.places[k]; ok {
@@ -92,7 +82,7 @@ func (errFull) Error() string {
 
 // add stores an entry. Its key has none.
 func (c *cache) add(e *Entry) error {
-	sum := c.sum(&e.Key)
+	sum := e.Key.Sum(&c.secret)
 	set := settable.First(sum, c.flows.Len())
 	for i := range uint32(settable.Places) {
 		p := place{set, i}

@@ -145,8 +145,8 @@ func (f *Flows) take(e *Entry) string {
 		return "" // seen before a change; its next packets count again
 	}
 	e.LastSeen = settable.Tick()
-	// Before, because packets of the other direction may be invalid as soon as those of this one skip conntrack; and
-	// afterwards, because a packet on the stack before the entry is in effect sets again what is cleared.
+	// Before, because packets of the other direction may be invalid as soon as those of this one skip conntrack;
+	// and afterwards, because a packet on the stack before the entry is in effect sets again what is cleared.
 	if err := f.liberal.set(&e.Key.Tuple); err != nil {
 		return err.Error()
 	}

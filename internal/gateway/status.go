@@ -11,8 +11,8 @@ import (
 
 // Status is the state of the gateway.
 type Status struct {
-	// Provider is what forwards the flows: cache, flowtable or flowtable-hardware; empty: nothing does. Why says why it
-	// was chosen, or why there is none.
+	// Provider is what forwards the flows: cache, flowtable or flowtable-hardware; empty: nothing does. Why says
+	// why it was chosen, or why there is none.
 	Provider string   `json:"provider"`
 	Why      string   `json:"why,omitempty"`
 	Devices  []Device `json:"devices"`
@@ -21,8 +21,8 @@ type Status struct {
 	// Entries are those of the flow cache, two for each flow, of at most Limit.
 	Entries int    `json:"entries"`
 	Limit   uint32 `json:"limit"`
-	// Learned counts entries since the agent started, Ended those that are gone, by the reason: closed, conntrack, route,
-	// changed or idle.
+	// Learned counts entries since the agent started, Ended those that are gone, by the reason: closed, conntrack,
+	// route, changed or idle.
 	Learned uint64            `json:"learned"`
 	Ended   map[string]uint64 `json:"ended,omitempty"`
 	// Refused are the directions of flows that stay on the stack, by the reason.

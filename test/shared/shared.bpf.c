@@ -15,6 +15,7 @@
 #include "dsr/stateless.h"
 #include "encap/encap.h"
 #include "filter/prefilter.h"
+#include "gateway/cache.h"
 #include "lb/affinity.h"
 #include "lb/backend_select.h"
 #include "lb/frontend.h"
@@ -53,7 +54,8 @@ struct shared_call {
 	__u32 frontend;	 /* row in `frontends`; 0: none */
 	__u32 frontend_kind;
 	__u32 done;
-	__u32 rtt_bucket; /* of `now` */
+	__u32 rtt_bucket;  /* of `now` */
+	__u64 gateway_sum; /* of `tuple`, device `now`, tunnel `sets` */
 };
 
 struct {
@@ -108,6 +110,7 @@ int beeline_shared(struct __sk_buff *ctx)
 	run_lookups(c, w);
 	ct_prefilter_add(&c->tuple, &ct);
 	c->rtt_bucket = rtt_bucket(c->now);
+	c->gateway_sum = gateway_sum(&c->tuple, c->now, c->sets);
 	c->done = 1;
 	return 0;
 }
