@@ -102,6 +102,9 @@ func explanation(w io.Writer, a *explain.Answer) {
 		entry += " at " + a.Device
 	}
 	line("handled by", "%s", entry)
+	if a.Gateway != nil {
+		line("gateway", "%s", a.Gateway)
+	}
 	for _, b := range a.EarlierPrograms {
 		line("", "before that %s", b)
 	}

@@ -221,3 +221,33 @@ func (d *Datapath) GatewayDevices() Hash[uint32, uint32] {
 
 // GatewayCacheEnabled reports whether the flow cache is loaded.
 func (d *Datapath) GatewayCacheEnabled() bool { return d.options.Gateway != nil }
+
+// OpenGatewayTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;
+// nil if there is none.
+func OpenGatewayTables(bpffs string) (*GatewayTables, error) {
+	t := &GatewayTables{}
+	for name, to := range map[string]**ebpf.Map{GatewayMapGatewayFlows: &t.Flows, GatewayMapGatewayTags: &t.Tags, GatewayMapGatewayControls: &t.Controls} {
+		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			t.Close()
+			return nil, nil
+		}
+		if err != nil {
+			t.Close()
+			return nil, fmt.Errorf("open table %s under %s: %w", name, bpffs, err)
+		}
+		*to = m
+	}
+	if uintptr(t.Flows.ValueSize()) != unsafe.Sizeof(GatewayGatewaySet{}) {
+		t.Close()
+		return nil, fmt.Errorf("table %s under %s is of another version of Beeline than this command", GatewayMapGatewayFlows, bpffs)
+	}
+	return t, nil
+}
+
+// Close closes the tables of OpenGatewayTables.
+func (t *GatewayTables) Close() {
+	for _, m := range []*ebpf.Map{t.Flows, t.Tags, t.Controls} {
+		m.Close() // nothing is to be done for nil
+	}
+}

@@ -5,6 +5,7 @@
 package explain
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,6 +52,8 @@ type Answer struct {
 	// Encapsulated is how the packet reaches a backend that answers the client directly; nil without DSR.
 	Encapsulated *Encapsulation `json:"encapsulated,omitempty"`
 	Out          *Hop           `json:"out,omitempty"`
+	// Gateway is what the gateway does with a packet that is for no Service; nil if it is off.
+	Gateway *Gateway `json:"gateway,omitempty"`
 	// Notes are additional remarks.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -121,9 +124,27 @@ func Explain(bpffs string, q Question) (*Answer, error) {
 	if q.Socket {
 		err = x.socket()
 	} else {
-		err = x.packet()
+		err = x.packetOrGateway()
 	}
 	return &x.answer, err
+}
+
+// passed is the verdict about packets that the edge does not change.
+var passed = service.Pass.String()
+
+// packetOrGateway explains a packet by the edge, and by the gateway if the edge passes it or there is none.
+func (x *explainer) packetOrGateway() error {
+	err := x.packet()
+	if err != nil && !x.unattached || err == nil && x.answer.Verdict != passed {
+		return err
+	}
+	if exists, failed := x.gateway(); failed != nil || !exists {
+		return errors.Join(err, failed)
+	}
+	if err != nil {
+		x.answer.Entry, x.answer.Verdict, x.answer.Why = "gateway", passed, "the edge is at no device of this node"
+	}
+	return nil
 }
 
 type explainer struct {
@@ -132,6 +153,8 @@ type explainer struct {
 	tables   *inspect.Tables
 	question Question
 	answer   Answer
+	// unattached: the edge is at no device.
+	unattached bool
 }
 
 func (x *explainer) note(format string, args ...any) {

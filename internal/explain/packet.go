@@ -138,6 +138,7 @@ func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachmen
 		}
 	}
 	if len(devices) == 0 {
+		x.unattached = true
 		return nil, nil, inspect.BadRequest("the programs pinned under %s are attached to no device of this network namespace (--edge-mode=off?): give the agent's --pins, and run this command in the agent's network namespace", x.bpffs)
 	}
 	if name := x.question.Device; name != "" {

@@ -3,7 +3,9 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"unsafe"
 
@@ -74,39 +76,52 @@ func (c *cache) get(k Key) *Entry {
 }
 
 // errFull is why there is no room for an entry.
-type errFull struct{}
+var errFull = errors.New("the flow cache has no room for it: raise --gateway-max-flows")
 
-func (errFull) Error() string {
-	return "the flow cache has no room for it: raise --gateway-max-flows"
-}
+// quietTime is how long an entry has to be without packets before another may have its place, in ticks.
+const quietTime = 1024
 
-// add stores an entry. Its key has none.
+// add stores an entry. Its key has none. Without a free place it gives up the one of the entry that is quiet for the
+// longest time: a later call may have it.
 func (c *cache) add(e *Entry) error {
-	sum := e.Key.Sum(&c.secret)
+	sum, now := e.Key.Sum(&c.secret), settable.Tick()
 	set := settable.First(sum, c.flows.Len())
+	quietest, quiet := place{}, int32(quietTime)
 	for i := range uint32(settable.Places) {
 		p := place{set, i}
-		if atomic.LoadUint32(c.tagAt(p)) != 0 || c.deleted[p] {
+		if c.deleted[p] {
+			quiet = math.MaxInt32 // there will be a free place
 			continue
 		}
-		*c.at(p) = *e
-		atomic.StoreUint32(c.tagAt(p), settable.Tag(uint32(sum)))
-		c.places[e.Key] = p
-		return nil
+		if atomic.LoadUint32(c.tagAt(p)) == 0 {
+			*c.at(p) = *e
+			atomic.StoreUint32(c.tagAt(p), settable.Tag(uint32(sum)))
+			c.places[e.Key] = p
+			return nil
+		}
+		if age := int32(now - c.at(p).LastSeen); age > quiet {
+			quietest, quiet = p, age
+		}
 	}
-	return errFull{}
+	if quiet > quietTime && quiet < math.MaxInt32 {
+		c.free(quietest)
+	}
+	return errFull
+}
+
+// free deletes an entry. Programs may use it until remove has waited for them.
+func (c *cache) free(p place) {
+	delete(c.places, c.at(p).Key)
+	atomic.StoreUint32(c.tagAt(p), 0)
+	c.deleted[p] = true
 }
 
 // remove deletes entries, and calls last with each, when no program uses it any more.
 func (c *cache) remove(keys []Key, last func(*Entry)) error {
 	for _, k := range keys {
-		p, ok := c.places[k]
-		if !ok {
-			continue
+		if p, ok := c.places[k]; ok {
+			c.free(p)
 		}
-		delete(c.places, k)
-		atomic.StoreUint32(c.tagAt(p), 0)
-		c.deleted[p] = true
 	}
 	if len(c.deleted) == 0 {
 		return nil
@@ -126,6 +141,11 @@ func (c *cache) each(f func(*Entry)) {
 	for _, p := range c.places {
 		f(c.at(p))
 	}
+}
+
+// active reports whether programs use an entry.
+func (c *cache) active(e *Entry) bool {
+	return state(e) == datapath.GatewayActive && e.Epoch == c.control().Epoch
 }
 
 // max returns the number of places.

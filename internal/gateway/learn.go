@@ -134,7 +134,7 @@ func (f *Flows) consider(c *datapath.GatewayCandidate) {
 // take adds an entry, or replaces one that programs no longer use. It returns why not.
 func (f *Flows) take(e *Entry) string {
 	if old := f.cache.get(e.Key); old != nil {
-		if f.active(old) && old.To == e.To {
+		if f.cache.active(old) && old.To == e.To {
 			return ""
 		}
 		if err := f.cache.remove([]Key{e.Key}, f.count); err != nil {
@@ -163,11 +163,6 @@ func (f *Flows) take(e *Entry) string {
 	return ""
 }
 
-// active reports whether programs use an entry.
-func (f *Flows) active(e *Entry) bool {
-	return state(e) == datapath.GatewayActive && e.Epoch == f.cache.control().Epoch
-}
-
 // count counts a flow that leaves the cache.
 func (f *Flows) count(e *Entry) { f.ended[f.endOf(e)]++ }
 
@@ -193,7 +188,7 @@ func (f *Flows) Collect() error {
 	var keys []Key
 	now, idle := settable.Tick(), int32(idleTime.Nanoseconds()>>20)
 	f.cache.each(func(e *Entry) {
-		if !f.active(e) || int32(now-e.LastSeen) > idle {
+		if !f.cache.active(e) || int32(now-e.LastSeen) > idle {
 			keys = append(keys, e.Key)
 		}
 	})

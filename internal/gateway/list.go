@@ -12,6 +12,7 @@ import (
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/gateway/flow"
 	"beeline.io/beeline/internal/settable"
 )
@@ -145,7 +146,7 @@ func (f *Flows) directions() map[flow.Tuple]Direction {
 		all[one.In] = Direction{Path: PathRefused, Reason: why.reason, In: name(one.InDevice), Out: name(one.OutDevice)}
 	}
 	f.cache.each(func(e *Entry) {
-		if !f.active(e) {
+		if !f.cache.active(e) {
 			return
 		}
 		one := flowOf(e)
@@ -170,4 +171,15 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 		}
 	}
 	return own, nil
+}
+
+// Find returns the flows of the cache whose packets arrive with a tuple, by whatever device.
+func Find(t *datapath.GatewayTables, tuple flow.Tuple) (found []flow.Flow) {
+	c := newCache(t, nil)
+	c.each(func(e *Entry) {
+		if one := flowOf(e); one.In == tuple && c.active(e) {
+			found = append(found, one)
+		}
+	})
+	return found
 }
