@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/pods/netfilter"
+	"beeline.io/beeline/internal/netfilter"
 )
 
 // A filter is what would drop, delay or change packets that the shortcut makes bypass it.

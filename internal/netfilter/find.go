@@ -18,12 +18,15 @@ import (
 // legacyAge is how old the rules of iptables-legacy may be: the kernel has no number of their changes.
 const legacyAge = 3 * time.Second
 
+const keySize = sha256.Size
+
 // A Finder finds filters. It searches again when rules or the subject have changed.
 type Finder struct {
 	generation uint32
 	bases      []base // of nftables
 	legacy     []base
-	legacyKey  [sha256.Size]byte
+	legacyKey  [keySize]byte
+	legacySize int // in octets
 	legacyTime time.Time
 	subject    Subject
 	found      []Finding
@@ -36,25 +39,43 @@ const findAttempts = 3
 
 // Find returns the filters that concern a subject's packets in the network namespace of the caller.
 func (f *Finder) Find(s Subject) (found []Finding, err error) {
-	for range findAttempts {
-		if found, err = f.find(s); !errors.Is(err, unix.ENOENT) { // a chain that is gone
-			break
-		}
-	}
+	err = f.retry(func() error {
+		found, err = f.find(s)
+		return err
+	})
 	return found, err
 }
 
-func (f *Finder) find(s Subject) ([]Finding, error) {
-	if err := f.readNFTables(); err != nil {
-		return nil, err
+// retry repeats a search while rules change.
+func (f *Finder) retry(search func() error) (err error) {
+	for range findAttempts {
+		if err = search(); !errors.Is(err, unix.ENOENT) { // a chain that is gone
+			return err
+		}
+		f.haveNFT = false
 	}
-	if err := f.readLegacy(); err != nil {
+	return err
+}
+
+// read reads rules that have changed.
+func (f *Finder) read(legacyAge time.Duration) error {
+	if err := f.readNFTables(); err != nil {
+		return err
+	}
+	return f.readLegacy(legacyAge)
+}
+
+// all returns the base chains.
+func (f *Finder) all() []base { return append(append([]base{}, f.bases...), f.legacy...) }
+
+func (f *Finder) find(s Subject) ([]Finding, error) {
+	if err := f.read(legacyAge); err != nil {
 		return nil, err
 	}
 	if f.upToDate && reflect.DeepEqual(f.subject, s) {
 		return f.found, nil
 	}
-	found, err := find(&s, append(append([]base{}, f.bases...), f.legacy...))
+	found, err := find(&s, f.all())
 	f.upToDate = err == nil
 	f.haveNFT = err == nil
 	f.subject, f.found = s, found
@@ -79,8 +100,9 @@ func (f *Finder) readNFTables() error {
 	return nil
 }
 
-func (f *Finder) readLegacy() error {
-	if time.Since(f.legacyTime) < legacyAge {
+// readLegacy reads rules of iptables-legacy that are older than an age.
+func (f *Finder) readLegacy(age time.Duration) error {
+	if time.Since(f.legacyTime) < age {
 		return nil
 	}
 	tables, err := readLegacyTables()
@@ -91,7 +113,7 @@ func (f *Finder) readLegacy() error {
 	for _, t := range tables {
 		keys = append(keys, t.key()...)
 	}
-	f.legacyTime = time.Now()
+	f.legacyTime, f.legacySize = time.Now(), len(keys)
 	key := sha256.Sum256(keys)
 	if key == f.legacyKey {
 		return nil

@@ -4,114 +4,10 @@ package netfilter
 
 import (
 	"bytes"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
-
-// A translation is the rule that some expressions are. Expressions read packets into registers, and compare these.
-type translation struct {
-	table     *nftTable
-	registers [20]value // by their first 4 bytes
-	rule      rule
-	err       error
-}
-
-// translate returns the rule that expressions are. What is not known makes it opaque.
-func (t *nftTable) translate(expressions []attribute) (rule, error) {
-	r := translation{table: t}
-	for _, e := range expressions {
-		a := parseAttributes(e.data)
-		r.expression(a.text(unix.NFTA_EXPR_NAME), a.nested(unix.NFTA_EXPR_DATA))
-	}
-	return r.rule, r.err
-}
-
-func (r *translation) add(s ...step) { r.rule = append(r.rule, s...) }
-
-// register returns a register; one of nothing if there is no such number.
-func (r *translation) register(number uint32) *value {
-	switch {
-	case number >= unix.NFT_REG_1 && number <= unix.NFT_REG_4:
-		return &r.registers[4*(number-unix.NFT_REG_1)]
-	case number >= unix.NFT_REG32_00 && number <= unix.NFT_REG32_15:
-		return &r.registers[number-unix.NFT_REG32_00]
-	}
-	return &value{}
-}
-
-func (r *translation) expression(name string, a attributes) {
-	switch name {
-	case "meta":
-		r.meta(a)
-	case "payload":
-		r.payload(a)
-	case "ct":
-		r.ct(a)
-	case "fib":
-		*r.register(a.number(unix.NFTA_FIB_DREG)) = fibValue(a)
-	case "immediate":
-		r.immediate(a)
-	case "bitwise":
-		r.bitwise(a)
-	case "cmp", "range", "lookup":
-		r.compare(name, a)
-	case "match":
-		r.add(xtMatch(a.text(unix.NFTA_MATCH_NAME), a.number(unix.NFTA_MATCH_REV), a[unix.NFTA_MATCH_INFO])...)
-	case "target":
-		r.add(xtTarget(a.text(unix.NFTA_TARGET_NAME), a.number(unix.NFTA_TARGET_REV), a[unix.NFTA_TARGET_INFO])...)
-	default:
-		r.other(name, a)
-	}
-}
-
-// Expressions that read something unknown of packets, by the attribute with the register.
-var unknownReaders = map[string]uint16{
-	"byteorder": 2, "hash": 2, "numgen": 1, "osf": 1, "rt": 1, "socket": 2, "tunnel": 2, "xfrm": 1,
-}
-
-// Expressions without an effect on packets on their way: they count, speed up flows that conntrack has, or exempt
-// packets from conntrack.
-var harmless = []string{"counter", "last", "flow_offload", "notrack"}
-
-// Expressions that are true for some packets, by how much came before.
-var quantities = []string{"limit", "quota", "connlimit", "dynset"}
-
-// Expressions that end the way of packets, by what they do.
-var endings = map[string]string{
-	"reject": "reject", "queue": "queue", "masq": "masquerade", "nat": "NAT", "redir": "redirect", "fwd": "fwd", "tproxy": "tproxy", "synproxy": "synproxy",
-}
-
-func (r *translation) other(name string, a attributes) {
-	const counterObject = 1 // NFT_OBJECT_COUNTER
-	ending, ends := endings[name]
-	register, reads := unknownReaders[name]
-	switch {
-	case contains(harmless, name) || name == "objref" && a.number(unix.NFTA_OBJREF_IMM_TYPE) == counterObject:
-	case contains(quantities, name):
-		r.add(test(uncertain))
-	case ends:
-		r.add(verdict{kind: end, what: ending})
-	case reads:
-		*r.register(a.number(register)) = unknown()
-	case name == "exthdr" && !a.has(unix.NFTA_EXTHDR_SREG):
-		*r.register(a.number(unix.NFTA_EXTHDR_DREG)) = unknown()
-	case name == "exthdr":
-		r.add(effect{what: "change of a header option"})
-	case name == "log" || name == "dup":
-		r.add(effect{what: name})
-	default:
-		r.add(opaque(name)...)
-	}
-}
-
-func contains(all []string, name string) bool {
-	for _, one := range all {
-		if one == name {
-			return true
-		}
-	}
-	return false
-}
 
 // etherType is the protocol of a frame, in network byte order.
 var etherType = value{field: constant, size: 2, v4: []byte{0x08, 0x00}, v6: []byte{0x86, 0xdd}}
@@ -125,16 +21,26 @@ var metaFields = map[uint32]value{
 	unix.NFT_META_IIFNAME: {field: inName, size: nameSize}, unix.NFT_META_OIFNAME: {field: outName, size: nameSize},
 }
 
+// steadyMeta are the other keys of which all packets of a flow have the same: what devices, routes and sockets are.
+var steadyMeta = []uint32{
+	unix.NFT_META_IIFTYPE, unix.NFT_META_OIFTYPE, unix.NFT_META_IIFGROUP, unix.NFT_META_OIFGROUP, unix.NFT_META_SKUID, unix.NFT_META_SKGID,
+	unix.NFT_META_RTCLASSID, unix.NFT_META_CGROUP, unix.NFT_META_PKTTYPE, nftMetaSecpath, nftMetaIifkind, nftMetaOifkind,
+}
+
 func (r *translation) meta(a attributes) {
 	key := a.number(unix.NFTA_META_KEY)
 	if !a.has(unix.NFTA_META_SREG) {
-		*r.register(a.number(unix.NFTA_META_DREG)) = metaFields[key]
+		v, known := metaFields[key]
+		v.varies = !known && !slices.Contains(steadyMeta, key)
+		*r.register(a.number(unix.NFTA_META_DREG)) = v
 		return
 	}
 	switch key {
 	case unix.NFT_META_NFTRACE:
 	case unix.NFT_META_MARK:
 		r.add(effect{what: "mark", marks: true, unless: r.stillZero(a.number(unix.NFTA_META_SREG))})
+	case unix.NFT_META_PRIORITY:
+		r.add(effect{what: "priority"})
 	default:
 		r.add(effect{what: "change of meta data"})
 	}
@@ -168,10 +74,16 @@ func (r *translation) payload(a attributes) {
 }
 
 func payloadField(header, offset, size uint32) value {
-	v := value{size: size}
+	v := value{size: size, varies: true}
 	switch {
 	case header == unix.NFT_PAYLOAD_LL_HEADER && offset == 12 && size == 2:
 		return etherType
+	case header == unix.NFT_PAYLOAD_TRANSPORT_HEADER && size == 2 && (offset == 0 || offset == 2):
+		return value{field: []field{sourcePort, destinationPort}[offset/2], size: size}
+	case header == unix.NFT_PAYLOAD_TRANSPORT_HEADER && size == 4 && offset == 0: // both ports
+		return value{size: size}
+	case header == unix.NFT_PAYLOAD_TRANSPORT_HEADER && size == 1 && offset == 13:
+		return value{field: tcpFlags, size: size}
 	case header != unix.NFT_PAYLOAD_NETWORK_HEADER:
 		return v
 	case offset == 12 && size <= 4:
@@ -191,11 +103,15 @@ func payloadField(header, offset, size uint32) value {
 	default:
 		return v
 	}
+	v.varies = false
 	return v.placed(v.ipv6)
 }
 
 // natBits are IPS_SRC_NAT and IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h).
 const natBits = 1<<4 | 1<<5
+
+// varyingConntrack are the keys whose value changes during a flow.
+var varyingConntrack = []uint32{unix.NFT_CT_EXPIRATION, unix.NFT_CT_PKTS, unix.NFT_CT_BYTES, unix.NFT_CT_AVGPKT}
 
 // ct: packets that the shortcut may take are of flows that the kernel does not translate.
 func (r *translation) ct(a attributes) {
@@ -205,27 +121,30 @@ func (r *translation) ct(a attributes) {
 		if key == unix.NFT_CT_MARK {
 			e.what, e.unless = "connection mark", r.stillZero(a.number(unix.NFTA_CT_SREG))
 		}
+		if !r.register(a.number(unix.NFTA_CT_SREG)).varies { // what one packet has set, others set again
+			e.concerns = ofPods
+		}
 		r.add(e)
 		return
 	}
-	v := value{size: 4}
+	v := value{size: 4, varies: slices.Contains(varyingConntrack, key)}
 	switch key {
 	case unix.NFT_CT_STATE:
 		v.field = state
 	case unix.NFT_CT_MARK:
 		v.field = connectionMark
 	case unix.NFT_CT_STATUS:
-		v.field, v.zero = zeros, nativeBytes(natBits)
+		v.field, v.zero = untranslated, nativeBytes(natBits)
 	}
 	*r.register(a.number(unix.NFTA_CT_DREG)) = v
 }
 
-// fibValue: pods have unicast addresses, and so have clients outside.
+// fibValue: addresses are unicast once those of the node are translated.
 func fibValue(a attributes) value {
 	flags := a.number(unix.NFTA_FIB_FLAGS)
 	switch result := a.number(unix.NFTA_FIB_RESULT); {
 	case result == unix.NFT_FIB_RESULT_ADDRTYPE:
-		return constantOf(nativeBytes(unix.RTN_UNICAST))
+		return value{field: addressType, size: 4}
 	case flags&unix.NFTA_FIB_F_SADDR != 0 && flags&unix.NFTA_FIB_F_IIF != 0 && flags&unix.NFTA_FIB_F_PRESENT == 0:
 		return value{field: reversePath, size: 4}
 	}
@@ -246,7 +165,7 @@ func verdictOf(a attributes) verdict {
 	v := verdict{chain: a.text(unix.NFTA_VERDICT_CHAIN)}
 	switch int32(a.number(unix.NFTA_VERDICT_CODE)) {
 	case 0:
-		v.kind, v.what = end, "drop"
+		v.kind, v.what = drop, "drop"
 	case 1:
 		v.kind = accept
 	case unix.NFT_JUMP:

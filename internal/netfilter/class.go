@@ -14,12 +14,14 @@ type Subject struct {
 	Devices  []Device
 }
 
-// A Device is one of pods of this node, or one that leads to other nodes.
+// A Device is one of pods of this node, one that leads to other nodes, or one of the gateway.
 type Device struct {
 	Index int
 	Name  string
 	// Master is its bridge or VRF; nil: none.
 	Master *Master
+	// Bridge: it is a bridge.
+	Bridge bool
 	// Uplink: it leads to other nodes.
 	Uplink bool
 	// Pods are the addresses behind a device of pods.
@@ -72,7 +74,11 @@ const (
 // protocols are bits for the protocols with a shortcut: TCP, UDP and the family's ICMP.
 type protocols uint8
 
-const allProtocols protocols = 1<<3 - 1
+const (
+	onlyTCP      protocols = 1 << 0
+	withPorts    protocols = 1<<2 - 1
+	allProtocols protocols = 1<<3 - 1
+)
 
 // protocolNumbers are the numbers of the bits of protocols.
 func protocolNumbers(v6 bool) [3]uint8 {
@@ -85,15 +91,19 @@ func protocolNumbers(v6 bool) [3]uint8 {
 // A class is a set of packets that the shortcut may take: all combinations of what its fields have. Where a set of
 // packets is no such product, the class has more.
 type class struct {
-	v6        bool
-	in, out   deviceSet
-	src, dst  spans
-	states    ctStates
-	protocols protocols
+	v6           bool
+	in, out      deviceSet
+	src, dst     spans
+	sport, dport ports // of TCP and UDP; ICMP has none
+	states       ctStates
+	protocols    protocols
+	// varies: whether a packet of a flow came here depends on more than what all packets of the flow have in common.
+	varies bool
 }
 
 func (c *class) empty() bool {
-	return c == nil || len(c.src) == 0 || len(c.dst) == 0 || c.states == 0 || c.protocols == 0 || c.in.empty() || c.out.empty()
+	return c == nil || len(c.src) == 0 || len(c.dst) == 0 || len(c.sport) == 0 || len(c.dport) == 0 ||
+		c.states == 0 || c.protocols == 0 || c.in.empty() || c.out.empty()
 }
 
 // union returns a class with the packets of both. Either may be nil.
@@ -106,7 +116,8 @@ func union(a, b *class) *class {
 	}
 	return &class{
 		v6: a.v6, in: a.in.or(b.in), out: a.out.or(b.out), src: a.src.or(b.src), dst: a.dst.or(b.dst),
-		states: a.states | b.states, protocols: a.protocols | b.protocols,
+		sport: a.sport.or(b.sport), dport: a.dport.or(b.dport),
+		states: a.states | b.states, protocols: a.protocols | b.protocols, varies: a.varies || b.varies,
 	}
 }
 
@@ -123,7 +134,7 @@ func (s *Subject) classes(v6 bool) (all []*class) {
 		{src: outside, dst: local, in: uplinks, out: devices, states: ctAll},
 		{src: local, dst: outside, in: devices, out: uplinks, states: ctAll &^ ctNew},
 	} {
-		c.v6, c.protocols = v6, allProtocols
+		c.v6, c.protocols, c.sport, c.dport = v6, allProtocols, allPorts, allPorts
 		if !c.empty() {
 			all = append(all, c)
 		}

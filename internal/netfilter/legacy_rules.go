@@ -5,6 +5,7 @@ package netfilter
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math/bits"
 )
 
@@ -21,9 +22,10 @@ func (t *legacyTable) parse() error {
 		switch {
 		case e.target.name == errorTarget:
 		case policies[e.offset]:
-			t.drops[chain] = standardVerdict(e.target.info, false, names).kind == end
+			t.drops[chain] = standardVerdict(e.target.info, false, names).kind == drop
 		default:
-			t.chains[chain] = append(t.chains[chain], t.rule(e, names))
+			r := rule{t.rule(e, names), fmt.Sprintf("number %d", len(t.chains[chain])+1)}
+			t.chains[chain] = append(t.chains[chain], r)
 		}
 		return nil
 	})
@@ -71,7 +73,7 @@ func (t *legacyTable) chainNames() map[int]string {
 }
 
 // rule translates an entry.
-func (t *legacyTable) rule(e legacyEntry, chains map[int]string) rule {
+func (t *legacyTable) rule(e legacyEntry, chains map[int]string) []step {
 	r := t.header4or6(e.header)
 	for _, m := range e.matches {
 		r = append(r, xtMatch(m.name, m.revision, m.info)...)
@@ -100,7 +102,7 @@ func standardVerdict(info []byte, isGoto bool, chains map[int]string) verdict {
 	case n == -1-4: // XT_RETURN
 		return verdict{kind: giveBack}
 	case n == -1: // NF_DROP
-		return verdict{kind: end, what: "DROP"}
+		return verdict{kind: drop, what: "DROP"}
 	}
 	return verdict{kind: end, what: "QUEUE"}
 }
@@ -128,7 +130,7 @@ const (
 )
 
 // header4or6 returns the tests of an entry's header.
-func (t *legacyTable) header4or6(h []byte) (r rule) {
+func (t *legacyTable) header4or6(h []byte) (r []step) {
 	size, inverted := t.address, h[t.flags()+1]
 	add := func(inversion uint8, v value, wanted ranges) {
 		r = append(r, invertIf(inverted&inversion != 0, v.test(wanted)))

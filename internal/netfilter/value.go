@@ -19,7 +19,12 @@ const (
 	packetMark
 	connectionMark
 	state
-	zeros // value.zero has the bits that are known to be 0
+	zeros        // value.zero has the bits that are known to be 0
+	untranslated // the same of the status of conntrack, for flows without NAT
+	tcpFlags
+	sourcePort
+	destinationPort
+	addressType
 	protocol
 	source
 	destination
@@ -38,6 +43,8 @@ type value struct {
 	v4, v6    []byte
 	zero      []byte
 	mask, xor []byte // nil: none
+	// varies: of a field that is not known, packets of a flow may have different values.
+	varies bool
 }
 
 func unknown() value { return value{} }
@@ -99,6 +106,17 @@ func (v value) test(r ranges) test {
 		return v.testDevice(r)
 	case reversePath:
 		return v.testReversePath(r)
+	case sourcePort, destinationPort:
+		return v.testPorts(r)
+	case tcpFlags:
+		return v.testFlags(r)
+	case untranslated:
+		return v.testUntranslated(r)
+	case addressType:
+		return v.testAddressType(r)
+	}
+	if v.varies {
+		return varying
 	}
 	return uncertain
 }
@@ -234,6 +252,9 @@ func (v value) testReversePath(r ranges) test {
 		return uncertain
 	}
 	return func(w *walk, c *class) (yes, no *class) {
+		if w.gateway {
+			return c, c
+		}
 		y := *c
 		y.in = c.in.and(func(i int) bool { return w.subject.Devices[i].Uplink })
 		return &y, c

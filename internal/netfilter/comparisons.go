@@ -13,8 +13,8 @@ func (r *translation) bitwise(a attributes) {
 	v := *r.register(a.number(unix.NFTA_BITWISE_SREG))
 	mask, xor := a.nested(unix.NFTA_BITWISE_MASK)[unix.NFTA_DATA_VALUE], a.nested(unix.NFTA_BITWISE_XOR)[unix.NFTA_DATA_VALUE]
 	switch {
-	case a.number(nftaBitwiseOp) != maskAndXOR || v.mask != nil:
-		v = unknown()
+	case a.number(nftaBitwiseOp) != maskAndXOR || v.mask != nil || v.varies:
+		v = value{varies: v.varies}
 	case v.field == constant:
 		v.mask, v.xor = mask, xor
 		v.v4, v.v6 = v.apply(v.v4), v.apply(v.v6)
@@ -61,19 +61,42 @@ func (r *translation) lookup(a attributes) {
 	}
 	v := *r.register(a.number(unix.NFTA_LOOKUP_SREG))
 	if !s.readable || s.keySize != v.size {
-		v = unknown()
+		v = value{varies: r.varies(a.number(unix.NFTA_LOOKUP_SREG), s.keySize)}
 	}
 	switch {
 	case !a.has(unix.NFTA_LOOKUP_DREG):
 		const inverted = 1 // NFT_LOOKUP_F_INV
-		r.add(invertIf(a.number(unix.NFTA_LOOKUP_FLAGS)&inverted != 0, s.test(v)))
+		r.add(s.now(invertIf(a.number(unix.NFTA_LOOKUP_FLAGS)&inverted != 0, s.test(v))))
 	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT && s.readable:
 		r.add(s.verdicts(v))
 	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT:
 		r.add(opaque("map that packets change")...)
 	default:
-		*r.register(a.number(unix.NFTA_LOOKUP_DREG)) = unknown()
-		r.add(test(uncertain))
+		*r.register(a.number(unix.NFTA_LOOKUP_DREG)) = value{varies: v.varies}
+		r.add(s.now(value{varies: v.varies}.test(nil)))
+	}
+}
+
+// varies reports whether a key, which may be of several fields, differs between packets of a flow. size is in bytes.
+func (r *translation) varies(number, size uint32) bool {
+	for at := uint32(0); at < size; at += 4 {
+		if r.registerAt(number, at).varies {
+			return true
+		}
+	}
+	return false
+}
+
+// now restricts a test by the elements to the moment: of flows that last, elements may come or go.
+func (s *nftSet) now(t test) test {
+	if !s.changes {
+		return t
+	}
+	return func(w *walk, c *class) (yes, no *class) {
+		if w.gateway {
+			return varying(w, c)
+		}
+		return t(w, c)
 	}
 }
 
@@ -91,7 +114,7 @@ func (s *nftSet) test(v value) test {
 func (s *nftSet) verdicts(v value) verdictMap {
 	var m verdictMap
 	for _, e := range s.elements {
-		m = append(m, mapped{v.test(ranges{e.keys}), e.verdict})
+		m = append(m, mapped{s.now(v.test(ranges{e.keys})), e.verdict})
 	}
 	if s.rest != nil {
 		m = append(m, mapped{certainly(true), *s.rest})

@@ -49,18 +49,26 @@ func (b *base) portsSeen() bool { return b.family == familyBridge || b.family ==
 
 // A Finding is a filter.
 type Finding struct {
-	// Devices are the indexes of the devices of pods whose packets it concerns.
+	// Devices are the indexes of the devices whose packets it concerns: those of pods, or those of the gateway.
 	Devices []int
 	// What describes it for the operator.
 	What string
+	// Hardware: packets pass it unless the hardware forwards them.
+	Hardware bool
+	// areas are which flows of the gateway it concerns.
+	areas []area
 }
 
 // A walk follows the packets of classes through rules.
 type walk struct {
 	subject *Subject
-	local   map[bool]spans // the addresses of pods of this node, by whether they are IPv6
-	base    *base
-	found   []Finding
+	gateway bool // the rules are searched for the gateway
+	// onlyLosses: only rules that drop packets are reported.
+	onlyLosses bool
+	local      map[bool]spans // the addresses of pods of this node, by whether they are IPv6
+	base       *base
+	at         string // the name of the rule
+	found      []Finding
 	// marked, connectionsMarked: a rule may have set marks. Otherwise marks of packets between pods are 0: they are
 	// so when a packet leaves its pod's network namespace.
 	marked, connectionsMarked bool
@@ -95,11 +103,16 @@ func (w *walk) all(bases []base) {
 	for i := range bases {
 		w.base = &bases[i]
 		for _, c := range classes {
-			if w.base.family != familyIPv4 && c.v6 || w.base.family != familyIPv6 && !c.v6 {
+			if w.base.sees(c.v6) {
 				w.start(c)
 			}
 		}
 	}
+}
+
+// sees reports whether packets of a family of IP pass the chain.
+func (b *base) sees(v6 bool) bool {
+	return b.family != familyIPv4 && v6 || b.family != familyIPv6 && !v6
 }
 
 // start follows a class into the base chain.
@@ -111,11 +124,12 @@ func (w *walk) start(c *class) {
 	if b.nat {
 		c.states &= ctNew
 	}
+	w.at = ""
 	rest := w.chain(b.chain, c, 0)
 	switch {
 	case w.left <= 0:
 		w.report(c, fmt.Sprintf("%s: more than %d rules to search", b.table.title("rules", b.chain), mostRules))
-	case b.drop && !rest.empty():
+	case b.drop && !rest.empty() && w.loses(rest):
 		w.report(rest, b.table.title("policy", b.chain)+": drop")
 	}
 }
@@ -127,6 +141,9 @@ func (w *walk) seen(c *class) *class {
 		d := &w.subject.Devices[i]
 		switch b.family {
 		case familyBridge:
+			if w.gateway { // before that, packets have not reached the bridge itself
+				return d.Bridge && b.hook > forward
+			}
 			return d.Master != nil && d.Master.Bridge
 		case familyNetdev:
 			// What the shortcut sends to another node passes the egress hook of the device.
@@ -165,20 +182,25 @@ func (w *walk) chain(name string, c *class, depth int) *class {
 		return c
 	}
 	var back *class
+	caller := w.at
 	for _, r := range rules {
 		if w.left--; w.left <= 0 || c.empty() {
 			break
 		}
-		var returned *class
-		c, returned = w.rule(name, r, c, depth)
+		w.at = r.name
+		next, returned := w.rule(name, r, c, depth)
+		if r.ends() { // otherwise all packets go on
+			c = next
+		}
 		back = union(back, returned)
 	}
+	w.at = caller
 	return union(back, c)
 }
 
 // rule follows a class through a rule. It returns the packets that go on to the next rule, and those that return.
 func (w *walk) rule(chain string, r rule, c *class, depth int) (next, back *class) {
-	for _, s := range r {
+	for _, s := range r.steps {
 		var no *class
 		switch s := s.(type) {
 		case test:
@@ -223,7 +245,13 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 	case giveBack:
 		return nil, c
 	case end:
-		w.report(c, w.base.table.title("rule", chain)+": "+v.what)
+		if !w.onlyLosses {
+			w.report(c, w.title(chain)+": "+v.what)
+		}
+	case drop:
+		if w.loses(c) {
+			w.report(c, w.title(chain)+": "+v.what)
+		}
 	case jump, goTo:
 		rest := w.chain(v.chain, c, depth+1)
 		if v.kind == goTo {
@@ -235,16 +263,31 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 }
 
 func (w *walk) effect(chain string, e effect, c *class) {
-	if e.unless != nil && e.unless(w) {
+	if e.unless != nil && e.unless(w) || e.concerns == ofPods && w.gateway || e.concerns == ofGateway && !w.gateway {
 		return
 	}
 	w.marked = w.marked || e.marks
 	w.connectionsMarked = w.connectionsMarked || e.marksConnection
-	w.report(c, w.base.table.title("rule", chain)+": "+e.what)
+	if !w.onlyLosses {
+		w.report(c, w.title(chain)+": "+e.what)
+	}
+}
+
+// title describes the rule that the walk is at.
+func (w *walk) title(chain string) string {
+	title := w.base.table.title("rule", chain)
+	if w.gateway && w.at != "" {
+		title += " (" + w.at + ")"
+	}
+	return title
 }
 
 // report adds a filter of the packets of a class.
 func (w *walk) report(c *class, what string) {
+	if w.gateway {
+		w.reportFlows(c, what)
+		return
+	}
 	devices := w.subject.concerned(c, w.local[c.v6])
 	if len(devices) == 0 {
 		return
@@ -253,5 +296,5 @@ func (w *walk) report(c *class, what string) {
 		w.found[i].Devices = joined(w.found[i].Devices, devices)
 		return
 	}
-	w.found = append(w.found, Finding{devices, what})
+	w.found = append(w.found, Finding{Devices: devices, What: what})
 }

@@ -2,8 +2,27 @@
 
 package netfilter
 
+import "slices"
+
 // A rule is a list of steps. A packet takes one after the other, until a test of one fails or a verdict ends the rule.
-type rule []step
+type rule struct {
+	steps []step
+	// name is how the operator finds it in its chain, such as "handle 7".
+	name string
+}
+
+func (r *rule) add(s ...step) { r.steps = append(r.steps, s...) }
+
+// ends reports whether some packets do not go on to the next rule.
+func (r *rule) ends() bool {
+	return slices.ContainsFunc(r.steps, func(s step) bool {
+		switch s.(type) {
+		case verdict, verdictMap:
+			return true
+		}
+		return false
+	})
+}
 
 // A step is a test, an effect, a verdict or a verdictMap.
 type step interface{}
@@ -15,11 +34,25 @@ type test func(w *walk, c *class) (yes, no *class)
 type effect struct {
 	// what names it, such as "log".
 	what string
+	// concerns are the shortcuts that it matters to.
+	concerns shortcuts
 	// marks, marksConnection: packets, or connections, may have a mark from now on.
 	marks, marksConnection bool
 	// unless is a condition under which there is no effect; nil: never.
 	unless func(w *walk) bool
 }
+
+// shortcuts are those for which rules are searched: that of pods takes also the first packets of flows; that of the
+// gateway only flows that the stack has accepted and forwarded.
+type shortcuts uint8
+
+const (
+	ofBoth shortcuts = iota
+	// ofPods: an effect on the first packets of a flow only, or one that is the same if later packets repeat it.
+	ofPods
+	// ofGateway: an effect that counts packets or what they carry, and changes none.
+	ofGateway
+)
 
 // verdictKind is how a rule ends.
 type verdictKind uint8
@@ -29,8 +62,10 @@ const (
 	proceed verdictKind = iota
 	// accept: the packet leaves the base chain, and goes on to the next.
 	accept
-	// end: the packet is dropped, queued or translated. verdict.what names it.
+	// end: the packet is queued, translated or diverted. verdict.what names it.
 	end
+	// drop: the packet is dropped or rejected. verdict.what names it.
+	drop
 	// jump: to verdict.chain, and then to the next rule.
 	jump
 	// goTo: to verdict.chain, and then to where this chain was called.
@@ -55,11 +90,26 @@ type mapped struct {
 
 // opaque is a part of a rule that is not understood: it may be a test or have any effect.
 func opaque(name string) []step {
-	return []step{effect{what: name + ", which cannot be understood", marks: true, marksConnection: true}, test(uncertain)}
+	return []step{effect{what: name + ", which cannot be understood", marks: true, marksConnection: true}, test(varying)}
 }
 
-// uncertain is a test of something that is not known of packets.
+// quantity is a test for which the kernel counts packets, bytes or connections.
+func quantity(name string) []step {
+	return []step{effect{what: name, concerns: ofGateway}, test(varying)}
+}
+
+// uncertain is a test of something that is not known, but the same for all packets of a direction of a flow.
 func uncertain(_ *walk, c *class) (yes, no *class) { return c, c }
+
+// varying is a test of something that may differ between the packets of a flow, or change with time.
+func varying(_ *walk, c *class) (yes, no *class) {
+	if c.varies {
+		return c, c
+	}
+	v := *c
+	v.varies = true
+	return &v, &v
+}
 
 // certainly is a test with the same result for all packets.
 func certainly(result bool) test {
@@ -111,6 +161,22 @@ func testDestination(s spans) test {
 	}
 }
 
+// testPort is a test of a port. Without one, as in ICMP, a rule reads something else there.
+func testPort(destination bool, p ports) test {
+	return func(w *walk, c *class) (yes, no *class) {
+		if c.protocols&^withPorts != 0 {
+			return varying(w, c)
+		}
+		y, n := *c, *c
+		if destination {
+			y.dport, n.dport = c.dport.and(p), c.dport.without(p)
+		} else {
+			y.sport, n.sport = c.sport.and(p), c.sport.without(p)
+		}
+		return &y, &n
+	}
+}
+
 // testStates is a test of conntrack's state.
 func testStates(states ctStates) test {
 	return func(_ *walk, c *class) (yes, no *class) {
@@ -139,6 +205,9 @@ func testProtocol(ok func(number uint8) bool) test {
 // packets of a bridge's ports by the bridge. With a VRF they see either.
 func testDevice(out bool, ok func(name string, index int) bool) test {
 	return func(w *walk, c *class) (yes, no *class) {
+		if out && w.base.hook <= prerouting { // before routing
+			return c, c
+		}
 		y, n := *c, *c
 		all := c.in
 		if out {

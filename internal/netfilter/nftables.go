@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,6 +31,9 @@ const (
 	nftInetIngressHook = 5
 	nftSetCatchAll     = 2
 	nftaBitwiseOp      = 6
+	nftMetaSecpath     = 25
+	nftMetaIifkind     = 26
+	nftMetaOifkind     = 27
 )
 
 // An nftTable reads chains when they are needed: kube-proxy has one for each endpoint, which no packet between pods
@@ -42,8 +46,11 @@ type nftTable struct {
 }
 
 func (t *nftTable) title(part, chain string) string {
-	return fmt.Sprintf("nftables %s in chain %s of table %s %s", part, chain, familyNames[t.family], t.name)
+	return fmt.Sprintf("nftables %s in chain %s of table %s", part, chain, tableName(t.family, t.name))
 }
+
+// tableName names a table as nft does, such as "inet filter".
+func tableName(family uint8, name string) string { return familyNames[family] + " " + name }
 
 // readNFTables returns the base chains that packets between pods may meet.
 func readNFTables() ([]base, error) {
@@ -155,6 +162,9 @@ func (t *nftTable) rules(chain string) ([]rule, error) {
 		if err != nil {
 			return nil, err
 		}
+		if handle := r[unix.NFTA_RULE_HANDLE]; len(handle) == 8 {
+			steps.name = fmt.Sprintf("handle %d", binary.BigEndian.Uint64(handle))
+		}
 		rules = append(rules, steps)
 	}
 	t.chains[chain] = rules
@@ -167,6 +177,7 @@ type nftSet struct {
 	elements []nftElement
 	rest     *verdict // of what is in no element; nil: such do not match
 	readable bool     // the elements are what packets are compared with
+	changes  bool     // packets add elements, or elements time out, without a change of the rules
 }
 
 type nftElement struct {
@@ -199,6 +210,7 @@ func (t *nftTable) set(name string) (*nftSet, error) {
 
 // add adds the elements of a dump. Those that packets add are not the ones that the next packets meet.
 func (s *nftSet) add(parts []attributes, flags uint32) {
+	s.changes = flags&(unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT) != 0
 	s.readable = flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) == 0
 	keys := map[string]nftKey{}
 	for _, p := range parts {

@@ -12,8 +12,7 @@ import (
 // Extensions of iptables, which its rules have in nf_tables too. Their layouts are in linux/netfilter/xt_*.h, in host
 // byte order.
 
-// xtMatch returns the tests that a match is. Of a match that is not known here any packet may pass: matches have no
-// other effect.
+// xtMatch returns the tests that a match is. Of a match that is not known here any packet may pass.
 func xtMatch(name string, revision uint32, info []byte) []step {
 	switch {
 	case name == "comment":
@@ -21,7 +20,7 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 	case name == "conntrack" && revision >= 2 && len(info) >= 154:
 		return []step{xtConntrack(info)}
 	case name == "state" && len(info) >= 4:
-		return []step{testStates(xtStates(binary.NativeEndian.Uint32(info)))}
+		return []step{xtStateTest(binary.NativeEndian.Uint32(info))}
 	case name == "addrtype" && len(info) >= 8:
 		return []step{xtAddressType(revision, info)}
 	case name == "mark" && revision == 1 && len(info) >= 9:
@@ -33,7 +32,24 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 	case name == "rpfilter" && len(info) >= 1:
 		return []step{xtReversePath(info[0])}
 	}
-	return []step{test(uncertain)}
+	return xtPorts(name, revision, info)
+}
+
+// Matches that count packets or bytes, or note when packets came.
+var xtQuantities = []string{"connlimit", "hashlimit", "limit", "quota", "recent"}
+
+// Matches that all packets of a flow pass, or none. (That of packets' devices in a bridge may follow a moving host.)
+var xtSteady = []string{"addrtype", "cgroup", "cluster", "connlabel", "connmark", "conntrack", "devgroup", "helper", "iprange", "mark", "owner", "policy", "realm", "rpfilter", "socket", "state"}
+
+// xtOther: a match that is not known here.
+func xtOther(name string) []step {
+	switch {
+	case contains(xtQuantities, name):
+		return quantity(name)
+	case contains(xtSteady, name):
+		return []step{test(uncertain)}
+	}
+	return []step{test(varying)}
 }
 
 // xtStates translates the mask of states of xt_conntrack, which differs from that of nftables in one bit.
@@ -46,17 +62,32 @@ func xtStates(mask uint32) ctStates {
 	return states
 }
 
-// xtConntrack knows rules about states (struct xt_conntrack_mtinfo2 and 3), and about none but translated flows.
-func xtConntrack(info []byte) test {
-	const byState = 1 << 0
-	flags, inverted := binary.NativeEndian.Uint16(info[146:]), binary.NativeEndian.Uint16(info[148:])
-	if flags != byState {
-		return uncertain
+// xtStateTest is a test of states by the mask of xt_conntrack. Whether a flow is translated is not known.
+func xtStateTest(mask uint32) test {
+	const translated = 1<<6 | 1<<7 // XT_CONNTRACK_STATE_SNAT, XT_CONNTRACK_STATE_DNAT
+	t := testStates(xtStates(mask))
+	return func(w *walk, c *class) (yes, no *class) {
+		yes, no = t(w, c)
+		if w.gateway && mask&translated != 0 {
+			yes = c
+		}
+		return yes, no
 	}
-	return invertIf(inverted&byState != 0, testStates(xtStates(uint32(binary.NativeEndian.Uint16(info[150:])))))
 }
 
-// xtAddressType: pods have unicast addresses, and so have clients outside.
+// xtConntrack knows rules about states (struct xt_conntrack_mtinfo2 and 3), and about none but translated flows.
+func xtConntrack(info []byte) test {
+	const byState, byExpiration = 1 << 0, 1 << 7
+	flags, inverted := binary.NativeEndian.Uint16(info[146:]), binary.NativeEndian.Uint16(info[148:])
+	switch {
+	case flags&byExpiration != 0:
+		return varying
+	case flags != byState:
+		return uncertain
+	}
+	return invertIf(inverted&byState != 0, xtStateTest(uint32(binary.NativeEndian.Uint16(info[150:]))))
+}
+
 func xtAddressType(revision uint32, info []byte) test {
 	const unicast = 1 << unix.RTN_UNICAST
 	from, to := binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
@@ -65,7 +96,7 @@ func xtAddressType(revision uint32, info []byte) test {
 	if revision == 0 && len(info) >= 12 {
 		invertFrom, invertTo = flags != 0, binary.NativeEndian.Uint32(info[8:]) != 0
 	}
-	return certainly((from == 0 || from&unicast != 0 != invertFrom) && (to == 0 || to&unicast != 0 != invertTo))
+	return unicastTest((from == 0 || from&unicast != 0 != invertFrom) && (to == 0 || to&unicast != 0 != invertTo))
 }
 
 // xtMark: mark, mask, and whether it is inverted.
@@ -104,7 +135,11 @@ func xtReversePath(flags uint8) test {
 }
 
 // Targets that end the way of packets.
-var xtEndings = []string{"DNAT", "MASQUERADE", "NETMAP", "NFQUEUE", "QUEUE", "REDIRECT", "REJECT", "SNAT", "SYNPROXY", "TPROXY"}
+var xtEndings = []string{"DNAT", "MASQUERADE", "NETMAP", "NFQUEUE", "QUEUE", "REDIRECT", "SNAT", "SYNPROXY", "TPROXY"}
+
+// Targets without an effect on packets after the first ones of a flow: on a new conntrack entry, on packets that open
+// a connection, or on the entry, which later packets only set again.
+var xtFirst = []string{"CT", "TCPMSS", "CONNSECMARK", "CONNLABEL"}
 
 // xtTarget returns the steps that a target is. One that is not known here may change packets.
 func xtTarget(name string, revision uint32, info []byte) []step {
@@ -116,6 +151,10 @@ func xtTarget(name string, revision uint32, info []byte) []step {
 		return []step{effect{what: name, marks: true, unless: func(w *walk) bool { return value == 0 && !w.marked }}}
 	case name == "CONNMARK" && revision >= 1 && len(info) >= 13:
 		return []step{xtConnmark(info)}
+	case name == "REJECT":
+		return []step{verdict{kind: drop, what: name}}
+	case contains(xtFirst, name):
+		return []step{effect{what: name, marks: true, marksConnection: true, concerns: ofPods}}
 	case contains(xtEndings, name):
 		return []step{verdict{kind: end, what: name}}
 	}
@@ -135,10 +174,10 @@ func xtConnmark(info []byte) effect {
 	case restore:
 		e.marks, e.unless = true, func(w *walk) bool { return !w.connectionsMarked }
 	case save:
-		e.marksConnection, e.unless = true, func(w *walk) bool { return !w.marked }
+		e.marksConnection, e.unless, e.concerns = true, func(w *walk) bool { return !w.marked }, ofPods
 	case set:
 		value := binary.NativeEndian.Uint32(info)
-		e.marksConnection, e.unless = true, func(w *walk) bool { return value == 0 && !w.connectionsMarked }
+		e.marksConnection, e.unless, e.concerns = true, func(w *walk) bool { return value == 0 && !w.connectionsMarked }, ofPods
 	}
 	return e
 }
