@@ -61,6 +61,9 @@ func statusGateway(w io.Writer, s *gateway.Status) {
 	if s.Provider != "" && s.Why != "" {
 		fmt.Fprintf(t, "  provider\t%s\t%s\n", s.Provider, printable.Line(s.Why))
 	}
+	for _, f := range s.Filters {
+		fmt.Fprintf(t, "  filter\t\t%s\n", printable.Line(f))
+	}
 	for _, reason := range slices.Sorted(maps.Keys(s.Refused)) {
 		fmt.Fprintf(t, "  refused\t%d\t%s\n", s.Refused[reason], printable.Line(reason))
 	}

@@ -36,8 +36,8 @@ type Config struct {
 	Threshold uint32
 	// Devices returns the gateway's devices.
 	Devices func() ([]Device, error)
-	// Rules reports whether packet filters have changed since its last call, and searches them again then.
-	Rules func([]Device) (changed bool, err error)
+	// IgnoreFilters takes flows that bypass rules with an effect on each packet.
+	IgnoreFilters bool
 	// Refuses returns why a flow stays on the stack; empty: it need not.
 	Refuses func(flow.Flow) string
 	Log     *slog.Logger
@@ -47,6 +47,12 @@ type Config struct {
 type Device struct {
 	Index int    `json:"index"`
 	Name  string `json:"name"`
+	// Bridge: it is a bridge.
+	Bridge bool `json:"bridge,omitempty"`
+	// Master is its bridge, bond or VRF; empty: none.
+	Master       string `json:"master,omitempty"`
+	MasterIndex  int    `json:"masterIndex,omitempty"`
+	MasterBridge bool   `json:"masterBridge,omitempty"`
 }
 
 // Gateway keeps the programs at the gateway's devices. All methods may be called from any goroutine.
@@ -54,6 +60,7 @@ type Gateway struct {
 	config   Config
 	datapath Datapath
 	flows    *Flows
+	rules    *rules
 	changed  wakeup.Signal // devices
 
 	reconciling sync.Mutex
@@ -70,11 +77,22 @@ func New(d Datapath, c Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	flows, err := NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: c.Refuses, Log: c.Log})
+	r, err := newRules()
 	if err != nil {
 		return nil, err
 	}
-	return &Gateway{config: c, datapath: d, flows: flows, changed: wakeup.NewSignal(), problems: map[string]string{}}, nil
+	refuses := func(f flow.Flow) string {
+		if reason := c.Refuses(f); reason != "" || c.IgnoreFilters {
+			return reason
+		}
+		return r.refuses(f)
+	}
+	flows, err := NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: refuses, Log: c.Log})
+	if err != nil {
+		r.watcher.Close()
+		return nil, err
+	}
+	return &Gateway{config: c, datapath: d, flows: flows, rules: r, changed: wakeup.NewSignal(), problems: map[string]string{}}, nil
 }
 
 // Flows returns the flow cache.
@@ -128,7 +146,7 @@ func (g *Gateway) follow(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-rules.C:
-			g.compareRules()
+			g.auditRules()
 			continue
 		case <-g.changed:
 		}
@@ -141,15 +159,20 @@ func (g *Gateway) follow(ctx context.Context) error {
 	}
 }
 
-// compareRules returns all flows to the stack if packet filters have changed: the new ones decide about them.
-func (g *Gateway) compareRules() {
+func (g *Gateway) auditRules() {
+	g.reconciling.Lock()
+	defer g.reconciling.Unlock()
 	g.mu.Lock()
 	devices, ready := g.devices, g.ready
 	g.mu.Unlock()
-	if !ready {
-		return
+	if ready {
+		g.compareRules(devices)
 	}
-	changed, err := g.config.Rules(devices)
+}
+
+// compareRules returns all flows to the stack if packet filters have changed: the new ones decide about them.
+func (g *Gateway) compareRules(devices []Device) {
+	changed, err := g.rules.compare(devices)
 	if changed || err != nil {
 		g.flows.Flush()
 	}
@@ -196,10 +219,11 @@ func (g *Gateway) reconcile() error {
 	same := slices.Equal(g.devices, devices)
 	g.devices = devices
 	g.mu.Unlock()
-	if !same { // rules about other devices concern the flows
-		g.flows.Flush()
+	if err := datapath.Publish(table, wanted); err != nil || same {
+		return err
 	}
-	return datapath.Publish(table, wanted)
+	g.compareRules(devices) // those about other devices concern the flows
+	return nil
 }
 
 // note keeps the error of something as a problem until it succeeds.
@@ -227,4 +251,7 @@ func (g *Gateway) Conditions() (all condition.List) {
 }
 
 // Close frees what the gateway needs of this process. The programs stay attached.
-func (g *Gateway) Close() { g.flows.Close() }
+func (g *Gateway) Close() {
+	g.flows.Close()
+	g.rules.watcher.Close()
+}

@@ -27,6 +27,8 @@ type Status struct {
 	Ended   map[string]uint64 `json:"ended,omitempty"`
 	// Refused are the directions of flows that stay on the stack, by the reason.
 	Refused map[string]int `json:"refused,omitempty"`
+	// Filters are the rules of packet filters that would be bypassed: flows that they concern stay on the stack.
+	Filters []string `json:"filters,omitempty"`
 	// Packets are the packets since the tables were made, by their path; Bytes those of the flow cache.
 	Packets map[string]uint64 `json:"packets,omitempty"`
 	Bytes   uint64            `json:"bytes"`
@@ -38,6 +40,7 @@ func (g *Gateway) Status() Status {
 	s := Status{Provider: "cache", Devices: slices.Clone(g.devices), Threshold: g.config.Threshold}
 	g.mu.Unlock()
 	g.flows.addTo(&s)
+	s.Filters = g.rules.findings()
 	return s
 }
 

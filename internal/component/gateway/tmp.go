@@ -25,7 +25,6 @@ func (c *config) gateway(env component.Env) (*gateway.Gateway, error) {
 			}
 			return all, err
 		},
-		Rules:   func([]gateway.Device) (bool, error) { return false, nil },
 		Refuses: func(flow.Flow) string { return "" },
 	})
 }
