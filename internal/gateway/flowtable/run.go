@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netdev"
+)
+
+const (
+	// settle is how long Run waits for further changes before it replaces the table.
+	settle = 50 * time.Millisecond
+	// pause is the least time between two replacements: flows have to leave the stack meanwhile.
+	pause = 400 * time.Millisecond
+	// confirmInterval is how often next hops are confirmed that only flows in the flowtable use.
+	confirmInterval = 5 * time.Second
+	// retryInterval is when a failed replacement is repeated.
+	retryInterval = time.Second
+)
+
+// groups are the groups of rtnetlink that Run follows.
+var groups = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+}
+
+// Run follows the network until ctx ends. The table stays: Close removes it.
+func (f *Flowtable) Run(ctx context.Context) error {
+	for first := true; ctx.Err() == nil; first = false {
+		if err := f.follow(ctx, first); err != nil {
+			return fmt.Errorf("watch the network for the flowtable: %w", err)
+		}
+	}
+	return nil
+}
+
+// follow runs one subscription. It ends when messages were lost.
+func (f *Flowtable) follow(ctx context.Context, first bool) error {
+	var s *nl.NetlinkSocket
+	err := f.do(func() (err error) {
+		s, err = nl.Subscribe(unix.NETLINK_ROUTE, groups...)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(ctx, s.Close)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.replaceWhenDue(ctx)
+	}()
+	defer func() {
+		cancel()
+		stop()
+		s.Close()
+		<-ended
+	}()
+	reason := "messages of the network were lost"
+	if first {
+		reason = "start"
+	}
+	f.makeDue(reason) // for changes before the subscription
+	for {
+		messages, _, err := s.Receive()
+		if err != nil || ctx.Err() != nil {
+			return nil
+		}
+		for _, m := range messages {
+			f.message(m)
+		}
+	}
+}
+
+func (f *Flowtable) makeDue(reason string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.setDue(reason)
+}
+
+func (f *Flowtable) setDue(reason string) {
+	if f.config != nil && f.due == "" {
+		f.due = reason
+		f.wake.Send()
+	}
+}
+
+// replaceWhenDue replaces the table some time after due is set, and confirms next hops.
+func (f *Flowtable) replaceWhenDue(ctx context.Context) {
+	confirm := time.NewTicker(confirmInterval)
+	defer confirm.Stop()
+	for {
+		wait := time.Duration(0)
+		select {
+		case <-ctx.Done():
+			return
+		case <-confirm.C:
+			f.confirm()
+			continue
+		case <-f.wake:
+			wait = settle
+		}
+		for wait > 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			wait = f.replaceDue()
+		}
+	}
+}
+
+// replaceDue replaces the table if that is due, and returns when to call it again; 0: need not.
+func (f *Flowtable) replaceDue() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.due == "" {
+		return 0
+	}
+	if since := time.Since(f.status.last); since < pause {
+		return pause - since
+	}
+	if err := f.replace(f.due); err != nil {
+		f.log.Error("flows cannot return to the stack; trying again", "error", err)
+		return retryInterval
+	}
+	return 0
+}
+
+// message follows one message of rtnetlink.
+func (f *Flowtable) message(m syscall.NetlinkMessage) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.config == nil {
+		return
+	}
+	c := f.changeBy(m)
+	if c.all != "" {
+		f.setDue(c.all)
+		return
+	}
+	if err := f.follows(c); err != nil {
+		f.log.Warn("the flowtable's next hops", "error", err)
+		f.setDue("next hops")
+	}
+}
+
+func (f *Flowtable) changeBy(m syscall.NetlinkMessage) (c change) {
+	kind := m.Header.Type
+	switch kind {
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		if neigh, err := netlink.NeighDeserialize(m.Data); err == nil {
+			return f.network.neighbour(kind, neigh)
+		}
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		header := unix.NlMsghdr(m.Header)
+		if l, err := netlink.LinkDeserialize(&header, m.Data); err == nil {
+			return f.network.link(kind, l, f.matters)
+		}
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		if route := nl.DeserializeRtMsg(m.Data); route.Flags&unix.RTM_F_CLONED == 0 {
+			c.all = "a route"
+		}
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		c.all = "a routing rule"
+	}
+	return c
+}
+
+// matters reports whether flows use a device: those of the configuration and those above, and ports of these.
+func (f *Flowtable) matters(index int, l link) bool {
+	if f.devices[index] || f.devices[l.master] {
+		return true
+	}
+	for _, name := range f.config.Devices {
+		if name == l.name {
+			return true
+		}
+	}
+	return false
+}
+
+// follows brings the sets of valid next hops up to date, and has the table replaced if a flow has one that is not, or
+// that moved.
+func (f *Flowtable) follows(c change) error {
+	relevant := func(all []hop) (some []hop) {
+		for _, h := range all {
+			if f.devices[h.device] {
+				some = append(some, h)
+			}
+		}
+		return some
+	}
+	added, removed, moved := relevant(c.added), relevant(c.removed), relevant(c.moved)
+	if len(added)+len(removed) > 0 {
+		if err := f.changeSets(added, removed); err != nil {
+			return err
+		}
+	}
+	if len(moved) == 0 {
+		return nil
+	}
+	used, err := f.used() // after the removal, so that no further flow has it
+	if err != nil {
+		return err
+	}
+	for _, h := range moved {
+		if used[h] {
+			f.setDue("a next hop")
+			return nil
+		}
+	}
+	return nil
+}
+
+// tables returns the tables that are there.
+func (f *Flowtable) tables() []*nftables.Table {
+	if len(f.report.Hardware) > 0 {
+		return []*nftables.Table{tableOf(true), tableOf(false)}
+	}
+	return []*nftables.Table{tableOf(false)}
+}
+
+func (f *Flowtable) changeSets(added, removed []hop) error {
+	return f.batch(func(c *nftables.Conn) error {
+		for _, t := range f.tables() {
+			for _, h := range added {
+				if err := c.SetAddElements(hopSet(t, validSet4, validSet6, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
+					return err
+				}
+			}
+			for _, h := range removed {
+				if err := c.SetDeleteElements(hopSet(t, validSet4, validSet6, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// hopSet is the set of the family of a next hop.
+func hopSet(t *nftables.Table, name4, name6 string, h hop) *nftables.Set {
+	if h.address.Is6() {
+		return &nftables.Set{Table: t, Name: name6, KeyType: nextHop6Type}
+	}
+	return &nftables.Set{Table: t, Name: name4, KeyType: nextHop4Type}
+}
+
+// used reads which next hops flows had since the table was created.
+func (f *Flowtable) used() (used map[hop]bool, err error) {
+	used = map[hop]bool{}
+	err = f.do(func() error {
+		c, err := f.connect()
+		if err != nil {
+			return err
+		}
+		for _, t := range f.tables() {
+			for _, name := range []string{usedSet4, usedSet6} {
+				elements, err := c.GetSetElements(&nftables.Set{Table: t, Name: name})
+				if err != nil {
+					return fmt.Errorf("read set %s of table inet %s: %w", name, t.Name, err)
+				}
+				for _, e := range elements {
+					if h, ok := hopOf(e.Key); ok {
+						used[h] = true
+					}
+				}
+			}
+		}
+		return nil
+	})
+	return used, err
+}
+
+// confirm has the kernel probe stale next hops of flows: the kernel does so when the stack uses them, but a flow to a
+// port of a bridge, or in hardware, does not.
+func (f *Flowtable) confirm() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.config == nil {
+		return
+	}
+	used, err := f.used()
+	if err != nil {
+		f.setDue("the table was deleted")
+		return
+	}
+	_ = f.do(func() error {
+		for h := range used {
+			if v, ok := f.network.valid[h]; ok && v.stale {
+				probe(h, v)
+			}
+		}
+		return nil
+	})
+}
+
+// probe has the kernel take a neighbour for used now (NTF_USE); it does not change it. A neighbour that is gone needs no
+// probe.
+func probe(h hop, v neighbour) {
+	_ = netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: h.device, Family: nl.GetIPFamily(h.address.AsSlice()), Flags: netlink.NTF_USE, IP: h.address.AsSlice(), HardwareAddr: []byte(v.mac),
+	})
+}
+
+// accounting reports whether conntrack counts the packets of new flows.
+func (f *Flowtable) accounting() (on bool) {
+	_ = f.do(func() error {
+		text, err := os.ReadFile(filepath.Join(netdev.SysctlRoot, "netfilter/nf_conntrack_acct"))
+		on = err == nil && strings.TrimSpace(string(text)) != "0"
+		if errors.Is(err, os.ErrNotExist) {
+			on = false // conntrack begins with the first rule
+		}
+		return nil
+	})
+	return on
+}
