@@ -23,8 +23,12 @@ type Device struct {
 	// L3: packets begin with the IP header.
 	L3  bool
 	MAC [6]byte
-	// Enslaved to a bridge, bond or team, which gets its packets.
+	// Enslaved to a bridge, bond or team, which gets its packets. Master is the index of that, or of the VRF;
+	// 0 for none.
 	Enslaved bool
+	Master   int
+	// PeerElsewhere: its other end is in another network namespace.
+	PeerElsewhere bool
 	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
 	// above, whose frames XDP would take for the device's own.
 	TakesTags bool
@@ -71,7 +75,8 @@ func Read(destinations []netip.Addr) ([]Device, error) {
 			Ethernet: a.EncapType == "ether", Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
 			L3: slices.Contains(l3Types, a.EncapType),
 			// A VRF only chooses the routes of what its devices receive.
-			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf",
+			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf", Master: a.MasterIndex,
+			PeerElsewhere: a.NetNsID >= 0,
 		}
 		copy(d.MAC[:], a.HardwareAddr)
 		if a.Xdp != nil && a.Xdp.Attached {
