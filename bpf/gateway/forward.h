@@ -28,15 +28,33 @@
 #include "state/scratch.h"
 
 /* The interval of checks, in ticks: 250 ms. */
-#define GATEWAY_CHECK 240
+#define GATEWAY_CHECK	   240
 
-#define AF_INET	      2
-#define AF_INET6      10
+#define AF_INET		   2
+#define AF_INET6	   10
 
-/* Returns whether the kernel's conntrack has a flow as it was learned. Refreshes its timeout, which
- * packets on the stack would do. Global function: the verifier checks it once. */
+/* Ages at which the kernel takes UDP for a stream, in ticks: 2 s (nf_conntrack_proto_udp.c). */
+#define GATEWAY_UDP_STREAM 2000
+
+/* Does for a flow of the kernel's conntrack what its packets on the stack would do: refreshes its
+ * timeout, and makes UDP that goes on a stream, which is not evicted for other flows. */
+static __always_inline void gateway_refresh(struct nf_conn *ct, struct scratch *w,
+					    struct gateway_flow *flow)
+{
+	const struct gateway_control *control = gateway_control_get();
+
+	if (w->packet.tuple.protocol == IPPROTO_UDP && !(ct->status & IPS_ASSURED) && control &&
+	    tick_of(w) - flow->learned > GATEWAY_UDP_STREAM) {
+		flow->timeout = control->udp_stream_timeout;
+		bpf_ct_change_status(ct, ct->status | IPS_ASSURED);
+	}
+	bpf_ct_change_timeout(ct, flow->timeout);
+}
+
+/* Returns whether the kernel's conntrack has a flow as it was learned, and refreshes it. Global
+ * function: the verifier checks it once. */
 __noinline int gateway_is_tracked(struct __sk_buff *ctx, struct scratch *w,
-				  const struct gateway_flow *flow)
+				  struct gateway_flow *flow)
 {
 	struct nf_conn *ct;
 	__u8 direction = 0;
@@ -52,7 +70,7 @@ __noinline int gateway_is_tracked(struct __sk_buff *ctx, struct scratch *w,
 	same = tuple_equal(&w->reverse_key, &flow->to) &&
 	       is_established(ct, w->packet.tuple.protocol);
 	if (same)
-		bpf_ct_change_timeout(ct, flow->timeout);
+		gateway_refresh(ct, w, flow);
 	bpf_ct_release(ct);
 	return same;
 }

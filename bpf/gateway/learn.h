@@ -80,6 +80,7 @@ static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx,
 		refusal = GATEWAY_OFFLOADED;
 	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
 	flow->timeout = netfilter_timeout(ct);
+	flow->learned = tick_of(w);
 	bpf_ct_release(ct);
 	if (!tuple_same(&flow->key.tuple, &flow->to))
 		flow->flags |= GATEWAY_TRANSLATE;

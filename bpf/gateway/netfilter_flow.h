@@ -17,6 +17,7 @@
 const volatile __u32 jiffy_ns = 4000000;
 
 /* Linux 6.0. */
+extern int bpf_ct_change_status(struct nf_conn *nfct, __u32 status) __ksym;
 extern int bpf_ct_change_timeout(struct nf_conn *nfct, __u32 timeout) __ksym;
 
 static __always_inline void read_address(struct address *a, const void *from, int is_v4)
@@ -85,10 +86,13 @@ static __always_inline int has_helper(struct nf_conn *ct)
 		       EXTENSION(NF_CT_EXT_SYNPROXY));
 }
 
+/* Returns whether both sides want a flow: TCP after its handshake, UDP after an answer. */
 static __always_inline int is_established(struct nf_conn *ct, __u8 protocol)
 {
-	unsigned long wanted = IPS_SEEN_REPLY | IPS_ASSURED;
+	unsigned long wanted = IPS_SEEN_REPLY;
 
+	if (protocol == IPPROTO_TCP)
+		wanted |= IPS_ASSURED;
 	if ((ct->status & (wanted | IPS_DYING)) != wanted)
 		return 0;
 	return protocol != IPPROTO_TCP || ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED;

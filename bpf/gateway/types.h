@@ -43,7 +43,6 @@ struct gateway_tunnel {
 	__u8 ttl; /* 0: the device's default */
 	__u8 is_v6;
 	__u8 flags; /* enum gateway_tunnel_flag */
-	__u32 reserved;
 };
 
 enum gateway_tunnel_flag {
@@ -70,6 +69,7 @@ struct gateway_flow {
 	__u16 reserved;
 	__u64 packets; /* written by the program; segments that were merged count as one */
 	__u64 bytes;   /* from the IP header on, as merged */
+	__u32 learned; /* tick at which the program learned the flow */
 	struct gateway_tunnel tunnel;
 };
 
@@ -88,8 +88,10 @@ enum gateway_device {
 
 /* Written by the agent. */
 struct gateway_control {
-	__u32 epoch;	 /* flows of another epoch take the stack */
-	__u32 threshold; /* packets of one direction before the flow is a candidate */
+	__u32 epoch;		  /* flows of another epoch take the stack */
+	__u32 threshold;	  /* packets of one direction before the flow is a candidate */
+	__u32 udp_stream_timeout; /* of the kernel's conntrack, in milliseconds */
+	__u32 reserved;
 };
 
 /* Packets of a flow on the stack, to find candidates. */

@@ -188,6 +188,9 @@ var (
 	GatewayFailed = register("GatewayFailed", Warning,
 		"The gateway could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
 		"see the reason in the message; the agent retries").ofNode()
+	GatewayDeviceRefused = register("GatewayDeviceRefused", Warning,
+		"The kernel's flowtable cannot have a device of the gateway. Flows by this device take the stack.",
+		"do what the message says, or set --gateway-provider=cache, or leave the device out of --gateway-devices").ofNode()
 	GatewayUnavailable = register("GatewayUnavailable", Warning,
 		"The gateway was asked for, and this kernel has nothing that it could use. All flows take the stack.",
 		"do what the message says, or remove --gateway-devices").ofNode()

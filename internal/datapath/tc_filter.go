@@ -13,10 +13,12 @@ import (
 )
 
 // Where the kernel has no links for tc (before Linux 6.6) the programs are filters of the qdisc clsact, identified
-// by their priority, handle and name. The edge precedes the other components.
+// by their priority, handle and name. The edge precedes the other components. Two components at one device have
+// different priorities.
 const (
 	edgeFilterPriority      = 190
 	componentFilterPriority = 191
+	gatewayFilterPriority   = 192
 	filterHandle            = 0xbee
 )
 
@@ -31,8 +33,11 @@ func filterName(bpffs, component string) string {
 }
 
 func filterPriority(component string) uint16 {
-	if component == edgeName {
+	switch component {
+	case edgeName:
 		return edgeFilterPriority
+	case GatewayComponent:
+		return gatewayFilterPriority
 	}
 	return componentFilterPriority
 }

@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/gateway/flow"
+	"beeline.io/beeline/internal/gateway/flowtable"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/wakeup"
 )
@@ -32,14 +33,18 @@ type Datapath interface {
 
 // Config is the gateway's configuration.
 type Config struct {
+	Provider Provider
+	// Uncached is why there is no flow cache; empty: it is loaded.
+	Uncached string
 	// Threshold is the number of packets of one direction after which it is a candidate.
 	Threshold uint32
 	// Devices returns the gateway's devices.
 	Devices func() ([]Device, error)
 	// IgnoreFilters takes flows that bypass rules with an effect on each packet.
 	IgnoreFilters bool
-	// Refuses returns why a flow stays on the stack; empty: it need not.
+	// Refuses returns why a flow stays on the stack; empty: it need not. Traffic is the same for a flowtable.
 	Refuses func(flow.Flow) string
+	Traffic flowtable.Config
 	Log     *slog.Logger
 }
 
@@ -55,56 +60,62 @@ type Device struct {
 	MasterBridge bool   `json:"masterBridge,omitempty"`
 }
 
-// Gateway keeps the programs at the gateway's devices. All methods may be called from any goroutine.
+// Gateway keeps a provider at the gateway's devices. All methods may be called from any goroutine.
 type Gateway struct {
-	config   Config
-	datapath Datapath
-	flows    *Flows
-	rules    *rules
-	changed  wakeup.Signal // devices
+	config    Config
+	datapath  Datapath
+	flows     *Flows // nil: the flow cache is not loaded
+	flowtable *flowtable.Flowtable
+	rules     *rules
+	changed   wakeup.Signal // devices
 
 	reconciling sync.Mutex
+	// started: Start was called; chosen: the provider is.
+	started chan struct{}
 
 	mu       sync.Mutex
-	ready    bool
+	chosen   bool
+	provider Provider // empty: none works
+	why      string   // why not a better one
+	refused  map[string]string
 	devices  []Device
 	problems map[string]string // errors by what failed; each is logged once
 }
 
 // New returns a gateway. Start attaches it.
 func New(d Datapath, c Config) (*Gateway, error) {
-	tables, err := d.GatewayTables()
-	if err != nil {
-		return nil, err
-	}
 	r, err := newRules()
 	if err != nil {
 		return nil, err
 	}
-	refuses := func(f flow.Flow) string {
-		if reason := c.Refuses(f); reason != "" || c.IgnoreFilters {
-			return reason
-		}
-		return r.refuses(f)
+	g := &Gateway{
+		config: c, datapath: d, flowtable: flowtable.New(nil, c.Log), rules: r, changed: wakeup.NewSignal(),
+		started: make(chan struct{}), problems: map[string]string{},
 	}
-	flows, err := NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: refuses, Log: c.Log})
+	if c.Uncached != "" {
+		return g, nil
+	}
+	tables, err := d.GatewayTables()
+	if err == nil {
+		g.flows, err = NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: g.refuses, Log: c.Log})
+	}
 	if err != nil {
 		r.watcher.Close()
 		return nil, err
 	}
-	return &Gateway{config: c, datapath: d, flows: flows, rules: r, changed: wakeup.NewSignal(), problems: map[string]string{}}, nil
+	return g, nil
 }
 
-// Flows returns the flow cache.
-func (g *Gateway) Flows() *Flows { return g.flows }
-
-// Start attaches the programs; from now on they follow the devices.
-func (g *Gateway) Start() {
-	g.mu.Lock()
-	g.ready = true
-	g.mu.Unlock()
-	g.Reconcile()
+// refuses returns why a flow stays on the stack.
+func (g *Gateway) refuses(f flow.Flow) string {
+	if reason := g.config.Refuses(f); reason != "" || g.config.IgnoreFilters {
+		return reason
+	}
+	return g.rules.refuses(f)
 }
+
+// Start has Run choose a provider and attach it; from then on it follows the devices.
+func (g *Gateway) Start() { close(g.started) }
 
 // Devices are read settleTime after the first change, so that several of them need one read. rulesInterval is how often
 // packet filters are compared: the kernel does not notify of all their changes.
@@ -113,19 +124,52 @@ const (
 	rulesInterval = 500 * time.Millisecond
 )
 
-// Run follows the devices, routes and packet filters until ctx ends. The programs stay attached.
+// Run chooses the provider, and follows the devices, routes and packet filters until ctx ends. Flows go on without it.
 func (g *Gateway) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-g.started:
+	}
+	provider, why := g.choose(ctx)
+	g.mu.Lock()
+	g.chosen, g.provider, g.why = true, provider, why
+	g.mu.Unlock()
+	if provider == "" {
+		g.config.Log.Error("no provider of the gateway works", "reason", why)
+		return g.withdraw()
+	}
+	g.config.Log.Info("gateway", "provider", provider, "others", why)
+	return g.follow(ctx)
+}
+
+// withdraw removes what an earlier agent has left.
+func (g *Gateway) withdraw() error {
+	if err := g.flowtable.Close(); err != nil {
+		return err
+	}
+	if g.flows == nil {
+		return nil
+	}
+	return g.datapath.SetDevices(datapath.GatewayComponent)
+}
+
+// follow runs the goroutines of the provider.
+func (g *Gateway) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	tasks := []func(context.Context) error{
-		g.flows.Run,
 		func(ctx context.Context) error {
 			return netdev.Watch(ctx, g.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 		},
-		func(ctx context.Context) error {
+		g.keep,
+	}
+	if g.provider == Cache {
+		tasks = append(tasks, g.flows.Run, func(ctx context.Context) error {
 			return watchRoutes(ctx, func(mtu bool) { g.note("routes", g.flows.RoutesChanged(mtu)) })
-		},
-		g.follow,
+		})
+	} else {
+		tasks = append(tasks, g.flowtable.Run, g.chooseFlows)
 	}
 	failed := make(chan error, len(tasks))
 	var running sync.WaitGroup
@@ -138,9 +182,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return err
 }
 
-func (g *Gateway) follow(ctx context.Context) error {
+// keep follows the devices and the packet filters.
+func (g *Gateway) keep(ctx context.Context) error {
 	rules := time.NewTicker(rulesInterval)
 	defer rules.Stop()
+	g.Reconcile()
 	for {
 		select {
 		case <-ctx.Done():
@@ -163,37 +209,81 @@ func (g *Gateway) auditRules() {
 	g.reconciling.Lock()
 	defer g.reconciling.Unlock()
 	g.mu.Lock()
-	devices, ready := g.devices, g.ready
+	devices := g.devices
 	g.mu.Unlock()
-	if ready {
-		g.compareRules(devices)
-	}
+	g.compareRules(devices)
 }
 
 // compareRules returns all flows to the stack if packet filters have changed: the new ones decide about them.
 func (g *Gateway) compareRules(devices []Device) {
 	changed, err := g.rules.compare(devices)
-	if changed || err != nil {
+	switch {
+	case !changed && err == nil:
+	case g.provider == Cache:
 		g.flows.Flush()
+	default:
+		err = joined(err, g.apply(devices))
 	}
 	g.note("packet filters", err)
 }
 
-// Reconcile attaches the programs to the devices as they are.
+func joined(a, b error) error {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// Reconcile attaches the provider to the devices as they are.
 func (g *Gateway) Reconcile() {
 	g.reconciling.Lock()
 	defer g.reconciling.Unlock()
-	g.mu.Lock()
-	ready := g.ready
-	g.mu.Unlock()
-	if ready {
-		g.note("devices", g.reconcile())
-	}
+	g.note("devices", g.reconcile())
 }
 
 func (g *Gateway) reconcile() error {
 	devices, err := g.config.Devices()
 	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	same := g.devices != nil && slices.Equal(g.devices, devices)
+	g.devices = append([]Device{}, devices...)
+	g.mu.Unlock()
+	if g.provider != Cache {
+		if same {
+			return nil
+		}
+		if g.flows != nil { // programs of an earlier agent
+			if err := g.datapath.SetDevices(datapath.GatewayComponent); err != nil {
+				return err
+			}
+		}
+		g.compareRules(devices)
+		return g.apply(devices)
+	}
+	if err := g.attach(devices); err != nil || same {
+		return err
+	}
+	g.compareRules(devices) // those about other devices concern the flows
+	return nil
+}
+
+// apply creates the flowtable for devices. All flows return to the stack, and are taken again.
+func (g *Gateway) apply(devices []Device) error {
+	r, err := g.flowtable.Apply(g.flowtableConfig(devices, g.provider))
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refused = r.Refused
+	return nil
+}
+
+// attach attaches the programs of the flow cache to devices. A device is in the table while the programs are there.
+func (g *Gateway) attach(devices []Device) error {
+	if err := flowtable.Track(); err != nil { // an earlier agent's flowtable ends
 		return err
 	}
 	wanted := map[uint32]uint32{}
@@ -207,23 +297,14 @@ func (g *Gateway) reconcile() error {
 	if err := datapath.Withdraw(table, wanted); err != nil {
 		return err
 	}
-	indexes := slices.Sorted(maps.Keys(wanted))
-	all := make([]int, len(indexes))
-	for i, index := range indexes {
-		all[i] = int(index)
+	var all []int
+	for _, index := range slices.Sorted(maps.Keys(wanted)) {
+		all = append(all, int(index))
 	}
 	if err := g.datapath.SetDevices(datapath.GatewayComponent, all...); err != nil {
 		return fmt.Errorf("attach the programs: %w", err)
 	}
-	g.mu.Lock()
-	same := slices.Equal(g.devices, devices)
-	g.devices = devices
-	g.mu.Unlock()
-	if err := datapath.Publish(table, wanted); err != nil || same {
-		return err
-	}
-	g.compareRules(devices) // those about other devices concern the flows
-	return nil
+	return datapath.Publish(table, wanted)
 }
 
 // note keeps the error of something as a problem until it succeeds.
@@ -244,14 +325,22 @@ func (g *Gateway) note(what string, err error) {
 func (g *Gateway) Conditions() (all condition.List) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.chosen && g.provider == "" {
+		all = append(all, condition.GatewayUnavailable.New("%s", g.why))
+	}
 	for _, what := range slices.Sorted(maps.Keys(g.problems)) {
 		all = append(all, condition.GatewayFailed.New("%s: %s", what, g.problems[what]))
+	}
+	for _, device := range slices.Sorted(maps.Keys(g.refused)) {
+		all = append(all, condition.GatewayDeviceRefused.New("%s: %s", device, g.refused[device]))
 	}
 	return all
 }
 
-// Close frees what the gateway needs of this process. The programs stay attached.
+// Close frees what the gateway needs of this process. Flows go on.
 func (g *Gateway) Close() {
-	g.flows.Close()
+	if g.flows != nil {
+		g.flows.Close()
+	}
 	g.rules.watcher.Close()
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +19,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/gateway/flow"
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/settable"
 )
 
@@ -56,8 +59,22 @@ func NewFlows(t *datapath.GatewayTables, wait func() error, c FlowsConfig) (*Flo
 		return nil, err
 	}
 	f := &Flows{config: c, tables: t, liberal: liberal, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{}, ended: map[string]uint64{}}
-	f.cache.control().Threshold = c.Threshold
+	control := f.cache.control()
+	control.UdpStreamTimeout = udpStreamTimeout()
+	control.Threshold = c.Threshold
 	return f, nil
+}
+
+// defaultUDPStream is the kernel's default of nf_conntrack_udp_timeout_stream, in seconds.
+const defaultUDPStream = 120
+
+// udpStreamTimeout returns the timeout of UDP streams in the kernel's conntrack, in milliseconds.
+func udpStreamTimeout() uint32 {
+	text, err := os.ReadFile(netdev.SysctlRoot + "/netfilter/nf_conntrack_udp_timeout_stream")
+	if seconds, wrong := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 22); err == nil && wrong == nil {
+		return uint32(seconds) * 1000
+	}
+	return defaultUDPStream * 1000
 }
 
 // Run learns flows until ctx ends. Those in the cache stay there: the programs notice changes by themselves.

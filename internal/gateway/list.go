@@ -65,7 +65,7 @@ type Direction struct {
 
 // List returns the TCP and UDP flows of the kernel's conntrack that this node forwards, in the network namespace of
 // the caller.
-func (f *Flows) List() ([]FlowStatus, error) {
+func (g *Gateway) List() ([]FlowStatus, error) {
 	c, err := conntrack.Dial(nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the kernel's conntrack: %w", err)
@@ -79,7 +79,10 @@ func (f *Flows) List() ([]FlowStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	directions := f.directions()
+	directions := map[flow.Tuple]Direction{}
+	if g.flows != nil {
+		directions = g.flows.directions()
+	}
 	var all []FlowStatus
 	for i := range tracked {
 		t := &tracked[i]

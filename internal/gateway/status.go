@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"beeline.io/beeline/internal/gateway/flowtable"
 )
 
 // Status is the state of the gateway.
@@ -27,6 +29,8 @@ type Status struct {
 	Ended   map[string]uint64 `json:"ended,omitempty"`
 	// Refused are the directions of flows that stay on the stack, by the reason.
 	Refused map[string]int `json:"refused,omitempty"`
+	// Flowtable is the state of the kernel's flowtable; nil if the provider is another.
+	Flowtable *flowtable.Status `json:"flowtable,omitempty"`
 	// Filters are the rules of packet filters that would be bypassed: flows that they concern stay on the stack.
 	Filters []string `json:"filters,omitempty"`
 	// Packets are the packets since the tables were made, by their path; Bytes those of the flow cache.
@@ -37,9 +41,17 @@ type Status struct {
 // Status returns the state, without the counters of packets.
 func (g *Gateway) Status() Status {
 	g.mu.Lock()
-	s := Status{Provider: "cache", Devices: slices.Clone(g.devices), Threshold: g.config.Threshold}
+	s := Status{Provider: string(g.provider), Why: g.why, Devices: slices.Clone(g.devices), Threshold: g.config.Threshold}
+	if !g.chosen {
+		s.Why = "a provider is being chosen"
+	}
 	g.mu.Unlock()
-	g.flows.addTo(&s)
+	if s.Provider == string(Cache) {
+		g.flows.addTo(&s)
+	} else if s.Provider != "" {
+		t := g.flowtable.Status()
+		s.Flowtable = &t
+	}
 	s.Filters = g.rules.findings()
 	return s
 }
@@ -67,7 +79,10 @@ func (s *Status) Line() string {
 	for _, n := range s.Refused {
 		refused += n
 	}
-	text := fmt.Sprintf("%s at %s; %d entries", s.Provider, strings.Join(names, ", "), s.Entries)
+	text := fmt.Sprintf("%s at %s", s.Provider, strings.Join(names, ", "))
+	if s.Provider == string(Cache) {
+		text += fmt.Sprintf("; %d entries", s.Entries)
+	}
 	if len(names) == 0 {
 		text = s.Provider + ", at no device"
 	}

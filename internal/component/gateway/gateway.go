@@ -8,7 +8,6 @@ import (
 	"context"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/gateway"
 	"beeline.io/beeline/internal/inspect"
@@ -38,13 +37,6 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	if reason := env.Datapath.Uncached; reason != "" {
-		env.Log.Error(reason)
-		return &component.Instance{
-			Status:     func(s *inspect.Status) { s.Gateway = &gateway.Status{Why: reason} },
-			Conditions: func() condition.List { return condition.List{condition.GatewayUnavailable.New("%s", reason)} },
-		}, nil
-	}
 	g, err := c.gateway(env)
 	if err != nil {
 		return nil, err
@@ -54,7 +46,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		Start: g.Start, Run: []component.Task{{Name: "gateway", Run: g.Run}}, Close: g.Close,
 		Status: r.status, Conditions: g.Conditions, Metrics: r.metrics,
 		Answers: map[string]component.Answer{
-			gateway.FlowsPath: func(context.Context) (any, error) { return g.Flows().List() },
+			gateway.FlowsPath: func(context.Context) (any, error) { return g.List() },
 		},
 	}, nil
 }

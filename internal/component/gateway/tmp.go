@@ -15,7 +15,7 @@ import (
 
 func (c *config) gateway(env component.Env) (*gateway.Gateway, error) {
 	return gateway.New(env.Datapath, gateway.Config{
-		Threshold: c.threshold, Log: env.Log,
+		Provider: gateway.Auto, Uncached: env.Datapath.Uncached, Threshold: c.threshold, Log: env.Log,
 		Devices: func() (all []gateway.Device, err error) {
 			links, err := netdev.Dump(netlink.LinkList)
 			for _, l := range links {

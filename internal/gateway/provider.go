@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"beeline.io/beeline/internal/gateway/flowtable"
+	"beeline.io/beeline/internal/gateway/selftest"
+)
+
+// Provider is what forwards flows past the stack.
+type Provider string
+
+const (
+	// Auto is the first of providers that works.
+	Auto Provider = "auto"
+	// Hardware is a flowtable of the kernel in the NICs, and in software between devices whose drivers have none.
+	Hardware Provider = "flowtable-hardware"
+	// Flowtable is a flowtable of the kernel in software.
+	Flowtable Provider = "flowtable"
+	// Cache is Beeline's flow cache.
+	Cache Provider = "cache"
+)
+
+// providers are the choices of Auto, the best first.
+var providers = []Provider{Hardware, Flowtable, Cache}
+
+// testTime bounds the test of a provider. It takes some tenths of a second on an idle machine.
+const testTime = 15 * time.Second
+
+// choose tests the wanted providers by real flows until one works. It returns why the others do not; an empty provider
+// if none does.
+func (g *Gateway) choose(ctx context.Context) (p Provider, why string) {
+	wanted := providers
+	if g.config.Provider != Auto {
+		wanted = []Provider{g.config.Provider}
+	}
+	var refused []string
+	for _, p := range wanted {
+		if err := g.try(ctx, p); err != nil {
+			refused = append(refused, fmt.Sprintf("%s: %v", p, err))
+			continue
+		}
+		return p, strings.Join(refused, "; ")
+	}
+	return "", strings.Join(refused, "; ")
+}
+
+func (g *Gateway) try(ctx context.Context, p Provider) error {
+	ctx, cancel := context.WithTimeout(ctx, testTime)
+	defer cancel()
+	switch p {
+	case Cache:
+		if g.config.Uncached != "" {
+			return errors.New(g.config.Uncached)
+		}
+		return selftest.Run(ctx, &prover{wait: g.datapath.WaitForReaders, log: g.config.Log})
+	case Hardware:
+		if err := g.tryHardware(); err != nil {
+			return err
+		}
+	}
+	return selftest.Run(ctx, &flowtable.Prover{Log: g.config.Log})
+}
+
+// tryHardware creates a flowtable with the gateway's devices, since the devices of a self-test have no hardware, and
+// reports why it has none of them.
+func (g *Gateway) tryHardware() error {
+	devices, err := g.config.Devices()
+	if err != nil {
+		return err
+	}
+	r, err := g.flowtable.Apply(g.flowtableConfig(devices, Hardware))
+	if err != nil {
+		return err
+	}
+	if err := g.flowtable.Close(); err != nil {
+		return err
+	}
+	if len(r.Hardware) > 1 {
+		return nil
+	}
+	reasons := []string{"fewer than two devices have it"}
+	for _, d := range devices {
+		if why := r.RefusedHardware[d.Name]; why != "" {
+			reasons = append(reasons, d.Name+": "+why)
+		}
+	}
+	return errors.New(strings.Join(reasons, ", "))
+}
+
+func (g *Gateway) flowtableConfig(devices []Device, p Provider) flowtable.Config {
+	c := g.config.Traffic
+	c.Hardware, c.Threshold = p == Hardware, int(g.config.Threshold)
+	c.OnlyChosen = !g.config.IgnoreFilters && len(g.rules.findings()) > 0
+	for _, d := range devices {
+		c.Devices = append(c.Devices, d.Name)
+	}
+	return c
+}
