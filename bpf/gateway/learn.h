@@ -87,7 +87,8 @@ static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx,
 	return refusal;
 }
 
-/* Proposes the flow of a packet to the agent. Global function: the verifier checks it once. */
+/* Proposes the flow of a packet to the agent. Returns whether the flow is established. Global
+ * function: the verifier checks it once. */
 __noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 epoch)
 {
 	struct gateway_candidate *candidate;
@@ -97,7 +98,7 @@ __noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 e
 	candidate = bpf_ringbuf_reserve(&gateway_candidates, sizeof(*candidate), 0);
 	if (!candidate) {
 		gateway_count_packet(GATEWAY_PATH_NOT_REPORTED);
-		return 0;
+		return 1;
 	}
 	__builtin_memset(candidate, 0, sizeof(*candidate));
 	candidate->refusal = gateway_learn(ctx, w, &candidate->flow);
@@ -108,12 +109,13 @@ __noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 e
 	}
 	gateway_count_packet(GATEWAY_PATH_CANDIDATE);
 	bpf_ringbuf_submit(candidate, 0);
-	return 0;
+	return 1;
 }
 
 static __always_inline enum action gateway_egress(struct __sk_buff *ctx)
 {
 	const struct gateway_control *control;
+	struct gateway_count *due;
 	struct scratch *w;
 
 	if (!ctx->ingress_ifindex ||
@@ -127,7 +129,8 @@ static __always_inline enum action gateway_egress(struct __sk_buff *ctx)
 	if (!gateway_takes(&w->packet, packet_parse(ctx, &w->packet)) ||
 	    w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
 		return packet_pass(ctx);
-	if (gateway_is_due(w, control->threshold))
-		gateway_propose(ctx, w, control->epoch);
+	due = gateway_is_due(w, control->threshold);
+	if (due && !gateway_propose(ctx, w, control->epoch))
+		due->next = due->count + control->threshold; /* soon */
 	return packet_pass(ctx);
 }

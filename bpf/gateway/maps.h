@@ -52,7 +52,7 @@ struct {
 } gateway_controls SEC(".maps");
 
 /* By the hash of the tuple that leaves the node. Concurrent updates may lose counts. */
-#define GATEWAY_COUNTS 32768
+#define GATEWAY_COUNTS 131072
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, GATEWAY_COUNTS);

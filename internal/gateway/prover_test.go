@@ -17,7 +17,9 @@ import (
 // shortcut.
 func TestSelfTest(t *testing.T) {
 	wait := func() error { return nil }
-	if err := selftest.Run(context.Background(), &prover{wait: wait, log: slog.New(slog.DiscardHandler)}); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), testTime)
+	defer cancel()
+	if err := selftest.Run(ctx, &prover{wait: wait, log: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Errorf("the flow cache: %v", err)
 	}
 	if err := selftest.Run(context.Background(), idle{}); err == nil || !strings.Contains(err.Error(), "still pass the stack") {
