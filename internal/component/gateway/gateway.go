@@ -19,7 +19,7 @@ import (
 func New() *component.Component {
 	c := &config{}
 	bpf := datapath.Gateway()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, Options: c.options, New: c.run}
 }
 
 func (c *config) options(o *datapath.Options) {
@@ -52,7 +52,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	r := &running{env, g}
 	return &component.Instance{
 		Start: g.Start, Run: []component.Task{{Name: "gateway", Run: g.Run}}, Close: g.Close,
-		Status: r.status, Conditions: g.Conditions, Metrics: r.metrics,
+		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched()...) }, Metrics: r.metrics,
 		Answers: map[string]component.Answer{
 			gateway.FlowsPath: func(context.Context) (any, error) { return g.Flows().List() },
 		},
