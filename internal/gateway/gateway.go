@@ -28,6 +28,7 @@ type Datapath interface {
 	GatewayDevices() datapath.Hash[uint32, uint32]
 	GatewayTables() (*datapath.GatewayTables, error)
 	WaitForReaders() error
+	ForeignProgram(id uint32) (name string, foreign bool)
 }
 
 // Config is the gateway's configuration.
@@ -77,7 +78,7 @@ func New(d Datapath, c Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRules()
+	r, err := newRules(d.ForeignProgram)
 	if err != nil {
 		return nil, err
 	}
