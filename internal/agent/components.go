@@ -31,6 +31,9 @@ func Cleanup(bpffs, socket string, components component.List) error {
 	if err := datapath.Cleanup(bpffs, components.BPF()...); err != nil {
 		return err
 	}
+	if err := components.Cleanup(); err != nil {
+		return err
+	}
 	RemoveSocket(socket)
 	return nil
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
@@ -23,7 +22,6 @@ import (
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source/kube"
-	"beeline.io/beeline/internal/suggest"
 )
 
 // Default paths of an agent.
@@ -83,7 +81,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	}
 	c.Components.AddFlags(fs)
 	l := datapath.DefaultLimits
-	fs.StringVar(&c.file, "config", "", "configuration file in YAML; its keys are the names of these flags; flags take precedence")
+	fs.StringVar(&c.file, "config", "", "configuration file in YAML; its keys are the names of these flags, or nested at their hyphens, such as \"gateway: {devices: [eth0]}\"; flags take precedence")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to read Services from (default: the service account of the agent's pod)")
 	fs.StringVar(&c.Manifests, "manifests", "", "file or directory of Kubernetes manifests to read Services from instead of an API server; watched for changes")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")
@@ -164,55 +162,6 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return fmt.Errorf("--maglev-table-size: %w", err)
 	}
 	return c.Limits.Check()
-}
-
-// readConfigFile sets the flags that the command line did not set.
-func readConfigFile(path string, fs *pflag.FlagSet) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("--config: %w", err)
-	}
-	settings := map[string]any{}
-	if err := yaml.UnmarshalStrict(text, &settings); err != nil {
-		return fmt.Errorf("--config %s: %w", path, err)
-	}
-	var errs []error
-	for key, value := range settings {
-		flag := fs.Lookup(key)
-		if flag == nil || key == "config" || key == "help" {
-			errs = append(errs, fmt.Errorf("--config %s: unknown setting %q%s", path, key, suggest.DidYouMean(key, FlagNames(fs))))
-			continue
-		}
-		if flag.Changed {
-			continue
-		}
-		if b, ok := value.(bool); ok && flag.Value.Type() == "string" {
-			value = map[bool]string{false: "off", true: "on"}[b] // YAML parses these words as booleans
-		}
-		if err := fs.Set(key, settingText(value)); err != nil {
-			errs = append(errs, fmt.Errorf("--config %s: %s: %w", path, key, PlainValue(err)))
-		}
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(errs...)
-}
-
-func settingText(value any) string {
-	switch v := value.(type) {
-	case []any:
-		parts := make([]string, len(v))
-		for i, p := range v {
-			parts[i] = settingText(p)
-		}
-		return strings.Join(parts, ",")
-	case float64:
-		if v == float64(int64(v)) {
-			return fmt.Sprint(int64(v))
-		}
-	case nil:
-		return ""
-	}
-	return fmt.Sprint(value)
 }
 
 // PlainValue replaces pflag's error about an invalid value, which names a Go function, with one that says what

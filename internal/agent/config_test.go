@@ -149,6 +149,71 @@ func TestShares(t *testing.T) {
 	wantComplete(t, "--manifests /m --service-share=30 --namespace-share=20", "--service-share is more than --namespace-share")
 }
 
+// Settings may be nested at the hyphens of their names; errors name the place.
+func TestNestedSettings(t *testing.T) {
+	path := configFile(t, "gateway:\n  devices: [eth0, eth1.7]\n  exclude:\n    networks: [192.0.2.0/24]\n  max-flows: 128\nedge: {mode: off}\nmax:\n  flows: 65\ndsr: off\n")
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	new(Config).AddFlags(fs)
+	if err := fs.Parse([]string{"--max-flows=64"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := readConfigFile(path, fs); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"gateway-devices": "[eth0,eth1.7]", "gateway-exclude-networks": "[192.0.2.0/24]", "gateway-max-flows": "128", "edge-mode": "off", "max-flows": "64", "dsr": "off",
+	} {
+		if got := fs.Lookup(name).Value.String(); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"gateway:\n  device: eth0\n":                         "unknown setting \"gateway.device\", did you mean \"devices\"?",
+		"gateway:\n  threshold: many\n":                      "gateway.threshold: invalid argument",
+		"gateway:\n  threshold: {packets: 2}\n":              "gateway.threshold: give a value or a list, not a map",
+		"gateway: eth0\n":                                    "unknown setting \"gateway\"",
+		"gateways: {devices: eth0}\n":                        "unknown setting \"gateways\"",
+		"gateway:\n":                                         "",
+		"gateway-devices: eth0\ngateway: {devices: eth1}\n":  "gateway-devices and gateway.devices are the same setting: remove one of them",
+		"gateway: {exclude-ports: 1, exclude: {ports: 2}}\n": "gateway.exclude-ports and gateway.exclude.ports are the same setting",
+		"dsr: {hybrid: true}\n":                              "",
+		"config: {x: 1}\n":                                   "unknown setting \"config\"",
+		"gateway:\n  devices: eth0\n  devices: eth1\n":       "already set",
+		"gateway: {networks: [192.0.2.0/24, 10.0.0.0/8]}\n":  "",
+	} {
+		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+		new(Config).AddFlags(fs)
+		err := readConfigFile(configFile(t, text), fs)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// The gateway's flags are validated, and those without effect refused.
+func TestGatewayFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--gateway-devices=auto":                                   "",
+		"--gateway-devices=eth*,wan --gateway-threshold=1":         "",
+		"--gateway-devices=auto,eth0":                              "--gateway-devices \"auto\": give auto, off, or names and shell patterns",
+		"--gateway-devices=eth[":                                   "--gateway-devices \"eth[\"",
+		"--gateway-devices=":                                       "--gateway-devices is empty",
+		"--gateway-devices=auto --gateway-threshold=0":             "--gateway-threshold 0: at least 1",
+		"--gateway-threshold=5":                                    "--gateway-threshold has no effect with --gateway-devices=off",
+		"--gateway-ports=80":                                       "--gateway-ports has no effect with --gateway-devices=off",
+		"--gateway-ignore-filters":                                 "--gateway-ignore-filters has no effect",
+		"--gateway-devices=auto --gateway-networks=10.0.0.0":       "--gateway-networks: \"10.0.0.0\" is not a network such as 192.0.2.0/24",
+		"--gateway-devices=auto --gateway-exclude-networks=::/129": "--gateway-exclude-networks: \"::/129\" is not a network",
+		"--gateway-devices=auto --gateway-ports=90-80":             "--gateway-ports: \"90-80\" is neither a port nor a range",
+		"--gateway-devices=auto --gateway-exclude-ports=0":         "--gateway-exclude-ports: \"0\" is neither",
+		"--gateway-devices=auto --gateway-exclude-ports=1,70000":   "--gateway-exclude-ports: \"70000\" is neither",
+		"--gateway-devices=auto --gateway-protocols=tcp,icmp":      "--gateway-protocols: \"icmp\" is neither tcp nor udp",
+		"--gateway-devices=auto --gateway-protocols=TCP --gateway-ports=80,8000-8999 --gateway-networks=10.0.0.0/8,fd00::/8": "",
+	} {
+		wantComplete(t, "--manifests /m "+args, want)
+	}
+}
+
 // "off" is a boolean in YAML, and keeps its meaning.
 func TestOffInTheFile(t *testing.T) {
 	for _, text := range []string{"edge-mode: off\n", "dsr: off\n", "dsr: 'off'\n", "terminate-sockets: off\n", "dsr-hybrid: off\n"} {

@@ -44,6 +44,8 @@ type Component struct {
 	// New starts the component once the datapath is loaded. Programs of an earlier agent may be attached
 	// and use the tables.
 	New func(Env) (*Instance, error)
+	// Cleanup removes what the component has left outside of its pins. No agent is running.
+	Cleanup func() error
 }
 
 // Env is the environment of an Instance.

@@ -80,6 +80,19 @@ func (l List) BPF() (all []*datapath.Component) {
 	return all
 }
 
+// Cleanup removes what the components have left outside of their pins.
+func (l List) Cleanup() (failed error) {
+	for _, c := range l {
+		if c.Cleanup == nil {
+			continue
+		}
+		if err := c.Cleanup(); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("component %s: %w", c.Name, err))
+		}
+	}
+	return failed
+}
+
 // New starts all components. If one fails, it closes the others.
 func (l List) New(env Env) (Running, error) {
 	var all Running

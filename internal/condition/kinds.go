@@ -194,6 +194,9 @@ var (
 	GatewayUnavailable = register("GatewayUnavailable", Warning,
 		"The gateway was asked for, and this kernel has nothing that it could use. All flows take the stack.",
 		"do what the message says, or remove --gateway-devices").ofNode()
+	GatewayDeviceMissing = register("GatewayDeviceMissing", Error,
+		"--gateway-devices names a device that does not exist, or that flows cannot enter and leave by. The gateway takes it when it can.",
+		"correct --gateway-devices, or create the device").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()

@@ -3,12 +3,9 @@
 package conntrack
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
 	"beeline.io/beeline/internal/datapath"
 )
@@ -22,16 +19,11 @@ const localPortsPath = "/proc/sys/net/ipv4/ip_local_port_range"
 func ParseSNATPorts(texts []string) ([]datapath.PortRange, error) {
 	var all []datapath.PortRange
 	for _, text := range texts {
-		first, last, isRange := strings.Cut(strings.TrimSpace(text), "-")
-		if !isRange {
-			last = first
-		}
-		f, err := strconv.ParseUint(first, 10, 16)
-		l, err2 := strconv.ParseUint(last, 10, 16)
-		if err := errors.Join(err, err2); err != nil {
+		r, err := datapath.ParsePortRange(text)
+		if err != nil {
 			return nil, fmt.Errorf("%q is not a range of ports such as 1024-29999", text)
 		}
-		all = append(all, datapath.PortRange{First: uint16(f), Last: uint16(l)})
+		all = append(all, r)
 	}
 	return all, datapath.CheckSNATPorts(all)
 }

@@ -3,8 +3,11 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 )
@@ -26,6 +29,17 @@ const (
 
 // PortRange is a range of ports, both ends included.
 type PortRange struct{ First, Last uint16 }
+
+// ParsePortRange parses a port, or the first and the last of a range with a hyphen between them.
+func ParsePortRange(text string) (r PortRange, err error) {
+	first, last, isRange := strings.Cut(strings.TrimSpace(text), "-")
+	if !isRange {
+		last = first
+	}
+	f, err := strconv.ParseUint(first, 10, 16)
+	l, err2 := strconv.ParseUint(last, 10, 16)
+	return PortRange{First: uint16(f), Last: uint16(l)}, errors.Join(err, err2)
+}
 
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 

@@ -29,6 +29,7 @@ type Datapath interface {
 	GatewayDevices() datapath.Hash[uint32, uint32]
 	GatewayTables() (*datapath.GatewayTables, error)
 	WaitForReaders() error
+	ForeignProgram(id uint32) (name string, foreign bool)
 }
 
 // Config is the gateway's configuration.
@@ -84,7 +85,7 @@ type Gateway struct {
 
 // New returns a gateway. Start attaches it.
 func New(d Datapath, c Config) (*Gateway, error) {
-	r, err := newRules()
+	r, err := newRules(d.ForeignProgram)
 	if err != nil {
 		return nil, err
 	}

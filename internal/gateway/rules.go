@@ -4,32 +4,38 @@ package gateway
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
 	"beeline.io/beeline/internal/gateway/flow"
+	"beeline.io/beeline/internal/gateway/flowtable"
 	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/tcfilter"
 )
 
-// Table is the gateway's own table of nftables.
-const Table = "inet beeline_gateway"
+// ownTables are the gateway's own tables of nftables.
+var ownTables = []string{"inet " + flowtable.TableName, "inet " + flowtable.HardwareTableName}
 
 // rules are the packet filters that flows of the gateway would bypass.
 type rules struct {
 	watcher *netfilter.Watcher
+	tc      *tcfilter.Finder
 
 	mu       sync.Mutex
 	devices  []Device // for which they were searched
 	searched bool
 	found    *netfilter.Findings
+	atTC     []tcfilter.Found
 }
 
-func newRules() (*rules, error) {
-	w, err := netfilter.NewWatcher(Table)
+// newRules: foreign tells of a BPF program whether it is not Beeline's, and its name.
+func newRules(foreign func(program uint32) (name string, foreign bool)) (*rules, error) {
+	w, err := netfilter.NewWatcher(ownTables...)
 	if err != nil {
 		return nil, err
 	}
-	return &rules{watcher: w}, nil
+	return &rules{watcher: w, tc: tcfilter.New(foreign)}, nil
 }
 
 // compare searches the packet filters if they or the devices have changed, and reports whether they have. It is called
@@ -39,7 +45,11 @@ func (r *rules) compare(devices []Device) (changed bool, err error) {
 	if err != nil {
 		return true, fmt.Errorf("packet filters: %w", err)
 	}
-	if !changed && r.searched && slices.Equal(devices, r.devices) {
+	atTC, err := r.tcFilters(devices)
+	if err != nil {
+		return true, err
+	}
+	if !changed && r.searched && slices.Equal(devices, r.devices) && reflect.DeepEqual(atTC, r.atTC) {
 		return false, nil
 	}
 	subject := make([]netfilter.Device, len(devices))
@@ -52,11 +62,35 @@ func (r *rules) compare(devices []Device) (changed bool, err error) {
 	found, err := r.watcher.Find(subject)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.devices, r.searched, r.found = devices, err == nil, found
+	r.devices, r.atTC, r.searched, r.found = devices, atTC, err == nil, found
 	if err != nil {
 		return true, fmt.Errorf("search packet filters: %w", err)
 	}
+	for _, at := range atTC {
+		i := slices.IndexFunc(devices, func(d Device) bool { return d.Index == at.Device })
+		found.All = append(found.All, tcFindings(at, devices[i].Name)...)
+	}
 	return true, nil
+}
+
+// tcFilters returns the filters of tc at the devices.
+func (r *rules) tcFilters(devices []Device) ([]tcfilter.Found, error) {
+	names := map[int]string{}
+	for _, d := range devices {
+		names[d.Index] = d.Name
+	}
+	return r.tc.At(names)
+}
+
+// tcFindings: packets of the flow cache skip what is at the ingress of a device, and pass what is at the egress.
+func tcFindings(at tcfilter.Found, device string) (all []netfilter.Finding) {
+	for _, what := range at.Ingress {
+		all = append(all, netfilter.Ingress(at.Device, what+" of "+device))
+	}
+	for _, what := range at.Egress {
+		all = append(all, netfilter.Egress(at.Device, what+" of "+device))
+	}
+	return all
 }
 
 // refuses returns the rule that a flow would bypass, or why that is not known.

@@ -97,7 +97,8 @@ type class struct {
 	sport, dport ports // of TCP and UDP; ICMP has none
 	states       ctStates
 	protocols    protocols
-	// varies: whether a packet of a flow came here depends on more than what all packets of the flow have in common.
+	// varies: whether a packet of a flow came here depends on more than all packets of the flow have in
+	// common.
 	varies bool
 }
 

@@ -114,7 +114,7 @@ func (b *base) stages() []stage {
 // findForGateway returns what flows between devices would bypass.
 func findForGateway(devices []Device, bases []base) (*Findings, error) {
 	slices.SortStableFunc(bases, func(a, b base) int { return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.priority, b.priority)) })
-	// Rules may have marked a connection when it was new, and its packets carry such a mark when a rule restores it.
+	// Rules may have marked a connection when it was new; its packets get the mark when a rule restores it.
 	w := &walk{subject: &Subject{Devices: devices}, gateway: true, connectionsMarked: true, left: mostRules}
 	for i := range bases {
 		w.base = &bases[i]

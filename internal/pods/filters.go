@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/tcfilter"
 )
 
 // A filter is what would drop, delay or change packets that the shortcut makes bypass it.
@@ -43,13 +44,12 @@ func newSurroundings(n *network, networks []netip.Prefix, at map[netip.Addr]plac
 
 // A finder finds the filters of this network namespace. It keeps what has not changed since it last searched.
 type finder struct {
-	rules    netfilter.Finder
-	foreign  func(program uint32) (name string, foreign bool)
-	programs map[uint32]program
+	rules netfilter.Finder
+	tc    *tcfilter.Finder
 }
 
 func newFinder(foreign func(program uint32) (name string, foreign bool)) *finder {
-	return &finder{foreign: foreign, programs: map[uint32]program{}}
+	return &finder{tc: tcfilter.New(foreign)}
 }
 
 // find returns the filters.

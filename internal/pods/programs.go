@@ -13,36 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program is what is known of a BPF program. The kernel does not reuse its ID soon.
-type program struct {
-	name    string
-	foreign bool // not of this agent
-}
-
-// mostPrograms bounds what a finder keeps.
-const mostPrograms = 4096
-
-func (f *finder) program(id uint32) program {
-	p, known := f.programs[id]
-	if !known {
-		if len(f.programs) >= mostPrograms {
-			clear(f.programs)
-		}
-		p.name, p.foreign = f.foreign(id)
-		f.programs[id] = p
-	}
-	return p
-}
-
-func (f *finder) isForeign(id uint32) bool { return f.program(id).foreign }
+func (f *finder) isForeign(id uint32) bool { return f.tc.IsForeign(id) }
 
 // nameOf names a program for the operator.
-func (f *finder) nameOf(id uint32) string {
-	if name := f.program(id).name; name != "" {
-		return fmt.Sprintf("%s, id %d", name, id)
-	}
-	return fmt.Sprintf("id %d", id)
-}
+func (f *finder) nameOf(id uint32) string { return f.tc.NameOf(id) }
 
 // hooks finds programs in the links of tcx (Linux 6.6) that are not Beeline's. What they do is not known: a program
 // before Beeline's that ends the chain keeps packets from it, and one after it does not see those that it redirects.

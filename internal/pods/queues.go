@@ -3,15 +3,12 @@
 package pods
 
 import (
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/tcfilter"
 )
 
 // queues finds the queues of pods' devices, and the filters of tc there and at the devices that lead to other nodes.
@@ -40,9 +37,6 @@ func (f *finder) queues(s surroundings) ([]filter, error) {
 	return all, nil
 }
 
-// directions are the parents of the filters of a qdisc clsact.
-var directions = map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS}
-
 // passed reports whether packets on the shortcut pass a direction of a device nevertheless: what is sent to other
 // nodes leaves by the uplink's egress.
 func (s *surroundings) passed(device int, direction string) bool {
@@ -51,27 +45,15 @@ func (s *surroundings) passed(device int, direction string) bool {
 
 // classifiers finds the filters of a device with a qdisc of this kind that are not Beeline's.
 func (f *finder) classifiers(s surroundings, device int, kind string) (all []filter, err error) {
-	for _, direction := range slices.Sorted(maps.Keys(directions)) {
-		if s.passed(device, direction) || kind == "ingress" && direction == "egress" {
+	for _, direction := range []tcfilter.Direction{tcfilter.Egress, tcfilter.Ingress} {
+		if s.passed(device, direction.Name) || kind == "ingress" && direction == tcfilter.Egress {
 			continue
 		}
-		list, err := netdev.Dump(func() ([]netlink.Filter, error) {
-			return netlink.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: device}}, directions[direction])
-		})
-		switch {
-		case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL): // removed meanwhile
-			continue
-		case err != nil:
+		found, err := f.tc.Classifiers(device, direction)
+		if err != nil {
 			return nil, fmt.Errorf("list the filters of tc at %s: %w", s.network.link(device).name, err)
 		}
-		for _, c := range list {
-			what := fmt.Sprintf("tc filter %s at %s", c.Type(), direction)
-			if b, ok := c.(*netlink.BpfFilter); ok {
-				if !f.isForeign(uint32(b.Id)) {
-					continue
-				}
-				what = fmt.Sprintf("BPF program %s (tc filter at %s)", f.nameOf(uint32(b.Id)), direction)
-			}
+		for _, what := range found {
 			all = append(all, s.filtersAt(device, what)...)
 		}
 	}

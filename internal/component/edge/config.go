@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
@@ -112,22 +113,10 @@ func shortestNetwork(p netip.Prefix) int {
 	return 7
 }
 
-// parseNetwork parses a network of either family. It converts IPv4-mapped IPv6 to IPv4, and clears host bits.
-func parseNetwork(text string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(text))
-	if err != nil {
-		return p, err
-	}
-	if p.Addr().Is4In6() {
-		p = netip.PrefixFrom(p.Addr().Unmap(), max(p.Bits()-96, 0))
-	}
-	return p.Masked(), nil
-}
-
 // completePodNetworks rejects networks so large that clients outside the cluster would count as pods.
 func (c *config) completePodNetworks(services *service.Config) error {
 	for _, text := range c.podNetworks {
-		p, err := parseNetwork(text)
+		p, err := component.ParseNetwork(text)
 		if err != nil {
 			return fmt.Errorf("--pod-networks: %q is not a network such as 10.244.0.0/16", text)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
@@ -45,7 +46,7 @@ func (c *config) completeDSR(services *service.Config) error {
 		return fmt.Errorf("--dsr-accept %q: one of auto, true, false", c.dsrAccept)
 	}
 	for _, text := range c.dsrBalancers {
-		p, err := parseNetwork(text)
+		p, err := component.ParseNetwork(text)
 		if err != nil {
 			return fmt.Errorf("--dsr-balancers: %q is not a network such as 192.0.2.0/24, or 192.0.2.7/32 for one balancer", text)
 		}

@@ -3,24 +3,156 @@
 package gateway
 
 import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/gateway"
+	"beeline.io/beeline/internal/gateway/policy"
 	"beeline.io/beeline/internal/service"
 )
 
 // config is the configuration of the gateway.
 type config struct {
-	devices   []string
-	threshold uint32
+	devices       []string // auto, off, or names and shell patterns
+	provider      string
+	threshold     uint32
+	ignoreFilters bool
+	networks      []string
+	ports         []string
+	protocols     []string
+	notNetworks   []string
+	notPorts      []string
+
+	policy policy.Policy
 }
+
+const (
+	auto = "auto"
+	off  = "off"
+)
+
+// defaultThreshold: flows of a few packets cost nothing.
+const defaultThreshold = 20
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&c.devices, "gateway-devices", []string{"off"}, "devices")
-	fs.Uint32Var(&c.threshold, "gateway-threshold", 20, "packets")
+	fs.StringSliceVar(&c.devices, "gateway-devices", []string{off}, "devices between which packets of established flows that this node forwards skip its IP stack: off, auto (all that packets enter and leave by, except those of pods), or names and shell patterns")
+	fs.StringVar(&c.provider, "gateway-provider", string(gateway.Auto), "what forwards the flows: auto (the first of the following that works), flowtable-hardware (a flowtable of the kernel in the NICs, and in software where a driver has none), flowtable (in software), or cache (Beeline's flow cache)")
+	fs.Uint32Var(&c.threshold, "gateway-threshold", defaultThreshold, "packets of one direction of a flow that take the stack before the gateway takes the direction")
+	fs.StringSliceVar(&c.networks, "gateway-networks", nil, "networks with one end of each flow that the gateway takes, before or after NAT (default: all)")
+	fs.StringSliceVar(&c.ports, "gateway-ports", nil, "ports and ranges of ports, such as 8000-8999, with one end of each flow that the gateway takes, before or after NAT (default: all)")
+	fs.StringSliceVar(&c.protocols, "gateway-protocols", nil, "protocols of the flows that the gateway takes: tcp, udp (default: both)")
+	fs.StringSliceVar(&c.notNetworks, "gateway-exclude-networks", nil, "networks whose flows the gateway leaves to the stack, whatever their other end")
+	fs.StringSliceVar(&c.notPorts, "gateway-exclude-ports", nil, "ports and ranges of ports whose flows the gateway leaves to the stack, whatever their other end")
+	fs.BoolVar(&c.ignoreFilters, "gateway-ignore-filters", false, "take flows even where rules of packet filters count, limit, mark, log or change their packets; these rules then see only the first packets of a flow")
 }
 
-func (c *config) enabled() bool { return !slices.Equal(c.devices, []string{"off"}) }
+// enabled reports whether the flags ask for the gateway.
+func (c *config) enabled() bool { return !slices.Equal(c.devices, []string{off}) }
 
-func (c *config) complete(*service.Config) error { return nil }
+// patterns are the names and patterns of the devices; nil: all.
+func (c *config) patterns() []string {
+	if slices.Equal(c.devices, []string{auto}) {
+		return nil
+	}
+	return c.devices
+}
+
+func (c *config) complete(*service.Config) error {
+	if len(c.devices) == 0 {
+		return fmt.Errorf("--gateway-devices is empty: give %s, %s, or names and shell patterns of devices", auto, off)
+	}
+	for _, p := range c.devices {
+		if _, err := path.Match(p, ""); err != nil || p == "" || (p == auto || p == off) && len(c.devices) > 1 {
+			return fmt.Errorf("--gateway-devices %q: give %s, %s, or names and shell patterns of devices", p, auto, off)
+		}
+	}
+	if !slices.Contains([]gateway.Provider{gateway.Auto, gateway.Hardware, gateway.Flowtable, gateway.Cache}, gateway.Provider(c.provider)) {
+		return fmt.Errorf("--gateway-provider %q: give %s, %s, %s or %s", c.provider, gateway.Auto, gateway.Hardware, gateway.Flowtable, gateway.Cache)
+	}
+	if c.threshold == 0 {
+		return errors.New("--gateway-threshold 0: at least 1, because the gateway learns from packets that the stack has forwarded")
+	}
+	if err := c.checkEnabled(); err != nil {
+		return err
+	}
+	return c.completePolicy()
+}
+
+// checkEnabled refuses flags without effect.
+func (c *config) checkEnabled() error {
+	if c.enabled() {
+		return nil
+	}
+	var errs []error
+	for _, flag := range []struct {
+		name  string
+		given bool
+	}{
+		{"provider", c.provider != string(gateway.Auto)}, {"threshold", c.threshold != defaultThreshold}, {"ignore-filters", c.ignoreFilters},
+		{"networks", len(c.networks) > 0}, {"ports", len(c.ports) > 0}, {"protocols", len(c.protocols) > 0},
+		{"exclude-networks", len(c.notNetworks) > 0}, {"exclude-ports", len(c.notPorts) > 0},
+	} {
+		if flag.given {
+			errs = append(errs, fmt.Errorf("--gateway-%s has no effect with --gateway-devices=off: remove it, or name the devices", flag.name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *config) completePolicy() error {
+	p := &c.policy
+	return errors.Join(
+		parseAll("gateway-networks", c.networks, parseNetwork, &p.Networks),
+		parseAll("gateway-exclude-networks", c.notNetworks, parseNetwork, &p.ExcludeNetworks),
+		parseAll("gateway-ports", c.ports, parsePorts, &p.Ports),
+		parseAll("gateway-exclude-ports", c.notPorts, parsePorts, &p.ExcludePorts),
+		parseAll("gateway-protocols", c.protocols, parseProtocol, &p.Protocols),
+	)
+}
+
+// parseAll parses the values of a flag.
+func parseAll[T any](flag string, texts []string, parse func(string) (T, error), all *[]T) error {
+	for _, text := range texts {
+		one, err := parse(strings.TrimSpace(text))
+		if err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+		*all = append(*all, one)
+	}
+	return nil
+}
+
+func parseNetwork(text string) (netip.Prefix, error) {
+	p, err := component.ParseNetwork(text)
+	if err != nil {
+		return p, fmt.Errorf("%q is not a network such as 192.0.2.0/24, or 192.0.2.7/32 for one address", text)
+	}
+	return p, nil
+}
+
+func parsePorts(text string) (datapath.PortRange, error) {
+	r, err := datapath.ParsePortRange(text)
+	if err != nil || r.First == 0 || r.First > r.Last {
+		return r, fmt.Errorf("%q is neither a port nor a range of ports such as 8000-8999", text)
+	}
+	return r, nil
+}
+
+func parseProtocol(text string) (uint8, error) {
+	switch strings.ToLower(text) {
+	case "tcp":
+		return unix.IPPROTO_TCP, nil
+	case "udp":
+		return unix.IPPROTO_UDP, nil
+	}
+	return 0, fmt.Errorf("%q is neither tcp nor udp: all others take the stack", text)
+}

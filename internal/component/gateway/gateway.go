@@ -8,8 +8,10 @@ import (
 	"context"
 
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/gateway"
+	"beeline.io/beeline/internal/gateway/flowtable"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 )
@@ -18,7 +20,7 @@ import (
 func New() *component.Component {
 	c := &config{}
 	bpf := datapath.Gateway()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, Options: c.options, New: c.run, Cleanup: flowtable.Remove}
 }
 
 func (c *config) options(o *datapath.Options) {
@@ -35,7 +37,7 @@ type running struct {
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
-		return &component.Instance{}, nil
+		return &component.Instance{Start: func() { removeTables(env) }}, nil
 	}
 	g, err := c.gateway(env)
 	if err != nil {
@@ -44,11 +46,18 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	r := &running{env, g}
 	return &component.Instance{
 		Start: g.Start, Run: []component.Task{{Name: "gateway", Run: g.Run}}, Close: g.Close,
-		Status: r.status, Conditions: g.Conditions, Metrics: r.metrics,
+		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched()...) }, Metrics: r.metrics,
 		Answers: map[string]component.Answer{
 			gateway.FlowsPath: func(context.Context) (any, error) { return g.List() },
 		},
 	}, nil
+}
+
+// removeTables removes what an agent with the gateway has left in nftables.
+func removeTables(env component.Env) {
+	if err := flowtable.Remove(); err != nil {
+		env.Log.Warn("the gateway's tables of an earlier agent", "error", err)
+	}
 }
 
 func (r *running) status(s *inspect.Status) {
