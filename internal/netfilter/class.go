@@ -97,9 +97,9 @@ type class struct {
 	sport, dport ports // of TCP and UDP; ICMP has none
 	states       ctStates
 	protocols    protocols
-	// varies: whether a packet of a flow came here depends on more than all packets of the flow have in
-	// common.
-	varies bool
+	// varying are those of its flows of which some packets may have gone elsewhere; nil: none. Only for
+	// the gateway.
+	varying *class
 }
 
 func (c *class) empty() bool {
@@ -118,8 +118,24 @@ func union(a, b *class) *class {
 	return &class{
 		v6: a.v6, in: a.in.or(b.in), out: a.out.or(b.out), src: a.src.or(b.src), dst: a.dst.or(b.dst),
 		sport: a.sport.or(b.sport), dport: a.dport.or(b.dport),
-		states: a.states | b.states, protocols: a.protocols | b.protocols, varies: a.varies || b.varies,
+		states: a.states | b.states, protocols: a.protocols | b.protocols, varying: union(a.varying, b.varying),
 	}
+}
+
+// and returns a class with the packets that are in both. Either may be nil.
+func (c *class) and(other *class) *class {
+	if c.empty() || other.empty() {
+		return nil
+	}
+	both := &class{
+		v6: c.v6, src: c.src.and(other.src), dst: c.dst.and(other.dst), sport: c.sport.and(other.sport), dport: c.dport.and(other.dport),
+		in: c.in.and(func(i int) bool { return other.in[i] }), out: c.out.and(func(i int) bool { return other.out[i] }),
+		states: c.states & other.states, protocols: c.protocols & other.protocols,
+	}
+	if both.empty() {
+		return nil
+	}
+	return both
 }
 
 // classes are the packets of a family that the shortcut may take: between pods; of clients outside to pods of this

@@ -140,7 +140,9 @@ func (w *walk) startFlows(v6 bool) {
 		c.states |= ctInvalid
 	case b.family == familyBridge: // packets of the flow cache have no conntrack entry there
 		unknown := c
-		unknown.states, unknown.varies = ctInvalid, true
+		unknown.states = ctInvalid
+		unknown.varying = &class{}
+		*unknown.varying = unknown
 		w.onlyLosses = true
 		w.start(&unknown)
 		w.onlyLosses = false
@@ -160,9 +162,13 @@ func (b *base) bypassed() bool {
 	return true
 }
 
-// loses reports whether the loss of packets of a class matters: to the gateway only if packets of the same flow are
-// accepted.
-func (w *walk) loses(c *class) bool { return !w.gateway || c.varies }
+// lost returns the packets of a class whose loss matters: to the gateway those of flows of which others are accepted.
+func (w *walk) lost(c *class) *class {
+	if !w.gateway {
+		return c
+	}
+	return c.and(c.varying)
+}
 
 // reportFlows adds a finding about the flows of a class.
 func (w *walk) reportFlows(c *class, what string) {

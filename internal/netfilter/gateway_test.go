@@ -74,6 +74,7 @@ var gatewayCases = []struct{ name, rules, want string }{
 	{"length", "tcp dport 53 meta length > 1400 drop; udp dport 53 meta length > 1400 drop", ": drop\ndns: drop"},
 	{"length, without effect", "meta length > 1400 counter; drop", ""},
 	{"length, then accepted", "meta length < 1400 accept; ip daddr 10.0.0.1 drop", "web dns dnat: drop"}, // snat: 10.0.0.2
+	{"limit of one port, before a test that is not known", "tcp dport 8443 limit rate 1/second accept; ip saddr . tcp sport { 192.0.2.1 . 7 } drop", "dnat: limit\n: drop"},
 	{"time of day", "meta hour >= \"22:00\" drop", everyFlow + ": drop"},
 	{"bytes of the flow", "ct original bytes > 1000000 drop", everyFlow + ": drop"},
 	{"header", "tcp dport 80 ip dscp set 3; udp dport 53 ip ttl set 9", "web snat bridge: change of a header\ndns: change of a header"},

@@ -102,12 +102,13 @@ func quantity(name string) []step {
 func uncertain(_ *walk, c *class) (yes, no *class) { return c, c }
 
 // varying is a test of something that may differ between the packets of a flow, or change with time.
-func varying(_ *walk, c *class) (yes, no *class) {
-	if c.varies {
+func varying(w *walk, c *class) (yes, no *class) {
+	if !w.gateway {
 		return c, c
 	}
-	v := *c
-	v.varies = true
+	all, v := *c, *c
+	all.varying = nil
+	v.varying = &all
 	return &v, &v
 }
 

@@ -129,8 +129,8 @@ func (w *walk) start(c *class) {
 	switch {
 	case w.left <= 0:
 		w.report(c, fmt.Sprintf("%s: more than %d rules to search", b.table.title("rules", b.chain), mostRules))
-	case b.drop && !rest.empty() && w.loses(rest):
-		w.report(rest, b.table.title("policy", b.chain)+": drop")
+	case b.drop && !rest.empty():
+		w.report(w.lost(rest), b.table.title("policy", b.chain)+": drop")
 	}
 }
 
@@ -249,9 +249,7 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 			w.report(c, w.title(chain)+": "+v.what)
 		}
 	case drop:
-		if w.loses(c) {
-			w.report(c, w.title(chain)+": "+v.what)
-		}
+		w.report(w.lost(c), w.title(chain)+": "+v.what)
 	case jump, goTo:
 		rest := w.chain(v.chain, c, depth+1)
 		if v.kind == goTo {
@@ -284,6 +282,9 @@ func (w *walk) title(chain string) string {
 
 // report adds a filter of the packets of a class.
 func (w *walk) report(c *class, what string) {
+	if c == nil {
+		return
+	}
 	if w.gateway {
 		w.reportFlows(c, what)
 		return
