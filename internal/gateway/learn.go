@@ -86,8 +86,10 @@ func (f *Flows) Run(ctx context.Context) error {
 	defer reader.Close()
 	stop := context.AfterFunc(ctx, func() { reader.Close() })
 	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
+	defer cancel()
 	tasks.Go(func() { f.collectUntil(ctx) })
 	var record ringbuf.Record
 	for {

@@ -18,8 +18,8 @@ import (
 // gateway returns the running gateway.
 func (c *config) gateway(env component.Env) (*gateway.Gateway, error) {
 	refuses := c.policy.Refuses
-	if conntracks := env.Datapath.ConntrackMaps(); len(conntracks) > 0 {
-		refuses = exceptEdge(conntrack.TablesOf(conntracks), refuses)
+	if env.Datapath.Map(datapath.EdgeTCMapConntrack) != nil {
+		refuses = exceptEdge(conntrack.TablesOf(env.Datapath.ConntrackMaps()), refuses)
 	}
 	return gateway.New(env.Datapath, gateway.Config{
 		Provider: gateway.Provider(c.provider), Uncached: env.Datapath.Uncached, Threshold: c.threshold,
