@@ -5,11 +5,8 @@
 package edge
 
 import (
-	"flag"
 	"fmt"
 	"os"
-	"runtime"
-	"strconv"
 	"testing"
 
 	"beeline.io/beeline/test/lab"
@@ -21,11 +18,7 @@ var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	// Tests mostly wait: for agents, GC passes and timeouts. -parallel overrides this.
-	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
-		panic(err)
-	}
-	exit := node.Run(m, &program)
+	exit := node.RunParallel(m, &program)
 	if err := removeIdle(); err != nil {
 		fmt.Fprintln(os.Stderr, "removing borrowed worlds:", err)
 		exit = 1

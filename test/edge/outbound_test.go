@@ -19,11 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -31,18 +27,8 @@ import (
 // optOut opts a pod of the lab out of the socket hooks.
 func (w *world) optOut(name string) {
 	w.t.Helper()
-	host := w.Host(name)
-	ips := []corev1.PodIP{{IP: host.Addr4.String()}, {IP: host.Addr6.String()}}
-	w.apply("opted-out", &corev1.Pod{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: name, UID: types.UID(host.PodUID()),
-			Annotations: map[string]string{service.AnnotationSocketShortcut: "off"},
-		},
-		Spec:   corev1.PodSpec{NodeName: host.Node.Name, Containers: []corev1.Container{{Name: "c"}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ips[0].IP, PodIPs: ips},
-	})
-	w.must(w.agent.WaitFor("without hooks for "+name, func(s *inspect.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found }))
+	w.apply("opted-out", node.OptedOut(w.Host(name)))
+	w.must(w.agent.AwaitOptedOut(name))
 }
 
 // filterReversePaths has a node drop packets that arrive by another device than the route to their source, as

@@ -150,24 +150,12 @@ func (w *world) public(pods ...string) (*corev1.Service, []*discoveryv1.Endpoint
 	for _, name := range pods {
 		hosts = append(hosts, w.Host(name))
 	}
-	s, all := node.Service("web", 1), node.Slices("web", hosts...)
-	node.SetPorts(s, all,
-		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: lab.PortTCP},
-		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: lab.PortUDP})
-	s.Spec.Type = corev1.ServiceTypeNodePort
-	for i := range s.Spec.Ports {
-		s.Spec.Ports[i].NodePort = nodePort
-	}
-	return s, all
+	return node.Public("web", 1, nodePort, hosts...)
 }
 
 // objects is a Service with its slices, as apply takes them.
 func objects(s *corev1.Service, slices []*discoveryv1.EndpointSlice) []runtime.Object {
-	all := []runtime.Object{s}
-	for _, slice := range slices {
-		all = append(all, slice)
-	}
-	return all
+	return node.Objects(s, slices)
 }
 
 // addresses returns a host's addresses in both families, with a port.

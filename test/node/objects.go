@@ -11,8 +11,11 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -131,4 +134,46 @@ func Slices(service string, pods ...*lab.Host) []*discoveryv1.EndpointSlice {
 		all = append(all, slice)
 	}
 	return all
+}
+
+// Public is a Service of type NodePort with the ClusterIPs of number n, for TCP and UDP at port 80, and its EndpointSlices
+// with hosts as ready endpoints.
+func Public(name string, n uint8, nodePort int32, hosts ...*lab.Host) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	s, all := Service(name, n), Slices(name, hosts...)
+	SetPorts(s, all,
+		Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: lab.PortTCP},
+		Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: lab.PortUDP})
+	s.Spec.Type = corev1.ServiceTypeNodePort
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = nodePort
+	}
+	return s, all
+}
+
+// Objects is a Service with its EndpointSlices, as a Folder takes them.
+func Objects(s *corev1.Service, slices []*discoveryv1.EndpointSlice) []runtime.Object {
+	all := []runtime.Object{s}
+	for _, slice := range slices {
+		all = append(all, slice)
+	}
+	return all
+}
+
+// OptedOut is a running pod of the lab that has opted out of the socket hooks.
+func OptedOut(host *lab.Host) *corev1.Pod {
+	ips := []corev1.PodIP{{IP: host.Addr4.String()}, {IP: host.Addr6.String()}}
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: host.Name, UID: types.UID(host.PodUID()),
+			Annotations: map[string]string{service.AnnotationSocketShortcut: "off"},
+		},
+		Spec:   corev1.PodSpec{NodeName: host.Node.Name, Containers: []corev1.Container{{Name: "c"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ips[0].IP, PodIPs: ips},
+	}
+}
+
+// AwaitOptedOut waits until the agent serves the one pod that has opted out without socket hooks.
+func (a *Agent) AwaitOptedOut(pod string) error {
+	return a.WaitFor("without hooks for "+pod, func(s *inspect.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found })
 }

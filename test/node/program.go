@@ -3,10 +3,13 @@
 package node
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +87,15 @@ func Run(m *testing.M, program *string) (exit int) {
 		return 1
 	}
 	return m.Run()
+}
+
+// RunParallel is Run for tests that mostly wait: for agents, GC passes and timeouts. -parallel overrides how many run
+// at a time.
+func RunParallel(m *testing.M, program *string) (exit int) {
+	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
+	}
+	return Run(m, program)
 }
 
 // Log collects what processes print.

@@ -5,10 +5,7 @@
 package pod
 
 import (
-	"flag"
 	"os"
-	"runtime"
-	"strconv"
 	"testing"
 
 	"beeline.io/beeline/test/lab"
@@ -20,8 +17,5 @@ var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
-		panic(err)
-	}
-	os.Exit(node.Run(m, &program))
+	os.Exit(node.RunParallel(m, &program))
 }

@@ -9,13 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 
-	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -23,42 +18,16 @@ import (
 const nodePort = 30080
 
 // web is a Service of type NodePort for TCP and UDP whose endpoints are on these hosts.
-func (w *world) web(hosts ...string) (all []runtime.Object) {
+func (w *world) web(hosts ...string) []runtime.Object {
 	w.t.Helper()
-	var backends []*lab.Host
-	for _, name := range hosts {
-		backends = append(backends, w.Host(name))
-	}
-	s, endpoints := node.Service("web", 1), node.Slices("web", backends...)
-	node.SetPorts(s, endpoints,
-		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, Target: lab.PortTCP},
-		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, Target: lab.PortUDP})
-	s.Spec.Type = corev1.ServiceTypeNodePort
-	for i := range s.Spec.Ports {
-		s.Spec.Ports[i].NodePort = nodePort
-	}
-	all = append(all, s)
-	for _, e := range endpoints {
-		all = append(all, e)
-	}
-	return all
+	return node.Objects(node.Public("web", 1, nodePort, w.hosts(hosts...)...))
 }
 
 // optOut opts a pod out of the socket hooks: its packets reach Services at its device.
 func (w *world) optOut(name string) {
 	w.t.Helper()
-	host := w.Host(name)
-	ips := []corev1.PodIP{{IP: host.Addr4.String()}, {IP: host.Addr6.String()}}
-	w.apply("opted-out", &corev1.Pod{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: name, UID: types.UID(host.PodUID()),
-			Annotations: map[string]string{service.AnnotationSocketShortcut: "off"},
-		},
-		Spec:   corev1.PodSpec{NodeName: host.Node.Name, Containers: []corev1.Container{{Name: "c"}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ips[0].IP, PodIPs: ips},
-	})
-	w.must(w.agents[host.Node.Name].WaitFor("without hooks for "+name, func(s *inspect.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found }))
+	w.apply("opted-out", node.OptedOut(w.Host(name)))
+	w.must(w.agents[w.Host(name).Node.Name].AwaitOptedOut(name))
 }
 
 // rounds is how many requests find each of three backends: one is missed with a probability below 10^-6.

@@ -106,6 +106,14 @@ func (w *world) agentOn(host string, flags ...string) {
 	})
 }
 
+func (w *world) hosts(names ...string) (all []*lab.Host) {
+	w.t.Helper()
+	for _, name := range names {
+		all = append(all, w.Host(name))
+	}
+	return all
+}
+
 // in is the world for a subtest.
 func (w *world) in(t *testing.T) *world {
 	sub := *w
