@@ -14,6 +14,12 @@
 #include "route/fib.h"
 #include "state/scratch.h"
 
+#ifdef NETKIT_PEER
+#define AT_PEER_HOOK 1
+#else
+#define AT_PEER_HOOK 0
+#endif
+
 static __always_inline void pod_count(enum pod_path path)
 {
 	__u32 zero = 0;
@@ -26,7 +32,8 @@ static __always_inline void pod_count(enum pod_path path)
 /* Passes a packet to the stack. */
 static __always_inline enum action pod_stack(struct context *ctx, enum pod_path why)
 {
-	pod_count(why);
+	if (!AT_PEER_HOOK) /* else the program at ingress counts it */
+		pod_count(why);
 	return packet_pass(ctx);
 }
 
@@ -69,6 +76,13 @@ static __always_inline int mac_is_known(const __u8 *mac)
 	return (high | low) != 0;
 }
 
+/* Returns whether pod_redirect can deliver to a pod. bpf_redirect_peer works at ingress only; what
+ * is sent by the pod's device instead needs the pod's MAC address. */
+static __always_inline int pod_is_reachable(const struct pod *to)
+{
+	return !AT_PEER_HOOK || to->l3 || mac_is_known(to->mac);
+}
+
 /* Puts a packet into the namespace of a pod. `routed`: the stack would route it, not bridge it. */
 static __always_inline enum action pod_redirect(struct context *ctx, const struct pod *to,
 						int routed, enum pod_path path)
@@ -79,7 +93,7 @@ static __always_inline enum action pod_redirect(struct context *ctx, const struc
 		eth = linear_bytes(ctx, 0, sizeof(*eth));
 		if (!eth)
 			return packet_drop(ctx);
-		if (mac_is_known(to->mac))
+		if (mac_is_known(to->mac) || to->l3)
 			mac_copy(eth->h_dest, to->mac);
 		mac_copy(eth->h_source, to->gateway);
 	}
@@ -87,14 +101,15 @@ static __always_inline enum action pod_redirect(struct context *ctx, const struc
 	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
 		return packet_drop(ctx);
 	pod_count(path);
-	return bpf_redirect_peer(to->device, 0);
+	return AT_PEER_HOOK ? bpf_redirect(to->device, 0) : bpf_redirect_peer(to->device, 0);
 }
 
 /* Delivers a packet to a pod of this node. */
 static __always_inline enum action pod_deliver(struct context *ctx, const struct scratch *w,
 					       const struct pod *to, int routed, enum pod_path path)
 {
-	if (wire_length(ctx, &w->packet) > to->mtu || (routed && w->packet.hops <= 1))
+	if (!pod_is_reachable(to) || wire_length(ctx, &w->packet) > to->mtu ||
+	    (routed && w->packet.hops <= 1))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (routed && !packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);

@@ -72,7 +72,8 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (!device || w->packet.hops <= 1)
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (client) {
-		if (client->device != device || wire_length(ctx, &w->packet) > client->mtu)
+		if (client->device != device || !pod_is_reachable(client) ||
+		    wire_length(ctx, &w->packet) > client->mtu)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	} else {
 		out = pod_device_at(device);

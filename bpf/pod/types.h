@@ -10,7 +10,8 @@ struct pod {
 	__u16 mtu;	 /* of that device, in bytes from the IP header on */
 	__u8 mac[6];	 /* of the pod's end; zeros: not known */
 	__u8 gateway[6]; /* the source of frames to the pod: of the node's end, or of its bridge */
-	__u8 reserved[2];
+	__u8 l3;	 /* frames have no MAC addresses, but zeros */
+	__u8 reserved;
 };
 
 /* What is behind a device with the program. */

@@ -19,6 +19,7 @@ func Components() component.List {
 		edge.New(),
 		socketstats.New(),
 		pod.New(),
+		pod.NewNetkit(),
 		gateway.New(),
 	}
 }

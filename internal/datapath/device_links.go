@@ -18,12 +18,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A DeviceHook is a program and its attach point at a device. It is attached by a link, tcx (Linux 6.6) or XDP;
-// or, at tc of an earlier kernel, as a filter.
+// A DeviceHook is a program and its attach point at a device. It is attached by a link: tcx (Linux 6.6), XDP or netkit
+// (Linux 6.7); or, at tc of an earlier kernel, as a filter.
 type DeviceHook struct {
 	Name    string // suffix of the name of its pinned link
 	Program string
-	Attach  ebpf.AttachType // AttachTCXIngress, AttachTCXEgress or AttachXDP
+	Attach  ebpf.AttachType // AttachTCXIngress, AttachTCXEgress, AttachXDP or AttachNetkitPeer
 	// ProgramAt returns another program for a device, by its index; empty: Program. Nil: the same for all.
 	ProgramAt func(device int) string
 }
@@ -146,6 +146,9 @@ func atDevice(device int) func(*link.Info) bool {
 		if i := info.XDP(); i != nil {
 			return int(i.Ifindex) == device
 		}
+		if i := info.Netkit(); i != nil { // the index is that of the other end, in its namespace
+			return i.Ifindex != 0
+		}
 		return false
 	}
 }
@@ -160,6 +163,12 @@ func removeDeviceLink(bpffs, component string, device int, hook string) error {
 		return err
 	}
 	return takeDown(l)
+}
+
+// Enabled reports whether a component is enabled.
+func (d *Datapath) Enabled(component string) bool {
+	_, err := d.enabled.component(component)
+	return err == nil
 }
 
 // SetDevices attaches the DeviceHooks of a component to devices, by index, and detaches them from all others. From
@@ -238,12 +247,15 @@ func (d *Datapath) attachToDevice(c *Component, device int) error {
 	for _, h := range c.DeviceHooks {
 		program := d.program(h.programAt(device))
 		err := d.attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
-			if h.Attach == ebpf.AttachXDP {
+			switch h.Attach {
+			case ebpf.AttachXDP:
 				return link.AttachXDP(link.XDPOptions{Program: program, Interface: device})
+			case ebpf.AttachNetkitPeer:
+				return link.AttachNetkit(link.NetkitOptions{Interface: device, Program: program, Attach: h.Attach})
 			}
 			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
 		})
-		if errors.Is(err, ebpf.ErrNotSupported) && h.Attach != ebpf.AttachXDP {
+		if errors.Is(err, ebpf.ErrNotSupported) && (h.Attach == ebpf.AttachTCXIngress || h.Attach == ebpf.AttachTCXEgress) {
 			err = attachFilter(d.options.BPFFS, c.Name, device, h.Attach, program)
 		}
 		if err != nil {

@@ -95,6 +95,9 @@ func linkAttached(info *link.Info) bool {
 	if i := info.XDP(); i != nil {
 		return i.Ifindex != 0
 	}
+	if i := info.Netkit(); i != nil {
+		return i.Ifindex != 0
+	}
 	return false
 }
 

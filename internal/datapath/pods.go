@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // PodOptions configure the pod shortcut. It uses the edge's tables.
@@ -35,14 +37,26 @@ const (
 // PodHook is the name of the hook of the pod shortcut at devices.
 const PodHook = "ingress"
 
-// PodComponent is the name of the pod shortcut.
-const PodComponent = "pod"
+// PodComponent is the name of the pod shortcut, and PodNetkitComponent that of its part at netkit devices.
+const (
+	PodComponent       = "pod"
+	PodNetkitComponent = "pod_netkit"
+)
 
 // PodShortcut is the pod shortcut, enabled by Options.Pods.
 func PodShortcut() *Component {
 	return &Component{
 		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables,
 		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodProgBeelinePod, Attach: ebpf.AttachTCXIngress}},
+	}
+}
+
+// PodNetkit is the pod shortcut where a pod sends by a netkit device. It is enabled with the pod shortcut if the kernel
+// has netkit (Linux 6.7), and uses its tables.
+func PodNetkit() *Component {
+	return &Component{
+		Name: PodNetkitComponent, Objects: (*Datapath).podNetkitObjects,
+		DeviceHooks: []DeviceHook{{Name: "peer", Program: PodNetkitProgBeelinePodNetkit, Attach: ebpf.AttachNetkitPeer}},
 	}
 }
 
@@ -69,6 +83,22 @@ func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
 	}
 	pod, err := LoadPod()
 	return []*ebpf.CollectionSpec{pod}, err
+}
+
+// podNetkitObjects returns the object of PodNetkit. That of the pod shortcut comes before.
+func (d *Datapath) podNetkitObjects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.Pods == nil || !haveNetkit() {
+		return nil, nil
+	}
+	netkit, err := LoadPodNetkit()
+	return []*ebpf.CollectionSpec{netkit}, err
+}
+
+// haveNetkit reports whether the kernel has netkit devices: it then says of the loopback device that it is none.
+func haveNetkit() bool {
+	const loopback = 1
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachNetkitPrimary})
+	return errors.Is(err, unix.ENXIO)
 }
 
 // lacksForPods returns what the kernel lacks for the pod shortcut; empty: nothing.

@@ -17,6 +17,8 @@ type filter struct {
 	device int
 	// what describes it for the operator, such as "qdisc tbf".
 	what string
+	// atPeer: a program at the peer hook of a netkit device.
+	atPeer bool
 }
 
 // surroundings are where filters are searched: the devices of pods, and those that lead to other nodes.
@@ -58,7 +60,7 @@ func (f *finder) find(s surroundings) ([]filter, error) {
 		return nil, nil
 	}
 	var all []filter
-	for _, search := range []func(surroundings) ([]filter, error){f.netfilter, f.queues, f.hooks} {
+	for _, search := range []func(surroundings) ([]filter, error){f.netfilter, f.queues, f.hooks, f.policies} {
 		found, err := search(s)
 		if err != nil {
 			return nil, fmt.Errorf("search packet filters: %w", err)
@@ -73,7 +75,7 @@ func (f *finder) netfilter(s surroundings) (all []filter, err error) {
 	found, err := f.rules.Find(s.subject())
 	for _, one := range found {
 		for _, device := range one.Devices {
-			all = append(all, filter{device, one.What})
+			all = append(all, filter{device: device, what: one.What})
 		}
 	}
 	return all, err
@@ -116,10 +118,10 @@ func (s *surroundings) isUplink(device int) bool {
 // filtersAt returns a filter at a device, for each device of pods that it concerns.
 func (s *surroundings) filtersAt(device int, what string) (all []filter) {
 	if s.isUplink(device) {
-		return []filter{{0, fmt.Sprintf("%s of %s", what, s.network.link(device).name)}}
+		return []filter{{what: fmt.Sprintf("%s of %s", what, s.network.link(device).name)}}
 	}
 	for _, d := range s.behind[device] {
-		one := filter{d, what}
+		one := filter{device: d, what: what}
 		if d != device {
 			one.what = fmt.Sprintf("%s of %s", what, s.network.link(device).name)
 		}

@@ -22,6 +22,16 @@ type link struct {
 	mtu       int  // in octets, from the IP header on
 	master    int  // index of the bridge, bond or VRF; 0: none
 	otherPeer bool // its peer is in another network namespace
+	netkit    netkit
+}
+
+// netkit is what is known of a netkit device; zero for all others.
+type netkit struct {
+	// primary: programs can be attached to both ends here. The other end has no control over them.
+	primary bool
+	l3      bool // no MAC addresses: those of its frames are zeros
+	// blackhole and peerBlackhole: without a program packets into the pod, or from it, are dropped.
+	blackhole, peerBlackhole bool
 }
 
 // A route is a unicast route. It is direct if it has no gateway.
@@ -71,15 +81,15 @@ func (w wish) has(name string) bool {
 	})
 }
 
-// podKinds are the kinds of devices with two ends.
-var podKinds = []string{"veth"}
+// hasTwoEnds reports whether a device is the node's end of a pair.
+func (l *link) hasTwoEnds() bool { return l.kind == "veth" || l.kind == "netkit" && l.netkit.primary }
 
 // podLinks returns the devices that may lead to a pod: those whose other end is in another network namespace, and by
 // which the node does not reach everything else. A virtual machine's uplink may be such a device.
 func (n *network) podLinks(wanted wish) map[int]*link {
 	found := map[int]*link{}
 	for i := range n.links {
-		if l := &n.links[i]; l.up && l.otherPeer && slices.Contains(podKinds, l.kind) && wanted.has(l.name) {
+		if l := &n.links[i]; l.up && l.otherPeer && l.hasTwoEnds() && wanted.has(l.name) {
 			found[l.index] = l
 		}
 	}

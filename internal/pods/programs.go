@@ -18,15 +18,35 @@ func (f *finder) isForeign(id uint32) bool { return f.tc.IsForeign(id) }
 // nameOf names a program for the operator.
 func (f *finder) nameOf(id uint32) string { return f.tc.NameOf(id) }
 
-// hooks finds programs in the links of tcx (Linux 6.6) that are not Beeline's. What they do is not known: a program
-// before Beeline's that ends the chain keeps packets from it, and one after it does not see those that it redirects.
+// A hook is a place for programs at a device.
+type hook struct {
+	name      string
+	direction string // of tcx
+	at        ebpf.AttachType
+}
+
+var tcxHooks = []hook{{"tcx ingress", "ingress", ebpf.AttachTCXIngress}, {"tcx egress", "egress", ebpf.AttachTCXEgress}}
+
+// peerHook is where what the pod sends meets programs; the other one is on the way into the pod.
+var (
+	peerHook    = hook{name: "netkit peer", at: ebpf.AttachNetkitPeer}
+	netkitHooks = []hook{{name: "netkit primary", at: ebpf.AttachNetkitPrimary}, peerHook}
+)
+
+// hooks finds programs in the links of tcx (Linux 6.6) and netkit (Linux 6.7) that are not Beeline's. What they do is
+// not known: a program before Beeline's that ends the chain keeps packets from it, and one after it does not see those
+// that it redirects.
 func (f *finder) hooks(s surroundings) (all []filter, err error) {
 	devices := slices.Collect(maps.Keys(s.behind))
 	for _, l := range s.uplinks {
 		devices = append(devices, l.index)
 	}
 	for _, device := range devices {
-		found, err := f.hooksAt(s, device)
+		hooks := tcxHooks
+		if l := s.network.link(device); l.kind == "netkit" && l.netkit.primary {
+			hooks = slices.Concat(tcxHooks, netkitHooks)
+		}
+		found, err := f.hooksAt(s, device, hooks)
 		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) { // before Linux 6.6
 			return nil, nil
 		}
@@ -38,11 +58,23 @@ func (f *finder) hooks(s surroundings) (all []filter, err error) {
 	return all, nil
 }
 
-func (f *finder) hooksAt(s surroundings, device int) (all []filter, err error) {
-	for _, hook := range []struct {
-		direction string
-		at        ebpf.AttachType
-	}{{"ingress", ebpf.AttachTCXIngress}, {"egress", ebpf.AttachTCXEgress}} {
+// policies finds netkit devices that drop packets into the pod, or from it, while no program is there that decides:
+// the shortcut is none.
+func (f *finder) policies(s surroundings) (all []filter, err error) {
+	for device := range s.behind {
+		l := s.network.link(device)
+		if l.netkit.blackhole {
+			all = append(all, s.filtersAt(device, "netkit policy blackhole")...)
+		}
+		if l.netkit.peerBlackhole {
+			all = append(all, s.filtersAt(device, "netkit peer policy blackhole")...)
+		}
+	}
+	return all, nil
+}
+
+func (f *finder) hooksAt(s surroundings, device int, hooks []hook) (all []filter, err error) {
+	for _, hook := range hooks {
 		if s.passed(device, hook.direction) {
 			continue
 		}
@@ -55,7 +87,11 @@ func (f *finder) hooksAt(s surroundings, device int) (all []filter, err error) {
 		}
 		for _, p := range list.Programs {
 			if id := uint32(p.ID); f.isForeign(id) {
-				all = append(all, s.filtersAt(device, fmt.Sprintf("BPF program %s (tcx %s)", f.nameOf(id), hook.direction))...)
+				found := s.filtersAt(device, fmt.Sprintf("BPF program %s (%s)", f.nameOf(id), hook.name))
+				for i := range found {
+					found[i].atPeer = hook == peerHook
+				}
+				all = append(all, found...)
 			}
 		}
 	}

@@ -36,6 +36,12 @@ func readLinks(n *network) error {
 			otherPeer: a.NetNsID >= 0,
 		}
 		copy(d.mac[:], a.HardwareAddr)
+		if k, ok := l.(*netlink.Netkit); ok {
+			d.netkit = netkit{
+				primary: k.IsPrimary(), l3: k.Mode == netlink.NETKIT_MODE_L3,
+				blackhole: k.Policy != netlink.NETKIT_POLICY_FORWARD, peerBlackhole: k.PeerPolicy != netlink.NETKIT_POLICY_FORWARD,
+			}
+		}
 		n.links = append(n.links, d)
 	}
 	return nil

@@ -33,6 +33,7 @@ type Config struct {
 
 // Datapath is what the shortcut needs of package datapath.
 type Datapath interface {
+	Enabled(component string) bool
 	SetDevices(component string, devices ...int) error
 	Pods() datapath.Hash[datapath.Address, datapath.Pod]
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
@@ -170,7 +171,7 @@ func (s *Shortcut) reconcile() error {
 	around := newSurroundings(n, s.networks, at)
 	found, err := s.filters(around)
 	if err != nil { // there may be any
-		found = []filter{{0, err.Error()}}
+		found = []filter{{what: err.Error()}}
 		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
 	}
 	s.status = s.withhold(around, found)
@@ -178,7 +179,19 @@ func (s *Shortcut) reconcile() error {
 	if len(pods) == 0 {
 		devices = nil
 	}
-	return s.write(pods, devices)
+	return s.write(pods, devices, n.peers(devices, found))
+}
+
+// peers are the devices that can have the program at the peer hook of netkit. With a program there the device's policy
+// no longer counts, so it must be to forward. Programs of others stay alone: which of two comes first matters there.
+func (n *network) peers(devices map[uint32]datapath.PodDevice, found []filter) (peers []int) {
+	for index := range devices {
+		l := n.link(int(index))
+		if l.kind == "netkit" && !l.netkit.peerBlackhole && !slices.ContainsFunc(found, func(f filter) bool { return f.atPeer && f.device == l.index }) {
+			peers = append(peers, l.index)
+		}
+	}
+	return peers
 }
 
 // remember adds the pods behind a bridge that the kernel has forgotten: it learns them by packets, and packets on the
@@ -209,7 +222,7 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 	for addr, p := range at {
 		l := n.link(p.device)
 		gateway := n.gateway(l)
-		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: uint16(min(l.mtu, 0xffff)), Mac: p.mac, Gateway: gateway}
+		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: uint16(min(l.mtu, 0xffff)), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
 		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods}
 	}
 	for _, l := range uplinks {
@@ -218,8 +231,15 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 	return pods, devices
 }
 
+func asByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // write makes the tables and the attached programs as they should be.
-func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice) error {
+func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice, peers []int) error {
 	if err := datapath.Withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
@@ -240,6 +260,11 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	slices.Sort(indexes)
 	if err := s.datapath.SetDevices(datapath.PodComponent, indexes...); err != nil {
 		return fmt.Errorf("attach the program: %w", err)
+	}
+	if s.datapath.Enabled(datapath.PodNetkitComponent) {
+		if err := s.datapath.SetDevices(datapath.PodNetkitComponent, peers...); err != nil {
+			return fmt.Errorf("attach the program where pods send: %w", err)
+		}
 	}
 	if err := datapath.Publish(s.datapath.PodDevices(), devices); err != nil {
 		return err

@@ -164,18 +164,27 @@ func netlinkAt(path string) (nl *netlink.Handle, err error) {
 	return nl, err
 }
 
-// create creates the veth pair between two open hosts and sets it up.
-func (l linkPlan) create(lab string, host, peer hostHandle) error {
-	attrs := netlink.NewLinkAttrs()
+// pair is the description of the two devices.
+func (l linkPlan) pair(peer hostHandle) (pair netlink.Link, config string) {
+	attrs, inside := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index, attrs.MTU = l.device, l.index, l.mtu
-	veth := &netlink.Veth{
-		LinkAttrs:     attrs,
-		PeerName:      l.peerDevice,
-		PeerNamespace: netlink.NsFd(int(peer.ns.Fd())),
-		PeerMTU:       uint32(l.mtu),
+	if l.kind != PodsNetkit && l.kind != PodsNetkitL2 {
+		return &netlink.Veth{LinkAttrs: attrs, PeerName: l.peerDevice, PeerNamespace: netlink.NsFd(int(peer.ns.Fd())), PeerMTU: uint32(l.mtu)}, "CONFIG_VETH"
 	}
-	if err := host.nl.LinkAdd(veth); err != nil {
-		return fmt.Errorf("creating the veth pair (needs CONFIG_VETH): %w", err)
+	inside.Name, inside.MTU, inside.Namespace = l.peerDevice, l.mtu, netlink.NsFd(int(peer.ns.Fd()))
+	netkit := &netlink.Netkit{LinkAttrs: attrs, Mode: netlink.NETKIT_MODE_L3, Scrub: netlink.NETKIT_SCRUB_DEFAULT, PeerScrub: netlink.NETKIT_SCRUB_DEFAULT}
+	if l.kind == PodsNetkitL2 {
+		netkit.Mode = netlink.NETKIT_MODE_L2
+	}
+	netkit.SetPeerAttrs(&inside)
+	return netkit, "CONFIG_NETKIT, Linux 6.7"
+}
+
+// create creates the pair of devices between two open hosts and sets it up.
+func (l linkPlan) create(lab string, host, peer hostHandle) error {
+	pair, config := l.pair(peer)
+	if err := host.nl.LinkAdd(pair); err != nil {
+		return fmt.Errorf("creating the %s pair (needs %s): %w", pair.Type(), config, err)
 	}
 	if l.proxyARP {
 		// A delay of 0 replies at once; the default waits up to 0.8 s.

@@ -146,7 +146,7 @@ func TestShapeIsKept(t *testing.T) {
 	if _, err := Up(Config{Name: name, Shape: Shape{Network: "ether"}}); err == nil || !contains(err, "use routed, vxlan, wireguard, ipip") {
 		t.Errorf("an unknown network: %v", err)
 	}
-	for pods, want := range map[PodLayout]string{"pipe": "use routed, bridge or policy", PodsPolicy: "need network routed, not vxlan"} {
+	for pods, want := range map[PodLayout]string{"pipe": "use routed, bridge, policy, netkit, netkit-l2", PodsPolicy: "need network routed, not vxlan"} {
 		if _, err := Up(Config{Name: name, Shape: Shape{Network: NetworkVXLAN, Pods: pods}}); err == nil || !contains(err, want) {
 			t.Errorf("pods %s with an overlay: %v", pods, err)
 		}

@@ -3,9 +3,13 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -25,22 +29,26 @@ const (
 	// packets to pods use the main table, and those from the second pod of each node a table of its own. The
 	// default route there is by eth1 if the node has one.
 	PodsPolicy PodLayout = "policy"
+	// PodsNetkit is PodsRouted with netkit devices (Linux 6.7) without MAC addresses, as with Cilium in its mode
+	// netkit, and PodsNetkitL2 with such that have MAC addresses.
+	PodsNetkit   PodLayout = "netkit"
+	PodsNetkitL2 PodLayout = "netkit-l2"
 )
 
 // PodLayouts are all values, for a flag.
-var PodLayouts = []string{string(PodsRouted), string(PodsBridge), string(PodsPolicy)}
+var PodLayouts = []string{string(PodsRouted), string(PodsBridge), string(PodsPolicy), string(PodsNetkit), string(PodsNetkitL2)}
 
 func (s *Shape) completePods() error {
 	switch s.Pods {
 	case "":
 		s.Pods = PodsRouted
-	case PodsRouted, PodsBridge:
+	case PodsRouted, PodsBridge, PodsNetkit, PodsNetkitL2:
 	case PodsPolicy:
 		if s.Network != NetworkRouted {
 			return fmt.Errorf("pods %s need network %s, not %s: their addresses are in the network of the nodes", s.Pods, NetworkRouted, s.Network)
 		}
 	default:
-		return fmt.Errorf("unknown layout of pods %q: use %s, %s or %s", s.Pods, PodsRouted, PodsBridge, PodsPolicy)
+		return fmt.Errorf("unknown layout of pods %q: use %s", s.Pods, strings.Join(PodLayouts, ", "))
 	}
 	return nil
 }
@@ -193,7 +201,7 @@ func connectPod(pod, node *hostPlan, s Shape) (link linkPlan, atPod, atNode conf
 		link.permanent = []netip.Addr{podGateway4, podGateway6.Addr()}
 		atNode.rules = podRules(pod)
 	default:
-		link.proxyARP = true
+		link.proxyARP, link.kind = true, s.Pods
 		atNode.addresses = []addressPlan{{pod.name, podGateway6}}
 	}
 	atPod.addresses = []addressPlan{{device0, single(pod.addr4)}, {device0, single(pod.addr6)}}
@@ -249,4 +257,14 @@ func (r rulePlan) rule() *netlink.Rule {
 		rule.Family = netlink.FAMILY_V6
 	}
 	return rule
+}
+
+// NetkitMissing is why this kernel cannot have PodsNetkit and PodsNetkitL2; empty: it can.
+func NetkitMissing() string {
+	const loopback = 1
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachNetkitPrimary})
+	if errors.Is(err, unix.ENXIO) { // it is no such device
+		return ""
+	}
+	return fmt.Sprintf("the kernel has no netkit devices (Linux 6.7, CONFIG_NETKIT): %v", err)
 }

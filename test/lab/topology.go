@@ -86,6 +86,7 @@ type linkPlan struct {
 	index                int
 	peerHost, peerDevice string
 	proxyARP             bool         // the host's end answers ARP for podGateway4
+	kind                 PodLayout    // PodsNetkit, PodsNetkitL2: netkit devices; else veth
 	master               string       // bridge of which the host's end is a port; empty: none
 	permanent            []netip.Addr // the peer has permanent neighbour entries for them with the MAC address of the host's end
 	mtu                  int          // of both ends; 0: the kernel's default

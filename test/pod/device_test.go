@@ -31,7 +31,9 @@ func (w *world) device(host, name string) device {
 	w.must(err)
 	defer nl.Close()
 	a := link.Attrs()
-	return device{uint32(a.Index), a.MTU, [6]byte(a.HardwareAddr)}
+	d := device{Index: uint32(a.Index), MTU: a.MTU}
+	copy(d.MAC[:], a.HardwareAddr) // zeros for a netkit device of layer 3
+	return d
 }
 
 // rowOf is the row that a pod of node-a should have. gateway is the device whose MAC address its packets to others are
@@ -42,6 +44,9 @@ func (w *world) rowOf(pod, gateway string) datapath.Pod {
 	row := datapath.Pod{Device: own.Index, Mtu: uint16(own.MTU), Mac: w.device(pod, "eth0").MAC, Gateway: own.MAC}
 	if gateway != "" {
 		row.Gateway = w.device("node-a", gateway).MAC
+	}
+	if w.Shape.Pods == lab.PodsNetkit {
+		row.L3 = 1
 	}
 	return row
 }

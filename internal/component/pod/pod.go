@@ -33,6 +33,12 @@ func New() *component.Component {
 	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
+// NewNetkit returns the part of the pod shortcut at netkit devices. It is enabled and run by that.
+func NewNetkit() *component.Component {
+	bpf := datapath.PodNetkit()
+	return &component.Component{Name: bpf.Name, BPF: bpf}
+}
+
 const (
 	auto = "auto"
 	off  = "off"
