@@ -48,8 +48,8 @@ type Cluster struct {
 	balancers    []netip.Prefix
 	claims       claims
 	owners       map[Ref]*owner
-	// restricted counts the plans with a frontend that has SourceRanges.
-	restricted int
+	// byPacket counts the plans with a frontend that sockets of pods cannot decide about.
+	byPacket int
 	health     health
 }
 
@@ -224,7 +224,7 @@ func (t *Cluster) award(o *owner) bool {
 		delete(t.owners, o.ref)
 	}
 	if !equalPlans(o.plan, plan) {
-		t.restricted += restricts(plan) - restricts(o.plan)
+		t.byPacket += needsPackets(plan) - needsPackets(o.plan)
 		o.plan = plan
 		return true
 	}
@@ -235,16 +235,17 @@ func (t *Cluster) award(o *owner) bool {
 	return false
 }
 
-// restricts returns 1 if a plan has a frontend with SourceRanges.
-func restricts(p *Plan) int {
-	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.SourceRanges != nil }) {
+// needsPackets returns 1 if a plan has a frontend that sockets of pods cannot decide about: one with SourceRanges,
+// because a socket has no source address at connect(), or one of SCTP, for which the kernel has no socket hooks.
+func needsPackets(p *Plan) int {
+	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.SourceRanges != nil || f.Key.Protocol == SCTP }) {
 		return 1
 	}
 	return 0
 }
 
-// RestrictsSources reports whether a frontend has source ranges.
-func (t *Cluster) RestrictsSources() bool { return t.restricted > 0 }
+// NeedsPackets reports whether there is a frontend that only packets of pods can decide about.
+func (t *Cluster) NeedsPackets() bool { return t.byPacket > 0 }
 
 // resolve computes the plan that an object wants; exists is false if the object is gone.
 func (t *Cluster) resolve(ref Ref) (wanted *Plan, created time.Time, exists bool) {

@@ -127,10 +127,9 @@ func (r *running) repair() []string {
 func (r *running) audit() ([]string, error) { return r.edge.Repair(), nil }
 
 // packetPathPods returns the pods of this node that the edge serves at their own devices: those that opted out
-// of the socket shortcut, and all pods if a Service has source ranges, because a pod's socket has no source
-// address at connect().
+// of the socket shortcut, and all pods if a Service needs it.
 func packetPathPods(change component.Change) []netip.Prefix {
-	if change.Cluster.RestrictsSources() {
+	if change.Cluster.NeedsPackets() {
 		return change.Cluster.PodNetworks()
 	}
 	var all []netip.Prefix
