@@ -134,7 +134,10 @@ static __always_inline struct ct_entry *ct_entry_at(__u32 at)
 	struct ct_set *set = ct_set_at(at);
 	__u32 place = ct_place(at);
 
-	return set && place < SET_PLACES ? &set->entries[place].ct : 0;
+	if (!set || place >= SET_PLACES)
+		return 0;
+	barrier_var(set); /* otherwise the compiler adds the place before the checks */
+	return &set->entries[place].ct;
 }
 
 /* Returns the eviction data at a location; 0 for CT_NOT_FOUND. */
@@ -145,7 +148,7 @@ static __always_inline struct set_eviction *ct_eviction_at(__u32 at)
 
 	if (!set || place >= SET_PLACES)
 		return 0;
-	barrier_var(set); /* otherwise the compiler adds the place before the null check */
+	barrier_var(set); /* as in ct_entry_at */
 	return &set->evictions.evictions[place];
 }
 

@@ -19,8 +19,10 @@ enum ct_state {
 
 enum ct_flag {
 	CT_REPLY = 1, /* direction from the backend to the client */
-	CT_LOCAL = 2, /* the backend is on this node: the stack delivers the packet */
-	CT_FIN = 4,   /* this side has sent a FIN */
+	/* The stack delivers the packet: the backend is on this node, or the client is a pod whose
+	 * device has the edge. Replies are translated at egress of the client's device. */
+	CT_LOCAL = 2,
+	CT_FIN = 4, /* this side has sent a FIN */
 	/* The client is this node, or a pod of it, and the edge has selected the backend instead of
 	 * the socket hooks. With CT_LOCAL the backend is on this node, too. */
 	CT_OUTBOUND = 8,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets that leave the node: replies of its own backends, from the Service's address; and
- * packets of its pods and of the node itself to Services for which the socket hooks have not
- * selected a backend:
+ * packets of its pods and of the node itself to Services for which neither the socket hooks nor
+ * the edge at the pod's device (edge/ingress.h) have selected a backend:
  *
  *   - a connected UDP socket sends to a port that a ClusterIP does not have
  *   - the source of a packet decides (loadBalancerSourceRanges), and the socket had none yet

@@ -80,7 +80,7 @@ static __always_inline int is_pod_device(struct context *ctx)
 enum pod_path_to {
 	TO_NO_SERVICE, /* edge/egress.h, if anywhere */
 	TO_NODE,       /* here: the address is the node's own, so the packet does not leave */
-	TO_UPLINK,     /* edge/egress.h, unless the backend is on this node */
+	TO_UPLINK,     /* here: the stack forwards it to the backend from the pod's own address */
 };
 
 static __always_inline enum pod_path_to pod_path_to(struct context *ctx, struct scratch *w,
@@ -173,6 +173,7 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	int from_pod = !w->decap.dsr && is_pod_device(ctx);
 	enum pod_path_to path = TO_NODE;
 #endif
+	int by_stack;
 
 	/* The stack drops such forgeries, and a reply would go to a third party. */
 	if (address_is_no_source(&w->packet.tuple.source))
@@ -186,13 +187,14 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	action = edge_select(ctx, w, class, &backend);
 	if (action != ACTION_CONTINUE || !backend)
 		return action;
+	by_stack = backend->local;
 #ifndef EDGE_XDP
-	if (path == TO_UPLINK && !backend->local)
-		return pass(ctx, EDGE_NOT_SERVICE);
+	/* The reply comes back through this node, to the pod's device. */
+	by_stack |= path == TO_UPLINK;
 #endif
 	if (w->ct.dsr)
 		return new_flow_dsr(ctx, w, backend);
-	if (!backend->local)
+	if (!by_stack)
 		return new_flow_remote(ctx, w);
 #ifndef EDGE_XDP
 	if (!w->decap.dsr && is_hairpin(ctx, w, from_pod))

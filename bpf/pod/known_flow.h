@@ -54,16 +54,29 @@ static __always_inline int edge_may_have_flow(const struct tuple *t)
 	return !bits || prefilter_match(bits, &there, 1) || prefilter_match(bits, &back, 1);
 }
 
-/* Returns whether the edge has an entry with a tuple, or its reverse. Global function: the verifier
+enum edge_flow {
+	EDGE_HAS_NONE,
+	EDGE_HAS_FLOW,
+	EDGE_HAS_PODS_FLOW, /* one that the shortcut may take (pod/service.h) */
+};
+
+/* Returns whether the edge has an entry with a tuple, or its reverse (enum edge_flow), and sets
+ * w->ct.device to the device by which the client's packets arrive. Global function: the verifier
  * checks it once. */
 __noinline int edge_has_flow(struct scratch *w, const struct tuple *t)
 {
+	const struct ct_entry *ct;
 	int unreplied;
 
 	if (!w || !t)
-		return 0;
-	if (ct_lookup(t, tuple_hash(t), &unreplied))
-		return 1;
-	tuple_reverse(t, &w->reverse_key);
-	return ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied) != 0;
+		return EDGE_HAS_NONE;
+	ct = ct_lookup(t, tuple_hash(t), &unreplied);
+	if (!ct) {
+		tuple_reverse(t, &w->reverse_key);
+		ct = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied);
+	}
+	if (!ct)
+		return EDGE_HAS_NONE;
+	w->ct.device = ct->device;
+	return is_local_reply(ct) && ct->device ? EDGE_HAS_PODS_FLOW : EDGE_HAS_FLOW;
 }

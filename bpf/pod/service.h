@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Flows of the edge whose backend is a pod of this node. The edge has rewritten the client's
- * packets at the device that they arrived by. They go into the pod's namespace from there, and the
- * replies are rewritten at the pod's device, not when they leave the node (edge/egress.h). */
+/* Flows of the edge between a client and a pod of this node that serves it, or between a pod of
+ * this node without socket hooks and its backend, wherever that is. The edge has rewritten the
+ * client's packets at the device that they arrived by. They take the shortcut from there, and the
+ * replies are rewritten where they arrive at the node, not when they leave it (edge/egress.h). */
 #pragma once
 
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <bpf/bpf_helpers.h>
 
 #include "conntrack/conntrack.h"
 #include "conntrack/types.h"
 #include "conntrack/update.h"
 #include "lb/frontend.h"
+#include "packet/access.h"
 #include "packet/packet.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
@@ -28,6 +31,7 @@ enum pod_flow {
 	FLOW_OF_STACK, /* the edge has it, and handles it on the stack's path */
 	FLOW_TO_POD,   /* of a client, rewritten at this device */
 	FLOW_FROM_POD, /* a reply to be rewritten */
+	FLOW_ERROR,    /* an ICMP error about a packet of the last two */
 };
 
 /* Determines whose flow a packet is of. *ct is the entry of FLOW_FROM_POD. A client may also talk
@@ -59,10 +63,23 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 	return frontend_lookup(&key) ? FLOW_OF_STACK : FLOW_OF_NOBODY;
 }
 
+/* pod_flow_of for an ICMP error about a packet with a tuple. */
+static __always_inline enum pod_flow error_flow_of(struct scratch *w, const struct tuple *about)
+{
+	switch (edge_has_flow(w, about)) {
+	case EDGE_HAS_NONE:
+		return FLOW_OF_NOBODY;
+	case EDGE_HAS_PODS_FLOW:
+		return FLOW_ERROR;
+	default:
+		return FLOW_OF_STACK;
+	}
+}
+
 /* Rewrites a reply and sends it to the client: a pod of this node, or by the device that the
- * client's packets arrived by. */
+ * client's packets arrived by. `path`: to a pod. */
 static __always_inline enum action pod_reply(struct context *ctx, struct scratch *w,
-					     struct ct_entry *ct, int unreplied)
+					     struct ct_entry *ct, int unreplied, enum pod_path path)
 {
 	const struct pod *client = pod_with(&w->to.destination);
 	const struct pod_device *out;
@@ -89,7 +106,38 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (rewrite(ctx, w, 1, EDGE_REPLY))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	if (client)
-		return pod_redirect(ctx, client, 1, POD_PATH_LOCAL);
+		return pod_redirect(ctx, client, 1, path);
 	pod_count(POD_PATH_OUT);
 	return packet_forward(ctx, &w->fib, w->fib_cached);
+}
+
+/* Sends an ICMP error about a packet of such a flow by egress of the device behind which its
+ * receiver is: there the edge translates what the error quotes, if it has not yet. `to`: the
+ * receiver is a pod of this node. */
+static __always_inline enum action pod_error(struct context *ctx, struct scratch *w,
+					     const struct pod *to, enum pod_path path)
+{
+	__u32 device = w->ct.device;
+	const struct pod_device *out = pod_device_at(device);
+	struct ethhdr *eth;
+
+	if (w->packet.hops <= 1 ||
+	    (to ? !to->l3 && !mac_is_known(to->mac) : !out || out->role != POD_ROLE_NODES))
+		return pod_stack(ctx, POD_STACK_SERVICE);
+	w->to = w->packet.tuple;
+	if (!to && (fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT) != ROUTED ||
+		    w->fib.ifindex != device))
+		return pod_stack(ctx, POD_STACK_SERVICE);
+	if (!packet_decrement_ttl(ctx, &w->packet))
+		return packet_drop(ctx);
+	pod_count(path);
+	if (!to)
+		return packet_forward(ctx, &w->fib, w->fib_cached);
+	eth = linear_bytes(ctx, 0, sizeof(*eth));
+	if (!eth)
+		return packet_drop(ctx);
+	mac_copy(eth->h_dest, to->mac);
+	mac_copy(eth->h_source, to->gateway);
+	packet_untag(ctx);
+	return bpf_redirect(to->device, 0);
 }

@@ -173,6 +173,14 @@ static __always_inline int from_node(struct context *ctx, const struct scratch *
 	       (is_from_pod_network(w) && !bpf_map_lookup_elem(&pods, &w->packet.tuple.source));
 }
 
+/* Returns the path of a packet that takes the shortcut. `to_pod`: to a pod of this node. */
+static __always_inline enum pod_path pod_path_of(const struct pod_device *device, int to_pod)
+{
+	if (!to_pod)
+		return POD_PATH_OUT;
+	return device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN;
+}
+
 /* Sends a packet that takes the shortcut. */
 static __always_inline enum action pod_forward(struct context *ctx, struct scratch *w,
 					       const struct pod *to, int routed, enum pod_path path)
@@ -202,26 +210,27 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	if (tracked && edge_may_have_flow(tracked)) {
 		if (parsed == PARSED)
 			flow = pod_flow_of(ctx, w, &ct, &unreplied);
-		else if (edge_has_flow(w, tracked)) /* an ICMP error */
-			flow = FLOW_OF_STACK;
+		else /* an ICMP error */
+			flow = error_flow_of(w, tracked);
 	}
 	if (flow == FLOW_OF_STACK)
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (device->role == POD_ROLE_PODS)
-		may = from_pod(ctx, w, device, to, flow == FLOW_FROM_POD, &routed, &why);
+		may = from_pod(ctx, w, device, to, flow == FLOW_FROM_POD || flow == FLOW_ERROR,
+			       &routed, &why);
 	else
-		may = flow != FLOW_FROM_POD && from_node(ctx, w, to, flow == FLOW_TO_POD, &why);
+		may = from_node(ctx, w, to, flow == FLOW_TO_POD || flow == FLOW_ERROR, &why);
 	if (!may)
 		return pod_stack(ctx, why);
 	if (tracked && kernel_has_flow(ctx, tracked))
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
 	if (flow == FLOW_FROM_POD && ct)
-		return pod_reply(ctx, w, ct, unreplied);
-	chosen->path = POD_PATH_OUT;
-	if (to) {
+		return pod_reply(ctx, w, ct, unreplied, pod_path_of(device, 1));
+	if (flow == FLOW_ERROR)
+		return pod_error(ctx, w, to, pod_path_of(device, to != 0));
+	chosen->path = pod_path_of(device, to != 0);
+	if (to)
 		chosen->to = *to;
-		chosen->path = device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN;
-	}
 	chosen->routed = routed;
 	/* The edge may delete its entry at any time. */
 	chosen->device = parsed == PARSED && flow == FLOW_OF_NOBODY ? ctx->ifindex : 0;

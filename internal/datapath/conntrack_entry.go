@@ -59,7 +59,7 @@ func (t EdgeTCTuple) Reverse() Tuple {
 // IsReply reports whether the entry is for packets from the backend to the client.
 func (t *EdgeTCCtEntry) IsReply() bool { return t.Flags&uint8(ConntrackReply) != 0 }
 
-// IsLocal reports whether the backend is on this node.
+// IsLocal reports whether the backend is on this node, or gets the packets of a pod of this node from its own address.
 func (t *EdgeTCCtEntry) IsLocal() bool { return t.Flags&uint8(ConntrackLocal) != 0 }
 
 // IsOneSided reports whether the flow has no entry for the other direction: with DSR the backend's

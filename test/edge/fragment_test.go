@@ -161,9 +161,8 @@ func TestNarrowWayFragments(t *testing.T) {
 	})
 }
 
-// R16: so are a pod's that has opted out of the socket shortcut, as they leave the node: the pod assumes an MTU
-// of 1500. The edge handles the other packets of a flow at the pod's device, and the node's stack fragments
-// them.
+// R16: so are a pod's that has opted out of the socket shortcut: the pod assumes an MTU of 1500. The edge translates
+// whole datagrams and fragments at the pod's device, and the node's stack fragments them again.
 func TestOverlayFragmentsOfOptedOutPod(t *testing.T) {
 	w := borrowWorldOf(t, overlay, nil, "--edge-mode=tc")
 	w.optOut("a1")
@@ -173,11 +172,10 @@ func TestOverlayFragmentsOfOptedOutPod(t *testing.T) {
 	w.apply("web", objects(w.public("b1"))...)
 	to := netip.AddrPortFrom(netip.MustParseAddr(node.ClusterIPs(1)[0]), 80)
 	for _, size := range fragmentable {
-		before := w.status().Edge.Counters["fragmented"]
 		w.wantEchoed("a1", to, size, fabricMTU-28)
-		if after := w.status().Edge.Counters["fragmented"]; size > overlayMTU-28 && after == before {
-			t.Errorf("%d bytes to %s were not fragmented at the edge", size, to)
-		}
+	}
+	if n := w.status().Edge.Counters["fragmented"]; n > 0 {
+		t.Errorf("%d packets were fragmented at the edge, not by the stack", n)
 	}
 	w.wantNoDrops()
 }

@@ -136,8 +136,8 @@ func Slices(service string, pods ...*lab.Host) []*discoveryv1.EndpointSlice {
 	return all
 }
 
-// Public is a Service of type NodePort with the ClusterIPs of number n, for TCP and UDP at port 80, and its EndpointSlices
-// with hosts as ready endpoints.
+// Public is a Service of type NodePort with the ClusterIPs of number n, for TCP and UDP at port 80, and its
+// EndpointSlices with hosts as ready endpoints.
 func Public(name string, n uint8, nodePort int32, hosts ...*lab.Host) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	s, all := Service(name, n), Slices(name, hosts...)
 	SetPorts(s, all,

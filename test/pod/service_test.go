@@ -3,12 +3,17 @@
 package pod
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/test/lab"
@@ -115,7 +120,8 @@ func (w *world) direct(host, network, pod string, family int) {
 }
 
 // P1: packets of a client outside to a pod of the node that serves it, and the pod's replies, skip the node's stack;
-// conntrack sees neither. So do those of a pod without socket hooks to another pod of its node.
+// conntrack sees neither. So do those of a pod without socket hooks to another pod, of its node or not, and ICMP errors
+// about all of these, which conntrack could not relate to anything.
 func TestServiceFlowsTakeTheShortcut(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
@@ -127,35 +133,84 @@ func TestServiceFlowsTakeTheShortcut(t *testing.T) {
 				w.must(a.Start())
 			}
 			w.awaitPods("node-a", "a1", "a2", "a3")
+			w.meet("node-a", "a1", "a2") // errors need their MAC addresses
 			w.optOut("a1")
-			w.apply("web", w.web("a2")...)
-			for _, network := range []string{"tcp", "udp"} {
+			closed := node.Objects(node.Public("closed", 2, nodePort+1, w.hosts("a2")...))
+			closed[0].(*corev1.Service).Spec.Ports[1].NodePort = nodePort + 1
+			for _, slice := range closed[1:] {
+				*slice.(*discoveryv1.EndpointSlice).Ports[1].Port = closedPort
+			}
+			w.apply("closed", closed...)
+			for _, c := range []struct{ backend, client, there, back, to string }{
+				{"a2", "client", "path_in", "path_out", "node"},
+				{"a2", "b1", "path_in", "path_out", "node"},
+				{"a2", "a1", "path_local", "path_local", "cluster"},
+				{"a2", "a1", "path_local", "path_local", "node"},
+				{"b1", "a1", "path_out", "path_in", "cluster"},
+			} {
+				w.apply("web", w.web(c.backend)...)
 				for family, ip := range node.ClusterIPs(1) {
-					clusterIP := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
-					atNode := addresses(w.Host("node-a"), nodePort)[family]
-					for _, c := range []struct {
-						client, there, back string
-						to                  netip.AddrPort
-					}{
-						{"client", "path_in", "path_out", atNode},
-						{"b1", "path_in", "path_out", atNode},
-						{"a1", "path_local", "path_local", clusterIP},
-						{"a1", "path_local", "path_local", atNode},
-					} {
-						before := w.pods("node-a").Packets
-						answer, err := w.ask(c.client, network, c.to)
-						w.must(err)
-						after := w.pods("node-a").Packets
-						if after[c.there] == before[c.there] || after[c.back] == before[c.back] || after["stack_kernel_flow"] > before["stack_kernel_flow"] {
-							t.Errorf("%s by %s to %s: before %v, after %v", c.client, network, c.to, before, after)
-						}
-						if from := addresses(w.Host(c.client), 0)[family].Addr(); answer.Peer.Addr() != from {
-							t.Errorf("%s by %s to %s: a2 saw %s, want %s", c.client, network, c.to, answer.Peer, from)
-						}
+					to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+					if c.to == "node" {
+						to = addresses(w.Host("node-a"), nodePort)[family]
+					}
+					for _, network := range []string{"tcp", "udp"} {
+						w.wantServiceFlow(c.client, network, to, c.backend, c.there, c.back)
 					}
 				}
 			}
+			w.wantErrors()
 			w.wantNoneInvalid()
 		})
+	}
+}
+
+// wantServiceFlow has a client ask a Service. node-a counts packets on these paths, and the backend sees the client.
+func (w *world) wantServiceFlow(client, network string, to netip.AddrPort, backend, there, back string) {
+	w.t.Helper()
+	before := w.pods("node-a").Packets
+	answer, err := w.ask(client, network, to)
+	w.must(err)
+	after := w.pods("node-a").Packets
+	if after[there] == before[there] || after[back] == before[back] || after["stack_kernel_flow"] > before["stack_kernel_flow"] {
+		w.t.Errorf("%s by %s to %s: before %v, after %v", client, network, to, before, after)
+	}
+	if from := addresses(w.Host(client), 0)[map[bool]int{true: 1}[to.Addr().Is6()]].Addr(); answer.Pod != backend || answer.Peer.Addr() != from {
+		w.t.Errorf("%s by %s to %s: %s saw %s, want %s and %s", client, network, to, answer.Pod, answer.Peer, backend, from)
+	}
+}
+
+// closedPort is a port at which no pod listens.
+const closedPort = 9
+
+// wantErrors has ICMP errors arrive: of a pod at which nothing listens, and of a router with a smaller MTU about
+// requests of a pod and about replies to a client.
+func (w *world) wantErrors() {
+	w.t.Helper()
+	for family, ip := range node.ClusterIPs(2) {
+		for client, to := range map[string]netip.AddrPort{
+			"client": addresses(w.Host("node-a"), nodePort+1)[family], "a1": netip.AddrPortFrom(netip.MustParseAddr(ip), 80),
+		} {
+			if _, err := w.ask(client, "udp", to); !errors.Is(err, unix.ECONNREFUSED) {
+				w.t.Errorf("%s asks %s, where nothing listens: %v, want ECONNREFUSED", client, to, err)
+			}
+		}
+	}
+	long := strings.Repeat("x", 20_000)
+	for _, c := range []struct{ client, backend, device string }{{"a1", "b1", "node-b"}, {"client", "a2", "client"}} {
+		w.apply("web", w.web(c.backend)...)
+		w.must(w.Host("fabric").Narrow(c.device, 1400))
+		for family, ip := range node.ClusterIPs(1) {
+			to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+			if c.client == "client" {
+				to = addresses(w.Host("node-a"), nodePort)[family]
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), patience/4)
+			if answer, err := w.Host(c.client).Request(ctx, "tcp", to.String(), long); err != nil || len(answer.Payload) != len(long) {
+				w.t.Errorf("%d octets from %s to %s by a link with a small MTU: %v", len(long), c.client, to, err)
+			}
+			cancel()
+		}
+		w.must(w.Host("fabric").Narrow(c.device, 0))
 	}
 }

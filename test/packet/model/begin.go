@@ -58,12 +58,10 @@ func (v *visit) begin() Result {
 	if v.tuple.Protocol == SCTP && backend.Port != v.tuple.DestinationPort {
 		return v.drop(DropSCTPPort)
 	}
-	if v.fromPod() && v.leaves() && !backend.Local {
-		return v.pass(NotService)
-	}
+	here := backend.Local || v.fromPod() && v.leaves()
 	track := &Track{
 		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now,
-		Local: backend.Local, FromBalancer: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
+		Local: here, FromBalancer: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
 	}
 	track.Becomes.Destination, track.Becomes.DestinationPort = backend.Address, backend.Port
 	if goesOn {
@@ -72,7 +70,7 @@ func (v *visit) begin() Result {
 	if track.DSR = v.dsrOf(dsr, backend); track.DSR != SNAT {
 		return v.beginDirect(track)
 	}
-	if !backend.Local {
+	if !here {
 		return v.beginRemote(track, hash)
 	}
 	if v.returns(backend.Address) {

@@ -116,8 +116,7 @@ type Tables struct {
 	Devices map[uint32][2]netip.Addr
 	// MACs are the addresses of frames for the node.
 	MACs map[uint32][6]byte
-	// PodsAt are the devices with pods of this node. Packets from there to backends on other nodes are handled at
-	// egress.
+	// PodsAt are the devices with pods of this node. Packets from there keep the pod's address.
 	PodsAt map[uint32]bool
 	// Ports are the ranges of SNAT ports: first, count.
 	Ports [2][2]uint16
