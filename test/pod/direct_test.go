@@ -13,6 +13,7 @@ import (
 func TestPodsTalkPastTheStack(t *testing.T) {
 	w := startWorld(t, lab.Shape{})
 	for _, between := range [][2]string{{"a1", "a2"}, {"a1", "b1"}, {"b2", "a3"}} {
+		w.wantPings(between[0], between[1])
 		for i, network := range []string{"tcp", "udp"} {
 			port := []uint16{lab.PortTCP, lab.PortUDP}[i]
 			for family, to := range addresses(w.Host(between[1]), port) {
@@ -41,5 +42,25 @@ func TestPodsTalkPastTheStack(t *testing.T) {
 	}
 	if w.pods("node-a").Packets["path_local"] == 0 {
 		t.Error("no packet between two pods of node-a took the shortcut")
+	}
+}
+
+// wantPings has a pod ping another one in both families, by the shortcut of node-a in both directions.
+func (w *world) wantPings(from, to string) {
+	w.t.Helper()
+	there, back := "path_out", "path_in"
+	switch {
+	case from[0] == to[0]:
+		there, back = "path_local", "path_local"
+	case from[0] != 'a':
+		there, back = back, there
+	}
+	for _, addr := range addresses(w.Host(to), 0) {
+		before := w.pods("node-a").Packets
+		w.pings(from, addr.Addr())
+		after := w.pods("node-a").Packets
+		if after[there] == before[there] || after[back] == before[back] || there == back && after[there] < before[there]+2 {
+			w.t.Errorf("%s pings %s: before %v, after %v", from, addr.Addr(), before, after)
+		}
 	}
 }

@@ -52,7 +52,7 @@ func TestFilters(t *testing.T) {
 	alive("on the shortcut")
 	w.wantDatagrams(true)
 
-	w.rules("node-a", fmt.Sprintf(policy, lab.PortUDP))
+	w.endsFlow(func() { w.rules("node-a", fmt.Sprintf(policy, lab.PortUDP)) })
 	w.awaitFilters(map[string][]string{"a1": {"nftables rule in chain forward of table inet np: drop"}})
 	w.wantDatagrams(false)
 	alive("on the stack")
@@ -83,6 +83,36 @@ func TestFilters(t *testing.T) {
 	w.awaitFilters(map[string][]string{"a1": {"nftables rule in chain forward of table inet np: drop"}})
 	w.wantDatagrams(true)
 	alive("with filters ignored")
+}
+
+// policyDelay is how long flows of the shortcut may bypass a new policy (docs/operate/pods.md).
+const policyDelay = 5 * time.Second
+
+// endsFlow has a flow of datagrams of a1 to a2 run while a policy that denies it is made, and waits for its end.
+func (w *world) endsFlow(deny func()) {
+	w.t.Helper()
+	conn, err := w.Host("a1").Dial(w.t.Context(), "udp", netip.AddrPortFrom(w.Host("a2").Addr4, lab.PortUDP).String())
+	w.must(err)
+	defer conn.Close()
+	answered := func() bool {
+		ctx, cancel := context.WithTimeout(w.t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := lab.Ask(ctx, conn, "hello")
+		return err == nil
+	}
+	w.eventually("the flow runs", answered)
+	deny()
+	begin, last := time.Now(), time.Now()
+	for time.Since(last) < time.Second && time.Since(begin) < 2*policyDelay+soon {
+		if answered() {
+			last = time.Now()
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	w.t.Logf("the policy took effect after %v", last.Sub(begin))
+	if last.Sub(begin) > policyDelay+soon {
+		w.t.Errorf("the flow went on for %v after the policy was there", last.Sub(begin))
+	}
 }
 
 // wantDatagrams checks whether a datagram of a1 reaches a2.

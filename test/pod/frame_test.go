@@ -17,18 +17,18 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A frame is one that a host sends by its eth0.
+// A frame is one that a host sends by its eth0, or the fabric by its device to node-a.
 type frame struct {
-	name     string
-	host     string
-	from, to netip.Addr
-	frameTo  string   // whose MAC address it is for; empty: the next hop's
-	vlan     *uint16  // tag: priority and VID
-	options  []byte   // of IPv4
-	ttl      uint8    // 64 if 0
-	hopByHop bool     // IPv6
-	past     []string // paths of node-a's shortcut that it may take; empty: none of the shortcut
-	arrives  string   // at which pod; empty: at none
+	name      string
+	host      string
+	from, to  netip.Addr
+	frameTo   string             // whose MAC address it is for; empty: the next hop's
+	vlan      *uint16            // tag: priority and VID
+	options   []byte             // of IPv4
+	ttl       uint8              // 64 if 0
+	extension *layers.IPProtocol // of IPv6, with padding
+	past      []string           // paths of node-a's shortcut that it may take; empty: none of the shortcut
+	arrives   string             // at which pod; empty: at none
 }
 
 // P1, P2: which frames take the shortcut, and that they arrive as through the stack. What the shortcut does not know it
@@ -41,6 +41,7 @@ func TestFrames(t *testing.T) {
 	}
 	a1, a2, a3, b1, node := w.Host("a1"), w.Host("a2"), w.Host("a3"), w.Host("b1"), w.Host("node-a")
 	priority, network := uint16(5<<13), uint16(5<<13|7)
+	hopByHop, destination := layers.IPProtocolIPv6HopByHop, layers.IPProtocolIPv6Destination
 	local, in := []string{"path_local"}, []string{"path_in"}
 	received := w.listen()
 	for _, f := range []frame{
@@ -48,11 +49,16 @@ func TestFrames(t *testing.T) {
 		{name: "plain, IPv6", host: "a1", from: a1.Addr6, to: a2.Addr6, past: local, arrives: "a2"},
 		{name: "a tag with a priority only", host: "a1", from: a1.Addr4, to: a2.Addr4, vlan: &priority, past: local, arrives: "a2"},
 		{name: "a tag with a priority only, IPv6", host: "a1", from: a1.Addr6, to: b1.Addr6, vlan: &priority, past: []string{"path_out"}, arrives: "b1"},
+		{name: "a tag with a priority only, from the other node", host: "fabric", from: b1.Addr4, to: a1.Addr4, vlan: &priority, past: in, arrives: "a1"},
+		{name: "a tag with a priority only, from the other node, IPv6", host: "fabric", from: b1.Addr6, to: a1.Addr6, vlan: &priority, past: in, arrives: "a1"},
 		{name: "a VLAN that the node has not", host: "a1", from: a1.Addr4, to: a2.Addr4, vlan: &network},
+		{name: "a VLAN that the node has not, from the other node", host: "fabric", from: b1.Addr4, to: a1.Addr4, vlan: &network},
 		// No-operation and router alert (RFC 2113): routers look at options.
 		{name: "options", host: "a1", from: a1.Addr4, to: a2.Addr4, options: []byte{148, 4, 0, 0}, arrives: "a2"},
 		{name: "options to the other node", host: "a1", from: a1.Addr4, to: b1.Addr4, options: []byte{1, 1, 1, 0}, arrives: "b1"},
-		{name: "hop-by-hop options", host: "a1", from: a1.Addr6, to: a2.Addr6, hopByHop: true, arrives: "a2"},
+		{name: "hop-by-hop options", host: "a1", from: a1.Addr6, to: a2.Addr6, extension: &hopByHop, arrives: "a2"},
+		{name: "destination options", host: "a1", from: a1.Addr6, to: a2.Addr6, extension: &destination, arrives: "a2"},
+		{name: "destination options, from the other node", host: "b1", from: b1.Addr6, to: a1.Addr6, extension: &destination, arrives: "a1"},
 		{name: "for another host on the link", host: "a1", from: a1.Addr4, to: a2.Addr4, frameTo: "a2"},
 		{name: "the last hop", host: "a1", from: a1.Addr4, to: a2.Addr4, ttl: 1},
 		{name: "multicast", host: "a1", from: a1.Addr4, to: netip.MustParseAddr("224.0.0.251")},
@@ -135,17 +141,18 @@ func heard(w *world, pod string, conn net.PacketConn, payload string) string {
 func (w *world) send(f frame, payload string) {
 	w.t.Helper()
 	host := w.Host(f.host)
-	nl, device, err := host.OpenDevice("eth0")
-	w.must(err)
-	nl.Close()
-	next := map[lab.Role]string{lab.RolePod: "", lab.RoleClient: "fabric"}[host.Role]
-	at := host.Name
-	if next == "" {
+	by, next, at := "eth0", "fabric", host.Name
+	switch {
+	case f.frameTo != "":
+		next, at = f.frameTo, "eth0"
+	case f.host == "fabric":
+		by, next, at = "node-a", "node-a", "eth0"
+	case host.Role == lab.RolePod:
 		next = host.Node.Name
 	}
-	if f.frameTo != "" {
-		next, at = f.frameTo, "eth0"
-	}
+	nl, device, err := host.OpenDevice(by)
+	w.must(err)
+	nl.Close()
 	nl, hop, err := w.Host(next).OpenDevice(at)
 	w.must(err)
 	nl.Close()
@@ -187,8 +194,8 @@ func (w *world) frameOf(f frame, payload string, from, to net.HardwareAddr) []by
 		ip := &layers.IPv6{Version: 6, HopLimit: ttl, NextHeader: layers.IPProtocolUDP, SrcIP: f.from.AsSlice(), DstIP: f.to.AsSlice()}
 		w.must(udp.SetNetworkLayerForChecksum(ip))
 		all = append(all, ip)
-		if f.hopByHop {
-			ip.NextHeader = layers.IPProtocolIPv6HopByHop
+		if f.extension != nil {
+			ip.NextHeader = *f.extension
 			all = append(all, gopacket.Payload{17, 0, 1, 4, 0, 0, 0, 0}) // PadN
 		}
 	}
