@@ -9,6 +9,7 @@
 #define NETKIT_PEER
 
 #include "packet/ctx_tc.h"
+#include "packet/forward_tc.h"
 #include "pod/shortcut.h"
 
 SEC("tc")

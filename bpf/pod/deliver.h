@@ -76,40 +76,52 @@ static __always_inline int mac_is_known(const __u8 *mac)
 	return (high | low) != 0;
 }
 
-/* Returns whether pod_redirect can deliver to a pod. bpf_redirect_peer works at ingress only; what
- * is sent by the pod's device instead needs the pod's MAC address. */
-static __always_inline int pod_is_reachable(const struct pod *to)
+/* Writes the MAC addresses of a frame to a pod, and first adds an Ethernet header if the packet has
+ * none: offsets in the packet then change. */
+static __always_inline int frame_for_pod(struct context *ctx, const struct pod *to)
 {
-	return !AT_PEER_HOOK || to->l3 || mac_is_known(to->mac);
+	struct ethhdr *eth;
+
+	if (link_header_add(ctx))
+		return -1;
+	eth = linear_bytes(ctx, 0, sizeof(*eth));
+	if (!eth)
+		return -1;
+	if (!LINK_HEADER)
+		eth->h_proto = ctx->protocol;
+	if (mac_is_known(to->mac) || to->l3)
+		mac_copy(eth->h_dest, to->mac);
+	mac_copy(eth->h_source, to->gateway);
+	return 0;
+}
+
+/* Sends a frame of frame_for_pod by the pod's device. If the pod's MAC address is not known, the
+ * kernel finds it; behind a bridge it is known. */
+static __always_inline enum action pod_transmit(const struct pod *to)
+{
+	if (to->l3 || mac_is_known(to->mac))
+		return bpf_redirect(to->device, 0);
+	return bpf_redirect_neigh(to->device, 0, 0, 0);
 }
 
 /* Puts a packet into the namespace of a pod. `routed`: the stack would route it, not bridge it. */
 static __always_inline enum action pod_redirect(struct context *ctx, const struct pod *to,
 						int routed, enum pod_path path)
 {
-	struct ethhdr *eth;
-
-	if (routed) {
-		eth = linear_bytes(ctx, 0, sizeof(*eth));
-		if (!eth)
-			return packet_drop(ctx);
-		if (mac_is_known(to->mac) || to->l3)
-			mac_copy(eth->h_dest, to->mac);
-		mac_copy(eth->h_source, to->gateway);
-	}
+	if ((routed || !LINK_HEADER) && frame_for_pod(ctx, to))
+		return packet_drop(ctx);
 	packet_untag(ctx);
 	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
 		return packet_drop(ctx);
 	pod_count(path);
-	return AT_PEER_HOOK ? bpf_redirect(to->device, 0) : bpf_redirect_peer(to->device, 0);
+	return AT_PEER_HOOK ? pod_transmit(to) : bpf_redirect_peer(to->device, 0);
 }
 
 /* Delivers a packet to a pod of this node. */
 static __always_inline enum action pod_deliver(struct context *ctx, const struct scratch *w,
 					       const struct pod *to, int routed, enum pod_path path)
 {
-	if (!pod_is_reachable(to) || wire_length(ctx, &w->packet) > to->mtu ||
-	    (routed && w->packet.hops <= 1))
+	if (wire_length(ctx, &w->packet) > to->mtu || (routed && w->packet.hops <= 1))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (routed && !packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);

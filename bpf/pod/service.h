@@ -6,14 +6,12 @@
 #pragma once
 
 #include <linux/bpf.h>
-#include <linux/if_ether.h>
 #include <bpf/bpf_helpers.h>
 
 #include "conntrack/conntrack.h"
 #include "conntrack/types.h"
 #include "conntrack/update.h"
 #include "lb/frontend.h"
-#include "packet/access.h"
 #include "packet/packet.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
@@ -89,8 +87,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (!device || w->packet.hops <= 1)
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (client) {
-		if (client->device != device || !pod_is_reachable(client) ||
-		    wire_length(ctx, &w->packet) > client->mtu)
+		if (client->device != device || wire_length(ctx, &w->packet) > client->mtu)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	} else {
 		out = pod_device_at(device);
@@ -119,10 +116,8 @@ static __always_inline enum action pod_error(struct context *ctx, struct scratch
 {
 	__u32 device = w->ct.device;
 	const struct pod_device *out = pod_device_at(device);
-	struct ethhdr *eth;
 
-	if (w->packet.hops <= 1 ||
-	    (to ? !to->l3 && !mac_is_known(to->mac) : !out || out->role != POD_ROLE_NODES))
+	if (w->packet.hops <= 1 || (!to && (!out || out->role != POD_ROLE_NODES)))
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	w->to = w->packet.tuple;
 	if (!to && (fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT) != ROUTED ||
@@ -133,11 +128,8 @@ static __always_inline enum action pod_error(struct context *ctx, struct scratch
 	pod_count(path);
 	if (!to)
 		return packet_forward(ctx, &w->fib, w->fib_cached);
-	eth = linear_bytes(ctx, 0, sizeof(*eth));
-	if (!eth)
+	if (frame_for_pod(ctx, to))
 		return packet_drop(ctx);
-	mac_copy(eth->h_dest, to->mac);
-	mac_copy(eth->h_source, to->gateway);
 	packet_untag(ctx);
-	return bpf_redirect(to->device, 0);
+	return pod_transmit(to);
 }

@@ -20,6 +20,7 @@ func Components() component.List {
 		socketstats.New(),
 		pod.New(),
 		pod.NewNetkit(),
+		pod.NewL3(),
 		gateway.New(),
 	}
 }

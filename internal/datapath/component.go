@@ -27,6 +27,8 @@ type Component struct {
 	CgroupHooks []CgroupHook
 	// DeviceHooks are attached to the devices that SetDevices names, in this order.
 	DeviceHooks []DeviceHook
+	// LoadLate loads the programs of DeviceHooks when the first device needs them: verifying them takes time.
+	LoadLate bool
 
 	// The edge is not attached only by links, but also by filters and in XDP dispatchers. These three
 	// functions replace what is done for DeviceHooks.

@@ -234,7 +234,11 @@ func (d *Datapath) isAttached(c *Component, links []deviceLink, device int) bool
 
 // isProgram reports whether a program of this agent has an id.
 func (d *Datapath) isProgram(id ebpf.ProgramID, name string) bool {
-	info, err := d.program(name).Info()
+	program := d.program(name)
+	if program == nil {
+		return false
+	}
+	info, err := program.Info()
 	if err != nil {
 		return false
 	}
@@ -242,11 +246,27 @@ func (d *Datapath) isProgram(id ebpf.ProgramID, name string) bool {
 	return ok && own == id
 }
 
+// loadedProgram returns a program of a component, and first loads those of a component with LoadLate.
+func (d *Datapath) loadedProgram(c *Component, name string) (*ebpf.Program, error) {
+	if p := d.program(name); p != nil {
+		return p, nil
+	}
+	objects, err := c.Objects(d)
+	if err != nil {
+		return nil, err
+	}
+	err = d.loadPrograms(objects)
+	return d.program(name), err
+}
+
 // attachToDevice attaches all hooks of a component to a device, or replaces the programs there.
 func (d *Datapath) attachToDevice(c *Component, device int) error {
 	for _, h := range c.DeviceHooks {
-		program := d.program(h.programAt(device))
-		err := d.attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
+		program, err := d.loadedProgram(c, h.programAt(device))
+		if err != nil {
+			return fmt.Errorf("load component %s: %w", c.Name, err)
+		}
+		err = d.attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
 			switch h.Attach {
 			case ebpf.AttachXDP:
 				return link.AttachXDP(link.XDPOptions{Program: program, Interface: device})

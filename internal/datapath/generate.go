@@ -17,6 +17,7 @@ package datapath
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types EdgeXDP ../../bpf/edge_xdp.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type pod -type pod_device -type pod_role -type pod_path -type pod_counters Pod ../../bpf/pod.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodNetkit ../../bpf/pod_netkit.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodL3 ../../bpf/pod_l3.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type tuple -type gateway_key -type gateway_flow -type gateway_set -type gateway_tunnel -type gateway_control -type gateway_state -type gateway_flag -type gateway_path -type gateway_refusal -type gateway_device -type gateway_counters -type gateway_candidate Gateway ../../bpf/gateway.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types GatewayL3 ../../bpf/gateway_l3.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types XDPSlot ../../bpf/xdp_slot.bpf.c

@@ -6,13 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 )
 
-// load makes the tables of all enabled components, and then loads their programs. Objects are loaded in
-// parallel: most of the time is the verifier's.
+// load makes the tables of all enabled components, and then loads their programs. Most objects are loaded
+// in parallel: most of the time is the verifier's.
 func (d *Datapath) load() error {
 	d.maps, d.programs = map[string]*ebpf.Map{}, map[string]*ebpf.Program{}
 	if err := removeNewTables(d.options.BPFFS); err != nil {
@@ -47,7 +49,9 @@ func (d *Datapath) load() error {
 				return err
 			}
 		}
-		specs = append(specs, objects...)
+		if !c.LoadLate {
+			specs = append(specs, objects...)
+		}
 	}
 	if d.old != nil && d.old.layout.upgrade != nil && len(pinned) == 0 {
 		if err := d.old.layout.upgrade(d); err != nil {
@@ -116,6 +120,17 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 	return err
 }
 
+// callsKernelFunctions reports whether an object calls functions of the kernel that are no helpers. They may be in
+// modules, and reading a module's BTF while others read the kernel's is a data race in the library (v0.22.0).
+func callsKernelFunctions(spec *ebpf.CollectionSpec) bool {
+	for _, p := range spec.Programs {
+		if slices.ContainsFunc(p.Instructions, func(ins asm.Instruction) bool { return ins.IsKfuncCall() }) {
+			return true
+		}
+	}
+	return false
+}
+
 // loadObjects loads the programs of objects with the existing tables. If it fails it returns the programs
 // that could be loaded.
 func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
@@ -131,12 +146,21 @@ func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.P
 	}
 	var group sync.WaitGroup
 	loaded, failed := make([]*ebpf.Collection, len(specs)), make([]error, len(specs))
+	load := func(i int) {
+		loaded[i], failed[i] = ebpf.NewCollectionWithOptions(specs[i], ebpf.CollectionOptions{MapReplacements: shared[i], Cache: kernelBTF.Load()})
+	}
+	var alone []int
 	for i, spec := range specs {
-		group.Go(func() {
-			loaded[i], failed[i] = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared[i], Cache: kernelBTF.Load()})
-		})
+		if callsKernelFunctions(spec) {
+			alone = append(alone, i)
+			continue
+		}
+		group.Go(func() { load(i) })
 	}
 	group.Wait()
+	for _, i := range alone {
+		load(i)
+	}
 	programs := map[string]*ebpf.Program{}
 	for _, c := range loaded {
 		if c == nil {

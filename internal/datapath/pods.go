@@ -37,10 +37,12 @@ const (
 // PodHook is the name of the hook of the pod shortcut at devices.
 const PodHook = "ingress"
 
-// PodComponent is the name of the pod shortcut, and PodNetkitComponent that of its part at netkit devices.
+// PodComponent is the name of the pod shortcut. PodNetkitComponent and PodL3Component are those of its parts at netkit
+// devices and at devices without MAC addresses.
 const (
 	PodComponent       = "pod"
 	PodNetkitComponent = "pod_netkit"
+	PodL3Component     = "pod_l3"
 )
 
 // PodShortcut is the pod shortcut, enabled by Options.Pods.
@@ -55,8 +57,17 @@ func PodShortcut() *Component {
 // has netkit (Linux 6.7), and uses its tables.
 func PodNetkit() *Component {
 	return &Component{
-		Name: PodNetkitComponent, Objects: (*Datapath).podNetkitObjects,
+		Name: PodNetkitComponent, Objects: (*Datapath).podNetkitObjects, LoadLate: true,
 		DeviceHooks: []DeviceHook{{Name: "peer", Program: PodNetkitProgBeelinePodNetkit, Attach: ebpf.AttachNetkitPeer}},
+	}
+}
+
+// PodL3 is the pod shortcut at devices that lead to other nodes and have no MAC addresses. It is enabled with the pod
+// shortcut, and uses its tables.
+func PodL3() *Component {
+	return &Component{
+		Name: PodL3Component, Objects: (*Datapath).podL3Objects, LoadLate: true,
+		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodL3ProgBeelinePodL3, Attach: ebpf.AttachTCXIngress}},
 	}
 }
 
@@ -85,7 +96,16 @@ func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{pod}, err
 }
 
-// podNetkitObjects returns the object of PodNetkit. That of the pod shortcut comes before.
+// podL3Objects returns the object of PodL3, and podNetkitObjects that of PodNetkit. That of the pod shortcut comes
+// before.
+func (d *Datapath) podL3Objects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.Pods == nil {
+		return nil, nil
+	}
+	l3, err := LoadPodL3()
+	return []*ebpf.CollectionSpec{l3}, err
+}
+
 func (d *Datapath) podNetkitObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Pods == nil || !haveNetkit() {
 		return nil, nil

@@ -73,7 +73,7 @@ func Read(destinations []netip.Addr) ([]Device, error) {
 			MTU:      a.MTU,
 			Up:       a.RawFlags&unix.IFF_UP != 0,
 			Ethernet: a.EncapType == "ether", Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
-			L3: slices.Contains(l3Types, a.EncapType),
+			L3: BeginsWithIP(a.EncapType),
 			// A VRF only chooses the routes of what its devices receive.
 			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf", Master: a.MasterIndex,
 			PeerElsewhere: a.NetNsID >= 0,
@@ -96,10 +96,13 @@ func Read(destinations []netip.Addr) ([]Device, error) {
 // end, packets leave with the outer header before them.
 var l3Types = []string{"none", "ipip", "tunnel6", "sit"}
 
+// BeginsWithIP reports whether the packets of devices of a type begin with the IP header.
+func BeginsWithIP(encapType string) bool { return slices.Contains(l3Types, encapType) }
+
 // IsL3 reports whether the packets of a device begin with the IP header; false if there is no such device.
 func IsL3(index int) bool {
 	link, err := netlink.LinkByIndex(index)
-	return err == nil && slices.Contains(l3Types, link.Attrs().EncapType)
+	return err == nil && BeginsWithIP(link.Attrs().EncapType)
 }
 
 // IsExternalTunnel reports whether a device is a tunnel in external mode (collect metadata), whose outer addresses and

@@ -17,6 +17,7 @@ type link struct {
 	kind      string // as `ip -details link` names it
 	up        bool
 	ethernet  bool
+	l3        bool // packets begin with the IP header
 	loopback  bool
 	mac       [6]byte
 	mtu       int  // in octets, from the IP header on
@@ -165,7 +166,7 @@ func (n *network) uplinks(networks []netip.Prefix) []link {
 	}
 	var found []link
 	for _, l := range n.links {
-		if routed[l.index] && !podSide[l.index] && l.up && l.ethernet && !l.loopback && (l.master == 0 || n.link(l.master).kind == "vrf") {
+		if routed[l.index] && !podSide[l.index] && l.up && (l.ethernet || l.l3) && !l.loopback && (l.master == 0 || n.link(l.master).kind == "vrf") {
 			found = append(found, l)
 		}
 	}

@@ -32,10 +32,12 @@ func readLinks(n *network) error {
 		a := l.Attrs()
 		d := link{
 			index: a.Index, name: a.Name, kind: l.Type(), mtu: a.MTU, master: a.MasterIndex,
-			up: a.RawFlags&unix.IFF_UP != 0, ethernet: a.EncapType == "ether", loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
+			up: a.RawFlags&unix.IFF_UP != 0, ethernet: a.EncapType == "ether", l3: netdev.BeginsWithIP(a.EncapType), loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
 			otherPeer: a.NetNsID >= 0,
 		}
-		copy(d.mac[:], a.HardwareAddr)
+		if d.ethernet { // other links' addresses cannot be in a frame
+			copy(d.mac[:], a.HardwareAddr)
+		}
 		if k, ok := l.(*netlink.Netkit); ok {
 			d.netkit = netkit{
 				primary: k.IsPrimary(), l3: k.Mode == netlink.NETKIT_MODE_L3,

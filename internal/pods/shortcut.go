@@ -179,7 +179,20 @@ func (s *Shortcut) reconcile() error {
 	if len(pods) == 0 {
 		devices = nil
 	}
-	return s.write(pods, devices, n.peers(devices, found))
+	return s.write(pods, devices, n.places(devices, found))
+}
+
+// places are the devices of each component of the shortcut, by name.
+func (n *network) places(devices map[uint32]datapath.PodDevice, found []filter) map[string][]int {
+	at := map[string][]int{datapath.PodNetkitComponent: n.peers(devices, found)}
+	for index := range devices {
+		component := datapath.PodComponent
+		if l := n.link(int(index)); l.l3 {
+			component = datapath.PodL3Component
+		}
+		at[component] = append(at[component], int(index))
+	}
+	return at
 }
 
 // peers are the devices that can have the program at the peer hook of netkit. With a program there the device's policy
@@ -239,7 +252,7 @@ func asByte(b bool) uint8 {
 }
 
 // write makes the tables and the attached programs as they should be.
-func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice, peers []int) error {
+func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice, places map[string][]int) error {
 	if err := datapath.Withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
@@ -253,17 +266,13 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	if err := datapath.Withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
-	var indexes []int
-	for index := range devices {
-		indexes = append(indexes, int(index))
-	}
-	slices.Sort(indexes)
-	if err := s.datapath.SetDevices(datapath.PodComponent, indexes...); err != nil {
-		return fmt.Errorf("attach the program: %w", err)
-	}
-	if s.datapath.Enabled(datapath.PodNetkitComponent) {
-		if err := s.datapath.SetDevices(datapath.PodNetkitComponent, peers...); err != nil {
-			return fmt.Errorf("attach the program where pods send: %w", err)
+	for _, component := range []string{datapath.PodComponent, datapath.PodL3Component, datapath.PodNetkitComponent} {
+		slices.Sort(places[component])
+		if !s.datapath.Enabled(component) {
+			continue
+		}
+		if err := s.datapath.SetDevices(component, places[component]...); err != nil {
+			return fmt.Errorf("attach the programs: %w", err)
 		}
 	}
 	if err := datapath.Publish(s.datapath.PodDevices(), devices); err != nil {

@@ -50,7 +50,7 @@ type Cluster struct {
 	owners       map[Ref]*owner
 	// byPacket counts the plans with a frontend that sockets of pods cannot decide about.
 	byPacket int
-	health     health
+	health   health
 }
 
 // NewCluster returns a Cluster without objects.

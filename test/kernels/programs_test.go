@@ -67,7 +67,9 @@ func TestProgramsLoad(t *testing.T) {
 		d := openOn(t, node, datapath.Limits{})
 		device := tun(t)
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
+		must(t, d.SetDevices(datapath.PodL3Component, device))
 		wantLoaded(t, d, bpffs)
+		must(t, d.SetDevices(datapath.PodL3Component))
 		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
 		wantExplained(t, bpffs)

@@ -87,7 +87,6 @@ func (w *world) wantPastTheQueue() {
 	if found := w.atHook("a1", ebpf.AttachNetkitPeer); !slices.Equal(found, []string{datapath.PodNetkitProgBeelinePodNetkit}) {
 		w.t.Fatalf("at the peer hook of a1: %v", found)
 	}
-	w.knowsPods("a2")
 	capture, err := w.Host("node-a").Capture(lab.CaptureOptions{Devices: []string{"a1"}, Keep: func(p *lab.CapturedPacket) bool {
 		return !p.Sent && p.Layers().Layer(layers.LayerTypeUDP) != nil
 	}})
@@ -108,20 +107,6 @@ func (w *world) wantPastTheQueue() {
 	if !slices.Equal(queued, want) {
 		w.t.Errorf("packets from a1 to %v were queued for the node, want those to %v", queued, want)
 	}
-}
-
-// knowsPods waits until the shortcut of node-a has the MAC addresses of pods.
-func (w *world) knowsPods(pods ...string) {
-	w.t.Helper()
-	w.meet("node-a", pods...)
-	bpffs := w.agents["node-a"].BPFFS()
-	w.eventually(fmt.Sprintf("the MAC addresses of %v", pods), func() bool {
-		rows := table[datapath.Address, datapath.Pod](w, bpffs, datapath.PodMapPods)
-		return !slices.ContainsFunc(pods, func(pod string) bool {
-			want := w.rowOf(pod, "")
-			return slices.ContainsFunc(addresses(w.Host(pod), 0), func(a netip.AddrPort) bool { return rows[datapath.AddressFrom(a.Addr())] != want })
-		})
-	})
 }
 
 // keepsItsLink restarts the agent, which replaces its program in the link; and detaches that, which the agent restores.

@@ -133,7 +133,6 @@ func TestServiceFlowsTakeTheShortcut(t *testing.T) {
 				w.must(a.Start())
 			}
 			w.awaitPods("node-a", "a1", "a2", "a3")
-			w.meet("node-a", "a1", "a2") // errors need their MAC addresses
 			w.optOut("a1")
 			closed := node.Objects(node.Public("closed", 2, nodePort+1, w.hosts("a2")...))
 			closed[0].(*corev1.Service).Spec.Ports[1].NodePort = nodePort + 1
