@@ -33,8 +33,8 @@ func New() *component.Component {
 	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
-// NewNetkit returns the part of the pod shortcut at netkit devices, and NewL3 that at devices without MAC addresses. The
-// pod shortcut enables and runs both.
+// NewNetkit returns the part of the pod shortcut at netkit devices, and NewL3 that at devices without MAC addresses.
+// The pod shortcut enables and runs both.
 func NewNetkit() *component.Component { return part(datapath.PodNetkit()) }
 func NewL3() *component.Component     { return part(datapath.PodL3()) }
 
