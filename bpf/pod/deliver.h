@@ -24,9 +24,14 @@ static __always_inline void pod_count(enum pod_path path)
 {
 	__u32 zero = 0;
 	struct pod_counters *counters = bpf_map_lookup_elem(&pod_counts, &zero);
+	__u32 place = path;
 
-	if (counters && path < POD_PATHS)
-		counters->count[path]++;
+	/* The verifier of Linux 6.1 needs the comparison before the address, of one register. */
+	barrier_var(place);
+	if (!counters || place >= POD_PATHS)
+		return;
+	barrier_var(counters);
+	counters->count[place]++;
 }
 
 /* Passes a packet to the stack. */

@@ -193,7 +193,8 @@ static __always_inline enum action pod_forward(struct context *ctx, struct scrat
 {
 	if (path == POD_PATH_OUT)
 		return pod_send(ctx, w);
-	return pod_deliver(ctx, w, to, routed, path);
+	return pod_deliver(ctx, w, to, routed,
+			   path == POD_PATH_LOCAL ? POD_PATH_LOCAL : POD_PATH_IN);
 }
 
 /* Decides about a packet that has not been parsed as malformed. With ACTION_CONTINUE it takes the
