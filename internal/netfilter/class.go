@@ -49,6 +49,9 @@ func (s deviceSet) and(f func(i int) bool) deviceSet {
 }
 
 func (s deviceSet) or(other deviceSet) deviceSet {
+	if len(s) == 0 || &s[0] == &other[0] {
+		return s
+	}
 	out := slices.Clone(s)
 	for i := range out {
 		out[i] = out[i] || other[i]

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// links are devices of a gateway. Namespace 1 is that of the test's process.
+// links are devices of a gateway; the other ends of some are in the network namespace of a process.
 const links = `link add eth0 type veth peer name eth0 netns %[1]s
 link add eth1 mtu 1400 type veth peer name eth1 netns %[1]s
 link add idle type veth peer name idle netns %[1]s
@@ -52,7 +53,8 @@ func inNamespace(t *testing.T, test func()) {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
 			}
-			other := exec.Command("unshare", "--net", "sleep", "60")
+			other := exec.Command("sleep", "60")
+			other.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
 			if err := other.Start(); err != nil {
 				return err
 			}
