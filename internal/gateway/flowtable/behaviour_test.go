@@ -72,6 +72,25 @@ func (r *rig) longStream(f *selftest.Flow) {
 	if after != before {
 		r.Errorf("%d packets of the stream passed the stack", after-before)
 	}
+	r.flushedStream(f)
+}
+
+// flushedStream: a stream outlives its returns to the stack, which then meets sequence numbers that it does not know.
+func (r *rig) flushedStream(f *selftest.Flow) {
+	done := make(chan error, 1)
+	go func() { done <- f.Stream(5 << 20) }()
+	for flushes := 0; ; flushes++ {
+		select {
+		case err := <-done:
+			must(r.T, err)
+			if flushes == 0 {
+				r.Error("no return to the stack was tried")
+			}
+			return
+		case <-time.After(20 * time.Millisecond):
+			must(r.T, r.table.Flush("test"))
+		}
+	}
 }
 
 // fin: the stack sees each FIN, and conntrack the end of the connection.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -167,18 +168,40 @@ func (f *Flowtable) changeBy(m syscall.NetlinkMessage) (c change) {
 			return f.network.neighbour(kind, neigh)
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if m.Data[0] == unix.AF_BRIDGE {
+			break // the state of a port; it lacks attributes of the device
+		}
 		header := unix.NlMsghdr(m.Header)
 		if l, err := netlink.LinkDeserialize(&header, m.Data); err == nil {
 			return f.network.link(kind, l, f.matters)
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if route := nl.DeserializeRtMsg(m.Data); route.Flags&unix.RTM_F_CLONED == 0 {
+		if routeMatters(m.Data) {
 			c.all = "a route"
 		}
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		c.all = "a routing rule"
 	}
 	return c
+}
+
+// routeMatters reports whether forwarded packets can take a route: those to groups and to link-local addresses, which come
+// and go with any device, they cannot.
+func routeMatters(message []byte) bool {
+	header := nl.DeserializeRtMsg(message)
+	if header.Flags&unix.RTM_F_CLONED != 0 {
+		return false
+	}
+	attributes, err := nl.ParseRouteAttr(message[header.Len():])
+	if err != nil {
+		return true
+	}
+	for _, a := range attributes {
+		if to, ok := netip.AddrFromSlice(a.Value); a.Attr.Type == unix.RTA_DST && ok {
+			return !to.IsMulticast() && !(to.Is6() && to.IsLinkLocalUnicast())
+		}
+	}
+	return true
 }
 
 // matters reports whether flows use a device: those of the configuration and those above, and ports of these.

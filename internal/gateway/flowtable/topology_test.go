@@ -41,6 +41,13 @@ func (r *rig) readdress(device string) {
 func TestBridge(t *testing.T) {
 	r := newRig(t)
 	r.in(r.Router, func() error {
+		// Otherwise routes of IPv6 come with the devices, for which flows return to the stack, too.
+		for _, of := range []netdev.Sysctl{"all", "default"} {
+			r.IPv6 = false
+			if err := ("ipv6/conf/" + of + "/disable_ipv6").Set(netdev.SysctlRoot, "1"); err != nil {
+				return err
+			}
+		}
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
 		if err := netlink.LinkAdd(bridge); err != nil {
 			return err
@@ -52,11 +59,17 @@ func TestBridge(t *testing.T) {
 	f := r.open(selftest.Kind{Network: "tcp", Translation: selftest.Both})
 	before := r.bridged()
 	must(t, f.Exchange(10))
-	if n := r.bridged() - before; n != 0 {
-		t.Errorf("the bridge forwarded %d packets of a flow, which should go to its port", n)
+	if n := r.bridged() - before; n > 3 { // ARP
+		t.Errorf("the bridge forwarded %d packets while a flow had 20, which should go to its port", n)
 	}
 	r.otherMAC(f)
 	r.otherPort(f)
+	replaced := r.table.Status().Replaced
+	delete(replaced, "start")
+	delete(replaced, "device other")
+	if replaced["a next hop"] < 2 || len(replaced) > 1 {
+		t.Errorf("flows returned to the stack because of %v", replaced)
+	}
 }
 
 // bridged is the number of packets that the stack has given to the bridge.
