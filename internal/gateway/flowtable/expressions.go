@@ -61,8 +61,8 @@ func family(number byte) []expr.Any {
 	}
 }
 
-// packets matches flows with at least this many packets in both directions together. nf_tables turns nf_conntrack_acct
-// on when such a rule is added (nft_ct_get_init).
+// packets matches flows with at least this many packets in both directions together. nf_tables turns
+// nf_conntrack_acct on when such a rule is added (nft_ct_get_init).
 func packets(atLeast uint64) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeyPKTS, Register: 1},

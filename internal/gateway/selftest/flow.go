@@ -213,7 +213,8 @@ func (f *Flow) Stream(octets int) error {
 	return nil
 }
 
-// pattern is a stream of octets that repeats itself at no power of two, so that a lost or repeated segment is noticed.
+// pattern is a stream of octets that repeats itself at no power of two, so that a lost or repeated segment is
+// noticed.
 func pattern(octets int) io.Reader {
 	block := make([]byte, 8191)
 	for i := range block {
