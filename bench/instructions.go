@@ -33,6 +33,9 @@ func runInstructions(ctx context.Context, b *bench) (err error) {
 	if !hasIPVS() {
 		return errors.New("the kernel has no IPVS: load the module ip_vs")
 	}
+	if err := countFlowtable(ctx, b, each); err != nil {
+		return fmt.Errorf("the flowtable: %w", err)
+	}
 	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).settle)
 	if err != nil {
 		return err
@@ -113,11 +116,18 @@ func printInstructions(r *report) {
 	r.say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
 	r.say("  %-34s %12s %20s", "", "instructions", "least - most")
 	for _, row := range rows {
-		r.say("  %-34s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
+		if row.Scenario == instructionSeries("").Scenario {
+			sayInstructions(r, row)
+		}
 	}
 	r.say("\nRatios of instructions for a packet, round by round")
 	of := func(side string) []float64 { return r.results.Samples(instructionSeries(side), metricInstructions) }
 	for _, g := range instructionPairs {
 		r.say("  %-34s by %-34s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
 	}
+	printFlowtable(r, rows)
+}
+
+func sayInstructions(r *report, row result.Row) {
+	r.say("  %-34s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
 }

@@ -14,16 +14,17 @@ type PortRange struct{ First, Last uint16 }
 
 // A Config says which flows leave the stack.
 type Config struct {
-	// Devices are the names of the devices between which flows are taken: physical devices, VLAN devices, bridges and
-	// their ports, bonds, fixed tunnels.
+	// Devices are the names of the devices between which flows are taken: physical devices, VLAN devices, bridges
+	// and their ports, bonds, fixed tunnels.
 	Devices []string
 	// Hardware: have the NIC forward the flows, between the devices whose drivers can.
 	Hardware bool
-	// Threshold is the number of packets in each direction, on average, after which a flow is taken. nf_tables counts both
-	// directions of a flow together.
+	// Threshold is the number of packets in each direction, on average, after which a flow is taken. nf_tables
+	// counts both directions of a flow together.
 	Threshold int
-	// A flow is taken if one of its addresses is in Networks, one of its ports in Ports, before or after NAT, and its
-	// protocol one of Protocols (IPPROTO_TCP, IPPROTO_UDP). Without networks, ports or protocols: all of them.
+	// A flow is taken if one of its addresses is in Networks, one of its ports in Ports, before or after NAT, and
+	// its protocol one of Protocols (IPPROTO_TCP, IPPROTO_UDP). Without networks, ports or protocols: all of
+	// them.
 	Networks  []netip.Prefix
 	Ports     []PortRange
 	Protocols []uint8
@@ -45,11 +46,11 @@ func (c Config) protocols() []uint8 {
 type Report struct {
 	// Hardware and Software are the devices in the flowtables. A device in the first is in the second, too.
 	Hardware, Software []string
-	// Refused are the devices that are in no flowtable, RefusedHardware those of them that are in none of the hardware,
-	// with the reason.
+	// Refused are the devices that are in no flowtable, RefusedHardware those of them that are in none of the
+	// hardware, with the reason.
 	Refused, RefusedHardware map[string]string
-	// Accounting: nf_conntrack_acct was off, and is on now, because the threshold needs the packets of a flow. Flows that
-	// were there before are not counted, and not taken.
+	// Accounting: nf_conntrack_acct was off, and is on now, because the threshold needs the packets of a flow.
+	// Flows that were there before are not counted, and not taken.
 	Accounting bool
 }
 

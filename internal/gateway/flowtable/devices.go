@@ -124,7 +124,11 @@ func kernelError(err error) string {
 	if !errors.As(err, &errno) {
 		return err.Error()
 	}
-	return fmt.Sprintf("%s (%s)", unix.ErrnoName(errno), errno.Error())
+	name := unix.ErrnoName(errno)
+	if errno == unix.EOPNOTSUPP {
+		name = "EOPNOTSUPP" // has the number of ENOTSUP
+	}
+	return fmt.Sprintf("%s (%s)", name, errno.Error())
 }
 
 // probeTable has a flowtable for the time of an attempt only.

@@ -61,8 +61,8 @@ func family(number byte) []expr.Any {
 	}
 }
 
-// packets matches flows with at least this many packets in both directions together. nf_tables turns nf_conntrack_acct
-// on when such a rule is added (nft_ct_get_init).
+// packets matches flows with at least this many packets in both directions together. nf_tables turns
+// nf_conntrack_acct on when such a rule is added (nft_ct_get_init).
 func packets(atLeast uint64) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeyPKTS, Register: 1},
@@ -78,9 +78,10 @@ func direction(which byte) []expr.Any {
 	}
 }
 
-// ctIn matches flows of which a part of a direction's tuple is in a set.
+// ctIn matches flows of which a part of a direction's tuple is in a set. The kernel reads the first octet of the
+// direction; google/nftables v0.3.0 writes four, in network byte order.
 func ctIn(key expr.CtKey, direction uint32, set *nftables.Set) []expr.Any {
-	return append([]expr.Any{&expr.Ct{Key: key, Direction: direction, Register: 1}}, in(set, 1)...)
+	return append([]expr.Any{&expr.Ct{Key: key, Direction: direction << 24, Register: 1}}, in(set, 1)...)
 }
 
 func flowID() []expr.Any {

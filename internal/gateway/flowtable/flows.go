@@ -25,13 +25,13 @@ type Flow struct {
 	// ID is conntrack's; Choose takes it.
 	ID       uint32
 	Protocol uint8
-	// Source and Destination are those of the first packet; ReplySource and ReplyDestination those of its answers as they
-	// arrive. They differ with NAT.
+	// Source and Destination are those of the first packet; ReplySource and ReplyDestination those of its answers
+	// as they arrive. They differ with NAT.
 	Source, Destination, ReplySource, ReplyDestination netip.AddrPort
 	// Hardware: the NIC forwards it.
 	Hardware bool
-	// Packets and octets as conntrack counts them, of both directions, with those that passed the stack. Octets are
-	// from the IP header on.
+	// Packets and octets as conntrack counts them, of both directions, with those that passed the stack. Octets
+	// are from the IP header on.
 	Packets, Octets uint64
 }
 

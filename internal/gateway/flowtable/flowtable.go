@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package flowtable has established flows leave the IP stack by a flowtable of the kernel (nf_flow_table): in software
-// from the ingress hook of a device to another device, in hardware where a driver can.
+// Package flowtable has established flows leave the IP stack by a flowtable of the kernel (nf_flow_table): in
+// software from the ingress hook of a device to another device, in hardware where a driver can.
 //
-// Beeline's tables of nftables have the flowtable and the rules that add flows to it: established flows of TCP and UDP
-// between the devices, after some packets, when packets of both directions had a valid next hop. The stack resolves it.
+// Beeline's tables of nftables have the flowtable and the rules that add flows to it: established flows of TCP and
+// UDP between the devices, after some packets, when packets of both directions had a valid next hop. The stack
+// resolves it.
 //
 // The kernel follows routes, but neither a MAC address nor a port of a bridge once it has taken a flow. Run follows
 // devices, neighbours, bridges, routes and rules, and replaces the table when a flow could be affected: all its flows
-// return to the stack, which still tracks them (nft_flow_offload has set conntrack to accept any sequence number), and are
-// taken again by their next packets. No connection is lost. Conntrack entries are not deleted: without them a connection
-// with NAT ends. Changes of other rules are the caller's, who calls Flush.
+// return to the stack, which still tracks them (nft_flow_offload has set conntrack to accept any sequence number),
+// and are taken again by their next packets. No connection is lost. Conntrack entries are not deleted: without them a
+// connection with NAT ends. Changes of other rules are the caller's, who calls Flush.
 package flowtable
 
 import (
@@ -18,13 +19,17 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/internal/wakeup"
 )
@@ -69,8 +74,8 @@ func (f *Flowtable) do(function func() error) error {
 }
 
 // Apply takes flows as a configuration says, instead of an earlier one. All flows return to the stack first. If it
-// fails, nothing has changed. The error is ErrUnavailable if there are no flowtables; the report says which devices are
-// refused, all of them perhaps.
+// fails, nothing has changed. The error is ErrUnavailable if there are no flowtables; the report says which devices
+// are refused, all of them perhaps.
 func (f *Flowtable) Apply(c Config) (Report, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -193,4 +198,17 @@ func removeTables(connect func() (*nftables.Conn, error)) error {
 		return fmt.Errorf("delete table inet %s of nftables: %w", TableName, err)
 	}
 	return nil
+}
+
+// accounting reports whether conntrack counts the packets of new flows.
+func (f *Flowtable) accounting() (on bool) {
+	_ = f.do(func() error {
+		text, err := os.ReadFile(filepath.Join(netdev.SysctlRoot, "netfilter/nf_conntrack_acct"))
+		on = err == nil && strings.TrimSpace(string(text)) != "0"
+		if errors.Is(err, os.ErrNotExist) {
+			on = false // conntrack begins with the first rule
+		}
+		return nil
+	})
+	return on
 }

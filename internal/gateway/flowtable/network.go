@@ -172,8 +172,8 @@ func (n *network) neighbour(message uint16, neigh *netlink.Neigh) (c change) {
 	return c
 }
 
-// fdbEntry follows a bridge's entry to another port. When an entry expires its port is still the last one: a flow in the
-// flowtable does not refresh it.
+// fdbEntry follows a bridge's entry to another port. When an entry expires its port is still the last one: a flow in
+// the flowtable does not refresh it.
 func (n *network) fdbEntry(message uint16, neigh *netlink.Neigh) (c change) {
 	if message != unix.RTM_NEWNEIGH || neigh.MasterIndex == 0 {
 		return c
@@ -240,8 +240,8 @@ func (n *network) hops(devices map[int]bool) hops {
 	return h
 }
 
-// above returns the indexes of devices and of those above them, by which packets enter and leave the stack: bridge, bond,
-// VRF, VLAN.
+// above returns the indexes of devices and of those above them, by which packets enter and leave the stack: bridge,
+// bond, VRF, VLAN.
 func (n *network) above(names []string) map[int]bool {
 	all := map[int]bool{}
 	for index, l := range n.links {

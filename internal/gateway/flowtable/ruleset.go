@@ -95,8 +95,8 @@ func flowtable(table *nftables.Table, devices []string, hardware bool) *nftables
 }
 
 // addChains creates the chains before the rules that refer to them. The first has the last place in the hook: packets
-// that another chain drops do not get there. The one of the hardware is before that of the software: who is first takes
-// the flow.
+// that another chain drops do not get there. The one of the hardware is before that of the software: who is first
+// takes the flow.
 func (w *writer) addChains() {
 	priority := nftables.ChainPriority(math.MaxInt32)
 	if w.hardware {
@@ -175,8 +175,8 @@ func (w *writer) addNextHops() {
 	}
 }
 
-// addReady takes a flow when packets of both directions, with valid next hops, have met the rules. Each next hop is the
-// one that the stack has chosen for a translated packet.
+// addReady takes a flow when packets of both directions, with valid next hops, have met the rules. Each next hop is
+// the one that the stack has chosen for a translated packet.
 func (w *writer) addReady() {
 	var ready [2]*nftables.Set
 	for d, name := range []string{"ready_original", "ready_reply"} {

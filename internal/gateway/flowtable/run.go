@@ -4,20 +4,14 @@ package flowtable
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
+	"net/netip"
 	"syscall"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/netdev"
 )
 
 const (
@@ -167,18 +161,40 @@ func (f *Flowtable) changeBy(m syscall.NetlinkMessage) (c change) {
 			return f.network.neighbour(kind, neigh)
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if m.Data[0] == unix.AF_BRIDGE {
+			break // the state of a port; it lacks attributes of the device
+		}
 		header := unix.NlMsghdr(m.Header)
 		if l, err := netlink.LinkDeserialize(&header, m.Data); err == nil {
 			return f.network.link(kind, l, f.matters)
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if route := nl.DeserializeRtMsg(m.Data); route.Flags&unix.RTM_F_CLONED == 0 {
+		if routeMatters(m.Data) {
 			c.all = "a route"
 		}
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		c.all = "a routing rule"
 	}
 	return c
+}
+
+// routeMatters reports whether forwarded packets can take a route: those to groups and to link-local addresses, which
+// come and go with any device, they cannot.
+func routeMatters(message []byte) bool {
+	header := nl.DeserializeRtMsg(message)
+	if header.Flags&unix.RTM_F_CLONED != 0 {
+		return false
+	}
+	attributes, err := nl.ParseRouteAttr(message[header.Len():])
+	if err != nil {
+		return true
+	}
+	for _, a := range attributes {
+		if to, ok := netip.AddrFromSlice(a.Value); a.Attr.Type == unix.RTA_DST && ok {
+			return !to.IsMulticast() && !(to.Is6() && to.IsLinkLocalUnicast())
+		}
+	}
+	return true
 }
 
 // matters reports whether flows use a device: those of the configuration and those above, and ports of these.
@@ -192,141 +208,4 @@ func (f *Flowtable) matters(index int, l link) bool {
 		}
 	}
 	return false
-}
-
-// follows brings the sets of valid next hops up to date, and has the table replaced if a flow has one that is not, or
-// that moved.
-func (f *Flowtable) follows(c change) error {
-	relevant := func(all []hop) (some []hop) {
-		for _, h := range all {
-			if f.devices[h.device] {
-				some = append(some, h)
-			}
-		}
-		return some
-	}
-	added, removed, moved := relevant(c.added), relevant(c.removed), relevant(c.moved)
-	if len(added)+len(removed) > 0 {
-		if err := f.changeSets(added, removed); err != nil {
-			return err
-		}
-	}
-	if len(moved) == 0 {
-		return nil
-	}
-	used, err := f.used() // after the removal, so that no further flow has it
-	if err != nil {
-		return err
-	}
-	for _, h := range moved {
-		if used[h] {
-			f.setDue("a next hop")
-			return nil
-		}
-	}
-	return nil
-}
-
-// tables returns the tables that are there.
-func (f *Flowtable) tables() []*nftables.Table {
-	if len(f.report.Hardware) > 0 {
-		return []*nftables.Table{tableOf(true), tableOf(false)}
-	}
-	return []*nftables.Table{tableOf(false)}
-}
-
-func (f *Flowtable) changeSets(added, removed []hop) error {
-	return f.batch(func(c *nftables.Conn) error {
-		for _, t := range f.tables() {
-			for _, h := range added {
-				if err := c.SetAddElements(hopSet(t, validSet4, validSet6, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
-					return err
-				}
-			}
-			for _, h := range removed {
-				if err := c.SetDeleteElements(hopSet(t, validSet4, validSet6, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-}
-
-// hopSet is the set of the family of a next hop.
-func hopSet(t *nftables.Table, name4, name6 string, h hop) *nftables.Set {
-	if h.address.Is6() {
-		return &nftables.Set{Table: t, Name: name6, KeyType: nextHop6Type}
-	}
-	return &nftables.Set{Table: t, Name: name4, KeyType: nextHop4Type}
-}
-
-// used reads which next hops flows had since the table was created.
-func (f *Flowtable) used() (used map[hop]bool, err error) {
-	used = map[hop]bool{}
-	err = f.do(func() error {
-		c, err := f.connect()
-		if err != nil {
-			return err
-		}
-		for _, t := range f.tables() {
-			for _, name := range []string{usedSet4, usedSet6} {
-				elements, err := c.GetSetElements(&nftables.Set{Table: t, Name: name})
-				if err != nil {
-					return fmt.Errorf("read set %s of table inet %s: %w", name, t.Name, err)
-				}
-				for _, e := range elements {
-					if h, ok := hopOf(e.Key); ok {
-						used[h] = true
-					}
-				}
-			}
-		}
-		return nil
-	})
-	return used, err
-}
-
-// confirm has the kernel probe stale next hops of flows: the kernel does so when the stack uses them, but a flow to a
-// port of a bridge, or in hardware, does not.
-func (f *Flowtable) confirm() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.config == nil {
-		return
-	}
-	used, err := f.used()
-	if err != nil {
-		f.setDue("the table was deleted")
-		return
-	}
-	_ = f.do(func() error {
-		for h := range used {
-			if v, ok := f.network.valid[h]; ok && v.stale {
-				probe(h, v)
-			}
-		}
-		return nil
-	})
-}
-
-// probe has the kernel take a neighbour for used now (NTF_USE); it does not change it. A neighbour that is gone needs no
-// probe.
-func probe(h hop, v neighbour) {
-	_ = netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: h.device, Family: nl.GetIPFamily(h.address.AsSlice()), Flags: netlink.NTF_USE, IP: h.address.AsSlice(), HardwareAddr: []byte(v.mac),
-	})
-}
-
-// accounting reports whether conntrack counts the packets of new flows.
-func (f *Flowtable) accounting() (on bool) {
-	_ = f.do(func() error {
-		text, err := os.ReadFile(filepath.Join(netdev.SysctlRoot, "netfilter/nf_conntrack_acct"))
-		on = err == nil && strings.TrimSpace(string(text)) != "0"
-		if errors.Is(err, os.ErrNotExist) {
-			on = false // conntrack begins with the first rule
-		}
-		return nil
-	})
-	return on
 }

@@ -55,16 +55,19 @@ func (k Kind) to() netip.AddrPort {
 
 // serve starts the servers, which send back what they receive.
 func (w *World) serve() error {
-	return w.Server.Do(func() error {
-		for _, address := range w.families(ServerAddresses) {
-			for t := range Both + 1 {
-				if err := w.serveAt(netip.AddrPortFrom(address.Addr(), t.serverPort()).String()); err != nil {
-					return err
-				}
+	for _, address := range w.families(ServerAddresses) {
+		for t := range Both + 1 {
+			if err := w.ServeAt(netip.AddrPortFrom(address.Addr(), t.serverPort())); err != nil {
+				return err
 			}
 		}
-		return nil
-	})
+	}
+	return nil
+}
+
+// ServeAt starts a server for TCP and UDP at a further address of the server.
+func (w *World) ServeAt(address netip.AddrPort) error {
+	return w.Server.Do(func() error { return w.serveAt(address.String()) })
 }
 
 func (w *World) serveAt(address string) error {
@@ -118,10 +121,17 @@ type Flow struct {
 const grace = 300 * time.Millisecond
 
 // Open opens a flow. It ends shortly after ctx's deadline.
-func (w *World) Open(ctx context.Context, k Kind) (f *Flow, err error) {
+func (w *World) Open(ctx context.Context, k Kind) (f *Flow, err error) { return w.open(ctx, k, k.to()) }
+
+// OpenTo opens a flow to an address of ServeAt.
+func (w *World) OpenTo(ctx context.Context, network string, to netip.AddrPort) (*Flow, error) {
+	return w.open(ctx, Kind{Network: network, IPv6: to.Addr().Is6()}, to)
+}
+
+func (w *World) open(ctx context.Context, k Kind, to netip.AddrPort) (f *Flow, err error) {
 	f = &Flow{Kind: k}
 	err = w.Client.Do(func() error {
-		f.conn, err = new(net.Dialer).DialContext(ctx, k.Network, k.to().String())
+		f.conn, err = new(net.Dialer).DialContext(ctx, k.Network, to.String())
 		return err
 	})
 	if err != nil {
@@ -135,6 +145,34 @@ func (w *World) Open(ctx context.Context, k Kind) (f *Flow, err error) {
 
 // SetDeadline bounds what follows.
 func (f *Flow) SetDeadline(at time.Time) { _ = f.conn.SetDeadline(at) }
+
+// Source and Destination are the client's end, and what it connected to.
+func (f *Flow) Source() netip.AddrPort      { return addrPort(f.conn.LocalAddr()) }
+func (f *Flow) Destination() netip.AddrPort { return addrPort(f.conn.RemoteAddr()) }
+
+func addrPort(a net.Addr) netip.AddrPort {
+	p, _ := netip.ParseAddrPort(a.String())
+	return p
+}
+
+// Reset ends a TCP connection by RST.
+func (f *Flow) Reset() error {
+	if err := f.conn.(*net.TCPConn).SetLinger(0); err != nil {
+		return err
+	}
+	return f.conn.Close()
+}
+
+// Forget drops answers of UDP that came too late.
+func (f *Flow) Forget() {
+	_ = f.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	for b := make([]byte, messageSize); ; {
+		if _, err := f.conn.Read(b); err != nil {
+			break
+		}
+	}
+	_ = f.conn.SetReadDeadline(time.Time{})
+}
 
 // Close closes the client's socket without waiting.
 func (f *Flow) Close() { f.conn.Close() }
@@ -161,6 +199,17 @@ func (f *Flow) Exchange(rounds int) error {
 	return nil
 }
 
+// Send sends messages without waiting for answers.
+func (f *Flow) Send(messages int) error {
+	message := make([]byte, messageSize)
+	for range messages {
+		if _, err := f.conn.Write(message); err != nil {
+			return fmt.Errorf("%s: %w", f.Kind, err)
+		}
+	}
+	return nil
+}
+
 // Stream sends octets by TCP, receives them again at the same time, and compares them.
 func (f *Flow) Stream(octets int) error {
 	sent := make(chan error, 1)
@@ -175,7 +224,8 @@ func (f *Flow) Stream(octets int) error {
 	return nil
 }
 
-// pattern is a stream of octets that repeats itself at no power of two, so that a lost or repeated segment is noticed.
+// pattern is a stream of octets that repeats itself at no power of two, so that a lost or repeated segment is
+// noticed.
 func pattern(octets int) io.Reader {
 	block := make([]byte, 8191)
 	for i := range block {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package selftest proves that a provider of the gateway shortens flows on the running kernel and damages none: it
-// sends real TCP connections and UDP datagrams, with and without NAT, through a router in network namespaces of its own.
-// The version of a kernel says nothing: in Linux 6.19 flowtables damage TCP connections with NAT.
+// sends real TCP connections and UDP datagrams, with and without NAT, through a router in network namespaces of its
+// own. The version of a kernel says nothing: in Linux 6.19 flowtables damage TCP connections with NAT.
 package selftest
 
 import (
@@ -15,7 +15,8 @@ import (
 
 // A Provider shortens flows that a router forwards.
 type Provider interface {
-	// Attach has the provider take flows between devices of a network namespace, after threshold packets of a direction.
+	// Attach has the provider take flows between devices of a network namespace, after threshold packets of a
+	// direction.
 	Attach(router *netns.Namespace, devices []string, threshold int) error
 	// Detach ends that. The namespace still exists.
 	Detach() error

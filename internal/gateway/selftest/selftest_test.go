@@ -21,8 +21,8 @@ type idle struct {
 func (p *idle) Attach(*netns.Namespace, []string, int) error { p.attached++; return p.fails }
 func (p *idle) Detach() error                                { p.detached++; return nil }
 
-// A provider whose flows pass the stack is not proven, and neither is one that cannot be attached. It is detached, and
-// the test ends in time.
+// A provider whose flows pass the stack is not proven, and neither is one that cannot be attached. It is detached,
+// and the test ends in time.
 func TestProviderThatTakesNoFlow(t *testing.T) {
 	p := &idle{}
 	begun := time.Now()

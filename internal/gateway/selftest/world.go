@@ -17,7 +17,8 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// Addresses of a World; the networks are for documentation (RFC 5737, RFC 3849). The router translates packets to a VIP.
+// Addresses of a World; the networks are for documentation (RFC 5737, RFC 3849). The router translates packets to a
+// VIP.
 var (
 	ClientAddresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}
 	ServerAddresses = []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24"), netip.MustParsePrefix("2001:db8:2::1/64")}
@@ -169,7 +170,8 @@ func (w *World) families(addresses []netip.Prefix) []netip.Prefix {
 	return addresses[:1]
 }
 
-// Address sets a device of the calling thread's namespace up and gives it addresses, without duplicate address detection.
+// Address sets a device of the calling thread's namespace up and gives it addresses, without duplicate address
+// detection.
 func (w *World) Address(device string, addresses []netip.Prefix) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
