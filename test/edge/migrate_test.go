@@ -22,15 +22,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// otherVersions builds two agents with other versions of the layout, which no release has; the second migrates
-// tables of the first.
-var otherVersions = sync.OnceValues(func() (programs [2]string, err error) {
-	folder := filepath.Dir(program)
-	if programs[0], err = node.BuildVersion(folder, "tables_v1000"); err == nil {
-		programs[1], err = node.BuildVersion(folder, "tables_v1001", "tables_v1000")
-	}
-	return programs, err
-})
+// otherVersions builds two agents with other versions of the layout, which no release has.
+var otherVersions = sync.OnceValues(func() ([2]string, error) { return node.BuildVersions(filepath.Dir(program)) })
 
 // olderProgram may name an older release to migrate from first.
 const olderProgram = "BEELINE_OLDER_PROGRAM"
