@@ -182,7 +182,7 @@ func (w *world) keep(ctx context.Context, f *flows, who string, conn net.Conn) {
 				return
 			}
 			first = answer.Pod
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(30 * time.Millisecond)
 		}
 	})
 }
