@@ -41,8 +41,8 @@ SUITE = bin/suite
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
 # start first, so that no CPU is idle at the end. The emulated machine has one CPU and never waits: it gets
-# the time that the packages leave. The tests of the cluster and the benchmark run one package after the
-# other and often wait, so they run side by side.
+# the time that the packages leave. The tests of the cluster and the benchmark often wait, so they run side by
+# side.
 # -short skips tests of the last two that take a minute or more; test-full runs them.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket %/test/soak,$(ALL_PACKAGES))
@@ -51,7 +51,7 @@ MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(AL
 # they would analyse all of Kubernetes for two short files.
 CLUSTER = test/cluster
 CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
-CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -p 1 -vet=off
+CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -vet=off
 # A module of its own, because Prometheus is large: it is built without its service discoveries.
 MONITORING = test/monitoring
 MONITORING_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(MONITORING) test -json -vet=off

@@ -60,7 +60,7 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 			return err
 		}
 	}
-	c := conntrackCopy{pass: pass}
+	c := conntrackCopy{pass: pass, tick: d.follower.tick}
 	var err error
 	if c.assured, err = assured.Open(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 	defer c.unreplied.Close()
 	if pass == firstPass { // if there is too little room it is for those that are in use
 		for _, dead := range []bool{false, true} {
-			c.takes = func(mark settable.Eviction, _ *ConntrackSlot) bool { return d.isDead(mark) == dead }
+			c.takes = func(mark settable.Eviction, _ *ConntrackSlot) bool { return c.isDead(mark) == dead }
 			if err := d.copyConntrack(&c); err != nil {
 				return err
 			}
@@ -89,8 +89,8 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 }
 
 // isDead reports whether an entry is closed or has expired, by its mark.
-func (d *Datapath) isDead(mark settable.Eviction) bool {
-	return markRank(mark.Owner) == SockSetRankSET_RANK_CLOSED || settable.Expired(mark.Expires, d.follower.tick)
+func (c *conntrackCopy) isDead(mark settable.Eviction) bool {
+	return markRank(mark.Owner) == SockSetRankSET_RANK_CLOSED || settable.Expired(mark.Expires, c.tick)
 }
 
 // copyConntrack copies the entries that c.takes selects.
@@ -119,6 +119,7 @@ func withConntrack(*Datapath, CopyPass) error { return nil }
 // conntrackCopy is a pass over the conntrack tables.
 type conntrackCopy struct {
 	pass               CopyPass
+	tick               uint32 // when the pass began (set_table/set_table.h)
 	takes              func(settable.Eviction, *ConntrackSlot) bool
 	assured, unreplied *settable.OpenTable[Tuple, ConntrackSlot]
 }
@@ -128,7 +129,7 @@ const conntrackCopied = uint8(EdgeTCCtFlagCT_COPIED)
 func (c *conntrackCopy) unassuredFlow(e *ConntrackSlot, mark settable.Eviction) {
 	if c.pass != lastPass {
 		e.Ct.Flags |= conntrackCopied
-		c.unreplied.Set(e, mark)
+		c.set(c.unreplied, e, mark)
 		return
 	}
 	if _, _, assured := c.assured.At(&e.Key); assured {
@@ -139,25 +140,67 @@ func (c *conntrackCopy) unassuredFlow(e *ConntrackSlot, mark settable.Eviction) 
 	if s, place, found := c.unreplied.At(&e.Key); found && s.Entries[place].Ct.Flags&conntrackCopied != 0 {
 		c.unreplied.Delete(&e.Key)
 	}
-	c.unreplied.Add(e, mark)
+	c.insert(c.unreplied, e, mark)
 }
 
 func (c *conntrackCopy) assuredFlow(e *ConntrackSlot, mark settable.Eviction) {
 	if c.pass != lastPass {
-		c.assured.Set(e, mark)
+		c.set(c.assured, e, mark)
 		c.unreplied.Delete(&e.Key)
 		return
 	}
 	s, place, found := c.assured.At(&e.Key)
 	if found {
-		closeLike(&s.Entries[place].Ct, &e.Ct)
+		if at := &s.Entries[place].Ct; at.Xlate == e.Ct.Xlate { // else another flow has got the SNAT port of a closed one
+			closeLike(at, &e.Ct)
+		}
 		return
 	}
 	if s, place, found := c.unreplied.At(&e.Key); found && s.Entries[place].Ct.Flags&conntrackCopied == 0 {
 		return // begun again since
 	}
-	if c.assured.Insert(e, mark) {
+	if c.insert(c.assured, e, mark) {
 		c.unreplied.Delete(&e.Key)
+	}
+}
+
+// set stores an entry in tables that no program uses, in place of the key's earlier one.
+func (c *conntrackCopy) set(table *settable.OpenTable[Tuple, ConntrackSlot], e *ConntrackSlot, mark settable.Eviction) {
+	if _, _, found := table.At(&e.Key); found {
+		table.Set(e, mark)
+		return
+	}
+	c.insert(table, e, mark)
+}
+
+// insert stores an entry unless its key has one. After the first pass an entry whose sets are full evicts a flow,
+// as it would when a program inserts it: tables are often full of closed flows and of flows that were never
+// replied, and then no flow that began since the first pass would be copied.
+func (c *conntrackCopy) insert(table *settable.OpenTable[Tuple, ConntrackSlot], e *ConntrackSlot, mark settable.Eviction) bool {
+	if _, _, found := table.At(&e.Key); found {
+		return false
+	}
+	if table.Insert(e, mark) {
+		return true
+	}
+	if c.pass == firstPass || c.isDead(mark) {
+		return false
+	}
+	evicted, ok := table.Evict(&e.Key, mark, c.tick)
+	if !ok {
+		return false
+	}
+	c.deleteOther(&evicted)
+	return table.Insert(e, mark)
+}
+
+// deleteOther deletes the other entry of an evicted flow.
+func (c *conntrackCopy) deleteOther(evicted *ConntrackSlot) {
+	key := evicted.Ct.Xlate.Reverse()
+	for _, table := range []*settable.OpenTable[Tuple, ConntrackSlot]{c.assured, c.unreplied} {
+		if s, place, found := table.At(&key); found && s.Entries[place].Ct.Xlate.Reverse() == evicted.Key {
+			table.Delete(&key)
+		}
 	}
 }
 

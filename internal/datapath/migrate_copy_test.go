@@ -97,3 +97,54 @@ func TestFollowConntrack(t *testing.T) {
 		t.Errorf("%d entries of %d are missing", len(want), flows)
 	}
 }
+
+// TestFollowIntoFullTables: a connection that begins during the migration is copied, although its sets are full:
+// those of assured flows with closed connections, those of others with datagrams of another Service. A connection
+// that lives is not evicted. (R37)
+func TestFollowIntoFullTables(t *testing.T) {
+	open := func(name string, sets uint32, secret *ebpf.Map) (*ConntrackSets, *settable.OpenTable[Tuple, ConntrackSlot]) {
+		table, _ := newConntrack(t, name, sets, 0, secret)
+		opened, err := table.Open()
+		must(t, err)
+		return table, opened
+	}
+	oldAssured, oldA := open(EdgeTCMapConntrack, 20, nil)
+	oldUnreplied, oldU := open(EdgeTCMapUnreplied, 20, oldAssured.Secret)
+	assured, newA := open(EdgeTCMapConntrack, 2, oldAssured.Secret)
+	unreplied, newU := open(EdgeTCMapUnreplied, 1, oldAssured.Secret)
+	tablesOf := func(a, u *ConntrackSets) map[string]*ebpf.Map {
+		return map[string]*ebpf.Map{
+			EdgeTCMapConntrack: a.Rows, EdgeTCMapConntrackTags: a.Tags,
+			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
+		}
+	}
+	d := &Datapath{enabled: componentList{Edge()}, maps: tablesOf(assured, unreplied), old: &predecessor{maps: tablesOf(oldAssured, oldUnreplied)}}
+	port := uint16(0)
+	begin := func(table *settable.OpenTable[Tuple, ConntrackSlot], service uint32, rank SockSetRank, state ConntrackState) (key Tuple) {
+		port++
+		e := &ConntrackSlot{Key: Tuple{Protocol: 6, SourcePort: port}}
+		e.Ct = ConntrackEntry{Tag: tupleHash(&e.Key), State: uint8(state), LastSeen: Now() + 1, Dsr: uint8(DSRIPIP)} // one-sided
+		table.Set(e, settable.Eviction{Expires: settable.Tick() + 1<<20, Owner: service<<SockSetRankSET_RANK_BITS | uint32(rank)})
+		return e.Key
+	}
+	lives := begin(oldA, 1, SockSetRankSET_RANK_TCP, ConntrackEstablished)
+	for range 60 {
+		begin(oldA, 1, SockSetRankSET_RANK_CLOSED, ConntrackClosed)
+		begin(oldU, 1, SockSetRankSET_RANK_UNASSURED, ConntrackNew)
+	}
+	keys := map[Tuple]string{lives: "before"}
+	for _, pass := range []CopyPass{firstPass, recentPass, lastPass} {
+		must(t, d.follow(pass))
+		if pass != lastPass {
+			keys[begin(oldA, 2, SockSetRankSET_RANK_TCP, ConntrackEstablished)] = "assured, after pass " + string('0'+rune(pass))
+			keys[begin(oldU, 2, SockSetRankSET_RANK_UNASSURED, ConntrackNew)] = "not assured, after pass " + string('0'+rune(pass))
+		}
+	}
+	for key, when := range keys {
+		_, _, inA := newA.At(&key)
+		_, _, inU := newU.At(&key)
+		if !inA && !inU {
+			t.Errorf("a connection begun %s is lost", when)
+		}
+	}
+}

@@ -49,6 +49,7 @@ func TestSharedWithC(t *testing.T) {
 			{"eviction_expired", uint64(c.Expired), number(settable.Expired(c.Mark.Expires, c.Now))},
 			{"eviction_rank", uint64(c.Rank), uint64(datapath.Rank(c.Mark.Owner))},
 			{"gateway_sum", c.GatewaySum, key.Sum(&secret)},
+			{"set_pick", uint64(c.Pick), pickOf(&c)},
 			{"chosen_slot", uint64(c.Slot), uint64(jet.Slot(hash, int(c.Slots)))},
 		} {
 			if same.inC != same.inGo {
@@ -207,6 +208,14 @@ func randomCall(r *rand.Rand) (c shared.Call) {
 		c.Now = r.Uint32()
 	}
 	c.Tuple.Reserved = [3]uint8{}
+	few := 1 + r.Uint32N(4) // Services
+	owner := func() uint32 { return r.Uint32N(few)<<settable.RankBits | r.Uint32N(settable.RankClosed+1) }
+	c.Mark.Owner = owner()
+	for place := range c.Tags.Tags { // a full set; now and then a place is claimed
+		c.Tags.Tags[place] = max(1, c.Tags.Tags[place]&^settable.Claimed) | settable.Claimed*uint32(r.IntN(8)/7)
+		mark := &c.Evictions.Evictions[place]
+		mark.Expires, mark.Owner = c.Now+uint32(r.IntN(40))-8, owner()
+	}
 	for _, address := range []*[16]byte{&c.Tuple.Source.Bytes, &c.Tuple.Destination.Bytes, &c.Affinity.Client.Bytes} {
 		if c.IsV6 == 0 {
 			copy(address[:], []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff})
@@ -215,6 +224,20 @@ func randomCall(r *rand.Rand) (c shared.Call) {
 		}
 	}
 	return c
+}
+
+// pickOf is the result of set_pick for the full set of a call, by Go.
+func pickOf(c *shared.Call) uint64 {
+	tags, marks := (*settable.SetTags)(unsafe.Pointer(&c.Tags)), (*settable.Evictions)(unsafe.Pointer(&c.Evictions))
+	const dead, live, none = 32, 64, 128 // enum set_pick
+	switch v := settable.PickVictim(tags, marks, settable.Eviction{Expires: c.Mark.Expires, Owner: c.Mark.Owner}, c.Now); {
+	case !v.Found:
+		return none
+	case v.Dead:
+		return uint64(v.Place) | dead
+	default:
+		return uint64(v.Place) | live
+	}
 }
 
 func number(b bool) uint64 {

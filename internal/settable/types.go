@@ -43,3 +43,10 @@ type Secret struct {
 	_           structs.HostLayout
 	Multipliers [10]uint64
 }
+
+// The rank of an entry is in the low bits of the owner in its mark, the Service's ID in the others. Entries of a
+// high rank are evicted first.
+const (
+	RankBits   = 3
+	RankClosed = 3
+)

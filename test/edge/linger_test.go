@@ -61,9 +61,11 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 	t.Parallel()
 	backends := []string{"a1", "a2", "b1", "node-a"}
 	for name, c := range map[string]struct {
+		mode      string
 		ask, lift func(w *world)
 	}{
 		"annotation": {
+			mode: "xdp",
 			ask: func(w *world) {
 				w.optOut("a1")
 				w.apply("web", objects(w.public(backends...))...)
@@ -71,60 +73,59 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 			lift: func(w *world) { w.must(w.folder.Remove("opted-out")); w.must(w.folder.Await(w.agent)) },
 		},
 		"source ranges": {
+			mode: "tc",
 			ask:  func(w *world) { w.applyRestricted(true, backends...) },
 			lift: func(w *world) { w.applyRestricted(false, backends...) },
 		},
 	} {
-		for _, mode := range []string{"tc", "xdp"} {
-			t.Run(name+", "+mode, func(t *testing.T) {
-				w := startWorld(t, "--edge-mode="+mode, "--conntrack-udp-timeout-stream=1s")
-				w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
-				c.ask(w)
-				w.awaitRole("pods")
-				port := uint16(nodePort)
-				if name == "source ranges" {
-					port = 80
-				}
-				var all []map[string]net.Conn
-				for _, to := range addresses(w.Host("node-a"), port) {
-					all = append(all, w.hold(to, backends...))
-				}
-				wantServed := func(when string) {
-					t.Helper()
-					for _, held := range all {
-						for pod, conn := range held {
-							if got := w.served(conn); got != pod {
-								t.Errorf("%s, the connection to %s is served by %s", when, pod, got)
-							}
+		t.Run(name+", "+c.mode, func(t *testing.T) {
+			w := startWorld(t, "--edge-mode="+c.mode, "--conntrack-udp-timeout-stream=1s")
+			w.must(w.Host("node-a").StartServer(lab.ServerOptions{}))
+			c.ask(w)
+			w.awaitRole("pods")
+			port := uint16(nodePort)
+			if name == "source ranges" {
+				port = 80
+			}
+			var all []map[string]net.Conn
+			for _, to := range addresses(w.Host("node-a"), port) {
+				all = append(all, w.hold(to, backends...))
+			}
+			wantServed := func(when string) {
+				t.Helper()
+				for _, held := range all {
+					for pod, conn := range held {
+						if got := w.served(conn); got != pod {
+							t.Errorf("%s, the connection to %s is served by %s", when, pod, got)
 						}
 					}
 				}
-				wantServed("at first")
-				c.lift(w)
-				w.awaitRole("flows")
-				swept := w.status().Edge.Flows.LastGC
-				for range 2 {
-					w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
-					swept = w.status().Edge.Flows.LastGC
-					wantServed("after a GC pass")
-				}
-				w.must(w.agent.Stop())
-				w.must(w.agent.Start())
-				wantServed("with another agent")
+			}
+			wantServed("at first")
+			c.lift(w)
+			w.awaitRole("flows")
+			swept := w.status().Edge.Flows.LastGC
+			for range 2 {
 				w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
-				wantServed("after its sweep")
-				w.awaitRole("flows")
-				for _, held := range all {
-					for _, conn := range held {
-						conn.Close()
-					}
+				swept = w.status().Edge.Flows.LastGC
+				wantServed("after a GC pass")
+			}
+			w.must(w.agent.Stop())
+			w.must(w.agent.Start())
+			wantServed("with another agent")
+			w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+			wantServed("after its sweep")
+			w.awaitRole("flows")
+			for _, held := range all {
+				for _, conn := range held {
+					conn.Close()
 				}
-				w.awaitRole("")
-				if flows := w.flows(); slices.ContainsFunc(flows, func(f conntrack.Flow) bool { return f.Client.Addr() == w.Host("a1").Addr4 && f.State == "established" }) {
-					t.Errorf("the edge has left its device despite flows: %+v", flows)
-				}
-			})
-		}
+			}
+			w.awaitRole("")
+			if flows := w.flows(); slices.ContainsFunc(flows, func(f conntrack.Flow) bool { return f.Client.Addr() == w.Host("a1").Addr4 && f.State == "established" }) {
+				t.Errorf("the edge has left its device despite flows: %+v", flows)
+			}
+		})
 	}
 }
 

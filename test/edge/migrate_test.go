@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,15 +22,8 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// otherVersions builds two agents with other versions of the layout, which no release has; the second migrates
-// tables of the first.
-var otherVersions = sync.OnceValues(func() (programs [2]string, err error) {
-	folder := filepath.Dir(program)
-	if programs[0], err = node.BuildVersion(folder, "tables_v1000"); err == nil {
-		programs[1], err = node.BuildVersion(folder, "tables_v1001", "tables_v1000")
-	}
-	return programs, err
-})
+// otherVersions builds two agents with other versions of the layout, which no release has.
+var otherVersions = sync.OnceValues(func() ([2]string, error) { return node.BuildVersions(filepath.Dir(program)) })
 
 // olderProgram may name an older release to migrate from first.
 const olderProgram = "BEELINE_OLDER_PROGRAM"
@@ -55,7 +49,7 @@ func TestTablesAreMigrated(t *testing.T) {
 		sticky.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		w.apply("sticky", objects(sticky, all)...)
 		clients := w.manyFlows()
-		ended := w.loadAt(0, []netip.AddrPort{w.address("NodePort", 1, 0), w.address("NodePort", 1, 1)})
+		ended := w.loadAt(2*time.Millisecond, []netip.AddrPort{w.address("NodePort", 1, 0), w.address("NodePort", 1, 1)})
 		for _, step := range []struct {
 			name     string
 			program  string
@@ -136,17 +130,42 @@ func (w *world) manyFlows() *flows {
 		f.all.Go(func() {
 			from, first := nth(clientRanges[n%2], 100+n), ""
 			for i := 0; ctx.Err() == nil; i++ {
-				answer, err := w.askFrom(from, "tcp", w.address("NodePort", 2, n%2))
-				if err != nil || first != "" && answer.Pod != first {
-					w.t.Errorf("a client with session affinity, request %d: pod %q instead of %q, %v", i, answer.Pod, first, err)
+				// Some last for a second, so that phases of the migration change meanwhile.
+				answers, err := w.askTimes(ctx, 1+50*rand.IntN(2), from, w.address("NodePort", 2, n%2))
+				if first == "" && len(answers) > 0 {
+					first = answers[0]
+				}
+				if err != nil || slices.ContainsFunc(answers, func(pod string) bool { return pod != first }) {
+					w.t.Errorf("a client with session affinity, connection %d: pods %v instead of %q, %v", i, answers, first, err)
 					return
 				}
-				first = answer.Pod
 				time.Sleep(20 * time.Millisecond)
 			}
 		})
 	}
 	return f
+}
+
+// askTimes connects, sends requests, fewer if ctx ends, and returns the pods that answered.
+func (w *world) askTimes(ctx context.Context, times int, from netip.Addr, to netip.AddrPort) (pods []string, err error) {
+	asked, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	conn, err := w.Host("client").DialWith(asked, lab.DialOptions{Local: netip.AddrPortFrom(from, 0), Control: anyAddress}, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	for range times {
+		answer, err := lab.Ask(asked, conn, "hello")
+		if err != nil {
+			return pods, err
+		}
+		if pods = append(pods, answer.Pod); ctx.Err() != nil {
+			return pods, nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return pods, nil
 }
 
 // keep sends requests on a connection, one after the other.
@@ -163,7 +182,7 @@ func (w *world) keep(ctx context.Context, f *flows, who string, conn net.Conn) {
 				return
 			}
 			first = answer.Pod
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(30 * time.Millisecond)
 		}
 	})
 }

@@ -22,11 +22,15 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
+
+// program is the beeline binary that agents run.
+var program string
 
 func TestMain(m *testing.M) {
 	lab.Main()
-	os.Exit(m.Run())
+	os.Exit(node.Run(m, &program))
 }
 
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
@@ -58,13 +62,14 @@ func must(t *testing.T, err error) {
 }
 
 // The kernel's verifier accepts every program: as an agent loads them, to explain a connect(), and while the
-// tables of an earlier agent are migrated. All of that is one test, because the verifier takes half a minute for a
-// datapath in an emulated machine.
-func TestProgramsLoad(t *testing.T) {
-	node := lab.New(t).Nodes()[0]
+// tables of an earlier agent are migrated. Then agents serve with each of them. All of that is one test, because the
+// verifier takes half a minute for a datapath in an emulated machine.
+func TestProgramsServe(t *testing.T) {
+	l := lab.New(t)
+	node := l.Nodes()[0]
 	bpffs := bpffsOf(node)
 	must(t, node.Do(func() error {
-		d := openOn(t, node, datapath.Limits{})
+		d := openOn(t, node, datapath.Limits{Flows: 20000})
 		device := tun(t)
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
 		must(t, d.SetDevices(datapath.PodL3Component, device))
@@ -75,9 +80,12 @@ func TestProgramsLoad(t *testing.T) {
 		wantExplained(t, bpffs)
 		eth0, err := netlink.LinkByName("eth0")
 		must(t, err)
-		migrate(t, node, d, eth0.Attrs().Index)
+		must(t, d.AttachEdgeTC(eth0.Attrs().Index)) // by links, or by filters
+		d.Close()
 		return nil
 	}))
+	agents := startAgents(t, l)
+	wantTraffic(t, l, agents)
 	left, err := filepath.Glob(filepath.Join(bpffs, "tables_*"))
 	must(t, err)
 	if len(left) != 1 {

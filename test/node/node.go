@@ -29,7 +29,7 @@ import (
 )
 
 // startTimeout bounds the time until an agent is ready; emulated machines need much of it.
-const startTimeout = 2 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // Agent is an agent on a node of a lab, running or not.
 type Agent struct {
@@ -214,7 +214,7 @@ func (a *Agent) WaitForTables(what string, ok func(*inspect.Tables) bool) error 
 }
 
 func (a *Agent) poll(what string, ok func() (bool, error)) error {
-	for deadline := time.Now().Add(startTimeout); ; {
+	for begun := time.Now(); ; {
 		asked := time.Now()
 		good, err := ok()
 		if good {
@@ -226,16 +226,19 @@ func (a *Agent) poll(what string, ok func() (bool, error)) error {
 			return fmt.Errorf("the agent on %s ended (%v) before it was %s; it printed:\n%s", a.Host.Name, end, what, a.last)
 		default:
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begun) > startTimeout {
 			return fmt.Errorf("the agent on %s is not %s after %s (last error: %v); it printed:\n%s", a.Host.Name, what, startTimeout, err, a.last)
 		}
-		time.Sleep(PollPause(time.Since(asked)))
+		time.Sleep(PollPause(begun, asked))
 	}
 }
 
-// PollPause is the pause between requests to an agent, given the time of the last one. Each answer costs the
-// agent CPU time, so constant polling would delay what is waited for: it takes at most a fifth of the time.
-func PollPause(took time.Duration) time.Duration { return max(5*time.Millisecond, 4*took) }
+// PollPause is the pause between requests to an agent, given the times of the first one and of the last one. Each
+// answer costs the agent CPU time, so constant polling would delay what is waited for: it takes at most a fifth of the
+// time, and of long waits much less.
+func PollPause(begun, asked time.Time) time.Duration {
+	return max(5*time.Millisecond, 4*time.Since(asked), min(time.Since(begun)/16, 200*time.Millisecond))
+}
 
 // CLI runs another command of the program against this agent and returns its output. With --pins as the last
 // argument it reads the agent's pins. The error is an *exec.ExitError with Stderr if it failed.

@@ -12,19 +12,31 @@ import (
 	"strings"
 )
 
-// BuildVersion builds an agent into a folder whose tables are in a directory of another version, as in
-// "tables_v1000", which no release has. Its layout is the present one. It migrates the tables of this version, and of
-// the earlier ones that are given.
-func BuildVersion(folder, directory string, earlier ...string) (program string, err error) {
+// otherDirectories are the directories of tables of the agents of BuildVersions, which no release has.
+var otherDirectories = [2]string{"tables_v1000", "tables_v1001"}
+
+// BuildVersions builds two agents into a folder whose tables are in directories of other versions. Their layout is the
+// present one. Each migrates the tables of the other, and what this version migrates: so all packages are compiled
+// once for both.
+func BuildVersions(folder string) (programs [2]string, err error) {
 	sources, err := Sources()
 	if err != nil {
-		return "", err
+		return programs, err
 	}
-	overlay, err := layoutsOverlay(sources, earlier)
+	overlay, err := layoutsOverlay(sources, otherDirectories[:])
 	if err != nil {
-		return "", err
+		return programs, err
 	}
 	defer os.RemoveAll(filepath.Dir(overlay))
+	for i, directory := range otherDirectories {
+		if programs[i], err = buildVersion(sources, overlay, folder, directory); err != nil {
+			break
+		}
+	}
+	return programs, err
+}
+
+func buildVersion(sources, overlay, folder, directory string) (program string, err error) {
 	program = filepath.Join(folder, "beeline-"+directory)
 	out, err := exec.Command("go", "build", "-C", sources, "-overlay", overlay,
 		"-ldflags", "-X beeline.io/beeline/internal/datapath.tablesDirectory="+directory, "-o", program, "./cmd/beeline").CombinedOutput()

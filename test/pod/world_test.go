@@ -187,10 +187,15 @@ func (w *world) pods(host string) *pods.Status {
 // eventually waits until ok returns true.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
+	for begun := time.Now(); ; {
+		asked := time.Now()
+		if ok() {
+			return
+		}
+		if time.Since(begun) > patience {
 			w.t.Fatalf("not within %v: %s", patience, what)
 		}
+		time.Sleep(node.PollPause(begun, asked))
 	}
 }
 

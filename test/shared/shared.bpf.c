@@ -36,6 +36,8 @@ struct shared_call {
 	__u8 is_v6;
 	__u8 flags; /* enum ct_flag, of the entry of `tuple` */
 	__u8 reserved[2];
+	struct set_tags tags; /* a set, in which an entry with `mark` needs a place */
+	struct set_evictions evictions;
 
 	__u32 tuple_hash;
 	__u64 tuple_sum;
@@ -46,6 +48,7 @@ struct shared_call {
 	__u32 slot;   /* by tuple_hash */
 	__u32 expired;
 	__u32 rank;
+	__u32 pick; /* enum set_pick */
 	__u32 overhead;
 	/* Whether the tables have something for the destination of `tuple`. */
 	__u32 untracked; /* a bit in `untracked_frontends` */
@@ -72,6 +75,7 @@ static __always_inline void run_tables(struct shared_call *c)
 	c->tag = set_tag(c->tuple_hash);
 	c->expired = eviction_expired(&c->mark, c->now);
 	c->rank = eviction_rank(&c->mark);
+	c->pick = set_pick(&c->tags, &c->evictions, c->mark.owner, c->now);
 }
 
 static __always_inline void run_lookups(struct shared_call *c, const struct scratch *w)

@@ -139,11 +139,7 @@ func (w *world) upgrades() error {
 // newVersions builds two agents with other versions of the layout of the tables, which no release has.
 func (w *world) newVersions() (programs [2]string) {
 	w.t.Helper()
-	var err error
-	folder := w.t.TempDir()
-	programs[0], err = node.BuildVersion(folder, "tables_v1000")
-	w.must(err)
-	programs[1], err = node.BuildVersion(folder, "tables_v1001", "tables_v1000")
+	programs, err := node.BuildVersions(w.t.TempDir())
 	w.must(err)
 	return programs
 }

@@ -122,15 +122,15 @@ func (w *world) remove(name string) {
 // eventually polls until a condition holds.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for begun := time.Now(); ; {
 		asked := time.Now()
 		if ok() {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begun) > patience {
 			w.t.Fatalf("not after %v: %s", patience, what)
 		}
-		time.Sleep(node.PollPause(time.Since(asked)))
+		time.Sleep(node.PollPause(begun, asked))
 	}
 }
 

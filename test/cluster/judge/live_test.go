@@ -15,7 +15,7 @@ import (
 // How often each client of a load sends. The load on kube-proxy's side is there for comparison.
 var (
 	pace       = [2]time.Duration{50 * time.Millisecond, 25 * time.Millisecond}
-	steadyPace = [2]time.Duration{150 * time.Millisecond, 50 * time.Millisecond}
+	steadyPace = [2]time.Duration{500 * time.Millisecond, 200 * time.Millisecond} // 36 clients
 	// kube-proxy drops silently; Beeline never does.
 	livePatience = [2]time.Duration{300 * time.Millisecond, 10 * time.Second}
 	// enough reaches each of three backends, on either side, except once in 10^9 times.
