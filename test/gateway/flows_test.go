@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// transfers is about flows whose way does not change: they arrive complete, with each kind of NAT.
+func transfers(w *world) {
+	for _, f := range families {
+		for _, k := range kinds {
+			w.t.Run(fmt.Sprintf("%s, %s", k.name, f), func(t *testing.T) {
+				w := w.in(t)
+				w.connections(k, f)
+				w.datagrams(k, f)
+			})
+		}
+	}
+}
+
+// connections sends 50 MiB each way where both ends are translated, less otherwise, and ends connections by FIN
+// and by RST.
+func (w *world) connections(k kind, of family) {
+	w.t.Helper()
+	f := w.open("tcp", k, of)
+	f.settle()
+	blocks := 80
+	if k == both {
+		blocks = 800
+	}
+	before := w.onStack(f.port)
+	w.must(f.transfer(blocks))
+	// A packet of the stack has at most 64 KiB, so there would be twice as many without acknowledgements.
+	if seen := w.onStack(f.port) - before; !*stack && seen > uint64(blocks)/4 {
+		w.t.Errorf("%s: the stack has forwarded %d packets of 2 * %d blocks", f, seen, blocks)
+	}
+	if got := f.near.RemoteAddr().(*net.TCPAddr).AddrPort(); got != f.target() {
+		w.t.Errorf("%s: the client's peer is %s, want %s", f, got, f.target())
+	}
+	f.finish()
+	f = w.open("tcp", k, of)
+	f.settle()
+	f.reset()
+	w.wantNoneInvalid()
+}
+
+// finish closes one direction, sends in the other, and closes that. Conntrack follows.
+func (f *flow) finish() {
+	f.w.t.Helper()
+	f.w.must(f.near.(*net.TCPConn).CloseWrite())
+	f.w.must(f.near.SetReadDeadline(time.Now().Add(patience / 6)))
+	if n, err := f.near.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
+		f.w.t.Errorf("%s: after both FINs: %d bytes, %v", f, n, err)
+	}
+	if err := <-f.tcp.ended; err != nil {
+		f.w.t.Errorf("%s: the server ended with %v", f, err)
+	}
+	f.wantClosed()
+}
+
+// reset aborts the connection.
+func (f *flow) reset() {
+	f.w.t.Helper()
+	f.w.must(f.near.(*net.TCPConn).SetLinger(0))
+	f.w.must(f.near.Close())
+	select {
+	case err := <-f.tcp.ended:
+		if !errors.Is(err, unix.ECONNRESET) {
+			f.w.t.Errorf("%s: the server ended with %v, want a reset", f, err)
+		}
+	case <-time.After(soon * load):
+		f.w.t.Errorf("%s: the server has not got the reset", f)
+	}
+	f.wantClosed()
+}
+
+// wantClosed checks that conntrack knows the end of the connection.
+func (f *flow) wantClosed() {
+	f.w.t.Helper()
+	f.w.within(soon*load, fmt.Sprintf("%s: conntrack knows that it has ended", f), func() bool {
+		s := f.state()
+		return s == 0 || s > stateEstablished
+	})
+}
+
+// datagrams checks sizes, fragments, the TTL and the answer of a host whose port is closed.
+func (w *world) datagrams(k kind, of family) {
+	w.t.Helper()
+	f := w.open("udp", k, of)
+	f.settle()
+	peer := f.peer()
+	// The last two are fragmented by the sender.
+	for _, size := range []int{8, 9, 511, 1400, 4000, 64, 20001, 64} {
+		if err := f.request(size, patience/6); err != nil {
+			w.t.Errorf("%s: %d bytes: %v", f, size, err)
+		}
+	}
+	f.settle()
+	if ttl := f.udp.ttl.Load(); ttl != 63 {
+		w.t.Errorf("%s: the TTL of datagrams is %d at the server, want 63", f, ttl)
+	}
+	if f.peer() != peer {
+		w.t.Errorf("%s: the client is %s to the server, and was %s", f, f.peer(), peer)
+	}
+	w.must(f.udp.conn.Close())
+	if err := f.request(64, patience/6); !errors.Is(err, unix.ECONNREFUSED) {
+		w.t.Errorf("%s: a request to a closed port gives %v, want %v", f, err, unix.ECONNREFUSED)
+	}
+}
