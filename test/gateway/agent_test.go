@@ -19,21 +19,6 @@ func agentEnds(w *world) {
 	w.t.Run("cleanup", func(t *testing.T) { w.in(t).cleanup() })
 }
 
-// everyFlow opens flows of each kind and family, short-cut.
-func (w *world) everyFlow() (all []*flow) {
-	w.t.Helper()
-	for _, of := range families {
-		for _, network := range []string{"tcp", "udp"} {
-			for _, k := range []kind{plain, both} {
-				f := w.open(network, k, of)
-				f.settle()
-				all = append(all, f)
-			}
-		}
-	}
-	return all
-}
-
 // killed kills the agent under flows that transfer data, and starts it again.
 func (w *world) killed() {
 	w.t.Helper()

@@ -18,38 +18,65 @@ import (
 // A change of the router or the server under flows that are short-cut.
 type change struct {
 	name string
-	// kinds of flows that it does not end.
-	kinds []kind
-	// datagrams means only those: a connection waits longer and longer before it sends again.
-	datagrams bool
-	before    func(*world) // before the flows begin
-	do        func(*world)
-	// check runs while flows continue; nil: nothing.
-	check func(*world, *flow)
-	undo  func(*world)
-	limit time.Duration // until flows continue
+	// flows are those that it does not end; nil: all.
+	flows  func(*flow) bool
+	before func(*world) // while they are still settled
+	do     func(*world)
+	check  func(*world, *flow) // of flows that continue; nil: nothing
+	undo   func(*world)
+	limit  time.Duration // until flows continue
 }
 
-// changes is about flows that take another way, or none: as on the stack, within a second.
+// changes is about flows that take another way, or none: as on the stack, within a second. The last change ends flows
+// whose source is translated.
 func changes(w *world) {
+	all := w.everyFlow()
 	for _, c := range everyChange {
-		w.t.Run(c.name, func(t *testing.T) { w.in(t).changed(c) })
+		w.t.Run(c.name, func(t *testing.T) { w.in(t).changed(c, all) })
 	}
-	for _, f := range families {
-		w.t.Run(fmt.Sprintf("new drop rule, %s", f), func(t *testing.T) { w.in(t).dropRule(f) })
-		w.t.Run(fmt.Sprintf("deleted conntrack entry, %s", f), func(t *testing.T) { w.in(t).forgotten(f) })
-		w.t.Run(fmt.Sprintf("smaller MTU, %s", f), func(t *testing.T) { w.in(t).smallerMTU(f) })
-		w.t.Run(fmt.Sprintf("next hop is unknown at first, %s", f), func(t *testing.T) { w.in(t).unresolved(f) })
-	}
+	w.t.Run("next hop is unknown at first", func(t *testing.T) { w.in(t).unresolved(all) })
+	w.t.Run("smaller MTU", func(t *testing.T) { w.in(t).smallerMTUs(all) })
+	w.t.Run("new drop rule", func(t *testing.T) { w.in(t).dropRule(all) })
+	w.t.Run("deleted conntrack entry", func(t *testing.T) { w.in(t).forgotten(all) })
 }
+
+// everyFlow opens flows of several kinds in both families, which are short-cut.
+func (w *world) everyFlow() (all []*flow) {
+	w.t.Helper()
+	for _, of := range families {
+		for _, network := range []string{"tcp", "udp"} {
+			for _, k := range []kind{plain, dnat, both} {
+				all = append(all, w.open(network, k, of))
+			}
+		}
+	}
+	w.settle(all...)
+	return all
+}
+
+// of are those of some flows that match, for a subtest.
+func (w *world) of(all []*flow, match func(*flow) bool) (some []*flow) {
+	for _, f := range all {
+		if match == nil || match(f) {
+			own := *f
+			own.w = w
+			some = append(some, &own)
+		}
+	}
+	return some
+}
+
+func isUDP(f *flow) bool       { return f.network == "udp" }
+func isOwnSource(f *flow) bool { return f.kind.host == 2 }
 
 var everyChange = []change{
 	{
-		name: "server's MAC address, announced", kinds: []kind{plain, both}, limit: soon,
+		name: "server's MAC address, announced", limit: soon,
 		do: func(w *world) { w.setMAC("server", "eth0", net.HardwareAddr{2, 0, 0, 0, 9, 1}) },
 	},
 	{
-		name: "server's MAC address, not announced", kinds: []kind{plain, both}, datagrams: true, limit: 5 * soon,
+		// A connection waits longer and longer before it sends again.
+		name: "server's MAC address, not announced", flows: isUDP, limit: 5 * soon,
 		before: func(w *world) { w.probeSoon("s0") },
 		do: func(w *world) {
 			w.sysctl("server", "ipv4/conf/all/arp_notify=0", "ipv6/conf/all/ndisc_notify=0", "ipv6/conf/eth0/ndisc_notify=0")
@@ -58,21 +85,23 @@ var everyChange = []change{
 		},
 	},
 	{
-		name: "other next hop", kinds: []kind{plain, dnat}, limit: soon,
+		name: "the router's MAC address at the client", limit: soon,
+		do: func(w *world) { w.setMAC("router", "c0", net.HardwareAddr{2, 0, 0, 0, 9, 3}) },
+	},
+	{
+		// The kernel ends masqueraded flows that leave by another device.
+		name: "other next hop", flows: isOwnSource, limit: soon,
 		do:    func(w *world) { w.routeTargets(networkServer1) },
 		check: func(w *world, f *flow) { w.wantDevice(f, "eth1") },
 		undo:  func(w *world) { w.routeTargets(networkServer) },
 	},
 	{
-		name: "the router's MAC address at the client", kinds: []kind{plain, both}, limit: soon,
-		do: func(w *world) { w.setMAC("router", "c0", net.HardwareAddr{2, 0, 0, 0, 9, 3}) },
-	},
-	{
-		name: "device removed and made again", kinds: []kind{plain, dnat}, limit: 2 * soon,
+		name: "device removed and made again", flows: isOwnSource, limit: 2 * soon,
 		do: func(w *world) {
 			w.ip("router", "link del s0")
 			w.link("server", "s0", networkServer)
 			w.routeTargets(networkServer)
+			w.sysctl("server", announcing...)
 		},
 	},
 }
@@ -91,39 +120,31 @@ func (w *world) probeSoon(device string) {
 }
 
 // changed makes a change under settled flows, which continue, and are short-cut again.
-func (w *world) changed(c change) {
+func (w *world) changed(c change, all []*flow) {
 	w.t.Helper()
+	all = w.of(all, c.flows)
 	if c.before != nil {
 		c.before(w)
 	}
-	var all []*flow
-	for _, f := range families {
-		for _, k := range c.kinds {
-			for _, network := range []string{"tcp", "udp"} {
-				if network == "udp" || !c.datagrams {
-					all = append(all, w.open(network, k, f))
-					all[len(all)-1].settle()
-				}
-			}
-		}
-	}
+	w.settle(all...)
 	c.do(w)
-	for range 2 {
-		for _, f := range all {
-			f.continues(c.limit * load)
-			if c.check != nil {
-				c.check(w, f)
-			}
-		}
-		for _, f := range all {
-			f.settle()
-		}
-		if c.undo == nil {
-			return
-		}
+	w.continues(c, all)
+	if c.undo != nil {
 		c.undo(w)
 		c.check = nil
+		w.continues(c, all)
 	}
+}
+
+func (w *world) continues(c change, all []*flow) {
+	w.t.Helper()
+	for _, f := range all {
+		f.continues(c.limit * load)
+		if c.check != nil {
+			c.check(w, f)
+		}
+	}
+	w.settle(all...)
 }
 
 // continues waits until a request is answered; those of UDP are sent again.
@@ -150,15 +171,15 @@ func (f *flow) stops() {
 	})
 }
 
-// wantDevice checks that requests arrive at a device of the server.
+// wantDevice waits until requests arrive at a device of the server.
 func (w *world) wantDevice(f *flow, device string) {
 	w.t.Helper()
 	const requests = 30
-	before := w.received("server", device)
-	w.must(f.exchange(requests))
-	if got := w.received("server", device) - before; got < requests {
-		w.t.Errorf("%s: %s of the server has received %d packets of %d requests", f, device, got, requests)
-	}
+	w.within(soon*load, fmt.Sprintf("%s reaches %s of the server", f, device), func() bool {
+		before := w.received("server", device)
+		w.must(f.exchange(requests))
+		return w.received("server", device)-before >= requests
+	})
 }
 
 // received is how many packets a device of a host has received.
@@ -171,61 +192,86 @@ func (w *world) received(part, device string) (packets uint64) {
 }
 
 // dropRule inserts a rule, and deletes it.
-func (w *world) dropRule(of family) {
+func (w *world) dropRule(all []*flow) {
 	w.t.Helper()
-	for _, network := range []string{"udp", "tcp"} {
-		f := w.open(network, both, of)
-		f.settle()
-		w.nft(fmt.Sprintf("table inet late { chain forward { type filter hook forward priority 5; th dport %d drop; }; }", f.port))
+	all = w.of(all, func(f *flow) bool { return f.kind == dnat })
+	w.settle(all...)
+	w.nft(fmt.Sprintf("table inet late { chain forward { type filter hook forward priority 5; th dport { %s } drop; }; }", portsOf(all)))
+	for _, f := range all {
 		f.stops()
-		w.nft("delete table inet late")
-		f.continues(10 * soon * load)
-		f.settle()
 	}
+	w.nft("delete table inet late")
+	for _, f := range all {
+		f.continues(10 * soon * load)
+	}
+	w.settle(all...)
 }
 
-// forgotten deletes the conntrack entry: datagrams begin a new one, with another port of the router, and a connection
+func portsOf(all []*flow) string {
+	var ports []string
+	for _, f := range all {
+		ports = append(ports, fmt.Sprint(f.port))
+	}
+	return strings.Join(ports, ", ")
+}
+
+// forgotten deletes the conntrack entries: datagrams begin a new one, with another port of the router, and a connection
 // is not picked up again.
-func (w *world) forgotten(of family) {
+func (w *world) forgotten(all []*flow) {
 	w.t.Helper()
-	f := w.open("udp", both, of)
-	f.settle()
-	was := f.peer()
-	f.forget()
-	w.within(soon*load, "the router chooses another port", func() bool {
-		w.must(f.exchange(1))
-		return f.peer() != was
-	})
-	f.settle()
-	f = w.open("tcp", both, of)
-	f.settle()
-	f.forget()
-	f.stops()
+	for _, f := range w.of(all, func(f *flow) bool { return f.kind == dnat && f.network == "tcp" }) {
+		f.forget()
+		f.stops()
+	}
 	w.nft("reset counter inet kube invalid") // these were
+	fresh := []*flow{w.open("udp", both, 0), w.open("udp", both, 1)}
+	w.settle(fresh...)
+	for _, f := range fresh {
+		was := f.peer()
+		f.forget()
+		w.within(soon*load, "the router chooses another port", func() bool {
+			w.must(f.exchange(1))
+			return f.peer() != was
+		})
+	}
+	w.settle(fresh...)
 }
 
-// smallerMTU gives the route to the server a smaller MTU: the client learns it from ICMP errors.
-func (w *world) smallerMTU(of family) {
+// smallerMTUs gives the device and the route to the server a smaller MTU, each less than the client has learned.
+func (w *world) smallerMTUs(all []*flow) {
+	all = w.of(all, func(f *flow) bool { return f.kind == dnat })
+	w.t.Run("device", func(t *testing.T) {
+		w := w.in(t)
+		w.ip("router", "link set s0 mtu 1400")
+		defer w.ip("router", "link set s0 mtu 1500")
+		w.learnMTU(all, 1400)
+	})
+	w.t.Run("route", func(t *testing.T) {
+		w := w.in(t)
+		w.routeTargets(networkServer, "mtu 1300")
+		defer w.routeTargets(networkServer)
+		w.learnMTU(all, 1300)
+	})
+}
+
+// learnMTU checks that the client learns the MTU from ICMP errors.
+func (w *world) learnMTU(all []*flow, mtu int) {
 	w.t.Helper()
-	const mtu = 1300
-	stream, datagrams := w.open("tcp", both, of), w.open("udp", both, of)
-	w.must(unfragmented(datagrams.near))
-	stream.settle()
-	datagrams.settle()
-	w.must(stream.transfer(10))
-	route := fmt.Sprintf("%s via %s", of.prefix(networkTargets), of.address(networkServer, 2))
-	w.ip("router", "route replace "+route+fmt.Sprintf(" mtu %d", mtu))
-	defer w.ip("router", "route replace "+route)
-	w.within(soon*load, "a datagram is too long", func() bool {
-		return errors.Is(datagrams.request(1400, soon/4), unix.EMSGSIZE)
-	})
-	w.must(datagrams.request(mtu-48, patience/6))
-	w.within(soon*load, "segments fit", func() bool {
-		w.must(stream.transfer(20))
-		return mss(w, stream) <= mtu-40
-	})
-	stream.settle()
-	datagrams.settle()
+	for _, f := range w.of(all, nil) {
+		if f.network == "udp" {
+			w.must(unfragmented(f.near))
+			w.within(soon*load, f.String()+": a datagram is too long", func() bool {
+				return errors.Is(f.request(mtu-20, soon/4), unix.EMSGSIZE)
+			})
+			w.must(f.request(mtu-48, patience/6))
+			continue
+		}
+		w.within(soon*load, f.String()+": segments fit", func() bool {
+			w.must(f.transfer(20))
+			return mss(w, f) <= uint32(mtu-40)
+		})
+	}
+	w.settle(w.of(all, nil)...)
 }
 
 // unfragmented sets the flag DF of IPv4, and has no packet of IPv6 fragmented.
@@ -252,15 +298,16 @@ func mss(w *world, f *flow) uint32 {
 	return info.Snd_mss
 }
 
-// unresolved begins a flow while the server does not answer ARP or neighbour solicitations.
-func (w *world) unresolved(of family) {
+// unresolved has flows wait for their next hop, which does not answer ARP and neighbour solicitations at first.
+func (w *world) unresolved(all []*flow) {
 	w.t.Helper()
-	f := w.open("udp", dnat, of)
-	f.settle()
+	all = w.of(all, func(f *flow) bool { return f.kind == dnat && f.network == "udp" })
 	w.ip("server", "link set eth0 down")
 	w.ip("router", "neigh flush dev s0")
-	for range 60 {
-		_ = f.exchangeWithin(1, time.Millisecond) // EHOSTUNREACH sooner or later
+	for _, f := range all {
+		for range 60 {
+			_ = f.exchangeWithin(1, time.Millisecond) // EHOSTUNREACH sooner or later
+		}
 	}
 	w.ip("server", append(each(func(f family) string {
 		return fmt.Sprintf("addr replace %s/%d dev eth0 nodad", f.address(networkServer, 2), f.prefix(networkServer).Bits())
@@ -268,6 +315,8 @@ func (w *world) unresolved(of family) {
 	w.ip("server", each(func(f family) string {
 		return fmt.Sprintf("route replace default via %s dev eth0", f.address(networkServer, 1))
 	})...)
-	f.continues(5 * soon * load)
-	f.settle()
+	for _, f := range all {
+		f.continues(5 * soon * load)
+	}
+	w.settle(all...)
 }

@@ -11,8 +11,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
+
+	"beeline.io/beeline/test/lab"
 )
 
 // A kind is a kind of NAT.
@@ -35,6 +38,7 @@ type flow struct {
 	w       *world
 	kind    kind
 	family  family
+	from    int // the client's network
 	network string
 	port    uint16 // the server's, and of its counter
 	near    net.Conn
@@ -50,13 +54,32 @@ func (f *flow) String() string {
 // open opens a flow of the client to an unused port of the server.
 func (w *world) open(network string, k kind, f family) *flow {
 	w.t.Helper()
-	return w.openPort(network, k, f, uint16(w.ports.Add(1)-1))
+	return w.openPort(network, k, f, w.port())
+}
+
+// openFrom is open from the client's address in a network.
+func (w *world) openFrom(from int, network string, k kind, of family) *flow {
+	w.t.Helper()
+	f := &flow{w: w, kind: k, family: of, from: from, network: network, port: w.port()}
+	f.listen()
+	f.dial()
+	return f
+}
+
+// port is one that no flow has.
+func (w *world) port() uint16 {
+	w.t.Helper()
+	port := w.ports.Add(1) - 1
+	if port >= firstPort+portCount {
+		w.t.Fatalf("%d ports are too few: raise portCount", portCount)
+	}
+	return uint16(port)
 }
 
 // openPort is open with a certain port.
 func (w *world) openPort(network string, k kind, of family, port uint16) *flow {
 	w.t.Helper()
-	f := &flow{w: w, kind: k, family: of, network: network, port: port}
+	f := &flow{w: w, kind: k, family: of, from: networkClient, network: network, port: port}
 	f.listen()
 	f.dial()
 	return f
@@ -79,7 +102,7 @@ func (f *flow) source() netip.Addr {
 	if f.kind.host == 3 {
 		return f.family.address(networkServer, 1)
 	}
-	return f.family.address(networkClient, 2)
+	return f.family.address(f.from, 2)
 }
 
 // listen starts the server.
@@ -105,7 +128,7 @@ func (f *flow) dial() {
 	f.w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	conn, err := f.w.host("client").Dial(ctx, f.network, f.target().String())
+	conn, err := f.w.host("client").DialWith(ctx, lab.DialOptions{Local: netip.AddrPortFrom(f.family.address(f.from, 2), 0)}, f.network, f.target().String())
 	f.w.must(err)
 	f.near = conn
 	f.w.t.Cleanup(func() { conn.Close() })
@@ -207,20 +230,25 @@ func (f *flow) transfer(blocks int) error {
 	return <-sent
 }
 
-// settle exchanges requests until the flow is short-cut: until the stack sees none of its packets.
+// settle exchanges requests of flows until each is short-cut: until the stack sees none of its packets. The kernel takes
+// a UDP flow for established when it is two seconds old.
+func (w *world) settle(all ...*flow) {
+	w.t.Helper()
+	waiting := slices.Clone(all)
+	w.eventually("flows are short-cut", func() bool {
+		waiting = slices.DeleteFunc(waiting, func(f *flow) bool {
+			before := w.onStack(f.port)
+			w.must(f.exchange(20))
+			return *stack || w.onStack(f.port) == before
+		})
+		return len(waiting) == 0
+	})
+}
+
+// settle settles one flow.
 func (f *flow) settle() {
 	f.w.t.Helper()
-	if *stack {
-		f.w.must(f.exchange(3))
-		return
-	}
-	var seen uint64
-	f.w.eventually(fmt.Sprintf("%s is short-cut", f), func() bool {
-		before := f.w.onStack(f.port)
-		f.w.must(f.exchange(20))
-		seen = f.w.onStack(f.port) - before
-		return seen == 0
-	})
+	f.w.settle(f)
 }
 
 // wantStack checks that the stack forwards each packet of a flow, however many it has had.

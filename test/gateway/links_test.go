@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 )
@@ -53,10 +54,10 @@ func (w *world) addServer() {
 }
 
 // routeTargets has the router reach the server's addresses by a link.
-func (w *world) routeTargets(network int) {
+func (w *world) routeTargets(network int, options ...string) {
 	w.t.Helper()
 	w.ip("router", each(func(f family) string {
-		return fmt.Sprintf("route replace %s via %s", f.prefix(networkTargets), f.address(network, 2))
+		return fmt.Sprintf("route replace %s via %s %s", f.prefix(networkTargets), f.address(network, 2), strings.Join(options, " "))
 	})...)
 }
 

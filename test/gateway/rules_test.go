@@ -11,7 +11,7 @@ import (
 // Ports of the server, one for each flow of a test. A client that is translated uses one that is higher by portShift.
 const (
 	firstPort    = 20000
-	portCount    = 100
+	portCount    = 200
 	portShift    = 10000
 	portExcluded = firstPort + portCount + 1 // by a flag
 	portHelper   = firstPort + portCount + 2 // for FTP

@@ -30,8 +30,7 @@ func timeouts(w *world) {
 func (w *world) busy(of family) {
 	w.t.Helper()
 	tcp, udp := w.open("tcp", both, of), w.open("udp", both, of)
-	tcp.settle()
-	udp.settle()
+	w.settle(tcp, udp)
 	was, before := udp.peer(), w.onStack(udp.port)+w.onStack(tcp.port)
 	for end := time.Now().Add(2*timeout + soon); time.Now().Before(end); time.Sleep(soon / 5) {
 		w.must(tcp.exchange(1))

@@ -48,18 +48,13 @@ var hosts = map[string]string{"client": "client", "server": "b1", "other": "b2",
 // host is the host of a part.
 func (w *world) host(part string) *lab.Host { return w.Host(hosts[part]) }
 
-// newWorld makes a lab with a router and its rules. The agent is not started.
-func newWorld(t *testing.T, flags ...string) *world {
+// newLab makes a lab with a client, a router and its rules. The agent is not started.
+func newLab(t *testing.T, flags ...string) *world {
 	t.Helper()
 	w := &world{Lab: lab.NewOf(t, lab.Shape{Bare: true}), t: t, ports: &atomic.Int32{}}
 	w.ports.Store(firstPort)
-	w.link("client", "c0", 1)
-	w.link("server", "s0", 2)
-	w.link("server", "s1", 3)
-	w.link("other", "x0", 4)
-	w.addServer()
+	w.link("client", "c0", networkClient)
 	w.sysctl("router", "netfilter/nf_conntrack_acct=1", "netfilter/nf_conntrack_tcp_loose=0", "netfilter/nf_conntrack_tcp_be_liberal=0")
-	w.sysctl("server", announcing...)
 	w.sysctl("router", "ipv4/conf/all/arp_notify=1", "ipv6/conf/c0/ndisc_notify=1")
 	w.nft(rules())
 	folder := &node.Folder{Path: t.TempDir()}
@@ -76,11 +71,15 @@ func newWorld(t *testing.T, flags ...string) *world {
 	return w
 }
 
-// startWorld makes a world whose agent runs, with the flow cache at the devices of a pattern.
-func startWorld(t *testing.T, devices string, flags ...string) *world {
+// newWorld makes a lab with a server of two links, and another host.
+func newWorld(t *testing.T, flags ...string) *world {
 	t.Helper()
-	w := newWorld(t, append([]string{"--gateway-devices=" + devices, "--gateway-provider=cache"}, flags...)...)
-	w.start()
+	w := newLab(t, flags...)
+	w.link("server", "s0", networkServer)
+	w.link("server", "s1", networkServer1)
+	w.link("other", "x0", networkOther)
+	w.addServer()
+	w.sysctl("server", announcing...)
 	return w
 }
 
@@ -122,7 +121,7 @@ func (w *world) feed(part, text string, argv ...string) string {
 	cmd.Stdin = strings.NewReader(text)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		w.t.Fatalf("%s: %s: %v: %s", part, strings.Join(argv, " "), err, out)
+		w.t.Fatalf("%s: %s: %v: %s%.200s", part, strings.Join(argv, " "), err, out, text)
 	}
 	return string(out)
 }
