@@ -88,7 +88,9 @@ func (w *world) stopped() {
 	w.must(f.exchange(100))
 	f.forget()
 	f.stops()
-	w.nft("reset counter inet kube invalid")
+	w.must(f.near.(*net.TCPConn).SetLinger(0))
+	w.must(f.near.Close())
+	w.nft("reset counter inet kube invalid") // these were
 }
 
 // cleanup removes the gateway under flows.

@@ -29,8 +29,10 @@ func timeouts(w *world) {
 // busy flows keep their entries.
 func (w *world) busy(of family) {
 	w.t.Helper()
-	tcp, udp := w.open("tcp", both, of), w.open("udp", both, of)
-	w.settle(tcp, udp)
+	udp := w.open("udp", both, of)
+	udp.settle()
+	tcp := w.open("tcp", both, of)
+	tcp.settle()
 	was, before := udp.peer(), w.onStack(udp.port)+w.onStack(tcp.port)
 	for end := time.Now().Add(2*timeout + soon); time.Now().Before(end); time.Sleep(soon / 5) {
 		w.must(tcp.exchange(1))
