@@ -28,7 +28,7 @@ var gatewayNames = [gatewaySides]string{"stack", "stack (A/A)", "flow cache"}
 const gatewayRules = `table ip gateway {
 	chain forward { type filter hook forward priority 0; ct state invalid drop; ct state new counter; }
 	chain before { type nat hook prerouting priority -100; meta l4proto { tcp, udp } ip daddr %s counter dnat to %s:%d; }
-	chain after { type nat hook postrouting priority 100; ip daddr %[2]s masquerade; }
+	chain after { type nat hook postrouting priority 100; ct status dnat masquerade; }
 }`
 
 // gatewayNAT names the two kinds of flows.

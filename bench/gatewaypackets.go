@@ -31,7 +31,7 @@ const (
 	gatewayLearnPackets = 8
 	// The kernel takes a UDP flow for established when it is two seconds old.
 	gatewayPause     = 2500 * time.Millisecond
-	gatewayLearnTime = time.Minute
+	gatewayLearnTime = 3 * time.Minute
 	gatewayLearned   = 0.99 // of the packets of a burst are to be forwarded by the cache
 	// With many flows a packet in several checks its flow: the slice is longer than the interval of the checks.
 	gatewaySliceMany = 400 * time.Millisecond
@@ -60,6 +60,20 @@ func (c gatewayPacketCase) series(side int) result.Series {
 		Parameters: result.Parameters{"flows": int(c.flows)}}
 }
 
+func (c gatewayPacketCase) String() string {
+	return fmt.Sprintf("packets, %s, %d flows", gatewayNAT(c.nat), c.flows)
+}
+
+// gatewayCases are those that --case selects.
+func (b *bench) gatewayCases() (all []gatewayPacketCase) {
+	for _, c := range gatewayPacketCases() {
+		if b.only == nil || b.only.MatchString(c.String()) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
 // gatewayRig is a router whose agent has ended: its programs are attached only in slices of the cache.
 type gatewayRig struct {
 	bench    *bench
@@ -82,9 +96,15 @@ func runGatewayPackets(ctx context.Context, b *bench) (err error) {
 	if err := nftRun(ctx, router, fmt.Sprintf(gatewayRules, rateService.Addr(), rateEndpoint.Addr(), serverPort)); err != nil {
 		return err
 	}
-	flows := uint32(gatewayFlows)
-	if b.smoke {
-		flows = gatewayFlowsSmoke
+	cases := b.gatewayCases()
+	if len(cases) == 0 {
+		return nil
+	}
+	flows := uint32(gatewayFlowsSmoke)
+	for _, c := range cases {
+		if !b.smoke {
+			flows = max(flows, c.flows)
+		}
 	}
 	line, err := newRateLine(ctx, w, router.Name, rates.cpus, flows)
 	if err != nil {
@@ -107,6 +127,9 @@ func runGatewayPackets(ctx context.Context, b *bench) (err error) {
 		if err := sides[nat].prove(ctx, gatewayPause); err != nil {
 			return fmt.Errorf("%s: %w", gatewayNAT(nat), err)
 		}
+	}
+	// The second time because the agent has given up the first flows if they were idle for long.
+	for _, nat := range []bool{false, true, false} {
 		if err := rig.learn(ctx, sides[nat]); err != nil {
 			return fmt.Errorf("%s: %w", gatewayNAT(nat), err)
 		}
@@ -114,7 +137,7 @@ func runGatewayPackets(ctx context.Context, b *bench) (err error) {
 	if err := errors.Join(agent.Stop(), rig.take()); err != nil {
 		return err
 	}
-	return rig.measureAll(ctx, sides)
+	return rig.measureAll(ctx, cases, sides)
 }
 
 func (rig *gatewayRig) end() error {
@@ -137,15 +160,6 @@ func (rig *gatewayRig) learn(ctx context.Context, s *rateSide) error {
 	all := burst{set: s.frames(), packets: uint64(s.line.flows), like: s.like(), pace: time.Second / gatewayLearnRate}
 	var taken uint64
 	for end := time.Now().Add(gatewayLearnTime); time.Now().Before(end); {
-		for first := uint32(0); first < all.set.count; first += gatewayLearnFlows {
-			few := all
-			few.set.first += first
-			few.set.count = min(gatewayLearnFlows, all.set.count-first)
-			few.packets = gatewayLearnPackets * uint64(few.set.count)
-			if _, err := s.line.run(ctx, few); err != nil {
-				return err
-			}
-		}
 		before, err := rig.cached()
 		if err != nil {
 			return err
@@ -160,9 +174,26 @@ func (rig *gatewayRig) learn(ctx context.Context, s *rateSide) error {
 		if taken = after - before; float64(taken) >= gatewayLearned*float64(all.packets) {
 			return nil
 		}
+		if err := s.sendFew(ctx, all); err != nil {
+			return err
+		}
 	}
 	packets, _, err := datapath.ReadGatewayCounters(rig.bpffs)
 	return errors.Join(err, fmt.Errorf("the flow cache forwards %d of %d packets, one of each flow; all packets: %v", taken, all.packets, packets))
+}
+
+// sendFew sends packets of a few flows at a time.
+func (s *rateSide) sendFew(ctx context.Context, all burst) error {
+	for first := uint32(0); first < all.set.count; first += gatewayLearnFlows {
+		few := all
+		few.set.first += first
+		few.set.count = min(gatewayLearnFlows, all.set.count-first)
+		few.packets = gatewayLearnPackets * uint64(few.set.count)
+		if _, err := s.line.run(ctx, few); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // take detaches the programs, and keeps them.
@@ -215,9 +246,9 @@ func (rig *gatewayRig) detach() (err error) {
 	return err
 }
 
-func (rig *gatewayRig) measureAll(ctx context.Context, sides map[bool]*rateSide) error {
+func (rig *gatewayRig) measureAll(ctx context.Context, cases []gatewayPacketCase, sides map[bool]*rateSide) error {
 	for round := range min(rig.bench.runs, 2*rateRounds) {
-		for _, c := range gatewayPacketCases() {
+		for _, c := range cases {
 			for _, side := range turns(round, gatewaySides) {
 				if err := rig.measure(ctx, c, sides[c.nat], side); err != nil {
 					return fmt.Errorf("%s, %d flows, %s: %w", gatewayNAT(c.nat), c.flows, gatewayNames[side], err)

@@ -30,8 +30,8 @@ const (
 	UDPUnconnected Mode = "UDP, unconnected"
 	// UDPConnected connects each socket once, and uses no address then.
 	UDPConnected Mode = "UDP, connected"
-	// UDPFlows opens a connected socket for so many requests, one after the other, and closes it. All of them are an
-	// operation.
+	// UDPFlows opens a connected socket for so many requests, one after the other, and closes it. All of
+	// them are an operation.
 	UDPFlows Mode = "UDP, short flows"
 )
 

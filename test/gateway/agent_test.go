@@ -15,8 +15,11 @@ func agentEnds(w *world) {
 		w.t.Skip("about agents")
 	}
 	w.t.Run("killed and started again", func(t *testing.T) { w.in(t).killed() })
+	w.wantNoneInvalid()
 	w.t.Run("stopped", func(t *testing.T) { w.in(t).stopped() })
+	w.wantNoneInvalid()
 	w.t.Run("cleanup", func(t *testing.T) { w.in(t).cleanup() })
+	w.wantNoneInvalid()
 }
 
 // killed kills the agent under flows that transfer data, and starts it again.

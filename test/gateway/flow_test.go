@@ -230,8 +230,8 @@ func (f *flow) transfer(blocks int) error {
 	return <-sent
 }
 
-// settle exchanges requests of flows until each is short-cut: until the stack sees none of its packets. The kernel takes
-// a UDP flow for established when it is two seconds old.
+// settle exchanges requests of flows until each is short-cut: until the stack sees none of its packets. The
+// kernel takes a UDP flow for established when it is two seconds old.
 func (w *world) settle(all ...*flow) {
 	w.t.Helper()
 	waiting := slices.Clone(all)
