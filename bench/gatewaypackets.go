@@ -112,7 +112,7 @@ func runGatewayPackets(ctx context.Context, b *bench) (err error) {
 	}
 	rates.lines = append(rates.lines, line)
 	agent := &node.Agent{Host: router, Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{
-		"--gateway-devices=eth0", "--gateway-threshold=1", fmt.Sprintf("--gateway-max-flows=%d", 8*flows)}}
+		"--gateway-devices=eth0", "--gateway-provider=cache", "--gateway-threshold=1", fmt.Sprintf("--gateway-max-flows=%d", 8*flows)}}
 	w.agents = append(w.agents, agent)
 	if err := agent.Start(); err != nil {
 		return err

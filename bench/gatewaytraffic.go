@@ -99,7 +99,7 @@ func runGatewayTraffic(ctx context.Context, b *bench) (err error) {
 	if err := w.startServer(ctx, gatewayServerHost, b.two.Server); err != nil {
 		return err
 	}
-	rig := &gatewayHosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{"--gateway-devices=c0,s0"}}}
+	rig := &gatewayHosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{"--gateway-devices=c0,s0", "--gateway-provider=cache"}}}
 	w.agents = append(w.agents, rig.agent)
 	if err := rig.agent.Start(); err != nil {
 		return err

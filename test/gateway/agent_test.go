@@ -91,8 +91,7 @@ func (w *world) stopped() {
 	w.must(f.exchange(100))
 	f.forget()
 	f.stops()
-	w.must(f.near.(*net.TCPConn).SetLinger(0))
-	w.must(f.near.Close())
+	f.abort()
 	w.nft("reset counter inet kube invalid") // these were
 }
 

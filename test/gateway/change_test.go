@@ -219,8 +219,7 @@ func (w *world) forgotten(all []*flow) {
 	for _, f := range w.of(all, func(f *flow) bool { return f.kind == dnat && f.network == "tcp" }) {
 		f.forget()
 		f.stops()
-		w.must(f.near.(*net.TCPConn).SetLinger(0))
-		w.must(f.near.Close())
+		f.abort()
 	}
 	w.nft("reset counter inet kube invalid") // these were
 	fresh := []*flow{w.open("udp", both, 0), w.open("udp", both, 1)}

@@ -112,6 +112,17 @@ func (f *flow) reset() {
 	f.wantClosed()
 }
 
+// abort ends both sockets of a connection at once, so that neither sends again. One may have ended by
+// the other's reset.
+func (f *flow) abort() {
+	f.w.t.Helper()
+	for _, c := range []*net.TCPConn{f.near.(*net.TCPConn), f.tcp.conn()} {
+		if err := errors.Join(c.SetLinger(0), c.Close()); err != nil && !errors.Is(err, net.ErrClosed) {
+			f.w.t.Fatal(err)
+		}
+	}
+}
+
 // wantClosed checks that conntrack knows the end of the connection.
 func (f *flow) wantClosed() {
 	f.w.t.Helper()

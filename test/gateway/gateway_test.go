@@ -3,12 +3,13 @@
 package gateway
 
 import (
+	"fmt"
 	"testing"
 )
 
 // TestGateway has all cases of routed devices, in one world with one agent.
 func TestGateway(t *testing.T) {
-	w := newWorld(t, "--gateway-devices=c0,s0,s1,x0")
+	w := newWorld(t, "--gateway-devices=c0,s?,x0", fmt.Sprintf("--gateway-exclude-ports=%d", portExcluded))
 	w.start()
 	for _, group := range []struct {
 		name  string

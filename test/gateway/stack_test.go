@@ -16,7 +16,7 @@ import (
 
 // staysOnStack is about packets that only the stack may forward.
 func staysOnStack(w *world) {
-	for name, port := range map[string]uint16{"conntrack helper": portHelper, "rule with a limit": portLimited} {
+	for name, port := range map[string]uint16{"excluded port": portExcluded, "conntrack helper": portHelper, "rule with a limit": portLimited} {
 		w.t.Run(name, func(t *testing.T) {
 			w.in(t).openPort("tcp", dnat, 0, port).wantStack()
 		})

@@ -59,7 +59,7 @@ func newLab(t *testing.T, flags ...string) *world {
 	w.nft(rules())
 	folder := &node.Folder{Path: t.TempDir()}
 	w.must(folder.Write("none", []byte("# no objects\n")))
-	w.agent = &node.Agent{Host: w.host("router"), Program: program, Manifests: folder.Path, MaxFlows: 16384, EdgeMode: "off", Flags: flags, Log: &node.Log{}}
+	w.agent = &node.Agent{Host: w.host("router"), Program: program, Manifests: folder.Path, MaxFlows: 16384, EdgeMode: "off", Flags: append(flags, "--gateway-provider=cache"), Log: &node.Log{}}
 	t.Cleanup(func() {
 		if err := w.agent.Kill(); err != nil {
 			t.Errorf("the agent ended before it was killed: %v", err)
