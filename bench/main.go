@@ -35,6 +35,7 @@ const (
 	partHook       = "hook"
 	partStatistics = "statistics"
 	partPods       = "pods"
+	partGateway    = "gateway"
 	partEdge       = "edge"
 	partRates      = "rates"
 	partBalancer   = "balancer"
@@ -51,6 +52,7 @@ var parts = []part{
 	{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks},
 	{name: partStatistics, text: "what it costs to count connections at sockets", run: runStatistics, print: printStatistics},
 	{name: partPods, text: "traffic between pods through the stack and past it", run: runPods, print: printPods},
+	{name: partGateway, text: "forwarded traffic through the stack of a router and past it", run: runGateway, print: printGateway},
 	{name: partEdge, text: "what the programs at devices cost for each packet", run: runEdge, print: printEdge},
 	{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates},
 	{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer},

@@ -34,12 +34,12 @@ type rateLine struct {
 	thread       napiThread // of the balancer's end
 	sink         napiThread // of the fabric's end
 	cpu          int        // of generator and sink
+	flows        uint32     // of each side
 }
 
 const (
-	rateFlows  = 4096
-	rateSets   = 3 // Services of a line
-	rateFrames = (1 + rateSets) * rateFlows
+	rateFlows = 4096
+	rateSets  = 3 // Services of a line
 	// Size of an agent's conntrack table; it is the default with much memory. All flows are half open at
 	// first, and a quarter of this is for those: with an eighth of the places in use, one is evicted by
 	// chance in one table of four million, with a quarter in one of 400.
@@ -56,9 +56,9 @@ const (
 
 // newRateLine prepares the link of a node: its ends' threads, the sink, and the balancer's end without an XDP
 // program.
-func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair) (l *rateLine, err error) {
+func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair, flows uint32) (l *rateLine, err error) {
 	fabric := w.Host("fabric")
-	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client}
+	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client, flows: flows}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.end())
@@ -126,8 +126,8 @@ func (l *rateLine) load() error {
 	if err != nil {
 		return err
 	}
-	spec.Maps[RatesMapRateFrames].MaxEntries = rateFrames
-	spec.Maps[RatesMapRateKept].MaxEntries = rateFlows
+	spec.Maps[RatesMapRateFrames].MaxEntries = (1 + rateSets) * l.flows
+	spec.Maps[RatesMapRateKept].MaxEntries = l.flows
 	spec.Maps[RatesMapMinimalRecords].MaxEntries = datapath.DefaultLimits.Flows
 	if err := setOuterSource(spec, l.balancer.Addr4); err != nil {
 		return err

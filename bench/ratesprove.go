@@ -23,8 +23,9 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 	if err := s.line.write(s.frames().first, s.flows()); err != nil {
 		return err
 	}
-	once := burst{set: s.frames(), packets: rateFlows, like: s.like(), keep: rateFlows}
-	if err := s.counted(ctx, once, rateFlows, true); err != nil {
+	flows := s.line.flows
+	once := burst{set: s.frames(), packets: uint64(flows), like: s.like(), keep: flows}
+	if err := s.counted(ctx, once, uint64(flows), true); err != nil {
 		return fmt.Errorf("opening flows: %w", err)
 	}
 	out, err := s.look()
@@ -51,7 +52,7 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 
 // look reads the result of one packet of each flow.
 func (s *rateSide) look() (all []segment, err error) {
-	packets, err := s.line.kept(rateFlows)
+	packets, err := s.line.kept(uint64(s.line.flows))
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +76,7 @@ func (s *rateSide) answer(ctx context.Context, out []segment) error {
 	if err := s.line.write(0, turned(out)); err != nil {
 		return err
 	}
-	o, err := s.line.run(ctx, burst{set: frameSet{count: rateFlows}, packets: rateFlows, keep: rateFlows})
+	o, err := s.line.run(ctx, burst{set: frameSet{count: s.line.flows}, packets: uint64(s.line.flows), keep: s.line.flows})
 	if err != nil {
 		return err
 	}
@@ -98,7 +99,7 @@ func (s *rateSide) answer(ctx context.Context, out []segment) error {
 		delete(want, got)
 	}
 	if len(want) > 0 {
-		return fmt.Errorf("%d of %d did not reach their clients", len(want), rateFlows)
+		return fmt.Errorf("%d of %d did not reach their clients", len(want), s.line.flows)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func (rig *rateRig) newWorld() (*world, error) {
 }
 
 func (rig *rateRig) newLine(ctx context.Context, w *world, name string) (*rateLine, error) {
-	l, err := newRateLine(ctx, w, name, rig.cpus)
+	l, err := newRateLine(ctx, w, name, rig.cpus, rateFlows)
 	if err == nil {
 		rig.lines = append(rig.lines, l)
 	}

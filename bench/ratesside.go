@@ -49,7 +49,7 @@ const rateFirstPort = 1024
 
 // flows are the side's packets.
 func (s *rateSide) flows() []segment {
-	all := make([]segment, rateFlows)
+	all := make([]segment, s.line.flows)
 	for i := range all {
 		all[i] = segment{from: netip.AddrPortFrom(rateClient, uint16(rateFirstPort+i)), to: s.service, protocol: unix.IPPROTO_UDP}
 	}
@@ -58,7 +58,7 @@ func (s *rateSide) flows() []segment {
 
 // frames is the side's part of the table of frames; there is room for replies before the first set.
 func (s *rateSide) frames() frameSet {
-	return frameSet{first: (1 + s.set) * rateFlows, count: rateFlows}
+	return frameSet{first: (1 + s.set) * s.line.flows, count: s.line.flows}
 }
 
 // answered reports whether the backend replies through the balancer, so that there are flows.

@@ -30,19 +30,23 @@ const (
 	UDPUnconnected Mode = "UDP, unconnected"
 	// UDPConnected connects each socket once, and uses no address then.
 	UDPConnected Mode = "UDP, connected"
+	// UDPFlows opens a connected socket for so many requests, one after the other, and closes it. All of
+	// them are an operation.
+	UDPFlows Mode = "UDP, short flows"
 )
 
 // StreamWrite is the number of bytes in one write of a Stream.
 const StreamWrite = 64 << 10
 
 // Datagrams reports whether the traffic is UDP.
-func (m Mode) Datagrams() bool { return m == UDPUnconnected || m == UDPConnected }
+func (m Mode) Datagrams() bool { return m == UDPUnconnected || m == UDPConnected || m == UDPFlows }
 
 // ClientConfig configures a client.
 type ClientConfig struct {
 	Mode        Mode           `json:"mode"`
 	Target      netip.AddrPort `json:"target"`
 	Connections int            `json:"connections"` // or UDP sockets, at the same time
+	Requests    int            `json:"requests"`    // of a socket of UDPFlows
 	Warmup      time.Duration  `json:"warmup"`      // not counted
 	Measure     time.Duration  `json:"measure"`
 	CPU         int            `json:"cpu"`
@@ -103,7 +107,7 @@ func runClient(config ClientConfig) error {
 		err = newStreams(c).loop()
 	case Stream:
 		err = c.write()
-	case UDPUnconnected, UDPConnected:
+	case UDPUnconnected, UDPConnected, UDPFlows:
 		err = newDatagrams(c).loop()
 	default:
 		err = fmt.Errorf("unknown mode %q", config.Mode)

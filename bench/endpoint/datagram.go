@@ -38,6 +38,7 @@ type question struct {
 	begun   time.Time
 	sent    time.Time // for the last time
 	waiting bool
+	left    int // requests of the operation, with this one
 }
 
 func newDatagrams(c *client) *datagrams {
@@ -65,7 +66,7 @@ func (d *datagrams) loop() error {
 			return os.NewSyscallError("epoll_wait", errno)
 		}
 		for _, event := range d.events[:n] {
-			if err := d.ready(&d.asked[event.Fd]); err != nil {
+			if err := d.ready(int(event.Fd)); err != nil {
 				return err
 			}
 		}
@@ -85,7 +86,7 @@ func (d *datagrams) open(i int) error {
 		return os.NewSyscallError("socket", errno)
 	}
 	d.asked[i].fd = fd
-	if d.Mode == UDPConnected {
+	if d.Mode != UDPUnconnected {
 		d.result.Connected++
 		if errno := connect(fd, d.target); errno != 0 {
 			return fmt.Errorf("connect to %s: %w", d.Target, errno)
@@ -96,7 +97,10 @@ func (d *datagrams) open(i int) error {
 
 func (d *datagrams) ask(q *question) error {
 	q.number[0]++
-	q.begun, q.waiting = d.now, true
+	if q.left == 0 {
+		q.begun, q.left = d.now, max(1, d.Requests)
+	}
+	q.waiting = true
 	d.waiting++
 	return d.send(q)
 }
@@ -105,7 +109,7 @@ func (d *datagrams) send(q *question) error {
 	q.sent = d.now
 	d.result.Sent++
 	var errno unix.Errno
-	if d.Mode == UDPConnected {
+	if d.Mode != UDPUnconnected {
 		_, errno = send(q.fd, q.number[:])
 	} else {
 		errno = sendTo(q.fd, q.number[:], d.target)
@@ -118,7 +122,8 @@ func (d *datagrams) send(q *question) error {
 
 // ready handles a socket after an event of epoll. Edge-triggered, so it reads until there is nothing more, or
 // the reply it waits for.
-func (d *datagrams) ready(q *question) error {
+func (d *datagrams) ready(i int) error {
+	q := &d.asked[i]
 	for q.waiting {
 		number, errno := d.receive(q.fd)
 		if errno == unix.EAGAIN {
@@ -135,16 +140,24 @@ func (d *datagrams) ready(q *question) error {
 	}
 	d.waiting--
 	d.now = time.Now()
-	d.meter.note(q.begun, d.now)
+	if q.left--; q.left == 0 {
+		d.meter.note(q.begun, d.now)
+	}
 	if d.meter.window.ended {
 		return nil
+	}
+	if q.left == 0 && d.Mode == UDPFlows {
+		closeFD(q.fd)
+		if err := d.open(i); err != nil {
+			return err
+		}
 	}
 	return d.ask(q)
 }
 
 func (d *datagrams) receive(fd int) (number byte, errno unix.Errno) {
 	var b [1]byte
-	if d.Mode == UDPConnected {
+	if d.Mode != UDPUnconnected {
 		_, errno = receive(fd, b[:])
 	} else {
 		_, errno = receiveFrom(fd, b[:], &d.from)

@@ -41,12 +41,17 @@ type Shape struct {
 	TwoNICs bool `json:"twoNICs,omitempty"`
 	// ThreeNodes adds node-c with three pods.
 	ThreeNodes bool `json:"threeNodes,omitempty"`
+	// Bare leaves out all links, addresses and routes: who makes the lab connects the hosts.
+	Bare bool `json:"bare,omitempty"`
 }
 
 // largest has every host of any shape: a lab whose shape is unknown is removed as this one.
 var largest = Shape{Network: NetworkVXLAN, TwoNICs: true, ThreeNodes: true}
 
 func (s Shape) String() string {
+	if s.Bare {
+		return "no links"
+	}
 	nics := "one NIC each"
 	if s.TwoNICs {
 		nics = "two NICs at node-a"

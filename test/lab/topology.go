@@ -194,10 +194,21 @@ func plan(s Shape) *topologyPlan {
 		p.addPodTables(s, fabric)
 	}
 	p.hosts = append(p.hosts, fabric)
+	if s.Bare {
+		p.bare()
+	}
 	for i := range p.links {
 		p.links[i].index = firstIndex + i
 	}
 	return p
+}
+
+// bare leaves only the hosts.
+func (p *topologyPlan) bare() {
+	p.links = nil
+	for _, h := range p.hosts {
+		h.configPlan, h.overlay, h.bridge = configPlan{}, nil, nil
+	}
 }
 
 // connect gives the fabric its end of e's uplink and the routes behind it.

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// staysOnStack is about packets that only the stack may forward.
+func staysOnStack(w *world) {
+	for name, port := range map[string]uint16{"excluded port": portExcluded, "conntrack helper": portHelper, "rule with a limit": portLimited} {
+		w.t.Run(name, func(t *testing.T) {
+			w.in(t).openPort("tcp", dnat, 0, port).wantStack()
+		})
+	}
+	for _, f := range families {
+		w.t.Run(fmt.Sprintf("short flows, %s", f), func(t *testing.T) { w.in(t).shortFlows(f) })
+		w.t.Run(fmt.Sprintf("the same addresses and ports at another device, %s", f), func(t *testing.T) { w.in(t).spoofed(f) })
+	}
+}
+
+// shortFlows have fewer packets in each direction than the threshold.
+func (w *world) shortFlows(of family) {
+	w.t.Helper()
+	const requests = 18 // and the one of open
+	for _, network := range []string{"udp", "tcp"} {
+		f := w.open(network, both, of)
+		w.must(f.exchange(requests - 1))
+		if network == "tcp" {
+			f.finish()
+		}
+		if seen := w.onStack(f.port); seen < 2*requests {
+			w.t.Errorf("%s: the stack has forwarded %d of at least %d packets", f, seen, 2*requests)
+		}
+	}
+}
+
+// spoofed sends datagrams with the client's address and port into another device, whose packets a rule drops.
+func (w *world) spoofed(of family) {
+	w.t.Helper()
+	f := w.open("udp", plain, of)
+	f.settle()
+	received := f.udp.received.Load()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	own := netip.MustParseAddrPort(f.near.LocalAddr().String())
+	conn, err := w.host("other").DialWith(ctx, lab.DialOptions{Local: own, Control: of.transparent}, "udp", f.target().String())
+	w.must(err)
+	defer conn.Close()
+	before := w.onStack(f.port)
+	for range 50 {
+		_, err := conn.Write([]byte("spoofed!"))
+		w.must(err)
+	}
+	w.within(soon*load, "the router has received the spoofed datagrams", func() bool { return w.onStack(f.port) >= before+50 })
+	time.Sleep(50 * time.Millisecond)
+	if n := f.udp.received.Load() - received; n > 0 {
+		w.t.Errorf("%s: the server has received %d datagrams from another device", f, n)
+	}
+	f.settle()
+}
+
+// transparent lets a socket have an address of another host.
+func (f family) transparent(fd int) error {
+	if f == 0 {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1)
+	}
+	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1)
+}
