@@ -28,11 +28,10 @@ static __always_inline __u64 gateway_sum(const struct tuple *t, __u32 device, __
 	return sum ^ sum >> 29;
 }
 
-/* Returns the entry of a packet; 0 if there is none. */
+/* Returns the entry of a packet, whose key has a sum; 0 if there is none. */
 static __always_inline struct gateway_flow *gateway_find(const struct tuple *t, __u32 device,
-							 __u32 tunnel)
+							 __u32 tunnel, __u64 sum)
 {
-	__u64 sum = gateway_sum(t, device, tunnel);
 	__u32 number = set_first(sum, gateway_sets), tag = set_tag(sum), place;
 	const struct set_tags *tags = bpf_map_lookup_elem(&gateway_tags, &number);
 	struct gateway_set *set;

@@ -5,10 +5,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "gateway/cache.h"
 #include "gateway/maps.h"
 #include "gateway/types.h"
-#include "packet/tuple.h"
 #include "state/scratch.h"
 
 /* A flow that sends nothing for this long, in ticks, is counted anew: 2 s. */
@@ -16,17 +14,6 @@
 
 /* A flow that was proposed is proposed again after as many packets as it had, at most this many. */
 #define GATEWAY_NEXT_MOST    4096
-
-/* Returns the place of a flow on the stack, by the tuple that leaves the node. The secret keeps
- * clients from choosing tuples of one place. */
-static __always_inline struct gateway_count *gateway_count_place(const struct tuple *t, __u32 *hash)
-{
-	__u32 slot;
-
-	*hash = gateway_sum(t, 0, 0) >> 32;
-	slot = *hash % GATEWAY_COUNTS;
-	return bpf_map_lookup_elem(&gateway_counts, &slot);
-}
 
 /* Counts a packet of another flow than the one that has the place. The one with most packets keeps
  * it, and of equal ones one wins. A flow that stays on the stack for good loses its lead soon. */
@@ -37,11 +24,12 @@ static __always_inline void gateway_count_other(struct gateway_count *c, __u32 t
 	c->count -= c->count > 2 * threshold ? c->count >> 3 : 1;
 }
 
-/* Counts a packet of the stack. Returns the flow's place if the flow is to be looked at, else 0. */
-static __always_inline struct gateway_count *gateway_is_due(struct scratch *w, __u32 threshold)
+/* Counts a packet that goes to the stack, of a key with a sum (gateway_sum). Returns whether egress
+ * is to look at its flow. The secret in the sum keeps clients from choosing keys of one place. */
+static __always_inline int gateway_is_due(struct scratch *w, __u64 sum, __u32 threshold)
 {
-	__u32 hash, now = tick_of(w);
-	struct gateway_count *c = gateway_count_place(&w->packet.tuple, &hash);
+	__u32 hash = sum, slot = (sum >> 32) % GATEWAY_COUNTS, now = tick_of(w);
+	struct gateway_count *c = bpf_map_lookup_elem(&gateway_counts, &slot);
 
 	if (!c)
 		return 0;
@@ -58,15 +46,14 @@ static __always_inline struct gateway_count *gateway_is_due(struct scratch *w, _
 	if (c->count++ < c->next)
 		return 0;
 	c->next = c->count + (c->count < GATEWAY_NEXT_MOST ? c->count : GATEWAY_NEXT_MOST);
-	return c;
+	return 1;
 }
 
-/* Counts a flow from the beginning: it returns to the stack. `t` is the tuple that leaves the node.
- */
-static __always_inline void gateway_count_again(const struct tuple *t)
+/* Counts a flow from the beginning: it returns to the stack. */
+static __always_inline void gateway_count_again(__u64 sum)
 {
-	__u32 hash;
-	struct gateway_count *c = gateway_count_place(t, &hash);
+	__u32 hash = sum, slot = (sum >> 32) % GATEWAY_COUNTS;
+	struct gateway_count *c = bpf_map_lookup_elem(&gateway_counts, &slot);
 
 	if (c && c->hash == hash) {
 		c->hash = 0;

@@ -15,7 +15,7 @@
 
 #include "gateway/cache.h"
 #include "gateway/count.h"
-#include "gateway/mark.h"
+#include "gateway/note.h"
 #include "gateway/netfilter_flow.h"
 #include "gateway/tunnel.h"
 #include "gateway/types.h"
@@ -149,7 +149,7 @@ static __always_inline enum action gateway_return(struct context *ctx, struct ga
 						  enum gateway_state state, enum gateway_path path)
 {
 	flow->state = state;
-	gateway_count_again(&flow->to);
+	gateway_count_again(gateway_sum(&flow->key.tuple, flow->key.device, flow->key.tunnel));
 	return gateway_stack(ctx, path);
 }
 
@@ -166,7 +166,6 @@ static __always_inline enum action gateway_send(struct context *ctx, const struc
 	packet_untag(ctx);
 	if (link_header_add(ctx))
 		return packet_drop(ctx);
-	gateway_mark(ctx);
 	if (flow->flags & GATEWAY_TUNNEL && tunnel_set(ctx, &flow->tunnel))
 		return packet_drop(ctx);
 	if (!(flow->flags & GATEWAY_TUNNEL)) {
@@ -243,7 +242,9 @@ static __always_inline enum action gateway_ingress(struct context *ctx, int exte
 	const struct gateway_control *control = gateway_control_get();
 	struct gateway_flow *flow;
 	__u32 tunnel = 0;
+	__u64 sum;
 
+	note_take(ctx); /* of another gateway that the packet has passed */
 	if (!w || !control)
 		return packet_pass(ctx);
 	scratch_reset(w);
@@ -251,14 +252,18 @@ static __always_inline enum action gateway_ingress(struct context *ctx, int exte
 		return packet_pass(ctx);
 	if (external) {
 		tunnel = tunnel_arrived(ctx);
-		tunnel_leave(ctx, tunnel);
 		if (!tunnel)
 			return packet_pass(ctx);
 	}
-	flow = gateway_find(&w->packet.tuple, ctx->ifindex, tunnel);
-	if (!flow || flow->state != GATEWAY_ACTIVE)
-		return packet_pass(ctx);
-	if (flow->epoch != control->epoch)
+	sum = gateway_sum(&w->packet.tuple, ctx->ifindex, tunnel);
+	flow = gateway_find(&w->packet.tuple, ctx->ifindex, tunnel, sum);
+	if (flow && flow->state == GATEWAY_ACTIVE) {
+		if (flow->epoch == control->epoch)
+			return gateway_forward(ctx, w, flow);
 		return gateway_return(ctx, flow, GATEWAY_OUTDATED, GATEWAY_PATH_RETURNED);
-	return gateway_forward(ctx, w, flow);
+	}
+	if (!(w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
+	    gateway_is_due(w, sum, control->threshold))
+		note_leave(ctx, tunnel);
+	return packet_pass(ctx);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The gateway at egress: it learns flows from packets that the stack has forwarded. Such a packet
  * has passed all rules of the stack, and its frame has the tuple, the device and the next hop that
- * the stack has chosen, by whatever means. A flow of which enough packets were seen is proposed to
- * the agent. */
+ * the stack has chosen, by whatever means. Ingress says which packets are to be looked at
+ * (gateway/note.h): the flow has had enough of them. Its flow is proposed to the agent. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -10,9 +10,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "gateway/cache.h"
-#include "gateway/count.h"
 #include "gateway/forward.h"
-#include "gateway/mark.h"
+#include "gateway/note.h"
 #include "gateway/netfilter_flow.h"
 #include "gateway/tunnel.h"
 #include "gateway/types.h"
@@ -23,8 +22,9 @@
 #include "state/scratch.h"
 
 /* Fills in by what devices and tunnels a flow comes and leaves, and its next hop. */
-static __always_inline enum gateway_refusal
-gateway_learn_devices(struct __sk_buff *ctx, const struct tuple *t, struct gateway_flow *flow)
+static __always_inline enum gateway_refusal gateway_learn_devices(struct __sk_buff *ctx,
+								  const struct tuple *t, __u32 note,
+								  struct gateway_flow *flow)
 {
 	__u32 device = ctx->ingress_ifindex;
 	const __u32 *in = bpf_map_lookup_elem(&gateway_devices, &device), *out;
@@ -37,7 +37,7 @@ gateway_learn_devices(struct __sk_buff *ctx, const struct tuple *t, struct gatew
 	if (!in)
 		return GATEWAY_UNKNOWN_DEVICE;
 	if (*in & GATEWAY_DEVICE_EXTERNAL) {
-		flow->key.tunnel = tunnel_left(ctx);
+		flow->key.tunnel = note_tunnel(note);
 		if (!flow->key.tunnel)
 			return GATEWAY_UNKNOWN_TUNNEL;
 	}
@@ -61,10 +61,10 @@ gateway_learn_devices(struct __sk_buff *ctx, const struct tuple *t, struct gatew
 
 /* Fills in the flow of a packet. Returns enum gateway_refusal. */
 static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx, struct scratch *w,
-							  struct gateway_flow *flow)
+							  __u32 note, struct gateway_flow *flow)
 {
 	struct tuple *t = &w->packet.tuple;
-	enum gateway_refusal refusal = gateway_learn_devices(ctx, t, flow);
+	enum gateway_refusal refusal = gateway_learn_devices(ctx, t, note, flow);
 	struct nf_conn *ct;
 	__u8 direction = 0;
 
@@ -87,9 +87,8 @@ static __always_inline enum gateway_refusal gateway_learn(struct __sk_buff *ctx,
 	return refusal;
 }
 
-/* Proposes the flow of a packet to the agent. Returns whether the flow is established. Global
- * function: the verifier checks it once. */
-__noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 epoch)
+/* Proposes the flow of a packet to the agent. Global function: the verifier checks it once. */
+__noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 note, __u32 epoch)
 {
 	struct gateway_candidate *candidate;
 
@@ -98,10 +97,10 @@ __noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 e
 	candidate = bpf_ringbuf_reserve(&gateway_candidates, sizeof(*candidate), 0);
 	if (!candidate) {
 		gateway_count_packet(GATEWAY_PATH_NOT_REPORTED);
-		return 1;
+		return 0;
 	}
 	__builtin_memset(candidate, 0, sizeof(*candidate));
-	candidate->refusal = gateway_learn(ctx, w, &candidate->flow);
+	candidate->refusal = gateway_learn(ctx, w, note, &candidate->flow);
 	candidate->flow.epoch = epoch;
 	if (candidate->refusal == GATEWAY_NOT_ESTABLISHED) {
 		bpf_ringbuf_discard(candidate, 0);
@@ -109,28 +108,23 @@ __noinline int gateway_propose(struct __sk_buff *ctx, struct scratch *w, __u32 e
 	}
 	gateway_count_packet(GATEWAY_PATH_CANDIDATE);
 	bpf_ringbuf_submit(candidate, 0);
-	return 1;
+	return 0;
 }
 
 static __always_inline enum action gateway_egress(struct __sk_buff *ctx)
 {
+	__u32 note = note_take(ctx);
 	const struct gateway_control *control;
-	struct gateway_count *due;
 	struct scratch *w;
 
-	if (!ctx->ingress_ifindex ||
-	    gateway_is_marked(ctx)) /* from this node itself, or from here */
+	if (!note || !ctx->ingress_ifindex)
 		return packet_pass(ctx);
 	control = gateway_control_get();
 	w = scratch_get();
-	if (!control || !w || !control->threshold)
+	if (!control || !w)
 		return packet_pass(ctx);
 	scratch_reset(w);
-	if (!gateway_takes(&w->packet, packet_parse(ctx, &w->packet)) ||
-	    w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
-		return packet_pass(ctx);
-	due = gateway_is_due(w, control->threshold);
-	if (due && !gateway_propose(ctx, w, control->epoch))
-		due->next = due->count + control->threshold; /* soon */
+	if (gateway_takes(&w->packet, packet_parse(ctx, &w->packet)))
+		gateway_propose(ctx, w, note, control->epoch);
 	return packet_pass(ctx);
 }

@@ -34,8 +34,8 @@ struct {
 	__type(value, __u32);
 } gateway_devices SEC(".maps");
 
-/* Keys of tunnels in external mode, plus 1 (gateway/tunnel.h). */
-#define GATEWAY_TUNNELS 65536
+/* Keys of tunnels in external mode, plus 1 (gateway/note.h). */
+#define GATEWAY_TUNNELS 65535
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, GATEWAY_TUNNELS);
@@ -51,7 +51,7 @@ struct {
 	__type(value, struct gateway_control);
 } gateway_controls SEC(".maps");
 
-/* By the hash of the tuple that leaves the node. Concurrent updates may lose counts. */
+/* By the sum of the key. Concurrent updates may lose counts. */
 #define GATEWAY_COUNTS 131072
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Tunnels in external mode (collect metadata), whose key and outer addresses come with each packet:
- * on receipt from the outer header, for transmission from the route.
- *
- * The stack replaces the metadata of a packet that it forwards, but egress has to know by which key
- * the packet arrived. Ingress therefore leaves in skb->tc_index the place of the key in
- * `gateway_tunnels`. */
+ * on receipt from the outer header, for transmission from the route. */
 #pragma once
 
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "gateway/maps.h"
 #include "gateway/types.h"
 
 #define TUNNEL_PROBES	     8
@@ -40,36 +35,6 @@ static __always_inline __u32 tunnel_arrived(struct __sk_buff *ctx)
 	int is_v6;
 
 	return tunnel_read(ctx, &key, 0, &is_v6) ? key.tunnel_id + 1 : 0;
-}
-
-/* Leaves a key for egress. If there is no place left the flow is not learned. */
-static __always_inline void tunnel_leave(struct __sk_buff *ctx, __u32 key)
-{
-	__u32 hash = key * 0x9e3779b1 >> 16;
-
-	ctx->tc_index = 0;
-	for (__u32 i = 0; i < TUNNEL_PROBES; i++) {
-		__u32 at = (hash + i) % GATEWAY_TUNNELS;
-		__u32 *there = bpf_map_lookup_elem(&gateway_tunnels, &at);
-
-		if (!there || !at)
-			continue;
-		if (*there != key && __sync_val_compare_and_swap(there, 0, key))
-			continue;
-		if (*there != key)
-			continue;
-		ctx->tc_index = at;
-		return;
-	}
-}
-
-/* Returns what tunnel_leave has left; 0 if that is nothing. */
-static __always_inline __u32 tunnel_left(const struct __sk_buff *ctx)
-{
-	__u32 at = ctx->tc_index;
-	const __u32 *key = at ? bpf_map_lookup_elem(&gateway_tunnels, &at) : 0;
-
-	return key ? *key : 0;
 }
 
 /* Learns the outer header of a packet that leaves. For transmission the kernel's "remote" and

@@ -96,7 +96,7 @@ struct gateway_control {
 
 /* Packets of a flow on the stack, to find candidates. */
 struct gateway_count {
-	__u32 hash; /* of the tuple */
+	__u32 hash; /* of the key */
 	__u32 count;
 	__u32 next; /* the count at which the flow is looked at again */
 	__u32 tick; /* of the last packet */
