@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// TestSelfTest: the self-test passes with the flow cache, and fails without one: packets that still pass the stack are no
-// shortcut.
+// TestSelfTest: the self-test passes with the flow cache, and fails without one: packets that still pass the stack
+// are no shortcut.
 func TestSelfTest(t *testing.T) {
 	wait := func() error { return nil }
 	ctx, cancel := context.WithTimeout(context.Background(), testTime)

@@ -15,7 +15,7 @@ import (
 )
 
 // ownTables are the gateway's own tables of nftables.
-var ownTables = []string{"inet " + flowtable.TableName, "inet " + flowtable.HardwareTableName}
+var ownTables = []string{"inet " + flowtable.TableName, "inet " + flowtable.HardwareTableName, "inet " + flowtable.ProbeTableName}
 
 // rules are the packet filters that flows of the gateway would bypass.
 type rules struct {

@@ -35,9 +35,9 @@ func unavailable(err error) error {
 // refusedExternal is why a tunnel in external mode is not in the flowtable.
 const refusedExternal = "it is a tunnel in external mode: the kernel (seen with Linux 6.12) loses memory for each packet that a flowtable takes from it"
 
-// choose selects the devices of the configuration. hardware are those that are known to be accepted: a driver may
+// choose selects the devices of the configuration. Those of the earlier report are known to be accepted: a driver may
 // refuse a second flowtable while there is Beeline's first one.
-func (f *Flowtable) choose(n *network, c Config, hardware []string) (Report, error) {
+func (f *Flowtable) choose(n *network, c Config, earlier Report) (Report, error) {
 	r := Report{Refused: map[string]string{}, RefusedHardware: map[string]string{}}
 	others, err := f.othersFlowtables()
 	if err != nil {
@@ -55,11 +55,11 @@ func (f *Flowtable) choose(n *network, c Config, hardware []string) (Report, err
 			r.Software = append(r.Software, name)
 		}
 	}
-	if err := f.chooseSoftware(&r); err != nil {
+	if err := f.chooseSoftware(&r, earlier.Software); err != nil {
 		return r, err
 	}
 	if c.Hardware {
-		err = f.chooseHardware(&r, hardware)
+		err = f.chooseHardware(&r, earlier.Hardware)
 	}
 	return r, err
 }
@@ -71,7 +71,11 @@ func unique(names []string) []string {
 }
 
 // chooseSoftware drops devices that the kernel refuses. If it accepts all, or has no flowtable, one attempt says so.
-func (f *Flowtable) chooseSoftware(r *Report) error {
+func (f *Flowtable) chooseSoftware(r *Report, known []string) error {
+	tested := func(name string) bool { return slices.Contains(known, name) }
+	if len(known) > 0 && !slices.ContainsFunc(r.Software, func(name string) bool { return !tested(name) }) {
+		return nil
+	}
 	if f.try(r.Software, false) == nil {
 		return nil
 	}
@@ -132,7 +136,7 @@ func kernelError(err error) string {
 }
 
 // probeTable has a flowtable for the time of an attempt only.
-var probeTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName + "_probe"}
+var probeTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: ProbeTableName}
 
 // try creates a flowtable for devices, and deletes it again.
 func (f *Flowtable) try(devices []string, hardware bool) error {

@@ -118,13 +118,14 @@ func (f *Flowtable) install(c *Config) error {
 	if err != nil {
 		return err
 	}
-	report, err := f.choose(n, *c, f.report.Hardware)
+	report, err := f.choose(n, *c, f.report)
 	if err != nil {
 		return err
 	}
 	report.Accounting = f.report.Accounting || !f.accounting()
 	devices := n.above(report.Software)
 	if err := f.write(n, c, report, devices); err != nil {
+		f.report.Software = nil // to try the devices again
 		return fmt.Errorf("create table inet %s of nftables: %w", TableName, err)
 	}
 	f.config, f.network, f.report, f.devices = c, n, report, devices

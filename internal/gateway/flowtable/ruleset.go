@@ -13,10 +13,11 @@ import (
 )
 
 // Names of Beeline's tables, of the family inet. The second one has the flowtable of the hardware: a device can be in
-// one flowtable of a table only.
+// one flowtable of a table only. The third one exists while devices are tried.
 const (
 	TableName         = "beeline_gateway"
 	HardwareTableName = "beeline_gateway_hardware"
+	ProbeTableName    = "beeline_gateway_probe"
 	flowtableName     = "flows"
 )
 

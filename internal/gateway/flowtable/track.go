@@ -9,8 +9,8 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// Track has the kernel's conntrack follow the flows of this network namespace: it does so while a rule asks for a flow's
-// state. Beeline's table then has only that rule, which does nothing else, and no flowtable. Remove ends it.
+// Track has the kernel's conntrack follow the flows of this network namespace: it does so while a rule asks for a
+// flow's state. Beeline's table then has only that rule, which does nothing else, and no flowtable. Remove ends it.
 func Track() error {
 	c, err := nftables.New()
 	if err != nil {

@@ -154,7 +154,7 @@ func TestHardware(t *testing.T) {
 	f.connect = func() (*nftables.Conn, error) { return nftables.New(nftables.WithTestDial(k.answer)) }
 	n := &network{links: map[int]link{1: {name: "a"}, 2: {name: "b"}, 3: {name: "c"}}}
 	c := Config{Devices: []string{"c", "a", "b"}, Hardware: true}
-	report, err := f.choose(n, c, nil)
+	report, err := f.choose(n, c, Report{})
 	must(t, err)
 	if !slices.Equal(report.Hardware, []string{"a", "c"}) || !slices.Equal(report.Software, []string{"a", "b", "c"}) || len(report.Refused) > 0 {
 		t.Errorf("the report is %+v", report)
