@@ -166,6 +166,9 @@ func (w *world) remakeDevice() error {
 	err = w.Host("node-a").Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "node-a-2", PeerNamespace: netlink.NsFd(ns.Fd())})
 	})
+	if err == nil {
+		err = w.foreign.attachXDP() // before the agent serves the device, and has its own program there
+	}
 	if err != nil {
 		return err
 	}
@@ -181,7 +184,7 @@ func (w *world) remakeDevice() error {
 			return err
 		}
 	}
-	if err := errors.Join(near.write(w), far.write(w), w.foreign.attachXDP()); err != nil {
+	if err := errors.Join(near.write(w), far.write(w)); err != nil {
 		return err
 	}
 	return w.agent.WaitFor("serving eth1", func(s *inspect.Status) bool {
