@@ -68,6 +68,9 @@ func statusGateway(w io.Writer, s *gateway.Status) {
 		fmt.Fprintf(t, "  refused\t%d\t%s\n", s.Refused[reason], printable.Line(reason))
 	}
 	for _, reason := range slices.Sorted(maps.Keys(s.Ended)) {
+		if s.Ended[reason] == 0 {
+			continue
+		}
 		fmt.Fprintf(t, "  ended\t%d\t%s\n", s.Ended[reason], reason)
 	}
 	for _, path := range slices.Sorted(maps.Keys(s.Packets)) {

@@ -58,7 +58,7 @@ func NewFlows(t *datapath.GatewayTables, wait func() error, c FlowsConfig) (*Flo
 	if err != nil {
 		return nil, err
 	}
-	f := &Flows{config: c, tables: t, liberal: liberal, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{}, ended: map[string]uint64{}}
+	f := &Flows{config: c, tables: t, liberal: liberal, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{}, ended: map[string]uint64{"closed": 0, "conntrack": 0, "route": 0, "changed": 0, "idle": 0}}
 	control := f.cache.control()
 	control.UdpStreamTimeout = udpStreamTimeout()
 	control.Threshold = c.Threshold

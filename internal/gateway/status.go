@@ -46,9 +46,10 @@ func (g *Gateway) Status() Status {
 		s.Why = "a provider is being chosen"
 	}
 	g.mu.Unlock()
-	if s.Provider == string(Cache) {
+	if g.flows != nil {
 		g.flows.addTo(&s)
-	} else if s.Provider != "" {
+	}
+	if s.Provider != string(Cache) && s.Provider != "" {
 		t := g.flowtable.Status()
 		s.Flowtable = &t
 	}
