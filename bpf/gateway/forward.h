@@ -262,8 +262,10 @@ static __always_inline enum action gateway_ingress(struct context *ctx, int exte
 			return gateway_forward(ctx, w, flow);
 		return gateway_return(ctx, flow, GATEWAY_OUTDATED, GATEWAY_PATH_RETURNED);
 	}
-	if (!(w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
-	    gateway_is_due(w, sum, control->threshold))
+	if (w->packet.tcp_flags & TCP_SYN)
+		gateway_count_again(sum); /* the port may have been another connection's */
+	else if (!(w->packet.tcp_flags & (TCP_FIN | TCP_RST)) &&
+		 gateway_is_due(w, sum, control->threshold))
 		note_leave(ctx, tunnel);
 	return packet_pass(ctx);
 }
