@@ -229,7 +229,7 @@ func (rig *gatewayHosts) try(ctx context.Context, b *bench, c gatewayTrafficCase
 }
 
 // mostReused is how many packets of short flows the cache may forward: a tenth. A client's port that is used again within
-// two seconds continues the flow before.
+// half a second continues the flow before.
 func mostReused(operations uint64, requests int) uint64 { return operations * uint64(2*requests) / 10 }
 
 // cached is how many packets the flow cache has forwarded.

@@ -9,8 +9,8 @@
 #include "gateway/types.h"
 #include "state/scratch.h"
 
-/* A flow that sends nothing for this long, in ticks, is counted anew: 2 s. */
-#define GATEWAY_COUNT_EXPIRY 2000
+/* A flow that sends nothing for this long, in ticks, is counted anew: half a second. */
+#define GATEWAY_COUNT_EXPIRY 480
 
 /* A flow that was proposed is proposed again after as many packets as it had, at most this many. */
 #define GATEWAY_NEXT_MOST    4096
