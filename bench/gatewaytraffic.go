@@ -228,8 +228,8 @@ func (rig *gatewayHosts) try(ctx context.Context, b *bench, c gatewayTrafficCase
 	return r, nil
 }
 
-// mostReused is how many packets of short flows the cache may forward: a tenth. A client's port that is used again within
-// half a second continues the flow before.
+// mostReused is how many packets of short flows the cache may forward: a tenth. A client's port that is used again
+// within half a second continues the flow before.
 func mostReused(operations uint64, requests int) uint64 { return operations * uint64(2*requests) / 10 }
 
 // cached is how many packets the flow cache has forwarded.
