@@ -13,8 +13,6 @@
 
 #include "lb/serving.h"
 
-#define AF_INET 2
-
 /* Keeps the type in the BTF for the agent: no variable has it. */
 const struct stale_socket *unused_stale_socket __attribute__((unused));
 

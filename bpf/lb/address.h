@@ -100,3 +100,19 @@ static __always_inline int address_is_no_source(const struct address *a)
 		return a->bytes[12] == 0 || a->bytes[12] == 127 || a->bytes[12] >= 224;
 	return a->bytes[0] == 0xff || address_is_loopback(a) || address_is_unspecified(a);
 }
+
+#define AF_INET 2
+
+/* Sets an address from both forms of a socket's field: the verifier requires loads at fixed
+ * offsets, outside branches. */
+static __always_inline void address_of_socket(struct address *a, __u32 family, __be32 v4,
+					      const __u32 v6[4])
+{
+	__u32 *words = address_words(a);
+	int is_v4 = family == AF_INET;
+
+	words[0] = is_v4 ? 0 : v6[0];
+	words[1] = is_v4 ? 0 : v6[1];
+	words[2] = is_v4 ? bpf_htonl(0xffff) : v6[2];
+	words[3] = is_v4 ? v4 : v6[3];
+}

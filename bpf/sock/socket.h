@@ -11,22 +11,6 @@
 #include "lb/frontend.h"
 #include "lb/types.h"
 
-#define AF_INET 2
-
-/* Sets an address from both forms of a socket's field: the verifier requires loads at fixed
- * offsets, outside branches. */
-static __always_inline void address_of_socket(struct address *a, __u32 family, __be32 v4,
-					      const __u32 v6[4])
-{
-	__u32 *words = address_words(a);
-	int is_v4 = family == AF_INET;
-
-	words[0] = is_v4 ? 0 : v6[0];
-	words[1] = is_v4 ? 0 : v6[1];
-	words[2] = is_v4 ? bpf_htonl(0xffff) : v6[2];
-	words[3] = is_v4 ? v4 : v6[3];
-}
-
 /* Sets `a` to the address that a socket is bound to; unspecified if it is not bound. */
 static __always_inline void socket_address(const struct bpf_sock *sk, struct address *a)
 {

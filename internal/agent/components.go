@@ -6,6 +6,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
 	"beeline.io/beeline/internal/component/gateway"
+	"beeline.io/beeline/internal/component/mesh"
 	"beeline.io/beeline/internal/component/pod"
 	"beeline.io/beeline/internal/component/socket"
 	"beeline.io/beeline/internal/component/socketstats"
@@ -22,6 +23,7 @@ func Components() component.List {
 		pod.NewNetkit(),
 		pod.NewL3(),
 		gateway.New(),
+		mesh.New(),
 	}
 }
 

@@ -185,6 +185,12 @@ var (
 	PodShortcutWithheld = register("PodShortcutWithheld", Info,
 		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, a queue or another BPF program. Their packets take the stack, where these have their effect.",
 		"nothing; or remove what the message names; or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
+	MeshPodFailed = register("MeshPodFailed", Warning,
+		"With --mesh-cgroups: connections of a pod do not go to its proxy, in one direction or both.",
+		"see the reason in the message; the agent retries every second")
+	MeshProxyMissing = register("MeshProxyMissing", Warning,
+		"No proxy listens at --mesh-inbound-port in a pod of --mesh-cgroups. Connections from other hosts to the pod are refused.",
+		"start the proxy in the pod, or correct --mesh-inbound-port")
 	GatewayFailed = register("GatewayFailed", Warning,
 		"The gateway could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
 		"see the reason in the message; the agent retries").ofNode()

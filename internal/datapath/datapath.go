@@ -33,6 +33,8 @@ type Options struct {
 	Pods *PodOptions
 	// Gateway configures the gateway's flow cache; nil: forwarded flows take the stack.
 	Gateway *GatewayOptions
+	// Mesh configures the sidecar shortcut; nil: no connection goes to a proxy.
+	Mesh *MeshOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component

@@ -20,4 +20,6 @@ package datapath
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodL3 ../../bpf/pod_l3.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type tuple -type gateway_key -type gateway_flow -type gateway_set -type gateway_tunnel -type gateway_control -type gateway_state -type gateway_flag -type gateway_path -type gateway_refusal -type gateway_device -type gateway_counters -type gateway_candidate Gateway ../../bpf/gateway.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types GatewayL3 ../../bpf/gateway_l3.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type mesh_tuple -type mesh_handshake -type mesh_listener_key -type mesh_port -type mesh_direction -type mesh_size -type mesh_counters Mesh ../../bpf/mesh.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types MeshInbound ../../bpf/mesh_inbound.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types XDPSlot ../../bpf/xdp_slot.bpf.c

@@ -84,10 +84,13 @@ func (d *Datapath) repinLinks() (repaired []string, err error) {
 	return repaired, nil
 }
 
-// linkAttached reports whether the cgroup or device of a link exists, and the link is attached to it.
+// linkAttached reports whether the cgroup, device or network namespace of a link exists, and the link is attached to it.
 func linkAttached(info *link.Info) bool {
 	if i := info.Cgroup(); i != nil {
 		return i.CgroupId != 0
+	}
+	if i := info.NetNs(); i != nil {
+		return i.NetnsInode != 0
 	}
 	if i := info.TCX(); i != nil {
 		return i.Ifindex != 0

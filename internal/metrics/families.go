@@ -84,6 +84,13 @@ var groups = []group{
 		{"beeline_gateway_ended_total", counterKind, []string{"reason"}, "Entries that have left the gateway's flow cache: closed (FIN or RST), conntrack (the kernel's conntrack no longer has the flow), route (the route or next hop has changed), changed (packet filters or devices have changed) or idle.", nil},
 		{"beeline_gateway_refused", gaugeKind, nil, "Directions of flows that the gateway has left on the stack for a reason, of the last five minutes.", nil},
 	}},
+	{"The sidecar shortcut", "Only with --mesh-cgroups.", []Family{
+		{"beeline_mesh_pods", gaugeKind, []string{"state"}, "Pods of --mesh-cgroups: served if their connections go to their proxy in both directions, else waiting.", nil},
+		{"beeline_mesh_connections_total", counterKind, []string{"direction"}, "Connections that were redirected to a proxy: outbound for calls of connect(2), inbound for SYNs from other hosts.", nil},
+		{"beeline_mesh_refused_total", counterKind, nil, "SYNs from other hosts that were refused because no proxy listened in the pod.", nil},
+		{"beeline_mesh_unnamed_total", counterKind, nil, "Connections whose proxy did not learn the destination, because there was no memory or too many connections were beginning.", nil},
+		{"beeline_mesh_listeners_unserved_total", counterKind, nil, "Sockets of proxies that listen for inbound connections and have no place in the table, which has 16 for each pod.", nil},
+	}},
 	{"Connection tracking", "A pass of garbage collection counts the entries, every 10 to 60 seconds. A flow has two entries, with DSR one.", []Family{
 		{"beeline_conntrack_entries", gaugeKind, []string{"table", "protocol", "state"}, "Conntrack entries at the last pass. Table conntrack has those of assured flows, unreplied all others.", nil},
 		{"beeline_conntrack_limit", gaugeKind, []string{"table"}, "Maximum number of entries.", nil},

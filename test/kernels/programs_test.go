@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -44,6 +45,7 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
 		Pods:        &datapath.PodOptions{},
 		Gateway:     &datapath.GatewayOptions{},
+		Mesh:        &datapath.MeshOptions{OutboundPort: 15001, InboundPort: 15006},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -73,6 +75,7 @@ func TestProgramsServe(t *testing.T) {
 		device := tun(t)
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
 		must(t, d.SetDevices(datapath.PodL3Component, device))
+		attachMesh(t, d, node.Pods()[0]) // loads the program for namespaces
 		wantLoaded(t, d, bpffs)
 		must(t, d.SetDevices(datapath.PodL3Component))
 		must(t, d.DetachEdge(device))
@@ -91,6 +94,18 @@ func TestProgramsServe(t *testing.T) {
 	if len(left) != 1 {
 		t.Errorf("the tables' directories are %v, want one", left)
 	}
+}
+
+// attachMesh attaches the sidecar shortcut to a pod.
+func attachMesh(t *testing.T, d *datapath.Datapath, pod *lab.Host) {
+	t.Helper()
+	must(t, d.AttachMesh(pod.Cgroup))
+	namespace, err := netns.Open(pod.NetNS)
+	must(t, err)
+	defer namespace.Close()
+	var st unix.Stat_t
+	must(t, unix.Stat(pod.Cgroup, &st))
+	must(t, d.AttachMeshInbound(st.Ino, namespace))
 }
 
 // wantLoaded checks that each program is loaded. It prints how many instructions the verifier processed, of the
@@ -113,6 +128,7 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
 		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeL3, datapath.LoadEdgeXDP,
 		datapath.LoadSockStats, datapath.LoadPod, datapath.LoadGateway, datapath.LoadGatewayL3,
+		datapath.LoadMesh, datapath.LoadMeshInbound,
 	} {
 		spec, err := load()
 		must(t, err)

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Layouts of the mesh's tables, shared with the agent. See lb/types.h for the conventions. */
+#pragma once
+
+#include <linux/types.h>
+
+#include "lb/types.h"
+
+/* Which socket of a redirected connection a mesh_origin belongs to. */
+enum mesh_end {
+	MESH_CLIENT = 1, /* the application's, which connected */
+	MESH_ACCEPTED,	 /* the proxy's, which accept() returns */
+};
+
+/* The destination that a client asked for, stored with both sockets of its connection. */
+struct mesh_origin {
+	struct address address;
+	__be16 port;
+	__u8 end; /* enum mesh_end */
+	__u8 reserved;
+};
+
+/* A connection as one of its sockets sees it, inside one network namespace. */
+struct mesh_tuple {
+	__u64 netns; /* cookie */
+	struct address local, remote;
+	__u16 local_port, remote_port; /* host byte order */
+	__u32 reserved;
+};
+
+/* A connection to the proxy from its SYN until the proxy's socket exists. */
+struct mesh_handshake {
+	struct mesh_origin origin;
+	__u32 reserved;
+	__u64 cookie; /* of the client's socket */
+	__u64 since;  /* CLOCK_MONOTONIC, ns */
+};
+
+/* Several sockets listen at the proxy's port for inbound connections: one for each family, thread
+ * and generation of the proxy. With SO_REUSEPORT the kernel balances among all of them, if any is
+ * found here. */
+enum mesh_size { MESH_LISTENERS = 16 };
+
+struct mesh_listener_key {
+	__u64 netns; /* cookie */
+	__u32 place; /* below MESH_LISTENERS */
+	__u32 reserved;
+};
+
+enum mesh_direction { MESH_OUTBOUND, MESH_INBOUND };
+
+/* A port whose connections are left alone. */
+struct mesh_port {
+	__u16 port; /* host byte order */
+	__u16 direction;
+};
+
+struct mesh_counters {
+	__u64 outbound;	 /* connect() calls redirected to the proxy */
+	__u64 unnamed;	 /* of these: no room to tell the proxy the destination */
+	__u64 inbound;	 /* SYNs from outside redirected to the proxy */
+	__u64 refused;	 /* SYNs from outside refused, because the proxy does not listen */
+	__u64 listeners; /* of the proxy that had no place in the table */
+};

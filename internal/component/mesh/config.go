@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/service"
+)
+
+// config is the configuration of the sidecar shortcut.
+type config struct {
+	cgroups                    []string
+	outboundPort, inboundPort uint16
+	proxyUID, proxyGID         uint32
+	excludeOutbound, excludeIn []string // ports
+	excludeNetworks            []string
+	exclusions                 datapath.MeshExclusions
+}
+
+// The ports and the user of Istio's proxies.
+const (
+	defaultOutboundPort = 15001
+	defaultInboundPort  = 15006
+	defaultProxyUser    = 1337
+)
+
+func (c *config) addFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.cgroups, "mesh-cgroups", nil, "directories of cgroup v2 of pods whose TCP connections go through a proxy in the pod, instead of by netfilter's REDIRECT; they may be created later")
+	fs.Uint16Var(&c.outboundPort, "mesh-outbound-port", defaultOutboundPort, "port on loopback at which the proxies of --mesh-cgroups take connections of their applications")
+	fs.Uint16Var(&c.inboundPort, "mesh-inbound-port", defaultInboundPort, "port at which the proxies of --mesh-cgroups take connections from other hosts to their pods")
+	fs.Uint32Var(&c.proxyUID, "mesh-proxy-uid", defaultProxyUser, "user ID of the proxies of --mesh-cgroups: connections of its processes are not redirected")
+	fs.Uint32Var(&c.proxyGID, "mesh-proxy-gid", defaultProxyUser, "group ID of the proxies of --mesh-cgroups: connections of processes with this primary group are not redirected")
+	fs.StringSliceVar(&c.excludeOutbound, "mesh-exclude-outbound-ports", nil, "with --mesh-cgroups, ports to which applications connect without the proxy")
+	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups, networks (CIDR) to which applications connect without the proxy")
+	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups, ports of pods that other hosts reach without the proxy")
+}
+
+func (c *config) enabled() bool { return len(c.cgroups) > 0 }
+
+func (c *config) complete(*service.Config) (err error) {
+	for _, directory := range c.cgroups {
+		if !filepath.IsAbs(directory) {
+			return fmt.Errorf("--mesh-cgroups %q: give the absolute path of a cgroup v2 directory", directory)
+		}
+	}
+	if c.outboundPort == 0 || c.inboundPort == 0 || c.outboundPort == c.inboundPort {
+		return fmt.Errorf("--mesh-outbound-port %d and --mesh-inbound-port %d: give two different ports of the proxy", c.outboundPort, c.inboundPort)
+	}
+	if c.exclusions.OutboundPorts, err = ports("mesh-exclude-outbound-ports", c.excludeOutbound); err != nil {
+		return err
+	}
+	if c.exclusions.InboundPorts, err = ports("mesh-exclude-inbound-ports", c.excludeIn); err != nil {
+		return err
+	}
+	for _, text := range c.excludeNetworks {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p.Addr().Is4In6() {
+			return fmt.Errorf("--mesh-exclude-outbound-networks %q: give networks such as 10.0.0.0/8 or fd00::/8", text)
+		}
+		c.exclusions.OutboundNetworks = append(c.exclusions.OutboundNetworks, p.Masked())
+	}
+	if !c.enabled() && (len(c.excludeOutbound) > 0 || len(c.excludeIn) > 0 || len(c.excludeNetworks) > 0) {
+		return fmt.Errorf("--mesh-exclude-outbound-ports, --mesh-exclude-outbound-networks and --mesh-exclude-inbound-ports have no effect without --mesh-cgroups: remove them")
+	}
+	return nil
+}
+
+func ports(flag string, texts []string) (all []uint16, err error) {
+	for _, text := range texts {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 {
+			return nil, fmt.Errorf("--%s %q: give ports from 1 to 65535", flag, text)
+		}
+		all = append(all, uint16(port))
+	}
+	return all, nil
+}
+
+func (c *config) options(o *datapath.Options) {
+	if c.enabled() {
+		o.Mesh = &datapath.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID}
+	}
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mesh is the sidecar shortcut as a component of the agent: connections of applications go to the proxy beside
+// them without netfilter (internal/mesh).
+package mesh
+
+import (
+	"fmt"
+
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/metrics"
+)
+
+// New returns the sidecar shortcut. It is enabled by --mesh-cgroups.
+func New() *component.Component {
+	c := &config{}
+	bpf := datapath.Mesh()
+	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+}
+
+// running is a running sidecar shortcut.
+type running struct {
+	env      component.Env
+	shortcut *mesh.Shortcut
+}
+
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if !c.enabled() {
+		return &component.Instance{}, nil
+	}
+	shortcut, err := mesh.New(env.Datapath, mesh.Config{Cgroups: c.cgroups, InboundPort: c.inboundPort, Exclusions: c.exclusions, Log: env.Log})
+	if err != nil {
+		return nil, err
+	}
+	r := &running{env, shortcut}
+	return &component.Instance{
+		Start: shortcut.Start, Repair: func() []string { shortcut.Repair(); return nil }, Audit: shortcut.Audit,
+		Status: r.status, Conditions: shortcut.Conditions, Metrics: r.metrics,
+	}, nil
+}
+
+// podsServed returns the numbers of pods whose connections go to a proxy, and of all.
+func (r *running) podsServed() (served, all int) {
+	for _, p := range r.shortcut.Pods() {
+		all++
+		if p.Failed == "" && p.Namespace != 0 {
+			served++
+		}
+	}
+	return served, all
+}
+
+func (r *running) status(s *inspect.Status) {
+	served, all := r.podsServed()
+	state := fmt.Sprintf("%d of %d pods", served, all)
+	if counts, err := datapath.ReadMeshCounters(r.env.BPFFS); err == nil && counts != nil {
+		state += fmt.Sprintf("; connections to proxies: outbound %d, inbound %d; refused without a proxy %d", counts.Outbound, counts.Inbound, counts.Refused)
+	}
+	s.Components = append(s.Components, inspect.ComponentStatus{Name: "mesh", State: state})
+}
+
+func (r *running) metrics() ([]inspect.Metric, error) {
+	counts, err := datapath.ReadMeshCounters(r.env.BPFFS)
+	if err != nil || counts == nil {
+		return nil, err
+	}
+	served, all := r.podsServed()
+	b := metrics.NewBatch()
+	b.Add("beeline_mesh_pods", float64(served), "state", "served")
+	b.Add("beeline_mesh_pods", float64(all-served), "state", "waiting")
+	b.Add("beeline_mesh_connections_total", float64(counts.Outbound), "direction", "outbound")
+	b.Add("beeline_mesh_connections_total", float64(counts.Inbound), "direction", "inbound")
+	b.Add("beeline_mesh_refused_total", float64(counts.Refused))
+	b.Add("beeline_mesh_unnamed_total", float64(counts.Unnamed))
+	b.Add("beeline_mesh_listeners_unserved_total", float64(counts.Listeners))
+	return b.Metrics, nil
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/kernelclock"
+)
+
+// MeshOptions configure the sidecar shortcut.
+type MeshOptions struct {
+	// The proxy listens for connections of applications and for those from other hosts.
+	OutboundPort, InboundPort uint16
+	// A process with one of these is the proxy.
+	ProxyUID, ProxyGID uint32
+}
+
+// MeshComponent is the name of the sidecar shortcut.
+const MeshComponent = "mesh"
+
+// Mesh is the sidecar shortcut, enabled by Options.Mesh. Its programs are not at the agent's cgroup but at those of
+// pods, and in their network namespaces (AttachMesh, AttachMeshInbound).
+func Mesh() *Component {
+	return &Component{
+		Name: MeshComponent, Objects: (*Datapath).meshObjects, Tables: meshTables, Constants: meshConstants,
+		attached: attachedMesh, replace: (*Datapath).replaceMesh, detach: detachMesh,
+	}
+}
+
+// meshHooks are at the cgroup of each pod, in the order of attachment: what tells the destination comes before what
+// redirects.
+var meshHooks = []CgroupHook{
+	{"getpeername4", MeshProgBeelineMeshGetpeername4, ebpf.AttachCgroupInet4GetPeername, nil},
+	{"getpeername6", MeshProgBeelineMeshGetpeername6, ebpf.AttachCgroupInet6GetPeername, nil},
+	{"getsockopt", MeshProgBeelineMeshGetsockopt, ebpf.AttachCGroupGetsockopt, nil},
+	{"sockops", MeshProgBeelineMeshSockops, ebpf.AttachCGroupSockOps, nil},
+	{"connect4", MeshProgBeelineMeshConnect4, ebpf.AttachCGroupInet4Connect, nil},
+	{"connect6", MeshProgBeelineMeshConnect6, ebpf.AttachCGroupInet6Connect, nil},
+}
+
+// Sizes of the tables of the sidecar shortcut.
+const (
+	meshHandshakeLimit = 65536
+	// meshPodLimit is the number of pods whose proxies have places for listeners.
+	meshPodLimit       = 2048
+	meshExclusionLimit = 4096
+)
+
+var meshTables = []Table{
+	{Name: MeshMapMeshOrigins, Kind: StateTable},
+	// An entry lasts for a handshake. The size is fixed, so none is lost by a copy.
+	{Name: MeshMapMeshHandshakes, Kind: StateTable, Fixed: meshHandshakeLimit, Copy: StartEmpty},
+	// Sockets cannot be copied: AttachMeshInbound finds the listeners again.
+	{Name: MeshMapMeshListeners, Kind: StateTable, Fixed: meshPodLimit * uint32(MeshListeners), Copy: StartEmpty},
+	{Name: MeshMapMeshExcludedPorts, Kind: ConfigTable, Fixed: meshExclusionLimit, Copy: CopyEntries, Remedy: "exclude fewer ports with --mesh-exclude-outbound-ports and --mesh-exclude-inbound-ports"},
+	{Name: MeshMapMeshExcludedNetworks, Kind: ConfigTable, Fixed: meshExclusionLimit, Copy: CopyEntries, Remedy: "exclude fewer and larger networks with --mesh-exclude-outbound-networks"},
+	{Name: MeshMapMeshCounts, Kind: CounterTable, Copy: StartEmpty},
+}
+
+var meshConstants = map[string]ConstantValue{
+	MeshVarMeshOutboundPort: ofMesh(func(o *MeshOptions) any { return o.OutboundPort }),
+	MeshVarMeshInboundPort:  ofMesh(func(o *MeshOptions) any { return o.InboundPort }),
+	MeshVarMeshProxyUid:     ofMesh(func(o *MeshOptions) any { return o.ProxyUID }),
+	MeshVarMeshProxyGid:     ofMesh(func(o *MeshOptions) any { return o.ProxyGID }),
+	MeshInboundVarMeshNetns: objectValue, // loadMeshInbound sets it
+}
+
+func ofMesh(value func(*MeshOptions) any) ConstantValue {
+	return func(d *Datapath) (any, error) { return value(d.options.Mesh), nil }
+}
+
+// meshObjects returns the object for the cgroups of pods. That for their namespaces is loaded for each of these.
+func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
+	if d.options.Mesh == nil {
+		return nil, nil
+	}
+	mesh, err := LoadMesh()
+	return []*ebpf.CollectionSpec{mesh}, err
+}
+
+// MeshExclusions are the connections that do not go to the proxy.
+type MeshExclusions struct {
+	OutboundPorts, InboundPorts []uint16
+	OutboundNetworks            []netip.Prefix
+}
+
+// MeshListeners is the number of listeners of a proxy that the tables hold.
+const MeshListeners = int(MeshMeshSizeMESH_LISTENERS)
+
+// SetMeshExclusions writes the exclusions to the tables. The component must be enabled.
+func (d *Datapath) SetMeshExclusions(e MeshExclusions) error {
+	ports, networks := map[MeshMeshPort]uint32{}, map[NetworkKey]uint32{}
+	for direction, list := range map[MeshMeshDirection][]uint16{
+		MeshMeshDirectionMESH_OUTBOUND: e.OutboundPorts, MeshMeshDirectionMESH_INBOUND: e.InboundPorts,
+	} {
+		for _, port := range list {
+			ports[MeshMeshPort{Port: port, Direction: uint16(direction)}] = 1
+		}
+	}
+	for _, p := range e.OutboundNetworks {
+		key := NetworkKey{Prefixlen: uint32(p.Bits()), Address: AddressFrom(p.Addr())}
+		if p.Addr().Is4() {
+			key.Prefixlen += 96
+		}
+		networks[key] = 1
+	}
+	return errors.Join(
+		setContents(kernelHash[MeshMeshPort, uint32]{MeshMapMeshExcludedPorts, d.maps[MeshMapMeshExcludedPorts]}, ports),
+		setContents(kernelHash[NetworkKey, uint32]{MeshMapMeshExcludedNetworks, d.maps[MeshMapMeshExcludedNetworks]}, networks))
+}
+
+// setContents adds what is missing in a table, and then deletes what is too much.
+func setContents[K, V comparable](table Hash[K, V], wanted map[K]V) error {
+	have, err := table.All()
+	if err != nil {
+		return err
+	}
+	for k, v := range wanted {
+		if old, there := have[k]; there && old == v {
+			continue
+		}
+		if err := table.Put(k, v); err != nil {
+			return err
+		}
+	}
+	for k := range have {
+		if _, keep := wanted[k]; !keep {
+			err = errors.Join(err, table.Delete(k))
+		}
+	}
+	return err
+}
+
+// meshHandshakeAge is longer than a handshake lasts: the kernel gives up after about two minutes (tcp_syn_retries).
+const meshHandshakeAge = 10 * time.Minute
+
+// ForgetMeshHandshakes deletes entries of handshakes whose end no program has seen, because their cgroup was removed.
+func (d *Datapath) ForgetMeshHandshakes() error {
+	table := kernelHash[MeshMeshTuple, MeshMeshHandshake]{MeshMapMeshHandshakes, d.maps[MeshMapMeshHandshakes]}
+	all, err := table.All()
+	if err != nil {
+		return err
+	}
+	now := kernelclock.Now()
+	for tuple, h := range all {
+		if h.Since+uint64(meshHandshakeAge) < now {
+			err = errors.Join(err, table.Delete(tuple))
+		}
+	}
+	return err
+}
+
+// MeshCounters count since the tables were made.
+type MeshCounters = MeshMeshCounters
+
+// ReadMeshCounters sums the counters of the sidecar shortcut over all CPUs; nil if there is none.
+//
+// Errors: ErrOtherCounters.
+func ReadMeshCounters(bpffs string) (*MeshCounters, error) {
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, MeshMapMeshCounts), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the counters of the sidecar shortcut under %s: %w", bpffs, err)
+	}
+	defer m.Close()
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(MeshCounters{}) {
+		return nil, ErrOtherCounters
+	}
+	var perCPU []MeshCounters
+	if err := m.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("read the counters of the sidecar shortcut: %w", err)
+	}
+	sum := &MeshCounters{}
+	for _, c := range perCPU {
+		sum.Outbound += c.Outbound
+		sum.Unnamed += c.Unnamed
+		sum.Inbound += c.Inbound
+		sum.Refused += c.Refused
+		sum.Listeners += c.Listeners
+	}
+	return sum, nil
+}

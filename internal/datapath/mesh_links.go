@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/internal/netns"
+)
+
+// The links of the sidecar shortcut are pinned as links/mesh-CGROUP-HOOK, with the id of the pod's cgroup. The hook in
+// its network namespace is inbound_COOKIE.
+
+const meshInbound = "inbound_"
+
+// A meshLink is a pinned link at a pod.
+type meshLink struct {
+	path   string
+	cgroup uint64
+	hook   string
+	// netns is the cookie of the namespace; 0: the link is at the cgroup.
+	netns   uint64
+	program ebpf.ProgramID
+	// detached: the cgroup or namespace is gone.
+	detached bool
+}
+
+func meshLinkPath(bpffs string, cgroup uint64, hook string) string {
+	return filepath.Join(bpffs, "links", fmt.Sprintf("%s-%d-%s", MeshComponent, cgroup, hook))
+}
+
+// parseMeshLink is the inverse of meshLinkPath.
+func parseMeshLink(path string) (l meshLink, ok bool) {
+	parts := strings.Split(filepath.Base(path), "-")
+	if len(parts) != 3 || parts[0] != MeshComponent {
+		return l, false
+	}
+	cgroup, err := strconv.ParseUint(parts[1], 10, 64)
+	if err != nil {
+		return l, false
+	}
+	l = meshLink{path: path, cgroup: cgroup, hook: parts[2]}
+	if cookie, inbound := strings.CutPrefix(l.hook, meshInbound); inbound {
+		l.netns, err = strconv.ParseUint(cookie, 10, 64)
+		return l, err == nil
+	}
+	return l, slices.ContainsFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
+}
+
+// meshLinks lists the pinned links at pods.
+func meshLinks(bpffs string) (all []meshLink, err error) {
+	paths, err := filepath.Glob(filepath.Join(bpffs, "links", MeshComponent+"-*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		l, ok := parseMeshLink(path)
+		if !ok {
+			continue
+		}
+		pinned, err := link.LoadPinnedLink(path, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
+		}
+		info, err := pinned.Info()
+		pinned.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
+		}
+		l.program, l.detached = info.Program, !linkAttached(info)
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// attachedMesh finds the programs at pods.
+func attachedMesh(bpffs string) (all []attachedProgram, err error) {
+	links, err := meshLinks(bpffs)
+	for _, l := range links {
+		all = append(all, attachedProgram{l.program, fmt.Sprintf("%s of cgroup %d", l.hook, l.cgroup)})
+	}
+	return all, err
+}
+
+// replaceMesh replaces the programs of an earlier agent at pods.
+func (d *Datapath) replaceMesh() error {
+	links, err := meshLinks(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if err := d.replaceMeshLink(&l); err != nil {
+			return fmt.Errorf("replace %s of cgroup %d: %w", l.hook, l.cgroup, err)
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) replaceMeshLink(l *meshLink) error {
+	if l.detached {
+		return l.remove()
+	}
+	pinned, err := link.LoadPinnedLink(l.path, nil)
+	if err != nil {
+		return err
+	}
+	defer pinned.Close()
+	if l.netns == 0 {
+		i := slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
+		return pinned.Update(d.program(meshHooks[i].Program))
+	}
+	program, err := d.loadMeshInbound(l.netns)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	return pinned.Update(program)
+}
+
+// remove detaches the program.
+func (l *meshLink) remove() error {
+	pinned, err := link.LoadPinnedLink(l.path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if l.detached { // the kernel refuses to detach it again
+		return errors.Join(pinned.Unpin(), pinned.Close())
+	}
+	return takeDown(pinned)
+}
+
+// detachMesh detaches the programs from all pods.
+func detachMesh(bpffs string) error {
+	links, err := meshLinks(bpffs)
+	if err != nil {
+		return err
+	}
+	return removeMeshLinks(links)
+}
+
+// removeMeshLinks removes what redirects first, in reverse order of attachment.
+func removeMeshLinks(links []meshLink) error {
+	slices.SortFunc(links, func(a, b meshLink) int { return b.rank() - a.rank() })
+	for _, l := range links {
+		if err := l.remove(); err != nil {
+			return fmt.Errorf("detach %s from cgroup %d: %w", l.hook, l.cgroup, err)
+		}
+	}
+	return nil
+}
+
+// rank is the position in the order of attachment.
+func (l *meshLink) rank() int {
+	if l.netns != 0 {
+		return len(meshHooks)
+	}
+	return slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
+}
+
+// A MeshPod is a pod with programs of the sidecar shortcut.
+type MeshPod struct {
+	Cgroup uint64 // id: the inode of its directory
+	// Outbound: all programs are at its cgroup.
+	Outbound bool
+	// Inbound are the cookies of the network namespaces with a program.
+	Inbound []uint64
+}
+
+// MeshPods lists the pods with programs, by the id of their cgroup. Those that are gone are not among them.
+func (d *Datapath) MeshPods() (map[uint64]*MeshPod, error) {
+	links, err := meshLinks(d.options.BPFFS)
+	all, hooks := map[uint64]*MeshPod{}, map[uint64]int{}
+	for _, l := range links {
+		if l.detached {
+			continue
+		}
+		p := all[l.cgroup]
+		if p == nil {
+			p = &MeshPod{Cgroup: l.cgroup}
+			all[l.cgroup] = p
+		}
+		if l.netns != 0 {
+			p.Inbound = append(p.Inbound, l.netns)
+			continue
+		}
+		hooks[l.cgroup]++
+		p.Outbound = hooks[l.cgroup] == len(meshHooks)
+	}
+	return all, err
+}
+
+// AttachMesh attaches the programs to the cgroup of a pod, unless they are there.
+func (d *Datapath) AttachMesh(directory string) error {
+	id, err := cgroupID(directory)
+	if err != nil {
+		return err
+	}
+	there := func(info *link.Info) bool { return info.Cgroup().CgroupId == id }
+	for _, h := range meshHooks {
+		program := d.program(h.Program)
+		err := d.attachPinned(meshLinkPath(d.options.BPFFS, id, h.Name), program, there, func() (link.Link, error) {
+			return link.AttachCgroup(link.CgroupOptions{Path: directory, Attach: h.Attach, Program: program})
+		})
+		if err != nil {
+			return fmt.Errorf("attach %s to %s: %w", h.Name, directory, err)
+		}
+	}
+	return nil
+}
+
+// AttachMeshInbound attaches the program for connections from other hosts to the network namespace of a pod.
+func (d *Datapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespace) error {
+	cookie, err := namespace.Cookie()
+	if err != nil {
+		return err
+	}
+	program, err := d.loadMeshInbound(cookie)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	there := func(info *link.Info) bool { return uint64(info.NetNs().NetnsInode) == namespace.Inode }
+	return d.attachPinned(meshLinkPath(d.options.BPFFS, cgroup, meshInbound+strconv.FormatUint(cookie, 10)), program, there, func() (link.Link, error) {
+		return link.AttachNetNs(namespace.FD(), program)
+	})
+}
+
+// DetachMesh detaches all programs of a pod, by the id of its cgroup.
+func (d *Datapath) DetachMesh(cgroup uint64) error {
+	return d.removeMesh(func(l meshLink) bool { return l.cgroup == cgroup })
+}
+
+// ForgetMesh removes the pins of links whose cgroup or namespace is gone.
+func (d *Datapath) ForgetMesh() error {
+	return d.removeMesh(func(l meshLink) bool { return l.detached })
+}
+
+func (d *Datapath) removeMesh(chosen func(meshLink) bool) error {
+	links, err := meshLinks(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	return removeMeshLinks(slices.DeleteFunc(links, func(l meshLink) bool { return !chosen(l) }))
+}
+
+// loadMeshInbound loads the program for a network namespace.
+func (d *Datapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
+	spec, err := LoadMeshInbound()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.prepareMaps(spec); err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[MeshInboundVarMeshNetns].Set(cookie); err != nil {
+		return nil, err
+	}
+	loaded, err := d.loadObjects([]*ebpf.CollectionSpec{spec})
+	return loaded[MeshInboundProgBeelineMeshInbound], err
+}
+
+// MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace.
+func (d *Datapath) MeshListenersOf(cookie uint64) (all []uint64) {
+	for place := range uint32(MeshListeners) {
+		var socket uint64
+		if d.maps[MeshMapMeshListeners].Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place}, &socket) == nil {
+			all = append(all, socket)
+		}
+	}
+	return all
+}
+
+// AddMeshListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
+func (d *Datapath) AddMeshListener(cookie uint64, fd int) error {
+	for place := range uint32(MeshListeners) {
+		key, socket := MeshMeshListenerKey{Netns: cookie, Place: place}, uint64(fd)
+		err := d.maps[MeshMapMeshListeners].Update(&key, &socket, ebpf.UpdateNoExist)
+		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
+			return err
+		}
+	}
+	return fmt.Errorf("the proxy has more than %d sockets that listen for inbound connections", MeshListeners)
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// TestSidecars: connections of three pods go through their proxies, which ran before the agent.
+func TestSidecars(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "--mesh-exclude-outbound-ports=8081", "--mesh-exclude-inbound-ports=8081")
+	w.agent.Flags = append(w.agent.Flags, "--mesh-exclude-outbound-networks="+w.Host("b2").Addr4.String()+"/32,"+w.Host("b2").Addr6.String()+"/128")
+	w.must(w.folder.Put("web", node.Service("web", 1), node.Slices("web", w.Host("b1"))[0], node.Slices("web", w.Host("b1"))[1]))
+	sidecars := []*sidecar{w.startProxy(envoy, "a1"), w.startProxy(haproxy, "a2"), w.startProxy(nginx, "a3")}
+	w.startAgent()
+	for _, s := range sidecars {
+		t.Run(s.name, func(t *testing.T) {
+			w := w.in(t)
+			w.inbound(s)
+			if s.outbound {
+				w.outbound(s)
+			}
+			w.untouched(s)
+			w.restartOfProxy(s)
+		})
+	}
+	if n := w.handshakes(); n != 0 {
+		t.Errorf("%d handshakes were not forgotten", n)
+	}
+	t.Run("agent", func(t *testing.T) { w.in(t).restartOfAgent(sidecars[0]) })
+}
+
+// addressesOf returns a pod's addresses in both families.
+func addressesOf(h *lab.Host, port uint16) []netip.AddrPort {
+	return []netip.AddrPort{netip.AddrPortFrom(h.Addr4, port), netip.AddrPortFrom(h.Addr6, port)}
+}
+
+// inbound: the proxy gets connections from other hosts, with the client's address and the destination.
+func (w *world) inbound(s *sidecar) {
+	w.t.Helper()
+	for i, to := range addressesOf(s.pod, lab.PortTCP) {
+		client := addressesOf(w.Host("client"), 0)[i].Addr()
+		conn := w.open("client", to, lab.DialOptions{})
+		answer := w.ask(conn)
+		if answer.Pod != s.pod.Name || answer.Peer.Addr() == client || answer.Local != to {
+			w.t.Errorf("inbound to %s: the application sees %+v, want its pod's proxy", to, answer)
+		}
+		conn.Close()
+		w.eventually("the proxy has logged "+to.String(), func() bool {
+			return s.proxied(client.String(), to.String()) || s.proxied(client.String(), haproxyName(to))
+		})
+	}
+}
+
+// haproxyName is an address as haproxy writes it: IPv6 without brackets.
+func haproxyName(a netip.AddrPort) string {
+	return strings.NewReplacer("[", "", "]", "").Replace(a.String())
+}
+
+// outbound: the proxy gets connections of the application, with their destination, and the application sees none of it.
+func (w *world) outbound(s *sidecar) {
+	w.t.Helper()
+	for _, c := range []struct {
+		name    string
+		to      netip.AddrPort
+		options lab.DialOptions
+	}{
+		{"IPv4", netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP), lab.DialOptions{}},
+		{"IPv4-mapped", netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP), lab.DialOptions{V4Mapped: true}},
+		{"bound to the pod's address", netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP), lab.DialOptions{Local: netip.AddrPortFrom(s.pod.Addr4, 0)}},
+		{"IPv6", netip.AddrPortFrom(w.Host("b1").Addr6, lab.PortTCP), lab.DialOptions{}},
+		{"Service", netip.MustParseAddrPort("10.96.0.1:80"), lab.DialOptions{}},
+		{"IPv6 Service", netip.MustParseAddrPort("[fd00:96::1]:80"), lab.DialOptions{}},
+		{"own address", netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), lab.DialOptions{}},
+	} {
+		if c.to.Addr().Is6() && !s.outbound6 {
+			continue
+		}
+		conn := w.open(s.pod.Name, c.to, c.options)
+		if !c.options.Local.IsValid() && !local(conn).IsLoopback() {
+			w.t.Errorf("%s: the connection to %s has the source %s: it does not go to the proxy", c.name, c.to, local(conn))
+		}
+		if remote(conn) != c.to {
+			w.t.Errorf("%s: getpeername returns %s, want %s", c.name, remote(conn), c.to)
+		}
+		w.halfClose(c.name, conn)
+		w.eventually(c.name+": the proxy has logged "+c.to.String(), func() bool {
+			return s.proxied(local(conn).String(), c.to.String())
+		})
+	}
+	w.short(s, 1000)
+}
+
+// halfClose: what the application sends before it closes its side arrives, and is answered after that.
+func (w *world) halfClose(name string, conn net.Conn) {
+	w.t.Helper()
+	text := strings.Repeat("x", 30000)
+	if _, err := io.WriteString(conn, text+"\n"); err != nil {
+		w.t.Errorf("%s: %v", name, err)
+	}
+	w.must(conn.(*net.TCPConn).CloseWrite())
+	if all, err := io.ReadAll(conn); err != nil || !strings.Contains(string(all), text) {
+		w.t.Errorf("%s: after half-close %d bytes are returned (%v)", name, len(all), err)
+	}
+	conn.Close()
+}
+
+// short opens many connections, one after the other.
+func (w *world) short(s *sidecar, n int) {
+	w.t.Helper()
+	to := netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
+	for i := range n {
+		conn := w.open(s.pod.Name, to, lab.DialOptions{})
+		if _, err := io.WriteString(conn, "x\n"); err != nil {
+			w.t.Fatalf("connection %d: %v", i, err)
+		}
+		if n, err := conn.Read(make([]byte, 1)); n != 1 {
+			w.t.Fatalf("connection %d: %v", i, err)
+		}
+		conn.Close()
+	}
+}
+
+// untouched: connections that are excluded, on loopback, or the proxy's own do not go to the proxy.
+func (w *world) untouched(s *sidecar) {
+	w.t.Helper()
+	for _, c := range []struct {
+		name, from string
+		to, peer   netip.AddrPort
+	}{
+		{"excluded port", s.pod.Name, netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortHTTP), netip.AddrPortFrom(s.pod.Addr4, 0)},
+		{"excluded network", s.pod.Name, netip.AddrPortFrom(w.Host("b2").Addr4, lab.PortTCP), netip.AddrPortFrom(s.pod.Addr4, 0)},
+		{"excluded IPv6 network", s.pod.Name, netip.AddrPortFrom(w.Host("b2").Addr6, lab.PortTCP), netip.AddrPortFrom(s.pod.Addr6, 0)},
+		{"loopback", s.pod.Name, netip.MustParseAddrPort("127.0.0.1:8080"), netip.MustParseAddrPort("127.0.0.1:0")},
+		{"IPv6 loopback", s.pod.Name, netip.MustParseAddrPort("[::1]:8080"), netip.MustParseAddrPort("[::1]:0")},
+		{"excluded inbound port", "client", netip.AddrPortFrom(s.pod.Addr6, lab.PortHTTP), netip.AddrPortFrom(w.Host("client").Addr6, 0)},
+	} {
+		conn := w.open(c.from, c.to, lab.DialOptions{})
+		if local(conn) != c.peer.Addr() || remote(conn) != c.to {
+			w.t.Errorf("%s: the connection to %s is from %s to %s, want from %s", c.name, c.to, local(conn), remote(conn), c.peer.Addr())
+		}
+		if c.to.Port() == lab.PortTCP {
+			if answer := w.ask(conn); answer.Peer.Addr() != c.peer.Addr() {
+				w.t.Errorf("%s: the server sees %s, want %s", c.name, answer.Peer, c.peer.Addr())
+			}
+		}
+		conn.Close()
+	}
+}
+
+// restartOfProxy: without a proxy nothing passes it by, and a new one is found.
+func (w *world) restartOfProxy(s *sidecar) {
+	w.t.Helper()
+	in, out := netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
+	s.end()
+	if conn, err := w.dial("client", in, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		w.t.Errorf("without a proxy a client connects to %s: %v, %v", in, conn, err)
+	}
+	if conn, err := w.dial(s.pod.Name, out, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
+		w.t.Errorf("without a proxy the application connects to %s: %v, %v", out, conn, err)
+	}
+	*s = *w.startProxyAgain(s)
+	w.inbound(s)
+	if s.outbound {
+		w.ask(w.open(s.pod.Name, out, lab.DialOptions{}))
+	}
+}
+
+// startProxyAgain starts a proxy that ends with the whole test and not with this part.
+func (w *world) startProxyAgain(s *sidecar) *sidecar {
+	w.t.Helper()
+	whole := *w
+	whole.t = w.whole
+	return whole.startProxy(s.proxy, s.pod.Name)
+}
+
+// restartOfAgent: without an agent connections go on, and a proxy can be restarted; another agent takes over.
+func (w *world) restartOfAgent(s *sidecar) {
+	w.t.Helper()
+	in, out := netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
+	w.must(w.agent.Kill())
+	w.restartOfProxy(s)
+	through := []net.Conn{w.open("client", in, lab.DialOptions{}), w.open(s.pod.Name, out, lab.DialOptions{})}
+	w.startAgent()
+	for _, conn := range append(through, w.open("client", in, lab.DialOptions{}), w.open(s.pod.Name, out, lab.DialOptions{})) {
+		w.ask(conn)
+	}
+	w.restartOfProxy(s)
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// patience bounds all waiting. No result depends on it: what works takes milliseconds.
+const patience = time.Minute
+
+var envoyProgram string
+
+// A world is a lab with a server in each pod, and an agent on node-a.
+type world struct {
+	*lab.Lab
+	t      *testing.T // of this part
+	whole  *testing.T
+	folder *node.Folder
+	agent  *node.Agent
+}
+
+// newWorld makes a world whose agent does not run yet, with the sidecar shortcut for the pods of node-a.
+func newWorld(t *testing.T, flags ...string) *world {
+	t.Helper()
+	w := &world{Lab: lab.New(t), t: t, whole: t, folder: &node.Folder{Path: t.TempDir()}}
+	sources, err := node.Sources()
+	w.must(err)
+	envoyProgram, err = filepath.EvalSymlinks(filepath.Join(sources, "build/envoy/envoy"))
+	if err != nil {
+		t.Fatalf("%v: run scripts/envoy", err)
+	}
+	w.must(w.StartServers())
+	w.must(w.folder.Put("cluster", node.Cluster(w.Lab)...))
+	var cgroups []string
+	for _, pod := range w.Host("node-a").Pods() {
+		cgroups = append(cgroups, pod.Cgroup)
+	}
+	w.agent = &node.Agent{Host: w.Host("node-a"), Program: program, Manifests: w.folder.Path, MaxFlows: 16384, Log: &node.Log{},
+		Flags: append([]string{"--edge-mode=off", "--mesh-cgroups=" + strings.Join(cgroups, ",")}, flags...)}
+	t.Cleanup(func() {
+		if err := w.agent.Kill(); err != nil {
+			t.Errorf("the agent ended before it was killed: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("the agent printed:\n%s", w.agent.Log)
+		}
+	})
+	return w
+}
+
+// startAgent starts the agent and waits until the pods are served.
+func (w *world) startAgent() {
+	w.t.Helper()
+	w.must(w.agent.Start())
+	w.eventually("all pods are served", func() bool {
+		s, err := w.agent.Status()
+		if err != nil {
+			return false
+		}
+		for _, c := range s.Components {
+			if c.Name == "mesh" && strings.HasPrefix(c.State, "3 of 3 pods") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// in is the world for a subtest.
+func (w *world) in(t *testing.T) *world {
+	sub := *w
+	sub.t = t
+	return &sub
+}
+
+// must ends the test if a step fails that is not under test.
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// eventually waits until ok returns true.
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// folderOf makes a folder that belongs to a user. Those of testing.T are closed to others.
+func (w *world) folderOf(user int) string {
+	w.t.Helper()
+	folder, err := os.MkdirTemp("", "beeline-mesh-")
+	w.must(err)
+	w.t.Cleanup(func() { os.RemoveAll(folder) })
+	w.must(os.Chown(folder, user, user))
+	return folder
+}
+
+// listens reports whether a TCP socket of a host listens at a port, of any family.
+func (w *world) listens(host *lab.Host, port int) (found bool) {
+	w.t.Helper()
+	w.must(host.Do(func() error {
+		for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				if f := strings.Fields(line); len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+					found = true
+				}
+			}
+		}
+		return nil
+	}))
+	return found
+}
+
+// dial connects from a host.
+func (w *world) dial(host string, to netip.AddrPort, options lab.DialOptions) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+	defer cancel()
+	conn, err := w.Host(host).DialWith(ctx, options, "tcp", to.String())
+	if err == nil {
+		conn.SetDeadline(time.Now().Add(patience / 2))
+		w.t.Cleanup(func() { conn.Close() })
+	}
+	return conn, err
+}
+
+// open is dial for a connection that has to work.
+func (w *world) open(host string, to netip.AddrPort, options lab.DialOptions) net.Conn {
+	w.t.Helper()
+	conn, err := w.dial(host, to, options)
+	w.must(err)
+	return conn
+}
+
+// ask sends a request over a connection.
+func (w *world) ask(conn net.Conn) lab.Answer {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+	defer cancel()
+	answer, err := lab.Ask(ctx, conn, "hello")
+	w.must(err)
+	return answer
+}
+
+// handshakes returns the number of handshakes whose destination the proxy is still to learn.
+func (w *world) handshakes() (n int) {
+	w.t.Helper()
+	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshHandshakes), nil)
+	w.must(err)
+	defer m.Close()
+	var k datapath.MeshMeshTuple
+	var v datapath.MeshMeshHandshake
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		n++
+	}
+	w.must(it.Err())
+	return n
+}
+
+func local(conn net.Conn) netip.Addr {
+	return conn.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+}
+
+func remote(conn net.Conn) netip.AddrPort {
+	a := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
