@@ -6,6 +6,7 @@
  *   getpeername4, getpeername6   return the destination
  *   sockops                      give the destination to the proxy's socket; find its listeners
  *   getsockopt                   SO_ORIGINAL_DST
+ *   sk_msg                       messages skip TCP (mesh/sockmap.h)
  *
  * The kernel runs the programs of a cgroup before those of its ancestors. So the proxy is told the
  * address of a Service, and Beeline's Service programs translate the proxy's own connections. */
@@ -118,15 +119,24 @@ int beeline_mesh_sockops(struct bpf_sock_ops *ctx)
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 		mesh_connects(ctx, sk);
 		break;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		mesh_connected(ctx, sk);
+		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		mesh_accepts(ctx, sk);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		if (ctx->args[1] == MESH_TCP_CLOSE)
-			mesh_closes(ctx, sk);
+			mesh_closes(ctx);
 		break;
 	}
 	return 1;
+}
+
+SEC("sk_msg")
+int beeline_mesh_message(struct sk_msg_md *msg)
+{
+	return mesh_message(msg);
 }
 
 SEC("cgroup/getsockopt")

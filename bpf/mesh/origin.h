@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "mesh/policy.h"
+#include "mesh/sockmap.h"
 
 #define AF_INET6 10
 
@@ -40,6 +41,13 @@ static __always_inline void mesh_tuple_of(const volatile struct bpf_sock_ops *ct
 	t->reserved = 0;
 }
 
+/* Returns whether both ends of a connection are in this network namespace. */
+static __always_inline int mesh_is_local(const struct mesh_tuple *t)
+{
+	return address_is_loopback(&t->local) || address_is_loopback(&t->remote) ||
+	       address_equal(&t->local, &t->remote);
+}
+
 static __always_inline void mesh_tuple_reverse(struct mesh_tuple *t)
 {
 	struct address local = t->local;
@@ -58,32 +66,49 @@ static __always_inline void mesh_connects(struct bpf_sock_ops *ctx, struct bpf_s
 	struct mesh_handshake handshake = {};
 	struct mesh_tuple tuple;
 
-	if (!origin || origin->end != MESH_CLIENT)
+	if (!origin || origin->end == MESH_ACCEPTED)
 		return;
 	mesh_tuple_of(ctx, &tuple);
+	if (origin->end == MESH_PROXY && !mesh_is_local(&tuple))
+		return;
 	handshake.origin = *origin;
 	handshake.cookie = bpf_get_socket_cookie(ctx);
 	handshake.since = bpf_ktime_get_ns();
 	if (bpf_map_update_elem(&mesh_handshakes, &tuple, &handshake, BPF_ANY)) {
-		MESH_COUNT(unnamed);
+		if (origin->end == MESH_CLIENT)
+			MESH_COUNT(unnamed);
 		return;
 	}
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
-/* The client's socket is closed. */
-static __always_inline void mesh_closes(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
+/* The handshake has ended at the socket that has connected. */
+static __always_inline void mesh_connected(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
-	struct mesh_origin *origin = bpf_sk_storage_get(&mesh_origins, sk, 0, 0);
+	struct mesh_origin *origin;
+	struct mesh_tuple tuple;
+
+	if (!mesh_sockmap)
+		return;
+	origin = bpf_sk_storage_get(&mesh_origins, sk, 0, 0);
+	if (!origin || origin->end == MESH_ACCEPTED)
+		return;
+	mesh_tuple_of(ctx, &tuple);
+	if (mesh_is_local(&tuple))
+		mesh_join(ctx, sk, &tuple);
+}
+
+/* A socket is closed. */
+static __always_inline void mesh_closes(struct bpf_sock_ops *ctx)
+{
 	struct mesh_handshake *handshake;
 	struct mesh_tuple tuple;
 
-	if (!origin || origin->end != MESH_CLIENT)
-		return;
 	mesh_tuple_of(ctx, &tuple);
 	handshake = bpf_map_lookup_elem(&mesh_handshakes, &tuple);
 	if (handshake && handshake->cookie == bpf_get_socket_cookie(ctx))
 		bpf_map_delete_elem(&mesh_handshakes, &tuple);
+	mesh_leave(ctx, &tuple);
 }
 
 static __always_inline void mesh_origin_of_accepted(struct bpf_sock *sk,
@@ -104,23 +129,27 @@ static __always_inline void mesh_origin_of_accepted(struct bpf_sock *sk,
 /* The handshake has ended at a socket that accept() will return. */
 static __always_inline void mesh_accepts(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
+	struct mesh_tuple own, client;
 	struct mesh_handshake *handshake;
-	struct mesh_tuple tuple;
 
-	mesh_tuple_of(ctx, &tuple);
-	if (tuple.local_port != mesh_outbound_port) {
+	mesh_tuple_of(ctx, &own);
+	if (!mesh_is_local(&own)) {
 		/* A socket of the proxy if its listener was chosen by mesh_inbound.bpf.c. Its own
 		 * address is then the destination. */
-		if (mesh_takes_inbound(&tuple.remote, &tuple.local, tuple.local_port))
-			mesh_origin_of_accepted(sk, &tuple.local, bpf_htons(tuple.local_port));
+		if (mesh_takes_inbound(&own.remote, &own.local, own.local_port))
+			mesh_origin_of_accepted(sk, &own.local, bpf_htons(own.local_port));
 		return;
 	}
-	mesh_tuple_reverse(&tuple);
-	handshake = bpf_map_lookup_elem(&mesh_handshakes, &tuple);
+	client = own;
+	mesh_tuple_reverse(&client);
+	handshake = bpf_map_lookup_elem(&mesh_handshakes, &client);
 	if (!handshake)
 		return;
-	mesh_origin_of_accepted(sk, &handshake->origin.address, handshake->origin.port);
-	bpf_map_delete_elem(&mesh_handshakes, &tuple);
+	if (handshake->origin.end == MESH_CLIENT)
+		mesh_origin_of_accepted(sk, &handshake->origin.address, handshake->origin.port);
+	bpf_map_delete_elem(&mesh_handshakes, &client);
+	if (mesh_sockmap)
+		mesh_join(ctx, sk, &own);
 }
 
 /* A socket begins to listen. */

@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "mesh/policy.h"
+#include "mesh/sockmap.h"
 
 enum { MESH_REFUSE = 0, MESH_PROCEED = 1 };
 
@@ -27,6 +28,20 @@ static __always_inline void mesh_proxy_address(struct address *a)
 	words[3] = bpf_htonl(1);
 }
 
+/* A destination stays as it is. The socket may have been connected before, elsewhere. */
+static __always_inline void mesh_stays(struct bpf_sock_addr *ctx)
+{
+	struct mesh_origin *origin;
+
+	if (!mesh_sockmap || !mesh_is_proxy()) {
+		bpf_sk_storage_delete(&mesh_origins, ctx->sk);
+		return;
+	}
+	origin = bpf_sk_storage_get(&mesh_origins, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (origin)
+		origin->end = MESH_PROXY;
+}
+
 /* Returns MESH_PROCEED and `*port` 0 if the destination stays. Else `a` and `port`, in network byte
  * order, are where to connect to. */
 static __always_inline int mesh_connect(struct bpf_sock_addr *ctx, struct address *a, __be16 *port)
@@ -34,8 +49,7 @@ static __always_inline int mesh_connect(struct bpf_sock_addr *ctx, struct addres
 	struct mesh_origin *origin;
 
 	if (!mesh_takes_outbound(a, bpf_ntohs(*port))) {
-		/* A socket may be connected again, elsewhere. */
-		bpf_sk_storage_delete(&mesh_origins, ctx->sk);
+		mesh_stays(ctx);
 		*port = 0;
 		return MESH_PROCEED;
 	}

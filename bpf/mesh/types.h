@@ -10,6 +10,7 @@
 enum mesh_end {
 	MESH_CLIENT = 1, /* the application's, which connected */
 	MESH_ACCEPTED,	 /* the proxy's, which accept() returns */
+	MESH_PROXY,	 /* the proxy's, which connects: it has no other destination */
 };
 
 /* The destination that a client asked for, stored with both sockets of its connection. */
@@ -36,6 +37,12 @@ struct mesh_handshake {
 	__u64 since;  /* CLOCK_MONOTONIC, ns */
 };
 
+/* A socket whose messages may skip TCP. */
+struct mesh_member {
+	__u64 cookie;
+	__u64 sock; /* address of its struct tcp_sock */
+};
+
 /* Several sockets listen at the proxy's port for inbound connections: one for each family, thread
  * and generation of the proxy. With SO_REUSEPORT the kernel balances among all of them, if any is
  * found here. */
@@ -56,9 +63,13 @@ struct mesh_port {
 };
 
 struct mesh_counters {
-	__u64 outbound;	 /* connect() calls redirected to the proxy */
-	__u64 unnamed;	 /* of these: no room to tell the proxy the destination */
-	__u64 inbound;	 /* SYNs from outside redirected to the proxy */
-	__u64 refused;	 /* SYNs from outside refused, because the proxy does not listen */
-	__u64 listeners; /* of the proxy that had no place in the table */
+	__u64 outbound;	  /* connect() calls redirected to the proxy */
+	__u64 unnamed;	  /* of these: no room to tell the proxy the destination */
+	__u64 inbound;	  /* SYNs from outside redirected to the proxy */
+	__u64 refused;	  /* SYNs from outside refused, because the proxy does not listen */
+	__u64 listeners;  /* of the proxy that had no place in the table */
+	__u64 joined;	  /* sockets whose messages may skip TCP */
+	__u64 not_joined; /* sockets for which there was no room */
+	__u64 skipped;	  /* messages that skipped TCP */
+	__u64 by_tcp;	  /* messages of such sockets that took TCP */
 };

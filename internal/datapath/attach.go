@@ -311,7 +311,12 @@ func ReadCounters(bpffs string) (*SocketCounters, error) {
 	if err := m.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read the counters: %w", err)
 	}
-	sum := &SocketCounters{}
+	return sumOf(perCPU), nil
+}
+
+// sumOf adds up structures of counters, field by field.
+func sumOf[T any](perCPU []T) *T {
+	sum := new(T)
 	total := reflect.ValueOf(sum).Elem()
 	for _, c := range perCPU {
 		for i := range total.NumField() {
@@ -320,5 +325,5 @@ func ReadCounters(bpffs string) (*SocketCounters, error) {
 			}
 		}
 	}
-	return sum, nil
+	return sum
 }

@@ -21,6 +21,8 @@ type MeshOptions struct {
 	OutboundPort, InboundPort uint16
 	// A process with one of these is the proxy.
 	ProxyUID, ProxyGID uint32
+	// Sockmap lets messages between applications and proxies skip TCP.
+	Sockmap bool
 }
 
 // MeshComponent is the name of the sidecar shortcut.
@@ -49,6 +51,7 @@ var meshHooks = []CgroupHook{
 // Sizes of the tables of the sidecar shortcut.
 const (
 	meshHandshakeLimit = 65536
+	meshSocketLimit    = 65536
 	// meshPodLimit is the number of pods whose proxies have places for listeners.
 	meshPodLimit       = 2048
 	meshExclusionLimit = 4096
@@ -60,6 +63,9 @@ var meshTables = []Table{
 	{Name: MeshMapMeshHandshakes, Kind: StateTable, Fixed: meshHandshakeLimit, Copy: StartEmpty},
 	// Sockets cannot be copied: AttachMeshInbound finds the listeners again.
 	{Name: MeshMapMeshListeners, Kind: StateTable, Fixed: meshPodLimit * uint32(MeshListeners), Copy: StartEmpty},
+	// Sockets join when they are established. Those in a table of another layout take TCP from now on.
+	{Name: MeshMapMeshSockets, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
+	{Name: MeshMapMeshMembers, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshExcludedPorts, Kind: ConfigTable, Fixed: meshExclusionLimit, Copy: CopyEntries, Remedy: "exclude fewer ports with --mesh-exclude-outbound-ports and --mesh-exclude-inbound-ports"},
 	{Name: MeshMapMeshExcludedNetworks, Kind: ConfigTable, Fixed: meshExclusionLimit, Copy: CopyEntries, Remedy: "exclude fewer and larger networks with --mesh-exclude-outbound-networks"},
 	{Name: MeshMapMeshCounts, Kind: CounterTable, Copy: StartEmpty},
@@ -70,6 +76,12 @@ var meshConstants = map[string]ConstantValue{
 	MeshVarMeshInboundPort:  ofMesh(func(o *MeshOptions) any { return o.InboundPort }),
 	MeshVarMeshProxyUid:     ofMesh(func(o *MeshOptions) any { return o.ProxyUID }),
 	MeshVarMeshProxyGid:     ofMesh(func(o *MeshOptions) any { return o.ProxyGID }),
+	MeshVarMeshSockmap: ofMesh(func(o *MeshOptions) any {
+		if o.Sockmap {
+			return uint8(1)
+		}
+		return uint8(0)
+	}),
 	MeshInboundVarMeshNetns: objectValue, // loadMeshInbound sets it
 }
 
@@ -83,6 +95,9 @@ func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
 		return nil, nil
 	}
 	mesh, err := LoadMesh()
+	if err == nil && !d.options.Mesh.Sockmap {
+		delete(mesh.Programs, MeshProgBeelineMeshMessage)
+	}
 	return []*ebpf.CollectionSpec{mesh}, err
 }
 
@@ -180,13 +195,5 @@ func ReadMeshCounters(bpffs string) (*MeshCounters, error) {
 	if err := m.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read the counters of the sidecar shortcut: %w", err)
 	}
-	sum := &MeshCounters{}
-	for _, c := range perCPU {
-		sum.Outbound += c.Outbound
-		sum.Unnamed += c.Unnamed
-		sum.Inbound += c.Inbound
-		sum.Refused += c.Refused
-		sum.Listeners += c.Listeners
-	}
-	return sum, nil
+	return sumOf(perCPU), nil
 }

@@ -87,6 +87,9 @@ var groups = []group{
 	{"The sidecar shortcut", "Only with --mesh-cgroups.", []Family{
 		{"beeline_mesh_pods", gaugeKind, []string{"state"}, "Pods of --mesh-cgroups: served if their connections go to their proxy in both directions, else waiting.", nil},
 		{"beeline_mesh_connections_total", counterKind, []string{"direction"}, "Connections that were redirected to a proxy: outbound for calls of connect(2), inbound for SYNs from other hosts.", nil},
+		{"beeline_mesh_messages_total", counterKind, []string{"path"}, "With --mesh-sockmap, messages below 64 KiB between applications and proxies: sockmap for those that skipped TCP, tcp for the others.", nil},
+		{"beeline_mesh_sockets_joined_total", counterKind, nil, "With --mesh-sockmap, sockets whose messages may skip TCP.", nil},
+		{"beeline_mesh_sockets_unserved_total", counterKind, nil, "With --mesh-sockmap, sockets that always take TCP, because there was no room in the tables.", nil},
 		{"beeline_mesh_refused_total", counterKind, nil, "SYNs from other hosts that were refused because no proxy listened in the pod.", nil},
 		{"beeline_mesh_unnamed_total", counterKind, nil, "Connections whose proxy did not learn the destination, because there was no memory or too many connections were beginning.", nil},
 		{"beeline_mesh_listeners_unserved_total", counterKind, nil, "Sockets of proxies that listen for inbound connections and have no place in the table, which has 16 for each pod.", nil},

@@ -45,7 +45,7 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
 		Pods:        &datapath.PodOptions{},
 		Gateway:     &datapath.GatewayOptions{},
-		Mesh:        &datapath.MeshOptions{OutboundPort: 15001, InboundPort: 15006},
+		Mesh:        &datapath.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)

@@ -37,7 +37,24 @@ func TestSidecars(t *testing.T) {
 	if n := w.handshakes(); n != 0 {
 		t.Errorf("%d handshakes were not forgotten", n)
 	}
-	t.Run("agent", func(t *testing.T) { w.in(t).restartOfAgent(sidecars[0]) })
+	t.Run("agent", func(t *testing.T) { w.in(t).restartOfAgent(sidecars[0], "--mesh-sockmap") })
+	for _, s := range sidecars {
+		t.Run(s.name+" by sockmap", func(t *testing.T) {
+			w, before := w.in(t), w.counts()
+			w.inbound(s)
+			if s.outbound {
+				w.outbound(s)
+			}
+			w.untouched(s)
+			if now := w.counts(); now.Skipped == before.Skipped {
+				t.Errorf("no message skipped TCP: %+v before, %+v now", before, now)
+			}
+		})
+	}
+	t.Run("sockmap", func(t *testing.T) {
+		sidecars[0].end()
+		w.in(t).sockmap(sidecars[0].pod)
+	})
 }
 
 // addressesOf returns a pod's addresses in both families.
@@ -184,13 +201,14 @@ func (w *world) startProxyAgain(s *sidecar) *sidecar {
 	return whole.startProxy(s.proxy, s.pod.Name)
 }
 
-// restartOfAgent: without an agent connections go on, and a proxy can be restarted; another agent takes over.
-func (w *world) restartOfAgent(s *sidecar) {
+// restartOfAgent: without an agent connections go on, and a proxy can be restarted; another agent, with other flags, takes over.
+func (w *world) restartOfAgent(s *sidecar, flags ...string) {
 	w.t.Helper()
 	in, out := netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
 	w.must(w.agent.Kill())
 	w.restartOfProxy(s)
 	through := []net.Conn{w.open("client", in, lab.DialOptions{}), w.open(s.pod.Name, out, lab.DialOptions{})}
+	w.agent.Flags = append(w.agent.Flags, flags...)
 	w.startAgent()
 	for _, conn := range append(through, w.open("client", in, lab.DialOptions{}), w.open(s.pod.Name, out, lab.DialOptions{})) {
 		w.ask(conn)

@@ -17,10 +17,11 @@ import (
 // config is the configuration of the sidecar shortcut.
 type config struct {
 	cgroups                    []string
-	outboundPort, inboundPort uint16
+	outboundPort, inboundPort  uint16
 	proxyUID, proxyGID         uint32
 	excludeOutbound, excludeIn []string // ports
 	excludeNetworks            []string
+	sockmap                    bool
 	exclusions                 datapath.MeshExclusions
 }
 
@@ -40,6 +41,7 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.excludeOutbound, "mesh-exclude-outbound-ports", nil, "with --mesh-cgroups, ports to which applications connect without the proxy")
 	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups, networks (CIDR) to which applications connect without the proxy")
 	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups, ports of pods that other hosts reach without the proxy")
+	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups, let messages below 64 KiB between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it breaks")
 }
 
 func (c *config) enabled() bool { return len(c.cgroups) > 0 }
@@ -66,6 +68,9 @@ func (c *config) complete(*service.Config) (err error) {
 		}
 		c.exclusions.OutboundNetworks = append(c.exclusions.OutboundNetworks, p.Masked())
 	}
+	if c.sockmap && !c.enabled() {
+		return fmt.Errorf("--mesh-sockmap has no effect without --mesh-cgroups: remove it")
+	}
 	if !c.enabled() && (len(c.excludeOutbound) > 0 || len(c.excludeIn) > 0 || len(c.excludeNetworks) > 0) {
 		return fmt.Errorf("--mesh-exclude-outbound-ports, --mesh-exclude-outbound-networks and --mesh-exclude-inbound-ports have no effect without --mesh-cgroups: remove them")
 	}
@@ -85,6 +90,6 @@ func ports(flag string, texts []string) (all []uint16, err error) {
 
 func (c *config) options(o *datapath.Options) {
 	if c.enabled() {
-		o.Mesh = &datapath.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID}
+		o.Mesh = &datapath.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
 	}
 }

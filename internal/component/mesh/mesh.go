@@ -58,6 +58,9 @@ func (r *running) status(s *inspect.Status) {
 	state := fmt.Sprintf("%d of %d pods", served, all)
 	if counts, err := datapath.ReadMeshCounters(r.env.BPFFS); err == nil && counts != nil {
 		state += fmt.Sprintf("; connections to proxies: outbound %d, inbound %d; refused without a proxy %d", counts.Outbound, counts.Inbound, counts.Refused)
+		if counts.Joined > 0 {
+			state += fmt.Sprintf("; messages by sockmap %d, by TCP %d", counts.Skipped, counts.ByTcp)
+		}
 	}
 	s.Components = append(s.Components, inspect.ComponentStatus{Name: "mesh", State: state})
 }
@@ -73,6 +76,10 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	b.Add("beeline_mesh_pods", float64(all-served), "state", "waiting")
 	b.Add("beeline_mesh_connections_total", float64(counts.Outbound), "direction", "outbound")
 	b.Add("beeline_mesh_connections_total", float64(counts.Inbound), "direction", "inbound")
+	b.Add("beeline_mesh_messages_total", float64(counts.Skipped), "path", "sockmap")
+	b.Add("beeline_mesh_messages_total", float64(counts.ByTcp), "path", "tcp")
+	b.Add("beeline_mesh_sockets_joined_total", float64(counts.Joined))
+	b.Add("beeline_mesh_sockets_unserved_total", float64(counts.NotJoined))
 	b.Add("beeline_mesh_refused_total", float64(counts.Refused))
 	b.Add("beeline_mesh_unnamed_total", float64(counts.Unnamed))
 	b.Add("beeline_mesh_listeners_unserved_total", float64(counts.Listeners))

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Messages between an application and its proxy go from the sender's socket to the receiver's queue
+ * of messages (struct sk_psock) and skip TCP.
+ *
+ * The receiver reads that queue before what TCP has received. So a message may skip TCP only while
+ * the receiver has read all that the sender has sent by TCP, which the sequence numbers tell. What
+ * may not takes TCP, in order and with its flow control:
+ *
+ *   - what is sent before both sockets are known;
+ *   - large messages, and all while the receiver's queue is long or TCP is short of memory, because
+ *     the queue has no limit of its own;
+ *   - what is sent after the peer's FIN: the kernel frees the queue as soon as both FINs are
+ *     acknowledged, read or not;
+ *   - sockets with another protocol on top (TLS in the kernel, MPTCP). */
+#pragma once
+
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "mesh/policy.h"
+
+/* Whether to use it. Set by the loader. */
+const volatile __u8 mesh_sockmap = 0;
+
+/* The sockets of connections between applications and proxies, by their own tuple. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__uint(max_entries, 65536);
+	__type(key, struct mesh_tuple);
+	__type(value, __u64);
+} mesh_sockets SEC(".maps");
+
+/* The same sockets for reading: programs of this type cannot look up `mesh_sockets`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct mesh_tuple);
+	__type(value, struct mesh_member);
+} mesh_members SEC(".maps");
+
+/* A message of this size and more takes TCP, which is as fast then. */
+#define MESH_LARGE 65536
+/* The largest number of messages in the queue of a receiver. */
+#define MESH_QUEUE 16
+
+/* Linux: include/net/sock.h, include/linux/tcp.h, include/net/inet_connection_sock.h,
+ * include/linux/skmsg.h */
+struct list_head {
+	struct list_head *next;
+} __attribute__((preserve_access_index));
+
+struct sk_psock {
+	struct list_head ingress_msg;
+} __attribute__((preserve_access_index));
+
+struct proto {
+	unsigned long *memory_pressure;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	__s64 counter;
+} atomic64_t;
+
+struct sock_common {
+	atomic64_t skc_cookie;
+	unsigned char skc_state;
+	struct proto *skc_prot;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+	void *sk_user_data;
+} __attribute__((preserve_access_index));
+
+struct tcp_ulp_ops;
+
+struct inet_sock {
+	struct sock sk;
+} __attribute__((preserve_access_index));
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+	const struct tcp_ulp_ops *icsk_ulp_ops;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u32 copied_seq;
+	__u32 write_seq;
+} __attribute__((preserve_access_index));
+
+#define MESH_ESTABLISHED     1 /* TCP_ESTABLISHED */
+/* Bits of sk_user_data that are not of the pointer: SK_USER_DATA_PTRMASK. The bit of a psock is
+ * SK_USER_DATA_PSOCK. */
+#define MESH_USER_DATA_FLAGS 7UL
+#define MESH_USER_DATA_PSOCK 4UL
+
+/* Adds a socket at the end of its handshake. Data in a SYN (TCP Fast Open) has taken TCP. */
+static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
+				      struct mesh_tuple *tuple)
+{
+	struct mesh_member member = {.cookie = bpf_get_socket_cookie(ctx)};
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+	if (!tcp)
+		return;
+	member.sock = (__u64)tcp;
+	if (bpf_map_update_elem(&mesh_members, tuple, &member, BPF_ANY))
+		goto full;
+	if (bpf_sock_hash_update(ctx, &mesh_sockets, tuple, BPF_ANY)) {
+		bpf_map_delete_elem(&mesh_members, tuple);
+		goto full;
+	}
+	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+	MESH_COUNT(joined);
+	return;
+full:
+	MESH_COUNT(not_joined);
+}
+
+/* The kernel removes a closed socket from `mesh_sockets`. */
+static __always_inline void mesh_leave(struct bpf_sock_ops *ctx, struct mesh_tuple *tuple)
+{
+	struct mesh_member *member = bpf_map_lookup_elem(&mesh_members, tuple);
+
+	if (member && member->cookie == bpf_get_socket_cookie(ctx))
+		bpf_map_delete_elem(&mesh_members, tuple);
+}
+
+/* Returns whether the queue of a socket has room for a message. */
+static __always_inline int mesh_queue_has_room(const struct tcp_sock *peer)
+{
+	unsigned long data =
+		(unsigned long)BPF_CORE_READ(peer, inet_conn.icsk_inet.sk.sk_user_data);
+	struct sk_psock *psock = (void *)(data & ~MESH_USER_DATA_FLAGS);
+	struct list_head *head, *entry;
+
+	if (!psock || !(data & MESH_USER_DATA_PSOCK))
+		return 0;
+	head = (void *)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
+	entry = head;
+	for (int i = 0; i < MESH_QUEUE; i++) {
+		if (bpf_core_read(&entry, sizeof(entry), &entry->next) || !entry)
+			return 0;
+		if (entry == head)
+			return 1;
+	}
+	return 0;
+}
+
+static __always_inline int mesh_has_memory(const struct tcp_sock *tcp)
+{
+	unsigned long *at =
+		BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.__sk_common.skc_prot, memory_pressure);
+	unsigned long pressure = 1;
+
+	return at && !bpf_probe_read_kernel(&pressure, sizeof(pressure), at) && !pressure;
+}
+
+/* Returns whether a message may skip TCP. The receiver's memory may belong to another socket by
+ * now, but then the cookie differs. */
+static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh_member *member)
+{
+	const struct tcp_sock *peer = (void *)member->sock;
+
+	__u64 cookie = BPF_CORE_READ(peer, inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter);
+
+	return tcp->inet_conn.icsk_inet.sk.__sk_common.skc_state == MESH_ESTABLISHED &&
+	       !tcp->inet_conn.icsk_ulp_ops && cookie == member->cookie &&
+	       BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
+	       !BPF_CORE_READ(peer, inet_conn.icsk_ulp_ops) && mesh_queue_has_room(peer) &&
+	       mesh_has_memory(tcp);
+}
+
+/* The tuple of the peer of the socket that sends. */
+static __always_inline void mesh_peer_tuple(const volatile struct sk_msg_md *msg,
+					    struct mesh_tuple *t)
+{
+	__u32 local6[4] = {msg->local_ip6[0], msg->local_ip6[1], msg->local_ip6[2],
+			   msg->local_ip6[3]};
+	__u32 remote6[4] = {msg->remote_ip6[0], msg->remote_ip6[1], msg->remote_ip6[2],
+			    msg->remote_ip6[3]};
+	__u32 family = msg->family, local4 = msg->local_ip4, remote4 = msg->remote_ip4;
+
+	address_of_socket(&t->local, family, remote4, remote6);
+	address_of_socket(&t->remote, family, local4, local6);
+	t->netns = bpf_get_netns_cookie((void *)msg);
+	t->local_port = bpf_ntohl(msg->remote_port);
+	t->remote_port = msg->local_port;
+	t->reserved = 0;
+}
+
+static __always_inline int mesh_message(struct sk_msg_md *msg)
+{
+	struct mesh_member *member;
+	struct mesh_tuple peer;
+	struct tcp_sock *tcp;
+
+	if (msg->size >= MESH_LARGE || !msg->sk)
+		return SK_PASS;
+	mesh_peer_tuple(msg, &peer);
+	member = bpf_map_lookup_elem(&mesh_members, &peer);
+	tcp = bpf_skc_to_tcp_sock(msg->sk);
+	if (!member || !tcp || !mesh_may_skip(tcp, member) ||
+	    bpf_msg_redirect_hash(msg, &mesh_sockets, &peer, BPF_F_INGRESS) != SK_PASS) {
+		MESH_COUNT(by_tcp);
+		return SK_PASS;
+	}
+	MESH_COUNT(skipped);
+	return SK_PASS;
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+)
+
+// sockmap: what skips TCP arrives as it would by TCP. The test is application and proxy itself, in a pod whose proxy
+// does not run.
+func (w *world) sockmap(pod *lab.Host) {
+	w.t.Helper()
+	listener, err := pod.Listen("tcp", "127.0.0.1:15001")
+	w.must(err)
+	w.t.Cleanup(func() { listener.Close() })
+	for _, c := range []struct {
+		name string
+		test func(t *testing.T, from, to *net.TCPConn)
+	}{
+		{"random sizes", randomSizes},
+		{"the reader waits", backPressure},
+		{"half-close", halfCloseUnread},
+		{"an answer after the FIN", answerAfterFIN},
+		{"reset", reset},
+	} {
+		for _, fromProxy := range []bool{false, true} {
+			w.t.Run(fmt.Sprintf("%s, from the proxy %v", c.name, fromProxy), func(t *testing.T) {
+				before := w.counts()
+				application, proxy := w.in(t).pair(pod, listener)
+				if fromProxy {
+					application, proxy = proxy, application
+				}
+				c.test(t, application, proxy)
+				if now := w.counts(); now.Skipped == before.Skipped {
+					t.Errorf("no message skipped TCP: %+v before, %+v now", before, now)
+				}
+			})
+		}
+	}
+}
+
+// pair returns both ends of a connection between an application and a proxy.
+func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *net.TCPConn) {
+	w.t.Helper()
+	application = w.open(pod.Name, netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP), lab.DialOptions{}).(*net.TCPConn)
+	accepted, err := listener.Accept()
+	w.must(err)
+	w.t.Cleanup(func() { accepted.Close() })
+	accepted.SetDeadline(time.Now().Add(patience))
+	return application, accepted.(*net.TCPConn)
+}
+
+func (w *world) counts() *datapath.MeshCounters {
+	w.t.Helper()
+	c, err := datapath.ReadMeshCounters(w.agent.BPFFS())
+	w.must(err)
+	return c
+}
+
+// randomSizes sends messages both ways at once, some so large that they take TCP, to readers that pause now and then.
+func randomSizes(t *testing.T, from, to *net.TCPConn) {
+	var group sync.WaitGroup
+	for i, ends := range [][2]*net.TCPConn{{from, to}, {to, from}} {
+		const total = 16 << 20
+		var sent, received [sha256.Size]byte
+		random := rand.New(rand.NewPCG(uint64(i), 1))
+		group.Go(func() {
+			data := make([]byte, total)
+			for i := range data {
+				data[i] = byte(random.Uint32())
+			}
+			sent = sha256.Sum256(data)
+			for len(data) > 0 {
+				n := min(len(data), 1+random.IntN([]int{100, 5000, 200000}[random.IntN(3)]))
+				if _, err := ends[0].Write(data[:n]); err != nil {
+					t.Errorf("write: %v", err)
+					return
+				}
+				data = data[n:]
+			}
+			ends[0].CloseWrite()
+		})
+		group.Go(func() {
+			hash, buffer := sha256.New(), make([]byte, 30000)
+			for n := 0; ; n++ {
+				size, err := ends[1].Read(buffer)
+				hash.Write(buffer[:size])
+				if err == io.EOF {
+					break
+				}
+				if err != nil {
+					t.Errorf("read: %v", err)
+					return
+				}
+				if n%500 == 0 {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			hash.Sum(received[:0])
+		})
+		defer func() {
+			if sent != received {
+				t.Errorf("direction %d: what arrived differs from what was sent", i)
+			}
+		}()
+	}
+	group.Wait()
+}
+
+// backPressure sends until the reader, which does not read, holds it up. Then all of it arrives.
+func backPressure(t *testing.T, from, to *net.TCPConn) {
+	message := bytes.Repeat([]byte("0123456789abcdef"), 1024)
+	sent := 0
+	for {
+		from.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		n, err := from.Write(message)
+		sent += n
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", sent, err)
+		}
+		if sent > 64<<20 {
+			t.Fatalf("the sender was not held up after %d bytes", sent)
+		}
+	}
+	from.CloseWrite()
+	got, err := io.ReadAll(to)
+	for i := range got {
+		if got[i] != message[i%len(message)] {
+			t.Fatalf("byte %d of %d differs", i, sent)
+		}
+	}
+	if len(got) != sent || err != nil {
+		t.Errorf("%d bytes of %d arrived (%v)", len(got), sent, err)
+	}
+}
+
+// halfCloseUnread ends both directions before anything is read.
+func halfCloseUnread(t *testing.T, from, to *net.TCPConn) {
+	message := bytes.Repeat([]byte("x"), 1000)
+	for range 10 {
+		if _, err := from.Write(message); err != nil {
+			t.Fatal(err)
+		}
+	}
+	from.Close()
+	time.Sleep(10 * time.Millisecond)
+	if got, err := io.ReadAll(to); err != nil || len(got) != 10*len(message) {
+		t.Errorf("%d bytes arrived (%v)", len(got), err)
+	}
+}
+
+// answerAfterFIN answers an end that has closed its side, and closes before that has read the answer.
+func answerAfterFIN(t *testing.T, from, to *net.TCPConn) {
+	request, answer := []byte("request"), bytes.Repeat([]byte("y"), 5000)
+	if _, err := from.Write(request); err != nil {
+		t.Fatal(err)
+	}
+	from.CloseWrite()
+	if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, request) {
+		t.Errorf("the request arrives as %q (%v)", got, err)
+	}
+	if _, err := to.Write(answer); err != nil {
+		t.Fatal(err)
+	}
+	to.Close()
+	time.Sleep(10 * time.Millisecond)
+	if got, err := io.ReadAll(from); err != nil || !bytes.Equal(got, answer) {
+		t.Errorf("%d bytes of the answer arrive (%v)", len(got), err)
+	}
+}
+
+// reset aborts the connection.
+func reset(t *testing.T, from, to *net.TCPConn) {
+	if _, err := from.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := to.Read(make([]byte, 10)); n != 1 || err != nil {
+		t.Fatalf("%d bytes (%v)", n, err)
+	}
+	from.SetLinger(0)
+	from.Close()
+	if n, err := to.Read(make([]byte, 10)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%d bytes and %v, want ECONNRESET", n, err)
+	}
+}
