@@ -9,8 +9,6 @@
  *   - what is sent before both sockets are known;
  *   - large messages, and all while the receiver's queue is long or TCP is short of memory, because
  *     the queue has no limit of its own;
- *   - what is sent after the peer's FIN: the kernel frees the queue as soon as both FINs are
- *     acknowledged, read or not;
  *   - sockets with another protocol on top (TLS in the kernel, MPTCP). */
 #pragma once
 
@@ -67,7 +65,6 @@ typedef struct {
 
 struct sock_common {
 	atomic64_t skc_cookie;
-	unsigned char skc_state;
 	struct proto *skc_prot;
 } __attribute__((preserve_access_index));
 
@@ -169,8 +166,7 @@ static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh
 
 	__u64 cookie = BPF_CORE_READ(peer, inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter);
 
-	return tcp->inet_conn.icsk_inet.sk.__sk_common.skc_state == MESH_ESTABLISHED &&
-	       !tcp->inet_conn.icsk_ulp_ops && cookie == member->cookie &&
+	return !tcp->inet_conn.icsk_ulp_ops && cookie == member->cookie &&
 	       BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
 	       !BPF_CORE_READ(peer, inet_conn.icsk_ulp_ops) && mesh_queue_has_room(peer) &&
 	       mesh_has_memory(tcp);

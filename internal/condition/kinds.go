@@ -191,6 +191,9 @@ var (
 	MeshProxyMissing = register("MeshProxyMissing", Warning,
 		"No proxy listens at --mesh-inbound-port in a pod of --mesh-cgroups. Connections from other hosts to the pod are refused.",
 		"start the proxy in the pod, or correct --mesh-inbound-port")
+	MeshSockmapUnavailable = register("MeshSockmapUnavailable", Warning,
+		"--mesh-sockmap is set, and this kernel cannot do it without breaking programs. Messages between applications and proxies take TCP.",
+		"use a kernel without what the message names, or remove --mesh-sockmap").ofNode()
 	GatewayFailed = register("GatewayFailed", Warning,
 		"The gateway could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
 		"see the reason in the message; the agent retries").ofNode()

@@ -51,6 +51,9 @@ type Datapath struct {
 	Unshortened string
 	// Uncached is why there is no flow cache although the options enable it; empty otherwise.
 	Uncached string
+	// Unskipped is why messages between applications and proxies take TCP although the options let them skip it;
+	// empty otherwise.
+	Unskipped string
 
 	options    Options
 	components componentList // Options.Components

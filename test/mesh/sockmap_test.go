@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/lab"
 )
@@ -36,6 +38,8 @@ func (w *world) sockmap(pod *lab.Host) {
 		{"the reader waits", backPressure},
 		{"half-close", halfCloseUnread},
 		{"an answer after the FIN", answerAfterFIN},
+		{"unread at the end", unreadAtEnd},
+		{"SIOCINQ", bytesToRead},
 		{"reset", reset},
 	} {
 		for _, fromProxy := range []bool{false, true} {
@@ -165,6 +169,36 @@ func halfCloseUnread(t *testing.T, from, to *net.TCPConn) {
 	if got, err := io.ReadAll(to); err != nil || len(got) != 10*len(message) {
 		t.Errorf("%d bytes arrived (%v)", len(got), err)
 	}
+}
+
+// unreadAtEnd reads only after both ends have closed their side.
+func unreadAtEnd(t *testing.T, from, to *net.TCPConn) {
+	if _, err := from.Write(make([]byte, 5000)); err != nil {
+		t.Fatal(err)
+	}
+	to.CloseWrite()
+	time.Sleep(10 * time.Millisecond)
+	from.Close()
+	time.Sleep(10 * time.Millisecond)
+	if got, err := io.ReadAll(to); err != nil || len(got) != 5000 {
+		t.Errorf("%d bytes arrive (%v)", len(got), err)
+	}
+}
+
+// bytesToRead asks how much there is to read, as nginx does.
+func bytesToRead(t *testing.T, from, to *net.TCPConn) {
+	if _, err := from.Write(make([]byte, 5000)); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := to.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw.Control(func(fd uintptr) {
+		if n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ); n != 5000 || err != nil {
+			t.Errorf("%d bytes are to be read (%v)", n, err)
+		}
+	})
 }
 
 // answerAfterFIN answers an end that has closed its side, and closes before that has read the answer.

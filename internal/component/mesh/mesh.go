@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
@@ -36,9 +37,12 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return nil, err
 	}
 	r := &running{env, shortcut}
+	if reason := env.Datapath.Unskipped; reason != "" {
+		env.Log.Error(reason)
+	}
 	return &component.Instance{
 		Start: shortcut.Start, Repair: func() []string { shortcut.Repair(); return nil }, Audit: shortcut.Audit,
-		Status: r.status, Conditions: shortcut.Conditions, Metrics: r.metrics,
+		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
 	}, nil
 }
 
@@ -63,6 +67,14 @@ func (r *running) status(s *inspect.Status) {
 		}
 	}
 	s.Components = append(s.Components, inspect.ComponentStatus{Name: "mesh", State: state})
+}
+
+func (r *running) conditions() condition.List {
+	all := r.shortcut.Conditions()
+	if reason := r.env.Datapath.Unskipped; reason != "" {
+		all = append(all, condition.MeshSockmapUnavailable.New("%s", reason))
+	}
+	return all
 }
 
 func (r *running) metrics() ([]inspect.Metric, error) {
