@@ -34,7 +34,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
@@ -126,6 +126,10 @@ build/monitoring: $(MONITORING)/go.mod $(MONITORING)/go.sum | setup $(SUITE)
 
 monitoring: build/monitoring ## build the Prometheus and the promtool that tests run (minutes, once)
 
+build/envoy: test/mesh/requirements.txt scripts/envoy | setup
+	scripts/envoy
+	@touch $@
+
 demo: build ## show Services at work in a lab (root)
 	CGO_ENABLED=0 go build -o bin/demo ./test/demo
 	bin/demo --program bin/beeline --lab-program bin/beeline-lab --manifests examples
@@ -133,7 +137,7 @@ demo: build ## show Services at work in a lab (root)
 check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
 	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
 
-test: build lint controlplane monitoring ## lint, and all tests except the slow ones (root)
+test: build lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
@@ -143,7 +147,7 @@ test: build lint controlplane monitoring ## lint, and all tests except the slow 
 		--beside --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
-test-full: build lint controlplane monitoring ## all tests, also those that -short skips above, with the race detector where it helps (root)
+test-full: build lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
@@ -156,7 +160,7 @@ test-full: build lint controlplane monitoring ## all tests, also those that -sho
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
 
-test-kernels: build ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
+test-kernels: build build/envoy ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
 
 # Of make soak and make fuzz; SEED=0 takes one from the clock, and prints it.

@@ -53,7 +53,8 @@ int beeline_mesh_inbound(struct bpf_sk_lookup *ctx)
 	mesh_lookup_addresses(ctx, &remote, &local);
 	if (!mesh_takes_inbound(&remote, &local, ctx->local_port))
 		return SK_PASS;
-	for (; key.place < MESH_LISTENERS; key.place++) {
+	for (__u32 i = 0; i < MESH_LISTENERS; i++) {
+		key.place = i; /* Linux 6.1 loses track of what helpers can read */
 		if (mesh_assign(ctx, &key)) {
 			MESH_COUNT(inbound);
 			return SK_PASS;

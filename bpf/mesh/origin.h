@@ -159,7 +159,8 @@ static __always_inline void mesh_listens(struct bpf_sock_ops *ctx)
 
 	if (ctx->local_port != mesh_inbound_port)
 		return;
-	for (; key.place < MESH_LISTENERS; key.place++) {
+	for (__u32 i = 0; i < MESH_LISTENERS; i++) {
+		key.place = i; /* Linux 6.1 loses track of what helpers can read */
 		if (!bpf_sock_hash_update(ctx, &mesh_listeners, &key, BPF_NOEXIST))
 			return;
 	}

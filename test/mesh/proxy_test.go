@@ -31,12 +31,21 @@ type proxy struct {
 	logs string
 }
 
+// envoyProgram is where scripts/envoy installs it.
+func envoyProgram() string {
+	path, err := filepath.Abs("../../build/envoy/envoy")
+	if err != nil {
+		panic(err)
+	}
+	return path
+}
+
 // envoy has its stock configuration for redirected connections, with a worker for each of two sockets that share the
 // port, and one socket for both families on the way out.
 var envoy = proxy{
 	name: "envoy", outbound: true, outbound6: true, logs: "from %s to %s",
 	argv: func(_, config string) []string {
-		return []string{envoyProgram, "--concurrency", "2", "--log-level", "warning", "--disable-hot-restart", "--file-flush-interval-msec", "50", "-c", config}
+		return []string{envoyProgram(), "--concurrency", "2", "--log-level", "warning", "--disable-hot-restart", "--file-flush-interval-msec", "50", "-c", config}
 	},
 	config: `
 static_resources:

@@ -41,6 +41,7 @@ func TestSidecars(t *testing.T) {
 	for _, s := range sidecars {
 		t.Run(s.name+" by sockmap", func(t *testing.T) {
 			w, before := w.in(t), w.counts()
+			w.needSockmap()
 			w.inbound(s)
 			if s.outbound {
 				w.outbound(s)
@@ -52,8 +53,9 @@ func TestSidecars(t *testing.T) {
 		})
 	}
 	t.Run("sockmap", func(t *testing.T) {
+		w.in(t).needSockmap()
 		sidecars[0].end()
-		w.in(t).sockmap(sidecars[0].pod)
+		w.in(t).sockmap(t, sidecars[0].pod)
 	})
 }
 

@@ -25,8 +25,8 @@ import (
 
 // sockmap: what skips TCP arrives as it would by TCP. The test is application and proxy itself, in a pod whose proxy
 // does not run.
-func (w *world) sockmap(pod *lab.Host) {
-	w.t.Helper()
+func (w *world) sockmap(t *testing.T, pod *lab.Host) {
+	t.Helper()
 	listener, err := pod.Listen("tcp", "127.0.0.1:15001")
 	w.must(err)
 	w.t.Cleanup(func() { listener.Close() })
@@ -43,7 +43,7 @@ func (w *world) sockmap(pod *lab.Host) {
 		{"reset", reset},
 	} {
 		for _, fromProxy := range []bool{false, true} {
-			w.t.Run(fmt.Sprintf("%s, from the proxy %v", c.name, fromProxy), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, from the proxy %v", c.name, fromProxy), func(t *testing.T) {
 				before := w.counts()
 				application, proxy := w.in(t).pair(pod, listener)
 				if fromProxy {

@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -23,25 +23,20 @@ import (
 // patience bounds all waiting. No result depends on it: what works takes milliseconds.
 const patience = time.Minute
 
-var envoyProgram string
-
 // A world is a lab with a server in each pod, and an agent on node-a.
 type world struct {
 	*lab.Lab
-	t      *testing.T // of this part
-	whole  *testing.T
+	t      testing.TB // of this part
+	whole  testing.TB
 	folder *node.Folder
 	agent  *node.Agent
 }
 
 // newWorld makes a world whose agent does not run yet, with the sidecar shortcut for the pods of node-a.
-func newWorld(t *testing.T, flags ...string) *world {
+func newWorld(t testing.TB, flags ...string) *world {
 	t.Helper()
 	w := &world{Lab: lab.New(t), t: t, whole: t, folder: &node.Folder{Path: t.TempDir()}}
-	sources, err := node.Sources()
-	w.must(err)
-	envoyProgram, err = filepath.EvalSymlinks(filepath.Join(sources, "build/envoy/envoy"))
-	if err != nil {
+	if _, err := os.Stat(envoyProgram()); err != nil {
 		t.Fatalf("%v: run scripts/envoy", err)
 	}
 	w.must(w.StartServers())
@@ -73,7 +68,7 @@ func (w *world) startAgent() {
 			return false
 		}
 		for _, c := range s.Components {
-			if c.Name == "mesh" && strings.HasPrefix(c.State, "3 of 3 pods") {
+			if c.Name == "mesh" && served(c.State) {
 				return true
 			}
 		}
@@ -81,8 +76,27 @@ func (w *world) startAgent() {
 	})
 }
 
+// served reports whether a state says that all pods are served.
+func served(state string) bool {
+	var some, all int
+	n, err := fmt.Sscanf(state, "%d of %d pods", &some, &all)
+	return n == 2 && err == nil && some == all
+}
+
+// needSockmap skips a test under a kernel under which messages take TCP.
+func (w *world) needSockmap() {
+	w.t.Helper()
+	s, err := w.agent.Status()
+	w.must(err)
+	for _, c := range s.Conditions {
+		if c.Code == condition.MeshSockmapUnavailable.Code {
+			w.t.Skip(c.Message)
+		}
+	}
+}
+
 // in is the world for a subtest.
-func (w *world) in(t *testing.T) *world {
+func (w *world) in(t testing.TB) *world {
 	sub := *w
 	sub.t = t
 	return &sub
