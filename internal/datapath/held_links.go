@@ -84,7 +84,8 @@ func (d *Datapath) repinLinks() (repaired []string, err error) {
 	return repaired, nil
 }
 
-// linkAttached reports whether the cgroup, device or network namespace of a link exists, and the link is attached to it.
+// linkAttached reports whether the cgroup, device or network namespace of a link exists, and the link is attached to
+// it.
 func linkAttached(info *link.Info) bool {
 	if i := info.Cgroup(); i != nil {
 		return i.CgroupId != 0

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lacksForMessages returns why messages should not skip TCP under this kernel; empty: they may. It sends one between two
-// sockets of its own and asks the receiver how much there is to read (SIOCINQ): many kernels answer 0, and nginx, which
-// asks, then waits forever for what is there.
+// lacksForMessages returns why messages should not skip TCP under this kernel; empty: they may. It sends one between
+// two sockets of its own and asks the receiver how much there is to read (SIOCINQ): many kernels answer 0, and nginx,
+// which asks, then waits forever for what is there.
 func lacksForMessages() string {
 	const sent = 5
 	unread, err := unreadOfMessage(make([]byte, sent))

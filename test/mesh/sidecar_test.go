@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,6 +58,7 @@ func TestSidecars(t *testing.T) {
 		sidecars[0].end()
 		w.in(t).sockmap(t, sidecars[0].pod)
 	})
+	t.Run("without the flags", func(t *testing.T) { w.in(t).disabled(sidecars[1]) })
 }
 
 // addressesOf returns a pod's addresses in both families.
@@ -203,7 +205,30 @@ func (w *world) startProxyAgain(s *sidecar) *sidecar {
 	return whole.startProxy(s.proxy, s.pod.Name)
 }
 
-// restartOfAgent: without an agent connections go on, and a proxy can be restarted; another agent, with other flags, takes over.
+// disabled: an agent without the flags detaches everything.
+func (w *world) disabled(s *sidecar) {
+	w.t.Helper()
+	w.must(w.agent.Kill())
+	w.agent.Flags = []string{"--edge-mode=off"}
+	w.must(w.agent.Start())
+	for _, c := range []struct {
+		from *lab.Host
+		to   netip.AddrPort
+	}{
+		{w.Host("client"), netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP)},
+		{s.pod, netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)},
+	} {
+		if answer := w.ask(w.open(c.from.Name, c.to, lab.DialOptions{})); answer.Peer.Addr() != c.from.Addr4 {
+			w.t.Errorf("%s sees %s, want %s", answer.Pod, answer.Peer, c.from.Addr4)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(w.agent.BPFFS(), "*", "mesh*")); len(left) > 0 || err != nil {
+		w.t.Errorf("pins are left: %v (%v)", left, err)
+	}
+}
+
+// restartOfAgent: without an agent connections go on, and a proxy can be restarted; another agent, with other flags,
+// takes over.
 func (w *world) restartOfAgent(s *sidecar, flags ...string) {
 	w.t.Helper()
 	in, out := netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
