@@ -24,7 +24,7 @@ import (
 )
 
 // deadline bounds the waits of tests. No result depends on it.
-const deadline = time.Minute
+const deadline = 3 * time.Minute
 
 // quickly has short delays for tests.
 var quickly = timing{first: 10 * time.Millisecond, max: 100 * time.Millisecond, maxRefused: 200 * time.Millisecond, answer: deadline, starting: 50 * time.Millisecond}
