@@ -205,10 +205,15 @@ func (w *world) startProxyAgain(s *sidecar) *sidecar {
 	return whole.startProxy(s.proxy, s.pod.Name)
 }
 
-// disabled: an agent without the flags detaches everything.
+// disabled: an agent whose programs would run in the wrong order refuses to start; one without the flags detaches
+// everything.
 func (w *world) disabled(s *sidecar) {
 	w.t.Helper()
 	w.must(w.agent.Kill())
+	w.agent.Flags = []string{"--edge-mode=off", "--mesh-cgroups=" + w.agent.Host.CgroupRoot}
+	if err := w.agent.Start(); err == nil || !strings.Contains(err.Error(), "would run first") {
+		w.t.Errorf("an agent for its own cgroup: %v", err)
+	}
 	w.agent.Flags = []string{"--edge-mode=off"}
 	w.must(w.agent.Start())
 	for _, c := range []struct {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// TestFlags: what could have no effect, or another than meant, is refused with the flag's name.
+func TestFlags(t *testing.T) {
+	for flags, refused := range map[string]string{
+		"": "",
+		"--mesh-cgroups=/a,/b --mesh-exclude-outbound-ports=80,443 --mesh-exclude-outbound-networks=10.0.0.0/8,fd00::/8 --mesh-sockmap": "",
+		"--mesh-cgroups=a": "--mesh-cgroups",
+		"--mesh-cgroups=/a --mesh-outbound-port=15006":                          "--mesh-outbound-port",
+		"--mesh-cgroups=/a --mesh-inbound-port=0":                               "--mesh-inbound-port",
+		"--mesh-cgroups=/a --mesh-exclude-outbound-ports=http":                  "--mesh-exclude-outbound-ports",
+		"--mesh-cgroups=/a --mesh-exclude-inbound-ports=0":                      "--mesh-exclude-inbound-ports",
+		"--mesh-cgroups=/a --mesh-exclude-outbound-networks=10.0.0.1":           "--mesh-exclude-outbound-networks",
+		"--mesh-cgroups=/a --mesh-exclude-outbound-networks=::ffff:10.0.0.0/96": "--mesh-exclude-outbound-networks",
+		"--mesh-exclude-inbound-ports=80":                                       "without --mesh-cgroups",
+		"--mesh-sockmap":                                                        "without --mesh-cgroups",
+	} {
+		c, fs := &config{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+		c.addFlags(fs)
+		err := fs.Parse(strings.Fields(flags))
+		if err == nil {
+			err = c.complete(nil)
+		}
+		if refused == "" && err != nil || refused != "" && (err == nil || !strings.Contains(err.Error(), refused)) {
+			t.Errorf("%s: %v, want an error with %q", flags, err, refused)
+		}
+	}
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace.
+func (d *Datapath) MeshListenersOf(cookie uint64) (all []uint64) {
+	for place := range uint32(MeshListeners) {
+		var socket uint64
+		if d.maps[MeshMapMeshListeners].Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place}, &socket) == nil {
+			all = append(all, socket)
+		}
+	}
+	return all
+}
+
+// AddMeshListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
+func (d *Datapath) AddMeshListener(cookie uint64, fd int) error {
+	for place := range uint32(MeshListeners) {
+		key, socket := MeshMeshListenerKey{Netns: cookie, Place: place}, uint64(fd)
+		err := d.maps[MeshMapMeshListeners].Update(&key, &socket, ebpf.UpdateNoExist)
+		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
+			return err
+		}
+	}
+	return fmt.Errorf("the proxy has more than %d sockets that listen for inbound connections", MeshListeners)
+}
