@@ -15,7 +15,7 @@
 const volatile __u32 gateway_sets = 1;
 
 /* The multiplier of the words of a key that follow the tuple. The agent computes the same
- * (gateway.sumOf). */
+ * (GatewayKey.Sum). */
 #define GATEWAY_KEY_MIX 0xd6e8feb86659fd93ull
 
 /* Returns the sum of a key: its upper half selects the set, its lower half is the hash. The secret

@@ -19,6 +19,7 @@
 #include "gateway/netfilter_flow.h"
 #include "gateway/tunnel.h"
 #include "gateway/types.h"
+#include "lb/address.h"
 #include "netfilter/conntrack.h"
 #include "packet/access.h"
 #include "packet/length.h"
@@ -29,9 +30,6 @@
 
 /* The interval of checks, in ticks: 250 ms. */
 #define GATEWAY_CHECK	   240
-
-#define AF_INET		   2
-#define AF_INET6	   10
 
 /* Ages at which the kernel takes UDP for a stream, in ticks: 2 s (nf_conntrack_proto_udp.c). */
 #define GATEWAY_UDP_STREAM 2000
@@ -75,30 +73,51 @@ __noinline int gateway_is_tracked(struct __sk_buff *ctx, struct scratch *w,
 	return same;
 }
 
+/* Sets the fields of a route lookup that differ by family. Returns whether the header was read. */
+static __always_inline int gateway_route_addresses(struct context *ctx, const struct packet *p,
+						   const struct gateway_flow *flow,
+						   struct bpf_fib_lookup *fib)
+{
+	const struct ipv6hdr *ip6;
+	const struct iphdr *ip4;
+
+	if (p->is_v6) {
+		ip6 = linear_bytes(ctx, p->l3, sizeof(*ip6));
+		if (!ip6)
+			return 0;
+		fib->family = AF_INET6;
+		fib->flowinfo = *(const __be32 *)ip6 & bpf_htonl(0x0fffffff);
+		__builtin_memcpy(fib->ipv6_src, &p->tuple.source, sizeof(struct address));
+		__builtin_memcpy(fib->ipv6_dst, &flow->to.destination, sizeof(struct address));
+		return 1;
+	}
+	ip4 = linear_bytes(ctx, p->l3, sizeof(*ip4));
+	if (!ip4)
+		return 0;
+	fib->family = AF_INET;
+	fib->tos = ip4->tos;
+	fib->ipv4_src = address_to_v4(&p->tuple.source);
+	fib->ipv4_dst = address_to_v4(&flow->to.destination);
+	return 1;
+}
+
 /* Looks up the route of a packet as the stack does, between translation of its destination and of
- * its source. */
+ * its source. The length is one byte, not the packet's: the lookup of a packet that is too big
+ * returns neither device nor next hop. Any length makes it return the MTU. */
 static __always_inline long gateway_route(struct context *ctx, struct scratch *w,
 					  const struct gateway_flow *flow)
 {
 	const struct packet *p = &w->packet;
 	struct bpf_fib_lookup *fib = &w->fib;
-	__u32 length = wire_length(ctx, p);
 
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = ctx->ifindex;
-	fib->tot_len = length < 0xffff ? length : 0xffff;
+	fib->tot_len = 1;
 	fib->l4_protocol = p->tuple.protocol;
 	fib->sport = p->tuple.source_port;
 	fib->dport = flow->to.destination_port;
-	if (p->is_v6) {
-		fib->family = AF_INET6;
-		__builtin_memcpy(fib->ipv6_src, &p->tuple.source, sizeof(struct address));
-		__builtin_memcpy(fib->ipv6_dst, &flow->to.destination, sizeof(struct address));
-	} else {
-		fib->family = AF_INET;
-		fib->ipv4_src = address_to_v4(&p->tuple.source);
-		fib->ipv4_dst = address_to_v4(&flow->to.destination);
-	}
+	if (!gateway_route_addresses(ctx, p, flow, fib))
+		return BPF_FIB_LKUP_RET_NOT_FWDED;
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
@@ -112,30 +131,33 @@ static __always_inline __u16 gateway_mtu(const struct scratch *w, const struct g
 }
 
 /* Returns whether the route and the next hop of a flow are as they were learned, and updates its
- * MTU. A device without MAC addresses needs no neighbour. Global function: the verifier checks it
- * once. */
+ * MTU. Once that is known, a device without MAC addresses needs no neighbour. Global function: the
+ * verifier checks it once. */
 __noinline int gateway_is_routed(struct __sk_buff *ctx, struct scratch *w,
 				 struct gateway_flow *flow)
 {
+	int l3;
 	long result;
 
 	if (!w || !flow)
 		return 0;
+	l3 = flow->flags & GATEWAY_L3;
 	result = gateway_route(ctx, w, flow);
 	if (flow->flags & GATEWAY_TUNNEL && result == BPF_FIB_LKUP_RET_UNSUPP_LWT) {
 		flow->mtu = flow->route_mtu; /* the agent follows such routes */
 		return 1;
 	}
-	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		flow->mtu = gateway_mtu(w, flow);
-	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
-	    (result == BPF_FIB_LKUP_RET_NO_NEIGH && flow->flags & GATEWAY_L3))
-		return 1;
-	if (result != BPF_FIB_LKUP_RET_SUCCESS || w->fib.ifindex != flow->device)
+	if (w->fib.ifindex != flow->device)
+		return 0;
+	if (result == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return l3 && flow->mtu;
+	if (result != BPF_FIB_LKUP_RET_SUCCESS)
+		return 0;
+	if (!l3 && !(mac_equal(w->fib.dmac, flow->destination_mac) &&
+		     mac_equal(w->fib.smac, flow->source_mac)))
 		return 0;
 	flow->mtu = gateway_mtu(w, flow);
-	return flow->flags & GATEWAY_L3 || (mac_equal(w->fib.dmac, flow->destination_mac) &&
-					    mac_equal(w->fib.smac, flow->source_mac));
+	return 1;
 }
 
 static __always_inline enum action gateway_stack(struct context *ctx, enum gateway_path path)
@@ -144,12 +166,16 @@ static __always_inline enum action gateway_stack(struct context *ctx, enum gatew
 	return packet_pass(ctx);
 }
 
-/* Returns a flow to the stack for good. */
+/* Returns a flow to the stack. One that has never passed the check is not counted anew: the stack
+ * routes it by what the check does not see, such as a mark, and it would be learned in vain after
+ * every few packets. */
 static __always_inline enum action gateway_return(struct context *ctx, struct gateway_flow *flow,
 						  enum gateway_state state, enum gateway_path path)
 {
 	flow->state = state;
-	gateway_count_again(gateway_sum(&flow->key.tuple, flow->key.device, flow->key.tunnel));
+	if (flow->mtu)
+		gateway_count_again(
+			gateway_sum(&flow->key.tuple, flow->key.device, flow->key.tunnel));
 	return gateway_stack(ctx, path);
 }
 

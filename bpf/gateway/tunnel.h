@@ -9,8 +9,6 @@
 
 #include "gateway/types.h"
 
-#define TUNNEL_PROBES	     8
-
 /* Flags of a tunnel's metadata (linux/if_tunnel.h), in network byte order. */
 #define TUNNEL_CSUM	     0x0001
 #define TUNNEL_DONT_FRAGMENT 0x0100

@@ -23,7 +23,6 @@ enum gateway_state {
 			      otherwise */
 	GATEWAY_REROUTED,  /* the route or the next hop has changed */
 	GATEWAY_OUTDATED,  /* of another epoch */
-	GATEWAY_STATES,
 };
 
 enum gateway_flag {
@@ -105,7 +104,6 @@ struct gateway_count {
 /* Where a packet went, and for the stack why. The agent reads the names from the BTF. */
 enum gateway_path {
 	GATEWAY_PATH_CACHE,	   /* forwarded by the program */
-	GATEWAY_PATH_STACK,	   /* not of a flow in the cache */
 	GATEWAY_PATH_UNSUPPORTED,  /* of such a flow, but TTL used up, too big, or for another host
 				    */
 	GATEWAY_PATH_CLOSING,	   /* FIN or RST */

@@ -101,7 +101,8 @@ static __always_inline int address_is_no_source(const struct address *a)
 	return a->bytes[0] == 0xff || address_is_loopback(a) || address_is_unspecified(a);
 }
 
-#define AF_INET 2
+#define AF_INET	 2
+#define AF_INET6 10
 
 /* Sets an address from both forms of a socket's field: the verifier requires loads at fixed
  * offsets, outside branches. */

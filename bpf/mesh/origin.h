@@ -14,8 +14,6 @@
 #include "mesh/policy.h"
 #include "mesh/sockmap.h"
 
-#define AF_INET6 10
-
 /* Linux: include/net/tcp_states.h */
 enum { MESH_TCP_CLOSE = 7 };
 

@@ -17,9 +17,6 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-#define AF_INET	 2
-#define AF_INET6 10
-
 static __always_inline const struct address *if_specified(const struct address *a)
 {
 	return address_is_unspecified(a) ? 0 : a;

@@ -6,6 +6,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -166,6 +167,7 @@ func (g *Gateway) follow(ctx context.Context) error {
 		g.keep,
 	}
 	if g.provider == Cache {
+		g.track()
 		tasks = append(tasks, g.flows.Run, func(ctx context.Context) error {
 			return watchRoutes(ctx, func(mtu bool) { g.note("routes", g.flows.RoutesChanged(mtu)) })
 		})
@@ -222,17 +224,19 @@ func (g *Gateway) compareRules(devices []Device) {
 	case !changed && err == nil:
 	case g.provider == Cache:
 		g.flows.Flush()
+		g.track() // its table may be gone with the others
 	default:
-		err = joined(err, g.apply(devices))
+		err = errors.Join(err, g.apply(devices))
 	}
 	g.note("packet filters", err)
 }
 
-func joined(a, b error) error {
-	if a != nil {
-		return a
+// track has conntrack follow forwarded flows, and ends the flowtable of an earlier agent. Without nf_tables the rules of
+// others, such as those of iptables, decide whether conntrack does.
+func (g *Gateway) track() {
+	if err := flowtable.Track(); err != nil {
+		g.config.Log.Warn("the gateway: only flows that other rules have conntrack follow can be learned", "error", err)
 	}
-	return b
 }
 
 // Reconcile attaches the provider to the devices as they are.
@@ -284,9 +288,6 @@ func (g *Gateway) apply(devices []Device) error {
 
 // attach attaches the programs of the flow cache to devices. A device is in the table while the programs are there.
 func (g *Gateway) attach(devices []Device) error {
-	if err := flowtable.Track(); err != nil { // an earlier agent's flowtable ends
-		return err
-	}
 	wanted := map[uint32]uint32{}
 	for _, d := range devices {
 		wanted[uint32(d.Index)] = 0

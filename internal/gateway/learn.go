@@ -58,7 +58,10 @@ func NewFlows(t *datapath.GatewayTables, wait func() error, c FlowsConfig) (*Flo
 	if err != nil {
 		return nil, err
 	}
-	f := &Flows{config: c, tables: t, liberal: liberal, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{}, ended: map[string]uint64{"closed": 0, "conntrack": 0, "route": 0, "changed": 0, "idle": 0}}
+	f := &Flows{
+		config: c, tables: t, liberal: liberal, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{},
+		ended: map[string]uint64{"closed": 0, "conntrack": 0, "route": 0, "changed": 0, "idle": 0},
+	}
 	control := f.cache.control()
 	control.UdpStreamTimeout = udpStreamTimeout()
 	control.Threshold = c.Threshold
@@ -183,7 +186,12 @@ func (f *Flows) take(e *Entry) string {
 }
 
 // count counts a flow that leaves the cache.
-func (f *Flows) count(e *Entry) { f.ended[f.endOf(e)]++ }
+func (f *Flows) count(e *Entry) {
+	f.ended[f.endOf(e)]++
+	if state(e) == datapath.GatewayRerouted && e.Mtu == 0 {
+		f.refused.add(flowOf(e), "the stack routes it by what the flow cache does not see, such as a mark")
+	}
+}
 
 func (f *Flows) endOf(e *Entry) string {
 	switch state(e) {

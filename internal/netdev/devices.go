@@ -105,13 +105,15 @@ func IsL3(index int) bool {
 	return err == nil && BeginsWithIP(link.Attrs().EncapType)
 }
 
-// IsExternalTunnel reports whether a device is a tunnel in external mode (collect metadata), whose outer addresses and
-// key come with each packet; false if there is no such device.
+// IsExternalTunnel reports whether a device is a tunnel in external mode; false if there is no such device.
 func IsExternalTunnel(index int) bool {
 	link, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return false
-	}
+	return err == nil && IsExternal(link)
+}
+
+// IsExternal reports whether a device is a tunnel in external mode (IFLA_*_COLLECT_METADATA): its outer addresses and
+// key come with each packet, from routes or programs.
+func IsExternal(link netlink.Link) bool {
 	switch l := link.(type) {
 	case *netlink.Vxlan:
 		return l.FlowBased
@@ -125,6 +127,8 @@ func IsExternalTunnel(index int) bool {
 		return l.FlowBased
 	case *netlink.Ip6tnl:
 		return l.FlowBased
+	case *netlink.BareUDP:
+		return true
 	}
 	return false
 }

@@ -58,10 +58,15 @@ type area struct {
 type stage struct{ sourceDone, destinationDone bool }
 
 func (a *area) has(f *flow.Flow) bool {
-	if a.in != nil && !slices.Contains(a.in, f.InDevice) || a.out != nil && !slices.Contains(a.out, f.OutDevice) {
+	if !mayBe(a.in, f.InDevice) || !mayBe(a.out, f.OutDevice) {
 		return false
 	}
 	return a.class == nil || slices.ContainsFunc(a.stages, func(s stage) bool { return a.class.has(s.tuple(f)) })
+}
+
+// mayBe reports whether a device may be one of some. nil: these are all; 0: the device is not known.
+func mayBe(devices []int, device int) bool {
+	return devices == nil || device == 0 || slices.Contains(devices, device)
 }
 
 // tuple returns what packets have at a stage.

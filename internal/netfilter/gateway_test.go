@@ -140,6 +140,13 @@ func foundForGateway(t *testing.T) string {
 		t.Error(err)
 		return ""
 	}
+	for _, one := range gatewayFlows {
+		unknown := one.flow
+		unknown.InDevice, unknown.OutDevice = 0, 0
+		if found.About(one.flow) != nil && found.About(unknown) == nil {
+			t.Errorf("%s: nothing is found about the flow if its devices are not known", one.name)
+		}
+	}
 	return describeFindings(found)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -18,21 +19,23 @@ const (
 	networkVLAN     = 5
 	networkVXLAN    = 6
 	networkExternal = 7
+	networkTun      = 13
 )
 
-// TestDevices is about other kinds of devices: clients behind a VLAN and behind VXLAN, whose key is the device's or the
-// route's, and a server behind a bridge.
+// TestDevices is about other kinds of devices: clients behind a VLAN, behind VXLAN, whose key is the device's or the
+// route's, and behind a device without MAC addresses; and a server behind a bridge.
 func TestDevices(t *testing.T) {
-	w := newLab(t, "--gateway-devices=c0,c0.5,vx6,vx7,vx8,v0,v1,br0")
+	w := newLab(t, "--gateway-devices=c0,c0.5,vx6,vx7,vx8,v0,v1,br0,tun9")
 	w.bridge()
 	w.addServer()
 	w.sysctl("server", "ipv4/conf/all/arp_notify=1", "ipv6/conf/all/ndisc_notify=1", "ipv6/conf/eth0/ndisc_notify=1", "ipv6/conf/eth1/ndisc_notify=1")
 	hasVLAN := w.vlan()
 	w.vxlan()
 	w.external()
+	w.tun()
 	w.tenants()
 	w.start()
-	for name, from := range map[string]int{"VLAN": networkVLAN, "VXLAN": networkVXLAN, "VXLAN, external": networkExternal} {
+	for name, from := range map[string]int{"VLAN": networkVLAN, "VXLAN": networkVXLAN, "VXLAN, external": networkExternal, "tun": networkTun} {
 		t.Run(name, func(t *testing.T) {
 			if from == networkVLAN && !hasVLAN {
 				t.Skip("the kernel has no VLAN devices (CONFIG_VLAN_8021Q)")
@@ -119,6 +122,35 @@ func (w *world) external() {
 	w.ip("client", each(func(f family) string {
 		return fmt.Sprintf("neigh add %s lladdr %s dev vx7", f.address(networkExternal, 1), atRouter)
 	})...)
+}
+
+// tun connects client and router by devices whose packets begin with the IP header.
+func (w *world) tun() {
+	w.t.Helper()
+	ends := map[string]*os.File{}
+	for _, part := range []string{"router", "client"} {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "tun9"
+		device := &netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_NO_PI, NonPersist: true, Queues: 1}
+		w.must(w.host(part).Do(func() error { return netlink.LinkAdd(device) }))
+		ends[part] = device.Fds[0]
+		w.t.Cleanup(func() { device.Fds[0].Close() })
+	}
+	go carry(ends["router"], ends["client"])
+	go carry(ends["client"], ends["router"])
+	w.addresses("tun9", "tun9", networkTun)
+}
+
+// carry moves packets until an end is closed.
+func carry(from, to *os.File) {
+	b := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(b)
+		if err != nil {
+			return
+		}
+		to.Write(b[:n]) // the packet is lost if this fails
+	}
 }
 
 // bridge connects the server to two ports of the router's bridge, with one MAC address. The second link is down.

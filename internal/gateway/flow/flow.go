@@ -37,7 +37,7 @@ func protocolName(number uint8) string {
 type Flow struct {
 	// In is what its packets have as they arrive, Out as they leave: without NAT the same.
 	In, Out Tuple
-	// InDevice and OutDevice are the indexes of the devices by which they arrive and leave.
+	// InDevice and OutDevice are the indexes of the devices by which they arrive and leave; 0: not known.
 	InDevice, OutDevice int
 	// Helper is the conntrack helper of the flow, such as "ftp"; empty: none.
 	Helper string

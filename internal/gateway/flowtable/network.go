@@ -109,29 +109,8 @@ func linkOf(l netlink.Link) link {
 	a := l.Attrs()
 	return link{
 		name: a.Name, kind: l.Type(), mac: string(a.HardwareAddr), master: a.MasterIndex, parent: a.ParentIndex, mtu: a.MTU,
-		up: a.Flags&net.FlagUp != 0, noARP: a.RawFlags&unix.IFF_NOARP != 0, external: isExternal(l),
+		up: a.Flags&net.FlagUp != 0, noARP: a.RawFlags&unix.IFF_NOARP != 0, external: netdev.IsExternal(l),
 	}
-}
-
-// isExternal reports whether a tunnel takes its key and addresses from routes or programs (IFLA_*_COLLECT_METADATA).
-func isExternal(l netlink.Link) bool {
-	switch t := l.(type) {
-	case *netlink.Vxlan:
-		return t.FlowBased
-	case *netlink.Geneve:
-		return t.FlowBased
-	case *netlink.Gretap:
-		return t.FlowBased
-	case *netlink.Gretun:
-		return t.FlowBased
-	case *netlink.Iptun:
-		return t.FlowBased
-	case *netlink.Ip6tnl:
-		return t.FlowBased
-	case *netlink.BareUDP:
-		return true
-	}
-	return false
 }
 
 // A change is what a message has changed.
