@@ -72,28 +72,16 @@ func parseDeviceLink(path string) (component string, device int, hook string, ok
 
 // deviceLinks lists the pinned links of a component's hooks, in the order of devices and of attachment.
 func deviceLinks(bpffs, component string, hooks []string) (all []deviceLink, err error) {
-	paths, err := filepath.Glob(filepath.Join(bpffs, "links", component+"-*"))
+	wanted := func(path string) bool {
+		_, _, hook, ok := parseDeviceLink(path)
+		return ok && slices.Contains(hooks, hook)
+	}
+	err = readPinnedLinks(bpffs, component, wanted, func(path string, info *link.Info) {
+		_, device, hook, _ := parseDeviceLink(path)
+		all = append(all, deviceLink{device: device, hook: hook, program: info.Program, link: info.ID, detached: !atDevice(device)(info)})
+	})
 	if err != nil {
 		return nil, err
-	}
-	for _, path := range paths {
-		_, device, hook, ok := parseDeviceLink(path)
-		if !ok || !slices.Contains(hooks, hook) {
-			continue
-		}
-		l, err := link.LoadPinnedLink(path, nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
-		}
-		info, err := l.Info()
-		l.Close()
-		if err != nil {
-			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
-		}
-		all = append(all, deviceLink{device: device, hook: hook, program: info.Program, link: info.ID, detached: !atDevice(device)(info)})
 	}
 	sortDeviceLinks(all, hooks)
 	return all, nil

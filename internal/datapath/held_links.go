@@ -15,6 +15,33 @@ import (
 // The agent holds the pinned links open, so that programs stay attached if something removes the pins while
 // it runs: a link without pin and without descriptor detaches its program. Links are known by their paths.
 
+// readPinnedLinks calls each with the pinned links of a component whose paths it wants.
+func readPinnedLinks(bpffs, component string, wanted func(path string) bool, each func(path string, info *link.Info)) error {
+	paths, err := filepath.Glob(filepath.Join(bpffs, "links", component+"-*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if !wanted(path) {
+			continue
+		}
+		l, err := link.LoadPinnedLink(path, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil {
+			return fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
+		}
+		each(path, info)
+	}
+	return nil
+}
+
 // hold opens a pinned link.
 func (d *Datapath) hold(path string) error {
 	l, err := link.LoadPinnedLink(path, nil)

@@ -58,31 +58,13 @@ func parseMeshLink(path string) (l meshLink, ok bool) {
 
 // meshLinks lists the pinned links at pods.
 func meshLinks(bpffs string) (all []meshLink, err error) {
-	paths, err := filepath.Glob(filepath.Join(bpffs, "links", MeshComponent+"-*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range paths {
-		l, ok := parseMeshLink(path)
-		if !ok {
-			continue
-		}
-		pinned, err := link.LoadPinnedLink(path, nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open pinned link %s: %w", filepath.Base(path), err)
-		}
-		info, err := pinned.Info()
-		pinned.Close()
-		if err != nil {
-			return nil, fmt.Errorf("read pinned link %s: %w", filepath.Base(path), err)
-		}
+	wanted := func(path string) bool { _, ok := parseMeshLink(path); return ok }
+	err = readPinnedLinks(bpffs, MeshComponent, wanted, func(path string, info *link.Info) {
+		l, _ := parseMeshLink(path)
 		l.program, l.detached = info.Program, !linkAttached(info)
 		all = append(all, l)
-	}
-	return all, nil
+	})
+	return all, err
 }
 
 // attachedMesh finds the programs at pods.

@@ -231,8 +231,8 @@ func (g *Gateway) compareRules(devices []Device) {
 	g.note("packet filters", err)
 }
 
-// track has conntrack follow forwarded flows, and ends the flowtable of an earlier agent. Without nf_tables the rules of
-// others, such as those of iptables, decide whether conntrack does.
+// track has conntrack follow forwarded flows, and ends the flowtable of an earlier agent. Without nf_tables the rules
+// of others, such as those of iptables, decide whether conntrack does.
 func (g *Gateway) track() {
 	if err := flowtable.Track(); err != nil {
 		g.config.Log.Warn("the gateway: only flows that other rules have conntrack follow can be learned", "error", err)
