@@ -167,8 +167,8 @@ static __always_inline enum action gateway_stack(struct context *ctx, enum gatew
 }
 
 /* Returns a flow to the stack. One that has never passed the check is not counted anew: the stack
- * routes it by what the check does not see, such as a mark, and it would be learned in vain after
- * every few packets. */
+ * routes it by what the check does not see, such as a mark, and each further entry would end alike.
+ */
 static __always_inline enum action gateway_return(struct context *ctx, struct gateway_flow *flow,
 						  enum gateway_state state, enum gateway_path path)
 {
