@@ -232,7 +232,7 @@ static __always_inline enum action gateway_forward(struct context *ctx, struct s
 
 	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
 		return gateway_return(ctx, flow, GATEWAY_CLOSED, GATEWAY_PATH_CLOSING);
-	if (p->hops <= 1 || ctx->pkt_type != PACKET_HOST)
+	if (p->hops <= 1 || !packet_is_for_node(ctx, &w->own))
 		return gateway_stack(ctx, GATEWAY_PATH_UNSUPPORTED);
 	if (now - flow->checked >= GATEWAY_CHECK || !flow->mtu) {
 		if (!gateway_is_tracked(ctx, w, flow))

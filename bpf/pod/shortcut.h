@@ -157,22 +157,16 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac));
 }
 
-/* Without MAC addresses there are no frames for others. */
-static __always_inline int is_for_this_host(const struct context *ctx)
-{
-	return !LINK_HEADER || ctx->pkt_type == PACKET_HOST;
-}
-
 /* Returns whether a packet from another node may take the shortcut. `rewritten`: the edge has
  * rewritten it. Pods of this node do not send from there: reverse path filtering decides. */
-static __always_inline int from_node(struct context *ctx, const struct scratch *w,
-				     const struct pod *to, int rewritten, enum pod_path *why)
+static __always_inline int from_node(struct context *ctx, struct scratch *w, const struct pod *to,
+				     int rewritten, enum pod_path *why)
 {
 	*why = POD_STACK_DESTINATION;
 	if (!to)
 		return 0;
 	*why = POD_STACK_OTHER;
-	if (!is_for_this_host(ctx))
+	if (!packet_is_for_node(ctx, &w->own))
 		return 0;
 	*why = POD_STACK_SOURCE;
 	return rewritten ||
@@ -264,7 +258,7 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		return packet_pass(ctx);
 	if (parsed != PARSED || w->packet.fragment || has_options(&w->packet) ||
 	    !pod_flow_valid(w, flow, ctx->ifindex) ||
-	    (device->role == POD_ROLE_NODES && !is_for_this_host(ctx))) {
+	    (device->role == POD_ROLE_NODES && !packet_is_for_node(ctx, &w->own))) {
 		action = pod_decide(ctx, w, device, parsed, flow);
 		if (action != ACTION_CONTINUE)
 			return action;
