@@ -76,7 +76,6 @@ func takeIdle(kind string) *world {
 	}
 	w := *idle.worlds[i] // a goroutine that the test before left does not see this test
 	idle.worlds = slices.Delete(idle.worlds, i, i+1)
-	w.sent = 0
 	return &w
 }
 

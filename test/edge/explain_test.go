@@ -85,7 +85,7 @@ func TestExplain(t *testing.T) {
 				w.ask(c.network, to)
 			}
 			all = append(all, &explained{
-				name: c.name, network: c.network, from: addresses(w.Host("client"), uint16(20000+i))[family], to: to,
+				name: c.name, network: c.network, from: addresses(w.Host("client"), w.clientPort())[family], to: to,
 				reason: c.reason, service: c.service, rules: c.rules,
 			})
 		}
@@ -286,6 +286,7 @@ func (w *world) asksFrom(host string, to netip.AddrPort) error {
 // Invalid requests are refused with the reason.
 func TestExplainBadQuestions(t *testing.T) {
 	w := borrowWorld(t, "--edge-mode=tc")
+	w.eventually("no device of pods is served, as it may be after another test", func() bool { return len(w.status().Edge.Devices) == 1 })
 	node, client := w.Host("node-a").Addr4.String(), w.Host("client").Addr4.String()
 	for _, c := range []struct{ args, words string }{
 		{"packet nonsense 192.0.2.1:80", "nonsense: not ADDRESS or ADDRESS:PORT"},

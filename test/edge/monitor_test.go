@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/datapath"
@@ -98,19 +99,28 @@ func (w *world) datagram(to netip.AddrPort) net.Conn {
 	return conn
 }
 
+// clientPort returns a port that no test of this world has used: those before may have left it in TIME_WAIT.
+// The kernel chooses ports from 32768 on.
+func (w *world) clientPort() uint16 {
+	w.ports++
+	return 20000 + w.ports
+}
+
 // sends has the client send a datagram, or begin a connection, and returns its source.
 func (w *world) sends(network string, to netip.AddrPort) string {
 	w.t.Helper()
 	if network == "udp" {
 		return w.datagram(to).LocalAddr().String()
 	}
-	from := addresses(w.Host("client"), uint16(20000+w.sent))[map[bool]int{true: 1}[to.Addr().Is6()]]
-	w.sent++
+	from := addresses(w.Host("client"), w.clientPort())[map[bool]int{true: 1}[to.Addr().Is6()]]
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if conn, err := w.Host("client").DialWith(ctx, lab.DialOptions{Local: from}, network, to.String()); err == nil {
+		conn, err := w.Host("client").DialWith(ctx, lab.DialOptions{Local: from}, network, to.String())
+		if errors.Is(err, unix.EADDRINUSE) {
+			w.t.Errorf("connect from %s: %v", from, err)
+		} else if err == nil {
 			conn.Close()
 		}
 	}()

@@ -39,7 +39,7 @@ type world struct {
 	folder *node.Folder
 	agent  *node.Agent
 	agents map[string]*node.Agent // by node, with node-a's
-	sent   int                    // connections begun by sends
+	ports  uint16                 // ports of the client that clientPort has returned
 
 	// Only if it is borrowed.
 
