@@ -40,10 +40,10 @@ SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
-# start first, so that no CPU is idle at the end. The emulated machine has one CPU and never waits: it gets
-# the time that the packages leave. The tests of the cluster and the benchmark often wait, so they run side by
-# side.
-# -short skips tests of the last two that take a minute or more; test-full runs them.
+# start first, so that no CPU is idle at the end. The emulated machine has one CPU and never waits, and the
+# benchmark runs one part after the other: they get the time that the packages leave. The tests of the cluster
+# often wait, so they run beside those of the deployment.
+# -short skips tests of the cluster and the benchmark that take a minute or more; test-full runs them.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket %/test/soak,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
@@ -141,10 +141,10 @@ test: build lint controlplane monitoring build/envoy ## lint, and all tests exce
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
+		--then --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
 		--go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
 		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
-		--beside --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
 test-full: build lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)

@@ -21,13 +21,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-const usage = `usage: suite [--log FILE] [--beat DURATION] [--beside] --go NAME=COMMAND | --run NAME=COMMAND | --quiet NAME=COMMAND ...
+const usage = `usage: suite [--log FILE] [--beat DURATION] [--beside | --then] --go NAME=COMMAND | --run NAME=COMMAND | --quiet NAME=COMMAND ...
 
 Steps run in the order given, each by /bin/sh:
   --go     prints what go test -json prints
   --run    prints text, which is shown, lines like those of test/kernels/summary.awk among it
   --quiet  prints text, which is shown if it fails
-After --beside the next step begins together with the one before.
+After --beside the next step begins together with the one before; after --then it begins when that one ends. Steps
+joined by these are a group. The next group begins when all steps of the group before have ended.
 `
 
 // kind says what a step prints.
@@ -46,10 +47,16 @@ type step struct {
 	command string
 }
 
-// plan is the result of the flags: groups of steps; the steps of a group run side by side.
+// A lane is steps that run one after the other, a group lanes that run side by side.
+type (
+	lane  []step
+	group []lane
+)
+
+// plan is the result of the flags.
 type plan struct {
-	groups [][]step
-	beside bool // the next step belongs to the group of the last one
+	groups []group
+	join   string // the flag that joins the next step to the group of the last one: "beside", "then" or ""
 }
 
 // stepFlag appends to a plan that all flags share, so that their order is kept.
@@ -71,26 +78,32 @@ func (f stepFlag) Set(value string) error {
 }
 
 func (p *plan) add(s step) {
-	if p.beside {
-		last := &p.groups[len(p.groups)-1]
-		*last = append(*last, s)
-	} else {
-		p.groups = append(p.groups, []step{s})
+	if p.join == "" {
+		p.groups = append(p.groups, nil)
 	}
-	p.beside = false
+	g := &p.groups[len(p.groups)-1]
+	if p.join != "then" {
+		*g = append(*g, nil)
+	}
+	l := &(*g)[len(*g)-1]
+	*l = append(*l, s)
+	p.join = ""
 }
 
-// besideFlag marks the next step of a plan.
-type besideFlag struct{ plan *plan }
+// joinFlag joins the next step of a plan to the last one.
+type joinFlag struct {
+	name string
+	plan *plan
+}
 
-func (f besideFlag) String() string { return "" }
-func (f besideFlag) Type() string   { return "bool" }
+func (f joinFlag) String() string { return "" }
+func (f joinFlag) Type() string   { return "bool" }
 
-func (f besideFlag) Set(value string) error {
-	if value != "true" || len(f.plan.groups) == 0 || f.plan.beside {
+func (f joinFlag) Set(value string) error {
+	if value != "true" || len(f.plan.groups) == 0 || f.plan.join != "" {
 		return fmt.Errorf("write it once, without a value, between two steps")
 	}
-	f.plan.beside = true
+	f.plan.join = f.name
 	return nil
 }
 
@@ -101,12 +114,14 @@ func main() {
 	for _, kind := range []kind{kindGo, kindRun, kindQuiet} {
 		flags.Var(stepFlag{kind, &p}, string(kind), "")
 	}
-	flags.Var(besideFlag{&p}, "beside", "")
-	flags.Lookup("beside").NoOptDefVal = "true"
+	for _, name := range []string{"beside", "then"} {
+		flags.Var(joinFlag{name, &p}, name, "")
+		flags.Lookup(name).NoOptDefVal = "true"
+	}
 	logPath := flags.String("log", "", "")
 	beat := flags.Duration("beat", 30*time.Second, "")
 	err := flags.Parse(os.Args[1:])
-	if err == nil && (len(p.groups) == 0 || p.beside || flags.NArg() > 0) {
+	if err == nil && (len(p.groups) == 0 || p.join != "" || flags.NArg() > 0) {
 		err = fmt.Errorf("give at least one step and nothing else\n%s", usage)
 	}
 	if err != nil {
@@ -136,21 +151,30 @@ func openLog(path string) (io.Writer, error) {
 
 // run runs all steps, prints the summary and reports whether nothing failed. A signal ends the running steps
 // and skips the rest.
-func run(groups [][]step, c *console, log io.Writer, logPath string) bool {
+func run(groups []group, c *console, log io.Writer, logPath string) bool {
 	interrupted, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	defer c.stop()
 	var results []*result
-	for _, group := range groups {
+	for _, g := range groups {
 		var running sync.WaitGroup
-		for _, s := range group {
-			r := newResult(s)
-			results = append(results, r)
-			running.Go(func() { r.run(interrupted, c, log) })
+		for _, l := range g {
+			var own []*result
+			for _, s := range l {
+				own = append(own, newResult(s))
+			}
+			results = append(results, own...)
+			running.Go(func() {
+				for _, r := range own {
+					if interrupted.Err() == nil {
+						r.run(interrupted, c, log)
+					}
+				}
+			})
 		}
 		running.Wait()
 		if interrupted.Err() != nil {
-			c.say("interrupted: the steps after %s were not run", group[len(group)-1].name)
+			c.say("interrupted: not all steps were run")
 			summarize(c, results, logPath)
 			return false
 		}

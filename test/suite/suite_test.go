@@ -59,7 +59,7 @@ func runSteps(t *testing.T, beat time.Duration, steps ...step) (ok bool, said st
 }
 
 // runGroups runs groups of steps in the folder of the sources.
-func runGroups(t *testing.T, beat time.Duration, groups [][]step) (ok bool, said string) {
+func runGroups(t *testing.T, beat time.Duration, groups []group) (ok bool, said string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range sources {
@@ -71,9 +71,11 @@ func runGroups(t *testing.T, beat time.Duration, groups [][]step) (ok bool, said
 			t.Fatal(err)
 		}
 	}
-	for _, steps := range groups {
-		for i := range steps {
-			steps[i].command = "cd " + dir + " && " + steps[i].command
+	for _, g := range groups {
+		for _, steps := range g {
+			for i := range steps {
+				steps[i].command = "cd " + dir + " && " + steps[i].command
+			}
 		}
 	}
 	var out, log bytes.Buffer
@@ -148,22 +150,24 @@ func TestAllStepsRun(t *testing.T) {
 	}
 }
 
-// Steps of one group run side by side: here each waits for the other. The next group waits for all of them.
+// Steps of one group run side by side: here each waits for the other. One after --then waits for the one before it
+// alone. The next group waits for all of them.
 func TestStepsBesideOneAnother(t *testing.T) {
 	meet := func(own, other string) string {
-		return fmt.Sprintf("echo is there >%s; for n in $(seq 100); do if cat %s 2>/dev/null; then exit 0; fi; sleep 0.1; done; echo %s is alone; exit 1", own, other, own)
+		return fmt.Sprintf("(echo is there >%s; for n in $(seq 100); do if cat %s 2>/dev/null; then exit 0; fi; sleep 0.1; done; echo %s is alone; exit 1)", own, other, own)
 	}
 	p := &plan{}
 	steps := stepFlag{kindRun, p}
-	err := errors.Join(steps.Set("one="+meet("a", "b")), besideFlag{p}.Set("true"), steps.Set("two="+meet("b", "a")), steps.Set("three=cat a b"))
+	err := errors.Join(steps.Set("one="+meet("a", "b")), joinFlag{"then", p}.Set("true"), steps.Set("after one="+meet("c", "d")),
+		joinFlag{"beside", p}.Set("true"), steps.Set("two="+meet("b", "a")+" && test -e a && "+meet("d", "c")), steps.Set("three=cat a b c d"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ok, said := runGroups(t, time.Hour, p.groups); !ok || strings.Count(said, "is there") != 4 {
+	if ok, said := runGroups(t, time.Hour, p.groups); !ok || strings.Count(said, "is there") != 8 {
 		t.Errorf("ok is %v; output:\n%s", ok, said)
 	}
-	for _, wrong := range []*plan{{}, {groups: p.groups, beside: true}} {
-		if err := (besideFlag{wrong}).Set("true"); err == nil {
+	for _, wrong := range []*plan{{}, {groups: p.groups, join: "then"}} {
+		if err := (joinFlag{"beside", wrong}).Set("true"); err == nil {
 			t.Errorf("--beside is accepted after %+v", wrong)
 		}
 	}
