@@ -43,16 +43,23 @@ type client struct {
 type tally struct {
 	place, kind string
 
-	mu                       sync.Mutex
-	tried, late, lost, spent int // spent: lost, as the event declares
-	latest                   time.Duration
+	mu sync.Mutex
+	outcomes
+	latest time.Duration
+}
+
+// outcomes counts requests.
+type outcomes struct {
+	tried, late, lost int
+	spent             int // lost, as the event declares
+	overflowed        int // datagrams lost while a queue before or after the node overflowed
 }
 
 func (l *tally) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return fmt.Sprintf("%-16s %-14s %8d requests, %3d after more than %v (the longest %v), %3d lost as declared, %3d lost",
-		l.place, l.kind, l.tried, l.late, slow, l.latest.Round(time.Millisecond), l.spent, l.lost)
+	return fmt.Sprintf("%-16s %-14s %8d requests, %3d after more than %v (the longest %v), %3d lost as declared, %3d in full queues, %3d lost",
+		l.place, l.kind, l.tried, l.late, slow, l.latest.Round(time.Millisecond), l.spent, l.overflowed, l.lost)
 }
 
 // kinds are the kinds of clients.
@@ -76,6 +83,7 @@ var places = []struct{ name, host string }{
 
 // startClients starts clients of all kinds at all places in both families.
 func (w *world) startClients() {
+	w.running.Go(func() { w.queues.watch(w) })
 	for _, p := range places {
 		for _, k := range kinds {
 			l := &tally{place: p.name, kind: k.name}
@@ -125,12 +133,15 @@ func (c *client) loop(_ string, run func(*client) error) {
 func (c *client) note(begin time.Time, err error) {
 	took := time.Since(begin)
 	declared := err != nil && c.declared(c, begin)
+	overflowed := err != nil && c.network() == "udp" && c.queues.overflowed(begin) // TCP sends again
 	c.tally.mu.Lock()
 	defer c.tally.mu.Unlock()
 	c.tried++
 	switch {
 	case declared:
 		c.spent++
+	case overflowed:
+		c.overflowed++
 	case err != nil:
 		if c.lost++; c.lost <= 5 {
 			c.t.Errorf("%s  %s, %s to %s %s, begun %v before: %v", time.Now().Format("05.000"), c.place, c.kind, serviceNames[c.number], c.to, took.Round(time.Millisecond), err)
@@ -284,12 +295,12 @@ func (w *world) declared(c *client, begin time.Time) bool {
 	})
 }
 
-// lost sums the requests tried and lost.
-func (w *world) counts() (tried, spent, lost int) {
+// counts sums the requests tried and lost.
+func (w *world) counts() (all outcomes) {
 	for _, l := range w.tallies {
 		l.mu.Lock()
-		tried, spent, lost = tried+l.tried, spent+l.spent, lost+l.lost
+		all.tried, all.spent, all.overflowed, all.lost = all.tried+l.tried, all.spent+l.spent, all.overflowed+l.overflowed, all.lost+l.lost
 		l.mu.Unlock()
 	}
-	return tried, spent, lost
+	return all
 }

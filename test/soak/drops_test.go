@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -64,4 +66,58 @@ func (d drops) since(before drops) string {
 		}
 	}
 	return strings.Join(all, ", ")
+}
+
+// queues notes when device queues or the queues of CPUs overflow. A machine that is busy with other work processes
+// packets late; the ring of a veth with NAPI has 256 places.
+type queues struct {
+	mu    sync.Mutex
+	total map[string]uint64 // packets dropped, by host and device
+	rises []time.Time
+}
+
+const queueInterval = 200 * time.Millisecond
+
+// watch reads the counters until the world ends.
+func (q *queues) watch(w *world) {
+	for ticker := time.NewTicker(queueInterval); ; {
+		q.read(w)
+		select {
+		case <-w.end:
+			ticker.Stop()
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// read notes the time if a queue has overflowed. A packet that the queue of a veth has no room for counts as dropped
+// by the sending device; what programs and the stack drop does not.
+func (q *queues) read(w *world) {
+	now := map[string]uint64{"backlog": backlogDrops()}
+	for _, host := range []string{"fabric", "node-a"} {
+		w.Host(host).Do(func() error {
+			links, err := netlink.LinkList()
+			for _, l := range links {
+				now[host+" "+l.Attrs().Name] = l.Attrs().Statistics.TxDropped
+			}
+			return err
+		})
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for place, n := range now {
+		if before, known := q.total[place]; known && n > before {
+			q.rises = append(q.rises, time.Now())
+			break
+		}
+	}
+	q.total = now
+}
+
+// overflowed reports whether a queue has overflowed since a time.
+func (q *queues) overflowed(since time.Time) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.rises) > 0 && q.rises[len(q.rises)-1].After(since)
 }

@@ -48,7 +48,7 @@ func everybody(*client) bool { return true }
 func (w *world) happen(e event, beside *hostile) {
 	w.t.Helper()
 	begin := time.Now()
-	tried, spent, lost := w.counts()
+	before := w.counts()
 	dropped := w.drops()
 	shut := func() {}
 	if e.may != nil {
@@ -71,11 +71,13 @@ func (w *world) happen(e event, beside *hostile) {
 	w.settle(name)
 	shut()
 	time.Sleep(300 * time.Millisecond)
-	tried2, spent2, lost2 := w.counts()
-	if lost2 > lost {
+	after := w.counts()
+	overflowed, lost := after.overflowed-before.overflowed, after.lost-before.lost
+	if overflowed > 0 || lost > 0 {
 		w.logf("dropped during %s: %s", name, w.drops().since(dropped))
 	}
-	w.logf("%-60s %6.1f s: %6d requests, %d lost as declared, %d lost", name, time.Since(begin).Seconds(), tried2-tried, spent2-spent, lost2-lost)
+	w.logf("%-60s %6.1f s: %6d requests, %d lost as declared, %d in full queues, %d lost", name, time.Since(begin).Seconds(),
+		after.tried-before.tried, after.spent-before.spent, overflowed, lost)
 }
 
 func (w *world) logf(format string, args ...any) {

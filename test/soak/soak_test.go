@@ -85,15 +85,18 @@ func (w *world) sum() {
 	}
 	for _, l := range w.tallies {
 		w.logf("%s", l)
-		if l.tried == l.lost+l.spent {
+		if l.tried == l.lost+l.spent+l.overflowed {
 			w.t.Errorf("%s, %s: no request of %d was answered", l.place, l.kind, l.tried)
 		}
 	}
 	w.sumFill()
-	tried, spent, lost := w.counts()
-	w.logf("%d requests, %d lost as declared, %d lost", tried, spent, lost)
-	if lost > 0 {
-		w.t.Errorf("%d of %d requests were lost", lost, tried)
+	all := w.counts()
+	w.logf("%d requests, %d lost as declared, %d in full queues, %d lost", all.tried, all.spent, all.overflowed, all.lost)
+	if all.lost > 0 {
+		w.t.Errorf("%d of %d requests were lost", all.lost, all.tried)
+	}
+	if all.overflowed > all.tried/1000 {
+		w.t.Errorf("%d of %d requests were lost while queues overflowed: this machine is too busy for the test, or a program processes packets too slowly", all.overflowed, all.tried)
 	}
 }
 

@@ -56,6 +56,7 @@ type world struct {
 	flood    *flooder
 	clients  []*client
 	tallies  []*tally
+	queues   queues
 	end      chan struct{}
 	running  sync.WaitGroup
 	stopping sync.Once
