@@ -114,6 +114,8 @@ __noinline int ct_assure(const struct ct_entry *unreplied)
 	w->other.tag = tuple_hash(&w->reverse_key);
 	if (other) {
 		w->other.acked = other->acked;
+		w->other.next = other->next;
+		w->other.follows = other->follows;
 		w->other.flags |= other->flags & (CT_FIN | CT_STREAM);
 		w->other.packets = other->packets;
 		w->other.bytes = other->bytes;
@@ -131,8 +133,7 @@ __noinline int ct_assure(const struct ct_entry *unreplied)
 }
 
 /* Notes the TCP sequence numbers of a side. 0 means unknown, so 1 is stored for 0. */
-static __always_inline void ct_note_sequence(const struct packet *p, struct ct_entry *ct,
-					     int unreplied)
+static __always_inline void ct_note_sequence(const struct packet *p, struct ct_entry *ct)
 {
 	__u32 next =
 		p->sequence + p->payload + !!(p->tcp_flags & TCP_SYN) + !!(p->tcp_flags & TCP_FIN);
@@ -141,8 +142,8 @@ static __always_inline void ct_note_sequence(const struct packet *p, struct ct_e
 		return;
 	if (p->tcp_flags & TCP_ACK)
 		ct->acked = p->acknowledged ? p->acknowledged : 1;
-	if (unreplied || ct->dsr)
-		ct->next = next ? next : 1;
+	ct->next = next ? next : 1;
+	ct->follows = 1;
 }
 
 /* Returns whether a packet neither opens a connection nor belongs to a known one: without an entry
@@ -164,7 +165,7 @@ static __always_inline int ct_is_invalid(const struct scratch *w)
 /* Initialises the entry of a new flow. */
 static __always_inline void ct_init(struct scratch *w)
 {
-	ct_note_sequence(&w->packet, &w->ct, 1);
+	ct_note_sequence(&w->packet, &w->ct);
 	if (w->packet.tuple.protocol == IPPROTO_UDP)
 		w->ct.next = second_of(w);
 }

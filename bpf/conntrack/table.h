@@ -290,10 +290,10 @@ static __always_inline void ct_write(struct set_tags *tags, struct ct_set *set,
 	entry->ct.state = ct->state;
 	entry->ct.flags = ct->flags;
 	entry->ct.dsr = ct->dsr;
-	entry->ct.reserved = 0;
 	entry->ct.device = ct->device;
 	entry->ct.acked = ct->acked;
 	entry->ct.next = ct->next;
+	entry->ct.follows = ct->follows;
 	entry->ct.packets = ct->packets;
 	entry->ct.bytes = ct->bytes;
 	set->evictions.evictions[place] = mark;

@@ -59,14 +59,16 @@ struct ct_entry {
 	/* enum dsr: how the client's packets reach the backend. Unless it is DSR_NONE there is no
 	 * entry of the other direction: the backend's replies do not pass this node. */
 	__u8 dsr;
-	__u8 reserved;
+	/* TCP: 1: `next` and `acked` follow the packets of this side. 0: no packet seen, or the
+	 * entry is from a program that left `next` as it was in the handshake. */
+	__u8 follows;
 	__u32 device; /* input device of the client's packets; 0: unknown. Unused with CT_OUTBOUND
 		       */
 	/* TCP, in host byte order (RFC 9293 section 3.4): the last acknowledgment number of this
 	 * side; 0: unknown. */
 	__u32 acked;
-	/* TCP: the next sequence number of this side, updated only in `unreplied` and with DSR; 0:
-	 * no packet seen. UDP: the second in which the flow began. */
+	/* TCP: the next sequence number of this side; 0: no packet seen. UDP: the second in which
+	 * the flow began. */
 	__u32 next;
 	__u64 packets;
 	__u64 bytes; /* by the IP header */

@@ -28,27 +28,53 @@ static __always_inline int ct_refresh_due(__u32 before, __u32 now, int unreplied
 	return unreplied || (before ^ now) / MARK_SECONDS;
 }
 
-/* How far a sequence number may be from the last known one: more than most connections have in
- * flight, and about one in a thousand random numbers. */
+/* How far a sequence number may be from the last known one if nothing else is known: more than most
+ * connections have in flight, and about one in five hundred random numbers. */
 #define TCP_WINDOW (1u << 22)
+/* How far both numbers of a segment may be from those of the segment before: more than is lost at
+ * once on the way to this node. */
+#define TCP_STEP   (1u << 20)
 
-/* Returns whether a packet's sequence number is near the next one of a flow of which only one
- * direction is seen. */
+/* Returns whether a packet's sequence number is near the next one of its side. */
 static __always_inline int seq_near(const struct packet *p, const struct ct_entry *ct)
 {
 	return !ct->next || p->sequence - ct->next + TCP_WINDOW < 2 * TCP_WINDOW;
 }
 
-/* Returns whether the sender of a FIN or RST sees the connection: the sequence number is the one
- * that the other side expects (RFC 5961 section 3.2); if only one direction is seen, it is near
- * that side's next one. Also true if neither is known. */
-static __always_inline int seq_valid(const struct packet *p, const struct ct_entry *ct,
-				     const struct ct_entry *other)
+/* Returns whether the sender of a TCP segment sees the connection: both numbers are near those that
+ * its side had before, or the sequence number is the next one. A guess has a chance of 1 to 2^22.
+ * Also true if they are not known. */
+static __always_inline int seq_follows(const struct packet *p, const struct ct_entry *ct)
 {
-	if (ct->dsr && p->tuple.protocol == IPPROTO_TCP && ct->next)
-		return seq_near(p, ct);
-	return p->tuple.protocol != IPPROTO_TCP || !other || !other->acked ||
-	       p->sequence - other->acked < TCP_WINDOW;
+	if (!ct->follows || !ct->next || !ct->acked || p->sequence == ct->next)
+		return 1;
+	return p->tcp_flags & TCP_ACK && p->sequence - ct->next + TCP_STEP < 2 * TCP_STEP &&
+	       p->acknowledged - ct->acked + TCP_STEP < 2 * TCP_STEP;
+}
+
+/* How far the number of a RST may be behind the client's next one if the backend's acknowledgments
+ * are not seen (DSR). */
+#define RST_BEHIND 0xffff
+
+/* Returns whether a RST has the sequence number that its receiver expects (RFC 5961 section 3.2),
+ * the last one that it has acknowledged or the one after all that it has been sent. If it has
+ * another one, the receiver asks for a RST with the right one. Also true if neither is known. */
+static __always_inline int rst_is_exact(const struct packet *p, const struct ct_entry *ct,
+					const struct ct_entry *other)
+{
+	if (ct->dsr)
+		return !ct->next || ct->next - p->sequence <= RST_BEHIND;
+	return !other || !other->acked || p->sequence == other->acked ||
+	       (ct->follows && p->sequence == ct->next);
+}
+
+/* Returns whether the sender of a FIN or RST sees the connection. */
+static __always_inline int close_is_valid(const struct packet *p, const struct ct_entry *ct,
+					  const struct ct_entry *other)
+{
+	if (p->tuple.protocol != IPPROTO_TCP)
+		return 1;
+	return p->tcp_flags & TCP_RST ? rst_is_exact(p, ct, other) : seq_follows(p, ct);
 }
 
 /* Closes a flow by a RST, or by a FIN of one side; updates both entries. One side's SHUTDOWN of
@@ -63,7 +89,7 @@ __noinline int ct_close(struct ct_entry *ct)
 		return 0;
 	state = w->packet.tcp_flags & TCP_RST ? CT_CLOSED : CT_CLOSING;
 	other = ct_reverse_of(w, ct);
-	if (!seq_valid(&w->packet, ct, other))
+	if (!close_is_valid(&w->packet, ct, other))
 		return 0;
 	if (w->packet.tcp_flags & TCP_FIN)
 		ct->flags |= CT_FIN;
@@ -197,8 +223,14 @@ __noinline int ct_set_port_taken(const struct ct_entry *ct)
 	return 0;
 }
 
-/* Updates the device by which the client's packets arrive and replies leave. TCP: only by a segment
- * that the other side would accept. */
+/* Returns whether a packet may change the device by which the client's packets arrive and replies
+ * leave. */
+static __always_inline int ct_may_move(const struct packet *p, const struct ct_entry *ct)
+{
+	return p->tuple.protocol != IPPROTO_TCP || seq_follows(p, ct);
+}
+
+/* Changes the device of a flow. */
 __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 {
 	struct scratch *w = scratch_get();
@@ -206,9 +238,9 @@ __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 
 	if (!w || !ct)
 		return 0;
-	other = ct_reverse_of(w, ct);
-	if (!seq_valid(&w->packet, ct, other))
+	if (!ct_may_move(&w->packet, ct))
 		return 0;
+	other = ct_reverse_of(w, ct);
 	ct->device = device;
 	if (other)
 		other->device = device;
@@ -237,7 +269,8 @@ static __always_inline void ct_update(struct scratch *w, struct ct_entry *ct, in
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
 		ct_close(ct);
 	if (!unreplied) {
-		ct_note_sequence(p, ct, 0);
+		if (!(p->tcp_flags & (TCP_SYN | TCP_RST)) && seq_follows(p, ct))
+			ct_note_sequence(p, ct);
 		return;
 	}
 	if (p->tuple.protocol == IPPROTO_UDP && now - ct->next >= UDP_STREAM_AFTER)
@@ -245,7 +278,7 @@ static __always_inline void ct_update(struct scratch *w, struct ct_entry *ct, in
 	if (ct->flags & CT_REPLY && ct->state == CT_NEW)
 		ct_set_replied(ct);
 	assured = ct_is_assured(ct);
-	ct_note_sequence(p, ct, 1);
+	ct_note_sequence(p, ct);
 	if (assured)
 		ct_assure(ct);
 }

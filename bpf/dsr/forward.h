@@ -176,7 +176,7 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 		ctx, w, w->dsr == DSR_GENEVE ? node_of_backend(ct, &w->to.destination) : 0, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
-	if (ct->device != device && !dry_run && seq_valid(&w->packet, ct, 0))
+	if (ct->device != device && !dry_run && ct_may_move(&w->packet, ct))
 		ct->device = device;
 	ct_update(w, ct, unreplied);
 	return dsr_send(ctx, w, EDGE_ESTABLISHED);

@@ -20,13 +20,13 @@ func TestRecordOrBalancer(t *testing.T) {
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		first, second := on(f.local, targetPort), on(f.local.Next(), targetPort)
 		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, first))
-		question.backend, question.flags = second, ack
+		question.backend, question.flags, question.ack = second, ack, 78
 		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, first))
 		if question.protocol != tcp {
 			return
 		}
 		reset := reply(first, question.from, tcp)
-		reset.flags = rst | ack
+		reset.flags, reset.seq = rst|ack, question.ack
 		w.passes(t, atEgress, reset.frame(t), reset.translated(question.to, question.from))
 		question.flags = syn
 		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, second))

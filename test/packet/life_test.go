@@ -163,8 +163,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// An attacker who cannot see a connection can neither close it nor make it count as established: that takes its
-// sequence numbers (RFC 5961).
+// An attacker who cannot see a connection can neither close it, nor prepare that with other segments, nor make it count
+// as established: that takes its sequence numbers (RFC 5961).
 func TestForgedSegments(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -184,15 +184,24 @@ func TestForgedSegments(t *testing.T) {
 		}
 		fl.asks(t, ack)
 		fl.is(t, tracks, model.StateEstablished)
-		for _, flags := range []byte{rst, rst | ack, fin | ack} {
-			for _, guess := range []uint32{clientISN, clientISN - 1<<22, clientISN + 1 + 1<<22, 1 << 31} {
+		for _, guess := range []uint32{clientISN, clientISN + 2, clientISN + 1 + 1<<20, clientISN - 1<<22, clientISN + 1 + 1<<22, 1 << 31} {
+			for _, flags := range []byte{rst, rst | ack} {
 				forge(fl, flags, guess, backendISN+1)
+				fl.is(t, tracks, model.StateEstablished)
+			}
+			for _, acknowledged := range []uint32{backendISN - 1<<22, 1 << 31, backendISN + 2 + 1<<22} {
+				forge(fl, fin|ack, guess, acknowledged)
+				forge(fl, ack, guess, acknowledged) // as if the connection were there
+				forge(fl, rst, guess, 0)
 				fl.is(t, tracks, model.StateEstablished)
 			}
 		}
 		forge(fl, syn, 1<<31, 0)
 		fl.is(t, tracks, model.StateEstablished)
-		forge(fl, rst, clientISN+1+1<<20, 0) // within the window
+		fl.asks(t, psh|ack)
+		fl.says(t, fin|ack)
+		fl.is(t, tracks, model.StateClosing)
+		fl.asks(t, rst)
 		fl.is(t, tracks, model.StateClosed)
 	})
 }

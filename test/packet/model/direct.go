@@ -88,29 +88,25 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 	track.LastSeen = v.Now
 	track.Packets++
 	track.Bytes += uint64(v.length)
-	near := v.tuple.Protocol != TCP || track.Next == 0 || v.sequenceNear(track.Next)
-	if v.flags&fin != 0 && near {
+	mayClose := v.mayClose(track, nil)
+	if v.flags&fin != 0 && mayClose {
 		track.Fin, track.State = true, max(track.State, StateClosing)
 	}
-	if v.flags&rst != 0 && near {
+	if v.flags&rst != 0 && mayClose {
 		track.State = StateClosed
 	}
 	v.noteLater(track, half)
 	goesOn := half && v.flags&(syn|rst) == 0 && (v.tuple.Protocol == UDP && track.Later || v.tuple.Protocol == SCTP ||
 		v.tuple.Protocol == TCP && track.State != StateClosed && v.flags&ack != 0 && v.sequence == track.Next)
-	v.noteSequence(track)
+	if half || v.flags&(syn|rst) == 0 && v.seesConnection(track) {
+		v.noteSequence(track)
+	}
 	if goesOn {
 		track.State = max(track.State, StateEstablished)
 		delete(v.HalfOpen, v.tuple)
 		v.Tracks[v.tuple] = track
 	}
 	return v.sendDirect(d, Established)
-}
-
-// sequenceNear reports whether the packet's sequence number is less than a window before or behind another.
-func (v *visit) sequenceNear(next uint32) bool {
-	apart := int32(v.sequence - next)
-	return apart >= -window && apart < window
 }
 
 // noteFirst stores what a flow's first packet says.

@@ -69,8 +69,8 @@ type Track struct {
 	// from the client's port. The next SYN gets another port.
 	PortTaken bool
 	DSR       DSR // of the client's packets; then there is no entry for replies
-	// Of TCP: what this side has acknowledged last, and the end of what it has sent while the flow was half
-	// open; 0: unknown. Next of UDP: when the flow began.
+	// Of TCP: what this side has acknowledged last, and the end of what it has sent; 0: unknown. Next of UDP: when
+	// the flow began.
 	Acked, Next    uint32
 	Packets, Bytes uint64
 }

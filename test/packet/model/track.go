@@ -112,25 +112,41 @@ func (v *visit) note(track *Track, half bool) {
 			other.State = StateReplied
 		}
 	}
-	if v.tuple.Protocol != TCP || v.fragment == laterFragment {
-		return
-	}
-	if v.flags&ack != 0 {
-		track.Acked = max(v.acknowledged, 1)
-	}
-	if half {
-		track.Next = v.sequence + uint32(v.payload)
-		for _, flag := range []byte{syn, fin} {
-			if v.flags&flag != 0 {
-				track.Next++
-			}
-		}
-		track.Next = max(track.Next, 1)
+	if half || v.flags&(syn|rst) == 0 && v.seesConnection(track) {
+		v.noteSequence(track)
 	}
 }
 
 // window is the greatest distance of a sequence number from the last known one.
 const window = 1 << 22
+
+// step is that of both numbers of a segment from those of the segment before.
+const step = 1 << 20
+
+func near(a, b uint32) bool { return within(a, b, window) }
+
+func within(a, b uint32, most int32) bool { return int32(a-b) >= -most && int32(a-b) < most }
+
+// seesConnection reports whether the sender of a segment sees the connection: both of its numbers are near those
+// that its side had before, or it is the next one.
+func (v *visit) seesConnection(track *Track) bool {
+	return track.Next == 0 || track.Acked == 0 || v.sequence == track.Next ||
+		v.flags&ack != 0 && within(v.sequence, track.Next, step) && within(v.acknowledged, track.Acked, step)
+}
+
+// mayClose reports whether a FIN or RST closes the flow. A RST has the number that the other side expects (RFC 5961
+// section 3.2); with DSR, where that is not seen, one that is not far behind the client's.
+func (v *visit) mayClose(track, other *Track) bool {
+	switch {
+	case v.tuple.Protocol != TCP:
+		return true
+	case v.flags&rst == 0:
+		return v.seesConnection(track)
+	case track.DSR != SNAT:
+		return track.Next == 0 || track.Next-v.sequence <= 0xffff
+	}
+	return other == nil || other.Acked == 0 || v.sequence == other.Acked || track.Next != 0 && v.sequence == track.Next
+}
 
 // heard reports whether a packet shows that both sides have been heard from.
 func (v *visit) heard(track *Track) bool {
@@ -158,7 +174,6 @@ func (v *visit) answers(track *Track) bool {
 		return false
 	}
 	toSYN := other.Next-v.acknowledged <= 0xffff && v.flags&ack != 0
-	near := func(a, b uint32) bool { return int32(a-b) >= -window && int32(a-b) < window }
 	switch {
 	case v.flags&syn != 0:
 		return toSYN
@@ -182,7 +197,7 @@ func (t *Track) portIsTaken() bool { return t.PortTaken && t.State == StateNew }
 // close handles a RST or FIN, and ignores one of a sender that cannot see the connection.
 func (v *visit) close(track *Track, half bool) {
 	other := v.otherOf(track)
-	if v.tuple.Protocol == TCP && other != nil && other.Acked != 0 && v.sequence-other.Acked >= window {
+	if !v.mayClose(track, other) {
 		return
 	}
 	track.Fin = track.Fin || v.flags&fin != 0
@@ -214,7 +229,7 @@ func (v *visit) promote(track *Track) {
 	track.State = max(track.State, StateEstablished)
 	turned := track.turned(v.tuple)
 	if other := v.otherOf(track); other != nil {
-		turned.Acked = other.Acked
+		turned.Acked, turned.Next = other.Acked, other.Next
 		turned.Fin, turned.Later, turned.Packets, turned.Bytes = other.Fin, other.Later, other.Packets, other.Bytes
 	}
 	key := track.Becomes.Reverse()

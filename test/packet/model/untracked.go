@@ -49,7 +49,7 @@ func (v *visit) before(f Frontend, hash uint32) uint32 {
 // forgedSYN is where to send a packet that does not continue near a forged SYN with its tuple; nil if the entry
 // applies, or nobody knows.
 func (v *visit) forgedSYN(track *Track) *Track {
-	if v.tuple.Protocol != TCP || v.fragment == laterFragment || track.Next == 0 || v.sequenceNear(track.Next) {
+	if v.tuple.Protocol != TCP || v.fragment == laterFragment || track.Next == 0 || near(v.sequence, track.Next) {
 		return nil
 	}
 	f, exact := v.Frontends[FrontendKey{v.tuple.Destination, v.tuple.DestinationPort, v.tuple.Protocol}]
