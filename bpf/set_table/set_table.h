@@ -205,14 +205,14 @@ __noinline __u32 set_entries_of(const struct set_evictions *evictions, __u32 ser
 	return count;
 }
 
-/* Returns the Service that has more than half of a set, a new entry of `service` included (Boyer
- * and Moore, "MJRTY", 1991); 0xffffffff: none. Global function: the verifier checks it once. */
-__noinline __u32 set_majority(const struct set_evictions *evictions, __u32 service)
+/* Returns the only Service that may have more than half of a set, a new entry of `service` included
+ * (Boyer and Moore, "MJRTY", 1991). Global function: the verifier checks it once. */
+__noinline __u32 set_candidate(const struct set_evictions *evictions, __u32 service)
 {
-	__u64 candidate = service, votes = 1, count;
+	__u64 candidate = service, votes = 1;
 
 	if (!evictions)
-		return 0xffffffff;
+		return service;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < SET_PLACES; i++) {
 		__u64 other = evictions->evictions[i].owner >> SET_RANK_BITS;
@@ -220,8 +220,14 @@ __noinline __u32 set_majority(const struct set_evictions *evictions, __u32 servi
 		candidate ^= (candidate ^ other) & -same_number(votes, 0);
 		votes += 2 * same_number(candidate, other) - 1;
 	}
-	count = same_number(candidate, service) + set_entries_of(evictions, candidate);
-	return count > (SET_PLACES + 1) / 2 ? candidate : 0xffffffff;
+	return candidate;
+}
+
+/* Returns whether a Service has more than half of a set, a new entry of `service` included. */
+static __always_inline int set_is_majority(const struct set_evictions *evictions, __u32 candidate,
+					   __u32 service)
+{
+	return set_entries_of(evictions, candidate) + (candidate == service) > (SET_PLACES + 1) / 2;
 }
 
 /* Picks a place in a full set in which no Service has more than half: entries are weighted by the
@@ -253,7 +259,7 @@ __noinline __u32 set_pick_by_weight(const struct set_tags *tags,
 __noinline __u32 set_pick_of_majority(const struct set_tags *tags,
 				      const struct set_evictions *evictions, __u32 owner, __u32 now)
 {
-	__u32 found = 0, largest;
+	__u32 found = 0, service = owner >> SET_RANK_BITS, largest;
 	__u64 best = 0;
 
 	if (!tags || !evictions)
@@ -261,8 +267,8 @@ __noinline __u32 set_pick_of_majority(const struct set_tags *tags,
 	for (__u32 place = 0; place < SET_PLACES; place++)
 		if (!tag_at(tags, place))
 			return place | PICK_FREE;
-	largest = set_majority(evictions, owner >> SET_RANK_BITS);
-	if (largest == 0xffffffff)
+	largest = set_candidate(evictions, service);
+	if (!set_is_majority(evictions, largest, service))
 		return PICK_NO_MAJORITY;
 #pragma clang loop unroll(disable)
 	for (__u32 place = 0; place < SET_PLACES; place++) {
