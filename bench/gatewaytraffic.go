@@ -64,6 +64,9 @@ type gatewayHosts struct {
 }
 
 const (
+	// Two at each of two devices, and the time until then.
+	gatewayPrograms     = 4
+	gatewayProviderTime = time.Minute
 	// In this time every flow has more packets than the threshold.
 	gatewayWarmup     = 250 * time.Millisecond
 	gatewayClientHost = "client"
@@ -104,6 +107,9 @@ func runGatewayTraffic(ctx context.Context, b *bench) (err error) {
 	if err := rig.agent.Start(); err != nil {
 		return err
 	}
+	if err := rig.awaitPrograms(ctx); err != nil {
+		return err
+	}
 	for _, c := range gatewayTrafficCases() {
 		if b.only != nil && !b.only.MatchString(c.String()) {
 			continue
@@ -113,6 +119,24 @@ func runGatewayTraffic(ctx context.Context, b *bench) (err error) {
 		}
 	}
 	return nil
+}
+
+// awaitPrograms waits for the programs, which the agent attaches when it has tested its provider: nothing else shows that
+// short flows meet them.
+func (rig *gatewayHosts) awaitPrograms(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, gatewayProviderTime)
+	defer cancel()
+	for {
+		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", datapath.GatewayComponent+"-*"))
+		if err != nil || len(links) == gatewayPrograms {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the gateway has %d programs at its devices, want %d", len(links), gatewayPrograms)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // gatewayScripts are commands of ip(8) for each host.
