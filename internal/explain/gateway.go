@@ -13,35 +13,63 @@ import (
 
 // Gateway is what the gateway does with a packet that is for no Service.
 type Gateway struct {
-	Path gateway.FlowPath `json:"path"` // cache or slow
-	// In and Out are the devices, Rewritten the addresses and ports that leave the node, of PathCache.
+	Path gateway.FlowPath `json:"path"` // cache, flowtable, hardware or slow
+	// In and Out are the devices, of PathCache; Rewritten are the addresses and ports that leave the node.
 	In        string `json:"in,omitempty"`
 	Out       string `json:"out,omitempty"`
 	Rewritten *Ends  `json:"rewritten,omitempty"`
 }
 
 func (g *Gateway) String() string {
-	if g.Path != gateway.PathCache {
-		return "not in the flow cache: the packet takes the stack (`beeline gateway flows` says why, if the flow was refused)"
+	switch g.Path {
+	case gateway.PathFlowtable, gateway.PathHardware:
+		return fmt.Sprintf("in a flowtable of the kernel (%s): leaves as %s", g.Path, g.Rewritten)
+	case gateway.PathSlow:
+		return "neither in the flow cache nor in a flowtable: the packet takes the stack (`beeline gateway flows` says why, if the flow was refused)"
 	}
 	return fmt.Sprintf("in the flow cache: from %s to %s as %s", g.In, g.Out, g.Rewritten)
 }
 
-// gateway looks for the packet's flow in the flow cache. It reports whether there is one, with the flow or without.
+// gateway looks for the packet's flow in the flow cache, and in the kernel's flowtables. It reports whether there is a
+// gateway, with the flow or without.
 func (x *explainer) gateway() (exists bool, err error) {
 	tables, err := datapath.OpenGatewayTables(x.bpffs)
-	if err != nil || tables == nil {
+	if err != nil {
 		return false, err
 	}
-	defer tables.Close()
-	asks := x.answer.Original
-	x.answer.Gateway = &Gateway{Path: gateway.PathSlow}
-	for _, f := range gateway.Find(tables, flow.Tuple{Source: asks.Source, Destination: asks.Destination, Protocol: uint8(asks.Protocol)}) {
+	asks := flow.Tuple{Source: x.answer.Original.Source, Destination: x.answer.Original.Destination, Protocol: uint8(x.answer.Original.Protocol)}
+	if tables != nil {
+		defer tables.Close()
+		x.answer.Gateway = &Gateway{Path: gateway.PathSlow}
+		x.inCache(tables, asks)
+	}
+	if x.answer.Gateway == nil || x.answer.Gateway.Path == gateway.PathSlow {
+		x.inFlowtable(asks)
+	}
+	return x.answer.Gateway != nil, nil
+}
+
+func (x *explainer) inCache(tables *datapath.GatewayTables, asks flow.Tuple) {
+	for _, f := range gateway.Find(tables, asks) {
 		in, out := deviceName(uint32(f.InDevice)), deviceName(uint32(f.OutDevice))
 		if x.question.Device != "" && x.question.Device != in {
 			continue
 		}
-		x.answer.Gateway = &Gateway{Path: gateway.PathCache, In: in, Out: out, Rewritten: &Ends{f.Out.Source, f.Out.Destination, service.Protocol(f.Out.Protocol)}}
+		x.answer.Gateway = &Gateway{Path: gateway.PathCache, In: in, Out: out, Rewritten: endsOf(f.Out)}
 	}
-	return true, nil
+}
+
+// inFlowtable looks for the packet's flow in the kernel's flowtables, also those of others.
+func (x *explainer) inFlowtable(asks flow.Tuple) {
+	path, out, err := gateway.Offloaded(asks)
+	if err != nil {
+		x.note("whether a flowtable of the kernel has the flow is not known: %s", err)
+	}
+	if path != "" {
+		x.answer.Gateway = &Gateway{Path: path, Rewritten: endsOf(out)}
+	}
+}
+
+func endsOf(t flow.Tuple) *Ends {
+	return &Ends{t.Source, t.Destination, service.Protocol(t.Protocol)}
 }

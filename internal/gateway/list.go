@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -57,7 +58,8 @@ type Direction struct {
 	// In and Out are the devices; empty on the stack.
 	In  string `json:"in,omitempty"`
 	Out string `json:"out,omitempty"`
-	// Packets and Bytes, from the IP header on, are those that have left the stack; packets as merged by GRO.
+	// Packets and Bytes, from the IP header on, are those that have left the stack; packets as merged by GRO. Of
+	// a flowtable they are those that conntrack counts, with the first ones on the stack.
 	Packets     uint64  `json:"packets"`
 	Bytes       uint64  `json:"bytes"`
 	IdleSeconds float64 `json:"idleSeconds,omitempty"`
@@ -93,8 +95,9 @@ func (g *Gateway) List() ([]FlowStatus, error) {
 		all = append(all, FlowStatus{
 			Protocol: protocolNames[there.Protocol],
 			Client:   there.Source, Address: there.Destination, Via: back.Destination, Backend: back.Source,
-			Sent: direction(directions, there, t.Status), Received: direction(directions, back, t.Status),
+			Sent: direction(&t.CountersOrig, t.Status), Received: direction(&t.CountersReply, t.Status),
 		})
+		g.addOwn(&all[len(all)-1], t, directions)
 	}
 	slices.SortFunc(all, func(a, b FlowStatus) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Client.Compare(b.Client), a.Address.Compare(b.Address))
@@ -118,16 +121,80 @@ const (
 	statusHWOffload = 1 << 15
 )
 
-func direction(known map[flow.Tuple]Direction, t flow.Tuple, status conntrack.Status) Direction {
-	switch d, ok := known[t]; {
-	case status&statusHWOffload != 0:
-		return Direction{Path: PathHardware}
-	case status&statusOffload != 0:
-		return Direction{Path: PathFlowtable}
-	case ok:
-		return d
+// direction is what conntrack knows of one direction of a flow.
+func direction(counter *conntrack.Counter, status conntrack.Status) Direction {
+	if path := offloaded(status); path != "" {
+		return Direction{Path: path, Packets: counter.Packets, Bytes: counter.Bytes}
 	}
 	return Direction{Path: PathSlow}
+}
+
+// offloaded is the flowtable that a flow is in; empty: none.
+func offloaded(status conntrack.Status) FlowPath {
+	switch {
+	case status&statusHWOffload != 0:
+		return PathHardware
+	case status&statusOffload != 0:
+		return PathFlowtable
+	}
+	return ""
+}
+
+// addOwn adds what the gateway knows of a flow in no flowtable: of the cache by direction; a flowtable keeps no list of
+// the flows that it does not take.
+func (g *Gateway) addOwn(s *FlowStatus, t *conntrack.Flow, cached map[flow.Tuple]Direction) {
+	if offloaded(t.Status) != "" {
+		return
+	}
+	there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
+	if g.usesFlowtable() {
+		// Its devices are not known: they count as any.
+		if reason := g.refuses(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
+			s.Sent = Direction{Path: PathRefused, Reason: reason}
+			s.Received = s.Sent
+		}
+		return
+	}
+	if d, ok := cached[there]; ok {
+		s.Sent = d
+	}
+	if d, ok := cached[back]; ok {
+		s.Received = d
+	}
+}
+
+func (g *Gateway) usesFlowtable() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.provider == Flowtable || g.provider == Hardware
+}
+
+// Offloaded returns the flowtable of a flow whose packets arrive with a tuple, and the tuple with which they leave; an
+// empty path if it is in none.
+func Offloaded(in flow.Tuple) (path FlowPath, out flow.Tuple, err error) {
+	c, err := conntrack.Dial(nil)
+	if err != nil {
+		return "", out, fmt.Errorf("open the kernel's conntrack: %w", err)
+	}
+	defer c.Close()
+	t, err := c.Get(conntrack.Flow{TupleOrig: conntrackTuple(in)})
+	if errors.Is(err, unix.ENOENT) {
+		return "", out, nil
+	} else if err != nil {
+		return "", out, fmt.Errorf("look up a flow in the kernel's conntrack: %w", err)
+	}
+	if there := tupleOf(&t.TupleOrig); there != in {
+		return offloaded(t.Status), there.Reverse(), nil
+	}
+	reply := tupleOf(&t.TupleReply)
+	return offloaded(t.Status), reply.Reverse(), nil
+}
+
+func conntrackTuple(t flow.Tuple) conntrack.Tuple {
+	return conntrack.Tuple{
+		IP:    conntrack.IPTuple{SourceAddress: t.Source.Addr(), DestinationAddress: t.Destination.Addr()},
+		Proto: conntrack.ProtoTuple{Protocol: t.Protocol, SourcePort: t.Source.Port(), DestinationPort: t.Destination.Port()},
+	}
 }
 
 // directions are those in the flow cache, and those that were refused, by the tuple with which their packets arrive.

@@ -76,6 +76,8 @@ var groups = []group{
 	{"The pod shortcut", "Only with --pod-devices.", []Family{
 		{"beeline_pod_shortcut_packets_total", counterKind, []string{"path"}, "Packets at devices of pods and at those that lead to other nodes, by their path: path_... for those that took the shortcut, stack_... for those that did not, and why.", nil},
 		{"beeline_pod_shortcut_addresses", gaugeKind, []string{"state"}, "Addresses of pods of this node whose packets to other pods take the shortcut, and of those whose packets take the stack because of packet filters.", nil},
+	}},
+	{"The gateway", "Only with --gateway-devices.", []Family{
 		{"beeline_gateway_packets_total", counterKind, []string{"path"}, "Packets at the gateway's devices: cache for those that the flow cache has forwarded, merged ones counted once; for others of flows in the cache, and for candidates, what happened to them.", nil},
 		{"beeline_gateway_bytes_total", counterKind, nil, "Bytes from the IP header on that the gateway's flow cache has forwarded, of merged packets as merged.", nil},
 		{"beeline_gateway_entries", gaugeKind, nil, "Entries of the gateway's flow cache, two for each flow.", nil},
@@ -83,6 +85,8 @@ var groups = []group{
 		{"beeline_gateway_learned_total", counterKind, nil, "Entries that the gateway has added to its flow cache.", nil},
 		{"beeline_gateway_ended_total", counterKind, []string{"reason"}, "Entries that have left the gateway's flow cache: closed (FIN or RST), conntrack (the kernel's conntrack no longer has the flow), route (the route or next hop has changed), changed (packet filters or devices have changed) or idle.", nil},
 		{"beeline_gateway_refused", gaugeKind, nil, "Directions of flows that the gateway has left on the stack for a reason, of the last five minutes.", nil},
+		{"beeline_gateway_provider_info", gaugeKind, []string{"provider"}, "1, with what forwards the flows: cache, flowtable, flowtable-hardware, or none if nothing does.", nil},
+		{"beeline_gateway_flowtable_replaced_total", counterKind, nil, "How often all flows have returned to the stack because the kernel's flowtable was replaced: after changes of routes, devices, next hops and rules.", nil},
 	}},
 	{"The sidecar shortcut", "Only with --mesh-cgroups.", []Family{
 		{"beeline_mesh_pods", gaugeKind, []string{"state"}, "Pods of --mesh-cgroups: served if their connections go to their proxy in both directions, else waiting.", nil},

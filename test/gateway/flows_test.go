@@ -66,20 +66,27 @@ func (f *flow) wantBytes(payload uint64) {
 	if *stack {
 		return
 	}
+	shown := f.shown()
+	if s := shown; s.Client.Addr() != f.family.address(f.from, 2) || s.Address != f.target() || s.Via != f.peer() {
+		f.w.t.Errorf("%s: the gateway says %+v", f, s)
+	}
+	for name, d := range map[string]gateway.Direction{"sent": shown.Sent, "received": shown.Received} {
+		if d.Path != f.w.path || d.Bytes < payload || d.Bytes > payload+payload/10 || d.Packets == 0 {
+			f.w.t.Errorf("%s: %s %+v of %d bytes and headers", f, name, d, payload)
+		}
+	}
+}
+
+// shown is the flow as the gateway lists it.
+func (f *flow) shown() gateway.FlowStatus {
+	f.w.t.Helper()
 	var all []gateway.FlowStatus
 	f.w.must(agent.NewClient(f.w.agent.Socket()).Get(context.Background(), gateway.FlowsPath, &all))
 	i := slices.IndexFunc(all, func(s gateway.FlowStatus) bool { return s.Backend == f.server() && s.Protocol == f.network })
 	if i < 0 {
 		f.w.t.Fatalf("%s: not among %d flows of the gateway", f, len(all))
 	}
-	if s := all[i]; s.Client.Addr() != f.family.address(f.from, 2) || s.Address != f.target() || s.Via != f.peer() {
-		f.w.t.Errorf("%s: the gateway says %+v", f, s)
-	}
-	for name, d := range map[string]gateway.Direction{"sent": all[i].Sent, "received": all[i].Received} {
-		if d.Path != gateway.PathCache || d.Bytes < payload || d.Bytes > payload+payload/10 || d.Packets == 0 {
-			f.w.t.Errorf("%s: %s %+v of %d bytes and headers", f, name, d, payload)
-		}
-	}
+	return all[i]
 }
 
 // finish closes one direction, sends in the other, and closes that. Conntrack follows.

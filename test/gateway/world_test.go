@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/gateway"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -40,6 +41,7 @@ type world struct {
 	t     *testing.T
 	agent *node.Agent
 	ports *atomic.Int32
+	path  gateway.FlowPath // of flows that are short-cut
 }
 
 // hosts are those of the lab, by their part.
@@ -51,7 +53,7 @@ func (w *world) host(part string) *lab.Host { return w.Host(hosts[part]) }
 // newLab makes a lab with a client, a router and its rules. The agent is not started.
 func newLab(t *testing.T, flags ...string) *world {
 	t.Helper()
-	w := &world{Lab: lab.NewOf(t, lab.Shape{Bare: true}), t: t, ports: &atomic.Int32{}}
+	w := &world{Lab: lab.NewOf(t, lab.Shape{Bare: true}), t: t, ports: &atomic.Int32{}, path: gateway.PathCache}
 	w.ports.Store(firstPort)
 	w.link("client", "c0", networkClient)
 	w.sysctl("router", "netfilter/nf_conntrack_acct=1", "netfilter/nf_conntrack_tcp_loose=0", "netfilter/nf_conntrack_tcp_be_liberal=0")
@@ -59,7 +61,7 @@ func newLab(t *testing.T, flags ...string) *world {
 	w.nft(rules())
 	folder := &node.Folder{Path: t.TempDir()}
 	w.must(folder.Write("none", []byte("# no objects\n")))
-	w.agent = &node.Agent{Host: w.host("router"), Program: program, Manifests: folder.Path, MaxFlows: 16384, EdgeMode: "off", Flags: append(flags, "--gateway-provider=cache"), Log: &node.Log{}}
+	w.agent = &node.Agent{Host: w.host("router"), Program: program, Manifests: folder.Path, MaxFlows: 16384, EdgeMode: "off", Flags: append([]string{"--gateway-provider=cache"}, flags...), Log: &node.Log{}}
 	t.Cleanup(func() {
 		if err := w.agent.Kill(); err != nil {
 			t.Errorf("the agent ended before it was killed: %v", err)

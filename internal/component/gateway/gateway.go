@@ -5,6 +5,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 
 	"beeline.io/beeline/internal/component"
@@ -88,5 +89,13 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 		refused += n
 	}
 	b.Add("beeline_gateway_refused", float64(refused))
+	b.Add("beeline_gateway_provider_info", 1, "provider", cmp.Or(status.Provider, "none"))
+	replaced := uint64(0)
+	if status.Flowtable != nil {
+		for _, n := range status.Flowtable.Replaced {
+			replaced += n
+		}
+	}
+	b.Add("beeline_gateway_flowtable_replaced_total", float64(replaced))
 	return b.Metrics, nil
 }
