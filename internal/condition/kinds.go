@@ -203,6 +203,9 @@ var (
 	GatewayUnavailable = register("GatewayUnavailable", Warning,
 		"The gateway was asked for, and this kernel has nothing that it could use. All flows take the stack.",
 		"do what the message says, or remove --gateway-devices").ofNode()
+	GatewayFull = register("GatewayFull", Warning,
+		"The gateway's flow cache had no room for flows: they take the stack. A flow without packets for a second gives up its place.",
+		"raise --gateway-max-flows (an entry for each direction of a flow), or leave traffic out by --gateway-networks and --gateway-ports").ofNode()
 	GatewayDeviceMissing = register("GatewayDeviceMissing", Error,
 		"--gateway-devices names a device that does not exist, or that flows cannot enter and leave by. The gateway takes it when it can.",
 		"correct --gateway-devices, or create the device").ofNode()

@@ -330,6 +330,9 @@ func (g *Gateway) Conditions() (all condition.List) {
 	if g.chosen && g.provider == "" {
 		all = append(all, condition.GatewayUnavailable.New("%s", g.why))
 	}
+	if n := g.flows.withoutRoom(); n > 0 {
+		all = append(all, condition.GatewayFull.New("the flow cache has had no room for %d directions of flows in the last five minutes: raise --gateway-max-flows", n))
+	}
 	for _, what := range slices.Sorted(maps.Keys(g.problems)) {
 		all = append(all, condition.GatewayFailed.New("%s: %s", what, g.problems[what]))
 	}

@@ -223,6 +223,21 @@ func (f *Flows) Collect() error {
 	return f.cache.remove(keys, f.count)
 }
 
+// withoutRoom is how many directions of flows stay on the stack because the flow cache is full.
+func (f *Flows) withoutRoom() (n int) {
+	if f == nil {
+		return 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, why := range f.refused {
+		if why.reason == errFull.Error() {
+			n++
+		}
+	}
+	return n
+}
+
 // Flush returns all flows to the stack at once. They are learned anew from packets that the stack forwards.
 func (f *Flows) Flush() {
 	f.mu.Lock()

@@ -5,7 +5,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -40,15 +39,34 @@ func (g *Gateway) choose(ctx context.Context) (p Provider, why string) {
 	if g.config.Provider != Auto {
 		wanted = []Provider{g.config.Provider}
 	}
-	var refused []string
+	var all rejections
 	for _, p := range wanted {
 		if err := g.try(ctx, p); err != nil {
-			refused = append(refused, fmt.Sprintf("%s: %v", p, err))
+			all.add(p, err)
 			continue
 		}
-		return p, strings.Join(refused, "; ")
+		return p, all.String()
 	}
-	return "", strings.Join(refused, "; ")
+	return "", all.String()
+}
+
+// rejections say why providers do not work; those with the same reason are one.
+type rejections []struct{ providers, reason string }
+
+func (r *rejections) add(p Provider, err error) {
+	if n := len(*r); n > 0 && (*r)[n-1].reason == err.Error() {
+		(*r)[n-1].providers += ", " + string(p)
+		return
+	}
+	*r = append(*r, struct{ providers, reason string }{string(p), err.Error()})
+}
+
+func (r rejections) String() string {
+	texts := make([]string, len(r))
+	for i, one := range r {
+		texts[i] = one.providers + ": " + one.reason
+	}
+	return strings.Join(texts, "; ")
 }
 
 func (g *Gateway) try(ctx context.Context, p Provider) error {

@@ -29,7 +29,7 @@ func unavailable(err error) error {
 	default:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return fmt.Errorf("%w: %s: %w", ErrUnavailable, why, err)
+	return fmt.Errorf("%w: %s: %s", ErrUnavailable, why, kernelError(err))
 }
 
 // refusedExternal is why a tunnel in external mode is not in the flowtable.
