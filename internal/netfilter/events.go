@@ -39,14 +39,15 @@ func (e *events) close() { unix.Close(e.fd) }
 // largestEvents is more than the kernel puts into a message of several events (NLMSG_GOODSIZE).
 const largestEvents = 1 << 16
 
-// changed takes all events, and reports whether one is of a table that is not own.
+// changed takes all events, and reports whether one is of a table that is not own, or the first own table is gone.
 func (e *events) changed(own []string) (changed bool, err error) {
 	buffer := make([]byte, largestEvents)
+	gone := false
 	for {
 		n, _, err := unix.Recvfrom(e.fd, buffer, unix.MSG_TRUNC)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			return changed, nil
+			return changed || gone, nil
 		case errors.Is(err, unix.ENOBUFS): // events were lost
 			changed = true
 		case errors.Is(err, unix.EINTR):
@@ -55,25 +56,30 @@ func (e *events) changed(own []string) (changed bool, err error) {
 		case n > len(buffer):
 			changed = true
 		default:
-			changed = concerns(buffer[:n], own) || changed
+			changed = concerns(buffer[:n], own, &gone) || changed
 		}
 	}
 }
 
-// concerns reports whether one of the messages is about a table that is not own.
-func concerns(messages []byte, own []string) bool {
+// concerns reports whether one of the messages is about a table that is not own. gone is whether the first own table
+// was deleted and not created again.
+func concerns(messages []byte, own []string, gone *bool) (foreign bool) {
 	for len(messages) >= unix.SizeofNlMsghdr {
 		size, kind := int(binary.NativeEndian.Uint32(messages)), binary.NativeEndian.Uint16(messages[4:])
 		if size < unix.SizeofNlMsghdr || size > len(messages) {
 			return true
 		}
 		body := messages[unix.SizeofNlMsghdr:size]
-		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES && kind&0xff != unix.NFT_MSG_NEWGEN && !isOf(body, own) {
-			return true
+		switch what := kind & 0xff; {
+		case kind>>8 != unix.NFNL_SUBSYS_NFTABLES || what == unix.NFT_MSG_NEWGEN:
+		case !isOf(body, own):
+			foreign = true
+		case (what == unix.NFT_MSG_NEWTABLE || what == unix.NFT_MSG_DELTABLE) && isOf(body, own[:1]):
+			*gone = what == unix.NFT_MSG_DELTABLE
 		}
 		messages = messages[min((size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(messages)):]
 	}
-	return false
+	return foreign
 }
 
 // isOf reports whether an object is in one of some tables. The attribute with the table's name has the same number

@@ -19,7 +19,7 @@ type Watcher struct {
 }
 
 // NewWatcher watches the rules of the caller's network namespace. own are tables whose rules do not count, such as
-// "inet beeline_gateway".
+// "inet beeline_gateway"; that somebody deletes the first of them is a change.
 func NewWatcher(own ...string) (*Watcher, error) {
 	e, err := newEvents()
 	if err != nil {

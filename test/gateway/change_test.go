@@ -33,6 +33,7 @@ func changes(w *world) {
 	}
 	w.t.Run("next hop is unknown at first", func(t *testing.T) { w.in(t).unresolved(all) })
 	w.t.Run("smaller MTU", func(t *testing.T) { w.in(t).smallerMTUs(all) })
+	w.t.Run("own table deleted", func(t *testing.T) { w.in(t).ownTable(all) })
 	w.t.Run("new drop rule", func(t *testing.T) { w.in(t).dropRule(all) })
 	w.t.Run("deleted conntrack entry", func(t *testing.T) { w.in(t).forgotten(all) })
 }
@@ -202,6 +203,18 @@ func (w *world) dropRule(all []*flow) {
 		f.continues(10 * soon * load)
 	}
 	w.settle(all...)
+}
+
+// ownTable deletes the gateway's table of nftables, as somebody may who flushes all rules. The agent creates it again.
+func (w *world) ownTable(all []*flow) {
+	w.t.Helper()
+	if *stack {
+		return
+	}
+	const name = "inet beeline_gateway"
+	w.nft("delete table " + name)
+	w.eventually("table "+name+" is there again", func() bool { return strings.Contains(w.run("router", "nft", "list", "tables"), "table "+name+"\n") })
+	w.settle(w.of(all, isOwnSource)...) // earlier changes have ended the others
 }
 
 func portsOf(all []*flow) string {

@@ -110,6 +110,7 @@ func flowtableChanges(w *world) {
 		}
 		w.t.Run(c.name, func(t *testing.T) { w.in(t).changed(c, all) })
 	}
+	w.t.Run("own table deleted", func(t *testing.T) { w.in(t).ownTable(all) })
 	w.t.Run("new drop rule", func(t *testing.T) { w.in(t).dropRule(all) })
 	w.t.Run("deleted conntrack entry", func(t *testing.T) { w.in(t).forgotten(all) })
 }
