@@ -155,17 +155,9 @@ func (w *walk) startFlows(v6 bool) {
 	w.start(&c)
 }
 
-// bypassed reports whether packets of the flow cache do not pass the chain. They arrive by devices as packets do that
-// a bridge gives to its node, and leave by them as packets of the node do.
-func (b *base) bypassed() bool {
-	switch b.family {
-	case familyNetdev:
-		return b.hook == ingress
-	case familyBridge:
-		return false
-	}
-	return true
-}
+// bypassed reports whether packets of the flow cache do not pass the chain. They leave by a bridge as packets of the
+// node do. The kernel has packets that a program of tc redirects skip the chains at egress of netdev (nf_skip_egress).
+func (b *base) bypassed() bool { return b.family != familyBridge }
 
 // lost returns the packets of a class whose loss matters: to the gateway those of flows of which others are accepted.
 func (w *walk) lost(c *class) *class {

@@ -92,7 +92,7 @@ var gatewayCases = []struct{ name, rules, want string }{
 	{"another device", "iifname ppp0 log", ""},
 	{"out device", "oifname eth1 iifname br0 log; iifname br0 log", ": log\nbridge: log"},
 	{"ingress of a device", "table netdev t { chain c { type filter hook ingress device eth1 priority 0; limit rate 1/second drop; }; }", "web dns dnat snat six: limit\n: drop"},
-	{"egress, which the cache passes", "table netdev t { chain c { type filter hook egress device eth1 priority 0; log; }; }", "hardware web dns dnat snat six: log"},
+	{"egress, which the kernel skips for what a program redirects", "table netdev t { chain c { type filter hook egress device eth1 priority 0; log; }; }", "web dns dnat snat six: log"},
 	{"bridge", "table bridge t { chain c { type filter hook output priority 0; log; }; chain d { type filter hook forward priority 0; log; }; }", "hardware bridge: log"},
 	{"own table", "table inet own { chain c { type filter hook forward priority 0; limit rate 1/second log; }; }", ""},
 	{"kube-proxy's table", "table ip kube-proxy { chain c { type filter hook forward priority 0; log; }; }", ""},

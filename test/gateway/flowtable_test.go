@@ -105,8 +105,10 @@ func flowtableViews(w *world) {
 func flowtableChanges(w *world) {
 	all := w.everyFlow()
 	for _, c := range everyChange {
-		if strings.Contains(c.name, "not announced") {
-			continue // the kernel notices it when the stack would (gateway.md)
+		// The kernel notices a MAC address that is not announced when the stack would, and takes of flows whose
+		// answers come by another device only one direction (gateway.md).
+		if strings.Contains(c.name, "not announced") || c.name == "other next hop" {
+			continue
 		}
 		w.t.Run(c.name, func(t *testing.T) { w.in(t).changed(c, all) })
 	}

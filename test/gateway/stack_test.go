@@ -4,8 +4,10 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,10 +23,65 @@ func staysOnStack(w *world) {
 			w.in(t).openPort("tcp", dnat, 0, port).wantStack()
 		})
 	}
+	w.t.Run("rule at egress of a device", func(t *testing.T) { w.in(t).egressRule() })
+	w.t.Run("TTL of 1", func(t *testing.T) { w.in(t).lastHop() })
+	w.t.Run("IP options", func(t *testing.T) { w.in(t).options() })
 	for _, f := range families {
 		w.t.Run(fmt.Sprintf("short flows, %s", f), func(t *testing.T) { w.in(t).shortFlows(f) })
 		w.t.Run(fmt.Sprintf("the same addresses and ports at another device, %s", f), func(t *testing.T) { w.in(t).spoofed(f) })
 	}
+}
+
+// egressRule has packets of a flow counted where they leave by a device: each has to get there.
+func (w *world) egressRule() {
+	w.t.Helper()
+	f := w.open("udp", dnat, 0)
+	w.nft(fmt.Sprintf("table netdev egress { chain s0 { type filter hook egress device s0 priority 0; udp dport %d limit rate 100000/second accept; }; }", f.port))
+	defer w.nft("delete table netdev egress")
+	time.Sleep(soon)
+	f.wantStack()
+}
+
+// lastHop sends a datagram that may not go on: its sender hears of it, and the server does not.
+func (w *world) lastHop() {
+	w.t.Helper()
+	f := w.open("udp", dnat, 0)
+	f.settle()
+	received := f.udp.received.Load()
+	w.setOption(f, unix.IP_RECVERR, 1)
+	w.setOption(f, unix.IP_TTL, 1)
+	if err := f.request(64, patience/6); !errors.Is(err, unix.EHOSTUNREACH) {
+		w.t.Errorf("%s: a TTL of 1 gives %v, want %v", f, err, unix.EHOSTUNREACH)
+	}
+	if n := f.udp.received.Load() - received; n > 0 {
+		w.t.Errorf("%s: the server has received it", f)
+	}
+}
+
+// options sends datagrams with IP options, which the stack forwards.
+func (w *world) options() {
+	w.t.Helper()
+	f := w.open("udp", dnat, 0)
+	f.settle()
+	raw, err := f.near.(syscall.Conn).SyscallConn()
+	w.must(err)
+	noOperation := string([]byte{1, 1, 1, 1})
+	w.must(raw.Control(func(fd uintptr) { err = unix.SetsockoptString(int(fd), unix.IPPROTO_IP, unix.IP_OPTIONS, noOperation) }))
+	w.must(err)
+	before := w.onStack(f.port)
+	w.must(f.exchange(threshold))
+	if seen := w.onStack(f.port) - before; !*stack && seen != threshold {
+		w.t.Errorf("%s: the stack has forwarded %d packets, want the %d with options", f, seen, threshold)
+	}
+}
+
+// setOption sets an option of IPv4 of the client's socket.
+func (w *world) setOption(f *flow, option, value int) {
+	w.t.Helper()
+	raw, err := f.near.(syscall.Conn).SyscallConn()
+	w.must(err)
+	w.must(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value) }))
+	w.must(err)
 }
 
 // shortFlows have fewer packets in each direction than the threshold.
