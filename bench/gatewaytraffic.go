@@ -121,8 +121,8 @@ func runGatewayTraffic(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// awaitPrograms waits for the programs, which the agent attaches when it has tested its provider: nothing else shows that
-// short flows meet them.
+// awaitPrograms waits for the programs, which the agent attaches when it has tested its provider: nothing else shows
+// that short flows meet them.
 func (rig *gatewayHosts) awaitPrograms(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, gatewayProviderTime)
 	defer cancel()

@@ -37,7 +37,8 @@ var tenants = []struct{ client, server, under, behind string }{
 
 // tenants connects them to the router. What arrives with the first one's key is routed to its server by the main
 // table, what arrives with the other one's by a rule for its key, which the flow cache does not see; answers are routed
-// by the device of their server. So packets of the first take the cache, and the same packets of the other take the stack.
+// by the device of their server. So packets of the first take the cache, and the same packets of the other take the
+// stack.
 func (w *world) tenants() {
 	w.t.Helper()
 	w.ip("router", fmt.Sprintf("link add vx8 address 02:00:00:00:50:01 mtu 1450 type vxlan external dstport %d", tenantPort), "link set vx8 up",
