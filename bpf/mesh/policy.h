@@ -149,9 +149,9 @@ static __always_inline int mesh_takes_inbound(const struct mesh_pod *pod,
 	if (address_is_loopback(remote) || address_equal(remote, local) || mesh_is_proxy_port(port))
 		return 0;
 	rule = mesh_port_rule(pod, port, MESH_INBOUND);
-	if (rule == MESH_PROBE)
-		rule = mesh_is_node(remote) ? MESH_EXCLUDE : 0;
 	if (rule == MESH_EXCLUDE)
 		return 0;
-	return rule == MESH_INCLUDE || (pod->flags & MESH_ALL_INBOUND);
+	if ((rule == MESH_PROBE || rule == MESH_PROBE_INCLUDED) && mesh_is_node(remote))
+		return 0;
+	return rule == MESH_INCLUDE || rule == MESH_PROBE_INCLUDED || (pod->flags & MESH_ALL_INBOUND);
 }

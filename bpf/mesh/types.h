@@ -82,7 +82,8 @@ struct mesh_pod {
 enum mesh_rule {
 	MESH_EXCLUDE = 1, /* not to the proxy */
 	MESH_INCLUDE,
-	MESH_PROBE, /* not to the proxy if it comes from an address of the node */
+	MESH_PROBE, /* not to the proxy if it comes from an address of the node, else as without a rule */
+	MESH_PROBE_INCLUDED, /* the same, else to the proxy */
 };
 
 enum mesh_direction { MESH_OUTBOUND, MESH_INBOUND };

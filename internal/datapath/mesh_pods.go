@@ -14,8 +14,9 @@ type MeshRule = MeshMeshRule
 const (
 	MeshExclude = MeshMeshRuleMESH_EXCLUDE
 	MeshInclude = MeshMeshRuleMESH_INCLUDE
-	// MeshProbe excludes what comes from an address of the node.
-	MeshProbe = MeshMeshRuleMESH_PROBE
+	// MeshProbe excludes what comes from an address of the node, and MeshProbeIncluded includes all else.
+	MeshProbe         = MeshMeshRuleMESH_PROBE
+	MeshProbeIncluded = MeshMeshRuleMESH_PROBE_INCLUDED
 )
 
 // A MeshPolicy says which connections of a pod go to its proxy.
