@@ -67,7 +67,7 @@ func New(d *datapath.Datapath, c Config) (*Shortcut, error) {
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		s.pods = append(s.pods, Pod{Directory: directory, policy: c.Defaults.policy()})
+		s.pods = append(s.pods, Pod{Directory: directory, ProxyUID: c.Defaults.ProxyUID, policy: c.Defaults.policy()})
 	}
 	return s, nil
 }
@@ -104,6 +104,7 @@ func (s *Shortcut) podOf(sidecar *service.Sidecar, before []Pod) Pod {
 	}
 	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
 	p.policy = s.config.Defaults.policyOf(sidecar)
+	p.ProxyUID = p.policy.ProxyUID
 	return p
 }
 
@@ -249,7 +250,7 @@ func (s *Shortcut) serve(p *Pod, located error) {
 	}
 	p.Listeners = len(s.datapath.MeshListenersOf(p.Namespace))
 	if p.Failed != before && p.Failed != "" {
-		s.config.Log.Error("mesh: connections do not go to the proxy", "pod", p.label(), "error", p.Failed)
+		s.config.Log.Error("mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
 	}
 }
 
@@ -313,7 +314,7 @@ func (s *Shortcut) Audit() (repaired []string, err error) {
 		if p.Cgroup == 0 || now != nil && now.Outbound && (p.Namespace == 0 || slices.Contains(now.Inbound, p.Namespace)) {
 			continue
 		}
-		repaired = append(repaired, "sidecar shortcut at "+p.label())
+		repaired = append(repaired, "sidecar shortcut at "+p.Label())
 		pods[i] = p.reset(0, "")
 	}
 	s.mu.Lock()

@@ -25,6 +25,8 @@ type Pod struct {
 	// Name and UID are those of a pod of Kubernetes; empty for one of Config.Cgroups.
 	Name string `json:"name,omitempty"`
 	UID  string `json:"uid,omitempty"`
+	// ProxyUID is the user of its proxy.
+	ProxyUID uint32 `json:"proxyUID"`
 	// Native: its proxy is an init container that does not end.
 	Native    bool   `json:"nativeSidecar,omitempty"`
 	Directory string `json:"directory,omitempty"`
@@ -57,17 +59,13 @@ type Status struct {
 	Left         []Left `json:"left,omitempty"`
 	OutboundPort uint16 `json:"outboundPort"`
 	InboundPort  uint16 `json:"inboundPort"`
-	ProxyUID     uint32 `json:"proxyUID"`
 }
 
 // Served reports whether all connections of the pod go to its proxy.
 func (p *Pod) Served() bool { return p.Failed == "" && p.Namespace != 0 }
 
-// label is what people call the pod.
-func (p *Pod) label() string { return cmp.Or(p.Name, p.Directory) }
-
-// ProxyUID is the user of its proxy.
-func (p *Pod) ProxyUID() uint32 { return p.policy.ProxyUID }
+// Label is what people call the pod.
+func (p *Pod) Label() string { return cmp.Or(p.Name, p.Directory) }
 
 // reset returns the pod with a cgroup to which nothing is attached.
 func (p Pod) reset(cgroup uint64, failed string) Pod {
@@ -84,7 +82,7 @@ func (s *Shortcut) Pods() []Pod {
 
 // Status returns the state of all pods, and which are left alone.
 func (s *Shortcut) Status() *Status {
-	status := &Status{Pods: s.Pods(), OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort, ProxyUID: s.config.Defaults.ProxyUID}
+	status := &Status{Pods: s.Pods(), OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort}
 	for _, l := range s.leftAlone() {
 		status.Left = append(status.Left, Left{l.Pod.Namespace + "/" + l.Pod.Name, l.Why})
 	}
@@ -102,9 +100,9 @@ func (s *Shortcut) Conditions() (all condition.List) {
 	for _, p := range s.Pods() {
 		switch {
 		case p.Cgroup != 0 && p.Failed != "":
-			all = append(all, condition.MeshPodFailed.New("%s", p.Failed).At(p.label()))
+			all = append(all, condition.MeshPodFailed.New("%s", p.Failed).At(p.Label()))
 		case p.Namespace != 0 && p.Listeners == 0:
-			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.label(), s.config.InboundPort).At(p.label()))
+			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.InboundPort).At(p.Label()))
 		}
 	}
 	s.mu.Lock()

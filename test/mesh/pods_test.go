@@ -4,6 +4,7 @@ package mesh
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -106,6 +107,9 @@ func TestPodsOfKubernetes(t *testing.T) {
 		{"node to another port of a2", w.Host("node-a"), a2, lab.PortHTTP, true},
 		{"client to a3", w.Host("client"), a3, lab.PortTCP, false},
 	})
+	w.verify("default/a1", 0, mesh.ByProxy, mesh.Directly, mesh.Directly)
+	w.verify("default/a2", 0, mesh.Directly, mesh.Directly, mesh.Directly, "--to", netip.AddrPortFrom(b2.Addr4, lab.PortTCP).String(), "--port", "8080")
+	w.verify("default/a2", 0, mesh.ByProxy, mesh.Directly, mesh.ByProxy, "--to", netip.AddrPortFrom(b1.Addr4, lab.PortTCP).String(), "--port", "8081")
 	// Each change without a restart.
 	w.must(w.folder.Put("a1", meshed(a1, func(*corev1.Pod) {})))
 	w.eventually("the annotations of a1 are gone", func() bool { return w.goes(a1, b1, lab.PortHTTP) && w.goes(w.Host("client"), a1, lab.PortTCP) })
@@ -117,6 +121,24 @@ func TestPodsOfKubernetes(t *testing.T) {
 	w.must(w.agent.Start())
 	w.awaitPods("a1")
 	w.firstConnection()
+}
+
+// verify: `beeline mesh verify` finds these ways of the application, the proxy and this host.
+func (w *world) verify(pod string, code int, application, proxy, inbound string, flags ...string) {
+	w.t.Helper()
+	cmd := w.Host("node-a").Command(w.t.Context(), append([]string{program, "mesh", "verify", pod, "--agent-socket", w.agent.Socket(), "-o", "json"}, flags...)...)
+	out, err := cmd.Output()
+	var list struct{ Items []mesh.Finding }
+	if e := json.Unmarshal(out, &list); e != nil || cmd.ProcessState.ExitCode() != code {
+		w.t.Fatalf("mesh verify %s: %v (%v), want exit code %d; it printed %s", pod, err, e, code, out)
+	}
+	var ways []string
+	for _, f := range list.Items {
+		ways = append(ways, f.Way)
+	}
+	if want := []string{application, proxy, inbound}; !slices.Equal(ways, want) {
+		w.t.Errorf("mesh verify %s %v: %q, want %q: %+v", pod, flags, ways, want, list.Items)
+	}
 }
 
 // A way is a connection that goes through a proxy or not.
