@@ -43,8 +43,8 @@ static __always_inline void mesh_stays(struct bpf_sock_addr *ctx, const struct m
 }
 
 /* Replaces a destination by a port of the proxy, and stores it. */
-static __always_inline int mesh_redirect(struct bpf_sock_addr *ctx, struct address *a,
-					 __be16 *port, __u16 to, __u8 end)
+static __always_inline int mesh_redirect(struct bpf_sock_addr *ctx, struct address *a, __be16 *port,
+					 __u16 to, __u8 end)
 {
 	struct mesh_origin *origin =
 		bpf_sk_storage_get(&mesh_origins, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);

@@ -19,7 +19,7 @@ const volatile __u32 mesh_proxy_gid = 0;
 /* Linux: include/uapi/linux/in.h */
 enum { MESH_TCP = 6, MESH_UDP = 17 };
 
-#define MESH_DNS_PORT 53
+#define MESH_DNS_PORT	  53
 
 /* A pod's cgroup is at most this deep in the hierarchy. */
 #define MESH_CGROUP_DEPTH 16
@@ -153,5 +153,6 @@ static __always_inline int mesh_takes_inbound(const struct mesh_pod *pod,
 		return 0;
 	if ((rule == MESH_PROBE || rule == MESH_PROBE_INCLUDED) && mesh_is_node(remote))
 		return 0;
-	return rule == MESH_INCLUDE || rule == MESH_PROBE_INCLUDED || (pod->flags & MESH_ALL_INBOUND);
+	return rule == MESH_INCLUDE || rule == MESH_PROBE_INCLUDED ||
+	       (pod->flags & MESH_ALL_INBOUND);
 }

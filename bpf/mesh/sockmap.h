@@ -104,8 +104,7 @@ struct tcp_sock {
 /* Returns what a socket in a sockmap has; 0: it is in none. */
 static __always_inline struct sk_psock *mesh_psock(const struct tcp_sock *tcp)
 {
-	unsigned long data =
-		(unsigned long)BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.sk_user_data);
+	unsigned long data = (unsigned long)BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.sk_user_data);
 
 	if (!(data & MESH_USER_DATA_PSOCK))
 		return 0;

@@ -55,8 +55,8 @@ struct mesh_listener_key {
 	__u32 reserved;
 };
 
-/* By what a program finds the pod that it runs for: the cookie of its network namespace or, while the
- * agent does not know that, the id of its cgroup. */
+/* By what a program finds the pod that it runs for: the cookie of its network namespace or, while
+ * the agent does not know that, the id of its cgroup. */
 enum mesh_pod_kind { MESH_BY_NETNS = 1, MESH_BY_CGROUP };
 
 struct mesh_pod_key {
@@ -82,7 +82,8 @@ struct mesh_pod {
 enum mesh_rule {
 	MESH_EXCLUDE = 1, /* not to the proxy */
 	MESH_INCLUDE,
-	MESH_PROBE, /* not to the proxy if it comes from an address of the node, else as without a rule */
+	MESH_PROBE, /* not to the proxy if it comes from an address of the node, else as without a
+		       rule */
 	MESH_PROBE_INCLUDED, /* the same, else to the proxy */
 };
 
@@ -98,7 +99,7 @@ struct mesh_port {
 
 /* A network with a mesh_rule for connections of a pod. */
 struct mesh_network {
-	__u32 prefixlen;  /* 64, and that of the address */
+	__u32 prefixlen; /* 64, and that of the address */
 	__u32 cgroup[2]; /* two words, because a key of this kind of table has no padding */
 	struct address address;
 };
