@@ -150,18 +150,20 @@ func cookieOf(directory string) (uint64, error) {
 // processes lists the processes of a cgroup and those below it.
 func processes(directory string) (pids []string, err error) {
 	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !e.IsDir() {
-			return nil
-		}
-		if err != nil {
-			return err
+		if err != nil || !e.IsDir() {
+			return ignoreGone(err)
 		}
 		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EOPNOTSUPP) {
-			return err
-		}
 		pids = append(pids, strings.Fields(string(text))...)
-		return nil
+		return ignoreGone(err)
 	})
 	return pids, err
+}
+
+// ignoreGone drops errors of cgroups that are removed meanwhile, or threaded (EOPNOTSUPP).
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
 }

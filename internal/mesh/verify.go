@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -28,6 +29,7 @@ const (
 	ByProxy  = "proxy"
 	Directly = "direct"
 	Refused  = "refused"
+	Untried  = "not tried"
 )
 
 // A Finding is the way that a connection of Verify took.
@@ -80,6 +82,11 @@ func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all [
 		want string
 	}{{"an application", 0, ByProxy}, {"its proxy", p.ProxyUID, Directly}} {
 		r, err := connectIn(ctx, namespace, p.Directory, c.user, to, o.Program)
+		if c.user != 0 && errors.Is(err, unix.EPERM) {
+			all = append(all, Finding{Connection: fmt.Sprintf("of %s (user %d)", c.who, c.user), To: to, Way: Untried,
+				Proof: fmt.Sprintf("this program may not become user %d (needs CAP_SETUID and CAP_SETGID)", c.user)})
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("connect as %s of %s: %w", c.who, p.Label(), err)
 		}
@@ -116,16 +123,12 @@ func (r *connectResult) finding(to netip.AddrPort, proxy uint16) Finding {
 	return f
 }
 
-// verifyCgroup is made below the pod's, because a cgroup that has others below it may have no process.
-const verifyCgroup = "beeline-verify"
-
-// connectIn runs a process in the pod that connects.
+// connectIn runs a process in the pod that connects. It joins the cgroup of another process of the pod: one that has
+// others below it may have none, and nothing has to be made, so that a read-only mount is enough.
 func connectIn(ctx context.Context, namespace *netns.Namespace, directory string, user uint32, to netip.AddrPort, program string) (r connectResult, err error) {
-	directory = filepath.Join(directory, verifyCgroup)
-	if err := os.Mkdir(directory, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return r, fmt.Errorf("%w (needs the node's cgroups mounted for writing)", err)
+	if directory, err = populated(directory); err != nil {
+		return r, err
 	}
-	defer unix.Rmdir(directory)
 	cgroup, err := os.Open(directory)
 	if err != nil {
 		return r, err
@@ -145,6 +148,25 @@ func connectIn(ctx context.Context, namespace *netns.Namespace, directory string
 		return r, fmt.Errorf("%w: %s", err, strings.TrimSpace(out.String()))
 	}
 	return r, json.Unmarshal([]byte(out.String()), &r)
+}
+
+// populated returns the first cgroup at or below a directory that has a process.
+func populated(directory string) (found string, err error) {
+	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return ignoreGone(err)
+		}
+		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if len(text) > 0 {
+			found = path
+			return fs.SkipAll
+		}
+		return ignoreGone(err)
+	})
+	if err == nil && found == "" {
+		err = fmt.Errorf("no process is in the cgroup %s", directory)
+	}
+	return found, err
 }
 
 // ReportConnect connects, does not wait for the other end, and returns where the kernel has the socket connected to, as
