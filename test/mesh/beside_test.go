@@ -29,8 +29,8 @@ const istioRules = `table ip istio {
 	}
 }`
 
-// TestBesideOthers: the pod has Istio's rules of netfilter, other programs at its cgroup and at those above, and sockets
-// in a sockmap of another program.
+// TestBesideOthers: pods with Istio's rules of netfilter, with another load balancer's program above, and with sockets
+// in another program's sockmap.
 func TestBesideOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "--mesh-sockmap")
