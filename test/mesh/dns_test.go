@@ -3,13 +3,18 @@
 package mesh
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 // TestDNSGoesToTheProxy: queries by datagrams and connections, whatever the name server, and the answers come from the
@@ -18,6 +23,9 @@ func TestDNSGoesToTheProxy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "--mesh-dns-port=15053", "--mesh-proxy-uid=4242", "--mesh-proxy-gid=4242")
 	pod := w.Host("a1")
+	service, slices := node.Service("dns", 10), node.Slices("dns", w.Host("b1"))
+	node.SetPorts(service, slices, node.Port{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, Target: lab.PortUDP})
+	w.must(w.folder.Put("dns", service, slices[0], slices[1]))
 	w.answerDNS(pod)
 	w.startAgent()
 	for _, server := range []netip.AddrPort{
@@ -31,6 +39,7 @@ func TestDNSGoesToTheProxy(t *testing.T) {
 			w.askUnconnected(pod, server)
 		})
 	}
+	t.Run("of the proxy", func(t *testing.T) { w.in(t).askAsProxy(pod, "10.96.0.10") })
 	t.Run("other ports", func(t *testing.T) {
 		w := w.in(t)
 		conn, err := pod.Dial(t.Context(), "udp", netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortUDP).String())
@@ -42,6 +51,16 @@ func TestDNSGoesToTheProxy(t *testing.T) {
 	})
 	if n := w.counts().Dns; n != 12 {
 		t.Errorf("%d queries were redirected, want 12", n)
+	}
+}
+
+// askAsProxy: the proxy's own query of a Service is translated as any other.
+func (w *world) askAsProxy(pod *lab.Host, server string) {
+	w.t.Helper()
+	cmd := pod.Command(w.t.Context(), "timeout", "30", "bash", "-c", fmt.Sprintf("exec 3<>/dev/udp/%s/53; echo query >&3; head -c 12 <&3", server))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4242, Gid: 4242}}
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != `{"pod":"b1",` {
+		w.t.Errorf("the proxy's query is answered by %q (%v), want the Service's backend", out, err)
 	}
 }
 
