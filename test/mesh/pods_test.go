@@ -185,7 +185,10 @@ func (w *world) firstConnection() {
 	w.t.Helper()
 	a1, to := w.Host("a1"), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
 	uid := "0badcafe-1111-4222-8333-444455556666"
-	w.must(w.folder.Put("fresh", meshed(a1, func(p *corev1.Pod) { p.Name, p.UID = "fresh", types.UID(uid) })))
+	w.must(w.folder.Put("fresh", meshed(a1, func(p *corev1.Pod) {
+		p.Name, p.UID = "fresh", types.UID(uid)
+		p.Annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] = "8081"
+	})))
 	directory := filepath.Join(filepath.Dir(filepath.Dir(a1.Cgroup)), "kubepods-burstable-pod"+strings.ReplaceAll(uid, "-", "_")+".slice", "x.scope")
 	w.must(os.MkdirAll(directory, 0o755))
 	w.t.Cleanup(func() {
@@ -199,6 +202,20 @@ func (w *world) firstConnection() {
 	out := w.runIn(directory, a1, "bash", "-c", fmt.Sprintf(connectAndLook, to.Addr(), to.Port()))
 	if !strings.Contains(out, "proxied") {
 		w.t.Errorf("the first connection of a new pod does not go to the proxy (%v)", time.Since(begin))
+	}
+	w.rulesByCgroup(directory)
+}
+
+// rulesByCgroup: the pod's rules hold also in a network namespace that no agent has seen. There is neither a proxy nor a
+// route: a redirected connection is refused by loopback, an excluded one finds no route.
+func (w *world) rulesByCgroup(directory string) {
+	w.t.Helper()
+	w.must(w.agent.Kill())
+	for port, want := range map[uint16]string{lab.PortTCP: "Connection refused", lab.PortHTTP: "Network is unreachable"} {
+		out := w.runIn(directory, w.Host("a1"), "unshare", "--net", "bash", "-c", fmt.Sprintf("ip link set lo up; exec 3<>/dev/tcp/%s/%d || true", w.Host("b1").Addr4, port))
+		if !strings.Contains(out, want) {
+			w.t.Errorf("port %d: %q, want %q", port, out, want)
+		}
 	}
 }
 
