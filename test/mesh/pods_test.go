@@ -206,8 +206,8 @@ func (w *world) firstConnection() {
 	w.rulesByCgroup(directory)
 }
 
-// rulesByCgroup: the pod's rules hold also in a network namespace that no agent has seen. There is neither a proxy nor a
-// route: a redirected connection is refused by loopback, an excluded one finds no route.
+// rulesByCgroup: the pod's rules hold also in a network namespace that no agent has seen. There is neither a proxy nor
+// a route: a redirected connection is refused by loopback, an excluded one finds no route.
 func (w *world) rulesByCgroup(directory string) {
 	w.t.Helper()
 	w.must(w.agent.Kill())
