@@ -38,7 +38,7 @@ func TestSmoke(t *testing.T) {
 	s := settings{
 		program: node.Program(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
 		output: filepath.Join(t.TempDir(), "results.json"),
-		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../build/controlplane",
+		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../build/controlplane", envoy: envoyProgram(t),
 	}
 	rateSides, changesSides, socketRows := 15, 1, 0
 	for _, c := range scenarios(true) {
@@ -76,6 +76,7 @@ func TestSmoke(t *testing.T) {
 		partStatistics: {metricP50, 2 * statisticsSides},
 		partPods:       {metricP50, len(podsCases()) * podsSides},
 		partGateway:    {metricPacketCPU, len(gatewayPacketCases()) * gatewaySides},
+		partMesh:       {metricPerSecond, len(meshProxies(s.envoy)) * meshSides},
 		// Beeline and the yardstick: for each family, with few flows and with many; with DSR for IPv4
 		// both, for IPv6 few. And for a peer, and for the yardstick with records.
 		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
@@ -137,13 +138,26 @@ func TestSmoke(t *testing.T) {
 	pictures := t.TempDir()
 	drawn := strings.Fields(printed(t, "chart", s.output, "--out", pictures))
 	for _, name := range []string{"edge-xdp-ipv4", "edge-tc-ingress-ipv6", "edge-tc-egress-ipv4", "sockets-ipv4-1", "sockets-ipv6-64", "sockets-ratio-64",
-		"balancer-requests-per-second", "control-time", "control-memory"} {
+		"balancer-requests-per-second", "mesh-requests-per-second-64", "mesh-p90-latency-64", "control-time", "control-memory"} {
 		for _, kind := range []string{".svg", ".png"} {
 			if path := filepath.Join(pictures, name+kind); !slices.Contains(drawn, path) {
 				t.Errorf("%s is not among the pictures %q", path, drawn)
 			}
 		}
 	}
+}
+
+// envoyProgram is where scripts/envoy installs it.
+func envoyProgram(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs("../build/envoy/envoy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Run("Envoy", func(t *testing.T) { t.Skip(err) })
+	}
+	return path
 }
 
 // printed runs a command of the program that measures nothing, and returns its output.

@@ -36,6 +36,7 @@ const (
 	partStatistics = "statistics"
 	partPods       = "pods"
 	partGateway    = "gateway"
+	partMesh       = "mesh"
 	partEdge       = "edge"
 	partRates      = "rates"
 	partBalancer   = "balancer"
@@ -53,6 +54,7 @@ var parts = []part{
 	{name: partStatistics, text: "what it costs to count connections at sockets", run: runStatistics, print: printStatistics},
 	{name: partPods, text: "traffic between pods through the stack and past it", run: runPods, print: printPods},
 	{name: partGateway, text: "forwarded traffic through the stack of a router and past it", run: runGateway, print: printGateway},
+	{name: partMesh, text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", run: runMesh, print: printMesh},
 	{name: partEdge, text: "what the programs at devices cost for each packet", run: runEdge, print: printEdge},
 	{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates},
 	{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer},

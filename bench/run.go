@@ -24,15 +24,17 @@ type settings struct {
 	program string
 	// controlPlane is Kubernetes, for the sides with kube-proxy; optional.
 	controlPlane string
-	parts        []string
-	runs         int
-	slice        time.Duration
-	cpus         string
-	output       string
-	peer         []string
-	smoke        bool
-	only         *regexp.Regexp // nil: all cases of the edge
-	endurance    enduranceSettings
+	// envoy is a proxy of the part mesh; optional.
+	envoy     string
+	parts     []string
+	runs      int
+	slice     time.Duration
+	cpus      string
+	output    string
+	peer      []string
+	smoke     bool
+	only      *regexp.Regexp // nil: all cases of the edge
+	endurance enduranceSettings
 }
 
 // bench is one run.
@@ -69,11 +71,12 @@ func runCommand() *cobra.Command {
 	flags := c.Flags()
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
 	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the Kubernetes program that `make controlplane` builds; without it kube-proxy is left out")
+	flags.StringVar(&s.envoy, "envoy", "build/envoy/envoy", "the Envoy that scripts/envoy installs; without it the part mesh leaves it out")
 	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last two run only if named")
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
-	flags.StringVar(&only, "case", "", "of the part edge only the rows that match this regular expression, each as \"hook family case flows\", of the parts rates and endurance the sides, of the part gateway the cases")
+	flags.StringVar(&only, "case", "", "of the part edge only the rows that match this regular expression, each as \"hook family case flows\", of the parts rates and endurance the sides, of the part gateway the cases, of the part mesh \"proxy connections alone\" or \"... beside a busy program\"")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")

@@ -26,8 +26,8 @@ const (
 const wrkScript = `
 done = function(summary, latency, requests)
 	local e = summary.errors
-	print(string.format('{"requests":%d,"microseconds":%d,"p50":%d,"p99":%d,"errors":%d}',
-		summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
+	print(string.format('{"requests":%d,"microseconds":%d,"p50":%d,"p90":%d,"p99":%d,"errors":%d}',
+		summary.requests, summary.duration, latency:percentile(50), latency:percentile(90), latency:percentile(99),
 		e.connect + e.read + e.write + e.status + e.timeout))
 end
 `
@@ -37,6 +37,7 @@ type wrkResult struct {
 	Requests     uint64  `json:"requests"`
 	Microseconds float64 `json:"microseconds"`
 	P50          float64 `json:"p50"`
+	P90          float64 `json:"p90"`
 	P99          float64 `json:"p99"`
 	Errors       uint64  `json:"errors"`
 }
@@ -45,11 +46,16 @@ var errNoAnswer = errors.New("wrk got no or few replies")
 
 // runWrk has a host request a page for some seconds, on connections that stay open.
 func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
+	return runWrkWith(ctx, from, to, seconds, wrkConnections)
+}
+
+// runWrkWith does so on a number of connections.
+func runWrkWith(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds, connections int) (wrkResult, error) {
 	script := filepath.Join(from.Dir, "wrk.lua")
 	if err := os.WriteFile(script, []byte(wrkScript), 0o644); err != nil {
 		return wrkResult{}, err
 	}
-	cmd := from.Command(ctx, "wrk", "-t", strconv.Itoa(wrkThreads), "-c", strconv.Itoa(wrkConnections),
+	cmd := from.Command(ctx, "wrk", "-t", strconv.Itoa(min(wrkThreads, connections)), "-c", strconv.Itoa(connections),
 		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "60s", "-s", script, fmt.Sprintf("http://%s/", to))
 	var complaints strings.Builder
 	cmd.Stderr = &complaints

@@ -3,7 +3,9 @@
  * them, as with netfilter's REDIRECT, and no packet needs translation.
  *
  *   connect4, connect6           redirect to the proxy, store the destination
- *   getpeername4, getpeername6   return the destination
+ *   sendmsg4, sendmsg6           the same for datagrams to name servers
+ *   getpeername4, getpeername6,
+ *   recvmsg4, recvmsg6           return the destination
  *   sockops                      give the destination to the proxy's socket; find its listeners
  *   getsockopt                   SO_ORIGINAL_DST
  *   sk_msg                       messages skip TCP (mesh/sockmap.h)
@@ -19,6 +21,9 @@
 /* Keeps the type in the BTF for the agent: no variable has it. */
 const enum mesh_direction *unused_mesh_direction __attribute__((unused));
 const enum mesh_size *unused_mesh_size __attribute__((unused));
+const enum mesh_rule *unused_mesh_rule __attribute__((unused));
+const enum mesh_pod_kind *unused_mesh_pod_kind __attribute__((unused));
+const enum mesh_pod_flags *unused_mesh_pod_flags __attribute__((unused));
 
 SEC("cgroup/connect4")
 int beeline_mesh_connect4(struct bpf_sock_addr *ctx)
@@ -27,7 +32,7 @@ int beeline_mesh_connect4(struct bpf_sock_addr *ctx)
 	__be16 port = ctx->user_port;
 	int proceed;
 
-	if (ctx->protocol != MESH_TCP)
+	if (ctx->protocol != MESH_TCP && ctx->protocol != MESH_UDP)
 		return MESH_PROCEED;
 	address_from_v4(&a, ctx->user_ip4);
 	proceed = mesh_connect(ctx, &a, &port);
@@ -67,7 +72,7 @@ int beeline_mesh_connect6(struct bpf_sock_addr *ctx)
 	__be16 port = ctx->user_port;
 	int proceed;
 
-	if (ctx->protocol != MESH_TCP)
+	if (ctx->protocol != MESH_TCP && ctx->protocol != MESH_UDP)
 		return MESH_PROCEED;
 	mesh_address6(ctx, &a);
 	proceed = mesh_connect(ctx, &a, &port);
@@ -76,8 +81,38 @@ int beeline_mesh_connect6(struct bpf_sock_addr *ctx)
 	return proceed;
 }
 
-SEC("cgroup/getpeername4")
-int beeline_mesh_getpeername4(struct bpf_sock_addr *ctx)
+SEC("cgroup/sendmsg4")
+int beeline_mesh_sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct address a;
+	__be16 port = ctx->user_port;
+	int proceed;
+
+	address_from_v4(&a, ctx->user_ip4);
+	proceed = mesh_send(ctx, &a, &port);
+	if (proceed == MESH_PROCEED && port) {
+		ctx->user_ip4 = address_to_v4(&a);
+		ctx->user_port = port;
+	}
+	return proceed;
+}
+
+SEC("cgroup/sendmsg6")
+int beeline_mesh_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct address a;
+	__be16 port = ctx->user_port;
+	int proceed;
+
+	mesh_address6(ctx, &a);
+	proceed = mesh_send(ctx, &a, &port);
+	if (proceed == MESH_PROCEED && port)
+		mesh_write6(ctx, &a, port);
+	return proceed;
+}
+
+/* Of getpeername() and recvmsg(): the kernel accepts no other value. */
+static __always_inline int mesh_answer_peer4(struct bpf_sock_addr *ctx)
 {
 	struct mesh_origin *origin;
 	struct address a;
@@ -88,11 +123,10 @@ int beeline_mesh_getpeername4(struct bpf_sock_addr *ctx)
 		ctx->user_ip4 = address_to_v4(&origin->address);
 		ctx->user_port = origin->port;
 	}
-	return MESH_PROCEED; /* the kernel accepts no other value here */
+	return MESH_PROCEED;
 }
 
-SEC("cgroup/getpeername6")
-int beeline_mesh_getpeername6(struct bpf_sock_addr *ctx)
+static __always_inline int mesh_answer_peer6(struct bpf_sock_addr *ctx)
 {
 	struct mesh_origin *origin;
 	struct address a;
@@ -102,6 +136,30 @@ int beeline_mesh_getpeername6(struct bpf_sock_addr *ctx)
 	if (origin)
 		mesh_write6(ctx, &origin->address, origin->port);
 	return MESH_PROCEED;
+}
+
+SEC("cgroup/getpeername4")
+int beeline_mesh_getpeername4(struct bpf_sock_addr *ctx)
+{
+	return mesh_answer_peer4(ctx);
+}
+
+SEC("cgroup/getpeername6")
+int beeline_mesh_getpeername6(struct bpf_sock_addr *ctx)
+{
+	return mesh_answer_peer6(ctx);
+}
+
+SEC("cgroup/recvmsg4")
+int beeline_mesh_recvmsg4(struct bpf_sock_addr *ctx)
+{
+	return mesh_answer_peer4(ctx);
+}
+
+SEC("cgroup/recvmsg6")
+int beeline_mesh_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	return mesh_answer_peer6(ctx);
 }
 
 /* It never writes `reply`, which other programs may have set, and keeps their flags. */

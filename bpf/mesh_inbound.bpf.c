@@ -46,12 +46,14 @@ int beeline_mesh_inbound(struct bpf_sk_lookup *ctx)
 {
 	struct mesh_listener_key key = {.netns = mesh_netns};
 	struct address remote, local;
+	struct mesh_pod pod;
 
 	/* On loopback the proxy connects to the application, and the pod to itself. */
 	if (ctx->protocol != MESH_TCP || ctx->ingress_ifindex == MESH_LOOPBACK_INDEX)
 		return SK_PASS;
 	mesh_lookup_addresses(ctx, &remote, &local);
-	if (!mesh_takes_inbound(&remote, &local, ctx->local_port))
+	mesh_pod_of(&pod, mesh_netns);
+	if (!mesh_takes_inbound(&pod, &remote, &local, ctx->local_port))
 		return SK_PASS;
 	for (__u32 i = 0; i < MESH_LISTENERS; i++) {
 		key.place = i; /* Linux 6.1 loses track of what helpers can read */

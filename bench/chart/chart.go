@@ -62,7 +62,7 @@ const (
 
 // All are the charts of a file. Whiskers are the 95 % intervals of the medians.
 func All(results *result.File) (all []Chart) {
-	for _, charts := range []func(*result.File) []Chart{edgeCharts, socketCharts, balancerCharts, ratesCharts, instructionCharts, controlCharts} {
+	for _, charts := range []func(*result.File) []Chart{edgeCharts, socketCharts, balancerCharts, meshCharts, ratesCharts, instructionCharts, controlCharts} {
 		all = append(all, charts(results)...)
 	}
 	return all

@@ -44,6 +44,9 @@ func example() *result.File {
 		}
 	}
 	add("balancer", "HTTP", "", "direct", "", "IPv4", nil, "requests per second", "1/s", result.Higher, 5, 5, 5)
+	for _, side := range []string{"netfilter", "hook"} {
+		add("mesh", "Envoy, alone", "", side, "", "IPv4", result.Parameters{"connections": 64}, "requests per second", "1/s", result.Higher, 5, 6)
+	}
 	for n := range 7 {
 		for _, services := range []int{10, 5000} {
 			add("rates", "TCP", "", fmt.Sprintf("way %d", n), "", "IPv4", result.Parameters{"services": services}, "CPU time per packet", "ns", result.Lower, 300, float64(300+services*n))
@@ -82,6 +85,7 @@ func TestCharts(t *testing.T) {
 		"sockets-ipv4-1": {"Latency over IPv4 with 1 connection at a time, median and p99 (\u00b5s)", "ClusterIP", "request-response, local backend",
 			"p99"},
 		"sockets-ratio-1":                             {"Ratio of median latencies", "A/A"},
+		"mesh-requests-per-second-64":                 {"Requests per second with 64 connections", "Envoy, alone", "netfilter", "hook"},
 		"balancer-requests-per-second":                {"Requests per second", "direct"},
 		"rates-cpu-time-per-packet-tcp-ipv4":          {"CPU time per packet (ns): TCP, IPv4", "way 6, 5,000 Services"},
 		"rates-cpu-time-per-packet-tcp-ipv4-services": {"CPU time per packet (ns): TCP, IPv4", "Services", "5,000", "way 6"},

@@ -123,6 +123,30 @@ func balancerCharts(f *result.File) (all []Chart) {
 	return all
 }
 
+// meshCharts draws one chart for each figure and number of connections: a group for each proxy, alone and beside load.
+func meshCharts(f *result.File) (all []Chart) {
+	for _, metric := range []string{"requests per second", "p90 latency", "CPU time per request"} {
+		rows := rowsOf(f, "mesh", metric, func(result.Row) bool { return true })
+		for _, connections := range each(rows, parameter("connections")) {
+			own := slices.DeleteFunc(slices.Clone(rows), func(r result.Row) bool { return r.Parameters["connections"] != connections })
+			var groups []group
+			for _, scenario := range each(own, scenarioOf) {
+				g := group{name: scenario}
+				for _, r := range own {
+					if r.Scenario == scenario {
+						g.bars = append(g.bars, bar{kind: r.Side, value: stat.MedianInterval(r.Samples)})
+					}
+				}
+				groups = append(groups, g)
+			}
+			kinds := each(own, sideOf)
+			title := fmt.Sprintf("%s with %s", axisOf(own[0].Metric), count(connections, "connections"))
+			all = append(all, barChart(fileName("mesh", metric, fmt.Sprint(connections)), title, kinds, shadesOf(len(kinds)), groups, false, ""))
+		}
+	}
+	return all
+}
+
 // instructionCharts draws one chart, with a bar for each way.
 func instructionCharts(f *result.File) []Chart {
 	rows := rowsOf(f, "instructions", "instructions per packet", func(result.Row) bool { return true })

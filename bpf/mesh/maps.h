@@ -31,21 +31,41 @@ struct {
 	__type(value, __u64);
 } mesh_listeners SEC(".maps");
 
+/* Each pod has a row for its cgroup and, once that is known, one for its network namespace. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 4096);
+	__type(key, struct mesh_pod_key);
+	__type(value, struct mesh_pod);
+} mesh_pods SEC(".maps");
+
+/* Value: enum mesh_rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
 	__type(key, struct mesh_port);
 	__type(value, __u32);
-} mesh_excluded_ports SEC(".maps");
+} mesh_ports SEC(".maps");
 
+/* Value: enum mesh_rule. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 4096);
-	__type(key, struct network_key);
+	__uint(max_entries, 65536);
+	__type(key, struct mesh_network);
 	__type(value, __u32);
-} mesh_excluded_networks SEC(".maps");
+} mesh_networks SEC(".maps");
+
+/* The node's own addresses, from which the kubelet probes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct address);
+	__type(value, __u32);
+} mesh_node_addresses SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -57,6 +57,11 @@ static __always_inline void mesh_tuple_reverse(struct mesh_tuple *t)
 	t->remote_port = port;
 }
 
+static __always_inline int mesh_connecting(const struct mesh_origin *origin)
+{
+	return origin->end == MESH_CLIENT || origin->end == MESH_PROXY;
+}
+
 /* The client's SYN is about to be sent. */
 static __always_inline void mesh_connects(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
@@ -64,7 +69,7 @@ static __always_inline void mesh_connects(struct bpf_sock_ops *ctx, struct bpf_s
 	struct mesh_handshake handshake = {};
 	struct mesh_tuple tuple;
 
-	if (!origin || origin->end == MESH_ACCEPTED)
+	if (!origin || !mesh_connecting(origin))
 		return;
 	mesh_tuple_of(ctx, &tuple);
 	if (origin->end == MESH_PROXY && !mesh_is_local(&tuple))
@@ -89,7 +94,7 @@ static __always_inline void mesh_connected(struct bpf_sock_ops *ctx, struct bpf_
 	if (!mesh_sockmap)
 		return;
 	origin = bpf_sk_storage_get(&mesh_origins, sk, 0, 0);
-	if (!origin || origin->end == MESH_ACCEPTED)
+	if (!origin || !mesh_connecting(origin))
 		return;
 	mesh_tuple_of(ctx, &tuple);
 	if (mesh_is_local(&tuple))
@@ -129,12 +134,14 @@ static __always_inline void mesh_accepts(struct bpf_sock_ops *ctx, struct bpf_so
 {
 	struct mesh_tuple own, client;
 	struct mesh_handshake *handshake;
+	struct mesh_pod pod;
 
 	mesh_tuple_of(ctx, &own);
 	if (!mesh_is_local(&own)) {
 		/* A socket of the proxy if its listener was chosen by mesh_inbound.bpf.c. Its own
 		 * address is then the destination. */
-		if (mesh_takes_inbound(&own.remote, &own.local, own.local_port))
+		mesh_pod_of(&pod, own.netns);
+		if (mesh_takes_inbound(&pod, &own.remote, &own.local, own.local_port))
 			mesh_origin_of_accepted(sk, &own.local, bpf_htons(own.local_port));
 		return;
 	}

@@ -29,11 +29,11 @@ static __always_inline void mesh_proxy_address(struct address *a)
 }
 
 /* A destination stays as it is. The socket may have been connected before, elsewhere. */
-static __always_inline void mesh_stays(struct bpf_sock_addr *ctx)
+static __always_inline void mesh_stays(struct bpf_sock_addr *ctx, const struct mesh_pod *pod)
 {
 	struct mesh_origin *origin;
 
-	if (!mesh_sockmap || !mesh_is_proxy()) {
+	if (!mesh_sockmap || ctx->protocol != MESH_TCP || !mesh_is_proxy(pod)) {
 		bpf_sk_storage_delete(&mesh_origins, ctx->sk);
 		return;
 	}
@@ -42,28 +42,58 @@ static __always_inline void mesh_stays(struct bpf_sock_addr *ctx)
 		origin->end = MESH_PROXY;
 }
 
-/* Returns MESH_PROCEED and `*port` 0 if the destination stays. Else `a` and `port`, in network byte
- * order, are where to connect to. */
-static __always_inline int mesh_connect(struct bpf_sock_addr *ctx, struct address *a, __be16 *port)
+/* Replaces a destination by a port of the proxy, and stores it. */
+static __always_inline int mesh_redirect(struct bpf_sock_addr *ctx, struct address *a, __be16 *port,
+					 __u16 to, __u8 end)
 {
-	struct mesh_origin *origin;
+	struct mesh_origin *origin =
+		bpf_sk_storage_get(&mesh_origins, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 
-	if (!mesh_takes_outbound(a, bpf_ntohs(*port))) {
-		mesh_stays(ctx);
-		*port = 0;
-		return MESH_PROCEED;
-	}
-	origin = bpf_sk_storage_get(&mesh_origins, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!origin) { /* the proxy would not learn where to connect to */
 		bpf_set_retval(-ENOMEM);
 		return MESH_REFUSE;
 	}
 	origin->address = *a;
 	origin->port = *port;
-	origin->end = MESH_CLIENT;
+	origin->end = end;
 	mesh_proxy_address(a);
-	*port = bpf_htons(mesh_outbound_port);
-	MESH_COUNT(outbound);
+	*port = bpf_htons(to);
+	return MESH_PROCEED;
+}
+
+/* Returns MESH_PROCEED and `*port` 0 if the destination stays. Else `a` and `port`, in network byte
+ * order, are where to connect to. */
+static __always_inline int mesh_connect(struct bpf_sock_addr *ctx, struct address *a, __be16 *port)
+{
+	struct mesh_pod pod;
+
+	mesh_current_pod(&pod, bpf_get_netns_cookie(ctx));
+	if (mesh_takes_dns(&pod, a, bpf_ntohs(*port))) {
+		MESH_COUNT(dns);
+		return mesh_redirect(ctx, a, port, mesh_dns_port, MESH_QUERY);
+	}
+	if (ctx->protocol == MESH_TCP && mesh_takes_outbound(&pod, a, bpf_ntohs(*port))) {
+		MESH_COUNT(outbound);
+		return mesh_redirect(ctx, a, port, mesh_outbound_port, MESH_CLIENT);
+	}
+	mesh_stays(ctx, &pod);
+	*port = 0;
+	return MESH_PROCEED;
+}
+
+/* The same for a datagram of a socket that is not connected. */
+static __always_inline int mesh_send(struct bpf_sock_addr *ctx, struct address *a, __be16 *port)
+{
+	struct mesh_pod pod;
+
+	if (*port == bpf_htons(MESH_DNS_PORT) && mesh_dns_port) {
+		mesh_current_pod(&pod, bpf_get_netns_cookie(ctx));
+		if (mesh_takes_dns(&pod, a, MESH_DNS_PORT)) {
+			MESH_COUNT(dns);
+			return mesh_redirect(ctx, a, port, mesh_dns_port, MESH_QUERY);
+		}
+	}
+	*port = 0;
 	return MESH_PROCEED;
 }
 
@@ -73,8 +103,12 @@ static __always_inline struct mesh_origin *mesh_peer(struct bpf_sock_addr *ctx,
 {
 	struct mesh_origin *origin;
 
-	if (port != bpf_htons(mesh_outbound_port) || !address_is_loopback(a))
+	if (!address_is_loopback(a))
+		return 0;
+	if (port != bpf_htons(mesh_outbound_port) && port != bpf_htons(mesh_dns_port))
 		return 0;
 	origin = bpf_sk_storage_get(&mesh_origins, ctx->sk, 0, 0);
-	return origin && origin->end == MESH_CLIENT ? origin : 0;
+	if (!origin)
+		return 0;
+	return origin->end == MESH_CLIENT || origin->end == MESH_QUERY ? origin : 0;
 }

@@ -51,7 +51,12 @@ struct list_head {
 	struct list_head *next;
 } __attribute__((preserve_access_index));
 
+struct sk_psock_progs {
+	const void *msg_parser, *stream_verdict, *skb_verdict;
+} __attribute__((preserve_access_index));
+
 struct sk_psock {
+	struct sk_psock_progs progs;
 	struct list_head ingress_msg;
 } __attribute__((preserve_access_index));
 
@@ -96,6 +101,16 @@ struct tcp_sock {
 #define MESH_USER_DATA_FLAGS 7UL
 #define MESH_USER_DATA_PSOCK 4UL
 
+/* Returns what a socket in a sockmap has; 0: it is in none. */
+static __always_inline struct sk_psock *mesh_psock(const struct tcp_sock *tcp)
+{
+	unsigned long data = (unsigned long)BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.sk_user_data);
+
+	if (!(data & MESH_USER_DATA_PSOCK))
+		return 0;
+	return (void *)(data & ~MESH_USER_DATA_FLAGS);
+}
+
 /* Adds a socket at the end of its handshake. Data in a SYN (TCP Fast Open) has taken TCP. */
 static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
 				      struct mesh_tuple *tuple)
@@ -105,6 +120,10 @@ static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock 
 
 	if (!tcp)
 		return;
+	if (mesh_psock(tcp)) { /* a second program would take its messages, or fail */
+		MESH_COUNT(foreign);
+		return;
+	}
 	member.sock = (__u64)tcp;
 	if (bpf_map_update_elem(&mesh_members, tuple, &member, BPF_ANY))
 		goto full;
@@ -131,12 +150,12 @@ static __always_inline void mesh_leave(struct bpf_sock_ops *ctx, struct mesh_tup
 /* Returns whether the queue of a socket has room for a message. */
 static __always_inline int mesh_queue_has_room(const struct tcp_sock *peer)
 {
-	unsigned long data =
-		(unsigned long)BPF_CORE_READ(peer, inet_conn.icsk_inet.sk.sk_user_data);
-	struct sk_psock *psock = (void *)(data & ~MESH_USER_DATA_FLAGS);
+	struct sk_psock *psock = mesh_psock(peer);
 	struct list_head *head, *entry;
 
-	if (!psock || !(data & MESH_USER_DATA_PSOCK))
+	/* Another program that was attached later wants to see what arrives. */
+	if (!psock || BPF_CORE_READ(psock, progs.stream_verdict) ||
+	    BPF_CORE_READ(psock, progs.skb_verdict))
 		return 0;
 	head = (void *)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 	entry = head;

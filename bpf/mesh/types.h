@@ -11,6 +11,7 @@ enum mesh_end {
 	MESH_CLIENT = 1, /* the application's, which connected */
 	MESH_ACCEPTED,	 /* the proxy's, which accept() returns */
 	MESH_PROXY,	 /* the proxy's, which connects: it has no other destination */
+	MESH_QUERY,	 /* the application's, which asks a name server */
 };
 
 /* The destination that a client asked for, stored with both sockets of its connection. */
@@ -54,22 +55,65 @@ struct mesh_listener_key {
 	__u32 reserved;
 };
 
+/* By what a program finds the pod that it runs for: the cookie of its network namespace or, while
+ * the agent does not know that, the id of its cgroup. */
+enum mesh_pod_kind { MESH_BY_NETNS = 1, MESH_BY_CGROUP };
+
+struct mesh_pod_key {
+	__u64 id;
+	__u32 kind; /* enum mesh_pod_kind */
+	__u32 reserved;
+};
+
+enum mesh_pod_flags {
+	MESH_ALL_OUTBOUND = 1, /* what no row includes or excludes goes to the proxy */
+	MESH_ALL_INBOUND = 2,
+	MESH_DNS = 4, /* the proxy answers DNS */
+};
+
+/* What holds for a pod. */
+struct mesh_pod {
+	__u64 cgroup; /* id, also of the pod's rows in the tables of ports and networks */
+	__u32 proxy_uid, proxy_gid;
+	__u32 flags; /* enum mesh_pod_flags */
+	__u32 reserved;
+};
+
+enum mesh_rule {
+	MESH_EXCLUDE = 1, /* not to the proxy */
+	MESH_INCLUDE,
+	MESH_PROBE, /* not to the proxy if it comes from an address of the node, else as without a
+		       rule */
+	MESH_PROBE_INCLUDED, /* the same, else to the proxy */
+};
+
 enum mesh_direction { MESH_OUTBOUND, MESH_INBOUND };
 
-/* A port whose connections are left alone. */
+/* A port of a pod with a mesh_rule. */
 struct mesh_port {
+	__u64 cgroup;
 	__u16 port; /* host byte order */
 	__u16 direction;
+	__u32 reserved;
+};
+
+/* A network with a mesh_rule for connections of a pod. */
+struct mesh_network {
+	__u32 prefixlen; /* 64, and that of the address */
+	__u32 cgroup[2]; /* two words, because a key of this kind of table has no padding */
+	struct address address;
 };
 
 struct mesh_counters {
 	__u64 outbound;	  /* connect() calls redirected to the proxy */
 	__u64 unnamed;	  /* of these: no room to tell the proxy the destination */
+	__u64 dns;	  /* datagrams and connections for name servers, redirected to the proxy */
 	__u64 inbound;	  /* SYNs from outside redirected to the proxy */
 	__u64 refused;	  /* SYNs from outside refused, because the proxy does not listen */
 	__u64 listeners;  /* of the proxy that had no place in the table */
 	__u64 joined;	  /* sockets whose messages may skip TCP */
 	__u64 not_joined; /* sockets for which there was no room */
+	__u64 foreign;	  /* sockets that were in another program's sockmap */
 	__u64 skipped;	  /* messages that skipped TCP */
 	__u64 by_tcp;	  /* messages of such sockets that took TCP */
 };

@@ -44,6 +44,7 @@ type Agent struct {
 	addresses  []netip.Addr
 	cluster    *service.Cluster
 	optOuts    *service.OptOuts
+	sidecars   *service.Sidecars
 	components component.Running
 	prober     *healthcheck.Prober
 	endpoints  endpoints
@@ -92,6 +93,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	loaded := a.loadManifests()
 	a.cluster = service.NewCluster(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
+	a.sidecars = service.NewSidecars(config.NodeName, config.Service.Sidecars)
 
 	a.datapath, err = datapath.Open(config.datapathOptions())
 	bad := <-loaded

@@ -35,7 +35,7 @@ func (a *Agent) take(ev source.Event) error {
 	delta := a.cluster.Apply(ev.Changes)
 	a.health.SetIneligible(a.ineligible(ev.Synced))
 	a.recordNodes(ev.Changes)
-	optOuts := a.optOuts.Apply(ev.Changes)
+	pods := changedPods{optOuts: a.optOuts.Apply(ev.Changes), sidecars: a.sidecars.Apply(ev.Changes)}
 	a.noteNode()
 	a.noteOrphanSlices(ev.Synced)
 	a.noteOwnAddress()
@@ -51,7 +51,7 @@ func (a *Agent) take(ev source.Event) error {
 		delta = completeState(a.cluster)
 		delta.Triggers = triggers
 	}
-	if err := a.apply(delta, first || optOuts); err != nil {
+	if err := a.apply(delta, pods.orAll(first)); err != nil {
 		a.logMissing(err)
 	}
 	if first || len(ev.Changes) > 0 {
@@ -73,10 +73,18 @@ func completeState(cluster *service.Cluster) service.Delta {
 	return delta
 }
 
+// changedPods says which properties of the node's pods a change has changed.
+type changedPods struct{ optOuts, sidecars bool }
+
+// orAll returns all of them if all is set.
+func (c changedPods) orAll(all bool) changedPods {
+	return changedPods{c.optOuts || all, c.sidecars || all}
+}
+
 // program calls apply, and logs an error if part of the change failed.
 func (a *Agent) program(delta service.Delta) {
 	begin := time.Now()
-	if err := a.apply(delta, false); err != nil {
+	if err := a.apply(delta, changedPods{}); err != nil {
 		a.logMissing(err)
 	}
 	a.metrics.Proxy.Synced(begin, false)
@@ -87,8 +95,9 @@ func (a *Agent) logMissing(err error) {
 }
 
 // apply writes as much of a change to the tables as possible; the loop retries the rest.
-func (a *Agent) apply(delta service.Delta, optOuts bool) error {
-	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses, OptOuts: a.optOuts, OptOutsChanged: optOuts}
+func (a *Agent) apply(delta service.Delta, pods changedPods) error {
+	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses,
+		OptOuts: a.optOuts, OptOutsChanged: pods.optOuts, Sidecars: a.sidecars, SidecarsChanged: pods.sidecars}
 	a.noteQueued()
 	a.noteLost(delta)
 	a.components.Prepare(change)

@@ -76,6 +76,8 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 	table.SetLocalAddresses(addresses)
 	table.Apply(changes)
 	optOuts.Apply(changes)
+	sidecars := service.NewSidecars(config.NodeName, config.Service.Sidecars)
+	sidecars.Apply(changes)
 	for owner, plan := range table.Owners() {
 		c.Services++
 		c.Frontends += len(plan.Frontends)
@@ -83,7 +85,7 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 			c.Conditions = append(c.Conditions, p.At(owner.String()))
 		}
 	}
-	for _, list := range [][]service.ObjectProblem{table.OrphanSlices(), optOuts.Problems()} {
+	for _, list := range [][]service.ObjectProblem{table.OrphanSlices(), optOuts.Problems(), sidecars.Problems()} {
 		for _, p := range list {
 			c.Conditions = append(c.Conditions, p.Problem.At(p.Object.String()))
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/component/mesh"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
@@ -191,6 +192,25 @@ func TestNestedSettings(t *testing.T) {
 }
 
 // The gateway's flags are validated, and those without effect refused.
+// The group mesh of the configuration file.
+func TestMeshInTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "beeline.yaml")
+	text := "mesh:\n  pods: security.istio.io/tlsMode\n  exclude-outbound-ports: [22, 25]\n  dns-port: 15053\n  sockmap: true\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	mesh.New().AddFlags(fs)
+	if err := readConfigFile(path, fs); err != nil {
+		t.Fatal(err)
+	}
+	for flag, want := range map[string]string{"mesh-pods": "security.istio.io/tlsMode", "mesh-exclude-outbound-ports": "[22,25]", "mesh-dns-port": "15053", "mesh-sockmap": "true"} {
+		if got := fs.Lookup(flag).Value.String(); got != want {
+			t.Errorf("--%s is %s, want %s", flag, got, want)
+		}
+	}
+}
+
 func TestGatewayFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"--gateway-devices=auto":                                   "",

@@ -123,4 +123,7 @@ type Change struct {
 	OptOuts *service.OptOuts
 	// OptOutsChanged is set the first time and whenever OptOuts changed.
 	OptOutsChanged bool
+	// Sidecars are the pods that have a proxy, and SidecarsChanged the same for them.
+	Sidecars        *service.Sidecars
+	SidecarsChanged bool
 }

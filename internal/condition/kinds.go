@@ -186,10 +186,10 @@ var (
 		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, a queue or another BPF program. Their packets take the stack, where these have their effect.",
 		"nothing; or remove what the message names; or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
 	MeshPodFailed = register("MeshPodFailed", Warning,
-		"With --mesh-cgroups: connections of a pod do not go to its proxy, in one direction or both.",
+		"With --mesh-cgroups or --mesh-pods: connections of a pod do not go to its proxy, in one direction or both.",
 		"see the reason in the message; the agent retries every second")
 	MeshProxyMissing = register("MeshProxyMissing", Warning,
-		"No proxy listens at --mesh-inbound-port in a pod of --mesh-cgroups. Connections from other hosts to the pod are refused.",
+		"No proxy listens at --mesh-inbound-port in a pod of --mesh-cgroups or --mesh-pods. Connections from other hosts to the pod are refused.",
 		"start the proxy in the pod, or correct --mesh-inbound-port")
 	MeshSockmapUnavailable = register("MeshSockmapUnavailable", Warning,
 		"--mesh-sockmap is set, and this kernel cannot do it without breaking programs. Messages between applications and proxies take TCP.",

@@ -5,7 +5,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"time"
 	"unsafe"
@@ -19,7 +18,9 @@ import (
 type MeshOptions struct {
 	// The proxy listens for connections of applications and for those from other hosts.
 	OutboundPort, InboundPort uint16
-	// A process with one of these is the proxy.
+	// DNSPort is where proxies answer DNS; 0: it is left alone.
+	DNSPort uint16
+	// A process with one of these is the proxy of a pod without a policy.
 	ProxyUID, ProxyGID uint32
 	// Sockmap lets messages between applications and proxies skip TCP.
 	Sockmap bool
@@ -42,8 +43,12 @@ func Mesh() *Component {
 var meshHooks = []CgroupHook{
 	{"getpeername4", MeshProgBeelineMeshGetpeername4, ebpf.AttachCgroupInet4GetPeername, nil},
 	{"getpeername6", MeshProgBeelineMeshGetpeername6, ebpf.AttachCgroupInet6GetPeername, nil},
+	{"recvmsg4", MeshProgBeelineMeshRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg, nil},
+	{"recvmsg6", MeshProgBeelineMeshRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg, nil},
 	{"getsockopt", MeshProgBeelineMeshGetsockopt, ebpf.AttachCGroupGetsockopt, nil},
 	{"sockops", MeshProgBeelineMeshSockops, ebpf.AttachCGroupSockOps, nil},
+	{"sendmsg4", MeshProgBeelineMeshSendmsg4, ebpf.AttachCGroupUDP4Sendmsg, nil},
+	{"sendmsg6", MeshProgBeelineMeshSendmsg6, ebpf.AttachCGroupUDP6Sendmsg, nil},
 	{"connect4", MeshProgBeelineMeshConnect4, ebpf.AttachCGroupInet4Connect, nil},
 	{"connect6", MeshProgBeelineMeshConnect6, ebpf.AttachCGroupInet6Connect, nil},
 }
@@ -53,8 +58,9 @@ const (
 	meshHandshakeLimit = 65536
 	meshSocketLimit    = 65536
 	// meshPodLimit is the number of pods whose proxies have places for listeners.
-	meshPodLimit       = 2048
-	meshExclusionLimit = 4096
+	meshPodLimit         = 2048
+	meshRuleLimit        = 65536
+	meshNodeAddressLimit = 4096
 )
 
 var meshTables = []Table{
@@ -66,14 +72,17 @@ var meshTables = []Table{
 	// Sockets join when they are established. Those in a table of another layout take TCP from now on.
 	{Name: MeshMapMeshSockets, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshMembers, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
-	{Name: MeshMapMeshExcludedPorts, Kind: ConfigTable, Fixed: meshExclusionLimit, Copy: CopyEntries, Remedy: "exclude fewer ports with --mesh-exclude-outbound-ports and --mesh-exclude-inbound-ports"},
-	{Name: MeshMapMeshExcludedNetworks, Kind: ConfigTable, Fixed: meshExclusionLimit, Copy: CopyEntries, Remedy: "exclude fewer and larger networks with --mesh-exclude-outbound-networks"},
+	{Name: MeshMapMeshPods, Kind: ConfigTable, Fixed: 2 * meshPodLimit, Copy: CopyEntries, Remedy: "select fewer pods with --mesh-cgroups and --mesh-pods"},
+	{Name: MeshMapMeshPorts, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer ports of pods"},
+	{Name: MeshMapMeshNetworks, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer and larger networks"},
+	{Name: MeshMapMeshNodeAddresses, Kind: ConfigTable, Fixed: meshNodeAddressLimit, Copy: CopyEntries, Remedy: "remove addresses of the node's devices"},
 	{Name: MeshMapMeshCounts, Kind: CounterTable, Copy: StartEmpty},
 }
 
 var meshConstants = map[string]ConstantValue{
 	MeshVarMeshOutboundPort: ofMesh(func(o *MeshOptions) any { return o.OutboundPort }),
 	MeshVarMeshInboundPort:  ofMesh(func(o *MeshOptions) any { return o.InboundPort }),
+	MeshVarMeshDnsPort:      ofMesh(func(o *MeshOptions) any { return o.DNSPort }),
 	MeshVarMeshProxyUid:     ofMesh(func(o *MeshOptions) any { return o.ProxyUID }),
 	MeshVarMeshProxyGid:     ofMesh(func(o *MeshOptions) any { return o.ProxyGID }),
 	MeshVarMeshSockmap: ofMesh(func(o *MeshOptions) any {
@@ -106,58 +115,8 @@ func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{mesh}, err
 }
 
-// MeshExclusions are the connections that do not go to the proxy.
-type MeshExclusions struct {
-	OutboundPorts, InboundPorts []uint16
-	OutboundNetworks            []netip.Prefix
-}
-
 // MeshListeners is the number of listeners of a proxy that the tables hold.
 const MeshListeners = int(MeshMeshSizeMESH_LISTENERS)
-
-// SetMeshExclusions writes the exclusions to the tables. The component must be enabled.
-func (d *Datapath) SetMeshExclusions(e MeshExclusions) error {
-	ports, networks := map[MeshMeshPort]uint32{}, map[NetworkKey]uint32{}
-	for direction, list := range map[MeshMeshDirection][]uint16{
-		MeshMeshDirectionMESH_OUTBOUND: e.OutboundPorts, MeshMeshDirectionMESH_INBOUND: e.InboundPorts,
-	} {
-		for _, port := range list {
-			ports[MeshMeshPort{Port: port, Direction: uint16(direction)}] = 1
-		}
-	}
-	for _, p := range e.OutboundNetworks {
-		key := NetworkKey{Prefixlen: uint32(p.Bits()), Address: AddressFrom(p.Addr())}
-		if p.Addr().Is4() {
-			key.Prefixlen += 96
-		}
-		networks[key] = 1
-	}
-	return errors.Join(
-		setContents(kernelHash[MeshMeshPort, uint32]{MeshMapMeshExcludedPorts, d.maps[MeshMapMeshExcludedPorts]}, ports),
-		setContents(kernelHash[NetworkKey, uint32]{MeshMapMeshExcludedNetworks, d.maps[MeshMapMeshExcludedNetworks]}, networks))
-}
-
-// setContents adds what is missing in a table, and then deletes what is too much.
-func setContents[K, V comparable](table Hash[K, V], wanted map[K]V) error {
-	have, err := table.All()
-	if err != nil {
-		return err
-	}
-	for k, v := range wanted {
-		if old, there := have[k]; there && old == v {
-			continue
-		}
-		if err := table.Put(k, v); err != nil {
-			return err
-		}
-	}
-	for k := range have {
-		if _, keep := wanted[k]; !keep {
-			err = errors.Join(err, table.Delete(k))
-		}
-	}
-	return err
-}
 
 // meshHandshakeAge is longer than a handshake lasts: the kernel gives up after about two minutes (tcp_syn_retries).
 const meshHandshakeAge = 10 * time.Minute

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,40 +18,39 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // Config says which pods have a proxy, and which connections it gets.
 type Config struct {
 	// Cgroups are directories of cgroup v2, each of a pod: the application and the proxy are in it or below it.
 	// They may come and go.
-	Cgroups     []string
-	InboundPort uint16
-	Exclusions  datapath.MeshExclusions
-	Log         *slog.Logger
+	Cgroups []string
+	// Finder finds the cgroups of pods of Kubernetes.
+	Finder                    *optout.Finder
+	OutboundPort, InboundPort uint16
+	Defaults                  Defaults
+	Log                       *slog.Logger
 }
 
-// A Shortcut is the running sidecar shortcut. Start, Repair and Audit are called one at a time, the other methods at
-// any time.
+// A Shortcut is the running sidecar shortcut. Its methods may be called at any time.
 type Shortcut struct {
 	datapath *datapath.Datapath
 	config   Config
+	wake     wakeup.Signal
 
-	mu   sync.Mutex
-	pods map[string]Pod // by directory
-}
+	// work is held while programs and tables change; mu only for a moment, after work.
+	work    sync.Mutex
+	started bool
+	nodes   []netip.Addr
+	turn    int // number of calls of Repair
 
-// A Pod is the state of one of Config.Cgroups.
-type Pod struct {
-	Directory string `json:"directory"`
-	// Cgroup is the id of the cgroup; 0: there is none.
-	Cgroup uint64 `json:"cgroup,omitempty"`
-	// Namespace is the cookie of its network namespace; 0: the cgroup has had no process yet.
-	Namespace uint64 `json:"namespace,omitempty"`
-	// Listeners is the number of the proxy's sockets for inbound connections.
-	Listeners int `json:"listeners"`
-	// Failed is why connections do not go to the proxy; empty: they do.
-	Failed string `json:"failed,omitempty"`
+	mu      sync.Mutex
+	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
+	left    []service.SidecarLeft
+	problem condition.List
 }
 
 // New returns a shortcut that Start starts.
@@ -62,141 +61,230 @@ func New(d *datapath.Datapath, c Config) (*Shortcut, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := &Shortcut{datapath: d, config: c, wake: wakeup.NewSignal()}
 	for _, directory := range c.Cgroups {
 		real, err := filepath.EvalSymlinks(directory)
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
+		s.pods = append(s.pods, Pod{Directory: directory, ProxyUID: c.Defaults.ProxyUID, policy: c.Defaults.policy()})
 	}
-	return &Shortcut{datapath: d, config: c, pods: map[string]Pod{}}, nil
+	return s, nil
+}
+
+// SetPods sets the pods of Kubernetes that have a proxy, and those that are left alone. When it returns, the programs
+// are at those that run, and at no other.
+func (s *Shortcut) SetPods(sidecars *service.Sidecars) {
+	s.work.Lock()
+	defer s.work.Unlock()
+	before := s.Pods()
+	next := slices.Clone(before[:len(s.config.Cgroups)])
+	for i := range sidecars.Pods() {
+		next = append(next, s.podOf(&sidecars.Pods()[i], before))
+	}
+	var problems condition.List
+	for _, p := range sidecars.Problems() {
+		problems = append(problems, p.Problem.At(p.Object.String()))
+	}
+	s.mu.Lock()
+	s.pods, s.left, s.problem = next, slices.Clone(sidecars.Left()), problems
+	s.mu.Unlock()
+	if s.started {
+		s.removeOthers() // before what holds for them is deleted
+		s.repair(false, true)
+	}
+	s.wake.Send()
+}
+
+// podOf returns the state of a pod of Kubernetes, with what is known of it.
+func (s *Shortcut) podOf(sidecar *service.Sidecar, before []Pod) Pod {
+	p := Pod{}
+	if i := slices.IndexFunc(before, func(b Pod) bool { return b.UID == sidecar.UID }); i >= 0 {
+		p = before[i]
+	}
+	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
+	p.policy = s.config.Defaults.policyOf(sidecar)
+	p.ProxyUID = p.policy.ProxyUID
+	return p
+}
+
+// SetNodeAddresses sets the node's own addresses, from which the kubelet probes.
+func (s *Shortcut) SetNodeAddresses(all []netip.Addr) {
+	s.work.Lock()
+	defer s.work.Unlock()
+	if slices.Equal(all, s.nodes) {
+		return
+	}
+	if err := s.datapath.SetMeshNodeAddresses(all); err != nil {
+		s.config.Log.Error("mesh: write the node's addresses", "error", err)
+		return
+	}
+	s.nodes = slices.Clone(all)
 }
 
 // Start attaches the programs.
 func (s *Shortcut) Start() {
-	if err := s.datapath.SetMeshExclusions(s.config.Exclusions); err != nil {
-		s.config.Log.Error("mesh: write the exclusions", "error", err)
-	}
-	s.Repair()
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.started = true
+	s.repair(false, true)
+	s.removeOthers()
 }
 
 // Repair attaches the programs to pods that are new, and removes what is left of those that are gone.
 func (s *Shortcut) Repair() {
-	changed := false
-	for _, directory := range s.config.Cgroups {
-		before := s.pod(directory)
-		now := s.serve(before)
-		now.Listeners = len(s.datapath.MeshListenersOf(now.Namespace))
-		changed = changed || now.Cgroup != before.Cgroup
-		if now.Failed != before.Failed && now.Failed != "" {
-			s.config.Log.Error("mesh: connections do not go to the proxy", "cgroup", directory, "error", now.Failed)
-		}
-		s.mu.Lock()
-		s.pods[directory] = now
-		s.mu.Unlock()
-	}
-	if changed {
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.turn++
+	s.examine()
+	if s.repair(false, false) {
 		s.removeOthers()
 	}
 }
 
-func (s *Shortcut) pod(directory string) Pod {
+// repair serves all pods, or those that were not served, and reports whether a cgroup has changed. changed: policies
+// may have.
+func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
+	pods, failed := s.Pods(), map[int]error{}
+	for i, before := range pods {
+		if onlyNew && before.Served() {
+			continue
+		}
+		pods[i], failed[i] = s.locate(before)
+		cgroups = cgroups || pods[i].Cgroup != before.Cgroup
+		changed = changed || cgroups || pods[i].Namespace != before.Namespace
+	}
+	if changed {
+		s.writePolicies(pods)
+	}
+	for i, err := range failed {
+		s.serve(&pods[i], err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.pods[directory]
-	p.Directory = directory
-	return p
+	s.pods = pods
+	return cgroups
 }
 
-// serve attaches what is not attached, and returns the state.
-func (s *Shortcut) serve(p Pod) Pod {
-	var st unix.Stat_t
-	if err := unix.Stat(p.Directory, &st); err != nil {
-		return Pod{Directory: p.Directory, Failed: failedStat(p.Directory, err)}
-	}
-	if p.Cgroup != st.Ino || p.Failed != "" {
-		p = Pod{Directory: p.Directory}
-		if err := s.datapath.AttachMesh(p.Directory); err != nil {
-			p.Failed = err.Error()
-			return p
+func (s *Shortcut) writePolicies(pods []Pod) {
+	var rows []datapath.MeshPodPolicy
+	for _, p := range pods {
+		if p.Cgroup != 0 {
+			rows = append(rows, datapath.MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policy})
 		}
-		p.Cgroup = st.Ino
 	}
-	if p.Namespace != 0 {
-		return p
+	if err := s.datapath.SetMeshPods(rows); err != nil {
+		s.config.Log.Error("mesh: write what holds for pods", "error", err)
 	}
-	cookie, err := s.serveInbound(p)
-	if p.Namespace = cookie; err != nil {
-		p.Failed = err.Error()
-	}
-	return p
 }
 
-func failedStat(directory string, err error) string {
-	if errors.Is(err, fs.ErrNotExist) {
+// locate finds the cgroup of a pod, and its network namespace once a process shows that. A new cgroup has nothing
+// attached.
+func (s *Shortcut) locate(p Pod) (Pod, error) {
+	var err error
+	if p.UID != "" && !isDirectory(p.Directory) {
+		p.Directory, err = s.config.Finder.Unified(p.UID)
+	}
+	if err == nil && p.Directory == "" {
+		err = errors.New("no cgroup has its UID in its name")
+	}
+	var st unix.Stat_t
+	if err == nil {
+		err = unix.Stat(p.Directory, &st)
+	}
+	if err != nil {
+		return p.reset(0, missing(p.Directory, err)), nil
+	}
+	if p.Cgroup != st.Ino {
+		p = p.reset(st.Ino, "")
+	}
+	if p.Namespace == 0 {
+		p.Namespace, err = cookieOf(p.Directory)
+	}
+	return p, err
+}
+
+func isDirectory(path string) bool {
+	var st unix.Stat_t
+	return path != "" && unix.Stat(path, &st) == nil
+}
+
+func missing(directory string, err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return "the cgroup " + directory + " does not exist"
+	case directory == "":
+		return err.Error()
 	}
 	return fmt.Sprintf("stat %s: %v", directory, err)
 }
 
-// serveInbound attaches the program for connections from other hosts, and returns the cookie of the pod's network
-// namespace; 0 if no process of the pod shows it yet.
-func (s *Shortcut) serveInbound(p Pod) (uint64, error) {
-	namespace, err := namespaceOf(p.Directory)
-	if namespace == nil || err != nil {
-		return 0, err
-	}
-	defer namespace.Close()
-	own, err := netns.Current()
-	if err != nil {
-		return 0, err
-	}
-	defer own.Close()
-	if own.Inode == namespace.Inode {
-		return 0, fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.Directory)
-	}
-	cookie, err := namespace.Cookie()
-	if err != nil {
-		return 0, err
-	}
-	if err := s.adopt(p.Directory, cookie); err != nil {
-		return 0, fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.Directory, err)
-	}
-	return cookie, s.datapath.AttachMeshInbound(p.Cgroup, namespace)
-}
+// examineEvery is after how many calls of Repair the network namespace of a pod is examined again: a new sandbox of
+// the same pod has the same cgroup.
+const examineEvery = 5
 
-// namespaceOf opens the network namespace of the processes of a cgroup; nil if there is none.
-func namespaceOf(directory string) (*netns.Namespace, error) {
-	pids, err := processes(directory)
-	for _, pid := range pids {
-		n, err := netns.Open("/proc/" + pid + "/ns/net")
-		if errors.Is(err, netns.ErrVanished) {
+// examine forgets the namespaces of pods whose processes are in another one by now.
+func (s *Shortcut) examine() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.pods {
+		p := &s.pods[i]
+		if p.Namespace == 0 || (s.turn+i)%examineEvery != 0 {
 			continue
 		}
-		return n, err
+		if cookie, err := cookieOf(p.Directory); err == nil && cookie != 0 && cookie != p.Namespace {
+			p.Namespace = 0
+		}
 	}
-	return nil, err
 }
 
-// processes lists the processes of a cgroup and those below it.
-func processes(directory string) (pids []string, err error) {
-	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !e.IsDir() {
-			return nil
-		}
-		if err != nil {
+// serve attaches what is not attached to a pod that is located, or was not because of an error.
+func (s *Shortcut) serve(p *Pod, located error) {
+	before := p.Failed
+	if p.Cgroup == 0 {
+		return
+	}
+	p.Failed = ""
+	if err := errors.Join(s.attach(p, before != ""), located); err != nil {
+		p.Failed = err.Error()
+	}
+	p.Listeners = len(s.datapath.MeshListenersOf(p.Namespace))
+	if p.Failed != before && p.Failed != "" {
+		s.config.Log.Error("mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
+	}
+}
+
+func (s *Shortcut) attach(p *Pod, again bool) error {
+	if !p.attached || again {
+		if err := s.datapath.AttachMesh(p.Directory); err != nil {
 			return err
 		}
-		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
-			return err
-		}
-		pids = append(pids, strings.Fields(string(text))...)
+		p.attached = true
+	}
+	if p.Namespace == 0 || p.inbound == p.Namespace && !again {
 		return nil
-	})
-	return pids, err
+	}
+	if err := s.adopt(p.Directory, p.Namespace); err != nil {
+		return fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.Directory, err)
+	}
+	return s.attachInbound(p)
 }
 
-// removeOthers detaches the programs from all cgroups that are not configured or gone.
+// attachInbound attaches the program for connections from other hosts.
+func (s *Shortcut) attachInbound(p *Pod) error {
+	namespace, err := namespaceOf(p.Directory)
+	if namespace == nil || err != nil {
+		return err
+	}
+	defer namespace.Close()
+	if err := s.datapath.AttachMeshInbound(p.Cgroup, namespace); err != nil {
+		return err
+	}
+	p.inbound = p.Namespace
+	return nil
+}
+
+// removeOthers detaches the programs from all cgroups that have no pod to be served.
 func (s *Shortcut) removeOthers() {
 	attached, err := s.datapath.MeshPods()
 	wanted := s.Pods()
@@ -208,51 +296,31 @@ func (s *Shortcut) removeOthers() {
 	if err := errors.Join(err, s.datapath.ForgetMesh()); err != nil {
 		s.config.Log.Error("mesh: remove programs of pods that are gone", "error", err)
 	}
+	s.writePolicies(wanted)
 }
 
-// Audit attaches again what something detached, and removes what is left over. It returns the cgroups where programs
-// were missing.
+// Audit attaches again what something detached, and removes what is left over. It returns the pods where programs were
+// missing.
 func (s *Shortcut) Audit() (repaired []string, err error) {
+	s.work.Lock()
+	defer s.work.Unlock()
 	attached, err := s.datapath.MeshPods()
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range s.Pods() {
+	pods := s.Pods()
+	for i, p := range pods {
 		now := attached[p.Cgroup]
 		if p.Cgroup == 0 || now != nil && now.Outbound && (p.Namespace == 0 || slices.Contains(now.Inbound, p.Namespace)) {
 			continue
 		}
-		repaired = append(repaired, "sidecar shortcut at "+p.Directory)
-		s.mu.Lock()
-		delete(s.pods, p.Directory)
-		s.mu.Unlock()
+		repaired = append(repaired, "sidecar shortcut at "+p.Label())
+		pods[i] = p.reset(0, "")
 	}
-	s.Repair()
-	s.removeOthers()
-	return repaired, errors.Join(s.datapath.SetMeshExclusions(s.config.Exclusions), s.datapath.ForgetMeshHandshakes())
-}
-
-// Pods returns the state of all configured pods.
-func (s *Shortcut) Pods() (all []Pod) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, directory := range s.config.Cgroups {
-		if p, known := s.pods[directory]; known {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
-// Conditions returns what is wrong with pods. A cgroup that does not exist is not: the pod may not run.
-func (s *Shortcut) Conditions() (all condition.List) {
-	for _, p := range s.Pods() {
-		switch {
-		case p.Cgroup != 0 && p.Failed != "":
-			all = append(all, condition.MeshPodFailed.New("%s", p.Failed).At(p.Directory))
-		case p.Namespace != 0 && p.Listeners == 0:
-			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Directory, s.config.InboundPort).At(p.Directory))
-		}
-	}
-	return all
+	s.pods = pods
+	s.mu.Unlock()
+	s.repair(false, true)
+	s.removeOthers()
+	return repaired, errors.Join(s.datapath.SetMeshNodeAddresses(s.nodes), s.datapath.ForgetMeshHandshakes())
 }

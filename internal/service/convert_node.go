@@ -39,7 +39,7 @@ func ConvertNode(in *corev1.Node) (*Node, error) {
 	return n, errs.join()
 }
 
-// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts). Like the kubelet, it uses
+// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts, Sidecars). Like the kubelet, it uses
 // hostPorts of spec.containers only, not of init containers.
 func ConvertPod(in *corev1.Pod) (*Pod, error) {
 	var errs fieldErrors
@@ -54,6 +54,7 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 		Deleting:    in.DeletionTimestamp != nil,
 		Pending:     in.Status.Phase == corev1.PodPending,
 		Shortcut:    shortcut(in.Annotations),
+		Proxy:       podProxy(in),
 	}
 	if in.Spec.RuntimeClassName != nil {
 		p.RuntimeClass = *in.Spec.RuntimeClassName

@@ -112,8 +112,8 @@ type Node struct {
 	Deleting, ToBeDeleted bool
 }
 
-// Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), and whether it opts out of the
-// socket shortcut (OptOuts).
+// Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), whether it opts out of the
+// socket shortcut (OptOuts), and the proxy in it (Sidecars).
 type Pod struct {
 	Namespace, Name, UID string
 	// StaticUID is set for a mirror pod: the UID of its static pod, after which the kubelet names the
@@ -129,6 +129,7 @@ type Pod struct {
 	HostPorts          []PodPort
 	RuntimeClass       string // spec.runtimeClassName; empty: none
 	Shortcut           Shortcut
+	Proxy              *PodProxy // nil: nothing that Sidecars uses
 }
 
 // Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn, ShortcutOff, an invalid value, or empty if

@@ -143,15 +143,21 @@ type sidecar struct {
 // startProxy starts a proxy in a pod and waits until it listens.
 func (w *world) startProxy(p proxy, pod string) *sidecar {
 	w.t.Helper()
+	return w.startProxyOf(p, pod, proxyUser)
+}
+
+// startProxyOf starts it as a user.
+func (w *world) startProxyOf(p proxy, pod string, user int) *sidecar {
+	w.t.Helper()
 	s := &sidecar{proxy: p, pod: w.Host(pod), log: &node.Log{}}
-	folder := w.folderOf(proxyUser)
+	folder := w.folderOf(user)
 	s.file = filepath.Join(folder, "log")
 	config := filepath.Join(folder, "config.yaml")
 	w.must(os.WriteFile(config, []byte(strings.ReplaceAll(p.config, "FOLDER", folder)), 0o644))
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := s.pod.Command(ctx, p.argv(folder, config)...)
 	cmd.Stdout, cmd.Stderr = s.log, s.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: proxyUser, Gid: proxyUser}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
 	w.must(cmd.Start())
 	s.end = func() { cancel(); cmd.Wait() }
 	w.t.Cleanup(func() {

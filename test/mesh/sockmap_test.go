@@ -77,10 +77,13 @@ func (w *world) counts() *datapath.MeshCounters {
 }
 
 // randomSizes sends messages both ways at once, some so large that they take TCP, to readers that pause now and then.
-func randomSizes(t *testing.T, from, to *net.TCPConn) {
+func randomSizes(t *testing.T, from, to *net.TCPConn) { exchange(t, from, to, 16<<20) }
+
+// exchange does so until a total in each direction.
+func exchange(t testing.TB, from, to *net.TCPConn, total int) {
+	t.Helper()
 	var group sync.WaitGroup
 	for i, ends := range [][2]*net.TCPConn{{from, to}, {to, from}} {
-		const total = 16 << 20
 		var sent, received [sha256.Size]byte
 		random := rand.New(rand.NewPCG(uint64(i), 1))
 		group.Go(func() {

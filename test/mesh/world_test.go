@@ -204,3 +204,15 @@ func remote(conn net.Conn) netip.AddrPort {
 	a := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
+
+// run runs a command on a host and returns what it prints.
+func (w *world) run(host string, argv ...string) string {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := w.Host(host).Command(ctx, argv...).CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("%s: %s: %v: %s", host, strings.Join(argv, " "), err, out)
+	}
+	return string(out)
+}

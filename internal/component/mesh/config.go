@@ -9,20 +9,25 @@ import (
 	"strconv"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/service"
 )
 
 // config is the configuration of the sidecar shortcut.
 type config struct {
 	cgroups                    []string
+	pods                       string          // a label selector
+	podCgroups                 func() []string // the socket shortcut's --pod-cgroups
+	dnsPort                    uint16
 	outboundPort, inboundPort  uint16
 	proxyUID, proxyGID         uint32
 	excludeOutbound, excludeIn []string // ports
 	excludeNetworks            []string
 	sockmap                    bool
-	exclusions                 datapath.MeshExclusions
+	defaults                   mesh.Defaults
 }
 
 // The ports and the user of Istio's proxies.
@@ -34,31 +39,40 @@ const (
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.cgroups, "mesh-cgroups", nil, "directories of cgroup v2 of pods whose TCP connections go through a proxy in the pod, instead of by netfilter's REDIRECT; they may be created later")
-	fs.Uint16Var(&c.outboundPort, "mesh-outbound-port", defaultOutboundPort, "port on loopback at which the proxies of --mesh-cgroups take connections of their applications")
-	fs.Uint16Var(&c.inboundPort, "mesh-inbound-port", defaultInboundPort, "port at which the proxies of --mesh-cgroups take connections from other hosts to their pods")
-	fs.Uint32Var(&c.proxyUID, "mesh-proxy-uid", defaultProxyUser, "user ID of the proxies of --mesh-cgroups: connections of its processes are not redirected")
-	fs.Uint32Var(&c.proxyGID, "mesh-proxy-gid", defaultProxyUser, "group ID of the proxies of --mesh-cgroups: connections of processes with this primary group are not redirected")
-	fs.StringSliceVar(&c.excludeOutbound, "mesh-exclude-outbound-ports", nil, "with --mesh-cgroups, ports to which applications connect without the proxy")
-	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups, networks (CIDR) to which applications connect without the proxy")
-	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups, ports of pods that other hosts reach without the proxy")
-	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups, let messages below 64 KiB between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it breaks")
+	fs.StringVar(&c.pods, "mesh-pods", "", "label selector of the node's pods whose TCP connections go through a proxy in the pod, as their annotations of Istio say (security.istio.io/tlsMode: all that have Istio's proxy)")
+	fs.Uint16Var(&c.dnsPort, "mesh-dns-port", 0, "port on loopback at which proxies answer DNS: queries of applications go there (Istio's proxies: 15053, if they have ISTIO_META_DNS_CAPTURE); 0 for not")
+	c.podCgroups = func() []string { all, _ := fs.GetStringSlice("pod-cgroups"); return all }
+	fs.Uint16Var(&c.outboundPort, "mesh-outbound-port", defaultOutboundPort, "port on loopback at which the proxies take connections of their applications")
+	fs.Uint16Var(&c.inboundPort, "mesh-inbound-port", defaultInboundPort, "port at which the proxies take connections from other hosts to their pods")
+	fs.Uint32Var(&c.proxyUID, "mesh-proxy-uid", defaultProxyUser, "user ID of the proxies: connections of its processes are not redirected")
+	fs.Uint32Var(&c.proxyGID, "mesh-proxy-gid", defaultProxyUser, "group ID of the proxies: connections of processes with this primary group are not redirected")
+	fs.StringSliceVar(&c.excludeOutbound, "mesh-exclude-outbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports to which applications connect without the proxy")
+	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups or --mesh-pods, networks (CIDR) to which applications connect without the proxy")
+	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports of pods that other hosts reach without the proxy")
+	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups or --mesh-pods, let messages below 64 KiB between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it breaks")
 }
 
-func (c *config) enabled() bool { return len(c.cgroups) > 0 }
+func (c *config) enabled() bool { return len(c.cgroups) > 0 || c.pods != "" }
 
-func (c *config) complete(*service.Config) (err error) {
+func (c *config) complete(s *service.Config) (err error) {
 	for _, directory := range c.cgroups {
 		if !filepath.IsAbs(directory) {
 			return fmt.Errorf("--mesh-cgroups %q: give the absolute path of a cgroup v2 directory", directory)
 		}
 	}
-	if c.outboundPort == 0 || c.inboundPort == 0 || c.outboundPort == c.inboundPort {
-		return fmt.Errorf("--mesh-outbound-port %d and --mesh-inbound-port %d: give two different ports of the proxy", c.outboundPort, c.inboundPort)
+	if c.outboundPort == 0 || c.inboundPort == 0 || c.outboundPort == c.inboundPort || c.dnsPort == c.outboundPort || c.dnsPort == c.inboundPort {
+		return fmt.Errorf("--mesh-outbound-port %d, --mesh-inbound-port %d and --mesh-dns-port %d: give different ports of the proxy", c.outboundPort, c.inboundPort, c.dnsPort)
 	}
-	if c.exclusions.OutboundPorts, err = ports("mesh-exclude-outbound-ports", c.excludeOutbound); err != nil {
+	if c.pods != "" {
+		if s.Sidecars, err = labels.Parse(c.pods); err != nil {
+			return fmt.Errorf("--mesh-pods %q: not a label selector such as app=web or security.istio.io/tlsMode: %w", c.pods, err)
+		}
+	}
+	c.defaults = mesh.Defaults{ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, DNS: c.dnsPort != 0}
+	if c.defaults.ExcludeOutboundPorts, err = ports("mesh-exclude-outbound-ports", c.excludeOutbound); err != nil {
 		return err
 	}
-	if c.exclusions.InboundPorts, err = ports("mesh-exclude-inbound-ports", c.excludeIn); err != nil {
+	if c.defaults.ExcludeInboundPorts, err = ports("mesh-exclude-inbound-ports", c.excludeIn); err != nil {
 		return err
 	}
 	for _, text := range c.excludeNetworks {
@@ -66,13 +80,13 @@ func (c *config) complete(*service.Config) (err error) {
 		if err != nil || p.Addr().Is4In6() {
 			return fmt.Errorf("--mesh-exclude-outbound-networks %q: give networks such as 10.0.0.0/8 or fd00::/8", text)
 		}
-		c.exclusions.OutboundNetworks = append(c.exclusions.OutboundNetworks, p.Masked())
+		c.defaults.ExcludeOutbound = append(c.defaults.ExcludeOutbound, p.Masked())
 	}
-	if c.sockmap && !c.enabled() {
-		return fmt.Errorf("--mesh-sockmap has no effect without --mesh-cgroups: remove it")
+	if (c.sockmap || c.dnsPort != 0) && !c.enabled() {
+		return fmt.Errorf("--mesh-sockmap and --mesh-dns-port have no effect without --mesh-cgroups or --mesh-pods: remove them")
 	}
 	if !c.enabled() && (len(c.excludeOutbound) > 0 || len(c.excludeIn) > 0 || len(c.excludeNetworks) > 0) {
-		return fmt.Errorf("--mesh-exclude-outbound-ports, --mesh-exclude-outbound-networks and --mesh-exclude-inbound-ports have no effect without --mesh-cgroups: remove them")
+		return fmt.Errorf("--mesh-exclude-outbound-ports, --mesh-exclude-outbound-networks and --mesh-exclude-inbound-ports have no effect without --mesh-cgroups or --mesh-pods: remove them")
 	}
 	return nil
 }
@@ -90,6 +104,6 @@ func ports(flag string, texts []string) (all []uint16, err error) {
 
 func (c *config) options(o *datapath.Options) {
 	if c.enabled() {
-		o.Mesh = &datapath.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
+		o.Mesh = &datapath.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
 	}
 }

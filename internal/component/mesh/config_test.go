@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/service"
 )
 
 // TestFlags: what could have no effect, or another than meant, is refused with the flag's name.
@@ -23,12 +25,16 @@ func TestFlags(t *testing.T) {
 		"--mesh-cgroups=/a --mesh-exclude-outbound-networks=::ffff:10.0.0.0/96": "--mesh-exclude-outbound-networks",
 		"--mesh-exclude-inbound-ports=80":                                       "without --mesh-cgroups",
 		"--mesh-sockmap":                                                        "without --mesh-cgroups",
+		"--mesh-pods=app=web --mesh-dns-port=15053":                             "",
+		"--mesh-pods=app=,,":                                                    "--mesh-pods",
+		"--mesh-cgroups=/a --mesh-dns-port=15001":                               "--mesh-dns-port",
+		"--mesh-dns-port=15053":                                                 "without --mesh-cgroups",
 	} {
 		c, fs := &config{}, pflag.NewFlagSet("", pflag.ContinueOnError)
 		c.addFlags(fs)
 		err := fs.Parse(strings.Fields(flags))
 		if err == nil {
-			err = c.complete(nil)
+			err = c.complete(&service.Config{})
 		}
 		if refused == "" && err != nil || refused != "" && (err == nil || !strings.Contains(err.Error(), refused)) {
 			t.Errorf("%s: %v, want an error with %q", flags, err, refused)

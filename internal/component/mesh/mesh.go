@@ -5,6 +5,7 @@
 package mesh
 
 import (
+	"context"
 	"fmt"
 
 	"beeline.io/beeline/internal/component"
@@ -13,9 +14,10 @@ import (
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/optout"
 )
 
-// New returns the sidecar shortcut. It is enabled by --mesh-cgroups.
+// New returns the sidecar shortcut. It is enabled by --mesh-cgroups and --mesh-pods.
 func New() *component.Component {
 	c := &config{}
 	bpf := datapath.Mesh()
@@ -32,7 +34,8 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	shortcut, err := mesh.New(env.Datapath, mesh.Config{Cgroups: c.cgroups, InboundPort: c.inboundPort, Exclusions: c.exclusions, Log: env.Log})
+	shortcut, err := mesh.New(env.Datapath, mesh.Config{Cgroups: c.cgroups, Finder: optout.NewFinder(c.podCgroups(), env.Datapath.CgroupPath()),
+		OutboundPort: c.outboundPort, InboundPort: c.inboundPort, Defaults: c.defaults, Log: env.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -41,16 +44,26 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		env.Log.Error(reason)
 	}
 	return &component.Instance{
+		Prepare: r.prepare, Run: []component.Task{{Name: "mesh", Run: shortcut.Run}},
 		Start: shortcut.Start, Repair: func() []string { shortcut.Repair(); return nil }, Audit: shortcut.Audit,
 		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
+		Answers: map[string]component.Answer{mesh.StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }},
 	}, nil
+}
+
+// prepare serves pods before they may connect, and leaves the kubelet's probes alone.
+func (r *running) prepare(change component.Change) {
+	r.shortcut.SetNodeAddresses(change.Addresses)
+	if change.SidecarsChanged {
+		r.shortcut.SetPods(change.Sidecars)
+	}
 }
 
 // podsServed returns the numbers of pods whose connections go to a proxy, and of all.
 func (r *running) podsServed() (served, all int) {
 	for _, p := range r.shortcut.Pods() {
 		all++
-		if p.Failed == "" && p.Namespace != 0 {
+		if p.Served() {
 			served++
 		}
 	}
@@ -91,7 +104,9 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	b.Add("beeline_mesh_messages_total", float64(counts.Skipped), "path", "sockmap")
 	b.Add("beeline_mesh_messages_total", float64(counts.ByTcp), "path", "tcp")
 	b.Add("beeline_mesh_sockets_joined_total", float64(counts.Joined))
-	b.Add("beeline_mesh_sockets_unserved_total", float64(counts.NotJoined))
+	b.Add("beeline_mesh_sockets_unserved_total", float64(counts.NotJoined), "reason", "table-full")
+	b.Add("beeline_mesh_sockets_unserved_total", float64(counts.Foreign), "reason", "other-sockmap")
+	b.Add("beeline_mesh_dns_total", float64(counts.Dns))
 	b.Add("beeline_mesh_refused_total", float64(counts.Refused))
 	b.Add("beeline_mesh_unnamed_total", float64(counts.Unnamed))
 	b.Add("beeline_mesh_listeners_unserved_total", float64(counts.Listeners))

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// The sides: connections of a pod by netfilter's REDIRECT to the proxy in it, by the hook at connect(2), and by that
+// with messages past TCP. The second is the first again: their difference is what the measurement cannot see. In the
+// last there is no proxy.
+const (
+	meshNetfilter = iota
+	meshNetfilterAgain
+	meshHook
+	meshSockmap
+	meshNone
+	meshSides
+)
+
+var meshNames = [meshSides]string{"netfilter", "netfilter (A/A)", "hook", "hook and sockmap", "no proxy"}
+
+// meshPods are where the sides are: on node-a the agent has --mesh-sockmap, on node-b it has not.
+var meshPods = [meshSides]string{"b2", "b2", "b1", "a1", "a2"}
+
+const (
+	meshRounds  = 7 // at most
+	meshSeconds = 1 // of each run of wrk
+)
+
+// A meshCase is a load, beside another program that is always busy or not.
+type meshCase struct {
+	connections int
+	busy        bool
+}
+
+func meshCases(smoke bool) (all []meshCase) {
+	if smoke {
+		return []meshCase{{64, false}}
+	}
+	for _, busy := range []bool{false, true} {
+		for _, connections := range []int{1, 64, 200} {
+			all = append(all, meshCase{connections, busy})
+		}
+	}
+	return all
+}
+
+func (c meshCase) String() string {
+	if c.busy {
+		return "beside a busy program"
+	}
+	return "alone"
+}
+
+func meshSeries(proxy string, c meshCase, side int) result.Series {
+	return result.Series{Part: partMesh, Scenario: proxy + ", " + c.String(), Side: meshNames[side], Family: "IPv4",
+		Parameters: result.Parameters{"connections": c.connections}}
+}
+
+func runMesh(ctx context.Context, b *bench) (err error) {
+	rig, err := newMeshRig(ctx, b)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	for _, p := range meshProxies(b.envoy) {
+		if !slices.ContainsFunc(meshCases(b.smoke), func(c meshCase) bool { return b.wantsMesh(p.name, c) }) {
+			continue
+		}
+		if err := rig.measureProxy(ctx, b, p); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// wantsMesh reports whether --case matches.
+func (b *bench) wantsMesh(proxy string, c meshCase) bool {
+	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.connections, c))
+}
+
+func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if err := rig.startProxies(ctx, p); err != nil {
+		return err
+	}
+	defer rig.stopProxies(stop)
+	for side := range meshSides {
+		if err := errors.Join(rig.prove(ctx, side), rig.warmUp(ctx, side)); err != nil {
+			return fmt.Errorf("%s: %w", meshNames[side], err)
+		}
+	}
+	for _, c := range meshCases(b.smoke) {
+		if !b.wantsMesh(p.name, c) {
+			continue
+		}
+		if err := rig.measureCase(ctx, b, p.name, c); err != nil {
+			return fmt.Errorf("%d connections, %s: %w", c.connections, c, err)
+		}
+	}
+	return nil
+}
+
+func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c meshCase) error {
+	if c.busy {
+		ctx, stop := context.WithCancel(ctx)
+		spinner := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
+		if err := spinner.Start(); err != nil {
+			stop()
+			return err
+		}
+		defer func() { stop(); spinner.Wait() }()
+	}
+	for round := range min(b.runs, meshRounds) {
+		for _, side := range turns(round, meshSides) {
+			if err := rig.measure(ctx, b.results, proxy, c, side); err != nil {
+				return fmt.Errorf("%s: %w", meshNames[side], err)
+			}
+		}
+	}
+	return nil
+}
+
+// warmUp runs wrk once without a result, also if some connections end: those of Envoy do in the first second after its
+// start.
+func (rig *meshRig) warmUp(ctx context.Context, side int) error {
+	r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, wrkConnections)
+	if r.Requests > 0 {
+		return nil
+	}
+	return err
+}
+
+// measure runs wrk once.
+func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy string, c meshCase, side int) error {
+	before, err := rig.skipped(side)
+	if err != nil {
+		return err
+	}
+	used := usageNow()
+	r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, c.connections)
+	if err != nil {
+		return err
+	}
+	busy := usageNow().busy - used.busy
+	after, err := rig.skipped(side)
+	if err != nil {
+		return err
+	}
+	// A request is one message at least, and its answer another.
+	if n := after - before; side == meshSockmap && n < r.Requests {
+		return fmt.Errorf("%d messages skipped TCP in %d requests", n, r.Requests)
+	}
+	add := func(m result.Metric, value float64) {
+		row := result.Row{Series: meshSeries(proxy, c, side), Metric: m}
+		if side != meshNetfilter {
+			row.Against = meshNames[meshNetfilter]
+		}
+		results.Add(row, value)
+	}
+	add(metricPerSecond, float64(r.Requests)/r.Microseconds*1e6)
+	add(metricP50, r.P50)
+	add(metricP90, r.P90)
+	if !c.busy { // of the whole machine
+		add(metricRequestCPU, float64(busy.Microseconds())/float64(r.Requests))
+	}
+	return nil
+}
+
+func printMesh(r *report) {
+	r.say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes. Medians, and ratios to netfilter [95 %% interval]", answerLength)
+	for _, p := range meshProxies("") {
+		for _, c := range meshCases(false) {
+			printMeshCase(r, p.name, c)
+		}
+	}
+}
+
+func printMeshCase(r *report, proxy string, c meshCase) {
+	of := func(side int, m result.Metric) []float64 { return r.results.Samples(meshSeries(proxy, c, side), m) }
+	if len(of(meshNetfilter, metricPerSecond)) == 0 {
+		return
+	}
+	r.say("\n  %s, %d at a time, %s", proxy, c.connections, c)
+	r.say("    %-17s %10s %8s %8s %8s   %-23s %-23s %-23s", "", "per second", "p50 us", "p90 us", "CPU us", "rate", "p90", "CPU")
+	for side := range meshSides {
+		ratio := func(m result.Metric) string {
+			if len(of(side, m)) == 0 {
+				return "-"
+			}
+			return stat.MedianInterval(stat.Ratios(of(side, m), of(meshNetfilter, m))).String()
+		}
+		cpu := "-"
+		if samples := of(side, metricRequestCPU); len(samples) > 0 {
+			cpu = fmt.Sprintf("%.1f", stat.Median(samples))
+		}
+		r.say("    %-17s %10.0f %8.0f %8.0f %8s   %-23s %-23s %-23s", meshNames[side], stat.Median(of(side, metricPerSecond)),
+			stat.Median(of(side, metricP50)), stat.Median(of(side, metricP90)), cpu, ratio(metricPerSecond), ratio(metricP90), ratio(metricRequestCPU))
+	}
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// A meshRig is a cluster with an agent on each node, and a web server outside.
+type meshRig struct {
+	world   *world
+	web     *nginx
+	server  netip.AddrPort
+	folders []string
+	proxies []*lab.Cmd
+}
+
+// meshRedirect are the rules of a sidecar by netfilter, as Istio's: connections of the proxy's user are left alone.
+const meshRedirect = `table ip sidecar {
+	chain output {
+		type nat hook output priority -100; policy accept;
+		meta skuid 1337 return
+		ip daddr 127.0.0.0/8 return
+		meta l4proto tcp redirect to :15001
+	}
+}`
+
+const (
+	meshProxyUser = 1337
+	meshProxyPort = 15001
+	meshWebPort   = 8090
+)
+
+// meshWebConfig answers with 1 KiB, and at /who with the client's port.
+const meshWebConfig = nginxCommon + `
+http {` + nginxHTTP + `
+	server {
+		listen %[2]s backlog=1024;
+		location / { return 200 "%[3]s"; }
+		location = /who { return 200 "$remote_port"; }
+	}
+}
+`
+
+func newMeshRig(ctx context.Context, b *bench) (rig *meshRig, err error) {
+	rig = &meshRig{}
+	if rig.world, err = newWorld(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rig.end())
+		}
+	}()
+	client := rig.world.Host("client")
+	rig.server = netip.AddrPortFrom(client.Addr4, meshWebPort)
+	if rig.web, err = startNginx(ctx, client, fmt.Sprintf(meshWebConfig, nginxFolder(client), rig.server, strings.Repeat("b", answerLength)), rig.server); err != nil {
+		return rig, err
+	}
+	if out, err := rig.world.Host(meshPods[meshNetfilter]).Command(ctx, "nft", meshRedirect).CombinedOutput(); err != nil {
+		return rig, fmt.Errorf("nft: %w: %s", err, out)
+	}
+	return rig, errors.Join(rig.startAgent(b, "node-a", meshSockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", meshHook))
+}
+
+func (rig *meshRig) startAgent(b *bench, host string, side int, flags ...string) error {
+	w := rig.world
+	agent := &node.Agent{Host: w.Host(host), Program: b.program, Manifests: w.folder,
+		Flags: append([]string{"--edge-mode=off", "--mesh-cgroups=" + w.Host(meshPods[side]).Cgroup}, flags...)}
+	w.agents = append(w.agents, agent)
+	return agent.Start()
+}
+
+func (rig *meshRig) end() error {
+	if rig.web != nil {
+		rig.web.stop()
+	}
+	for _, f := range rig.folders {
+		os.RemoveAll(f)
+	}
+	return rig.world.end()
+}
+
+// startProxies starts a proxy in the pod of each side that has one.
+func (rig *meshRig) startProxies(ctx context.Context, p meshProxy) error {
+	for _, pod := range []string{meshPods[meshNetfilter], meshPods[meshHook], meshPods[meshSockmap]} {
+		if err := rig.startProxy(ctx, p, rig.world.Host(pod)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, pod *lab.Host) error {
+	folder, err := os.MkdirTemp("", "beeline-mesh-")
+	if err != nil {
+		return err
+	}
+	rig.folders = append(rig.folders, folder)
+	config := filepath.Join(folder, "config.yaml")
+	text := strings.NewReplacer("FOLDER", folder, "SERVER", rig.server.String(), "PORT", strconv.Itoa(meshProxyPort)).Replace(p.config)
+	err = errors.Join(os.Chown(folder, meshProxyUser, meshProxyUser), os.WriteFile(config, []byte(text), 0o644))
+	if err != nil {
+		return err
+	}
+	cmd := pod.Command(ctx, p.argv(folder, config)...)
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: meshProxyUser, Gid: meshProxyUser}}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	rig.proxies = append(rig.proxies, cmd)
+	if err := awaitListener(ctx, pod, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), meshProxyPort)); err != nil {
+		return fmt.Errorf("%s in %s: %w; it printed:\n%s", p.name, pod.Name, err, &complaints)
+	}
+	return nil
+}
+
+func (rig *meshRig) stopProxies(stop func()) {
+	stop()
+	for _, p := range rig.proxies {
+		p.Wait()
+	}
+	rig.proxies = nil
+}
+
+// proveTime bounds the wait for an agent to serve a pod.
+const proveTime = 10 * time.Second
+
+// prove checks that a request of a side goes through its proxy: the web server then sees another port than the client
+// has. The hooks connect the client to loopback, netfilter does not.
+func (rig *meshRig) prove(ctx context.Context, side int) error {
+	for end := time.Now().Add(proveTime); ; time.Sleep(50 * time.Millisecond) {
+		local, seen, err := rig.who(ctx, side)
+		if err != nil {
+			return err
+		}
+		through, byHook := seen != local.Port(), local.Addr().IsLoopback()
+		if through == (side != meshNone) && byHook == (side == meshHook || side == meshSockmap) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the client has %s, and the web server sees port %d", local, seen)
+		}
+	}
+}
+
+// who returns the address of a client in the pod of a side, and the port that the web server sees.
+func (rig *meshRig) who(ctx context.Context, side int) (local netip.AddrPort, seen uint16, err error) {
+	client := &http.Client{Timeout: listenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := rig.world.Host(meshPods[side]).Dial(ctx, network, address)
+			if err == nil {
+				local = conn.LocalAddr().(*net.TCPAddr).AddrPort()
+			}
+			return conn, err
+		}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/who", rig.server), nil)
+	if err != nil {
+		return local, 0, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return local, 0, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return local, 0, err
+	}
+	port, err := strconv.ParseUint(string(text), 10, 16)
+	return local, uint16(port), err
+}
+
+// skipped is the number of messages past TCP of a side.
+func (rig *meshRig) skipped(side int) (uint64, error) {
+	if side != meshSockmap {
+		return 0, nil
+	}
+	counts, err := datapath.ReadMeshCounters(rig.world.agents[0].BPFFS())
+	if err != nil || counts == nil {
+		return 0, errors.Join(err, errors.New("the agent has no counters of the sidecar shortcut"))
+	}
+	return counts.Skipped, nil
+}
