@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Request and reply of one size over some TCP connections between two processes, each with one thread and epoll.
+//!
+//! `beeline-pingpong --address 127.0.0.1:0 --connections 64 --seconds 2 --bytes 64` prints one line of JSON: replies,
+//! times of a round in microseconds, and the CPU time of both processes for each.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+struct Options {
+    address: SocketAddr,
+    connections: usize,
+    seconds: f64,
+    bytes: usize,
+}
+
+impl Options {
+    fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options =
+            Self { address: SocketAddr::from(([127, 0, 0, 1], 0)), connections: 64, seconds: 1.0, bytes: 64 };
+        while let Some(flag) = arguments.next() {
+            let value = arguments.next().ok_or(format!("{flag} needs a value"))?;
+            let bad = |error: String| format!("{flag} {value}: {error}");
+            match flag.as_str() {
+                "--address" => options.address = value.parse().map_err(|e| bad(format!("{e}")))?,
+                "--connections" => options.connections = value.parse().map_err(|e| bad(format!("{e}")))?,
+                "--seconds" => options.seconds = value.parse().map_err(|e| bad(format!("{e}")))?,
+                "--bytes" => options.bytes = value.parse().map_err(|e| bad(format!("{e}")))?,
+                _ => return Err(format!("{flag} is not known")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn main() -> ExitCode {
+    let result = Options::read(std::env::args().skip(1)).and_then(|o| run(&o).map_err(|e| e.to_string()));
+    match result {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("beeline-pingpong: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// run forks the server, measures, and ends the server.
+fn run(options: &Options) -> io::Result<String> {
+    let listener = TcpListener::bind(options.address)?;
+    let address = listener.local_addr()?;
+    // SAFETY: this process has one thread.
+    let server = unsafe { libc::fork() };
+    if server == 0 {
+        // It ends when the client closes, or kills it.
+        let _ = serve(&listener, options.bytes);
+        std::process::exit(0);
+    }
+    drop(listener);
+    let result = drive(address, options);
+    // SAFETY: the server is this process's child.
+    unsafe { libc::kill(server, libc::SIGKILL) };
+    let after = cpu_of_child(server);
+    let (times, own) = result?;
+    Ok(line(times, own, after))
+}
+
+/// Poller is an epoll instance.
+struct Poller(i32);
+
+impl Poller {
+    fn new() -> io::Result<Self> {
+        // SAFETY: no preconditions.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(fd))
+    }
+
+    fn add(&self, socket: &impl AsRawFd, data: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
+        // SAFETY: the event is this function's.
+        match unsafe { libc::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, socket.as_raw_fd(), &mut event) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// wait calls `f` with the data of each ready socket.
+    fn wait(&self, mut f: impl FnMut(u64) -> io::Result<()>) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 256];
+        // SAFETY: the list has that many places.
+        let n = unsafe { libc::epoll_wait(self.0, events.as_mut_ptr(), events.len() as i32, 1000) };
+        if n < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        events[..n as usize].iter().try_for_each(|event| f(event.u64))
+    }
+}
+
+const LISTENER: u64 = u64::MAX;
+
+fn serve(listener: &TcpListener, bytes: usize) -> io::Result<()> {
+    let poller = Poller::new()?;
+    poller.add(listener, LISTENER)?;
+    let mut streams: Vec<Conversation> = Vec::new();
+    loop {
+        poller.wait(|data| {
+            if data == LISTENER {
+                let (stream, _) = listener.accept()?;
+                poller.add(&stream, streams.len() as u64)?;
+                streams.push(Conversation::new(stream, bytes)?);
+                return Ok(());
+            }
+            let conversation = &mut streams[data as usize];
+            if conversation.receive()? {
+                conversation.send()?;
+            }
+            Ok(())
+        })?;
+    }
+}
+
+/// Conversation is one connection and its message, complete or in part.
+struct Conversation {
+    stream: TcpStream,
+    message: Vec<u8>,
+    received: usize,
+    begun: Instant,
+}
+
+impl Conversation {
+    fn new(stream: TcpStream, bytes: usize) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, message: vec![b'x'; bytes], received: 0, begun: Instant::now() })
+    }
+
+    /// receive reports whether the message is complete.
+    fn receive(&mut self) -> io::Result<bool> {
+        match self.stream.read(&mut self.message[self.received..]) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                self.received = (self.received + n) % self.message.len();
+                Ok(self.received == 0)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// send sends a message; messages are smaller than any buffer that is empty.
+    fn send(&mut self) -> io::Result<()> {
+        self.begun = Instant::now();
+        self.stream.write_all(&self.message)
+    }
+}
+
+/// drive keeps one request on each connection under way. It returns the time of each round, in microseconds, and its own CPU time.
+fn drive(address: SocketAddr, options: &Options) -> io::Result<(Vec<f64>, Duration)> {
+    let poller = Poller::new()?;
+    let mut conversations = Vec::new();
+    for i in 0..options.connections {
+        let stream = TcpStream::connect(address)?;
+        poller.add(&stream, i as u64)?;
+        conversations.push(Conversation::new(stream, options.bytes)?);
+    }
+    conversations.iter_mut().try_for_each(Conversation::send)?;
+    let mut times = Vec::new();
+    rounds(&poller, &mut conversations, Duration::from_millis(200), &mut times)?;
+    times.clear();
+    let before = own_cpu();
+    rounds(&poller, &mut conversations, Duration::from_secs_f64(options.seconds), &mut times)?;
+    Ok((times, own_cpu() - before))
+}
+
+fn rounds(poller: &Poller, conversations: &mut [Conversation], time: Duration, times: &mut Vec<f64>) -> io::Result<()> {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        poller.wait(|data| {
+            let conversation = &mut conversations[data as usize];
+            if conversation.receive()? {
+                times.push(conversation.begun.elapsed().as_secs_f64() * 1e6);
+                conversation.send()?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn line(mut times: Vec<f64>, client: Duration, server: Duration) -> String {
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
+    let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / times.len() as f64;
+    format!(
+        r#"{{"rounds":{},"p50":{:.1},"p90":{:.1},"p99":{:.1},"client_cpu":{:.2},"server_cpu":{:.2}}}"#,
+        times.len(),
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        each(client),
+        each(server)
+    )
+}
+
+fn own_cpu() -> Duration {
+    // SAFETY: zero is a valid rusage, and the call fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    cpu(&usage)
+}
+
+/// cpu_of_child waits for the end of a child.
+fn cpu_of_child(child: i32) -> Duration {
+    // SAFETY: as above.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::wait4(child, std::ptr::null_mut(), 0, &mut usage);
+        usage
+    };
+    cpu(&usage)
+}
+
+fn cpu(usage: &libc::rusage) -> Duration {
+    let of = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    of(usage.ru_utime) + of(usage.ru_stime)
+}
