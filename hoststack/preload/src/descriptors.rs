@@ -3,7 +3,7 @@
 //! What happens to sessions when descriptors are made, copied and closed.
 
 use crate::session::{Identity, Session};
-use crate::{config, hidden, lock, real, side, stream, table};
+use crate::{config, lock, real, side, stream, table};
 use beeline_ring::Role;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::mem::size_of;
@@ -165,6 +165,6 @@ pub fn before_fork() {
 /// after_fork closes the child's copies of mailboxes, so that they end with the parent's.
 pub fn after_fork() {
     for session in table::descriptors().filter_map(table::session) {
-        hidden::dispose(session.mailbox.swap(-1, Ordering::Relaxed));
+        session.close_mailbox();
     }
 }

@@ -16,7 +16,7 @@ use libc::{
 };
 use libc::{EPOLLRDHUP, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
@@ -46,6 +46,8 @@ struct Inner {
     by_fd: BTreeMap<c_int, usize>,
     queue: VecDeque<usize>,
     kernel_first: bool,
+    /// The number of the wait that reports now.
+    turn: u64,
 }
 
 /// Entry is one session in one instance, as the program added it.
@@ -62,9 +64,14 @@ struct Entry {
     /// What the kernel reported for the socket since then.
     kernel: u32,
     has_event: bool,
+    /// The wait that reported it last: each reports an entry once.
+    turn: u64,
 }
 
 static POOL: Lock<Vec<&'static Epoll>> = Lock::new(Vec::new());
+
+/// Numbers of waits.
+static TURNS: AtomicU64 = AtomicU64::new(1);
 
 /// The upper half of tags, drawn once. No address of a program begins with these bits, and no number of a descriptor.
 static KEY: AtomicU32 = AtomicU32::new(0);
@@ -161,18 +168,19 @@ impl Epoll {
         if self.nudge.load(Ordering::Relaxed) >= 0 {
             return;
         }
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
         let Some(event) = make_event() else { return };
         let _ = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32, &Tag::Nudge);
         self.nudge.store(event, Ordering::Relaxed);
-        self.update_nudge(&inner);
+        self.update_nudge(&mut inner);
     }
 
-    fn update_nudge(&self, inner: &Inner) {
+    fn update_nudge(&self, inner: &mut Inner) {
         let nudge = self.nudge.load(Ordering::Relaxed);
         if nudge < 0 {
             return;
         }
+        inner.settle();
         match inner.queue.is_empty() {
             true => crate::session::drain(nudge),
             false => signal(nudge),
@@ -218,6 +226,7 @@ impl Epoll {
             fresh: true,
             kernel: 0,
             has_event: false,
+            turn: 0,
         };
         let events = entry.kernel_events();
         let slot = inner.insert(entry);
@@ -251,7 +260,7 @@ impl Epoll {
         let session = entry.session;
         entry.fresh = true;
         inner.enqueue(slot);
-        self.update_nudge(inner);
+        self.update_nudge(&mut *inner);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             session.wake();
         }
@@ -333,8 +342,9 @@ impl Epoll {
     }
 
     /// collect moves ready entries of the queue to `out`.
-    fn collect(&self, out: &mut [epoll_event]) -> usize {
+    fn collect(&self, turn: u64, out: &mut [epoll_event]) -> usize {
         let mut inner = self.inner.lock();
+        inner.turn = turn;
         let mut n = 0;
         for _ in 0..inner.queue.len() {
             if n == out.len() {
@@ -348,20 +358,26 @@ impl Epoll {
                 entry.session.wake();
             }
         }
-        self.update_nudge(&inner);
+        self.update_nudge(&mut inner);
         n
     }
 
     /// report stores the events of an entry, if it has any, and decides whether it stays in the queue.
     fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut epoll_event) -> bool {
+        let turn = inner.turn;
         let Some(entry) = &mut inner.entries[slot] else { return false };
         entry.queued = false;
+        if entry.turn == turn {
+            inner.enqueue(slot);
+            return false;
+        }
         let by_kernel = entry.kernel != 0;
         let events = entry.take_ready();
         if events == 0 {
             return false;
         }
         *out = epoll_event { events, u64: entry.data };
+        entry.turn = turn;
         if entry.events & ONESHOT != 0 {
             entry.disabled = true;
             if !by_kernel {
@@ -402,15 +418,16 @@ impl Epoll {
     ) -> Result<usize, i32> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
+            let turn = TURNS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
-            let mut n = self.collect(&mut out[..first]);
+            let mut n = self.collect(turn, &mut out[..first]);
             if n < out.len() {
                 match self.ask(fd, &mut out[n..], n > 0, deadline, mask) {
                     Ok(more) => n += more,
                     Err(error) if n == 0 => return Err(error),
                     Err(_) => {}
                 }
-                n += self.collect(&mut out[n..]);
+                n += self.collect(turn, &mut out[n..]);
             }
             if n > 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(n);
@@ -454,7 +471,7 @@ impl Epoll {
     pub fn translate(&self, out: &mut [epoll_event], n: usize) -> usize {
         let reported = out[..n].to_vec();
         let kept = self.sort(&reported, out);
-        kept + self.collect(&mut out[kept..])
+        kept + self.collect(TURNS.fetch_add(1, Ordering::Relaxed), &mut out[kept..])
     }
 }
 
@@ -498,6 +515,17 @@ impl Inner {
         self.queue.retain(|&queued| queued != slot);
         self.free.push(slot);
         Some(entry)
+    }
+
+    /// settle takes entries out of the queue that have nothing to report.
+    fn settle(&mut self) {
+        for slot in std::mem::take(&mut self.queue) {
+            let Some(entry) = &mut self.entries[slot] else { continue };
+            entry.queued = false;
+            if entry.has_something() {
+                self.enqueue(slot);
+            }
+        }
     }
 
     fn enqueue(&mut self, slot: usize) {
@@ -553,6 +581,14 @@ impl Entry {
             false => self.ring_level(),
         };
         self.merge(kernel, ring)
+    }
+
+    /// has_something is take_ready without taking.
+    fn has_something(&mut self) -> bool {
+        let fresh = self.fresh;
+        let (kernel, events) = (self.kernel, self.take_ready());
+        (self.kernel, self.fresh) = (kernel, fresh && events != 0);
+        events != 0
     }
 
     /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program

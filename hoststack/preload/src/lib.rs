@@ -7,6 +7,7 @@
 //! sends then goes through rings ([`offer`], [`stream`]); the end of a connection, and of a process, is the kernel's.
 
 mod api;
+mod bell;
 mod config;
 mod counters;
 mod descriptors;

@@ -27,17 +27,18 @@ pub fn in_vfork_child() -> bool {
 }
 
 /// take waits for `word` to be 0 and stores this process's number in it. A holder that has ended, and after
-/// fork the threads that the child does not have, lose the lock.
-pub fn take(word: &AtomicU32) {
-    let mut tries = 0u32;
+/// fork the threads that the child does not have, lose the lock: then it reports true.
+pub fn take(word: &AtomicU32) -> bool {
+    let (mut tries, mut stolen) = (0u32, false);
     while let Err(holder) = word.compare_exchange(0, process(), Ordering::Acquire, Ordering::Relaxed) {
         tries += 1;
         if tries % 1024 == 0 && holder != 0 && has_ended(holder) {
-            let _ = word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed);
+            stolen |= word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         }
         // SAFETY: sched_yield has no preconditions.
         unsafe { libc::sched_yield() };
     }
+    stolen
 }
 
 fn has_ended(process: u32) -> bool {

@@ -38,7 +38,7 @@ pub fn after(session: &'static Session, fd: c_int) {
     let n = session.operations.fetch_add(1, Ordering::Relaxed) + 1;
     let identity = session.identity();
     if identity.side.stays.load(Ordering::Relaxed) != 0 || n > LAST_TRY {
-        hidden::dispose(session.mailbox.swap(-1, Ordering::AcqRel));
+        session.close_mailbox();
         return;
     }
     let first = config::get().after;
@@ -273,57 +273,71 @@ fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
 /// take_offer looks into the mailbox, and attaches the session to rings that are what they have to be.
 fn take_offer(session: &'static Session, fd: c_int) {
     if session.side().stays.load(Ordering::Relaxed) != 0 {
-        hidden::dispose(session.mailbox.swap(-1, Ordering::AcqRel));
+        session.close_mailbox();
         return;
     }
-    let mailbox = session.mailbox.load(Ordering::Acquire);
-    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let nowhere = std::ptr::null_mut();
-    // SAFETY: accept without an address.
-    let Some(socket) = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, std::ptr::null_mut(), flags) }) else {
-        return;
+    let Some(visitor) = visitor(session) else { return };
+    let received = match receive_offer(visitor) {
+        // It has connected, but not sent yet.
+        Err(libc::EAGAIN) => return,
+        other => other.ok(),
     };
-    let received = receive_offer(socket);
-    let user = user_of(socket);
-    hidden::dispose(socket);
+    let user = user_of(visitor);
+    hidden::dispose(session.visitor.swap(-1, Ordering::AcqRel));
     let Some((offer, descriptors)) = received else { return };
     if is_from_peer(fd, &offer, user) && accept(session, descriptors) {
-        hidden::dispose(session.mailbox.swap(-1, Ordering::AcqRel));
+        session.close_mailbox();
     } else {
         descriptors.into_iter().for_each(real::close_quietly);
     }
 }
 
-fn receive_offer(socket: c_int) -> Option<(Offer, [RawFd; DESCRIPTORS])> {
+/// visitor is the connection to the mailbox, if there is one.
+fn visitor(session: &Session) -> Option<c_int> {
+    let known = session.visitor.load(Ordering::Acquire);
+    if known >= 0 {
+        return Some(known);
+    }
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), std::ptr::null_mut());
+    // SAFETY: accept without an address.
+    let made = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, std::ptr::null_mut(), flags) })?;
+    session.visitor.store(made, Ordering::Release);
+    Some(made)
+}
+
+fn receive_offer(socket: c_int) -> Result<(Offer, [RawFd; DESCRIPTORS]), i32> {
     let mut control: Control = [0; 8];
     // SAFETY: zero is a valid offer.
     let mut offer: Offer = unsafe { zeroed() };
     let mut part = crate::parts::one(std::ptr::from_mut(&mut offer).cast(), size_of::<Offer>());
     let mut message = message(&mut part, &mut control);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the buffers are this function's.
-    let n = unsafe { real::recvmsg(socket, &mut message, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) };
-    let descriptors = received_descriptors(&message)?;
-    let complete = n == size_of::<Offer>() as isize;
-    if complete && descriptors.len() == DESCRIPTORS {
-        return Some((offer, descriptors.try_into().ok()?));
+    let n = real::outcome(unsafe { real::recvmsg(socket, &mut message, flags) })?;
+    let descriptors = received_descriptors(&message);
+    match <[RawFd; DESCRIPTORS]>::try_from(&descriptors[..]) {
+        Ok(complete) if n == size_of::<Offer>() => Ok((offer, complete)),
+        _ => {
+            descriptors.into_iter().for_each(real::close_quietly);
+            Err(libc::EPROTO)
+        }
     }
-    descriptors.into_iter().for_each(real::close_quietly);
-    None
 }
 
 /// received_descriptors are all that came, so that none is left open.
-fn received_descriptors(message: &libc::msghdr) -> Option<Vec<RawFd>> {
+fn received_descriptors(message: &libc::msghdr) -> Vec<RawFd> {
     // SAFETY: the kernel has filled the control buffer; a header lies within it.
-    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
+    let Some(header) = (unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }) else { return Vec::new() };
     if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-        return None;
+        return Vec::new();
     }
     // SAFETY: CMSG_LEN only computes.
     let octets = header.cmsg_len as usize - unsafe { libc::CMSG_LEN(0) } as usize;
     // SAFETY: the data follow the header within the buffer.
     let data = unsafe { libc::CMSG_DATA(header).cast::<RawFd>() };
     // SAFETY: as above; as many descriptors as the kernel says.
-    Some((0..octets / size_of::<RawFd>()).map(|i| unsafe { data.add(i).read_unaligned() }).collect())
+    (0..octets / size_of::<RawFd>()).map(|i| unsafe { data.add(i).read_unaligned() }).collect()
 }
 
 /// is_from_peer asks the kernel: the connection that the offer names must be this end's own, and its other end must

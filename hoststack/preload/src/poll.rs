@@ -2,10 +2,10 @@
 
 //! poll(2) and select(2) over sessions and other descriptors.
 
-use crate::session::{drain, Session};
+use crate::session::Session;
 use crate::side::Phase;
 use crate::table::Held;
-use crate::{real, table, wait};
+use crate::{bell, real, table, wait};
 use libc::{c_int, fd_set, pollfd, sigset_t, timespec};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRBAND, POLLWRNORM};
 use std::sync::atomic::Ordering;
@@ -41,21 +41,16 @@ fn once(
         fds.iter().zip(sessions).map(|(one, session)| for_kernel(one, session.as_deref())).collect();
     let mut ready = any_ready(fds, sessions);
     if !ready {
-        let events: Vec<c_int> = sessions.iter().flatten().map(|session| session.event()).collect();
-        events.iter().copied().for_each(drain);
+        let bell = bell::hear(sessions.iter().flatten().map(|session| session.event()));
         publish_waits(fds, sessions);
         ready = any_ready(fds, sessions);
-        all.extend(events.into_iter().map(|fd| pollfd { fd, events: POLLIN, revents: 0 }));
+        all.push(pollfd { fd: bell, events: POLLIN, revents: 0 });
     }
     let left = match ready {
         true => Some(Duration::ZERO),
         false => deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
     };
-    let result = kernel_poll(&mut all, left, mask);
-    for session in sessions.iter().flatten() {
-        session.pass_on_event(session.event());
-    }
-    result?;
+    kernel_poll(&mut all, left, mask)?;
     Ok(merge(fds, sessions, &all))
 }
 

@@ -44,6 +44,8 @@ pub struct Session {
 
     /// Before rings: the connector's socket for an offer, and an event for threads that wait meanwhile.
     pub mailbox: AtomicI32,
+    /// A connection to the mailbox whose message has not come yet.
+    pub visitor: AtomicI32,
     early_event: AtomicI32,
     pub upgrading: AtomicBool,
     pub operations: AtomicU32,
@@ -146,6 +148,7 @@ impl Session {
             own_event: AtomicI32::new(-1),
             peer_event: AtomicI32::new(-1),
             mailbox: AtomicI32::new(-1),
+            visitor: AtomicI32::new(-1),
             early_event: AtomicI32::new(-1),
             upgrading: AtomicBool::new(false),
             operations: AtomicU32::new(0),
@@ -172,8 +175,9 @@ impl Session {
             // SAFETY: no one holds the session, so no one uses the mapping.
             unsafe { libc::munmap(memory.cast(), self.length.load(Ordering::Relaxed)) };
         }
-        for event in [&self.own_event, &self.peer_event, &self.mailbox, &self.early_event] {
-            hidden::dispose(event.swap(-1, Ordering::AcqRel));
+        let own = [&self.own_event, &self.peer_event, &self.mailbox, &self.visitor, &self.early_event];
+        for descriptor in own {
+            hidden::dispose(descriptor.swap(-1, Ordering::AcqRel));
         }
         self.watches.lock().clear();
         let identity = self.identity.lock().take();
@@ -228,6 +232,20 @@ impl Session {
         if let Some(rings) = self.rings() {
             rings.send().close();
             rings.receive().close();
+        }
+    }
+
+    /// close_mailbox ends the wait for an offer.
+    pub fn close_mailbox(&self) {
+        hidden::dispose(self.mailbox.swap(-1, Ordering::AcqRel));
+        hidden::dispose(self.visitor.swap(-1, Ordering::AcqRel));
+    }
+
+    /// news is what becomes readable when an offer comes; negative if none is expected.
+    pub fn news(&self) -> c_int {
+        match self.visitor.load(Ordering::Relaxed) {
+            -1 => self.mailbox.load(Ordering::Relaxed),
+            visitor => visitor,
         }
     }
 

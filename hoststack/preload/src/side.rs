@@ -61,10 +61,11 @@ impl Way {
         self.phase.store(phase as u32, Ordering::Release);
     }
 
-    /// with_lock runs `f` while no other thread or process of this end does the same.
-    pub fn with_lock<T>(&self, f: impl FnOnce() -> T) -> T {
-        crate::lock::take(&self.lock);
-        let result = f();
+    /// with_lock runs `f` while no other thread or process of this end does the same. `f` is told whether the
+    /// last one was killed while it did.
+    pub fn with_lock<T>(&self, f: impl FnOnce(bool) -> T) -> T {
+        let stolen = crate::lock::take(&self.lock);
+        let result = f(stolen);
         crate::lock::give(&self.lock);
         result
     }

@@ -68,7 +68,7 @@ fn blocks(session: &Session, flags: c_int) -> bool {
 
 fn attempt_receive(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
     let side = session.side();
-    side.receive.with_lock(|| receive_locked(session, fd, parts, flags))
+    side.receive.with_lock(|_| receive_locked(session, fd, parts, flags))
 }
 
 fn receive_locked(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
@@ -254,11 +254,27 @@ pub fn reset_at_close(fd: c_int) {
 fn attempt_send(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
     let way = &session.side().send;
     let before = way.phase();
-    let result = way.with_lock(|| send_locked(session, fd, parts, flags));
+    let result = way.with_lock(|stolen| {
+        if stolen {
+            recover(session);
+        }
+        send_locked(session, fd, parts, flags)
+    });
     if way.phase() != before {
         resync(session);
     }
     result
+}
+
+/// recover goes on after another process of this end was killed while it sent: it may have published octets and not
+/// counted them, nor woken the peer.
+fn recover(session: &Session) {
+    let way = &session.side().send;
+    let Some(rings) = session.rings().filter(|_| way.phase() == Phase::Ring) else { return };
+    if let Ok((published, _)) = rings.send().available(way.index.load(Ordering::Relaxed), rings.capacity) {
+        way.index.fetch_add(published, Ordering::Relaxed);
+    }
+    session.wake_peer();
 }
 
 /// resync tells the epoll instances who knows now whether the session is writable.
@@ -375,7 +391,7 @@ pub fn unread(session: &Session) -> usize {
 pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
     let way = &session.side().send;
     let phase = way.phase();
-    let result = way.with_lock(|| {
+    let result = way.with_lock(|_| {
         if let Some(rings) = session.rings().filter(|_| how != libc::SHUT_RD) {
             rings.send().close();
             way.enter(Phase::After);

@@ -2,9 +2,9 @@
 
 //! How a thread sleeps on one session: until the ring or the kernel's connection has something for it.
 
-use crate::session::{drain, Session};
+use crate::session::Session;
 use crate::side::Phase;
-use crate::{offer, real};
+use crate::{bell, offer, real};
 use libc::{c_int, pollfd, timespec, timeval, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -46,17 +46,16 @@ fn sleep(
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
-        drain(event);
+        let bell = bell::hear(std::iter::once(event));
         if is_ready() || session.is_attached() != was_attached {
             return Ok(());
         }
         let mut fds = [
             pollfd { fd, events, revents: 0 },
-            pollfd { fd: event, events: POLLIN, revents: 0 },
-            pollfd { fd: session.mailbox.load(Ordering::Relaxed), events: POLLIN, revents: 0 },
+            pollfd { fd: bell, events: POLLIN, revents: 0 },
+            pollfd { fd: session.news(), events: POLLIN, revents: 0 },
         ];
         let result = poll(&mut fds, deadline);
-        session.pass_on_event(event);
         match result {
             Err(libc::EINTR) if limit.is_none() && restarts() => continue,
             Err(error) => return Err(error),
@@ -94,7 +93,9 @@ fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
 /// restarts reports whether a call that a signal interrupted goes on. poll(2) never does, but recv(2) does after
 /// a handler with SA_RESTART. Which signal came is not known, so it goes on only if all handlers have that flag.
 fn restarts() -> bool {
-    (1..=64).all(|signal| {
+    // Handlers of faults run on the thread that caused them, which does not wait.
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+    (1..=64).filter(|signal| !faults.contains(signal)).all(|signal| {
         // SAFETY: zero is a valid sigaction.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: only asks for the action of a signal.
@@ -102,13 +103,4 @@ fn restarts() -> bool {
         let handled = known && action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
         !handled || action.sa_flags & libc::SA_RESTART != 0
     })
-}
-
-impl Session {
-    /// pass_on_event repeats an event that this thread may have taken from an epoll instance.
-    pub fn pass_on_event(&self, event: c_int) {
-        if !self.watches.lock().is_empty() {
-            crate::session::signal(event);
-        }
-    }
 }
