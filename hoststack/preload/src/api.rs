@@ -49,7 +49,7 @@ exported! {
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
         let result = real::connect(fd, address, length);
         let begun = result == 0 || real::errno() == libc::EINPROGRESS;
-        if begun && table::session(fd).is_none() {
+        if begun {
             descriptors::connected(fd, address, length);
         }
         result
@@ -451,6 +451,9 @@ exported! {
     fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         if let Some(inner) = table::epoll(fd).filter(|_| operation == libc::EPOLL_CTL_ADD) {
             inner.watch();
+        }
+        if operation == libc::EPOLL_CTL_ADD && table::session(fd).is_none() {
+            descriptors::anticipate(fd);
         }
         match (table::session(fd), table::epoll_or_new(epoll)) {
             (Some(session), Some(instance)) if epoll != fd => {

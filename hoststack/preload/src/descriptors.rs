@@ -20,7 +20,7 @@ pub fn accepted(fd: c_int) {
             return;
         };
         let Some(client) = address(fd, libc::getpeername) else { return };
-        enter(fd, Role::Acceptor, server, Some(client));
+        enter(fd, Role::Acceptor, Some((server, client)));
     });
 }
 
@@ -37,8 +37,29 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t) 
     let length = (length as usize).min(size_of::<sockaddr_storage>());
     // SAFETY: the caller has that many octets, and the storage has room for them.
     unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), std::ptr::from_mut(&mut storage).cast(), length) };
-    let Some(server) = config::from_raw(&storage).filter(|&server| config::get().admits(server)) else { return };
-    keeping_errno(|| enter(fd, Role::Connector, server, None));
+    let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
+    match table::session(fd) {
+        Some(session) => session.anticipated.store(!admitted, Ordering::Relaxed),
+        None if admitted => keeping_errno(|| enter(fd, Role::Connector, None)),
+        None => {}
+    }
+}
+
+/// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
+pub fn anticipate(fd: c_int) {
+    if !config::get().enabled {
+        return;
+    }
+    keeping_errno(|| {
+        let listens = option(fd, libc::SO_ACCEPTCONN) != Some(0);
+        if listens || address(fd, libc::getpeername).is_some() {
+            return;
+        }
+        enter(fd, Role::Connector, None);
+        if let Some(session) = table::session(fd) {
+            session.anticipated.store(true, Ordering::Relaxed);
+        }
+    });
 }
 
 fn keeping_errno(f: impl FnOnce()) {
@@ -59,7 +80,7 @@ fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     (result == 0).then(|| config::from_raw(&storage)).flatten()
 }
 
-fn enter(fd: c_int, role: Role, server: SocketAddr, client: Option<SocketAddr>) {
+fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
     if option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_TCP) {
         return;
     }
@@ -68,7 +89,7 @@ fn enter(fd: c_int, role: Role, server: SocketAddr, client: Option<SocketAddr>) 
     let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
     side.nonblocking.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
     side.add_descriptor();
-    let session = Session::make(Identity { role, side, server, client });
+    let session = Session::make(Identity { role, side, ends });
     if table::set_session(fd, session) {
         session.descriptors.store(1, Ordering::Relaxed);
     } else {

@@ -32,7 +32,10 @@ pub fn before(session: &'static Session, fd: c_int) {
 
 /// after is called after each operation that moved octets.
 pub fn after(session: &'static Session, fd: c_int) {
-    if session.is_attached() || session.operations.load(Ordering::Relaxed) > LAST_TRY {
+    if session.is_attached()
+        || session.anticipated.load(Ordering::Relaxed)
+        || session.operations.load(Ordering::Relaxed) > LAST_TRY
+    {
         return;
     }
     let n = session.operations.fetch_add(1, Ordering::Relaxed) + 1;
@@ -155,14 +158,14 @@ fn octets(address: IpAddr) -> [u8; 16] {
 
 /// make_offer makes rings and sends them to the connector, if it has opened its mailbox. None if it has not.
 fn make_offer(session: &'static Session, identity: &Identity) -> Option<()> {
-    let client = identity.client?;
-    let Some(owner) = diag::owner(client, identity.server) else {
+    let (server, client) = identity.ends?;
+    let Some(owner) = diag::owner(client, server) else {
         // On another host, or in another network namespace.
         session.operations.store(LAST_TRY, Ordering::Relaxed);
         return None;
     };
     let socket = connect_mailbox(&owner)?;
-    let sent = send_offer(session, socket, Offer::new(identity.server, client));
+    let sent = send_offer(session, socket, Offer::new(server, client));
     hidden::dispose(socket);
     sent
 }

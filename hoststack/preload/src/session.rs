@@ -20,9 +20,8 @@ pub type Watch = (&'static Epoll, c_int);
 pub struct Identity {
     pub role: Role,
     pub side: &'static Side,
-    /// The ends of the connection, as the acceptor sees them; of a connector, the server that it asked for.
-    pub server: SocketAddr,
-    pub client: Option<SocketAddr>,
+    /// Server and client, as the acceptor sees them. A connector learns them from the offer.
+    pub ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 pub struct Session {
@@ -49,6 +48,8 @@ pub struct Session {
     early_event: AtomicI32,
     pub upgrading: AtomicBool,
     pub operations: AtomicU32,
+    /// The socket is in an epoll instance, but not connected yet: whether it may use rings is not known.
+    pub anticipated: AtomicBool,
 
     /// The kernel's connection may have ended: ask it before the next octets go into the ring.
     pub suspect: AtomicBool,
@@ -131,6 +132,7 @@ impl Session {
         session.was_last.store(false, Ordering::Relaxed);
         session.suspect.store(false, Ordering::Relaxed);
         session.upgrading.store(false, Ordering::Relaxed);
+        session.anticipated.store(false, Ordering::Relaxed);
         *session.identity.lock() = Some(identity);
         session.live.store(true, Ordering::Release);
         session
@@ -152,6 +154,7 @@ impl Session {
             early_event: AtomicI32::new(-1),
             upgrading: AtomicBool::new(false),
             operations: AtomicU32::new(0),
+            anticipated: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
             watches: Lock::new(Vec::new()),
         }

@@ -269,3 +269,34 @@ pub fn writable() {
     p.close();
     close(e);
 }
+
+/// The socket is in an instance before it connects.
+pub fn added_before_connect() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let e = epoll();
+    // SAFETY: socket and connect with a structure of this function.
+    let connector = unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
+        add(e, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, 1);
+        note("before", wait(e, 8, 0));
+        let mut server: libc::sockaddr_in = std::mem::zeroed();
+        server.sin_family = libc::AF_INET as libc::sa_family_t;
+        server.sin_port = listener.local_addr().unwrap().port().to_be();
+        server.sin_addr.s_addr = u32::from(std::net::Ipv4Addr::LOCALHOST).to_be();
+        note("connect", outcome(libc::connect(fd, std::ptr::from_ref(&server).cast(), 16) as isize));
+        fd
+    };
+    note("connected", wait(e, 8, SOON));
+    let acceptor = std::os::fd::IntoRawFd::into_raw_fd(listener.accept().unwrap().0);
+    for _ in 0..20 {
+        send(connector, b"ping", 0);
+        note("request", recv(acceptor, 9, 0));
+        send(acceptor, b"pong", 0);
+        note("reply is there", wait(e, 8, SOON).contains("IN"));
+        note("reply", recv(connector, 9, 0));
+    }
+    close(acceptor);
+    note("end", wait(e, 8, SOON).contains("RDHUP"));
+    close(connector);
+    close(e);
+}
