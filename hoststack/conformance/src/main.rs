@@ -8,6 +8,7 @@
 mod cases;
 mod sys;
 
+use cases::Expects;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -80,9 +81,10 @@ fn used(case: &cases::Case, stderr: &str) -> Result<(), String> {
     let [attached, received, sent, violations] = counters[..] else {
         return Err(format!("the library was not loaded:\n{stderr}"));
     };
-    let right = match case.rings {
-        true => attached > 0 && received + sent > 0 && violations == 0,
-        false => attached == 0,
+    let right = match case.expects {
+        Expects::Rings => attached > 0 && received + sent > 0 && violations == 0,
+        Expects::Kernel => attached == 0,
+        Expects::Violations => attached > 0 && violations > 0,
     };
     right.then_some(()).ok_or(format!(
         "{attached} ends attached, {received} receives, {sent} sends, {violations} violations: not as the case expects"

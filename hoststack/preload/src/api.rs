@@ -410,6 +410,20 @@ exported! {
         execvpe(path, arguments, environ)
     }
 
+    fn posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        if !may_execute() {
+            return libc::EBUSY;
+        }
+        real::posix_spawn(child, path, actions, attributes, arguments, environment)
+    }
+
+    fn posix_spawnp(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
+        if !may_execute() {
+            return libc::EBUSY;
+        }
+        real::posix_spawnp(child, path, actions, attributes, arguments, environment)
+    }
+
     fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
         if !may_execute() {
             return answer_int(Err(libc::EBUSY));

@@ -7,25 +7,37 @@ mod connections;
 mod copies;
 mod ends;
 mod events;
+mod hostile;
 mod streams;
 mod waits;
 
 pub struct Case {
     pub name: &'static str,
     pub run: fn(),
-    /// With the library, the case has connections on rings.
-    pub rings: bool,
+    pub expects: Expects,
+}
+
+/// Expects is what the library does in a case.
+#[derive(PartialEq, Eq, Clone, Copy)]
+pub enum Expects {
+    /// Connections are on rings.
+    Rings,
+    /// They stay on the kernel.
+    Kernel,
+    /// They are on rings, and ends break them off because of impossible indices.
+    Violations,
 }
 
 macro_rules! cases {
     ($($module:ident { $($name:ident),* $(,)? })*) => {
         pub const ALL: &[Case] = &[$($(
-            Case { name: stringify!($name), run: $module::$name, rings: true },
+            Case { name: stringify!($name), run: $module::$name, expects: Expects::Rings },
         )*)*
-            Case { name: "connect_and_addresses", run: connections::connect_and_addresses, rings: false },
-            Case { name: "peer_without_library", run: connections::peer_without_library, rings: false },
-            Case { name: "forked_before_rings", run: copies::forked_before_rings, rings: false },
-            Case { name: "passed_before_rings", run: copies::passed_before_rings, rings: false },
+            Case { name: "connect_and_addresses", run: connections::connect_and_addresses, expects: Expects::Kernel },
+            Case { name: "peer_without_library", run: connections::peer_without_library, expects: Expects::Kernel },
+            Case { name: "forked_before_rings", run: copies::forked_before_rings, expects: Expects::Kernel },
+            Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
+            Case { name: "passed_before_rings", run: copies::passed_before_rings, expects: Expects::Kernel },
         ];
     };
 }
