@@ -98,7 +98,7 @@ build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \
 		--quiet "bin/beeline-lab=CGO_ENABLED=0 go build -v -trimpath -o bin/beeline-lab ./cmd/beeline-lab"
 
-hoststack: | setup $(SUITE) ## build bin/libbeeline_hoststack.so, the preload library
+hoststack: | setup $(SUITE) ## build bin/libbeeline_hoststack.so, the preload library, and bin/beeline-pingpong
 	@$(SUITE) --quiet 'host stack=scripts/hoststack build'
 
 image: build ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
@@ -140,7 +140,7 @@ demo: build ## show Services at work in a lab (root)
 check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
 	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
 
-test: build lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
+test: build hoststack lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
@@ -151,7 +151,7 @@ test: build lint controlplane monitoring build/envoy ## lint, and all tests exce
 		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
-test-full: build lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
+test-full: build hoststack lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \

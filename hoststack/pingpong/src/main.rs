@@ -2,7 +2,7 @@
 
 //! Request and reply of one size over some TCP connections between two processes, each with one thread and epoll.
 //!
-//! `beeline-pingpong --address 127.0.0.1:0 --connections 64 --seconds 2 --bytes 64` prints one line of JSON: replies,
+//! `beeline-pingpong --address 127.0.0.1:0 --connections 64 --seconds 2 --bytes 64 --cpus 0,1` prints one line of JSON: connections of the client on rings, replies,
 //! times of a round in microseconds, and the CPU time of both processes for each.
 
 use std::io::{self, Read, Write};
@@ -16,12 +16,19 @@ struct Options {
     connections: usize,
     seconds: f64,
     bytes: usize,
+    /// CPUs of client and server; none leaves them to the scheduler.
+    cpus: Option<(usize, usize)>,
 }
 
 impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options =
-            Self { address: SocketAddr::from(([127, 0, 0, 1], 0)), connections: 64, seconds: 1.0, bytes: 64 };
+        let mut options = Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            connections: 64,
+            seconds: 1.0,
+            bytes: 64,
+            cpus: None,
+        };
         while let Some(flag) = arguments.next() {
             let value = arguments.next().ok_or(format!("{flag} needs a value"))?;
             let bad = |error: String| format!("{flag} {value}: {error}");
@@ -30,10 +37,30 @@ impl Options {
                 "--connections" => options.connections = value.parse().map_err(|e| bad(format!("{e}")))?,
                 "--seconds" => options.seconds = value.parse().map_err(|e| bad(format!("{e}")))?,
                 "--bytes" => options.bytes = value.parse().map_err(|e| bad(format!("{e}")))?,
+                "--cpus" => options.cpus = Some(pair(&value).ok_or_else(|| bad("write CLIENT,SERVER".into()))?),
                 _ => return Err(format!("{flag} is not known")),
             }
         }
         Ok(options)
+    }
+}
+
+fn pair(text: &str) -> Option<(usize, usize)> {
+    let (client, server) = text.split_once(',')?;
+    Some((client.parse().ok()?, server.parse().ok()?))
+}
+
+/// pin keeps this process on one CPU.
+fn pin(cpu: usize) -> io::Result<()> {
+    // SAFETY: zero is a valid set, and the call only reads it.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -59,16 +86,17 @@ fn run(options: &Options) -> io::Result<String> {
     let server = unsafe { libc::fork() };
     if server == 0 {
         // It ends when the client closes, or kills it.
-        let _ = serve(&listener, options.bytes);
+        let _ = options.cpus.map_or(Ok(()), |(_, cpu)| pin(cpu)).and_then(|()| serve(&listener, options.bytes));
         std::process::exit(0);
     }
     drop(listener);
-    let result = drive(address, options);
+    let result = options.cpus.map_or(Ok(()), |(cpu, _)| pin(cpu)).and_then(|()| drive(address, options, server));
     // SAFETY: the server is this process's child.
     unsafe { libc::kill(server, libc::SIGKILL) };
-    let after = cpu_of_child(server);
-    let (times, own) = result?;
-    Ok(line(times, own, after))
+    // SAFETY: waits for this process's child.
+    unsafe { libc::waitpid(server, std::ptr::null_mut(), 0) };
+    let measured = result?;
+    Ok(line(measured))
 }
 
 /// Poller is an epoll instance.
@@ -163,8 +191,15 @@ impl Conversation {
     }
 }
 
-/// drive keeps one request on each connection under way. It returns the time of each round, in microseconds, and its own CPU time.
-fn drive(address: SocketAddr, options: &Options) -> io::Result<(Vec<f64>, Duration)> {
+/// Measured is the time of each round, in microseconds, and the CPU time of both processes meanwhile.
+struct Measured {
+    times: Vec<f64>,
+    client: Duration,
+    server: Duration,
+}
+
+/// drive keeps one request on each connection under way.
+fn drive(address: SocketAddr, options: &Options, server: i32) -> io::Result<Measured> {
     let poller = Poller::new()?;
     let mut conversations = Vec::new();
     for i in 0..options.connections {
@@ -176,9 +211,11 @@ fn drive(address: SocketAddr, options: &Options) -> io::Result<(Vec<f64>, Durati
     let mut times = Vec::new();
     rounds(&poller, &mut conversations, Duration::from_millis(200), &mut times)?;
     times.clear();
-    let before = own_cpu();
+    // SAFETY: getpid has no preconditions.
+    let own = unsafe { libc::getpid() };
+    let before = (cpu_of(own)?, cpu_of(server)?);
     rounds(&poller, &mut conversations, Duration::from_secs_f64(options.seconds), &mut times)?;
-    Ok((times, own_cpu() - before))
+    Ok(Measured { times, client: cpu_of(own)? - before.0, server: cpu_of(server)? - before.1 })
 }
 
 fn rounds(poller: &Poller, conversations: &mut [Conversation], time: Duration, times: &mut Vec<f64>) -> io::Result<()> {
@@ -196,12 +233,14 @@ fn rounds(poller: &Poller, conversations: &mut [Conversation], time: Duration, t
     Ok(())
 }
 
-fn line(mut times: Vec<f64>, client: Duration, server: Duration) -> String {
+fn line(measured: Measured) -> String {
+    let Measured { mut times, client, server } = measured;
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
     let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / times.len() as f64;
     format!(
-        r#"{{"rounds":{},"p50":{:.1},"p90":{:.1},"p99":{:.1},"client_cpu":{:.2},"server_cpu":{:.2}}}"#,
+        r#"{{"attached":{},"rounds":{},"p50":{:.1},"p90":{:.1},"p99":{:.1},"client_cpu":{:.2},"server_cpu":{:.2}}}"#,
+        attached(),
         times.len(),
         at(0.5),
         at(0.9),
@@ -211,28 +250,27 @@ fn line(mut times: Vec<f64>, client: Duration, server: Duration) -> String {
     )
 }
 
-fn own_cpu() -> Duration {
-    // SAFETY: zero is a valid rusage, and the call fills it.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage
-    };
-    cpu(&usage)
+/// cpu_of is the CPU time that a process has used.
+fn cpu_of(process: i32) -> io::Result<Duration> {
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both calls store into variables of this function.
+    let known =
+        unsafe { libc::clock_getcpuclockid(process, &mut clock) == 0 && libc::clock_gettime(clock, &mut time) == 0 };
+    match known {
+        true => Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)),
+        false => Err(io::Error::other(format!("the CPU time of process {process} is not known"))),
+    }
 }
 
-/// cpu_of_child waits for the end of a child.
-fn cpu_of_child(child: i32) -> Duration {
-    // SAFETY: as above.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::wait4(child, std::ptr::null_mut(), 0, &mut usage);
-        usage
-    };
-    cpu(&usage)
-}
-
-fn cpu(usage: &libc::rusage) -> Duration {
-    let of = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
-    of(usage.ru_utime) + of(usage.ru_stime)
+/// attached is the number of connections of this process that have got rings; 0 without the preload library.
+fn attached() -> u64 {
+    // SAFETY: the name ends with a zero octet.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"beeline_hoststack_counters".as_ptr()) };
+    let mut counters = [0; 4];
+    if !found.is_null() {
+        // SAFETY: the library's function of this name has this signature and stores four numbers.
+        unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut u64)>(found)(counters.as_mut_ptr()) };
+    }
+    counters[0]
 }
