@@ -16,11 +16,12 @@ const WRITE_BITS: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
 
 /// poll is ppoll(2).
 pub fn poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
-    let sessions: Vec<_> = fds.iter().map(|one| table::session(one.fd)).collect();
     fds.iter().filter_map(|one| table::epoll(one.fd)).for_each(|epoll| epoll.watch());
-    if sessions.iter().all(Option::is_none) {
+    // Nothing is allocated without sessions: an allocator may call poll(2) while it has its own lock.
+    if fds.iter().all(|one| table::session(one.fd).is_none()) {
         return kernel_poll(fds, limit, mask);
     }
+    let sessions: Vec<_> = fds.iter().map(|one| table::session(one.fd)).collect();
     let deadline = limit.map(|limit| Instant::now() + limit);
     loop {
         let n = once(fds, &sessions, deadline, mask)?;
