@@ -34,7 +34,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := hoststack/programs/run scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
@@ -66,7 +66,7 @@ IMAGE ?= beeline.invalid/beeline:$(subst +,-,$(VERSION))
 API_SERVER ?=
 IMAGE_DATE := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: help setup programs generate build image manifests controlplane monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build hoststack image manifests controlplane monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -97,6 +97,9 @@ generate: programs build/man ## compile bpf/ and make the Go types of its struct
 build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \
 		--quiet "bin/beeline-lab=CGO_ENABLED=0 go build -v -trimpath -o bin/beeline-lab ./cmd/beeline-lab"
+
+hoststack: | setup $(SUITE) ## build bin/libbeeline_hoststack.so, the preload library, and bin/beeline-pingpong
+	@$(SUITE) --quiet 'host stack=scripts/hoststack build'
 
 image: build ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
 	@go run ./deploy/image --program bin/beeline --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
@@ -137,21 +140,23 @@ demo: build ## show Services at work in a lab (root)
 check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (root)
 	@$(SUITE) --log build/check.json --go 'unit tests=$(GO_TEST) -timeout 10m ./internal/... ./cmd/...'
 
-test: build lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
+test: build hoststack lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
 		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--then --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
+		--run 'host stack=scripts/hoststack test' \
 		--go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
 		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
-test-full: build lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
+test-full: build hoststack lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
+		--run 'host stack=scripts/hoststack test' \
 		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
 		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
 		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
@@ -188,6 +193,7 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 		--quiet 'go vet of the deployment=go -C $(DEPLOY) vet ./...' \
 		--quiet 'staticcheck of the deployment=cd $(DEPLOY) && "$$(go -C $(CURDIR) tool -n staticcheck)" ./...' \
 		--quiet 'includes of bpf/=scripts/includes' \
+		--quiet 'host stack=scripts/hoststack lint' \
 		--quiet 'links of the documents=scripts/links' \
 		--quiet 'words of C and Go=scripts/words' \
 		--quiet 'shellcheck=shellcheck $(SCRIPTS)'
@@ -212,4 +218,4 @@ bench-docs: bin/bench ## write RESULTS of a benchmark, or of its part endurance,
 	bin/bench doc $(RESULTS) --into docs/measure/results.md
 
 clean: ## remove all build products
-	rm -rf bin build $(GENERATED_FOLDERS:=*_bpfel.*) bench/*_bpfel.*
+	rm -rf bin build hoststack/target $(GENERATED_FOLDERS:=*_bpfel.*) bench/*_bpfel.*

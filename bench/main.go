@@ -44,6 +44,8 @@ const (
 	partChanges    = "changes"
 	// It takes longer than all others.
 	partEndurance = "endurance"
+	// It needs programs of its own.
+	partHostStack = "hoststack"
 	// Not on a real machine.
 	partInstructions = "instructions"
 )
@@ -61,6 +63,7 @@ var parts = []part{
 	{name: partControl, text: "start, change and memory of the agent with many Services", run: runControl, print: printControl},
 	{name: partChanges, text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", run: runChanges, print: printChanges},
 	{name: partEndurance, text: "what load and floods over time do to new connections and to idle ones", named: true, run: runEndurance, print: printEndurance},
+	{name: partHostStack, text: "programs that talk through shared memory, beside the kernel's loopback", named: true, run: runHostStack, print: printHostStack},
 	{name: partInstructions, text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", named: true, run: runInstructions, print: printInstructions},
 }
 

@@ -72,7 +72,7 @@ func runCommand() *cobra.Command {
 	flags.StringVar(&s.program, "program", "bin/beeline", "the beeline program")
 	flags.StringVar(&s.controlPlane, "controlplane", "build/controlplane", "the Kubernetes program that `make controlplane` builds; without it kube-proxy is left out")
 	flags.StringVar(&s.envoy, "envoy", "build/envoy/envoy", "the Envoy that scripts/envoy installs; without it the part mesh leaves it out")
-	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last two run only if named")
+	flags.StringSliceVar(&s.parts, "part", nil, "only these parts: "+strings.Join(partNames(), ", ")+"; the last three run only if named")
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// The sides: the kernel's loopback, the same again, and rings. The difference of the first two is what the
+// measurement cannot see.
+const (
+	hostStackKernel = iota
+	hostStackKernelAgain
+	hostStackRings
+	hostStackSides
+)
+
+var hostStackNames = [hostStackSides]string{"kernel", "kernel (A/A)", "rings"}
+
+var hostStackConnections = []int{1, 64, 200}
+
+const hostStackScenario = "ping-pong of 64 octets between two processes"
+
+func hostStackSeries(side, connections int) result.Series {
+	return result.Series{Part: partHostStack, Scenario: hostStackScenario, Side: hostStackNames[side], Family: "IPv4",
+		Parameters: result.Parameters{"connections": connections}}
+}
+
+// hostStackPrograms are beside the program: `make hoststack` builds them.
+func hostStackPrograms(program string) (library, pingpong string, err error) {
+	folder, err := filepath.Abs(filepath.Dir(program))
+	if err != nil {
+		return "", "", err
+	}
+	library, pingpong = filepath.Join(folder, "libbeeline_hoststack.so"), filepath.Join(folder, "beeline-pingpong")
+	for _, path := range []string{library, pingpong} {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return "", "", fmt.Errorf("%s is missing: `make hoststack` builds it", path)
+		}
+	}
+	return library, pingpong, nil
+}
+
+func runHostStack(ctx context.Context, b *bench) error {
+	library, pingpong, err := hostStackPrograms(b.program)
+	if err != nil {
+		return err
+	}
+	for _, connections := range hostStackConnections {
+		for round := range b.runs {
+			if err := hostStackRound(ctx, b, library, pingpong, connections, round); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hostStackRound has each side take its turn, another one first in each round.
+func hostStackRound(ctx context.Context, b *bench, library, pingpong string, connections, round int) error {
+	for turn := range hostStackSides {
+		side := (turn + round) % hostStackSides
+		preload := ""
+		if side == hostStackRings {
+			preload = library
+		}
+		sample, err := pingPong(ctx, b, pingpong, preload, connections)
+		if err != nil {
+			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], connections, err)
+		}
+		if want := map[bool]int{true: connections}[side == hostStackRings]; sample.Attached != want {
+			return fmt.Errorf("%s: %d of %d connections are on rings", hostStackNames[side], sample.Attached, connections)
+		}
+		sample.add(b.results, side, connections)
+	}
+	return nil
+}
+
+// pingPongSample is what beeline-pingpong prints: times in microseconds.
+type pingPongSample struct {
+	Attached  int     `json:"attached"` // connections of the client on rings
+	Rounds    int     `json:"rounds"`
+	P50       float64 `json:"p50"`
+	P90       float64 `json:"p90"`
+	P99       float64 `json:"p99"`
+	ClientCPU float64 `json:"client_cpu"`
+	ServerCPU float64 `json:"server_cpu"`
+}
+
+// pingPong runs one slice.
+func pingPong(ctx context.Context, b *bench, program, preload string, connections int) (s pingPongSample, err error) {
+	cpus := pairOf(b.results.Settings, connections)
+	command := exec.CommandContext(ctx, program, "--connections", strconv.Itoa(connections), "--seconds", fmt.Sprint(b.slice.Seconds()),
+		"--cpus", fmt.Sprintf("%d,%d", cpus.Client, cpus.Server))
+	command.Env = append(os.Environ(), "LD_PRELOAD="+preload, "BEELINE_HOSTSTACK_INCLUDE=127.0.0.0/8")
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		return s, fmt.Errorf("%s: %w\n%s", program, err, &stderr)
+	}
+	return s, json.Unmarshal(out, &s)
+}
+
+func (s pingPongSample) add(results *result.File, side, connections int) {
+	for _, m := range []struct {
+		metric result.Metric
+		value  float64
+	}{{metricP50, s.P50}, {metricP90, s.P90}, {metricCPU, s.ClientCPU + s.ServerCPU}} {
+		row := result.Row{Series: hostStackSeries(side, connections), Metric: m.metric}
+		if side != hostStackKernel {
+			row.Against = hostStackNames[hostStackKernel]
+		}
+		results.Add(row, m.value)
+	}
+}
+
+func printHostStack(r *report) {
+	r.say("\n%s on loopback. Ratios to the kernel, median of the rounds [95 %% interval]; the CPU time is of both processes", hostStackScenario)
+	for _, connections := range hostStackConnections {
+		of := func(side int, m result.Metric) []float64 {
+			return r.results.Samples(hostStackSeries(side, connections), m)
+		}
+		if len(of(hostStackKernel, metricP50)) == 0 {
+			continue
+		}
+		r.say("  %d connections: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", connections, stat.Median(of(hostStackKernel, metricP50)),
+			stat.Median(of(hostStackKernel, metricP90)), stat.Median(of(hostStackKernel, metricCPU)))
+		for _, side := range []int{hostStackKernelAgain, hostStackRings} {
+			line := fmt.Sprintf("    %-12s", hostStackNames[side])
+			for _, m := range []result.Metric{metricP50, metricP90, metricCPU} {
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side, m), of(hostStackKernel, m))))
+			}
+			r.say("%s", line)
+		}
+	}
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/test/node"
+)
+
+// The part of the host stack has a figure for each side. It fails by itself if a connection is not on rings where it
+// should be, or is where it should not.
+func TestHostStack(t *testing.T) {
+	program := node.Program(t)
+	if _, _, err := hostStackPrograms(program); err != nil {
+		t.Skip(err)
+	}
+	s := settings{program: program, parts: []string{partHostStack}, runs: 1, slice: 200 * time.Millisecond, cpus: cpusAuto,
+		output: filepath.Join(t.TempDir(), "results.json")}
+	var out bytes.Buffer
+	if err := run(t.Context(), s, &out); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	r, err := result.Read(s.output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, connections := range hostStackConnections {
+		for side := range hostStackSides {
+			if got := r.Samples(hostStackSeries(side, connections), metricP90); len(got) != 1 || got[0] <= 0 {
+				t.Errorf("%s, %d connections: p90 %v", hostStackNames[side], connections, got)
+			}
+		}
+	}
+}

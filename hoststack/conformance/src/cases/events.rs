@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! epoll, poll and select.
+
+use crate::sys::*;
+use libc::{c_int, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLIN, POLLOUT};
+
+/// A time that is long enough for what happens, in milliseconds; what must not happen is asked for without waiting.
+const SOON: c_int = 5000;
+
+pub fn level() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 7);
+    note("nothing", wait(e, 8, 0));
+    send(p.connector, b"abc", 0);
+    note("readable", wait(e, 8, SOON));
+    note("still readable", wait(e, 8, 0));
+    recv(p.acceptor, 2, 0);
+    note("rest", wait(e, 8, 0));
+    recv(p.acceptor, 2, 0);
+    note("drained", wait(e, 8, 0));
+    send(p.connector, b"d", 0);
+    note("readable again", wait(e, 1, SOON));
+    recv(p.acceptor, 9, 0);
+    close(p.connector);
+    note("end", wait(e, 8, SOON));
+    note("still the end", wait(e, 8, 0));
+    note("recv", recv(p.acceptor, 9, 0));
+    close(p.acceptor);
+    note("closed", wait(e, 8, 0));
+    close(e);
+}
+
+pub fn edge() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, 1);
+    note("first", wait(e, 8, 0));
+    note("no edge", wait(e, 8, 0));
+    send(p.connector, b"abc", 0);
+    note("edge", wait(e, 8, SOON));
+    note("no edge, though readable", wait(e, 8, 0));
+    recv(p.acceptor, 1, 0);
+    note("no edge, though the rest is readable", wait(e, 8, 0));
+    send(p.connector, b"d", 0);
+    note("edge while readable", wait(e, 8, SOON));
+    note("all", recv(p.acceptor, 9, 0));
+    note("drained", wait(e, 8, 0));
+    // SAFETY: shutdown of a descriptor.
+    unsafe { libc::shutdown(p.connector, libc::SHUT_WR) };
+    note("end", wait(e, 8, SOON));
+    note("no edge after the end", wait(e, 8, 0));
+    p.close();
+    close(e);
+}
+
+pub fn oneshot() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN | EPOLLONESHOT, 1);
+    send(p.connector, b"abc", 0);
+    note("once", wait(e, 8, SOON));
+    note("disabled", wait(e, 8, 0));
+    send(p.connector, b"def", 0);
+    note("still disabled", wait(e, 8, 0));
+    note("enable", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLIN | EPOLLONESHOT, 2));
+    note("once more", wait(e, 8, SOON));
+    recv(p.acceptor, 9, 0);
+    note("enable", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLIN | EPOLLONESHOT, 3));
+    note("nothing", wait(e, 8, 0));
+    close(p.connector);
+    note("end", wait(e, 8, SOON));
+    note("disabled", wait(e, 8, 0));
+    close(p.acceptor);
+    close(e);
+}
+
+pub fn exclusive() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN | EPOLLEXCLUSIVE, 1);
+    note("modify", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLIN, 1));
+    send(p.connector, b"abc", 0);
+    note("readable", wait(e, 8, SOON));
+    recv(p.acceptor, 9, 0);
+    note("drained", wait(e, 8, 0));
+    p.close();
+    close(e);
+}
+
+pub fn modify() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 1);
+    note("add twice", control(e, EPOLL_CTL_ADD, p.acceptor, EPOLLIN, 1));
+    note("modify another", control(e, EPOLL_CTL_MOD, p.connector, EPOLLIN, 1));
+    note("no operation", control(e, 9, p.acceptor, EPOLLIN, 1));
+    send(p.connector, b"abc", 0);
+    note("mute", control(e, EPOLL_CTL_MOD, p.acceptor, 0, 2));
+    note("muted", wait(e, 8, 0));
+    note("unmute", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLIN | EPOLLOUT, 3));
+    note("both", wait(e, 8, SOON));
+    note("writable only", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLOUT, 4));
+    note("writable", wait(e, 8, SOON));
+    note("delete", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    note("deleted", wait(e, 8, 0));
+    note("delete again", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    add(e, p.acceptor, EPOLLIN, 5);
+    note("added again", wait(e, 8, SOON));
+    p.close();
+    close(e);
+}
+
+pub fn two_instances() {
+    let p = pair();
+    let (e, f) = (epoll(), epoll());
+    add(e, p.acceptor, EPOLLIN, 1);
+    add(f, p.acceptor, EPOLLIN | EPOLLET, 2);
+    send(p.connector, b"abc", 0);
+    note("level", wait(e, 8, SOON));
+    note("edge", wait(f, 8, SOON));
+    note("no edge", wait(f, 8, 0));
+    recv(p.acceptor, 9, 0);
+    note("drained", wait(e, 8, 0));
+    close(e);
+    send(p.connector, b"abc", 0);
+    note("the other", wait(f, 8, SOON));
+    p.close();
+    close(f);
+}
+
+pub fn nested() {
+    let p = pair();
+    let (outer, inner) = (epoll(), epoll());
+    add(outer, inner, EPOLLIN, 1);
+    add(inner, p.acceptor, EPOLLIN, 2);
+    note("nothing", wait(outer, 8, 0));
+    send(p.connector, b"abc", 0);
+    note("outer", wait(outer, 8, SOON));
+    note("inner", wait(inner, 8, 0));
+    note("outer, still readable", wait(outer, 8, 0));
+    note("poll of the inner", poll(inner, POLLIN, 0));
+    recv(p.acceptor, 9, 0);
+    note("inner, drained", wait(inner, 8, 0));
+    note("outer, drained", wait(outer, 8, 0));
+    send(p.connector, b"abc", 0);
+    note("poll of the inner", poll(inner, POLLIN, SOON));
+    p.close();
+    close(inner);
+    close(outer);
+}
+
+/// A session that goes from one worker's instance to another's.
+pub fn moved_between_instances() {
+    let p = pair();
+    let (e, f) = (epoll(), epoll());
+    for round in 0..50 {
+        let (to, data) = if round % 2 == 0 { (e, 1) } else { (f, 2) };
+        add(to, p.acceptor, EPOLLIN, data);
+        send(p.connector, b"x", 0);
+        note("worker", wait(to, 8, SOON));
+        note("request", recv(p.acceptor, 9, 0));
+        control(to, EPOLL_CTL_DEL, p.acceptor, 0, 0);
+        note("moved away", wait(to, 8, 0));
+    }
+    p.close();
+    close(e);
+    close(f);
+}
+
+pub fn copied_descriptor() {
+    let p = pair();
+    let e = epoll();
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(p.acceptor) };
+    add(e, p.acceptor, EPOLLIN, 1);
+    add(e, copy, EPOLLIN, 2);
+    send(p.connector, b"abc", 0);
+    note("both", wait(e, 8, SOON));
+    note("delete one", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    close(p.acceptor);
+    note("the other", wait(e, 8, SOON));
+    note("recv", recv(copy, 9, 0));
+    send(p.connector, b"def", 0);
+    note("the other again", wait(e, 8, SOON));
+    close(copy);
+    close(p.connector);
+    close(e);
+}
+
+pub fn poll_and_select() {
+    let (p, q) = (pair(), pair());
+    let select = |milliseconds: i64| {
+        // SAFETY: sets and a time of this closure.
+        unsafe {
+            let (mut read, mut write): (libc::fd_set, libc::fd_set) = (std::mem::zeroed(), std::mem::zeroed());
+            [p.acceptor, q.acceptor].iter().for_each(|&fd| libc::FD_SET(fd, &mut read));
+            libc::FD_SET(p.connector, &mut write);
+            let mut time = libc::timeval { tv_sec: milliseconds / 1000, tv_usec: milliseconds % 1000 * 1000 };
+            let most = p.acceptor.max(q.acceptor).max(p.connector) + 1;
+            let n = libc::select(most, &mut read, &mut write, std::ptr::null_mut(), &mut time);
+            let set = [p.acceptor, q.acceptor].map(|fd| libc::FD_ISSET(fd, &read));
+            format!("{n} {set:?} {}", libc::FD_ISSET(p.connector, &write))
+        }
+    };
+    note("select of nothing", select(0));
+    send(q.connector, b"abc", 0);
+    note("poll", poll(q.acceptor, POLLIN | POLLOUT, SOON));
+    note("select", select(SOON.into()));
+    note("poll of the other", poll(p.acceptor, POLLIN, 0));
+    recv(q.acceptor, 9, 0);
+    note("select when drained", select(0));
+    note("poll with a time limit", poll(q.acceptor, POLLIN, 20));
+    close(q.connector);
+    note("poll at the end", poll(q.acceptor, POLLIN | libc::POLLRDHUP, SOON));
+    note("select at the end", select(SOON.into()));
+    close(q.acceptor);
+    note("poll of a closed one", poll(q.acceptor, POLLIN, 0) != "0 nothing");
+    p.close();
+}
+
+/// The connection moves to rings while it is in an instance.
+pub fn events_before_rings() {
+    let p = fresh();
+    let (e, f) = (epoll(), epoll());
+    add(e, p.acceptor, EPOLLIN, 1);
+    add(f, p.connector, EPOLLIN | EPOLLET, 2);
+    for _ in 0..20 {
+        send(p.connector, b"ping", 0);
+        note("request", wait(e, 8, SOON));
+        note("octets", recv(p.acceptor, 9, 0));
+        send(p.acceptor, b"pong", 0);
+        note("reply", wait(f, 8, SOON));
+        note("octets", recv(p.connector, 9, 0));
+        note("no more", format!("{} {}", wait(e, 8, 0), wait(f, 8, 0)));
+    }
+    p.close();
+    close(e);
+    close(f);
+}
+
+/// A full connection becomes writable when the other end has read.
+pub fn writable() {
+    let p = pair();
+    set_nonblocking(p.connector, true);
+    let e = epoll();
+    add(e, p.connector, EPOLLOUT | EPOLLET, 1);
+    note("writable", wait(e, 8, 0));
+    let block = vec![0u8; 1 << 16];
+    let mut sent = 0;
+    loop {
+        match send(p.connector, &block, 0) {
+            -1 => break,
+            n => sent += n,
+        }
+    }
+    note("full", wait(e, 8, 0));
+    let mut buffer = vec![0u8; 1 << 16];
+    while sent > 0 {
+        // SAFETY: the buffer has that many octets.
+        sent -= unsafe { libc::recv(p.acceptor, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+    }
+    note("writable again", wait(e, 8, SOON));
+    note("modify", control(e, EPOLL_CTL_MOD, p.connector, EPOLLOUT, 2));
+    note("level", wait(e, 8, SOON));
+    note("level", wait(e, 8, 0));
+    p.close();
+    close(e);
+}
+
+/// The socket is in an instance before it connects.
+pub fn added_before_connect() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let e = epoll();
+    // SAFETY: socket and connect with a structure of this function.
+    let connector = unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
+        add(e, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, 1);
+        note("before", wait(e, 8, 0));
+        let mut server: libc::sockaddr_in = std::mem::zeroed();
+        server.sin_family = libc::AF_INET as libc::sa_family_t;
+        server.sin_port = listener.local_addr().unwrap().port().to_be();
+        server.sin_addr.s_addr = u32::from(std::net::Ipv4Addr::LOCALHOST).to_be();
+        note("connect", outcome(libc::connect(fd, std::ptr::from_ref(&server).cast(), 16) as isize));
+        fd
+    };
+    note("connected", wait(e, 8, SOON));
+    let acceptor = std::os::fd::IntoRawFd::into_raw_fd(listener.accept().unwrap().0);
+    for _ in 0..20 {
+        send(connector, b"ping", 0);
+        note("request", recv(acceptor, 9, 0));
+        send(acceptor, b"pong", 0);
+        note("reply is there", wait(e, 8, SOON).contains("IN"));
+        note("reply", recv(connector, 9, 0));
+    }
+    close(acceptor);
+    note("end", wait(e, 8, SOON).contains("RDHUP"));
+    close(connector);
+    close(e);
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The cases, by subject.
+
+mod bulk;
+mod connections;
+mod copies;
+mod ends;
+mod events;
+mod hostile;
+mod streams;
+mod waits;
+
+pub struct Case {
+    pub name: &'static str,
+    pub run: fn(),
+    pub expects: Expects,
+}
+
+/// Expects is what the library does in a case.
+#[derive(PartialEq, Eq, Clone, Copy)]
+pub enum Expects {
+    /// Connections are on rings.
+    Rings,
+    /// They stay on the kernel.
+    Kernel,
+    /// They are on rings, and ends break them off because of impossible indices.
+    Violations,
+}
+
+macro_rules! cases {
+    ($($module:ident { $($name:ident),* $(,)? })*) => {
+        pub const ALL: &[Case] = &[$($(
+            Case { name: stringify!($name), run: $module::$name, expects: Expects::Rings },
+        )*)*
+            Case { name: "connect_and_addresses", run: connections::connect_and_addresses, expects: Expects::Kernel },
+            Case { name: "peer_without_library", run: connections::peer_without_library, expects: Expects::Kernel },
+            Case { name: "forked_before_rings", run: copies::forked_before_rings, expects: Expects::Kernel },
+            Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
+            Case { name: "passed_before_rings", run: copies::passed_before_rings, expects: Expects::Kernel },
+        ];
+    };
+}
+
+cases! {
+    streams { all_calls, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
+    connections { families }
+    ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
+    events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, poll_and_select, events_before_rings, added_before_connect, writable }
+    copies { duplicates, forked, forked_and_killed, closed_ranges, executed }
+    waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
+    bulk { both_directions, many_writers }
+}

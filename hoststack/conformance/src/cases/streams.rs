@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Calls that move octets.
+
+use crate::sys::*;
+use libc::{c_int, MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, POLLIN, POLLOUT};
+
+pub fn all_calls() {
+    let p = pair();
+    let (from, to) = (p.connector, p.acceptor);
+    // SAFETY: buffers of this function, with their lengths.
+    unsafe {
+        note("write", outcome(libc::write(from, b"write".as_ptr().cast(), 5)));
+        let mut a = [0u8; 3];
+        let mut b = [0u8; 9];
+        note("readv", outcome(libc::readv(to, parts(&mut [&mut a, &mut b]).as_ptr(), 2)));
+        note("parts", format!("{}{}", String::from_utf8_lossy(&a), String::from_utf8_lossy(&b[..2])));
+        let (mut x, mut y) = (*b"wri", *b"tev");
+        note("writev", outcome(libc::writev(to, parts(&mut [&mut x, &mut [], &mut y]).as_ptr(), 3)));
+        let mut buffer = [0u8; 20];
+        let n = libc::read(from, buffer.as_mut_ptr().cast(), 20);
+        note("read", text(n, &buffer));
+
+        let mut list = parts(&mut [&mut x, &mut y]);
+        note("sendmsg", outcome(libc::sendmsg(from, &message(&mut list), 0)));
+        let mut list = parts(&mut [&mut a, &mut b]);
+        let mut received = message(&mut list);
+        let mut address: libc::sockaddr_storage = std::mem::zeroed();
+        received.msg_name = std::ptr::from_mut(&mut address).cast();
+        received.msg_namelen = 128;
+        note("recvmsg", outcome(libc::recvmsg(to, &mut received, 0)));
+        note("its header", format!("{} {}", received.msg_namelen, received.msg_flags));
+
+        note("sendto", outcome(libc::sendto(from, b"to".as_ptr().cast(), 2, 0, std::ptr::null(), 0)));
+        let mut length = 128;
+        let place = std::ptr::from_mut(&mut address).cast();
+        let n = libc::recvfrom(to, buffer.as_mut_ptr().cast(), 20, 0, place, &mut length);
+        note("recvfrom", format!("{} with an address of {length}", text(n, &buffer)));
+        note("readv of too many", outcome(libc::readv(to, list.as_ptr(), 5000)));
+    }
+    p.close();
+}
+
+pub fn flags() {
+    let p = pair();
+    note("recv of nothing", recv(p.acceptor, 10, MSG_DONTWAIT));
+    send(p.connector, b"abcdef", 0);
+    note("peek", recv(p.acceptor, 3, MSG_PEEK));
+    note("peek again", recv(p.acceptor, 10, MSG_PEEK));
+    note("recv", recv(p.acceptor, 2, 0));
+    // SAFETY: MSG_TRUNC of TCP stores nothing.
+    note("trunc", outcome(unsafe { libc::recv(p.acceptor, std::ptr::null_mut(), 3, MSG_TRUNC) }));
+    note("the rest", recv(p.acceptor, 10, 0));
+    let child = in_child(|| {
+        for part in [&b"12"[..], b"345", b"6789"] {
+            send(p.connector, part, 0);
+        }
+    });
+    note("waitall", recv(p.acceptor, 9, MSG_WAITALL));
+    end_of(child);
+    send(p.connector, b"xy", 0);
+    note("waitall and dontwait", recv(p.acceptor, 5, MSG_WAITALL | MSG_DONTWAIT));
+    note("send of nothing", outcome(send(p.connector, b"", 0)));
+    p.close();
+}
+
+/// A full connection, whatever its size, is not writable, and becomes so when it is drained.
+pub fn empty_and_full() {
+    let p = pair();
+    set_nonblocking(p.connector, true);
+    set_nonblocking(p.acceptor, true);
+    note("recv of nothing", recv(p.acceptor, 10, 0));
+    note("poll of nothing", poll(p.acceptor, POLLIN | POLLOUT, 0));
+    let block = vec![b'z'; 10_000];
+    let mut sent = 0;
+    let last = loop {
+        match send(p.connector, &block, 0) {
+            -1 => break name(errno()),
+            n => sent += n as usize,
+        }
+    };
+    note("send when full", last);
+    note("poll when full", poll(p.connector, POLLOUT, 0));
+    note("poll of the other end", poll(p.acceptor, POLLIN, 0));
+    let mut buffer = vec![0u8; 70_000];
+    let mut received = 0;
+    while received < sent {
+        // SAFETY: the buffer has that many octets.
+        let n = unsafe { libc::recv(p.acceptor, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        match n {
+            -1 => drop(poll(p.acceptor, POLLIN, 1000)),
+            n => {
+                assert!(buffer[..n as usize].iter().all(|&octet| octet == b'z'));
+                received += n as usize;
+            }
+        }
+    }
+    note("all received", received == sent);
+    note("poll when drained", poll(p.connector, POLLOUT, 1000));
+    note("recv when drained", recv(p.acceptor, 10, 0));
+    p.close();
+}
+
+pub fn message_lists() {
+    let p = pair();
+    let (mut a, mut b) = (*b"first", *b"second");
+    let (mut x, mut y) = (parts(&mut [&mut a]), parts(&mut [&mut b]));
+    // SAFETY: buffers of this function, with their lengths.
+    unsafe {
+        let mut list: [libc::mmsghdr; 2] = std::mem::zeroed();
+        (list[0].msg_hdr, list[1].msg_hdr) = (message(&mut x), message(&mut y));
+        note("sendmmsg", outcome(libc::sendmmsg(p.connector, list.as_mut_ptr(), 2, 0) as isize));
+        note("lengths", format!("{} {}", list[0].msg_len, list[1].msg_len));
+        let n = libc::recvmmsg(p.acceptor, list.as_mut_ptr(), 2, MSG_DONTWAIT, std::ptr::null_mut());
+        note("recvmmsg", outcome(n as isize));
+        note("lengths", format!("{} {}", list[0].msg_len, list[1].msg_len));
+    }
+    p.close();
+}
+
+pub fn files_and_pipes() {
+    let p = pair();
+    // SAFETY: descriptors and buffers of this function.
+    unsafe {
+        let file = libc::memfd_create(c"file".as_ptr(), 0);
+        libc::write(file, b"0123456789".as_ptr().cast(), 10);
+        let mut offset = 3;
+        note("sendfile with offset", outcome(libc::sendfile(p.connector, file, &mut offset, 4)));
+        note("offset", offset);
+        libc::lseek(file, 8, libc::SEEK_SET);
+        note("sendfile to its end", outcome(libc::sendfile(p.connector, file, std::ptr::null_mut(), 100)));
+        note("position", libc::lseek(file, 0, libc::SEEK_CUR));
+        note("received", recv(p.acceptor, 20, 0));
+
+        let mut pipe: [c_int; 2] = [0; 2];
+        libc::pipe(pipe.as_mut_ptr());
+        libc::write(pipe[1], b"through a pipe".as_ptr().cast(), 14);
+        let none = std::ptr::null_mut();
+        note("splice in", outcome(libc::splice(pipe[0], none, p.connector, none, 100, 0)));
+        note("splice out", outcome(libc::splice(p.acceptor, none, pipe[1], none, 100, 0)));
+        let mut buffer = [0u8; 20];
+        let n = libc::read(pipe[0], buffer.as_mut_ptr().cast(), 20);
+        note("read of the pipe", text(n, &buffer));
+        let nonblock = libc::SPLICE_F_NONBLOCK;
+        set_nonblocking(p.acceptor, true);
+        note("splice of nothing", outcome(libc::splice(p.acceptor, none, pipe[1], none, 100, nonblock)));
+        close(file);
+    }
+    p.close();
+}
+
+pub fn queue_lengths() {
+    let p = pair();
+    let count = |fd: c_int, request: libc::c_ulong| {
+        let mut n: c_int = -1;
+        // SAFETY: both requests store a number.
+        let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(&mut n)) };
+        format!("{result} {n}")
+    };
+    note("FIONREAD of nothing", count(p.acceptor, libc::FIONREAD));
+    send(p.connector, b"seven..", 0);
+    note("FIONREAD", count(p.acceptor, libc::FIONREAD));
+    recv(p.acceptor, 10, 0);
+    // The kernel counts what is not acknowledged yet, which depends on time.
+    note("TIOCOUTQ", count(p.connector, libc::TIOCOUTQ).starts_with('0'));
+    note("SO_ERROR", socket_error(p.connector));
+    let mut info = [0u8; 104];
+    let mut length = 104;
+    // SAFETY: the buffer has that many octets.
+    let result = unsafe {
+        libc::getsockopt(p.connector, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &mut length)
+    };
+    note("state of TCP_INFO", format!("{result} {}", info[0]));
+    p.close();
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What happens to sessions when descriptors are made, copied and closed.
+
+use crate::session::{Identity, Session};
+use crate::{config, lock, real, side, stream, table};
+use beeline_ring::Role;
+use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
+use std::mem::size_of;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+/// accepted makes a session of a connection that accept(2) returned, if it may use rings.
+pub fn accepted(fd: c_int) {
+    if !config::get().enabled {
+        return;
+    }
+    keeping_errno(|| {
+        let Some(server) = address(fd, libc::getsockname).filter(|&server| config::get().admits(server)) else {
+            return;
+        };
+        let Some(client) = address(fd, libc::getpeername) else { return };
+        enter(fd, Role::Acceptor, Some((server, client)));
+    });
+}
+
+/// connected makes a session of a connection that connect(2) has begun.
+///
+/// # Safety
+/// `address` leads to `length` octets.
+pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t) {
+    if !config::get().enabled || address.is_null() {
+        return;
+    }
+    // SAFETY: zero is a valid sockaddr_storage.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let length = (length as usize).min(size_of::<sockaddr_storage>());
+    // SAFETY: the caller has that many octets, and the storage has room for them.
+    unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), std::ptr::from_mut(&mut storage).cast(), length) };
+    let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
+    match table::session(fd) {
+        Some(session) => session.anticipated.store(!admitted, Ordering::Relaxed),
+        None if admitted => keeping_errno(|| enter(fd, Role::Connector, None)),
+        None => {}
+    }
+}
+
+/// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
+pub fn anticipate(fd: c_int) {
+    if !config::get().enabled {
+        return;
+    }
+    keeping_errno(|| {
+        let listens = option(fd, libc::SO_ACCEPTCONN) != Some(0);
+        if listens || address(fd, libc::getpeername).is_some() {
+            return;
+        }
+        enter(fd, Role::Connector, None);
+        if let Some(session) = table::session(fd) {
+            session.anticipated.store(true, Ordering::Relaxed);
+        }
+    });
+}
+
+fn keeping_errno(f: impl FnOnce()) {
+    let before = real::errno();
+    f();
+    real::set_errno(before);
+}
+
+type AddressCall = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+
+/// address is an end of a connection; None if it is not of IPv4 or IPv6.
+fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
+    // SAFETY: zero is a valid sockaddr_storage.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the storage has `length` octets.
+    let result = unsafe { call(fd, std::ptr::from_mut(&mut storage).cast(), &mut length) };
+    (result == 0).then(|| config::from_raw(&storage)).flatten()
+}
+
+fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
+    if option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_TCP) {
+        return;
+    }
+    let Some(side) = side::make() else { return };
+    // SAFETY: fcntl of a descriptor.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+    side.nonblocking.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    side.add_descriptor();
+    let session = Session::make(Identity { role, side, ends });
+    if table::set_session(fd, session) {
+        session.descriptors.store(1, Ordering::Relaxed);
+    } else {
+        session.was_last.store(true, Ordering::Relaxed);
+    }
+    session.let_go();
+}
+
+/// option is a number that getsockopt(2) returns for SOL_SOCKET.
+fn option(fd: c_int, name: c_int) -> Option<c_int> {
+    let mut value: c_int = 0;
+    let mut length = size_of::<c_int>() as socklen_t;
+    let place = std::ptr::from_mut(&mut value).cast();
+    // SAFETY: the option stores a number.
+    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut length) };
+    (result == 0).then_some(value)
+}
+
+/// copied enters a descriptor that dup(2) or fcntl(2) made of another.
+pub fn copied(from: c_int, to: c_int) {
+    if to < 0 || from == to || lock::in_vfork_child() {
+        return;
+    }
+    if let Some(session) = table::session(from) {
+        session.side().add_descriptor();
+        session.descriptors.fetch_add(1, Ordering::AcqRel);
+        table::set_session(to, session.forever());
+    }
+    if let Some(epoll) = table::epoll(from) {
+        epoll.add_descriptor();
+        table::set_epoll(to, epoll);
+    }
+}
+
+/// closing forgets what a descriptor was, before the kernel closes it.
+pub fn closing(fd: c_int) {
+    let nothing = table::session(fd).is_none() && table::epoll(fd).is_none();
+    if nothing || lock::in_vfork_child() {
+        return;
+    }
+    keeping_errno(|| {
+        if let Some(session) = table::take_session(fd) {
+            leave(session.forever(), fd);
+        }
+        if let Some(epoll) = table::take_epoll(fd) {
+            let other =
+                || table::descriptors().find(|&other| table::epoll(other).is_some_and(|e| std::ptr::eq(e, epoll)));
+            epoll.drop_descriptor(fd, other);
+        }
+    });
+}
+
+/// leave is the end of one descriptor of a session.
+fn leave(session: &'static Session, fd: c_int) {
+    let side = session.side();
+    let rings = session.rings();
+    if side.drop_descriptor() {
+        session.was_last.store(true, Ordering::Relaxed);
+        if rings.is_some_and(|rings| session.is_readable(&rings)) {
+            // What was not read is lost: the kernel resets such connections.
+            stream::reset_at_close(fd);
+        }
+    }
+    if session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let watches = session.watches.lock().clone();
+        watches.into_iter().for_each(|(epoll, fd)| epoll.closed(fd));
+    }
+    if let Some(rings) = rings {
+        rings.header.leave(rings.role);
+    }
+}
+
+/// stay keeps a connection on the kernel. False if it has left the kernel already.
+pub fn stay(fd: c_int) -> bool {
+    let Some(session) = table::session(fd) else { return true };
+    if session.is_attached() {
+        return false;
+    }
+    session.side().stays.store(1, Ordering::SeqCst);
+    !session.is_attached()
+}
+
+/// before_fork counts the child's descriptors, and keeps connections on the kernel that have no rings yet: parent
+/// and child could not both get them.
+pub fn before_fork() {
+    for session in table::descriptors().filter_map(table::session) {
+        session.side().add_descriptor();
+        if !session.is_attached() {
+            session.side().stays.store(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// after_fork closes the child's copies of mailboxes, so that they end with the parent's.
+pub fn after_fork() {
+    for session in table::descriptors().filter_map(table::session) {
+        session.close_mailbox();
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Who has a TCP socket of this network namespace, as the kernel tells by sock_diag(7).
+
+use crate::{hidden, real};
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, SocketAddr};
+use std::os::raw::c_int;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+
+/// Owner of a socket.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub struct Owner {
+    pub cookie: u64,
+    pub uid: u32,
+}
+
+/// inet_diag_sockid of linux/inet_diag.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SocketId {
+    source_port: u16,
+    destination_port: u16,
+    source: [u8; 16],
+    destination: [u8; 16],
+    device: u32,
+    cookie: [u32; 2],
+}
+
+/// nlmsghdr and inet_diag_req_v2.
+#[repr(C)]
+struct Request {
+    header: libc::nlmsghdr,
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    padding: u8,
+    states: u32,
+    id: SocketId,
+}
+
+/// nlmsghdr and inet_diag_msg.
+#[repr(C)]
+struct Reply {
+    header: libc::nlmsghdr,
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmissions: u8,
+    id: SocketId,
+    expires: u32,
+    receive_queue: u32,
+    send_queue: u32,
+    uid: u32,
+    inode: u32,
+}
+
+static SOCKET: AtomicI32 = AtomicI32::new(-1);
+static TURN: crate::lock::Lock<()> = crate::lock::Lock::new(());
+
+/// owner finds the socket whose own address is `local` and whose peer is `remote`.
+pub fn owner(local: SocketAddr, remote: SocketAddr) -> Option<Owner> {
+    let _turn = TURN.lock();
+    let socket = socket()?;
+    let request = Request::new(local, remote);
+    let length = size_of::<Request>();
+    // SAFETY: the request has `length` octets.
+    let sent = unsafe { real::send(socket, std::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
+    if sent != length as isize {
+        return None;
+    }
+    receive(socket)
+}
+
+/// receive reads the answer. The kernel puts it into the queue before send returns, so nothing waits.
+fn receive(socket: c_int) -> Option<Owner> {
+    let mut buffer = [0u64; 256];
+    // SAFETY: the buffer has that many octets.
+    let n = unsafe { real::recv(socket, buffer.as_mut_ptr().cast(), size_of_val(&buffer), libc::MSG_DONTWAIT) };
+    if (n as usize) < size_of::<Reply>() || n < 0 {
+        return None;
+    }
+    // SAFETY: the buffer is aligned and has at least a reply's octets.
+    let reply = unsafe { &*buffer.as_ptr().cast::<Reply>() };
+    let cookie = u64::from(reply.id.cookie[1]) << 32 | u64::from(reply.id.cookie[0]);
+    (reply.header.nlmsg_type == SOCK_DIAG_BY_FAMILY).then_some(Owner { cookie, uid: reply.uid })
+}
+
+fn socket() -> Option<c_int> {
+    let known = SOCKET.load(Ordering::Relaxed);
+    if known >= 0 {
+        return Some(known);
+    }
+    const NETLINK_SOCK_DIAG: c_int = 4;
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: socket has no preconditions.
+    let made = hidden::adopt(unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_SOCK_DIAG) })?;
+    SOCKET.store(made, Ordering::Relaxed);
+    Some(made)
+}
+
+/// after_fork leaves the parent's socket alone: answers would go to either process.
+pub fn after_fork() {
+    hidden::dispose(SOCKET.swap(-1, Ordering::Relaxed));
+}
+
+impl Request {
+    fn new(local: SocketAddr, remote: SocketAddr) -> Self {
+        // SAFETY: zero is a valid request.
+        let mut request: Self = unsafe { zeroed() };
+        request.header.nlmsg_len = size_of::<Self>() as u32;
+        request.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+        request.header.nlmsg_flags = libc::NLM_F_REQUEST as u16;
+        request.family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
+        request.protocol = libc::IPPROTO_TCP as u8;
+        request.states = u32::MAX;
+        request.id = SocketId {
+            source_port: local.port().to_be(),
+            destination_port: remote.port().to_be(),
+            source: octets(local.ip()),
+            destination: octets(remote.ip()),
+            device: 0,
+            cookie: [u32::MAX; 2],
+        };
+        request
+    }
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V6(v6) => v6.octets(),
+        IpAddr::V4(v4) => {
+            let mut padded = [0; 16];
+            padded[..4].copy_from_slice(&v4.octets());
+            padded
+        }
+    }
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `libbeeline_hoststack.so`: a program that is started with it in `LD_PRELOAD` talks to another such program in the same
+//! network namespace through shared memory, over the socket API and without a change.
+//!
+//! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program
+//! sends then goes through rings ([`offer`], [`stream`]); the end of a connection, and of a process, is the kernel's.
+
+mod api;
+mod bell;
+mod config;
+mod counters;
+mod descriptors;
+mod diag;
+mod epoll;
+mod hidden;
+mod lock;
+mod offer;
+mod parts;
+mod poll;
+mod real;
+mod session;
+mod side;
+mod stream;
+mod table;
+mod transfer;
+mod wait;
+
+/// report writes a line to standard error.
+fn report(text: &str) {
+    let line = format!("beeline-hoststack: {text}\n");
+    // SAFETY: the line's octets.
+    unsafe { real::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// start runs before the program's main function.
+extern "C" fn start() {
+    lock::own_process();
+    config::get();
+    // SAFETY: the handlers live as long as the library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
+}
+
+#[used]
+#[link_section = ".init_array"]
+static START: extern "C" fn() = start;
+
+extern "C" fn before_fork() {
+    descriptors::before_fork();
+}
+
+/// after_fork runs in the child.
+extern "C" fn after_fork() {
+    lock::own_process();
+    side::after_fork();
+    diag::after_fork();
+    descriptors::after_fork();
+}

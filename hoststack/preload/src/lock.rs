@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A lock that survives fork: a child breaks those that other threads of its parent held.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The process that this memory belongs to; the child handler of fork changes it.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// own_process stores the number of this process. It is called at start and in each child of fork.
+pub fn own_process() {
+    // SAFETY: getpid has no preconditions.
+    OWNER.store(unsafe { libc::getpid() } as u32, Ordering::Relaxed);
+}
+
+/// process is the number of the process that own_process saw.
+pub fn process() -> u32 {
+    OWNER.load(Ordering::Relaxed)
+}
+
+/// in_vfork_child reports whether this is another process in the same memory: it must not change tables.
+pub fn in_vfork_child() -> bool {
+    // SAFETY: getpid has no preconditions.
+    unsafe { libc::getpid() as u32 != process() }
+}
+
+/// take waits for `word` to be 0 and stores this process's number in it. A holder that has ended, and after
+/// fork the threads that the child does not have, lose the lock: then it reports true.
+pub fn take(word: &AtomicU32) -> bool {
+    let (mut tries, mut stolen) = (0u32, false);
+    while let Err(holder) = word.compare_exchange(0, process(), Ordering::Acquire, Ordering::Relaxed) {
+        tries += 1;
+        if tries % 1024 == 0 && holder != 0 && has_ended(holder) {
+            stolen |= word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        }
+        // SAFETY: sched_yield has no preconditions.
+        unsafe { libc::sched_yield() };
+    }
+    stolen
+}
+
+fn has_ended(process: u32) -> bool {
+    // SAFETY: signal 0 only checks that the process exists.
+    unsafe { libc::kill(process as i32, 0) != 0 && crate::real::errno() == libc::ESRCH }
+}
+
+pub fn give(word: &AtomicU32) {
+    word.store(0, Ordering::Release);
+}
+
+/// Lock guards memory of one process. Held for a few instructions, never across a system call that blocks.
+pub struct Lock<T> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the word lets one thread at a time reach the value.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    pub const fn new(value: T) -> Self {
+        Self { word: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    pub fn lock(&self) -> Guard<'_, T> {
+        self.break_after_fork();
+        take(&self.word);
+        Guard(self)
+    }
+
+    /// break_after_fork frees a lock that a thread of the parent held when it forked.
+    fn break_after_fork(&self) {
+        let holder = self.word.load(Ordering::Relaxed);
+        if holder != 0 && holder != process() {
+            let _ = self.word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+pub struct Guard<'a, T>(&'a Lock<T>);
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the guard holds the lock.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard holds the lock.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        give(&self.0.word);
+    }
+}

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! How both ends of a connection agree on rings, while the kernel's connection carries it.
+//!
+//! The connector opens a mailbox, a Unix socket in the abstract namespace with the cookie of its TCP socket as name.
+//! Abstract names belong to a network namespace, as TCP connections within one do, so no file system has to be
+//! shared. The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it
+//! to the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
+//!
+//! Neither waits for the other: the connector looks into the mailbox at its next operation, and the acceptor tries again
+//! at the 2nd, 4th, 8th operation and so on. Short connections never get this far.
+
+use crate::session::{make_event, Identity, Memory, Session};
+use crate::{config, diag, hidden, real};
+use beeline_ring::{Header, Layout, Role};
+use libc::{c_int, c_void, sockaddr_un};
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+/// After as many operations an end without rings stops trying.
+const LAST_TRY: u32 = 1024;
+
+/// before is called before each operation on a session: a connector looks whether there is an offer.
+pub fn before(session: &'static Session, fd: c_int) {
+    if session.mailbox.load(Ordering::Relaxed) < 0 || session.is_attached() {
+        return;
+    }
+    exclusively(session, || take_offer(session, fd));
+}
+
+/// after is called after each operation that moved octets.
+pub fn after(session: &'static Session, fd: c_int) {
+    if session.is_attached()
+        || session.anticipated.load(Ordering::Relaxed)
+        || session.operations.load(Ordering::Relaxed) > LAST_TRY
+    {
+        return;
+    }
+    let n = session.operations.fetch_add(1, Ordering::Relaxed) + 1;
+    let identity = session.identity();
+    if identity.side.stays.load(Ordering::Relaxed) != 0 || n > LAST_TRY {
+        session.close_mailbox();
+        return;
+    }
+    let first = config::get().after;
+    exclusively(session, || match identity.role {
+        Role::Connector if n >= first => open_mailbox(session, fd),
+        Role::Acceptor if n >= first && n.is_power_of_two() => drop(make_offer(session, &identity)),
+        _ => {}
+    });
+}
+
+/// exclusively runs `f` unless another thread does so for this session, and keeps errno.
+fn exclusively(session: &'static Session, f: impl FnOnce()) {
+    if session.upgrading.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let before = real::errno();
+    if !session.is_attached() {
+        f();
+    }
+    real::set_errno(before);
+    session.upgrading.store(false, Ordering::Release);
+}
+
+/// address is the mailbox of a connector.
+fn address(cookie: u64) -> (sockaddr_un, libc::socklen_t) {
+    let name = format!("\0beeline-hoststack-1/{cookie:016x}");
+    // SAFETY: zero is a valid sockaddr_un.
+    let mut address: sockaddr_un = unsafe { zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    (address, (size_of::<libc::sa_family_t>() + name.len()) as libc::socklen_t)
+}
+
+fn unix_socket() -> Option<c_int> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: socket has no preconditions.
+    hidden::adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+}
+
+fn open_mailbox(session: &'static Session, fd: c_int) {
+    if session.mailbox.load(Ordering::Relaxed) >= 0 {
+        return;
+    }
+    let (Some(cookie), Some(socket)) = (cookie_of(fd), unix_socket()) else { return };
+    let (address, length) = address(cookie);
+    // SAFETY: the address has that length.
+    let bound = unsafe { libc::bind(socket, std::ptr::from_ref(&address).cast(), length) == 0 };
+    // SAFETY: listen of this function's own socket.
+    if bound && unsafe { libc::listen(socket, 1) } == 0 {
+        session.mailbox.store(socket, Ordering::Release);
+    } else {
+        session.operations.store(LAST_TRY, Ordering::Relaxed);
+        hidden::dispose(socket);
+    }
+}
+
+fn cookie_of(fd: c_int) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut length = 8;
+    let place = std::ptr::from_mut(&mut cookie).cast();
+    // SAFETY: SO_COOKIE stores eight octets.
+    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut length) };
+    (result == 0).then_some(cookie)
+}
+
+/// user_of is the user at the other end of a Unix socket.
+fn user_of(socket: c_int) -> Option<u32> {
+    // SAFETY: zero is a valid ucred.
+    let mut peer: libc::ucred = unsafe { zeroed() };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let place = std::ptr::from_mut(&mut peer).cast();
+    // SAFETY: SO_PEERCRED stores a ucred.
+    let result = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length) };
+    (result == 0).then_some(peer.uid)
+}
+
+/// Offer is what the acceptor writes beside the descriptors: the connection, as it sees it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Offer {
+    server: [u8; 16],
+    client: [u8; 16],
+    server_port: u16,
+    client_port: u16,
+}
+
+impl Offer {
+    fn new(server: SocketAddr, client: SocketAddr) -> Self {
+        Self {
+            server: octets(server.ip()),
+            client: octets(client.ip()),
+            server_port: server.port(),
+            client_port: client.port(),
+        }
+    }
+
+    fn server(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.server).to_canonical(), self.server_port)
+    }
+
+    fn client(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.client).to_canonical(), self.client_port)
+    }
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// make_offer makes rings and sends them to the connector, if it has opened its mailbox. None if it has not.
+fn make_offer(session: &'static Session, identity: &Identity) -> Option<()> {
+    let (server, client) = identity.ends?;
+    let Some(owner) = diag::owner(client, server) else {
+        // On another host, or in another network namespace.
+        session.operations.store(LAST_TRY, Ordering::Relaxed);
+        return None;
+    };
+    let socket = connect_mailbox(&owner)?;
+    let sent = send_offer(session, socket, Offer::new(server, client));
+    hidden::dispose(socket);
+    sent
+}
+
+fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
+    let socket = unix_socket()?;
+    let (address, length) = address(owner.cookie);
+    // SAFETY: the address has that length.
+    let connected = unsafe { real::connect(socket, std::ptr::from_ref(&address).cast(), length) == 0 };
+    if connected && user_of(socket) == Some(owner.uid) {
+        return Some(socket);
+    }
+    hidden::dispose(socket);
+    None
+}
+
+/// send_offer attaches this end first: from the moment of the offer the connector may use the rings.
+fn send_offer(session: &'static Session, socket: c_int, offer: Offer) -> Option<()> {
+    if !Session::reserve() {
+        return None;
+    }
+    let Some((memory, rings, own, peer)) = make_all() else {
+        Session::unreserve();
+        return None;
+    };
+    session.attach(rings, own, peer);
+    if !send_descriptors(socket, &offer, [memory, peer, own]) {
+        session.close_rings();
+    }
+    real::close_quietly(memory);
+    Some(())
+}
+
+/// make_all makes the memory of rings, and the events of both ends.
+fn make_all() -> Option<(RawFd, Memory, c_int, c_int)> {
+    let (memory, rings) = make_memory()?;
+    let events = (make_event(), make_event());
+    if let (Some(own), Some(peer)) = events {
+        return Some((memory, rings, own, peer));
+    }
+    [events.0, events.1].into_iter().flatten().for_each(hidden::dispose);
+    real::close_quietly(memory);
+    None
+}
+
+/// make_memory makes memory for rings that cannot shrink under the peer.
+fn make_memory() -> Option<(RawFd, Memory)> {
+    let capacity = config::get().ring;
+    let length = Layout::bytes(capacity);
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name ends with a zero octet.
+    let fd = unsafe { libc::memfd_create(c"beeline-ring".as_ptr(), flags) };
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: ftruncate and fcntl of this function's own descriptor.
+    let sealed = fd >= 0
+        && unsafe { libc::ftruncate(fd, length as libc::off_t) } == 0
+        && unsafe { real::fcntl(fd, libc::F_ADD_SEALS, seals as usize) } == 0;
+    let mapped = if sealed { map(fd, length) } else { None };
+    let Some(at) = mapped else {
+        if fd >= 0 {
+            real::close_quietly(fd);
+        }
+        return None;
+    };
+    // SAFETY: the mapping is large enough, aligned, and no one else has it yet.
+    unsafe { at.cast::<Header>().write(Header::new(capacity)) };
+    let layout = Layout { capacity, version: beeline_ring::VERSION };
+    Some((fd, Memory::new(at, layout)))
+}
+
+fn map(fd: RawFd, length: usize) -> Option<*mut u8> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, 0) };
+    (at != libc::MAP_FAILED).then_some(at.cast())
+}
+
+/// Room for a control message with three descriptors, aligned.
+type Control = [u64; 8];
+const DESCRIPTORS: usize = 3;
+
+fn send_descriptors(socket: c_int, offer: &Offer, descriptors: [RawFd; DESCRIPTORS]) -> bool {
+    let mut control: Control = [0; 8];
+    let mut part = crate::parts::one(std::ptr::from_ref(offer).cast_mut().cast(), size_of::<Offer>());
+    let mut message = message(&mut part, &mut control);
+    // SAFETY: the message has room for the header and three descriptors.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of_val(&descriptors) as u32) as _;
+        libc::CMSG_DATA(header).cast::<[RawFd; DESCRIPTORS]>().write_unaligned(descriptors);
+        message.msg_controllen = libc::CMSG_SPACE(size_of_val(&descriptors) as u32) as _;
+        real::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == size_of::<Offer>() as isize
+    }
+}
+
+fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast::<c_void>();
+    message.msg_controllen = size_of::<Control>() as _;
+    message
+}
+
+/// take_offer looks into the mailbox, and attaches the session to rings that are what they have to be.
+fn take_offer(session: &'static Session, fd: c_int) {
+    if session.side().stays.load(Ordering::Relaxed) != 0 {
+        session.close_mailbox();
+        return;
+    }
+    let Some(visitor) = visitor(session) else { return };
+    let received = match receive_offer(visitor) {
+        // It has connected, but not sent yet.
+        Err(libc::EAGAIN) => return,
+        other => other.ok(),
+    };
+    let user = user_of(visitor);
+    hidden::dispose(session.visitor.swap(-1, Ordering::AcqRel));
+    let Some((offer, descriptors)) = received else { return };
+    if is_from_peer(fd, &offer, user) && accept(session, descriptors) {
+        session.close_mailbox();
+    } else {
+        descriptors.into_iter().for_each(real::close_quietly);
+    }
+}
+
+/// visitor is the connection to the mailbox, if there is one.
+fn visitor(session: &Session) -> Option<c_int> {
+    let known = session.visitor.load(Ordering::Acquire);
+    if known >= 0 {
+        return Some(known);
+    }
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), std::ptr::null_mut());
+    // SAFETY: accept without an address.
+    let made = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, std::ptr::null_mut(), flags) })?;
+    session.visitor.store(made, Ordering::Release);
+    Some(made)
+}
+
+fn receive_offer(socket: c_int) -> Result<(Offer, [RawFd; DESCRIPTORS]), i32> {
+    let mut control: Control = [0; 8];
+    // SAFETY: zero is a valid offer.
+    let mut offer: Offer = unsafe { zeroed() };
+    let mut part = crate::parts::one(std::ptr::from_mut(&mut offer).cast(), size_of::<Offer>());
+    let mut message = message(&mut part, &mut control);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the buffers are this function's.
+    let n = real::outcome(unsafe { real::recvmsg(socket, &mut message, flags) })?;
+    let descriptors = received_descriptors(&message);
+    match <[RawFd; DESCRIPTORS]>::try_from(&descriptors[..]) {
+        Ok(complete) if n == size_of::<Offer>() => Ok((offer, complete)),
+        _ => {
+            descriptors.into_iter().for_each(real::close_quietly);
+            Err(libc::EPROTO)
+        }
+    }
+}
+
+/// received_descriptors are all that came, so that none is left open.
+fn received_descriptors(message: &libc::msghdr) -> Vec<RawFd> {
+    // SAFETY: the kernel has filled the control buffer; a header lies within it.
+    let Some(header) = (unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }) else { return Vec::new() };
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return Vec::new();
+    }
+    // SAFETY: CMSG_LEN only computes.
+    let octets = header.cmsg_len as usize - unsafe { libc::CMSG_LEN(0) } as usize;
+    // SAFETY: the data follow the header within the buffer.
+    let data = unsafe { libc::CMSG_DATA(header).cast::<RawFd>() };
+    // SAFETY: as above; as many descriptors as the kernel says.
+    (0..octets / size_of::<RawFd>()).map(|i| unsafe { data.add(i).read_unaligned() }).collect()
+}
+
+/// is_from_peer asks the kernel: the connection that the offer names must be this end's own, and its other end must
+/// belong to the user who sent the offer.
+fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
+    let own = diag::owner(offer.client(), offer.server());
+    let peer = diag::owner(offer.server(), offer.client());
+    let (Some(own), Some(peer)) = (own, peer) else { return false };
+    cookie_of(fd) == Some(own.cookie) && user == Some(peer.uid)
+}
+
+/// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
+fn accept(session: &'static Session, [memory, own, peer]: [RawFd; DESCRIPTORS]) -> bool {
+    if !is_event(own) || !is_event(peer) || !Session::reserve() {
+        return false;
+    }
+    let Some(rings) = map_offered(memory).filter(|rings| rings.header().accept(&rings.layout)) else {
+        Session::unreserve();
+        return false;
+    };
+    real::close_quietly(memory);
+    let (own, peer) = (hidden::adopt(own).unwrap_or(-1), hidden::adopt(peer).unwrap_or(-1));
+    session.attach(rings, own, peer);
+    if own < 0 || peer < 0 {
+        // No room for another descriptor: the kernel's connection goes on.
+        session.close_rings();
+    }
+    true
+}
+
+/// map_offered maps memory whose size cannot change, and whose header fits its size.
+fn map_offered(memory: RawFd) -> Option<Memory> {
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: fcntl of a descriptor.
+    let seals = unsafe { real::fcntl(memory, libc::F_GET_SEALS, 0) };
+    // SAFETY: zero is a valid stat.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    // SAFETY: fstat of a descriptor into this function's structure.
+    let known = unsafe { libc::fstat(memory, &mut stat) } == 0;
+    let length = usize::try_from(stat.st_size).ok()?;
+    if seals < 0
+        || seals & needed != needed
+        || !known
+        || !(Layout::bytes(Layout::SMALLEST)..=Layout::bytes(Layout::LARGEST)).contains(&length)
+    {
+        return None;
+    }
+    let at = map(memory, length)?;
+    // SAFETY: the mapping has more than four words. The peer may change them, so they are read once.
+    let words = std::array::from_fn(|i| unsafe { at.cast::<u32>().add(i).read_volatile() });
+    match Layout::check(words, length) {
+        Some(layout) => Some(Memory::new(at, layout)),
+        None => {
+            // SAFETY: no one uses the mapping.
+            unsafe { libc::munmap(at.cast(), length) };
+            None
+        }
+    }
+}
+
+/// is_event reports whether a descriptor is an eventfd(2): a write to anything else might wait.
+fn is_event(fd: RawFd) -> bool {
+    let path = format!("/proc/self/fd/{fd}\0");
+    let mut target = [0u8; 64];
+    // SAFETY: the path ends with a zero octet; the buffer has that many octets.
+    let n = unsafe { libc::readlink(path.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
+    // SAFETY: fcntl of a descriptor.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+    n > 0 && target[..n as usize].starts_with(b"anon_inode:[eventfd]") && flags & libc::O_NONBLOCK != 0
+}

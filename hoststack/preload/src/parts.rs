@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A program's buffers, and copies between them and a ring.
+
+use libc::{c_int, c_void, iovec, msghdr};
+
+/// Parts are the buffers of one call, from a position on.
+#[derive(Clone, Copy)]
+pub struct Parts {
+    first: *const iovec,
+    count: usize,
+    skip: usize,
+    most: usize,
+}
+
+impl Parts {
+    /// # Safety
+    /// `first` leads to `count` buffers that the program lets the call use.
+    pub unsafe fn new(first: *const iovec, count: usize) -> Self {
+        Self { first, count, skip: 0, most: usize::MAX }
+    }
+
+    /// after leaves out the first `n` octets.
+    pub fn after(self, n: usize) -> Self {
+        Self { skip: self.skip + n, ..self }
+    }
+
+    /// at_most leaves out all octets after the first `n`.
+    pub fn at_most(self, n: usize) -> Self {
+        Self { most: n, ..self }
+    }
+
+    pub fn length(&self) -> usize {
+        self.each().map(|(_, length)| length).sum()
+    }
+
+    /// each buffer as address and length, without what is left out.
+    fn each(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+        let (mut skip, mut most) = (self.skip, self.most);
+        (0..self.count).filter_map(move |i| {
+            // SAFETY: new's caller has `count` buffers.
+            let part = unsafe { *self.first.add(i) };
+            let left_out = skip.min(part.iov_len);
+            skip -= left_out;
+            let length = (part.iov_len - left_out).min(most);
+            most -= length;
+            (length > 0).then(|| (part.iov_base.cast::<u8>().wrapping_add(left_out), length))
+        })
+    }
+
+    /// message runs `f` with a message header for the buffers; at most 64 of them, so a call may be short.
+    pub fn message<T>(&self, f: impl FnOnce(&mut msghdr) -> T) -> T {
+        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+        let mut count = 0;
+        for (place, (address, length)) in list.iter_mut().zip(self.each()) {
+            *place = iovec { iov_base: address.cast::<c_void>(), iov_len: length };
+            count += 1;
+        }
+        // SAFETY: zero is a valid msghdr, for glibc with padding and for musl.
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = list.as_mut_ptr();
+        message.msg_iovlen = count as _;
+        f(&mut message)
+    }
+}
+
+/// Octets of one direction of a ring in shared memory.
+#[derive(Clone, Copy)]
+pub struct Octets {
+    pub at: *mut u8,
+    pub capacity: u64,
+}
+
+impl Octets {
+    /// put copies the first `count` octets of `parts` into the ring from `index` on.
+    pub fn put(&self, index: u64, parts: &Parts, count: usize) {
+        self.walk(index, parts, count, |ring, buffer, n| {
+            // SAFETY: walk stays inside of both; the peer may change the ring meanwhile, which can only
+            // change octets that it gets.
+            unsafe { std::ptr::copy_nonoverlapping(buffer.cast_const(), ring, n) }
+        });
+    }
+
+    /// get copies `count` octets from `index` on into `parts`.
+    pub fn get(&self, index: u64, parts: &Parts, count: usize) {
+        self.walk(index, parts, count, |ring, buffer, n| {
+            // SAFETY: as above; octets that a hostile peer changes during the copy are its own.
+            unsafe { std::ptr::copy_nonoverlapping(ring.cast_const(), buffer, n) }
+        });
+    }
+
+    /// walk splits `count` octets where a buffer or the ring ends.
+    fn walk(&self, index: u64, parts: &Parts, count: usize, copy: impl Fn(*mut u8, *mut u8, usize)) {
+        let (mut index, mut left) = (index, count);
+        for (mut buffer, mut length) in parts.each() {
+            while length > 0 && left > 0 {
+                let offset = index & (self.capacity - 1);
+                let n = length.min(left).min((self.capacity - offset) as usize);
+                copy(self.at.wrapping_add(offset as usize), buffer, n);
+                buffer = buffer.wrapping_add(n);
+                (index, length, left) = (index + n as u64, length - n, left - n);
+            }
+        }
+    }
+}
+
+/// one describes a single buffer.
+pub fn one(buffer: *mut c_void, length: usize) -> iovec {
+    iovec { iov_base: buffer, iov_len: length }
+}
+
+/// valid_count checks the number of buffers as the kernel does.
+pub fn valid_count(count: c_int) -> Result<usize, i32> {
+    usize::try_from(count).ok().filter(|&n| n <= 1024).ok_or(libc::EINVAL)
+}

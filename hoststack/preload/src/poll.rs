@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! poll(2) and select(2) over sessions and other descriptors.
+
+use crate::session::Session;
+use crate::side::Phase;
+use crate::table::Held;
+use crate::{bell, real, table, wait};
+use libc::{c_int, fd_set, pollfd, sigset_t, timespec};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRBAND, POLLWRNORM};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const READ_BITS: i16 = POLLIN | POLLRDNORM;
+const WRITE_BITS: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
+
+/// poll is ppoll(2).
+pub fn poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
+    fds.iter().filter_map(|one| table::epoll(one.fd)).for_each(|epoll| epoll.watch());
+    // Nothing is allocated without sessions: an allocator may call poll(2) while it has its own lock.
+    if fds.iter().all(|one| table::session(one.fd).is_none()) {
+        return kernel_poll(fds, limit, mask);
+    }
+    let sessions: Vec<_> = fds.iter().map(|one| table::session(one.fd)).collect();
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    loop {
+        let n = once(fds, &sessions, deadline, mask)?;
+        if n > 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(n);
+        }
+    }
+}
+
+/// once asks rings and kernel. It returns 0 if it has to be called again, or the time is over.
+fn once(
+    fds: &mut [pollfd],
+    sessions: &[Option<Held>],
+    deadline: Option<Instant>,
+    mask: *const sigset_t,
+) -> Result<usize, i32> {
+    let mut all: Vec<pollfd> =
+        fds.iter().zip(sessions).map(|(one, session)| for_kernel(one, session.as_deref())).collect();
+    let mut ready = any_ready(fds, sessions);
+    if !ready {
+        let bell = bell::hear(sessions.iter().flatten().map(|session| session.event()));
+        publish_waits(fds, sessions);
+        ready = any_ready(fds, sessions);
+        all.push(pollfd { fd: bell, events: POLLIN, revents: 0 });
+    }
+    let left = match ready {
+        true => Some(Duration::ZERO),
+        false => deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
+    };
+    kernel_poll(&mut all, left, mask)?;
+    Ok(merge(fds, sessions, &all))
+}
+
+/// for_kernel asks for the peer's end instead of writability while it is the ring that knows.
+fn for_kernel(one: &pollfd, session: Option<&Session>) -> pollfd {
+    let in_ring = session.is_some_and(|s| s.side().send.phase() == Phase::Ring);
+    let instead = in_ring && one.events & WRITE_BITS != 0;
+    let events = if instead { one.events & !WRITE_BITS | POLLRDHUP } else { one.events };
+    pollfd { events, revents: 0, ..*one }
+}
+
+fn any_ready(fds: &[pollfd], sessions: &[Option<Held>]) -> bool {
+    fds.iter().zip(sessions).any(|(one, session)| ring_ready(one.events, session.as_deref()) != 0)
+}
+
+fn publish_waits(fds: &[pollfd], sessions: &[Option<Held>]) {
+    for (one, session) in fds.iter().zip(sessions) {
+        let Some(rings) = session.as_deref().and_then(Session::rings) else { continue };
+        if one.events & READ_BITS != 0 {
+            rings.receive().consumer_waits();
+        }
+        if one.events & WRITE_BITS != 0 {
+            rings.send().producer_waits();
+        }
+    }
+}
+
+fn ring_ready(events: i16, session: Option<&Session>) -> i16 {
+    let Some(session) = session else { return 0 };
+    let Some(rings) = session.rings() else { return 0 };
+    let mut ready = 0;
+    if session.is_readable(&rings) {
+        ready |= READ_BITS;
+    }
+    if session.is_writable(&rings) {
+        ready |= POLLOUT | POLLWRNORM;
+    }
+    ready & events
+}
+
+fn merge(fds: &mut [pollfd], sessions: &[Option<Held>], polled: &[pollfd]) -> usize {
+    let mut n = 0;
+    for ((one, session), polled) in fds.iter_mut().zip(sessions).zip(polled) {
+        if let Some(session) = session.as_deref().filter(|_| polled.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0) {
+            session.suspect.store(true, Ordering::Relaxed);
+        }
+        let asked = one.events | POLLERR | POLLHUP | libc::POLLNVAL;
+        one.revents = (polled.revents | ring_ready(one.events, session.as_deref())) & asked;
+        n += usize::from(one.revents != 0);
+    }
+    n
+}
+
+fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
+    let limit = limit.map(wait::to_timespec);
+    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref::<timespec>);
+    // SAFETY: the list is the caller's; the mask is the program's.
+    real::outcome(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit, mask) } as isize)
+}
+
+/// Sets are the three of select(2); each may be missing.
+pub struct Sets {
+    pub read: *mut fd_set,
+    pub write: *mut fd_set,
+    pub except: *mut fd_set,
+}
+
+impl Sets {
+    fn each(&self) -> [(*mut fd_set, i16); 3] {
+        [(self.read, POLLIN), (self.write, POLLOUT), (self.except, libc::POLLPRI)]
+    }
+
+    /// has reports whether a set is there and has the descriptor.
+    fn has(set: *mut fd_set, fd: c_int) -> bool {
+        // SAFETY: the program's set, and a number below FD_SETSIZE.
+        !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+    }
+
+    /// have_sessions reports whether the program asks for a session, or for an epoll instance that has some.
+    pub fn have_sessions(&self, count: c_int) -> bool {
+        let known = |fd: c_int| table::session(fd).is_some() || table::epoll(fd).is_some();
+        (0..count.min(libc::FD_SETSIZE as c_int))
+            .any(|fd| known(fd) && self.each().iter().any(|&(set, _)| Self::has(set, fd)))
+    }
+
+    /// select is pselect(2) by poll.
+    pub fn select(&self, count: c_int, limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
+        let mut fds: Vec<pollfd> = (0..count.min(libc::FD_SETSIZE as c_int)).filter_map(|fd| self.wanted(fd)).collect();
+        poll(&mut fds, limit, mask)?;
+        if fds.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
+            return Err(libc::EBADF);
+        }
+        Ok(fds.iter().map(|one| self.answer(one)).sum())
+    }
+
+    fn wanted(&self, fd: c_int) -> Option<pollfd> {
+        let of_set = |&(set, bit): &(*mut fd_set, i16)| if Self::has(set, fd) { bit } else { 0 };
+        let events = self.each().iter().map(of_set).fold(0, |all, bit| all | bit);
+        (events != 0).then_some(pollfd { fd, events, revents: 0 })
+    }
+
+    /// answer leaves a descriptor in the sets that it is ready for, and counts them. The groups are the kernel's
+    /// (POLLIN_SET and the like of fs/select.c).
+    fn answer(&self, one: &pollfd) -> usize {
+        let groups = [READ_BITS | POLLHUP | POLLERR, WRITE_BITS | POLLERR, libc::POLLPRI];
+        let mut n = 0;
+        for ((set, bit), group) in self.each().into_iter().zip(groups) {
+            if one.events & bit == 0 {
+                continue;
+            }
+            if one.revents & group != 0 {
+                n += 1;
+            } else {
+                // SAFETY: the program's set, which has this descriptor.
+                unsafe { libc::FD_CLR(one.fd, set) };
+            }
+        }
+        n
+    }
+}

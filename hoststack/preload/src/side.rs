@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The state of one end of a connection that processes share after fork: locks, own indices, counters.
+//!
+//! It is memory of this end alone, never mapped by the peer. A child of fork inherits the memory, and makes its
+//! own for connections that begin after it.
+
+use crate::lock::Lock;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Which part of the stream an end is at, for each direction.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+#[repr(u32)]
+pub enum Phase {
+    /// On the kernel's connection; the ring has not begun.
+    Before = 0,
+    Ring = 1,
+    /// On the kernel's connection again, for good.
+    After = 2,
+}
+
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct Side {
+    pub receive: Way,
+    pub send: Way,
+    /// The socket has O_NONBLOCK, as far as this library saw it set.
+    pub nonblocking: AtomicU32,
+    /// Descriptors of the socket in all processes.
+    pub descriptors: AtomicU32,
+    /// The connection must not move to rings any more.
+    pub stays: AtomicU32,
+    /// An error of the kernel's socket that was met before the ring was empty.
+    pub error: AtomicI32,
+    used: AtomicU32,
+}
+
+/// One direction, seen from this end.
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct Way {
+    pub lock: AtomicU32,
+    phase: AtomicU32,
+    /// Octets that passed by the kernel before the ring.
+    pub kernel: AtomicU64,
+    /// This end's own index of the ring.
+    pub index: AtomicU64,
+}
+
+impl Way {
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Before,
+            1 => Phase::Ring,
+            _ => Phase::After,
+        }
+    }
+
+    pub fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u32, Ordering::Release);
+    }
+
+    /// with_lock runs `f` while no other thread or process of this end does the same. `f` is told whether the
+    /// last one was killed while it did.
+    pub fn with_lock<T>(&self, f: impl FnOnce(bool) -> T) -> T {
+        let stolen = crate::lock::take(&self.lock);
+        let result = f(stolen);
+        crate::lock::give(&self.lock);
+        result
+    }
+}
+
+/// Places for sides. The kernel gives memory to those that are used.
+const PLACES: usize = 16384;
+
+static ARENA: AtomicPtr<Side> = AtomicPtr::new(null_mut());
+static HINT: Lock<usize> = Lock::new(0);
+
+/// make takes a free place; None if there is none.
+pub fn make() -> Option<&'static Side> {
+    let arena = arena()?;
+    let mut hint = HINT.lock();
+    let found = (0..PLACES).map(|i| (*hint + i) % PLACES).find_map(|i| {
+        // SAFETY: the arena has PLACES sides, and zeroed memory is a valid one.
+        let side = unsafe { &*arena.add(i) };
+        let free = side.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        free.then_some((i, side))
+    });
+    let (i, side) = found?;
+    *hint = i + 1;
+    side.reset();
+    Some(side)
+}
+
+/// arena is this process's memory for sides, shared with its children.
+fn arena() -> Option<*mut Side> {
+    let found = ARENA.load(Ordering::Acquire);
+    if !found.is_null() {
+        return Some(found);
+    }
+    let length = PLACES * size_of::<Side>();
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let made = unsafe { libc::mmap(null_mut(), length, protection, flags, -1, 0) };
+    if made == libc::MAP_FAILED {
+        return None;
+    }
+    match ARENA.compare_exchange(null_mut(), made.cast(), Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(made.cast()),
+        Err(other) => {
+            // SAFETY: another thread was faster, so no one has a pointer into this mapping.
+            unsafe { libc::munmap(made, length) };
+            Some(other)
+        }
+    }
+}
+
+/// after_fork lets the child make its own arena. Sides in the old one stay valid: it stays mapped.
+pub fn after_fork() {
+    ARENA.store(null_mut(), Ordering::Release);
+}
+
+impl Side {
+    fn reset(&self) {
+        for way in [&self.receive, &self.send] {
+            way.lock.store(0, Ordering::Relaxed);
+            way.enter(Phase::Before);
+            way.kernel.store(0, Ordering::Relaxed);
+            way.index.store(0, Ordering::Relaxed);
+        }
+        self.nonblocking.store(0, Ordering::Relaxed);
+        self.descriptors.store(0, Ordering::Relaxed);
+        self.stays.store(0, Ordering::Relaxed);
+        self.error.store(0, Ordering::Relaxed);
+    }
+
+    /// add_descriptor counts one more, and drop_descriptor one less; the latter reports whether it was the last.
+    /// Whoever drops the last one frees the place.
+    pub fn add_descriptor(&self) {
+        self.descriptors.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub fn drop_descriptor(&self) -> bool {
+        self.descriptors.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    pub fn free(&self) {
+        self.used.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! How a thread sleeps on one session: until the ring or the kernel's connection has something for it.
+
+use crate::session::Session;
+use crate::side::Phase;
+use crate::{bell, offer, real};
+use libc::{c_int, pollfd, timespec, timeval, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// readable waits until the session may be readable, for SO_RCVTIMEO at most.
+pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
+    sleep(session, fd, libc::SO_RCVTIMEO, POLLIN | POLLRDHUP, || {
+        let Some(rings) = session.rings() else { return false };
+        rings.receive().consumer_waits();
+        session.is_readable(&rings) || rings.receive().is_closed() && session.side().receive.phase() == Phase::Ring
+    })
+}
+
+/// writable waits until the session may be writable, for SO_SNDTIMEO at most.
+pub fn writable(session: &'static Session, fd: c_int) -> Result<(), i32> {
+    let in_ring = session.side().send.phase() == Phase::Ring;
+    let events = if in_ring { POLLRDHUP } else { POLLOUT };
+    let result = sleep(session, fd, libc::SO_SNDTIMEO, events, || {
+        let Some(rings) = session.rings().filter(|_| in_ring) else { return false };
+        rings.send().producer_waits();
+        session.is_writable(&rings)
+    });
+    if in_ring && real::poll_one(fd, POLLRDHUP) & (POLLRDHUP | POLLHUP | POLLERR) != 0 {
+        session.suspect.store(true, Ordering::Relaxed);
+    }
+    result
+}
+
+/// sleep polls the socket and the session's event. `is_ready` publishes that this end waits, then looks again.
+fn sleep(
+    session: &'static Session,
+    fd: c_int,
+    option: c_int,
+    events: i16,
+    is_ready: impl Fn() -> bool,
+) -> Result<(), i32> {
+    let limit = time_limit(fd, option);
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    loop {
+        let event = session.event();
+        let was_attached = session.is_attached();
+        let bell = bell::hear(std::iter::once(event));
+        if is_ready() || session.is_attached() != was_attached {
+            return Ok(());
+        }
+        let mut fds = [
+            pollfd { fd, events, revents: 0 },
+            pollfd { fd: bell, events: POLLIN, revents: 0 },
+            pollfd { fd: session.news(), events: POLLIN, revents: 0 },
+        ];
+        let result = poll(&mut fds, deadline);
+        match result {
+            Err(libc::EINTR) if limit.is_none() && restarts() => continue,
+            Err(error) => return Err(error),
+            Ok(0) => return Err(libc::EAGAIN),
+            Ok(_) => {}
+        }
+        offer::before(session, fd);
+        return Ok(());
+    }
+}
+
+fn poll(fds: &mut [pollfd], deadline: Option<Instant>) -> Result<usize, i32> {
+    let left = deadline.map(|deadline| to_timespec(deadline.saturating_duration_since(Instant::now())));
+    let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the descriptors are this caller's; no signal mask.
+    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, std::ptr::null()) };
+    real::outcome(n as isize)
+}
+
+pub fn to_timespec(duration: Duration) -> timespec {
+    timespec { tv_sec: duration.as_secs() as libc::time_t, tv_nsec: duration.subsec_nanos().into() }
+}
+
+/// time_limit is what SO_RCVTIMEO or SO_SNDTIMEO allow; None is for ever.
+fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
+    let mut value = timeval { tv_sec: 0, tv_usec: 0 };
+    let mut length = size_of::<timeval>() as libc::socklen_t;
+    let place = std::ptr::from_mut(&mut value).cast();
+    // SAFETY: a timeval, as these options return.
+    unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, place, &mut length) };
+    let limit = Duration::new(value.tv_sec as u64, value.tv_usec as u32 * 1000);
+    (!limit.is_zero()).then_some(limit)
+}
+
+/// restarts reports whether a call that a signal interrupted goes on. poll(2) never does, but recv(2) does after
+/// a handler with SA_RESTART. Which signal came is not known, so it goes on only if all handlers have that flag.
+fn restarts() -> bool {
+    // Handlers of faults run on the thread that caused them, which does not wait.
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+    (1..=64).filter(|signal| !faults.contains(signal)).all(|signal| {
+        // SAFETY: zero is a valid sigaction.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: only asks for the action of a signal.
+        let known = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } == 0;
+        let handled = known && action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        !handled || action.sa_flags & libc::SA_RESTART != 0
+    })
+}

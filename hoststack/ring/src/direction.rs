@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The indices of one direction: a byte stream from a producer to a consumer.
+//!
+//! The stream begins on the kernel's TCP connection, continues in the ring, and may return to the kernel:
+//!
+//! ```text
+//! octets 0 .. start      kernel
+//! start .. start + tail  ring
+//! after that, if closed  kernel
+//! ```
+//!
+//! Either end may close the ring at any time, without the other's help: `tail` has a bit for it, and the producer
+//! publishes by compare-and-swap. So an end knows exactly which octets are in the ring when it is closed.
+
+use crate::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+
+/// The bit of `tail` that closes the ring. The index is in the bits above.
+const CLOSED: u64 = 1;
+
+/// `start` until the producer has moved to the ring.
+const UNKNOWN: u64 = u64::MAX;
+
+/// The peer wrote an index that cannot be.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub struct Violation;
+
+/// What became of an attempt to publish octets.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub enum Published {
+    Done,
+    /// The ring was closed before: the octets belong on the kernel's connection.
+    Closed,
+}
+
+/// One direction. Each line belongs to one writer, so that the ends share none needlessly.
+#[repr(C)]
+pub struct Direction {
+    produced: ProducerLine,
+    consumed: ConsumerLine,
+}
+
+#[repr(C, align(64))]
+struct ProducerLine {
+    /// Octets sent by the kernel's connection before the first one of the ring.
+    start: AtomicU64,
+    tail: AtomicU64,
+    /// The producer found the ring full, and sleeps or may sleep.
+    waits: AtomicU32,
+}
+
+#[repr(C, align(64))]
+struct ConsumerLine {
+    head: AtomicU64,
+    /// The consumer found the ring empty, and sleeps or may sleep.
+    waits: AtomicU32,
+}
+
+impl Default for Direction {
+    fn default() -> Self {
+        Self {
+            produced: ProducerLine {
+                start: AtomicU64::new(UNKNOWN),
+                tail: AtomicU64::new(0),
+                waits: AtomicU32::new(0),
+            },
+            consumed: ConsumerLine { head: AtomicU64::new(0), waits: AtomicU32::new(0) },
+        }
+    }
+}
+
+impl Direction {
+    /// begin tells the consumer that the ring follows after `sent` octets of the kernel's connection.
+    pub fn begin(&self, sent: u64) {
+        self.produced.start.store(sent, Ordering::Release);
+    }
+
+    /// start is the number of octets before the ring, once the producer has begun.
+    pub fn start(&self) -> Option<u64> {
+        Some(self.produced.start.load(Ordering::Acquire)).filter(|&n| n != UNKNOWN)
+    }
+
+    /// free is the room for a producer whose own index is `tail`.
+    pub fn free(&self, tail: u64, capacity: u64) -> Result<u64, Violation> {
+        let head = self.consumed.head.load(Ordering::Acquire);
+        let used = tail.wrapping_sub(head);
+        if used > capacity {
+            return Err(Violation);
+        }
+        Ok(capacity - used)
+    }
+
+    /// publish makes the octets between both indices visible to the consumer.
+    pub fn publish(&self, from: u64, to: u64) -> Result<Published, Violation> {
+        match self.produced.tail.compare_exchange(from << 1, to << 1, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(Published::Done),
+            Err(found) if found == (from << 1 | CLOSED) => Ok(Published::Closed),
+            Err(_) => Err(Violation),
+        }
+    }
+
+    /// close ends the ring for both sides: what is in it stays, what follows goes by the kernel.
+    pub fn close(&self) {
+        self.produced.tail.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.produced.tail.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// available is the number of octets for a consumer whose own index is `head`, and whether the ring is closed.
+    pub fn available(&self, head: u64, capacity: u64) -> Result<(u64, bool), Violation> {
+        let word = self.produced.tail.load(Ordering::Acquire);
+        let filled = (word >> 1).wrapping_sub(head);
+        if filled > capacity {
+            return Err(Violation);
+        }
+        Ok((filled, word & CLOSED != 0))
+    }
+
+    /// release gives the octets before `head` back to the producer.
+    pub fn release(&self, head: u64) {
+        self.consumed.head.store(head, Ordering::Release);
+    }
+
+    /// consumer_waits publishes that the consumer may sleep. It has to check `available` afterwards.
+    pub fn consumer_waits(&self) {
+        self.consumed.waits.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// wake_consumer reports, after `publish`, whether the consumer has to be woken: once for each wait.
+    pub fn wake_consumer(&self) -> bool {
+        take(&self.consumed.waits)
+    }
+
+    /// producer_waits publishes that the producer may sleep. It has to check `free` afterwards.
+    pub fn producer_waits(&self) {
+        self.produced.waits.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// wake_producer reports, after `release`, whether the producer has to be woken.
+    pub fn wake_producer(&self) -> bool {
+        take(&self.produced.waits)
+    }
+}
+
+/// take clears a flag that the other end sets before it sleeps. The fence orders the index before the flag:
+/// either this end sees the flag, or the other one sees the index.
+fn take(flag: &AtomicU32) -> bool {
+    fence(Ordering::SeqCst);
+    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
+}

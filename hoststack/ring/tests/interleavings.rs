@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! All interleavings of two ends, by loom: no octet is read before it is written, and no wake-up is lost.
+//!
+//! RUSTFLAGS="--cfg loom" cargo test --release -p beeline-ring
+#![cfg(loom)]
+
+use beeline_ring::{Direction, Published};
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Notify};
+use loom::thread;
+
+const CAPACITY: u64 = 2;
+
+/// Shared is a direction with its octets, and the event of each end.
+struct Shared {
+    direction: Direction,
+    octets: [UnsafeCell<u8>; CAPACITY as usize],
+    consumer_event: Notify,
+    producer_event: Notify,
+}
+
+// SAFETY: loom reports each access to the octets that is not ordered with another one.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            direction: Direction::default(),
+            octets: Default::default(),
+            consumer_event: Notify::new(),
+            producer_event: Notify::new(),
+        })
+    }
+
+    /// put publishes one octet if there is room.
+    fn put(&self, tail: &mut u64, value: u8) -> Option<Published> {
+        if self.direction.free(*tail, CAPACITY).unwrap() == 0 {
+            return None;
+        }
+        // SAFETY: the octet is the producer's until it is published.
+        self.octets[(*tail % CAPACITY) as usize].with_mut(|octet| unsafe { *octet = value });
+        let published = self.direction.publish(*tail, *tail + 1).unwrap();
+        if published == Published::Done {
+            *tail += 1;
+            if self.direction.wake_consumer() {
+                self.consumer_event.notify();
+            }
+        }
+        Some(published)
+    }
+
+    /// take receives one octet if there is one.
+    fn take(&self, head: &mut u64) -> Option<u8> {
+        if self.direction.available(*head, CAPACITY).unwrap().0 == 0 {
+            return None;
+        }
+        // SAFETY: the octet is the consumer's until it is released.
+        let value = self.octets[(*head % CAPACITY) as usize].with(|octet| unsafe { *octet });
+        *head += 1;
+        self.direction.release(*head);
+        if self.direction.wake_producer() {
+            self.producer_event.notify();
+        }
+        Some(value)
+    }
+}
+
+fn receive(shared: &Shared, head: &mut u64) -> u8 {
+    loop {
+        if let Some(value) = shared.take(head) {
+            return value;
+        }
+        shared.direction.consumer_waits();
+        if shared.direction.available(*head, CAPACITY).unwrap().0 == 0 {
+            // A wake-up that never comes is a deadlock, which loom reports.
+            shared.consumer_event.wait();
+        }
+    }
+}
+
+fn send(shared: &Shared, tail: &mut u64, value: u8) {
+    while shared.put(tail, value).is_none() {
+        shared.direction.producer_waits();
+        if shared.direction.free(*tail, CAPACITY).unwrap() == 0 {
+            shared.producer_event.wait();
+        }
+    }
+}
+
+#[test]
+fn a_sleeping_consumer_is_woken_by_the_next_octet() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let other = shared.clone();
+        let producer = thread::spawn(move || {
+            let mut tail = 0;
+            send(&other, &mut tail, 1);
+        });
+        assert_eq!(receive(&shared, &mut 0), 1);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sleeping_producer_is_woken_when_there_is_room() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let mut tail = 0;
+        (1..=2).for_each(|value| send(&shared, &mut tail, value));
+        let other = shared.clone();
+        let consumer = thread::spawn(move || {
+            let mut head = 0;
+            assert_eq!(other.take(&mut head), Some(1));
+        });
+        send(&shared, &mut tail, 3);
+        consumer.join().unwrap();
+    });
+}
+
+/// Whoever closes the ring, both ends agree on which octets it has.
+#[test]
+fn an_octet_is_in_the_ring_or_refused_when_the_consumer_closes() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let other = shared.clone();
+        let producer = thread::spawn(move || {
+            let mut tail = 0;
+            other.put(&mut tail, 7)
+        });
+        shared.direction.close();
+        let (inside, closed) = shared.direction.available(0, CAPACITY).unwrap();
+        assert!(closed);
+        let published = producer.join().unwrap();
+        assert_eq!(published == Some(Published::Done), inside == 1);
+    });
+}
+
+/// The octets before the ring are known before the first one in it.
+#[test]
+fn the_beginning_is_known_with_the_first_octet() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let other = shared.clone();
+        let producer = thread::spawn(move || {
+            other.direction.begin(5);
+            let mut tail = 0;
+            send(&other, &mut tail, 1);
+        });
+        if shared.direction.available(0, CAPACITY).unwrap().0 > 0 {
+            assert_eq!(shared.direction.start(), Some(5));
+        }
+        producer.join().unwrap();
+    });
+}
