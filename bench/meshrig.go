@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -142,23 +143,20 @@ func (rig *meshRig) stopProxies(stop func()) {
 	rig.proxies = nil
 }
 
-// proveTime bounds the wait for an agent to serve a pod.
-const proveTime = 10 * time.Second
+// proveTime bounds the wait for an agent to serve a pod, and for Envoy, which resets connections while it starts.
+const proveTime = 30 * time.Second
 
 // prove checks that a request of a side goes through its proxy: the web server then sees another port than the client
 // has. The hooks connect the client to loopback, netfilter does not.
 func (rig *meshRig) prove(ctx context.Context, side int) error {
 	for end := time.Now().Add(proveTime); ; time.Sleep(50 * time.Millisecond) {
 		local, seen, err := rig.who(ctx, side)
-		if err != nil {
-			return err
-		}
 		through, byHook := seen != local.Port(), local.Addr().IsLoopback()
-		if through == (side != meshNone) && byHook == (side == meshHook || side == meshSockmap) {
+		if err == nil && through == (side != meshNone) && byHook == (side == meshHook || side == meshSockmap) {
 			return nil
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("the client has %s, and the web server sees port %d", local, seen)
+		if ctx.Err() != nil || time.Now().After(end) {
+			return cmp.Or(err, fmt.Errorf("the client has %s, and the web server sees port %d", local, seen))
 		}
 	}
 }

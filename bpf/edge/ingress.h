@@ -79,7 +79,7 @@ static __always_inline int is_pod_device(struct context *ctx)
 /* Where a pod's packet to an address is handled. */
 enum pod_path_to {
 	TO_NO_SERVICE, /* edge/egress.h, if anywhere */
-	TO_NODE,       /* here: the address is the node's own, so the packet does not leave */
+	TO_NODE,       /* here: the address is the node's own, or pods are masqueraded */
 	TO_UPLINK,     /* here: the stack forwards it to the backend from the pod's own address */
 };
 
@@ -91,11 +91,15 @@ static __always_inline enum pod_path_to pod_path_to(struct context *ctx, struct 
 				   .port = asked->destination_port,
 				   .protocol = asked->protocol};
 
-	if (!frontend_at(&key))
+	struct frontend *frontend = frontend_at(&key);
+
+	if (!frontend)
 		return TO_NO_SERVICE;
 	if (not_routed(route(ctx, w, asked)))
 		return TO_NODE;
-	return class == FROM_POD ? TO_UPLINK : TO_NO_SERVICE;
+	if (class != FROM_POD)
+		return TO_NO_SERVICE;
+	return frontend->flags & FRONTEND_BY_PACKET ? TO_NODE : TO_UPLINK;
 }
 
 /* Returns whether the backend is the client, or the route to it leads back to the client's device,

@@ -134,6 +134,8 @@ enum frontend_flag {
 	/* Some slots are contested: flows without entries may use other backends than the table
 	 * says. */
 	FRONTEND_HISTORY = 128,
+	/* Sockets of pods leave the destination to the packet path, which masquerades. */
+	FRONTEND_BY_PACKET = 256,
 };
 
 /* Which packets from balancers this node decapsulates. */

@@ -54,6 +54,10 @@ static __always_inline enum verdict socket_verdict(const struct frontend *fronte
 
 	*class = node ? FROM_NODE : FROM_POD;
 
+	if (!node && frontend->flags & FRONTEND_BY_PACKET) {
+		*reason = CONNECT_MASQUERADED;
+		return VERDICT_PASS;
+	}
 	if (frontend->source_set) {
 		verdict = source_verdict(frontend, source, node);
 		*reason = verdict == VERDICT_PASS ? CONNECT_SOURCE_UNKNOWN : CONNECT_SOURCE;

@@ -104,6 +104,7 @@ enum connect_reason {
 	CONNECT_SOURCE_UNKNOWN, /* likewise, and the socket has no source address yet */
 	CONNECT_NO_BACKEND,	/* the tables are damaged */
 	CONNECT_PROTOCOL,	/* served per packet */
+	CONNECT_MASQUERADED,	/* the packets of pods are masqueraded */
 };
 
 /* A connect(2) to explain, and, from `verdict` on, the explanation. */

@@ -104,6 +104,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "also serve Services with this value of the label service.kubernetes.io/service-proxy-name")
 	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks of this node's addresses that serve NodePorts (default: the node's primary address of each family)")
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
+	fs.BoolVar(&c.Service.MasqueradeAll, "masquerade-all", false, "send what pods send to Service addresses with this node's address as source to backends on other nodes; pods' packets are then translated one by one at the edge instead of once at the socket")
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "ignore external IPs for pods and the node, and for all clients if one is an address of a Node or of the API server; otherwise anyone who may create a Service can intercept traffic to any address")
 	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "reject clients outside the cluster at ClusterIPs; otherwise clients with a route to this node reach them, as with kube-proxy")
 	fs.StringVar(&c.HealthzAddress, "healthz-bind-address", DefaultHealthzAddress, "IP:PORT at which /healthz and /livez are served; \"\" for none")

@@ -38,6 +38,7 @@ const (
 	ConnectSourceUnknown = ConnectExplainConnectReasonCONNECT_SOURCE_UNKNOWN
 	ConnectNoBackend     = ConnectExplainConnectReasonCONNECT_NO_BACKEND
 	ConnectProtocol      = ConnectExplainConnectReasonCONNECT_PROTOCOL
+	ConnectMasqueraded   = ConnectExplainConnectReasonCONNECT_MASQUERADED
 )
 
 // FrontendKey returns the key of the frontend that was found; zero: none.

@@ -53,6 +53,7 @@ const (
 	FlagMaglev     = SockFrontendFlagFRONTEND_MAGLEV
 	FlagUntracked  = SockFrontendFlagFRONTEND_UNTRACKED
 	FlagHistory    = SockFrontendFlagFRONTEND_HISTORY
+	FlagByPacket   = SockFrontendFlagFRONTEND_BY_PACKET
 )
 
 // The parts of a word of a frontend's history.

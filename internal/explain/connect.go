@@ -72,6 +72,8 @@ func (x *explainer) connected(e *datapath.ConnectExplanation) error {
 		return x.leaves(class, "passed unchanged: connect() of a UDP socket sends nothing")
 	case datapath.ConnectSourceUnknown:
 		return x.leaves(class, "passed unchanged: the verdict depends on the source, and an unbound socket has no source address yet")
+	case datapath.ConnectMasqueraded:
+		return x.leaves(class, "passed unchanged: packets of pods are masqueraded (--masquerade-all)")
 	case datapath.ConnectSource: // the node reaches its own address from that address
 		a.Rules, a.Backends = []string{"R25"}, nil
 		a.Why = "dropped (EPERM): the node's own address is not in loadBalancerSourceRanges"

@@ -236,9 +236,10 @@ func (t *Cluster) award(o *owner) bool {
 }
 
 // needsPackets returns 1 if a plan has a frontend that sockets of pods cannot decide about: one with SourceRanges,
-// because a socket has no source address at connect(), or one of SCTP, for which the kernel has no socket hooks.
+// because a socket has no source address at connect(), one whose packets are masqueraded, or one of SCTP, for which the
+// kernel has no socket hooks.
 func needsPackets(p *Plan) int {
-	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.SourceRanges != nil || f.Key.Protocol == SCTP }) {
+	if p != nil && slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.SourceRanges != nil || f.ByPacket || f.Key.Protocol == SCTP }) {
 		return 1
 	}
 	return 0

@@ -48,7 +48,8 @@ type Config struct {
 	// KeepTCP puts endpoints of TCP ports that serve but get no new connections into Plan.Retained, as is
 	// always done for UDP.
 	KeepTCP bool
-	// MasqueradeAll also masquerades pods that connect to a ClusterIP (R19).
+	// MasqueradeAll masquerades pods that connect to any Service address, also to a ClusterIP (R19). It needs the
+	// edge, which decides instead of the pods' sockets.
 	MasqueradeAll bool
 	// RefuseOutsideClusterIP rejects clients outside the cluster at ClusterIPs (R20).
 	RefuseOutsideClusterIP bool

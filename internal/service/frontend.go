@@ -87,6 +87,9 @@ type Frontend struct {
 	// OwnAddress means that the frontend has SourceRanges and an address of this node, which the node's own
 	// sockets then use as their source address unless they are bound.
 	OwnAddress bool
+	// ByPacket means that sockets of pods leave the destination to the packet path, which masquerades
+	// (Config.MasqueradeAll).
+	ByPacket bool
 	// AtClusterIP marks a frontend of kind LoadBalancer or ExternalIP at the Service's own ClusterIP.
 	// Against other objects it counts as a ClusterIP.
 	AtClusterIP bool

@@ -140,6 +140,7 @@ func (p *portPlan) add(kind FrontendKind, addr netip.Addr, port uint16, ds [Sour
 		Decisions:    ds,
 		Affinity:     p.svc.Affinity,
 		OwnAddress:   ranges != nil && p.node.isLocal(addr),
+		ByPacket:     p.config.MasqueradeAll && (kind == ClusterIP || !p.svc.ExternalLocal),
 		SourceRanges: ranges,
 		DSR:          dsr,
 		Untracked:    p.untracked(dsr),

@@ -80,6 +80,16 @@ func TestR19Masquerade(t *testing.T) {
 		{"masqueradeAll is for ClusterIPs", all, []Object{service("web", nodePort(30080), eTPLocal), both},
 			expect{nodeHTTP: "pod a b, node a b masq, outside a"}},
 	})
+	config := testConfig()
+	for _, masquerade := range []bool{false, true} {
+		config.MasqueradeAll = masquerade
+		table := cluster(config, service("web", nodePort(30080), eTPLocal), both)
+		for key, want := range map[string]bool{webHTTP: masquerade, nodeHTTP: false} {
+			if _, f := find(table, key); f.ByPacket != want {
+				t.Errorf("masqueradeAll %v: frontend %v is left to packets: %v", masquerade, key, f.ByPacket)
+			}
+		}
+	}
 }
 
 func TestR20ClusterIPFromOutside(t *testing.T) {

@@ -80,6 +80,9 @@ func (c *config) completeEdge(services *service.Config) error {
 	if c.edge.SetSysctls && c.edge.Mode == edge.Off {
 		return errors.New("--set-sysctls has no effect with --edge-mode=off: remove one of them")
 	}
+	if services.MasqueradeAll && c.edge.Mode == edge.Off {
+		return errors.New("--masquerade-all has no effect with --edge-mode=off: remove one of them")
+	}
 	for _, p := range c.edge.Devices {
 		if _, err := path.Match(p, ""); err != nil || p == "" {
 			return fmt.Errorf("--devices %q: not a name or shell pattern", p)

@@ -41,6 +41,7 @@ func NewFrontend(f *service.Frontend, port uint32) Frontend {
 		uint16(datapath.FlagUntracked):  f.Untracked,
 		uint16(datapath.FlagOneAddress): f.OneAddress,
 		uint16(datapath.FlagOwnAddress): f.OwnAddress,
+		uint16(datapath.FlagByPacket):   f.ByPacket,
 	} {
 		if on {
 			row.Flags |= flag

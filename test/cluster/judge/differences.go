@@ -79,6 +79,9 @@ func (o Observation) facts(c *Case) map[string]string {
 	if o.Backend != "" {
 		place = map[bool]string{true: "here", false: "elsewhere"}[isLocal(name)]
 	}
+	if backend == "self" && clientKind(c.Probe.From) == "pod" {
+		place = "self"
+	}
 	return map[string]string{"result": o.Result, "backend": backend, "place": place, "source": o.Source}
 }
 

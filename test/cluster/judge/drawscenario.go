@@ -61,8 +61,12 @@ func drawExternal(random *rand.Rand, s *Scenario) {
 		s.External = pick(random, "Cluster", "Local")
 	}
 	// Each configuration takes a restart of both proxies, and session affinity a round of its own.
-	if oneIn(random, 4) {
+	switch random.IntN(8) {
+	case 0, 1:
 		s.Proxy = "xdp"
+		return
+	case 2:
+		s.Proxy = "masquerade all"
 		return
 	}
 	if s.Type != string(corev1.ServiceTypeClusterIP) && !s.NoNodePorts && !s.Affinity && oneIn(random, 2) {

@@ -15,6 +15,7 @@ type proxyConfig struct {
 	networks string
 	flags    []string // further ones of Beeline
 	xdp      bool     // XDP handles packets from outside, else tc
+	masqAll  bool     // both masquerade pods, too
 	// kinds say what the networks mean for an address of each family: primary (they select the primary one,
 	// or it is the default), second (the second one), all, loopback (the primary one and loopback), unnamed
 	// (networks of the other family only), off (the default, and Beeline serves nothing on loopback).
@@ -32,6 +33,7 @@ var proxyConfigs = map[string]proxyConfig{
 	"node ports all":      {networks: "0.0.0.0/0,::/0", kinds: kindsOf("all", "all")},
 	"node ports loopback": {networks: "127.0.0.0/8,192.168.100.1/32,::1/128,fd00:100::1/128", kinds: kindsOf("loopback", "loopback")},
 	"not on loopback":     {flags: []string{"--localhost-nodeports=false"}, kinds: kindsOf("off", "off")},
+	"masquerade all":      {flags: []string{"--masquerade-all"}, masqAll: true, kinds: kindsOf("primary", "primary")},
 	// Last in order: it changes the devices of Beeline's lab for good.
 	"xdp": {flags: []string{"--edge-mode=xdp", "--pod-devices=auto"}, xdp: true, kinds: kindsOf("primary", "primary")},
 }
@@ -49,13 +51,15 @@ func (s *Scenario) edge() string {
 
 // options are the options of a pair of proxies with this configuration.
 func (c proxyConfig) options() Options {
-	if c.networks == "" {
-		return Options{Agent: c.flags, XDP: c.xdp}
+	o := Options{Agent: c.flags, XDP: c.xdp}
+	if c.networks != "" {
+		o.Agent = append([]string{"--nodeport-addresses=" + c.networks}, c.flags...)
 	}
-	return Options{
-		KubeProxy: func(config *kubeproxy.KubeProxyConfiguration) {
+	o.KubeProxy = func(config *kubeproxy.KubeProxyConfiguration) {
+		config.NFTables.MasqueradeAll = c.masqAll
+		if c.networks != "" {
 			config.NodePortAddresses = strings.Split(c.networks, ",")
-		},
-		Agent: append([]string{"--nodeport-addresses=" + c.networks}, c.flags...),
+		}
 	}
+	return o
 }

@@ -125,7 +125,9 @@ func (s *Scenario) addressKind() string {
 		return "plain"
 	case "v4", "v6":
 		return "one-family"
-	case "on node", "node's":
+	case "on node":
+		return "on-node"
+	case "node's":
 		return "node"
 	}
 	return s.Addresses
@@ -140,20 +142,28 @@ func (s *Scenario) sliceKind() string {
 	return s.Slices
 }
 
-// decided is where Beeline decides: at the socket, or by the packet. The socket does not know the source if it
+// decided is where Beeline decides: at the socket, or by the packet, which it may masquerade. The socket does not know the source if it
 // is not bound (except for the node's connection to itself), nor the port to which a connected UDP socket will
-// send.
+// send. Nor can it masquerade.
 func (s *Scenario) decided(p *Probe) string {
 	kind := clientKind(p.From)
 	bound := p.Socket == "bound" || p.Socket == "second"
 	connected := p.Protocol == "udp" && p.Socket != "unconnected"
 	switch {
+	case kind == "pod" && s.masqueraded(p):
+		return "masquerade"
 	case kind != "pod" && kind != "node",
-		strings.HasPrefix(p.To, "ingress") && s.restricted(p.Family) && !bound && !(kind == "node" && s.addressKind() == "node"),
+		strings.HasPrefix(p.To, "ingress") && s.restricted(p.Family) && !bound && !(kind == "node" && strings.HasSuffix(s.addressKind(), "node")),
 		strings.HasSuffix(strings.ToLower(p.To), "clusterip") && connected && s.portKind(p) != "known" && s.served(p.Family):
 		return "packet"
 	}
 	return "socket"
+}
+
+// masqueraded reports whether the packets of pods to a destination are masqueraded (--masquerade-all). The addresses
+// that no Service has are not.
+func (s *Scenario) masqueraded(p *Probe) bool {
+	return proxyConfigs[s.Proxy].masqAll && s.served(p.Family) && p.To != "unused" && (s.External != "Local" || p.To == "clusterIP")
 }
 
 // served reports whether the proxies should serve the Service in a family.
