@@ -142,9 +142,9 @@ func (s *Scenario) sliceKind() string {
 	return s.Slices
 }
 
-// decided is where Beeline decides: at the socket, or by the packet, which it may masquerade. The socket does not know the source if it
-// is not bound (except for the node's connection to itself), nor the port to which a connected UDP socket will
-// send. Nor can it masquerade.
+// decided is where Beeline decides: at the socket, by the packet, or by a packet of a pod that it masquerades. The
+// socket does not know the source if it is not bound (except for the node's connection to itself), nor the port to
+// which a connected UDP socket will send. Nor can it masquerade.
 func (s *Scenario) decided(p *Probe) string {
 	kind := clientKind(p.From)
 	bound := p.Socket == "bound" || p.Socket == "second"
