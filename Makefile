@@ -32,7 +32,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgel3_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/pod_bpfel.go internal/datapath/podnetkit_bpfel.go internal/datapath/podl3_bpfel.go internal/datapath/gateway_bpfel.go internal/datapath/gatewayl3_bpfel.go internal/datapath/mesh_bpfel.go internal/datapath/meshinbound_bpfel.go internal/datapath/xdpslot_bpfel.go \
 	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
-BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go \
+BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
 SCRIPTS := hoststack/programs/run scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.

@@ -23,15 +23,16 @@ import (
 )
 
 // The sides: the same traffic through the stack of the nodes, and past it. The second is the first again: their
-// difference is what the measurement cannot see.
+// difference is what the measurement cannot see. The last one bounds what a program can save.
 const (
 	podsStack = iota
 	podsStackAgain
 	podsShortcut
+	podsOnlyRedirect // bpf/pods_redirect.bpf.c
 	podsSides
 )
 
-var podsNames = [podsSides]string{"stack", "stack (A/A)", "shortcut"}
+var podsNames = [podsSides]string{"stack", "stack (A/A)", "shortcut", "only redirect"}
 
 // podsCase is a kind of traffic between two pods, on nodes whose forward chain has kubeRules and so many more.
 type podsCase struct {
@@ -100,6 +101,9 @@ func runPods(ctx context.Context, b *bench) (err error) {
 		rig.nodes = append(rig.nodes, n)
 	}
 	for _, c := range podsCases() {
+		if b.only != nil && !b.only.MatchString(c.String()) {
+			continue
+		}
 		if err := rig.measure(ctx, b, c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
@@ -219,6 +223,14 @@ func (rig *podsRig) slice(ctx context.Context, b *bench, c podsCase, side, cpu i
 		config.Target = netip.AddrPortFrom(rig.world.Host(server).Addr6, serverPort)
 	}
 	var before, after uint64
+	var redirect *podsRedirect
+	if side == podsOnlyRedirect {
+		redirect, err = redirectBetween(rig.world.Lab, "a1", server)
+		defer func() { err = errors.Join(err, redirect.close()) }()
+		if err != nil {
+			return r, err
+		}
+	}
 	for _, n := range rig.nodes {
 		if err := n.host.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 			return r, fmt.Errorf("flush the kernel's conntrack: %w", err)
@@ -245,6 +257,11 @@ func (rig *podsRig) slice(ctx context.Context, b *bench, c podsCase, side, cpu i
 			return r, err
 		}
 		after += packets
+	}
+	if redirect != nil {
+		if n, err := redirect.packets(); err != nil || n < r.Operations && c.mode != endpoint.Stream || n == 0 {
+			return r, errors.Join(err, fmt.Errorf("%d packets were redirected, of %d operations", n, r.Operations))
+		}
 	}
 	if taken := after - before; r.Operations == 0 || (taken >= r.Operations) != (side == podsShortcut) && c.mode != endpoint.Stream || (taken > 0) != (side == podsShortcut) {
 		return r, fmt.Errorf("%d packets took the shortcut, of %d operations", taken, r.Operations)
@@ -274,7 +291,7 @@ func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
 }
 
 func printPods(r *report) {
-	r.say("\nBetween two pods, of one node (local) or of two (remote), through the nodes' stack and past it, with netfilter rules as kube-proxy and flannel make them, and 0 or 1,000 rules of a policy. "+
+	r.say("\nBetween two pods, of one node (local) or of two (remote), through the nodes' stack, past it, and past it by a program that only redirects, with netfilter rules as kube-proxy and flannel make them, and 0 or 1,000 rules of a policy. "+
 		"Ratios to the stack, median of %d paired slices [95 %% interval]; of a stream an operation is %d KiB", r.results.Settings.Runs, endpoint.StreamWrite>>10)
 	for _, c := range podsCases() {
 		if len(r.results.Samples(c.series(podsStack), metricRate)) == 0 {
@@ -282,8 +299,8 @@ func printPods(r *report) {
 		}
 		r.say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.results.Samples(c.series(podsStack), metricRate)),
 			stat.Median(r.results.Samples(c.series(podsStack), metricCPU)))
-		for _, side := range []int{podsStackAgain, podsShortcut} {
-			line := fmt.Sprintf("    %-12s", podsNames[side])
+		for _, side := range []int{podsStackAgain, podsShortcut, podsOnlyRedirect} {
+			line := fmt.Sprintf("    %-13s", podsNames[side])
 			for _, m := range []result.Metric{metricP50, metricRate, metricCPU} {
 				of := func(side int) []float64 { return r.results.Samples(c.series(side), m) }
 				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(podsStack))))

@@ -24,7 +24,8 @@ struct pod_flow_entry {
 	struct pod to; /* device 0: to another node */
 	__u8 routed;   /* the stack would route the packets, not bridge them */
 	__u8 path;     /* enum pod_path */
-	__u8 reserved[2];
+	__u8 role;     /* enum pod_role of the input device */
+	__u8 reserved;
 };
 
 struct {

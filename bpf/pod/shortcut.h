@@ -235,6 +235,7 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	chosen->routed = routed;
 	/* The edge may delete its entry at any time. */
 	chosen->device = parsed == PARSED && flow == FLOW_OF_NOBODY ? ctx->ifindex : 0;
+	chosen->role = device->role;
 	chosen->tuple = w->packet.tuple;
 	chosen->since = tick_of(w);
 	return ACTION_CONTINUE;
@@ -242,13 +243,13 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 
 static __always_inline enum action pod_ingress(struct context *ctx)
 {
-	const struct pod_device *device = pod_device_at(ctx->ifindex);
 	struct scratch *w = scratch_get();
+	const struct pod_device *device;
 	struct pod_flow_entry *flow;
 	enum action action;
 	enum parsed parsed;
 
-	if (!w || !device)
+	if (!w)
 		return packet_pass(ctx);
 	scratch_reset(w);
 	w->quoted.l3 = 0;
@@ -258,7 +259,10 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		return packet_pass(ctx);
 	if (parsed != PARSED || w->packet.fragment || has_options(&w->packet) ||
 	    !pod_flow_valid(w, flow, ctx->ifindex) ||
-	    (device->role == POD_ROLE_NODES && !packet_is_for_node(ctx, &w->own))) {
+	    (flow->role == POD_ROLE_NODES && !packet_is_for_node(ctx, &w->own))) {
+		device = pod_device_at(ctx->ifindex);
+		if (!device)
+			return packet_pass(ctx);
 		action = pod_decide(ctx, w, device, parsed, flow);
 		if (action != ACTION_CONTINUE)
 			return action;

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// A podsRedirect is the program of bpf/pods_redirect.bpf.c at the devices of a path between two pods: it only
+// redirects, so it bounds what any program at these hooks can save.
+type podsRedirect struct {
+	objects []*PodsRedirectObjects
+	links   []link.Link
+}
+
+// A podEnd is a pod, the device that leads to it on its node, and the one that leads to other nodes.
+type podEnd struct {
+	pod, node      *lab.Host
+	mac            [6]uint8
+	device, uplink int
+}
+
+func podEndOf(l *lab.Lab, name string) (e podEnd, err error) {
+	e.pod = l.Host(name)
+	e.node = e.pod.Node
+	err = e.pod.Do(func() error {
+		inside, err := netlink.LinkByName("eth0")
+		if err == nil {
+			e.device = inside.Attrs().ParentIndex
+			copy(e.mac[:], inside.Attrs().HardwareAddr)
+		}
+		return err
+	})
+	if err != nil {
+		return e, fmt.Errorf("the device of %s: %w", name, err)
+	}
+	err = e.node.Do(func() error {
+		uplink, err := netlink.LinkByName("eth0")
+		if err == nil {
+			e.uplink = uplink.Attrs().Index
+		}
+		return err
+	})
+	return e, err
+}
+
+// redirectBetween attaches the program to all devices between two pods.
+func redirectBetween(l *lab.Lab, names ...string) (r *podsRedirect, err error) {
+	var ends [2]podEnd
+	for i, name := range names {
+		if ends[i], err = podEndOf(l, name); err != nil {
+			return nil, err
+		}
+	}
+	r = &podsRedirect{}
+	for i, e := range ends {
+		other := ends[1-i]
+		if e.node == other.node {
+			err = errors.Join(err, r.attach(e.node, e.device, &other, 0))
+			continue
+		}
+		err = errors.Join(err, r.attach(e.node, e.device, nil, e.uplink), r.attach(e.node, e.uplink, &ends[i], 0))
+	}
+	return r, err
+}
+
+// attach attaches the program to a device. It redirects to a pod, or if that is nil to the neighbour behind uplink.
+func (r *podsRedirect) attach(node *lab.Host, device int, to *podEnd, uplink int) error {
+	spec, err := LoadPodsRedirect()
+	if err != nil {
+		return err
+	}
+	out, isPod, mac := uint32(uplink), uint8(0), [6]uint8{}
+	if to != nil {
+		out, isPod, mac = uint32(to.device), 1, to.mac
+	}
+	err = errors.Join(spec.Variables["to_device"].Set(out), spec.Variables["to_pod"].Set(isPod), spec.Variables["pod_mac"].Set(mac))
+	if err != nil {
+		return err
+	}
+	objects := &PodsRedirectObjects{}
+	if err := spec.LoadAndAssign(objects, nil); err != nil {
+		return err
+	}
+	r.objects = append(r.objects, objects)
+	return node.Do(func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: objects.PodsRedirect, Attach: ebpf.AttachTCXIngress})
+		if err == nil {
+			r.links = append(r.links, l)
+		}
+		return err
+	})
+}
+
+// packets returns how many packets were redirected.
+func (r *podsRedirect) packets() (sum uint64, err error) {
+	for _, o := range r.objects {
+		var n uint64
+		if err := o.Packets.Get(&n); err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+func (r *podsRedirect) close() (err error) {
+	for _, l := range r.links {
+		err = errors.Join(err, l.Close())
+	}
+	for _, o := range r.objects {
+		err = errors.Join(err, o.Close())
+	}
+	return err
+}
