@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 
@@ -29,6 +30,9 @@ const initialCgroupNamespace = 0xEFFFFFFB
 func CgroupRoot(root string) (string, error) {
 	if root != "" {
 		v2, err := pinfs.IsFS(root, unix.CGROUP2_SUPER_MAGIC)
+		if errors.Is(err, os.ErrNotExist) {
+			return "", fmt.Errorf("--cgroup-root %s: not found: make it with mkdir; below `ip netns exec`, whose /sys has no mounts, give it by another path (mount -t cgroup2 none DIRECTORY)", root)
+		}
 		if err != nil {
 			return "", fmt.Errorf("--cgroup-root: %w", err)
 		}

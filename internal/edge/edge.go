@@ -89,10 +89,12 @@ type Edge struct {
 	tables         map[uint32]datapath.EdgeDevice
 	dsr            []DSRStatus
 	// forwards are the families whose packets the kernel must forward, and forwarding are the
-	// conditions that were logged of sysctls that prevent it. sysctls is the directory of these.
-	forwards   []service.Family
-	forwarding condition.List
-	sysctls    string
+	// conditions that were logged of sysctls that prevent it, last for the families notForwarded.
+	// sysctls is the directory of these.
+	forwards     []service.Family
+	forwarding   condition.List
+	notForwarded []service.Family
+	sysctls      string
 }
 
 // attached is a device and how the edge is attached to it.

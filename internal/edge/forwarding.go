@@ -54,9 +54,20 @@ func (e *Edge) noteForwarding() {
 		}
 	}
 	if len(e.forwarding) > 0 && len(problems) == 0 {
-		e.config.Log.Info("the edge: the kernel forwards packets again")
+		e.config.Log.Info("the edge: " + e.whyForwardingEnded())
+	}
+	if len(problems) > 0 {
+		e.notForwarded = e.forwards
 	}
 	e.forwarding = problems
+}
+
+// whyForwardingEnded says why the conditions have ended: sysctls may still be off if no backend needs them.
+func (e *Edge) whyForwardingEnded() string {
+	if len(e.forwardingProblems(e.notForwarded)) > 0 {
+		return "forwarding is still off in the kernel, but no Service has a backend that needs it now"
+	}
+	return "the kernel forwards packets again"
 }
 
 // forwardingProblems returns the conditions of sysctls that prevent forwarding to backends.

@@ -3,6 +3,8 @@
 package edge
 
 import (
+	"log/slog"
+	"strings"
 	"testing"
 
 	"beeline.io/beeline/internal/netdev"
@@ -40,9 +42,12 @@ func TestForwardingIsReportedOrSet(t *testing.T) {
 }
 
 // The kernel does not notify of sysctl changes: while one is off it is read again, until the condition
-// ends, and --set-sysctls sets what is off again. A family that no Service needs any more is not reported.
+// ends, and --set-sysctls sets what is off again. A family that no Service needs any more is not reported, and
+// the log does not claim that the kernel forwards it.
 func TestForwardingIsReadAgain(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC}, veth)
+	var log strings.Builder
+	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
 	w.sysctls = netdevtest.Sysctls(t, "ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward")
 	w.Start()
 	w.Forward([]service.Family{service.IPv4})
@@ -65,6 +70,9 @@ func TestForwardingIsReadAgain(t *testing.T) {
 	step("off", true)
 	set("1")
 	step("set", false)
+	if again := "the kernel forwards packets again"; strings.Count(log.String(), again) != 1 {
+		t.Errorf("it has not logged %q:\n%s", again, &log)
+	}
 	set("0")
 	w.rescan() // a device has changed
 	step("off again", true)
@@ -72,4 +80,7 @@ func TestForwardingIsReadAgain(t *testing.T) {
 	w.want("eth0 tc")
 	w.rescan() // Forward asks for it
 	step("not needed", false)
+	if still := "forwarding is still off in the kernel"; strings.Count(log.String(), still) != 1 || strings.Count(log.String(), "again") != 1 {
+		t.Errorf("it has not logged %q:\n%s", still, &log)
+	}
 }
