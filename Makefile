@@ -147,7 +147,7 @@ test: build hoststack lint controlplane monitoring build/envoy ## lint, and all 
 		--then --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
 		--run 'host stack=scripts/hoststack test' \
-		--beside --go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
+		--go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
 		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 

@@ -23,7 +23,8 @@ import (
 )
 
 // The sides: the same traffic through the stack of the nodes, and past it. The second is the first again: their
-// difference is what the measurement cannot see. The last one bounds what a program can save.
+// difference is what the measurement cannot see. The last one shows what of the shortcut's time is
+// its decisions.
 const (
 	podsStack = iota
 	podsStackAgain
@@ -225,7 +226,7 @@ func (rig *podsRig) slice(ctx context.Context, b *bench, c podsCase, side, cpu i
 	var before, after uint64
 	var redirect *podsRedirect
 	if side == podsOnlyRedirect {
-		redirect, err = redirectBetween(rig.world.Lab, "a1", server)
+		redirect, err = redirectBetween(rig.world.Lab, [2]string{"a1", server})
 		defer func() { err = errors.Join(err, redirect.close()) }()
 		if err != nil {
 			return r, err

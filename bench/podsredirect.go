@@ -14,7 +14,8 @@ import (
 )
 
 // A podsRedirect is the program of bpf/pods_redirect.bpf.c at the devices of a path between two pods: it only
-// redirects, so it bounds what any program at these hooks can save.
+// redirects. On one node it bounds what any program at these hooks can save; to another node the kernel looks up the
+// next hop of each packet for it, which the shortcut remembers.
 type podsRedirect struct {
 	objects []*PodsRedirectObjects
 	links   []link.Link
@@ -51,15 +52,15 @@ func podEndOf(l *lab.Lab, name string) (e podEnd, err error) {
 	return e, err
 }
 
-// redirectBetween attaches the program to all devices between two pods.
-func redirectBetween(l *lab.Lab, names ...string) (r *podsRedirect, err error) {
+// redirectBetween attaches the program to all devices between two pods. After an error, too, the result must be closed.
+func redirectBetween(l *lab.Lab, names [2]string) (r *podsRedirect, err error) {
+	r = &podsRedirect{}
 	var ends [2]podEnd
 	for i, name := range names {
 		if ends[i], err = podEndOf(l, name); err != nil {
-			return nil, err
+			return r, err
 		}
 	}
-	r = &podsRedirect{}
 	for i, e := range ends {
 		other := ends[1-i]
 		if e.node == other.node {

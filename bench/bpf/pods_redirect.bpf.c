@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* A shortcut between pods that decides nothing: TCP and UDP that arrive by a device all go to one
- * pod, or to the neighbour behind one device. It bounds what any program at this hook can save. */
+ * pod, or to the neighbour behind one device. To a pod it bounds what any program at this hook can
+ * save. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
