@@ -18,7 +18,8 @@ struct {
 } pods SEC(".maps");
 
 /* The devices with the program, by index. An entry is written after the program is attached, and
- * deleted before it is detached: the shortcut needs both directions of a flow. */
+ * deleted before it is detached: the shortcut needs both directions of a flow. What is remembered
+ * of a flow (pod/flow_cache.h) lasts up to 50 ms longer, in both directions. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -23,6 +23,7 @@ type frame struct {
 	host      string
 	from, to  netip.Addr
 	frameTo   string             // whose MAC address it is for; empty: the next hop's
+	known     bool               // a frame of the flow for the next hop came just before, so a decision is remembered
 	vlan      *uint16            // tag: priority and VID
 	options   []byte             // of IPv4
 	ttl       uint8              // 64 if 0
@@ -60,6 +61,8 @@ func TestFrames(t *testing.T) {
 		{name: "destination options", host: "a1", from: a1.Addr6, to: a2.Addr6, extension: &destination, arrives: "a2"},
 		{name: "destination options, from the other node", host: "b1", from: b1.Addr6, to: a1.Addr6, extension: &destination, arrives: "a1"},
 		{name: "for another host on the link", host: "a1", from: a1.Addr4, to: a2.Addr4, frameTo: "a2"},
+		{name: "for another host on the link, from the other node", host: "fabric", from: b1.Addr4, to: a1.Addr4, frameTo: "a2"},
+		{name: "for another host on the link, of a flow that takes the shortcut", host: "fabric", from: b1.Addr4, to: a1.Addr4, frameTo: "a2", known: true},
 		{name: "the last hop", host: "a1", from: a1.Addr4, to: a2.Addr4, ttl: 1},
 		{name: "multicast", host: "a1", from: a1.Addr4, to: netip.MustParseAddr("224.0.0.251")},
 		{name: "broadcast", host: "a1", from: a1.Addr4, to: netip.MustParseAddr("255.255.255.255")},
@@ -101,6 +104,11 @@ func (w *world) listen() map[string]net.PacketConn {
 func (w *world) wantFrame(f frame, received map[string]net.PacketConn) {
 	w.t.Helper()
 	payload := "frame: " + f.name
+	if f.known {
+		first := f
+		first.frameTo = ""
+		w.send(first, payload+", before")
+	}
 	before := w.counters()["node-a"]
 	w.send(f, payload)
 	got := ""
@@ -143,12 +151,13 @@ func (w *world) send(f frame, payload string) {
 	host := w.Host(f.host)
 	by, next, at := "eth0", "fabric", host.Name
 	switch {
-	case f.frameTo != "":
-		next, at = f.frameTo, "eth0"
 	case f.host == "fabric":
 		by, next, at = "node-a", "node-a", "eth0"
 	case host.Role == lab.RolePod:
 		next = host.Node.Name
+	}
+	if f.frameTo != "" {
+		next, at = f.frameTo, "eth0"
 	}
 	nl, device, err := host.OpenDevice(by)
 	w.must(err)
