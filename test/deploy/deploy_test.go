@@ -135,15 +135,16 @@ var lost = map[corev1.Capability]func(*labNode){
 	"SYS_ADMIN": (*labNode).refusesToStart,
 	"SYS_PTRACE": func(n *labNode) {
 		must(n.t, n.start())
+		defer n.stop()
 		ended := n.removeBackendOf("lost", 26)
 		n.awaitGC()
 		if ended() == nil {
 			n.t.Error("the socket of a pod was ended without CAP_SYS_PTRACE")
 		}
-		n.stop()
 	},
 	"DAC_READ_SEARCH": func(n *labNode) {
 		must(n.t, n.start())
+		defer n.stop()
 		status, err := n.agent.Status()
 		must(n.t, err)
 		for _, a := range status.Attachments {
@@ -151,7 +152,6 @@ var lost = map[corev1.Capability]func(*labNode){
 				n.t.Errorf("status names the cgroup %s without CAP_DAC_READ_SEARCH", a.Cgroup)
 			}
 		}
-		n.stop()
 	},
 }
 
@@ -193,7 +193,7 @@ func (n *labNode) cleanup(t *testing.T) {
 	n.configure()
 	must(t, n.agent.StartOnly())
 	must(t, n.agent.Wait())
-	if _, err := n.requestFrom("a1", clusterIP(20)); err == nil {
+	if _, err := n.requestFrom("a1", "tcp", clusterIP(20)); err == nil {
 		t.Error("a ClusterIP is served after the cleanup")
 	}
 	n.wantNoPins()

@@ -91,22 +91,27 @@ func (n *labNode) awaitGC() {
 	}))
 }
 
-// wantAnswer waits until a host gets its answer from a pod.
+// wantAnswer waits until a host gets its answers from a pod, at both ports: the agent writes one after the other.
 func (n *labNode) wantAnswer(from, address, pod string) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("%s asks %s and %s answers", from, address, pod), func() error {
-		got, err := n.requestFrom(from, address)
-		if err == nil && got != pod {
-			err = fmt.Errorf("%s answers", got)
+		for _, network := range []string{"tcp", "udp"} {
+			got, err := n.requestFrom(from, network, address)
+			if err == nil && got != pod {
+				err = fmt.Errorf("%s answers", got)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", network, err)
+			}
 		}
-		return err
+		return nil
 	})
 }
 
-func (n *labNode) requestFrom(from, address string) (pod string, err error) {
+func (n *labNode) requestFrom(from, network, address string) (pod string, err error) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Second)
 	defer cancel()
-	answer, err := n.server.Lab.Host(from).Request(ctx, "tcp", address, "hello")
+	answer, err := n.server.Lab.Host(from).Request(ctx, network, address, "hello")
 	return answer.Pod, err
 }
 
