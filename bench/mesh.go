@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os/exec"
 	"slices"
+	"time"
 
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
@@ -130,14 +131,21 @@ func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c m
 	return nil
 }
 
-// warmUp runs wrk once without a result, also if some connections end: those of Envoy do in the first second after its
-// start.
+// meshWarmUp is how long a proxy may take to serve: a second, on a machine that is not busy.
+const meshWarmUp = 30 * time.Second
+
+// warmUp runs wrk without a result, until there are answers. Envoy ends connections in the first second after its start,
+// and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
-	r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, wrkConnections)
-	if r.Requests > 0 {
-		return nil
+	for end := time.Now().Add(meshWarmUp); ; {
+		r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, wrkConnections)
+		if r.Requests > 0 {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return fmt.Errorf("no answer within %v: %w", meshWarmUp, err)
+		}
 	}
-	return err
 }
 
 // measure runs wrk once.
