@@ -33,6 +33,7 @@ type config struct {
 	notPorts      []string
 
 	policy policy.Policy
+	flags  *pflag.FlagSet
 }
 
 const (
@@ -44,6 +45,7 @@ const (
 const defaultThreshold = 20
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
+	c.flags = fs
 	fs.StringSliceVar(&c.devices, "gateway-devices", []string{off}, "devices between which packets of established flows that this node forwards skip its IP stack: off, auto (all that packets enter and leave by, except those of pods), or names and shell patterns")
 	fs.StringVar(&c.provider, "gateway-provider", string(gateway.Auto), "what forwards the flows: auto (the first of the following that works), flowtable-hardware (a flowtable of the kernel in the NICs, and in software where a driver has none), flowtable (in software), or cache (Beeline's flow cache)")
 	fs.Uint32Var(&c.threshold, "gateway-threshold", defaultThreshold, "packets of one direction of a flow that take the stack before the gateway takes the direction")
@@ -81,7 +83,7 @@ func (c *config) complete(*service.Config) error {
 	if c.threshold == 0 {
 		return errors.New("--gateway-threshold 0: at least 1, because the gateway learns from packets that the stack has forwarded")
 	}
-	if err := c.checkEnabled(); err != nil {
+	if err := errors.Join(c.checkEnabled(), c.checkCacheSize()); err != nil {
 		return err
 	}
 	return c.completePolicy()
@@ -99,13 +101,28 @@ func (c *config) checkEnabled() error {
 	}{
 		{"provider", c.provider != string(gateway.Auto)}, {"threshold", c.threshold != defaultThreshold}, {"ignore-filters", c.ignoreFilters},
 		{"networks", len(c.networks) > 0}, {"ports", len(c.ports) > 0}, {"protocols", len(c.protocols) > 0},
-		{"exclude-networks", len(c.notNetworks) > 0}, {"exclude-ports", len(c.notPorts) > 0},
+		{"exclude-networks", len(c.notNetworks) > 0}, {"exclude-ports", len(c.notPorts) > 0}, {"max-flows", c.sized()},
 	} {
 		if flag.given {
 			errs = append(errs, fmt.Errorf("--gateway-%s has no effect with --gateway-devices=off: remove it, or name the devices", flag.name))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// sized reports whether the flow cache has another size than by default.
+func (c *config) sized() bool {
+	f := c.flags.Lookup("gateway-max-flows") // a limit of a table: package datapath defines it
+	return f != nil && f.Value.String() != f.DefValue
+}
+
+// checkCacheSize refuses a size of the flow cache if the provider is another.
+func (c *config) checkCacheSize() error {
+	p := gateway.Provider(c.provider)
+	if !c.sized() || p != gateway.Flowtable && p != gateway.Hardware {
+		return nil
+	}
+	return fmt.Errorf("--gateway-max-flows has no effect with --gateway-provider=%s: remove it, or have %s or %s forward the flows", p, gateway.Auto, gateway.Cache)
 }
 
 func (c *config) completePolicy() error {
