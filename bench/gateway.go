@@ -19,9 +19,11 @@ const (
 	gatewayStackAgain
 	gatewayCache
 	gatewaySides
+	// Only packets without NAT have this side: a program that looks up nothing bounds what a flow cache can save.
+	gatewayRedirect = gatewaySides
 )
 
-var gatewayNames = [gatewaySides]string{"stack", "stack (A/A)", "flow cache"}
+var gatewayNames = [gatewaySides + 1]string{"stack", "stack (A/A)", "flow cache", "only redirect"}
 
 // gatewayRules drop what conntrack finds invalid, as kube-proxy's rules do, and translate packets to the first address
 // to the second one, with another port, and their source to the router's.
@@ -59,8 +61,13 @@ func printGateway(r *report) {
 		if len(of(gatewayStack)) == 0 {
 			continue
 		}
-		r.say("  %-13s %6d flows: stack %5.0f, flow cache %5.0f; A/A %s, flow cache %s", gatewayNAT(c.nat), c.flows, stat.Median(of(gatewayStack)), stat.Median(of(gatewayCache)),
-			stat.MedianInterval(stat.Ratios(of(gatewayStackAgain), of(gatewayStack))), stat.MedianInterval(stat.Ratios(of(gatewayCache), of(gatewayStack))))
+		ratio := func(side int) stat.Interval { return stat.MedianInterval(stat.Ratios(of(side), of(gatewayStack))) }
+		line := fmt.Sprintf("  %-13s %6d flows: stack %5.0f, flow cache %5.0f; A/A %s, flow cache %s", gatewayNAT(c.nat), c.flows, stat.Median(of(gatewayStack)), stat.Median(of(gatewayCache)),
+			ratio(gatewayStackAgain), ratio(gatewayCache))
+		if len(of(gatewayRedirect)) > 0 {
+			line += fmt.Sprintf(", only redirect %s", ratio(gatewayRedirect))
+		}
+		r.say("%s", line)
 	}
 	r.say("\nTraffic between two hosts through a router. Ratios to the stack, median of paired slices [95 %% interval]; the CPU time is of both hosts, the router and its agent; of a stream an operation is %d KiB", endpoint.StreamWrite>>10)
 	for _, c := range gatewayTrafficCases() {

@@ -55,6 +55,14 @@ func gatewayPacketCases() (all []gatewayPacketCase) {
 	return all
 }
 
+// sides is how many sides the case has.
+func (c gatewayPacketCase) sides() int {
+	if c.nat {
+		return gatewaySides
+	}
+	return gatewayRedirect + 1
+}
+
 func (c gatewayPacketCase) series(side int) result.Series {
 	return result.Series{Part: partGateway, Scenario: "UDP, established, as fast as it goes, " + gatewayNAT(c.nat), Side: gatewayNames[side], Family: "IPv4",
 		Parameters: result.Parameters{"flows": int(c.flows)}}
@@ -81,7 +89,8 @@ type gatewayRig struct {
 	router   *lab.Host
 	bpffs    string
 	device   int
-	programs map[ebpf.AttachType]*ebpf.Program
+	programs map[ebpf.AttachType]*ebpf.Program // of the cache
+	redirect *ebpf.Collection                  // of the side "only redirect"
 	links    []link.Link
 }
 
@@ -134,6 +143,9 @@ func runGatewayPackets(ctx context.Context, b *bench) (err error) {
 			return fmt.Errorf("%s: %w", gatewayNAT(nat), err)
 		}
 	}
+	if rig.redirect, err = loadTCYardsticks(router.Addr4); err != nil {
+		return err
+	}
 	if err := errors.Join(agent.Stop(), rig.take()); err != nil {
 		return err
 	}
@@ -145,6 +157,9 @@ func (rig *gatewayRig) end() error {
 	for _, p := range rig.programs {
 		p.Close()
 	}
+	if rig.redirect != nil {
+		rig.redirect.Close()
+	}
 	return err
 }
 
@@ -152,6 +167,13 @@ func (rig *gatewayRig) end() error {
 func (rig *gatewayRig) cached() (uint64, error) {
 	packets, _, err := datapath.ReadGatewayCounters(rig.bpffs)
 	return packets["cache"], err
+}
+
+// past is how many packets each side has forwarded past the stack.
+func (rig *gatewayRig) past() (n [gatewayRedirect + 1]uint64, err error) {
+	cached, err := rig.cached()
+	n[gatewayCache] = cached
+	return n, errors.Join(err, rig.redirect.Variables["redirected"].Get(&n[gatewayRedirect]))
 }
 
 // learn sends until the cache has the flows: packets of a few flows at a time, because one that has to share its place
@@ -225,9 +247,9 @@ func (rig *gatewayRig) take() error {
 	return nil
 }
 
-func (rig *gatewayRig) attach() error {
+func (rig *gatewayRig) attach(programs map[ebpf.AttachType]*ebpf.Program) error {
 	return rig.router.Do(func() error {
-		for at, program := range rig.programs {
+		for at, program := range programs {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: rig.device, Program: program, Attach: at})
 			if err != nil {
 				return err
@@ -249,7 +271,7 @@ func (rig *gatewayRig) detach() (err error) {
 func (rig *gatewayRig) measureAll(ctx context.Context, cases []gatewayPacketCase, sides map[bool]*rateSide) error {
 	for round := range min(rig.bench.runs, 2*rateRounds) {
 		for _, c := range cases {
-			for _, side := range turns(round, gatewaySides) {
+			for _, side := range turns(round, c.sides()) {
 				if err := rig.measure(ctx, c, sides[c.nat], side); err != nil {
 					return fmt.Errorf("%s, %d flows, %s: %w", gatewayNAT(c.nat), c.flows, gatewayNames[side], err)
 				}
@@ -261,12 +283,17 @@ func (rig *gatewayRig) measureAll(ctx context.Context, cases []gatewayPacketCase
 
 // measure is a slice of packets on one side, and the proof of their path.
 func (rig *gatewayRig) measure(ctx context.Context, c gatewayPacketCase, s *rateSide, side int) error {
-	if side == gatewayCache {
-		if err := rig.attach(); err != nil {
-			return err
-		}
-		defer rig.detach()
+	programs := map[ebpf.AttachType]*ebpf.Program{}
+	switch side {
+	case gatewayCache:
+		programs = rig.programs
+	case gatewayRedirect:
+		programs[ebpf.AttachTCXIngress] = rig.redirect.Programs[RatesTCProgRatesTcRedirect]
 	}
+	if err := rig.attach(programs); err != nil {
+		return err
+	}
+	defer rig.detach()
 	slice := burst{set: s.frames().part(c.flows), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
 	if c.flows == gatewayFlows {
 		slice.limit = gatewaySliceMany
@@ -280,7 +307,7 @@ func (rig *gatewayRig) measure(ctx context.Context, c gatewayPacketCase, s *rate
 	if _, err := s.line.run(ctx, warm); err != nil {
 		return err
 	}
-	before, err := rig.cached()
+	before, err := rig.past()
 	if err != nil {
 		return err
 	}
@@ -288,13 +315,19 @@ func (rig *gatewayRig) measure(ctx context.Context, c gatewayPacketCase, s *rate
 	if err != nil {
 		return err
 	}
-	after, err := rig.cached()
+	after, err := rig.past()
 	if err != nil {
 		return err
 	}
-	taken := float64(after-before) / float64(o.sent)
-	if side == gatewayCache && taken < gatewayLearned || side != gatewayCache && taken > 0 || o.strange > 0 {
-		return fmt.Errorf("of %d packets the cache has forwarded %.3g %%, and %d were not translated", o.sent, 100*taken, o.strange)
+	want := map[int]float64{gatewayCache: gatewayLearned, gatewayRedirect: 1}
+	for of := range after {
+		taken := float64(after[of]-before[of]) / float64(o.sent)
+		if of == side && taken < want[of] || of != side && taken > 0 {
+			return fmt.Errorf("side %q has forwarded %.3g %% of %d packets", gatewayNames[of], 100*taken, o.sent)
+		}
+	}
+	if o.strange > 0 {
+		return fmt.Errorf("%d of %d packets were not translated", o.strange, o.sent)
 	}
 	gatewayRow(rig.bench.results, c.series, side, metricPacketCPU, float64(o.cpu.Nanoseconds())/float64(o.sent))
 	return nil

@@ -54,14 +54,7 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	spec, err := LoadRatesTC()
-	if err != nil {
-		return err
-	}
-	if err := setOuterSource(spec, line.balancer.Addr4); err != nil {
-		return err
-	}
-	collection, err := ebpf.NewCollection(spec)
+	collection, err := loadTCYardsticks(line.balancer.Addr4)
 	if err != nil {
 		return err
 	}
@@ -90,6 +83,18 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 		rig.add(&rateSide{name: s.name, line: line, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(program)})
 	}
 	return nil
+}
+
+// loadTCYardsticks loads the minimal programs at tc; the source is that of outer headers.
+func loadTCYardsticks(source netip.Addr) (*ebpf.Collection, error) {
+	spec, err := LoadRatesTC()
+	if err != nil {
+		return nil, err
+	}
+	if err := setOuterSource(spec, source); err != nil {
+		return nil, err
+	}
+	return ebpf.NewCollection(spec)
 }
 
 // setOuterSource sets the source of the yardsticks' outer headers.

@@ -117,4 +117,24 @@ int rates_tc_encapsulate(struct __sk_buff *ctx)
 	return bpf_redirect(ctx->ifindex, 0);
 }
 
+__u64 redirected; /* packets by rates_tc_redirect */
+
+/* Decides nothing: all packets of UDP go back, with a lower TTL. No flow cache at this hook does
+ * less. */
+SEC("tc")
+int rates_tc_redirect(struct __sk_buff *ctx)
+{
+	struct ethhdr *eth = PACKET_POINTER(ctx, data);
+	struct iphdr *ip = (void *)(eth + 1);
+
+	if ((void *)(ip + 1) > PACKET_POINTER(ctx, data_end) ||
+	    eth->h_proto != bpf_htons(ETH_P_IP) || ip->protocol != IPPROTO_UDP)
+		return TC_ACT_UNSPEC;
+	ip->ttl--;
+	checksum_store(&ip->check, bpf_htons(0xfeff));
+	turn_back(eth);
+	redirected++;
+	return bpf_redirect(ctx->ifindex, 0);
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";
