@@ -26,7 +26,7 @@ static __always_inline enum gateway_refusal gateway_learn_devices(struct __sk_bu
 								  const struct tuple *t, __u32 note,
 								  struct gateway_flow *flow)
 {
-	__u32 device = ctx->ingress_ifindex;
+	__u32 device = note_arrival(ctx, note, &flow->key.tunnel);
 	const __u32 *in = bpf_map_lookup_elem(&gateway_devices, &device), *out;
 	struct ethhdr *eth;
 
@@ -36,11 +36,8 @@ static __always_inline enum gateway_refusal gateway_learn_devices(struct __sk_bu
 	flow->state = GATEWAY_ACTIVE;
 	if (!in)
 		return GATEWAY_UNKNOWN_DEVICE;
-	if (*in & GATEWAY_DEVICE_EXTERNAL) {
-		flow->key.tunnel = note_tunnel(note);
-		if (!flow->key.tunnel)
-			return GATEWAY_UNKNOWN_TUNNEL;
-	}
+	if (*in & GATEWAY_DEVICE_EXTERNAL && !flow->key.tunnel)
+		return GATEWAY_UNKNOWN_TUNNEL;
 	out = bpf_map_lookup_elem(&gateway_devices, &device);
 	if (out && *out & GATEWAY_DEVICE_EXTERNAL) {
 		flow->flags |= GATEWAY_TUNNEL;

@@ -34,14 +34,15 @@ struct {
 	__type(value, __u32);
 } gateway_devices SEC(".maps");
 
-/* Keys of tunnels in external mode, plus 1 (gateway/note.h). */
-#define GATEWAY_TUNNELS 65535
+/* How packets have arrived that do not tell it at egress (gateway/note.h): in the upper half the
+ * device, in the lower half the key of a tunnel in external mode, plus 1. */
+#define GATEWAY_ARRIVALS 65535
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GATEWAY_TUNNELS);
+	__uint(max_entries, GATEWAY_ARRIVALS);
 	__type(key, __u32);
-	__type(value, __u32);
-} gateway_tunnels SEC(".maps");
+	__type(value, __u64);
+} gateway_arrivals SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -83,6 +83,7 @@ _Static_assert(sizeof(struct gateway_flow) == 192,
 /* What the programs need to know of a device. */
 enum gateway_device {
 	GATEWAY_DEVICE_EXTERNAL = 1, /* a tunnel in external mode: its key is in each packet */
+	GATEWAY_DEVICE_IN_VRF = 2,   /* the stack takes its packets for those of the VRF */
 };
 
 /* Written by the agent. */

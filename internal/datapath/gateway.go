@@ -54,6 +54,8 @@ const (
 
 	// GatewayExternal is in the table of devices: a tunnel in external mode.
 	GatewayExternal = uint32(GatewayGatewayDeviceGATEWAY_DEVICE_EXTERNAL)
+	// GatewayInVRF is the same: a device of a VRF.
+	GatewayInVRF = uint32(GatewayGatewayDeviceGATEWAY_DEVICE_IN_VRF)
 )
 
 // GatewayComponent is the name of the gateway.
@@ -97,7 +99,7 @@ var gatewayTables = []Table{
 	{Name: GatewayMapGatewayTags, Kind: StateTable, Limit: &limitGatewayFlows, Entries: gatewaySets, Copy: StartEmpty},
 	{Name: GatewayMapGatewayControls, Kind: ConfigTable, Copy: CopyArray},
 	{Name: GatewayMapGatewayDevices, Kind: ConfigTable, Fixed: gatewayDeviceLimit, Copy: CopyEntries},
-	{Name: GatewayMapGatewayTunnels, Kind: StateTable, Copy: StartEmpty},
+	{Name: GatewayMapGatewayArrivals, Kind: StateTable, Copy: StartEmpty},
 	{Name: GatewayMapGatewayCounts, Kind: ScratchTable},
 	{Name: GatewayMapGatewayCandidates, Kind: StateTable, Copy: StartEmpty},
 	{Name: GatewayMapGatewayPackets, Kind: CounterTable, Copy: StartEmpty},

@@ -290,10 +290,14 @@ func (g *Gateway) apply(devices []Device) error {
 func (g *Gateway) attach(devices []Device) error {
 	wanted := map[uint32]uint32{}
 	for _, d := range devices {
-		wanted[uint32(d.Index)] = 0
+		flags := uint32(0)
 		if netdev.IsExternalTunnel(d.Index) {
-			wanted[uint32(d.Index)] = datapath.GatewayExternal
+			flags |= datapath.GatewayExternal
 		}
+		if d.MasterIndex != 0 { // a port of a bridge or bond is no device of the gateway
+			flags |= datapath.GatewayInVRF
+		}
+		wanted[uint32(d.Index)] = flags
 	}
 	table := g.datapath.GatewayDevices()
 	if err := datapath.Withdraw(table, wanted); err != nil {

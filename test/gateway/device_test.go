@@ -23,9 +23,10 @@ const (
 )
 
 // TestDevices is about other kinds of devices: clients behind a VLAN, behind VXLAN, IPIP and GRE, whose key is the
-// device's or the route's, and behind a device without MAC addresses; and a server behind a bridge.
+// device's or the route's, behind a device without MAC addresses, and behind one of a VRF; and a server behind a
+// bridge.
 func TestDevices(t *testing.T) {
-	w := newLab(t, "--gateway-devices=c0,c0.5,vx6,vx7,vx8,v0,v1,br0,tun9,ti*,gt*")
+	w := newLab(t, "--gateway-devices=c0,c0.5,vx6,vx7,vx8,v0,v1,br0,red0,tun9,ti*,gt*")
 	w.bridge()
 	w.addServer()
 	w.sysctl("server", "ipv4/conf/all/arp_notify=1", "ipv6/conf/all/ndisc_notify=1", "ipv6/conf/eth0/ndisc_notify=1", "ipv6/conf/eth1/ndisc_notify=1")
@@ -34,6 +35,7 @@ func TestDevices(t *testing.T) {
 	w.external()
 	w.tun()
 	w.tenants()
+	hasVRF := w.vrf()
 	has := map[string]bool{}
 	for _, n := range tunnels {
 		has[n.name] = n.connect(w)
@@ -53,6 +55,12 @@ func TestDevices(t *testing.T) {
 		})
 	}
 	w.inTunnels(has)
+	t.Run("VRF", func(t *testing.T) {
+		if !hasVRF {
+			t.Skip("the kernel has no VRF devices (CONFIG_NET_VRF)")
+		}
+		w.in(t).inVRF()
+	})
 	t.Run("a server moves to another port of the bridge", func(t *testing.T) { w.in(t).movesPort() })
 	t.Run("two tenants with the same addresses", func(t *testing.T) { w.in(t).sameAddresses() })
 	w.wantNoneInvalid()
