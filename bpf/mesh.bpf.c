@@ -8,6 +8,7 @@
  *   recvmsg4, recvmsg6           return the destination
  *   sockops                      give the destination to the proxy's socket; find its listeners
  *   getsockopt                   SO_ORIGINAL_DST
+ *   setsockopt                   no TLS in the kernel for sockets whose messages skip TCP
  *   sk_msg                       messages skip TCP (mesh/sockmap.h)
  *
  * The kernel runs the programs of a cgroup before those of its ancestors. So the proxy is told the
@@ -202,6 +203,12 @@ int beeline_mesh_getsockopt(struct bpf_sockopt *ctx)
 {
 	mesh_getsockopt(ctx);
 	return 1;
+}
+
+SEC("cgroup/setsockopt")
+int beeline_mesh_setsockopt(struct bpf_sockopt *ctx)
+{
+	return mesh_setsockopt(ctx);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

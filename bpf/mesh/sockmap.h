@@ -9,7 +9,11 @@
  *   - what is sent before both sockets are known;
  *   - large messages, and all while the receiver's queue is long or TCP is short of memory, because
  *     the queue has no limit of its own;
- *   - sockets with another protocol on top (TLS in the kernel, MPTCP). */
+ *   - sockets with another protocol on top (MPTCP), and those that send without a copy
+ *     (MSG_ZEROCOPY), which wait for TCP to tell that it is done.
+ *
+ * A socket that is known here cannot get TLS in the kernel, which would not decrypt what is in the
+ * queue (mesh_setsockopt). */
 #pragma once
 
 #include <linux/bpf.h>
@@ -71,12 +75,15 @@ typedef struct {
 struct sock_common {
 	atomic64_t skc_cookie;
 	struct proto *skc_prot;
+	unsigned long skc_flags; /* bits by enum sock_flags */
 } __attribute__((preserve_access_index));
 
 struct sock {
 	struct sock_common __sk_common;
 	void *sk_user_data;
 } __attribute__((preserve_access_index));
+
+enum sock_flags { SOCK_ZEROCOPY };
 
 struct tcp_ulp_ops;
 
@@ -177,6 +184,14 @@ static __always_inline int mesh_has_memory(const struct tcp_sock *tcp)
 	return at && !bpf_probe_read_kernel(&pressure, sizeof(pressure), at) && !pressure;
 }
 
+/* Returns whether a socket may send with MSG_ZEROCOPY. */
+static __always_inline int mesh_has_zerocopy(const struct tcp_sock *tcp)
+{
+	unsigned long flags = BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.__sk_common.skc_flags);
+
+	return flags >> bpf_core_enum_value(enum sock_flags, SOCK_ZEROCOPY) & 1;
+}
+
 /* Returns whether a message may skip TCP. The receiver's memory may belong to another socket by
  * now, but then the cookie differs. */
 static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh_member *member)
@@ -185,8 +200,8 @@ static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh
 
 	__u64 cookie = BPF_CORE_READ(peer, inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter);
 
-	return !tcp->inet_conn.icsk_ulp_ops && cookie == member->cookie &&
-	       BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
+	return !tcp->inet_conn.icsk_ulp_ops && !mesh_has_zerocopy(tcp) &&
+	       cookie == member->cookie && BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
 	       !BPF_CORE_READ(peer, inet_conn.icsk_ulp_ops) && mesh_queue_has_room(peer) &&
 	       mesh_has_memory(tcp);
 }
@@ -227,4 +242,38 @@ static __always_inline int mesh_message(struct sk_msg_md *msg)
 	}
 	MESH_COUNT(skipped);
 	return SK_PASS;
+}
+
+/* Linux: include/uapi/linux/tcp.h, include/linux/bpf-cgroup.h, asm-generic/errno.h */
+enum { MESH_TCP_ULP = 31, MESH_OPTION_MOST = 4096, MESH_EOPNOTSUPP = 95 };
+
+static __always_inline void mesh_option_tuple(struct bpf_sockopt *ctx, const struct bpf_sock *sk,
+					      struct mesh_tuple *t)
+{
+	__u32 local6[4] = {sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]};
+	__u32 remote6[4] = {sk->dst_ip6[0], sk->dst_ip6[1], sk->dst_ip6[2], sk->dst_ip6[3]};
+
+	address_of_socket(&t->local, sk->family, sk->src_ip4, local6);
+	address_of_socket(&t->remote, sk->family, sk->dst_ip4, remote6);
+	t->netns = bpf_get_netns_cookie(ctx);
+	t->local_port = sk->src_port;
+	t->remote_port = bpf_ntohs(sk->dst_port);
+	t->reserved = 0;
+}
+
+/* Refuses TLS in the kernel (TCP_ULP) for sockets whose messages skip TCP, as a kernel without it
+ * would. Returns whether the option is set. */
+static __always_inline int mesh_setsockopt(struct bpf_sockopt *ctx)
+{
+	struct mesh_tuple tuple;
+
+	if (ctx->optlen > MESH_OPTION_MOST)
+		ctx->optlen = 0; /* the program has not seen all of it, and leaves it as it is */
+	if (ctx->level != MESH_TCP || ctx->optname != MESH_TCP_ULP || !ctx->sk)
+		return 1;
+	mesh_option_tuple(ctx, ctx->sk, &tuple);
+	if (!bpf_map_lookup_elem(&mesh_members, &tuple))
+		return 1;
+	bpf_set_retval(-MESH_EOPNOTSUPP);
+	return 0;
 }

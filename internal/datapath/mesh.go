@@ -46,6 +46,7 @@ var meshHooks = []CgroupHook{
 	{"recvmsg4", MeshProgBeelineMeshRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg, nil},
 	{"recvmsg6", MeshProgBeelineMeshRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg, nil},
 	{"getsockopt", MeshProgBeelineMeshGetsockopt, ebpf.AttachCGroupGetsockopt, nil},
+	{"setsockopt", MeshProgBeelineMeshSetsockopt, ebpf.AttachCGroupSetsockopt, nil}, // before sockets join
 	{"sockops", MeshProgBeelineMeshSockops, ebpf.AttachCGroupSockOps, nil},
 	{"sendmsg4", MeshProgBeelineMeshSendmsg4, ebpf.AttachCGroupUDP4Sendmsg, nil},
 	{"sendmsg6", MeshProgBeelineMeshSendmsg6, ebpf.AttachCGroupUDP6Sendmsg, nil},

@@ -41,6 +41,7 @@ func (w *world) sockmap(t *testing.T, pod *lab.Host) {
 		{"unread at the end", unreadAtEnd},
 		{"SIOCINQ", bytesToRead},
 		{"reset", reset},
+		{"TLS in the kernel", kernelTLS},
 	} {
 		for _, fromProxy := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, from the proxy %v", c.name, fromProxy), func(t *testing.T) {
@@ -55,6 +56,61 @@ func (w *world) sockmap(t *testing.T, pod *lab.Host) {
 				}
 			})
 		}
+	}
+	t.Run("MSG_ZEROCOPY", func(t *testing.T) { w.in(t).zerocopy(pod, listener) })
+}
+
+// zerocopy sends messages of which the kernel tells when it no longer needs them: they take TCP.
+func (w *world) zerocopy(pod *lab.Host, listener net.Listener) {
+	w.t.Helper()
+	from, to := w.pair(pod, listener)
+	raw, err := from.SyscallConn()
+	w.must(err)
+	message := bytes.Repeat([]byte("z"), 20000)
+	before := w.counts()
+	w.must(raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1)
+		if err == nil {
+			_, err = unix.SendmsgN(int(fd), message, nil, nil, unix.MSG_ZEROCOPY)
+		}
+	}))
+	w.must(err)
+	got := make([]byte, len(message))
+	if _, err := io.ReadFull(to, got); err != nil || !bytes.Equal(got, message) {
+		w.t.Errorf("the message does not arrive (%v)", err)
+	}
+	w.eventually("the sender is told that the message was sent", func() bool {
+		w.must(raw.Control(func(fd uintptr) {
+			_, _, _, _, err = unix.Recvmsg(int(fd), nil, make([]byte, 128), unix.MSG_ERRQUEUE)
+		}))
+		return err == nil
+	})
+	if now := w.counts(); now.Skipped != before.Skipped {
+		w.t.Errorf("%d messages skipped TCP", now.Skipped-before.Skipped)
+	}
+}
+
+// kernelTLS is refused for both ends, though a message waits. TCP has other options.
+func kernelTLS(t *testing.T, from, to *net.TCPConn) {
+	if _, err := from.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]*net.TCPConn{"sender": from, "receiver": to} {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw.Control(func(fd uintptr) {
+			if err := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_ULP, "tls"); !errors.Is(err, unix.EOPNOTSUPP) {
+				t.Errorf("the %s gets TLS in the kernel: %v", name, err)
+			}
+			if err := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno"); err != nil {
+				t.Errorf("the %s cannot set another option: %v", name, err)
+			}
+		})
+	}
+	if n, err := to.Read(make([]byte, 10)); n != 1 || err != nil {
+		t.Errorf("%d bytes (%v)", n, err)
 	}
 }
 
