@@ -134,8 +134,8 @@ func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c m
 // meshWarmUp is how long a proxy may take to serve: a second, on a machine that is not busy.
 const meshWarmUp = 30 * time.Second
 
-// warmUp runs wrk without a result, until there are answers. Envoy ends connections in the first second after its start,
-// and may end all of a run.
+// warmUp runs wrk without a result, until there are answers. Envoy ends connections in the first second after its
+// start, and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 	for end := time.Now().Add(meshWarmUp); ; {
 		r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, wrkConnections)
