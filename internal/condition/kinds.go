@@ -191,6 +191,9 @@ var (
 	MeshProxyMissing = register("MeshProxyMissing", Warning,
 		"No proxy listens at --mesh-inbound-port in a pod of --mesh-cgroups or --mesh-pods. Connections from other hosts to the pod are refused.",
 		"start the proxy in the pod, or correct --mesh-inbound-port")
+	MeshAnnotationUnsupported = register("MeshAnnotationUnsupported", Warning,
+		"A pod of --mesh-pods has an annotation of Istio that Beeline cannot follow. The message says which traffic takes another way than the annotation asks for.",
+		"remove the annotation if the pod does not need it, or the label that selects the pod")
 	MeshSockmapUnavailable = register("MeshSockmapUnavailable", Warning,
 		"--mesh-sockmap is set, and this kernel cannot do it without breaking programs. Messages between applications and proxies take TCP.",
 		"use a kernel without what the message names, or remove --mesh-sockmap").ofNode()

@@ -26,8 +26,21 @@ const (
 	istioDataplane   = "istio.io/dataplane-mode"
 	istioRedirection = "ambient.istio.io/redirection"
 	istioProxy       = "istio-proxy" // the container
-	istioDNSCapture  = "ISTIO_META_DNS_CAPTURE"
+	istioReroute     = "istio.io/reroute-virtual-interfaces"
+
+	// Variables of the proxy's container, which have what the resource ProxyConfig says.
+	istioDNSCapture = "ISTIO_META_DNS_CAPTURE"
+	istioIntercept  = "ISTIO_META_INTERCEPTION_MODE"
 )
+
+// unsupported are annotations that Beeline cannot follow, with what happens instead.
+var unsupported = map[string]string{
+	istioTraffic + "excludeInterfaces":  "connections by these devices go to the proxy, too",
+	istioTraffic + "kubevirtInterfaces": virtualMachines,
+	istioReroute:                        virtualMachines,
+}
+
+const virtualMachines = "what virtual machines behind these devices send does not go to the proxy: it comes by no socket of the pod"
 
 // istioPorts are those of Istio's proxy itself that other hosts connect to: HBONE, the merged metrics, health, Envoy's
 // metrics.
@@ -45,6 +58,8 @@ type PodProxy struct {
 	Left string
 	// Traffic are Istio's annotations of included and excluded ports and networks, without their prefix.
 	Traffic map[string]string
+	// Unsupported are annotations that Beeline cannot follow.
+	Unsupported []string
 	// Probes are the ports of the containers that the kubelet probes.
 	Probes []uint16
 }
@@ -64,6 +79,9 @@ func podProxy(in *corev1.Pod) *PodProxy {
 		p.addContainer(in, &in.Spec.Containers[i], false)
 	}
 	for name, value := range in.Annotations {
+		if unsupported[name] != "" && strings.TrimSpace(value) != "" {
+			p.Unsupported = append(p.Unsupported, name)
+		}
 		if short, ok := strings.CutPrefix(name, istioTraffic); ok {
 			if p.Traffic == nil {
 				p.Traffic = map[string]string{}
@@ -74,6 +92,7 @@ func podProxy(in *corev1.Pod) *PodProxy {
 	if !p.Found && len(p.Labels) == 0 {
 		return nil
 	}
+	slices.Sort(p.Unsupported)
 	slices.Sort(p.Probes)
 	p.Probes = slices.Compact(p.Probes)
 	return p
@@ -102,7 +121,14 @@ func (p *PodProxy) addContainer(pod *corev1.Pod, c *corev1.Container, native boo
 		return
 	}
 	p.Found, p.Native, p.Istio, p.UID, p.GID = true, native, istio, uid, gid
-	p.DNS = slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == istioDNSCapture && e.Value == "true" })
+	p.DNS = hasVariable(c, istioDNSCapture, "true")
+	if p.Left == "" && hasVariable(c, istioIntercept, "NONE") {
+		p.Left = "its proxy has " + istioIntercept + "=NONE, as a ProxyConfig says"
+	}
+}
+
+func hasVariable(c *corev1.Container, name, value string) bool {
+	return slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name && e.Value == value })
 }
 
 // userOf returns the user and group of a container; nil where the image decides.
@@ -256,6 +282,9 @@ func (s *Sidecars) decide() {
 		s.list = append(s.list, sidecar)
 		for _, why := range problems {
 			s.problems = append(s.problems, ObjectProblem{ref, condition.AnnotationInvalid.New("%s", why).Do("write a list of ports or networks, or \"*\"")})
+		}
+		for _, name := range p.Proxy.Unsupported {
+			s.problems = append(s.problems, ObjectProblem{ref, condition.MeshAnnotationUnsupported.New("annotation %s: %s", name, unsupported[name])})
 		}
 	}
 }

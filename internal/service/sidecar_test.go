@@ -62,6 +62,9 @@ func TestSidecarOfAnnotations(t *testing.T) {
 		"includeOutboundIPRanges=":                         func(s *Sidecar) { s.IncludeOutbound = Networks{} },
 		"excludeOutboundIPRanges=192.168.0.0/16":           func(s *Sidecar) { s.ExcludeOutbound = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")} },
 		"excludeOutboundPorts=http (invalid)":              func(*Sidecar) {},
+		"excludeInterfaces=eth1 (invalid)":                 func(*Sidecar) {},
+		"kubevirtInterfaces=vnet0 (invalid)":               func(*Sidecar) {},
+		"kubevirtInterfaces=":                              func(*Sidecar) {},
 		"includeOutboundIPRanges=::ffff:1.0.0.0 (invalid)": func(*Sidecar) {},
 	} {
 		value, invalid := strings.CutSuffix(annotation, " (invalid)")
@@ -86,11 +89,14 @@ func ptrTo[T any](v T) *T { return &v }
 
 func TestSidecarLeftAlone(t *testing.T) {
 	for want, change := range map[string]func(*corev1.Pod){
-		"":                func(*corev1.Pod) {},
-		"ambient":         func(p *corev1.Pod) { p.Labels["istio.io/dataplane-mode"] = "ambient" },
-		"ambient mesh":    func(p *corev1.Pod) { p.Annotations["ambient.istio.io/redirection"] = "enabled" },
-		"inject":          func(p *corev1.Pod) { p.Labels["sidecar.istio.io/inject"] = "false" },
-		"NONE":            func(p *corev1.Pod) { p.Annotations["sidecar.istio.io/interceptionMode"] = "NONE" },
+		"":             func(*corev1.Pod) {},
+		"ambient":      func(p *corev1.Pod) { p.Labels["istio.io/dataplane-mode"] = "ambient" },
+		"ambient mesh": func(p *corev1.Pod) { p.Annotations["ambient.istio.io/redirection"] = "enabled" },
+		"inject":       func(p *corev1.Pod) { p.Labels["sidecar.istio.io/inject"] = "false" },
+		"NONE":         func(p *corev1.Pod) { p.Annotations["sidecar.istio.io/interceptionMode"] = "NONE" },
+		"ProxyConfig": func(p *corev1.Pod) {
+			p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "ISTIO_META_INTERCEPTION_MODE", Value: "NONE"}}
+		},
 		"host network":    func(p *corev1.Pod) { p.Spec.HostNetwork = true },
 		"no container":    func(p *corev1.Pod) { p.Spec.Containers = p.Spec.Containers[:1] },
 		"no metadata.uid": func(p *corev1.Pod) { p.UID = "" },
