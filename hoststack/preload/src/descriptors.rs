@@ -88,7 +88,6 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
     // SAFETY: fcntl of a descriptor.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
     side.nonblocking.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
-    side.add_descriptor();
     let session = Session::make(Identity { role, side, ends });
     if table::set_session(fd, session) {
         session.descriptors.store(1, Ordering::Relaxed);
@@ -114,7 +113,7 @@ pub fn copied(from: c_int, to: c_int) {
         return;
     }
     if let Some(session) = table::session(from) {
-        session.side().add_descriptor();
+        session.side().owners.add();
         session.descriptors.fetch_add(1, Ordering::AcqRel);
         table::set_session(to, session.forever());
     }
@@ -146,7 +145,7 @@ pub fn closing(fd: c_int) {
 fn leave(session: &'static Session, fd: c_int) {
     let side = session.side();
     let rings = session.rings();
-    if side.drop_descriptor() {
+    if side.owners.remove() {
         session.was_last.store(true, Ordering::Relaxed);
         if rings.is_some_and(|rings| session.is_readable(&rings)) {
             // What was not read is lost: the kernel resets such connections.
@@ -176,16 +175,18 @@ pub fn stay(fd: c_int) -> bool {
 /// and child could not both get them.
 pub fn before_fork() {
     for session in table::descriptors().filter_map(table::session) {
-        session.side().add_descriptor();
+        session.side().owners.add_child();
         if !session.is_attached() {
             session.side().stays.store(1, Ordering::SeqCst);
         }
     }
 }
 
-/// after_fork closes the child's copies of mailboxes, so that they end with the parent's.
+/// after_fork counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with
+/// the parent's.
 pub fn after_fork() {
     for session in table::descriptors().filter_map(table::session) {
+        session.side().owners.adopt();
         session.close_mailbox();
     }
 }

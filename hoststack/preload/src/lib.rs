@@ -16,6 +16,7 @@ mod epoll;
 mod hidden;
 mod lock;
 mod offer;
+mod owners;
 mod parts;
 mod poll;
 mod real;

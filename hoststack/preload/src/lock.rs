@@ -41,7 +41,8 @@ pub fn take(word: &AtomicU32) -> bool {
     stolen
 }
 
-fn has_ended(process: u32) -> bool {
+/// has_ended reports whether there is no such process. One whose parent has not waited for it is there.
+pub fn has_ended(process: u32) -> bool {
     // SAFETY: signal 0 only checks that the process exists.
     unsafe { libc::kill(process as i32, 0) != 0 && crate::real::errno() == libc::ESRCH }
 }

@@ -6,6 +6,7 @@
 //! own for connections that begin after it.
 
 use crate::lock::Lock;
+use crate::owners::Owners;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -27,8 +28,8 @@ pub struct Side {
     pub send: Way,
     /// The socket has O_NONBLOCK, as far as this library saw it set.
     pub nonblocking: AtomicU32,
-    /// Descriptors of the socket in all processes.
-    pub descriptors: AtomicU32,
+    /// The processes that have descriptors of the socket.
+    pub owners: Owners,
     /// The connection must not move to rings any more.
     pub stays: AtomicU32,
     /// An error of the kernel's socket that was met before the ring was empty.
@@ -77,19 +78,23 @@ const PLACES: usize = 16384;
 static ARENA: AtomicPtr<Side> = AtomicPtr::new(null_mut());
 static HINT: Lock<usize> = Lock::new(0);
 
-/// make takes a free place; None if there is none.
+/// make takes a free place for a socket of which this process has one descriptor; None if there is none. Places
+/// whose processes have all ended are free, too, which costs system calls to find out.
 pub fn make() -> Option<&'static Side> {
     let arena = arena()?;
     let mut hint = HINT.lock();
-    let found = (0..PLACES).map(|i| (*hint + i) % PLACES).find_map(|i| {
-        // SAFETY: the arena has PLACES sides, and zeroed memory is a valid one.
-        let side = unsafe { &*arena.add(i) };
-        let free = side.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        free.then_some((i, side))
-    });
+    let all = || {
+        (0..PLACES).map(|i| (*hint + i) % PLACES).map(|i| {
+            // SAFETY: the arena has PLACES sides, and zeroed memory is a valid one.
+            (i, unsafe { &*arena.add(i) })
+        })
+    };
+    let free = |side: &Side| side.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let found = all().find(|(_, side)| free(side)).or_else(|| all().find(|(_, side)| side.owners.end()));
     let (i, side) = found?;
     *hint = i + 1;
     side.reset();
+    side.owners.add();
     Some(side)
 }
 
@@ -131,21 +136,12 @@ impl Side {
             way.index.store(0, Ordering::Relaxed);
         }
         self.nonblocking.store(0, Ordering::Relaxed);
-        self.descriptors.store(0, Ordering::Relaxed);
+        self.owners.reset();
         self.stays.store(0, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
     }
 
-    /// add_descriptor counts one more, and drop_descriptor one less; the latter reports whether it was the last.
-    /// Whoever drops the last one frees the place.
-    pub fn add_descriptor(&self) {
-        self.descriptors.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub fn drop_descriptor(&self) -> bool {
-        self.descriptors.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
+    /// free is called by whoever removed the last descriptor.
     pub fn free(&self) {
         self.used.store(0, Ordering::Release);
     }

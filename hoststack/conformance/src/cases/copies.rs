@@ -76,6 +76,19 @@ pub fn forked_and_killed() {
     p.close();
 }
 
+/// A child that ends without closing leaves the parent with the last descriptor: what that has not read is lost when
+/// it closes, and the peer is told.
+pub fn forked_and_ended() {
+    let p = pair();
+    let child = in_child(|| note("child", recv(p.acceptor, 20, 0)));
+    send(p.connector, b"to the child", 0);
+    note("child", end_of(child));
+    send(p.connector, b"to nobody", 0);
+    close(p.acceptor);
+    note("end of the connection", recv(p.connector, 20, 0));
+    close(p.connector);
+}
+
 /// A child's descriptors are closed in one call, also those that the library has.
 pub fn closed_ranges() {
     let (p, q) = (pair(), pair());
