@@ -85,6 +85,7 @@ fn used(case: &cases::Case, stderr: &str) -> Result<(), String> {
         Expects::Rings => attached > 0 && received + sent > 0 && violations == 0,
         Expects::Kernel => attached == 0,
         Expects::Violations => attached > 0 && violations > 0,
+        Expects::OneOffer => attached == 1,
     };
     right.then_some(()).ok_or(format!(
         "{attached} ends attached, {received} receives, {sent} sends, {violations} violations: not as the case expects"

@@ -8,6 +8,7 @@ mod copies;
 mod ends;
 mod events;
 mod hostile;
+mod offers;
 mod streams;
 mod waits;
 
@@ -26,6 +27,8 @@ pub enum Expects {
     Kernel,
     /// They are on rings, and ends break them off because of impossible indices.
     Violations,
+    /// One end has taken an offer, which did not come from the library.
+    OneOffer,
 }
 
 macro_rules! cases {
@@ -37,6 +40,7 @@ macro_rules! cases {
             Case { name: "peer_without_library", run: connections::peer_without_library, expects: Expects::Kernel },
             Case { name: "forked_before_rings", run: copies::forked_before_rings, expects: Expects::Kernel },
             Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
+            Case { name: "wrong_offers", run: offers::wrong_offers, expects: Expects::OneOffer },
             Case { name: "passed_before_rings", run: copies::passed_before_rings, expects: Expects::Kernel },
         ];
     };
