@@ -155,7 +155,7 @@ func (f *flow) exchange(count int) error { return f.exchangeWithin(count, patien
 func (f *flow) exchangeWithin(count int, each time.Duration) error {
 	for range count {
 		if err := f.request(64, each); err != nil {
-			return fmt.Errorf("%s: request %d: %w", f, f.number, err)
+			return fmt.Errorf("%s: request %d: %w%s", f, f.number, err, f.serverEnd())
 		}
 	}
 	return nil
@@ -224,13 +224,27 @@ func (f *flow) transfer(blocks int) error {
 	for n := range blocks {
 		pattern(uint64(n), want)
 		if _, err := io.ReadFull(f.near, got); err != nil {
-			return fmt.Errorf("%s: block %d: %w", f, n, err)
+			return fmt.Errorf("%s: block %d: %w%s", f, n, err, f.serverEnd())
 		}
 		if !bytes.Equal(want, got) {
 			return fmt.Errorf("%s: block %d differs", f, n)
 		}
 	}
 	return <-sent
+}
+
+// serverEnd says how the server has ended a connection, which is often why the client has failed.
+func (f *flow) serverEnd() string {
+	if f.tcp == nil {
+		return ""
+	}
+	select {
+	case err := <-f.tcp.ended:
+		f.tcp.ended <- err
+		return fmt.Sprintf(" (the server ended with %v)", err)
+	case <-time.After(100 * time.Millisecond):
+		return ""
+	}
 }
 
 // settle exchanges requests of flows until each is short-cut: until the stack sees none of its packets. The
