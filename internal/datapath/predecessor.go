@@ -5,9 +5,11 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -221,7 +223,7 @@ func (d *Datapath) inherit(t *Table, s *ebpf.MapSpec) (*ebpf.Map, error) {
 // may use them and write to them at any time.
 func (d *Datapath) setAside() error {
 	resized, err := d.resizes()
-	if err != nil || !resized {
+	if err != nil || len(resized) == 0 {
 		return err
 	}
 	present := filepath.Join(d.options.BPFFS, tablesDirectory)
@@ -232,7 +234,7 @@ func (d *Datapath) setAside() error {
 		d.aside = true
 		return os.Mkdir(present, 0o700)
 	}
-	return errors.New("an agent was killed while it changed the size of tables: start it with the same --max-flows and --max-affinity again, and change them after that")
+	return fmt.Errorf("an agent was killed while it changed the size of tables: start it with %s once, as that one, and change the size after that", strings.Join(resized, " and "))
 }
 
 // putBack undoes setAside if Open fails: nothing uses the new tables yet.
@@ -247,20 +249,34 @@ func (d *Datapath) putBack() error {
 	return os.Rename(present+asideSuffix, present)
 }
 
-// resizes reports whether a pinned table that programs write has another size than this agent's options
-// require.
-func (d *Datapath) resizes() (bool, error) {
+// resizes returns the flags, with their values, by which the pinned tables that programs write have the size that they
+// have, where this agent's options require another.
+func (d *Datapath) resizes() (flags []string, err error) {
+	values := map[string]uint32{}
 	for _, t := range d.components.tables() {
 		if t.Follow == nil || t.size(d.options.Limits) == 0 {
 			continue
 		}
 		size, err := pinnedSize(d.tablePath(t.Name))
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		if size != 0 && size != t.size(d.options.Limits) {
-			return true, nil
+			// The least value for which one table has its size may be too small for another.
+			values[t.Limit.Flag] = max(values[t.Limit.Flag], t.limitFor(size))
 		}
 	}
-	return false, nil
+	for _, flag := range slices.Sorted(maps.Keys(values)) {
+		flags = append(flags, fmt.Sprintf("--%s=%d", flag, values[flag]))
+	}
+	return flags, nil
+}
+
+// limitFor returns the least limit for which a table has a size.
+func (t *Table) limitFor(size uint32) uint32 {
+	var l Limits
+	return uint32(sort.Search(maxLimit, func(n int) bool {
+		*t.Limit.In(&l) = uint32(n)
+		return t.size(l) >= size
+	}))
 }

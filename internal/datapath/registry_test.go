@@ -251,3 +251,26 @@ func TestAffinityIsResized(t *testing.T) {
 		}
 	}
 }
+
+// TestFlagsOfASize: an error names the flags for tables whose size was being changed: with those values all tables have
+// the size that they had with the original ones.
+func TestFlagsOfASize(t *testing.T) {
+	all := componentList{Socket(), Edge()}.tables()
+	for _, flows := range []uint32{minFlows, 1000, 4097, 16384, 65535, 131073, 262144, 999983, 3000001} {
+		for _, affinity := range []uint32{1, 1000, 65536, 70001} {
+			given := Limits{Flows: flows, Affinity: affinity}
+			var named Limits
+			for _, table := range all {
+				if table.Follow != nil && table.Limit != nil {
+					limit := table.Limit.In(&named)
+					*limit = max(*limit, table.limitFor(table.size(given)))
+				}
+			}
+			for _, table := range all {
+				if table.Limit != nil && table.Follow != nil && table.size(named) != table.size(given) {
+					t.Errorf("%s has size %d with %+v and %d with %+v", table.Name, table.size(given), given, table.size(named), named)
+				}
+			}
+		}
+	}
+}

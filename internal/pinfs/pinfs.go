@@ -32,9 +32,9 @@ type LockedError struct {
 
 func (e *LockedError) Error() string {
 	if e.PID == 0 {
-		return fmt.Sprintf("another agent is using %s: stop it, or give this one its own --pins", e.Path)
+		return fmt.Sprintf("another agent is using %s: stop it, or give another --pins", e.Path)
 	}
-	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give this one its own --pins", e.Path, e.PID)
+	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give another --pins", e.Path, e.PID)
 }
 
 // CheckPath returns an error for a path that cannot be a directory on a BPF file system.
@@ -101,7 +101,7 @@ func refusePrivate(path, at string) error {
 		return nil
 	}
 	return fmt.Errorf("--pins %s: not on a BPF file system, and one mounted in the agent's own mount namespace would end with it: "+
-		"mount one on the node (`mount -t bpf bpf %s`; systemd does it at boot), and make it visible to the agent", path, System)
+		"mount one on the node (`mount -t bpf bpf %s`; systemd does it at boot), and make it visible to the agent; below `ip netns exec` no mounts of /sys are visible: use `nsenter --net=/run/netns/NAME` instead", path, System)
 }
 
 // shared reports whether the mount of a path is shared. The last mount at the longest path counts.

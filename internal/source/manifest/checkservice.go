@@ -3,6 +3,7 @@
 package manifest
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -41,6 +42,7 @@ func checkService(c *complaints, in *corev1.Service) {
 		c.errorf("spec.type", "%q: want ClusterIP, NodePort, LoadBalancer or ExternalName", spec.Type)
 	}
 	checkPolicies(c, spec)
+	checkSourceRanges(c, in)
 	checkClusterIPs(c, spec)
 	checkServicePorts(c, spec)
 	for i, ip := range spec.ExternalIPs {
@@ -72,6 +74,32 @@ func checkPolicies(c *complaints, spec *corev1.ServiceSpec) {
 	if p := spec.InternalTrafficPolicy; p != nil && *p != corev1.ServiceInternalTrafficPolicyCluster &&
 		*p != corev1.ServiceInternalTrafficPolicyLocal {
 		c.errorf("spec.internalTrafficPolicy", want, *p)
+	}
+}
+
+// checkSourceRanges refuses what the API server refuses, and warns where clients of other networks are admitted
+// nevertheless: the ranges hold at ingress addresses alone (R25).
+func checkSourceRanges(c *complaints, in *corev1.Service) {
+	const field, instead = "spec.loadBalancerSourceRanges", "status.loadBalancer.ingress"
+	if len(in.Spec.LoadBalancerSourceRanges) == 0 {
+		return
+	}
+	if in.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		c.errorf(field, "has no effect on a Service of type %s: all clients reach it; write type: LoadBalancer, and its addresses to %s", cmp.Or(in.Spec.Type, corev1.ServiceTypeClusterIP), instead)
+		return
+	}
+	ingress := map[string]bool{}
+	for _, i := range in.Status.LoadBalancer.Ingress {
+		ingress[i.IP] = i.IP != ""
+	}
+	if len(ingress) == 0 {
+		c.warnf(field, "has no effect without addresses in %s: all clients reach the others", instead)
+		return
+	}
+	for i, ip := range in.Spec.ExternalIPs {
+		if !ingress[ip] {
+			c.warnf(fmt.Sprintf("spec.externalIPs[%d]", i), "all clients reach %s, also those outside %s; write it to %s instead", ip, field, instead)
+		}
 	}
 }
 
