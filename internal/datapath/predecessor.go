@@ -234,7 +234,7 @@ func (d *Datapath) setAside() error {
 		d.aside = true
 		return os.Mkdir(present, 0o700)
 	}
-	return fmt.Errorf("an agent was killed while it changed the size of tables: start it with %s once, as that one, and change the size after that", strings.Join(resized, " and "))
+	return fmt.Errorf("an agent was killed while it changed the size of tables: start one with the flags of that one, %s, and change them after that", strings.Join(resized, " "))
 }
 
 // putBack undoes setAside if Open fails: nothing uses the new tables yet.

@@ -85,6 +85,13 @@ func TestSidecarOfAnnotations(t *testing.T) {
 	}
 }
 
+func TestSidecarRerouted(t *testing.T) {
+	s := decideOne(t, injected(func(p *corev1.Pod) { p.Annotations["istio.io/reroute-virtual-interfaces"] = "vnet0" }))
+	if len(s.Pods()) != 1 || !strings.Contains(fmt.Sprint(s.Problems()), "virtual machines") {
+		t.Errorf("pods %v, problems %v", s.Pods(), s.Problems())
+	}
+}
+
 func ptrTo[T any](v T) *T { return &v }
 
 func TestSidecarLeftAlone(t *testing.T) {

@@ -157,6 +157,10 @@ func checkProblems(t *testing.T, in string, want []string) {
 // What an API server would reject, and Beeline reads.
 func TestBadObjects(t *testing.T) {
 	spec := func(s string) string { return edit(t, web, "  clusterIP: 10.96.0.10\n", s) }
+	ranged := func(ingress string) string {
+		return spec("  clusterIP: None\n  type: LoadBalancer\n  externalIPs: ['2001:db8::1']\n  loadBalancerSourceRanges: [192.0.2.0/24]\n") +
+			"status:\n  loadBalancer:\n    ingress:\n    - " + ingress + "\n"
+	}
 	ports := func(s string) string { return edit(t, web, "  - port: 80\n", s) }
 	endpoints := func(s string) string { return edit(t, webSlice, "- addresses:\n  - 10.10.1.11\n", s) }
 	slicePorts := func(s string) string { return edit(t, webSlice, "- port: 8080\n", s) }
@@ -207,6 +211,11 @@ func TestBadObjects(t *testing.T) {
 			[]string{"7" + svc + "loadBalancerSourceRanges: has no effect on a Service of type ClusterIP: all clients reach it; write type: LoadBalancer, and its addresses to status.loadBalancer.ingress"}},
 		{"source ranges without their addresses", spec("  clusterIP: None\n  type: LoadBalancer\n  externalIPs: [192.0.2.1]\n  loadBalancerSourceRanges: [192.0.2.0/24]\n"),
 			[]string{"9" + warn + svc[2:] + "loadBalancerSourceRanges: has no effect without addresses in status.loadBalancer.ingress: all clients reach the others"}},
+		{"source ranges beside a host name", ranged("hostname: lb.example.org"),
+			[]string{"9" + warn + svc[2:] + "loadBalancerSourceRanges: has no effect without addresses in status.loadBalancer.ingress: all clients reach the others"}},
+		{"source ranges beside an external IP", ranged("ip: 192.0.2.1"),
+			[]string{"8" + warn + svc[2:] + "externalIPs[0]: all clients reach 2001:db8::1, also those outside spec.loadBalancerSourceRanges; write it to status.loadBalancer.ingress instead"}},
+		{"source ranges of an external IP", ranged("ip: '2001:db8:0::1'"), []string{}},
 		{"affinity", spec("  clusterIP: None\n  sessionAffinity: clientIP\n"), []string{`7` + svc + `sessionAffinity: "clientIP": expected ClientIP or None`}},
 		{"nothing but a name", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec: {type: ExternalName, externalName: example.org}\n", []string{}},
 		{"headless without ports", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec: {clusterIP: None}\n", []string{}},

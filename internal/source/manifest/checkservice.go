@@ -80,25 +80,27 @@ func checkPolicies(c *complaints, spec *corev1.ServiceSpec) {
 // checkSourceRanges refuses what the API server refuses, and warns where clients of other networks are admitted
 // nevertheless: the ranges hold at ingress addresses alone (R25).
 func checkSourceRanges(c *complaints, in *corev1.Service) {
-	const field, instead = "spec.loadBalancerSourceRanges", "status.loadBalancer.ingress"
+	const field, addresses = "spec.loadBalancerSourceRanges", "status.loadBalancer.ingress"
 	if len(in.Spec.LoadBalancerSourceRanges) == 0 {
 		return
 	}
 	if in.Spec.Type != corev1.ServiceTypeLoadBalancer {
-		c.errorf(field, "has no effect on a Service of type %s: all clients reach it; write type: LoadBalancer, and its addresses to %s", cmp.Or(in.Spec.Type, corev1.ServiceTypeClusterIP), instead)
+		c.errorf(field, "has no effect on a Service of type %s: all clients reach it; write type: LoadBalancer, and its addresses to %s", cmp.Or(in.Spec.Type, corev1.ServiceTypeClusterIP), addresses)
 		return
 	}
-	ingress := map[string]bool{}
+	ingress := map[netip.Addr]bool{}
 	for _, i := range in.Status.LoadBalancer.Ingress {
-		ingress[i.IP] = i.IP != ""
+		if a, err := netip.ParseAddr(i.IP); err == nil { // else a host name, or an error of the converter
+			ingress[a] = true
+		}
 	}
 	if len(ingress) == 0 {
-		c.warnf(field, "has no effect without addresses in %s: all clients reach the others", instead)
+		c.warnf(field, "has no effect without addresses in %s: all clients reach the others", addresses)
 		return
 	}
 	for i, ip := range in.Spec.ExternalIPs {
-		if !ingress[ip] {
-			c.warnf(fmt.Sprintf("spec.externalIPs[%d]", i), "all clients reach %s, also those outside %s; write it to %s instead", ip, field, instead)
+		if a, err := netip.ParseAddr(ip); err == nil && !ingress[a] {
+			c.warnf(fmt.Sprintf("spec.externalIPs[%d]", i), "all clients reach %s, also those outside %s; write it to %s instead", a, field, addresses)
 		}
 	}
 }

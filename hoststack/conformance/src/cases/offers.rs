@@ -84,7 +84,7 @@ const WRONG: &[(&str, Change)] = &[
     ("memory is a device", |o| o.descriptors[0] = open(c"/dev/zero")),
     ("an event is a pipe", |o| o.replace(1, pipe())),
     ("an event is memory", |o| o.replace(2, memory(4096, SEALS))),
-    ("an event blocks", |o| o.replace(2, blocking_event())),
+    ("an event blocks", |o| o.replace(2, event_with(0))),
     ("no descriptors", |o| o.descriptors.drain(..).for_each(close)),
     ("two descriptors", |o| close(o.descriptors.remove(1))),
     ("twelve descriptors", |o| (0..9).for_each(|_| o.descriptors.push(event()))),
@@ -161,19 +161,15 @@ fn mailbox(connector: c_int) -> c_int {
         let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
         let mut address: libc::sockaddr_un = zeroed();
         address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        let name = format!("\0beeline-hoststack-1/{cookie:016x}");
-        for (to, from) in address.sun_path.iter_mut().zip(name.bytes()) {
+        let path = format!("\0beeline-hoststack-1/{cookie:016x}");
+        for (to, from) in address.sun_path.iter_mut().zip(path.bytes()) {
             *to = from as libc::c_char;
         }
-        let length = (size_of::<libc::sa_family_t>() + name.len()) as socklen_t;
+        let length = (size_of::<libc::sa_family_t>() + path.len()) as socklen_t;
         let connected = libc::connect(socket, from_ref(&address).cast(), length);
-        assert_eq!(connected, 0, "the mailbox of the connector: {}", name_of_error());
+        assert_eq!(connected, 0, "the mailbox of the connector: {}", name(errno()));
         socket
     }
-}
-
-fn name_of_error() -> String {
-    name(errno())
 }
 
 fn send_message(socket: c_int, offer: &Offer) {
@@ -193,7 +189,7 @@ fn send_message(socket: c_int, offer: &Offer) {
             (*header).cmsg_len = libc::CMSG_LEN(count as u32) as _;
             std::ptr::copy_nonoverlapping(offer.descriptors.as_ptr().cast::<u8>(), libc::CMSG_DATA(header), count);
         }
-        assert_eq!(libc::sendmsg(socket, &message, 0), offer.text.len() as isize, "{}", name_of_error());
+        assert_eq!(libc::sendmsg(socket, &message, 0), offer.text.len() as isize, "{}", name(errno()));
     }
 }
 
@@ -208,13 +204,12 @@ fn memory(size: usize, seals: c_int) -> c_int {
 }
 
 fn event() -> c_int {
-    // SAFETY: no preconditions.
-    unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) }
+    event_with(libc::EFD_NONBLOCK)
 }
 
-fn blocking_event() -> c_int {
+fn event_with(flags: c_int) -> c_int {
     // SAFETY: no preconditions.
-    unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }
+    unsafe { libc::eventfd(0, flags | libc::EFD_CLOEXEC) }
 }
 
 /// pipe returns the end for reading. That for writing is closed.
