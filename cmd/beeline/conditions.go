@@ -33,10 +33,10 @@ const (
 	mostConditions = 10
 )
 
-// conditionsText prints conditions, worst first, at most `most` of each group with the same code and remedy,
-// followed by the remedy.
-func conditionsText(w io.Writer, all condition.List, most int) {
-	fmt.Fprintln(w, headline(all))
+// conditionsText prints a headline and conditions, worst first, at most `most` of each group with the same code and
+// remedy, followed by the remedy.
+func conditionsText(w io.Writer, headline string, all condition.List, most int) {
+	fmt.Fprintln(w, headline)
 	for len(all) > 0 {
 		same := 1
 		for same < len(all) && all[same].Code == all[0].Code && all[same].Remedy == all[0].Remedy {

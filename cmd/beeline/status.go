@@ -55,7 +55,7 @@ func statusText(w io.Writer, s *inspect.Status, verbose bool) {
 	if verbose {
 		most = mostConditions
 	}
-	conditionsText(w, s.Conditions, most)
+	conditionsText(w, statusHeadline(s), s.Conditions, most)
 	fmt.Fprintln(w)
 	if !verbose {
 		statusSummary(w, s)
@@ -97,6 +97,14 @@ func statusText(w io.Writer, s *inspect.Status, verbose bool) {
 	statusGateway(w, s.Gateway)
 	statusTables(w, s)
 	statusFeatures(w, s)
+}
+
+// statusHeadline is headline, but claims nothing for an agent that was not asked: it may hang.
+func statusHeadline(s *inspect.Status) string {
+	if s.Answered || judged(s.Conditions) != nil {
+		return headline(s.Conditions)
+	}
+	return fmt.Sprintf("No problem is visible in the pins. The agent, pid %d, was not asked: status without --%s asks it.", s.PID, pinsFlag)
 }
 
 // dsrText prints the DSR settings and how many Services use DSR.

@@ -58,6 +58,13 @@ func TestStatusFitsOnAScreen(t *testing.T) {
 			t.Errorf("with -v it lacks %q", words)
 		}
 	}
+	// The pins of an agent that hangs look the same.
+	var unasked bytes.Buffer
+	s.Answered = false
+	statusText(&unasked, s, false)
+	if !strings.Contains(unasked.String(), "was not asked") || strings.Contains(unasked.String(), "All is well") {
+		t.Errorf("of an agent that was not asked:\n%s", &unasked)
+	}
 }
 
 // A component's status line is shown with and without -v, and its conditions are among the others.
@@ -112,7 +119,7 @@ func TestConditionsText(t *testing.T) {
 	}
 	all = append(all, condition.DeviceNotServed.New("device eth0 is not served").At("eth0"), condition.SourceNote.New("skipped"))
 	var got bytes.Buffer
-	conditionsText(&got, all, 3)
+	conditionsText(&got, headline(all), all, 3)
 	want := `6 errors.
 error    AddressTaken: Service default/web: port 0 is taken
 error    AddressTaken: Service default/web: port 1 is taken
