@@ -201,7 +201,7 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 bin/bench: programs
 	CGO_ENABLED=0 go -C $(BENCH) build -o $(CURDIR)/$@ .
 
-bench: build bin/bench controlplane build/envoy ## measure, print figures with their spread, store and draw them in build/bench (root)
+bench: build hoststack bin/bench controlplane build/envoy ## measure, print figures with their spread, store and draw them in build/bench (root)
 	@mkdir -p build/bench
 	bin/bench --program bin/beeline --output build/bench/results.json
 	bin/bench chart build/bench/results.json --out build/bench

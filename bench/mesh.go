@@ -14,22 +14,23 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-// The sides: connections of a pod by netfilter's REDIRECT to the proxy in it, by the hook at connect(2), and by that
-// with messages past TCP. The second is the first again: their difference is what the measurement cannot see. In the
-// last there is no proxy.
+// The sides: connections of a pod by netfilter's REDIRECT to the proxy in it, by the hook at connect(2), by that with
+// messages past TCP, and by that with the preload library in client and proxy. The second is the first again: their
+// difference is what the measurement cannot see. In the last there is no proxy.
 const (
 	meshNetfilter = iota
 	meshNetfilterAgain
 	meshHook
 	meshSockmap
+	meshRings
 	meshNone
 	meshSides
 )
 
-var meshNames = [meshSides]string{"netfilter", "netfilter (A/A)", "hook", "hook and sockmap", "no proxy"}
+var meshNames = [meshSides]string{"netfilter", "netfilter (A/A)", "hook", "hook and sockmap", "hook and rings", "no proxy"}
 
 // meshPods are where the sides are: on node-a the agent has --mesh-sockmap, on node-b it has not.
-var meshPods = [meshSides]string{"b2", "b2", "b1", "a1", "a2"}
+var meshPods = [meshSides]string{"b2", "b2", "b1", "a1", "b3", "a2"}
 
 const (
 	meshRounds  = 7 // at most
@@ -138,7 +139,7 @@ const meshWarmUp = 30 * time.Second
 // start, and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 	for end := time.Now().Add(meshWarmUp); ; {
-		r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, wrkConnections)
+		r, err := rig.wrk(ctx, side, wrkConnections)
 		if r.Requests > 0 {
 			return nil
 		}
@@ -154,8 +155,9 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 	if err != nil {
 		return err
 	}
+	onRings := rig.countRings(side)
 	used := usageNow()
-	r, err := runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, c.connections)
+	r, err := rig.wrk(ctx, side, c.connections)
 	if err != nil {
 		return err
 	}
@@ -167,6 +169,9 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 	// A request is one message at least, and its answer another.
 	if n := after - before; side == meshSockmap && n < r.Requests {
 		return fmt.Errorf("%d messages skipped TCP in %d requests", n, r.Requests)
+	}
+	if n := <-onRings; side == meshRings && n < c.connections {
+		return fmt.Errorf("%d of %d connections are on rings", n, c.connections)
 	}
 	add := func(m result.Metric, value float64) {
 		row := result.Row{Series: meshSeries(proxy, c, side), Metric: m}

@@ -30,7 +30,8 @@ type meshRig struct {
 	web     *nginx
 	server  netip.AddrPort
 	folders []string
-	proxies []*lab.Cmd
+	proxies map[string]*lab.Cmd // by pod
+	library string              // of the host stack
 }
 
 // meshRedirect are the rules of a sidecar by netfilter, as Istio's: connections of the proxy's user are left alone.
@@ -61,7 +62,10 @@ http {` + nginxHTTP + `
 `
 
 func newMeshRig(ctx context.Context, b *bench) (rig *meshRig, err error) {
-	rig = &meshRig{}
+	rig = &meshRig{proxies: map[string]*lab.Cmd{}}
+	if rig.library, _, err = hostStackPrograms(b.program); err != nil {
+		return nil, err
+	}
 	if rig.world, err = newWorld(); err != nil {
 		return nil, err
 	}
@@ -78,7 +82,7 @@ func newMeshRig(ctx context.Context, b *bench) (rig *meshRig, err error) {
 	if out, err := rig.world.Host(meshPods[meshNetfilter]).Command(ctx, "nft", meshRedirect).CombinedOutput(); err != nil {
 		return rig, fmt.Errorf("nft: %w: %s", err, out)
 	}
-	return rig, errors.Join(rig.startAgent(b, "node-a", meshSockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", meshHook))
+	return rig, errors.Join(rig.startAgent(b, "node-a", meshSockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", meshHook, "--mesh-cgroups="+rig.world.Host(meshPods[meshRings]).Cgroup))
 }
 
 func (rig *meshRig) startAgent(b *bench, host string, side int, flags ...string) error {
@@ -101,15 +105,16 @@ func (rig *meshRig) end() error {
 
 // startProxies starts a proxy in the pod of each side that has one.
 func (rig *meshRig) startProxies(ctx context.Context, p meshProxy) error {
-	for _, pod := range []string{meshPods[meshNetfilter], meshPods[meshHook], meshPods[meshSockmap]} {
-		if err := rig.startProxy(ctx, p, rig.world.Host(pod)); err != nil {
+	for _, side := range []int{meshNetfilter, meshHook, meshSockmap, meshRings} {
+		if err := rig.startProxy(ctx, p, side); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, pod *lab.Host) error {
+func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, side int) error {
+	pod := rig.world.Host(meshPods[side])
 	folder, err := os.MkdirTemp("", "beeline-mesh-")
 	if err != nil {
 		return err
@@ -122,13 +127,14 @@ func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, pod *lab.Host) 
 		return err
 	}
 	cmd := pod.Command(ctx, p.argv(folder, config)...)
+	cmd.Env = rig.environment(side)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: meshProxyUser, Gid: meshProxyUser}}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	rig.proxies = append(rig.proxies, cmd)
+	rig.proxies[pod.Name] = cmd
 	if err := awaitListener(ctx, pod, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), meshProxyPort)); err != nil {
 		return fmt.Errorf("%s in %s: %w; it printed:\n%s", p.name, pod.Name, err, &complaints)
 	}
@@ -140,7 +146,35 @@ func (rig *meshRig) stopProxies(stop func()) {
 	for _, p := range rig.proxies {
 		p.Wait()
 	}
-	rig.proxies = nil
+	clear(rig.proxies)
+}
+
+// environment is that of client and proxy of a side.
+func (rig *meshRig) environment(side int) []string {
+	if side != meshRings {
+		return nil // this program's
+	}
+	return append(os.Environ(), "LD_PRELOAD="+rig.library, fmt.Sprintf("BEELINE_HOSTSTACK_INCLUDE=127.0.0.1:%d", meshProxyPort))
+}
+
+// wrk runs wrk in the pod of a side.
+func (rig *meshRig) wrk(ctx context.Context, side, connections int) (wrkResult, error) {
+	return runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, connections, rig.environment(side))
+}
+
+// countRings counts the connections that the proxy of a side has on rings, in the middle of a run of wrk.
+func (rig *meshRig) countRings(side int) <-chan int {
+	count := make(chan int, 1)
+	proxy := rig.proxies[meshPods[side]]
+	if side != meshRings {
+		close(count)
+		return count
+	}
+	time.AfterFunc(meshSeconds*time.Second/2, func() {
+		maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", proxy.Process.Pid)) // without it none are counted
+		count <- bytes.Count(maps, []byte("/memfd:beeline-ring "))
+	})
+	return count
 }
 
 // proveTime bounds the wait for an agent to serve a pod, and for Envoy, which resets connections while it starts.
@@ -152,7 +186,7 @@ func (rig *meshRig) prove(ctx context.Context, side int) error {
 	for end := time.Now().Add(proveTime); ; time.Sleep(50 * time.Millisecond) {
 		local, seen, err := rig.who(ctx, side)
 		through, byHook := seen != local.Port(), local.Addr().IsLoopback()
-		if err == nil && through == (side != meshNone) && byHook == (side == meshHook || side == meshSockmap) {
+		if err == nil && through == (side != meshNone) && byHook == (side == meshHook || side == meshSockmap || side == meshRings) {
 			return nil
 		}
 		if ctx.Err() != nil || time.Now().After(end) {

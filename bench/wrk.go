@@ -46,17 +46,18 @@ var errNoAnswer = errors.New("wrk got no or few replies")
 
 // runWrk has a host request a page for some seconds, on connections that stay open.
 func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
-	return runWrkWith(ctx, from, to, seconds, wrkConnections)
+	return runWrkWith(ctx, from, to, seconds, wrkConnections, nil)
 }
 
-// runWrkWith does so on a number of connections.
-func runWrkWith(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds, connections int) (wrkResult, error) {
+// runWrkWith does so on a number of connections, with an environment other than this program's if it is not nil.
+func runWrkWith(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds, connections int, environment []string) (wrkResult, error) {
 	script := filepath.Join(from.Dir, "wrk.lua")
 	if err := os.WriteFile(script, []byte(wrkScript), 0o644); err != nil {
 		return wrkResult{}, err
 	}
 	cmd := from.Command(ctx, "wrk", "-t", strconv.Itoa(min(wrkThreads, connections)), "-c", strconv.Itoa(connections),
 		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "60s", "-s", script, fmt.Sprintf("http://%s/", to))
+	cmd.Env = environment
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.Output()
