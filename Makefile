@@ -43,7 +43,8 @@ GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 # start first, so that no CPU is idle at the end. The emulated machine has one CPU and never waits, and the
 # benchmark runs one part after the other: they get the time that the packages leave. The tests of the cluster
 # often wait, so they run beside those of the deployment.
-# -short skips tests of the cluster and the benchmark that take a minute or more; test-full runs them.
+# -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge for
+# one of tc and XDP; test-full runs all.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket %/test/soak,$(ALL_PACKAGES))
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
@@ -142,7 +143,7 @@ check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (r
 
 test: build hoststack lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
-		--go 'packages=$(GO_TEST) -timeout 60m $(MOST_PACKAGES)' \
+		--go 'packages=$(GO_TEST) -short -timeout 60m $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--then --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \

@@ -23,9 +23,6 @@ func TestDemo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the lab needs root")
 	}
-	if testing.Short() {
-		t.Skip("takes ten seconds")
-	}
 	o := options{program: node.Program(t), labProgram: node.LabProgram(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
 	t.Cleanup(func() {
 		if err := lab.Down(o.name); err != nil {

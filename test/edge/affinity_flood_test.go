@@ -20,7 +20,7 @@ import (
 // the socket hooks decide, nor the Service's own returning clients. With four endpoints all keep theirs by
 // chance once in 4^36.
 func TestAffinityOutlivesAFlood(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		const clients, services, flood = 12, 12, 4 * 600
 		w := startWorld(t, "--edge-mode="+mode, "--max-affinity=480")
 		w.lead()

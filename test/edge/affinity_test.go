@@ -12,7 +12,7 @@ import (
 // R27: a client's address keeps its endpoint, at whichever address and family of protocol it asks, if it
 // returns within the timeout, which each connection renews. After the timeout the endpoint is chosen again.
 func TestAffinityFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		const clients, timeout = 24, 2 * time.Second
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()

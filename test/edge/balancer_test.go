@@ -30,7 +30,7 @@ import (
 // The example of docs/operate/balancer.md: a file alone, no Node and no ServiceCIDR. Clients reach both VIPs,
 // other ports refuse, pings get replies; a backend that dies is taken out of service, and returns.
 func TestStandAloneBalancer(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode)
 		text, err := os.ReadFile("../../examples/balancer/vips.yaml")
 		w.must(err)

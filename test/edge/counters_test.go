@@ -32,7 +32,7 @@ func (w *world) counters(service, port string, args ...string) inspect.PortCount
 // Traffic is counted by Service: new flows, refusals and drops at once, packets and bytes by the flows. The
 // counts survive the removal of flows and a new agent. A Service that is created again starts from zero.
 func TestServiceCounters(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
 		w.services()
 		want := inspect.PortCounters{}

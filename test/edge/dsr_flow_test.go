@@ -63,7 +63,7 @@ func TestDSRRefused(t *testing.T) {
 // nodes; replies leave their node by its own route to the client. TCP transfers 5 MB each way, although the
 // pods assume an MTU of 1500.
 func TestDSROverOverlay(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		// Packets through the overlay have the Node's address, which node-b knows.
 		w := newWorldOf(t, overlay, "--edge-mode="+mode)
 		w.agentOn("node-b", "--edge-mode="+mode)

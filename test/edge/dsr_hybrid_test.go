@@ -73,7 +73,7 @@ func TestDSRHybridAndAnnotations(t *testing.T) {
 
 // X2: annotations work without the flag; the backends' nodes accept the packets.
 func TestDSRByAnnotationAlone(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		wantAnnotated(t, mode, []annotated{
 			{"", "", "off", "off"},
 			{"", "true", "off", "off"},
@@ -100,7 +100,7 @@ func wantAnnotated(t *testing.T, mode string, all []annotated, dsr string, flags
 // X2, R30: connections and UDP flows survive each change of the annotation, and their backends see the same as
 // before.
 func TestDSRChangesUnderOpenFlows(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startDSR(t, "off", mode)
 		type flow struct {
 			net.Conn

@@ -38,7 +38,7 @@ func startDSR(t *testing.T, kind, mode string, flags ...string) *world {
 // withEachDSR runs a test for tc and for XDP in a world in which annotations give Services their kind of DSR:
 // applyKinds.
 func withEachDSR(t *testing.T, flags []string, f func(t *testing.T, w *world)) {
-	inBothModes(t, func(t *testing.T, mode string) { f(t, startDSR(t, "off", mode, flags...)) })
+	inModes(t, func(t *testing.T, mode string) { f(t, startDSR(t, "off", mode, flags...)) })
 }
 
 // applyKinds applies Services 1, 2 and 3 with one kind of DSR each, in order, all with these pods.

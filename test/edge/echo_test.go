@@ -105,7 +105,7 @@ func (p *pinger) nodeAddress() netip.Addr {
 // a ClusterIP never (R21); the node's stack replies for its own addresses. Source ranges apply to pings as well
 // (R25).
 func TestPing(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		for family := range 2 {

@@ -53,7 +53,7 @@ type explained struct {
 // What explain says of a packet is what happens to a client that sends it: the reason, the backend, and what
 // the backend sees. It leaves no trace.
 func TestExplain(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		var all []*explained

@@ -16,7 +16,7 @@ import (
 // The overlay's device is created after the agent starts, as by a CNI: clients reach backends behind it, also
 // after it was deleted and created again, and the edge leaves it while the overlay's routes lead elsewhere.
 func TestOverlayComesLater(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := newWorldOf(t, overlay, "--edge-mode="+mode)
 		remake := w.removeOverlay()
 		w.must(w.agent.Start())
@@ -130,7 +130,7 @@ func each(routes []netlink.Route, do func(*netlink.Route) error) error {
 // A NIC that becomes a port of a bridge gives its addresses and routes to the bridge: the edge then serves at
 // the bridge, by tc, and at the NIC again when it is released. A renamed NIC is served under its new name.
 func TestNICBecomesPortOfABridge(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("a1", "b1"))...)
 		wantServed := func() {

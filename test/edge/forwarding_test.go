@@ -30,7 +30,7 @@ func (w *world) setForwarding(value string) {
 // A node whose kernel does not forward, Debian's default, says so and what to set, in status, explain and the
 // counters. It serves as soon as that is set.
 func TestForwardingIsOff(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode)
 		w.setForwarding("0")
 		w.must(w.agent.Start())

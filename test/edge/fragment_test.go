@@ -134,7 +134,7 @@ func total(sizes []int) (n uint64) {
 // R19, RFC 791: a datagram that is too long for the overlay and may be fragmented is, whether it arrives whole
 // or in fragments; so are replies that are too long for the client's path.
 func TestOverlayFragments(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.echoes("b1")
 		w.apply("web", objects(w.public("b1"))...)
@@ -149,7 +149,7 @@ func TestOverlayFragments(t *testing.T) {
 // The same if the path to the backend has a small MTU without an overlay, and the path back a smaller one; a
 // fragment is fragmented again.
 func TestNarrowWayFragments(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.echoes("b1")
 		w.apply("web", objects(w.public("b1"))...)

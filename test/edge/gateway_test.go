@@ -15,7 +15,7 @@ import (
 // backend of this node, which pass the stack, and does not see the others. A flow that the node forwards for others is
 // the gateway's (G1).
 func TestGatewayLeavesServiceFlows(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode, "--gateway-devices=*", "--gateway-provider=cache", "--gateway-threshold=4")
 		w.apply("web", objects(w.public("a1", "b1"))...)
 		direct := w.open("udp", addresses(w.Host("a1"), 8080)[0])

@@ -16,7 +16,7 @@ import (
 // H1, H2: backends that answer wrongly, too late or not at all get no clients, over TCP and, if the check uses
 // another port, over UDP; when they recover, they do. H4: when all are down, the Service refuses.
 func TestHealthChecks(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		well, wrong, slow, refusing := w.newHealthServer("a1"), w.newHealthServer("a2"), w.newHealthServer("b1"), w.newHealthServer("b2")
 		wrong.status.Store(http.StatusInternalServerError)

@@ -131,7 +131,7 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 
 // R30: so do connections of clients at a device that --devices no longer names, even if XDP served them.
 func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("a1"))...)
 		var conns []net.Conn

@@ -25,7 +25,7 @@ var manyFiles sync.Mutex
 // X1: 10,000 connections of one client to one Service are open at the same time, half of them over IPv6 and
 // half of each to another node. Each has one entry per direction and no more, and each is answered.
 func TestTenThousandConnections(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		const connections = 10000
 		w := startWorld(t, "--edge-mode="+mode, fmt.Sprintf("--max-flows=%d", 4*connections))
 		w.apply("web", objects(w.public("a1", "b1"))...)
@@ -167,7 +167,7 @@ func readFlow(t *testing.T, conn *net.UDPConn, seen map[int]netip.AddrPort) {
 // it, existing ones continue, and other backends are served. UDP has ports of its own, and its idle flows are
 // evicted.
 func TestNoPortIsLeft(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		// So few that a flow, which tries 64 of them at random, misses the last free one once in 10^8.
 		const ports = 4
 		w := startWorld(t, "--edge-mode="+mode, "--snat-ports=1024-1027")

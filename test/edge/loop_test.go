@@ -35,7 +35,7 @@ func (w *world) refuseUnserved() {
 // the node's sockets and pods, with hooks and without, are served at the address, also if the verdict depends
 // on their source.
 func TestRoutedAddressWithoutALoop(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.manyClients()

@@ -54,7 +54,7 @@ func (w *world) askAll(flows, n int) []string {
 // different orders and neither knows of the other's flows; and when one of six backends is removed, few flows
 // of the others move, on either node.
 func TestMaglevOnTwoNodes(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		const flows = 120
 		all := []string{"a1", "a2", "a3", "b1", "b2", "b3"}
 		w := startWorld(t, "--edge-mode="+mode, "--algorithm=maglev", "--maglev-table-size=1021")

@@ -164,7 +164,7 @@ func (w *world) services() {
 // A watcher sees each new flow, refusal and drop with its reason, Service, tuple and entry, and only what it
 // has asked for. When the last watcher ends, even if killed, the programs emit no events.
 func TestMonitor(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		w.wantServed("udp", w.address("NodePort", 1, 0), "a1", "b1") // so that next hops are known

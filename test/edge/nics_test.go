@@ -31,7 +31,7 @@ const allAddresses = "--nodeport-addresses=0.0.0.0/0,::/0"
 // is by the other one. For IPv6 that takes rules by source address, since the kernel's lookup there does not
 // ask for a device.
 func TestTwoNICsFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, twoNICs, "--edge-mode="+mode, allAddresses)
 		w.routeBySource()
 		ear, err := w.Host("fabric").Hear("node-a", "node-a-2")
@@ -110,7 +110,7 @@ func (w *world) wantLeft(ear *lab.Ear, client string, from netip.AddrPort, devic
 
 // A flow's replies follow the client's packets to another NIC, without rules for IPv4.
 func TestFlowMovesToAnotherNIC(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorldOf(t, twoNICs, "--edge-mode="+mode, allAddresses)
 		for _, pod := range []string{"a1", "b1"} {
 			w.apply("web", objects(w.public(pod))...)

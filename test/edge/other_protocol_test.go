@@ -42,7 +42,7 @@ func (p *pinger) wantUnused(what string, send func()) {
 // for external clients, pods, masqueraded pods and the node itself. Pods get replies to pings from addresses of
 // load balancers, as service list says.
 func TestOtherProtocols(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.services()
 		hosts := []string{"client", "a1", "node-a"}

@@ -30,7 +30,7 @@ const overlayMTU, fabricMTU = 1450, 1500
 // its address, and those of others, which see this node's address on the overlay. The fabric sees the latter
 // only encapsulated.
 func TestOverlayFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		ear, err := w.Host("fabric").Hear("node-a", "node-b")
 		w.must(err)
@@ -79,7 +79,7 @@ func (w *world) wantDevices(want string) {
 
 // R18: with externalTrafficPolicy Local the overlay is not used; without an endpoint here there is no reply.
 func TestOverlayTrafficPolicyLocal(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		local := func(pods ...string) {
 			s, slices := w.public(pods...)
@@ -105,7 +105,7 @@ func TestOverlayTrafficPolicyLocal(t *testing.T) {
 // R30, R37: 20 MB arrive intact each way, with a backend behind the overlay and with one of this node, while
 // the agent is killed and replaced.
 func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		done := make(chan error)
 		transfers := 0
@@ -133,7 +133,7 @@ func TestOverlayTransferWhileTheAgentIsKilled(t *testing.T) {
 // gets a reply from the edge, from the Service's address, with the path MTU (RFC 1191, RFC 8201); one of that
 // length arrives.
 func TestOverlayPathMTU(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("b1"))...)
 		for i, to := range addresses(w.Host("node-a"), nodePort) {
@@ -214,7 +214,7 @@ func control(t *testing.T, conn syscall.Conn, f func(fd int) error) {
 // TCP learns the path MTU: 20 MB arrive each way at a pod that assumes an MTU of 1500, so that the client's
 // first segments are too long for the overlay.
 func TestOverlayTransferFindsThePathMTU(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.setMTU("b1", "eth0", fabricMTU)
 		w.setMTU("node-b", "b1", fabricMTU)
@@ -250,7 +250,7 @@ func (w *world) setMTU(host, device string, mtu int) {
 // An ICMP error of a pod behind the overlay about a client's packet reaches the client: nobody listens at the
 // port.
 func TestOverlayICMPError(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorldOf(t, overlay, nil, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("b1"))...)
 		w.must(w.Host("b1").StopServer())

@@ -43,7 +43,7 @@ func (w *world) ownVIP(kind string, pods ...string) (*corev1.Service, []*discove
 // R21: a VIP that is the node's own address does not cut the node off. Its programs at other ports are reached
 // from outside and from itself, and its own connections from that address work; the port of the VIP is served.
 func TestOwnAddressAsVIP(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.serveOnNodes()
 		for _, kind := range []string{"ClusterIP", "ExternalIP", "LoadBalancer"} {
@@ -70,7 +70,7 @@ func TestOwnAddressAsVIP(t *testing.T) {
 // R21: whether an address is the node's own is followed, for a ClusterIP and for an unused address of a
 // ServiceCIDR.
 func TestOwnAddressComesAndGoes(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.apply("web", objects(w.everywhere("web", 1, "b1"))...)

@@ -4,6 +4,8 @@ package edge
 
 import (
 	"fmt"
+	"hash/fnv"
+	"io"
 	"net"
 	"net/netip"
 	"testing"
@@ -33,10 +35,18 @@ func nth(prefix string, n int) netip.Addr {
 	return addr
 }
 
-// inBothModes runs a test for tc and for XDP.
-func inBothModes(t *testing.T, f func(t *testing.T, mode string)) {
-	for _, mode := range []string{"tc", "xdp"} {
-		t.Run(mode, func(t *testing.T) { f(t, mode) })
+// inModes runs a test for tc and for XDP. With -short half of the tests run for tc only and half for XDP only:
+// test/packet compares the programs of both with the same model.
+func inModes(t *testing.T, f func(t *testing.T, mode string)) {
+	name := fnv.New32()
+	io.WriteString(name, t.Name())
+	for i, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			if testing.Short() && name.Sum32()%2 != uint32(i) {
+				t.Skip("-short: only for the other of tc and XDP")
+			}
+			f(t, mode)
+		})
 	}
 }
 

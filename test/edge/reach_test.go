@@ -13,7 +13,7 @@ import (
 // this node, in a pod or not, which sees the client's address, and to one on another node, which sees this
 // node's.
 func TestEachAddressFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.wantMode(mode)
 		w.lead()
@@ -36,7 +36,7 @@ func TestEachAddressFromOutside(t *testing.T) {
 // R18: with externalTrafficPolicy Local a client outside the cluster gets only endpoints on this node, except
 // at the ClusterIP, which follows internalTrafficPolicy (R16).
 func TestTrafficPolicyLocalFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		s, all := w.everywhere("web", 1, "a1", "b1")
@@ -59,7 +59,7 @@ func TestTrafficPolicyLocalFromOutside(t *testing.T) {
 
 // R33: a client outside the cluster reaches a pod's hostPort, and the pod sees its address.
 func TestHostPortFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.apply("a2", hostPortPod(w.Host("a2")))
 		for family, to := range addresses(w.Host("node-a"), hostPort) {

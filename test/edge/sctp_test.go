@@ -54,7 +54,7 @@ func (w *world) withoutSCTP() {
 // checksums: to a remote backend in the node's name and from the client's own port, and to a local one with the
 // client's address.
 func TestSCTPFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.withoutSCTP()
 		w.lead()
@@ -117,7 +117,7 @@ func (w *world) wantSCTPFlow(client *rawSocket, to netip.AddrPort, port uint16, 
 // If ports differ, nothing is served: the packet is dropped and counted; the Service and explain say what to
 // change. A Service without endpoints refuses.
 func TestSCTPNotServed(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.withoutSCTP()
 		w.lead()
@@ -203,7 +203,7 @@ func TestSCTPFromTheNode(t *testing.T) {
 
 // Real sockets: associations with backends of both nodes carry data both ways and end, in both families.
 func TestSCTPSockets(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		fd, err := w.Host("client").Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
 		if errors.Is(err, unix.EPROTONOSUPPORT) {

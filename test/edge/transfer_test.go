@@ -22,7 +22,7 @@ import (
 // R30: 50 MB arrive intact each way, with a backend on this node and with one on another, while the Service's
 // endpoints change, that one among them.
 func TestTransferWhileEndpointsChange(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		own := addresses(w.Host("node-a"), nodePort)
 		var transfers sync.WaitGroup
@@ -121,7 +121,7 @@ func (l *lines) next() ([]byte, error) {
 
 // R37: no connection is lost while the agent is killed and replaced, twice.
 func TestAgentIsKilledUnderLoad(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.apply("web", objects(w.public("a1", "b1"))...)
 		ended := w.load(0)
@@ -175,7 +175,7 @@ func (w *world) loadAt(pause time.Duration, at []netip.AddrPort) (ended func()) 
 // A node's firewall that drops packets with the conntrack state "invalid" does not affect clients' connections:
 // it sees both directions of each, or neither.
 func TestFirewallDropsInvalid(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.firewall(`table inet beeline_test {
 	chain in { type filter hook input priority 0; ct state invalid counter drop; }

@@ -41,7 +41,7 @@ func (w *world) opens(ctx context.Context, n int) (all []openConnection) {
 // S4: connections to remote backends work without conntrack entries, also when backends are added and removed
 // and the balancer's agent is replaced; only then do some get entries.
 func TestConnectionsWithoutRecords(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 		defer cancel()
 		w := startWorld(t, "--edge-mode="+mode, "--algorithm=maglev", "--maglev-table-size=251", "--dsr=ipip")

@@ -54,7 +54,7 @@ func (w *world) wantSilenceAs(host, network string, to netip.AddrPort, reason st
 
 // R16 to R18: without any endpoint each address of a Service refuses.
 func TestNoEndpointsFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.apply("web", objects(w.everywhere("web", 1))...)
@@ -64,7 +64,7 @@ func TestNoEndpointsFromOutside(t *testing.T) {
 
 // R16, R18: with a traffic policy Local, no endpoint here and some elsewhere, there is no reply.
 func TestNoLocalEndpointsFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		s, all := w.everywhere("web", 1, "b1")
@@ -78,7 +78,7 @@ func TestNoLocalEndpointsFromOutside(t *testing.T) {
 // R20: a ClusterIP refuses if a flag says so. R21: an unknown port of a ClusterIP is refused; an unused address
 // does not reply. R22: a NodePort of no Service is a port of the node.
 func TestUnknownAddressesFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode, "--refuse-outside-cluster-ips")
 		w.lead()
 		s, all := w.everywhere("web", 1, "a1", "b1")
@@ -99,7 +99,7 @@ func TestUnknownAddressesFromOutside(t *testing.T) {
 // R23, R25: loadBalancerSourceRanges apply at the load balancer's address and nowhere else; clients outside
 // them get no reply.
 func TestSourceRangesFromOutside(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := borrowWorld(t, "--edge-mode="+mode)
 		w.lead()
 		w.manyClients()

@@ -20,7 +20,7 @@ var vlanAddresses = map[string][]netip.Addr{
 // Clients are behind a VLAN of the NIC: the VLAN's device serves them, with tc and also with XDP at the NIC,
 // which passes tagged frames; clients without a tag are served at the NIC.
 func TestClientsBehindAVLAN(t *testing.T) {
-	inBothModes(t, func(t *testing.T, mode string) {
+	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode, allAddresses, "--devices=eth0,eth0.5")
 		// Frames keep their tags, as XDP needs it.
 		w.must(w.Host("fabric").VLANOffload("node-a", false))

@@ -58,8 +58,22 @@ func (w *world) lastHop() {
 	}
 }
 
-// options sends datagrams with IP options, which the stack forwards.
+// options sends datagrams with IP options, which the stack forwards, and it forwards no reply. A change of rules by an
+// earlier test, which the agent notices late on a busy machine, returns all flows to the stack: hence several tries.
 func (w *world) options() {
+	w.t.Helper()
+	var seen uint64
+	for range 5 {
+		if seen = w.onStackWithOptions(); *stack || seen == threshold {
+			return
+		}
+	}
+	w.t.Errorf("the stack has forwarded %d packets, want the %d with options", seen, threshold)
+}
+
+// onStackWithOptions opens a flow, and returns how many packets the stack forwards of an exchange in which the client's
+// have IP options.
+func (w *world) onStackWithOptions() uint64 {
 	w.t.Helper()
 	f := w.open("udp", dnat, 0)
 	f.settle()
@@ -70,9 +84,7 @@ func (w *world) options() {
 	w.must(err)
 	before := w.onStack(f.port)
 	w.must(f.exchange(threshold))
-	if seen := w.onStack(f.port) - before; !*stack && seen != threshold {
-		w.t.Errorf("%s: the stack has forwarded %d packets, want the %d with options", f, seen, threshold)
-	}
+	return w.onStack(f.port) - before
 }
 
 // setOption sets an option of IPv4 of the client's socket.
