@@ -101,8 +101,8 @@ build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 hoststack: | setup $(SUITE) ## build bin/libbeeline_hoststack.so, the preload library, and bin/beeline-pingpong
 	@$(SUITE) --quiet 'host stack=scripts/hoststack build'
 
-image: build ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
-	@go run ./deploy/image --program bin/beeline --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
+image: build hoststack ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
+	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
 		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
 
 manifests: ## write build/beeline.yaml for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
