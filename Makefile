@@ -105,10 +105,12 @@ image: build hoststack ## build build/beeline-image.tar, a container image (OCI 
 	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
 		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
 
-manifests: ## write build/beeline.yaml for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
+manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
 	@mkdir -p build
 	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' >build/beeline.yaml.tmp
+	@scripts/manifests --hoststack '$(IMAGE)' >build/beeline-hoststack.yaml.tmp
 	@mv build/beeline.yaml.tmp build/beeline.yaml
+	@mv build/beeline-hoststack.yaml.tmp build/beeline-hoststack.yaml
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)
 	scripts/setup --modules $(CLUSTER)
