@@ -64,7 +64,7 @@ func remedy(err error, dir string) error {
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%w: create the directory, or mount a volume there", err)
 	case errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w: mount the volume at %s without readOnly", err, dir)
+		return fmt.Errorf("%w: mount a volume at %s, without readOnly", err, dir)
 	case errors.Is(err, os.ErrPermission):
 		// Not wrapped: no capability of the agent is missing.
 		return fmt.Errorf("%v: let user %d write to %s", err, os.Geteuid(), dir)

@@ -31,6 +31,7 @@ func TestDeployment(t *testing.T) {
 		name string
 		test func(*labNode, *testing.T)
 	}{
+		{"its image installs the library", (*labNode).installsLibrary},
 		{"it needs the node's BPF file system", (*labNode).needsBPF},
 		{"it takes over from kube-proxy", (*labNode).migrates},
 		{"the container serves", (*labNode).serves},

@@ -207,7 +207,9 @@ func (s *server) hostStackLeft(t *testing.T) {
 
 // hostStackUpdated: a pod that exists is not changed, and so its labels can be.
 func (s *server) hostStackUpdated(t *testing.T) {
-	before, err := s.createPod(t, unstacked, plainPod(), metav1.CreateOptions{})
+	pod := plainPod()
+	pod.Name = "stays"
+	before, err := s.createPod(t, unstacked, pod, metav1.CreateOptions{})
 	must(t, err)
 	o, err := s.pods(unstacked).Patch(t.Context(), before.Name, "application/merge-patch+json",
 		[]byte(fmt.Sprintf(`{"metadata": {"labels": {%q: "on"}}}`, labelHostStack)), metav1.PatchOptions{})

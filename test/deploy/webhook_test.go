@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -52,5 +53,5 @@ func (s *server) injector(t *testing.T, namespace string, patch []byte) {
 	}}
 	_, err = s.apply(t.Context(), o, false)
 	must(t, err)
-	t.Cleanup(func() { must(t, s.resource(o).Delete(t.Context(), o.GetName(), metav1.DeleteOptions{})) })
+	t.Cleanup(func() { must(t, s.resource(o).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{})) })
 }
