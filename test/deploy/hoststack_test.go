@@ -29,7 +29,8 @@ const (
 	labelHostStack = "beeline.io/hoststack"
 )
 
-// hostStack: the policy is applied without warnings, and adds what docs/operate/hoststack.md says, to the pods that it names.
+// hostStack: the policy is applied without warnings, and adds what docs/operate/hoststack.md says to the pods that
+// it names.
 func (s *server) hostStack(t *testing.T) {
 	s.applyHostStack(t)
 	s.namespace(t, stacked, map[string]string{labelHostStack: "on", "pod-security.kubernetes.io/enforce": "restricted"})
@@ -124,8 +125,8 @@ func typedPod(t *testing.T, o *unstructured.Unstructured) *corev1.Pod {
 	return pod
 }
 
-// hostStackAdded: nothing but the documented parts is added, to containers and native sidecars. What a container has set
-// wins, and its own LD_PRELOAD remains first.
+// hostStackAdded: nothing but the documented parts is added, to containers and native sidecars. What a container
+// has set wins, and its own LD_PRELOAD remains first.
 func (s *server) hostStackAdded(t *testing.T) {
 	pod := plainPod()
 	pod.Annotations = map[string]string{labelHostStack + "-ring": "131072", labelHostStack + "-sessions": "64"}
@@ -239,8 +240,8 @@ func (s *server) hostStackGuaranteed(t *testing.T) {
 	}
 }
 
-// hostStackInjected: what a webhook adds after the policy gets the library, and a native sidecar that the webhook puts first
-// starts after the library is there.
+// hostStackInjected: what a webhook adds after the policy gets the library, and a native sidecar that the webhook
+// puts first starts after the library is there.
 func (s *server) hostStackInjected(t *testing.T) {
 	sidecar, proxy := container("sidecar"), container("proxy")
 	sidecar.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)

@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/internal/mesh"
 )
 
-// installsLibrary: the init container that the API server has added to a pod installs the library in the pod's volume, and
-// programs with the environment of the pod's container then talk by rings at the proxy's port.
+// installsLibrary: the init container that the API server has added to a pod installs the library in the pod's
+// volume, and programs with the environment of the pod's container then talk by rings at the proxy's port.
 func (n *labNode) installsLibrary(t *testing.T) {
 	pod, err := n.server.admit(t, stacked, plainPod())
 	must(t, err)
@@ -103,8 +103,8 @@ func (n *labNode) run(c corev1.Container, volume string, change func(*specs.Spec
 	return n.runc("run", "--bundle", bundle, "install")
 }
 
-// wantRings has two programs with a container's environment and the volume where pods have it connect as an application and
-// its proxy do, in the network namespace of a pod of the lab.
+// wantRings has two programs with a container's environment, and the volume where pods have it, connect as an
+// application and its proxy do, in the network namespace of a pod of the lab.
 func (n *labNode) wantRings(t *testing.T, env []corev1.EnvVar, volume string) {
 	t.Helper()
 	const connections = 4
