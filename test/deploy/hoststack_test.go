@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -50,6 +51,7 @@ func (s *server) hostStack(t *testing.T) {
 	if warnings := s.warnings.take(); len(warnings) > 0 {
 		t.Errorf("the API server warns: %q", warnings)
 	}
+	t.Run("a mistaken label is warned of", s.hostStackMistaken)
 }
 
 // applyHostStack applies build/beeline-hoststack.yaml. The API server compiles the policy's expressions.
@@ -269,4 +271,25 @@ func (s *server) hostStackInjected(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// hostStackMistaken: who writes a value that has no effect learns it from the API server.
+func (s *server) hostStackMistaken(t *testing.T) {
+	for what, write := range map[string]func(){
+		"Namespace": func() { s.namespace(t, "mistaken", map[string]string{labelHostStack: "enabled"}) },
+		"Pod": func() {
+			pod := plainPod()
+			pod.Labels[labelHostStack] = "enabled"
+			_, err := s.admit(t, unstacked, pod)
+			must(t, err)
+		},
+	} {
+		eventually(t, "a warning of the label of a "+what, func() error {
+			write()
+			if warnings := s.warnings.take(); len(warnings) != 1 || !strings.Contains(warnings[0], `value "enabled": write on or off`) {
+				return fmt.Errorf("the API server warns: %q", warnings)
+			}
+			return nil
+		})
+	}
 }
