@@ -4,7 +4,6 @@ package deploy
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,13 +35,7 @@ func (s *server) hostStack(t *testing.T) {
 	s.applyHostStack(t)
 	s.namespace(t, stacked, map[string]string{labelHostStack: "on", "pod-security.kubernetes.io/enforce": "restricted"})
 	s.namespace(t, unstacked, nil)
-	eventually(t, "the policy holds", func() error {
-		pod, err := s.admit(t, stacked, plainPod())
-		if err == nil && len(pod.Spec.InitContainers) == 0 {
-			err = errors.New("a pod has no init container")
-		}
-		return err
-	})
+	s.wantInitContainers(t, 1)
 	t.Run("each container gets it", s.hostStackAdded)
 	t.Run("some pods do not", s.hostStackLeft)
 	t.Run("pods that exist do not", s.hostStackUpdated)
@@ -52,6 +45,20 @@ func (s *server) hostStack(t *testing.T) {
 		t.Errorf("the API server warns: %q", warnings)
 	}
 	t.Run("a mistaken label is warned of", s.hostStackMistaken)
+	t.Run("a fault of the template refuses no pod", s.hostStackFaulty)
+}
+
+// wantInitContainers waits until the API server has given a pod so many init containers: it follows changes of a policy
+// and its parameter after a moment.
+func (s *server) wantInitContainers(t *testing.T, want int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("a pod gets %d init containers", want), func() error {
+		pod, err := s.admit(t, stacked, plainPod())
+		if err == nil && len(pod.Spec.InitContainers) != want {
+			err = fmt.Errorf("it has %d", len(pod.Spec.InitContainers))
+		}
+		return err
+	})
 }
 
 // applyHostStack applies build/beeline-hoststack.yaml. The API server compiles the policy's expressions.
@@ -292,4 +299,21 @@ func (s *server) hostStackMistaken(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// hostStackFaulty: with a PodTemplate for which an expression fails, and without one, pods are created as they are.
+func (s *server) hostStackFaulty(t *testing.T) {
+	const name = "beeline-hoststack"
+	templates := s.resource(newObject("v1", "PodTemplate", name))
+	_, err := templates.Patch(t.Context(), name, "application/json-patch+json",
+		[]byte(`[{"op": "remove", "path": "/template/spec/containers/0/env"}]`), metav1.PatchOptions{})
+	must(t, err)
+	s.wantInitContainers(t, 0)
+	must(t, templates.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	s.applyHostStack(t)
+	s.wantInitContainers(t, 1)
+	must(t, templates.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	s.wantInitContainers(t, 0)
+	s.applyHostStack(t)
+	s.wantInitContainers(t, 1)
 }
