@@ -167,7 +167,7 @@ test-full: build hoststack lint controlplane monitoring build/envoy ## all tests
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
 
-test-kernels: build build/envoy ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
+test-kernels: build hoststack build/envoy ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
 
 # Of make soak and make fuzz; SEED=0 takes one from the clock, and prints it.
