@@ -102,14 +102,16 @@ build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 hoststack: | setup $(SUITE) ## build bin/libbeeline_hoststack.so, the preload library, and bin/beeline-pingpong
 	@$(SUITE) --quiet 'host stack=scripts/hoststack build'
 
-image: build ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
-	@go run ./deploy/image --program bin/beeline --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
+image: build hoststack ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
+	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
 		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
 
-manifests: ## write build/beeline.yaml for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
+manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
 	@mkdir -p build
 	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' >build/beeline.yaml.tmp
+	@scripts/manifests --hoststack '$(IMAGE)' >build/beeline-hoststack.yaml.tmp
 	@mv build/beeline.yaml.tmp build/beeline.yaml
+	@mv build/beeline-hoststack.yaml.tmp build/beeline-hoststack.yaml
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)
 	scripts/setup --modules $(CLUSTER)
@@ -166,7 +168,7 @@ test-full: build hoststack lint controlplane monitoring build/envoy ## all tests
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
 
-test-kernels: build build/envoy ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
+test-kernels: build hoststack build/envoy ## tests under Debian's Linux 6.1 and 6.12, emulated (an hour or two for each)
 	scripts/kernels
 
 # Of make soak and make fuzz; SEED=0 takes one from the clock, and prints it.

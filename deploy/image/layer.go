@@ -16,24 +16,47 @@ import (
 const (
 	binFolder   = "usr/local/bin/"
 	programPath = binFolder + "beeline"
+	libFolder   = "usr/local/lib/"
+	libraryPath = libFolder + "libbeeline_hoststack.so"
 	licencePath = "usr/share/doc/beeline/LICENSE"
 )
 
 // machines are the ELF machines of the architectures.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// checkStatic returns an error if the program cannot run in an image without libraries.
-func checkStatic(program []byte, arch string) error {
-	f, err := elf.NewFile(bytes.NewReader(program))
+// parseELF returns an error if a file is for another architecture.
+func parseELF(file []byte, arch string) (*elf.File, error) {
+	f, err := elf.NewFile(bytes.NewReader(file))
+	if err != nil {
+		return nil, err
+	}
+	if f.Machine != machines[arch] {
+		return nil, fmt.Errorf("it is for %v, not for %s", f.Machine, arch)
+	}
+	return f, nil
+}
+
+// checkLibrary returns an error if programs cannot preload the library.
+func checkLibrary(library []byte, arch string) error {
+	f, err := parseELF(library, arch)
 	if err != nil {
 		return err
 	}
-	if f.Machine != machines[arch] {
-		return fmt.Errorf("it is for %v, not for %s", f.Machine, arch)
+	if f.Type != elf.ET_DYN {
+		return errors.New("it is no shared library")
+	}
+	return nil
+}
+
+// checkStatic returns an error if the program cannot run in an image without the C library.
+func checkStatic(program []byte, arch string) error {
+	f, err := parseELF(program, arch)
+	if err != nil {
+		return err
 	}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
-			return errors.New("it is dynamically linked, and the image has no libraries: build it with CGO_ENABLED=0")
+			return errors.New("it is dynamically linked, and the image has no C library: build it with CGO_ENABLED=0")
 		}
 	}
 	return nil
@@ -46,7 +69,8 @@ func (b *build) layer() (compressed []byte, diffID string, err error) {
 	for _, name := range []string{"usr/", "usr/local/", binFolder} {
 		err = errors.Join(err, t.WriteHeader(b.header(name, tar.TypeDir, 0o755, nil)))
 	}
-	err = errors.Join(err, b.file(t, programPath, 0o755, b.Program))
+	err = errors.Join(err, b.file(t, programPath, 0o755, b.Program), t.WriteHeader(b.header(libFolder, tar.TypeDir, 0o755, nil)),
+		b.file(t, libraryPath, 0o755, b.Library))
 	for _, name := range []string{"usr/share/", "usr/share/doc/", "usr/share/doc/beeline/"} {
 		err = errors.Join(err, t.WriteHeader(b.header(name, tar.TypeDir, 0o755, nil)))
 	}

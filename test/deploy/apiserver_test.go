@@ -22,6 +22,9 @@ import (
 var resources = map[string]string{
 	"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "DaemonSet": "daemonsets", "Pod": "pods",
 	"Role": "roles", "RoleBinding": "rolebindings", "ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+	"Namespace": "namespaces", "PodTemplate": "podtemplates", "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+	"MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings", "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+	"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings", "MutatingWebhookConfiguration": "mutatingwebhookconfigurations",
 }
 
 // server is a real API server on a lab, with the lab's Nodes, to which deploy/kubernetes was applied.

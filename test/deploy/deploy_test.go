@@ -25,11 +25,13 @@ func TestDeployment(t *testing.T) {
 	s := startServer(t, l)
 	t.Run("the API server takes the manifests", s.applied)
 	t.Run("each permission is needed", s.permissions)
+	t.Run("pods get the host stack", s.hostStack)
 	n := s.container(t, l.Host("node-a"), loadImage(t))
 	for _, part := range []struct {
 		name string
 		test func(*labNode, *testing.T)
 	}{
+		{"its image installs the library", (*labNode).installsLibrary},
 		{"it needs the node's BPF file system", (*labNode).needsBPF},
 		{"it takes over from kube-proxy", (*labNode).migrates},
 		{"the container serves", (*labNode).serves},

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
+	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/test/node"
 )
 
@@ -37,13 +38,23 @@ var imageTool = sync.OnceValues(func() (path string, err error) {
 	return path, nil
 })
 
+// hostStack is a file that `make hoststack` has built.
+func hostStack(t *testing.T, name string) string {
+	t.Helper()
+	path := sources(t, filepath.Join("bin", name))
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v (`make hoststack` builds it)", err)
+	}
+	return path
+}
+
 // makeImage runs what `make image` runs, and returns the path of the image's file.
-func makeImage(t *testing.T, program, version string) (path string, err error) {
+func makeImage(t *testing.T, program, library, version string) (path string, err error) {
 	t.Helper()
 	tool, err := imageTool()
 	must(t, err)
 	path = filepath.Join(t.TempDir(), "image.tar")
-	out, err := exec.Command(tool, "--program", program, "--licence", sources(t, "LICENSE"),
+	out, err := exec.Command(tool, "--program", program, "--library", library, "--licence", sources(t, "LICENSE"),
 		"--version", version, "--reference", testImage, "--created", "1767225600", "--out", path).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
@@ -54,7 +65,7 @@ func makeImage(t *testing.T, program, version string) (path string, err error) {
 // loadImage makes the image of the program under test, and reads it as a registry would.
 func loadImage(t *testing.T) v1.Image {
 	t.Helper()
-	path, err := makeImage(t, beeline, "v0.0.0-test")
+	path, err := makeImage(t, beeline, hostStack(t, mesh.LibraryName), "v0.0.0-test")
 	must(t, err)
 	image, err := tarball.ImageFromPath(path, nil)
 	must(t, err)
@@ -62,11 +73,11 @@ func loadImage(t *testing.T) v1.Image {
 }
 
 // The file is a valid OCI layout and a valid docker archive of one image. It has one program, which needs
-// nothing else, and the same input gives the same bytes.
+// nothing else, and the library for pods, and the same input gives the same bytes.
 func TestImage(t *testing.T) {
-	path, err := makeImage(t, beeline, "v0.0.0-test")
+	path, err := makeImage(t, beeline, hostStack(t, mesh.LibraryName), "v0.0.0-test")
 	must(t, err)
-	again, err := makeImage(t, beeline, "v0.0.0-test")
+	again, err := makeImage(t, beeline, hostStack(t, mesh.LibraryName), "v0.0.0-test")
 	must(t, err)
 	if !bytes.Equal(read(t, path), read(t, again)) {
 		t.Error("two images of one program differ")
@@ -132,7 +143,11 @@ func checkFiles(t *testing.T, image v1.Image) {
 			must(t, err)
 		}
 	}
-	want := map[string]string{"usr/local/bin/beeline": beeline, "usr/share/doc/beeline/LICENSE": sources(t, "LICENSE")}
+	want := map[string]string{
+		"usr/local/bin/beeline":         beeline,
+		mesh.LibraryPath[len("/"):]:     hostStack(t, mesh.LibraryName),
+		"usr/share/doc/beeline/LICENSE": sources(t, "LICENSE"),
+	}
 	for name, from := range want {
 		if !bytes.Equal(found[name], read(t, from)) {
 			t.Errorf("%s in the image is not %s", name, from)
@@ -147,8 +162,29 @@ func checkFiles(t *testing.T, image v1.Image) {
 func TestImageNeedsAStaticProgram(t *testing.T) {
 	shell, err := filepath.EvalSymlinks("/bin/sh")
 	must(t, err)
-	if path, err := makeImage(t, shell, "v1"); err == nil || !strings.Contains(err.Error(), "dynamically linked") {
+	if path, err := makeImage(t, shell, hostStack(t, mesh.LibraryName), "v1"); err == nil || !strings.Contains(err.Error(), "dynamically linked") {
 		t.Errorf("%s became the image %s: %v", shell, path, err)
+	}
+}
+
+// What no program can preload does not become the library of an image.
+func TestImageNeedsALibrary(t *testing.T) {
+	for library, want := range map[string]string{beeline: "no shared library", sources(t, "LICENSE"): "bad magic number", "missing.so": "no such file"} {
+		if path, err := makeImage(t, beeline, library, "v1"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with the library %s: the image %s, %v", library, path, err)
+		}
+	}
+}
+
+// The library has no path of the machine, with which two builds of the same sources would differ.
+func TestLibraryHasNoPaths(t *testing.T) {
+	library := read(t, hostStack(t, mesh.LibraryName))
+	home, err := os.UserHomeDir()
+	must(t, err)
+	for _, folder := range []string{sources(t, "."), home + "/"} {
+		if at := bytes.Index(library, []byte(folder)); at >= 0 {
+			t.Errorf("the library has the path %.100q", library[at:])
+		}
 	}
 }
 
