@@ -10,6 +10,8 @@
  *   getsockopt                   SO_ORIGINAL_DST
  *   setsockopt                   no TLS in the kernel for sockets whose messages skip TCP
  *   sk_msg                       messages skip TCP (mesh/sockmap.h)
+ *   tcp_rcv_space_adjust         who reads them, and how (mesh/reader.h)
+ *   unread                       whether a reader has left messages in its queue
  *
  * The kernel runs the programs of a cgroup before those of its ancestors. So the proxy is told the
  * address of a Service, and Beeline's Service programs translate the proxy's own connections. */
@@ -196,6 +198,22 @@ SEC("sk_msg")
 int beeline_mesh_message(struct sk_msg_md *msg)
 {
 	return mesh_message(msg);
+}
+
+SEC("tp_btf/tcp_rcv_space_adjust")
+int beeline_mesh_read(__u64 *ctx)
+{
+	mesh_reads_tcp((struct sock *)ctx[0]);
+	return 0;
+}
+
+/* Run by the agent. Returns whether messages wait in a queue. */
+SEC("syscall")
+int beeline_mesh_unread(struct mesh_unread *of)
+{
+	const struct tcp_sock *tcp = (void *)of->sock;
+
+	return mesh_cookie_of(tcp) == of->cookie && mesh_has_messages(tcp);
 }
 
 SEC("cgroup/getsockopt")

@@ -7,8 +7,10 @@
  * may not takes TCP, in order and with its flow control:
  *
  *   - what is sent before both sockets are known;
- *   - large messages, and all while the receiver's queue is long or TCP is short of memory, because
- *     the queue has no limit of its own;
+ *   - all while the receiver's queue is long or TCP is short of memory, because the queue has no
+ *     limit of its own;
+ *   - what is sent to a program that reads by splice(), or that is not known not to (reader.h);
+ *   - what is sent by a program that sends urgent data (syscall.h);
  *   - sockets with another protocol on top (MPTCP), and those that send without a copy
  *     (MSG_ZEROCOPY), which wait for TCP to tell that it is done.
  *
@@ -23,6 +25,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "mesh/policy.h"
+#include "mesh/reader.h"
+#include "mesh/syscall.h"
 
 /* Whether to use it. Set by the loader. */
 const volatile __u8 mesh_sockmap = 0;
@@ -44,79 +48,11 @@ struct {
 	__type(value, struct mesh_member);
 } mesh_members SEC(".maps");
 
-/* A message of this size and more takes TCP, which is as fast then. */
-#define MESH_LARGE 65536
 /* The largest number of messages in the queue of a receiver. */
 #define MESH_QUEUE 16
-
-/* Linux: include/net/sock.h, include/linux/tcp.h, include/net/inet_connection_sock.h,
- * include/linux/skmsg.h */
-struct list_head {
-	struct list_head *next;
-} __attribute__((preserve_access_index));
-
-struct sk_psock_progs {
-	const void *msg_parser, *stream_verdict, *skb_verdict;
-} __attribute__((preserve_access_index));
-
-struct sk_psock {
-	struct sk_psock_progs progs;
-	struct list_head ingress_msg;
-} __attribute__((preserve_access_index));
-
-struct proto {
-	unsigned long *memory_pressure;
-} __attribute__((preserve_access_index));
-
-typedef struct {
-	__s64 counter;
-} atomic64_t;
-
-struct sock_common {
-	atomic64_t skc_cookie;
-	struct proto *skc_prot;
-	unsigned long skc_flags; /* bits by enum sock_flags */
-} __attribute__((preserve_access_index));
-
-struct sock {
-	struct sock_common __sk_common;
-	void *sk_user_data;
-} __attribute__((preserve_access_index));
-
-enum sock_flags { SOCK_ZEROCOPY };
-
-struct tcp_ulp_ops;
-
-struct inet_sock {
-	struct sock sk;
-} __attribute__((preserve_access_index));
-
-struct inet_connection_sock {
-	struct inet_sock icsk_inet;
-	const struct tcp_ulp_ops *icsk_ulp_ops;
-} __attribute__((preserve_access_index));
-
-struct tcp_sock {
-	struct inet_connection_sock inet_conn;
-	__u32 copied_seq;
-	__u32 write_seq;
-} __attribute__((preserve_access_index));
-
-#define MESH_ESTABLISHED     1 /* TCP_ESTABLISHED */
-/* Bits of sk_user_data that are not of the pointer: SK_USER_DATA_PTRMASK. The bit of a psock is
- * SK_USER_DATA_PSOCK. */
-#define MESH_USER_DATA_FLAGS 7UL
-#define MESH_USER_DATA_PSOCK 4UL
-
-/* Returns what a socket in a sockmap has; 0: it is in none. */
-static __always_inline struct sk_psock *mesh_psock(const struct tcp_sock *tcp)
-{
-	unsigned long data = (unsigned long)BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.sk_user_data);
-
-	if (!(data & MESH_USER_DATA_PSOCK))
-		return 0;
-	return (void *)(data & ~MESH_USER_DATA_FLAGS);
-}
+/* The number of octets that may skip TCP in a row, while the receiver sends nothing itself. More is
+ * a stream, for which TCP is as fast, and which programs read by splice() if they do at all. */
+#define MESH_BURST 32768
 
 /* Adds a socket at the end of its handshake. Data in a SYN (TCP Fast Open) has taken TCP. */
 static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
@@ -124,6 +60,7 @@ static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock 
 {
 	struct mesh_member member = {.cookie = bpf_get_socket_cookie(ctx)};
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct mesh_reader reader = {};
 
 	if (!tcp)
 		return;
@@ -132,15 +69,20 @@ static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock 
 		return;
 	}
 	member.sock = (__u64)tcp;
+	reader.sock = (__u64)tcp;
+	if (bpf_map_update_elem(&mesh_readers, &member.cookie, &reader, BPF_ANY))
+		goto full;
 	if (bpf_map_update_elem(&mesh_members, tuple, &member, BPF_ANY))
-		goto full;
-	if (bpf_sock_hash_update(ctx, &mesh_sockets, tuple, BPF_ANY)) {
-		bpf_map_delete_elem(&mesh_members, tuple);
-		goto full;
-	}
+		goto no_member;
+	if (bpf_sock_hash_update(ctx, &mesh_sockets, tuple, BPF_ANY))
+		goto no_socket;
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	MESH_COUNT(joined);
 	return;
+no_socket:
+	bpf_map_delete_elem(&mesh_members, tuple);
+no_member:
+	bpf_map_delete_elem(&mesh_readers, &member.cookie);
 full:
 	MESH_COUNT(not_joined);
 }
@@ -149,9 +91,11 @@ full:
 static __always_inline void mesh_leave(struct bpf_sock_ops *ctx, struct mesh_tuple *tuple)
 {
 	struct mesh_member *member = bpf_map_lookup_elem(&mesh_members, tuple);
+	__u64 cookie = bpf_get_socket_cookie(ctx);
 
-	if (member && member->cookie == bpf_get_socket_cookie(ctx))
+	if (member && member->cookie == cookie)
 		bpf_map_delete_elem(&mesh_members, tuple);
+	bpf_map_delete_elem(&mesh_readers, &cookie);
 }
 
 /* Returns whether the queue of a socket has room for a message. */
@@ -160,9 +104,7 @@ static __always_inline int mesh_queue_has_room(const struct tcp_sock *peer)
 	struct sk_psock *psock = mesh_psock(peer);
 	struct list_head *head, *entry;
 
-	/* Another program that was attached later wants to see what arrives. */
-	if (!psock || BPF_CORE_READ(psock, progs.stream_verdict) ||
-	    BPF_CORE_READ(psock, progs.skb_verdict))
+	if (!psock || mesh_has_verdict(psock)) /* another program was attached later */
 		return 0;
 	head = (void *)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 	entry = head;
@@ -198,10 +140,9 @@ static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh
 {
 	const struct tcp_sock *peer = (void *)member->sock;
 
-	__u64 cookie = BPF_CORE_READ(peer, inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter);
-
 	return !tcp->inet_conn.icsk_ulp_ops && !mesh_has_zerocopy(tcp) &&
-	       cookie == member->cookie && BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
+	       mesh_cookie_of(peer) == member->cookie &&
+	       BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
 	       !BPF_CORE_READ(peer, inet_conn.icsk_ulp_ops) && mesh_queue_has_room(peer) &&
 	       mesh_has_memory(tcp);
 }
@@ -224,23 +165,62 @@ static __always_inline void mesh_peer_tuple(const volatile struct sk_msg_md *msg
 	t->reserved = 0;
 }
 
+/* Returns whether a message is no more than what may skip TCP in a row. What a socket sends ends
+ * the row of what is sent to it. */
+static __always_inline int mesh_is_no_stream(const struct tcp_sock *tcp, struct mesh_reader *reader,
+					     __u32 size)
+{
+	__u64 cookie = mesh_cookie_of(tcp);
+	struct mesh_reader *own = bpf_map_lookup_elem(&mesh_readers, &cookie);
+
+	if (own)
+		own->burst = 0;
+	if (reader->burst > MESH_BURST || size > MESH_BURST - reader->burst) {
+		reader->burst = MESH_BURST + 1;
+		return 0;
+	}
+	reader->burst += size;
+	return 1;
+}
+
+/* Returns whether splice() of the receiver has missed messages that are still in its queue. What
+ * TCP receives from now on would overtake them. */
+static __always_inline int mesh_is_stuck(const struct mesh_reader *reader, __u64 cookie)
+{
+	const struct tcp_sock *peer = (void *)reader->sock;
+
+	return reader->stuck && mesh_cookie_of(peer) == cookie && mesh_has_messages(peer);
+}
+
 static __always_inline int mesh_message(struct sk_msg_md *msg)
 {
 	struct mesh_member *member;
+	struct mesh_reader *reader;
 	struct mesh_tuple peer;
 	struct tcp_sock *tcp;
+	int plain, no_stream;
 
-	if (msg->size >= MESH_LARGE || !msg->sk)
+	if (!msg->sk)
 		return SK_PASS;
 	mesh_peer_tuple(msg, &peer);
 	member = bpf_map_lookup_elem(&mesh_members, &peer);
 	tcp = bpf_skc_to_tcp_sock(msg->sk);
-	if (!member || !tcp || !mesh_may_skip(tcp, member) ||
-	    bpf_msg_redirect_hash(msg, &mesh_sockets, &peer, BPF_F_INGRESS) != SK_PASS) {
-		MESH_COUNT(by_tcp);
+	if (!member || !tcp)
+		goto by_tcp;
+	reader = bpf_map_lookup_elem(&mesh_readers, &member->cookie);
+	if (!reader)
+		goto by_tcp;
+	if (mesh_is_stuck(reader, member->cookie))
+		return SK_DROP;
+	plain = mesh_sends_plainly(reader, peer.netns);
+	no_stream = mesh_is_no_stream(tcp, reader, msg->size);
+	if (plain && no_stream && mesh_reads_messages(reader) && mesh_may_skip(tcp, member) &&
+	    bpf_msg_redirect_hash(msg, &mesh_sockets, &peer, BPF_F_INGRESS) == SK_PASS) {
+		MESH_COUNT(skipped);
 		return SK_PASS;
 	}
-	MESH_COUNT(skipped);
+by_tcp:
+	MESH_COUNT(by_tcp);
 	return SK_PASS;
 }
 

@@ -44,6 +44,39 @@ struct mesh_member {
 	__u64 sock; /* address of its struct tcp_sock */
 };
 
+/* A program of a pod: all processes whose main thread has this name. */
+struct mesh_program_key {
+	__u64 netns; /* cookie */
+	char name[16];
+};
+
+/* What a program has done with sockets whose messages may skip TCP. */
+struct mesh_program {
+	__u32 reads;  /* by recvmsg() and the like, of data that took TCP, up to MESH_READS */
+	__u8 splices; /* it has read by splice() */
+	__u8 urgent;  /* it has sent urgent data */
+	__u8 reserved[2];
+};
+
+/* What is known of the reader of such a socket. Sockets keep the program that they have joined
+ * with, and that uses this table, so its layout has to stay. */
+struct mesh_reader {
+	struct mesh_program_key program; /* with `reads` */
+	__u64 sock;			 /* address of its struct tcp_sock */
+	__u64 stuck; /* when splice() did not find the messages in the queue; CLOCK_MONOTONIC, ns */
+	__u32 burst; /* octets sent to it since it has sent something itself */
+	__u8 reads;  /* by recvmsg() and the like */
+	__u8 splices;
+	__u8 urgent;	   /* its peer sends urgent data, or that's program does */
+	__u8 sender_known; /* the program of its peer was looked up */
+};
+
+/* A question about the queue of a socket. */
+struct mesh_unread {
+	__u64 sock;   /* address of its struct tcp_sock */
+	__u64 cookie; /* of the socket that was there */
+};
+
 /* Several sockets listen at the proxy's port for inbound connections: one for each family, thread
  * and generation of the proxy. With SO_REUSEPORT the kernel balances among all of them, if any is
  * found here. */
@@ -116,4 +149,5 @@ struct mesh_counters {
 	__u64 foreign;	  /* sockets that were in another program's sockmap */
 	__u64 skipped;	  /* messages that skipped TCP */
 	__u64 by_tcp;	  /* messages of such sockets that took TCP */
+	__u64 stuck;	  /* sockets whose reader missed messages by splice() */
 };

@@ -197,6 +197,9 @@ var (
 	MeshSockmapUnavailable = register("MeshSockmapUnavailable", Warning,
 		"--mesh-sockmap is set, and this kernel cannot do it without breaking programs. Messages between applications and proxies take TCP.",
 		"use a kernel without what the message names, or remove --mesh-sockmap").ofNode()
+	MeshProgramSplices = register("MeshProgramSplices", Info,
+		"With --mesh-sockmap: a program of a pod reads its connections between application and proxy by splice(2), which does not find messages past TCP. Messages to it take TCP. The agent logs a warning if the program began with it so late that a connection had to be aborted.",
+		"nothing; or switch splice(2) off in the program, for example haproxy's option splice-auto, and restart the pod")
 	GatewayFailed = register("GatewayFailed", Warning,
 		"The gateway could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
 		"see the reason in the message; the agent retries").ofNode()

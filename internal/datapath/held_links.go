@@ -112,8 +112,11 @@ func (d *Datapath) repinLinks() (repaired []string, err error) {
 }
 
 // linkAttached reports whether the cgroup, device or network namespace of a link exists, and the link is attached to
-// it.
+// it. Tracepoints always exist.
 func linkAttached(info *link.Info) bool {
+	if info.RawTracepoint() != nil {
+		return true
+	}
 	if i := info.Cgroup(); i != nil {
 		return i.CgroupId != 0
 	}

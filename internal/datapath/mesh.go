@@ -58,6 +58,7 @@ var meshHooks = []CgroupHook{
 const (
 	meshHandshakeLimit = 65536
 	meshSocketLimit    = 65536
+	meshProgramLimit   = 16384
 	// meshPodLimit is the number of pods whose proxies have places for listeners.
 	meshPodLimit         = 2048
 	meshRuleLimit        = 65536
@@ -73,6 +74,8 @@ var meshTables = []Table{
 	// Sockets join when they are established. Those in a table of another layout take TCP from now on.
 	{Name: MeshMapMeshSockets, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshMembers, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
+	{Name: MeshMapMeshReaders, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
+	{Name: MeshMapMeshPrograms, Kind: StateTable, Fixed: meshProgramLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshPods, Kind: ConfigTable, Fixed: 2 * meshPodLimit, Copy: CopyEntries, Remedy: "select fewer pods with --mesh-cgroups and --mesh-pods"},
 	{Name: MeshMapMeshPorts, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer ports of pods"},
 	{Name: MeshMapMeshNetworks, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer and larger networks"},
@@ -112,6 +115,8 @@ func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
 	mesh, err := LoadMesh()
 	if err == nil && !d.options.Mesh.Sockmap {
 		delete(mesh.Programs, MeshProgBeelineMeshMessage)
+		delete(mesh.Programs, MeshProgBeelineMeshRead)
+		delete(mesh.Programs, MeshProgBeelineMeshUnread)
 	}
 	return []*ebpf.CollectionSpec{mesh}, err
 }

@@ -78,8 +78,10 @@ func attachedMesh(bpffs string) (all []attachedProgram, err error) {
 
 // replaceMesh replaces the programs of an earlier agent at pods.
 func (d *Datapath) replaceMesh() error {
-	if err := d.attachMeshMessages(); err != nil {
-		return err
+	if d.options.Mesh.Sockmap {
+		if err := d.attachMeshMessages(); err != nil {
+			return err
+		}
 	}
 	links, err := meshLinks(d.options.BPFFS)
 	if err != nil {
@@ -90,21 +92,8 @@ func (d *Datapath) replaceMesh() error {
 			return fmt.Errorf("replace %s of cgroup %d: %w", l.hook, l.cgroup, err)
 		}
 	}
-	return nil
-}
-
-// attachMeshMessages attaches the program for messages to the table of sockets, which keeps it as long as the table is
-// pinned. Sockets that are in the table keep the program that they have joined with.
-//
-// Not a link: Linux supports those for such maps from 6.10 on.
-func (d *Datapath) attachMeshMessages() error {
-	if !d.options.Mesh.Sockmap {
-		return nil
-	}
-	err := link.RawAttachProgram(link.RawAttachProgramOptions{
-		Target: d.maps[MeshMapMeshSockets].FD(), Program: d.program(MeshProgBeelineMeshMessage), Attach: ebpf.AttachSkMsgVerdict})
-	if err != nil {
-		return fmt.Errorf("attach to table %s: %w", MeshMapMeshSockets, err)
+	if !d.options.Mesh.Sockmap { // sockets no longer join
+		return detachMeshRead(d.options.BPFFS)
 	}
 	return nil
 }
@@ -151,7 +140,7 @@ func detachMesh(bpffs string) error {
 	if err != nil {
 		return err
 	}
-	return removeMeshLinks(links)
+	return errors.Join(removeMeshLinks(links), detachMeshRead(bpffs))
 }
 
 // removeMeshLinks removes what redirects first, in reverse order of attachment.

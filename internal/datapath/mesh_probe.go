@@ -5,6 +5,7 @@ package datapath
 import (
 	"fmt"
 	"net"
+	"runtime"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -16,6 +17,9 @@ import (
 // two sockets of its own and asks the receiver how much there is to read (SIOCINQ): many kernels answer 0, and nginx,
 // which asks, then waits forever for what is there.
 func lacksForMessages() string {
+	if err := tryMeshRead(); err != nil {
+		return fmt.Sprintf("messages between applications and proxies take TCP: this kernel does not show who reads by splice(2): %v", err)
+	}
 	const sent = 5
 	unread, err := unreadOfMessage(make([]byte, sent))
 	switch {
@@ -25,6 +29,25 @@ func lacksForMessages() string {
 		return fmt.Sprintf("messages between applications and proxies take TCP: this kernel answers %d and not %d to the ioctl SIOCINQ of a socket whose data skipped TCP, and nginx would stall", unread, sent)
 	}
 	return ""
+}
+
+// tryMeshRead attaches a program as attachMeshRead does. Which system call sends is known for two architectures
+// (bpf/mesh/syscall.h).
+func tryMeshRead() error {
+	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
+		return fmt.Errorf("system calls of %s are unknown", runtime.GOARCH)
+	}
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "probe_read", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: "tcp_rcv_space_adjust",
+		License: "Dual BSD/GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	l, err := link.AttachTracing(link.TracingOptions{Program: program})
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // unreadOfMessage sends a message that skips TCP, and returns how much the kernel says is to be read.

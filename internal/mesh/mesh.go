@@ -51,6 +51,8 @@ type Shortcut struct {
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
 	left    []service.SidecarLeft
 	problem condition.List
+	// splicers are programs that read by splice(2), with --mesh-sockmap.
+	splicers []datapath.MeshProgram
 }
 
 // New returns a shortcut that Start starts.
@@ -140,6 +142,7 @@ func (s *Shortcut) Repair() {
 	if s.repair(false, false) {
 		s.removeOthers()
 	}
+	s.watchReaders()
 }
 
 // repair serves all pods, or those that were not served, and reports whether a cgroup has changed. changed: policies

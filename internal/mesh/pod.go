@@ -97,7 +97,8 @@ func (s *Shortcut) leftAlone() []service.SidecarLeft {
 
 // Conditions returns what is wrong with pods. A cgroup that does not exist is not: the pod may not run.
 func (s *Shortcut) Conditions() (all condition.List) {
-	for _, p := range s.Pods() {
+	pods := s.Pods()
+	for _, p := range pods {
 		switch {
 		case p.Cgroup != 0 && p.Failed != "":
 			all = append(all, condition.MeshPodFailed.New("%s", p.Failed).At(p.Label()))
@@ -105,6 +106,7 @@ func (s *Shortcut) Conditions() (all condition.List) {
 			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.InboundPort).At(p.Label()))
 		}
 	}
+	all = append(all, s.splicerConditions(pods)...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append(all, s.problem...)

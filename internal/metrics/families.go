@@ -91,9 +91,10 @@ var groups = []group{
 	{"The sidecar shortcut", "Only with --mesh-cgroups or --mesh-pods.", []Family{
 		{"beeline_mesh_pods", gaugeKind, []string{"state"}, "Pods with a proxy: served if their connections go to their proxy in both directions, else waiting.", nil},
 		{"beeline_mesh_connections_total", counterKind, []string{"direction"}, "Connections that were redirected to a proxy: outbound for calls of connect(2), inbound for SYNs from other hosts.", nil},
-		{"beeline_mesh_messages_total", counterKind, []string{"path"}, "With --mesh-sockmap, messages below 64 KiB between applications and proxies: sockmap for those that skipped TCP, tcp for the others.", nil},
+		{"beeline_mesh_messages_total", counterKind, []string{"path"}, "With --mesh-sockmap, messages between applications and proxies: sockmap for those that skipped TCP, tcp for the others.", nil},
 		{"beeline_mesh_sockets_joined_total", counterKind, nil, "With --mesh-sockmap, sockets whose messages may skip TCP.", nil},
 		{"beeline_mesh_sockets_unserved_total", counterKind, []string{"reason"}, "With --mesh-sockmap, sockets that always take TCP: table-full if there was no room in the tables, other-sockmap if they were in a sockmap of another program.", nil},
+		{"beeline_mesh_sockets_stuck_total", counterKind, nil, "With --mesh-sockmap, sockets whose program has begun to read by splice(2) while messages waited past TCP. If it does not read them in another way within two seconds, the connection is aborted.", nil},
 		{"beeline_mesh_dns_total", counterKind, nil, "With --mesh-dns-port, datagrams and connections to name servers that were redirected to a proxy.", nil},
 		{"beeline_mesh_refused_total", counterKind, nil, "SYNs from other hosts that were refused because no proxy listened in the pod.", nil},
 		{"beeline_mesh_unnamed_total", counterKind, nil, "Connections whose proxy did not learn the destination, because there was no memory or too many connections were beginning.", nil},

@@ -37,6 +37,7 @@ func TestDeployment(t *testing.T) {
 		{"the container serves", (*labNode).serves},
 		{"traffic goes on while it is replaced", (*labNode).replaced},
 		{"it ends sockets of pods", (*labNode).endsSockets},
+		{"it serves a pod with a proxy", (*labNode).meshes},
 		{"it tells no secrets", (*labNode).secrets},
 		{"each capability is needed", (*labNode).capabilities},
 		{"cleanup removes all of it", (*labNode).cleanup},

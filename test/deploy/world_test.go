@@ -4,6 +4,7 @@ package deploy
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,9 +134,10 @@ func (n *labNode) runcCommand(arguments ...string) []string {
 	return []string{"unshare", "--mount", "--propagation", "slave", "sh", "-c", script}
 }
 
+// runc runs it on the node: what it executes in the container has the network namespace of its caller, because the
+// container has none of its own.
 func (n *labNode) runc(arguments ...string) (string, error) {
-	command := n.runcCommand(arguments...)
-	out, err := exec.Command(command[0], command[1:]...).CombinedOutput()
+	out, err := n.host.Command(context.Background(), n.runcCommand(arguments...)...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("runc %v: %w: %s", arguments, err, out)
 	}

@@ -234,9 +234,12 @@ func (w *world) membersOutliveTheAgent(t *testing.T) {
 	listener, err := w.Host("a3").Listen("tcp", "127.0.0.1:15001")
 	w.must(err)
 	defer listener.Close()
+	w.pair(w.Host("a3"), listener)
 	all := make([]stream, sockmapConns)
 	for i := range all {
-		all[i].client, all[i].server = w.pair(w.Host("a3"), listener)
+		all[i].client, all[i].server = w.connect(w.Host("a3"), listener)
+		w.oneMessage(all[i].client, all[i].server, i)
+		w.oneMessage(all[i].server, all[i].client, i)
 	}
 	check := func(when string) {
 		t.Helper()

@@ -115,6 +115,7 @@ func TestPodsOfKubernetes(t *testing.T) {
 	w.eventually("the annotations of a1 are gone", func() bool { return w.goes(a1, b1, lab.PortHTTP) && w.goes(w.Host("client"), a1, lab.PortTCP) })
 	w.must(w.folder.Put("a2", meshed(a2, func(p *corev1.Pod) { p.Labels = nil })))
 	w.awaitPods("a1")
+	w.eventually("nothing is attached to a2", func() bool { return !w.goes(a2, b1, lab.PortTCP) }) // the status is first
 	w.ways([]way{{"a2 without the label", a2, b1, lab.PortTCP, false}, {"client to a2 without the label", w.Host("client"), a2, lab.PortTCP, false}})
 	w.must(w.agent.Kill())
 	w.ways([]way{{"a1 without an agent", a1, b1, lab.PortTCP, true}})

@@ -48,6 +48,7 @@ func TestSidecars(t *testing.T) {
 				w.outbound(s)
 			}
 			w.untouched(s)
+			w.manyRequests(s)
 			if now := w.counts(); now.Skipped == before.Skipped {
 				t.Errorf("no message skipped TCP: %+v before, %+v now", before, now)
 			}
@@ -177,6 +178,16 @@ func (w *world) untouched(s *sidecar) {
 		}
 		conn.Close()
 	}
+}
+
+// manyRequests are over one connection to the application.
+func (w *world) manyRequests(s *sidecar) {
+	w.t.Helper()
+	conn := w.open("client", netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), lab.DialOptions{})
+	for range 2 * readsUntilKnown {
+		w.ask(conn)
+	}
+	conn.Close()
 }
 
 // restartOfProxy: without a proxy nothing passes it by, and a new one is found.

@@ -45,8 +45,8 @@ func (w *world) sockmap(t *testing.T, pod *lab.Host) {
 	} {
 		for _, fromProxy := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, from the proxy %v", c.name, fromProxy), func(t *testing.T) {
-				before := w.counts()
 				application, proxy := w.in(t).pair(pod, listener)
+				before := w.counts()
 				if fromProxy {
 					application, proxy = proxy, application
 				}
@@ -114,8 +114,8 @@ func kernelTLS(t *testing.T, from, to *net.TCPConn) {
 	}
 }
 
-// pair returns both ends of a connection between an application and a proxy.
-func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *net.TCPConn) {
+// connect returns both ends of a new connection between an application and a proxy.
+func (w *world) connect(pod *lab.Host, listener net.Listener) (application, proxy *net.TCPConn) {
 	w.t.Helper()
 	application = w.open(pod.Name, netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP), lab.DialOptions{}).(*net.TCPConn)
 	accepted, err := listener.Accept()
@@ -123,6 +123,20 @@ func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *
 	w.t.Cleanup(func() { accepted.Close() })
 	accepted.SetDeadline(time.Now().Add(patience))
 	return application, accepted.(*net.TCPConn)
+}
+
+// readsUntilKnown is more than the reads after which messages to a program skip TCP.
+const readsUntilKnown = 20
+
+// pair returns both ends of a connection on which both programs have read enough for messages to skip TCP.
+func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *net.TCPConn) {
+	w.t.Helper()
+	application, proxy = w.connect(pod, listener)
+	for i := range readsUntilKnown {
+		w.oneMessage(application, proxy, i)
+		w.oneMessage(proxy, application, i)
+	}
+	return application, proxy
 }
 
 func (w *world) counts() *datapath.MeshCounters {

@@ -49,7 +49,7 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.excludeOutbound, "mesh-exclude-outbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports to which applications connect without the proxy")
 	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups or --mesh-pods, networks (CIDR) to which applications connect without the proxy")
 	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports of pods that other hosts reach without the proxy")
-	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups or --mesh-pods, let messages below 64 KiB between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it breaks")
+	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups or --mesh-pods, let messages between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it may break")
 }
 
 func (c *config) enabled() bool { return len(c.cgroups) > 0 || c.pods != "" }

@@ -106,6 +106,7 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	b.Add("beeline_mesh_sockets_joined_total", float64(counts.Joined))
 	b.Add("beeline_mesh_sockets_unserved_total", float64(counts.NotJoined), "reason", "table-full")
 	b.Add("beeline_mesh_sockets_unserved_total", float64(counts.Foreign), "reason", "other-sockmap")
+	b.Add("beeline_mesh_sockets_stuck_total", float64(counts.Stuck))
 	b.Add("beeline_mesh_dns_total", float64(counts.Dns))
 	b.Add("beeline_mesh_refused_total", float64(counts.Refused))
 	b.Add("beeline_mesh_unnamed_total", float64(counts.Unnamed))

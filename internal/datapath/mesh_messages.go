@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/kernelclock"
+)
+
+// attachMeshMessages attaches the program for messages to the table of sockets, which keeps it as long as the table is
+// pinned. Sockets that are in the table keep the program that they have joined with.
+//
+// Not a link: Linux supports those for such maps from 6.10 on.
+func (d *Datapath) attachMeshMessages() error {
+	if err := d.attachMeshRead(); err != nil {
+		return fmt.Errorf("attach to the tracepoint tcp_rcv_space_adjust: %w", err)
+	}
+	err := link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: d.maps[MeshMapMeshSockets].FD(), Program: d.program(MeshProgBeelineMeshMessage), Attach: ebpf.AttachSkMsgVerdict})
+	if err != nil {
+		return fmt.Errorf("attach to table %s: %w", MeshMapMeshSockets, err)
+	}
+	return nil
+}
+
+// meshReadPath is the pin of the link of the program that sees how sockets are read.
+func meshReadPath(bpffs string) string { return filepath.Join(bpffs, "links", MeshComponent+"-read") }
+
+// attachMeshRead attaches the program that sees how sockets are read, or replaces it: such links cannot be updated. For
+// a moment both are attached, which does no harm.
+func (d *Datapath) attachMeshRead() error {
+	l, err := link.AttachTracing(link.TracingOptions{Program: d.program(MeshProgBeelineMeshRead)})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	path := meshReadPath(d.options.BPFFS)
+	if err := os.Remove(path + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := l.Pin(path + "_new"); err != nil {
+		return err
+	}
+	if err := os.Rename(path+"_new", path); err != nil {
+		return err
+	}
+	return d.hold(path)
+}
+
+// detachMeshRead detaches it. Before, it makes all readers unknown, so that messages of sockets that are in the table
+// of sockets take TCP from now on.
+func detachMeshRead(bpffs string) error {
+	if err := forgetMeshReaders(bpffs); err != nil {
+		return fmt.Errorf("empty table %s: %w", MeshMapMeshReaders, err)
+	}
+	err := os.Remove(meshReadPath(bpffs))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func forgetMeshReaders(bpffs string) error {
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, MeshMapMeshReaders), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	readers, err := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, m}.All()
+	for cookie := range readers {
+		if e := m.Delete(cookie); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// MessagesSkipTCP reports whether messages between applications and proxies skip TCP.
+func (d *Datapath) MessagesSkipTCP() bool { return d.options.Mesh != nil && d.options.Mesh.Sockmap }
+
+// A MeshProgram is a program of a pod: all processes whose main thread has this name.
+type MeshProgram struct {
+	Netns uint64 // cookie
+	Name  string
+}
+
+func meshProgramOf(k *MeshMeshProgramKey) MeshProgram {
+	name := make([]byte, len(k.Name))
+	for i, c := range k.Name {
+		name[i] = byte(c)
+	}
+	return MeshProgram{k.Netns, unix.ByteSliceToString(name)}
+}
+
+// MeshSplicers returns the programs that have read by splice(2) what was sent to sockets whose messages may skip TCP.
+func (d *Datapath) MeshSplicers() (all []MeshProgram, err error) {
+	programs, err := kernelHash[MeshMeshProgramKey, MeshMeshProgram]{MeshMapMeshPrograms, d.maps[MeshMapMeshPrograms]}.All()
+	for key, p := range programs {
+		if p.Splices != 0 {
+			all = append(all, meshProgramOf(&key))
+		}
+	}
+	return all, err
+}
+
+// A StuckMeshSocket has messages in its queue that splice(2) of its program has not found.
+type StuckMeshSocket struct {
+	Cookie  uint64
+	Program MeshProgram
+}
+
+// StuckMeshSockets returns the sockets that have been so for a time.
+func (d *Datapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocket, err error) {
+	counts, err := ReadMeshCounters(d.options.BPFFS)
+	if err != nil || counts == nil || counts.Stuck == 0 {
+		return nil, err
+	}
+	readers, err := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, d.maps[MeshMapMeshReaders]}.All()
+	now := kernelclock.Now()
+	for cookie, r := range readers {
+		if r.Stuck == 0 || r.Stuck+uint64(age) > now {
+			continue
+		}
+		waits, e := d.meshMessagesWait(r.Sock, cookie)
+		err = errors.Join(err, e)
+		if waits {
+			all = append(all, StuckMeshSocket{cookie, meshProgramOf(&r.Program)})
+		}
+	}
+	return all, err
+}
+
+// meshMessagesWait asks the kernel whether messages wait in the queue of the socket at an address.
+func (d *Datapath) meshMessagesWait(sock, cookie uint64) (bool, error) {
+	waits, err := d.program(MeshProgBeelineMeshUnread).Run(&ebpf.RunOptions{Context: &MeshMeshUnread{Sock: sock, Cookie: cookie}})
+	if err != nil {
+		return false, fmt.Errorf("run program %s: %w", MeshProgBeelineMeshUnread, err)
+	}
+	return waits != 0, nil
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/sockdiag"
+)
+
+// stuckAge is how long messages wait that splice(2) has not found, until their connection is aborted. The program may
+// read them in another way meanwhile.
+const stuckAge = 2 * time.Second
+
+// watchReaders finds the programs that read by splice(2), and aborts the connections of those that have missed
+// messages: nothing else can bring these into TCP's order, and the program would wait for ever.
+func (s *Shortcut) watchReaders() {
+	if !s.datapath.MessagesSkipTCP() {
+		return
+	}
+	splicers, err := s.datapath.MeshSplicers()
+	slices.SortFunc(splicers, func(a, b datapath.MeshProgram) int {
+		return cmp.Or(cmp.Compare(a.Netns, b.Netns), cmp.Compare(a.Name, b.Name))
+	})
+	s.mu.Lock()
+	s.splicers = splicers
+	s.mu.Unlock()
+	stuck, e := s.datapath.StuckMeshSockets(stuckAge)
+	err = errors.Join(err, e)
+	for i := range stuck {
+		s.abort(&stuck[i])
+	}
+	if err != nil {
+		s.config.Log.Error("mesh: find programs that read by splice(2)", "error", err)
+	}
+}
+
+// abort aborts a connection. Both ends get an error.
+func (s *Shortcut) abort(stuck *datapath.StuckMeshSocket) {
+	i := slices.IndexFunc(s.pods, func(p Pod) bool { return p.Namespace == stuck.Program.Netns })
+	if i < 0 {
+		return
+	}
+	aborted, err := abortIn(s.pods[i].Directory, stuck.Cookie)
+	switch {
+	case err != nil:
+		s.config.Log.Error("mesh: abort a connection whose reader misses messages", "pod", s.pods[i].Label(), "program", stuck.Program.Name, "error", err)
+	case aborted:
+		s.config.Log.Warn("mesh: aborted a connection whose reader has begun to read by splice(2) and misses messages; from now on messages to this program take TCP",
+			"pod", s.pods[i].Label(), "program", stuck.Program.Name)
+	}
+}
+
+// abortIn aborts the connection of a socket in the network namespace of a pod.
+func abortIn(directory string, cookie uint64) (aborted bool, err error) {
+	namespace, err := namespaceOf(directory)
+	if namespace == nil || err != nil {
+		return false, err
+	}
+	defer namespace.Close()
+	err = namespace.Do(func() error {
+		all, err := sockdiag.List(unix.IPPROTO_TCP, sockdiag.AllStates&^sockdiag.Listening)
+		if err != nil {
+			return err
+		}
+		if i := slices.IndexFunc(all, func(s sockdiag.Socket) bool { return s.Cookie == cookie }); i >= 0 {
+			aborted, err = sockdiag.Destroy(all[i])
+		}
+		return err
+	})
+	return aborted, err
+}
+
+// splicerConditions names the programs whose messages take TCP.
+func (s *Shortcut) splicerConditions(pods []Pod) (all condition.List) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, program := range s.splicers {
+		if i := slices.IndexFunc(pods, func(p Pod) bool { return p.Namespace == program.Netns }); i >= 0 {
+			all = append(all, condition.MeshProgramSplices.New("messages to the program %q take TCP, because it reads by splice(2)", program.Name).At(pods[i].Label()))
+		}
+	}
+	return all
+}
