@@ -150,16 +150,21 @@ pub fn closing(fd: c_int) {
 fn leave(session: &'static Session, fd: c_int) {
     let side = session.side();
     let rings = session.rings();
-    if side.owners.remove() {
+    let was_last = side.owners.remove();
+    if was_last {
         session.was_last.store(true, Ordering::Relaxed);
         if rings.is_some_and(|rings| session.is_readable(&rings)) {
             // What was not read is lost: the kernel resets such connections.
             stream::reset_at_close(fd);
         }
     }
-    if session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-        let watches = session.watches.lock().clone();
-        watches.into_iter().for_each(|(epoll, fd)| epoll.closed(fd));
+    let was_last_here = session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1;
+    let watches = session.watches.lock().clone();
+    for (epoll, slot) in watches {
+        match was_last_here {
+            true => epoll.closed(slot, !was_last),
+            false => epoll.orphan(slot, fd),
+        }
     }
     if let Some(rings) = rings {
         rings.header.leave(rings.role);

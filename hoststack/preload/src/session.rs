@@ -14,8 +14,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use libc::c_int;
 
-/// A watch of a session in an epoll instance: the instance, and the descriptor it was added by.
-pub type Watch = (&'static Epoll, c_int);
+/// A watch of a session in an epoll instance: the instance, and the entry's place in it.
+pub type Watch = (&'static Epoll, usize);
 
 /// What does not change while a session lives.
 #[derive(Clone, Copy)]
@@ -230,8 +230,8 @@ impl Session {
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
         counters::ATTACHED.add(1);
         let watches = self.watches.lock().clone();
-        for (epoll, fd) in watches {
-            epoll.attach(fd);
+        for (epoll, slot) in watches {
+            epoll.attach(slot);
         }
         signal(self.early_event.load(Ordering::SeqCst));
     }
