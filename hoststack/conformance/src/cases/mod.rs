@@ -10,6 +10,7 @@ mod events;
 mod exec;
 mod hostile;
 mod offers;
+mod refusals;
 mod streams;
 mod waits;
 
@@ -42,6 +43,12 @@ macro_rules! cases {
             Case { name: "forked_before_rings", run: copies::forked_before_rings, expects: Expects::Kernel },
             Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
             Case { name: "wrong_offers", run: offers::wrong_offers, expects: Expects::OneOffer },
+            Case { name: "offer_of_another_user", run: refusals::offer_of_another_user, expects: Expects::Kernel },
+            Case { name: "mailbox_of_another_user", run: refusals::mailbox_of_another_user, expects: Expects::Kernel },
+            Case { name: "without_memfd", run: refusals::without_memfd, expects: Expects::Kernel },
+            Case { name: "without_eventfd", run: refusals::without_eventfd, expects: Expects::Kernel },
+            Case { name: "without_netlink", run: refusals::without_netlink, expects: Expects::Kernel },
+            Case { name: "without_unix_sockets", run: refusals::without_unix_sockets, expects: Expects::Kernel },
             Case { name: "passed_before_rings", run: copies::passed_before_rings, expects: Expects::Kernel },
         ];
     };
