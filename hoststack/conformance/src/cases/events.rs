@@ -290,7 +290,12 @@ pub fn closed_in_child() {
 
 /// asleep is a thread that waits for an instance, for some time before this returns.
 fn asleep(e: c_int) -> std::thread::JoinHandle<String> {
-    let thread = std::thread::spawn(move || wait(e, 8, SOON));
+    let thread = std::thread::spawn(move || {
+        let begun = std::time::Instant::now();
+        let result = wait(e, 8, SOON);
+        let is_late = begun.elapsed().as_millis() >= SOON as u128;
+        result + if is_late { ", when the time was over" } else { "" }
+    });
     std::thread::sleep(std::time::Duration::from_millis(50));
     thread
 }
