@@ -18,7 +18,6 @@ mod counters;
 mod descriptors;
 mod diag;
 mod epoll;
-mod exec;
 mod hidden;
 mod lock;
 mod offer;
