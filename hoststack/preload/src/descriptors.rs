@@ -5,10 +5,10 @@
 use crate::session::{Identity, Session};
 use crate::{config, lock, real, side, stream, table};
 use beeline_ring::Role;
+use core::mem::size_of;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
-use std::mem::size_of;
-use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 
 /// accepted makes a session of a connection that accept(2) returned, if it may use rings.
 pub fn accepted(fd: c_int) {
@@ -33,10 +33,10 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t) 
         return;
     }
     // SAFETY: zero is a valid sockaddr_storage.
-    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
     let length = (length as usize).min(size_of::<sockaddr_storage>());
     // SAFETY: the caller has that many octets, and the storage has room for them.
-    unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), std::ptr::from_mut(&mut storage).cast(), length) };
+    unsafe { core::ptr::copy_nonoverlapping(address.cast::<u8>(), core::ptr::from_mut(&mut storage).cast(), length) };
     let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
     match table::session(fd) {
         Some(session) => session.anticipated.store(!admitted, Ordering::Relaxed),
@@ -73,10 +73,10 @@ type AddressCall = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) ->
 /// address is an end of a connection; None if it is not of IPv4 or IPv6.
 fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     // SAFETY: zero is a valid sockaddr_storage.
-    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
     let mut length = size_of::<sockaddr_storage>() as socklen_t;
     // SAFETY: the storage has `length` octets.
-    let result = unsafe { call(fd, std::ptr::from_mut(&mut storage).cast(), &mut length) };
+    let result = unsafe { call(fd, core::ptr::from_mut(&mut storage).cast(), &mut length) };
     (result == 0).then(|| config::from_raw(&storage)).flatten()
 }
 
@@ -101,7 +101,7 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
 fn option(fd: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
-    let place = std::ptr::from_mut(&mut value).cast();
+    let place = core::ptr::from_mut(&mut value).cast();
     // SAFETY: the option stores a number.
     let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut length) };
     (result == 0).then_some(value)
@@ -109,7 +109,13 @@ fn option(fd: c_int, name: c_int) -> Option<c_int> {
 
 /// copied enters a descriptor that dup(2) or fcntl(2) made of another.
 pub fn copied(from: c_int, to: c_int) {
-    if to < 0 || from == to || lock::in_vfork_child() {
+    if to < 0 || from == to {
+        return;
+    }
+    if lock::in_vfork_child() {
+        // exec looks at the numbers that the table has, and knows sessions without rings by the numbers alone.
+        table::note(to);
+        stay(from);
         return;
     }
     if let Some(session) = table::session(from) {
@@ -135,7 +141,7 @@ pub fn closing(fd: c_int) {
         }
         if let Some(epoll) = table::take_epoll(fd) {
             let other =
-                || table::descriptors().find(|&other| table::epoll(other).is_some_and(|e| std::ptr::eq(e, epoll)));
+                || table::descriptors().find(|&other| table::epoll(other).is_some_and(|e| core::ptr::eq(e, epoll)));
             epoll.drop_descriptor(fd, other);
         }
     });
@@ -145,16 +151,21 @@ pub fn closing(fd: c_int) {
 fn leave(session: &'static Session, fd: c_int) {
     let side = session.side();
     let rings = session.rings();
-    if side.owners.remove() {
+    let was_last = side.owners.remove();
+    if was_last {
         session.was_last.store(true, Ordering::Relaxed);
         if rings.is_some_and(|rings| session.is_readable(&rings)) {
             // What was not read is lost: the kernel resets such connections.
             stream::reset_at_close(fd);
         }
     }
-    if session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-        let watches = session.watches.lock().clone();
-        watches.into_iter().for_each(|(epoll, fd)| epoll.closed(fd));
+    let was_last_here = session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1;
+    let watches = session.watches.lock().clone();
+    for (epoll, slot) in watches {
+        match was_last_here {
+            true => epoll.closed(slot, !was_last),
+            false => epoll.orphan(slot, fd),
+        }
     }
     if let Some(rings) = rings {
         rings.header.leave(rings.role);
@@ -171,6 +182,43 @@ pub fn stay(fd: c_int) -> bool {
     !session.is_attached()
 }
 
+/// leave_rings has a connection continue on the kernel. False if the ring has octets that were not read, or an index
+/// that cannot be: whoever has the descriptor alone would miss them.
+pub fn leave_rings(fd: c_int) -> bool {
+    if stay(fd) {
+        return true;
+    }
+    let Some(session) = table::session(fd) else { return true };
+    let Some(rings) = session.rings() else { return true };
+    let way = &session.side().receive;
+    let is_empty = || matches!(rings.receive().available(way.index.load(Ordering::SeqCst), rings.capacity), Ok((0, _)));
+    if !is_empty() {
+        return false;
+    }
+    session.close_rings();
+    // Whoever waits for the ring goes on at the kernel's connection.
+    session.wake();
+    session.wake_peer();
+    is_empty()
+}
+
+/// same_socket is a descriptor of the table whose attached session is the socket `fd`.
+pub fn same_socket(fd: c_int) -> Option<c_int> {
+    let cookie = cookie(fd)?;
+    let is_same = |session: table::Held| session.is_attached() && session.cookie.load(Ordering::Relaxed) == cookie;
+    table::descriptors().find(|&other| table::session(other).is_some_and(is_same))
+}
+
+/// cookie is the kernel's number of a socket, which no other socket gets.
+pub fn cookie(fd: c_int) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut length = 8;
+    let place = core::ptr::from_mut(&mut cookie).cast();
+    // SAFETY: SO_COOKIE stores eight octets.
+    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut length) };
+    (result == 0).then_some(cookie)
+}
+
 /// before_fork counts the child's descriptors, and keeps connections on the kernel that have no rings yet: parent
 /// and child could not both get them.
 pub fn before_fork() {
@@ -183,10 +231,11 @@ pub fn before_fork() {
 }
 
 /// after_fork counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with
-/// the parent's.
+/// the parent's. The only watcher of a session, if it has one, is the parent's.
 pub fn after_fork() {
     for session in table::descriptors().filter_map(table::session) {
         session.side().owners.adopt();
         session.close_mailbox();
+        session.watcher.store(core::ptr::dangling_mut(), Ordering::Relaxed);
     }
 }

@@ -5,15 +5,17 @@
 use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
-use crate::{config, counters, hidden, real};
+use crate::{config, counters, descriptors, hidden, real};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Role, HEADER_BYTES};
-use std::net::SocketAddr;
-use std::os::raw::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::net::SocketAddr;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use libc::c_int;
 
-/// A watch of a session in an epoll instance: the instance, and the descriptor it was added by.
-pub type Watch = (&'static Epoll, c_int);
+/// A watch of a session in an epoll instance: the instance, and the entry's place in it.
+pub type Watch = (&'static Epoll, usize);
 
 /// What does not change while a session lives.
 #[derive(Clone, Copy)]
@@ -37,6 +39,8 @@ pub struct Session {
     /// Rings: the shared memory, once this end is attached.
     memory: AtomicPtr<u8>,
     length: AtomicUsize,
+    /// The kernel's number of the socket, once this end is attached.
+    pub cookie: AtomicU64,
     /// Wakes this end; and the peer.
     pub own_event: AtomicI32,
     pub peer_event: AtomicI32,
@@ -54,6 +58,8 @@ pub struct Session {
     /// The kernel's connection may have ended: ask it before the next octets go into the ring.
     pub suspect: AtomicBool,
     pub watches: Lock<Vec<Watch>>,
+    /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
+    pub watcher: AtomicPtr<Epoll>,
 }
 
 /// Sessions that are not in use. They are never freed, so that a reader of the table can hold one safely.
@@ -112,7 +118,7 @@ impl Memory {
 
     /// into_raw gives the mapping to a session.
     fn into_raw(self) -> *mut u8 {
-        std::mem::ManuallyDrop::new(self).at
+        core::mem::ManuallyDrop::new(self).at
     }
 }
 
@@ -147,6 +153,7 @@ impl Session {
             was_last: AtomicBool::new(false),
             memory: AtomicPtr::new(null_mut()),
             length: AtomicUsize::new(0),
+            cookie: AtomicU64::new(0),
             own_event: AtomicI32::new(-1),
             peer_event: AtomicI32::new(-1),
             mailbox: AtomicI32::new(-1),
@@ -157,6 +164,7 @@ impl Session {
             anticipated: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
             watches: Lock::new(Vec::new()),
+            watcher: AtomicPtr::new(null_mut()),
         }
     }
 
@@ -183,6 +191,7 @@ impl Session {
             hidden::dispose(descriptor.swap(-1, Ordering::AcqRel));
         }
         self.watches.lock().clear();
+        self.watcher.store(null_mut(), Ordering::Relaxed);
         let identity = self.identity.lock().take();
         if let Some(identity) = identity.filter(|_| self.was_last.load(Ordering::Relaxed)) {
             identity.side.free();
@@ -217,17 +226,30 @@ impl Session {
     }
 
     /// attach gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
-    pub fn attach(&'static self, memory: Memory, own_event: c_int, peer_event: c_int) {
+    pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: c_int, peer_event: c_int) {
+        self.cookie.store(descriptors::cookie(fd).unwrap_or(0), Ordering::Relaxed);
         self.own_event.store(own_event, Ordering::Relaxed);
         self.peer_event.store(peer_event, Ordering::Relaxed);
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
         counters::ATTACHED.add(1);
         let watches = self.watches.lock().clone();
-        for (epoll, fd) in watches {
-            epoll.attach(fd);
+        for (epoll, slot) in watches {
+            epoll.attach(slot);
         }
         signal(self.early_event.load(Ordering::SeqCst));
+    }
+
+    /// watched_only_by reports whether `epoll` is, or becomes, the only watcher.
+    pub fn watched_only_by(&self, epoll: &Epoll) -> bool {
+        let this = core::ptr::from_ref(epoll).cast_mut();
+        let claimed = self.watcher.compare_exchange(null_mut(), this, Ordering::AcqRel, Ordering::Acquire);
+        claimed.is_ok() || claimed == Err(this)
+    }
+
+    pub fn is_not_watched_by(&self, epoll: &Epoll) {
+        let this = core::ptr::from_ref(epoll).cast_mut();
+        let _ = self.watcher.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// close_rings leaves what follows in both directions to the kernel.
@@ -340,7 +362,7 @@ pub fn signal(event: c_int) {
     let before = real::errno();
     let one = 1u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { real::write(event, std::ptr::from_ref(&one).cast(), 8) };
+    unsafe { real::write(event, core::ptr::from_ref(&one).cast(), 8) };
     real::set_errno(before);
 }
 
@@ -349,6 +371,6 @@ pub fn drain(event: c_int) {
     let before = real::errno();
     let mut count = 0u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { real::read(event, std::ptr::from_mut(&mut count).cast(), 8) };
+    unsafe { real::read(event, core::ptr::from_mut(&mut count).cast(), 8) };
     real::set_errno(before);
 }

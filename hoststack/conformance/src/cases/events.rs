@@ -190,6 +190,188 @@ pub fn copied_descriptor() {
     close(e);
 }
 
+/// One of two copies is deleted; a wait that begins afterwards is woken for the other.
+pub fn copies_added_in_turn() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(p.acceptor) };
+    add(e, p.acceptor, EPOLLIN, 1);
+    add(e, copy, EPOLLIN, 2);
+    note("delete one", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    note("nothing", wait(e, 8, 0));
+    for round in 0..3 {
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            send(p.connector, b"abc", 0);
+        });
+        note("the other", wait(e, 8, SOON));
+        note("recv", recv(copy, 9, 0));
+        later.join().unwrap();
+        if round == 1 {
+            // Another session in the place of the first one.
+            add(e, q.acceptor, EPOLLIN, 3);
+            note("nothing", wait(e, 8, 0));
+        }
+    }
+    close(copy);
+    p.close();
+    q.close();
+    close(e);
+}
+
+/// The descriptor by which a connection was added is closed, and its number is used again, while a copy is open.
+pub fn closed_while_copied() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(p.acceptor) };
+    add(e, p.acceptor, EPOLLIN, 1);
+    close(p.acceptor);
+    note("delete", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    send(p.connector, b"abc", 0);
+    note("readable", wait(e, 8, SOON));
+    note("recv", recv(copy, 9, 0));
+    // SAFETY: a copy of a descriptor.
+    note("the number again", unsafe { libc::dup2(q.acceptor, p.acceptor) } == p.acceptor);
+    note("modify", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLIN, 2));
+    note("add", control(e, EPOLL_CTL_ADD, p.acceptor, EPOLLIN, 2));
+    note("nothing", wait(e, 8, 0));
+    for data in [b"a", b"b"] {
+        send(p.connector, data, 0);
+        note("the first", wait(e, 8, SOON));
+        send(q.connector, data, 0);
+        note("both", wait(e, 8, SOON));
+        note("recv", format!("{} {}", recv(copy, 9, 0), recv(q.acceptor, 9, 0)));
+    }
+    note("modify", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLOUT, 3));
+    note("writable", wait(e, 8, SOON));
+    note("delete", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    close(p.connector);
+    note("end of the first", wait(e, 8, SOON));
+    note("recv", recv(copy, 9, 0));
+    close(copy);
+    note("closed", wait(e, 8, 0));
+    close(p.acceptor);
+    q.close();
+    close(e);
+}
+
+/// A child closes what it inherits. Its parent is told as before.
+pub fn closed_in_child() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 1);
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(q.acceptor) };
+    add(e, q.acceptor, EPOLLIN, 2);
+    note("nothing", wait(e, 8, 0));
+    let child = in_child(|| {
+        p.close();
+        q.close();
+    });
+    note("child", end_of(child));
+    for pair in [p, q] {
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            send(pair.connector, b"abc", 0);
+        });
+        note("readable", wait(e, 8, SOON));
+        note("recv", recv(pair.acceptor, 9, 0));
+        later.join().unwrap();
+    }
+    note("modify", control(e, EPOLL_CTL_MOD, q.acceptor, EPOLLIN | EPOLLOUT, 3));
+    note("writable", wait(e, 8, SOON));
+    close(copy);
+    p.close();
+    q.close();
+    close(e);
+}
+
+/// asleep is a thread that waits for an instance, for some time before this returns.
+fn asleep(e: c_int) -> std::thread::JoinHandle<String> {
+    let thread = std::thread::spawn(move || {
+        let begun = std::time::Instant::now();
+        let result = wait(e, 8, SOON);
+        let is_late = begun.elapsed().as_millis() >= SOON as u128;
+        result + if is_late { ", when the time was over" } else { "" }
+    });
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    thread
+}
+
+/// A thread that sleeps is woken while another one, which has just looked at the same instance, does other work.
+pub fn awake_beside_asleep() {
+    for events in [EPOLLIN, EPOLLIN | EPOLLET] {
+        let p = pair();
+        let e = epoll();
+        add(e, p.acceptor, events, 1);
+        note("nothing", wait(e, 8, 0));
+        let thread = asleep(e);
+        note("nothing", wait(e, 8, 0));
+        send(p.connector, b"abc", 0);
+        note("woken", thread.join().unwrap());
+        p.close();
+        close(e);
+    }
+}
+
+/// A thread that sleeps on one instance is woken while another one looks at the same connection by another instance.
+pub fn awake_in_another_instance() {
+    let p = pair();
+    let (e, f) = (epoll(), epoll());
+    add(e, p.acceptor, EPOLLIN, 1);
+    note("nothing", wait(e, 8, 0));
+    add(f, p.acceptor, EPOLLIN, 2);
+    note("nothing", wait(f, 8, 0));
+    for (sleeps, awake) in [(e, f), (f, e)] {
+        let thread = asleep(sleeps);
+        note("nothing", wait(awake, 8, 0));
+        send(p.connector, b"abc", 0);
+        note("woken", thread.join().unwrap());
+        recv(p.acceptor, 9, 0);
+    }
+    p.close();
+    close(e);
+    close(f);
+}
+
+/// An instance gets into another one after it was waited for.
+pub fn nested_later() {
+    let p = pair();
+    let (outer, inner) = (epoll(), epoll());
+    add(inner, p.acceptor, EPOLLIN, 2);
+    note("nothing", wait(inner, 8, 0));
+    add(outer, inner, EPOLLIN, 1);
+    let thread = asleep(outer);
+    send(p.connector, b"abc", 0);
+    note("woken", thread.join().unwrap());
+    note("inner", wait(inner, 8, 0));
+    p.close();
+    close(inner);
+    close(outer);
+}
+
+/// A child looks at an inherited connection by an instance of its own while its parent sleeps.
+pub fn awake_in_child() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 1);
+    note("nothing", wait(e, 8, 0));
+    let child = in_child(|| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let own = epoll();
+        add(own, p.acceptor, EPOLLIN, 2);
+        note("child", format!("{} {}", wait(own, 8, 0), wait(own, 8, 0)));
+    });
+    let thread = asleep(e);
+    note("child", end_of(child));
+    send(p.connector, b"abc", 0);
+    note("woken", thread.join().unwrap());
+    p.close();
+    close(e);
+}
+
 pub fn poll_and_select() {
     let (p, q) = (pair(), pair());
     let select = |milliseconds: i64| {

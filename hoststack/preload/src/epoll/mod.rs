@@ -5,19 +5,28 @@
 //! A session is in the kernel's instance twice: its socket, for the kernel's connection and its end, and its event,
 //! edge-triggered, which the peer writes when this end has published that it may sleep. Both carry a tag instead of the
 //! program's data. Which sessions may be ready is a queue here, as it is in the kernel for sockets: a session
-//! leaves the queue when its rings have nothing, after it has published that it waits.
+//! leaves the queue when its rings have nothing. Then the next wait looks at it, and before a thread sleeps, the peer is
+//! asked to wake it.
 
+mod entry;
+mod queue;
+mod tag;
+
+use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
 use crate::session::{make_event, signal, Session};
-use crate::side::Phase;
-use crate::{hidden, real};
+use crate::{hidden, lock, real};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
+use entry::Entry;
 use libc::{
     c_int, epoll_event, sigset_t, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
 };
 use libc::{EPOLLRDHUP, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use queue::Inner;
+use tag::Tag;
 
 const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
 const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
@@ -31,6 +40,8 @@ const BATCH: usize = 256;
 
 pub struct Epoll {
     fd: AtomicI32,
+    /// The process that made it. A child of fork has the same instance of the kernel, but must not change it.
+    process: AtomicU32,
     /// Descriptors of the instance in this process.
     descriptors: AtomicUsize,
     sleepers: AtomicUsize,
@@ -39,94 +50,17 @@ pub struct Epoll {
     inner: Lock<Inner>,
 }
 
-#[derive(Default)]
-struct Inner {
-    entries: Vec<Option<Entry>>,
-    free: Vec<usize>,
-    by_fd: BTreeMap<c_int, usize>,
-    queue: VecDeque<usize>,
-    kernel_first: bool,
-    /// The number of the wait that reports now.
-    turn: u64,
-}
-
-/// Entry is one session in one instance, as the program added it.
-struct Entry {
-    fd: c_int,
-    session: &'static Session,
-    events: u32,
-    data: u64,
-    /// EPOLLONESHOT has reported, and the program has not enabled it again.
-    disabled: bool,
-    queued: bool,
-    /// Something happened since the last report: an edge.
-    fresh: bool,
-    /// What the kernel reported for the socket since then.
-    kernel: u32,
-    has_event: bool,
-    /// The wait that reported it last: each reports an entry once.
-    turn: u64,
-}
-
 static POOL: Lock<Vec<&'static Epoll>> = Lock::new(Vec::new());
 
 /// Numbers of waits.
 static TURNS: AtomicU64 = AtomicU64::new(1);
-
-/// The upper half of tags, drawn once. No address of a program begins with these bits, and no number of a descriptor.
-static KEY: AtomicU32 = AtomicU32::new(0);
-
-/// Tag is what the kernel keeps for this library instead of a program's data.
-enum Tag {
-    Socket(usize),
-    Event(usize),
-    Nudge,
-}
-
-const EVENT_BIT: u64 = 1 << 31;
-const NUDGE: u64 = EVENT_BIT - 1;
-
-fn key() -> u64 {
-    let known = KEY.load(Ordering::Relaxed);
-    if known != 0 {
-        return u64::from(known) << 32;
-    }
-    let mut random = [0u8; 2];
-    // SAFETY: two octets of this function's own.
-    unsafe { libc::getrandom(random.as_mut_ptr().cast(), 2, libc::GRND_NONBLOCK) };
-    let drawn = 0xbee1_0000 | u32::from(u16::from_ne_bytes(random));
-    let _ = KEY.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed);
-    u64::from(KEY.load(Ordering::Relaxed)) << 32
-}
-
-impl Tag {
-    fn pack(&self) -> u64 {
-        key()
-            | match self {
-                Tag::Socket(slot) => *slot as u64,
-                Tag::Event(slot) => EVENT_BIT | *slot as u64,
-                Tag::Nudge => NUDGE,
-            }
-    }
-
-    fn unpack(data: u64) -> Option<Self> {
-        if data >> 32 << 32 != key() {
-            return None;
-        }
-        let slot = (data & (EVENT_BIT - 1)) as usize;
-        Some(match data & (2 * EVENT_BIT - 1) {
-            NUDGE => Tag::Nudge,
-            low if low & EVENT_BIT != 0 => Tag::Event(slot),
-            _ => Tag::Socket(slot),
-        })
-    }
-}
 
 impl Epoll {
     pub fn make(fd: c_int) -> &'static Epoll {
         let epoll = POOL.lock().pop().unwrap_or_else(|| {
             Box::leak(Box::new(Epoll {
                 fd: AtomicI32::new(-1),
+                process: AtomicU32::new(0),
                 descriptors: AtomicUsize::new(0),
                 sleepers: AtomicUsize::new(0),
                 nudge: AtomicI32::new(-1),
@@ -134,6 +68,7 @@ impl Epoll {
             }))
         });
         epoll.fd.store(fd, Ordering::Relaxed);
+        epoll.process.store(lock::process(), Ordering::Relaxed);
         epoll.descriptors.store(1, Ordering::Relaxed);
         epoll
     }
@@ -154,9 +89,11 @@ impl Epoll {
 
     /// recycle gives an instance without descriptors back to the pool.
     pub fn recycle(&'static self) {
-        let entries = std::mem::take(&mut *self.inner.lock()).entries;
+        let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
-            entry.session.watches.lock().retain(|&(epoll, fd)| !(std::ptr::eq(epoll, self) && fd == entry.fd));
+            entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::eq(epoll, self));
+            self.unregister(&entry);
+            entry.session.is_not_watched_by(self);
             entry.session.let_go();
         }
         hidden::dispose(self.nudge.swap(-1, Ordering::Relaxed));
@@ -172,6 +109,7 @@ impl Epoll {
         let Some(event) = make_event() else { return };
         let _ = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32, &Tag::Nudge);
         self.nudge.store(event, Ordering::Relaxed);
+        inner.cool_all();
         self.update_nudge(&mut inner);
     }
 
@@ -218,6 +156,7 @@ impl Epoll {
         }
         let entry = Entry {
             fd,
+            registered: fd,
             session,
             events: wanted.events,
             data: wanted.u64,
@@ -226,6 +165,9 @@ impl Epoll {
             fresh: true,
             kernel: 0,
             has_event: false,
+            hot: false,
+            looks: 0,
+            seen: 0,
             turn: 0,
         };
         let events = entry.kernel_events();
@@ -235,7 +177,7 @@ impl Epoll {
             return Err(error);
         }
         session.hold();
-        session.watches.lock().push((self, fd));
+        session.watches.lock().push((self, slot));
         if session.is_attached() {
             self.add_event(&mut inner, slot);
         }
@@ -290,42 +232,81 @@ impl Epoll {
         let mut inner = self.inner.lock();
         let slot = *inner.by_fd.get(&fd).ok_or(libc::ENOENT)?;
         let result = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
-        self.forget(&mut inner, slot);
+        self.forget(&mut inner, slot, true);
         result
     }
 
-    /// forget removes an entry, and its session's event if no other entry of the session is left.
-    fn forget(&self, inner: &mut Guard<Inner>, slot: usize) {
+    /// forget removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
+    fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
         let Some(entry) = inner.remove(slot) else { return };
-        let shared = inner.entries.iter().flatten().any(|e| std::ptr::eq(e.session, entry.session));
-        if entry.has_event && !shared {
-            let _ = self.kernel(EPOLL_CTL_DEL, entry.session.own_event.load(Ordering::Relaxed), 0, &Tag::Nudge);
+        let other = inner.slot_of(entry.session);
+        if other.is_none() {
+            entry.session.is_not_watched_by(self);
         }
-        entry.session.watches.lock().retain(|&(epoll, fd)| !(std::ptr::eq(epoll, self) && fd == entry.fd));
+        if entry.has_event && in_kernel {
+            let event = entry.session.own_event.load(Ordering::Relaxed);
+            let _ = match other {
+                Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &Tag::Event(other)),
+                None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Nudge),
+            };
+        }
+        entry.session.watches.lock().retain(|&(epoll, at)| !(core::ptr::eq(epoll, self) && at == slot));
+        self.unregister(&entry);
         entry.session.let_go();
     }
 
-    /// closed forgets a session whose last descriptor of this process is closed. The kernel forgets its socket.
-    pub fn closed(&self, fd: c_int) {
+    /// closed forgets a session whose last descriptor of this process is closed. The kernel forgets its socket only if
+    /// no other process has it.
+    pub fn closed(&self, slot: usize, open_elsewhere: bool) {
         let mut inner = self.inner.lock();
-        if let Some(&slot) = inner.by_fd.get(&fd) {
-            self.forget(&mut inner, slot);
+        if let Some(entry) = inner.entry(slot).filter(|_| open_elsewhere && self.is_own()) {
+            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge);
         }
+        self.forget(&mut inner, slot, self.is_own());
+    }
+
+    /// orphan is the end of the descriptor by which an entry was added, while the session has others. Such an entry still
+    /// reports, and the program cannot change it any more. The kernel has to know it by a number that stays.
+    pub fn orphan(&self, slot: usize, fd: c_int) {
+        let mut inner = self.inner.lock();
+        let Some(entry) = inner.entries[slot].as_mut().filter(|entry| entry.fd == fd && entry.registered == fd) else {
+            return;
+        };
+        let events = if entry.disabled { ET } else { entry.kernel_events() };
+        entry.registered = -1;
+        if self.is_own() {
+            let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
+            // SAFETY: fcntl of a descriptor.
+            let copy = hidden::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) });
+            entry.registered = copy.unwrap_or(-1);
+            let _ = self.kernel(EPOLL_CTL_ADD, entry.registered, events, &Tag::Socket(slot));
+        }
+        inner.by_fd.remove(&fd);
+    }
+
+    /// unregister closes the number that orphan made.
+    fn unregister(&self, entry: &Entry) {
+        if entry.registered != entry.fd {
+            hidden::dispose(entry.registered);
+        }
+    }
+
+    /// is_own is true in a child of fork only if the process that made the instance has ended.
+    fn is_own(&self) -> bool {
+        let maker = self.process.load(Ordering::Relaxed);
+        maker == lock::process() || lock::has_ended(maker)
     }
 
     /// attach adds the event of a session that has got rings.
-    pub fn attach(&self, fd: c_int) {
+    pub fn attach(&self, slot: usize) {
         let mut inner = self.inner.lock();
-        if let Some(&slot) = inner.by_fd.get(&fd) {
-            self.add_event(&mut inner, slot);
-        }
+        self.add_event(&mut inner, slot);
     }
 
     /// resync tells the kernel what to report after writing has moved between the ring and the kernel's connection.
-    pub fn resync(&self, fd: c_int) {
+    pub fn resync(&self, slot: usize) {
         let mut inner = self.inner.lock();
-        let Some(&slot) = inner.by_fd.get(&fd) else { return };
-        let Some(entry) = inner.entries[slot].as_ref().filter(|e| e.events & WRITE_BITS != 0) else { return };
+        let Some(entry) = inner.entry(slot).filter(|e| e.events & WRITE_BITS != 0) else { return };
         if !entry.disabled {
             let _ = self.reregister(entry, slot, entry.kernel_events());
         }
@@ -335,15 +316,16 @@ impl Epoll {
     /// reregister changes the events of a socket. The kernel does not change exclusive ones.
     fn reregister(&self, entry: &Entry, slot: usize, events: u32) -> Result<(), i32> {
         if entry.events & EXCLUSIVE == 0 {
-            return self.kernel(EPOLL_CTL_MOD, entry.fd, events, &Tag::Socket(slot));
+            return self.kernel(EPOLL_CTL_MOD, entry.registered, events, &Tag::Socket(slot));
         }
-        self.kernel(EPOLL_CTL_DEL, entry.fd, 0, &Tag::Nudge)?;
-        self.kernel(EPOLL_CTL_ADD, entry.fd, events, &Tag::Socket(slot))
+        self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge)?;
+        self.kernel(EPOLL_CTL_ADD, entry.registered, events, &Tag::Socket(slot))
     }
 
     /// collect moves ready entries of the queue to `out`.
     fn collect(&self, turn: u64, out: &mut [epoll_event]) -> usize {
         let mut inner = self.inner.lock();
+        inner.look(self);
         inner.turn = turn;
         let mut n = 0;
         for _ in 0..inner.queue.len() {
@@ -365,6 +347,7 @@ impl Epoll {
     /// report stores the events of an entry, if it has any, and decides whether it stays in the queue.
     fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut epoll_event) -> bool {
         let turn = inner.turn;
+        let lazy = self.is_polled_by_one_thread();
         let Some(entry) = &mut inner.entries[slot] else { return false };
         entry.queued = false;
         if entry.turn == turn {
@@ -372,22 +355,33 @@ impl Epoll {
             return false;
         }
         let by_kernel = entry.kernel != 0;
-        let events = entry.take_ready();
+        let was_hot = entry.hot;
+        let events = entry.take_ready(lazy.then_some(self));
+        if entry.hot && !was_hot {
+            inner.hot.push(slot);
+        }
         if events == 0 {
             return false;
         }
+        let Some(entry) = &mut inner.entries[slot] else { return false };
         *out = epoll_event { events, u64: entry.data };
         entry.turn = turn;
         if entry.events & ONESHOT != 0 {
             entry.disabled = true;
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
-                let _ = self.kernel(EPOLL_CTL_MOD, entry.fd, ET, &Tag::Socket(slot));
+                let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, ET, &Tag::Socket(slot));
             }
         } else if entry.events & ET == 0 && entry.has_event {
             inner.enqueue(slot);
         }
         true
+    }
+
+    /// is_polled_by_one_thread reports whether nobody else sleeps on the instance: then the next wait of this thread looks
+    /// at hot entries before it sleeps.
+    fn is_polled_by_one_thread(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.load(Ordering::Relaxed) < 0
     }
 
     /// sort takes what the kernel reported: events of sessions go to the queue, others to `out`.
@@ -416,7 +410,7 @@ impl Epoll {
         limit: Option<Duration>,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = Deadline::after(limit);
         loop {
             let turn = TURNS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
@@ -429,7 +423,7 @@ impl Epoll {
                 }
                 n += self.collect(turn, &mut out[n..]);
             }
-            if n > 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if n > 0 || deadline.is_over() {
                 return Ok(n);
             }
         }
@@ -451,20 +445,30 @@ impl Epoll {
         fd: c_int,
         out: &mut [epoll_event],
         has_others: bool,
-        deadline: Option<Instant>,
+        deadline: Deadline,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
         let mut batch = [epoll_event { events: 0, u64: 0 }; BATCH];
         let most = out.len().min(BATCH) as c_int;
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let idle = !has_others && self.inner.lock().queue.is_empty();
+        let idle = !has_others && self.inner.lock().fall_asleep();
         let left = match idle {
-            true => deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
+            true => deadline.left(),
             false => Some(Duration::ZERO),
         };
         let result = kernel_wait(fd, &mut batch[..most as usize], left, mask);
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        if self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.wake_up();
+        }
         Ok(self.sort(&batch[..result?], out))
+    }
+
+    /// wake_up has peers of hot entries publish without waking this end, unless another thread has fallen asleep since.
+    fn wake_up(&self) {
+        let inner = self.inner.lock();
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            inner.hot_rings().for_each(|rings| rings.receive().consumer_is_awake());
+        }
     }
 
     /// translate sorts what a wait returned that began before the instance had sessions.
@@ -486,7 +490,7 @@ pub fn kernel_wait(
     let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && limit.as_millis() < 10);
     if let Some(limit) = precise {
         let limit = crate::wait::to_timespec(limit);
-        let (limit, size) = (std::ptr::from_ref(&limit), size_of::<u64>());
+        let (limit, size) = (core::ptr::from_ref(&limit), size_of::<u64>());
         // SAFETY: as epoll_pwait2(2), with the kernel's size of a signal mask.
         let n = unsafe { libc::syscall(libc::SYS_epoll_pwait2, fd, at, most, limit, mask, size) };
         if n >= 0 || real::errno() != libc::ENOSYS {
@@ -496,144 +500,4 @@ pub fn kernel_wait(
     let milliseconds = limit.map_or(-1, |limit| limit.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
     // SAFETY: `most` events have room at `at`; the mask is the program's.
     real::outcome(unsafe { real::epoll_pwait(fd, at, most, milliseconds, mask) } as isize)
-}
-
-impl Inner {
-    fn insert(&mut self, entry: Entry) -> usize {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() - 1
-        });
-        self.by_fd.insert(entry.fd, slot);
-        self.entries[slot] = Some(entry);
-        slot
-    }
-
-    fn remove(&mut self, slot: usize) -> Option<Entry> {
-        let entry = self.entries[slot].take()?;
-        self.by_fd.remove(&entry.fd);
-        self.queue.retain(|&queued| queued != slot);
-        self.free.push(slot);
-        Some(entry)
-    }
-
-    /// settle takes entries out of the queue that have nothing to report.
-    fn settle(&mut self) {
-        for slot in std::mem::take(&mut self.queue) {
-            let Some(entry) = &mut self.entries[slot] else { continue };
-            entry.queued = false;
-            if entry.has_something() {
-                self.enqueue(slot);
-            }
-        }
-    }
-
-    fn enqueue(&mut self, slot: usize) {
-        if let Some(entry) = self.entries[slot].as_mut().filter(|entry| !entry.queued) {
-            entry.queued = true;
-            self.queue.push_back(slot);
-        }
-    }
-
-    fn socket_event(&mut self, slot: usize, events: u32) {
-        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
-        entry.kernel |= events;
-        entry.fresh = true;
-        let in_ring = entry.has_event && entry.session.side().receive.phase() == Phase::Ring;
-        if events & END_BITS != 0 || in_ring && events & READ_BITS != 0 {
-            entry.session.suspect.store(true, Ordering::Relaxed);
-        }
-        self.enqueue(slot);
-    }
-
-    /// own_event is for all descriptors by which the session was added to `epoll`.
-    fn own_event(&mut self, epoll: &Epoll, slot: usize) {
-        let Some(session) = self.entries.get(slot).and_then(Option::as_ref).map(|entry| entry.session) else { return };
-        for &(_, fd) in session.watches.lock().iter().filter(|(e, _)| std::ptr::eq(*e, epoll)) {
-            let Some(&slot) = self.by_fd.get(&fd) else { continue };
-            if let Some(entry) = self.entries[slot].as_mut() {
-                entry.fresh = true;
-            }
-            self.enqueue(slot);
-        }
-    }
-}
-
-impl Entry {
-    /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
-    /// know whether there is room, but whether the peer is gone.
-    fn kernel_events(&self) -> u32 {
-        let in_ring = self.session.side().send.phase() == Phase::Ring;
-        match in_ring && self.events & WRITE_BITS != 0 {
-            true => self.events & !WRITE_BITS | EPOLLRDHUP as u32,
-            false => self.events,
-        }
-    }
-
-    /// take_ready returns what is to be reported now. Without any, the peer wakes this end for the next.
-    fn take_ready(&mut self) -> u32 {
-        if self.disabled {
-            return 0;
-        }
-        let kernel = std::mem::take(&mut self.kernel);
-        let ring = match self.events & ET != 0 {
-            true => self.ring_edge(),
-            false => self.ring_level(),
-        };
-        self.merge(kernel, ring)
-    }
-
-    /// has_something is take_ready without taking.
-    fn has_something(&mut self) -> bool {
-        let fresh = self.fresh;
-        let (kernel, events) = (self.kernel, self.take_ready());
-        (self.kernel, self.fresh) = (kernel, fresh && events != 0);
-        events != 0
-    }
-
-    /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
-    /// takes what there is.
-    fn ring_edge(&mut self) -> u32 {
-        if !std::mem::take(&mut self.fresh) {
-            return 0;
-        }
-        self.publish_waits();
-        self.ring_ready()
-    }
-
-    fn ring_level(&self) -> u32 {
-        let ready = self.ring_ready();
-        if ready != 0 {
-            return ready;
-        }
-        self.publish_waits();
-        self.ring_ready()
-    }
-
-    fn merge(&self, kernel: u32, ring: u32) -> u32 {
-        (kernel | ring) & (self.events | (EPOLLERR | EPOLLHUP) as u32)
-    }
-
-    fn ring_ready(&self) -> u32 {
-        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return 0 };
-        let mut events = 0;
-        if self.events & READ_BITS != 0 && self.session.is_readable(&rings) {
-            events |= READ_BITS;
-        }
-        if self.events & WRITE_BITS != 0 && self.session.is_writable(&rings) {
-            events |= (EPOLLOUT | EPOLLWRNORM) as u32;
-        }
-        events & self.events
-    }
-
-    /// publish_waits has the peer write this end's event at the next change that the program asked for.
-    fn publish_waits(&self) {
-        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
-        if self.events & READ_BITS != 0 {
-            rings.receive().consumer_waits();
-        }
-        if self.events & WRITE_BITS != 0 && self.session.side().send.phase() == Phase::Ring {
-            rings.send().producer_waits();
-        }
-    }
 }
