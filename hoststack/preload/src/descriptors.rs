@@ -3,7 +3,7 @@
 //! What happens to sessions when descriptors are made, copied and closed.
 
 use crate::session::{Identity, Session};
-use crate::{config, lock, real, side, stream, table};
+use crate::{config, lock, page, real, side, stream, table};
 use beeline_ring::Role;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::mem::size_of;
@@ -84,6 +84,7 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
     if option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_TCP) {
         return;
     }
+    page::make();
     let Some(side) = side::make() else { return };
     // SAFETY: fcntl of a descriptor.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };

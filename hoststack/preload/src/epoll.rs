@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
-const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
+pub const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
+pub const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
 const END_BITS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
 const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
@@ -321,11 +321,12 @@ impl Epoll {
         }
     }
 
-    /// resync tells the kernel what to report after writing has moved between the ring and the kernel's connection.
-    pub fn resync(&self, fd: c_int) {
+    /// resync tells the kernel what to report after a direction has moved between the ring and the kernel's connection:
+    /// for programs that wait for `bits`. What it has already is another edge.
+    pub fn resync(&self, fd: c_int, bits: u32) {
         let mut inner = self.inner.lock();
         let Some(&slot) = inner.by_fd.get(&fd) else { return };
-        let Some(entry) = inner.entries[slot].as_ref().filter(|e| e.events & WRITE_BITS != 0) else { return };
+        let Some(entry) = inner.entries[slot].as_ref().filter(|e| e.events & bits != 0) else { return };
         if !entry.disabled {
             let _ = self.reregister(entry, slot, entry.kernel_events());
         }

@@ -17,6 +17,7 @@ mod hidden;
 mod lock;
 mod offer;
 mod owners;
+mod page;
 mod parts;
 mod poll;
 mod real;

@@ -10,6 +10,7 @@ mod events;
 mod hostile;
 mod offers;
 mod streams;
+mod switch;
 mod waits;
 
 pub struct Case {
@@ -53,5 +54,6 @@ cases! {
     events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, poll_and_select, events_before_rings, added_before_connect, writable }
     copies { duplicates, forked, forked_and_killed, forked_and_ended, closed_ranges, executed }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
+    switch { switched_under_load, switched_at_an_edge, switched_while_full, switched_before_rings }
     bulk { both_directions, many_writers }
 }
