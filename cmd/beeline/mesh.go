@@ -19,7 +19,8 @@ import (
 )
 
 func newMeshCommand() *cobra.Command {
-	return commandGroup("mesh", "Show pods with a proxy, and prove which way their connections take", newMeshStatusCommand(), newMeshVerifyCommand(), newMeshConnectCommand())
+	return commandGroup("mesh", "Show pods with a proxy, prove which way their connections take, list connections on rings",
+		newMeshStatusCommand(), newMeshVerifyCommand(), newMeshSessionsCommand(), newMeshConnectCommand())
 }
 
 // meshStatus asks the agent.
