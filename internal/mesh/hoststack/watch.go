@@ -157,22 +157,46 @@ func (r *Report) states() map[State]int {
 	return counts
 }
 
-// Conditions returns what is wrong with programs.
+// Conditions returns what is wrong with programs, once for each pod.
 func (w *Watcher) Conditions() (all condition.List) {
 	report, _, _ := w.snapshot()
-	for _, p := range report.Programs {
-		name := fmt.Sprintf("process %d (%s)", p.PIDs[0], printable.Line(p.Name))
+	all = append(ofPods(report.Programs, condition.MeshHostStackIOUring, func(p *Program) string {
 		if p.IOUring {
-			all = append(all, condition.MeshHostStackIOUring.New("%s has the host stack's library and an io_uring", name).At(p.Pod))
+			return "has the library and an io_uring"
 		}
+		return ""
+	}), ofPods(report.Programs, condition.MeshHostStackUnread, func(p *Program) string {
 		if p.State == Unread || p.State == Hidden {
-			all = append(all, condition.MeshHostStackUnread.New("%s: %s", name, printable.Line(p.Why)).At(p.Pod))
+			return printable.Line(p.Why)
 		}
-	}
+		return ""
+	})...)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.failed != "" {
 		all = append(all, condition.MeshHostStackUnread.New("no program with the host stack could be looked at: %s", w.failed))
+	}
+	return all
+}
+
+// ofPods returns a condition for each pod that has programs of which wrong says something. It names the first one.
+func ofPods(programs []Program, kind *condition.Kind, wrong func(*Program) string) (all condition.List) {
+	others, first := map[string]int{}, map[string]int{}
+	for i := range programs {
+		p := &programs[i]
+		text := wrong(p)
+		if text == "" {
+			continue
+		}
+		if _, known := first[p.Pod]; known {
+			others[p.Pod]++
+			continue
+		}
+		first[p.Pod] = len(all)
+		all = append(all, kind.New("process %d (%s): %s", p.PIDs[0], printable.Line(p.Name), text).At(p.Pod))
+	}
+	for pod, n := range others {
+		all[first[pod]].Message += fmt.Sprintf(" (and %d other programs)", n)
 	}
 	return all
 }
