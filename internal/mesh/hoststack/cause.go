@@ -11,19 +11,9 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 )
 
-const (
-	maxEnvironment = 1 << 20
-	// examineTime bounds the examination of a process, and maxExaminations those that may hang at the same time:
-	// memory and file of a program may be of a file system that does not answer.
-	examineTime     = 2 * time.Second
-	maxExaminations = 8
-)
-
-// examinations are those that run.
-var examinations = make(chan struct{}, maxExaminations)
+const maxEnvironment = 1 << 20
 
 // examine returns what is known of why a process has no session, loaded saying whether it has the library. wanted: its
 // environment asks for the library.
@@ -32,27 +22,16 @@ func examine(pid int, loaded bool) (wanted bool, why string) {
 		wanted bool
 		why    string
 	}
-	select {
-	case examinations <- struct{}{}:
-	default:
-		return true, "not examined: other processes do not let themselves be read"
-	}
-	found := make(chan result, 1)
-	go func() {
-		defer func() { <-examinations }()
-		wanted := loaded || asksForLibrary(pid)
-		r := result{wanted: wanted}
-		if wanted {
+	r, err := within(pid, func() (r result) {
+		if r.wanted = loaded || asksForLibrary(pid); r.wanted {
 			r.why = cause(pid, loaded)
 		}
-		found <- r
-	}()
-	select {
-	case r := <-found:
-		return r.wanted, r.why
-	case <-time.After(examineTime):
-		return true, fmt.Sprintf("its memory or its program's file could not be read within %v", examineTime)
+		return r
+	}, func(result) {})
+	if err != nil {
+		return true, err.Error()
 	}
+	return r.wanted, r.why
 }
 
 // asksForLibrary reports whether the environment that a program was started with names the library.

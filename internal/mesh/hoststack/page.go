@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -101,7 +103,8 @@ func openPage(pid int, m mapping, device uint64) (*page, error) {
 	if unix.Mkdev(st.Dev_major, st.Dev_minor) != device || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != pageBytes {
 		return nil, fmt.Errorf("%w: another file or size", errNotPage)
 	}
-	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", link), os.O_RDWR, 0)
+	// Without O_NONBLOCK it would wait for a lease (fcntl(2)) that the process holds.
+	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", link), os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -138,13 +141,20 @@ func (p *page) isOff() (bool, error) {
 	return binary.NativeEndian.Uint32(word[:]) == 1, err
 }
 
+// setSwitch stores the switch by a mapping, since write(2) would wait for the lock of the file, which a write of the
+// process may hold as long as it likes. The seals keep the mapped octets there.
 func (p *page) setSwitch(off bool) error {
-	var word [4]byte
-	if off {
-		binary.NativeEndian.PutUint32(word[:], 1)
+	mapped, err := unix.Mmap(int(p.file.Fd()), 0, headBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
 	}
-	_, err := p.file.WriteAt(word[:], switchAt)
-	return err
+	defer unix.Munmap(mapped)
+	word := uint32(0)
+	if off {
+		word = 1
+	}
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&mapped[switchAt])), word)
+	return nil
 }
 
 func (p *page) counters() (*Counters, error) {

@@ -22,6 +22,7 @@ type forged struct {
 	offset      int64
 	edit        func(page []byte)
 	file        string // instead of a memfd
+	lease       bool   // the process has a lease of the file
 }
 
 func genuine() forged {
@@ -62,6 +63,13 @@ func (f forged) look(t *testing.T, o Options) (Program, []byte) {
 	mapped, err := unix.Mmap(fd, f.offset, f.size-int(f.offset), f.mode, f.flags)
 	must(t, err)
 	defer unix.Munmap(mapped)
+	if f.lease {
+		again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		must(t, err)
+		defer unix.Close(again)
+		_, err = unix.FcntlInt(uintptr(again), unix.F_SETLEASE, unix.F_WRLCK)
+		must(t, err)
+	}
 	r, err := Look([]Process{{PID: os.Getpid()}}, o)
 	must(t, err)
 	if len(r.Programs) != 1 {
@@ -93,6 +101,7 @@ func TestForgedPage(t *testing.T) {
 		"may shrink":              func(f *forged) { f.seals = unix.F_SEAL_GROW },
 		"private":                 func(f *forged) { f.flags = unix.MAP_PRIVATE },
 		"mapped for reading only": func(f *forged) { f.mode = unix.PROT_READ },
+		"a lease":                 func(f *forged) { f.lease = true },
 		"a file":                  func(f *forged) { f.file = namedAsPage(t) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -41,7 +41,7 @@ type mappings struct {
 
 const ioUringName = "anon_inode:[io_uring]"
 
-// readMappings reads /proc/PID/maps, which no process can delay.
+// readMappings reads /proc/PID/maps.
 func readMappings(pid int) (m mappings, err error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {

@@ -148,17 +148,18 @@ func (l *look) close() {
 // process enters a process that has the library, or should.
 func (l *look) process(p Process) {
 	program := Program{PIDs: []int{p.PID}, Name: nameOf(p.PID), Pod: p.Pod}
-	maps, err := readMappings(p.PID)
+	f, err := within(p.PID, func() found { return probe(p.PID, l.device) }, found.close)
+	err = cmp.Or(err, f.err)
 	switch {
 	case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH):
 		return // it has ended
 	case err != nil:
 		program.State, program.Why = Hidden, err.Error()
-	case len(maps.pages) > 0:
-		l.withPage(program, maps)
+	case f.page != nil || f.refused != nil:
+		l.withPage(program, f)
 		return
-	case maps.library:
-		program.State, program.IOUring = Idle, l.ioUring(p.PID, maps)
+	case f.library:
+		program.State, program.IOUring = Idle, f.ioUring
 		if l.options.Causes {
 			_, program.Why = examine(p.PID, true)
 		}
@@ -174,31 +175,53 @@ func (l *look) process(p Process) {
 	l.report.Programs = append(l.report.Programs, program)
 }
 
-func (l *look) ioUring(pid int, maps mappings) bool { return maps.ioUring || hasIOUring(pid) }
+// found is what a process shows of the library.
+type found struct {
+	library, ioUring bool
+	page             *page // nil: none, or refused
+	refused          error // why what is named as a page is none
+	err              error
+}
+
+func (f found) close() {
+	if f.page != nil {
+		f.page.file.Close()
+	}
+}
+
+func probe(pid int, device uint64) (f found) {
+	maps, err := readMappings(pid)
+	if err != nil {
+		return found{err: err}
+	}
+	f.library = maps.library
+	for _, m := range maps.pages[:min(len(maps.pages), maxPages)] {
+		if f.page, f.refused = openPage(pid, m, device); f.refused == nil {
+			break
+		}
+	}
+	if f.library || len(maps.pages) > 0 {
+		f.ioUring = maps.ioUring || hasIOUring(pid)
+	}
+	return f
+}
 
 // withPage enters a process with a page, or adds it to the program that has it.
-func (l *look) withPage(program Program, maps mappings) {
-	pid := program.PIDs[0]
-	program.IOUring = l.ioUring(pid, maps)
-	var problem error
-	for _, m := range maps.pages[:min(len(maps.pages), maxPages)] {
-		if i, known := l.byPage[identity{m.device, m.inode}]; known {
-			same := &l.report.Programs[i]
-			same.PIDs, same.IOUring = append(same.PIDs, pid), same.IOUring || program.IOUring
-			return
-		}
-		page, err := openPage(pid, m, l.device)
-		if err != nil {
-			problem = err
-			continue
-		}
-		program.page = page
-		l.byPage[page.identity] = len(l.report.Programs)
-		break
+func (l *look) withPage(program Program, f found) {
+	program.IOUring = f.ioUring
+	if f.page == nil {
+		program.State, program.Why = Unread, f.refused.Error()
+		l.report.Programs = append(l.report.Programs, program)
+		return
 	}
-	if program.page == nil {
-		program.State, program.Why = Unread, problem.Error()
+	if i, known := l.byPage[f.page.identity]; known {
+		f.close()
+		same := &l.report.Programs[i]
+		same.PIDs, same.IOUring = append(same.PIDs, program.PIDs[0]), same.IOUring || program.IOUring
+		return
 	}
+	program.page = f.page
+	l.byPage[f.page.identity] = len(l.report.Programs)
 	l.report.Programs = append(l.report.Programs, program)
 }
 
