@@ -111,6 +111,9 @@ func TestForgedPage(t *testing.T) {
 			if p.State != Unread || p.Why == "" || p.Counters != nil || p.Sessions != nil {
 				t.Errorf("%+v, want it to be refused with a reason", p)
 			}
+			if f.file != "" && !strings.Contains(p.Why, "a mapping of another file") {
+				t.Errorf("refused as %q: its file system was asked", p.Why)
+			}
 			if binary.NativeEndian.Uint32(after[switchAt:]) != 0 {
 				t.Error("its switch was written")
 			}
