@@ -41,10 +41,11 @@ def echo(connection):
     connection.setblocking(False)
     waits = select.epoll()
     waits.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
-    pending, readable, ended = b"", False, False
+    pending, readable, ending, ended = b"", False, False, False
     while not (ended and not pending):
         for _, events in waits.poll():
             readable = readable or bool(events & ~select.EPOLLOUT)
+            ending = ending or bool(events & select.EPOLLRDHUP)
         progress = True
         while progress and not (ended and not pending):
             progress = False
@@ -52,7 +53,7 @@ def echo(connection):
                 try:
                     got = connection.recv(40000)
                     ended = not got
-                    readable = len(got) == 40000
+                    readable = len(got) == 40000 or ending
                     pending += got
                     progress = True
                 except BlockingIOError:
