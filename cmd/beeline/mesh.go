@@ -19,8 +19,8 @@ import (
 )
 
 func newMeshCommand() *cobra.Command {
-	return commandGroup("mesh", "Show pods with a proxy, prove which way their connections take, and install the host stack",
-		newMeshStatusCommand(), newMeshVerifyCommand(), newMeshConnectCommand(), newMeshInstallLibraryCommand())
+	return commandGroup("mesh", "Show pods with a proxy, prove which way their connections take, list connections on rings, install the host stack",
+		newMeshStatusCommand(), newMeshVerifyCommand(), newMeshSessionsCommand(), newMeshConnectCommand(), newMeshInstallLibraryCommand())
 }
 
 // meshStatus asks the agent.

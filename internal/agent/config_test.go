@@ -195,7 +195,7 @@ func TestNestedSettings(t *testing.T) {
 // The group mesh of the configuration file.
 func TestMeshInTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "beeline.yaml")
-	text := "mesh:\n  pods: security.istio.io/tlsMode\n  exclude-outbound-ports: [22, 25]\n  dns-port: 15053\n  sockmap: true\n"
+	text := "mesh:\n  pods: security.istio.io/tlsMode\n  exclude-outbound-ports: [22, 25]\n  dns-port: 15053\n  sockmap: true\n  hoststack: off\n"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestMeshInTheFile(t *testing.T) {
 	if err := readConfigFile(path, fs); err != nil {
 		t.Fatal(err)
 	}
-	for flag, want := range map[string]string{"mesh-pods": "security.istio.io/tlsMode", "mesh-exclude-outbound-ports": "[22,25]", "mesh-dns-port": "15053", "mesh-sockmap": "true"} {
+	for flag, want := range map[string]string{"mesh-pods": "security.istio.io/tlsMode", "mesh-exclude-outbound-ports": "[22,25]", "mesh-dns-port": "15053", "mesh-sockmap": "true", "mesh-hoststack": "off"} {
 		if got := fs.Lookup(flag).Value.String(); got != want {
 			t.Errorf("--%s is %s, want %s", flag, got, want)
 		}

@@ -18,7 +18,7 @@ import (
 // pidfd_getfd(2) needs Linux 5.6 and CAP_SYS_PTRACE. An iterator of the kernel would need neither, but before Linux 6.5
 // it holds a lock that adding a socket takes.
 func (s *Shortcut) adopt(directory string, cookie uint64) error {
-	pids, err := processes(directory)
+	pids, err := Processes(directory)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,7 @@ func namespaceOf(directory string) (*netns.Namespace, error) {
 		return nil, err
 	}
 	defer own.Close()
-	pids, err := processes(directory)
+	pids, err := Processes(directory)
 	ofNode := false
 	for _, pid := range pids {
 		n, err := netns.Open("/proc/" + pid + "/ns/net")
@@ -149,8 +149,8 @@ func cookieOf(directory string) (uint64, error) {
 	return namespace.Cookie()
 }
 
-// processes lists the processes of a cgroup and those below it.
-func processes(directory string) (pids []string, err error) {
+// Processes lists the processes of a cgroup and those below it.
+func Processes(directory string) (pids []string, err error) {
 	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
 			return ignoreGone(err)

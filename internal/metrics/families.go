@@ -100,6 +100,15 @@ var groups = []group{
 		{"beeline_mesh_unnamed_total", counterKind, nil, "Connections whose proxy did not learn the destination, because there was no memory or too many connections were beginning.", nil},
 		{"beeline_mesh_listeners_unserved_total", counterKind, nil, "Sockets of proxies that listen for inbound connections and have no place in the table, which has 16 for each pod.", nil},
 	}},
+	{"The host stack", "Only with --mesh-hoststack=on or off: of programs in pods with a proxy that have the host stack's library. They are looked at every 2 seconds. What a program counted before the agent's first look, and after the last one before it ended, is not there.", []Family{
+		{"beeline_mesh_hoststack_programs", gaugeKind, []string{"state"}, "Programs with the library, processes that share their connections by fork counted once: on, off if they keep to the kernel, idle if no connection could use rings so far, unread if the agent cannot read or does not trust what they say.", nil},
+		{"beeline_mesh_hoststack_connections", gaugeKind, nil, "Connections that have rings, each end counted, also those that have gone back to the kernel.", nil},
+		{"beeline_mesh_hoststack_attached_total", counterKind, nil, "Connections that were put on rings, each end counted.", nil},
+		{"beeline_mesh_hoststack_returned_total", counterKind, nil, "Connections that went back to the kernel because of --mesh-hoststack=off. One end or both may count it.", nil},
+		{"beeline_mesh_hoststack_refused_total", counterKind, []string{"reason"}, "Ends of connections that stay on the kernel: elsewhere if the other end is on another host or in another network namespace; no-answer if it has no library or does not admit the server, counted after 1024 operations; kept if the program has forked before, passed the descriptor on or asked for kernel TLS or SO_ZEROCOPY. Attempts: limit (BEELINE_HOSTSTACK_SESSIONS), memory (memory, descriptors or names), offer (an offer that is not what it has to be).", nil},
+		{"beeline_mesh_hoststack_bytes_total", counterKind, []string{"direction"}, "Payload that programs sent into rings and received from them.", nil},
+		{"beeline_mesh_hoststack_violations_total", counterKind, nil, "Connections that were reset because the other end wrote into the rings what cannot be.", nil},
+	}},
 	{"Connection tracking", "A pass of garbage collection counts the entries, every 10 to 60 seconds. A flow has two entries, with DSR one.", []Family{
 		{"beeline_conntrack_entries", gaugeKind, []string{"table", "protocol", "state"}, "Conntrack entries at the last pass. Table conntrack has those of assured flows, unreplied all others.", nil},
 		{"beeline_conntrack_limit", gaugeKind, []string{"table"}, "Maximum number of entries.", nil},

@@ -3,7 +3,7 @@
 //! What happens to sessions when descriptors are made, copied and closed.
 
 use crate::session::{Identity, Session};
-use crate::{config, lock, real, side, stream, table};
+use crate::{config, lock, page, real, side, stream, table};
 use beeline_ring::Role;
 use core::mem::size_of;
 use core::net::SocketAddr;
@@ -84,6 +84,7 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
     if option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_TCP) {
         return;
     }
+    page::make();
     let Some(side) = side::make() else { return };
     // SAFETY: fcntl of a descriptor.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
@@ -195,10 +196,7 @@ pub fn leave_rings(fd: c_int) -> bool {
     if !is_empty() {
         return false;
     }
-    session.close_rings();
-    // Whoever waits for the ring goes on at the kernel's connection.
-    session.wake();
-    session.wake_peer();
+    session.leave_rings();
     is_empty()
 }
 

@@ -22,6 +22,7 @@ mod hidden;
 mod lock;
 mod offer;
 mod owners;
+mod page;
 mod parts;
 mod poll;
 mod real;

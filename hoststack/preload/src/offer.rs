@@ -10,8 +10,9 @@
 //! Neither waits for the other: the connector looks into the mailbox at its next operation, and the acceptor tries again
 //! at the 2nd, 4th, 8th operation and so on. Short connections never get this far.
 
+use crate::counters::Refusal;
 use crate::session::{make_event, Identity, Memory, Session};
-use crate::{config, descriptors, diag, hidden, real};
+use crate::{config, descriptors, diag, hidden, page, real};
 use alloc::vec::Vec;
 use beeline_ring::{Header, Layout, Role};
 use core::mem::{size_of, zeroed};
@@ -24,6 +25,11 @@ const LAST_TRY: u32 = 1024;
 
 /// before is called before each operation on a session: a connector looks whether there is an offer.
 pub fn before(session: &'static Session, fd: c_int) {
+    if page::is_off() {
+        session.leave_rings();
+        session.close_mailbox();
+        return;
+    }
     if session.mailbox.load(Ordering::Relaxed) < 0 || session.is_attached() {
         return;
     }
@@ -35,14 +41,17 @@ pub fn after(session: &'static Session, fd: c_int) {
     if session.is_attached()
         || session.anticipated.load(Ordering::Relaxed)
         || session.operations.load(Ordering::Relaxed) > LAST_TRY
+        || page::is_off()
     {
         return;
     }
     let n = session.operations.fetch_add(1, Ordering::Relaxed) + 1;
     let identity = session.identity();
-    if identity.side.stays.load(Ordering::Relaxed) != 0 || n > LAST_TRY {
-        session.close_mailbox();
-        return;
+    if identity.side.stays.load(Ordering::Relaxed) != 0 {
+        return give_up(session, Refusal::Kept);
+    }
+    if n > LAST_TRY {
+        return give_up(session, Refusal::NoAnswer);
     }
     let first = config::get().after;
     exclusively(session, || match identity.role {
@@ -50,6 +59,13 @@ pub fn after(session: &'static Session, fd: c_int) {
         Role::Acceptor if n >= first && n.is_power_of_two() => drop(make_offer(session, fd, &identity)),
         _ => {}
     });
+}
+
+/// give_up leaves a session to the kernel for good.
+fn give_up(session: &Session, why: Refusal) {
+    page::counters().refuse(why);
+    session.operations.store(LAST_TRY + 1, Ordering::Relaxed);
+    session.close_mailbox();
 }
 
 /// exclusively runs `f` unless another thread does so for this session, and keeps errno.
@@ -95,7 +111,7 @@ fn open_mailbox(session: &'static Session, fd: c_int) {
     if bound && unsafe { libc::listen(socket, 1) } == 0 {
         session.mailbox.store(socket, Ordering::Release);
     } else {
-        session.operations.store(LAST_TRY, Ordering::Relaxed);
+        give_up(session, Refusal::Memory);
         hidden::dispose(socket);
     }
 }
@@ -138,6 +154,11 @@ impl Offer {
     fn client(&self) -> SocketAddr {
         SocketAddr::new(Ipv6Addr::from(self.client).to_canonical(), self.client_port)
     }
+
+    fn list(&self, session: &Session) {
+        let Identity { role, side, .. } = session.identity();
+        page::list(side, role, (self.server, self.server_port), (self.client, self.client_port));
+    }
 }
 
 fn octets(address: IpAddr) -> [u8; 16] {
@@ -151,8 +172,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
 fn make_offer(session: &'static Session, fd: c_int, identity: &Identity) -> Option<()> {
     let (server, client) = identity.ends?;
     let Some(owner) = diag::owner(client, server) else {
-        // On another host, or in another network namespace.
-        session.operations.store(LAST_TRY, Ordering::Relaxed);
+        give_up(session, Refusal::Elsewhere);
         return None;
     };
     let socket = connect_mailbox(&owner)?;
@@ -176,13 +196,16 @@ fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
 /// send_offer attaches this end first: from the moment of the offer the connector may use the rings.
 fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer) -> Option<()> {
     if !Session::reserve() {
+        page::counters().refuse(Refusal::Limit);
         return None;
     }
     let Some((memory, rings, own, peer)) = make_all() else {
+        page::counters().refuse(Refusal::Memory);
         Session::unreserve();
         return None;
     };
     session.attach(fd, rings, own, peer);
+    offer.list(session);
     if !send_descriptors(socket, &offer, [memory, peer, own]) {
         session.close_rings();
     }
@@ -279,10 +302,16 @@ fn take_offer(session: &'static Session, fd: c_int) {
     let user = user_of(visitor);
     hidden::dispose(session.visitor.swap(-1, Ordering::AcqRel));
     let Some((offer, descriptors)) = received else { return };
-    if is_from_peer(fd, &offer, user) && accept(session, fd, descriptors) {
-        session.close_mailbox();
-    } else {
-        descriptors.into_iter().for_each(real::close_quietly);
+    let genuine = is_from_peer(fd, &offer, user).then_some(()).ok_or(Refusal::Offer);
+    match genuine.and_then(|()| accept(session, fd, descriptors)) {
+        Ok(()) => {
+            offer.list(session);
+            session.close_mailbox();
+        }
+        Err(why) => {
+            page::counters().refuse(why);
+            descriptors.into_iter().for_each(real::close_quietly);
+        }
     }
 }
 
@@ -344,13 +373,16 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
 }
 
 /// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
-fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DESCRIPTORS]) -> bool {
-    if !is_event(own) || !is_event(peer) || !Session::reserve() {
-        return false;
+fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DESCRIPTORS]) -> Result<(), Refusal> {
+    if !is_event(own) || !is_event(peer) {
+        return Err(Refusal::Offer);
+    }
+    if !Session::reserve() {
+        return Err(Refusal::Limit);
     }
     let Some(rings) = map_offered(memory).filter(|rings| rings.header().accept(&rings.layout)) else {
         Session::unreserve();
-        return false;
+        return Err(Refusal::Offer);
     };
     real::close_quietly(memory);
     let (own, peer) = (hidden::adopt(own).unwrap_or(-1), hidden::adopt(peer).unwrap_or(-1));
@@ -359,7 +391,7 @@ fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DES
         // No room for another descriptor: the kernel's connection goes on.
         session.close_rings();
     }
-    true
+    Ok(())
 }
 
 /// map_offered maps memory whose size cannot change, and whose header fits its size.

@@ -5,7 +5,7 @@
 use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
-use crate::{config, counters, descriptors, hidden, real};
+use crate::{config, descriptors, hidden, page, real};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Role, HEADER_BYTES};
@@ -232,7 +232,7 @@ impl Session {
         self.peer_event.store(peer_event, Ordering::Relaxed);
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
-        counters::ATTACHED.add(1);
+        page::counters().attached.add(1);
         let watches = self.watches.lock().clone();
         for (epoll, slot) in watches {
             epoll.attach(slot);
@@ -258,6 +258,18 @@ impl Session {
             rings.send().close();
             rings.receive().close();
         }
+    }
+
+    /// leave_rings is close_rings for a connection that goes on: whoever sleeps on either end learns of it.
+    pub fn leave_rings(&self) {
+        let Some(rings) = self.rings() else { return };
+        if rings.send().is_closed() && rings.receive().is_closed() {
+            return;
+        }
+        page::counters().returned.add(1);
+        self.close_rings();
+        self.wake();
+        self.wake_peer();
     }
 
     /// close_mailbox ends the wait for an offer.

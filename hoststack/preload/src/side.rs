@@ -32,6 +32,8 @@ pub struct Side {
     pub owners: Owners,
     /// The connection must not move to rings any more.
     pub stays: AtomicU32,
+    /// The connection's number in the page's list; 0 if it is not there.
+    pub listed: AtomicU32,
     /// An error of the kernel's socket that was met before the ring was empty.
     pub error: AtomicI32,
     used: AtomicU32,
@@ -138,11 +140,13 @@ impl Side {
         self.nonblocking.store(0, Ordering::Relaxed);
         self.owners.reset();
         self.stays.store(0, Ordering::Relaxed);
+        crate::page::unlist(self);
         self.error.store(0, Ordering::Relaxed);
     }
 
     /// free is called by whoever removed the last descriptor.
     pub fn free(&self) {
+        crate::page::unlist(self);
         self.used.store(0, Ordering::Release);
     }
 }

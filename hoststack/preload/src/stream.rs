@@ -2,10 +2,11 @@
 
 //! Sending and receiving on a session: by the kernel's connection, by the ring, and where one follows the other.
 
+use crate::epoll::{READ_BITS, WRITE_BITS};
 use crate::parts::{Octets, Parts};
 use crate::session::{enough, Rings, Session};
 use crate::side::Phase;
-use crate::{counters, offer, real, wait};
+use crate::{offer, page, real, wait};
 use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;
 use libc::{c_int, EAGAIN, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
@@ -67,8 +68,18 @@ fn blocks(session: &Session, flags: c_int) -> bool {
 }
 
 fn attempt_receive(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
-    let side = session.side();
-    side.receive.with_lock(|_| receive_locked(session, fd, parts, flags))
+    let way = &session.side().receive;
+    let before = way.phase();
+    let result = way.with_lock(|_| receive_locked(session, fd, parts, flags));
+    let now = way.phase();
+    if now != before {
+        page::note(session.side());
+    }
+    // A program that got less than it asked for waits for the next edge, and that of the kernel's octets may be past.
+    if now != before && now == Phase::After && kernel_queue(fd) > 0 {
+        resync(session, READ_BITS);
+    }
+    result
 }
 
 fn receive_locked(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
@@ -89,7 +100,12 @@ fn receive_locked(session: &'static Session, fd: c_int, parts: &Parts, flags: c_
             },
             Phase::Ring => match ring_receive(session, &rings, parts, flags) {
                 Err(violation) => return Err(break_off(session, fd, violation)),
-                Ok(Some(n)) => return Ok(n),
+                Ok(Some(n)) => {
+                    if rings.receive().is_closed() && !session.is_readable(&rings) {
+                        way.enter(Phase::After);
+                    }
+                    return Ok(n);
+                }
                 Ok(None) if rings.receive().is_closed() && !session.is_readable(&rings) => way.enter(Phase::After),
                 Ok(None) => {
                     if let Some(result) = ask_kernel(session, fd, &rings) {
@@ -190,6 +206,7 @@ fn ring_receive(session: &Session, rings: &Rings, parts: &Parts, flags: c_int) -
     }
     if flags & MSG_PEEK == 0 {
         consume(session, rings, head + count as u64, available - count as u64);
+        page::counters().received.add(count as u64);
     }
     Ok(Some(count))
 }
@@ -197,7 +214,6 @@ fn ring_receive(session: &Session, rings: &Rings, parts: &Parts, flags: c_int) -
 fn consume(session: &Session, rings: &Rings, head: u64, left: u64) {
     session.side().receive.index.store(head, Ordering::Relaxed);
     rings.receive().release(head);
-    counters::RECEIVED.add(1);
     if rings.capacity - left >= enough(rings.capacity) && rings.receive().wake_producer() {
         session.wake_peer();
     }
@@ -232,7 +248,7 @@ fn ask_kernel(session: &'static Session, fd: c_int, rings: &Rings) -> Option<Out
 
 /// break_off resets a connection whose peer does what it must not.
 fn break_off(session: &'static Session, fd: c_int, _: Violation) -> i32 {
-    counters::VIOLATIONS.add(1);
+    page::counters().violations.add(1);
     reset_at_close(fd);
     let side = session.side();
     session.close_rings();
@@ -261,7 +277,7 @@ fn attempt_send(session: &'static Session, fd: c_int, parts: &Parts, flags: c_in
         send_locked(session, fd, parts, flags)
     });
     if way.phase() != before {
-        resync(session);
+        changed(session);
     }
     result
 }
@@ -277,11 +293,16 @@ fn recover(session: &Session) {
     session.wake_peer();
 }
 
-/// resync tells the epoll instances who knows now whether the session is writable.
-fn resync(session: &'static Session) {
+/// changed tells the epoll instances who knows now whether the session is writable.
+fn changed(session: &'static Session) {
+    page::note(session.side());
+    resync(session, WRITE_BITS);
+}
+
+fn resync(session: &'static Session, bits: u32) {
     let watches = session.watches.lock().clone();
     for (epoll, slot) in watches {
-        epoll.resync(slot);
+        epoll.resync(slot, bits);
     }
 }
 
@@ -349,7 +370,7 @@ fn ring_send(session: &'static Session, fd: c_int, rings: &Rings, parts: &Parts)
         return Ok(None);
     }
     way.index.store(tail + count as u64, Ordering::Relaxed);
-    counters::SENT.add(1);
+    page::counters().sent.add(count as u64);
     if rings.send().wake_consumer() {
         session.wake_peer();
     }
@@ -408,7 +429,7 @@ pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
         rings.header.leave(rings.role);
     }
     if way.phase() != phase {
-        resync(session);
+        changed(session);
     }
     result
 }

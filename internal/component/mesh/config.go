@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -13,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -27,6 +29,7 @@ type config struct {
 	excludeOutbound, excludeIn []string // ports
 	excludeNetworks            []string
 	sockmap                    bool
+	hostStack                  string
 	defaults                   mesh.Defaults
 }
 
@@ -50,7 +53,10 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups or --mesh-pods, networks (CIDR) to which applications connect without the proxy")
 	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports of pods that other hosts reach without the proxy")
 	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups or --mesh-pods, let messages between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it may break")
+	fs.StringVar(&c.hostStack, "mesh-hoststack", string(hoststack.ModeIgnore), "with --mesh-cgroups or --mesh-pods, programs of pods that have the host stack's library: ignore does not look at them, on lists and counts their connections, off keeps all their connections on the kernel, also those that use rings now")
 }
+
+func (c *config) hostStackMode() hoststack.Mode { return hoststack.Mode(c.hostStack) }
 
 func (c *config) enabled() bool { return len(c.cgroups) > 0 || c.pods != "" }
 
@@ -84,6 +90,12 @@ func (c *config) complete(s *service.Config) (err error) {
 	}
 	if (c.sockmap || c.dnsPort != 0) && !c.enabled() {
 		return fmt.Errorf("--mesh-sockmap and --mesh-dns-port have no effect without --mesh-cgroups or --mesh-pods: remove them")
+	}
+	if !slices.Contains(hoststack.Modes, c.hostStackMode()) {
+		return fmt.Errorf("--mesh-hoststack %q: write ignore, on or off", c.hostStack)
+	}
+	if c.hostStackMode() != hoststack.ModeIgnore && !c.enabled() {
+		return fmt.Errorf("--mesh-hoststack=%s has no effect without --mesh-cgroups or --mesh-pods: remove it, or name the pods", c.hostStack)
 	}
 	if !c.enabled() && (len(c.excludeOutbound) > 0 || len(c.excludeIn) > 0 || len(c.excludeNetworks) > 0) {
 		return fmt.Errorf("--mesh-exclude-outbound-ports, --mesh-exclude-outbound-networks and --mesh-exclude-inbound-ports have no effect without --mesh-cgroups or --mesh-pods: remove them")

@@ -29,6 +29,11 @@ func TestFlags(t *testing.T) {
 		"--mesh-pods=app=,,":                                                    "--mesh-pods",
 		"--mesh-cgroups=/a --mesh-dns-port=15001":                               "--mesh-dns-port",
 		"--mesh-dns-port=15053":                                                 "without --mesh-cgroups",
+		"--mesh-cgroups=/a --mesh-hoststack=off":                                "",
+		"--mesh-cgroups=/a --mesh-hoststack=false":                              "ignore, on or off",
+		"--mesh-cgroups=/a --mesh-hoststack=":                                   "ignore, on or off",
+		"--mesh-hoststack=on":                                                   "without --mesh-cgroups",
+		"--mesh-hoststack=ignore":                                               "",
 	} {
 		c, fs := &config{}, pflag.NewFlagSet("", pflag.ContinueOnError)
 		c.addFlags(fs)

@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/optout"
 )
@@ -28,6 +29,7 @@ func New() *component.Component {
 type running struct {
 	env      component.Env
 	shortcut *mesh.Shortcut
+	programs *hoststack.Watcher // nil: not looked at
 }
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
@@ -39,15 +41,22 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &running{env, shortcut}
+	r := &running{env: env, shortcut: shortcut}
 	if reason := env.Datapath.Unskipped; reason != "" {
 		env.Log.Error(reason)
 	}
+	tasks := []component.Task{{Name: "mesh", Run: shortcut.Run}}
+	answers := map[string]component.Answer{mesh.StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }}
+	if mode := c.hostStackMode(); mode != hoststack.ModeIgnore {
+		r.programs = hoststack.NewWatcher(mode, shortcut.Pods, env.Log)
+		tasks = append(tasks, component.Task{Name: "mesh host stack", Run: r.programs.Run})
+		answers[hoststack.SessionsPath] = func(ctx context.Context) (any, error) { return r.programs.Report(ctx) }
+	}
 	return &component.Instance{
-		Prepare: r.prepare, Run: []component.Task{{Name: "mesh", Run: shortcut.Run}},
+		Prepare: r.prepare, Run: tasks,
 		Start: shortcut.Start, Repair: func() []string { shortcut.Repair(); return nil }, Audit: shortcut.Audit,
 		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
-		Answers: map[string]component.Answer{mesh.StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }},
+		Answers: answers,
 	}, nil
 }
 
@@ -79,6 +88,9 @@ func (r *running) status(s *inspect.Status) {
 			state += fmt.Sprintf("; messages by sockmap %d, by TCP %d", counts.Skipped, counts.ByTcp)
 		}
 	}
+	if r.programs != nil {
+		state += "; " + r.programs.State()
+	}
 	s.Components = append(s.Components, inspect.ComponentStatus{Name: "mesh", State: state})
 }
 
@@ -86,6 +98,9 @@ func (r *running) conditions() condition.List {
 	all := r.shortcut.Conditions()
 	if reason := r.env.Datapath.Unskipped; reason != "" {
 		all = append(all, condition.MeshSockmapUnavailable.New("%s", reason))
+	}
+	if r.programs != nil {
+		all = append(all, r.programs.Conditions()...)
 	}
 	return all
 }
@@ -111,5 +126,8 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	b.Add("beeline_mesh_refused_total", float64(counts.Refused))
 	b.Add("beeline_mesh_unnamed_total", float64(counts.Unnamed))
 	b.Add("beeline_mesh_listeners_unserved_total", float64(counts.Listeners))
+	if r.programs != nil {
+		r.programs.Metrics(b)
+	}
 	return b.Metrics, nil
 }

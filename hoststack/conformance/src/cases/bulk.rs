@@ -18,7 +18,7 @@ impl Sequence {
     }
 }
 
-fn produce(fd: c_int, total: usize, seed: u64) {
+pub fn produce(fd: c_int, total: usize, seed: u64) {
     let (mut octets, mut lengths) = (Sequence(seed), Sequence(seed + 1));
     let mut left = total;
     while left > 0 {
@@ -30,7 +30,7 @@ fn produce(fd: c_int, total: usize, seed: u64) {
 }
 
 /// consume returns the number of octets up to the first wrong one.
-fn consume(fd: c_int, total: usize, seed: u64) -> usize {
+pub fn consume(fd: c_int, total: usize, seed: u64) -> usize {
     let (mut octets, mut lengths) = (Sequence(seed), Sequence(seed + 2));
     let mut buffer = vec![0u8; 150_000];
     let mut seen = 0;

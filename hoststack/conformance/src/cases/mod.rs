@@ -12,6 +12,7 @@ mod hostile;
 mod offers;
 mod refusals;
 mod streams;
+mod switch;
 mod waits;
 
 pub struct Case {
@@ -62,5 +63,6 @@ cases! {
     copies { duplicates, forked, forked_and_killed, forked_and_ended, closed_ranges, executed }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
+    switch { switched_under_load, switched_at_an_edge, switched_while_full, switched_before_rings }
     bulk { both_directions, many_writers }
 }

@@ -28,8 +28,8 @@ use libc::{EPOLLRDHUP, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM, EPOLL_CTL_ADD, EPO
 use queue::Inner;
 use tag::Tag;
 
-const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
-const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
+pub const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
+pub const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
 const END_BITS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
 const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
@@ -303,10 +303,11 @@ impl Epoll {
         self.add_event(&mut inner, slot);
     }
 
-    /// resync tells the kernel what to report after writing has moved between the ring and the kernel's connection.
-    pub fn resync(&self, slot: usize) {
+    /// resync tells the kernel what to report after a direction has moved between the ring and the kernel's connection:
+    /// for programs that wait for `bits`. What it has already is another edge.
+    pub fn resync(&self, slot: usize, bits: u32) {
         let mut inner = self.inner.lock();
-        let Some(entry) = inner.entry(slot).filter(|e| e.events & WRITE_BITS != 0) else { return };
+        let Some(entry) = inner.entry(slot).filter(|e| e.events & bits != 0) else { return };
         if !entry.disabled {
             let _ = self.reregister(entry, slot, entry.kernel_events());
         }

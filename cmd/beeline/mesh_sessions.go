@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/printable"
+)
+
+func newMeshSessionsCommand() *cobra.Command {
+	var socket string
+	var pids []int
+	var all bool
+	var v view
+	cmd := &cobra.Command{
+		Use: "sessions", Short: "List programs with the host stack's library, and their connections on rings",
+		Long: `Lists the programs that have the host stack's library, what they have counted, and their
+connections on rings. Programs whose environment has the library in LD_PRELOAD, but that
+did not load it, are listed with the reason. The agent looks at the pods with a proxy, if
+--mesh-hoststack is on or off. With --all-processes or --pid this command looks itself, at
+any process. -o wide adds why connections were refused rings.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return v.show(cmd, func() (any, func(io.Writer), error) {
+				r, err := sessionsReport(cmd, socket, pids, all)
+				if err != nil {
+					return nil, nil, err
+				}
+				r.Programs = slices.DeleteFunc(r.Programs, func(p hoststack.Program) bool { return !v.of(p.Pod) })
+				v.nothing(cmd, len(r.Programs), "programs with the host stack")
+				return r, func(w io.Writer) { sessionTables(w, r, &v) }, nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().IntSliceVar(&pids, "pid", nil, "look at these processes, without the agent")
+	cmd.Flags().BoolVar(&all, "all-processes", false, "look at all processes of this host, without the agent")
+	exclusive(cmd, "pid", "all-processes")
+	exclusive(cmd, "pid", socketFlag)
+	exclusive(cmd, "all-processes", socketFlag)
+	v.addListFlags(cmd)
+	return cmd
+}
+
+// sessionsReport asks the agent, or looks itself.
+func sessionsReport(cmd *cobra.Command, socket string, pids []int, all bool) (*hoststack.Report, error) {
+	if len(pids) == 0 && !all {
+		var r hoststack.Report
+		err := agent.NewClient(socket).Get(cmd.Context(), hoststack.SessionsPath, &r)
+		if err != nil && !errors.Is(err, agent.ErrNotRunning) {
+			err = fmt.Errorf("%w (is --mesh-hoststack of the agent on or off?)", err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--agent-socket %s: %w; --all-processes and --pid look without the agent", socket, err)
+		}
+		return &r, nil
+	}
+	processes, err := hoststack.All()
+	if err != nil {
+		return nil, err
+	}
+	if !all {
+		known := processes
+		processes = nil
+		for _, pid := range pids {
+			if !slices.Contains(known, hoststack.Process{PID: pid}) {
+				return nil, fmt.Errorf("--pid %d: there is no such process", pid)
+			}
+			processes = append(processes, hoststack.Process{PID: pid})
+		}
+	}
+	return hoststack.Look(processes, hoststack.Options{Causes: true})
+}
+
+// sessionTables prints programs, and then their connections.
+func sessionTables(w io.Writer, r *hoststack.Report, v *view) {
+	wide := v.output == "wide"
+	columns := []string{"PID", "PROGRAM", "POD", "STATE", "CONNECTIONS", "ATTACHED", "RECEIVED", "SENT"}
+	if wide {
+		columns = append(columns, "REFUSED")
+	}
+	t := newTable(w, !v.noHeaders, columns...)
+	for i := range r.Programs {
+		t.row(programRow(&r.Programs[i], wide))
+	}
+	t.Flush()
+	if r.Sessions() > 0 {
+		fmt.Fprintln(w)
+		t = newTable(w, !v.noHeaders, "PID", "ROLE", "SERVER", "CLIENT", "SENDS BY", "RECEIVES BY")
+		for _, p := range r.Programs {
+			for _, s := range p.Sessions {
+				t.row([]string{strconv.Itoa(s.PID), s.Role, s.Server.String(), s.Client.String(), s.Sends, s.Receives})
+			}
+		}
+		t.Flush()
+	}
+	if r.Truncated != "" {
+		fmt.Fprintf(w, "\nNot complete: %s\n", r.Truncated)
+	}
+}
+
+func programRow(p *hoststack.Program, wide bool) []string {
+	state := string(p.State)
+	if p.Why != "" {
+		state += ": " + p.Why
+	}
+	if p.IOUring {
+		state += "; has an io_uring, which misses the rings"
+	}
+	pid := strconv.Itoa(p.PIDs[0])
+	if n := len(p.PIDs) - 1; n > 0 {
+		pid += fmt.Sprintf(" and %d more", n)
+	}
+	row := []string{pid, printable.Line(p.Name), cmp.Or(p.Pod, "-"), printable.Line(state), "-", "-", "-", "-"}
+	if c := p.Counters; c != nil {
+		row = append(row[:4], strconv.Itoa(len(p.Sessions)), number(c.Attached), number(c.Received), number(c.Sent))
+	}
+	if wide {
+		row = append(row, refused(p.Counters))
+	}
+	return row
+}
+
+func number(n uint64) string { return strconv.FormatUint(n, 10) }
+
+// refused lists the reasons that occurred.
+func refused(c *hoststack.Counters) string {
+	var all []string
+	if c != nil {
+		for reason, n := range c.Refused {
+			if n > 0 {
+				all = append(all, fmt.Sprintf("%s %d", printable.Line(reason), n))
+			}
+		}
+	}
+	slices.Sort(all)
+	return cmp.Or(strings.Join(all, ", "), "-")
+}
