@@ -6,6 +6,7 @@ use libc::{c_int, c_void, iovec};
 use std::fmt::Display;
 use std::mem::{size_of, zeroed};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// counters of the preload library; None without it.
 pub fn counters() -> Option<[u64; 4]> {
@@ -53,6 +54,15 @@ pub fn outcome(result: isize) -> String {
         -1 => name(errno()),
         n => n.to_string(),
     }
+}
+
+/// cpu_time is that of this process.
+pub fn cpu_time() -> Duration {
+    // SAFETY: zero is a valid timespec.
+    let mut time: libc::timespec = unsafe { zeroed() };
+    // SAFETY: the structure is this function's.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 pub fn send(fd: c_int, octets: &[u8], flags: c_int) -> isize {

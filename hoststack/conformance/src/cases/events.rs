@@ -5,6 +5,7 @@
 use crate::sys::*;
 use libc::{c_int, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, POLLIN, POLLOUT};
+use std::time::Duration;
 
 /// A time that is long enough for what happens, in milliseconds; what must not happen is asked for without waiting.
 const SOON: c_int = 5000;
@@ -448,6 +449,33 @@ pub fn writable() {
     note("modify", control(e, EPOLL_CTL_MOD, p.connector, EPOLLOUT, 2));
     note("level", wait(e, 8, SOON));
     note("level", wait(e, 8, 0));
+    p.close();
+    close(e);
+}
+
+/// A wait for room costs no CPU time after the peer has ended its side, which the program did not ask for. Nor does a
+/// wait for nothing.
+pub fn full_after_the_end() {
+    let p = pair();
+    set_nonblocking(p.connector, true);
+    let e = epoll();
+    add(e, p.connector, EPOLLOUT, 1);
+    note("room", wait(e, 8, SOON));
+    control(e, EPOLL_CTL_MOD, p.connector, 0, 1);
+    // SAFETY: shutdown of a descriptor.
+    unsafe { libc::shutdown(p.acceptor, libc::SHUT_WR) };
+    let block = vec![0u8; 1 << 16];
+    for (what, events) in [("nothing asked", 0), ("no room", EPOLLOUT), ("nothing again", 0)] {
+        if events != 0 {
+            while send(p.connector, &block, 0) > 0 {}
+        }
+        control(e, EPOLL_CTL_MOD, p.connector, events, 1);
+        let before = cpu_time();
+        note(what, wait(e, 8, 300));
+        note("busy meanwhile", cpu_time() - before > Duration::from_millis(100));
+    }
+    control(e, EPOLL_CTL_MOD, p.connector, EPOLLRDHUP, 1);
+    note("the end, asked for later", wait(e, 8, SOON));
     p.close();
     close(e);
 }

@@ -2,7 +2,7 @@
 
 //! One session in one instance, and what it has to report.
 
-use super::{Epoll, ET, READ_BITS, WRITE_BITS};
+use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
 use crate::session::{Rings, Session};
 use crate::side::Phase;
 use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
@@ -15,6 +15,8 @@ pub struct Entry {
     pub session: &'static Session,
     pub events: u32,
     pub data: u64,
+    /// The events that the kernel was told to report for the socket.
+    pub told: u32,
     /// EPOLLONESHOT has reported, and the program has not enabled it again.
     pub disabled: bool,
     pub queued: bool,
@@ -41,6 +43,14 @@ impl Entry {
             true => self.events & !WRITE_BITS | EPOLLRDHUP as u32,
             false => self.events,
         }
+    }
+
+    /// is_told reports whether the kernel need not be told again: many programs ask for EPOLLOUT before each send and
+    /// not after it. The end of the peer may be reported although it is not needed, until it comes.
+    pub fn is_told(&self) -> bool {
+        let needed = self.kernel_events();
+        let plain = (self.told | needed) & (ET | ONESHOT | EXCLUSIVE) == 0 && !self.disabled;
+        plain && (self.told == needed || self.told == needed | EPOLLRDHUP as u32)
     }
 
     /// take_ready returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance

@@ -160,6 +160,7 @@ impl Epoll {
             session,
             events: wanted.events,
             data: wanted.u64,
+            told: 0,
             disabled: false,
             queued: false,
             fresh: true,
@@ -171,7 +172,7 @@ impl Epoll {
             turn: 0,
         };
         let events = entry.kernel_events();
-        let slot = inner.insert(entry);
+        let slot = inner.insert(Entry { told: events, ..entry });
         if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, events, &Tag::Socket(slot)) {
             inner.remove(slot);
             return Err(error);
@@ -217,9 +218,12 @@ impl Epoll {
         }
         let before = (entry.events, entry.data);
         (entry.events, entry.data) = (wanted.events, wanted.u64);
-        if let Err(error) = self.kernel(EPOLL_CTL_MOD, fd, entry.kernel_events(), &Tag::Socket(slot)) {
-            (entry.events, entry.data) = before;
-            return Err(error);
+        if !entry.is_told() {
+            if let Err(error) = self.kernel(EPOLL_CTL_MOD, fd, entry.kernel_events(), &Tag::Socket(slot)) {
+                (entry.events, entry.data) = before;
+                return Err(error);
+            }
+            entry.told = entry.kernel_events();
         }
         (entry.disabled, entry.kernel) = (false, 0);
         if entry.has_event {
@@ -273,7 +277,7 @@ impl Epoll {
             return;
         };
         let events = if entry.disabled { ET } else { entry.kernel_events() };
-        entry.registered = -1;
+        (entry.registered, entry.told) = (-1, events);
         if self.is_own() {
             let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
             // SAFETY: fcntl of a descriptor.
@@ -307,15 +311,17 @@ impl Epoll {
     /// for programs that wait for `bits`. What it has already is another edge.
     pub fn resync(&self, slot: usize, bits: u32) {
         let mut inner = self.inner.lock();
-        let Some(entry) = inner.entry(slot).filter(|e| e.events & bits != 0) else { return };
+        let Some(entry) = inner.entries[slot].as_mut().filter(|e| e.events & bits != 0) else { return };
         if !entry.disabled {
-            let _ = self.reregister(entry, slot, entry.kernel_events());
+            let _ = self.reregister(entry, slot);
         }
         self.refresh(&mut inner, slot);
     }
 
-    /// reregister changes the events of a socket. The kernel does not change exclusive ones.
-    fn reregister(&self, entry: &Entry, slot: usize, events: u32) -> Result<(), i32> {
+    /// reregister tells the kernel the events of a socket again. The kernel does not change exclusive ones.
+    fn reregister(&self, entry: &mut Entry, slot: usize) -> Result<(), i32> {
+        let events = entry.kernel_events();
+        entry.told = events;
         if entry.events & EXCLUSIVE == 0 {
             return self.kernel(EPOLL_CTL_MOD, entry.registered, events, &Tag::Socket(slot));
         }
@@ -371,6 +377,7 @@ impl Epoll {
             entry.disabled = true;
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
+                entry.told = ET;
                 let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, ET, &Tag::Socket(slot));
             }
         } else if entry.events & ET == 0 && entry.has_event {
@@ -396,11 +403,22 @@ impl Epoll {
                     n += 1;
                 }
                 Some(Tag::Nudge) => {}
-                Some(Tag::Socket(slot)) => inner.socket_event(slot, event.events),
+                Some(Tag::Socket(slot)) => {
+                    inner.socket_event(slot, event.events);
+                    self.trim(&mut inner, slot);
+                }
                 Some(Tag::Event(slot)) => inner.own_event(self, slot),
             }
         }
         n
+    }
+
+    /// trim has the kernel report no more of a socket than is needed, once it has: it would do so again and again.
+    fn trim(&self, inner: &mut Guard<Inner>, slot: usize) {
+        let Some(entry) = inner.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        if entry.is_told() && entry.told != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0 {
+            let _ = self.reregister(entry, slot);
+        }
     }
 
     /// wait is epoll_wait(2).
