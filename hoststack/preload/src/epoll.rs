@@ -26,9 +26,6 @@ const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
 
-/// Events taken from the kernel by one call.
-const BATCH: usize = 256;
-
 pub struct Epoll {
     fd: AtomicI32,
     /// Descriptors of the instance in this process.
@@ -390,22 +387,24 @@ impl Epoll {
         true
     }
 
-    /// sort takes what the kernel reported: events of sessions go to the queue, others to `out`.
-    fn sort(&self, reported: &[epoll_event], out: &mut [epoll_event]) -> usize {
+    /// sort goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
+    /// stay. It returns how many do.
+    fn sort(&self, out: &mut [epoll_event], n: usize) -> usize {
         let mut inner = self.inner.lock();
-        let mut n = 0;
-        for event in reported {
+        let mut kept = 0;
+        for i in 0..n {
+            let event = out[i];
             match Tag::unpack(event.u64) {
                 None => {
-                    out[n] = *event;
-                    n += 1;
+                    out[kept] = event;
+                    kept += 1;
                 }
                 Some(Tag::Nudge) => {}
                 Some(Tag::Socket(slot)) => inner.socket_event(slot, event.events),
                 Some(Tag::Event(slot)) => inner.own_event(self, slot),
             }
         }
-        n
+        kept
     }
 
     /// wait is epoll_wait(2).
@@ -454,23 +453,20 @@ impl Epoll {
         deadline: Option<Instant>,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
-        let mut batch = [epoll_event { events: 0, u64: 0 }; BATCH];
-        let most = out.len().min(BATCH) as c_int;
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let idle = !has_others && self.inner.lock().queue.is_empty();
         let left = match idle {
             true => deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
             false => Some(Duration::ZERO),
         };
-        let result = kernel_wait(fd, &mut batch[..most as usize], left, mask);
+        let result = kernel_wait(fd, out, left, mask);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        Ok(self.sort(&batch[..result?], out))
+        Ok(self.sort(out, result?))
     }
 
     /// translate sorts what a wait returned that began before the instance had sessions.
     pub fn translate(&self, out: &mut [epoll_event], n: usize) -> usize {
-        let reported = out[..n].to_vec();
-        let kept = self.sort(&reported, out);
+        let kept = self.sort(out, n);
         kept + self.collect(TURNS.fetch_add(1, Ordering::Relaxed), &mut out[kept..])
     }
 }
