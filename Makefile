@@ -27,7 +27,7 @@ BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/*/*.bpf.c)
 BENCH = bench
 BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off
 BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
-C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c)
+C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c) $(wildcard hoststack/programs/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go internal/datapath/sockstats_bpfel.go \
 	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgel3_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/pod_bpfel.go internal/datapath/podnetkit_bpfel.go internal/datapath/podl3_bpfel.go internal/datapath/gateway_bpfel.go internal/datapath/gatewayl3_bpfel.go internal/datapath/mesh_bpfel.go internal/datapath/meshinbound_bpfel.go internal/datapath/xdpslot_bpfel.go \
 	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go

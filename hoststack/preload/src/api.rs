@@ -6,15 +6,16 @@
 //! Functions with a variable argument list take the last argument as a word: the calling conventions of x86-64 and
 //! aarch64 pass it in the same register.
 
+use crate::clock::Deadline;
 use crate::parts::{one, valid_count, Parts};
 use crate::stream::{self, Outcome};
 use crate::{descriptors, epoll, lock, poll, real, table, transfer};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
 use libc::{
     c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd,
     sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, FILE,
 };
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 fn answer(result: Outcome) -> ssize_t {
     match result {
@@ -156,7 +157,7 @@ exported! {
 /// checked ends the program as the C library does when a buffer is too small for a call.
 fn checked(count: size_t, size: size_t) -> size_t {
     if count > size {
-        std::process::abort();
+        real::abort();
     }
     count
 }
@@ -359,7 +360,7 @@ exported! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         if !descriptors::stay(fd) {
             real::set_errno(libc::EBUSY);
-            return std::ptr::null_mut();
+            return core::ptr::null_mut();
         }
         real::fdopen(fd, mode)
     }
@@ -478,7 +479,7 @@ exported! {
     }
 
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
-        epoll_pwait(epoll, events, most, timeout, std::ptr::null())
+        epoll_pwait(epoll, events, most, timeout, core::ptr::null())
     }
 
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
@@ -495,7 +496,7 @@ exported! {
 
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
         let limit = (timeout >= 0).then(|| Duration::from_millis(timeout as u64));
-        poll_list(fds, count, limit, std::ptr::null())
+        poll_list(fds, count, limit, core::ptr::null())
     }
 
     fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: size_t) -> c_int {
@@ -521,10 +522,9 @@ exported! {
             Some(t) => Some(Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64)),
             None => None,
         };
-        let begun = std::time::Instant::now();
-        let result = select_sets(count, poll::Sets { read, write, except }, limit, std::ptr::null());
-        if let (Some(timeout), Some(limit)) = (timeout.as_mut(), limit) {
-            let left = limit.saturating_sub(begun.elapsed());
+        let deadline = Deadline::after(limit);
+        let result = select_sets(count, poll::Sets { read, write, except }, limit, core::ptr::null());
+        if let (Some(timeout), Some(left)) = (timeout.as_mut(), deadline.left()) {
             *timeout = timeval { tv_sec: left.as_secs() as _, tv_usec: left.subsec_micros() as _ };
         }
         result
@@ -560,7 +560,7 @@ unsafe fn wait_events(
         return unsafe { real::epoll_pwait(fd, events, most, 0, mask) };
     }
     // SAFETY: the caller has room for `most` events.
-    let out = unsafe { std::slice::from_raw_parts_mut(events, most as usize) };
+    let out = unsafe { core::slice::from_raw_parts_mut(events, most as usize) };
     answer_int(match table::epoll(fd) {
         Some(instance) => instance.wait(fd, out, limit, mask),
         None => first_wait(fd, out, limit, mask),
@@ -583,7 +583,7 @@ unsafe fn poll_list(fds: *mut pollfd, count: nfds_t, limit: Option<Duration>, ma
     let list = match count {
         0 => &mut [],
         // SAFETY: the caller has `count` descriptors.
-        _ => unsafe { std::slice::from_raw_parts_mut(fds, count as usize) },
+        _ => unsafe { core::slice::from_raw_parts_mut(fds, count as usize) },
     };
     answer_int(poll::poll(list, limit, mask))
 }
@@ -595,7 +595,7 @@ unsafe fn select_sets(count: c_int, sets: poll::Sets, limit: Option<Duration>, m
         return answer_int(sets.select(count, limit, mask));
     }
     let limit = limit.map(crate::wait::to_timespec);
-    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let limit = limit.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: as the caller's.
     unsafe { real::pselect(count, sets.read, sets.write, sets.except, limit, mask) }
 }

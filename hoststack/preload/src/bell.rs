@@ -5,43 +5,83 @@
 //! Events are never read. So no thread can take one from another thread, or from an instance of the program.
 
 use crate::{hidden, lock, real};
-use libc::{c_int, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
-use std::cell::Cell;
+use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
+use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
+
+/// The key of the threads' bells, plus one. Threads have no bell before their first wait, and programs that have no
+/// session never make the key.
+static KEY: AtomicU32 = AtomicU32::new(0);
 
 /// Bell of one thread, and the process that made it: a child of fork must not share its parent's.
+#[derive(Clone, Copy)]
 struct Bell {
-    fd: Cell<c_int>,
-    process: Cell<u32>,
-}
-
-thread_local! {
-    static BELL: Bell = const { Bell { fd: Cell::new(-1), process: Cell::new(0) } };
-}
-
-impl Drop for Bell {
-    fn drop(&mut self) {
-        hidden::dispose(self.fd.get());
-    }
+    fd: c_int,
+    process: u32,
 }
 
 impl Bell {
-    fn fd(&self) -> c_int {
-        if self.fd.get() < 0 || self.process.get() != lock::process() {
-            hidden::dispose(self.fd.get());
-            // SAFETY: no preconditions.
-            let made = unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
-            self.fd.set(hidden::adopt(made as c_int).unwrap_or(-1));
-            self.process.set(lock::process());
+    /// pack is what pthread_setspecific(3) keeps, without memory of its own; never null.
+    fn pack(self) -> *mut c_void {
+        without_provenance_mut((self.process as usize) << 32 | (self.fd as usize + 1))
+    }
+
+    fn unpack(kept: *mut c_void) -> Option<Self> {
+        let word = kept.addr();
+        let fd = (word as u32).checked_sub(1)? as c_int;
+        Some(Self { fd, process: (word >> 32) as u32 })
+    }
+
+    /// of_thread is this thread's bell, made at its first use in this process.
+    fn of_thread() -> Option<c_int> {
+        let key = key()?;
+        // SAFETY: the key is never deleted.
+        let kept = Self::unpack(unsafe { libc::pthread_getspecific(key) });
+        if let Some(bell) = kept.filter(|bell| bell.process == lock::process()) {
+            return Some(bell.fd);
         }
-        self.fd.get()
+        hidden::dispose(kept.map_or(-1, |bell| bell.fd));
+        // SAFETY: no preconditions.
+        let made = hidden::adopt(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) } as c_int);
+        let kept = made.map_or(null_mut(), |fd| Self { fd, process: lock::process() }.pack());
+        // SAFETY: as above.
+        unsafe { libc::pthread_setspecific(key, kept) };
+        made
+    }
+}
+
+fn key() -> Option<libc::pthread_key_t> {
+    let known = KEY.load(Ordering::Acquire);
+    if known != 0 {
+        return Some(known - 1);
+    }
+    let mut made = 0;
+    // SAFETY: the key is this function's; the destructor lives as long as the library, which is never unloaded.
+    if unsafe { libc::pthread_key_create(&mut made, Some(end_of_thread)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, made + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(made),
+        Err(other) => {
+            // SAFETY: another thread was faster, so no one has used this key.
+            unsafe { libc::pthread_key_delete(made) };
+            Some(other - 1)
+        }
+    }
+}
+
+/// end_of_thread closes the bell of a thread that ends.
+extern "C" fn end_of_thread(kept: *mut c_void) {
+    if let Some(bell) = Bell::unpack(kept) {
+        hidden::dispose(bell.fd);
     }
 }
 
 /// hear returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for
 /// before is forgotten, so the caller has to look at the sessions afterwards.
 pub fn hear(events: impl Iterator<Item = c_int>) -> c_int {
-    let Ok(fd) = BELL.try_with(Bell::fd) else { return -1 };
     let before = real::errno();
+    let Some(fd) = Bell::of_thread() else { return -1 };
     for event in events.filter(|&event| event >= 0) {
         let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
         // SAFETY: the event is this function's. It may be there already.
@@ -56,5 +96,5 @@ pub fn hear(events: impl Iterator<Item = c_int>) -> c_int {
 fn silence(fd: c_int) {
     let mut taken = [epoll_event { events: 0, u64: 0 }; 64];
     // SAFETY: the list has that many places; no mask.
-    while unsafe { real::epoll_pwait(fd, taken.as_mut_ptr(), 64, 0, std::ptr::null()) } == 64 {}
+    while unsafe { real::epoll_pwait(fd, taken.as_mut_ptr(), 64, 0, core::ptr::null()) } == 64 {}
 }

@@ -13,9 +13,15 @@
 //!
 //! A prefix of IPv6 is in brackets: `[fd00::]/8:80`. Ports are one, or a range `8000-8999`.
 
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use alloc::{format, vec};
 use beeline_ring::Layout;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::OnceLock;
+use core::ffi::CStr;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 pub struct Config {
     pub enabled: bool,
@@ -34,17 +40,33 @@ struct Rule {
     ports: (u16, u16),
 }
 
-static CONFIG: OnceLock<Config> = OnceLock::new();
+static CONFIG: AtomicPtr<Config> = AtomicPtr::new(null_mut());
 
 /// get reads the environment at the first call. A value that cannot be read is reported on standard error,
 /// and leaves everything to the kernel: a typing error must not change who may reach whom.
 pub fn get() -> &'static Config {
-    CONFIG.get_or_init(|| {
-        Config::read(|name| std::env::var(name).ok()).unwrap_or_else(|complaint| {
-            crate::report(&complaint);
-            Config { enabled: false, ..Config::default() }
-        })
-    })
+    let known = CONFIG.load(Ordering::Acquire);
+    // SAFETY: what is published is never freed.
+    if let Some(known) = unsafe { known.as_ref() } {
+        return known;
+    }
+    let read = Config::read(variable).unwrap_or_else(|complaint| {
+        crate::report(&complaint);
+        Config { enabled: false, ..Config::default() }
+    });
+    let read = Box::leak(Box::new(read));
+    // Another thread may have been faster; both have read the same.
+    CONFIG.store(read, Ordering::Release);
+    read
+}
+
+/// variable is a variable of the program's environment.
+fn variable(name: &str) -> Option<String> {
+    let name = format!("{name}\0");
+    // SAFETY: the name ends with a zero octet.
+    let value = unsafe { libc::getenv(name.as_ptr().cast()) };
+    // SAFETY: a value of the environment ends with a zero octet.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
 }
 
 impl Default for Config {
@@ -142,7 +164,7 @@ fn number_of(address: IpAddr) -> u128 {
 
 /// from_raw reads a socket address of IPv4 or IPv6; None if it is of another family.
 pub fn from_raw(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    let at = std::ptr::from_ref(storage);
+    let at = core::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
             // SAFETY: a sockaddr_storage is large enough for each family's address, and aligned for it.

@@ -2,7 +2,7 @@
 
 //! What the library did in this process, for tests and for whoever looks with a debugger.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 pub struct Counter(AtomicU64);
 

@@ -5,10 +5,10 @@
 use crate::session::{Identity, Session};
 use crate::{config, lock, real, side, stream, table};
 use beeline_ring::Role;
+use core::mem::size_of;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
-use std::mem::size_of;
-use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 
 /// accepted makes a session of a connection that accept(2) returned, if it may use rings.
 pub fn accepted(fd: c_int) {
@@ -33,10 +33,10 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t) 
         return;
     }
     // SAFETY: zero is a valid sockaddr_storage.
-    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
     let length = (length as usize).min(size_of::<sockaddr_storage>());
     // SAFETY: the caller has that many octets, and the storage has room for them.
-    unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), std::ptr::from_mut(&mut storage).cast(), length) };
+    unsafe { core::ptr::copy_nonoverlapping(address.cast::<u8>(), core::ptr::from_mut(&mut storage).cast(), length) };
     let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
     match table::session(fd) {
         Some(session) => session.anticipated.store(!admitted, Ordering::Relaxed),
@@ -73,10 +73,10 @@ type AddressCall = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) ->
 /// address is an end of a connection; None if it is not of IPv4 or IPv6.
 fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     // SAFETY: zero is a valid sockaddr_storage.
-    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
     let mut length = size_of::<sockaddr_storage>() as socklen_t;
     // SAFETY: the storage has `length` octets.
-    let result = unsafe { call(fd, std::ptr::from_mut(&mut storage).cast(), &mut length) };
+    let result = unsafe { call(fd, core::ptr::from_mut(&mut storage).cast(), &mut length) };
     (result == 0).then(|| config::from_raw(&storage)).flatten()
 }
 
@@ -101,7 +101,7 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
 fn option(fd: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
-    let place = std::ptr::from_mut(&mut value).cast();
+    let place = core::ptr::from_mut(&mut value).cast();
     // SAFETY: the option stores a number.
     let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut length) };
     (result == 0).then_some(value)
@@ -135,7 +135,7 @@ pub fn closing(fd: c_int) {
         }
         if let Some(epoll) = table::take_epoll(fd) {
             let other =
-                || table::descriptors().find(|&other| table::epoll(other).is_some_and(|e| std::ptr::eq(e, epoll)));
+                || table::descriptors().find(|&other| table::epoll(other).is_some_and(|e| core::ptr::eq(e, epoll)));
             epoll.drop_descriptor(fd, other);
         }
     });

@@ -3,10 +3,10 @@
 //! Who has a TCP socket of this network namespace, as the kernel tells by sock_diag(7).
 
 use crate::{hidden, real};
-use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, SocketAddr};
-use std::os::raw::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use core::mem::{size_of, zeroed};
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicI32, Ordering};
+use libc::c_int;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
@@ -67,7 +67,7 @@ pub fn owner(local: SocketAddr, remote: SocketAddr) -> Option<Owner> {
     let request = Request::new(local, remote);
     let length = size_of::<Request>();
     // SAFETY: the request has `length` octets.
-    let sent = unsafe { real::send(socket, std::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
+    let sent = unsafe { real::send(socket, core::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
     if sent != length as isize {
         return None;
     }

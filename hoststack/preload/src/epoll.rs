@@ -7,17 +7,20 @@
 //! program's data. Which sessions may be ready is a queue here, as it is in the kernel for sockets: a session
 //! leaves the queue when its rings have nothing, after it has published that it waits.
 
+use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
 use crate::session::{make_event, signal, Session};
 use crate::side::Phase;
 use crate::{hidden, real};
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
 use libc::{
     c_int, epoll_event, sigset_t, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
 };
 use libc::{EPOLLRDHUP, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
 const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
@@ -151,9 +154,9 @@ impl Epoll {
 
     /// recycle gives an instance without descriptors back to the pool.
     pub fn recycle(&'static self) {
-        let entries = std::mem::take(&mut *self.inner.lock()).entries;
+        let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
-            entry.session.watches.lock().retain(|&(epoll, fd)| !(std::ptr::eq(epoll, self) && fd == entry.fd));
+            entry.session.watches.lock().retain(|&(epoll, fd)| !(core::ptr::eq(epoll, self) && fd == entry.fd));
             entry.session.let_go();
         }
         hidden::dispose(self.nudge.swap(-1, Ordering::Relaxed));
@@ -294,11 +297,11 @@ impl Epoll {
     /// forget removes an entry, and its session's event if no other entry of the session is left.
     fn forget(&self, inner: &mut Guard<Inner>, slot: usize) {
         let Some(entry) = inner.remove(slot) else { return };
-        let shared = inner.entries.iter().flatten().any(|e| std::ptr::eq(e.session, entry.session));
+        let shared = inner.entries.iter().flatten().any(|e| core::ptr::eq(e.session, entry.session));
         if entry.has_event && !shared {
             let _ = self.kernel(EPOLL_CTL_DEL, entry.session.own_event.load(Ordering::Relaxed), 0, &Tag::Nudge);
         }
-        entry.session.watches.lock().retain(|&(epoll, fd)| !(std::ptr::eq(epoll, self) && fd == entry.fd));
+        entry.session.watches.lock().retain(|&(epoll, fd)| !(core::ptr::eq(epoll, self) && fd == entry.fd));
         entry.session.let_go();
     }
 
@@ -415,7 +418,7 @@ impl Epoll {
         limit: Option<Duration>,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = Deadline::after(limit);
         loop {
             let turn = TURNS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
@@ -428,7 +431,7 @@ impl Epoll {
                 }
                 n += self.collect(turn, &mut out[n..]);
             }
-            if n > 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if n > 0 || deadline.is_over() {
                 return Ok(n);
             }
         }
@@ -450,13 +453,13 @@ impl Epoll {
         fd: c_int,
         out: &mut [epoll_event],
         has_others: bool,
-        deadline: Option<Instant>,
+        deadline: Deadline,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let idle = !has_others && self.inner.lock().queue.is_empty();
         let left = match idle {
-            true => deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
+            true => deadline.left(),
             false => Some(Duration::ZERO),
         };
         let result = kernel_wait(fd, out, left, mask);
@@ -482,7 +485,7 @@ pub fn kernel_wait(
     let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && limit.as_millis() < 10);
     if let Some(limit) = precise {
         let limit = crate::wait::to_timespec(limit);
-        let (limit, size) = (std::ptr::from_ref(&limit), size_of::<u64>());
+        let (limit, size) = (core::ptr::from_ref(&limit), size_of::<u64>());
         // SAFETY: as epoll_pwait2(2), with the kernel's size of a signal mask.
         let n = unsafe { libc::syscall(libc::SYS_epoll_pwait2, fd, at, most, limit, mask, size) };
         if n >= 0 || real::errno() != libc::ENOSYS {
@@ -515,7 +518,7 @@ impl Inner {
 
     /// settle takes entries out of the queue that have nothing to report.
     fn settle(&mut self) {
-        for slot in std::mem::take(&mut self.queue) {
+        for slot in core::mem::take(&mut self.queue) {
             let Some(entry) = &mut self.entries[slot] else { continue };
             entry.queued = false;
             if entry.has_something() {
@@ -545,7 +548,7 @@ impl Inner {
     /// own_event is for all descriptors by which the session was added to `epoll`.
     fn own_event(&mut self, epoll: &Epoll, slot: usize) {
         let Some(session) = self.entries.get(slot).and_then(Option::as_ref).map(|entry| entry.session) else { return };
-        for &(_, fd) in session.watches.lock().iter().filter(|(e, _)| std::ptr::eq(*e, epoll)) {
+        for &(_, fd) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
             let Some(&slot) = self.by_fd.get(&fd) else { continue };
             if let Some(entry) = self.entries[slot].as_mut() {
                 entry.fresh = true;
@@ -571,7 +574,7 @@ impl Entry {
         if self.disabled {
             return 0;
         }
-        let kernel = std::mem::take(&mut self.kernel);
+        let kernel = core::mem::take(&mut self.kernel);
         let ring = match self.events & ET != 0 {
             true => self.ring_edge(),
             false => self.ring_level(),
@@ -590,7 +593,7 @@ impl Entry {
     /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
     /// takes what there is.
     fn ring_edge(&mut self) -> u32 {
-        if !std::mem::take(&mut self.fresh) {
+        if !core::mem::take(&mut self.fresh) {
             return 0;
         }
         self.publish_waits();

@@ -4,7 +4,7 @@
 //! would get without this library, and select(2) never meets them.
 
 use crate::{real, table};
-use std::os::raw::c_int;
+use libc::c_int;
 
 /// adopt moves a descriptor out of the program's way; None, and closed, if there is no room.
 pub fn adopt(fd: c_int) -> Option<c_int> {

@@ -6,8 +6,13 @@
 //! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program
 //! sends then goes through rings ([`offer`], [`stream`]); the end of a connection, and of a process, is the kernel's.
 
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
 mod api;
 mod bell;
+mod clock;
 mod config;
 mod counters;
 mod descriptors;
@@ -20,6 +25,8 @@ mod owners;
 mod parts;
 mod poll;
 mod real;
+#[cfg(not(test))]
+mod runtime;
 mod session;
 mod side;
 mod stream;
@@ -29,7 +36,7 @@ mod wait;
 
 /// report writes a line to standard error.
 fn report(text: &str) {
-    let line = format!("beeline-hoststack: {text}\n");
+    let line = alloc::format!("beeline-hoststack: {text}\n");
     // SAFETY: the line's octets.
     unsafe { real::write(2, line.as_ptr().cast(), line.len()) };
 }
@@ -38,8 +45,7 @@ fn report(text: &str) {
 extern "C" fn start() {
     lock::own_process();
     config::get();
-    // SAFETY: the handlers live as long as the library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
+    real::at_fork(before_fork, after_fork);
 }
 
 #[used]

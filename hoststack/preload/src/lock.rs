@@ -2,9 +2,9 @@
 
 //! A lock that survives fork: a child breaks those that other threads of its parent held.
 
-use std::cell::UnsafeCell;
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// The process that this memory belongs to; the child handler of fork changes it.
 static OWNER: AtomicU32 = AtomicU32::new(0);

@@ -12,12 +12,12 @@
 
 use crate::session::{make_event, Identity, Memory, Session};
 use crate::{config, diag, hidden, real};
+use alloc::vec::Vec;
 use beeline_ring::{Header, Layout, Role};
+use core::mem::{size_of, zeroed};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering;
 use libc::{c_int, c_void, sockaddr_un};
-use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 
 /// After as many operations an end without rings stops trying.
 const LAST_TRY: u32 = 1024;
@@ -67,7 +67,7 @@ fn exclusively(session: &'static Session, f: impl FnOnce()) {
 
 /// address is the mailbox of a connector.
 fn address(cookie: u64) -> (sockaddr_un, libc::socklen_t) {
-    let name = format!("\0beeline-hoststack-1/{cookie:016x}");
+    let name = alloc::format!("\0beeline-hoststack-1/{cookie:016x}");
     // SAFETY: zero is a valid sockaddr_un.
     let mut address: sockaddr_un = unsafe { zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -90,7 +90,7 @@ fn open_mailbox(session: &'static Session, fd: c_int) {
     let (Some(cookie), Some(socket)) = (cookie_of(fd), unix_socket()) else { return };
     let (address, length) = address(cookie);
     // SAFETY: the address has that length.
-    let bound = unsafe { libc::bind(socket, std::ptr::from_ref(&address).cast(), length) == 0 };
+    let bound = unsafe { libc::bind(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
     // SAFETY: listen of this function's own socket.
     if bound && unsafe { libc::listen(socket, 1) } == 0 {
         session.mailbox.store(socket, Ordering::Release);
@@ -103,7 +103,7 @@ fn open_mailbox(session: &'static Session, fd: c_int) {
 fn cookie_of(fd: c_int) -> Option<u64> {
     let mut cookie = 0u64;
     let mut length = 8;
-    let place = std::ptr::from_mut(&mut cookie).cast();
+    let place = core::ptr::from_mut(&mut cookie).cast();
     // SAFETY: SO_COOKIE stores eight octets.
     let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut length) };
     (result == 0).then_some(cookie)
@@ -114,7 +114,7 @@ fn user_of(socket: c_int) -> Option<u32> {
     // SAFETY: zero is a valid ucred.
     let mut peer: libc::ucred = unsafe { zeroed() };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    let place = std::ptr::from_mut(&mut peer).cast();
+    let place = core::ptr::from_mut(&mut peer).cast();
     // SAFETY: SO_PEERCRED stores a ucred.
     let result = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length) };
     (result == 0).then_some(peer.uid)
@@ -174,7 +174,7 @@ fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
     let socket = unix_socket()?;
     let (address, length) = address(owner.cookie);
     // SAFETY: the address has that length.
-    let connected = unsafe { real::connect(socket, std::ptr::from_ref(&address).cast(), length) == 0 };
+    let connected = unsafe { real::connect(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
     if connected && user_of(socket) == Some(owner.uid) {
         return Some(socket);
     }
@@ -200,7 +200,7 @@ fn send_offer(session: &'static Session, socket: c_int, offer: Offer) -> Option<
 }
 
 /// make_all makes the memory of rings, and the events of both ends.
-fn make_all() -> Option<(RawFd, Memory, c_int, c_int)> {
+fn make_all() -> Option<(c_int, Memory, c_int, c_int)> {
     let (memory, rings) = make_memory()?;
     let events = (make_event(), make_event());
     if let (Some(own), Some(peer)) = events {
@@ -212,7 +212,7 @@ fn make_all() -> Option<(RawFd, Memory, c_int, c_int)> {
 }
 
 /// make_memory makes memory for rings that cannot shrink under the peer.
-fn make_memory() -> Option<(RawFd, Memory)> {
+fn make_memory() -> Option<(c_int, Memory)> {
     let capacity = config::get().ring;
     let length = Layout::bytes(capacity);
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -236,10 +236,10 @@ fn make_memory() -> Option<(RawFd, Memory)> {
     Some((fd, Memory::new(at, layout)))
 }
 
-fn map(fd: RawFd, length: usize) -> Option<*mut u8> {
+fn map(fd: c_int, length: usize) -> Option<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, 0) };
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, 0) };
     (at != libc::MAP_FAILED).then_some(at.cast())
 }
 
@@ -247,9 +247,9 @@ fn map(fd: RawFd, length: usize) -> Option<*mut u8> {
 type Control = [u64; 8];
 const DESCRIPTORS: usize = 3;
 
-fn send_descriptors(socket: c_int, offer: &Offer, descriptors: [RawFd; DESCRIPTORS]) -> bool {
+fn send_descriptors(socket: c_int, offer: &Offer, descriptors: [c_int; DESCRIPTORS]) -> bool {
     let mut control: Control = [0; 8];
-    let mut part = crate::parts::one(std::ptr::from_ref(offer).cast_mut().cast(), size_of::<Offer>());
+    let mut part = crate::parts::one(core::ptr::from_ref(offer).cast_mut().cast(), size_of::<Offer>());
     let mut message = message(&mut part, &mut control);
     // SAFETY: the message has room for the header and three descriptors.
     unsafe {
@@ -257,7 +257,7 @@ fn send_descriptors(socket: c_int, offer: &Offer, descriptors: [RawFd; DESCRIPTO
         (*header).cmsg_level = libc::SOL_SOCKET;
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(size_of_val(&descriptors) as u32) as _;
-        libc::CMSG_DATA(header).cast::<[RawFd; DESCRIPTORS]>().write_unaligned(descriptors);
+        libc::CMSG_DATA(header).cast::<[c_int; DESCRIPTORS]>().write_unaligned(descriptors);
         message.msg_controllen = libc::CMSG_SPACE(size_of_val(&descriptors) as u32) as _;
         real::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == size_of::<Offer>() as isize
     }
@@ -302,24 +302,24 @@ fn visitor(session: &Session) -> Option<c_int> {
         return Some(known);
     }
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), std::ptr::null_mut());
+    let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), core::ptr::null_mut());
     // SAFETY: accept without an address.
-    let made = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, std::ptr::null_mut(), flags) })?;
+    let made = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
     session.visitor.store(made, Ordering::Release);
     Some(made)
 }
 
-fn receive_offer(socket: c_int) -> Result<(Offer, [RawFd; DESCRIPTORS]), i32> {
+fn receive_offer(socket: c_int) -> Result<(Offer, [c_int; DESCRIPTORS]), i32> {
     let mut control: Control = [0; 8];
     // SAFETY: zero is a valid offer.
     let mut offer: Offer = unsafe { zeroed() };
-    let mut part = crate::parts::one(std::ptr::from_mut(&mut offer).cast(), size_of::<Offer>());
+    let mut part = crate::parts::one(core::ptr::from_mut(&mut offer).cast(), size_of::<Offer>());
     let mut message = message(&mut part, &mut control);
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the buffers are this function's.
     let n = real::outcome(unsafe { real::recvmsg(socket, &mut message, flags) })?;
     let descriptors = received_descriptors(&message);
-    match <[RawFd; DESCRIPTORS]>::try_from(&descriptors[..]) {
+    match <[c_int; DESCRIPTORS]>::try_from(&descriptors[..]) {
         Ok(complete) if n == size_of::<Offer>() => Ok((offer, complete)),
         _ => {
             descriptors.into_iter().for_each(real::close_quietly);
@@ -329,7 +329,7 @@ fn receive_offer(socket: c_int) -> Result<(Offer, [RawFd; DESCRIPTORS]), i32> {
 }
 
 /// received_descriptors are all that came, so that none is left open.
-fn received_descriptors(message: &libc::msghdr) -> Vec<RawFd> {
+fn received_descriptors(message: &libc::msghdr) -> Vec<c_int> {
     // SAFETY: the kernel has filled the control buffer; a header lies within it.
     let Some(header) = (unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }) else { return Vec::new() };
     if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
@@ -338,9 +338,9 @@ fn received_descriptors(message: &libc::msghdr) -> Vec<RawFd> {
     // SAFETY: CMSG_LEN only computes.
     let octets = header.cmsg_len as usize - unsafe { libc::CMSG_LEN(0) } as usize;
     // SAFETY: the data follow the header within the buffer.
-    let data = unsafe { libc::CMSG_DATA(header).cast::<RawFd>() };
+    let data = unsafe { libc::CMSG_DATA(header).cast::<c_int>() };
     // SAFETY: as above; as many descriptors as the kernel says.
-    (0..octets / size_of::<RawFd>()).map(|i| unsafe { data.add(i).read_unaligned() }).collect()
+    (0..octets / size_of::<c_int>()).map(|i| unsafe { data.add(i).read_unaligned() }).collect()
 }
 
 /// is_from_peer asks the kernel: the connection that the offer names must be this end's own, and its other end must
@@ -353,7 +353,7 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
 }
 
 /// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
-fn accept(session: &'static Session, [memory, own, peer]: [RawFd; DESCRIPTORS]) -> bool {
+fn accept(session: &'static Session, [memory, own, peer]: [c_int; DESCRIPTORS]) -> bool {
     if !is_event(own) || !is_event(peer) || !Session::reserve() {
         return false;
     }
@@ -372,25 +372,21 @@ fn accept(session: &'static Session, [memory, own, peer]: [RawFd; DESCRIPTORS]) 
 }
 
 /// map_offered maps memory whose size cannot change, and whose header fits its size.
-fn map_offered(memory: RawFd) -> Option<Memory> {
+fn map_offered(memory: c_int) -> Option<Memory> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: fcntl of a descriptor.
     let seals = unsafe { real::fcntl(memory, libc::F_GET_SEALS, 0) };
-    // SAFETY: zero is a valid stat.
-    let mut stat: libc::stat = unsafe { zeroed() };
-    // SAFETY: fstat of a descriptor into this function's structure.
-    let known = unsafe { libc::fstat(memory, &mut stat) } == 0;
-    let length = usize::try_from(stat.st_size).ok()?;
-    if seals < 0
-        || seals & needed != needed
-        || !known
-        || !(Layout::bytes(Layout::SMALLEST)..=Layout::bytes(Layout::LARGEST)).contains(&length)
-    {
+    if seals < 0 || seals & needed != needed {
+        return None;
+    }
+    // SAFETY: lseek of a descriptor; nobody uses its position.
+    let length = usize::try_from(unsafe { libc::lseek(memory, 0, libc::SEEK_END) }).ok()?;
+    if !(Layout::bytes(Layout::SMALLEST)..=Layout::bytes(Layout::LARGEST)).contains(&length) {
         return None;
     }
     let at = map(memory, length)?;
     // SAFETY: the mapping has more than four words. The peer may change them, so they are read once.
-    let words = std::array::from_fn(|i| unsafe { at.cast::<u32>().add(i).read_volatile() });
+    let words = core::array::from_fn(|i| unsafe { at.cast::<u32>().add(i).read_volatile() });
     match Layout::check(words, length) {
         Some(layout) => Some(Memory::new(at, layout)),
         None => {
@@ -402,8 +398,8 @@ fn map_offered(memory: RawFd) -> Option<Memory> {
 }
 
 /// is_event reports whether a descriptor is an eventfd(2): a write to anything else might wait.
-fn is_event(fd: RawFd) -> bool {
-    let path = format!("/proc/self/fd/{fd}\0");
+fn is_event(fd: c_int) -> bool {
+    let path = alloc::format!("/proc/self/fd/{fd}\0");
     let mut target = [0u8; 64];
     // SAFETY: the path ends with a zero octet; the buffer has that many octets.
     let n = unsafe { libc::readlink(path.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };

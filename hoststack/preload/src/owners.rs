@@ -4,7 +4,7 @@
 //! has none, though it did not close them.
 
 use crate::lock::{has_ended, process};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 /// Processes that are told apart. Of further ones only the number of descriptors is known, so their end without
 /// closing is not noticed.
@@ -107,7 +107,7 @@ mod tests {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, zeroed, is a valid Owners.
         unsafe {
-            let made = libc::mmap(std::ptr::null_mut(), size_of::<Owners>(), protection, flags, -1, 0);
+            let made = libc::mmap(core::ptr::null_mut(), size_of::<Owners>(), protection, flags, -1, 0);
             assert_ne!(made, libc::MAP_FAILED);
             &*made.cast::<Owners>()
         }
@@ -126,7 +126,7 @@ mod tests {
             unsafe { libc::_exit(0) }
         }
         // SAFETY: waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+        assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
     }
 
     #[test]

@@ -50,14 +50,14 @@ impl Parts {
 
     /// message runs `f` with a message header for the buffers; at most 64 of them, so a call may be short.
     pub fn message<T>(&self, f: impl FnOnce(&mut msghdr) -> T) -> T {
-        let mut list = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+        let mut list = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
         let mut count = 0;
         for (place, (address, length)) in list.iter_mut().zip(self.each()) {
             *place = iovec { iov_base: address.cast::<c_void>(), iov_len: length };
             count += 1;
         }
         // SAFETY: zero is a valid msghdr, for glibc with padding and for musl.
-        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        let mut message: msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = list.as_mut_ptr();
         message.msg_iovlen = count as _;
         f(&mut message)
@@ -77,7 +77,7 @@ impl Octets {
         self.walk(index, parts, count, |ring, buffer, n| {
             // SAFETY: walk stays inside of both; the peer may change the ring meanwhile, which can only
             // change octets that it gets.
-            unsafe { std::ptr::copy_nonoverlapping(buffer.cast_const(), ring, n) }
+            unsafe { core::ptr::copy_nonoverlapping(buffer.cast_const(), ring, n) }
         });
     }
 
@@ -85,7 +85,7 @@ impl Octets {
     pub fn get(&self, index: u64, parts: &Parts, count: usize) {
         self.walk(index, parts, count, |ring, buffer, n| {
             // SAFETY: as above; octets that a hostile peer changes during the copy are its own.
-            unsafe { std::ptr::copy_nonoverlapping(ring.cast_const(), buffer, n) }
+            unsafe { core::ptr::copy_nonoverlapping(ring.cast_const(), buffer, n) }
         });
     }
 

@@ -2,14 +2,16 @@
 
 //! poll(2) and select(2) over sessions and other descriptors.
 
+use crate::clock::Deadline;
 use crate::session::Session;
 use crate::side::Phase;
 use crate::table::Held;
 use crate::{bell, real, table, wait};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
 use libc::{c_int, fd_set, pollfd, sigset_t, timespec};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRBAND, POLLWRNORM};
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 const READ_BITS: i16 = POLLIN | POLLRDNORM;
 const WRITE_BITS: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
@@ -22,10 +24,10 @@ pub fn poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) 
         return kernel_poll(fds, limit, mask);
     }
     let sessions: Vec<_> = fds.iter().map(|one| table::session(one.fd)).collect();
-    let deadline = limit.map(|limit| Instant::now() + limit);
+    let deadline = Deadline::after(limit);
     loop {
         let n = once(fds, &sessions, deadline, mask)?;
-        if n > 0 || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        if n > 0 || deadline.is_over() {
             return Ok(n);
         }
     }
@@ -35,7 +37,7 @@ pub fn poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) 
 fn once(
     fds: &mut [pollfd],
     sessions: &[Option<Held>],
-    deadline: Option<Instant>,
+    deadline: Deadline,
     mask: *const sigset_t,
 ) -> Result<usize, i32> {
     let mut all: Vec<pollfd> =
@@ -49,7 +51,7 @@ fn once(
     }
     let left = match ready {
         true => Some(Duration::ZERO),
-        false => deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())),
+        false => deadline.left(),
     };
     kernel_poll(&mut all, left, mask)?;
     Ok(merge(fds, sessions, &all))
@@ -107,7 +109,7 @@ fn merge(fds: &mut [pollfd], sessions: &[Option<Held>], polled: &[pollfd]) -> us
 
 fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
     let limit = limit.map(wait::to_timespec);
-    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref::<timespec>);
+    let limit = limit.as_ref().map_or(core::ptr::null(), core::ptr::from_ref::<timespec>);
     // SAFETY: the list is the caller's; the mask is the program's.
     real::outcome(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit, mask) } as isize)
 }

@@ -2,11 +2,11 @@
 
 //! The C library's own functions, behind those that this library exports under the same names.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
     size_t, sockaddr, socklen_t, ssize_t, timespec, FILE,
 };
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// resolve finds the next definition of a function behind this library's, once.
 fn resolve(cache: &AtomicUsize, name: &'static [u8]) -> usize {
@@ -14,14 +14,36 @@ fn resolve(cache: &AtomicUsize, name: &'static [u8]) -> usize {
     if known != 0 {
         return known;
     }
-    // SAFETY: the name ends with a zero octet.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) } as usize;
+    let found = next(name);
     if found == 0 {
         // A program that calls it has linked against it, so it exists.
-        std::process::abort();
+        abort();
     }
     cache.store(found, Ordering::Relaxed);
     found
+}
+
+/// next is the next definition of a name behind this library's; 0 if there is none.
+fn next(name: &'static [u8]) -> usize {
+    // SAFETY: the name ends with a zero octet.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) as usize }
+}
+
+/// at_fork has fork(2) call `before` in the parent and `after` in the child. glibc has pthread_atfork(3) in a part that
+/// is linked statically, and exports what that calls; musl the other way round.
+pub fn at_fork(before: extern "C" fn(), after: extern "C" fn()) {
+    type Handler = Option<extern "C" fn()>;
+    type Register = extern "C" fn(Handler, Handler, Handler, *const c_void) -> c_int;
+    let found = match next(b"__register_atfork\0") {
+        0 => next(b"pthread_atfork\0"),
+        found => found,
+    };
+    if found != 0 {
+        // SAFETY: glibc's function has this signature; musl's has three of the arguments, and does not see the
+        // fourth.
+        let register: Register = unsafe { core::mem::transmute(found) };
+        register(Some(before), None, Some(after), core::ptr::null());
+    }
 }
 
 macro_rules! real {
@@ -32,7 +54,7 @@ macro_rules! real {
             static ADDRESS: AtomicUsize = AtomicUsize::new(0);
             let address = resolve(&ADDRESS, concat!(stringify!($name), "\0").as_bytes());
             // SAFETY: the C library's function of this name has this signature.
-            let f: unsafe extern "C" fn($($type),*) -> $ret = unsafe { std::mem::transmute(address) };
+            let f: unsafe extern "C" fn($($type),*) -> $ret = unsafe { core::mem::transmute(address) };
             // SAFETY: the caller keeps the function's contract.
             unsafe { f($($arg),*) }
         }
@@ -43,7 +65,6 @@ real! {
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     fn close(fd: c_int) -> c_int;
-    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     fn dup(fd: c_int) -> c_int;
     fn dup2(from: c_int, to: c_int) -> c_int;
     fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
@@ -77,6 +98,21 @@ real! {
     fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
 }
 
+/// abort ends the process.
+pub fn abort() -> ! {
+    // SAFETY: abort has no preconditions.
+    unsafe { libc::abort() }
+}
+
+/// close_range(2); not every C library has it.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: closing numbers is harmless to memory.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+}
+
 /// errno of the last call of this thread.
 pub fn errno() -> i32 {
     // SAFETY: the address is this thread's own.
@@ -106,7 +142,7 @@ pub fn poll_one(fd: c_int, events: c_short) -> c_short {
     let mut one = pollfd { fd, events, revents: 0 };
     let now = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: one descriptor, and no signal mask.
-    let n = unsafe { ppoll(&mut one, 1, &now, std::ptr::null()) };
+    let n = unsafe { ppoll(&mut one, 1, &now, core::ptr::null()) };
     if n > 0 {
         one.revents
     } else {

@@ -6,11 +6,13 @@ use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
 use crate::{config, counters, hidden, real};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Role, HEADER_BYTES};
-use std::net::SocketAddr;
-use std::os::raw::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::net::SocketAddr;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use libc::c_int;
 
 /// A watch of a session in an epoll instance: the instance, and the descriptor it was added by.
 pub type Watch = (&'static Epoll, c_int);
@@ -112,7 +114,7 @@ impl Memory {
 
     /// into_raw gives the mapping to a session.
     fn into_raw(self) -> *mut u8 {
-        std::mem::ManuallyDrop::new(self).at
+        core::mem::ManuallyDrop::new(self).at
     }
 }
 
@@ -340,7 +342,7 @@ pub fn signal(event: c_int) {
     let before = real::errno();
     let one = 1u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { real::write(event, std::ptr::from_ref(&one).cast(), 8) };
+    unsafe { real::write(event, core::ptr::from_ref(&one).cast(), 8) };
     real::set_errno(before);
 }
 
@@ -349,6 +351,6 @@ pub fn drain(event: c_int) {
     let before = real::errno();
     let mut count = 0u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { real::read(event, std::ptr::from_mut(&mut count).cast(), 8) };
+    unsafe { real::read(event, core::ptr::from_mut(&mut count).cast(), 8) };
     real::set_errno(before);
 }

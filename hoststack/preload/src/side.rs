@@ -7,8 +7,8 @@
 
 use crate::lock::Lock;
 use crate::owners::Owners;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Which part of the stream an end is at, for each direction.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]

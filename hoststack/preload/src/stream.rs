@@ -7,8 +7,8 @@ use crate::session::{enough, Rings, Session};
 use crate::side::Phase;
 use crate::{counters, offer, real, wait};
 use beeline_ring::{Published, Violation};
+use core::sync::atomic::Ordering;
 use libc::{c_int, EAGAIN, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
-use std::sync::atomic::Ordering;
 
 pub type Outcome = Result<usize, i32>;
 
@@ -153,14 +153,14 @@ fn missing_before_ring(session: &Session, rings: &Rings) -> Result<Option<u64>, 
 pub fn kernel_queue(fd: c_int) -> usize {
     let mut count: c_int = 0;
     // SAFETY: FIONREAD stores a number.
-    unsafe { real::ioctl(fd, libc::FIONREAD, std::ptr::from_mut(&mut count) as usize) };
+    unsafe { real::ioctl(fd, libc::FIONREAD, core::ptr::from_mut(&mut count) as usize) };
     count as usize
 }
 
 /// peek asks the kernel's connection for an octet without taking it: 0 is its end.
 fn peek(fd: c_int) -> Outcome {
     let mut octet = 0u8;
-    let place = std::ptr::from_mut(&mut octet).cast();
+    let place = core::ptr::from_mut(&mut octet).cast();
     // SAFETY: one octet of this function's own.
     real::outcome(unsafe { real::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
 }
@@ -246,7 +246,7 @@ fn break_off(session: &'static Session, fd: c_int, _: Violation) -> i32 {
 /// reset_at_close has the kernel answer with a RST when the socket is closed, as it does with unread data.
 pub fn reset_at_close(fd: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let (value, length) = (std::ptr::from_ref(&linger).cast(), size_of::<libc::linger>());
+    let (value, length) = (core::ptr::from_ref(&linger).cast(), size_of::<libc::linger>());
     // SAFETY: a linger structure, as SO_LINGER takes.
     unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, value, length as libc::socklen_t) };
 }

@@ -7,9 +7,10 @@
 
 use crate::epoll::Epoll;
 use crate::session::Session;
-use std::os::raw::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use alloc::boxed::Box;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use libc::c_int;
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
@@ -41,7 +42,7 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
         epoll: AtomicPtr::new(null_mut()),
         hidden: AtomicBool::new(false),
     };
-    let chunk = Box::into_raw(Box::new(std::array::from_fn(|_| empty())));
+    let chunk = Box::into_raw(Box::new(core::array::from_fn(|_| empty())));
     if place.compare_exchange(null_mut(), chunk, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: another thread was faster, so no one else has seen this chunk.
         drop(unsafe { Box::from_raw(chunk) });
@@ -52,7 +53,7 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
 /// Held keeps a session while a call uses it.
 pub struct Held(&'static Session);
 
-impl std::ops::Deref for Held {
+impl core::ops::Deref for Held {
     type Target = Session;
     fn deref(&self) -> &Session {
         self.0
@@ -91,7 +92,7 @@ pub fn session(fd: c_int) -> Option<Held> {
 pub fn set_session(fd: c_int, session: &'static Session) -> bool {
     let Some(entry) = entry(fd) else { return false };
     session.hold();
-    let before = entry.session.swap(std::ptr::from_ref(session).cast_mut(), Ordering::AcqRel);
+    let before = entry.session.swap(core::ptr::from_ref(session).cast_mut(), Ordering::AcqRel);
     // SAFETY: sessions are never freed.
     if let Some(before) = unsafe { before.as_ref() } {
         before.let_go();
@@ -119,7 +120,8 @@ pub fn epoll_or_new(fd: c_int) -> Option<&'static Epoll> {
         return Some(found);
     }
     let made = Epoll::make(fd);
-    match place.compare_exchange(null_mut(), std::ptr::from_ref(made).cast_mut(), Ordering::AcqRel, Ordering::Acquire) {
+    match place.compare_exchange(null_mut(), core::ptr::from_ref(made).cast_mut(), Ordering::AcqRel, Ordering::Acquire)
+    {
         Ok(_) => Some(made),
         Err(other) => {
             made.recycle();
@@ -131,7 +133,7 @@ pub fn epoll_or_new(fd: c_int) -> Option<&'static Epoll> {
 
 pub fn set_epoll(fd: c_int, epoll: &'static Epoll) {
     if let Some(entry) = entry(fd) {
-        entry.epoll.store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Release);
+        entry.epoll.store(core::ptr::from_ref(epoll).cast_mut(), Ordering::Release);
     }
 }
 

@@ -36,7 +36,7 @@ pub fn from_file(
 }
 
 fn copy_file(session: &'static Session, fd: c_int, file: c_int, position: &mut off_t, count: usize) -> Outcome {
-    let mut buffer = vec![0u8; BUFFER.min(count)];
+    let mut buffer = alloc::vec![0u8; BUFFER.min(count)];
     let mut done = 0;
     while done < count {
         let most = buffer.len().min(count - done);
@@ -92,7 +92,7 @@ pub fn splice(from: c_int, to: c_int, count: usize, flags: u32) -> Outcome {
 /// to_pipe takes from the session only what the pipe has taken.
 fn to_pipe(session: &'static Session, fd: c_int, pipe: c_int, count: usize, flags: u32) -> Outcome {
     let wait = if flags & SPLICE_F_NONBLOCK != 0 { MSG_DONTWAIT } else { 0 };
-    let mut buffer = vec![0u8; BUFFER.min(count)];
+    let mut buffer = alloc::vec![0u8; BUFFER.min(count)];
     let n = receive(session, fd, &mut buffer, MSG_PEEK | wait)?;
     // SAFETY: the buffer has n octets.
     let written = real::outcome(unsafe { real::write(pipe, buffer.as_ptr().cast(), n) })?;
@@ -109,7 +109,7 @@ fn from_pipe(session: &'static Session, pipe: c_int, fd: c_int, count: usize, fl
     if room == 0 && nonblocking {
         return Err(libc::EAGAIN);
     }
-    let mut buffer = vec![0u8; BUFFER.min(count).min(room.max(1))];
+    let mut buffer = alloc::vec![0u8; BUFFER.min(count).min(room.max(1))];
     // SAFETY: the buffer has as many octets.
     let n = real::outcome(unsafe { real::read(pipe, buffer.as_mut_ptr().cast(), buffer.len()) })?;
     let mut done = 0;

@@ -2,12 +2,13 @@
 
 //! How a thread sleeps on one session: until the ring or the kernel's connection has something for it.
 
+use crate::clock::Deadline;
 use crate::session::Session;
 use crate::side::Phase;
 use crate::{bell, offer, real};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
 use libc::{c_int, pollfd, timespec, timeval, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 /// readable waits until the session may be readable, for SO_RCVTIMEO at most.
 pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
@@ -42,11 +43,11 @@ fn sleep(
     is_ready: impl Fn() -> bool,
 ) -> Result<(), i32> {
     let limit = time_limit(fd, option);
-    let deadline = limit.map(|limit| Instant::now() + limit);
+    let deadline = Deadline::after(limit);
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
-        let bell = bell::hear(std::iter::once(event));
+        let bell = bell::hear(core::iter::once(event));
         if is_ready() || session.is_attached() != was_attached {
             return Ok(());
         }
@@ -67,11 +68,11 @@ fn sleep(
     }
 }
 
-fn poll(fds: &mut [pollfd], deadline: Option<Instant>) -> Result<usize, i32> {
-    let left = deadline.map(|deadline| to_timespec(deadline.saturating_duration_since(Instant::now())));
-    let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+fn poll(fds: &mut [pollfd], deadline: Deadline) -> Result<usize, i32> {
+    let left = deadline.left().map(to_timespec);
+    let left = left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: the descriptors are this caller's; no signal mask.
-    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, std::ptr::null()) };
+    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, core::ptr::null()) };
     real::outcome(n as isize)
 }
 
@@ -83,7 +84,7 @@ pub fn to_timespec(duration: Duration) -> timespec {
 fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
     let mut value = timeval { tv_sec: 0, tv_usec: 0 };
     let mut length = size_of::<timeval>() as libc::socklen_t;
-    let place = std::ptr::from_mut(&mut value).cast();
+    let place = core::ptr::from_mut(&mut value).cast();
     // SAFETY: a timeval, as these options return.
     unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, place, &mut length) };
     let limit = Duration::new(value.tv_sec as u64, value.tv_usec as u32 * 1000);
@@ -97,9 +98,9 @@ fn restarts() -> bool {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
     (1..=64).filter(|signal| !faults.contains(signal)).all(|signal| {
         // SAFETY: zero is a valid sigaction.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
         // SAFETY: only asks for the action of a signal.
-        let known = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } == 0;
+        let known = unsafe { libc::sigaction(signal, core::ptr::null(), &mut action) } == 0;
         let handled = known && action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
         !handled || action.sa_flags & libc::SA_RESTART != 0
     })

@@ -5,6 +5,8 @@
 //! Both ends map the same memory, and neither trusts the other. Each end keeps its own index outside of it,
 //! and checks what it reads from the peer against that. No system calls are made here.
 
+#![cfg_attr(not(any(test, loom)), no_std)]
+
 mod atomic;
 mod direction;
 mod layout;

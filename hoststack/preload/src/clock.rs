@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Time limits of calls that wait.
+
+use core::time::Duration;
+
+/// Deadline is the end of a time limit; without a limit it is never over.
+#[derive(Clone, Copy)]
+pub struct Deadline(Option<Duration>);
+
+impl Deadline {
+    pub fn after(limit: Option<Duration>) -> Self {
+        Self(limit.map(|limit| now().saturating_add(limit)))
+    }
+
+    /// left is the time that remains; None without a limit.
+    pub fn left(self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_sub(now()))
+    }
+
+    pub fn is_over(self) -> bool {
+        self.0.is_some_and(|end| now() >= end)
+    }
+}
+
+fn now() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is this function's.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
