@@ -11,6 +11,7 @@ use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
 use crate::session::{make_event, signal, Session};
 use crate::side::Phase;
+use crate::syscall::direct;
 use crate::{hidden, real};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -485,9 +486,10 @@ pub fn kernel_wait(
     let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && limit.as_millis() < 10);
     if let Some(limit) = precise {
         let limit = crate::wait::to_timespec(limit);
-        let (limit, size) = (core::ptr::from_ref(&limit), size_of::<u64>());
+        let limit = core::ptr::from_ref(&limit) as usize;
+        let arguments = [fd as usize, at as usize, most as usize, limit, mask as usize, size_of::<u64>()];
         // SAFETY: as epoll_pwait2(2), with the kernel's size of a signal mask.
-        let n = unsafe { libc::syscall(libc::SYS_epoll_pwait2, fd, at, most, limit, mask, size) };
+        let n = unsafe { direct(libc::SYS_epoll_pwait2, arguments) };
         if n >= 0 || real::errno() != libc::ENOSYS {
             return real::outcome(n as isize);
         }

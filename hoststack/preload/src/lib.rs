@@ -30,6 +30,7 @@ mod runtime;
 mod session;
 mod side;
 mod stream;
+mod syscall;
 mod table;
 mod transfer;
 mod wait;

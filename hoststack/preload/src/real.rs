@@ -2,6 +2,7 @@
 
 //! The C library's own functions, behind those that this library exports under the same names.
 
+use crate::syscall::direct;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
@@ -110,7 +111,16 @@ pub fn abort() -> ! {
 /// As for the system call.
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: closing numbers is harmless to memory.
-    unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+    unsafe { direct(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0]) as c_int }
+}
+
+/// epoll_create1(2).
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: no preconditions.
+    unsafe { direct(libc::SYS_epoll_create1, [flags as usize, 0, 0, 0, 0, 0]) as c_int }
 }
 
 /// errno of the last call of this thread.

@@ -47,7 +47,7 @@ macro_rules! cases {
 }
 
 cases! {
-    streams { all_calls, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
+    streams { all_calls, by_number, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
     connections { families }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
     events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, poll_and_select, events_before_rings, added_before_connect, writable, many }
