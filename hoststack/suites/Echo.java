@@ -78,9 +78,9 @@ public class Echo {
                 }
                 total += sent.length;
             }
-            System.out.println("client " + seed + "\tpassed, " + total + " octets");
+            System.out.println("client " + seed + ": passed, " + total + " octets");
         } catch (IOException | InterruptedException error) {
-            System.out.println("client " + seed + "\tfailed: " + error);
+            System.out.println("client " + seed + ": failed: " + error);
         }
     }
 
@@ -88,7 +88,7 @@ public class Echo {
         try {
             socket.getOutputStream().write(octets);
         } catch (IOException error) {
-            System.out.println("sender\tfailed: " + error);
+            System.out.println("sender failed: " + error);
         }
     }
 }

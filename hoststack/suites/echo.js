@@ -19,7 +19,7 @@ class Client {
     this.socket.on('connect', () => this.send());
     this.socket.on('data', (octets) => this.receive(octets));
     this.socket.on('close', () => {
-      console.log(`client ${this.name}\tpassed, ${this.total} octets`);
+      console.log(`client ${this.name}: passed, ${this.total} octets`);
       ended();
     });
   }
