@@ -9,6 +9,7 @@
 use crate::clock::Deadline;
 use crate::parts::{one, valid_count, Parts};
 use crate::stream::{self, Outcome};
+use crate::syscall::direct;
 use crate::{descriptors, epoll, lock, poll, real, table, transfer};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -224,6 +225,7 @@ exported! {
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         match table::session(fd) {
             Some(_) => each_message(messages, count, |message, _| sendmsg(fd, message, flags)),
+            None if any_passes_session(messages, count) => answer_int(Err(libc::EOPNOTSUPP)),
             None => real::sendmmsg(fd, messages, count, flags),
         }
     }
@@ -248,8 +250,17 @@ exported! {
     }
 }
 
-/// passes_session reports whether a message carries the descriptor of a session that is on rings: the receiver would
-/// get a socket without them. One that is not stays on the kernel from now on.
+/// any_passes_session is passes_session for each of `count` messages.
+///
+/// # Safety
+/// `messages` leads to `count` messages.
+unsafe fn any_passes_session(messages: *const mmsghdr, count: c_uint) -> bool {
+    // SAFETY: the caller has `count` messages.
+    (0..count as usize).any(|i| passes_session(unsafe { &(*messages.add(i)).msg_hdr }))
+}
+
+/// passes_session reports whether a message carries the descriptor of a session that cannot leave its rings: the
+/// receiver would get a socket without what is in them.
 fn passes_session(message: &msghdr) -> bool {
     if message.msg_control.is_null() || message.msg_controllen == 0 {
         return false;
@@ -261,7 +272,7 @@ fn passes_session(message: &msghdr) -> bool {
             if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let octets = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 let list = libc::CMSG_DATA(part).cast::<c_int>();
-                let refused = (0..octets / 4).any(|i| !descriptors::stay(list.add(i).read_unaligned()));
+                let refused = (0..octets / 4).any(|i| !descriptors::leave_rings(list.add(i).read_unaligned()));
                 if refused {
                     return true;
                 }
@@ -303,6 +314,15 @@ exported! {
 
     fn closefrom(first: c_int) -> () {
         close_range(first.max(0) as c_uint, c_uint::MAX, 0);
+    }
+
+    fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
+        // Not every C library has it.
+        let made = direct(libc::SYS_pidfd_getfd, [process as usize, fd as usize, flags as usize, 0, 0, 0]) as c_int;
+        if let Some(same) = descriptors::same_socket(made) {
+            descriptors::copied(same, made);
+        }
+        made
     }
 
     fn dup(fd: c_int) -> c_int {
@@ -358,7 +378,7 @@ exported! {
 
     /// The C library reads and writes a stream without the functions of this library.
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        if !descriptors::stay(fd) {
+        if !descriptors::leave_rings(fd) {
             real::set_errno(libc::EBUSY);
             return core::ptr::null_mut();
         }
@@ -385,65 +405,6 @@ fn set_nonblocking(fd: c_int, nonblocking: bool) {
     if let Some(session) = table::session(fd) {
         session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
     }
-}
-
-// Another program in place of this one: it has no rings.
-exported! {
-    fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        if !may_execute() {
-            return answer_int(Err(libc::EBUSY));
-        }
-        real::execve(path, arguments, environment)
-    }
-
-    fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-        execve(path, arguments, environ)
-    }
-
-    fn execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        if !may_execute() {
-            return answer_int(Err(libc::EBUSY));
-        }
-        real::execvpe(path, arguments, environment)
-    }
-
-    fn execvp(path: *const c_char, arguments: *const *const c_char) -> c_int {
-        execvpe(path, arguments, environ)
-    }
-
-    fn posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        if !may_execute() {
-            return libc::EBUSY;
-        }
-        real::posix_spawn(child, path, actions, attributes, arguments, environment)
-    }
-
-    fn posix_spawnp(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        if !may_execute() {
-            return libc::EBUSY;
-        }
-        real::posix_spawnp(child, path, actions, attributes, arguments, environment)
-    }
-
-    fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int {
-        if !may_execute() {
-            return answer_int(Err(libc::EBUSY));
-        }
-        real::fexecve(fd, arguments, environment)
-    }
-}
-
-extern "C" {
-    static environ: *const *const c_char;
-}
-
-/// may_execute is false if a descriptor that stays open over exec is on rings.
-fn may_execute() -> bool {
-    !table::descriptors().any(|fd| {
-        // SAFETY: fcntl of a number.
-        let stays_open = || unsafe { real::fcntl(fd, libc::F_GETFD, 0) } & libc::FD_CLOEXEC == 0;
-        table::session(fd).is_some_and(|session| session.is_attached()) && stays_open()
-    })
 }
 
 // Events.

@@ -109,7 +109,12 @@ fn option(fd: c_int, name: c_int) -> Option<c_int> {
 
 /// copied enters a descriptor that dup(2) or fcntl(2) made of another.
 pub fn copied(from: c_int, to: c_int) {
-    if to < 0 || from == to || lock::in_vfork_child() {
+    if to < 0 || from == to {
+        return;
+    }
+    if lock::in_vfork_child() {
+        // exec looks at the numbers that the table has.
+        table::note(to);
         return;
     }
     if let Some(session) = table::session(from) {
@@ -145,16 +150,21 @@ pub fn closing(fd: c_int) {
 fn leave(session: &'static Session, fd: c_int) {
     let side = session.side();
     let rings = session.rings();
-    if side.owners.remove() {
+    let was_last = side.owners.remove();
+    if was_last {
         session.was_last.store(true, Ordering::Relaxed);
         if rings.is_some_and(|rings| session.is_readable(&rings)) {
             // What was not read is lost: the kernel resets such connections.
             stream::reset_at_close(fd);
         }
     }
-    if session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-        let watches = session.watches.lock().clone();
-        watches.into_iter().for_each(|(epoll, fd)| epoll.closed(fd));
+    let was_last_here = session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1;
+    let watches = session.watches.lock().clone();
+    for (epoll, slot) in watches {
+        match was_last_here {
+            true => epoll.closed(slot, !was_last),
+            false => epoll.orphan(slot, fd),
+        }
     }
     if let Some(rings) = rings {
         rings.header.leave(rings.role);
@@ -169,6 +179,43 @@ pub fn stay(fd: c_int) -> bool {
     }
     session.side().stays.store(1, Ordering::SeqCst);
     !session.is_attached()
+}
+
+/// leave_rings has a connection continue on the kernel. False if the ring has octets that were not read, or an index
+/// that cannot be: whoever has the descriptor alone would miss them.
+pub fn leave_rings(fd: c_int) -> bool {
+    if stay(fd) {
+        return true;
+    }
+    let Some(session) = table::session(fd) else { return true };
+    let Some(rings) = session.rings() else { return true };
+    let way = &session.side().receive;
+    let is_empty = || matches!(rings.receive().available(way.index.load(Ordering::SeqCst), rings.capacity), Ok((0, _)));
+    if !is_empty() {
+        return false;
+    }
+    session.close_rings();
+    // Whoever waits for the ring goes on at the kernel's connection.
+    session.wake();
+    session.wake_peer();
+    is_empty()
+}
+
+/// same_socket is a descriptor of the table whose attached session is the socket `fd`.
+pub fn same_socket(fd: c_int) -> Option<c_int> {
+    let cookie = cookie(fd)?;
+    let is_same = |session: table::Held| session.is_attached() && session.cookie.load(Ordering::Relaxed) == cookie;
+    table::descriptors().find(|&other| table::session(other).is_some_and(is_same))
+}
+
+/// cookie is the kernel's number of a socket, which no other socket gets.
+pub fn cookie(fd: c_int) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut length = 8;
+    let place = core::ptr::from_mut(&mut cookie).cast();
+    // SAFETY: SO_COOKIE stores eight octets.
+    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut length) };
+    (result == 0).then_some(cookie)
 }
 
 /// before_fork counts the child's descriptors, and keeps connections on the kernel that have no rings yet: parent

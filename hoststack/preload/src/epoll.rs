@@ -12,7 +12,7 @@ use crate::lock::{Guard, Lock};
 use crate::session::{make_event, signal, Session};
 use crate::side::Phase;
 use crate::syscall::direct;
-use crate::{hidden, real};
+use crate::{hidden, lock, real};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -32,6 +32,8 @@ const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
 
 pub struct Epoll {
     fd: AtomicI32,
+    /// The process that made it. A child of fork has the same instance of the kernel, but must not change it.
+    process: AtomicU32,
     /// Descriptors of the instance in this process.
     descriptors: AtomicUsize,
     sleepers: AtomicUsize,
@@ -54,6 +56,8 @@ struct Inner {
 /// Entry is one session in one instance, as the program added it.
 struct Entry {
     fd: c_int,
+    /// The number by which the kernel knows it: another one than `fd` if that is closed, but a copy of it is not.
+    registered: c_int,
     session: &'static Session,
     events: u32,
     data: u64,
@@ -128,6 +132,7 @@ impl Epoll {
         let epoll = POOL.lock().pop().unwrap_or_else(|| {
             Box::leak(Box::new(Epoll {
                 fd: AtomicI32::new(-1),
+                process: AtomicU32::new(0),
                 descriptors: AtomicUsize::new(0),
                 sleepers: AtomicUsize::new(0),
                 nudge: AtomicI32::new(-1),
@@ -135,6 +140,7 @@ impl Epoll {
             }))
         });
         epoll.fd.store(fd, Ordering::Relaxed);
+        epoll.process.store(lock::process(), Ordering::Relaxed);
         epoll.descriptors.store(1, Ordering::Relaxed);
         epoll
     }
@@ -157,7 +163,8 @@ impl Epoll {
     pub fn recycle(&'static self) {
         let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
-            entry.session.watches.lock().retain(|&(epoll, fd)| !(core::ptr::eq(epoll, self) && fd == entry.fd));
+            entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::eq(epoll, self));
+            self.unregister(&entry);
             entry.session.let_go();
         }
         hidden::dispose(self.nudge.swap(-1, Ordering::Relaxed));
@@ -219,6 +226,7 @@ impl Epoll {
         }
         let entry = Entry {
             fd,
+            registered: fd,
             session,
             events: wanted.events,
             data: wanted.u64,
@@ -236,7 +244,7 @@ impl Epoll {
             return Err(error);
         }
         session.hold();
-        session.watches.lock().push((self, fd));
+        session.watches.lock().push((self, slot));
         if session.is_attached() {
             self.add_event(&mut inner, slot);
         }
@@ -291,42 +299,77 @@ impl Epoll {
         let mut inner = self.inner.lock();
         let slot = *inner.by_fd.get(&fd).ok_or(libc::ENOENT)?;
         let result = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
-        self.forget(&mut inner, slot);
+        self.forget(&mut inner, slot, true);
         result
     }
 
-    /// forget removes an entry, and its session's event if no other entry of the session is left.
-    fn forget(&self, inner: &mut Guard<Inner>, slot: usize) {
+    /// forget removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
+    fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
         let Some(entry) = inner.remove(slot) else { return };
-        let shared = inner.entries.iter().flatten().any(|e| core::ptr::eq(e.session, entry.session));
-        if entry.has_event && !shared {
-            let _ = self.kernel(EPOLL_CTL_DEL, entry.session.own_event.load(Ordering::Relaxed), 0, &Tag::Nudge);
+        if entry.has_event && in_kernel {
+            let event = entry.session.own_event.load(Ordering::Relaxed);
+            let _ = match inner.slot_of(entry.session) {
+                Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &Tag::Event(other)),
+                None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Nudge),
+            };
         }
-        entry.session.watches.lock().retain(|&(epoll, fd)| !(core::ptr::eq(epoll, self) && fd == entry.fd));
+        entry.session.watches.lock().retain(|&(epoll, at)| !(core::ptr::eq(epoll, self) && at == slot));
+        self.unregister(&entry);
         entry.session.let_go();
     }
 
-    /// closed forgets a session whose last descriptor of this process is closed. The kernel forgets its socket.
-    pub fn closed(&self, fd: c_int) {
+    /// closed forgets a session whose last descriptor of this process is closed. The kernel forgets its socket only if
+    /// no other process has it.
+    pub fn closed(&self, slot: usize, open_elsewhere: bool) {
         let mut inner = self.inner.lock();
-        if let Some(&slot) = inner.by_fd.get(&fd) {
-            self.forget(&mut inner, slot);
+        if let Some(entry) = inner.entry(slot).filter(|_| open_elsewhere && self.is_own()) {
+            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge);
         }
+        self.forget(&mut inner, slot, self.is_own());
+    }
+
+    /// orphan is the end of the descriptor by which an entry was added, while the session has others. Such an entry still
+    /// reports, and the program cannot change it any more. The kernel has to know it by a number that stays.
+    pub fn orphan(&self, slot: usize, fd: c_int) {
+        let mut inner = self.inner.lock();
+        let Some(entry) = inner.entries[slot].as_mut().filter(|entry| entry.fd == fd && entry.registered == fd) else {
+            return;
+        };
+        let events = if entry.disabled { ET } else { entry.kernel_events() };
+        entry.registered = -1;
+        if self.is_own() {
+            let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
+            // SAFETY: fcntl of a descriptor.
+            let copy = hidden::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) });
+            entry.registered = copy.unwrap_or(-1);
+            let _ = self.kernel(EPOLL_CTL_ADD, entry.registered, events, &Tag::Socket(slot));
+        }
+        inner.by_fd.remove(&fd);
+    }
+
+    /// unregister closes the number that orphan made.
+    fn unregister(&self, entry: &Entry) {
+        if entry.registered != entry.fd {
+            hidden::dispose(entry.registered);
+        }
+    }
+
+    /// is_own is true in a child of fork only if the process that made the instance has ended.
+    fn is_own(&self) -> bool {
+        let maker = self.process.load(Ordering::Relaxed);
+        maker == lock::process() || lock::has_ended(maker)
     }
 
     /// attach adds the event of a session that has got rings.
-    pub fn attach(&self, fd: c_int) {
+    pub fn attach(&self, slot: usize) {
         let mut inner = self.inner.lock();
-        if let Some(&slot) = inner.by_fd.get(&fd) {
-            self.add_event(&mut inner, slot);
-        }
+        self.add_event(&mut inner, slot);
     }
 
     /// resync tells the kernel what to report after writing has moved between the ring and the kernel's connection.
-    pub fn resync(&self, fd: c_int) {
+    pub fn resync(&self, slot: usize) {
         let mut inner = self.inner.lock();
-        let Some(&slot) = inner.by_fd.get(&fd) else { return };
-        let Some(entry) = inner.entries[slot].as_ref().filter(|e| e.events & WRITE_BITS != 0) else { return };
+        let Some(entry) = inner.entry(slot).filter(|e| e.events & WRITE_BITS != 0) else { return };
         if !entry.disabled {
             let _ = self.reregister(entry, slot, entry.kernel_events());
         }
@@ -336,10 +379,10 @@ impl Epoll {
     /// reregister changes the events of a socket. The kernel does not change exclusive ones.
     fn reregister(&self, entry: &Entry, slot: usize, events: u32) -> Result<(), i32> {
         if entry.events & EXCLUSIVE == 0 {
-            return self.kernel(EPOLL_CTL_MOD, entry.fd, events, &Tag::Socket(slot));
+            return self.kernel(EPOLL_CTL_MOD, entry.registered, events, &Tag::Socket(slot));
         }
-        self.kernel(EPOLL_CTL_DEL, entry.fd, 0, &Tag::Nudge)?;
-        self.kernel(EPOLL_CTL_ADD, entry.fd, events, &Tag::Socket(slot))
+        self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge)?;
+        self.kernel(EPOLL_CTL_ADD, entry.registered, events, &Tag::Socket(slot))
     }
 
     /// collect moves ready entries of the queue to `out`.
@@ -383,7 +426,7 @@ impl Epoll {
             entry.disabled = true;
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
-                let _ = self.kernel(EPOLL_CTL_MOD, entry.fd, ET, &Tag::Socket(slot));
+                let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, ET, &Tag::Socket(slot));
             }
         } else if entry.events & ET == 0 && entry.has_event {
             inner.enqueue(slot);
@@ -510,9 +553,19 @@ impl Inner {
         slot
     }
 
+    fn entry(&self, slot: usize) -> Option<&Entry> {
+        self.entries.get(slot)?.as_ref()
+    }
+
+    fn slot_of(&self, session: &Session) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.as_ref().is_some_and(|e| core::ptr::eq(e.session, session)))
+    }
+
     fn remove(&mut self, slot: usize) -> Option<Entry> {
         let entry = self.entries[slot].take()?;
-        self.by_fd.remove(&entry.fd);
+        if entry.registered == entry.fd {
+            self.by_fd.remove(&entry.fd);
+        }
         self.queue.retain(|&queued| queued != slot);
         self.free.push(slot);
         Some(entry)
@@ -549,9 +602,8 @@ impl Inner {
 
     /// own_event is for all descriptors by which the session was added to `epoll`.
     fn own_event(&mut self, epoll: &Epoll, slot: usize) {
-        let Some(session) = self.entries.get(slot).and_then(Option::as_ref).map(|entry| entry.session) else { return };
-        for &(_, fd) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
-            let Some(&slot) = self.by_fd.get(&fd) else { continue };
+        let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
+        for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
             if let Some(entry) = self.entries[slot].as_mut() {
                 entry.fresh = true;
             }

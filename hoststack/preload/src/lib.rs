@@ -18,6 +18,7 @@ mod counters;
 mod descriptors;
 mod diag;
 mod epoll;
+mod exec;
 mod hidden;
 mod lock;
 mod offer;

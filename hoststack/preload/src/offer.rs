@@ -11,7 +11,7 @@
 //! at the 2nd, 4th, 8th operation and so on. Short connections never get this far.
 
 use crate::session::{make_event, Identity, Memory, Session};
-use crate::{config, diag, hidden, real};
+use crate::{config, descriptors, diag, hidden, real};
 use alloc::vec::Vec;
 use beeline_ring::{Header, Layout, Role};
 use core::mem::{size_of, zeroed};
@@ -47,7 +47,7 @@ pub fn after(session: &'static Session, fd: c_int) {
     let first = config::get().after;
     exclusively(session, || match identity.role {
         Role::Connector if n >= first => open_mailbox(session, fd),
-        Role::Acceptor if n >= first && n.is_power_of_two() => drop(make_offer(session, &identity)),
+        Role::Acceptor if n >= first && n.is_power_of_two() => drop(make_offer(session, fd, &identity)),
         _ => {}
     });
 }
@@ -87,7 +87,7 @@ fn open_mailbox(session: &'static Session, fd: c_int) {
     if session.mailbox.load(Ordering::Relaxed) >= 0 {
         return;
     }
-    let (Some(cookie), Some(socket)) = (cookie_of(fd), unix_socket()) else { return };
+    let (Some(cookie), Some(socket)) = (descriptors::cookie(fd), unix_socket()) else { return };
     let (address, length) = address(cookie);
     // SAFETY: the address has that length.
     let bound = unsafe { libc::bind(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
@@ -98,15 +98,6 @@ fn open_mailbox(session: &'static Session, fd: c_int) {
         session.operations.store(LAST_TRY, Ordering::Relaxed);
         hidden::dispose(socket);
     }
-}
-
-fn cookie_of(fd: c_int) -> Option<u64> {
-    let mut cookie = 0u64;
-    let mut length = 8;
-    let place = core::ptr::from_mut(&mut cookie).cast();
-    // SAFETY: SO_COOKIE stores eight octets.
-    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut length) };
-    (result == 0).then_some(cookie)
 }
 
 /// user_of is the user at the other end of a Unix socket.
@@ -157,7 +148,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
 }
 
 /// make_offer makes rings and sends them to the connector, if it has opened its mailbox. None if it has not.
-fn make_offer(session: &'static Session, identity: &Identity) -> Option<()> {
+fn make_offer(session: &'static Session, fd: c_int, identity: &Identity) -> Option<()> {
     let (server, client) = identity.ends?;
     let Some(owner) = diag::owner(client, server) else {
         // On another host, or in another network namespace.
@@ -165,7 +156,7 @@ fn make_offer(session: &'static Session, identity: &Identity) -> Option<()> {
         return None;
     };
     let socket = connect_mailbox(&owner)?;
-    let sent = send_offer(session, socket, Offer::new(server, client));
+    let sent = send_offer(session, fd, socket, Offer::new(server, client));
     hidden::dispose(socket);
     sent
 }
@@ -183,7 +174,7 @@ fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
 }
 
 /// send_offer attaches this end first: from the moment of the offer the connector may use the rings.
-fn send_offer(session: &'static Session, socket: c_int, offer: Offer) -> Option<()> {
+fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer) -> Option<()> {
     if !Session::reserve() {
         return None;
     }
@@ -191,7 +182,7 @@ fn send_offer(session: &'static Session, socket: c_int, offer: Offer) -> Option<
         Session::unreserve();
         return None;
     };
-    session.attach(rings, own, peer);
+    session.attach(fd, rings, own, peer);
     if !send_descriptors(socket, &offer, [memory, peer, own]) {
         session.close_rings();
     }
@@ -288,7 +279,7 @@ fn take_offer(session: &'static Session, fd: c_int) {
     let user = user_of(visitor);
     hidden::dispose(session.visitor.swap(-1, Ordering::AcqRel));
     let Some((offer, descriptors)) = received else { return };
-    if is_from_peer(fd, &offer, user) && accept(session, descriptors) {
+    if is_from_peer(fd, &offer, user) && accept(session, fd, descriptors) {
         session.close_mailbox();
     } else {
         descriptors.into_iter().for_each(real::close_quietly);
@@ -349,11 +340,11 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
     let own = diag::owner(offer.client(), offer.server());
     let peer = diag::owner(offer.server(), offer.client());
     let (Some(own), Some(peer)) = (own, peer) else { return false };
-    cookie_of(fd) == Some(own.cookie) && user == Some(peer.uid)
+    descriptors::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
 }
 
 /// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
-fn accept(session: &'static Session, [memory, own, peer]: [c_int; DESCRIPTORS]) -> bool {
+fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DESCRIPTORS]) -> bool {
     if !is_event(own) || !is_event(peer) || !Session::reserve() {
         return false;
     }
@@ -363,7 +354,7 @@ fn accept(session: &'static Session, [memory, own, peer]: [c_int; DESCRIPTORS]) 
     };
     real::close_quietly(memory);
     let (own, peer) = (hidden::adopt(own).unwrap_or(-1), hidden::adopt(peer).unwrap_or(-1));
-    session.attach(rings, own, peer);
+    session.attach(fd, rings, own, peer);
     if own < 0 || peer < 0 {
         // No room for another descriptor: the kernel's connection goes on.
         session.close_rings();

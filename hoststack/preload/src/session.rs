@@ -5,17 +5,17 @@
 use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
-use crate::{config, counters, hidden, real};
+use crate::{config, counters, descriptors, hidden, real};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Role, HEADER_BYTES};
 use core::net::SocketAddr;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use libc::c_int;
 
-/// A watch of a session in an epoll instance: the instance, and the descriptor it was added by.
-pub type Watch = (&'static Epoll, c_int);
+/// A watch of a session in an epoll instance: the instance, and the entry's place in it.
+pub type Watch = (&'static Epoll, usize);
 
 /// What does not change while a session lives.
 #[derive(Clone, Copy)]
@@ -39,6 +39,8 @@ pub struct Session {
     /// Rings: the shared memory, once this end is attached.
     memory: AtomicPtr<u8>,
     length: AtomicUsize,
+    /// The kernel's number of the socket, once this end is attached.
+    pub cookie: AtomicU64,
     /// Wakes this end; and the peer.
     pub own_event: AtomicI32,
     pub peer_event: AtomicI32,
@@ -149,6 +151,7 @@ impl Session {
             was_last: AtomicBool::new(false),
             memory: AtomicPtr::new(null_mut()),
             length: AtomicUsize::new(0),
+            cookie: AtomicU64::new(0),
             own_event: AtomicI32::new(-1),
             peer_event: AtomicI32::new(-1),
             mailbox: AtomicI32::new(-1),
@@ -219,15 +222,16 @@ impl Session {
     }
 
     /// attach gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
-    pub fn attach(&'static self, memory: Memory, own_event: c_int, peer_event: c_int) {
+    pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: c_int, peer_event: c_int) {
+        self.cookie.store(descriptors::cookie(fd).unwrap_or(0), Ordering::Relaxed);
         self.own_event.store(own_event, Ordering::Relaxed);
         self.peer_event.store(peer_event, Ordering::Relaxed);
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
         counters::ATTACHED.add(1);
         let watches = self.watches.lock().clone();
-        for (epoll, fd) in watches {
-            epoll.attach(fd);
+        for (epoll, slot) in watches {
+            epoll.attach(slot);
         }
         signal(self.early_event.load(Ordering::SeqCst));
     }

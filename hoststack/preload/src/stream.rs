@@ -280,8 +280,8 @@ fn recover(session: &Session) {
 /// resync tells the epoll instances who knows now whether the session is writable.
 fn resync(session: &'static Session) {
     let watches = session.watches.lock().clone();
-    for (epoll, fd) in watches {
-        epoll.resync(fd);
+    for (epoll, slot) in watches {
+        epoll.resync(slot);
     }
 }
 

@@ -3,7 +3,7 @@
 //! syscall(3): system calls that a program makes by their numbers, past the C library's function for each. libuv
 //! closes sockets so. Calls that may meet a session go the way of that function; all others go to the kernel.
 
-use crate::{api, config, real, table};
+use crate::{api, config, exec, real, table};
 use core::arch::asm;
 use libc::{c_int, c_long, c_uint, c_ulong, sigset_t};
 
@@ -24,6 +24,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
         match number {
             libc::SYS_close => api::close(fd).into(),
             libc::SYS_close_range => api::close_range(a as c_uint, b as c_uint, c as c_int).into(),
+            libc::SYS_pidfd_getfd => api::pidfd_getfd(fd, b as c_int, c as c_uint).into(),
             libc::SYS_dup => api::dup(fd).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_dup2 => api::dup2(fd, b as c_int).into(),
@@ -34,7 +35,8 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_sendmsg => api::sendmsg(fd, b as _, c as c_int) as c_long,
             libc::SYS_sendmmsg => api::sendmmsg(fd, b as _, c as c_uint, d as c_int).into(),
             libc::SYS_splice => api::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long,
-            libc::SYS_execve => api::execve(a as _, b as _, c as _).into(),
+            libc::SYS_execve => exec::execve(a as _, b as _, c as _).into(),
+            libc::SYS_execveat => exec::execveat(fd, b as _, c as _, d as _, e as c_int).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_create => api::epoll_create(fd).into(),
             libc::SYS_epoll_create1 => api::epoll_create1(fd).into(),

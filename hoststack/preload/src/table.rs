@@ -154,6 +154,11 @@ pub fn set_hidden(fd: c_int, hidden: bool) {
     }
 }
 
+/// note has `descriptors` include a number.
+pub fn note(fd: c_int) {
+    entry(fd);
+}
+
 /// descriptors are the numbers whose chunk was ever used.
 pub fn descriptors() -> impl Iterator<Item = c_int> {
     let used = (0..CHUNKS).filter(|&i| !TABLE[i].load(Ordering::Acquire).is_null());

@@ -168,7 +168,23 @@ pub fn passed_before_rings() {
     close(here.into_raw_fd());
 }
 
-fn pass_descriptor(socket: c_int, fd: c_int) -> String {
+pub fn pass_descriptor(socket: c_int, fd: c_int) -> String {
+    // SAFETY: the message lives as long as the call.
+    pass(fd, |message| outcome(unsafe { libc::sendmsg(socket, message, 0) }))
+}
+
+/// pass_in_list is pass_descriptor by sendmmsg(2), whose first message carries nothing.
+pub fn pass_in_list(socket: c_int, fd: c_int) -> String {
+    pass(fd, |carrier| {
+        // SAFETY: zero is a valid message without octets.
+        let mut list: [libc::mmsghdr; 2] = unsafe { std::mem::zeroed() };
+        list[1].msg_hdr = *carrier;
+        // SAFETY: two messages.
+        outcome(unsafe { libc::sendmmsg(socket, list.as_mut_ptr(), 2, 0) } as isize)
+    })
+}
+
+fn pass(fd: c_int, send: impl Fn(&libc::msghdr) -> String) -> String {
     let mut octet = *b"!";
     let mut list = parts(&mut [&mut octet]);
     let mut control = [0u64; 4];
@@ -182,11 +198,11 @@ fn pass_descriptor(socket: c_int, fd: c_int) -> String {
         (*header).cmsg_type = libc::SCM_RIGHTS;
         (*header).cmsg_len = libc::CMSG_LEN(4) as _;
         libc::CMSG_DATA(header).cast::<c_int>().write(fd);
-        outcome(libc::sendmsg(socket, &message, 0))
     }
+    send(&message)
 }
 
-fn receive_descriptor(socket: c_int) -> c_int {
+pub fn receive_descriptor(socket: c_int) -> c_int {
     let mut octet = [0u8];
     let mut list = parts(&mut [&mut octet]);
     let mut control = [0u64; 4];

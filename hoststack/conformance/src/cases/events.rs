@@ -190,6 +190,104 @@ pub fn copied_descriptor() {
     close(e);
 }
 
+/// One of two copies is deleted; a wait that begins afterwards is woken for the other.
+pub fn copies_added_in_turn() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(p.acceptor) };
+    add(e, p.acceptor, EPOLLIN, 1);
+    add(e, copy, EPOLLIN, 2);
+    note("delete one", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    note("nothing", wait(e, 8, 0));
+    for round in 0..3 {
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            send(p.connector, b"abc", 0);
+        });
+        note("the other", wait(e, 8, SOON));
+        note("recv", recv(copy, 9, 0));
+        later.join().unwrap();
+        if round == 1 {
+            // Another session in the place of the first one.
+            add(e, q.acceptor, EPOLLIN, 3);
+            note("nothing", wait(e, 8, 0));
+        }
+    }
+    close(copy);
+    p.close();
+    q.close();
+    close(e);
+}
+
+/// The descriptor by which a connection was added is closed, and its number is used again, while a copy is open.
+pub fn closed_while_copied() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(p.acceptor) };
+    add(e, p.acceptor, EPOLLIN, 1);
+    close(p.acceptor);
+    note("delete", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    send(p.connector, b"abc", 0);
+    note("readable", wait(e, 8, SOON));
+    note("recv", recv(copy, 9, 0));
+    // SAFETY: a copy of a descriptor.
+    note("the number again", unsafe { libc::dup2(q.acceptor, p.acceptor) } == p.acceptor);
+    note("modify", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLIN, 2));
+    note("add", control(e, EPOLL_CTL_ADD, p.acceptor, EPOLLIN, 2));
+    note("nothing", wait(e, 8, 0));
+    for data in [b"a", b"b"] {
+        send(p.connector, data, 0);
+        note("the first", wait(e, 8, SOON));
+        send(q.connector, data, 0);
+        note("both", wait(e, 8, SOON));
+        note("recv", format!("{} {}", recv(copy, 9, 0), recv(q.acceptor, 9, 0)));
+    }
+    note("modify", control(e, EPOLL_CTL_MOD, p.acceptor, EPOLLOUT, 3));
+    note("writable", wait(e, 8, SOON));
+    note("delete", control(e, EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    close(p.connector);
+    note("end of the first", wait(e, 8, SOON));
+    note("recv", recv(copy, 9, 0));
+    close(copy);
+    note("closed", wait(e, 8, 0));
+    close(p.acceptor);
+    q.close();
+    close(e);
+}
+
+/// A child closes what it inherits. Its parent is told as before.
+pub fn closed_in_child() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 1);
+    // SAFETY: dup of a descriptor.
+    let copy = unsafe { libc::dup(q.acceptor) };
+    add(e, q.acceptor, EPOLLIN, 2);
+    note("nothing", wait(e, 8, 0));
+    let child = in_child(|| {
+        p.close();
+        q.close();
+    });
+    note("child", end_of(child));
+    for pair in [p, q] {
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            send(pair.connector, b"abc", 0);
+        });
+        note("readable", wait(e, 8, SOON));
+        note("recv", recv(pair.acceptor, 9, 0));
+        later.join().unwrap();
+    }
+    note("modify", control(e, EPOLL_CTL_MOD, q.acceptor, EPOLLIN | EPOLLOUT, 3));
+    note("writable", wait(e, 8, SOON));
+    close(copy);
+    p.close();
+    q.close();
+    close(e);
+}
+
 pub fn poll_and_select() {
     let (p, q) = (pair(), pair());
     let select = |milliseconds: i64| {

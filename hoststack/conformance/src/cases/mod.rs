@@ -7,8 +7,10 @@ mod connections;
 mod copies;
 mod ends;
 mod events;
+mod exec;
 mod hostile;
 mod offers;
+mod refusals;
 mod streams;
 mod waits;
 
@@ -41,6 +43,12 @@ macro_rules! cases {
             Case { name: "forked_before_rings", run: copies::forked_before_rings, expects: Expects::Kernel },
             Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
             Case { name: "wrong_offers", run: offers::wrong_offers, expects: Expects::OneOffer },
+            Case { name: "offer_of_another_user", run: refusals::offer_of_another_user, expects: Expects::Kernel },
+            Case { name: "mailbox_of_another_user", run: refusals::mailbox_of_another_user, expects: Expects::Kernel },
+            Case { name: "without_memfd", run: refusals::without_memfd, expects: Expects::Kernel },
+            Case { name: "without_eventfd", run: refusals::without_eventfd, expects: Expects::Kernel },
+            Case { name: "without_netlink", run: refusals::without_netlink, expects: Expects::Kernel },
+            Case { name: "without_unix_sockets", run: refusals::without_unix_sockets, expects: Expects::Kernel },
             Case { name: "passed_before_rings", run: copies::passed_before_rings, expects: Expects::Kernel },
         ];
     };
@@ -50,8 +58,9 @@ cases! {
     streams { all_calls, by_number, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
     connections { families }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
-    events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, poll_and_select, events_before_rings, added_before_connect, writable, many }
+    events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, poll_and_select, events_before_rings, added_before_connect, writable, many }
     copies { duplicates, forked, forked_and_killed, forked_and_ended, closed_ranges, executed }
+    exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
     bulk { both_directions, many_writers }
 }

@@ -16,7 +16,7 @@ const CAPACITY: u32 = 65536;
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// Offer is what is sent to a mailbox.
-struct Offer {
+pub struct Offer {
     size: usize,
     seals: c_int,
     /// The memory has a header, in which some words are replaced.
@@ -29,7 +29,7 @@ struct Offer {
 
 impl Offer {
     /// right is an offer as the library makes it.
-    fn right(p: Pair) -> Self {
+    pub fn right(p: Pair) -> Self {
         let (server, client) = ends(p.acceptor);
         let mut text = Vec::new();
         text.extend(octets(server.ip()));
@@ -124,7 +124,7 @@ fn wrong_offer(change: Change) -> String {
 }
 
 /// ask sends requests, whose answers are not the library's.
-fn ask(p: Pair) -> String {
+pub fn ask(p: Pair) -> String {
     let mut answers = String::new();
     for _ in 0..8 {
         assert_eq!(send(p.connector, b"q", 0), 1);
@@ -141,7 +141,7 @@ fn ask(p: Pair) -> String {
 }
 
 /// deliver sends an offer to the connector's mailbox. Without the library there is none.
-fn deliver(p: Pair, mut offer: Offer) {
+pub fn deliver(p: Pair, mut offer: Offer) {
     if offer.descriptors.first() == Some(&-1) {
         offer.descriptors[0] = offer.memory();
     }
@@ -154,21 +154,29 @@ fn deliver(p: Pair, mut offer: Offer) {
 }
 
 fn mailbox(connector: c_int) -> c_int {
+    let (address, length) = mailbox_address(connector);
+    // SAFETY: the address is this function's.
+    unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        let connected = libc::connect(socket, from_ref(&address).cast(), length);
+        assert_eq!(connected, 0, "the mailbox of the connector: {}", name(errno()));
+        socket
+    }
+}
+
+/// mailbox_address is the name that belongs to a connector's socket.
+pub fn mailbox_address(connector: c_int) -> (libc::sockaddr_un, socklen_t) {
     let (mut cookie, mut length) = (0u64, 8 as socklen_t);
-    // SAFETY: SO_COOKIE stores eight octets; the address is this function's.
+    // SAFETY: SO_COOKIE stores eight octets.
     unsafe {
         libc::getsockopt(connector, libc::SOL_SOCKET, libc::SO_COOKIE, from_mut(&mut cookie).cast(), &mut length);
-        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
         let mut address: libc::sockaddr_un = zeroed();
         address.sun_family = libc::AF_UNIX as libc::sa_family_t;
         let path = format!("\0beeline-hoststack-1/{cookie:016x}");
         for (to, from) in address.sun_path.iter_mut().zip(path.bytes()) {
             *to = from as libc::c_char;
         }
-        let length = (size_of::<libc::sa_family_t>() + path.len()) as socklen_t;
-        let connected = libc::connect(socket, from_ref(&address).cast(), length);
-        assert_eq!(connected, 0, "the mailbox of the connector: {}", name(errno()));
-        socket
+        (address, (size_of::<libc::sa_family_t>() + path.len()) as socklen_t)
     }
 }
 

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Connections that stay on the kernel because a system call is not allowed, or another user interferes.
+
+use super::offers;
+use crate::sys::*;
+use libc::{c_int, c_long, sock_filter, AF_NETLINK, AF_UNIX};
+use std::io::Write;
+use std::mem::offset_of;
+
+const NOBODY: libc::uid_t = 65534;
+
+/// as_nobody runs `f` in a child of another user than the one who runs the cases. The child is made by a system call:
+/// the library keeps connections on the kernel that fork(2) copies.
+fn as_nobody(f: impl FnOnce()) -> c_int {
+    std::io::stdout().flush().expect("flush");
+    // SAFETY: a child as fork makes it, which runs only `f` and ends.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+        0 => {
+            // SAFETY: changes the user of the child.
+            unsafe { assert_eq!((libc::setgid(NOBODY), libc::setuid(NOBODY)), (0, 0)) };
+            f();
+            std::io::stdout().flush().expect("flush");
+            // SAFETY: the end of the child.
+            unsafe { libc::_exit(0) }
+        }
+        child => child as c_int,
+    }
+}
+
+/// An offer that is right, but that another user makes who has no end of the connection.
+pub fn offer_of_another_user() {
+    let p = fresh();
+    note("before", offers::ask(p));
+    let child = as_nobody(|| {
+        offers::deliver(p, offers::Offer::right(p));
+    });
+    note("child", end_of(child));
+    note("after", offers::ask(p));
+    p.close();
+}
+
+/// Another user has the name of the connector's mailbox.
+pub fn mailbox_of_another_user() {
+    let p = fresh();
+    let (address, length) = offers::mailbox_address(p.connector);
+    let (ready, is_ready) = std::io::pipe().unwrap();
+    let child = as_nobody(|| {
+        // SAFETY: socket calls with an address of the case.
+        let mailbox = unsafe {
+            let fd = libc::socket(AF_UNIX, libc::SOCK_SEQPACKET, 0);
+            assert_eq!(libc::bind(fd, std::ptr::from_ref(&address).cast(), length), 0, "{}", name(errno()));
+            assert_eq!(libc::listen(fd, 8), 0);
+            fd
+        };
+        drop(is_ready);
+        let visited = poll(mailbox, libc::POLLIN, if counters().is_some() { 5000 } else { 0 });
+        assert_eq!(visited.starts_with('1'), counters().is_some(), "a visit to the mailbox: {visited}");
+        // SAFETY: accept without an address; no visitor is no descriptor.
+        let visitor = unsafe {
+            libc::fcntl(mailbox, libc::F_SETFL, libc::O_NONBLOCK);
+            libc::accept(mailbox, std::ptr::null_mut(), std::ptr::null_mut())
+        };
+        let message = recv(visitor, 100, 0);
+        note("message", if message.starts_with('0') || visitor < 0 { "none" } else { &message });
+    });
+    std::io::Read::read(&mut &ready, &mut [0]).unwrap(); // the end of the pipe: the mailbox is there
+    for _ in 0..8 {
+        // SAFETY: one octet, which lives as long as the calls. The library does not see the connector's.
+        unsafe {
+            let (fd, mut octet) = (p.connector as usize, 0u8);
+            let place = std::ptr::from_mut(&mut octet) as usize;
+            enter(libc::SYS_write, [fd, place, 1]);
+            recv(p.acceptor, 1, 0);
+            send(p.acceptor, b"x", 0);
+            enter(libc::SYS_read, [fd, place, 1]);
+        }
+    }
+    note("child", end_of(child));
+    p.close();
+}
+
+/// forbid has a system call fail with EPERM from now on, always or with a first argument.
+fn forbid(call: c_long, argument: Option<c_int>) {
+    let load = |offset: usize| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32);
+    let unless = |value: u32, skip: u8| sock_filter {
+        jf: skip,
+        ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value)
+    };
+    let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
+    let mut filter = vec![load(offset_of!(libc::seccomp_data, nr))];
+    match argument {
+        Some(argument) => filter.extend([
+            unless(call as u32, 3),
+            load(offset_of!(libc::seccomp_data, args)),
+            unless(argument as u32, 1),
+        ]),
+        None => filter.push(unless(call as u32, 1)),
+    }
+    filter.push(answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    filter.push(answer(libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program lives as long as the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0, "{}", name(errno()));
+    }
+}
+
+fn statement(code: u32, k: u32) -> sock_filter {
+    sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+pub fn without_memfd() {
+    forbid(libc::SYS_memfd_create, None);
+    converse();
+}
+
+pub fn without_eventfd() {
+    forbid(libc::SYS_eventfd2, None);
+    converse();
+}
+
+pub fn without_netlink() {
+    forbid(libc::SYS_socket, Some(AF_NETLINK));
+    converse();
+}
+
+pub fn without_unix_sockets() {
+    forbid(libc::SYS_socket, Some(AF_UNIX));
+    converse();
+}
+
+/// converse uses a connection in several ways, with waits.
+fn converse() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, libc::EPOLLIN, 1);
+    for _ in 0..2 {
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            send(p.connector, b"request", 0)
+        });
+        note("readable", wait(e, 8, 5000));
+        note("recv", recv(p.acceptor, 9, 0));
+        note("sent", later.join().unwrap());
+    }
+    let later = std::thread::spawn(move || recv(p.connector, 9, 0));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    send(p.acceptor, b"reply", 0);
+    note("reply", later.join().unwrap());
+    p.close();
+    close(e);
+}
