@@ -386,7 +386,8 @@ exported! {
     }
 }
 
-/// replace runs a call that makes `to` a copy of `from`, and closes what `to` was.
+/// replace runs a call that makes `to` a copy of `from`, and closes what `to` was. The C library reads and writes standard
+/// input, output and error without the functions of this library, so a connection leaves its rings for them if it can.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let vfork = lock::in_vfork_child();
     if table::is_hidden(to) && !vfork {
@@ -395,6 +396,9 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: fcntl of a number.
     if unsafe { real::fcntl(from, libc::F_GETFD, 0) } >= 0 {
         descriptors::closing(to);
+    }
+    if (0..=2).contains(&to) && !vfork {
+        descriptors::leave_rings(from);
     }
     let made = call();
     descriptors::copied(from, made);

@@ -25,6 +25,7 @@ mod offer;
 mod owners;
 mod parts;
 mod poll;
+mod print;
 mod real;
 #[cfg(not(test))]
 mod runtime;

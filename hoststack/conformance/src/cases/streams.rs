@@ -82,6 +82,41 @@ pub fn by_number() {
     close(e);
 }
 
+extern "C" {
+    fn dprintf(fd: libc::c_int, format: *const libc::c_char, ...) -> libc::c_int;
+    fn __dprintf_chk(fd: libc::c_int, flag: libc::c_int, format: *const libc::c_char, ...) -> libc::c_int;
+}
+
+/// What the C library formats and writes, with arguments of both kinds in registers and on the stack.
+pub fn printed() {
+    let p = pair();
+    let (fd, flag, text) = (p.connector, 1, c"text".as_ptr());
+    let format = c"%d %s %.1f %d %d %d %d %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %d".as_ptr();
+    // SAFETY: as many arguments of each type as the format names.
+    unsafe {
+        note("dprintf", dprintf(fd, c"%s, %.2f, %d".as_ptr(), text, 2.5, 7));
+        note("octets", recv(p.acceptor, 100, 0));
+        note("without numbers", dprintf(fd, c"plain".as_ptr()));
+        note("octets", recv(p.acceptor, 100, 0));
+        let n = dprintf(fd, format, 1, text, 2.5, 3, 4, 5, 6, 7.5, 8.5, 9.5, 1.5, 2.5, 3.5, 4.5, 5.5, 16);
+        note("with many", n);
+        note("octets", octets_of(&p));
+        let n = __dprintf_chk(fd, flag, format, 1, text, 2.5, 3, 4, 5, 6, 7.5, 8.5, 9.5, 1.5, 2.5, 3.5, 4.5, 5.5, 16);
+        note("checked", n);
+        note("octets", octets_of(&p));
+        libc::shutdown(fd, libc::SHUT_WR);
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        note("after the end", outcome(dprintf(fd, c"%s".as_ptr(), text) as isize));
+    }
+    p.close();
+}
+
+/// octets_of are all that have arrived, in pieces that can be shown whole.
+fn octets_of(p: &crate::sys::Pair) -> String {
+    let pieces = [recv(p.acceptor, 36, 0), recv(p.acceptor, 36, libc::MSG_DONTWAIT)];
+    pieces.join("|")
+}
+
 pub fn flags() {
     let p = pair();
     note("recv of nothing", recv(p.acceptor, 10, MSG_DONTWAIT));
