@@ -230,10 +230,11 @@ pub fn before_fork() {
 }
 
 /// after_fork counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with
-/// the parent's.
+/// the parent's. The only watcher of a session, if it has one, is the parent's.
 pub fn after_fork() {
     for session in table::descriptors().filter_map(table::session) {
         session.side().owners.adopt();
         session.close_mailbox();
+        session.watcher.store(core::ptr::dangling_mut(), Ordering::Relaxed);
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
-use crate::session::{make_event, signal, Session};
+use crate::session::{make_event, signal, Rings, Session};
 use crate::side::Phase;
 use crate::syscall::direct;
 use crate::{hidden, lock, real};
@@ -30,6 +30,9 @@ const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
 
+/// Looks at a session without news after which its peer is asked to wake this end.
+const PATIENCE: u32 = 64;
+
 pub struct Epoll {
     fd: AtomicI32,
     /// The process that made it. A child of fork has the same instance of the kernel, but must not change it.
@@ -48,6 +51,8 @@ struct Inner {
     free: Vec<usize>,
     by_fd: BTreeMap<c_int, usize>,
     queue: VecDeque<usize>,
+    /// Entries without news whose peers are not asked to wake this end: each wait looks at them.
+    hot: Vec<usize>,
     kernel_first: bool,
     /// The number of the wait that reports now.
     turn: u64,
@@ -69,6 +74,11 @@ struct Entry {
     /// What the kernel reported for the socket since then.
     kernel: u32,
     has_event: bool,
+    /// It is in the list of hot entries, and was looked at as often without news.
+    hot: bool,
+    looks: u32,
+    /// The peer's index at the last edge.
+    seen: u64,
     /// The wait that reported it last: each reports an entry once.
     turn: u64,
 }
@@ -165,6 +175,7 @@ impl Epoll {
         for entry in entries.into_iter().flatten() {
             entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::eq(epoll, self));
             self.unregister(&entry);
+            entry.session.is_not_watched_by(self);
             entry.session.let_go();
         }
         hidden::dispose(self.nudge.swap(-1, Ordering::Relaxed));
@@ -180,6 +191,7 @@ impl Epoll {
         let Some(event) = make_event() else { return };
         let _ = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32, &Tag::Nudge);
         self.nudge.store(event, Ordering::Relaxed);
+        inner.cool_all();
         self.update_nudge(&mut inner);
     }
 
@@ -235,6 +247,9 @@ impl Epoll {
             fresh: true,
             kernel: 0,
             has_event: false,
+            hot: false,
+            looks: 0,
+            seen: 0,
             turn: 0,
         };
         let events = entry.kernel_events();
@@ -306,9 +321,13 @@ impl Epoll {
     /// forget removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
     fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
         let Some(entry) = inner.remove(slot) else { return };
+        let other = inner.slot_of(entry.session);
+        if other.is_none() {
+            entry.session.is_not_watched_by(self);
+        }
         if entry.has_event && in_kernel {
             let event = entry.session.own_event.load(Ordering::Relaxed);
-            let _ = match inner.slot_of(entry.session) {
+            let _ = match other {
                 Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &Tag::Event(other)),
                 None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Nudge),
             };
@@ -388,6 +407,7 @@ impl Epoll {
     /// collect moves ready entries of the queue to `out`.
     fn collect(&self, turn: u64, out: &mut [epoll_event]) -> usize {
         let mut inner = self.inner.lock();
+        inner.look(self);
         inner.turn = turn;
         let mut n = 0;
         for _ in 0..inner.queue.len() {
@@ -409,6 +429,7 @@ impl Epoll {
     /// report stores the events of an entry, if it has any, and decides whether it stays in the queue.
     fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut epoll_event) -> bool {
         let turn = inner.turn;
+        let lazy = self.is_polled_by_one_thread();
         let Some(entry) = &mut inner.entries[slot] else { return false };
         entry.queued = false;
         if entry.turn == turn {
@@ -416,10 +437,15 @@ impl Epoll {
             return false;
         }
         let by_kernel = entry.kernel != 0;
-        let events = entry.take_ready();
+        let was_hot = entry.hot;
+        let events = entry.take_ready(lazy.then_some(self));
+        if entry.hot && !was_hot {
+            inner.hot.push(slot);
+        }
         if events == 0 {
             return false;
         }
+        let Some(entry) = &mut inner.entries[slot] else { return false };
         *out = epoll_event { events, u64: entry.data };
         entry.turn = turn;
         if entry.events & ONESHOT != 0 {
@@ -432,6 +458,12 @@ impl Epoll {
             inner.enqueue(slot);
         }
         true
+    }
+
+    /// is_polled_by_one_thread reports whether nobody else sleeps on the instance: then the next wait of this thread looks
+    /// at hot entries before it sleeps.
+    fn is_polled_by_one_thread(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.load(Ordering::Relaxed) < 0
     }
 
     /// sort goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
@@ -501,14 +533,24 @@ impl Epoll {
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let idle = !has_others && self.inner.lock().queue.is_empty();
+        let idle = !has_others && self.inner.lock().fall_asleep();
         let left = match idle {
             true => deadline.left(),
             false => Some(Duration::ZERO),
         };
         let result = kernel_wait(fd, out, left, mask);
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        if self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.wake_up();
+        }
         Ok(self.sort(out, result?))
+    }
+
+    /// wake_up has peers of hot entries publish without waking this end, unless another thread has fallen asleep since.
+    fn wake_up(&self) {
+        let inner = self.inner.lock();
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            inner.hot_rings().for_each(|rings| rings.receive().consumer_is_awake());
+        }
     }
 
     /// translate sorts what a wait returned that began before the instance had sessions.
@@ -567,6 +609,7 @@ impl Inner {
             self.by_fd.remove(&entry.fd);
         }
         self.queue.retain(|&queued| queued != slot);
+        self.hot.retain(|&hot| hot != slot);
         self.free.push(slot);
         Some(entry)
     }
@@ -580,6 +623,64 @@ impl Inner {
                 self.enqueue(slot);
             }
         }
+    }
+
+    /// look enqueues hot entries that have news. Those without stay, for a while.
+    fn look(&mut self, epoll: &Epoll) {
+        self.review(|entry| {
+            entry.looks += 1;
+            let stays = entry.looks < PATIENCE && !entry.disabled && entry.session.watched_only_by(epoll);
+            if !stays {
+                entry.publish_waits();
+            }
+            (stays, entry.has_news())
+        });
+    }
+
+    /// cool_all has peers of all hot entries wake this end.
+    fn cool_all(&mut self) {
+        self.review(|entry| {
+            entry.publish_waits();
+            (false, entry.has_news())
+        });
+    }
+
+    /// review asks for each hot entry whether it stays hot, and whether it has news.
+    fn review(&mut self, judge: impl Fn(&mut Entry) -> (bool, bool)) {
+        let mut i = 0;
+        while let Some(&slot) = self.hot.get(i) {
+            let (stays, news) = self.entries[slot].as_mut().map_or((false, false), &judge);
+            if stays && !news {
+                i += 1;
+                continue;
+            }
+            self.hot.swap_remove(i);
+            if let Some(entry) = &mut self.entries[slot] {
+                entry.hot = false;
+                entry.fresh |= news;
+            }
+            if news {
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    /// fall_asleep has peers of hot entries wake this end for their next octets; false if there are some already, or
+    /// other work.
+    fn fall_asleep(&mut self) -> bool {
+        if !self.queue.is_empty() {
+            return false;
+        }
+        self.hot_rings().for_each(|rings| rings.receive().consumer_sleeps());
+        !self.hot_entries().any(Entry::has_news)
+    }
+
+    fn hot_entries(&self) -> impl Iterator<Item = &Entry> {
+        self.hot.iter().filter_map(|&slot| self.entry(slot))
+    }
+
+    fn hot_rings(&self) -> impl Iterator<Item = Rings> + '_ {
+        self.hot_entries().filter_map(|entry| entry.session.rings())
     }
 
     fn enqueue(&mut self, slot: usize) {
@@ -623,15 +724,16 @@ impl Entry {
         }
     }
 
-    /// take_ready returns what is to be reported now. Without any, the peer wakes this end for the next.
-    fn take_ready(&mut self) -> u32 {
+    /// take_ready returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
+    /// `looks`, or because the peer wakes this end.
+    fn take_ready(&mut self, looks: Option<&Epoll>) -> u32 {
         if self.disabled {
             return 0;
         }
         let kernel = core::mem::take(&mut self.kernel);
         let ring = match self.events & ET != 0 {
-            true => self.ring_edge(),
-            false => self.ring_level(),
+            true => self.ring_edge(looks),
+            false => self.ring_level(looks),
         };
         self.merge(kernel, ring)
     }
@@ -639,28 +741,50 @@ impl Entry {
     /// has_something is take_ready without taking.
     fn has_something(&mut self) -> bool {
         let fresh = self.fresh;
-        let (kernel, events) = (self.kernel, self.take_ready());
+        let (kernel, events) = (self.kernel, self.take_ready(None));
         (self.kernel, self.fresh) = (kernel, fresh && events != 0);
         events != 0
     }
 
     /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
     /// takes what there is.
-    fn ring_edge(&mut self) -> u32 {
+    fn ring_edge(&mut self, looks: Option<&Epoll>) -> u32 {
         if !core::mem::take(&mut self.fresh) {
             return 0;
         }
-        self.publish_waits();
+        self.expect(looks);
         self.ring_ready()
     }
 
-    fn ring_level(&self) -> u32 {
+    fn ring_level(&mut self, looks: Option<&Epoll>) -> u32 {
         let ready = self.ring_ready();
         if ready != 0 {
             return ready;
         }
-        self.publish_waits();
+        self.expect(looks);
         self.ring_ready()
+    }
+
+    /// expect has the next change noticed.
+    fn expect(&mut self, looks: Option<&Epoll>) {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
+        let reads = self.events & READ_BITS != 0;
+        match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
+            Some(_) => {
+                (self.hot, self.looks, self.seen) = (true, 0, rings.receive().mark());
+                self.publish_writer_waits(&rings);
+            }
+            None => self.publish_waits(),
+        }
+    }
+
+    /// has_news reports whether a hot entry has something to report.
+    fn has_news(&self) -> bool {
+        let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
+        match self.events & ET != 0 {
+            true => rings.receive().mark() != self.seen,
+            false => self.session.is_readable(&rings),
+        }
     }
 
     fn merge(&self, kernel: u32, ring: u32) -> u32 {
@@ -685,7 +809,13 @@ impl Entry {
         if self.events & READ_BITS != 0 {
             rings.receive().consumer_waits();
         }
-        if self.events & WRITE_BITS != 0 && self.session.side().send.phase() == Phase::Ring {
+        self.publish_writer_waits(&rings);
+    }
+
+    /// publish_writer_waits is for a full ring. As on the kernel, one that was never full reports no edge.
+    fn publish_writer_waits(&self, rings: &Rings) {
+        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {
             rings.send().producer_waits();
         }
     }

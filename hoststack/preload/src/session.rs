@@ -58,6 +58,8 @@ pub struct Session {
     /// The kernel's connection may have ended: ask it before the next octets go into the ring.
     pub suspect: AtomicBool,
     pub watches: Lock<Vec<Watch>>,
+    /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
+    pub watcher: AtomicPtr<Epoll>,
 }
 
 /// Sessions that are not in use. They are never freed, so that a reader of the table can hold one safely.
@@ -162,6 +164,7 @@ impl Session {
             anticipated: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
             watches: Lock::new(Vec::new()),
+            watcher: AtomicPtr::new(null_mut()),
         }
     }
 
@@ -188,6 +191,7 @@ impl Session {
             hidden::dispose(descriptor.swap(-1, Ordering::AcqRel));
         }
         self.watches.lock().clear();
+        self.watcher.store(null_mut(), Ordering::Relaxed);
         let identity = self.identity.lock().take();
         if let Some(identity) = identity.filter(|_| self.was_last.load(Ordering::Relaxed)) {
             identity.side.free();
@@ -234,6 +238,18 @@ impl Session {
             epoll.attach(slot);
         }
         signal(self.early_event.load(Ordering::SeqCst));
+    }
+
+    /// watched_only_by reports whether `epoll` is, or becomes, the only watcher.
+    pub fn watched_only_by(&self, epoll: &Epoll) -> bool {
+        let this = core::ptr::from_ref(epoll).cast_mut();
+        let claimed = self.watcher.compare_exchange(null_mut(), this, Ordering::AcqRel, Ordering::Acquire);
+        claimed.is_ok() || claimed == Err(this)
+    }
+
+    pub fn is_not_watched_by(&self, epoll: &Epoll) {
+        let this = core::ptr::from_ref(epoll).cast_mut();
+        let _ = self.watcher.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// close_rings leaves what follows in both directions to the kernel.

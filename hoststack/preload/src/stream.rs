@@ -330,7 +330,12 @@ fn ring_send(session: &'static Session, fd: c_int, rings: &Rings, parts: &Parts)
     }
     let way = &session.side().send;
     let tail = way.index.load(Ordering::Relaxed);
-    let free = rings.send().free(tail, rings.capacity)?;
+    let mut free = rings.send().free(tail, rings.capacity)?;
+    if parts.length() as u64 > free {
+        // The program may wait for EPOLLOUT after a short send, as on the kernel, and only then.
+        rings.send().producer_waits();
+        free = rings.send().free(tail, rings.capacity)?;
+    }
     let count = parts.length().min(free as usize);
     if count == 0 {
         return Ok(match rings.send().is_closed() {

@@ -21,6 +21,11 @@ const CLOSED: u64 = 1;
 /// `start` until the producer has moved to the ring.
 const UNKNOWN: u64 = u64::MAX;
 
+/// Why a consumer is to be woken: a thread of it waits, whoever that is; and the one worker sleeps that otherwise looks
+/// by itself. The latter is taken back when the worker is awake, the former is not.
+const WAITS: u32 = 1;
+const SLEEPS: u32 = 2;
+
 /// The peer wrote an index that cannot be.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Violation;
@@ -118,6 +123,11 @@ impl Direction {
         Ok((filled, word & CLOSED != 0))
     }
 
+    /// mark changes whenever the producer publishes.
+    pub fn mark(&self) -> u64 {
+        self.produced.tail.load(Ordering::Acquire) >> 1
+    }
+
     /// release gives the octets before `head` back to the producer.
     pub fn release(&self, head: u64) {
         self.consumed.head.store(head, Ordering::Release);
@@ -125,8 +135,21 @@ impl Direction {
 
     /// consumer_waits publishes that the consumer may sleep. It has to check `available` afterwards.
     pub fn consumer_waits(&self) {
-        self.consumed.waits.store(1, Ordering::Relaxed);
+        self.consumed.waits.fetch_or(WAITS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
+    }
+
+    /// consumer_sleeps is consumer_waits for the only worker that looks without being woken while it is awake.
+    pub fn consumer_sleeps(&self) {
+        self.consumed.waits.fetch_or(SLEEPS, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// consumer_is_awake takes consumer_sleeps back.
+    pub fn consumer_is_awake(&self) {
+        if self.consumed.waits.load(Ordering::Relaxed) & SLEEPS != 0 {
+            self.consumed.waits.fetch_and(!SLEEPS, Ordering::Relaxed);
+        }
     }
 
     /// wake_consumer reports, after `publish`, whether the consumer has to be woken: once for each wait.

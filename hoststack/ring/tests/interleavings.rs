@@ -104,6 +104,40 @@ fn a_sleeping_consumer_is_woken_by_the_next_octet() {
     });
 }
 
+/// A worker that wakes and looks by itself does not take the wish of a thread that waits for the same octet.
+#[test]
+fn a_thread_is_woken_beside_a_worker_that_is_awake() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let (producer, worker) = (shared.clone(), shared.clone());
+        let producer = thread::spawn(move || send(&producer, &mut 0, 1));
+        let worker = thread::spawn(move || {
+            worker.direction.consumer_sleeps();
+            worker.direction.consumer_is_awake();
+        });
+        assert_eq!(receive(&shared, &mut 0), 1);
+        producer.join().unwrap();
+        worker.join().unwrap();
+    });
+}
+
+/// A worker that was awake meanwhile is woken when it sleeps again.
+#[test]
+fn a_worker_that_sleeps_again_is_woken() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let other = shared.clone();
+        let producer = thread::spawn(move || send(&other, &mut 0, 1));
+        shared.direction.consumer_sleeps();
+        shared.direction.consumer_is_awake();
+        shared.direction.consumer_sleeps();
+        if shared.direction.available(0, CAPACITY).unwrap().0 == 0 {
+            shared.consumer_event.wait();
+        }
+        producer.join().unwrap();
+    });
+}
+
 #[test]
 fn a_sleeping_producer_is_woken_when_there_is_room() {
     loom::model(|| {
