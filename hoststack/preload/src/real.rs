@@ -2,7 +2,7 @@
 
 //! The C library's own functions, behind those that this library exports under the same names.
 
-use crate::syscall::direct;
+use crate::api::syscall::direct;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,

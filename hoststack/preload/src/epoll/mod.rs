@@ -5,23 +5,29 @@
 //! A session is in the kernel's instance twice: its socket, for the kernel's connection and its end, and its event,
 //! edge-triggered, which the peer writes when this end has published that it may sleep. Both carry a tag instead of the
 //! program's data. Which sessions may be ready is a queue here, as it is in the kernel for sockets: a session
-//! leaves the queue when its rings have nothing, after it has published that it waits.
+//! leaves the queue when its rings have nothing. Then the next wait looks at it, and before a thread sleeps, the peer is
+//! asked to wake it.
 
+mod entry;
+mod queue;
+mod tag;
+
+use crate::api::syscall::direct;
 use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
-use crate::session::{make_event, signal, Rings, Session};
-use crate::side::Phase;
-use crate::syscall::direct;
+use crate::session::{make_event, signal, Session};
 use crate::{hidden, lock, real};
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
+use entry::Entry;
 use libc::{
     c_int, epoll_event, sigset_t, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
 };
 use libc::{EPOLLRDHUP, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+use queue::Inner;
+use tag::Tag;
 
 const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
 const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
@@ -29,9 +35,6 @@ const END_BITS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
 const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
-
-/// Looks at a session without news after which its peer is asked to wake this end.
-const PATIENCE: u32 = 64;
 
 pub struct Epoll {
     fd: AtomicI32,
@@ -45,97 +48,10 @@ pub struct Epoll {
     inner: Lock<Inner>,
 }
 
-#[derive(Default)]
-struct Inner {
-    entries: Vec<Option<Entry>>,
-    free: Vec<usize>,
-    by_fd: BTreeMap<c_int, usize>,
-    queue: VecDeque<usize>,
-    /// Entries without news whose peers are not asked to wake this end: each wait looks at them.
-    hot: Vec<usize>,
-    kernel_first: bool,
-    /// The number of the wait that reports now.
-    turn: u64,
-}
-
-/// Entry is one session in one instance, as the program added it.
-struct Entry {
-    fd: c_int,
-    /// The number by which the kernel knows it: another one than `fd` if that is closed, but a copy of it is not.
-    registered: c_int,
-    session: &'static Session,
-    events: u32,
-    data: u64,
-    /// EPOLLONESHOT has reported, and the program has not enabled it again.
-    disabled: bool,
-    queued: bool,
-    /// Something happened since the last report: an edge.
-    fresh: bool,
-    /// What the kernel reported for the socket since then.
-    kernel: u32,
-    has_event: bool,
-    /// It is in the list of hot entries, and was looked at as often without news.
-    hot: bool,
-    looks: u32,
-    /// The peer's index at the last edge.
-    seen: u64,
-    /// The wait that reported it last: each reports an entry once.
-    turn: u64,
-}
-
 static POOL: Lock<Vec<&'static Epoll>> = Lock::new(Vec::new());
 
 /// Numbers of waits.
 static TURNS: AtomicU64 = AtomicU64::new(1);
-
-/// The upper half of tags, drawn once. No address of a program begins with these bits, and no number of a descriptor.
-static KEY: AtomicU32 = AtomicU32::new(0);
-
-/// Tag is what the kernel keeps for this library instead of a program's data.
-enum Tag {
-    Socket(usize),
-    Event(usize),
-    Nudge,
-}
-
-const EVENT_BIT: u64 = 1 << 31;
-const NUDGE: u64 = EVENT_BIT - 1;
-
-fn key() -> u64 {
-    let known = KEY.load(Ordering::Relaxed);
-    if known != 0 {
-        return u64::from(known) << 32;
-    }
-    let mut random = [0u8; 2];
-    // SAFETY: two octets of this function's own.
-    unsafe { libc::getrandom(random.as_mut_ptr().cast(), 2, libc::GRND_NONBLOCK) };
-    let drawn = 0xbee1_0000 | u32::from(u16::from_ne_bytes(random));
-    let _ = KEY.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed);
-    u64::from(KEY.load(Ordering::Relaxed)) << 32
-}
-
-impl Tag {
-    fn pack(&self) -> u64 {
-        key()
-            | match self {
-                Tag::Socket(slot) => *slot as u64,
-                Tag::Event(slot) => EVENT_BIT | *slot as u64,
-                Tag::Nudge => NUDGE,
-            }
-    }
-
-    fn unpack(data: u64) -> Option<Self> {
-        if data >> 32 << 32 != key() {
-            return None;
-        }
-        let slot = (data & (EVENT_BIT - 1)) as usize;
-        Some(match data & (2 * EVENT_BIT - 1) {
-            NUDGE => Tag::Nudge,
-            low if low & EVENT_BIT != 0 => Tag::Event(slot),
-            _ => Tag::Socket(slot),
-        })
-    }
-}
 
 impl Epoll {
     pub fn make(fd: c_int) -> &'static Epoll {
@@ -582,241 +498,4 @@ pub fn kernel_wait(
     let milliseconds = limit.map_or(-1, |limit| limit.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
     // SAFETY: `most` events have room at `at`; the mask is the program's.
     real::outcome(unsafe { real::epoll_pwait(fd, at, most, milliseconds, mask) } as isize)
-}
-
-impl Inner {
-    fn insert(&mut self, entry: Entry) -> usize {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() - 1
-        });
-        self.by_fd.insert(entry.fd, slot);
-        self.entries[slot] = Some(entry);
-        slot
-    }
-
-    fn entry(&self, slot: usize) -> Option<&Entry> {
-        self.entries.get(slot)?.as_ref()
-    }
-
-    fn slot_of(&self, session: &Session) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.as_ref().is_some_and(|e| core::ptr::eq(e.session, session)))
-    }
-
-    fn remove(&mut self, slot: usize) -> Option<Entry> {
-        let entry = self.entries[slot].take()?;
-        if entry.registered == entry.fd {
-            self.by_fd.remove(&entry.fd);
-        }
-        self.queue.retain(|&queued| queued != slot);
-        self.hot.retain(|&hot| hot != slot);
-        self.free.push(slot);
-        Some(entry)
-    }
-
-    /// settle takes entries out of the queue that have nothing to report.
-    fn settle(&mut self) {
-        for slot in core::mem::take(&mut self.queue) {
-            let Some(entry) = &mut self.entries[slot] else { continue };
-            entry.queued = false;
-            if entry.has_something() {
-                self.enqueue(slot);
-            }
-        }
-    }
-
-    /// look enqueues hot entries that have news. Those without stay, for a while.
-    fn look(&mut self, epoll: &Epoll) {
-        self.review(|entry| {
-            entry.looks += 1;
-            let stays = entry.looks < PATIENCE && !entry.disabled && entry.session.watched_only_by(epoll);
-            if !stays {
-                entry.publish_waits();
-            }
-            (stays, entry.has_news())
-        });
-    }
-
-    /// cool_all has peers of all hot entries wake this end.
-    fn cool_all(&mut self) {
-        self.review(|entry| {
-            entry.publish_waits();
-            (false, entry.has_news())
-        });
-    }
-
-    /// review asks for each hot entry whether it stays hot, and whether it has news.
-    fn review(&mut self, judge: impl Fn(&mut Entry) -> (bool, bool)) {
-        let mut i = 0;
-        while let Some(&slot) = self.hot.get(i) {
-            let (stays, news) = self.entries[slot].as_mut().map_or((false, false), &judge);
-            if stays && !news {
-                i += 1;
-                continue;
-            }
-            self.hot.swap_remove(i);
-            if let Some(entry) = &mut self.entries[slot] {
-                entry.hot = false;
-                entry.fresh |= news;
-            }
-            if news {
-                self.enqueue(slot);
-            }
-        }
-    }
-
-    /// fall_asleep has peers of hot entries wake this end for their next octets; false if there are some already, or
-    /// other work.
-    fn fall_asleep(&mut self) -> bool {
-        if !self.queue.is_empty() {
-            return false;
-        }
-        self.hot_rings().for_each(|rings| rings.receive().consumer_sleeps());
-        !self.hot_entries().any(Entry::has_news)
-    }
-
-    fn hot_entries(&self) -> impl Iterator<Item = &Entry> {
-        self.hot.iter().filter_map(|&slot| self.entry(slot))
-    }
-
-    fn hot_rings(&self) -> impl Iterator<Item = Rings> + '_ {
-        self.hot_entries().filter_map(|entry| entry.session.rings())
-    }
-
-    fn enqueue(&mut self, slot: usize) {
-        if let Some(entry) = self.entries[slot].as_mut().filter(|entry| !entry.queued) {
-            entry.queued = true;
-            self.queue.push_back(slot);
-        }
-    }
-
-    fn socket_event(&mut self, slot: usize, events: u32) {
-        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
-        entry.kernel |= events;
-        entry.fresh = true;
-        let in_ring = entry.has_event && entry.session.side().receive.phase() == Phase::Ring;
-        if events & END_BITS != 0 || in_ring && events & READ_BITS != 0 {
-            entry.session.suspect.store(true, Ordering::Relaxed);
-        }
-        self.enqueue(slot);
-    }
-
-    /// own_event is for all descriptors by which the session was added to `epoll`.
-    fn own_event(&mut self, epoll: &Epoll, slot: usize) {
-        let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
-        for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
-            if let Some(entry) = self.entries[slot].as_mut() {
-                entry.fresh = true;
-            }
-            self.enqueue(slot);
-        }
-    }
-}
-
-impl Entry {
-    /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
-    /// know whether there is room, but whether the peer is gone.
-    fn kernel_events(&self) -> u32 {
-        let in_ring = self.session.side().send.phase() == Phase::Ring;
-        match in_ring && self.events & WRITE_BITS != 0 {
-            true => self.events & !WRITE_BITS | EPOLLRDHUP as u32,
-            false => self.events,
-        }
-    }
-
-    /// take_ready returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
-    /// `looks`, or because the peer wakes this end.
-    fn take_ready(&mut self, looks: Option<&Epoll>) -> u32 {
-        if self.disabled {
-            return 0;
-        }
-        let kernel = core::mem::take(&mut self.kernel);
-        let ring = match self.events & ET != 0 {
-            true => self.ring_edge(looks),
-            false => self.ring_level(looks),
-        };
-        self.merge(kernel, ring)
-    }
-
-    /// has_something is take_ready without taking.
-    fn has_something(&mut self) -> bool {
-        let fresh = self.fresh;
-        let (kernel, events) = (self.kernel, self.take_ready(None));
-        (self.kernel, self.fresh) = (kernel, fresh && events != 0);
-        events != 0
-    }
-
-    /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
-    /// takes what there is.
-    fn ring_edge(&mut self, looks: Option<&Epoll>) -> u32 {
-        if !core::mem::take(&mut self.fresh) {
-            return 0;
-        }
-        self.expect(looks);
-        self.ring_ready()
-    }
-
-    fn ring_level(&mut self, looks: Option<&Epoll>) -> u32 {
-        let ready = self.ring_ready();
-        if ready != 0 {
-            return ready;
-        }
-        self.expect(looks);
-        self.ring_ready()
-    }
-
-    /// expect has the next change noticed.
-    fn expect(&mut self, looks: Option<&Epoll>) {
-        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
-        let reads = self.events & READ_BITS != 0;
-        match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
-            Some(_) => {
-                (self.hot, self.looks, self.seen) = (true, 0, rings.receive().mark());
-                self.publish_writer_waits(&rings);
-            }
-            None => self.publish_waits(),
-        }
-    }
-
-    /// has_news reports whether a hot entry has something to report.
-    fn has_news(&self) -> bool {
-        let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
-        match self.events & ET != 0 {
-            true => rings.receive().mark() != self.seen,
-            false => self.session.is_readable(&rings),
-        }
-    }
-
-    fn merge(&self, kernel: u32, ring: u32) -> u32 {
-        (kernel | ring) & (self.events | (EPOLLERR | EPOLLHUP) as u32)
-    }
-
-    fn ring_ready(&self) -> u32 {
-        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return 0 };
-        let mut events = 0;
-        if self.events & READ_BITS != 0 && self.session.is_readable(&rings) {
-            events |= READ_BITS;
-        }
-        if self.events & WRITE_BITS != 0 && self.session.is_writable(&rings) {
-            events |= (EPOLLOUT | EPOLLWRNORM) as u32;
-        }
-        events & self.events
-    }
-
-    /// publish_waits has the peer write this end's event at the next change that the program asked for.
-    fn publish_waits(&self) {
-        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
-        if self.events & READ_BITS != 0 {
-            rings.receive().consumer_waits();
-        }
-        self.publish_writer_waits(&rings);
-    }
-
-    /// publish_writer_waits is for a full ring. As on the kernel, one that was never full reports no edge.
-    fn publish_writer_waits(&self, rings: &Rings) {
-        let in_ring = self.session.side().send.phase() == Phase::Ring;
-        if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {
-            rings.send().producer_waits();
-        }
-    }
 }

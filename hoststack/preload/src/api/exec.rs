@@ -3,26 +3,13 @@
 //! Another program in place of this one, or beside it: it inherits connections, but not their rings. They continue on
 //! the kernel's connection if nothing is left to read from the ring; otherwise the call is refused.
 
-use crate::syscall::direct;
+use super::syscall::direct;
 use crate::{descriptors, lock, real, table};
 use core::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_char, c_int, c_void, pid_t, FILE};
 
 type Text = *const c_char;
 type List = *const Text;
-
-/// exported defines functions under the C library's names.
-macro_rules! exported {
-    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
-        /// # Safety
-        /// As for the function of this name in the C library.
-        #[no_mangle]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            // SAFETY: the caller keeps the contract of the C library's function.
-            unsafe { $body }
-        }
-    )*};
-}
 
 exported! {
     fn execve(path: Text, arguments: List, environment: List) -> c_int {

@@ -2,7 +2,8 @@
 
 //! dprintf(3): the C library formats, and would write without the functions of this library.
 
-use crate::{api, real, table};
+use super::transfers::write;
+use crate::{real, table};
 use core::ptr::null_mut;
 use libc::{c_char, c_int, c_void};
 
@@ -70,7 +71,7 @@ unsafe fn write_all(fd: c_int, text: *const c_void, length: usize) -> bool {
     let mut done = 0;
     while done < length {
         // SAFETY: so many octets are left.
-        let n = unsafe { api::write(fd, text.add(done), length - done) };
+        let n = unsafe { write(fd, text.add(done), length - done) };
         if n < 0 {
             return false;
         }

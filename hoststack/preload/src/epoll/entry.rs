@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! One session in one instance, and what it has to report.
+
+use super::{Epoll, ET, READ_BITS, WRITE_BITS};
+use crate::session::{Rings, Session};
+use crate::side::Phase;
+use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
+
+/// Entry is one session in one instance, as the program added it.
+pub struct Entry {
+    pub fd: c_int,
+    /// The number by which the kernel knows it: another one than `fd` if that is closed, but a copy of it is not.
+    pub registered: c_int,
+    pub session: &'static Session,
+    pub events: u32,
+    pub data: u64,
+    /// EPOLLONESHOT has reported, and the program has not enabled it again.
+    pub disabled: bool,
+    pub queued: bool,
+    /// Something happened since the last report: an edge.
+    pub fresh: bool,
+    /// What the kernel reported for the socket since then.
+    pub kernel: u32,
+    pub has_event: bool,
+    /// It is in the list of hot entries, and was looked at as often without news.
+    pub hot: bool,
+    pub looks: u32,
+    /// The peer's index at the last edge.
+    pub seen: u64,
+    /// The wait that reported it last: each reports an entry once.
+    pub turn: u64,
+}
+
+impl Entry {
+    /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
+    /// know whether there is room, but whether the peer is gone.
+    pub fn kernel_events(&self) -> u32 {
+        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        match in_ring && self.events & WRITE_BITS != 0 {
+            true => self.events & !WRITE_BITS | EPOLLRDHUP as u32,
+            false => self.events,
+        }
+    }
+
+    /// take_ready returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
+    /// `looks`, or because the peer wakes this end.
+    pub fn take_ready(&mut self, looks: Option<&Epoll>) -> u32 {
+        if self.disabled {
+            return 0;
+        }
+        let kernel = core::mem::take(&mut self.kernel);
+        let ring = match self.events & ET != 0 {
+            true => self.ring_edge(looks),
+            false => self.ring_level(looks),
+        };
+        self.merge(kernel, ring)
+    }
+
+    /// has_something is take_ready without taking.
+    pub fn has_something(&mut self) -> bool {
+        let fresh = self.fresh;
+        let (kernel, events) = (self.kernel, self.take_ready(None));
+        (self.kernel, self.fresh) = (kernel, fresh && events != 0);
+        events != 0
+    }
+
+    /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
+    /// takes what there is.
+    pub fn ring_edge(&mut self, looks: Option<&Epoll>) -> u32 {
+        if !core::mem::take(&mut self.fresh) {
+            return 0;
+        }
+        self.expect(looks);
+        self.ring_ready()
+    }
+
+    pub fn ring_level(&mut self, looks: Option<&Epoll>) -> u32 {
+        let ready = self.ring_ready();
+        if ready != 0 {
+            return ready;
+        }
+        self.expect(looks);
+        self.ring_ready()
+    }
+
+    /// expect has the next change noticed.
+    pub fn expect(&mut self, looks: Option<&Epoll>) {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
+        let reads = self.events & READ_BITS != 0;
+        match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
+            Some(_) => {
+                (self.hot, self.looks, self.seen) = (true, 0, rings.receive().mark());
+                self.publish_writer_waits(&rings);
+            }
+            None => self.publish_waits(),
+        }
+    }
+
+    /// has_news reports whether a hot entry has something to report.
+    pub fn has_news(&self) -> bool {
+        let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
+        match self.events & ET != 0 {
+            true => rings.receive().mark() != self.seen,
+            false => self.session.is_readable(&rings),
+        }
+    }
+
+    pub fn merge(&self, kernel: u32, ring: u32) -> u32 {
+        (kernel | ring) & (self.events | (EPOLLERR | EPOLLHUP) as u32)
+    }
+
+    pub fn ring_ready(&self) -> u32 {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return 0 };
+        let mut events = 0;
+        if self.events & READ_BITS != 0 && self.session.is_readable(&rings) {
+            events |= READ_BITS;
+        }
+        if self.events & WRITE_BITS != 0 && self.session.is_writable(&rings) {
+            events |= (EPOLLOUT | EPOLLWRNORM) as u32;
+        }
+        events & self.events
+    }
+
+    /// publish_waits has the peer write this end's event at the next change that the program asked for.
+    pub fn publish_waits(&self) {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
+        if self.events & READ_BITS != 0 {
+            rings.receive().consumer_waits();
+        }
+        self.publish_writer_waits(&rings);
+    }
+
+    /// publish_writer_waits is for a full ring. As on the kernel, one that was never full reports no edge.
+    pub fn publish_writer_waits(&self, rings: &Rings) {
+        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {
+            rings.send().producer_waits();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The entries of an instance, and which of them are to be looked at.
+
+use super::entry::Entry;
+use super::{Epoll, END_BITS, READ_BITS};
+use crate::session::{Rings, Session};
+use crate::side::Phase;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use libc::c_int;
+
+/// Looks at a session without news after which its peer is asked to wake this end.
+const PATIENCE: u32 = 64;
+
+#[derive(Default)]
+pub struct Inner {
+    pub entries: Vec<Option<Entry>>,
+    pub free: Vec<usize>,
+    pub by_fd: BTreeMap<c_int, usize>,
+    pub queue: VecDeque<usize>,
+    /// Entries without news whose peers are not asked to wake this end: each wait looks at them.
+    pub hot: Vec<usize>,
+    pub kernel_first: bool,
+    /// The number of the wait that reports now.
+    pub turn: u64,
+}
+
+impl Inner {
+    pub fn insert(&mut self, entry: Entry) -> usize {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() - 1
+        });
+        self.by_fd.insert(entry.fd, slot);
+        self.entries[slot] = Some(entry);
+        slot
+    }
+
+    pub fn entry(&self, slot: usize) -> Option<&Entry> {
+        self.entries.get(slot)?.as_ref()
+    }
+
+    pub fn slot_of(&self, session: &Session) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.as_ref().is_some_and(|e| core::ptr::eq(e.session, session)))
+    }
+
+    pub fn remove(&mut self, slot: usize) -> Option<Entry> {
+        let entry = self.entries[slot].take()?;
+        if entry.registered == entry.fd {
+            self.by_fd.remove(&entry.fd);
+        }
+        self.queue.retain(|&queued| queued != slot);
+        self.hot.retain(|&hot| hot != slot);
+        self.free.push(slot);
+        Some(entry)
+    }
+
+    /// settle takes entries out of the queue that have nothing to report.
+    pub fn settle(&mut self) {
+        for slot in core::mem::take(&mut self.queue) {
+            let Some(entry) = &mut self.entries[slot] else { continue };
+            entry.queued = false;
+            if entry.has_something() {
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    /// look enqueues hot entries that have news. Those without stay, for a while.
+    pub fn look(&mut self, epoll: &Epoll) {
+        self.review(|entry| {
+            entry.looks += 1;
+            let stays = entry.looks < PATIENCE && !entry.disabled && entry.session.watched_only_by(epoll);
+            if !stays {
+                entry.publish_waits();
+            }
+            (stays, entry.has_news())
+        });
+    }
+
+    /// cool_all has peers of all hot entries wake this end.
+    pub fn cool_all(&mut self) {
+        self.review(|entry| {
+            entry.publish_waits();
+            (false, entry.has_news())
+        });
+    }
+
+    /// review asks for each hot entry whether it stays hot, and whether it has news.
+    pub fn review(&mut self, judge: impl Fn(&mut Entry) -> (bool, bool)) {
+        let mut i = 0;
+        while let Some(&slot) = self.hot.get(i) {
+            let (stays, news) = self.entries[slot].as_mut().map_or((false, false), &judge);
+            if stays && !news {
+                i += 1;
+                continue;
+            }
+            self.hot.swap_remove(i);
+            if let Some(entry) = &mut self.entries[slot] {
+                entry.hot = false;
+                entry.fresh |= news;
+            }
+            if news {
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    /// fall_asleep has peers of hot entries wake this end for their next octets; false if there are some already, or
+    /// other work.
+    pub fn fall_asleep(&mut self) -> bool {
+        if !self.queue.is_empty() {
+            return false;
+        }
+        self.hot_rings().for_each(|rings| rings.receive().consumer_sleeps());
+        !self.hot_entries().any(Entry::has_news)
+    }
+
+    pub fn hot_entries(&self) -> impl Iterator<Item = &Entry> {
+        self.hot.iter().filter_map(|&slot| self.entry(slot))
+    }
+
+    pub fn hot_rings(&self) -> impl Iterator<Item = Rings> + '_ {
+        self.hot_entries().filter_map(|entry| entry.session.rings())
+    }
+
+    pub fn enqueue(&mut self, slot: usize) {
+        if let Some(entry) = self.entries[slot].as_mut().filter(|entry| !entry.queued) {
+            entry.queued = true;
+            self.queue.push_back(slot);
+        }
+    }
+
+    pub fn socket_event(&mut self, slot: usize, events: u32) {
+        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        entry.kernel |= events;
+        entry.fresh = true;
+        let in_ring = entry.has_event && entry.session.side().receive.phase() == Phase::Ring;
+        if events & END_BITS != 0 || in_ring && events & READ_BITS != 0 {
+            entry.session.suspect.store(true, Ordering::Relaxed);
+        }
+        self.enqueue(slot);
+    }
+
+    /// own_event is for all descriptors by which the session was added to `epoll`.
+    pub fn own_event(&mut self, epoll: &Epoll, slot: usize) {
+        let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
+        for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
+            if let Some(entry) = self.entries[slot].as_mut() {
+                entry.fresh = true;
+            }
+            self.enqueue(slot);
+        }
+    }
+}
