@@ -113,8 +113,9 @@ pub fn copied(from: c_int, to: c_int) {
         return;
     }
     if lock::in_vfork_child() {
-        // exec looks at the numbers that the table has.
+        // exec looks at the numbers that the table has, and knows sessions without rings by the numbers alone.
         table::note(to);
+        stay(from);
         return;
     }
     if let Some(session) = table::session(from) {

@@ -187,10 +187,11 @@ fn inherits(fd: c_int) -> bool {
 /// leaves is leave_rings for this process. In a child of vfork(2) the table is the parent's, but descriptors are
 /// the child's own.
 fn leaves(fd: c_int) -> bool {
-    match lock::in_vfork_child() {
-        true => descriptors::same_socket(fd).is_none_or(descriptors::leave_rings),
-        false => descriptors::leave_rings(fd),
+    if lock::in_vfork_child() {
+        descriptors::stay(fd);
+        return descriptors::same_socket(fd).is_none_or(descriptors::leave_rings);
     }
+    descriptors::leave_rings(fd)
 }
 
 fn refused<T>(result: T) -> T {

@@ -14,6 +14,9 @@ use libc::c_int;
 /// Looks at a session without news after which its peer is asked to wake this end.
 const PATIENCE: u32 = 64;
 
+/// A sleep without news counts as so many looks: it costs more than one.
+const SLEEP: u32 = 8;
+
 #[derive(Default)]
 pub struct Inner {
     pub entries: Vec<Option<Entry>>,
@@ -113,6 +116,11 @@ impl Inner {
     pub fn fall_asleep(&mut self) -> bool {
         if !self.queue.is_empty() {
             return false;
+        }
+        for &slot in &self.hot {
+            if let Some(entry) = &mut self.entries[slot] {
+                entry.looks += SLEEP;
+            }
         }
         self.hot_rings().for_each(|rings| rings.receive().consumer_sleeps());
         !self.hot_entries().any(Entry::has_news)
