@@ -34,7 +34,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := hoststack/programs/run scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := hoststack/programs/run scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
@@ -160,6 +160,7 @@ test-full: build hoststack lint controlplane monitoring build/envoy ## all tests
 		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
 		--run 'host stack=scripts/hoststack test' \
+		--run 'suites of others=scripts/hoststack suites' \
 		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
 		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
 		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \

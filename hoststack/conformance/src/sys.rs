@@ -2,7 +2,7 @@
 
 //! System calls of the cases, through the C library, with results as text.
 
-use libc::{c_int, c_void, iovec};
+use libc::{c_int, c_long, c_void, iovec};
 use std::fmt::Display;
 use std::mem::{size_of, zeroed};
 use std::net::SocketAddr;
@@ -19,6 +19,24 @@ pub fn counters() -> Option<[u64; 4]> {
     // SAFETY: the library's function of this name has this signature and stores four numbers.
     unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(*mut u64)>(found)(counters.as_mut_ptr()) };
     Some(counters)
+}
+
+/// enter is a system call that the library does not see.
+///
+/// # Safety
+/// As for the system call of this number.
+pub unsafe fn enter(number: c_long, [a, b, c]: [usize; 3]) -> c_long {
+    let result;
+    // SAFETY: the kernel's calling convention.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        core::arch::asm!("syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+        #[cfg(target_arch = "aarch64")]
+        core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result, in("x1") b, in("x2") c,
+            options(nostack));
+    }
+    result
 }
 
 /// note writes a line that both ways have to have.

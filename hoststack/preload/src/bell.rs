@@ -42,7 +42,7 @@ impl Bell {
         }
         hidden::dispose(kept.map_or(-1, |bell| bell.fd));
         // SAFETY: no preconditions.
-        let made = hidden::adopt(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) } as c_int);
+        let made = hidden::adopt(unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) });
         let kept = made.map_or(null_mut(), |fd| Self { fd, process: lock::process() }.pack());
         // SAFETY: as above.
         unsafe { libc::pthread_setspecific(key, kept) };

@@ -2,6 +2,7 @@
 
 //! The C library's own functions, behind those that this library exports under the same names.
 
+use crate::api::syscall::direct;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
@@ -90,6 +91,8 @@ real! {
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int;
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
     fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     fn execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
@@ -113,7 +116,16 @@ pub fn abort() -> ! {
 /// As for the system call.
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: closing numbers is harmless to memory.
-    unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+    unsafe { direct(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0]) as c_int }
+}
+
+/// epoll_create1(2).
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: no preconditions.
+    unsafe { direct(libc::SYS_epoll_create1, [flags as usize, 0, 0, 0, 0, 0]) as c_int }
 }
 
 /// errno of the last call of this thread.

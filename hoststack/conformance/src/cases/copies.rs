@@ -215,3 +215,21 @@ pub fn receive_descriptor(socket: c_int) -> c_int {
         libc::CMSG_DATA(libc::CMSG_FIRSTHDR(&message)).cast::<c_int>().read()
     }
 }
+
+/// A program that answers by printf(3), as one that inetd starts.
+pub fn standard_output() {
+    let p = pair();
+    let child = in_child(|| {
+        // SAFETY: dup2 of a descriptor; a text that ends with a zero octet; all streams.
+        unsafe {
+            libc::dup2(p.connector, 1);
+            libc::puts(c"from the C library".as_ptr());
+            libc::fflush(std::ptr::null_mut());
+        }
+    });
+    note("child", end_of(child));
+    note("octets", recv(p.acceptor, 40, 0));
+    note("answer", send(p.acceptor, b"answer", 0));
+    note("octets", recv(p.connector, 40, 0));
+    p.close();
+}

@@ -424,6 +424,22 @@ pub fn events_before_rings() {
     close(f);
 }
 
+/// One call returns all that is ready, as long as there is room for it.
+pub fn many() {
+    let p = pair();
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 1000);
+    // SAFETY: eventfd has no preconditions.
+    let others: Vec<c_int> = (0..300).map(|_| unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) }).collect();
+    (0..).zip(&others).for_each(|(data, &fd)| add(e, fd, EPOLLIN, data));
+    note("others", wait(e, 1024, SOON));
+    send(p.connector, b"abc", 0);
+    note("with the connection", wait(e, 1024, SOON));
+    others.into_iter().for_each(close);
+    p.close();
+    close(e);
+}
+
 /// A full connection becomes writable when the other end has read.
 pub fn writable() {
     let p = pair();

@@ -56,11 +56,11 @@ macro_rules! cases {
 }
 
 cases! {
-    streams { all_calls, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
+    streams { all_calls, by_number, printed, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
     connections { families }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
-    events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end }
-    copies { duplicates, forked, forked_and_killed, forked_and_ended, closed_ranges, executed }
+    events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
+    copies { duplicates, forked, forked_and_killed, forked_and_ended, closed_ranges, executed, standard_output }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
     switch { switched_under_load, switched_at_an_edge, switched_while_full, switched_before_rings }

@@ -6,7 +6,7 @@
 
 use crate::sys::*;
 use beeline_ring::{Header, Layout};
-use libc::{c_int, c_long, c_void, socklen_t};
+use libc::{c_int, c_void, socklen_t};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{FromRawFd, IntoRawFd};
@@ -131,9 +131,9 @@ pub fn ask(p: Pair) -> String {
         let mut octet = 0u8;
         // SAFETY: one octet, which lives as long as the calls.
         unsafe {
-            let (fd, place) = (c_long::from(p.acceptor), from_mut(&mut octet));
-            assert_eq!(libc::syscall(libc::SYS_read, fd, place, 1), 1);
-            assert_eq!(libc::syscall(libc::SYS_write, fd, place, 1), 1);
+            let (fd, place) = (p.acceptor as usize, from_mut(&mut octet) as usize);
+            assert_eq!(enter(libc::SYS_read, [fd, place, 1]), 1);
+            assert_eq!(enter(libc::SYS_write, [fd, place, 1]), 1);
         }
         answers = recv(p.connector, 1, 0);
     }

@@ -68,11 +68,12 @@ pub fn mailbox_of_another_user() {
     for _ in 0..8 {
         // SAFETY: one octet, which lives as long as the calls. The library does not see the connector's.
         unsafe {
-            let (fd, mut octet) = (c_long::from(p.connector), 0u8);
-            libc::syscall(libc::SYS_write, fd, &octet, 1);
+            let (fd, mut octet) = (p.connector as usize, 0u8);
+            let place = std::ptr::from_mut(&mut octet) as usize;
+            enter(libc::SYS_write, [fd, place, 1]);
             recv(p.acceptor, 1, 0);
             send(p.acceptor, b"x", 0);
-            libc::syscall(libc::SYS_read, fd, &mut octet, 1);
+            enter(libc::SYS_read, [fd, place, 1]);
         }
     }
     note("child", end_of(child));

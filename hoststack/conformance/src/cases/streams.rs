@@ -41,6 +41,82 @@ pub fn all_calls() {
     p.close();
 }
 
+/// System calls by their numbers. The number of a descriptor that was closed so is another one's afterwards.
+pub fn by_number() {
+    let p = pair();
+    let (from, to) = (p.connector, p.acceptor);
+    let e = epoll();
+    let mut buffer = [0u8; 20];
+    let nothing = std::ptr::null::<u8>();
+    // SAFETY: buffers of this function, with their lengths.
+    unsafe {
+        note("write", outcome(libc::syscall(libc::SYS_write, from, b"write".as_ptr(), 5) as isize));
+        note("read", text(libc::syscall(libc::SYS_read, to, buffer.as_mut_ptr(), 20) as isize, &buffer));
+        let n = libc::syscall(libc::SYS_sendto, from, b"sendto".as_ptr(), 6, 0, nothing, 0);
+        note("sendto", outcome(n as isize));
+        let n = libc::syscall(libc::SYS_recvfrom, to, buffer.as_mut_ptr(), 20, libc::MSG_PEEK, nothing, nothing);
+        note("recvfrom", text(n as isize, &buffer));
+        let mut list = parts(&mut [&mut buffer]);
+        let n = libc::syscall(libc::SYS_recvmsg, to, std::ptr::from_mut(&mut message(&mut list)), 0);
+        note("recvmsg", text(n as isize, &buffer));
+
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        let n = libc::syscall(libc::SYS_epoll_ctl, e, libc::EPOLL_CTL_ADD, to, std::ptr::from_mut(&mut event));
+        note("epoll_ctl", outcome(n as isize));
+        let copy = libc::syscall(libc::SYS_dup, from) as i32;
+        note("writev", outcome(libc::syscall(libc::SYS_writev, copy, list.as_ptr(), 1) as isize));
+        let n = libc::syscall(libc::SYS_epoll_pwait, e, std::ptr::from_mut(&mut event), 1, 5000, nothing, 8);
+        note("epoll_pwait", outcome(n as isize));
+        let mut one = libc::pollfd { fd: to, events: libc::POLLIN, revents: 0 };
+        let n = libc::syscall(libc::SYS_ppoll, std::ptr::from_mut(&mut one), 1, nothing, nothing, 8);
+        note("ppoll", outcome(n as isize));
+        note("close", outcome(libc::syscall(libc::SYS_close, copy) as isize));
+        note("close of all", outcome(libc::syscall(libc::SYS_close, from) as isize));
+        note("same number", libc::open(c"/proc/self/stat".as_ptr(), libc::O_RDONLY) == from);
+        note("another file", libc::read(from, buffer.as_mut_ptr().cast(), 1));
+        note("no such call", outcome(libc::syscall(9999) as isize));
+    }
+    note("recv", recv(to, 20, 0).len());
+    note("recv at the end", recv(to, 20, 0));
+    p.close();
+    close(e);
+}
+
+extern "C" {
+    fn dprintf(fd: libc::c_int, format: *const libc::c_char, ...) -> libc::c_int;
+    fn __dprintf_chk(fd: libc::c_int, flag: libc::c_int, format: *const libc::c_char, ...) -> libc::c_int;
+}
+
+/// What the C library formats and writes, with arguments of both kinds in registers and on the stack.
+pub fn printed() {
+    let p = pair();
+    let (fd, flag, text) = (p.connector, 1, c"text".as_ptr());
+    let format = c"%d %s %.1f %d %d %d %d %.1f %.1f %.1f %.1f %.1f %.1f %.1f %.1f %d".as_ptr();
+    // SAFETY: as many arguments of each type as the format names.
+    unsafe {
+        note("dprintf", dprintf(fd, c"%s, %.2f, %d".as_ptr(), text, 2.5, 7));
+        note("octets", recv(p.acceptor, 100, 0));
+        note("without numbers", dprintf(fd, c"plain".as_ptr()));
+        note("octets", recv(p.acceptor, 100, 0));
+        let n = dprintf(fd, format, 1, text, 2.5, 3, 4, 5, 6, 7.5, 8.5, 9.5, 1.5, 2.5, 3.5, 4.5, 5.5, 16);
+        note("with many", n);
+        note("octets", octets_of(&p));
+        let n = __dprintf_chk(fd, flag, format, 1, text, 2.5, 3, 4, 5, 6, 7.5, 8.5, 9.5, 1.5, 2.5, 3.5, 4.5, 5.5, 16);
+        note("checked", n);
+        note("octets", octets_of(&p));
+        libc::shutdown(fd, libc::SHUT_WR);
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        note("after the end", outcome(dprintf(fd, c"%s".as_ptr(), text) as isize));
+    }
+    p.close();
+}
+
+/// octets_of are all that have arrived, in pieces that can be shown whole.
+fn octets_of(p: &crate::sys::Pair) -> String {
+    let pieces = [recv(p.acceptor, 36, 0), recv(p.acceptor, 36, libc::MSG_DONTWAIT)];
+    pieces.join("|")
+}
+
 pub fn flags() {
     let p = pair();
     note("recv of nothing", recv(p.acceptor, 10, MSG_DONTWAIT));

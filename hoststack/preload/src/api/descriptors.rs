@@ -3,6 +3,7 @@
 //! Calls that make, copy, change and close descriptors.
 
 use super::answer_int;
+use super::syscall::direct;
 use crate::{descriptors, lock, real, stream, table};
 use core::sync::atomic::Ordering;
 use libc::{c_char, c_int, c_uint, c_ulong, FILE};
@@ -41,7 +42,7 @@ exported! {
 
     fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
         // Not every C library has it.
-        let made = libc::syscall(libc::SYS_pidfd_getfd, process, fd, flags) as c_int;
+        let made = direct(libc::SYS_pidfd_getfd, [process as usize, fd as usize, flags as usize, 0, 0, 0]) as c_int;
         if let Some(same) = descriptors::same_socket(made) {
             descriptors::copied(same, made);
         }
@@ -109,7 +110,8 @@ exported! {
     }
 }
 
-/// replace runs a call that makes `to` a copy of `from`, and closes what `to` was.
+/// replace runs a call that makes `to` a copy of `from`, and closes what `to` was. The C library reads and writes standard
+/// input, output and error without the functions of this library, so a connection leaves its rings for them if it can.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let vfork = lock::in_vfork_child();
     if table::is_hidden(to) && !vfork {
@@ -118,6 +120,9 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: fcntl of a number.
     if unsafe { real::fcntl(from, libc::F_GETFD, 0) } >= 0 {
         descriptors::closing(to);
+    }
+    if (0..=2).contains(&to) && !vfork {
+        descriptors::leave_rings(from);
     }
     let made = call();
     descriptors::copied(from, made);

@@ -18,7 +18,7 @@ exported! {
     }
 
     fn epoll_create1(flags: c_int) -> c_int {
-        let fd = libc::syscall(libc::SYS_epoll_create1, flags) as c_int;
+        let fd = real::epoll_create1(flags);
         if fd >= 0 {
             table::epoll_or_new(fd);
         }

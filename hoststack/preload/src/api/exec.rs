@@ -3,6 +3,7 @@
 //! Another program in place of this one, or beside it: it inherits connections, but not their rings. They continue on
 //! the kernel's connection if nothing is left to read from the ring; otherwise the call is refused.
 
+use super::syscall::direct;
 use crate::{descriptors, lock, real, table};
 use core::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_char, c_int, c_void, pid_t, FILE};
@@ -45,7 +46,8 @@ exported! {
             return refused(-1);
         }
         // Not every C library has it.
-        libc::syscall(libc::SYS_execveat, folder, path, arguments, environment, flags) as c_int
+        let words = [folder as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
+        direct(libc::SYS_execveat, words) as c_int
     }
 
     fn posix_spawn(child: *mut pid_t, path: Text, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int {

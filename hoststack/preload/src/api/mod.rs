@@ -50,4 +50,6 @@ mod connections;
 mod descriptors;
 mod events;
 mod exec;
+mod print;
+pub mod syscall;
 mod transfers;

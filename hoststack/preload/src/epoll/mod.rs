@@ -12,6 +12,7 @@ mod entry;
 mod queue;
 mod tag;
 
+use crate::api::syscall::direct;
 use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
 use crate::session::{make_event, signal, Session};
@@ -34,9 +35,6 @@ const END_BITS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
 const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
-
-/// Events taken from the kernel by one call.
-const BATCH: usize = 256;
 
 pub struct Epoll {
     fd: AtomicI32,
@@ -392,15 +390,17 @@ impl Epoll {
         self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.load(Ordering::Relaxed) < 0
     }
 
-    /// sort takes what the kernel reported: events of sessions go to the queue, others to `out`.
-    fn sort(&self, reported: &[epoll_event], out: &mut [epoll_event]) -> usize {
+    /// sort goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
+    /// stay. It returns how many do.
+    fn sort(&self, out: &mut [epoll_event], n: usize) -> usize {
         let mut inner = self.inner.lock();
-        let mut n = 0;
-        for event in reported {
+        let mut kept = 0;
+        for i in 0..n {
+            let event = out[i];
             match Tag::unpack(event.u64) {
                 None => {
-                    out[n] = *event;
-                    n += 1;
+                    out[kept] = event;
+                    kept += 1;
                 }
                 Some(Tag::Nudge) => {}
                 Some(Tag::Socket(slot)) => {
@@ -410,7 +410,7 @@ impl Epoll {
                 Some(Tag::Event(slot)) => inner.own_event(self, slot),
             }
         }
-        n
+        kept
     }
 
     /// trim has the kernel report no more of a socket than is needed, once it has: it would do so again and again.
@@ -467,19 +467,17 @@ impl Epoll {
         deadline: Deadline,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
-        let mut batch = [epoll_event { events: 0, u64: 0 }; BATCH];
-        let most = out.len().min(BATCH) as c_int;
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let idle = !has_others && self.inner.lock().fall_asleep();
         let left = match idle {
             true => deadline.left(),
             false => Some(Duration::ZERO),
         };
-        let result = kernel_wait(fd, &mut batch[..most as usize], left, mask);
+        let result = kernel_wait(fd, out, left, mask);
         if self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.wake_up();
         }
-        Ok(self.sort(&batch[..result?], out))
+        Ok(self.sort(out, result?))
     }
 
     /// wake_up has peers of hot entries publish without waking this end, unless another thread has fallen asleep since.
@@ -492,8 +490,7 @@ impl Epoll {
 
     /// translate sorts what a wait returned that began before the instance had sessions.
     pub fn translate(&self, out: &mut [epoll_event], n: usize) -> usize {
-        let reported = out[..n].to_vec();
-        let kept = self.sort(&reported, out);
+        let kept = self.sort(out, n);
         kept + self.collect(TURNS.fetch_add(1, Ordering::Relaxed), &mut out[kept..])
     }
 }
@@ -509,9 +506,10 @@ pub fn kernel_wait(
     let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && limit.as_millis() < 10);
     if let Some(limit) = precise {
         let limit = crate::wait::to_timespec(limit);
-        let (limit, size) = (core::ptr::from_ref(&limit), size_of::<u64>());
+        let limit = core::ptr::from_ref(&limit) as usize;
+        let arguments = [fd as usize, at as usize, most as usize, limit, mask as usize, size_of::<u64>()];
         // SAFETY: as epoll_pwait2(2), with the kernel's size of a signal mask.
-        let n = unsafe { libc::syscall(libc::SYS_epoll_pwait2, fd, at, most, limit, mask, size) };
+        let n = unsafe { direct(libc::SYS_epoll_pwait2, arguments) };
         if n >= 0 || real::errno() != libc::ENOSYS {
             return real::outcome(n as isize);
         }
