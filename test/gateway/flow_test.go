@@ -202,13 +202,11 @@ func pattern(n uint64, into []byte) {
 	binary.BigEndian.PutUint64(into, n)
 }
 
-// transfer sends so many blocks on a connection, and checks that they come back.
+// transfer sends so many blocks on a connection, and checks that they come back. It fails if none comes for a while:
+// how long all take depends on the machine.
 func (f *flow) transfer(blocks int) error {
 	const size = 64 << 10
 	sent := make(chan error, 1)
-	if err := f.near.SetDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
 	go func() {
 		b := make([]byte, size)
 		for n := range blocks {
@@ -222,6 +220,9 @@ func (f *flow) transfer(blocks int) error {
 	}()
 	want, got := make([]byte, size), make([]byte, size)
 	for n := range blocks {
+		if err := f.near.SetDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
 		pattern(uint64(n), want)
 		if _, err := io.ReadFull(f.near, got); err != nil {
 			return fmt.Errorf("%s: block %d: %w%s", f, n, err, f.serverEnd())
