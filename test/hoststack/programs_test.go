@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// ioUring makes an io_uring, whose descriptor is all that shows it: it is not mapped. It calls the C library's syscall(3),
-// past the library, which refuses that.
+// ioUring makes an io_uring, whose descriptor is all that shows it: it is not mapped. It calls the C library's own
+// syscall(3), because the preload library refuses that.
 const ioUring = `
 import ctypes, time
 fd = ctypes.CDLL("libc.so.6", use_errno=True).syscall(425, 4, ctypes.create_string_buffer(120))
