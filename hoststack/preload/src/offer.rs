@@ -7,8 +7,8 @@
 //! shared. The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it
 //! to the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
 //!
-//! Neither waits for the other: the connector looks into the mailbox at its next operation, and the acceptor tries again
-//! at the 2nd, 4th, 8th operation and so on. Short connections never get this far.
+//! Neither waits for the other: the acceptor tries again at the 2nd, 4th, 8th operation and so on, and the connector looks
+//! into the mailbox before each of its first operations, and then before as many. Short connections never get this far.
 
 use crate::counters::Refusal;
 use crate::session::{make_event, Identity, Memory, Session};
@@ -23,17 +23,28 @@ use libc::{c_int, c_void, sockaddr_un};
 /// After as many operations an end without rings stops trying.
 const LAST_TRY: u32 = 1024;
 
-/// before is called before each operation on a session: a connector looks whether there is an offer.
+/// A connector looks for an offer before each of its first operations, and later when the acceptor may have made
+/// one: a look is a system call, and most peers never make an offer.
+const FIRST_LOOKS: u32 = 8;
+
+/// before is called before each operation on a session.
 pub fn before(session: &'static Session, fd: c_int) {
     if page::is_off() {
         session.leave_rings();
         session.close_mailbox();
         return;
     }
-    if session.mailbox.load(Ordering::Relaxed) < 0 || session.is_attached() {
-        return;
+    let n = session.operations.load(Ordering::Relaxed);
+    if n <= FIRST_LOOKS || n.is_power_of_two() {
+        look(session, fd);
     }
-    exclusively(session, || take_offer(session, fd));
+}
+
+/// look has a connector take an offer, if there is one.
+pub fn look(session: &'static Session, fd: c_int) {
+    if session.mailbox.load(Ordering::Relaxed) >= 0 && !session.is_attached() {
+        exclusively(session, || take_offer(session, fd));
+    }
 }
 
 /// after is called after each operation that moved octets.

@@ -63,7 +63,7 @@ fn sleep(
             Ok(0) => return Err(libc::EAGAIN),
             Ok(_) => {}
         }
-        offer::before(session, fd);
+        offer::look(session, fd);
         return Ok(());
     }
 }
